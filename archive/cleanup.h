@@ -1,0 +1,49 @@
+/*
+ * Scope-bound cleanup, after the habit of systemd and util-linux: a variable is
+ * declared with the macro, and its destructor runs when the scope ends; steal_*
+ * hands the value on. A function uses either these or one `goto` label, not both.
+ */
+#ifndef ONEPOT_CLEANUP_H
+#define ONEPOT_CLEANUP_H
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static inline void cleanup_freep(void *p)
+{
+    free(*(void **)p);
+}
+
+static inline void cleanup_closep(const int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+}
+
+static inline void cleanup_unlockp(pthread_mutex_t **m)
+{
+    if (*m)
+        pthread_mutex_unlock(*m);
+}
+
+#define auto_free __attribute__((cleanup(cleanup_freep)))
+#define auto_close __attribute__((cleanup(cleanup_closep)))
+#define auto_unlock __attribute__((cleanup(cleanup_unlockp), unused))
+
+static inline int steal_fd(int *fd)
+{
+    int v = *fd;
+    *fd = -1;
+    return v;
+}
+
+static inline void *steal_voidp(void *p)
+{
+    void *v = *(void **)p;
+    *(void **)p = NULL;
+    return v;
+}
+#define steal_ptr(p) ((__typeof__(*(p)))steal_voidp(p))
+
+#endif

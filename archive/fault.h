@@ -1,0 +1,43 @@
+/*
+ * What went wrong, in values: functions return 0 or -errno, and one that can say
+ * more (which member, which offset) fills a struct fault that its caller gave it.
+ * Only the program's edge (fs/) turns a fault into a line of text.
+ *
+ * A fault is plain memory without pointers, so that the indexing child can leave
+ * one in shared memory for its parent. Every `struct fault *` parameter may be NULL.
+ */
+#ifndef ONEPOT_FAULT_H
+#define ONEPOT_FAULT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FAULT_NO_OFFSET UINT64_MAX
+
+struct fault {
+    int err;             /* the errno, positive; 0: nothing was recorded */
+    uint64_t offset;     /* byte offset in the file, or FAULT_NO_OFFSET */
+    char member[512];    /* raw bytes of the member's path, maybe cut; "" if none */
+    char what[256];      /* what is wrong, no newline: "size 99 lies past the end of file" */
+    char advice[192];    /* what to do about it, or "" */
+};
+
+/*
+ * Record a fault and return `err` (a negative errno) so that a caller can write
+ * `return fault_set(f, -EBADMSG, name, off, "...", ...)`. The first fault stands:
+ * a fault that is already set is not overwritten. `member` may be NULL.
+ */
+int fault_set(struct fault *f, int err, const char *member, uint64_t offset, const char *format,
+              ...) __attribute__((format(printf, 5, 6)));
+
+/* Set the advice of a fault already set; does nothing on one without an error. */
+void fault_advise(struct fault *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/*
+ * The line for a person: "FILE: MEMBER: what is wrong (offset N); what to do".
+ * Control bytes and bytes that are no valid UTF-8 come out as \xNN. Returns the
+ * length that snprintf would. With nothing recorded it describes `err` by strerror.
+ */
+int fault_describe(const struct fault *f, int err, const char *file, char *buf, unsigned long size);
+
+#endif

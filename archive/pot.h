@@ -1,0 +1,75 @@
+/*
+ * A pot is an archive that was opened: its bytes (source), its index, its format.
+ * Opening one is the only way in for all layers above:
+ *
+ *     pot_open("train.tar", &(struct pot_options){.note = say}, &fault, &pot);
+ *     index_lookup(pot->index, ...);     which files there are
+ *     reader_get(...)                    their bytes, see cache/reader.h
+ *
+ * What pot_open tries, in order: the index that the archive carries; an index saved
+ * for it (ARCHIVE.onepot-index beside it, then $XDG_CACHE_HOME/onepot or
+ * ~/.cache/onepot), if size, time and fingerprint of the archive still agree; a new
+ * one, made by the back end in a child process. A new index that took long enough to
+ * be worth it is saved, first beside the archive, else in the cache folder.
+ *
+ * A tar that is compressed as one stream is first unpacked into an unlinked private
+ * file (mode 0600) in memory (/dev/shm) or, where it does not fit there, in $TMPDIR
+ * or /tmp: `source` is then that file, and `note` says so.
+ */
+#ifndef ONEPOT_POT_H
+#define ONEPOT_POT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backend.h"
+#include "fault.h"
+#include "index.h"
+#include "sandbox.h"
+#include "source.h"
+
+/* Where the index came from; for `onepot info`. */
+enum pot_index_origin {
+    POT_INDEX_EMBEDDED,
+    POT_INDEX_SAVED,
+    POT_INDEX_BUILT,
+};
+
+struct pot {
+    struct source *source; /* the bytes that the index speaks of */
+    struct index *index;
+    const struct backend *backend;
+    enum pot_index_origin origin;
+    const char *compression; /* of the whole file: "gzip"; NULL if none */
+    char *path;              /* as it was given */
+    char *index_path;        /* of the saved index that was used or written, or NULL */
+    struct source_identity identity; /* of the archive file, also when it was unpacked */
+};
+
+enum pot_save {
+    POT_SAVE_AUTO,   /* when building took more than a second */
+    POT_SAVE_NEVER,
+    POT_SAVE_ALWAYS, /* failing to is an error: `onepot index` */
+};
+
+struct pot_options {
+    enum pot_save save;
+    bool rebuild; /* don't use a saved index */
+    /* Called with one line (no newline) for what a person should know. May be NULL. */
+    void (*note)(void *ctx, const char *line);
+    /* Called while a long step works: what it does, and how far it is. May be NULL. */
+    void (*progress)(void *ctx, const char *doing, const struct progress *progress);
+    void *ctx;
+};
+
+int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
+             struct pot **ret_pot);
+void pot_close(struct pot *pot); /* NULL is fine */
+
+/*
+ * The path where an index for `archive` would be saved beside it. Caller frees.
+ * -ENOMEM.
+ */
+int pot_index_path(const char *archive, char **ret_path);
+
+#endif

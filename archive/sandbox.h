@@ -1,0 +1,35 @@
+/*
+ * Run a function in a child process that can harm nobody: limits on memory and time,
+ * no descriptors but those it needs, no privileges to gain, killed when its parent
+ * dies. What it returns is a number and a fault; its product is a file that it wrote.
+ * A child that crashes or exceeds a limit becomes -EUCLEAN with a fault that says so.
+ */
+#ifndef ONEPOT_SANDBOX_H
+#define ONEPOT_SANDBOX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backend.h"
+#include "fault.h"
+
+struct sandbox_limits {
+    uint64_t memory_bytes;  /* private memory (RLIMIT_DATA); 0: the default of 1 GiB */
+    uint32_t stall_seconds; /* killed after so long without progress; 0: 60 s */
+    const int *keep_fds;    /* descriptors that stay open */
+    size_t keep_fd_count;
+};
+
+/* Called in the parent about five times a second while the child works. */
+typedef void sandbox_watch(void *ctx, const struct progress *progress);
+
+/*
+ * Call fn(arg, progress, fault) in a child; 0 or -errno of fn comes back. `watch` may
+ * be NULL. The caller may have threads (the child runs fn without them: fn must not
+ * take locks of the parent). -EINTR when a signal that the caller handles arrived.
+ */
+int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
+                const struct sandbox_limits *limits, sandbox_watch *watch, void *watch_ctx,
+                struct fault *fault);
+
+#endif

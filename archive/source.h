@@ -1,0 +1,86 @@
+/*
+ * A source is the bytes that an archive is made of: a file, or memory for tests,
+ * fuzzers and decompressed copies. Back ends read through this interface alone.
+ *
+ * A source never changes after it was opened and may be used by any number of
+ * threads at once. Truncation of the file underneath is noticed by the reads
+ * (-ENODATA), except through the mapping, where it is a SIGBUS for code that
+ * touches the bytes itself and EFAULT for a system call that is handed them.
+ */
+#ifndef ONEPOT_SOURCE_H
+#define ONEPOT_SOURCE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "fault.h"
+
+struct source;
+
+/* Which file it is and which state it is in; all zero for memory. */
+struct source_identity {
+    uint64_t dev;
+    uint64_t ino;
+    uint64_t size_bytes;
+    int64_t mtime_sec;
+    uint32_t mtime_nsec;
+};
+
+/*
+ * Open a regular file (or a block device) read-only. -EISDIR, -EINVAL for what is
+ * neither, else open(2)'s errors; each with a fault that says what to do.
+ */
+int source_open(const char *path, struct fault *fault, struct source **ret_source);
+
+/*
+ * Take over a descriptor (closed by source_close, also when this fails). `name` is
+ * what messages call it; it is copied.
+ */
+int source_from_fd(int fd, const char *name, struct source **ret_source);
+
+/* A copy of `len` bytes in a sealed memory file, so that it has a descriptor too. */
+int source_from_memory(const void *bytes, size_t len, const char *name,
+                       struct source **ret_source);
+
+void source_close(struct source *source); /* NULL is fine */
+
+const char *source_name(const struct source *source);
+uint64_t source_size(const struct source *source);
+int source_fd(const struct source *source); /* owned by the source */
+void source_identity(const struct source *source, struct source_identity *ret_identity);
+
+/*
+ * True where the file lies on storage of this node (or in memory), so that a
+ * mapping of it is safe and cheap; false for network filesystems and for any
+ * filesystem that is not known.
+ */
+bool source_is_local(const struct source *source);
+
+/*
+ * The whole file, mapped read-only and shared, or NULL when it is empty, not local,
+ * or could not be mapped: the caller then uses source_read. Mapped at the first
+ * call; valid until source_close.
+ */
+const uint8_t *source_map(struct source *source);
+
+/*
+ * Exactly `len` bytes at `offset` into `buf`: 0, or -ENODATA when they lie past the
+ * end, or -errno of pread(2). Retries EINTR and short reads.
+ */
+int source_read(const struct source *source, void *buf, size_t len, uint64_t offset);
+
+/*
+ * The same, but only what the page cache holds: -EAGAIN when a device would have to
+ * be asked (or when the filesystem can't tell). Never waits.
+ */
+int source_read_cached(const struct source *source, void *buf, size_t len, uint64_t offset);
+
+/*
+ * XXH3-64 of size and of samples of the content (first and last 64 KB and 16 more
+ * places of 4 KB), by which a saved index knows its archive again.
+ */
+int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint);
+
+#endif

@@ -1,0 +1,75 @@
+/*
+ * The read path: from (file, offset, length) to bytes. Stored bytes are not copied
+ * where the archive is mapped: the answer is a list of places in memory, fit for
+ * writev(2). Compressed blocks come from the block cache, pinned while they are used.
+ *
+ * How to use it, per thread:
+ *     reader_scratch_new(reader, &scratch);
+ *     reader_get(reader, scratch, position, offset, len, &span);
+ *     writev(fd, span.iov, span.iov_count);
+ *     reader_put(reader, &span);
+ *
+ * Threads: a reader is shared; a scratch belongs to one thread, and so does a span
+ * until it is put. A scratch has one span at a time.
+ */
+#ifndef ONEPOT_READER_H
+#define ONEPOT_READER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "block_cache.h"
+#include "pot.h"
+
+struct reader;
+struct reader_scratch;
+
+#define READER_SPAN_MAX (1u << 20) /* largest `len` of one reader_get */
+#define READER_IOV_MAX 64
+
+struct span {
+    struct iovec iov[READER_IOV_MAX];
+    int iov_count;
+    size_t bytes; /* the sum of the iovecs: less than asked for only at the end of the file */
+    struct block *pinned[READER_IOV_MAX];
+    int pinned_count;
+};
+
+struct reader_options {
+    uint64_t cache_bytes; /* budget of the block cache; 0: no more than what is in use */
+};
+
+/* The pot must outlive the reader. -ENOTSUP if the archive's codec is not built in. */
+int reader_new(struct pot *pot, const struct reader_options *options, struct fault *fault,
+               struct reader **ret_reader);
+void reader_free(struct reader *reader);
+
+int reader_scratch_new(struct reader *reader, struct reader_scratch **ret_scratch);
+void reader_scratch_free(struct reader_scratch *scratch);
+
+/*
+ * Have `hook(ctx)` called in this thread, at most once for each reader_get, before it
+ * does something that may take long: a read that is not in the page cache, or a
+ * decompression. A request loop lets another thread take over then.
+ */
+void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *ctx), void *ctx);
+
+/*
+ * Up to `len` bytes (at most READER_SPAN_MAX) of the regular file at inode position
+ * `position`. At or past its end: 0 bytes. Errors: -EIO (source failed), -EUCLEAN
+ * (damaged block or index), -ENODATA (archive shorter than its index says), -ENOMEM;
+ * nothing needs to be put then. An error is never mixed with bytes.
+ */
+int reader_get(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+               uint64_t offset, size_t len, struct span *ret_span);
+void reader_put(struct reader *reader, struct span *span);
+
+/* The same into the caller's buffer; *ret_len < len only at the end of the file. */
+int reader_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                uint64_t offset, void *buf, size_t len, size_t *ret_len);
+
+void reader_cache_stats(const struct reader *reader, struct block_cache_stats *ret_stats);
+
+#endif

@@ -1,0 +1,75 @@
+/*
+ * What a mount has done so far, in a file that the daemon maps shared: `onepot stat`
+ * reads it without asking the daemon, so that it answers even when the daemon hangs.
+ *
+ * Layout: one struct counters. It is private to the user and the node, and read by
+ * the same version of the program that wrote it (`version`, `size`); other readers
+ * use `onepot stat --json`. Each worker thread writes a slot of its own; readers add
+ * the slots up. All times are CLOCK_MONOTONIC nanoseconds.
+ */
+#ifndef ONEPOT_COUNTERS_H
+#define ONEPOT_COUNTERS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define COUNTERS_MAGIC "onepotc"
+#define COUNTERS_VERSION 1u
+#define COUNTERS_SLOTS 64
+#define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
+#define COUNTERS_BUCKETS 32 /* bucket i: service times of 2^i to 2^(i+1) microseconds */
+
+enum mount_state {
+    MOUNT_STARTING = 0,
+    MOUNT_SERVING = 1,
+    MOUNT_DRAINING = 2, /* asked to end, waiting for its users */
+    MOUNT_ENDED = 3,
+};
+
+struct counter_slot {
+    _Alignas(64) _Atomic uint64_t requests[COUNTERS_OPCODES]; /* by FUSE opcode */
+    _Atomic uint64_t errors;         /* replies that were errors other than ENOENT, ENOSYS, ENODATA */
+    _Atomic uint64_t read_bytes;     /* sent to readers */
+    _Atomic uint64_t read_files;     /* READs that started at offset 0 */
+    _Atomic uint64_t service_ns;     /* receipt to reply, all requests */
+    _Atomic uint64_t read_service_ns;/* READs alone: the time that readers waited for input */
+    _Atomic uint64_t last_request_ns;
+    _Atomic uint64_t histogram[COUNTERS_BUCKETS]; /* service time of READs */
+};
+
+struct counters {
+    char magic[8];
+    uint32_t version;
+    uint32_t size; /* sizeof(struct counters) */
+
+    /* Who and what: written once, before state becomes MOUNT_SERVING. */
+    uint32_t uid;
+    int32_t daemon_pid;
+    uint64_t daemon_start_ticks; /* field 22 of /proc/PID/stat: a PID may be used again */
+    int64_t started_realtime_sec;
+    char job[64];                /* "" outside a job */
+    char step[64];
+    char mountpoint[4096];
+    char archive[4096];
+    char format[32];
+    char version_text[32];       /* of the program */
+    uint64_t archive_dev, archive_ino, archive_bytes;
+    uint64_t options_hash;       /* mounts are shared only between equal options */
+    uint64_t entries, files, total_bytes;
+    uint64_t cache_budget_bytes;
+    uint32_t threads;
+    uint32_t private_namespace;  /* 1: visible to the command of `run` alone */
+
+    _Atomic uint32_t state;      /* enum mount_state */
+    _Atomic uint32_t holders;    /* mount commands that share this mount */
+
+    /* Written now and then by the daemon. */
+    _Atomic uint64_t cache_hits, cache_misses, cache_waits, cache_evictions, cache_bytes;
+    _Atomic uint64_t stalls;       /* reads answered with EIO by the watchdog */
+    _Atomic uint64_t replacements; /* threads started in place of stalled ones */
+    char last_error[512];          /* the newest line of the log that was an error */
+
+    struct counter_slot slots[COUNTERS_SLOTS];
+};
+
+#endif

@@ -1,0 +1,58 @@
+/*
+ * The FUSE session: threads that answer the kernel's requests for one mount. This
+ * folder is the only code that includes FUSE headers.
+ *
+ * The caller mounts (mountpoint.h), hands over the descriptor of /dev/fuse, and gets
+ * a running session; it keeps the life cycle (signals, owner, idle) to itself.
+ */
+#ifndef ONEPOT_SESSION_H
+#define ONEPOT_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "counters.h"
+#include "fault.h"
+#include "pot.h"
+#include "reader.h"
+
+struct session;
+
+struct session_config {
+    int fuse_fd; /* a mounted /dev/fuse; the session closes it */
+    struct pot *pot;
+    struct reader *reader;
+    uint32_t root;         /* entry that is shown as the root: --subdir; INDEX_ROOT */
+    struct counters *counters;
+    unsigned threads;      /* at most so many answer at once; 0: the allowed CPUs */
+    unsigned io_timeout_s; /* a read that takes longer is answered with EIO; 0: never */
+    bool override_uid, override_gid;
+    uint32_t uid, gid;     /* shown as owner of everything: --uid, --gid */
+    /* Called with one line for the log, from any thread. May be NULL. */
+    void (*log)(void *ctx, const char *line);
+    void *log_ctx;
+};
+
+/*
+ * Start the threads and wait until the kernel's INIT was answered. Must be called
+ * after the process was daemonised. On failure the descriptor is closed.
+ */
+int session_start(const struct session_config *config, struct fault *fault,
+                  struct session **ret_session);
+
+/* Readable (poll) once the kernel ended the connection: unmounted or aborted. */
+int session_ended_fd(const struct session *session);
+
+/* Copy what the block cache counts into the counters. */
+void session_update_counters(struct session *session);
+
+/*
+ * Stop and free. The connection must have ended; threads that are stuck in a read are
+ * left behind (the process is about to exit): then it returns -EBUSY.
+ */
+int session_stop(struct session *session);
+
+/* Mount options that the session needs: "max_read=131072" and the like. */
+const char *session_mount_options(void);
+
+#endif
