@@ -1,0 +1,155 @@
+/*
+ * Faults: the record of what went wrong, and the one line that is made of it.
+ *
+ * A fault may have been written by a child that parsed a hostile archive, into memory
+ * that it still can write to. So nothing here relies on a terminating NUL, and all
+ * text that came out of an archive is made fit for a terminal: an escape sequence in
+ * a member's name must not reach one.
+ */
+#include "fault.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+int fault_set(struct fault *f, int err, const char *member, uint64_t offset, const char *format,
+              ...)
+{
+    if (!f || f->err)
+        return err;
+
+    f->offset = offset;
+    f->advice[0] = '\0';
+    size_t len = member ? strnlen(member, sizeof(f->member) - 1) : 0;
+    if (len)
+        memcpy(f->member, member, len);
+    f->member[len] = '\0';
+
+    va_list args;
+    va_start(args, format);
+    vsnprintf(f->what, sizeof(f->what), format, args);
+    va_end(args);
+    f->err = err < 0 ? -err : err;
+    return err;
+}
+
+void fault_advise(struct fault *f, const char *format, ...)
+{
+    if (!f || !f->err)
+        return;
+
+    va_list args;
+    va_start(args, format);
+    vsnprintf(f->advice, sizeof(f->advice), format, args);
+    va_end(args);
+}
+
+/* Output that counts on where it no longer fits, as snprintf does. */
+struct out {
+    char *buf;
+    size_t size;
+    size_t len;
+};
+
+static void put(struct out *o, const char *bytes, size_t count)
+{
+    for (size_t i = 0; i < count; i++, o->len++)
+        if (o->len + 1 < o->size)
+            o->buf[o->len] = bytes[i];
+}
+
+static void put_string(struct out *o, const char *s)
+{
+    put(o, s, strlen(s));
+}
+
+/*
+ * Length of the printable UTF-8 character at `s`, or 0: control characters (also the
+ * C1 ones), overlong forms, surrogates and what is no UTF-8 at all.
+ */
+static size_t printable_length(const unsigned char *s, size_t len)
+{
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (s[0] < 0x80)
+        return s[0] >= 0x20 && s[0] != 0x7f ? 1 : 0;
+
+    size_t need = (s[0] & 0xe0) == 0xc0   ? 2
+                  : (s[0] & 0xf0) == 0xe0 ? 3
+                  : (s[0] & 0xf8) == 0xf0 ? 4
+                                          : 0;
+    if (!need || need > len)
+        return 0;
+    uint32_t code = s[0] & (0xffu >> (need + 1));
+    for (size_t i = 1; i < need; i++) {
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+        code = code << 6 | (s[i] & 0x3f);
+    }
+    if (code < least[need] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff) ||
+        code < 0xa0)
+        return 0;
+    /* Characters that reorder or split a line. */
+    if (code == 0x2028 || code == 0x2029 || (code >= 0x202a && code <= 0x202e) ||
+        (code >= 0x2066 && code <= 0x2069))
+        return 0;
+    return need;
+}
+
+static void put_escaped(struct out *o, const char *text, size_t size)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    size_t len = strnlen(text, size);
+    for (size_t i = 0; i < len;) {
+        size_t n = printable_length(s + i, len - i);
+        if (n) {
+            put(o, text + i, n);
+            i += n;
+        } else {
+            char hex[5];
+            snprintf(hex, sizeof(hex), "\\x%02x", s[i++]);
+            put_string(o, hex);
+        }
+    }
+}
+
+static void put_error(struct out *o, int err)
+{
+    char text[128];
+    put_string(o, strerror_r(err < 0 ? -err : err, text, sizeof(text)));
+}
+
+int fault_describe(const struct fault *f, int err, const char *file, char *buf,
+                   unsigned long size)
+{
+    struct out o = {.buf = buf, .size = size};
+    if (file) {
+        put_escaped(&o, file, SIZE_MAX);
+        put_string(&o, ": ");
+    }
+    if (!f || !f->err) {
+        put_error(&o, err);
+    } else {
+        if (f->member[0]) {
+            put_escaped(&o, f->member, sizeof(f->member));
+            put_string(&o, ": ");
+        }
+        if (f->what[0])
+            put_escaped(&o, f->what, sizeof(f->what));
+        else
+            put_error(&o, f->err);
+        if (f->offset != FAULT_NO_OFFSET) {
+            char number[40];
+            snprintf(number, sizeof(number), " (offset %" PRIu64 ")", f->offset);
+            put_string(&o, number);
+        }
+        if (f->advice[0]) {
+            put_string(&o, "; ");
+            put_escaped(&o, f->advice, sizeof(f->advice));
+        }
+    }
+    if (size)
+        buf[o.len < size ? o.len : size - 1] = '\0';
+    return (int)o.len;
+}

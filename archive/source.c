@@ -1,0 +1,384 @@
+/*
+ * Sources: an archive's bytes from a file or from memory.
+ *
+ * Memory is a sealed memory file, so that both kinds have a descriptor and there is
+ * one code path for all that follows. Whether a file may be mapped is decided by the
+ * filesystem it lies on: only those known to be on this node are, since a mapping
+ * turns a lost server into a SIGBUS, and page faults over a network are slow.
+ */
+#include "source.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "cleanup.h"
+
+struct source {
+    int fd;
+    char *name;
+    struct source_identity identity;
+    uint64_t size_bytes;
+    bool is_local;
+    bool is_memory;               /* its pages are the storage: no device to wait for */
+    _Atomic bool no_cached_reads; /* the filesystem does not know RWF_NOWAIT */
+    pthread_mutex_t map_lock;
+    bool map_tried;
+    const uint8_t *_Atomic map;
+};
+
+/* Magic numbers that <linux/magic.h> of older systems lacks. */
+enum {
+    MAGIC_XFS = 0x58465342,
+    MAGIC_F2FS = (int)0xf2f52010,
+    MAGIC_ZFS = 0x2fc12fc1,
+    MAGIC_EROFS = (int)0xe0f5e1e2,
+    MAGIC_BCACHEFS = (int)0xca451a4e,
+    MAGIC_OVERLAY = 0x794c7630,
+    MAGIC_BTRFS = (int)0x9123683e,
+    MAGIC_NTFS3 = 0x7366746e,
+    MAGIC_EXFAT = 0x2011bab0,
+    MAGIC_UDF = 0x15013346,
+    MAGIC_JFS = 0x3153464a,
+};
+
+static bool is_memory_filesystem(uint32_t type)
+{
+    return type == TMPFS_MAGIC || type == (uint32_t)RAMFS_MAGIC ||
+           type == (uint32_t)HUGETLBFS_MAGIC;
+}
+
+static bool is_local_filesystem(uint32_t type)
+{
+    static const uint32_t local[] = {
+        EXT4_SUPER_MAGIC /* ext2, ext3 too */,
+        (uint32_t)MAGIC_XFS,
+        (uint32_t)MAGIC_BTRFS,
+        (uint32_t)MAGIC_F2FS,
+        (uint32_t)MAGIC_ZFS,
+        (uint32_t)MAGIC_BCACHEFS,
+        (uint32_t)MAGIC_OVERLAY,
+        SQUASHFS_MAGIC,
+        (uint32_t)MAGIC_EROFS,
+        REISERFS_SUPER_MAGIC,
+        (uint32_t)MAGIC_JFS,
+        NILFS_SUPER_MAGIC,
+        MSDOS_SUPER_MAGIC,
+        (uint32_t)MAGIC_EXFAT,
+        (uint32_t)MAGIC_NTFS3,
+        ISOFS_SUPER_MAGIC,
+        (uint32_t)MAGIC_UDF,
+        CRAMFS_MAGIC,
+    };
+    for (size_t i = 0; i < sizeof(local) / sizeof(local[0]); i++)
+        if (local[i] == type)
+            return true;
+    return is_memory_filesystem(type);
+}
+
+static void find_storage(struct source *source)
+{
+    struct statfs fs;
+    if (fstatfs(source->fd, &fs) < 0)
+        return; /* not known: treated as a network */
+    /* f_type is signed and of varying width; the numbers are 32 bits. */
+    uint32_t type = (uint32_t)fs.f_type;
+    source->is_memory = is_memory_filesystem(type);
+    source->is_local = is_local_filesystem(type);
+
+    const char *remote = getenv("ONEPOT_ASSUME_REMOTE"); /* for tests */
+    if (remote && strcmp(remote, "1") == 0)
+        source->is_local = source->is_memory = false;
+}
+
+static int find_size(struct source *source)
+{
+    struct stat st;
+    if (fstat(source->fd, &st) < 0)
+        return -errno;
+    if (S_ISDIR(st.st_mode))
+        return -EISDIR;
+    if (S_ISBLK(st.st_mode)) {
+        off_t end = lseek(source->fd, 0, SEEK_END);
+        if (end < 0)
+            return -errno;
+        source->size_bytes = (uint64_t)end;
+    } else if (S_ISREG(st.st_mode)) {
+        source->size_bytes = (uint64_t)st.st_size;
+    } else {
+        return -EINVAL;
+    }
+    source->identity = (struct source_identity){
+        .dev = st.st_dev,
+        .ino = st.st_ino,
+        .size_bytes = source->size_bytes,
+        .mtime_sec = st.st_mtim.tv_sec,
+        .mtime_nsec = (uint32_t)st.st_mtim.tv_nsec,
+    };
+    return 0;
+}
+
+int source_from_fd(int fd, const char *name, struct source **ret_source)
+{
+    struct source *source = calloc(1, sizeof(*source));
+    if (!source) {
+        close(fd);
+        return -ENOMEM;
+    }
+    source->fd = fd;
+    pthread_mutex_init(&source->map_lock, NULL);
+    source->name = strdup(name);
+    int r = source->name ? find_size(source) : -ENOMEM;
+    if (r < 0) {
+        source_close(source);
+        return r;
+    }
+    find_storage(source);
+    *ret_source = source;
+    return 0;
+}
+
+/* A fault for a file that can't be opened, with what a person can do about it. */
+static int open_fault(struct fault *fault, int err)
+{
+    switch (-err) {
+    case EISDIR:
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "is a directory, not an archive");
+        fault_advise(fault, "make an archive of it with 'onepot pack'");
+        break;
+    case EINVAL:
+    case ENXIO:
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "is no regular file");
+        fault_advise(fault, "archives are read at random: save it as a file first");
+        break;
+    case ENOENT:
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "no such file");
+        fault_advise(fault, "check the path; a job may see other filesystems than you do");
+        break;
+    case EACCES:
+    case EPERM:
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "permission denied");
+        fault_advise(fault, "ask its owner for read permission on it and on its folders");
+        break;
+    default: {
+        char text[128];
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "can't be opened: %s",
+                  strerror_r(-err, text, sizeof(text)));
+    }
+    }
+    return err;
+}
+
+int source_open(const char *path, struct fault *fault, struct source **ret_source)
+{
+    /* O_NONBLOCK, so that a fifo is an error and not a wait. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0)
+        return open_fault(fault, -errno);
+    int r = source_from_fd(fd, path, ret_source);
+    if (r < 0)
+        return open_fault(fault, r);
+    fcntl(fd, F_SETFL, O_RDONLY);
+    return 0;
+}
+
+static int write_all(int fd, const uint8_t *bytes, size_t len)
+{
+    while (len > 0) {
+        ssize_t n = write(fd, bytes, len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        bytes += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+int source_from_memory(const void *bytes, size_t len, const char *name,
+                       struct source **ret_source)
+{
+    auto_close int fd = memfd_create("onepot-source", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -errno;
+    int r = write_all(fd, bytes, len);
+    if (r < 0)
+        return r;
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+        return -errno;
+    struct source *source = NULL;
+    r = source_from_fd(steal_fd(&fd), name, &source);
+    if (r < 0)
+        return r;
+    source->is_local = source->is_memory = true;
+    source->identity = (struct source_identity){0};
+    *ret_source = source;
+    return 0;
+}
+
+void source_close(struct source *source)
+{
+    if (!source)
+        return;
+    const uint8_t *map = atomic_load(&source->map);
+    if (map)
+        munmap((void *)map, source->size_bytes);
+    pthread_mutex_destroy(&source->map_lock);
+    if (source->fd >= 0)
+        close(source->fd);
+    free(source->name);
+    free(source);
+}
+
+const char *source_name(const struct source *source)
+{
+    return source->name;
+}
+
+uint64_t source_size(const struct source *source)
+{
+    return source->size_bytes;
+}
+
+int source_fd(const struct source *source)
+{
+    return source->fd;
+}
+
+void source_identity(const struct source *source, struct source_identity *ret_identity)
+{
+    *ret_identity = source->identity;
+}
+
+bool source_is_local(const struct source *source)
+{
+    return source->is_local;
+}
+
+const uint8_t *source_map(struct source *source)
+{
+    const uint8_t *map = atomic_load_explicit(&source->map, memory_order_acquire);
+    if (map || !source->is_local || source->size_bytes == 0)
+        return map;
+
+    pthread_mutex_lock(&source->map_lock);
+    if (!source->map_tried) {
+        source->map_tried = true;
+        void *p = mmap(NULL, source->size_bytes, PROT_READ, MAP_SHARED, source->fd, 0);
+        if (p != MAP_FAILED)
+            atomic_store_explicit(&source->map, p, memory_order_release);
+    }
+    map = atomic_load(&source->map);
+    pthread_mutex_unlock(&source->map_lock);
+    return map;
+}
+
+static bool in_range(const struct source *source, size_t len, uint64_t offset)
+{
+    return offset <= source->size_bytes && len <= source->size_bytes - offset;
+}
+
+int source_read(const struct source *source, void *buf, size_t len, uint64_t offset)
+{
+    if (!in_range(source, len, offset))
+        return -ENODATA;
+    uint8_t *p = buf;
+    while (len > 0) {
+        ssize_t n = pread(source->fd, p, len, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        if (n == 0)
+            return -ENODATA;
+        p += n;
+        offset += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+int source_read_cached(const struct source *source, void *buf, size_t len, uint64_t offset)
+{
+    if (!in_range(source, len, offset))
+        return -ENODATA;
+    _Atomic bool *no_cached_reads = (_Atomic bool *)&source->no_cached_reads;
+    uint8_t *p = buf;
+    while (len > 0) {
+        if (atomic_load_explicit(no_cached_reads, memory_order_relaxed))
+            return source->is_memory ? source_read(source, p, len, offset) : -EAGAIN;
+        struct iovec iov = {.iov_base = p, .iov_len = len};
+        ssize_t n = preadv2(source->fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)) {
+            atomic_store_explicit(no_cached_reads, true, memory_order_relaxed);
+            continue;
+        }
+        if (n < 0)
+            return -errno;
+        if (n == 0)
+            return -ENODATA;
+        p += n;
+        offset += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+/* What the fingerprint looks at: cheap also where each read is a round trip. */
+enum {
+    FINGERPRINT_END_BYTES = 65536,
+    FINGERPRINT_PLACE_BYTES = 4096,
+    FINGERPRINT_PLACES = 16,
+};
+
+static int hash_range(const struct source *source, uint8_t *buf, uint64_t offset, size_t len,
+                      uint64_t *ret_hash)
+{
+    if (len > source->size_bytes - offset)
+        len = (size_t)(source->size_bytes - offset);
+    int r = source_read(source, buf, len, offset);
+    if (r < 0)
+        return r;
+    *ret_hash = htole64(XXH3_64bits(buf, len));
+    return 0;
+}
+
+int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint)
+{
+    uint64_t size = source->size_bytes;
+    uint64_t parts[3 + FINGERPRINT_PLACES] = {htole64(size)};
+    auto_free uint8_t *buf = malloc(FINGERPRINT_END_BYTES);
+    if (!buf)
+        return -ENOMEM;
+
+    int r = hash_range(source, buf, 0, FINGERPRINT_END_BYTES, &parts[1]);
+    if (r < 0)
+        return r;
+    uint64_t last = size > FINGERPRINT_END_BYTES ? size - FINGERPRINT_END_BYTES : 0;
+    r = hash_range(source, buf, last, FINGERPRINT_END_BYTES, &parts[2]);
+    if (r < 0)
+        return r;
+    for (uint64_t i = 0; i < FINGERPRINT_PLACES; i++) {
+        uint64_t offset = size / (FINGERPRINT_PLACES + 1) * (i + 1);
+        r = hash_range(source, buf, offset, FINGERPRINT_PLACE_BYTES, &parts[3 + i]);
+        if (r < 0)
+            return r;
+    }
+    *ret_fingerprint = XXH3_64bits(parts, sizeof(parts));
+    return 0;
+}
