@@ -1,0 +1,21 @@
+/*
+ * The subcommands, one file each. argv[0] is the command's own name, and getopt is
+ * ready to start (optind 1). What they return is the exit status of the program.
+ *
+ * A command whose file is not built (without FUSE there is no mount) has no
+ * HAVE_COMMAND_NAME; main.c answers for it.
+ */
+#ifndef ONEPOT_COMMANDS_H
+#define ONEPOT_COMMANDS_H
+
+int command_cat(int argc, char **argv);
+int command_index(int argc, char **argv);
+int command_info(int argc, char **argv);
+int command_ls(int argc, char **argv);
+int command_mount(int argc, char **argv);
+int command_pack(int argc, char **argv);
+int command_run(int argc, char **argv);
+int command_stat(int argc, char **argv);
+int command_umount(int argc, char **argv);
+
+#endif

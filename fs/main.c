@@ -1,0 +1,138 @@
+/*
+ * onepot: find the subcommand, call it, see that its output arrived.
+ */
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+#include "commands.h"
+
+struct command {
+    const char *name;
+    int (*run)(int argc, char **argv); /* NULL: not built in */
+    const char *summary;
+};
+
+/* Whether a command was built is known to the build system alone. */
+#ifndef HAVE_COMMAND_CAT
+#define command_cat NULL
+#endif
+#ifndef HAVE_COMMAND_INDEX
+#define command_index NULL
+#endif
+#ifndef HAVE_COMMAND_INFO
+#define command_info NULL
+#endif
+#ifndef HAVE_COMMAND_LS
+#define command_ls NULL
+#endif
+#ifndef HAVE_COMMAND_MOUNT
+#define command_mount NULL
+#endif
+#ifndef HAVE_COMMAND_PACK
+#define command_pack NULL
+#endif
+#ifndef HAVE_COMMAND_RUN
+#define command_run NULL
+#endif
+#ifndef HAVE_COMMAND_STAT
+#define command_stat NULL
+#endif
+#ifndef HAVE_COMMAND_UMOUNT
+#define command_umount NULL
+#endif
+
+/* In the order in which a person needs them. */
+static const struct command commands[] = {
+    {"pack", command_pack, "make an archive of a directory"},
+    {"mount", command_mount, "show an archive as a directory"},
+    {"umount", command_umount, "end a mount"},
+    {"run", command_run, "mount, run a command on it, unmount"},
+    {"stat", command_stat, "what a mount has done so far"},
+    {"ls", command_ls, "list what an archive holds"},
+    {"cat", command_cat, "write files of an archive to standard output"},
+    {"info", command_info, "what kind of archive it is, and what is in it"},
+    {"index", command_index, "save the index of a foreign archive"},
+};
+#define COMMAND_COUNT (sizeof commands / sizeof commands[0])
+
+static void print_help(FILE *out)
+{
+    fputs("Usage: onepot COMMAND [OPTION...] ARGUMENT...\n"
+          "Turn an archive (tar, SquashFS, onepot's own) into a directory, at native speed.\n"
+          "\n"
+          "Commands:\n",
+          out);
+    for (size_t i = 0; i < COMMAND_COUNT; i++)
+        fprintf(out, "  %-8s %s%s\n", commands[i].name, commands[i].summary,
+                commands[i].run ? "" : " (not in this build)");
+    fputs("\n"
+          "onepot COMMAND --help tells more about a command, as does man onepot-COMMAND.\n"
+          "onepot --version prints the version.\n",
+          out);
+}
+
+static int unknown_command(const char *word)
+{
+    const char *names[COMMAND_COUNT + 1] = {NULL};
+    for (size_t i = 0; i < COMMAND_COUNT; i++)
+        names[i] = commands[i].name;
+    const char *near = cli_nearest(word, names);
+    if (near)
+        cli_failf(NULL, "there is no command '%s'; did you mean '%s'? See 'onepot --help'",
+                  word, near);
+    else
+        cli_failf(NULL, "there is no command '%s'; see 'onepot --help'", word);
+    return CLI_USAGE;
+}
+
+static int run_command(int argc, char **argv)
+{
+    for (size_t i = 0; i < COMMAND_COUNT; i++) {
+        if (strcmp(commands[i].name, argv[0]) != 0)
+            continue;
+        if (!commands[i].run)
+            return cli_failf(argv[0],
+                             "this onepot was built without it; build it where libfuse3's "
+                             "development files are installed");
+        return commands[i].run(argc, argv);
+    }
+    return unknown_command(argv[0]);
+}
+
+/* "onepot help ls" is "onepot ls --help". */
+static int help_command(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stdout);
+        return CLI_OK;
+    }
+    char option[] = "--help";
+    char *help_argv[] = {argv[1], option, NULL};
+    return run_command(2, help_argv);
+}
+
+int main(int argc, char **argv)
+{
+    int status;
+    if (argc < 2) {
+        print_help(stderr);
+        status = CLI_USAGE;
+    } else if (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0) {
+        print_help(stdout);
+        status = CLI_OK;
+    } else if (strcmp(argv[1], "--version") == 0) {
+        puts("onepot " ONEPOT_VERSION);
+        status = CLI_OK;
+    } else if (strcmp(argv[1], "help") == 0) {
+        status = help_command(argc - 1, argv + 1);
+    } else if (argv[1][0] == '-') {
+        cli_failf(NULL, "there is no option '%s' before the command; see 'onepot --help'",
+                  argv[1]);
+        status = CLI_USAGE;
+    } else {
+        status = run_command(argc - 1, argv + 1);
+    }
+    return cli_finish(status);
+}
