@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "utf8.h"
+
 int fault_set(struct fault *f, int err, const char *member, uint64_t offset, const char *format,
               ...)
 {
@@ -65,50 +67,17 @@ static void put_string(struct out *o, const char *s)
     put(o, s, strlen(s));
 }
 
-/*
- * Length of the printable UTF-8 character at `s`, or 0: control characters (also the
- * C1 ones), overlong forms, surrogates and what is no UTF-8 at all.
- */
-static size_t printable_length(const unsigned char *s, size_t len)
-{
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    if (s[0] < 0x80)
-        return s[0] >= 0x20 && s[0] != 0x7f ? 1 : 0;
-
-    size_t need = (s[0] & 0xe0) == 0xc0   ? 2
-                  : (s[0] & 0xf0) == 0xe0 ? 3
-                  : (s[0] & 0xf8) == 0xf0 ? 4
-                                          : 0;
-    if (!need || need > len)
-        return 0;
-    uint32_t code = s[0] & (0xffu >> (need + 1));
-    for (size_t i = 1; i < need; i++) {
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-        code = code << 6 | (s[i] & 0x3f);
-    }
-    if (code < least[need] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff) ||
-        code < 0xa0)
-        return 0;
-    /* Characters that reorder or split a line. */
-    if (code == 0x2028 || code == 0x2029 || (code >= 0x202a && code <= 0x202e) ||
-        (code >= 0x2066 && code <= 0x2069))
-        return 0;
-    return need;
-}
-
 static void put_escaped(struct out *o, const char *text, size_t size)
 {
-    const unsigned char *s = (const unsigned char *)text;
     size_t len = strnlen(text, size);
     for (size_t i = 0; i < len;) {
-        size_t n = printable_length(s + i, len - i);
+        size_t n = utf8_printable_length(text + i, len - i);
         if (n) {
             put(o, text + i, n);
             i += n;
         } else {
             char hex[5];
-            snprintf(hex, sizeof(hex), "\\x%02x", s[i++]);
+            snprintf(hex, sizeof(hex), "\\x%02x", (unsigned char)text[i++]);
             put_string(o, hex);
         }
     }
