@@ -149,7 +149,7 @@ struct cli_progress {
     bool terminal; /* draw over the line; else a line every few seconds */
     bool drawn;    /* there is a line that must be wiped */
     uint64_t start_ns, last_ns;
-    uint64_t step_ns, step_bytes, step_total; /* where the present step began, for its rate */
+    uint64_t step_ns, step_bytes; /* where the present step began, for its rate */
     char doing[128];
 };
 

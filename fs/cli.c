@@ -1,0 +1,320 @@
+/*
+ * The edge of the program: options are read here, and faults become lines.
+ *
+ * Every message is put together in memory and written at once, so that the lines of
+ * several processes (the ranks of a job share one log) do not mix.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio_ext.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+
+/* ---- messages ---- */
+
+/* "onepot COMMAND: FILE: text\n" to standard error; command and file may be NULL. */
+static void say(const char *command, const char *file, const char *format, va_list args)
+{
+    auto_free char *text = NULL;
+    auto_free char *line = NULL;
+    size_t len = 0;
+    if (vasprintf(&text, format, args) < 0) {
+        text = NULL;
+        fputs("onepot: out of memory\n", stderr);
+        return;
+    }
+    FILE *out = open_memstream(&line, &len);
+    if (!out) {
+        fputs("onepot: out of memory\n", stderr);
+        return;
+    }
+    fprintf(out, command ? "onepot %s: " : "onepot: ", command);
+    if (file) {
+        cli_print_safe(out, file, strlen(file));
+        fputs(": ", out);
+    }
+    cli_print_safe(out, text, strlen(text));
+    fputc('\n', out);
+    if (fclose(out) == 0)
+        fwrite(line, 1, len, stderr);
+}
+
+int cli_failf(const char *file, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    say(NULL, file, format, args);
+    va_end(args);
+    return CLI_FAILED;
+}
+
+int cli_fail(const char *file, int err, const struct fault *fault)
+{
+    int len = fault_describe(fault, err, file, NULL, 0);
+    auto_free char *text = malloc((size_t)len + 1);
+    if (!text)
+        return cli_failf(NULL, "out of memory");
+    fault_describe(fault, err, file, text, (size_t)len + 1);
+    return cli_failf(NULL, "%s", text);
+}
+
+void cli_note(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    say(NULL, NULL, format, args);
+    va_end(args);
+}
+
+int cli_finish(int status)
+{
+    bool pending = __fpending(stdout) > 0;
+    bool failed = ferror(stdout) != 0;
+    int err = 0;
+    if (fclose(stdout) != 0)
+        err = errno;
+    /* A program that was started without standard output may print nothing. */
+    if (!failed && (!err || (err == EBADF && !pending)))
+        return status;
+    cli_failf("standard output", "%s", err ? strerror(err) : "not everything could be written");
+    return status ? status : CLI_FAILED;
+}
+
+/* ---- options ---- */
+
+int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    auto_free char *text = NULL;
+    auto_free char *with_hint = NULL;
+    if (vasprintf(&text, format, args) < 0)
+        text = NULL;
+    va_end(args);
+    if (!text || asprintf(&with_hint, "onepot %s: %s; see 'onepot %s --help'\n", usage->name,
+                          text, usage->name) < 0) {
+        with_hint = NULL;
+        fputs("onepot: out of memory\n", stderr);
+        return CLI_USAGE;
+    }
+    size_t len = strlen(with_hint) - 1;
+    cli_print_safe(stderr, with_hint, len);
+    fputc('\n', stderr);
+    return CLI_USAGE;
+}
+
+static void print_usage(const struct cli_usage *usage)
+{
+    printf("Usage: onepot %s %s\n%s"
+           "  -h, --help            print this\n"
+           "      --version         print the version\n"
+           "\nThe manual page is onepot-%s(1).\n",
+           usage->name, usage->synopsis, usage->text, usage->name);
+}
+
+#define LONGS_MAX 64
+
+/* An error about a long option, with the nearest that exists. */
+static int unknown_long(const struct cli_usage *usage, const char *given,
+                        const struct option *longs)
+{
+    const char *names[LONGS_MAX + 1] = {NULL};
+    for (size_t i = 0; i < LONGS_MAX && longs[i].name; i++)
+        names[i] = longs[i].name;
+    size_t len = strcspn(given + 2, "=");
+    auto_free char *word = strndup(given + 2, len);
+    const char *near = word ? cli_nearest(word, names) : NULL;
+    if (near)
+        return cli_usage_error(usage, "there is no option '%.*s'; did you mean '--%s'?",
+                               (int)len + 2, given, near);
+    return cli_usage_error(usage, "there is no option '%.*s'", (int)len + 2, given);
+}
+
+/* getopt said '?' or ':': say what is wrong. */
+static int bad_option(const struct cli_usage *usage, int opt, char **argv,
+                      const struct option *longs)
+{
+    const char *given = argv[optind - 1];
+    bool is_long = given[0] == '-' && given[1] == '-';
+    if (opt == ':' && is_long)
+        return cli_usage_error(usage, "option '%s' needs an argument", given);
+    if (opt == ':')
+        return cli_usage_error(usage, "option '-%c' needs an argument", optopt);
+    if (optopt && is_long)
+        return cli_usage_error(usage, "option '%.*s' takes no argument",
+                               (int)strcspn(given, "="), given);
+    if (optopt)
+        return cli_usage_error(usage, "there is no option '-%c'", optopt);
+    return unknown_long(usage, given, longs);
+}
+
+int cli_getopt(const struct cli_usage *usage, int argc, char **argv, const char *shorts,
+               const struct option *longs, int *ret_status)
+{
+    char all[80];
+    bool in_order = shorts[0] == '+';
+    snprintf(all, sizeof(all), "%s:h%s", in_order ? "+" : "", shorts + in_order);
+
+    opterr = 0;
+    int opt = getopt_long(argc, argv, all, longs, NULL);
+    switch (opt) {
+    case 'h':
+        print_usage(usage);
+        *ret_status = CLI_OK;
+        return -1;
+    case CLI_OPTION_VERSION:
+        puts("onepot " ONEPOT_VERSION);
+        *ret_status = CLI_OK;
+        return -1;
+    case '?':
+    case ':':
+        *ret_status = bad_option(usage, opt, argv, longs);
+        return -1;
+    default:
+        return opt;
+    }
+}
+
+#define NEAREST_MAX 32
+
+static unsigned least3(unsigned a, unsigned b, unsigned c)
+{
+    unsigned least = a < b ? a : b;
+    return least < c ? least : c;
+}
+
+/* Insertions, deletions, replacements and swaps of neighbours that make a into b. */
+static unsigned distance(const char *a, size_t a_len, const char *b, size_t b_len)
+{
+    unsigned d[NEAREST_MAX + 1][NEAREST_MAX + 1];
+    for (unsigned i = 0; i <= a_len; i++)
+        d[i][0] = i;
+    for (unsigned j = 0; j <= b_len; j++)
+        d[0][j] = j;
+    for (size_t i = 1; i <= a_len; i++) {
+        for (size_t j = 1; j <= b_len; j++) {
+            unsigned replaced = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            d[i][j] = least3(d[i - 1][j] + 1, d[i][j - 1] + 1, replaced);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                d[i - 2][j - 2] + 1 < d[i][j])
+                d[i][j] = d[i - 2][j - 2] + 1;
+        }
+    }
+    return d[a_len][b_len];
+}
+
+const char *cli_nearest(const char *word, const char *const *candidates)
+{
+    size_t len = strlen(word);
+    if (len == 0 || len > NEAREST_MAX)
+        return NULL;
+    const char *best = NULL;
+    unsigned best_distance = len <= 3 ? 1 : len <= 6 ? 2 : 3;
+    for (; *candidates; candidates++) {
+        size_t candidate_len = strlen(*candidates);
+        if (candidate_len > NEAREST_MAX)
+            continue;
+        unsigned d = distance(word, len, *candidates, candidate_len);
+        if (len >= 2 && strncmp(*candidates, word, len) == 0)
+            d = 1; /* the beginning of it */
+        if (d < best_distance || (d == best_distance && !best && d < candidate_len)) {
+            best = *candidates;
+            best_distance = d;
+        }
+    }
+    return best;
+}
+
+/* Digits at the start of `text`; *ret_rest is what follows them. */
+static int parse_digits(const char *text, uint64_t *ret_number, const char **ret_rest)
+{
+    uint64_t number = 0;
+    const char *c = text;
+    for (; *c >= '0' && *c <= '9'; c++)
+        if (__builtin_mul_overflow(number, 10u, &number) ||
+            __builtin_add_overflow(number, (uint64_t)(*c - '0'), &number))
+            return -ERANGE;
+    if (c == text)
+        return -EINVAL;
+    *ret_number = number;
+    *ret_rest = c;
+    return 0;
+}
+
+int cli_parse_size(const char *text, uint64_t *ret_bytes)
+{
+    uint64_t number;
+    const char *rest;
+    int r = parse_digits(text, &number, &rest);
+    if (r < 0)
+        return r;
+    unsigned shift = 0;
+    if (*rest) {
+        static const char units[] = "KMGTkmgt";
+        const char *unit = strchr(units, *rest);
+        if (!unit || (rest[1] && strcmp(rest + 1, "iB") != 0))
+            return -EINVAL;
+        shift = 10 * ((unsigned)(unit - units) % 4 + 1);
+    }
+    if (__builtin_mul_overflow(number, UINT64_C(1) << shift, &number))
+        return -ERANGE;
+    *ret_bytes = number;
+    return 0;
+}
+
+int cli_parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret_number)
+{
+    uint64_t number;
+    const char *rest;
+    int r = parse_digits(text, &number, &rest);
+    if (r < 0)
+        return r;
+    if (*rest)
+        return -EINVAL;
+    if (number < min || number > max)
+        return -ERANGE;
+    *ret_number = number;
+    return 0;
+}
+
+int cli_size_option(const struct cli_usage *usage, const char *option, const char *text,
+                    uint64_t *ret_bytes)
+{
+    int r = cli_parse_size(text, ret_bytes);
+    if (r == -ERANGE)
+        return cli_usage_error(usage, "%s: '%s' is too large", option, text);
+    if (r < 0)
+        return cli_usage_error(usage, "%s: '%s' is no size; write a number with K, M, G or T",
+                               option, text);
+    return 0;
+}
+
+int cli_number_option(const struct cli_usage *usage, const char *option, const char *text,
+                      uint64_t min, uint64_t max, uint64_t *ret_number)
+{
+    int r = cli_parse_number(text, min, max, ret_number);
+    if (r == -ERANGE)
+        return cli_usage_error(usage, "%s: '%s' is not between %" PRIu64 " and %" PRIu64,
+                               option, text, min, max);
+    if (r < 0)
+        return cli_usage_error(usage, "%s: '%s' is no number", option, text);
+    return 0;
+}
+
+int cli_progress_option(const struct cli_usage *usage, const char *text,
+                        enum cli_progress_mode *ret_mode)
+{
+    static const char *const names[] = {"auto", "always", "never", NULL};
+    for (int i = 0; names[i]; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *ret_mode = (enum cli_progress_mode)i;
+            return 0;
+        }
+    }
+    return cli_usage_error(usage, "--progress: '%s' is none of auto, always, never", text);
+}

@@ -1,0 +1,115 @@
+/*
+ * Progress of long work: one line on standard error that is drawn over itself, with
+ * bytes, files, rate and time left. Where standard error is no terminal nothing is
+ * shown, unless a person asks for it: then it is a line every few seconds, for a log.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+#define TERMINAL_PERIOD_NS UINT64_C(200000000)
+#define LOG_PERIOD_NS UINT64_C(2000000000)
+#define PATIENCE_NS UINT64_C(300000000) /* what is done sooner needs no progress line */
+#define LINE_MAX_BYTES 256
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void cli_progress_start(struct cli_progress *progress, enum cli_progress_mode mode)
+{
+    const char *term = getenv("TERM");
+    bool terminal = isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
+    *progress = (struct cli_progress){
+        .shown = mode == CLI_PROGRESS_ALWAYS || (mode == CLI_PROGRESS_AUTO && terminal),
+        .terminal = terminal,
+        .start_ns = now_ns(),
+    };
+}
+
+/* snprintf that goes on where the last one ended. */
+__attribute__((format(printf, 2, 3))) static void append(char line[LINE_MAX_BYTES],
+                                                         const char *format, ...)
+{
+    size_t len = strlen(line);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line + len, LINE_MAX_BYTES - len, format, args);
+    va_end(args);
+}
+
+static void describe(const struct cli_progress *p, uint64_t now, uint64_t done, uint64_t total,
+                     uint64_t members, char line[LINE_MAX_BYTES])
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
+    snprintf(line, LINE_MAX_BYTES, "%s: %s", p->doing, cli_format_bytes(done, a));
+    if (total)
+        append(line, " of %s (%.0f %%)", cli_format_bytes(total, a),
+               100.0 * (double)done / (double)total);
+    if (members)
+        append(line, ", %s files", cli_format_count(members, b));
+
+    double seconds = (double)(now - p->step_ns) / 1e9;
+    if (seconds < 0.2 || done <= p->step_bytes)
+        return;
+    double rate = (double)(done - p->step_bytes) / seconds;
+    append(line, ", %s/s", cli_format_bytes((uint64_t)rate, a));
+    if (total > done)
+        append(line, ", %s left",
+               cli_format_time((uint64_t)((double)(total - done) / rate) * 1000000000u, b));
+}
+
+static unsigned columns(void)
+{
+    struct winsize size;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20 ? size.ws_col : 80;
+}
+
+void cli_progress_show(void *progress, const char *doing, const struct progress *state)
+{
+    struct cli_progress *p = progress;
+    if (!p->shown)
+        return;
+    uint64_t now = now_ns();
+    uint64_t done = atomic_load_explicit(&state->bytes_done, memory_order_relaxed);
+    if (strncmp(doing, p->doing, sizeof(p->doing) - 1) != 0) {
+        snprintf(p->doing, sizeof(p->doing), "%s", doing);
+        p->step_ns = now;
+        p->step_bytes = done;
+    }
+    if (p->terminal ? now - p->start_ns < PATIENCE_NS || now - p->last_ns < TERMINAL_PERIOD_NS
+                    : p->last_ns && now - p->last_ns < LOG_PERIOD_NS)
+        return;
+    p->last_ns = now;
+
+    char line[LINE_MAX_BYTES];
+    describe(p, now, done, atomic_load_explicit(&state->bytes_total, memory_order_relaxed),
+             atomic_load_explicit(&state->members, memory_order_relaxed), line);
+    if (p->terminal)
+        fprintf(stderr, "\r\033[K%.*s", (int)columns() - 1, line);
+    else
+        fprintf(stderr, "onepot: %s\n", line);
+    p->drawn = p->terminal;
+}
+
+void cli_progress_end(struct cli_progress *progress)
+{
+    if (progress->drawn)
+        fputs("\r\033[K", stderr);
+    progress->drawn = false;
+}
+
+void cli_progress_note(void *progress, const char *line)
+{
+    cli_progress_end(progress);
+    cli_note("%s", line);
+}

@@ -1,0 +1,109 @@
+/*
+ * Numbers for people, and names for terminals and for JSON.
+ *
+ * A name in an archive is any bytes. On a terminal, bytes that would act on it come
+ * out as \xNN; in a pipe they stay what they are, so that a script gets the real name.
+ */
+#include <inttypes.h>
+#include <unistd.h>
+
+#include "cli.h"
+#include "utf8.h"
+
+const char *cli_format_bytes(uint64_t bytes, char buf[CLI_TEXT_LEN])
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    if (bytes < 1024) {
+        snprintf(buf, CLI_TEXT_LEN, "%" PRIu64 " %s", bytes, bytes == 1 ? "byte" : "bytes");
+        return buf;
+    }
+    int unit = 0;
+    double value = (double)bytes;
+    while (value >= 1023.95 && unit < 6) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(buf, CLI_TEXT_LEN, "%.1f %s", value, units[unit]);
+    return buf;
+}
+
+const char *cli_format_count(uint64_t count, char buf[CLI_TEXT_LEN])
+{
+    char digits[CLI_TEXT_LEN];
+    int len = snprintf(digits, sizeof(digits), "%" PRIu64, count);
+    char *out = buf;
+    for (int i = 0; i < len; i++) {
+        if (i && (len - i) % 3 == 0)
+            *out++ = ',';
+        *out++ = digits[i];
+    }
+    *out = '\0';
+    return buf;
+}
+
+const char *cli_format_time(uint64_t ns, char buf[CLI_TEXT_LEN])
+{
+    uint64_t s = ns / 1000000000u;
+    if (ns < 1000)
+        snprintf(buf, CLI_TEXT_LEN, "%" PRIu64 " ns", ns);
+    else if (ns < 1000000)
+        snprintf(buf, CLI_TEXT_LEN, "%.1f us", (double)ns / 1e3);
+    else if (ns < 1000000000)
+        snprintf(buf, CLI_TEXT_LEN, "%.1f ms", (double)ns / 1e6);
+    else if (s < 120)
+        snprintf(buf, CLI_TEXT_LEN, "%.1f s", (double)ns / 1e9);
+    else if (s < 7200)
+        snprintf(buf, CLI_TEXT_LEN, "%" PRIu64 " min %" PRIu64 " s", s / 60, s % 60);
+    else
+        snprintf(buf, CLI_TEXT_LEN, "%" PRIu64 " h %" PRIu64 " min", s / 3600, s / 60 % 60);
+    return buf;
+}
+
+void cli_print_safe(FILE *out, const char *bytes, size_t len)
+{
+    for (size_t i = 0; i < len;) {
+        size_t n = utf8_printable_length(bytes + i, len - i);
+        if (n)
+            fwrite(bytes + i, 1, n, out);
+        else
+            fprintf(out, "\\x%02x", (unsigned char)bytes[i]);
+        i += n ? n : 1;
+    }
+}
+
+void cli_print_name(FILE *out, const char *bytes, size_t len)
+{
+    /* Asked once: a listing has millions of names. */
+    static int stdout_is_terminal = -1;
+    if (stdout_is_terminal < 0)
+        stdout_is_terminal = isatty(STDOUT_FILENO);
+    if (out == stdout ? stdout_is_terminal : isatty(fileno(out)))
+        cli_print_safe(out, bytes, len);
+    else
+        fwrite(bytes, 1, len, out);
+}
+
+static void json_character(FILE *out, const char *bytes, size_t len, uint32_t code)
+{
+    if (code == '"' || code == '\\')
+        fprintf(out, "\\%c", (char)code);
+    else if (code < 0x20 || code == 0x7f)
+        fprintf(out, "\\u%04x", (unsigned)code);
+    else
+        fwrite(bytes, 1, len, out);
+}
+
+void cli_json_string(FILE *out, const char *bytes, size_t len)
+{
+    fputc('"', out);
+    for (size_t i = 0; i < len;) {
+        uint32_t code = 0;
+        size_t n = utf8_length(bytes + i, len - i, &code);
+        if (n)
+            json_character(out, bytes + i, n, code);
+        else
+            fprintf(out, "\\udc%02x", (unsigned char)bytes[i]);
+        i += n ? n : 1;
+    }
+    fputc('"', out);
+}
