@@ -22,12 +22,12 @@ struct session_config {
     int fuse_fd; /* a mounted /dev/fuse; the session closes it */
     struct pot *pot;
     struct reader *reader;
-    uint32_t root;         /* entry that is shown as the root: --subdir; INDEX_ROOT */
+    uint32_t root; /* entry that is shown as the root: --subdir; INDEX_ROOT */
     struct counters *counters;
     unsigned threads;      /* at most so many answer at once; 0: the allowed CPUs */
     unsigned io_timeout_s; /* a read that takes longer is answered with EIO; 0: never */
     bool override_uid, override_gid;
-    uint32_t uid, gid;     /* shown as owner of everything: --uid, --gid */
+    uint32_t uid, gid; /* shown as owner of everything: --uid, --gid */
     /* Called with one line for the log, from any thread. May be NULL. */
     void (*log)(void *ctx, const char *line);
     void *log_ctx;

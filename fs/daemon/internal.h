@@ -1,0 +1,139 @@
+/*
+ * What the files of the session share: the session, its workers, a request and the
+ * ways to answer it. Not seen outside this folder.
+ *
+ *   session.c   start, INIT (by libfuse), stop
+ *   loop.c      which worker waits for the next request, and on which CPU
+ *   ops.c       one short function for each request of a read-only tree
+ *   reply.c     the wire format of answers
+ *   watchdog.c  reads that stall
+ */
+#ifndef ONEPOT_DAEMON_INTERNAL_H
+#define ONEPOT_DAEMON_INTERNAL_H
+
+#include <linux/fuse.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "session.h"
+
+struct worker {
+    struct session *session;
+    unsigned number;
+    int cpu; /* bound to it; -1: anywhere */
+    int fd;  /* a clone of the session's device, or the device itself */
+    bool owns_fd;
+    pthread_t thread;
+    bool started;
+
+    void *buffer; /* requests come here */
+    struct reader_scratch *scratch;
+    void *reply_buffer; /* listings, paths, attributes */
+
+    /* Whose turn it is, under session->turn_lock except `parked` itself. */
+    _Atomic uint32_t parked; /* futex: 1 while the worker must not take requests */
+    bool blocked;            /* in something that may take long */
+    bool dismissed;          /* the watchdog answered for it, and it counts no more */
+    bool last_resort;        /* all others are stuck: it refuses to read */
+    unsigned calm;           /* requests since the last backlog */
+    unsigned since_follow;   /* requests since the reader's CPU was looked up */
+
+    /*
+     * Counts up: odd while a request is in hand, even once somebody has the right to
+     * answer it. Worker and watchdog compete for the step from odd to even.
+     */
+    _Atomic uint64_t turn;
+    bool lost;               /* the watchdog was first: the worker ends */
+    _Atomic uint64_t unique; /* of the request in hand */
+    _Atomic uint64_t since_ns;
+    _Atomic uint32_t position; /* entry it is about, for the log */
+    struct counter_slot *slot;
+};
+
+#define SESSION_WORKERS_MAX 512u
+#define LISTING_BYTES (64u << 10) /* reply_buffer: a listing goes on where one answer ends */
+
+struct session {
+    struct session_config config;
+    const struct index *index;
+    struct fuse_session *fuse; /* libfuse's: INIT alone */
+    int fd;
+    int ended_fd; /* eventfd */
+    bool no_open, no_opendir;
+    size_t buffer_bytes;
+
+    pthread_mutex_t turn_lock;
+    struct worker *workers[SESSION_WORKERS_MAX];
+    unsigned worker_count; /* grows, never shrinks */
+    unsigned bound_count;  /* the first so many are bound, one to each allowed CPU */
+    /* Written under turn_lock, read without it as a hint. */
+    _Atomic unsigned active;  /* not parked */
+    _Atomic unsigned blocked; /* active, but in something that may take long */
+    unsigned running_max;     /* --threads */
+    int cpu_worker[1024];     /* the worker bound to a CPU, or -1 */
+
+    pthread_mutex_t log_lock;
+    pthread_t watchdog;
+    bool watchdog_started;
+    _Atomic uint32_t watchdog_armed; /* futex: 0 while it sleeps for want of work */
+    _Atomic bool ended;
+    _Atomic uint64_t stalls;
+};
+
+/* A request in a worker's hands. */
+struct request {
+    struct worker *worker;
+    const struct fuse_in_header *header;
+    const void *arg;
+    size_t arg_len;
+    uint64_t received_ns;
+};
+
+/* The position that a node id of the kernel stands for; -ESTALE for one that can't be. */
+int request_position(const struct request *rq, uint32_t *ret_position);
+
+/* ops.c: answer one request. */
+void ops_dispatch(struct request *rq);
+
+/* reply.c. Each request that wants an answer gets exactly one. `err` is -errno or 0. */
+void reply_error(struct request *rq, int err);
+void reply_bytes(struct request *rq, const void *bytes, size_t len);
+/* iov[0] is left free for the header. */
+void reply_iov(struct request *rq, struct iovec *iov, int count);
+void reply_none(struct request *rq);
+/* EIO in place of a worker that stalls on `turn`; -EALREADY if it answered after all. */
+int reply_for_stalled(struct worker *worker, uint64_t turn, uint64_t unique);
+/* Fill attributes as the kernel wants them. */
+int reply_fill_attr(const struct session *session, uint32_t position,
+                    struct fuse_attr *ret_attr);
+/* An entry of `parent` for LOOKUP and READDIRPLUS, with its time-outs. */
+int reply_fill_entry(const struct session *session, uint32_t parent, uint32_t position,
+                     struct fuse_entry_out *ret_entry);
+#define VALID_FOREVER_S (UINT64_C(1) << 31)
+uint64_t reply_nodeid(const struct session *session, uint32_t inode_position);
+
+/* loop.c */
+int loop_start(struct session *session);
+void *loop_worker(void *worker);
+/* This worker may be gone for long: another one takes over. Called by the read path. */
+void loop_about_to_wait(void *worker);
+/* The watchdog answered for this worker. Under turn_lock. */
+void loop_dismiss_locked(struct worker *worker);
+/* One more worker that takes requests: a bound one, an idle extra, or a new one. */
+int loop_wake_another_locked(struct session *session);
+/* Let somebody wait for requests if nobody does. Under turn_lock. -EAGAIN: all are stuck. */
+int loop_ensure_waiter_locked(struct session *session);
+void loop_end(struct session *session);
+
+/* watchdog.c */
+int watchdog_start(struct session *session);
+void watchdog_arm(struct session *session);
+
+uint64_t session_now_ns(void);
+void session_log(struct session *session, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+#endif

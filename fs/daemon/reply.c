@@ -1,0 +1,212 @@
+/*
+ * Answers on the wire. A request is answered once, by the worker that has it or, if
+ * that one stalls, by the watchdog: whoever moves the worker's turn on may
+ * write. Data goes out by writev straight from the archive's mapping.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define READER_BLOCK_BYTES (128u << 10) /* st_blksize: readers take large pieces */
+
+uint64_t session_now_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
+}
+
+static bool take_turn(struct worker *w, uint64_t turn)
+{
+    return atomic_compare_exchange_strong_explicit(&w->turn, &turn, turn + 1,
+                                                   memory_order_acq_rel, memory_order_acquire);
+}
+
+/* The right to answer: false when the watchdog was first. */
+static bool claim(struct worker *w)
+{
+    w->lost = !take_turn(w, atomic_load_explicit(&w->turn, memory_order_relaxed) | 1);
+    return !w->lost;
+}
+
+static inline void add(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static unsigned bucket_of(uint64_t ns)
+{
+    uint64_t us = ns / 1000;
+    unsigned b = us ? 63u - (unsigned)__builtin_clzll(us) : 0;
+
+    return b < COUNTERS_BUCKETS ? b : COUNTERS_BUCKETS - 1;
+}
+
+static void count(struct request *rq, int err, size_t bytes)
+{
+    struct counter_slot *slot = rq->worker->slot;
+    uint32_t opcode = rq->header->opcode < COUNTERS_OPCODES ? rq->header->opcode : 0;
+    uint64_t now = session_now_ns();
+    uint64_t took = now - rq->received_ns;
+
+    add(&slot->requests[opcode], 1);
+    add(&slot->service_ns, took);
+    atomic_store_explicit(&slot->last_request_ns, now, memory_order_relaxed);
+    if (opcode == FUSE_READ) {
+        add(&slot->read_bytes, bytes);
+        add(&slot->read_service_ns, took);
+        add(&slot->histogram[bucket_of(took)], 1);
+    }
+    if (err && err != -ENOENT && err != -ENOSYS && err != -ENODATA && err != -ENOTTY &&
+        err != -ENXIO && err != -ERANGE)
+        add(&slot->errors, 1);
+}
+
+/* 0, or -errno of the write: -EFAULT when mapped bytes could not be read. */
+static int send_iov(struct request *rq, int err, struct iovec *iov, int n, size_t bytes)
+{
+    struct fuse_out_header out = {
+        .len = (uint32_t)(sizeof(out) + bytes), .error = err, .unique = rq->header->unique};
+
+    iov[0] = (struct iovec){&out, sizeof(out)};
+    for (;;) {
+        if (writev(rq->worker->fd, iov, n) >= 0)
+            return 0;
+        if (errno != EINTR)
+            return -errno;
+    }
+}
+
+void reply_error(struct request *rq, int err)
+{
+    struct iovec iov[1];
+
+    if (!claim(rq->worker))
+        return;
+    count(rq, err, 0);
+    send_iov(rq, err, iov, 1, 0);
+}
+
+void reply_bytes(struct request *rq, const void *bytes, size_t len)
+{
+    struct iovec iov[2];
+
+    iov[1] = (struct iovec){(void *)(uintptr_t)bytes, len};
+    reply_iov(rq, iov, 2);
+}
+
+void reply_iov(struct request *rq, struct iovec *iov, int n)
+{
+    size_t bytes = 0;
+    int r;
+
+    for (int i = 1; i < n; i++)
+        bytes += iov[i].iov_len;
+    if (!claim(rq->worker))
+        return;
+    r = send_iov(rq, 0, iov, n, bytes);
+    if (r == -EFAULT) {
+        /* The archive was cut or its device failed: the kernel still waits. */
+        session_log(rq->worker->session,
+                    "the archive can't be read any more: input/output error");
+        r = -EIO;
+        send_iov(rq, r, iov, 1, 0);
+    }
+    count(rq, r == -EIO ? r : 0, r ? 0 : bytes);
+}
+
+void reply_none(struct request *rq)
+{
+    if (claim(rq->worker))
+        count(rq, 0, 0);
+}
+
+int reply_for_stalled(struct worker *w, uint64_t turn, uint64_t unique)
+{
+    struct fuse_out_header out = {.len = sizeof(out), .error = -EIO, .unique = unique};
+
+    if (!take_turn(w, turn))
+        return -EALREADY;
+    add(&w->slot->errors, 1);
+    return write(w->fd, &out, sizeof(out)) < 0 ? -errno : 0;
+}
+
+uint64_t reply_nodeid(const struct session *s, uint32_t position)
+{
+    return position == s->config.root ? FUSE_ROOT_ID : (uint64_t)position + 1;
+}
+
+int request_position(const struct request *rq, uint32_t *ret_position)
+{
+    const struct session *s = rq->worker->session;
+    uint64_t nodeid = rq->header->nodeid;
+
+    if (nodeid == FUSE_ROOT_ID) {
+        *ret_position = s->config.root;
+        return 0;
+    }
+    if (nodeid == 0 || nodeid > index_info(s->index)->entries)
+        return -ESTALE;
+    *ret_position = (uint32_t)(nodeid - 1);
+    return 0;
+}
+
+int reply_fill_attr(const struct session *s, uint32_t position, struct fuse_attr *ret)
+{
+    struct node n;
+    int r = index_node(s->index, position, &n);
+
+    if (r < 0)
+        return r;
+    memset(ret, 0, sizeof(*ret));
+    ret->ino = (uint64_t)n.position + 1;
+    ret->size = n.size_bytes;
+    ret->blocks = n.data_bytes / 512 + (n.data_bytes % 512 != 0);
+    ret->mtime = ret->atime = ret->ctime = (uint64_t)n.mtime_sec;
+    ret->mtimensec = ret->atimensec = ret->ctimensec = n.mtime_nsec;
+    ret->mode = n.mode;
+    ret->nlink = n.nlink;
+    ret->uid = s->config.override_uid ? s->config.uid : n.uid;
+    ret->gid = s->config.override_gid ? s->config.gid : n.gid;
+    /* The kernel decodes this with new_decode_dev: its 32-bit form. */
+    ret->rdev =
+        (n.rdev_minor & 0xff) | (n.rdev_major & 0xfff) << 8 | (n.rdev_minor & ~0xffu) << 12;
+    ret->blksize = READER_BLOCK_BYTES;
+    return 0;
+}
+
+/*
+ * Everything is valid for ever, except that the directories of the root and one in 64
+ * of its files are asked for again each second: a reader whose files are all cached
+ * sends no request, and this shows that it lives (see control.c).
+ */
+static uint64_t entry_valid_s(const struct session *s, uint32_t parent, uint32_t position,
+                              uint32_t mode)
+{
+    if (parent != s->config.root)
+        return VALID_FOREVER_S;
+    return S_ISDIR(mode) || position % 64 == 0 ? 1 : VALID_FOREVER_S;
+}
+
+int reply_fill_entry(const struct session *s, uint32_t parent, uint32_t position,
+                     struct fuse_entry_out *ret)
+{
+    uint32_t inode;
+    int r = index_inode_position(s->index, position, &inode);
+
+    if (r < 0)
+        return r;
+    memset(ret, 0, sizeof(*ret));
+    r = reply_fill_attr(s, inode, &ret->attr);
+    if (r < 0)
+        return r;
+    ret->nodeid = reply_nodeid(s, inode);
+    ret->attr_valid = VALID_FOREVER_S;
+    ret->entry_valid = entry_valid_s(s, parent, position, ret->attr.mode);
+    return 0;
+}

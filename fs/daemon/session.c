@@ -1,0 +1,221 @@
+/*
+ * Start and stop of a session. libfuse negotiates INIT, which it knows best for every
+ * kernel; every later request is answered by our own loop (loop.c, ops.c), which
+ * neither allocates nor locks on the way of a request.
+ */
+#define FUSE_USE_VERSION 35
+#include <errno.h>
+#include <fuse_lowlevel.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define INIT_WAIT_MS 10000
+#define BACKGROUND_REQUESTS 512 /* the default of 12 cuts read-ahead of small files up */
+#define HEADER_ROOM 4096u
+
+const char *session_mount_options(void)
+{
+    return "max_read=1048576"; /* READER_SPAN_MAX, as INIT says too */
+}
+
+void session_log(struct session *s, const char *format, ...)
+{
+    struct counters *c = s->config.counters;
+    char line[sizeof(c->last_error)] = "";
+    va_list ap;
+
+    va_start(ap, format);
+    vsnprintf(line, sizeof(line), format, ap);
+    va_end(ap);
+    pthread_mutex_lock(&s->log_lock);
+    memcpy(c->last_error, line, sizeof(line));
+    if (s->config.log)
+        s->config.log(s->config.log_ctx, line);
+    pthread_mutex_unlock(&s->log_lock);
+}
+
+/* INIT: ask for what an immutable tree can use, and decline what costs it. */
+static void on_init(void *userdata, struct fuse_conn_info *conn)
+{
+    const unsigned wanted = FUSE_CAP_ASYNC_READ | FUSE_CAP_PARALLEL_DIROPS |
+                            FUSE_CAP_CACHE_SYMLINKS | FUSE_CAP_READDIRPLUS |
+                            FUSE_CAP_ASYNC_DIO | FUSE_CAP_EXPORT_SUPPORT;
+    struct session *s = userdata;
+
+    conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS_AUTO |
+                              FUSE_CAP_IOCTL_DIR | FUSE_CAP_SPLICE_READ);
+    conn->want |= wanted & conn->capable;
+    s->no_open = conn->capable & FUSE_CAP_NO_OPEN_SUPPORT;
+    s->no_opendir = conn->capable & FUSE_CAP_NO_OPENDIR_SUPPORT;
+    conn->max_read = READER_SPAN_MAX;
+    conn->max_write = READER_SPAN_MAX; /* nothing is written: libfuse derives max_pages */
+    conn->max_background = BACKGROUND_REQUESTS;
+    conn->congestion_threshold = BACKGROUND_REQUESTS;
+}
+
+static const struct fuse_lowlevel_ops init_only = {.init = on_init};
+
+/* Read requests until the kernel has had its answer to INIT. */
+static int negotiate(struct session *s, struct fault *fault)
+{
+    struct pollfd p = {.fd = s->fd, .events = POLLIN};
+    struct fuse_buf buf = {0};
+    bool done = false;
+    int r = 0;
+
+    buf.mem = malloc(s->buffer_bytes);
+    if (!buf.mem)
+        return -ENOMEM;
+    while (r == 0 && !done) {
+        ssize_t n;
+
+        if (poll(&p, 1, INIT_WAIT_MS) <= 0) {
+            r = fault_set(fault, -ETIMEDOUT, NULL, FAULT_NO_OFFSET,
+                          "the kernel did not open the FUSE connection within %d s",
+                          INIT_WAIT_MS / 1000);
+            break;
+        }
+        n = read(s->fd, buf.mem, s->buffer_bytes);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN || errno == ENOENT))
+            continue;
+        if (n < (ssize_t)sizeof(struct fuse_in_header)) {
+            r = fault_set(fault, n < 0 ? -errno : -EIO, NULL, FAULT_NO_OFFSET,
+                          "the FUSE connection ended before it began");
+            break;
+        }
+        buf.size = (size_t)n;
+        const struct fuse_in_header *header = buf.mem;
+        const struct fuse_init_in *in = (const void *)(header + 1);
+        done = header->opcode == FUSE_INIT && in->major == FUSE_KERNEL_VERSION;
+        fuse_session_process_buf(s->fuse, &buf);
+        if (fuse_session_exited(s->fuse))
+            r = fault_set(fault, -EPROTO, NULL, FAULT_NO_OFFSET,
+                          "this kernel's FUSE protocol is too old");
+    }
+    free(buf.mem);
+    return r;
+}
+
+static int create_fuse(struct session *s)
+{
+    char name[] = "onepot", flag[] = "-o", option[64], device[32];
+    char *argv[] = {name, flag, option, NULL};
+    struct fuse_args args = {.argc = 3, .argv = argv};
+
+    snprintf(option, sizeof(option), "%s", session_mount_options());
+    s->fuse = fuse_session_new(&args, &init_only, sizeof(init_only), s);
+    fuse_opt_free_args(&args);
+    if (!s->fuse)
+        return -ENOMEM;
+    snprintf(device, sizeof(device), "/dev/fd/%d", s->fd);
+    if (fuse_session_mount(s->fuse, device) != 0)
+        return -EBADF;
+    return 0;
+}
+
+int session_start(const struct session_config *config, struct fault *fault,
+                  struct session **ret_session)
+{
+    struct session *s = calloc(1, sizeof(*s));
+    int r;
+
+    if (!s) {
+        close(config->fuse_fd);
+        return -ENOMEM;
+    }
+    s->config = *config;
+    s->index = config->pot->index;
+    s->fd = config->fuse_fd;
+    s->buffer_bytes = READER_SPAN_MAX + HEADER_ROOM;
+    pthread_mutex_init(&s->turn_lock, NULL);
+    pthread_mutex_init(&s->log_lock, NULL);
+    s->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    r = s->ended_fd < 0 ? -errno : create_fuse(s);
+    if (r == 0)
+        r = negotiate(s, fault);
+    if (r == 0)
+        r = watchdog_start(s);
+    if (r == 0)
+        r = loop_start(s);
+    if (r < 0) {
+        loop_end(s);
+        session_stop(s);
+        return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "the session can't start: %s",
+                         strerror(-r));
+    }
+    *ret_session = s;
+    return 0;
+}
+
+int session_ended_fd(const struct session *s)
+{
+    return s->ended_fd;
+}
+
+void session_update_counters(struct session *s)
+{
+    struct counters *c = s->config.counters;
+    struct block_cache_stats stats;
+
+    reader_cache_stats(s->config.reader, &stats);
+    atomic_store(&c->cache_hits, stats.hits);
+    atomic_store(&c->cache_misses, stats.misses);
+    atomic_store(&c->cache_waits, stats.waits);
+    atomic_store(&c->cache_evictions, stats.evictions);
+    atomic_store(&c->cache_bytes, stats.bytes);
+}
+
+static bool join(pthread_t thread, const struct timespec *until)
+{
+    return pthread_timedjoin_np(thread, NULL, until) == 0;
+}
+
+static void free_worker(struct session *s, struct worker *w)
+{
+    reader_scratch_free(w->scratch);
+    if (w->buffer)
+        munmap(w->buffer, s->buffer_bytes);
+    if (w->reply_buffer)
+        munmap(w->reply_buffer, LISTING_BYTES);
+    if (w->owns_fd)
+        close(w->fd);
+    free(w);
+}
+
+int session_stop(struct session *s)
+{
+    struct timespec until;
+    bool all = true;
+
+    loop_end(s);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 2;
+    for (unsigned i = 0; i < s->worker_count; i++)
+        if (s->workers[i]->started)
+            all &= join(s->workers[i]->thread, &until);
+    if (s->watchdog_started)
+        all &= join(s->watchdog, &until);
+    session_update_counters(s);
+    if (!all)
+        return -EBUSY;
+    for (unsigned i = 0; i < s->worker_count; i++)
+        free_worker(s, s->workers[i]);
+    if (s->fuse)
+        fuse_session_destroy(s->fuse); /* closes the device */
+    else
+        close(s->fd);
+    if (s->ended_fd >= 0)
+        close(s->ended_fd);
+    pthread_mutex_destroy(&s->turn_lock);
+    pthread_mutex_destroy(&s->log_lock);
+    free(s);
+    return 0;
+}

@@ -1,0 +1,144 @@
+/*
+ * A reader never hangs. A read of the archive that stalls can't be called back: its
+ * thread sits in the kernel until the filesystem answers. So this thread looks at the
+ * requests in hand several times a second, and answers one that is older than
+ * --io-timeout with EIO in place of its worker. The worker is dismissed (it ends when
+ * it wakes) and another one takes its turn.
+ *
+ * It also catches a worker that is held up without having said so (a page fault in
+ * the middle of a mapped range) while nobody else waits for requests.
+ *
+ * An idle mount costs nothing: after a tick without any request this thread sleeps
+ * until a request arms it.
+ */
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define TICK_NS (100u * 1000 * 1000)
+#define HELD_UP_NS (50u * 1000 * 1000)
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t value, const struct timespec *timeout)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, timeout, NULL, 0);
+}
+
+void watchdog_arm(struct session *s)
+{
+    if (atomic_exchange(&s->watchdog_armed, 1) == 0)
+        syscall(SYS_futex, &s->watchdog_armed, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static void log_stall(struct session *s, uint32_t position, uint64_t age_ns)
+{
+    char path[4096];
+    size_t len;
+
+    if (index_path(s->index, position, path, sizeof(path), &len) < 0)
+        snprintf(path, sizeof(path), "entry %u", position);
+    session_log(
+        s,
+        "%s: %s: a read has been waiting for %.1f s; answered with an input/output error "
+        "(see --io-timeout)",
+        s->config.pot->path, path, (double)age_ns / 1e9);
+}
+
+/* Answer for a worker, unless it did so itself in the meantime. */
+static void give_up(struct worker *w, uint64_t turn, uint64_t unique, uint64_t age_ns)
+{
+    struct session *s = w->session;
+
+    if (reply_for_stalled(w, turn, unique) == -EALREADY)
+        return;
+    pthread_mutex_lock(&s->turn_lock);
+    loop_dismiss_locked(w);
+    pthread_mutex_unlock(&s->turn_lock);
+    atomic_fetch_add(&s->config.counters->stalls, 1);
+    atomic_fetch_add(&s->config.counters->replacements, 1);
+    log_stall(s, atomic_load(&w->position), age_ns);
+}
+
+/* Look at all workers once; true if one has a request in hand. */
+static bool look(struct session *s)
+{
+    uint64_t now = session_now_ns(), timeout_ns = s->config.io_timeout_s * UINT64_C(1000000000);
+    unsigned count, busy = 0, held_up = 0;
+
+    pthread_mutex_lock(&s->turn_lock);
+    count = s->worker_count;
+    pthread_mutex_unlock(&s->turn_lock);
+    for (unsigned i = 0; i < count; i++) {
+        struct worker *w = s->workers[i];
+        uint64_t turn = atomic_load(&w->turn);
+        uint64_t unique = atomic_load(&w->unique), since = atomic_load(&w->since_ns);
+
+        if (turn % 2 == 0)
+            continue;
+        busy++;
+        if (now - since > HELD_UP_NS && now > since)
+            held_up++;
+        if (timeout_ns && now > since && now - since > timeout_ns)
+            give_up(w, turn, unique, now - since);
+    }
+    if (held_up) {
+        pthread_mutex_lock(&s->turn_lock);
+        if (s->active <= held_up)
+            loop_wake_another_locked(s);
+        pthread_mutex_unlock(&s->turn_lock);
+    }
+    return busy > 0;
+}
+
+static uint64_t last_request(const struct session *s)
+{
+    uint64_t last = 0;
+
+    for (unsigned i = 0; i < COUNTERS_SLOTS; i++) {
+        uint64_t t = atomic_load_explicit(&s->config.counters->slots[i].last_request_ns,
+                                          memory_order_relaxed);
+        if (t > last)
+            last = t;
+    }
+    return last;
+}
+
+static void *watchdog(void *arg)
+{
+    const struct timespec tick = {.tv_nsec = TICK_NS};
+    struct session *s = arg;
+
+    while (!atomic_load(&s->ended)) {
+        if (!look(s) && session_now_ns() - last_request(s) > 10ull * TICK_NS) {
+            session_update_counters(s);
+            atomic_store(&s->watchdog_armed, 0);
+            if (look(s))
+                atomic_store(&s->watchdog_armed, 1);
+        }
+        if (atomic_load(&s->watchdog_armed)) {
+            futex_wait(&s->watchdog_armed, 1, &tick);
+            session_update_counters(s);
+        } else if (!atomic_load(&s->ended)) {
+            futex_wait(&s->watchdog_armed, 0, NULL);
+        }
+    }
+    return NULL;
+}
+
+int watchdog_start(struct session *s)
+{
+    pthread_attr_t attr;
+    int r;
+
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, 64u << 10);
+    r = -pthread_create(&s->watchdog, &attr, watchdog, s);
+    pthread_attr_destroy(&attr);
+    s->watchdog_started = r == 0;
+    return r;
+}
