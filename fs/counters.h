@@ -28,11 +28,11 @@ enum mount_state {
 
 struct counter_slot {
     _Alignas(64) _Atomic uint64_t requests[COUNTERS_OPCODES]; /* by FUSE opcode */
-    _Atomic uint64_t errors;         /* replies that were errors other than ENOENT, ENOSYS, ENODATA */
-    _Atomic uint64_t read_bytes;     /* sent to readers */
-    _Atomic uint64_t read_files;     /* READs that started at offset 0 */
-    _Atomic uint64_t service_ns;     /* receipt to reply, all requests */
-    _Atomic uint64_t read_service_ns;/* READs alone: the time that readers waited for input */
+    _Atomic uint64_t errors; /* replies that were errors other than ENOENT, ENOSYS, ENODATA */
+    _Atomic uint64_t read_bytes;      /* sent to readers */
+    _Atomic uint64_t read_files;      /* READs that started at offset 0 */
+    _Atomic uint64_t service_ns;      /* receipt to reply, all requests */
+    _Atomic uint64_t read_service_ns; /* READs alone: the time that readers waited for input */
     _Atomic uint64_t last_request_ns;
     _Atomic uint64_t histogram[COUNTERS_BUCKETS]; /* service time of READs */
 };
@@ -47,21 +47,25 @@ struct counters {
     int32_t daemon_pid;
     uint64_t daemon_start_ticks; /* field 22 of /proc/PID/stat: a PID may be used again */
     int64_t started_realtime_sec;
-    char job[64];                /* "" outside a job */
+    char job[64]; /* "" outside a job */
     char step[64];
     char mountpoint[4096];
     char archive[4096];
     char format[32];
-    char version_text[32];       /* of the program */
+    char version_text[32]; /* of the program */
     uint64_t archive_dev, archive_ino, archive_bytes;
-    uint64_t options_hash;       /* mounts are shared only between equal options */
+    uint64_t options_hash; /* mounts are shared only between equal options */
     uint64_t entries, files, total_bytes;
     uint64_t cache_budget_bytes;
     uint32_t threads;
-    uint32_t private_namespace;  /* 1: visible to the command of `run` alone */
+    uint32_t private_namespace; /* 1: visible to the command of `run` alone */
+    uint32_t mount_dev_major, mount_dev_minor; /* st_dev of what is mounted */
+    uint32_t owns_mountpoint; /* 1: the directory was made for the mount and goes with it */
+    uint32_t made_by_run;     /* 1: it ends with the `run`s that use it */
 
-    _Atomic uint32_t state;      /* enum mount_state */
-    _Atomic uint32_t holders;    /* mount commands that share this mount */
+    _Atomic uint32_t state;   /* enum mount_state */
+    _Atomic uint32_t holders; /* mount commands that share this mount */
+    _Atomic uint64_t shared_ns; /* when a command shared it last: counts as a request */
 
     /* Written now and then by the daemon. */
     _Atomic uint64_t cache_hits, cache_misses, cache_waits, cache_evictions, cache_bytes;

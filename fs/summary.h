@@ -1,0 +1,35 @@
+/*
+ * The counters of a mount, added up, and the line that says at its end what the job
+ * got: the time that readers waited tells whether a GPU was starved.
+ */
+#ifndef ONEPOT_SUMMARY_H
+#define ONEPOT_SUMMARY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "counters.h"
+
+struct summary {
+    uint64_t requests[COUNTERS_OPCODES];
+    uint64_t requests_all;
+    uint64_t errors;
+    uint64_t read_bytes, read_files;
+    uint64_t service_ns, read_service_ns;
+    uint64_t last_request_ns; /* CLOCK_MONOTONIC; 0: none yet */
+    uint64_t histogram[COUNTERS_BUCKETS];
+};
+
+/* All slots of a mount that may be running. */
+void summary_read(const struct counters *counters, struct summary *ret_summary);
+
+/* The newest sign of use: a request, or a command that began to share the mount. */
+uint64_t summary_last_use_ns(const struct counters *counters);
+
+/*
+ * "1,234 files, 20.3 GiB read in 10.0 min (34.6 MiB/s); readers waited 12.3 s; 98% of
+ * blocks from the cache", cut to `size`. Returns buf.
+ */
+const char *summary_line(const struct counters *counters, char *buf, size_t size);
+
+#endif
