@@ -1,7 +1,7 @@
 /*
  * onepot: find the subcommand, call it, see that its output arrived.
  */
-#include <stdbool.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -113,9 +113,22 @@ static int help_command(int argc, char **argv)
     return run_command(2, help_argv);
 }
 
+/*
+ * A program that was started with a standard descriptor closed would get its number for
+ * the next file that it opens, and print into that. What is put in its place can't be
+ * read or written, so that its use still fails.
+ */
+static void occupy_standard_descriptors(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+}
+
 int main(int argc, char **argv)
 {
     int status;
+    occupy_standard_descriptors();
     if (argc < 2) {
         print_help(stderr);
         status = CLI_USAGE;

@@ -1,0 +1,191 @@
+/*
+ * onepot cat: write files of an archive to standard output, through the same read path
+ * as a mount: stored bytes go from the mapped archive to writev without a copy.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli.h"
+#include "commands.h"
+#include "reader.h"
+#include "resolve.h"
+
+static const struct cli_usage usage = {
+    "cat", "ARCHIVE PATH...",
+    "Write the files PATH... of an archive to standard output, one after another.\n"
+    "Symbolic links are followed within the archive.\n"
+    "\n"
+    "      --progress=WHEN   show progress of indexing: auto, always or never\n"};
+
+struct output {
+    struct pot *pot;
+    const char *archive;
+    struct reader *reader;
+    struct reader_scratch *scratch;
+    bool broken; /* standard output takes no more */
+};
+
+/* Standard output may be a pipe that somebody else made non-blocking. */
+static int wait_writable(void)
+{
+    struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    return poll(&p, 1, -1) < 0 && errno != EINTR ? -errno : 0;
+}
+
+static int write_all(struct iovec *iov, int count)
+{
+    while (count > 0) {
+        ssize_t n = writev(STDOUT_FILENO, iov, count);
+        if (n < 0 && errno == EAGAIN) {
+            int r = wait_writable();
+            if (r < 0)
+                return r;
+        } else if (n < 0 && errno != EINTR) {
+            return -errno;
+        }
+        size_t done = n > 0 ? (size_t)n : 0;
+        for (; count > 0 && done >= iov->iov_len; iov++, count--)
+            done -= iov->iov_len;
+        if (count > 0) {
+            iov->iov_base = (char *)iov->iov_base + done;
+            iov->iov_len -= done;
+        }
+    }
+    return 0;
+}
+
+/* 0, or an error of the archive with *ret_offset; what standard output says is in o->broken. */
+static int copy_file(struct output *o, uint32_t position, uint64_t *ret_offset)
+{
+    uint64_t offset = 0;
+    for (;;) {
+        struct span span;
+        int r = reader_get(o->reader, o->scratch, position, offset, READER_SPAN_MAX, &span);
+        if (r < 0) {
+            *ret_offset = offset;
+            return r;
+        }
+        struct iovec iov[READER_IOV_MAX];
+        memcpy(iov, span.iov, sizeof(iov));
+        size_t bytes = span.bytes;
+        r = write_all(iov, span.iov_count);
+        reader_put(o->reader, &span);
+        if (r == -EFAULT) { /* the mapped archive was cut short */
+            *ret_offset = offset;
+            return -ENODATA;
+        }
+        if (r < 0) {
+            cli_failf("standard output", "%s", strerror(-r));
+            o->broken = true;
+            return 0;
+        }
+        if (bytes == 0)
+            return 0;
+        offset += bytes;
+    }
+}
+
+static const char *describe(int err)
+{
+    switch (-err) {
+    case EISDIR:
+        return "it is a directory";
+    case EINVAL:
+        return "it is no regular file";
+    case EUCLEAN:
+        return "the archive is damaged here";
+    case ENODATA:
+        return "the archive ends before the file does";
+    default:
+        return resolve_error(err) ? resolve_error(err) : strerror(-err);
+    }
+}
+
+static int fail_path(const struct output *o, const char *path, int err, uint64_t offset)
+{
+    struct fault fault = {0};
+    fault_set(&fault, err, path, offset, "%s", describe(err));
+    if (err == -EUCLEAN || err == -ENODATA)
+        fault_advise(&fault, "compare the archive with its original, or copy it again");
+    return cli_fail(o->archive, err, &fault);
+}
+
+static int cat_path(struct output *o, const char *path)
+{
+    uint32_t position;
+    struct node node;
+    uint64_t offset = FAULT_NO_OFFSET;
+    int r = resolve_path(o->pot->index, path, &position);
+    if (r == 0)
+        r = index_node(o->pot->index, position, &node);
+    if (r == 0 && S_ISDIR(node.mode))
+        r = -EISDIR;
+    else if (r == 0 && !S_ISREG(node.mode))
+        r = -EINVAL;
+    else if (r == 0)
+        r = copy_file(o, node.position, &offset);
+    if (r < 0)
+        return fail_path(o, path, r, offset);
+    return o->broken ? CLI_FAILED : CLI_OK;
+}
+
+static int open_output(struct output *o, enum cli_progress_mode progress)
+{
+    struct fault fault = {0};
+    int r = cli_open_pot(o->archive, NULL, progress, &o->pot);
+    if (r < 0)
+        return r;
+    struct reader_options options = {.cache_bytes = 16u << 20};
+    r = reader_new(o->pot, &options, &fault, &o->reader);
+    if (r == 0)
+        r = reader_scratch_new(o->reader, &o->scratch);
+    if (r < 0)
+        cli_fail(o->archive, r, &fault);
+    return r;
+}
+
+static void close_output(struct output *o)
+{
+    if (o->scratch)
+        reader_scratch_free(o->scratch);
+    if (o->reader)
+        reader_free(o->reader);
+    pot_close(o->pot);
+}
+
+static int cat_paths(const char *archive, char **paths, int count,
+                     enum cli_progress_mode progress)
+{
+    struct output o = {.archive = archive};
+    int status = open_output(&o, progress) < 0 ? CLI_FAILED : CLI_OK;
+    if (status == CLI_OK) {
+        for (int i = 0; i < count && !o.broken; i++)
+            if (cat_path(&o, paths[i]) != CLI_OK)
+                status = CLI_FAILED;
+    }
+    close_output(&o);
+    return status;
+}
+
+enum { OPTION_PROGRESS = CLI_OPTION_OWN };
+
+int command_cat(int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"progress", required_argument, NULL, OPTION_PROGRESS},
+        CLI_OPTIONS_END,
+    };
+    enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
+    int opt, status = CLI_GO_ON;
+    while ((opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1)
+        if (opt == OPTION_PROGRESS && cli_progress_option(&usage, optarg, &progress) != 0)
+            return CLI_USAGE;
+    if (status != CLI_GO_ON)
+        return status;
+    if (argc - optind < 2)
+        return cli_usage_error(&usage, optind == argc ? "no archive was named"
+                                                      : "no path in the archive was named");
+    return cat_paths(argv[optind], argv + optind + 1, argc - optind - 1, progress);
+}

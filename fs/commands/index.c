@@ -1,0 +1,76 @@
+/*
+ * onepot index: make and save the index of a foreign archive ahead of time, so that
+ * the jobs that mount it need not.
+ */
+#include <stdbool.h>
+#include <string.h>
+
+#include "cli.h"
+#include "commands.h"
+
+static const struct cli_usage usage = {
+    "index", "[-f] ARCHIVE...",
+    "Save the index of archives beside them (ARCHIVE.onepot-index), or where that is\n"
+    "not possible, in $XDG_CACHE_HOME/onepot. An archive that 'onepot pack' made carries\n"
+    "its own index and needs none.\n"
+    "\n"
+    "  -f, --force           make it anew, also where a saved one still fits\n"
+    "      --progress=WHEN   show progress: auto, always or never\n"};
+
+static void report(const struct pot *pot)
+{
+    char members[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN];
+    if (pot->origin == POT_INDEX_EMBEDDED) {
+        cli_note("%s: this archive carries its own index; there is nothing to save", pot->path);
+        return;
+    }
+    const struct index_info *info = index_info(pot->index);
+    const char *where = pot->index_path ? pot->index_path : "(nowhere)";
+    cli_print_name(stdout, pot->path, strlen(pot->path));
+    fputs(pot->origin == POT_INDEX_SAVED ? ": still right: " : ": saved in ", stdout);
+    cli_print_name(stdout, where, strlen(where));
+    printf(" (%s, %s entries)\n", cli_format_bytes(info->image_bytes, bytes),
+           cli_format_count(info->entries, members));
+}
+
+static int index_archives(char **archives, int count, bool rebuild,
+                          enum cli_progress_mode progress)
+{
+    int status = CLI_OK;
+    struct pot_options options = {.save = POT_SAVE_ALWAYS, .rebuild = rebuild};
+    for (int i = 0; i < count; i++) {
+        struct pot *pot;
+        if (cli_open_pot(archives[i], &options, progress, &pot) < 0) {
+            status = CLI_FAILED;
+            continue;
+        }
+        report(pot);
+        pot_close(pot);
+    }
+    return status;
+}
+
+enum { OPTION_PROGRESS = CLI_OPTION_OWN };
+
+int command_index(int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"force", no_argument, NULL, 'f'},
+        {"progress", required_argument, NULL, OPTION_PROGRESS},
+        CLI_OPTIONS_END,
+    };
+    bool rebuild = false;
+    enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
+    int opt, status = CLI_GO_ON;
+    while ((opt = cli_getopt(&usage, argc, argv, "f", longs, &status)) != -1) {
+        if (opt == 'f')
+            rebuild = true;
+        else if (opt == OPTION_PROGRESS && cli_progress_option(&usage, optarg, &progress) != 0)
+            return CLI_USAGE;
+    }
+    if (status != CLI_GO_ON)
+        return status;
+    if (optind == argc)
+        return cli_usage_error(&usage, "no archive was named");
+    return index_archives(argv + optind, argc - optind, rebuild, progress);
+}
