@@ -128,6 +128,11 @@ void cli_print_name(FILE *out, const char *bytes, size_t len);
  */
 void cli_json_string(FILE *out, const char *bytes, size_t len);
 
+/* A further field of an object on standard output: `,\n  "key": value`. */
+void cli_json_text(const char *key, const char *text, size_t max_len); /* NULL: null */
+void cli_json_number(const char *key, uint64_t number);
+void cli_json_bool(const char *key, bool value);
+
 /* Everything that was printed reached standard output: `status`, else CLI_FAILED. */
 int cli_finish(int status);
 

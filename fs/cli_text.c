@@ -5,6 +5,7 @@
  * out as \xNN; in a pipe they stay what they are, so that a script gets the real name.
  */
 #include <inttypes.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -106,4 +107,30 @@ void cli_json_string(FILE *out, const char *bytes, size_t len)
         i += n ? n : 1;
     }
     fputc('"', out);
+}
+
+static void json_key(const char *key)
+{
+    printf(",\n  \"%s\": ", key);
+}
+
+void cli_json_text(const char *key, const char *text, size_t max_len)
+{
+    json_key(key);
+    if (text)
+        cli_json_string(stdout, text, strnlen(text, max_len));
+    else
+        fputs("null", stdout);
+}
+
+void cli_json_number(const char *key, uint64_t number)
+{
+    json_key(key);
+    printf("%" PRIu64, number);
+}
+
+void cli_json_bool(const char *key, bool value)
+{
+    json_key(key);
+    fputs(value ? "true" : "false", stdout);
 }

@@ -112,49 +112,30 @@ static void print_text(const struct pot *pot, const struct index_info *info)
 
 /* ---- for programs ---- */
 
-static void json_text(const char *key, const char *text)
-{
-    printf(",\n  \"%s\": ", key);
-    if (text)
-        cli_json_string(stdout, text, strlen(text));
-    else
-        fputs("null", stdout);
-}
-
-static void json_number(const char *key, uint64_t number)
-{
-    printf(",\n  \"%s\": %" PRIu64, key, number);
-}
-
-static void json_bool(const char *key, bool value)
-{
-    printf(",\n  \"%s\": %s", key, value ? "true" : "false");
-}
-
 static void print_json(const struct pot *pot, const struct index_info *info)
 {
     uint64_t known = info->files + info->directories;
     fputs("{\n  \"archive\": ", stdout);
     cli_json_string(stdout, pot->path, strlen(pot->path));
-    json_text("format", pot->backend->name);
-    json_number("size_bytes", pot->identity.size_bytes);
-    json_text("compression", pot->compression);
-    json_text("codec", codec_name(info->codec));
-    json_number("block_bytes", info->block_bytes);
-    json_number("entries", info->entries);
-    json_number("files", info->files);
-    json_number("directories", info->directories);
-    json_number("others", info->entries > known ? info->entries - known : 0);
-    json_number("inodes", info->inodes);
-    json_number("total_bytes", info->total_bytes);
-    json_number("data_bytes", info->data_bytes);
-    json_text("index_origin", origin_name(pot->origin));
-    json_text("index_path", pot->index_path);
-    json_number("index_bytes", info->image_bytes);
-    json_bool("has_sums", info->has_sums);
-    json_bool("has_hardlinks", info->has_hardlinks);
-    json_bool("has_holes", info->has_holes);
-    json_bool("has_xattrs", info->has_xattrs);
+    cli_json_text("format", pot->backend->name, SIZE_MAX);
+    cli_json_number("size_bytes", pot->identity.size_bytes);
+    cli_json_text("compression", pot->compression, SIZE_MAX);
+    cli_json_text("codec", codec_name(info->codec), SIZE_MAX);
+    cli_json_number("block_bytes", info->block_bytes);
+    cli_json_number("entries", info->entries);
+    cli_json_number("files", info->files);
+    cli_json_number("directories", info->directories);
+    cli_json_number("others", info->entries > known ? info->entries - known : 0);
+    cli_json_number("inodes", info->inodes);
+    cli_json_number("total_bytes", info->total_bytes);
+    cli_json_number("data_bytes", info->data_bytes);
+    cli_json_text("index_origin", origin_name(pot->origin), SIZE_MAX);
+    cli_json_text("index_path", pot->index_path, SIZE_MAX);
+    cli_json_number("index_bytes", info->image_bytes);
+    cli_json_bool("has_sums", info->has_sums);
+    cli_json_bool("has_hardlinks", info->has_hardlinks);
+    cli_json_bool("has_holes", info->has_holes);
+    cli_json_bool("has_xattrs", info->has_xattrs);
     fputs("\n}", stdout);
 }
 
