@@ -15,18 +15,27 @@
 
 struct sandbox_limits {
     uint64_t memory_bytes;  /* private memory (RLIMIT_DATA); 0: the default of 1 GiB */
+    uint64_t file_bytes;    /* of a file that it writes: then EFBIG; 0: no limit */
     uint32_t stall_seconds; /* killed after so long without progress; 0: 60 s */
     const int *keep_fds;    /* descriptors that stay open */
     size_t keep_fd_count;
 };
 
-/* Called in the parent about five times a second while the child works. */
+/*
+ * Called in the parent about five times a second while the child works, and once more
+ * when it is gone. Signals are blocked meanwhile.
+ */
 typedef void sandbox_watch(void *ctx, const struct progress *progress);
 
 /*
  * Call fn(arg, progress, fault) in a child; 0 or -errno of fn comes back. `watch` may
  * be NULL. The caller may have threads (the child runs fn without them: fn must not
  * take locks of the parent). -EINTR when a signal that the caller handles arrived.
+ *
+ * Stalled means: neither bytes_done nor members changed while the child used
+ * stall_seconds of CPU time, which is the archive's fault (-EUCLEAN), or while five
+ * times as long went by, which is the storage's (-ETIMEDOUT). -ENOMEM when fn, or the
+ * kernel, ran out of memory.
  */
 int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
                 const struct sandbox_limits *limits, sandbox_watch *watch, void *watch_ctx,

@@ -1,0 +1,560 @@
+/*
+ * The sandbox: untrusted bytes are parsed in a child process that can do nothing but
+ * compute, read the archive and write one file.
+ *
+ * It is a fork, not a new program, because what it runs is a function of this one. All
+ * that comes back is a page of shared memory (progress, fault, result), which the
+ * parent reads as it would read a file from the net: the child may have been taken
+ * over by the archive that it parsed.
+ *
+ * The order inside the child matters: what needs privileges or files (limits,
+ * /dev/null, closing what was inherited) comes first, and the system call filter
+ * last. The filter answers EPERM instead of killing, because libraries probe for
+ * things (a locale, a configuration file) that they can do without.
+ *
+ * The parent waits on a pidfd where the kernel has them (5.3) and looks around every
+ * 20 ms otherwise. All its signals are blocked except within that wait, so that none
+ * can slip in between a look at a flag and the wait.
+ */
+#include "sandbox.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define WITH_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                     \
+    __has_feature(memory_sanitizer)
+#define WITH_SANITIZER 1
+#endif
+#endif
+#ifndef WITH_SANITIZER
+#define WITH_SANITIZER 0
+#endif
+
+enum {
+    DEFAULT_STALL_SECONDS = 60,
+    IDLE_FACTOR = 5,    /* wall-clock time allowed, in units of stall_seconds */
+    WATCH_MS = 200,     /* between two looks at the child */
+    TICK_MS = 20,       /* the same, without pidfds */
+    REAP_MS = 5000,     /* how long a killed child is waited for: it may hang in a read */
+    TICK_MAX_MS = 1000, /* time counted for one tick: the whole job may have been stopped */
+};
+#define DEFAULT_MEMORY_BYTES (UINT64_C(1) << 30)
+
+/* What parent and child share. */
+struct shared {
+    struct progress progress;
+    struct fault fault;
+    _Atomic int done; /* the function returned; result is valid */
+    int result;
+};
+
+/* One run, in the parent. */
+struct run {
+    struct shared *shared;
+    pid_t pid;
+    int pidfd; /* -1: the kernel has none */
+    sigset_t signals_before;
+    sigset_t signals_waiting; /* blocked while waiting: the same, and idle chatter */
+    int status;               /* as waitpid has it */
+    bool status_lost;
+    uint64_t memory_bytes;
+    uint32_t stall_seconds;
+    /* Stall accounting: what was seen last, and since then: */
+    uint64_t bytes_seen;
+    uint64_t members_seen;
+    double cpu_at_change_s;
+    double idle_s;
+};
+
+/* ---- the child ---- */
+
+static void set_limit(int resource, uint64_t value)
+{
+    struct rlimit limit;
+    if (getrlimit((__rlimit_resource_t)resource, &limit) < 0)
+        return;
+    if (limit.rlim_max != RLIM_INFINITY && value > limit.rlim_max)
+        value = limit.rlim_max;
+    limit.rlim_cur = limit.rlim_max = value;
+    setrlimit((__rlimit_resource_t)resource, &limit);
+}
+
+/* Private memory that the process has from its parent already: RLIMIT_DATA counts it. */
+static uint64_t inherited_data_bytes(void)
+{
+    char text[256];
+    int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t n = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (n <= 0)
+        return 0;
+    text[n] = '\0';
+    unsigned long long data_pages = 0;
+    if (sscanf(text, "%*u %*u %*u %*u %*u %llu", &data_pages) != 1)
+        return 0;
+    return data_pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void limit_resources(const struct sandbox_limits *limits, uint64_t memory_bytes)
+{
+    uint64_t data_bytes;
+    if (!__builtin_add_overflow(inherited_data_bytes(), memory_bytes, &data_bytes))
+        set_limit(RLIMIT_DATA, data_bytes);
+    set_limit(RLIMIT_CORE, 0);
+    set_limit(RLIMIT_NPROC, 0);
+    set_limit(RLIMIT_NOFILE, 0); /* no new descriptors; those it has stay */
+    if (limits->file_bytes) {
+        signal(SIGXFSZ, SIG_IGN); /* write(2) says EFBIG instead */
+        set_limit(RLIMIT_FSIZE, limits->file_bytes);
+    }
+    /* A core may also go to a program, which RLIMIT_CORE does not stop. */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+}
+
+static int compare_fds(const void *a, const void *b)
+{
+    int x = *(const int *)a, y = *(const int *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void close_between(unsigned first, unsigned last)
+{
+    if (first > last)
+        return;
+#ifdef SYS_close_range
+    if (syscall(SYS_close_range, first, last, 0) == 0)
+        return;
+#endif
+    struct rlimit limit = {.rlim_cur = 65536};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    for (unsigned fd = first; fd <= last && fd < limit.rlim_cur; fd++)
+        close((int)fd);
+}
+
+static bool is_kept(const struct sandbox_limits *limits, int fd)
+{
+    for (size_t i = 0; i < limits->keep_fd_count; i++)
+        if (limits->keep_fds[i] == fd)
+            return true;
+    return false;
+}
+
+/* Close all but the descriptors to keep; 0, 1 and 2 lead to /dev/null. */
+static void drop_descriptors(const struct sandbox_limits *limits)
+{
+    enum { KEEP_MAX = 16 };
+    int keep[KEEP_MAX];
+    size_t count = 0;
+    for (size_t i = 0; i < limits->keep_fd_count && count < KEEP_MAX; i++)
+        if (limits->keep_fds[i] > STDERR_FILENO)
+            keep[count++] = limits->keep_fds[i];
+    qsort(keep, count, sizeof(keep[0]), compare_fds);
+
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (is_kept(limits, fd))
+            continue;
+        if (null < 0 || (fd != null && dup2(null, fd) < 0))
+            close(fd);
+    }
+    unsigned next = STDERR_FILENO + 1;
+    for (size_t i = 0; i < count; i++) {
+        close_between(next, (unsigned)keep[i] - 1);
+        next = (unsigned)keep[i] + 1;
+    }
+    close_between(next, UINT_MAX);
+}
+
+static void reset_signals(void)
+{
+    for (int s = 1; s < NSIG; s++) {
+        /* What is ignored stays so: a job in the background is not to mind Ctrl-C. */
+        struct sigaction now;
+        if (sigaction(s, NULL, &now) == 0 && now.sa_handler != SIG_IGN)
+            signal(s, SIG_DFL); /* fails for the two that can't be caught */
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+#if defined(__x86_64__)
+#define SANDBOX_ARCH AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define SANDBOX_ARCH AUDIT_ARCH_AARCH64
+#endif
+
+#if defined(SANDBOX_ARCH) && !WITH_SANITIZER
+/* What reading an archive and building an index takes, the frequent ones first. */
+static const int allowed_calls[] = {
+    SYS_pread64,
+    SYS_read,
+    SYS_pwrite64,
+    SYS_write,
+    SYS_brk,
+    SYS_munmap,
+    SYS_mremap,
+    SYS_madvise,
+    SYS_lseek,
+    SYS_preadv,
+    SYS_preadv2,
+    SYS_readv,
+    SYS_pwritev,
+    SYS_writev,
+    SYS_fstat,
+#ifdef SYS_newfstatat
+    SYS_newfstatat, /* how glibc does fstat */
+#endif
+    SYS_fstatfs,
+    SYS_ftruncate,
+    SYS_fallocate,
+    SYS_fadvise64,
+    SYS_readahead,
+    SYS_close,
+    SYS_futex,
+    SYS_sched_yield,
+    SYS_getpid,
+    SYS_gettid,
+    SYS_sysinfo, /* qsort of glibc */
+    SYS_clock_gettime,
+    SYS_gettimeofday,
+    SYS_clock_nanosleep,
+    SYS_nanosleep,
+    SYS_getrandom,
+    SYS_restart_syscall,
+    SYS_rt_sigaction,
+    SYS_rt_sigprocmask,
+    SYS_rt_sigreturn,
+    SYS_sigaltstack,
+    SYS_exit,
+    SYS_exit_group,
+};
+
+#define DATA(field) ((uint32_t)offsetof(struct seccomp_data, field))
+/* The low half of an argument; what is tested fits in it on both machines. */
+#define ARGUMENT(n) (DATA(args) + 8u * (n))
+
+struct program {
+    struct sock_filter code[160];
+    unsigned short len;
+};
+
+static void emit(struct program *p, uint16_t code, uint32_t k, uint8_t jt, uint8_t jf)
+{
+    p->code[p->len++] = (struct sock_filter){.code = code, .jt = jt, .jf = jf, .k = k};
+}
+
+static void emit_return(struct program *p, uint32_t action)
+{
+    emit(p, BPF_RET | BPF_K, action, 0, 0);
+}
+
+#define ACTION_DENY (SECCOMP_RET_ERRNO | (EPERM & SECCOMP_RET_DATA))
+
+static void emit_machine_check(struct program *p)
+{
+    emit(p, BPF_LD | BPF_W | BPF_ABS, DATA(arch), 0, 0);
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SANDBOX_ARCH, 1, 0);
+    emit_return(p, ACTION_DENY);
+    emit(p, BPF_LD | BPF_W | BPF_ABS, DATA(nr), 0, 0);
+#ifdef __x86_64__
+    emit(p, BPF_JMP | BPF_JGE | BPF_K, 0x40000000u, 0, 1); /* the x32 numbers */
+    emit_return(p, ACTION_DENY);
+#endif
+}
+
+/* `call` only if none of `bits` is set in its argument. */
+static void emit_without_bits(struct program *p, int call, unsigned argument, uint32_t bits)
+{
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)call, 0, 4);
+    emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(argument), 0, 0);
+    emit(p, BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1);
+    emit_return(p, ACTION_DENY);
+    emit_return(p, SECCOMP_RET_ALLOW);
+}
+
+/* `call` only if its argument is `value`. */
+static void emit_with_value(struct program *p, int call, unsigned argument, uint32_t value)
+{
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)call, 0, 4);
+    emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(argument), 0, 0);
+    emit(p, BPF_JMP | BPF_JEQ | BPF_K, value, 1, 0);
+    emit_return(p, ACTION_DENY);
+    emit_return(p, SECCOMP_RET_ALLOW);
+}
+
+/*
+ * Best effort: a kernel without filters, or a container that forbids them, leaves the
+ * limits in place. SPEC_ALLOW keeps the kernel from slowing the child down against
+ * Spectre, which it does for filtered processes by default before 5.16.
+ */
+static void filter_system_calls(void)
+{
+    struct program p = {.len = 0};
+    emit_machine_check(&p);
+    emit_without_bits(&p, SYS_mmap, 2, PROT_EXEC);
+    for (size_t i = 0; i < sizeof(allowed_calls) / sizeof(allowed_calls[0]); i++) {
+        emit(&p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)allowed_calls[i], 0, 1);
+        emit_return(&p, SECCOMP_RET_ALLOW);
+    }
+    emit_without_bits(&p, SYS_mprotect, 2, PROT_EXEC);
+    emit_with_value(&p, SYS_tgkill, 0, (uint32_t)getpid()); /* abort(3) */
+    emit_with_value(&p, SYS_fcntl, 1, F_GETFL);
+    emit_with_value(&p, SYS_prlimit64, 2, 0); /* getrlimit(3) */
+    emit_return(&p, ACTION_DENY);
+
+    struct sock_fprog program = {.len = p.len, .filter = p.code};
+#ifdef SECCOMP_FILTER_FLAG_SPEC_ALLOW
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW,
+                &program) == 0)
+        return;
+#endif
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
+}
+#else
+static void filter_system_calls(void) {}
+#endif
+
+static int run_function(int (*fn)(void *, struct progress *, struct fault *), void *arg,
+                        struct shared *shared)
+{
+    int r = fn(arg, &shared->progress, &shared->fault);
+    shared->result = r;
+    atomic_store(&shared->done, 1);
+    return r;
+}
+
+/* ---- the parent ---- */
+
+static double now_s(clockid_t clock)
+{
+    struct timespec t;
+    if (clock_gettime(clock, &t) < 0)
+        return 0;
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double child_cpu_s(const struct run *run)
+{
+    clockid_t clock;
+    return clock_getcpuclockid(run->pid, &clock) == 0 ? now_s(clock) : 0;
+}
+
+/* True when the child is gone. */
+static bool reap(struct run *run)
+{
+    pid_t r;
+    do {
+        r = waitpid(run->pid, &run->status, WNOHANG);
+    } while (r < 0 && errno == EINTR);
+    run->status_lost = r < 0; /* SIGCHLD is ignored: the kernel has reaped it */
+    return r != 0;
+}
+
+/* Wait for the end of the child, at most `ms`, with signals let in. -EINTR or 0. */
+static int pause_for(const struct run *run, long ms, const sigset_t *signals)
+{
+    struct pollfd p = {.fd = run->pidfd, .events = POLLIN};
+    if (run->pidfd < 0 && ms > TICK_MS)
+        ms = TICK_MS;
+    struct timespec timeout = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    return ppoll(&p, run->pidfd >= 0, &timeout, signals) < 0 && errno == EINTR ? -EINTR : 0;
+}
+
+/*
+ * Kill the child and collect it. A child that hangs in an uninterruptible read does
+ * not go: it is left behind after a while, so that the caller can say what is wrong.
+ */
+static void end_child(struct run *run)
+{
+    kill(run->pid, SIGKILL);
+    double end = now_s(CLOCK_MONOTONIC) + REAP_MS * 1e-3;
+    while (!reap(run) && now_s(CLOCK_MONOTONIC) < end)
+        pause_for(run, WATCH_MS, NULL);
+}
+
+/* Account for `elapsed_s` without an end; an error when that was too long. */
+static int check_stall(struct run *run, double elapsed_s, struct fault *fault)
+{
+    const struct progress *progress = &run->shared->progress;
+    uint64_t bytes = atomic_load(&progress->bytes_done);
+    uint64_t members = atomic_load(&progress->members);
+    double cpu_s = child_cpu_s(run);
+    if (bytes != run->bytes_seen || members != run->members_seen) {
+        run->bytes_seen = bytes;
+        run->members_seen = members;
+        run->cpu_at_change_s = cpu_s;
+        run->idle_s = 0;
+        return 0;
+    }
+    run->idle_s += elapsed_s < TICK_MAX_MS * 1e-3 ? elapsed_s : TICK_MAX_MS * 1e-3;
+    if (cpu_s - run->cpu_at_change_s >= run->stall_seconds)
+        return fault_set(fault, -EUCLEAN, NULL, bytes ? bytes : FAULT_NO_OFFSET,
+                         "the archive kept its parser busy for %u seconds without "
+                         "progress: damaged archive",
+                         run->stall_seconds);
+    if (run->idle_s >= (double)run->stall_seconds * IDLE_FACTOR)
+        return fault_set(fault, -ETIMEDOUT, NULL, bytes ? bytes : FAULT_NO_OFFSET,
+                         "could not be read: its storage did not answer for %u seconds",
+                         run->stall_seconds * IDLE_FACTOR);
+    return 0;
+}
+
+/* Wait for the child's end. -EINTR, or the error of a stall: then it was killed. */
+static int supervise(struct run *run, sandbox_watch *watch, void *watch_ctx,
+                     struct fault *fault)
+{
+    double looked_s = now_s(CLOCK_MONOTONIC);
+    for (;;) {
+        int r = pause_for(run, WATCH_MS, &run->signals_waiting);
+        if (reap(run))
+            return 0;
+        double now = now_s(CLOCK_MONOTONIC);
+        if (r == 0 && now - looked_s >= WATCH_MS * 0.9e-3) {
+            if (watch)
+                watch(watch_ctx, &run->shared->progress);
+            r = check_stall(run, now - looked_s, fault);
+            looked_s = now;
+        }
+        if (r < 0) {
+            end_child(run);
+            return r;
+        }
+    }
+}
+
+static int crash(int signal, struct fault *fault)
+{
+    switch (signal) {
+    case SIGINT:
+    case SIGTERM:
+    case SIGHUP:
+    case SIGQUIT:
+        return fault_set(fault, -EINTR, NULL, FAULT_NO_OFFSET, "interrupted");
+    case SIGBUS:
+        fault_set(fault, -EIO, NULL, FAULT_NO_OFFSET,
+                  "could not be read: truncated meanwhile, or an error of its storage");
+        return -EIO;
+    case SIGKILL:
+        fault_set(fault, -ENOMEM, NULL, FAULT_NO_OFFSET,
+                  "its parser was killed, probably because memory ran out");
+        fault_advise(fault, "give the job more memory");
+        return -ENOMEM;
+    default:
+        return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                         "the archive made its parser crash (signal %d): damaged archive",
+                         signal);
+    }
+}
+
+/* What a child that has ended says, or what its end says. */
+static int outcome(const struct run *run, struct fault *fault)
+{
+    if (!run->status_lost && WIFSIGNALED(run->status))
+        return crash(WTERMSIG(run->status), fault);
+    if (!atomic_load(&run->shared->done))
+        return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                         "the archive made its parser give up: damaged archive");
+    int result = run->shared->result;
+    if (result > 0 || result < -4095)
+        return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                         "the archive confused its parser: damaged archive");
+    if (result < 0 && fault && !fault->err) {
+        *fault = run->shared->fault; /* no pointers; fault_describe minds what it holds */
+        fault->member[sizeof(fault->member) - 1] = '\0';
+        fault->what[sizeof(fault->what) - 1] = '\0';
+        fault->advice[sizeof(fault->advice) - 1] = '\0';
+        if (fault->err != 0)
+            fault->err = -result;
+    }
+    if (result == -ENOMEM) {
+        fault_set(fault, -ENOMEM, NULL, FAULT_NO_OFFSET,
+                  "indexing it needs more than %llu MiB of memory",
+                  (unsigned long long)(run->memory_bytes >> 20));
+        fault_advise(fault, "give the job more memory");
+    }
+    return result;
+}
+
+static int open_pidfd(pid_t pid)
+{
+#ifdef SYS_pidfd_open
+    return (int)syscall(SYS_pidfd_open, pid, 0); /* close-on-exec by nature */
+#else
+    (void)pid;
+    return -1;
+#endif
+}
+
+int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
+                const struct sandbox_limits *limits, sandbox_watch *watch, void *watch_ctx,
+                struct fault *fault)
+{
+    struct run run = {
+        .pidfd = -1,
+        .memory_bytes = limits->memory_bytes ? limits->memory_bytes : DEFAULT_MEMORY_BYTES,
+        .stall_seconds = limits->stall_seconds ? limits->stall_seconds : DEFAULT_STALL_SECONDS,
+    };
+    run.shared = mmap(NULL, sizeof(*run.shared), PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (run.shared == MAP_FAILED)
+        return -errno;
+
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &run.signals_before);
+    run.signals_waiting = run.signals_before;
+    sigaddset(&run.signals_waiting, SIGCHLD);
+    sigaddset(&run.signals_waiting, SIGWINCH);
+    pid_t parent = getpid();
+    run.pid = fork();
+    if (run.pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+        if (getppid() != parent)
+            _exit(1); /* the parent died before the line above */
+        reset_signals();
+        drop_descriptors(limits);
+        limit_resources(limits, run.memory_bytes);
+        filter_system_calls();
+        _exit(run_function(fn, arg, run.shared) < 0);
+    }
+
+    int r = run.pid < 0 ? -errno : 0;
+    if (r == 0) {
+        run.pidfd = open_pidfd(run.pid);
+        r = supervise(&run, watch, watch_ctx, fault);
+        if (watch)
+            watch(watch_ctx, &run.shared->progress);
+        if (r == 0)
+            r = outcome(&run, fault);
+        if (run.pidfd >= 0)
+            close(run.pidfd);
+    }
+    pthread_sigmask(SIG_SETMASK, &run.signals_before, NULL);
+    munmap(run.shared, sizeof(*run.shared));
+    return r;
+}

@@ -1,0 +1,488 @@
+/*
+ * The sandbox holds what it promises: whatever the child does, the parent gets an
+ * errno and a fault, soon, and nothing is left behind.
+ */
+#include <check.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "sandbox.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define WITH_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define WITH_SANITIZER 1
+#endif
+#endif
+#ifndef WITH_SANITIZER
+#define WITH_SANITIZER 0
+#endif
+
+typedef int function(void *arg, struct progress *progress, struct fault *fault);
+
+static int run(function *fn, void *arg, struct fault *fault)
+{
+    memset(fault, 0, sizeof(*fault));
+    struct sandbox_limits limits = {.stall_seconds = 1};
+    return sandbox_run(fn, arg, &limits, NULL, NULL, fault);
+}
+
+/* No child of this process is left, dead or alive. */
+static void assert_no_children(void)
+{
+    ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
+    ck_assert_int_eq(errno, ECHILD);
+}
+
+static int fn_ok(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)fault;
+    progress->members = 42;
+    snprintf(progress->note, sizeof(progress->note), "a remark");
+    return *(int *)arg;
+}
+
+static void keep_last(void *ctx, const struct progress *progress)
+{
+    struct progress *last = ctx;
+    last->members = progress->members;
+    memcpy(last->note, progress->note, sizeof(last->note));
+}
+
+START_TEST(result_and_final_progress_come_back)
+{
+    struct fault fault = {0};
+    struct progress last = {0};
+    struct sandbox_limits limits = {0};
+    int zero = 0, enoent = -ENOENT;
+    ck_assert_int_eq(sandbox_run(fn_ok, &zero, &limits, keep_last, &last, &fault), 0);
+    ck_assert_uint_eq(last.members, 42);
+    ck_assert_str_eq(last.note, "a remark");
+    ck_assert_int_eq(fault.err, 0);
+    ck_assert_int_eq(sandbox_run(fn_ok, &enoent, &limits, NULL, NULL, &fault), -ENOENT);
+    ck_assert_int_eq(fault.err, 0);
+    assert_no_children();
+}
+END_TEST
+
+static int fn_fault(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)arg, (void)progress;
+    return fault_set(fault, -EINVAL, "a/b", 77, "is odd");
+}
+
+START_TEST(fault_of_the_child_comes_back)
+{
+    struct fault fault;
+    ck_assert_int_eq(run(fn_fault, NULL, &fault), -EINVAL);
+    ck_assert_int_eq(fault.err, EINVAL);
+    ck_assert_str_eq(fault.member, "a/b");
+    ck_assert_str_eq(fault.what, "is odd");
+    ck_assert_uint_eq(fault.offset, 77);
+    ck_assert_int_eq(sandbox_run(fn_fault, NULL, &(struct sandbox_limits){0}, NULL, NULL, NULL),
+                     -EINVAL);
+}
+END_TEST
+
+static int fn_hostile_fault(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)arg;
+    memset(fault, 'x', sizeof(*fault)); /* no terminator anywhere, err is 0x78787878 */
+    memset(progress->note, 'y', sizeof(progress->note));
+    return -EBADMSG;
+}
+
+START_TEST(fault_without_an_end_is_ended)
+{
+    struct fault fault;
+    ck_assert_int_eq(run(fn_hostile_fault, NULL, &fault), -EBADMSG);
+    ck_assert_int_eq(fault.err, EBADMSG);
+    ck_assert_uint_eq(strnlen(fault.what, sizeof(fault.what)), sizeof(fault.what) - 1);
+    ck_assert_uint_eq(strnlen(fault.member, sizeof(fault.member)), sizeof(fault.member) - 1);
+    ck_assert_uint_eq(strnlen(fault.advice, sizeof(fault.advice)), sizeof(fault.advice) - 1);
+}
+END_TEST
+
+static int fn_odd_result(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)progress, (void)fault;
+    return *(int *)arg;
+}
+
+START_TEST(result_that_is_no_errno_means_damaged)
+{
+    static const int odd[] = {1, 4096, -4096, INT32_MIN, INT32_MAX};
+    for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
+        struct fault fault;
+        int value = odd[i];
+        ck_assert_int_eq(run(fn_odd_result, &value, &fault), -EUCLEAN);
+        ck_assert_ptr_nonnull(strstr(fault.what, "damaged"));
+    }
+}
+END_TEST
+
+static int fn_raise(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)progress, (void)fault;
+    struct rlimit core;
+    if (getrlimit(RLIMIT_CORE, &core) < 0 || core.rlim_cur != 0)
+        return -EEXIST;
+    signal(*(int *)arg, SIG_DFL); /* a sanitizer may catch it */
+    raise(*(int *)arg);
+    return 0;
+}
+
+START_TEST(crash_means_damaged_archive)
+{
+    static const struct {
+        int signal;
+        int err;
+    } cases[] = {
+        {SIGSEGV, EUCLEAN}, {SIGABRT, EUCLEAN}, {SIGFPE, EUCLEAN},
+        {SIGILL, EUCLEAN},  {SIGSYS, EUCLEAN},  {SIGBUS, EIO},
+        {SIGKILL, ENOMEM},  {SIGINT, EINTR},    {SIGTERM, EINTR},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct fault fault;
+        int signal = cases[i].signal;
+        ck_assert_int_eq(run(fn_raise, &signal, &fault), -cases[i].err);
+        ck_assert_int_eq(fault.err, cases[i].err);
+        ck_assert_str_ne(fault.what, "");
+        if (signal == SIGSEGV)
+            ck_assert_str_eq(fault.what, "the archive made its parser crash (signal 11): "
+                                         "damaged archive");
+    }
+    assert_no_children();
+}
+END_TEST
+
+static int fn_exit(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)arg, (void)progress, (void)fault;
+    _exit(0);
+}
+
+START_TEST(exit_without_a_result_means_damaged)
+{
+    struct fault fault;
+    ck_assert_int_eq(run(fn_exit, NULL, &fault), -EUCLEAN);
+}
+END_TEST
+
+static int fn_spin(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)arg, (void)progress, (void)fault;
+    for (volatile bool on = true; on;)
+        ;
+    return 0;
+}
+
+static int fn_sleep(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)arg, (void)progress, (void)fault;
+    for (volatile bool on = true; on;)
+        usleep(100000);
+    return 0;
+}
+
+START_TEST(busy_child_without_progress_is_killed)
+{
+    struct fault fault;
+    ck_assert_int_eq(run(fn_spin, NULL, &fault), -EUCLEAN);
+    ck_assert_ptr_nonnull(strstr(fault.what, "without progress"));
+    assert_no_children();
+}
+END_TEST
+
+START_TEST(idle_child_without_progress_is_killed)
+{
+    struct fault fault;
+    ck_assert_int_eq(run(fn_sleep, NULL, &fault), -ETIMEDOUT);
+    assert_no_children();
+}
+END_TEST
+
+/* Works twice as long as a stall may last, and makes progress all the time. */
+static int fn_slow(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)arg, (void)fault;
+    struct timespec t;
+    do {
+        progress->bytes_done++;
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    } while (t.tv_sec < 2);
+    return 0;
+}
+
+START_TEST(slow_child_with_progress_may_go_on)
+{
+    struct fault fault;
+    ck_assert_int_eq(run(fn_slow, NULL, &fault), 0);
+}
+END_TEST
+
+static int fn_eat_memory(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)fault;
+    uint64_t limit = *(uint64_t *)arg;
+    for (uint64_t bytes = 0; bytes < 4 * limit; bytes += 1 << 20) {
+        void *p =
+            mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED)
+            return bytes < limit + (limit >> 1) ? -ENOMEM : -E2BIG;
+        progress->bytes_done = bytes;
+    }
+    return 0;
+}
+
+START_TEST(memory_is_limited)
+{
+    struct fault fault = {0};
+    uint64_t limit = 64 << 20;
+    struct sandbox_limits limits = {.memory_bytes = limit};
+    ck_assert_int_eq(sandbox_run(fn_eat_memory, &limit, &limits, NULL, NULL, &fault), -ENOMEM);
+    ck_assert_ptr_nonnull(strstr(fault.what, "64 MiB"));
+}
+END_TEST
+
+static int fn_write_much(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)progress, (void)fault;
+    char block[4096] = {0};
+    for (int i = 0; i < 64; i++)
+        if (write(*(int *)arg, block, sizeof(block)) < 0)
+            return -errno;
+    return 0;
+}
+
+START_TEST(written_file_is_limited)
+{
+    struct fault fault = {0};
+    int fd = memfd_create("test", 0);
+    struct sandbox_limits limits = {.file_bytes = 65536, .keep_fds = &fd, .keep_fd_count = 1};
+    ck_assert_int_eq(sandbox_run(fn_write_much, &fd, &limits, NULL, NULL, &fault), -EFBIG);
+    struct stat st;
+    ck_assert_int_eq(fstat(fd, &st), 0);
+    ck_assert_int_eq(st.st_size, 65536);
+    close(fd);
+}
+END_TEST
+
+/* Tells which descriptor was found open that should not be, or 0. */
+static int fn_check_descriptors(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)fault;
+    const int *keep = arg;
+    struct stat st;
+    for (int fd = 0; fd < 3; fd++)
+        if (fstat(fd, &st) < 0 || !S_ISCHR(st.st_mode))
+            return -EBADF;
+    for (int fd = 3; fd < 300; fd++) {
+        bool expected = fd == keep[0] || fd == keep[1];
+        if ((fstat(fd, &st) == 0) != expected) {
+            progress->members = (uint64_t)fd;
+            return -EMFILE;
+        }
+    }
+    return write(keep[1], "x", 1) == 1 ? 0 : -errno;
+}
+
+START_TEST(only_the_descriptors_asked_for_are_open)
+{
+    struct fault fault = {0};
+    int fds[6];
+    for (int i = 0; i < 6; i++)
+        fds[i] = memfd_create("test", MFD_CLOEXEC);
+    int far = fcntl(fds[0], F_DUPFD, 250);
+    int keep[2] = {fds[4], fds[1]}; /* in no order */
+    struct sandbox_limits limits = {.keep_fds = keep, .keep_fd_count = 2};
+    ck_assert_int_eq(sandbox_run(fn_check_descriptors, keep, &limits, NULL, NULL, &fault), 0);
+    struct stat st;
+    ck_assert_int_eq(fstat(fds[1], &st), 0);
+    ck_assert_int_eq(st.st_size, 1);
+    close(far);
+    for (int i = 0; i < 6; i++)
+        close(fds[i]);
+}
+END_TEST
+
+static int fn_try_harm(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)progress, (void)fault, (void)arg;
+    if (open("/etc/passwd", O_RDONLY) >= 0)
+        return -1;
+    if (socket(AF_UNIX, SOCK_STREAM, 0) >= 0)
+        return -2;
+    if (memfd_create("x", 0) >= 0)
+        return -3;
+    if (dup(0) >= 0)
+        return -4;
+#if !WITH_SANITIZER && (defined(__x86_64__) || defined(__aarch64__))
+    /* What only the system call filter forbids. */
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(0);
+    if (pid > 0)
+        return -5;
+    if (kill(getppid(), 0) == 0)
+        return -6;
+    if (unlink("/nonexistent/x") == 0 || errno != EPERM)
+        return -7;
+    if (mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) !=
+        MAP_FAILED)
+        return -8;
+    if (syscall(SYS_ptrace, 0, 0, 0, 0) == 0 || errno != EPERM)
+        return -9;
+    free(malloc(1 << 22)); /* still possible */
+#endif
+    return 0;
+}
+
+START_TEST(child_reaches_nothing_outside)
+{
+    struct fault fault;
+    ck_assert_int_eq(run(fn_try_harm, NULL, &fault), 0);
+}
+END_TEST
+
+static void on_alarm(int signal)
+{
+    (void)signal;
+}
+
+START_TEST(handled_signal_interrupts)
+{
+    struct sigaction action = {.sa_handler = on_alarm}, before;
+    sigaction(SIGALRM, &action, &before);
+    struct fault fault = {0};
+    struct sandbox_limits limits = {.stall_seconds = 60};
+    alarm(1);
+    ck_assert_int_eq(sandbox_run(fn_sleep, NULL, &limits, NULL, NULL, &fault), -EINTR);
+    sigaction(SIGALRM, &before, NULL);
+    assert_no_children();
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    ck_assert_int_eq(sigismember(&mask, SIGTERM), 0);
+}
+END_TEST
+
+START_TEST(works_when_sigchld_is_ignored)
+{
+    struct fault fault = {0};
+    int zero = 0;
+    void (*before)(int) = signal(SIGCHLD, SIG_IGN);
+    int r = sandbox_run(fn_ok, &zero, &(struct sandbox_limits){0}, NULL, NULL, &fault);
+    int crash = run(fn_exit, NULL, &fault);
+    signal(SIGCHLD, before);
+    ck_assert_int_eq(r, 0);
+    ck_assert_int_eq(crash, -EUCLEAN);
+}
+END_TEST
+
+static int fn_tell_pid(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)fault;
+    pid_t pid = getpid();
+    if (write(*(int *)arg, &pid, sizeof(pid)) != sizeof(pid))
+        return -errno;
+    for (;;) {
+        progress->bytes_done++;
+        usleep(1000);
+    }
+}
+
+/* A parent that is killed takes its child with it. */
+START_TEST(killed_parent_leaves_no_orphan)
+{
+    int pipe_fds[2];
+    ck_assert_int_eq(pipe(pipe_fds), 0);
+    pid_t parent = fork();
+    if (parent == 0) {
+        struct fault fault = {0};
+        struct sandbox_limits limits = {.keep_fds = &pipe_fds[1], .keep_fd_count = 1};
+        sandbox_run(fn_tell_pid, &pipe_fds[1], &limits, NULL, NULL, &fault);
+        _exit(0);
+    }
+    close(pipe_fds[1]);
+    pid_t child = 0;
+    ck_assert_int_eq(read(pipe_fds[0], &child, sizeof(child)), sizeof(child));
+    ck_assert_int_gt(child, 0);
+    kill(parent, SIGKILL);
+    waitpid(parent, NULL, 0);
+    char byte;
+    /* The last writer is gone when this returns: the end of file proves it. */
+    ck_assert_int_eq(read(pipe_fds[0], &byte, 1), 0);
+    close(pipe_fds[0]);
+}
+END_TEST
+
+static void *run_in_thread(void *arg)
+{
+    int zero = 0;
+    for (int i = 0; i < 20 && !*(int *)arg; i++) {
+        struct fault fault = {0};
+        *(int *)arg =
+            sandbox_run(fn_ok, &zero, &(struct sandbox_limits){0}, NULL, NULL, &fault);
+    }
+    return NULL;
+}
+
+START_TEST(many_threads_may_run_children)
+{
+    pthread_t threads[4];
+    int results[4] = {0};
+    for (int i = 0; i < 4; i++)
+        pthread_create(&threads[i], NULL, run_in_thread, &results[i]);
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        ck_assert_int_eq(results[i], 0);
+    }
+    assert_no_children();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tests = tcase_create("sandbox");
+    tcase_set_timeout(tests, 60);
+    tcase_add_test(tests, result_and_final_progress_come_back);
+    tcase_add_test(tests, fault_of_the_child_comes_back);
+    tcase_add_test(tests, fault_without_an_end_is_ended);
+    tcase_add_test(tests, result_that_is_no_errno_means_damaged);
+    tcase_add_test(tests, crash_means_damaged_archive);
+    tcase_add_test(tests, exit_without_a_result_means_damaged);
+    tcase_add_test(tests, busy_child_without_progress_is_killed);
+    tcase_add_test(tests, idle_child_without_progress_is_killed);
+    tcase_add_test(tests, slow_child_with_progress_may_go_on);
+    tcase_add_test(tests, memory_is_limited);
+    tcase_add_test(tests, written_file_is_limited);
+    tcase_add_test(tests, only_the_descriptors_asked_for_are_open);
+    tcase_add_test(tests, child_reaches_nothing_outside);
+    tcase_add_test(tests, handled_signal_interrupts);
+    tcase_add_test(tests, works_when_sigchld_is_ignored);
+    tcase_add_test(tests, killed_parent_leaves_no_orphan);
+    tcase_add_test(tests, many_threads_may_run_children);
+
+    Suite *suite = suite_create("sandbox");
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
