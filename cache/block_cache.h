@@ -32,12 +32,23 @@ struct block {
  */
 typedef int block_fill(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len);
 
-int block_cache_new(uint64_t budget_bytes, struct block_cache **ret_cache);
+/*
+ * The budget bounds the memory of the blocks that are held, of the recent ones, and of
+ * spare buffers. Blocks in use and blocks being filled may exceed it for as long as
+ * they are; a budget of 0 keeps nothing else. `block_bytes` is what most blocks have.
+ */
+int block_cache_new(uint64_t budget_bytes, size_t block_bytes, struct block_cache **ret_cache);
 void block_cache_free(struct block_cache *cache); /* no block may be in use */
 
 /*
- * The block called `key` (unique within the cache), of at most `size` bytes. A hit
- * takes the lock of one shard for a moment. Errors: the fill's, or -ENOMEM.
+ * The block called `key`, if it is there: a hit. Else -EAGAIN, at once: for callers
+ * that have something to do before they wait. Takes the lock of one shard for a moment.
+ */
+int block_cache_try(struct block_cache *cache, uint64_t key, struct block **ret_block);
+
+/*
+ * The block called `key` (unique within the cache), of at most `size` bytes, filled if
+ * it is not there. Errors: the fill's, or -ENOMEM.
  */
 int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_fill *fill,
                     void *ctx, struct block **ret_block);
@@ -46,7 +57,7 @@ void block_cache_put(struct block_cache *cache, struct block *block);
 struct block_cache_stats {
     uint64_t hits, misses, waits; /* waits: another thread was already at it */
     uint64_t evictions;
-    uint64_t bytes, blocks; /* held now */
+    uint64_t bytes, blocks; /* held now, bookkeeping included; never above the budget */
     uint64_t budget_bytes;
 };
 void block_cache_stats(const struct block_cache *cache, struct block_cache_stats *ret_stats);

@@ -1,0 +1,187 @@
+/*
+ * Buffers in classes of nearly equal size: a power of two and seven steps between it
+ * and the next, in whole pages. Each class carves its buffers out of larger mappings
+ * and keeps two stacks of free ones: warm (pages in place) and cold (pages given
+ * back). Addresses are never unmapped while the pool lives: the number of mappings
+ * that a process may have is limited, and unmapping stops all other threads.
+ */
+#include "buffer_pool.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define STEPS 8u         /* classes between two powers of two */
+#define CLASS_COUNT 256u /* enough for SIZE_LIMIT in pages of 4 KiB */
+#define SIZE_LIMIT ((size_t)1 << 40)
+#define CARVE_BYTES (4u << 20)
+
+struct stack {
+    void **items;
+    size_t count;
+};
+
+struct size_class {
+    pthread_mutex_t lock;
+    struct stack warm, cold;
+    size_t total; /* buffers carved so far: each stack has room for all */
+    struct mapping *mappings;
+};
+
+struct mapping {
+    struct mapping *next;
+    void *start;
+    size_t len;
+};
+
+struct buffer_pool {
+    size_t page;
+    uint64_t spare_limit;
+    _Atomic uint64_t spare;
+    struct size_class classes[CLASS_COUNT];
+};
+
+/*
+ * The class of a size and its capacity. In units of pages: up to STEPS pages each count
+ * is a class of its own; above, a power of two is cut in STEPS steps.
+ */
+static unsigned class_of(const struct buffer_pool *pool, size_t size, size_t *ret_capacity)
+{
+    size_t pages = size / pool->page + (size % pool->page != 0);
+    if (pages <= STEPS) {
+        pages += pages == 0;
+        *ret_capacity = pages * pool->page;
+        return (unsigned)pages - 1;
+    }
+    unsigned log = 63u - (unsigned)__builtin_clzll(pages - 1); /* 2^log < pages <= 2^(log+1) */
+    size_t step = ((size_t)1 << log) / STEPS;
+    size_t steps = (pages - ((size_t)1 << log) + step - 1) / step; /* 1 to STEPS */
+    *ret_capacity = (((size_t)1 << log) + steps * step) * pool->page;
+    return STEPS + (log - 3) * STEPS + (unsigned)steps - 1;
+}
+
+size_t buffer_pool_capacity(const struct buffer_pool *pool, size_t size)
+{
+    size_t capacity;
+    class_of(pool, size, &capacity);
+    return capacity;
+}
+
+int buffer_pool_new(uint64_t spare_bytes, struct buffer_pool **ret_pool)
+{
+    struct buffer_pool *pool = calloc(1, sizeof(*pool));
+    if (!pool)
+        return -ENOMEM;
+    pool->page = (size_t)sysconf(_SC_PAGESIZE);
+    pool->spare_limit = spare_bytes;
+    for (unsigned i = 0; i < CLASS_COUNT; i++)
+        pthread_mutex_init(&pool->classes[i].lock, NULL);
+    *ret_pool = pool;
+    return 0;
+}
+
+void buffer_pool_free(struct buffer_pool *pool)
+{
+    if (!pool)
+        return;
+    for (unsigned i = 0; i < CLASS_COUNT; i++) {
+        struct size_class *class = &pool->classes[i];
+        while (class->mappings) {
+            struct mapping *mapping = class->mappings;
+            class->mappings = mapping->next;
+            munmap(mapping->start, mapping->len);
+            free(mapping);
+        }
+        free(class->warm.items);
+        free(class->cold.items);
+        pthread_mutex_destroy(&class->lock);
+    }
+    free(pool);
+}
+
+/* Room for `count` items, so that giving a buffer back can't fail. */
+static int stack_grow(struct stack *stack, size_t count)
+{
+    void **items = reallocarray(stack->items, count, sizeof(*items));
+    if (!items)
+        return -ENOMEM;
+    stack->items = items;
+    return 0;
+}
+
+/* Map more buffers for a class whose stacks are empty. Called with its lock. */
+static int carve(struct size_class *class, size_t capacity)
+{
+    size_t count = CARVE_BYTES / capacity + (capacity > CARVE_BYTES);
+    if (stack_grow(&class->warm, class->total + count) < 0 ||
+        stack_grow(&class->cold, class->total + count) < 0)
+        return -ENOMEM;
+    struct mapping *mapping = malloc(sizeof(*mapping));
+    if (!mapping)
+        return -ENOMEM;
+    mapping->len = count * capacity;
+    mapping->start = mmap(NULL, mapping->len, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping->start == MAP_FAILED) {
+        free(mapping);
+        return -ENOMEM;
+    }
+    /* A huge page would be charged whole for the first buffer in it. */
+    madvise(mapping->start, mapping->len, MADV_NOHUGEPAGE);
+    mapping->next = class->mappings;
+    class->mappings = mapping;
+    class->total += count;
+    for (size_t i = count; i-- > 0;)
+        class->cold.items[class->cold.count++] = (char *)mapping->start + i * capacity;
+    return 0;
+}
+
+int buffer_pool_get(struct buffer_pool *pool, size_t size, void **ret_buffer)
+{
+    if (size > SIZE_LIMIT)
+        return -ENOMEM;
+    size_t capacity;
+    struct size_class *class = &pool->classes[class_of(pool, size, &capacity)];
+    int r = 0;
+    pthread_mutex_lock(&class->lock);
+    if (class->warm.count > 0) {
+        *ret_buffer = class->warm.items[--class->warm.count];
+        atomic_fetch_sub_explicit(&pool->spare, capacity, memory_order_relaxed);
+    } else {
+        if (class->cold.count == 0)
+            r = carve(class, capacity);
+        if (r == 0)
+            *ret_buffer = class->cold.items[--class->cold.count];
+    }
+    pthread_mutex_unlock(&class->lock);
+    return r;
+}
+
+/* May `capacity` more bytes stay resident? Counts them if so. */
+static bool keep_warm(struct buffer_pool *pool, size_t capacity)
+{
+    uint64_t spare = atomic_load_explicit(&pool->spare, memory_order_relaxed);
+    do {
+        if (capacity > pool->spare_limit || spare > pool->spare_limit - capacity)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(
+        &pool->spare, &spare, spare + capacity, memory_order_relaxed, memory_order_relaxed));
+    return true;
+}
+
+void buffer_pool_put(struct buffer_pool *pool, void *buffer, size_t size)
+{
+    size_t capacity;
+    struct size_class *class = &pool->classes[class_of(pool, size, &capacity)];
+    bool warm = keep_warm(pool, capacity);
+    if (!warm)
+        madvise(buffer, capacity, MADV_DONTNEED);
+    pthread_mutex_lock(&class->lock);
+    struct stack *stack = warm ? &class->warm : &class->cold;
+    stack->items[stack->count++] = buffer;
+    pthread_mutex_unlock(&class->lock);
+}

@@ -1,0 +1,35 @@
+/*
+ * Memory for decompressed blocks. malloc would do, but for two things: with one arena
+ * a thread it keeps more than was asked for, which a budget in a job's cgroup can't
+ * see; and it gives pages back and faults them in again at each turn of a full cache.
+ * Here a buffer that was freed is the next one that is handed out, still in place, up
+ * to a bound on such spare memory; beyond it the pages go back to the system at once.
+ *
+ * Threads: all functions may be called from many threads at once. A lock is held for
+ * a push or a pop, and now and then for an mmap.
+ */
+#ifndef ONEPOT_BUFFER_POOL_H
+#define ONEPOT_BUFFER_POOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct buffer_pool;
+
+/* `spare_bytes`: how much freed memory may stay resident. -ENOMEM. */
+int buffer_pool_new(uint64_t spare_bytes, struct buffer_pool **ret_pool);
+void buffer_pool_free(struct buffer_pool *pool); /* all buffers go with it */
+
+/*
+ * What a buffer for `size` bytes really takes: whole pages, at most an eighth more
+ * than asked for.
+ */
+size_t buffer_pool_capacity(const struct buffer_pool *pool, size_t size);
+
+/* A buffer of buffer_pool_capacity(size) bytes, page-aligned, contents undefined. -ENOMEM. */
+int buffer_pool_get(struct buffer_pool *pool, size_t size, void **ret_buffer);
+
+/* `size`: as it was asked for, or its capacity. */
+void buffer_pool_put(struct buffer_pool *pool, void *buffer, size_t size);
+
+#endif

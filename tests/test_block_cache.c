@@ -1,0 +1,447 @@
+/* The block cache: single flight, its budget, what it keeps, and many threads at once. */
+#include <check.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "block_cache.h"
+
+#define BLOCK 131072u
+
+/* A fill that counts, fails or blocks as told. */
+struct filler {
+    _Atomic unsigned calls;
+    _Atomic unsigned open; /* the fill waits until this is not 0 */
+    _Atomic int error;     /* what it returns then */
+    size_t len;            /* what it fills, 0: all */
+};
+
+static unsigned char pattern(uint64_t key, size_t i)
+{
+    return (unsigned char)(key * 31 + i * 7 + (i >> 8));
+}
+
+static int fill(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
+{
+    struct filler *filler = ctx;
+    atomic_fetch_add(&filler->calls, 1);
+    while (!atomic_load(&filler->open))
+        sched_yield();
+    if (atomic_load(&filler->error))
+        return atomic_load(&filler->error);
+    size_t len = filler->len ? filler->len : size;
+    unsigned char *bytes = buf;
+    for (size_t i = 0; i < len && i < size; i += 97)
+        bytes[i] = pattern(key, i);
+    *ret_len = len;
+    return 0;
+}
+
+static bool right(const struct block *block, uint64_t key)
+{
+    for (size_t i = 0; i < block->len; i += 97)
+        if (block->bytes[i] != pattern(key, i))
+            return false;
+    return true;
+}
+
+/* Get and put a block; true if it was there. */
+static bool touch(struct block_cache *cache, struct filler *filler, uint64_t key, size_t size)
+{
+    unsigned before = atomic_load(&filler->calls);
+    struct block *block;
+    if (block_cache_get(cache, key, size, fill, filler, &block) < 0 || !right(block, key))
+        ck_abort_msg("no block, or not its bytes");
+    block_cache_put(cache, block);
+    return atomic_load(&filler->calls) == before;
+}
+
+static struct block_cache_stats stats_of(const struct block_cache *cache)
+{
+    struct block_cache_stats stats;
+    block_cache_stats(cache, &stats);
+    return stats;
+}
+
+START_TEST(second_get_is_a_hit)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    ck_assert_int_eq(block_cache_new(16u << 20, BLOCK, &cache), 0);
+    ck_assert(!touch(cache, &filler, 42, BLOCK));
+    ck_assert(touch(cache, &filler, 42, BLOCK));
+    ck_assert(!touch(cache, &filler, 43, BLOCK));
+    struct block_cache_stats stats = stats_of(cache);
+    ck_assert_uint_eq(stats.hits, 1);
+    ck_assert_uint_eq(stats.misses, 2);
+    ck_assert_uint_eq(stats.blocks, 2);
+    ck_assert_uint_ge(stats.bytes, 2 * BLOCK);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(try_never_fills)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    struct block *block;
+    ck_assert_int_eq(block_cache_new(16u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(block_cache_try(cache, 42, &block), -EAGAIN);
+    ck_assert_uint_eq(stats_of(cache).misses, 0);
+    touch(cache, &filler, 42, BLOCK);
+    ck_assert_int_eq(block_cache_try(cache, 42, &block), 0);
+    ck_assert(right(block, 42));
+    block_cache_put(cache, block);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(without_a_budget_nothing_stays)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    struct block *first, *second;
+    ck_assert_int_eq(block_cache_new(0, BLOCK, &cache), 0);
+    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, &filler, &first), 0);
+    /* A block in use is shared all the same. */
+    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, &filler, &second), 0);
+    ck_assert_ptr_eq(first, second);
+    block_cache_put(cache, first);
+    ck_assert(right(second, 1));
+    block_cache_put(cache, second);
+    ck_assert(!touch(cache, &filler, 1, BLOCK));
+    ck_assert_uint_eq(stats_of(cache).bytes, 0);
+    ck_assert_uint_eq(stats_of(cache).blocks, 0);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(budget_is_never_exceeded)
+{
+    static const uint64_t budgets[] = {1, 5000, 200000, 1u << 20, 5u << 20, 33333333};
+    unsigned seed = 7;
+    for (unsigned b = 0; b < 6; b++) {
+        struct block_cache *cache;
+        struct filler filler = {.open = 1};
+        ck_assert_int_eq(block_cache_new(budgets[b], 1u << (10 + b * 2), &cache), 0);
+        for (unsigned i = 0; i < 2000; i++) {
+            uint64_t key = (uint64_t)rand_r(&seed) % 1000;
+            touch(cache, &filler, key, 1 + (key * 7919) % (1u << (10 + key % 11)));
+            if (stats_of(cache).bytes > budgets[b])
+                ck_abort_msg("over the budget");
+        }
+        block_cache_free(cache);
+    }
+}
+END_TEST
+
+START_TEST(small_content_of_a_large_block_costs_little)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1, .len = 100};
+    ck_assert_int_eq(block_cache_new(64u << 20, 1u << 20, &cache), 0);
+    for (uint64_t key = 0; key < 100; key++)
+        touch(cache, &filler, key, 1u << 20);
+    ck_assert_uint_eq(stats_of(cache).blocks, 100);
+    ck_assert_uint_lt(stats_of(cache).bytes, 100 * 70000);
+    for (uint64_t key = 0; key < 100; key++)
+        ck_assert(touch(cache, &filler, key, 1u << 20));
+    block_cache_free(cache);
+}
+END_TEST
+
+/* An order of 0..n-1 that is a function of the epoch. */
+static void shuffle(unsigned *order, unsigned n, unsigned epoch)
+{
+    unsigned seed = epoch * 1000 + 1;
+    for (unsigned i = 0; i < n; i++)
+        order[i] = i;
+    for (unsigned i = n - 1; i > 0; i--) {
+        unsigned j = (unsigned)rand_r(&seed) % (i + 1);
+        unsigned t = order[i];
+        order[i] = order[j];
+        order[j] = t;
+    }
+}
+
+START_TEST(epochs_hit_in_the_share_that_fits)
+{
+    enum { BLOCKS = 2000, SIZE = 16384 };
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    unsigned order[BLOCKS];
+    ck_assert_int_eq(block_cache_new((uint64_t)BLOCKS * SIZE / 2, SIZE, &cache), 0);
+    for (unsigned epoch = 0; epoch < 4; epoch++) {
+        unsigned hits = 0;
+        shuffle(order, BLOCKS, epoch);
+        for (unsigned i = 0; i < BLOCKS; i++)
+            hits += touch(cache, &filler, order[i], SIZE);
+        /* Half fits; least-recently-used would hit in 15 %. */
+        if (epoch > 0)
+            ck_assert_uint_gt(hits, BLOCKS * 40 / 100);
+    }
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(full_cache_still_bridges_the_reads_of_one_block)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    ck_assert_int_eq(block_cache_new(24u << 20, 1u << 20, &cache), 0);
+    for (uint64_t key = 0; key < 100; key++)
+        touch(cache, &filler, key, 1u << 20);
+    /* Four blocks read side by side, in pieces. */
+    atomic_store(&filler.calls, 0);
+    for (uint64_t key = 1000; key < 1040; key += 4)
+        for (unsigned piece = 0; piece < 8; piece++)
+            for (uint64_t k = key; k < key + 3; k++)
+                touch(cache, &filler, k, 1u << 20);
+    ck_assert_uint_eq(atomic_load(&filler.calls), 30);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(cache_follows_a_job_that_turns_to_other_data)
+{
+    enum { BLOCKS = 400, SIZE = 16384 };
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    ck_assert_int_eq(block_cache_new((uint64_t)BLOCKS * SIZE * 2, SIZE, &cache), 0);
+    for (uint64_t key = 0; key < 4 * BLOCKS; key++)
+        touch(cache, &filler, key, SIZE);
+    unsigned hits = 0;
+    for (unsigned epoch = 0; epoch < 60; epoch++) {
+        hits = 0;
+        for (uint64_t key = 0; key < BLOCKS; key++)
+            hits += touch(cache, &filler, 1000000 + key, SIZE);
+    }
+    /* One miss in 32 moved in: after 60 epochs 1 - exp(-60/32) less what they displaced. */
+    ck_assert_uint_gt(hits, BLOCKS / 2);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(block_in_use_outlives_its_eviction)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    struct block *pinned[8];
+    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    for (uint64_t key = 0; key < 8; key++)
+        ck_assert_int_eq(block_cache_get(cache, key, BLOCK, fill, &filler, &pinned[key]), 0);
+    for (uint64_t key = 100; key < 1000; key++)
+        touch(cache, &filler, key, BLOCK);
+    for (uint64_t key = 0; key < 8; key++)
+        ck_assert(right(pinned[key], key));
+    ck_assert_uint_le(stats_of(cache).bytes, 1u << 20);
+    for (uint64_t key = 0; key < 8; key++)
+        block_cache_put(cache, pinned[key]);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(failure_is_returned_and_not_kept)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1, .error = -EIO};
+    struct block *block = NULL;
+    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, &filler, &block), -EIO);
+    ck_assert_ptr_null(block);
+    ck_assert_uint_eq(stats_of(cache).blocks, 0);
+    atomic_store(&filler.error, 0);
+    ck_assert(!touch(cache, &filler, 1, BLOCK));
+    ck_assert(touch(cache, &filler, 1, BLOCK));
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(fill_that_claims_too_much_is_refused)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1, .len = 101};
+    struct block *block;
+    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(block_cache_get(cache, 1, 100, fill, &filler, &block), -EUCLEAN);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(size_that_cannot_be_had_is_an_error)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    struct block *block;
+    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(block_cache_get(cache, 1, SIZE_MAX, fill, &filler, &block), -ENOMEM);
+    ck_assert(!touch(cache, &filler, 1, BLOCK));
+    block_cache_free(cache);
+}
+END_TEST
+
+struct flight {
+    struct block_cache *cache;
+    struct filler *filler;
+    int result;
+    bool right;
+};
+
+static void *fly(void *arg)
+{
+    struct flight *flight = arg;
+    struct block *block;
+    flight->result = block_cache_get(flight->cache, 5, BLOCK, fill, flight->filler, &block);
+    if (flight->result == 0) {
+        flight->right = right(block, 5);
+        block_cache_put(flight->cache, block);
+    }
+    return NULL;
+}
+
+/* Several threads want one block while its fill does not end; returns its calls. */
+static unsigned fly_together(struct block_cache *cache, int error, int expect)
+{
+    enum { THREADS = 8 };
+    struct filler filler = {.error = error};
+    struct flight flights[THREADS];
+    pthread_t threads[THREADS];
+    uint64_t waits = stats_of(cache).waits;
+    for (unsigned i = 0; i < THREADS; i++) {
+        flights[i] = (struct flight){.cache = cache, .filler = &filler};
+        pthread_create(&threads[i], NULL, fly, &flights[i]);
+    }
+    while (stats_of(cache).waits - waits < THREADS - 1)
+        sched_yield();
+    atomic_store(&filler.open, 1);
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        ck_assert_int_eq(flights[i].result, expect);
+        ck_assert(flights[i].right == (expect == 0));
+    }
+    return atomic_load(&filler.calls);
+}
+
+START_TEST(threads_that_want_one_block_fill_it_once)
+{
+    struct block_cache *cache;
+    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_uint_eq(fly_together(cache, 0, 0), 1);
+    block_cache_free(cache);
+    ck_assert_int_eq(block_cache_new(0, BLOCK, &cache), 0);
+    ck_assert_uint_eq(fly_together(cache, 0, 0), 1);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(failed_fill_wakes_everyone_who_waits)
+{
+    struct block_cache *cache;
+    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_uint_eq(fly_together(cache, -EUCLEAN, -EUCLEAN), 1);
+    ck_assert_uint_eq(stats_of(cache).blocks, 0);
+    ck_assert_uint_eq(fly_together(cache, 0, 0), 1);
+    block_cache_free(cache);
+}
+END_TEST
+
+struct worker {
+    struct block_cache *cache;
+    unsigned seed;
+    uint64_t budget;
+    unsigned wrong; /* things that must not happen; asserts are for the main thread */
+};
+
+/* Every seventeenth key fails now and then; the others have a size of their own. */
+static int moody_fill(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
+{
+    struct worker *worker = ctx;
+    struct filler filler = {.open = 1};
+    if (key % 17 == 0 && rand_r(&worker->seed) % 2)
+        return -EIO;
+    return fill(&filler, key, buf, size, ret_len);
+}
+
+static void *work(void *arg)
+{
+    struct worker *worker = arg;
+    struct block *pinned[4] = {NULL};
+    uint64_t keys[4];
+    for (unsigned i = 0; i < 6000; i++) {
+        unsigned slot = i % 4;
+        if (pinned[slot]) {
+            worker->wrong += !right(pinned[slot], keys[slot]);
+            block_cache_put(worker->cache, pinned[slot]);
+        }
+        pinned[slot] = NULL;
+        uint64_t key = (uint64_t)rand_r(&worker->seed) % 300;
+        size_t size = 1 + (key * 7919) % 60000;
+        keys[slot] = key;
+        int r = block_cache_get(worker->cache, key, size, moody_fill, worker, &pinned[slot]);
+        worker->wrong += r != 0 && !(r == -EIO && key % 17 == 0);
+        if (i % 64 == 0)
+            worker->wrong += stats_of(worker->cache).bytes > worker->budget;
+    }
+    for (unsigned slot = 0; slot < 4; slot++)
+        if (pinned[slot])
+            block_cache_put(worker->cache, pinned[slot]);
+    return NULL;
+}
+
+START_TEST(many_threads_turn_over_a_small_cache)
+{
+    static const uint64_t budgets[] = {0, 300000, 6u << 20, 64u << 20};
+    for (unsigned b = 0; b < 4; b++) {
+        struct worker workers[8];
+        pthread_t threads[8];
+        struct block_cache *cache;
+        ck_assert_int_eq(block_cache_new(budgets[b], 1u << (10 + b * 2), &cache), 0);
+        for (unsigned i = 0; i < 8; i++) {
+            workers[i] = (struct worker){cache, i + 1, budgets[b], 0};
+            pthread_create(&threads[i], NULL, work, &workers[i]);
+        }
+        for (unsigned i = 0; i < 8; i++) {
+            pthread_join(threads[i], NULL);
+            ck_assert_uint_eq(workers[i].wrong, 0);
+        }
+        struct block_cache_stats stats = stats_of(cache);
+        ck_assert_uint_le(stats.bytes, budgets[b]);
+        ck_assert_uint_eq(stats.hits + stats.misses + stats.waits, 8 * 6000);
+        if (budgets[b] == 0)
+            ck_assert_uint_eq(stats.blocks, 0);
+        block_cache_free(cache);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("block_cache");
+    TCase *tests = tcase_create("all");
+    tcase_set_timeout(tests, 240);
+    tcase_add_test(tests, second_get_is_a_hit);
+    tcase_add_test(tests, try_never_fills);
+    tcase_add_test(tests, without_a_budget_nothing_stays);
+    tcase_add_test(tests, budget_is_never_exceeded);
+    tcase_add_test(tests, small_content_of_a_large_block_costs_little);
+    tcase_add_test(tests, epochs_hit_in_the_share_that_fits);
+    tcase_add_test(tests, full_cache_still_bridges_the_reads_of_one_block);
+    tcase_add_test(tests, cache_follows_a_job_that_turns_to_other_data);
+    tcase_add_test(tests, block_in_use_outlives_its_eviction);
+    tcase_add_test(tests, failure_is_returned_and_not_kept);
+    tcase_add_test(tests, fill_that_claims_too_much_is_refused);
+    tcase_add_test(tests, size_that_cannot_be_had_is_an_error);
+    tcase_add_test(tests, threads_that_want_one_block_fill_it_once);
+    tcase_add_test(tests, failed_fill_wakes_everyone_who_waits);
+    tcase_add_test(tests, many_threads_turn_over_a_small_cache);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? 1 : 0;
+}

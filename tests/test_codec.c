@@ -1,0 +1,258 @@
+/* Every codec: what its library packed comes back, and what is damaged is refused. */
+#include <check.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <zstd.h>
+#ifdef HAVE_ZLIB
+#include <libdeflate.h>
+#endif
+#ifdef HAVE_LZO
+#include <lzo/lzo1x.h>
+#endif
+#ifdef HAVE_LZ4
+#include <lz4.h>
+#endif
+#ifdef HAVE_XZ
+#include <lzma.h>
+#endif
+
+#include "codec.h"
+
+#define SIZE 131072u
+#define PACKED_MAX (2 * SIZE)
+
+static size_t pack_zstd(const void *in, size_t len, void *out)
+{
+    return ZSTD_compress(out, PACKED_MAX, in, len, 3);
+}
+
+#ifdef HAVE_ZLIB
+static size_t pack_zlib(const void *in, size_t len, void *out)
+{
+    struct libdeflate_compressor *c = libdeflate_alloc_compressor(6);
+    size_t n = libdeflate_zlib_compress(c, in, len, out, PACKED_MAX);
+    libdeflate_free_compressor(c);
+    return n;
+}
+#endif
+
+#ifdef HAVE_LZO
+static size_t pack_lzo(const void *in, size_t len, void *out)
+{
+    void *work = malloc(LZO1X_1_MEM_COMPRESS);
+    lzo_uint n = PACKED_MAX;
+    ck_assert_int_eq(lzo1x_1_compress(in, len, out, &n, work), LZO_E_OK);
+    free(work);
+    return n;
+}
+#endif
+
+#ifdef HAVE_LZ4
+static size_t pack_lz4(const void *in, size_t len, void *out)
+{
+    return (size_t)LZ4_compress_default(in, out, (int)len, PACKED_MAX);
+}
+#endif
+
+#ifdef HAVE_XZ
+static size_t pack_xz_with(const void *in, size_t len, void *out, lzma_filter *filters)
+{
+    size_t n = 0;
+    ck_assert_int_eq(lzma_stream_buffer_encode(filters, LZMA_CHECK_CRC32, NULL, in, len, out,
+                                               &n, PACKED_MAX),
+                     LZMA_OK);
+    return n;
+}
+
+static size_t pack_xz(const void *in, size_t len, void *out)
+{
+    lzma_options_lzma options;
+    lzma_lzma_preset(&options, 6);
+    options.dict_size = 1u << 20;
+    lzma_filter filters[] = {{LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, NULL}};
+    return pack_xz_with(in, len, out, filters);
+}
+#endif
+
+static const struct {
+    enum codec codec;
+    size_t (*pack)(const void *in, size_t len, void *out);
+} packers[] = {
+    {CODEC_ZSTD, pack_zstd},
+#ifdef HAVE_ZLIB
+    {CODEC_ZLIB, pack_zlib},
+#endif
+#ifdef HAVE_LZO
+    {CODEC_LZO, pack_lzo},
+#endif
+#ifdef HAVE_LZ4
+    {CODEC_LZ4, pack_lz4},
+#endif
+#ifdef HAVE_XZ
+    {CODEC_XZ, pack_xz},
+#endif
+};
+#define PACKERS ((int)(sizeof(packers) / sizeof(*packers)))
+
+static unsigned char plain[SIZE], packed[PACKED_MAX], out[SIZE + 1];
+
+/* Text-like bytes, so that all codecs find something. */
+static void fill_plain(void)
+{
+    unsigned seed = 3;
+    for (size_t i = 0; i < SIZE; i++)
+        plain[i] = i > 100 && rand_r(&seed) % 4 ? plain[i - 1 - (size_t)rand_r(&seed) % 64]
+                                                : (unsigned char)rand_r(&seed);
+}
+
+START_TEST(what_was_packed_comes_back)
+{
+    struct codec_context *context;
+    ck_assert_int_eq(codec_context_new(packers[_i].codec, &context), 0);
+    static const size_t lengths[] = {SIZE, 1, 4096, 65536, SIZE - 1};
+    for (unsigned i = 0; i < 5; i++) {
+        size_t n = packers[_i].pack(plain, lengths[i], packed), len = 0;
+        memset(out, 0x55, sizeof(out));
+        ck_assert_int_eq(codec_unpack(context, packed, n, out, SIZE, &len), 0);
+        ck_assert_uint_eq(len, lengths[i]);
+        ck_assert_int_eq(memcmp(out, plain, len), 0);
+        /* Into a buffer that is just large enough. */
+        ck_assert_int_eq(codec_unpack(context, packed, n, out, lengths[i], &len), 0);
+        ck_assert_uint_eq(len, lengths[i]);
+    }
+    codec_context_free(context);
+}
+END_TEST
+
+START_TEST(more_than_the_buffer_holds_is_refused)
+{
+    struct codec_context *context;
+    ck_assert_int_eq(codec_context_new(packers[_i].codec, &context), 0);
+    size_t n = packers[_i].pack(plain, SIZE, packed), len = 12345;
+    memset(out, 0x55, sizeof(out));
+    ck_assert_int_eq(codec_unpack(context, packed, n, out, SIZE - 1, &len), -EUCLEAN);
+    ck_assert_int_eq(codec_unpack(context, packed, n, out, 100, &len), -EUCLEAN);
+    ck_assert_int_eq(codec_unpack(context, packed, n, out, 0, &len), -EUCLEAN);
+    ck_assert_uint_eq(len, 12345);
+    ck_assert_int_eq(out[SIZE], 0x55);
+    codec_context_free(context);
+}
+END_TEST
+
+START_TEST(damage_is_an_error_or_other_bytes_but_never_worse)
+{
+    struct codec_context *context;
+    ck_assert_int_eq(codec_context_new(packers[_i].codec, &context), 0);
+    size_t n = packers[_i].pack(plain, 20000, packed), len;
+    /* An exact copy on the heap, for the address sanitizer to watch its ends. */
+    unsigned seed = 11, errors = 0;
+    for (unsigned round = 0; round < 400; round++) {
+        size_t cut = round % 4 == 0 ? (size_t)rand_r(&seed) % n : n;
+        unsigned char *copy = malloc(cut ? cut : 1);
+        memcpy(copy, packed, cut);
+        if (round % 4 != 0)
+            copy[(size_t)rand_r(&seed) % (round < 200 ? 32 : n)] ^=
+                (unsigned char)(1 << rand_r(&seed) % 8);
+        unsigned char *block = malloc(20000);
+        int r = codec_unpack(context, copy, cut, block, 20000, &len);
+        ck_assert(r == 0 || r == -EUCLEAN);
+        ck_assert(r < 0 || len <= 20000);
+        errors += r < 0;
+        free(block);
+        free(copy);
+    }
+    ck_assert_uint_gt(errors, 50);
+    /* And the context is as good as before. */
+    ck_assert_int_eq(codec_unpack(context, packed, n, out, SIZE, &len), 0);
+    ck_assert_uint_eq(len, 20000);
+    ck_assert_int_eq(memcmp(out, plain, len), 0);
+    codec_context_free(context);
+}
+END_TEST
+
+#ifdef HAVE_XZ
+START_TEST(xz_with_a_bcj_filter_comes_back)
+{
+    lzma_options_lzma options;
+    lzma_lzma_preset(&options, 6);
+    options.dict_size = SIZE;
+    lzma_filter filters[] = {
+        {LZMA_FILTER_X86, NULL}, {LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, NULL}};
+    struct codec_context *context;
+    size_t n = pack_xz_with(plain, SIZE, packed, filters), len;
+    ck_assert_int_eq(codec_context_new(CODEC_XZ, &context), 0);
+    ck_assert_int_eq(codec_unpack(context, packed, n, out, SIZE, &len), 0);
+    ck_assert_uint_eq(len, SIZE);
+    ck_assert_int_eq(memcmp(out, plain, SIZE), 0);
+    codec_context_free(context);
+}
+END_TEST
+
+START_TEST(xz_that_wants_much_memory_is_refused)
+{
+    lzma_options_lzma options;
+    lzma_lzma_preset(&options, 6);
+    options.dict_size = 64u << 20;
+    lzma_filter filters[] = {{LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, NULL}};
+    struct codec_context *context;
+    size_t n = pack_xz_with(plain, SIZE, packed, filters), len;
+    ck_assert_int_eq(codec_context_new(CODEC_XZ, &context), 0);
+    ck_assert_int_eq(codec_unpack(context, packed, n, out, SIZE, &len), -EUCLEAN);
+    codec_context_free(context);
+}
+END_TEST
+#endif
+
+START_TEST(stored_is_a_copy)
+{
+    struct codec_context *context;
+    size_t len;
+    ck_assert_int_eq(codec_context_new(CODEC_NONE, &context), 0);
+    ck_assert_int_eq(codec_unpack(context, plain, 1000, out, 1000, &len), 0);
+    ck_assert_uint_eq(len, 1000);
+    ck_assert_int_eq(memcmp(out, plain, 1000), 0);
+    ck_assert_int_eq(codec_unpack(context, plain, 1001, out, 1000, &len), -EUCLEAN);
+    codec_context_free(context);
+}
+END_TEST
+
+START_TEST(unknown_codecs_are_not_supported)
+{
+    struct codec_context *context = NULL;
+    ck_assert(!codec_available(CODEC_LZMA));
+    ck_assert(!codec_available((enum codec)99));
+    ck_assert_int_eq(codec_context_new(CODEC_LZMA, &context), -ENOTSUP);
+    ck_assert_int_eq(codec_context_new((enum codec)99, &context), -ENOTSUP);
+    ck_assert_ptr_null(context);
+    ck_assert_str_eq(codec_name((enum codec)99), "unknown");
+    ck_assert_str_eq(codec_name(CODEC_ZSTD), "zstd");
+    ck_assert_str_eq(codec_name(CODEC_NONE), "none");
+    codec_context_free(NULL);
+}
+END_TEST
+
+int main(void)
+{
+    fill_plain();
+    Suite *suite = suite_create("codec");
+    TCase *tests = tcase_create("all");
+    tcase_set_timeout(tests, 120);
+    tcase_add_loop_test(tests, what_was_packed_comes_back, 0, PACKERS);
+    tcase_add_loop_test(tests, more_than_the_buffer_holds_is_refused, 0, PACKERS);
+    tcase_add_loop_test(tests, damage_is_an_error_or_other_bytes_but_never_worse, 0, PACKERS);
+#ifdef HAVE_XZ
+    tcase_add_test(tests, xz_with_a_bcj_filter_comes_back);
+    tcase_add_test(tests, xz_that_wants_much_memory_is_refused);
+#endif
+    tcase_add_test(tests, stored_is_a_copy);
+    tcase_add_test(tests, unknown_codecs_are_not_supported);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? 1 : 0;
+}
