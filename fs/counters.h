@@ -47,6 +47,7 @@ struct counters {
     int32_t daemon_pid;
     uint64_t daemon_start_ticks; /* field 22 of /proc/PID/stat: a PID may be used again */
     int64_t started_realtime_sec;
+    uint64_t started_ns;
     char job[64]; /* "" outside a job */
     char step[64];
     char mountpoint[4096];

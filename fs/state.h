@@ -26,6 +26,7 @@
 #include "counters.h"
 
 #define STATE_NAME_MAX 192
+#define STATE_FILE_MAX (STATE_NAME_MAX + 8)
 #define STATE_FOLDERS_MAX 4
 
 struct slot {
@@ -75,6 +76,9 @@ int registry_lock(const char *folder, bool create, struct registry *ret_registry
 /* Unlock; the folder goes if there is nothing left in it. */
 void registry_unlock(struct registry *registry);
 
+/* Remove what killed processes left half made: files that belong to no slot. */
+void registry_sweep(const struct registry *registry);
+
 /* The slots of the locked folder. */
 int registry_list(const struct registry *registry, struct slot_list *ret_list);
 
@@ -84,6 +88,12 @@ int registry_list(const struct registry *registry, struct slot_list *ret_list);
  * size. -ENOSPC and the like: try the next folder.
  */
 int slot_create(const struct registry *registry, const char *name, struct slot **ret_slot);
+
+/*
+ * A slot by its name, with descriptors of its own. -ENOENT: gone, or half made or
+ * removed; -EPROTO: made by another version.
+ */
+int slot_open(const char *folder, const char *name, struct slot **ret_slot);
 
 /* "JOB.STEP-BASENAME" with every byte replaced that could surprise a shell. */
 void slot_name_for(const char *job, const char *step, const char *archive,

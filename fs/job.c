@@ -1,0 +1,59 @@
+/*
+ * Job identity out of the environment. A name counts only where its batch system
+ * surely set it: Grid Engine calls its job plainly JOB_ID, so that one is believed
+ * only together with a second variable of the same system.
+ */
+#include <ctype.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "job.h"
+
+/* The first id variable that is set decides; `step` may be a part of the job's name. */
+static const struct batch_system {
+    const char *id, *step;
+    const char *witness; /* must be set too; NULL: none needed */
+} systems[] = {
+    {"SLURM_JOB_ID", "SLURM_STEP_ID", NULL},
+    {"SLURM_JOBID", "SLURM_STEPID", NULL},
+    {"PBS_JOBID", NULL, NULL},
+    {"LSB_JOBID", "LSB_JOBINDEX", NULL},
+    {"FLUX_JOB_ID", NULL, NULL},
+    {"OAR_JOB_ID", NULL, NULL},
+    {"COBALT_JOBID", NULL, NULL},
+    {"JOB_ID", "SGE_TASK_ID", "SGE_ROOT"},
+    {"JOB_ID", "SGE_TASK_ID", "SGE_CELL"},
+};
+
+static const char *variable(const char *name)
+{
+    const char *value = name ? getenv(name) : NULL;
+    return value && *value ? value : NULL;
+}
+
+/* Copy what is safe in a file name; locale plays no part. */
+static void copy_safe(char to[JOB_ID_MAX], const char *from)
+{
+    size_t n = 0;
+    for (; from && from[n] && n < JOB_ID_MAX - 1; n++) {
+        unsigned char c = (unsigned char)from[n];
+        bool safe = c < 128 && (isalnum(c) || c == '.' || c == '_' || c == '-');
+        to[n] = safe ? (char)c : '_';
+    }
+    to[n] = '\0';
+}
+
+void job_detect(struct job *ret_job)
+{
+    *ret_job = (struct job){0};
+    for (size_t i = 0; i < sizeof(systems) / sizeof(systems[0]); i++) {
+        const struct batch_system *s = &systems[i];
+        if (!variable(s->id) || (s->witness && !variable(s->witness)))
+            continue;
+        copy_safe(ret_job->id, variable(s->id));
+        copy_safe(ret_job->step, variable(s->step));
+        return;
+    }
+}

@@ -1,0 +1,116 @@
+/*
+ * What /proc and pidfds tell about other processes. Nothing here reads a process's
+ * memory (cmdline, maps): that can block behind a page fault on a hung filesystem.
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "process.h"
+
+#define POLL_STEP_MS 20
+
+/* The whole of a small file of /proc, terminated. */
+static int read_small(const char *path, char *buf, size_t size)
+{
+    auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    ssize_t n = read(fd, buf, size - 1);
+    if (n < 0)
+        return -errno;
+    buf[n] = '\0';
+    return 0;
+}
+
+int process_stat(pid_t pid, uint64_t *ret_start_ticks, char *ret_state)
+{
+    char path[32], buf[1024];
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    if (pid <= 0 || read_small(path, buf, sizeof(buf)) < 0)
+        return -ESRCH;
+    /* The name may hold spaces and parentheses; behind its last one is field 3. */
+    const char *p = strrchr(buf, ')');
+    if (!p || p[1] != ' ' || !p[2])
+        return -ESRCH;
+    char state = p[2];
+    for (int field = 2; p && field < 22; field++)
+        p = strchr(p + 1, ' ');
+    if (!p)
+        return -ESRCH;
+    *ret_start_ticks = strtoull(p + 1, NULL, 10);
+    *ret_state = state;
+    return 0;
+}
+
+bool process_lives(pid_t pid, uint64_t start_ticks)
+{
+    uint64_t ticks;
+    char state;
+    return process_stat(pid, &ticks, &state) == 0 && ticks == start_ticks && state != 'Z' &&
+           state != 'X';
+}
+
+const char *process_name(pid_t pid, char buf[PROCESS_NAME_MAX])
+{
+    char path[32];
+    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+    if (read_small(path, buf, PROCESS_NAME_MAX) < 0 || !buf[0])
+        return strcpy(buf, "?");
+    buf[strcspn(buf, "\n")] = '\0';
+    for (char *p = buf; *p; p++)
+        if (!isprint((unsigned char)*p))
+            *p = '?';
+    return buf;
+}
+
+int process_watch_open(pid_t pid, struct process_watch *ret_watch)
+{
+    struct process_watch watch = {.pid = pid, .fd = -1};
+    char state;
+    watch.fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (watch.fd < 0 && errno == ESRCH)
+        return -ESRCH;
+    /* After the pidfd: what is read now is then the same process, or it has ended. */
+    if (process_stat(pid, &watch.start_ticks, &state) < 0 || state == 'Z') {
+        process_watch_close(&watch);
+        return -ESRCH;
+    }
+    *ret_watch = watch;
+    return 0;
+}
+
+bool process_watch_ended(const struct process_watch *watch)
+{
+    if (watch->pid == 0)
+        return false;
+    if (watch->fd < 0)
+        return !process_lives(watch->pid, watch->start_ticks);
+    struct pollfd p = {.fd = watch->fd, .events = POLLIN};
+    return poll(&p, 1, 0) > 0;
+}
+
+void process_watch_close(struct process_watch *watch)
+{
+    if (watch->fd >= 0)
+        close(watch->fd);
+    *watch = PROCESS_WATCH_NONE;
+}
+
+int process_wait_end(pid_t pid, uint64_t start_ticks, int timeout_ms)
+{
+    for (int waited = 0; process_lives(pid, start_ticks); waited += POLL_STEP_MS) {
+        if (waited >= timeout_ms)
+            return -ETIMEDOUT;
+        poll(NULL, 0, POLL_STEP_MS);
+    }
+    return 0;
+}

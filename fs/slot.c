@@ -1,0 +1,296 @@
+/*
+ * One slot: its files, its counters, its locks.
+ *
+ * flock(2) is the only judge of who lives: a lock goes with its process however that
+ * ends, and means the same in every PID namespace of the node. It belongs to the open
+ * file and not to the process, so each struct slot opens the files for itself, and a
+ * lock that a forked child inherited is given up explicitly, not by closing.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "state.h"
+
+#define DAEMON_POLL_MS 5
+#define SLOT_NUMBER_MAX 10000
+
+static void slot_path(const struct slot *slot, const char *suffix, char ret_path[PATH_MAX])
+{
+    snprintf(ret_path, PATH_MAX, "%.*s/%.*s%s", PATH_MAX - STATE_FILE_MAX - 2, slot->folder,
+             STATE_NAME_MAX, slot->name, suffix);
+}
+
+void slot_directory(const struct slot *slot, char ret_path[PATH_MAX])
+{
+    slot_path(slot, "", ret_path);
+}
+
+static int slot_new(const char *folder, const char *name, struct slot **ret_slot)
+{
+    struct slot *slot = calloc(1, sizeof(*slot));
+    if (!slot)
+        return -ENOMEM;
+    slot->stat_fd = slot->lock_fd = -1;
+    snprintf(slot->folder, sizeof(slot->folder), "%s", folder);
+    snprintf(slot->name, sizeof(slot->name), "%s", name);
+    *ret_slot = slot;
+    return 0;
+}
+
+void slot_close(struct slot *slot)
+{
+    if (!slot)
+        return;
+    if (slot->counters)
+        munmap(slot->counters, sizeof(struct counters));
+    if (slot->stat_fd >= 0)
+        close(slot->stat_fd);
+    if (slot->lock_fd >= 0)
+        close(slot->lock_fd);
+    free(slot);
+}
+
+static int open_in_slot(const struct slot *slot, const char *suffix, int flags)
+{
+    char path[PATH_MAX];
+    slot_path(slot, suffix, path);
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
+    return fd < 0 ? -errno : fd;
+}
+
+static int map_counters(struct slot *slot)
+{
+    void *p = mmap(NULL, sizeof(struct counters), PROT_READ | PROT_WRITE, MAP_SHARED,
+                   slot->stat_fd, 0);
+    if (p == MAP_FAILED)
+        return -errno;
+    slot->counters = p;
+    return 0;
+}
+
+int slot_open(const char *folder, const char *name, struct slot **ret_slot)
+{
+    struct slot *slot;
+    struct stat st;
+    int r = slot_new(folder, name, &slot);
+    if (r < 0)
+        return r;
+    slot->stat_fd = r = open_in_slot(slot, ".stat", 0);
+    if (r >= 0)
+        slot->lock_fd = r = open_in_slot(slot, ".lock", 0);
+    if (r >= 0)
+        r = fstat(slot->stat_fd, &st) < 0 ? -errno : 0;
+    if (r == 0 && (!S_ISREG(st.st_mode) || st.st_size != sizeof(struct counters)))
+        r = -EPROTO;
+    if (r == 0)
+        r = map_counters(slot);
+    if (r == 0 && (memcmp(slot->counters->magic, COUNTERS_MAGIC, sizeof(COUNTERS_MAGIC)) != 0 ||
+                   slot->counters->version != COUNTERS_VERSION ||
+                   slot->counters->size != sizeof(struct counters)))
+        r = -EPROTO;
+    if (r < 0) {
+        slot_close(slot);
+        return r;
+    }
+    *ret_slot = slot;
+    return 0;
+}
+
+/* All files of a new slot, or none. -EEXIST: the name is taken. */
+static int create_files(struct slot *slot)
+{
+    char path[PATH_MAX];
+    int r;
+
+    slot->lock_fd = r = open_in_slot(slot, ".lock", O_CREAT | O_EXCL);
+    if (r < 0)
+        return r;
+    if (flock(slot->lock_fd, LOCK_EX | LOCK_NB) < 0)
+        r = -errno;
+    if (r >= 0)
+        slot->stat_fd = r = open_in_slot(slot, ".stat", O_CREAT | O_EXCL);
+    /* Allocated now: a full filesystem is an error here, and SIGBUS later. */
+    if (r >= 0)
+        r = -posix_fallocate(slot->stat_fd, 0, sizeof(struct counters));
+    if (r == 0)
+        r = map_counters(slot);
+    slot_directory(slot, path);
+    if (r == 0 && mkdir(path, 0700) < 0)
+        r = -errno;
+    else if (r == 0 && chmod(path, 0700) < 0)
+        r = -errno;
+    if (r == 0)
+        return 0;
+    if (slot->stat_fd >= 0) {
+        slot_path(slot, ".stat", path);
+        unlink(path);
+    }
+    slot_path(slot, ".lock", path);
+    unlink(path);
+    return r;
+}
+
+int slot_create(const struct registry *registry, const char *name, struct slot **ret_slot)
+{
+    char numbered[STATE_NAME_MAX];
+    int r = -EEXIST;
+
+    for (int i = 1; i < SLOT_NUMBER_MAX && r == -EEXIST; i++) {
+        struct slot *slot;
+        snprintf(numbered, sizeof(numbered), i == 1 ? "%.*s" : "%.*s-%d", STATE_NAME_MAX - 8,
+                 name, i);
+        r = slot_new(registry->folder, numbered, &slot);
+        if (r < 0)
+            return r;
+        r = create_files(slot);
+        if (r < 0) {
+            slot_close(slot);
+            continue;
+        }
+        slot->counters->version = COUNTERS_VERSION;
+        slot->counters->size = sizeof(struct counters);
+        memcpy(slot->counters->magic, COUNTERS_MAGIC, sizeof(COUNTERS_MAGIC));
+        *ret_slot = slot;
+    }
+    return r;
+}
+
+/* Letters and digits of ASCII and a few marks; a leading dot or dash would hide or confuse. */
+static void append_safe(char name[STATE_NAME_MAX], const char *text, size_t max)
+{
+    size_t n = strlen(name);
+    for (size_t i = 0; text[i] && i < max && n < STATE_NAME_MAX - 8; i++) {
+        char c = text[i];
+        bool safe = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                    (c >= '0' && c <= '9') || c == '_' || c == '+' ||
+                    (n > 0 && (c == '.' || c == '-'));
+        name[n++] = safe ? c : '_';
+    }
+    name[n] = '\0';
+}
+
+void slot_name_for(const char *job, const char *step, const char *archive,
+                   char ret_name[STATE_NAME_MAX])
+{
+    const char *slash = strrchr(archive, '/');
+
+    ret_name[0] = '\0';
+    if (*job) {
+        append_safe(ret_name, job, 40);
+        append_safe(ret_name, *step ? "." : "", 1);
+        append_safe(ret_name, step, 20);
+        append_safe(ret_name, "-", 1);
+    }
+    append_safe(ret_name, slash ? slash + 1 : archive, 100);
+    if (!ret_name[0])
+        strcpy(ret_name, "archive");
+}
+
+bool slot_daemon_lives(const struct slot *slot)
+{
+    if (flock(slot->stat_fd, LOCK_SH | LOCK_NB) < 0)
+        return true;
+    flock(slot->stat_fd, LOCK_UN);
+    return false;
+}
+
+int slot_wait_daemon(const struct slot *slot, int timeout_ms)
+{
+    for (int waited = 0; slot_daemon_lives(slot); waited += DAEMON_POLL_MS) {
+        if (waited >= timeout_ms)
+            return -ETIMEDOUT;
+        poll(NULL, 0, DAEMON_POLL_MS);
+    }
+    return 0;
+}
+
+enum slot_condition slot_condition(const struct slot *slot)
+{
+    if (slot_daemon_lives(slot))
+        return SLOT_ALIVE;
+    if (flock(slot->lock_fd, LOCK_SH | LOCK_NB) < 0)
+        return SLOT_STARTING;
+    flock(slot->lock_fd, LOCK_UN);
+    return SLOT_DEAD;
+}
+
+bool slot_is_current(const struct slot *slot)
+{
+    char path[PATH_MAX];
+    struct stat mine, named;
+    slot_path(slot, ".lock", path);
+    return fstat(slot->lock_fd, &mine) == 0 && lstat(path, &named) == 0 &&
+           mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
+}
+
+void slot_remove(const struct slot *slot)
+{
+    char path[PATH_MAX];
+    if (!slot_is_current(slot))
+        return;
+    if (slot->counters->owns_mountpoint)
+        rmdir(slot->counters->mountpoint);
+    slot_directory(slot, path);
+    rmdir(path);
+    slot_path(slot, ".stat", path);
+    unlink(path);
+    slot_path(slot, ".lock", path);
+    unlink(path);
+}
+
+int slot_lock(const struct slot *slot, bool exclusive, bool wait)
+{
+    int how = (exclusive ? LOCK_EX : LOCK_SH) | (wait ? 0 : LOCK_NB);
+    return flock(slot->lock_fd, how) < 0 ? -errno : 0;
+}
+
+void slot_unlock(const struct slot *slot)
+{
+    flock(slot->lock_fd, LOCK_UN);
+}
+
+int slot_claim_daemon(const struct slot *slot, int *ret_fd)
+{
+    auto_close int fd = open_in_slot(slot, ".stat", 0);
+    if (fd < 0)
+        return fd;
+    while (flock(fd, LOCK_EX) < 0)
+        if (errno != EINTR)
+            return -errno;
+    *ret_fd = steal_fd(&fd);
+    return 0;
+}
+
+size_t slot_lock_holders(const struct slot *slot, int pids[], size_t max)
+{
+    size_t count = 0;
+    char line[256], want[64];
+    struct stat st;
+    FILE *f = fopen("/proc/locks", "re");
+
+    if (!f)
+        return 0;
+    if (fstat(slot->lock_fd, &st) == 0) {
+        snprintf(want, sizeof(want), " %02x:%02x:%llu ", major(st.st_dev), minor(st.st_dev),
+                 (unsigned long long)st.st_ino);
+        while (count < max && fgets(line, sizeof(line), f)) {
+            int pid;
+            if (!strstr(line, want) || !strstr(line, "FLOCK"))
+                continue;
+            if (sscanf(line, "%*s FLOCK %*s %*s %d", &pid) == 1 && pid != getpid() && pid > 0)
+                pids[count++] = pid;
+        }
+    }
+    fclose(f);
+    return count;
+}

@@ -1,0 +1,80 @@
+/*
+ * Adding up the slots of the worker threads. They go on writing meanwhile: each number
+ * is right for some moment, and no two of them for the same one, which is good enough
+ * for people.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+#include "summary.h"
+
+static uint64_t get(const _Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+static void add_slot(const struct counter_slot *slot, struct summary *sum)
+{
+    for (unsigned i = 0; i < COUNTERS_OPCODES; i++) {
+        uint64_t n = get(&slot->requests[i]);
+        sum->requests[i] += n;
+        sum->requests_all += n;
+    }
+    for (unsigned i = 0; i < COUNTERS_BUCKETS; i++)
+        sum->histogram[i] += get(&slot->histogram[i]);
+    sum->errors += get(&slot->errors);
+    sum->read_bytes += get(&slot->read_bytes);
+    sum->read_files += get(&slot->read_files);
+    sum->service_ns += get(&slot->service_ns);
+    sum->read_service_ns += get(&slot->read_service_ns);
+    uint64_t last = get(&slot->last_request_ns);
+    if (last > sum->last_request_ns)
+        sum->last_request_ns = last;
+}
+
+void summary_read(const struct counters *counters, struct summary *ret_summary)
+{
+    memset(ret_summary, 0, sizeof(*ret_summary));
+    for (unsigned i = 0; i < COUNTERS_SLOTS; i++)
+        add_slot(&counters->slots[i], ret_summary);
+}
+
+uint64_t summary_last_use_ns(const struct counters *counters)
+{
+    uint64_t last = get(&counters->shared_ns);
+    for (unsigned i = 0; i < COUNTERS_SLOTS; i++) {
+        uint64_t t = get(&counters->slots[i].last_request_ns);
+        if (t > last)
+            last = t;
+    }
+    return last;
+}
+
+/* From the start to the last sign of use: the rate of a job, not of its idle tail. */
+static uint64_t busy_ns(const struct counters *counters)
+{
+    uint64_t last = summary_last_use_ns(counters);
+    return last > counters->started_ns ? last - counters->started_ns : 1;
+}
+
+const char *summary_line(const struct counters *counters, char *buf, size_t size)
+{
+    struct summary sum;
+    char files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN];
+    char waited[CLI_TEXT_LEN], cache[64] = "";
+    uint64_t ns = busy_ns(counters);
+    uint64_t hits = get(&counters->cache_hits) + get(&counters->cache_waits);
+    uint64_t blocks = hits + get(&counters->cache_misses);
+
+    summary_read(counters, &sum);
+    if (blocks)
+        snprintf(cache, sizeof(cache), "; %.0f%% of blocks from the cache",
+                 100.0 * (double)hits / (double)blocks);
+    snprintf(buf, size, "%s file%s, %s read in %s (%s/s); readers waited %s%s",
+             cli_format_count(sum.read_files, files), sum.read_files == 1 ? "" : "s",
+             cli_format_bytes(sum.read_bytes, bytes), cli_format_time(ns, time),
+             cli_format_bytes((uint64_t)((double)sum.read_bytes / ((double)ns / 1e9)), rate),
+             cli_format_time(sum.read_service_ns, waited), cache);
+    return buf;
+}
