@@ -1,0 +1,106 @@
+# shellcheck shell=bash
+# What has to be installed, and how to install it; read by tests/run, .ci/run and
+# examples/quickstart, each of which asks for the lists that it needs.
+#
+# A line is "KIND:NAME PACKAGE": NAME is looked for in a way that does not depend on the
+# distribution (command, pkg-config module, file, module of Debian's Python); PACKAGE is
+# what Debian and Ubuntu call it.
+
+# shellcheck disable=SC2034 # used by those who read this file
+build_needs='
+command:cc gcc
+command:meson meson
+command:ninja ninja-build
+command:pkg-config pkg-config
+pkg:libxxhash libxxhash-dev
+pkg:libarchive libarchive-dev
+pkg:libzstd libzstd-dev
+pkg:fuse3 libfuse3-dev
+command:fusermount3 fuse3
+pkg:squashfuse libsquashfuse-dev
+pkg:libdeflate libdeflate-dev
+pkg:lzo2 liblzo2-dev
+pkg:liblz4 liblz4-dev
+pkg:liblzma liblzma-dev
+'
+
+# shellcheck disable=SC2034
+test_needs='
+pkg:check check
+file:/usr/bin/python3 python3
+command:tar tar
+command:bsdtar libarchive-tools
+command:mksquashfs squashfs-tools
+command:gzip gzip
+command:bzip2 bzip2
+command:xz xz-utils
+command:zstd zstd
+command:lz4 lz4
+command:setfattr attr
+command:rsync rsync
+command:mandoc mandoc
+command:git git
+'
+
+# Modules of Debian's own Python, for tests with software that was never changed for us.
+# shellcheck disable=SC2034
+python_needs='
+python:numpy python3-numpy
+python:PIL python3-pil
+python:torch python3-torch
+python:torchvision python3-torchvision
+'
+
+# shellcheck disable=SC2034
+check_needs='
+command:clang clang
+command:clang-tidy clang-tidy
+command:clang-format clang-format
+command:cppcheck cppcheck
+command:shellcheck shellcheck
+command:valgrind valgrind
+'
+
+is_there() {
+    local kind=${1%%:*} name=${1#*:}
+    case $kind in
+    command) command -v "$name" >/dev/null ;;
+    pkg) pkg-config --exists "$name" 2>/dev/null ;;
+    file) [ -e "$name" ] ;;
+    python) /usr/bin/python3 -c "import importlib.util, sys
+sys.exit(importlib.util.find_spec('$name') is None)" 2>/dev/null ;;
+    esac
+}
+
+# missing_packages LIST...: the packages whose things are not there, one a line.
+missing_packages() {
+    local need package
+    while read -r need package; do
+        if [ -n "$need" ] && ! is_there "$need"; then printf '%s\n' "$package"; fi
+    done <<<"$*"
+}
+
+# install_missing LIST...: ask apt for what is missing, and for nothing else. Without the
+# right to install, print the one command that would do it, and fail.
+install_missing() {
+    local packages as_root=()
+    mapfile -t packages < <(missing_packages "$@")
+    if [ ${#packages[@]} -eq 0 ]; then return 0; fi
+    if ! command -v apt-get >/dev/null; then
+        echo "Missing here, by their Debian names: ${packages[*]}" >&2
+        echo "Please install them by this system's means, and start again." >&2
+        return 1
+    fi
+    if [ "$(id -u)" -ne 0 ]; then
+        if ! sudo -n true 2>/dev/null; then
+            echo "Some packages are missing. Please run this command, and start again:" >&2
+            echo "    sudo apt-get install -y --no-install-recommends ${packages[*]}" >&2
+            return 1
+        fi
+        as_root=(sudo -n)
+    fi
+    echo "Installing with apt-get: ${packages[*]}"
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q </dev/null >/dev/null &&
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y \
+            --no-install-recommends "${packages[@]}" </dev/null >/dev/null
+}
