@@ -1,0 +1,19 @@
+/*
+ * What the job may use of its node, which is seldom the whole node.
+ */
+#ifndef ONEPOT_BUDGET_H
+#define ONEPOT_BUDGET_H
+
+#include <stdint.h>
+
+/*
+ * Bytes of memory: the least of the limits of the cgroup and of all its parents
+ * (version 1 and 2) and of what the node has available now. `root` is put in front of
+ * all paths ("" but in tests). UINT64_MAX if nothing could be read.
+ */
+uint64_t budget_memory_bytes(const char *root);
+
+/* The default of --cache: a quarter of that, within reason. */
+uint64_t budget_cache_bytes(void);
+
+#endif

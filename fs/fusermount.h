@@ -1,0 +1,29 @@
+/*
+ * fusermount3 and fusermount, the setuid helpers by which an ordinary user mounts and
+ * unmounts. They are programs of their own, so everything here is bounded in time and
+ * ends in words: what the helper said.
+ */
+#ifndef ONEPOT_FUSERMOUNT_H
+#define ONEPOT_FUSERMOUNT_H
+
+#include <limits.h>
+#include <stdbool.h>
+
+#define FUSERMOUNT_SAID_MAX 256
+
+/* Look for "fusermount3" or "fusermount" in $PATH, then where they usually are. -ENOENT. */
+int fusermount_find(const char *program, char ret_path[PATH_MAX]);
+
+/*
+ * Mount; the descriptor of /dev/fuse comes back. `path` is from fusermount_find,
+ * `options` a list as after -o. On failure `said` has the helper's first line. One
+ * thread only may run in the process.
+ */
+int fusermount_mount(const char *path, const char *mountpoint, const char *options,
+                     char said[FUSERMOUNT_SAID_MAX], int *ret_fd);
+
+/* -EBUSY, -ENOENT (no helper), -ETIMEDOUT, else -EPERM with the helper's words. */
+int fusermount_unmount(const char *path, const char *mountpoint, bool lazy,
+                       char said[FUSERMOUNT_SAID_MAX]);
+
+#endif

@@ -1,0 +1,49 @@
+/*
+ * A private user and mount namespace: where nobody may mount for everybody to see, an
+ * ordinary user may still mount for one process and its children, where the kernel
+ * allows user namespaces. `run` alone can use that: its command is that process.
+ *
+ *     namespace_start(&request, report, launch, ctx, &ns, &fuse_fd)
+ *         a child enters the namespaces, mounts, hands back the descriptor, waits
+ *     ... a daemon serves the descriptor, outside of the namespaces ...
+ *     namespace_answers(&ns, timeout)    the child sees its mount
+ *     namespace_go(&ns)                  the child calls launch(ctx), which execs
+ *     namespace_unmount(&ns, lazy)       when the command has ended
+ *
+ * The child is a child of the caller, who waits for it. If the caller dies before
+ * namespace_go, the child ends.
+ */
+#ifndef ONEPOT_NAMESPACE_H
+#define ONEPOT_NAMESPACE_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "mountpoint.h"
+
+struct namespace
+{
+    pid_t child;
+    int sock;            /* to the child until it goes */
+    int user_ns, mnt_ns; /* hold the namespaces, for unmounting in them */
+    const char *mountpoint;
+};
+#define NAMESPACE_NONE ((struct namespace){.sock = -1, .user_ns = -1, .mnt_ns = -1})
+
+/* `launch` must not return. The request's strings must live as long as the namespace. */
+int namespace_start(const struct mount_request *request, struct mount_report *report,
+                    void (*launch)(void *ctx), void *ctx, struct namespace *ret_namespace,
+                    int *ret_fuse_fd);
+
+/* As mountpoint_answers, seen from within. */
+int namespace_answers(const struct namespace *ns, int timeout_ms);
+
+int namespace_go(struct namespace *ns);
+
+/* As mountpoint_unmount, within; processes that the command left behind may be in it. */
+int namespace_unmount(const struct namespace *ns, bool lazy);
+
+/* End a child that still waits; let go of the namespaces. */
+void namespace_close(struct namespace *ns);
+
+#endif

@@ -1,0 +1,166 @@
+/*
+ * The search runs in a child, because one file it reads can block: /proc/PID/maps
+ * waits for the memory lock of a process, which that process may hold in a page fault
+ * on the very mount that hangs. After two seconds the child is left to itself, and
+ * what it found so far counts.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "users.h"
+
+#define SEARCH_LIMIT_MS 2000
+
+/* Is the text of a link of /proc a path in the mount? */
+static bool link_leads_in(const char *link, const char *mountpoint)
+{
+    char target[PATH_MAX + 32];
+    size_t len = strlen(mountpoint);
+    ssize_t n = readlink(link, target, sizeof(target) - 1);
+
+    if (n < (ssize_t)len)
+        return false;
+    target[n] = '\0';
+    return strncmp(target, mountpoint, len) == 0 && (target[len] == '\0' || target[len] == '/');
+}
+
+static bool has_open_file(int pid, const char *mountpoint)
+{
+    char path[64 + 256];
+    bool found = false;
+
+    snprintf(path, sizeof(path), "/proc/%d/fd", pid);
+    DIR *dir = opendir(path);
+    if (!dir)
+        return false;
+    for (struct dirent *e; !found && (e = readdir(dir));) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/%s", pid, e->d_name);
+        found = link_leads_in(path, mountpoint);
+    }
+    closedir(dir);
+    return found;
+}
+
+static bool has_mapping(int pid, const struct mount_entry *entry)
+{
+    char path[64], *line = NULL;
+    size_t size = 0;
+    bool found = false;
+
+    snprintf(path, sizeof(path), "/proc/%d/maps", pid);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return false;
+    while (!found && getline(&line, &size, f) > 0) {
+        unsigned dev_major, dev_minor;
+        found = sscanf(line, "%*s %*s %*s %x:%x", &dev_major, &dev_minor) == 2 &&
+                dev_major == entry->dev_major && dev_minor == entry->dev_minor;
+    }
+    free(line);
+    fclose(f);
+    return found;
+}
+
+/* The cheap and harmless looks first. */
+static bool uses(int pid, const struct mount_entry *entry)
+{
+    static const char *const links[] = {"cwd", "root", "exe"};
+    char path[64];
+
+    for (size_t i = 0; i < sizeof(links) / sizeof(links[0]); i++) {
+        snprintf(path, sizeof(path), "/proc/%d/%s", pid, links[i]);
+        if (link_leads_in(path, entry->path))
+            return true;
+    }
+    return has_open_file(pid, entry->path) || has_mapping(pid, entry);
+}
+
+/* Write the PIDs into the pipe, each as soon as it is known. */
+static _Noreturn void search(const struct mount_entry *entry, int self, int except, int out)
+{
+    DIR *dir = opendir("/proc");
+
+    signal(SIGPIPE, SIG_DFL); /* whoever asked has heard enough */
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        int pid = atoi(e->d_name);
+        if (pid <= 0 || pid == self || pid == except || pid == getpid() || !uses(pid, entry))
+            continue;
+        if (write(out, &pid, sizeof(pid)) < 0)
+            break;
+    }
+    _exit(0);
+}
+
+static size_t collect(int in, struct mount_user users[], size_t max)
+{
+    size_t count = 0;
+    struct timespec start, now;
+
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    while (count < max) {
+        struct pollfd p = {.fd = in, .events = POLLIN};
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        long left = SEARCH_LIMIT_MS - (now.tv_sec - start.tv_sec) * 1000 -
+                    (now.tv_nsec - start.tv_nsec) / 1000000;
+        if (left <= 0 || poll(&p, 1, (int)left) == 0)
+            break;
+        ssize_t n = read(in, &users[count].pid, sizeof(int));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n != sizeof(int))
+            break;
+        process_name(users[count].pid, users[count].name);
+        count++;
+    }
+    return count;
+}
+
+size_t users_find(const struct mount_entry *entry, int except, struct mount_user users[],
+                  size_t max)
+{
+    auto_close int in = -1;
+    int fds[2], self = getpid();
+
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return 0;
+    in = fds[0];
+    pid_t pid = fork();
+    if (pid == 0)
+        search(entry, self, except, fds[1]);
+    close(fds[1]);
+    if (pid < 0)
+        return 0;
+    size_t count = collect(in, users, max);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, WNOHANG); /* if it hangs, so be it */
+    return count;
+}
+
+const char *users_describe(const struct mount_user users[], size_t count, char *buf,
+                           size_t size)
+{
+    size_t len = 0;
+
+    buf[0] = '\0';
+    for (size_t i = 0; i < count; i++) {
+        int n = snprintf(buf + len, size - len, "%s%s (%d)", i ? ", " : "", users[i].name,
+                         users[i].pid);
+        if (n < 0 || (size_t)n >= size - len - 5) {
+            snprintf(buf + len, size - len, "...");
+            break;
+        }
+        len += (size_t)n;
+    }
+    return buf;
+}
