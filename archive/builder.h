@@ -12,7 +12,8 @@
  *     builder_free(b);
  *
  * Paths are made safe here, for all formats: "./" and doubled slashes are dropped, a
- * leading slash is dropped, ".." is refused, so are names over 255 bytes.
+ * leading slash is dropped, ".." is refused, so are names over 255 bytes. A directory
+ * that no member announced has mode 0755 and owner and time of the first member in it.
  *
  * Threads: none; one thread uses a builder at a time. Memory: about 100 bytes an
  * entry and its name.
@@ -48,7 +49,7 @@ struct builder_member {
     enum builder_data data;
     uint64_t data_offset;    /* DATA_STORED */
     uint64_t header_offset;  /* where the member is announced: for messages only */
-    const char *symlink;     /* target, for a symbolic link */
+    const char *symlink;     /* target, for a symbolic link: 1 to 4095 bytes */
     size_t symlink_len;
 };
 
@@ -86,13 +87,18 @@ int builder_link(struct builder *builder, const char *path, size_t len, const ch
 int builder_link_inode(struct builder *builder, const char *path, size_t len, uint32_t inode,
                        uint64_t header_offset, struct fault *fault);
 
-/* Name with its namespace ("user.x"); an empty value is a value. */
+/*
+ * Name with its namespace ("user.x"); an empty value is a value. Of two of one name the
+ * last one counts. -E2BIG: a name, a value or a number of them that Linux can't have.
+ */
+#define BUILDER_XATTRS_MAX 1024u
 int builder_add_xattr(struct builder *builder, uint32_t inode, const char *name, size_t name_len,
                       const void *value, size_t value_len);
 
 /*
  * DATA_EXTENTS: bytes [offset, offset + length) of the file lie at source_offset. In
- * ascending order, without overlap, within the size of the file (-EUCLEAN).
+ * ascending order, without overlap, within the size of the file (-EUCLEAN), and all of
+ * one inode before those of the next (-EINVAL).
  */
 int builder_add_extent(struct builder *builder, uint32_t inode, uint64_t offset, uint64_t length,
                        uint64_t source_offset);
@@ -101,7 +107,7 @@ int builder_add_extent(struct builder *builder, uint32_t inode, uint64_t offset,
 struct builder_block {
     uint64_t source_offset;
     uint32_t packed_bytes;  /* 0: a hole */
-    uint32_t block_bytes;   /* decompressed, at most */
+    uint32_t block_bytes;   /* decompressed, at most; never 0, of a hole neither */
     bool stored;            /* not compressed after all */
 };
 
@@ -118,11 +124,13 @@ int builder_add_fragment(struct builder *builder, const struct builder_block *bl
  * DATA_BLOCKS: the file is `count` blocks of index_header.block_bytes each (the last
  * one may hold less), and its tail, if `fragment` is not BUILDER_NO_FRAGMENT, lies at
  * fragment_offset of that fragment. Called once for an inode, after builder_add.
+ * -EUCLEAN: they do not make a file of its size, or lie past the end of the archive.
  */
 int builder_set_blocks(struct builder *builder, uint32_t inode, const struct builder_block *blocks,
                        uint32_t count, uint32_t fragment, uint32_t fragment_offset);
 
-/* XXH3-64 of a regular file's content. All regular inodes get one, or none does. */
+/* XXH3-64 of a regular file's content. All regular inodes get one, or none does: else
+ * builder_write is -EINVAL. */
 int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
 
 uint32_t builder_entries(const struct builder *builder);

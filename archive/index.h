@@ -34,8 +34,8 @@
 struct index;
 
 #define INDEX_ROOT 0u
-#define INDEX_NAME_MAX 255u        /* NAME_MAX of Linux's filesystems */
-#define INDEX_SYMLINK_MAX 4095u    /* PATH_MAX less its NUL */
+#define INDEX_NAME_MAX 255u     /* NAME_MAX of Linux's filesystems */
+#define INDEX_SYMLINK_MAX 4095u /* PATH_MAX less its NUL */
 
 /* How compressed blocks of the archive are coded. Values are on disk. */
 enum codec {
@@ -77,21 +77,21 @@ struct node {
 struct index_info {
     enum format format;
     enum codec codec;
-    uint32_t block_bytes;     /* largest decompressed block; 0 without blocks */
-    uint32_t entries;         /* names, the root included */
-    uint64_t files;           /* regular files (names) */
-    uint64_t directories;     /* the root included */
-    uint64_t inodes;          /* st_files of statfs */
-    uint64_t total_bytes;     /* sum of st_size over regular inodes */
-    uint64_t data_bytes;      /* the same without holes */
+    uint32_t block_bytes; /* largest decompressed block; 0 without blocks */
+    uint32_t entries;     /* names, the root included */
+    uint64_t files;       /* regular files (names) */
+    uint64_t directories; /* the root included */
+    uint64_t inodes;      /* st_files of statfs */
+    uint64_t total_bytes; /* sum of st_size over regular inodes */
+    uint64_t data_bytes;  /* the same without holes */
     uint64_t name_bytes;
-    uint64_t image_bytes;     /* the whole index */
+    uint64_t image_bytes; /* the whole index */
     bool has_xattrs, has_holes, has_hardlinks, has_sums;
-    uint64_t archive_bytes;   /* the archive that it was built from, */
+    uint64_t archive_bytes; /* the archive that it was built from, */
     int64_t archive_mtime_sec;
     uint32_t archive_mtime_nsec;
     uint64_t archive_fingerprint;
-    uint8_t identifier[16];   /* of an embedded index: binds header, footer and archive */
+    uint8_t identifier[16];     /* of an embedded index: binds header, footer and archive */
     uint64_t end_marker_offset; /* of an embedded index: where the tar's end marker lies */
 };
 

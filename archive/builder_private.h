@@ -1,0 +1,169 @@
+/*
+ * What the files of the builder share: builder.c adds members, builder_sort.c sorts
+ * names, builder_write.c makes the image.
+ */
+#ifndef ONEPOT_BUILDER_PRIVATE_H
+#define ONEPOT_BUILDER_PRIVATE_H
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include "builder.h"
+#include "index_format.h"
+
+/* A name: an entry of the tree. Names are never removed, only given another inode. */
+struct builder_name {
+    uint32_t parent; /* a name */
+    uint32_t inode;
+    uint64_t text; /* offset in `text` << 8 | length */
+};
+
+/*
+ * An inode; the fields have the meaning of the entry on disk, except that `data` of a
+ * directory is the number of its children. Without names (nlink 0) it is left out.
+ */
+struct builder_inode {
+    uint64_t size;
+    uint64_t data;
+    uint64_t mtime;
+    uint32_t attr; /* number in `attrs` */
+    uint32_t nlink;
+};
+
+#define DATA_UNSET UINT64_MAX /* of extents and blocks that nobody has told yet */
+
+/* A value of EXTRA, by inode; of several the last one counts. */
+struct builder_side {
+    uint32_t inode;
+    uint32_t kind;
+    uint64_t value;
+};
+
+struct builder_xattr {
+    size_t name; /* offset in `pending_bytes`; the value follows the name */
+    uint32_t name_len;
+    uint32_t value_len;
+};
+
+/* An array that grows; declared as struct { T *at; size_t count, capacity; }. */
+#define VECTOR(type)                                                                           \
+    struct {                                                                                   \
+        type *at;                                                                              \
+        size_t count, capacity;                                                                \
+    }
+
+struct builder {
+    VECTOR(struct builder_name) names;
+    VECTOR(struct builder_inode) inodes;
+    VECTOR(char) text;
+
+    /* By parent and name: upper half the hash, lower half the number of a name; 0: free. */
+    uint64_t *slots;
+    size_t slot_count;
+    uint64_t seed;
+
+    VECTOR(struct disk_attr) attrs; /* in host order */
+    uint32_t *attr_slots;           /* number + 1 */
+    size_t attr_slot_count;
+
+    /* The directory that the last member was in. */
+    VECTOR(char) last_path;
+    uint32_t last_dir;
+
+    VECTOR(char) strings;
+    VECTOR(uint64_t) extents;         /* as on disk */
+    VECTOR(struct disk_block) blocks; /* as on disk, fragments first */
+    uint32_t fragments;
+    uint32_t block_bytes;     /* of every block that is not the last of its file; 0: unknown */
+    uint32_t block_bytes_max; /* the largest one seen */
+    VECTOR(struct builder_side) sides;
+
+    /* Attributes of one inode are collected, and become a set when another's come. */
+    uint32_t pending_inode;
+    VECTOR(struct builder_xattr) pending;
+    VECTOR(char) pending_bytes;
+    VECTOR(char) xattrs;       /* sets, as on disk */
+    VECTOR(uint64_t) xattr_of; /* by inode: offset of its set + 1, or 0 */
+    uint64_t *set_slots;       /* offset + 1 */
+    size_t set_slot_count, sets;
+
+    VECTOR(uint64_t) sums; /* by inode */
+    VECTOR(uint8_t) has_sum;
+
+    uint64_t archive_bytes;
+    bool is_written;
+};
+
+/*
+ * Room for `count` more items. A quarter more than needed: large blocks grow without
+ * being copied, and the limit on the child's memory counts what is not used, too.
+ */
+static inline int vector_grow(void *at, size_t count, size_t more, size_t *capacity,
+                              size_t item_bytes)
+{
+    size_t need, room;
+    if (__builtin_add_overflow(count, more, &need))
+        return -ENOMEM;
+    if (need <= *capacity)
+        return 0;
+    if (__builtin_add_overflow(need, need / 4 + 64, &room))
+        return -ENOMEM;
+    void *p = reallocarray(*(void **)at, room, item_bytes);
+    if (!p)
+        return -ENOMEM;
+    *(void **)at = p;
+    *capacity = room;
+    return 0;
+}
+
+#define vector_reserve(v, more)                                                                \
+    vector_grow(&(v)->at, (v)->count, (more), &(v)->capacity, sizeof(*(v)->at))
+
+#define vector_free(v)                                                                         \
+    do {                                                                                       \
+        free((v)->at);                                                                         \
+        (v)->at = NULL;                                                                        \
+        (v)->count = (v)->capacity = 0;                                                        \
+    } while (0)
+
+static inline const char *name_text(const struct builder *b, uint32_t name)
+{
+    return b->text.at + (b->names.at[name].text >> 8);
+}
+
+static inline size_t name_length(const struct builder *b, uint32_t name)
+{
+    return b->names.at[name].text & 255;
+}
+
+static inline const struct disk_attr *inode_attr(const struct builder *b, uint32_t inode)
+{
+    return &b->attrs.at[b->inodes.at[inode].attr];
+}
+
+static inline bool is_directory_inode(const struct builder *b, uint32_t inode)
+{
+    return S_ISDIR(inode_attr(b, inode)->mode);
+}
+
+/* The number of an attribute record. -EOVERFLOW when there are too many, -ENOMEM. */
+int builder_intern_attr(struct builder *b, const struct disk_attr *attr, uint32_t *ret_attr);
+
+/* Make a set of the attributes that were collected. */
+int builder_flush_xattrs(struct builder *b);
+
+/* One name of a directory, while it is sorted. */
+struct sort_item {
+    uint64_t key; /* eight bytes of the name, as a number */
+    uint64_t name;
+};
+
+/* Sort by name, bytewise; all are children of one directory. `spare` has the same room. */
+void builder_sort_names(const struct builder *b, struct sort_item *items, size_t count,
+                        struct sort_item *spare);
+
+#endif

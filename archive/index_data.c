@@ -1,0 +1,431 @@
+/*
+ * The index, reading side: where the bytes of files lie, targets of symbolic links,
+ * extended attributes, sums.
+ *
+ * Extents are answered one at a time and never collected, so nothing is allocated and
+ * a lying count costs no more than the bounds check that it fails.
+ */
+#include "index.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "index_private.h"
+
+static uint32_t min_u32(uint64_t a, uint64_t b)
+{
+    return (uint32_t)(a < b ? a : b);
+}
+
+static bool in_archive(const struct index *index, uint64_t offset, uint64_t len)
+{
+    uint64_t end;
+    return !__builtin_add_overflow(offset, len, &end) && end <= index->info.archive_bytes;
+}
+
+/* ---- stored files and ranges ---- */
+
+static int stored_extent(const struct index *index, const struct index_entry *e,
+                         uint64_t offset, struct extent *ret_extent)
+{
+    if (!in_archive(index, e->data, e->size))
+        return -EUCLEAN;
+    *ret_extent = (struct extent){
+        .kind = EXTENT_STORED,
+        .offset = offset,
+        .length = e->size - offset,
+        .source_offset = e->data + offset,
+    };
+    return 0;
+}
+
+struct range {
+    uint64_t logical;
+    uint64_t length;
+    uint64_t source;
+};
+
+static int read_range(const struct index *index, uint64_t list, uint64_t number,
+                      struct range *ret_range)
+{
+    const uint64_t *p = index_bytes(index, SECTION_EXTENTS, list + 16 + number * 24, 24);
+    if (!p)
+        return -EUCLEAN;
+    *ret_range = (struct range){le64toh(p[0]), le64toh(p[1]), le64toh(p[2])};
+    return 0;
+}
+
+/* The number of the first range that begins behind `offset`. */
+static int range_behind(const struct index *index, uint64_t list, uint64_t count,
+                        uint64_t offset, uint64_t *ret_number)
+{
+    uint64_t low = 0, high = count;
+    while (low < high) {
+        uint64_t mid = low + (high - low) / 2;
+        struct range range;
+        int r = read_range(index, list, mid, &range);
+        if (r < 0)
+            return r;
+        if (range.logical <= offset)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    *ret_number = low;
+    return 0;
+}
+
+static int ranges_extent(const struct index *index, const struct index_entry *e,
+                         uint64_t offset, struct extent *ret_extent)
+{
+    uint64_t length = index->sections[SECTION_EXTENTS].length;
+    const uint64_t *list = index_bytes(index, SECTION_EXTENTS, e->data, 16);
+    if (!list || e->data % 8 || le64toh(list[0]) > (length - e->data - 16) / 24)
+        return -EUCLEAN;
+    uint64_t count = le64toh(list[0]);
+    uint64_t next;
+    int r = range_behind(index, e->data, count, offset, &next);
+    if (r < 0)
+        return r;
+
+    struct range range;
+    if (next > 0) {
+        r = read_range(index, e->data, next - 1, &range);
+        if (r < 0)
+            return r;
+        uint64_t skip = offset - range.logical;
+        if (skip < range.length) {
+            if (range.length > e->size - range.logical ||
+                !in_archive(index, range.source, range.length))
+                return -EUCLEAN;
+            *ret_extent = (struct extent){.kind = EXTENT_STORED,
+                                          .offset = offset,
+                                          .length = range.length - skip,
+                                          .source_offset = range.source + skip};
+            return 0;
+        }
+    }
+    uint64_t end = e->size;
+    if (next < count) {
+        r = read_range(index, e->data, next, &range);
+        if (r < 0)
+            return r;
+        if (range.logical <= offset)
+            return -EUCLEAN;
+        if (range.logical < end)
+            end = range.logical;
+    }
+    *ret_extent =
+        (struct extent){.kind = EXTENT_HOLE, .offset = offset, .length = end - offset};
+    return 0;
+}
+
+/* ---- blocks ---- */
+
+/* A run of contiguous stored blocks is looked at so far ahead; it ends a piece later. */
+#define MERGE_BLOCKS_MAX 64u
+
+struct block_record {
+    uint64_t source_offset;
+    uint32_t packed_bytes; /* 0: a hole */
+    uint32_t block_bytes;
+    bool is_stored;
+};
+
+static int read_block(const struct index *index, uint64_t number,
+                      struct block_record *ret_block)
+{
+    const struct disk_block *b =
+        index_bytes(index, SECTION_BLOCKS, number * sizeof(*b), sizeof(*b));
+    if (!b)
+        return -EUCLEAN;
+    uint32_t packed = le32toh(b->packed);
+    struct block_record block = {
+        .source_offset = le64toh(b->source_offset),
+        .packed_bytes = packed & ~BLOCK_STORED,
+        .block_bytes = le32toh(b->block_bytes),
+        .is_stored = packed & BLOCK_STORED,
+    };
+    if (block.block_bytes == 0 || block.block_bytes > index->info.block_bytes ||
+        !in_archive(index, block.source_offset, block.packed_bytes))
+        return -EUCLEAN;
+    *ret_block = block;
+    return 0;
+}
+
+/* `length` bytes from `skip` on in a block; they have to be there. */
+static int cut_block(const struct block_record *block, uint32_t skip, uint32_t length,
+                     struct extent *extent)
+{
+    uint32_t have = block->is_stored ? block->packed_bytes : block->block_bytes;
+    if (skip > have || length > have - skip)
+        return -EUCLEAN;
+    extent->length = length;
+    if (block->packed_bytes == 0) {
+        extent->kind = EXTENT_HOLE;
+    } else if (block->is_stored) {
+        extent->kind = EXTENT_STORED;
+        extent->source_offset = block->source_offset + skip;
+    } else {
+        extent->kind = EXTENT_BLOCK;
+        extent->source_offset = block->source_offset;
+        extent->packed_bytes = block->packed_bytes;
+        extent->block_bytes = block->block_bytes;
+        extent->block_offset = skip;
+    }
+    return 0;
+}
+
+static int fragment_extent(const struct index *index, uint64_t number, uint32_t skip,
+                           uint32_t length, struct extent *extent)
+{
+    struct block_record block;
+    if (number >= index->fragments)
+        return -EUCLEAN;
+    int r = read_block(index, number, &block);
+    if (r < 0)
+        return r;
+    if (block.packed_bytes == 0)
+        return -EUCLEAN;
+    return cut_block(&block, skip, length, extent);
+}
+
+/*
+ * Lengthen a stored extent or a hole by the blocks that follow it without a gap. Only
+ * full blocks do: `blocks` many are left, the next one is number `next`.
+ */
+static void merge_blocks(const struct index *index, uint64_t next, uint64_t blocks,
+                         struct extent *extent)
+{
+    if (extent->kind == EXTENT_BLOCK)
+        return;
+    if (blocks > MERGE_BLOCKS_MAX)
+        blocks = MERGE_BLOCKS_MAX;
+    for (; blocks > 0; next++, blocks--) {
+        struct block_record block;
+        struct extent more = {0};
+        if (read_block(index, next, &block) < 0 ||
+            cut_block(&block, 0, index->info.block_bytes, &more) < 0 ||
+            more.kind != extent->kind ||
+            (more.kind == EXTENT_STORED &&
+             more.source_offset != extent->source_offset + extent->length))
+            return;
+        extent->length += more.length;
+    }
+}
+
+static int blocks_extent(const struct index *index, const struct index_entry *e,
+                         uint64_t offset, struct extent *extent)
+{
+    uint32_t block_bytes = index->info.block_bytes;
+    if (block_bytes == 0)
+        return -EUCLEAN;
+    uint64_t number = offset / block_bytes;
+    uint64_t full = e->size / block_bytes;
+    uint32_t skip = (uint32_t)(offset % block_bytes);
+    uint32_t length = min_u32(e->size - offset, block_bytes - skip);
+    uint64_t record;
+    if (__builtin_add_overflow(e->data, number, &record) || record >= index->blocks ||
+        e->data < index->fragments)
+        return -EUCLEAN;
+
+    if (number == full && (e->attr.flags & DATA_KIND_MASK) == DATA_KIND_TAIL) {
+        const struct disk_block *tail =
+            index_bytes(index, SECTION_BLOCKS, record * sizeof(*tail), sizeof(*tail));
+        uint32_t in_fragment;
+        if (!tail || __builtin_add_overflow(le32toh(tail->packed), skip, &in_fragment))
+            return -EUCLEAN;
+        return fragment_extent(index, le64toh(tail->source_offset), in_fragment, length,
+                               extent);
+    }
+    struct block_record block;
+    int r = read_block(index, record, &block);
+    if (r < 0)
+        return r;
+    r = cut_block(&block, skip, length, extent);
+    if (r < 0)
+        return r;
+    if (number + 1 < full)
+        merge_blocks(index, record + 1, full - number - 1, extent);
+    return 0;
+}
+
+int index_extent(const struct index *index, uint32_t position, uint64_t offset,
+                 struct extent *ret_extent)
+{
+    struct index_entry e;
+    int r = index_inode(index, position, &e);
+    if (r < 0)
+        return r;
+    if (!S_ISREG(e.attr.mode))
+        return -EINVAL;
+    if (offset >= e.size)
+        return -ENXIO;
+    if (e.size > INT64_MAX)
+        return -EUCLEAN;
+
+    struct extent extent = {.offset = offset};
+    switch (e.attr.flags & DATA_KIND_MASK) {
+    case DATA_KIND_STORED:
+        r = stored_extent(index, &e, offset, &extent);
+        break;
+    case DATA_KIND_EXTENTS:
+        r = ranges_extent(index, &e, offset, &extent);
+        break;
+    case DATA_KIND_BLOCKS:
+    case DATA_KIND_TAIL:
+        r = blocks_extent(index, &e, offset, &extent);
+        break;
+    case DATA_KIND_FRAGMENT: {
+        uint64_t skip = (e.data >> 32) + offset;
+        r = skip > UINT32_MAX || e.size - offset > UINT32_MAX
+                ? -EUCLEAN
+                : fragment_extent(index, (uint32_t)e.data, (uint32_t)skip,
+                                  (uint32_t)(e.size - offset), &extent);
+        break;
+    }
+    default:
+        r = -EUCLEAN;
+    }
+    if (r == 0)
+        *ret_extent = extent;
+    return r;
+}
+
+/* ---- links, attributes, sums ---- */
+
+int index_symlink(const struct index *index, uint32_t position, const char **ret_target,
+                  size_t *ret_len)
+{
+    struct index_entry e;
+    int r = index_inode(index, position, &e);
+    if (r < 0)
+        return r;
+    if (!S_ISLNK(e.attr.mode))
+        return -EINVAL;
+    const char *target = index_bytes(index, SECTION_STRINGS, e.data, e.size);
+    if (!target || e.size > INDEX_SYMLINK_MAX || memchr(target, '\0', e.size))
+        return -EUCLEAN;
+    *ret_target = target;
+    *ret_len = (size_t)e.size;
+    return 0;
+}
+
+/* Two adjoining u32, at any alignment. */
+static int read_pair(const struct index *index, uint64_t offset, uint32_t *ret_first,
+                     uint32_t *ret_second)
+{
+    const uint8_t *p = index_bytes(index, SECTION_XATTRS, offset, 8);
+    uint32_t pair[2];
+    if (!p)
+        return -EUCLEAN;
+    memcpy(pair, p, sizeof(pair));
+    *ret_first = le32toh(pair[0]);
+    *ret_second = le32toh(pair[1]);
+    return 0;
+}
+
+/*
+ * The set of an inode: where its first attribute lies, and where its last one ends.
+ * *ret_end is 0 if it has none.
+ */
+static int xattr_set(const struct index *index, uint32_t position, uint64_t *ret_start,
+                     uint64_t *ret_end)
+{
+    struct index_entry e;
+    int r = index_inode(index, position, &e);
+    if (r < 0)
+        return r;
+    if (!(e.attr.flags & ATTR_XATTRS)) {
+        *ret_start = *ret_end = 0;
+        return 0;
+    }
+    uint64_t set;
+    uint32_t count, bytes;
+    r = index_extra(index, e.position, EXTRA_XATTRS, &set);
+    if (r < 0)
+        return r;
+    r = read_pair(index, set, &count, &bytes);
+    if (r < 0)
+        return r;
+    if (bytes > index->sections[SECTION_XATTRS].length - set - 8)
+        return -EUCLEAN;
+    *ret_start = set + 8;
+    *ret_end = set + 8 + bytes;
+    return 0;
+}
+
+static int read_xattr(const struct index *index, uint64_t at, uint64_t end,
+                      struct xattr *ret_xattr, uint64_t *ret_next)
+{
+    uint32_t name_len, value_len;
+    if (end - at < 8 || read_pair(index, at, &name_len, &value_len) < 0)
+        return -EUCLEAN;
+    uint64_t left = end - at - 8;
+    if (name_len == 0 || name_len > INDEX_NAME_MAX || name_len > left ||
+        value_len > left - name_len)
+        return -EUCLEAN;
+    const char *name =
+        index_bytes(index, SECTION_XATTRS, at + 8, (uint64_t)name_len + value_len);
+    if (!name || memchr(name, '\0', name_len))
+        return -EUCLEAN;
+    *ret_xattr = (struct xattr){name, name_len, name + name_len, value_len};
+    *ret_next = at + 8 + name_len + value_len;
+    return 0;
+}
+
+int index_xattr_next(const struct index *index, uint32_t position, uint64_t *cursor,
+                     struct xattr *ret_xattr)
+{
+    uint64_t at, end;
+    int r = xattr_set(index, position, &at, &end);
+    if (r < 0)
+        return r;
+    if (*cursor != 0) {
+        if (*cursor < at || *cursor > end)
+            return -EINVAL;
+        at = *cursor;
+    }
+    if (at == end)
+        return -ENOENT;
+    return read_xattr(index, at, end, ret_xattr, cursor);
+}
+
+int index_xattr_get(const struct index *index, uint32_t position, const char *name, size_t len,
+                    struct xattr *ret_xattr)
+{
+    uint64_t at, end;
+    int r = xattr_set(index, position, &at, &end);
+    if (r < 0)
+        return r;
+    while (at < end) {
+        struct xattr xattr;
+        r = read_xattr(index, at, end, &xattr, &at);
+        if (r < 0)
+            return r;
+        if (xattr.name_len == len && memcmp(xattr.name, name, len) == 0) {
+            *ret_xattr = xattr;
+            return 0;
+        }
+    }
+    return -ENODATA;
+}
+
+int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum)
+{
+    struct index_entry e;
+    int r = index_inode(index, position, &e);
+    if (r < 0)
+        return r;
+    if (!S_ISREG(e.attr.mode))
+        return -EINVAL;
+    if (!index->info.has_sums)
+        return -ENODATA;
+    const uint64_t *sum = index_bytes(index, SECTION_SUMS, (uint64_t)e.position * 8, 8);
+    if (!sum)
+        return -EUCLEAN;
+    *ret_sum = le64toh(*sum);
+    return 0;
+}

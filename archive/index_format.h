@@ -1,0 +1,215 @@
+/*
+ * The index on disk: what builder_write.c writes and index.c reads. All integers are
+ * little-endian; all offsets below count from the first byte of the image, which lies
+ * at a multiple of 8 in its file.
+ *
+ *     header | section table | section area | page sums
+ *
+ * Header. struct disk_header, `header_bytes` long together with the section table.
+ * `header_sum` is XXH3-64 (seed 0) of those bytes with the field itself zero. A later
+ * version may make the header longer: the section table is found by its offset. A
+ * reader refuses another `version` and any bit in `incompatible` that it does not
+ * know, and ignores sections whose id it does not know.
+ *
+ * Section area. `area_bytes` from `area_offset` (a multiple of 8) on. Each section
+ * starts at a multiple of 8 within the image and lies inside the area. The area is
+ * cut into pages of 64 KB from its start on, the last one maybe shorter; the table at
+ * `sums_offset` has XXH3-64 of each, 8 bytes a page; `sums_sum` is XXH3-64 of that
+ * table. So everything but the area is checked when an index is opened, and a page of
+ * the area when it is first used.
+ *
+ * Entries. One struct disk_entry for each name, breadth first: the root (with an
+ * empty name), its children, their children, and so on. The children of a directory
+ * are contiguous, sorted by name as memcmp does, and come after it; the groups of
+ * children have the order of their directories. The position of an entry, from 0, is
+ * what other records refer to.
+ *
+ *     word 0   bits 0..39: offset of the name in NAMES, where the names lie in the
+ *              order of the entries; a name ends where the next one begins, the last
+ *              one at the end of the section. Bits 40..63: number of a record in ATTRS.
+ *     size     regular file: its size. Symbolic link: length of its target.
+ *              Directory: how many directories are among its children.
+ *     data     Directory: first child's position in the low 32 bits (of an empty one:
+ *              where it would be), their count in the high 32 bits.
+ *              Symbolic link: offset of the target in STRINGS.
+ *              Device: major number in the low 32 bits, minor in the high 32 bits.
+ *              Regular file: by the kind of its data, see below.
+ *              Alias (a further name of an inode): position of the inode's first name,
+ *              which is less than its own.
+ *     mtime    bits 0..29: nanoseconds; bits 30..63: seconds since 1901-12-13T20:45:52Z
+ *              (the time of Unix plus 2^31), until the year 2446. What lies outside is
+ *              in EXTRA; the nanoseconds still count.
+ *
+ * Kinds of data (DATA_KIND_* in the attributes' flags):
+ *     NONE      no regular file.
+ *     STORED    bytes [data, data + size) of the archive. Empty files: 0.
+ *     EXTENTS   ranges with holes: `data` is the offset in EXTENTS of
+ *               {u64 count, u64 data_bytes, count x {u64 logical, u64 length, u64
+ *               source}}, ascending and without overlap; what no range covers is a hole.
+ *               data_bytes is the sum of the lengths.
+ *     BLOCKS    `data` is the number of the first record in BLOCKS: one for each
+ *               block_bytes of the file, the last one maybe shorter.
+ *     TAIL      as BLOCKS, but the last, incomplete block is in a fragment: in its
+ *               place is a record {u64 number of the fragment, u32 offset in it, u32 0}.
+ *     FRAGMENT  the whole file is in a fragment: its number in the low 32 bits, the
+ *               offset in it in the high 32 bits.
+ *     ALIAS     see above. Mode, owner and flags of the alias itself say no more than
+ *               its type.
+ *
+ * Sections (the record's size is in the table too, and has to be the one given here):
+ *     ENTRIES  32  struct disk_entry
+ *     NAMES     1  see above
+ *     ATTRS    16  struct disk_attr: the distinct combinations of mode, owner, flags
+ *     DIRS      4  u32 position of each directory, ascending. Their first children
+ *                  ascend too, so the parent of an entry is the last directory whose
+ *                  first child does not lie behind it.
+ *     EXTENTS   8  see above
+ *     BLOCKS   16  struct disk_block: `fragments` of the header many fragments, then
+ *                  the files' blocks. `packed` with bit 31: stored without compression;
+ *                  0: a hole. No compressed block holds more than `block_bytes`
+ *                  decompressed, of the record and of the header.
+ *     EXTRA    16  struct disk_extra, sorted by position and kind: what few inodes have
+ *     STRINGS   1  targets of symbolic links
+ *     XATTRS    8  sets of extended attributes: {u32 count, u32 bytes, then count x {u32
+ *                  name_len, u32 value_len, name, value}}; `bytes` counts what follows
+ *                  it; a set starts at a multiple of 8; sorted by name
+ *     SUMS      8  XXH3-64 of each regular inode's content, by position; else 0
+ */
+#ifndef ONEPOT_INDEX_FORMAT_H
+#define ONEPOT_INDEX_FORMAT_H
+
+#include <assert.h>
+#include <stdint.h>
+
+#define DISK_MAGIC "onepotIX"
+#define DISK_VERSION 1u
+#define DISK_PAGE_BITS 16
+#define DISK_PAGE_BYTES (1u << DISK_PAGE_BITS)
+#define DISK_HEADER_MAX 65536u /* header and section table: more is damaged */
+
+struct disk_header {
+    uint8_t magic[8];
+    uint32_t version;
+    uint32_t header_bytes;
+    uint32_t sections_offset;
+    uint32_t sections;
+    uint64_t image_bytes;
+    uint64_t incompatible;
+    uint64_t area_offset;
+    uint64_t area_bytes;
+    uint64_t sums_offset;
+    uint64_t sums_sum;
+    uint64_t header_sum;
+    uint32_t page_bytes; /* DISK_PAGE_BYTES */
+    uint32_t features;   /* DISK_HAS_* */
+    uint32_t format;     /* enum format, of index.h */
+    uint32_t codec;      /* enum codec, of index.h */
+    uint32_t block_bytes;
+    uint32_t entries;
+    uint32_t fragments;
+    uint32_t archive_mtime_nsec;
+    uint64_t files;       /* names of regular files */
+    uint64_t directories; /* the root included */
+    uint64_t inodes;
+    uint64_t total_bytes; /* sizes of regular inodes; 2^64 - 1 if they overflow */
+    uint64_t data_bytes;  /* the same without holes */
+    uint64_t name_bytes;
+    uint64_t archive_bytes;
+    int64_t archive_mtime_sec;
+    uint64_t archive_fingerprint;
+    uint64_t end_marker_offset;
+    uint8_t identifier[16];
+};
+static_assert(sizeof(struct disk_header) == 208, "header");
+
+#define DISK_HAS_XATTRS 1u
+#define DISK_HAS_HOLES 2u
+#define DISK_HAS_HARDLINKS 4u
+#define DISK_HAS_SUMS 8u
+
+enum disk_section_id {
+    SECTION_ENTRIES = 1,
+    SECTION_NAMES = 2,
+    SECTION_ATTRS = 3,
+    SECTION_DIRS = 4,
+    SECTION_EXTENTS = 5,
+    SECTION_BLOCKS = 6,
+    SECTION_EXTRA = 7,
+    SECTION_STRINGS = 8,
+    SECTION_XATTRS = 9,
+    SECTION_SUMS = 10,
+    SECTION_IDS, /* one more than the last */
+};
+
+struct disk_section {
+    uint32_t id;
+    uint32_t record_bytes;
+    uint64_t offset;
+    uint64_t length; /* in bytes: a multiple of record_bytes */
+};
+static_assert(sizeof(struct disk_section) == 24, "section");
+
+struct disk_entry {
+    uint64_t name_attr;
+    uint64_t size;
+    uint64_t data;
+    uint64_t mtime;
+};
+static_assert(sizeof(struct disk_entry) == 32, "entry");
+
+#define DISK_NAME_BITS 40
+#define DISK_NAME_LIMIT (UINT64_C(1) << DISK_NAME_BITS)
+#define DISK_ATTR_LIMIT (1u << 24)
+
+#define DISK_NSEC_BITS 30
+#define DISK_MTIME_BIAS (INT64_C(1) << 31)
+#define DISK_MTIME_LIMIT (INT64_C(1) << 34) /* of the biased seconds */
+
+struct disk_attr {
+    uint32_t mode;
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t flags;
+};
+static_assert(sizeof(struct disk_attr) == 16, "attr");
+
+#define DATA_KIND_MASK 15u
+#define DATA_KIND_NONE 0u
+#define DATA_KIND_STORED 1u
+#define DATA_KIND_EXTENTS 2u
+#define DATA_KIND_BLOCKS 3u
+#define DATA_KIND_TAIL 4u
+#define DATA_KIND_FRAGMENT 5u
+#define DATA_KIND_ALIAS 6u
+
+/* Flags. The first four say what EXTRA holds for the inode. */
+#define ATTR_NLINK 0x100u      /* EXTRA_NLINK: other than 1 */
+#define ATTR_XATTRS 0x200u     /* EXTRA_XATTRS: offset of its set in XATTRS */
+#define ATTR_WIDE_MTIME 0x400u /* EXTRA_MTIME: seconds, as i64 */
+#define ATTR_DATA_BYTES 0x800u /* EXTRA_DATA_BYTES: of blocks with holes among them */
+#define ATTR_HOLES 0x1000u     /* the file has holes */
+
+enum disk_extra_kind {
+    EXTRA_NLINK = 1,
+    EXTRA_XATTRS = 2,
+    EXTRA_MTIME = 3,
+    EXTRA_DATA_BYTES = 4,
+};
+
+struct disk_extra {
+    uint32_t position;
+    uint32_t kind;
+    uint64_t value;
+};
+static_assert(sizeof(struct disk_extra) == 16, "extra");
+
+struct disk_block {
+    uint64_t source_offset;
+    uint32_t packed;
+    uint32_t block_bytes;
+};
+static_assert(sizeof(struct disk_block) == 16, "block");
+
+#define BLOCK_STORED 0x80000000u
+
+#endif
