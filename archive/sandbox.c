@@ -83,6 +83,7 @@ struct run {
     /* Stall accounting: what was seen last, and since then: */
     uint64_t bytes_seen;
     uint64_t members_seen;
+    uint64_t beats_seen;
     double cpu_at_change_s;
     double idle_s;
 };
@@ -403,10 +404,12 @@ static int check_stall(struct run *run, double elapsed_s, struct fault *fault)
     const struct progress *progress = &run->shared->progress;
     uint64_t bytes = atomic_load(&progress->bytes_done);
     uint64_t members = atomic_load(&progress->members);
+    uint64_t beats = atomic_load(&progress->beats);
     double cpu_s = child_cpu_s(run);
-    if (bytes != run->bytes_seen || members != run->members_seen) {
+    if (bytes != run->bytes_seen || members != run->members_seen || beats != run->beats_seen) {
         run->bytes_seen = bytes;
         run->members_seen = members;
+        run->beats_seen = beats;
         run->cpu_at_change_s = cpu_s;
         run->idle_s = 0;
         return 0;

@@ -32,7 +32,7 @@ typedef void sandbox_watch(void *ctx, const struct progress *progress);
  * be NULL. The caller may have threads (the child runs fn without them: fn must not
  * take locks of the parent). -EINTR when a signal that the caller handles arrived.
  *
- * Stalled means: neither bytes_done nor members changed while the child used
+ * Stalled means: no number in its progress changed while the child used
  * stall_seconds of CPU time, which is the archive's fault (-EUCLEAN), or while five
  * times as long went by, which is the storage's (-ETIMEDOUT). -ENOMEM when fn, or the
  * kernel, ran out of memory.

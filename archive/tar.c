@@ -1,0 +1,405 @@
+/*
+ * The tar back end: libarchive reads the headers, the builder gets the members.
+ *
+ * A member's data is never read. libarchive says where it starts (the number of bytes
+ * consumed right after its header) and which ranges of a sparse file it holds, in
+ * order; their sum has to lead to the next header. That is checked for each member,
+ * so that a map of holes that libarchive read otherwise than its writer meant is an
+ * error and never wrong data.
+ *
+ * Names are bytes. libarchive converts those of pax headers from UTF-8 to the charset
+ * of the locale, and in doing so composes accents (Unicode form C): in any locale but
+ * "C". There it can convert ASCII only, which is the identity, and leaves the rest as
+ * it is, with a warning. So the members are read in the C locale, whatever the caller
+ * has set, and that warning is no error.
+ */
+#include "tar_private.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <locale.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <archive.h>
+#include <archive_entry.h>
+
+#include "cleanup.h"
+#include "source.h"
+
+enum {
+    PROGRESS_MEMBERS = 64,        /* how often progress is told */
+    TAIL_SEARCH_BYTES = 64 << 10, /* how far behind the end marker members are looked for */
+};
+
+/* One walk over an archive. */
+struct walk {
+    struct source *source;
+    uint64_t size_bytes;
+    struct archive *archive;
+    struct archive_entry *entry;
+    struct tar_feed feed;
+    struct builder *builder;
+    struct progress *progress;
+    struct fault *fault;
+    uint64_t expected; /* where the next header has to start */
+    uint64_t members;
+    char last[512]; /* the member read last, for messages */
+    struct tar_oddities odd;
+};
+
+/* ---- messages ---- */
+
+static void note(struct walk *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Remarks follow each other, as far as they fit. */
+static void note(struct walk *w, const char *format, ...)
+{
+    char *text = w->progress->note;
+    size_t size = sizeof(w->progress->note), len = strnlen(text, size - 1);
+    if (len && len + 2 < size) {
+        memcpy(text + len, "; ", 3);
+        len += 2;
+    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + len, size - len, format, args);
+    va_end(args);
+}
+
+/* Something is wrong with the header that follows the last member. */
+static int header_fault(struct walk *w, uint64_t offset, const char *what)
+{
+    fault_set(w->fault, -EUCLEAN, w->last, offset, "%s%s", what,
+              w->members ? " after this member" : "");
+    fault_advise(w->fault, "make the archive again, or copy it again");
+    return -EUCLEAN;
+}
+
+static int member_fault(struct walk *w, int err, const char *what)
+{
+    return fault_set(w->fault, err, w->last, (uint64_t)archive_read_header_position(w->archive),
+                     "%s", what);
+}
+
+/* libarchive could not go on. */
+static int read_fault(struct walk *w)
+{
+    uint64_t at = (uint64_t)archive_read_header_position(w->archive);
+    if (w->feed.err < 0)
+        return fault_set(w->fault, w->feed.err, w->last, w->feed.offset, "read error: %s",
+                         strerror(-w->feed.err));
+    if (archive_errno(w->archive) == ENOMEM)
+        return -ENOMEM;
+    if (at + TAR_BLOCK_BYTES > w->size_bytes || w->expected > w->size_bytes)
+        return header_fault(w, w->size_bytes, "the archive is truncated");
+    char what[192];
+    snprintf(what, sizeof(what), "damaged archive (%s)", tar_complaint(w->archive));
+    return header_fault(w, at, what);
+}
+
+/* ---- data ---- */
+
+/*
+ * Where the member's data ends, holes not counted. Their map is read twice, here and
+ * in add_extents: a member's range has to be known to be right before it is added.
+ */
+static int find_data_end(struct walk *w, const struct builder_member *member, uint64_t *ret_end)
+{
+    uint64_t stored = (uint64_t)archive_entry_size(w->entry), end;
+    if (member->data == DATA_EXTENTS) {
+        stored = 0;
+        la_int64_t offset, length;
+        archive_entry_sparse_reset(w->entry);
+        while (archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK)
+            stored += (uint64_t)length; /* libarchive has no overlaps: below 2^63 */
+    }
+    if (__builtin_add_overflow(member->data_offset, stored, &end) || end > w->size_bytes)
+        return fault_set(w->fault, -EUCLEAN, w->last, member->header_offset,
+                         "the archive is truncated in this member: it has %" PRIu64
+                         " bytes of data, and %" PRIu64 " are left",
+                         stored, w->size_bytes - member->data_offset);
+    *ret_end = end;
+    return 0;
+}
+
+static int add_extents(struct walk *w, const struct builder_member *member, uint32_t inode)
+{
+    uint64_t source_offset = member->data_offset;
+    la_int64_t offset, length;
+    archive_entry_sparse_reset(w->entry);
+    while (archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK) {
+        if (length == 0)
+            continue; /* GNU tar tells the size of the file by one */
+        int r = builder_add_extent(w->builder, inode, (uint64_t)offset, (uint64_t)length,
+                                   source_offset);
+        if (r == -EUCLEAN)
+            return member_fault(w, r, "its map of holes makes no sense");
+        if (r < 0)
+            return r;
+        source_offset += (uint64_t)length;
+    }
+    return 0;
+}
+
+/* ---- members ---- */
+
+static int add_named(struct walk *w, const char *path, struct builder_member *member)
+{
+    uint32_t inode;
+    int r = builder_add(w->builder, path, strlen(path), member, w->fault, &inode);
+    if (r == 0 && member->data == DATA_EXTENTS)
+        r = add_extents(w, member, inode);
+    if (r == 0)
+        r = tar_add_attributes(w->entry, w->builder, inode, &w->odd);
+    return r;
+}
+
+/*
+ * A hard link. Where it carries data (pax may), that is what its target holds, and
+ * only needed when the target is not in the archive.
+ */
+static int add_link(struct walk *w, const char *path, const char *target,
+                    struct builder_member *member)
+{
+    uint32_t inode;
+    if (member->size_bytes == 0)
+        return builder_link(w->builder, path, strlen(path), target, strlen(target),
+                            member->header_offset, w->fault, &inode);
+    int r = builder_link(w->builder, path, strlen(path), target, strlen(target),
+                         member->header_offset, NULL, &inode);
+    if (r != -ENOENT && r != -EPERM)
+        return r;
+    member->mode = S_IFREG | tar_permissions(w->entry);
+    return add_named(w, path, member);
+}
+
+static int add_by_type(struct walk *w, const char *path, struct builder_member *member)
+{
+    const char *target = archive_entry_hardlink(w->entry);
+    if (target)
+        return add_link(w, path, target, member);
+
+    mode_t type = archive_entry_filetype(w->entry);
+    member->mode = type | tar_permissions(w->entry);
+    switch (type) {
+    case AE_IFREG:
+    case AE_IFDIR:
+    case AE_IFIFO:
+        break;
+    case AE_IFCHR:
+    case AE_IFBLK:
+        member->rdev_major = (uint32_t)archive_entry_rdevmajor(w->entry);
+        member->rdev_minor = (uint32_t)archive_entry_rdevminor(w->entry);
+        break;
+    case AE_IFLNK:
+        member->symlink = archive_entry_symlink(w->entry);
+        if (!member->symlink || !member->symlink[0])
+            return member_fault(w, -EUCLEAN, "is a symbolic link without a target");
+        member->symlink_len = strlen(member->symlink);
+        break;
+    default:
+        w->odd.members = true;
+        return 0;
+    }
+    if (type != AE_IFREG) {
+        member->size_bytes = 0;
+        member->data = DATA_STORED;
+    }
+    return add_named(w, path, member);
+}
+
+static int add_member(struct walk *w)
+{
+    const char *path = archive_entry_pathname(w->entry);
+    size_t len = path ? strlen(path) : 0;
+    size_t keep = len < sizeof(w->last) - 1 ? len : sizeof(w->last) - 1;
+    if (keep)
+        memcpy(w->last, path, keep);
+    w->last[keep] = '\0';
+    if (len == 0)
+        return member_fault(w, -EUCLEAN, "a member has no name");
+
+    struct builder_member member = {
+        .uid = tar_owner(archive_entry_uid(w->entry), &w->odd),
+        .gid = tar_owner(archive_entry_gid(w->entry), &w->odd),
+        .size_bytes = (uint64_t)archive_entry_size(w->entry),
+        .data = archive_entry_sparse_count(w->entry) > 0 ? DATA_EXTENTS : DATA_STORED,
+        .data_offset = (uint64_t)archive_filter_bytes(w->archive, 0),
+        .header_offset = (uint64_t)archive_read_header_position(w->archive),
+    };
+    tar_mtime(w->entry, &member);
+    if (archive_entry_size(w->entry) < 0)
+        return member_fault(w, -EUCLEAN, "its size is negative");
+
+    uint64_t end = 0;
+    int r = find_data_end(w, &member, &end);
+    if (r < 0)
+        return r;
+    w->expected = (end + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
+    return add_by_type(w, path, &member);
+}
+
+/* The last member's data has to end where libarchive found the next header. */
+static int check_position(struct walk *w)
+{
+    uint64_t at = (uint64_t)archive_read_header_position(w->archive);
+    if (at == w->expected)
+        return 0;
+    return fault_set(w->fault, -EUCLEAN, w->last, w->expected,
+                     "its data ends at %" PRIu64 ", but its size says %" PRIu64
+                     ": a kind of tar that is not known, or damaged",
+                     at, w->expected);
+}
+
+/* 1: a member was read; 0: the end. */
+static int next_member(struct walk *w)
+{
+    int r = archive_read_next_header2(w->archive, w->entry);
+    switch (r) {
+    case ARCHIVE_EOF:
+        return check_position(w);
+    case ARCHIVE_WARN:
+        /* A name that is no ASCII is no fault; all other warnings mean lost data. */
+        if (archive_errno(w->archive) != EILSEQ) {
+            char what[192];
+            snprintf(what, sizeof(what), "damaged header (%s)", tar_complaint(w->archive));
+            return header_fault(w, (uint64_t)archive_read_header_position(w->archive), what);
+        }
+        break;
+    case ARCHIVE_OK:
+        break;
+    default:
+        return read_fault(w);
+    }
+    r = check_position(w);
+    return r < 0 ? r : 1;
+}
+
+static void tell_progress(struct walk *w)
+{
+    w->progress->members = w->members;
+    w->progress->bytes_done = w->expected;
+}
+
+static int read_members(struct walk *w)
+{
+    int r;
+    while ((r = next_member(w)) == 1) {
+        r = add_member(w);
+        if (r < 0)
+            return r;
+        w->members++;
+        if (w->members % PROGRESS_MEMBERS == 0)
+            tell_progress(w);
+    }
+    tell_progress(w);
+    return r;
+}
+
+/* ---- the end ---- */
+
+/* What follows the end marker that starts at `end`: a remark, if a person should know. */
+static int inspect_end(struct walk *w, uint64_t end)
+{
+    if (end == w->size_bytes) {
+        note(w, "it has no end-of-archive marker: if its writer was interrupted, members "
+                "are missing");
+        return 0;
+    }
+    auto_free uint8_t *tail = malloc(TAIL_SEARCH_BYTES);
+    if (!tail)
+        return -ENOMEM;
+    size_t len = w->size_bytes - end < TAIL_SEARCH_BYTES ? (size_t)(w->size_bytes - end)
+                                                         : (size_t)TAIL_SEARCH_BYTES;
+    int r = source_read(w->source, tail, len, end);
+    if (r < 0)
+        return r;
+    for (size_t at = TAR_BLOCK_BYTES; at + TAR_BLOCK_BYTES <= len; at += TAR_BLOCK_BYTES) {
+        if (tar_is_zero(tail + at, TAR_BLOCK_BYTES))
+            continue;
+        if (tar_is_header(tail + at))
+            note(w,
+                 "its end-of-archive marker at %" PRIu64 " is followed by more members at "
+                 "%" PRIu64 ": they are ignored, as tar does",
+                 end, end + at);
+        break;
+    }
+    return 0;
+}
+
+static void note_oddities(struct walk *w)
+{
+    if (w->odd.owners)
+        note(w, "owners that do not fit are shown as %d", TAR_NOBODY);
+    if (w->odd.xattrs)
+        note(w, "attributes that exceed the system's limits are not shown");
+    if (w->odd.acls)
+        note(w, "access lists that name users without a number are not shown");
+    if (w->odd.members)
+        note(w, "members of unknown type are not shown");
+}
+
+static int walk_archive(struct walk *w)
+{
+    archive_read_support_format_tar(w->archive);
+    int r = tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
+    if (r == 0)
+        r = read_members(w);
+    else if (r == -EUCLEAN)
+        r = read_fault(w);
+    if (r == 0)
+        r = inspect_end(w, w->expected);
+    if (r == 0)
+        note_oddities(w);
+    return r;
+}
+
+static int tar_index(struct source *source, struct builder *builder,
+                     struct builder_header *header, struct progress *progress,
+                     struct fault *fault)
+{
+    auto_free struct walk *w = calloc(1, sizeof(*w));
+    if (!w)
+        return -ENOMEM;
+    w->source = source;
+    w->size_bytes = source_size(source);
+    w->builder = builder;
+    w->progress = progress;
+    w->fault = fault;
+    w->archive = archive_read_new();
+    w->entry = w->archive ? archive_entry_new2(w->archive) : NULL;
+
+    header->codec = CODEC_NONE;
+    header->block_bytes = 0;
+    progress->bytes_total = w->size_bytes;
+
+    int r = -ENOMEM;
+    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (w->entry && c_locale) {
+        locale_t before = uselocale(c_locale);
+        r = walk_archive(w);
+        uselocale(before);
+    }
+    if (c_locale)
+        freelocale(c_locale);
+    archive_entry_free(w->entry);
+    if (w->archive)
+        archive_read_free(w->archive);
+    tar_feed_close(&w->feed);
+    return r;
+}
+
+const struct backend backend_tar = {
+    .name = "tar",
+    .format = FORMAT_TAR,
+    .probe = tar_probe,
+    .is_packed = tar_is_packed,
+    .unpack = tar_unpack,
+    .index = tar_index,
+};

@@ -1,0 +1,234 @@
+/*
+ * A member's attributes, from libarchive's terms into the builder's: owner, times,
+ * permissions, extended attributes, access lists.
+ *
+ * Access lists come as text and are shown as the kernel's own attributes hold them
+ * (system.posix_acl_*), where they name users by number. Where they use names alone
+ * they are left out: who has a name on this node says nothing about the archive.
+ */
+#include "tar_private.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <linux/limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <archive.h>
+#include <archive_entry.h>
+
+#include "cleanup.h"
+
+uint32_t tar_owner(int64_t id, struct tar_oddities *odd)
+{
+    if (id >= 0 && id < UINT32_MAX)
+        return (uint32_t)id;
+    odd->owners = true;
+    return TAR_NOBODY;
+}
+
+/*
+ * Times. libarchive gives "-1.5" as second -1 and half a second, which reads as -0.5:
+ * tar's decimal fraction counts away from zero, that of the system always upwards.
+ */
+void tar_mtime(struct archive_entry *entry, struct builder_member *member)
+{
+    if (!archive_entry_mtime_is_set(entry))
+        return;
+    member->mtime_sec = archive_entry_mtime(entry);
+    long nsec = archive_entry_mtime_nsec(entry);
+    if (member->mtime_sec < 0 && nsec > 0) {
+        member->mtime_sec--;
+        nsec = 1000000000 - nsec;
+    }
+    member->mtime_nsec = (uint32_t)nsec;
+}
+
+struct attribute {
+    const char *name;
+    const void *value;
+    size_t value_len;
+    size_t order;
+};
+
+static int compare_attributes(const void *a, const void *b)
+{
+    const struct attribute *x = a, *y = b;
+    int r = strcmp(x->name, y->name);
+    return r ? r : x->order < y->order ? -1 : x->order > y->order;
+}
+
+/*
+ * Attributes by name, once each: bsdtar writes every one in two forms. libarchive
+ * lists the last one of the header first, and the last one is what counts.
+ */
+static int add_xattrs(struct archive_entry *entry, struct builder *builder, uint32_t inode,
+                      struct tar_oddities *odd)
+{
+    size_t count = (size_t)archive_entry_xattr_reset(entry);
+    if (count == 0)
+        return 0;
+    auto_free struct attribute *list = calloc(count, sizeof(*list));
+    if (!list)
+        return -ENOMEM;
+    for (size_t i = 0; i < count; i++) {
+        list[i].order = i;
+        if (archive_entry_xattr_next(entry, &list[i].name, &list[i].value,
+                                     &list[i].value_len) != ARCHIVE_OK)
+            return -EUCLEAN;
+    }
+    qsort(list, count, sizeof(*list), compare_attributes);
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0 && strcmp(list[i].name, list[i - 1].name) == 0)
+            continue;
+        size_t name_len = strlen(list[i].name);
+        if (name_len == 0 || name_len > XATTR_NAME_MAX || list[i].value_len > XATTR_SIZE_MAX) {
+            odd->xattrs = true;
+            continue;
+        }
+        int r = builder_add_xattr(builder, inode, list[i].name, name_len, list[i].value,
+                                  list[i].value_len);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* ---- access lists ---- */
+
+/* One entry as system.posix_acl_* has it, in host order until it is written. */
+struct acl_entry {
+    uint16_t tag;
+    uint16_t permissions;
+    uint32_t id;
+};
+
+enum {
+    ACL_VERSION = 2, /* of the value's format */
+    ACL_USER_OBJ = 0x01,
+    ACL_USER = 0x02,
+    ACL_GROUP_OBJ = 0x04,
+    ACL_GROUP = 0x08,
+    ACL_MASK = 0x10,
+    ACL_OTHER = 0x20,
+};
+#define ACL_NO_ID UINT32_MAX
+
+static uint16_t acl_tag(int tag)
+{
+    switch (tag) {
+    case ARCHIVE_ENTRY_ACL_USER_OBJ:
+        return ACL_USER_OBJ;
+    case ARCHIVE_ENTRY_ACL_USER:
+        return ACL_USER;
+    case ARCHIVE_ENTRY_ACL_GROUP_OBJ:
+        return ACL_GROUP_OBJ;
+    case ARCHIVE_ENTRY_ACL_GROUP:
+        return ACL_GROUP;
+    case ARCHIVE_ENTRY_ACL_MASK:
+        return ACL_MASK;
+    case ARCHIVE_ENTRY_ACL_OTHER:
+        return ACL_OTHER;
+    default:
+        return 0;
+    }
+}
+
+static int compare_acl_entries(const void *a, const void *b)
+{
+    const struct acl_entry *x = a, *y = b;
+    if (x->tag != y->tag)
+        return x->tag < y->tag ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* The entries of one list, sorted as the kernel wants them; 0 of them: not to be shown. */
+static size_t read_acl(struct archive_entry *entry, int type, struct acl_entry *list,
+                       size_t count, struct tar_oddities *odd)
+{
+    int got_type, permissions, tag, id;
+    const char *name;
+    size_t n = 0;
+    while (n < count && archive_entry_acl_next(entry, type, &got_type, &permissions, &tag, &id,
+                                               &name) == ARCHIVE_OK) {
+        struct acl_entry e = {acl_tag(tag), (uint16_t)(permissions & 7), ACL_NO_ID};
+        if (e.tag == 0)
+            return 0;
+        if (e.tag == ACL_USER || e.tag == ACL_GROUP) {
+            if (id < 0) {
+                /* A name, and who has it is not known here. */
+                odd->acls = true;
+                return 0;
+            }
+            e.id = (uint32_t)id;
+        }
+        list[n++] = e;
+    }
+    qsort(list, n, sizeof(*list), compare_acl_entries);
+    return n;
+}
+
+static int add_acl(struct archive_entry *entry, struct builder *builder, uint32_t inode,
+                   int type, const char *name, struct tar_oddities *odd)
+{
+    int count = archive_entry_acl_reset(entry, type);
+    if (count <= 0 || (size_t)count > XATTR_SIZE_MAX / sizeof(struct acl_entry) - 1)
+        return 0;
+    auto_free struct acl_entry *list = calloc((size_t)count, sizeof(*list));
+    auto_free uint8_t *value = calloc((size_t)count + 1, sizeof(*list));
+    if (!list || !value)
+        return -ENOMEM;
+    size_t n = read_acl(entry, type, list, (size_t)count, odd);
+    if (n == 0)
+        return 0;
+    value[0] = ACL_VERSION;
+    uint8_t *p = value + 4;
+    for (size_t i = 0; i < n; i++, p += 8) {
+        uint16_t tag = htole16(list[i].tag), permissions = htole16(list[i].permissions);
+        uint32_t id = htole32(list[i].id);
+        memcpy(p, &tag, 2);
+        memcpy(p + 2, &permissions, 2);
+        memcpy(p + 4, &id, 4);
+    }
+    return builder_add_xattr(builder, inode, name, strlen(name), value, (size_t)(p - value));
+}
+
+static int add_acls(struct archive_entry *entry, struct builder *builder, uint32_t inode,
+                    struct tar_oddities *odd)
+{
+    int types = archive_entry_acl_types(entry);
+    int r = 0;
+    if (types & ARCHIVE_ENTRY_ACL_TYPE_ACCESS)
+        r = add_acl(entry, builder, inode, ARCHIVE_ENTRY_ACL_TYPE_ACCESS,
+                    "system.posix_acl_access", odd);
+    if (r == 0 && types & ARCHIVE_ENTRY_ACL_TYPE_DEFAULT)
+        r = add_acl(entry, builder, inode, ARCHIVE_ENTRY_ACL_TYPE_DEFAULT,
+                    "system.posix_acl_default", odd);
+    return r;
+}
+
+/*
+ * The permission bits. An access list overwrites them in libarchive: the group's are
+ * then those of the owning group, where stat(2) shows the mask.
+ */
+uint32_t tar_permissions(struct archive_entry *entry)
+{
+    uint32_t mode = (uint32_t)archive_entry_perm(entry) & 07777;
+    if (!(archive_entry_acl_types(entry) & ARCHIVE_ENTRY_ACL_TYPE_ACCESS))
+        return mode;
+    int type, bits, tag, id;
+    const char *name;
+    archive_entry_acl_reset(entry, ARCHIVE_ENTRY_ACL_TYPE_ACCESS);
+    while (archive_entry_acl_next(entry, ARCHIVE_ENTRY_ACL_TYPE_ACCESS, &type, &bits, &tag, &id,
+                                  &name) == ARCHIVE_OK)
+        if (tag == ARCHIVE_ENTRY_ACL_MASK)
+            mode = (mode & ~070u) | (uint32_t)(bits & 7) << 3;
+    return mode;
+}
+
+int tar_add_attributes(struct archive_entry *entry, struct builder *builder, uint32_t inode,
+                       struct tar_oddities *odd)
+{
+    int r = add_xattrs(entry, builder, inode, odd);
+    return r < 0 ? r : add_acls(entry, builder, inode, odd);
+}

@@ -1,0 +1,84 @@
+/*
+ * What the files of the tar back end share: telling a tar by its bytes (tar_probe.c),
+ * handing a source to libarchive (tar_feed.c), the attributes of a member
+ * (tar_attributes.c), unpacking a compressed tar (tar_unpack.c), and reading members
+ * (tar.c). All but the first see libarchive.
+ */
+#ifndef ONEPOT_TAR_PRIVATE_H
+#define ONEPOT_TAR_PRIVATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backend.h"
+
+#define TAR_BLOCK_BYTES 512u
+
+/* ---- tar_probe.c ---- */
+
+/* Does a member's header start here? `block` has TAR_BLOCK_BYTES. */
+bool tar_is_header(const uint8_t *block);
+
+/* Only zeros. */
+bool tar_is_zero(const uint8_t *bytes, size_t len);
+
+/*
+ * Are these the first bytes of a tar? `head_len` is 64 KB, or all there is. A tar
+ * without members is one to three records of zeros: those are only taken for one
+ * where they are the whole file.
+ */
+bool tar_probe_head(const uint8_t *head, size_t head_len, uint64_t file_bytes);
+
+int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
+int tar_is_packed(const uint8_t *head, size_t head_len, const char **ret_compression);
+
+/* ---- tar_feed.c ---- */
+
+struct archive;
+
+/* Hands the bytes of a source to libarchive, out of its mapping where it has one. */
+struct tar_feed {
+    struct source *source;
+    const uint8_t *map;
+    uint8_t *buf;       /* without a map */
+    uint64_t offset;    /* of the next byte to hand out */
+    size_t next_bytes;  /* how much to read ahead without a map */
+    size_t block_bytes; /* at most so much at once; 0: with a map all of it */
+    int err;            /* -errno of the read that failed */
+};
+
+/*
+ * Start at `offset` and connect to `a`. Returns 0, -ENOMEM, or -EUCLEAN when
+ * libarchive does not know what it is given (its error string has the reason).
+ */
+int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
+                  size_t block_bytes, struct archive *a);
+void tar_feed_close(struct tar_feed *feed);
+
+/* What libarchive complained about last, for a fault: never NULL. */
+const char *tar_complaint(struct archive *a);
+
+/* ---- tar_attributes.c ---- */
+
+struct archive_entry;
+
+#define TAR_NOBODY 65534 /* for owners that do not fit */
+
+/* What was met that can't be shown as it is; for a remark at the end. */
+struct tar_oddities {
+    bool owners, xattrs, acls, members;
+};
+
+uint32_t tar_owner(int64_t id, struct tar_oddities *odd);
+uint32_t tar_permissions(struct archive_entry *entry);
+void tar_mtime(struct archive_entry *entry, struct builder_member *member);
+/* Extended attributes and access lists. -ENOMEM, -EUCLEAN. */
+int tar_add_attributes(struct archive_entry *entry, struct builder *builder, uint32_t inode,
+                       struct tar_oddities *odd);
+
+/* ---- tar_unpack.c ---- */
+
+int tar_unpack(struct source *source, int fd, struct progress *progress, struct fault *fault);
+
+#endif

@@ -1,0 +1,136 @@
+/*
+ * Telling a tar, or a compressed file that may hold one, by its first bytes.
+ *
+ * This runs in the process itself, on bytes of unknown origin, and so calls no library.
+ * Tar's oldest form has no magic: what every form has is the sum of the header's
+ * bytes, in octal, in the header itself. Together with number fields that are numbers
+ * that is surer than most magics.
+ */
+#include "tar_private.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "source.h"
+
+/* Fields of a header block: where each starts, and how long it is. */
+enum {
+    MODE_AT = 100,
+    MODE_BYTES = 8,
+    SIZE_AT = 124,
+    SIZE_BYTES = 12,
+    MTIME_AT = 136,
+    MTIME_BYTES = 12,
+    SUM_AT = 148,
+    SUM_BYTES = 8,
+    TYPE_AT = 156,
+};
+
+/* Octal digits between spaces and NULs; what comes of it is written only then. */
+static bool read_octal(const uint8_t *field, size_t len, uint32_t *ret_value)
+{
+    size_t i = 0;
+    uint32_t value = 0;
+    while (i < len && (field[i] == ' ' || field[i] == 0))
+        i++;
+    size_t first = i;
+    for (; i < len && field[i] >= '0' && field[i] <= '7'; i++)
+        value = value << 3 | (uint32_t)(field[i] - '0');
+    if (i == first)
+        return false;
+    while (i < len && (field[i] == ' ' || field[i] == 0))
+        i++;
+    *ret_value = value;
+    return i == len;
+}
+
+/* Octal, or a binary number (GNU, star), or nothing at all. */
+static bool is_number(const uint8_t *field, size_t len)
+{
+    uint32_t ignored;
+    return (field[0] & 0x80) || tar_is_zero(field, len) || read_octal(field, len, &ignored) ||
+           memcmp(field, "            ", len) == 0;
+}
+
+bool tar_is_zero(const uint8_t *bytes, size_t len)
+{
+    return len == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, len - 1) == 0);
+}
+
+bool tar_is_header(const uint8_t *block)
+{
+    uint32_t expected;
+    if (!read_octal(block + SUM_AT, SUM_BYTES, &expected))
+        return false;
+
+    /* The sum's own field counts as spaces; some old programs added signed bytes. */
+    uint32_t sum = 0, signed_sum = 0;
+    for (size_t i = 0; i < TAR_BLOCK_BYTES; i++) {
+        uint8_t byte = i >= SUM_AT && i < SUM_AT + SUM_BYTES ? ' ' : block[i];
+        sum += byte;
+        signed_sum += (uint32_t)(int8_t)byte;
+    }
+    if (sum != expected && signed_sum != expected)
+        return false;
+
+    uint8_t type = block[TYPE_AT];
+    bool type_fits = type == 0 || (type >= '0' && type <= '9') ||
+                     (type >= 'A' && type <= 'Z') || (type >= 'a' && type <= 'z');
+    return type_fits && is_number(block + MODE_AT, MODE_BYTES) &&
+           is_number(block + SIZE_AT, SIZE_BYTES) && is_number(block + MTIME_AT, MTIME_BYTES);
+}
+
+bool tar_probe_head(const uint8_t *head, size_t head_len, uint64_t file_bytes)
+{
+    if (head_len < TAR_BLOCK_BYTES)
+        return false;
+    if (head[0] != 0 || !tar_is_zero(head, TAR_BLOCK_BYTES))
+        return tar_is_header(head);
+    return file_bytes == head_len && head_len % TAR_BLOCK_BYTES == 0 &&
+           head_len >= 2 * TAR_BLOCK_BYTES && tar_is_zero(head, head_len);
+}
+
+int tar_probe(const struct source *source, const uint8_t *head, size_t head_len)
+{
+    return tar_probe_head(head, head_len, source_size(source));
+}
+
+/* The header of .lzma has no magic: the usual properties, and a size that may be. */
+static bool is_lzma(const uint8_t *head, size_t len)
+{
+    static const uint8_t unknown[8] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
+    return len >= 13 && head[0] == 0x5d && head[1] == 0 && head[2] == 0 &&
+           (memcmp(head + 5, unknown, 8) == 0 || (head[11] == 0 && head[12] == 0));
+}
+
+int tar_is_packed(const uint8_t *head, size_t head_len, const char **ret_compression)
+{
+    static const struct {
+        const char *name;
+        uint8_t magic[6];
+        uint8_t mask0; /* of the first byte */
+        uint8_t len;
+    } forms[] = {
+        {"gzip", {0x1f, 0x8b, 8}, 0xff, 3},
+        {"bzip2", {'B', 'Z', 'h'}, 0xff, 3},
+        {"xz", {0xfd, '7', 'z', 'X', 'Z', 0}, 0xff, 6},
+        {"zstd", {0x28, 0xb5, 0x2f, 0xfd}, 0xff, 4},
+        {"zstd", {0x50, 0x2a, 0x4d, 0x18}, 0xf0, 4}, /* begins with a skippable frame */
+        {"lz4", {0x04, 0x22, 0x4d, 0x18}, 0xff, 4},
+        {"lzip", {'L', 'Z', 'I', 'P'}, 0xff, 4},
+        {"compress", {0x1f, 0x9d}, 0xff, 2},
+    };
+    for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
+        if (head_len < 8 || (head[0] & forms[i].mask0) != forms[i].magic[0] ||
+            memcmp(head + 1, forms[i].magic + 1, forms[i].len - 1u) != 0)
+            continue;
+        if (forms[i].magic[0] == 'B' && (head[3] < '1' || head[3] > '9'))
+            continue;
+        *ret_compression = forms[i].name;
+        return 1;
+    }
+    if (!is_lzma(head, head_len))
+        return 0;
+    *ret_compression = "lzma";
+    return 1;
+}

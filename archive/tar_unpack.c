@@ -1,0 +1,205 @@
+/*
+ * Unpacking a tar that is compressed as a whole, by libarchive's own filters; none
+ * that would start a program.
+ *
+ * Only the filter that the magic asks for is enabled: a tar is compressed once. That
+ * it is a tar is known after the first 64 KB: a compressed database dump must not be
+ * unpacked to its end to find out that it is none. Runs of zeros become holes, which
+ * cost no memory where the file lies in memory.
+ */
+#include "tar_private.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <archive.h>
+#include <archive_entry.h>
+
+#include "source.h"
+
+enum {
+    HEAD_BYTES = 64 << 10,
+    FEED_BYTES = 256 << 10, /* handed to libarchive at once: the grain of progress */
+    HOLE_BYTES = 4096,
+};
+
+struct unpacking {
+    struct source *source;
+    struct archive *archive;
+    struct tar_feed feed;
+    const char *compression;
+    int fd;
+    uint64_t bytes; /* written so far */
+    bool is_tar;    /* that was checked */
+    struct progress *progress;
+    struct fault *fault;
+};
+
+static int enable_filter(struct archive *a, const char *compression)
+{
+    static const struct {
+        const char *name;
+        int (*enable)(struct archive *a);
+    } filters[] = {
+        {"gzip", archive_read_support_filter_gzip},
+        {"bzip2", archive_read_support_filter_bzip2},
+        {"xz", archive_read_support_filter_xz},
+        {"zstd", archive_read_support_filter_zstd},
+        {"lz4", archive_read_support_filter_lz4},
+        {"lzip", archive_read_support_filter_lzip},
+        {"lzma", archive_read_support_filter_lzma},
+        {"compress", archive_read_support_filter_compress},
+    };
+    for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++)
+        if (strcmp(filters[i].name, compression) == 0)
+            /* ARCHIVE_WARN: it would start a program. */
+            return filters[i].enable(a) == ARCHIVE_OK ? 0 : -ENOTSUP;
+    return -ENOTSUP;
+}
+
+/* Past the skippable frames that pzstd and others begin with: libarchive 3.6 can't. */
+static int skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
+{
+    uint64_t offset = 0;
+    for (;;) {
+        uint8_t head[8];
+        int r = source_read(source, head, sizeof(head), offset);
+        if (r < 0)
+            return r;
+        if ((head[0] & 0xf0) != 0x50 || memcmp(head + 1, "\x2a\x4d\x18", 3) != 0)
+            break;
+        uint32_t len = (uint32_t)head[4] | (uint32_t)head[5] << 8 | (uint32_t)head[6] << 16 |
+                       (uint32_t)head[7] << 24;
+        offset += sizeof(head) + (uint64_t)len; /* below 2^33 a frame: no overflow */
+    }
+    *ret_offset = offset;
+    return 0;
+}
+
+static int complain(struct unpacking *u)
+{
+    if (u->feed.err < 0)
+        return u->feed.err;
+    if (archive_errno(u->archive) == ENOMEM)
+        return -ENOMEM;
+    return fault_set(u->fault, -EUCLEAN, NULL, u->feed.offset, "damaged %s data: %s",
+                     u->compression, tar_complaint(u->archive));
+}
+
+/* Once there is enough to tell, or all of it: is this a tar? */
+static int check_head(struct unpacking *u, bool at_end)
+{
+    if (u->is_tar || (u->bytes < HEAD_BYTES && !at_end))
+        return 0;
+    uint8_t head[HEAD_BYTES];
+    ssize_t len = pread(u->fd, head, sizeof(head), 0);
+    if (len < 0)
+        return -errno;
+    u->is_tar = tar_probe_head(head, (size_t)len, u->bytes);
+    if (!u->is_tar)
+        return fault_set(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                         "is %s data, but there is no tar archive in it", u->compression);
+    return 0;
+}
+
+static int write_at(int fd, const uint8_t *bytes, size_t len, uint64_t offset)
+{
+    while (len > 0) {
+        ssize_t n = pwrite(fd, bytes, len, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        bytes += n;
+        len -= (size_t)n;
+        offset += (uint64_t)n;
+    }
+    return 0;
+}
+
+/* Write what is not zeros. */
+static int write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
+{
+    size_t from = 0; /* not yet written */
+    for (size_t at = 0; at < len;) {
+        size_t n = len - at < HOLE_BYTES ? len - at : HOLE_BYTES;
+        if (u->bytes >= HEAD_BYTES && n == HOLE_BYTES && tar_is_zero(bytes + at, n)) {
+            int r = write_at(u->fd, bytes + from, at - from, u->bytes + from);
+            if (r < 0)
+                return r;
+            from = at + n;
+        }
+        at += n;
+    }
+    int r = write_at(u->fd, bytes + from, len - from, u->bytes + from);
+    if (r < 0)
+        return r;
+    u->bytes += len;
+    return 0;
+}
+
+static int unpack_all(struct unpacking *u)
+{
+    struct archive_entry *entry;
+    int r = archive_read_next_header(u->archive, &entry);
+    while (r == ARCHIVE_OK || r == ARCHIVE_WARN) {
+        const void *bytes;
+        size_t len;
+        la_int64_t ignored;
+        r = archive_read_data_block(u->archive, &bytes, &len, &ignored);
+        if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
+            break;
+        int err = write_sparse(u, bytes, len);
+        if (err == 0)
+            err = check_head(u, false);
+        if (err < 0)
+            return err;
+        u->progress->bytes_done = u->feed.offset;
+        u->progress->beats++;
+    }
+    if (r != ARCHIVE_EOF)
+        return complain(u);
+    if (ftruncate(u->fd, (off_t)u->bytes) < 0)
+        return -errno;
+    return check_head(u, true);
+}
+
+static int open_and_unpack(struct unpacking *u)
+{
+    uint64_t offset = 0;
+    int r = 0;
+    if (strcmp(u->compression, "zstd") == 0)
+        r = skip_zstd_frames(u->source, &offset);
+    if (r == 0)
+        r = enable_filter(u->archive, u->compression);
+    if (r == -ENOTSUP)
+        return fault_set(u->fault, r, NULL, FAULT_NO_OFFSET,
+                         "is %s data, which this libarchive can't unpack", u->compression);
+    if (r < 0)
+        return r;
+    archive_read_support_format_raw(u->archive);
+    archive_read_support_format_empty(u->archive);
+    r = tar_feed_open(&u->feed, u->source, offset, FEED_BYTES, u->archive);
+    return r == -EUCLEAN ? complain(u) : r < 0 ? r : unpack_all(u);
+}
+
+int tar_unpack(struct source *source, int fd, struct progress *progress, struct fault *fault)
+{
+    struct unpacking u = {.source = source, .fd = fd, .progress = progress, .fault = fault};
+    uint8_t head[16] = {0};
+    uint64_t size = source_size(source);
+    int r = source_read(source, head, size < sizeof(head) ? (size_t)size : sizeof(head), 0);
+    if (r < 0)
+        return r;
+    if (tar_is_packed(head, sizeof(head), &u.compression) != 1)
+        return -ENOMSG;
+    u.archive = archive_read_new();
+    if (!u.archive)
+        return -ENOMEM;
+    progress->bytes_total = size;
+    r = open_and_unpack(&u);
+    archive_read_free(u.archive);
+    tar_feed_close(&u.feed);
+    return r;
+}
