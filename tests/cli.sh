@@ -1,0 +1,278 @@
+#!/usr/bin/env bash
+# The commands that need no mount, as a person or a script calls them: ls, cat, info,
+# index, help, exit statuses; with names that no terminal should see.
+#
+# Usage: cli.sh ONEPOT [SOURCE_ROOT]
+set -euo pipefail
+
+onepot=$(realpath "$1")
+work=$(mktemp -d)
+trap 'chmod -R u+rwX "$work"; rm -rf "$work"' EXIT
+export XDG_CACHE_HOME=$work/cache TZ=UTC LC_ALL=C
+python=/usr/bin/python3
+[ -x "$python" ] || python=python3
+cd "$work"
+failed=0
+
+fail() {
+    echo "FAILED: $*"
+    failed=$((failed + 1))
+}
+
+# run WANTED_STATUS COMMAND...: output in $work/out and $work/err.
+run() {
+    local wanted=$1 status=0
+    shift
+    "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
+    if [ "$status" -ne "$wanted" ]; then
+        fail "'$*' ended with $status, and should with $wanted: $(head -c 500 "$work/err")"
+    fi
+}
+
+# says FILE TEXT: the file holds the text.
+says() {
+    if ! grep -qF -e "$2" "$work/$1"; then
+        fail "no '$2' in std$1: $(head -c 500 "$work/$1")"
+    fi
+}
+
+# equal FILE EXPECTED_FILE WHAT
+equal() {
+    if ! cmp -s "$1" "$2"; then
+        fail "$3: $(head -c 500 "$1"), and should be $(head -c 500 "$2")"
+    fi
+}
+
+# An error is exactly one line that starts with the program's name.
+one_line() {
+    if [ "$(wc -l <"$work/err")" -ne 1 ] || ! grep -q '^onepot' "$work/err"; then
+        fail "the error of '$*' is no single line: $(cat "$work/err")"
+    fi
+}
+
+# ---- a tree with everything ----
+newline=$'new\nline'
+latin=$'caf\xe9'
+escape=$'esc\e[31m'
+mkdir -p tree/dir/sub tree/empty
+echo plain >tree/plain
+echo 'in a directory' >tree/dir/file
+echo deep >tree/dir/sub/deep
+echo newline >"tree/$newline"
+echo latin >"tree/$latin"
+echo escape >"tree/$escape"
+: >tree/nothing
+head -c 3000000 /dev/urandom >tree/large
+truncate -s 200000 tree/sparse
+echo tail >>tree/sparse
+ln tree/plain tree/hard
+ln -s dir/file tree/link
+ln -s sub/../../plain tree/dir/up
+ln -s dir tree/linked_dir
+ln -s /etc/hostname tree/absolute
+ln -s ../outside tree/escaping
+ln -s loop_b tree/loop_a
+ln -s loop_a tree/loop_b
+ln -s nowhere tree/dangling
+mkfifo tree/fifo
+chmod 640 tree/plain
+chmod 4755 tree/dir/file
+touch -d '2001-02-03 04:05:06.789' tree/plain
+tar -C tree --format=pax -S -cf tree.tar .
+
+# ---- ls ----
+find tree -mindepth 1 -maxdepth 1 -printf '%P\0' | sort -z >names0
+find tree -mindepth 1 -printf '%P\0' | sort -z >paths0
+run 0 "$onepot" ls -0 tree.tar
+sort -z out >sorted
+equal sorted names0 'ls -0'
+equal out names0 'the order of ls is byte order'
+run 0 "$onepot" ls -R0 tree.tar
+sort -z out >sorted
+equal sorted paths0 'ls -R0'
+run 0 "$onepot" ls tree.tar
+tr '\0' '\n' <names0 >expected
+equal out expected 'ls in a pipe prints raw names'
+run 0 "$onepot" ls tree.tar --path dir
+printf 'file\nsub\nup\n' >expected
+equal out expected 'ls --path of a directory'
+run 0 "$onepot" ls --path /linked_dir/sub/../ tree.tar
+equal out expected 'ls --path follows links, and knows dot dot'
+run 0 "$onepot" ls -l --path dir/file tree.tar
+grep -qE "^-rwsr-xr-x  1 $(id -u)/$(id -g) +15 .* dir/file$" out || fail "ls -l: $(cat out)"
+run 0 "$onepot" ls -l tree.tar
+grep -qE "^-rw-r-----  2 .* 2001-02-03 04:05:06 plain$" out || fail "ls -l plain: $(cat out)"
+says out ' link -> dir/file'
+grep -q '^prw' out || fail 'ls -l shows no fifo'
+run 1 "$onepot" ls --path nowhere tree.tar
+says err 'onepot: tree.tar: nowhere: no such file or directory in the archive'
+run 1 "$onepot" ls --path plain/x tree.tar
+says err 'is no directory'
+run 1 "$onepot" ls absent.tar tree.tar
+one_line 'ls of an absent archive'
+says out 'plain'
+run 0 "$onepot" ls tree.tar tree.tar
+if [ "$(grep -c '^tree.tar:$' out)" -ne 2 ]; then fail 'ls of two archives has no headings'; fi
+if command -v script >/dev/null; then
+    script -qec "'$onepot' ls tree.tar" /dev/null </dev/null >terminal || true
+    if grep -q $'\e\\[31m' terminal; then fail 'an escape sequence reached a terminal'; fi
+    grep -qF 'esc\x1b[31m' terminal || fail "ls on a terminal: $(cat terminal)"
+    grep -qF 'caf\xe9' terminal || fail 'a byte that is no UTF-8 reached a terminal'
+fi
+
+run 0 "$onepot" ls -R --json tree.tar
+"$python" - out <<'PYTHON' || fail 'ls --json'
+import json, os, sys
+with open(sys.argv[1], "rb") as f:
+    entries = json.loads(f.read().decode())
+found = {os.fsencode(e["path"]): e for e in entries}
+expected = {}
+for folder, folders, files in os.walk(b"tree"):
+    for name in folders + files:
+        path = os.path.join(folder, name)
+        expected[os.path.relpath(path, b"tree")] = os.lstat(path)
+assert set(found) == set(expected), set(found) ^ set(expected)
+for path, st in expected.items():
+    e = found[path]
+    assert int(e["mode"], 8) == st.st_mode & 0o7777, path
+    assert (e["uid"], e["gid"]) == (st.st_uid, st.st_gid), path
+    assert e["mtime"] * 10**9 + e["mtime_nsec"] == st.st_mtime_ns, path
+    if e["type"] == "file":
+        assert (e["size"], e["nlink"]) == (st.st_size, st.st_nlink), path
+assert found[b"plain"]["inode"] == found[b"hard"]["inode"]
+assert found[b"link"]["target"] == "dir/file"
+assert found[b"fifo"]["type"] == "fifo"
+PYTHON
+run 1 "$onepot" ls --json absent.tar
+"$python" -c 'import json; assert json.load(open("out")) == []' || fail 'ls --json of nothing'
+
+# ---- cat ----
+for file in plain hard dir/sub/deep "$newline" "$latin" "$escape" nothing large sparse; do
+    run 0 "$onepot" cat tree.tar "$file"
+    equal out "tree/$file" "cat $file"
+done
+run 0 "$onepot" cat tree.tar link dir/up linked_dir/file ./dir//file
+cat tree/dir/file tree/plain tree/dir/file tree/dir/file >expected
+equal out expected 'cat of several, through links'
+for path in absent dir absolute escaping loop_a dangling fifo ../tree.tar plain/ plain/x; do
+    run 1 "$onepot" cat tree.tar "$path"
+    one_line "cat $path"
+done
+run 1 "$onepot" cat tree.tar absent plain
+equal out tree/plain 'cat goes on after an error'
+status=0
+"$onepot" cat tree.tar large >/dev/full 2>err || status=$?
+if [ "$status" -ne 1 ]; then fail "cat to a full device ended with $status"; fi
+says err 'standard output: No space left on device'
+# A reader that goes away: SIGPIPE ends cat, or where that is ignored, an error does.
+"$python" - "$onepot" <<'PYTHON' || fail 'cat into a closed pipe'
+import os, subprocess, sys
+for restore in (True, False):  # restore: SIGPIPE as usual; else ignored
+    r, w = os.pipe()
+    p = subprocess.Popen([sys.argv[1], "cat", "tree.tar", "large"], stdout=w,
+                         stderr=subprocess.PIPE, restore_signals=restore)
+    os.close(w)
+    os.close(r)
+    err = p.communicate(timeout=60)[1]
+    assert p.returncode == (-13 if restore else 1), (restore, p.returncode, err)
+    assert restore or b"standard output: Broken pipe" in err, err
+PYTHON
+
+# ---- info ----
+run 0 "$onepot" info tree.tar
+says out 'tree.tar:'
+says out 'tar'
+run 0 "$onepot" info --json tree.tar
+"$python" - <<'PYTHON' || fail 'info --json'
+import json, os
+(info,) = json.load(open("out"))
+files = sum(len([n for n in names if os.path.isfile(os.path.join(d, n))
+                 and not os.path.islink(os.path.join(d, n))]) for d, _, names in os.walk(b"tree"))
+assert info["files"] == files, (info["files"], files)
+assert info["directories"] == 4, info
+assert info["size_bytes"] == os.stat("tree.tar").st_size
+assert info["has_hardlinks"] and info["has_holes"], info
+assert info["index_origin"] == "built", info
+assert info["entries"] == info["files"] + info["directories"] + info["others"], info
+PYTHON
+
+# ---- index ----
+run 0 "$onepot" index tree.tar
+says out 'tree.tar: saved in '
+[ -e tree.tar.onepot-index ] || fail 'index saved nothing beside the archive'
+run 0 "$onepot" index tree.tar
+says out 'still right'
+run 0 "$onepot" info --json tree.tar
+says out '"index_origin": "saved"'
+run 0 "$onepot" index -f tree.tar
+says out 'saved in'
+run 0 "$onepot" ls -R0 tree.tar
+sort -z out >sorted
+equal sorted paths0 'ls -R0 from a saved index'
+run 0 "$onepot" cat tree.tar large
+equal out tree/large 'cat from a saved index'
+# The archive changes: the index is made anew.
+rm tree/nothing
+tar -C tree --format=pax -cf tree.tar plain dir
+run 0 "$onepot" ls tree.tar
+printf 'dir\nplain\n' >expected
+equal out expected 'ls of an archive that changed under its index'
+printf 'no archive at all, but some text\n' >text
+run 1 "$onepot" index text
+one_line 'index of a text'
+run 1 "$onepot" info text tree.tar
+says out 'tree.tar:'
+
+# ---- onepot's own archive ----
+if "$onepot" pack --help >/dev/null 2>&1; then
+    "$onepot" pack -o own.tar tree
+    run 0 "$onepot" index own.tar
+    says err 'carries its own index'
+    [ ! -e own.tar.onepot-index ] || fail 'index saved an index of an archive that has one'
+    run 0 "$onepot" info --json own.tar
+    says out '"index_origin": "embedded"'
+    find tree -mindepth 1 -printf '%P\0' | sort -z >paths0
+    run 0 "$onepot" ls -R0 own.tar
+    sort -z out >sorted
+    equal sorted paths0 'ls -R0 of a packed archive'
+    run 0 "$onepot" cat own.tar "$latin" large
+    cat "tree/$latin" tree/large >expected
+    equal out expected 'cat of a packed archive'
+fi
+
+# ---- help, versions, wrong command lines ----
+run 0 "$onepot" --help
+says out 'Usage: onepot COMMAND'
+run 0 "$onepot" --version
+grep -qE '^onepot [0-9]+\.[0-9]+' out || fail "--version: $(cat out)"
+"$onepot" --help | sed -n 's/^  \([a-z]*\) .*/\1/p' | while read -r command; do
+    if "$onepot" --help | grep -qE "^  $command .*not in this build"; then continue; fi
+    for option in -h --help --version; do
+        if ! "$onepot" "$command" "$option" >out 2>err || [ -s err ] || [ ! -s out ]; then
+            echo "FAILED: onepot $command $option"
+            exit 1
+        fi
+    done
+    "$onepot" help "$command" | grep -q "^Usage: onepot $command" || exit 1
+done || fail 'help of a command'
+run 2 "$onepot"
+run 2 "$onepot" frobnicate
+run 2 "$onepot" --frobnicate
+run 2 "$onepot" sl
+says err "did you mean 'ls'?"
+for arguments in 'ls' 'ls --jsn x' 'cat' 'cat tree.tar' 'info' 'index' 'ls --path' 'ls -z tree.tar' \
+    'info --progress=often tree.tar' 'stat a b'; do
+    # shellcheck disable=SC2086 # the words are the arguments
+    run 2 "$onepot" $arguments
+    one_line "$arguments"
+    says err "--help'"
+done
+status=0
+"$onepot" ls tree.tar >&- 2>err || status=$?
+if [ "$status" -ne 1 ]; then fail "ls with a closed standard output ended with $status"; fi
+
+if [ "$failed" -gt 0 ]; then
+    echo "$failed failures"
+    exit 1
+fi
+echo 'all commands behave'

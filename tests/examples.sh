@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# The job scripts in examples/, with a small srun of our own: the command reads the files,
+# its status is the job's, TERM reaches it, and no mount is left.
+#
+# Usage: examples.sh ONEPOT SOURCE_ROOT
+set -euo pipefail
+
+program=$(realpath "$1")
+examples=$(realpath "$2")/examples
+if ! "$program" run --help >/dev/null 2>&1; then
+    echo 'skipped: this onepot was built without FUSE'
+    exit 77
+fi
+if [ ! -e /dev/fuse ]; then
+    echo 'skipped: there is no /dev/fuse'
+    exit 77
+fi
+
+work=$(mktemp -d)
+export ONEPOT_RUNTIME_DIR=$work/runtime XDG_CACHE_HOME=$work/cache TMPDIR=$work
+leave() {
+    "$program" umount --all >/dev/null 2>&1 || true
+    rm -rf "$work"
+}
+trap leave EXIT
+mkdir "$work/bin" "$work/data" "$work/runtime" "$work/cache"
+chmod 700 "$work/runtime"
+ln -s "$program" "$work/bin/onepot"
+PATH=$work/bin:$PATH
+for i in 1 2 3; do echo "sample $i" >"$work/data/$i"; done
+"$program" pack -o "$work/data.tar" "$work/data" >/dev/null
+
+# A job on one node, with a srun that starts four ranks.
+export SLURM_JOB_ID=4711 SLURM_NTASKS=4 SLURM_JOB_NUM_NODES=1
+cat >"$work/bin/srun" <<'SRUN'
+#!/usr/bin/env bash
+pids=()
+for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
+    SLURM_STEP_ID=0 SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" &
+    pids+=($!)
+done
+status=0
+for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+exit "$status"
+SRUN
+chmod +x "$work/bin/srun"
+
+fail() {
+    echo "FAILED: $*"
+    exit 1
+}
+
+no_mount_left() {
+    if grep -q " $work/" /proc/self/mountinfo; then fail "$1 left a mount"; fi
+}
+
+cat >"$work/bin/reader" <<'READER'
+#!/usr/bin/env bash
+# reader OUT STATUS MOUNT: what a job does.
+cat "$3"/* >"$1.${SLURM_PROCID:-0}" || exit 99
+exit "$2"
+READER
+chmod +x "$work/bin/reader"
+
+for script in one-node-mount one-node-run multi-node; do
+    for wanted in 0 3; do
+        status=0
+        rm -f "$work"/out.*
+        bash "$examples/$script.sbatch" "$work/data.tar" reader "$work/out" "$wanted" \
+            >"$work/log" 2>&1 || status=$?
+        if [ "$status" -ne "$wanted" ]; then
+            cat "$work/log"
+            fail "$script ended with $status, and should with $wanted"
+        fi
+        ranks=1
+        if [ "$script" = multi-node ]; then ranks=4; fi
+        for ((rank = 0; rank < ranks; rank++)); do
+            cat "$work"/data/* | cmp - "$work/out.$rank" || fail "$script, rank $rank read other bytes"
+        done
+        no_mount_left "$script"
+    done
+    echo "$script: ok"
+done
+
+# TERM: the command gets it, may still read, and the mount goes only then.
+cat >"$work/bin/trainer" <<'TRAINER'
+#!/usr/bin/env bash
+# trainer OUT MOUNT: on TERM, reads once more and ends.
+trap 'cat "$2"/1 >"$1.checkpoint"; exit 0' TERM
+echo ready >"$1.ready"
+while :; do sleep 0.05; done
+TRAINER
+chmod +x "$work/bin/trainer"
+
+for script in one-node-mount one-node-run; do
+    rm -f "$work"/out.*
+    bash "$examples/$script.sbatch" "$work/data.tar" trainer "$work/out" >"$work/log" 2>&1 &
+    job=$!
+    for ((i = 0; i < 400; i++)); do
+        if [ -e "$work/out.ready" ]; then break; fi
+        sleep 0.05
+    done
+    kill -TERM "$job"
+    wait "$job" || true
+    cmp "$work/data/1" "$work/out.checkpoint" || fail "$script: no checkpoint after TERM"
+    no_mount_left "$script"
+    echo "$script: TERM: ok"
+done
