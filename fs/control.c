@@ -1,0 +1,449 @@
+/*
+ * One loop around poll(2): signals, the end of the connection, of the owner, of the
+ * wrapper. While nothing is asked of it the daemon sleeps without a time-out, unless it
+ * has to look (--idle, or a process without a pidfd).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/signalfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "control.h"
+#include "mountinfo.h"
+#include "mountpoint.h"
+#include "summary.h"
+
+#define SECOND_NS UINT64_C(1000000000)
+#define QUIET_NS (2 * SECOND_NS)           /* without a request: nobody reads */
+#define OWNER_LIMIT_NS (10 * SECOND_NS)    /* after the owner's end, busy or not */
+#define IMPATIENT_LIMIT_NS (3 * SECOND_NS) /* after a second Ctrl-C */
+#define RETRY_NS SECOND_NS                 /* to unmount, while draining */
+#define IDLE_RETRY_NS (10 * SECOND_NS)     /* unused for long, but something is open */
+#define STEP_MS 200                        /* while draining */
+#define LOOK_MS 1000                       /* at what can't be polled */
+#define STOP_LIMIT_S 5
+
+enum phase {
+    SERVING,
+    DRAINING,
+    UNMOUNTED, /* out of the tree; whoever still has a file open is served */
+};
+
+struct control {
+    const struct control_config *config;
+    struct session *session;
+    struct process_watch owner, wrapper;
+    int starter_fd;
+    int signal_fd;
+    enum phase phase;
+    bool orphaned;        /* made by a `run` that has ended */
+    uint64_t deadline_ns; /* of draining; 0: none */
+    uint64_t retry_ns;    /* not to try an unmount before */
+    int interrupts;
+    bool stop; /* at once, whatever becomes of its users */
+};
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
+}
+
+/* ---- the log ---- */
+
+void control_log(void *ctx, const char *line)
+{
+    const struct control_log *log = ctx;
+    char stamp[32], text[1024];
+    time_t now = time(NULL);
+    struct tm tm;
+
+    if (log->fd >= 0 && localtime_r(&now, &tm)) {
+        strftime(stamp, sizeof(stamp), "%Y-%m-%d %H:%M:%S", &tm);
+        int n = snprintf(text, sizeof(text), "%s onepot[%d]: %s\n", stamp, (int)getpid(), line);
+        size_t len = n < (int)sizeof(text) ? (size_t)n : sizeof(text) - 1;
+        text[len - 1] = '\n';
+        if (write(log->fd, text, len) < 0)
+            return; /* a full disk must not end the mount */
+    }
+    if (log->stderr_too)
+        dprintf(2, "onepot: %s\n", line);
+}
+
+static void say(const struct control *c, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static void say(const struct control *c, const char *format, ...)
+{
+    char line[1024];
+    int n = snprintf(line, sizeof(line), "%s: ", c->config->archive);
+    va_list args;
+
+    if (n < 0 || n >= (int)sizeof(line))
+        n = 0;
+    va_start(args, format);
+    vsnprintf(line + n, sizeof(line) - (size_t)n, format, args);
+    va_end(args);
+    control_log(c->config->log, line);
+}
+
+/* ---- signals ---- */
+
+static _Atomic unsigned lost_pages;
+static int lost_page_fd = -1;
+
+/*
+ * A mapped file is shorter than it was, or its storage failed. Zeros take the place of
+ * the page, so that whoever reads it goes on to the checks that refuse them.
+ */
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t page = (uintptr_t)info->si_addr & ~(page_bytes - 1);
+    int saved = errno;
+    uint64_t one = 1;
+
+    (void)context;
+    if (info->si_code <= 0)
+        return; /* sent by a process: nothing is wrong with our memory */
+    if (mmap((void *)page, page_bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
+        signal(number, SIG_DFL);
+        return;
+    }
+    atomic_fetch_add(&lost_pages, 1);
+    if (lost_page_fd >= 0 && write(lost_page_fd, &one, sizeof(one)) < 0)
+        errno = saved; /* a full counter has told already */
+    errno = saved;
+}
+
+static bool is_ignored(int number)
+{
+    struct sigaction old;
+    return sigaction(number, NULL, &old) == 0 && old.sa_handler == SIG_IGN;
+}
+
+static void wanted_signals(bool foreground, sigset_t *ret_set)
+{
+    sigemptyset(ret_set);
+    sigaddset(ret_set, SIGTERM);
+    sigaddset(ret_set, SIGINT);
+    if (foreground && !is_ignored(SIGHUP)) /* the terminal went away, and there is no nohup */
+        sigaddset(ret_set, SIGHUP);
+}
+
+void control_prepare(bool foreground)
+{
+    static const int always[] = {SIGPIPE, SIGUSR1, SIGUSR2};
+    static const int in_background[] = {SIGHUP, SIGQUIT, SIGTSTP, SIGTTIN, SIGTTOU, SIGALRM};
+    struct sigaction bus = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_RESTART};
+    sigset_t wanted, others;
+
+    /* A batch system sends USR1 and the like to every process of a job. */
+    for (size_t i = 0; i < sizeof(always) / sizeof(always[0]); i++)
+        signal(always[i], SIG_IGN);
+    for (size_t i = 0; !foreground && i < sizeof(in_background) / sizeof(in_background[0]); i++)
+        signal(in_background[i], SIG_IGN);
+    wanted_signals(foreground, &wanted);
+    sigfillset(&others);
+    for (int number = 1; number < NSIG; number++)
+        if (sigismember(&wanted, number) == 1)
+            sigdelset(&others, number);
+    sigprocmask(SIG_UNBLOCK, &others, NULL); /* whatever our starter had blocked */
+    sigprocmask(SIG_BLOCK, &wanted, NULL);
+    lost_page_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    sigemptyset(&bus.sa_mask);
+    sigaction(SIGBUS, &bus, NULL);
+}
+
+/* ---- unmounting ---- */
+
+static void unmounted(struct control *c)
+{
+    c->phase = UNMOUNTED;
+    atomic_store(&c->config->slot->counters->state, MOUNT_ENDED);
+}
+
+/* No `run` uses it, and it is ours to end. Under the registry's lock; holds NAME.lock. */
+static bool claim(const struct control *c)
+{
+    return slot_lock(c->config->slot, true, false) == 0;
+}
+
+/* Unmount unless somebody uses it. */
+static void try_unmount(struct control *c)
+{
+    const struct slot *slot = c->config->slot;
+    struct registry registry;
+    int r = -EBUSY;
+
+    c->retry_ns = now_ns() + (c->phase == DRAINING ? RETRY_NS : IDLE_RETRY_NS);
+    if (!c->config->can_unmount || registry_lock(slot->folder, false, &registry) < 0)
+        return;
+    if (claim(c)) {
+        r = mountpoint_unmount(slot->counters->mountpoint, false);
+        if (r == 0 || r == -EINVAL) /* or somebody else did */
+            unmounted(c);
+        slot_unlock(slot);
+    }
+    registry_unlock(&registry);
+    if (r < 0 && r != -EBUSY && r != -EINVAL)
+        say(c, "it can't be unmounted: %s", strerror(-r));
+}
+
+/* Out of the tree, whoever uses it; they are served until they are done. */
+static void detach(struct control *c)
+{
+    int r = c->config->can_unmount
+                ? mountpoint_unmount(c->config->slot->counters->mountpoint, true)
+                : 0;
+    if (r < 0 && r != -EINVAL)
+        say(c, "it can't be unmounted: %s", strerror(-r));
+    else if (r == 0 && c->config->can_unmount)
+        say(c, "still in use, and taken out of the tree; open files stay readable");
+    unmounted(c);
+}
+
+static void drain(struct control *c, uint64_t limit_ns, const char *why)
+{
+    uint64_t deadline = limit_ns ? now_ns() + limit_ns : 0;
+
+    if (c->phase == UNMOUNTED)
+        return;
+    if (deadline && (!c->deadline_ns || deadline < c->deadline_ns))
+        c->deadline_ns = deadline;
+    if (c->phase == DRAINING)
+        return;
+    c->phase = DRAINING;
+    c->retry_ns = 0;
+    atomic_store(&c->config->slot->counters->state, MOUNT_DRAINING);
+    say(c, "%s: ending when nobody uses the mount any more", why);
+}
+
+/* ---- reasons to end ---- */
+
+static void on_signal(struct control *c)
+{
+    struct signalfd_siginfo info;
+
+    if (read(c->signal_fd, &info, sizeof(info)) != sizeof(info))
+        return;
+    if (info.ssi_signo != SIGINT || !c->config->foreground) {
+        drain(c, 0, info.ssi_signo == SIGHUP ? "hangup" : "asked to end");
+        return;
+    }
+    c->interrupts++;
+    if (c->interrupts == 1)
+        drain(c, 0, "interrupted (again: within 3 s)");
+    else if (c->interrupts == 2)
+        drain(c, IMPATIENT_LIMIT_NS, "interrupted (again: at once)");
+    else
+        c->stop = true;
+}
+
+/* Nobody holds it any more: neither a `run` nor a mount command. */
+static bool is_abandoned(const struct control *c)
+{
+    const struct slot *slot = c->config->slot;
+    struct registry registry;
+    bool abandoned = false;
+
+    if (atomic_load(&slot->counters->holders) > 0 ||
+        registry_lock(slot->folder, false, &registry) < 0)
+        return false;
+    if (claim(c)) {
+        abandoned = atomic_load(&slot->counters->holders) == 0;
+        slot_unlock(slot);
+    }
+    registry_unlock(&registry);
+    return abandoned;
+}
+
+static void look_at_others(struct control *c)
+{
+    if (process_watch_ended(&c->owner)) {
+        process_watch_close(&c->owner);
+        drain(c, OWNER_LIMIT_NS, "its owner has ended");
+    }
+    if (process_watch_ended(&c->wrapper)) {
+        process_watch_close(&c->wrapper);
+        c->orphaned = true;
+    }
+    if (c->orphaned && c->phase == SERVING && is_abandoned(c))
+        drain(c, 0, "the command that it was for has ended");
+}
+
+/* Whoever asked for the mount says 'k', or has died before it could tell of it. */
+static void on_starter(struct control *c)
+{
+    char byte;
+    ssize_t n = read(c->starter_fd, &byte, 1);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (n <= 0)
+        drain(c, 0, "whoever asked for the mount has ended");
+    close(steal_fd(&c->starter_fd));
+}
+
+static void on_lost_page(struct control *c)
+{
+    uint64_t count;
+    if (read(lost_page_fd, &count, sizeof(count)) == sizeof(count))
+        say(c, "a mapped file was cut short or can't be read: %u pages are lost so far",
+            atomic_load(&lost_pages));
+}
+
+static uint64_t quiet_ns(const struct control *c)
+{
+    uint64_t now = now_ns(), last = summary_last_use_ns(c->config->slot->counters);
+    return now > last ? now - last : 0;
+}
+
+static void step(struct control *c)
+{
+    uint64_t idle_ns = c->config->idle_s * SECOND_NS;
+
+    look_at_others(c);
+    if (c->phase == UNMOUNTED)
+        return;
+    if (c->phase == DRAINING && c->deadline_ns && now_ns() >= c->deadline_ns)
+        detach(c);
+    else if (now_ns() < c->retry_ns)
+        return;
+    else if (c->phase == DRAINING && quiet_ns(c) >= QUIET_NS)
+        try_unmount(c);
+    else if (c->phase == SERVING && idle_ns && quiet_ns(c) >= idle_ns)
+        try_unmount(c);
+}
+
+/* ---- the loop ---- */
+
+/* How long poll may sleep; -1: until something happens. */
+static int patience_ms(const struct control *c)
+{
+    bool blind = (c->owner.pid && c->owner.fd < 0) || (c->wrapper.pid && c->wrapper.fd < 0);
+    uint64_t now = now_ns(), left_ms = UINT64_MAX;
+
+    if (c->phase == DRAINING)
+        return STEP_MS;
+    if (c->phase == SERVING && c->config->idle_s) {
+        uint64_t next = now - quiet_ns(c) + c->config->idle_s * SECOND_NS;
+        if (next < c->retry_ns)
+            next = c->retry_ns;
+        left_ms = next > now ? (next - now) / 1000000 + 1 : 1;
+    }
+    if ((blind || (c->orphaned && c->phase == SERVING)) && left_ms > LOOK_MS)
+        left_ms = LOOK_MS;
+    return left_ms < INT32_MAX ? (int)left_ms : -1;
+}
+
+static void serve_until_ended(struct control *c)
+{
+    enum { ENDED, SIGNAL, STARTER, LOST_PAGE, OWNER, WRAPPER, COUNT };
+
+    for (;;) {
+        struct pollfd p[COUNT] = {
+            [ENDED] = {.fd = session_ended_fd(c->session), .events = POLLIN},
+            [SIGNAL] = {.fd = c->signal_fd, .events = POLLIN},
+            [STARTER] = {.fd = c->starter_fd, .events = POLLIN},
+            [LOST_PAGE] = {.fd = lost_page_fd, .events = POLLIN},
+            [OWNER] = {.fd = c->owner.fd, .events = POLLIN},
+            [WRAPPER] = {.fd = c->wrapper.fd, .events = POLLIN},
+        };
+        if (poll(p, COUNT, patience_ms(c)) < 0 && errno != EINTR)
+            poll(NULL, 0, LOOK_MS); /* no memory: go on, a little later */
+        if (p[ENDED].revents || c->stop)
+            return;
+        if (p[SIGNAL].revents)
+            on_signal(c);
+        if (p[STARTER].revents)
+            on_starter(c);
+        if (p[LOST_PAGE].revents)
+            on_lost_page(c);
+        step(c);
+    }
+}
+
+/* ---- the end ---- */
+
+static void remove_slot(const struct slot *slot)
+{
+    struct registry registry;
+    if (registry_lock(slot->folder, false, &registry) < 0)
+        return;
+    slot_remove(slot);
+    registry_unlock(&registry);
+}
+
+static void on_alarm(int number)
+{
+    (void)number;
+    _exit(0);
+}
+
+/* Threads that are stuck in a read stay behind, and go with the process. */
+static void stop_session(struct session *session)
+{
+    struct sigaction alarm_action = {.sa_handler = on_alarm};
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGALRM);
+    sigaction(SIGALRM, &alarm_action, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    alarm(STOP_LIMIT_S);
+    if (session_stop(session) < 0)
+        _exit(0);
+    alarm(0);
+}
+
+static void finish(struct control *c)
+{
+    const struct counters *counters = c->config->slot->counters;
+    char line[256];
+
+    session_update_counters(c->session);
+    unmounted(c);
+    /* Aborted, not unmounted: what is left there answers nobody. */
+    if (c->config->can_unmount && counters->mount_dev_minor &&
+        mountinfo_has(counters->mountpoint, counters->mount_dev_major,
+                      counters->mount_dev_minor))
+        mountpoint_unmount(counters->mountpoint, true);
+    say(c, "%s", summary_line(counters, line, sizeof(line)));
+    remove_slot(c->config->slot);
+}
+
+int control_serve(const struct control_config *config, struct session *session)
+{
+    struct control c = {.config = config,
+                        .session = session,
+                        .owner = config->owner,
+                        .wrapper = config->wrapper,
+                        .starter_fd = config->starter_fd};
+    sigset_t wanted;
+
+    wanted_signals(config->foreground, &wanted);
+    c.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (c.signal_fd < 0)
+        say(&c, "signals can't be read: %s", strerror(errno));
+    serve_until_ended(&c);
+    finish(&c);
+    stop_session(session);
+    if (c.signal_fd >= 0)
+        close(c.signal_fd);
+    process_watch_close(&c.owner);
+    process_watch_close(&c.wrapper);
+    return 0;
+}

@@ -1,0 +1,63 @@
+/*
+ * The options that mount and run have in common.
+ */
+#ifndef ONEPOT_MOUNT_OPTIONS_H
+#define ONEPOT_MOUNT_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "cli.h"
+
+struct mount_options {
+    const char *archive; /* as it was given */
+    const char *at;      /* NULL: a private directory is chosen */
+    const char *subdir;  /* NULL: all of it */
+    const char *log;
+    const char *fsname; /* -o fsname=; NULL: the archive's path */
+    bool foreground;
+    bool allow_other, default_permissions, nonempty, noexec;
+    bool override_uid, override_gid;
+    uint32_t uid, gid;
+    unsigned threads;      /* 0: the allowed CPUs */
+    unsigned idle_s;       /* 0: never */
+    unsigned io_timeout_s; /* 0: never */
+    uint64_t cache_bytes;
+    bool cache_given; /* else: by what the job may use */
+    pid_t owner;      /* 0: nobody */
+    enum cli_progress_mode progress;
+};
+
+/* The part of the help text about these options. */
+#define MOUNT_OPTIONS_HELP                                                                     \
+    "      --at DIR          show it at DIR, made if need be; else in a private directory\n"   \
+    "      --subdir PATH     show this directory of the archive alone\n"                       \
+    "      --threads N       answer at most N requests at once (the CPUs of this process)\n"   \
+    "      --cache SIZE      memory for decompressed blocks (a quarter of what is allowed)\n"  \
+    "      --idle SECONDS    end after so long without use\n"                                  \
+    "      --owner PID       end when this process has ended\n"                                \
+    "      --io-timeout SEC  a read that takes longer fails; 0: never (60)\n"                  \
+    "      --allow-other     let other users in, by the permissions of the files\n"            \
+    "      --uid ID, --gid ID  show every file as owned by ID\n"                               \
+    "      --log FILE        append what happens to FILE\n"                                    \
+    "  -o OPTION[,...]       noexec, nonempty, default_permissions, allow_other, "             \
+    "fsname=NAME\n"                                                                            \
+    "      --progress WHEN   auto, always, never: while an index is made\n"
+
+/*
+ * Read options and the one archive of argv[1..argc-1]. CLI_GO_ON, or the exit status
+ * after help or an error was printed.
+ */
+int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, char **argv,
+                        struct mount_options *ret_options);
+
+/*
+ * A number that is equal for equal options, as they were given: defaults that depend on
+ * the process (its CPUs) do not keep the ranks of a job from sharing a mount. The
+ * archive's time stamp and the owner's start time make part of it.
+ */
+uint64_t mount_options_hash(const struct mount_options *options, const char *at,
+                            int64_t mtime_sec, long mtime_nsec, uint64_t owner_start_ticks);
+
+#endif

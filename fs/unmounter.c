@@ -1,0 +1,139 @@
+/*
+ * Nothing here waits for a daemon that does not answer: unmounting needs none, and
+ * every wait has a bound.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "mountinfo.h"
+#include "mountpoint.h"
+#include "process.h"
+#include "unmounter.h"
+#include "users.h"
+
+#define BUSY_STEP_MS 50
+#define ANSWER_LIMIT_MS 1000
+#define KILLED_LIMIT_MS 500
+#define USERS_SHOWN 8
+
+static long now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static int unmount_once(const struct slot *slot, bool lazy, const struct namespace *ns)
+{
+    return ns ? namespace_unmount(ns, lazy)
+              : mountpoint_unmount(slot->counters->mountpoint, lazy);
+}
+
+int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct namespace *ns)
+{
+    long end = now_ms() + wait_ms;
+    int r;
+
+    while ((r = unmount_once(slot, false, ns)) == -EBUSY && now_ms() < end)
+        poll(NULL, 0, BUSY_STEP_MS);
+    if (r == -EBUSY && lazy) {
+        r = unmount_once(slot, true, ns);
+        if (r == 0)
+            r = -ECHILD;
+    }
+    if (r == -EINVAL) /* somebody else was quicker */
+        r = 0;
+    if (r == 0 || r == -ECHILD)
+        atomic_store(&slot->counters->state, MOUNT_ENDED);
+    return r;
+}
+
+/* End the connection over its daemon's head, where fusectl is mounted. */
+static void abort_connection(const struct counters *counters)
+{
+    char path[64];
+    if (!counters->mount_dev_minor)
+        return;
+    snprintf(path, sizeof(path), "/sys/fs/fuse/connections/%u/abort",
+             counters->mount_dev_minor);
+    auto_close int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd >= 0 && write(fd, "1", 1) < 0)
+        return; /* killing the daemon has to do */
+}
+
+static void kill_daemon(const struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+    if (c->daemon_pid > 0 && process_lives(c->daemon_pid, c->daemon_start_ticks))
+        kill(c->daemon_pid, SIGKILL);
+}
+
+int unmounter_finish(struct slot *slot, int wait_ms, bool kill)
+{
+    struct registry registry;
+    int r = slot_wait_daemon(slot, wait_ms);
+
+    if (r < 0 && kill) {
+        abort_connection(slot->counters);
+        r = slot_wait_daemon(slot, KILLED_LIMIT_MS);
+        if (r < 0) {
+            kill_daemon(slot);
+            r = slot_wait_daemon(slot, KILLED_LIMIT_MS);
+        }
+    }
+    if (r < 0)
+        return -EBUSY;
+    if (!slot_is_current(slot) || registry_lock(slot->folder, false, &registry) < 0)
+        return 0;
+    slot_remove(slot);
+    registry_unlock(&registry);
+    return 0;
+}
+
+int unmounter_heal(const struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+    struct mount_entry entry;
+    int r = 0;
+
+    if (!c->private_namespace && c->mountpoint[0] == '/' &&
+        mountinfo_find(c->mountpoint, &entry) == 0 && entry.is_onepot) {
+        bool known = c->mount_dev_major || c->mount_dev_minor;
+        bool ours = known ? entry.dev_major == c->mount_dev_major &&
+                                entry.dev_minor == c->mount_dev_minor
+                          : mountpoint_answers(c->mountpoint, ANSWER_LIMIT_MS) == -ENOTCONN;
+        if (ours)
+            r = mountpoint_unmount(c->mountpoint, true);
+    }
+    if (r < 0 && r != -EINVAL)
+        return r;
+    slot_remove(slot);
+    return 0;
+}
+
+const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)
+{
+    struct mount_user users[USERS_SHOWN];
+    struct mount_entry entry;
+    size_t count = 0;
+
+    if (mountinfo_find(slot->counters->mountpoint, &entry) == 0)
+        count = users_find(&entry, slot->counters->daemon_pid, users, USERS_SHOWN);
+    if (count) {
+        strcpy(buf, "used by ");
+        users_describe(users, count, buf + strlen(buf), size - strlen(buf));
+    } else if (geteuid() != 0) {
+        snprintf(buf, size, "in use, by processes of other users or another mount in it");
+    } else {
+        snprintf(buf, size,
+                 "in use, by no process that can be seen: is something mounted in it?");
+    }
+    return buf;
+}

@@ -1,0 +1,37 @@
+/*
+ * How a mount is ended from outside of its daemon, by umount, by the last `run`, by
+ * whoever finds a dead one. The kernel closes the connection, the daemon sees it, says
+ * its last line and removes its slot; what it can't do any more is done here.
+ */
+#ifndef ONEPOT_UNMOUNTER_H
+#define ONEPOT_UNMOUNTER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "namespace.h"
+#include "state.h"
+
+/*
+ * Unmount; while it is busy, try again for `wait_ms`, and then, if `lazy`, detach it. 0;
+ * -EBUSY; -ECHILD when it was detached and is in use still; other errors of unmounting.
+ * With `ns`, in that namespace. The caller holds the slot's lock exclusively.
+ */
+int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct namespace *ns);
+
+/*
+ * Wait for a daemon whose mount was ended; if it is not gone by then, `kill` ends it and
+ * its connection. Then the slot's files go, if they are still there. -EBUSY: it lives.
+ */
+int unmounter_finish(struct slot *slot, int wait_ms, bool kill);
+
+/*
+ * Remove what a dead daemon left: the mount that answers nobody, the files. Under the
+ * registry's lock, for a slot in condition SLOT_DEAD. -errno if the mount stays.
+ */
+int unmounter_heal(const struct slot *slot);
+
+/* "used by bash (12), python3 (13)" or what else is known of why it is busy. */
+const char *unmounter_explain(const struct slot *slot, char *buf, size_t size);
+
+#endif
