@@ -1,0 +1,670 @@
+/*
+ * The read path, over archives made in memory: stored ranges, holes, blocks and
+ * fragments; each read both as a span and as a copy, and compared with what was put in.
+ */
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <zstd.h>
+
+#include "builder.h"
+#include "reader.h"
+
+#define BLOCK 131072u
+#define ARCHIVE_MAX (32u << 20)
+#define FILES_MAX 16
+
+/* An archive that grows, what its files hold, and all that reading it needs. */
+struct fixture {
+    uint8_t *archive;
+    size_t archive_bytes;
+    struct builder *builder;
+    struct {
+        const char *name;
+        uint8_t *content;
+        size_t size;
+        uint32_t position;
+    } files[FILES_MAX];
+    unsigned file_count;
+    unsigned seed;
+    enum codec codec;
+    char path[64]; /* of the archive, if it lies in a file */
+    struct pot pot;
+    struct reader *reader;
+    struct reader_scratch *scratch;
+};
+
+static void begin(struct fixture *f)
+{
+    memset(f, 0, sizeof(*f));
+    f->archive = calloc(1, ARCHIVE_MAX);
+    f->archive_bytes = 512;
+    f->seed = 5;
+    f->codec = CODEC_ZSTD;
+    ck_assert_int_eq(builder_new(&f->builder), 0);
+}
+
+static uint64_t append(struct fixture *f, const void *bytes, size_t len)
+{
+    uint64_t at = f->archive_bytes;
+    ck_assert_uint_le(at + len, ARCHIVE_MAX);
+    memcpy(f->archive + at, bytes, len);
+    f->archive_bytes += len;
+    return at;
+}
+
+/* Bytes that zstd can do something with. */
+static uint8_t *make_content(struct fixture *f, size_t size)
+{
+    uint8_t *content = malloc(size + 1);
+    for (size_t i = 0; i < size; i++)
+        content[i] = (uint8_t)(rand_r(&f->seed) % 5 ? 'a' + (int)(i % 13) : rand_r(&f->seed));
+    return content;
+}
+
+static uint32_t add_file(struct fixture *f, const char *name, uint8_t *content, size_t size,
+                         enum builder_data data, uint64_t offset)
+{
+    struct builder_member member = {
+        .mode = S_IFREG | 0644, .size_bytes = size, .data = data, .data_offset = offset};
+    uint32_t inode;
+    ck_assert_int_eq(builder_add(f->builder, name, strlen(name), &member, NULL, &inode), 0);
+    f->files[f->file_count].name = name;
+    f->files[f->file_count].content = content;
+    f->files[f->file_count++].size = size;
+    return inode;
+}
+
+static void add_stored(struct fixture *f, const char *name, size_t size)
+{
+    uint8_t *content = make_content(f, size);
+    add_file(f, name, content, size, DATA_STORED, append(f, content, size));
+}
+
+/* A file of `count` ranges of `len` bytes with a hole of `gap` before each, and one after. */
+static void add_sparse(struct fixture *f, const char *name, unsigned count, size_t len,
+                       size_t gap)
+{
+    size_t size = count * (len + gap) + gap;
+    uint8_t *content = make_content(f, size);
+    memset(content, 0, gap);
+    uint32_t inode = add_file(f, name, content, size, DATA_EXTENTS, 0);
+    for (unsigned i = 0; i < count; i++) {
+        size_t at = i * (len + gap) + gap;
+        append(f, "between", 7); /* so that ranges are not neighbours */
+        uint64_t offset = append(f, content + at, len);
+        memset(content + at + len, 0, gap);
+        ck_assert_int_eq(builder_add_extent(f->builder, inode, at, len, offset), 0);
+    }
+}
+
+static struct builder_block add_block(struct fixture *f, const uint8_t *bytes, size_t len,
+                                      bool stored)
+{
+    struct builder_block block = {.block_bytes = (uint32_t)len, .stored = stored};
+    if (stored) {
+        block.source_offset = append(f, bytes, len);
+        block.packed_bytes = (uint32_t)len;
+        return block;
+    }
+    size_t size = ZSTD_compressBound(len);
+    uint8_t *packed = malloc(size);
+    block.packed_bytes = (uint32_t)ZSTD_compress(packed, size, bytes, len, 1);
+    block.source_offset = append(f, packed, block.packed_bytes);
+    free(packed);
+    return block;
+}
+
+/*
+ * A file in blocks: every fifth is a hole, every seventh is stored. Its tail lies in
+ * the fragment, if one is given, or in a short last block.
+ */
+static void add_blocks(struct fixture *f, const char *name, size_t size, uint32_t fragment,
+                       uint32_t fragment_offset, uint8_t *tail)
+{
+    uint8_t *content = make_content(f, size);
+    struct builder_block blocks[64];
+    uint32_t count = 0;
+    bool has_tail = fragment != BUILDER_NO_FRAGMENT;
+    for (size_t at = 0; at < size; at += BLOCK, count++) {
+        size_t len = size - at < BLOCK ? size - at : BLOCK;
+        if (has_tail && len < BLOCK) {
+            memcpy(content + at, tail, len);
+            break;
+        }
+        if (count % 5 == 4) {
+            memset(content + at, 0, len);
+            blocks[count] = (struct builder_block){.block_bytes = (uint32_t)len};
+        } else {
+            blocks[count] = add_block(f, content + at, len, count % 7 == 6);
+        }
+    }
+    uint32_t inode = add_file(f, name, content, size, DATA_BLOCKS, 0);
+    ck_assert_int_eq(
+        builder_set_blocks(f->builder, inode, blocks, count, fragment, fragment_offset), 0);
+}
+
+/* One file of each kind. */
+static void add_everything(struct fixture *f)
+{
+    static uint8_t fragments[2][BLOCK];
+    uint32_t numbers[2];
+    for (unsigned i = 0; i < 2; i++) {
+        uint8_t *bytes = make_content(f, BLOCK);
+        memcpy(fragments[i], bytes, BLOCK);
+        free(bytes);
+        struct builder_block block = add_block(f, fragments[i], BLOCK, i == 1);
+        ck_assert_int_eq(builder_add_fragment(f->builder, &block, &numbers[i]), 0);
+    }
+    add_stored(f, "stored", 300000);
+    add_stored(f, "small", 20000);
+    add_stored(f, "empty", 0);
+    add_sparse(f, "sparse", 20, 5000, 70000);
+    add_sparse(f, "ranges", 300, 1000, 0);
+    add_sparse(f, "hole", 0, 0, 3000000);
+    add_blocks(f, "blocks", 20 * BLOCK + 777, BUILDER_NO_FRAGMENT, 0, NULL);
+    add_blocks(f, "tail", 8 * BLOCK + 5000, numbers[0], 100, fragments[0] + 100);
+    add_blocks(f, "fragment", 30000, numbers[0], 6000, fragments[0] + 6000);
+    add_blocks(f, "stored tail", 2 * BLOCK + 99, numbers[1], 50000, fragments[1] + 50000);
+}
+
+/* Write the archive to a file in /tmp, or keep it in memory. */
+static void open_source(struct fixture *f, bool in_file)
+{
+    if (!in_file) {
+        ck_assert_int_eq(
+            source_from_memory(f->archive, f->archive_bytes, "archive", &f->pot.source), 0);
+        return;
+    }
+    const char *folder = getenv("TMPDIR");
+    snprintf(f->path, sizeof(f->path), "%.40s/onepot-test-XXXXXX", folder ? folder : "/tmp");
+    int fd = mkstemp(f->path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(write(fd, f->archive, f->archive_bytes), (ssize_t)f->archive_bytes);
+    ck_assert_int_eq(fsync(fd), 0);
+    close(fd);
+    ck_assert_int_eq(source_open(f->path, NULL, &f->pot.source), 0);
+}
+
+static void finish_in(struct fixture *f, bool in_file, uint64_t cache_bytes)
+{
+    struct builder_header header = {.format = FORMAT_SQUASHFS,
+                                    .codec = f->codec,
+                                    .block_bytes = BLOCK,
+                                    .archive_bytes = f->archive_bytes};
+    uint64_t image_bytes;
+    struct source *image;
+    struct fault fault = {0};
+    int fd = memfd_create("index", MFD_CLOEXEC);
+    ck_assert_int_eq(builder_write(f->builder, &header, fd, 0, &fault, &image_bytes), 0);
+    builder_free(f->builder);
+    ck_assert_int_eq(source_from_fd(fd, "index", &image), 0);
+    ck_assert_int_eq(index_open(image, 0, image_bytes, &fault, &f->pot.index), 0);
+    source_close(image);
+    for (unsigned i = 0; i < f->file_count; i++)
+        ck_assert_int_eq(index_resolve(f->pot.index, f->files[i].name, &f->files[i].position),
+                         0);
+    open_source(f, in_file);
+    struct reader_options options = {.cache_bytes = cache_bytes};
+    ck_assert_int_eq(reader_new(&f->pot, &options, &fault, &f->reader), 0);
+    ck_assert_int_eq(reader_scratch_new(f->reader, &f->scratch), 0);
+}
+
+static void finish(struct fixture *f)
+{
+    finish_in(f, false, 8u << 20);
+}
+
+static void end(struct fixture *f)
+{
+    reader_scratch_free(f->scratch);
+    reader_free(f->reader);
+    index_close(f->pot.index);
+    source_close(f->pot.source);
+    for (unsigned i = 0; i < f->file_count; i++)
+        free(f->files[i].content);
+    free(f->archive);
+    if (f->path[0])
+        unlink(f->path);
+}
+
+/* Does a read of a file give its content, and of the right length? */
+static bool read_is_right(struct fixture *f, struct reader_scratch *scratch, unsigned file,
+                          uint64_t offset, size_t len)
+{
+    const uint8_t *content = f->files[file].content;
+    size_t size = f->files[file].size;
+    size_t expect = offset >= size ? 0 : size - offset < len ? size - offset : len;
+    if (expect > READER_SPAN_MAX)
+        expect = READER_SPAN_MAX;
+    struct span span;
+    if (reader_get(f->reader, scratch, f->files[file].position, offset, len, &span) < 0 ||
+        span.bytes != expect || span.iov_count > READER_IOV_MAX)
+        return false;
+    size_t at = 0;
+    bool same = true;
+    for (int i = 0; i < span.iov_count; i++) {
+        same = same &&
+               memcmp(span.iov[i].iov_base, content + offset + at, span.iov[i].iov_len) == 0;
+        at += span.iov[i].iov_len;
+    }
+    reader_put(f->reader, &span);
+    return same && at == expect;
+}
+
+static bool copy_is_right(struct fixture *f, struct reader_scratch *scratch, unsigned file,
+                          uint64_t offset, size_t len)
+{
+    size_t size = f->files[file].size, copied = 0;
+    size_t expect = offset >= size ? 0 : size - offset < len ? size - offset : len;
+    uint8_t *buf = malloc(len + 1);
+    bool right = reader_copy(f->reader, scratch, f->files[file].position, offset, buf, len,
+                             &copied) == 0 &&
+                 copied == expect &&
+                 (expect == 0 || memcmp(buf, f->files[file].content + offset, expect) == 0);
+    free(buf);
+    return right;
+}
+
+/* Read everything in order and at random, as spans and as copies. */
+static unsigned count_wrong(struct fixture *f, struct reader_scratch *scratch, unsigned seed,
+                            unsigned random_reads)
+{
+    unsigned wrong = 0;
+    for (unsigned file = 0; file < f->file_count; file++) {
+        for (size_t at = 0; at <= f->files[file].size; at += BLOCK)
+            wrong += !read_is_right(f, scratch, file, at, BLOCK);
+        wrong += !read_is_right(f, scratch, file, 0, READER_SPAN_MAX);
+        wrong += !copy_is_right(f, scratch, file, 0, f->files[file].size + 10);
+    }
+    for (unsigned i = 0; i < random_reads; i++) {
+        unsigned file = (unsigned)rand_r(&seed) % f->file_count;
+        uint64_t offset = (uint64_t)rand_r(&seed) % (f->files[file].size + 10);
+        size_t len = (size_t)rand_r(&seed) % (i % 10 ? 40000 : 2000000);
+        wrong += !read_is_right(f, scratch, file, offset, len);
+        wrong += !copy_is_right(f, scratch, file, offset, len);
+    }
+    return wrong;
+}
+
+START_TEST(every_kind_of_file_reads_back)
+{
+    static const uint64_t budgets[] = {0, 500000, 64u << 20};
+    for (unsigned i = 0; i < 3; i++) {
+        struct fixture f;
+        begin(&f);
+        add_everything(&f);
+        finish_in(&f, _i == 1, budgets[i]);
+        ck_assert_ptr_nonnull(source_map(f.pot.source));
+        ck_assert_uint_eq(count_wrong(&f, f.scratch, 1, 300), 0);
+        end(&f);
+    }
+}
+END_TEST
+
+START_TEST(sources_that_are_not_mapped_read_the_same)
+{
+    struct fixture f;
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    begin(&f);
+    add_everything(&f);
+    finish_in(&f, true, 1u << 20);
+    ck_assert_ptr_null(source_map(f.pot.source));
+    ck_assert_uint_eq(count_wrong(&f, f.scratch, 2, 300), 0);
+    end(&f);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+}
+END_TEST
+
+START_TEST(stored_bytes_are_handed_out_where_they_lie)
+{
+    struct fixture f;
+    struct span span;
+    begin(&f);
+    add_stored(&f, "file", 300000);
+    finish(&f);
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, f.files[0].position, 1000, BLOCK, &span),
+                     0);
+    ck_assert_int_eq(span.iov_count, 1);
+    ck_assert_ptr_eq(span.iov[0].iov_base, source_map(f.pot.source) + 512 + 1000);
+    reader_put(f.reader, &span);
+    end(&f);
+}
+END_TEST
+
+START_TEST(blocks_are_decompressed_once)
+{
+    struct fixture f;
+    struct block_cache_stats stats;
+    begin(&f);
+    add_blocks(&f, "file", 4 * BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    finish(&f);
+    for (unsigned i = 0; i < 3; i++)
+        for (size_t at = 0; at < 4 * BLOCK; at += 10000)
+            ck_assert(read_is_right(&f, f.scratch, 0, at, 10000));
+    reader_cache_stats(f.reader, &stats);
+    ck_assert_uint_eq(stats.misses, 4);
+    ck_assert_uint_eq(stats.blocks, 4);
+    end(&f);
+}
+END_TEST
+
+START_TEST(span_keeps_its_blocks)
+{
+    struct fixture f;
+    struct span span;
+    struct reader_scratch *other;
+    begin(&f);
+    add_blocks(&f, "file", 20 * BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    finish_in(&f, false, 0);
+    ck_assert_int_eq(reader_scratch_new(f.reader, &other), 0);
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, f.files[0].position, 5, 300000, &span), 0);
+    ck_assert_int_gt(span.pinned_count, 1);
+    for (size_t at = 0; at < 20 * BLOCK; at += BLOCK)
+        ck_assert(read_is_right(&f, other, 0, at, BLOCK));
+    size_t at = 5;
+    for (int i = 0; i < span.iov_count; at += span.iov[i++].iov_len)
+        ck_assert_mem_eq(span.iov[i].iov_base, f.files[0].content + at, span.iov[i].iov_len);
+    reader_put(f.reader, &span);
+    reader_scratch_free(other);
+    end(&f);
+}
+END_TEST
+
+START_TEST(many_ranges_fit_one_span)
+{
+    struct fixture f;
+    struct span span;
+    begin(&f);
+    add_sparse(&f, "ranges", 1000, 900, 100);
+    finish(&f);
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, f.files[0].position, 0, 1000000, &span),
+                     0);
+    ck_assert_int_eq(span.iov_count, READER_IOV_MAX);
+    ck_assert_uint_eq(span.bytes, 1000000);
+    reader_put(f.reader, &span);
+    ck_assert_uint_eq(count_wrong(&f, f.scratch, 3, 200), 0);
+    end(&f);
+}
+END_TEST
+
+START_TEST(reads_past_the_end_are_empty)
+{
+    static const uint64_t offsets[] = {20000, 20001, 1u << 30, UINT64_MAX - 5, UINT64_MAX};
+    struct fixture f;
+    struct span span;
+    size_t copied;
+    char buf[10];
+    begin(&f);
+    add_stored(&f, "file", 20000);
+    finish(&f);
+    for (unsigned i = 0; i < 5; i++) {
+        ck_assert_int_eq(
+            reader_get(f.reader, f.scratch, f.files[0].position, offsets[i], 10, &span), 0);
+        ck_assert_uint_eq(span.bytes, 0);
+        ck_assert_int_eq(span.iov_count, 0);
+        reader_put(f.reader, &span);
+        ck_assert_int_eq(
+            reader_copy(f.reader, f.scratch, f.files[0].position, offsets[i], buf, 10, &copied),
+            0);
+        ck_assert_uint_eq(copied, 0);
+    }
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, f.files[0].position, 0, 0, &span), 0);
+    ck_assert_uint_eq(span.bytes, 0);
+    end(&f);
+}
+END_TEST
+
+START_TEST(what_is_no_file_is_refused)
+{
+    struct fixture f;
+    struct span span;
+    begin(&f);
+    add_stored(&f, "file", 20000);
+    finish(&f);
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, INDEX_ROOT, 0, 10, &span), -EINVAL);
+    ck_assert_int_lt(reader_get(f.reader, f.scratch, 12345, 0, 10, &span), 0);
+    end(&f);
+}
+END_TEST
+
+START_TEST(truncated_archive_is_an_error_and_no_signal)
+{
+    struct fixture f;
+    struct span span;
+    size_t copied;
+    static char buf[400000];
+    if (_i == 1)
+        setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    begin(&f);
+    add_stored(&f, "first", 20000);
+    add_stored(&f, "last", 300000);
+    add_blocks(&f, "blocks", BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    finish_in(&f, true, 0);
+    ck_assert_uint_eq(count_wrong(&f, f.scratch, 1, 0), 0);
+    ck_assert_int_eq(truncate(f.path, 100000), 0);
+    ck_assert(read_is_right(&f, f.scratch, 0, 0, 20000));
+    for (unsigned i = 1; i < 3; i++) {
+        uint32_t position = f.files[i].position;
+        ck_assert_int_eq(reader_get(f.reader, f.scratch, position, 0, 300000, &span), -ENODATA);
+        ck_assert_int_eq(reader_copy(f.reader, f.scratch, position, 0, buf, 300000, &copied),
+                         -ENODATA);
+    }
+    end(&f);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+}
+END_TEST
+
+START_TEST(damaged_block_is_an_error_for_itself_alone)
+{
+    struct fixture f;
+    struct span span;
+    begin(&f);
+    add_blocks(&f, "good", BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    size_t at = f.archive_bytes;
+    add_blocks(&f, "bad", 2 * BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    f.archive[at] ^= 1;
+    finish(&f);
+    uint32_t position = f.files[1].position;
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_int_eq(reader_get(f.reader, f.scratch, position, 0, 10, &span), -EUCLEAN);
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, position, BLOCK - 5, 10, &span), -EUCLEAN);
+    ck_assert(read_is_right(&f, f.scratch, 1, BLOCK, BLOCK));
+    ck_assert(read_is_right(&f, f.scratch, 0, 0, BLOCK));
+    end(&f);
+}
+END_TEST
+
+START_TEST(block_that_holds_less_than_its_file_is_an_error)
+{
+    struct fixture f;
+    struct span span;
+    begin(&f);
+    uint8_t *content = make_content(&f, BLOCK);
+    struct builder_block block = add_block(&f, content, 5000, false);
+    block.block_bytes = BLOCK;
+    uint32_t inode = add_file(&f, "short", content, BLOCK, DATA_BLOCKS, 0);
+    ck_assert_int_eq(builder_set_blocks(f.builder, inode, &block, 1, BUILDER_NO_FRAGMENT, 0),
+                     0);
+    finish(&f);
+    uint32_t position = f.files[0].position;
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, position, 0, BLOCK, &span), -EUCLEAN);
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, position, 4000, 2000, &span), -EUCLEAN);
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, position, 9000, 1, &span), -EUCLEAN);
+    ck_assert(read_is_right(&f, f.scratch, 0, 4000, 1000));
+    end(&f);
+}
+END_TEST
+
+START_TEST(codec_that_is_not_there_is_refused)
+{
+    struct fixture f;
+    struct fault fault = {0};
+    struct reader *reader = NULL;
+    struct reader_options options = {0};
+    uint64_t image_bytes;
+    struct source *image;
+    begin(&f);
+    add_stored(&f, "file", 100);
+    struct builder_header header = {.format = FORMAT_SQUASHFS,
+                                    .codec = CODEC_LZMA,
+                                    .block_bytes = BLOCK,
+                                    .archive_bytes = f.archive_bytes};
+    int fd = memfd_create("index", MFD_CLOEXEC);
+    ck_assert_int_eq(builder_write(f.builder, &header, fd, 0, NULL, &image_bytes), 0);
+    builder_free(f.builder);
+    ck_assert_int_eq(source_from_fd(fd, "index", &image), 0);
+    open_source(&f, false);
+    int r = index_open(image, 0, image_bytes, &fault, &f.pot.index);
+    if (r == 0)
+        r = reader_new(&f.pot, &options, &fault, &reader);
+    ck_assert_int_eq(r, -ENOTSUP);
+    ck_assert_str_ne(fault.what, "");
+    ck_assert_ptr_null(reader);
+    source_close(image);
+    end(&f);
+}
+END_TEST
+
+static void count_call(void *ctx)
+{
+    ++*(unsigned *)ctx;
+}
+
+START_TEST(hook_is_called_once_before_a_decompression)
+{
+    struct fixture f;
+    struct span span;
+    unsigned calls = 0;
+    begin(&f);
+    add_blocks(&f, "blocks", 4 * BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    add_stored(&f, "stored", 50000);
+    finish(&f);
+    reader_scratch_on_wait(f.scratch, count_call, &calls);
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_int_eq(
+            reader_get(f.reader, f.scratch, f.files[0].position, 0, 4 * BLOCK, &span), 0);
+        reader_put(f.reader, &span);
+        ck_assert_uint_eq(calls, 1); /* for four blocks; and not for hits */
+    }
+    ck_assert(read_is_right(&f, f.scratch, 1, 0, 50000));
+    ck_assert_uint_eq(calls, 1);
+    end(&f);
+}
+END_TEST
+
+/* Put a file out of the page cache; false where that can't be done. */
+static bool make_cold(struct fixture *f)
+{
+    int fd = source_fd(f->pot.source);
+    char byte;
+    if (source_map(f->pot.source))
+        madvise((void *)(uintptr_t)source_map(f->pot.source), f->archive_bytes, MADV_DONTNEED);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    return source_read_cached(f->pot.source, &byte, 1, f->archive_bytes / 2) == -EAGAIN;
+}
+
+START_TEST(hook_is_called_before_a_read_that_is_not_cached)
+{
+    struct fixture f;
+    unsigned calls = 0;
+    if (_i == 1)
+        setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    begin(&f);
+    add_stored(&f, "file", 3000000);
+    finish_in(&f, true, 0);
+    ck_assert(read_is_right(&f, f.scratch, 0, 0, 1000000));
+    reader_scratch_on_wait(f.scratch, count_call, &calls);
+    ck_assert(read_is_right(&f, f.scratch, 0, 0, 1000000));
+    if (calls > 0 || !make_cold(&f)) {
+        printf("skipped: the filesystem of /tmp does not tell what is cached\n");
+    } else {
+        ck_assert(read_is_right(&f, f.scratch, 0, 1000000, 700000));
+        ck_assert_uint_eq(calls, 1);
+        ck_assert(read_is_right(&f, f.scratch, 0, 1000000, 700000));
+        ck_assert_uint_eq(calls, 1);
+        ck_assert(make_cold(&f));
+        ck_assert(copy_is_right(&f, f.scratch, 0, 1000000, 700000));
+        ck_assert_uint_eq(calls, 2);
+    }
+    end(&f);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+}
+END_TEST
+
+struct worker {
+    struct fixture *f;
+    unsigned seed, wrong;
+};
+
+static void *work(void *arg)
+{
+    struct worker *worker = arg;
+    struct reader_scratch *scratch;
+    if (reader_scratch_new(worker->f->reader, &scratch) < 0)
+        return NULL;
+    worker->wrong = count_wrong(worker->f, scratch, worker->seed, 400);
+    reader_scratch_free(scratch);
+    return NULL;
+}
+
+START_TEST(many_threads_read_at_once)
+{
+    static const uint64_t budgets[] = {0, 1u << 20, 64u << 20};
+    struct fixture f;
+    struct worker workers[8];
+    pthread_t threads[8];
+    begin(&f);
+    add_everything(&f);
+    finish_in(&f, false, budgets[_i]);
+    for (unsigned i = 0; i < 8; i++) {
+        workers[i] = (struct worker){&f, i, 1};
+        pthread_create(&threads[i], NULL, work, &workers[i]);
+    }
+    for (unsigned i = 0; i < 8; i++) {
+        pthread_join(threads[i], NULL);
+        ck_assert_uint_eq(workers[i].wrong, 0);
+    }
+    struct block_cache_stats stats;
+    reader_cache_stats(f.reader, &stats);
+    ck_assert_uint_le(stats.bytes, budgets[_i]);
+    end(&f);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("reader");
+    TCase *tests = tcase_create("all");
+    tcase_set_timeout(tests, 240);
+    tcase_add_loop_test(tests, every_kind_of_file_reads_back, 0, 2);
+    tcase_add_test(tests, sources_that_are_not_mapped_read_the_same);
+    tcase_add_test(tests, stored_bytes_are_handed_out_where_they_lie);
+    tcase_add_test(tests, blocks_are_decompressed_once);
+    tcase_add_test(tests, span_keeps_its_blocks);
+    tcase_add_test(tests, many_ranges_fit_one_span);
+    tcase_add_test(tests, reads_past_the_end_are_empty);
+    tcase_add_test(tests, what_is_no_file_is_refused);
+    tcase_add_loop_test(tests, truncated_archive_is_an_error_and_no_signal, 0, 2);
+    tcase_add_test(tests, damaged_block_is_an_error_for_itself_alone);
+    tcase_add_test(tests, block_that_holds_less_than_its_file_is_an_error);
+    tcase_add_test(tests, codec_that_is_not_there_is_refused);
+    tcase_add_test(tests, hook_is_called_once_before_a_decompression);
+    tcase_add_loop_test(tests, hook_is_called_before_a_read_that_is_not_cached, 0, 2);
+    tcase_add_loop_test(tests, many_threads_read_at_once, 0, 3);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? 1 : 0;
+}
