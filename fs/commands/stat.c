@@ -399,9 +399,9 @@ int command_stat(int argc, char **argv)
         CLI_OPTIONS_END,
     };
     bool json = false;
-    int opt, status = CLI_GO_ON;
-    while ((opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1)
-        json = true;
+    int status = CLI_GO_ON;
+    while (cli_getopt(&usage, argc, argv, "", longs, &status) != -1)
+        json = true; /* there is no other option */
     if (status != CLI_GO_ON)
         return status;
     if (argc - optind > 1)

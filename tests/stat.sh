@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# onepot stat: it counts what was read, and answers also when the daemon was stopped or
+# killed.
+#
+# Usage: stat.sh ONEPOT [SOURCE_ROOT]
+set -euo pipefail
+
+onepot=$(realpath "$1")
+if ! "$onepot" mount --help >/dev/null 2>&1; then
+    echo 'skipped: this onepot was built without FUSE'
+    exit 77
+fi
+if [ ! -e /dev/fuse ]; then
+    echo 'skipped: there is no /dev/fuse'
+    exit 77
+fi
+python=/usr/bin/python3
+[ -x "$python" ] || python=python3
+
+work=$(mktemp -d)
+export ONEPOT_RUNTIME_DIR=$work/runtime XDG_CACHE_HOME=$work/cache
+pid=
+leave() {
+    if [ -n "$pid" ]; then kill -CONT "$pid" 2>/dev/null || true; fi
+    "$onepot" umount --all >/dev/null 2>&1 || true
+    rm -rf "$work"
+}
+trap leave EXIT
+cd "$work"
+mkdir -m 700 runtime
+mkdir data
+for i in $(seq 20); do head -c 10000 /dev/urandom >"data/$i"; done
+tar -C data -cf data.tar .
+
+fail() {
+    echo "FAILED: $*"
+    exit 1
+}
+
+# is EXPRESSION: true of the object `s` that stat --json prints, within ten seconds.
+is() {
+    timeout 20 "$onepot" stat --json "$mount" >stat.json || fail "stat ended with $?"
+    "$python" -c "import json; s = json.load(open('stat.json')); assert $1, s" ||
+        fail "not so: $1"
+}
+
+mount=$("$onepot" mount data.tar)
+is "s['state'] == 'serving' and s['mountpoint'] == '$mount'"
+is "s['archive'].endswith('data.tar') and s['files'] == 20 and s['total_bytes'] == 200000"
+is "s['read_files'] == 0 and s['read_bytes'] == 0 and s['errors'] == 0"
+pid=$("$python" -c "import json; print(json.load(open('stat.json'))['daemon_pid'])")
+
+cat "$mount"/* | cmp - <(cat data/*) || fail 'the mount has other bytes'
+is "s['read_files'] == 20 and s['read_bytes'] == 200000 and s['requests']['READ'] >= 20"
+is "s['read_wait_ns'] > 0 and sum(b['reads'] for b in s['read_wait_histogram']) == s['requests']['READ']"
+is "s['requests_total'] == sum(s['requests'].values())"
+"$onepot" stat "$mount" >text
+grep -q 'read  *20 files' text || fail "the summary: $(cat text)"
+(cd "$mount/.." && "$onepot" stat "$(basename "$mount")/" >text) || fail 'stat of a relative path'
+"$onepot" stat --json >all.json
+"$python" -c "import json; (s,) = json.load(open('all.json')); assert s['read_files'] == 20" ||
+    fail 'stat without a mount point'
+
+kill -STOP "$pid"
+is "s['state'] == 'stopped' and s['read_files'] == 20"
+kill -CONT "$pid"
+is "s['state'] == 'serving'"
+kill -KILL "$pid"
+while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+pid=
+is "s['state'] == 'dead' and s['read_files'] == 20"
+timeout 20 "$onepot" stat "$mount" | grep -q 'dead' || fail 'the summary of a dead mount'
+
+"$onepot" umount "$mount" || fail 'umount of a dead mount'
+status=0
+"$onepot" stat "$mount" 2>err || status=$?
+if [ "$status" -ne 1 ]; then fail "stat of no mount ended with $status"; fi
+grep -q "^onepot: $mount: no onepot mount of yours is there" err || fail "stat of no mount: $(cat err)"
+echo 'stat tells what happened'
