@@ -12,16 +12,24 @@
 #include "fault.h"
 
 #define ONEPOT_RECORD_BYTES 10240u /* tar's record: 20 blocks of 512 */
+#define ONEPOT_MARKER_BYTES 1024u  /* the end-of-archive marker: two blocks of zeros */
+
+/* What the packer knows when the tar is complete. */
+struct onepot_tar {
+    uint64_t end_marker_offset; /* of the first of the two zero blocks */
+    uint64_t tar_bytes;         /* marker and padding included: a multiple of the record */
+    uint8_t identifier[16];     /* XXH3-128 of headers and sums, see the manual */
+    uint64_t rest_sum;          /* XXH3-64 of the bytes of the tar that are no member's data */
+};
 
 /*
- * Append index and footer to a tar that ends with its end-of-archive marker.
- * `end_marker_offset` is where the first of its two zero blocks lies; `tar_bytes`,
- * a multiple of ONEPOT_RECORD_BYTES, is where the index goes. Fills identifier,
- * archive_bytes and end_marker_offset of *header itself: the identifier is a hash of
- * the members, so that the same input gives the same bytes.
+ * Append index and footer to a tar of `tar->tar_bytes` bytes in `fd`. Fills format,
+ * identifier, archive_bytes and end_marker_offset of *header itself; archive_bytes is
+ * the tar alone, so that no member's data can overlap the index. The same members and
+ * the same tar give the same bytes. Errors: those of builder_write and pwrite(2).
  */
 int onepot_format_append(struct builder *builder, struct builder_header *header, int fd,
-                         uint64_t end_marker_offset, uint64_t tar_bytes, struct fault *fault,
+                         const struct onepot_tar *tar, struct fault *fault,
                          uint64_t *ret_file_bytes);
 
 #endif

@@ -1,0 +1,476 @@
+/*
+ * Encoding of tar members.
+ *
+ * A ustar header holds what is small and whole: a path of at most 100 bytes (or one
+ * that splits at a slash into 155 and 100), seconds, 8 GiB, ids below 2^21. What does
+ * not fit goes into records of a pax extended header ('x') before it; the field in
+ * the header is then only a fallback for readers that skip records.
+ *
+ * One thing pax can't say silently: a path that is not ASCII. Its records are UTF-8
+ * by definition, so that bsdtar and tarfile stumble over one in a C locale, and over
+ * raw bytes in any; the record that announces raw bytes (hdrcharset) makes GNU tar
+ * complain. Such a path, where it is too long for the header, is written as GNU's
+ * long name ('L', 'K'), which all of them take as the bytes that it is.
+ *
+ * Nothing here depends on the machine or the moment: owner names are left empty, so
+ * that numbers count everywhere, and extended headers have a constant name.
+ */
+#include "pax.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define NAME_BYTES 100u
+#define PREFIX_BYTES 155u
+#define ID_LIMIT (1u << 21)              /* seven octal digits */
+#define NUMBER_LIMIT (UINT64_C(1) << 33) /* eleven octal digits */
+
+/* The fields of a ustar header: offset and width, from POSIX. */
+struct field {
+    uint16_t offset;
+    uint16_t width;
+};
+static const struct field f_name = {0, 100}, f_mode = {100, 8}, f_uid = {108, 8},
+                          f_gid = {116, 8}, f_size = {124, 12}, f_mtime = {136, 12},
+                          f_sum = {148, 8}, f_type = {156, 1}, f_link = {157, 100},
+                          f_magic = {257, 8}, f_major = {329, 8}, f_minor = {337, 8},
+                          f_prefix = {345, 155};
+
+void pax_buffer_free(struct pax_buffer *buffer)
+{
+    free(buffer->bytes);
+    *buffer = (struct pax_buffer){0};
+}
+
+/* Room for `len` more bytes at the end, which become part of the buffer; NULL: no memory. */
+static uint8_t *grow(struct pax_buffer *buffer, size_t len)
+{
+    size_t need;
+    if (__builtin_add_overflow(buffer->len, len, &need))
+        return NULL;
+    if (need > buffer->capacity) {
+        size_t capacity = buffer->capacity ? buffer->capacity : 4 * PAX_BLOCK_BYTES;
+        while (capacity < need)
+            if (__builtin_mul_overflow(capacity, 2, &capacity))
+                return NULL;
+        uint8_t *bytes = realloc(buffer->bytes, capacity);
+        if (!bytes)
+            return NULL;
+        buffer->bytes = bytes;
+        buffer->capacity = capacity;
+    }
+    uint8_t *place = buffer->bytes + buffer->len;
+    buffer->len = need;
+    return place;
+}
+
+static int append(struct pax_buffer *buffer, const void *bytes, size_t len)
+{
+    uint8_t *place = grow(buffer, len);
+    if (!place)
+        return -ENOMEM;
+    if (len)
+        memcpy(place, bytes, len);
+    return 0;
+}
+
+static int pad_block(struct pax_buffer *buffer)
+{
+    uint32_t len = pax_padding(buffer->len);
+    uint8_t *place = grow(buffer, len);
+    if (!place)
+        return -ENOMEM;
+    memset(place, 0, len);
+    return 0;
+}
+
+/* Fill a field with octal digits and a NUL; the largest number where it does not fit. */
+static void put_octal(uint8_t *header, struct field field, uint64_t value)
+{
+    unsigned digits = field.width - 1u;
+    if (value >> (3 * digits))
+        value = (UINT64_C(1) << (3 * digits)) - 1;
+    for (unsigned i = digits; i-- > 0; value >>= 3)
+        header[field.offset + i] = (uint8_t)('0' + (value & 7));
+}
+
+static void put_bytes(uint8_t *header, struct field field, const void *bytes, size_t len)
+{
+    memcpy(header + field.offset, bytes, len < field.width ? len : field.width);
+}
+
+/* The last thing: the sum of the header's bytes, its own field taken as spaces. */
+static void put_checksum(uint8_t *header)
+{
+    memset(header + f_sum.offset, ' ', f_sum.width);
+    unsigned sum = 0;
+    for (unsigned i = 0; i < PAX_BLOCK_BYTES; i++)
+        sum += header[i];
+    snprintf((char *)header + f_sum.offset, f_sum.width, "%06o", sum);
+}
+
+static void put_common(uint8_t *header, char type, uint32_t mode, uint64_t size)
+{
+    put_octal(header, f_mode, mode & 07777);
+    put_octal(header, f_size, size);
+    header[f_type.offset] = (uint8_t)type;
+    put_bytes(header, f_magic, "ustar\00000", f_magic.width);
+}
+
+/* A header that carries `data` for the header after it: 'x' (pax), 'L' or 'K' (GNU). */
+static int append_extension(struct pax_buffer *buffer, char type, const void *data, size_t len)
+{
+    uint8_t header[PAX_BLOCK_BYTES] = {0};
+    const char *name = type == 'x' ? "././@PaxHeader" : "././@LongLink";
+    put_bytes(header, f_name, name, strlen(name));
+    put_common(header, type, 0644, len);
+    put_octal(header, f_uid, 0);
+    put_octal(header, f_gid, 0);
+    put_octal(header, f_mtime, 0);
+    put_checksum(header);
+    int r = append(buffer, header, sizeof(header));
+    if (r == 0)
+        r = append(buffer, data, len);
+    return r < 0 ? r : pad_block(buffer);
+}
+
+/* A record "LENGTH KEYWORD=VALUE\n"; the length counts its own digits. */
+static int append_record(struct pax_buffer *records, const char *key, size_t key_len,
+                         const void *value, size_t value_len)
+{
+    size_t rest;
+    if (__builtin_add_overflow(key_len + 3, value_len, &rest)) /* space, '=', newline */
+        return -EOVERFLOW;
+    size_t len = rest, before;
+    char digits[24];
+    do {
+        before = len;
+        len = rest + (size_t)snprintf(digits, sizeof(digits), "%zu", before);
+    } while (len != before);
+
+    if (append(records, digits, strlen(digits)) < 0 || append(records, " ", 1) < 0 ||
+        append(records, key, key_len) < 0 || append(records, "=", 1) < 0 ||
+        append(records, value, value_len) < 0 || append(records, "\n", 1) < 0)
+        return -ENOMEM;
+    return 0;
+}
+
+static int append_text(struct pax_buffer *records, const char *key, const char *value)
+{
+    return append_record(records, key, strlen(key), value, strlen(value));
+}
+
+static int append_number(struct pax_buffer *records, const char *key, uint64_t value)
+{
+    char text[24];
+    snprintf(text, sizeof(text), "%" PRIu64, value);
+    return append_text(records, key, text);
+}
+
+static bool mtime_fits(const struct pax_member *m)
+{
+    return m->mtime_nsec == 0 && m->mtime_sec >= 0 && (uint64_t)m->mtime_sec < NUMBER_LIMIT;
+}
+
+/* Decimal seconds. Before 1970 the nanoseconds count towards zero: -1.25 is -2 and 75%. */
+static int append_mtime(struct pax_buffer *records, const struct pax_member *m)
+{
+    char text[48];
+    bool negative = m->mtime_sec < 0;
+    uint64_t sec = negative ? 0 - (uint64_t)m->mtime_sec : (uint64_t)m->mtime_sec;
+    uint32_t nsec = m->mtime_nsec;
+    if (negative && nsec) {
+        sec--;
+        nsec = 1000000000u - nsec;
+    }
+    int len =
+        snprintf(text, sizeof(text), "%s%" PRIu64 ".%09u", negative ? "-" : "", sec, nsec);
+    while (text[len - 1] == '0')
+        len--;
+    if (text[len - 1] == '.')
+        len--;
+    text[len] = '\0';
+    return append_text(records, "mtime", text);
+}
+
+/*
+ * SCHILY.xattr.NAME. A keyword ends at the first '=', so GNU tar writes one in a name
+ * as %3D, and a percent sign as %25; others take those literally, but such names are
+ * hardly met.
+ */
+static int append_xattr(struct pax_buffer *records, const struct pax_xattr *x)
+{
+    static const char space[] = "SCHILY.xattr.";
+    struct pax_buffer key = {0};
+    int r = append(&key, space, strlen(space));
+    for (size_t i = 0; r == 0 && i < x->name_len; i++) {
+        if (x->name[i] == '=')
+            r = append(&key, "%3D", 3);
+        else if (x->name[i] == '%')
+            r = append(&key, "%25", 3);
+        else
+            r = append(&key, &x->name[i], 1);
+    }
+    if (r == 0)
+        r = append_record(records, (const char *)key.bytes, key.len, x->value, x->value_len);
+    pax_buffer_free(&key);
+    return r;
+}
+
+static bool is_ascii(const char *bytes, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)bytes[i] >= 0x80)
+            return false;
+    return true;
+}
+
+static bool is_regular(const struct pax_member *m)
+{
+    return S_ISREG(m->mode) && !m->hardlink;
+}
+
+/* A name as the member is called in the header: directories end with a slash. */
+struct name {
+    char *bytes;
+    size_t len;
+    size_t prefix_len; /* bytes before the slash that goes unwritten; 0: no prefix */
+    bool fits;
+    bool ascii;
+    bool sparse; /* goes into GNU.sparse.name; the header has another one */
+};
+
+/* Find the slash at which a long name becomes prefix and name. */
+static void split_name(struct name *name)
+{
+    name->fits = name->len <= NAME_BYTES;
+    if (name->fits || name->len > PREFIX_BYTES + 1 + NAME_BYTES)
+        return;
+    size_t first = name->len - NAME_BYTES - 1; /* the name after it has at most 100 bytes */
+    for (size_t i = first ? first : 1; i + 1 < name->len && i <= PREFIX_BYTES; i++) {
+        if (name->bytes[i] == '/') {
+            name->prefix_len = i;
+            name->fits = true;
+            return;
+        }
+    }
+}
+
+static int make_name(const struct pax_member *m, struct name *ret_name)
+{
+    struct name name = {.bytes = malloc(m->path_len + 3)};
+    if (!name.bytes)
+        return -ENOMEM;
+    if (m->path_len == 0)
+        name.bytes[name.len++] = '.';
+    if (m->path_len)
+        memcpy(name.bytes, m->path, m->path_len);
+    name.len += m->path_len;
+    if (S_ISDIR(m->mode))
+        name.bytes[name.len++] = '/';
+    split_name(&name);
+    name.ascii = is_ascii(name.bytes, name.len);
+    name.sparse = m->sparse && is_regular(m) && name.ascii;
+    *ret_name = name;
+    return 0;
+}
+
+static int append_map_number(struct pax_buffer *map, uint64_t value)
+{
+    char text[24];
+    return append(map, text, (size_t)snprintf(text, sizeof(text), "%" PRIu64 "\n", value));
+}
+
+/*
+ * GNU's sparse format 1.0 puts the map at the front of the member's data: how many
+ * ranges, then offset and length of each, a line for each number. A hole at the end
+ * is told by an empty range there.
+ */
+static int make_sparse_map(const struct pax_member *m, struct pax_buffer *map)
+{
+    uint64_t end = 0;
+    if (m->extent_count)
+        end = m->extents[m->extent_count - 1].offset + m->extents[m->extent_count - 1].length;
+    bool tail = end < m->size_bytes || m->extent_count == 0;
+    int r = append_map_number(map, m->extent_count + tail);
+    for (size_t i = 0; r == 0 && i < m->extent_count; i++) {
+        r = append_map_number(map, m->extents[i].offset);
+        if (r == 0)
+            r = append_map_number(map, m->extents[i].length);
+    }
+    if (r == 0 && tail)
+        r = append_map_number(map, m->size_bytes);
+    if (r == 0 && tail)
+        r = append_map_number(map, 0);
+    return r < 0 ? r : pad_block(map);
+}
+
+uint64_t pax_stored_bytes(const struct pax_member *m)
+{
+    if (!is_regular(m))
+        return 0;
+    if (!m->sparse)
+        return m->size_bytes;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < m->extent_count; i++)
+        sum += m->extents[i].length;
+    return sum;
+}
+
+static int append_sparse_records(struct pax_buffer *records, const struct pax_member *m,
+                                 const struct name *name)
+{
+    int r = append_text(records, "GNU.sparse.major", "1");
+    if (r == 0)
+        r = append_text(records, "GNU.sparse.minor", "0");
+    if (r == 0 && name->sparse)
+        r = append_record(records, "GNU.sparse.name", strlen("GNU.sparse.name"), name->bytes,
+                          name->len);
+    return r < 0 ? r : append_number(records, "GNU.sparse.realsize", m->size_bytes);
+}
+
+/* All that the header can't hold, in a fixed order. `size` is of the data, map included. */
+static int make_records(const struct pax_member *m, const struct name *name, uint64_t size,
+                        struct pax_buffer *records)
+{
+    int r = 0;
+    if (m->sparse && is_regular(m))
+        r = append_sparse_records(records, m, name);
+    else if (!name->fits && name->ascii)
+        r = append_record(records, "path", 4, name->bytes, name->len);
+    if (r == 0 && m->link_len > NAME_BYTES && is_ascii(m->link, m->link_len))
+        r = append_record(records, "linkpath", 8, m->link, m->link_len);
+    if (r == 0 && size >= NUMBER_LIMIT)
+        r = append_number(records, "size", size);
+    if (r == 0 && m->uid >= ID_LIMIT)
+        r = append_number(records, "uid", m->uid);
+    if (r == 0 && m->gid >= ID_LIMIT)
+        r = append_number(records, "gid", m->gid);
+    if (r == 0 && !mtime_fits(m))
+        r = append_mtime(records, m);
+    for (size_t i = 0; r == 0 && i < m->xattr_count; i++)
+        r = append_xattr(records, &m->xattrs[i]);
+    return r;
+}
+
+/* GNU's long name: the bytes and a NUL. */
+static int append_long_name(struct pax_buffer *buffer, char type, const char *bytes, size_t len)
+{
+    char *terminated = malloc(len + 1);
+    if (!terminated)
+        return -ENOMEM;
+    memcpy(terminated, bytes, len);
+    terminated[len] = '\0';
+    int r = append_extension(buffer, type, terminated, len + 1);
+    free(terminated);
+    return r;
+}
+
+static int append_extensions(struct pax_buffer *buffer, const struct pax_member *m,
+                             const struct name *name, const struct pax_buffer *records)
+{
+    int r = 0;
+    if (records->len)
+        r = append_extension(buffer, 'x', records->bytes, records->len);
+    if (r == 0 && m->link_len > NAME_BYTES && !is_ascii(m->link, m->link_len))
+        r = append_long_name(buffer, 'K', m->link, m->link_len);
+    if (r == 0 && !name->fits && !name->ascii)
+        r = append_long_name(buffer, 'L', name->bytes, name->len);
+    return r;
+}
+
+static char member_type(const struct pax_member *m)
+{
+    if (m->hardlink)
+        return '1';
+    switch (m->mode & S_IFMT) {
+    case S_IFREG:
+        return '0';
+    case S_IFLNK:
+        return '2';
+    case S_IFCHR:
+        return '3';
+    case S_IFBLK:
+        return '4';
+    case S_IFDIR:
+        return '5';
+    case S_IFIFO:
+        return '6';
+    default:
+        return '\0';
+    }
+}
+
+/*
+ * A reader that does not know sparse files shall not take the condensed data for the
+ * file: the header has the name that GNU tar gives there, its process id left out.
+ */
+static void put_name(uint8_t *header, const struct pax_member *m, const struct name *name)
+{
+    if (name->sparse) {
+        const char *slash = memrchr(m->path, '/', m->path_len);
+        const char *base = slash ? slash + 1 : m->path;
+        size_t base_len = m->path_len - (size_t)(base - m->path);
+        static const char folder[] = "GNUSparseFile.0/";
+        struct field rest = {(uint16_t)strlen(folder), (uint16_t)(NAME_BYTES - strlen(folder))};
+        put_bytes(header, f_name, folder, strlen(folder));
+        put_bytes(header, rest, base, base_len);
+    } else if (name->prefix_len) {
+        size_t skip = name->prefix_len + 1;
+        put_bytes(header, f_prefix, name->bytes, name->prefix_len);
+        put_bytes(header, f_name, name->bytes + skip, name->len - skip);
+    } else {
+        put_bytes(header, f_name, name->bytes, name->len);
+    }
+}
+
+static int append_header(struct pax_buffer *buffer, const struct pax_member *m,
+                         const struct name *name, uint64_t size)
+{
+    uint8_t header[PAX_BLOCK_BYTES] = {0};
+    bool device = S_ISCHR(m->mode) || S_ISBLK(m->mode);
+    put_name(header, m, name);
+    put_common(header, member_type(m), m->mode, size);
+    put_octal(header, f_uid, m->uid);
+    put_octal(header, f_gid, m->gid);
+    put_octal(header, f_mtime, m->mtime_sec < 0 ? 0 : (uint64_t)m->mtime_sec);
+    put_octal(header, f_major, device && !m->hardlink ? m->rdev_major : 0);
+    put_octal(header, f_minor, device && !m->hardlink ? m->rdev_minor : 0);
+    if (m->link_len)
+        put_bytes(header, f_link, m->link, m->link_len);
+    put_checksum(header);
+    return append(buffer, header, sizeof(header));
+}
+
+int pax_encode(const struct pax_member *m, struct pax_buffer *buffer)
+{
+    if (!member_type(m))
+        return -EINVAL;
+    size_t before = buffer->len;
+    struct pax_buffer map = {0}, records = {0};
+    struct name name = {0};
+    uint64_t size = pax_stored_bytes(m);
+    int r = make_name(m, &name);
+    if (r == 0 && m->sparse && is_regular(m))
+        r = make_sparse_map(m, &map);
+    if (r == 0 && __builtin_add_overflow(size, map.len, &size))
+        r = -EOVERFLOW;
+    if (r == 0)
+        r = make_records(m, &name, size, &records);
+    if (r == 0)
+        r = append_extensions(buffer, m, &name, &records);
+    if (r == 0)
+        r = append_header(buffer, m, &name, size);
+    if (r == 0)
+        r = append(buffer, map.bytes, map.len);
+    if (r < 0)
+        buffer->len = before;
+    free(name.bytes);
+    pax_buffer_free(&records);
+    pax_buffer_free(&map);
+    return r;
+}

@@ -1,0 +1,82 @@
+/*
+ * Headers of POSIX tar members: plain ustar where everything fits, with a pax
+ * extended header in front where it does not.
+ *
+ *     struct pax_buffer out = {0};
+ *     pax_encode(&member, &out);       what comes before the member's data
+ *     ... pax_stored_bytes(&member) bytes of data, zeros up to a multiple of 512 ...
+ *     pax_buffer_free(&out);
+ *
+ * What is written is what GNU tar, bsdtar and Python's tarfile all restore without a
+ * word, whatever the locale: man/onepot-archive.5 says which forms and why.
+ */
+#ifndef ONEPOT_PAX_H
+#define ONEPOT_PAX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define PAX_BLOCK_BYTES 512u
+
+struct pax_xattr {
+    const char *name; /* with its namespace: "user.x" */
+    size_t name_len;
+    const void *value;
+    size_t value_len;
+};
+
+/* A range of a sparse file that holds data. */
+struct pax_extent {
+    uint64_t offset;
+    uint64_t length;
+};
+
+struct pax_member {
+    const char *path; /* raw bytes without "./" in front or "/" behind; "": the root */
+    size_t path_len;
+    const char *link; /* target of a symbolic link; of a hard link: an earlier path */
+    size_t link_len;
+    bool hardlink;
+    bool sparse;   /* a regular file with holes: `extents` are its data */
+    uint32_t mode; /* as st_mode */
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t rdev_major;
+    uint32_t rdev_minor;
+    int64_t mtime_sec;
+    uint32_t mtime_nsec;
+    uint64_t size_bytes; /* of a regular file, holes included */
+    const struct pax_xattr *xattrs;
+    size_t xattr_count;
+    const struct pax_extent *extents; /* ascending, not empty, without overlap */
+    size_t extent_count;
+};
+
+/* Bytes that grow; all zero is an empty one. */
+struct pax_buffer {
+    uint8_t *bytes;
+    size_t len;
+    size_t capacity;
+};
+
+void pax_buffer_free(struct pax_buffer *buffer);
+
+/*
+ * Append all that comes before the member's data: extended headers, the header, and
+ * for a sparse file the map of its data. A multiple of 512 bytes. -ENOMEM; -EINVAL if
+ * the type of file has no form in a tar (a socket); -EOVERFLOW. On failure the buffer
+ * is as it was.
+ */
+int pax_encode(const struct pax_member *member, struct pax_buffer *buffer);
+
+/* How many bytes of data follow: the size, or the sum of a sparse file's extents. */
+uint64_t pax_stored_bytes(const struct pax_member *member);
+
+/* Zeros that follow `stored` bytes of data, up to the next block. */
+static inline uint32_t pax_padding(uint64_t stored)
+{
+    return (uint32_t)(-stored & (PAX_BLOCK_BYTES - 1));
+}
+
+#endif
