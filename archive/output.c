@@ -1,0 +1,225 @@
+/*
+ * Files that appear whole or not at all.
+ *
+ * All calls are relative to a descriptor of the folder, so that a folder that is moved
+ * meanwhile takes its partial file along. The final step does not replace what came
+ * into being since the start, unless that was allowed.
+ */
+#include "output.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+
+static void output_free(struct output *output)
+{
+    if (output->fd >= 0)
+        close(output->fd);
+    if (output->folder_fd >= 0)
+        close(output->folder_fd);
+    free(output->name);
+    free(output->partial_name);
+    free(output);
+}
+
+static int already_exists(struct fault *fault)
+{
+    fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET, "already exists");
+    fault_advise(fault, "choose another name with -o, or replace it with -f");
+    return -EEXIST;
+}
+
+static int failed(struct fault *fault, int err, const char *what)
+{
+    char text[128];
+    return fault_set(fault, err, NULL, FAULT_NO_OFFSET, "%s: %s", what,
+                     strerror_r(-err, text, sizeof(text)));
+}
+
+/* Where a symbolic link leads; else the path as it is. Caller frees. */
+static int follow(const char *path, struct fault *fault, char **ret_path)
+{
+    struct stat st;
+    bool link = lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+    char *followed = link ? realpath(path, NULL) : strdup(path);
+    if (!followed)
+        return failed(fault, -errno, "can't be followed to a file");
+    *ret_path = followed;
+    return 0;
+}
+
+static int open_folder(struct output *output, const char *path, struct fault *fault)
+{
+    const char *slash = strrchr(path, '/');
+    auto_free char *folder =
+        slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
+    output->name = strdup(slash ? slash + 1 : path);
+    if (!folder || !output->name)
+        return -ENOMEM;
+    size_t len = strlen(output->name);
+    if (len == 0 || strcmp(output->name, ".") == 0 || strcmp(output->name, "..") == 0)
+        return fault_set(fault, -EISDIR, NULL, FAULT_NO_OFFSET, "is no name for a file");
+    if (len > NAME_MAX)
+        return fault_set(fault, -ENAMETOOLONG, NULL, FAULT_NO_OFFSET, "name is too long");
+    output->folder_fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (output->folder_fd < 0)
+        return failed(fault, -errno, "its folder can't be opened");
+    return 0;
+}
+
+static int check_existing(struct output *output, struct fault *fault)
+{
+    struct stat st;
+    if (fstatat(output->folder_fd, output->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno == ENOENT ? 0 : failed(fault, -errno, "can't be examined");
+    if (S_ISDIR(st.st_mode)) {
+        fault_set(fault, -EISDIR, NULL, FAULT_NO_OFFSET, "is a directory");
+        fault_advise(fault, "name a file with -o");
+        return -EISDIR;
+    }
+    if (!S_ISREG(st.st_mode))
+        return fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET, "is no regular file");
+    if (!output->overwrite)
+        return already_exists(fault);
+    output->replaced_ino = st.st_ino;
+    return 0;
+}
+
+/* NAME.XXXXXX.partial, the name cut where the whole would be too long. */
+static int make_partial_name(struct output *output)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz234567";
+    uint8_t noise[6];
+    if (getrandom(noise, sizeof(noise), 0) != sizeof(noise))
+        return -EIO;
+    char unique[sizeof(noise) + 1] = {0};
+    for (size_t i = 0; i < sizeof(noise); i++)
+        unique[i] = letters[noise[i] & 31];
+
+    int most = NAME_MAX - (int)strlen(".XXXXXX.partial");
+    free(output->partial_name);
+    output->partial_name = NULL;
+    if (asprintf(&output->partial_name, "%.*s.%s.partial", most, output->name, unique) < 0) {
+        output->partial_name = NULL;
+        return -ENOMEM;
+    }
+    return 0;
+}
+
+static int create_partial(struct output *output, struct fault *fault)
+{
+    for (int attempt = 0; attempt < 100; attempt++) {
+        int r = make_partial_name(output);
+        if (r < 0)
+            return r;
+        output->fd = openat(output->folder_fd, output->partial_name,
+                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (output->fd >= 0 || errno != EEXIST)
+            break;
+    }
+    struct stat st;
+    if (output->fd < 0 || fstat(output->fd, &st) < 0)
+        return failed(fault, -errno, "can't be created");
+    output->dev = st.st_dev;
+    output->ino = st.st_ino;
+    return 0;
+}
+
+int output_open(const char *path, bool overwrite, struct fault *fault,
+                struct output **ret_output)
+{
+    struct output *output = calloc(1, sizeof(*output));
+    if (!output)
+        return -ENOMEM;
+    *output = (struct output){.fd = -1, .folder_fd = -1, .overwrite = overwrite};
+
+    auto_free char *followed = NULL;
+    int r = follow(path, fault, &followed);
+    if (r == 0)
+        r = open_folder(output, followed, fault);
+    if (r == 0)
+        r = check_existing(output, fault);
+    if (r == 0)
+        r = create_partial(output, fault);
+    if (r < 0) {
+        output_free(output);
+        return r;
+    }
+    *ret_output = output;
+    return 0;
+}
+
+/* Rename, but not over a file. Filesystems without that rename get a hard link. */
+static int rename_to_new(const struct output *output)
+{
+    int dir = output->folder_fd;
+    if (renameat2(dir, output->partial_name, dir, output->name, RENAME_NOREPLACE) == 0)
+        return 0;
+    if (errno != EINVAL && errno != ENOSYS)
+        return -errno;
+    if (linkat(dir, output->partial_name, dir, output->name, 0) == 0) {
+        unlinkat(dir, output->partial_name, 0);
+        return 0;
+    }
+    if (errno == EEXIST)
+        return -EEXIST;
+    /* Neither is known here: what remains is to look, and then to rename. */
+    if (faccessat(dir, output->name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        return -EEXIST;
+    return renameat(dir, output->partial_name, dir, output->name) < 0 ? -errno : 0;
+}
+
+static int rename_final(const struct output *output)
+{
+    int dir = output->folder_fd;
+    if (!output->overwrite)
+        return rename_to_new(output);
+    return renameat(dir, output->partial_name, dir, output->name) < 0 ? -errno : 0;
+}
+
+/* A folder that may be written but not read can't be synced: then its owner waived it. */
+static void sync_folder(const struct output *output)
+{
+    auto_close int fd = openat(output->folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0)
+        fsync(fd);
+}
+
+int output_commit(struct output *output, bool sync, struct fault *fault)
+{
+    if (sync && fsync(output->fd) < 0) {
+        int r = failed(fault, -errno, "can't be brought to the disk");
+        output_discard(output);
+        return r;
+    }
+    int r = rename_final(output);
+    if (r < 0) {
+        if (r == -EEXIST)
+            already_exists(fault);
+        else
+            failed(fault, r, "can't be given its name");
+        output_discard(output);
+        return r;
+    }
+    if (sync)
+        sync_folder(output);
+    output_free(output);
+    return 0;
+}
+
+void output_discard(struct output *output)
+{
+    if (!output)
+        return;
+    unlinkat(output->folder_fd, output->partial_name, 0);
+    output_free(output);
+}

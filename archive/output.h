@@ -1,0 +1,44 @@
+/*
+ * A file that appears under its name only when it is complete. Until then it is
+ * called NAME.XXXXXX.partial, in the same folder; output_discard removes that, and a
+ * process that is killed leaves only it behind.
+ *
+ *     output_open("train.onepot.tar", false, &fault, &out);
+ *     write to out->fd ...
+ *     output_commit(out, true, &fault)  or  output_discard(out)
+ */
+#ifndef ONEPOT_OUTPUT_H
+#define ONEPOT_OUTPUT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "fault.h"
+
+struct output {
+    int fd;        /* open for reading and writing; owned by the output */
+    int folder_fd; /* O_PATH */
+    bool overwrite;
+    char *name; /* the final one, in that folder */
+    char *partial_name;
+    uint64_t dev; /* of the new file */
+    uint64_t ino;
+    uint64_t replaced_ino; /* of the file (on the same device) to be replaced; 0: none */
+};
+
+/*
+ * Create the partial file. A final name that exists is -EEXIST without `overwrite`,
+ * and refused in any case where it is no regular file; a symbolic link is followed.
+ */
+int output_open(const char *path, bool overwrite, struct fault *fault,
+                struct output **ret_output);
+
+/*
+ * Give the file its name; with `sync`, after it reached the disk, and so did its name.
+ * The output is freed, also on failure: then no file is left.
+ */
+int output_commit(struct output *output, bool sync, struct fault *fault);
+
+void output_discard(struct output *output); /* NULL is fine */
+
+#endif

@@ -1,0 +1,72 @@
+/*
+ * The packer: directories become one onepot archive.
+ *
+ *     struct pack_options options = {.sources = paths, .source_count = n,
+ *                                    .output = "train.onepot.tar", .report = say};
+ *     r = pack_run(&options, &fault, &result);
+ *
+ * One source: its content is the root of the archive. Several: each is a folder of the
+ * root, called by its base name. Members lie depth first, names in byte order; the same
+ * input gives the same bytes, whatever the number of threads.
+ *
+ * What goes wrong with a single file does not stop it: the file is reported and left
+ * out (or cut or filled up with zeros, where it changed while it was read), and the
+ * archive is complete otherwise; result.problems counts. What goes wrong with the
+ * archive itself does, and then there is none: it appears under its name only when all
+ * of it was written.
+ */
+#ifndef ONEPOT_PACK_H
+#define ONEPOT_PACK_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backend.h"
+#include "fault.h"
+#include "writer.h"
+
+#define PACK_THREADS_MAX 256u
+
+enum pack_report {
+    PACK_NOTE,    /* nothing is wrong: a socket was left out */
+    PACK_PROBLEM, /* the archive lacks something that the source has */
+};
+
+struct pack_options {
+    const char *const *sources; /* paths of directories; a symbolic link is followed */
+    size_t source_count;
+    const char *output;
+    bool overwrite;
+    bool no_sync;     /* don't wait until the archive is on the disk */
+    bool strict;      /* the first problem is an error */
+    unsigned threads; /* that read the sources; 0: as many as pay */
+
+    /* Called for one file at a time, in the order of the archive. May be NULL. */
+    void (*report)(void *ctx, enum pack_report kind, const struct fault *what);
+    /* Called now and then; never while `report` is. May be NULL. */
+    void (*progress)(void *ctx, const char *doing, const struct progress *progress);
+    void *ctx;
+
+    /* Set to end the run soon, from a signal handler maybe: -EINTR. May be NULL. */
+    const _Atomic int *stop;
+};
+
+struct pack_result {
+    struct writer_totals totals;
+    uint64_t problems;
+    uint64_t sockets; /* left out */
+};
+
+/*
+ * Pack. On failure there is no archive, and the fault's member names a source or a
+ * file in it; without one the fault is about the output.
+ */
+int pack_run(const struct pack_options *options, struct fault *fault,
+             struct pack_result *ret_result);
+
+/* "NAME.onepot.tar" for a source called NAME, in the present directory. Caller frees. */
+int pack_default_output(const char *source, char **ret_name);
+
+#endif

@@ -1,0 +1,604 @@
+/*
+ * The pipeline: one list, in the order of the archive.
+ *
+ * In the list are items (members, and pieces of large files, being read or ready to be
+ * written) and between them cursors: places where more items will come from, namely
+ * the names of a folder that were not taken yet, and the rest of a large file.
+ *
+ *     [a/] [a/1] [a/2] (rest of a/) [b/] (names of b/) [c] (rest of the root)
+ *      ready  busy         ^                      ^
+ *      first of the list   next item comes from here, or if that is empty from here
+ *
+ * A thread takes the next item from the first cursor that has one, reads it without a
+ * lock, and marks it ready; a directory or a large file that it met becomes a cursor
+ * right behind it. So the order is fixed whoever does what, and directories are listed
+ * ahead of those that are packed. Whoever finds the first of the list ready writes it,
+ * and what is ready behind it, while the others read on: no thread waits for another
+ * unless there is nothing to do, and with one thread there are no hand-overs at all.
+ *
+ * Memory: when too much is in flight only what stands first in the list is taken, which
+ * the writer needs; everything in flight before it will be written.
+ */
+#include "pipeline.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "gather.h"
+#include "links.h"
+
+/* What may be in flight: enough that no thread waits for one slow file. */
+#define FLIGHT_ITEMS_PER_THREAD 128u
+#define FLIGHT_BYTES_PER_THREAD ((size_t)GATHER_PIECE_BYTES)
+#define FLIGHT_BYTES_MIN ((size_t)8 << 20)
+
+enum kind {
+    ITEM_MEMBER,
+    ITEM_PIECE,    /* of a large file */
+    CURSOR_FOLDER, /* names that were not taken yet */
+    CURSOR_STREAM, /* the rest of a large file */
+};
+
+struct item {
+    enum kind kind;
+    bool ready; /* to be written */
+    struct item *before, *after;
+    struct item *cursor_before, *cursor_after; /* among the cursors alone */
+    size_t flight_bytes;
+
+    struct folder *folder; /* MEMBER: it is in; CURSOR_FOLDER: whose names */
+    const struct folder_name *name;
+    int folder_fd; /* pinned; or -errno */
+    int source_fd;
+    struct gathered gathered;
+
+    struct stream *stream; /* PIECE, CURSOR_STREAM */
+    uint64_t offset;
+    size_t len;
+    bool last;
+    uint8_t *bytes;
+    struct fault *problem;
+};
+
+struct pipeline {
+    const struct pack_options *options;
+    struct writer *writer;
+    struct folder_set *set;
+    struct folder *root;
+    int *source_fds;
+
+    pthread_mutex_t lock; /* for all below, and for folders and cursors */
+    pthread_cond_t wake;
+    unsigned waiting;
+    int error;
+    struct item *first, *last;
+    struct item *first_cursor;
+    unsigned flight_items, most_items;
+    size_t flight_bytes, most_bytes;
+    bool writing;
+
+    /* Only the thread that writes. */
+    struct links links;
+    struct pack_result *result;
+    struct fault *fault;
+    struct progress progress;
+    uint64_t told_offset;
+};
+
+/* ---- the list ---- */
+
+static struct item *new_item(enum kind kind)
+{
+    struct item *item = calloc(1, sizeof(*item));
+    if (item) {
+        item->kind = kind;
+        item->folder_fd = item->source_fd = item->gathered.fd = -1;
+    }
+    return item;
+}
+
+static bool is_cursor(const struct item *item)
+{
+    return item->kind == CURSOR_FOLDER || item->kind == CURSOR_STREAM;
+}
+
+/* Put an item before another one (NULL: at the end). */
+static void insert_before(struct pipeline *p, struct item *item, struct item *place)
+{
+    item->after = place;
+    item->before = place ? place->before : p->last;
+    *(item->before ? &item->before->after : &p->first) = item;
+    *(place ? &place->before : &p->last) = item;
+}
+
+static void remove_item(struct pipeline *p, struct item *item)
+{
+    *(item->before ? &item->before->after : &p->first) = item->after;
+    *(item->after ? &item->after->before : &p->last) = item->before;
+}
+
+static void insert_cursor(struct pipeline *p, struct item *cursor, struct item *place)
+{
+    insert_before(p, cursor, place);
+    struct item *next = place;
+    while (next && !is_cursor(next))
+        next = next->after;
+    struct item *previous = next ? next->cursor_before : NULL;
+    if (!next) {
+        previous = p->first_cursor;
+        while (previous && previous->cursor_after)
+            previous = previous->cursor_after;
+    }
+    cursor->cursor_after = next;
+    cursor->cursor_before = previous;
+    *(previous ? &previous->cursor_after : &p->first_cursor) = cursor;
+    if (next)
+        next->cursor_before = cursor;
+}
+
+static void unref_stream(struct stream *stream)
+{
+    if (stream && --stream->refs == 0)
+        stream_free(stream);
+}
+
+/* The lock is held, and the item in no list. */
+static void free_item(struct pipeline *p, struct item *item)
+{
+    folder_unref(p->set, item->folder);
+    gather_free(&item->gathered);
+    unref_stream(item->stream);
+    if (item->source_fd >= 0)
+        close(item->source_fd);
+    free(item->bytes);
+    free(item->problem);
+    free(item);
+}
+
+static void remove_cursor(struct pipeline *p, struct item *cursor)
+{
+    *(cursor->cursor_before ? &cursor->cursor_before->cursor_after : &p->first_cursor) =
+        cursor->cursor_after;
+    if (cursor->cursor_after)
+        cursor->cursor_after->cursor_before = cursor->cursor_before;
+    remove_item(p, cursor);
+    free_item(p, cursor);
+}
+
+static int add_folder_cursor(struct pipeline *p, struct folder *folder, struct item *place)
+{
+    struct item *cursor = new_item(CURSOR_FOLDER);
+    if (!cursor)
+        return -ENOMEM;
+    folder_ref(folder);
+    cursor->folder = folder;
+    insert_cursor(p, cursor, place);
+    return 0;
+}
+
+/* Takes the stream. */
+static int add_stream_cursor(struct pipeline *p, struct stream *stream, struct item *place)
+{
+    struct item *cursor = new_item(CURSOR_STREAM);
+    if (!cursor) {
+        stream_free(stream);
+        return -ENOMEM;
+    }
+    stream->refs = 1;
+    cursor->stream = stream;
+    insert_cursor(p, cursor, place);
+    return 0;
+}
+
+/* ---- taking work; the lock is held ---- */
+
+static int take_name(struct pipeline *p, struct item *cursor, struct item **ret_item)
+{
+    struct folder *folder = cursor->folder;
+    if (folder->next == folder->listing.count)
+        return 0;
+    struct item *item = new_item(ITEM_MEMBER);
+    if (!item)
+        return -ENOMEM;
+    size_t number = folder->next++;
+    item->name = &folder->listing.names[number];
+    item->folder = folder;
+    folder_ref(folder);
+    if (folder == p->root) {
+        item->source_fd = p->source_fds[number];
+        p->source_fds[number] = -1;
+    } else {
+        int r = folder_pin(p->set, folder, &item->folder_fd);
+        if (r < 0)
+            item->folder_fd = r;
+    }
+    *ret_item = item;
+    return 1;
+}
+
+static int take_piece(struct item *cursor, struct item **ret_item)
+{
+    struct item *item = new_item(ITEM_PIECE);
+    if (!item)
+        return -ENOMEM;
+    if (!stream_next(cursor->stream, &item->offset, &item->len, &item->last)) {
+        free(item);
+        return 0;
+    }
+    item->stream = cursor->stream;
+    item->stream->refs++;
+    item->flight_bytes = item->len;
+    *ret_item = item;
+    return 1;
+}
+
+/* The next item to be read, or NULL if there is none now. */
+static struct item *take(struct pipeline *p)
+{
+    while (p->first_cursor) {
+        struct item *cursor = p->first_cursor, *item;
+        bool full = p->flight_items >= p->most_items || p->flight_bytes >= p->most_bytes;
+        if (full && cursor->before)
+            return NULL;
+        int r = cursor->kind == CURSOR_FOLDER ? take_name(p, cursor, &item)
+                                              : take_piece(cursor, &item);
+        if (r < 0)
+            p->error = r;
+        if (r < 0)
+            return NULL;
+        if (r > 0) {
+            insert_before(p, item, cursor);
+            p->flight_items++;
+            p->flight_bytes += item->flight_bytes;
+            return item;
+        }
+        remove_cursor(p, cursor);
+    }
+    return NULL;
+}
+
+/* ---- reading; without the lock ---- */
+
+static int read_member(struct item *item)
+{
+    char *path;
+    size_t len;
+    int r = folder_path(item->folder, item->name->name, &path, &len);
+    if (r < 0)
+        return r;
+    if (item->folder_fd < 0 && item->source_fd < 0)
+        return gather_nothing(path, item->folder_fd, &item->gathered);
+    int source_fd = item->source_fd;
+    item->source_fd = -1;
+    return gather_member(item->folder_fd, item->name->name, item->name->type, source_fd, path,
+                         len, &item->gathered);
+}
+
+static int read_item(struct item *item)
+{
+    if (item->kind == ITEM_MEMBER)
+        return read_member(item);
+    item->bytes = malloc(item->len);
+    if (!item->bytes)
+        return -ENOMEM;
+    return stream_read(item->stream, item->offset, item->len, item->last, item->bytes,
+                       &item->problem);
+}
+
+/* ---- what was read; the lock is held ---- */
+
+static int open_below(struct pipeline *p, struct item *item)
+{
+    struct gathered *g = &item->gathered;
+    struct folder *folder;
+    int fd = g->fd;
+    g->fd = -1;
+    g->is_folder = false;
+    int r = folder_new(p->set, item->folder, item->name->name, strlen(item->name->name), fd,
+                       g->dev, g->ino, &g->listing, &folder);
+    if (r < 0)
+        return r;
+    r = add_folder_cursor(p, folder, item->after);
+    folder_unref(p->set, folder);
+    return r;
+}
+
+/* The archive that is being written must not become a member of itself. */
+static int leave_out_output(struct gathered *g)
+{
+    g->skip = true;
+    g->again = false;
+    stream_free(g->stream);
+    g->stream = NULL;
+    free(g->problem);
+    g->problem = NULL;
+    g->note = calloc(1, sizeof(*g->note));
+    if (!g->note)
+        return -ENOMEM;
+    fault_set(g->note, -EINVAL, g->path, FAULT_NO_OFFSET,
+              "left out: it is the archive that is being written");
+    return 0;
+}
+
+/* Queue what a member leads to. */
+static int follow_up(struct pipeline *p, struct item *item)
+{
+    struct gathered *g = &item->gathered;
+    int r = 0;
+    if (S_ISREG(g->member.mode) && !g->skip && writer_is_output(p->writer, g->dev, g->ino))
+        r = leave_out_output(g);
+    if (r == 0 && g->is_folder && !g->skip)
+        r = open_below(p, item);
+    if (r == 0 && g->stream && !g->skip) {
+        r = add_stream_cursor(p, g->stream, item->after);
+        g->stream = NULL;
+    }
+    return r;
+}
+
+static void finish_reading(struct pipeline *p, struct item *item, int r)
+{
+    if (item->kind == ITEM_MEMBER) {
+        if (item->folder_fd >= 0)
+            folder_unpin(p->set, item->folder);
+        if (r == 0)
+            r = follow_up(p, item);
+        if (item->gathered.data)
+            item->flight_bytes = (size_t)item->gathered.member.size_bytes;
+        p->flight_bytes += item->flight_bytes;
+    }
+    if (r < 0 && !p->error)
+        p->error = r;
+    item->ready = true;
+}
+
+/* ---- writing; by one thread at a time, without the lock ---- */
+
+static int report(struct pipeline *p, enum pack_report kind, const struct fault *what)
+{
+    const struct pack_options *o = p->options;
+    if (!what)
+        return 0;
+    if (kind == PACK_PROBLEM && o->strict) {
+        if (p->fault && !p->fault->err)
+            *p->fault = *what;
+        return -what->err;
+    }
+    if (kind == PACK_PROBLEM)
+        p->result->problems++;
+    if (o->report)
+        o->report(o->ctx, kind, what);
+    return 0;
+}
+
+static int report_gathered(struct pipeline *p, const struct gathered *g)
+{
+    if (g->note && S_ISSOCK(g->member.mode))
+        p->result->sockets++;
+    int r = report(p, PACK_NOTE, g->note);
+    return r < 0 ? r : report(p, PACK_PROBLEM, g->problem);
+}
+
+/* A further name of a file that is in the archive: a hard link, whatever was read. */
+static int make_link(struct gathered *g, const struct link *first)
+{
+    pax_buffer_free(&g->header);
+    g->member.hardlink = true;
+    g->member.link = first->path;
+    g->member.link_len = first->path_len;
+    g->member.sparse = false;
+    return pax_encode(&g->member, &g->header);
+}
+
+/* The first name of a file that has several: now its data is read. */
+static int read_first(struct pipeline *p, struct item *item)
+{
+    struct gathered *g = &item->gathered;
+    int fd;
+    pthread_mutex_lock(&p->lock);
+    int r = folder_pin(p->set, item->folder, &fd);
+    pthread_mutex_unlock(&p->lock);
+    if (r < 0) {
+        char *path = g->path;
+        g->path = NULL;
+        gather_free(g);
+        return gather_nothing(path, r, g);
+    }
+    r = gather_data(fd, item->name->name, g);
+
+    pthread_mutex_lock(&p->lock);
+    folder_unpin(p->set, item->folder);
+    if (r == 0)
+        r = follow_up(p, item);
+    pthread_mutex_unlock(&p->lock);
+    return r;
+}
+
+static int write_member(struct pipeline *p, struct item *item)
+{
+    struct gathered *g = &item->gathered;
+    const struct link *first = NULL;
+    int r = 0;
+    if (!g->skip && g->nlink > 1 && !S_ISDIR(g->member.mode)) {
+        first = links_find(&p->links, g->dev, g->ino);
+        if (first)
+            r = make_link(g, first);
+        else if (g->again)
+            r = read_first(p, item);
+        if (r == 0 && !first && !g->skip)
+            r = links_add(&p->links, g->dev, g->ino, g->path, g->member.path_len);
+    }
+    if (r == 0)
+        r = report_gathered(p, g);
+    if (r < 0 || g->skip)
+        return r;
+    r = writer_add(p->writer, &g->member, &g->header, g->data ? &g->sum : NULL, p->fault);
+    if (r == 0 && g->data && !first) {
+        uint8_t *data = g->data;
+        g->data = NULL;
+        r = writer_data(p->writer, data, (size_t)g->member.size_bytes, p->fault);
+    }
+    return r;
+}
+
+static int write_piece(struct pipeline *p, struct item *item)
+{
+    int r = 0;
+    if (!item->stream->told) /* a file that shrank by a terabyte is one problem */
+        r = report(p, PACK_PROBLEM, item->problem);
+    if (item->problem)
+        item->stream->told = true;
+    if (r < 0)
+        return r;
+    uint8_t *bytes = item->bytes;
+    item->bytes = NULL;
+    return writer_data(p->writer, bytes, item->len, p->fault);
+}
+
+static void tell_progress(struct pipeline *p, const struct item *item)
+{
+    const struct pack_options *o = p->options;
+    uint64_t offset = writer_offset(p->writer);
+    if (item->kind == ITEM_MEMBER)
+        atomic_fetch_add_explicit(&p->progress.members, 1, memory_order_relaxed);
+    if (!o->progress || offset - p->told_offset < (1u << 20))
+        return;
+    p->told_offset = offset;
+    atomic_store_explicit(&p->progress.bytes_done, offset, memory_order_relaxed);
+    o->progress(o->ctx, "packing", &p->progress);
+}
+
+static int write_item(struct pipeline *p, struct item *item)
+{
+    int r = item->kind == ITEM_MEMBER ? write_member(p, item) : write_piece(p, item);
+    if (r == 0)
+        tell_progress(p, item);
+    return r;
+}
+
+/* ---- threads ---- */
+
+static bool stopped(const struct pipeline *p)
+{
+    const _Atomic int *stop = p->options->stop;
+    return stop && atomic_load_explicit(stop, memory_order_relaxed);
+}
+
+static bool may_write(const struct pipeline *p)
+{
+    return !p->error && !p->writing && p->first && p->first->ready;
+}
+
+/* Write what is ready at the front of the list; the lock is held, but not meanwhile. */
+static void drain(struct pipeline *p)
+{
+    bool wrote = false;
+    while (may_write(p)) {
+        struct item *item = p->first;
+        p->writing = wrote = true;
+        pthread_mutex_unlock(&p->lock);
+        int r = write_item(p, item);
+        pthread_mutex_lock(&p->lock);
+        p->writing = false;
+        p->flight_items--;
+        p->flight_bytes -= item->flight_bytes;
+        remove_item(p, item);
+        free_item(p, item);
+        if (r < 0)
+            p->error = r;
+    }
+    bool room = p->flight_items <= p->most_items / 2 && p->flight_bytes <= p->most_bytes / 2;
+    if (wrote && p->waiting && (room || p->error || !p->first || is_cursor(p->first)))
+        pthread_cond_broadcast(&p->wake);
+}
+
+/* Take, read and hand on one item; the lock is held, but not while reading. */
+static bool work(struct pipeline *p)
+{
+    struct item *item = take(p);
+    if (!item)
+        return false;
+    pthread_mutex_unlock(&p->lock);
+    int r = read_item(item);
+    pthread_mutex_lock(&p->lock);
+    const struct item *cursor = p->first_cursor;
+    finish_reading(p, item, r);
+    bool more = p->first_cursor != cursor || (item->after && is_cursor(item->after));
+    if (p->waiting && (p->error || more))
+        pthread_cond_broadcast(&p->wake);
+    return true;
+}
+
+static void *run_thread(void *arg)
+{
+    struct pipeline *p = arg;
+    pthread_mutex_lock(&p->lock);
+    while (!p->error) {
+        if (stopped(p)) {
+            p->error = -EINTR;
+            break;
+        }
+        drain(p);
+        if (p->error || work(p) || may_write(p))
+            continue;
+        if (!p->first)
+            break;
+        p->waiting++;
+        pthread_cond_wait(&p->wake, &p->lock);
+        p->waiting--;
+    }
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+static void run_threads(struct pipeline *p)
+{
+    pthread_t threads[PACK_THREADS_MAX];
+    unsigned started = 0;
+    while (started + 1 < p->options->threads && started + 1 < PACK_THREADS_MAX &&
+           pthread_create(&threads[started], NULL, run_thread, p) == 0)
+        started++;
+    run_thread(p);
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+}
+
+static void free_list(struct pipeline *p)
+{
+    while (p->first) {
+        struct item *item = p->first;
+        remove_item(p, item);
+        free_item(p, item);
+    }
+    p->first_cursor = NULL;
+}
+
+int pipeline_run(const struct pack_options *options, struct writer *writer,
+                 struct folder_set *set, struct folder *root, int *source_fds,
+                 struct pack_result *result, struct fault *fault)
+{
+    struct pipeline p = {.options = options,
+                         .writer = writer,
+                         .set = set,
+                         .root = root,
+                         .source_fds = source_fds,
+                         .most_items = options->threads * FLIGHT_ITEMS_PER_THREAD,
+                         .most_bytes =
+                             FLIGHT_BYTES_MIN + options->threads * FLIGHT_BYTES_PER_THREAD,
+                         .result = result,
+                         .fault = fault};
+    pthread_mutex_init(&p.lock, NULL);
+    pthread_cond_init(&p.wake, NULL);
+    p.error = add_folder_cursor(&p, root, NULL);
+    run_threads(&p);
+    free_list(&p);
+    links_free(&p.links);
+    pthread_cond_destroy(&p.wake);
+    pthread_mutex_destroy(&p.lock);
+    return p.error;
+}

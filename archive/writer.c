@@ -1,0 +1,358 @@
+/*
+ * The writer: headers, data and padding in one stream, and beside it what the trailer
+ * will need: the index, and two hashes.
+ *
+ * What is to be written is queued as it lies in memory and goes out by writev(2) in
+ * pieces of half a megabyte, so that no byte is copied on its way to the page cache.
+ * The data has to pass the CPU for its sum in any case, so that a copy inside the
+ * kernel (copy_file_range) would save nothing.
+ *
+ * The identifier is XXH3-128 of every member's headers, each followed by the sum of
+ * its data if it has any: it names the content, and takes no time stamp and no chance.
+ */
+#include "writer.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "builder.h"
+#include "onepot_format.h"
+#include "output.h"
+
+#define QUEUE_MAX 512
+#define QUEUE_BYTES (512u << 10)
+
+static uint8_t zeros[ONEPOT_RECORD_BYTES];
+
+struct writer {
+    struct output *output;
+    struct builder *builder;
+    bool sync;
+    int error; /* sticky: an archive with a gap is none */
+
+    uint64_t offset; /* queued bytes included */
+    struct iovec queue[QUEUE_MAX];
+    void *owned[QUEUE_MAX]; /* freed when written; NULL: not ours */
+    int queued;
+    size_t queued_bytes;
+
+    XXH3_state_t *rest_state; /* of all bytes that are no member's data */
+    XXH3_state_t *identifier_state;
+    XXH3_state_t *sum_state; /* of the present member's data */
+
+    uint32_t inode;         /* of the present member */
+    uint64_t missing_bytes; /* of its data */
+    uint64_t stored_bytes;
+    bool sum_known;
+    uint64_t sum;
+
+    struct writer_totals totals;
+};
+
+static void writer_free(struct writer *w)
+{
+    for (int i = 0; i < w->queued; i++)
+        free(w->owned[i]);
+    builder_free(w->builder);
+    XXH3_freeState(w->rest_state);
+    XXH3_freeState(w->identifier_state);
+    XXH3_freeState(w->sum_state);
+    free(w);
+}
+
+int writer_open(const char *path, const struct writer_options *options, struct fault *fault,
+                struct writer **ret_writer)
+{
+    struct writer *w = calloc(1, sizeof(*w));
+    if (!w)
+        return -ENOMEM;
+    w->sync = !options->no_sync;
+    w->rest_state = XXH3_createState();
+    w->identifier_state = XXH3_createState();
+    w->sum_state = XXH3_createState();
+    int r = w->rest_state && w->identifier_state && w->sum_state ? builder_new(&w->builder)
+                                                                 : -ENOMEM;
+    if (r == 0)
+        r = output_open(path, options->overwrite, fault, &w->output);
+    if (r < 0) {
+        writer_free(w);
+        return r;
+    }
+    XXH3_64bits_reset(w->rest_state);
+    XXH3_128bits_reset(w->identifier_state);
+    *ret_writer = w;
+    return 0;
+}
+
+void writer_discard(struct writer *w)
+{
+    if (!w)
+        return;
+    output_discard(w->output);
+    writer_free(w);
+}
+
+bool writer_is_output(const struct writer *w, uint64_t dev, uint64_t ino)
+{
+    const struct output *o = w->output;
+    return dev == o->dev && (ino == o->ino || (o->replaced_ino && ino == o->replaced_ino));
+}
+
+uint64_t writer_offset(const struct writer *w)
+{
+    return w->offset;
+}
+
+static int write_failed(struct writer *w, int err, struct fault *fault)
+{
+    char text[128];
+    w->error = err;
+    fault_set(fault, err, NULL, w->offset - w->queued_bytes, "can't be written: %s",
+              strerror_r(-err, text, sizeof(text)));
+    if (err == -ENOSPC || err == -EDQUOT)
+        fault_advise(fault, "nothing is left of it; free some space or choose another place "
+                            "with -o");
+    return err;
+}
+
+/* Write iov[0..count) whole. */
+static int write_vector(int fd, struct iovec *iov, int count)
+{
+    while (count > 0) {
+        ssize_t n = writev(fd, iov, count);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        size_t done = (size_t)n;
+        while (count > 0 && done >= iov->iov_len) {
+            done -= iov->iov_len;
+            iov++;
+            count--;
+        }
+        if (count > 0) {
+            iov->iov_base = (uint8_t *)iov->iov_base + done;
+            iov->iov_len -= done;
+        }
+    }
+    return 0;
+}
+
+static int flush(struct writer *w, struct fault *fault)
+{
+    int r = write_vector(w->output->fd, w->queue, w->queued);
+    if (r < 0)
+        return write_failed(w, r, fault);
+    for (int i = 0; i < w->queued; i++)
+        free(w->owned[i]);
+    w->queued = 0;
+    w->queued_bytes = 0;
+    return 0;
+}
+
+static int enqueue(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault)
+{
+    if (len == 0) {
+        free(owned);
+        return 0;
+    }
+    w->queue[w->queued] = (struct iovec){bytes, len};
+    w->owned[w->queued] = owned;
+    w->queued++;
+    w->queued_bytes += len;
+    w->offset += len;
+    if (w->queued == QUEUE_MAX || w->queued_bytes >= QUEUE_BYTES)
+        return flush(w, fault);
+    return 0;
+}
+
+static int enqueue_zeros(struct writer *w, size_t len, struct fault *fault)
+{
+    XXH3_64bits_update(w->rest_state, zeros, len);
+    return enqueue(w, zeros, len, NULL, fault);
+}
+
+/* ---- members ---- */
+
+/* Tell the builder where the data lies, that starts at `offset`. */
+static int add_extents(struct writer *w, const struct pax_member *m, uint64_t offset)
+{
+    for (size_t i = 0; i < m->extent_count; i++) {
+        int r = builder_add_extent(w->builder, w->inode, m->extents[i].offset,
+                                   m->extents[i].length, offset);
+        if (r < 0)
+            return r;
+        offset += m->extents[i].length;
+    }
+    return 0;
+}
+
+static int add_inode(struct writer *w, const struct pax_member *m, uint64_t data_offset,
+                     struct fault *fault)
+{
+    bool link = S_ISLNK(m->mode);
+    struct builder_member b = {
+        .mode = m->mode,
+        .uid = m->uid,
+        .gid = m->gid,
+        .rdev_major = m->rdev_major,
+        .rdev_minor = m->rdev_minor,
+        .mtime_sec = m->mtime_sec,
+        .mtime_nsec = m->mtime_nsec,
+        .size_bytes = S_ISREG(m->mode) ? m->size_bytes : 0,
+        .data = m->sparse ? DATA_EXTENTS : DATA_STORED,
+        .data_offset = data_offset,
+        .header_offset = w->offset,
+        .symlink = link ? m->link : NULL,
+        .symlink_len = link ? m->link_len : 0,
+    };
+    const char *path = m->path_len ? m->path : ".";
+    size_t path_len = m->path_len ? m->path_len : 1;
+    int r = builder_add(w->builder, path, path_len, &b, fault, &w->inode);
+    for (size_t i = 0; r == 0 && i < m->xattr_count; i++)
+        r = builder_add_xattr(w->builder, w->inode, m->xattrs[i].name, m->xattrs[i].name_len,
+                              m->xattrs[i].value, m->xattrs[i].value_len);
+    if (r == 0 && m->sparse)
+        r = add_extents(w, m, data_offset);
+    return r;
+}
+
+static int add_to_index(struct writer *w, const struct pax_member *m, size_t header_len,
+                        struct fault *fault)
+{
+    uint64_t data_offset = w->offset + header_len, end;
+    if (__builtin_add_overflow(data_offset, w->stored_bytes, &end) || end > INT64_MAX)
+        return fault_set(fault, -EFBIG, NULL, w->offset, "archive grows too large");
+    if (m->hardlink)
+        return builder_link(w->builder, m->path, m->path_len, m->link, m->link_len, w->offset,
+                            fault, &w->inode);
+    return add_inode(w, m, data_offset, fault);
+}
+
+static void count_member(struct writer *w, const struct pax_member *m)
+{
+    w->totals.members++;
+    if (m->hardlink)
+        w->totals.hardlinks++;
+    else if (S_ISREG(m->mode))
+        w->totals.files++;
+    else if (S_ISDIR(m->mode))
+        w->totals.directories++;
+    w->totals.data_bytes += w->stored_bytes;
+}
+
+/* The member's data is complete. */
+static int finish_data(struct writer *w, struct fault *fault)
+{
+    uint64_t sum = w->sum_known ? w->sum : XXH3_64bits_digest(w->sum_state);
+    int r = builder_set_sum(w->builder, w->inode, sum);
+    if (r < 0)
+        return w->error = r;
+    if (!w->stored_bytes)
+        return 0;
+    uint64_t le = htole64(sum);
+    XXH3_128bits_update(w->identifier_state, &le, sizeof(le));
+    return enqueue_zeros(w, pax_padding(w->stored_bytes), fault);
+}
+
+int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *header,
+               const uint64_t *sum, struct fault *fault)
+{
+    if (w->error)
+        return w->error;
+    if (w->missing_bytes)
+        return -EINVAL;
+    w->stored_bytes = w->missing_bytes = pax_stored_bytes(m);
+    w->sum_known = sum != NULL;
+    w->sum = sum ? *sum : 0;
+    int r = add_to_index(w, m, header->len, fault);
+    if (r < 0)
+        return w->error = r;
+    count_member(w, m);
+
+    XXH3_64bits_update(w->rest_state, header->bytes, header->len);
+    XXH3_128bits_update(w->identifier_state, header->bytes, header->len);
+    XXH3_64bits_reset(w->sum_state);
+    struct pax_buffer mine = *header;
+    *header = (struct pax_buffer){0};
+    r = enqueue(w, mine.bytes, mine.len, mine.bytes, fault);
+    if (r == 0 && S_ISREG(m->mode) && !m->hardlink && !w->stored_bytes)
+        r = finish_data(w, fault);
+    return r;
+}
+
+int writer_data(struct writer *w, void *bytes, size_t len, struct fault *fault)
+{
+    if (w->error || len > w->missing_bytes || (w->sum_known && len != w->stored_bytes)) {
+        free(bytes);
+        return w->error ? w->error : -EINVAL;
+    }
+    if (!w->sum_known)
+        XXH3_64bits_update(w->sum_state, bytes, len);
+    w->missing_bytes -= len;
+    int r = enqueue(w, bytes, len, bytes, fault);
+    if (r == 0 && len && !w->missing_bytes)
+        r = finish_data(w, fault);
+    return r;
+}
+
+/* ---- the end ---- */
+
+static int write_end_marker(struct writer *w, struct fault *fault, struct onepot_tar *ret_tar)
+{
+    struct onepot_tar tar = {.end_marker_offset = w->offset};
+    int r = enqueue_zeros(w, ONEPOT_MARKER_BYTES, fault);
+    if (r == 0 && w->offset % ONEPOT_RECORD_BYTES)
+        r = enqueue_zeros(w, ONEPOT_RECORD_BYTES - w->offset % ONEPOT_RECORD_BYTES, fault);
+    if (r == 0)
+        r = flush(w, fault);
+    if (r < 0)
+        return r;
+    tar.tar_bytes = w->offset;
+    tar.rest_sum = XXH3_64bits_digest(w->rest_state);
+    XXH128_canonical_t id;
+    XXH128_canonicalFromHash(&id, XXH3_128bits_digest(w->identifier_state));
+    memcpy(tar.identifier, id.digest, sizeof(tar.identifier));
+    *ret_tar = tar;
+    return 0;
+}
+
+static int write_trailer(struct writer *w, struct fault *fault)
+{
+    struct onepot_tar tar;
+    struct builder_header header = {.codec = CODEC_NONE};
+    int r = w->error ? w->error : w->missing_bytes ? -EINVAL : 0;
+    if (r == 0)
+        r = write_end_marker(w, fault, &tar);
+    if (r < 0)
+        return r;
+    r = onepot_format_append(w->builder, &header, w->output->fd, &tar, fault,
+                             &w->totals.file_bytes);
+    if (r < 0)
+        return write_failed(w, r, fault);
+    w->totals.index_bytes = w->totals.file_bytes - tar.tar_bytes;
+    memcpy(w->totals.identifier, tar.identifier, sizeof(tar.identifier));
+    return 0;
+}
+
+int writer_close(struct writer *w, struct fault *fault, struct writer_totals *ret_totals)
+{
+    int r = write_trailer(w, fault);
+    if (r < 0) {
+        writer_discard(w);
+        return r;
+    }
+    struct writer_totals totals = w->totals;
+    r = output_commit(w->output, w->sync, fault);
+    writer_free(w);
+    if (r == 0)
+        *ret_totals = totals;
+    return r;
+}
