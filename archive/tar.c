@@ -90,17 +90,16 @@ static int member_fault(struct walk *w, int err, const char *what)
 /* libarchive could not go on. */
 static int read_fault(struct walk *w)
 {
-    uint64_t at = (uint64_t)archive_read_header_position(w->archive);
     if (w->feed.err < 0)
         return fault_set(w->fault, w->feed.err, w->last, w->feed.offset, "read error: %s",
                          strerror(-w->feed.err));
     if (archive_errno(w->archive) == ENOMEM)
         return -ENOMEM;
-    if (at + TAR_BLOCK_BYTES > w->size_bytes || w->expected > w->size_bytes)
+    if (w->expected + TAR_BLOCK_BYTES > w->size_bytes)
         return header_fault(w, w->size_bytes, "the archive is truncated");
     char what[192];
     snprintf(what, sizeof(what), "damaged archive (%s)", tar_complaint(w->archive));
-    return header_fault(w, at, what);
+    return header_fault(w, w->expected, what);
 }
 
 /* ---- data ---- */
@@ -168,15 +167,16 @@ static int add_link(struct walk *w, const char *path, const char *target,
                     struct builder_member *member)
 {
     uint32_t inode;
-    if (member->size_bytes == 0)
-        return builder_link(w->builder, path, strlen(path), target, strlen(target),
-                            member->header_offset, w->fault, &inode);
+    struct fault fault = {0};
     int r = builder_link(w->builder, path, strlen(path), target, strlen(target),
-                         member->header_offset, NULL, &inode);
-    if (r != -ENOENT && r != -EPERM)
-        return r;
-    member->mode = S_IFREG | tar_permissions(w->entry);
-    return add_named(w, path, member);
+                         member->header_offset, &fault, &inode);
+    if (r == -ENOENT && member->size_bytes > 0) {
+        member->mode = S_IFREG | tar_permissions(w->entry);
+        return add_named(w, path, member);
+    }
+    if (r < 0 && w->fault && !w->fault->err)
+        *w->fault = fault;
+    return r;
 }
 
 static int add_by_type(struct walk *w, const char *path, struct builder_member *member)
@@ -202,6 +202,7 @@ static int add_by_type(struct walk *w, const char *path, struct builder_member *
         if (!member->symlink || !member->symlink[0])
             return member_fault(w, -EUCLEAN, "is a symbolic link without a target");
         member->symlink_len = strlen(member->symlink);
+        member->mode = S_IFLNK | 0777; /* as the system has it, whatever was stored */
         break;
     default:
         w->odd.members = true;
@@ -269,7 +270,7 @@ static int next_member(struct walk *w)
         if (archive_errno(w->archive) != EILSEQ) {
             char what[192];
             snprintf(what, sizeof(what), "damaged header (%s)", tar_complaint(w->archive));
-            return header_fault(w, (uint64_t)archive_read_header_position(w->archive), what);
+            return header_fault(w, w->expected, what);
         }
         break;
     case ARCHIVE_OK:
@@ -304,32 +305,51 @@ static int read_members(struct walk *w)
 
 /* ---- the end ---- */
 
-/* What follows the end marker that starts at `end`: a remark, if a person should know. */
-static int inspect_end(struct walk *w, uint64_t end)
+/* Did the archive end by a block of zeros, or just so? `end` is behind what was read. */
+static int has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
 {
-    if (end == w->size_bytes) {
+    uint8_t block[TAR_BLOCK_BYTES];
+    *ret_has = false;
+    if (end < w->expected + TAR_BLOCK_BYTES || end > w->size_bytes)
+        return 0;
+    int r = source_read(w->source, block, sizeof(block), end - sizeof(block));
+    *ret_has = r == 0 && tar_is_zero(block, sizeof(block));
+    return r;
+}
+
+/*
+ * A remark on the end, if a person should know. Zeros, and bytes that are no header, may
+ * follow the end marker; tar pads with the first, and ignores the second.
+ */
+static int inspect_end(struct walk *w)
+{
+    uint64_t end = (uint64_t)archive_filter_bytes(w->archive, 0);
+    bool has_marker = false;
+    int r = has_end_marker(w, end, &has_marker);
+    if (r < 0)
+        return r;
+    if (!has_marker) {
         note(w, "it has no end-of-archive marker: if its writer was interrupted, members "
                 "are missing");
         return 0;
     }
+
+    size_t len = w->size_bytes - end < TAIL_SEARCH_BYTES ? (size_t)(w->size_bytes - end)
+                                                         : (size_t)TAIL_SEARCH_BYTES;
     auto_free uint8_t *tail = malloc(TAIL_SEARCH_BYTES);
     if (!tail)
         return -ENOMEM;
-    size_t len = w->size_bytes - end < TAIL_SEARCH_BYTES ? (size_t)(w->size_bytes - end)
-                                                         : (size_t)TAIL_SEARCH_BYTES;
-    int r = source_read(w->source, tail, len, end);
+    r = source_read(w->source, tail, len, end);
     if (r < 0)
         return r;
-    for (size_t at = TAR_BLOCK_BYTES; at + TAR_BLOCK_BYTES <= len; at += TAR_BLOCK_BYTES) {
-        if (tar_is_zero(tail + at, TAR_BLOCK_BYTES))
-            continue;
-        if (tar_is_header(tail + at))
-            note(w,
-                 "its end-of-archive marker at %" PRIu64 " is followed by more members at "
-                 "%" PRIu64 ": they are ignored, as tar does",
-                 end, end + at);
-        break;
-    }
+    size_t at = 0;
+    while (at + TAR_BLOCK_BYTES <= len && tar_is_zero(tail + at, TAR_BLOCK_BYTES))
+        at += TAR_BLOCK_BYTES;
+    if (at + TAR_BLOCK_BYTES <= len && tar_is_header(tail + at))
+        note(w,
+             "its end-of-archive marker is followed by more members at %" PRIu64
+             ": they are ignored, as tar does",
+             end + at);
     return 0;
 }
 
@@ -354,7 +374,7 @@ static int walk_archive(struct walk *w)
     else if (r == -EUCLEAN)
         r = read_fault(w);
     if (r == 0)
-        r = inspect_end(w, w->expected);
+        r = inspect_end(w);
     if (r == 0)
         note_oddities(w);
     return r;

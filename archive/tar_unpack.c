@@ -15,6 +15,9 @@
 
 #include <archive.h>
 #include <archive_entry.h>
+#ifdef HAVE_LIBDEFLATE
+#include <libdeflate.h>
+#endif
 
 #include "source.h"
 
@@ -32,6 +35,7 @@ struct unpacking {
     int fd;
     uint64_t bytes; /* written so far */
     bool is_tar;    /* that was checked */
+    uint32_t crc;   /* of them, for gzip */
     struct progress *progress;
     struct fault *fault;
 };
@@ -58,6 +62,11 @@ static int enable_filter(struct archive *a, const char *compression)
     return -ENOTSUP;
 }
 
+static uint32_t read_le32(const uint8_t *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
 /* Past the skippable frames that pzstd and others begin with: libarchive 3.6 can't. */
 static int skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
 {
@@ -69,9 +78,7 @@ static int skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
             return r;
         if ((head[0] & 0xf0) != 0x50 || memcmp(head + 1, "\x2a\x4d\x18", 3) != 0)
             break;
-        uint32_t len = (uint32_t)head[4] | (uint32_t)head[5] << 8 | (uint32_t)head[6] << 16 |
-                       (uint32_t)head[7] << 24;
-        offset += sizeof(head) + (uint64_t)len; /* below 2^33 a frame: no overflow */
+        offset += sizeof(head) + (uint64_t)read_le32(head + 4); /* < 2^33: no overflow */
     }
     *ret_offset = offset;
     return 0;
@@ -139,6 +146,38 @@ static int write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
     return 0;
 }
 
+/*
+ * libarchive ignores the sum that ends a gzip stream; all other forms it checks itself.
+ * It is at the end of the file, behind it the length, unless the file is several streams
+ * (then the length is another) or ends with something else.
+ */
+static int check_gzip_sum(struct unpacking *u)
+{
+    uint8_t trailer[8];
+    uint64_t size = source_size(u->source);
+    if (strcmp(u->compression, "gzip") != 0 || size < sizeof(trailer))
+        return 0;
+    int r = source_read(u->source, trailer, sizeof(trailer), size - sizeof(trailer));
+    if (r < 0)
+        return r;
+#ifdef HAVE_LIBDEFLATE
+    if (read_le32(trailer + 4) == (uint32_t)u->bytes && read_le32(trailer) != u->crc)
+        return fault_set(u->fault, -EUCLEAN, NULL, size - sizeof(trailer),
+                         "damaged gzip data: its checksum does not fit");
+#endif
+    return 0;
+}
+
+static int take_block(struct unpacking *u, const void *bytes, size_t len)
+{
+#ifdef HAVE_LIBDEFLATE
+    if (strcmp(u->compression, "gzip") == 0)
+        u->crc = libdeflate_crc32(u->crc, bytes, len);
+#endif
+    int r = write_sparse(u, bytes, len);
+    return r < 0 ? r : check_head(u, false);
+}
+
 static int unpack_all(struct unpacking *u)
 {
     struct archive_entry *entry;
@@ -150,9 +189,7 @@ static int unpack_all(struct unpacking *u)
         r = archive_read_data_block(u->archive, &bytes, &len, &ignored);
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
             break;
-        int err = write_sparse(u, bytes, len);
-        if (err == 0)
-            err = check_head(u, false);
+        int err = take_block(u, bytes, len);
         if (err < 0)
             return err;
         u->progress->bytes_done = u->feed.offset;
@@ -162,7 +199,8 @@ static int unpack_all(struct unpacking *u)
         return complain(u);
     if (ftruncate(u->fd, (off_t)u->bytes) < 0)
         return -errno;
-    return check_head(u, true);
+    int err = check_gzip_sum(u);
+    return err < 0 ? err : check_head(u, true);
 }
 
 static int open_and_unpack(struct unpacking *u)
@@ -181,7 +219,10 @@ static int open_and_unpack(struct unpacking *u)
     archive_read_support_format_raw(u->archive);
     archive_read_support_format_empty(u->archive);
     r = tar_feed_open(&u->feed, u->source, offset, FEED_BYTES, u->archive);
-    return r == -EUCLEAN ? complain(u) : r < 0 ? r : unpack_all(u);
+    /* What fails at its first byte is taken for empty, but for the error that it left. */
+    if (r == -EUCLEAN || (r == 0 && archive_errno(u->archive) != 0))
+        return complain(u);
+    return r < 0 ? r : unpack_all(u);
 }
 
 int tar_unpack(struct source *source, int fd, struct progress *progress, struct fault *fault)
