@@ -288,13 +288,19 @@ static void look_at_others(struct control *c)
 /* Whoever asked for the mount says 'k', or has died before it could tell of it. */
 static void on_starter(struct control *c)
 {
+    struct counters *counters = c->config->slot->counters;
     char byte;
     ssize_t n = read(c->starter_fd, &byte, 1);
+
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
-    if (n <= 0)
-        drain(c, 0, "whoever asked for the mount has ended");
     close(steal_fd(&c->starter_fd));
+    if (n > 0)
+        return;
+    if (atomic_load(&counters->holders) > 1) /* others share it already */
+        atomic_fetch_sub(&counters->holders, 1);
+    else
+        drain(c, 0, "whoever asked for the mount has ended");
 }
 
 static void on_lost_page(struct control *c)
@@ -393,8 +399,7 @@ static void on_alarm(int number)
     _exit(0);
 }
 
-/* Threads that are stuck in a read stay behind, and go with the process. */
-static void stop_session(struct session *session)
+void control_stop(struct session *session)
 {
     struct sigaction alarm_action = {.sa_handler = on_alarm};
     sigset_t set;
@@ -440,7 +445,7 @@ int control_serve(const struct control_config *config, struct session *session)
         say(&c, "signals can't be read: %s", strerror(errno));
     serve_until_ended(&c);
     finish(&c);
-    stop_session(session);
+    control_stop(session);
     if (c.signal_fd >= 0)
         close(c.signal_fd);
     process_watch_close(&c.owner);

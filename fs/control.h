@@ -54,4 +54,10 @@ void control_prepare(bool foreground);
  */
 int control_serve(const struct control_config *config, struct session *session);
 
+/*
+ * Stop a session, within a bound: threads that are stuck in a read stay behind, and the
+ * process ends here, with status 0.
+ */
+void control_stop(struct session *session);
+
 #endif

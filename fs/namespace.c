@@ -249,18 +249,23 @@ int namespace_unmount(const struct namespace *ns, bool lazy)
     return WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
 }
 
-void namespace_close(struct namespace *ns)
+void namespace_forget(struct namespace *ns)
 {
-    bool waits = ns->sock >= 0;
-    if (waits)
-        close(ns->sock); /* the child reads the end of it, and ends */
+    if (ns->sock >= 0)
+        close(ns->sock);
     if (ns->user_ns >= 0)
         close(ns->user_ns);
     if (ns->mnt_ns >= 0)
         close(ns->mnt_ns);
-    if (waits && ns->child > 0) {
-        kill(ns->child, SIGKILL);
-        waitpid(ns->child, NULL, 0);
-    }
     *ns = NAMESPACE_NONE;
+}
+
+void namespace_close(struct namespace *ns)
+{
+    pid_t waiting = ns->sock >= 0 ? ns->child : 0;
+    namespace_forget(ns);
+    if (waiting > 0) {
+        kill(waiting, SIGKILL);
+        waitpid(waiting, NULL, 0);
+    }
 }

@@ -43,6 +43,9 @@ int namespace_go(struct namespace *ns);
 /* As mountpoint_unmount, within; processes that the command left behind may be in it. */
 int namespace_unmount(const struct namespace *ns, bool lazy);
 
+/* Close the descriptors alone: in a process that was forked meanwhile. */
+void namespace_forget(struct namespace *ns);
+
 /* End a child that still waits; let go of the namespaces. */
 void namespace_close(struct namespace *ns);
 

@@ -106,9 +106,9 @@ int unmounter_heal(const struct slot *slot)
     if (!c->private_namespace && c->mountpoint[0] == '/' &&
         mountinfo_find(c->mountpoint, &entry) == 0 && entry.is_onepot) {
         bool known = c->mount_dev_major || c->mount_dev_minor;
-        bool ours = known ? entry.dev_major == c->mount_dev_major &&
-                                entry.dev_minor == c->mount_dev_minor
-                          : mountpoint_answers(c->mountpoint, ANSWER_LIMIT_MS) == -ENOTCONN;
+        bool ours = (!known || (entry.dev_major == c->mount_dev_major &&
+                                entry.dev_minor == c->mount_dev_minor)) &&
+                    mountpoint_answers(c->mountpoint, ANSWER_LIMIT_MS) == -ENOTCONN;
         if (ours)
             r = mountpoint_unmount(c->mountpoint, true);
     }

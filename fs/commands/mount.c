@@ -1,0 +1,58 @@
+/*
+ * onepot mount: a mount that stays when the command returns, and its path on standard
+ * output once it answers.
+ */
+#include <signal.h>
+#include <stdio.h>
+
+#include "cli.h"
+#include "commands.h"
+#include "mounter.h"
+
+static const struct cli_usage usage = {
+    "mount",
+    "[OPTION...] ARCHIVE [--at DIR]",
+    "Show an archive as a directory. Returns when it is ready, and prints its path.\n"
+    "\n"
+    "  -f, --foreground      serve it in this process, until it is unmounted or "
+    "interrupted\n" MOUNT_OPTIONS_HELP,
+};
+
+/* Whoever asked for it learns where it is; else it would be in nobody's hands. */
+static int tell(struct mounter *m)
+{
+    int status = CLI_OK;
+
+    if (puts(m->path) < 0 || fflush(stdout) != 0)
+        status = cli_failf("standard output", "the path of the mount can't be written: it is "
+                                              "unmounted again");
+    if (status == CLI_OK)
+        status = mounter_keep(m);
+    if (status != CLI_OK)
+        mounter_abandon(m);
+    return status;
+}
+
+int command_mount(int argc, char **argv)
+{
+    struct mount_options options;
+    struct mounter m;
+    int status = mount_options_parse(&usage, false, argc, argv, &options);
+
+    if (status != CLI_GO_ON)
+        return status;
+    int r = mounter_init(&m, &options, false);
+    if (r < 0)
+        return cli_fail(NULL, r, NULL);
+    status = mounter_start(&m);
+    if (status == CLI_GO_ON)
+        status = tell(&m);
+    if (status == 0 && options.foreground)
+        status = mounter_serve(&m);
+    mounter_free(&m);
+    if (status != 0 && mounter_caught()) { /* end as if nothing had been cleaned up */
+        signal(mounter_caught(), SIG_DFL);
+        raise(mounter_caught());
+    }
+    return status;
+}

@@ -1,0 +1,265 @@
+/*
+ * onepot run: mount, run a command, unmount; whatever happens to the command.
+ *
+ * The command is a child. Signals that a batch system sends to this process are passed
+ * on; those that a terminal sends reach the command by themselves, since it is in the
+ * same process group. They are read by sigwaitinfo, which tells the two apart, and
+ * leaves no race between a signal and the wait for a child.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli.h"
+#include "commands.h"
+#include "mounter.h"
+
+enum {
+    RUN_FAILED = 125, /* our own failure */
+    RUN_NOT_EXECUTABLE = 126,
+    RUN_NOT_FOUND = 127,
+    RUN_SIGNALLED = 128, /* and the signal's number */
+};
+
+static const struct cli_usage usage = {
+    "run",
+    "[OPTION...] ARCHIVE [--at DIR] -- COMMAND [ARGUMENT...]",
+    "Mount an archive, run COMMAND, unmount. {} in COMMAND and its arguments becomes the\n"
+    "path of the mount, and so does the variable ONEPOT_MOUNT. The status is COMMAND's;\n"
+    "128 and a signal's number if that ended it; 125 if there was no mount for it, 126 if\n"
+    "it can't be executed, 127 if it was not found.\n"
+    "\n" MOUNT_OPTIONS_HELP,
+};
+
+struct run {
+    struct mounter m;
+    char **command; /* NULL-terminated */
+    sigset_t mask;  /* as this process found it: the command's */
+};
+
+/* ---- the command ---- */
+
+/* `text` with every {} replaced. */
+static char *fill_in(const char *text, const char *path)
+{
+    size_t count = 0;
+    for (const char *p = text; (p = strstr(p, "{}")); p += 2)
+        count++;
+    char *filled = malloc(strlen(text) + count * strlen(path) + 1), *to = filled;
+    if (!filled)
+        return NULL;
+    for (const char *next; (next = strstr(text, "{}")); text = next + 2) {
+        to = mempcpy(to, text, (size_t)(next - text));
+        to = stpcpy(to, path);
+    }
+    strcpy(to, text);
+    return filled;
+}
+
+/* In the child: become the command. */
+static void execute(void *ctx)
+{
+    struct run *run = ctx;
+
+    for (char **arg = run->command; *arg; arg++) {
+        char *filled = fill_in(*arg, run->m.path);
+        if (!filled)
+            _exit(RUN_FAILED);
+        *arg = filled;
+    }
+    if (setenv("ONEPOT_MOUNT", run->m.path, 1) < 0)
+        _exit(RUN_FAILED);
+    sigprocmask(SIG_SETMASK, &run->mask, NULL);
+    execvp(run->command[0], run->command);
+    int err = errno;
+    cli_fail(run->command[0], err, NULL);
+    _exit(err == ENOENT ? RUN_NOT_FOUND : RUN_NOT_EXECUTABLE);
+}
+
+/* Its PID, or -errno. In a private namespace it was started before, and waits. */
+static pid_t start_command(struct run *run)
+{
+    if (run->m.ns.sock >= 0) {
+        pid_t pid = run->m.ns.child;
+        int r = namespace_go(&run->m.ns);
+        return r < 0 ? r : pid;
+    }
+    pid_t pid = fork();
+    if (pid == 0)
+        execute(run);
+    return pid < 0 ? -errno : pid;
+}
+
+/* ---- signals ---- */
+
+/* Signals that are passed on whoever sent them. */
+static const int passed_on[] = {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+#define PASSED_ON_COUNT (sizeof(passed_on) / sizeof(passed_on[0]))
+
+static bool is_passed_on(int number)
+{
+    for (size_t i = 0; i < PASSED_ON_COUNT; i++)
+        if (passed_on[i] == number)
+            return true;
+    return false;
+}
+
+/* What may come before there is a command to pass it on to waits for it. */
+static void block_early(struct run *run)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGUSR2);
+    sigprocmask(SIG_BLOCK, &set, &run->mask);
+}
+
+static void block_all(sigset_t *ret_set)
+{
+    static const int others[] = {SIGINT, SIGQUIT, SIGCHLD, SIGTSTP, SIGCONT};
+
+    sigemptyset(ret_set);
+    for (size_t i = 0; i < PASSED_ON_COUNT; i++)
+        sigaddset(ret_set, passed_on[i]);
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        sigaddset(ret_set, others[i]);
+    sigprocmask(SIG_BLOCK, ret_set, NULL);
+}
+
+/* Stop as the terminal wants it; in a group that nobody could continue, go on. */
+static void stop_here(void)
+{
+    sigset_t set, old;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTSTP);
+    raise(SIGTSTP);
+    sigprocmask(SIG_UNBLOCK, &set, &old);
+    sigprocmask(SIG_SETMASK, &old, NULL);
+}
+
+static void pass_on(pid_t command, const siginfo_t *info)
+{
+    bool by_process = info->si_code <= 0;
+
+    if (is_passed_on(info->si_signo) || by_process)
+        kill(command, info->si_signo);
+    if (info->si_signo == SIGTSTP)
+        stop_here();
+}
+
+/* ---- waiting ---- */
+
+static void report_daemon(struct run *run, int status)
+{
+    run->m.daemon = 0;
+    if (WIFSIGNALED(status))
+        cli_failf(run->m.path,
+                  "its daemon was killed by signal %d; what the command has not read "
+                  "yet, it can't read any more",
+                  WTERMSIG(status));
+    else
+        cli_failf(run->m.path, "the mount was ended while the command ran");
+}
+
+/* True when the command has ended. */
+static bool reap(struct run *run, pid_t command, int *ret_status)
+{
+    pid_t pid;
+    int status;
+    bool ended = false;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (pid == command) {
+            *ret_status = status;
+            ended = true;
+        } else if (pid == run->m.daemon) {
+            report_daemon(run, status);
+        }
+    }
+    return ended;
+}
+
+static int wait_command(struct run *run, pid_t command, const sigset_t *set)
+{
+    siginfo_t info;
+    int status = 0;
+
+    for (;;) {
+        if (sigwaitinfo(set, &info) < 0)
+            continue; /* EINTR: a signal of no interest */
+        if (info.si_signo != SIGCHLD)
+            pass_on(command, &info);
+        else if (reap(run, command, &status))
+            break;
+    }
+    return WIFSIGNALED(status) ? RUN_SIGNALLED + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static int run_command(struct run *run)
+{
+    sigset_t set;
+
+    mounter_keep(&run->m); /* if it died already, that is reported as later on */
+    block_all(&set);
+    pid_t command = mounter_caught() ? -EINTR : start_command(run);
+    if (command < 0) {
+        if (!mounter_caught())
+            cli_failf(NULL, "the command can't be started: %s", strerror(-command));
+        mounter_release(&run->m);
+        return RUN_FAILED;
+    }
+    signal(SIGTTOU, SIG_IGN); /* the last line may come from the background */
+    int status = wait_command(run, command, &set);
+    if (mounter_release(&run->m) == MOUNTER_DIED && status == 0) {
+        cli_failf(run->m.path, "the mount ended before the command did, which may have missed "
+                               "some of it");
+        status = RUN_FAILED;
+    }
+    return status;
+}
+
+/* ---- the command line ---- */
+
+/* Cut argv at "--": what follows is the command. Its index, or 0. */
+static int find_command(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--") == 0)
+            return i + 1;
+    return 0;
+}
+
+int command_run(int argc, char **argv)
+{
+    struct run run = {0};
+    struct mount_options options;
+    int at = find_command(argc, argv);
+    int status = mount_options_parse(&usage, true, at ? at - 1 : argc, argv, &options);
+
+    if (status != CLI_GO_ON)
+        return status;
+    if (!at || at == argc)
+        return cli_usage_error(&usage, "no command was given: write it after '--'");
+    run.command = argv + at;
+    block_early(&run);
+    int r = mounter_init(&run.m, &options, true);
+    if (r < 0)
+        return cli_fail(NULL, r, NULL), RUN_FAILED;
+    run.m.launch = execute;
+    run.m.launch_ctx = &run;
+    status = mounter_start(&run.m) == CLI_GO_ON ? run_command(&run) : RUN_FAILED;
+    mounter_free(&run.m);
+    if (mounter_caught()) { /* before the command was there */
+        sigset_t set;
+        sigemptyset(&set);
+        sigaddset(&set, mounter_caught());
+        signal(mounter_caught(), SIG_DFL);
+        sigprocmask(SIG_UNBLOCK, &set, NULL);
+        raise(mounter_caught());
+    }
+    return status;
+}

@@ -1,0 +1,357 @@
+/*
+ * onepot umount: end mounts, by mount point, by archive, or all of this job.
+ *
+ * A mount that is in use is not taken away, unless by --lazy. Nothing here touches the
+ * mount itself, so that one whose daemon hangs or is dead is ended like any other.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "cli.h"
+#include "commands.h"
+#include "job.h"
+#include "mountinfo.h"
+#include "mountpoint.h"
+#include "process.h"
+#include "state.h"
+#include "summary.h"
+#include "unmounter.h"
+
+#define DAEMON_END_MS 5000
+#define DETACHED_END_MS 200 /* if its users were about to go, say so */
+#define RETRY_MS 20
+#define HOLDERS_SHOWN 8
+
+static const struct cli_usage usage = {
+    "umount",
+    "[--wait SECONDS] [--lazy] MOUNTPOINT|ARCHIVE... | --all",
+    "End mounts of onepot, and say what they have done.\n"
+    "\n"
+    "      --all             all that this user's job mounted on this node\n"
+    "      --wait SECONDS    how long to wait for a mount that is in use (5)\n"
+    "      --lazy            then take it out of the tree; whoever uses it may finish\n",
+};
+
+struct request {
+    struct job job;
+    int wait_ms;
+    bool lazy;
+    bool all;
+};
+
+static long now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* ---- one slot ---- */
+
+enum verdict {
+    VERDICT_GO,    /* ours to end: this process holds its lock */
+    VERDICT_FORCE, /* --lazy: without the lock, which a `run` holds */
+    VERDICT_DONE,  /* nothing (more) to do */
+    VERDICT_WAIT,  /* somebody starts or ends it just now */
+    VERDICT_FAILED,
+};
+
+static enum verdict judge_held(struct slot *slot, const struct request *rq)
+{
+    struct counters *c = slot->counters;
+    char text[256] = "";
+    int pids[HOLDERS_SHOWN];
+    size_t count = slot_lock_holders(slot, pids, HOLDERS_SHOWN), len = 0;
+
+    for (size_t i = 0; i < count && len < sizeof(text) - 16; i++)
+        len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%d", i ? ", " : "", pids[i]);
+    if (atomic_load(&c->holders) > 0 && !rq->lazy) {
+        atomic_store(&c->holders, 0);
+        cli_note("%s: it stays until 'onepot run' (process %s) has ended", c->mountpoint, text);
+        return VERDICT_DONE;
+    }
+    if (!rq->lazy) {
+        cli_failf(c->mountpoint,
+                  "'onepot run' (process %s) uses it, and unmounts it at its end; "
+                  "--lazy takes it away",
+                  text);
+        return VERDICT_FAILED;
+    }
+    atomic_store(&c->state, MOUNT_DRAINING); /* nobody shares it any more */
+    return VERDICT_FORCE;
+}
+
+/* A daemon lives. Whether its mount is ours to end. */
+static enum verdict judge_alive(struct slot *slot, const struct request *rq)
+{
+    struct counters *c = slot->counters;
+    uint32_t holders = atomic_load(&c->holders);
+
+    if (c->private_namespace) {
+        cli_failf(c->archive, "it is mounted for process %d alone, and ends with it",
+                  c->daemon_pid);
+        return VERDICT_FAILED;
+    }
+    if (holders > 1 && !rq->all && !rq->lazy) {
+        atomic_store(&c->holders, holders - 1);
+        cli_note("%s: it stays, for %u other mount command%s", c->mountpoint, holders - 1,
+                 holders == 2 ? "" : "s");
+        return VERDICT_DONE;
+    }
+    if (slot_lock(slot, true, false) == 0)
+        return VERDICT_GO;
+    if (slot_lock(slot, false, false) < 0)
+        return VERDICT_WAIT;
+    slot_unlock(slot);
+    return judge_held(slot, rq);
+}
+
+/* Under the registry's lock. */
+static enum verdict judge(struct slot *slot, const struct request *rq)
+{
+    if (!slot_is_current(slot))
+        return VERDICT_DONE;
+    switch (slot_condition(slot)) {
+    case SLOT_ALIVE:
+        return judge_alive(slot, rq);
+    case SLOT_STARTING:
+        return VERDICT_WAIT;
+    case SLOT_DEAD:
+        break;
+    }
+    int r = unmounter_heal(slot);
+    if (r < 0) {
+        cli_failf(slot->counters->mountpoint,
+                  "its daemon is dead, and it can't be unmounted: %s", strerror(-r));
+        return VERDICT_FAILED;
+    }
+    cli_note("%s: its daemon was dead; it is cleaned up", slot->counters->mountpoint);
+    return VERDICT_DONE;
+}
+
+static enum verdict judge_locked(struct slot *slot, const struct request *rq)
+{
+    struct registry registry;
+    int r = registry_lock(slot->folder, false, &registry);
+
+    if (r == -ENOENT)
+        return VERDICT_DONE;
+    if (r < 0) {
+        cli_failf(slot->folder, "it can't be locked: %s", strerror(-r));
+        return VERDICT_FAILED;
+    }
+    enum verdict verdict = judge(slot, rq);
+    registry_unlock(&registry);
+    return verdict;
+}
+
+static bool is_stopped(const struct counters *c)
+{
+    uint64_t ticks;
+    char state;
+    return process_stat(c->daemon_pid, &ticks, &state) == 0 && ticks == c->daemon_start_ticks &&
+           (state == 'T' || state == 't');
+}
+
+static int busy(const struct slot *slot)
+{
+    char text[512];
+    return cli_failf(slot->counters->mountpoint, "%s%s",
+                     unmounter_explain(slot, text, sizeof(text)),
+                     is_stopped(slot->counters) ? " (and its daemon is stopped)" : "");
+}
+
+/* Detached, and somebody uses it still. */
+static int detached(struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+
+    if (unmounter_finish(slot, DETACHED_END_MS, false) == 0)
+        return CLI_OK;
+    if (is_stopped(c))
+        cli_note(
+            "%s: taken out of the tree; whoever uses it hangs, because its daemon (process "
+            "%d) is stopped: continue or kill it",
+            c->mountpoint, c->daemon_pid);
+    else
+        cli_note("%s: taken out of the tree; whoever uses it is served until it is done",
+                 c->mountpoint);
+    return CLI_OK;
+}
+
+static int end_slot(struct slot *slot, const struct request *rq)
+{
+    const struct counters *c = slot->counters;
+    char line[256];
+    int r = unmounter_unmount(slot, rq->wait_ms, rq->lazy, NULL);
+
+    if (r == -EBUSY)
+        return busy(slot);
+    if (r == -ECHILD)
+        return detached(slot);
+    if (r < 0)
+        return cli_failf(c->mountpoint, "it can't be unmounted: %s", strerror(-r));
+    /* A daemon that is stopped does not see its end. Another one may serve a container. */
+    r = unmounter_finish(slot, is_stopped(c) ? 0 : DAEMON_END_MS, is_stopped(c));
+    cli_note("%s: %s", c->archive, summary_line(c, line, sizeof(line)));
+    if (r < 0)
+        return cli_failf(
+            c->mountpoint,
+            "unmounted, but its daemon (process %d) does not end: it is stuck in a "
+            "read, or the mount is seen in a container",
+            c->daemon_pid);
+    return CLI_OK;
+}
+
+static int umount_slot(struct slot *slot, const struct request *rq)
+{
+    long end = now_ms() + rq->wait_ms;
+    enum verdict verdict;
+
+    while ((verdict = judge_locked(slot, rq)) == VERDICT_WAIT && now_ms() < end)
+        poll(NULL, 0, RETRY_MS);
+    if (verdict == VERDICT_WAIT)
+        return cli_failf(slot->counters->mountpoint,
+                         "another process is mounting or unmounting it");
+    if (verdict == VERDICT_DONE)
+        return CLI_OK;
+    if (verdict == VERDICT_FAILED)
+        return CLI_FAILED;
+    int status = end_slot(slot, rq);
+    slot_unlock(slot);
+    return status;
+}
+
+/* ---- which slots ---- */
+
+static bool is_of_job(const struct slot *slot, const struct request *rq)
+{
+    return strcmp(slot->counters->job, rq->job.id) == 0;
+}
+
+static int umount_all(const struct slot_list *list, const struct request *rq)
+{
+    int status = CLI_OK;
+    for (size_t i = 0; i < list->count; i++)
+        if (is_of_job(list->slots[i], rq) && umount_slot(list->slots[i], rq) != CLI_OK)
+            status = CLI_FAILED;
+    return status;
+}
+
+/* Mounts of an archive by this job. How many there were; *status is not OK if one failed. */
+static size_t umount_archive(const struct slot_list *list, const char *path, const char *given,
+                             const struct request *rq, int *status)
+{
+    struct stat st;
+    bool exists = stat(given, &st) == 0;
+    size_t found = 0;
+
+    for (size_t i = 0; i < list->count; i++) {
+        const struct counters *c = list->slots[i]->counters;
+        bool same = exists ? c->archive_dev == st.st_dev && c->archive_ino == st.st_ino
+                           : strcmp(c->archive, path) == 0;
+        if (!same || !is_of_job(list->slots[i], rq))
+            continue;
+        found++;
+        if (umount_slot(list->slots[i], rq) != CLI_OK)
+            *status = CLI_FAILED;
+    }
+    return found;
+}
+
+/* A mount of onepot that has no slot of ours: another user's, or its folder was removed. */
+static int umount_unknown(const char *path, const struct request *rq)
+{
+    long end = now_ms() + rq->wait_ms;
+    int r;
+
+    while ((r = mountpoint_unmount(path, false)) == -EBUSY && now_ms() < end)
+        poll(NULL, 0, RETRY_MS);
+    if (r == -EBUSY && rq->lazy)
+        r = mountpoint_unmount(path, true);
+    return r < 0 ? cli_failf(path, "it can't be unmounted: %s", strerror(-r)) : CLI_OK;
+}
+
+static int umount_one(const struct slot_list *list, const char *given, const struct request *rq)
+{
+    struct mount_entry entry;
+    char path[PATH_MAX];
+    int status = CLI_OK;
+    int r = mountpoint_resolve(given, path);
+
+    if (r < 0)
+        return cli_fail(given, r, NULL);
+    for (size_t i = 0; i < list->count; i++)
+        if (strcmp(list->slots[i]->counters->mountpoint, path) == 0 &&
+            slot_is_current(list->slots[i]))
+            return umount_slot(list->slots[i], rq);
+    bool is_mounted = mountinfo_find(path, &entry) == 0;
+    if (is_mounted && entry.is_onepot)
+        return umount_unknown(path, rq);
+    if (is_mounted)
+        return cli_failf(given, "what is mounted there is not onepot's");
+    if (umount_archive(list, path, given, rq, &status) > 0)
+        return status;
+    return cli_failf(given, "it is not mounted, and no archive that this job mounted here");
+}
+
+static int umount_named(const struct slot_list *list, char **names, const struct request *rq)
+{
+    int status = CLI_OK;
+    for (; *names; names++)
+        if (umount_one(list, *names, rq) != CLI_OK)
+            status = CLI_FAILED;
+    return status;
+}
+
+/* ---- the command line ---- */
+
+static int parse(int argc, char **argv, struct request *rq)
+{
+    enum { OPT_ALL = CLI_OPTION_OWN, OPT_WAIT, OPT_LAZY };
+    static const struct option longs[] = {
+        {"all", no_argument, NULL, OPT_ALL},
+        {"wait", required_argument, NULL, OPT_WAIT},
+        {"lazy", no_argument, NULL, OPT_LAZY},
+        CLI_OPTIONS_END,
+    };
+    int opt, status = CLI_GO_ON;
+    uint64_t seconds = 5;
+
+    while (status == CLI_GO_ON &&
+           (opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1) {
+        rq->all |= opt == OPT_ALL;
+        rq->lazy |= opt == OPT_LAZY;
+        if (opt == OPT_WAIT &&
+            cli_number_option(&usage, "--wait", optarg, 0, 86400, &seconds) != 0)
+            status = CLI_USAGE;
+    }
+    rq->wait_ms = (int)seconds * 1000;
+    if (status == CLI_GO_ON && rq->all != (optind == argc))
+        return cli_usage_error(&usage, rq->all ? "--all stands alone"
+                                               : "no mount point and no archive was named");
+    return status;
+}
+
+int command_umount(int argc, char **argv)
+{
+    struct request rq = {0};
+    struct slot_list list;
+    int status = parse(argc, argv, &rq);
+
+    if (status != CLI_GO_ON)
+        return status;
+    job_detect(&rq.job);
+    int r = state_list(&list);
+    if (r < 0)
+        return cli_fail(NULL, r, NULL);
+    status = rq.all ? umount_all(&list, &rq) : umount_named(&list, argv + optind, &rq);
+    slot_list_free(&list);
+    return status;
+}

@@ -1,0 +1,484 @@
+/*
+ * The way to a mount, step by step, and back from each step.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "budget.h"
+#include "cleanup.h"
+#include "mounter_private.h"
+#include "mountinfo.h"
+#include "resolve.h"
+#include "summary.h"
+#include "unmounter.h"
+
+#define RELEASE_WAIT_MS 3000 /* for what the command left behind, at the end of `run` */
+#define DAEMON_END_MS 1500
+#define STALE_LIMIT_MS 2000
+
+/* ---- signals while it works ---- */
+
+static volatile sig_atomic_t caught;
+
+static void on_signal(int number)
+{
+    caught = number;
+}
+
+int mounter_caught(void)
+{
+    return caught;
+}
+
+/* What waits returns, and the command cleans up; ignored signals stay ignored. */
+static void catch_signals(void)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction catch = {.sa_handler = on_signal}, old;
+
+    sigemptyset(&catch.sa_mask);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &catch, NULL);
+    signal(SIGCHLD, SIG_DFL); /* ignored, it would take the status of our children away */
+}
+
+/* ---- what was asked for ---- */
+
+int mounter_init(struct mounter *m, const struct mount_options *options, bool for_run)
+{
+    *m = (struct mounter){
+        .options = options,
+        .for_run = for_run,
+        .ns = NAMESPACE_NONE,
+        .owner = PROCESS_WATCH_NONE,
+        .log = {.fd = -1, .stderr_too = options->foreground},
+        .fuse_fd = -1,
+        .parent_fd = -1,
+        .daemon_sock = -1,
+        .daemon_lock_fd = -1,
+    };
+    catch_signals();
+    int r = detach_fill_stdio();
+    if (r == 0)
+        r = detach_note_inherited(&m->inherited);
+    return r;
+}
+
+static int identify_archive(struct mounter *m)
+{
+    const char *given = m->options->archive;
+    struct stat st;
+
+    if (!realpath(given, m->archive) || stat(m->archive, &st) < 0)
+        return cli_fail(given, -errno, NULL);
+    m->identity = (struct source_identity){
+        .dev = st.st_dev,
+        .ino = st.st_ino,
+        .size_bytes = (uint64_t)st.st_size,
+        .mtime_sec = st.st_mtim.tv_sec,
+        .mtime_nsec = (uint32_t)st.st_mtim.tv_nsec,
+    };
+    return 0;
+}
+
+/* --at: a directory, or the device of a parent that has mounted. */
+static int resolve_at(struct mounter *m)
+{
+    const char *at = m->options->at;
+    int n = -1, fd;
+
+    if (!at)
+        return 0;
+    if (sscanf(at, "/dev/fd/%d%n", &fd, &n) == 1 && n > 0 && !at[n]) {
+        m->parent_fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        if (m->parent_fd < 0)
+            return cli_failf(at, "no such descriptor was handed over: %s", strerror(errno));
+        snprintf(m->at, sizeof(m->at), "%s", at);
+        return 0;
+    }
+    int r = mountpoint_resolve(at, m->at);
+    return r < 0 ? cli_fail(at, r, NULL) : 0;
+}
+
+static int watch_owner(struct mounter *m)
+{
+    if (!m->options->owner)
+        return 0;
+    int r = process_watch_open(m->options->owner, &m->owner);
+    if (r < 0)
+        return cli_failf(NULL, "--owner: there is no process %d", (int)m->options->owner);
+    return 0;
+}
+
+static int open_log(struct mounter *m)
+{
+    const char *path = m->options->log;
+    if (!path)
+        return 0;
+    m->log.fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
+    return m->log.fd < 0 ? cli_fail(path, -errno, NULL) : 0;
+}
+
+static int prepare(struct mounter *m)
+{
+    const struct mount_options *o = m->options;
+
+    if (mount_methods(&m->methods) < 0)
+        return cli_failf(NULL,
+                         "ONEPOT_MOUNT_METHODS names another way than mount, fusermount3, "
+                         "fusermount, namespace");
+    job_detect(&m->job);
+    int r = identify_archive(m);
+    if (r == 0)
+        r = resolve_at(m);
+    if (r == 0)
+        r = watch_owner(m);
+    if (r == 0)
+        r = open_log(m);
+    m->options_hash = mount_options_hash(o, m->at, m->identity.mtime_sec,
+                                         m->identity.mtime_nsec, m->owner.start_ticks);
+    return r;
+}
+
+/* ---- the archive ---- */
+
+static int find_root(struct mounter *m)
+{
+    const char *subdir = m->options->subdir;
+    struct node node;
+
+    m->root = INDEX_ROOT;
+    if (!subdir)
+        return 0;
+    int r = resolve_path(m->pot->index, subdir, &m->root);
+    if (r == 0)
+        r = index_node(m->pot->index, m->root, &node);
+    if (r == 0 && !S_ISDIR(node.mode))
+        r = -ENOTDIR;
+    if (r < 0)
+        return cli_failf(m->options->archive, "--subdir %s: %s", subdir,
+                         resolve_error(r) ? resolve_error(r) : strerror(-r));
+    return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
+}
+
+static bool was_replaced(const struct source_identity *a, const struct source_identity *b)
+{
+    return a->dev != b->dev || a->ino != b->ino || a->size_bytes != b->size_bytes ||
+           a->mtime_sec != b->mtime_sec || a->mtime_nsec != b->mtime_nsec;
+}
+
+static void describe_archive(const struct mounter *m, uint64_t cache_bytes)
+{
+    const struct index_info *info = index_info(m->pot->index);
+    struct counters *c = m->slot->counters;
+
+    snprintf(c->format, sizeof(c->format), "%s", m->pot->backend->name);
+    c->entries = info->entries;
+    c->files = info->files;
+    c->total_bytes = info->total_bytes;
+    c->cache_budget_bytes = cache_bytes;
+    c->threads = m->options->threads;
+}
+
+static int open_archive(struct mounter *m)
+{
+    const struct mount_options *o = m->options;
+    struct reader_options reader = {.cache_bytes =
+                                        o->cache_given ? o->cache_bytes : budget_cache_bytes()};
+    struct fault fault = {0};
+
+    if (cli_open_pot(o->archive, NULL, o->progress, &m->pot) < 0)
+        return CLI_FAILED;
+    if (was_replaced(&m->pot->identity, &m->identity))
+        return cli_failf(o->archive, "it was changed while it was opened; try again");
+    int r = find_root(m);
+    if (r != 0)
+        return r;
+    r = reader_new(m->pot, &reader, &fault, &m->reader);
+    if (r < 0)
+        return cli_fail(o->archive, r, &fault);
+    describe_archive(m, reader.cache_bytes);
+    return 0;
+}
+
+/* ---- the mount ---- */
+
+/* 0: the directory is empty; -ENOTEMPTY, or why it can't be read. */
+static int check_empty(const char *path)
+{
+    DIR *dir = opendir(path);
+    int entries = 0;
+
+    if (!dir)
+        return -errno;
+    while (entries <= 2 && readdir(dir))
+        entries++;
+    closedir(dir);
+    return entries <= 2 ? 0 : -ENOTEMPTY; /* "." and ".." */
+}
+
+/* A mount of onepot at --at, in no slot that was found: dead, or another user's. */
+static int clear_stale(struct mounter *m)
+{
+    struct mount_entry entry;
+
+    if (mountinfo_find(m->at, &entry) < 0 || !entry.is_onepot)
+        return 0;
+    int r = mountpoint_answers(m->at, STALE_LIMIT_MS);
+    if (r != -ENOTCONN)
+        return cli_failf(m->at, "another archive is mounted there; unmount it first");
+    r = mountpoint_unmount(m->at, true);
+    return r < 0 ? cli_failf(m->at, "a dead mount is there, and can't be unmounted: %s",
+                             strerror(-r))
+                 : 0;
+}
+
+/* The directory at --at, made if need be. */
+static int prepare_directory(struct mounter *m)
+{
+    int r = clear_stale(m);
+
+    if (r != 0)
+        return r;
+    if (mkdir(m->at, 0700) == 0) {
+        m->slot->counters->owns_mountpoint = 1;
+        return 0;
+    }
+    if (errno != EEXIST)
+        return cli_fail(m->at, -errno, NULL);
+    r = check_empty(m->at);
+    if (r == -ENOTEMPTY && !m->options->nonempty)
+        return cli_failf(m->at, "the directory is not empty, and a mount would hide what it "
+                                "holds; take another one, or -o nonempty");
+    return r < 0 && r != -ENOTEMPTY ? cli_fail(m->at, r, NULL) : 0;
+}
+
+static void note_device(struct mounter *m)
+{
+    struct counters *c = m->slot->counters;
+    struct mount_entry entry;
+
+    c->private_namespace = m->method == MOUNT_BY_NAMESPACE || m->method == MOUNT_BY_PARENT;
+    if (!c->private_namespace && mountinfo_find(m->path, &entry) == 0) {
+        c->mount_dev_major = entry.dev_major;
+        c->mount_dev_minor = entry.dev_minor;
+    }
+}
+
+static int mount_by_any_way(struct mounter *m)
+{
+    struct mount_report report = {""};
+    int r = mountpoint_mount(&m->request, m->methods, &report, &m->method, &m->fuse_fd);
+
+    if (r < 0 && m->for_run && (m->methods & MOUNT_BY_NAMESPACE)) {
+        r = namespace_start(&m->request, &report, m->launch, m->launch_ctx, &m->ns,
+                            &m->fuse_fd);
+        m->method = MOUNT_BY_NAMESPACE;
+    }
+    if (r < 0)
+        return cli_failf(
+            m->path, "it can't be mounted (%s); %s", report.tried,
+            mount_advice(m->for_run ? m->methods : m->methods & ~(unsigned)MOUNT_BY_NAMESPACE));
+    return 0;
+}
+
+static int mount_archive(struct mounter *m)
+{
+    const struct mount_options *o = m->options;
+    struct registry registry;
+    int r;
+
+    if (m->parent_fd >= 0) {
+        m->fuse_fd = steal_fd(&m->parent_fd);
+        m->method = MOUNT_BY_PARENT;
+        note_device(m);
+        return 0;
+    }
+    m->request = (struct mount_request){
+        .mountpoint = m->path,
+        .fsname = o->fsname ? o->fsname : m->archive,
+        .allow_other = o->allow_other,
+        .default_permissions = o->default_permissions,
+        .noexec = o->noexec,
+    };
+    /* Locked, so that no daemon that ends removes the directory meanwhile. */
+    r = registry_lock(m->slot->folder, false, &registry);
+    if (r < 0)
+        return cli_failf(m->slot->folder, "it can't be locked: %s", strerror(-r));
+    r = m->at[0] ? prepare_directory(m) : 0;
+    if (r == 0)
+        r = mount_by_any_way(m);
+    if (r == 0)
+        note_device(m);
+    registry_unlock(&registry);
+    return r;
+}
+
+static int check_answers(struct mounter *m)
+{
+    int r = 0;
+
+    if (m->method == MOUNT_BY_NAMESPACE)
+        r = namespace_answers(&m->ns, ANSWER_LIMIT_MS);
+    else if (m->method != MOUNT_BY_PARENT)
+        r = mountpoint_answers(m->path, ANSWER_LIMIT_MS);
+    if (r == -EINTR && mounter_caught())
+        return CLI_FAILED;
+    return r < 0 ? cli_failf(m->path, "the mount does not answer: %s", strerror(-r)) : 0;
+}
+
+/* From now on others may share it. */
+static int open_to_others(struct mounter *m)
+{
+    struct registry registry;
+    int r = registry_lock(m->slot->folder, false, &registry);
+
+    if (r < 0)
+        return cli_failf(m->slot->folder, "it can't be locked: %s", strerror(-r));
+    if (m->for_run) {
+        r = slot_lock(m->slot, false, true);
+    } else {
+        atomic_store(&m->slot->counters->holders, 1);
+        slot_unlock(m->slot);
+    }
+    registry_unlock(&registry);
+    return r < 0 ? cli_failf(m->slot->folder, "it can't be locked: %s", strerror(-r)) : 0;
+}
+
+/* ---- all of it ---- */
+
+int mounter_start(struct mounter *m)
+{
+    static int (*const steps[])(struct mounter * m) = {
+        open_archive, mount_archive, mounter_start_daemon, check_answers, open_to_others,
+    };
+    int r = prepare(m);
+
+    if (r == 0)
+        r = mounter_find_slot(m);
+    for (size_t i = 0; r == 0 && !m->shared && i < sizeof(steps) / sizeof(steps[0]); i++)
+        r = mounter_caught() ? CLI_FAILED : steps[i](m);
+    if (r == 0 && mounter_caught())
+        r = CLI_FAILED;
+    if (r != 0) {
+        mounter_abandon(m);
+        return r;
+    }
+    if (!m->options->foreground) { /* the daemon has its own by now */
+        reader_free(steal_ptr(&m->reader));
+        pot_close(steal_ptr(&m->pot));
+    }
+    return CLI_GO_ON;
+}
+
+/* ---- and back ---- */
+
+/* A mount that was not told of yet: nobody uses it, unless by chance. */
+static void undo_mount(struct mounter *m)
+{
+    const struct counters *c = m->slot->counters;
+    struct registry registry;
+
+    if (m->method == MOUNT_BY_NAMESPACE)
+        namespace_close(&m->ns);
+    else if (c->mount_dev_major || c->mount_dev_minor)
+        mountpoint_unmount(m->path, true);
+    if (m->session) {
+        control_stop(m->session);
+        m->session = NULL;
+    }
+    if (m->fuse_fd >= 0)
+        close(steal_fd(&m->fuse_fd));
+    if (m->daemon_sock >= 0)
+        unmounter_finish(m->slot, DAEMON_END_MS, true);
+    if (slot_is_current(m->slot) && registry_lock(m->slot->folder, false, &registry) == 0) {
+        slot_remove(m->slot);
+        registry_unlock(&registry);
+    }
+}
+
+void mounter_abandon(struct mounter *m)
+{
+    if (m->slot && m->shared)
+        mounter_unshare(m);
+    else if (m->slot)
+        undo_mount(m);
+    slot_close(m->slot);
+    m->slot = NULL;
+    if (m->daemon > 0)
+        waitpid(m->daemon, NULL, 0);
+    m->daemon = 0;
+}
+
+/* Nobody else uses it: then this process holds its lock exclusively. */
+static bool is_last(struct mounter *m)
+{
+    struct registry registry;
+    bool last;
+
+    if (registry_lock(m->slot->folder, false, &registry) < 0)
+        return false;
+    last = slot_is_current(m->slot) && slot_lock(m->slot, true, false) == 0 &&
+           atomic_load(&m->slot->counters->holders) == 0;
+    if (!last)
+        slot_unlock(m->slot);
+    registry_unlock(&registry);
+    return last;
+}
+
+/* End a mount that nobody else uses; bounded, whoever the command left behind in it. */
+static void end_mount(struct mounter *m, bool died)
+{
+    const struct namespace *ns = m->ns.mnt_ns >= 0 ? &m->ns : NULL;
+    char line[256], users[512];
+    int r = unmounter_unmount(m->slot, RELEASE_WAIT_MS, false, ns);
+
+    if (r == -EBUSY) {
+        cli_failf(m->path, "the command has ended, and it is still %s; it goes away now",
+                  ns ? "in use" : unmounter_explain(m->slot, users, sizeof(users)));
+        r = unmounter_unmount(m->slot, 0, true, ns);
+    }
+    namespace_close(&m->ns); /* or it would keep the mount */
+    if (r < 0 && r != -ECHILD && !died)
+        cli_failf(m->path, "it can't be unmounted: %s", strerror(-r));
+    if (unmounter_finish(m->slot, DAEMON_END_MS, true) < 0)
+        cli_failf(m->path, "its daemon (process %d) does not end: it is stuck in a read",
+                  m->slot->counters->daemon_pid);
+    else if (!died)
+        cli_note("%s: %s", m->options->archive,
+                 summary_line(m->slot->counters, line, sizeof(line)));
+}
+
+enum mounter_end mounter_release(struct mounter *m)
+{
+    bool died =
+        !slot_daemon_lives(m->slot) || atomic_load(&m->slot->counters->state) == MOUNT_ENDED;
+
+    if (is_last(m))
+        end_mount(m, died);
+    return died ? MOUNTER_DIED : MOUNTER_ENDED;
+}
+
+void mounter_free(struct mounter *m)
+{
+    namespace_close(&m->ns);
+    reader_free(m->reader);
+    pot_close(m->pot);
+    slot_close(m->slot);
+    process_watch_close(&m->owner);
+    detach_free(&m->inherited);
+    int *const fds[] = {&m->log.fd, &m->fuse_fd, &m->parent_fd, &m->daemon_sock,
+                        &m->daemon_lock_fd};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+        if (*fds[i] >= 0)
+            close(steal_fd(fds[i]));
+}

@@ -1,0 +1,218 @@
+/*
+ * The daemon of a new mount: a process that was forked after the mount was made and
+ * before any thread was started; or, with -f, this process itself.
+ *
+ * Between starter and daemon there is a socket. The daemon says once how its start
+ * went; the starter says 'k' when the mount has been told of. If the starter dies
+ * before that, the daemon reads the end of the socket and ends the mount.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "mounter_private.h"
+
+#define READY_LIMIT_MS 30000
+
+struct start_word {
+    int err; /* 0 or -errno */
+    struct fault fault;
+};
+
+/* ---- what a serving process does, be it forked or not ---- */
+
+static struct control_config control_config(struct mounter *m, struct slot *slot, int sock)
+{
+    bool visible = m->method != MOUNT_BY_NAMESPACE && m->method != MOUNT_BY_PARENT;
+    return (struct control_config){
+        .slot = slot,
+        .archive = m->options->archive,
+        .log = &m->log,
+        .foreground = m->options->foreground,
+        .can_unmount = visible,
+        .idle_s = m->options->idle_s,
+        .owner = m->owner,
+        .wrapper = PROCESS_WATCH_NONE,
+        .starter_fd = sock,
+    };
+}
+
+static int start_session(struct mounter *m, struct slot *slot, struct fault *fault,
+                         struct session **ret_session)
+{
+    const struct mount_options *o = m->options;
+    struct counters *c = slot->counters;
+    char state;
+    const struct session_config config = {
+        .fuse_fd = m->fuse_fd,
+        .pot = m->pot,
+        .reader = m->reader,
+        .root = m->root,
+        .counters = c,
+        .threads = o->threads,
+        .io_timeout_s = o->io_timeout_s,
+        .override_uid = o->override_uid,
+        .override_gid = o->override_gid,
+        .uid = o->uid,
+        .gid = o->gid,
+        .log = control_log,
+        .log_ctx = &m->log,
+    };
+
+    c->daemon_pid = getpid();
+    c->started_ns = mounter_now_ns();
+    atomic_store(&c->shared_ns, c->started_ns);
+    process_stat(getpid(), &c->daemon_start_ticks, &state);
+    m->fuse_fd = -1; /* the session's, whatever happens */
+    int r = session_start(&config, fault, ret_session);
+    if (r == 0)
+        atomic_store(&c->state, MOUNT_SERVING);
+    return r;
+}
+
+/* ---- the forked daemon ---- */
+
+/* Its own descriptors of the slot, and the lock that says that it lives. */
+static int own_slot(struct mounter *m, struct slot **ret_slot)
+{
+    struct slot *slot;
+    int fd, r = slot_open(m->slot->folder, m->slot->name, &slot);
+
+    if (r < 0)
+        return r;
+    slot_close(m->slot); /* its lock stays with the starter */
+    m->slot = NULL;
+    r = slot_claim_daemon(slot, &fd); /* kept open until the process ends */
+    if (r < 0) {
+        slot_close(slot);
+        return r;
+    }
+    *ret_slot = slot;
+    return 0;
+}
+
+static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrapper, int sock)
+{
+    struct start_word word = {0};
+    struct session *session = NULL;
+    struct slot *slot = NULL;
+
+    close(m->daemon_sock);
+    namespace_forget(&m->ns);
+    control_prepare(false);
+    word.err = detach_here(&m->inherited, m->log.fd);
+    if (word.err == 0)
+        word.err = own_slot(m, &slot);
+    if (word.err == 0)
+        word.err = start_session(m, slot, &word.fault, &session);
+    if (send(sock, &word, sizeof(word), MSG_NOSIGNAL) != sizeof(word) || word.err < 0)
+        _exit(1); /* nobody knows of the mount; whoever finds it heals it */
+    struct control_config config = control_config(m, slot, sock);
+    config.wrapper = wrapper;
+    control_serve(&config, session);
+    _exit(0);
+}
+
+/* Fork it: a child of `run`; nobody's child otherwise. */
+static int fork_daemon(struct mounter *m)
+{
+    struct process_watch self = PROCESS_WATCH_NONE;
+    int pair[2], status;
+
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+        return -errno;
+    if (m->for_run)
+        process_watch_open(getpid(), &self);
+    m->daemon_sock = pair[0];
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (!m->for_run && (pid = fork()) != 0)
+            _exit(pid < 0 ? 1 : 0);
+        daemon_main(m, self, pair[1]);
+    }
+    int r = pid < 0 ? -errno : 0;
+    close(pair[1]);
+    process_watch_close(&self);
+    if (r == 0 && m->for_run)
+        m->daemon = pid;
+    else if (r == 0)
+        while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+            ;
+    return r;
+}
+
+/* Wait for the daemon's word. */
+static int hear(struct mounter *m, struct start_word *ret_word)
+{
+    for (;;) {
+        struct pollfd p = {.fd = m->daemon_sock, .events = POLLIN};
+        int r = poll(&p, 1, READY_LIMIT_MS);
+        if (r < 0 && errno == EINTR && !mounter_caught())
+            continue;
+        if (r <= 0)
+            return r < 0 ? -errno : -ETIMEDOUT;
+        ssize_t n = recv(m->daemon_sock, ret_word, sizeof(*ret_word), 0);
+        if (n < 0 && errno == EINTR && !mounter_caught())
+            continue;
+        return n == sizeof(*ret_word) ? 0 : n < 0 ? -errno : -EPIPE;
+    }
+}
+
+static int start_in_background(struct mounter *m)
+{
+    struct start_word word;
+    int r = fork_daemon(m);
+
+    if (r < 0)
+        return cli_failf(NULL, "no daemon can be started: %s", strerror(-r));
+    close(steal_fd(&m->fuse_fd));
+    r = hear(m, &word);
+    if (r == 0 && word.err < 0)
+        return cli_fail(m->options->archive, word.err, &word.fault);
+    if (r == -EPIPE)
+        return cli_failf(m->options->archive, "the daemon died while it started");
+    if (r < 0 && !mounter_caught())
+        return cli_failf(m->options->archive, "the daemon does not start: %s", strerror(-r));
+    return r < 0 ? CLI_FAILED : 0;
+}
+
+int mounter_keep(struct mounter *m)
+{
+    if (m->daemon_sock < 0)
+        return 0;
+    bool told = send(m->daemon_sock, "k", 1, MSG_NOSIGNAL) == 1;
+    close(steal_fd(&m->daemon_sock));
+    return told ? 0 : cli_failf(m->path, "the daemon has died");
+}
+
+/* ---- mount -f ---- */
+
+static int start_here(struct mounter *m)
+{
+    struct fault fault = {0};
+
+    control_prepare(true);
+    int r = slot_claim_daemon(m->slot, &m->daemon_lock_fd);
+    if (r == 0)
+        r = start_session(m, m->slot, &fault, &m->session);
+    return r < 0 ? cli_fail(m->options->archive, r, &fault) : 0;
+}
+
+int mounter_start_daemon(struct mounter *m)
+{
+    return m->options->foreground ? start_here(m) : start_in_background(m);
+}
+
+int mounter_serve(struct mounter *m)
+{
+    struct control_config config = control_config(m, m->slot, -1);
+    m->owner = PROCESS_WATCH_NONE;
+    return control_serve(&config, steal_ptr(&m->session));
+}

@@ -1,0 +1,32 @@
+/*
+ * What the files of the mounter share.
+ *
+ *   mounter.c         the order of things, the mount itself, undoing
+ *   mounter_slot.c    a mount to share, or a new slot
+ *   mounter_daemon.c  the daemon: forked, or this process
+ */
+#ifndef ONEPOT_MOUNTER_PRIVATE_H
+#define ONEPOT_MOUNTER_PRIVATE_H
+
+#include "mounter.h"
+
+#define ANSWER_LIMIT_MS 10000
+
+/*
+ * Find a mount to share (m->shared, with this process counted among its users), or
+ * create a slot, held exclusively. 0, or CLI_FAILED after an error was printed.
+ */
+int mounter_find_slot(struct mounter *m);
+
+/*
+ * Start the daemon for a mount that was made, and wait until it serves. 0, or CLI_FAILED
+ * after an error was printed.
+ */
+int mounter_start_daemon(struct mounter *m);
+
+/* Give up what mounter_find_slot counted. */
+void mounter_unshare(struct mounter *m);
+
+uint64_t mounter_now_ns(void);
+
+#endif

@@ -1,0 +1,267 @@
+/*
+ * One mount for each job step and set of options on a node: the first who comes makes
+ * it, and holds its slot exclusively meanwhile; the others wait for that lock, and look
+ * again.
+ *
+ * Everything is decided under the registry's lock; nothing is waited for under it.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "mounter_private.h"
+#include "unmounter.h"
+
+#define ENDING_LIMIT_MS 2000 /* how long the end of an earlier mount is waited for */
+
+uint64_t mounter_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* What a look through the slots came to. */
+enum look {
+    LOOK_NOTHING,  /* to be created */
+    LOOK_SHARED,   /* m->slot is it */
+    LOOK_STARTING, /* *ret_slot: somebody makes it, or ends it */
+    LOOK_ENDING,   /* *ret_slot: its daemon is about to go */
+    LOOK_CONFLICT, /* *ret_slot: something else is at the same place */
+};
+
+static bool is_same(const struct mounter *m, const struct counters *c)
+{
+    return c->options_hash == m->options_hash && c->archive_dev == m->identity.dev &&
+           c->archive_ino == m->identity.ino && c->archive_bytes == m->identity.size_bytes &&
+           strcmp(c->job, m->job.id) == 0 && strcmp(c->step, m->job.step) == 0;
+}
+
+/* May mounts of these options be shared at all? */
+static bool is_shareable(const struct mounter *m)
+{
+    return !m->options->foreground && m->parent_fd < 0;
+}
+
+/* Count this process among the users of a mount: `run` by a lock, `mount` by a number. */
+static bool join(struct mounter *m, struct slot *slot)
+{
+    if (slot_lock(slot, false, false) < 0)
+        return false;
+    atomic_store(&slot->counters->shared_ns, mounter_now_ns());
+    if (!m->for_run) {
+        atomic_fetch_add(&slot->counters->holders, 1);
+        slot_unlock(slot);
+    }
+    return true;
+}
+
+/* What this one slot means for us. */
+static enum look judge(struct mounter *m, struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+    enum slot_condition condition = slot_condition(slot);
+    uint32_t state = atomic_load(&c->state);
+    bool same = is_same(m, c) && is_shareable(m) && !c->private_namespace;
+    bool same_place = m->at[0] && strcmp(c->mountpoint, m->at) == 0;
+
+    if (condition == SLOT_DEAD) {
+        unmounter_heal(slot);
+        return LOOK_NOTHING;
+    }
+    if (!same && !same_place)
+        return LOOK_NOTHING;
+    if (state == MOUNT_ENDED)
+        return LOOK_ENDING;
+    if (state == MOUNT_DRAINING || !same)
+        return same_place ? LOOK_CONFLICT : LOOK_NOTHING;
+    if (condition == SLOT_STARTING || !join(m, slot))
+        return LOOK_STARTING;
+    return LOOK_SHARED;
+}
+
+/* The first slot that means something; one that is about to go only if no other does. */
+static enum look look(struct mounter *m, const struct registry *registry,
+                      struct slot **ret_slot)
+{
+    struct slot_list list;
+    struct slot *ending = NULL;
+    enum look found = LOOK_NOTHING;
+
+    registry_sweep(registry);
+    if (registry_list(registry, &list) < 0)
+        return LOOK_NOTHING;
+    for (size_t i = 0; i < list.count; i++) {
+        found = judge(m, list.slots[i]);
+        if (found == LOOK_ENDING && !ending)
+            ending = steal_ptr(&list.slots[i]);
+        if (found == LOOK_SHARED || found == LOOK_STARTING || found == LOOK_CONFLICT) {
+            *ret_slot = steal_ptr(&list.slots[i]);
+            slot_close(ending);
+            slot_list_free(&list);
+            return found;
+        }
+    }
+    slot_list_free(&list);
+    *ret_slot = ending;
+    return ending ? LOOK_ENDING : LOOK_NOTHING;
+}
+
+/* A slot of our own, as others may find it before it serves. */
+static int create(struct mounter *m, const struct registry *registry)
+{
+    char name[STATE_NAME_MAX];
+
+    slot_name_for(m->job.id, m->job.step, m->options->archive, name);
+    int r = slot_create(registry, name, &m->slot);
+    if (r < 0)
+        return r;
+    struct counters *c = m->slot->counters;
+    c->uid = geteuid();
+    c->archive_dev = m->identity.dev;
+    c->archive_ino = m->identity.ino;
+    c->archive_bytes = m->identity.size_bytes;
+    c->options_hash = m->options_hash;
+    c->made_by_run = m->for_run;
+    c->started_realtime_sec = time(NULL);
+    snprintf(c->job, sizeof(c->job), "%s", m->job.id);
+    snprintf(c->step, sizeof(c->step), "%s", m->job.step);
+    snprintf(c->archive, sizeof(c->archive), "%s", m->archive);
+    snprintf(c->version_text, sizeof(c->version_text), "%s", ONEPOT_VERSION);
+    if (m->at[0])
+        strcpy(m->path, m->at);
+    else
+        slot_directory(m->slot, m->path);
+    strcpy(c->mountpoint, m->path);
+    return 0;
+}
+
+/* Wait for whoever holds a slot, or for a daemon to go. -EINTR: a signal came. */
+static int wait_for(enum look found, struct slot *slot, uint64_t *patience_ns)
+{
+    if (found == LOOK_STARTING) {
+        /* However long: an index may be in the making. It ends with its process. */
+        int r = slot_lock(slot, false, true);
+        return r == -EINTR && !mounter_caught() ? 0 : r;
+    }
+    if (!*patience_ns)
+        *patience_ns = mounter_now_ns() + ENDING_LIMIT_MS * UINT64_C(1000000);
+    if (mounter_now_ns() > *patience_ns)
+        return -ETIMEDOUT;
+    slot_wait_daemon(slot, 100);
+    poll(NULL, 0, 1); /* it may be gone and its files not */
+    return mounter_caught() ? -EINTR : 0;
+}
+
+static int conflict(const struct mounter *m, const struct counters *c)
+{
+    uint32_t state = atomic_load(&c->state);
+
+    if (state == MOUNT_ENDED || state == MOUNT_DRAINING)
+        return cli_failf(m->at, "a mount of %s is still in use there, and ends when it is not",
+                         c->archive);
+    if (c->archive_dev == m->identity.dev && c->archive_ino == m->identity.ino)
+        return cli_failf(m->at,
+                         "%s is mounted there already, with other options or as it was "
+                         "before; unmount it first",
+                         c->archive);
+    return cli_failf(m->at, "%s is mounted there; unmount it first", c->archive);
+}
+
+/*
+ * Share or create in one folder. 0; CLI_FAILED after an error; -EAGAIN to look again;
+ * other errors: this folder can't be used.
+ */
+static int try_folder(struct mounter *m, const char *folder, uint64_t *patience_ns)
+{
+    struct registry registry;
+    struct slot *slot = NULL;
+    int r = registry_lock(folder, true, &registry);
+
+    if (r < 0)
+        return r;
+    enum look found = look(m, &registry, &slot);
+    if (found == LOOK_ENDING && *patience_ns && mounter_now_ns() > *patience_ns) {
+        /* Detached and in use still: it has no place in the tree any more. */
+        slot_close(slot);
+        found = LOOK_NOTHING;
+    }
+    if (found == LOOK_NOTHING)
+        r = create(m, &registry);
+    registry_unlock(&registry);
+    if (found == LOOK_NOTHING)
+        return r;
+    if (found == LOOK_SHARED) {
+        m->slot = slot;
+        m->shared = true;
+        strcpy(m->path, slot->counters->mountpoint);
+        return 0;
+    }
+    if (found == LOOK_CONFLICT) {
+        r = conflict(m, slot->counters);
+    } else {
+        r = wait_for(found, slot, patience_ns);
+        r = r == -EINTR ? CLI_FAILED : -EAGAIN;
+    }
+    slot_close(slot);
+    return r;
+}
+
+void mounter_unshare(struct mounter *m)
+{
+    if (!m->for_run)
+        atomic_fetch_sub(&m->slot->counters->holders, 1);
+    slot_close(m->slot);
+    m->slot = NULL;
+    m->shared = false;
+}
+
+/* Only a mount that answers is shared. -EAGAIN: its daemon died just now. */
+static int check_shared(struct mounter *m)
+{
+    int r = mountpoint_answers(m->path, ANSWER_LIMIT_MS);
+    if (r == 0)
+        return 0;
+    pid_t pid = m->slot->counters->daemon_pid;
+    mounter_unshare(m);
+    if (r == -ETIMEDOUT)
+        return cli_failf(m->path,
+                         "the mount does not answer; is its daemon (process %d) stopped? "
+                         "'onepot umount --lazy' ends it",
+                         (int)pid);
+    poll(NULL, 0, 10);
+    return -EAGAIN;
+}
+
+int mounter_find_slot(struct mounter *m)
+{
+    char(*folders)[PATH_MAX] = malloc(STATE_FOLDERS_MAX * PATH_MAX);
+    uint64_t patience_ns = 0;
+    int r = -ENOENT;
+
+    if (!folders)
+        return cli_failf(NULL, "out of memory");
+    size_t count = state_folders(folders), i = 0;
+    while (i < count) {
+        r = mounter_caught() ? CLI_FAILED : try_folder(m, folders[i], &patience_ns);
+        if (r == 0 && m->shared)
+            r = check_shared(m);
+        if (r >= 0)
+            break;
+        if (r != -EAGAIN)
+            i++;
+    }
+    if (r < 0)
+        r = cli_failf(
+            count ? folders[count - 1] : NULL,
+            "no folder can be used for the state of the mount (tried $TMPDIR, /dev/shm, "
+            "/tmp): %s",
+            strerror(-r));
+    free(folders);
+    return r;
+}
