@@ -1,0 +1,83 @@
+"""Who is compared: each contender is a way to read one kind of archive as a directory.
+
+Adding one is a line in CONTENDERS. A contender whose program is not installed is listed as
+absent and left out; the kernel's file systems need root.
+"""
+
+import os
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+from archives import KINDS
+
+
+@dataclass(frozen=True)
+class Contender:
+    """{archive} and {at} in the command stand for the archive and the mount point. Without
+    a command the "archive" is a directory that is read in place."""
+    name: str
+    sets: tuple
+    kind: str                    # of archive, see archives.KINDS; "directory" or "tmpfs"
+    program: str = ""            # that mounts
+    command: tuple = ()
+    baseline: str = "squashfuse_ll"  # the contender of this set that it is compared with
+
+    @property
+    def ours(self):
+        return self.program == "onepot"
+
+
+AT = ("{archive}", "{at}")
+ONEPOT = ("mount", "{archive}", "--at", "{at}")
+NOISE, RECORDS, BOTH = ("noise",), ("records",), ("noise", "records")
+ZSTD, ZSTD64 = "squashfs-zstd", "squashfs-zstd-64K"
+
+
+def loop(kind):
+    return ("-t", kind, "-o", "loop,ro", *AT)
+
+
+CONTENDERS = (
+    Contender("onepot archive", BOTH, "onepot", "onepot", ONEPOT),
+    Contender("onepot tar", BOTH, "tar", "onepot", ONEPOT),
+    Contender("onepot squashfs", NOISE, "squashfs", "onepot", ONEPOT),
+    Contender("onepot zstd", RECORDS, ZSTD, "onepot", ONEPOT),
+    Contender("onepot zstd 64K", RECORDS, ZSTD64, "onepot", ONEPOT,
+              baseline="squashfuse_ll 64K"),
+    Contender("squashfuse_ll", NOISE, "squashfs", "squashfuse_ll", AT),
+    Contender("squashfuse_ll", RECORDS, ZSTD, "squashfuse_ll", AT),
+    Contender("squashfuse_ll 64K", RECORDS, ZSTD64, "squashfuse_ll", AT,
+              baseline="squashfuse_ll 64K"),
+    Contender("erofsfuse", NOISE, "erofs", "erofsfuse", AT),
+    Contender("erofsfuse lz4hc", RECORDS, "erofs-lz4hc", "erofsfuse", AT),
+    Contender("dwarfs", BOTH, "dwarfs", "dwarfs", AT),
+    Contender("fuse-archive", NOISE, "tar", "fuse-archive", AT),
+    Contender("mount-zip stored", NOISE, "zip-stored", "mount-zip", AT),
+    Contender("mount-zip", RECORDS, "zip", "mount-zip", AT),
+    Contender("ratarmount", NOISE, "tar", "ratarmount", AT),
+    Contender("kernel squashfs", NOISE, "squashfs", "mount", loop("squashfs")),
+    Contender("kernel squashfs", RECORDS, ZSTD, "mount", loop("squashfs")),
+    Contender("kernel erofs", NOISE, "erofs", "mount", loop("erofs")),
+    Contender("kernel erofs lz4hc", RECORDS, "erofs-lz4hc", "mount", loop("erofs")),
+    Contender("directory", BOTH, "directory"),
+    Contender("tmpfs", BOTH, "tmpfs"),
+)
+
+
+def why_absent(contender, store):
+    """None, or the reason why it can't take part here."""
+    needed = [contender.program] if contender.program else []
+    if contender.kind in KINDS:
+        needed.append(KINDS[contender.kind][0])
+    for program in needed:
+        if not store.program(program):
+            return f"{program} is not installed"
+    if contender.program == "mount" and os.geteuid() != 0:
+        return "a loop mount needs root"
+    return None
+
+
+def chosen(which, patterns):
+    """The contenders of a set whose names match one of the patterns (all without any)."""
+    return [c for c in CONTENDERS if which in c.sets
+            and (not patterns or any(fnmatch(c.name, p) for p in patterns))]

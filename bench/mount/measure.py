@@ -1,0 +1,162 @@
+"""What is measured, one fresh mount for each: the jobs behind the rows of the table.
+
+A job mounts a contender, lets readers loose on it and returns figures by name. Rates are
+files a second, times seconds, memory bytes; "cpu" is CPU seconds per 1,000 files of readers
+and daemon together. A name ends in the number of readers where there is one: "first/4",
+"first/4 cpu".
+"""
+
+import json
+import subprocess
+import sys
+import time
+
+from archives import HERE, warm
+from mounts import Mount
+
+IDLE_SECONDS = 10
+PYTHON_WORKERS = 4
+
+
+class ReadError(Exception):
+    """The readers did not get what the archive holds."""
+
+
+def run_reader(argv):
+    result = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, check=False)
+    if result.returncode != 0:
+        raise ReadError(result.stderr.strip()[-500:])
+    return json.loads(result.stdout)
+
+
+def cost_of(part):
+    return (part["reader_cpu"] + part["daemon_cpu"]) * 1000 / part["files"]
+
+
+def figures_of(epoch, name):
+    """An epoch's rate and cost, and what share of the machine others took meanwhile."""
+    return {
+        name: epoch["files"] / epoch["seconds"],
+        f"{name} cpu": cost_of(epoch),
+        f"{name} others": epoch["others_cpu"] / epoch["seconds"],
+    }
+
+
+def memory_of(pids):
+    """Private memory, in bytes: what the processes would give back by ending. Clean pages of
+    mapped files (the archive, the index) belong to the page cache and are told apart."""
+    private = mapped = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as rollup:
+            fields = dict(line.split()[:2] for line in rollup.readlines()[1:])
+        private += int(fields["Private_Dirty:"])
+        mapped += int(fields["Private_Clean:"])
+    return private << 10, mapped << 10
+
+
+class Bench:
+    """One set's contenders, their archives, and the reader programs."""
+
+    def __init__(self, store, which, folder, seed):
+        self.store, self.which, self.folder, self.seed = store, which, folder, seed
+        self.roots = {"directory": store.source(which)}
+        with open(store.listing(which), encoding="ascii") as lines:
+            self.probe = lines.readline().split("\t")[0]
+
+    def mount(self, contender):
+        kind = contender.kind
+        archive = self.roots.get(kind) or self.store.archive(self.which, kind)
+        if contender.command:
+            warm(archive)
+        return Mount(contender, archive, self.store.program(contender.program), self.folder,
+                     self.probe)
+
+    def _daemons(self, mount):
+        return [word for pid in mount.pids for word in ("--daemon", str(pid))]
+
+    def _c_reader(self, mount, *options):
+        return run_reader([str(self.store.tools / "readers"), "--seed", str(self.seed),
+                           *options, *self._daemons(mount), mount.root,
+                           str(self.store.listing(self.which))])
+
+    def verify(self, contender):
+        """Every byte as in the original, before anything is timed."""
+        with self.mount(contender) as mount:
+            self._c_reader(mount, "--threads", "4", "--walk", "--reference",
+                           str(self.store.source(self.which)))
+
+    def first(self, contender, threads):
+        """First and second epoch, nothing listed before."""
+        with self.mount(contender) as mount:
+            got = self._c_reader(mount, "--threads", str(threads), "--epochs", "2")
+            figures = {**figures_of(got["epochs"][0], f"first/{threads}"),
+                       **figures_of(got["epochs"][1], f"second/{threads}")}
+            if mount.pids:
+                figures["memory"], figures["mapped"] = memory_of(mount.pids)
+            if mount.ready_seconds is not None:
+                figures["ready"] = mount.ready_seconds
+            return figures
+
+    def listed(self, contender, threads):
+        """A listing with stat, then the first epoch."""
+        with self.mount(contender) as mount:
+            got = self._c_reader(mount, "--threads", str(threads), "--walk")
+            walk = got["walk"]
+            return {**figures_of(got["epochs"][0], f"listed/{threads}"),
+                    "list": walk["seconds"],
+                    "list cpu": cost_of(walk)}
+
+    def busy(self, contender, threads, walk):
+        """As first and listed, with one process spinning on each of two CPUs."""
+        name = "busy listed" if walk else "busy first"
+        with self.mount(contender) as mount:
+            if walk:
+                self._c_reader(mount, "--epochs", "0", "--walk")
+            got = self._c_reader(mount, "--threads", str(threads), "--busy", "2")
+            return figures_of(got["epochs"][0], f"{name}/{threads}")
+
+    def python(self, contender, how, walk):
+        """Python processes as readers, both epochs."""
+        with self.mount(contender) as mount:
+            if walk:
+                self._c_reader(mount, "--epochs", "0", "--walk")
+            got = run_reader([sys.executable, str(HERE / "readers.py"), "--how", how,
+                              "--workers", str(PYTHON_WORKERS), "--seed", str(self.seed),
+                              "--epochs", "1" if walk else "2", *self._daemons(mount),
+                              mount.root, str(self.store.listing(self.which))])
+            if walk:
+                return figures_of(got["epochs"][0], f"python {how} listed")
+            return {**figures_of(got["epochs"][0], f"python {how} first"),
+                    **figures_of(got["epochs"][1], f"python {how} second")}
+
+    def idle(self, contender):
+        """CPU time of a mount that nobody uses, after it was used."""
+        with self.mount(contender) as mount:
+            self._c_reader(mount, "--epochs", "1", "--threads", "2")
+            if not mount.pids:
+                return {}
+            time.sleep(1)
+            before = self._cpu(mount.pids)
+            time.sleep(IDLE_SECONDS)
+            return {"idle": (self._cpu(mount.pids) - before) / IDLE_SECONDS}
+
+    @staticmethod
+    def _cpu(pids):
+        return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
+
+
+def jobs(rows, threads):
+    """The jobs that the chosen rows need: (name, function of bench and contender)."""
+    found = []
+    if rows & {"first", "second", "ready"}:
+        found += [(f"first/{n}", lambda b, c, n=n: b.first(c, n)) for n in threads]
+    if rows & {"listed", "list"}:
+        found += [(f"listed/{n}", lambda b, c, n=n: b.listed(c, n)) for n in threads]
+    if "python" in rows:
+        found += [(f"python {how} {walk}", lambda b, c, h=how, w=walk: b.python(c, h, w))
+                  for how in ("os", "open") for walk in (False, True)]
+    if "busy" in rows:
+        found += [(f"busy/{n} {walk}", lambda b, c, n=n, walk=walk: b.busy(c, n, walk))
+                  for walk in (False, True) for n in threads]
+    return found

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Reads a tree as the worker processes of a DataLoader do, and says how fast that went.
+
+Same work and same output as readers.c, from Python: WORKERS processes each take every
+WORKERSth batch of a random permutation. Two ways to read: "os" is os.open, os.fstat,
+os.read, os.close; "open" is the builtin open(), as PIL and torchvision use it, which asks
+the file for a terminal (an ioctl) before Python 3.14. Nothing is sent back to the parent
+but counts: what pickling costs is the same on every file system.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import queue
+import random
+import sys
+import time
+
+sys.dont_write_bytecode = True
+
+from calm import machine_seconds
+
+BATCH = 64
+CPUCLOCK_SCHED = 2
+
+
+def read_os(path):
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        total = 0
+        while data := os.read(fd, max(size, 1)):
+            total += len(data)
+    finally:
+        os.close(fd)
+    return total
+
+
+def read_open(path):
+    with open(path, "rb") as file:
+        return len(file.read())
+
+
+READERS = {"os": read_os, "open": read_open}
+
+
+def process_seconds(pid):
+    """CPU time of another process, all threads, by its process clock (clock_getcpuclockid)."""
+    try:
+        return time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED)
+    except OSError:
+        return 0.0
+
+
+def load(root, listing):
+    with open(listing, encoding="ascii") as lines:
+        pairs = (line.rstrip("\n").split("\t") for line in lines)
+        return [(os.path.join(root, path), int(size)) for path, size in pairs]
+
+
+def work(args, samples, worker, start, done):
+    """One worker: its batches of every epoch, a barrier before and after each."""
+    read = READERS[args.how]
+    for epoch in range(args.epochs):
+        order = list(range(len(samples)))
+        random.Random(args.seed * 1000 + epoch).shuffle(order)
+        batches = [order[at:at + BATCH] for at in range(0, len(order), BATCH)]
+        start.wait()
+        before = time.process_time()
+        for batch in batches[worker::args.workers]:
+            for index in batch:
+                path, size = samples[index]
+                if read(path) != size:
+                    raise SystemExit(f"{path}: bytes read differ from the size listed, {size}")
+        done.put(time.process_time() - before)
+
+
+def run_epoch(args, start, done, workers):
+    machine = machine_seconds()
+    daemon = sum(map(process_seconds, args.daemon))
+    start.wait()
+    began = time.monotonic()
+    reader = 0.0
+    for _ in workers:
+        while True:
+            try:
+                reader += done.get(timeout=1)
+                break
+            except queue.Empty:
+                if any(worker.exitcode for worker in workers):
+                    raise SystemExit("readers.py: a worker failed") from None
+    wall = time.monotonic() - began
+    daemon = sum(map(process_seconds, args.daemon)) - daemon
+    machine = machine_seconds() - machine
+    return {"seconds": wall, "reader_cpu": reader, "daemon_cpu": daemon,
+            "others_cpu": max(0.0, machine - reader - daemon)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--how", choices=READERS, default="os")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--daemon", type=int, action="append", default=[], metavar="PID")
+    parser.add_argument("root")
+    parser.add_argument("list")
+    args = parser.parse_args()
+
+    context = multiprocessing.get_context("fork")
+    samples = load(args.root, args.list)
+    start, done = context.Barrier(args.workers + 1), context.Queue()
+    workers = [context.Process(target=work, args=(args, samples, n, start, done), daemon=True)
+               for n in range(args.workers)]
+    for worker in workers:
+        worker.start()
+    epochs = [{**run_epoch(args, start, done, workers), "files": len(samples)}
+              for _ in range(args.epochs)]
+    for worker in workers:
+        worker.join()
+    json.dump({"epochs": epochs}, sys.stdout)
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What onepot set out to reach, held against the figures: printed, never a test.
+
+Each target is a line: reached, missed or not measured, with the figure it hangs on.
+"""
+
+from report import geometric_mean, med, ratio
+
+STORED, ZSTD = ("onepot archive", "onepot tar"), ("onepot zstd", "onepot zstd 64K")
+
+
+class Targets:
+    def __init__(self, samples, contenders, threads):
+        self.samples, self.contenders, self.threads = samples, contenders, threads
+        self.ours = [c for c in contenders if c.ours and c.name in samples]
+
+    def line(self, text, value, wanted, at_least=True):
+        if value is None:
+            verdict, figure = "not measured", "-"
+        else:
+            reached = value >= wanted if at_least else value <= wanted
+            verdict, figure = "reached" if reached else "MISSED", f"{value:.2f}"
+        print(f"  {verdict:12}  {figure:>7}  {'>=' if at_least else '<='} {wanted:<6g} {text}")
+
+    def speedups(self, c, row):
+        return [ratio(self.samples, c.name, c.baseline, f"{row}/{n}") for n in self.threads]
+
+    def random_reads(self):
+        for c in self.ours:
+            every = self.speedups(c, "first") + self.speedups(c, "listed")
+            if c.name in STORED:
+                for row in ("first", "listed"):
+                    self.line(f"{c.name}, {row}, mean of ratios to squashfuse_ll",
+                              geometric_mean(self.speedups(c, row)), 4.5)
+                known = [r for r in every if r is not None]
+                self.line(f"{c.name}, worst of these ratios", min(known, default=None), 3)
+            else:
+                self.line(f"{c.name}, mean of ratios to squashfuse_ll on this image",
+                          geometric_mean(every), 4)
+
+    def second_epoch(self):
+        for c in self.ours:
+            shares = [ratio(self.samples, c.name, "tmpfs", f"second/{n}") for n in self.threads]
+            shares += [ratio(self.samples, c.name, "tmpfs", "python os second")]
+            known = [r for r in shares if r is not None]
+            self.line(f"{c.name}, second epoch, worst share of tmpfs (C, os.open)",
+                      min(known, default=None), 0.75)
+            self.line(f"{c.name}, second epoch, builtin open, ratio to squashfuse_ll",
+                      ratio(self.samples, c.name, c.baseline, "python open second"), 4)
+
+    def listing(self):
+        for c in self.ours:
+            self.line(f"{c.name}, listing with stat, ratio to squashfuse_ll",
+                      ratio(self.samples, c.name, c.baseline, "list", True), 15)
+
+    def cost(self):
+        rows = ["first", "listed", "second", "busy first", "busy listed"]
+        for c in self.ours:
+            for row in rows:
+                costs = [ratio(self.samples, c.name, c.baseline, f"{row}/{n} cpu")
+                         for n in self.threads]
+                known = [r for r in costs if r is not None]
+                self.line(f"{c.name}, {row}, worst share of squashfuse_ll's CPU time",
+                          max(known, default=None), 1, at_least=False)
+
+    def ahead_of_all(self):
+        """Against every FUSE peer on content of the same set, figure by figure."""
+        peers = [p for p in self.contenders
+                 if p.program not in ("", "mount", "onepot") and p.name in self.samples]
+        behind = []
+        rates = [f"{row}/{n}" for row in ("first", "listed", "second") for n in self.threads]
+        rates += [f"python {how} {row}" for how in ("os", "open")
+                  for row in ("first", "listed", "second")]
+        for c in self.ours:
+            for figure in [*rates, "list"]:
+                for p in peers:
+                    r = ratio(self.samples, c.name, p.name, figure, figure == "list")
+                    if r is not None and r < 1:
+                        behind.append(f"{c.name} behind {p.name} in {figure} ({r:.2f})")
+        if self.ours and peers:
+            verdict = "MISSED" if behind else "reached"
+            print(f"  {verdict:12}  ahead of every FUSE peer in every row")
+            for text in behind:
+                print(f"                {text}")
+
+    def mounts(self):
+        for c in self.ours:
+            memory = med(self.samples, c.name, "memory")
+            self.line(f"{c.name}, private memory after two epochs, MB",
+                      None if memory is None else memory / 2**20, 16, at_least=False)
+            idle = med(self.samples, c.name, "idle")
+            self.line(f"{c.name}, idle mount, CPU %", None if idle is None else idle * 100,
+                      0.01, at_least=False)
+
+    def print(self):
+        if not self.ours:
+            return
+        print("\n  targets (a ratio is of medians in this run)")
+        self.ahead_of_all()
+        self.random_reads()
+        self.second_epoch()
+        self.listing()
+        self.cost()
+        self.mounts()
