@@ -1,0 +1,674 @@
+/* The index: answers about a sound image, and refusals of every other. */
+#include <malloc.h>
+#include <pthread.h>
+
+#include "index_helper.h"
+
+static const struct builder_header header = {.format = FORMAT_SQUASHFS,
+                                             .codec = CODEC_ZSTD,
+                                             .block_bytes = 4096,
+                                             .archive_bytes = UINT64_C(1) << 40};
+
+/* Every section and every kind of data, in few bytes. */
+static uint8_t *small_image(size_t *ret_len)
+{
+    struct builder *b = new_builder();
+    const struct builder_block blocks[] = {
+        {.source_offset = 1000, .packed_bytes = 100, .block_bytes = 4096},
+        {.packed_bytes = 0, .block_bytes = 4096},
+        {.source_offset = 2000, .packed_bytes = 4096, .block_bytes = 4096, .stored = true},
+        {.source_offset = 6096, .packed_bytes = 4096, .block_bytes = 4096, .stored = true},
+        {.source_offset = 9000, .packed_bytes = 5, .block_bytes = 4096},
+    };
+    uint32_t fragment, inode, inodes[7];
+    ck_assert_int_eq(builder_add_fragment(b, &blocks[0], &fragment), 0);
+    inodes[0] = inode = add_file(b, "dir/file", 512, 100);
+    ck_assert_int_eq(builder_add_xattr(b, inode, "user.x", 6, "value", 5), 0);
+    ck_assert_int_eq(builder_add_xattr(b, inode, "user.empty", 10, "", 0), 0);
+    add_link(b, "link", "dir/file");
+    add_link(b, "dir/link", "dir/file");
+    inodes[1] = add_file(b, "empty", 0, 0);
+    add_symlink(b, "dir/symlink", "../dir/file");
+    add(b, "fifo", &(struct builder_member){.mode = S_IFIFO | 0600, .mtime_sec = INT64_MIN});
+    add(b, "device",
+        &(struct builder_member){.mode = S_IFCHR, .rdev_major = 1, .rdev_minor = 3});
+    struct builder_member m = {
+        .mode = S_IFREG | 0600, .uid = 1000, .data = DATA_EXTENTS, .size_bytes = 9999};
+    inodes[2] = inode = add(b, "dir/sub/sparse", &m);
+    ck_assert_int_eq(builder_add_extent(b, inode, 100, 100, 1000), 0);
+    ck_assert_int_eq(builder_add_extent(b, inode, 5000, 100, 5000), 0);
+    m.data = DATA_BLOCKS;
+    m.size_bytes = 4 * 4096 + 100;
+    inodes[3] = inode = add(b, "dir/blocks", &m);
+    ck_assert_int_eq(builder_set_blocks(b, inode, blocks, 5, BUILDER_NO_FRAGMENT, 0), 0);
+    m.size_bytes = 2 * 4096 + 100;
+    inodes[4] = inode = add(b, "dir/tail", &m);
+    ck_assert_int_eq(builder_set_blocks(b, inode, blocks, 2, fragment, 50), 0);
+    m.size_bytes = 100;
+    inodes[5] = inode = add(b, "dir/sub/fragment", &m);
+    ck_assert_int_eq(builder_set_blocks(b, inode, NULL, 0, fragment, 500), 0);
+    inodes[6] = add_file(b, "dir2/file", 5000, 100);
+    add_dir(b, "dir3/nothing", 0700);
+    for (size_t i = 0; i < sizeof(inodes) / sizeof(inodes[0]); i++)
+        ck_assert_int_eq(builder_set_sum(b, inodes[i], i + 1), 0);
+    return build_image(b, &header, ret_len);
+}
+
+/* ---- questions ---- */
+
+START_TEST(each_entry_of_a_large_directory_is_found)
+{
+    enum { COUNT = 100000 };
+    struct builder *b = new_builder();
+    char name[32];
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(name, sizeof(name), "d/%d.jpg", (i * 7919) % COUNT);
+        add_file(b, name, (uint64_t)i, 1);
+    }
+    struct index *index = build(b, &header);
+    uint32_t d = position_of(index, "d"), first, count, found, parent;
+    ck_assert_int_eq(index_children(index, d, &first, &count), 0);
+    ck_assert_uint_eq(count, COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(name, sizeof(name), "%d.jpg", i);
+        ck_assert_int_eq(index_lookup(index, d, name, strlen(name), &found), 0);
+        ck_assert_int_eq(index_parent(index, found, &parent), 0);
+        ck_assert_uint_eq(parent, d);
+        snprintf(name, sizeof(name), "%d.jp", i);
+        ck_assert_int_eq(index_lookup(index, d, name, strlen(name), &found), -ENOENT);
+        snprintf(name, sizeof(name), "%d.jpgg", i);
+        ck_assert_int_eq(index_lookup(index, d, name, strlen(name), &found), -ENOENT);
+    }
+    struct walk w = walk_all(index);
+    ck_assert_uint_eq(w.errors, 0);
+    ck_assert_uint_eq(w.visited, COUNT + 2);
+    index_close(index);
+}
+END_TEST
+
+START_TEST(lookups_of_what_is_not_there)
+{
+    size_t len;
+    uint8_t *image = small_image(&len);
+    struct index *index = NULL;
+    ck_assert_int_eq(open_image(image, len, &index), 0);
+    char name[300];
+    uint32_t found;
+    memset(name, 'x', sizeof(name));
+    ck_assert_int_eq(index_lookup(index, 0, name, 300, &found), -ENOENT);
+    ck_assert_int_eq(index_lookup(index, 0, "", 0, &found), -ENOENT);
+    ck_assert_int_eq(index_lookup(index, 0, ".", 1, &found), -ENOENT);
+    ck_assert_int_eq(index_lookup(index, 0, "..", 2, &found), -ENOENT);
+    ck_assert_int_eq(index_lookup(index, 0, "\0", 1, &found), -ENOENT);
+    ck_assert_int_eq(index_lookup(index, position_of(index, "empty"), "x", 1, &found),
+                     -ENOTDIR);
+    ck_assert_int_eq(index_lookup(index, position_of(index, "dir3/nothing"), "x", 1, &found),
+                     -ENOENT);
+    index_close(index);
+    free(image);
+}
+END_TEST
+
+START_TEST(paths_lead_to_positions_and_back)
+{
+    static const struct {
+        const char *path, *same;
+        int err;
+    } cases[] = {
+        {"", "", 0},
+        {"/", "", 0},
+        {"./.", "", 0},
+        {"dir/sub/sparse", "dir/sub/sparse", 0},
+        {"//dir/.//sub/./sparse//", "dir/sub/sparse", 0},
+        {"dir/", "dir", 0},
+        {"dir/none", NULL, -ENOENT},
+        {"dir/file/x", NULL, -ENOTDIR},
+        {"dir/symlink/x", NULL, -ENOTDIR},
+        {"dir/..", NULL, -EINVAL},
+        {"..", NULL, -EINVAL},
+        {"dir/...", NULL, -ENOENT},
+    };
+    size_t len;
+    uint8_t *image = small_image(&len);
+    struct index *index = NULL;
+    ck_assert_int_eq(open_image(image, len, &index), 0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint32_t position = 0;
+        char path[64];
+        ck_assert_int_eq(index_resolve(index, cases[i].path, &position), cases[i].err);
+        if (cases[i].err)
+            continue;
+        ck_assert_int_eq(index_path(index, position, path, sizeof(path), &len), 0);
+        ck_assert_str_eq(path, cases[i].same);
+        ck_assert_uint_eq(len, strlen(path));
+        ck_assert_int_eq(index_path(index, position, path, len + 1, &len), 0);
+        ck_assert_str_eq(path, cases[i].same);
+        ck_assert_int_eq(index_path(index, position, path, len, &len), -ENAMETOOLONG);
+    }
+    index_close(index);
+    free(image);
+}
+END_TEST
+
+START_TEST(positions_past_the_end_are_refused)
+{
+    size_t len;
+    uint8_t *image = small_image(&len);
+    struct index *index = NULL;
+    ck_assert_int_eq(open_image(image, len, &index), 0);
+    const uint32_t bad[] = {index_info(index)->entries, UINT32_MAX};
+    for (int i = 0; i < 2; i++) {
+        struct node node;
+        struct extent extent;
+        struct xattr x;
+        const char *text;
+        char path[64];
+        uint32_t a, b;
+        uint64_t cursor = 0, sum;
+        ck_assert_int_eq(index_node(index, bad[i], &node), -EINVAL);
+        ck_assert_int_eq(index_inode_position(index, bad[i], &a), -EINVAL);
+        ck_assert_int_eq(index_name(index, bad[i], &text, &len), -EINVAL);
+        ck_assert_int_eq(index_children(index, bad[i], &a, &b), -EINVAL);
+        ck_assert_int_eq(index_lookup(index, bad[i], "x", 1, &a), -EINVAL);
+        ck_assert_int_eq(index_parent(index, bad[i], &a), -EINVAL);
+        ck_assert_int_eq(index_path(index, bad[i], path, sizeof(path), &len), -EINVAL);
+        ck_assert_int_eq(index_symlink(index, bad[i], &text, &len), -EINVAL);
+        ck_assert_int_eq(index_extent(index, bad[i], 0, &extent), -EINVAL);
+        ck_assert_int_eq(index_xattr_next(index, bad[i], &cursor, &x), -EINVAL);
+        ck_assert_int_eq(index_sum(index, bad[i], &sum), -EINVAL);
+    }
+    index_close(index);
+    free(image);
+}
+END_TEST
+
+START_TEST(a_path_of_500_directories)
+{
+    struct builder *b = new_builder();
+    char path[1100] = "";
+    for (int i = 0; i < 500; i++)
+        strcat(path, "d/");
+    strcat(path, "f");
+    add_file(b, path, 0, 1);
+    struct index *index = build(b, &header);
+    char again[1100];
+    size_t len;
+    ck_assert_int_eq(index_path(index, position_of(index, path), again, sizeof(again), &len),
+                     0);
+    ck_assert_str_eq(path, again);
+    ck_assert_uint_eq(walk_all(index).visited, 502);
+    index_close(index);
+}
+END_TEST
+
+START_TEST(empty_directories_do_not_disturb_the_search_for_parents)
+{
+    struct builder *b = new_builder();
+    char name[32];
+    unsigned seed = 5;
+    for (int i = 0; i < 2000; i++) {
+        snprintf(name, sizeof(name), "%d/%d", rand_r(&seed) % 50, rand_r(&seed) % 50);
+        if (rand_r(&seed) % 3 == 0)
+            strcat(name, "/x");
+        struct fault fault = {0};
+        uint32_t inode;
+        try_add(b, name, &(struct builder_member){.mode = S_IFDIR | 0755}, &fault, &inode);
+    }
+    struct index *index = build(b, &header);
+    for (uint32_t d = 0; d < index_info(index)->entries; d++) {
+        uint32_t first, count, parent;
+        ck_assert_int_eq(index_children(index, d, &first, &count), 0);
+        for (uint32_t i = first; i < first + count; i++) {
+            ck_assert_int_eq(index_parent(index, i, &parent), 0);
+            ck_assert_uint_eq(parent, d);
+        }
+    }
+    index_close(index);
+}
+END_TEST
+
+/* ---- versions ---- */
+
+static int open_changed(uint8_t *image, size_t len, struct index **ret_index)
+{
+    reseal(image, len);
+    return open_image(image, len, ret_index);
+}
+
+START_TEST(a_later_version_is_told_from_damage)
+{
+    size_t len;
+    struct index *index = NULL;
+    uint8_t *image = small_image(&len);
+    struct disk_header *h = (struct disk_header *)(void *)image;
+    h->version = 2;
+    ck_assert_int_eq(open_changed(image, len, &index), -ENOTSUP);
+    h->version = 1;
+    h->incompatible = 4;
+    ck_assert_int_eq(open_changed(image, len, &index), -ENOTSUP);
+    h->incompatible = 0;
+    ck_assert_int_eq(open_changed(image, len, &index), 0);
+    index_close(index);
+    h->version = 2; /* without a sound sum it is just damage */
+    ck_assert_int_eq(open_image(image, len, &index), -EUCLEAN);
+    free(image);
+}
+END_TEST
+
+START_TEST(unknown_sections_and_a_longer_header_are_no_obstacle)
+{
+    size_t len;
+    struct index *index = NULL;
+    uint8_t *image = small_image(&len);
+    struct disk_header *h = (struct disk_header *)(void *)image;
+    struct disk_section *s = (struct disk_section *)(void *)(image + h->sections_offset);
+    for (uint32_t i = 0; i < h->sections; i++)
+        if (s[i].id == SECTION_SUMS)
+            s[i].id = 4711;
+    ck_assert_int_eq(open_changed(image, len, &index), 0);
+    ck_assert(!index_info(index)->has_sums);
+    ck_assert_uint_eq(walk_all(index).errors, 0);
+    index_close(index);
+
+    /* One section less leaves room to move the table. */
+    memmove((uint8_t *)s + 24, s, (h->sections - 1) * sizeof(*s));
+    h->sections--;
+    h->sections_offset += 24;
+    ck_assert_int_eq(open_changed(image, len, &index), 0);
+    index_close(index);
+    free(image);
+}
+END_TEST
+
+/* ---- damage ---- */
+
+START_TEST(a_truncated_image_is_refused)
+{
+    size_t len;
+    struct index *index = NULL;
+    uint8_t *image = small_image(&len);
+    for (size_t cut = 1; cut < len; cut++)
+        ck_assert_int_eq(open_image(image, cut, &index), -EUCLEAN);
+    struct source *source = NULL;
+    ck_assert_int_eq(source_from_memory(image, len, "x", &source), 0);
+    ck_assert_int_eq(index_open(source, 0, len + 1, NULL, &index), -EUCLEAN);
+    ck_assert_int_eq(index_open(source, 0, 0, NULL, &index), -EUCLEAN);
+    ck_assert_int_eq(index_open(source, 8, len, NULL, &index), -EUCLEAN);
+    ck_assert_int_eq(index_open(source, UINT64_MAX - 7, 8, NULL, &index), -EUCLEAN);
+    ck_assert_int_eq(index_open(source, 4, len - 4, NULL, &index), -EUCLEAN);
+    source_close(source);
+    free(image);
+}
+END_TEST
+
+START_TEST(a_flipped_bit_is_noticed_or_does_not_matter)
+{
+    size_t len;
+    struct index *index = NULL;
+    uint8_t *image = small_image(&len);
+    ck_assert_int_eq(open_image(image, len, &index), 0);
+    struct walk sound = walk_all(index);
+    ck_assert_uint_eq(sound.errors, 0);
+    index_close(index);
+    size_t unnoticed = 0;
+    for (size_t at = 0; at < len; at++) {
+        image[at] ^= (uint8_t)(1u << at % 8);
+        int r = open_image(image, len, &index);
+        ck_assert(r == 0 || r == -EUCLEAN);
+        if (r == 0) {
+            struct walk w = walk_all(index);
+            ck_assert(w.errors > 0 || w.digest == sound.digest);
+            unnoticed += w.errors == 0;
+            index_close(index);
+        }
+        image[at] ^= (uint8_t)(1u << at % 8);
+    }
+    /* Padding between the parts, no more. */
+    ck_assert_uint_lt(unnoticed, 64);
+    free(image);
+}
+END_TEST
+
+static void survive(uint8_t *image, size_t len)
+{
+    struct index *index = NULL;
+    reseal(image, len);
+    int r = open_image(image, len, &index);
+    ck_assert(r == 0 || r == -EUCLEAN || r == -ENOTSUP || r == -ENOMEM);
+    if (r < 0)
+        return;
+    struct walk w = walk_all(index);
+    ck_assert_uint_le(w.visited, index_info(index)->entries);
+    /* Also the entries that no directory leads to. */
+    for (uint32_t i = 0; i < index_info(index)->entries; i++) {
+        uint32_t parent;
+        char path[256];
+        size_t path_len;
+        r = index_parent(index, i, &parent);
+        ck_assert(r == -EUCLEAN || (r == 0 && (parent < i || i == 0)));
+        r = index_path(index, i, path, sizeof(path), &path_len);
+        ck_assert(r == 0 || r == -EUCLEAN || r == -ENAMETOOLONG);
+    }
+    index_close(index);
+}
+
+START_TEST(hostile_bytes_with_right_sums_do_no_harm)
+{
+    static const uint8_t values[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
+    size_t len;
+    uint8_t *image = small_image(&len);
+    uint8_t *work = malloc(len);
+    for (size_t at = 0; at < len; at++) {
+        for (size_t v = 0; v < 2 * sizeof(values); v++) {
+            memcpy(work, image, len);
+            work[at] = v < sizeof(values) ? values[v] : work[at] ^ values[v - sizeof(values)];
+            survive(work, len);
+        }
+    }
+    free(work);
+    free(image);
+}
+END_TEST
+
+START_TEST(hostile_words_with_right_sums_do_no_harm)
+{
+    static const uint64_t values[] = {0,
+                                      1,
+                                      2,
+                                      5,
+                                      100,
+                                      UINT32_MAX,
+                                      UINT64_MAX,
+                                      UINT64_MAX - 7,
+                                      INT64_MAX,
+                                      UINT64_C(1) << 63,
+                                      UINT64_C(1) << 32,
+                                      UINT64_C(0xffffffff00000001)};
+    size_t len;
+    uint8_t *image = small_image(&len);
+    uint8_t *work = malloc(len);
+    for (size_t at = 0; at + 8 <= len; at += 4) {
+        for (size_t v = 0; v < sizeof(values) / sizeof(values[0]); v++) {
+            memcpy(work, image, len);
+            memcpy(work + at, &values[v], v % 2 ? 4 : 8);
+            survive(work, len);
+        }
+    }
+    free(work);
+    free(image);
+}
+END_TEST
+
+START_TEST(many_hostile_changes_at_once_do_no_harm)
+{
+    size_t len;
+    uint8_t *image = small_image(&len);
+    uint8_t *work = malloc(len);
+    struct disk_header h;
+    memcpy(&h, image, sizeof(h));
+    for (unsigned round = 0; round < 20000; round++) {
+        unsigned seed = round;
+        memcpy(work, image, len);
+        for (int n = 1 + rand_r(&seed) % 8; n > 0; n--) {
+            /* In the area only, so that most images can be opened. */
+            size_t at = h.area_offset + (size_t)rand_r(&seed) % h.area_bytes;
+            size_t from = h.area_offset + (size_t)rand_r(&seed) % (h.area_bytes - 8);
+            if (rand_r(&seed) % 2)
+                work[at] = (uint8_t)rand_r(&seed);
+            else
+                memmove(work + (at & ~(size_t)7), image + (from & ~(size_t)7), 8);
+        }
+        survive(work, len);
+    }
+    free(work);
+    free(image);
+}
+END_TEST
+
+/* ---- hostile trees ---- */
+
+struct parts {
+    struct disk_header *h;
+    struct disk_entry *entries;
+    struct disk_attr *attrs;
+    uint32_t *dirs;
+};
+
+static struct parts parts_of(uint8_t *image)
+{
+    struct parts p = {.h = (struct disk_header *)(void *)image};
+    struct disk_section *s = (struct disk_section *)(void *)(image + p.h->sections_offset);
+    for (uint32_t i = 0; i < p.h->sections; i++) {
+        void *at = image + s[i].offset;
+        if (s[i].id == SECTION_ENTRIES)
+            p.entries = at;
+        if (s[i].id == SECTION_ATTRS)
+            p.attrs = at;
+        if (s[i].id == SECTION_DIRS)
+            p.dirs = at;
+    }
+    return p;
+}
+
+START_TEST(directories_that_share_children_are_not_followed_twice)
+{
+    /* Each directory claims all that lies behind it: 2^30 paths, if they were followed. */
+    struct builder *b = new_builder();
+    char path[64] = "";
+    for (int i = 0; i < 30; i++)
+        strcat(path, i ? "/d" : "d");
+    add_dir(b, path, 0755);
+    size_t len;
+    uint8_t *image = build_image(b, &header, &len);
+    struct parts p = parts_of(image);
+    for (uint64_t i = 0; i < 30; i++)
+        p.entries[i].data = (i + 1) | (30 - i) << 32;
+    struct index *index = NULL;
+    ck_assert_int_eq(open_changed(image, len, &index), 0);
+    struct walk w = walk_all(index); /* fails when it meets an entry twice */
+    ck_assert_uint_gt(w.errors, 0);
+    index_close(index);
+
+    /* And with a list of directories that lies to suit them. */
+    for (uint32_t i = 0; i < 31; i++) {
+        for (uint32_t j = 0; j < 31; j++)
+            p.dirs[j] = j % 2 ? i : j;
+        ck_assert_int_eq(open_changed(image, len, &index), 0);
+        walk_all(index);
+        index_close(index);
+    }
+    free(image);
+}
+END_TEST
+
+START_TEST(a_directory_below_itself_is_not_followed)
+{
+    struct builder *b = new_builder();
+    add_dir(b, "a/b/c", 0755);
+    size_t len;
+    uint8_t *image = build_image(b, &header, &len);
+    struct parts p = parts_of(image);
+    struct index *index = NULL;
+    uint32_t first, count;
+    for (uint64_t child = 0; child <= 2; child++) {
+        p.entries[2].data = child | UINT64_C(1) << 32;
+        ck_assert_int_eq(open_changed(image, len, &index), 0);
+        ck_assert_int_eq(index_children(index, 2, &first, &count), -EUCLEAN);
+        index_close(index);
+    }
+    free(image);
+}
+END_TEST
+
+START_TEST(an_alias_leads_to_an_inode_before_it_and_no_further)
+{
+    struct builder *b = new_builder();
+    add_dir(b, "a", 0755);
+    add_file(b, "b", 0, 1);
+    add_link(b, "c", "b");
+    add_link(b, "d", "b");
+    size_t len;
+    uint8_t *image = build_image(b, &header, &len);
+    struct parts p = parts_of(image);
+    struct index *index = NULL;
+    struct node node;
+    static const struct {
+        uint64_t target;
+        int err;
+    } cases[] = {{2, 0},
+                 {0, -EUCLEAN},
+                 {1, -EUCLEAN},
+                 {3, -EUCLEAN},
+                 {4, -EUCLEAN},
+                 {5, -EUCLEAN},
+                 {UINT64_MAX, -EUCLEAN},
+                 {UINT64_C(1) << 32 | 2, -EUCLEAN}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        p.entries[4].data = cases[i].target;
+        ck_assert_int_eq(open_changed(image, len, &index), 0);
+        ck_assert_int_eq(index_node(index, 4, &node), cases[i].err);
+        index_close(index);
+    }
+    free(image);
+}
+END_TEST
+
+START_TEST(names_that_no_file_may_have_are_refused)
+{
+    static const char *const bad[] = {"..", "./", "a/", "/x", "\0x", "x\0"};
+    size_t len;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct builder *b = new_builder();
+        add_file(b, "QQ", 0, 1);
+        uint8_t *image = build_image(b, &header, &len);
+        uint8_t *name = memmem(image, len, "QQ", 2);
+        ck_assert_ptr_nonnull(name);
+        memcpy(name, bad[i], 2);
+        struct index *index = NULL;
+        const char *text;
+        uint32_t found;
+        ck_assert_int_eq(open_changed(image, len, &index), 0);
+        ck_assert_int_eq(index_name(index, 1, &text, &len), -EUCLEAN);
+        ck_assert_int_ne(index_lookup(index, 0, bad[i], 2, &found), 0);
+        index_close(index);
+        free(image);
+    }
+}
+END_TEST
+
+/* ---- large images, threads, memory ---- */
+
+static struct builder *large_tree(unsigned count)
+{
+    struct builder *b = new_builder();
+    char name[64];
+    for (unsigned i = 0; i < count; i++) {
+        snprintf(name, sizeof(name), "class%03u/sample%08u.jpg", i % 100, i);
+        add_file(b, name, (uint64_t)i * 1024, 1000);
+    }
+    return b;
+}
+
+START_TEST(one_damaged_page_spoils_only_what_lies_in_it)
+{
+    enum { COUNT = 20000 };
+    size_t len;
+    uint8_t *image = build_image(large_tree(COUNT), &header, &len);
+    struct disk_header h;
+    memcpy(&h, image, sizeof(h));
+    image[h.area_offset + 3 * DISK_PAGE_BYTES + 100] ^= 1;
+    struct index *index = NULL;
+    ck_assert_int_eq(open_image(image, len, &index), 0);
+    unsigned bad = 0;
+    for (uint32_t i = 0; i < index_info(index)->entries; i++) {
+        struct node node;
+        int r = index_node(index, i, &node);
+        ck_assert(r == 0 || r == -EUCLEAN);
+        bad += r != 0;
+    }
+    ck_assert_uint_ge(bad, DISK_PAGE_BYTES / sizeof(struct disk_entry));
+    ck_assert_uint_le(bad, DISK_PAGE_BYTES / sizeof(struct disk_entry) + 1);
+    index_close(index);
+    free(image);
+}
+END_TEST
+
+static void *walk_thread(void *index)
+{
+    struct walk w = walk_all(index);
+    ck_assert_uint_eq(w.errors, 0);
+    return (void *)(uintptr_t)w.digest;
+}
+
+START_TEST(threads_agree)
+{
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+    void *digests[THREADS];
+    struct index *index = build(large_tree(5000), &header);
+    for (int i = 0; i < THREADS; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, walk_thread, index), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], &digests[i]);
+    for (int i = 1; i < THREADS; i++)
+        ck_assert_ptr_eq(digests[i], digests[0]);
+    index_close(index);
+}
+END_TEST
+
+START_TEST(an_index_costs_at_most_40_bytes_a_file_and_its_name)
+{
+    struct index *index = build(large_tree(100000), &header);
+    const struct index_info *info = index_info(index);
+    ck_assert_uint_le(info->image_bytes - info->name_bytes, 40 * info->files);
+    index_close(index);
+}
+END_TEST
+
+START_TEST(an_open_index_is_no_private_memory)
+{
+    size_t len;
+    uint8_t *image = build_image(large_tree(300000), &header, &len);
+    struct source *source = NULL;
+    struct index *index = NULL;
+    ck_assert_int_eq(source_from_memory(image, len, "x", &source), 0);
+    free(image);
+    struct mallinfo2 before = mallinfo2();
+    ck_assert_int_eq(index_open(source, 0, len, NULL, &index), 0);
+    walk_all(index);
+    struct mallinfo2 after = mallinfo2();
+    ck_assert_uint_lt(after.uordblks + after.hblkhd, before.uordblks + before.hblkhd + 65536);
+    index_close(index);
+    source_close(source);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("index");
+    TCase *tc = tcase_create("index");
+    tcase_set_timeout(tc, 240);
+    tcase_add_test(tc, each_entry_of_a_large_directory_is_found);
+    tcase_add_test(tc, lookups_of_what_is_not_there);
+    tcase_add_test(tc, paths_lead_to_positions_and_back);
+    tcase_add_test(tc, positions_past_the_end_are_refused);
+    tcase_add_test(tc, a_path_of_500_directories);
+    tcase_add_test(tc, empty_directories_do_not_disturb_the_search_for_parents);
+    tcase_add_test(tc, a_later_version_is_told_from_damage);
+    tcase_add_test(tc, unknown_sections_and_a_longer_header_are_no_obstacle);
+    tcase_add_test(tc, a_truncated_image_is_refused);
+    tcase_add_test(tc, a_flipped_bit_is_noticed_or_does_not_matter);
+    tcase_add_test(tc, hostile_bytes_with_right_sums_do_no_harm);
+    tcase_add_test(tc, hostile_words_with_right_sums_do_no_harm);
+    tcase_add_test(tc, many_hostile_changes_at_once_do_no_harm);
+    tcase_add_test(tc, directories_that_share_children_are_not_followed_twice);
+    tcase_add_test(tc, a_directory_below_itself_is_not_followed);
+    tcase_add_test(tc, an_alias_leads_to_an_inode_before_it_and_no_further);
+    tcase_add_test(tc, names_that_no_file_may_have_are_refused);
+    tcase_add_test(tc, one_damaged_page_spoils_only_what_lies_in_it);
+    tcase_add_test(tc, threads_agree);
+    tcase_add_test(tc, an_index_costs_at_most_40_bytes_a_file_and_its_name);
+    tcase_add_test(tc, an_open_index_is_no_private_memory);
+    suite_add_tcase(suite, tc);
+    return run_suite(suite);
+}
