@@ -10,7 +10,8 @@
  * CPU time of another process comes from its process clock: to the nanosecond, all threads,
  * those that ended too.
  *
- * --busy N keeps N processes spinning, bound to one CPU each. --reference DIR compares
+ * --busy N keeps N processes spinning, bound to one CPU each; --limit reads only so many
+ * files of each epoch, where all would take hours. --reference DIR compares
  * every byte with the original tree, in place of a timing.
  *
  * Output is one JSON object on standard output.
@@ -48,6 +49,7 @@ struct samples {
     struct sample *list;
     uint32_t *order;
     uint32_t count;
+    uint32_t epoch_count; /* files read in an epoch: all, or the first of its order */
 };
 
 struct options {
@@ -58,6 +60,7 @@ struct options {
     uint32_t threads;
     uint32_t epochs;
     uint32_t busy;
+    uint32_t limit;
     bool walk;
     pid_t daemon[PIDS_MAX];
     uint32_t daemons;
@@ -198,6 +201,7 @@ static struct samples samples_load(const struct options *o)
     fclose(f);
     if (s.count == 0)
         errx(1, "%s: no files", o->list);
+    s.epoch_count = o->limit && o->limit < s.count ? o->limit : s.count;
     s.order = calloc(s.count, sizeof(*s.order));
     if (!s.order)
         err(1, "memory");
@@ -281,7 +285,7 @@ static void *run_share(void *arg)
         err(1, "memory");
     memset(buffer, 0, READ_BYTES); /* page faults before the clock starts */
     pthread_barrier_wait(share->start);
-    for (uint32_t i = share->index; i < s->count; i += share->stride) {
+    for (uint32_t i = share->index; i < s->epoch_count; i += share->stride) {
         const struct sample *sample = &s->list[s->order[i]];
         share->bytes +=
             sample->reference ? compare_sample(sample, buffer) : read_sample(sample, buffer);
@@ -313,7 +317,7 @@ static void run_epoch(const struct options *o, struct samples *s, uint32_t epoch
     }
     printf("%s{", epoch ? ", " : "");
     print_clocks(clocks_since(o, before));
-    printf(", \"files\": %" PRIu32 ", \"bytes\": %" PRIu64 "}", s->count, bytes);
+    printf(", \"files\": %" PRIu32 ", \"bytes\": %" PRIu64 "}", s->epoch_count, bytes);
     pthread_barrier_destroy(&start);
 }
 
@@ -395,8 +399,9 @@ static void stop_busy(const struct options *o)
 
 static void usage(void)
 {
-    fprintf(stderr, "usage: readers [--threads N] [--epochs N] [--seed N] [--walk] [--busy N]\n"
-                    "               [--daemon PID]... [--reference DIR] ROOT LIST\n");
+    fprintf(stderr,
+            "usage: readers [--threads N] [--epochs N] [--seed N] [--walk] [--busy N]\n"
+            "               [--limit FILES] [--daemon PID]... [--reference DIR] ROOT LIST\n");
     exit(2);
 }
 
@@ -428,6 +433,9 @@ static void parse_option(struct options *o, int c)
     case 'b':
         o->busy = number(optarg, BUSY_MAX);
         break;
+    case 'l':
+        o->limit = number(optarg, UINT32_MAX);
+        break;
     case 'd':
         if (o->daemons == PIDS_MAX)
             usage();
@@ -444,10 +452,15 @@ static void parse_option(struct options *o, int c)
 static struct options parse(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"threads", required_argument, NULL, 't'},   {"epochs", required_argument, NULL, 'e'},
-        {"seed", required_argument, NULL, 's'},      {"walk", no_argument, NULL, 'w'},
-        {"busy", required_argument, NULL, 'b'},      {"daemon", required_argument, NULL, 'd'},
-        {"reference", required_argument, NULL, 'r'}, {NULL, 0, NULL, 0},
+        {"threads", required_argument, NULL, 't'},
+        {"epochs", required_argument, NULL, 'e'},
+        {"seed", required_argument, NULL, 's'},
+        {"walk", no_argument, NULL, 'w'},
+        {"busy", required_argument, NULL, 'b'},
+        {"daemon", required_argument, NULL, 'd'},
+        {"reference", required_argument, NULL, 'r'},
+        {"limit", required_argument, NULL, 'l'},
+        {NULL, 0, NULL, 0},
     };
     struct options o = {.seed = 1, .threads = 1, .epochs = 1};
     int c;

@@ -7,9 +7,8 @@ that more is better: of rates, or of times upside down.
 import math
 from statistics import median
 
-PYTHON_ROWS = [("os.open, first", "python os first"), ("listed", "python os listed"),
-               ("second", "python os second"), ("open(), first", "python open first"),
-               ("listed", "python open listed"), ("second", "python open second")]
+PYTHON = {"os": "os.open", "open": "the builtin open()"}
+BUSY = {"busy first": "first epoch", "busy listed": "first epoch after a listing with stat"}
 
 
 def med(samples, contender, figure):
@@ -106,14 +105,17 @@ def print_set(title, samples, contenders, threads, rows):
             cost_table(f"{text}: CPU seconds per 1,000 files, readers and daemon", samples,
                        contenders, readers(row, threads, " cpu"))
     if "python" in rows:
-        rate_table("4 Python processes: files/s", samples, contenders, PYTHON_ROWS, False)
-        cost_table("4 Python processes: CPU seconds per 1,000 files", samples, contenders,
-                   [(label, f"{figure} cpu") for label, figure in PYTHON_ROWS])
+        for how, text in PYTHON.items():
+            figures = [(part, f"python {how} {part}") for part in ("first", "listed", "second")]
+            rate_table(f"4 Python processes, {text}: files/s", samples, contenders, figures, False)
+            cost_table(f"4 Python processes, {text}: CPU seconds per 1,000 files", samples,
+                       contenders, [(part, f"{figure} cpu") for part, figure in figures])
     if "busy" in rows:
-        for row in ("busy first", "busy listed"):
-            rate_table(f"{row} (two processes spin): files/s with N readers", samples,
-                       contenders, readers(row, threads), True)
-            cost_table(f"{row}: CPU seconds per 1,000 files", samples, contenders,
+        for row, text in BUSY.items():
+            text = f"{text}, while two processes spin"
+            rate_table(f"{text}: files/s with N readers", samples, contenders,
+                       readers(row, threads), True)
+            cost_table(f"{text}: CPU seconds per 1,000 files", samples, contenders,
                        readers(row, threads, " cpu"))
     if rows & {"list", "ready", "idle", "first", "listed"}:
         mount_table(samples, contenders)
