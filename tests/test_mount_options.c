@@ -1,0 +1,161 @@
+/*
+ * Options of mount and run: what is understood, what is refused and not ignored, and
+ * which of them let mounts be shared.
+ */
+#include <check.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "mount_options.h"
+
+static const struct cli_usage usage = {"mount", "[OPTION...] ARCHIVE", "Tests.\n"};
+
+/* Parse words that are separated by blanks. */
+static int parse(const char *words, bool for_run, struct mount_options *ret)
+{
+    static char text[1024];
+    static char *argv[64];
+    int argc = 0;
+    argv[argc++] = (char *)"mount";
+    snprintf(text, sizeof(text), "%s", words);
+    for (char *save, *word = strtok_r(text, " ", &save); word;
+         word = strtok_r(NULL, " ", &save))
+        argv[argc++] = word;
+    argv[argc] = NULL;
+    optind = 0; /* getopt starts anew */
+    return mount_options_parse(&usage, for_run, argc, argv, ret);
+}
+
+static void quiet(void)
+{
+    int fd = open("/dev/null", O_WRONLY);
+    dup2(fd, 2);
+    close(fd);
+}
+
+START_TEST(all_options_arrive)
+{
+    struct mount_options o;
+    ck_assert_int_eq(parse("-f a.tar --at /mnt --threads 3 --cache 2G --idle 60 --owner 77 "
+                           "--subdir x/y --allow-other --uid 5 --gid 0 --log l --io-timeout 0 "
+                           "-o noexec,fsname=me --readahead off",
+                           false, &o),
+                     CLI_GO_ON);
+    ck_assert_str_eq(o.archive, "a.tar");
+    ck_assert_str_eq(o.at, "/mnt");
+    ck_assert_str_eq(o.subdir, "x/y");
+    ck_assert_str_eq(o.log, "l");
+    ck_assert_str_eq(o.fsname, "me");
+    ck_assert(o.foreground && o.allow_other && o.default_permissions && o.noexec);
+    ck_assert(o.override_uid && o.uid == 5 && o.override_gid && o.gid == 0);
+    ck_assert(o.threads == 3 && o.idle_s == 60 && o.io_timeout_s == 0 && o.owner == 77);
+    ck_assert(o.cache_given && o.cache_bytes == UINT64_C(2) << 30);
+}
+END_TEST
+
+START_TEST(without_options_the_defaults_hold)
+{
+    struct mount_options o;
+    ck_assert_int_eq(parse("a.tar -o ro,nosuid,nodev,noatime", false, &o), CLI_GO_ON);
+    ck_assert(!o.at && !o.foreground && !o.allow_other && !o.override_uid && !o.nonempty);
+    ck_assert(o.threads == 0 && o.idle_s == 0 && o.io_timeout_s == 60 && o.owner == 0);
+    ck_assert(!o.cache_given);
+}
+END_TEST
+
+START_TEST(what_is_not_served_is_refused)
+{
+    static const char *const lines[] = {
+        "",
+        "a.tar b.tar",
+        "a.tar --stage",
+        "a.tar --stage=/tmp",
+        "a.tar --readahead auto",
+        "a.tar --readahead 1M",
+        "a.tar --order o",
+        "a.tar --record r",
+        "a.tar --verify",
+        "a.tar --on-conflict first",
+        "a.tar --nested",
+        "a.tar --threads -1",
+        "a.tar --threads 5000",
+        "a.tar --idle 0",
+        "a.tar --idle soon",
+        "a.tar --owner 0",
+        "a.tar --uid 4294967295",
+        "a.tar --uid root",
+        "a.tar --cache lots",
+        "a.tar --at",
+        "a.tar --allow-other",
+        "a.tar -o allow_other",
+        "a.tar -o rw",
+        "a.tar -o suid",
+        "a.tar -o max_read=1",
+        "a.tar -o fsname=",
+        "a.tar --progress sometimes",
+    };
+    struct mount_options o;
+    quiet();
+    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
+        ck_assert_msg(parse(lines[i], false, &o) == CLI_USAGE, "%s", lines[i]);
+    ck_assert_int_eq(parse("-f a.tar", true, &o), CLI_USAGE);
+}
+END_TEST
+
+static uint64_t hash_of(const char *words, int64_t mtime)
+{
+    struct mount_options o;
+    ck_assert_int_eq(parse(words, false, &o), CLI_GO_ON);
+    return mount_options_hash(&o, o.at, mtime, 0, 0);
+}
+
+START_TEST(equal_options_make_equal_hashes_and_others_do_not)
+{
+    static const char *const lines[] = {
+        "a",
+        "a --at /x",
+        "a --at /y",
+        "a --subdir x",
+        "a --threads 1",
+        "a --cache 1M",
+        "a --idle 5",
+        "a --owner 5",
+        "a --uid 5",
+        "a --gid 5",
+        "a --uid 0",
+        "a --log x",
+        "a --io-timeout 5",
+        "a -o noexec",
+        "a -o fsname=x",
+        "a -f",
+        "a -o nonempty",
+        "a -o default_permissions",
+        "a --at /x --allow-other",
+    };
+    size_t count = sizeof(lines) / sizeof(lines[0]);
+    for (size_t i = 0; i < count; i++)
+        for (size_t j = 0; j < count; j++)
+            ck_assert_msg((hash_of(lines[i], 1) == hash_of(lines[j], 1)) == (i == j), "%s / %s",
+                          lines[i], lines[j]);
+    ck_assert_uint_ne(hash_of("a", 1), hash_of("a", 2));
+    ck_assert_uint_eq(hash_of("a --progress never", 1), hash_of("a", 1));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("mount_options");
+    TCase *c = tcase_create("mount_options");
+    tcase_add_test(c, all_options_arrive);
+    tcase_add_test(c, without_options_the_defaults_hold);
+    tcase_add_test(c, what_is_not_served_is_refused);
+    tcase_add_test(c, equal_options_make_equal_hashes_and_others_do_not);
+    suite_add_tcase(s, c);
+    SRunner *runner = srunner_create(s);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? 1 : 0;
+}

@@ -1,0 +1,101 @@
+/*
+ * Counters added up, and the line that a person sees at the end.
+ */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "summary.h"
+
+static struct counters *counters;
+
+static void setup(void)
+{
+    counters = aligned_alloc(64, sizeof(*counters) + 64 - sizeof(*counters) % 64);
+    ck_assert_ptr_nonnull(counters);
+    memset(counters, 0, sizeof(*counters));
+}
+
+static void teardown(void)
+{
+    free(counters);
+}
+
+START_TEST(slots_are_added_up)
+{
+    struct summary sum;
+    for (int i = 0; i < COUNTERS_SLOTS; i++) {
+        counters->slots[i].requests[15] = 2;
+        counters->slots[i].requests[COUNTERS_OPCODES - 1] = 1;
+        counters->slots[i].read_bytes = 100;
+        counters->slots[i].errors = 1;
+        counters->slots[i].histogram[3] = 5;
+        counters->slots[i].last_request_ns = (uint64_t)i;
+    }
+    summary_read(counters, &sum);
+    ck_assert_uint_eq(sum.requests[15], 2 * COUNTERS_SLOTS);
+    ck_assert_uint_eq(sum.requests_all, 3 * COUNTERS_SLOTS);
+    ck_assert_uint_eq(sum.read_bytes, 100 * COUNTERS_SLOTS);
+    ck_assert_uint_eq(sum.errors, COUNTERS_SLOTS);
+    ck_assert_uint_eq(sum.histogram[3], 5 * COUNTERS_SLOTS);
+    ck_assert_uint_eq(sum.last_request_ns, COUNTERS_SLOTS - 1);
+}
+END_TEST
+
+START_TEST(a_command_that_shares_counts_as_use)
+{
+    ck_assert_uint_eq(summary_last_use_ns(counters), 0);
+    counters->slots[5].last_request_ns = 50;
+    ck_assert_uint_eq(summary_last_use_ns(counters), 50);
+    counters->shared_ns = 70;
+    ck_assert_uint_eq(summary_last_use_ns(counters), 70);
+}
+END_TEST
+
+START_TEST(the_line_tells_what_the_job_got)
+{
+    char line[256];
+    counters->started_ns = 5000000000u;
+    counters->slots[0].last_request_ns = 15000000000u;
+    counters->slots[0].read_files = 1234;
+    counters->slots[1].read_bytes = UINT64_C(10) << 30;
+    counters->slots[2].read_service_ns = 2500000000u;
+    ck_assert_str_eq(summary_line(counters, line, sizeof(line)),
+                     "1,234 files, 10.0 GiB read in 10.0 s (1.0 GiB/s); readers waited 2.5 s");
+    counters->cache_hits = 70;
+    counters->cache_waits = 5;
+    counters->cache_misses = 25;
+    ck_assert_ptr_nonnull(
+        strstr(summary_line(counters, line, sizeof(line)), "; 75% of blocks from the cache"));
+}
+END_TEST
+
+START_TEST(a_mount_that_was_never_used_has_a_line_too)
+{
+    char line[256], cut[20];
+    counters->started_ns = 5;
+    ck_assert_ptr_nonnull(
+        strstr(summary_line(counters, line, sizeof(line)), "0 files, 0 bytes"));
+    counters->slots[0].read_files = 1;
+    ck_assert_ptr_nonnull(strstr(summary_line(counters, line, sizeof(line)), "1 file,"));
+    summary_line(counters, cut, sizeof(cut));
+    ck_assert_uint_eq(strlen(cut), sizeof(cut) - 1);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("summary");
+    TCase *c = tcase_create("summary");
+    tcase_add_checked_fixture(c, setup, teardown);
+    tcase_add_test(c, slots_are_added_up);
+    tcase_add_test(c, a_command_that_shares_counts_as_use);
+    tcase_add_test(c, the_line_tells_what_the_job_got);
+    tcase_add_test(c, a_mount_that_was_never_used_has_a_line_too);
+    suite_add_tcase(s, c);
+    SRunner *runner = srunner_create(s);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? 1 : 0;
+}
