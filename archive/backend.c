@@ -26,14 +26,40 @@ enum {
     HEAD_BYTES = 64 << 10,
 };
 
-static int fits(const struct backend *backend, const struct source *source, const uint8_t *head,
-                size_t head_len)
+/* The first bytes of a file. The caller frees them. */
+static int read_head(const struct source *source, uint8_t **ret_head, size_t *ret_len)
 {
-    int r = backend->probe(source, head, head_len);
-    if (r != 0 || !backend->is_packed)
+    uint64_t size = source_size(source);
+    size_t len = size < HEAD_BYTES ? (size_t)size : (size_t)HEAD_BYTES;
+    uint8_t *head = malloc(HEAD_BYTES);
+    if (!head)
+        return -ENOMEM;
+    int r = source_read(source, head, len, 0);
+    if (r < 0) {
+        free(head);
         return r;
+    }
+    *ret_head = head;
+    *ret_len = len;
+    return 0;
+}
+
+/* Only what is not the format as it is can be packed: a member's name may look so. */
+static int fits_packed(const struct backend *backend, const struct source *source,
+                       const uint8_t *head, size_t len, const char **ret_compression)
+{
+    if (!backend->is_packed)
+        return 0;
+    int r = backend->probe(source, head, len);
+    return r < 0 ? r : r > 0 ? 0 : backend->is_packed(head, len, ret_compression);
+}
+
+static int fits(const struct backend *backend, const struct source *source, const uint8_t *head,
+                size_t len)
+{
     const char *compression;
-    return backend->is_packed(head, head_len, &compression);
+    int r = backend->probe(source, head, len);
+    return r ? r : fits_packed(backend, source, head, len, &compression);
 }
 
 static int unknown(uint64_t size, struct fault *fault)
@@ -51,12 +77,11 @@ static int unknown(uint64_t size, struct fault *fault)
 int backend_find(const struct source *source, struct fault *fault,
                  const struct backend **ret_backend)
 {
-    uint64_t size = source_size(source);
-    size_t len = size < HEAD_BYTES ? (size_t)size : (size_t)HEAD_BYTES;
-    auto_free uint8_t *head = malloc(HEAD_BYTES);
-    if (!head)
-        return -ENOMEM;
-    int r = source_read(source, head, len, 0);
+    auto_free uint8_t *head = NULL;
+    size_t len = 0;
+    int r = read_head(source, &head, &len);
+    if (r == -ENOMEM)
+        return r;
     if (r < 0)
         return fault_set(fault, r, NULL, 0, "read error: %s", strerror(-r));
 
@@ -70,5 +95,14 @@ int backend_find(const struct source *source, struct fault *fault,
             return 0;
         }
     }
-    return unknown(size, fault);
+    return unknown(source_size(source), fault);
+}
+
+int backend_compression(const struct backend *backend, const struct source *source,
+                        const char **ret_compression)
+{
+    auto_free uint8_t *head = NULL;
+    size_t len = 0;
+    int r = read_head(source, &head, &len);
+    return r < 0 ? r : fits_packed(backend, source, head, len, ret_compression);
 }

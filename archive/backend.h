@@ -80,6 +80,13 @@ struct backend {
 int backend_find(const struct source *source, struct fault *fault,
                  const struct backend **ret_backend);
 
+/*
+ * Is the file compressed as a whole, so that it has to be unpacked first? 1 and the name
+ * of the compression, or 0, or -errno. `backend` is the one that backend_find gave.
+ */
+int backend_compression(const struct backend *backend, const struct source *source,
+                        const char **ret_compression);
+
 /* One table a file; a format whose library is missing at build time is left out. */
 extern const struct backend backend_onepot;   /* onepot_format.c */
 extern const struct backend backend_tar;      /* tar.c */

@@ -14,7 +14,10 @@
  *
  * A tar that is compressed as one stream is first unpacked into an unlinked private
  * file (mode 0600) in memory (/dev/shm) or, where it does not fit there, in $TMPDIR
- * or /tmp: `source` is then that file, and `note` says so.
+ * or /tmp: `source` is then that file, and `note` says so. No index is saved for it.
+ *
+ * Errors are those of the steps; -EINTR when a signal that the caller handles came.
+ * Nothing is left behind then: no child, no file.
  */
 #ifndef ONEPOT_POT_H
 #define ONEPOT_POT_H
@@ -55,6 +58,11 @@ enum pot_save {
 struct pot_options {
     enum pot_save save;
     bool rebuild; /* don't use a saved index */
+    /*
+     * Memory that the caller's job may use, for what is unpacked into memory and as the
+     * limit of the child that indexes; 0: what the node has available.
+     */
+    uint64_t memory_bytes;
     /* Called with one line (no newline) for what a person should know. May be NULL. */
     void (*note)(void *ctx, const char *line);
     /* Called while a long step works: what it does, and how far it is. May be NULL. */

@@ -496,7 +496,7 @@ static int outcome(const struct run *run, struct fault *fault)
     }
     if (result == -ENOMEM) {
         fault_set(fault, -ENOMEM, NULL, FAULT_NO_OFFSET,
-                  "indexing it needs more than %llu MiB of memory",
+                  "reading it takes more than %llu MiB of memory",
                   (unsigned long long)(run->memory_bytes >> 20));
         fault_advise(fault, "give the job more memory");
     }

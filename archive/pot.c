@@ -1,0 +1,419 @@
+/*
+ * Opening an archive: from a path to bytes, index and format.
+ *
+ * The order of what is tried is that of trust and cost: the archive's own index, a
+ * saved one that proves to be of this very archive, a new one. What the new one comes
+ * from is a child that hostile bytes may have taken over, so that it is opened like a
+ * file from the net; sealed first, so that nothing changes after it was checked.
+ */
+#include "pot.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "pot_private.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+enum {
+    /* What libarchive, builder and image take for a member with a name of usual length. */
+    MEMBER_BYTES = 250,
+    TAR_BLOCK = 512, /* no member of a tar takes less */
+    STALL_SECONDS = 60,
+    SAVE_AFTER_MS = 1000, /* POT_SAVE_AUTO: indexing that took longer is worth a file */
+};
+
+/* The pot while it is being opened. */
+struct opening {
+    struct pot *pot;
+    const struct pot_options *options;
+    struct fault *fault;
+    struct saved_key key;
+};
+
+/* ---- what a person hears ---- */
+
+void pot_note_fault(const struct pot_options *options, const char *path,
+                    const struct fault *fault)
+{
+    char line[1400];
+    if (!options->note)
+        return;
+    fault_describe(fault, -fault->err, path, line, sizeof(line));
+    options->note(options->ctx, line);
+}
+
+void pot_note(const struct pot_options *options, const char *path, const char *format, ...)
+{
+    struct fault fault = {.err = EUCLEAN, .offset = FAULT_NO_OFFSET};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(fault.what, sizeof(fault.what), format, args);
+    va_end(args);
+    pot_note_fault(options, path, &fault); /* makes its text fit for a terminal */
+}
+
+struct watching {
+    const struct pot_options *options;
+    const char *doing;
+    char note[sizeof(((struct progress *)0)->note)];
+};
+
+static void watch(void *ctx, const struct progress *progress)
+{
+    struct watching *w = ctx;
+    memcpy(w->note, progress->note, sizeof(w->note));
+    w->note[sizeof(w->note) - 1] = '\0';
+    if (w->options->progress)
+        w->options->progress(w->options->ctx, w->doing, progress);
+}
+
+int pot_run(const struct pot_options *options, const char *path, const char *doing,
+            int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
+            const struct sandbox_limits *limits, struct fault *fault)
+{
+    struct watching w = {.options = options, .doing = doing};
+    int r = sandbox_run(fn, arg, limits, watch, &w, fault);
+    if (r == 0 && w.note[0])
+        pot_note(options, path, "%s", w.note);
+    return r;
+}
+
+uint64_t pot_memory_bytes(const struct pot_options *options)
+{
+    uint64_t available = UINT64_MAX, kib;
+    char line[256];
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1)
+            available = kib << 10;
+    if (f)
+        fclose(f);
+    return options->memory_bytes && options->memory_bytes < available ? options->memory_bytes
+                                                                      : available;
+}
+
+/* ---- a new index ---- */
+
+struct build {
+    struct source *source;
+    const struct backend *backend;
+    struct builder_header header;
+    int fd;
+};
+
+/* In the child, whose end frees all that it allocated. */
+static int build_index(void *arg, struct progress *progress, struct fault *fault)
+{
+    struct build *build = arg;
+    struct builder *builder;
+    int r = builder_new(&builder);
+    if (r < 0)
+        return r;
+    builder_set_archive_size(builder, source_size(build->source));
+    r = build->backend->index(build->source, builder, &build->header, progress, fault);
+    if (r < 0)
+        return r;
+    progress->beats++;
+    uint64_t ignored;
+    return builder_write(builder, &build->header, build->fd, 0, fault, &ignored);
+}
+
+/*
+ * Memory for the child. A tar can't have more members than blocks; other formats may
+ * pack them tighter, for which the floor is higher. In any case within what there is.
+ */
+static struct sandbox_limits index_limits(const struct opening *o)
+{
+    uint64_t size = source_size(o->pot->source);
+    uint64_t least = o->pot->backend->format == FORMAT_SQUASHFS ? 4096 * MIB : 1024 * MIB;
+    uint64_t want = size / TAR_BLOCK * MEMBER_BYTES;
+    uint64_t most = pot_memory_bytes(o->options);
+    uint64_t bytes = want > least ? want : least;
+    if (bytes > most)
+        bytes = most;
+    return (struct sandbox_limits){
+        .memory_bytes = bytes,
+        .file_bytes = bytes,
+        .stall_seconds = STALL_SECONDS + (uint32_t)(size >> 34), /* sorting grows, too */
+    };
+}
+
+static bool is_unchanged(const struct opening *o)
+{
+    struct stat st;
+    const struct source_identity *id = &o->key.identity;
+    return fstat(source_fd(o->key.source), &st) == 0 &&
+           (!S_ISREG(st.st_mode) || (uint64_t)st.st_size == id->size_bytes) &&
+           st.st_mtim.tv_sec == id->mtime_sec && st.st_mtim.tv_nsec == (long)id->mtime_nsec;
+}
+
+/* Run the child; what it wrote is in *ret_fd, sealed. */
+static int make_image(struct opening *o, int *ret_fd)
+{
+    struct build build = {.source = o->pot->source, .backend = o->pot->backend};
+    int r = saved_key_fingerprint(&o->key);
+    if (r < 0)
+        return fault_set(o->fault, r, NULL, FAULT_NO_OFFSET, "read error: %s", strerror(-r));
+    build.header = (struct builder_header){
+        .format = o->pot->backend->format,
+        .archive_bytes = source_size(o->pot->source),
+        .archive_mtime_sec = o->key.identity.mtime_sec,
+        .archive_mtime_nsec = o->key.identity.mtime_nsec,
+        .archive_fingerprint = o->key.fingerprint,
+    };
+    auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -errno;
+    build.fd = fd;
+    struct sandbox_limits limits = index_limits(o);
+    int keep[] = {source_fd(o->pot->source), fd};
+    limits.keep_fds = keep;
+    limits.keep_fd_count = 2;
+    r = pot_run(o->options, o->pot->path, "indexing", build_index, &build, &limits, o->fault);
+    if (r < 0)
+        return r;
+    if (!is_unchanged(o)) {
+        fault_set(o->fault, -ESTALE, NULL, FAULT_NO_OFFSET, "was changed while it was indexed");
+        fault_advise(o->fault, "wait until it is written");
+        return -ESTALE;
+    }
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+        return -errno;
+    *ret_fd = steal_fd(&fd);
+    return 0;
+}
+
+/* An index's ranges are checked against the size that it names: is that the file's? */
+static int check_index(const struct opening *o, const struct index *index, struct fault *fault)
+{
+    uint64_t size = source_size(o->pot->source);
+    if (index_info(index)->archive_bytes <= size)
+        return 0;
+    return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                     "its index speaks of %" PRIu64 " bytes, the file has %" PRIu64,
+                     index_info(index)->archive_bytes, size);
+}
+
+/* Takes over fd. */
+static int open_image(struct opening *o, int fd, uint64_t *ret_bytes)
+{
+    struct source *image = NULL;
+    int r = source_from_fd(fd, o->pot->path, &image);
+    if (r < 0)
+        return r;
+    uint64_t len = source_size(image);
+    r = index_open(image, 0, len, o->fault, &o->pot->index);
+    source_close(image);
+    if (r == 0)
+        r = check_index(o, o->pot->index, o->fault);
+    if (r == 0)
+        *ret_bytes = len;
+    return r;
+}
+
+/*
+ * Use the file in place of the memory that the index was made in, where both serve as
+ * well: memory that has a file can be given back and is shared by mounts.
+ */
+static void use_file(struct opening *o)
+{
+    struct source *file = NULL;
+    struct index *index = NULL;
+    if (source_open(o->pot->index_path, NULL, &file) < 0)
+        return;
+    if (source_is_local(file) && index_open(file, 0, source_size(file), NULL, &index) == 0) {
+        index_close(o->pot->index);
+        o->pot->index = index;
+    }
+    source_close(file);
+}
+
+/* Save it where that was asked for, or is worth it. Only the first makes failure an error. */
+static int save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_ms)
+{
+    enum pot_save how = o->options->save;
+    if (how == POT_SAVE_NEVER || o->pot->compression ||
+        (how == POT_SAVE_AUTO && took_ms < SAVE_AFTER_MS))
+        return 0;
+    struct fault fault = {0};
+    int r = saved_index_write(o->pot->path, o->key.source, fd, image_bytes, &fault,
+                              &o->pot->index_path);
+    if (r == 0) {
+        use_file(o);
+        return 0;
+    }
+    if (how == POT_SAVE_ALWAYS) {
+        if (o->fault)
+            *o->fault = fault;
+        return r;
+    }
+    fault_advise(&fault, "it stays in memory, and is made anew for the next mount");
+    pot_note_fault(o->options, o->pot->path, &fault);
+    return 0;
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+static int build(struct opening *o)
+{
+    uint64_t start_ms = now_ms(), image_bytes = 0;
+    auto_close int fd = -1;
+    int r = make_image(o, &fd);
+    if (r < 0)
+        return r;
+    uint64_t took_ms = now_ms() - start_ms;
+    int duplicate = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (duplicate < 0)
+        return -errno;
+    r = open_image(o, duplicate, &image_bytes);
+    if (r < 0)
+        return r;
+    o->pot->origin = POT_INDEX_BUILT;
+    return save(o, fd, image_bytes, took_ms);
+}
+
+/* ---- an index that is there ---- */
+
+/* The archive's own: 0, -ENOENT if there is none that fits, or an error of reading. */
+static int use_embedded(struct opening *o)
+{
+    struct pot *pot = o->pot;
+    struct fault fault = {0};
+    struct embedded_index where;
+    if (!pot->backend->find)
+        return -ENOENT;
+    int r = pot->backend->find(pot->source, &fault, &where);
+    if (r == 0)
+        r = index_open(pot->source, where.offset, where.length, &fault, &pot->index);
+    if (r == 0)
+        r = check_index(o, pot->index, &fault);
+    if (r == 0) {
+        pot->origin = POT_INDEX_EMBEDDED;
+        return 0;
+    }
+    index_close(steal_ptr(&pot->index));
+    if (r != -ENOENT && r != -ESTALE && r != -EUCLEAN && r != -ENOTSUP) {
+        if (o->fault)
+            *o->fault = fault;
+        return r;
+    }
+    /* All that this format is without its index is a tar. */
+    if (r != -ENOENT) {
+        if (!fault.advice[0])
+            fault_advise(&fault, "it is read as a plain tar");
+        pot_note_fault(o->options, pot->path, &fault);
+    }
+    pot->backend = &backend_tar;
+    return -ENOENT;
+}
+
+static int use_saved(struct opening *o)
+{
+    if (o->options->rebuild || o->pot->compression)
+        return -ENOENT;
+    int r = saved_index_find(o->pot->path, &o->key, o->options, &o->pot->index,
+                             &o->pot->index_path);
+    if (r == 0)
+        o->pot->origin = POT_INDEX_SAVED;
+    return r;
+}
+
+static int find_index(struct opening *o)
+{
+    int r = use_embedded(o);
+    if (r != -ENOENT)
+        return r;
+    o->key.format = o->pot->backend->format;
+    r = use_saved(o);
+    return r == -ENOENT ? build(o) : r;
+}
+
+/* ---- opening ---- */
+
+/* A compressed archive: go on with what is in it. */
+static int unpack(struct opening *o)
+{
+    struct pot *pot = o->pot;
+    int r = backend_compression(pot->backend, pot->source, &pot->compression);
+    if (r <= 0)
+        return r;
+    if (o->options->save == POT_SAVE_ALWAYS) {
+        fault_set(o->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                  "is one %s stream, which has to be unpacked for each mount: an index is of "
+                  "no use",
+                  pot->compression);
+        fault_advise(o->fault, "make an onepot archive of it with 'onepot pack'");
+        return -ENOTSUP;
+    }
+    struct source *unpacked = NULL;
+    r = unpacked_open(pot->backend, pot->source, pot->compression, o->options, o->fault,
+                      &unpacked);
+    if (r < 0)
+        return r;
+    source_close(pot->source);
+    pot->source = unpacked;
+    o->key.source = unpacked;
+    source_identity(unpacked, &o->key.identity);
+    return backend_find(unpacked, o->fault, &pot->backend);
+}
+
+static int open_source(struct opening *o)
+{
+    struct pot *pot = o->pot;
+    int r = source_open(pot->path, o->fault, &pot->source);
+    if (r < 0)
+        return r;
+    source_identity(pot->source, &pot->identity);
+    o->key.source = pot->source;
+    o->key.identity = pot->identity;
+    return backend_find(pot->source, o->fault, &pot->backend);
+}
+
+int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
+             struct pot **ret_pot)
+{
+    static const struct pot_options defaults = {0};
+    struct pot *pot = calloc(1, sizeof(*pot));
+    if (!pot)
+        return -ENOMEM;
+    struct opening o = {.pot = pot, .options = options ? options : &defaults, .fault = fault};
+    pot->path = strdup(path);
+    int r = pot->path ? open_source(&o) : -ENOMEM;
+    if (r == 0)
+        r = unpack(&o);
+    if (r == 0)
+        r = find_index(&o);
+    if (r < 0) {
+        pot_close(pot);
+        return r;
+    }
+    *ret_pot = pot;
+    return 0;
+}
+
+void pot_close(struct pot *pot)
+{
+    if (!pot)
+        return;
+    index_close(pot->index);
+    source_close(pot->source);
+    free(pot->index_path);
+    free(pot->path);
+    free(pot);
+}

@@ -1,0 +1,246 @@
+/*
+ * Indexes of foreign archives, kept on disk.
+ *
+ * Beside the archive (ARCHIVE.onepot-index), where all who read the archive profit,
+ * else in the user's cache folder, under a name that is made of the archive's path. An
+ * index is written to a temporary name, flushed and renamed: it is whole or not there.
+ *
+ * None is trusted. It has to name the archive's size, its time and a fingerprint of its
+ * content; and it has to belong to this user, to the archive's owner or to root, since
+ * in a folder that others may write to anybody could leave a tree of his own design.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "cleanup.h"
+#include "pot_private.h"
+
+#define SUFFIX ".onepot-index"
+
+enum {
+    COPY_BYTES = 1 << 20,
+    NAME_PART = 100, /* of the archive's name, in that of a cached index */
+};
+
+int pot_index_path(const char *archive, char **ret_path)
+{
+    return asprintf(ret_path, "%s" SUFFIX, archive) < 0 ? -ENOMEM : 0;
+}
+
+/* The folder for indexes that can't lie beside their archive. -ENOENT if there is none. */
+static int cache_folder(char **ret_folder)
+{
+    const char *base = getenv("XDG_CACHE_HOME");
+    if (base && base[0] == '/')
+        return asprintf(ret_folder, "%s/onepot", base) < 0 ? -ENOMEM : 0;
+    base = getenv("HOME");
+    if (!base || base[0] != '/')
+        return -ENOENT;
+    return asprintf(ret_folder, "%s/.cache/onepot", base) < 0 ? -ENOMEM : 0;
+}
+
+static int cached_path(const char *archive, char **ret_path)
+{
+    auto_free char *folder = NULL, *full = realpath(archive, NULL);
+    if (!full)
+        return -errno;
+    int r = cache_folder(&folder);
+    if (r < 0)
+        return r;
+    const char *name = strrchr(full, '/') + 1;
+    return asprintf(ret_path, "%s/%.*s-%016" PRIx64 SUFFIX, folder, NAME_PART, name,
+                    (uint64_t)XXH3_64bits(full, strlen(full))) < 0
+               ? -ENOMEM
+               : 0;
+}
+
+/* ---- finding ---- */
+
+int saved_key_fingerprint(struct saved_key *key)
+{
+    if (key->has_fingerprint)
+        return 0;
+    int r = source_fingerprint(key->source, &key->fingerprint);
+    key->has_fingerprint = r == 0;
+    return r;
+}
+
+static bool describes(const struct index *index, struct saved_key *key)
+{
+    const struct index_info *info = index_info(index);
+    return info->format == key->format && info->archive_bytes == key->identity.size_bytes &&
+           info->archive_mtime_sec == key->identity.mtime_sec &&
+           info->archive_mtime_nsec == key->identity.mtime_nsec &&
+           saved_key_fingerprint(key) == 0 && info->archive_fingerprint == key->fingerprint;
+}
+
+/* May this file say what is in that archive? */
+static bool is_owner_trusted(const struct source *file, const struct source *archive)
+{
+    struct stat ours, theirs;
+    if (fstat(source_fd(file), &ours) < 0 || fstat(source_fd(archive), &theirs) < 0)
+        return false;
+    return ours.st_uid == 0 || ours.st_uid == geteuid() || ours.st_uid == theirs.st_uid;
+}
+
+/* -ENOENT: there is none here that can be used. */
+static int try_path(const char *path, struct saved_key *key, const struct pot_options *options,
+                    struct index **ret_index)
+{
+    struct source *file = NULL;
+    struct index *index = NULL;
+    struct fault fault = {0};
+    if (source_open(path, NULL, &file) < 0)
+        return -ENOENT;
+    int r = -EPERM;
+    if (is_owner_trusted(file, key->source))
+        r = index_open(file, 0, source_size(file), &fault, &index);
+    else
+        pot_note(options, path, "is not used: it belongs to somebody else");
+    if (r == -EUCLEAN)
+        pot_note(options, path, "this saved index is damaged: it is made anew");
+    source_close(file);
+    if (r < 0)
+        return r == -ENOMEM ? r : -ENOENT;
+    if (!describes(index, key)) {
+        index_close(index);
+        return -ENOENT;
+    }
+    *ret_index = index;
+    return 0;
+}
+
+int saved_index_find(const char *archive, struct saved_key *key,
+                     const struct pot_options *options, struct index **ret_index,
+                     char **ret_path)
+{
+    static int (*const places[])(const char *, char **) = {pot_index_path, cached_path};
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        auto_free char *path = NULL;
+        if (places[i](archive, &path) < 0)
+            continue;
+        int r = try_path(path, key, options, ret_index);
+        if (r == 0)
+            *ret_path = steal_ptr(&path);
+        if (r != -ENOENT)
+            return r;
+    }
+    return -ENOENT;
+}
+
+/* ---- writing ---- */
+
+static int copy_image(int from, int to, uint64_t len)
+{
+    auto_free uint8_t *buf = malloc(COPY_BYTES);
+    if (!buf)
+        return -ENOMEM;
+    for (uint64_t at = 0; at < len;) {
+        ssize_t n = pread(from, buf, COPY_BYTES, (off_t)at);
+        if (n == 0)
+            return -ENODATA;
+        for (ssize_t done = 0; n > 0 && done < n;) {
+            ssize_t written = write(to, buf + done, (size_t)(n - done));
+            if (written < 0 && errno != EINTR)
+                return -errno;
+            done += written > 0 ? written : 0;
+        }
+        if (n < 0 && errno != EINTR)
+            return -errno;
+        at += n > 0 ? (uint64_t)n : 0;
+    }
+    return 0;
+}
+
+/* Who may read the archive may read its index, and nobody else. */
+static int set_permissions(int fd, const struct source *archive)
+{
+    struct stat theirs, ours;
+    if (fstat(source_fd(archive), &theirs) < 0 || fstat(fd, &ours) < 0)
+        return -errno;
+    mode_t mode = 0600 | (theirs.st_mode & 0044);
+    if (ours.st_gid != theirs.st_gid && fchown(fd, (uid_t)-1, theirs.st_gid) < 0)
+        mode &= ~(mode_t)0040;
+    return fchmod(fd, mode) < 0 ? -errno : 0;
+}
+
+static int sync_folder(const char *path)
+{
+    auto_free char *folder = strdup(path);
+    if (!folder)
+        return -ENOMEM;
+    char *slash = strrchr(folder, '/');
+    if (slash)
+        slash[slash == folder] = '\0';
+    auto_close int fd = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 || fsync(fd) < 0 ? -errno : 0;
+}
+
+/* To a temporary name in the same folder, and from there to its own. */
+static int write_to(const char *path, const struct source *archive, int image, uint64_t len)
+{
+    auto_free char *temporary = NULL;
+    const char *name = strrchr(path, '/');
+    name = name ? name + 1 : path;
+    if (asprintf(&temporary, "%.*s.%.*s.XXXXXX", (int)(name - path), path, NAME_PART, name) < 0)
+        return -ENOMEM;
+    auto_close int fd = mkostemp(temporary, O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    int r = copy_image(image, fd, len);
+    if (r == 0)
+        r = set_permissions(fd, archive);
+    if (r == 0 && fsync(fd) < 0)
+        r = -errno;
+    if (r == 0 && rename(temporary, path) < 0)
+        r = -errno;
+    if (r < 0)
+        unlink(temporary);
+    else
+        sync_folder(path); /* without it the index may be lost, which harms nobody */
+    return r;
+}
+
+/* Make the folders of a path that are missing, for this user alone. */
+static void make_folders(char *path)
+{
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(path, 0700); /* what fails here is told by what is written there */
+        *slash = '/';
+    }
+}
+
+int saved_index_write(const char *archive, const struct source *source, int fd,
+                      uint64_t image_bytes, struct fault *fault, char **ret_path)
+{
+    auto_free char *path = NULL, *cached = NULL;
+    int beside = pot_index_path(archive, &path);
+    if (beside == 0)
+        beside = write_to(path, source, fd, image_bytes);
+    if (beside == 0) {
+        *ret_path = steal_ptr(&path);
+        return 0;
+    }
+    int r = cached_path(archive, &cached);
+    if (r == 0) {
+        make_folders(cached);
+        r = write_to(cached, source, fd, image_bytes);
+    }
+    if (r == 0) {
+        *ret_path = steal_ptr(&cached);
+        return 0;
+    }
+    return fault_set(fault, r, NULL, FAULT_NO_OFFSET,
+                     "its index could not be saved, neither beside it (%s) nor in the cache "
+                     "folder (%s)",
+                     strerror(-beside), strerror(-r));
+}

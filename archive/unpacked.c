@@ -1,0 +1,167 @@
+/*
+ * A private copy of what is inside a compressed archive.
+ *
+ * In memory where it fits: into /dev/shm, up to half of what the job may use, so that
+ * the reader of the data still has the other half. How large it will be nobody knows
+ * before it is unpacked; a guess saves the attempt where it would be in vain, and the
+ * limit on the size of a written file ends one that turns out to be. Then it starts
+ * again on disk, in $TMPDIR or /tmp.
+ *
+ * The file has no name from the start (or loses it at once where the filesystem can't
+ * do that), so that nothing is left however this process ends.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "pot_private.h"
+
+enum {
+    GUESSED_RATIO = 3, /* how much smaller compression makes a tar, more often than not */
+    MEMORY_SHARE = 2,  /* one half of the memory */
+    PLACES = 3,
+    UNPACK_MEMORY_MIB = 3072, /* xz and zstd may want large windows */
+};
+
+struct unpacking {
+    const struct backend *backend;
+    struct source *packed;
+    const struct pot_options *options;
+    int fd;
+};
+
+static int run_unpack(void *arg, struct progress *progress, struct fault *fault)
+{
+    struct unpacking *u = arg;
+    return u->backend->unpack(u->packed, u->fd, progress, fault);
+}
+
+/* What may be written there; 0 where nothing can be. */
+static uint64_t room_in(const char *folder, const struct pot_options *options)
+{
+    struct statvfs space;
+    struct statfs fs;
+    if (statvfs(folder, &space) < 0 || statfs(folder, &fs) < 0)
+        return 0;
+    uint64_t room;
+    if (__builtin_mul_overflow((uint64_t)space.f_bavail, (uint64_t)space.f_frsize, &room))
+        room = INT64_MAX;
+    if (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) {
+        uint64_t memory = pot_memory_bytes(options) / MEMORY_SHARE;
+        if (fs.f_type == RAMFS_MAGIC || (space.f_blocks == 0 && room == 0) || room > memory)
+            room = memory; /* some have no limit of their own */
+    }
+    return room;
+}
+
+static int open_nameless(const char *folder)
+{
+    int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0)
+        return fd;
+    auto_free char *path = NULL;
+    if (asprintf(&path, "%s/.onepot-XXXXXX", folder) < 0)
+        return -ENOMEM;
+    fd = mkostemp(path, O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    unlink(path);
+    return fd;
+}
+
+/* Unpack into `folder`. -ENOSPC when it does not fit. */
+static int unpack_into(struct unpacking *u, const char *folder, uint64_t room,
+                       struct fault *fault, int *ret_fd)
+{
+    char doing[128];
+    snprintf(doing, sizeof(doing), "unpacking to %.100s", folder);
+    auto_close int fd = open_nameless(folder);
+    if (fd < 0)
+        return fd;
+    u->fd = fd;
+    int keep[] = {source_fd(u->packed), fd};
+    struct sandbox_limits limits = {
+        .memory_bytes = (uint64_t)UNPACK_MEMORY_MIB << 20,
+        .file_bytes = room,
+        .keep_fds = keep,
+        .keep_fd_count = 2,
+    };
+    int r = pot_run(u->options, source_name(u->packed), doing, run_unpack, u, &limits, fault);
+    if (r == 0)
+        *ret_fd = steal_fd(&fd);
+    return r == -EFBIG || r == -EDQUOT ? -ENOSPC : r;
+}
+
+static bool means_another_place(int err)
+{
+    return err == -ENOSPC || err == -EACCES || err == -EPERM || err == -ENOENT ||
+           err == -ENOTDIR || err == -EROFS || err == -EOPNOTSUPP;
+}
+
+/* Unpack into the first place where it fits; the folder comes back for the note. */
+static int unpack_somewhere(struct unpacking *u, struct fault *fault, const char **ret_folder,
+                            int *ret_fd)
+{
+    const char *const places[PLACES] = {"/dev/shm", getenv("TMPDIR"), "/tmp"};
+    uint64_t guess = source_size(u->packed) * GUESSED_RATIO;
+    uint64_t most = 0;
+    for (int i = 0; i < PLACES; i++) {
+        if (!places[i] || places[i][0] != '/')
+            continue;
+        uint64_t room = room_in(places[i], u->options);
+        /* Memory only where it probably fits; on disk there is but one way to know. */
+        if (room == 0 || (i == 0 && guess > room))
+            continue;
+        struct fault ignored = {0};
+        int r = unpack_into(u, places[i], room, &ignored, ret_fd);
+        if (r == 0) {
+            *ret_folder = places[i];
+            return 0;
+        }
+        if (!means_another_place(r)) {
+            if (fault && !fault->err)
+                *fault = ignored;
+            return r;
+        }
+        if (room > most)
+            most = room;
+    }
+    fault_set(fault, -ENOSPC, NULL, FAULT_NO_OFFSET,
+              "has to be unpacked, for which there is no room: at most %" PRIu64
+              " MiB in /dev/shm, $TMPDIR or /tmp",
+              most >> 20);
+    fault_advise(fault, "set TMPDIR to a folder with more room, or make an onepot archive of "
+                        "it with 'onepot pack' elsewhere");
+    return -ENOSPC;
+}
+
+int unpacked_open(const struct backend *backend, struct source *packed, const char *compression,
+                  const struct pot_options *options, struct fault *fault,
+                  struct source **ret_source)
+{
+    struct unpacking u = {.backend = backend, .packed = packed, .options = options};
+    const char *folder = NULL, *name = source_name(packed);
+    int fd = -1;
+    int r = unpack_somewhere(&u, fault, &folder, &fd);
+    if (r < 0)
+        return r;
+    struct source *unpacked = NULL;
+    r = source_from_fd(fd, name, &unpacked);
+    if (r < 0)
+        return r;
+    pot_note(options, name,
+             "is one %s stream: unpacked %" PRIu64
+             " bytes to %s; an archive by 'onepot pack' would make this unnecessary",
+             compression, source_size(unpacked), folder);
+    *ret_source = unpacked;
+    return 0;
+}
