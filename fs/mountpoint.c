@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -320,8 +321,8 @@ int mountpoint_answers(const char *path, int timeout_ms)
     if (pid < 0)
         return -errno;
     if (pid == 0) {
-        struct stat st;
-        _exit(stat(path, &st) < 0 ? errno : 0);
+        struct statfs st; /* stat's answer may be the kernel's, long after the daemon died */
+        _exit(statfs(path, &st) < 0 ? errno : 0);
     }
     close(steal_fd(&write_end)); /* the child's copy closes when it ends */
     struct pollfd p = {.fd = read_end, .events = POLLIN};

@@ -67,8 +67,8 @@ int mountpoint_resolve(const char *path, char ret_path[PATH_MAX]);
 int mountpoint_unmount(const char *path, bool lazy);
 
 /*
- * Does the mount answer? stat(2) in a child that is left behind if it hangs: 0;
- * -ETIMEDOUT; -ENOTCONN, its daemon is dead; other errors of stat(2).
+ * Does the mount answer? statfs(2) in a child that is left behind if it hangs: 0;
+ * -ETIMEDOUT; -ENOTCONN, its daemon is dead; other errors of statfs(2).
  */
 int mountpoint_answers(const char *path, int timeout_ms);
 
