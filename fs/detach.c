@@ -17,18 +17,6 @@
 
 #define SEARCH_MAX 65536 /* descriptors looked at where /proc is missing */
 
-int detach_fill_stdio(void)
-{
-    int fd;
-    do {
-        fd = open("/dev/null", O_RDWR);
-        if (fd < 0)
-            return -errno;
-    } while (fd <= 2);
-    close(fd);
-    return 0;
-}
-
 static int note(struct inherited *list, int fd)
 {
     int *grown = realloc(list->fds, (list->count + 1) * sizeof(*grown));

@@ -15,9 +15,6 @@ struct inherited {
     size_t count;
 };
 
-/* Open what is closed of 0, 1 and 2 on /dev/null, so that nothing else gets there. */
-int detach_fill_stdio(void);
-
 /* Note which descriptors above 2 are open now. -ENOMEM. */
 int detach_note_inherited(struct inherited *ret_inherited);
 void detach_free(struct inherited *inherited);

@@ -67,10 +67,7 @@ int mounter_init(struct mounter *m, const struct mount_options *options, bool fo
         .daemon_lock_fd = -1,
     };
     catch_signals();
-    int r = detach_fill_stdio();
-    if (r == 0)
-        r = detach_note_inherited(&m->inherited);
-    return r;
+    return detach_note_inherited(&m->inherited);
 }
 
 static int identify_archive(struct mounter *m)

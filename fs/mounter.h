@@ -68,8 +68,8 @@ struct mounter {
 };
 
 /*
- * First thing in a command: notes what it inherited, makes standard streams safe, and
- * catches signals that should end it (INT, TERM, HUP), so that it can clean up before.
+ * First thing in a command: notes what it inherited, and catches signals that should
+ * end it (INT, TERM, HUP), so that it can clean up before.
  */
 int mounter_init(struct mounter *m, const struct mount_options *options, bool for_run);
 

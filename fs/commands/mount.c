@@ -2,8 +2,11 @@
  * onepot mount: a mount that stays when the command returns, and its path on standard
  * output once it answers.
  */
+#include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "commands.h"
@@ -18,14 +21,20 @@ static const struct cli_usage usage = {
     "interrupted\n" MOUNT_OPTIONS_HELP,
 };
 
+/* Was it started with a standard output? main() has put what can't be written in its place. */
+static bool has_listener(void)
+{
+    return (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
+}
+
 /* Whoever asked for it learns where it is; else it would be in nobody's hands. */
 static int tell(struct mounter *m)
 {
     int status = CLI_OK;
 
-    if (puts(m->path) < 0 || fflush(stdout) != 0)
-        status = cli_failf("standard output", "the path of the mount can't be written: it is "
-                                              "unmounted again");
+    /* That it could not be written, main() says. */
+    if (has_listener() && (puts(m->path) < 0 || fflush(stdout) != 0))
+        status = CLI_FAILED;
     if (status == CLI_OK)
         status = mounter_keep(m);
     if (status != CLI_OK)

@@ -1,0 +1,163 @@
+"""What the tests of the life cycle share: an archive, slots, daemons, processes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+
+import harness
+from harness import Failure, check, check_equal, environment, need_program, onepot, run, wait_for
+
+FILES = 50
+
+
+def make_archive(work, name="data.tar", files=FILES):
+    """A tar of small files, and the directory that it was made of."""
+    need_program("tar")
+    source = work / "source"
+    if not os.path.isdir(source):
+        os.makedirs(os.path.join(source, "sub"))
+        for i in range(files):
+            write(os.path.join(source, "sub", f"{i:04}"), b"%04d" % i * 500)
+        write(os.path.join(source, "readme"), b"hello\n")
+    archive = work / name
+    run("tar", "--format=pax", "-cf", archive, "-C", source, ".")
+    return archive
+
+
+def write(path, data):
+    with open(path, "wb") as f:
+        f.write(data)
+
+
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def runtime():
+    return os.path.join(os.environ[harness.MARK], ".home", "run")
+
+
+def folder(uid=None):
+    return os.path.join(runtime(), f"onepot-{os.geteuid() if uid is None else uid}")
+
+
+def slots():
+    """What is left in the folder of slots; none, if that is gone too."""
+    try:
+        return sorted(os.listdir(folder()))
+    except FileNotFoundError:
+        return []
+
+
+def check_nothing_left(what="the end", seconds=10):
+    wait_for(lambda: slots() == [] and not os.path.exists(folder()),
+             f"the state to go after {what}", seconds)
+    check_equal(harness.mountpoints(os.environ[harness.MARK]), [], f"mounts after {what}")
+
+
+def mount(*arguments, **options):
+    """onepot mount; its path."""
+    return os.fsdecode(onepot("mount", *arguments, **options).stdout).rstrip("\n")
+
+
+def said(done):
+    return done.stderr.decode(errors="replace")
+
+
+def fails(*arguments, status=1, words=(), **options):
+    """A command that must fail, with one line of error that has these words."""
+    done = onepot(*arguments, status=status, **options)
+    for word in words:
+        check(word in said(done), f"{arguments} says {said(done)!r}, without {word!r}")
+    check_equal(said(done).count("\n"), 1, f"lines of {said(done)!r}")
+    return done
+
+
+def mounted(path, **options):
+    """What `onepot stat` knows of a mount."""
+    return json.loads(onepot("stat", "--json", path, **options).stdout)
+
+
+def daemon_of(path, **options):
+    return mounted(path, **options)["daemon_pid"]
+
+
+def process_state(pid):
+    """As in ps: R, S, T, Z...; None if it is gone."""
+    try:
+        return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def is_gone(pid):
+    return process_state(pid) in (None, "Z", "X")
+
+
+def wait_gone(pid, seconds=10):
+    wait_for(lambda: is_gone(pid), f"process {pid} to end", seconds)
+
+
+@contextlib.contextmanager
+def process(*command, env=None, **options):
+    """A process in the background, ended at the end whatever happens."""
+    options.setdefault("stdin", subprocess.DEVNULL)
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    p = subprocess.Popen(command, env=env or environment(), **options)
+    try:
+        yield p
+    finally:
+        if p.poll() is None:
+            p.kill()
+            p.send_signal(signal.SIGCONT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            p.communicate(timeout=20)
+
+
+def background(*arguments, **options):
+    """A onepot command in the background."""
+    return process(harness.onepot_program(), *arguments, **options)
+
+
+def ended(p, seconds=30):
+    """(status, output, errors) of a process that ends by itself."""
+    try:
+        out, err = p.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise Failure(f"{p.args} has not ended after {seconds} s") from None
+    return p.returncode, out or b"", (err or b"").decode(errors="replace")
+
+
+def first_line(p):
+    line = p.stdout.readline()
+    if not line.endswith(b"\n"):
+        p.wait(20)
+        raise Failure(f"{p.args} said {line!r} and ended with {p.returncode}: "
+                      f"{p.stderr.read().decode(errors='replace')}")
+    return os.fsdecode(line[:-1])
+
+
+@contextlib.contextmanager
+def opened(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+class Clock:
+    """How long something took."""
+
+    def __enter__(self):
+        self.start = time.monotonic()
+        return self
+
+    def __exit__(self, *unused):
+        self.seconds = time.monotonic() - self.start
