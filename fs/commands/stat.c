@@ -137,9 +137,9 @@ static void print_who(const struct view *v)
     print_text("archive", c->archive, sizeof(c->archive));
     if (c->job[0])
         print_text("job", c->job, sizeof(c->job));
-    printf("  %-12s %s, process %d, up %s, %u threads, %" PRIu32 " users%s\n", "daemon",
-           v->state, c->daemon_pid, cli_format_time(v->uptime_s * 1000000000u, uptime),
-           c->threads, atomic_load_explicit(&c->holders, memory_order_relaxed),
+    printf("  %-12s %s, process %d, up %s, %" PRIu32 " users%s\n", "daemon", v->state,
+           c->daemon_pid, cli_format_time(v->uptime_s * 1000000000u, uptime),
+           atomic_load_explicit(&c->holders, memory_order_relaxed),
            c->private_namespace ? ", visible to its command alone" : "");
     if (strcmp(v->state, "dead") == 0)
         printf("  %-12s what is left of it goes with: onepot umount\n", "");
