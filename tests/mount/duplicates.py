@@ -1,0 +1,217 @@
+"""Archives that say things twice, out of order, or in odd ways.
+
+Each archive is written member by member; the mount must show what extraction by GNU tar
+leaves behind, and what is expected in words here.
+"""
+
+import io
+import os
+import stat
+import tarfile
+
+import harness
+import tree
+from harness import check, check_equal, need_program, run
+
+TIME = 1_600_000_000
+
+
+def member(name, data=None, mode=None, time=TIME, link=None, symlink=None, directory=False):
+    info = tarfile.TarInfo()
+    info.name = name
+    info.mtime = time
+    info.uid = info.gid = os.geteuid()
+    if directory:
+        info.type = tarfile.DIRTYPE
+    elif link is not None:
+        info.type, info.linkname = tarfile.LNKTYPE, link
+    elif symlink is not None:
+        info.type, info.linkname = tarfile.SYMTYPE, symlink
+    else:
+        info.size = len(data)
+    info.mode = mode if mode is not None else 0o755 if directory else 0o644
+    return info, data
+
+
+def write_tar(path, members, form=tarfile.GNU_FORMAT):
+    with open(path, "wb") as f:
+        for info, data in members:
+            # tarfile would take the slash from a directory's name, and write it itself.
+            header = info.tobuf(form, "utf-8", "surrogateescape")
+            f.write(header)
+            if data is not None:
+                f.write(data + bytes(-len(data) % 512))
+        f.write(bytes(10240 - f.tell() % 10240 + 10240))
+
+
+def check_as_extracted(work, members, what, expected=None, ignore=()):
+    """The mount equals what GNU tar extracts; `expected`: path -> content or link count."""
+    need_program("tar")
+    archive = work / "case.tar"
+    write_tar(archive, members)
+    out = work / "out"
+    os.mkdir(out, 0o755)
+    run("tar", "--numeric-owner", "-xpf", archive, "-C", out)
+    with work.mount(archive) as mount:
+        shown = tree.snapshot(mount.path)
+        extracted = tree.snapshot(out)
+        # Nobody said what the root is like.
+        del shown[b""], extracted[b""]
+        tree.compare(shown, extracted, what, ignore)
+        tree.check_consistent(mount.path)
+        for path, (content, nlink) in (expected or {}).items():
+            with open(mount / path, "rb") as f:
+                check_equal(f.read(), content, f"{what}: content of {path}")
+            check_equal(os.stat(mount / path).st_nlink, nlink, f"{what}: nlink of {path}")
+    harness.shutil.rmtree(out)
+
+
+def test_last_of_a_name_wins(work):
+    check_as_extracted(work, [
+        member("a", b"first", mode=0o600, time=1), member("b", b"other"),
+        member("a", b"the second", mode=0o640, time=2)], "a file twice",
+        {"a": (b"the second", 1)})
+    check_as_extracted(work, [member("a", b"x" * 5000), member("a", b"")],
+                       "a file, then an empty one", {"a": (b"", 1)})
+    check_as_extracted(work, [member("a", b"file"), member("b", b"b"), member("a", symlink="b")],
+                       "a file, then a symbolic link")
+    check_as_extracted(work, [member("b", b"kept"), member("a", symlink="b"),
+                              member("a", b"file")],
+                       "a symbolic link, then a file", {"a": (b"file", 1), "b": (b"kept", 1)})
+    check_as_extracted(work, [member("d", directory=True), member("d", b"file")],
+                       "an empty directory, then a file", {"d": (b"file", 1)})
+    check_as_extracted(work, [member(f"n{i % 7}", b"%d" % i) for i in range(100)],
+                       "many times", {"n3": (b"94", 1)})
+
+
+def test_hard_link_keeps_what_its_name_was(work):
+    check_as_extracted(work, [
+        member("a", b"old"), member("b", link="a"), member("a", b"new")],
+        "a replaced after it was linked", {"a": (b"new", 1), "b": (b"old", 1)})
+    check_as_extracted(work, [
+        member("a", b"old"), member("b", link="a"), member("a", b"new"), member("c", link="a"),
+        member("d", link="b")],
+        "links before and after", {"a": (b"new", 2), "b": (b"old", 2), "c": (b"new", 2),
+                                   "d": (b"old", 2)})
+    check_as_extracted(work, [
+        member("a", b"data"), member("b", link="a"), member("b", b"own")],
+        "a link that is replaced", {"a": (b"data", 1), "b": (b"own", 1)})
+    check_as_extracted(work, [
+        member("x/a", b"data"), member("x/b", link="x/a"), member("y/c", link="x/b"),
+        member("x/a", symlink="b"), member("y/d", link="y/c")],
+        "a chain of links", {"x/b": (b"data", 3), "y/c": (b"data", 3), "y/d": (b"data", 3)},
+        ignore=[("mtime_ns", stat.S_IFDIR)])
+    check_as_extracted(work, [
+        member("a", b"data"), member("a", link="a"), member("b", link="a")],
+        "a link to itself", {"a": (b"data", 2), "b": (b"data", 2)})
+    check_as_extracted(work, [
+        member("s", symlink="t"), member("h", link="s")], "a hard link to a symbolic link")
+    check_as_extracted(work, [
+        member("a", b"1"), member("b", b"2"), member("b", link="a"), member("a", b"3"),
+        member("a", link="b")], "linked back", {"a": (b"1", 2), "b": (b"1", 2)})
+
+
+def test_paths_of_all_kinds(work):
+    ignore = [("mtime_ns", stat.S_IFDIR)]
+    check_as_extracted(work, [
+        member("./", directory=True), member("./a", b"1"), member("./d/", directory=True),
+        member("./d/b", b"2"), member("d/c", b"3"), member("./d//e", b"4"),
+        member("d/./f", b"5"), member(".//g", b"6"), member("././h", b"7"),
+        member("l", link="./d/b"), member("./m", link="d//./c")],
+        "dots and slashes", {"a": (b"1", 1), "d/b": (b"2", 2), "d/c": (b"3", 2),
+                             "d/e": (b"4", 1), "d/f": (b"5", 1), "g": (b"6", 1), "h": (b"7", 1)},
+        ignore)
+    check_as_extracted(work, [
+        member("/top", b"1"), member("/abs/dir/", directory=True), member("/abs/dir/f", b"2"),
+        member("//two", b"3"), member("link", link="/abs/dir/f"),
+        member("symlink", symlink="/abs/dir/f")],
+        "absolute names", {"top": (b"1", 1), "abs/dir/f": (b"2", 2), "two": (b"3", 1)}, ignore)
+
+
+def test_missing_parents(work):
+    os.umask(0o022)
+    ignore = [("mtime_ns", stat.S_IFDIR), ("uid", stat.S_IFDIR), ("gid", stat.S_IFDIR)]
+    check_as_extracted(work, [
+        member("x/y/z", b"1"), member("x/w", b"2"), member("p/q/r/s", symlink="x")],
+        "parents that no member announces", {"x/y/z": (b"1", 1)}, ignore)
+    check_as_extracted(work, [
+        member("x/y/z", b"1"), member("x/y", directory=True, mode=0o700, time=5),
+        member("x", directory=True, mode=0o750, time=6)],
+        "parents that come later", {"x/y/z": (b"1", 1)})
+
+
+def test_directory_again(work):
+    check_as_extracted(work, [
+        member("d", directory=True, mode=0o700, time=1), member("d/a", b"1"),
+        member("e", b"between"), member("d", directory=True, mode=0o711, time=9),
+        member("d/b", b"2"), member("d", directory=True, mode=0o755, time=10)],
+        "a directory that comes again", {"d/a": (b"1", 1), "d/b": (b"2", 1)})
+
+
+def test_root_has_its_attributes(work):
+    archive = work / "root.tar"
+    write_tar(archive, [member("./", directory=True, mode=0o711, time=12345), member("a", b"1")])
+    with work.mount(archive) as mount:
+        st = os.stat(mount.path)
+        check_equal((stat.S_IMODE(st.st_mode), st.st_mtime), (0o711, 12345), "the root")
+
+
+def test_archives_that_grew(work):
+    """tar -r and -u append; tar -A joins two."""
+    need_program("tar")
+    source = work.make("source")
+    for name in ("a", "b"):
+        tree.write(os.path.join(source, name), name.encode())
+    archive, other = work / "grown.tar", work / "other.tar"
+    run("tar", "-cf", archive, "-C", source, "a", "b")
+    tree.write(os.path.join(source, "a"), b"a, changed")
+    os.link(os.path.join(source, "a"), os.path.join(source, "c"))
+    run("tar", "-rf", archive, "-C", source, "a", "c")
+    tree.write(os.path.join(source, "b"), b"b, changed too")
+    run("tar", "-cf", other, "-C", source, "b")
+    run("tar", "-Af", archive, other)
+    with work.mount(archive) as mount:
+        for name, data, nlink in (("a", b"a, changed", 2), ("c", b"a, changed", 2),
+                                  ("b", b"b, changed too", 1)):
+            with open(mount / name, "rb") as f:
+                check_equal(f.read(), data, name)
+            check_equal(os.stat(mount / name).st_nlink, nlink, f"nlink of {name}")
+
+
+def test_empty_archives(work):
+    for what, data in (("two zero records", bytes(1024)), ("a block of zeros", bytes(10240))):
+        archive = work / f"{what}.tar"
+        tree.write(archive, data)
+        with work.mount(archive) as mount:
+            check_equal(os.listdir(mount.path), [], what)
+            check_equal(os.stat(mount.path).st_nlink, 2, "nlink of the empty root")
+
+
+def check_refused(work, members, what, *words):
+    archive = work / "refused.tar"
+    write_tar(archive, members)
+    done = harness.onepot("mount", archive, "--at", work.make("refused"), status=1)
+    said = done.stderr.decode()
+    check(said.startswith("onepot: ") and said.count("\n") == 1,
+          f"{what}: not one line of error: {said!r}")
+    for word in words:
+        check(word in said, f"{what}: the message does not say {word!r}: {said!r}")
+    check_equal(harness.mountpoints(work.path), [], "mounts")
+    os.rmdir(work / "refused")
+
+
+def test_what_no_directory_can_show(work):
+    check_refused(work, [member("a", b"1"), member("a/b", b"2")], "a file as a parent", "a/b")
+    check_refused(work, [member("d/x", b"1"), member("d", b"2")], "a file over a full directory",
+                  "d")
+    check_refused(work, [member("b", link="a"), member("a", b"1")], "a link before its target",
+                  "b", "a")
+    check_refused(work, [member("d", directory=True), member("l", link="d")],
+                  "a hard link to a directory", "l")
+    check_refused(work, [member("a/../../b", b"1")], "dots that lead out", "a/../../b")
+    check_refused(work, [member("..", directory=True)], "nothing but dots", "..")
+    check_refused(work, [member("x" * 256, b"1")], "a name of 256 bytes", "xxxx")
+
+
+if __name__ == "__main__":
+    harness.main(globals())

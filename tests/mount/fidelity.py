@@ -1,0 +1,403 @@
+"""A mount shows what extracting the archive would leave behind.
+
+For each format, and each program that writes it: the tree of tree.py is packed, and the
+mount is compared with what tar, bsdtar, unsquashfs or the kernel make of the archive. The
+mount must be consistent in itself, too: listings with attributes, inode numbers, counts.
+"""
+
+import dataclasses
+import os
+import stat
+import tarfile
+
+import harness
+import tree
+from harness import Failure, Skip, check, check_equal, need_program, need_root, run
+
+SYMLINK = stat.S_IFLNK
+
+
+def make_tree(work, limits, name="tree"):
+    path = work.make(name)
+    tree.build(path, limits)
+    return path
+
+
+def extract(work, program, archive, name):
+    """What a program extracts, as a snapshot."""
+    need_program(program)
+    path = work.make(name)
+    if program == "tar":
+        command = ["tar", "--xattrs", "--xattrs-include=*", "--numeric-owner", "-xpf", archive,
+                   "-C", path]
+    elif program == "bsdtar":
+        command = ["bsdtar", "--numeric-owner", "-xpf", archive, "-C", path]
+    else:
+        command = ["unsquashfs", "-quiet", "-no-progress", "-force", "-dest", path, archive]
+    run(*command)
+    return tree.snapshot(path)
+
+
+def forgive_root(extracted, source):
+    """bsdtar writes into the root after it has set its time."""
+    extracted[b""]["mtime_ns"] = os.stat(source).st_mtime_ns
+
+
+def check_mount(work, archive, expected, what, ignore=(), env=None):
+    with work.mount(archive, env=env) as mount:
+        tree.compare(tree.snapshot(mount.path), expected, what, ignore)
+        tree.check_consistent(mount.path)
+
+
+def gnu_tar(work, source, archive, *options):
+    need_program("tar")
+    path = work / archive
+    run("tar", "--numeric-owner", *options, "-cf", path, "-C", source, ".")
+    return path
+
+
+def bsd_tar(work, source, archive, *options):
+    need_program("bsdtar")
+    path = work / archive
+    run("bsdtar", "--numeric-owner", *options, "-cf", path, "-C", source, ".")
+    return path
+
+
+def python_tar(work, source, archive, form):
+    path = work / archive
+    with tarfile.open(path, "w", format=form, encoding="utf-8", errors="surrogateescape") as tar:
+        tar.add(source, ".")
+    return path
+
+
+# ---- tar ----
+
+def test_tar_v7(work):
+    source = make_tree(work, tree.V7)
+    archive = gnu_tar(work, source, "gnu.tar", "--format=v7")
+    check_mount(work, archive, extract(work, "tar", archive, "out"), "v7 by GNU tar")
+
+
+def test_tar_ustar(work):
+    source = make_tree(work, tree.USTAR)
+    archive = gnu_tar(work, source, "gnu.tar", "--format=ustar")
+    expected = extract(work, "tar", archive, "out")
+    check_mount(work, archive, expected, "ustar by GNU tar")
+    archive = python_tar(work, source, "python.tar", tarfile.USTAR_FORMAT)
+    check_mount(work, archive, extract(work, "tar", archive, "python"), "ustar by Python")
+
+
+def test_tar_by_bsdtar(work):
+    limits = dataclasses.replace(tree.USTAR, largest_id=262143)  # it writes six octal digits
+    source = make_tree(work, limits)
+    for form in ("ustar", "gnutar"):
+        archive = bsd_tar(work, source, f"{form}.tar", f"--format={form}")
+        expected = extract(work, "bsdtar", archive, f"out-{form}")
+        forgive_root(expected, source)
+        check_mount(work, archive, expected, f"{form} by bsdtar")
+
+
+def test_tar_gnu(work):
+    source = make_tree(work, tree.GNU)
+    archive = gnu_tar(work, source, "gnu.tar", "--format=gnu", "--sparse")
+    expected = extract(work, "tar", archive, "out")
+    check_mount(work, archive, expected, "GNU format by GNU tar")
+    # Names are bytes, whatever the locale of the job.
+    check_mount(work, archive, expected, "GNU format, in the C locale",
+                env=harness.environment(LC_ALL="C"))
+    archive = python_tar(work, source, "python.tar", tarfile.GNU_FORMAT)
+    check_mount(work, archive, extract(work, "tar", archive, "python"), "GNU format by Python")
+
+
+def test_tar_pax(work):
+    source = make_tree(work, tree.PAX)
+    archive = gnu_tar(work, source, "gnu.tar", "--format=pax", "--xattrs", "--xattrs-include=*")
+    expected = extract(work, "tar", archive, "out")
+    check_mount(work, archive, expected, "pax by GNU tar")
+    check_mount(work, archive, expected, "pax, in the C locale",
+                env=harness.environment(LC_ALL="C"))
+
+
+def test_tar_pax_and_bsdtar(work):
+    # It extracts no names that are no UTF-8, and times before 1970 only by whole seconds.
+    limits = tree.Limits(raw_names=False, oldest=0)
+    source = make_tree(work, limits)
+    archive = gnu_tar(work, source, "gnu.tar", "--format=pax", "--xattrs", "--xattrs-include=*")
+    expected = extract(work, "bsdtar", archive, "out")
+    forgive_root(expected, source)
+    check_mount(work, archive, expected, "pax by GNU tar, as bsdtar has it")
+    source = make_tree(work, tree.Limits(oldest=0), "raw")
+    archive = bsd_tar(work, source, "bsd.tar", "--format=pax", "--xattrs")
+    expected = extract(work, "bsdtar", archive, "raw-out")
+    forgive_root(expected, source)
+    check_mount(work, archive, expected, "pax by bsdtar")
+
+
+def test_tar_pax_by_python(work):
+    source = make_tree(work, tree.PAX)
+    archive = python_tar(work, source, "python.tar", tarfile.PAX_FORMAT)
+    check_mount(work, archive, extract(work, "tar", archive, "python"), "pax by Python")
+
+
+def sparse_maps(root):
+    base = os.path.join(root, "sparse")
+    return {name: tree.data_map(os.path.join(base, name)) for name in sorted(os.listdir(base))}
+
+
+def test_tar_sparse(work):
+    source = work.make("tree")
+    tree.build_sparse(os.fsencode(source))
+    expected = tree.snapshot(source)
+    maps = sparse_maps(source)
+    if maps["only-hole"]:
+        raise Skip(f"the filesystem of {work.path} has no holes")
+    kinds = [("GNU", gnu_tar, ["--format=gnu", "--sparse"])]
+    kinds += [(f"pax {v}", gnu_tar, ["--format=pax", "--sparse", f"--sparse-version={v}"])
+              for v in ("0.0", "0.1", "1.0")]
+    kinds += [("bsdtar", bsd_tar, ["--format=pax", "--read-sparse"])]
+    for what, make, options in kinds:
+        archive = make(work, source, what.replace(" ", "-") + ".tar", *options)
+        check(os.path.getsize(archive) < 2_000_000, f"{what}: the archive is not sparse")
+        ignore = ("mtime_ns",) if what == "GNU" else ()
+        with work.mount(archive) as mount:
+            tree.compare(tree.snapshot(mount.path), expected, f"sparse, {what}", ignore)
+            check_equal(sparse_maps(mount.path), maps, f"sparse, {what}: where data lies")
+            tree.check_consistent(mount.path)
+
+
+def test_tar_compressed(work):
+    source = make_tree(work, tree.PAX)
+    plain = gnu_tar(work, source, "plain.tar", "--format=pax", "--xattrs", "--xattrs-include=*")
+    expected = extract(work, "tar", plain, "out")
+    tried = []
+    for program, suffix in (("gzip", "gz"), ("bzip2", "bz2"), ("xz", "xz"), ("zstd", "zst"),
+                            ("lz4", "lz4")):
+        if harness.shutil.which(program) is None:
+            print(f"skipped part: there is no program '{program}'")
+            continue
+        archive = work / f"packed.tar.{suffix}"
+        with open(plain, "rb") as i, open(archive, "wb") as o:
+            run(program, "-1", "-c", stdin=i, stdout=o)
+        with work.mount(archive) as mount:
+            check(mount.notes.startswith("onepot: ") and mount.notes.count("\n") == 1,
+                  f"{program}: no line says that it is decompressed first: {mount.notes!r}")
+            tree.compare(tree.snapshot(mount.path), expected, f"tar by {program}")
+            tree.check_consistent(mount.path)
+        tried.append(program)
+    if not tried:
+        raise Skip("there is no program that compresses")
+
+
+# ---- SquashFS ----
+
+def squashfs(work, source, archive, *options):
+    need_program("mksquashfs")
+    path = work / archive
+    done = run("mksquashfs", source, path, "-noappend", "-quiet", "-no-progress", *options,
+               status=None)
+    said = done.stdout + done.stderr
+    if done.returncode != 0 and b"ompressor" in said:
+        return None
+    check(done.returncode == 0, f"mksquashfs {options}: {said!r}")
+    return path
+
+
+SQUASHFS_KINDS = [
+    ("gzip", "-comp", "gzip"),
+    ("gzip-4K", "-comp", "gzip", "-b", "4K"),
+    ("gzip-no-fragments", "-comp", "gzip", "-no-fragments"),
+    ("xz", "-comp", "xz"),
+    ("lzo", "-comp", "lzo"),
+    ("lz4", "-comp", "lz4", "-b", "4K", "-no-fragments"),
+    ("lz4-1M", "-comp", "lz4", "-b", "1M", "-always-use-fragments"),
+    ("zstd", "-comp", "zstd", "-Xcompression-level", "3"),
+    ("zstd-1M", "-comp", "zstd", "-Xcompression-level", "3", "-b", "1M"),
+    ("zstd-no-duplicates", "-comp", "zstd", "-Xcompression-level", "3", "-no-duplicates",
+     "-always-use-fragments", "-b", "4K"),
+    ("stored", "-noI", "-noId", "-noD", "-noF", "-noX"),
+    ("stored-1M", "-noI", "-noId", "-noD", "-noF", "-noX", "-b", "1M", "-no-fragments"),
+    ("no-sparse", "-comp", "zstd", "-Xcompression-level", "3", "-no-sparse"),
+]
+
+
+def test_squashfs(work):
+    """Against the kernel where it mounts, else against unsquashfs."""
+    source = make_tree(work, tree.SQUASHFS)
+    if not any(squashfs_kind(work, source, name, *options) for name, *options in SQUASHFS_KINDS):
+        raise Skip("neither the kernel nor unsquashfs reads any of the images")
+
+
+test_squashfs.seconds = 240
+
+
+def squashfs_kind(work, source, name, *options):
+    image = squashfs(work, source, f"{name}.squashfs", *options)
+    if image is None:
+        print(f"skipped part: mksquashfs has no {options[1]}")
+        return False
+    try:
+        with work.kernel_mount("squashfs", image, f"kernel-{name}", "-o", "ro,loop") as kernel:
+            expected = tree.snapshot(kernel)
+    except Skip as skip:
+        print(f"{name}: compared with unsquashfs alone: {skip}")
+        expected = extract(work, "unsquashfs", image, f"out-{name}")
+    check_mount(work, image, expected, f"SquashFS {name}")
+    os.unlink(image)
+    return True
+
+
+def test_squashfs_as_extracted(work):
+    source = make_tree(work, tree.SQUASHFS)
+    image = squashfs(work, source, "image.squashfs")
+    expected = extract(work, "unsquashfs", image, "out")
+    check_mount(work, image, expected, "SquashFS, as unsquashfs has it")
+    tree.compare(expected, tree.snapshot(source), "unsquashfs, as it was",
+                 ignore=[("nlink", SYMLINK), ("links", SYMLINK)])  # mksquashfs may split them
+
+
+def test_squashfs_holes(work):
+    source = work.make("tree")
+    tree.build_sparse(os.fsencode(source))
+    image = squashfs(work, source, "image.squashfs", "-b", "4K", "-no-fragments")
+    with work.mount(image) as mount:
+        for name, ranges in sparse_maps(mount.path).items():
+            with open(os.path.join(source, "sparse", name), "rb") as f:
+                data = f.read()
+            shown = bytearray(len(data))
+            for start, end in ranges:
+                shown[start:end] = data[start:end]
+            check_equal(bytes(shown) == data, True, f"{name}: holes hold nothing but zeros")
+        check_equal(sparse_maps(mount.path)["only-hole"], [], "a file that is one hole")
+        held = sum(b - a for a, b in sparse_maps(mount.path)["pieces"])
+        check(held < 1 << 20, f"a sparse file has {held} bytes of data")
+
+
+# ---- onepot's own ----
+
+def test_onepot(work):
+    harness.need_command("pack")
+    source = make_tree(work, tree.ONEPOT)
+    archive = work / "packed.onepot"
+    harness.onepot("pack", "-o", archive, source)
+    expected = tree.snapshot(source)
+    check_mount(work, archive, expected, "onepot's own, as it was")
+    tree.compare(extract(work, "tar", archive, "out"), expected, "tar of onepot's own")
+    run("bsdtar", "-tf", archive, env=harness.environment(LC_ALL="C"))
+    with work.mount(archive) as mount:
+        check_equal(sparse_maps(mount.path), sparse_maps(source), "where data lies")
+
+
+def test_onepot_again(work):
+    """A mount packed once more is the same archive."""
+    harness.need_command("pack")
+    source = make_tree(work, tree.ONEPOT)
+    first, second = work / "first.onepot", work / "second.onepot"
+    harness.onepot("pack", "-o", first, source)
+    with work.mount(first) as mount:
+        harness.onepot("pack", "-o", second, mount.path)
+    with open(first, "rb") as a, open(second, "rb") as b:
+        check(a.read() == b.read(), "packing a mount gives other bytes than packing its source")
+
+
+# ---- a mount as programs see it ----
+
+def test_programs_see_the_tree(work):
+    source = make_tree(work, tree.PAX)
+    archive = gnu_tar(work, source, "gnu.tar", "--format=pax", "--xattrs", "--xattrs-include=*",
+                      "--sparse")
+    with work.mount(archive) as mount:
+        check_find(source, mount.path)
+        check_du(mount.path)
+        check_tar_of_mount(work, source, mount.path)
+        check_refusals(mount.path)
+
+
+def check_find(source, mounted):
+    need_program("find")
+    form = "%y %m %U %G %n %s %T@ %l %P\\0"
+    for options in ([], ["-depth"], ["-type", "f", "-size", "+1000c"], ["-type", "l"],
+                    ["-empty", "-type", "f"], ["-links", "+1", "-not", "-type", "d"],
+                    ["-newermt", "2010-01-01"], ["-perm", "-4000"]):
+        found, expected = (
+            sorted(strip_directory_sizes(
+                run("find", root, *options, "-printf", form).stdout.split(b"\0")))
+            for root in (mounted, source))
+        check_equal(found, expected, f"find {options}")
+
+
+def strip_directory_sizes(lines):
+    """The size of a directory is the filesystem's own business."""
+    for line in lines:
+        fields = line.split(b" ", 8)
+        if fields[0] == b"d":
+            fields[5] = b"0"
+        yield b" ".join(fields)
+
+
+def check_du(mounted):
+    need_program("du")
+    blocks, seen = 0, set()
+    for path in tree.walk(mounted):
+        st = os.lstat(os.path.join(os.fsencode(mounted), path) if path else mounted)
+        if st.st_ino not in seen:
+            seen.add(st.st_ino)
+            blocks += st.st_blocks
+    said = run("du", "-s", "--block-size=512", mounted).stdout.split()[0]
+    check_equal(int(said), blocks, "du")
+
+
+def check_tar_of_mount(work, source, mounted):
+    """tar -S goes by st_blocks: a file that claims none would be stored as a hole."""
+    copy = work / "of-mount.tar"
+    run("tar", "--format=pax", "--sparse", "--xattrs", "--xattrs-include=*", "--numeric-owner",
+        "-cf", copy, "-C", mounted, ".")
+    tree.compare(extract(work, "tar", copy, "of-mount"), tree.snapshot(source),
+                 "tar -S of the mount")
+
+
+def check_refusals(mounted):
+    path = os.path.join(mounted, "sizes/4096")
+    for what, call in (("open for writing", lambda: os.open(path, os.O_RDWR)),
+                       ("unlink", lambda: os.unlink(path)),
+                       ("mkdir", lambda: os.mkdir(os.path.join(mounted, "new"))),
+                       ("rename", lambda: os.rename(path, path + "x")),
+                       ("chmod", lambda: os.chmod(path, 0o600)),
+                       ("utime", lambda: os.utime(path)),
+                       ("setxattr", lambda: os.setxattr(path, "user.x", b"")),
+                       ("symlink", lambda: os.symlink("x", os.path.join(mounted, "s")))):
+        try:
+            call()
+        except OSError as error:
+            check_equal(os.strerror(error.errno), os.strerror(30), what)  # EROFS
+        else:
+            raise Failure(f"{what} is allowed")
+    for name in ("none", "sizes/none", "sizes/4096/none", "n" * 255, "n" * 256):
+        try:
+            os.lstat(os.path.join(mounted, name))
+        except OSError as error:
+            wanted = 36 if len(name) == 256 else 20 if "4096/" in name else 2
+            check_equal(error.errno, wanted, f"errno of a name that does not exist, {name[:20]}")
+        else:
+            raise Failure(f"{name} exists")
+    try:
+        os.getxattr(path, "user.none")
+    except OSError as error:
+        check_equal(error.errno, 61, "errno of an attribute that is not there")  # ENODATA
+
+
+def test_changed_times_show(work):
+    """Reading changes nothing: atime, as everything else, stays."""
+    source = make_tree(work, tree.USTAR)
+    archive = gnu_tar(work, source, "gnu.tar", "--format=ustar")
+    with work.mount(archive) as mount:
+        before = tree.snapshot(mount.path)
+        atimes = {p: os.lstat(os.path.join(os.fsencode(mount.path), p)).st_atime_ns
+                  for p in before if p}
+        tree.compare(tree.snapshot(mount.path), before, "the same once more")
+        for path, atime in atimes.items():
+            found = os.lstat(os.path.join(os.fsencode(mount.path), path)).st_atime_ns
+            check_equal(found, atime, f"{path!r}: atime after reading")
+
+
+if __name__ == "__main__":
+    harness.main(globals())

@@ -1,0 +1,379 @@
+"""Runs the tests of one script, each in a child process and a private directory.
+
+A script defines functions named test_*, each taking a Work, and ends with
+
+    if __name__ == "__main__":
+        harness.main(globals())
+
+The child may hang in a read that a broken daemon never answers, so the parent only
+waits: for the end of the test or its time-out. Then it cleans up whatever the test
+left, and what it had to clean up is a failure too: mounts below the private directory
+(detached) and processes that carry its mark in their environment (SIGKILL).
+
+The program under test is $ONEPOT. Exit status: 0, 1 for a failure, 77 if every test was
+skipped; each skip prints its reason. Names of tests as arguments run those alone.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+SKIPPED = 77
+MARK = "ONEPOT_TEST_DIRECTORY"
+
+
+class Skip(Exception):
+    """Why a test can't be run here."""
+
+
+class Failure(Exception):
+    """What is not as it should be."""
+
+
+def check(condition, message):
+    if not condition:
+        raise Failure(message)
+
+
+def check_equal(found, expected, what):
+    if found != expected:
+        raise Failure(f"{what}: {shorten(found)}, and should be {shorten(expected)}")
+
+
+def shorten(value, limit=600):
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+def need_program(*names):
+    for name in names:
+        if shutil.which(name) is None:
+            raise Skip(f"there is no program '{name}'")
+
+
+def need_root(why):
+    if os.geteuid() != 0:
+        raise Skip(f"only root may {why}")
+
+
+def onepot_program():
+    program = os.environ.get("ONEPOT")
+    if not program:
+        sys.exit("ONEPOT must name the program to test; 'meson test' sets it")
+    return os.path.abspath(program)
+
+
+def need_command(*names):
+    """Skip where the program was built without a command (no FUSE, say)."""
+    for name in names:
+        if onepot(name, "--help", status=None).returncode != 0:
+            raise Skip(f"this onepot was built without '{name}'")
+
+
+def environment(**changes):
+    """What commands get: nothing of a job that the tests may run in."""
+    kept = {k: v for k, v in os.environ.items()
+            if not k.startswith(("SLURM_", "ONEPOT_")) or k == MARK}
+    kept.update(LC_ALL="C.UTF-8", TZ="UTC")
+    directory = os.environ.get(MARK)
+    if directory:
+        for variable, name in (("ONEPOT_RUNTIME_DIR", "run"), ("XDG_CACHE_HOME", "cache"),
+                               ("TMPDIR", "tmp")):
+            kept[variable] = os.path.join(directory, ".home", name)
+    kept.update({k: v for k, v in changes.items() if v is not None})
+    for name in (k for k, v in changes.items() if v is None):
+        kept.pop(name, None)
+    return kept
+
+
+def run(*command, status=0, timeout=120, env=None, **options):
+    """subprocess.run with our defaults: output captured as bytes, a checked status."""
+    options.setdefault("stdin", subprocess.DEVNULL)
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    done = subprocess.run(command, env=env or environment(), timeout=timeout, check=False,
+                          **options)
+    if status is not None and done.returncode != status:
+        said = (done.stderr or b"")[-2000:].decode(errors="replace")
+        raise Failure(f"{shorten(list(command))} ended with {done.returncode}, "
+                      f"and should with {status}: {said}")
+    return done
+
+
+def onepot(*arguments, **options):
+    return run(onepot_program(), *arguments, **options)
+
+
+def unescape(text):
+    """A field of mountinfo: octal escapes for blanks and backslashes."""
+    raw = os.fsencode(text)
+    out = bytearray()
+    i = 0
+    while i < len(raw):
+        if raw[i:i + 1] == b"\\" and raw[i + 1:i + 4].isdigit():
+            out.append(int(raw[i + 1:i + 4], 8))
+            i += 4
+        else:
+            out.append(raw[i])
+            i += 1
+    return os.fsdecode(bytes(out))
+
+
+def mountpoints(below="/"):
+    """Mount points at or below a directory, the newest first."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as f:
+        points = [unescape(line.split(" ")[4]) for line in f]
+    below = os.path.realpath(below).rstrip("/")
+    return [p for p in reversed(points) if p == below or p.startswith(below + "/")]
+
+
+def wait_for(condition, what, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise Failure(f"waited {seconds} s in vain for {what}")
+        time.sleep(0.02)
+
+
+class Mount:
+    """A mount of onepot, as a context: mounted on entry, unmounted on exit."""
+
+    def __init__(self, work, *arguments, env=None, name="mnt"):
+        self.work = work
+        self.arguments = arguments
+        self.env = env or environment()
+        self.path = os.path.join(work.path, name)
+        self.notes = ""
+        self.mounted = False
+
+    def __enter__(self):
+        os.makedirs(self.path, exist_ok=True)
+        done = onepot("mount", *self.arguments, "--at", self.path, env=self.env)
+        self.notes = done.stderr.decode(errors="replace")
+        check_equal(done.stdout, os.fsencode(self.path) + b"\n", "what mount prints")
+        self.mounted = True
+        check(mountpoints(self.path), f"{self.path} is no mount point")
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if kind is None and self.mounted:
+            self.end()
+        elif mountpoints(self.path):
+            onepot("umount", self.path, env=self.env, status=None)
+            if mountpoints(self.path):
+                detach(self.path)
+
+    def end(self, **options):
+        """Unmount; done on exit, too, if nobody did before."""
+        self.mounted = False
+        onepot("umount", self.path, env=self.env, **options)
+        check_equal(mountpoints(self.path), [], "mount points after umount")
+
+    def __truediv__(self, name):
+        return os.path.join(self.path, name)
+
+    def stat(self):
+        return json.loads(onepot("stat", "--json", self.path, env=self.env).stdout)
+
+
+class Work:
+    """A test's private directory and what it may do there."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __truediv__(self, name):
+        return os.path.join(self.path, name)
+
+    def make(self, name):
+        """A new directory here."""
+        path = self / name
+        os.mkdir(path)
+        return path
+
+    def mount(self, *arguments, **options):
+        return Mount(self, *arguments, **options)
+
+    @contextlib.contextmanager
+    def kernel_mount(self, kind, source, name, *options):
+        """A mount by mount(8), root only. What the kernel lacks is a skip."""
+        need_root("mount")
+        path = self.make(name)
+        done = run("mount", "-t", kind, *options, source, path, status=None)
+        if done.returncode != 0:
+            raise Skip(f"this kernel does not mount {kind}: {done.stderr.decode().strip()}")
+        try:
+            yield path
+        finally:
+            run("umount", path, status=None)
+
+
+# ---- the parent: one child a test, and nothing left behind ----
+
+def marked_processes(directory):
+    """PIDs of processes, other than this one, whose environment names the directory."""
+    mark = os.fsencode(f"{MARK}={directory}")
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if int(pid) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                marked = mark in f.read().split(b"\0")
+            with open(f"/proc/{pid}/stat", "rb") as f:
+                dead = f.read().rpartition(b")")[2].split()[0] in b"ZX"
+        except OSError:
+            continue
+        if marked and not dead:
+            found.append(int(pid))
+    return found
+
+
+def clean_up(directory):
+    """Remove all that lies or runs in a test's directory; what must not have been left."""
+    left = []
+    # A daemon ends a moment after its mount.
+    end = time.monotonic() + 5
+    while not mountpoints(directory) and marked_processes(directory):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.02)
+    left += [f"mount {path}" for path in mountpoints(directory)]
+    # Processes first: nothing can hang on a daemon that is dead, not even umount.
+    for pid in marked_processes(directory):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                command = f.read().replace(b"\0", b" ").decode(errors="replace").strip()
+            os.kill(pid, signal.SIGKILL)
+            left.append(f"process {pid} ({command})")
+    for path in mountpoints(directory):
+        detach(path)
+    if mountpoints(directory):
+        left.append("mounts that can't be removed; the directory stays")
+    else:
+        make_removable(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+        if os.path.lexists(directory):
+            # Trees deeper than paths are long.
+            subprocess.run(["rm", "-rf", directory], stderr=subprocess.DEVNULL, check=False)
+    return left
+
+
+def detach(path):
+    """Unmount lazily, without a look at what is mounted there."""
+    mnt_detach, umount_nofollow = 2, 8
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(path), mnt_detach | umount_nofollow) != 0:
+        subprocess.run(["fusermount3", "-uz", path], stderr=subprocess.DEVNULL, check=False)
+
+
+def make_removable(directory):
+    """Directories without permissions, in a test that is not root's."""
+    if os.geteuid() != 0:
+        subprocess.run(["chmod", "-R", "u+rwX", directory], stderr=subprocess.DEVNULL, check=False)
+
+
+def child(function, directory):
+    """Run one test; the exit status says how it went."""
+    status = 1
+    try:
+        os.chdir("/")
+        for name in ("run", "cache", "tmp"):
+            os.makedirs(os.path.join(directory, ".home", name), mode=0o700)
+        function(Work(directory))
+        status = 0
+    except Skip as skip:
+        print(f"skipped: {skip}")
+        status = SKIPPED
+    except Failure as failure:
+        traceback.print_tb(failure.__traceback__, file=sys.stdout)
+        print(f"FAILED: {failure}")
+    except BaseException:  # a test must not take the parent's way out
+        traceback.print_exc(file=sys.stdout)
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def wait_child(pid, seconds):
+    """The exit status of a child, or None when its time was over."""
+    end = time.monotonic() + seconds
+    pause = 0.001
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+    return None
+
+
+def run_test(name, function, seconds):
+    directory = tempfile.mkdtemp(prefix="onepot-test-")
+    os.environ[MARK] = directory
+    print(f"{name} ...", flush=True)
+    start = time.monotonic()
+    status, left = None, []
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        child(function, directory)
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)  # whoever of the two comes first
+    try:
+        status = wait_child(pid, seconds)
+    finally:
+        # Its group (forked workers, too) ends with it. What waits for a daemon that hangs
+        # is freed when the mounts go.
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        left = clean_up(directory)
+        if status is None:
+            wait_child(pid, 10)
+    took = time.monotonic() - start
+    if status is None:
+        print(f"FAILED: not done after {seconds} s")
+    elif status not in (0, SKIPPED):
+        print(f"FAILED with status {status}")
+    if left:
+        print("FAILED: left behind: " + ", ".join(left))
+        status = 1
+    print(f"{name}: {'ok' if status == 0 else 'skipped' if status == SKIPPED else 'FAILED'}"
+          f" ({took:.1f} s)", flush=True)
+    return status
+
+
+def main(scope, seconds=120):
+    """Run the tests of a script; does not return."""
+    onepot_program()
+
+    def on_signal(number, frame):
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    tests = {k: v for k, v in scope.items() if k.startswith("test_")}
+    wanted = sys.argv[1:] or list(tests)
+    for name in wanted:
+        if name not in tests:
+            sys.exit(f"there is no test '{name}'; there are: {' '.join(tests)}")
+    results = [run_test(name, tests[name], getattr(tests[name], "seconds", seconds))
+               for name in wanted]
+    if any(r not in (0, SKIPPED) for r in results):
+        sys.exit(1)
+    sys.exit(SKIPPED if all(r == SKIPPED for r in results) else 0)
+
+
+def within(seconds):
+    """Decorator: a test that may take longer (or must not take as long) as others."""
+    def mark(function):
+        function.seconds = seconds
+        return function
+    return mark

@@ -1,0 +1,262 @@
+"""How many requests the kernel sends for a known script: the promise of DESIGN, section 6.
+
+Counted by the daemon, read by `onepot stat`, which asks neither mount nor daemon. Files
+lie two levels down and are opened relative to their directory: entries of the root are
+valid for a second only, by design, so that a path that starts there may cost a LOOKUP.
+"""
+
+import os
+import time
+
+import harness
+import tree
+from duplicates import member, write_tar
+from harness import Skip, check, check_equal
+
+COUNT = 50
+SIZES = [1, 511, 4096, 4097, 20_000, 65_536, 100_000, 131_071, 131_072]
+# What the kernel sends on its own, at times of its own.
+UNASKED = {"FORGET", "BATCH_FORGET", "INIT", "INTERRUPT", "DESTROY"}
+
+
+def make_archive(work, links=False):
+    members = [member("a", directory=True), member("a/b", directory=True),
+               member("a/warm", directory=True), member("a/warm/w", b"w")]
+    for i in range(COUNT):
+        members.append(member(f"a/b/f{i:03d}", tree.content(SIZES[i % len(SIZES)], i)))
+    if links:
+        members.append(member("a/b/hard", link="a/b/f000"))
+        members.append(member("a/b/soft", symlink="f001"))
+    archive = work / "requests.tar"
+    write_tar(archive, members)
+    return archive
+
+
+class Counter:
+    """What was asked since the last look."""
+
+    def __init__(self, mount):
+        self.mount = mount
+        self.last = self.settled()
+
+    def settled(self):
+        """A reader may be a moment ahead of the count of what it read."""
+        counts = self.mount.stat()["requests"]
+        while True:
+            time.sleep(0.05)
+            again = self.mount.stat()["requests"]
+            if again == counts:
+                return {k: v for k, v in counts.items() if k not in UNASKED}
+            counts = again
+
+    def asked(self):
+        now = self.settled()
+        since = {k: v - self.last.get(k, 0) for k, v in now.items() if v != self.last.get(k, 0)}
+        self.last = now
+        return since
+
+
+class Mounted:
+    """A mount whose kernel knows already what it need not ask, and a directory of files."""
+
+    def __init__(self, work, archive):
+        self.mount = work.mount(archive)
+
+    def __enter__(self):
+        self.mount.__enter__()
+        # The first of a kind is refused once and for all: OPEN, OPENDIR, FLUSH.
+        os.listdir(self.mount / "a/warm")
+        read_file(self.mount / "a/warm/w")
+        self.fd = os.open(self.mount / "a/b", os.O_RDONLY | os.O_DIRECTORY)
+        self.counter = Counter(self.mount)
+        return self
+
+    def __exit__(self, *how):
+        os.close(self.fd)
+        return self.mount.__exit__(*how)
+
+
+def read_file(path, dir_fd=None):
+    """As training code in C would: open, fstat, read to the end, close."""
+    fd = os.open(path, os.O_RDONLY, dir_fd=dir_fd)
+    left = os.fstat(fd).st_size
+    while left:
+        piece = os.read(fd, 1 << 20)
+        check(piece, f"{path} ends too early")
+        left -= len(piece)
+    check_equal(os.read(fd, 1 << 20), b"", "at the end")
+    os.close(fd)
+
+
+def names():
+    return [f"f{i:03d}" for i in range(COUNT)]
+
+
+def list_with_stat(fd):
+    with os.scandir(fd) as entries:
+        return {e.name: e.stat(follow_symlinks=False).st_size for e in entries}
+
+
+def test_one_request_for_a_listed_file(work):
+    with Mounted(work, make_archive(work)) as m:
+        sizes = list_with_stat(m.fd)
+        check_equal(len(sizes), COUNT, "files listed")
+        asked = m.counter.asked()
+        check_equal(set(asked), {"READDIRPLUS"}, f"requests of a listing with stat: {asked}")
+        check(asked["READDIRPLUS"] < COUNT / 4, f"a listing of {COUNT} files took {asked}")
+        for name in names():
+            read_file(name, m.fd)
+        check_equal(m.counter.asked(), {"READ": COUNT}, f"requests of {COUNT} cold files, listed")
+        for name in names():
+            read_file(name, m.fd)
+        check_equal(m.counter.asked(), {}, "requests of the same files again")
+        check_equal(list_with_stat(m.fd), sizes, "the listing again")
+        check_equal(m.counter.asked(), {}, "requests of the same listing again")
+
+
+def test_two_requests_for_a_file_not_listed(work):
+    with Mounted(work, make_archive(work)) as m:
+        for name in names():
+            read_file(name, m.fd)
+        check_equal(m.counter.asked(), {"LOOKUP": COUNT, "READ": COUNT},
+                    f"requests of {COUNT} cold files")
+        for name in names():
+            read_file(name, m.fd)
+        check_equal(m.counter.asked(), {}, "requests of the same files again")
+
+
+def test_whole_paths(work):
+    with Mounted(work, make_archive(work)) as m:
+        start = time.monotonic()
+        for again in range(2):
+            for name in names():
+                read_file(m.mount / f"a/b/{name}")
+            asked = m.counter.asked()
+            # The entry of "a" is asked for at most once a second.
+            allowed = int(time.monotonic() - start) + 1
+            extra = asked.get("LOOKUP", 0) - (0 if again else COUNT)
+            check(0 <= extra <= allowed, f"{asked}, with {allowed} LOOKUPs of the root's entries")
+            check_equal(asked.get("READ", 0), 0 if again else COUNT, "READs")
+            check_equal(set(asked) - {"LOOKUP", "READ"}, set(), "other requests")
+
+
+def test_python_open_adds_isatty_alone(work):
+    with Mounted(work, make_archive(work)) as m:
+        list_with_stat(m.fd)
+        m.counter.asked()
+        for _ in range(2):
+            for name in names():
+                with open(os.open(name, os.O_RDONLY, dir_fd=m.fd), "rb") as f:
+                    f.read()
+            asked = m.counter.asked()
+            check_equal(set(asked) - {"READ", "IOCTL"}, set(), f"other requests: {asked}")
+            check(asked.get("IOCTL", 0) <= COUNT, f"more than one IOCTL a file: {asked}")
+        check_equal(asked.get("READ", 0), 0, "READs of the second time")
+
+
+def test_absent_names_are_remembered(work):
+    with Mounted(work, make_archive(work)) as m:
+        absent = [f"none-{i}" for i in range(COUNT)]
+        for expected in ({"LOOKUP": COUNT}, {}):
+            for name in absent:
+                try:
+                    os.stat(name, dir_fd=m.fd)
+                except FileNotFoundError:
+                    continue
+                raise harness.Failure(f"{name} exists")
+            check_equal(m.counter.asked(), expected, "requests for names that do not exist")
+
+
+def test_links(work):
+    with Mounted(work, make_archive(work, links=True)) as m:
+        read_file("f000", m.fd)
+        m.counter.asked()
+        read_file("hard", m.fd)
+        check_equal(m.counter.asked(), {"LOOKUP": 1}, "requests for another name of a file")
+        os.readlink("soft", dir_fd=m.fd)
+        check_equal(m.counter.asked(), {"LOOKUP": 1, "READLINK": 1}, "requests of a readlink")
+        os.readlink("soft", dir_fd=m.fd)
+        check_equal(m.counter.asked(), {}, "requests of the readlink again")
+
+
+def test_what_an_archive_has_not(work):
+    with Mounted(work, make_archive(work)) as m:
+        list_with_stat(m.fd)
+        fds = [os.open(name, os.O_RDONLY, dir_fd=m.fd) for name in names()]
+        m.counter.asked()
+        for call, request, errno in (
+                (lambda fd: os.getxattr(fd, "user.x"), "GETXATTR", 95),
+                (lambda fd: os.listxattr(fd), "LISTXATTR", 95),
+                (lambda fd: os.lseek(fd, 0, os.SEEK_HOLE), "LSEEK", None)):
+            for fd in fds:
+                try:
+                    call(fd)
+                except OSError as error:
+                    check_equal(error.errno, errno, f"errno of {request}")
+            check_equal(m.counter.asked(), {request: 1}, "requests for what there is none of")
+        for fd in fds:
+            os.close(fd)
+
+
+def test_no_request_of_another_process(work):
+    with Mounted(work, make_archive(work)) as m:
+        list_with_stat(m.fd)
+        for name in names():
+            read_file(name, m.fd)
+        m.counter.asked()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for name in names():
+                    read_file(name, m.fd)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        check_equal(os.waitpid(pid, 0)[1], 0, "status of the other process")
+        check_equal(m.counter.asked(), {}, "requests of a process that reads what is cached")
+
+
+def test_large_files_in_large_requests(work):
+    size = 8 << 20
+    archive = work / "large.tar"
+    write_tar(archive, [member("a", directory=True), member("a/b", directory=True),
+                        member("a/warm", directory=True), member("a/warm/w", b"w"),
+                        member("a/b/large", tree.content(size, 1))])
+    with Mounted(work, archive) as m:
+        list_with_stat(m.fd)
+        m.counter.asked()
+        read_file("large", m.fd)
+        asked = m.counter.asked()
+        check_equal(set(asked), {"READ"}, "requests of a large file")
+        check(asked["READ"] <= size // 131_072 + 4, f"READs of {size} bytes: {asked['READ']}")
+
+
+def test_other_formats_ask_no_more(work):
+    source = work.make("source")
+    os.makedirs(os.path.join(source, "a/b"))
+    os.mkdir(os.path.join(source, "a/warm"))
+    tree.write(os.path.join(source, "a/warm/w"), b"w")
+    for i, name in enumerate(names()):
+        tree.write(os.path.join(source, "a/b", name), tree.content(SIZES[i % len(SIZES)], i))
+    made = []
+    if harness.onepot("pack", "--help", status=None).returncode == 0:
+        harness.onepot("pack", "-o", work / "requests.onepot", source)
+        made.append(work / "requests.onepot")
+    if harness.shutil.which("mksquashfs"):
+        harness.run("mksquashfs", source, work / "requests.squashfs", "-noappend", "-quiet",
+                    "-no-progress")
+        made.append(work / "requests.squashfs")
+    if not made:
+        raise Skip("neither onepot pack nor mksquashfs is there")
+    for archive in made:
+        with Mounted(work, archive) as m:
+            list_with_stat(m.fd)
+            check_equal(set(m.counter.asked()), {"READDIRPLUS"}, f"{archive}: listing")
+            for expected in ({"READ": COUNT}, {}):
+                for name in names():
+                    read_file(name, m.fd)
+                check_equal(m.counter.asked(), expected, f"{archive}: requests of the files")
+
+
+if __name__ == "__main__":
+    harness.main(globals())
