@@ -41,12 +41,21 @@ static void print_size(const char *label, uint64_t bytes)
 
 static void print_members(const struct index_info *info)
 {
-    char files[CLI_TEXT_LEN], directories[CLI_TEXT_LEN], other[CLI_TEXT_LEN];
     uint64_t known = info->files + info->directories;
-    printf("  %-12s %s files, %s directories, %s others\n", "members",
-           cli_format_count(info->files, files),
-           cli_format_count(info->directories, directories),
-           cli_format_count(info->entries > known ? info->entries - known : 0, other));
+    uint64_t others = info->entries > known ? info->entries - known : 0;
+    const struct {
+        uint64_t count;
+        const char *one, *many;
+    } kinds[] = {{info->files, "file", "files"},
+                 {info->directories, "directory", "directories"},
+                 {others, "other", "others"}};
+    printf("  %-12s ", "members");
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        char count[CLI_TEXT_LEN];
+        printf("%s%s %s", i ? ", " : "", cli_format_count(kinds[i].count, count),
+               kinds[i].count == 1 ? kinds[i].one : kinds[i].many);
+    }
+    putchar('\n');
 }
 
 static void print_compression(const struct pot *pot, const struct index_info *info)
