@@ -28,7 +28,8 @@
 enum {
     /* What libarchive, builder and image take for a member with a name of usual length. */
     MEMBER_BYTES = 250,
-    TAR_BLOCK = 512, /* no member of a tar takes less */
+    TAR_BLOCK = 512,       /* no member of a tar takes less */
+    LEAST_MEMORY_MIB = 64, /* for the child, however little there is */
     STALL_SECONDS = 60,
     SAVE_AFTER_MS = 1000, /* POT_SAVE_AUTO: indexing that took longer is worth a file */
 };
@@ -141,7 +142,7 @@ static struct sandbox_limits index_limits(const struct opening *o)
     uint64_t most = pot_memory_bytes(o->options);
     uint64_t bytes = want > least ? want : least;
     if (bytes > most)
-        bytes = most;
+        bytes = most > LEAST_MEMORY_MIB * MIB ? most : LEAST_MEMORY_MIB * MIB;
     return (struct sandbox_limits){
         .memory_bytes = bytes,
         .file_bytes = bytes,

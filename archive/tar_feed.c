@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include <archive.h>
 
@@ -72,6 +73,9 @@ int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
         .next_bytes = FIRST_READ_BYTES,
         .block_bytes = block_bytes,
     };
+    /* Where it is not in the page cache: read ahead of the headers, not around them. */
+    if (feed->map)
+        madvise((void *)feed->map, source_size(source), MADV_SEQUENTIAL);
     if (!feed->map && !(feed->buf = malloc(LAST_READ_BYTES)))
         return -ENOMEM;
     archive_read_set_skip_callback(a, feed_skip);
@@ -86,6 +90,8 @@ int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
 
 void tar_feed_close(struct tar_feed *feed)
 {
+    if (feed->map)
+        madvise((void *)feed->map, source_size(feed->source), MADV_NORMAL);
     free(feed->buf);
     feed->buf = NULL;
 }

@@ -1,0 +1,658 @@
+/*
+ * Opening archives: which index is used when, what is saved where, what is unpacked,
+ * and what a person is told. Everything happens in a private folder, which is also the
+ * home, the cache and the temporary folder.
+ */
+#include <check.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "onepot_format.h"
+#include "pot.h"
+
+static char folder[PATH_MAX];
+static char notes[8192]; /* lines of the last pot_open */
+
+static int command(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+static int command(const char *format, ...)
+{
+    char line[4 * PATH_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    int status = system(line);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void make_folder(void)
+{
+    snprintf(folder, sizeof(folder), "/tmp/onepot-pot-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    ck_assert_int_eq(chdir(folder), 0);
+    setenv("HOME", folder, 1);
+    setenv("TMPDIR", folder, 1);
+    unsetenv("XDG_CACHE_HOME");
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+    ck_assert_int_eq(command("mkdir tree && echo one > tree/one && mkdir tree/sub && "
+                             "seq 100000 > tree/sub/numbers && tar -cf a.tar -C tree ."),
+                     0);
+    notes[0] = '\0';
+}
+
+static void remove_folder(void)
+{
+    ck_assert_int_eq(chdir("/"), 0);
+    command("rm -rf '%s'", folder);
+}
+
+static void keep_note(void *ctx, const char *line)
+{
+    (void)ctx;
+    size_t len = strlen(notes);
+    snprintf(notes + len, sizeof(notes) - len, "%s\n", line);
+}
+
+static int open_with(const char *path, struct pot_options options, struct fault *fault,
+                     struct pot **ret_pot)
+{
+    memset(fault, 0, sizeof(*fault));
+    notes[0] = '\0';
+    options.note = keep_note;
+    int r = pot_open(path, &options, fault, ret_pot);
+    ck_assert_msg(r == 0 || r == -ENOMEM || fault->err == -r, "%s: %d, fault %d", path, r,
+                  fault->err);
+    /* Nothing is left running. */
+    ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
+    return r;
+}
+
+static struct pot *must_open(const char *path, struct pot_options options)
+{
+    struct fault fault;
+    struct pot *pot = NULL;
+    char line[1024];
+    int r = open_with(path, options, &fault, &pot);
+    fault_describe(&fault, r, path, line, sizeof(line));
+    ck_assert_msg(r == 0, "%s", line);
+    return pot;
+}
+
+/* The two files of the tree are there, with their content. */
+static void check_content(const struct pot *pot)
+{
+    uint32_t position;
+    struct node node;
+    struct extent extent;
+    struct stat st;
+    ck_assert_int_eq(index_resolve(pot->index, "sub/numbers", &position), 0);
+    ck_assert_int_eq(index_node(pot->index, position, &node), 0);
+    ck_assert_int_eq(stat("tree/sub/numbers", &st), 0);
+    ck_assert_uint_eq(node.size_bytes, (uint64_t)st.st_size);
+    ck_assert_int_eq(index_extent(pot->index, position, 0, &extent), 0);
+    ck_assert_uint_eq(extent.length, (uint64_t)st.st_size);
+    auto_free char *ours = malloc((size_t)st.st_size), *theirs = malloc((size_t)st.st_size);
+    ck_assert_int_eq(source_read(pot->source, ours, (size_t)st.st_size, extent.source_offset),
+                     0);
+    auto_close int fd = open("tree/sub/numbers", O_RDONLY);
+    ck_assert_int_eq(read(fd, theirs, (size_t)st.st_size), st.st_size);
+    ck_assert_int_eq(memcmp(ours, theirs, (size_t)st.st_size), 0);
+    ck_assert_int_eq(index_resolve(pot->index, "one", &position), 0);
+}
+
+static void open_and_check(const char *path, struct pot_options options,
+                           enum pot_index_origin origin)
+{
+    struct pot *pot = must_open(path, options);
+    check_content(pot);
+    ck_assert_int_eq((int)pot->origin, (int)origin);
+    pot_close(pot);
+}
+
+static const struct pot_options always = {.save = POT_SAVE_ALWAYS};
+static const struct pot_options never = {.save = POT_SAVE_NEVER};
+static const struct pot_options defaults = {.save = POT_SAVE_AUTO};
+
+/* ---- indexes ---- */
+
+START_TEST(tar_is_indexed)
+{
+    struct pot *pot = must_open("a.tar", never);
+    struct stat st;
+    check_content(pot);
+    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
+    ck_assert_ptr_eq(pot->backend, &backend_tar);
+    ck_assert_str_eq(pot->path, "a.tar");
+    ck_assert_ptr_null(pot->index_path);
+    ck_assert_ptr_null(pot->compression);
+    ck_assert_int_eq(stat("a.tar", &st), 0);
+    const struct index_info *info = index_info(pot->index);
+    ck_assert_uint_eq(pot->identity.ino, st.st_ino);
+    ck_assert_uint_eq(info->archive_bytes, (uint64_t)st.st_size);
+    ck_assert_int_eq(info->archive_mtime_sec, st.st_mtim.tv_sec);
+    ck_assert_int_eq((int)info->format, FORMAT_TAR);
+    ck_assert_uint_eq(info->entries, 4);
+    ck_assert_str_eq(notes, "");
+    pot_close(pot);
+    ck_assert_int_ne(access("a.tar.onepot-index", F_OK), 0);
+    ck_assert_int_ne(access(".cache", F_OK), 0);
+}
+END_TEST
+
+START_TEST(quick_index_is_not_saved)
+{
+    open_and_check("a.tar", defaults, POT_INDEX_BUILT);
+    ck_assert_int_ne(access("a.tar.onepot-index", F_OK), 0);
+}
+END_TEST
+
+START_TEST(saved_index_is_used_again)
+{
+    struct stat st;
+    chmod("a.tar", 0604);
+    struct pot *pot = must_open("a.tar", always);
+    ck_assert_str_eq(pot->index_path, "a.tar.onepot-index");
+    check_content(pot);
+    pot_close(pot);
+    ck_assert_int_eq(stat("a.tar.onepot-index", &st), 0);
+    ck_assert_uint_eq(st.st_mode & 07777, 0604);
+    ck_assert_int_eq(command("test $(ls | wc -l) = 3"), 0); /* no temporary file */
+
+    pot = must_open("a.tar", never);
+    ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
+    ck_assert_str_eq(pot->index_path, "a.tar.onepot-index");
+    check_content(pot);
+    pot_close(pot);
+    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    open_and_check("a.tar", (struct pot_options){.rebuild = true}, POT_INDEX_BUILT);
+}
+END_TEST
+
+START_TEST(saved_index_works_for_archives_on_a_network)
+{
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, POT_INDEX_SAVED);
+}
+END_TEST
+
+START_TEST(changed_archive_is_indexed_anew)
+{
+    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    ck_assert_int_eq(command("touch -d 2001-01-01 a.tar"), 0); /* the time */
+    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    ck_assert_int_eq(command("echo >> a.tar && touch -d 2001-01-01 a.tar"), 0); /* the size */
+    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    /* The content alone: the last member's name, and the header's sum with it. */
+    ck_assert_int_eq(command("sed -i 's/the-old/the-new/' a.tar; echo 2 > tree/one; "
+                             "tar -cf b.tar -C tree . && test $(stat -c %%s a.tar) -gt "
+                             "$(stat -c %%s b.tar) && echo >> b.tar && cat b.tar > a.tar && "
+                             "touch -d 2001-01-01 a.tar"),
+                     0);
+    open_and_check("a.tar", always, POT_INDEX_BUILT);
+}
+END_TEST
+
+START_TEST(damaged_saved_index_is_made_anew)
+{
+    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    ck_assert_int_eq(command("printf '\\377\\377' | dd of=a.tar.onepot-index bs=1 seek=70 "
+                             "conv=notrunc 2>/dev/null"),
+                     0);
+    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    ck_assert_ptr_nonnull(strstr(notes, "damaged"));
+    ck_assert_int_eq(command("truncate -s 100 a.tar.onepot-index"), 0);
+    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    ck_assert_int_eq(command("truncate -s 0 a.tar.onepot-index"), 0);
+    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    ck_assert_int_eq(command("rm a.tar.onepot-index && mkfifo a.tar.onepot-index"), 0);
+    open_and_check("a.tar", never, POT_INDEX_BUILT); /* and does not wait for it */
+}
+END_TEST
+
+START_TEST(index_of_another_archive_is_not_used)
+{
+    ck_assert_int_eq(command("mkdir t2 && echo x > t2/x && tar -cf b.tar -C t2 ."), 0);
+    struct pot *pot = must_open("b.tar", always);
+    pot_close(pot);
+    ck_assert_int_eq(command("cp b.tar.onepot-index a.tar.onepot-index"), 0);
+    open_and_check("a.tar", never, POT_INDEX_BUILT);
+}
+END_TEST
+
+START_TEST(index_of_somebody_else_is_not_used)
+{
+    if (geteuid() != 0) {
+        puts("skipped: only root can give files away");
+        return;
+    }
+    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    ck_assert_int_eq(chown("a.tar.onepot-index", 12345, 12345), 0);
+    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    ck_assert_ptr_nonnull(strstr(notes, "somebody else"));
+    ck_assert_int_eq(chown("a.tar", 12345, 12345), 0); /* his archive, his index */
+    open_and_check("a.tar", never, POT_INDEX_SAVED);
+}
+END_TEST
+
+START_TEST(index_goes_to_the_cache_where_it_can_not_lie_beside)
+{
+    ck_assert_int_eq(mkdir("a.tar.onepot-index", 0700), 0); /* stops root, too */
+    struct pot *pot = must_open("a.tar", always);
+    char expected[PATH_MAX + 100];
+    snprintf(expected, sizeof(expected), "%s/.cache/onepot/a.tar-", folder);
+    ck_assert_ptr_nonnull(pot->index_path);
+    ck_assert_int_eq(strncmp(pot->index_path, expected, strlen(expected)), 0);
+    pot_close(pot);
+    open_and_check("a.tar", never, POT_INDEX_SAVED);
+    struct stat st;
+    ck_assert_int_eq(stat(".cache/onepot", &st), 0);
+    ck_assert_uint_eq(st.st_mode & 0777, 0700);
+
+    setenv("XDG_CACHE_HOME", "/nonexistent-folder-of-onepot/x", 1);
+    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    char other[PATH_MAX + 10];
+    snprintf(other, sizeof(other), "%s/other", folder);
+    setenv("XDG_CACHE_HOME", other, 1);
+    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    ck_assert_int_eq(access("other/onepot", F_OK), 0);
+}
+END_TEST
+
+START_TEST(index_that_can_not_be_saved_is_an_error_only_if_asked_for)
+{
+    struct fault fault;
+    struct pot *pot = NULL;
+    ck_assert_int_eq(mkdir("a.tar.onepot-index", 0700), 0);
+    ck_assert_int_eq(command("touch file"), 0);
+    char cache[PATH_MAX + 10];
+    snprintf(cache, sizeof(cache), "%s/file", folder);
+    setenv("XDG_CACHE_HOME", cache, 1);
+    ck_assert_int_eq(open_with("a.tar", always, &fault, &pot), -ENOTDIR);
+    ck_assert_ptr_nonnull(strstr(fault.what, "could not be saved"));
+    ck_assert_int_eq(command("test $(ls -A | wc -l) = 4"), 0); /* nothing half done */
+}
+END_TEST
+
+/* ---- archives with an index of their own ---- */
+
+static int index_into(struct source *source, struct builder *builder,
+                      struct builder_header *header)
+{
+    static struct progress progress;
+    return backend_tar.index(source, builder, header, &progress, NULL);
+}
+
+/* a.tar, with a trailer as 'onepot pack' writes it. */
+static void make_onepot(const char *path)
+{
+    struct source *source = NULL;
+    struct builder *builder = NULL;
+    struct builder_header header = {.format = FORMAT_ONEPOT};
+    struct onepot_tar tar = {.identifier = {1, 2, 3}};
+    uint64_t file_bytes;
+    ck_assert_int_eq(command("cp a.tar %s", path), 0);
+    ck_assert_int_eq(source_open(path, NULL, &source), 0);
+    ck_assert_int_eq(builder_new(&builder), 0);
+    ck_assert_int_eq(index_into(source, builder, &header), 0);
+    tar.tar_bytes = source_size(source);
+    uint8_t block[512];
+    tar.end_marker_offset = tar.tar_bytes;
+    do {
+        tar.end_marker_offset -= 512;
+        ck_assert_int_eq(source_read(source, block, 512, tar.end_marker_offset), 0);
+    } while (block[0] == 0 && memcmp(block, block + 1, 511) == 0);
+    tar.end_marker_offset += 512;
+    auto_close int fd = open(path, O_RDWR);
+    ck_assert_int_eq(onepot_format_append(builder, &header, fd, &tar, NULL, &file_bytes), 0);
+    builder_free(builder);
+    source_close(source);
+}
+
+START_TEST(embedded_index_is_used)
+{
+    make_onepot("p.tar");
+    struct pot *pot = must_open("p.tar", always);
+    check_content(pot);
+    ck_assert_int_eq((int)pot->origin, POT_INDEX_EMBEDDED);
+    ck_assert_str_eq(pot->backend->name, "onepot");
+    ck_assert_str_eq(notes, "");
+    pot_close(pot);
+    ck_assert_int_ne(access("p.tar.onepot-index", F_OK), 0);
+}
+END_TEST
+
+START_TEST(archive_that_tar_appended_to_is_indexed_anew)
+{
+    make_onepot("p.tar");
+    ck_assert_int_eq(command("echo new > added && tar -rf p.tar added"), 0);
+    struct pot *pot = must_open("p.tar", never);
+    uint32_t position;
+    check_content(pot);
+    ck_assert_int_eq(index_resolve(pot->index, "added", &position), 0);
+    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
+    ck_assert_int_eq((int)index_info(pot->index)->format, FORMAT_TAR);
+    pot_close(pot);
+}
+END_TEST
+
+START_TEST(damaged_embedded_index_is_made_anew_with_a_note)
+{
+    struct stat st;
+    make_onepot("p.tar");
+    ck_assert_int_eq(stat("p.tar", &st), 0);
+    struct stat plain;
+    ck_assert_int_eq(stat("a.tar", &plain), 0);
+    unsigned rebuilt = 0;
+    for (off_t at = plain.st_size; at < st.st_size; at += 97) {
+        uint8_t byte, changed;
+        auto_close int fd = open("p.tar", O_RDWR);
+        ck_assert_int_eq(pread(fd, &byte, 1, at), 1);
+        changed = byte ^ 0x55;
+        ck_assert_int_eq(pwrite(fd, &changed, 1, at), 1);
+        struct pot *pot = must_open("p.tar", never);
+        if (pot->origin == POT_INDEX_BUILT) {
+            rebuilt++;
+            check_content(pot);
+            ck_assert_ptr_nonnull(strstr(notes, "p.tar: "));
+        }
+        pot_close(pot);
+        ck_assert_int_eq(pwrite(fd, &byte, 1, at), 1);
+    }
+    ck_assert_uint_gt(rebuilt, 0);
+}
+END_TEST
+
+/* ---- compressed archives ---- */
+
+static void check_unpacked(const char *path, const char *compression, const char *where,
+                           struct pot_options options)
+{
+    char expected[PATH_MAX + 200];
+    struct pot *pot = must_open(path, options);
+    check_content(pot);
+    ck_assert_str_eq(pot->compression, compression);
+    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
+    struct stat st;
+    ck_assert_int_eq(stat(path, &st), 0);
+    ck_assert_uint_eq(pot->identity.ino, st.st_ino); /* of the file that was named */
+    ck_assert_int_eq(fstat(source_fd(pot->source), &st), 0);
+    ck_assert_uint_eq(st.st_nlink, 0);
+    ck_assert_uint_eq(st.st_mode & 07777, 0600);
+    snprintf(expected, sizeof(expected), "%s: is one %s stream: unpacked %llu bytes to %s;",
+             path, compression, (unsigned long long)source_size(pot->source), where);
+    ck_assert_msg(strstr(notes, expected) != NULL, "'%s' is not in '%s'", expected, notes);
+    pot_close(pot);
+}
+
+START_TEST(compressed_tar_is_unpacked_into_memory)
+{
+    ck_assert_int_eq(command("gzip -k a.tar && xz -k a.tar && bzip2 -k a.tar"), 0);
+    check_unpacked("a.tar.gz", "gzip", "/dev/shm", defaults);
+    check_unpacked("a.tar.xz", "xz", "/dev/shm", defaults);
+    check_unpacked("a.tar.bz2", "bzip2", "/dev/shm", defaults);
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    check_unpacked("a.tar.gz", "gzip", "/dev/shm", defaults);
+}
+END_TEST
+
+START_TEST(compressed_tar_that_does_not_fit_in_memory_goes_to_disk)
+{
+    ck_assert_int_eq(command("gzip -k a.tar"), 0);
+    /* By the guess; then only when it is being written. */
+    check_unpacked("a.tar.gz", "gzip", folder, (struct pot_options){.memory_bytes = 4096});
+    ck_assert_int_eq(
+        command("head -c 3000000 /dev/zero > tree/zeros && tar -cf z.tar -C tree . "
+                "&& gzip z.tar"),
+        0);
+    check_unpacked("z.tar.gz", "gzip", folder, (struct pot_options){.memory_bytes = 4000000});
+    setenv("TMPDIR", "/nonexistent-folder-of-onepot", 1);
+    check_unpacked("z.tar.gz", "gzip", "/tmp", (struct pot_options){.memory_bytes = 4000000});
+    unsetenv("TMPDIR");
+    check_unpacked("z.tar.gz", "gzip", "/tmp", (struct pot_options){.memory_bytes = 4000000});
+}
+END_TEST
+
+START_TEST(index_of_a_compressed_tar_is_not_saved)
+{
+    struct fault fault;
+    struct pot *pot = NULL;
+    ck_assert_int_eq(command("gzip -k a.tar"), 0);
+    ck_assert_int_eq(open_with("a.tar.gz", always, &fault, &pot), -ENOTSUP);
+    ck_assert_ptr_nonnull(strstr(fault.advice, "onepot pack"));
+}
+END_TEST
+
+START_TEST(compressed_onepot_archive_brings_its_index)
+{
+    make_onepot("p.tar");
+    ck_assert_int_eq(command("gzip p.tar"), 0);
+    struct pot *pot = must_open("p.tar.gz", defaults);
+    check_content(pot);
+    ck_assert_int_eq((int)pot->origin, POT_INDEX_EMBEDDED);
+    pot_close(pot);
+}
+END_TEST
+
+START_TEST(member_called_like_a_magic_is_no_compression)
+{
+    ck_assert_int_eq(command("cp tree/one BZh9 && tar -cf b.tar BZh9"), 0);
+    struct pot *pot = must_open("b.tar", never);
+    ck_assert_ptr_null(pot->compression);
+    pot_close(pot);
+}
+END_TEST
+
+/* ---- errors ---- */
+
+START_TEST(what_is_no_archive_is_refused_with_a_reason)
+{
+    static const struct {
+        const char *path;
+        int err;
+        const char *what;
+    } cases[] = {
+        {"nothing", ENOENT, "no such file"},
+        {"tree", EISDIR, "directory"},
+        {"tree/sub/numbers", ENOMSG, "no archive"},
+        {"empty", ENOMSG, "empty"},
+        {"fifo", EINVAL, "regular"},
+        {"numbers.gz", ENOMSG, "no tar"},
+    };
+    ck_assert_int_eq(command("touch empty && mkfifo fifo && gzip -c tree/sub/numbers > "
+                             "numbers.gz"),
+                     0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct fault fault;
+        struct pot *pot = NULL;
+        ck_assert_int_eq(open_with(cases[i].path, defaults, &fault, &pot), -cases[i].err);
+        ck_assert_msg(strstr(fault.what, cases[i].what) != NULL, "%s: %s", cases[i].path,
+                      fault.what);
+        ck_assert_ptr_null(pot);
+    }
+}
+END_TEST
+
+START_TEST(truncated_archives_are_errors)
+{
+    struct stat st;
+    ck_assert_int_eq(command("gzip -k a.tar"), 0);
+    ck_assert_int_eq(stat("a.tar.gz", &st), 0);
+    for (int percent = 5; percent < 100; percent += 19) {
+        struct fault fault;
+        struct pot *pot = NULL;
+        ck_assert_int_eq(
+            command("cp a.tar.gz t.gz && truncate -s %lld t.gz && head -c %d a.tar "
+                    "> t.tar",
+                    (long long)st.st_size * percent / 100, 500000 * percent / 100),
+            0);
+        ck_assert_int_eq(open_with("t.gz", defaults, &fault, &pot), -EUCLEAN);
+        ck_assert_int_eq(open_with("t.tar", always, &fault, &pot), -EUCLEAN);
+        ck_assert_int_ne(access("t.tar.onepot-index", F_OK), 0);
+    }
+}
+END_TEST
+
+START_TEST(notes_can_not_write_to_the_terminal)
+{
+    ck_assert_int_eq(command("cp a.tar \"$(printf 'x\\033[31m.tar')\" && gzip x*.tar"), 0);
+    struct pot *pot = must_open("x\033[31m.tar.gz", defaults);
+    ck_assert_str_ne(notes, "");
+    ck_assert_ptr_null(strchr(notes, '\033'));
+    pot_close(pot);
+}
+END_TEST
+
+START_TEST(remarks_on_an_archive_are_notes)
+{
+    ck_assert_int_eq(command("head -c 1024 a.tar > cut.tar"), 0); /* "./" and "./one" */
+    ck_assert_int_eq(command("tar -cf one.tar -C tree one && head -c 1024 one.tar > cut.tar"),
+                     0);
+    struct pot *pot = must_open("cut.tar", never);
+    ck_assert_ptr_nonnull(strstr(notes, "cut.tar: it has no end-of-archive marker"));
+    pot_close(pot);
+}
+END_TEST
+
+static void on_signal(int signal)
+{
+    (void)signal;
+}
+
+static void interrupt(void *ctx, const char *doing, const struct progress *progress)
+{
+    (void)progress;
+    ck_assert_str_eq(doing, "unpacking to /dev/shm");
+    ++*(int *)ctx;
+    raise(SIGALRM);
+}
+
+START_TEST(signal_ends_a_long_step)
+{
+    /* 4 GiB of zeros: a second and more of work, and no memory. */
+    if (command("truncate -s 4G tree/zeros && tar -cf - -C tree . | zstd -q -1 > z.tar.zst") !=
+        0) {
+        puts("skipped: no zstd program");
+        return;
+    }
+    struct sigaction action = {.sa_handler = on_signal}, before;
+    sigaction(SIGALRM, &action, &before);
+    int calls = 0;
+    struct fault fault = {0};
+    struct pot *pot = NULL;
+    struct pot_options options = {.progress = interrupt, .ctx = &calls};
+    int r = pot_open("z.tar.zst", &options, &fault, &pot);
+    sigaction(SIGALRM, &before, NULL);
+    ck_assert_int_eq(r, -EINTR);
+    ck_assert_int_ge(calls, 1);
+    ck_assert_ptr_null(pot);
+    ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
+}
+END_TEST
+
+static void *open_in_thread(void *arg)
+{
+    struct fault fault = {0};
+    struct pot_options options = {.save = POT_SAVE_ALWAYS, .rebuild = true};
+    for (int i = 0; i < 10 && *(int *)arg == 0; i++) {
+        struct pot *pot = NULL;
+        *(int *)arg = pot_open("a.tar", &options, &fault, &pot);
+        pot_close(pot);
+    }
+    return NULL;
+}
+
+START_TEST(several_may_index_one_archive_at_once)
+{
+    pthread_t threads[4];
+    int results[4] = {0};
+    for (int i = 0; i < 4; i++)
+        pthread_create(&threads[i], NULL, open_in_thread, &results[i]);
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        ck_assert_int_eq(results[i], 0);
+    }
+    open_and_check("a.tar", never, POT_INDEX_SAVED);
+    ck_assert_int_eq(command("test $(ls | wc -l) = 3"), 0);
+}
+END_TEST
+
+/* After each test: no descriptor of a pot is left open, nothing lies in /dev/shm. */
+START_TEST(nothing_is_left_open)
+{
+    ck_assert_int_eq(command("gzip -k a.tar"), 0);
+    int before = dup(0), after;
+    close(before);
+    for (int i = 0; i < 3; i++) {
+        struct fault fault;
+        struct pot *pot = NULL;
+        pot_close(must_open("a.tar", always));
+        pot_close(must_open("a.tar.gz", defaults));
+        open_with("tree", defaults, &fault, &pot);
+        ck_assert_int_eq(open_with("a.tar.gz", always, &fault, &pot), -ENOTSUP);
+    }
+    after = dup(0);
+    close(after);
+    ck_assert_int_eq(before, after);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tests = tcase_create("pot");
+    tcase_set_timeout(tests, 120);
+    tcase_add_checked_fixture(tests, make_folder, remove_folder);
+    tcase_add_test(tests, tar_is_indexed);
+    tcase_add_test(tests, quick_index_is_not_saved);
+    tcase_add_test(tests, saved_index_is_used_again);
+    tcase_add_test(tests, saved_index_works_for_archives_on_a_network);
+    tcase_add_test(tests, changed_archive_is_indexed_anew);
+    tcase_add_test(tests, damaged_saved_index_is_made_anew);
+    tcase_add_test(tests, index_of_another_archive_is_not_used);
+    tcase_add_test(tests, index_of_somebody_else_is_not_used);
+    tcase_add_test(tests, index_goes_to_the_cache_where_it_can_not_lie_beside);
+    tcase_add_test(tests, index_that_can_not_be_saved_is_an_error_only_if_asked_for);
+    tcase_add_test(tests, embedded_index_is_used);
+    tcase_add_test(tests, archive_that_tar_appended_to_is_indexed_anew);
+    tcase_add_test(tests, damaged_embedded_index_is_made_anew_with_a_note);
+    tcase_add_test(tests, compressed_tar_is_unpacked_into_memory);
+    tcase_add_test(tests, compressed_tar_that_does_not_fit_in_memory_goes_to_disk);
+    tcase_add_test(tests, index_of_a_compressed_tar_is_not_saved);
+    tcase_add_test(tests, compressed_onepot_archive_brings_its_index);
+    tcase_add_test(tests, member_called_like_a_magic_is_no_compression);
+    tcase_add_test(tests, what_is_no_archive_is_refused_with_a_reason);
+    tcase_add_test(tests, truncated_archives_are_errors);
+    tcase_add_test(tests, notes_can_not_write_to_the_terminal);
+    tcase_add_test(tests, remarks_on_an_archive_are_notes);
+    tcase_add_test(tests, signal_ends_a_long_step);
+    tcase_add_test(tests, several_may_index_one_archive_at_once);
+    tcase_add_test(tests, nothing_is_left_open);
+
+    Suite *suite = suite_create("pot");
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
