@@ -77,7 +77,7 @@ missing_packages() {
     local need package
     while read -r need package; do
         if [ -n "$need" ] && ! is_there "$need"; then printf '%s\n' "$package"; fi
-    done <<<"$*"
+    done < <(printf '%s\n' "$@")
 }
 
 # install_missing LIST...: ask apt for what is missing, and for nothing else. Without the
