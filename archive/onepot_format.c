@@ -142,7 +142,7 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
     memcpy(header->identifier, tar->identifier, sizeof(header->identifier));
 
     uint64_t image_bytes;
-    int r = builder_write(builder, header, fd, tar->tar_bytes, fault, &image_bytes);
+    int r = builder_write(builder, header, fd, tar->tar_bytes, NULL, &image_bytes);
     if (r < 0)
         return r;
     uint64_t file_bytes = end_of_file(tar->tar_bytes + image_bytes);
