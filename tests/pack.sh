@@ -1,0 +1,240 @@
+#!/usr/bin/env bash
+# onepot pack as a person meets it: what other programs extract from its archives, what a
+# reader that knows only the manual makes of them, and that no half archive is ever left.
+#
+# Usage: pack.sh ONEPOT SOURCE_ROOT
+set -euo pipefail
+
+onepot=$(realpath "$1")
+tests=$2/tests
+work=$(mktemp -d)
+mounted=
+cleanup() {
+    if [ -n "$mounted" ]; then
+        umount "$mounted" || true
+    fi
+    chmod -R u+rwX "$work" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
+export TZ=UTC LC_ALL=C XDG_CACHE_HOME=$work/cache
+python=/usr/bin/python3
+[ -x "$python" ] || python=python3
+failed=0
+cd "$work"
+
+fail() {
+    echo "FAILED: $*"
+    failed=$((failed + 1))
+}
+
+# run WANTED_STATUS COMMAND...: output in $work/out and $work/err.
+run() {
+    local wanted=$1 status=0
+    shift
+    "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
+    if [ "$status" -ne "$wanted" ]; then
+        fail "'$*' ended with $status, and should with $wanted: $(head -c 500 "$work/err")"
+    fi
+}
+
+silent() {
+    if [ -s "$work/err" ] || [ -s "$work/out" ]; then
+        fail "$1 is not silent: $(head -c 300 "$work/out" "$work/err")"
+    fi
+}
+
+# same A B WHAT
+same() {
+    if ! cmp -s "$1" "$2"; then
+        fail "$3: $(diff "$1" "$2" | head -c 1000 || true)"
+    fi
+}
+
+# nothing DIR: neither an archive nor a part of one.
+nothing() {
+    local left
+    left=$(find "$1" -maxdepth 1 -name '*.tar*')
+    if [ -n "$left" ]; then
+        fail "$2 left $left"
+    fi
+}
+
+# ---- the archive, and a reader that was written from its manual ----
+"$python" "$tests/pack_tree.py" make tree
+run 0 "$onepot" pack -o a.tar tree
+if [ -s out ] || ! grep -q 'socket: left out: it is a socket' err; then
+    fail "pack says: $(cat out err)"
+fi
+for jobs in 1 2 5; do
+    run 0 "$onepot" pack -q -f -j $jobs -o again.tar tree
+    same a.tar again.tar "the bytes with -j $jobs"
+done
+
+"$python" "$tests/pack_tree.py" list tree >tree.list
+"$python" "$tests/onepot_reader.py" list a.tar >reader.list || fail 'the reader failed'
+same tree.list reader.list 'what the reader finds'
+run 0 "$python" "$tests/onepot_reader.py" verify a.tar
+run 0 "$onepot" cat a.tar hl/a
+same out tree/hl/a 'onepot cat'
+
+# ---- every flipped bit of a small archive is found ----
+mkdir small
+head -c 3000 /dev/urandom >small/one
+printf 'x' >small/two
+: >small/empty
+truncate -s 1M small/hole
+printf 'y' | dd of=small/hole bs=1 seek=500000 conv=notrunc status=none
+run 0 "$onepot" pack -q small
+[ -e small.onepot.tar ] || fail 'the default name is another one'
+cat >flip.py <<'END'
+import os, random, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+sys.argv[0] = "onepot_reader"
+import onepot_reader
+original = open("small.onepot.tar", "rb").read()
+rng = random.Random(7)
+onepot_reader.Archive("small.onepot.tar").verify()
+places = [rng.randrange(len(original) * 8) for _ in range(1500)]
+places += [8 * (len(original) - 512 + i) for i in range(512)]
+missed = []
+for place in places:
+    changed = bytearray(original)
+    changed[place // 8] ^= 1 << place % 8
+    with open("flipped.tar", "wb") as f:
+        f.write(changed)
+    try:
+        onepot_reader.Archive("flipped.tar").verify()
+        missed.append(place)
+    except Exception:
+        pass
+print(missed if missed else "all found")
+END
+PYTHONDONTWRITEBYTECODE=1 "$python" flip.py "$tests" >flip.out
+if [ "$(cat flip.out)" != 'all found' ]; then
+    fail "bits that can be flipped: $(cat flip.out)"
+fi
+
+# ---- what other programs extract ----
+# extracted NAME WITHOUT...: compare x with the tree, without these fields.
+extracted() {
+    local name=$1
+    shift
+    "$python" "$tests/pack_tree.py" list tree "$@" >tree.list
+    "$python" "$tests/pack_tree.py" list x "$@" >x.list
+    # bsdtar does not restore the time of the folder that it extracts into.
+    sed -i '/"path": "\."/d' tree.list x.list
+    if [ "$name" = bsdtar ]; then
+        sed -i '/"path": "before1970/d' tree.list x.list
+    fi
+    same tree.list x.list "what $name extracts"
+    chmod -R u+rwX x
+    rm -rf x
+    mkdir x
+}
+mkdir x
+root_only=()
+if [ "$(id -u)" -ne 0 ]; then
+    echo 'not compared, since this is not root: owners, capabilities, devices'
+    root_only=(uid gid)
+fi
+for locale in C C.UTF-8; do
+    export LC_ALL=$locale
+    run 0 tar --warning=no-timestamp --xattrs --xattrs-include='*' --numeric-owner -xpf a.tar -C x
+    silent "tar in $locale"
+    extracted tar "${root_only[@]}"
+
+    if command -v bsdtar >/dev/null; then
+        run 0 bsdtar --numeric-owner -xpSf a.tar -C x
+        silent "bsdtar in $locale"
+        extracted bsdtar "${root_only[@]}"
+    else
+        echo 'not compared: there is no bsdtar'
+    fi
+
+    # Times as floating point, no attributes, links to links as copies.
+    run 0 "$python" -c 'import sys, tarfile
+with tarfile.open(sys.argv[1]) as t: t.extractall("x", numeric_owner=True)' a.tar
+    silent "tarfile in $locale"
+    extracted tarfile mtime_ns xattrs nlink:symlink "${root_only[@]}"
+done
+export LC_ALL=C
+run 0 tar -xOf a.tar size/10240
+same out tree/size/10240 'tar of one member'
+
+# ---- appended to, it is a tar like any other ----
+for size in 0 5000 200000; do
+    cp a.tar appended.tar
+    head -c $size /dev/zero >new.file
+    run 0 tar rf appended.tar new.file
+    run 0 "$onepot" ls appended.tar
+    grep -q '^new.file$' out || fail "$size bytes that tar appended are not seen"
+done
+
+# ---- no half archive ----
+mkdir big target
+for i in 1 2 3 4 5 6; do
+    head -c 20M /dev/zero >big/$i
+done
+for signal in KILL TERM INT; do
+    for attempt in 1 2 3; do
+        "$onepot" pack -q -o target/b.tar big 2>err &
+        pid=$!
+        until ls target | grep -q . || ! kill -0 $pid 2>/dev/null; do :; done
+        kill -$signal $pid 2>/dev/null || true
+        status=0
+        wait $pid 2>/dev/null || status=$?
+        if [ -e target/b.tar ]; then
+            run 0 "$python" "$tests/onepot_reader.py" verify target/b.tar
+        elif [ $signal != KILL ]; then
+            nothing target "SIG$signal"
+            # Background jobs of a script ignore SIGINT.
+            [ $signal = INT ] || [ $status -eq 143 ] || fail "SIG$signal made the status $status"
+        fi
+        rm -f target/*
+    done
+done
+
+mkdir disk
+if [ "$(id -u)" -eq 0 ] && mount -t tmpfs -o size=30M none disk 2>/dev/null; then
+    mounted=$work/disk
+    run 1 "$onepot" pack -o disk/b.tar big
+    nothing disk 'a full disk'
+    if [ "$(wc -l <err)" -ne 1 ] || ! grep -q 'disk/b.tar: .*No space left on device.*; .*space' err; then
+        fail "a full disk says: $(cat err)"
+    fi
+    # Full only when the index is written.
+    used=$(stat -c %s a.tar)
+    mount -o remount,size=$(((used - 20000) / 4096 * 4096)) disk
+    run 1 "$onepot" pack -q -o disk/a.tar tree
+    nothing disk 'a disk without room for the index'
+    umount disk
+    mounted=
+else
+    echo 'not tested: a full disk (it takes a mount of tmpfs)'
+fi
+
+# ---- refusals ----
+run 1 "$onepot" pack small
+grep -q 'small.onepot.tar: already exists; .*-f' err || fail "an existing name says: $(cat err)"
+run 0 "$onepot" pack -f small
+run 2 "$onepot" pack
+run 2 "$onepot" pack -o - small
+run 2 "$onepot" pack small tree
+grep -q 'name the archive with -o' err || fail "two sources say: $(cat err)"
+for option in --zstd --zstd=3 --align=4096 --block=1M --exclude=x --files-from=x --shards=2; do
+    run 2 "$onepot" pack "$option" small
+    grep -q -e '--[a-z-]*.* is not available yet' err || fail "$option says: $(cat err)"
+done
+run 1 "$onepot" pack a.tar
+run 1 "$onepot" pack -o there.tar nowhere
+if [ "$(wc -l <err)" -ne 1 ] || ! grep -q '^onepot: nowhere: ' err; then
+    fail "a source that is not there says: $(cat err)"
+fi
+[ ! -e there.tar ] || fail 'a source that is not there made an archive'
+
+if [ "$failed" -gt 0 ]; then
+    echo "$failed failed"
+    exit 1
+fi
+echo 'all as it should be'

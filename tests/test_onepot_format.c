@@ -1,0 +1,421 @@
+/*
+ * The trailer of an onepot archive: found where it describes the tar before it, and in
+ * no other case, whatever was done to the file since.
+ */
+#include <check.h>
+
+#include <endian.h>
+#include <fcntl.h>
+#include <limits.h>
+
+#include "backend.h"
+#include "cleanup.h"
+#include "index_helper.h"
+#include "onepot_format.h"
+#include "writer.h"
+
+enum { FOOTER = 512, RECORD = ONEPOT_RECORD_BYTES };
+
+static char folder[] = "/tmp/onepot-format-XXXXXX";
+static char path[64];
+static uint8_t *bytes; /* of the archive */
+static size_t len;
+static struct writer_totals totals;
+
+static void add_member(struct writer *w, const char *name, uint32_t mode, size_t size)
+{
+    struct pax_member m = {.path = name,
+                           .path_len = strlen(name),
+                           .mode = mode,
+                           .size_bytes = size,
+                           .mtime_sec = 7};
+    struct pax_buffer header = {0};
+    struct fault fault = {0};
+    ck_assert_int_eq(pax_encode(&m, &header), 0);
+    ck_assert_int_eq(writer_add(w, &m, &header, NULL, &fault), 0);
+    if (!size)
+        return;
+    uint8_t *data = malloc(size);
+    memset(data, 'd', size);
+    ck_assert_int_eq(writer_data(w, data, size, &fault), 0);
+}
+
+static void write_archive(size_t files)
+{
+    struct writer *w = NULL;
+    struct fault fault = {0};
+    struct writer_options options = {.no_sync = true, .overwrite = true};
+    int r = writer_open(path, &options, &fault, &w);
+    ck_assert_msg(r == 0, "%s", fault.what);
+    add_member(w, "", S_IFDIR | 0755, 0);
+    for (size_t i = 0; i < files; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "file%04zu", i);
+        add_member(w, name, S_IFREG | 0644, i * 37 % 5000);
+    }
+    r = writer_close(w, &fault, &totals);
+    ck_assert_msg(r == 0, "%d %s", r, fault.what);
+}
+
+static void load(void)
+{
+    auto_close int fd = open(path, O_RDONLY);
+    struct stat st;
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(fstat(fd, &st), 0);
+    free(bytes);
+    len = (size_t)st.st_size;
+    bytes = malloc(len);
+    ck_assert_int_eq(read(fd, bytes, len), (ssize_t)len);
+}
+
+static void setup(void)
+{
+    strcpy(folder + strlen(folder) - 6, "XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/a.tar", folder);
+    write_archive(20);
+    load();
+}
+
+static void teardown(void)
+{
+    free(bytes);
+    bytes = NULL;
+    unlink(path);
+    rmdir(folder);
+}
+
+/* -ENOENT where probe already says that it is no onepot archive. */
+static int find_in(const uint8_t *image, size_t size, struct embedded_index *ret_where)
+{
+    struct source *source = NULL;
+    struct fault fault = {0};
+    ck_assert_int_eq(source_from_memory(image, size, "memory", &source), 0);
+    int r = backend_onepot.probe(source, image, size < 65536 ? size : 65536);
+    ck_assert(r == 0 || r == 1);
+    if (r == 0) {
+        ck_assert_int_eq(backend_onepot.find(source, &fault, ret_where), -ENOENT);
+        source_close(source);
+        return -ENOENT;
+    }
+    r = backend_onepot.find(source, &fault, ret_where);
+    ck_assert_msg(r == 0 || fault.err == -r, "%d, but the fault has %d", r, fault.err);
+    source_close(source);
+    return r;
+}
+
+static int find(void)
+{
+    struct embedded_index where;
+    return find_in(bytes, len, &where);
+}
+
+static uint64_t get(size_t at)
+{
+    uint64_t value;
+    memcpy(&value, bytes + at, 8);
+    return le64toh(value);
+}
+
+/* A footer that lies, with a sum that is right. */
+static void put(size_t at, uint64_t value)
+{
+    uint8_t *footer = bytes + len - FOOTER;
+    value = htole64(value);
+    memcpy(footer + at, &value, 8);
+    value = htole64(XXH3_64bits(footer, FOOTER - 8));
+    memcpy(footer + FOOTER - 8, &value, 8);
+}
+
+enum { END_MARKER = 48, IMAGE_OFFSET = 56, IMAGE_BYTES = 64, FILE_BYTES = 72, REST_SUM = 80 };
+
+/* ---- what is right ---- */
+
+START_TEST(the_trailer_of_a_fresh_archive_is_found)
+{
+    struct embedded_index where = {0};
+    ck_assert_int_eq(find_in(bytes, len, &where), 0);
+    ck_assert_uint_eq(len % RECORD, 0);
+    ck_assert_uint_eq(where.offset % RECORD, 0);
+    ck_assert_uint_eq(len, totals.file_bytes);
+    ck_assert_uint_lt(where.offset + where.length, len);
+
+    struct source *source = NULL;
+    struct index *index = NULL;
+    struct fault fault = {0};
+    ck_assert_int_eq(source_from_memory(bytes, len, "memory", &source), 0);
+    ck_assert_int_eq(index_open(source, where.offset, where.length, &fault, &index), 0);
+    const struct index_info *info = index_info(index);
+    ck_assert_int_eq(info->format, FORMAT_ONEPOT);
+    ck_assert_uint_eq(info->entries, 21);
+    ck_assert_uint_eq(info->archive_bytes, where.offset);
+    ck_assert_mem_eq(info->identifier, totals.identifier, 16);
+    ck_assert_mem_eq(info->identifier, bytes + len - FOOTER + 32, 16);
+    ck_assert_uint_eq(walk_all(index).errors, 0);
+    index_close(index);
+    source_close(source);
+}
+END_TEST
+
+START_TEST(the_end_marker_is_where_footer_and_index_say)
+{
+    size_t footer = len - FOOTER;
+    uint64_t marker = get(footer + END_MARKER), image = get(footer + IMAGE_OFFSET);
+    for (uint64_t i = marker; i < image; i++)
+        ck_assert_uint_eq(bytes[i], 0);
+    ck_assert_uint_ge(image - marker, ONEPOT_MARKER_BYTES);
+    ck_assert_uint_lt(image - marker, ONEPOT_MARKER_BYTES + RECORD);
+    struct disk_header h;
+    memcpy(&h, bytes + image, sizeof(h));
+    ck_assert_uint_eq(le64toh(h.end_marker_offset), marker);
+}
+END_TEST
+
+START_TEST(the_rest_sum_covers_all_that_is_no_data)
+{
+    /* Of an archive of empty files that is everything before the index. */
+    struct writer *w = NULL;
+    struct fault fault = {0};
+    struct writer_options options = {.no_sync = true, .overwrite = true};
+    ck_assert_int_eq(writer_open(path, &options, &fault, &w), 0);
+    for (int i = 0; i < 9; i++) {
+        char name[2] = {(char)('a' + i), 0};
+        add_member(w, name, S_IFREG | 0644, 0);
+    }
+    ck_assert_int_eq(writer_close(w, &fault, &totals), 0);
+    load();
+    size_t footer = len - FOOTER;
+    ck_assert_uint_eq(get(footer + REST_SUM), XXH3_64bits(bytes, get(footer + IMAGE_OFFSET)));
+}
+END_TEST
+
+START_TEST(every_number_of_members_ends_on_records)
+{
+    for (size_t files = 0; files < 45; files++) {
+        write_archive(files);
+        load();
+        ck_assert_uint_eq(len % RECORD, 0);
+        ck_assert_int_eq(find(), 0);
+    }
+}
+END_TEST
+
+START_TEST(the_identifier_follows_the_content)
+{
+    uint8_t first[16];
+    memcpy(first, totals.identifier, 16);
+    write_archive(20);
+    ck_assert_mem_eq(first, totals.identifier, 16);
+    write_archive(21);
+    ck_assert_mem_ne(first, totals.identifier, 16);
+}
+END_TEST
+
+/* ---- what was changed since ---- */
+
+static void run_tar(const char *format, const char *option)
+{
+    char command[512];
+    snprintf(command, sizeof(command), format, option, path, folder);
+    int status = system(command);
+    ck_assert_msg(status == 0, "%s: %d", command, status);
+}
+
+START_TEST(appending_with_tar_is_noticed)
+{
+    /* From one that leaves the footer in place to one that overwrites it. */
+    static const char *const sizes[] = {"0", "1", "600", "3000", "60000"};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        write_archive(20);
+        run_tar("head -c %s /dev/zero >%s.new && cd / && tar rf %2$s %2$s.new 2>/dev/null && "
+                "rm %2$s.new",
+                sizes[i]);
+        load();
+        int r = find();
+        ck_assert_msg(r == -ESTALE || r == -ENOENT, "%s bytes: %d", sizes[i], r);
+        ck_assert(i > 2 || r == -ESTALE);
+    }
+}
+END_TEST
+
+START_TEST(deleting_with_tar_is_noticed)
+{
+    run_tar("tar --delete -f %2$s %1$s", "file0003");
+    load();
+    int r = find();
+    ck_assert_msg(r == -ESTALE || r == -ENOENT, "%d", r);
+}
+END_TEST
+
+START_TEST(appended_bytes_make_it_a_plain_tar)
+{
+    for (size_t extra = 1; extra < 3 * RECORD; extra += 511) {
+        uint8_t *longer = calloc(1, len + extra);
+        struct embedded_index where;
+        memcpy(longer, bytes, len);
+        ck_assert_int_eq(find_in(longer, len + extra, &where), -ENOENT);
+        free(longer);
+    }
+}
+END_TEST
+
+START_TEST(two_archives_in_a_row_are_noticed)
+{
+    uint8_t *two = malloc(2 * len);
+    struct embedded_index where;
+    memcpy(two, bytes, len);
+    memcpy(two + len, bytes, len);
+    ck_assert_int_eq(find_in(two, 2 * len, &where), -ESTALE);
+    free(two);
+}
+END_TEST
+
+START_TEST(a_truncated_archive_has_no_trailer)
+{
+    struct embedded_index where;
+    for (size_t cut = 0; cut < len; cut += cut < 2 * RECORD ? 97 : 509)
+        ck_assert_int_eq(find_in(bytes, cut, &where), -ENOENT);
+    ck_assert_int_eq(find_in(bytes, len - 1, &where), -ENOENT);
+}
+END_TEST
+
+START_TEST(a_footer_on_another_archive_is_noticed)
+{
+    /* The trailer of this archive behind the tar of another one of the same size. */
+    uint8_t *other = malloc(len);
+    size_t other_len = len;
+    memcpy(other, bytes, len);
+    write_archive(19);
+    load();
+    if (len == other_len) {
+        memcpy(bytes + len - FOOTER, other + len - FOOTER, FOOTER);
+        int r = find();
+        ck_assert_msg(r == -EUCLEAN || r == -ESTALE, "%d", r);
+    }
+    free(other);
+    ck_assert_uint_eq(len, other_len);
+}
+END_TEST
+
+/* ---- what is damaged ---- */
+
+START_TEST(no_flipped_bit_of_the_footer_passes)
+{
+    struct embedded_index where;
+    for (size_t bit = 0; bit < FOOTER * 8; bit++) {
+        uint8_t *byte = bytes + len - FOOTER + bit / 8;
+        *byte ^= (uint8_t)(1u << bit % 8);
+        int r = find_in(bytes, len, &where);
+        ck_assert_msg(r == -EUCLEAN || (bit < 64 && r == -ENOENT), "bit %zu: %d", bit, r);
+        *byte ^= (uint8_t)(1u << bit % 8);
+    }
+}
+END_TEST
+
+START_TEST(no_flipped_bit_of_the_marker_passes)
+{
+    uint64_t marker = get(len - FOOTER + END_MARKER);
+    for (size_t i = 0; i < ONEPOT_MARKER_BYTES; i++) {
+        bytes[marker + i] ^= (uint8_t)(1u << i % 8);
+        ck_assert_int_eq(find(), -ESTALE);
+        bytes[marker + i] ^= (uint8_t)(1u << i % 8);
+    }
+}
+END_TEST
+
+START_TEST(an_index_of_another_archive_is_refused)
+{
+    static const size_t fields[] = {
+        offsetof(struct disk_header, magic), offsetof(struct disk_header, identifier),
+        offsetof(struct disk_header, end_marker_offset),
+        offsetof(struct disk_header, archive_bytes), offsetof(struct disk_header, image_bytes)};
+    uint64_t image = get(len - FOOTER + IMAGE_OFFSET);
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        bytes[image + fields[i]] ^= 1;
+        ck_assert_int_eq(find(), -EUCLEAN);
+        bytes[image + fields[i]] ^= 1;
+    }
+    ck_assert_int_eq(find(), 0);
+}
+END_TEST
+
+START_TEST(a_footer_that_lies_is_refused)
+{
+    static const size_t fields[] = {END_MARKER, IMAGE_OFFSET, IMAGE_BYTES, FILE_BYTES};
+    static const uint64_t lies[] = {0,
+                                    1,
+                                    512,
+                                    RECORD,
+                                    UINT64_MAX,
+                                    UINT64_MAX - 511,
+                                    INT64_MAX,
+                                    UINT64_C(1) << 63,
+                                    UINT64_MAX - RECORD + 1,
+                                    UINT64_MAX / RECORD * RECORD};
+    size_t footer = len - FOOTER;
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        uint64_t truth = get(footer + fields[i]);
+        for (size_t j = 0; j < sizeof(lies) / sizeof(lies[0]) + 6; j++) {
+            const uint64_t near[] = {truth + 1,   truth - 1,      truth + 512,
+                                     truth - 512, truth + RECORD, truth - RECORD};
+            uint64_t lie = j < 6 ? near[j] : lies[j - 6];
+            if (lie == truth)
+                continue;
+            put(fields[i], lie);
+            int r = find();
+            ck_assert_msg(r == -EUCLEAN || r == -ESTALE, "field %zu, lie %zu: %d", i, j, r);
+        }
+        put(fields[i], truth);
+        ck_assert_int_eq(find(), 0);
+    }
+}
+END_TEST
+
+START_TEST(a_later_version_is_left_to_the_tar_reader)
+{
+    put(8, UINT64_C(512) << 32 | 2); /* version 2 */
+    ck_assert_int_eq(find(), -ESTALE);
+    put(8, UINT64_C(512) << 32 | 1);
+    put(16, 1); /* a feature that it takes to read it */
+    ck_assert_int_eq(find(), -ESTALE);
+    put(16, 0);
+    put(24, UINT64_MAX); /* features that may be ignored */
+    ck_assert_int_eq(find(), 0);
+}
+END_TEST
+
+START_TEST(files_too_small_for_a_trailer_are_none)
+{
+    struct embedded_index where;
+    for (size_t size = 0; size < RECORD; size += size < 1030 ? 1 : 100)
+        ck_assert_int_eq(find_in(bytes + len - size, size, &where), -ENOENT);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("onepot_format");
+    TCase *tests = tcase_create("trailer");
+    tcase_set_timeout(tests, 120);
+    tcase_add_checked_fixture(tests, setup, teardown);
+    tcase_add_test(tests, the_trailer_of_a_fresh_archive_is_found);
+    tcase_add_test(tests, the_end_marker_is_where_footer_and_index_say);
+    tcase_add_test(tests, the_rest_sum_covers_all_that_is_no_data);
+    tcase_add_test(tests, every_number_of_members_ends_on_records);
+    tcase_add_test(tests, the_identifier_follows_the_content);
+    tcase_add_test(tests, appending_with_tar_is_noticed);
+    tcase_add_test(tests, deleting_with_tar_is_noticed);
+    tcase_add_test(tests, appended_bytes_make_it_a_plain_tar);
+    tcase_add_test(tests, two_archives_in_a_row_are_noticed);
+    tcase_add_test(tests, a_truncated_archive_has_no_trailer);
+    tcase_add_test(tests, a_footer_on_another_archive_is_noticed);
+    tcase_add_test(tests, no_flipped_bit_of_the_footer_passes);
+    tcase_add_test(tests, no_flipped_bit_of_the_marker_passes);
+    tcase_add_test(tests, an_index_of_another_archive_is_refused);
+    tcase_add_test(tests, a_footer_that_lies_is_refused);
+    tcase_add_test(tests, a_later_version_is_left_to_the_tar_reader);
+    tcase_add_test(tests, files_too_small_for_a_trailer_are_none);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}
