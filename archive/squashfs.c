@@ -1,0 +1,759 @@
+/*
+ * SquashFS 4.0, through libsquashfuse: a walk over its directories that tells the
+ * builder what there is and where its blocks lie. The library decompresses metadata
+ * and decodes inodes; blocks of data are never read here.
+ *
+ * The library trusts what it reads. It runs in the sandbox, where it may crash; but
+ * what can be checked before it is called is: cursors into metadata, numbers in
+ * tables, and the length of a name, which it would copy into a buffer without looking.
+ * So names are skipped by the library and read here, and so are directories walked
+ * here, each at most once: an image can't make the walk longer than itself.
+ *
+ * A file all of whose blocks are stored becomes a range (or a few, around its holes)
+ * of the archive, like a member of a tar. Only files with compressed blocks need the
+ * block cache when they are read.
+ */
+#include "backend.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* Its config.h has a VERSION and a _POSIX_C_SOURCE of its own. */
+#undef _POSIX_C_SOURCE
+#include <squashfuse/squashfuse.h>
+
+#include "id_map.h"
+
+#define SUPER_BYTES 96u
+#define METADATA_BYTES 8192u
+#define PATH_LIMIT (256u << 10)
+#define XATTRS_MAX 16384u      /* a list of names is at most 64 KiB on Linux */
+#define XATTR_VALUE_MAX 65536u /* XATTR_SIZE_MAX of Linux */
+
+/* What the superblock says, as far as it matters here. */
+struct super {
+    uint32_t block_bytes, fragments;
+    uint16_t compression, block_log, id_count, major, minor;
+    uint64_t root_inode, bytes_used;
+    uint64_t inode_table, directory_table;
+};
+
+/* A directory that is being listed. */
+struct level {
+    sqfs_dir dir;
+    uint64_t inode_offset; /* of its inode, for messages */
+    size_t path_len;       /* of its own path */
+};
+
+/* One run of a file's bytes that lies stored in the image. */
+struct run {
+    uint64_t logical, length, source_offset;
+};
+
+struct walk {
+    struct source *source;
+    struct builder *builder;
+    struct progress *progress;
+    struct fault *fault;
+    struct super super;
+    sqfs fs;
+    uint32_t *ids;                      /* the table of user and group numbers */
+    struct builder_block *fragments;    /* the fragment table */
+    struct id_map links;                /* inodes with several names */
+    struct id_map directories;          /* that were entered */
+    uint64_t entries_left, blocks_left; /* more than these the image can't hold */
+    bool is_open;                       /* fs has to be destroyed */
+    bool has_packed;                    /* some block is compressed */
+
+    struct level *levels; /* a stack */
+    size_t depth, depth_max;
+    char *path; /* of the current entry, terminated */
+    size_t path_len, path_max;
+    struct builder_block *blocks; /* of the current file */
+    size_t block_count, block_max;
+    uint8_t value[XATTR_VALUE_MAX];
+};
+
+static int no_memory(struct walk *w)
+{
+    return fault_set(w->fault, -ENOMEM, NULL, FAULT_NO_OFFSET, "not enough memory to index it");
+}
+
+/* The superblock. */
+
+static uint16_t get16(const uint8_t *super, size_t at)
+{
+    uint16_t v;
+    memcpy(&v, super + at, sizeof(v));
+    return le16toh(v);
+}
+
+static uint32_t get32(const uint8_t *super, size_t at)
+{
+    uint32_t v;
+    memcpy(&v, super + at, sizeof(v));
+    return le32toh(v);
+}
+
+static uint64_t get64(const uint8_t *super, size_t at)
+{
+    uint64_t v;
+    memcpy(&v, super + at, sizeof(v));
+    return le64toh(v);
+}
+
+static void decode_super(const uint8_t bytes[SUPER_BYTES], struct super *super)
+{
+    *super = (struct super){
+        .block_bytes = get32(bytes, 12),
+        .fragments = get32(bytes, 16),
+        .compression = get16(bytes, 20),
+        .block_log = get16(bytes, 22),
+        .id_count = get16(bytes, 26),
+        .major = get16(bytes, 28),
+        .minor = get16(bytes, 30),
+        .root_inode = get64(bytes, 32),
+        .bytes_used = get64(bytes, 40),
+        .inode_table = get64(bytes, 64),
+        .directory_table = get64(bytes, 72),
+    };
+}
+
+static int squashfs_probe(const struct source *source, const uint8_t *head, size_t head_len)
+{
+    (void)source;
+    if (head_len < SUPER_BYTES || memcmp(head, "hsqs", 4) != 0)
+        return 0;
+    struct super super;
+    decode_super(head, &super);
+    return super.major == 4 && super.minor == 0;
+}
+
+static int check_super(struct walk *w)
+{
+    const struct super *super = &w->super;
+    if (super->block_log < 12 || super->block_log > 20 ||
+        super->block_bytes != 1u << super->block_log)
+        return fault_set(w->fault, -EUCLEAN, NULL, 12, "blocks of %u bytes can't be",
+                         super->block_bytes);
+    if (super->bytes_used > source_size(w->source)) {
+        fault_set(w->fault, -EUCLEAN, NULL, source_size(w->source),
+                  "is cut off: %llu of %llu bytes are there",
+                  (unsigned long long)source_size(w->source),
+                  (unsigned long long)super->bytes_used);
+        fault_advise(w->fault, "copy it again");
+        return -EUCLEAN;
+    }
+    if (super->inode_table < SUPER_BYTES || super->inode_table >= super->directory_table ||
+        super->directory_table > super->bytes_used || super->id_count == 0)
+        return fault_set(w->fault, -EUCLEAN, NULL, 64, "the superblock is damaged");
+    if (!sqfs_decompressor_get(super->compression) || super->compression == CODEC_LZMA)
+        return fault_set(w->fault, -ENOTSUP, NULL, 20, "compression method %u is not supported",
+                         super->compression);
+    return 0;
+}
+
+/*
+ * How much `bytes` of metadata can decompress to: each block of it takes a header of
+ * two bytes and at least one more.
+ */
+static uint64_t metadata_room(uint64_t bytes)
+{
+    return (bytes / 3 + 1) * METADATA_BYTES;
+}
+
+static int read_super(struct walk *w)
+{
+    uint8_t bytes[SUPER_BYTES];
+    int r = source_read(w->source, bytes, sizeof(bytes), 0);
+    if (r < 0)
+        return fault_set(w->fault, r, NULL, 0, "the superblock can't be read");
+    decode_super(bytes, &w->super);
+    r = check_super(w);
+    if (r < 0)
+        return r;
+    const struct super *super = &w->super;
+    w->entries_left = metadata_room(super->bytes_used - super->directory_table) / 9;
+    w->blocks_left = metadata_room(super->directory_table - super->inode_table) / 4;
+    return 0;
+}
+
+/* Metadata. */
+
+/* Does this cursor point into a metadata block, and not behind its end? */
+static bool cursor_valid(struct walk *w, const sqfs_md_cursor *cursor)
+{
+    sqfs_off_t pos = cursor->block;
+    sqfs_block *block;
+    return pos > 0 && (uint64_t)pos < w->super.bytes_used && cursor->offset < METADATA_BYTES &&
+           sqfs_md_cache(&w->fs, &pos, &block) == SQFS_OK && cursor->offset < block->size;
+}
+
+/* Are all entries of a table there? */
+static bool table_valid(struct walk *w, const sqfs_table *table, uint64_t count)
+{
+    uint64_t bytes = count * table->each;
+    for (uint64_t i = 0; i * METADATA_BYTES < bytes; i++) {
+        uint64_t here = bytes - i * METADATA_BYTES;
+        here = here < METADATA_BYTES ? here : METADATA_BYTES;
+        sqfs_md_cursor last = {(sqfs_off_t)table->blocks[i], (size_t)here - 1};
+        if (!cursor_valid(w, &last))
+            return false;
+    }
+    return true;
+}
+
+/* All numbers of users and groups: a few, asked for with each inode. */
+static int load_ids(struct walk *w)
+{
+    uint32_t count = w->super.id_count;
+    if (!table_valid(w, &w->fs.id_table, count))
+        return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                         "the table of owners is damaged");
+    w->ids = calloc(count, sizeof(*w->ids));
+    if (!w->ids)
+        return no_memory(w);
+    for (uint32_t i = 0; i < count; i++) {
+        sqfs_id_t id;
+        if (sqfs_id_get(&w->fs, (uint16_t)i, &id))
+            return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                             "the table of owners is damaged");
+        w->ids[i] = id;
+    }
+    return 0;
+}
+
+/* A block's place and size on disk, checked; `size_word` has the stored bit. */
+static int make_block(struct walk *w, uint64_t source_offset, uint32_t size_word,
+                      uint32_t block_bytes, struct builder_block *ret_block)
+{
+    bool packed;
+    uint32_t size;
+    sqfs_data_header(size_word, &packed, &size);
+    if (size > w->super.block_bytes || (!packed && size > 0 && size < block_bytes) ||
+        source_offset > w->super.bytes_used || size > w->super.bytes_used - source_offset ||
+        (size > 0 && source_offset < SUPER_BYTES))
+        return fault_set(w->fault, -EUCLEAN, w->path, source_offset,
+                         "a block of %u bytes can't lie there", size);
+    *ret_block = (struct builder_block){
+        .source_offset = source_offset,
+        .packed_bytes = size,
+        .block_bytes = block_bytes,
+        .stored = !packed,
+    };
+    w->has_packed |= packed && size > 0;
+    return 0;
+}
+
+/* A stored fragment holds as much as it takes; a compressed one at most a block. */
+static int make_fragment(struct walk *w, const struct squashfs_fragment_entry *entry,
+                         struct builder_block *ret_block)
+{
+    bool packed;
+    uint32_t size;
+    sqfs_data_header(entry->size, &packed, &size);
+    if (size == 0)
+        return fault_set(w->fault, -EUCLEAN, NULL, entry->start_block, "a fragment is empty");
+    return make_block(w, entry->start_block, entry->size, packed ? w->super.block_bytes : size,
+                      ret_block);
+}
+
+static int load_fragments(struct walk *w)
+{
+    uint32_t count = w->super.fragments;
+    if (count == 0)
+        return 0;
+    if (!table_valid(w, &w->fs.frag_table, count))
+        return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                         "the table of fragments is damaged");
+    w->fragments = calloc(count, sizeof(*w->fragments));
+    if (!w->fragments)
+        return no_memory(w);
+    for (uint32_t i = 0; i < count; i++) {
+        struct squashfs_fragment_entry entry;
+        uint32_t number;
+        if (sqfs_frag_entry(&w->fs, &entry, i))
+            return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                             "the table of fragments is damaged");
+        int r = make_fragment(w, &entry, &w->fragments[i]);
+        if (r == 0)
+            r = builder_add_fragment(w->builder, &w->fragments[i], &number);
+        if (r < 0)
+            return fault_set(w->fault, r, NULL, FAULT_NO_OFFSET, "fragment %u can't be", i);
+    }
+    return 0;
+}
+
+static int open_image(struct walk *w)
+{
+    if (sqfs_init(&w->fs, source_fd(w->source), 0))
+        return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                         "the tables at its end are damaged");
+    w->is_open = true;
+    if (w->fs.xattr_info.xattr_ids > 0 &&
+        !table_valid(w, &w->fs.xattr_table, w->fs.xattr_info.xattr_ids))
+        return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                         "the table of extended attributes is damaged");
+    int r = load_ids(w);
+    return r < 0 ? r : load_fragments(w);
+}
+
+/* Data of a file. */
+
+static int push_block(struct walk *w, const struct builder_block *block)
+{
+    if (w->block_count == w->block_max) {
+        size_t max = w->block_max ? w->block_max * 2 : 256;
+        struct builder_block *blocks = reallocarray(w->blocks, max, sizeof(*blocks));
+        if (!blocks)
+            return no_memory(w);
+        w->blocks = blocks;
+        w->block_max = max;
+    }
+    w->blocks[w->block_count++] = *block;
+    return 0;
+}
+
+/* The list of a file's blocks, without its tail, into w->blocks. */
+static int read_blocks(struct walk *w, sqfs_inode *inode)
+{
+    uint64_t left = inode->xtra.reg.file_size;
+    sqfs_blocklist list;
+    sqfs_blocklist_init(&w->fs, inode, &list);
+    w->block_count = 0;
+    if (list.remain > w->blocks_left || list.remain >= UINT32_MAX)
+        return fault_set(w->fault, -EUCLEAN, w->path, FAULT_NO_OFFSET,
+                         "size %llu is more than its list of blocks can describe",
+                         (unsigned long long)left);
+    w->blocks_left -= list.remain;
+    while (list.remain > 0) {
+        if (sqfs_blocklist_next(&list))
+            return fault_set(w->fault, -EUCLEAN, w->path, FAULT_NO_OFFSET,
+                             "its list of blocks is damaged");
+        uint32_t bytes = w->super.block_bytes;
+        bytes = left < bytes ? (uint32_t)left : bytes;
+        struct builder_block block;
+        int r = make_block(w, list.block, list.header, bytes, &block);
+        if (r == 0)
+            r = push_block(w, &block);
+        if (r < 0)
+            return r;
+        left -= bytes;
+    }
+    return 0;
+}
+
+/* What is left of a file after its blocks: in a fragment. 0 bytes if it has none. */
+static int find_tail(struct walk *w, const sqfs_inode *inode, uint32_t *ret_bytes)
+{
+    uint32_t number = inode->xtra.reg.frag_idx, offset = inode->xtra.reg.frag_off;
+    *ret_bytes = 0;
+    if (number == SQUASHFS_INVALID_FRAG)
+        return 0;
+    uint32_t bytes = (uint32_t)(inode->xtra.reg.file_size % w->super.block_bytes);
+    if (number >= w->super.fragments)
+        return fault_set(w->fault, -EUCLEAN, w->path, FAULT_NO_OFFSET,
+                         "lies in fragment %u of %u", number, w->super.fragments);
+    const struct builder_block *fragment = &w->fragments[number];
+    if (offset > fragment->block_bytes || bytes > fragment->block_bytes - offset)
+        return fault_set(w->fault, -EUCLEAN, w->path, fragment->source_offset,
+                         "lies past the end of its fragment");
+    *ret_bytes = bytes;
+    return 0;
+}
+
+/* Are all blocks, and the tail's fragment, stored (or holes)? */
+static bool all_stored(const struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes)
+{
+    for (size_t i = 0; i < w->block_count; i++)
+        if (!w->blocks[i].stored && w->blocks[i].packed_bytes > 0)
+            return false;
+    return tail_bytes == 0 || w->fragments[inode->xtra.reg.frag_idx].stored;
+}
+
+/* The stored run from block *i on, which is no hole; *i is behind it then. */
+static struct run take_run(const struct walk *w, size_t *i)
+{
+    struct run run = {(uint64_t)*i * w->super.block_bytes, 0, w->blocks[*i].source_offset};
+    for (; *i < w->block_count; ++*i) {
+        const struct builder_block *block = &w->blocks[*i];
+        if (block->packed_bytes == 0 || block->source_offset != run.source_offset + run.length)
+            break;
+        run.length += block->block_bytes;
+    }
+    return run;
+}
+
+static int add_runs(struct walk *w, uint32_t number)
+{
+    int r = 0;
+    for (size_t i = 0; i < w->block_count && r == 0;) {
+        if (w->blocks[i].packed_bytes == 0) {
+            i++;
+            continue;
+        }
+        struct run run = take_run(w, &i);
+        r = builder_add_extent(w->builder, number, run.logical, run.length, run.source_offset);
+    }
+    return r;
+}
+
+/* How the builder is told where a file's bytes are; `tail_bytes` as find_tail has it. */
+static int plan_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes,
+                     struct builder_member *member)
+{
+    if (!all_stored(w, inode, tail_bytes)) {
+        member->data = DATA_BLOCKS;
+        return 0;
+    }
+    if (tail_bytes > 0) {
+        /* As if it were one more block. */
+        struct builder_block tail = w->fragments[inode->xtra.reg.frag_idx];
+        tail.source_offset += inode->xtra.reg.frag_off;
+        tail.packed_bytes = tail.block_bytes = tail_bytes;
+        int r = push_block(w, &tail);
+        if (r < 0)
+            return r;
+    }
+    size_t i = 0;
+    struct run first = {0};
+    if (w->block_count > 0 && w->blocks[0].packed_bytes > 0)
+        first = take_run(w, &i);
+    member->data = i == w->block_count ? DATA_STORED : DATA_EXTENTS;
+    member->data_offset = first.source_offset;
+    return 0;
+}
+
+static int add_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes,
+                    enum builder_data data, uint32_t number)
+{
+    int r = 0;
+    if (data == DATA_EXTENTS)
+        r = add_runs(w, number);
+    else if (data == DATA_BLOCKS)
+        r = builder_set_blocks(w->builder, number, w->blocks, (uint32_t)w->block_count,
+                               tail_bytes > 0 ? inode->xtra.reg.frag_idx : BUILDER_NO_FRAGMENT,
+                               inode->xtra.reg.frag_off);
+    if (r < 0)
+        return fault_set(w->fault, r, w->path, FAULT_NO_OFFSET, "its blocks can't be");
+    return 0;
+}
+
+/* Extended attributes. */
+
+/*
+ * A name with its namespace. The library's own prefixes have "trusted." and
+ * "security." the wrong way round.
+ */
+static int read_xattr_name(sqfs_xattr *x, char name[INDEX_NAME_MAX + 1], size_t *ret_len)
+{
+    static const char *const prefixes[] = {
+        [SQUASHFS_XATTR_USER] = "user.",
+        [SQUASHFS_XATTR_TRUSTED] = "trusted.",
+        [SQUASHFS_XATTR_SECURITY] = "security.",
+    };
+    if (x->type >= sizeof(prefixes) / sizeof(*prefixes))
+        return -EUCLEAN;
+    size_t prefix_len = strlen(prefixes[x->type]), len = prefix_len + x->entry.size;
+    if (x->entry.size == 0 || len > INDEX_NAME_MAX ||
+        sqfs_xattr_name(x, name + prefix_len, false) ||
+        memchr(name + prefix_len, '\0', x->entry.size))
+        return -EUCLEAN;
+    memcpy(name, prefixes[x->type], prefix_len);
+    *ret_len = len;
+    return 0;
+}
+
+static int add_xattr(struct walk *w, sqfs_xattr *x, uint32_t number)
+{
+    char name[INDEX_NAME_MAX + 1];
+    size_t name_len, value_len;
+    if (sqfs_xattr_read(x) || read_xattr_name(x, name, &name_len) < 0 ||
+        sqfs_xattr_value_size(x, &value_len) || value_len > sizeof(w->value) ||
+        sqfs_xattr_value(x, w->value))
+        return -EUCLEAN;
+    return builder_add_xattr(w->builder, number, name, name_len, w->value, value_len);
+}
+
+static int add_xattrs(struct walk *w, sqfs_inode *inode, uint32_t number)
+{
+    if (inode->xattr == SQUASHFS_INVALID_XATTR || w->fs.xattr_info.xattr_ids == 0)
+        return 0;
+    sqfs_xattr x;
+    int r = 0;
+    if (inode->xattr >= w->fs.xattr_info.xattr_ids || sqfs_xattr_open(&w->fs, inode, &x) ||
+        x.remain > XATTRS_MAX || (x.remain > 0 && !cursor_valid(w, &x.c_next)))
+        r = -EUCLEAN;
+    while (r == 0 && x.remain > 0)
+        r = add_xattr(w, &x, number);
+    if (r == -ENOMEM)
+        return no_memory(w);
+    if (r < 0)
+        return fault_set(w->fault, r, w->path, FAULT_NO_OFFSET,
+                         "its extended attributes are damaged");
+    return 0;
+}
+
+/* Entries. */
+
+static int read_symlink(struct walk *w, sqfs_inode *inode, char *target, size_t size,
+                        struct builder_member *member)
+{
+    if (inode->xtra.symlink_size == 0 || inode->xtra.symlink_size >= size ||
+        sqfs_readlink(&w->fs, inode, target, &size) ||
+        memchr(target, '\0', inode->xtra.symlink_size))
+        return fault_set(w->fault, -EUCLEAN, w->path, member->header_offset,
+                         "is a symbolic link whose target is damaged");
+    member->symlink = target;
+    member->symlink_len = inode->xtra.symlink_size;
+    return 0;
+}
+
+static int read_inode(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
+                      struct builder_member *member)
+{
+    sqfs_md_cursor cursor;
+    sqfs_md_cursor_inode(&cursor, id, (sqfs_off_t)w->super.inode_table);
+    uint64_t offset = w->super.inode_table + (id >> 16);
+    if (offset >= w->super.directory_table || !cursor_valid(w, &cursor) ||
+        sqfs_inode_get(&w->fs, inode, id) || inode->base.uid >= w->super.id_count ||
+        inode->base.guid >= w->super.id_count)
+        return fault_set(w->fault, -EUCLEAN, w->path, offset, "its inode is damaged");
+    *member = (struct builder_member){
+        .mode = (inode->base.mode & 07777u) | sqfs_mode(inode->base.inode_type),
+        .uid = w->ids[inode->base.uid],
+        .gid = w->ids[inode->base.guid],
+        .mtime_sec = inode->base.mtime,
+        .header_offset = offset,
+    };
+    return 0;
+}
+
+/* Fill in what the type of an inode decides. *ret_tail_bytes: see find_tail. */
+static int read_type(struct walk *w, sqfs_inode *inode, char *target, size_t target_size,
+                     struct builder_member *member, uint32_t *ret_tail_bytes)
+{
+    int r = 0;
+    switch (member->mode & S_IFMT) {
+    case S_IFREG:
+        member->size_bytes = inode->xtra.reg.file_size;
+        r = read_blocks(w, inode);
+        if (r == 0)
+            r = find_tail(w, inode, ret_tail_bytes);
+        if (r == 0)
+            r = plan_data(w, inode, *ret_tail_bytes, member);
+        return r;
+    case S_IFLNK:
+        return read_symlink(w, inode, target, target_size, member);
+    case S_IFCHR:
+    case S_IFBLK:
+        member->rdev_major = (uint32_t)inode->xtra.dev.major;
+        member->rdev_minor = (uint32_t)inode->xtra.dev.minor;
+        return 0;
+    default:
+        return 0;
+    }
+}
+
+/* Add what lies at w->path. */
+static int add_inode(struct walk *w, sqfs_inode *inode, struct builder_member *member,
+                     uint32_t *ret_number)
+{
+    char target[INDEX_SYMLINK_MAX + 1];
+    uint32_t tail_bytes = 0;
+    int r = read_type(w, inode, target, sizeof(target), member, &tail_bytes);
+    if (r == 0)
+        r = builder_add(w->builder, w->path, w->path_len, member, w->fault, ret_number);
+    if (r == 0 && S_ISREG(member->mode))
+        r = add_data(w, inode, tail_bytes, member->data, *ret_number);
+    if (r == 0)
+        r = add_xattrs(w, inode, *ret_number);
+    return r;
+}
+
+static int enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
+                           uint64_t inode_offset)
+{
+    int r = id_map_put(&w->directories, id, 0);
+    if (r == -EEXIST)
+        return fault_set(w->fault, -EUCLEAN, w->path, inode_offset,
+                         "is a directory that occurs twice");
+    if (r < 0)
+        return no_memory(w);
+    if (w->depth == w->depth_max) {
+        size_t max = w->depth_max ? w->depth_max * 2 : 16;
+        struct level *levels = reallocarray(w->levels, max, sizeof(*levels));
+        if (!levels)
+            return no_memory(w);
+        w->levels = levels;
+        w->depth_max = max;
+    }
+    struct level *level = &w->levels[w->depth];
+    level->path_len = w->path_len;
+    level->inode_offset = inode_offset;
+    /* Three bytes more than its entries take: 3 is empty. */
+    if (inode->xtra.dir.dir_size <= 3)
+        inode->xtra.dir.dir_size = 3;
+    if (sqfs_dir_open(&w->fs, inode, &level->dir, 0) ||
+        (inode->xtra.dir.dir_size > 3 && !cursor_valid(w, &level->dir.cur)))
+        return fault_set(w->fault, -EUCLEAN, w->path, inode_offset,
+                         "is a directory whose list is damaged");
+    w->depth++;
+    return 0;
+}
+
+static int push_name(struct walk *w, const char *name, size_t len)
+{
+    size_t needed = w->path_len + len + 2;
+    if (needed > PATH_LIMIT)
+        return fault_set(w->fault, -ENAMETOOLONG, w->path, FAULT_NO_OFFSET,
+                         "lies deeper than %u bytes of path", PATH_LIMIT);
+    if (needed > w->path_max) {
+        char *path = realloc(w->path, needed * 2);
+        if (!path)
+            return no_memory(w);
+        w->path = path;
+        w->path_max = needed * 2;
+    }
+    if (w->path_len > 0)
+        w->path[w->path_len++] = '/';
+    memcpy(w->path + w->path_len, name, len);
+    w->path_len += len;
+    w->path[w->path_len] = '\0';
+    return 0;
+}
+
+static bool name_valid(const char *name, size_t len)
+{
+    return !memchr(name, '\0', len) && !memchr(name, '/', len) &&
+           !(len == 1 && name[0] == '.') && !(len == 2 && name[0] == '.' && name[1] == '.');
+}
+
+/*
+ * The next entry of a directory, its name not terminated. The library steps over the
+ * name; it is read from the place before it, once its length is known to be sane.
+ * *ret_len is 0 at the end.
+ */
+static int next_entry(struct walk *w, struct level *level, sqfs_dir_entry *entry,
+                      char name[INDEX_NAME_MAX], size_t *ret_len)
+{
+    sqfs_err err = SQFS_OK;
+    sqfs_md_cursor cursor = level->dir.cur;
+    sqfs_off_t before = level->dir.offset;
+    sqfs_dentry_init(entry, NULL);
+    bool found = sqfs_dir_next(&w->fs, &level->dir, entry, &err);
+    if (!found && err == SQFS_OK) {
+        *ret_len = 0;
+        return 0;
+    }
+    size_t len = found ? sqfs_dentry_name_size(entry) : 0;
+    if (!found || len == 0 || len > INDEX_NAME_MAX || level->dir.offset > level->dir.total ||
+        w->entries_left-- == 0 ||
+        sqfs_md_read(&w->fs, &cursor, NULL, (size_t)(level->dir.offset - before) - len) ||
+        sqfs_md_read(&w->fs, &cursor, name, len) || !name_valid(name, len))
+        return fault_set(w->fault, -EUCLEAN, w->path, level->inode_offset,
+                         "is a directory whose list is damaged");
+    *ret_len = len;
+    return 0;
+}
+
+/* The entry whose path is set: a further name of an inode, or a new one. */
+static int add_entry(struct walk *w, sqfs_inode_id id, int type)
+{
+    uint32_t number;
+    bool is_directory = type == SQUASHFS_DIR_TYPE;
+    w->progress->members++;
+    if (!is_directory && id_map_get(&w->links, id, &number) == 0)
+        return builder_link_inode(w->builder, w->path, w->path_len, number,
+                                  w->super.inode_table + (id >> 16), w->fault);
+    sqfs_inode inode;
+    struct builder_member member;
+    int r = read_inode(w, id, &inode, &member);
+    if (r < 0)
+        return r;
+    if (S_ISDIR(member.mode) != is_directory)
+        return fault_set(w->fault, -EUCLEAN, w->path, member.header_offset,
+                         "is of one type in its directory and of another in its inode");
+    r = add_inode(w, &inode, &member, &number);
+    if (r == 0 && is_directory)
+        r = enter_directory(w, id, &inode, member.header_offset);
+    else if (r == 0 && inode.nlink > 1 && id_map_put(&w->links, id, number) < 0)
+        r = no_memory(w);
+    return r;
+}
+
+static int walk_tree(struct walk *w)
+{
+    int r = push_name(w, "", 0);
+    if (r == 0)
+        r = add_entry(w, sqfs_inode_root(&w->fs), SQUASHFS_DIR_TYPE);
+    while (r == 0 && w->depth > 0) {
+        struct level *level = &w->levels[w->depth - 1];
+        sqfs_dir_entry entry;
+        char name[INDEX_NAME_MAX];
+        size_t len = 0;
+        w->path_len = level->path_len;
+        w->path[w->path_len] = '\0';
+        r = next_entry(w, level, &entry, name, &len);
+        if (r == 0 && len == 0) {
+            w->depth--;
+            continue;
+        }
+        if (r == 0)
+            r = push_name(w, name, len);
+        if (r == 0)
+            r = add_entry(w, sqfs_dentry_inode(&entry), sqfs_dentry_type(&entry));
+    }
+    return r;
+}
+
+static void walk_free(struct walk *w)
+{
+    if (w->is_open) {
+        sqfs_table_destroy(&w->fs.xattr_table); /* forgotten by the library */
+        sqfs_destroy(&w->fs);
+    }
+    id_map_free(&w->links);
+    id_map_free(&w->directories);
+    free(w->ids);
+    free(w->fragments);
+    free(w->levels);
+    free(w->path);
+    free(w->blocks);
+    free(w);
+}
+
+static int squashfs_index(struct source *source, struct builder *builder,
+                          struct builder_header *header, struct progress *progress,
+                          struct fault *fault)
+{
+    struct walk *w = calloc(1, sizeof(*w));
+    if (!w)
+        return -ENOMEM;
+    w->source = source;
+    w->builder = builder;
+    w->progress = progress;
+    w->fault = fault;
+    int r = read_super(w);
+    if (r == 0)
+        r = open_image(w);
+    if (r == 0)
+        r = walk_tree(w);
+    if (r == 0) {
+        header->block_bytes = w->super.block_bytes;
+        /* Values are SquashFS's own. An image without compressed blocks needs no codec. */
+        header->codec = w->has_packed ? (enum codec)w->super.compression : CODEC_NONE;
+    }
+    walk_free(w);
+    return r;
+}
+
+const struct backend backend_squashfs = {
+    .name = "SquashFS",
+    .format = FORMAT_SQUASHFS,
+    .probe = squashfs_probe,
+    .index = squashfs_index,
+};
