@@ -370,10 +370,12 @@ static void serve_until_ended(struct control *c)
         };
         if (poll(p, COUNT, patience_ms(c)) < 0 && errno != EINTR)
             poll(NULL, 0, LOOK_MS); /* no memory: go on, a little later */
-        if (p[ENDED].revents || c->stop)
+        if (p[ENDED].revents)
             return;
         if (p[SIGNAL].revents)
             on_signal(c);
+        if (c->stop)
+            return;
         if (p[STARTER].revents)
             on_starter(c);
         if (p[LOST_PAGE].revents)

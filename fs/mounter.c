@@ -279,8 +279,11 @@ static int mount_by_any_way(struct mounter *m)
     if (r < 0 && m->for_run && (m->methods & MOUNT_BY_NAMESPACE)) {
         r = namespace_start(&m->request, &report, m->launch, m->launch_ctx, &m->ns,
                             &m->fuse_fd);
-        m->method = MOUNT_BY_NAMESPACE;
+        if (r == 0)
+            m->method = MOUNT_BY_NAMESPACE;
     }
+    if (r < 0 && !report.tried[0])
+        mount_report_add(&report, "ONEPOT_MOUNT_METHODS", "it leaves no way");
     if (r < 0)
         return cli_failf(
             m->path, "it can't be mounted (%s); %s", report.tried,
@@ -382,12 +385,11 @@ int mounter_start(struct mounter *m)
 /* A mount that was not told of yet: nobody uses it, unless by chance. */
 static void undo_mount(struct mounter *m)
 {
-    const struct counters *c = m->slot->counters;
     struct registry registry;
 
     if (m->method == MOUNT_BY_NAMESPACE)
         namespace_close(&m->ns);
-    else if (c->mount_dev_major || c->mount_dev_minor)
+    else if (m->method && m->method != MOUNT_BY_PARENT)
         mountpoint_unmount(m->path, true);
     if (m->session) {
         control_stop(m->session);
@@ -397,10 +399,12 @@ static void undo_mount(struct mounter *m)
         close(steal_fd(&m->fuse_fd));
     if (m->daemon_sock >= 0)
         unmounter_finish(m->slot, DAEMON_END_MS, true);
-    if (slot_is_current(m->slot) && registry_lock(m->slot->folder, false, &registry) == 0) {
-        slot_remove(m->slot);
+    /* Without the registry's lock (no descriptor is left, say) rather than not at all. */
+    bool locked =
+        slot_is_current(m->slot) && registry_lock(m->slot->folder, false, &registry) == 0;
+    slot_remove(m->slot);
+    if (locked)
         registry_unlock(&registry);
-    }
 }
 
 void mounter_abandon(struct mounter *m)

@@ -53,7 +53,7 @@ struct mounter {
     struct source_identity identity;
     uint64_t options_hash;
     unsigned methods;
-    enum mount_method method;
+    enum mount_method method; /* 0: not mounted (yet) */
     struct mount_request request;
     struct control_log log;
     struct process_watch owner;

@@ -68,6 +68,10 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
     uint64_t blocks = hits + get(&counters->cache_misses);
 
     summary_read(counters, &sum);
+    if (!sum.read_files && !sum.read_bytes) {
+        snprintf(buf, size, "nothing was read");
+        return buf;
+    }
     if (blocks)
         snprintf(cache, sizeof(cache), "; %.0f%% of blocks from the cache",
                  100.0 * (double)hits / (double)blocks);

@@ -1,0 +1,387 @@
+"""The daemon's life: what ends it, what does not, and what it leaves behind: nothing."""
+
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+
+import harness
+import life
+from harness import Failure, Skip, check, check_equal, mountpoints, need_command, onepot, wait_for
+from life import Clock, check_nothing_left, ended, make_archive, mount, mounted, read
+
+QUIET = 2  # seconds without a request, after which a daemon that was asked to end believes it
+
+
+def umount(*arguments, **options):
+    return onepot("umount", *arguments, **options)
+
+
+class CachedReader(threading.Thread):
+    """Opens and reads the same few files over and over: the kernel has them all."""
+
+    def __init__(self, path, pause=0.1):
+        super().__init__(daemon=True)
+        self.paths = [f"{path}/sub/{i:04}" for i in range(3)]
+        self.pause = pause
+        self.rounds = 0
+        self.error = None
+        self.done = threading.Event()
+
+    def run(self):
+        try:
+            while not self.done.wait(self.pause):
+                for path in self.paths:
+                    read(path)
+                self.rounds += 1
+        except OSError as error:
+            self.error = error
+
+    def __enter__(self):
+        self.start()
+        wait_for(lambda: self.rounds > 2 or self.error, "the reader")
+        return self
+
+    def __exit__(self, kind, *unused):
+        self.done.set()
+        self.join()
+        if kind is None:
+            check(self.error is None, f"a reader of cached files got: {self.error}")
+
+
+# ---- asked to end ----
+
+def test_term_ends_an_unused_mount(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: mounted_state(path) in ("draining", None), "the mount to drain", 5)
+    life.wait_gone(pid, 10)
+    check_nothing_left()
+
+
+def mounted_state(path):
+    done = onepot("stat", "--json", path, status=None)
+    return harness.json.loads(done.stdout)["state"] if done.returncode == 0 else None
+
+
+def test_term_leaves_a_reader_of_cached_files_in_peace(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    with CachedReader(path) as reader:
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(3 * QUIET)
+        check_equal(mountpoints(work.path), [path], "mounts, while somebody reads")
+        check(reader.rounds > 10, "the reader hardly read")
+    life.wait_gone(pid, 10)
+    check_nothing_left()
+
+
+def test_term_leaves_an_open_file_in_peace(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    with life.opened(f"{path}/readme") as fd:
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(2 * QUIET + 1)
+        check_equal(mountpoints(work.path), [path], "mounts, while a file is open")
+        check_equal(os.read(fd, 10), b"hello\n", "its bytes")
+    life.wait_gone(pid, 10)
+    check_nothing_left()
+
+
+def test_a_mount_that_is_asked_to_end_is_not_shared(work):
+    archive = make_archive(work)
+    path = mount(archive)
+    pid = life.daemon_of(path)
+    with life.opened(f"{path}/readme"):
+        os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: mounted_state(path) == "draining", "the mount to drain")
+        other = mount(archive)
+        check(other != path, "a mount that ends is shared")
+        check_equal(read(f"{other}/readme"), b"hello\n", "a file")
+    life.wait_gone(pid, 10)
+    check_equal(mountpoints(work.path), [other], "mounts")
+    umount(other)
+    check_nothing_left()
+
+
+def test_signals_of_batch_systems_do_not_end_it(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT,
+                   signal.SIGPIPE, signal.SIGQUIT, signal.SIGALRM, signal.SIGBUS):
+        os.kill(pid, number)
+    time.sleep(0.2)
+    check_equal(read(f"{path}/sub/0001"), b"0001" * 500, "a file")
+    umount(path)
+    check_nothing_left()
+
+
+# ---- owner ----
+
+def test_a_mount_ends_with_its_owner(work):
+    archive = make_archive(work)
+    with life.process("sleep", "60") as owner:
+        path = mount(archive, "--owner", str(owner.pid))
+        pid = life.daemon_of(path)
+        time.sleep(0.5)
+        check_equal(mountpoints(work.path), [path], "mounts while the owner lives")
+        owner.kill()  # and it stays a zombie for a while
+        life.wait_gone(pid, 10)
+    check_nothing_left()
+
+
+def test_after_its_owner_s_end_a_user_has_ten_seconds_and_open_files_longer(work):
+    archive = make_archive(work)
+    with life.process("sleep", "60") as owner:
+        path = mount(archive, "--owner", str(owner.pid))
+        pid = life.daemon_of(path)
+        with life.opened(f"{path}/sub/0005") as fd:
+            owner.kill()
+            time.sleep(4)
+            check_equal(mountpoints(work.path), [path], "mounts after four seconds")
+            wait_for(lambda: not mountpoints(work.path), "the mount to leave the tree", 15)
+            check_equal(os.read(fd, 4), b"0005", "bytes of an open file")
+    life.wait_gone(pid, 10)
+    check_nothing_left()
+
+
+# ---- idle ----
+
+def test_an_idle_mount_ends(work):
+    path = mount(make_archive(work), "--idle", "1")
+    pid = life.daemon_of(path)
+    with Clock() as clock:
+        life.wait_gone(pid, 20)
+    check(clock.seconds > 0.5, f"it ended after {clock.seconds} s")
+    check_nothing_left()
+
+
+def test_idle_is_not_what_a_reader_of_cached_files_is(work):
+    path = mount(make_archive(work), "--idle", "2")
+    pid = life.daemon_of(path)
+    with CachedReader(path):
+        time.sleep(7)
+        check_equal(mountpoints(work.path), [path], "mounts, while somebody reads")
+    life.wait_gone(pid, 20)
+    check_nothing_left()
+
+
+def test_idle_is_not_where_something_is_open(work):
+    path = mount(make_archive(work), "--idle", "1")
+    with life.opened(f"{path}/sub"):
+        time.sleep(4)
+        check_equal(mountpoints(work.path), [path], "mounts, while a directory is open")
+    umount(path)
+    check_nothing_left()
+
+
+def test_who_shares_an_idle_mount_finds_it_there(work):
+    archive = make_archive(work)
+    path = mount(archive, "--idle", "3")
+    for _ in range(4):
+        time.sleep(1.5)
+        check_equal(mount(archive, "--idle", "3"), path, "the path")
+        check_equal(len(mountpoints(work.path)), 1, "mounts")
+    life.wait_gone(life.daemon_of(path), 20)
+    check_nothing_left()
+
+
+def test_an_idle_limit_does_not_end_the_mount_of_a_run(work):
+    archive = make_archive(work)
+    done = onepot("run", "--idle", "1", archive, "--", "sh", "-c", "sleep 4; cat {}/readme")
+    check_equal(done.stdout, b"hello\n", "a file after a long silence")
+    check_nothing_left()
+
+
+# ---- foreground ----
+
+def test_in_the_foreground_it_serves_until_it_is_unmounted(work):
+    archive = make_archive(work)
+    with life.background("mount", "-f", archive) as server:
+        path = life.first_line(server)
+        check_equal(life.daemon_of(path), server.pid, "the daemon")
+        check_equal(read(f"{path}/readme"), b"hello\n", "a file")
+        umount(path)
+        status, _, errors = ended(server, 10)
+    check_equal(status, 0, f"its status ({errors!r})")
+    check("1 file" in errors, f"its last line: {errors!r}")
+    check_nothing_left()
+
+
+def test_in_the_foreground_term_interrupt_and_hangup_end_it(work):
+    archive = make_archive(work)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        with life.background("mount", "-f", archive) as server:
+            life.first_line(server)
+            server.send_signal(number)
+            check_equal(ended(server, 15)[0], 0, f"the status after signal {number}")
+        check_nothing_left(f"signal {number}")
+
+
+def test_a_second_interrupt_is_less_patient_and_a_third_not_at_all(work):
+    archive = make_archive(work)
+    with life.background("mount", "-f", archive) as server:
+        path = life.first_line(server)
+        with life.opened(f"{path}/sub/0004") as fd:
+            server.send_signal(signal.SIGINT)
+            time.sleep(3)
+            check_equal(mountpoints(work.path), [path], "mounts after one interrupt")
+            server.send_signal(signal.SIGINT)
+            wait_for(lambda: not mountpoints(work.path), "the mount to leave the tree", 10)
+            check_equal(os.read(fd, 4), b"0004", "bytes of an open file")
+            check(server.poll() is None, "it has left its reader")
+            server.send_signal(signal.SIGINT)
+            check_equal(ended(server, 15)[0], 0, "its status")
+    check_nothing_left()
+
+
+def test_two_in_the_foreground_do_not_share(work):
+    archive = make_archive(work)
+    with life.background("mount", "-f", archive) as one, \
+            life.background("mount", "-f", archive) as two:
+        paths = [life.first_line(one), life.first_line(two)]
+        check(paths[0] != paths[1], "they share")
+        umount(paths[0])
+        check_equal(read(f"{paths[1]}/readme"), b"hello\n", "a file")
+        umount(paths[1])
+    check_nothing_left()
+
+
+# ---- killed ----
+
+def test_readers_of_a_killed_daemon_get_an_error_and_the_next_mount_heals(work):
+    archive = make_archive(work)
+    path = mount(archive)
+    pid = life.daemon_of(path)
+    code = ("import os, sys, random\nnames = os.listdir(sys.argv[1])\nprint('ready', flush=True)\n"
+            "while True:\n"
+            "    fd = os.open(sys.argv[1] + '/' + random.choice(names), os.O_RDONLY)\n"
+            "    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)\n"
+            "    os.read(fd, 4096)\n    os.close(fd)\n")
+    with life.process(sys.executable, "-c", code, f"{path}/sub") as reader:
+        check_equal(life.first_line(reader), "ready", "the reader")
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGKILL)
+        status, _, errors = ended(reader, 20)
+    check(status == 1 and "OSError" in errors, f"the reader: status {status}, {errors!r}")
+    check_equal(mount(archive), path, "the path of the next mount")
+    check_equal(len(mountpoints(work.path)), 1, "number of mounts")
+    check_equal(read(f"{path}/readme"), b"hello\n", "a file")
+    umount(path)
+    check_nothing_left()
+
+
+def test_kills_at_random_moments_leave_nothing_that_is_not_healed(work):
+    archive = make_archive(work)
+    rng = random.Random(5)
+    for i in range(40):
+        words = rng.choice((["mount", archive], ["run", archive, "--", "cat", "{}/readme"],
+                            ["umount", "--all"]))
+        with life.background(*words) as p:
+            time.sleep(rng.random() * 0.04)
+            p.kill()
+        if i % 3 == 0:
+            for path in mountpoints(work.path):
+                done = onepot("stat", "--json", path, status=None)
+                pid = harness.json.loads(done.stdout)["daemon_pid"] if done.stdout else 0
+                if pid and not life.is_gone(pid):
+                    os.kill(pid, signal.SIGKILL)
+    path = mount(archive)
+    check_equal(read(f"{path}/readme"), b"hello\n", "a file")
+    onepot("umount", "--all")
+    # A daemon whose starter was killed before it told of the mount ends by itself.
+    check_nothing_left("the kills", 15)
+
+
+# ---- log, lost pages ----
+
+def test_the_log_tells_of_the_beginning_and_the_end(work):
+    archive, log = make_archive(work), work / "log"
+    path = mount(archive, "--log", "log", cwd=work.path)
+    pid = life.daemon_of(path)
+    read(f"{path}/readme")
+    os.kill(pid, signal.SIGTERM)
+    life.wait_gone(pid)
+    lines = read(log).decode().splitlines()
+    check(all(f"onepot[{pid}]: " in line and "data.tar" in line for line in lines),
+          f"the log: {lines}")
+    check("asked to end" in lines[0] and "1 file" in lines[-1], f"the log: {lines}")
+    check_nothing_left()
+
+
+def test_an_index_that_is_cut_short_does_not_kill_the_daemon(work):
+    archive = make_archive(work, files=3000)
+    onepot("index", archive)
+    index = archive + ".onepot-index"
+    if not os.path.exists(index):
+        raise Skip("the index was not saved beside the archive")
+    path = mount(archive, "--log", work / "log")
+    pid = life.daemon_of(path)
+    check_equal(read(f"{path}/readme"), b"hello\n", "a file")
+    os.truncate(index, 0)
+    errors = 0
+    for i in range(3000):
+        try:
+            read(f"{path}/sub/{i:04}")
+        except OSError:
+            errors += 1
+    check(errors > 0, "no read failed: is the index mapped at all?")
+    check(not life.is_gone(pid), "the daemon has died")
+    wait_for(lambda: b"cut short" in read(work / "log"), "a line in the log")
+    umount(path)
+    check_nothing_left()
+
+
+def test_want_of_memory_or_descriptors_leaves_nothing(work):
+    archive = make_archive(work)
+    failures = 0
+    for limit, values in ((resource.RLIMIT_AS, [n << 20 for n in range(16, 129, 8)]),
+                          (resource.RLIMIT_NOFILE, range(4, 30))):
+        for value in values:
+            done = onepot("mount", archive, status=None,
+                          preexec_fn=lambda: resource.setrlimit(limit, (value, value)))
+            if done.returncode == 0:
+                umount("--all")
+            failures += done.returncode != 0
+            check(done.returncode in (0, 1, 127, -signal.SIGSEGV, -signal.SIGKILL),
+                  f"status {done.returncode}: {life.said(done)!r}")
+            # The folder and its lock may stay where not even a directory could be read.
+            wait_for(lambda: set(life.slots()) <= {"lock"},
+                     f"the state to go after limit {limit} of {value}: {life.said(done)!r}")
+            check_equal(mountpoints(work.path), [], "mounts")
+    umount(mount(archive))
+    check_nothing_left()
+    check(failures > 5, f"only {failures} starts failed")
+
+
+def test_an_idle_mount_takes_no_time(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    read(f"{path}/readme")
+    time.sleep(3)
+    before = cpu_and_switches(pid)
+    time.sleep(3)
+    after = cpu_and_switches(pid)
+    check_equal(after[0], before[0], "CPU time of three seconds without use")
+    check(after[1] - before[1] <= 3, f"it woke {after[1] - before[1]} times in three seconds")
+    umount(path)
+    check_nothing_left()
+
+
+def cpu_and_switches(pid):
+    fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    switches = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        for line in read(f"/proc/{pid}/task/{task}/status").decode().splitlines():
+            if line.startswith("voluntary_ctxt_switches"):
+                switches += int(line.split()[1])
+    return int(fields[11]) + int(fields[12]), switches
+
+
+if __name__ == "__main__":
+    need_command("mount", "umount", "run", "stat")
+    harness.main(globals())

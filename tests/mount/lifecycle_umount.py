@@ -1,0 +1,246 @@
+"""onepot umount: nobody loses a mount that is in use, nothing hangs, nothing stays."""
+
+import mmap
+import os
+import signal
+import threading
+import time
+
+import harness
+import life
+from harness import check, check_equal, mountpoints, need_command, need_root, onepot, run, wait_for
+from life import Clock, check_nothing_left, fails, make_archive, mount, read, said, slots
+
+
+def umount(*arguments, **options):
+    return onepot("umount", *arguments, **options)
+
+
+# ---- in use ----
+
+def test_a_mount_in_use_stays_and_its_users_are_named(work):
+    path = mount(make_archive(work))
+    with life.opened(f"{path}/readme"):
+        fails("umount", "--wait", "0", path, words=["used by", f"({os.getpid()})"])
+    check_equal(read(f"{path}/readme"), b"hello\n", "a file, after a umount that failed")
+    with life.process("sleep", "60", cwd=f"{path}/sub") as user:
+        fails("umount", "--wait", "0", path, words=[f"sleep ({user.pid})"])
+    with open(f"{path}/sub/0001", "rb") as f:
+        mapping = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    fails("umount", "--wait", "0", path, words=[f"({os.getpid()})"])
+    mapping.close()
+    umount(path)
+    check_nothing_left()
+
+
+def test_it_waits_for_users_that_are_about_to_go(work):
+    path = mount(make_archive(work))
+    fd = os.open(f"{path}/readme", os.O_RDONLY)
+    timer = threading.Timer(1.5, os.close, [fd])
+    timer.start()
+    with Clock() as clock:
+        umount("--wait", "20", path)
+    timer.join()
+    check(1 < clock.seconds < 15, f"it took {clock.seconds} s")
+    check_nothing_left()
+
+
+def test_lazy_lets_users_finish(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    with life.opened(f"{path}/sub/0007") as fd, life.opened(f"{path}/sub") as directory:
+        done = umount("--wait", "0", "--lazy", path)
+        check("out of the tree" in said(done), f"it says {said(done)!r}")
+        check_equal(mountpoints(work.path), [], "mounts")
+        check_equal(os.read(fd, 4), b"0007", "bytes of an open file")
+        check_equal(len(os.listdir(directory)), life.FILES, "entries of an open directory")
+        with open("0009", "rb", opener=lambda n, f: os.open(n, f, dir_fd=directory)) as f:
+            check_equal(f.read(4), b"0009", "a file that is opened later")
+        check(not life.is_gone(pid), "the daemon has left its readers")
+    life.wait_gone(pid)
+    check_nothing_left()
+
+
+def test_a_mount_of_a_run_is_not_taken_away(work):
+    archive = make_archive(work)
+    with life.background("run", archive, "--", "sh", "-c", "echo $ONEPOT_MOUNT; exec sleep 60"
+                         ) as wrapper:
+        path = life.first_line(wrapper)
+        fails("umount", path, words=["onepot run", str(wrapper.pid)])
+        check_equal(read(f"{path}/readme"), b"hello\n", "a file")
+        umount("--lazy", "--wait", "0", path)
+        wrapper.terminate()
+        status, _, errors = life.ended(wrapper)
+    check_equal(status, 128 + signal.SIGTERM, f"the status of run, which says {errors!r}")
+    check("was ended" in errors, f"run says {errors!r}")
+    check_nothing_left()
+
+
+def test_a_mount_that_a_run_shares_stays_until_that_ends(work):
+    archive = make_archive(work)
+    path = mount(archive)
+    with life.background("run", archive, "--", "sh", "-c", "echo {}; read x", stdin=-1) as wrapper:
+        check_equal(life.first_line(wrapper), path, "the path")
+        done = umount(path)
+        check("stays" in said(done) and str(wrapper.pid) in said(done), f"umount: {said(done)!r}")
+        check_equal(read(f"{path}/readme"), b"hello\n", "a file")
+        wrapper.stdin.write(b"\n")
+        wrapper.stdin.close()
+        wrapper.stdin = None
+        life.ended(wrapper)
+    check_nothing_left()
+
+
+# ---- what is meant ----
+
+def test_archives_and_paths_of_all_kinds_are_understood(work):
+    archive = make_archive(work)
+    os.symlink("data.tar", work / "link.tar")
+    at = work / "at"
+    for name in (archive, "data.tar", "./source/../data.tar", "link.tar"):
+        mount(archive)
+        umount(name, cwd=work.path)
+        check_nothing_left(f"umount {name}")
+    for name in (at, "at", "at/", "./at/.", "source/../at"):
+        mount(archive, "--at", at)
+        umount(name, cwd=work.path)
+        check_nothing_left(f"umount {name}")
+    mount(archive)
+    mount(archive, "--at", at)
+    umount(archive)
+    check_nothing_left("umount of an archive that was mounted twice")
+    mount(archive)
+    os.unlink(archive)
+    umount(archive)
+    check_nothing_left("umount of an archive that was removed")
+
+
+def test_what_is_no_mount_of_onepot_is_an_error(work):
+    archive = make_archive(work)
+    for name, words in ((archive, "not mounted"), (work.path, "not mounted"), ("/proc", "onepot's"),
+                        (work / "absent", "not mounted"), (work / "absent/x", "No such file")):
+        fails("umount", name, words=[words])
+    fails("umount", status=2)
+    fails("umount", "--all", archive, status=2)
+    fails("umount", "--wait", "soon", archive, status=2)
+    umount("--all")
+    path = mount(archive)
+    done = umount(work / "absent", path, status=1)
+    check("absent" in said(done).splitlines()[0], f"it says {said(done)!r}")
+    check_nothing_left("one good name among two")
+
+
+def test_all_ends_everything_dead_or_alive(work):
+    archive, other = make_archive(work), make_archive(work, "other.tar")
+    mount(archive)
+    mount(archive)
+    mount(other, "--at", work / "at")
+    dead = mount(other)
+    os.kill(life.daemon_of(dead), signal.SIGKILL)
+    with life.opened(f"{work / 'at'}/readme"):
+        fails_in_part = umount("--all", "--wait", "0", status=1)
+        check("used by" in said(fails_in_part), f"it says {said(fails_in_part)!r}")
+        check_equal(mountpoints(work.path), [work / "at"], "mounts")
+    umount("--all")
+    check_nothing_left()
+    umount("--all")
+
+
+def test_the_last_line_tells_what_was_read(work):
+    path = mount(make_archive(work))
+    for i in range(10):
+        read(f"{path}/sub/{i:04}")
+    done = umount(path)
+    for word in ("data.tar", "10 files", "19.5 KiB", "waited"):
+        check(word in said(done), f"{word!r} is not in {said(done)!r}")
+    check_nothing_left()
+
+
+# ---- daemons that don't do what they should ----
+
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: life.process_state(pid) == "T", "the daemon to stop")
+
+
+def test_a_stopped_daemon_without_users_is_ended(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    stop(pid)
+    with Clock() as clock:
+        umount(path)
+    check(clock.seconds < 5, f"it took {clock.seconds} s")
+    check(life.is_gone(pid), "the daemon is there")
+    check_nothing_left()
+
+
+def test_a_stopped_daemon_with_a_reader_inside_hangs_nobody_else(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    stop(pid)
+    with life.process("cat", f"{path}/sub/0003") as reader:
+        wait_for(lambda: life.process_state(reader.pid) in ("S", "D"), "the reader to hang")
+        time.sleep(0.2)
+        with Clock() as clock:
+            fails("umount", "--wait", "1", path, words=["stopped"])
+        check(clock.seconds < 8, f"umount took {clock.seconds} s")
+        with Clock() as clock:
+            done = umount("--wait", "1", "--lazy", path)
+        check(clock.seconds < 8, f"umount --lazy took {clock.seconds} s")
+        check("stopped" in said(done) and str(pid) in said(done), f"it says {said(done)!r}")
+        check_equal(mountpoints(work.path), [], "mounts")
+        os.kill(pid, signal.SIGCONT)
+        check_equal(life.ended(reader)[1], b"0003" * 500, "what the reader got in the end")
+    life.wait_gone(pid)
+    check_nothing_left()
+
+
+def test_a_dead_daemon_s_mount_is_cleaned_up(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    with life.opened(f"{path}/readme"):
+        os.kill(pid, signal.SIGKILL)
+        life.wait_gone(pid)
+        done = umount(path)
+        check("dead" in said(done), f"it says {said(done)!r}")
+    check_nothing_left()
+
+
+def test_a_mount_that_was_ended_by_other_means_leaves_nothing(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    run("fusermount3", "-u", path)
+    life.wait_gone(pid)
+    check_nothing_left("fusermount3 -u")
+    need_root("call umount(8)")
+    path = mount(work / "data.tar", "--at", work / "at")
+    pid = life.daemon_of(path)
+    run("umount", path)
+    life.wait_gone(pid)
+    check_nothing_left("umount(8)")
+
+
+def test_a_mount_without_its_state_can_be_ended(work):
+    path = mount(make_archive(work), "--at", work / "at")
+    pid = life.daemon_of(path)
+    harness.shutil.rmtree(life.folder())
+    umount(path)
+    life.wait_gone(pid)
+    check_equal(mountpoints(work.path), [], "mounts")
+    check_equal(slots(), [], "slots")
+
+
+def test_an_aborted_connection_is_cleaned_up(work):
+    need_root("mount fusectl")
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    device = os.minor(os.stat(path).st_dev)
+    with work.kernel_mount("fusectl", "none", "control") as control:
+        life.write(f"{control}/{device}/abort", b"1")
+    life.wait_gone(pid)
+    check_nothing_left()
+
+
+if __name__ == "__main__":
+    need_command("mount", "umount", "run", "stat")
+    harness.main(globals())

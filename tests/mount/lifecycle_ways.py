@@ -1,0 +1,303 @@
+"""Ways to mount: each alone, by the variable that hides the others and by taking away what
+they need; as root without privileges, as an ordinary user, and where none is left."""
+
+import os
+import shutil
+import subprocess
+
+import harness
+import life
+from harness import (Skip, check, check_equal, environment, mountpoints, need_command,
+                     need_program, need_root, onepot, onepot_program, run)
+from life import check_nothing_left, fails, make_archive, mount, read, said, slots
+
+USER = 54321  # of no one
+
+
+def umount(*arguments, **options):
+    return onepot("umount", *arguments, **options)
+
+
+def only(*ways):
+    return environment(ONEPOT_MOUNT_METHODS=",".join(ways))
+
+
+def need_helper(name):
+    if shutil.which(name) is None:
+        raise Skip(f"there is no {name}")
+
+
+# ---- hidden by the variable ----
+
+def test_each_way_mounts_and_unmounts(work):
+    archive = make_archive(work, "odd, na\\me é.tar")
+    for way in ("mount", "fusermount3", "fusermount"):
+        if way != "mount":
+            need_helper(way)
+        elif os.geteuid() != 0:
+            continue
+        env = only(way)
+        path = mount(archive, env=env)
+        check_equal(read(f"{path}/readme"), b"hello\n", f"a file by {way}")
+        with open("/proc/self/mountinfo", encoding="utf-8") as f:
+            line = next(l.split() for l in f if f" {path} " in l)
+        after = line[line.index("-") + 1:]
+        check_equal((after[0], harness.unescape(after[1])), ("fuse.onepot", archive),
+                    f"type and source by {way}")
+        check_equal(set("ro nosuid nodev noatime".split()) - set(line[5].split(",")), set(),
+                    f"options by {way}")
+        with life.opened(f"{path}/readme"):
+            done = umount("--wait", "0", path, env=env, status=1)
+            check("used by" in said(done), f"busy by {way}: {said(done)!r}")
+        umount(path, env=env)
+        check_nothing_left(way)
+
+
+def test_options_reach_the_kernel_by_each_way(work):
+    archive = make_archive(work)
+    for way in ("mount", "fusermount3", "fusermount"):
+        if way != "mount":
+            need_helper(way)
+        need_root("mount, and allow others in without a word in fuse.conf")
+        at = work / "at"
+        mount(archive, "--at", at, "--allow-other", "-o", "noexec,fsname=me", env=only(way))
+        with open("/proc/self/mountinfo", encoding="utf-8") as f:
+            line = next(l.split() for l in f if f" {at} " in l)
+        check("noexec" in line[5], f"options by {way}: {line}")
+        check_equal(line[line.index("-") + 2], "me", f"the source by {way}")
+        check("allow_other" in line[-1] and "default_permissions" in line[-1], f"{way}: {line}")
+        umount(at)
+        check_nothing_left(way)
+
+
+def test_allow_other_lets_others_in_by_the_permissions_of_files(work):
+    need_root("let others in")
+    need_program("setpriv")
+    archive = make_archive(work)
+    os.chmod(work.path, 0o755)
+    os.chmod(work / "source/readme", 0o600)
+    os.chmod(work / "source/sub/0001", 0o644)
+    os.chmod(work / "source", 0o755)
+    os.chmod(work / "source/sub", 0o755)
+    run("tar", "-cf", archive, "-C", work / "source", ".")
+
+    def other(path):
+        return run("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "cat", path,
+                   status=None).returncode == 0
+
+    at = work / "at"
+    mount(archive, "--at", at)
+    check(not other(f"{at}/sub/0001"), "others are in a private mount")
+    umount(at)
+    mount(archive, "--at", at, "--allow-other")
+    check(other(f"{at}/sub/0001"), "others can't read what they may")
+    check(not other(f"{at}/readme"), "others read what they may not")
+    umount(at)
+    fails("mount", archive, "--allow-other", words=["--at"], status=2)
+    check_nothing_left()
+
+
+def test_a_private_namespace_serves_a_run(work):
+    archive = make_archive(work)
+    env = only("namespace")
+    done = onepot("run", archive, "--", "sh", "-c", "cat {}/readme; id -u; id -g; ls {}/sub | wc -l",
+                  env=env, status=None)
+    if done.returncode != 0 and "namespace" in said(done):
+        raise Skip(f"no user namespaces here: {said(done)}")
+    check_equal(done.stdout.decode().split(),
+                ["hello", str(os.geteuid()), str(os.getegid()), str(life.FILES)], "what it says")
+    check("1 file" in said(done), f"the last line: {said(done)!r}")
+    check_nothing_left("a private namespace")
+    for command, status in (("exit 3", 3), ("kill -9 $$", 137)):
+        onepot("run", archive, "--", "sh", "-c", command, env=env, status=status)
+    onepot("run", archive, "--", "no-such-command", env=env, status=127)
+    with life.background("run", archive, "--", "sh", "-c", "cat {}/readme; read x", stdin=-1,
+                         env=env) as one:
+        life.first_line(one)
+        check_equal(mountpoints(work.path), [], "mounts that all can see")
+        done = onepot("run", archive, "--", "cat", "{}/readme", env=env)
+        check_equal(done.stdout, b"hello\n", "a file, for a second run")
+        fails("umount", archive, words=["alone"])
+        fails("umount", "--all", words=["alone"])
+        one.communicate(b"\n", timeout=30)
+    check_nothing_left()
+
+
+def test_processes_left_in_a_private_namespace_lose_the_mount(work):
+    archive = make_archive(work)
+    done = onepot("run", archive, "--", "sh", "-c", "cd {}/sub; sleep 60 >/dev/null 2>&1 & exit 4",
+                  env=only("namespace"), status=None)
+    if done.returncode == 125:
+        raise Skip(f"no user namespaces here: {said(done)}")
+    check_equal(done.returncode, 4, "the status")
+    check_nothing_left()
+    for pid in harness.marked_processes(os.environ[harness.MARK]):
+        if read(f"/proc/{pid}/comm") == b"sleep\n":
+            os.kill(pid, 9)
+
+
+def test_a_wrapper_that_is_killed_takes_its_private_mount_along(work):
+    archive = make_archive(work)
+    with life.background("run", archive, "--", "sh", "-c", "echo; read x", stdin=subprocess.PIPE,
+                         env=only("namespace")) as wrapper:
+        if not wrapper.stdout.readline():
+            raise Skip(f"no user namespaces here: {wrapper.stderr.read()}")
+        wrapper.kill()
+        wrapper.wait()
+        wrapper.stdin.close()  # its command ends, and the namespace with it
+        wrapper.stdin = None
+        check_nothing_left("the wrapper's death", 20)
+
+
+def test_where_no_way_is_left_one_line_says_why(work):
+    archive = make_archive(work)
+    for ways in (["fusermount"], ["fusermount3", "fusermount"]):
+        # A helper that fails stands for one that may not.
+        tools = work / "tools"
+        os.makedirs(tools, exist_ok=True)
+        for name in ways:
+            life.write(f"{tools}/{name}", f"#!/bin/sh\necho '{name}: not today' >&2\nexit 1\n".encode())
+            os.chmod(f"{tools}/{name}", 0o755)
+        env = environment(ONEPOT_MOUNT_METHODS=",".join(ways), PATH=f"{tools}:{os.environ['PATH']}")
+        fails("mount", archive, env=env, words=["not today", *(f"{w}: " for w in ways)])
+        fails("run", archive, "--", "true", env=env, status=125, words=["not today"])
+        check_nothing_left()
+    fails("mount", archive, env=only("namespace"), words=["no way"])
+    fails("mount", archive, env=only("magic"), words=["ONEPOT_MOUNT_METHODS"])
+    check_nothing_left()
+
+
+# ---- taken away in earnest ----
+
+def without_privileges(*more):
+    """Root's user ID and files, but of its capabilities only the one that a user namespace for
+    root needs."""
+    need_root("drop privileges")
+    need_program("setpriv")
+    return ["setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all", *more]
+
+
+def test_without_capabilities_and_with_no_new_privs_a_namespace_is_left(work):
+    archive = make_archive(work)
+    bare = without_privileges("--no-new-privs")
+    done = run(*bare, onepot_program(), "mount", archive, status=1)
+    for word in ("mount(2): Operation not permitted", "fusermount3: ", "no_new_privs"):
+        check(word in said(done), f"{word!r} is not in {said(done)!r}")
+    check_nothing_left()
+    done = run(*bare, onepot_program(), "run", archive, "--", "cat", "{}/readme", status=None)
+    if done.returncode != 0:
+        raise Skip(f"no user namespaces here: {said(done)}")
+    check_equal(done.stdout, b"hello\n", "a file")
+    check_nothing_left()
+
+
+class Node:
+    """A mount namespace that looks like an ordinary node to an ordinary user: /dev/fuse may
+    be opened by all. Commands run in it as that user; `hide` puts nothing in place of files."""
+
+    def __init__(self, work, hide=(), flags=()):
+        need_root("make a mount namespace and a device")
+        need_program("unshare", "setpriv")
+        self.work = work
+        os.chmod(work.path, 0o755)
+        for name in (".home", ".home/run", ".home/tmp", ".home/cache"):
+            os.chmod(work / name, 0o777)
+        os.makedirs(work / "devices", exist_ok=True)
+        prepare = [f"mount -t tmpfs -o mode=755 none {work / 'devices'}",
+                   f"mknod -m 666 {work / 'devices/fuse'} c 10 229",
+                   f"mount --bind {work / 'devices/fuse'} /dev/fuse",
+                   f"cat /etc/passwd >{work / 'devices/passwd'}",
+                   f"echo tester:x:{USER}:{USER}::/:/bin/sh >>{work / 'devices/passwd'}",
+                   f"mount --bind {work / 'devices/passwd'} /etc/passwd"]
+        for name in hide:
+            path = shutil.which(name)
+            if path:
+                prepare.append(f"mount --bind /dev/null {os.path.realpath(path)}")
+        user = " ".join(["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *flags])
+        self.prefix = " && ".join(prepare) + f" && exec {user} "
+
+    def script(self, script, **options):
+        """A shell script of the user; $ONEPOT and $ARCHIVE are set."""
+        path = self.work / "script"
+        life.write(path, script.encode())
+        os.chmod(path, 0o755)
+        env = environment(ONEPOT=onepot_program(), ARCHIVE=self.work / "data.tar")
+        return run("unshare", "-m", "sh", "-c", self.prefix + f"sh -eu {path}", env=env, **options)
+
+
+MOUNT_AND_UMOUNT = """
+M=$($ONEPOT mount $ARCHIVE)
+cat $M/readme
+grep " $M " /proc/self/mountinfo | grep -o "user_id=[0-9]*"
+M2=$($ONEPOT mount $ARCHIVE --at $TMPDIR/at)
+cat $M2/readme
+cd $M2; ! $ONEPOT umount --wait 0 $M2 2>$TMPDIR/said; cd /
+grep -q "used by" $TMPDIR/said
+$ONEPOT umount --all
+test ! -e $TMPDIR/at
+$ONEPOT run $ARCHIVE -- cat {}/readme
+"""
+
+
+def test_an_ordinary_user_mounts_by_either_helper(work):
+    make_archive(work)
+    for hidden in ([], ["fusermount3"]):
+        for name in {"fusermount3", "fusermount"} - set(hidden):
+            need_helper(name)
+        if hidden and os.path.realpath(shutil.which("fusermount")) == \
+                os.path.realpath(shutil.which("fusermount3")):
+            continue  # one program by two names
+        done = Node(work, hide=hidden).script(MOUNT_AND_UMOUNT)
+        check_equal(done.stdout.decode().split(), ["hello", f"user_id={USER}", "hello", "hello"],
+                    f"what it says without {hidden}")
+        check(not os.path.exists(life.folder(USER)), "the user's state is left")
+
+
+def test_an_ordinary_user_without_helpers_has_run(work):
+    make_archive(work)
+    for node in (Node(work, hide=["fusermount3", "fusermount"]), Node(work, flags=["--no-new-privs"])):
+        done = node.script("! $ONEPOT mount $ARCHIVE\n$ONEPOT run $ARCHIVE -- cat {}/readme",
+                           status=None)
+        if done.returncode != 0 and "namespace" in said(done):
+            raise Skip(f"no user namespaces here: {said(done)}")
+        check_equal((done.returncode, done.stdout), (0, b"hello\n"), f"run, which says {said(done)!r}")
+        check("it can't be mounted" in said(done), f"mount says {said(done)!r}")
+        check(not os.path.exists(life.folder(USER)), "the user's state is left")
+
+
+def test_a_killed_daemon_of_an_ordinary_user_is_healed(work):
+    make_archive(work)
+    need_helper("fusermount3")
+    done = Node(work).script("""
+        pid() { $ONEPOT stat --json $1 | grep -o '"daemon_pid": *[0-9]*' | grep -o '[0-9]*$'; }
+        M=$($ONEPOT mount $ARCHIVE)
+        kill -9 $(pid $M)
+        sleep 0.2
+        M=$($ONEPOT mount $ARCHIVE)
+        cat $M/readme
+        kill -9 $(pid $M)
+        sleep 0.2
+        $ONEPOT umount $M
+        """)
+    check_equal(done.stdout, b"hello\n", "a file after the first death")
+    check(not os.path.exists(life.folder(USER)), "the user's state is left")
+
+
+def test_inside_a_user_namespace_mount_works_directly(work):
+    archive = make_archive(work)
+    need_program("unshare")
+    done = run("unshare", "-Urm", "sh", "-eu", "-c",
+               f"M=$({onepot_program()} mount {archive}); cat $M/readme; "
+               f"{onepot_program()} umount $M", status=None,
+               env=only("mount"))
+    if done.returncode != 0 and "unshare" in said(done):
+        raise Skip(f"no user namespaces here: {said(done)}")
+    if done.returncode != 0 and "/dev/fuse" in said(done):
+        raise Skip(f"/dev/fuse is not for all here: {said(done)}")
+    check_equal((done.returncode, done.stdout), (0, b"hello\n"), f"it says {said(done)!r}")
+    check_equal(slots(), [], "what is left")
+
+
+if __name__ == "__main__":
+    need_command("mount", "umount", "run", "stat")
+    harness.main(globals())
