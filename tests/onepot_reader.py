@@ -149,26 +149,27 @@ class Archive:
         attrs = list(struct.iter_unpack("<4I", self.section[3]))
         raw = list(struct.iter_unpack("<4Q", self.section[1]))
         ends = [r[0] & (1 << 40) - 1 for r in raw[1:]] + [len(self.section[2])]
-        self.extra = {(p, k): v for p, k, v in struct.iter_unpack("<IIQ", self.section[7])}
+        self.extra = {(p, k): v for v, p, k in struct.iter_unpack("<QII", self.section[7])}
         self.entries = []
         for position, (word, size, data, mtime) in enumerate(raw):
             start, end = word & (1 << 40) - 1, ends[position]
             need(start <= end <= len(self.section[2]), "name of entry %d" % position)
-            need(word >> 40 < len(attrs), "attributes of entry %d" % position)
+            need(0 < word >> 40 < len(attrs), "attributes of entry %d" % position)
+            need(mtime != 0, "time of entry %d" % position)
             entry = Entry(position, self.section[2][start:end], size, data, mtime, attrs[word >> 40])
             need(mtime & (1 << 30) - 1 < 10**9, "nanoseconds of entry %d" % position)
             self.entries.append(entry)
         need(stat.S_ISDIR(self.entries[0].mode) and not self.entries[0].name, "root")
         for entry in self.entries:
-            if entry.kind != 6 and entry.flags & 0x100:
+            if entry.kind != 7 and entry.flags & 0x100:
                 entry.nlink = self.extra[entry.position, 1]
 
     def inode(self, entry):
-        if entry.kind != 6:
+        if entry.kind != 7:
             return entry
         need(entry.data < entry.position, "alias %d" % entry.position)
         first = self.entries[entry.data]
-        need(first.kind != 6 and stat.S_IFMT(first.mode) == stat.S_IFMT(entry.mode), "alias")
+        need(first.kind != 7 and stat.S_IFMT(first.mode) == stat.S_IFMT(entry.mode), "alias")
         return first
 
     def mtime_ns(self, entry):
@@ -206,6 +207,7 @@ class Archive:
         at = self.extra[entry.position, 2]
         need(at % 8 == 0, "attributes")
         count, length = struct.unpack_from("<II", self.section[9], at)
+        need(count > 0 and length > 0, "attributes")
         at += 8
         end = at + length
         result = {}
@@ -221,14 +223,15 @@ class Archive:
 
     def ranges(self, entry):
         """(offset in the file, length, offset in the archive) of all that is no hole."""
-        if entry.kind == 1:
+        if entry.kind == 2:
             result = [(0, entry.size, entry.data)] if entry.size else []
         else:
-            need(entry.kind == 2 and entry.data % 8 == 0, "kind of data")
-            count, total = struct.unpack_from("<QQ", self.section[5], entry.data)
-            result = [struct.unpack_from("<3Q", self.section[5], entry.data + 16 + 24 * i)
-                      for i in range(count)]
-            need(sum(r[1] for r in result) == total, "lengths of ranges")
+            need(entry.kind == 3 and entry.data % 8 == 0, "kind of data")
+            count, word, total = struct.unpack_from("<IIQ", self.section[5], entry.data)
+            need(word == 0x45474e52, "ranges")
+            ranges = struct.iter_unpack("<3Q", self.section[5][entry.data + 16:][:24 * count])
+            result = [(offset, length, source) for source, offset, length in ranges]
+            need(len(result) == count and sum(r[1] for r in result) == total, "ranges")
         at = 0
         for offset, length, source in result:
             need(at <= offset and length > 0 and offset + length <= entry.size, "ranges")
@@ -252,7 +255,7 @@ class Archive:
         self.verify_tree()
         data = []
         for entry in self.entries:
-            if entry.kind in (1, 2):
+            if entry.kind in (2, 3):
                 need(xxh3_64(b"".join(self.stored(entry))) == self.sum(entry),
                      "sum of " + repr(entry.name))
                 data += [(source, length, entry) for _, length, source in self.ranges(entry)]
@@ -291,8 +294,8 @@ class Archive:
                 need(all(0 < len(n) <= 255 and b"/" not in n and b"\0" not in n for n in names), "names")
                 need(entry.size == sum(stat.S_ISDIR(c.mode) for c in below), "directories below")
             totals[0] += stat.S_ISREG(entry.mode)
-            totals[1] += entry.kind != 6
-            if entry.kind in (1, 2):
+            totals[1] += entry.kind != 7
+            if entry.kind in (2, 3):
                 totals[2] += entry.size
                 totals[3] += sum(r[1] for r in self.ranges(entry))
         need(next_first == self.count, "entries that no directory has")
