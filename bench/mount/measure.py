@@ -45,14 +45,16 @@ def figures_of(epoch, name):
 
 
 def memory_of(pids):
-    """Private memory, in bytes: what the processes would give back by ending. Clean pages of
-    mapped files (the archive, the index) belong to the page cache and are told apart."""
+    """Private memory, in bytes: what the processes would give back by ending. Pages of mapped
+    files (the archive, the index) belong to the page cache and are told apart; Private_Dirty
+    would not do, it counts pages of an archive that is not yet written back."""
     private = mapped = 0
     for pid in pids:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as rollup:
             fields = dict(line.split()[:2] for line in rollup.readlines()[1:])
-        private += int(fields["Private_Dirty:"])
-        mapped += int(fields["Private_Clean:"])
+        private += int(fields.get("Pss_Anon:", fields["Anonymous:"]))
+        private += int(fields.get("Pss_Shmem:", 0))
+        mapped += int(fields.get("Pss_File:", 0))
     return private << 10, mapped << 10
 
 

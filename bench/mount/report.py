@@ -107,7 +107,8 @@ def print_set(title, samples, contenders, threads, rows):
     if "python" in rows:
         for how, text in PYTHON.items():
             figures = [(part, f"python {how} {part}") for part in ("first", "listed", "second")]
-            rate_table(f"4 Python processes, {text}: files/s", samples, contenders, figures, False)
+            rate_table(f"4 Python processes, {text}: files/s", samples, contenders, figures,
+                       False)
             cost_table(f"4 Python processes, {text}: CPU seconds per 1,000 files", samples,
                        contenders, [(part, f"{figure} cpu") for part, figure in figures])
     if "busy" in rows:
