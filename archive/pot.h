@@ -8,9 +8,10 @@
  *
  * What pot_open tries, in order: the index that the archive carries; an index saved
  * for it (ARCHIVE.onepot-index beside it, then $XDG_CACHE_HOME/onepot or
- * ~/.cache/onepot), if size, time and fingerprint of the archive still agree; a new
- * one, made by the back end in a child process. A new index that took long enough to
- * be worth it is saved, first beside the archive, else in the cache folder.
+ * ~/.cache/onepot), if size, time and fingerprint of the archive still agree and it
+ * belongs to this user, to the archive's owner or to root; a new one, made by the back
+ * end in a child process. A new index that took long enough to be worth it is saved,
+ * first beside the archive, else in the cache folder.
  *
  * A tar that is compressed as one stream is first unpacked into an unlinked private
  * file (mode 0600) in memory (/dev/shm) or, where it does not fit there, in $TMPDIR

@@ -17,7 +17,7 @@ struct sandbox_limits {
     uint64_t memory_bytes;  /* private memory (RLIMIT_DATA); 0: the default of 1 GiB */
     uint64_t file_bytes;    /* of a file that it writes: then EFBIG; 0: no limit */
     uint32_t stall_seconds; /* killed after so long without progress; 0: 60 s */
-    const int *keep_fds;    /* descriptors that stay open */
+    const int *keep_fds;    /* descriptors that stay open, at most 16 */
     size_t keep_fd_count;
 };
 

@@ -72,13 +72,20 @@ static void note(struct walk *w, const char *format, ...)
     va_end(args);
 }
 
-/* Something is wrong with the header that follows the last member. */
-static int header_fault(struct walk *w, uint64_t offset, const char *what)
+/* Something is wrong where the next header has to be. */
+static int header_fault(struct walk *w, const char *what)
 {
-    fault_set(w->fault, -EUCLEAN, w->last, offset, "%s%s", what,
-              w->members ? " after this member" : "");
+    fault_set(w->fault, -EUCLEAN, w->last, w->expected, "%s %s",
+              w->members ? "is followed by" : "begins with", what);
     fault_advise(w->fault, "make the archive again, or copy it again");
     return -EUCLEAN;
+}
+
+static int damaged_header(struct walk *w)
+{
+    char what[192];
+    snprintf(what, sizeof(what), "a damaged header (%s)", tar_complaint(w->archive));
+    return header_fault(w, what);
 }
 
 static int member_fault(struct walk *w, int err, const char *what)
@@ -87,19 +94,22 @@ static int member_fault(struct walk *w, int err, const char *what)
                      "%s", what);
 }
 
-/* libarchive could not go on. */
-static int read_fault(struct walk *w)
+/* libarchive could not go on; `status` is what it returned. */
+static int read_fault(struct walk *w, int status)
 {
     if (w->feed.err < 0)
         return fault_set(w->fault, w->feed.err, w->last, w->feed.offset, "read error: %s",
                          strerror(-w->feed.err));
     if (archive_errno(w->archive) == ENOMEM)
         return -ENOMEM;
-    if (w->expected + TAR_BLOCK_BYTES > w->size_bytes)
-        return header_fault(w, w->size_bytes, "the archive is truncated");
-    char what[192];
-    snprintf(what, sizeof(what), "damaged archive (%s)", tar_complaint(w->archive));
-    return header_fault(w, w->expected, what);
+    if (w->expected + TAR_BLOCK_BYTES > w->size_bytes) {
+        fault_set(w->fault, -EUCLEAN, w->last, w->size_bytes, "the archive is truncated%s",
+                  w->members ? " after this member" : "");
+        fault_advise(w->fault, "make the archive again, or copy it again");
+        return -EUCLEAN;
+    }
+    return status == ARCHIVE_RETRY ? header_fault(w, "something that is no tar header")
+                                   : damaged_header(w);
 }
 
 /* ---- data ---- */
@@ -267,16 +277,13 @@ static int next_member(struct walk *w)
         return check_position(w);
     case ARCHIVE_WARN:
         /* A name that is no ASCII is no fault; all other warnings mean lost data. */
-        if (archive_errno(w->archive) != EILSEQ) {
-            char what[192];
-            snprintf(what, sizeof(what), "damaged header (%s)", tar_complaint(w->archive));
-            return header_fault(w, w->expected, what);
-        }
+        if (archive_errno(w->archive) != EILSEQ)
+            return damaged_header(w);
         break;
     case ARCHIVE_OK:
         break;
     default:
-        return read_fault(w);
+        return read_fault(w, r);
     }
     r = check_position(w);
     return r < 0 ? r : 1;
@@ -372,7 +379,7 @@ static int walk_archive(struct walk *w)
     if (r == 0)
         r = read_members(w);
     else if (r == -EUCLEAN)
-        r = read_fault(w);
+        r = read_fault(w, ARCHIVE_FATAL);
     if (r == 0)
         r = inspect_end(w);
     if (r == 0)

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <locale.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -547,6 +548,35 @@ static void interrupt(void *ctx, const char *doing, const struct progress *progr
     raise(SIGALRM);
 }
 
+/* Converting names wants files that the sandbox does not let libarchive open. */
+START_TEST(names_survive_the_sandbox)
+{
+    static const char *const names[] = {"caf\u00e9", "cafe\u0301", "\xe9\xff",
+                                        "\u20ac/\U0001d11e"};
+    ck_assert_int_eq(mkdir("names", 0700), 0);
+    ck_assert_int_eq(mkdir("names/\u20ac", 0700), 0);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char path[300];
+        snprintf(path, sizeof(path), "names/%s", names[i]);
+        auto_close int fd = open(path, O_CREAT | O_WRONLY, 0600);
+        ck_assert_int_ge(fd, 0);
+    }
+    ck_assert_int_eq(command("tar --format=posix -cf n.tar -C names ."), 0);
+    static const char *const locales[] = {"C", "C.UTF-8"};
+    for (size_t k = 0; k < 2; k++) {
+        ck_assert_ptr_nonnull(setlocale(LC_ALL, locales[k]));
+        struct pot *pot = must_open("n.tar", never);
+        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+            uint32_t position;
+            ck_assert_msg(index_resolve(pot->index, names[i], &position) == 0, "name %zu", i);
+        }
+        ck_assert_uint_eq(index_info(pot->index)->entries, 6);
+        pot_close(pot);
+    }
+    setlocale(LC_ALL, "C");
+}
+END_TEST
+
 START_TEST(signal_ends_a_long_step)
 {
     /* 4 GiB of zeros: a second and more of work, and no memory. */
@@ -644,6 +674,7 @@ int main(void)
     tcase_add_test(tests, truncated_archives_are_errors);
     tcase_add_test(tests, notes_can_not_write_to_the_terminal);
     tcase_add_test(tests, remarks_on_an_archive_are_notes);
+    tcase_add_test(tests, names_survive_the_sandbox);
     tcase_add_test(tests, signal_ends_a_long_step);
     tcase_add_test(tests, several_may_index_one_archive_at_once);
     tcase_add_test(tests, nothing_is_left_open);
