@@ -1,10 +1,10 @@
 /*
  * How a read is put together. The index names extents; neighbours in the archive are
- * joined to runs. A stored run of a mapped source is answered by its place in the
- * mapping, if the page cache has it. If it has not, or if nothing is mapped, the run
- * is read into the scratch buffer: a read tells EIO from a truncated file and does not
- * fault its pages in one by one. Bytes of the mapping are handed out, never touched
- * here: a page that is gone is an EFAULT for writev(2), but a SIGBUS for memcpy.
+ * joined to runs. A short stored run is copied; a long one of a mapped source is
+ * answered by its place in the mapping, if the page cache has it. If it has not, or if nothing
+ * is mapped, the run is read into the scratch buffer: a read tells EIO from a truncated file
+ * and does not fault its pages in one by one. Bytes of the mapping are handed out, never
+ * touched here: a page that is gone is an EFAULT for writev(2), but a SIGBUS for memcpy.
  *
  * Whether the page cache has a run is asked at its first and last page only; the last
  * one also shows whether the file is still as long as it was.
@@ -22,6 +22,13 @@
 
 /* Larger blocks are refused: each thread that decompresses one needs room for it. */
 #define BLOCK_BYTES_MAX (64u << 20)
+
+/*
+ * Stored runs up to this length are copied by one read that is told not to wait: it
+ * answers at once what the two probes of a mapped run ask, and costs less than having
+ * the run's pages faulted into the mapping on their first use.
+ */
+#define COPY_BYTES_MAX (64u << 10)
 
 struct reader {
     const struct index *index;
@@ -157,6 +164,12 @@ static void may_wait(struct reader_scratch *scratch)
     }
 }
 
+static void begin_request(struct reader_scratch *scratch)
+{
+    scratch->used = 0;
+    scratch->waited = false;
+}
+
 /* What a source can fail with, in the words of this interface. */
 static int source_error(int err)
 {
@@ -207,8 +220,7 @@ static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *r
     if (r == 0 && !scratch->codec)
         r = codec_context_new(request->reader->codec, &scratch->codec);
     if (r == 0)
-        r = source_error(
-            source_read(request->reader->source, scratch->packed, request->packed_bytes, key));
+        r = read_source(request->reader, scratch, scratch->packed, request->packed_bytes, key);
     if (r == 0)
         r = codec_unpack(scratch->codec, scratch->packed, request->packed_bytes, buf, size,
                          ret_len);
@@ -232,7 +244,6 @@ static int get_block(struct reader *reader, struct reader_scratch *scratch,
         if (!sane_block(reader, extent))
             return -EUCLEAN;
         struct block_request request = {reader, scratch, extent->packed_bytes};
-        may_wait(scratch);
         r = block_cache_get(reader->cache, extent->source_offset, extent->block_bytes,
                             fill_block, &request, &block);
     }
@@ -325,7 +336,7 @@ static int copy(struct reader *reader, struct reader_scratch *scratch, uint32_t 
 int reader_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                 uint64_t offset, void *buf, size_t len, size_t *ret_len)
 {
-    scratch->waited = false;
+    begin_request(scratch);
     return copy(reader, scratch, position, offset, buf, len, ret_len);
 }
 
@@ -383,7 +394,7 @@ static uint8_t *take_scratch(struct reader_scratch *scratch, size_t len)
 static int add_stored(struct reader *reader, struct reader_scratch *scratch,
                       const struct extent *run, struct span *span)
 {
-    if (reader->map) {
+    if (reader->map && (run->length > COPY_BYTES_MAX || reader->ask_mincore)) {
         int r = check_mapped(reader, run->source_offset, run->length);
         if (r == 0)
             add_iov(span, reader->map + run->source_offset, run->length);
@@ -438,8 +449,7 @@ int reader_get(struct reader *reader, struct reader_scratch *scratch, uint32_t p
     struct span *span = ret_span; /* filled in place, as it is large */
     span->iov_count = span->pinned_count = 0;
     span->bytes = 0;
-    scratch->used = 0;
-    scratch->waited = false;
+    begin_request(scratch);
     if (len > READER_SPAN_MAX)
         len = READER_SPAN_MAX;
     while (span->bytes < len) {

@@ -51,8 +51,9 @@ void reader_scratch_free(struct reader_scratch *scratch);
 
 /*
  * Have `hook(ctx)` called in this thread, at most once for each reader_get, before it
- * does something that may take long: a read that is not in the page cache, or a
- * decompression. A request loop lets another thread take over then.
+ * sleeps until a device has answered: for a read that is not in the page cache. A
+ * request loop lets another thread take over then. (Not before a decompression: that
+ * keeps a CPU busy, and one more thread would not make it faster.)
  */
 void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *ctx), void *ctx);
 

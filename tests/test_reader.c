@@ -540,7 +540,7 @@ static void count_call(void *ctx)
     ++*(unsigned *)ctx;
 }
 
-START_TEST(hook_is_called_once_before_a_decompression)
+START_TEST(hook_is_not_called_for_what_keeps_a_cpu_busy)
 {
     struct fixture f;
     struct span span;
@@ -550,14 +550,17 @@ START_TEST(hook_is_called_once_before_a_decompression)
     add_stored(&f, "stored", 50000);
     finish(&f);
     reader_scratch_on_wait(f.scratch, count_call, &calls);
-    for (unsigned i = 0; i < 2; i++) {
-        ck_assert_int_eq(
-            reader_get(f.reader, f.scratch, f.files[0].position, 0, 4 * BLOCK, &span), 0);
-        reader_put(f.reader, &span);
-        ck_assert_uint_eq(calls, 1); /* for four blocks; and not for hits */
+    char byte;
+    if (source_read_cached(f.pot.source, &byte, 1, 0) == -EAGAIN) {
+        printf("skipped: this kernel's memory files do not tell what is cached\n");
+        end(&f);
+        return;
     }
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, f.files[0].position, 0, 4 * BLOCK, &span),
+                     0);
+    reader_put(f.reader, &span);
     ck_assert(read_is_right(&f, f.scratch, 1, 0, 50000));
-    ck_assert_uint_eq(calls, 1);
+    ck_assert_uint_eq(calls, 0); /* four blocks were decompressed, and nothing waited */
     end(&f);
 }
 END_TEST
@@ -658,7 +661,7 @@ int main(void)
     tcase_add_test(tests, damaged_block_is_an_error_for_itself_alone);
     tcase_add_test(tests, block_that_holds_less_than_its_file_is_an_error);
     tcase_add_test(tests, codec_that_is_not_there_is_refused);
-    tcase_add_test(tests, hook_is_called_once_before_a_decompression);
+    tcase_add_test(tests, hook_is_not_called_for_what_keeps_a_cpu_busy);
     tcase_add_loop_test(tests, hook_is_called_before_a_read_that_is_not_cached, 0, 2);
     tcase_add_loop_test(tests, many_threads_read_at_once, 0, 3);
     suite_add_tcase(suite, tests);

@@ -39,6 +39,8 @@ struct worker {
     bool dismissed;          /* the watchdog answered for it, and it counts no more */
     bool last_resort;        /* all others are stuck: it refuses to read */
     unsigned calm;           /* requests since the last backlog */
+    uint64_t done_ns;        /* when the last request was answered, */
+    uint64_t took_ns;        /* and how long that took */
     unsigned since_follow;   /* requests since the reader's CPU was looked up */
 
     /*

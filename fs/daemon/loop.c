@@ -34,6 +34,8 @@
 
 #define CALM_REQUESTS 64  /* without a backlog, until a second worker parks */
 #define FOLLOW_REQUESTS 8 /* between two looks at the reader's CPU: each costs 4 us */
+#define LONG_NS 50000u    /* a request that others may have waited for */
+#define PROMPT_NS 5000u   /* from an answer to the receipt of one that waited */
 #define EXTRA_WORKERS 64u /* that may wait for slow reads at once */
 #define STACK_BYTES (256u << 10)
 
@@ -235,13 +237,23 @@ static bool follow(struct worker *w, uint32_t pid)
     return hand_over;
 }
 
-/* Was there another request behind this one? Then a second worker takes it. */
-static void share_backlog(struct worker *w)
+/*
+ * Is there another request behind this one? Or did this one wait while the last was
+ * worked on (a decompression): it was there the moment that one was done?
+ */
+static bool has_backlog(const struct worker *w, uint64_t received_ns)
 {
-    struct session *s = w->session;
     struct pollfd p = {.fd = w->fd, .events = POLLIN};
 
-    if (poll(&p, 1, 0) <= 0) {
+    return (w->took_ns > LONG_NS && received_ns - w->done_ns < PROMPT_NS) || poll(&p, 1, 0) > 0;
+}
+
+/* Then a second worker is woken. */
+static void share_backlog(struct worker *w, uint64_t received_ns)
+{
+    struct session *s = w->session;
+
+    if (!has_backlog(w, received_ns)) {
         w->calm++;
         return;
     }
@@ -305,7 +317,7 @@ static int serve_one(struct worker *w)
     atomic_fetch_add_explicit(&w->turn, 1, memory_order_release);
     if (!atomic_load_explicit(&s->watchdog_armed, memory_order_relaxed))
         watchdog_arm(s);
-    share_backlog(w);
+    share_backlog(w, rq.received_ns);
     if (w->last_resort && rq.header->opcode == FUSE_READ)
         reply_error(&rq, -EIO);
     else

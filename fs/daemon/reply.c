@@ -49,11 +49,14 @@ static unsigned bucket_of(uint64_t ns)
 
 static void count(struct request *rq, int err, size_t bytes)
 {
-    struct counter_slot *slot = rq->worker->slot;
+    struct worker *w = rq->worker;
+    struct counter_slot *slot = w->slot;
     uint32_t opcode = rq->header->opcode < COUNTERS_OPCODES ? rq->header->opcode : 0;
     uint64_t now = session_now_ns();
     uint64_t took = now - rq->received_ns;
 
+    w->done_ns = now;
+    w->took_ns = took;
     add(&slot->requests[opcode], 1);
     add(&slot->service_ns, took);
     atomic_store_explicit(&slot->last_request_ns, now, memory_order_relaxed);
