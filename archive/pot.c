@@ -113,6 +113,22 @@ struct build {
     int fd;
 };
 
+/* What the builder says of a member (no target, no directory) is no news of the file. */
+static int as_archive_error(int err)
+{
+    switch (err) {
+    case -ENOENT:
+    case -EPERM:
+    case -ENOTDIR:
+    case -EISDIR:
+    case -EINVAL:
+    case -ENAMETOOLONG:
+        return -EUCLEAN;
+    default:
+        return err;
+    }
+}
+
 /* In the child, whose end frees all that it allocated. */
 static int build_index(void *arg, struct progress *progress, struct fault *fault)
 {
@@ -124,7 +140,7 @@ static int build_index(void *arg, struct progress *progress, struct fault *fault
     builder_set_archive_size(builder, source_size(build->source));
     r = build->backend->index(build->source, builder, &build->header, progress, fault);
     if (r < 0)
-        return r;
+        return as_archive_error(r);
     progress->beats++;
     uint64_t ignored;
     return builder_write(builder, &build->header, build->fd, 0, fault, &ignored);

@@ -514,6 +514,21 @@ START_TEST(truncated_archives_are_errors)
 }
 END_TEST
 
+/* ENOENT is a missing archive, not a missing target in one. */
+START_TEST(bad_members_mean_a_damaged_archive)
+{
+    struct fault fault;
+    struct pot *pot = NULL;
+    ck_assert_int_eq(
+        command("mkdir l && echo x > l/a && ln l/a l/b && tar -cf l.tar -C l a b && "
+                "tail -c +1025 l.tar > m.tar"),
+        0);
+    ck_assert_int_eq(open_with("m.tar", never, &fault, &pot), -EUCLEAN);
+    ck_assert_str_eq(fault.member, "b");
+    ck_assert_ptr_nonnull(strstr(fault.what, "hard link"));
+}
+END_TEST
+
 START_TEST(notes_can_not_write_to_the_terminal)
 {
     ck_assert_int_eq(command("cp a.tar \"$(printf 'x\\033[31m.tar')\" && gzip x*.tar"), 0);
@@ -672,6 +687,7 @@ int main(void)
     tcase_add_test(tests, member_called_like_a_magic_is_no_compression);
     tcase_add_test(tests, what_is_no_archive_is_refused_with_a_reason);
     tcase_add_test(tests, truncated_archives_are_errors);
+    tcase_add_test(tests, bad_members_mean_a_damaged_archive);
     tcase_add_test(tests, notes_can_not_write_to_the_terminal);
     tcase_add_test(tests, remarks_on_an_archive_are_notes);
     tcase_add_test(tests, names_survive_the_sandbox);
