@@ -26,8 +26,9 @@
 #include "onepot_format.h"
 #include "pot.h"
 
-static char folder[PATH_MAX];
-static char notes[8192]; /* lines of the last pot_open */
+static char base[64];         /* of all tests */
+static char folder[PATH_MAX]; /* of one, within it */
+static char notes[8192];      /* lines of the last pot_open */
 
 static int command(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -42,9 +43,21 @@ static int command(const char *format, ...)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+static void make_base(void)
+{
+    snprintf(base, sizeof(base), "/tmp/onepot-pot-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(base));
+}
+
+/* In the process that runs all tests: also when one of them failed. */
+static void remove_base(void)
+{
+    command("rm -rf '%s'", base);
+}
+
 static void make_folder(void)
 {
-    snprintf(folder, sizeof(folder), "/tmp/onepot-pot-XXXXXX");
+    snprintf(folder, sizeof(folder), "%s/XXXXXX", base);
     ck_assert_ptr_nonnull(mkdtemp(folder));
     ck_assert_int_eq(chdir(folder), 0);
     setenv("HOME", folder, 1);
@@ -666,6 +679,7 @@ int main(void)
 {
     TCase *tests = tcase_create("pot");
     tcase_set_timeout(tests, 120);
+    tcase_add_unchecked_fixture(tests, make_base, remove_base);
     tcase_add_checked_fixture(tests, make_folder, remove_folder);
     tcase_add_test(tests, tar_is_indexed);
     tcase_add_test(tests, quick_index_is_not_saved);
