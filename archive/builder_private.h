@@ -1,6 +1,5 @@
 /*
- * What the files of the builder share: builder.c adds members, builder_sort.c sorts
- * names, builder_write.c makes the image.
+ * What the files of the builder share.
  */
 #ifndef ONEPOT_BUILDER_PRIVATE_H
 #define ONEPOT_BUILDER_PRIVATE_H
@@ -91,6 +90,8 @@ struct builder {
     uint64_t *set_slots;       /* offset + 1 */
     size_t set_slot_count, sets;
 
+    VECTOR(uint32_t) dirs; /* as on disk */
+
     VECTOR(uint64_t) sums; /* by inode */
     VECTOR(uint8_t) has_sum;
 
@@ -153,17 +154,29 @@ static inline bool is_directory_inode(const struct builder *b, uint32_t inode)
 /* The number of an attribute record. -EOVERFLOW when there are too many, -ENOMEM. */
 int builder_intern_attr(struct builder *b, const struct disk_attr *attr, uint32_t *ret_attr);
 
+/* Mode and owner of a directory that nobody described. */
+extern const struct disk_attr builder_directory;
+
+/* Clear and set flags of one inode. */
+int builder_change_flags(struct builder *b, uint32_t inode, uint32_t clear, uint32_t set);
+
+/* Remember a value of EXTRA. */
+int builder_add_side(struct builder *b, uint32_t inode, uint32_t kind, uint64_t value);
+
+int builder_new_inode(struct builder *b, const struct builder_inode *inode,
+                      uint32_t *ret_inode);
+
+/* Double the hash table of names. */
+int builder_grow_slots(struct builder *b);
+
 /* Make a set of the attributes that were collected. */
 int builder_flush_xattrs(struct builder *b);
 
-/* One name of a directory, while it is sorted. */
-struct sort_item {
-    uint64_t key; /* eight bytes of the name, as a number */
-    uint64_t name;
-};
-
-/* Sort by name, bytewise; all are children of one directory. `spare` has the same room. */
-void builder_sort_names(const struct builder *b, struct sort_item *items, size_t count,
-                        struct sort_item *spare);
+/*
+ * Number the tree: order[position] is the name at each position, `dirs` has the
+ * positions of directories, and the inodes of directories have `data` and `size` as on
+ * disk. `order` has an item for each name.
+ */
+int builder_number(struct builder *b, uint32_t *order);
 
 #endif

@@ -1,13 +1,10 @@
 /*
- * The builder, second half: names and inodes become the image that index_format.h
- * describes.
+ * The builder, output: names and inodes become the image that index_format.h describes.
  *
- * The order comes first: children are counted by parent and put side by side, each
- * directory is sorted, and the tree is numbered breadth first. Then the sections are
- * written one after the other through one buffer, a page's sum taken as it fills; the
- * header goes last, since it has what was counted on the way. The tables that only
- * adding needs are freed at the start, so that writing takes no more memory than
- * adding did.
+ * Once the entries have their order, the sections are written one after the other
+ * through one buffer, a page's sum taken as it fills; the header goes last, since it has
+ * what was counted on the way. The tables that only adding needs are freed at the start,
+ * so that writing takes no more memory than adding did.
  */
 #include "builder.h"
 
@@ -33,7 +30,6 @@ struct image {
     struct builder *b;
     const struct builder_header *about;
     uint32_t *order; /* the name at each position */
-    VECTOR(uint32_t) dirs;
     VECTOR(struct disk_extra) extras;
     uint32_t *sides; /* the builder's sides, by inode and kind */
     uint64_t
@@ -138,88 +134,6 @@ static int put_section(struct image *image, enum disk_section_id id, uint32_t re
     return r;
 }
 
-/* ---- order ---- */
-
-/*
- * Names grouped by parent, in the order in which they were added: those of `p` end up
- * in by_parent[ends[p - 1] .. ends[p]). Both arrays have one item for each name.
- */
-static void group_children(const struct builder *b, uint32_t *by_parent, uint32_t *ends)
-{
-    size_t count = b->names.count;
-    memset(ends, 0, count * sizeof(*ends));
-    for (size_t i = 1; i < count; i++)
-        ends[b->names.at[i].parent]++;
-    uint32_t sum = 0;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t n = ends[i];
-        ends[i] = sum;
-        sum += n;
-    }
-    for (size_t i = 1; i < count; i++)
-        by_parent[ends[b->names.at[i].parent]++] = (uint32_t)i;
-}
-
-/* Room for the largest directory, twice. */
-static struct sort_item *sort_room(const struct builder *b, size_t *ret_largest)
-{
-    uint64_t largest = 1;
-    for (size_t i = 0; i < b->inodes.count; i++)
-        if (is_directory_inode(b, (uint32_t)i) && b->inodes.at[i].data > largest)
-            largest = b->inodes.at[i].data;
-    *ret_largest = (size_t)largest;
-    return calloc((size_t)largest * 2, sizeof(struct sort_item));
-}
-
-/* Append the children of one directory to the order, sorted. */
-static void append_children(const struct builder *b, const uint32_t *children, uint32_t count,
-                            struct sort_item *items, struct sort_item *spare, uint32_t *order)
-{
-    for (uint32_t i = 0; i < count; i++)
-        items[i].name = children[i];
-    builder_sort_names(b, items, count, spare);
-    for (uint32_t i = 0; i < count; i++)
-        order[i] = (uint32_t)items[i].name;
-}
-
-/*
- * Number the tree breadth first: image->order, image->dirs; directories' inodes get
- * `data` and `size` as they are on disk.
- */
-static int number_tree(struct image *image)
-{
-    struct builder *b = image->b;
-    size_t count = b->names.count, largest;
-    auto_free uint32_t *by_parent = calloc(count, sizeof(*by_parent));
-    auto_free uint32_t *ends = calloc(count, sizeof(*ends));
-    auto_free struct sort_item *items = sort_room(b, &largest);
-    image->order = calloc(count, sizeof(*image->order));
-    if (!by_parent || !ends || !items || !image->order)
-        return -ENOMEM;
-    group_children(b, by_parent, ends);
-
-    uint32_t placed = 1;
-    image->order[0] = 0;
-    for (uint32_t position = 0; position < placed; position++) {
-        uint32_t name = image->order[position];
-        uint32_t number = b->names.at[name].inode;
-        if (!is_directory_inode(b, number))
-            continue;
-        struct builder_inode *dir = &b->inodes.at[number];
-        uint32_t children = (uint32_t)dir->data;
-        append_children(b, by_parent + (ends[name] - children), children, items,
-                        items + largest, image->order + placed);
-        dir->data = placed | (uint64_t)children << 32;
-        for (uint32_t i = placed; i < placed + children; i++)
-            dir->size += is_directory_inode(b, b->names.at[image->order[i]].inode);
-        placed += children;
-        if (vector_reserve(&image->dirs, 1) < 0)
-            return -ENOMEM;
-        image->dirs.at[image->dirs.count++] = htole32(position);
-    }
-    return 0;
-}
-
 /* ---- entries ---- */
 
 static int compare_sides(const void *a, const void *b, void *sides)
@@ -269,7 +183,7 @@ static int add_extra(struct image *image, uint32_t position, uint32_t kind, uint
     if (vector_reserve(&image->extras, 1) < 0)
         return -ENOMEM;
     image->extras.at[image->extras.count++] =
-        (struct disk_extra){htole32(position), htole32(kind), htole64(value)};
+        (struct disk_extra){htole64(value), htole32(position), htole32(kind)};
     return 0;
 }
 
@@ -316,7 +230,7 @@ static int settle_extents(struct image *image, struct builder_inode *inode, uint
             if (vector_reserve(&b->extents, 2) < 0)
                 return -ENOMEM;
             image->no_ranges = b->extents.count * 8;
-            b->extents.at[b->extents.count++] = 0;
+            b->extents.at[b->extents.count++] = htole64((uint64_t)DISK_RANGES << 32);
             b->extents.at[b->extents.count++] = 0;
         }
         inode->data = image->no_ranges;
@@ -327,8 +241,8 @@ static int settle_extents(struct image *image, struct builder_inode *inode, uint
     *ret_data_bytes = list ? le64toh(list[1]) : 0;
     if (*ret_data_bytes < inode->size) {
         *flags |= ATTR_HOLES;
-    } else if (!list || le64toh(list[0]) == 1) {
-        inode->data = list ? le64toh(list[4]) : 0;
+    } else if (!list || (uint32_t)le64toh(list[0]) == 1) {
+        inode->data = list ? le64toh(list[2]) : 0;
         *flags = (*flags & ~DATA_KIND_MASK) | DATA_KIND_STORED;
     }
     return 0;
@@ -494,7 +408,7 @@ static int put_area(struct image *image)
     if (r == 0)
         r = put_attrs(image);
     if (r == 0)
-        r = put_section(image, SECTION_DIRS, 4, image->dirs.at, image->dirs.count * 4);
+        r = put_section(image, SECTION_DIRS, 4, b->dirs.at, b->dirs.count * 4);
     if (r == 0)
         r = put_section(image, SECTION_EXTENTS, 8, b->extents.at, b->extents.count * 8);
     if (r == 0)
@@ -551,7 +465,7 @@ static int put_header(struct image *image, uint64_t *ret_image_bytes)
     h->sums_offset = htole64(sums_offset);
     h->sums_sum = htole64(XXH3_64bits(image->page_sums.at, sums_bytes));
     h->image_bytes = htole64(sums_offset + sums_bytes);
-    h->directories = htole64(image->dirs.count);
+    h->directories = htole64(image->b->dirs.count);
     h->sections = htole32((uint32_t)image->sections.count);
 
     uint8_t bytes[sizeof(*h) + SECTIONS_MAX * sizeof(struct disk_section)] = {0};
@@ -590,9 +504,12 @@ static int write_image(struct image *image, uint64_t *ret_image_bytes)
     image->buf = malloc(OUT_BYTES);
     if (!image->buf || vector_reserve(&image->sections, SECTIONS_MAX) < 0)
         return -ENOMEM;
+    image->order = calloc(image->b->names.count, sizeof(*image->order));
+    if (!image->order)
+        return -ENOMEM;
     int r = end_adding(image->b);
     if (r == 0)
-        r = number_tree(image);
+        r = builder_number(image->b, image->order);
     if (r == 0)
         r = sort_sides(image);
     if (r < 0)
@@ -625,7 +542,6 @@ int builder_write(struct builder *b, const struct builder_header *header, int fd
         .b = b, .about = header, .fd = fd, .offset = offset, .no_ranges = DATA_UNSET};
     int r = write_image(&image, ret_image_bytes);
     free(image.order);
-    vector_free(&image.dirs);
     vector_free(&image.extras);
     free(image.sides);
     free(image.buf);

@@ -42,9 +42,9 @@ static int stored_extent(const struct index *index, const struct index_entry *e,
 }
 
 struct range {
+    uint64_t source;
     uint64_t logical;
     uint64_t length;
-    uint64_t source;
 };
 
 static int read_range(const struct index *index, uint64_t list, uint64_t number,
@@ -53,8 +53,9 @@ static int read_range(const struct index *index, uint64_t list, uint64_t number,
     const uint64_t *p = index_bytes(index, SECTION_EXTENTS, list + 16 + number * 24, 24);
     if (!p)
         return -EUCLEAN;
-    *ret_range = (struct range){le64toh(p[0]), le64toh(p[1]), le64toh(p[2])};
-    return 0;
+    *ret_range = (struct range){
+        .source = le64toh(p[0]), .logical = le64toh(p[1]), .length = le64toh(p[2])};
+    return ret_range->length ? 0 : -EUCLEAN;
 }
 
 /* The number of the first range that begins behind `offset`. */
@@ -82,9 +83,11 @@ static int ranges_extent(const struct index *index, const struct index_entry *e,
 {
     uint64_t length = index->sections[SECTION_EXTENTS].length;
     const uint64_t *list = index_bytes(index, SECTION_EXTENTS, e->data, 16);
-    if (!list || e->data % 8 || le64toh(list[0]) > (length - e->data - 16) / 24)
+    if (!list || e->data % 8 || le64toh(list[0]) >> 32 != DISK_RANGES)
         return -EUCLEAN;
-    uint64_t count = le64toh(list[0]);
+    uint64_t count = (uint32_t)le64toh(list[0]);
+    if (count > (length - e->data - 16) / 24)
+        return -EUCLEAN;
     uint64_t next;
     int r = range_behind(index, e->data, count, offset, &next);
     if (r < 0)
@@ -235,7 +238,8 @@ static int blocks_extent(const struct index *index, const struct index_entry *e,
         const struct disk_block *tail =
             index_bytes(index, SECTION_BLOCKS, record * sizeof(*tail), sizeof(*tail));
         uint32_t in_fragment;
-        if (!tail || __builtin_add_overflow(le32toh(tail->packed), skip, &in_fragment))
+        if (!tail || le32toh(tail->block_bytes) != DISK_TAIL ||
+            __builtin_add_overflow(le32toh(tail->packed), skip, &in_fragment))
             return -EUCLEAN;
         return fragment_extent(index, le64toh(tail->source_offset), in_fragment, length,
                                extent);
@@ -350,7 +354,7 @@ static int xattr_set(const struct index *index, uint32_t position, uint64_t *ret
     r = read_pair(index, set, &count, &bytes);
     if (r < 0)
         return r;
-    if (bytes > index->sections[SECTION_XATTRS].length - set - 8)
+    if (count == 0 || bytes == 0 || bytes > index->sections[SECTION_XATTRS].length - set - 8)
         return -EUCLEAN;
     *ret_start = set + 8;
     *ret_end = set + 8 + bytes;

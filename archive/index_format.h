@@ -37,20 +37,21 @@
  *              Alias (a further name of an inode): position of the inode's first name,
  *              which is less than its own.
  *     mtime    bits 0..29: nanoseconds; bits 30..63: seconds since 1901-12-13T20:45:52Z
- *              (the time of Unix plus 2^31), until the year 2446. What lies outside is
- *              in EXTRA; the nanoseconds still count.
+ *              (the time of Unix plus 2^31), until the year 2446. The seconds of a time
+ *              outside are in EXTRA; these are 1 then. Never 0 as a whole.
  *
  * Kinds of data (DATA_KIND_* in the attributes' flags):
  *     NONE      no regular file.
  *     STORED    bytes [data, data + size) of the archive. Empty files: 0.
  *     EXTENTS   ranges with holes: `data` is the offset in EXTENTS of
- *               {u64 count, u64 data_bytes, count x {u64 logical, u64 length, u64
- *               source}}, ascending and without overlap; what no range covers is a hole.
- *               data_bytes is the sum of the lengths.
+ *               {u32 count, u32 DISK_RANGES, u64 data_bytes, count x {u64 source, u64
+ *               logical, u64 length}}, ascending, not empty, without overlap; what no range
+ *               covers is a hole. data_bytes is the sum of the lengths.
  *     BLOCKS    `data` is the number of the first record in BLOCKS: one for each
  *               block_bytes of the file, the last one maybe shorter.
  *     TAIL      as BLOCKS, but the last, incomplete block is in a fragment: in its
- *               place is a record {u64 number of the fragment, u32 offset in it, u32 0}.
+ *               place is a record {u64 number of the fragment, u32 offset in it, u32
+ *               DISK_TAIL}.
  *     FRAGMENT  the whole file is in a fragment: its number in the low 32 bits, the
  *               offset in it in the high 32 bits.
  *     ALIAS     see above. Mode, owner and flags of the alias itself say no more than
@@ -59,7 +60,8 @@
  * Sections (the record's size is in the table too, and has to be the one given here):
  *     ENTRIES  32  struct disk_entry
  *     NAMES     1  see above
- *     ATTRS    16  struct disk_attr: the distinct combinations of mode, owner, flags
+ *     ATTRS    16  struct disk_attr: the distinct combinations of mode, owner, flags.
+ *                  Number 0 is all zero, and no entry's.
  *     DIRS      4  u32 position of each directory, ascending. Their first children
  *                  ascend too, so the parent of an entry is the last directory whose
  *                  first child does not lie behind it.
@@ -74,6 +76,11 @@
  *                  name_len, u32 value_len, name, value}}; `bytes` counts what follows
  *                  it; a set starts at a multiple of 8; sorted by name
  *     SUMS      8  XXH3-64 of each regular inode's content, by position; else 0
+ *
+ * Zeros are never right, where it can be helped: the last field of an entry, a range, a
+ * tail, a block and an extra is never 0, nor are the flags of an attribute, nor does a
+ * name or a target hold a zero byte. A file that somebody cuts short while it is mapped
+ * reads as zeros from there on, also where the sum of a page was checked before.
  */
 #ifndef ONEPOT_INDEX_FORMAT_H
 #define ONEPOT_INDEX_FORMAT_H
@@ -157,6 +164,9 @@ struct disk_entry {
 };
 static_assert(sizeof(struct disk_entry) == 32, "entry");
 
+#define DISK_RANGES 0x45474e52u /* "RNGE" */
+#define DISK_TAIL 0x4c494154u   /* "TAIL" */
+
 #define DISK_NAME_BITS 40
 #define DISK_NAME_LIMIT (UINT64_C(1) << DISK_NAME_BITS)
 #define DISK_ATTR_LIMIT (1u << 24)
@@ -174,13 +184,13 @@ struct disk_attr {
 static_assert(sizeof(struct disk_attr) == 16, "attr");
 
 #define DATA_KIND_MASK 15u
-#define DATA_KIND_NONE 0u
-#define DATA_KIND_STORED 1u
-#define DATA_KIND_EXTENTS 2u
-#define DATA_KIND_BLOCKS 3u
-#define DATA_KIND_TAIL 4u
-#define DATA_KIND_FRAGMENT 5u
-#define DATA_KIND_ALIAS 6u
+#define DATA_KIND_NONE 1u
+#define DATA_KIND_STORED 2u
+#define DATA_KIND_EXTENTS 3u
+#define DATA_KIND_BLOCKS 4u
+#define DATA_KIND_TAIL 5u
+#define DATA_KIND_FRAGMENT 6u
+#define DATA_KIND_ALIAS 7u
 
 /* Flags. The first four say what EXTRA holds for the inode. */
 #define ATTR_NLINK 0x100u      /* EXTRA_NLINK: other than 1 */
@@ -197,9 +207,9 @@ enum disk_extra_kind {
 };
 
 struct disk_extra {
+    uint64_t value;
     uint32_t position;
     uint32_t kind;
-    uint64_t value;
 };
 static_assert(sizeof(struct disk_extra) == 16, "extra");
 

@@ -1,0 +1,210 @@
+/*
+ * The builder, data: where the bytes of regular files lie, in the form that is on disk;
+ * and sums. Everything is checked as it comes: against the size of its file and against
+ * the size of the archive, so that the back end can name the member.
+ */
+#include "builder.h"
+
+#include <endian.h>
+#include <string.h>
+
+#include "builder_private.h"
+
+static bool in_archive(const struct builder *b, uint64_t offset, uint64_t len)
+{
+    uint64_t end;
+    return !__builtin_add_overflow(offset, len, &end) &&
+           (!b->archive_bytes || end <= b->archive_bytes);
+}
+
+static bool has_kind(const struct builder *b, uint32_t inode, uint32_t kind)
+{
+    return !b->is_written && inode < b->inodes.count &&
+           (inode_attr(b, inode)->flags & DATA_KIND_MASK) == kind;
+}
+
+int builder_add_extent(struct builder *b, uint32_t inode, uint64_t offset, uint64_t length,
+                       uint64_t source_offset)
+{
+    if (!has_kind(b, inode, DATA_KIND_EXTENTS))
+        return -EINVAL;
+    struct builder_inode *file = &b->inodes.at[inode];
+    if (length == 0)
+        return 0;
+    if (offset > file->size || length > file->size - offset ||
+        !in_archive(b, source_offset, length))
+        return -EUCLEAN;
+    if (vector_reserve(&b->extents, 5) < 0)
+        return -ENOMEM;
+    uint64_t *list = b->extents.at;
+    if (file->data == DATA_UNSET) {
+        file->data = b->extents.count * 8;
+        list[b->extents.count++] = htole64((uint64_t)DISK_RANGES << 32);
+        list[b->extents.count++] = 0;
+    }
+    list += file->data / 8;
+    uint64_t count = (uint32_t)le64toh(list[0]);
+    if (file->data / 8 + 2 + 3 * count != b->extents.count)
+        return -EINVAL; /* another inode's ranges came between */
+    uint64_t *next = list + 2 + 3 * count;
+    uint64_t last_end = count > 0 ? le64toh(next[-2]) + le64toh(next[-1]) : 0;
+    if (offset < last_end)
+        return -EUCLEAN;
+    if (count == UINT32_MAX)
+        return -EOVERFLOW;
+    list[1] = htole64(le64toh(list[1]) + length);
+    if (count > 0 && offset == last_end &&
+        source_offset == le64toh(next[-3]) + le64toh(next[-1])) {
+        next[-1] = htole64(le64toh(next[-1]) + length);
+        return 0;
+    }
+    list[0] = htole64((uint64_t)DISK_RANGES << 32 | (count + 1));
+    next[0] = htole64(source_offset);
+    next[1] = htole64(offset);
+    next[2] = htole64(length);
+    b->extents.count += 3;
+    return 0;
+}
+
+static int append_block(struct builder *b, const struct builder_block *block)
+{
+    if (block->block_bytes == 0 || block->packed_bytes >= BLOCK_STORED ||
+        !in_archive(b, block->source_offset, block->packed_bytes))
+        return -EUCLEAN;
+    if (b->blocks.count >= UINT32_MAX)
+        return -EOVERFLOW;
+    if (vector_reserve(&b->blocks, 1) < 0)
+        return -ENOMEM;
+    if (block->block_bytes > b->block_bytes_max)
+        b->block_bytes_max = block->block_bytes;
+    b->blocks.at[b->blocks.count++] = (struct disk_block){
+        .source_offset = htole64(block->packed_bytes ? block->source_offset : 0),
+        .packed = htole32(block->packed_bytes |
+                          (block->stored && block->packed_bytes ? BLOCK_STORED : 0)),
+        .block_bytes = htole32(block->block_bytes),
+    };
+    return 0;
+}
+
+int builder_add_fragment(struct builder *b, const struct builder_block *block,
+                         uint32_t *ret_number)
+{
+    if (b->is_written || b->blocks.count != b->fragments)
+        return -EINVAL;
+    if (block->packed_bytes == 0)
+        return -EUCLEAN;
+    int r = append_block(b, block);
+    if (r < 0)
+        return r;
+    *ret_number = b->fragments++;
+    return 0;
+}
+
+/*
+ * Do so many blocks and a tail make a file of this size? All but the last block have
+ * one size, the same for all files; a tail is shorter than that.
+ */
+static int check_blocks(struct builder *b, uint64_t size, const struct builder_block *blocks,
+                        uint32_t count, uint32_t fragment, uint32_t fragment_offset)
+{
+    bool has_tail = fragment != BUILDER_NO_FRAGMENT;
+    uint32_t full = has_tail ? count : count - (count > 0);
+    for (uint32_t i = 0; i < full; i++) {
+        if (b->block_bytes == 0)
+            b->block_bytes = blocks[i].block_bytes;
+        if (blocks[i].block_bytes != b->block_bytes)
+            return -EUCLEAN;
+    }
+    uint64_t begin = (uint64_t)full * b->block_bytes;
+    uint64_t room = 0;
+    if (has_tail) {
+        if (fragment >= b->fragments)
+            return -EUCLEAN;
+        uint32_t fragment_bytes = le32toh(b->blocks.at[fragment].block_bytes);
+        room = fragment_offset < fragment_bytes ? fragment_bytes - fragment_offset : 0;
+        if (b->block_bytes && full > 0 && room >= b->block_bytes)
+            room = b->block_bytes - 1;
+    } else if (count > 0) {
+        room = blocks[count - 1].block_bytes;
+        if (b->block_bytes && full > 0 && room > b->block_bytes)
+            room = b->block_bytes;
+    }
+    if (begin > size || size - begin > room || (size == begin && (has_tail || count > 0)))
+        return -EUCLEAN;
+    return 0;
+}
+
+/* Bytes of the file in blocks that are holes. */
+static uint64_t hole_bytes(const struct builder *b, uint64_t size,
+                           const struct builder_block *blocks, uint32_t count)
+{
+    uint64_t holes = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t begin = (uint64_t)i * b->block_bytes;
+        uint64_t bytes = size - begin;
+        if (b->block_bytes && bytes > b->block_bytes)
+            bytes = b->block_bytes;
+        if (blocks[i].packed_bytes == 0)
+            holes += bytes;
+    }
+    return holes;
+}
+
+int builder_set_blocks(struct builder *b, uint32_t inode, const struct builder_block *blocks,
+                       uint32_t count, uint32_t fragment, uint32_t fragment_offset)
+{
+    if (!has_kind(b, inode, DATA_KIND_BLOCKS) || b->inodes.at[inode].data != DATA_UNSET)
+        return -EINVAL;
+    uint64_t size = b->inodes.at[inode].size;
+    bool has_tail = fragment != BUILDER_NO_FRAGMENT;
+    int r = check_blocks(b, size, blocks, count, fragment, fragment_offset);
+    if (r < 0)
+        return r;
+
+    uint64_t data = b->blocks.count;
+    for (uint32_t i = 0; i < count; i++) {
+        r = append_block(b, &blocks[i]);
+        if (r < 0)
+            return r;
+    }
+    uint32_t kind = has_tail ? DATA_KIND_TAIL : DATA_KIND_BLOCKS;
+    if (count == 0) {
+        kind = has_tail ? DATA_KIND_FRAGMENT : DATA_KIND_STORED;
+        data = has_tail ? fragment | (uint64_t)fragment_offset << 32 : 0;
+    } else if (has_tail) {
+        if (vector_reserve(&b->blocks, 1) < 0)
+            return -ENOMEM;
+        b->blocks.at[b->blocks.count++] = (struct disk_block){
+            .source_offset = htole64(fragment),
+            .packed = htole32(fragment_offset),
+            .block_bytes = htole32(DISK_TAIL),
+        };
+    }
+    uint64_t holes = hole_bytes(b, size, blocks, count);
+    if (holes > 0) {
+        kind |= ATTR_HOLES | ATTR_DATA_BYTES;
+        r = builder_add_side(b, inode, EXTRA_DATA_BYTES, size - holes);
+        if (r < 0)
+            return r;
+    }
+    b->inodes.at[inode].data = data;
+    return builder_change_flags(b, inode, DATA_KIND_MASK, kind);
+}
+
+int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)
+{
+    if (b->is_written || inode >= b->inodes.count)
+        return -EINVAL;
+    if (b->sums.count <= inode) {
+        size_t more = (size_t)inode + 1 - b->sums.count;
+        if (vector_reserve(&b->sums, more) < 0 || vector_reserve(&b->has_sum, more) < 0)
+            return -ENOMEM;
+        memset(b->sums.at + b->sums.count, 0, more * sizeof(uint64_t));
+        memset(b->has_sum.at + b->has_sum.count, 0, more);
+        b->sums.count += more;
+        b->has_sum.count += more;
+    }
+    b->sums.at[inode] = sum;
+    b->has_sum.at[inode] = 1;
+    return 0;
+}

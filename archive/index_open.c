@@ -1,0 +1,320 @@
+/*
+ * The index, reading side: open an image, and check what has to be checked at once.
+ *
+ * Opening maps the image and checks header, section table and the table of page sums;
+ * it touches one page of the entries. What it allocates is a byte for each page of
+ * 64 KB and a bit for each entry, both zero, so that memory is taken only where the
+ * index is used. Without a local file to map, the image is read into a sealed memory
+ * file and that is mapped.
+ */
+#include "index.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "cleanup.h"
+#include "index_private.h"
+
+static int damaged(struct fault *fault, uint64_t offset, const char *what)
+{
+    fault_set(fault, -EUCLEAN, NULL, offset, "the index is damaged: %s", what);
+    return -EUCLEAN;
+}
+
+/* Read the image into a memory file that nobody can change, and map that. */
+static int map_copy(const struct source *source, uint64_t offset, size_t len, void **ret_map)
+{
+    auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0 || ftruncate(fd, (off_t)len) < 0)
+        return -errno;
+    void *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        return -errno;
+    int r = source_read(source, p, len, offset);
+    munmap(p, len);
+    if (r < 0)
+        return r;
+    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
+    p = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        return -errno;
+    *ret_map = p;
+    return 0;
+}
+
+/* Map `len` bytes at `offset`; *ret_image is where they are. */
+static int map_image(struct index *index, struct source *source, uint64_t offset, size_t len,
+                     const uint8_t **ret_image)
+{
+    size_t skip = 0;
+    void *map = MAP_FAILED;
+    if (source_is_local(source)) {
+        skip = (size_t)(offset & ((uint64_t)sysconf(_SC_PAGESIZE) - 1));
+        map = mmap(NULL, len + skip, PROT_READ, MAP_SHARED, source_fd(source),
+                   (off_t)(offset - skip));
+    }
+    if (map == MAP_FAILED) {
+        skip = 0;
+        int r = map_copy(source, offset, len, &map);
+        if (r < 0)
+            return r;
+    }
+    index->map = map;
+    index->map_bytes = len + skip;
+    *ret_image = (const uint8_t *)map + skip;
+    return 0;
+}
+
+static void decode_info(const struct disk_header *h, struct index_info *info)
+{
+    uint32_t features = le32toh(h->features);
+    *info = (struct index_info){
+        .format = (enum format)le32toh(h->format),
+        .codec = (enum codec)le32toh(h->codec),
+        .block_bytes = le32toh(h->block_bytes),
+        .entries = le32toh(h->entries),
+        .files = le64toh(h->files),
+        .directories = le64toh(h->directories),
+        .inodes = le64toh(h->inodes),
+        .total_bytes = le64toh(h->total_bytes),
+        .data_bytes = le64toh(h->data_bytes),
+        .name_bytes = le64toh(h->name_bytes),
+        .image_bytes = le64toh(h->image_bytes),
+        .has_xattrs = features & DISK_HAS_XATTRS,
+        .has_holes = features & DISK_HAS_HOLES,
+        .has_hardlinks = features & DISK_HAS_HARDLINKS,
+        .has_sums = features & DISK_HAS_SUMS,
+        .archive_bytes = le64toh(h->archive_bytes),
+        .archive_mtime_sec = (int64_t)le64toh((uint64_t)h->archive_mtime_sec),
+        .archive_mtime_nsec = le32toh(h->archive_mtime_nsec),
+        .archive_fingerprint = le64toh(h->archive_fingerprint),
+        .end_marker_offset = le64toh(h->end_marker_offset),
+    };
+    memcpy(info->identifier, h->identifier, sizeof(info->identifier));
+}
+
+/*
+ * The first bytes of the image: enough to know how long header and table are, and that
+ * they are what was written. Nothing is copied, but the field of the sum.
+ */
+static int check_header(const uint8_t *image, uint64_t offset, uint64_t len,
+                        struct fault *fault)
+{
+    struct disk_header h;
+    if (len < sizeof(h))
+        return damaged(fault, offset, "it is too short");
+    memcpy(&h, image, sizeof(h));
+    if (memcmp(h.magic, DISK_MAGIC, sizeof(h.magic)) != 0)
+        return damaged(fault, offset, "it does not begin as an index does");
+
+    uint32_t header_bytes = le32toh(h.header_bytes);
+    if (header_bytes < sizeof(h) || header_bytes > DISK_HEADER_MAX || header_bytes > len)
+        return damaged(fault, offset, "its header has a wrong length");
+    auto_free uint8_t *copy = malloc(header_bytes);
+    if (!copy)
+        return -ENOMEM;
+    memcpy(copy, image, header_bytes);
+    memset(copy + offsetof(struct disk_header, header_sum), 0, sizeof(h.header_sum));
+    if (XXH3_64bits(copy, header_bytes) != le64toh(h.header_sum))
+        return damaged(fault, offset, "its header does not have the sum it should have");
+
+    if (le32toh(h.version) != DISK_VERSION || le64toh(h.incompatible) != 0) {
+        fault_set(fault, -ENOTSUP, NULL, offset, "the index was made by a later onepot");
+        fault_advise(fault, "use a newer onepot, or have this one index the archive anew");
+        return -ENOTSUP;
+    }
+    if (le64toh(h.image_bytes) > len)
+        return damaged(fault, offset, "it is cut off");
+    return 0;
+}
+
+/* Area and page sums: that they lie in the image, and that the sums are sound. */
+static int check_area(struct index *index, const struct disk_header *h, const uint8_t *image,
+                      uint64_t offset, struct fault *fault)
+{
+    uint64_t image_bytes = le64toh(h->image_bytes);
+    uint64_t area_offset = le64toh(h->area_offset);
+    uint64_t area_bytes = le64toh(h->area_bytes);
+    uint64_t sums_offset = le64toh(h->sums_offset);
+    if (le32toh(h->page_bytes) != DISK_PAGE_BYTES || area_offset % 8 || sums_offset % 8 ||
+        area_offset > image_bytes || area_bytes > image_bytes - area_offset || area_bytes == 0)
+        return damaged(fault, offset, "its parts do not fit in it");
+
+    uint64_t pages = (area_bytes - 1) / DISK_PAGE_BYTES + 1;
+    if (sums_offset > image_bytes || pages * 8 > image_bytes - sums_offset)
+        return damaged(fault, offset, "its page sums do not fit in it");
+    if (XXH3_64bits(image + sums_offset, pages * 8) != le64toh(h->sums_sum))
+        return damaged(fault, offset + sums_offset, "its page sums are not sound");
+
+    index->area = image + area_offset;
+    index->area_bytes = area_bytes;
+    index->page_sums = (const uint64_t *)(const void *)(image + sums_offset);
+    index->page_good = calloc(pages, 1);
+    return index->page_good ? 0 : -ENOMEM;
+}
+
+static uint32_t record_bytes(uint32_t id)
+{
+    static const uint32_t bytes[SECTION_IDS] = {
+        [SECTION_ENTRIES] = sizeof(struct disk_entry),
+        [SECTION_NAMES] = 1,
+        [SECTION_ATTRS] = sizeof(struct disk_attr),
+        [SECTION_DIRS] = 4,
+        [SECTION_EXTENTS] = 8,
+        [SECTION_BLOCKS] = sizeof(struct disk_block),
+        [SECTION_EXTRA] = sizeof(struct disk_extra),
+        [SECTION_STRINGS] = 1,
+        [SECTION_XATTRS] = 8,
+        [SECTION_SUMS] = 8,
+    };
+    return bytes[id];
+}
+
+static int read_sections(struct index *index, const struct disk_header *h, const uint8_t *image,
+                         uint64_t offset, struct fault *fault)
+{
+    uint64_t table = le32toh(h->sections_offset);
+    uint64_t count = le32toh(h->sections);
+    uint64_t area_offset = le64toh(h->area_offset);
+    uint64_t header_bytes = le32toh(h->header_bytes);
+    if (table % 8 || table > header_bytes ||
+        count * sizeof(struct disk_section) > header_bytes - table)
+        return damaged(fault, offset, "its section table does not fit in its header");
+
+    for (uint64_t i = 0; i < count; i++) {
+        struct disk_section s;
+        memcpy(&s, image + table + i * sizeof(s), sizeof(s));
+        uint32_t id = le32toh(s.id);
+        uint64_t at = le64toh(s.offset);
+        uint64_t length = le64toh(s.length);
+        if (id == 0 || id >= SECTION_IDS)
+            continue;
+        if (index->sections[id].bytes || le32toh(s.record_bytes) != record_bytes(id) ||
+            length % record_bytes(id) || at % 8 || at < area_offset ||
+            at - area_offset > index->area_bytes ||
+            length > index->area_bytes - (at - area_offset))
+            return damaged(fault, offset, "a section does not lie where sections may");
+        index->sections[id] = (struct index_section){
+            .bytes = image + at,
+            .area_offset = at - area_offset,
+            .length = length,
+        };
+    }
+    return 0;
+}
+
+static int count_records(struct index *index, const struct disk_header *h, uint64_t offset,
+                         struct fault *fault)
+{
+    const struct index_section *s = index->sections;
+    uint64_t entries = le32toh(h->entries);
+    uint64_t blocks = s[SECTION_BLOCKS].length / sizeof(struct disk_block);
+    uint64_t fragments = le32toh(h->fragments);
+    uint64_t dirs = s[SECTION_DIRS].length / 4;
+    uint64_t attrs = s[SECTION_ATTRS].length / sizeof(struct disk_attr);
+    if (entries == 0 || s[SECTION_ENTRIES].length != entries * sizeof(struct disk_entry) ||
+        dirs == 0 || dirs > entries || attrs == 0 || attrs > DISK_ATTR_LIMIT ||
+        blocks > UINT32_MAX || fragments > blocks ||
+        s[SECTION_NAMES].length >= DISK_NAME_LIMIT ||
+        (s[SECTION_SUMS].bytes && s[SECTION_SUMS].length != entries * 8))
+        return damaged(fault, offset, "the sizes of its sections contradict each other");
+
+    index->attrs = (uint32_t)attrs;
+    index->dirs = (uint32_t)dirs;
+    index->blocks = (uint32_t)blocks;
+    index->fragments = (uint32_t)fragments;
+    index->extras = s[SECTION_EXTRA].length / sizeof(struct disk_extra);
+    index->info.has_sums = index->info.has_sums && s[SECTION_SUMS].bytes;
+    index->dir_good = calloc(entries / 8 + 1, 1);
+    return index->dir_good ? 0 : -ENOMEM;
+}
+
+static int check_root(const struct index *index, uint64_t offset, struct fault *fault)
+{
+    struct index_entry root;
+    if (index_entry(index, INDEX_ROOT, &root) < 0)
+        return damaged(fault, offset, "its first entry can't be read");
+    if (!S_ISDIR(root.attr.mode))
+        return damaged(fault, offset, "its first entry is no directory");
+    return 0;
+}
+
+static int open_image(struct index *index, const uint8_t *image, uint64_t offset, uint64_t len,
+                      struct fault *fault)
+{
+    int r = check_header(image, offset, len, fault);
+    if (r < 0)
+        return r;
+    struct disk_header h;
+    memcpy(&h, image, sizeof(h));
+    decode_info(&h, &index->info);
+    r = check_area(index, &h, image, offset, fault);
+    if (r < 0)
+        return r;
+    r = read_sections(index, &h, image, offset, fault);
+    if (r < 0)
+        return r;
+    r = count_records(index, &h, offset, fault);
+    if (r < 0)
+        return r;
+    return check_root(index, offset, fault);
+}
+
+int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
+               struct index **ret_index)
+{
+    uint64_t size = source_size(source);
+    if (offset % 8 || len == 0 || offset > size || len > size - offset)
+        return damaged(fault, offset, "it does not lie within its file");
+    struct index *index = calloc(1, sizeof(*index));
+    if (!index)
+        return -ENOMEM;
+    const uint8_t *image;
+    int r = map_image(index, source, offset, (size_t)len, &image);
+    if (r < 0)
+        fault_set(fault, r, NULL, offset, "the index can't be read: %s", strerror(-r));
+    else
+        r = open_image(index, image, offset, len, fault);
+    if (r < 0) {
+        index_close(index);
+        return r;
+    }
+    *ret_index = index;
+    return 0;
+}
+
+void index_close(struct index *index)
+{
+    if (!index)
+        return;
+    if (index->map)
+        munmap(index->map, index->map_bytes);
+    free((void *)index->page_good);
+    free((void *)index->dir_good);
+    free(index);
+}
+
+const struct index_info *index_info(const struct index *index)
+{
+    return &index->info;
+}
+
+bool index_check_page(const struct index *index, uint64_t page)
+{
+    uint64_t at = page << DISK_PAGE_BITS;
+    uint64_t len = index->area_bytes - at;
+    if (len > DISK_PAGE_BYTES)
+        len = DISK_PAGE_BYTES;
+    if (XXH3_64bits(index->area + at, len) != le64toh(index->page_sums[page]))
+        return false;
+    atomic_store_explicit(&index->page_good[page], 1, memory_order_release);
+    return true;
+}
