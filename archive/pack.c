@@ -18,9 +18,6 @@
 #include "folder.h"
 #include "pipeline.h"
 
-/* Reading is waiting: on a local disk a few threads do, on a parallel filesystem many. */
-#define DEFAULT_THREADS 16u
-
 struct source_folder {
     char *name; /* in the archive; "" for a source alone */
     int fd;
@@ -155,14 +152,11 @@ static unsigned descriptors(void)
     return limit.rlim_cur < 64 ? 32 : (unsigned)limit.rlim_cur - 32;
 }
 
-static unsigned choose_threads(unsigned wanted)
+/* Each has a folder and a file open. */
+static unsigned max_threads(void)
 {
-    unsigned most = descriptors() / 4; /* each has a folder and a file open */
-    if (most > PACK_THREADS_MAX)
-        most = PACK_THREADS_MAX;
-    if (!wanted)
-        wanted = DEFAULT_THREADS;
-    return wanted < most ? wanted : most;
+    unsigned most = descriptors() / 4;
+    return most < PACK_THREADS_MAX ? most : PACK_THREADS_MAX;
 }
 
 static int fill(const struct pack_options *options, struct writer *writer,
@@ -174,9 +168,7 @@ static int fill(const struct pack_options *options, struct writer *writer,
     int r = fds ? make_root(&set, sources, options->source_count, fds, &root) : -ENOMEM;
     if (r < 0)
         return r;
-    struct pack_options own = *options;
-    own.threads = choose_threads(options->threads);
-    r = pipeline_run(&own, writer, &set, root, fds, result, fault);
+    r = pipeline_run(options, writer, &set, root, fds, max_threads(), result, fault);
     for (size_t i = 0; i < options->source_count; i++)
         if (fds[i] >= 0)
             close(fds[i]);

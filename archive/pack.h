@@ -41,7 +41,7 @@ struct pack_options {
     bool overwrite;
     bool no_sync;     /* don't wait until the archive is on the disk */
     bool strict;      /* the first problem is an error */
-    unsigned threads; /* that read the sources; 0: as many as pay */
+    unsigned threads; /* that read the sources; 0: a few, and more where reading is slow */
 
     /* Called for one file at a time, in the order of the archive. May be NULL. */
     void (*report)(void *ctx, enum pack_report kind, const struct fault *what);

@@ -25,7 +25,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "gather.h"
@@ -35,6 +37,19 @@
 #define FLIGHT_ITEMS_PER_THREAD 128u
 #define FLIGHT_BYTES_PER_THREAD ((size_t)GATHER_PIECE_BYTES)
 #define FLIGHT_BYTES_MIN ((size_t)8 << 20)
+
+/*
+ * Where the caller leaves it open, a few threads start. When more than half of some
+ * reads put their thread to sleep, for longer than a local disk takes, there will be
+ * twice as many, and so on: where nothing sleeps more threads would only be in each
+ * other's way, a parallel filesystem needs them. A read that is slow because the CPUs
+ * are busy is not counted: the kernel knows the difference.
+ */
+#define THREADS_FIRST 4u
+#define THREADS_LAST 64u
+#define READS_A_SAMPLE 4u
+#define SAMPLES 16u
+#define SLOW_READ_NS UINT64_C(200000)
 
 enum kind {
     ITEM_MEMBER,
@@ -77,9 +92,13 @@ struct pipeline {
     int error;
     struct item *first, *last;
     struct item *first_cursor;
-    unsigned flight_items, most_items;
-    size_t flight_bytes, most_bytes;
+    unsigned flight_items;
+    size_t flight_bytes;
     bool writing;
+    pthread_t threads[PACK_THREADS_MAX];
+    unsigned started;              /* threads, the caller's included */
+    unsigned most_threads;         /* that may be started as reads turn out to be slow */
+    unsigned reads, samples, slow; /* for the judgement on that */
 
     /* Only the thread that writes. */
     struct links links;
@@ -236,13 +255,20 @@ static int take_piece(struct item *cursor, struct item **ret_item)
     return 1;
 }
 
+/* Is less in flight than may be, or than a half or quarter (`share`) of that? */
+static bool has_room(const struct pipeline *p, unsigned share)
+{
+    size_t most_bytes = FLIGHT_BYTES_MIN + p->started * FLIGHT_BYTES_PER_THREAD;
+    return p->flight_items < p->started * FLIGHT_ITEMS_PER_THREAD / share &&
+           p->flight_bytes < most_bytes / share;
+}
+
 /* The next item to be read, or NULL if there is none now. */
 static struct item *take(struct pipeline *p)
 {
     while (p->first_cursor) {
         struct item *cursor = p->first_cursor, *item;
-        bool full = p->flight_items >= p->most_items || p->flight_bytes >= p->most_bytes;
-        if (full && cursor->before)
+        if (!has_room(p, 1) && cursor->before)
             return NULL;
         int r = cursor->kind == CURSOR_FOLDER ? take_name(p, cursor, &item)
                                               : take_piece(cursor, &item);
@@ -511,9 +537,44 @@ static void drain(struct pipeline *p)
         if (r < 0)
             p->error = r;
     }
-    bool room = p->flight_items <= p->most_items / 2 && p->flight_bytes <= p->most_bytes / 2;
-    if (wrote && p->waiting && (room || p->error || !p->first || is_cursor(p->first)))
+    if (wrote && p->waiting && (has_room(p, 2) || p->error || !p->first || is_cursor(p->first)))
         pthread_cond_broadcast(&p->wake);
+}
+
+static void *run_thread(void *arg);
+
+static void start_threads(struct pipeline *p, unsigned count)
+{
+    while (p->started < count &&
+           pthread_create(&p->threads[p->started], NULL, run_thread, p) == 0)
+        p->started++;
+}
+
+/* When, and how often this thread has slept so far. */
+struct moment {
+    uint64_t ns;
+    long sleeps;
+};
+
+static struct moment now(void)
+{
+    struct timespec t;
+    struct rusage usage;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    getrusage(RUSAGE_THREAD, &usage);
+    return (struct moment){(uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec,
+                           usage.ru_nvcsw};
+}
+
+/* One read more, from `start` to `end`, decides on more threads. The lock is held. */
+static void judge_read(struct pipeline *p, const struct moment *start, const struct moment *end)
+{
+    p->slow += end->sleeps != start->sleeps && end->ns - start->ns >= SLOW_READ_NS;
+    if (++p->samples < SAMPLES)
+        return;
+    if (p->slow > SAMPLES / 2 && !p->error)
+        start_threads(p, p->started * 2 < p->most_threads ? p->started * 2 : p->most_threads);
+    p->samples = p->slow = 0;
 }
 
 /* Take, read and hand on one item; the lock is held, but not while reading. */
@@ -522,9 +583,17 @@ static bool work(struct pipeline *p)
     struct item *item = take(p);
     if (!item)
         return false;
+    bool judged = p->started < p->most_threads && p->reads++ % READS_A_SAMPLE == 0;
     pthread_mutex_unlock(&p->lock);
+    struct moment start = {0}, end = {0};
+    if (judged)
+        start = now();
     int r = read_item(item);
+    if (judged)
+        end = now();
     pthread_mutex_lock(&p->lock);
+    if (judged)
+        judge_read(p, &start, &end);
     const struct item *cursor = p->first_cursor;
     finish_reading(p, item, r);
     bool more = p->first_cursor != cursor || (item->after && is_cursor(item->after));
@@ -556,16 +625,16 @@ static void *run_thread(void *arg)
     return NULL;
 }
 
-static void run_threads(struct pipeline *p)
+/* Once the caller's own thread is through there is no item that could start another. */
+static void run_threads(struct pipeline *p, unsigned first)
 {
-    pthread_t threads[PACK_THREADS_MAX];
-    unsigned started = 0;
-    while (started + 1 < p->options->threads && started + 1 < PACK_THREADS_MAX &&
-           pthread_create(&threads[started], NULL, run_thread, p) == 0)
-        started++;
+    pthread_mutex_lock(&p->lock);
+    p->started = 1;
+    start_threads(p, first);
+    pthread_mutex_unlock(&p->lock);
     run_thread(p);
-    for (unsigned i = 0; i < started; i++)
-        pthread_join(threads[i], NULL);
+    for (unsigned i = 1; i < p->started; i++)
+        pthread_join(p->threads[i], NULL);
 }
 
 static void free_list(struct pipeline *p)
@@ -580,22 +649,22 @@ static void free_list(struct pipeline *p)
 
 int pipeline_run(const struct pack_options *options, struct writer *writer,
                  struct folder_set *set, struct folder *root, int *source_fds,
-                 struct pack_result *result, struct fault *fault)
+                 unsigned max_threads, struct pack_result *result, struct fault *fault)
 {
     struct pipeline p = {.options = options,
                          .writer = writer,
                          .set = set,
                          .root = root,
                          .source_fds = source_fds,
-                         .most_items = options->threads * FLIGHT_ITEMS_PER_THREAD,
-                         .most_bytes =
-                             FLIGHT_BYTES_MIN + options->threads * FLIGHT_BYTES_PER_THREAD,
                          .result = result,
                          .fault = fault};
     pthread_mutex_init(&p.lock, NULL);
     pthread_cond_init(&p.wake, NULL);
     p.error = add_folder_cursor(&p, root, NULL);
-    run_threads(&p);
+    unsigned first = options->threads ? options->threads : THREADS_FIRST;
+    unsigned last = options->threads ? options->threads : THREADS_LAST;
+    p.most_threads = last < max_threads ? last : max_threads;
+    run_threads(&p, first < max_threads ? first : max_threads);
     free_list(&p);
     links_free(&p.links);
     pthread_cond_destroy(&p.wake);

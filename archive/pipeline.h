@@ -14,11 +14,12 @@
 /*
  * Write all that is below `root`, a folder without a descriptor whose names are the
  * sources: `source_fds` (all of them taken) has the directory of each. Counts problems
- * and sockets in *result. Errors: of the writer, -EINTR, -ENOMEM, with `strict` the
- * first problem's.
+ * and sockets in *result. No more than `max_threads` threads (1 to PACK_THREADS_MAX)
+ * will run, however many the options ask for. Errors: of the writer, -EINTR, -ENOMEM, with
+ * `strict` the first problem's.
  */
 int pipeline_run(const struct pack_options *options, struct writer *writer,
                  struct folder_set *set, struct folder *root, int *source_fds,
-                 struct pack_result *result, struct fault *fault);
+                 unsigned max_threads, struct pack_result *result, struct fault *fault);
 
 #endif
