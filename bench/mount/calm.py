@@ -29,18 +29,21 @@ def wait_for_quiet(seconds):
             return
 
 
-def disturbed(figures):
-    return any(value > DISTURBED_CPUS for name, value in figures.items()
-               if name.endswith(" others"))
+def others(figures):
+    """The most that others used during one of these figures, in CPUs."""
+    return max((value for name, value in figures.items() if name.endswith(" others")), default=0)
 
 
 def calmly(take, seconds, own_workers):
-    """Takes figures when the machine is quiet, again if it did not stay so; after the last
-    attempt they count as they are. Kernel threads that serve a contender (own_workers) are
-    indistinguishable from others' work, so its figures are not judged."""
+    """Takes figures when the machine is quiet, again if it did not stay so; of several
+    attempts the least disturbed counts. Kernel threads that serve a contender (own_workers)
+    are indistinguishable from others' work, so its figures are not judged."""
+    best = None
     for _ in range(ATTEMPTS):
         wait_for_quiet(seconds)
         figures = take()
-        if seconds == 0 or own_workers or not disturbed(figures):
+        if best is None or others(figures) < others(best):
+            best = figures
+        if seconds == 0 or own_workers or others(best) < DISTURBED_CPUS:
             break
-    return figures
+    return best
