@@ -69,6 +69,7 @@ int builder_add_extent(struct builder *b, uint32_t inode, uint64_t offset, uint6
 static int append_block(struct builder *b, const struct builder_block *block)
 {
     if (block->block_bytes == 0 || block->packed_bytes >= BLOCK_STORED ||
+        (block->stored && block->packed_bytes > block->block_bytes) ||
         !in_archive(b, block->source_offset, block->packed_bytes))
         return -EUCLEAN;
     if (b->blocks.count >= UINT32_MAX)
@@ -100,6 +101,19 @@ int builder_add_fragment(struct builder *b, const struct builder_block *block,
     return 0;
 }
 
+/* How many bytes a block has: all that is known of a compressed one is how many at most. */
+static uint32_t capacity(const struct builder_block *block)
+{
+    return block->stored && block->packed_bytes ? block->packed_bytes : block->block_bytes;
+}
+
+static uint32_t fragment_capacity(const struct builder *b, uint32_t fragment)
+{
+    const struct disk_block *block = &b->blocks.at[fragment];
+    uint32_t packed = le32toh(block->packed);
+    return packed & BLOCK_STORED ? packed & ~BLOCK_STORED : le32toh(block->block_bytes);
+}
+
 /*
  * Do so many blocks and a tail make a file of this size? All but the last block have
  * one size, the same for all files; a tail is shorter than that.
@@ -112,7 +126,7 @@ static int check_blocks(struct builder *b, uint64_t size, const struct builder_b
     for (uint32_t i = 0; i < full; i++) {
         if (b->block_bytes == 0)
             b->block_bytes = blocks[i].block_bytes;
-        if (blocks[i].block_bytes != b->block_bytes)
+        if (blocks[i].block_bytes != b->block_bytes || capacity(&blocks[i]) != b->block_bytes)
             return -EUCLEAN;
     }
     uint64_t begin = (uint64_t)full * b->block_bytes;
@@ -120,12 +134,12 @@ static int check_blocks(struct builder *b, uint64_t size, const struct builder_b
     if (has_tail) {
         if (fragment >= b->fragments)
             return -EUCLEAN;
-        uint32_t fragment_bytes = le32toh(b->blocks.at[fragment].block_bytes);
+        uint32_t fragment_bytes = fragment_capacity(b, fragment);
         room = fragment_offset < fragment_bytes ? fragment_bytes - fragment_offset : 0;
         if (b->block_bytes && full > 0 && room >= b->block_bytes)
             room = b->block_bytes - 1;
     } else if (count > 0) {
-        room = blocks[count - 1].block_bytes;
+        room = capacity(&blocks[count - 1]);
         if (b->block_bytes && full > 0 && room > b->block_bytes)
             room = b->block_bytes;
     }

@@ -439,21 +439,17 @@ static int add_member(struct builder *b, const struct place *place,
         r = existing_directory(b, place, &number);
     if (r < 0)
         return r;
-    if (number != UINT32_MAX) {
-        replace_attributes(b, number, &inode);
-    } else {
+    bool is_new = number == UINT32_MAX;
+    if (is_new)
         r = builder_new_inode(b, &inode, &number);
-        if (r < 0)
-            return r;
-        r = bind_name(b, place, number);
-        if (r < 0)
-            return r;
-    }
-    if (is_wide) {
+    else
+        replace_attributes(b, number, &inode);
+    if (r == 0 && is_wide)
         r = builder_add_side(b, number, EXTRA_MTIME, (uint64_t)m->mtime_sec);
-        if (r < 0)
-            return r;
-    }
+    if (r == 0 && is_new)
+        r = bind_name(b, place, number);
+    if (r < 0)
+        return r;
     *ret_inode = number;
     return 0;
 }

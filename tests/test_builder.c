@@ -1107,6 +1107,124 @@ START_TEST(random_members_leave_what_a_naive_model_leaves)
 }
 END_TEST
 
+/* ---- whatever comes ---- */
+
+static uint64_t some_number(unsigned *seed)
+{
+    static const uint64_t odd[] = {0,    1,       511,        4095,      4096,      4097,
+                                   8192, 1 << 20, UINT32_MAX, INT64_MAX, UINT64_MAX};
+    uint64_t any = (uint64_t)rand_r(seed) % 10000;
+    return rand_r(seed) % 4 ? any : odd[rand_r(seed) % (sizeof(odd) / sizeof(odd[0]))];
+}
+
+static size_t some_path(unsigned *seed, char *path)
+{
+    static const char *const parts[] = {"a", "b", "c", ".", "..", "", "\xff\n", "aa"};
+    size_t len = 0;
+    for (int n = 1 + rand_r(seed) % 4; n > 0; n--) {
+        const char *part = parts[rand_r(seed) % (rand_r(seed) % 8 ? 3 : 8)];
+        len += (size_t)sprintf(path + len, "%s%s", len ? "/" : "", part);
+    }
+    return len;
+}
+
+static void some_member(struct builder *b, unsigned *seed)
+{
+    static const mode_t types[] = {S_IFREG, S_IFREG, S_IFREG,  S_IFDIR, S_IFLNK,
+                                   S_IFCHR, S_IFIFO, S_IFSOCK, S_IFBLK, 0170000};
+    char path[64];
+    size_t len = some_path(seed, path);
+    uint32_t inode;
+    struct builder_member m = {
+        .mode = types[rand_r(seed) % 10] | ((mode_t)rand_r(seed) & 07777),
+        .uid = (uint32_t)rand_r(seed) % 3,
+        .mtime_sec = (int64_t)some_number(seed),
+        .mtime_nsec = (uint32_t)some_number(seed),
+        .size_bytes = some_number(seed),
+        .data = (enum builder_data)(rand_r(seed) % 3),
+        .data_offset = some_number(seed),
+        .symlink = path,
+        .symlink_len = len,
+    };
+    int r = builder_add(b, path, len, &m, NULL, &inode);
+    if (r == 0 && m.data == DATA_BLOCKS && S_ISREG(m.mode)) {
+        struct builder_block blocks[8];
+        uint32_t count = (uint32_t)rand_r(seed) % 4, fragment = BUILDER_NO_FRAGMENT;
+        for (uint32_t i = 0; i < count; i++)
+            blocks[i] =
+                (struct builder_block){.source_offset = some_number(seed),
+                                       .packed_bytes = (uint32_t)some_number(seed) % 5000,
+                                       .block_bytes = 4096,
+                                       .stored = rand_r(seed) % 2};
+        if (rand_r(seed) % 2)
+            fragment = (uint32_t)rand_r(seed) % 4;
+        r = builder_set_blocks(b, inode, blocks, count, fragment, (uint32_t)some_number(seed));
+        if (r < 0) /* it has to have some: take its name away */
+            builder_add(b, path, len, &(struct builder_member){.mode = S_IFIFO}, NULL, &inode);
+    }
+}
+
+static void some_call(struct builder *b, unsigned *seed)
+{
+    char path[64], target[64];
+    size_t len = some_path(seed, path), target_len = some_path(seed, target);
+    uint32_t inode = (uint32_t)rand_r(seed) % 100;
+    switch (rand_r(seed) % 6) {
+    case 0:
+        builder_link(b, path, len, target, target_len, 0, NULL, &inode);
+        break;
+    case 1:
+        builder_link_inode(b, path, len, inode, 0, NULL);
+        break;
+    case 2:
+        builder_add_xattr(b, inode, path, len, target, target_len);
+        break;
+    case 3:
+        for (uint64_t at = 0; rand_r(seed) % 4; at += some_number(seed) % 5000)
+            builder_add_extent(b, inode, at, some_number(seed), some_number(seed));
+        break;
+    default:
+        some_member(b, seed);
+    }
+}
+
+START_TEST(what_the_builder_accepts_the_index_shows)
+{
+    unsigned kept = 0;
+    for (unsigned round = 0; round < 2000; round++) {
+        unsigned seed = round;
+        struct builder *b = new_builder();
+        struct builder_block block = {
+            .source_offset = 7, .packed_bytes = 8, .block_bytes = 4096};
+        uint32_t number;
+        builder_set_archive_size(b, squash_header.archive_bytes);
+        for (int i = rand_r(&seed) % 3; i > 0; i--)
+            ck_assert_int_eq(builder_add_fragment(b, &block, &number), 0);
+        for (int i = rand_r(&seed) % 120; i > 0; i--)
+            some_call(b, &seed);
+        struct index *index = NULL;
+        uint64_t len = 0;
+        int fd = memfd_create("x", MFD_CLOEXEC);
+        int r = builder_write(b, &squash_header, fd, 0, NULL, &len);
+        builder_free(b);
+        /* An inode whose blocks were refused may have other names. */
+        ck_assert(r == 0 || r == -EINVAL);
+        struct source *source = NULL;
+        ck_assert_int_eq(source_from_fd(fd, "x", &source), 0);
+        if (r == 0) {
+            ck_assert_int_eq(index_open(source, 0, len, NULL, &index), 0);
+            struct walk w = walk_all(index);
+            ck_assert_uint_eq(w.visited, index_info(index)->entries);
+            ck_assert_uint_eq(w.errors, 0);
+            kept += w.visited > 5;
+            index_close(index);
+        }
+        source_close(source);
+    }
+    ck_assert_uint_gt(kept, 500);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("builder");
@@ -1148,6 +1266,7 @@ int main(void)
     tcase_add_test(tc, an_image_can_lie_at_an_offset);
     tcase_add_test(tc, names_are_sorted_as_bytes_whatever_they_are);
     tcase_add_test(tc, random_members_leave_what_a_naive_model_leaves);
+    tcase_add_test(tc, what_the_builder_accepts_the_index_shows);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
 }
