@@ -771,8 +771,11 @@ END_TEST
 
 START_TEST(damaged_compression_is_an_error)
 {
-    static const char *const names[] = {"packed.tar.gz", "packed.tar.xz", "packed.tar.zst",
-                                        "packed.tar.bz2", "packed.tar.lz4"};
+    static const char *const names[] = {
+#ifdef HAVE_ZLIB /* the sum of gzip is checked by libdeflate */
+        "packed.tar.gz",
+#endif
+        "packed.tar.xz", "packed.tar.zst", "packed.tar.bz2", "packed.tar.lz4"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         char path[PATH_MAX + 300], damaged[PATH_MAX + 300];
         snprintf(path, sizeof(path), "%s/%s", folder, names[i]);
