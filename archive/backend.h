@@ -59,7 +59,8 @@ struct backend {
     int (*is_packed)(const uint8_t *head, size_t head_len, const char **ret_compression);
 
     /* Unpack the whole file into `fd`, from offset 0. In the child. NULL: never. */
-    int (*unpack)(struct source *source, int fd, struct progress *progress, struct fault *fault);
+    int (*unpack)(struct source *source, int fd, struct progress *progress,
+                  struct fault *fault);
 
     /*
      * Find an index that the archive itself carries and that still describes it: 0;

@@ -45,11 +45,11 @@ struct builder_member {
     uint32_t rdev_minor;
     int64_t mtime_sec;
     uint32_t mtime_nsec;
-    uint64_t size_bytes;     /* of a regular file */
+    uint64_t size_bytes; /* of a regular file */
     enum builder_data data;
-    uint64_t data_offset;    /* DATA_STORED */
-    uint64_t header_offset;  /* where the member is announced: for messages only */
-    const char *symlink;     /* target, for a symbolic link: 1 to 4095 bytes */
+    uint64_t data_offset;   /* DATA_STORED */
+    uint64_t header_offset; /* where the member is announced: for messages only */
+    const char *symlink;    /* target, for a symbolic link: 1 to 4095 bytes */
     size_t symlink_len;
 };
 
@@ -92,23 +92,23 @@ int builder_link_inode(struct builder *builder, const char *path, size_t len, ui
  * last one counts. -E2BIG: a name, a value or a number of them that Linux can't have.
  */
 #define BUILDER_XATTRS_MAX 1024u
-int builder_add_xattr(struct builder *builder, uint32_t inode, const char *name, size_t name_len,
-                      const void *value, size_t value_len);
+int builder_add_xattr(struct builder *builder, uint32_t inode, const char *name,
+                      size_t name_len, const void *value, size_t value_len);
 
 /*
  * DATA_EXTENTS: bytes [offset, offset + length) of the file lie at source_offset. In
  * ascending order, without overlap, within the size of the file (-EUCLEAN), and all of
  * one inode before those of the next (-EINVAL).
  */
-int builder_add_extent(struct builder *builder, uint32_t inode, uint64_t offset, uint64_t length,
-                       uint64_t source_offset);
+int builder_add_extent(struct builder *builder, uint32_t inode, uint64_t offset,
+                       uint64_t length, uint64_t source_offset);
 
 /* A compressed block of the archive. */
 struct builder_block {
     uint64_t source_offset;
-    uint32_t packed_bytes;  /* 0: a hole */
-    uint32_t block_bytes;   /* decompressed, at most; never 0, of a hole neither */
-    bool stored;            /* not compressed after all */
+    uint32_t packed_bytes; /* 0: a hole */
+    uint32_t block_bytes;  /* decompressed, at most; never 0, of a hole neither */
+    bool stored;           /* not compressed after all */
 };
 
 /*
@@ -126,8 +126,9 @@ int builder_add_fragment(struct builder *builder, const struct builder_block *bl
  * fragment_offset of that fragment. Called once for an inode, after builder_add.
  * -EUCLEAN: they do not make a file of its size, or lie past the end of the archive.
  */
-int builder_set_blocks(struct builder *builder, uint32_t inode, const struct builder_block *blocks,
-                       uint32_t count, uint32_t fragment, uint32_t fragment_offset);
+int builder_set_blocks(struct builder *builder, uint32_t inode,
+                       const struct builder_block *blocks, uint32_t count, uint32_t fragment,
+                       uint32_t fragment_offset);
 
 /* XXH3-64 of a regular file's content. All regular inodes get one, or none does: else
  * builder_write is -EINVAL. */

@@ -15,11 +15,11 @@
 #define FAULT_NO_OFFSET UINT64_MAX
 
 struct fault {
-    int err;             /* the errno, positive; 0: nothing was recorded */
-    uint64_t offset;     /* byte offset in the file, or FAULT_NO_OFFSET */
-    char member[512];    /* raw bytes of the member's path, maybe cut; "" if none */
-    char what[256];      /* what is wrong, no newline: "size 99 lies past the end of file" */
-    char advice[192];    /* what to do about it, or "" */
+    int err;          /* the errno, positive; 0: nothing was recorded */
+    uint64_t offset;  /* byte offset in the file, or FAULT_NO_OFFSET */
+    char member[512]; /* raw bytes of the member's path, maybe cut; "" if none */
+    char what[256];   /* what is wrong, no newline: "size 99 lies past the end of file" */
+    char advice[192]; /* what to do about it, or "" */
 };
 
 /*
@@ -31,13 +31,15 @@ int fault_set(struct fault *f, int err, const char *member, uint64_t offset, con
               ...) __attribute__((format(printf, 5, 6)));
 
 /* Set the advice of a fault already set; does nothing on one without an error. */
-void fault_advise(struct fault *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void fault_advise(struct fault *f, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /*
  * The line for a person: "FILE: MEMBER: what is wrong (offset N); what to do".
  * Control bytes and bytes that are no valid UTF-8 come out as \xNN. Returns the
  * length that snprintf would. With nothing recorded it describes `err` by strerror.
  */
-int fault_describe(const struct fault *f, int err, const char *file, char *buf, unsigned long size);
+int fault_describe(const struct fault *f, int err, const char *file, char *buf,
+                   unsigned long size);
 
 #endif

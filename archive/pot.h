@@ -44,14 +44,14 @@ struct pot {
     struct index *index;
     const struct backend *backend;
     enum pot_index_origin origin;
-    const char *compression; /* of the whole file: "gzip"; NULL if none */
-    char *path;              /* as it was given */
-    char *index_path;        /* of the saved index that was used or written, or NULL */
+    const char *compression;         /* of the whole file: "gzip"; NULL if none */
+    char *path;                      /* as it was given */
+    char *index_path;                /* of the saved index that was used or written, or NULL */
     struct source_identity identity; /* of the archive file, also when it was unpacked */
 };
 
 enum pot_save {
-    POT_SAVE_AUTO,   /* when building took more than a second */
+    POT_SAVE_AUTO, /* when building took more than a second */
     POT_SAVE_NEVER,
     POT_SAVE_ALWAYS, /* failing to is an error: `onepot index` */
 };

@@ -59,13 +59,13 @@ struct counters {
     uint64_t entries, files, total_bytes;
     uint64_t cache_budget_bytes;
     uint32_t threads;
-    uint32_t private_namespace; /* 1: visible to the command of `run` alone */
+    uint32_t private_namespace;                /* 1: visible to the command of `run` alone */
     uint32_t mount_dev_major, mount_dev_minor; /* st_dev of what is mounted */
     uint32_t owns_mountpoint; /* 1: the directory was made for the mount and goes with it */
     uint32_t made_by_run;     /* 1: it ends with the `run`s that use it */
 
-    _Atomic uint32_t state;   /* enum mount_state */
-    _Atomic uint32_t holders; /* mount commands that share this mount */
+    _Atomic uint32_t state;     /* enum mount_state */
+    _Atomic uint32_t holders;   /* mount commands that share this mount */
     _Atomic uint64_t shared_ns; /* when a command shared it last: counts as a request */
 
     /* Written now and then by the daemon. */
