@@ -169,7 +169,7 @@ int slot_create(const struct registry *registry, const char *name, struct slot *
 static void append_safe(char name[STATE_NAME_MAX], const char *text, size_t max)
 {
     size_t n = strlen(name);
-    for (size_t i = 0; text[i] && i < max && n < STATE_NAME_MAX - 8; i++) {
+    for (size_t i = 0; i < max && text[i] && n < STATE_NAME_MAX - 8; i++) {
         char c = text[i];
         bool safe = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
                     (c >= '0' && c <= '9') || c == '_' || c == '+' ||
