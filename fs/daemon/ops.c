@@ -46,6 +46,8 @@ static void op_lookup(struct request *rq)
         position = parent;
     else if (r == 0 && len == 2 && name[0] == '.' && name[1] == '.')
         r = index_parent(s->index, parent, &position);
+    else if (r == 0 && len > INDEX_NAME_MAX)
+        r = -ENAMETOOLONG; /* the kernel's own bound is FUSE's: 1024 bytes or a page */
     else if (r == 0)
         r = index_lookup(s->index, parent, name, len, &position);
     if (r == -ENOENT) {

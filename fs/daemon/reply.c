@@ -66,7 +66,7 @@ static void count(struct request *rq, int err, size_t bytes)
         add(&slot->histogram[bucket_of(took)], 1);
     }
     if (err && err != -ENOENT && err != -ENOSYS && err != -ENODATA && err != -ENOTTY &&
-        err != -ENXIO && err != -ERANGE)
+        err != -ENXIO && err != -ERANGE && err != -ENAMETOOLONG)
         add(&slot->errors, 1);
 }
 
