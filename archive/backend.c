@@ -16,9 +16,7 @@ static const struct backend *const backends[] = {
 #ifdef HAVE_SQUASHFUSE
     &backend_squashfs,
 #endif
-#ifdef HAVE_ONEPOT_FORMAT
     &backend_onepot,
-#endif
     &backend_tar,
 };
 enum {

@@ -14,33 +14,11 @@ struct command {
     const char *summary;
 };
 
-/* Whether a command was built is known to the build system alone. */
-#ifndef HAVE_COMMAND_CAT
-#define command_cat NULL
-#endif
-#ifndef HAVE_COMMAND_INDEX
-#define command_index NULL
-#endif
-#ifndef HAVE_COMMAND_INFO
-#define command_info NULL
-#endif
-#ifndef HAVE_COMMAND_LS
-#define command_ls NULL
-#endif
-#ifndef HAVE_COMMAND_MOUNT
+/* Without FUSE there is nothing to mount with; all other commands are always built. */
+#ifndef HAVE_FUSE
 #define command_mount NULL
-#endif
-#ifndef HAVE_COMMAND_PACK
-#define command_pack NULL
-#endif
-#ifndef HAVE_COMMAND_RUN
-#define command_run NULL
-#endif
-#ifndef HAVE_COMMAND_STAT
-#define command_stat NULL
-#endif
-#ifndef HAVE_COMMAND_UMOUNT
 #define command_umount NULL
+#define command_run NULL
 #endif
 
 /* In the order in which a person needs them. */

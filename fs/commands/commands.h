@@ -2,8 +2,8 @@
  * The subcommands, one file each. argv[0] is the command's own name, and getopt is
  * ready to start (optind 1). What they return is the exit status of the program.
  *
- * A command whose file is not built (without FUSE there is no mount) has no
- * HAVE_COMMAND_NAME; main.c answers for it.
+ * Without FUSE (HAVE_FUSE) mount, umount and run are not built; main.c answers for
+ * them.
  */
 #ifndef ONEPOT_COMMANDS_H
 #define ONEPOT_COMMANDS_H
