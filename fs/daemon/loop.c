@@ -367,7 +367,7 @@ void loop_end(struct session *s)
         return; /* can't fail on an eventfd at 0 */
 }
 
-int loop_start(struct session *s)
+static int start_locked(struct session *s)
 {
     const int cpus = (int)(sizeof(s->cpu_worker) / sizeof(s->cpu_worker[0]));
     cpu_set_t allowed;
@@ -388,10 +388,14 @@ int loop_start(struct session *s)
     if (r == 0 && s->worker_count == 0)
         r = worker_add(s, -1, &w);
     s->running_max = s->config.threads ? s->config.threads : s->worker_count;
-    if (r == 0) {
-        pthread_mutex_lock(&s->turn_lock);
-        r = unpark_locked(s->workers[0]);
-        pthread_mutex_unlock(&s->turn_lock);
-    }
+    s->config.counters->threads = s->running_max;
+    return r < 0 ? r : unpark_locked(s->workers[0]);
+}
+
+int loop_start(struct session *s)
+{
+    pthread_mutex_lock(&s->turn_lock); /* the watchdog is there already */
+    int r = start_locked(s);
+    pthread_mutex_unlock(&s->turn_lock);
     return r;
 }
