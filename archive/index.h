@@ -17,6 +17,8 @@
  * every function below checks bounds and returns -EUCLEAN for what can't be. In
  * particular a child lies behind its parent, so that no loop can be followed.
  *
+ * A position that the index does not have is -EINVAL everywhere.
+ *
  * Threads: all functions may be called from many threads at once; none allocates,
  * none locks. Pointers that are returned live as long as the index.
  */
@@ -67,7 +69,7 @@ struct node {
     uint32_t rdev_minor;
     uint32_t mtime_nsec;
     int64_t mtime_sec;
-    uint64_t size_bytes; /* of a directory: 0 bytes of data, see index.c */
+    uint64_t size_bytes; /* of a directory: 4096, and no bytes of data; see index.c */
     uint64_t data_bytes; /* bytes that are no hole: st_blocks is this / 512, rounded up */
     bool has_xattrs;
     bool has_holes;
