@@ -115,8 +115,8 @@ static int unpark_locked(struct worker *w)
 {
     int r = 0;
 
+    w->calm = 0; /* before it may run, from when on it counts itself */
     atomic_store(&w->parked, 0);
-    w->calm = 0;
     if (!w->started)
         r = worker_spawn(w);
     else
