@@ -88,6 +88,10 @@ def environment(**changes):
         for variable, name in (("ONEPOT_RUNTIME_DIR", "run"), ("XDG_CACHE_HOME", "cache"),
                                ("TMPDIR", "tmp")):
             kept[variable] = os.path.join(directory, ".home", name)
+        # Of a daemon nobody sees the standard error.
+        for variable in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"):
+            log = "log_path=" + os.path.join(directory, ".home", "sanitizer")
+            kept[variable] = ":".join(filter(None, [kept.get(variable), log]))
     kept.update({k: v for k, v in changes.items() if v is not None})
     for name in (k for k, v in changes.items() if v is None):
         kept.pop(name, None)
@@ -256,6 +260,7 @@ def clean_up(directory):
             left.append(f"process {pid} ({command})")
     for path in mountpoints(directory):
         detach(path)
+    left += sanitizer_reports(directory)
     if mountpoints(directory):
         left.append("mounts that can't be removed; the directory stays")
     else:
@@ -265,6 +270,17 @@ def clean_up(directory):
             # Trees deeper than paths are long.
             subprocess.run(["rm", "-rf", directory], stderr=subprocess.DEVNULL, check=False)
     return left
+
+
+def sanitizer_reports(directory):
+    """What a program that was built with sanitizers had to say."""
+    reports = []
+    home = os.path.join(directory, ".home")
+    for name in sorted(os.listdir(home)) if os.path.isdir(home) else []:
+        if name.startswith("sanitizer."):
+            with open(os.path.join(home, name), encoding="utf-8", errors="replace") as f:
+                reports.append(f"a sanitizer's report:\n{f.read(6000)}\n")
+    return reports
 
 
 def detach(path):
@@ -353,6 +369,9 @@ def run_test(name, function, seconds):
 def main(scope, seconds=120):
     """Run the tests of a script; does not return."""
     onepot_program()
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        print("skipped: /dev/fuse can't be opened, so nothing can be mounted")
+        sys.exit(SKIPPED)
 
     def on_signal(number, frame):
         raise SystemExit(128 + number)

@@ -11,6 +11,7 @@ from harness import Skip, check, check_equal, need_program, need_root, run
 
 
 def make_archive(work, name="lower"):
+    need_root("mount an overlay")
     need_program("tar")
     source = work.make(f"{name}-source")
     tree.build(source)
@@ -22,7 +23,6 @@ def make_archive(work, name="lower"):
 
 @contextlib.contextmanager
 def overlay(work, *lower):
-    need_root("mount an overlay")
     upper, scratch, merged = (work.make(n) for n in ("upper", "scratch", "merged"))
     options = f"lowerdir={':'.join(lower)},upperdir={upper},workdir={scratch}"
     done = run("mount", "-t", "overlay", "overlay", "-o", options, merged, status=None)
@@ -116,6 +116,7 @@ def check_changed(merged, lower):
 
 
 def test_two_mounts_below(work):
+    need_root("mount an overlay")
     need_program("tar")
     sources = [work.make(n) for n in ("one", "two")]
     for i, source in enumerate(sources):
