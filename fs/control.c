@@ -182,6 +182,15 @@ static bool claim(const struct control *c)
     return slot_lock(c->config->slot, true, false) == 0;
 }
 
+/* Where the folder is gone there is nobody to keep out. False: not now. */
+static bool lock_registry(const struct control *c, struct registry *ret_registry)
+{
+    int r = registry_lock(c->config->slot->folder, false, ret_registry);
+    if (r < 0)
+        ret_registry->lock_fd = -1;
+    return r == 0 || r == -ENOENT;
+}
+
 /* Unmount unless somebody uses it. */
 static void try_unmount(struct control *c)
 {
@@ -190,7 +199,7 @@ static void try_unmount(struct control *c)
     int r = -EBUSY;
 
     c->retry_ns = now_ns() + (c->phase == DRAINING ? RETRY_NS : IDLE_RETRY_NS);
-    if (!c->config->can_unmount || registry_lock(slot->folder, false, &registry) < 0)
+    if (!c->config->can_unmount || !lock_registry(c, &registry))
         return;
     if (claim(c)) {
         r = mountpoint_unmount(slot->counters->mountpoint, false);
@@ -260,8 +269,7 @@ static bool is_abandoned(const struct control *c)
     struct registry registry;
     bool abandoned = false;
 
-    if (atomic_load(&slot->counters->holders) > 0 ||
-        registry_lock(slot->folder, false, &registry) < 0)
+    if (atomic_load(&slot->counters->holders) > 0 || !lock_registry(c, &registry))
         return false;
     if (claim(c)) {
         abandoned = atomic_load(&slot->counters->holders) == 0;

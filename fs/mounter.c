@@ -4,11 +4,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -173,6 +175,13 @@ static bool was_replaced(const struct source_identity *a, const struct source_id
            a->mtime_sec != b->mtime_sec || a->mtime_nsec != b->mtime_nsec;
 }
 
+static unsigned allowed_cpus(void)
+{
+    cpu_set_t set;
+    int count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : get_nprocs();
+    return count > 0 ? (unsigned)count : 1;
+}
+
 static void describe_archive(const struct mounter *m, uint64_t cache_bytes)
 {
     const struct index_info *info = index_info(m->pot->index);
@@ -183,7 +192,7 @@ static void describe_archive(const struct mounter *m, uint64_t cache_bytes)
     c->files = info->files;
     c->total_bytes = info->total_bytes;
     c->cache_budget_bytes = cache_bytes;
-    c->threads = m->options->threads;
+    c->threads = m->options->threads ? m->options->threads : allowed_cpus();
 }
 
 static int open_archive(struct mounter *m)

@@ -15,8 +15,10 @@
 
 #include "cleanup.h"
 #include "mounter_private.h"
+#include "mountinfo.h"
 #include "unmounter.h"
 
+#define SHARE_TRIES 100      /* of a mount whose daemon seems to be about to die */
 #define ENDING_LIMIT_MS 2000 /* how long the end of an earlier mount is waited for */
 
 uint64_t mounter_now_ns(void)
@@ -61,13 +63,20 @@ static bool join(struct mounter *m, struct slot *slot)
     return true;
 }
 
+/* Mounted where this process sees it, and not inside of some container. */
+static bool is_visible(const struct counters *c)
+{
+    return !c->private_namespace &&
+           mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
+}
+
 /* What this one slot means for us. */
 static enum look judge(struct mounter *m, struct slot *slot)
 {
     const struct counters *c = slot->counters;
     enum slot_condition condition = slot_condition(slot);
     uint32_t state = atomic_load(&c->state);
-    bool same = is_same(m, c) && is_shareable(m) && !c->private_namespace;
+    bool same = is_same(m, c) && is_shareable(m);
     bool same_place = m->at[0] && strcmp(c->mountpoint, m->at) == 0;
 
     if (condition == SLOT_DEAD) {
@@ -78,6 +87,8 @@ static enum look judge(struct mounter *m, struct slot *slot)
         return LOOK_NOTHING;
     if (state == MOUNT_ENDED)
         return LOOK_ENDING;
+    if (state != MOUNT_STARTING && !is_visible(c))
+        return LOOK_NOTHING;
     if (state == MOUNT_DRAINING || !same)
         return same_place ? LOOK_CONFLICT : LOOK_NOTHING;
     if (condition == SLOT_STARTING || !join(m, slot))
@@ -222,14 +233,14 @@ void mounter_unshare(struct mounter *m)
 }
 
 /* Only a mount that answers is shared. -EAGAIN: its daemon died just now. */
-static int check_shared(struct mounter *m)
+static int check_shared(struct mounter *m, unsigned *tries)
 {
     int r = mountpoint_answers(m->path, ANSWER_LIMIT_MS);
     if (r == 0)
         return 0;
     pid_t pid = m->slot->counters->daemon_pid;
     mounter_unshare(m);
-    if (r == -ETIMEDOUT)
+    if (r == -ETIMEDOUT || ++*tries > SHARE_TRIES)
         return cli_failf(m->path,
                          "the mount does not answer; is its daemon (process %d) stopped? "
                          "'onepot umount --lazy' ends it",
@@ -242,6 +253,7 @@ int mounter_find_slot(struct mounter *m)
 {
     char(*folders)[PATH_MAX] = malloc(STATE_FOLDERS_MAX * PATH_MAX);
     uint64_t patience_ns = 0;
+    unsigned tries = 0;
     int r = -ENOENT;
 
     if (!folders)
@@ -250,7 +262,7 @@ int mounter_find_slot(struct mounter *m)
     while (i < count) {
         r = mounter_caught() ? CLI_FAILED : try_folder(m, folders[i], &patience_ns);
         if (r == 0 && m->shared)
-            r = check_shared(m);
+            r = check_shared(m, &tries);
         if (r >= 0)
             break;
         if (r != -EAGAIN)

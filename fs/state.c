@@ -152,6 +152,8 @@ static bool folder_is_empty(const char *folder)
 void registry_unlock(struct registry *registry)
 {
     char path[PATH_MAX + 8];
+    if (registry->lock_fd < 0)
+        return;
     if (folder_is_empty(registry->folder)) {
         snprintf(path, sizeof(path), "%s/lock", registry->folder);
         unlink(path);

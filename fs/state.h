@@ -73,7 +73,7 @@ struct registry {
  * held the lock for ten seconds (was it stopped?).
  */
 int registry_lock(const char *folder, bool create, struct registry *ret_registry);
-/* Unlock; the folder goes if there is nothing left in it. */
+/* Unlock (if lock_fd is not -1); the folder goes if there is nothing left in it. */
 void registry_unlock(struct registry *registry);
 
 /* Remove what killed processes left half made: files that belong to no slot. */

@@ -74,8 +74,7 @@ START_TEST(a_mount_that_was_never_used_has_a_line_too)
 {
     char line[256], cut[20];
     counters->started_ns = 5;
-    ck_assert_ptr_nonnull(
-        strstr(summary_line(counters, line, sizeof(line)), "0 files, 0 bytes"));
+    ck_assert_str_eq(summary_line(counters, line, sizeof(line)), "nothing was read");
     counters->slots[0].read_files = 1;
     ck_assert_ptr_nonnull(strstr(summary_line(counters, line, sizeof(line)), "1 file,"));
     summary_line(counters, cut, sizeof(cut));

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "commands.h"
@@ -58,6 +59,7 @@ enum verdict {
     VERDICT_GO,    /* ours to end: this process holds its lock */
     VERDICT_FORCE, /* --lazy: without the lock, which a `run` holds */
     VERDICT_DONE,  /* nothing (more) to do */
+    VERDICT_GONE,  /* out of the tree already; its daemon is there still */
     VERDICT_WAIT,  /* somebody starts or ends it just now */
     VERDICT_FAILED,
 };
@@ -93,8 +95,18 @@ static enum verdict judge_alive(struct slot *slot, const struct request *rq)
     struct counters *c = slot->counters;
     uint32_t holders = atomic_load(&c->holders);
 
+    if (atomic_load(&c->state) == MOUNT_ENDED)
+        return VERDICT_GONE;
     if (c->private_namespace) {
         cli_failf(c->archive, "it is mounted for process %d alone, and ends with it",
+                  c->daemon_pid);
+        return VERDICT_FAILED;
+    }
+    if (!mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor) &&
+        c->mount_dev_minor) {
+        cli_failf(c->mountpoint,
+                  "it is mounted inside of a container or another namespace, by "
+                  "process %d, and can only be unmounted there",
                   c->daemon_pid);
         return VERDICT_FAILED;
     }
@@ -223,6 +235,8 @@ static int umount_slot(struct slot *slot, const struct request *rq)
         return CLI_OK;
     if (verdict == VERDICT_FAILED)
         return CLI_FAILED;
+    if (verdict == VERDICT_GONE)
+        return detached(slot);
     int status = end_slot(slot, rq);
     slot_unlock(slot);
     return status;
@@ -278,13 +292,40 @@ static int umount_unknown(const char *path, const struct request *rq)
     return r < 0 ? cli_failf(path, "it can't be unmounted: %s", strerror(-r)) : CLI_OK;
 }
 
+/*
+ * The mount that a path leads into, by its text alone: to ask the filesystem could hang.
+ * NULL: none that is ours.
+ */
+static const char *mount_around(const struct slot_list *list, const char *given)
+{
+    char path[2 * PATH_MAX], folder[PATH_MAX];
+
+    if (given[0] == '/')
+        snprintf(path, sizeof(path), "%s", given);
+    else if (getcwd(folder, sizeof(folder)))
+        snprintf(path, sizeof(path), "%s/%s", folder, given);
+    else
+        return NULL;
+    for (size_t i = 0; i < list->count; i++) {
+        const char *mountpoint = list->slots[i]->counters->mountpoint;
+        size_t len = strlen(mountpoint);
+        if (len && strncmp(path, mountpoint, len) == 0 && path[len] == '/' &&
+            path[len + strspn(path + len, "/.")] && slot_is_current(list->slots[i]))
+            return mountpoint;
+    }
+    return NULL;
+}
+
 static int umount_one(const struct slot_list *list, const char *given, const struct request *rq)
 {
     struct mount_entry entry;
     char path[PATH_MAX];
-    int status = CLI_OK;
-    int r = mountpoint_resolve(given, path);
+    int status = CLI_OK, r;
+    const char *around = mount_around(list, given);
 
+    if (around)
+        return cli_failf(given, "it lies in the mount at %s; name that one", around);
+    r = mountpoint_resolve(given, path);
     if (r < 0)
         return cli_fail(given, r, NULL);
     for (size_t i = 0; i < list->count; i++)

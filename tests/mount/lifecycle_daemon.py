@@ -92,6 +92,15 @@ def test_term_leaves_an_open_file_in_peace(work):
     check_nothing_left()
 
 
+def test_term_ends_a_mount_whose_state_is_gone(work):
+    path = mount(make_archive(work), "--at", work / "at")
+    pid = life.daemon_of(path)
+    harness.shutil.rmtree(life.folder())
+    os.kill(pid, signal.SIGTERM)
+    life.wait_gone(pid)
+    check_nothing_left()
+
+
 def test_a_mount_that_is_asked_to_end_is_not_shared(work):
     archive = make_archive(work)
     path = mount(archive)
@@ -267,7 +276,7 @@ def test_readers_of_a_killed_daemon_get_an_error_and_the_next_mount_heals(work):
         time.sleep(0.2)
         os.kill(pid, signal.SIGKILL)
         status, _, errors = ended(reader, 20)
-    check(status == 1 and "OSError" in errors, f"the reader: status {status}, {errors!r}")
+    check(status == 1 and "Error: [Errno" in errors, f"the reader: status {status}, {errors!r}")
     check_equal(mount(archive), path, "the path of the next mount")
     check_equal(len(mountpoints(work.path)), 1, "number of mounts")
     check_equal(read(f"{path}/readme"), b"hello\n", "a file")
@@ -347,8 +356,9 @@ def test_want_of_memory_or_descriptors_leaves_nothing(work):
             if done.returncode == 0:
                 umount("--all")
             failures += done.returncode != 0
-            check(done.returncode in (0, 1, 127, -signal.SIGSEGV, -signal.SIGKILL),
-                  f"status {done.returncode}: {life.said(done)!r}")
+            if "Sanitizer" in life.said(done):
+                continue  # the limit was too much for it, not for us
+            check(done.returncode in (0, 1, 127), f"status {done.returncode}: {life.said(done)!r}")
             # The folder and its lock may stay where not even a directory could be read.
             wait_for(lambda: set(life.slots()) <= {"lock"},
                      f"the state to go after limit {limit} of {value}: {life.said(done)!r}")

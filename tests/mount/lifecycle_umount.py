@@ -130,6 +130,47 @@ def test_what_is_no_mount_of_onepot_is_an_error(work):
     check_nothing_left("one good name among two")
 
 
+def test_a_path_inside_of_a_mount_is_not_taken_for_it(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    os.chdir(path)
+    stop(pid)  # whoever asked the mount would hang
+    for name in ("sub", "sub/0001", "no/such/thing", "./readme"):
+        fails("umount", f"{path}/{name}", words=["in the mount"], timeout=10)
+        fails("umount", name, words=["in the mount"], timeout=10)
+    os.chdir("/")
+    os.kill(pid, signal.SIGCONT)
+    umount(f"{path}//.")
+    check_nothing_left()
+
+
+def test_what_was_detached_before_is_no_failure(work):
+    archive = make_archive(work)
+    path = mount(archive)
+    with life.opened(f"{path}/readme") as fd:
+        umount("--lazy", "--wait", "0", path)
+        for name in (path, archive, "--all"):
+            check("out of the tree" in said(umount(name)), f"what umount {name} says")
+        check_equal(os.read(fd, 5), b"hello", "bytes of an open file")
+    check_nothing_left()
+
+
+def test_a_mount_in_another_namespace_is_neither_shared_nor_ended(work):
+    need_root("make a mount namespace")
+    archive = make_archive(work)
+    inside = ["unshare", "-m", "--propagation", "private"]
+    with life.process(*inside, harness.onepot_program(), "mount", "-f", archive) as container:
+        path = life.first_line(container)
+        fails("umount", path, words=["another namespace"])
+        fails("umount", "--all", words=["another namespace"])
+        other = mount(archive)
+        check_equal(read(f"{other}/readme"), b"hello\n", "a file")
+        umount(other)
+        container.terminate()
+        life.ended(container, 15)
+    check_nothing_left()
+
+
 def test_all_ends_everything_dead_or_alive(work):
     archive, other = make_archive(work), make_archive(work, "other.tar")
     mount(archive)

@@ -283,6 +283,19 @@ def test_a_killed_daemon_of_an_ordinary_user_is_healed(work):
     check(not os.path.exists(life.folder(USER)), "the user's state is left")
 
 
+def test_where_shared_memory_is_full_the_next_folder_is_taken(work):
+    make_archive(work)
+    need_root("mount a small /dev/shm")
+    done = run("unshare", "-m", "sh", "-euc",
+               "mount -t tmpfs -o size=16k none /dev/shm; M=$($ONEPOT mount $ARCHIVE); echo $M;"
+               "cat $M/readme; $ONEPOT umount --all; ls -A /dev/shm",
+               env=environment(ONEPOT_RUNTIME_DIR=None, ONEPOT=onepot_program(),
+                               ARCHIVE=work / "data.tar"))
+    path = os.path.join(work.path, ".home/tmp/onepot-0/data.tar")
+    check_equal(done.stdout.decode(), f"{path}\nhello\n", "what it says")
+    check(not os.path.exists(os.path.dirname(path)), "the state is left")
+
+
 def test_inside_a_user_namespace_mount_works_directly(work):
     archive = make_archive(work)
     need_program("unshare")
