@@ -92,7 +92,7 @@ static double list_all(const struct index *index)
         for (uint32_t i = first; i < first + count; i++) {
             struct node node;
             const char *name;
-            size_t len;
+            size_t len = 0;
             int r = index_node(index, i, &node);
             if (r == 0)
                 r = index_name(index, i, &name, &len);
