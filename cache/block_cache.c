@@ -28,7 +28,10 @@
 #define RING_BLOCKS 4u /* in the ring at least, so that it bridges the reads of one block */
 #define RING_ENOUGH (64u << 20)
 #define SPARE_MAX (8u << 20)
-#define BLOCK_MAX (1u << 30) /* for sums that can't overflow */
+#define BLOCK_MAX (1u << 30)    /* for sums that can't overflow */
+#define HUGE_BUDGET (64u << 20) /* from here on, blocks of the usual size lie on huge pages;   \
+                                 */
+#define HUGE_ALL_BUDGET (1024u << 20) /* from here on, smaller ones as well */
 #define NO_KEY UINT64_MAX
 #define REPLACE_ONE_IN 32u
 #define REPLACE_TRIES 4u
@@ -104,19 +107,29 @@ static uint64_t ring_part(uint64_t usable, uint64_t block_bytes)
     return least(usable, least(wanted, most(usable / 2, 2 * block)));
 }
 
+/* What huge pages take that is not in use. */
+static uint64_t huge_part(uint64_t budget_bytes)
+{
+    if (budget_bytes < HUGE_BUDGET)
+        return 0;
+    return budget_bytes < HUGE_ALL_BUDGET ? 2u << 20 : 64u << 20;
+}
+
 int block_cache_new(uint64_t budget_bytes, size_t block_bytes, struct block_cache **ret_cache)
 {
     struct block_cache *cache = aligned_alloc(128, sizeof(*cache));
     if (!cache)
         return -ENOMEM;
     memset(cache, 0, sizeof(*cache));
+    block_bytes = least(block_bytes, BLOCK_MAX);
     uint64_t spare = least(budget_bytes / 16, SPARE_MAX);
-    uint64_t usable = budget_bytes - spare;
-    uint64_t recent = ring_part(usable, least(block_bytes, BLOCK_MAX));
+    uint64_t usable = budget_bytes - spare - huge_part(budget_bytes);
+    uint64_t recent = ring_part(usable, block_bytes);
     cache->budget = budget_bytes;
     cache->recent_limit = recent;
     cache->held_limit = usable - recent;
-    int r = buffer_pool_new(spare, &cache->pool);
+    int r = buffer_pool_new(spare, budget_bytes < HUGE_ALL_BUDGET ? block_bytes : 1,
+                            budget_bytes < HUGE_BUDGET ? 0 : block_bytes, &cache->pool);
     for (unsigned i = 0; i < RING_SLOTS; i++)
         atomic_init(&cache->ring[i], NO_KEY);
     for (unsigned i = 0; i < SHARDS; i++) {
@@ -431,12 +444,21 @@ static int fill_new(struct block_cache *cache, struct shard *shard, struct entry
     return 0;
 }
 
-/* Use an entry that is in the table, once it is no longer LOADING. With the lock. */
-static int join(struct shard *shard, struct entry *entry, struct entry **ret_gone)
+/*
+ * Use an entry that is in the table, once it is no longer LOADING. With the lock, which
+ * is released while it waits.
+ */
+static int join(struct shard *shard, struct entry *entry, block_wait *wait, void *ctx,
+                struct entry **ret_gone)
 {
     entry->users++;
     if (entry->state == LOADING) {
         shard->waits++;
+        if (wait) {
+            pthread_mutex_unlock(&shard->lock);
+            wait(ctx);
+            pthread_mutex_lock(&shard->lock);
+        }
         while (entry->state == LOADING)
             pthread_cond_wait(&shard->loaded, &shard->lock);
     } else {
@@ -464,7 +486,7 @@ int block_cache_try(struct block_cache *cache, uint64_t key, struct block **ret_
 }
 
 int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_fill *fill,
-                    void *ctx, struct block **ret_block)
+                    block_wait *wait, void *ctx, struct block **ret_block)
 {
     if (block_cache_try(cache, key, ret_block) == 0)
         return 0;
@@ -485,7 +507,7 @@ int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_
         pthread_mutex_unlock(&shard->lock);
         return fill_new(cache, shard, fresh, size, fill, ctx, ret_block);
     }
-    int r = join(shard, entry, &gone);
+    int r = join(shard, entry, wait, ctx, &gone);
     pthread_mutex_unlock(&shard->lock);
     free(fresh);
     entry_free(cache, gone);

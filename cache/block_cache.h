@@ -33,6 +33,12 @@ struct block {
 typedef int block_fill(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len);
 
 /*
+ * Called, without any lock held, in a thread that is about to sleep until another one
+ * has filled the block that it wants. May be NULL.
+ */
+typedef void block_wait(void *ctx);
+
+/*
  * The budget bounds the memory of the blocks that are held, of the recent ones, and of
  * spare buffers. Blocks in use and blocks being filled may exceed it for as long as
  * they are; a budget of 0 keeps nothing else. `block_bytes` is what most blocks have.
@@ -51,7 +57,7 @@ int block_cache_try(struct block_cache *cache, uint64_t key, struct block **ret_
  * it is not there. Errors: the fill's, or -ENOMEM.
  */
 int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_fill *fill,
-                    void *ctx, struct block **ret_block);
+                    block_wait *wait, void *ctx, struct block **ret_block);
 void block_cache_put(struct block_cache *cache, struct block *block);
 
 struct block_cache_stats {

@@ -18,6 +18,7 @@
 #define STEPS 8u         /* classes between two powers of two */
 #define CLASS_COUNT 256u /* enough for SIZE_LIMIT in pages of 4 KiB */
 #define SIZE_LIMIT ((size_t)1 << 40)
+#define HUGE_BYTES ((size_t)2 << 20) /* where they are larger or unknown, nothing is lost */
 #define CARVE_BYTES (4u << 20)
 
 struct stack {
@@ -40,6 +41,7 @@ struct mapping {
 
 struct buffer_pool {
     size_t page;
+    size_t huge_min, huge_max; /* capacities that may lie on huge pages */
     uint64_t spare_limit;
     _Atomic uint64_t spare;
     struct size_class classes[CLASS_COUNT];
@@ -71,13 +73,18 @@ size_t buffer_pool_capacity(const struct buffer_pool *pool, size_t size)
     return capacity;
 }
 
-int buffer_pool_new(uint64_t spare_bytes, struct buffer_pool **ret_pool)
+int buffer_pool_new(uint64_t spare_bytes, size_t huge_min, size_t huge_max,
+                    struct buffer_pool **ret_pool)
 {
     struct buffer_pool *pool = calloc(1, sizeof(*pool));
     if (!pool)
         return -ENOMEM;
     pool->page = (size_t)sysconf(_SC_PAGESIZE);
     pool->spare_limit = spare_bytes;
+    if (huge_max > 0) {
+        pool->huge_min = buffer_pool_capacity(pool, huge_min);
+        pool->huge_max = buffer_pool_capacity(pool, huge_max);
+    }
     for (unsigned i = 0; i < CLASS_COUNT; i++)
         pthread_mutex_init(&pool->classes[i].lock, NULL);
     *ret_pool = pool;
@@ -113,8 +120,28 @@ static int stack_grow(struct stack *stack, size_t count)
     return 0;
 }
 
+/*
+ * Whole huge pages, where they are wanted: they are filled buffer by buffer, and one
+ * fault in place of 512 pays more than anything else here. Elsewhere a huge page would
+ * be charged for the first of a few buffers.
+ */
+static int map(const struct buffer_pool *pool, size_t capacity, size_t len,
+               struct mapping *mapping, char **ret_start)
+{
+    bool huge = capacity >= pool->huge_min && capacity <= pool->huge_max;
+    mapping->len = huge ? len + HUGE_BYTES : len; /* room to align it */
+    mapping->start = mmap(NULL, mapping->len, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping->start == MAP_FAILED)
+        return -ENOMEM;
+    madvise(mapping->start, mapping->len, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    uintptr_t start = (uintptr_t)mapping->start;
+    *ret_start = (char *)(huge ? (start + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1) : start);
+    return 0;
+}
+
 /* Map more buffers for a class whose stacks are empty. Called with its lock. */
-static int carve(struct size_class *class, size_t capacity)
+static int carve(const struct buffer_pool *pool, struct size_class *class, size_t capacity)
 {
     size_t count = CARVE_BYTES / capacity + (capacity > CARVE_BYTES);
     if (stack_grow(&class->warm, class->total + count) < 0 ||
@@ -123,20 +150,16 @@ static int carve(struct size_class *class, size_t capacity)
     struct mapping *mapping = malloc(sizeof(*mapping));
     if (!mapping)
         return -ENOMEM;
-    mapping->len = count * capacity;
-    mapping->start = mmap(NULL, mapping->len, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapping->start == MAP_FAILED) {
+    char *start;
+    if (map(pool, capacity, count * capacity, mapping, &start) < 0) {
         free(mapping);
         return -ENOMEM;
     }
-    /* A huge page would be charged whole for the first buffer in it. */
-    madvise(mapping->start, mapping->len, MADV_NOHUGEPAGE);
     mapping->next = class->mappings;
     class->mappings = mapping;
     class->total += count;
     for (size_t i = count; i-- > 0;)
-        class->cold.items[class->cold.count++] = (char *)mapping->start + i * capacity;
+        class->cold.items[class->cold.count++] = start + i * capacity;
     return 0;
 }
 
@@ -153,7 +176,7 @@ int buffer_pool_get(struct buffer_pool *pool, size_t size, void **ret_buffer)
         atomic_fetch_sub_explicit(&pool->spare, capacity, memory_order_relaxed);
     } else {
         if (class->cold.count == 0)
-            r = carve(class, capacity);
+            r = carve(pool, class, capacity);
         if (r == 0)
             *ret_buffer = class->cold.items[--class->cold.count];
     }

@@ -227,6 +227,13 @@ static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *r
     return r;
 }
 
+/* block_wait: another thread is at this block, and may itself wait for a device. */
+static void wait_for_block(void *ctx)
+{
+    const struct block_request *request = ctx;
+    may_wait(request->scratch);
+}
+
 /* No codec makes a block much larger than it was. */
 static bool sane_block(const struct reader *reader, const struct extent *extent)
 {
@@ -245,7 +252,7 @@ static int get_block(struct reader *reader, struct reader_scratch *scratch,
             return -EUCLEAN;
         struct block_request request = {reader, scratch, extent->packed_bytes};
         r = block_cache_get(reader->cache, extent->source_offset, extent->block_bytes,
-                            fill_block, &request, &block);
+                            fill_block, wait_for_block, &request, &block);
     }
     if (r < 0)
         return r;

@@ -51,9 +51,10 @@ void reader_scratch_free(struct reader_scratch *scratch);
 
 /*
  * Have `hook(ctx)` called in this thread, at most once for each reader_get, before it
- * sleeps until a device has answered: for a read that is not in the page cache. A
- * request loop lets another thread take over then. (Not before a decompression: that
- * keeps a CPU busy, and one more thread would not make it faster.)
+ * sleeps until a device has answered: for a read that is not in the page cache, or for
+ * another thread that fills the same block. A request loop lets another thread take over then.
+ * (Not before a decompression: that keeps a CPU busy, and one more thread would not make it
+ * faster.)
  */
 void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *ctx), void *ctx);
 

@@ -15,9 +15,10 @@
 /* A fill that counts, fails or blocks as told. */
 struct filler {
     _Atomic unsigned calls;
-    _Atomic unsigned open; /* the fill waits until this is not 0 */
-    _Atomic int error;     /* what it returns then */
-    size_t len;            /* what it fills, 0: all */
+    _Atomic unsigned open;  /* the fill waits until this is not 0 */
+    _Atomic int error;      /* what it returns then */
+    size_t len;             /* what it fills, 0: all */
+    _Atomic unsigned waits; /* threads that were told that they would wait */
 };
 
 static unsigned char pattern(uint64_t key, size_t i)
@@ -41,6 +42,12 @@ static int fill(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len
     return 0;
 }
 
+static void count_wait(void *ctx)
+{
+    struct filler *filler = ctx;
+    atomic_fetch_add(&filler->waits, 1);
+}
+
 static bool right(const struct block *block, uint64_t key)
 {
     for (size_t i = 0; i < block->len; i += 97)
@@ -54,7 +61,7 @@ static bool touch(struct block_cache *cache, struct filler *filler, uint64_t key
 {
     unsigned before = atomic_load(&filler->calls);
     struct block *block;
-    if (block_cache_get(cache, key, size, fill, filler, &block) < 0 || !right(block, key))
+    if (block_cache_get(cache, key, size, fill, NULL, filler, &block) < 0 || !right(block, key))
         ck_abort_msg("no block, or not its bytes");
     block_cache_put(cache, block);
     return atomic_load(&filler->calls) == before;
@@ -106,9 +113,9 @@ START_TEST(without_a_budget_nothing_stays)
     struct filler filler = {.open = 1};
     struct block *first, *second;
     ck_assert_int_eq(block_cache_new(0, BLOCK, &cache), 0);
-    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, &filler, &first), 0);
+    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, NULL, &filler, &first), 0);
     /* A block in use is shared all the same. */
-    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, &filler, &second), 0);
+    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, NULL, &filler, &second), 0);
     ck_assert_ptr_eq(first, second);
     block_cache_put(cache, first);
     ck_assert(right(second, 1));
@@ -233,7 +240,8 @@ START_TEST(block_in_use_outlives_its_eviction)
     struct block *pinned[8];
     ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
     for (uint64_t key = 0; key < 8; key++)
-        ck_assert_int_eq(block_cache_get(cache, key, BLOCK, fill, &filler, &pinned[key]), 0);
+        ck_assert_int_eq(block_cache_get(cache, key, BLOCK, fill, NULL, &filler, &pinned[key]),
+                         0);
     for (uint64_t key = 100; key < 1000; key++)
         touch(cache, &filler, key, BLOCK);
     for (uint64_t key = 0; key < 8; key++)
@@ -251,7 +259,7 @@ START_TEST(failure_is_returned_and_not_kept)
     struct filler filler = {.open = 1, .error = -EIO};
     struct block *block = NULL;
     ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
-    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, &filler, &block), -EIO);
+    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, NULL, &filler, &block), -EIO);
     ck_assert_ptr_null(block);
     ck_assert_uint_eq(stats_of(cache).blocks, 0);
     atomic_store(&filler.error, 0);
@@ -267,7 +275,7 @@ START_TEST(fill_that_claims_too_much_is_refused)
     struct filler filler = {.open = 1, .len = 101};
     struct block *block;
     ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
-    ck_assert_int_eq(block_cache_get(cache, 1, 100, fill, &filler, &block), -EUCLEAN);
+    ck_assert_int_eq(block_cache_get(cache, 1, 100, fill, NULL, &filler, &block), -EUCLEAN);
     block_cache_free(cache);
 }
 END_TEST
@@ -278,7 +286,7 @@ START_TEST(size_that_cannot_be_had_is_an_error)
     struct filler filler = {.open = 1};
     struct block *block;
     ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
-    ck_assert_int_eq(block_cache_get(cache, 1, SIZE_MAX, fill, &filler, &block), -ENOMEM);
+    ck_assert_int_eq(block_cache_get(cache, 1, SIZE_MAX, fill, NULL, &filler, &block), -ENOMEM);
     ck_assert(!touch(cache, &filler, 1, BLOCK));
     block_cache_free(cache);
 }
@@ -295,7 +303,8 @@ static void *fly(void *arg)
 {
     struct flight *flight = arg;
     struct block *block;
-    flight->result = block_cache_get(flight->cache, 5, BLOCK, fill, flight->filler, &block);
+    flight->result =
+        block_cache_get(flight->cache, 5, BLOCK, fill, count_wait, flight->filler, &block);
     if (flight->result == 0) {
         flight->right = right(block, 5);
         block_cache_put(flight->cache, block);
@@ -323,6 +332,7 @@ static unsigned fly_together(struct block_cache *cache, int error, int expect)
         ck_assert_int_eq(flights[i].result, expect);
         ck_assert(flights[i].right == (expect == 0));
     }
+    ck_assert_uint_eq(atomic_load(&filler.waits), THREADS - 1);
     return atomic_load(&filler.calls);
 }
 
@@ -381,7 +391,8 @@ static void *work(void *arg)
         uint64_t key = (uint64_t)rand_r(&worker->seed) % 300;
         size_t size = 1 + (key * 7919) % 60000;
         keys[slot] = key;
-        int r = block_cache_get(worker->cache, key, size, moody_fill, worker, &pinned[slot]);
+        int r =
+            block_cache_get(worker->cache, key, size, moody_fill, NULL, worker, &pinned[slot]);
         worker->wrong += r != 0 && !(r == -EIO && key % 17 == 0);
         if (i % 64 == 0)
             worker->wrong += stats_of(worker->cache).bytes > worker->budget;
@@ -394,8 +405,8 @@ static void *work(void *arg)
 
 START_TEST(many_threads_turn_over_a_small_cache)
 {
-    static const uint64_t budgets[] = {0, 300000, 6u << 20, 64u << 20};
-    for (unsigned b = 0; b < 4; b++) {
+    static const uint64_t budgets[] = {0, 300000, 6u << 20, 64u << 20, 2048u << 20};
+    for (unsigned b = 0; b < 5; b++) {
         struct worker workers[8];
         pthread_t threads[8];
         struct block_cache *cache;

@@ -26,7 +26,7 @@ static size_t resident(void *buffer, size_t capacity)
 START_TEST(capacity_is_whole_pages_and_at_most_an_eighth_more)
 {
     struct buffer_pool *pool;
-    ck_assert_int_eq(buffer_pool_new(0, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(0, 0, 0, &pool), 0);
     size_t last = 0;
     for (size_t size = 1; size < (5u << 20); size += size / 50 + 1) {
         size_t capacity = buffer_pool_capacity(pool, size);
@@ -46,10 +46,11 @@ END_TEST
 
 START_TEST(buffers_do_not_overlap)
 {
+    size_t huge_max = _i ? 1u << 20 : 0;
     struct buffer_pool *pool;
     unsigned char *buffers[300];
     size_t sizes[300];
-    ck_assert_int_eq(buffer_pool_new(0, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(0, 1, huge_max, &pool), 0);
     for (unsigned i = 0; i < 300; i++) {
         sizes[i] = 1 + (i * 7919u) % (i % 10 == 0 ? 3000000u : 100000u);
         ck_assert_int_eq(buffer_pool_get(pool, sizes[i], (void **)&buffers[i]), 0);
@@ -71,7 +72,7 @@ START_TEST(spare_memory_stays_within_its_bound)
     struct buffer_pool *pool;
     void *buffers[8];
     size_t size = 16 * page;
-    ck_assert_int_eq(buffer_pool_new(3 * size, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(3 * size, 0, 0, &pool), 0);
     for (unsigned i = 0; i < 8; i++) {
         ck_assert_int_eq(buffer_pool_get(pool, size, &buffers[i]), 0);
         memset(buffers[i], 1, size);
@@ -90,7 +91,7 @@ START_TEST(spare_buffers_are_handed_out_first)
 {
     struct buffer_pool *pool;
     void *a, *b;
-    ck_assert_int_eq(buffer_pool_new(1u << 20, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(1u << 20, 0, 1u << 20, &pool), 0);
     ck_assert_int_eq(buffer_pool_get(pool, 100000, &a), 0);
     memset(a, 1, 100000);
     buffer_pool_put(pool, a, 100000);
@@ -105,7 +106,7 @@ START_TEST(sizes_that_cannot_be_are_refused)
 {
     struct buffer_pool *pool;
     void *buffer = NULL;
-    ck_assert_int_eq(buffer_pool_new(0, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(0, 0, 0, &pool), 0);
     ck_assert_int_lt(buffer_pool_get(pool, SIZE_MAX, &buffer), 0);
     ck_assert_int_lt(buffer_pool_get(pool, SIZE_MAX / 2, &buffer), 0);
     ck_assert_ptr_null(buffer);
@@ -136,7 +137,7 @@ START_TEST(many_threads_get_buffers_of_their_own)
 {
     struct buffer_pool *pool;
     pthread_t threads[8];
-    ck_assert_int_eq(buffer_pool_new(1u << 20, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(1u << 20, 0, 1u << 20, &pool), 0);
     for (unsigned i = 0; i < 8; i++)
         pthread_create(&threads[i], NULL, turn_over, pool);
     for (unsigned i = 0; i < 8; i++) {
@@ -155,7 +156,7 @@ int main(void)
     TCase *tests = tcase_create("all");
     tcase_set_timeout(tests, 120);
     tcase_add_test(tests, capacity_is_whole_pages_and_at_most_an_eighth_more);
-    tcase_add_test(tests, buffers_do_not_overlap);
+    tcase_add_loop_test(tests, buffers_do_not_overlap, 0, 2);
     tcase_add_test(tests, spare_memory_stays_within_its_bound);
     tcase_add_test(tests, spare_buffers_are_handed_out_first);
     tcase_add_test(tests, sizes_that_cannot_be_are_refused);
