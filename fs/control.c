@@ -12,14 +12,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "control.h"
+#include "lost_pages.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "summary.h"
@@ -101,34 +100,6 @@ static void say(const struct control *c, const char *format, ...)
 
 /* ---- signals ---- */
 
-static _Atomic unsigned lost_pages;
-static int lost_page_fd = -1;
-
-/*
- * A mapped file is shorter than it was, or its storage failed. Zeros take the place of
- * the page, so that whoever reads it goes on to the checks that refuse them.
- */
-static void on_bus_error(int number, siginfo_t *info, void *context)
-{
-    uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t page = (uintptr_t)info->si_addr & ~(page_bytes - 1);
-    int saved = errno;
-    uint64_t one = 1;
-
-    (void)context;
-    if (info->si_code <= 0)
-        return; /* sent by a process: nothing is wrong with our memory */
-    if (mmap((void *)page, page_bytes, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
-        signal(number, SIG_DFL);
-        return;
-    }
-    atomic_fetch_add(&lost_pages, 1);
-    if (lost_page_fd >= 0 && write(lost_page_fd, &one, sizeof(one)) < 0)
-        errno = saved; /* a full counter has told already */
-    errno = saved;
-}
-
 static bool is_ignored(int number)
 {
     struct sigaction old;
@@ -148,7 +119,6 @@ void control_prepare(bool foreground)
 {
     static const int always[] = {SIGPIPE, SIGUSR1, SIGUSR2};
     static const int in_background[] = {SIGHUP, SIGQUIT, SIGTSTP, SIGTTIN, SIGTTOU, SIGALRM};
-    struct sigaction bus = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_RESTART};
     sigset_t wanted, others;
 
     /* A batch system sends USR1 and the like to every process of a job. */
@@ -163,9 +133,7 @@ void control_prepare(bool foreground)
             sigdelset(&others, number);
     sigprocmask(SIG_UNBLOCK, &others, NULL); /* whatever our starter had blocked */
     sigprocmask(SIG_BLOCK, &wanted, NULL);
-    lost_page_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    sigemptyset(&bus.sa_mask);
-    sigaction(SIGBUS, &bus, NULL);
+    lost_pages_catch();
 }
 
 /* ---- unmounting ---- */
@@ -313,10 +281,8 @@ static void on_starter(struct control *c)
 
 static void on_lost_page(struct control *c)
 {
-    uint64_t count;
-    if (read(lost_page_fd, &count, sizeof(count)) == sizeof(count))
-        say(c, "a mapped file was cut short or can't be read: %u pages are lost so far",
-            atomic_load(&lost_pages));
+    say(c, "a mapped file was cut short or can't be read: %u pages are lost so far",
+        lost_pages_count());
 }
 
 static uint64_t quiet_ns(const struct control *c)
@@ -372,7 +338,7 @@ static void serve_until_ended(struct control *c)
             [ENDED] = {.fd = session_ended_fd(c->session), .events = POLLIN},
             [SIGNAL] = {.fd = c->signal_fd, .events = POLLIN},
             [STARTER] = {.fd = c->starter_fd, .events = POLLIN},
-            [LOST_PAGE] = {.fd = lost_page_fd, .events = POLLIN},
+            [LOST_PAGE] = {.fd = lost_pages_fd(), .events = POLLIN},
             [OWNER] = {.fd = c->owner.fd, .events = POLLIN},
             [WRAPPER] = {.fd = c->wrapper.fd, .events = POLLIN},
         };

@@ -2,6 +2,7 @@
  * What the files of the mounter share.
  *
  *   mounter.c         the order of things, the mount itself, undoing
+ *   mounter_prepare.c what was asked for; the archive
  *   mounter_slot.c    a mount to share, or a new slot
  *   mounter_daemon.c  the daemon: forked, or this process
  */
@@ -11,6 +12,12 @@
 #include "mounter.h"
 
 #define ANSWER_LIMIT_MS 10000
+
+/* Make options definite: paths, job, owner, log. 0, or CLI_FAILED after an error. */
+int mounter_prepare(struct mounter *m);
+
+/* Open the archive and its reader, and describe it in the counters. 0, or CLI_FAILED. */
+int mounter_open_archive(struct mounter *m);
 
 /*
  * Find a mount to share (m->shared, with this process counted among its users), or

@@ -21,7 +21,7 @@
 #include "cleanup.h"
 #include "state.h"
 
-#define DAEMON_POLL_MS 5
+#define DAEMON_POLL_MS 2
 #define SLOT_NUMBER_MAX 10000
 
 static void slot_path(const struct slot *slot, const char *suffix, char ret_path[PATH_MAX])

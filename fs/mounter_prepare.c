@@ -1,0 +1,209 @@
+/*
+ * Before anything is mounted: what was asked for, made definite, and the archive, opened
+ * by whoever is the first to want it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include "budget.h"
+#include "cleanup.h"
+#include "mounter_private.h"
+#include "resolve.h"
+
+/* ---- signals while it works ---- */
+
+static volatile sig_atomic_t caught;
+
+static void on_signal(int number)
+{
+    caught = number;
+}
+
+int mounter_caught(void)
+{
+    return caught;
+}
+
+/* What waits returns, and the command cleans up; ignored signals stay ignored. */
+static void catch_signals(void)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction catch = {.sa_handler = on_signal}, old;
+
+    sigemptyset(&catch.sa_mask);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &catch, NULL);
+    signal(SIGCHLD, SIG_DFL); /* ignored, it would take the status of our children away */
+}
+
+/* ---- what was asked for ---- */
+
+int mounter_init(struct mounter *m, const struct mount_options *options, bool for_run)
+{
+    *m = (struct mounter){
+        .options = options,
+        .for_run = for_run,
+        .ns = NAMESPACE_NONE,
+        .owner = PROCESS_WATCH_NONE,
+        .log = {.fd = -1, .stderr_too = options->foreground},
+        .fuse_fd = -1,
+        .parent_fd = -1,
+        .daemon_sock = -1,
+        .daemon_lock_fd = -1,
+    };
+    catch_signals();
+    return detach_note_inherited(&m->inherited);
+}
+
+static int identify_archive(struct mounter *m)
+{
+    const char *given = m->options->archive;
+    struct stat st;
+
+    if (!realpath(given, m->archive) || stat(m->archive, &st) < 0)
+        return cli_fail(given, -errno, NULL);
+    m->identity = (struct source_identity){
+        .dev = st.st_dev,
+        .ino = st.st_ino,
+        .size_bytes = (uint64_t)st.st_size,
+        .mtime_sec = st.st_mtim.tv_sec,
+        .mtime_nsec = (uint32_t)st.st_mtim.tv_nsec,
+    };
+    return 0;
+}
+
+/* --at: a directory, or the device of a parent that has mounted. */
+static int resolve_at(struct mounter *m)
+{
+    const char *at = m->options->at;
+    int n = -1, fd;
+
+    if (!at)
+        return 0;
+    if (sscanf(at, "/dev/fd/%d%n", &fd, &n) == 1 && n > 0 && !at[n]) {
+        m->parent_fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        if (m->parent_fd < 0)
+            return cli_failf(at, "no such descriptor was handed over: %s", strerror(errno));
+        snprintf(m->at, sizeof(m->at), "%s", at);
+        return 0;
+    }
+    int r = mountpoint_resolve(at, m->at);
+    return r < 0 ? cli_fail(at, r, NULL) : 0;
+}
+
+static int watch_owner(struct mounter *m)
+{
+    if (!m->options->owner)
+        return 0;
+    int r = process_watch_open(m->options->owner, &m->owner);
+    if (r < 0)
+        return cli_failf(NULL, "--owner: there is no process %d", (int)m->options->owner);
+    return 0;
+}
+
+static int open_log(struct mounter *m)
+{
+    const char *path = m->options->log;
+    if (!path)
+        return 0;
+    m->log.fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
+    return m->log.fd < 0 ? cli_fail(path, -errno, NULL) : 0;
+}
+
+int mounter_prepare(struct mounter *m)
+{
+    const struct mount_options *o = m->options;
+
+    if (mount_methods(&m->methods) < 0)
+        return cli_failf(NULL,
+                         "ONEPOT_MOUNT_METHODS names another way than mount, fusermount3, "
+                         "fusermount, namespace");
+    job_detect(&m->job);
+    int r = identify_archive(m);
+    if (r == 0)
+        r = resolve_at(m);
+    if (r == 0)
+        r = watch_owner(m);
+    if (r == 0)
+        r = open_log(m);
+    m->options_hash = mount_options_hash(o, m->at, m->identity.mtime_sec,
+                                         m->identity.mtime_nsec, m->owner.start_ticks);
+    return r;
+}
+
+/* ---- the archive ---- */
+
+static int find_root(struct mounter *m)
+{
+    const char *subdir = m->options->subdir;
+    struct node node;
+
+    m->root = INDEX_ROOT;
+    if (!subdir)
+        return 0;
+    int r = resolve_path(m->pot->index, subdir, &m->root);
+    if (r == 0)
+        r = index_node(m->pot->index, m->root, &node);
+    if (r == 0 && !S_ISDIR(node.mode))
+        r = -ENOTDIR;
+    if (r < 0)
+        return cli_failf(m->options->archive, "--subdir %s: %s", subdir,
+                         resolve_error(r) ? resolve_error(r) : strerror(-r));
+    return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
+}
+
+static bool was_replaced(const struct source_identity *a, const struct source_identity *b)
+{
+    return a->dev != b->dev || a->ino != b->ino || a->size_bytes != b->size_bytes ||
+           a->mtime_sec != b->mtime_sec || a->mtime_nsec != b->mtime_nsec;
+}
+
+static unsigned allowed_cpus(void)
+{
+    cpu_set_t set;
+    int count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : get_nprocs();
+    return count > 0 ? (unsigned)count : 1;
+}
+
+static void describe_archive(const struct mounter *m, uint64_t cache_bytes)
+{
+    const struct index_info *info = index_info(m->pot->index);
+    struct counters *c = m->slot->counters;
+
+    snprintf(c->format, sizeof(c->format), "%s", m->pot->backend->name);
+    c->entries = info->entries;
+    c->files = info->files;
+    c->total_bytes = info->total_bytes;
+    c->cache_budget_bytes = cache_bytes;
+    c->threads = m->options->threads ? m->options->threads : allowed_cpus();
+}
+
+int mounter_open_archive(struct mounter *m)
+{
+    const struct mount_options *o = m->options;
+    struct reader_options reader = {.cache_bytes =
+                                        o->cache_given ? o->cache_bytes : budget_cache_bytes()};
+    struct fault fault = {0};
+
+    if (cli_open_pot(o->archive, NULL, o->progress, &m->pot) < 0)
+        return CLI_FAILED;
+    if (was_replaced(&m->pot->identity, &m->identity))
+        return cli_failf(o->archive, "it was changed while it was opened; try again");
+    int r = find_root(m);
+    if (r != 0)
+        return r;
+    r = reader_new(m->pot, &reader, &fault, &m->reader);
+    if (r < 0)
+        return cli_fail(o->archive, r, &fault);
+    describe_archive(m, reader.cache_bytes);
+    return 0;
+}
