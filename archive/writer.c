@@ -2,8 +2,8 @@
  * The writer: headers, data and padding in one stream, and beside it what the trailer
  * will need: the index, and two hashes.
  *
- * What is to be written is queued as it lies in memory and goes out by writev(2) in
- * pieces of half a megabyte, so that no byte is copied on its way to the page cache.
+ * What is to be written is queued as it lies in memory and goes out by writev(2), so
+ * that no byte is copied on its way to the page cache.
  * The data has to pass the CPU for its sum in any case, so that a copy inside the
  * kernel (copy_file_range) would save nothing.
  *
@@ -26,10 +26,15 @@
 #include "onepot_format.h"
 #include "output.h"
 
-#define QUEUE_MAX 512
-#define QUEUE_BYTES (512u << 10)
+#define QUEUE_MAX 256
 
-static uint8_t zeros[ONEPOT_RECORD_BYTES];
+/*
+ * How much goes into one call. Measured on ext4 (Linux 6.18, which answers a large write
+ * with large folios): one of 64 KB takes a third of the CPU a byte of one of 512 KB.
+ */
+#define WRITE_BYTES (64u << 10)
+
+static uint8_t zeros[ONEPOT_RECORD_BYTES]; /* an iovec is not const */
 
 struct writer {
     struct output *output;
@@ -122,15 +127,26 @@ static int write_failed(struct writer *w, int err, struct fault *fault)
     return err;
 }
 
+/* One call: as many buffers as WRITE_BYTES allows, or a part of the first. */
+static ssize_t write_some(int fd, const struct iovec *iov, int count)
+{
+    size_t sum = 0;
+    int n = 0;
+    while (n < count && iov[n].iov_len <= WRITE_BYTES - sum)
+        sum += iov[n++].iov_len;
+    ssize_t done = n ? writev(fd, iov, n) : write(fd, iov->iov_base, WRITE_BYTES);
+    return done < 0 ? -errno : done;
+}
+
 /* Write iov[0..count) whole. */
 static int write_vector(int fd, struct iovec *iov, int count)
 {
     while (count > 0) {
-        ssize_t n = writev(fd, iov, count);
-        if (n < 0 && errno == EINTR)
+        ssize_t n = write_some(fd, iov, count);
+        if (n == -EINTR)
             continue;
         if (n < 0)
-            return -errno;
+            return (int)n;
         size_t done = (size_t)n;
         while (count > 0 && done >= iov->iov_len) {
             done -= iov->iov_len;
@@ -168,7 +184,7 @@ static int enqueue(struct writer *w, void *bytes, size_t len, void *owned, struc
     w->queued++;
     w->queued_bytes += len;
     w->offset += len;
-    if (w->queued == QUEUE_MAX || w->queued_bytes >= QUEUE_BYTES)
+    if (w->queued == QUEUE_MAX || w->queued_bytes >= WRITE_BYTES)
         return flush(w, fault);
     return 0;
 }

@@ -8,8 +8,8 @@
  *                       writer_data(w, bytes, len, &fault) until all of it was given
  *     writer_close(w, &fault, &totals)  or  writer_discard(w)
  *
- * Bytes are given away, not copied: they are freed when they were written, some
- * megabytes later. The archive appears under its name only in writer_close.
+ * Bytes are given away, not copied: they are freed when they were written, a
+ * little later. The archive appears under its name only in writer_close.
  *
  * Threads: none; one thread uses a writer at a time.
  */
