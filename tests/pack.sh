@@ -177,10 +177,10 @@ for i in 1 2 3 4 5 6; do
     head -c 20M /dev/zero >big/$i
 done
 for signal in KILL TERM INT; do
-    for attempt in 1 2 3; do
+    for _ in 1 2 3; do
         "$onepot" pack -q -o target/b.tar big 2>err &
         pid=$!
-        until ls target | grep -q . || ! kill -0 $pid 2>/dev/null; do :; done
+        until [ -n "$(ls -A target)" ] || ! kill -0 $pid 2>/dev/null; do :; done
         kill -$signal $pid 2>/dev/null || true
         status=0
         wait $pid 2>/dev/null || status=$?
