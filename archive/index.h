@@ -190,7 +190,8 @@ struct extent {
 int index_extent(const struct index *index, uint32_t position, uint64_t offset,
                  struct extent *ret_extent);
 
-/* XXH3-64 of the file's content, where the archive has sums; else -ENODATA. */
+/* XXH3-64 of the file's content, its holes left out, where the archive has sums; else
+ * -ENODATA. */
 int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum);
 
 #endif
