@@ -388,8 +388,6 @@ static int start_locked(struct session *s)
     if (r == 0 && s->worker_count == 0)
         r = worker_add(s, -1, &w);
     s->running_max = s->config.threads ? s->config.threads : s->worker_count;
-    s->config.counters->threads = s->running_max;
-    s->config.counters->threads = s->running_max;
     return r < 0 ? r : unpark_locked(s->workers[0]);
 }
 
