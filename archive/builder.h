@@ -130,8 +130,8 @@ int builder_set_blocks(struct builder *builder, uint32_t inode,
                        const struct builder_block *blocks, uint32_t count, uint32_t fragment,
                        uint32_t fragment_offset);
 
-/* XXH3-64 of a regular file's content, holes left out. All regular inodes get one, or none does: else
- * builder_write is -EINVAL. */
+/* XXH3-64 of a regular file's content, holes left out. All regular inodes get one, or none
+ * does: else builder_write is -EINVAL. */
 int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
 
 uint32_t builder_entries(const struct builder *builder);
