@@ -60,6 +60,28 @@ static char *fill_in(const char *text, const char *path)
     return filled;
 }
 
+/*
+ * Is there a file of that name in $PATH? execvp answers "permission denied" also where a
+ * folder of $PATH is closed to us and nothing was found.
+ */
+static bool is_in_path(const char *name)
+{
+    const char *path = getenv("PATH");
+    bool found = false;
+
+    if (strchr(name, '/'))
+        return true;
+    for (const char *dir = path; dir && !found; dir = strchr(dir, ':')) {
+        char *file;
+        dir += *dir == ':';
+        if (asprintf(&file, "%.*s/%s", (int)strcspn(dir, ":"), dir, name) < 0)
+            return true;
+        found = access(file, F_OK) == 0;
+        free(file);
+    }
+    return found;
+}
+
 /* In the child: become the command. */
 static void execute(void *ctx)
 {
@@ -76,6 +98,8 @@ static void execute(void *ctx)
     sigprocmask(SIG_SETMASK, &run->mask, NULL);
     execvp(run->command[0], run->command);
     int err = errno;
+    if (err == EACCES && !is_in_path(run->command[0]))
+        err = ENOENT;
     cli_fail(run->command[0], err, NULL);
     _exit(err == ENOENT ? RUN_NOT_FOUND : RUN_NOT_EXECUTABLE);
 }

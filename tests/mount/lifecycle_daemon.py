@@ -10,8 +10,8 @@ import time
 
 import harness
 import life
-from harness import Failure, Skip, check, check_equal, mountpoints, need_command, onepot, wait_for
-from life import Clock, check_nothing_left, ended, make_archive, mount, mounted, read
+from harness import Skip, check, check_equal, mountpoints, onepot, wait_for
+from life import Clock, check_nothing_left, ended, make_archive, mount, read
 
 QUIET = 2  # seconds without a request, after which a daemon that was asked to end believes it
 
@@ -393,5 +393,4 @@ def cpu_and_switches(pid):
 
 
 if __name__ == "__main__":
-    need_command("mount", "umount", "run", "stat")
     harness.main(globals())

@@ -9,7 +9,7 @@ import time
 
 import harness
 import life
-from harness import (check, check_equal, environment, mountpoints, need_command, need_program,
+from harness import (check, check_equal, environment, mountpoints, need_program,
                      onepot, onepot_program, wait_for)
 from life import Clock, check_nothing_left, ended, make_archive, mount, read, said
 
@@ -427,5 +427,4 @@ def test_a_signal_before_the_command_runs_leaves_nothing(work):
 
 
 if __name__ == "__main__":
-    need_command("mount", "umount", "run", "stat")
     harness.main(globals())

@@ -8,7 +8,7 @@ import time
 
 import harness
 import life
-from harness import check, check_equal, mountpoints, need_command, need_root, onepot, run, wait_for
+from harness import check, check_equal, mountpoints, need_root, onepot, run, wait_for
 from life import Clock, check_nothing_left, fails, make_archive, mount, read, said, slots
 
 
@@ -283,5 +283,4 @@ def test_an_aborted_connection_is_cleaned_up(work):
 
 
 if __name__ == "__main__":
-    need_command("mount", "umount", "run", "stat")
     harness.main(globals())

@@ -7,7 +7,7 @@ import subprocess
 
 import harness
 import life
-from harness import (Skip, check, check_equal, environment, mountpoints, need_command,
+from harness import (Skip, check, check_equal, environment, mountpoints,
                      need_program, need_root, onepot, onepot_program, run)
 from life import check_nothing_left, fails, make_archive, mount, read, said, slots
 
@@ -312,5 +312,4 @@ def test_inside_a_user_namespace_mount_works_directly(work):
 
 
 if __name__ == "__main__":
-    need_command("mount", "umount", "run", "stat")
     harness.main(globals())
