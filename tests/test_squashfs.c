@@ -753,8 +753,10 @@ START_TEST(flipped_bytes_crash_nobody)
                     : i % 2 ? inodes + (size_t)rand_r(&seed) % (used - inodes)
                             : (size_t)rand_r(&seed) % used;
         uint8_t old = image[at];
-        image[at] = rand_r(&seed) % 2 ? (uint8_t)(old ^ (1u << rand_r(&seed) % 8))
-                                      : (uint8_t)rand_r(&seed);
+        unsigned changed = (unsigned)rand_r(&seed);
+        if (rand_r(&seed) % 2)
+            changed = old ^ 1u << rand_r(&seed) % 8;
+        image[at] = (uint8_t)changed;
         int r = try_image(image, used, &fault);
         ck_assert_int_ne(r, -EINVAL); /* a mistake of ours */
         refused += r < 0;
