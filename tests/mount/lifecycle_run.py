@@ -399,7 +399,7 @@ def test_a_killed_wrapper_s_command_that_reads_on_keeps_the_mount(work):
         wrapper.kill()
         wrapper.wait()
         wait_for(lambda: os.path.exists(work / "result"), "the command's end", 30)
-        life.wait_gone(pid, 20)
+        life.wait_gone(pid, 60)
     check_nothing_left()
 
 
