@@ -1,6 +1,7 @@
 """Large things: files, directories, paths, and many readers at once by every way to read."""
 
 import ctypes
+import errno
 import mmap
 import os
 import random
@@ -77,7 +78,8 @@ def check_sparse(mount, pieces, grain):
     size = pieces[-1][0] + 16
     st = os.stat(path)
     check_equal(st.st_size, size, "size")
-    check(st.st_blocks * 512 <= 2 * len(pieces) * grain, f"st_blocks {st.st_blocks} of a sparse file")
+    check(st.st_blocks * 512 <= 2 * len(pieces) * grain,
+          f"st_blocks {st.st_blocks} of a sparse file")
     fd = os.open(path, os.O_RDONLY)
     for offset, data in pieces:
         check_equal(os.pread(fd, len(data) + 200, offset),
@@ -193,18 +195,18 @@ def test_paths_longer_than_the_kernel_takes(work):
 
 def test_depth_of_500(work):
     source = work.make("source")
-    tree.build_directories(os.fsencode(source), tree.PAX)
+    tree.build_directories(os.fsencode(source), tree.Limits(depth=tree.DEEP))
     need_program("tar")
     archive = work / "deep.tar"
     run("tar", "-cf", archive, "-C", source, ".")
     with work.mount(archive) as mount:
-        path = mount / "/".join(f"d{i % 10}" for i in range(500))
+        path = mount / "/".join(f"d{i % 10}" for i in range(tree.DEEP))
         with open(os.path.join(path, "bottom"), "rb") as f:
             check_equal(f.read(), b"deep\n", "the bottom")
         here = os.open(path, os.O_RDONLY)
         os.fchdir(here)
         check_equal(os.getcwd(), path, "getcwd at the bottom")
-        for _ in range(500):
+        for _ in range(tree.DEEP):
             os.chdir("..")
         check(os.path.samefile(".", mount.path), "500 times '..' is not the root")
         os.chdir("/")
@@ -387,7 +389,8 @@ def copy_by_range(source, target):
         while os.copy_file_range(source, target, 1 << 20):
             pass
     except OSError as error:
-        if error.errno not in (18, 38, 95):  # EXDEV before Linux 5.3, ENOSYS, EOPNOTSUPP
+        # Between filesystems from Linux 5.3 on.
+        if error.errno not in (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
         copy_by_sendfile(source, target)
 

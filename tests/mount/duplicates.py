@@ -4,7 +4,6 @@ Each archive is written member by member; the mount must show what extraction by
 leaves behind, and what is expected in words here.
 """
 
-import io
 import os
 import stat
 import tarfile

@@ -8,13 +8,13 @@ import os
 import signal
 import threading
 import time
+from errno import EIO
 
 import harness
 import tree
 from duplicates import member, write_tar
 from harness import check, check_equal, environment, run
 
-EIO = 5
 FILES = 64
 FILE_BYTES = 300_000
 

@@ -23,7 +23,7 @@ class Limits:
 
     long_names: bool = True     # 255 bytes, deep paths, long link targets
     raw_names: bool = True      # names that are no UTF-8
-    depth: int = 500
+    depth: int = 150            # DEEP where it is tried: it costs seconds
     largest_id: int = 4_000_000_001
     oldest: int = -3_000_000_000
     newest: int = 15_000_000_000
@@ -46,6 +46,8 @@ PAX = Limits()
 ONEPOT = Limits(last_second=True, special_links=True, trusted=False)
 SQUASHFS = Limits(oldest=0, newest=4_200_000_000, nanoseconds=False, special_links=True,
                   sockets=True)
+
+DEEP = 500
 
 # On both sides of: a tar record, a page, FUSE's largest READ and SquashFS's usual block,
 # SquashFS's largest block.
@@ -209,9 +211,9 @@ def build_special(root, limits):
     if limits.special_links:
         os.link(os.path.join(base, b"fifo"), os.path.join(base, b"fifo-link"))
     if os.geteuid() == 0:
-        for name, kind, major, minor in ((b"null", stat.S_IFCHR, 1, 3), (b"loop", stat.S_IFBLK, 7, 0),
-                                         (b"wide", stat.S_IFCHR, 300, 70000),
-                                         (b"minor256", stat.S_IFBLK, 8, 256)):
+        devices = ((b"null", stat.S_IFCHR, 1, 3), (b"loop", stat.S_IFBLK, 7, 0),
+                   (b"wide", stat.S_IFCHR, 300, 70000), (b"minor256", stat.S_IFBLK, 8, 256))
+        for name, kind, major, minor in devices:
             os.mknod(os.path.join(base, name), kind | 0o660, os.makedev(major, minor))
     if limits.sockets:
         with socket.socket(socket.AF_UNIX) as s:
