@@ -358,10 +358,14 @@ void loop_end(struct session *s)
 
     if (atomic_exchange(&s->ended, true))
         return;
+    /* The words themselves change: who is about to sleep on one must not miss it. */
     pthread_mutex_lock(&s->turn_lock);
-    for (unsigned i = 0; i < s->worker_count; i++)
+    for (unsigned i = 0; i < s->worker_count; i++) {
+        atomic_store(&s->workers[i]->parked, 0);
         futex(&s->workers[i]->parked, FUTEX_WAKE, 1);
+    }
     pthread_mutex_unlock(&s->turn_lock);
+    atomic_store(&s->watchdog_armed, 1);
     futex(&s->watchdog_armed, FUTEX_WAKE, 1);
     if (write(s->ended_fd, &one, sizeof(one)) < 0)
         return; /* can't fail on an eventfd at 0 */
