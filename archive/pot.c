@@ -324,7 +324,8 @@ static int use_embedded(struct opening *o)
         pot->origin = POT_INDEX_EMBEDDED;
         return 0;
     }
-    index_close(steal_ptr(&pot->index));
+    index_close(pot->index);
+    pot->index = NULL;
     if (r != -ENOENT && r != -ESTALE && r != -EUCLEAN && r != -ENOTSUP) {
         if (o->fault)
             *o->fault = fault;

@@ -28,10 +28,10 @@
 #define RING_BLOCKS 4u /* in the ring at least, so that it bridges the reads of one block */
 #define RING_ENOUGH (64u << 20)
 #define SPARE_MAX (8u << 20)
-#define BLOCK_MAX (1u << 30)    /* for sums that can't overflow */
-#define HUGE_BUDGET (64u << 20) /* from here on, blocks of the usual size lie on huge pages;   \
-                                 */
-#define HUGE_ALL_BUDGET (1024u << 20) /* from here on, smaller ones as well */
+#define BLOCK_MAX (1u << 30) /* for sums that can't overflow */
+/* From here on, blocks of the usual size lie on huge pages; and smaller ones as well. */
+#define HUGE_BUDGET (64u << 20)
+#define HUGE_ALL_BUDGET (1024u << 20)
 #define NO_KEY UINT64_MAX
 #define REPLACE_ONE_IN 32u
 #define REPLACE_TRIES 4u

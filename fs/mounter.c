@@ -187,8 +187,10 @@ int mounter_start(struct mounter *m)
         return r;
     }
     if (!m->options->foreground) { /* the daemon has its own by now */
-        reader_free(steal_ptr(&m->reader));
-        pot_close(steal_ptr(&m->pot));
+        reader_free(m->reader);
+        m->reader = NULL;
+        pot_close(m->pot);
+        m->pot = NULL;
     }
     return CLI_GO_ON;
 }
