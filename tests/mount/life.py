@@ -95,7 +95,12 @@ def process_state(pid):
 
 
 def is_gone(pid):
-    return process_state(pid) in (None, "Z", "X")
+    """Also its last thread: until then it holds its locks, though its first is a zombie."""
+    try:
+        threads = len(os.listdir(f"/proc/{pid}/task"))
+    except (FileNotFoundError, ProcessLookupError):
+        threads = 0
+    return process_state(pid) in (None, "Z", "X") and threads <= 1
 
 
 def wait_gone(pid, seconds=10):
