@@ -1,0 +1,173 @@
+/*
+ * Launchers, one line of a table each: how they call rank, world size and local rank.
+ *
+ * A launcher is there if its rank is. Its world size must then be there too: to take a
+ * lone rank for a process of its own would make it do the work of all. PMIx and PALS have
+ * no variable for the size; what starts processes that way sets one of its own beside it.
+ */
+#include "launcher.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* More processes than any machine starts, and fewer than overflow anywhere. */
+#define WORLD_MAX 100000000u
+
+/* Slurm numbers what is no parallel step (batch script, allocation's shell, ...) from here. */
+#define SLURM_STEP_MAX UINT64_C(0xfffffff0)
+
+#define ALTERNATIVES 3
+
+static const struct names {
+    const char *launcher;
+    const char *rank;
+    const char *world[ALTERNATIVES]; /* the first that is set */
+    const char *local[ALTERNATIVES];
+    bool slurm; /* only within a step */
+} table[] = {
+    {"torchrun", "RANK", {"WORLD_SIZE"}, {"LOCAL_RANK"}, false},
+    {"Open MPI",
+     "OMPI_COMM_WORLD_RANK",
+     {"OMPI_COMM_WORLD_SIZE"},
+     {"OMPI_COMM_WORLD_LOCAL_RANK"},
+     false},
+    {"PMIx",
+     "PMIX_RANK",
+     {"PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
+     {"SLURM_LOCALID"},
+     false},
+    {"PMI", "PMI_RANK", {"PMI_SIZE"}, {"PMI_LOCAL_RANK", "MPI_LOCALRANKID"}, false},
+    {"MVAPICH2",
+     "MV2_COMM_WORLD_RANK",
+     {"MV2_COMM_WORLD_SIZE"},
+     {"MV2_COMM_WORLD_LOCAL_RANK"},
+     false},
+    {"Horovod", "HOROVOD_RANK", {"HOROVOD_SIZE"}, {"HOROVOD_LOCAL_RANK"}, false},
+    {"Flux", "FLUX_TASK_RANK", {"FLUX_JOB_SIZE"}, {"FLUX_TASK_LOCAL_ID"}, false},
+    {"PALS", "PALS_RANKID", {"PMI_SIZE", "PALS_SIZE"}, {"PALS_LOCAL_RANKID"}, false},
+    {"Slurm",
+     "SLURM_PROCID",
+     {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"},
+     {"SLURM_LOCALID"},
+     true},
+};
+
+struct environment {
+    launcher_getenv *get;
+    void *ctx;
+};
+
+const char *launcher_environment(void *ctx, const char *name)
+{
+    (void)ctx;
+    return getenv(name);
+}
+
+static const char *value_of(const struct environment *e, const char *name)
+{
+    const char *value = e->get(e->ctx, name);
+    return value && *value ? value : NULL;
+}
+
+/* Decimal digits and nothing else, at most `max`. */
+static bool parse(const char *text, uint64_t max, uint64_t *ret_number)
+{
+    uint64_t number = 0;
+    for (const char *c = text; *c; c++) {
+        if (*c < '0' || *c > '9')
+            return false;
+        number = number * 10 + (uint64_t)(*c - '0');
+        if (number > max)
+            return false;
+    }
+    *ret_number = number;
+    return true;
+}
+
+static int no_number(struct fault *fault, const char *name, const char *value)
+{
+    fault_set(fault, -EINVAL, name, FAULT_NO_OFFSET, "'%s' is not a number that it can have",
+              value);
+    fault_advise(fault, "unset it, or tell rank and world size by options");
+    return -EINVAL;
+}
+
+/* 1: *ret_number is the value of the first that is set, called *ret_name; 0: none is. */
+static int number_of(const struct environment *e, const char *const names[ALTERNATIVES],
+                     struct fault *fault, const char **ret_name, uint64_t *ret_number)
+{
+    for (int i = 0; i < ALTERNATIVES && names[i]; i++) {
+        const char *value = value_of(e, names[i]);
+        if (!value)
+            continue;
+        if (!parse(value, WORLD_MAX, ret_number))
+            return no_number(fault, names[i], value);
+        *ret_name = names[i];
+        return 1;
+    }
+    return 0;
+}
+
+/* Are we within a step that srun started, and not in the batch script? */
+static bool in_slurm_step(const struct environment *e)
+{
+    const char *step = value_of(e, "SLURM_STEP_ID");
+    if (!step)
+        step = value_of(e, "SLURM_STEPID");
+    uint64_t number;
+    return step && parse(step, SLURM_STEP_MAX, &number);
+}
+
+static int no_world(const struct names *n, struct fault *fault)
+{
+    fault_set(fault, -EINVAL, n->rank, FAULT_NO_OFFSET, "is set, but %s is not", n->world[0]);
+    fault_advise(fault, "set both or neither, or tell rank and world size by options");
+    return -EINVAL;
+}
+
+static int read_launcher(const struct environment *e, const struct names *n, uint64_t rank,
+                         struct fault *fault, struct launcher *ret_launcher)
+{
+    const char *name;
+    uint64_t world, local;
+    int r = number_of(e, n->world, fault, &name, &world);
+    if (r <= 0)
+        return r < 0 ? r : no_world(n, fault);
+    if (rank >= world) {
+        fault_set(fault, -EINVAL, n->rank, FAULT_NO_OFFSET,
+                  "is %llu, but %s is %llu: ranks count from 0", (unsigned long long)rank, name,
+                  (unsigned long long)world);
+        fault_advise(fault, "unset both, or tell rank and world size by options");
+        return -EINVAL;
+    }
+    r = number_of(e, n->local, fault, &name, &local);
+    if (r < 0)
+        return r;
+    *ret_launcher = (struct launcher){.name = n->launcher,
+                                      .rank = (uint32_t)rank,
+                                      .world = (uint32_t)world,
+                                      .local_rank = r ? (int32_t)local : -1};
+    return 0;
+}
+
+int launcher_find(launcher_getenv *get, void *ctx, struct fault *fault,
+                  struct launcher *ret_launcher)
+{
+    const struct environment e = {get, ctx};
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        const char *rank[ALTERNATIVES] = {table[i].rank}, *name;
+        uint64_t number;
+        if (table[i].slurm && !in_slurm_step(&e))
+            continue;
+        int r = number_of(&e, rank, fault, &name, &number);
+        if (r < 0)
+            return r;
+        if (r > 0)
+            return read_launcher(&e, &table[i], number, fault, ret_launcher);
+    }
+    *ret_launcher = (struct launcher){.world = 1, .local_rank = -1};
+    return 0;
+}

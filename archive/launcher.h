@@ -1,0 +1,44 @@
+/*
+ * Which one of how many processes this is, by the environment that a launcher of
+ * parallel jobs gives to what it starts.
+ *
+ *     struct launcher l;
+ *     r = launcher_find(launcher_environment, NULL, &fault, &l);
+ *     ... write the shards with number % l.world == l.rank ...
+ *
+ * Known are torchrun, Open MPI, PMIx, PMI, MVAPICH2, Horovod, Flux, PALS and Slurm. When
+ * several have left their mark the most specific decides, in this order: torchrun under
+ * srun counts as torchrun.
+ *
+ * Slurm tells a rank also to what is no parallel step: the batch script is told that it is
+ * task 0 of as many as the job asked for. There, and in the shell of an allocation, its
+ * variables don't count: the process is one of one.
+ */
+#ifndef ONEPOT_LAUNCHER_H
+#define ONEPOT_LAUNCHER_H
+
+#include <stdint.h>
+
+#include "fault.h"
+
+struct launcher {
+    const char *name;   /* "Open MPI"; NULL: none, then it is rank 0 of 1 */
+    uint32_t rank;      /* < world */
+    uint32_t world;     /* processes that were started together; at least 1 */
+    int32_t local_rank; /* among those of this node; -1: not told */
+};
+
+/* The value of a variable, or NULL. A variable that is set to nothing counts as not set. */
+typedef const char *launcher_getenv(void *ctx, const char *name);
+
+/* That of this process; `ctx` is not used. */
+const char *launcher_environment(void *ctx, const char *name);
+
+/*
+ * 0, or -EINVAL with a fault whose member is the variable that makes no sense: no number,
+ * a rank that is not below the world size, a rank without a world size.
+ */
+int launcher_find(launcher_getenv *get, void *ctx, struct fault *fault,
+                  struct launcher *ret_launcher);
+
+#endif
