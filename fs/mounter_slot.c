@@ -18,8 +18,9 @@
 #include "mountinfo.h"
 #include "unmounter.h"
 
-#define SHARE_TRIES 100      /* of a mount whose daemon seems to be about to die */
-#define ENDING_LIMIT_MS 2000 /* how long the end of an earlier mount is waited for */
+#define SHARE_TRIES 100       /* of a mount whose daemon seems to be about to die */
+#define ENDING_LIMIT_MS 2000  /* how long the end of an earlier mount is waited for */
+#define STOPPED_LIMIT_MS 1000 /* for an answer of a mount that is in the way */
 
 uint64_t mounter_now_ns(void)
 {
@@ -169,6 +170,18 @@ static int wait_for(enum look found, struct slot *slot, uint64_t *patience_ns)
     return mounter_caught() ? -EINTR : 0;
 }
 
+/*
+ * Was the daemon of the mount that is in the way killed? It holds its lock until the last
+ * of its threads is gone, which may be long after its first. Until its connection is
+ * closed, its mount does not answer; then it says so. (By its PID alone it seems to be gone
+ * also where it lives in another PID namespace, and will not go.)
+ */
+static bool is_dying(const struct mounter *m, const struct counters *c)
+{
+    return !process_lives(c->daemon_pid, c->daemon_start_ticks) ||
+           mountpoint_answers(m->at, STOPPED_LIMIT_MS) == -ENOTCONN;
+}
+
 static int conflict(const struct mounter *m, const struct counters *c)
 {
     uint32_t state = atomic_load(&c->state);
@@ -182,6 +195,14 @@ static int conflict(const struct mounter *m, const struct counters *c)
                          "before; unmount it first",
                          c->archive);
     return cli_failf(m->at, "%s is mounted there; unmount it first", c->archive);
+}
+
+static int stuck(const struct mounter *m, const struct counters *c)
+{
+    return cli_failf(m->at,
+                     "the mount of %s there has lost its daemon (process %d), which does not "
+                     "end: it is stuck in a read, or lives in a container",
+                     c->archive, c->daemon_pid);
 }
 
 /*
@@ -213,8 +234,12 @@ static int try_folder(struct mounter *m, const char *folder, uint64_t *patience_
         strcpy(m->path, slot->counters->mountpoint);
         return 0;
     }
+    bool dying = found == LOOK_CONFLICT && is_dying(m, slot->counters);
+    bool patient = !*patience_ns || mounter_now_ns() <= *patience_ns;
+    if (dying && patient)
+        found = LOOK_ENDING;
     if (found == LOOK_CONFLICT) {
-        r = conflict(m, slot->counters);
+        r = dying ? stuck(m, slot->counters) : conflict(m, slot->counters);
     } else {
         r = wait_for(found, slot, patience_ns);
         r = r == -EINTR ? CLI_FAILED : -EAGAIN;

@@ -309,6 +309,21 @@ def test_kills_at_random_moments_leave_nothing_that_is_not_healed(work):
     check_nothing_left("the kills", 15)
 
 
+def test_a_mount_at_the_place_of_one_that_dies_waits_for_it(work):
+    """A killed daemon holds its lock until the last of its threads is gone."""
+    archives = [make_archive(work), make_archive(work, "other.tar")]
+    for i in range(50):
+        path = mount(archives[i // 2 % 2], "--at", work / "at", "--threads", str(1 + i % 2))
+        pid = life.daemon_of(path)
+        for name in os.listdir(f"{path}/sub"):
+            read(f"{path}/sub/{name}")
+        os.kill(pid, signal.SIGKILL)
+    check_equal(read(mount(archives[0], "--at", work / "at") + "/readme"), b"hello\n", "a file")
+    check_equal(len(mountpoints(work.path)), 1, "number of mounts")
+    umount(work / "at")
+    check_nothing_left()
+
+
 # ---- log, lost pages ----
 
 def test_the_log_tells_of_the_beginning_and_the_end(work):
