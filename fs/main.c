@@ -32,6 +32,7 @@ static const struct command commands[] = {
     {"cat", command_cat, "write files of an archive to standard output"},
     {"info", command_info, "what kind of archive it is, and what is in it"},
     {"index", command_index, "save the index of a foreign archive"},
+    {"order", command_order, "the order in which the loader reads samples"},
 };
 #define COMMAND_COUNT (sizeof commands / sizeof commands[0])
 

@@ -1,0 +1,278 @@
+/*
+ * Shuffling 100 million elements is 100 million accesses to random memory, one cache
+ * miss each. They don't depend on one another, though: which places will be swapped is
+ * known as soon as the random numbers are. So the numbers of a batch are drawn first and
+ * their places are asked for, and only then is anything swapped. Large pages save the
+ * misses of the address translation on top.
+ */
+#include "permutation.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define TWISTER_STATE 624
+#define TWISTER_SHIFT 397
+#define AHEAD 208 /* draws at a time: a third of the state */
+
+struct permutation {
+    uint64_t size;
+    bool wide;    /* elements have 8 bytes */
+    size_t bytes; /* of the mapping */
+    union {
+        uint32_t *narrow_at;
+        uint64_t *wide_at;
+        void *memory;
+    };
+};
+
+struct twister {
+    uint32_t state[TWISTER_STATE];
+    uint32_t drawn[TWISTER_STATE];
+    unsigned used;
+};
+
+/* ---- MT19937 ---- */
+
+static void twister_seed(struct twister *t, uint64_t seed)
+{
+    t->state[0] = (uint32_t)seed;
+    for (uint32_t j = 1; j < TWISTER_STATE; j++)
+        t->state[j] = 1812433253u * (t->state[j - 1] ^ t->state[j - 1] >> 30) + j;
+    t->used = TWISTER_STATE;
+}
+
+static uint32_t twist(uint32_t upper, uint32_t lower)
+{
+    uint32_t y = (upper & 0x80000000u) | (lower & 0x7fffffffu);
+    return y >> 1 ^ ((0u - (lower & 1u)) & 0x9908b0dfu);
+}
+
+/* The next state, and all numbers that it gives. */
+static void twister_refill(struct twister *t)
+{
+    uint32_t *s = t->state;
+    unsigned i;
+    for (i = 0; i < TWISTER_STATE - TWISTER_SHIFT; i++)
+        s[i] = s[i + TWISTER_SHIFT] ^ twist(s[i], s[i + 1]);
+    for (; i < TWISTER_STATE - 1; i++)
+        s[i] = s[i + TWISTER_SHIFT - TWISTER_STATE] ^ twist(s[i], s[i + 1]);
+    s[i] = s[TWISTER_SHIFT - 1] ^ twist(s[i], s[0]);
+    for (i = 0; i < TWISTER_STATE; i++) {
+        uint32_t y = s[i];
+        y ^= y >> 11;
+        y ^= y << 7 & 0x9d2c5680u;
+        y ^= y << 15 & 0xefc60000u;
+        t->drawn[i] = y ^ y >> 18;
+    }
+    t->used = 0;
+}
+
+static inline uint32_t draw(struct twister *t)
+{
+    if (t->used == TWISTER_STATE)
+        twister_refill(t);
+    return t->drawn[t->used++];
+}
+
+static inline uint64_t draw_64(struct twister *t)
+{
+    uint64_t high = draw(t);
+    return high << 32 | draw(t);
+}
+
+/* ---- shuffles ---- */
+
+/* One of two types of element; written once. */
+#define DEFINE_SHUFFLES(name, type)                                                            \
+    static void swap_down_##name(type *a, uint64_t n, struct twister *t)                       \
+    {                                                                                          \
+        uint64_t places[AHEAD];                                                                \
+        for (uint64_t i = 0; i + 1 < n;) {                                                     \
+            unsigned count = n - 1 - i < AHEAD ? (unsigned)(n - 1 - i) : AHEAD;                \
+            for (unsigned j = 0; j < count; j++) {                                             \
+                uint64_t left = n - i - j;                                                     \
+                uint32_t r = draw(t);                                                          \
+                places[j] = i + j + (left > UINT32_MAX ? r : r % (uint32_t)left);              \
+                __builtin_prefetch(&a[places[j]], 1);                                          \
+            }                                                                                  \
+            for (unsigned j = 0; j < count; j++, i++) {                                        \
+                type kept = a[i];                                                              \
+                a[i] = a[places[j]];                                                           \
+                a[places[j]] = kept;                                                           \
+            }                                                                                  \
+        }                                                                                      \
+    }                                                                                          \
+                                                                                               \
+    static void insert_up_##name(type *a, uint64_t n, struct twister *t)                       \
+    {                                                                                          \
+        uint64_t places[AHEAD];                                                                \
+        for (uint64_t i = 0; i < n;) {                                                         \
+            unsigned count = n - i < AHEAD ? (unsigned)(n - i) : AHEAD;                        \
+            for (unsigned j = 0; j < count; j++) {                                             \
+                places[j] = draw_64(t) % (i + j + 1);                                          \
+                __builtin_prefetch(&a[places[j]], 1);                                          \
+            }                                                                                  \
+            for (unsigned j = 0; j < count; j++, i++) {                                        \
+                a[i] = a[places[j]];                                                           \
+                a[places[j]] = (type)i;                                                        \
+            }                                                                                  \
+        }                                                                                      \
+    }
+
+DEFINE_SHUFFLES(narrow, uint32_t)
+DEFINE_SHUFFLES(wide, uint64_t)
+
+/* ---- memory ---- */
+
+static void *map_elements(uint64_t count, bool wide, size_t *ret_bytes)
+{
+    size_t bytes;
+    if (__builtin_mul_overflow(count ? count : 1, wide ? sizeof(uint64_t) : sizeof(uint32_t),
+                               &bytes))
+        return NULL;
+    void *memory =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return NULL;
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    *ret_bytes = bytes;
+    return memory;
+}
+
+static int new_elements(uint64_t n, struct permutation **ret_permutation)
+{
+    struct permutation *p = calloc(1, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    p->size = n;
+    p->wide = n > UINT64_C(1) << 32;
+    p->memory = map_elements(n, p->wide, &p->bytes);
+    if (!p->memory) {
+        free(p);
+        return -ENOMEM;
+    }
+    *ret_permutation = p;
+    return 0;
+}
+
+static inline void set(struct permutation *p, uint64_t i, uint64_t value)
+{
+    if (p->wide)
+        p->wide_at[i] = value;
+    else
+        p->narrow_at[i] = (uint32_t)value;
+}
+
+void permutation_free(struct permutation *permutation)
+{
+    if (!permutation)
+        return;
+    munmap(permutation->memory, permutation->bytes);
+    free(permutation);
+}
+
+uint64_t permutation_size(const struct permutation *permutation)
+{
+    return permutation->size;
+}
+
+uint64_t permutation_at(const struct permutation *permutation, uint64_t i)
+{
+    return permutation->wide ? permutation->wide_at[i] : permutation->narrow_at[i];
+}
+
+/* ---- the three ways to make one ---- */
+
+static void identity(struct permutation *p)
+{
+    for (uint64_t i = 0; i < p->size; i++)
+        set(p, i, i);
+}
+
+static void shuffle_range(struct permutation *p, uint64_t first, uint64_t count,
+                          struct twister *t)
+{
+    if (p->wide)
+        swap_down_wide(p->wide_at + first, count, t);
+    else
+        swap_down_narrow(p->narrow_at + first, count, t);
+}
+
+int permutation_new_as(uint64_t n, uint64_t seed, bool draw_64_bits,
+                       struct permutation **ret_permutation)
+{
+    struct permutation *p;
+    struct twister twister;
+    int r = new_elements(n, &p);
+    if (r < 0)
+        return r;
+    twister_seed(&twister, seed);
+    if (!draw_64_bits) {
+        identity(p);
+        shuffle_range(p, 0, n, &twister);
+    } else if (p->wide) {
+        insert_up_wide(p->wide_at, n, &twister);
+    } else {
+        insert_up_narrow(p->narrow_at, n, &twister);
+    }
+    *ret_permutation = p;
+    return 0;
+}
+
+int permutation_new(uint64_t n, uint64_t seed, struct permutation **ret_permutation)
+{
+    return permutation_new_as(n, seed, n >= PERMUTATION_NARROW_MAX, ret_permutation);
+}
+
+int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t window,
+                           struct permutation **ret_permutation)
+{
+    struct permutation *p, *blocks;
+    struct twister twister;
+    if (block == 0 || window == 0)
+        return -EINVAL;
+    uint64_t count = n / block + (n % block != 0);
+    int r = permutation_new(count, seed, &blocks);
+    if (r < 0)
+        return r;
+    r = new_elements(n, &p);
+    if (r < 0) {
+        permutation_free(blocks);
+        return r;
+    }
+    /* Another stream of numbers than the one that shuffled the blocks. */
+    twister_seed(&twister, seed ^ 0x9e3779b9u);
+    uint64_t filled = 0, window_start = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t first = permutation_at(blocks, i) * block;
+        for (uint64_t j = 0; j < block && j < n - first; j++)
+            set(p, filled++, first + j);
+        if ((i + 1) % window == 0 || i + 1 == count) {
+            shuffle_range(p, window_start, filled - window_start, &twister);
+            window_start = filled;
+        }
+    }
+    permutation_free(blocks);
+    *ret_permutation = p;
+    return 0;
+}
+
+int permutation_take(struct permutation *permutation, uint64_t first, uint64_t step,
+                     uint64_t count)
+{
+    struct permutation taken = {.size = count, .wide = permutation->wide};
+    taken.memory = map_elements(count, taken.wide, &taken.bytes);
+    if (!taken.memory)
+        return -ENOMEM;
+    uint64_t n = permutation->size, at = n ? first % n : 0, stride = n ? step % n : 0;
+    for (uint64_t i = 0; i < count; i++) {
+        set(&taken, i, permutation_at(permutation, at));
+        at = at >= n - stride ? at - (n - stride) : at + stride;
+    }
+    munmap(permutation->memory, permutation->bytes);
+    *permutation = taken;
+    return 0;
+}

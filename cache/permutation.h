@@ -1,0 +1,62 @@
+/*
+ * The order in which training reads its samples: torch.randperm of a generator with a
+ * given seed, bit for bit, as every version of torch since 1.0 has it.
+ *
+ *     permutation_new(n, seed + epoch, &p);
+ *     permutation_at(p, i);                  i < n
+ *
+ * The numbers come from MT19937, seeded with the low 32 bits of the seed:
+ *
+ *     s[0] = seed;  s[j] = 1812433253 * (s[j-1] ^ s[j-1] >> 30) + j
+ *
+ * and are used up to PERMUTATION_NARROW_MAX - 1 elements as
+ *
+ *     for i in 0..n-2: z = r32() % (n - i); swap a[i], a[i + z]
+ *
+ * from there on (torch 2.6 and later) as
+ *
+ *     for i in 0..n-1: z = (r32() << 32 | r32()) % (i + 1); a[i] = a[z]; a[z] = i
+ *
+ * Threads: a permutation never changes once it is made.
+ */
+#ifndef ONEPOT_PERMUTATION_H
+#define ONEPOT_PERMUTATION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct permutation;
+
+/* From so many elements on torch draws 64-bit numbers: UINT32_MAX / 20. */
+#define PERMUTATION_NARROW_MAX UINT64_C(214748364)
+
+/* Elements take 4 bytes each up to 2^32 of them, else 8. -ENOMEM. */
+int permutation_new(uint64_t n, uint64_t seed, struct permutation **ret_permutation);
+
+/* The same, with the choice between the two ways of drawing made by the caller. */
+int permutation_new_as(uint64_t n, uint64_t seed, bool draw_64_bits,
+                       struct permutation **ret_permutation);
+
+/*
+ * A shuffle for data that is read from slow storage: elements are cut into blocks of
+ * `block` neighbours, blocks are shuffled, and each `window` blocks that then follow
+ * each other are shuffled among themselves element by element. What is read at a time lies in
+ * at most `window` places. -EINVAL: a block or a window of 0.
+ */
+int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t window,
+                           struct permutation **ret_permutation);
+
+void permutation_free(struct permutation *permutation); /* NULL is fine */
+
+uint64_t permutation_size(const struct permutation *permutation);
+uint64_t permutation_at(const struct permutation *permutation, uint64_t i);
+
+/*
+ * Keep every `step`-th element from `first` on, give back the memory of the others:
+ * afterwards element i is what first + i * step was, modulo the size. `count` of them,
+ * which may wrap around. -ENOMEM, and nothing has changed.
+ */
+int permutation_take(struct permutation *permutation, uint64_t first, uint64_t step,
+                     uint64_t count);
+
+#endif

@@ -1,0 +1,25 @@
+/*
+ * From the values of the layers below to the words of the public interface.
+ */
+#ifndef ONEPOT_LOADER_ERROR_H
+#define ONEPOT_LOADER_ERROR_H
+
+#include "fault.h"
+#include "onepot.h"
+
+/* Fill `error` (NULL is fine) and return `err`. */
+int error_set(struct onepot_error *error, int err, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* "FILE: MEMBER: what (offset N); advice" */
+int error_from_fault(struct onepot_error *error, int err, const struct fault *fault,
+                     const char *file);
+
+/*
+ * Copy a caller's option struct, whose first member is its size, over the `size` bytes of
+ * zeros at `into`; what the caller does not know of stays 0. NULL: all zero. -EINVAL:
+ * its size was not set; -E2BIG: it asks for something that came later.
+ */
+int options_read(void *into, size_t size, const void *given, struct onepot_error *error);
+
+#endif

@@ -1,0 +1,9 @@
+/*
+ * Which libonepot this is.
+ */
+#include "onepot.h"
+
+const char *onepot_version(void)
+{
+    return ONEPOT_VERSION;
+}
