@@ -685,6 +685,19 @@ static int add_entry(struct walk *w, sqfs_inode_id id, int type)
     return r;
 }
 
+/*
+ * The same, in the directory whose inode lies at `offset`. A name that is there already is
+ * refused: the builder would merge the two, as in a tar.
+ */
+static int add_child(struct walk *w, sqfs_dir_entry *entry, uint64_t offset)
+{
+    uint32_t before = builder_entries(w->builder);
+    int r = add_entry(w, sqfs_dentry_inode(entry), sqfs_dentry_type(entry));
+    if (r == 0 && builder_entries(w->builder) == before)
+        return fault_set(w->fault, -EUCLEAN, w->path, offset, "occurs twice in its directory");
+    return r;
+}
+
 static int walk_tree(struct walk *w)
 {
     int r = push_name(w, "", 0);
@@ -705,7 +718,7 @@ static int walk_tree(struct walk *w)
         if (r == 0)
             r = push_name(w, name, len);
         if (r == 0)
-            r = add_entry(w, sqfs_dentry_inode(&entry), sqfs_dentry_type(&entry));
+            r = add_child(w, &entry, level->inode_offset);
     }
     return r;
 }

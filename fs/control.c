@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "archive_watch.h"
 #include "cleanup.h"
 #include "control.h"
 #include "lost_pages.h"
@@ -42,6 +43,8 @@ enum phase {
 struct control {
     const struct control_config *config;
     struct session *session;
+    struct archive_watch *archive; /* NULL: not watched */
+    enum archive_state archive_state;
     struct process_watch owner, wrapper;
     int starter_fd;
     int signal_fd;
@@ -281,8 +284,49 @@ static void on_starter(struct control *c)
 
 static void on_lost_page(struct control *c)
 {
-    say(c, "a mapped file was cut short or can't be read: %u pages are lost so far",
-        lost_pages_count());
+    session_log(c->session,
+                "%s: a mapped file was cut short or can't be read: %u pages are lost so far",
+                c->config->archive, lost_pages_count());
+}
+
+/* Each of the states is told once. */
+static void note_archive(struct control *c, enum archive_state state)
+{
+    if (state == c->archive_state)
+        return;
+    c->archive_state = state;
+    if (state == ARCHIVE_CHANGED) {
+        session_distrust(c->session);
+        session_log(c->session,
+                    "%s: it was changed while it is mounted: reads fail from now on, and what "
+                    "was read just before may be wrong; mount it anew",
+                    c->config->archive);
+    } else {
+        session_log(
+            c->session,
+            "%s: its time was changed while it is mounted: if its bytes were, too, what "
+            "is read may be wrong; mount it anew then",
+            c->config->archive);
+    }
+}
+
+static void watch_archive(struct control *c)
+{
+    int r = archive_watch_start(c->config->pot, c->config->slot->counters, &c->archive);
+    if (r < 0 && r != -ENOTSUP)
+        say(c, "whether it is changed meanwhile is not watched: %s", strerror(-r));
+}
+
+/* The last look. False: it hangs in a read of the archive. */
+static bool end_watch(struct control *c)
+{
+    enum archive_state state;
+    if (!c->archive)
+        return true;
+    if (archive_watch_stop(c->archive, &state) < 0)
+        return false;
+    note_archive(c, state);
+    return true;
 }
 
 static uint64_t quiet_ns(const struct control *c)
@@ -331,7 +375,8 @@ static int patience_ms(const struct control *c)
 
 static void serve_until_ended(struct control *c)
 {
-    enum { ENDED, SIGNAL, STARTER, LOST_PAGE, OWNER, WRAPPER, COUNT };
+    enum { ENDED, SIGNAL, STARTER, LOST_PAGE, ARCHIVE, OWNER, WRAPPER, COUNT };
+    int archive_fd = c->archive ? archive_watch_fd(c->archive) : -1;
 
     for (;;) {
         struct pollfd p[COUNT] = {
@@ -339,6 +384,7 @@ static void serve_until_ended(struct control *c)
             [SIGNAL] = {.fd = c->signal_fd, .events = POLLIN},
             [STARTER] = {.fd = c->starter_fd, .events = POLLIN},
             [LOST_PAGE] = {.fd = lost_pages_fd(), .events = POLLIN},
+            [ARCHIVE] = {.fd = archive_fd, .events = POLLIN},
             [OWNER] = {.fd = c->owner.fd, .events = POLLIN},
             [WRAPPER] = {.fd = c->wrapper.fd, .events = POLLIN},
         };
@@ -354,6 +400,8 @@ static void serve_until_ended(struct control *c)
             on_starter(c);
         if (p[LOST_PAGE].revents)
             on_lost_page(c);
+        if (p[ARCHIVE].revents)
+            note_archive(c, archive_watch_state(c->archive));
         step(c);
     }
 }
@@ -419,9 +467,13 @@ int control_serve(const struct control_config *config, struct session *session)
     c.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
     if (c.signal_fd < 0)
         say(&c, "signals can't be read: %s", strerror(errno));
+    watch_archive(&c);
     serve_until_ended(&c);
+    bool all_ended = end_watch(&c);
     finish(&c);
     control_stop(session);
+    if (!all_ended)
+        _exit(0); /* what it reads through must not go before it */
     if (c.signal_fd >= 0)
         close(c.signal_fd);
     process_watch_close(&c.owner);

@@ -30,6 +30,7 @@ void control_log(void *log, const char *line);
 
 struct control_config {
     struct slot *slot; /* with descriptors of the daemon's own */
+    struct pot *pot;   /* lives as long as the process */
     const char *archive;
     struct control_log *log;
     bool foreground;

@@ -33,6 +33,7 @@ static struct control_config control_config(struct mounter *m, struct slot *slot
     bool visible = m->method != MOUNT_BY_NAMESPACE && m->method != MOUNT_BY_PARENT;
     return (struct control_config){
         .slot = slot,
+        .pot = m->pot,
         .archive = m->options->archive,
         .log = &m->log,
         .foreground = m->options->foreground,

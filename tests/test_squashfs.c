@@ -848,6 +848,22 @@ START_TEST(name_of_dots_is_refused)
 }
 END_TEST
 
+START_TEST(name_that_occurs_twice_is_refused)
+{
+    static const char *const trees[] = {"touch tree/sub/ab tree/sub/ac",
+                                        "mkdir tree/sub/ab tree/sub/ac; touch tree/sub/ac/d",
+                                        "mkdir tree/sub/ab; touch tree/sub/ac",
+                                        "touch tree/sub/ab; ln tree/sub/ab tree/sub/ac"};
+    size_t size;
+    begin_folder();
+    sh("mkdir -p tree/sub; %s", trees[_i]);
+    pack("image", "-noI -noId -noD -noF -noX -no-exports");
+    uint8_t *image = load("image", &size);
+    find_entry(image, size, "ac")[9] = 'b';
+    check_refused(image, size, "sub/ab");
+}
+END_TEST
+
 START_TEST(name_that_is_too_long_is_refused)
 {
     static const uint16_t lengths[] = {255, 256, 1000, 0xffff};
@@ -927,6 +943,7 @@ static void add_damage(Suite *suite)
     tcase_add_test(tests, directory_that_contains_itself_is_refused);
     tcase_add_loop_test(tests, name_with_a_slash_is_refused, 0, 3);
     tcase_add_loop_test(tests, name_of_dots_is_refused, 0, 2);
+    tcase_add_loop_test(tests, name_that_occurs_twice_is_refused, 0, 4);
     tcase_add_loop_test(tests, name_that_is_too_long_is_refused, 0, 4);
     tcase_add_test(tests, type_that_is_not_the_inodes_is_refused);
     tcase_add_loop_test(tests, inode_that_lies_is_refused, 0, 8);

@@ -82,6 +82,7 @@ struct session {
     bool watchdog_started;
     _Atomic uint32_t watchdog_armed; /* futex: 0 while it sleeps for want of work */
     _Atomic bool ended;
+    _Atomic bool distrusted; /* see session_distrust */
     _Atomic uint64_t stalls;
 };
 
@@ -135,7 +136,5 @@ int watchdog_start(struct session *session);
 void watchdog_arm(struct session *session);
 
 uint64_t session_now_ns(void);
-void session_log(struct session *session, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
 
 #endif

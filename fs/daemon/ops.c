@@ -125,6 +125,11 @@ static void log_read_error(struct request *rq, uint32_t position, uint64_t offse
                 (unsigned long long)offset, strerror(-err));
 }
 
+void session_distrust(struct session *s)
+{
+    atomic_store(&s->distrusted, true);
+}
+
 static void op_read(struct request *rq)
 {
     const struct fuse_read_in *in = rq->arg;
@@ -135,6 +140,8 @@ static void op_read(struct request *rq)
 
     if (r == 0 && in->size > READER_SPAN_MAX)
         r = -EINVAL; /* a short answer would shrink the file; INIT asked for less */
+    if (r == 0 && atomic_load_explicit(&w->session->distrusted, memory_order_relaxed))
+        r = -ESTALE;
     if (r == 0) {
         atomic_store_explicit(&w->position, position, memory_order_relaxed);
         r = reader_get(w->session->config.reader, w->scratch, position, in->offset, in->size,

@@ -46,6 +46,16 @@ int session_ended_fd(const struct session *session);
 /* Copy what the block cache counts into the counters. */
 void session_update_counters(struct session *session);
 
+/* One line for the log, which `onepot stat` shows as the last error; from any thread. */
+void session_log(struct session *session, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/*
+ * The archive holds other bytes than its index speaks of: from now on every read that
+ * reaches the session is EIO, since wrong bytes are worse than none. From any thread.
+ */
+void session_distrust(struct session *session);
+
 /*
  * Stop and free. The connection must have ended; threads that are stuck in a read are
  * left behind (the process is about to exit): then it returns -EBUSY.

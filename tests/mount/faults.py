@@ -87,8 +87,8 @@ KINDS = (("tar", {}), ("tar", {"ONEPOT_ASSUME_REMOTE": "1"}), ("onepot", {}),
          ("-comp gzip", {"ONEPOT_ASSUME_REMOTE": "1"}))
 
 
-def each_kind(work, test):
-    for i, (kind, variables) in enumerate(KINDS):
+def each_kind(work, test, kinds=KINDS):
+    for i, (kind, variables) in enumerate(kinds):
         what = f"{kind} {variables or ''}"
         if "source" in os.listdir(work.path):
             harness.shutil.rmtree(work / "source")
@@ -133,6 +133,56 @@ def check_after_cut(mount, what):
         if not what.startswith("onepot"):
             raise
         check_equal(error.errno, EIO, f"{what}: errno of a listing")
+
+
+def last_error(mount):
+    return mount.stat()["last_error"] or ""
+
+
+def wait_for_error(mount, words, what):
+    """The watch only looks while somebody asks for something."""
+    def seen():
+        os.path.exists(mount / f"no file {time.monotonic()}")
+        return words in last_error(mount)
+
+    harness.wait_for(seen, f"{what}: {words!r} as the last error, not {last_error(mount)!r}")
+
+
+def test_archive_is_overwritten(work):
+    """Wrong bytes are worse than none."""
+    def one(archive, env, what):
+        log = f"{archive}.log"
+        with work.mount(archive, "--log", log, env=env) as mount, pinned(mount / "d/000"):
+            time.sleep(0.3)  # it must have seen the archive as it was
+            with open(archive, "r+b") as f:
+                f.write(os.urandom(os.path.getsize(archive)))
+            wait_for_error(mount, "changed while it is mounted: reads fail", what)
+            check_equal(read(mount / "d/001"), EIO, f"{what}: a file")
+            if not what.startswith("onepot"):  # whose names were overwritten, too
+                check_equal(read(mount / "d/000") == contents(0), True, f"{what}: a cached file")
+            check_serving(mount)
+        with open(log, encoding="utf-8") as f:
+            check_equal(f.read().count("changed while it is mounted"), 1, f"{what}: lines of log")
+
+    each_kind(work, one)
+
+
+def test_archive_is_touched(work):
+    """Nor does a job die of what may be harmless; of what surely is, nothing is said."""
+    def one(archive, env, what):
+        with work.mount(archive, env=env) as mount:
+            time.sleep(0.3)
+            os.chmod(archive, 0o444)
+            os.link(archive, f"{archive}.link")
+            for i in range(12):
+                time.sleep(0.25)
+                read(mount / f"d/{i:03d}")
+            check_equal(last_error(mount), "", f"{what}: the last error")
+            os.utime(archive, (1, 1))
+            wait_for_error(mount, "its time was changed", what)
+            check_equal(read(mount / "d/020") == contents(20), True, f"{what}: a file")
+
+    each_kind(work, one, KINDS[:2])
 
 
 def test_archive_is_removed(work):

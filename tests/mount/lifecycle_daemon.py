@@ -359,6 +359,7 @@ def test_an_index_that_is_cut_short_does_not_kill_the_daemon(work):
     check(errors > 0, "no read failed: is the index mapped at all?")
     check(not life.is_gone(pid), "the daemon has died")
     wait_for(lambda: b"cut short" in read(work / "log"), "a line in the log")
+    check(life.mounted(path)["last_error"], "stat shows no error")
     umount(path)
     check_nothing_left()
 
