@@ -1,0 +1,515 @@
+/*
+ * Requests wait in memory, not in threads: hundreds can be in flight on a machine of two CPUs
+ * and cost it nothing but their own work. The one thread sleeps until the next of them is due
+ * or the kernel has another.
+ *
+ * What an operation does to the tree below it is done when it is due. The tree should lie in
+ * memory (tmpfs or page cache), since the time that it takes itself is added, for all.
+ *
+ * Closing a file costs nothing, and permissions are not asked for: clients of a parallel file
+ * system do the first in the background and the second themselves.
+ */
+#define FUSE_USE_VERSION 34
+#include "serve.h"
+
+#include <errno.h>
+#include <fuse_lowlevel.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { READ_MAX = 1 << 20, LISTING_MAX = 128 << 10, XATTR_MAX = 64 << 10, BATCH = 64 };
+
+static const char stats_xattr[] = "user.slowfs.stats";
+
+struct serve {
+    struct serve_config config;
+    struct server *server;
+    struct tree tree;
+    char *buffer; /* READ_MAX bytes, for answers */
+    uint64_t reads;
+    bool ended; /* a signal came */
+};
+
+/* A request that waits until it is due. */
+struct job {
+    struct op op; /* first: the server hands back this */
+    struct serve *serve;
+    fuse_req_t request;
+    fuse_ino_t node;
+    uint64_t handle;
+    off_t at;
+    size_t size;
+    char name[];
+};
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+/* Carrying out what is due. */
+
+static struct tree_handle *handle_of(uint64_t number)
+{
+    return (struct tree_handle *)(uintptr_t)number;
+}
+
+static void do_lookup(struct serve *s, struct job *j)
+{
+    struct fuse_entry_param e = {.attr_timeout = s->config.attr_s,
+                                 .entry_timeout = s->config.entry_s};
+    int r = s->tree.ops->lookup(s->tree.self, j->node, j->name, &e.ino, &e.attr);
+
+    if (r < 0)
+        fuse_reply_err(j->request, -r);
+    else if (fuse_reply_entry(j->request, &e) < 0) /* nobody waits any more */
+        s->tree.ops->forget(s->tree.self, e.ino, 1);
+}
+
+static void do_getattr(struct serve *s, struct job *j)
+{
+    struct stat st;
+    int r = s->tree.ops->getattr(s->tree.self, j->node, &st);
+
+    if (r < 0)
+        fuse_reply_err(j->request, -r);
+    else
+        fuse_reply_attr(j->request, &st, s->config.attr_s);
+}
+
+static void do_readlink(struct serve *s, struct job *j)
+{
+    ssize_t n = s->tree.ops->readlink(s->tree.self, j->node, s->buffer, READ_MAX - 1);
+
+    if (n < 0) {
+        fuse_reply_err(j->request, (int)-n);
+        return;
+    }
+    s->buffer[n] = 0;
+    fuse_reply_readlink(j->request, s->buffer);
+}
+
+static void do_open(struct serve *s, struct job *j)
+{
+    struct fuse_file_info fi = {.keep_cache = s->config.pages == PAGES_KEEP,
+                                .direct_io = s->config.pages == PAGES_NONE};
+    struct tree_handle *h = malloc(sizeof(*h));
+    int r = -ENOMEM;
+
+    if (h && j->op.kind == OP_OPEN)
+        r = s->tree.ops->open(s->tree.self, j->node, h);
+    else if (h)
+        r = s->tree.ops->opendir(s->tree.self, j->node, h);
+    if (r < 0) {
+        free(h);
+        fuse_reply_err(j->request, -r);
+        return;
+    }
+    fi.fh = (uintptr_t)h;
+    if (fuse_reply_open(j->request, &fi) < 0) {
+        s->tree.ops->close(s->tree.self, h);
+        free(h);
+    }
+}
+
+static void do_readdir(struct serve *s, struct job *j)
+{
+    size_t room = j->size < LISTING_MAX ? j->size : LISTING_MAX, used = 0;
+    struct tree_entry e;
+    int r = 0;
+
+    for (off_t at = j->at;; at = e.next) {
+        size_t len;
+        r = s->tree.ops->entry(s->tree.self, handle_of(j->handle), at, &e);
+        if (r <= 0)
+            break;
+        len =
+            fuse_add_direntry(j->request, s->buffer + used, room - used, e.name, &e.st, e.next);
+        if (len > room - used)
+            break;
+        used += len;
+    }
+    if (r < 0 && used == 0)
+        fuse_reply_err(j->request, -r);
+    else
+        fuse_reply_buf(j->request, s->buffer, used);
+}
+
+static void reply_xattr(struct serve *s, struct job *j, ssize_t n)
+{
+    if (n < 0)
+        fuse_reply_err(j->request, (int)-n);
+    else if (j->size == 0)
+        fuse_reply_xattr(j->request, (size_t)n);
+    else
+        fuse_reply_buf(j->request, s->buffer, (size_t)n);
+}
+
+static void do_xattr(struct serve *s, struct job *j)
+{
+    size_t room = j->size < XATTR_MAX ? j->size : XATTR_MAX;
+    ssize_t n;
+
+    if (j->op.kind == OP_GETXATTR)
+        n = s->tree.ops->getxattr(s->tree.self, j->node, j->name, s->buffer, room);
+    else
+        n = s->tree.ops->listxattr(s->tree.self, j->node, s->buffer, room);
+    reply_xattr(s, j, n);
+}
+
+static void do_statfs(struct serve *s, struct job *j)
+{
+    struct statvfs st = {.f_bsize = 4096, .f_frsize = 4096, .f_namemax = 255};
+
+    (void)s;
+    fuse_reply_statfs(j->request, &st);
+}
+
+static void do_read(struct serve *s, struct job *j)
+{
+    size_t size = j->size < READ_MAX ? j->size : READ_MAX;
+    ssize_t n = -EIO;
+
+    s->reads++;
+    if (s->config.fail_every == 0 || s->reads % s->config.fail_every != 0)
+        n = s->tree.ops->read(s->tree.self, handle_of(j->handle), s->buffer, size,
+                              (uint64_t)j->at);
+    if (n < 0)
+        fuse_reply_err(j->request, (int)-n);
+    else
+        fuse_reply_buf(j->request, s->buffer, (size_t)n);
+}
+
+static void carry_out(struct serve *s, struct job *j)
+{
+    static void (*const table[OP_KINDS])(struct serve *, struct job *) = {
+        [OP_LOOKUP] = do_lookup,  [OP_GETATTR] = do_getattr, [OP_READLINK] = do_readlink,
+        [OP_OPEN] = do_open,      [OP_OPENDIR] = do_open,    [OP_READDIR] = do_readdir,
+        [OP_GETXATTR] = do_xattr, [OP_LISTXATTR] = do_xattr, [OP_STATFS] = do_statfs,
+        [OP_READ] = do_read,
+    };
+
+    table[j->op.kind](s, j);
+    free(j);
+}
+
+/* Taking requests. */
+
+struct wish {
+    enum op_kind kind;
+    fuse_ino_t node;
+    const char *name; /* or NULL */
+    const struct fuse_file_info *fi;
+    size_t size;
+    off_t at;
+};
+
+static uint64_t bytes_to_carry(const struct wish *w)
+{
+    uint64_t size = w->kind == OP_READ ? handle_of(w->fi->fh)->size : 0;
+    uint64_t left = size > (uint64_t)w->at ? size - (uint64_t)w->at : 0;
+
+    return left < w->size ? left : w->size;
+}
+
+static void submit(fuse_req_t request, struct wish w)
+{
+    struct serve *s = fuse_req_userdata(request);
+    size_t len = w.name ? strlen(w.name) + 1 : 0;
+    struct job *j = malloc(sizeof(*j) + len);
+    int r = -ENOMEM;
+
+    if (j) {
+        *j = (struct job){
+            .op = {.kind = w.kind, .bytes = bytes_to_carry(&w)},
+            .serve = s,
+            .request = request,
+            .node = w.node,
+            .handle = w.fi ? w.fi->fh : 0,
+            .at = w.at,
+            .size = w.size,
+        };
+        if (len > 0)
+            memcpy(j->name, w.name, len);
+        r = server_submit(s->server, &j->op, now_ns());
+    }
+    if (r < 0) {
+        free(j);
+        fuse_reply_err(request, -r);
+    }
+}
+
+static void on_lookup(fuse_req_t rq, fuse_ino_t parent, const char *name)
+{
+    submit(rq, (struct wish){.kind = OP_LOOKUP, .node = parent, .name = name});
+}
+
+static void on_getattr(fuse_req_t rq, fuse_ino_t node, struct fuse_file_info *fi)
+{
+    submit(rq, (struct wish){.kind = OP_GETATTR, .node = node, .fi = fi});
+}
+
+static void on_readlink(fuse_req_t rq, fuse_ino_t node)
+{
+    submit(rq, (struct wish){.kind = OP_READLINK, .node = node});
+}
+
+static void on_open(fuse_req_t rq, fuse_ino_t node, struct fuse_file_info *fi)
+{
+    submit(rq, (struct wish){.kind = OP_OPEN, .node = node, .fi = fi});
+}
+
+static void on_opendir(fuse_req_t rq, fuse_ino_t node, struct fuse_file_info *fi)
+{
+    submit(rq, (struct wish){.kind = OP_OPENDIR, .node = node, .fi = fi});
+}
+
+static void on_readdir(fuse_req_t rq, fuse_ino_t node, size_t size, off_t at,
+                       struct fuse_file_info *fi)
+{
+    submit(rq,
+           (struct wish){.kind = OP_READDIR, .node = node, .size = size, .at = at, .fi = fi});
+}
+
+static void on_read(fuse_req_t rq, fuse_ino_t node, size_t size, off_t at,
+                    struct fuse_file_info *fi)
+{
+    submit(rq, (struct wish){.kind = OP_READ, .node = node, .size = size, .at = at, .fi = fi});
+}
+
+static void on_statfs(fuse_req_t rq, fuse_ino_t node)
+{
+    submit(rq, (struct wish){.kind = OP_STATFS, .node = node});
+}
+
+static size_t print_stats(const struct serve *s, char *text, size_t room)
+{
+    const struct server_counts *c = server_counts(s->server);
+    uint64_t requests = 0;
+    int n;
+
+    for (int i = 0; i < OP_KINDS; i++)
+        requests += c->ops[i];
+    n = snprintf(text, room,
+                 "{\"requests\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"in_flight\": %" PRIu64
+                 ", \"peak_in_flight\": %" PRIu64 ", \"waited\": %" PRIu64,
+                 requests, c->bytes, c->in_flight, c->peak_in_flight, c->waited);
+    for (int i = 0; i < OP_KINDS; i++)
+        n += snprintf(text + n, room - (size_t)n, ", \"%s\": %" PRIu64, op_names[i], c->ops[i]);
+    n += snprintf(text + n, room - (size_t)n, "}\n");
+    return (size_t)n;
+}
+
+/* The counts are an attribute of the root that is not listed; asking for them costs nothing. */
+static void on_getxattr(fuse_req_t rq, fuse_ino_t node, const char *name, size_t size)
+{
+    struct serve *s = fuse_req_userdata(rq);
+    size_t n;
+
+    if (node != FUSE_ROOT_ID || strcmp(name, stats_xattr) != 0) {
+        submit(rq,
+               (struct wish){.kind = OP_GETXATTR, .node = node, .name = name, .size = size});
+        return;
+    }
+    n = print_stats(s, s->buffer, XATTR_MAX);
+    if (size == 0)
+        fuse_reply_xattr(rq, n);
+    else if (size < n)
+        fuse_reply_err(rq, ERANGE);
+    else
+        fuse_reply_buf(rq, s->buffer, n);
+}
+
+static void on_listxattr(fuse_req_t rq, fuse_ino_t node, size_t size)
+{
+    submit(rq, (struct wish){.kind = OP_LISTXATTR, .node = node, .size = size});
+}
+
+static void on_release(fuse_req_t rq, fuse_ino_t node, struct fuse_file_info *fi)
+{
+    struct serve *s = fuse_req_userdata(rq);
+
+    (void)node;
+    s->tree.ops->close(s->tree.self, handle_of(fi->fh));
+    free(handle_of(fi->fh));
+    fuse_reply_err(rq, 0);
+}
+
+static void on_forget(fuse_req_t rq, fuse_ino_t node, uint64_t times)
+{
+    struct serve *s = fuse_req_userdata(rq);
+
+    s->tree.ops->forget(s->tree.self, node, times);
+    fuse_reply_none(rq);
+}
+
+static void on_init(void *userdata, struct fuse_conn_info *conn)
+{
+    struct serve *s = userdata;
+    unsigned unwanted = FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO |
+                        FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_SPLICE_READ |
+                        FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE;
+
+    conn->want &= ~unwanted;
+    conn->want |=
+        conn->capable & (FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO | FUSE_CAP_PARALLEL_DIROPS);
+    conn->max_background = s->config.max_background;
+    conn->congestion_threshold = s->config.max_background;
+    conn->max_read = READ_MAX;
+    conn->max_readahead = UINT32_MAX;
+}
+
+const struct fuse_lowlevel_ops serve_ops = {
+    .init = on_init,
+    .lookup = on_lookup,
+    .forget = on_forget,
+    .getattr = on_getattr,
+    .readlink = on_readlink,
+    .open = on_open,
+    .read = on_read,
+    .release = on_release,
+    .opendir = on_opendir,
+    .readdir = on_readdir,
+    .releasedir = on_release,
+    .statfs = on_statfs,
+    .getxattr = on_getxattr,
+    .listxattr = on_listxattr,
+};
+
+/* The loop. */
+
+/* A batch of them: the kernel's queue shall not wait for long. */
+static void answer_due(struct serve *s)
+{
+    uint64_t now = now_ns();
+
+    for (int i = 0; i < BATCH; i++) {
+        struct op *op = server_take(s->server, now);
+        if (!op)
+            return;
+        carry_out(s, (struct job *)op);
+    }
+}
+
+/* What the kernel has now. 0, or the error that ends the loop. */
+static int receive(struct serve *s, struct fuse_session *session, struct fuse_buf *buf)
+{
+    (void)s;
+    for (int i = 0; i < BATCH && !fuse_session_exited(session); i++) {
+        int n = fuse_session_receive_buf(session, buf);
+        if (n == -EAGAIN || n == -EINTR)
+            return 0;
+        if (n < 0)
+            return n;
+        if (n > 0)
+            fuse_session_process_buf(session, buf);
+    }
+    return 0;
+}
+
+static void take_signal(struct serve *s, int signals)
+{
+    struct signalfd_siginfo info;
+
+    if (read(signals, &info, sizeof(info)) != (ssize_t)sizeof(info))
+        return;
+    if (info.ssi_signo == SIGUSR1)
+        serve_write_stats(s);
+    else
+        s->ended = true;
+}
+
+static int wait_for_work(struct serve *s, struct pollfd wait[2])
+{
+    uint64_t now = now_ns(), next = server_next_ns(s->server);
+    uint64_t pause = next > now ? next - now : 0;
+    struct timespec timeout = {.tv_sec = (time_t)(pause / UINT64_C(1000000000)),
+                               .tv_nsec = (long)(pause % UINT64_C(1000000000))};
+
+    if (ppoll(wait, 2, next == UINT64_MAX ? NULL : &timeout, NULL) < 0 && errno != EINTR)
+        return -errno;
+    return 0;
+}
+
+int serve_loop(struct serve *s, struct fuse_session *session, int signals)
+{
+    struct pollfd wait[2] = {{.fd = fuse_session_fd(session), .events = POLLIN},
+                             {.fd = signals, .events = POLLIN}};
+    struct fuse_buf buf = {0};
+    struct op *op;
+    int r = 0;
+
+    while (r == 0 && !s->ended && !fuse_session_exited(session)) {
+        wait[0].revents = wait[1].revents = 0;
+        r = wait_for_work(s, wait);
+        if (r == 0 && wait[1].revents)
+            take_signal(s, signals);
+        answer_due(s);
+        if (r == 0 && wait[0].revents)
+            r = receive(s, session, &buf);
+    }
+    while ((op = server_take(s->server, UINT64_MAX))) {
+        fuse_reply_err(((struct job *)op)->request, ENOTCONN);
+        free(op);
+    }
+    free(buf.mem);
+    return r;
+}
+
+int serve_write_stats(struct serve *s)
+{
+    char text[4096], *temporary = NULL;
+    size_t n = print_stats(s, text, sizeof(text));
+    FILE *f;
+    bool good;
+
+    if (!s->config.stats)
+        return fwrite(text, 1, n, stderr) == n ? 0 : -EIO;
+    if (asprintf(&temporary, "%s.part", s->config.stats) < 0)
+        return -ENOMEM;
+    f = fopen(temporary, "we");
+    good = f && fwrite(text, 1, n, f) == n;
+    good = f && fclose(f) == 0 && good;
+    good = good && rename(temporary, s->config.stats) == 0;
+    free(temporary);
+    return good ? 0 : -EIO;
+}
+
+int serve_new(const struct serve_config *config, const struct server_config *server,
+              struct tree tree, struct serve **ret_serve)
+{
+    struct serve *s = calloc(1, sizeof(*s));
+
+    if (s)
+        s->buffer = malloc(READ_MAX);
+    if (!s || !s->buffer || server_new(server, &s->server) < 0) {
+        if (s)
+            free(s->buffer);
+        free(s);
+        return -ENOMEM;
+    }
+    s->config = *config;
+    s->tree = tree;
+    *ret_serve = s;
+    return 0;
+}
+
+void serve_free(struct serve *s)
+{
+    if (!s)
+        return;
+    s->tree.ops->free(s->tree.self);
+    server_free(s->server);
+    free(s->buffer);
+    free(s);
+}

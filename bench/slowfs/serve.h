@@ -1,0 +1,49 @@
+/*
+ * Between the kernel and the model: requests become operations of the server, and are carried
+ * out and answered when they are due. One thread does it all.
+ */
+#ifndef ONEPOT_BENCH_SERVE_H
+#define ONEPOT_BENCH_SERVE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server.h"
+#include "tree.h"
+
+struct fuse_lowlevel_ops;
+struct fuse_session;
+
+enum page_cache {
+    PAGES_KEEP, /* the kernel keeps what was read */
+    PAGES_DROP, /* it forgets a file's pages when the file is opened again */
+    PAGES_NONE, /* every read becomes a request */
+};
+
+struct serve_config {
+    double entry_s; /* how long the kernel may trust a name, */
+    double attr_s;  /* and attributes */
+    enum page_cache pages;
+    unsigned max_background; /* read-ahead requests in flight */
+    uint64_t fail_every;     /* every so many-th read fails with EIO; 0: none */
+    const char *stats;       /* file for the counts, or NULL for standard error */
+};
+
+struct serve;
+
+extern const struct fuse_lowlevel_ops serve_ops;
+
+/* The operations' user data. Takes the tree over. 0 or -ENOMEM. */
+int serve_new(const struct serve_config *config, const struct server_config *server,
+              struct tree tree, struct serve **ret_serve);
+
+/* Serves until the file system is unmounted or a signal of `signals` (a signalfd) ends it;
+ * SIGUSR1 writes the counts and goes on. 0 or -errno. */
+int serve_loop(struct serve *s, struct fuse_session *session, int signals);
+
+/* The counts, to where the configuration says. 0 or -errno. */
+int serve_write_stats(struct serve *s);
+
+void serve_free(struct serve *s);
+
+#endif
