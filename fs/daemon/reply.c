@@ -30,6 +30,7 @@ static bool take_turn(struct worker *w, uint64_t turn)
 /* The right to answer: false when the watchdog was first. */
 static bool claim(struct worker *w)
 {
+    w->took_ns = session_now_ns() - atomic_load_explicit(&w->since_ns, memory_order_relaxed);
     w->lost = !take_turn(w, atomic_load_explicit(&w->turn, memory_order_relaxed) | 1);
     return !w->lost;
 }
@@ -56,7 +57,6 @@ static void count(struct request *rq, int err, size_t bytes)
     uint64_t took = now - rq->received_ns;
 
     w->done_ns = now;
-    w->took_ns = took;
     add(&slot->requests[opcode], 1);
     add(&slot->service_ns, took);
     atomic_store_explicit(&slot->last_request_ns, now, memory_order_relaxed);
