@@ -28,6 +28,7 @@ static const struct command commands[] = {
     {"umount", command_umount, "end a mount"},
     {"run", command_run, "mount, run a command on it, unmount"},
     {"stat", command_stat, "what a mount has done so far"},
+    {"extract", command_extract, "make files of what an archive holds"},
     {"ls", command_ls, "list what an archive holds"},
     {"cat", command_cat, "write files of an archive to standard output"},
     {"info", command_info, "what kind of archive it is, and what is in it"},

@@ -1,0 +1,280 @@
+/*
+ * onepot extract: what archives hold becomes files again.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "budget.h"
+#include "cli.h"
+#include "commands.h"
+#include "extract.h"
+
+static const struct cli_usage usage = {
+    "extract", "[-f] [-j N] [-C DIR] ARCHIVE... [-- PATH...]",
+    "Make files of what archives hold: of everything, or of the files and directories\n"
+    "PATH... of the archives.\n"
+    "\n"
+    "  -C, --directory=DIR   into DIR, made if it is not there (default: here)\n"
+    "  -f, --force           replace files that are there already\n"
+    "  -j, --jobs=N          with N threads (default: the CPUs of this process)\n"
+    "      --path=PATH       the same as PATH behind '--'; can be repeated\n"
+    "  -p, --preserve-permissions  the modes of the archive, whatever the umask; set-id\n"
+    "                        bits too (root's default)\n"
+    "      --no-same-owner   files belong to who extracts them (default but for root)\n"
+    "  -q, --quiet           no summary\n"
+    "      --progress=WHEN   show progress: auto, always or never\n"};
+
+static _Atomic int stop;
+
+static void on_signal(int number)
+{
+    atomic_store(&stop, number);
+}
+
+/* A signal ends the work cleanly; one that was ignored (nohup) stays so. */
+static void catch_signals(void)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, old;
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &action, NULL);
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
+}
+
+struct arguments {
+    struct extract_options options;
+    enum cli_progress_mode progress;
+    bool quiet, no_same_owner;
+    const char *archive; /* the present one */
+    char **archives;
+    int archive_count;
+    const char **paths;
+    struct cli_progress line;
+};
+
+static void tell(void *ctx, const struct fault *what)
+{
+    struct arguments *a = ctx;
+    cli_progress_end(&a->line);
+    cli_fail(a->archive, -what->err, what);
+}
+
+static void show(void *ctx, const char *doing, const struct progress *progress)
+{
+    struct arguments *a = ctx;
+    cli_progress_show(&a->line, doing, progress);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void summarize(const struct arguments *a, const struct extract_result *result,
+                      uint64_t ns)
+{
+    char count[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN];
+    if (!a->quiet)
+        cli_note(
+            "%s: %s files, %s into %s, %s (%s/s)", a->archive,
+            cli_format_count(result->files, count), cli_format_bytes(result->bytes, bytes),
+            a->options.directory, cli_format_time(ns, time),
+            cli_format_bytes((uint64_t)((double)result->bytes / ((double)ns / 1e9)), rate));
+    if (result->lost_xattrs)
+        cli_note("%s: %s of them lack extended attributes, which can't be set there by this "
+                 "user",
+                 a->archive, cli_format_count(result->lost_xattrs, count));
+    if (result->problems)
+        cli_note("%s: complete but for %s %s, listed above", a->archive,
+                 cli_format_count(result->problems, count),
+                 result->problems == 1 ? "problem" : "problems");
+}
+
+/* The error of a run; after a signal the shell shall see that it was one. */
+static int fail(const struct arguments *a, int err, const struct fault *fault,
+                const struct extract_result *result)
+{
+    char count[CLI_TEXT_LEN];
+    int number = atomic_load(&stop);
+    if (err != -EINTR || !number)
+        return cli_fail(a->archive, err, fault);
+    cli_note("%s: interrupted; %s files are complete, unfinished ones were removed", a->archive,
+             cli_format_count(result->files, count));
+    fflush(NULL);
+    signal(number, SIG_DFL);
+    raise(number);
+    return CLI_FAILED;
+}
+
+/* Blocks are used once, one after another: a few of them for each thread are enough. */
+static uint64_t cache_bytes(const struct pot *pot, unsigned threads)
+{
+    uint64_t bytes = (uint64_t)index_info(pot->index)->block_bytes * threads * 8;
+    uint64_t most = budget_cache_bytes();
+    if (bytes < (32u << 20))
+        bytes = 32u << 20;
+    return bytes < most ? bytes : most;
+}
+
+static int extract_pot(struct arguments *a, struct pot *pot)
+{
+    struct reader_options options = {.cache_bytes = cache_bytes(pot, a->options.threads)};
+    struct extract_result result = {0};
+    struct fault fault = {0};
+    struct reader *reader;
+    uint64_t start = now_ns();
+    int r = reader_new(pot, &options, &fault, &reader);
+    if (r < 0)
+        return cli_fail(a->archive, r, &fault);
+    cli_progress_start(&a->line, a->progress);
+    r = extract_run(pot, reader, &a->options, &fault, &result);
+    cli_progress_end(&a->line);
+    reader_free(reader);
+    if (r < 0)
+        return fail(a, r, &fault, &result);
+    summarize(a, &result, now_ns() - start);
+    return result.problems ? CLI_FAILED : CLI_OK;
+}
+
+static int extract_archive(struct arguments *a, const char *archive)
+{
+    struct pot *pot;
+    a->archive = archive;
+    if (a->archive_count > 1 && access(archive, F_OK) < 0 && errno == ENOENT)
+        return cli_failf(archive, "no such file; paths in the archives come behind '--'");
+    if (cli_open_pot(archive, NULL, a->progress, &pot) < 0)
+        return CLI_FAILED;
+    int status = extract_pot(a, pot);
+    pot_close(pot);
+    return status;
+}
+
+static int run(struct arguments *a)
+{
+    int status = CLI_OK;
+    a->options.path_found = calloc(a->options.path_count + 1, sizeof(bool));
+    if (!a->options.path_found)
+        return cli_failf(NULL, "out of memory");
+    catch_signals();
+    for (int i = 0; i < a->archive_count && !atomic_load(&stop); i++)
+        if (extract_archive(a, a->archives[i]) != CLI_OK)
+            status = CLI_FAILED;
+    for (size_t i = 0; i < a->options.path_count && status == CLI_OK; i++)
+        if (!a->options.path_found[i])
+            status = cli_failf(a->archive_count == 1 ? a->archive : NULL,
+                               "%s: no such file or directory in the %s", a->options.paths[i],
+                               a->archive_count == 1 ? "archive" : "archives");
+    free(a->options.path_found);
+    return status;
+}
+
+/* ---- arguments ---- */
+
+static unsigned cpus(void)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+    return n < 1 ? 2 : n > 64 ? 64 : (unsigned)n;
+}
+
+enum { OPTION_PROGRESS = CLI_OPTION_OWN, OPTION_PATH, OPTION_NO_SAME_OWNER };
+
+static const struct option longs[] = {
+    {"directory", required_argument, NULL, 'C'},
+    {"force", no_argument, NULL, 'f'},
+    {"jobs", required_argument, NULL, 'j'},
+    {"path", required_argument, NULL, OPTION_PATH},
+    {"preserve-permissions", no_argument, NULL, 'p'},
+    {"no-same-owner", no_argument, NULL, OPTION_NO_SAME_OWNER},
+    {"quiet", no_argument, NULL, 'q'},
+    {"progress", required_argument, NULL, OPTION_PROGRESS},
+    CLI_OPTIONS_END,
+};
+
+static int take_option(struct arguments *a, int opt)
+{
+    uint64_t number;
+    switch (opt) {
+    case 'C':
+        a->options.directory = optarg;
+        return 0;
+    case 'f':
+        a->options.overwrite = true;
+        return 0;
+    case 'p':
+        a->options.exact_modes = true;
+        return 0;
+    case 'q':
+        a->quiet = true;
+        return 0;
+    case 'j':
+        if (cli_number_option(&usage, "-j", optarg, 1, EXTRACT_THREADS_MAX, &number) != 0)
+            return CLI_USAGE;
+        a->options.threads = (unsigned)number;
+        return 0;
+    case OPTION_PATH:
+        a->paths[a->options.path_count++] = optarg;
+        return 0;
+    case OPTION_NO_SAME_OWNER:
+        a->no_same_owner = true;
+        return 0;
+    default:
+        return cli_progress_option(&usage, optarg, &a->progress);
+    }
+}
+
+/* How many of the last arguments stand behind "--". */
+static int count_paths(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--") == 0)
+            return argc - i - 1;
+    return 0;
+}
+
+static int parse(struct arguments *a, int argc, char **argv)
+{
+    int opt, status = CLI_GO_ON, paths = count_paths(argc, argv);
+    while ((opt = cli_getopt(&usage, argc, argv, "C:fj:pq", longs, &status)) != -1)
+        if (take_option(a, opt) != 0)
+            return CLI_USAGE;
+    if (status != CLI_GO_ON)
+        return status;
+    a->archives = argv + optind;
+    a->archive_count = argc - optind - paths;
+    if (a->archive_count <= 0)
+        return cli_usage_error(&usage, "no archive was named");
+    for (int i = argc - paths; i < argc; i++)
+        a->paths[a->options.path_count++] = argv[i];
+    return CLI_GO_ON;
+}
+
+int command_extract(int argc, char **argv)
+{
+    struct arguments a = {.progress = CLI_PROGRESS_AUTO};
+    a.options = (struct extract_options){.directory = ".",
+                                         .threads = cpus(),
+                                         .report = tell,
+                                         .progress = show,
+                                         .ctx = &a,
+                                         .stop = &stop,
+                                         .exact_modes = geteuid() == 0};
+    a.paths = calloc((size_t)argc + 1, sizeof(*a.paths));
+    if (!a.paths)
+        return cli_failf(NULL, "out of memory");
+    a.options.paths = a.paths;
+    int status = parse(&a, argc, argv);
+    a.options.owners = geteuid() == 0 && !a.no_same_owner;
+    if (status == CLI_GO_ON)
+        status = run(&a);
+    free(a.paths);
+    return status;
+}

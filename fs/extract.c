@@ -1,0 +1,484 @@
+/*
+ * The run: what is wanted, in which order, by which thread; and what went wrong.
+ *
+ * The index gives children after their directory, so that one pass over it makes all
+ * folders and lists all files; a folder that can't be made takes what is below it along.
+ * Names of one inode are put aside: the first that is wanted becomes the file, the
+ * others are linked to it when all files are there.
+ */
+#include "extract.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "extract_private.h"
+
+#define PROGRESS_PERIOD_MS 100
+#define LARGE_BYTES (2 * PIECE_BYTES)
+
+/* ---- problems ---- */
+
+static const char *describe(const struct extraction *x, int err)
+{
+    switch (-err) {
+    case EEXIST:
+        return x->options->overwrite ? "something else is put there again and again"
+                                     : "it is there already";
+    case EISDIR:
+        return "a directory is in its place";
+    case ENOTDIR:
+    case ELOOP:
+        return "what is there is no directory";
+    case ETXTBSY:
+        return "the archive itself is in its place";
+    case EUCLEAN:
+        return "the archive is damaged here";
+    case ENODATA:
+        return "the archive ends before it does";
+    case EBADMSG:
+        return "";
+    default:
+        return strerrordesc_np(-err);
+    }
+}
+
+static const char *advice(const struct extraction *x, int err)
+{
+    switch (-err) {
+    case EEXIST:
+    case ENOTDIR:
+    case ELOOP:
+        return x->options->overwrite ? "" : "replace what is there with -f";
+    case ENOSPC:
+    case EDQUOT:
+        return "the unfinished file was removed; free some space, or choose another "
+               "directory with -C";
+    case EBADMSG:
+    case EUCLEAN:
+    case ENODATA:
+        return "compare the archive with its original, or copy it again";
+    default:
+        return "";
+    }
+}
+
+static bool ends_the_run(int err)
+{
+    return err == -ENOSPC || err == -EDQUOT || err == -EROFS || err == -ENOMEM ||
+           err == -EMFILE || err == -ENFILE;
+}
+
+int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t offset,
+                    const char *doing)
+{
+    char path[8192];
+    size_t len;
+    struct fault fault = {0};
+    if (err == -EINTR) /* stopped: nothing is wrong */
+        return err;
+    if (index_path(x->index, position, path, sizeof(path), &len) < 0)
+        snprintf(path, sizeof(path), "entry %" PRIu32, position);
+    const char *why = describe(x, err);
+    fault_set(&fault, err, path, offset, "%s%s%s", doing, *doing && *why ? ": " : "",
+              why ? why : "");
+    if (*advice(x, err))
+        fault_advise(&fault, "%s", advice(x, err));
+
+    pthread_mutex_lock(&x->lock);
+    if (!ends_the_run(err)) {
+        atomic_fetch_add(&x->problems, 1);
+        if (x->options->report)
+            x->options->report(x->options->ctx, &fault);
+    } else if (!x->error) {
+        x->error = err;
+        x->fault = fault;
+        atomic_store(&x->quitting, 1);
+    }
+    pthread_mutex_unlock(&x->lock);
+    return err;
+}
+
+/* ---- what is wanted ---- */
+
+static int want_path(struct extraction *x, const char *path, bool *found)
+{
+    uint32_t position;
+    int r = index_resolve(x->index, path, &position);
+    if (r == -ENOENT || r == -ENOTDIR || r == -EINVAL)
+        return 0;
+    if (r < 0)
+        return r;
+    *found = true;
+    x->flags[position] |= ENTRY_WANTED;
+    while (r == 0 && position != INDEX_ROOT) {
+        r = index_parent(x->index, position, &position);
+        if (r == 0)
+            x->flags[position] |= ENTRY_ON_THE_WAY;
+    }
+    return r;
+}
+
+static int find_wanted(struct extraction *x)
+{
+    int r = 0;
+    if (x->options->path_count == 0)
+        x->flags[INDEX_ROOT] |= ENTRY_WANTED;
+    for (size_t i = 0; r == 0 && i < x->options->path_count; i++)
+        r = want_path(x, x->options->paths[i], &x->options->path_found[i]);
+    return r;
+}
+
+/* ---- the list of work ---- */
+
+static int add_large(struct extraction *x, const struct node *node, uint32_t position,
+                     uint64_t *key)
+{
+    if (x->large_count == x->large_size) {
+        size_t size = x->large_size ? x->large_size * 2 : 16;
+        struct large *large = reallocarray(x->large, size, sizeof(*large));
+        if (!large)
+            return -ENOMEM;
+        x->large = large;
+        x->large_size = size;
+    }
+    uint32_t pieces = (uint32_t)((node->size_bytes - 1) / PIECE_BYTES) + 1;
+    struct large l = {.position = position, .pieces = pieces, .left = pieces, .fd = -1};
+    l.written = calloc(pieces, 1);
+    l.state = x->has_sums ? XXH3_createState() : NULL;
+    if (l.state)
+        XXH3_64bits_reset(l.state);
+    x->large[x->large_count++] = l;
+    if (!l.written || (x->has_sums && !l.state))
+        return -ENOMEM;
+    for (uint32_t i = 0; i < pieces; i++) {
+        *key = worklist_key(x->index, position, i * PIECE_BYTES, *key);
+        int r = worklist_add(x->list, (struct work_item){*key, position, i + 1});
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* A file of which at least a half is data, that is: a huge hole is no work. */
+static bool is_large(const struct node *node)
+{
+    return S_ISREG(node->mode) && node->data_bytes >= LARGE_BYTES &&
+           node->data_bytes >= node->size_bytes / 2 &&
+           node->size_bytes / PIECE_BYTES < UINT32_MAX - 1;
+}
+
+/* `key` is that of the entry before: what has no bytes is done with its neighbours. */
+static int add_work(struct extraction *x, const struct node *node, uint32_t position,
+                    uint64_t *key)
+{
+    if (S_ISREG(node->mode))
+        atomic_fetch_add(&x->progress.bytes_total, node->data_bytes);
+    if (is_large(node))
+        return add_large(x, node, position, key);
+    if (S_ISREG(node->mode))
+        *key = worklist_key(x->index, position, 0, *key);
+    return worklist_add(x->list, (struct work_item){*key, position, 0});
+}
+
+static int add_link(struct extraction *x, uint32_t inode, uint32_t position)
+{
+    if (x->link_count == x->link_size) {
+        size_t size = x->link_size ? x->link_size * 2 : 256;
+        struct link_name *links = reallocarray(x->links, size, sizeof(*links));
+        if (!links)
+            return -ENOMEM;
+        x->links = links;
+        x->link_size = size;
+    }
+    x->links[x->link_count++] = (struct link_name){inode, position};
+    return 0;
+}
+
+static int compare_links(const void *a, const void *b)
+{
+    const struct link_name *x = a, *y = b;
+    if (x->inode != y->inode)
+        return x->inode < y->inode ? -1 : 1;
+    return x->position < y->position ? -1 : x->position > y->position;
+}
+
+/* The first wanted name of each inode is a file. */
+static int add_first_names(struct extraction *x)
+{
+    uint64_t key = 0;
+    int r = 0;
+    if (x->link_count)
+        qsort(x->links, x->link_count, sizeof(*x->links), compare_links);
+    for (size_t i = 0; r == 0 && i < x->link_count; i++) {
+        struct node node;
+        if (i > 0 && x->links[i].inode == x->links[i - 1].inode)
+            continue;
+        r = index_node(x->index, x->links[i].position, &node);
+        if (r == 0)
+            r = add_work(x, &node, x->links[i].position, &key);
+    }
+    return r;
+}
+
+static int compare_large(const void *a, const void *b)
+{
+    const struct large *x = a, *y = b;
+    return x->position < y->position ? -1 : x->position > y->position;
+}
+
+static int visit_child(struct extraction *x, struct folders *folders, uint32_t position,
+                       uint8_t inherited, uint64_t *key)
+{
+    struct node node;
+    x->flags[position] |= inherited;
+    if (!(x->flags[position] & (ENTRY_WANTED | ENTRY_ON_THE_WAY)))
+        return 0;
+    int r = index_node(x->index, position, &node);
+    if (r < 0) {
+        extract_problem(x, position, r, FAULT_NO_OFFSET, "can't be extracted");
+        return 0;
+    }
+    if (S_ISDIR(node.mode)) {
+        tree_make_folder(x, folders, position);
+        return x->error;
+    }
+    if (node.position != position || node.nlink > 1)
+        return add_link(x, node.position, position);
+    return add_work(x, &node, position, key);
+}
+
+/* One pass: folders are made, the rest is listed. */
+static int visit_all(struct extraction *x, struct folders *folders)
+{
+    uint64_t key = 0;
+    uint32_t entries = index_info(x->index)->entries, first, count;
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < entries; i++) {
+        if (!(x->flags[i] & (ENTRY_WANTED | ENTRY_ON_THE_WAY)) || x->flags[i] & ENTRY_FAILED)
+            continue;
+        int is_dir = index_children(x->index, i, &first, &count);
+        if (is_dir == -ENOTDIR)
+            continue;
+        if (is_dir < 0) {
+            extract_problem(x, i, is_dir, FAULT_NO_OFFSET, "the directory can't be read");
+            continue;
+        }
+        if (i == INDEX_ROOT)
+            x->flags[i] |= x->root_made ? ENTRY_MADE : 0;
+        for (uint32_t c = 0; r == 0 && c < count; c++)
+            r = visit_child(x, folders, first + c, x->flags[i] & ENTRY_WANTED, &key);
+        if (r == 0 && extract_stopped(x))
+            r = x->error ? x->error : -EINTR;
+    }
+    if (r == 0)
+        r = add_first_names(x);
+    if (x->large_count)
+        qsort(x->large, x->large_count, sizeof(*x->large), compare_large);
+    return r;
+}
+
+/* ---- threads ---- */
+
+/* How far the bytes go that this portion wants, where they lie close together. */
+static uint64_t near_end(const struct work_item *items, size_t n, size_t at)
+{
+    uint64_t end = 0;
+    while (at + 1 < n && items[at + 1].key - items[at].key <= WINDOW_BYTES / 4)
+        end = items[++at].key;
+    return end;
+}
+
+static void *extractor_main(void *arg)
+{
+    struct extractor *e = arg;
+    struct extraction *x = e->x;
+    const struct work_item *items;
+    size_t n;
+    while (!extract_stopped(x) && (n = worklist_take(x->list, e->number, &items)) > 0)
+        for (size_t i = 0; i < n && !extract_stopped(x); i++) {
+            e->near_end = near_end(items, n, i);
+            if (items[i].piece)
+                member_extract_piece(e, items[i].position, items[i].piece - 1);
+            else
+                member_extract(e, items[i].position);
+        }
+    pthread_mutex_lock(&x->lock);
+    x->running--;
+    pthread_cond_signal(&x->done);
+    pthread_mutex_unlock(&x->lock);
+    return NULL;
+}
+
+static void extractor_free(struct extractor *e)
+{
+    reader_scratch_free(e->scratch);
+    folders_free(&e->folders);
+    free(e->window.bytes);
+    XXH3_freeState(e->hash);
+}
+
+/* Each thread keeps some descriptors of folders: within what a process may have. */
+static unsigned folder_slots(unsigned threads)
+{
+    struct rlimit limit = {.rlim_cur = 256};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    uint64_t each = limit.rlim_cur > 64 ? (limit.rlim_cur - 64) / 2 / threads : 4;
+    return each > FOLDER_SLOTS_MAX ? FOLDER_SLOTS_MAX : (unsigned)each;
+}
+
+static int extractor_init(struct extraction *x, struct extractor *e, unsigned number)
+{
+    e->x = x;
+    e->number = number;
+    e->window.bytes = malloc(WINDOW_BYTES);
+    e->hash = XXH3_createState();
+    int r = folders_init(&e->folders, folder_slots(x->options->threads));
+    if (r == 0)
+        r = reader_scratch_new(x->reader, &e->scratch);
+    return r == 0 && !(e->window.bytes && e->hash) ? -ENOMEM : r;
+}
+
+/* Until all threads have ended, show how far they are. */
+static void wait_for_threads(struct extraction *x)
+{
+    pthread_mutex_lock(&x->lock);
+    while (x->running > 0) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += PROGRESS_PERIOD_MS * 1000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&x->done, &x->lock, &until);
+        if (x->options->progress)
+            x->options->progress(x->options->ctx, "extracting", &x->progress);
+    }
+    pthread_mutex_unlock(&x->lock);
+}
+
+static int run_threads(struct extraction *x, struct extractor *extractors, unsigned count)
+{
+    unsigned started = 0;
+    int r = 0;
+    x->running = count;
+    for (; started < count && r == 0; started += r == 0)
+        r = -pthread_create(&extractors[started].thread, NULL, extractor_main,
+                            &extractors[started]);
+    pthread_mutex_lock(&x->lock);
+    x->running -= count - started;
+    pthread_mutex_unlock(&x->lock);
+    if (started > 0)
+        r = 0; /* the others take over its range */
+    wait_for_threads(x);
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(extractors[i].thread, NULL);
+    return r;
+}
+
+/* ---- the steps ---- */
+
+static void extract_links(struct extraction *x, struct extractor *e)
+{
+    uint32_t first = 0;
+    for (size_t i = 0; i < x->link_count && !extract_stopped(x); i++) {
+        if (i == 0 || x->links[i].inode != x->links[i - 1].inode)
+            first = x->links[i].position;
+        else
+            member_link(e, first, x->links[i].position);
+    }
+}
+
+static int extract_all(struct extraction *x, struct extractor *extractors, unsigned count)
+{
+    int r = find_wanted(x);
+    if (r == 0)
+        r = visit_all(x, &extractors[0].folders);
+    if (r == 0)
+        r = worklist_begin(x->list, count);
+    if (r == 0)
+        r = run_threads(x, extractors, count);
+    if (r == 0)
+        extract_links(x, &extractors[0]);
+    member_discard_large(x, &extractors[0].folders);
+    if (r == 0 && !extract_stopped(x))
+        tree_finish_folders(x, &extractors[0].folders);
+    if (r == 0 && extract_stopped(x))
+        r = x->error ? x->error : -EINTR;
+    return r;
+}
+
+static int with_threads(struct extraction *x)
+{
+    unsigned count = x->options->threads, made = 0;
+    struct extractor *extractors = calloc(count, sizeof(*extractors));
+    int r = extractors ? 0 : -ENOMEM;
+    for (; r == 0 && made < count; made++)
+        r = extractor_init(x, &extractors[made], made);
+    if (r == 0)
+        r = extract_all(x, extractors, count);
+    for (unsigned i = 0; i < made; i++)
+        extractor_free(&extractors[i]);
+    free(extractors);
+    return r;
+}
+
+static int prepare(struct extraction *x, struct fault *fault)
+{
+    x->flags = calloc(index_info(x->index)->entries, 1);
+    int r = x->flags ? worklist_new(&x->list) : -ENOMEM;
+    return r < 0 ? r : tree_open_root(x, fault);
+}
+
+static void release(struct extraction *x)
+{
+    if (x->root_fd >= 0)
+        close(x->root_fd);
+    worklist_free(x->list);
+    free(x->links);
+    free(x->large);
+    free(x->flags);
+    pthread_cond_destroy(&x->done);
+    pthread_mutex_destroy(&x->lock);
+}
+
+int extract_run(struct pot *pot, struct reader *reader, const struct extract_options *options,
+                struct fault *fault, struct extract_result *ret_result)
+{
+    struct extraction x = {
+        .options = options,
+        .pot = pot,
+        .index = pot->index,
+        .reader = reader,
+        .archive = pot->identity,
+        .has_sums = index_info(pot->index)->has_sums,
+        .root_fd = -1,
+        .uid = geteuid(),
+        .gid = getegid(),
+    };
+    pthread_mutex_init(&x.lock, NULL);
+    pthread_cond_init(&x.done, NULL);
+    mode_t before = umask(0);
+    x.umask = options->exact_modes ? 0 : before;
+    int r = prepare(&x, fault);
+    if (r == 0)
+        r = with_threads(&x);
+    umask(before);
+    if (r < 0 && x.fault.err && fault)
+        *fault = x.fault;
+    *ret_result = (struct extract_result){
+        .files = x.files,
+        .directories = x.directories,
+        .others = x.others,
+        .bytes = x.progress.bytes_done,
+        .problems = x.problems,
+        .lost_xattrs = x.lost_xattrs,
+    };
+    release(&x);
+    return r;
+}

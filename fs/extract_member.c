@@ -1,0 +1,451 @@
+/*
+ * One member: a file, a link, a special file, or a further name of one.
+ *
+ * A new file costs as few system calls as can be: it is made with the mode that it shall
+ * have (the umask of the process is 0 meanwhile), written, given its time and closed;
+ * owner and mode are set where they would not be right already. Nothing waits for a disk.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "extract_private.h"
+
+#define XATTR_VALUE_MAX 65536u /* Linux takes no larger one */
+
+/* ---- attributes ---- */
+
+static bool keeps_owner(const struct extraction *x, const struct node *node)
+{
+    return node->uid == x->uid && node->gid == x->gid;
+}
+
+mode_t member_mode(const struct extraction *x, const struct node *node)
+{
+    mode_t mode = node->mode & 07777;
+    if (!x->options->exact_modes)
+        return mode & 0777 & ~x->umask;
+    /* A set-id bit is for its owner's files alone. */
+    if (!x->options->owners && !keeps_owner(x, node) && !S_ISDIR(node->mode))
+        mode &= ~(mode_t)(S_ISUID | S_ISGID);
+    return mode;
+}
+
+/* Attributes of other namespaces than user are the business of who may set them. */
+static bool may_restore(const struct extraction *x, const struct xattr *xattr)
+{
+    return x->options->exact_modes ||
+           (xattr->name_len > 5 && memcmp(xattr->name, "user.", 5) == 0);
+}
+
+static int set_xattrs(struct extraction *x, int fd, uint32_t position)
+{
+    uint64_t cursor = 0;
+    struct xattr xattr;
+    bool lost = false;
+    int r;
+    while ((r = index_xattr_next(x->index, position, &cursor, &xattr)) == 0) {
+        char name[INDEX_NAME_MAX + 1];
+        if (!may_restore(x, &xattr)) {
+            lost = true;
+            continue;
+        }
+        memcpy(name, xattr.name, xattr.name_len);
+        name[xattr.name_len] = '\0';
+        if (xattr.value_len <= XATTR_VALUE_MAX &&
+            fsetxattr(fd, name, xattr.value, xattr.value_len, 0) == 0)
+            continue;
+        lost = true;
+    }
+    if (lost)
+        atomic_fetch_add_explicit(&x->lost_xattrs, 1, memory_order_relaxed);
+    return r == -ENOENT ? 0 : r;
+}
+
+int member_finish(struct extraction *x, int fd, const struct node *node, mode_t have_mode)
+{
+    const struct timespec times[2] = {
+        {.tv_nsec = UTIME_OMIT},
+        {.tv_sec = (time_t)node->mtime_sec, .tv_nsec = (long)node->mtime_nsec}};
+    mode_t mode = member_mode(x, node);
+    bool chown = x->options->owners && (!keeps_owner(x, node) || x->inherits);
+    int r = 0;
+    if (chown && fchown(fd, node->uid, node->gid) < 0)
+        return -errno;
+    if (node->has_xattrs)
+        r = set_xattrs(x, fd, node->position);
+    if (r < 0)
+        return r;
+    if ((have_mode != mode || chown || x->inherits || mode & 07000) && fchmod(fd, mode) < 0)
+        return -errno;
+    return futimens(fd, times) < 0 ? -errno : 0;
+}
+
+/* The same for what has no descriptor: by its name. Links have no mode. */
+static int finish_name(struct extraction *x, int folder_fd, const char *name,
+                       const struct node *node)
+{
+    const struct timespec times[2] = {
+        {.tv_nsec = UTIME_OMIT},
+        {.tv_sec = (time_t)node->mtime_sec, .tv_nsec = (long)node->mtime_nsec}};
+    bool chown = x->options->owners && (!keeps_owner(x, node) || x->inherits);
+    if (chown && fchownat(folder_fd, name, node->uid, node->gid, AT_SYMLINK_NOFOLLOW) < 0)
+        return -errno;
+    if (node->has_xattrs)
+        atomic_fetch_add_explicit(&x->lost_xattrs, 1, memory_order_relaxed);
+    return utimensat(folder_fd, name, times, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
+}
+
+/* ---- making ---- */
+
+/* Until its owner is right, a file is nobody else's to read; nor while attributes of it
+ * are to be set, which takes the right to write. */
+static mode_t first_mode(const struct extraction *x, const struct node *node)
+{
+    mode_t mode = member_mode(x, node) & 0777;
+    if (x->options->owners && !keeps_owner(x, node))
+        mode &= 0700;
+    return node->has_xattrs ? mode | 0600 : mode;
+}
+
+static int make_file(struct extraction *x, int folder_fd, const char *name, int flags,
+                     mode_t mode, int *ret_fd)
+{
+    for (int attempt = 0; attempt < 3; attempt++) {
+        int fd = openat(folder_fd, name,
+                        flags | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY, mode);
+        if (fd >= 0) {
+            *ret_fd = fd;
+            return 0;
+        }
+        int r = errno == EEXIST ? tree_clear_the_way(x, folder_fd, name) : -errno;
+        if (r < 0)
+            return r;
+    }
+    return -EEXIST;
+}
+
+static int make_special(struct extraction *x, int folder_fd, const char *name,
+                        const struct node *node, const char *target)
+{
+    for (int attempt = 0; attempt < 3; attempt++) {
+        int r = target ? symlinkat(target, folder_fd, name)
+                       : mknodat(folder_fd, name,
+                                 (node->mode & S_IFMT) | (member_mode(x, node) & 0777),
+                                 makedev(node->rdev_major, node->rdev_minor));
+        if (r == 0)
+            return 0;
+        r = errno == EEXIST ? tree_clear_the_way(x, folder_fd, name) : -errno;
+        if (r < 0)
+            return r;
+    }
+    return -EEXIST;
+}
+
+static int read_target(const struct index *index, uint32_t position,
+                       char target[INDEX_SYMLINK_MAX + 1])
+{
+    const char *bytes;
+    size_t len;
+    int r = index_symlink(index, position, &bytes, &len);
+    if (r < 0)
+        return r;
+    memcpy(target, bytes, len);
+    target[len] = '\0';
+    return 0;
+}
+
+/* A symbolic link, fifo, socket or device. Of these, mode and owner never open anything. */
+static int extract_special(struct extractor *e, int folder_fd, const char *name,
+                           const struct node *node, struct trouble *trouble)
+{
+    struct extraction *x = e->x;
+    char target[INDEX_SYMLINK_MAX + 1];
+    bool is_link = S_ISLNK(node->mode);
+    int r = is_link ? read_target(x->index, node->position, target) : 0;
+    if (r == 0)
+        r = make_special(x, folder_fd, name, node, is_link ? target : NULL);
+    if (r < 0) {
+        trouble->doing = "can't be made";
+        return r;
+    }
+    atomic_fetch_add_explicit(&x->others, 1, memory_order_relaxed);
+    r = finish_name(x, folder_fd, name, node);
+    mode_t mode = member_mode(x, node);
+    if (r == 0 && !is_link && (mode & 07000 || x->inherits) &&
+        fchmodat(folder_fd, name, mode, AT_SYMLINK_NOFOLLOW) < 0)
+        r = -errno;
+    if (r < 0)
+        trouble->doing = "its attributes can't be set";
+    return r;
+}
+
+/* ---- files ---- */
+
+static int check_sum(struct extraction *x, uint32_t position, const XXH3_state_t *hash,
+                     struct trouble *trouble)
+{
+    uint64_t sum;
+    int r = index_sum(x->index, position, &sum);
+    if (r == 0 && XXH3_64bits_digest(hash) != sum)
+        r = -EBADMSG;
+    if (r < 0)
+        *trouble = (struct trouble){"its bytes do not have the sum that they were packed with",
+                                    worklist_key(x->index, position, 0, FAULT_NO_OFFSET)};
+    return r;
+}
+
+static int write_file(struct extractor *e, int fd, const struct node *node, mode_t mode,
+                      struct trouble *trouble)
+{
+    struct extraction *x = e->x;
+    XXH3_state_t *hash = x->has_sums ? e->hash : NULL;
+    if (hash)
+        XXH3_64bits_reset(hash);
+    int r = bytes_copy(e, node->position, 0, node->size_bytes, fd, hash, trouble);
+    if (r == 0 && hash)
+        r = check_sum(x, node->position, hash, trouble);
+    if (r < 0)
+        return r;
+    if (node->data_bytes < node->size_bytes || node->has_holes)
+        r = ftruncate(fd, (off_t)node->size_bytes) < 0 ? -errno : 0;
+    if (r == 0)
+        r = member_finish(x, fd, node, mode);
+    if (r < 0)
+        trouble->doing = "its attributes can't be set";
+    return r;
+}
+
+static int extract_file(struct extractor *e, int folder_fd, const char *name,
+                        const struct node *node, struct trouble *trouble)
+{
+    mode_t mode = first_mode(e->x, node);
+    int fd, r = make_file(e->x, folder_fd, name, O_WRONLY, mode, &fd);
+    if (r < 0) {
+        trouble->doing = "can't be made";
+        return r;
+    }
+    r = write_file(e, fd, node, mode, trouble);
+    if (close(fd) < 0 && r == 0) {
+        trouble->doing = "can't be written";
+        r = -errno; /* where a quota on the network speaks up late */
+    }
+    if (r < 0)
+        unlinkat(folder_fd, name, 0);
+    else
+        atomic_fetch_add_explicit(&e->x->files, 1, memory_order_relaxed);
+    return r;
+}
+
+void member_extract(struct extractor *e, uint32_t position)
+{
+    struct extraction *x = e->x;
+    struct trouble trouble = {"can't be extracted", FAULT_NO_OFFSET};
+    char name[INDEX_NAME_MAX + 1];
+    struct node node;
+    int fd, r = index_node(x->index, position, &node);
+    if (r == 0)
+        r = folders_find(x, &e->folders, position, &fd, name);
+    if (r == 0)
+        r = S_ISREG(node.mode) ? extract_file(e, fd, name, &node, &trouble)
+                               : extract_special(e, fd, name, &node, &trouble);
+    if (r < 0)
+        extract_problem(x, position, r, trouble.offset, trouble.doing);
+    atomic_fetch_add_explicit(&x->progress.members, 1, memory_order_relaxed);
+}
+
+/* ---- large files ---- */
+
+static struct large *find_large(struct extraction *x, uint32_t position)
+{
+    size_t low = 0, high = x->large_count;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (x->large[mid].position < position)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return &x->large[low];
+}
+
+/* Under the lock. The first piece makes the file. */
+static int open_large(struct extractor *e, struct large *l, const struct node *node,
+                      struct trouble *trouble)
+{
+    char name[INDEX_NAME_MAX + 1];
+    int folder_fd, r = folders_find(e->x, &e->folders, l->position, &folder_fd, name);
+    if (r == 0)
+        r = make_file(e->x, folder_fd, name, O_RDWR, first_mode(e->x, node), &l->fd);
+    if (r < 0)
+        trouble->doing = "can't be made";
+    return r;
+}
+
+/*
+ * Hash what is written from the front on, as far as there is no gap; by one thread at a
+ * time, whose own piece counts as left until then. Under the lock, which is let go
+ * meanwhile. (What was written lately is read back from memory.)
+ */
+static int hash_front(struct extractor *e, struct large *l, const struct node *node)
+{
+    struct extraction *x = e->x;
+    int r = 0;
+    if (!l->state || l->hashing)
+        return 0;
+    l->hashing = true;
+    while (r == 0 && l->hashed < l->pieces && l->written[l->hashed] && !l->failed) {
+        uint64_t from = l->hashed * PIECE_BYTES, to = from + PIECE_BYTES;
+        pthread_mutex_unlock(&x->lock);
+        r = bytes_hash_written(e, node->position, from,
+                               to < node->size_bytes ? to : node->size_bytes, l->fd, l->state);
+        pthread_mutex_lock(&x->lock);
+        l->hashed++;
+    }
+    l->hashing = false;
+    return r;
+}
+
+/* All pieces are written: attributes, and the file is done. Under the lock. */
+static int finish_large(struct extractor *e, struct large *l, const struct node *node,
+                        struct trouble *trouble)
+{
+    int r = l->state ? check_sum(e->x, node->position, l->state, trouble) : 0;
+    if (r < 0)
+        return r;
+    trouble->doing = "its attributes can't be set";
+    if (ftruncate(l->fd, (off_t)node->size_bytes) < 0)
+        return -errno;
+    r = member_finish(e->x, l->fd, node, first_mode(e->x, node));
+    if (r < 0)
+        return r;
+    r = close(steal_fd(&l->fd)) < 0 ? -errno : 0;
+    l->made = r < 0;
+    if (r == 0)
+        atomic_fetch_add_explicit(&e->x->files, 1, memory_order_relaxed);
+    return r;
+}
+
+/* Nobody works on it any more. */
+static void discard_large(struct extraction *x, struct folders *folders, struct large *l)
+{
+    char name[INDEX_NAME_MAX + 1];
+    int folder_fd;
+    if (l->fd >= 0)
+        close(steal_fd(&l->fd));
+    if (l->made && folders_find(x, folders, l->position, &folder_fd, name) == 0)
+        unlinkat(folder_fd, name, 0);
+    l->made = false;
+}
+
+/* Under the lock. */
+static int begin_piece(struct extractor *e, struct large *l, const struct node *node,
+                       struct trouble *trouble)
+{
+    if (l->failed || l->made)
+        return 0;
+    int r = open_large(e, l, node, trouble);
+    l->made = r == 0;
+    l->failed = r < 0;
+    return r;
+}
+
+/* Under the lock: the piece was written, or failed. */
+static int end_piece(struct extractor *e, struct large *l, uint32_t piece,
+                     const struct node *node, struct trouble *trouble)
+{
+    int r = 0;
+    l->written[piece] = 1;
+    if (!l->failed)
+        r = hash_front(e, l, node);
+    l->left--;
+    if (r == 0 && l->left == 0 && !l->failed)
+        r = finish_large(e, l, node, trouble);
+    return r;
+}
+
+void member_extract_piece(struct extractor *e, uint32_t position, uint32_t piece)
+{
+    struct extraction *x = e->x;
+    struct trouble trouble = {"can't be extracted", FAULT_NO_OFFSET};
+    struct node node = {0};
+    pthread_mutex_lock(&x->lock);
+    struct large *l = find_large(x, position);
+    int r = index_node(x->index, position, &node);
+    if (r == 0)
+        r = begin_piece(e, l, &node, &trouble);
+    bool skip = l->failed || r < 0;
+    pthread_mutex_unlock(&x->lock);
+    if (!skip) {
+        uint64_t from = piece * PIECE_BYTES, to = from + PIECE_BYTES;
+        r = bytes_copy(e, node.position, from, to < node.size_bytes ? to : node.size_bytes,
+                       l->fd, NULL, &trouble);
+    }
+    pthread_mutex_lock(&x->lock);
+    l->failed |= r < 0;
+    int end = end_piece(e, l, piece, &node, &trouble);
+    r = r < 0 ? r : end;
+    l->failed |= r < 0;
+    if (l->failed && l->left == 0)
+        discard_large(x, &e->folders, l);
+    pthread_mutex_unlock(&x->lock);
+    if (r < 0)
+        extract_problem(x, position, r, trouble.offset, trouble.doing);
+}
+
+void member_discard_large(struct extraction *x, struct folders *folders)
+{
+    for (size_t i = 0; i < x->large_count; i++) {
+        discard_large(x, folders, &x->large[i]);
+        XXH3_freeState(x->large[i].state);
+        free(x->large[i].written);
+    }
+}
+
+/* ---- further names ---- */
+
+static int make_link(struct extractor *e, uint32_t first, uint32_t position)
+{
+    struct extraction *x = e->x;
+    char from[INDEX_NAME_MAX + 1], to[INDEX_NAME_MAX + 1];
+    int from_fd, to_fd, r = folders_find(x, &e->folders, first, &from_fd, from);
+    if (r < 0)
+        return r;
+    from_fd = fcntl(from_fd, F_DUPFD_CLOEXEC, 0); /* the next call may close it */
+    if (from_fd < 0)
+        return -errno;
+    r = folders_find(x, &e->folders, position, &to_fd, to);
+    for (int attempt = 0; r == 0 && attempt < 3; attempt++) {
+        if (linkat(from_fd, from, to_fd, to, 0) == 0)
+            break;
+        r = errno == EEXIST ? tree_clear_the_way(x, to_fd, to) : -errno;
+        if (r == 0 && attempt == 2)
+            r = -EEXIST;
+    }
+    close(from_fd);
+    return r;
+}
+
+void member_link(struct extractor *e, uint32_t first, uint32_t position)
+{
+    struct extraction *x = e->x;
+    int r = make_link(e, first, position);
+    if (r == -EPERM || r == -EOPNOTSUPP || r == -EMLINK || r == -EXDEV) {
+        member_extract(e, position); /* a filesystem without, or too many: a copy */
+        return;
+    }
+    if (r < 0) {
+        extract_problem(x, position, r, FAULT_NO_OFFSET, "can't be linked to its other name");
+        return;
+    }
+    struct node node;
+    bool is_file = index_node(x->index, position, &node) == 0 && S_ISREG(node.mode);
+    atomic_fetch_add_explicit(is_file ? &x->files : &x->others, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&x->progress.members, 1, memory_order_relaxed);
+}

@@ -1,0 +1,255 @@
+/*
+ * Folders. Each is opened from its parent's descriptor by one name, without following a
+ * symbolic link: so no path is ever too long, and nothing that lies in the way, or is
+ * put there meanwhile, can lead out of the directory. What the index says of names is
+ * checked again here, where it matters.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "extract_private.h"
+
+#define ACL_DEFAULT "system.posix_acl_default"
+
+/* ---- descriptors ---- */
+
+int folders_init(struct folders *f, unsigned slots)
+{
+    f->slot_count = slots < 4 ? 4 : slots > FOLDER_SLOTS_MAX ? FOLDER_SLOTS_MAX : slots;
+    for (unsigned i = 0; i < FOLDER_SLOTS_MAX; i++)
+        f->slots[i].fd = -1;
+    f->directory = UINT32_MAX;
+    f->way_size = 64;
+    f->way = malloc(f->way_size * sizeof(*f->way));
+    return f->way ? 0 : -ENOMEM;
+}
+
+void folders_free(struct folders *f)
+{
+    for (unsigned i = 0; i < f->slot_count; i++)
+        if (f->slots[i].fd >= 0)
+            close(f->slots[i].fd);
+    free(f->way);
+}
+
+static int copy_name(const struct index *index, uint32_t position, char name[])
+{
+    const char *bytes;
+    size_t len;
+    int r = index_name(index, position, &bytes, &len);
+    if (r < 0)
+        return r;
+    if (len == 0 || len > INDEX_NAME_MAX || memchr(bytes, '/', len) || memchr(bytes, 0, len))
+        return -EUCLEAN;
+    memcpy(name, bytes, len);
+    name[len] = '\0';
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ? -EUCLEAN : 0;
+}
+
+static int slot_fd(const struct extraction *x, const struct folders *f, uint32_t directory)
+{
+    unsigned slot = directory % f->slot_count;
+    if (directory == INDEX_ROOT)
+        return x->root_fd;
+    return f->slots[slot].position == directory ? f->slots[slot].fd : -1;
+}
+
+/* The folders from `directory` up to, but without, one whose descriptor is there. */
+static int find_way(const struct extraction *x, struct folders *f, uint32_t directory,
+                    size_t *ret_count, int *ret_fd)
+{
+    size_t n = 0;
+    int fd;
+    while ((fd = slot_fd(x, f, directory)) < 0) {
+        if (n == f->way_size) {
+            uint32_t *way = reallocarray(f->way, n * 2, sizeof(*way));
+            if (!way)
+                return -ENOMEM;
+            f->way = way;
+            f->way_size = n * 2;
+        }
+        f->way[n++] = directory;
+        int r = index_parent(x->index, directory, &directory);
+        if (r < 0)
+            return r;
+    }
+    *ret_count = n;
+    *ret_fd = fd;
+    return 0;
+}
+
+int folders_get(struct extraction *x, struct folders *f, uint32_t directory, int *ret_fd)
+{
+    size_t n;
+    int fd, r = find_way(x, f, directory, &n, &fd);
+    while (r == 0 && n > 0) {
+        char name[INDEX_NAME_MAX + 1];
+        uint32_t position = f->way[--n];
+        r = copy_name(x->index, position, name);
+        if (r < 0)
+            break;
+        fd = openat(fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0)
+            return -errno;
+        unsigned slot = position % f->slot_count;
+        if (f->slots[slot].fd >= 0)
+            close(f->slots[slot].fd);
+        f->slots[slot].position = position;
+        f->slots[slot].fd = fd;
+    }
+    if (r == 0)
+        *ret_fd = fd;
+    return r;
+}
+
+int folders_find(struct extraction *x, struct folders *f, uint32_t position, int *ret_fd,
+                 char name[INDEX_NAME_MAX + 1])
+{
+    int r = 0;
+    if (f->directory == UINT32_MAX || position < f->first || position - f->first >= f->count) {
+        uint32_t parent;
+        f->directory = UINT32_MAX;
+        r = index_parent(x->index, position, &parent);
+        if (r == 0)
+            r = index_children(x->index, parent, &f->first, &f->count);
+        if (r == 0)
+            f->directory = parent;
+    }
+    if (r == 0)
+        r = copy_name(x->index, position, name);
+    return r < 0 ? r : folders_get(x, f, f->directory, ret_fd);
+}
+
+/* ---- the directory itself ---- */
+
+/* New files in this folder may get another mode or group than they are made with. */
+static bool hands_down(int fd, const struct stat *st)
+{
+    return st->st_mode & S_ISGID || fgetxattr(fd, ACL_DEFAULT, NULL, 0) > 0;
+}
+
+int tree_open_root(struct extraction *x, struct fault *fault)
+{
+    const char *path = x->options->directory;
+    struct stat st;
+    x->root_made = mkdir(path, 0700) == 0;
+    if (!x->root_made && errno != EEXIST)
+        return fault_set(fault, -errno, path, FAULT_NO_OFFSET, "can't be made: %s",
+                         strerror(errno));
+    x->root_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (x->root_fd < 0 || fstat(x->root_fd, &st) < 0)
+        return fault_set(fault, -errno, path, FAULT_NO_OFFSET, "can't be opened: %s",
+                         strerror(errno));
+    x->inherits = hands_down(x->root_fd, &st);
+    return 0;
+}
+
+/* ---- making folders ---- */
+
+static bool is_archive(const struct extraction *x, const struct stat *st)
+{
+    return x->archive.ino && st->st_dev == x->archive.dev && st->st_ino == x->archive.ino;
+}
+
+int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *name)
+{
+    struct stat st;
+    if (!x->options->overwrite)
+        return -EEXIST;
+    if (fstatat(folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno == ENOENT ? 0 : -errno;
+    if (S_ISDIR(st.st_mode))
+        return -EISDIR;
+    if (is_archive(x, &st))
+        return -ETXTBSY;
+    return unlinkat(folder_fd, name, 0) < 0 && errno != ENOENT ? -errno : 0;
+}
+
+/* A folder that is there: can it be used? One of ours that is closed is opened. */
+static int use_folder(struct extraction *x, int parent_fd, const char *name)
+{
+    struct stat st;
+    auto_close int fd = openat(parent_fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ELOOP ? -ENOTDIR : -errno;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    auto_close int open_fd =
+        openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (open_fd < 0 || hands_down(open_fd, &st))
+        x->inherits = true;
+    if ((st.st_mode & 0700) != 0700 && st.st_uid == x->uid) {
+        if (open_fd >= 0 ? fchmod(open_fd, st.st_mode | 0700) < 0
+                         : fchmodat(parent_fd, name, (st.st_mode & 07777) | 0700,
+                                    AT_SYMLINK_NOFOLLOW) < 0)
+            return -errno;
+    }
+    return 0;
+}
+
+static int make_folder(struct extraction *x, int parent_fd, const char *name)
+{
+    for (int attempt = 0; attempt < 3; attempt++) {
+        if (mkdirat(parent_fd, name, 0700) == 0)
+            return 0;
+        if (errno != EEXIST)
+            return -errno;
+        int r = use_folder(x, parent_fd, name);
+        if (r != -ENOTDIR)
+            return r;
+        r = tree_clear_the_way(x, parent_fd, name);
+        if (r < 0)
+            return r;
+    }
+    return -EEXIST;
+}
+
+void tree_make_folder(struct extraction *x, struct folders *f, uint32_t position)
+{
+    char name[INDEX_NAME_MAX + 1];
+    int fd, r = folders_find(x, f, position, &fd, name);
+    if (r == 0)
+        r = make_folder(x, fd, name);
+    if (r < 0) {
+        x->flags[position] |= ENTRY_FAILED;
+        extract_problem(x, position, r, FAULT_NO_OFFSET, "the directory can't be made");
+        return;
+    }
+    x->flags[position] |= ENTRY_MADE;
+    x->directories++;
+}
+
+/* ---- attributes of folders ---- */
+
+static int finish_folder(struct extraction *x, struct folders *f, uint32_t position)
+{
+    char name[INDEX_NAME_MAX + 1];
+    struct node node;
+    int fd = x->root_fd, r = index_node(x->index, position, &node);
+    if (r < 0)
+        return r;
+    if (position == INDEX_ROOT)
+        return member_finish(x, fd, &node, (mode_t)-1);
+    r = folders_find(x, f, position, &fd, name);
+    if (r < 0)
+        return r;
+    auto_close int own = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return own < 0 ? -errno : member_finish(x, own, &node, (mode_t)-1);
+}
+
+void tree_finish_folders(struct extraction *x, struct folders *f)
+{
+    for (uint32_t i = index_info(x->index)->entries; i-- > 0;) {
+        if (!(x->flags[i] & ENTRY_MADE))
+            continue;
+        int r = finish_folder(x, f, i);
+        if (r < 0)
+            extract_problem(x, i, r, FAULT_NO_OFFSET, "its attributes can't be set");
+    }
+}
