@@ -34,7 +34,13 @@ struct serve {
     struct tree tree;
     char *buffer; /* READ_MAX bytes, for answers */
     uint64_t reads;
-    bool ended; /* a signal came */
+    struct handle *handles; /* all that are open */
+    bool ended;             /* a signal came */
+};
+
+struct handle {
+    struct tree_handle tree; /* first: the kernel's number for it is its address */
+    struct handle *next, **link;
 };
 
 /* A request that waits until it is due. */
@@ -62,6 +68,24 @@ static uint64_t now_ns(void)
 static struct tree_handle *handle_of(uint64_t number)
 {
     return (struct tree_handle *)(uintptr_t)number;
+}
+
+static void handle_add(struct serve *s, struct handle *h)
+{
+    h->next = s->handles;
+    h->link = &s->handles;
+    if (h->next)
+        h->next->link = &h->next;
+    s->handles = h;
+}
+
+static void handle_close(struct serve *s, struct handle *h)
+{
+    *h->link = h->next;
+    if (h->next)
+        h->next->link = h->link;
+    s->tree.ops->close(s->tree.self, &h->tree);
+    free(h);
 }
 
 static void do_lookup(struct serve *s, struct job *j)
@@ -103,23 +127,22 @@ static void do_open(struct serve *s, struct job *j)
 {
     struct fuse_file_info fi = {.keep_cache = s->config.pages == PAGES_KEEP,
                                 .direct_io = s->config.pages == PAGES_NONE};
-    struct tree_handle *h = malloc(sizeof(*h));
+    struct handle *h = malloc(sizeof(*h));
     int r = -ENOMEM;
 
     if (h && j->op.kind == OP_OPEN)
-        r = s->tree.ops->open(s->tree.self, j->node, h);
+        r = s->tree.ops->open(s->tree.self, j->node, &h->tree);
     else if (h)
-        r = s->tree.ops->opendir(s->tree.self, j->node, h);
+        r = s->tree.ops->opendir(s->tree.self, j->node, &h->tree);
     if (r < 0) {
         free(h);
         fuse_reply_err(j->request, -r);
         return;
     }
+    handle_add(s, h);
     fi.fh = (uintptr_t)h;
-    if (fuse_reply_open(j->request, &fi) < 0) {
-        s->tree.ops->close(s->tree.self, h);
-        free(h);
-    }
+    if (fuse_reply_open(j->request, &fi) < 0)
+        handle_close(s, h);
 }
 
 static void do_readdir(struct serve *s, struct job *j)
@@ -340,8 +363,7 @@ static void on_release(fuse_req_t rq, fuse_ino_t node, struct fuse_file_info *fi
     struct serve *s = fuse_req_userdata(rq);
 
     (void)node;
-    s->tree.ops->close(s->tree.self, handle_of(fi->fh));
-    free(handle_of(fi->fh));
+    handle_close(s, (struct handle *)handle_of(fi->fh));
     fuse_reply_err(rq, 0);
 }
 
@@ -508,6 +530,8 @@ void serve_free(struct serve *s)
 {
     if (!s)
         return;
+    while (s->handles)
+        handle_close(s, s->handles);
     s->tree.ops->free(s->tree.self);
     server_free(s->server);
     free(s->buffer);

@@ -447,7 +447,7 @@ int main(int argc, char **argv)
     struct fuse_session *session;
     struct serve *serve;
     int source = -1, signals, r;
-    char *at;
+    char *at, *stats;
 
     if (o.source && (source = open(o.source, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
         err(1, "%s", o.source);
@@ -455,8 +455,7 @@ int main(int argc, char **argv)
     at = realpath(o.at, NULL);
     if (!at)
         err(1, "%s", o.at);
-    if (o.serve.stats)
-        o.serve.stats = absolute(o.serve.stats);
+    o.serve.stats = stats = o.serve.stats ? absolute(o.serve.stats) : NULL;
     raise_limits();
     if (serve_new(&o.serve, &o.server, make_tree(&o, source), &serve) < 0)
         errx(1, "no memory");
@@ -473,6 +472,7 @@ int main(int argc, char **argv)
     if (serve_write_stats(serve) < 0)
         r = -EIO;
     serve_free(serve);
+    free(stats);
     free(at);
     return r < 0 ? 1 : 0;
 }
