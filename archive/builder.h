@@ -136,6 +136,12 @@ int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
 
 uint32_t builder_entries(const struct builder *builder);
 
+/*
+ * The sums of the archive's windows, see index_rest_sum; `sums` is the caller's and has to
+ * live until builder_write returns.
+ */
+void builder_set_rest_sums(struct builder *builder, const uint64_t *sums, uint64_t count);
+
 /* What the header says of the archive; see struct index_info. */
 struct builder_header {
     enum format format;

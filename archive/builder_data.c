@@ -222,3 +222,9 @@ int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)
     b->has_sum.at[inode] = 1;
     return 0;
 }
+
+void builder_set_rest_sums(struct builder *b, const uint64_t *sums, uint64_t count)
+{
+    b->rest_sums = sums;
+    b->rest_sum_count = count;
+}

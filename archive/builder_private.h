@@ -95,6 +95,9 @@ struct builder {
     VECTOR(uint64_t) sums; /* by inode */
     VECTOR(uint8_t) has_sum;
 
+    const uint64_t *rest_sums;
+    uint64_t rest_sum_count;
+
     uint64_t archive_bytes;
     bool is_written;
 };

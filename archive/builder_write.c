@@ -17,6 +17,7 @@
 
 #include "builder_private.h"
 #include "cleanup.h"
+#include "digest.h"
 
 /* How far ahead of its use a record is fetched: names are met in another order. */
 #define AHEAD 12
@@ -399,6 +400,67 @@ static int put_sums(struct image *image)
     return r;
 }
 
+static int put_rest_sums(struct image *image)
+{
+    const struct builder *b = image->b;
+    if (b->rest_sum_count == 0)
+        return 0;
+    int r = begin_section(image, SECTION_REST, 8);
+    for (uint64_t i = 0; r == 0 && i < b->rest_sum_count; i++) {
+        uint64_t sum = htole64(b->rest_sums[i]);
+        r = put(image, &sum, sizeof(sum));
+    }
+    end_section(image);
+    return r;
+}
+
+/* ---- digest ---- */
+
+static void digest_name(const struct builder *b, uint32_t name, struct digest *digest)
+{
+    uint32_t number = b->names.at[name].inode;
+    const struct builder_inode *inode = &b->inodes.at[number];
+    uint32_t mode = inode_attr(b, number)->mode;
+    struct digest_entry e = {
+        .name = name_text(b, name),
+        .name_len = name_length(b, name),
+        .mode = mode,
+        .first = S_ISDIR(mode)   ? inode->data >> 32
+                 : S_ISREG(mode) ? inode->size
+                                 : (uint32_t)inode->data,
+        .second =
+            S_ISREG(mode) && number < b->sums.count ? b->sums.at[number] : inode->data >> 32,
+    };
+    if (S_ISLNK(mode)) {
+        e.target = b->strings.at + inode->data;
+        e.target_len = (size_t)inode->size;
+    }
+    digest_add(digest, &e);
+}
+
+/* Before the entries are written, which changes the inodes. Without sums it is not worth it. */
+static int make_digest(struct image *image)
+{
+    const struct builder *b = image->b;
+    struct digest digest;
+    if (b->sums.count == 0)
+        return 0;
+    int r = digest_begin(&digest, true);
+    if (r < 0)
+        return r;
+    uint32_t count = (uint32_t)b->names.count;
+    for (uint32_t i = 0; i < count; i++) {
+        if (i + 2 * AHEAD < count)
+            __builtin_prefetch(&b->names.at[image->order[i + 2 * AHEAD]]);
+        if (i + AHEAD < count)
+            __builtin_prefetch(&b->inodes.at[b->names.at[image->order[i + AHEAD]].inode]);
+        digest_name(b, image->order[i], &digest);
+    }
+    digest_end(&digest, image->header.digest);
+    image->header.digest_kind = htole32(DIGEST_CONTENT);
+    return 0;
+}
+
 static int put_area(struct image *image)
 {
     struct builder *b = image->b;
@@ -423,6 +485,8 @@ static int put_area(struct image *image)
         r = put_section(image, SECTION_XATTRS, 8, b->xattrs.at, b->xattrs.count);
     if (r == 0)
         r = put_sums(image);
+    if (r == 0)
+        r = put_rest_sums(image);
     return r < 0 ? r : flush(image);
 }
 
@@ -453,6 +517,9 @@ static void begin_header(struct image *image)
     };
     memcpy(h->magic, DISK_MAGIC, sizeof(h->magic));
     memcpy(h->identifier, about->identifier, sizeof(h->identifier));
+    static const char made_by[] = "onepot " ONEPOT_VERSION;
+    static_assert(sizeof(made_by) <= sizeof(h->made_by), "the name of the program");
+    memcpy(h->made_by, made_by, sizeof(made_by));
 }
 
 /* Page sums behind the area, then header and section table in front of it. */
@@ -515,7 +582,9 @@ static int write_image(struct image *image, uint64_t *ret_image_bytes)
     if (r < 0)
         return r;
     begin_header(image);
-    r = put_area(image);
+    r = make_digest(image);
+    if (r == 0)
+        r = put_area(image);
     return r < 0 ? r : put_header(image, ret_image_bytes);
 }
 

@@ -58,6 +58,14 @@ enum format {
     FORMAT_ZIP = 4,
 };
 
+/* What a digest covers. Values are on disk. */
+enum digest_kind {
+    DIGEST_NONE = 0,
+    DIGEST_CONTENT = 1, /* names, and sums of the data */
+    DIGEST_SIZES = 2,   /* names and sizes: of an archive without sums */
+};
+#define INDEX_DIGEST_BYTES 16u
+
 /* An inode, decoded. */
 struct node {
     uint32_t position; /* of the inode: st_ino is this plus one */
@@ -93,8 +101,11 @@ struct index_info {
     int64_t archive_mtime_sec;
     uint32_t archive_mtime_nsec;
     uint64_t archive_fingerprint;
-    uint8_t identifier[16];     /* of an embedded index: binds header, footer and archive */
-    uint64_t end_marker_offset; /* of an embedded index: where the tar's end marker lies */
+    uint8_t identifier[16];       /* of an embedded index: binds header, footer and archive */
+    uint64_t end_marker_offset;   /* of an embedded index: where the tar's end marker lies */
+    enum digest_kind digest_kind; /* DIGEST_NONE: it was not made, see index_digest */
+    uint8_t digest[INDEX_DIGEST_BYTES];
+    char made_by[33]; /* "onepot 0.1.0": the program that wrote the index */
 };
 
 /*
@@ -193,5 +204,28 @@ int index_extent(const struct index *index, uint32_t position, uint64_t offset,
 /* XXH3-64 of the file's content, its holes left out, where the archive has sums; else
  * -ENODATA. */
 int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum);
+
+/*
+ * Compute the digest that names the content, see digest.h: DIGEST_CONTENT where there are
+ * sums, else DIGEST_SIZES. It takes a walk over all entries; what the packer wrote is in
+ * index_info, and has to be the same. -EUCLEAN, -ENOMEM.
+ */
+int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTES],
+                 enum digest_kind *ret_kind);
+
+/*
+ * The archive (its first info->archive_bytes) is cut in windows of INDEX_WINDOW_BYTES; the
+ * sum of a window is XXH3-64 of those of its bytes that are no stored data of a member (see
+ * coverage.h). How many sums there are: 0 where the index has none.
+ */
+#define INDEX_WINDOW_BYTES (1u << 20)
+uint64_t index_rest_windows(const struct index *index);
+int index_rest_sum(const struct index *index, uint64_t window, uint64_t *ret_sum);
+
+/*
+ * Compare the whole image with its sums, and what is no part of it with zeros. -EUCLEAN with
+ * the place in the file where it fails.
+ */
+int index_check(const struct index *index, struct fault *fault);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * The index, reading side: where the bytes of files lie, targets of symbolic links,
- * extended attributes, sums.
+ * extended attributes, sums, the digest.
  *
  * Extents are answered one at a time and never collected, so nothing is allocated and
  * a lying count costs no more than the bounds check that it fails.
@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "digest.h"
 #include "index_private.h"
 
 static uint32_t min_u32(uint64_t a, uint64_t b)
@@ -432,4 +433,55 @@ int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum)
         return -EUCLEAN;
     *ret_sum = le64toh(*sum);
     return 0;
+}
+
+uint64_t index_rest_windows(const struct index *index)
+{
+    return index->sections[SECTION_REST].length / 8;
+}
+
+int index_rest_sum(const struct index *index, uint64_t window, uint64_t *ret_sum)
+{
+    if (window >= index_rest_windows(index))
+        return -EINVAL;
+    const uint64_t *sum = index_bytes(index, SECTION_REST, window * 8, 8);
+    if (!sum)
+        return -EUCLEAN;
+    *ret_sum = le64toh(*sum);
+    return 0;
+}
+
+static int digest_position(const struct index *index, uint32_t position, struct digest *digest)
+{
+    struct index_entry e;
+    struct digest_entry d = {0};
+    int r = index_name(index, position, &d.name, &d.name_len);
+    if (r == 0)
+        r = index_inode(index, position, &e);
+    if (r < 0)
+        return r;
+    d.mode = e.attr.mode;
+    d.first = S_ISDIR(d.mode) ? e.data >> 32 : S_ISREG(d.mode) ? e.size : (uint32_t)e.data;
+    d.second = e.data >> 32;
+    if (S_ISREG(d.mode) && digest->sums)
+        r = index_sum(index, position, &d.second);
+    if (S_ISLNK(d.mode))
+        r = index_symlink(index, position, &d.target, &d.target_len);
+    if (r == 0)
+        digest_add(digest, &d);
+    return r;
+}
+
+int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTES],
+                 enum digest_kind *ret_kind)
+{
+    struct digest digest;
+    int r = digest_begin(&digest, index->info.has_sums);
+    if (r < 0)
+        return r;
+    for (uint32_t i = 0; r == 0 && i < index->info.entries; i++)
+        r = digest_position(index, i, &digest);
+    *ret_kind = digest.sums ? DIGEST_CONTENT : DIGEST_SIZES;
+    digest_end(&digest, r == 0 ? ret_digest : NULL);
+    return r;
 }

@@ -76,6 +76,8 @@
  *                  name_len, u32 value_len, name, value}}; `bytes` counts what follows
  *                  it; a set starts at a multiple of 8; sorted by name
  *     SUMS      8  XXH3-64 of each regular inode's content, by position; else 0
+ *     REST      8  XXH3-64 of what is no stored data in each window of INDEX_WINDOW_BYTES of
+ *                  the archive, by the window's number
  *
  * Zeros are never right, where it can be helped: the last field of an entry, a range, a
  * tail, a block and an extra is never 0, nor are the flags of an attribute, nor does a
@@ -126,8 +128,12 @@ struct disk_header {
     uint64_t archive_fingerprint;
     uint64_t end_marker_offset;
     uint8_t identifier[16];
+    uint8_t digest[16];   /* see digest.h */
+    uint32_t digest_kind; /* enum digest_kind, of index.h */
+    uint32_t reserved;
+    char made_by[32]; /* the program that wrote it; zeros behind its name */
 };
-static_assert(sizeof(struct disk_header) == 208, "header");
+static_assert(sizeof(struct disk_header) == 264, "header");
 
 #define DISK_HAS_XATTRS 1u
 #define DISK_HAS_HOLES 2u
@@ -145,6 +151,7 @@ enum disk_section_id {
     SECTION_STRINGS = 8,
     SECTION_XATTRS = 9,
     SECTION_SUMS = 10,
+    SECTION_REST = 11,
     SECTION_IDS, /* one more than the last */
 };
 

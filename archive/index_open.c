@@ -97,8 +97,11 @@ static void decode_info(const struct disk_header *h, struct index_info *info)
         .archive_mtime_nsec = le32toh(h->archive_mtime_nsec),
         .archive_fingerprint = le64toh(h->archive_fingerprint),
         .end_marker_offset = le64toh(h->end_marker_offset),
+        .digest_kind = (enum digest_kind)le32toh(h->digest_kind),
     };
     memcpy(info->identifier, h->identifier, sizeof(info->identifier));
+    memcpy(info->digest, h->digest, sizeof(info->digest));
+    memcpy(info->made_by, h->made_by, sizeof(h->made_by));
 }
 
 /*
@@ -174,6 +177,7 @@ static uint32_t record_bytes(uint32_t id)
         [SECTION_STRINGS] = 1,
         [SECTION_XATTRS] = 8,
         [SECTION_SUMS] = 8,
+        [SECTION_REST] = 8,
     };
     return bytes[id];
 }
@@ -255,6 +259,8 @@ static int open_image(struct index *index, const uint8_t *image, uint64_t offset
         return r;
     struct disk_header h;
     memcpy(&h, image, sizeof(h));
+    index->image = image;
+    index->offset = offset;
     decode_info(&h, &index->info);
     r = check_area(index, &h, image, offset, fault);
     if (r < 0)
@@ -317,4 +323,38 @@ bool index_check_page(const struct index *index, uint64_t page)
         return false;
     atomic_store_explicit(&index->page_good[page], 1, memory_order_release);
     return true;
+}
+
+/* ---- the whole of it ---- */
+
+static int check_zeros(const struct index *index, uint64_t from, uint64_t to,
+                       struct fault *fault)
+{
+    for (uint64_t at = from; at < to; at++)
+        if (index->image[at])
+            return damaged(fault, index->offset + at, "there is something between its parts");
+    return 0;
+}
+
+int index_check(const struct index *index, struct fault *fault)
+{
+    struct disk_header h;
+    memcpy(&h, index->image, sizeof(h));
+    uint64_t area_offset = le64toh(h.area_offset), sums_offset = le64toh(h.sums_offset);
+    uint64_t area_end = area_offset + index->area_bytes;
+    uint64_t pages = (index->area_bytes - 1) / DISK_PAGE_BYTES + 1;
+    int r = check_header(index->image, index->offset, le64toh(h.image_bytes), fault);
+    if (r == 0 && XXH3_64bits(index->page_sums, pages * 8) != le64toh(h.sums_sum))
+        r = damaged(fault, index->offset + sums_offset, "its page sums are not sound");
+    for (uint64_t page = 0; r == 0 && page < pages; page++)
+        if (!index_check_page(index, page))
+            r = damaged(fault, index->offset + area_offset + (page << DISK_PAGE_BITS),
+                        "a page of it does not have the sum it should have");
+    if (r == 0)
+        r = check_zeros(index, le32toh(h.header_bytes), area_offset, fault);
+    if (r == 0)
+        r = check_zeros(index, area_end, sums_offset, fault);
+    if (r == 0)
+        r = check_zeros(index, sums_offset + pages * 8, le64toh(h.image_bytes), fault);
+    return r;
 }

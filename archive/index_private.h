@@ -39,6 +39,9 @@ struct index {
     _Atomic uint8_t *page_good; /* one for each page: 1 once its sum was right */
     _Atomic uint8_t *dir_good;  /* one bit an entry: its children were found to be its own */
 
+    const uint8_t *image;
+    uint64_t offset; /* of the image in its file: for messages */
+
     void *map; /* the image, from the page of memory on that it starts in */
     size_t map_bytes;
 };

@@ -25,7 +25,6 @@
 #define FOOTER_MAGIC "onepotFT"
 #define FOOTER_VERSION 1u
 #define FOOTER_BYTES 512u
-#define FOOTER_HAS_REST_SUM UINT64_C(1) /* bit of `compatible` */
 
 /* Offsets in the footer. What is not listed is zero. */
 enum footer_offset {
@@ -33,13 +32,11 @@ enum footer_offset {
     AT_VERSION = 8,
     AT_FOOTER_BYTES = 12,
     AT_INCOMPATIBLE = 16,
-    AT_COMPATIBLE = 24,
     AT_IDENTIFIER = 32,
     AT_END_MARKER = 48,
     AT_IMAGE_OFFSET = 56,
     AT_IMAGE_BYTES = 64,
     AT_FILE_BYTES = 72,
-    AT_REST_SUM = 80,
     AT_SUM = FOOTER_BYTES - 8,
 };
 
@@ -111,13 +108,11 @@ static void make_footer(uint8_t bytes[FOOTER_BYTES], const struct onepot_tar *ta
     memcpy(bytes + AT_MAGIC, FOOTER_MAGIC, 8);
     put32(bytes, AT_VERSION, FOOTER_VERSION);
     put32(bytes, AT_FOOTER_BYTES, FOOTER_BYTES);
-    put64(bytes, AT_COMPATIBLE, FOOTER_HAS_REST_SUM);
     memcpy(bytes + AT_IDENTIFIER, tar->identifier, sizeof(tar->identifier));
     put64(bytes, AT_END_MARKER, tar->end_marker_offset);
     put64(bytes, AT_IMAGE_OFFSET, tar->tar_bytes);
     put64(bytes, AT_IMAGE_BYTES, image_bytes);
     put64(bytes, AT_FILE_BYTES, file_bytes);
-    put64(bytes, AT_REST_SUM, tar->rest_sum);
     put64(bytes, AT_SUM, XXH3_64bits(bytes, AT_SUM));
 }
 
@@ -274,6 +269,36 @@ static int find(struct source *source, struct fault *fault, struct embedded_inde
     if (r == 0)
         *ret_where = (struct embedded_index){footer.image_offset, footer.image_bytes};
     return r;
+}
+
+/* Are the bytes from `from` to `to` zeros? There are not many. */
+static int check_zeros(const struct source *source, uint64_t from, uint64_t to,
+                       struct fault *fault)
+{
+    static const uint8_t zeros[4096];
+    uint8_t bytes[sizeof(zeros)];
+    while (from < to) {
+        size_t n = to - from < sizeof(bytes) ? (size_t)(to - from) : sizeof(bytes);
+        int r = source_read(source, bytes, n, from);
+        if (r < 0)
+            return fault_set(fault, r, NULL, from, "read error: %s", strerror(-r));
+        if (memcmp(bytes, zeros, n) != 0)
+            return damaged(fault, from, "there should be zeros");
+        from += n;
+    }
+    return 0;
+}
+
+int onepot_check_trailer(struct source *source, const struct index *index, struct fault *fault)
+{
+    struct embedded_index where;
+    int r = find(source, fault, &where);
+    if (r == 0)
+        r = index_check(index, fault);
+    if (r < 0)
+        return r;
+    uint64_t image_end = where.offset + index_info(index)->image_bytes;
+    return check_zeros(source, image_end, source_size(source) - FOOTER_BYTES, fault);
 }
 
 /* Without its trailer it is a tar like any other, up to the first end-of-archive marker. */

@@ -10,6 +10,8 @@
 
 #include "builder.h"
 #include "fault.h"
+#include "index.h"
+#include "source.h"
 
 #define ONEPOT_RECORD_BYTES 10240u /* tar's record: 20 blocks of 512 */
 #define ONEPOT_MARKER_BYTES 1024u  /* the end-of-archive marker: two blocks of zeros */
@@ -19,7 +21,6 @@ struct onepot_tar {
     uint64_t end_marker_offset; /* of the first of the two zero blocks */
     uint64_t tar_bytes;         /* marker and padding included: a multiple of the record */
     uint8_t identifier[16];     /* XXH3-128 of headers and sums, see the manual */
-    uint64_t rest_sum;          /* XXH3-64 of the bytes of the tar that are no member's data */
 };
 
 /*
@@ -31,5 +32,12 @@ struct onepot_tar {
 int onepot_format_append(struct builder *builder, struct builder_header *header, int fd,
                          const struct onepot_tar *tar, struct fault *fault,
                          uint64_t *ret_file_bytes);
+
+/*
+ * Everything behind the tar of an archive whose index was found in it and opened: footer,
+ * index, and the fixed bytes around them. -ENOENT: it has no trailer; -ESTALE, -EUCLEAN:
+ * see struct backend's `find`. With coverage.h that is the whole file.
+ */
+int onepot_check_trailer(struct source *source, const struct index *index, struct fault *fault);
 
 #endif

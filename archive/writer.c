@@ -25,6 +25,7 @@
 #include "builder.h"
 #include "onepot_format.h"
 #include "output.h"
+#include "rest_sums.h"
 
 #define QUEUE_MAX 256
 
@@ -48,7 +49,7 @@ struct writer {
     int queued;
     size_t queued_bytes;
 
-    XXH3_state_t *rest_state; /* of all bytes that are no member's data */
+    struct rest_sums rest;
     XXH3_state_t *identifier_state;
     XXH3_state_t *sum_state; /* of the present member's data */
 
@@ -66,7 +67,7 @@ static void writer_free(struct writer *w)
     for (int i = 0; i < w->queued; i++)
         free(w->owned[i]);
     builder_free(w->builder);
-    XXH3_freeState(w->rest_state);
+    rest_sums_free(&w->rest);
     XXH3_freeState(w->identifier_state);
     XXH3_freeState(w->sum_state);
     free(w);
@@ -79,18 +80,17 @@ int writer_open(const char *path, const struct writer_options *options, struct f
     if (!w)
         return -ENOMEM;
     w->sync = !options->no_sync;
-    w->rest_state = XXH3_createState();
     w->identifier_state = XXH3_createState();
     w->sum_state = XXH3_createState();
-    int r = w->rest_state && w->identifier_state && w->sum_state ? builder_new(&w->builder)
-                                                                 : -ENOMEM;
+    int r = w->identifier_state && w->sum_state ? rest_sums_init(&w->rest) : -ENOMEM;
+    if (r == 0)
+        r = builder_new(&w->builder);
     if (r == 0)
         r = output_open(path, options->overwrite, fault, &w->output);
     if (r < 0) {
         writer_free(w);
         return r;
     }
-    XXH3_64bits_reset(w->rest_state);
     XXH3_128bits_reset(w->identifier_state);
     *ret_writer = w;
     return 0;
@@ -191,8 +191,8 @@ static int enqueue(struct writer *w, void *bytes, size_t len, void *owned, struc
 
 static int enqueue_zeros(struct writer *w, size_t len, struct fault *fault)
 {
-    XXH3_64bits_update(w->rest_state, zeros, len);
-    return enqueue(w, zeros, len, NULL, fault);
+    int r = rest_sums_add(&w->rest, zeros, len);
+    return r < 0 ? r : enqueue(w, zeros, len, NULL, fault);
 }
 
 /* ---- members ---- */
@@ -293,7 +293,9 @@ int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *
         return w->error = r;
     count_member(w, m);
 
-    XXH3_64bits_update(w->rest_state, header->bytes, header->len);
+    r = rest_sums_add(&w->rest, header->bytes, header->len);
+    if (r < 0)
+        return w->error = r;
     XXH3_128bits_update(w->identifier_state, header->bytes, header->len);
     XXH3_64bits_reset(w->sum_state);
     struct pax_buffer mine = *header;
@@ -313,7 +315,12 @@ int writer_data(struct writer *w, void *bytes, size_t len, struct fault *fault)
     if (!w->sum_known)
         XXH3_64bits_update(w->sum_state, bytes, len);
     w->missing_bytes -= len;
-    int r = enqueue(w, bytes, len, bytes, fault);
+    int r = rest_sums_skip(&w->rest, len);
+    if (r < 0) {
+        free(bytes);
+        return w->error = r;
+    }
+    r = enqueue(w, bytes, len, bytes, fault);
     if (r == 0 && len && !w->missing_bytes)
         r = finish_data(w, fault);
     return r;
@@ -328,11 +335,13 @@ static int write_end_marker(struct writer *w, struct fault *fault, struct onepot
     if (r == 0 && w->offset % ONEPOT_RECORD_BYTES)
         r = enqueue_zeros(w, ONEPOT_RECORD_BYTES - w->offset % ONEPOT_RECORD_BYTES, fault);
     if (r == 0)
+        r = rest_sums_end(&w->rest);
+    if (r == 0)
         r = flush(w, fault);
     if (r < 0)
         return r;
     tar.tar_bytes = w->offset;
-    tar.rest_sum = XXH3_64bits_digest(w->rest_state);
+    builder_set_rest_sums(w->builder, w->rest.sums, w->rest.count);
     XXH128_canonical_t id;
     XXH128_canonicalFromHash(&id, XXH3_128bits_digest(w->identifier_state));
     memcpy(tar.identifier, id.digest, sizeof(tar.identifier));

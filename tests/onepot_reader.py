@@ -20,6 +20,7 @@ import sys
 
 RECORD = 10240
 PAGE = 65536
+WINDOW = 1 << 20
 
 
 class Bad(Exception):
@@ -79,11 +80,11 @@ class Archive:
         foot = self.file[-512:]
         need(foot[:8] == b"onepotFT", "no footer")
         need(struct.unpack_from("<Q", foot, 504)[0] == xxh3_64(foot[:504]), "sum of the footer")
-        version, _length, incompatible, self.compatible = struct.unpack_from("<IIQQ", foot, 8)
+        version, _length, incompatible = struct.unpack_from("<IIQ", foot, 8)
         need(version == 1 and incompatible == 0, "a later version")
         self.identifier = foot[32:48]
-        (self.end_marker, self.image_offset, self.image_length, file_length,
-         self.rest_sum) = struct.unpack_from("<5Q", foot, 48)
+        (self.end_marker, self.image_offset, self.image_length,
+         file_length) = struct.unpack_from("<4Q", foot, 48)
         need(file_length == self.size, "length of the file")
         need(self.end_marker % 512 == 0 and self.image_offset % RECORD == 0, "offsets in the footer")
         need(round_up(self.end_marker + 1024) == self.image_offset, "place of the index")
@@ -98,7 +99,7 @@ class Archive:
 
     def read_header(self):
         self.image = image = self.file[self.image_offset:self.image_offset + self.image_length]
-        need(len(image) >= 208 and image[:8] == b"onepotIX", "magic of the index")
+        need(len(image) >= 264 and image[:8] == b"onepotIX", "magic of the index")
         (version, self.header_length, table, sections, length, incompatible, self.area_offset,
          self.area_length, self.sums_offset, sums_sum, header_sum, page,
          self.features, form, _codec, _block, self.count, _fragments, _nsec, self.files,
@@ -126,7 +127,7 @@ class Archive:
         self.read_sections(table, sections)
 
     def read_sections(self, table, sections):
-        records = {1: 32, 2: 1, 3: 16, 4: 4, 5: 8, 6: 16, 7: 16, 8: 1, 9: 8, 10: 8}
+        records = {1: 32, 2: 1, 3: 16, 4: 4, 5: 8, 6: 16, 7: 16, 8: 1, 9: 8, 10: 8, 11: 8}
         self.section = {number: b"" for number in records}
         need(table % 8 == 0 and table + 24 * sections <= self.header_length, "section table")
         seen = set()
@@ -262,14 +263,44 @@ class Archive:
             else:
                 need(self.sum(entry) == 0, "sum of what is no file")
         data.sort(key=lambda d: d[:2])
+        self.verify_rest(data)
+        self.verify_identifier(data)
+        self.verify_digest()
+
+    def verify_rest(self, data):
+        """Of each window of 1 MiB the sum of what is no data."""
         rest, at = [], 0
         for source, length, _ in data:
             need(source >= at, "data overlaps")
-            rest.append(self.file[at:source])
+            rest.append((at, source))
             at = source + length
-        rest.append(self.file[at:self.image_offset])
-        need(self.compatible & 1 and xxh3_64(b"".join(rest)) == self.rest_sum, "rest sum")
-        self.verify_identifier(data)
+        rest.append((at, self.image_offset))
+        windows = (self.image_offset + WINDOW - 1) // WINDOW
+        pieces = [[] for _ in range(windows)]
+        for start, end in rest:
+            while start < end:
+                stop = min(end, (start // WINDOW + 1) * WINDOW)
+                pieces[start // WINDOW].append(self.file[start:stop])
+                start = stop
+        sums = struct.unpack("<%dQ" % windows, self.section[11])
+        for number, (wanted, window) in enumerate(zip(sums, pieces)):
+            need(xxh3_64(b"".join(window)) == wanted, "sum of window %d" % number)
+
+    def verify_digest(self):
+        hashed = [b"onepot content 1"]
+        for entry in self.entries:
+            node = self.inode(entry)
+            kind = stat.S_IFMT(node.mode)
+            hashed.append(struct.pack("<II", kind, len(entry.name)) + entry.name)
+            if kind == stat.S_IFDIR:
+                hashed.append(struct.pack("<Q", node.data >> 32))
+            elif kind == stat.S_IFREG:
+                hashed.append(struct.pack("<QQ", node.size, self.sum(node)))
+            elif kind == stat.S_IFLNK:
+                hashed.append(struct.pack("<Q", node.size) + self.target(node))
+            elif kind in (stat.S_IFCHR, stat.S_IFBLK):
+                hashed.append(struct.pack("<Q", node.data))
+        need(self.image[208:228] == xxh3_128(b"".join(hashed)) + b"\x01\0\0\0", "digest")
 
     def verify_zeros(self):
         image = self.image

@@ -1,0 +1,44 @@
+/*
+ * The digest that names a dataset: XXH3-128 over the names and the data of a tree, in the
+ * order of its index. Where the bytes lie, whether they are compressed or aligned, owners,
+ * modes and times do not count: the same files make the same digest. onepot-archive(5) has
+ * the exact bytes that are hashed.
+ *
+ *     digest_begin(&d, with_sums);
+ *     for each entry, in the order of the index:  digest_add(&d, &entry);
+ *     digest_end(&d, bytes);
+ *
+ * Threads: a digest belongs to one thread.
+ */
+#ifndef ONEPOT_DIGEST_H
+#define ONEPOT_DIGEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "index.h"
+
+struct digest {
+    void *state;
+    bool sums;
+};
+
+struct digest_entry {
+    const char *name;
+    size_t name_len;
+    uint32_t mode;      /* its type alone counts */
+    uint64_t first;     /* directory: children; regular file: size; device: major */
+    uint64_t second;    /* regular file: sum of its data; device: minor */
+    const char *target; /* symbolic link */
+    size_t target_len;
+};
+
+/* Without sums it is DIGEST_SIZES. -ENOMEM. */
+int digest_begin(struct digest *digest, bool sums);
+void digest_add(struct digest *digest, const struct digest_entry *entry);
+
+/* The digest, and the end of `digest`. `ret_bytes` may be NULL, to give up. */
+void digest_end(struct digest *digest, uint8_t ret_bytes[INDEX_DIGEST_BYTES]);
+
+#endif
