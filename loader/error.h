@@ -11,6 +11,9 @@
 int error_set(struct onepot_error *error, int err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* "FILE: what strerror(3) says of err" */
+int error_errno(struct onepot_error *error, int err, const char *file);
+
 /* "FILE: MEMBER: what (offset N); advice" */
 int error_from_fault(struct onepot_error *error, int err, const struct fault *fault,
                      const char *file);

@@ -105,6 +105,147 @@ ONEPOT_API int onepot_sampler_set_epoch(struct onepot_sampler *sampler, uint64_t
 ONEPOT_API int onepot_sampler_get(const struct onepot_sampler *sampler, uint64_t first,
                                   uint64_t count, uint64_t *ret_indices, uint8_t *ret_valid);
 
+/* ---- archives: which samples there are ---- */
+
+/*
+ * Samples are the regular files of one or more archives (whatever onepot mounts), or groups
+ * of them. Their order is stable: by class, then by directory, then by archive, then by name,
+ * in byte order. Labels are the first directory level, sorted: what torchvision's
+ * ImageFolder gives to the extracted tree. Symbolic links and other special files are left
+ * out.
+ *
+ * Threads: all functions on an archive may run at once, but for close.
+ */
+struct onepot_archive;
+
+enum onepot_group {
+    ONEPOT_GROUP_NONE = 0, /* each file is a sample */
+    /* Files of one directory that agree up to the first dot, as in WebDataset: the sample
+     * "a/x" has the parts "jpg" and "cls" if there are a/x.jpg and a/x.cls. Files without
+     * a dot are samples of their own; those that begin with one are left out. */
+    ONEPOT_GROUP_BASE_NAME = 1,
+    ONEPOT_GROUP_DIRECTORY = 2, /* all files of one directory */
+};
+
+struct onepot_archive_options {
+    size_t size;
+    /* Only files that match one of these globs; one with a slash in it is matched against
+     * the path, others against the name. Not in groups, only files count. */
+    const char *const *filters;
+    size_t filter_count;
+    /* Only files that end with one of these (".jpg"), in upper or lower case. */
+    const char *const *extensions;
+    size_t extension_count;
+    const char *root; /* only what is below this directory; classes are its children */
+    enum onepot_group group;
+    uint64_t memory_bytes; /* for unpacking and indexing; 0: what the node has */
+    uint64_t cache_bytes;  /* for decompressed blocks, of all archives; 0: 256 MiB */
+};
+
+/*
+ * Each path is an archive, a directory whose files are archives (shards), or a pattern as a
+ * shell has it ("train-*.tar"). Names that begin with a dot, and saved indexes, are not
+ * taken for archives. Errors name the file: of open(2), -EUCLEAN (damaged), -ENOENT
+ * (nothing matches), -ENOTSUP, -ENOMEM, -EOVERFLOW (2^32 files or more).
+ */
+ONEPOT_API int onepot_archive_open(const char *const *paths, size_t path_count,
+                                   const struct onepot_archive_options *options,
+                                   struct onepot_error *error,
+                                   struct onepot_archive **ret_archive);
+
+/* Pointers that were handed out end with the last archive that shares them (see split);
+ * loaders keep what they need. NULL is fine. */
+ONEPOT_API void onepot_archive_close(struct onepot_archive *archive);
+
+ONEPOT_API uint64_t onepot_archive_samples(const struct onepot_archive *archive);
+
+/*
+ * The path of a sample in its archive (of a group: the directory, or the path up to the first
+ * dot), terminated. -ERANGE: no such sample; -ENAMETOOLONG; -EUCLEAN.
+ */
+ONEPOT_API int onepot_archive_name(const struct onepot_archive *archive, uint64_t sample,
+                                   char *buf, size_t size, size_t *ret_len);
+
+/* Bytes of a sample; of a group: of all its parts together. -ERANGE. */
+ONEPOT_API int onepot_archive_size(const struct onepot_archive *archive, uint64_t sample,
+                                   uint64_t *ret_bytes);
+
+/* The number of its class, or -1 if it has none. -ERANGE. */
+ONEPOT_API int onepot_archive_label(const struct onepot_archive *archive, uint64_t sample,
+                                    int64_t *ret_label);
+
+/* Classes are all directories of the first level, also those without a sample. */
+ONEPOT_API uint32_t onepot_archive_classes(const struct onepot_archive *archive);
+ONEPOT_API const char *onepot_archive_class(const struct onepot_archive *archive,
+                                            uint32_t label); /* NULL: no such class */
+
+/* The first sample that is called `name`. -ENOENT. Looks through all of them. */
+ONEPOT_API int onepot_archive_find(const struct onepot_archive *archive, const char *name,
+                                   uint64_t *ret_sample);
+
+/*
+ * The bytes of a sample where they lie in the mapped archive, for as long as the archive is
+ * open. -ENOTSUP where they don't (compressed, with holes, in parts, on a network
+ * filesystem): then they have to be read. Should the archive be cut short meanwhile, touching
+ * them is a SIGBUS, as with any mapped file.
+ */
+ONEPOT_API int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
+                                    const void **ret_bytes, uint64_t *ret_len);
+
+/*
+ * Read `len` bytes of a sample from `offset` on (parts one after another); *ret_len is less at
+ * its end. Errors name archive and member: -EIO, -EUCLEAN, -ENODATA (archive cut short).
+ */
+ONEPOT_API int onepot_archive_read(const struct onepot_archive *archive, uint64_t sample,
+                                   uint64_t offset, void *buf, size_t len,
+                                   struct onepot_error *error, size_t *ret_len);
+
+/* A part of a sample; a file is the only part of itself. */
+struct onepot_part {
+    size_t size;      /* of this struct; set by the caller */
+    const char *name; /* what follows the first dot ("jpg"), or the name in a directory; */
+    size_t name_len;  /* not terminated; lives as long as the archive */
+    uint64_t bytes;   /* its size */
+    uint64_t offset;  /* where it begins in the sample's bytes */
+};
+
+ONEPOT_API int onepot_archive_parts(const struct onepot_archive *archive, uint64_t sample,
+                                    uint64_t *ret_count);
+/* -ERANGE, -EUCLEAN */
+ONEPOT_API int onepot_archive_part(const struct onepot_archive *archive, uint64_t sample,
+                                   uint64_t part, struct onepot_part *ret_part);
+
+/*
+ * Parts of an archive as archives of their own, which share all but a list of samples. They
+ * are chosen by a hash of the sample's name and the seed: files that are added later move
+ * none of the old ones from one part to another. The order stays that of the archive.
+ *
+ * split: samples whose hash lies in [low, high) of [0, 1): train 0 to 0.8, test 0.8 to 1.
+ * fold: those of fold k of n (held out), or all others.
+ * subset: the ones that are listed, in the order of the list.
+ *
+ * -EINVAL: a fraction or a fold that makes no sense; -ERANGE: no such sample; -ENOMEM.
+ */
+ONEPOT_API int onepot_archive_split(const struct onepot_archive *archive, double low,
+                                    double high, uint64_t seed,
+                                    struct onepot_archive **ret_part);
+ONEPOT_API int onepot_archive_fold(const struct onepot_archive *archive, uint32_t folds,
+                                   uint32_t fold, bool held_out, uint64_t seed,
+                                   struct onepot_archive **ret_part);
+ONEPOT_API int onepot_archive_subset(const struct onepot_archive *archive,
+                                     const uint64_t *samples, uint64_t count,
+                                     struct onepot_archive **ret_part);
+
+#define ONEPOT_DIGEST_BYTES 16
+
+/*
+ * Names this selection of samples: a hash of the content of the archives (names, and sums of
+ * the members where the archive has them, else sizes) and of which samples are chosen.
+ * The first call may walk over all members. -EUCLEAN, -ENOMEM.
+ */
+ONEPOT_API int onepot_archive_digest(const struct onepot_archive *archive,
+                                     uint8_t ret_digest[ONEPOT_DIGEST_BYTES]);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,282 @@
+/*
+ * The public face of a dataset: opening, and questions about single samples.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "dataset.h"
+#include "error.h"
+#include "shards.h"
+#include "view.h"
+
+#define DEFAULT_CACHE_BYTES (UINT64_C(256) << 20)
+#define NAME_ROOM (16 * PATH_MAX)
+
+int onepot_archive_open(const char *const *paths, size_t path_count,
+                        const struct onepot_archive_options *options,
+                        struct onepot_error *error, struct onepot_archive **ret_archive)
+{
+    struct onepot_archive_options o = {0};
+    struct pot **pots;
+    size_t count;
+    int r = options_read(&o, sizeof(o), options, error);
+    if (r < 0)
+        return r;
+    if ((unsigned)o.group > ONEPOT_GROUP_DIRECTORY)
+        return error_set(error, -EINVAL, "there is no way %d of grouping", (int)o.group);
+    struct onepot_archive *archive = calloc(1, sizeof(*archive));
+    if (!archive)
+        return error_set(error, -ENOMEM, "out of memory");
+    r = shards_open(paths, path_count, o.memory_bytes, error, &pots, &count);
+    if (r == 0) {
+        struct dataset_options d = {
+            .filters = o.filters,
+            .filter_count = o.filter_count,
+            .extensions = o.extensions,
+            .extension_count = o.extension_count,
+            .root = o.root,
+            .group = o.group,
+            .cache_bytes = (o.cache_bytes ? o.cache_bytes : DEFAULT_CACHE_BYTES) / count,
+        };
+        r = dataset_new(pots, count, &d, error, &archive->dataset);
+    }
+    if (r < 0) {
+        free(archive);
+        return r;
+    }
+    archive->count = archive->dataset->group_count;
+    *ret_archive = archive;
+    return 0;
+}
+
+void onepot_archive_close(struct onepot_archive *archive)
+{
+    if (!archive)
+        return;
+    dataset_free(archive->dataset);
+    free(archive->chosen);
+    free(archive);
+}
+
+uint64_t onepot_archive_samples(const struct onepot_archive *archive)
+{
+    return archive->count;
+}
+
+/* ---- names ---- */
+
+/* Cut a file's path down to what names its group. */
+static size_t group_name_length(enum onepot_group group, const char *path, size_t len)
+{
+    const char *slash = memrchr(path, '/', len);
+    size_t start = slash ? (size_t)(slash - path) + 1 : 0;
+    if (group == ONEPOT_GROUP_DIRECTORY)
+        return start ? start - 1 : 0;
+    const char *dot = memchr(path + start, '.', len - start);
+    return dot ? (size_t)(dot - path) : len;
+}
+
+int archive_name(const struct onepot_archive *archive, uint64_t sample, char *buf, size_t size,
+                 size_t *ret_len)
+{
+    const struct dataset *d = archive->dataset;
+    uint64_t first, end;
+    size_t len;
+    archive_records(archive, sample, &first, &end);
+    int r = dataset_path(d, &d->records[first], buf, size, &len);
+    if (r < 0)
+        return r;
+    if (d->group != ONEPOT_GROUP_NONE) {
+        len = group_name_length(d->group, buf, len);
+        buf[len] = '\0';
+    }
+    *ret_len = len;
+    return 0;
+}
+
+int onepot_archive_name(const struct onepot_archive *archive, uint64_t sample, char *buf,
+                        size_t size, size_t *ret_len)
+{
+    if (sample >= archive->count)
+        return -ERANGE;
+    return archive_name(archive, sample, buf, size, ret_len);
+}
+
+/* Of a file the index can tell, without a look at the names of others. */
+static int find_file(const struct onepot_archive *archive, const char *name,
+                     uint64_t *ret_sample)
+{
+    const struct dataset *d = archive->dataset;
+    for (uint32_t a = 0; a < d->pot_count; a++) {
+        uint32_t entry;
+        if (index_resolve(d->pots[a]->index, name, &entry) < 0)
+            continue;
+        for (uint64_t i = 0; i < archive->count; i++) {
+            const struct record *record = &d->records[archive->chosen ? archive->chosen[i] : i];
+            if (record->entry == entry && record_archive(record) == a) {
+                *ret_sample = i;
+                return 0;
+            }
+        }
+    }
+    return -ENOENT;
+}
+
+int onepot_archive_find(const struct onepot_archive *archive, const char *name,
+                        uint64_t *ret_sample)
+{
+    if (archive->dataset->group == ONEPOT_GROUP_NONE)
+        return find_file(archive, name, ret_sample);
+    auto_free char *buf = malloc(NAME_ROOM);
+    if (!buf)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < archive->count; i++) {
+        size_t len;
+        int r = archive_name(archive, i, buf, NAME_ROOM, &len);
+        if (r < 0)
+            return r;
+        if (strcmp(buf, name) == 0) {
+            *ret_sample = i;
+            return 0;
+        }
+    }
+    return -ENOENT;
+}
+
+/* ---- sizes, labels, parts ---- */
+
+uint64_t archive_size(const struct onepot_archive *archive, uint64_t sample)
+{
+    uint64_t first, end, bytes = 0;
+    archive_records(archive, sample, &first, &end);
+    for (; first < end; first++)
+        bytes += archive->dataset->records[first].size_bytes;
+    return bytes;
+}
+
+int onepot_archive_size(const struct onepot_archive *archive, uint64_t sample,
+                        uint64_t *ret_bytes)
+{
+    if (sample >= archive->count)
+        return -ERANGE;
+    *ret_bytes = archive_size(archive, sample);
+    return 0;
+}
+
+int onepot_archive_label(const struct onepot_archive *archive, uint64_t sample,
+                         int64_t *ret_label)
+{
+    uint64_t first, end;
+    if (sample >= archive->count)
+        return -ERANGE;
+    archive_records(archive, sample, &first, &end);
+    *ret_label = archive->dataset->records[first].label;
+    return 0;
+}
+
+uint32_t onepot_archive_classes(const struct onepot_archive *archive)
+{
+    return archive->dataset->class_count;
+}
+
+const char *onepot_archive_class(const struct onepot_archive *archive, uint32_t label)
+{
+    return label < archive->dataset->class_count ? archive->dataset->classes[label] : NULL;
+}
+
+int onepot_archive_parts(const struct onepot_archive *archive, uint64_t sample,
+                         uint64_t *ret_count)
+{
+    uint64_t first, end;
+    if (sample >= archive->count)
+        return -ERANGE;
+    archive_records(archive, sample, &first, &end);
+    *ret_count = end - first;
+    return 0;
+}
+
+int onepot_archive_part(const struct onepot_archive *archive, uint64_t sample, uint64_t part,
+                        struct onepot_part *ret_part)
+{
+    const struct dataset *d = archive->dataset;
+    uint64_t first, end;
+    if (sample >= archive->count)
+        return -ERANGE;
+    archive_records(archive, sample, &first, &end);
+    if (part >= end - first)
+        return -ERANGE;
+    struct onepot_part found = {.size = sizeof(found)};
+    for (uint64_t i = 0; i < part; i++)
+        found.offset += d->records[first + i].size_bytes;
+    const struct record *record = &d->records[first + part];
+    int r = index_name(d->pots[record_archive(record)]->index, record->entry, &found.name,
+                       &found.name_len);
+    if (r < 0)
+        return r;
+    if (d->group == ONEPOT_GROUP_BASE_NAME) {
+        const char *dot = memchr(found.name, '.', found.name_len);
+        size_t skip = dot ? (size_t)(dot - found.name) + 1 : found.name_len;
+        found.name += skip;
+        found.name_len -= skip;
+    }
+    found.bytes = record->size_bytes;
+    found.size = ret_part->size;
+    memcpy(ret_part, &found, found.size < sizeof(found) ? found.size : sizeof(found));
+    return 0;
+}
+
+/* ---- bytes ---- */
+
+int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
+                         const void **ret_bytes, uint64_t *ret_len)
+{
+    const struct dataset *d = archive->dataset;
+    uint64_t first, end;
+    if (sample >= archive->count)
+        return -ERANGE;
+    archive_records(archive, sample, &first, &end);
+    const struct record *record = &d->records[first];
+    const uint8_t *map = d->maps[record_archive(record)];
+    if (end - first != 1 || !map || record_offset(record) == RECORD_OFFSET_NONE)
+        return -ENOTSUP;
+    *ret_bytes = map + record_offset(record);
+    *ret_len = record->size_bytes;
+    return 0;
+}
+
+int onepot_archive_read(const struct onepot_archive *archive, uint64_t sample, uint64_t offset,
+                        void *buf, size_t len, struct onepot_error *error, size_t *ret_len)
+{
+    struct dataset *d = archive->dataset;
+    struct cursor *cursor;
+    uint64_t first, end;
+    uint8_t *to = buf;
+    if (sample >= archive->count)
+        return error_set(error, -ERANGE, "there is no sample %llu", (unsigned long long)sample);
+    int r = cursor_get(d, error, &cursor);
+    if (r < 0)
+        return r;
+    archive_records(archive, sample, &first, &end);
+    for (; first < end && len > 0 && r == 0; first++) {
+        const struct record *record = &d->records[first];
+        if (offset >= record->size_bytes) {
+            offset -= record->size_bytes;
+            continue;
+        }
+        size_t n =
+            record->size_bytes - offset < len ? (size_t)(record->size_bytes - offset) : len;
+        r = cursor_read(d, cursor, record, offset, to, n);
+        if (r < 0)
+            dataset_error(error, r, d, record);
+        to += n;
+        len -= n;
+        offset = 0;
+    }
+    cursor_put(cursor);
+    if (r == 0)
+        *ret_len = (size_t)(to - (uint8_t *)buf);
+    return r;
+}

@@ -1,0 +1,484 @@
+/*
+ * How the table is made: each archive is walked directory by directory, and the files of a
+ * directory become a run of records. Then the directories are sorted, and the runs put in
+ * their order. An index holds the children of a directory sorted, so that no file is ever
+ * compared with another: ten million files in a thousand directories cost a sort of a
+ * thousand paths.
+ */
+#include "dataset.h"
+
+#include <errno.h>
+#include <fnmatch.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "cleanup.h"
+#include "error.h"
+
+#define MEMBER_PATH_MAX (16 * PATH_MAX)
+
+/* A directory, and the run of its files. */
+struct folder {
+    char *path; /* below the root; "" is the root itself */
+    uint32_t archive;
+    uint32_t position;
+    int32_t label;
+    uint64_t first, count;
+};
+
+struct walk {
+    struct dataset *dataset;
+    const struct dataset_options *options;
+    struct onepot_error *error;
+    struct folder *folders;
+    size_t folder_count, folder_room;
+    char *path; /* MEMBER_PATH_MAX: of the file that is looked at */
+};
+
+/* ---- folders and classes ---- */
+
+static int add_folder(struct walk *w, uint32_t archive, uint32_t position, const char *path)
+{
+    if (w->folder_count == w->folder_room) {
+        size_t room = w->folder_room ? 2 * w->folder_room : 64;
+        struct folder *folders = reallocarray(w->folders, room, sizeof(*folders));
+        if (!folders)
+            return -ENOMEM;
+        w->folders = folders;
+        w->folder_room = room;
+    }
+    char *copy = strdup(path);
+    if (!copy)
+        return -ENOMEM;
+    w->folders[w->folder_count++] =
+        (struct folder){.path = copy, .archive = archive, .position = position, .label = -1};
+    return 0;
+}
+
+static int compare_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* By first component, then by path, then by archive. */
+static int compare_folders(const void *a, const void *b)
+{
+    const struct folder *x = a, *y = b;
+    if (x->label != y->label)
+        return x->label < y->label ? -1 : 1;
+    int order = strcmp(x->path, y->path);
+    if (order != 0)
+        return order;
+    return x->archive < y->archive ? -1 : x->archive > y->archive;
+}
+
+/* Classes are the folders of the first level, each name once. */
+static int make_classes(struct walk *w)
+{
+    struct dataset *d = w->dataset;
+    size_t count = 0;
+    d->classes = calloc(w->folder_count + 1, sizeof(*d->classes));
+    if (!d->classes)
+        return -ENOMEM;
+    for (size_t i = 0; i < w->folder_count; i++) {
+        const char *path = w->folders[i].path;
+        if (!*path || strchr(path, '/'))
+            continue;
+        if (!(d->classes[count++] = strdup(path)))
+            return -ENOMEM;
+    }
+    qsort(d->classes, count, sizeof(*d->classes), compare_text);
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (kept && strcmp(d->classes[kept - 1], d->classes[i]) == 0)
+            free(d->classes[i]);
+        else
+            d->classes[kept++] = d->classes[i];
+    }
+    memset(d->classes + kept, 0, (count - kept) * sizeof(*d->classes));
+    d->class_count = (uint32_t)kept;
+    return 0;
+}
+
+static void label_folders(struct walk *w)
+{
+    struct dataset *d = w->dataset;
+    for (size_t i = 0; i < w->folder_count; i++) {
+        struct folder *f = &w->folders[i];
+        size_t len = strcspn(f->path, "/");
+        char kept = f->path[len];
+        f->path[len] = '\0';
+        char **class = len == 0 ? NULL
+                                : bsearch(&f->path, d->classes, d->class_count,
+                                          sizeof(*d->classes), compare_text);
+        f->path[len] = kept;
+        f->label = class ? (int32_t)(class - d->classes) : -1;
+    }
+}
+
+/* ---- files ---- */
+
+static bool has_extension(const struct walk *w, const char *name)
+{
+    size_t len = strlen(name);
+    for (size_t i = 0; i < w->options->extension_count; i++) {
+        size_t n = strlen(w->options->extensions[i]);
+        if (n <= len && strcasecmp(name + len - n, w->options->extensions[i]) == 0)
+            return true;
+    }
+    return w->options->extension_count == 0;
+}
+
+static bool passes_filter(const struct walk *w, const char *path, const char *name)
+{
+    for (size_t i = 0; i < w->options->filter_count; i++) {
+        const char *pattern = w->options->filters[i];
+        if (fnmatch(pattern, strchr(pattern, '/') ? path : name, 0) == 0)
+            return true;
+    }
+    return w->options->filter_count == 0;
+}
+
+static uint64_t find_bytes(const struct index *index, uint32_t position, uint64_t size)
+{
+    struct extent extent;
+    if (size == 0)
+        return 0;
+    if (index_extent(index, position, 0, &extent) < 0 || extent.kind != EXTENT_STORED ||
+        extent.length < size || extent.source_offset >= RECORD_OFFSET_NONE)
+        return RECORD_OFFSET_NONE; /* whatever is wrong, a read will say so */
+    return extent.source_offset;
+}
+
+static int add_file(struct walk *w, uint32_t archive, uint32_t position,
+                    const struct node *node)
+{
+    struct dataset *d = w->dataset;
+    if (d->record_count == UINT32_MAX)
+        return -EOVERFLOW;
+    uint64_t offset = find_bytes(d->pots[archive]->index, position, node->size_bytes);
+    d->records[d->record_count++] =
+        (struct record){.where = (uint64_t)archive << RECORD_OFFSET_BITS | offset,
+                        .size_bytes = node->size_bytes,
+                        .entry = position,
+                        .label = -1};
+    return 0;
+}
+
+/* One child of folder `f`: `path` ends at `dir_len` with the folder's path and a slash. */
+static int look_at(struct walk *w, uint32_t archive, uint32_t position, size_t dir_len)
+{
+    const struct index *index = w->dataset->pots[archive]->index;
+    const char *name;
+    size_t len;
+    struct node node;
+    int r = index_name(index, position, &name, &len);
+    if (r == 0)
+        r = index_node(index, position, &node);
+    if (r < 0)
+        return r;
+    if (dir_len + len + 1 > MEMBER_PATH_MAX)
+        return -ENAMETOOLONG;
+    memcpy(w->path + dir_len, name, len);
+    w->path[dir_len + len] = '\0';
+    if (S_ISDIR(node.mode))
+        return add_folder(w, archive, position, w->path);
+    if (!S_ISREG(node.mode) || !has_extension(w, w->path + dir_len) ||
+        !passes_filter(w, w->path, w->path + dir_len))
+        return 0;
+    return add_file(w, archive, position, &node);
+}
+
+static int walk_folder(struct walk *w, size_t number)
+{
+    struct folder *f = &w->folders[number]; /* moves when one is added */
+    uint32_t archive = f->archive, first, count;
+    size_t len = strlen(f->path);
+    int r = index_children(w->dataset->pots[archive]->index, f->position, &first, &count);
+    if (r < 0)
+        return r;
+    memcpy(w->path, f->path, len);
+    if (len)
+        w->path[len++] = '/';
+    uint64_t start = w->dataset->record_count;
+    for (uint32_t i = 0; i < count && r == 0; i++)
+        r = look_at(w, archive, first + i, len);
+    w->folders[number].first = start;
+    w->folders[number].count = w->dataset->record_count - start;
+    return r;
+}
+
+static int walk_archive(struct walk *w, uint32_t archive)
+{
+    struct pot *pot = w->dataset->pots[archive];
+    uint32_t root;
+    int r = index_resolve(pot->index, w->options->root ? w->options->root : "", &root);
+    if (r == -ENOENT || r == -ENOTDIR)
+        return 0; /* another archive may have it */
+    size_t number = w->folder_count;
+    if (r == 0)
+        r = add_folder(w, archive, root, "");
+    for (; r == 0 && number < w->folder_count; number++)
+        r = walk_folder(w, number);
+    if (r == -EUCLEAN)
+        return error_set(w->error, r, "%s: its index is damaged", pot->path);
+    if (r == -EOVERFLOW)
+        return error_set(w->error, r, "%s: there are more than 4 billion samples", pot->path);
+    if (r == -ENOTDIR)
+        return error_set(w->error, r, "%s: '%s' is no directory", pot->path, w->options->root);
+    return r < 0 ? error_errno(w->error, r, pot->path) : 0;
+}
+
+/* ---- the table ---- */
+
+static struct record *map_records(uint64_t count, size_t *ret_bytes)
+{
+    if (__builtin_mul_overflow(count ? count : 1, sizeof(struct record), ret_bytes))
+        return NULL;
+    void *p = mmap(NULL, *ret_bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    madvise(p, *ret_bytes, MADV_HUGEPAGE);
+    return p;
+}
+
+static bool in_order(const struct walk *w)
+{
+    uint64_t next = 0;
+    for (size_t i = 0; i < w->folder_count; i++) {
+        if (w->folders[i].count && w->folders[i].first != next)
+            return false;
+        next += w->folders[i].count;
+    }
+    return true;
+}
+
+/* Records into the order of the sorted folders, with their labels. */
+static int arrange_records(struct walk *w)
+{
+    struct dataset *d = w->dataset;
+    struct record *sorted = d->records;
+    size_t bytes = d->record_bytes;
+    if (!in_order(w) && !(sorted = map_records(d->record_count, &bytes)))
+        return -ENOMEM;
+    uint64_t at = 0;
+    for (size_t i = 0; i < w->folder_count; i++) {
+        struct folder *f = &w->folders[i];
+        if (sorted != d->records)
+            memcpy(sorted + at, d->records + f->first, f->count * sizeof(*sorted));
+        for (uint64_t j = 0; j < f->count; j++)
+            sorted[at + j].label = f->label;
+        f->first = at;
+        at += f->count;
+    }
+    if (sorted != d->records) {
+        munmap(d->records, d->record_bytes);
+        d->records = sorted;
+        d->record_bytes = bytes;
+    }
+    return 0;
+}
+
+/* ---- groups ---- */
+
+/* How long the common part of a name is: up to its first dot, or all of it. */
+static size_t base_length(const char *name, size_t len)
+{
+    const char *dot = memchr(name, '.', len);
+    return dot ? (size_t)(dot - name) : len;
+}
+
+static int record_name(const struct dataset *d, uint64_t i, const char **ret_name,
+                       size_t *ret_len)
+{
+    const struct record *record = &d->records[i];
+    return index_name(d->pots[record_archive(record)]->index, record->entry, ret_name, ret_len);
+}
+
+/* Names of one directory are sorted, so what agrees up to the first dot lies together. */
+static int group_by_base(struct dataset *d, const struct folder *f)
+{
+    const char *last = NULL, *name;
+    size_t last_len = 0, len;
+    for (uint64_t i = f->first; i < f->first + f->count; i++) {
+        int r = record_name(d, i, &name, &len);
+        if (r < 0)
+            return r;
+        bool has_dot = memchr(name, '.', len);
+        len = base_length(name, len);
+        if (!last || !has_dot || len != last_len || memcmp(name, last, len) != 0)
+            d->group_starts[d->group_count++] = (uint32_t)i;
+        last = has_dot ? name : NULL;
+        last_len = len;
+    }
+    return 0;
+}
+
+static bool is_hidden(const struct dataset *d, uint64_t i)
+{
+    const char *name;
+    size_t len;
+    return record_name(d, i, &name, &len) == 0 && len > 0 && name[0] == '.';
+}
+
+/* WebDataset's samples have a name before the dot: files without one go. */
+static void drop_hidden(struct walk *w)
+{
+    struct dataset *d = w->dataset;
+    uint64_t kept = 0;
+    for (size_t i = 0; i < w->folder_count; i++) {
+        struct folder *f = &w->folders[i];
+        uint64_t start = kept;
+        for (uint64_t j = f->first; j < f->first + f->count; j++)
+            if (!is_hidden(d, j))
+                d->records[kept++] = d->records[j];
+        f->first = start;
+        f->count = kept - start;
+    }
+    d->record_count = kept;
+}
+
+static int make_groups(struct walk *w)
+{
+    struct dataset *d = w->dataset;
+    d->group = w->options->group;
+    d->group_count = d->record_count;
+    if (d->group == ONEPOT_GROUP_NONE)
+        return 0;
+    if (d->group == ONEPOT_GROUP_BASE_NAME)
+        drop_hidden(w);
+    d->group_starts = malloc((d->record_count + 1) * sizeof(*d->group_starts));
+    if (!d->group_starts)
+        return -ENOMEM;
+    d->group_count = 0;
+    int r = 0;
+    for (size_t i = 0; i < w->folder_count && r == 0; i++) {
+        const struct folder *f = &w->folders[i];
+        if (d->group == ONEPOT_GROUP_BASE_NAME)
+            r = group_by_base(d, f);
+        else if (f->count)
+            d->group_starts[d->group_count++] = (uint32_t)f->first;
+    }
+    d->group_starts[d->group_count] = (uint32_t)d->record_count;
+    return r;
+}
+
+/* ---- all of it ---- */
+
+static int build(struct walk *w)
+{
+    struct dataset *d = w->dataset;
+    uint64_t entries = 0;
+    for (size_t i = 0; i < d->pot_count; i++)
+        entries += index_info(d->pots[i]->index)->entries;
+    d->records = map_records(entries, &d->record_bytes);
+    w->path = malloc(MEMBER_PATH_MAX);
+    if (!d->records || !w->path)
+        return -ENOMEM;
+    for (size_t i = 0; i < d->pot_count; i++) {
+        int r = walk_archive(w, (uint32_t)i);
+        if (r < 0)
+            return r;
+    }
+    if (w->folder_count == 0)
+        return error_set(w->error, -ENOENT, "%s: there is no directory '%s' in it",
+                         d->pots[0]->path, w->options->root);
+    int r = make_classes(w);
+    if (r < 0)
+        return r;
+    label_folders(w);
+    qsort(w->folders, w->folder_count, sizeof(*w->folders), compare_folders);
+    r = arrange_records(w);
+    return r < 0 ? r : make_groups(w);
+}
+
+static int map_archives(struct dataset *d)
+{
+    d->maps = calloc(d->pot_count + 1, sizeof(*d->maps));
+    if (!d->maps)
+        return -ENOMEM;
+    for (size_t i = 0; i < d->pot_count; i++)
+        d->maps[i] = source_map(d->pots[i]->source);
+    return 0;
+}
+
+int dataset_new(struct pot **pots, size_t count, const struct dataset_options *options,
+                struct onepot_error *error, struct dataset **ret_dataset)
+{
+    struct dataset *d = calloc(1, sizeof(*d));
+    if (!d) {
+        for (size_t i = 0; i < count; i++)
+            pot_close(pots[i]);
+        free(pots);
+        return error_set(error, -ENOMEM, "out of memory");
+    }
+    d->users = 1;
+    d->pots = pots;
+    d->pot_count = count;
+    d->cache_bytes = options->cache_bytes;
+    struct onepot_error words = {0};
+    struct walk w = {.dataset = d, .options = options, .error = &words};
+    int r = map_archives(d);
+    if (r == 0)
+        r = build(&w);
+    for (size_t i = 0; i < w.folder_count; i++)
+        free(w.folders[i].path);
+    free(w.folders);
+    free(w.path);
+    if (r < 0) {
+        if (words.code == 0)
+            error_errno(&words, r, d->pots[0]->path);
+        dataset_free(d);
+        return error_set(error, r, "%s", words.text);
+    }
+    *ret_dataset = d;
+    return 0;
+}
+
+int dataset_path(const struct dataset *dataset, const struct record *record, char *buf,
+                 size_t size, size_t *ret_len)
+{
+    return index_path(dataset->pots[record_archive(record)]->index, record->entry, buf, size,
+                      ret_len);
+}
+
+static const char *describe(int err, char *buf, size_t size)
+{
+    switch (-err) {
+    case EUCLEAN:
+        return "its data is damaged";
+    case ENODATA:
+        return "the archive is shorter than its index says";
+    case EBADMSG:
+        return "its data does not match its sum";
+    case EIO:
+        return "it can't be read";
+    default:
+        return strerror_r(-err, buf, size);
+    }
+}
+
+int dataset_error(struct onepot_error *error, int err, const struct dataset *dataset,
+                  const struct record *record)
+{
+    const struct pot *pot = dataset->pots[record_archive(record)];
+    struct fault fault = {0};
+    char words[128];
+    size_t len;
+    auto_free char *path = malloc(MEMBER_PATH_MAX);
+    if (!path || dataset_path(dataset, record, path, MEMBER_PATH_MAX, &len) < 0) {
+        free(path);
+        path = strdup("?");
+    }
+    uint64_t offset =
+        record_offset(record) == RECORD_OFFSET_NONE ? FAULT_NO_OFFSET : record_offset(record);
+    fault_set(&fault, err, path, offset, "%s", describe(err, words, sizeof(words)));
+    if (err == -EUCLEAN || err == -ENODATA || err == -EBADMSG)
+        fault_advise(&fault, "compare the archive with its original, or copy it again");
+    return error_from_fault(error, err, &fault, pot->path);
+}

@@ -1,0 +1,133 @@
+/*
+ * Which files are meant. A path that exists is taken as it is, whatever characters it has;
+ * only one that does not may be a pattern.
+ */
+#include "shards.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "cleanup.h"
+#include "dataset.h"
+#include "error.h"
+
+#define INDEX_SUFFIX ".onepot-index"
+
+struct list {
+    struct pot **pots;
+    size_t count, room;
+    uint64_t memory_bytes;
+    struct onepot_error *error;
+};
+
+static int open_one(struct list *list, const char *path)
+{
+    struct pot_options options = {.memory_bytes = list->memory_bytes};
+    struct fault fault = {0};
+    if (list->count == list->room) {
+        size_t room = list->room ? 2 * list->room : 16;
+        struct pot **pots = reallocarray(list->pots, room, sizeof(*pots));
+        if (!pots)
+            return error_set(list->error, -ENOMEM, "out of memory");
+        list->pots = pots;
+        list->room = room;
+    }
+    if (list->count == ARCHIVES_MAX)
+        return error_set(list->error, -EOVERFLOW, "%s: more than %u archives", path,
+                         ARCHIVES_MAX);
+    int r = pot_open(path, &options, &fault, &list->pots[list->count]);
+    if (r < 0)
+        return error_from_fault(list->error, r, &fault, path);
+    list->count++;
+    return 0;
+}
+
+static int is_shard(const struct dirent *entry)
+{
+    size_t len = strlen(entry->d_name), n = strlen(INDEX_SUFFIX);
+    return entry->d_name[0] != '.' &&
+           (len < n || strcmp(entry->d_name + len - n, INDEX_SUFFIX) != 0);
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static int open_file_in(struct list *list, const char *folder, const char *name)
+{
+    auto_free char *path = NULL;
+    struct stat st;
+    if (asprintf(&path, "%s/%s", folder, name) < 0) {
+        path = NULL;
+        return error_set(list->error, -ENOMEM, "out of memory");
+    }
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return 0;
+    return open_one(list, path);
+}
+
+static int open_folder(struct list *list, const char *path)
+{
+    struct dirent **entries;
+    size_t before = list->count;
+    int n = scandir(path, &entries, is_shard, by_name);
+    if (n < 0)
+        return error_errno(list->error, -errno, path);
+    int r = 0;
+    for (int i = 0; i < n; i++) {
+        if (r == 0)
+            r = open_file_in(list, path, entries[i]->d_name);
+        free(entries[i]);
+    }
+    free(entries);
+    if (r == 0 && list->count == before)
+        r = error_set(list->error, -ENOENT, "%s: there is no archive in this directory", path);
+    return r;
+}
+
+static int open_pattern(struct list *list, const char *pattern)
+{
+    glob_t found = {0};
+    int r = glob(pattern, 0, NULL, &found);
+    if (r == GLOB_NOMATCH)
+        r = error_set(list->error, -ENOENT, "%s: no file matches", pattern);
+    else if (r != 0)
+        r = error_set(list->error, r == GLOB_NOSPACE ? -ENOMEM : -EIO,
+                      "%s: can't be looked for", pattern);
+    for (size_t i = 0; r == 0 && i < found.gl_pathc; i++)
+        r = open_one(list, found.gl_pathv[i]);
+    globfree(&found);
+    return r;
+}
+
+static int open_path(struct list *list, const char *path)
+{
+    struct stat st;
+    if (stat(path, &st) == 0)
+        return S_ISDIR(st.st_mode) ? open_folder(list, path) : open_one(list, path);
+    return strpbrk(path, "*?[") ? open_pattern(list, path) : open_one(list, path);
+}
+
+int shards_open(const char *const *paths, size_t count, uint64_t memory_bytes,
+                struct onepot_error *error, struct pot ***ret_pots, size_t *ret_count)
+{
+    struct list list = {.memory_bytes = memory_bytes, .error = error};
+    int r = count ? 0 : error_set(error, -EINVAL, "no archive was named");
+    for (size_t i = 0; i < count && r == 0; i++)
+        r = open_path(&list, paths[i]);
+    if (r < 0) {
+        for (size_t i = 0; i < list.count; i++)
+            pot_close(list.pots[i]);
+        free(list.pots);
+        return r;
+    }
+    *ret_pots = list.pots;
+    *ret_count = list.count;
+    return 0;
+}

@@ -1,0 +1,17 @@
+/*
+ * What the files of this folder know of archives beyond onepot.h. `sample` is below the
+ * number of samples.
+ */
+#ifndef ONEPOT_VIEW_H
+#define ONEPOT_VIEW_H
+
+#include "dataset.h"
+
+/* Another handle for the same samples, to be closed; NULL: no memory. */
+struct onepot_archive *archive_share(const struct onepot_archive *archive);
+
+int archive_name(const struct onepot_archive *archive, uint64_t sample, char *buf, size_t size,
+                 size_t *ret_len);
+uint64_t archive_size(const struct onepot_archive *archive, uint64_t sample);
+
+#endif

@@ -1,0 +1,408 @@
+/*
+ * Archives as samples: which there are, in what order, with which labels, and their bytes.
+ */
+#include "loader_helper.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+
+static const char *const names[] = {
+    /* The order in which they are samples. */
+    "top.txt",        "a/1.jpg",   "a/2.jpg",     "a/sub/0.jpg", "a/sub-x/9.jpg",
+    "a/sub/in/1.jpg", "a-b/1.jpg", "b/10.jpg",    "b/9.JPG",     "b/9.json",
+    "c.d/x.y.jpg",    "c.d/x.z",   "c.d/y/z/w.q",
+};
+#define NAMES (sizeof(names) / sizeof(names[0]))
+
+static void make_tree(struct tree *t)
+{
+    tree_begin(t);
+    for (size_t i = NAMES; i-- > 0;)
+        tree_file(t, names[i], names[i], strlen(names[i]));
+}
+
+static void check_name(const struct onepot_archive *a, uint64_t i, const char *expected)
+{
+    char name[256];
+    size_t len;
+    ck_assert_int_eq(onepot_archive_name(a, i, name, sizeof(name), &len), 0);
+    ck_assert_str_eq(name, expected);
+    ck_assert_uint_eq(len, strlen(expected));
+}
+
+/* As torchvision: by class, then by the path of the directory, then by name. */
+static int position_of(const char *name)
+{
+    static const char *const sorted[] = {"top.txt",     "a/1.jpg",       "a/2.jpg",
+                                         "a/sub/0.jpg", "a/sub-x/9.jpg", "a/sub/in/1.jpg"};
+    for (int i = 0; i < 6; i++)
+        if (strcmp(sorted[i], name) == 0)
+            return i;
+    return -1;
+}
+
+START_TEST(samples_are_in_imagefolders_order_with_its_labels)
+{
+    struct tree t;
+    make_tree(&t);
+    if (tree_pack(&t, (enum packing)_i)) {
+        struct onepot_archive *a = tree_open(&t, NULL);
+        ck_assert_uint_eq(onepot_archive_samples(a), NAMES);
+        ck_assert_uint_eq(onepot_archive_classes(a), 4);
+        ck_assert_str_eq(onepot_archive_class(a, 0), "a");
+        ck_assert_str_eq(onepot_archive_class(a, 1), "a-b");
+        ck_assert_str_eq(onepot_archive_class(a, 3), "c.d");
+        ck_assert_ptr_null(onepot_archive_class(a, 4));
+        for (size_t i = 0; i < NAMES; i++) {
+            char name[256], bytes[256];
+            size_t len, got;
+            uint64_t size, found;
+            int64_t label;
+            ck_assert_int_eq(onepot_archive_name(a, i, name, sizeof(name), &len), 0);
+            /* directories of a class by their path: "a/sub" < "a/sub-x" < "a/sub/in" */
+            if (i < 6)
+                ck_assert_int_eq(position_of(name), (int)i);
+            else
+                ck_assert_str_eq(name, names[i]);
+            ck_assert_int_eq(onepot_archive_size(a, i, &size), 0);
+            ck_assert_uint_eq(size, len);
+            ck_assert_int_eq(onepot_archive_read(a, i, 0, bytes, sizeof(bytes), NULL, &got), 0);
+            ck_assert_uint_eq(got, len);
+            ck_assert_mem_eq(bytes, name, len);
+            ck_assert_int_eq(onepot_archive_find(a, name, &found), 0);
+            ck_assert_uint_eq(found, i);
+            ck_assert_int_eq(onepot_archive_label(a, i, &label), 0);
+            if (strchr(name, '/')) {
+                const char *class = onepot_archive_class(a, (uint32_t)label);
+                ck_assert_int_eq(strncmp(class, name, strlen(class)), 0);
+                ck_assert_int_eq(name[strlen(class)], '/');
+            } else {
+                ck_assert_int_eq(label, -1);
+            }
+            const void *place;
+            int r = onepot_archive_bytes(a, i, &place, &size);
+            if (_i != PACKING_SQUASHFS)
+                ck_assert_int_eq(r, 0);
+            if (r == 0)
+                ck_assert_mem_eq(place, name, len);
+        }
+        uint64_t none;
+        char name[4];
+        size_t len;
+        ck_assert_int_eq(onepot_archive_find(a, "a/nothing", &none), -ENOENT);
+        ck_assert_int_eq(onepot_archive_find(a, "a", &none), -ENOENT);
+        ck_assert_int_eq(onepot_archive_size(a, NAMES, &none), -ERANGE);
+        ck_assert_int_eq(onepot_archive_name(a, 0, name, sizeof(name), &len), -ENAMETOOLONG);
+        onepot_archive_close(a);
+    }
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(filters_extensions_and_a_root_choose_files)
+{
+    struct tree t;
+    make_tree(&t);
+    tree_pack(&t, PACKING_ONEPOT);
+    struct onepot_archive_options o = {.size = sizeof(o)};
+    o.extensions = (const char *const[]){".jpg"};
+    o.extension_count = 1;
+    struct onepot_archive *a = tree_open(&t, &o);
+    ck_assert_uint_eq(onepot_archive_samples(a), 9); /* 9.JPG too */
+    ck_assert_uint_eq(onepot_archive_classes(a), 4);
+    onepot_archive_close(a);
+
+    o = (struct onepot_archive_options){.size = sizeof(o)};
+    o.filters = (const char *const[]){"b/*", "x.*"};
+    o.filter_count = 2;
+    a = tree_open(&t, &o);
+    ck_assert_uint_eq(onepot_archive_samples(a), 5);
+    check_name(a, 3, "c.d/x.y.jpg");
+    onepot_archive_close(a);
+
+    o = (struct onepot_archive_options){.size = sizeof(o), .root = "a"};
+    a = tree_open(&t, &o);
+    ck_assert_uint_eq(onepot_archive_samples(a), 5);
+    ck_assert_uint_eq(onepot_archive_classes(a), 2);
+    ck_assert_str_eq(onepot_archive_class(a, 0), "sub");
+    check_name(a, 2, "a/sub/0.jpg");
+    onepot_archive_close(a);
+
+    struct onepot_error error;
+    const char *const paths[] = {t.archive};
+    o.root = "nowhere";
+    ck_assert_int_eq(onepot_archive_open(paths, 1, &o, &error, &a), -ENOENT);
+    ck_assert_ptr_nonnull(strstr(error.text, "nowhere"));
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(files_group_by_base_name_and_by_directory)
+{
+    static const char *const files[] = {"s/a.cls", "s/a.jpg",   "s/a-b.jpg", "s/a.seg.png",
+                                        "s/b",     "s/.hidden", "s/c.x",     "t/c.x"};
+    struct tree t;
+    tree_begin(&t);
+    for (unsigned i = 0; i < 8; i++)
+        tree_file(&t, files[i], files[i], strlen(files[i]));
+    tree_pack(&t, PACKING_TAR);
+    struct onepot_archive_options o = {.size = sizeof(o), .group = ONEPOT_GROUP_BASE_NAME};
+    struct onepot_archive *a = tree_open(&t, &o);
+    ck_assert_uint_eq(onepot_archive_samples(a), 5);
+    check_name(a, 0, "s/a-b");
+    check_name(a, 1, "s/a");
+    check_name(a, 2, "s/b");
+    check_name(a, 4, "t/c");
+    uint64_t parts, size, found;
+    ck_assert_int_eq(onepot_archive_parts(a, 1, &parts), 0);
+    ck_assert_uint_eq(parts, 3);
+    static const char *const part_names[] = {"cls", "jpg", "seg.png"};
+    uint64_t offset = 0;
+    for (unsigned p = 0; p < 3; p++) {
+        struct onepot_part part = {.size = sizeof(part)};
+        ck_assert_int_eq(onepot_archive_part(a, 1, p, &part), 0);
+        ck_assert_uint_eq(part.name_len, strlen(part_names[p]));
+        ck_assert_mem_eq(part.name, part_names[p], part.name_len);
+        ck_assert_uint_eq(part.offset, offset);
+        offset += part.bytes;
+    }
+    struct onepot_part part = {.size = sizeof(part)};
+    ck_assert_int_eq(onepot_archive_part(a, 1, 3, &part), -ERANGE);
+    ck_assert_int_eq(onepot_archive_size(a, 1, &size), 0);
+    ck_assert_uint_eq(size, offset);
+    char bytes[64];
+    size_t got;
+    ck_assert_int_eq(onepot_archive_read(a, 1, 3, bytes, sizeof(bytes), NULL, &got), 0);
+    ck_assert_uint_eq(got, size - 3);
+    ck_assert_mem_eq(bytes, ".clss/a.jpgs/a.seg.png" + 0, 4);
+    ck_assert_mem_eq(bytes + 4, "s/a.jpgs/a.seg.png", got - 4);
+    ck_assert_int_eq(onepot_archive_find(a, "t/c", &found), 0);
+    ck_assert_uint_eq(found, 4);
+    onepot_archive_close(a);
+
+    o.group = ONEPOT_GROUP_DIRECTORY;
+    a = tree_open(&t, &o);
+    ck_assert_uint_eq(onepot_archive_samples(a), 2);
+    check_name(a, 0, "s");
+    check_name(a, 1, "t");
+    ck_assert_int_eq(onepot_archive_parts(a, 0, &parts), 0);
+    ck_assert_uint_eq(parts, 7);
+    onepot_archive_close(a);
+    tree_end(&t);
+}
+END_TEST
+
+static size_t four(unsigned i)
+{
+    (void)i;
+    return 4;
+}
+
+START_TEST(shards_in_a_folder_or_by_a_pattern_are_one_dataset)
+{
+    struct tree t;
+    char path[128];
+    tree_begin(&t);
+    run_shell("mkdir '%s/shards'%s", t.path, "");
+    for (unsigned i = 0; i < 3; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "class%u/f%u", i % 2, i);
+        tree_file(&t, name, &i, sizeof(i));
+        tree_pack(&t, PACKING_TAR);
+        snprintf(path, sizeof(path), "%s/shards/s%u.tar", t.path, i);
+        ck_assert_int_eq(rename(t.archive, path), 0);
+        run_shell("rm -r '%s/tree' && mkdir '%s/tree'", t.path, t.path);
+    }
+    run_shell("touch '%s/shards/.hidden' '%s/shards/s0.tar.onepot-index'", t.path, t.path);
+    snprintf(path, sizeof(path), "%s/shards", t.path);
+    const char *paths[] = {path};
+    for (int round = 0; round < 2; round++) {
+        struct onepot_archive *a;
+        struct onepot_error error;
+        ck_assert_int_eq(onepot_archive_open(paths, 1, NULL, &error, &a), 0);
+        ck_assert_uint_eq(onepot_archive_samples(a), 3);
+        check_name(a, 0, "class0/f0");
+        check_name(a, 1, "class0/f2");
+        check_name(a, 2, "class1/f1");
+        onepot_archive_close(a);
+        strcat(path, "/s*.tar");
+    }
+    struct onepot_archive *none;
+    struct onepot_error error;
+    strcat(path, "x");
+    ck_assert_int_eq(onepot_archive_open(paths, 1, NULL, &error, &none), -ENOENT);
+    ck_assert_ptr_nonnull(strstr(error.text, "s*.tarx"));
+    ck_assert_int_eq(onepot_archive_open(paths, 0, NULL, &error, &none), -EINVAL);
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(splits_and_folds_go_by_name_alone)
+{
+    struct tree t;
+    tree_begin(&t);
+    tree_numbered(&t, 1000, 3, four);
+    tree_pack(&t, PACKING_ONEPOT);
+    struct onepot_archive *a = tree_open(&t, NULL), *train, *test, *none;
+    ck_assert_int_eq(onepot_archive_split(a, 0, 0.8, 1, &train), 0);
+    ck_assert_int_eq(onepot_archive_split(a, 0.8, 1, 1, &test), 0);
+    uint64_t n = onepot_archive_samples(train);
+    ck_assert_uint_eq(n + onepot_archive_samples(test), 1000);
+    ck_assert_uint_gt(n, 740);
+    ck_assert_uint_lt(n, 860);
+    ck_assert_int_eq(onepot_archive_split(a, 0.5, 0.5, 1, &none), 0);
+    ck_assert_uint_eq(onepot_archive_samples(none), 0);
+    onepot_archive_close(none);
+    ck_assert_int_eq(onepot_archive_split(a, 0.5, 1.5, 1, &none), -EINVAL);
+
+    /* A fifth of the files goes; all others stay where they were. */
+    uint8_t digest_a[16], digest_b[16];
+    ck_assert_int_eq(onepot_archive_digest(train, digest_a), 0);
+    ck_assert_int_eq(onepot_archive_digest(test, digest_b), 0);
+    ck_assert_mem_ne(digest_a, digest_b, 16);
+    struct onepot_archive_options o = {
+        .size = sizeof(o), .filters = (const char *const[]){"*[1-9].bin"}, .filter_count = 1};
+    struct onepot_archive *fewer = tree_open(&t, &o), *fewer_train;
+    ck_assert_int_eq(onepot_archive_split(fewer, 0, 0.8, 1, &fewer_train), 0);
+    for (uint64_t i = 0; i < onepot_archive_samples(fewer_train); i++) {
+        char name[64];
+        size_t len;
+        uint64_t found;
+        ck_assert_int_eq(onepot_archive_name(fewer_train, i, name, sizeof(name), &len), 0);
+        ck_assert_int_eq(onepot_archive_find(train, name, &found), 0);
+        ck_assert_int_eq(onepot_archive_find(test, name, &found), -ENOENT);
+    }
+    onepot_archive_close(fewer_train);
+    onepot_archive_close(fewer);
+    onepot_archive_close(test);
+    onepot_archive_close(train);
+
+    uint8_t seen[1000] = {0};
+    for (uint32_t fold = 0; fold < 5; fold++) {
+        struct onepot_archive *out, *rest;
+        ck_assert_int_eq(onepot_archive_fold(a, 5, fold, true, 7, &out), 0);
+        ck_assert_int_eq(onepot_archive_fold(a, 5, fold, false, 7, &rest), 0);
+        ck_assert_uint_eq(onepot_archive_samples(out) + onepot_archive_samples(rest), 1000);
+        for (uint64_t i = 0; i < onepot_archive_samples(out); i++) {
+            uint32_t number;
+            size_t got;
+            ck_assert_int_eq(onepot_archive_read(out, i, 0, &number, 4, NULL, &got), 0);
+            seen[number]++;
+        }
+        onepot_archive_close(out);
+        onepot_archive_close(rest);
+    }
+    for (unsigned i = 0; i < 1000; i++)
+        ck_assert_uint_eq(seen[i], 1);
+    ck_assert_int_eq(onepot_archive_fold(a, 1, 0, true, 7, &none), -EINVAL);
+
+    struct onepot_archive *some;
+    const uint64_t list[] = {999, 5, 5}, wrong[] = {1000};
+    ck_assert_int_eq(onepot_archive_subset(a, list, 3, &some), 0);
+    ck_assert_int_eq(onepot_archive_subset(a, wrong, 1, &none), -ERANGE);
+    onepot_archive_close(a); /* the view lives on */
+    check_name(some, 0, "c002/0000999.bin");
+    check_name(some, 2, "c000/0000005.bin");
+    onepot_archive_close(some);
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(an_archive_works_on_after_a_fork)
+{
+    struct tree t;
+    tree_begin(&t);
+    tree_numbered(&t, 50, 2, four);
+    if (tree_pack(&t, (enum packing)_i)) {
+        struct onepot_archive *a = tree_open(&t, NULL);
+        uint32_t number;
+        size_t got;
+        ck_assert_int_eq(onepot_archive_read(a, 7, 0, &number, 4, NULL, &got), 0);
+        pid_t child = fork();
+        if (child == 0) {
+            bool good = true;
+            for (uint64_t i = 0; i < 50; i++)
+                good = good && onepot_archive_read(a, i, 0, &number, 4, NULL, &got) == 0 &&
+                       number == i;
+            onepot_archive_close(a);
+            _exit(good ? 0 : 1);
+        }
+        int status;
+        ck_assert_int_eq(waitpid(child, &status, 0), child);
+        ck_assert_int_eq(status, 0);
+        ck_assert_int_eq(onepot_archive_read(a, 9, 0, &number, 4, NULL, &got), 0);
+        ck_assert_uint_eq(number, 9);
+        onepot_archive_close(a);
+    }
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(errors_name_archive_and_member)
+{
+    struct tree t;
+    tree_begin(&t);
+    tree_numbered(&t, 50, 2, four);
+    tree_pack(&t, PACKING_TAR);
+    struct onepot_archive *a = tree_open(&t, NULL), *none;
+    ck_assert_int_eq(truncate(t.archive, 2048), 0);
+    char bytes[16];
+    size_t got;
+    struct onepot_error error = {0};
+    ck_assert_int_eq(onepot_archive_read(a, 40, 0, bytes, sizeof(bytes), &error, &got),
+                     -ENODATA);
+    ck_assert_int_eq(error.code, -ENODATA);
+    ck_assert_ptr_nonnull(strstr(error.text, "plain.tar"));
+    ck_assert_ptr_nonnull(strstr(error.text, "c001/0000040.bin"));
+    onepot_archive_close(a);
+    const char *const paths[] = {"/nowhere/x.tar"};
+    ck_assert_int_eq(onepot_archive_open(paths, 1, NULL, &error, &none), -ENOENT);
+    ck_assert_ptr_nonnull(strstr(error.text, "/nowhere/x.tar"));
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(a_thousand_times_open_and_close_keeps_nothing)
+{
+    struct tree t;
+    tree_begin(&t);
+    tree_numbered(&t, 20, 2, four);
+    tree_pack(&t, PACKING_ONEPOT);
+    int before = open("/dev/null", O_RDONLY);
+    close(before);
+    for (unsigned i = 0; i < 1000; i++) {
+        struct onepot_archive *a = tree_open(&t, NULL), *part;
+        char bytes[4];
+        size_t got;
+        ck_assert_int_eq(onepot_archive_split(a, 0, 0.5, i, &part), 0);
+        ck_assert_int_eq(onepot_archive_read(a, 3, 0, bytes, 4, NULL, &got), 0);
+        onepot_archive_close(a);
+        onepot_archive_close(part);
+    }
+    int after = open("/dev/null", O_RDONLY);
+    close(after);
+    ck_assert_int_eq(before, after);
+    tree_end(&t);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("dataset");
+    TCase *t = tcase_create("dataset");
+    tcase_set_timeout(t, 120);
+    tcase_add_loop_test(t, samples_are_in_imagefolders_order_with_its_labels, 0, PACKINGS);
+    tcase_add_test(t, filters_extensions_and_a_root_choose_files);
+    tcase_add_test(t, files_group_by_base_name_and_by_directory);
+    tcase_add_test(t, shards_in_a_folder_or_by_a_pattern_are_one_dataset);
+    tcase_add_test(t, splits_and_folds_go_by_name_alone);
+    tcase_add_loop_test(t, an_archive_works_on_after_a_fork, 0, PACKINGS);
+    tcase_add_test(t, errors_name_archive_and_member);
+    tcase_add_test(t, a_thousand_times_open_and_close_keeps_nothing);
+    suite_add_tcase(s, t);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed != 0;
+}
