@@ -25,6 +25,7 @@ MKSQUASHFS = ["-noappend", "-no-progress", "-quiet"]
 # kind: (program, arguments); {src} is the directory, {out} the archive, both absolute.
 KINDS = {
     "onepot": ("onepot", ["pack", "-o", "{out}", "{src}"]),
+    "onepot-zstd": ("onepot", ["pack", "--zstd", "-o", "{out}", "{src}"]),
     "tar": ("tar", ["--sort=name", "-C", "{src}", "-cf", "{out}", "."]),
     "squashfs": ("mksquashfs", ["{src}", "{out}", *MKSQUASHFS, *STORED_SQUASHFS]),
     "squashfs-zstd": ("mksquashfs", ["{src}", "{out}", *MKSQUASHFS, "-comp", "zstd"]),
@@ -104,7 +105,7 @@ class Store:
         """Builds under another name and renames, so that a broken run leaves no half archive.
         onepot's own is always packed anew: it is what changes between runs."""
         final = self.archive(which, kind)
-        if final.exists() and kind != "onepot":
+        if final.exists() and not kind.startswith("onepot"):
             return
         program, arguments = KINDS[kind]
         partial = final.with_name(f"partial-{kind}.zip" if "zip" in kind else f"partial-{kind}")

@@ -39,6 +39,7 @@ def loop(kind):
 
 CONTENDERS = (
     Contender("onepot archive", BOTH, "onepot", "onepot", ONEPOT),
+    Contender("onepot archive zstd", RECORDS, "onepot-zstd", "onepot", ONEPOT),
     Contender("onepot tar", BOTH, "tar", "onepot", ONEPOT),
     Contender("onepot squashfs", NOISE, "squashfs", "onepot", ONEPOT),
     Contender("onepot zstd", RECORDS, ZSTD, "onepot", ONEPOT),
