@@ -16,48 +16,47 @@
 
 /* ---- listings ---- */
 
-/* While a listing is read its text may move: names are offsets until the end. */
-struct reading {
-    char *text;
-    size_t text_len, text_capacity;
-    struct folder_name *names;
-    size_t *offsets;
-    size_t count, capacity;
-};
-
-static int more_names(struct reading *r)
+static int more_names(struct listing_maker *m)
 {
-    size_t capacity = r->capacity ? r->capacity * 2 : 64;
-    struct folder_name *names = reallocarray(r->names, capacity, sizeof(*names));
+    size_t capacity = m->capacity ? m->capacity * 2 : 64;
+    struct folder_name *names = reallocarray(m->names, capacity, sizeof(*names));
     if (!names)
         return -ENOMEM;
-    r->names = names;
-    size_t *offsets = reallocarray(r->offsets, capacity, sizeof(*offsets));
+    m->names = names;
+    size_t *offsets = reallocarray(m->offsets, capacity, sizeof(*offsets));
     if (!offsets)
         return -ENOMEM;
-    r->offsets = offsets;
-    r->capacity = capacity;
+    m->offsets = offsets;
+    m->capacity = capacity;
     return 0;
 }
 
-static int add_name(struct reading *r, const char *name, unsigned char type)
+int listing_maker_add(struct listing_maker *m, const char *name, size_t len, unsigned char type,
+                      uint32_t number)
 {
-    size_t len = strlen(name) + 1;
-    if (r->count == r->capacity && more_names(r) < 0)
+    if (m->count == m->capacity && more_names(m) < 0)
         return -ENOMEM;
-    if (len > r->text_capacity - r->text_len) {
-        size_t capacity = r->text_capacity ? r->text_capacity * 2 : 2048;
-        char *text = realloc(r->text, capacity);
+    if (len + 1 > m->text_capacity - m->text_len) {
+        size_t capacity = m->text_capacity ? m->text_capacity * 2 : 2048;
+        while (len + 1 > capacity - m->text_len)
+            capacity *= 2;
+        char *text = realloc(m->text, capacity);
         if (!text)
             return -ENOMEM;
-        r->text = text;
-        r->text_capacity = capacity;
+        m->text = text;
+        m->text_capacity = capacity;
     }
-    memcpy(r->text + r->text_len, name, len);
-    r->offsets[r->count] = r->text_len;
-    r->names[r->count++].type = type;
-    r->text_len += len;
+    memcpy(m->text + m->text_len, name, len);
+    m->text[m->text_len + len] = '\0';
+    m->offsets[m->count] = m->text_len;
+    m->names[m->count++] = (struct folder_name){.type = type, .number = number};
+    m->text_len += len + 1;
     return 0;
+}
+
+struct folder_name *listing_maker_last(struct listing_maker *m)
+{
+    return &m->names[m->count - 1];
 }
 
 static int compare_names(const void *a, const void *b)
@@ -66,14 +65,26 @@ static int compare_names(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static void finish_listing(struct reading *r, struct listing *listing)
+void listing_maker_finish(struct listing_maker *m, struct listing *ret_listing)
 {
-    for (size_t i = 0; i < r->count; i++)
-        r->names[i].name = r->text + r->offsets[i];
-    if (r->count)
-        qsort(r->names, r->count, sizeof(r->names[0]), compare_names);
-    free(r->offsets);
-    *listing = (struct listing){r->text, r->names, r->count};
+    bool sorted = true;
+    for (size_t i = 0; i < m->count; i++) {
+        m->names[i].name = m->text + m->offsets[i];
+        sorted = sorted && (i == 0 || compare_names(&m->names[i - 1], &m->names[i]) < 0);
+    }
+    if (!sorted)
+        qsort(m->names, m->count, sizeof(m->names[0]), compare_names);
+    free(m->offsets);
+    *ret_listing = (struct listing){m->text, m->names, m->count};
+    *m = (struct listing_maker){0};
+}
+
+void listing_maker_free(struct listing_maker *m)
+{
+    free(m->text);
+    free(m->names);
+    free(m->offsets);
+    *m = (struct listing_maker){0};
 }
 
 int listing_read(int fd, struct listing *listing)
@@ -87,7 +98,7 @@ int listing_read(int fd, struct listing *listing)
             close(own);
         return r;
     }
-    struct reading reading = {0};
+    struct listing_maker maker = {0};
     int r = 0;
     for (;;) {
         errno = 0;
@@ -98,12 +109,12 @@ int listing_read(int fd, struct listing *listing)
         }
         if (strcmp(d->d_name, ".") == 0 || strcmp(d->d_name, "..") == 0)
             continue;
-        r = add_name(&reading, d->d_name, d->d_type);
+        r = listing_maker_add(&maker, d->d_name, strlen(d->d_name), d->d_type, FOLDER_NAME_ALL);
         if (r < 0)
             break;
     }
     closedir(dir);
-    finish_listing(&reading, listing);
+    listing_maker_finish(&maker, listing);
     return r;
 }
 
@@ -210,6 +221,8 @@ void folder_unref(struct folder_set *set, struct folder *f)
             close(f->fd);
         }
         listing_free(&f->listing);
+        if (f->kept)
+            f->free_kept(f->kept);
         free(f);
         f = parent;
     }

@@ -20,7 +20,11 @@
 struct folder_name {
     char *name;
     unsigned char type; /* DT_*; DT_UNKNOWN where the filesystem does not tell */
+    uint32_t number;    /* in an archive: its position; of a list of names: its place there */
 };
+
+/* The number of a name that is in no list: everything below it is wanted. */
+#define FOLDER_NAME_ALL UINT32_MAX
 
 /* The names in a directory, but for "." and "..", sorted as memcmp does. */
 struct listing {
@@ -36,10 +40,34 @@ struct listing {
 int listing_read(int fd, struct listing *listing);
 void listing_free(struct listing *listing);
 
+/*
+ * A listing name by name: all zero is an empty one. Either finish it, which sorts the names
+ * if they are not, or free it.
+ */
+struct listing_maker {
+    char *text; /* moves while it grows: names are offsets until the end */
+    size_t text_len, text_capacity;
+    struct folder_name *names;
+    size_t *offsets;
+    size_t count, capacity;
+};
+
+/* `name` is copied. -ENOMEM. */
+int listing_maker_add(struct listing_maker *maker, const char *name, size_t len,
+                      unsigned char type, uint32_t number);
+/* What was added last; its name is not there yet. */
+struct folder_name *listing_maker_last(struct listing_maker *maker);
+void listing_maker_finish(struct listing_maker *maker, struct listing *ret_listing);
+void listing_maker_free(struct listing_maker *maker);
+
 struct folder {
     struct folder *parent;        /* NULL: a root */
     struct folder *older, *newer; /* among the open ones */
     struct listing listing;
+    const struct input *input; /* it lies in an archive; NULL: in a directory. For the caller */
+    size_t root_len;           /* of its path so much names the source. For the caller */
+    void *kept;                /* for the caller, and freed by the next one */
+    void (*free_kept)(void *kept);
     size_t next; /* the name to be packed next; for the caller */
     unsigned refs;
     unsigned pins;

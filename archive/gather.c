@@ -7,7 +7,7 @@
  * A file that has several names is left alone at first: whether it is the first of
  * them is known only when it is its turn in the archive.
  */
-#include "gather.h"
+#include "gather_private.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -30,9 +30,7 @@
 
 /* ---- problems ---- */
 
-/* A fault of its own about `path`; NULL when there is no memory for it. */
-__attribute__((format(printf, 3, 4))) static struct fault *new_fault(const char *path, int err,
-                                                                     const char *format, ...)
+struct fault *gather_fault(const char *path, int err, const char *format, ...)
 {
     struct fault *fault = calloc(1, sizeof(*fault));
     if (!fault)
@@ -47,23 +45,31 @@ __attribute__((format(printf, 3, 4))) static struct fault *new_fault(const char 
 }
 
 /* The member is left out: `err` is what the system said to it. */
-static int leave_out(struct gathered *g, int err, const char *what)
+int gather_leave_out(struct gathered *g, int err, const char *what)
 {
     char text[128];
     g->skip = true;
     free(g->problem);
     if (err == -ENOENT || err == -ESTALE)
-        g->problem = new_fault(g->path, err, "left out: it vanished while it was packed");
+        g->problem = gather_fault(g->path, err, "left out: it vanished while it was packed");
     else
-        g->problem = new_fault(g->path, err, "left out: %s: %s", what,
-                               strerror_r(-err, text, sizeof(text)));
+        g->problem = gather_fault(g->path, err, "left out: %s: %s", what,
+                                  strerror_r(-err, text, sizeof(text)));
+    return g->problem ? 0 : -ENOMEM;
+}
+
+/* A name of a list that does not lead to what it should. */
+static int not_there(struct gathered *g, int err, const char *what)
+{
+    g->skip = true;
+    g->problem = gather_fault(g->path, err, "%s", what);
     return g->problem ? 0 : -ENOMEM;
 }
 
 static int changed_kind(struct gathered *g)
 {
     g->skip = true;
-    g->problem = new_fault(g->path, -ESTALE, "left out: it became another kind of file");
+    g->problem = gather_fault(g->path, -ESTALE, "left out: it became another kind of file");
     return g->problem ? 0 : -ENOMEM;
 }
 
@@ -179,8 +185,8 @@ static int gather_xattrs(struct gathered *g, int fd)
     if (r == 0 || r == -ENOMEM)
         return r;
     char text[128];
-    g->problem = new_fault(g->path, r, "its extended attributes can't be read: %s",
-                           strerror_r(-r, text, sizeof(text)));
+    g->problem = gather_fault(g->path, r, "its extended attributes can't be read: %s",
+                              strerror_r(-r, text, sizeof(text)));
     return g->problem ? 0 : -ENOMEM;
 }
 
@@ -212,7 +218,7 @@ static int gather_special(struct gathered *g, int folder_fd, const char *name,
     take_stat(g, st);
     if (S_ISSOCK(st->st_mode)) {
         g->skip = true;
-        g->note = new_fault(g->path, -EINVAL, "left out: it is a socket");
+        g->note = gather_fault(g->path, -EINVAL, "left out: it is a socket");
         return g->note ? 0 : -ENOMEM;
     }
     if (!S_ISLNK(st->st_mode))
@@ -222,7 +228,7 @@ static int gather_special(struct gathered *g, int folder_fd, const char *name,
         return -ENOMEM;
     ssize_t n = readlinkat(folder_fd, name, g->link, SYMLINK_BYTES);
     if (n < 0)
-        return leave_out(g, -errno, "can't be read");
+        return gather_leave_out(g, -errno, "can't be read");
     g->member.link = g->link;
     g->member.link_len = (size_t)n;
     return 0;
@@ -235,39 +241,81 @@ static int gather_closed_folder(struct gathered *g, int folder_fd, const char *n
 {
     struct stat st;
     if (err != -EACCES || fstatat(folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return leave_out(g, err, "can't be opened");
+        return gather_leave_out(g, err, "can't be opened");
     if (!S_ISDIR(st.st_mode))
         return changed_kind(g);
     take_stat(g, &st);
-    g->problem = new_fault(g->path, err, "left empty: it can't be listed: permission denied");
+    g->problem =
+        gather_fault(g->path, err, "left empty: it can't be listed: permission denied");
     return g->problem ? 0 : -ENOMEM;
 }
 
-static int gather_folder(struct gathered *g, int folder_fd, const char *name, int opened_fd)
+/* What is listed in the directory; alone in a list means without what is in it. */
+static int read_listing(const struct gather_from *from, struct gathered *g)
 {
-    g->fd = opened_fd >= 0
-                ? opened_fd
-                : openat(folder_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const struct name_list *names = from->selection->names;
+    if (!names || from->number == FOLDER_NAME_ALL)
+        return listing_read(g->fd, &g->listing);
+    int r = name_list_children(names, from->number, g->member.path_len, &g->listing);
+    if (r == 1)
+        return listing_read(g->fd, &g->listing);
+    if (r < 0 || g->listing.count || g->member.path_len == 0)
+        return r;
+    struct listing all;
+    r = listing_read(g->fd, &all);
+    if (r == 0 && all.count)
+        g->note = gather_fault(g->path, -EINVAL,
+                               "packed without what is in it: it is listed without a slash at "
+                               "its end");
+    listing_free(&all);
+    return r;
+}
+
+/* The names in the directory that are to be packed. */
+static int gather_names(const struct gather_from *from, struct gathered *g)
+{
+    struct selection_folder folder = {
+        g->path, g->member.path_len, from->root_len, g->fd, g->dev, g->ino};
+    int r = read_listing(from, g);
+    int outputs = selection_apply(from->selection, &folder, &g->listing);
+    if (r == -ENOMEM || outputs < 0)
+        return -ENOMEM;
+    if (outputs > 0 && !g->note)
+        g->note = gather_fault(g->path, -EINVAL,
+                               "left out: %d shards of the archive that is being written in it",
+                               outputs);
+    if (r == 0 || r == -ENOENT)
+        return 0;
+    char text[128];
+    free(g->problem);
+    g->problem =
+        gather_fault(g->path, r, "is not listed whole: %s", strerror_r(-r, text, sizeof(text)));
+    return g->problem ? 0 : -ENOMEM;
+}
+
+static int gather_folder(const struct gather_from *from, struct gathered *g)
+{
+    bool listed = from->selection->names && from->number != FOLDER_NAME_ALL;
+    g->fd = from->opened_fd >= 0 ? from->opened_fd
+                                 : openat(from->folder_fd, from->name,
+                                          O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (g->fd < 0 && listed && (errno == ENOTDIR || errno == ELOOP))
+        return not_there(g, -ENOTDIR, "left out with what is listed in it: it is no directory");
+    if (g->fd < 0 && listed && errno == ENOENT)
+        return not_there(g, -ENOENT, "left out with what is listed in it: it does not exist");
     if (g->fd < 0 && (errno == ENOTDIR || errno == ELOOP))
         return changed_kind(g);
     if (g->fd < 0)
-        return gather_closed_folder(g, folder_fd, name, -errno);
+        return gather_closed_folder(g, from->folder_fd, from->name, -errno);
     struct stat st;
     if (fstat(g->fd, &st) < 0)
-        return leave_out(g, -errno, "can't be examined");
+        return gather_leave_out(g, -errno, "can't be examined");
     take_stat(g, &st);
     int r = gather_xattrs(g, g->fd);
     if (r < 0)
         return r;
     g->is_folder = true;
-    r = listing_read(g->fd, &g->listing);
-    if (r == -ENOMEM || r == 0 || r == -ENOENT)
-        return r == -ENOMEM ? r : 0;
-    char text[128];
-    free(g->problem);
-    g->problem =
-        new_fault(g->path, r, "is not listed whole: %s", strerror_r(-r, text, sizeof(text)));
-    return g->problem ? 0 : -ENOMEM;
+    return gather_names(from, g);
 }
 
 /* ---- regular files ---- */
@@ -290,7 +338,7 @@ static ssize_t read_up_to(int fd, uint8_t *bytes, size_t len, uint64_t offset, s
 }
 
 /* Zeros for what could not be read, and a word about it. */
-static int fill_up(const char *path, uint8_t *bytes, size_t len, ssize_t got, uint64_t offset,
+int gather_fill_up(const char *path, uint8_t *bytes, size_t len, ssize_t got, uint64_t offset,
                    struct fault **problem)
 {
     size_t good = got < 0 ? 0 : (size_t)got;
@@ -299,19 +347,20 @@ static int fill_up(const char *path, uint8_t *bytes, size_t len, ssize_t got, ui
     char text[128];
     if (got < 0)
         *problem =
-            new_fault(path, (int)got, "zeros from byte %" PRIu64 " on: can't be read: %s",
-                      offset, strerror_r((int)-got, text, sizeof(text)));
+            gather_fault(path, (int)got, "zeros from byte %" PRIu64 " on: can't be read: %s",
+                         offset, strerror_r((int)-got, text, sizeof(text)));
     else
-        *problem = new_fault(path, -ENODATA,
-                             "zeros from byte %" PRIu64 " on: it shrank while it was packed",
-                             offset + good);
+        *problem = gather_fault(path, -ENODATA,
+                                "zeros from byte %" PRIu64 " on: it shrank while it was packed",
+                                offset + good);
     return *problem ? 0 : -ENOMEM;
 }
 
 static int tell_growth(const char *path, struct fault **problem)
 {
     free(*problem);
-    *problem = new_fault(path, -EFBIG, "cut at its former size: it grew while it was packed");
+    *problem =
+        gather_fault(path, -EFBIG, "cut at its former size: it grew while it was packed");
     return *problem ? 0 : -ENOMEM;
 }
 
@@ -328,17 +377,12 @@ static int read_inline(struct gathered *g, int fd)
     if (n > (ssize_t)size)
         r = tell_growth(g->path, &g->problem);
     else if (n != (ssize_t)size)
-        r = fill_up(g->path, g->data, size, n, 0, &g->problem);
+        r = gather_fill_up(g->path, g->data, size, n, 0, &g->problem);
     g->sum = XXH3_64bits(g->data, size);
     return r;
 }
 
-struct extent_list {
-    struct pax_extent *extents;
-    size_t count, capacity;
-};
-
-static int add_extent(struct extent_list *list, uint64_t offset, uint64_t end)
+int gather_add_extent(struct extent_list *list, uint64_t offset, uint64_t end)
 {
     if (list->count == list->capacity) {
         size_t capacity = list->capacity ? list->capacity * 2 : 8;
@@ -364,12 +408,12 @@ static int find_extents(int fd, uint64_t size, struct extent_list *list)
         if (data < 0 && errno == ENXIO)
             return 0; /* a hole up to the end */
         if (data < 0 || (uint64_t)data < at)
-            return add_extent(list, at, size);
+            return gather_add_extent(list, at, size);
         if ((uint64_t)data >= size)
             return 0;
         off_t hole = lseek(fd, data, SEEK_HOLE);
         uint64_t end = hole <= data || (uint64_t)hole > size ? size : (uint64_t)hole;
-        int r = add_extent(list, (uint64_t)data, end);
+        int r = gather_add_extent(list, (uint64_t)data, end);
         if (r < 0)
             return r;
         at = end;
@@ -391,14 +435,14 @@ static int find_holes(struct gathered *g, int fd, const struct stat *st,
     return find_extents(fd, size, list);
 }
 
-static int open_stream(struct gathered *g, int *fd, struct extent_list *list)
+int gather_open_stream(struct gathered *g, int *fd, struct extent_list *list)
 {
     struct stream *s = calloc(1, sizeof(*s));
     if (!s)
         return -ENOMEM;
     s->path = strdup(g->path);
     s->size_bytes = g->member.size_bytes;
-    if (!g->member.sparse && (!s->path || add_extent(list, 0, s->size_bytes) < 0)) {
+    if (!g->member.sparse && (!s->path || gather_add_extent(list, 0, s->size_bytes) < 0)) {
         stream_free(s);
         return -ENOMEM;
     }
@@ -422,7 +466,7 @@ static int gather_regular(struct gathered *g, int folder_fd, const char *name, b
     if (fd < 0 && (errno == ELOOP || errno == ENXIO))
         return changed_kind(g);
     if (fd < 0 || fstat(fd, &st) < 0)
-        return leave_out(g, -errno, "can't be opened");
+        return gather_leave_out(g, -errno, "can't be opened");
     if (!S_ISREG(st.st_mode))
         return changed_kind(g);
     take_stat(g, &st);
@@ -436,7 +480,7 @@ static int gather_regular(struct gathered *g, int folder_fd, const char *name, b
         r = find_holes(g, fd, &st, &list);
     bool hollow = g->member.sparse && list.count == 0;
     if (r == 0 && !hollow && (g->member.sparse || g->member.size_bytes > GATHER_PIECE_BYTES))
-        r = open_stream(g, &fd, &list);
+        r = gather_open_stream(g, &fd, &list);
     else if (r == 0 && !hollow)
         r = read_inline(g, fd);
     free(list.extents);
@@ -445,23 +489,28 @@ static int gather_regular(struct gathered *g, int folder_fd, const char *name, b
 
 /* ---- members ---- */
 
-static int gather_by_type(struct gathered *g, int folder_fd, const char *name,
-                          unsigned char type, int opened_fd)
+static int gather_by_type(const struct gather_from *from, struct gathered *g)
 {
-    if (type == DT_DIR)
-        return gather_folder(g, folder_fd, name, opened_fd);
-    if (type == DT_REG)
-        return gather_regular(g, folder_fd, name, false);
+    int folder_fd = from->folder_fd;
+    if (from->input)
+        return gather_from_input(from, g, false);
+    if (from->type == DT_DIR)
+        return gather_folder(from, g);
+    if (from->type == DT_REG)
+        return gather_regular(g, folder_fd, from->name, false);
     struct stat st;
-    if (fstatat(folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return leave_out(g, -errno, "can't be examined");
-    if (S_ISDIR(st.st_mode) || S_ISREG(st.st_mode)) {
-        if (type != DT_UNKNOWN)
-            return changed_kind(g);
-        return S_ISDIR(st.st_mode) ? gather_folder(g, folder_fd, name, -1)
-                                   : gather_regular(g, folder_fd, name, false);
+    if (fstatat(folder_fd, from->name, &st, AT_SYMLINK_NOFOLLOW) < 0) {
+        if (errno == ENOENT && from->selection->names && from->number != FOLDER_NAME_ALL)
+            return not_there(g, -ENOENT, "left out: it is listed, but does not exist");
+        return gather_leave_out(g, -errno, "can't be examined");
     }
-    return gather_special(g, folder_fd, name, &st);
+    if (S_ISDIR(st.st_mode) || S_ISREG(st.st_mode)) {
+        if (from->type != DT_UNKNOWN)
+            return changed_kind(g);
+        return S_ISDIR(st.st_mode) ? gather_folder(from, g)
+                                   : gather_regular(g, folder_fd, from->name, false);
+    }
+    return gather_special(g, folder_fd, from->name, &st);
 }
 
 static int encode(struct gathered *g)
@@ -470,30 +519,31 @@ static int encode(struct gathered *g)
         return 0;
     int r = pax_encode(&g->member, &g->header);
     if (r < 0 && r != -ENOMEM)
-        return leave_out(g, r, "has no form in a tar");
+        return gather_leave_out(g, r, "has no form in a tar");
     return r;
 }
 
-int gather_member(int folder_fd, const char *name, unsigned char type, int opened_fd,
-                  char *path, size_t path_len, struct gathered *g)
+int gather_member(const struct gather_from *from, char *path, size_t path_len,
+                  struct gathered *g)
 {
     *g = (struct gathered){.fd = -1, .path = path};
     g->member.path = path;
     g->member.path_len = path_len;
-    int r = gather_by_type(g, folder_fd, name, type, opened_fd);
+    int r = gather_by_type(from, g);
     return r < 0 ? r : encode(g);
 }
 
 int gather_nothing(char *path, int err, struct gathered *g)
 {
     *g = (struct gathered){.fd = -1, .path = path};
-    return leave_out(g, err, "its folder can't be opened");
+    return gather_leave_out(g, err, "its folder can't be opened");
 }
 
-int gather_data(int folder_fd, const char *name, struct gathered *g)
+int gather_data(const struct gather_from *from, struct gathered *g)
 {
     g->again = false;
-    int r = gather_regular(g, folder_fd, name, true);
+    int r = from->input ? gather_from_input(from, g, true)
+                        : gather_regular(g, from->folder_fd, from->name, true);
     return r < 0 ? r : encode(g);
 }
 
@@ -539,10 +589,11 @@ int stream_read(const struct stream *s, uint64_t offset, size_t len, bool last, 
                 struct fault **ret_problem)
 {
     struct fault *problem = NULL;
-    ssize_t n = read_up_to(s->fd, bytes, len, offset, len);
-    int r = n == (ssize_t)len ? 0 : fill_up(s->path, bytes, len, n, offset, &problem);
+    ssize_t n = s->input ? gather_read_input(s->input, s->position, bytes, len, offset)
+                         : read_up_to(s->fd, bytes, len, offset, len);
+    int r = n == (ssize_t)len ? 0 : gather_fill_up(s->path, bytes, len, n, offset, &problem);
     struct stat st;
-    if (r == 0 && !problem && last && fstat(s->fd, &st) == 0 &&
+    if (r == 0 && !problem && last && s->fd >= 0 && fstat(s->fd, &st) == 0 &&
         (uint64_t)st.st_size > s->size_bytes)
         r = tell_growth(s->path, &problem);
     if (r == 0)
@@ -556,6 +607,7 @@ void stream_free(struct stream *s)
         return;
     if (s->fd >= 0)
         close(s->fd);
+    XXH3_freeState(s->sum_state);
     free(s->path);
     free(s->extents);
     free(s);

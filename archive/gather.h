@@ -14,14 +14,18 @@
 
 #include "fault.h"
 #include "folder.h"
+#include "input.h"
 #include "pax.h"
+#include "selection.h"
 
 /* A file's data up to this size comes with the member, larger ones in pieces of it. */
 #define GATHER_PIECE_BYTES (1u << 20)
 
 /* A file whose data comes in pieces. Freed by stream_free. */
 struct stream {
-    int fd;
+    int fd;                    /* -1: it is in an archive, */
+    const struct input *input; /* this one, */
+    uint32_t position;         /* there */
     char *path;
     struct pax_extent *extents; /* what is to be read; without holes it is one */
     size_t extent_count;
@@ -30,6 +34,23 @@ struct stream {
     uint64_t size_bytes;
     unsigned refs; /* for the caller, and so is: */
     bool told;     /* what was wrong with it */
+
+    /* What the archive says that the sum of all pieces is; the caller checks it. */
+    bool has_sum;
+    uint64_t sum;
+    void *sum_state;
+};
+
+/* Where a member is found. */
+struct gather_from {
+    const struct selection *selection;
+    const struct input *input; /* the archive that it is in; NULL: it is in a directory, */
+    int folder_fd;             /* this one, */
+    int opened_fd;             /* or -1, or it is a source itself and open */
+    const char *name;
+    unsigned char type; /* DT_* */
+    uint32_t number;    /* see struct folder_name */
+    size_t root_len;    /* of its path so much names the source */
 };
 
 struct gathered {
@@ -57,19 +78,21 @@ struct gathered {
 };
 
 /*
- * Gather `path`, whose last component is `name`, of kind `type` (DT_*), in the folder
- * behind `folder_fd`. A source itself comes opened, as `opened_fd` (else -1), which is
- * taken, and so is `path` (from malloc). Only -ENOMEM is an error; all else is told in
- * *ret, which has to be freed in any case.
+ * Gather `path`, whose last component is from->name. An `opened_fd` is taken, and so is
+ * `path` (from malloc). Only -ENOMEM is an error; all else is told in *ret, which has to be
+ * freed in any case.
  */
-int gather_member(int folder_fd, const char *name, unsigned char type, int opened_fd,
-                  char *path, size_t path_len, struct gathered *ret);
+int gather_member(const struct gather_from *from, char *path, size_t path_len,
+                  struct gathered *ret);
 
 /* In place of a member that can't be reached: `err` is why. Takes `path`. -ENOMEM. */
 int gather_nothing(char *path, int err, struct gathered *ret);
 
 /* Read what gather_member left because the inode has several names. -ENOMEM. */
-int gather_data(int folder_fd, const char *name, struct gathered *g);
+int gather_data(const struct gather_from *from, struct gathered *g);
+
+/* What is to be said when a stream's sum is not that of its archive. */
+void gather_sum_fault(const char *path, struct fault *fault);
 
 void gather_free(struct gathered *g);
 

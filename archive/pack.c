@@ -20,8 +20,19 @@
 
 struct source_folder {
     char *name; /* in the archive; "" for a source alone */
-    int fd;
+    int fd;     /* -1: */
+    const struct input *input;
     const char *path;
+};
+
+/* All that a run needs, from its options. */
+struct run {
+    const struct pack_options *options;
+    struct source_folder *sources;
+    struct selection selection;
+    struct name_list *names;
+    struct shard_names shard_names;
+    struct pack_result result;
 };
 
 static int source_fault(struct fault *fault, int err, const char *path)
@@ -64,27 +75,52 @@ static int base_name(const char *path, char **ret_name)
     return *ret_name ? 0 : -ENOMEM;
 }
 
-int pack_default_output(const char *source, char **ret_name)
+/* What an archive is called, without the ending that says that it is one. */
+static int archive_name(const char *path, char **ret_name)
+{
+    static const char *const compressions[] = {".gz", ".bz2", ".xz", ".zst", ".lz4", ".lzma"};
+    static const char *const formats[] = {".tar",  ".tgz",      ".tbz2", ".txz",
+                                          ".sqfs", ".squashfs", ".sqsh", ".img"};
+    int r = base_name(path, ret_name);
+    if (r < 0)
+        return r;
+    char *dot = strrchr(*ret_name, '.');
+    for (size_t i = 0; dot && i < sizeof(compressions) / sizeof(compressions[0]); i++)
+        if (strcmp(dot, compressions[i]) == 0 && dot != *ret_name)
+            *dot = '\0';
+    dot = strrchr(*ret_name, '.');
+    for (size_t i = 0; dot && i < sizeof(formats) / sizeof(formats[0]); i++)
+        if (strcmp(dot, formats[i]) == 0 && dot != *ret_name)
+            *dot = '\0';
+    dot = strrchr(*ret_name, '.');
+    if (dot && strcmp(dot, ".onepot") == 0 && dot != *ret_name)
+        *dot = '\0';
+    return 0;
+}
+
+int pack_default_output(const char *source, bool is_archive, char **ret_name)
 {
     auto_free char *base = NULL;
-    int r = base_name(source, &base);
+    int r = is_archive ? archive_name(source, &base) : base_name(source, &base);
     if (r < 0)
         return r;
     return asprintf(ret_name, "%s.onepot.tar", base) < 0 ? -ENOMEM : 0;
 }
 
-static int open_source(struct source_folder *s, const char *path, bool alone,
-                       struct fault *fault)
+static int open_source(struct source_folder *s, const char *path, const struct input *input,
+                       bool alone, struct fault *fault)
 {
     s->path = path;
-    s->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (s->fd < 0)
+    s->input = input;
+    if (!input)
+        s->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (!input && s->fd < 0)
         return source_fault(fault, -errno, path);
     if (alone) {
         s->name = strdup("");
         return s->name ? 0 : -ENOMEM;
     }
-    int r = base_name(path, &s->name);
+    int r = input ? archive_name(path, &s->name) : base_name(path, &s->name);
     if (r == -EINVAL) {
         fault_set(fault, r, path, FAULT_NO_OFFSET, "has no name for its folder in the archive");
         fault_advise(fault, "pack it alone");
@@ -102,7 +138,8 @@ static int open_sources(const struct pack_options *o, struct source_folder *sour
                         struct fault *fault)
 {
     for (size_t i = 0; i < o->source_count; i++) {
-        int r = open_source(&sources[i], o->sources[i], o->source_count == 1, fault);
+        const struct input *input = o->inputs ? o->inputs[i] : NULL;
+        int r = open_source(&sources[i], o->sources[i], input, o->source_count == 1, fault);
         if (r < 0)
             return r;
     }
@@ -118,38 +155,40 @@ static int open_sources(const struct pack_options *o, struct source_folder *sour
     return 0;
 }
 
-/* The folder whose names are the sources, and their descriptors in the same order. */
-static int make_root(struct folder_set *set, struct source_folder *sources, size_t count,
-                     int *fds, struct folder **ret_root)
+/* The folder whose names are the sources, and what they are in the same order. */
+static int make_root(const struct run *run, struct folder_set *set,
+                     struct pipeline_sources *sources)
 {
-    struct listing listing = {.names = calloc(count, sizeof(struct folder_name))};
-    size_t text_len = 0, at = 0;
-    for (size_t i = 0; i < count; i++)
-        text_len += strlen(sources[i].name) + 1;
-    listing.text = malloc(text_len);
-    if (!listing.names || !listing.text) {
-        listing_free(&listing);
-        return -ENOMEM;
-    }
-    listing.count = count;
+    size_t count = run->options->source_count;
+    struct listing_maker maker = {0};
+    struct listing listing;
     for (size_t i = 0; i < count; i++) {
-        size_t len = strlen(sources[i].name) + 1;
-        memcpy(listing.text + at, sources[i].name, len);
-        listing.names[i] = (struct folder_name){listing.text + at, DT_DIR};
-        at += len;
-        fds[i] = sources[i].fd;
-        sources[i].fd = -1;
+        struct source_folder *s = &run->sources[i];
+        uint32_t number = s->input ? INDEX_ROOT : run->names ? 0 : FOLDER_NAME_ALL;
+        if (listing_maker_add(&maker, s->name, strlen(s->name), DT_DIR, number) < 0) {
+            listing_maker_free(&maker);
+            return -ENOMEM;
+        }
+        sources->fds[i] = s->fd;
+        sources->inputs[i] = s->input;
+        s->fd = -1;
     }
-    return folder_new(set, NULL, "", 0, -1, 0, 0, &listing, ret_root);
+    listing_maker_finish(&maker, &listing);
+    return folder_new(set, NULL, "", 0, -1, 0, 0, &listing, &sources->root);
 }
 
-/* How many descriptors folders and threads may take of those that the process has. */
-static unsigned descriptors(void)
+/* Descriptors that the process may have. */
+static uint64_t most_files(void)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > 2048)
-        return 2048;
-    return limit.rlim_cur < 64 ? 32 : (unsigned)limit.rlim_cur - 32;
+    return getrlimit(RLIMIT_NOFILE, &limit) < 0 ? 1024 : limit.rlim_cur;
+}
+
+/* How many of them folders and threads may take: less than half. */
+static unsigned descriptors(void)
+{
+    uint64_t most = most_files();
+    return most > 2048 ? 2048 : most < 64 ? 32 : (unsigned)most - 32;
 }
 
 /* Each has a folder and a file open. */
@@ -159,62 +198,186 @@ static unsigned max_threads(void)
     return most < PACK_THREADS_MAX ? most : PACK_THREADS_MAX;
 }
 
-static int fill(const struct pack_options *options, struct writer *writer,
-                struct source_folder *sources, struct pack_result *result, struct fault *fault)
+/* How much there is to do, where that is known before: for the time that is left. */
+static void find_totals(const struct run *run, struct pipeline_sources *sources)
 {
+    uint32_t world = run->selection.world;
+    for (size_t i = 0; i < run->options->source_count; i++) {
+        if (!run->sources[i].input) {
+            sources->total_bytes = 0;
+            break;
+        }
+        sources->total_bytes += index_info(run->sources[i].input->index)->data_bytes / world;
+    }
+    if (run->names)
+        sources->total_members = name_list_count(run->names) / world;
+}
+
+static int fill(struct run *run, struct shard_set *shards, struct fault *fault)
+{
+    size_t count = run->options->source_count;
     struct folder_set set = {.most = descriptors() / 4};
-    struct folder *root;
-    auto_free int *fds = calloc(options->source_count, sizeof(*fds));
-    int r = fds ? make_root(&set, sources, options->source_count, fds, &root) : -ENOMEM;
+    auto_free int *fds = calloc(count, sizeof(*fds));
+    auto_free const struct input **inputs = calloc(count, sizeof(const struct input *));
+    struct pipeline_sources sources = {.fds = fds, .inputs = inputs};
+    find_totals(run, &sources);
+    int r = fds && inputs ? make_root(run, &set, &sources) : -ENOMEM;
     if (r < 0)
         return r;
-    r = pipeline_run(options, writer, &set, root, fds, max_threads(), result, fault);
-    for (size_t i = 0; i < options->source_count; i++)
+    r = pipeline_run(run->options, &sources, &run->selection, shards, &set, max_threads(),
+                     &run->result, fault);
+    for (size_t i = 0; i < count; i++)
         if (fds[i] >= 0)
             close(fds[i]);
-    folder_unref(&set, root);
+    folder_unref(&set, sources.root);
     return r;
 }
 
-static int write_archive(const struct pack_options *options, struct source_folder *sources,
-                         struct fault *fault, struct pack_result *result)
+static int write_archive(struct run *run, struct fault *fault)
 {
-    struct writer *writer;
-    struct writer_options how = {.overwrite = options->overwrite, .no_sync = options->no_sync};
-    int r = writer_open(options->output, &how, fault, &writer);
+    const struct pack_options *o = run->options;
+    struct shard_set *shards;
+    struct writer_options how = {.overwrite = o->overwrite, .no_sync = o->no_sync};
+    int r = shard_set_open(o->output, run->selection.outputs, &run->selection, &how, fault,
+                           &shards);
     if (r < 0)
         return r;
-    r = fill(options, writer, sources, result, fault);
-    if (r == 0 && options->stop && atomic_load(options->stop))
+    r = fill(run, shards, fault);
+    if (r == 0 && o->stop && atomic_load(o->stop))
         r = -EINTR;
     if (r < 0) {
-        writer_discard(writer);
+        shard_set_discard(shards);
         return r;
     }
-    return writer_close(writer, fault, &result->totals);
+    return shard_set_close(shards, o->stop, fault, &run->result.totals);
+}
+
+/* ---- what is selected ---- */
+
+static int report_name(void *ctx, const struct fault *what)
+{
+    struct run *run = ctx;
+    const struct pack_options *o = run->options;
+    run->result.problems++;
+    if (o->report)
+        o->report(o->ctx, PACK_PROBLEM, what);
+    return o->strict ? -what->err : 0;
+}
+
+static int read_names(struct run *run, struct fault *fault)
+{
+    const struct pack_options *o = run->options;
+    char text[128];
+    bool input = strcmp(o->files_from, "-") == 0;
+    auto_close int own = input ? -1 : open(o->files_from, O_RDONLY | O_CLOEXEC);
+    int r = !input && own < 0 ? -errno : 0;
+    auto_free char *root =
+        o->sources[0][0] == '/' ? strdup(o->sources[0]) : realpath(o->sources[0], NULL);
+    if (r == 0)
+        r = name_list_read(input ? STDIN_FILENO : own, o->files_from_nul, root, report_name,
+                           run, &run->names);
+    if (r < 0 && !run->result.problems)
+        fault_set(fault, r, input ? "standard input" : o->files_from, FAULT_NO_OFFSET,
+                  "the list of names can't be read: %s",
+                  r == -E2BIG ? "it is too long" : strerror_r(-r, text, sizeof(text)));
+    run->selection.names = run->names;
+    return r;
+}
+
+/* Where shards are written to, so that they are not packed themselves. */
+static int find_output_folder(struct run *run)
+{
+    const char *slash = strrchr(run->options->output, '/');
+    auto_free char *folder =
+        slash ? strndup(run->options->output, (size_t)(slash - run->options->output) + 1)
+              : strdup(".");
+    if (!folder)
+        return -ENOMEM;
+    struct stat st;
+    if (stat(folder, &st) < 0)
+        return 0; /* the writer will say what is wrong with it */
+    run->selection.output_dev = st.st_dev;
+    run->selection.output_ino = st.st_ino;
+    return 0;
+}
+
+static int prepare_shards(struct run *run, struct fault *fault)
+{
+    const struct pack_options *o = run->options;
+    struct selection *s = &run->selection;
+    s->world = 1;
+    if (!o->shards)
+        return 0;
+    s->shards = o->shards;
+    s->rank = o->rank;
+    s->world = o->world ? o->world : 1;
+    int r = shard_names_parse(o->output, o->shards, &run->shard_names);
+    if (r == -EINVAL) {
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "has the shard's number before a slash");
+        fault_advise(fault, "write it into the last part of the name");
+    }
+    if (r < 0)
+        return r;
+    s->outputs = &run->shard_names;
+    uint64_t own = (o->shards + s->world - 1 - s->rank) / s->world;
+    if (own * 2 > most_files() / 2) {
+        fault_set(fault, -EMFILE, NULL, FAULT_NO_OFFSET,
+                  "%llu shards at once take more open files than this process may have",
+                  (unsigned long long)own);
+        fault_advise(fault, "use fewer shards or more ranks, or raise ulimit -n");
+        return -EMFILE;
+    }
+    return find_output_folder(run);
+}
+
+static int select_files(struct run *run, struct fault *fault)
+{
+    const struct pack_options *o = run->options;
+    run->selection.excludes = o->excludes;
+    run->selection.exclude_count = o->exclude_count;
+    int r = prepare_shards(run, fault);
+    if (r == 0 && o->files_from)
+        r = o->source_count == 1 && !(o->inputs && o->inputs[0]) ? read_names(run, fault)
+                                                                 : -EINVAL;
+    return r;
+}
+
+/* More ranks than shards. */
+static bool has_no_share(const struct pack_options *o)
+{
+    return o->shards && o->rank >= o->shards;
+}
+
+static void close_run(struct run *run)
+{
+    for (size_t i = 0; run->sources && i < run->options->source_count; i++) {
+        if (run->sources[i].fd >= 0)
+            close(run->sources[i].fd);
+        free(run->sources[i].name);
+    }
+    free(run->sources);
+    name_list_free(run->names);
+    shard_names_free(&run->shard_names);
 }
 
 int pack_run(const struct pack_options *options, struct fault *fault,
              struct pack_result *ret_result)
 {
-    struct pack_result result = {0};
+    struct run run = {.options = options};
     if (options->source_count == 0)
         return -EINVAL;
-    struct source_folder *sources = calloc(options->source_count, sizeof(*sources));
-    if (!sources)
+    run.sources = calloc(options->source_count, sizeof(*run.sources));
+    if (!run.sources)
         return -ENOMEM;
     for (size_t i = 0; i < options->source_count; i++)
-        sources[i].fd = -1;
-    int r = open_sources(options, sources, fault);
+        run.sources[i].fd = -1;
+    int r = open_sources(options, run.sources, fault);
     if (r == 0)
-        r = write_archive(options, sources, fault, &result);
-    for (size_t i = 0; i < options->source_count; i++) {
-        if (sources[i].fd >= 0)
-            close(sources[i].fd);
-        free(sources[i].name);
-    }
-    free(sources);
+        r = select_files(&run, fault);
+    if (r == 0 && !has_no_share(options))
+        r = write_archive(&run, fault);
     if (r == 0)
-        *ret_result = result;
+        *ret_result = run.result;
+    close_run(&run);
     return r;
 }

@@ -1,13 +1,14 @@
 /*
- * The packer: directories become one onepot archive.
+ * The packer: directories and archives become one onepot archive, or several (shards).
  *
  *     struct pack_options options = {.sources = paths, .source_count = n,
  *                                    .output = "train.onepot.tar", .report = say};
  *     r = pack_run(&options, &fault, &result);
  *
  * One source: its content is the root of the archive. Several: each is a folder of the
- * root, called by its base name. Members lie depth first, names in byte order; the same
- * input gives the same bytes, whatever the number of threads.
+ * root, called by its base name (of an archive without ".tar" and the like). Members lie
+ * depth first, names in byte order; the same input gives the same bytes, whatever the number
+ * of threads, and whether it is a directory or an archive of that.
  *
  * What goes wrong with a single file does not stop it: the file is reported and left
  * out (or cut or filled up with zeros, where it changed while it was read), and the
@@ -25,6 +26,7 @@
 
 #include "backend.h"
 #include "fault.h"
+#include "input.h"
 #include "writer.h"
 
 #define PACK_THREADS_MAX 256u
@@ -37,7 +39,21 @@ enum pack_report {
 struct pack_options {
     const char *const *sources; /* paths of directories; a symbolic link is followed */
     size_t source_count;
-    const char *output;
+    const struct input *const *inputs; /* NULL, or for each source NULL or its archive */
+
+    /*
+     * Files that are left out: see selection.h. And those that are not: names in a file
+     * ("-": standard input), of the files in the one source, a directory; see name_list.h.
+     */
+    const char *const *excludes;
+    size_t exclude_count;
+    const char *files_from;
+    bool files_from_nul; /* names are separated by NUL bytes; else that is found out */
+
+    const char *output; /* with shards: see shard_name.h */
+    uint32_t shards;    /* how many archives; 0: one, and no shard */
+    uint32_t rank;      /* this process writes those with number % world == rank */
+    uint32_t world;     /* 0: 1 */
     bool overwrite;
     bool no_sync;     /* don't wait until the archive is on the disk */
     bool strict;      /* the first problem is an error */
@@ -60,13 +76,16 @@ struct pack_result {
 };
 
 /*
- * Pack. On failure there is no archive, and the fault's member names a source or a
- * file in it; without one the fault is about the output.
+ * Pack. On failure there is no archive, and the fault's member names a source, a file in
+ * it, a shard or the list of names; without one the fault is about the output.
  */
 int pack_run(const struct pack_options *options, struct fault *fault,
              struct pack_result *ret_result);
 
-/* "NAME.onepot.tar" for a source called NAME, in the present directory. Caller frees. */
-int pack_default_output(const char *source, char **ret_name);
+/*
+ * "NAME.onepot.tar" for a directory called NAME, or an archive NAME.tar.gz, in the present
+ * directory. Caller frees.
+ */
+int pack_default_output(const char *source, bool is_archive, char **ret_name);
 
 #endif

@@ -30,6 +30,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <xxhash.h>
+
 #include "gather.h"
 #include "links.h"
 
@@ -66,6 +68,9 @@ struct item {
     size_t flight_bytes;
 
     struct folder *folder; /* MEMBER: it is in; CURSOR_FOLDER: whose names */
+    struct folder *below;  /* MEMBER: a directory's content, or NULL */
+    uint32_t shard;        /* where it goes to */
+    const struct input *input;
     const struct folder_name *name;
     int folder_fd; /* pinned; or -errno */
     int source_fd;
@@ -81,10 +86,10 @@ struct item {
 
 struct pipeline {
     const struct pack_options *options;
-    struct writer *writer;
+    const struct pipeline_sources *sources;
+    const struct selection *selection;
+    struct shard_set *shards;
     struct folder_set *set;
-    struct folder *root;
-    int *source_fds;
 
     pthread_mutex_t lock; /* for all below, and for folders and cursors */
     pthread_cond_t wake;
@@ -101,11 +106,13 @@ struct pipeline {
     unsigned reads, samples, slow; /* for the judgement on that */
 
     /* Only the thread that writes. */
-    struct links links;
+    struct links *links; /* one a shard */
     struct pack_result *result;
     struct fault *fault;
     struct progress progress;
+    uint64_t read_bytes; /* data of files */
     uint64_t told_offset;
+    unsigned silent; /* items since then */
 };
 
 /* ---- the list ---- */
@@ -169,6 +176,7 @@ static void unref_stream(struct stream *stream)
 static void free_item(struct pipeline *p, struct item *item)
 {
     folder_unref(p->set, item->folder);
+    folder_unref(p->set, item->below);
     gather_free(&item->gathered);
     unref_stream(item->stream);
     if (item->source_fd >= 0)
@@ -200,7 +208,8 @@ static int add_folder_cursor(struct pipeline *p, struct folder *folder, struct i
 }
 
 /* Takes the stream. */
-static int add_stream_cursor(struct pipeline *p, struct stream *stream, struct item *place)
+static int add_stream_cursor(struct pipeline *p, struct stream *stream, uint32_t shard,
+                             struct item *place)
 {
     struct item *cursor = new_item(CURSOR_STREAM);
     if (!cursor) {
@@ -209,6 +218,7 @@ static int add_stream_cursor(struct pipeline *p, struct stream *stream, struct i
     }
     stream->refs = 1;
     cursor->stream = stream;
+    cursor->shard = shard;
     insert_cursor(p, cursor, place);
     return 0;
 }
@@ -227,10 +237,12 @@ static int take_name(struct pipeline *p, struct item *cursor, struct item **ret_
     item->name = &folder->listing.names[number];
     item->folder = folder;
     folder_ref(folder);
-    if (folder == p->root) {
-        item->source_fd = p->source_fds[number];
-        p->source_fds[number] = -1;
-    } else {
+    item->input = folder->input;
+    if (folder == p->sources->root) {
+        item->source_fd = p->sources->fds[number];
+        item->input = p->sources->inputs[number];
+        p->sources->fds[number] = -1;
+    } else if (!folder->input) {
         int r = folder_pin(p->set, folder, &item->folder_fd);
         if (r < 0)
             item->folder_fd = r;
@@ -249,6 +261,7 @@ static int take_piece(struct item *cursor, struct item **ret_item)
         return 0;
     }
     item->stream = cursor->stream;
+    item->shard = cursor->shard;
     item->stream->refs++;
     item->flight_bytes = item->len;
     *ret_item = item;
@@ -289,25 +302,42 @@ static struct item *take(struct pipeline *p)
 
 /* ---- reading; without the lock ---- */
 
-static int read_member(struct item *item)
+static struct gather_from place_of(const struct pipeline *p, const struct item *item,
+                                   int folder_fd)
+{
+    bool source = item->folder == p->sources->root;
+    return (struct gather_from){
+        .selection = p->selection,
+        .input = item->input,
+        .folder_fd = folder_fd,
+        .opened_fd = -1,
+        .name = item->name->name,
+        .type = item->name->type,
+        .number = item->name->number,
+        .root_len = source ? strlen(item->name->name) : item->folder->root_len,
+    };
+}
+
+static int read_member(const struct pipeline *p, struct item *item)
 {
     char *path;
     size_t len;
     int r = folder_path(item->folder, item->name->name, &path, &len);
     if (r < 0)
         return r;
-    if (item->folder_fd < 0 && item->source_fd < 0)
+    item->shard = selection_shard(p->selection, path, len);
+    if (item->folder_fd < 0 && item->source_fd < 0 && !item->input)
         return gather_nothing(path, item->folder_fd, &item->gathered);
-    int source_fd = item->source_fd;
+    struct gather_from from = place_of(p, item, item->folder_fd);
+    from.opened_fd = item->source_fd;
     item->source_fd = -1;
-    return gather_member(item->folder_fd, item->name->name, item->name->type, source_fd, path,
-                         len, &item->gathered);
+    return gather_member(&from, path, len, &item->gathered);
 }
 
-static int read_item(struct item *item)
+static int read_item(const struct pipeline *p, struct item *item)
 {
     if (item->kind == ITEM_MEMBER)
-        return read_member(item);
+        return read_member(p, item);
     item->bytes = malloc(item->len);
     if (!item->bytes)
         return -ENOMEM;
@@ -328,9 +358,11 @@ static int open_below(struct pipeline *p, struct item *item)
                        g->dev, g->ino, &g->listing, &folder);
     if (r < 0)
         return r;
-    r = add_folder_cursor(p, folder, item->after);
-    folder_unref(p->set, folder);
-    return r;
+    folder->input = item->input;
+    folder->root_len =
+        item->folder == p->sources->root ? strlen(item->name->name) : item->folder->root_len;
+    item->below = folder;
+    return add_folder_cursor(p, folder, item->after);
 }
 
 /* The archive that is being written must not become a member of itself. */
@@ -355,12 +387,13 @@ static int follow_up(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
     int r = 0;
-    if (S_ISREG(g->member.mode) && !g->skip && writer_is_output(p->writer, g->dev, g->ino))
+    if (S_ISREG(g->member.mode) && !g->skip && !item->input &&
+        shard_set_is_output(p->shards, g->dev, g->ino))
         r = leave_out_output(g);
     if (r == 0 && g->is_folder && !g->skip)
         r = open_below(p, item);
     if (r == 0 && g->stream && !g->skip) {
-        r = add_stream_cursor(p, g->stream, item->after);
+        r = add_stream_cursor(p, g->stream, item->shard, item->after);
         g->stream = NULL;
     }
     return r;
@@ -424,9 +457,10 @@ static int make_link(struct gathered *g, const struct link *first)
 static int read_first(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
-    int fd;
+    int fd = -1, r = 0;
     pthread_mutex_lock(&p->lock);
-    int r = folder_pin(p->set, item->folder, &fd);
+    if (!item->input)
+        r = folder_pin(p->set, item->folder, &fd);
     pthread_mutex_unlock(&p->lock);
     if (r < 0) {
         char *path = g->path;
@@ -434,13 +468,38 @@ static int read_first(struct pipeline *p, struct item *item)
         gather_free(g);
         return gather_nothing(path, r, g);
     }
-    r = gather_data(fd, item->name->name, g);
+    struct gather_from from = place_of(p, item, fd);
+    r = gather_data(&from, g);
 
     pthread_mutex_lock(&p->lock);
-    folder_unpin(p->set, item->folder);
+    if (!item->input)
+        folder_unpin(p->set, item->folder);
     if (r == 0)
         r = follow_up(p, item);
     pthread_mutex_unlock(&p->lock);
+    return r;
+}
+
+/*
+ * A file with several names: the first of a shard brings the data, others are links. Names in
+ * different shards are files of their own: to know of each other they would have to be
+ * asked by two processes.
+ */
+static int settle_links(struct pipeline *p, struct item *item, const struct link **ret_first)
+{
+    struct gathered *g = &item->gathered;
+    struct links *links = &p->links[item->shard];
+    if (g->skip || g->nlink <= 1 || S_ISDIR(g->member.mode))
+        return 0;
+    int r = 0;
+    const struct link *first = links_find(links, g->dev, g->ino);
+    if (first)
+        r = make_link(g, first);
+    else if (g->again)
+        r = read_first(p, item);
+    if (r == 0 && !first && !g->skip)
+        r = links_add(links, g->dev, g->ino, g->path, g->member.path_len);
+    *ret_first = first;
     return r;
 }
 
@@ -448,27 +507,37 @@ static int write_member(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
     const struct link *first = NULL;
-    int r = 0;
-    if (!g->skip && g->nlink > 1 && !S_ISDIR(g->member.mode)) {
-        first = links_find(&p->links, g->dev, g->ino);
-        if (first)
-            r = make_link(g, first);
-        else if (g->again)
-            r = read_first(p, item);
-        if (r == 0 && !first && !g->skip)
-            r = links_add(&p->links, g->dev, g->ino, g->path, g->member.path_len);
-    }
+    int r = settle_links(p, item, &first);
     if (r == 0)
         r = report_gathered(p, g);
     if (r < 0 || g->skip)
         return r;
-    r = writer_add(p->writer, &g->member, &g->header, g->data ? &g->sum : NULL, p->fault);
+    if (S_ISDIR(g->member.mode))
+        return shard_set_add_folder(p->shards, item->folder, item->below, g, p->fault);
+    r = shard_set_add(p->shards, item->shard, item->folder, &g->member, &g->header,
+                      g->data ? &g->sum : NULL, p->fault);
     if (r == 0 && g->data && !first) {
         uint8_t *data = g->data;
         g->data = NULL;
-        r = writer_data(p->writer, data, (size_t)g->member.size_bytes, p->fault);
+        p->read_bytes += g->member.size_bytes;
+        r = shard_set_data(p->shards, item->shard, data, (size_t)g->member.size_bytes,
+                           p->fault);
     }
     return r;
+}
+
+/* Pieces come in order here: at the last one their sum can be compared. */
+static int check_sum(struct pipeline *p, const struct item *item)
+{
+    struct stream *s = item->stream;
+    if (!s->has_sum)
+        return 0;
+    XXH3_64bits_update(s->sum_state, item->bytes, item->len);
+    if (!item->last || s->told || XXH3_64bits_digest(s->sum_state) == s->sum)
+        return 0;
+    struct fault fault = {0};
+    gather_sum_fault(s->path, &fault);
+    return report(p, PACK_PROBLEM, &fault);
 }
 
 static int write_piece(struct pipeline *p, struct item *item)
@@ -478,21 +547,26 @@ static int write_piece(struct pipeline *p, struct item *item)
         r = report(p, PACK_PROBLEM, item->problem);
     if (item->problem)
         item->stream->told = true;
+    if (r == 0)
+        r = check_sum(p, item);
     if (r < 0)
         return r;
     uint8_t *bytes = item->bytes;
     item->bytes = NULL;
-    return writer_data(p->writer, bytes, item->len, p->fault);
+    p->read_bytes += item->len;
+    return shard_set_data(p->shards, item->shard, bytes, item->len, p->fault);
 }
 
+/* How far the work is: in bytes of the input where its size is known, else of the output. */
 static void tell_progress(struct pipeline *p, const struct item *item)
 {
     const struct pack_options *o = p->options;
-    uint64_t offset = writer_offset(p->writer);
+    uint64_t offset = p->sources->total_bytes ? p->read_bytes : shard_set_offset(p->shards);
     if (item->kind == ITEM_MEMBER)
         atomic_fetch_add_explicit(&p->progress.members, 1, memory_order_relaxed);
-    if (!o->progress || offset - p->told_offset < (1u << 20))
+    if (!o->progress || (offset - p->told_offset < (1u << 20) && ++p->silent < 4096))
         return;
+    p->silent = 0;
     p->told_offset = offset;
     atomic_store_explicit(&p->progress.bytes_done, offset, memory_order_relaxed);
     o->progress(o->ctx, "packing", &p->progress);
@@ -588,7 +662,7 @@ static bool work(struct pipeline *p)
     struct moment start = {0}, end = {0};
     if (judged)
         start = now();
-    int r = read_item(item);
+    int r = read_item(p, item);
     if (judged)
         end = now();
     pthread_mutex_lock(&p->lock);
@@ -647,26 +721,35 @@ static void free_list(struct pipeline *p)
     p->first_cursor = NULL;
 }
 
-int pipeline_run(const struct pack_options *options, struct writer *writer,
-                 struct folder_set *set, struct folder *root, int *source_fds,
-                 unsigned max_threads, struct pack_result *result, struct fault *fault)
+int pipeline_run(const struct pack_options *options, const struct pipeline_sources *sources,
+                 const struct selection *selection, struct shard_set *shards,
+                 struct folder_set *set, unsigned max_threads, struct pack_result *result,
+                 struct fault *fault)
 {
+    uint32_t count = selection->shards > 1 ? selection->shards : 1;
     struct pipeline p = {.options = options,
-                         .writer = writer,
+                         .sources = sources,
+                         .selection = selection,
+                         .shards = shards,
                          .set = set,
-                         .root = root,
-                         .source_fds = source_fds,
+                         .links = calloc(count, sizeof(struct links)),
                          .result = result,
                          .fault = fault};
+    if (!p.links)
+        return -ENOMEM;
     pthread_mutex_init(&p.lock, NULL);
     pthread_cond_init(&p.wake, NULL);
-    p.error = add_folder_cursor(&p, root, NULL);
+    atomic_store(&p.progress.bytes_total, sources->total_bytes);
+    atomic_store(&p.progress.members_total, sources->total_members);
+    p.error = add_folder_cursor(&p, sources->root, NULL);
     unsigned first = options->threads ? options->threads : THREADS_FIRST;
     unsigned last = options->threads ? options->threads : THREADS_LAST;
     p.most_threads = last < max_threads ? last : max_threads;
     run_threads(&p, first < max_threads ? first : max_threads);
     free_list(&p);
-    links_free(&p.links);
+    for (uint32_t i = 0; i < count; i++)
+        links_free(&p.links[i]);
+    free(p.links);
     pthread_cond_destroy(&p.wake);
     pthread_mutex_destroy(&p.lock);
     return p.error;

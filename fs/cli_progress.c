@@ -47,25 +47,43 @@ __attribute__((format(printf, 2, 3))) static void append(char line[LINE_MAX_BYTE
     va_end(args);
 }
 
-static void describe(const struct cli_progress *p, uint64_t now, uint64_t done, uint64_t total,
-                     uint64_t members, char line[LINE_MAX_BYTES])
+/* What the state was when it was looked at. */
+struct snapshot {
+    uint64_t done, total, members, members_total;
+};
+
+static uint64_t time_left_ns(double left, double done, double seconds)
+{
+    return (uint64_t)(left / done * seconds * 1e9);
+}
+
+static void describe(const struct cli_progress *p, uint64_t now, const struct snapshot *s,
+                     char line[LINE_MAX_BYTES])
 {
     char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
-    snprintf(line, LINE_MAX_BYTES, "%s: %s", p->doing, cli_format_bytes(done, a));
-    if (total)
-        append(line, " of %s (%.0f %%)", cli_format_bytes(total, a),
-               100.0 * (double)done / (double)total);
-    if (members)
-        append(line, ", %s files", cli_format_count(members, b));
+    snprintf(line, LINE_MAX_BYTES, "%s: %s", p->doing, cli_format_bytes(s->done, a));
+    if (s->total)
+        append(line, " of %s (%.0f %%)", cli_format_bytes(s->total, a),
+               100.0 * (double)s->done / (double)s->total);
+    if (s->members && s->members_total)
+        append(line, ", %s of %s files", cli_format_count(s->members, a),
+               cli_format_count(s->members_total, b));
+    else if (s->members)
+        append(line, ", %s files", cli_format_count(s->members, b));
 
     double seconds = (double)(now - p->step_ns) / 1e9;
-    if (seconds < 0.2 || done <= p->step_bytes)
+    if (seconds < 0.2 || s->done <= p->step_bytes)
         return;
-    double rate = (double)(done - p->step_bytes) / seconds;
-    append(line, ", %s/s", cli_format_bytes((uint64_t)rate, a));
-    if (total > done)
+    double done = (double)(s->done - p->step_bytes);
+    append(line, ", %s/s", cli_format_bytes((uint64_t)(done / seconds), a));
+    if (s->total > s->done)
         append(line, ", %s left",
-               cli_format_time((uint64_t)((double)(total - done) / rate) * 1000000000u, b));
+               cli_format_time(time_left_ns((double)(s->total - s->done), done, seconds), b));
+    else if (!s->total && s->members_total > s->members && s->members)
+        append(line, ", %s left",
+               cli_format_time(time_left_ns((double)(s->members_total - s->members),
+                                            (double)s->members, seconds),
+                               b));
 }
 
 static unsigned columns(void)
@@ -92,8 +110,12 @@ void cli_progress_show(void *progress, const char *doing, const struct progress 
     p->last_ns = now;
 
     char line[LINE_MAX_BYTES];
-    describe(p, now, done, atomic_load_explicit(&state->bytes_total, memory_order_relaxed),
-             atomic_load_explicit(&state->members, memory_order_relaxed), line);
+    struct snapshot snapshot = {
+        .done = done,
+        .total = atomic_load_explicit(&state->bytes_total, memory_order_relaxed),
+        .members = atomic_load_explicit(&state->members, memory_order_relaxed),
+        .members_total = atomic_load_explicit(&state->members_total, memory_order_relaxed)};
+    describe(p, now, &snapshot, line);
     if (p->terminal)
         fprintf(stderr, "\r\033[K%.*s", (int)columns() - 1, line);
     else

@@ -856,12 +856,12 @@ START_TEST(the_default_name_is_the_sources)
                                            {"src/.", "src.onepot.tar"}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char *name = NULL;
-        ck_assert_int_eq(pack_default_output(cases[i][0], &name), 0);
+        ck_assert_int_eq(pack_default_output(cases[i][0], false, &name), 0);
         ck_assert_str_eq(name, cases[i][1]);
         free(name);
     }
     char *name = NULL;
-    ck_assert_int_eq(pack_default_output("/", &name), -EINVAL);
+    ck_assert_int_eq(pack_default_output("/", false, &name), -EINVAL);
 }
 END_TEST
 

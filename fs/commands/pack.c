@@ -1,5 +1,5 @@
 /*
- * onepot pack: directories become one archive.
+ * onepot pack: directories and archives become one archive, or several shards.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -7,26 +7,46 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <time.h>
 
+#include "archive_input.h"
+#include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
+#include "launcher.h"
 #include "pack.h"
 
 static const struct cli_usage usage = {
-    "pack", "[-f] [-o OUT] [-j N] DIR...",
-    "Pack directories into an archive that mounts at once, and that every tar program\n"
-    "extracts. One DIR: its content is the root of the archive; several: each is a folder\n"
-    "in it. The archive appears under its name when it is complete.\n"
+    "pack", "[-f] [-o OUT] [-j N] [--exclude GLOB]... [--files-from LIST] [--shards N] SRC...",
+    "Pack directories, or archives of any format that onepot reads, into an archive that\n"
+    "mounts at once, and that every tar program extracts. One SRC: its content is the root\n"
+    "of the archive; several: each is a folder in it. The archive appears under its name\n"
+    "when it is complete.\n"
     "\n"
-    "  -o, --output=OUT      its name (default: DIR.onepot.tar in the present directory)\n"
+    "  -o, --output=OUT      its name (default: SRC.onepot.tar in the present directory)\n"
     "  -f, --force           replace OUT if it exists\n"
+    "      --exclude=GLOB    leave out what matches, by its name or, if GLOB has a slash, by\n"
+    "                        its path in SRC; may be repeated\n"
+    "      --files-from=LIST pack only the files that LIST names (-: standard input), by\n"
+    "                        paths relative to SRC (default: the present directory)\n"
+    "      --null            names in LIST end with a NUL byte (found out if there is one)\n"
+    "      --shards=N        N archives, a file's chosen by its path; under srun, mpirun and\n"
+    "                        torchrun each rank writes its share\n"
+    "      --rank=R --world=W  which rank of how many, in place of what the launcher says\n"
     "  -j, --jobs=N          read with N threads (default: 4, and up to 64 where reading\n"
     "                        is slow); the archive is the same\n"
     "      --strict          give up at the first file that can't be packed\n"
     "      --no-sync         don't wait until the archive is on the disk\n"
     "  -q, --quiet           no summary\n"
     "      --progress=WHEN   show progress: auto, always or never\n"};
+
+/* Of the blocks that are decompressed when the source is a compressed archive. */
+#define INPUT_CACHE_BYTES (UINT64_C(64) << 20)
+
+/* More would be files that nobody can handle. */
+#define SHARDS_MAX 1000000u
 
 static _Atomic int stop;
 
@@ -54,10 +74,21 @@ static void tell(void *progress, enum pack_report kind, const struct fault *what
     cli_progress_note(progress, line);
 }
 
+/* A source that is an archive. */
+struct opened {
+    struct pot *pot;
+    struct archive_input *input;
+};
+
 struct arguments {
     struct pack_options options;
     enum cli_progress_mode progress;
     bool quiet;
+    bool has_rank, has_world;
+    const char *launcher; /* that told the rank; NULL: none */
+    const char **excludes;
+    struct opened *opened; /* one a source */
+    const struct input **inputs;
 };
 
 /*
@@ -77,14 +108,30 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* " in an archive", " in 8 of 256 shards (rank 3 of 32 by Slurm)". */
+static void describe_output(const struct arguments *a, char *text, size_t size)
+{
+    const struct pack_options *o = &a->options;
+    if (!o->shards)
+        snprintf(text, size, "an archive");
+    else if (o->world <= 1)
+        snprintf(text, size, "%u shards", o->shards);
+    else
+        snprintf(text, size, "%u of %u shards (rank %u of %u%s%s)",
+                 o->rank < o->shards ? (o->shards + o->world - 1 - o->rank) / o->world : 0,
+                 o->shards, o->rank, o->world, a->launcher ? " by " : "",
+                 a->launcher ? a->launcher : "");
+}
+
 static void summarize(const struct arguments *a, const struct pack_result *result, uint64_t ns)
 {
     char files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], size[CLI_TEXT_LEN], time[CLI_TEXT_LEN];
-    char problems[CLI_TEXT_LEN];
+    char problems[CLI_TEXT_LEN], output[128];
+    describe_output(a, output, sizeof(output));
     if (!a->quiet)
-        cli_note("%s: %s files, %s in an archive of %s, %s", a->options.output,
+        cli_note("%s: %s files, %s in %s of %s, %s", a->options.output,
                  cli_format_count(result->totals.files + result->totals.hardlinks, files),
-                 cli_format_bytes(result->totals.data_bytes, bytes),
+                 cli_format_bytes(result->totals.data_bytes, bytes), output,
                  cli_format_bytes(result->totals.file_bytes, size), cli_format_time(ns, time));
     if (result->problems)
         cli_note("%s: complete but for %s %s, listed above", a->options.output,
@@ -105,14 +152,75 @@ static int fail(const struct arguments *a, int err, const struct fault *fault)
     return CLI_FAILED;
 }
 
-static int run(struct arguments *a)
+/* ---- sources ---- */
+
+/* What is no directory is taken for an archive; what is not there fails as a directory. */
+static bool is_archive(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
+}
+
+static int open_archive(const struct arguments *a, size_t i)
+{
+    struct fault fault = {0};
+    struct opened *o = &a->opened[i];
+    const char *path = a->options.sources[i];
+    int r = cli_open_pot(path, NULL, a->progress, &o->pot);
+    if (r < 0)
+        return r;
+    r = archive_input_new(o->pot, INPUT_CACHE_BYTES, &fault, &o->input);
+    if (r < 0)
+        cli_fail(path, r, &fault);
+    else
+        a->inputs[i] = archive_input_get(o->input);
+    return r;
+}
+
+static int open_archives(struct arguments *a)
+{
+    size_t count = a->options.source_count;
+    a->opened = calloc(count, sizeof(*a->opened));
+    a->inputs = calloc(count, sizeof(*a->inputs));
+    if (!a->opened || !a->inputs)
+        return cli_fail(NULL, -ENOMEM, NULL), -ENOMEM;
+    a->options.inputs = a->inputs;
+    for (size_t i = 0; i < count; i++) {
+        int r = is_archive(a->options.sources[i]) ? open_archive(a, i) : 0;
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static void close_archives(struct arguments *a)
+{
+    for (size_t i = 0; a->opened && i < a->options.source_count; i++) {
+        archive_input_free(a->opened[i].input);
+        pot_close(a->opened[i].pot);
+    }
+    free(a->opened);
+    free(a->inputs);
+}
+
+/* Each shard that is written takes two descriptors. */
+static void raise_file_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max < 65536 ? limit.rlim_max : 65536;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/* ---- the run ---- */
+
+static int pack(struct arguments *a)
 {
     struct cli_progress progress;
     struct pack_result result;
     struct fault fault = {0};
     uint64_t start = now_ns();
-    keep_memory();
-    catch_signals();
     cli_progress_start(&progress, a->progress);
     a->options.report = tell;
     a->options.progress = cli_progress_show;
@@ -126,10 +234,28 @@ static int run(struct arguments *a)
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 
+static int run(struct arguments *a)
+{
+    keep_memory();
+    catch_signals();
+    if (a->options.shards)
+        raise_file_limit();
+    int r = open_archives(a);
+    int status = r == -EINTR ? fail(a, r, NULL) : r < 0 ? CLI_FAILED : pack(a);
+    close_archives(a);
+    return status;
+}
+
 enum {
     OPTION_PROGRESS = CLI_OPTION_OWN,
     OPTION_STRICT,
     OPTION_NO_SYNC,
+    OPTION_EXCLUDE,
+    OPTION_FILES_FROM,
+    OPTION_NULL,
+    OPTION_SHARDS,
+    OPTION_RANK,
+    OPTION_WORLD,
     OPTION_LATER, /* promised in the manual of a later version */
 };
 
@@ -144,11 +270,49 @@ static const struct option longs[] = {
     {"zstd", optional_argument, NULL, OPTION_LATER},
     {"block", required_argument, NULL, OPTION_LATER},
     {"align", required_argument, NULL, OPTION_LATER},
-    {"exclude", required_argument, NULL, OPTION_LATER},
-    {"files-from", required_argument, NULL, OPTION_LATER},
-    {"shards", required_argument, NULL, OPTION_LATER},
+    {"exclude", required_argument, NULL, OPTION_EXCLUDE},
+    {"files-from", required_argument, NULL, OPTION_FILES_FROM},
+    {"null", no_argument, NULL, OPTION_NULL},
+    {"shards", required_argument, NULL, OPTION_SHARDS},
+    {"rank", required_argument, NULL, OPTION_RANK},
+    {"world", required_argument, NULL, OPTION_WORLD},
     CLI_OPTIONS_END,
 };
+
+static int take_number(const char *option, uint64_t min, uint64_t max, uint32_t *ret_number)
+{
+    uint64_t number;
+    if (cli_number_option(&usage, option, optarg, min, max, &number) != 0)
+        return CLI_USAGE;
+    *ret_number = (uint32_t)number;
+    return 0;
+}
+
+/* Options that say what is packed, and into how many archives. */
+static int take_selection(struct arguments *a, int opt, const char *word)
+{
+    switch (opt) {
+    case OPTION_EXCLUDE:
+        a->excludes[a->options.exclude_count++] = optarg;
+        return 0;
+    case OPTION_FILES_FROM:
+        a->options.files_from = optarg;
+        return 0;
+    case OPTION_NULL:
+        a->options.files_from_nul = true;
+        return 0;
+    case OPTION_SHARDS:
+        return take_number("--shards", 1, SHARDS_MAX, &a->options.shards);
+    case OPTION_RANK:
+        a->has_rank = true;
+        return take_number("--rank", 0, UINT32_MAX - 1, &a->options.rank);
+    case OPTION_WORLD:
+        a->has_world = true;
+        return take_number("--world", 1, UINT32_MAX, &a->options.world);
+    default:
+        return cli_usage_error(&usage, "%s is not available yet", word);
+    }
+}
 
 static int take_option(struct arguments *a, int opt, const char *word)
 {
@@ -177,16 +341,56 @@ static int take_option(struct arguments *a, int opt, const char *word)
     case OPTION_PROGRESS:
         return cli_progress_option(&usage, optarg, &a->progress);
     default:
-        return cli_usage_error(&usage, "%s is not available yet", word);
+        return take_selection(a, opt, word);
     }
+}
+
+/* Which share of the shards is ours. */
+static int find_rank(struct arguments *a)
+{
+    struct pack_options *o = &a->options;
+    struct launcher launcher;
+    struct fault fault = {0};
+    if (a->has_rank != a->has_world)
+        return cli_usage_error(&usage, "--rank and --world go together");
+    if (a->has_rank && !o->shards)
+        return cli_usage_error(&usage, "--rank needs --shards: ranks share those");
+    if (a->has_rank && o->rank >= o->world)
+        return cli_usage_error(&usage, "--rank=%u is not below --world=%u", o->rank, o->world);
+    if (a->has_rank || !o->shards)
+        return 0;
+    if (launcher_find(launcher_environment, NULL, &fault, &launcher) < 0)
+        return cli_fail(NULL, -EINVAL, &fault);
+    o->rank = launcher.rank;
+    o->world = launcher.world;
+    a->launcher = launcher.name;
+    return 0;
+}
+
+static int check_sources(struct arguments *a)
+{
+    static const char *const here[] = {"."};
+    struct pack_options *o = &a->options;
+    if (!o->source_count && o->files_from) {
+        o->sources = here;
+        o->source_count = 1;
+    }
+    if (!o->source_count)
+        return cli_usage_error(&usage, "no directory or archive was named");
+    if (o->files_from_nul && !o->files_from)
+        return cli_usage_error(&usage, "--null is about the names of --files-from");
+    if (o->files_from && (o->source_count > 1 || is_archive(o->sources[0])))
+        return cli_usage_error(&usage, "--files-from takes one directory");
+    return find_rank(a);
 }
 
 static int check_output(struct arguments *a, char **ret_default)
 {
     if (!a->options.output) {
         if (a->options.source_count > 1)
-            return cli_usage_error(&usage, "several directories: name the archive with -o");
-        if (pack_default_output(a->options.sources[0], ret_default) < 0)
+            return cli_usage_error(&usage, "several sources: name the archive with -o");
+        const char *source = a->options.sources[0];
+        if (pack_default_output(source, is_archive(source), ret_default) < 0)
             return cli_usage_error(&usage, "%s has no name to call the archive by; use -o",
                                    a->options.sources[0]);
         a->options.output = *ret_default;
@@ -201,6 +405,11 @@ int command_pack(int argc, char **argv)
 {
     struct arguments a = {.progress = CLI_PROGRESS_AUTO};
     int opt, status = CLI_GO_ON;
+    auto_free const char **excludes = calloc((size_t)argc, sizeof(*excludes));
+    if (!excludes)
+        return cli_fail(NULL, -ENOMEM, NULL);
+    a.excludes = excludes;
+    a.options.excludes = excludes;
     while ((opt = cli_getopt(&usage, argc, argv, "o:fj:q", longs, &status)) != -1) {
         int r = take_option(&a, opt, argv[optind - 1]);
         if (r != 0)
@@ -208,15 +417,12 @@ int command_pack(int argc, char **argv)
     }
     if (status != CLI_GO_ON)
         return status;
-    if (optind == argc)
-        return cli_usage_error(&usage, "no directory was named");
     a.options.sources = (const char *const *)argv + optind;
     a.options.source_count = (size_t)(argc - optind);
 
-    char *own = NULL;
-    status = check_output(&a, &own);
+    auto_free char *own = NULL;
+    status = check_sources(&a);
     if (status == 0)
-        status = run(&a);
-    free(own);
-    return status;
+        status = check_output(&a, &own);
+    return status == 0 ? run(&a) : status;
 }

@@ -1,0 +1,27 @@
+/*
+ * An archive as a source of the packer: its index says what there is, and a function of
+ * the layer above reads the bytes, which may have to be decompressed.
+ *
+ * cache/archive_input.h makes one of any archive that onepot opens.
+ */
+#ifndef ONEPOT_INPUT_H
+#define ONEPOT_INPUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "index.h"
+
+struct input {
+    const struct index *index;
+
+    /*
+     * Up to `len` bytes of the regular file at inode position `position`; *ret_len is less
+     * than `len` only at its end. From many threads at once. Errors: as of reader_copy.
+     */
+    int (*read)(void *ctx, uint32_t position, uint64_t offset, void *bytes, size_t len,
+                size_t *ret_len);
+    void *ctx;
+};
+
+#endif

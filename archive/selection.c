@@ -1,0 +1,147 @@
+/*
+ * Choosing among the names of a listing, before anything is asked about a file: what is
+ * not packed costs nothing, and no process opens what another one writes.
+ */
+#include "selection.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <xxhash.h>
+
+#include "cleanup.h"
+
+/* ---- patterns ---- */
+
+static bool matches(const char *pattern, const char *path, bool is_folder)
+{
+    size_t len = strlen(pattern);
+    bool folders_only = len > 1 && pattern[len - 1] == '/';
+    if (folders_only && !is_folder)
+        return false;
+    auto_free char *cut = folders_only ? strndup(pattern, len - 1) : NULL;
+    const char *p = cut ? cut : pattern;
+    if (!strchr(p, '/')) {
+        const char *slash = strrchr(path, '/');
+        path = slash ? slash + 1 : path;
+    }
+    return fnmatch(*p == '/' ? p + 1 : p, path, 0) == 0;
+}
+
+bool selection_excludes(const struct selection *s, const char *path, bool is_folder)
+{
+    for (size_t i = 0; i < s->exclude_count; i++)
+        if (matches(s->excludes[i], path, is_folder))
+            return true;
+    return false;
+}
+
+/* ---- shards ---- */
+
+uint32_t selection_shard(const struct selection *s, const char *path, size_t len)
+{
+    return s->shards > 1 ? (uint32_t)(XXH3_64bits(path, len) % s->shards) : 0;
+}
+
+bool selection_has(const struct selection *s, uint32_t shard)
+{
+    return s->world <= 1 || shard % s->world == s->rank;
+}
+
+/* ---- listings ---- */
+
+/* A path that grows by one name after another. */
+struct path {
+    char *text;
+    size_t folder_len; /* with its slash */
+    size_t len, capacity;
+};
+
+static int set_name(struct path *p, const char *name)
+{
+    size_t len = strlen(name);
+    if (p->folder_len + len + 1 > p->capacity) {
+        size_t capacity = (p->folder_len + len + 1) * 2;
+        char *text = realloc(p->text, capacity);
+        if (!text)
+            return -ENOMEM;
+        p->text = text;
+        p->capacity = capacity;
+    }
+    memcpy(p->text + p->folder_len, name, len + 1);
+    p->len = p->folder_len + len;
+    return 0;
+}
+
+static int start_path(struct path *p, const char *folder, size_t len)
+{
+    *p = (struct path){.text = malloc(len + 256), .capacity = len + 256};
+    if (!p->text)
+        return -ENOMEM;
+    memcpy(p->text, folder, len);
+    if (len)
+        p->text[len++] = '/';
+    p->folder_len = len;
+    return 0;
+}
+
+/*
+ * Find out whether it is a directory, where a decision depends on it. What a list names is
+ * not asked: a directory without listed names below it goes where its own name goes.
+ */
+static void find_type(const struct selection *s, int folder_fd, struct folder_name *n)
+{
+    struct stat st;
+    bool matters = s->exclude_count || (s->world > 1 && n->number == FOLDER_NAME_ALL);
+    if (n->type == DT_UNKNOWN && matters && folder_fd >= 0 &&
+        fstatat(folder_fd, n->name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        n->type = (unsigned char)IFTODT(st.st_mode);
+}
+
+static bool is_wanted(const struct selection *s, const struct path *p, size_t root_len,
+                      const struct folder_name *n)
+{
+    const char *in_source = p->text + root_len + (root_len != 0);
+    if (selection_excludes(s, in_source, n->type == DT_DIR))
+        return false;
+    return n->type == DT_DIR || selection_has(s, selection_shard(s, p->text, p->len));
+}
+
+static bool is_output_folder(const struct selection *s, const struct selection_folder *f)
+{
+    return s->outputs && f->ino == s->output_ino && f->dev == s->output_dev;
+}
+
+int selection_apply(const struct selection *s, const struct selection_folder *f,
+                    struct listing *listing)
+{
+    struct path p;
+    bool has_outputs = is_output_folder(s, f);
+    if (!s->exclude_count && s->world <= 1 && !has_outputs)
+        return 0;
+    int r = start_path(&p, f->path, f->path_len), outputs = 0;
+    size_t kept = 0;
+    for (size_t i = 0; r == 0 && i < listing->count; i++) {
+        struct folder_name *n = &listing->names[i];
+        if (has_outputs && shard_names_match(s->outputs, n->name)) {
+            outputs++;
+            continue;
+        }
+        r = set_name(&p, n->name);
+        if (r < 0)
+            break;
+        find_type(s, f->fd, n);
+        if (is_wanted(s, &p, f->root_len, n))
+            listing->names[kept++] = *n;
+    }
+    free(p.text);
+    if (r < 0)
+        return r;
+    listing->count = kept;
+    return outputs;
+}

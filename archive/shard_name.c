@@ -1,0 +1,112 @@
+/*
+ * Names of shards, and knowing them again: those of other ranks are told by name alone.
+ */
+#include "shard_name.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What a name of an archive ends with; longer ones first. */
+static const char *const endings[] = {".onepot.tar.zst", ".onepot.tar", ".tar.zst", ".tar"};
+
+#define PARTIAL_LEN strlen(".XXXXXX.partial")
+
+/* The place of %d or %0Nd and its length, or NULL. */
+static const char *find_pattern(const char *name, size_t *ret_len, unsigned *ret_digits)
+{
+    for (const char *p = strchr(name, '%'); p; p = strchr(p + 1, '%')) {
+        size_t len = 1 + strspn(p + 1, "0123456789");
+        if (p[len] != 'd' || len > 4)
+            continue;
+        *ret_digits = len > 1 ? (unsigned)strtoul(p + 1, NULL, 10) : 1;
+        *ret_len = len + 1;
+        return p;
+    }
+    return NULL;
+}
+
+static int parse_pattern(const char *output, const char *place, size_t len,
+                         struct shard_names *names)
+{
+    if (strchr(place, '/') || names->digits > 100)
+        return -EINVAL;
+    names->before = strndup(output, (size_t)(place - output));
+    names->after = strdup(place + len);
+    return names->before && names->after ? 0 : -ENOMEM;
+}
+
+static size_t ending_of(const char *output, size_t len)
+{
+    for (size_t i = 0; i < sizeof(endings) / sizeof(endings[0]); i++) {
+        size_t ending = strlen(endings[i]);
+        if (len > ending && strcmp(output + len - ending, endings[i]) == 0)
+            return ending;
+    }
+    return 0;
+}
+
+static int insert_number(const char *output, struct shard_names *names)
+{
+    size_t len = strlen(output), ending = ending_of(output, len);
+    names->digits = 5;
+    if (asprintf(&names->before, "%.*s-", (int)(len - ending), output) < 0)
+        names->before = NULL;
+    if (asprintf(&names->after, "-of-%05u%s", names->count, output + len - ending) < 0)
+        names->after = NULL;
+    return names->before && names->after ? 0 : -ENOMEM;
+}
+
+int shard_names_parse(const char *output, uint32_t count, struct shard_names *ret_names)
+{
+    struct shard_names names = {.count = count};
+    size_t len;
+    const char *place = find_pattern(output, &len, &names.digits);
+    int r = place ? parse_pattern(output, place, len, &names) : insert_number(output, &names);
+    if (r < 0)
+        shard_names_free(&names);
+    else
+        *ret_names = names;
+    return r;
+}
+
+void shard_names_free(struct shard_names *names)
+{
+    free(names->before);
+    free(names->after);
+    *names = (struct shard_names){0};
+}
+
+int shard_name(const struct shard_names *names, uint32_t number, char **ret_path)
+{
+    if (asprintf(ret_path, "%s%0*u%s", names->before, (int)names->digits, number,
+                 names->after) < 0)
+        return -ENOMEM;
+    return 0;
+}
+
+/* `len` bytes of a name. */
+static bool is_shard(const struct shard_names *names, const char *name, size_t len)
+{
+    const char *slash = strrchr(names->before, '/');
+    const char *before = slash ? slash + 1 : names->before;
+    size_t before_len = strlen(before), after_len = strlen(names->after);
+    if (len < before_len + after_len || memcmp(name, before, before_len) != 0 ||
+        memcmp(name + len - after_len, names->after, after_len) != 0)
+        return false;
+    size_t digits = len - before_len - after_len;
+    if (digits < names->digits || digits > 100 ||
+        strspn(name + before_len, "0123456789") < digits)
+        return false;
+    return strtoull(name + before_len, NULL, 10) < names->count;
+}
+
+bool shard_names_match(const struct shard_names *names, const char *name)
+{
+    size_t len = strlen(name);
+    if (is_shard(names, name, len))
+        return true;
+    return len > PARTIAL_LEN && strcmp(name + len - strlen(".partial"), ".partial") == 0 &&
+           name[len - PARTIAL_LEN] == '.' && is_shard(names, name, len - PARTIAL_LEN);
+}

@@ -1,0 +1,31 @@
+/*
+ * What the archives of a sharded pack are called. A pattern with %d, or %05d for leading
+ * zeros, in its last component has the number there, counted from 0. Any other name gets
+ * number and count before its ending:
+ *
+ *     train.onepot.tar   train-00000-of-00256.onepot.tar, ...
+ *     train-%05d.tar     train-00000.tar, ...
+ */
+#ifndef ONEPOT_SHARD_NAME_H
+#define ONEPOT_SHARD_NAME_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct shard_names {
+    char *before, *after; /* of the number */
+    unsigned digits;
+    uint32_t count;
+};
+
+/* -EINVAL: the number would be in a folder's name. -ENOMEM. */
+int shard_names_parse(const char *output, uint32_t count, struct shard_names *ret_names);
+void shard_names_free(struct shard_names *names);
+
+/* The path of a shard. Caller frees. -ENOMEM. */
+int shard_name(const struct shard_names *names, uint32_t number, char **ret_path);
+
+/* Is this, without folders, the name of one of the shards, or of a part of one? */
+bool shard_names_match(const struct shard_names *names, const char *name);
+
+#endif

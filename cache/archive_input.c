@@ -1,0 +1,146 @@
+/*
+ * Reading all of an archive, in another order than that in which it lies.
+ *
+ * The packer asks in the order of names, which need not be the archive's; small members
+ * would then be small reads all over the file. So the first read in each piece of some
+ * megabytes has the kernel read the whole piece ahead: the archive is read once, in large
+ * reads, as long as the page cache holds a piece until the rest of it is wanted.
+ */
+#include "archive_input.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "reader.h"
+
+#define PIECE_BYTES (UINT64_C(4) << 20)
+
+/* A thread's scratch while it does not read. */
+struct spare {
+    struct reader_scratch *scratch;
+    struct spare *next;
+};
+
+struct archive_input {
+    struct input input;
+    struct pot *pot;
+    struct reader *reader;
+    pthread_mutex_t lock; /* for the spares */
+    struct spare *spares;
+    uint64_t pieces;
+    _Atomic uint8_t *asked; /* a bit for each piece that was asked for */
+};
+
+/* ---- scratches ---- */
+
+static int take_scratch(struct archive_input *in, struct spare **ret_spare)
+{
+    pthread_mutex_lock(&in->lock);
+    struct spare *spare = in->spares;
+    if (spare)
+        in->spares = spare->next;
+    pthread_mutex_unlock(&in->lock);
+    if (!spare) {
+        spare = calloc(1, sizeof(*spare));
+        int r = spare ? reader_scratch_new(in->reader, &spare->scratch) : -ENOMEM;
+        if (r < 0) {
+            free(spare);
+            return r;
+        }
+    }
+    *ret_spare = spare;
+    return 0;
+}
+
+static void put_scratch(struct archive_input *in, struct spare *spare)
+{
+    pthread_mutex_lock(&in->lock);
+    spare->next = in->spares;
+    in->spares = spare;
+    pthread_mutex_unlock(&in->lock);
+}
+
+/* ---- reading ---- */
+
+static void ask_for(struct archive_input *in, uint64_t piece)
+{
+    uint8_t bit = (uint8_t)(1u << piece % 8);
+    if (piece >= in->pieces ||
+        atomic_fetch_or_explicit(&in->asked[piece / 8], bit, memory_order_relaxed) & bit)
+        return;
+    posix_fadvise(source_fd(in->pot->source), (off_t)(piece * PIECE_BYTES), (off_t)PIECE_BYTES,
+                  POSIX_FADV_WILLNEED);
+}
+
+/* The pieces that a read touches. */
+static void read_ahead(struct archive_input *in, uint32_t position, uint64_t offset, size_t len)
+{
+    struct extent e;
+    if (index_extent(in->input.index, position, offset, &e) < 0 || e.kind == EXTENT_HOLE)
+        return;
+    uint64_t bytes = e.kind == EXTENT_BLOCK ? e.packed_bytes : e.length < len ? e.length : len;
+    uint64_t first = e.source_offset / PIECE_BYTES;
+    uint64_t last = (e.source_offset + bytes) / PIECE_BYTES;
+    for (uint64_t piece = first; piece <= last; piece++)
+        ask_for(in, piece);
+}
+
+static int read_file(void *ctx, uint32_t position, uint64_t offset, void *bytes, size_t len,
+                     size_t *ret_len)
+{
+    struct archive_input *in = ctx;
+    struct spare *spare;
+    int r = take_scratch(in, &spare);
+    if (r < 0)
+        return r;
+    read_ahead(in, position, offset, len);
+    r = reader_copy(in->reader, spare->scratch, position, offset, bytes, len, ret_len);
+    put_scratch(in, spare);
+    return r;
+}
+
+/* ---- life ---- */
+
+int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault,
+                      struct archive_input **ret_input)
+{
+    struct archive_input *in = calloc(1, sizeof(*in));
+    if (!in)
+        return -ENOMEM;
+    pthread_mutex_init(&in->lock, NULL);
+    in->pot = pot;
+    in->input = (struct input){.index = pot->index, .read = read_file, .ctx = in};
+    in->pieces = source_size(pot->source) / PIECE_BYTES + 1;
+    in->asked = calloc(in->pieces / 8 + 1, sizeof(*in->asked));
+    struct reader_options options = {.cache_bytes = cache_bytes};
+    int r = in->asked ? reader_new(pot, &options, fault, &in->reader) : -ENOMEM;
+    if (r < 0)
+        archive_input_free(in);
+    else
+        *ret_input = in;
+    return r;
+}
+
+void archive_input_free(struct archive_input *in)
+{
+    if (!in)
+        return;
+    while (in->spares) {
+        struct spare *spare = in->spares;
+        in->spares = spare->next;
+        reader_scratch_free(spare->scratch);
+        free(spare);
+    }
+    reader_free(in->reader);
+    pthread_mutex_destroy(&in->lock);
+    free((void *)in->asked);
+    free(in);
+}
+
+const struct input *archive_input_get(const struct archive_input *in)
+{
+    return &in->input;
+}

@@ -1,0 +1,26 @@
+/*
+ * An archive that was opened, as a source of the packer: its files read from many threads,
+ * whatever their compression.
+ *
+ *     archive_input_new(pot, 64 << 20, &fault, &input);
+ *     options.inputs[0] = archive_input_get(input);
+ *     pack_run(...);
+ *     archive_input_free(input);
+ */
+#ifndef ONEPOT_ARCHIVE_INPUT_H
+#define ONEPOT_ARCHIVE_INPUT_H
+
+#include "input.h"
+#include "pot.h"
+
+struct archive_input;
+
+/* The pot must outlive it. `cache_bytes`: of decompressed blocks. Errors: of reader_new. */
+int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault,
+                      struct archive_input **ret_input);
+void archive_input_free(struct archive_input *input); /* NULL is fine */
+
+/* Valid as long as the archive_input. */
+const struct input *archive_input_get(const struct archive_input *input);
+
+#endif
