@@ -286,15 +286,6 @@ static int visit_all(struct extraction *x, struct folders *folders)
 
 /* ---- threads ---- */
 
-/* How far the bytes go that this portion wants, where they lie close together. */
-static uint64_t near_end(const struct work_item *items, size_t n, size_t at)
-{
-    uint64_t end = 0;
-    while (at + 1 < n && items[at + 1].key - items[at].key <= WINDOW_BYTES / 4)
-        end = items[++at].key;
-    return end;
-}
-
 static void *extractor_main(void *arg)
 {
     struct extractor *e = arg;
@@ -303,7 +294,7 @@ static void *extractor_main(void *arg)
     size_t n;
     while (!extract_stopped(x) && (n = worklist_take(x->list, e->number, &items)) > 0)
         for (size_t i = 0; i < n && !extract_stopped(x); i++) {
-            e->near_end = near_end(items, n, i);
+            content_expect(e->content, worklist_near_end(items, n, i, CONTENT_NEAR_BYTES / 4));
             if (items[i].piece)
                 member_extract_piece(e, items[i].position, items[i].piece - 1);
             else
@@ -318,9 +309,9 @@ static void *extractor_main(void *arg)
 
 static void extractor_free(struct extractor *e)
 {
-    reader_scratch_free(e->scratch);
+    content_free(e->content);
     folders_free(&e->folders);
-    free(e->window.bytes);
+    free(e->read_back);
     XXH3_freeState(e->hash);
 }
 
@@ -337,12 +328,12 @@ static int extractor_init(struct extraction *x, struct extractor *e, unsigned nu
 {
     e->x = x;
     e->number = number;
-    e->window.bytes = malloc(WINDOW_BYTES);
+    e->read_back = malloc(READ_BACK_BYTES);
     e->hash = XXH3_createState();
     int r = folders_init(&e->folders, folder_slots(x->options->threads));
     if (r == 0)
-        r = reader_scratch_new(x->reader, &e->scratch);
-    return r == 0 && !(e->window.bytes && e->hash) ? -ENOMEM : r;
+        r = content_new(x->pot, x->reader, &e->content);
+    return r == 0 && !(e->read_back && e->hash) ? -ENOMEM : r;
 }
 
 /* Until all threads have ended, show how far they are. */

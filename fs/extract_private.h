@@ -16,6 +16,7 @@
 #include <xxhash.h>
 
 #include "extract.h"
+#include "content.h"
 #include "worklist.h"
 
 /* Flags of an entry. */
@@ -55,13 +56,7 @@ struct folders {
     uint32_t directory, first, count;
 };
 
-/* Bytes of the archive that lie around those wanted: one read serves several small files. */
-#define WINDOW_BYTES (256u << 10)
-struct window {
-    uint8_t *bytes;
-    uint64_t start;
-    size_t len;
-};
+#define READ_BACK_BYTES (256u << 10)
 
 struct extraction {
     const struct extract_options *options;
@@ -106,11 +101,10 @@ struct extractor {
     struct extraction *x;
     unsigned number;
     pthread_t thread;
-    struct reader_scratch *scratch;
+    struct content *content;
     struct folders folders;
     XXH3_state_t *hash;
-    struct window window;
-    uint64_t near_end; /* up to there, bytes of the archive are wanted soon */
+    uint8_t *read_back;
 };
 
 static inline bool extract_stopped(const struct extraction *x)

@@ -32,6 +32,7 @@ static const struct command commands[] = {
     {"ls", command_ls, "list what an archive holds"},
     {"cat", command_cat, "write files of an archive to standard output"},
     {"info", command_info, "what kind of archive it is, and what is in it"},
+    {"verify", command_verify, "check every bound and every checksum"},
     {"index", command_index, "save the index of a foreign archive"},
     {"order", command_order, "the order in which the loader reads samples"},
 };

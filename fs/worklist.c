@@ -146,6 +146,16 @@ size_t worklist_take(struct worklist *list, unsigned thread, const struct work_i
     return n;
 }
 
+uint64_t worklist_near_end(const struct work_item *items, size_t n, size_t at, uint64_t gap)
+{
+    uint64_t end = 0;
+    if (n > at + PORTION_ITEMS)
+        n = at + PORTION_ITEMS; /* many in one block: they are read at once in any case */
+    while (at + 1 < n && items[at + 1].key - items[at].key <= gap)
+        end = items[++at].key;
+    return end;
+}
+
 uint64_t worklist_key(const struct index *index, uint32_t position, uint64_t offset,
                       uint64_t otherwise)
 {

@@ -41,6 +41,12 @@ int worklist_begin(struct worklist *list, unsigned threads);
 size_t worklist_take(struct worklist *list, unsigned thread,
                      const struct work_item **ret_items);
 
+/*
+ * How far the bytes go that items[at + 1..n) want, where no two of them begin more than
+ * `gap` bytes apart; 0 if not even the first of them is near. For content_expect.
+ */
+uint64_t worklist_near_end(const struct work_item *items, size_t n, size_t at, uint64_t gap);
+
 size_t worklist_count(const struct worklist *list);
 
 /*

@@ -19,5 +19,6 @@ int command_pack(int argc, char **argv);
 int command_run(int argc, char **argv);
 int command_stat(int argc, char **argv);
 int command_umount(int argc, char **argv);
+int command_verify(int argc, char **argv);
 
 #endif

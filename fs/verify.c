@@ -1,0 +1,496 @@
+/*
+ * The tree is checked first, by one thread. Then members and windows of the file are
+ * handed out to all threads, a window behind the members that begin in it, so that its
+ * bytes need not be read from the disk again. A member goes to one thread, as its sum is
+ * over its bytes in order.
+ */
+#include "verify.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <xxhash.h>
+
+#include "backend.h"
+#include "content.h"
+#include "coverage.h"
+#include "onepot_format.h"
+#include "worklist.h"
+
+#define PROGRESS_PERIOD_MS 100
+#define A_WINDOW UINT32_MAX /* the position of a work item whose piece is a window */
+
+struct verification {
+    const struct verify_options *options;
+    struct pot *pot;
+    const struct index *index;
+    struct reader *reader;
+    bool has_sums;
+    struct worklist *list;
+    struct coverage *coverage; /* NULL: the archive has no sums of the rest */
+
+    pthread_mutex_t lock; /* of reports and `running` */
+    pthread_cond_t done;
+    unsigned running;
+    int error;
+    struct progress progress;
+    _Atomic uint64_t files, problems;
+};
+
+struct verifier {
+    struct verification *v;
+    unsigned number;
+    pthread_t thread;
+    struct content *content;
+    XXH3_state_t *hash;
+    uint8_t *window;
+};
+
+static bool stopped(const struct verification *v)
+{
+    return v->options->stop && atomic_load_explicit(v->options->stop, memory_order_relaxed);
+}
+
+/* ---- problems ---- */
+
+static void report(struct verification *v, const struct fault *fault)
+{
+    pthread_mutex_lock(&v->lock);
+    atomic_fetch_add(&v->problems, 1);
+    if (v->options->report)
+        v->options->report(v->options->ctx, fault);
+    pthread_mutex_unlock(&v->lock);
+}
+
+static void member_path(const struct index *index, uint32_t position, char *buf, size_t size)
+{
+    size_t len;
+    if (index_path(index, position, buf, size, &len) < 0)
+        snprintf(buf, size, "entry %" PRIu32, position);
+    else if (len == 0)
+        snprintf(buf, size, ".");
+}
+
+static void report_member(struct verification *v, uint32_t position, int err, uint64_t offset,
+                          const char *what)
+{
+    char path[8192];
+    struct fault fault = {0};
+    member_path(v->index, position, path, sizeof(path));
+    fault_set(&fault, err, path, offset, "%s", what);
+    report(v, &fault);
+}
+
+/* ---- the tree ---- */
+
+static int check_xattrs(const struct index *index, uint32_t position)
+{
+    uint64_t cursor = 0;
+    struct xattr xattr;
+    int r;
+    while ((r = index_xattr_next(index, position, &cursor, &xattr)) == 0)
+        ;
+    return r == -ENOENT ? 0 : r;
+}
+
+static int check_extents(const struct index *index, uint32_t position)
+{
+    uint64_t offset = 0;
+    struct extent extent;
+    int r;
+    while ((r = index_extent(index, position, offset, &extent)) == 0)
+        offset += extent.length;
+    return r == -ENXIO ? 0 : r;
+}
+
+/* All that the index says of one entry. */
+static int check_entry(struct verification *v, uint32_t position, const char **ret_what)
+{
+    const struct index *index = v->index;
+    const char *text;
+    struct node node;
+    size_t len;
+    *ret_what = "its name is damaged in the index";
+    int r = index_name(index, position, &text, &len);
+    if (r < 0)
+        return r;
+    *ret_what = "it is damaged in the index";
+    r = index_node(index, position, &node);
+    if (r < 0)
+        return r;
+    if (S_ISLNK(node.mode))
+        r = index_symlink(index, position, &text, &len);
+    if (r == 0 && node.has_xattrs)
+        r = check_xattrs(index, position);
+    if (r < 0 || !S_ISREG(node.mode) || node.position != position)
+        return r;
+    *ret_what = "its data does not lie within the archive";
+    r = check_extents(index, position);
+    if (r == 0) {
+        atomic_fetch_add(&v->progress.bytes_total, node.data_bytes);
+        uint64_t key = worklist_key(index, position, 0, 0);
+        r = worklist_add(v->list, (struct work_item){key, position, 0});
+    }
+    return r;
+}
+
+static int compare_names(const struct index *index, uint32_t a, uint32_t b)
+{
+    const char *x, *y;
+    size_t x_len, y_len;
+    if (index_name(index, a, &x, &x_len) < 0 || index_name(index, b, &y, &y_len) < 0)
+        return -1; /* told of already */
+    int order = memcmp(x, y, x_len < y_len ? x_len : y_len);
+    return order ? order : (x_len > y_len) - (x_len < y_len);
+}
+
+/* Children follow those of the directories before, sorted. */
+static int check_directory(const struct index *index, uint32_t position, uint32_t *next)
+{
+    uint32_t first, count;
+    int r = index_children(index, position, &first, &count);
+    if (r == -ENOTDIR)
+        return 0;
+    if (r == 0 && count > 0 && first != *next)
+        r = -EUCLEAN;
+    for (uint32_t i = 1; r == 0 && i < count; i++)
+        if (compare_names(index, first + i - 1, first + i) >= 0)
+            r = -EUCLEAN;
+    if (r == 0)
+        *next += count;
+    return r;
+}
+
+static int check_tree(struct verification *v)
+{
+    uint32_t entries = index_info(v->index)->entries, next = 1;
+    for (uint32_t i = 0; i < entries && !stopped(v); i++) {
+        const char *what;
+        int r = check_entry(v, i, &what);
+        if (r == -ENOMEM)
+            return r;
+        if (r < 0)
+            report_member(v, i, r, FAULT_NO_OFFSET, what);
+        r = check_directory(v->index, i, &next);
+        if (r < 0)
+            report_member(v, i, r, FAULT_NO_OFFSET,
+                          "the list of what is in it is damaged in the index");
+    }
+    if (!stopped(v) && next != entries && v->problems == 0)
+        report_member(v, INDEX_ROOT, -EUCLEAN, FAULT_NO_OFFSET,
+                      "the index has entries that are in no directory");
+    return 0;
+}
+
+/* ---- data ---- */
+
+static int take_bytes(void *ctx, const void *bytes, size_t len, uint64_t offset)
+{
+    struct verifier *t = ctx;
+    (void)offset;
+    if (stopped(t->v))
+        return -EINTR;
+    if (t->v->has_sums)
+        XXH3_64bits_update(t->hash, bytes, len);
+    atomic_fetch_add_explicit(&t->v->progress.bytes_done, len, memory_order_relaxed);
+    return 0;
+}
+
+static const char *describe(int err)
+{
+    switch (-err) {
+    case ENODATA:
+        return "the archive ends before it does";
+    case EUCLEAN:
+        return "it can't be decompressed: the archive is damaged here";
+    default:
+        return "it can't be read: input/output error";
+    }
+}
+
+static void check_member(struct verifier *t, uint32_t position)
+{
+    struct verification *v = t->v;
+    struct node node;
+    uint64_t where = FAULT_NO_OFFSET, sum = 0;
+    XXH3_64bits_reset(t->hash);
+    int r = index_node(v->index, position, &node);
+    if (r == 0)
+        r = content_read(t->content, position, 0, node.size_bytes, take_bytes, t, &where);
+    if (r == -EINTR)
+        return;
+    if (r < 0) {
+        report_member(v, position, r, where, describe(r));
+    } else if (v->has_sums && (index_sum(v->index, position, &sum) < 0 ||
+                               sum != XXH3_64bits_digest(t->hash))) {
+        where = worklist_key(v->index, position, 0, FAULT_NO_OFFSET);
+        report_member(v, position, -EBADMSG, where,
+                      "its bytes do not have the sum that they were packed with");
+    }
+    atomic_fetch_add_explicit(&v->files, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&v->progress.members, 1, memory_order_relaxed);
+}
+
+/* ---- the rest ---- */
+
+/*
+ * A window is damaged, in what is no member's data: in the headers, mostly. They are
+ * those of the member whose data comes next, unless that is only in a later window.
+ */
+static void report_window(struct verification *v, uint64_t window, const struct fault *fault)
+{
+    const struct coverage_range *ranges;
+    uint64_t from = window * INDEX_WINDOW_BYTES, to = from + INDEX_WINDOW_BYTES;
+    uint64_t n = coverage_between(v->coverage, from, to, &ranges);
+    char first[300] = "", last[300] = "";
+    struct fault told = {0};
+    if (n > 0) {
+        member_path(v->index, ranges[0].position, first, sizeof(first));
+        member_path(v->index, ranges[n - 1].position, last, sizeof(last));
+    }
+    if (n == 0 || fault->err != EUCLEAN)
+        told = *fault;
+    else if (n == 1)
+        fault_set(&told, -EUCLEAN, first, from,
+                  "what lies before or behind its data is damaged");
+    else
+        fault_set(&told, -EUCLEAN, first, from,
+                  "headers between this and %.200s are damaged, or the padding", last);
+    report(v, &told);
+}
+
+static void check_window(struct verifier *t, uint64_t window)
+{
+    struct fault fault = {0};
+    int r = coverage_check_window(t->v->coverage, t->v->pot->source, window, t->window, &fault);
+    if (r < 0) {
+        fault_set(&fault, r, NULL, window * INDEX_WINDOW_BYTES, "can't be read: %s",
+                  strerrordesc_np(-r));
+        report_window(t->v, window, &fault);
+    }
+}
+
+/* ---- threads ---- */
+
+static void *verifier_main(void *arg)
+{
+    struct verifier *t = arg;
+    struct verification *v = t->v;
+    const struct work_item *items;
+    size_t n;
+    while (!stopped(v) && (n = worklist_take(v->list, t->number, &items)) > 0)
+        for (size_t i = 0; i < n && !stopped(v); i++) {
+            content_expect(t->content, worklist_near_end(items, n, i, CONTENT_NEAR_BYTES / 4));
+            if (items[i].position == A_WINDOW)
+                check_window(t, items[i].piece);
+            else
+                check_member(t, items[i].position);
+        }
+    pthread_mutex_lock(&v->lock);
+    v->running--;
+    pthread_cond_signal(&v->done);
+    pthread_mutex_unlock(&v->lock);
+    return NULL;
+}
+
+static void wait_for_threads(struct verification *v)
+{
+    pthread_mutex_lock(&v->lock);
+    while (v->running > 0) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += PROGRESS_PERIOD_MS * 1000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&v->done, &v->lock, &until);
+        if (v->options->progress)
+            v->options->progress(v->options->ctx, "verifying", &v->progress);
+    }
+    pthread_mutex_unlock(&v->lock);
+}
+
+static int start_and_wait(struct verification *v, struct verifier *verifiers, unsigned count)
+{
+    unsigned started = 0;
+    int r = worklist_begin(v->list, count);
+    if (r < 0)
+        return r;
+    v->running = count;
+    for (; started < count && r == 0; started += r == 0)
+        r = -pthread_create(&verifiers[started].thread, NULL, verifier_main,
+                            &verifiers[started]);
+    pthread_mutex_lock(&v->lock);
+    v->running -= count - started;
+    pthread_mutex_unlock(&v->lock);
+    wait_for_threads(v);
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(verifiers[i].thread, NULL);
+    return started > 0 ? 0 : r; /* the others did the work of those that are missing */
+}
+
+static int verifier_init(struct verification *v, struct verifier *t, unsigned number)
+{
+    t->v = v;
+    t->number = number;
+    t->hash = XXH3_createState();
+    t->window = malloc(INDEX_WINDOW_BYTES);
+    int r = content_new(v->pot, v->reader, &t->content);
+    return r == 0 && !(t->hash && t->window) ? -ENOMEM : r;
+}
+
+static int check_data(struct verification *v)
+{
+    unsigned count = v->options->threads, made = 0;
+    struct verifier *verifiers = calloc(count, sizeof(*verifiers));
+    int r = verifiers ? 0 : -ENOMEM;
+    for (; r == 0 && made < count; made++)
+        r = verifier_init(v, &verifiers[made], made);
+    if (r == 0)
+        r = start_and_wait(v, verifiers, count);
+    for (unsigned i = 0; i < made; i++) {
+        content_free(verifiers[i].content);
+        XXH3_freeState(verifiers[i].hash);
+        free(verifiers[i].window);
+    }
+    free(verifiers);
+    return r;
+}
+
+/* ---- the archive as a whole ---- */
+
+static int check_digest(struct verification *v)
+{
+    const struct index_info *info = index_info(v->index);
+    uint8_t digest[INDEX_DIGEST_BYTES];
+    enum digest_kind kind;
+    if (info->digest_kind == DIGEST_NONE)
+        return 0;
+    int r = index_digest(v->index, digest, &kind);
+    if (r == -ENOMEM)
+        return r;
+    if (r < 0 || kind != info->digest_kind || memcmp(digest, info->digest, sizeof(digest)) != 0)
+        report_member(v, INDEX_ROOT, -EUCLEAN, FAULT_NO_OFFSET,
+                      "names and sums do not make the digest that the index has");
+    return 0;
+}
+
+/* What only onepot's own archives have. */
+static int check_whole(struct verification *v)
+{
+    struct fault fault = {0};
+    int r = onepot_check_trailer(v->pot->source, v->index, &fault);
+    if (r < 0 && r != -ENOENT) {
+        fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "its index can't be read: %s",
+                  strerrordesc_np(-r));
+        report(v, &fault);
+    }
+    if (!index_info(v->index)->has_sums)
+        return 0;
+    fault = (struct fault){0};
+    r = coverage_new(v->index, &fault, &v->coverage);
+    if (r == -EUCLEAN)
+        report(v, &fault);
+    return r == -EUCLEAN ? check_digest(v) : r < 0 ? r : check_digest(v);
+}
+
+static int add_windows(struct verification *v)
+{
+    uint64_t n = v->coverage ? coverage_windows(v->coverage) : 0;
+    int r = n < UINT32_MAX ? 0 : -EFBIG;
+    for (uint64_t i = 0; r == 0 && i < n; i++)
+        r = worklist_add(v->list, (struct work_item){(i + 1) * INDEX_WINDOW_BYTES - 1, A_WINDOW,
+                                                     (uint32_t)i});
+    return r;
+}
+
+static int check_all(struct verification *v)
+{
+    int r = v->pot->origin == POT_INDEX_EMBEDDED ? check_whole(v) : 0;
+    if (r == 0)
+        r = check_tree(v);
+    if (r == 0)
+        r = add_windows(v);
+    if (r == 0)
+        r = check_data(v);
+    return r == 0 && stopped(v) ? -EINTR : r;
+}
+
+/* A footer whose only fault is that nobody can tell it for one. */
+static int check_lost_footer(const struct source *source, struct fault *fault)
+{
+    uint8_t footer[512];
+    uint64_t size = source_size(source), sum;
+    if (size < sizeof(footer) ||
+        source_read(source, footer, sizeof(footer), size - sizeof(footer)) < 0)
+        return 0;
+    memcpy(footer, "onepotFT", 8);
+    memcpy(&sum, footer + sizeof(footer) - 8, 8);
+    if (le64toh(sum) != XXH3_64bits(footer, sizeof(footer) - 8))
+        return 0;
+    return fault_set(fault, -EUCLEAN, NULL, size - sizeof(footer), "footer is damaged");
+}
+
+int verify_trailer(const char *path, struct fault *fault)
+{
+    struct source *source;
+    const struct backend *backend;
+    struct embedded_index where;
+    int r = source_open(path, NULL, &source);
+    if (r < 0)
+        return 0; /* that is for pot_open to tell */
+    struct index *index = NULL;
+    r = backend_find(source, NULL, &backend);
+    if (r == 0)
+        r = backend->find ? backend->find(source, fault, &where) : -ENOENT;
+    if (r == 0)
+        r = index_open(source, where.offset, where.length, fault, &index);
+    index_close(index);
+    if (r == -ENOENT)
+        r = check_lost_footer(source, fault);
+    if (r == -ENOMSG)
+        r = 0;
+    source_close(source);
+    return r < 0 ? fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its trailer can't be read: %s",
+                             strerrordesc_np(-r))
+                 : 0;
+}
+
+int verify_run(struct pot *pot, struct reader *reader, const struct verify_options *options,
+               struct fault *fault, struct verify_result *ret_result)
+{
+    struct verification v = {
+        .options = options,
+        .pot = pot,
+        .index = pot->index,
+        .reader = reader,
+        .has_sums = index_info(pot->index)->has_sums,
+    };
+    pthread_mutex_init(&v.lock, NULL);
+    pthread_cond_init(&v.done, NULL);
+    int r = worklist_new(&v.list);
+    if (r == 0)
+        r = check_all(&v);
+    if (r < 0)
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be verified: %s",
+                  strerrordesc_np(-r));
+    *ret_result = (struct verify_result){
+        .entries = index_info(pot->index)->entries,
+        .files = v.files,
+        .bytes = v.progress.bytes_done,
+        .has_sums = v.has_sums,
+        .whole = v.coverage != NULL,
+        .problems = v.problems,
+    };
+    coverage_free(v.coverage);
+    worklist_free(v.list);
+    pthread_cond_destroy(&v.done);
+    pthread_mutex_destroy(&v.lock);
+    return r;
+}
