@@ -65,23 +65,38 @@ static uint64_t now_ns(void)
 
 /* ---- the log ---- */
 
+/* A name may hold anything; a line stays one line, and leaves a terminal alone. */
+static void copy_safe(char *to, size_t size, const char *line)
+{
+    size_t n = 0;
+    for (; *line && n + 5 < size; line++) {
+        unsigned char c = (unsigned char)*line;
+        if (c < 0x20 || c == 0x7f)
+            n += (size_t)snprintf(to + n, size - n, "\\x%02x", c);
+        else
+            to[n++] = *line;
+    }
+    to[n] = '\0';
+}
+
 void control_log(void *ctx, const char *line)
 {
     const struct control_log *log = ctx;
-    char stamp[32], text[1024];
+    char stamp[32], safe[1024], text[1200];
     time_t now = time(NULL);
     struct tm tm;
 
+    copy_safe(safe, sizeof(safe), line);
     if (log->fd >= 0 && localtime_r(&now, &tm)) {
         strftime(stamp, sizeof(stamp), "%Y-%m-%d %H:%M:%S", &tm);
-        int n = snprintf(text, sizeof(text), "%s onepot[%d]: %s\n", stamp, (int)getpid(), line);
+        int n = snprintf(text, sizeof(text), "%s onepot[%d]: %s\n", stamp, (int)getpid(), safe);
         size_t len = n < (int)sizeof(text) ? (size_t)n : sizeof(text) - 1;
         text[len - 1] = '\n';
         if (write(log->fd, text, len) < 0)
             return; /* a full disk must not end the mount */
     }
     if (log->stderr_too)
-        dprintf(2, "onepot: %s\n", line);
+        dprintf(2, "onepot: %s\n", safe);
 }
 
 static void say(const struct control *c, const char *format, ...)
@@ -120,11 +135,14 @@ static void wanted_signals(bool foreground, sigset_t *ret_set)
 
 void control_prepare(bool foreground)
 {
-    static const int always[] = {SIGPIPE, SIGUSR1, SIGUSR2};
+    static const int always[] = {SIGPIPE, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ};
     static const int in_background[] = {SIGHUP, SIGQUIT, SIGTSTP, SIGTTIN, SIGTTOU, SIGALRM};
     sigset_t wanted, others;
 
-    /* A batch system sends USR1 and the like to every process of a job. */
+    /*
+     * A batch system sends USR1 and the like, also XCPU, to every process of a job. A log
+     * that reaches the limit of a file's size is full, no more.
+     */
     for (size_t i = 0; i < sizeof(always) / sizeof(always[0]); i++)
         signal(always[i], SIG_IGN);
     for (size_t i = 0; !foreground && i < sizeof(in_background) / sizeof(in_background[0]); i++)

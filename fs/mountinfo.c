@@ -125,6 +125,24 @@ bool mountinfo_has(const char *path, unsigned dev_major, unsigned dev_minor)
     return each_line("/proc/self/mountinfo", match_device, &search) == 0;
 }
 
+struct device_search {
+    unsigned dev_major, dev_minor;
+    char *path;
+};
+
+static bool match_any_path(void *ctx, const struct line *line)
+{
+    struct device_search *search = ctx;
+    return line->dev_major == search->dev_major && line->dev_minor == search->dev_minor &&
+           unescape(line->path, search->path);
+}
+
+int mountinfo_find_device(unsigned dev_major, unsigned dev_minor, char ret_path[PATH_MAX])
+{
+    struct device_search search = {dev_major, dev_minor, ret_path};
+    return each_line("/proc/self/mountinfo", match_any_path, &search);
+}
+
 struct cgroup_search {
     const char *controller;
     char *path, *root;

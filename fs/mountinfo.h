@@ -20,6 +20,9 @@ int mountinfo_find(const char *path, struct mount_entry *ret_entry);
 /* It is still mounted there, maybe below another mount. */
 bool mountinfo_has(const char *path, unsigned dev_major, unsigned dev_minor);
 
+/* A place where it is mounted, whichever comes first: a bind mount is one. -ENOENT. */
+int mountinfo_find_device(unsigned dev_major, unsigned dev_minor, char ret_path[PATH_MAX]);
+
 /*
  * Where a cgroup hierarchy is mounted, from a file like /proc/self/mountinfo: the one
  * of version 1 with this controller, or the one of version 2 (NULL). ret_root is the

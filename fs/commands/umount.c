@@ -200,7 +200,7 @@ static int detached(struct slot *slot)
 static int end_slot(struct slot *slot, const struct request *rq)
 {
     const struct counters *c = slot->counters;
-    char line[256];
+    char line[256], other[PATH_MAX];
     int r = unmounter_unmount(slot, rq->wait_ms, rq->lazy, NULL);
 
     if (r == -EBUSY)
@@ -209,6 +209,12 @@ static int end_slot(struct slot *slot, const struct request *rq)
         return detached(slot);
     if (r < 0)
         return cli_failf(c->mountpoint, "it can't be unmounted: %s", strerror(-r));
+    if (c->mount_dev_minor &&
+        mountinfo_find_device(c->mount_dev_major, c->mount_dev_minor, other) == 0)
+        return cli_failf(c->mountpoint,
+                         "unmounted, but it is mounted at %s, too (a bind mount), and served "
+                         "until that is unmounted",
+                         other);
     /* A daemon that is stopped does not see its end. Another one may serve a container. */
     r = unmounter_finish(slot, is_stopped(c) ? 0 : DAEMON_END_MS, is_stopped(c));
     cli_note("%s: %s", c->archive, summary_line(c, line, sizeof(line)));

@@ -121,7 +121,8 @@ def test_signals_of_batch_systems_do_not_end_it(work):
     path = mount(make_archive(work))
     pid = life.daemon_of(path)
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT,
-                   signal.SIGPIPE, signal.SIGQUIT, signal.SIGALRM, signal.SIGBUS):
+                   signal.SIGPIPE, signal.SIGQUIT, signal.SIGALRM, signal.SIGBUS,
+                   signal.SIGXCPU, signal.SIGXFSZ):
         os.kill(pid, number)
     time.sleep(0.2)
     check_equal(read(f"{path}/sub/0001"), b"0001" * 500, "a file")
@@ -337,6 +338,18 @@ def test_the_log_tells_of_the_beginning_and_the_end(work):
     check(all(f"onepot[{pid}]: " in line and "data.tar" in line for line in lines),
           f"the log: {lines}")
     check("asked to end" in lines[0] and "1 file" in lines[-1], f"the log: {lines}")
+    check_nothing_left()
+
+
+def test_a_line_of_the_log_stays_one_whatever_the_archive_is_called(work):
+    archive = make_archive(work, "new\nline\x1b[2J.tar")
+    path = mount(archive, "--log", work / "log")
+    pid = life.daemon_of(path)
+    read(f"{path}/readme")
+    umount(archive)
+    life.wait_gone(pid)
+    lines = read(work / "log").splitlines()
+    check(len(lines) == 1 and b"new\\x0aline\\x1b[2J.tar" in lines[0], f"the log: {lines}")
     check_nothing_left()
 
 

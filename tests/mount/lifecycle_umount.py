@@ -144,6 +144,22 @@ def test_a_path_inside_of_a_mount_is_not_taken_for_it(work):
     check_nothing_left()
 
 
+def test_a_bind_mount_of_it_is_named(work):
+    harness.need_root("make bind mounts")
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    bound = work.make("bound")
+    harness.run("mount", "--bind", f"{path}/sub", bound)
+    try:
+        fails("umount", path, words=["mounted at", bound])
+        check_equal(mountpoints(work.path), [bound], "mounts")
+        check_equal(read(f"{bound}/0001"), b"0001" * 500, "a file")
+    finally:
+        harness.run("umount", bound)
+    life.wait_gone(pid)
+    check_nothing_left()
+
+
 def test_what_was_detached_before_is_no_failure(work):
     archive = make_archive(work)
     path = mount(archive)
