@@ -15,12 +15,15 @@
 #include <errno.h>
 #include <fuse_lowlevel.h>
 #include <inttypes.h>
+#include <linux/fuse.h>
 #include <poll.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -35,6 +38,7 @@ struct serve {
     char *buffer; /* READ_MAX bytes, for answers */
     uint64_t reads;
     struct handle *handles; /* all that are open */
+    bool greeted;           /* INIT was answered */
     bool ended;             /* a signal came */
 };
 
@@ -407,6 +411,38 @@ const struct fuse_lowlevel_ops serve_ops = {
     .getxattr = on_getxattr,
     .listxattr = on_listxattr,
 };
+
+/*
+ * libfuse 3.14.0 takes FUSE_CAP_PARALLEL_DIROPS and does not tell the kernel, which then sends
+ * one lookup at a time in each directory: no client of a parallel file system does. So the
+ * flag is added to the answer to INIT, the first of all.
+ */
+static ssize_t write_answer(int fd, struct iovec *iov, int count, void *userdata)
+{
+    const size_t flags_end = offsetof(struct fuse_init_out, flags) + sizeof(uint32_t);
+    struct serve *s = userdata;
+
+    if (!s->greeted && count == 2 && iov[1].iov_len >= flags_end) {
+        uint32_t *flags = &((struct fuse_init_out *)iov[1].iov_base)->flags;
+        *flags |= FUSE_PARALLEL_DIROPS;
+    }
+    s->greeted = true;
+    return writev(fd, iov, count);
+}
+
+static ssize_t read_request(int fd, void *buf, size_t room, void *userdata)
+{
+    (void)userdata;
+    return read(fd, buf, room);
+}
+
+int serve_prepare(struct serve *s, struct fuse_session *session)
+{
+    static const struct fuse_custom_io io = {.writev = write_answer, .read = read_request};
+
+    (void)s;
+    return fuse_session_custom_io(session, &io, fuse_session_fd(session));
+}
 
 /* The loop. */
 

@@ -37,6 +37,9 @@ extern const struct fuse_lowlevel_ops serve_ops;
 int serve_new(const struct serve_config *config, const struct server_config *server,
               struct tree tree, struct serve **ret_serve);
 
+/* After the mount: takes part in the first exchange with the kernel. 0 or -errno. */
+int serve_prepare(struct serve *s, struct fuse_session *session);
+
 /* Serves until the file system is unmounted or a signal of `signals` (a signalfd) ends it;
  * SIGUSR1 writes the counts and goes on. 0 or -errno. */
 int serve_loop(struct serve *s, struct fuse_session *session, int signals);

@@ -462,6 +462,8 @@ int main(int argc, char **argv)
     session = make_session(&o, serve);
     if (fuse_session_mount(session, at) < 0)
         return 1; /* it said why */
+    if (serve_prepare(serve, session) < 0)
+        errx(1, "no memory");
     set_readahead(&o, at);
     signals = catch_signals();
     go_to_background(&o, session, source);
