@@ -456,6 +456,10 @@ static const char *describe(int err, char *buf, size_t size)
         return "the archive is shorter than its index says";
     case EBADMSG:
         return "its data does not match its sum";
+    case EPROTOTYPE:
+        return "it has not the type and shape of the first sample";
+    case EMSGSIZE:
+        return "decoding it made more bytes than there is room for";
     case EIO:
         return "it can't be read";
     default:
@@ -470,11 +474,11 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
     struct fault fault = {0};
     char words[128];
     size_t len;
-    auto_free char *path = malloc(MEMBER_PATH_MAX);
-    if (!path || dataset_path(dataset, record, path, MEMBER_PATH_MAX, &len) < 0) {
-        free(path);
-        path = strdup("?");
-    }
+    auto_free char *path = calloc(1, MEMBER_PATH_MAX);
+    /* The end of an archive that was cut short may be where the mapped index was. */
+    bool has_index = err != -ENODATA || pot->origin != POT_INDEX_EMBEDDED;
+    if (path && has_index && dataset_path(dataset, record, path, MEMBER_PATH_MAX, &len) < 0)
+        path[0] = '\0';
     uint64_t offset =
         record_offset(record) == RECORD_OFFSET_NONE ? FAULT_NO_OFFSET : record_offset(record);
     fault_set(&fault, err, path, offset, "%s", describe(err, words, sizeof(words)));

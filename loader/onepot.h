@@ -246,6 +246,176 @@ ONEPOT_API int onepot_archive_subset(const struct onepot_archive *archive,
 ONEPOT_API int onepot_archive_digest(const struct onepot_archive *archive,
                                      uint8_t ret_digest[ONEPOT_DIGEST_BYTES]);
 
+/* ---- loader: batches in memory ---- */
+
+/*
+ * A loader's threads gather the samples of a batch into one contiguous piece of memory, a
+ * slab, ahead of its consumer, who takes one batch after the other:
+ *
+ *     struct onepot_loader_options options = {.size = sizeof(options), .batch_size = 256};
+ *     onepot_loader_new(archive, &options, &error, &loader);
+ *     while (training) {
+ *         while ((r = onepot_loader_next(loader, -1, &error, &batch)) > 0) {
+ *             ...
+ *             onepot_batch_release(batch);
+ *         }
+ *     }                                       0: the epoch is over; the next call begins
+ *     onepot_loader_free(loader);             the one after it, without a gap
+ *
+ * Slabs are used again once they are released. A consumer that keeps batches makes the
+ * loader use more of them, up to memory_bytes; beyond that onepot_loader_next fails
+ * with -ENOBUFS until something is released. It never waits for that.
+ *
+ * Threads: any thread may call next and release; the others may not run beside next, but for
+ * stats. After a fork the child's loader goes on from the same place with threads of its own.
+ */
+struct onepot_loader;
+
+/*
+ * Called on the loader's threads, several at once: make of the `len` bytes of a sample what
+ * goes to `out`, at most `room` bytes; 0 and how many there are, or a negative errno.
+ */
+typedef int onepot_decode(void *ctx, uint64_t sample, const void *bytes, size_t len, void *out,
+                          size_t room, size_t *ret_len);
+
+struct onepot_loader_options {
+    size_t size;
+    uint64_t batch_size;       /* samples, of this rank */
+    uint64_t rank, world_size; /* as the sampler's: world size 0 asks the environment */
+    uint64_t seed, epoch;
+    bool no_shuffle;
+    bool drop_last; /* leave out padding, and the last batch if it is not full */
+    uint64_t block, window;
+    uint32_t threads;  /* 0: as many as this process may use CPUs; more if storage is slow */
+    uint32_t prefetch; /* batches ahead; 0: a few, more where storage is slow */
+    uint64_t
+        memory_bytes; /* of slabs; 0: a quarter of what the job has, by ranks of the node */
+    uint32_t align;   /* of a sample in its slab, a power of two; 0: 64 */
+    bool skip_errors; /* a sample that can't be read is left empty and not valid */
+    bool verify;      /* compare with the archive's sums, where it has some */
+    /*
+     * Samples are .npy files: headers are taken off, and data is the dense array that the
+     * samples make. All must have the type and the shape of the first.
+     */
+    bool npy;
+    onepot_decode *decode; /* NULL: bytes as they are */
+    void *decode_ctx;
+    uint64_t decoded_bytes; /* room for what decode makes of one sample */
+};
+
+/* A batch: samples in the order of the sampler. All of it lives until it is released, also
+ * if the loader is freed before. Data may be written to. */
+struct onepot_batch {
+    size_t size;
+    uint64_t samples; /* in the batch */
+    uint64_t epoch;
+    uint64_t first;          /* of the elements of this rank in the epoch */
+    uint8_t *data;           /* page-aligned; */
+    uint64_t bytes;          /* so many; bytes between samples are zero */
+    const uint64_t *offsets; /* [samples]: where each begins in data */
+    const uint64_t *sizes;   /* [samples] */
+    const int64_t *labels;   /* [samples]: class, or -1 */
+    const uint64_t *indices; /* [samples]: in the archive */
+    const uint8_t *valid;    /* [samples]: 0 for padding, and for what was skipped */
+    uint64_t stride;         /* all samples have this size and follow each other; else 0 */
+};
+
+/* -EINVAL: an option makes no sense, samples are no .npy files of one kind; -ENOMEM;
+ * -EAGAIN: no thread could be started; and read errors of the first sample for npy. */
+ONEPOT_API int onepot_loader_new(const struct onepot_archive *archive,
+                                 const struct onepot_loader_options *options,
+                                 struct onepot_error *error, struct onepot_loader **ret_loader);
+ONEPOT_API void onepot_loader_free(struct onepot_loader *loader); /* NULL is fine */
+
+/*
+ * 1 and the next batch; 0 at the end of an epoch. -ETIMEDOUT: not ready after
+ * `timeout_ms` (-1: wait as long as it takes). -ENOBUFS: the batches that are kept use all
+ * of memory_bytes. Errors of a sample name it; the batch is lost then, and the next call
+ * goes on behind it.
+ */
+ONEPOT_API int onepot_loader_next(struct onepot_loader *loader, int timeout_ms,
+                                  struct onepot_error *error,
+                                  const struct onepot_batch **ret_batch);
+ONEPOT_API void onepot_batch_release(const struct onepot_batch *batch); /* NULL is fine */
+
+/* Batches and samples in an epoch of this rank. */
+ONEPOT_API uint64_t onepot_loader_batches(const struct onepot_loader *loader);
+ONEPOT_API uint64_t onepot_loader_samples(const struct onepot_loader *loader);
+
+/* The epoch of the next batch, and where in it: elements of this rank already delivered. */
+ONEPOT_API uint64_t onepot_loader_epoch(const struct onepot_loader *loader, uint64_t *ret_done);
+
+/* Go to the start of an epoch. Costs nothing where the loader is there already. */
+ONEPOT_API int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch);
+
+/* What .npy samples are. */
+struct onepot_npy {
+    size_t size;
+    char type[16]; /* numpy's name: "<f4" */
+    bool fortran_order;
+    uint32_t dimensions;
+    uint64_t shape[32];
+    uint64_t bytes; /* of one sample */
+};
+/* -ENOTSUP: the loader was not made for them. */
+ONEPOT_API int onepot_loader_npy(const struct onepot_loader *loader,
+                                 struct onepot_npy *ret_npy);
+
+/* ---- where a loader is: to go on in another job ---- */
+
+/*
+ * Batches that were delivered count, those gathered ahead do not. A loader with another
+ * number of ranks goes on where this one was, as long as the global batch (batch size times
+ * world size) is the same. All numbers may be printed and read back.
+ */
+struct onepot_state {
+    size_t size;
+    uint64_t version; /* 1 */
+    uint64_t samples; /* of the archive */
+    uint64_t seed, epoch;
+    uint64_t done; /* elements of the epoch that all ranks together have had */
+    uint64_t shuffle, drop_last, block, window;
+    char digest[2 * ONEPOT_DIGEST_BYTES + 1]; /* of the archive, hexadecimal */
+};
+
+/* The digest may take a walk over the archive, once. */
+ONEPOT_API int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error,
+                                   struct onepot_state *ret_state);
+
+/* -ESTALE: the state is another archive's; -EINVAL: it can't be continued by these ranks, or
+ * not with these options. The seed is taken over. */
+ONEPOT_API int onepot_loader_restore(struct onepot_loader *loader,
+                                     const struct onepot_state *state,
+                                     struct onepot_error *error);
+
+/*
+ * What was delivered in the present epoch (or since it was entered), padding not counted:
+ * a number and sums of hashes, which don't depend on order. Those of all ranks, added up, are
+ * those of the archive if each sample came once.
+ */
+struct onepot_delivered {
+    uint64_t samples, sum_a, sum_b;
+};
+ONEPOT_API void onepot_loader_delivered(struct onepot_loader *loader,
+                                        struct onepot_delivered *ret_delivered);
+ONEPOT_API void onepot_archive_all(const struct onepot_archive *archive,
+                                   struct onepot_delivered *ret_delivered);
+ONEPOT_API void onepot_delivered_add(struct onepot_delivered *to,
+                                     const struct onepot_delivered *more);
+
+struct onepot_stats {
+    size_t size;
+    uint64_t batches, samples, bytes; /* delivered */
+    uint64_t wait_ns;                 /* that next waited for a batch */
+    uint64_t gather_ns;               /* that the threads worked, added up */
+    uint64_t skipped;                 /* samples that could not be read */
+    uint64_t slab_bytes;              /* in use now, at most memory_bytes */
+    uint32_t threads, prefetch;       /* as they were chosen */
+    uint64_t memory_bytes;
+};
+ONEPOT_API void onepot_loader_stats(struct onepot_loader *loader,
+                                    struct onepot_stats *ret_stats);
+
 #ifdef __cplusplus
 }
 #endif

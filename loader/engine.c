@@ -1,0 +1,567 @@
+/*
+ * How the threads find their work, in this order: a run of samples of the batch that is being
+ * gathered; else the next batch is planned; else, with nothing to do (or in the second half
+ * of an epoch at the latest), the order of the next epoch is shuffled, so that it is there
+ * when it is needed.
+ *
+ * Batches are planned in their order and get their memory then. So the batch that the
+ * consumer waits for is never without a slab while a later one has one: if it has none,
+ * all memory is with the consumer, who is told so.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define THREAD_STACK_BYTES (512u << 10)
+#define SLAB_ROUND_BYTES (64u << 10)
+
+struct engine {
+    struct engine_options options;
+    pid_t pid;
+    pthread_mutex_t lock;
+    pthread_cond_t work;  /* for threads: something may be there to do */
+    pthread_cond_t ready; /* for the consumer */
+    pthread_t *threads;
+    uint32_t thread_count;
+    bool stop;
+    unsigned users; /* the loader, and each slab that is out */
+
+    struct slab *ring[ENGINE_AHEAD_MAX];
+    uint64_t head, tail; /* batches taken, batches planned */
+    struct slab *open;   /* the last planned one, while runs of it are left */
+    uint32_t busy;       /* threads that work without the lock */
+
+    struct place taken;  /* where the consumer is */
+    struct place plan;   /* of the next batch to be planned */
+    struct order *order; /* of plan.epoch; NULL: not made yet */
+    struct order *next;  /* of the epoch after it */
+    bool making;         /* a thread shuffles */
+    bool next_failed;    /* there was no memory for the next one in advance */
+    bool seeking;        /* nothing is begun */
+    uint64_t generation; /* grows with each seek */
+    int order_err;       /* making plan.epoch's order failed */
+    uint64_t starved;    /* bytes of a planned batch that found no memory, or 0 */
+    uint64_t *indices;   /* scratch for planning: batch_size each */
+    uint64_t *offsets, *sizes;
+
+    struct slab *free_slabs;
+    uint64_t slab_bytes; /* of all slabs */
+    struct engine_stats stats;
+};
+
+uint64_t engine_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* ---- memory; under the lock ---- */
+
+static void give_memory_back(struct engine *e, struct slab *slab)
+{
+    if (slab->memory)
+        e->options.memory->release(slab->memory, slab->capacity, e->options.memory_ctx);
+    e->slab_bytes -= slab->capacity;
+    slab->memory = NULL;
+    slab->capacity = 0;
+}
+
+static void free_slab(struct engine *e, struct slab *slab)
+{
+    give_memory_back(e, slab);
+    free(slab);
+}
+
+/* A free slab that is large enough, else any, else none. */
+static struct slab *take_free(struct engine *e, size_t bytes)
+{
+    struct slab **best = &e->free_slabs;
+    for (struct slab **s = best; *s; s = &(*s)->next)
+        if ((*s)->capacity >= bytes) {
+            best = s;
+            break;
+        }
+    struct slab *slab = *best;
+    if (slab)
+        *best = slab->next;
+    return slab;
+}
+
+/* What is free and not needed now makes room. */
+static void drop_free(struct engine *e, uint64_t room)
+{
+    while (e->free_slabs && room > e->options.memory_bytes - e->slab_bytes) {
+        struct slab *slab = e->free_slabs;
+        e->free_slabs = slab->next;
+        free_slab(e, slab);
+    }
+}
+
+/* A little more than asked for, so that the next batch fits too. */
+static size_t capacity_for(size_t bytes)
+{
+    size_t generous = bytes + bytes / 8 + SLAB_ROUND_BYTES;
+    return generous & ~(size_t)(SLAB_ROUND_BYTES - 1);
+}
+
+/* -ENOBUFS: beyond the budget; -ENOMEM. */
+static int get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
+{
+    struct slab *slab = take_free(e, bytes);
+    if (!slab && !(slab = calloc(1, sizeof(*slab))))
+        return -ENOMEM;
+    if (slab->capacity < bytes) {
+        give_memory_back(e, slab);
+        size_t capacity = capacity_for(bytes);
+        drop_free(e, capacity);
+        if (capacity > e->options.memory_bytes - e->slab_bytes)
+            capacity = (bytes + 4095) & ~(size_t)4095;
+        if (capacity > e->options.memory_bytes - e->slab_bytes) {
+            free(slab);
+            return -ENOBUFS;
+        }
+        slab->memory = e->options.memory->allocate(capacity, e->options.memory_ctx);
+        if (!slab->memory) {
+            free(slab);
+            return -ENOMEM;
+        }
+        slab->capacity = capacity;
+        e->slab_bytes += capacity;
+    }
+    *ret_slab = slab;
+    return 0;
+}
+
+static void destroy(struct engine *e)
+{
+    while (e->free_slabs) {
+        struct slab *slab = e->free_slabs;
+        e->free_slabs = slab->next;
+        free_slab(e, slab);
+    }
+    order_free(e->order);
+    order_free(e->next);
+    pthread_cond_destroy(&e->work);
+    pthread_cond_destroy(&e->ready);
+    pthread_mutex_destroy(&e->lock);
+    free(e->indices);
+    free(e->offsets);
+    free(e->sizes);
+    free(e->threads);
+    free(e);
+}
+
+/* ---- planning; under the lock ---- */
+
+/* Go over to the next epoch where this one is planned to its end. */
+static void turn_epoch(struct engine *e)
+{
+    if (e->plan.done < e->options.length)
+        return;
+    e->plan.epoch++;
+    e->plan.done = 0;
+    order_free(e->order);
+    e->order = e->next;
+    e->next = NULL;
+    e->next_failed = false;
+}
+
+static void label_samples(struct engine *e, struct slab *slab, uint64_t count)
+{
+    const struct onepot_archive *archive = e->options.fill.archive;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t first, end;
+        bool valid;
+        order_at(e->order, e->plan.done + i, &valid);
+        archive_records(archive, e->indices[i], &first, &end);
+        slab->valid[i] = valid;
+        slab->labels[i] = archive->dataset->records[first].label;
+    }
+    memcpy(slab->indices, e->indices, count * sizeof(*slab->indices));
+    memcpy(slab->offsets, e->offsets, count * sizeof(*slab->offsets));
+    memcpy(slab->sizes, e->sizes, count * sizeof(*slab->sizes));
+}
+
+/* The next batch into the ring. False: there is no room for it, or no order yet. */
+static bool plan_batch(struct engine *e)
+{
+    uint64_t bytes, left;
+    bool valid;
+    if (e->seeking || e->tail - e->head == e->options.ahead || e->options.length == 0)
+        return false;
+    turn_epoch(e);
+    if (!e->order)
+        return false;
+    left = e->options.length - e->plan.done;
+    uint64_t count = left < e->options.batch_size ? left : e->options.batch_size;
+    for (uint64_t i = 0; i < count; i++)
+        e->indices[i] = order_at(e->order, e->plan.done + i, &valid);
+    size_t need = fill_places(&e->options.fill, e->indices, count, e->offsets, e->sizes, &bytes)
+                      ? slab_bytes(count, bytes)
+                      : 0;
+    struct slab *slab;
+    int r = need ? get_slab(e, need, &slab) : -ENOBUFS;
+    if (r < 0) {
+        e->starved = r == -ENOMEM ? UINT64_MAX : need ? need : UINT64_MAX - 1;
+        pthread_cond_broadcast(&e->ready);
+        return false;
+    }
+    e->starved = 0;
+    slab->engine = e;
+    slab_lay_out(slab, count, bytes);
+    slab->batch.epoch = e->plan.epoch;
+    slab->batch.first = e->plan.done;
+    slab->batch.stride = e->options.fill.stride;
+    label_samples(e, slab, count);
+    slab->claimed = slab->gathered = 0;
+    slab->err = 0;
+    e->plan.done += count;
+    slab->end = e->plan.done;
+    e->ring[e->tail++ % ENGINE_AHEAD_MAX] = slab;
+    e->open = slab;
+    return true;
+}
+
+/* Which order is wanted: of the epoch that is planned, or in good time of the next. */
+static bool wants_order(const struct engine *e, bool idle, bool *ret_next)
+{
+    if (e->seeking || e->making || e->options.length == 0 || e->order_err)
+        return false;
+    *ret_next = e->order;
+    if (!e->order)
+        return true;
+    return !e->next && !e->next_failed && (idle || e->plan.done > e->options.length / 2);
+}
+
+/* ---- what threads do; the lock is given up meanwhile ---- */
+
+static void make_order(struct engine *e, bool is_next)
+{
+    struct order_options options = e->options.order;
+    struct order *order = NULL;
+    uint64_t generation = e->generation, epoch = e->plan.epoch + is_next;
+    options.seed += epoch;
+    e->making = true;
+    pthread_mutex_unlock(&e->lock);
+    int r = order_new(&options, &order);
+    pthread_mutex_lock(&e->lock);
+    e->making = false;
+    if (generation != e->generation)
+        order_free(order);
+    else if (r == 0 && epoch == e->plan.epoch)
+        e->order = order;
+    else if (r == 0)
+        e->next = order;
+    else if (epoch == e->plan.epoch)
+        e->order_err = r;
+    else
+        e->next_failed = true;
+    pthread_cond_broadcast(&e->work);
+    pthread_cond_broadcast(&e->ready);
+}
+
+static void gather_run(struct engine *e, struct filler *filler)
+{
+    struct slab *slab = e->open;
+    uint64_t first = slab->claimed, left = slab->batch.samples - first, skipped = 0, bad = 0;
+    uint64_t end = first + (left < e->options.run ? left : e->options.run);
+    slab->claimed = end;
+    if (end == slab->batch.samples)
+        e->open = NULL;
+    e->busy++;
+    pthread_mutex_unlock(&e->lock);
+
+    uint64_t start = engine_now_ns();
+    int r = fill_samples(&e->options.fill, filler, slab, first, end, &skipped, &bad);
+    uint64_t took = engine_now_ns() - start;
+
+    pthread_mutex_lock(&e->lock);
+    e->busy--;
+    e->stats.gather_ns += took;
+    e->stats.skipped += skipped;
+    if (r < 0 && slab->err == 0) {
+        slab->err = r;
+        slab->bad_record = bad;
+    }
+    slab->gathered += end - first;
+    if (slab->gathered == slab->batch.samples || (e->seeking && e->busy == 0))
+        pthread_cond_broadcast(&e->ready);
+}
+
+static void *thread_main(void *arg)
+{
+    struct engine *e = arg;
+    struct filler filler = {0};
+    pthread_mutex_lock(&e->lock);
+    while (!e->stop) {
+        bool next;
+        if (wants_order(e, false, &next)) {
+            make_order(e, next);
+        } else if (e->open) {
+            gather_run(e, &filler);
+        } else if (plan_batch(e)) {
+            if (e->open->batch.samples > e->options.run)
+                pthread_cond_broadcast(&e->work);
+        } else if (wants_order(e, true, &next)) {
+            make_order(e, next);
+        } else {
+            pthread_cond_wait(&e->work, &e->lock);
+        }
+    }
+    pthread_mutex_unlock(&e->lock);
+    filler_free(&filler);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+/* Signals are for the threads of the program. */
+static int start_threads(struct engine *e)
+{
+    pthread_attr_t attr;
+    sigset_t all, kept;
+    int r = 0;
+    sigfillset(&all);
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, THREAD_STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &kept);
+    for (uint32_t i = 0; i < e->options.threads && r == 0; i++) {
+        r = pthread_create(&e->threads[i], &attr, thread_main, e);
+        e->thread_count += r == 0;
+    }
+    pthread_sigmask(SIG_SETMASK, &kept, NULL);
+    pthread_attr_destroy(&attr);
+    return e->thread_count ? 0 : -r;
+}
+
+static void init_locks(struct engine *e)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->work, NULL);
+    pthread_cond_init(&e->ready, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+/* Batches are planned from `place` on; at the end of an epoch that is the next one. */
+static void set_place(struct engine *e, const struct place *place)
+{
+    e->taken = e->plan = *place;
+    if (e->plan.done >= e->options.length) {
+        e->plan.epoch++;
+        e->plan.done = 0;
+    }
+}
+
+int engine_new(const struct engine_options *options, const struct place *place,
+               struct engine **ret_engine)
+{
+    struct engine *e = calloc(1, sizeof(*e));
+    if (!e)
+        return -ENOMEM;
+    e->options = *options;
+    e->pid = getpid();
+    e->users = 1;
+    set_place(e, place);
+    init_locks(e);
+    uint64_t count =
+        options->batch_size < options->length ? options->batch_size : options->length;
+    e->indices = calloc(count + 1, sizeof(*e->indices));
+    e->offsets = calloc(count + 1, sizeof(*e->offsets));
+    e->sizes = calloc(count + 1, sizeof(*e->sizes));
+    e->threads = calloc(options->threads, sizeof(*e->threads));
+    int r = e->indices && e->offsets && e->sizes && e->threads ? start_threads(e) : -ENOMEM;
+    if (r < 0) {
+        destroy(e);
+        return r;
+    }
+    *ret_engine = e;
+    return 0;
+}
+
+bool engine_is_own(const struct engine *engine)
+{
+    return engine->pid == getpid();
+}
+
+/* What lies in the ring becomes free. No thread may be at work on it. */
+static void empty_ring(struct engine *e)
+{
+    for (; e->head < e->tail; e->head++) {
+        struct slab *slab = e->ring[e->head % ENGINE_AHEAD_MAX];
+        slab->next = e->free_slabs;
+        e->free_slabs = slab;
+    }
+    e->open = NULL;
+}
+
+void engine_free(struct engine *engine)
+{
+    if (!engine || !engine_is_own(engine))
+        return; /* the threads are the parent's, and so is the lock */
+    pthread_mutex_lock(&engine->lock);
+    engine->stop = true;
+    pthread_cond_broadcast(&engine->work);
+    pthread_mutex_unlock(&engine->lock);
+    for (uint32_t i = 0; i < engine->thread_count; i++)
+        pthread_join(engine->threads[i], NULL);
+    pthread_mutex_lock(&engine->lock);
+    empty_ring(engine);
+    bool last = --engine->users == 0;
+    pthread_mutex_unlock(&engine->lock);
+    if (last)
+        destroy(engine);
+}
+
+void engine_seek(struct engine *engine, const struct place *place, uint64_t seed)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->generation++;
+    engine->seeking = true;
+    engine->open = NULL;
+    while (engine->busy > 0)
+        pthread_cond_wait(&engine->ready, &engine->lock);
+    empty_ring(engine);
+    order_free(engine->order);
+    order_free(engine->next);
+    engine->order = engine->next = NULL;
+    engine->next_failed = engine->seeking = false;
+    engine->options.order.seed = seed;
+    engine->starved = 0;
+    engine->order_err = 0;
+    set_place(engine, place);
+    pthread_cond_broadcast(&engine->work);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+void engine_place(const struct engine *engine, struct place *ret_place)
+{
+    struct engine *e = (struct engine *)(uintptr_t)engine;
+    bool own = engine_is_own(e); /* else nobody else is there, and the lock may be taken */
+    if (own)
+        pthread_mutex_lock(&e->lock);
+    *ret_place = e->taken;
+    if (own)
+        pthread_mutex_unlock(&e->lock);
+}
+
+/* ---- the consumer's side ---- */
+
+/* 0 when the next batch is there, -EAGAIN when it has to be waited for. */
+static int look(struct engine *e, uint64_t *ret_need)
+{
+    if (e->head < e->tail) {
+        const struct slab *slab = e->ring[e->head % ENGINE_AHEAD_MAX];
+        return slab->gathered == slab->batch.samples ? 0 : -EAGAIN;
+    }
+    if (e->order_err) {
+        int r = e->order_err;
+        e->order_err = 0; /* tried again, should the caller do so */
+        pthread_cond_broadcast(&e->work);
+        return r;
+    }
+    if (e->starved) {
+        int r = e->starved == UINT64_MAX ? -ENOMEM : -ENOBUFS;
+        *ret_need = e->starved;
+        e->starved = 0;
+        pthread_cond_broadcast(&e->work);
+        return r;
+    }
+    return -EAGAIN;
+}
+
+static int wait_for_batch(struct engine *e, uint64_t deadline_ns, uint64_t *ret_need)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    int waited = 0, r = look(e, ret_need);
+    if (r != -EAGAIN)
+        return r;
+    uint64_t start = engine_now_ns();
+    while (r == -EAGAIN && waited != ETIMEDOUT) {
+        waited = deadline_ns == UINT64_MAX
+                     ? pthread_cond_wait(&e->ready, &e->lock)
+                     : pthread_cond_timedwait(&e->ready, &e->lock, &until);
+        r = look(e, ret_need);
+    }
+    e->stats.wait_ns += engine_now_ns() - start;
+    return r == -EAGAIN ? -ETIMEDOUT : r;
+}
+
+/* The consumer is behind this batch now. */
+static void count_batch(struct engine *e, const struct slab *slab)
+{
+    const struct onepot_batch *batch = &slab->batch;
+    if (batch->epoch != e->taken.epoch || batch->first == 0)
+        e->taken.delivered = (struct onepot_delivered){0};
+    e->taken.epoch = batch->epoch;
+    e->taken.done = slab->end;
+    if (slab->err)
+        return;
+    for (uint64_t i = 0; i < batch->samples; i++)
+        if (batch->valid[i])
+            delivered_count(&e->taken.delivered, batch->indices[i]);
+    e->stats.batches++;
+    e->stats.samples += batch->samples;
+    e->stats.bytes += batch->bytes;
+}
+
+int engine_take(struct engine *engine, uint64_t deadline_ns, uint64_t *ret_need,
+                struct slab **ret_slab)
+{
+    int r;
+    pthread_mutex_lock(&engine->lock);
+    if (engine->taken.done >= engine->options.length) {
+        engine->taken.epoch++;
+        engine->taken.done = 0;
+        r = 0;
+    } else {
+        r = wait_for_batch(engine, deadline_ns, ret_need);
+        if (r == 0) {
+            struct slab *slab = engine->ring[engine->head++ % ENGINE_AHEAD_MAX];
+            count_batch(engine, slab);
+            engine->users++;
+            *ret_slab = slab;
+            r = 1;
+        }
+        pthread_cond_signal(&engine->work);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return r;
+}
+
+void engine_release(struct slab *slab)
+{
+    struct engine *e = slab->engine;
+    if (!engine_is_own(e))
+        return; /* a child's copy of what its parent had: it goes with the child */
+    pthread_mutex_lock(&e->lock);
+    slab->next = e->free_slabs;
+    e->free_slabs = slab;
+    e->starved = 0;
+    bool last = --e->users == 0;
+    pthread_cond_signal(&e->work);
+    pthread_mutex_unlock(&e->lock);
+    if (last)
+        destroy(e);
+}
+
+void engine_stats(struct engine *engine, struct engine_stats *ret_stats)
+{
+    if (!engine_is_own(engine)) {
+        *ret_stats = (struct engine_stats){0};
+        return;
+    }
+    pthread_mutex_lock(&engine->lock);
+    *ret_stats = engine->stats;
+    ret_stats->slab_bytes = engine->slab_bytes;
+    pthread_mutex_unlock(&engine->lock);
+}

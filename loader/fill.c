@@ -1,0 +1,292 @@
+/*
+ * The hot path: a sample that lies in a mapped archive as it is costs one memcpy. Before a
+ * run of them the length of the file is asked for once, so that an archive that was cut short
+ * is an error and not a SIGBUS (but for one that is cut in this very moment).
+ */
+#include "fill.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <xxhash.h>
+
+#include "error.h"
+#include "npy.h"
+#include "view.h"
+
+#define NOT_CHECKED UINT32_MAX
+
+/* ---- places ---- */
+
+static bool place_alone(const struct fill_plan *plan, uint64_t size, uint64_t *at,
+                        uint64_t *ret_offset)
+{
+    uint64_t start, mask = plan->align - 1;
+    if (__builtin_add_overflow(*at, mask, &start))
+        return false;
+    *ret_offset = start & ~mask;
+    return !__builtin_add_overflow(*ret_offset, size, at);
+}
+
+bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t count,
+                 uint64_t *ret_offsets, uint64_t *ret_sizes, uint64_t *ret_bytes)
+{
+    uint64_t at = 0;
+    if (plan->stride) {
+        for (uint64_t i = 0; i < count; i++) {
+            ret_offsets[i] = i * plan->stride;
+            ret_sizes[i] = plan->stride;
+        }
+        return !__builtin_mul_overflow(plan->stride, count, ret_bytes);
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        ret_sizes[i] = archive_size(plan->archive, indices[i]);
+        if (!place_alone(plan, ret_sizes[i], &at, &ret_offsets[i]))
+            return false;
+    }
+    *ret_bytes = at;
+    return true;
+}
+
+/* ---- bytes ---- */
+
+static int check_length(struct filler *filler, const struct dataset *d, uint32_t archive)
+{
+    struct stat st;
+    if (filler->checked == archive)
+        return 0;
+    const struct source *source = d->pots[archive]->source;
+    if (fstat(source_fd(source), &st) < 0)
+        return -EIO;
+    if (S_ISREG(st.st_mode) && (uint64_t)st.st_size < source_size(source))
+        return -ENODATA;
+    filler->checked = archive;
+    return 0;
+}
+
+/* All bytes of a file; where it lies in the mapping, or NULL with 0: it has to be read. */
+static int mapped_bytes(struct filler *filler, const struct dataset *d,
+                        const struct record *record, const uint8_t **ret_bytes)
+{
+    uint32_t archive = record_archive(record);
+    const uint8_t *map = d->maps[archive];
+    *ret_bytes = NULL;
+    if (!map || record_offset(record) == RECORD_OFFSET_NONE)
+        return 0;
+    *ret_bytes = map + record_offset(record);
+    return check_length(filler, d, archive);
+}
+
+static int get_cursor(struct filler *filler, struct dataset *d)
+{
+    return filler->cursor ? 0 : cursor_get(d, NULL, &filler->cursor);
+}
+
+static int copy_file(struct filler *filler, struct dataset *d, const struct record *record,
+                     uint8_t *to)
+{
+    const uint8_t *bytes;
+    int r = mapped_bytes(filler, d, record, &bytes);
+    if (r < 0)
+        return r;
+    if (bytes) {
+        memcpy(to, bytes, record->size_bytes);
+        return 0;
+    }
+    r = get_cursor(filler, d);
+    return r < 0 ? r : cursor_read(d, filler->cursor, record, 0, to, record->size_bytes);
+}
+
+static int verify(const struct dataset *d, const struct record *record, const uint8_t *bytes)
+{
+    const struct index *index = d->pots[record_archive(record)]->index;
+    struct node node;
+    uint64_t sum;
+    int r = index_sum(index, record->entry, &sum);
+    if (r == -ENODATA)
+        return 0;
+    if (r == 0)
+        r = index_node(index, record->entry, &node);
+    if (r < 0)
+        return r;
+    if (node.has_holes) /* they are not in the sum */
+        return 0;
+    return XXH3_64bits(bytes, record->size_bytes) == sum ? 0 : -EBADMSG;
+}
+
+/* All parts of a sample one after another; *bad is the record that failed. */
+static int copy_sample(const struct fill_plan *plan, struct filler *filler, uint64_t sample,
+                       uint8_t *to, uint64_t *bad)
+{
+    struct dataset *d = plan->archive->dataset;
+    uint64_t first, end;
+    archive_records(plan->archive, sample, &first, &end);
+    for (; first < end; first++) {
+        const struct record *record = &d->records[first];
+        int r = copy_file(filler, d, record, to);
+        if (r == 0 && plan->verify)
+            r = verify(d, record, to);
+        if (r < 0) {
+            *bad = first;
+            return r;
+        }
+        to += record->size_bytes;
+    }
+    return 0;
+}
+
+/* The bytes of a sample wherever they are, for who only looks at them. */
+static int sample_bytes(const struct fill_plan *plan, struct filler *filler, uint64_t sample,
+                        const uint8_t **ret_bytes, uint64_t *ret_len, uint64_t *bad)
+{
+    struct dataset *d = plan->archive->dataset;
+    uint64_t first, end, len = archive_size(plan->archive, sample);
+    const uint8_t *bytes = NULL;
+    int r = 0;
+    archive_records(plan->archive, sample, &first, &end);
+    *bad = first;
+    if (end - first == 1 && !plan->verify)
+        r = mapped_bytes(filler, d, &d->records[first], &bytes);
+    if (r == 0 && !bytes) {
+        if (len > filler->room) {
+            free(filler->buffer);
+            filler->room = 0;
+            filler->buffer = malloc(len);
+            if (!filler->buffer)
+                return -ENOMEM;
+            filler->room = len;
+        }
+        bytes = filler->buffer;
+        r = len ? copy_sample(plan, filler, sample, filler->buffer, bad) : 0;
+    }
+    *ret_bytes = bytes;
+    *ret_len = len;
+    return r;
+}
+
+/* ---- decoding ---- */
+
+static int decode_npy(const struct fill_plan *plan, const uint8_t *bytes, uint64_t len,
+                      uint8_t *to)
+{
+    struct onepot_npy npy;
+    size_t start;
+    int r = npy_parse(bytes, len, &npy, &start);
+    if (r < 0)
+        return -EUCLEAN;
+    if (!npy_same(&npy, &plan->kind))
+        return -EPROTOTYPE;
+    if (len - start != npy.bytes)
+        return -EUCLEAN;
+    memcpy(to, bytes + start, npy.bytes);
+    return 0;
+}
+
+static int decode_sample(const struct fill_plan *plan, struct filler *filler, uint64_t sample,
+                         uint8_t *to, uint64_t *size, uint64_t *bad)
+{
+    const uint8_t *bytes;
+    uint64_t len;
+    int r = sample_bytes(plan, filler, sample, &bytes, &len, bad);
+    if (r < 0)
+        return r;
+    if (plan->npy)
+        return decode_npy(plan, bytes, len, to);
+    size_t got = 0;
+    r = plan->decode(plan->decode_ctx, sample, bytes, len, to, plan->stride, &got);
+    if (r < 0)
+        return r;
+    if (got > plan->stride)
+        return -EMSGSIZE;
+    memset(to + got, 0, plan->stride - got);
+    *size = got;
+    return 0;
+}
+
+int fill_npy_kind(struct fill_plan *plan, struct onepot_error *error)
+{
+    struct filler filler = {.checked = NOT_CHECKED};
+    const uint8_t *bytes;
+    uint64_t len, bad = 0;
+    size_t start;
+    if (onepot_archive_samples(plan->archive) == 0)
+        return error_set(error, -EINVAL, "there are no samples to tell what kind they are");
+    int r = sample_bytes(plan, &filler, 0, &bytes, &len, &bad);
+    if (r == 0) {
+        r = npy_parse(bytes, len, &plan->kind, &start);
+        if (r < 0)
+            r = -EINVAL;
+    }
+    if (r < 0)
+        dataset_error(error, r, plan->archive->dataset, &plan->archive->dataset->records[bad]);
+    if (r == -EINVAL)
+        error_set(error, r, "the first sample is no .npy file of numbers");
+    plan->stride = plan->kind.bytes;
+    filler_free(&filler);
+    return r;
+}
+
+/* ---- a run of samples ---- */
+
+static void prefetch(const struct fill_plan *plan, uint64_t sample)
+{
+    const struct dataset *d = plan->archive->dataset;
+    uint64_t first, end;
+    archive_records(plan->archive, sample, &first, &end);
+    const struct record *record = &d->records[first];
+    const uint8_t *map = d->maps[record_archive(record)];
+    if (!map || record_offset(record) == RECORD_OFFSET_NONE || record->size_bytes < 256)
+        return;
+    for (unsigned i = 0; i < 4; i++)
+        __builtin_prefetch(map + record_offset(record) + 64 * i);
+}
+
+/* From the end of a sample to the start of the next: bytes of an older batch. */
+static void clear_gap(struct slab *slab, uint64_t i)
+{
+    uint64_t from = slab->offsets[i] + slab->sizes[i];
+    uint64_t to = i + 1 < slab->batch.samples ? slab->offsets[i + 1] : slab->batch.bytes;
+    memset(slab->memory + from, 0, to - from);
+}
+
+static int fill_one(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
+                    uint64_t i, uint64_t *bad)
+{
+    uint8_t *to = slab->memory + slab->offsets[i];
+    if (plan->npy || plan->decode)
+        return decode_sample(plan, filler, slab->indices[i], to, &slab->sizes[i], bad);
+    return copy_sample(plan, filler, slab->indices[i], to, bad);
+}
+
+int fill_samples(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
+                 uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *ret_bad_record)
+{
+    filler->checked = NOT_CHECKED;
+    for (uint64_t i = first; i < end; i++) {
+        uint64_t bad = 0;
+        if (i + 1 < end)
+            prefetch(plan, slab->indices[i + 1]);
+        int r = fill_one(plan, filler, slab, i, &bad);
+        if (r < 0 && !plan->skip_errors) {
+            *ret_bad_record = bad;
+            return r;
+        }
+        if (r < 0) {
+            slab->sizes[i] = 0;
+            slab->valid[i] = 0;
+            ++*skipped;
+        }
+        if (!plan->stride || r < 0)
+            clear_gap(slab, i);
+    }
+    return 0;
+}
+
+void filler_free(struct filler *filler)
+{
+    if (filler->cursor)
+        cursor_put(filler->cursor);
+    free(filler->buffer);
+}

@@ -1,0 +1,47 @@
+/*
+ * Samples into their places in a slab: copied from where they are mapped, read, decompressed,
+ * or decoded.
+ */
+#ifndef ONEPOT_FILL_H
+#define ONEPOT_FILL_H
+
+#include "dataset.h"
+#include "slab.h"
+
+/* What stays the same for all batches of a loader. */
+struct fill_plan {
+    struct onepot_archive *archive;
+    uint32_t align;
+    uint64_t stride; /* each sample has a place of so many bytes; 0: of its own size */
+    bool verify, skip_errors;
+    bool npy; /* of this kind: */
+    struct onepot_npy kind;
+    onepot_decode *decode;
+    void *decode_ctx;
+};
+
+/* A thread's own. */
+struct filler {
+    struct cursor *cursor; /* NULL before the first read */
+    uint8_t *buffer;       /* a sample that is not decoded yet */
+    size_t room;
+    uint32_t checked; /* the archive that was last seen to be as long as it should */
+};
+
+/* Places for samples `indices`: the offsets, and how many bytes all take. False: too many. */
+bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t count,
+                 uint64_t *ret_offsets, uint64_t *ret_sizes, uint64_t *ret_bytes);
+
+/*
+ * Fill the places [first, end) of a slab. A sample that fails stops it, with its record's
+ * number, unless it is to be skipped; then *skipped counts.
+ */
+int fill_samples(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
+                 uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *ret_bad_record);
+
+void filler_free(struct filler *filler);
+
+/* Look at the first sample, to know what all have to be. */
+int fill_npy_kind(struct fill_plan *plan, struct onepot_error *error);
+
+#endif

@@ -1,0 +1,477 @@
+/*
+ * The public loader: options and defaults, the words of its errors, and where it is.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine.h"
+#include "error.h"
+#include "launcher.h"
+#include "view.h"
+
+#define DEFAULT_ALIGN 64u
+#define RUN_MAPPED 64u   /* samples that a thread takes at a time; */
+#define RUN_READ 4u      /* where each may wait for a device */
+#define THREADS_READ 32u /* reads in flight that slow storage likes */
+#define AHEAD_LEAST 4u
+#define ALIGN_MAX (1u << 20)
+
+struct onepot_loader {
+    struct onepot_archive *archive; /* its own handle */
+    struct engine_options options;
+    struct engine *engine;
+    uint64_t seed;
+    bool has_digest;
+    uint8_t digest[ONEPOT_DIGEST_BYTES];
+};
+
+/* ---- defaults ---- */
+
+/* Ranks on this node, where the launcher says so. */
+static uint32_t local_ranks(void)
+{
+    static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                        "MV2_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE"};
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const char *text = launcher_environment(NULL, names[i]);
+        unsigned long n = text ? strtoul(text, NULL, 10) : 0;
+        if (n > 0 && n < 100000)
+            return (uint32_t)n;
+    }
+    return 1;
+}
+
+static uint64_t node_memory(void)
+{
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Processors that this process may use, by its share of the node. */
+static uint32_t own_cpus(void)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+    uint32_t share = (uint32_t)n / local_ranks();
+    return share > 0 ? share : 1;
+}
+
+static bool is_mapped(const struct dataset *d)
+{
+    for (size_t i = 0; i < d->pot_count; i++)
+        if (!d->maps[i])
+            return false;
+    return true;
+}
+
+/* How many batches are ahead: enough for every thread to have two runs to take. */
+static uint32_t ahead_for(const struct engine_options *o)
+{
+    uint64_t samples = 2 * o->run * o->threads;
+    uint64_t ahead = samples / o->batch_size + 2;
+    if (ahead < AHEAD_LEAST)
+        ahead = AHEAD_LEAST;
+    return ahead < ENGINE_AHEAD_MAX ? (uint32_t)ahead : ENGINE_AHEAD_MAX;
+}
+
+static void choose_threads(const struct onepot_loader_options *given, struct engine_options *o)
+{
+    bool mapped = is_mapped(o->fill.archive->dataset);
+    o->threads = given->threads ? given->threads : own_cpus();
+    if (!given->threads && !mapped && o->threads < THREADS_READ)
+        o->threads = THREADS_READ;
+    o->run = mapped ? RUN_MAPPED : RUN_READ;
+    o->ahead = given->prefetch ? given->prefetch : ahead_for(o);
+}
+
+/* ---- options ---- */
+
+static int check_options(const struct onepot_loader_options *o, struct onepot_error *error)
+{
+    if (o->batch_size == 0 || o->batch_size > UINT32_MAX)
+        return error_set(error, -EINVAL, "a batch of %" PRIu64 " samples", o->batch_size);
+    if (o->threads > ENGINE_THREADS_MAX)
+        return error_set(error, -EINVAL, "more than %u threads", ENGINE_THREADS_MAX);
+    if (o->prefetch > ENGINE_AHEAD_MAX)
+        return error_set(error, -EINVAL, "more than %u batches ahead", ENGINE_AHEAD_MAX);
+    if (o->align & (o->align - 1) || o->align > ALIGN_MAX)
+        return error_set(error, -EINVAL, "an alignment of %u is no power of two up to %u",
+                         o->align, ALIGN_MAX);
+    if (o->npy && o->decode)
+        return error_set(error, -EINVAL, "npy and a decoder exclude each other");
+    if (o->decode && o->decoded_bytes == 0)
+        return error_set(error, -EINVAL,
+                         "the room for what is decoded is missing (decoded_bytes)");
+    return 0;
+}
+
+/* All samples have one size: it; else 0. */
+static uint64_t common_size(const struct onepot_archive *archive)
+{
+    uint64_t size = archive->count ? archive_size(archive, 0) : 0;
+    for (uint64_t i = 1; i < archive->count && size; i++)
+        if (archive_size(archive, i) != size)
+            return 0;
+    return size;
+}
+
+static int plan_fill(const struct onepot_loader_options *given, struct fill_plan *fill,
+                     struct onepot_error *error)
+{
+    fill->align = given->align ? given->align : DEFAULT_ALIGN;
+    fill->verify = given->verify;
+    fill->skip_errors = given->skip_errors;
+    fill->npy = given->npy;
+    fill->decode = given->decode;
+    fill->decode_ctx = given->decode_ctx;
+    if (fill->npy)
+        return fill_npy_kind(fill, error);
+    fill->stride = fill->decode ? given->decoded_bytes : common_size(fill->archive);
+    return 0;
+}
+
+static int plan_order(struct onepot_loader_options *given, struct engine_options *o,
+                      struct onepot_error *error)
+{
+    int r = rank_find(&given->rank, &given->world_size, error);
+    if (r < 0)
+        return r;
+    o->order = (struct order_options){
+        .samples = o->fill.archive->count,
+        .rank = given->rank,
+        .world_size = given->world_size,
+        .seed = given->seed,
+        .shuffle = !given->no_shuffle,
+        .drop_last = given->drop_last,
+        .workers = 1,
+        .block = given->block,
+        .window = given->window ? given->window : ORDER_DEFAULT_WINDOW,
+    };
+    if (given->rank >= given->world_size)
+        return order_error(error, -EINVAL, &o->order);
+    o->batch_size = given->batch_size;
+    o->length = order_length(&o->order);
+    if (given->drop_last)
+        o->length -= o->length % o->batch_size;
+    return 0;
+}
+
+static int plan_all(struct onepot_loader_options *given, struct engine_options *o,
+                    struct onepot_error *error)
+{
+    int r = check_options(given, error);
+    if (r == 0)
+        r = plan_order(given, o, error);
+    if (r == 0)
+        r = plan_fill(given, &o->fill, error);
+    if (r < 0)
+        return r;
+    choose_threads(given, o);
+    o->memory_bytes =
+        given->memory_bytes ? given->memory_bytes : node_memory() / 4 / local_ranks();
+    o->memory = &slab_host_memory;
+    return 0;
+}
+
+static int start(struct onepot_loader *loader, const struct place *place,
+                 struct onepot_error *error)
+{
+    int r = engine_new(&loader->options, place, &loader->engine);
+    if (r == -EAGAIN)
+        return error_set(error, r, "no thread can be started: the limit is reached");
+    return r < 0 ? error_set(error, r, "no memory for a loader") : 0;
+}
+
+int onepot_loader_new(const struct onepot_archive *archive,
+                      const struct onepot_loader_options *options, struct onepot_error *error,
+                      struct onepot_loader **ret_loader)
+{
+    struct onepot_loader_options given = {0};
+    int r = options_read(&given, sizeof(given), options, error);
+    if (r < 0)
+        return r;
+    struct onepot_loader *loader = calloc(1, sizeof(*loader));
+    if (!loader || !(loader->archive = archive_share(archive))) {
+        free(loader);
+        return error_set(error, -ENOMEM, "no memory for a loader");
+    }
+    loader->options.fill.archive = loader->archive;
+    loader->seed = given.seed;
+    r = plan_all(&given, &loader->options, error);
+    if (r == 0)
+        r = start(loader, &(struct place){.epoch = given.epoch}, error);
+    if (r < 0) {
+        onepot_archive_close(loader->archive);
+        free(loader);
+        return r;
+    }
+    *ret_loader = loader;
+    return 0;
+}
+
+void onepot_loader_free(struct onepot_loader *loader)
+{
+    if (!loader)
+        return;
+    engine_free(loader->engine);
+    onepot_archive_close(loader->archive);
+    free(loader);
+}
+
+/* In a child: an engine of its own, where the parent's was. */
+static int own_engine(struct onepot_loader *loader, struct onepot_error *error)
+{
+    struct place place;
+    if (engine_is_own(loader->engine))
+        return 0;
+    engine_place(loader->engine, &place);
+    return start(loader, &place, error);
+}
+
+/* ---- batches ---- */
+
+static int full(const struct onepot_loader *loader, uint64_t need, struct onepot_error *error)
+{
+    struct engine_stats stats;
+    engine_stats(loader->engine, &stats);
+    return error_set(error, -ENOBUFS,
+                     "the next batch needs %" PRIu64 " bytes, but batches that are kept have "
+                     "%" PRIu64 " of %" PRIu64 "; release some, or allow more (memory_bytes)",
+                     need, stats.slab_bytes, loader->options.memory_bytes);
+}
+
+int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onepot_error *error,
+                       const struct onepot_batch **ret_batch)
+{
+    uint64_t need = 0, deadline = UINT64_MAX;
+    struct slab *slab;
+    int r = own_engine(loader, error);
+    if (r < 0)
+        return r;
+    if (timeout_ms >= 0)
+        deadline = engine_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    r = engine_take(loader->engine, deadline, &need, &slab);
+    if (r == -ENOBUFS)
+        return full(loader, need, error);
+    if (r == -ETIMEDOUT)
+        return error_set(error, r, "no batch was ready in time");
+    if (r < 0)
+        return error_set(error, r, "no memory for the next batch");
+    if (r == 0)
+        return 0;
+    if (slab->err) {
+        const struct dataset *d = loader->archive->dataset;
+        r = slab->err;
+        dataset_error(error, r, d, &d->records[slab->bad_record]);
+        engine_release(slab);
+        return r;
+    }
+    *ret_batch = &slab->batch;
+    return 1;
+}
+
+void onepot_batch_release(const struct onepot_batch *batch)
+{
+    if (batch)
+        engine_release(slab_of(batch));
+}
+
+uint64_t onepot_loader_batches(const struct onepot_loader *loader)
+{
+    const struct engine_options *o = &loader->options;
+    return o->length / o->batch_size + (o->length % o->batch_size != 0);
+}
+
+uint64_t onepot_loader_samples(const struct onepot_loader *loader)
+{
+    return loader->options.length;
+}
+
+uint64_t onepot_loader_epoch(const struct onepot_loader *loader, uint64_t *ret_done)
+{
+    struct place place;
+    engine_place(loader->engine, &place);
+    if (ret_done)
+        *ret_done = place.done;
+    return place.epoch;
+}
+
+int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch)
+{
+    struct place place;
+    int r = own_engine(loader, NULL);
+    if (r < 0)
+        return r;
+    engine_place(loader->engine, &place);
+    if (place.epoch != epoch || place.done != 0)
+        engine_seek(loader->engine, &(struct place){.epoch = epoch}, loader->seed);
+    return 0;
+}
+
+int onepot_loader_npy(const struct onepot_loader *loader, struct onepot_npy *ret_npy)
+{
+    size_t size = ret_npy->size;
+    if (!loader->options.fill.npy)
+        return -ENOTSUP;
+    struct onepot_npy npy = loader->options.fill.kind;
+    npy.size = size;
+    memcpy(ret_npy, &npy, size < sizeof(npy) ? size : sizeof(npy));
+    return 0;
+}
+
+void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_stats)
+{
+    struct engine_stats e;
+    size_t size = ret_stats->size;
+    engine_stats(loader->engine, &e);
+    struct onepot_stats stats = {
+        .size = size,
+        .batches = e.batches,
+        .samples = e.samples,
+        .bytes = e.bytes,
+        .wait_ns = e.wait_ns,
+        .gather_ns = e.gather_ns,
+        .skipped = e.skipped,
+        .slab_bytes = e.slab_bytes,
+        .threads = loader->options.threads,
+        .prefetch = loader->options.ahead,
+        .memory_bytes = loader->options.memory_bytes,
+    };
+    memcpy(ret_stats, &stats, size < sizeof(stats) ? size : sizeof(stats));
+}
+
+/* ---- where it is ---- */
+
+static int find_digest(struct onepot_loader *loader, struct onepot_error *error, char *hex)
+{
+    if (!loader->has_digest) {
+        int r = onepot_archive_digest(loader->archive, loader->digest);
+        if (r < 0)
+            return error_errno(error, r, loader->archive->dataset->pots[0]->path);
+        loader->has_digest = true;
+    }
+    for (unsigned i = 0; i < ONEPOT_DIGEST_BYTES; i++)
+        snprintf(hex + 2 * i, 3, "%02x", loader->digest[i]);
+    return 0;
+}
+
+static int present_state(struct onepot_loader *loader, struct onepot_error *error,
+                         struct onepot_state *state)
+{
+    const struct order_options *o = &loader->options.order;
+    struct place place;
+    engine_place(loader->engine, &place);
+    *state = (struct onepot_state){
+        .size = sizeof(*state),
+        .version = 1,
+        .samples = o->samples,
+        .seed = loader->seed,
+        .epoch = place.epoch,
+        .done = place.done * o->world_size,
+        .shuffle = o->shuffle,
+        .drop_last = o->drop_last,
+        .block = o->block,
+        .window = o->block ? o->window : 0,
+    };
+    return find_digest(loader, error, state->digest);
+}
+
+int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error,
+                        struct onepot_state *ret_state)
+{
+    struct onepot_state state;
+    size_t size = ret_state->size;
+    int r = present_state(loader, error, &state);
+    if (r < 0)
+        return r;
+    state.size = size;
+    memcpy(ret_state, &state, size < sizeof(state) ? size : sizeof(state));
+    return 0;
+}
+
+int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_state *state,
+                          struct onepot_error *error)
+{
+    struct onepot_state then = {0}, now;
+    uint64_t world = loader->options.order.world_size;
+    int r = options_read(&then, sizeof(then), state, error);
+    if (r == 0)
+        r = own_engine(loader, error);
+    if (r == 0)
+        r = present_state(loader, error, &now);
+    if (r < 0)
+        return r;
+    if (then.version != 1)
+        return error_set(error, -EINVAL, "a state of version %" PRIu64 " is not known",
+                         then.version);
+    if (memcmp(then.digest, now.digest, sizeof(now.digest)) != 0 || then.samples != now.samples)
+        return error_set(
+            error, -ESTALE,
+            "the state belongs to another archive (digest %.32s, here %.32s) or to "
+            "another selection of its samples",
+            then.digest, now.digest);
+    if (then.shuffle != now.shuffle || then.drop_last != now.drop_last ||
+        then.block != now.block || then.window != now.window)
+        return error_set(error, -EINVAL, "the state was made with other options of the order");
+    if (then.done % world != 0)
+        return error_set(error, -EINVAL,
+                         "%" PRIu64 " elements that are done can't be dealt to %" PRIu64
+                         " ranks: the global batch must be the same",
+                         then.done, world);
+    loader->seed = loader->options.order.seed = then.seed;
+    engine_seek(loader->engine, &(struct place){.epoch = then.epoch, .done = then.done / world},
+                then.seed);
+    return 0;
+}
+
+/* ---- what was delivered ---- */
+
+/* Two bijections of 64 bits with good mixing (Stafford's variants 13 and 4 of MurmurHash3's
+ * finaliser); two sums, so that no exchange of samples goes unnoticed. */
+static uint64_t mix_a(uint64_t x)
+{
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static uint64_t mix_b(uint64_t x)
+{
+    x = (x ^ x >> 33) * UINT64_C(0x62a9d9ed799705f5);
+    x = (x ^ x >> 28) * UINT64_C(0xcb24d0a5c88c35b3);
+    return x ^ x >> 32;
+}
+
+void delivered_count(struct onepot_delivered *delivered, uint64_t index)
+{
+    delivered->samples++;
+    delivered->sum_a += mix_a(index + 1);
+    delivered->sum_b += mix_b(index + 1);
+}
+
+void onepot_loader_delivered(struct onepot_loader *loader,
+                             struct onepot_delivered *ret_delivered)
+{
+    struct place place;
+    engine_place(loader->engine, &place);
+    *ret_delivered = place.delivered;
+}
+
+void onepot_archive_all(const struct onepot_archive *archive,
+                        struct onepot_delivered *ret_delivered)
+{
+    *ret_delivered = (struct onepot_delivered){0};
+    for (uint64_t i = 0; i < archive->count; i++)
+        delivered_count(ret_delivered, i);
+}
+
+void onepot_delivered_add(struct onepot_delivered *to, const struct onepot_delivered *more)
+{
+    to->samples += more->samples;
+    to->sum_a += more->sum_a;
+    to->sum_b += more->sum_b;
+}

@@ -1,0 +1,56 @@
+/*
+ * A slab is the memory of one batch: data first, then its tables (offsets, sizes, labels,
+ * indices, validity), so that all of it can travel in one copy. Where the memory comes from
+ * is up to a table of two functions; memory that a device can read directly is another table.
+ */
+#ifndef ONEPOT_SLAB_H
+#define ONEPOT_SLAB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "onepot.h"
+
+struct engine;
+
+struct slab_memory {
+    /* Page-aligned, or NULL. Its content does not matter. */
+    void *(*allocate)(size_t bytes, void *ctx);
+    void (*release)(void *memory, size_t bytes, void *ctx);
+};
+
+/* Anonymous memory of the process. */
+extern const struct slab_memory slab_host_memory;
+
+struct slab {
+    struct onepot_batch batch; /* what the consumer sees; first, see slab_of */
+    struct engine *engine;
+    struct slab *next; /* in the list of free ones */
+    uint8_t *memory;
+    size_t capacity;
+
+    /* The batch's tables, writable. */
+    uint64_t *offsets, *sizes, *indices;
+    int64_t *labels;
+    uint8_t *valid;
+
+    /* While it is gathered; under the engine's lock. */
+    uint64_t claimed, gathered; /* samples */
+    uint64_t end;               /* element of the epoch behind its last one */
+    int err;                    /* the first sample that failed, */
+    uint64_t bad_record;        /* and which one it was */
+};
+
+static inline struct slab *slab_of(const struct onepot_batch *batch)
+{
+    return (struct slab *)(uintptr_t)batch;
+}
+
+/* Bytes that a slab needs for so many samples and bytes of data; 0: too many. */
+size_t slab_bytes(uint64_t samples, uint64_t data_bytes);
+
+/* Point the tables of a slab that is large enough at their places. */
+void slab_lay_out(struct slab *slab, uint64_t samples, uint64_t data_bytes);
+
+#endif
