@@ -417,6 +417,15 @@ static int catch_signals(void)
     return fd;
 }
 
+/* A lock or a pipe of the script that started it shall not live as long as the mount. */
+static void close_inherited(void)
+{
+    enum { SOME = 1024 };
+
+    for (int fd = STDERR_FILENO + 1; fd < SOME; fd++)
+        close(fd);
+}
+
 /* Every open file is a descriptor here. */
 static void raise_limits(void)
 {
@@ -449,6 +458,7 @@ int main(int argc, char **argv)
     int source = -1, signals, r;
     char *at, *stats;
 
+    close_inherited();
     if (o.source && (source = open(o.source, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
         err(1, "%s", o.source);
     heal(o.at);

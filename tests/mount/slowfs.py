@@ -227,6 +227,17 @@ def test_signals_end_it_and_write_counts(work):
         wait_for(lambda: slow.last_counts()["lookup"] == 2, "the last counts")
 
 
+def test_keeps_nothing_of_who_started_it(work):
+    with Slow(work, make_files(work)) as slow:
+        slow.umount()
+        end, other = os.pipe()
+        os.set_inheritable(other, True)
+        run(slowfs_program(), work / "source", slow.at, close_fds=False)
+        os.close(other)
+        check_equal(os.read(end, 1), b"", "the pipe's end")
+        check_equal(os.readlink(f"/proc/{slow.pid()}/fd/0"), "/dev/null", "standard input")
+
+
 def test_what_waits_at_the_end_is_let_go(work):
     with Slow(work, "--latency=open=1000s", make_files(work)) as slow:
         pid = slow.pid()
