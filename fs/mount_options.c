@@ -25,11 +25,11 @@ enum {
     OPT_LOG,
     OPT_PROGRESS,
     OPT_READAHEAD,
+    OPT_VERIFY,
     OPT_NOT_YET, /* and those after it */
     OPT_STAGE = OPT_NOT_YET,
     OPT_ORDER,
     OPT_RECORD,
-    OPT_VERIFY,
     OPT_ON_CONFLICT,
     OPT_NESTED,
 };
@@ -170,6 +170,9 @@ static int parse_option(const struct cli_usage *usage, int opt, struct mount_opt
     case OPT_ALLOW_OTHER:
         o->allow_other = true;
         break;
+    case OPT_VERIFY:
+        o->verify = true;
+        break;
     case OPT_CACHE:
         o->cache_given = true;
         r = cli_size_option(usage, "--cache", optarg, &o->cache_bytes);
@@ -246,5 +249,5 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
         text = NULL;
         return 0;
     }
-    return XXH3_64bits(text, (size_t)n);
+    return XXH3_64bits_withSeed(text, (size_t)n, o->verify);
 }

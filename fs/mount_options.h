@@ -18,6 +18,7 @@ struct mount_options {
     const char *fsname; /* -o fsname=; NULL: the archive's path */
     bool foreground;
     bool allow_other, default_permissions, nonempty, noexec;
+    bool verify;
     bool override_uid, override_gid;
     uint32_t uid, gid;
     unsigned threads;      /* 0: the allowed CPUs */
@@ -38,6 +39,7 @@ struct mount_options {
     "      --idle SECONDS    end after so long without use\n"                                  \
     "      --owner PID       end when this process has ended\n"                                \
     "      --io-timeout SEC  a read that takes longer fails; 0: never (60)\n"                  \
+    "      --verify          compare each file with its sum before it is served\n"            \
     "      --allow-other     let other users in, by the permissions of the files\n"            \
     "      --uid ID, --gid ID  show every file as owned by ID\n"                               \
     "      --log FILE        append what happens to FILE\n"                                    \

@@ -58,6 +58,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .root = m->root,
         .counters = c,
         .threads = o->threads,
+        .verify = o->verify,
         .io_timeout_s = o->io_timeout_s,
         .override_uid = o->override_uid,
         .override_gid = o->override_gid,

@@ -204,6 +204,10 @@ int mounter_open_archive(struct mounter *m)
     r = reader_new(m->pot, &reader, &fault, &m->reader);
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
+    if (o->verify && !index_info(m->pot->index)->has_sums)
+        cli_note("%s: it has no sums of its files, so --verify compares nothing; an archive "
+                 "by 'onepot pack' has",
+                 o->archive);
     describe_archive(m, reader.cache_bytes);
     return 0;
 }

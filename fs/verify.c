@@ -34,6 +34,7 @@ struct verification {
     struct reader *reader;
     bool has_sums;
     struct worklist *list;
+    uint64_t data_end;         /* of the stored data that lies last */
     struct coverage *coverage; /* NULL: the archive has no sums of the rest */
 
     pthread_mutex_t lock; /* of reports and `running` */
@@ -100,13 +101,16 @@ static int check_xattrs(const struct index *index, uint32_t position)
     return r == -ENOENT ? 0 : r;
 }
 
-static int check_extents(const struct index *index, uint32_t position)
+static int check_extents(struct verification *v, uint32_t position)
 {
     uint64_t offset = 0;
     struct extent extent;
     int r;
-    while ((r = index_extent(index, position, offset, &extent)) == 0)
+    while ((r = index_extent(v->index, position, offset, &extent)) == 0) {
         offset += extent.length;
+        if (extent.kind == EXTENT_STORED && extent.source_offset + extent.length > v->data_end)
+            v->data_end = extent.source_offset + extent.length;
+    }
     return r == -ENXIO ? 0 : r;
 }
 
@@ -132,7 +136,7 @@ static int check_entry(struct verification *v, uint32_t position, const char **r
     if (r < 0 || !S_ISREG(node.mode) || node.position != position)
         return r;
     *ret_what = "its data does not lie within the archive";
-    r = check_extents(index, position);
+    r = check_extents(v, position);
     if (r == 0) {
         atomic_fetch_add(&v->progress.bytes_total, node.data_bytes);
         uint64_t key = worklist_key(index, position, 0, 0);
@@ -400,6 +404,29 @@ static int check_whole(struct verification *v)
     return r == -EUCLEAN ? check_digest(v) : r < 0 ? r : check_digest(v);
 }
 
+/*
+ * The index of an onepot archive whose footer is gone: then it is a tar like any other,
+ * but not what it was. It lies behind the tar, at a multiple of tar's record.
+ */
+static void check_lost_index(struct verification *v)
+{
+    uint64_t size = source_size(v->pot->source);
+    uint64_t at = v->data_end + ONEPOT_RECORD_BYTES - 1;
+    char magic[8];
+    struct fault fault = {0};
+    for (at -= at % ONEPOT_RECORD_BYTES; at < size && size - at > sizeof(magic) && !stopped(v);
+         at += ONEPOT_RECORD_BYTES) {
+        if (source_read(v->pot->source, magic, sizeof(magic), at) < 0 ||
+            memcmp(magic, "onepotIX", sizeof(magic)) != 0)
+            continue;
+        fault_set(&fault, -EUCLEAN, NULL, at,
+                  "there is an index behind the tar, but no footer: its end was cut off");
+        fault_advise(&fault, "copy it again; until then it can be used as a tar");
+        report(v, &fault);
+        return;
+    }
+}
+
 static int add_windows(struct verification *v)
 {
     uint64_t n = v->coverage ? coverage_windows(v->coverage) : 0;
@@ -415,6 +442,9 @@ static int check_all(struct verification *v)
     int r = v->pot->origin == POT_INDEX_EMBEDDED ? check_whole(v) : 0;
     if (r == 0)
         r = check_tree(v);
+    if (r == 0 && index_info(v->index)->format == FORMAT_TAR && !v->pot->compression &&
+        v->options->trailer_is_good)
+        check_lost_index(v);
     if (r == 0)
         r = add_windows(v);
     if (r == 0)

@@ -24,6 +24,7 @@
 
 struct verify_options {
     unsigned threads;
+    bool trailer_is_good; /* verify_trailer found nothing: what it finds is not told twice */
     /* Called for one thing at a time that is wrong. May be NULL. */
     void (*report)(void *ctx, const struct fault *what);
     /* Called now and then, by the caller's thread; maybe while `report` is. May be NULL. */

@@ -76,7 +76,6 @@ START_TEST(what_is_not_served_is_refused)
         "a.tar --readahead 1M",
         "a.tar --order o",
         "a.tar --record r",
-        "a.tar --verify",
         "a.tar --on-conflict first",
         "a.tar --nested",
         "a.tar --threads -1",

@@ -1,17 +1,20 @@
 /*
  * onepot info: what kind of archive it is, and what is in it. All of it comes from the
- * header of the index; no member is touched.
+ * index; no member is touched.
  */
 #include <inttypes.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "codec.h"
 #include "commands.h"
+#include "survey.h"
 
 static const struct cli_usage usage = {
     "info", "[--json] ARCHIVE...",
-    "Print format, members, bytes, compression, index and checksums of archives.\n"
+    "Print format, members, bytes, sizes of files, compression, index, checksums and\n"
+    "digest of archives.\n"
     "\n"
     "      --json            one array of objects\n"
     "      --progress=WHEN   show progress: auto, always or never\n"};
@@ -39,23 +42,91 @@ static void print_size(const char *label, uint64_t bytes)
     putchar('\n');
 }
 
-static void print_members(const struct index_info *info)
+static void print_members(const struct survey *survey)
 {
-    uint64_t known = info->files + info->directories;
-    uint64_t others = info->entries > known ? info->entries - known : 0;
     const struct {
         uint64_t count;
         const char *one, *many;
-    } kinds[] = {{info->files, "file", "files"},
-                 {info->directories, "directory", "directories"},
-                 {others, "other", "others"}};
+    } kinds[] = {{survey->files, "file", "files"},
+                 {survey->directories, "directory", "directories"},
+                 {survey->symlinks, "symbolic link", "symbolic links"},
+                 {survey->hardlinks, "further name", "further names (hard links)"},
+                 {survey->specials, "special file", "special files"}};
     printf("  %-12s ", "members");
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         char count[CLI_TEXT_LEN];
-        printf("%s%s %s", i ? ", " : "", cli_format_count(kinds[i].count, count),
-               kinds[i].count == 1 ? kinds[i].one : kinds[i].many);
+        if (i < 2 || kinds[i].count)
+            printf("%s%s %s", i ? ", " : "", cli_format_count(kinds[i].count, count),
+                   kinds[i].count == 1 ? kinds[i].one : kinds[i].many);
     }
     putchar('\n');
+}
+
+/* What the archive takes for what it holds. */
+static void print_ratio(const struct pot *pot, const struct index_info *info)
+{
+    double packed = (double)pot->identity.size_bytes, data = (double)info->data_bytes;
+    if (data == 0)
+        return;
+    printf("  %-12s the archive has %.1f %% of the bytes in it", "ratio",
+           100.0 * packed / data);
+    if (packed < data)
+        printf(" (%.2f : 1)", data / packed);
+    putchar('\n');
+}
+
+/* "1 KiB": a power of two, whole. */
+static const char *class_text(unsigned size_class, char text[CLI_TEXT_LEN])
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    unsigned power = size_class - 1;
+    snprintf(text, CLI_TEXT_LEN, "%u %s", 1u << power % 10, units[power / 10]);
+    return text;
+}
+
+#define BAR_COLUMNS 40
+
+static void print_bar(uint64_t count, uint64_t most)
+{
+    unsigned columns = (unsigned)((double)count / (double)most * BAR_COLUMNS + 0.5);
+    for (unsigned i = 0; i < (columns ? columns : 1); i++)
+        putchar('#');
+}
+
+/* Files by size: a line for each power of two between the smallest and the largest. */
+static void print_histogram(const struct survey *survey)
+{
+    unsigned first = survey_class(survey->smallest_bytes);
+    unsigned last = survey_class(survey->largest_bytes);
+    uint64_t most = 1;
+    for (unsigned i = first; i <= last; i++)
+        if (survey->size_files[i] > most)
+            most = survey->size_files[i];
+    for (unsigned i = first; survey->files && i <= last; i++) {
+        char text[CLI_TEXT_LEN], count[CLI_TEXT_LEN];
+        printf("  %-12s %8s %-4s %13s ", i == first ? "file sizes" : "",
+               i ? class_text(i, text) : "empty", i ? "or >" : "",
+               cli_format_count(survey->size_files[i], count));
+        if (survey->size_files[i])
+            print_bar(survey->size_files[i], most);
+        putchar('\n');
+    }
+}
+
+static void print_sizes(const struct survey *survey)
+{
+    char small[CLI_TEXT_LEN], large[CLI_TEXT_LEN], mean[CLI_TEXT_LEN];
+    uint64_t bytes = 0;
+    if (!survey->files)
+        return;
+    for (unsigned i = 0; i < SURVEY_CLASSES; i++)
+        bytes += survey->size_bytes[i];
+    printf("  %-12s %s to %s, %s on average\n", "of a file",
+           cli_format_bytes(survey->smallest_bytes, small),
+           cli_format_bytes(survey->largest_bytes, large),
+           cli_format_bytes(bytes / survey->files, mean));
+    if (isatty(STDOUT_FILENO))
+        print_histogram(survey);
 }
 
 static void print_compression(const struct pot *pot, const struct index_info *info)
@@ -84,6 +155,7 @@ static void print_index(const struct pot *pot, const struct index_info *info)
         fputs(pot->origin == POT_INDEX_BUILT ? " and saved in " : " in ", stdout);
         cli_print_name(stdout, pot->index_path, strlen(pot->index_path));
     }
+    printf(", %.1f bytes for each member", (double)info->image_bytes / info->entries);
     putchar('\n');
 }
 
@@ -105,23 +177,84 @@ static void print_features(const struct index_info *info)
         putchar('\n');
 }
 
-static void print_text(const struct pot *pot, const struct index_info *info)
+static void format_digest(const struct index_info *info, char text[2 * INDEX_DIGEST_BYTES + 1])
+{
+    for (size_t i = 0; i < INDEX_DIGEST_BYTES; i++)
+        snprintf(text + 2 * i, 3, "%02x", info->digest[i]);
+}
+
+/* Who made the archive, and what names its content: where it says so. */
+static void print_origin(const struct pot *pot, const struct index_info *info)
+{
+    char digest[2 * INDEX_DIGEST_BYTES + 1];
+    if (info->digest_kind != DIGEST_NONE) {
+        format_digest(info, digest);
+        printf("  %-12s %s (%s)\n", "digest", digest,
+               info->digest_kind == DIGEST_CONTENT ? "of names and contents"
+                                                   : "of names and sizes");
+    }
+    if (pot->origin == POT_INDEX_EMBEDDED && info->made_by[0]) {
+        printf("  %-12s ", "made by");
+        cli_print_safe(stdout, info->made_by, strnlen(info->made_by, sizeof(info->made_by)));
+        putchar('\n');
+    }
+}
+
+static void print_text(const struct pot *pot, const struct index_info *info,
+                       const struct survey *survey)
 {
     cli_print_name(stdout, pot->path, strlen(pot->path));
     fputs(":\n", stdout);
     printf("  %-12s %s\n", "format", pot->backend->name);
     print_size("size", pot->identity.size_bytes);
-    print_members(info);
+    print_members(survey);
     print_size("contents", info->total_bytes);
+    print_ratio(pot, info);
+    print_sizes(survey);
     print_compression(pot, info);
     print_index(pot, info);
     printf("  %-12s %s\n", "checksums", info->has_sums ? "of every file (XXH3-64)" : "none");
     print_features(info);
+    print_origin(pot, info);
 }
 
 /* ---- for programs ---- */
 
-static void print_json(const struct pot *pot, const struct index_info *info)
+/* An array with an object for each class of sizes that has files. */
+static void print_json_sizes(const struct survey *survey)
+{
+    const char *separator = "";
+    fputs(",\n  \"sizes\": [", stdout);
+    for (unsigned i = 0; i < SURVEY_CLASSES; i++) {
+        if (!survey->size_files[i])
+            continue;
+        printf("%s{\"from_bytes\": %" PRIu64 ", \"files\": %" PRIu64 ", \"bytes\": %" PRIu64
+               "}",
+               separator, i ? UINT64_C(1) << (i - 1) : 0, survey->size_files[i],
+               survey->size_bytes[i]);
+        separator = ", ";
+    }
+    fputs("]", stdout);
+}
+
+static void print_json_origin(const struct pot *pot, const struct index_info *info)
+{
+    char digest[2 * INDEX_DIGEST_BYTES + 1];
+    bool has_digest = info->digest_kind != DIGEST_NONE;
+    format_digest(info, digest);
+    cli_json_text("digest", has_digest ? digest : NULL, SIZE_MAX);
+    cli_json_text("digest_of",
+                  !has_digest                           ? NULL
+                  : info->digest_kind == DIGEST_CONTENT ? "names and contents"
+                                                        : "names and sizes",
+                  SIZE_MAX);
+    cli_json_text("made_by",
+                  pot->origin == POT_INDEX_EMBEDDED && info->made_by[0] ? info->made_by : NULL,
+                  sizeof(info->made_by));
+}
+
+static void print_json(const struct pot *pot, const struct index_info *info,
+                       const struct survey *survey)
 {
     uint64_t known = info->files + info->directories;
     fputs("{\n  \"archive\": ", stdout);
@@ -145,6 +278,13 @@ static void print_json(const struct pot *pot, const struct index_info *info)
     cli_json_bool("has_hardlinks", info->has_hardlinks);
     cli_json_bool("has_holes", info->has_holes);
     cli_json_bool("has_xattrs", info->has_xattrs);
+    cli_json_number("symlinks", survey->symlinks);
+    cli_json_number("hardlinks", survey->hardlinks);
+    cli_json_number("specials", survey->specials);
+    cli_json_number("smallest_bytes", survey->smallest_bytes);
+    cli_json_number("largest_bytes", survey->largest_bytes);
+    print_json_sizes(survey);
+    print_json_origin(pot, info);
     fputs("\n}", stdout);
 }
 
@@ -160,11 +300,19 @@ static int show_archives(char **archives, int count, bool json, enum cli_progres
             status = CLI_FAILED;
             continue;
         }
+        struct survey survey;
+        int r = survey_index(pot->index, &survey);
+        if (r < 0) {
+            status =
+                cli_failf(archives[i], "its index is damaged; 'onepot verify' tells where");
+            pot_close(pot);
+            continue;
+        }
         fputs(separator, stdout);
         if (json)
-            print_json(pot, index_info(pot->index));
+            print_json(pot, index_info(pot->index), &survey);
         else
-            print_text(pot, index_info(pot->index));
+            print_text(pot, index_info(pot->index), &survey);
         separator = json ? ",\n" : "\n";
         pot_close(pot);
     }

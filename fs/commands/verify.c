@@ -144,6 +144,7 @@ static int open_pot(struct arguments *a, struct pot **ret_pot)
     };
     int r = verify_trailer(a->archive, &fault);
     a->is_plain = r < 0;
+    a->options.trailer_is_good = r == 0;
     if (r < 0)
         tell(a, &fault);
     fault = (struct fault){0};

@@ -65,6 +65,7 @@ struct session {
     int fd;
     int ended_fd; /* eventfd */
     bool no_open, no_opendir;
+    struct sums *sums; /* NULL: nothing is compared */
     size_t buffer_bytes;
 
     pthread_mutex_t turn_lock;
@@ -130,6 +131,18 @@ int loop_wake_another_locked(struct session *session);
 /* Let somebody wait for requests if nobody does. Under turn_lock. -EAGAIN: all are stuck. */
 int loop_ensure_waiter_locked(struct session *session);
 void loop_end(struct session *session);
+
+/* sums.c. Only where session->sums is there. */
+int sums_start(struct session *session);
+void sums_free(struct sums *sums); /* NULL is fine */
+/*
+ * Before [offset, offset + len) of a file is answered: 0, or -EBADMSG as it is not what
+ * was packed, or an error of reading. May take as long as reading all of it. With *ret_later
+ * the bytes that are about to be sent have to pass sums_check_span.
+ */
+int sums_check(struct worker *worker, uint32_t position, uint64_t offset, size_t len,
+               bool *ret_later);
+int sums_check_span(struct worker *worker, uint32_t position, const struct span *span);
 
 /* watchdog.c */
 int watchdog_start(struct session *session);

@@ -130,16 +130,31 @@ void session_distrust(struct session *s)
     atomic_store(&s->distrusted, true);
 }
 
+/* --verify, before anything is read for the answer. What is wrong is in the log. */
+static int read_checked(struct request *rq, uint32_t position, const struct fuse_read_in *in,
+                        bool *ret_later)
+{
+    struct worker *w = rq->worker;
+    atomic_store_explicit(&w->position, position, memory_order_relaxed);
+    int r = sums_check(w, position, in->offset, in->size, ret_later);
+    if (r < 0 && r != -EBADMSG)
+        log_read_error(rq, position, in->offset, r);
+    return r;
+}
+
 static void op_read(struct request *rq)
 {
     const struct fuse_read_in *in = rq->arg;
     struct worker *w = rq->worker;
     struct span span;
     uint32_t position;
+    bool check_later = false;
     int r = request_position(rq, &position);
 
     if (r == 0 && in->size > READER_SPAN_MAX)
         r = -EINVAL; /* a short answer would shrink the file; INIT asked for less */
+    if (r == 0 && w->session->sums)
+        r = read_checked(rq, position, in, &check_later);
     if (r == 0 && atomic_load_explicit(&w->session->distrusted, memory_order_relaxed))
         r = -ESTALE;
     if (r == 0) {
@@ -149,6 +164,8 @@ static void op_read(struct request *rq)
         if (r < 0)
             log_read_error(rq, position, in->offset, r);
     }
+    if (r == 0 && check_later && (r = sums_check_span(w, position, &span)) < 0)
+        reader_put(w->session->config.reader, &span);
     if (r < 0) {
         reply_error(rq, -EIO);
         return;

@@ -139,6 +139,8 @@ int session_start(const struct session_config *config, struct fault *fault,
     pthread_mutex_init(&s->log_lock, NULL);
     s->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = s->ended_fd < 0 ? -errno : create_fuse(s);
+    if (r == 0 && config->verify)
+        r = sums_start(s);
     if (r == 0)
         r = negotiate(s, fault);
     if (r == 0)
@@ -214,6 +216,7 @@ int session_stop(struct session *s)
         close(s->fd);
     if (s->ended_fd >= 0)
         close(s->ended_fd);
+    sums_free(s->sums);
     pthread_mutex_destroy(&s->turn_lock);
     pthread_mutex_destroy(&s->log_lock);
     free(s);

@@ -25,6 +25,7 @@ struct session_config {
     uint32_t root; /* entry that is shown as the root: --subdir; INDEX_ROOT */
     struct counters *counters;
     unsigned threads;      /* at most so many answer at once; 0: the allowed CPUs */
+    bool verify;           /* compare files with their sums before they are served */
     unsigned io_timeout_s; /* a read that takes longer is answered with EIO; 0: never */
     bool override_uid, override_gid;
     uint32_t uid, gid; /* shown as owner of everything: --uid, --gid */

@@ -1,0 +1,239 @@
+/*
+ * mount --verify: no byte of a file is handed out before all of the file was found to have
+ * the sum that it was packed with.
+ *
+ * A file that comes in one READ is compared as it is about to be sent: what is hashed is
+ * what goes out. A larger one is read to its end at its first READ, whichever part that
+ * asks for; the others wait meanwhile. To hash along with a reader would be cheaper, but
+ * who reads in another order, or not to the end, would get bytes that nobody checked.
+ * The finding is kept, in one byte a file, so that this is paid once; a file that is bad
+ * stays bad until the mount ends.
+ *
+ * The check of a large file may take longer than a read may (--io-timeout): as long as it
+ * comes forward, it counts as alive, and so do those who wait for it.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <xxhash.h>
+
+#include "content.h"
+#include "internal.h"
+
+enum finding {
+    NOT_CHECKED,
+    BEING_CHECKED,
+    GOOD,
+    BAD,
+};
+
+struct sums {
+    _Atomic uint8_t *findings; /* enum finding, by position */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    _Atomic uint64_t beats; /* of all checks */
+};
+
+int sums_start(struct session *s)
+{
+    const struct index_info *info = index_info(s->index);
+    if (!info->has_sums)
+        return 0;
+    struct sums *sums = calloc(1, sizeof(*sums));
+    if (!sums)
+        return -ENOMEM;
+    sums->findings = calloc(info->entries, sizeof(*sums->findings));
+    if (!sums->findings) {
+        free(sums);
+        return -ENOMEM;
+    }
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&sums->lock, NULL);
+    pthread_cond_init(&sums->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    s->sums = sums;
+    return 0;
+}
+
+void sums_free(struct sums *sums)
+{
+    if (!sums)
+        return;
+    pthread_cond_destroy(&sums->changed);
+    pthread_mutex_destroy(&sums->lock);
+    free((void *)sums->findings);
+    free(sums);
+}
+
+static enum finding finding_of(const struct sums *sums, uint32_t position)
+{
+    return (enum finding)atomic_load_explicit(&sums->findings[position], memory_order_acquire);
+}
+
+/* ---- one check ---- */
+
+struct check {
+    struct worker *worker;
+    XXH3_state_t *hash;
+};
+
+/* The watchdog shall not take a check that comes forward for a read that stalls. */
+static void show_life(struct worker *w)
+{
+    atomic_store(&w->since_ns, session_now_ns());
+}
+
+static int hash_piece(void *ctx, const void *bytes, size_t len, uint64_t offset)
+{
+    struct check *c = ctx;
+    (void)offset;
+    XXH3_64bits_update(c->hash, bytes, len);
+    atomic_fetch_add_explicit(&c->worker->session->sums->beats, 1, memory_order_relaxed);
+    show_life(c->worker);
+    return atomic_load(&c->worker->session->ended) ? -EIO : 0;
+}
+
+static void log_mismatch(struct session *s, uint32_t position)
+{
+    char path[4096];
+    size_t len;
+    struct extent extent;
+    unsigned long long where = 0;
+
+    if (index_path(s->index, position, path, sizeof(path), &len) < 0)
+        snprintf(path, sizeof(path), "entry %u", position);
+    if (index_extent(s->index, position, 0, &extent) == 0)
+        where = extent.source_offset;
+    session_log(s,
+                "%s: %s: its bytes do not have the sum that they were packed with (offset "
+                "%llu); readers get an input/output error",
+                s->config.pot->path, path, where);
+}
+
+/* Is this the sum that the file should have? */
+static enum finding compare(struct session *s, uint32_t position, uint64_t sum)
+{
+    uint64_t wanted;
+    if (index_sum(s->index, position, &wanted) == 0 && wanted == sum)
+        return GOOD;
+    log_mismatch(s, position);
+    return BAD;
+}
+
+/* Read all of a file. An error of reading is no finding: it may be another time. */
+static int check_all(struct worker *w, const struct node *node, enum finding *ret_finding)
+{
+    struct session *s = w->session;
+    struct check check = {w, XXH3_createState()};
+    struct content *content = NULL;
+    uint64_t where;
+    int r = check.hash ? content_new(s->config.pot, s->config.reader, &content) : -ENOMEM;
+    if (r == 0) {
+        XXH3_64bits_reset(check.hash);
+        r = content_read(content, node->position, 0, node->size_bytes, hash_piece, &check,
+                         &where);
+    }
+    if (r == 0)
+        *ret_finding = compare(s, node->position, XXH3_64bits_digest(check.hash));
+    content_free(content);
+    XXH3_freeState(check.hash);
+    return r;
+}
+
+/* ---- several readers of one file ---- */
+
+/* Another worker is at it. Alive as long as any check is. */
+static void wait_for_finding(struct worker *w, uint32_t position)
+{
+    struct sums *sums = w->session->sums;
+    uint64_t beats = atomic_load(&sums->beats);
+    loop_about_to_wait(w);
+    pthread_mutex_lock(&sums->lock);
+    while (finding_of(sums, position) == BEING_CHECKED && !atomic_load(&w->session->ended)) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec++;
+        pthread_cond_timedwait(&sums->changed, &sums->lock, &until);
+        if (atomic_load(&sums->beats) != beats)
+            show_life(w);
+        beats = atomic_load(&sums->beats);
+    }
+    pthread_mutex_unlock(&sums->lock);
+}
+
+static void settle(struct sums *sums, uint32_t position, enum finding finding)
+{
+    pthread_mutex_lock(&sums->lock);
+    atomic_store_explicit(&sums->findings[position], (uint8_t)finding, memory_order_release);
+    pthread_cond_broadcast(&sums->changed);
+    pthread_mutex_unlock(&sums->lock);
+}
+
+static int check_once(struct worker *w, const struct node *node)
+{
+    struct sums *sums = w->session->sums;
+    uint8_t expected = NOT_CHECKED;
+    if (!atomic_compare_exchange_strong(&sums->findings[node->position], &expected,
+                                        BEING_CHECKED))
+        return expected == BEING_CHECKED ? -EAGAIN : 0;
+    loop_about_to_wait(w);
+    enum finding finding = NOT_CHECKED;
+    int r = check_all(w, node, &finding);
+    settle(sums, node->position, finding);
+    return r;
+}
+
+int sums_check(struct worker *w, uint32_t position, uint64_t offset, size_t len,
+               bool *ret_later)
+{
+    struct sums *sums = w->session->sums;
+    struct node node;
+    int r = index_inode_position(w->session->index, position, &position);
+    if (r < 0)
+        return r;
+    for (;;) {
+        enum finding finding = finding_of(sums, position);
+        if (finding == GOOD || finding == BAD || atomic_load(&w->session->ended))
+            return finding == GOOD ? 0 : -EBADMSG;
+        r = index_node(w->session->index, position, &node);
+        if (r < 0)
+            return r;
+        if (!S_ISREG(node.mode))
+            return 0;
+        if (offset == 0 && len >= node.size_bytes && !node.has_holes) {
+            *ret_later = true;
+            return 0;
+        }
+        r = check_once(w, &node);
+        if (r == -EAGAIN)
+            wait_for_finding(w, position);
+        else if (r < 0)
+            return r;
+    }
+}
+
+int sums_check_span(struct worker *w, uint32_t position, const struct span *span)
+{
+    struct session *s = w->session;
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash)
+        return -ENOMEM;
+    XXH3_64bits_reset(hash);
+    for (int i = 0; i < span->iov_count; i++)
+        XXH3_64bits_update(hash, span->iov[i].iov_base, span->iov[i].iov_len);
+    uint64_t sum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    int r = index_inode_position(s->index, position, &position);
+    if (r < 0)
+        return r;
+    enum finding finding = compare(s, position, sum);
+    settle(s->sums, position, finding);
+    return finding == GOOD ? 0 : -EBADMSG;
+}

@@ -1,0 +1,323 @@
+#!/usr/bin/env bash
+# onepot extract as a person meets it: that files come back as they were, in every respect
+# and whoever extracts them; that nothing leads out of the directory; what is left when
+# something goes wrong.
+#
+# Usage: extract.sh ONEPOT SOURCE_ROOT
+set -euo pipefail
+
+onepot=$(realpath "$1")
+tests=$2/tests
+work=$(mktemp -d)
+mounted=
+cleanup() {
+    if [ -n "$mounted" ]; then
+        umount "$mounted" || true
+    fi
+    chmod -R u+rwX "$work" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
+export TZ=UTC LC_ALL=C XDG_CACHE_HOME=$work/cache PYTHONDONTWRITEBYTECODE=1
+python=/usr/bin/python3
+[ -x "$python" ] || python=python3
+failed=0
+cd "$work"
+umask 022
+
+fail() {
+    echo "FAILED: $*"
+    failed=$((failed + 1))
+}
+
+# run WANTED_STATUS COMMAND...: output in $work/out and $work/err.
+run() {
+    local wanted=$1 status=0
+    shift
+    "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
+    if [ "$status" -ne "$wanted" ]; then
+        fail "'$*' ended with $status, and should with $wanted: $(head -c 500 "$work/err")"
+    fi
+}
+
+# says TEXT: standard error has it.
+says() {
+    if ! grep -qF -e "$1" "$work/err"; then
+        fail "no '$1' in: $(head -c 500 "$work/err")"
+    fi
+}
+
+# same A B WHAT
+same() {
+    if ! cmp -s "$1" "$2"; then
+        fail "$3: $(diff "$1" "$2" | cut -c1-300 | head -c 1000 || true)"
+    fi
+}
+
+# list DIR FILE FIELD...: but for the time of the top folder, which is not always restored.
+list() {
+    local dir=$1 file=$2
+    shift 2
+    "$python" "$tests/pack_tree.py" list "$dir" "$@" | sed '/"path": "\."/d' >"$file"
+}
+
+fresh() {
+    chmod -R u+rwX x 2>/dev/null || true
+    rm -rf x
+}
+
+# ---- everything comes back ----
+"$python" "$tests/pack_tree.py" make tree 2>/dev/null
+head -c 40M /dev/urandom >tree/large
+cp tree/large tree/large_with_hole
+truncate -s 60M tree/large_with_hole
+run 0 "$onepot" pack -q -o a.tar tree
+without=()
+if [ "$(id -u)" -ne 0 ]; then
+    echo 'not compared, since this is not root: owners, capabilities, devices'
+    without=(uid gid)
+fi
+list tree tree.list "${without[@]}"
+for jobs in 1 2 7; do
+    fresh
+    run 0 "$onepot" extract -q -j $jobs -C x a.tar
+    list x x.list "${without[@]}"
+    same tree.list x.list "what comes back with -j $jobs"
+done
+if [ -s err ] || [ -s out ]; then fail "extract -q is not silent: $(cat out err)"; fi
+
+# ---- what tar makes of a foreign archive ----
+tar -C tree --format=pax --xattrs -Scf foreign.tar . 2>/dev/null
+mkdir by_tar
+tar --xattrs --xattrs-include='*' --numeric-owner -C by_tar -xpf foreign.tar 2>/dev/null
+list by_tar tar.list "${without[@]}" nlink
+fresh
+run 0 "$onepot" extract -q -C x foreign.tar
+list x x.list "${without[@]}" nlink
+# libarchive 3.6 misreads fractions of a second there.
+sed -i '/"path": "before1970/d' tar.list x.list
+same tar.list x.list 'a foreign tar'
+chmod -R u+rwX by_tar
+rm -rf by_tar
+if command -v mksquashfs >/dev/null; then
+    mksquashfs tree squash.img -quiet -no-progress >/dev/null 2>&1
+    list tree whole.list mtime_ns "${without[@]}"
+    fresh
+    run 0 "$onepot" extract -q -C x squash.img
+    list x x.list mtime_ns "${without[@]}"
+    # mksquashfs has its own mind on where holes are.
+    sed -i '/"path": "\(sp\/\|large_with\)/d' whole.list x.list
+    same whole.list x.list 'a SquashFS image'
+    for file in sp/many sp/big large_with_hole; do
+        same "tree/$file" "x/$file" "holes of a SquashFS image in $file"
+    done
+    [ "$(stat -c %Y x/size/512)" = "$(stat -c %Y tree/size/512)" ] || fail 'times of SquashFS'
+else
+    echo 'not tested: SquashFS (there is no mksquashfs)'
+fi
+
+# ---- a part ----
+fresh
+run 0 "$onepot" extract -q -C x a.tar -- size/511 hl/b
+( cd x && find . -type f | sort ) >out
+printf './hl/b\n./size/511\n' >expected
+same out expected 'two files of many'
+same x/hl/b tree/hl/b 'a further name, alone'
+[ "$(stat -c '%a %Y' x/size)" = "$(stat -c '%a %Y' tree/size)" ] || fail 'folders on the way'
+fresh
+run 0 "$onepot" extract -q -C x --path=sp --path hl/a a.tar
+if [ ! -s x/sp/many ] || [ -e x/size ] || [ ! -e x/hl/a ]; then fail 'a folder and a file'; fi
+fresh
+run 1 "$onepot" extract -q -C x a.tar -- size/511 no/such
+says 'onepot: a.tar: no/such: no such file or directory in the archive'
+[ -e x/size/511 ] || fail 'the path that is there was not extracted'
+run 1 "$onepot" extract -q -C x a.tar -- ../tree
+run 1 "$onepot" extract -q -C x a.tar size/511
+says "behind '--'"
+run 2 "$onepot" extract -C x
+run 2 "$onepot" extract -C x -- a.tar
+run 2 "$onepot" extract -j 0 a.tar
+
+# ---- several archives ----
+mkdir -p one/dir two/dir
+echo 1 >one/dir/a
+echo 2 >two/dir/b
+run 0 "$onepot" pack -q one
+run 0 "$onepot" pack -q two
+fresh
+run 0 "$onepot" extract -C x one.onepot.tar two.onepot.tar
+says 'onepot: one.onepot.tar: 1 files'
+[ "$(cat x/dir/a x/dir/b | tr '\n' ,)" = 1,2, ] || fail 'two archives'
+run 0 "$onepot" extract -q -f -C x one.onepot.tar two.onepot.tar -- dir/b
+
+# ---- what is there already ----
+fresh
+mkdir -p x/dir
+echo mine >x/dir/a
+ln x/dir/a other_name
+run 1 "$onepot" extract -C x one.onepot.tar
+says 'onepot: one.onepot.tar: dir/a: can'
+says 'replace what is there with -f'
+[ "$(cat x/dir/a)" = mine ] || fail 'a file that was there was changed'
+run 0 "$onepot" extract -q -f -C x one.onepot.tar
+[ "$(cat x/dir/a other_name | tr '\n' ,)" = 1,mine, ] || fail 'what -f makes of it'
+rm -rf x/dir/a && mkdir x/dir/a
+run 1 "$onepot" extract -f -C x one.onepot.tar
+says 'a directory is in its place'
+rm other_name
+
+# ---- nothing leads out ----
+mkdir outside
+fresh
+mkdir x
+ln -s ../outside x/dir
+run 1 "$onepot" extract -C x one.onepot.tar
+says 'dir: the directory can'
+[ -z "$(ls -A outside)" ] || fail 'a symbolic link in place of a folder was followed'
+run 0 "$onepot" extract -q -f -C x one.onepot.tar
+if [ -L x/dir ] || [ -n "$(ls -A outside)" ]; then fail '-f followed a symbolic link'; fi
+fresh
+mkdir -p x/dir
+echo untouched >outside/file
+ln -s ../../outside/file x/dir/a
+run 1 "$onepot" extract -q -C x one.onepot.tar
+run 0 "$onepot" extract -q -f -C x one.onepot.tar
+if [ -L x/dir/a ] || [ "$(cat outside/file)" != untouched ]; then fail 'a link was written through'; fi
+"$python" - <<'END'
+import io, tarfile
+with tarfile.open("hostile.tar", "w") as t:
+    def add(name, kind=tarfile.REGTYPE, link="", data=b"bad"):
+        i = tarfile.TarInfo(name)
+        i.type, i.linkname, i.size = kind, link, len(data) if kind == tarfile.REGTYPE else 0
+        t.addfile(i, io.BytesIO(data))
+    add("good", data=b"good")
+    add("lnk", tarfile.SYMTYPE, "../outside")
+    add("lnk/through")
+END
+fresh
+run_status=0
+"$onepot" extract -q -C x hostile.tar 2>/dev/null || run_status=$?
+if [ "$(ls outside)" != file ] || [ "$run_status" -gt 1 ]; then fail 'a link of the archive was followed'; fi
+for name in ../outside/evil /tmp/onepot-evil-absolute; do
+    "$python" - "$name" <<'END'
+import io, sys, tarfile
+with tarfile.open("hostile.tar", "w") as t:
+    i = tarfile.TarInfo(sys.argv[1])
+    i.size = 3
+    t.addfile(i, io.BytesIO(b"bad"))
+END
+    fresh
+    "$onepot" extract -q -C x hostile.tar 2>/dev/null || true
+    if [ -e outside/evil ] || [ -e /tmp/onepot-evil-absolute ]; then fail "$name was made"; fi
+done
+rm -f one.onepot.tar
+run 0 "$onepot" pack -q one
+mkdir self
+cp one.onepot.tar self/self
+run 0 "$onepot" pack -q -o self.tar self
+cp self.tar self/self
+rm -rf inplace && mkdir inplace && cp self.tar inplace/self
+run 1 "$onepot" extract -f -C inplace inplace/self
+says 'the archive itself is in its place'
+same inplace/self self.tar 'the archive after it was extracted over itself'
+
+# ---- damage ----
+cp a.tar damaged.tar
+"$python" - <<'END'
+data = open("tree/size/10240", "rb").read()
+big = open("tree/large", "rb").read()
+archive = bytearray(open("damaged.tar", "rb").read())
+for content, at in ((data, 5000), (big, 30 << 20)):
+    place = archive.find(content[:4096])
+    archive[place + at] ^= 4
+open("damaged.tar", "wb").write(archive)
+END
+fresh
+run 1 "$onepot" extract -C x damaged.tar
+says 'size/10240: its bytes do not have the sum that they were packed with (offset '
+says ': large: its bytes do not have the sum'
+if [ "$(grep -c 'do not have the sum' err)" -ne 2 ]; then fail "damage: $(cat err)"; fi
+if [ -e x/size/10240 ] || [ -e x/large ] || [ ! -e x/size/1024 ]; then fail 'a damaged file was left'; fi
+
+# ---- a full disk, and signals ----
+mkdir disk
+if [ "$(id -u)" -eq 0 ] && mount -t tmpfs -o size=30M none disk 2>/dev/null; then
+    mounted=$work/disk
+    run 1 "$onepot" extract -C disk/x a.tar
+    if [ "$(wc -l <err)" -ne 1 ] || ! grep -q 'a.tar: .*No space left on device; .*space' err; then
+        fail "a full disk says: $(cat err)"
+    fi
+    if [ -e disk/x/large ] || [ -e disk/x/large_with_hole ]; then
+        fail 'a full disk has an unfinished file'
+    fi
+    umount disk
+    mounted=
+else
+    echo 'not tested: a full disk (it takes a mount of tmpfs)'
+fi
+mkdir many
+for i in 1 2 3 4 5 6 7 8; do cp tree/large many/$i; done
+run 0 "$onepot" pack -q many
+for signal in TERM HUP; do
+    fresh
+    mkdir x
+    "$onepot" extract -C x many.onepot.tar 2>err &
+    pid=$!
+    until [ -n "$(ls -A x)" ] || ! kill -0 $pid 2>/dev/null; do :; done
+    kill -$signal $pid 2>/dev/null || true
+    status=0
+    wait $pid 2>/dev/null || status=$?
+    if [ $status -ne 0 ]; then
+        [ $status -eq $((128 + $(kill -l $signal))) ] || fail "SIG$signal made the status $status"
+        says 'unfinished ones were removed'
+    fi
+    for file in x/*; do
+        [ ! -e "$file" ] || cmp -s "$file" tree/large || fail "SIG$signal left a part of $file"
+    done
+done
+
+# ---- who extracts ----
+if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
+    mkdir -p closed/none closed/readonly closed/deep/er
+    echo secret >closed/none/file
+    echo fixed >closed/readonly/file
+    echo deep >closed/deep/er/file
+    printf x >closed/setuid
+    printf y >closed/unwritable
+    chmod 0 closed/none
+    chmod 555 closed/readonly closed/deep
+    chmod 311 closed/deep/er
+    chmod 4775 closed/setuid
+    chmod 400 closed/unwritable
+    setfattr -n user.k -v v closed/unwritable 2>/dev/null ||
+        "$python" -c 'import os; os.setxattr("closed/unwritable", "user.k", b"v")' || true
+    touch -d '2001-02-03 04:05:06.789' closed/none closed/readonly
+    run 0 "$onepot" pack -q closed
+    mkdir nobody
+    chown 65534:65534 nobody
+    chmod 755 .
+    user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+    run 0 "${user[@]}" "$onepot" extract -q -C nobody/x closed.onepot.tar
+    (cd closed && find . -printf '%P %#m %T@ %y\n' | sort | sed '1d;s/^setuid 04775/setuid 0755/') >expected
+    (cd nobody/x && find . -printf '%P %#m %T@ %y\n' | sort | sed 1d) >out
+    same out expected 'what a user gets'
+    [ "$(cat nobody/x/none/file)" = secret ] || fail 'a file in a closed folder'
+    "$python" -c 'import os,sys; sys.exit(os.getxattr("nobody/x/unwritable", "user.k") != b"v")' ||
+        echo 'not compared: attributes of a file that may not be written'
+    [ "$(stat -c %u nobody/x/readonly/file)" = 65534 ] || fail 'the owner of what a user extracts'
+    run 0 "${user[@]}" "$onepot" extract -q -p -C nobody/p closed.onepot.tar
+    [ "$(stat -c %a nobody/p/setuid)" = 775 ] || fail "-p: the mode of another one's program"
+    run 0 "${user[@]}" "$onepot" extract -q -f -C nobody/x closed.onepot.tar
+    run 0 "$onepot" extract -q --no-same-owner -C mine a.tar -- owner/2 mode/4755
+    [ "$(stat -c %u mine/owner/2)" = 0 ] || fail '--no-same-owner'
+    run 1 "${user[@]}" "$onepot" extract -q -C nobody/dev a.tar -- chr
+    says 'chr: can'
+else
+    echo 'not tested: another user (it takes root and setpriv)'
+fi
+
+if [ "$failed" -gt 0 ]; then
+    echo "$failed failed"
+    exit 1
+fi
+echo 'all as it should be'

@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# onepot verify: that it finds every damage, and none where there is none.
+#
+# Usage: verify.sh ONEPOT SOURCE_ROOT
+set -euo pipefail
+
+onepot=$(realpath "$1")
+tests=$2/tests
+work=$(mktemp -d)
+trap 'chmod -R u+rwX "$work"; rm -rf "$work"' EXIT
+export TZ=UTC LC_ALL=C XDG_CACHE_HOME=$work/cache PYTHONDONTWRITEBYTECODE=1
+python=/usr/bin/python3
+[ -x "$python" ] || python=python3
+failed=0
+cd "$work"
+
+fail() {
+    echo "FAILED: $*"
+    failed=$((failed + 1))
+}
+
+run() {
+    local wanted=$1 status=0
+    shift
+    "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
+    if [ "$status" -ne "$wanted" ]; then
+        fail "'$*' ended with $status, and should with $wanted: $(head -c 500 "$work/out" "$work/err")"
+    fi
+}
+
+says() {
+    if ! grep -qF -e "$1" "$work/out" "$work/err"; then
+        fail "no '$1' in: $(head -c 500 "$work/out" "$work/err")"
+    fi
+}
+
+# ---- good archives of every kind ----
+"$python" "$tests/pack_tree.py" make tree 2>/dev/null
+run 0 "$onepot" pack -q -o a.tar tree
+tar -C tree --format=pax -Scf foreign.tar . 2>/dev/null
+gzip -k foreign.tar
+archives=(a.tar foreign.tar foreign.tar.gz)
+if command -v mksquashfs >/dev/null; then
+    mksquashfs tree squash.img -quiet -no-progress >/dev/null 2>&1
+    archives+=(squash.img)
+else
+    echo 'not tested: SquashFS (there is no mksquashfs)'
+fi
+for jobs in 1 3; do
+    run 0 "$onepot" verify -j $jobs "${archives[@]}"
+    [ "$(grep -c ': good: ' out)" -eq "${#archives[@]}" ] || fail "good archives: $(cat out)"
+done
+grep -q '^a.tar: good: .*every byte of the archive has the sum' out || fail "a.tar: $(cat out)"
+run 0 "$onepot" verify -q a.tar
+if [ -s out ] || [ -s err ]; then fail 'verify -q is not silent'; fi
+run 0 "$onepot" verify --json a.tar foreign.tar
+"$python" - <<'END' || fail 'verify --json'
+import json
+own, foreign = json.load(open("out"))
+assert own["good"] and own["has_sums"] and own["whole"] and own["problems"] == [], own
+assert foreign["good"] and not foreign["has_sums"] and foreign["format"] == "tar", foreign
+assert own["files"] == foreign["files"] > 50, (own, foreign)
+END
+
+# ---- every flipped bit of a small archive ----
+mkdir -p small/folder
+head -c 3000 /dev/urandom >small/one
+printf x >small/two
+: >small/empty
+truncate -s 1M small/hole
+printf 'y' | dd of=small/hole bs=1 seek=500000 conv=notrunc status=none
+ln small/one small/folder/again
+ln -s one small/link
+setfattr -n user.k -v v small/two 2>/dev/null || true
+kinds=(plain)
+run 0 "$onepot" pack -q -o plain.tar small
+for option in --zstd --align=4096; do
+    if "$onepot" pack -q "$option" -o "kind$option.tar" small 2>/dev/null; then
+        mv "kind$option.tar" "${option:2:5}.tar"
+        kinds+=("${option:2:5}")
+    else
+        echo "not tested: $option (this onepot does not pack so)"
+    fi
+done
+cat >flip.py <<'END'
+import random, subprocess, sys
+onepot, archive = sys.argv[1:]
+original = open(archive, "rb").read()
+rng = random.Random(7)
+size = len(original)
+places = [rng.randrange(size * 8) for _ in range(350)]
+# Each byte of the footer; the first and last bytes of each block in turn.
+places += [8 * (size - 512 + i) + i % 8 for i in range(512)]
+places += [8 * (i + d) + i % 7 for i in range(0, size, 512) for d in (0, 511) if i + d < size]
+one = original.find(open("small/one", "rb").read())
+missed, unnamed = [], []
+for place in places:
+    changed = bytearray(original)
+    changed[place // 8] ^= 1 << place % 8
+    with open("flipped", "wb") as f:
+        f.write(changed)
+    p = subprocess.run([onepot, "verify", "-j1", "flipped"], capture_output=True)
+    lines = p.stderr.split(b"\n")
+    if p.returncode != 1 or not lines[0].startswith(b"onepot: flipped: "):
+        missed.append((place, p.returncode, p.stdout, p.stderr))
+    # A hard link's name may be that of the inode.
+    elif one >= 0 and one <= place // 8 < one + 3000 and b": one: " not in p.stderr:
+        unnamed.append((place, p.stderr))
+print((missed + unnamed)[:5] if missed or unnamed else "all found")
+END
+for kind in "${kinds[@]}"; do
+    run 0 "$onepot" verify "$kind.tar"
+    "$python" flip.py "$onepot" "$kind.tar" >flip.out
+    if [ "$(cat flip.out)" != 'all found' ]; then
+        fail "flipped bits of $kind.tar that are not found: $(cat flip.out)"
+    fi
+done
+
+# ---- what else may happen to an archive ----
+head -c -512 plain.tar >cut.tar
+run 1 "$onepot" verify cut.tar
+says 'onepot: cut.tar: '
+cp plain.tar appended.tar
+tar rf appended.tar small/two
+run 1 "$onepot" verify appended.tar
+says 'appended'
+run 1 "$onepot" verify plain.tar nowhere.tar
+says 'plain.tar: good'
+says 'onepot: nowhere.tar: no such file'
+head -c 20000 foreign.tar >cut_foreign.tar
+run 1 "$onepot" verify cut_foreign.tar
+head -c 20000 foreign.tar.gz >cut.tar.gz
+run 1 "$onepot" verify cut.tar.gz
+if [ -e squash.img ]; then
+    mkdir text
+    seq 200000 >text/numbers
+    mksquashfs text text.img -quiet -no-progress >/dev/null 2>&1
+    "$python" - <<'END'
+data = bytearray(open("text.img", "rb").read())
+for at in range(1000, 100000, 5000):
+    data[at] ^= 0x10
+open("bad.img", "wb").write(data)
+END
+    run 1 "$onepot" verify bad.img
+    says "can't be decompressed"
+fi
+run 2 "$onepot" verify
+run 2 "$onepot" verify -j 0 a.tar
+
+if [ "$failed" -gt 0 ]; then
+    echo "$failed failed"
+    exit 1
+fi
+echo 'all as it should be'
