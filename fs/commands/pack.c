@@ -50,16 +50,35 @@ static const struct cli_usage usage = {
 
 static _Atomic int stop;
 
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/*
+ * timeout(1) and batch systems send a signal to the process and to its group: what comes
+ * at once is the same one. A person who asks again later wants an end at any price.
+ */
+#define SAME_SIGNAL_NS UINT64_C(1000000000)
+
 static void on_signal(int number)
 {
+    static _Atomic uint64_t first_ns;
+    uint64_t now = now_ns(), none = 0;
     atomic_store(&stop, number);
+    if (atomic_compare_exchange_strong(&first_ns, &none, now) || now - none < SAME_SIGNAL_NS)
+        return;
+    signal(number, SIG_DFL);
+    raise(number);
 }
 
 /* A signal ends the work cleanly; one that was ignored (nohup) stays so. */
 static void catch_signals(void)
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, old;
+    struct sigaction action = {.sa_handler = on_signal}, old;
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
         if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
             sigaction(numbers[i], &action, NULL);
@@ -99,13 +118,6 @@ static void keep_memory(void)
 {
     mallopt(M_MMAP_THRESHOLD, 16 << 20);
     mallopt(M_TRIM_THRESHOLD, 64 << 20);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* " in an archive", " in 8 of 256 shards (rank 3 of 32 by Slurm)". */
