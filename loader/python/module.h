@@ -1,0 +1,54 @@
+/*
+ * What the files of the Python module share. They know of the library what onepot.h says.
+ *
+ * The lock of the interpreter is given up around everything that reads, waits, or walks over
+ * many samples.
+ */
+#ifndef ONEPOT_PYTHON_MODULE_H
+#define ONEPOT_PYTHON_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "onepot.h"
+
+#if PY_VERSION_HEX < 0x030a0000
+static inline PyObject *onepot_new_ref(PyObject *object)
+{
+    Py_INCREF(object);
+    return object;
+}
+#define Py_NewRef(object) onepot_new_ref((PyObject *)(object))
+#endif
+
+extern PyTypeObject archive_type, sample_type, sampler_type, loader_type, batch_type,
+    buffer_type;
+
+struct py_archive {
+    PyObject_HEAD struct onepot_archive *archive;
+    PyObject *arguments; /* by which another process opens the same: see __reduce__ */
+};
+
+/*
+ * Memory that Python sees, through the buffer protocol and DLPack: what keeps it (owner), its
+ * place and its shape. Also the type of the views that batches and samples hand out.
+ */
+struct py_buffer {
+    PyObject_HEAD PyObject *owner;
+    void *bytes;
+    Py_ssize_t len;
+    int read_only;
+    char format[4]; /* of the struct module: "B", "q" */
+    Py_ssize_t item_bytes;
+    int dimensions;
+    Py_ssize_t shape[34], strides[34];
+};
+
+/* `owner` is referred to. With one dimension of len / item_bytes. */
+struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
+                             const char *format, Py_ssize_t item_bytes);
+
+/* The exception for an error: OSError with its errno, ValueError, MemoryError, IndexError. */
+PyObject *raise_error(int err, const struct onepot_error *error);
+
+#endif

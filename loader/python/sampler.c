@@ -1,0 +1,222 @@
+/*
+ * DistributedSampler: a drop-in for torch's.
+ */
+#include "module.h"
+
+#include <errno.h>
+
+struct py_sampler {
+    PyObject_HEAD struct onepot_sampler *sampler;
+    PyObject *keeps;   /* of an iterator: the sampler that it walks over; else NULL */
+    uint64_t at, skip; /* iterator: next element; sampler: where the next iterator begins */
+    uint64_t length;
+};
+
+static int sampler_init(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"dataset",   "num_replicas", "rank",   "shuffle", "seed",
+                            "drop_last", "block",        "window", NULL};
+    struct py_sampler *s = (struct py_sampler *)self;
+    PyObject *dataset, *replicas = Py_None, *rank = Py_None;
+    int shuffle = 1, drop_last = 0;
+    long long seed = 0;
+    struct onepot_sampler_options o = {.size = sizeof(o)};
+    struct onepot_error error = {0};
+    unsigned long long block = 0, window = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOpLp$KK", names, &dataset, &replicas,
+                                     &rank, &shuffle, &seed, &drop_last, &block, &window))
+        return -1;
+    Py_ssize_t n = PyLong_Check(dataset) ? PyLong_AsSsize_t(dataset) : PyObject_Size(dataset);
+    if (n < 0) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a negative number of samples");
+        return -1;
+    }
+    o.samples = (uint64_t)n;
+    if (replicas != Py_None)
+        o.world_size = PyLong_AsUnsignedLongLong(replicas);
+    if (rank != Py_None && !PyErr_Occurred())
+        o.rank = PyLong_AsUnsignedLongLong(rank);
+    if (PyErr_Occurred())
+        return -1;
+    if ((replicas == Py_None) != (rank == Py_None)) {
+        PyErr_SetString(PyExc_ValueError, "num_replicas and rank are given both or none");
+        return -1;
+    }
+    if (replicas != Py_None && o.world_size == 0) {
+        PyErr_SetString(PyExc_ValueError, "num_replicas is 0");
+        return -1;
+    }
+    o.seed = (uint64_t)seed;
+    o.no_shuffle = !shuffle;
+    o.drop_last = drop_last;
+    o.block = block;
+    o.window = window;
+    struct onepot_sampler *sampler;
+    int r;
+    Py_BEGIN_ALLOW_THREADS r = onepot_sampler_new(&o, &error, &sampler);
+    Py_END_ALLOW_THREADS if (r < 0)
+    {
+        raise_error(r, &error);
+        return -1;
+    }
+    onepot_sampler_free(s->sampler);
+    s->sampler = sampler;
+    s->length = onepot_sampler_length(sampler);
+    return 0;
+}
+
+static void sampler_dealloc(PyObject *self)
+{
+    struct py_sampler *s = (struct py_sampler *)self;
+    if (s->keeps)
+        Py_DECREF(s->keeps);
+    else
+        onepot_sampler_free(s->sampler);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static Py_ssize_t sampler_length(PyObject *self)
+{
+    return (Py_ssize_t)((struct py_sampler *)self)->length;
+}
+
+static PyTypeObject iterator_type;
+
+static PyObject *sampler_iter(PyObject *self)
+{
+    struct py_sampler *s = (struct py_sampler *)self;
+    if (!s->sampler) {
+        PyErr_SetString(PyExc_ValueError, "the sampler was not initialised");
+        return NULL;
+    }
+    if (PyType_Ready(&iterator_type) < 0)
+        return NULL;
+    struct py_sampler *i = PyObject_New(struct py_sampler, &iterator_type);
+    if (!i)
+        return NULL;
+    i->sampler = s->sampler;
+    i->keeps = Py_NewRef(self);
+    i->at = s->skip;
+    i->length = s->length;
+    s->skip = 0;
+    return (PyObject *)i;
+}
+
+static PyObject *iterator_next(PyObject *self)
+{
+    struct py_sampler *i = (struct py_sampler *)self;
+    struct py_sampler *s = (struct py_sampler *)i->keeps;
+    uint64_t index;
+    if (i->at >= i->length || onepot_sampler_get(s->sampler, i->at, 1, &index, NULL) < 0)
+        return NULL;
+    i->at++;
+    return PyLong_FromUnsignedLongLong(index);
+}
+
+static PyTypeObject iterator_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.SamplerIterator",
+    .tp_basicsize = sizeof(struct py_sampler),
+    .tp_dealloc = sampler_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = iterator_next,
+};
+
+static PyObject *sampler_set_epoch(PyObject *self, PyObject *epoch)
+{
+    struct py_sampler *s = (struct py_sampler *)self;
+    uint64_t e = PyLong_AsUnsignedLongLong(epoch);
+    int r;
+    if (PyErr_Occurred() || !s->sampler)
+        return NULL;
+    /* The interpreter's lock is kept: an iterator may look at the order that goes. */
+    r = onepot_sampler_set_epoch(s->sampler, e);
+    if (r < 0)
+        return raise_error(r, NULL);
+    Py_RETURN_NONE;
+}
+
+static PyObject *sampler_state_dict(PyObject *self, PyObject *unused)
+{
+    struct py_sampler *s = (struct py_sampler *)self;
+    (void)unused;
+    return Py_BuildValue("{sKsK}", "epoch",
+                         (unsigned long long)onepot_sampler_epoch(s->sampler), "yielded",
+                         (unsigned long long)s->skip);
+}
+
+static PyObject *sampler_load_state_dict(PyObject *self, PyObject *state)
+{
+    struct py_sampler *s = (struct py_sampler *)self;
+    PyObject *epoch = PyMapping_GetItemString(state, "epoch");
+    PyObject *yielded = epoch ? PyMapping_GetItemString(state, "yielded") : NULL;
+    PyObject *done = NULL;
+    if (yielded) {
+        uint64_t skip = PyLong_AsUnsignedLongLong(yielded);
+        if (!PyErr_Occurred() && (done = sampler_set_epoch(self, epoch)))
+            s->skip = skip;
+    }
+    Py_XDECREF(epoch);
+    Py_XDECREF(yielded);
+    return done;
+}
+
+static PyObject *get_epoch(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(
+        onepot_sampler_epoch(((struct py_sampler *)self)->sampler));
+}
+
+static PyObject *get_rank(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(
+        onepot_sampler_rank(((struct py_sampler *)self)->sampler));
+}
+
+static PyObject *get_replicas(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(
+        onepot_sampler_world_size(((struct py_sampler *)self)->sampler));
+}
+
+static PyGetSetDef sampler_fields[] = {
+    {"epoch", get_epoch, NULL, "The epoch, as set_epoch() chose it.", NULL},
+    {"rank", get_rank, NULL, "Which of num_replicas this is.", NULL},
+    {"num_replicas", get_replicas, NULL, "The number of ranks.", NULL},
+    {0}};
+
+static PyMethodDef sampler_methods[] = {
+    {"set_epoch", sampler_set_epoch, METH_O, "Shuffle for an epoch."},
+    {"state_dict", sampler_state_dict, METH_NOARGS, "The epoch, and where in it to begin."},
+    {"load_state_dict", sampler_load_state_dict, METH_O,
+     "Begin where a state says: 'epoch', and 'yielded', the elements to pass over."},
+    {0}};
+
+static PySequenceMethods sampler_sequence = {.sq_length = sampler_length};
+
+PyTypeObject sampler_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.DistributedSampler",
+    .tp_basicsize = sizeof(struct py_sampler),
+    .tp_new = PyType_GenericNew,
+    .tp_init = sampler_init,
+    .tp_dealloc = sampler_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_iter = sampler_iter,
+    .tp_as_sequence = &sampler_sequence,
+    .tp_methods = sampler_methods,
+    .tp_getset = sampler_fields,
+    .tp_doc =
+        "DistributedSampler(dataset, num_replicas=None, rank=None, shuffle=True, seed=0,\n"
+        "                   drop_last=False, *, block=0, window=0)\n"
+        "\n"
+        "The order of torch.utils.data.DistributedSampler, bit for bit, in a fraction of the\n"
+        "memory. `dataset` is anything with a length, or a number. Without num_replicas and\n"
+        "rank they come from the launcher's environment (torchrun, MPI, Slurm...).\n"
+        "With block, blocks of so many samples are shuffled, then the samples within each\n"
+        "`window` blocks: not torch's order, but kind to slow storage.\n"
+        "One thread at a time; iterators that were begun follow set_epoch().",
+};

@@ -1,0 +1,388 @@
+#!/usr/bin/env python3
+"""The Python module onepot: samples, batches, states, buffers, processes.
+
+Tests that need numpy or torch are skipped, and say so, where these are not installed.
+"""
+import gc
+import itertools
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+import onepot
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+try:
+    import torch
+except ImportError:
+    torch = None
+
+ONEPOT = os.environ["ONEPOT"]
+FILES = 103
+
+
+def content(i):
+    return b"%07d" % i * (1 + i % 13)
+
+
+def setUpModule():
+    global WORK, TAR
+    WORK = tempfile.mkdtemp(prefix="onepot-python.")
+    tree = os.path.join(WORK, "tree")
+    for i in range(FILES):
+        folder = os.path.join(tree, "class%d" % (i // 30))
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "%03d.bin" % i), "wb") as f:
+            f.write(content(i))
+    TAR = os.path.join(WORK, "a.tar")
+    subprocess.run([ONEPOT, "pack", "-o", TAR, tree], check=True)
+
+
+def tearDownModule():
+    shutil.rmtree(WORK)
+
+
+def drain(loader):
+    return [(b.epoch, b.first, list(memoryview(b.indices))) for b in loader]
+
+
+def in_child(archive, loader, queue):
+    """For multiprocessing: what a child sees of both."""
+    queue.put((bytes(archive[5]), len(archive), None if loader is None else drain(loader)))
+
+
+class Archives(unittest.TestCase):
+    def test_samples_have_name_label_and_bytes(self):
+        archive = onepot.Archive(TAR)
+        self.assertEqual(len(archive), FILES)
+        self.assertEqual(archive.classes, ["class0", "class1", "class2", "class3"])
+        self.assertEqual(archive.class_to_idx["class2"], 2)
+        for i, sample in enumerate(archive):
+            self.assertEqual(sample.name, "class%d/%03d.bin" % (i // 30, i))
+            self.assertEqual((sample.label, sample.index), (i // 30, i))
+            self.assertEqual(sample.size, len(content(i)))
+            self.assertEqual(bytes(sample), content(i))
+            self.assertEqual(bytes(sample.data), content(i))
+        self.assertEqual(archive[-1].index, FILES - 1)
+        self.assertEqual(archive.find("class1/040.bin"), 40)
+        self.assertEqual(list(memoryview(archive.labels)), [i // 30 for i in range(FILES)])
+        self.assertEqual(list(memoryview(archive.sizes)),
+                         [len(content(i)) for i in range(FILES)])
+        with self.assertRaises(IndexError):
+            archive[FILES]
+        with self.assertRaises(KeyError):
+            archive.find("class1/nothing")
+
+    def test_errors_have_their_kind(self):
+        with self.assertRaisesRegex(FileNotFoundError, "nowhere.tar"):
+            onepot.Archive("/nowhere.tar")
+        with self.assertRaises(ValueError):
+            onepot.Archive(TAR, group="colour")
+        with self.assertRaises(TypeError):
+            onepot.Archive(5)
+        with self.assertRaises(ValueError):
+            onepot.Archive(TAR).split(0.5, 2)
+        with self.assertRaises(ValueError):
+            len(onepot.Archive.__new__(onepot.Archive))
+        with self.assertRaises(ValueError):
+            iter(onepot.Loader.__new__(onepot.Loader))
+
+    def test_a_sample_outlives_its_archive(self):
+        data = onepot.Archive(TAR)[7].data
+        gc.collect()
+        self.assertEqual(bytes(data), content(7))
+
+    def test_filters_splits_and_pickles(self):
+        archive = onepot.Archive([TAR], filter="*[02468].bin", extensions=[".bin"])
+        self.assertEqual(len(archive), 52)
+        train, test = archive.split(0, 0.7, 3), archive.split(0.7, 1, 3)
+        self.assertEqual(len(train) + len(test), 52)
+        kept = [len(archive.fold(4, k)) + len(archive.fold(4, k, held_out=True))
+                for k in range(4)]
+        self.assertEqual(kept, [52] * 4)
+        some = train.subset([3, 1])
+        for view in (archive, train, test, some, archive.fold(4, 1)):
+            other = pickle.loads(pickle.dumps(view))
+            self.assertEqual(other.digest, view.digest)
+            self.assertEqual([s.name for s in other], [s.name for s in view])
+
+    def test_a_pickle_of_a_changed_archive_is_refused(self):
+        path = os.path.join(WORK, "b.tar")
+        shutil.copy(TAR, path)
+        text = pickle.dumps(onepot.Archive(path))
+        os.remove(path)
+        subprocess.run([ONEPOT, "pack", "-o", path, os.path.join(WORK, "tree", "class0")],
+                       check=True)
+        with self.assertRaisesRegex(ValueError, "digest"):
+            pickle.loads(text)
+
+    def test_groups_have_parts(self):
+        tree = os.path.join(WORK, "groups")
+        os.makedirs(tree)
+        for name in ("x.cls", "x.jpg", "y.jpg"):
+            with open(os.path.join(tree, name), "w") as f:
+                f.write(name)
+        path = os.path.join(WORK, "groups.tar")
+        subprocess.run(["tar", "-C", tree, "-cf", path, "."], check=True)
+        archive = onepot.Archive(path, group="basename")
+        self.assertEqual([s.name for s in archive], ["x", "y"])
+        parts = archive[0].parts
+        self.assertEqual({k: bytes(v) for k, v in parts.items()},
+                         {"cls": b"x.cls", "jpg": b"x.jpg"})
+
+
+class Samplers(unittest.TestCase):
+    def test_the_order_is_torchs(self):
+        sampler = onepot.DistributedSampler(10, num_replicas=1, rank=0, seed=42)
+        self.assertEqual(list(sampler), [2, 6, 1, 8, 4, 5, 0, 9, 3, 7])
+        self.assertIs(onepot.Sampler, onepot.DistributedSampler)
+
+    @unittest.skipUnless(torch, "torch is not installed")
+    def test_it_is_a_drop_in(self):
+        from torch.utils.data.distributed import DistributedSampler
+        data = range(1003)
+        for shuffle, drop_last, rank in itertools.product((0, 1), (0, 1), range(3)):
+            args = dict(num_replicas=3, rank=rank, shuffle=bool(shuffle), seed=8,
+                        drop_last=bool(drop_last))
+            ours, theirs = onepot.DistributedSampler(data, **args), DistributedSampler(data, **args)
+            for epoch in (0, 5):
+                ours.set_epoch(epoch)
+                theirs.set_epoch(epoch)
+                self.assertEqual(list(ours), list(theirs))
+                self.assertEqual(len(ours), len(theirs))
+        loader = torch.utils.data.DataLoader(data, batch_size=10, sampler=ours)
+        self.assertEqual(torch.cat(list(loader)).tolist(), list(ours))
+
+    def test_a_state_passes_over_what_was_done(self):
+        sampler = onepot.DistributedSampler(10, 1, 0, seed=40)
+        sampler.load_state_dict({"epoch": 2, "yielded": 4})
+        self.assertEqual(list(sampler), [4, 5, 0, 9, 3, 7])
+        self.assertEqual(list(sampler), [2, 6, 1, 8, 4, 5, 0, 9, 3, 7])
+
+    def test_rank_and_world_are_checked(self):
+        for args in ((10, 2, 2), (10, 0, 0), (10, 2, None)):
+            with self.assertRaises(ValueError):
+                onepot.DistributedSampler(*args)
+
+
+class Loaders(unittest.TestCase):
+    def setUp(self):
+        self.archive = onepot.Archive(TAR)
+
+    def loader(self, batch_size=10, **options):
+        return onepot.Loader(self.archive, batch_size, rank=0, world_size=1, **options)
+
+    def test_batches_hold_the_samples_in_order(self):
+        loader = self.loader(seed=5)
+        self.assertEqual(len(loader), 11)
+        for epoch in range(3):
+            sampler = onepot.DistributedSampler(FILES, 1, 0, seed=5)
+            sampler.set_epoch(epoch)
+            seen = []
+            for batch in loader:
+                self.assertEqual(batch.epoch, epoch)
+                indices = list(memoryview(batch.indices))
+                for index, tensor, label in zip(indices, batch.tensors(),
+                                                memoryview(batch.labels)):
+                    self.assertEqual(bytes(tensor), content(index))
+                    self.assertEqual(label, index // 30)
+                self.assertEqual(list(memoryview(batch.valid)), [True] * len(batch))
+                seen += indices
+            self.assertEqual(seen, list(sampler))
+        self.assertEqual(loader.stats["samples"], 3 * FILES)
+
+    def test_an_epoch_that_was_left_is_over(self):
+        loader = self.loader()
+        for batch in loader:
+            break
+        self.assertEqual({epoch for epoch, _, _ in drain(loader)}, {1})
+        for epoch in (7, 3):
+            loader.sampler.set_epoch(epoch)
+            self.assertEqual({e for e, _, _ in drain(loader)}, {epoch})
+
+    def test_list_does_not_hang(self):
+        self.assertEqual(len(list(self.loader())), 11)
+        loader = self.loader(batch_size=2, memory=1 << 20)
+        with self.assertRaisesRegex(BufferError, "memory"):
+            list(itertools.chain(loader, loader, loader))
+
+    def test_memory_is_used_again_only_when_its_last_view_is_gone(self):
+        loader = self.loader(batch_size=10, prefetch=1)
+        batch = next(iter(loader))
+        view = memoryview(batch[0])
+        expected = bytes(view)
+        del batch
+        for _ in range(5):
+            drain(loader)
+        self.assertEqual(bytes(view), expected)
+        del loader
+        gc.collect()
+        self.assertEqual(bytes(view), expected)
+
+    def test_a_state_goes_on_at_every_step(self):
+        whole = drain(self.loader(seed=9))
+        for step in range(12):
+            loader = self.loader(seed=9)
+            taken = list(itertools.islice(loader, step))
+            state = json.loads(json.dumps(loader.state_dict()))
+            self.assertEqual(state["done"], min(10 * step, FILES))
+            other = self.loader()
+            other.load_state_dict(state)
+            self.assertEqual(drain(other), whole[len(taken):])
+        state["digest"] = "0" * 32
+        with self.assertRaisesRegex(ValueError, "another archive"):
+            other.load_state_dict(state)
+        with self.assertRaises(KeyError):
+            other.load_state_dict({"version": 1})
+
+    def test_each_sample_comes_once_over_all_ranks(self):
+        sums = [0, 0, 0]
+        for rank in range(3):
+            loader = onepot.Loader(self.archive, 7, rank=rank, world_size=3)
+            drain(loader)
+            sums = [(a + b) % 2**64 for a, b in zip(sums, loader.delivered)]
+        alone = self.loader()
+        drain(alone)
+        self.assertEqual(tuple(sums), alone.delivered)
+        self.assertEqual(sums[0], FILES)
+
+    def test_damage_is_named_and_can_be_skipped(self):
+        path = os.path.join(WORK, "damaged.tar")
+        with open(TAR, "rb") as f:
+            data = bytearray(f.read())
+        place = data.index(content(77))
+        data[place] ^= 1
+        with open(path, "wb") as f:
+            f.write(data)
+        os.utime(path)
+        archive = onepot.Archive(path)
+        with self.assertRaisesRegex(OSError, "077.bin"):
+            drain(onepot.Loader(archive, 200, 0, 1, verify=True))
+        loader = onepot.Loader(archive, 200, 0, 1, verify=True, skip_errors=True)
+        batch = next(iter(loader))
+        wrong = [i for i, v in zip(memoryview(batch.indices), memoryview(batch.valid)) if not v]
+        self.assertEqual(wrong, [77])
+        self.assertGreaterEqual(loader.stats["skipped"], 1)
+
+    def test_several_threads_take_batches(self):
+        loader = self.loader(batch_size=3, threads=2)
+        found = []
+
+        def take():
+            for _ in range(10):
+                found.append(list(memoryview(next(loader).indices)))
+
+        threads = [threading.Thread(target=take) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(len(set(itertools.chain(*found))), 90)
+
+    def test_processes(self):
+        for method in ("fork", "spawn", "forkserver"):
+            with self.subTest(method):
+                context = multiprocessing.get_context(method)
+                queue = context.Queue()
+                loader = self.loader() if method == "fork" else None
+                if loader:
+                    next(loader)
+                child = context.Process(target=in_child, args=(self.archive, loader, queue))
+                child.start()
+                data, length, batches = queue.get(timeout=60)
+                child.join(60)
+                self.assertEqual((data, length, child.exitcode), (content(5), FILES, 0))
+                if loader:
+                    self.assertEqual(len(batches), 11)
+                    self.assertEqual({e for e, _, _ in batches}, {1})
+                    self.assertEqual(len(drain(loader)), 11)
+
+    def test_an_exit_with_batches_out_is_clean(self):
+        script = ("import onepot\n"
+                  "l = onepot.Loader(onepot.Archive(%r), 10, 0, 1)\n"
+                  "b = next(iter(l)); v = memoryview(b.data)\n"
+                  "print('ready')\n" % TAR)
+        done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE,
+                              timeout=60)
+        self.assertEqual((done.returncode, done.stdout), (0, b"ready\n"))
+
+
+@unittest.skipUnless(numpy, "numpy is not installed")
+class Arrays(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        tree = os.path.join(WORK, "npy")
+        os.makedirs(tree)
+        for i in range(20):
+            numpy.save(os.path.join(tree, "%02d.npy" % i),
+                       numpy.full((3, 5), i, dtype=numpy.float32))
+        cls.path = os.path.join(WORK, "npy.tar")
+        subprocess.run([ONEPOT, "pack", "-o", cls.path, tree], check=True)
+        cls.archive = onepot.Archive(cls.path)
+
+    def loader(self):
+        return onepot.Loader(self.archive, 8, 0, 1, npy=True)
+
+    def test_npy_is_a_dense_array(self):
+        for batch in self.loader():
+            array = numpy.asarray(batch.data)
+            self.assertEqual((array.dtype, array.shape), (numpy.float32, (len(batch), 3, 5)))
+            for i, index in enumerate(numpy.asarray(batch.indices)):
+                self.assertTrue((array[i] == index).all())
+                self.assertTrue((numpy.asarray(batch[i]) == index).all())
+            array += 1  # slabs may be written to
+
+    def test_samples_of_one_size_are_a_matrix(self):
+        batch = next(iter(onepot.Loader(self.archive, 8, 0, 1)))
+        array = numpy.asarray(batch.data)
+        self.assertEqual((array.dtype, array.shape[0]), (numpy.uint8, 8))
+        self.assertEqual(array.shape[1], self.archive[0].size)
+
+    @unittest.skipUnless(torch, "torch is not installed")
+    def test_torch_sees_it_without_a_copy(self):
+        loader = self.loader()
+        for batch in loader:
+            tensor = torch.from_dlpack(batch.data)
+            self.assertEqual(tuple(tensor.shape), (len(batch), 3, 5))
+            self.assertEqual(tensor.data_ptr(), numpy.asarray(batch.data).ctypes.data)
+            self.assertEqual(tensor[:, 0, 0].tolist(),
+                             numpy.asarray(batch.indices).astype(float).tolist())
+            labels = torch.from_dlpack(batch.labels)
+            self.assertEqual(labels.dtype, torch.int64)
+        del batch, loader
+        gc.collect()
+        self.assertEqual(tensor[-1, -1, -1], tensor[-1, 0, 0])
+
+    @unittest.skipUnless(torch, "torch is not installed")
+    def test_torchs_dataloader_takes_an_archive(self):
+        def collate(samples):
+            return (torch.tensor([s.index for s in samples]),
+                    [torch.frombuffer(bytearray(bytes(s)), dtype=torch.uint8)
+                     for s in samples])
+        archive = onepot.Archive(TAR)
+        for workers in (0, 2):
+            loader = torch.utils.data.DataLoader(
+                archive, batch_size=10, num_workers=workers, collate_fn=collate,
+                sampler=onepot.DistributedSampler(archive, 1, 0))
+            seen = []
+            for indices, tensors in loader:
+                for index, tensor in zip(indices.tolist(), tensors):
+                    self.assertEqual(bytes(tensor.numpy()), content(index))
+                    seen.append(index)
+            self.assertEqual(sorted(seen), list(range(FILES)))
+
+
+if __name__ == "__main__":
+    signal.alarm(280)
+    unittest.main()
