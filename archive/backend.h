@@ -40,6 +40,7 @@ struct progress {
 struct embedded_index {
     uint64_t offset;
     uint64_t length;
+    uint64_t stride; /* of its pieces, see index_open_pieces; 0: it is whole */
 };
 
 struct backend {

@@ -130,6 +130,24 @@ int builder_set_blocks(struct builder *builder, uint32_t inode,
                        const struct builder_block *blocks, uint32_t count, uint32_t fragment,
                        uint32_t fragment_offset);
 
+/* A part of a file: stored, or in a fragment. */
+struct builder_piece {
+    uint64_t offset; /* in the file */
+    uint64_t length;
+    uint64_t source_offset; /* stored: in the archive */
+    uint32_t fragment;      /* BUILDER_NO_FRAGMENT: stored */
+    uint32_t fragment_offset;
+};
+
+/*
+ * DATA_BLOCKS, in place of builder_set_blocks: the file is these pieces, ascending; what none
+ * of them has is a hole. Full fragments of index_header.block_bytes make a file of blocks,
+ * all else a file of ranges. The fragments' number is not limited as above: any may be added
+ * before and after. -EUCLEAN: they don't fit the file, or the fragments.
+ */
+int builder_set_pieces(struct builder *builder, uint32_t inode,
+                       const struct builder_piece *pieces, size_t count);
+
 /* XXH3-64 of a regular file's content, holes left out. All regular inodes get one, or none
  * does: else builder_write is -EINVAL. */
 int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
@@ -162,5 +180,10 @@ struct builder_header {
  */
 int builder_write(struct builder *builder, const struct builder_header *header, int fd,
                   uint64_t offset, struct fault *fault, uint64_t *ret_image_bytes);
+
+/* The same, in pieces that are `stride` apart: see disk_place in index_format.h. */
+int builder_write_pieces(struct builder *builder, const struct builder_header *header, int fd,
+                         uint64_t offset, uint64_t stride, struct fault *fault,
+                         uint64_t *ret_image_bytes);
 
 #endif

@@ -205,6 +205,102 @@ int builder_set_blocks(struct builder *b, uint32_t inode, const struct builder_b
     return builder_change_flags(b, inode, DATA_KIND_MASK, kind);
 }
 
+/* Are these the full fragments of a file of blocks, one behind the other? */
+static bool is_run(const struct builder *b, uint64_t size, const struct builder_piece *pieces,
+                   size_t count)
+{
+    uint64_t block_bytes = pieces[0].length, end = 0;
+    if (count < 2 || (b->block_bytes && b->block_bytes != block_bytes))
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        const struct builder_piece *p = &pieces[i];
+        if (p->fragment == BUILDER_NO_FRAGMENT || p->fragment != pieces[0].fragment + i ||
+            p->fragment_offset || p->offset != end || p->length > block_bytes ||
+            (i + 1 < count &&
+             (p->length != block_bytes || fragment_capacity(b, p->fragment) != block_bytes)))
+            return false;
+        end += p->length;
+    }
+    return end == size;
+}
+
+static int check_piece(const struct builder *b, uint64_t size, uint64_t last_end,
+                       const struct builder_piece *p)
+{
+    if (p->length == 0 || p->offset < last_end || p->offset > size ||
+        p->length > size - p->offset)
+        return -EUCLEAN;
+    if (p->fragment == BUILDER_NO_FRAGMENT)
+        return in_archive(b, p->source_offset, p->length) ? 0 : -EUCLEAN;
+    if (p->fragment >= b->fragments || p->fragment_offset >> 31)
+        return -EUCLEAN;
+    uint32_t room = fragment_capacity(b, p->fragment);
+    return p->fragment_offset <= room && p->length <= room - p->fragment_offset ? 0 : -EUCLEAN;
+}
+
+static int append_ranges(struct builder *b, uint64_t size, const struct builder_piece *pieces,
+                         size_t count, uint64_t *ret_data)
+{
+    size_t words = 0;
+    if (count > UINT32_MAX)
+        return -EOVERFLOW;
+    if (__builtin_mul_overflow(count, 3, &words) || vector_reserve(&b->extents, words + 2) < 0)
+        return -ENOMEM;
+    uint64_t *list = b->extents.at + b->extents.count, data_bytes = 0, end = 0;
+    for (size_t i = 0; i < count; i++) {
+        const struct builder_piece *p = &pieces[i];
+        int r = check_piece(b, size, end, p);
+        if (r < 0)
+            return r;
+        bool packed = p->fragment != BUILDER_NO_FRAGMENT;
+        list[2 + 3 * i] =
+            htole64(packed ? RANGE_PACKED | (uint64_t)p->fragment_offset << 32 | p->fragment
+                           : p->source_offset);
+        list[3 + 3 * i] = htole64(p->offset);
+        list[4 + 3 * i] = htole64(p->length);
+        data_bytes += p->length;
+        end = p->offset + p->length;
+    }
+    list[0] = htole64((uint64_t)DISK_RANGES << 32 | count);
+    list[1] = htole64(data_bytes);
+    *ret_data = b->extents.count * 8;
+    b->extents.count += 2 + words;
+    return 0;
+}
+
+int builder_set_pieces(struct builder *b, uint32_t inode, const struct builder_piece *pieces,
+                       size_t count)
+{
+    if (!has_kind(b, inode, DATA_KIND_BLOCKS) || b->inodes.at[inode].data != DATA_UNSET ||
+        count == 0)
+        return -EINVAL;
+    uint64_t data, size = b->inodes.at[inode].size;
+    uint32_t kind = DATA_KIND_EXTENTS;
+    bool is_whole = count == 1 && pieces[0].length == size;
+    int r = is_whole ? check_piece(b, size, 0, &pieces[0]) : 0;
+    if (r < 0)
+        return r;
+    if (is_whole && pieces[0].fragment == BUILDER_NO_FRAGMENT) {
+        kind = DATA_KIND_STORED;
+        data = pieces[0].source_offset;
+    } else if (is_whole) {
+        kind = DATA_KIND_FRAGMENT;
+        data = pieces[0].fragment | (uint64_t)pieces[0].fragment_offset << 32;
+    } else if (is_run(b, size, pieces, count)) {
+        kind = DATA_KIND_BLOCKS;
+        data = pieces[0].fragment;
+        b->block_bytes = (uint32_t)pieces[0].length;
+        r = check_piece(b, size, 0, &pieces[count - 1]);
+    } else {
+        r = append_ranges(b, size, pieces, count, &data);
+    }
+    if (r < 0)
+        return r;
+    b->has_pieces = true;
+    b->inodes.at[inode].data = data;
+    return builder_change_flags(b, inode, DATA_KIND_MASK, kind);
+}
+
 int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)
 {
     if (b->is_written || inode >= b->inodes.count)

@@ -99,6 +99,7 @@ struct builder {
     uint64_t rest_sum_count;
 
     uint64_t archive_bytes;
+    bool has_pieces; /* of files, by builder_set_pieces */
     bool is_written;
 };
 

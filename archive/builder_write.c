@@ -38,7 +38,8 @@ struct image {
     struct disk_header header;
 
     int fd;
-    uint64_t offset; /* of the image in the file */
+    uint64_t offset; /* of the image in the file, */
+    uint64_t stride; /* and of its pieces */
     uint8_t *buf;
     size_t used;
     uint64_t flushed; /* bytes of the area that left the buffer */
@@ -51,9 +52,9 @@ struct image {
 static int write_at(const struct image *image, const void *bytes, size_t len, uint64_t at)
 {
     const uint8_t *p = bytes;
-    at += image->offset;
     while (len > 0) {
-        ssize_t n = pwrite(image->fd, p, len, (off_t)at);
+        uint64_t room, place = disk_place(image->offset, image->stride, at, &room);
+        ssize_t n = pwrite(image->fd, p, len < room ? len : (size_t)room, (off_t)place);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -242,7 +243,8 @@ static int settle_extents(struct image *image, struct builder_inode *inode, uint
     *ret_data_bytes = list ? le64toh(list[1]) : 0;
     if (*ret_data_bytes < inode->size) {
         *flags |= ATTR_HOLES;
-    } else if (!list || (uint32_t)le64toh(list[0]) == 1) {
+    } else if (!list ||
+               ((uint32_t)le64toh(list[0]) == 1 && !(le64toh(list[2]) & RANGE_PACKED))) {
         inode->data = list ? le64toh(list[2]) : 0;
         *flags = (*flags & ~DATA_KIND_MASK) | DATA_KIND_STORED;
     }
@@ -552,6 +554,46 @@ static int put_header(struct image *image, uint64_t *ret_image_bytes)
     return r;
 }
 
+static int compare_attrs(const void *a, const void *b, void *attrs)
+{
+    const struct disk_attr *x = (const struct disk_attr *)attrs + *(const uint32_t *)a;
+    const struct disk_attr *y = (const struct disk_attr *)attrs + *(const uint32_t *)b;
+    const uint32_t p[] = {x->mode, x->uid, x->gid, x->flags};
+    const uint32_t q[] = {y->mode, y->uid, y->gid, y->flags};
+    for (size_t i = 0; i < 4; i++)
+        if (p[i] != q[i])
+            return p[i] < q[i] ? -1 : 1;
+    return 0;
+}
+
+/*
+ * Give the attributes an order that does not depend on when it was known where data lies.
+ * Number 0 is all zero, and stays the first.
+ */
+static int sort_attrs(struct builder *b)
+{
+    size_t count = b->attrs.count;
+    auto_free uint32_t *order = calloc(count, sizeof(*order));
+    auto_free uint32_t *number = calloc(count, sizeof(*number));
+    auto_free struct disk_attr *sorted = calloc(count, sizeof(*sorted));
+    if (!order || !number || !sorted)
+        return -ENOMEM;
+    for (size_t i = 0; i < count; i++)
+        order[i] = (uint32_t)i;
+    qsort_r(order, count, sizeof(*order), compare_attrs, b->attrs.at);
+    for (size_t i = 0; i < count; i++) {
+        sorted[i] = b->attrs.at[order[i]];
+        number[order[i]] = (uint32_t)i;
+    }
+    memcpy(b->attrs.at, sorted, count * sizeof(*sorted));
+    for (size_t i = 0; i < b->inodes.count; i++)
+        b->inodes.at[i].attr = number[b->inodes.at[i].attr];
+    for (size_t i = 0; i < b->attr_slot_count; i++)
+        if (b->attr_slots[i])
+            b->attr_slots[i] = number[b->attr_slots[i] - 1] + 1;
+    return 0;
+}
+
 /* What only adding needed. */
 static int end_adding(struct builder *b)
 {
@@ -579,6 +621,8 @@ static int write_image(struct image *image, uint64_t *ret_image_bytes)
         r = builder_number(image->b, image->order);
     if (r == 0)
         r = sort_sides(image);
+    if (r == 0 && image->b->has_pieces)
+        r = sort_attrs(image->b);
     if (r < 0)
         return r;
     begin_header(image);
@@ -603,12 +647,23 @@ static int write_fault(struct fault *fault, int err)
 int builder_write(struct builder *b, const struct builder_header *header, int fd,
                   uint64_t offset, struct fault *fault, uint64_t *ret_image_bytes)
 {
+    return builder_write_pieces(b, header, fd, offset, 0, fault, ret_image_bytes);
+}
+
+int builder_write_pieces(struct builder *b, const struct builder_header *header, int fd,
+                         uint64_t offset, uint64_t stride, struct fault *fault,
+                         uint64_t *ret_image_bytes)
+{
     if (b->is_written || offset % 8 || b->block_bytes_max > header->block_bytes ||
         (b->block_bytes && b->block_bytes != header->block_bytes))
         return write_fault(fault, -EINVAL);
     b->is_written = true;
-    struct image image = {
-        .b = b, .about = header, .fd = fd, .offset = offset, .no_ranges = DATA_UNSET};
+    struct image image = {.b = b,
+                          .about = header,
+                          .fd = fd,
+                          .offset = offset,
+                          .stride = stride,
+                          .no_ranges = DATA_UNSET};
     int r = write_image(&image, ret_image_bytes);
     free(image.order);
     vector_free(&image.extras);

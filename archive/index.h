@@ -116,6 +116,10 @@ struct index_info {
  */
 int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
                struct index **ret_index);
+
+/* The same for one that may lie in pieces, `stride` apart: see disk_place; 0: it is whole. */
+int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint64_t stride,
+                      struct fault *fault, struct index **ret_index);
 void index_close(struct index *index); /* NULL is fine */
 
 const struct index_info *index_info(const struct index *index);

@@ -79,53 +79,6 @@ static int range_behind(const struct index *index, uint64_t list, uint64_t count
     return 0;
 }
 
-static int ranges_extent(const struct index *index, const struct index_entry *e,
-                         uint64_t offset, struct extent *ret_extent)
-{
-    uint64_t length = index->sections[SECTION_EXTENTS].length;
-    const uint64_t *list = index_bytes(index, SECTION_EXTENTS, e->data, 16);
-    if (!list || e->data % 8 || le64toh(list[0]) >> 32 != DISK_RANGES)
-        return -EUCLEAN;
-    uint64_t count = (uint32_t)le64toh(list[0]);
-    if (count > (length - e->data - 16) / 24)
-        return -EUCLEAN;
-    uint64_t next;
-    int r = range_behind(index, e->data, count, offset, &next);
-    if (r < 0)
-        return r;
-
-    struct range range;
-    if (next > 0) {
-        r = read_range(index, e->data, next - 1, &range);
-        if (r < 0)
-            return r;
-        uint64_t skip = offset - range.logical;
-        if (skip < range.length) {
-            if (range.length > e->size - range.logical ||
-                !in_archive(index, range.source, range.length))
-                return -EUCLEAN;
-            *ret_extent = (struct extent){.kind = EXTENT_STORED,
-                                          .offset = offset,
-                                          .length = range.length - skip,
-                                          .source_offset = range.source + skip};
-            return 0;
-        }
-    }
-    uint64_t end = e->size;
-    if (next < count) {
-        r = read_range(index, e->data, next, &range);
-        if (r < 0)
-            return r;
-        if (range.logical <= offset)
-            return -EUCLEAN;
-        if (range.logical < end)
-            end = range.logical;
-    }
-    *ret_extent =
-        (struct extent){.kind = EXTENT_HOLE, .offset = offset, .length = end - offset};
-    return 0;
-}
-
 /* ---- blocks ---- */
 
 /* A run of contiguous stored blocks is looked at so far ahead; it ends a piece later. */
@@ -231,8 +184,7 @@ static int blocks_extent(const struct index *index, const struct index_entry *e,
     uint32_t skip = (uint32_t)(offset % block_bytes);
     uint32_t length = min_u32(e->size - offset, block_bytes - skip);
     uint64_t record;
-    if (__builtin_add_overflow(e->data, number, &record) || record >= index->blocks ||
-        e->data < index->fragments)
+    if (__builtin_add_overflow(e->data, number, &record) || record >= index->blocks)
         return -EUCLEAN;
 
     if (number == full && (e->attr.flags & DATA_KIND_MASK) == DATA_KIND_TAIL) {
@@ -254,6 +206,74 @@ static int blocks_extent(const struct index *index, const struct index_entry *e,
         return r;
     if (number + 1 < full)
         merge_blocks(index, record + 1, full - number - 1, extent);
+    return 0;
+}
+
+/* ---- ranges ---- */
+
+/* From `skip` on in a range. */
+static int range_extent(const struct index *index, const struct range *range, uint64_t skip,
+                        struct extent *ret_extent)
+{
+    struct extent extent = {
+        .kind = EXTENT_STORED,
+        .offset = range->logical + skip,
+        .length = range->length - skip,
+        .source_offset = range->source + skip,
+    };
+    if (range->source & RANGE_PACKED) {
+        uint64_t in_fragment = (range->source & ~RANGE_PACKED) >> 32;
+        if (range->length > UINT32_MAX || in_fragment + skip > UINT32_MAX)
+            return -EUCLEAN;
+        int r = fragment_extent(index, (uint32_t)range->source, (uint32_t)(in_fragment + skip),
+                                (uint32_t)extent.length, &extent);
+        if (r < 0)
+            return r;
+    } else if (!in_archive(index, range->source, range->length)) {
+        return -EUCLEAN;
+    }
+    *ret_extent = extent;
+    return 0;
+}
+
+static int ranges_extent(const struct index *index, const struct index_entry *e,
+                         uint64_t offset, struct extent *ret_extent)
+{
+    uint64_t length = index->sections[SECTION_EXTENTS].length;
+    const uint64_t *list = index_bytes(index, SECTION_EXTENTS, e->data, 16);
+    if (!list || e->data % 8 || le64toh(list[0]) >> 32 != DISK_RANGES)
+        return -EUCLEAN;
+    uint64_t count = (uint32_t)le64toh(list[0]);
+    if (count > (length - e->data - 16) / 24)
+        return -EUCLEAN;
+    uint64_t next;
+    int r = range_behind(index, e->data, count, offset, &next);
+    if (r < 0)
+        return r;
+
+    struct range range;
+    if (next > 0) {
+        r = read_range(index, e->data, next - 1, &range);
+        if (r < 0)
+            return r;
+        uint64_t skip = offset - range.logical;
+        if (skip < range.length)
+            return range.length > e->size - range.logical
+                       ? -EUCLEAN
+                       : range_extent(index, &range, skip, ret_extent);
+    }
+    uint64_t end = e->size;
+    if (next < count) {
+        r = read_range(index, e->data, next, &range);
+        if (r < 0)
+            return r;
+        if (range.logical <= offset)
+            return -EUCLEAN;
+        if (range.logical < end)
+            end = range.logical;
+    }
+    *ret_extent =
+        (struct extent){.kind = EXTENT_HOLE, .offset = offset, .length = end - offset};
     return 0;
 }
 

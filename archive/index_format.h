@@ -46,9 +46,12 @@
  *     EXTENTS   ranges with holes: `data` is the offset in EXTENTS of
  *               {u32 count, u32 DISK_RANGES, u64 data_bytes, count x {u64 source, u64
  *               logical, u64 length}}, ascending, not empty, without overlap; what no range
- *               covers is a hole. data_bytes is the sum of the lengths.
+ *               covers is a hole. data_bytes is the sum of the lengths. With bit 63 of
+ *               `source` the range lies in a fragment: its number in bits 0..31, the offset
+ *               in it in bits 32..62.
  *     BLOCKS    `data` is the number of the first record in BLOCKS: one for each
- *               block_bytes of the file, the last one maybe shorter.
+ *               block_bytes of the file, the last one maybe shorter. They may be fragments:
+ *               then the last one may hold more behind the file's end.
  *     TAIL      as BLOCKS, but the last, incomplete block is in a fragment: in its
  *               place is a record {u64 number of the fragment, u32 offset in it, u32
  *               DISK_TAIL}.
@@ -228,5 +231,31 @@ struct disk_block {
 static_assert(sizeof(struct disk_block) == 16, "block");
 
 #define BLOCK_STORED 0x80000000u
+
+#define RANGE_PACKED (UINT64_C(1) << 63) /* in `source` of a range */
+
+/*
+ * Where an image lies whose archive is compressed: in skippable frames, which can't be longer
+ * than 4 GiB, so that it may be in pieces. The first piece begins at `offset`; all others
+ * begin a page behind the start of their frame and end with it, at multiples of a page, so
+ * that they can be mapped one behind the other. `stride` is the distance of the frames; 0: it
+ * is in one piece.
+ */
+#define DISK_STRIDE_MAX (UINT64_C(1) << 32)
+
+/* The place in the file of byte `at` of the image, and how many bytes follow it there. */
+static inline uint64_t disk_place(uint64_t offset, uint64_t stride, uint64_t at,
+                                  uint64_t *ret_room)
+{
+    uint64_t first_end = offset - offset % DISK_PAGE_BYTES + stride - DISK_PAGE_BYTES;
+    if (stride == 0 || at < first_end - offset) {
+        *ret_room = stride ? first_end - offset - at : UINT64_MAX;
+        return offset + at;
+    }
+    uint64_t piece_bytes = stride - DISK_PAGE_BYTES;
+    uint64_t behind = at - (first_end - offset);
+    *ret_room = piece_bytes - behind % piece_bytes;
+    return first_end + behind / piece_bytes * stride + DISK_PAGE_BYTES + behind % piece_bytes;
+}
 
 #endif

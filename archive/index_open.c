@@ -29,16 +29,39 @@ static int damaged(struct fault *fault, uint64_t offset, const char *what)
     return -EUCLEAN;
 }
 
-/* Read the image into a memory file that nobody can change, and map that. */
-static int map_copy(const struct source *source, uint64_t offset, size_t len, void **ret_map)
+/* Where an image lies in its file. */
+struct image_place {
+    uint64_t offset;
+    uint64_t stride;
+    size_t len;
+};
+
+static int read_pieces(const struct source *source, const struct image_place *place,
+                       uint8_t *bytes)
 {
+    for (uint64_t at = 0, room; at < place->len; at += room) {
+        uint64_t offset = disk_place(place->offset, place->stride, at, &room);
+        if (room > place->len - at)
+            room = place->len - at;
+        int r = source_read(source, bytes + at, (size_t)room, offset);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* Read the image into a memory file that nobody can change, and map that. */
+static int map_copy(const struct source *source, const struct image_place *place,
+                    void **ret_map)
+{
+    size_t len = place->len;
     auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0 || ftruncate(fd, (off_t)len) < 0)
         return -errno;
     void *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED)
         return -errno;
-    int r = source_read(source, p, len, offset);
+    int r = read_pieces(source, place, p);
     munmap(p, len);
     if (r < 0)
         return r;
@@ -50,25 +73,46 @@ static int map_copy(const struct source *source, uint64_t offset, size_t len, vo
     return 0;
 }
 
-/* Map `len` bytes at `offset`; *ret_image is where they are. */
-static int map_image(struct index *index, struct source *source, uint64_t offset, size_t len,
-                     const uint8_t **ret_image)
+/* Map the pieces one behind the other, `skip` bytes behind the start of the mapping. */
+static void *map_pieces(const struct source *source, const struct image_place *place,
+                        size_t skip)
 {
-    size_t skip = 0;
+    size_t len = place->len + skip;
+    uint8_t *map =
+        mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    for (uint64_t at = 0, room; map != MAP_FAILED && at < place->len; at += room) {
+        uint64_t offset = disk_place(place->offset, place->stride, at, &room);
+        size_t before = at ? 0 : skip;
+        if (room > place->len - at)
+            room = place->len - at;
+        if (mmap(map + skip + at - before, (size_t)room + before, PROT_READ,
+                 MAP_SHARED | MAP_FIXED, source_fd(source),
+                 (off_t)(offset - before)) == MAP_FAILED) {
+            munmap(map, len);
+            map = MAP_FAILED;
+        }
+    }
+    return map;
+}
+
+/* Map an image; *ret_image is where its bytes are. */
+static int map_image(struct index *index, struct source *source,
+                     const struct image_place *place, const uint8_t **ret_image)
+{
+    size_t skip = 0, page = (size_t)sysconf(_SC_PAGESIZE);
     void *map = MAP_FAILED;
-    if (source_is_local(source)) {
-        skip = (size_t)(offset & ((uint64_t)sysconf(_SC_PAGESIZE) - 1));
-        map = mmap(NULL, len + skip, PROT_READ, MAP_SHARED, source_fd(source),
-                   (off_t)(offset - skip));
+    if (source_is_local(source) && page <= DISK_PAGE_BYTES) {
+        skip = (size_t)(place->offset & (page - 1));
+        map = map_pieces(source, place, skip);
     }
     if (map == MAP_FAILED) {
         skip = 0;
-        int r = map_copy(source, offset, len, &map);
+        int r = map_copy(source, place, &map);
         if (r < 0)
             return r;
     }
     index->map = map;
-    index->map_bytes = len + skip;
+    index->map_bytes = place->len + skip;
     *ret_image = (const uint8_t *)map + skip;
     return 0;
 }
@@ -274,17 +318,33 @@ static int open_image(struct index *index, const uint8_t *image, uint64_t offset
     return check_root(index, offset, fault);
 }
 
+/* Does the last byte of the image lie within its file? */
+static bool in_file(const struct image_place *place, uint64_t size)
+{
+    uint64_t room, last = disk_place(place->offset, place->stride, place->len - 1, &room);
+    return last >= place->offset && last < size;
+}
+
 int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
                struct index **ret_index)
 {
+    return index_open_pieces(source, offset, len, 0, fault, ret_index);
+}
+
+int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint64_t stride,
+                      struct fault *fault, struct index **ret_index)
+{
+    struct image_place place = {offset, stride, (size_t)len};
     uint64_t size = source_size(source);
-    if (offset % 8 || len == 0 || offset > size || len > size - offset)
+    if (offset % 8 || len == 0 || offset > size || len > size - offset ||
+        stride % DISK_PAGE_BYTES || stride > DISK_STRIDE_MAX || stride == DISK_PAGE_BYTES ||
+        !in_file(&place, size))
         return damaged(fault, offset, "it does not lie within its file");
     struct index *index = calloc(1, sizeof(*index));
     if (!index)
         return -ENOMEM;
     const uint8_t *image;
-    int r = map_image(index, source, offset, (size_t)len, &image);
+    int r = map_image(index, source, &place, &image);
     if (r < 0)
         fault_set(fault, r, NULL, offset, "the index can't be read: %s", strerror(-r));
     else

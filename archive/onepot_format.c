@@ -25,6 +25,11 @@
 #define FOOTER_MAGIC "onepotFT"
 #define FOOTER_VERSION 1u
 #define FOOTER_BYTES 512u
+#define FOOTER_ZSTD                                                                            \
+    UINT64_C(1) /* incompatible: the tar is in zstd frames, this in skippable ones */
+
+#define SKIPPABLE_MAGIC 0x184d2a5au
+#define SKIPPABLE_BYTES 8u /* of its header: magic and length */
 
 /* Offsets in the footer. What is not listed is zero. */
 enum footer_offset {
@@ -37,6 +42,9 @@ enum footer_offset {
     AT_IMAGE_OFFSET = 56,
     AT_IMAGE_BYTES = 64,
     AT_FILE_BYTES = 72,
+    AT_ARCHIVE_BYTES = 80,
+    AT_TAR_BYTES = 88,
+    AT_STRIDE = 96,
     AT_SUM = FOOTER_BYTES - 8,
 };
 
@@ -48,6 +56,10 @@ struct footer {
     uint64_t image_offset;
     uint64_t image_bytes;
     uint64_t file_bytes;
+    uint64_t archive_bytes;
+    uint64_t tar_bytes;
+    uint64_t stride;
+    bool zstd;
 };
 
 static void put32(uint8_t *bytes, enum footer_offset at, uint32_t value)
@@ -101,53 +113,134 @@ static uint64_t end_of_file(uint64_t image_end)
     return end - end % ONEPOT_RECORD_BYTES;
 }
 
-static void make_footer(uint8_t bytes[FOOTER_BYTES], const struct onepot_tar *tar,
-                        uint64_t image_bytes, uint64_t file_bytes)
+static void make_footer(uint8_t bytes[FOOTER_BYTES], const struct footer *f)
 {
     memset(bytes, 0, FOOTER_BYTES);
     memcpy(bytes + AT_MAGIC, FOOTER_MAGIC, 8);
     put32(bytes, AT_VERSION, FOOTER_VERSION);
     put32(bytes, AT_FOOTER_BYTES, FOOTER_BYTES);
-    memcpy(bytes + AT_IDENTIFIER, tar->identifier, sizeof(tar->identifier));
-    put64(bytes, AT_END_MARKER, tar->end_marker_offset);
-    put64(bytes, AT_IMAGE_OFFSET, tar->tar_bytes);
-    put64(bytes, AT_IMAGE_BYTES, image_bytes);
-    put64(bytes, AT_FILE_BYTES, file_bytes);
+    put64(bytes, AT_INCOMPATIBLE, f->zstd ? FOOTER_ZSTD : 0);
+    memcpy(bytes + AT_IDENTIFIER, f->identifier, sizeof(f->identifier));
+    put64(bytes, AT_END_MARKER, f->end_marker_offset);
+    put64(bytes, AT_IMAGE_OFFSET, f->image_offset);
+    put64(bytes, AT_IMAGE_BYTES, f->image_bytes);
+    put64(bytes, AT_FILE_BYTES, f->file_bytes);
+    put64(bytes, AT_ARCHIVE_BYTES, f->archive_bytes);
+    put64(bytes, AT_TAR_BYTES, f->tar_bytes);
+    put64(bytes, AT_STRIDE, f->stride);
     put64(bytes, AT_SUM, XXH3_64bits(bytes, AT_SUM));
 }
 
+static void put_skippable(uint8_t bytes[SKIPPABLE_BYTES], uint64_t content_bytes)
+{
+    put32(bytes, 0, SKIPPABLE_MAGIC);
+    put32(bytes, 4, (uint32_t)content_bytes);
+}
+
+/*
+ * The skippable frames of an index, one after the other: from where to where, and where in it
+ * the piece of the index begins. `at` is how much of the image the frames before have.
+ */
+struct index_frame {
+    uint64_t start, piece, end;
+};
+
+static struct index_frame index_frame(const struct footer *f, uint64_t at)
+{
+    uint64_t room;
+    struct index_frame frame = {.piece = disk_place(f->image_offset, f->stride, at, &room)};
+    uint64_t left = f->image_bytes - at;
+    frame.start = at ? frame.piece - DISK_PAGE_BYTES : f->archive_bytes;
+    frame.end = frame.piece + (left < room ? left : room);
+    return frame;
+}
+
+/* Where the image ends. */
+static uint64_t image_end(const struct footer *f)
+{
+    uint64_t room;
+    return disk_place(f->image_offset, f->stride, f->image_bytes - 1, &room) + 1;
+}
+
+/* The headers of the frames that the index lies in; zeros behind them up to their pieces. */
+static int write_index_frames(int fd, const struct footer *f)
+{
+    static const uint8_t zeros[DISK_PAGE_BYTES];
+    int r = 0;
+    for (uint64_t at = 0; r == 0 && at < f->image_bytes;) {
+        struct index_frame frame = index_frame(f, at);
+        uint8_t head[SKIPPABLE_BYTES];
+        put_skippable(head, frame.end - frame.start - SKIPPABLE_BYTES);
+        r = write_at(fd, head, sizeof(head), frame.start);
+        if (r == 0)
+            r = write_at(fd, zeros, (size_t)(frame.piece - frame.start - SKIPPABLE_BYTES),
+                         frame.start + SKIPPABLE_BYTES);
+        at += frame.end - frame.piece;
+    }
+    return r;
+}
+
+/* Behind the index of a compressed archive: the footer in a frame of its own. */
+static int write_zstd_end(int fd, struct footer *f)
+{
+    uint8_t end[SKIPPABLE_BYTES + FOOTER_BYTES];
+    uint64_t end_of_image = image_end(f);
+    f->file_bytes = end_of_image + sizeof(end);
+    if (f->file_bytes > INT64_MAX)
+        return -EFBIG;
+    int r = write_index_frames(fd, f);
+    put_skippable(end, FOOTER_BYTES);
+    make_footer(end + SKIPPABLE_BYTES, f);
+    return r < 0 ? r : write_at(fd, end, sizeof(end), end_of_image);
+}
+
 /* Zeros up to the end of the file, the footer in its last block. */
-static int write_end(int fd, const struct onepot_tar *tar, uint64_t image_bytes,
-                     uint64_t file_bytes)
+static int write_plain_end(int fd, struct footer *f)
 {
     uint8_t end[ONEPOT_RECORD_BYTES + FOOTER_BYTES] = {0};
-    uint64_t image_end = tar->tar_bytes + image_bytes;
-    size_t len = (size_t)(file_bytes - image_end);
-    make_footer(end + len - FOOTER_BYTES, tar, image_bytes, file_bytes);
-    return write_at(fd, end, len, image_end);
+    uint64_t end_of_image = image_end(f);
+    f->file_bytes = end_of_file(end_of_image);
+    if (!f->file_bytes)
+        return -EFBIG;
+    size_t len = (size_t)(f->file_bytes - end_of_image);
+    make_footer(end + len - FOOTER_BYTES, f);
+    return write_at(fd, end, len, end_of_image);
+}
+
+/* Where the image begins of which the frame begins at `start`. */
+static uint64_t zstd_image_offset(uint64_t start)
+{
+    return (start + SKIPPABLE_BYTES + 7) & ~UINT64_C(7);
 }
 
 int onepot_format_append(struct builder *builder, struct builder_header *header, int fd,
                          const struct onepot_tar *tar, struct fault *fault,
                          uint64_t *ret_file_bytes)
 {
+    struct footer f = {
+        .end_marker_offset = tar->end_marker_offset,
+        .archive_bytes = tar->zstd ? tar->archive_bytes : tar->tar_bytes,
+        .tar_bytes = tar->tar_bytes,
+        .zstd = tar->zstd,
+    };
+    memcpy(f.identifier, tar->identifier, sizeof(f.identifier));
+    f.image_offset = tar->zstd ? zstd_image_offset(f.archive_bytes) : tar->tar_bytes;
+    if (tar->zstd)
+        f.stride = tar->stride ? tar->stride : DISK_STRIDE_MAX;
     header->format = FORMAT_ONEPOT;
-    header->archive_bytes = tar->tar_bytes;
+    header->archive_bytes = f.archive_bytes;
     header->end_marker_offset = tar->end_marker_offset;
     memcpy(header->identifier, tar->identifier, sizeof(header->identifier));
 
-    uint64_t image_bytes;
-    int r = builder_write(builder, header, fd, tar->tar_bytes, NULL, &image_bytes);
-    if (r < 0)
-        return r;
-    uint64_t file_bytes = end_of_file(tar->tar_bytes + image_bytes);
-    if (!file_bytes)
-        return fault_set(fault, -EFBIG, NULL, FAULT_NO_OFFSET, "archive grows too large");
-    r = write_end(fd, tar, image_bytes, file_bytes);
-    if (r < 0)
-        return r;
-    *ret_file_bytes = file_bytes;
-    return 0;
+    int r = builder_write_pieces(builder, header, fd, f.image_offset, f.stride, fault,
+                                 &f.image_bytes);
+    if (r == 0)
+        r = tar->zstd ? write_zstd_end(fd, &f) : write_plain_end(fd, &f);
+    if (r == -EFBIG)
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "archive grows too large");
+    if (r == 0)
+        *ret_file_bytes = f.file_bytes;
+    return r;
 }
 
 /* ---- the reader's side ---- */
@@ -156,7 +249,7 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
 static int read_footer(const struct source *source, uint8_t bytes[FOOTER_BYTES])
 {
     uint64_t size = source_size(source);
-    if (size < ONEPOT_RECORD_BYTES)
+    if (size < FOOTER_BYTES)
         return 0;
     int r = source_read(source, bytes, FOOTER_BYTES, size - FOOTER_BYTES);
     if (r < 0)
@@ -184,18 +277,31 @@ static int stale(struct fault *fault, uint64_t offset, const char *what)
     return -ESTALE;
 }
 
+static int impossible(struct fault *fault, uint64_t at, const char *what)
+{
+    return fault_set(fault, -EUCLEAN, NULL, at, "footer names an impossible place for %s",
+                     what);
+}
+
 /* Does the footer agree with itself? */
 static int check_layout(const struct footer *f, uint64_t at, struct fault *fault)
 {
-    uint64_t marker_end, image_end;
+    uint64_t marker_end, end;
     if (__builtin_add_overflow(f->end_marker_offset, ONEPOT_MARKER_BYTES, &marker_end) ||
-        f->end_marker_offset % FOOTER_BYTES || marker_end > f->image_offset ||
-        f->image_offset - marker_end >= ONEPOT_RECORD_BYTES ||
-        f->image_offset % ONEPOT_RECORD_BYTES)
-        return damaged(fault, at, "footer names an impossible place for the end of the tar");
-    if (__builtin_add_overflow(f->image_offset, f->image_bytes, &image_end) ||
-        f->image_bytes < sizeof(struct disk_header) || end_of_file(image_end) != f->file_bytes)
-        return damaged(fault, at, "footer names an impossible place for the index");
+        f->end_marker_offset % FOOTER_BYTES || marker_end > f->tar_bytes ||
+        f->tar_bytes - marker_end >= ONEPOT_RECORD_BYTES || f->tar_bytes % ONEPOT_RECORD_BYTES)
+        return impossible(fault, at, "the end of the tar");
+    if (__builtin_add_overflow(f->image_offset, f->image_bytes, &end) || end > f->file_bytes ||
+        f->image_bytes < sizeof(struct disk_header))
+        return impossible(fault, at, "the index");
+    if (!f->zstd && (f->stride || f->image_offset != f->tar_bytes ||
+                     f->archive_bytes != f->tar_bytes || end_of_file(end) != f->file_bytes))
+        return impossible(fault, at, "the index");
+    if (f->zstd && (f->stride % DISK_PAGE_BYTES || f->stride < 2 * DISK_PAGE_BYTES ||
+                    f->stride > DISK_STRIDE_MAX || f->archive_bytes > f->image_offset ||
+                    f->image_offset != zstd_image_offset(f->archive_bytes) ||
+                    image_end(f) + SKIPPABLE_BYTES + FOOTER_BYTES != f->file_bytes))
+        return impossible(fault, at, "the index");
     return 0;
 }
 
@@ -212,9 +318,13 @@ static int decode_footer(const uint8_t bytes[FOOTER_BYTES], uint64_t size, struc
         .image_offset = get64(bytes, AT_IMAGE_OFFSET),
         .image_bytes = get64(bytes, AT_IMAGE_BYTES),
         .file_bytes = get64(bytes, AT_FILE_BYTES),
+        .archive_bytes = get64(bytes, AT_ARCHIVE_BYTES),
+        .tar_bytes = get64(bytes, AT_TAR_BYTES),
+        .stride = get64(bytes, AT_STRIDE),
     };
+    f.zstd = f.incompatible & FOOTER_ZSTD;
     memcpy(f.identifier, bytes + AT_IDENTIFIER, sizeof(f.identifier));
-    if (f.version != FOOTER_VERSION || f.incompatible)
+    if (f.version != FOOTER_VERSION || f.incompatible & ~FOOTER_ZSTD)
         return stale(fault, at, "its index was made by a later version of onepot");
     if (f.file_bytes != size)
         return stale(fault, at, "the file has another size than when it was packed");
@@ -229,6 +339,8 @@ static int check_marker(const struct source *source, const struct footer *f,
 {
     static const uint8_t zeros[ONEPOT_MARKER_BYTES];
     uint8_t marker[ONEPOT_MARKER_BYTES];
+    if (f->zstd)
+        return 0; /* nobody changes it in place */
     int r = source_read(source, marker, sizeof(marker), f->end_marker_offset);
     if (r < 0)
         return r;
@@ -248,13 +360,13 @@ static int check_image(const struct source *source, const struct footer *f, stru
         return damaged(fault, f->image_offset, "there is no index where the footer has it");
     if (memcmp(header.identifier, f->identifier, sizeof(f->identifier)) != 0 ||
         le64toh(header.end_marker_offset) != f->end_marker_offset ||
-        le64toh(header.archive_bytes) != f->image_offset ||
+        le64toh(header.archive_bytes) != f->archive_bytes ||
         le64toh(header.image_bytes) != f->image_bytes)
         return damaged(fault, f->image_offset, "index and footer are not of the same archive");
     return 0;
 }
 
-static int find(struct source *source, struct fault *fault, struct embedded_index *ret_where)
+static int find_footer(struct source *source, struct fault *fault, struct footer *ret_footer)
 {
     uint8_t bytes[FOOTER_BYTES];
     struct footer footer;
@@ -267,7 +379,16 @@ static int find(struct source *source, struct fault *fault, struct embedded_inde
     if (r == 0)
         r = check_image(source, &footer, fault);
     if (r == 0)
-        *ret_where = (struct embedded_index){footer.image_offset, footer.image_bytes};
+        *ret_footer = footer;
+    return r;
+}
+
+static int find(struct source *source, struct fault *fault, struct embedded_index *ret_where)
+{
+    struct footer f;
+    int r = find_footer(source, fault, &f);
+    if (r == 0)
+        *ret_where = (struct embedded_index){f.image_offset, f.image_bytes, f.stride};
     return r;
 }
 
@@ -289,16 +410,46 @@ static int check_zeros(const struct source *source, uint64_t from, uint64_t to,
     return 0;
 }
 
+/* A skippable frame's header, with the length that it should have. */
+static int check_skippable(const struct source *source, uint64_t start, uint64_t end,
+                           struct fault *fault)
+{
+    uint8_t wanted[SKIPPABLE_BYTES], found[SKIPPABLE_BYTES];
+    put_skippable(wanted, end - start - SKIPPABLE_BYTES);
+    int r = source_read(source, found, sizeof(found), start);
+    if (r < 0)
+        return fault_set(fault, r, NULL, start, "read error: %s", strerror(-r));
+    return memcmp(wanted, found, sizeof(found)) == 0
+               ? 0
+               : damaged(fault, start, "the header of a skippable frame is damaged");
+}
+
+static int check_index_frames(const struct source *source, const struct footer *f,
+                              struct fault *fault)
+{
+    int r = 0;
+    for (uint64_t at = 0; r == 0 && at < f->image_bytes;) {
+        struct index_frame frame = index_frame(f, at);
+        r = check_skippable(source, frame.start, frame.end, fault);
+        if (r == 0)
+            r = check_zeros(source, frame.start + SKIPPABLE_BYTES, frame.piece, fault);
+        at += frame.end - frame.piece;
+    }
+    return r;
+}
+
 int onepot_check_trailer(struct source *source, const struct index *index, struct fault *fault)
 {
-    struct embedded_index where;
-    int r = find(source, fault, &where);
+    struct footer f;
+    int r = find_footer(source, fault, &f);
     if (r == 0)
         r = index_check(index, fault);
     if (r < 0)
         return r;
-    uint64_t image_end = where.offset + index_info(index)->image_bytes;
-    return check_zeros(source, image_end, source_size(source) - FOOTER_BYTES, fault);
+    if (!f.zstd)
+        return check_zeros(source, image_end(&f), f.file_bytes - FOOTER_BYTES, fault);
+    r = check_index_frames(source, &f, fault);
+    return r < 0 ? r : check_skippable(source, image_end(&f), f.file_bytes, fault);
 }
 
 /* Without its trailer it is a tar like any other, up to the first end-of-archive marker. */

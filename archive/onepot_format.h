@@ -6,6 +6,7 @@
 #ifndef ONEPOT_FORMAT_H
 #define ONEPOT_FORMAT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "builder.h"
@@ -20,11 +21,18 @@
 struct onepot_tar {
     uint64_t end_marker_offset; /* of the first of the two zero blocks */
     uint64_t tar_bytes;         /* marker and padding included: a multiple of the record */
-    uint8_t identifier[16];     /* XXH3-128 of headers and sums, see the manual */
+    bool zstd;                  /* it is in zstd frames */
+    uint64_t archive_bytes;     /* what it takes in the file; without zstd: tar_bytes */
+    /*
+     * The longest skippable frame with a piece of the index, its header included: a multiple
+     * of 64 KB, at least two; 0: DISK_STRIDE_MAX.
+     */
+    uint64_t stride;
+    uint8_t identifier[16]; /* XXH3-128 of headers and sums, see the manual */
 };
 
 /*
- * Append index and footer to a tar of `tar->tar_bytes` bytes in `fd`. Fills format,
+ * Append index and footer to a tar of `tar->archive_bytes` bytes in `fd`. Fills format,
  * identifier, archive_bytes and end_marker_offset of *header itself; archive_bytes is
  * the tar alone, so that no member's data can overlap the index. The same members and
  * the same tar give the same bytes. Errors: those of builder_write and pwrite(2).

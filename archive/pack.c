@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "compress.h"
 #include "folder.h"
 #include "pipeline.h"
 
@@ -233,13 +234,12 @@ static int fill(struct run *run, struct shard_set *shards, struct fault *fault)
     return r;
 }
 
-static int write_archive(struct run *run, struct fault *fault)
+static int write_shards(struct run *run, const struct writer_options *how, struct fault *fault)
 {
     const struct pack_options *o = run->options;
     struct shard_set *shards;
-    struct writer_options how = {.overwrite = o->overwrite, .no_sync = o->no_sync};
-    int r = shard_set_open(o->output, run->selection.outputs, &run->selection, &how, fault,
-                           &shards);
+    int r =
+        shard_set_open(o->output, run->selection.outputs, &run->selection, how, fault, &shards);
     if (r < 0)
         return r;
     r = fill(run, shards, fault);
@@ -250,6 +250,21 @@ static int write_archive(struct run *run, struct fault *fault)
         return r;
     }
     return shard_set_close(shards, o->stop, fault, &run->result.totals);
+}
+
+static int write_archive(struct run *run, struct fault *fault)
+{
+    const struct pack_options *o = run->options;
+    struct writer_options how = {.overwrite = o->overwrite,
+                                 .no_sync = o->no_sync,
+                                 .zstd_level = o->zstd_level,
+                                 .block_bytes = o->block_bytes,
+                                 .align_bytes = o->align_bytes};
+    int r = o->zstd_level ? compress_pool_new(o->threads, o->zstd_level, &how.pool) : 0;
+    if (r == 0)
+        r = write_shards(run, &how, fault);
+    compress_pool_free(how.pool);
+    return r;
 }
 
 /* ---- what is selected ---- */

@@ -59,6 +59,11 @@ struct pack_options {
     bool strict;      /* the first problem is an error */
     unsigned threads; /* that read the sources; 0: a few, and more where reading is slow */
 
+    /* See struct writer_options; with `threads` so many compress, else one a CPU. */
+    int zstd_level;
+    uint32_t block_bytes;
+    uint32_t align_bytes;
+
     /* Called for one file at a time, in the order of the archive. May be NULL. */
     void (*report)(void *ctx, enum pack_report kind, const struct fault *what);
     /* Called now and then; never while `report` is. May be NULL. */

@@ -474,3 +474,60 @@ int pax_encode(const struct pax_member *m, struct pax_buffer *buffer)
     pax_buffer_free(&map);
     return r;
 }
+
+/* ---- alignment ---- */
+
+/* A record `comment`, of spaces, that is `len` bytes as a whole. */
+static int append_comment(struct pax_buffer *records, size_t len)
+{
+    char head[40];
+    int head_len = snprintf(head, sizeof(head), "%zu comment=", len);
+    size_t spaces = len - (size_t)head_len - 1;
+    if (append(records, head, (size_t)head_len) < 0)
+        return -ENOMEM;
+    uint8_t *place = grow(records, spaces + 1);
+    if (!place)
+        return -ENOMEM;
+    memset(place, ' ', spaces);
+    place[spaces] = '\n';
+    return 0;
+}
+
+/* The length of the records in the extended header that a member begins with; 0: it has none.
+ */
+static size_t first_records(const struct pax_buffer *buffer)
+{
+    size_t len = 0;
+    if (buffer->len < PAX_BLOCK_BYTES || buffer->bytes[f_type.offset] != 'x')
+        return 0;
+    for (unsigned i = 0; i + 1u < f_size.width; i++)
+        len = len << 3 | (buffer->bytes[f_size.offset + i] & 7u);
+    return len <= buffer->len - PAX_BLOCK_BYTES ? len : 0;
+}
+
+int pax_align(struct pax_buffer *buffer, uint64_t offset, uint32_t align_bytes)
+{
+    size_t gap = (size_t)(-(offset + buffer->len) & (align_bytes - 1));
+    size_t old = first_records(buffer);
+    size_t skip = old ? PAX_BLOCK_BYTES + old + pax_padding(old) : 0;
+    if (gap == 0)
+        return 0;
+    if (!old && gap == PAX_BLOCK_BYTES)
+        gap += align_bytes; /* header and records are two blocks at least */
+    struct pax_buffer records = {0}, aligned = {0};
+    int r = old ? append(&records, buffer->bytes + PAX_BLOCK_BYTES, old) : 0;
+    if (r == 0)
+        r = append_comment(&records, old ? pax_padding(old) + gap : gap - PAX_BLOCK_BYTES);
+    if (r == 0)
+        r = append_extension(&aligned, 'x', records.bytes, records.len);
+    if (r == 0)
+        r = append(&aligned, buffer->bytes + skip, buffer->len - skip);
+    pax_buffer_free(&records);
+    if (r < 0) {
+        pax_buffer_free(&aligned);
+        return r;
+    }
+    pax_buffer_free(buffer);
+    *buffer = aligned;
+    return 0;
+}

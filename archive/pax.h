@@ -70,6 +70,13 @@ void pax_buffer_free(struct pax_buffer *buffer);
  */
 int pax_encode(const struct pax_member *member, struct pax_buffer *buffer);
 
+/*
+ * `buffer` is what pax_encode made of one member, and lies at `offset` of the tar: lengthen
+ * its extended header, or give it one, so that the data behind it begins at a multiple of
+ * `align_bytes`, a power of two of 512 or more. -ENOMEM: the buffer is as it was.
+ */
+int pax_align(struct pax_buffer *buffer, uint64_t offset, uint32_t align_bytes);
+
 /* How many bytes of data follow: the size, or the sum of a sparse file's extents. */
 uint64_t pax_stored_bytes(const struct pax_member *member);
 

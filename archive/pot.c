@@ -305,65 +305,6 @@ static int build(struct opening *o)
     return save(o, fd, image_bytes, took_ms);
 }
 
-/* ---- an index that is there ---- */
-
-/* The archive's own: 0, -ENOENT if there is none that fits, or an error of reading. */
-static int use_embedded(struct opening *o)
-{
-    struct pot *pot = o->pot;
-    struct fault fault = {0};
-    struct embedded_index where;
-    if (!pot->backend->find)
-        return -ENOENT;
-    int r = pot->backend->find(pot->source, &fault, &where);
-    if (r == 0)
-        r = index_open(pot->source, where.offset, where.length, &fault, &pot->index);
-    if (r == 0)
-        r = check_index(o, pot->index, &fault);
-    if (r == 0) {
-        pot->origin = POT_INDEX_EMBEDDED;
-        return 0;
-    }
-    index_close(pot->index);
-    pot->index = NULL;
-    if (r != -ENOENT && r != -ESTALE && r != -EUCLEAN && r != -ENOTSUP) {
-        if (o->fault)
-            *o->fault = fault;
-        return r;
-    }
-    /* All that this format is without its index is a tar. */
-    if (r != -ENOENT) {
-        if (!fault.advice[0])
-            fault_advise(&fault, "it is read as a plain tar");
-        pot_note_fault(o->options, pot->path, &fault);
-    }
-    pot->backend = &backend_tar;
-    return -ENOENT;
-}
-
-static int use_saved(struct opening *o)
-{
-    if (o->options->rebuild || o->pot->compression)
-        return -ENOENT;
-    int r = saved_index_find(o->pot->path, &o->key, o->options, &o->pot->index,
-                             &o->pot->index_path);
-    if (r == 0)
-        o->pot->origin = POT_INDEX_SAVED;
-    return r;
-}
-
-static int find_index(struct opening *o)
-{
-    int r = use_embedded(o);
-    if (r != -ENOENT)
-        return r;
-    o->key.format = o->pot->backend->format;
-    r = use_saved(o);
-    return r == -ENOENT ? build(o) : r;
-}
-
-/* ---- opening ---- */
-
 /* A compressed archive: go on with what is in it. */
 static int unpack(struct opening *o)
 {
@@ -390,6 +331,67 @@ static int unpack(struct opening *o)
     source_identity(unpacked, &o->key.identity);
     return backend_find(unpacked, o->fault, &pot->backend);
 }
+
+/* ---- an index that is there ---- */
+
+/* The archive's own: 0, -ENOENT if there is none that fits, or an error of reading. */
+static int use_embedded(struct opening *o)
+{
+    struct pot *pot = o->pot;
+    struct fault fault = {0};
+    struct embedded_index where;
+    if (!pot->backend->find)
+        return -ENOENT;
+    int r = pot->backend->find(pot->source, &fault, &where);
+    if (r == 0)
+        r = index_open_pieces(pot->source, where.offset, where.length, where.stride, &fault,
+                              &pot->index);
+    if (r == 0)
+        r = check_index(o, pot->index, &fault);
+    if (r == 0) {
+        pot->origin = POT_INDEX_EMBEDDED;
+        return 0;
+    }
+    index_close(pot->index);
+    pot->index = NULL;
+    if (r != -ENOENT && r != -ESTALE && r != -EUCLEAN && r != -ENOTSUP) {
+        if (o->fault)
+            *o->fault = fault;
+        return r;
+    }
+    /* All that this format is without its index is a tar. */
+    if (r != -ENOENT) {
+        if (!fault.advice[0])
+            fault_advise(&fault, "it is read as a plain tar");
+        pot_note_fault(o->options, pot->path, &fault);
+    }
+    pot->backend = &backend_tar;
+    r = unpack(o);
+    return r < 0 ? r : -ENOENT;
+}
+
+static int use_saved(struct opening *o)
+{
+    if (o->options->rebuild || o->pot->compression)
+        return -ENOENT;
+    int r = saved_index_find(o->pot->path, &o->key, o->options, &o->pot->index,
+                             &o->pot->index_path);
+    if (r == 0)
+        o->pot->origin = POT_INDEX_SAVED;
+    return r;
+}
+
+static int find_index(struct opening *o)
+{
+    int r = use_embedded(o);
+    if (r != -ENOENT)
+        return r;
+    o->key.format = o->pot->backend->format;
+    r = use_saved(o);
+    return r == -ENOENT ? build(o) : r;
+}
+
+/* ---- opening ---- */
 
 static int open_source(struct opening *o)
 {

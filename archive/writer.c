@@ -1,6 +1,7 @@
 /*
  * The writer: headers, data and padding in one stream, and beside it what the trailer
- * will need: the index, and two hashes.
+ * will need: the index, and sums. Where the archive is compressed the stream goes
+ * through the framer, which cuts it into frames.
  *
  * What is to be written is queued as it lies in memory and goes out by writev(2), so
  * that no byte is copied on its way to the page cache.
@@ -22,12 +23,9 @@
 
 #include <xxhash.h>
 
-#include "builder.h"
 #include "onepot_format.h"
 #include "output.h"
-#include "rest_sums.h"
-
-#define QUEUE_MAX 256
+#include "writer_private.h"
 
 /*
  * How much goes into one call. Measured on ext4 (Linux 6.18, which answers a large write
@@ -37,35 +35,11 @@
 
 static uint8_t zeros[ONEPOT_RECORD_BYTES]; /* an iovec is not const */
 
-struct writer {
-    struct output *output;
-    struct builder *builder;
-    bool sync;
-    int error; /* sticky: an archive with a gap is none */
-
-    uint64_t offset; /* queued bytes included */
-    struct iovec queue[QUEUE_MAX];
-    void *owned[QUEUE_MAX]; /* freed when written; NULL: not ours */
-    int queued;
-    size_t queued_bytes;
-
-    struct rest_sums rest;
-    XXH3_state_t *identifier_state;
-    XXH3_state_t *sum_state; /* of the present member's data */
-
-    uint32_t inode;         /* of the present member */
-    uint64_t missing_bytes; /* of its data */
-    uint64_t stored_bytes;
-    bool sum_known;
-    uint64_t sum;
-
-    struct writer_totals totals;
-};
-
 static void writer_free(struct writer *w)
 {
     for (int i = 0; i < w->queued; i++)
         free(w->owned[i]);
+    framer_free(w->framer);
     builder_free(w->builder);
     rest_sums_free(&w->rest);
     XXH3_freeState(w->identifier_state);
@@ -73,18 +47,36 @@ static void writer_free(struct writer *w)
     free(w);
 }
 
+static bool is_sane(const struct writer_options *o)
+{
+    return (!o->zstd_level || !o->align_bytes) && o->zstd_level >= 0 &&
+           o->zstd_level <= WRITER_LEVEL_MAX &&
+           (!o->block_bytes ||
+            (o->block_bytes >= WRITER_BLOCK_MIN && o->block_bytes <= WRITER_BLOCK_MAX &&
+             !(o->block_bytes & (o->block_bytes - 1)))) &&
+           (!o->align_bytes ||
+            (o->align_bytes >= PAX_BLOCK_BYTES && o->align_bytes <= WRITER_ALIGN_MAX &&
+             !(o->align_bytes & (o->align_bytes - 1))));
+}
+
 int writer_open(const char *path, const struct writer_options *options, struct fault *fault,
                 struct writer **ret_writer)
 {
+    if (!is_sane(options))
+        return -EINVAL;
     struct writer *w = calloc(1, sizeof(*w));
     if (!w)
         return -ENOMEM;
     w->sync = !options->no_sync;
+    w->align_bytes = options->align_bytes;
+    w->block_bytes = options->block_bytes ? options->block_bytes : WRITER_BLOCK_BYTES;
     w->identifier_state = XXH3_createState();
     w->sum_state = XXH3_createState();
     int r = w->identifier_state && w->sum_state ? rest_sums_init(&w->rest) : -ENOMEM;
     if (r == 0)
         r = builder_new(&w->builder);
+    if (r == 0 && options->zstd_level)
+        r = framer_new(w, options, &w->framer);
     if (r == 0)
         r = output_open(path, options->overwrite, fault, &w->output);
     if (r < 0) {
@@ -112,7 +104,7 @@ bool writer_is_output(const struct writer *w, uint64_t dev, uint64_t ino)
 
 uint64_t writer_offset(const struct writer *w)
 {
-    return w->offset;
+    return w->tar_offset;
 }
 
 static int write_failed(struct writer *w, int err, struct fault *fault)
@@ -184,15 +176,32 @@ static int enqueue(struct writer *w, void *bytes, size_t len, void *owned, struc
     w->queued++;
     w->queued_bytes += len;
     w->offset += len;
-    if (w->queued == QUEUE_MAX || w->queued_bytes >= WRITE_BYTES)
+    if (w->queued == WRITER_QUEUE_MAX || w->queued_bytes >= WRITE_BYTES)
         return flush(w, fault);
     return 0;
 }
 
-static int enqueue_zeros(struct writer *w, size_t len, struct fault *fault)
+int writer_put_rest(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault)
 {
-    int r = rest_sums_add(&w->rest, zeros, len);
-    return r < 0 ? r : enqueue(w, zeros, len, NULL, fault);
+    int r = rest_sums_add(&w->rest, bytes, len);
+    if (r < 0)
+        free(owned);
+    return r < 0 ? r : enqueue(w, bytes, len, owned, fault);
+}
+
+int writer_put_data(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault)
+{
+    int r = rest_sums_skip(&w->rest, len);
+    if (r < 0)
+        free(owned);
+    return r < 0 ? r : enqueue(w, bytes, len, owned, fault);
+}
+
+static int put_zeros(struct writer *w, size_t len, struct fault *fault)
+{
+    w->tar_offset += len;
+    return w->framer ? framer_zeros(w->framer, len, fault)
+                     : writer_put_rest(w, zeros, len, NULL, fault);
 }
 
 /* ---- members ---- */
@@ -224,18 +233,20 @@ static int add_inode(struct writer *w, const struct pax_member *m, uint64_t data
         .mtime_nsec = m->mtime_nsec,
         .size_bytes = S_ISREG(m->mode) ? m->size_bytes : 0,
         .data = m->sparse ? DATA_EXTENTS : DATA_STORED,
-        .data_offset = data_offset,
-        .header_offset = w->offset,
+        .data_offset = w->framer ? 0 : data_offset,
+        .header_offset = w->tar_offset,
         .symlink = link ? m->link : NULL,
         .symlink_len = link ? m->link_len : 0,
     };
+    if (w->framer && w->stored_bytes)
+        b.data = DATA_BLOCKS; /* the framer knows where, later */
     const char *path = m->path_len ? m->path : ".";
     size_t path_len = m->path_len ? m->path_len : 1;
     int r = builder_add(w->builder, path, path_len, &b, fault, &w->inode);
     for (size_t i = 0; r == 0 && i < m->xattr_count; i++)
         r = builder_add_xattr(w->builder, w->inode, m->xattrs[i].name, m->xattrs[i].name_len,
                               m->xattrs[i].value, m->xattrs[i].value_len);
-    if (r == 0 && m->sparse)
+    if (r == 0 && m->sparse && !w->framer)
         r = add_extents(w, m, data_offset);
     return r;
 }
@@ -243,12 +254,12 @@ static int add_inode(struct writer *w, const struct pax_member *m, uint64_t data
 static int add_to_index(struct writer *w, const struct pax_member *m, size_t header_len,
                         struct fault *fault)
 {
-    uint64_t data_offset = w->offset + header_len, end;
+    uint64_t data_offset = w->tar_offset + header_len, end;
     if (__builtin_add_overflow(data_offset, w->stored_bytes, &end) || end > INT64_MAX)
-        return fault_set(fault, -EFBIG, NULL, w->offset, "archive grows too large");
+        return fault_set(fault, -EFBIG, NULL, w->tar_offset, "archive grows too large");
     if (m->hardlink)
-        return builder_link(w->builder, m->path, m->path_len, m->link, m->link_len, w->offset,
-                            fault, &w->inode);
+        return builder_link(w->builder, m->path, m->path_len, m->link, m->link_len,
+                            w->tar_offset, fault, &w->inode);
     return add_inode(w, m, data_offset, fault);
 }
 
@@ -275,7 +286,18 @@ static int finish_data(struct writer *w, struct fault *fault)
         return 0;
     uint64_t le = htole64(sum);
     XXH3_128bits_update(w->identifier_state, &le, sizeof(le));
-    return enqueue_zeros(w, pax_padding(w->stored_bytes), fault);
+    return put_zeros(w, pax_padding(w->stored_bytes), fault);
+}
+
+static int put_header(struct writer *w, const struct pax_member *m, struct pax_buffer *header,
+                      struct fault *fault)
+{
+    w->tar_offset += header->len;
+    if (w->framer)
+        return framer_member(w->framer, m, header, w->stored_bytes, fault);
+    struct pax_buffer mine = *header;
+    *header = (struct pax_buffer){0};
+    return writer_put_rest(w, mine.bytes, mine.len, mine.bytes, fault);
 }
 
 int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *header,
@@ -288,22 +310,19 @@ int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *
     w->stored_bytes = w->missing_bytes = pax_stored_bytes(m);
     w->sum_known = sum != NULL;
     w->sum = sum ? *sum : 0;
-    int r = add_to_index(w, m, header->len, fault);
+    int r = w->align_bytes && w->stored_bytes ? pax_align(header, w->tar_offset, w->align_bytes)
+                                              : 0;
+    if (r == 0)
+        r = add_to_index(w, m, header->len, fault);
     if (r < 0)
         return w->error = r;
     count_member(w, m);
-
-    r = rest_sums_add(&w->rest, header->bytes, header->len);
-    if (r < 0)
-        return w->error = r;
     XXH3_128bits_update(w->identifier_state, header->bytes, header->len);
     XXH3_64bits_reset(w->sum_state);
-    struct pax_buffer mine = *header;
-    *header = (struct pax_buffer){0};
-    r = enqueue(w, mine.bytes, mine.len, mine.bytes, fault);
+    r = put_header(w, m, header, fault);
     if (r == 0 && S_ISREG(m->mode) && !m->hardlink && !w->stored_bytes)
         r = finish_data(w, fault);
-    return r;
+    return r < 0 ? w->error = r : 0;
 }
 
 int writer_data(struct writer *w, void *bytes, size_t len, struct fault *fault)
@@ -315,32 +334,32 @@ int writer_data(struct writer *w, void *bytes, size_t len, struct fault *fault)
     if (!w->sum_known)
         XXH3_64bits_update(w->sum_state, bytes, len);
     w->missing_bytes -= len;
-    int r = rest_sums_skip(&w->rest, len);
-    if (r < 0) {
-        free(bytes);
-        return w->error = r;
-    }
-    r = enqueue(w, bytes, len, bytes, fault);
+    w->tar_offset += len;
+    int r = w->framer ? framer_data(w->framer, bytes, len, fault)
+                      : writer_put_data(w, bytes, len, bytes, fault);
     if (r == 0 && len && !w->missing_bytes)
         r = finish_data(w, fault);
-    return r;
+    return r < 0 ? w->error = r : 0;
 }
 
 /* ---- the end ---- */
 
 static int write_end_marker(struct writer *w, struct fault *fault, struct onepot_tar *ret_tar)
 {
-    struct onepot_tar tar = {.end_marker_offset = w->offset};
-    int r = enqueue_zeros(w, ONEPOT_MARKER_BYTES, fault);
-    if (r == 0 && w->offset % ONEPOT_RECORD_BYTES)
-        r = enqueue_zeros(w, ONEPOT_RECORD_BYTES - w->offset % ONEPOT_RECORD_BYTES, fault);
+    struct onepot_tar tar = {.end_marker_offset = w->tar_offset, .zstd = w->framer != NULL};
+    int r = put_zeros(w, ONEPOT_MARKER_BYTES, fault);
+    if (r == 0 && w->tar_offset % ONEPOT_RECORD_BYTES)
+        r = put_zeros(w, ONEPOT_RECORD_BYTES - w->tar_offset % ONEPOT_RECORD_BYTES, fault);
+    if (r == 0 && w->framer)
+        r = framer_finish(w->framer, fault);
     if (r == 0)
         r = rest_sums_end(&w->rest);
     if (r == 0)
         r = flush(w, fault);
     if (r < 0)
         return r;
-    tar.tar_bytes = w->offset;
+    tar.tar_bytes = w->tar_offset;
+    tar.archive_bytes = w->offset;
     builder_set_rest_sums(w->builder, w->rest.sums, w->rest.count);
     XXH128_canonical_t id;
     XXH128_canonicalFromHash(&id, XXH3_128bits_digest(w->identifier_state));
@@ -358,11 +377,15 @@ static int write_trailer(struct writer *w, struct fault *fault)
         r = write_end_marker(w, fault, &tar);
     if (r < 0)
         return r;
+    if (w->framer) {
+        header.codec = CODEC_ZSTD;
+        header.block_bytes = w->block_bytes;
+    }
     r = onepot_format_append(w->builder, &header, w->output->fd, &tar, fault,
                              &w->totals.file_bytes);
     if (r < 0)
         return write_failed(w, r, fault);
-    w->totals.index_bytes = w->totals.file_bytes - tar.tar_bytes;
+    w->totals.index_bytes = w->totals.file_bytes - tar.archive_bytes;
     memcpy(w->totals.identifier, tar.identifier, sizeof(tar.identifier));
     return 0;
 }

@@ -28,7 +28,28 @@ struct writer;
 struct writer_options {
     bool overwrite; /* replace a file of that name */
     bool no_sync;   /* don't wait until the archive is on the disk */
+
+    int zstd_level;       /* 1 to WRITER_LEVEL_MAX; 0: not compressed */
+    uint32_t block_bytes; /* of the tar, in one zstd frame at most; 0: WRITER_BLOCK_BYTES */
+    unsigned threads;     /* that compress; 0: as many as there are CPUs for this process */
+    struct compress_pool *pool; /* of that level, for several writers; NULL: one of its own */
+
+    /*
+     * Member data begins at multiples of this, a power of two; 0: of 512. Not together with
+     * zstd_level.
+     */
+    uint32_t align_bytes;
 };
+
+/*
+ * A frame is what a random read decompresses, and what small files are compressed together
+ * in. See onepot-pack(1) for what was measured. A power of two.
+ */
+#define WRITER_BLOCK_BYTES (1u << 20)
+#define WRITER_BLOCK_MIN 4096u
+#define WRITER_BLOCK_MAX (8u << 20)
+#define WRITER_LEVEL_MAX 22
+#define WRITER_ALIGN_MAX (64u << 10)
 
 struct writer_totals {
     uint64_t members;
@@ -63,7 +84,7 @@ int writer_add(struct writer *writer, const struct pax_member *member,
  */
 int writer_data(struct writer *writer, void *bytes, size_t len, struct fault *fault);
 
-/* Bytes written or about to be. */
+/* How much of the tar was taken: headers, data, padding. */
 uint64_t writer_offset(const struct writer *writer);
 
 /*

@@ -43,6 +43,32 @@ xxhash.XXH3_128bits.restype = Hash128
 xxhash.XXH3_128bits.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
 
 
+zstd = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
+for function, result, *arguments in (
+        ("ZSTD_decompress", ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p,
+         ctypes.c_size_t),
+        ("ZSTD_isError", ctypes.c_uint, ctypes.c_size_t),
+        ("ZSTD_findFrameCompressedSize", ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t),
+        ("ZSTD_getFrameContentSize", ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t)):
+    getattr(zstd, function).restype = result
+    getattr(zstd, function).argtypes = arguments
+
+
+def frame_length(data):
+    length = zstd.ZSTD_findFrameCompressedSize(data, len(data))
+    need(not zstd.ZSTD_isError(length), "a frame is damaged")
+    return length
+
+
+def unpack_frame(data):
+    size = zstd.ZSTD_getFrameContentSize(data, len(data))
+    need(size <= 8 << 20, "a frame does not say its size, or is too large")
+    buffer = ctypes.create_string_buffer(max(size, 1))
+    length = zstd.ZSTD_decompress(buffer, size, data, len(data))
+    need(not zstd.ZSTD_isError(length) and length == size, "a frame is damaged")
+    return buffer.raw[:size]
+
+
 def xxh3_64(data):
     data = bytes(data)
     return xxhash.XXH3_64bits(data, len(data))
@@ -68,10 +94,11 @@ class Archive:
     def __init__(self, path):
         with open(path, "rb") as f:
             self.size = os.fstat(f.fileno()).st_size
-            need(self.size >= RECORD, "shorter than a record")
+            need(self.size >= 512, "shorter than a footer")
             self.file = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
         self.read_footer()
         self.read_header()
+        self.read_blocks()
         self.read_entries()
 
     # ---- footer ----
@@ -81,16 +108,43 @@ class Archive:
         need(foot[:8] == b"onepotFT", "no footer")
         need(struct.unpack_from("<Q", foot, 504)[0] == xxh3_64(foot[:504]), "sum of the footer")
         version, _length, incompatible = struct.unpack_from("<IIQ", foot, 8)
-        need(version == 1 and incompatible == 0, "a later version")
+        need(version == 1 and incompatible < 2, "a later version")
         self.identifier = foot[32:48]
-        (self.end_marker, self.image_offset, self.image_length,
-         file_length) = struct.unpack_from("<4Q", foot, 48)
-        need(file_length == self.size, "length of the file")
-        need(self.end_marker % 512 == 0 and self.image_offset % RECORD == 0, "offsets in the footer")
-        need(round_up(self.end_marker + 1024) == self.image_offset, "place of the index")
-        need(round_up(self.image_offset + self.image_length + 512) == self.size, "place of the footer")
-        need(self.size < 1 << 63, "size")
-        need(self.zeros(self.end_marker, self.end_marker + 1024), "end marker")
+        (self.end_marker, self.image_offset, self.image_length, file_length, self.archive_length,
+         self.tar_length, self.stride) = struct.unpack_from("<7Q", foot, 48)
+        need(file_length == self.size < 1 << 63, "length of the file")
+        need(self.end_marker % 512 == 0, "end marker")
+        need(round_up(self.end_marker + 1024) == self.tar_length, "length of the tar")
+        self.packed = incompatible == 1
+        if self.packed:
+            self.read_index_frames()
+        else:
+            need(self.image_offset == self.archive_length == self.tar_length, "place of the index")
+            need(round_up(self.image_offset + self.image_length + 512) == self.size, "footer")
+            need(self.zeros(self.end_marker, self.end_marker + 1024), "end marker")
+            self.image = self.file[self.image_offset:self.image_offset + self.image_length]
+
+    def read_index_frames(self):
+        """The pieces of the index, one behind the other."""
+        need(self.stride % PAGE == 0 and 2 * PAGE <= self.stride <= 1 << 32, "distance of frames")
+        need(self.image_offset == (self.archive_length + 8 + 7) // 8 * 8, "place of the index")
+        start, piece = self.archive_length, self.image_offset
+        end = self.image_offset // PAGE * PAGE + self.stride - PAGE
+        pieces, left = [], self.image_length
+        while left > 0:
+            end = min(end, piece + left)
+            self.check_skippable(start, end)
+            need(self.zeros(start + 8, piece), "bytes before a piece of the index")
+            pieces.append(self.file[piece:end])
+            left -= end - piece
+            start, piece, end = end, end + PAGE, end + self.stride
+        self.check_skippable(start, self.size)
+        need(self.size - start == 520, "frame of the footer")
+        self.image = b"".join(pieces)
+
+    def check_skippable(self, start, end):
+        need(self.file[start:start + 8] == struct.pack("<II", 0x184D2A5A, end - start - 8),
+             "header of a skippable frame")
 
     def zeros(self, start, end):
         return not any(self.file[start:end])
@@ -98,13 +152,13 @@ class Archive:
     # ---- header, sections ----
 
     def read_header(self):
-        self.image = image = self.file[self.image_offset:self.image_offset + self.image_length]
+        image = self.image
         need(len(image) >= 264 and image[:8] == b"onepotIX", "magic of the index")
         (version, self.header_length, table, sections, length, incompatible, self.area_offset,
          self.area_length, self.sums_offset, sums_sum, header_sum, page,
-         self.features, form, _codec, _block, self.count, _fragments, _nsec, self.files,
+         self.features, form, codec, self.block, self.count, self.fragments, _nsec, self.files,
          self.directories, self.inodes, self.total_bytes, self.data_bytes, self.name_bytes,
-         tar_bytes, _mtime, _fingerprint, marker) = struct.unpack_from(
+         archive_length, _mtime, _fingerprint, marker) = struct.unpack_from(
              "<4I7Q8I7Q3Q", image, 8)[:29]
         need(self.header_length <= min(65536, len(image)), "length of the header")
         head = bytearray(image[:self.header_length])
@@ -113,7 +167,8 @@ class Archive:
         need(version == 1 and incompatible == 0 and page == PAGE, "a later version of the index")
         need(form == 3 and length == len(image), "header of the index")
         need(image[192:208] == self.identifier, "identifiers differ")
-        need(marker == self.end_marker and tar_bytes == self.image_offset, "offsets differ")
+        need(marker == self.end_marker and archive_length == self.archive_length, "offsets differ")
+        need(codec == (6 if self.packed else 0), "codec")
         pages = (self.area_length + PAGE - 1) // PAGE
         need(self.area_offset % 8 == 0 and self.sums_offset % 8 == 0 and pages > 0, "alignment")
         need(self.area_offset + self.area_length <= length, "section area")
@@ -222,29 +277,77 @@ class Archive:
 
     # ---- data ----
 
-    def ranges(self, entry):
-        """(offset in the file, length, offset in the archive) of all that is no hole."""
+    def read_blocks(self):
+        self.blocks = list(struct.iter_unpack("<QII", self.section[6]))
+        need(len(self.blocks) == self.fragments, "number of blocks")
+        for offset, length, content in self.blocks:
+            need(0 < length < 1 << 31 and offset + length <= self.archive_length, "block")
+            need(0 < content <= self.block, "content of a block")
+        self.last_frame = None, b""
+
+    def frame(self, number):
+        """What is in a packed frame; the last one is kept."""
+        if self.last_frame[0] != number:
+            offset, length, content = self.blocks[number]
+            data = unpack_frame(self.file[offset:offset + length])
+            need(len(data) == content, "content of a frame")
+            self.last_frame = number, data
+        return self.last_frame[1]
+
+    def pieces(self, entry):
+        """(offset in the file, length, offset in the archive or None, frame, offset in that)."""
         if entry.kind == 2:
-            result = [(0, entry.size, entry.data)] if entry.size else []
+            result = [(0, entry.size, entry.data, 0, 0)] if entry.size else []
+        elif entry.kind == 4:
+            count = (entry.size + self.block - 1) // self.block
+            result = [(i * self.block, min(self.block, entry.size - i * self.block), None,
+                       entry.data + i, 0) for i in range(count)]
+        elif entry.kind == 6:
+            result = [(0, entry.size, None, entry.data & 0xffffffff, entry.data >> 32)]
         else:
-            need(entry.kind == 3 and entry.data % 8 == 0, "kind of data")
-            count, word, total = struct.unpack_from("<IIQ", self.section[5], entry.data)
-            need(word == 0x45474e52, "ranges")
-            ranges = struct.iter_unpack("<3Q", self.section[5][entry.data + 16:][:24 * count])
-            result = [(offset, length, source) for source, offset, length in ranges]
-            need(len(result) == count and sum(r[1] for r in result) == total, "ranges")
+            result = self.ranges_of(entry)
         at = 0
-        for offset, length, source in result:
+        for offset, length, source, frame, skip in result:
             need(at <= offset and length > 0 and offset + length <= entry.size, "ranges")
-            need(source + length <= self.image_offset, "a range past the end of the tar")
+            if source is None:
+                need(skip + length <= self.blocks[frame][2], "a range past the end of a frame")
+            else:
+                need(source + length <= self.archive_length, "a range past the end of the tar")
             at = offset + length
+        return result
+
+    def ranges_of(self, entry):
+        need(entry.kind == 3 and entry.data % 8 == 0, "kind of data")
+        count, word, total = struct.unpack_from("<IIQ", self.section[5], entry.data)
+        need(word == 0x45474e52, "ranges")
+        result = []
+        for source, offset, length in struct.iter_unpack(
+                "<3Q", self.section[5][entry.data + 16:][:24 * count]):
+            if source >> 63:
+                result.append((offset, length, None, source & 0xffffffff, source >> 32 & 0x7fffffff))
+            else:
+                result.append((offset, length, source, 0, 0))
+        need(len(result) == count and sum(r[1] for r in result) == total, "ranges")
+        return result
+
+    def ranges(self, entry):
+        """[offset, length] of all that is no hole."""
+        result = []
+        for offset, length, *_ in self.pieces(entry):
+            if result and sum(result[-1]) == offset:
+                result[-1][1] += length
+            else:
+                result.append([offset, length])
         return result
 
     def stored(self, entry):
         """The file's bytes that are in the archive, holes left out."""
-        for _, length, source in self.ranges(entry):
-            yield from (self.file[at:min(at + (1 << 20), source + length)]
-                        for at in range(source, source + length, 1 << 20))
+        for _, length, source, frame, skip in self.pieces(entry):
+            if source is None:
+                yield self.frame(frame)[skip:skip + length]
+            else:
+                yield from (self.file[at:min(at + (1 << 20), source + length)]
+                            for at in range(source, source + length, 1 << 20))
 
     def sum(self, entry):
         return struct.unpack_from("<Q", self.section[10], 8 * entry.position)[0]
@@ -256,16 +359,35 @@ class Archive:
         self.verify_tree()
         data = []
         for entry in self.entries:
-            if entry.kind in (2, 3):
+            if stat.S_ISREG(entry.mode) and entry.kind != 7:
                 need(xxh3_64(b"".join(self.stored(entry))) == self.sum(entry),
                      "sum of " + repr(entry.name))
-                data += [(source, length, entry) for _, length, source in self.ranges(entry)]
+                data += [(source, length, entry) for _, length, source, *_ in self.pieces(entry)
+                         if source is not None]
             else:
                 need(self.sum(entry) == 0, "sum of what is no file")
         data.sort(key=lambda d: d[:2])
         self.verify_rest(data)
-        self.verify_identifier(data)
         self.verify_digest()
+        if self.packed:
+            self.verify_frames()
+        else:
+            self.verify_identifier(data)
+
+    def verify_frames(self):
+        """All frames make the tar; those that are packed are the index's blocks."""
+        at, length, blocks = 0, 0, []
+        while at < self.archive_length:
+            data = self.file[at:at + (9 << 20)]
+            size = frame_length(data)
+            content = unpack_frame(data[:size])
+            length += len(content)
+            if data[4] & 4:
+                blocks.append((at, size, len(content)))
+            at += size
+        need(at == self.archive_length and length == self.tar_length, "length of the tar")
+        need(blocks == self.blocks, "blocks")
+        need(not any(content[-min(len(content), 1024):]), "end marker")
 
     def verify_rest(self, data):
         """Of each window of 1 MiB the sum of what is no data."""
@@ -274,8 +396,8 @@ class Archive:
             need(source >= at, "data overlaps")
             rest.append((at, source))
             at = source + length
-        rest.append((at, self.image_offset))
-        windows = (self.image_offset + WINDOW - 1) // WINDOW
+        rest.append((at, self.archive_length))
+        windows = (self.archive_length + WINDOW - 1) // WINDOW
         pieces = [[] for _ in range(windows)]
         for start, end in rest:
             while start < end:
@@ -308,8 +430,9 @@ class Archive:
         need(not any(image[self.area_offset + self.area_length:self.sums_offset]), "bytes before sums")
         pages = (self.area_length + PAGE - 1) // PAGE
         need(not any(image[self.sums_offset + 8 * pages:]), "bytes behind the page sums")
-        need(self.zeros(self.image_offset + self.image_length, self.size - 512), "padding")
-        need(self.zeros(self.end_marker, self.image_offset), "end marker")
+        if not self.packed:
+            need(self.zeros(self.image_offset + self.image_length, self.size - 512), "padding")
+            need(self.zeros(self.end_marker, self.image_offset), "end marker")
 
     def verify_tree(self):
         seen, next_first = [], 1
@@ -326,7 +449,7 @@ class Archive:
                 need(entry.size == sum(stat.S_ISDIR(c.mode) for c in below), "directories below")
             totals[0] += stat.S_ISREG(entry.mode)
             totals[1] += entry.kind != 7
-            if entry.kind in (2, 3):
+            if stat.S_ISREG(entry.mode) and entry.kind != 7:
                 totals[2] += entry.size
                 totals[3] += sum(r[1] for r in self.ranges(entry))
         need(next_first == self.count, "entries that no directory has")
@@ -375,7 +498,7 @@ def describe(archive, path, entry):
         line["rdev"] = [node.data & 0xffffffff, node.data >> 32]
     if stat.S_ISREG(node.mode):
         line["size"] = node.size
-        line["data"] = [[offset, offset + length] for offset, length, _ in archive.ranges(node)]
+        line["data"] = [[offset, offset + length] for offset, length in archive.ranges(node)]
         digest = hashlib.sha256()
         for piece in archive.stored(node):
             digest.update(piece)

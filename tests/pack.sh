@@ -222,9 +222,10 @@ run 2 "$onepot" pack
 run 2 "$onepot" pack -o - small
 run 2 "$onepot" pack small tree
 grep -q 'name the archive with -o' err || fail "two sources say: $(cat err)"
-for option in --zstd --zstd=3 --align=4096 --block=1M; do
-    run 2 "$onepot" pack "$option" small
-    grep -q -e '--[a-z-]*.* is not available yet' err || fail "$option says: $(cat err)"
+for option in --zstd=0 --zstd=23 --zstd=x --align=511 --align=3000 --block=1M '--zstd --block=3000' \
+    '--zstd --block=16M' '--zstd --align=4096'; do
+    # shellcheck disable=SC2086
+    run 2 "$onepot" pack $option small
 done
 run 1 "$onepot" pack -o there.tar nowhere
 if [ "$(wc -l <err)" -ne 1 ] || ! grep -q '^onepot: nowhere: ' err; then

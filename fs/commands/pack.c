@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -35,8 +36,13 @@ static const struct cli_usage usage = {
     "      --shards=N        N archives, a file's chosen by its path; under srun, mpirun and\n"
     "                        torchrun each rank writes its share\n"
     "      --rank=R --world=W  which rank of how many, in place of what the launcher says\n"
-    "  -j, --jobs=N          read with N threads (default: 4, and up to 64 where reading\n"
-    "                        is slow); the archive is the same\n"
+    "      --zstd[=LEVEL]    compress, as zstd does (1 to 22, default 3): a .tar.zst\n"
+    "      --block=SIZE      compress so much together, of which a random read decompresses\n"
+    "                        all (4K to 8M, default 1M)\n"
+    "      --align=BYTES     begin the data of each file at a multiple of BYTES\n"
+    "  -j, --jobs=N          read and compress with N threads (default: 4, and up to 64\n"
+    "                        where reading is slow; compress with one a CPU); the archive\n"
+    "                        is the same\n"
     "      --strict          give up at the first file that can't be packed\n"
     "      --no-sync         don't wait until the archive is on the disk\n"
     "  -q, --quiet           no summary\n"
@@ -268,7 +274,9 @@ enum {
     OPTION_SHARDS,
     OPTION_RANK,
     OPTION_WORLD,
-    OPTION_LATER, /* promised in the manual of a later version */
+    OPTION_ZSTD,
+    OPTION_BLOCK,
+    OPTION_ALIGN,
 };
 
 static const struct option longs[] = {
@@ -279,9 +287,9 @@ static const struct option longs[] = {
     {"no-sync", no_argument, NULL, OPTION_NO_SYNC},
     {"quiet", no_argument, NULL, 'q'},
     {"progress", required_argument, NULL, OPTION_PROGRESS},
-    {"zstd", optional_argument, NULL, OPTION_LATER},
-    {"block", required_argument, NULL, OPTION_LATER},
-    {"align", required_argument, NULL, OPTION_LATER},
+    {"zstd", optional_argument, NULL, OPTION_ZSTD},
+    {"block", required_argument, NULL, OPTION_BLOCK},
+    {"align", required_argument, NULL, OPTION_ALIGN},
     {"exclude", required_argument, NULL, OPTION_EXCLUDE},
     {"files-from", required_argument, NULL, OPTION_FILES_FROM},
     {"null", no_argument, NULL, OPTION_NULL},
@@ -326,6 +334,51 @@ static int take_selection(struct arguments *a, int opt, const char *word)
     }
 }
 
+/* A power of two. */
+static int take_power(const char *option, uint32_t min, uint32_t max, uint32_t *ret_bytes)
+{
+    uint64_t bytes;
+    if (cli_size_option(&usage, option, optarg, &bytes) != 0)
+        return CLI_USAGE;
+    if (bytes < min || bytes > max || (bytes & (bytes - 1)))
+        return cli_usage_error(&usage, "%s takes a power of two from %u to %u", option, min,
+                               max);
+    *ret_bytes = (uint32_t)bytes;
+    return 0;
+}
+
+/* Options that say what the archive looks like. */
+static int take_format(struct arguments *a, int opt, const char *word)
+{
+    uint64_t level = 3;
+    switch (opt) {
+    case OPTION_ZSTD:
+        if (optarg &&
+            cli_number_option(&usage, "--zstd", optarg, 1, WRITER_LEVEL_MAX, &level) != 0)
+            return CLI_USAGE;
+        a->options.zstd_level = (int)level;
+        return 0;
+    case OPTION_BLOCK:
+        return take_power("--block", WRITER_BLOCK_MIN, WRITER_BLOCK_MAX,
+                          &a->options.block_bytes);
+    case OPTION_ALIGN:
+        return take_power("--align", PAX_BLOCK_BYTES, WRITER_ALIGN_MAX,
+                          &a->options.align_bytes);
+    default:
+        return take_selection(a, opt, word);
+    }
+}
+
+static int check_format(const struct pack_options *o)
+{
+    if (o->block_bytes && !o->zstd_level)
+        return cli_usage_error(&usage, "--block is about --zstd");
+    if (o->align_bytes && o->zstd_level)
+        return cli_usage_error(&usage, "--align is for archives without --zstd: in compressed "
+                                       "ones nothing lies at a place of its own");
+    return 0;
+}
+
 static int take_option(struct arguments *a, int opt, const char *word)
 {
     uint64_t number;
@@ -353,7 +406,7 @@ static int take_option(struct arguments *a, int opt, const char *word)
     case OPTION_PROGRESS:
         return cli_progress_option(&usage, optarg, &a->progress);
     default:
-        return take_selection(a, opt, word);
+        return take_format(a, opt, word);
     }
 }
 
@@ -393,7 +446,8 @@ static int check_sources(struct arguments *a)
         return cli_usage_error(&usage, "--null is about the names of --files-from");
     if (o->files_from && (o->source_count > 1 || is_archive(o->sources[0])))
         return cli_usage_error(&usage, "--files-from takes one directory");
-    return find_rank(a);
+    int r = check_format(o);
+    return r ? r : find_rank(a);
 }
 
 static int check_output(struct arguments *a, char **ret_default)
@@ -405,6 +459,14 @@ static int check_output(struct arguments *a, char **ret_default)
         if (pack_default_output(source, is_archive(source), ret_default) < 0)
             return cli_usage_error(&usage, "%s has no name to call the archive by; use -o",
                                    a->options.sources[0]);
+        if (a->options.zstd_level) {
+            char *name = *ret_default;
+            if (asprintf(ret_default, "%s.zst", name) < 0)
+                *ret_default = NULL;
+            free(name);
+            if (!*ret_default)
+                return cli_fail(NULL, -ENOMEM, NULL);
+        }
         a->options.output = *ret_default;
     }
     if (strcmp(a->options.output, "-") == 0)

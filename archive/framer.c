@@ -1,0 +1,706 @@
+/*
+ * From a tar to zstd frames, each of which can be decompressed alone.
+ *
+ * There are two kinds. A packed frame holds up to block_bytes of the tar: headers, small
+ * files and their padding, or a block of a large file. It is cut where a member begins, so
+ * that a file that is smaller than a block lies in one frame; a larger one fills frames of
+ * its own from its first byte on, and shares the last with what follows.
+ *
+ * A raw frame is for data that does not get smaller (pictures, what is compressed already).
+ * zstd has blocks without compression; they are written by hand (RFC 8878), so that it is
+ * known where they lie: cut between members, never inside one that fits in a block. So
+ * the data is in the file as it is, and the index calls it stored. No byte of it is copied
+ * or compressed; headers and padding in between stay as they are too, which costs no more
+ * than an uncompressed archive does.
+ *
+ * Whether data gets smaller is guessed from a thousand of its bytes: of random ones one in
+ * 256 pairs is equal, of compressible ones far more. A few kilobytes that don't get smaller
+ * go along in the frame that is open, for another frame would cost the neighbours more than
+ * it saves. Likewise small members go along in a raw frame, as long as they are few.
+ *
+ * What is in which frame is decided here, by the bytes alone and in one thread; only
+ * the compression itself happens elsewhere. That makes the archive the same for any number
+ * of threads. A frame that turns out not to be worth it becomes a raw one in the end.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compress.h"
+#include "writer_private.h"
+
+#define RAW_FRAME_BYTES (1u << 20)   /* a raw frame ends when it has so many */
+#define RAW_BLOCK_BYTES (128u << 10) /* zstd's largest block */
+#define RAW_HEADER_BYTES 9u
+#define RAW_DATA_MAX (4u << 20) /* given at once; a frame is a window of at most 8 MB */
+#define SAMPLE_LEAST 4096u      /* what is smaller is not looked at */
+#define RUN_BYTES 32768u /* of data that does not get smaller, until a raw frame begins */
+#define RIDE_SHARE 32u   /* of a raw frame, at most, is of members that were not looked at */
+
+/* A run of bytes in a frame; of a packed frame there is one, of `in`. */
+struct part {
+    uint8_t *bytes;
+    size_t len;
+    void *owned;
+};
+
+/* Data of a member in a frame. */
+struct place {
+    uint32_t inode;
+    uint32_t offset; /* in the frame */
+    uint32_t length;
+    bool last;       /* the member's data ends here */
+    uint64_t stream; /* offset in the member's data */
+};
+
+struct frame {
+    struct compress_job job; /* first */
+    struct frame *next;
+    bool raw;
+    uint8_t *in; /* block_bytes; NULL: raw */
+    size_t len;
+    size_t ridden_bytes; /* of members that were not looked at */
+    struct part *parts;
+    size_t part_count, part_capacity;
+    struct place *places;
+    size_t place_count, place_capacity;
+};
+
+/* The extents of a sparse member whose data is on its way. */
+struct map {
+    struct map *next;
+    uint32_t inode;
+    size_t count;
+    struct pax_extent extents[];
+};
+
+struct framer {
+    struct writer *w;
+    struct compressor compressor;
+    struct compress_pool *own_pool; /* NULL: it is somebody else's */
+    size_t block_bytes;
+
+    struct frame *open;
+    struct frame *first, *last; /* in flight */
+    uint64_t run_bytes;         /* of data that does not get smaller, one behind the other */
+
+    struct pax_buffer header; /* of a member whose data did not come yet */
+    uint32_t inode;           /* of the present member */
+    uint64_t stored, done;    /* its data */
+
+    /* Of the member whose data is coming out. */
+    struct builder_piece *pieces;
+    size_t piece_count, piece_capacity;
+    struct map *first_map, *last_map;
+};
+
+/* Room for `more` items in an array. */
+static int grow(void *at, size_t count, size_t more, size_t *capacity, size_t item_bytes)
+{
+    if (count + more <= *capacity)
+        return 0;
+    size_t room = count + more + count / 2 + 8;
+    void *p = reallocarray(*(void **)at, room, item_bytes);
+    if (!p)
+        return -ENOMEM;
+    *(void **)at = p;
+    *capacity = room;
+    return 0;
+}
+
+/* ---- frames ---- */
+
+static void frame_free(struct frame *frame)
+{
+    for (size_t i = 0; i < frame->part_count; i++)
+        free(frame->parts[i].owned);
+    free(frame->parts);
+    free(frame->places);
+    free(frame->job.out);
+    free(frame->in);
+    free(frame);
+}
+
+static int frame_new(const struct framer *f, bool raw, struct frame **ret_frame)
+{
+    struct frame *frame = calloc(1, sizeof(*frame));
+    if (!frame)
+        return -ENOMEM;
+    frame->raw = raw;
+    if (!raw) {
+        frame->in = malloc(f->block_bytes);
+        if (!frame->in) {
+            free(frame);
+            return -ENOMEM;
+        }
+    }
+    *ret_frame = frame;
+    return 0;
+}
+
+static int add_part(struct frame *frame, uint8_t *bytes, size_t len, void *owned)
+{
+    if (grow(&frame->parts, frame->part_count, 1, &frame->part_capacity,
+             sizeof(*frame->parts)) < 0) {
+        free(owned);
+        return -ENOMEM;
+    }
+    frame->parts[frame->part_count++] = (struct part){bytes, len, owned};
+    frame->len += len;
+    return 0;
+}
+
+/* The next `len` bytes of the frame are data of the present member. */
+static int add_place(struct framer *f, struct frame *frame, size_t len)
+{
+    if (grow(&frame->places, frame->place_count, 1, &frame->place_capacity,
+             sizeof(*frame->places)) < 0)
+        return -ENOMEM;
+    struct place *last = frame->place_count ? &frame->places[frame->place_count - 1] : NULL;
+    if (last && last->inode == f->inode && last->offset + last->length == frame->len &&
+        last->stream + last->length == f->done) {
+        last->length += (uint32_t)len;
+    } else {
+        last = &frame->places[frame->place_count++];
+        *last = (struct place){f->inode, (uint32_t)frame->len, (uint32_t)len, false, f->done};
+    }
+    f->done += len;
+    last->last = f->done == f->stored;
+    return 0;
+}
+
+/* ---- where a member's data came to lie ---- */
+
+/* Bytes [stream, stream + length) of the data lie somewhere: where they are in the file. */
+static int add_piece(struct framer *f, const struct builder_piece *piece)
+{
+    if (grow(&f->pieces, f->piece_count, 1, &f->piece_capacity, sizeof(*f->pieces)) < 0)
+        return -ENOMEM;
+    f->pieces[f->piece_count++] = *piece;
+    return 0;
+}
+
+/* `skip` and `length` of a piece, moved to `offset`. */
+static struct builder_piece cut_piece(const struct builder_piece *piece, uint64_t skip,
+                                      uint64_t length, uint64_t offset)
+{
+    struct builder_piece cut = *piece;
+    cut.offset = offset;
+    cut.length = length;
+    if (piece->fragment == BUILDER_NO_FRAGMENT)
+        cut.source_offset += skip;
+    else
+        cut.fragment_offset += (uint32_t)skip;
+    return cut;
+}
+
+/* The pieces are of the data as it is stored; put them where the extents have it. */
+static int spread_pieces(struct framer *f, const struct map *map)
+{
+    struct builder_piece *stored = f->pieces;
+    size_t count = f->piece_count, piece = 0;
+    uint64_t skip = 0;
+    f->pieces = NULL;
+    f->piece_count = f->piece_capacity = 0;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < map->count; i++) {
+        for (uint64_t at = 0; r == 0 && at < map->extents[i].length;) {
+            uint64_t length = map->extents[i].length - at;
+            if (piece == count) {
+                r = -EINVAL;
+                break;
+            }
+            if (length > stored[piece].length - skip)
+                length = stored[piece].length - skip;
+            struct builder_piece cut =
+                cut_piece(&stored[piece], skip, length, map->extents[i].offset + at);
+            r = add_piece(f, &cut);
+            at += length;
+            skip += length;
+            if (skip == stored[piece].length) {
+                piece++;
+                skip = 0;
+            }
+        }
+    }
+    free(stored);
+    return r;
+}
+
+/* All data of an inode came out. */
+static int end_pieces(struct framer *f, uint32_t inode)
+{
+    struct map *map = f->first_map;
+    int r = 0;
+    if (map && map->inode == inode) {
+        r = spread_pieces(f, map);
+        f->first_map = map->next;
+        free(map);
+    }
+    if (r == 0)
+        r = builder_set_pieces(f->w->builder, inode, f->pieces, f->piece_count);
+    f->piece_count = 0;
+    return r;
+}
+
+/* ---- frames that come out ---- */
+
+/* Hand the job's frame to the file, and its places to the index. */
+static int emit_packed(struct framer *f, struct frame *frame, struct fault *fault)
+{
+    struct builder_block block = {
+        .source_offset = f->w->offset,
+        .packed_bytes = (uint32_t)frame->job.out_len,
+        .block_bytes = (uint32_t)frame->len,
+    };
+    uint32_t number;
+    int r = builder_add_fragment(f->w->builder, &block, &number);
+    for (size_t i = 0; r == 0 && i < frame->place_count; i++) {
+        const struct place *p = &frame->places[i];
+        struct builder_piece piece = {.offset = p->stream,
+                                      .length = p->length,
+                                      .fragment = number,
+                                      .fragment_offset = p->offset};
+        r = add_piece(f, &piece);
+        if (r == 0 && p->last)
+            r = end_pieces(f, p->inode);
+    }
+    if (r < 0)
+        return r;
+    uint8_t *out = frame->job.out;
+    frame->job.out = NULL;
+    return writer_put_rest(f->w, out, frame->job.out_len, out, fault);
+}
+
+/* A raw frame on its way out: how far its parts and places are. */
+struct raw_writer {
+    struct framer *f;
+    struct frame *frame;
+    size_t part, part_done;
+    size_t place;
+    size_t at;      /* in the frame's content */
+    uint8_t *heads; /* of the frame and its blocks; the queue will own them */
+};
+
+/* Where the block ends that begins at `start`: between members, if it can be. */
+static size_t block_end(const struct raw_writer *raw, size_t start)
+{
+    const struct frame *frame = raw->frame;
+    size_t end = frame->len - start < RAW_BLOCK_BYTES ? frame->len : start + RAW_BLOCK_BYTES;
+    for (size_t i = raw->place; end < frame->len && i < frame->place_count; i++) {
+        const struct place *p = &frame->places[i];
+        if (p->offset >= end)
+            break;
+        if (p->offset > start && (size_t)p->offset + p->length > end)
+            end = p->offset;
+    }
+    return end;
+}
+
+/* The next `len` bytes of the content, which are data or are not. */
+static int put_parts(struct raw_writer *raw, size_t len, bool data, struct fault *fault)
+{
+    raw->at += len;
+    while (len > 0) {
+        struct part *part = &raw->frame->parts[raw->part];
+        size_t n = part->len - raw->part_done < len ? part->len - raw->part_done : len;
+        uint8_t *bytes = part->bytes + raw->part_done;
+        void *owned = NULL;
+        raw->part_done += n;
+        len -= n;
+        if (raw->part_done == part->len) {
+            owned = part->owned;
+            part->owned = NULL;
+            raw->part++;
+            raw->part_done = 0;
+        }
+        int r = data ? writer_put_data(raw->f->w, bytes, n, owned, fault)
+                     : writer_put_rest(raw->f->w, bytes, n, owned, fault);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* Data of the present place, as far as it goes before `end`. */
+static int put_place(struct raw_writer *raw, size_t end, struct fault *fault)
+{
+    const struct place *p = &raw->frame->places[raw->place];
+    size_t place_end = (size_t)p->offset + p->length;
+    size_t len = (place_end < end ? place_end : end) - raw->at;
+    struct builder_piece piece = {.offset = p->stream + (raw->at - p->offset),
+                                  .length = len,
+                                  .source_offset = raw->f->w->offset,
+                                  .fragment = BUILDER_NO_FRAGMENT};
+    int r = add_piece(raw->f, &piece);
+    if (r == 0 && raw->at + len == place_end) {
+        raw->place++;
+        if (p->last)
+            r = end_pieces(raw->f, p->inode);
+    }
+    return r < 0 ? r : put_parts(raw, len, true, fault);
+}
+
+/* The content up to `end`, places and what is between them. */
+static int put_block(struct raw_writer *raw, size_t end, struct fault *fault)
+{
+    int r = 0;
+    while (r == 0 && raw->at < end) {
+        size_t next = end;
+        if (raw->place < raw->frame->place_count && raw->frame->places[raw->place].offset < end)
+            next = raw->frame->places[raw->place].offset;
+        r = next > raw->at ? put_parts(raw, next - raw->at, false, fault)
+                           : put_place(raw, end, fault);
+    }
+    return r;
+}
+
+/* A block's header: its length, no compression, whether it is the last. */
+static void put_block_head(uint8_t *head, size_t len, bool last)
+{
+    uint32_t word = (uint32_t)len << 3 | last;
+    head[0] = (uint8_t)word;
+    head[1] = (uint8_t)(word >> 8);
+    head[2] = (uint8_t)(word >> 16);
+}
+
+/* Magic; descriptor: content size in 4 bytes, which is the window too; content size. */
+static void put_frame_head(uint8_t *head, size_t len)
+{
+    static const uint8_t fixed[] = {0x28, 0xb5, 0x2f, 0xfd, 0xa0};
+    uint32_t size = htole32((uint32_t)len);
+    memcpy(head, fixed, sizeof(fixed));
+    memcpy(head + sizeof(fixed), &size, sizeof(size));
+}
+
+/* Each cut is at least a place's start behind the one before: so many blocks at most. */
+static size_t most_blocks(const struct frame *frame)
+{
+    return frame->len / RAW_BLOCK_BYTES + frame->place_count + 1;
+}
+
+static int emit_raw(struct framer *f, struct frame *frame, struct fault *fault)
+{
+    struct raw_writer raw = {.f = f, .frame = frame};
+    raw.heads = malloc(RAW_HEADER_BYTES + 3 * most_blocks(frame));
+    if (!raw.heads)
+        return -ENOMEM;
+    uint8_t *head = raw.heads;
+    put_frame_head(head, frame->len);
+    int r = writer_put_rest(f->w, head, RAW_HEADER_BYTES, NULL, fault);
+    head += RAW_HEADER_BYTES;
+    bool owned = false;
+    while (r == 0 && raw.at < frame->len) {
+        size_t end = block_end(&raw, raw.at);
+        owned = end == frame->len;
+        put_block_head(head, end - raw.at, owned);
+        r = writer_put_rest(f->w, head, 3, owned ? raw.heads : NULL, fault);
+        head += 3;
+        if (r == 0)
+            r = put_block(&raw, end, fault);
+    }
+    if (!owned)
+        free(raw.heads); /* what is queued of it will not be written any more */
+    return r;
+}
+
+static int emit(struct framer *f, struct frame *frame, struct fault *fault)
+{
+    int r = frame->job.error;
+    if (r == 0 && frame->job.out) {
+        r = emit_packed(f, frame, fault);
+    } else if (r == 0) {
+        if (frame->in) {
+            uint8_t *in = frame->in;
+            size_t len = frame->len;
+            frame->in = NULL;
+            frame->len = 0;
+            r = add_part(frame, in, len, in);
+        }
+        if (r == 0)
+            r = emit_raw(f, frame, fault);
+    }
+    frame_free(frame);
+    return r;
+}
+
+/* Write what is done; with `wait` all that is in flight, else until there is room. */
+static int drain(struct framer *f, bool wait, struct fault *fault)
+{
+    struct compress_job *job;
+    while ((job = compressor_take(
+                &f->compressor, wait || compressor_is_full(&f->compressor, f->block_bytes)))) {
+        struct frame *frame = f->first;
+        f->first = frame->next;
+        int r = emit(f, frame, fault);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* The open frame is complete. */
+static int close_frame(struct framer *f, struct fault *fault)
+{
+    struct frame *frame = f->open;
+    if (!frame)
+        return 0;
+    f->open = NULL;
+    if (frame->len == 0) {
+        frame_free(frame);
+        return 0;
+    }
+    frame->job.in = frame->in;
+    frame->job.in_len = frame->len;
+    *(f->first ? &f->last->next : &f->first) = frame;
+    f->last = frame;
+    compressor_put(&f->compressor, &frame->job);
+    return drain(f, false, fault);
+}
+
+/* ---- what goes in ---- */
+
+/* See to it that a frame of this kind is open, with room in it. */
+static int open_frame(struct framer *f, bool raw, struct fault *fault)
+{
+    int r = 0;
+    if (f->open && (f->open->raw != raw || (raw && f->open->len >= RAW_FRAME_BYTES)))
+        r = close_frame(f, fault);
+    if (r == 0 && !f->open)
+        r = frame_new(f, raw, &f->open);
+    return r;
+}
+
+/* Copy bytes into packed frames; `data`: they are the present member's. */
+static int pack_bytes(struct framer *f, const uint8_t *bytes, size_t len, bool data,
+                      struct fault *fault)
+{
+    int r = 0;
+    while (r == 0 && len > 0) {
+        r = open_frame(f, false, fault);
+        if (r < 0)
+            return r;
+        struct frame *frame = f->open;
+        size_t room = f->block_bytes - frame->len, n = len < room ? len : room;
+        if (data)
+            r = add_place(f, frame, n);
+        if (r < 0)
+            return r;
+        if (bytes)
+            memcpy(frame->in + frame->len, bytes, n);
+        else
+            memset(frame->in + frame->len, 0, n);
+        frame->len += n;
+        bytes = bytes ? bytes + n : NULL;
+        len -= n;
+        if (frame->len == f->block_bytes)
+            r = close_frame(f, fault);
+    }
+    return r;
+}
+
+/* Bytes as they are into the raw frame, which is open; they are taken. */
+static int put_raw(struct framer *f, uint8_t *bytes, size_t len, bool data)
+{
+    struct frame *frame = f->open;
+    int r = data ? add_place(f, frame, len) : 0;
+    if (r < 0) {
+        free(bytes);
+        return r;
+    }
+    return add_part(frame, bytes, len, bytes);
+}
+
+static void count_pairs(const uint8_t *bytes, size_t len, uint32_t counts[256])
+{
+    for (size_t i = 0; i < len; i++)
+        counts[bytes[i]]++;
+}
+
+/*
+ * Four pieces of 256 bytes, spread over the data. Of n random bytes (n - 1)/256 others are
+ * equal to each, give or take two parts in a hundred; here a third more still counts as
+ * random: JPEG has a tenth more, floating point numbers several times as many.
+ */
+static bool looks_random(const uint8_t *bytes, size_t len)
+{
+    enum { PIECE = 256, PIECES = 4, N = PIECE * PIECES };
+    uint32_t counts[256] = {0}, squares = 0;
+    if (len < SAMPLE_LEAST)
+        return false;
+    size_t step = (len - PIECE) / (PIECES - 1);
+    for (size_t i = 0; i < PIECES; i++)
+        count_pairs(bytes + i * step, PIECE, counts);
+    for (size_t i = 0; i < 256; i++)
+        squares += counts[i] * counts[i];
+    return (squares - N) / 4 * 3 < N * (N - 1u) / 256;
+}
+
+/* A small member goes along in the raw frame that is open, as long as there are few such. */
+static bool may_ride(const struct framer *f, size_t len)
+{
+    return f->open && f->open->raw && len < SAMPLE_LEAST &&
+           (f->open->ridden_bytes + len) < f->open->len / RIDE_SHARE;
+}
+
+/* Put the header into packed frames, and begin a new one where the data asks for it. */
+static int pack_header(struct framer *f, const struct pax_buffer *header, struct fault *fault)
+{
+    uint64_t whole = header->len + f->stored + pax_padding(f->stored);
+    size_t used = f->open && !f->open->raw ? f->open->len : 0;
+    bool apart = whole > f->block_bytes || whole < f->stored;
+    size_t together = apart ? header->len : (size_t)whole;
+    int r = used + together > f->block_bytes ? close_frame(f, fault) : 0;
+    if (r == 0)
+        r = pack_bytes(f, header->bytes, header->len, false, fault);
+    if (r == 0 && apart && f->stored)
+        r = close_frame(f, fault);
+    return r;
+}
+
+/* Put the header that waits, into a frame of the kind that its data will be in. */
+static int flush_header(struct framer *f, bool raw, struct fault *fault)
+{
+    struct pax_buffer header = f->header;
+    f->header = (struct pax_buffer){0};
+    if (!header.len)
+        return 0;
+    if (raw && header.len < RAW_BLOCK_BYTES) {
+        int r = open_frame(f, true, fault);
+        if (r < 0)
+            free(header.bytes);
+        return r < 0 ? r : put_raw(f, header.bytes, header.len, false);
+    }
+    int r = pack_header(f, &header, fault);
+    pax_buffer_free(&header);
+    return r;
+}
+
+static int keep_map(struct framer *f, const struct pax_member *m)
+{
+    struct map *map = malloc(sizeof(*map) + m->extent_count * sizeof(map->extents[0]));
+    if (!map)
+        return -ENOMEM;
+    map->next = NULL;
+    map->inode = f->inode;
+    map->count = m->extent_count;
+    memcpy(map->extents, m->extents, m->extent_count * sizeof(map->extents[0]));
+    *(f->first_map ? &f->last_map->next : &f->first_map) = map;
+    f->last_map = map;
+    return 0;
+}
+
+int framer_member(struct framer *f, const struct pax_member *member, struct pax_buffer *header,
+                  uint64_t stored, struct fault *fault)
+{
+    f->header = *header;
+    *header = (struct pax_buffer){0};
+    f->inode = f->w->inode;
+    f->stored = stored;
+    f->done = 0;
+    int r = stored && member->sparse ? keep_map(f, member) : 0;
+    if (r < 0 || stored)
+        return r;
+    size_t len = f->header.len;
+    bool ride = may_ride(f, len);
+    if (ride)
+        f->open->ridden_bytes += len;
+    return flush_header(f, ride, fault);
+}
+
+/* How the next data, of which there are `len` bytes, goes in. */
+static bool choose_raw(struct framer *f, const uint8_t *bytes, size_t len)
+{
+    if (f->done == 0 && may_ride(f, len + f->header.len)) {
+        f->open->ridden_bytes += len + f->header.len;
+        return true;
+    }
+    if (len < SAMPLE_LEAST)
+        return f->done && f->open && f->open->raw;
+    if (!looks_random(bytes, len)) {
+        f->run_bytes = 0;
+        return false;
+    }
+    f->run_bytes += len;
+    return (f->open && f->open->raw) || f->run_bytes >= RUN_BYTES;
+}
+
+int framer_data(struct framer *f, uint8_t *bytes, size_t len, struct fault *fault)
+{
+    if (len == 0) {
+        free(bytes);
+        return 0;
+    }
+    bool raw = len <= RAW_DATA_MAX && choose_raw(f, bytes, len);
+    int r = flush_header(f, raw, fault);
+    if (r == 0 && raw)
+        r = open_frame(f, true, fault);
+    if (r == 0 && raw)
+        return put_raw(f, bytes, len, true);
+    if (r == 0)
+        r = pack_bytes(f, bytes, len, true, fault);
+    free(bytes);
+    return r;
+}
+
+int framer_zeros(struct framer *f, size_t len, struct fault *fault)
+{
+    static uint8_t zeros[PAX_BLOCK_BYTES];
+    if (len == 0)
+        return 0;
+    if (len > sizeof(zeros) || !f->open || !f->open->raw)
+        return pack_bytes(f, NULL, len, false, fault);
+    return add_part(f->open, zeros, len, NULL);
+}
+
+int framer_finish(struct framer *f, struct fault *fault)
+{
+    int r = close_frame(f, fault);
+    return r < 0 ? r : drain(f, true, fault);
+}
+
+/* ---- life ---- */
+
+int framer_new(struct writer *w, const struct writer_options *options,
+               struct framer **ret_framer)
+{
+    struct framer *f = calloc(1, sizeof(*f));
+    if (!f)
+        return -ENOMEM;
+    f->w = w;
+    f->block_bytes = w->block_bytes;
+    int r = options->pool
+                ? 0
+                : compress_pool_new(options->threads, options->zstd_level, &f->own_pool);
+    if (r < 0) {
+        free(f);
+        return r;
+    }
+    f->compressor.pool = options->pool ? options->pool : f->own_pool;
+    *ret_framer = f;
+    return 0;
+}
+
+void framer_free(struct framer *f)
+{
+    if (!f)
+        return;
+    compressor_end(&f->compressor); /* before the frames that it may be at */
+    compress_pool_free(f->own_pool);
+    while (f->first) {
+        struct frame *frame = f->first;
+        f->first = frame->next;
+        frame_free(frame);
+    }
+    if (f->open)
+        frame_free(f->open);
+    while (f->first_map) {
+        struct map *map = f->first_map;
+        f->first_map = map->next;
+        free(map);
+    }
+    pax_buffer_free(&f->header);
+    free(f->pieces);
+    free(f);
+}
