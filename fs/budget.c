@@ -67,8 +67,12 @@ static bool own_cgroup(const char *root, const char *controller, char ret_path[P
     return found;
 }
 
-/* The least limit from the process's own group up to the top of what is mounted. */
-static uint64_t hierarchy_limit(const char *root, const char *controller, const char *file)
+/*
+ * The least limit from the process's own group up to the top of what is mounted; where
+ * `usage` names a file, less what is used of it.
+ */
+static uint64_t hierarchy_room(const char *root, const char *controller, const char *file,
+                               const char *usage)
 {
     char mountinfo[PATH_MAX], mounted[PATH_MAX], seen[PATH_MAX], own[PATH_MAX];
     char path[3 * PATH_MAX];
@@ -83,12 +87,20 @@ static uint64_t hierarchy_limit(const char *root, const char *controller, const 
     snprintf(path, sizeof(path), "%s%s%s", root, mounted, below);
     size_t top = strlen(root) + strlen(mounted);
     for (;;) {
-        limit = least(limit, read_limit(path, file));
+        uint64_t here = read_limit(path, file), used = usage ? read_limit(path, usage) : 0;
+        if (used && used != UINT64_MAX && here != UINT64_MAX)
+            here = used < here ? here - used : 0;
+        limit = least(limit, here);
         char *slash = strrchr(path, '/');
         if (!slash || (size_t)(slash - path) < top)
             return limit;
         *slash = '\0';
     }
+}
+
+static uint64_t hierarchy_limit(const char *root, const char *controller, const char *file)
+{
+    return hierarchy_room(root, controller, file, NULL);
 }
 
 static uint64_t available_bytes(const char *root)
@@ -104,6 +116,15 @@ static uint64_t available_bytes(const char *root)
     if (f)
         fclose(f);
     return bytes;
+}
+
+uint64_t budget_room_bytes(const char *root)
+{
+    uint64_t bytes = available_bytes(root);
+    bytes = least(bytes, hierarchy_room(root, NULL, "memory.max", "memory.current"));
+    bytes = least(bytes, hierarchy_room(root, NULL, "memory.high", "memory.current"));
+    return least(bytes, hierarchy_room(root, "memory", "memory.limit_in_bytes",
+                                       "memory.usage_in_bytes"));
 }
 
 uint64_t budget_memory_bytes(const char *root)

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 1u
+#define COUNTERS_VERSION 2u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
 #define COUNTERS_BUCKETS 32 /* bucket i: service times of 2^i to 2^(i+1) microseconds */
@@ -34,6 +34,8 @@ struct counter_slot {
     _Atomic uint64_t service_ns;      /* receipt to reply, all requests */
     _Atomic uint64_t read_service_ns; /* READs alone: the time that readers waited for input */
     _Atomic uint64_t last_request_ns;
+    /* What was brought in before readers asked for it; not counted above. */
+    _Atomic uint64_t ahead_requests, ahead_files, ahead_bytes;
     _Atomic uint64_t histogram[COUNTERS_BUCKETS]; /* service time of READs */
 };
 
@@ -65,6 +67,7 @@ struct counters {
     uint32_t made_by_run;     /* 1: it ends with the `run`s that use it */
 
     _Atomic uint32_t state;     /* enum mount_state */
+    _Atomic int32_t ahead_pid;  /* process that reads ahead at the moment, or 0 */
     _Atomic uint32_t holders;   /* mount commands that share this mount */
     _Atomic uint64_t shared_ns; /* when a command shared it last: counts as a request */
 

@@ -181,9 +181,12 @@ static int parse_option(const struct cli_usage *usage, int opt, struct mount_opt
         r = cli_progress_option(usage, optarg, &o->progress);
         break;
     case OPT_READAHEAD:
-        if (strcmp(optarg, "off") != 0)
-            return cli_usage_error(usage, "this version of onepot reads nothing ahead: "
-                                          "--readahead can only be 'off'");
+        if (strcmp(optarg, "off") == 0)
+            o->readahead_bytes = 0;
+        else if (strcmp(optarg, "auto") == 0)
+            o->readahead_bytes = UINT64_MAX;
+        else
+            r = cli_size_option(usage, "--readahead", optarg, &o->readahead_bytes);
         break;
     default:
         if (opt >= OPT_NOT_YET)
@@ -216,7 +219,7 @@ static int check_together(const struct cli_usage *usage, bool for_run, int archi
 int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, char **argv,
                         struct mount_options *ret_options)
 {
-    struct mount_options o = {.io_timeout_s = 60};
+    struct mount_options o = {.io_timeout_s = 60, .readahead_bytes = UINT64_MAX};
     int opt, status = CLI_GO_ON;
 
     while (status == CLI_GO_ON &&
@@ -238,12 +241,12 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
     auto_free char *text = NULL;
     int n = asprintf(&text,
                      "%s\n%s\n%s\n%s\n%d%d%d%d%d%d%d%d %" PRIu32 " %" PRIu32
-                     " %u %u %u %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
+                     " %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
                      at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
                      o->fsname ? o->fsname : "", o->foreground, o->allow_other,
                      o->default_permissions, o->noexec, o->override_uid, o->override_gid,
                      o->cache_given, o->nonempty, o->uid, o->gid, o->threads, o->idle_s,
-                     o->io_timeout_s, o->cache_bytes, (int)o->owner, owner_start_ticks,
+                     o->io_timeout_s, o->cache_bytes, o->readahead_bytes, (int)o->owner, owner_start_ticks,
                      mtime_sec, mtime_nsec);
     if (n < 0) {
         text = NULL;

@@ -28,16 +28,21 @@ struct start_word {
 
 /* ---- what a serving process does, be it forked or not ---- */
 
+/* Is the mount where this process can see it? */
+static bool is_visible(const struct mounter *m)
+{
+    return m->method != MOUNT_BY_NAMESPACE && m->method != MOUNT_BY_PARENT;
+}
+
 static struct control_config control_config(struct mounter *m, struct slot *slot, int sock)
 {
-    bool visible = m->method != MOUNT_BY_NAMESPACE && m->method != MOUNT_BY_PARENT;
     return (struct control_config){
         .slot = slot,
         .pot = m->pot,
         .archive = m->options->archive,
         .log = &m->log,
         .foreground = m->options->foreground,
-        .can_unmount = visible,
+        .can_unmount = is_visible(m),
         .idle_s = m->options->idle_s,
         .owner = m->owner,
         .wrapper = PROCESS_WATCH_NONE,
@@ -60,6 +65,8 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .threads = o->threads,
         .verify = o->verify,
         .io_timeout_s = o->io_timeout_s,
+        .mountpoint = is_visible(m) ? c->mountpoint : NULL,
+        .readahead_bytes = o->readahead_bytes,
         .override_uid = o->override_uid,
         .override_gid = o->override_gid,
         .uid = o->uid,

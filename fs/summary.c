@@ -24,8 +24,11 @@ static void add_slot(const struct counter_slot *slot, struct summary *sum)
     for (unsigned i = 0; i < COUNTERS_BUCKETS; i++)
         sum->histogram[i] += get(&slot->histogram[i]);
     sum->errors += get(&slot->errors);
-    sum->read_bytes += get(&slot->read_bytes);
-    sum->read_files += get(&slot->read_files);
+    sum->read_bytes += get(&slot->read_bytes) + get(&slot->ahead_bytes);
+    sum->read_files += get(&slot->read_files) + get(&slot->ahead_files);
+    sum->ahead_requests += get(&slot->ahead_requests);
+    sum->ahead_files += get(&slot->ahead_files);
+    sum->ahead_bytes += get(&slot->ahead_bytes);
     sum->service_ns += get(&slot->service_ns);
     sum->read_service_ns += get(&slot->read_service_ns);
     uint64_t last = get(&slot->last_request_ns);
@@ -62,7 +65,7 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
 {
     struct summary sum;
     char files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN];
-    char waited[CLI_TEXT_LEN], cache[64] = "";
+    char waited[CLI_TEXT_LEN], ahead[64] = "", cache[64] = "";
     uint64_t ns = busy_ns(counters);
     uint64_t hits = get(&counters->cache_hits) + get(&counters->cache_waits);
     uint64_t blocks = hits + get(&counters->cache_misses);
@@ -72,13 +75,16 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
         snprintf(buf, size, "nothing was read");
         return buf;
     }
+    if (sum.ahead_bytes && sum.read_bytes)
+        snprintf(ahead, sizeof(ahead), ", %.0f%% of it ahead of them",
+                 100.0 * (double)sum.ahead_bytes / (double)sum.read_bytes);
     if (blocks)
         snprintf(cache, sizeof(cache), "; %.0f%% of blocks from the cache",
                  100.0 * (double)hits / (double)blocks);
-    snprintf(buf, size, "%s file%s, %s read in %s (%s/s); readers waited %s%s",
+    snprintf(buf, size, "%s file%s, %s read in %s (%s/s)%s; readers waited %s%s",
              cli_format_count(sum.read_files, files), sum.read_files == 1 ? "" : "s",
              cli_format_bytes(sum.read_bytes, bytes), cli_format_time(ns, time),
              cli_format_bytes((uint64_t)((double)sum.read_bytes / ((double)ns / 1e9)), rate),
-             cli_format_time(sum.read_service_ns, waited), cache);
+             ahead, cli_format_time(sum.read_service_ns, waited), cache);
     return buf;
 }

@@ -14,7 +14,8 @@ struct summary {
     uint64_t requests[COUNTERS_OPCODES];
     uint64_t requests_all;
     uint64_t errors;
-    uint64_t read_bytes, read_files;
+    uint64_t read_bytes, read_files;                   /* whoever asked for them */
+    uint64_t ahead_requests, ahead_bytes, ahead_files; /* before a reader did */
     uint64_t service_ns, read_service_ns;
     uint64_t last_request_ns; /* CLOCK_MONOTONIC; 0: none yet */
     uint64_t histogram[COUNTERS_BUCKETS];

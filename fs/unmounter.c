@@ -19,6 +19,7 @@
 #include "users.h"
 
 #define BUSY_STEP_MS 50
+#define AHEAD_LIMIT_MS 500 /* what reads ahead stops when readers did, in a moment */
 #define ANSWER_LIMIT_MS 1000
 #define KILLED_LIMIT_MS 500
 #define USERS_SHOWN 8
@@ -38,10 +39,12 @@ static int unmount_once(const struct slot *slot, bool lazy, const struct namespa
 
 int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct namespace *ns)
 {
-    long end = now_ms() + wait_ms;
+    long start = now_ms(), end = start + wait_ms;
     int r;
 
-    while ((r = unmount_once(slot, false, ns)) == -EBUSY && now_ms() < end)
+    while ((r = unmount_once(slot, false, ns)) == -EBUSY &&
+           (now_ms() < end ||
+            (atomic_load(&slot->counters->ahead_pid) && now_ms() < start + AHEAD_LIMIT_MS)))
         poll(NULL, 0, BUSY_STEP_MS);
     if (r == -EBUSY && lazy) {
         r = unmount_once(slot, true, ns);
@@ -126,6 +129,9 @@ const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)
 
     if (mountinfo_find(slot->counters->mountpoint, &entry) == 0)
         count = users_find(&entry, slot->counters->daemon_pid, users, USERS_SHOWN);
+    for (size_t i = 0; i < count; i++) /* ours, not a user's */
+        if (users[i].pid == atomic_load(&slot->counters->ahead_pid))
+            users[i--] = users[--count];
     if (count) {
         strcpy(buf, "used by ");
         users_describe(users, count, buf + strlen(buf), size - strlen(buf));

@@ -62,6 +62,13 @@ START_TEST(without_options_the_defaults_hold)
     ck_assert(!o.at && !o.foreground && !o.allow_other && !o.override_uid && !o.nonempty);
     ck_assert(o.threads == 0 && o.idle_s == 0 && o.io_timeout_s == 60 && o.owner == 0);
     ck_assert(!o.cache_given);
+    ck_assert_uint_eq(o.readahead_bytes, UINT64_MAX);
+    ck_assert_int_eq(parse("a.tar --readahead 1M", false, &o), CLI_GO_ON);
+    ck_assert_uint_eq(o.readahead_bytes, 1 << 20);
+    ck_assert_int_eq(parse("a.tar --readahead auto", false, &o), CLI_GO_ON);
+    ck_assert_uint_eq(o.readahead_bytes, UINT64_MAX);
+    ck_assert_int_eq(parse("a.tar --readahead off", false, &o), CLI_GO_ON);
+    ck_assert_uint_eq(o.readahead_bytes, 0);
 }
 END_TEST
 
@@ -72,8 +79,7 @@ START_TEST(what_is_not_served_is_refused)
         "a.tar b.tar",
         "a.tar --stage",
         "a.tar --stage=/tmp",
-        "a.tar --readahead auto",
-        "a.tar --readahead 1M",
+        "a.tar --readahead much",
         "a.tar --order o",
         "a.tar --record r",
         "a.tar --on-conflict first",

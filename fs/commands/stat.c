@@ -155,6 +155,10 @@ static void print_work(const struct view *v)
            cli_format_count(v->sum.read_files, a), cli_format_bytes(v->sum.read_bytes, b),
            cli_format_count(per_second(v->sum.read_files, v->uptime_s), d),
            cli_format_bytes(per_second(v->sum.read_bytes, v->uptime_s), e));
+    if (v->sum.ahead_requests)
+        printf("  %-12s %s files, %s of these, by %s requests of its own\n", "read ahead",
+               cli_format_count(v->sum.ahead_files, a), cli_format_bytes(v->sum.ahead_bytes, b),
+               cli_format_count(v->sum.ahead_requests, d));
     printf("  %-12s %s in %s reads\n", "waited", cli_format_time(v->sum.read_service_ns, a),
            cli_format_count(v->sum.requests[15], b));
     printf("  %-12s %s errors, %s stalls, %s threads replaced\n", "trouble",
@@ -250,6 +254,9 @@ static void json_work(const struct view *v)
     const struct counters *c = v->counters;
     cli_json_number("read_files", v->sum.read_files);
     cli_json_number("read_bytes", v->sum.read_bytes);
+    cli_json_number("ahead_files", v->sum.ahead_files);
+    cli_json_number("ahead_bytes", v->sum.ahead_bytes);
+    cli_json_number("ahead_requests", v->sum.ahead_requests);
     cli_json_number("read_wait_ns", v->sum.read_service_ns);
     cli_json_number("service_ns", v->sum.service_ns);
     cli_json_number("errors", v->sum.errors);

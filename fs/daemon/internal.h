@@ -7,6 +7,7 @@
  *   ops.c       one short function for each request of a read-only tree
  *   reply.c     the wire format of answers
  *   watchdog.c  reads that stall
+ *   populate.c  what readers will ask for is brought in before they do
  */
 #ifndef ONEPOT_DAEMON_INTERNAL_H
 #define ONEPOT_DAEMON_INTERNAL_H
@@ -17,6 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #include "session.h"
 
@@ -42,6 +44,7 @@ struct worker {
     uint64_t done_ns;        /* when the last request was answered, */
     uint64_t took_ns;        /* and how long that took */
     unsigned since_follow;   /* requests since the reader's CPU was looked up */
+    unsigned reads_noted;    /* by populate.c */
 
     /*
      * Counts up: odd while a request is in hand, even once somebody has the right to
@@ -78,6 +81,8 @@ struct session {
     unsigned running_max;     /* --threads */
     int cpu_worker[1024];     /* the worker bound to a CPU, or -1 */
 
+    struct populate *populate; /* NULL: nothing is read ahead */
+
     pthread_mutex_t log_lock;
     pthread_t watchdog;
     bool watchdog_started;
@@ -94,6 +99,7 @@ struct request {
     const void *arg;
     size_t arg_len;
     uint64_t received_ns;
+    bool own; /* of populate.c, not of a reader */
 };
 
 /* The position that a node id of the kernel stands for; -ESTALE for one that can't be. */
@@ -131,6 +137,17 @@ int loop_wake_another_locked(struct session *session);
 /* Let somebody wait for requests if nobody does. Under turn_lock. -EAGAIN: all are stuck. */
 int loop_ensure_waiter_locked(struct session *session);
 void loop_end(struct session *session);
+
+/* populate.c. Errors: -ENOMEM, -EAGAIN. */
+int populate_start(struct session *session);
+/* A reader had to ask for the file at this position. */
+void populate_note_read(struct worker *worker, uint32_t position);
+/* The kernel was told names and attributes of the entries [from, to). */
+void populate_note_listing(const struct session *session, uint32_t from, uint32_t to);
+bool populate_is_own(const struct session *session, uint32_t pid);
+void populate_end(struct session *session);
+int populate_join(struct session *session, const struct timespec *until);
+void populate_release(struct session *session); /* after it was joined */
 
 /* sums.c. Only where session->sums is there. */
 int sums_start(struct session *session);

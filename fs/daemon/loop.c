@@ -14,6 +14,11 @@
  * A worker that is about to wait for a device or to decompress says so first; if
  * nobody else is left to take requests, another is woken, or an extra one started that
  * is bound to no CPU. So a slow read delays nobody but its reader.
+ *
+ * Workers have the policy SCHED_BATCH: one that is woken does not interrupt the reader that
+ * asked, which is about to sleep anyway (measured: 8 % more files/s with 2 and 4 readers).
+ * SCHED_IDLE would keep a single reader on its CPU (4.0 times squashfuse_ll in place of 2.4),
+ * but it starves when others keep the CPUs busy, and an ordinary user's thread can't leave it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -310,6 +315,7 @@ static int serve_one(struct worker *w)
     if ((size_t)n < sizeof(*rq.header) || rq.header->len != (size_t)n)
         return 0;
     rq.received_ns = session_now_ns();
+    rq.own = populate_is_own(s, rq.header->pid);
     rq.arg = rq.header + 1;
     rq.arg_len = (size_t)n - sizeof(*rq.header);
     atomic_store_explicit(&w->unique, rq.header->unique, memory_order_relaxed);
@@ -324,7 +330,7 @@ static int serve_one(struct worker *w)
         ops_dispatch(&rq);
     if (w->lost)
         return -ECANCELED;
-    after_request(w, rq.header->pid);
+    after_request(w, rq.own ? 0 : rq.header->pid);
     return 0;
 }
 
@@ -341,10 +347,12 @@ void *loop_worker(void *arg)
 {
     struct worker *w = arg;
     struct session *s = w->session;
+    struct sched_param param = {0};
     int r = 0;
 
     if (w->cpu >= 0)
         bind_to_cpu(w->cpu);
+    sched_setscheduler(0, SCHED_BATCH, &param);
     while (r == 0 && !atomic_load(&s->ended))
         r = serve_one(w);
     if (r < 0 && r != -ECANCELED)
@@ -367,6 +375,7 @@ void loop_end(struct session *s)
     pthread_mutex_unlock(&s->turn_lock);
     atomic_store(&s->watchdog_armed, 1);
     futex(&s->watchdog_armed, FUTEX_WAKE, 1);
+    populate_end(s);
     if (write(s->ended_fd, &one, sizeof(one)) < 0)
         return; /* can't fail on an eventfd at 0 */
 }

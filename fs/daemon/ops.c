@@ -170,8 +170,12 @@ static void op_read(struct request *rq)
         reply_error(rq, -EIO);
         return;
     }
-    if (in->offset == 0)
+    if (in->offset == 0 && rq->own) {
+        atomic_fetch_add_explicit(&w->slot->ahead_files, 1, memory_order_relaxed);
+    } else if (in->offset == 0) {
         atomic_fetch_add_explicit(&w->slot->read_files, 1, memory_order_relaxed);
+        populate_note_read(w, position);
+    }
     struct iovec iov[READER_IOV_MAX + 1];
     memcpy(iov + 1, span.iov, (size_t)span.iov_count * sizeof(*iov));
     reply_iov(rq, iov, span.iov_count + 1);
@@ -371,10 +375,14 @@ static void list(struct request *rq, bool plus)
         r = list_child(s, &l, directory, first + (uint32_t)(off - 2), off + 1);
     if (r == -ENOSPC && l.len == 0)
         r = -EINVAL; /* not even one fits: an end here would lose the rest */
-    if (r < 0 && r != -ENOSPC)
+    if (r < 0 && r != -ENOSPC) {
         reply_error(rq, r == -EUCLEAN ? -EIO : r);
-    else
-        reply_bytes(rq, l.buf, l.len);
+        return;
+    }
+    if (plus && off > 2)
+        populate_note_listing(s, first + (uint32_t)(in->offset > 2 ? in->offset - 2 : 0),
+                              first + (uint32_t)(off - 2));
+    reply_bytes(rq, l.buf, l.len);
 }
 
 static void op_readdir(struct request *rq)

@@ -57,6 +57,11 @@ static void count(struct request *rq, int err, size_t bytes)
     uint64_t took = now - rq->received_ns;
 
     w->done_ns = now;
+    if (rq->own) {
+        add(&slot->ahead_requests, 1);
+        add(&slot->ahead_bytes, opcode == FUSE_READ ? bytes : 0);
+        return;
+    }
     add(&slot->requests[opcode], 1);
     add(&slot->service_ns, took);
     atomic_store_explicit(&slot->last_request_ns, now, memory_order_relaxed);

@@ -147,6 +147,8 @@ int session_start(const struct session_config *config, struct fault *fault,
         r = watchdog_start(s);
     if (r == 0)
         r = loop_start(s);
+    if (r == 0)
+        r = populate_start(s);
     if (r < 0) {
         loop_end(s);
         session_stop(s);
@@ -205,11 +207,13 @@ int session_stop(struct session *s)
             all &= join(s->workers[i]->thread, &until);
     if (s->watchdog_started)
         all &= join(s->watchdog, &until);
+    all &= populate_join(s, &until) == 0;
     session_update_counters(s);
     if (!all)
         return -EBUSY;
     for (unsigned i = 0; i < s->worker_count; i++)
         free_worker(s, s->workers[i]);
+    populate_release(s);
     if (s->fuse)
         fuse_session_destroy(s->fuse); /* closes the device */
     else

@@ -27,6 +27,12 @@ struct session_config {
     unsigned threads;      /* at most so many answer at once; 0: the allowed CPUs */
     bool verify;           /* compare files with their sums before they are served */
     unsigned io_timeout_s; /* a read that takes longer is answered with EIO; 0: never */
+    /*
+     * Where it is mounted, as this process sees it, and how many bytes may be brought into
+     * the page cache before readers ask; NULL or 0: none.
+     */
+    const char *mountpoint;
+    uint64_t readahead_bytes;
     bool override_uid, override_gid;
     uint32_t uid, gid; /* shown as owner of everything: --uid, --gid */
     /* Called with one line for the log, from any thread. May be NULL. */

@@ -1,0 +1,569 @@
+/*
+ * Population: when readers go through many files of an archive, the rest of what they read
+ * from is brought into the kernel's page cache before they ask for it.
+ *
+ * A file that is read cold costs its reader a round trip or two, with two changes of
+ * process each. Files that one process asks for in a row, without waiting for each, cost
+ * half of that, and what a reader then finds in the page cache costs no request at all. So a
+ * process of our own goes through the mount like any reader: it lists a directory, opens
+ * its files and tells the kernel that it will need them (posix_fadvise). In the order of
+ * the archive, which is also the order in which a device or a decompressor likes it.
+ *
+ * Why a process. A thread that waits in its own mount keeps the descriptors of its process
+ * open; if that process is killed then, the connection never ends and nobody can unmount.
+ * The child has closed the device, so that it is a reader as any other. It is forked when
+ * it is wanted and ends when the readers pause, because an open directory makes a mount
+ * busy. Between fork and exit it calls nothing that may lock or allocate: other threads
+ * were in the middle of such calls when it was made.
+ *
+ * What is populated. The index is cut into chunks of 256 entries; neighbours in a directory
+ * are neighbours there. A chunk is wanted if a reader read from it, or from one of the few
+ * before it, and it begins only after a part of all files was read cold. So a job that
+ * reads a few files pays nothing; one that reads at random what it will not read again
+ * pays for at most POPULATE_RATIO files each, at half of the price of reading one, and only
+ * until the allowance is used up: a part of the memory that is free.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "budget.h"
+#include "internal.h"
+
+#define CHUNK_BITS 8
+#define CHUNK_ENTRIES (1u << CHUNK_BITS)
+#define CHUNKS_AHEAD 4u /* of one that is read from: for readers that go in order */
+
+#define READS_FIRST 1024u  /* cold reads before it begins, */
+#define READS_SHARE 64u    /* or this part of all files, if that is more */
+#define READS_AGAIN 16u    /* before it goes on after a pause */
+#define POPULATE_RATIO 16u /* files at most for each cold read */
+#define FILE_MOST (4u << 20)
+#define QUIET_NS 20000000u
+
+/* What is under way at once: a reader's own request queues up behind it. */
+#define BATCH_FILES 32u
+#define BATCH_BYTES (1u << 20)
+
+#define INODE_BYTES 1200u /* of kernel memory for an inode and its name */
+#define ROOM_SHARE 2u     /* the part of the free memory that may be used */
+#define ROOM_LEAST (UINT64_C(32) << 20)
+#define STACK_BYTES (256u << 10)
+
+enum outcome {
+    PAUSED, /* nobody reads */
+    DONE,   /* there is nothing left that could be done */
+    FULL,   /* the allowance is used up */
+    FAILED,
+};
+
+/* Shared by the daemon and its children. */
+struct ledger {
+    _Atomic uint64_t files, bytes;
+    size_t chunks;
+    _Atomic uint64_t *touched; /* bitmaps, by chunk */
+    _Atomic uint64_t *listed;
+    _Atomic uint64_t *done;
+};
+
+struct populate {
+    struct session *session;
+    pthread_t thread;
+    bool started;
+    uint64_t most_bytes; /* --readahead */
+    struct ledger *ledger;
+    size_t ledger_bytes;
+    char root[PATH_MAX]; /* path in the index of what is shown as the root */
+    size_t root_len;
+
+    _Atomic uint32_t asleep; /* futex */
+    _Atomic uint64_t wanted; /* reads in all when it shall wake */
+    pthread_mutex_t child_lock;
+    _Atomic int32_t child;
+    bool stopped;
+};
+
+static void futex(_Atomic uint32_t *word, int op, uint32_t value)
+{
+    syscall(SYS_futex, word, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
+}
+
+static bool get_bit(const _Atomic uint64_t *bits, size_t i)
+{
+    return atomic_load_explicit(&bits[i / 64], memory_order_relaxed) >> (i % 64) & 1;
+}
+
+static void set_bit(_Atomic uint64_t *bits, size_t i)
+{
+    if (!get_bit(bits, i))
+        atomic_fetch_or_explicit(&bits[i / 64], UINT64_C(1) << (i % 64), memory_order_relaxed);
+}
+
+/* Files that readers had to ask for. */
+static uint64_t cold_reads(const struct session *s)
+{
+    uint64_t sum = 0;
+
+    for (unsigned i = 0; i < COUNTERS_SLOTS; i++)
+        sum += atomic_load_explicit(&s->config.counters->slots[i].read_files,
+                                    memory_order_relaxed);
+    return sum;
+}
+
+/* ---- the child ---- */
+
+struct child {
+    const struct populate *p;
+    const struct session *session;
+    struct ledger *ledger;
+    int root_fd;
+    uint64_t allowance; /* bytes, of this run */
+    uint64_t used;
+    unsigned batch_files;
+    uint64_t batch_bytes;
+    uint64_t reads, reads_ns; /* as last seen, and when they last grew */
+    enum outcome outcome;
+    bool stop;
+    char path[PATH_MAX];
+    char name[INDEX_NAME_MAX + 1];
+    char dirents[16u << 10];
+};
+
+static void end_with(struct child *c, enum outcome outcome)
+{
+    c->outcome = outcome;
+    c->stop = true;
+}
+
+/* Every descriptor: the device above all. */
+static void close_everything(void)
+{
+    struct rlimit limit;
+
+    if (syscall(SYS_close_range, 0u, ~0u, 0u) == 0)
+        return;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > 65536)
+        limit.rlim_cur = 65536;
+    for (int fd = 0; fd < (int)limit.rlim_cur; fd++)
+        close(fd);
+}
+
+static bool is_own_mount(const struct child *c)
+{
+    const struct counters *counters = c->session->config.counters;
+    struct stat st;
+
+    return fstat(c->root_fd, &st) == 0 &&
+           st.st_dev == makedev(counters->mount_dev_major, counters->mount_dev_minor);
+}
+
+/* After each batch: go on? */
+static void judge(struct child *c)
+{
+    uint64_t reads = cold_reads(c->session), now = session_now_ns();
+
+    if (reads != c->reads) {
+        c->reads = reads;
+        c->reads_ns = now;
+    }
+    if (c->used > c->allowance)
+        end_with(c, FULL);
+    else if (now - c->reads_ns > QUIET_NS ||
+             atomic_load(&c->ledger->files) > reads * POPULATE_RATIO)
+        end_with(c, PAUSED);
+}
+
+/* Have the kernel ask for the file's bytes, and wait for them once in a while. */
+static void populate_file(struct child *c, int dir_fd, uint64_t size)
+{
+    int fd = openat(dir_fd, c->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    char last;
+
+    if (fd < 0) {
+        if (errno == ENOTCONN || errno == ECONNABORTED)
+            end_with(c, DONE);
+        return;
+    }
+    posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+    atomic_fetch_add_explicit(&c->ledger->files, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->ledger->bytes, size, memory_order_relaxed);
+    c->used += size + INODE_BYTES;
+    c->batch_bytes += size;
+    if (++c->batch_files >= BATCH_FILES || c->batch_bytes >= BATCH_BYTES) {
+        ssize_t n = pread(fd, &last, 1, (off_t)size - 1);
+        (void)n; /* a reader will see the error */
+        c->batch_files = 0;
+        c->batch_bytes = 0;
+        judge(c);
+    }
+    close(fd);
+}
+
+/* A regular file with bytes, by its first name: worth populating. */
+static bool is_wanted(struct child *c, uint32_t position, uint64_t *ret_size)
+{
+    const struct index *index = c->session->index;
+    const char *name;
+    struct node node;
+    size_t len;
+
+    if (index_node(index, position, &node) < 0 || !S_ISREG(node.mode) ||
+        node.position != position || node.data_bytes == 0 || node.size_bytes > FILE_MOST ||
+        index_name(index, position, &name, &len) < 0 || len > INDEX_NAME_MAX)
+        return false;
+    memcpy(c->name, name, len);
+    c->name[len] = '\0';
+    *ret_size = node.size_bytes;
+    return true;
+}
+
+/* The kernel learns names and attributes of [from, to) by one listing. */
+static void list_range(struct child *c, int dir_fd, uint32_t first, uint32_t from, uint32_t to)
+{
+    uint32_t left = to - from;
+    long n;
+
+    if (lseek(dir_fd, (off_t)(from - first) + 2, SEEK_SET) < 0)
+        return;
+    while (left && (n = syscall(SYS_getdents64, dir_fd, c->dirents, sizeof(c->dirents))) > 0)
+        for (long i = 0; i < n && left; left--)
+            i += ((const struct dirent64 *)(const void *)(c->dirents + i))->d_reclen;
+}
+
+/* The directory's path below what is shown as the root, or NULL if it is not there. */
+static const char *path_below_root(struct child *c, uint32_t directory)
+{
+    const struct populate *p = c->p;
+    size_t len;
+
+    if (index_path(c->session->index, directory, c->path, sizeof(c->path), &len) < 0 ||
+        len < p->root_len || memcmp(c->path, p->root, p->root_len) != 0)
+        return NULL;
+    if (len == p->root_len)
+        return ".";
+    if (p->root_len == 0)
+        return c->path;
+    return c->path[p->root_len] == '/' ? c->path + p->root_len + 1 : NULL;
+}
+
+/* Entries [from, to) of a directory whose children begin at `first`. */
+static void populate_range(struct child *c, uint32_t directory, uint32_t first, uint32_t from,
+                           uint32_t to)
+{
+    const char *path = path_below_root(c, directory);
+    uint64_t size;
+    int fd;
+
+    if (!path)
+        return;
+    fd = openat(c->root_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (!get_bit(c->ledger->listed, from >> CHUNK_BITS))
+        list_range(c, fd, first, from, to);
+    for (uint32_t i = from; i < to && !c->stop; i++)
+        if (is_wanted(c, i, &size))
+            populate_file(c, fd, size);
+    close(fd);
+}
+
+static void populate_chunk(struct child *c, size_t chunk)
+{
+    const struct index *index = c->session->index;
+    uint32_t entries = index_info(index)->entries, i = (uint32_t)(chunk << CHUNK_BITS);
+    uint32_t end = entries - i > CHUNK_ENTRIES ? i + CHUNK_ENTRIES : entries;
+
+    while (i < end && !c->stop) {
+        uint32_t directory, first, count, to;
+
+        if (index_parent(index, i, &directory) < 0 ||
+            index_children(index, directory, &first, &count) < 0 || i < first ||
+            i - first >= count) {
+            i++; /* the root, or damage */
+            continue;
+        }
+        to = count - (i - first) > end - i ? end : first + count;
+        populate_range(c, directory, first, i, to);
+        i = to;
+    }
+    if (!c->stop)
+        set_bit(c->ledger->done, chunk);
+}
+
+static bool chunk_is_wanted(const struct ledger *l, size_t chunk)
+{
+    if (get_bit(l->done, chunk))
+        return false;
+    for (size_t i = 0; i <= CHUNKS_AHEAD && i <= chunk; i++)
+        if (get_bit(l->touched, chunk - i))
+            return true;
+    return false;
+}
+
+/* One way through all chunks. True if there was anything to do. */
+static bool populate_once(struct child *c)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < c->ledger->chunks && !c->stop; i++) {
+        if (!chunk_is_wanted(c->ledger, i))
+            continue;
+        any = true;
+        populate_chunk(c, i);
+    }
+    return any;
+}
+
+static bool is_complete(const struct ledger *l)
+{
+    for (size_t i = 0; i < l->chunks; i++)
+        if (!get_bit(l->done, i))
+            return false;
+    return true;
+}
+
+static void prepare_child(pid_t parent)
+{
+    struct sched_param param = {0};
+    sigset_t none;
+
+    close_everything();
+    sigemptyset(&none);
+    signal(SIGTERM, SIG_DFL);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(FAILED);
+    prctl(PR_SET_NAME, "onepot-ahead");
+    sched_setscheduler(0, SCHED_BATCH, &param);
+}
+
+static _Noreturn void child_main(const struct populate *p, uint64_t allowance, pid_t parent)
+{
+    static struct child c; /* a copy of the process's own: nobody else has this one */
+
+    prepare_child(parent);
+    c = (struct child){.p = p,
+                       .session = p->session,
+                       .ledger = p->ledger,
+                       .allowance = allowance,
+                       .reads = cold_reads(p->session),
+                       .reads_ns = session_now_ns()};
+    c.root_fd = open(p->session->config.mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (c.root_fd < 0 || !is_own_mount(&c))
+        _exit(FAILED);
+    while (!c.stop && populate_once(&c))
+        ;
+    if (!c.stop)
+        c.outcome = is_complete(p->ledger) ? DONE : PAUSED;
+    _exit((int)c.outcome);
+}
+
+/* ---- the thread that has the children ---- */
+
+static void sleep_until_wanted(struct populate *p, uint64_t more)
+{
+    atomic_store(&p->wanted, cold_reads(p->session) + more);
+    atomic_store(&p->asleep, 1);
+    while (atomic_load(&p->asleep) && !atomic_load(&p->session->ended))
+        futex(&p->asleep, FUTEX_WAIT, 1);
+}
+
+/* How much may be brought in now. */
+static uint64_t allowance_of(const struct populate *p)
+{
+    uint64_t used = atomic_load(&p->ledger->bytes), room = budget_room_bytes("") / ROOM_SHARE;
+    uint64_t left = p->most_bytes > used ? p->most_bytes - used : 0;
+
+    return room < ROOM_LEAST ? 0 : left < room ? left : room;
+}
+
+static void set_child(struct populate *p, pid_t pid)
+{
+    atomic_store(&p->child, pid);
+    atomic_store(&p->session->config.counters->ahead_pid, pid);
+}
+
+static void start_child(struct populate *p, uint64_t allowance)
+{
+    pid_t parent = getpid(), pid;
+
+    pthread_mutex_lock(&p->child_lock);
+    pid = p->stopped ? -1 : fork();
+    if (pid == 0)
+        child_main(p, allowance, parent);
+    set_child(p, pid > 0 ? pid : 0);
+    pthread_mutex_unlock(&p->child_lock);
+}
+
+/* Wait for it to end; it is reaped under the lock, so that nobody signals another one. */
+static enum outcome await_child(struct populate *p)
+{
+    pid_t pid = atomic_load(&p->child);
+    int status = 0;
+    siginfo_t info;
+
+    if (!pid)
+        return FAILED;
+    while (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) < 0 && errno == EINTR)
+        ;
+    pthread_mutex_lock(&p->child_lock);
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    set_child(p, 0);
+    pthread_mutex_unlock(&p->child_lock);
+    return WIFEXITED(status) ? (enum outcome)WEXITSTATUS(status) : FAILED;
+}
+
+static void *populate_thread(void *arg)
+{
+    struct populate *p = arg;
+    uint64_t files = index_info(p->session->index)->files, allowance;
+    uint64_t more = files / READS_SHARE > READS_FIRST ? files / READS_SHARE : READS_FIRST;
+
+    for (;;) {
+        sleep_until_wanted(p, more);
+        allowance = allowance_of(p);
+        if (atomic_load(&p->session->ended) || !allowance)
+            return NULL;
+        start_child(p, allowance);
+        enum outcome outcome = await_child(p);
+        if (outcome == DONE || outcome == FAILED)
+            return NULL;
+        more = READS_AGAIN;
+    }
+}
+
+/* ---- what workers tell; on the way of a request ---- */
+
+bool populate_is_own(const struct session *s, uint32_t pid)
+{
+    return s->populate &&
+           (uint32_t)atomic_load_explicit(&s->populate->child, memory_order_relaxed) == pid &&
+           pid != 0;
+}
+
+void populate_note_read(struct worker *w, uint32_t position)
+{
+    struct populate *p = w->session->populate;
+
+    if (!p)
+        return;
+    set_bit(p->ledger->touched, position >> CHUNK_BITS);
+    if (++w->reads_noted % READS_AGAIN == 0 &&
+        atomic_load_explicit(&p->asleep, memory_order_relaxed) &&
+        cold_reads(w->session) >= atomic_load_explicit(&p->wanted, memory_order_relaxed) &&
+        atomic_exchange(&p->asleep, 0))
+        futex(&p->asleep, FUTEX_WAKE, 1);
+}
+
+void populate_note_listing(const struct session *s, uint32_t from, uint32_t to)
+{
+    if (!s->populate)
+        return;
+    for (uint32_t i = from | (CHUNK_ENTRIES - 1); i < to; i += CHUNK_ENTRIES)
+        set_bit(s->populate->ledger->listed, i >> CHUNK_BITS);
+}
+
+/* ---- start and end ---- */
+
+static int make_ledger(struct populate *p)
+{
+    size_t chunks = (index_info(p->session->index)->entries >> CHUNK_BITS) + 1;
+    size_t words = (chunks + 63) / 64;
+    struct ledger *l;
+
+    p->ledger_bytes = sizeof(*l) + 3 * words * sizeof(uint64_t);
+    l = mmap(NULL, p->ledger_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (l == MAP_FAILED)
+        return -errno;
+    l->chunks = chunks;
+    l->touched = (void *)(l + 1);
+    l->listed = l->touched + words;
+    l->done = l->listed + words;
+    p->ledger = l;
+    return 0;
+}
+
+static void populate_free(struct populate *p)
+{
+    if (p->ledger)
+        munmap(p->ledger, p->ledger_bytes);
+    pthread_mutex_destroy(&p->child_lock);
+    free(p);
+}
+
+int populate_start(struct session *s)
+{
+    const struct session_config *config = &s->config;
+    pthread_attr_t attr;
+    struct populate *p;
+    int r;
+
+    if (!config->readahead_bytes || !config->mountpoint ||
+        !source_is_local(config->pot->source) || index_info(s->index)->files < 2 * READS_FIRST)
+        return 0;
+    p = calloc(1, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    p->session = s;
+    p->most_bytes = config->readahead_bytes;
+    pthread_mutex_init(&p->child_lock, NULL);
+    r = index_path(s->index, config->root, p->root, sizeof(p->root), &p->root_len);
+    if (r == 0)
+        r = make_ledger(p);
+    if (r < 0) {
+        populate_free(p);
+        return r;
+    }
+    s->populate = p;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, STACK_BYTES);
+    r = -pthread_create(&p->thread, &attr, populate_thread, p);
+    pthread_attr_destroy(&attr);
+    p->started = r == 0;
+    return r;
+}
+
+void populate_end(struct session *s)
+{
+    struct populate *p = s->populate;
+
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->child_lock);
+    p->stopped = true;
+    if (atomic_load(&p->child))
+        kill(atomic_load(&p->child), SIGKILL);
+    pthread_mutex_unlock(&p->child_lock);
+    atomic_store(&p->asleep, 0);
+    futex(&p->asleep, FUTEX_WAKE, 1);
+}
+
+int populate_join(struct session *s, const struct timespec *until)
+{
+    struct populate *p = s->populate;
+
+    return p && p->started ? pthread_timedjoin_np(p->thread, NULL, until) : 0;
+}
+
+void populate_release(struct session *s)
+{
+    if (s->populate)
+        populate_free(s->populate);
+    s->populate = NULL;
+}

@@ -1,0 +1,157 @@
+"""Reading ahead: what readers will ask for is brought into the page cache by a process of the
+daemon's own, which comes when they read much, goes when they pause, and is never in the way."""
+
+import os
+import random
+import signal
+import time
+
+import harness
+import life
+import tree
+from duplicates import member, write_tar
+from harness import check, check_equal
+
+FOLDERS = 20
+FILES = 8000  # more than it takes to begin, and ever so small
+
+
+def content_of(number):
+    return tree.content(1 + number % 9000, number)
+
+
+def path_of(number):
+    return f"train/{number % FOLDERS:02d}/{number:05d}"
+
+
+def make_archive(work):
+    members = [member("train", directory=True)]
+    members += [member(f"train/{i:02d}", directory=True) for i in range(FOLDERS)]
+    members += [member(path_of(i), content_of(i)) for i in range(FILES)]
+    members += [member("rest", directory=True)]
+    members += [member(f"rest/{i}", b"rest") for i in range(1000)]
+    write_tar(work / "many.tar", members)
+    return work / "many.tar"
+
+
+def read_all(mount, numbers):
+    for number in numbers:
+        with open(mount / path_of(number), "rb", buffering=0) as f:
+            check(f.readall() == content_of(number), f"{path_of(number)}: other bytes")
+
+
+def shuffled():
+    numbers = list(range(FILES))
+    random.Random(1).shuffle(numbers)
+    return numbers
+
+
+def helpers_of(mount):
+    """The processes that read ahead for this mount."""
+    daemon = mount.stat()["daemon_pid"]
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
+                fields = f.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == daemon and fields[0] != "Z":
+            found.append(int(pid))
+    return found
+
+
+def settled(mount):
+    harness.wait_for(lambda: not helpers_of(mount), "the end of reading ahead")
+    return mount.stat()
+
+
+def test_most_of_a_shuffled_epoch_is_read_ahead_and_right(work):
+    with work.mount(make_archive(work)) as mount:
+        read_all(mount, shuffled())
+        stat = settled(mount)
+        check(stat["ahead_files"] > 500, f"{stat['ahead_files']} files were read ahead")
+        check(stat["requests"]["READ"] + stat["ahead_files"] <= FILES + 512,
+              f"{stat['requests']['READ']} and {stat['ahead_files']} of {FILES} files were read")
+        check(stat["read_files"] >= FILES, f"{stat['read_files']} files were read")
+        before = stat["requests"]["READ"]
+        read_all(mount, shuffled())
+        check_equal(mount.stat()["requests"]["READ"], before, "READs after a second epoch")
+
+
+def test_what_nobody_reads_from_is_left_alone(work):
+    with work.mount(make_archive(work)) as mount:
+        read_all(mount, shuffled())
+        settled(mount)
+        before = mount.stat()["requests"]["READ"]
+        for i in range(100, 110):  # far from what was read, in the order of the index
+            with open(mount / f"rest/{i}", "rb") as f:
+                check_equal(f.read(), b"rest", "content")
+        check_equal(mount.stat()["requests"]["READ"] - before, 10, "READs of cold files")
+
+
+def test_a_job_that_reads_little_pays_nothing(work):
+    with work.mount(make_archive(work)) as mount:
+        read_all(mount, shuffled()[:900])
+        time.sleep(0.2)
+        stat = mount.stat()
+        check_equal(stat["ahead_requests"], 0, "requests of its own")
+        check_equal(stat["requests"]["READ"], 900, "READs")
+
+
+def test_off_is_off(work):
+    with work.mount(make_archive(work), "--readahead", "off") as mount:
+        read_all(mount, shuffled())
+        stat = mount.stat()
+        check_equal(stat["ahead_requests"], 0, "requests of its own")
+        check_equal(stat["requests"]["READ"], FILES, "READs")
+
+
+def test_a_bound_in_bytes_holds(work):
+    with work.mount(make_archive(work), "--readahead", "1M") as mount:
+        read_all(mount, shuffled())
+        stat = settled(mount)
+        check(0 < stat["ahead_bytes"] <= 3 << 20, f"{stat['ahead_bytes']} bytes were read ahead")
+
+
+def test_below_a_subdirectory(work):
+    with work.mount(make_archive(work), "--subdir", "train") as mount:
+        for number in shuffled():
+            with open(mount / path_of(number)[6:], "rb", buffering=0) as f:
+                check(f.readall() == content_of(number), f"{path_of(number)}: other bytes")
+        check(settled(mount)["ahead_files"] > 500, "files were read ahead")
+
+
+def test_an_unmount_right_after_the_last_read_succeeds(work):
+    archive = make_archive(work)
+    for count in (1100, 1500, 2500, 4000):
+        with work.mount(archive) as mount:
+            read_all(mount, shuffled()[:count])
+
+
+def test_a_killed_daemon_takes_it_along(work):
+    archive = make_archive(work)
+    for count in (1050, 1200, 1700):
+        with work.mount(archive) as mount:
+            read_all(mount, shuffled()[:count])
+            stat = mount.stat()
+            helpers = helpers_of(mount)
+            os.kill(stat["daemon_pid"], signal.SIGKILL)
+            for pid in helpers:
+                life.wait_gone(pid)
+            life.wait_gone(stat["daemon_pid"])
+            mount.mounted = False
+            harness.onepot("umount", mount.path)
+
+
+def test_a_killed_helper_is_no_loss(work):
+    with work.mount(make_archive(work)) as mount:
+        numbers = shuffled()
+        read_all(mount, numbers[:1100])
+        for pid in helpers_of(mount):
+            os.kill(pid, signal.SIGKILL)
+        read_all(mount, numbers)
+
+
+if __name__ == "__main__":
+    harness.main(globals())
