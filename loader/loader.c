@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "budget.h"
 #include "engine.h"
 #include "error.h"
 #include "launcher.h"
@@ -44,11 +44,6 @@ static uint32_t local_ranks(void)
             return (uint32_t)n;
     }
     return 1;
-}
-
-static uint64_t node_memory(void)
-{
-    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 /* Processors that this process may use, by its share of the node. */
@@ -172,7 +167,7 @@ static int plan_all(struct onepot_loader_options *given, struct engine_options *
         return r;
     choose_threads(given, o);
     o->memory_bytes =
-        given->memory_bytes ? given->memory_bytes : node_memory() / 4 / local_ranks();
+        given->memory_bytes ? given->memory_bytes : budget_memory_bytes("") / 4 / local_ranks();
     o->memory = &slab_host_memory;
     return 0;
 }
