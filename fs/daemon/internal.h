@@ -65,6 +65,7 @@ struct session {
     struct session_config config;
     const struct index *index;
     struct fuse_session *fuse; /* libfuse's: INIT alone */
+    int libfuse_fd;            /* our end of the socket that it takes for the device */
     int fd;
     int ended_fd; /* eventfd */
     bool no_open, no_opendir;

@@ -8,11 +8,13 @@
 #include <fuse_lowlevel.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -63,6 +65,25 @@ static void on_init(void *userdata, struct fuse_conn_info *conn)
 
 static const struct fuse_lowlevel_ops init_only = {.init = on_init};
 
+/*
+ * Pass libfuse's answer to INIT on to the kernel. Up to 3.16 it forgets to ask for parallel
+ * look-ups in one directory, without which the kernel sends them one at a time.
+ */
+static int pass_answer(struct session *s, uint32_t offered)
+{
+    char answer[HEADER_ROOM] = {0};
+    struct fuse_out_header *header = (void *)answer;
+    struct fuse_init_out *out = (void *)(header + 1);
+    ssize_t n = recv(s->libfuse_fd, answer, sizeof(answer), MSG_DONTWAIT);
+
+    if (n < (ssize_t)sizeof(*header))
+        return n < 0 ? -errno : -EPROTO;
+    if (header->error == 0 &&
+        n >= (ssize_t)(sizeof(*header) + offsetof(struct fuse_init_out, max_background)))
+        out->flags |= offered & FUSE_PARALLEL_DIROPS;
+    return write(s->fd, answer, (size_t)n) < 0 ? -errno : 0;
+}
+
 /* Read requests until the kernel has had its answer to INIT. */
 static int negotiate(struct session *s, struct fault *fault)
 {
@@ -96,6 +117,7 @@ static int negotiate(struct session *s, struct fault *fault)
         const struct fuse_init_in *in = (const void *)(header + 1);
         done = header->opcode == FUSE_INIT && in->major == FUSE_KERNEL_VERSION;
         fuse_session_process_buf(s->fuse, &buf);
+        r = pass_answer(s, in->flags);
         if (fuse_session_exited(s->fuse))
             r = fault_set(fault, -EPROTO, NULL, FAULT_NO_OFFSET,
                           "this kernel's FUSE protocol is too old");
@@ -104,10 +126,12 @@ static int negotiate(struct session *s, struct fault *fault)
     return r;
 }
 
+/* libfuse talks to a socket of ours, where its answer can be seen before the kernel does. */
 static int create_fuse(struct session *s)
 {
     char name[] = "onepot", flag[] = "-o", option[64], device[32];
     char *argv[] = {name, flag, option, NULL};
+    int pair[2];
     struct fuse_args args = {.argc = 3, .argv = argv};
 
     snprintf(option, sizeof(option), "%s", session_mount_options());
@@ -115,10 +139,14 @@ static int create_fuse(struct session *s)
     fuse_opt_free_args(&args);
     if (!s->fuse)
         return -ENOMEM;
-    snprintf(device, sizeof(device), "/dev/fd/%d", s->fd);
-    if (fuse_session_mount(s->fuse, device) != 0)
-        return -EBADF;
-    return 0;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+        return -errno;
+    s->libfuse_fd = pair[0];
+    snprintf(device, sizeof(device), "/dev/fd/%d", pair[1]);
+    if (fuse_session_mount(s->fuse, device) == 0)
+        return 0;
+    close(pair[1]);
+    return -EBADF;
 }
 
 int session_start(const struct session_config *config, struct fault *fault,
@@ -134,6 +162,7 @@ int session_start(const struct session_config *config, struct fault *fault,
     s->config = *config;
     s->index = config->pot->index;
     s->fd = config->fuse_fd;
+    s->libfuse_fd = -1;
     s->buffer_bytes = READER_SPAN_MAX + HEADER_ROOM;
     pthread_mutex_init(&s->turn_lock, NULL);
     pthread_mutex_init(&s->log_lock, NULL);
@@ -215,9 +244,10 @@ int session_stop(struct session *s)
         free_worker(s, s->workers[i]);
     populate_release(s);
     if (s->fuse)
-        fuse_session_destroy(s->fuse); /* closes the device */
-    else
-        close(s->fd);
+        fuse_session_destroy(s->fuse); /* closes its end of the socket */
+    if (s->libfuse_fd >= 0)
+        close(s->libfuse_fd);
+    close(s->fd);
     if (s->ended_fd >= 0)
         close(s->ended_fd);
     sums_free(s->sums);
