@@ -48,7 +48,7 @@
  * are busy is not counted: the kernel knows the difference.
  */
 #define THREADS_FIRST 4u
-#define THREADS_LAST 64u
+#define THREADS_LAST 128u
 #define READS_A_SAMPLE 4u
 #define SAMPLES 16u
 #define SLOW_READ_NS UINT64_C(200000)

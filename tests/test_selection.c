@@ -78,7 +78,7 @@ static int read_list(const char *text, size_t len, bool nul, const char *root,
     return r;
 }
 
-/* All that the list selects, "a/" for a folder, "a/*" for all of one, joined by blanks. */
+/* All that the list selects: a slash behind a folder, a star for all of one. */
 static void describe(const struct name_list *list, uint32_t number, const char *path,
                      char *text)
 {

@@ -40,7 +40,7 @@ static const struct cli_usage usage = {
     "      --block=SIZE      compress so much together, of which a random read decompresses\n"
     "                        all (4K to 8M, default 1M)\n"
     "      --align=BYTES     begin the data of each file at a multiple of BYTES\n"
-    "  -j, --jobs=N          read and compress with N threads (default: 4, and up to 64\n"
+    "  -j, --jobs=N          read and compress with N threads (default: 4, and up to 128\n"
     "                        where reading is slow; compress with one a CPU); the archive\n"
     "                        is the same\n"
     "      --strict          give up at the first file that can't be packed\n"
