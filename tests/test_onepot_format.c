@@ -185,7 +185,7 @@ static int check_all(void)
     ck_assert_int_eq(source_from_memory(bytes, len, "memory", &source), 0);
     int r = backend_onepot.find(source, &fault, &where);
     if (r == 0)
-        r = index_open(source, where.offset, where.length, &fault, &index);
+        r = index_open_pieces(source, where.offset, where.length, where.stride, &fault, &index);
     if (r == 0)
         r = onepot_check_trailer(source, index, &fault);
     if (r == 0)
@@ -245,6 +245,123 @@ START_TEST(the_digest_is_that_of_the_entries)
         index_close(index);
         source_close(source);
     }
+}
+END_TEST
+
+/* An archive of `files` members in zstd frames; with a stride, its index in pieces. */
+static void append_in_pieces(uint32_t files, uint64_t stride, const char *where)
+{
+    struct fault fault = {0};
+    struct builder *b = NULL;
+    struct builder_header header = {.codec = CODEC_ZSTD, .block_bytes = 4096};
+    struct onepot_tar tar = {
+        .end_marker_offset = 0, .tar_bytes = RECORD, .zstd = true, .archive_bytes = 4099};
+    static uint8_t rest[4099];
+    uint64_t sum = XXH3_64bits(rest, sizeof(rest)), file_bytes;
+    tar.stride = stride;
+    int fd = open(where, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    ck_assert_int_eq(write(fd, rest, sizeof(rest)), sizeof(rest));
+    ck_assert_int_eq(builder_new(&b), 0);
+    for (uint32_t i = 0; i < files; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "%u", i);
+        ck_assert_int_eq(builder_set_sum(b, add_file(b, name, 0, 0), i), 0);
+    }
+    builder_set_rest_sums(b, &sum, 1);
+    int r = onepot_format_append(b, &header, fd, &tar, &fault, &file_bytes);
+    ck_assert_msg(r == 0, "%s", fault.what);
+    builder_free(b);
+    close(fd);
+}
+
+START_TEST(an_index_may_lie_in_pieces)
+{
+    char pieces[PATH_MAX];
+    snprintf(pieces, sizeof(pieces), "%s.pieces", path);
+    uint8_t digest[2][INDEX_DIGEST_BYTES];
+    for (uint64_t stride = 0; stride <= 3 * 65536; stride += stride ? 65536 : 2 * 65536) {
+        append_in_pieces(20000, stride, pieces);
+        struct source *source = NULL;
+        struct index *index = NULL;
+        struct fault fault = {0};
+        struct embedded_index where;
+        enum digest_kind kind;
+        ck_assert_int_eq(source_open(pieces, NULL, &source), 0);
+        ck_assert_int_eq(backend_onepot.find(source, &fault, &where), 0);
+        ck_assert_int_eq(
+            index_open_pieces(source, where.offset, where.length, where.stride, &fault, &index),
+            0);
+        ck_assert_uint_eq(walk_all(index).errors, 0);
+        ck_assert_int_eq(index_digest(index, digest[stride != 0], &kind), 0);
+        int r = onepot_check_trailer(source, index, &fault);
+        ck_assert_msg(r == 0, "%s", fault.what);
+        /* Pieces make the file longer by what is between them. */
+        uint64_t whole = 4099 + 5 + 8 + where.length + 520;
+        ck_assert(stride ? source_size(source) > whole : source_size(source) == whole);
+        index_close(index);
+        source_close(source);
+    }
+    ck_assert_mem_eq(digest[0], digest[1], INDEX_DIGEST_BYTES);
+    unlink(pieces);
+}
+END_TEST
+
+START_TEST(every_byte_around_pieces_is_checked)
+{
+    char pieces[PATH_MAX];
+    snprintf(pieces, sizeof(pieces), "%s.pieces", path);
+    append_in_pieces(4000, 2 * 65536, pieces);
+    auto_close int fd = open(pieces, O_RDONLY | O_CLOEXEC);
+    free(bytes);
+    len = (size_t)lseek(fd, 0, SEEK_END);
+    bytes = malloc(len);
+    ck_assert_int_eq(pread(fd, bytes, len, 0), (ssize_t)len);
+    unlink(pieces);
+    struct embedded_index where;
+    ck_assert_int_eq(find_in(bytes, len, &where), 0);
+    ck_assert_uint_eq(where.stride, 2 * 65536);
+    ck_assert_int_eq(check_all(), 0);
+    for (size_t i = 0; i < len; i += i < 4200 || i > len - 600 ? 1 : 509) {
+        bytes[i] ^= 4;
+        ck_assert_msg(check_all() != 0, "byte %zu", i);
+        bytes[i] ^= 4;
+    }
+}
+END_TEST
+
+START_TEST(a_lying_footer_of_a_compressed_archive_is_noticed)
+{
+    char pieces[PATH_MAX];
+    snprintf(pieces, sizeof(pieces), "%s.pieces", path);
+    append_in_pieces(4000, 2 * 65536, pieces);
+    auto_close int fd = open(pieces, O_RDONLY | O_CLOEXEC);
+    free(bytes);
+    len = (size_t)lseek(fd, 0, SEEK_END);
+    bytes = malloc(len);
+    ck_assert_int_eq(pread(fd, bytes, len, 0), (ssize_t)len);
+    unlink(pieces);
+    static const uint64_t values[] = {0,
+                                      1,
+                                      8,
+                                      512,
+                                      65536,
+                                      131072,
+                                      1u << 20,
+                                      UINT64_C(1) << 32,
+                                      INT64_MAX,
+                                      UINT64_MAX,
+                                      UINT64_MAX - 7,
+                                      UINT64_MAX - 65535};
+    for (size_t at = END_MARKER; at <= 96; at += 8) {
+        uint64_t old = get(len - FOOTER + at);
+        for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+            struct embedded_index where;
+            put(at, values[i]);
+            ck_assert(values[i] == old || find_in(bytes, len, &where) < 0);
+        }
+        put(at, old);
+    }
+    ck_assert_int_eq(check_all(), 0);
 }
 END_TEST
 
@@ -461,6 +578,9 @@ int main(void)
     tcase_add_test(tests, the_trailer_of_a_fresh_archive_is_found);
     tcase_add_test(tests, the_end_marker_is_where_footer_and_index_say);
     tcase_add_test(tests, sums_cover_all_that_is_no_data);
+    tcase_add_test(tests, an_index_may_lie_in_pieces);
+    tcase_add_test(tests, every_byte_around_pieces_is_checked);
+    tcase_add_test(tests, a_lying_footer_of_a_compressed_archive_is_noticed);
     tcase_add_test(tests, the_digest_is_that_of_the_entries);
     tcase_add_test(tests, every_number_of_members_ends_on_records);
     tcase_add_test(tests, the_identifier_follows_the_content);
