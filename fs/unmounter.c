@@ -19,7 +19,6 @@
 #include "users.h"
 
 #define BUSY_STEP_MS 50
-#define AHEAD_LIMIT_MS 500 /* what reads ahead stops when readers did, in a moment */
 #define ANSWER_LIMIT_MS 1000
 #define KILLED_LIMIT_MS 500
 #define USERS_SHOWN 8
@@ -39,12 +38,10 @@ static int unmount_once(const struct slot *slot, bool lazy, const struct namespa
 
 int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct namespace *ns)
 {
-    long start = now_ms(), end = start + wait_ms;
+    long end = now_ms() + wait_ms;
     int r;
 
-    while ((r = unmount_once(slot, false, ns)) == -EBUSY &&
-           (now_ms() < end ||
-            (atomic_load(&slot->counters->ahead_pid) && now_ms() < start + AHEAD_LIMIT_MS)))
+    while ((r = unmount_once(slot, false, ns)) == -EBUSY && now_ms() < end)
         poll(NULL, 0, BUSY_STEP_MS);
     if (r == -EBUSY && lazy) {
         r = unmount_once(slot, true, ns);

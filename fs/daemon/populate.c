@@ -11,10 +11,11 @@
  *
  * Why a process. A thread that waits in its own mount keeps the descriptors of its process
  * open; if that process is killed then, the connection never ends and nobody can unmount.
- * The child has closed the device, so that it is a reader as any other. It is forked when
- * it is wanted and ends when the readers pause, because an open directory makes a mount
- * busy. Between fork and exit it calls nothing that may lock or allocate: other threads
- * were in the middle of such calls when it was made.
+ * The child has closed the device, so that it is a reader as any other. It sees the mount in a
+ * namespace of its own, where its open files don't make the mount busy for who unmounts it;
+ * where that is not allowed nothing is read ahead. It is forked when it is wanted and ends
+ * when the readers pause. Between fork and exit it calls nothing that may lock or allocate:
+ * other threads were in the middle of such calls when it was made.
  *
  * What is populated. The index is cut into chunks of 256 entries; neighbours in a directory
  * are neighbours there. A chunk is wanted if a reader read from it, or from one of the few
@@ -33,6 +34,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -169,6 +171,21 @@ static bool is_own_mount(const struct child *c)
 
     return fstat(c->root_fd, &st) == 0 &&
            st.st_dev == makedev(counters->mount_dev_major, counters->mount_dev_minor);
+}
+
+/*
+ * A copy of the mount as "/" of a namespace that holds nothing else: other mounts must be
+ * free to end meanwhile. Bound onto itself first, because copies of mounts that an ordinary
+ * user's namespace begins with may not be moved.
+ */
+static bool take_private_view(const char *mountpoint)
+{
+    if (unshare(CLONE_NEWNS) < 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0)
+        return false;
+    return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount(mountpoint, mountpoint, NULL, MS_BIND, NULL) == 0 && chdir(mountpoint) == 0 &&
+           syscall(SYS_pivot_root, ".", ".") == 0 && umount2(".", MNT_DETACH) == 0 &&
+           chdir("/") == 0;
 }
 
 /* After each batch: go on? */
@@ -363,7 +380,9 @@ static _Noreturn void child_main(const struct populate *p, uint64_t allowance, p
                        .allowance = allowance,
                        .reads = cold_reads(p->session),
                        .reads_ns = session_now_ns()};
-    c.root_fd = open(p->session->config.mountpoint, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (!take_private_view(p->session->config.mountpoint))
+        _exit(FAILED);
+    c.root_fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (c.root_fd < 0 || !is_own_mount(&c))
         _exit(FAILED);
     while (!c.stop && populate_once(&c))

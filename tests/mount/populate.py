@@ -63,6 +63,7 @@ def helpers_of(mount):
 
 def settled(mount):
     harness.wait_for(lambda: not helpers_of(mount), "the end of reading ahead")
+    time.sleep(0.1)  # a reader may be a moment ahead of the count of what it read
     return mount.stat()
 
 
@@ -127,6 +128,17 @@ def test_an_unmount_right_after_the_last_read_succeeds(work):
     for count in (1100, 1500, 2500, 4000):
         with work.mount(archive) as mount:
             read_all(mount, shuffled()[:count])
+
+
+def test_a_plain_unmount_in_the_middle_succeeds(work):
+    """Our process has files open then, but nobody else has."""
+    archive = make_archive(work)
+    for count in (1100, 1200, 1300, 1500, 2000):
+        with work.mount(archive) as mount:
+            read_all(mount, shuffled()[:count])
+            harness.run("umount" if os.geteuid() == 0 else "fusermount3",
+                        *([] if os.geteuid() == 0 else ["-u"]), mount.path)
+            mount.mounted = False
 
 
 def test_a_killed_daemon_takes_it_along(work):
