@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio_ext.h>
 #include <stdlib.h>
@@ -304,6 +305,13 @@ int cli_number_option(const struct cli_usage *usage, const char *option, const c
     if (r < 0)
         return cli_usage_error(usage, "%s: '%s' is no number", option, text);
     return 0;
+}
+
+unsigned cli_default_jobs(void)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+    return n < 1 ? 2 : n > 64 ? 64 : (unsigned)n;
 }
 
 int cli_progress_option(const struct cli_usage *usage, const char *text,

@@ -46,7 +46,7 @@ struct extract_options {
 
     /* Called for one member at a time that could not be extracted. May be NULL. */
     void (*report)(void *ctx, const struct fault *what);
-    /* Called now and then, by the caller's thread; maybe while `report` is. May be NULL. */
+    /* Called now and then, by the caller's thread, never while `report` is. May be NULL. */
     void (*progress)(void *ctx, const char *doing, const struct progress *progress);
     void *ctx;
 

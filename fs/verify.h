@@ -27,7 +27,7 @@ struct verify_options {
     bool trailer_is_good; /* verify_trailer found nothing: what it finds is not told twice */
     /* Called for one thing at a time that is wrong. May be NULL. */
     void (*report)(void *ctx, const struct fault *what);
-    /* Called now and then, by the caller's thread; maybe while `report` is. May be NULL. */
+    /* Called now and then, by the caller's thread, never while `report` is. May be NULL. */
     void (*progress)(void *ctx, const char *doing, const struct progress *progress);
     void *ctx;
     const _Atomic int *stop; /* see extract.h */

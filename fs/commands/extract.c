@@ -2,7 +2,6 @@
  * onepot extract: what archives hold becomes files again.
  */
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -178,13 +177,6 @@ static int run(struct arguments *a)
 
 /* ---- arguments ---- */
 
-static unsigned cpus(void)
-{
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
-    return n < 1 ? 2 : n > 64 ? 64 : (unsigned)n;
-}
-
 enum { OPTION_PROGRESS = CLI_OPTION_OWN, OPTION_PATH, OPTION_NO_SAME_OWNER };
 
 static const struct option longs[] = {
@@ -261,7 +253,7 @@ int command_extract(int argc, char **argv)
 {
     struct arguments a = {.progress = CLI_PROGRESS_AUTO};
     a.options = (struct extract_options){.directory = ".",
-                                         .threads = cpus(),
+                                         .threads = cli_default_jobs(),
                                          .report = tell,
                                          .progress = show,
                                          .ctx = &a,

@@ -2,7 +2,6 @@
  * onepot verify: is an archive what it was?
  */
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +26,16 @@ static _Atomic int stop;
 static void on_signal(int number)
 {
     atomic_store(&stop, number);
+}
+
+/* One that was ignored (nohup) stays so. */
+static void catch_signals(void)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, old;
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &action, NULL);
 }
 
 struct arguments {
@@ -200,8 +209,7 @@ static int verify_archive(struct arguments *a, const char *archive)
 static int run(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK;
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
+    catch_signals();
     if (a->json)
         fputs("[", stdout);
     for (int i = 0; i < count && !atomic_load(&stop); i++) {
@@ -220,13 +228,6 @@ static int run(struct arguments *a, char **archives, int count)
         raise(number);
     }
     return status;
-}
-
-static unsigned cpus(void)
-{
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
-    return n < 1 ? 2 : n > 64 ? 64 : (unsigned)n;
 }
 
 enum { OPTION_PROGRESS = CLI_OPTION_OWN, OPTION_JSON };
@@ -261,8 +262,11 @@ int command_verify(int argc, char **argv)
         CLI_OPTIONS_END,
     };
     struct arguments a = {.progress = CLI_PROGRESS_AUTO};
-    a.options = (struct verify_options){
-        .threads = cpus(), .report = tell, .progress = show, .ctx = &a, .stop = &stop};
+    a.options = (struct verify_options){.threads = cli_default_jobs(),
+                                        .report = tell,
+                                        .progress = show,
+                                        .ctx = &a,
+                                        .stop = &stop};
     int opt, status = CLI_GO_ON;
     while ((opt = cli_getopt(&usage, argc, argv, "j:q", longs, &status)) != -1)
         if (take_option(&a, opt) != 0)

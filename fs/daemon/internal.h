@@ -7,6 +7,7 @@
  *   ops.c       one short function for each request of a read-only tree
  *   reply.c     the wire format of answers
  *   watchdog.c  reads that stall
+ *   sums.c      --verify: no byte of a file that is not what was packed
  *   populate.c  what readers will ask for is brought in before they do
  */
 #ifndef ONEPOT_DAEMON_INTERNAL_H
