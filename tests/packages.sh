@@ -28,6 +28,7 @@ pkg:liblzma liblzma-dev
 test_needs='
 pkg:check check
 file:/usr/bin/python3 python3
+pkg:python3 python3-dev
 command:tar tar
 command:bsdtar libarchive-tools
 command:mksquashfs squashfs-tools
