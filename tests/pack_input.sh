@@ -4,7 +4,7 @@
 #
 #     pack_input.sh ONEPOT SOURCE_ROOT
 set -u
-onepot=$1
+onepot=$(realpath "$1")
 tests=$2/tests
 python=python3
 [ -x /usr/bin/python3 ] && python=/usr/bin/python3
