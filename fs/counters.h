@@ -16,6 +16,7 @@
 #define COUNTERS_MAGIC "onepotc"
 #define COUNTERS_VERSION 2u
 #define COUNTERS_SLOTS 64
+#define COUNTERS_AHEAD 2
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
 #define COUNTERS_BUCKETS 32 /* bucket i: service times of 2^i to 2^(i+1) microseconds */
 
@@ -66,9 +67,9 @@ struct counters {
     uint32_t owns_mountpoint; /* 1: the directory was made for the mount and goes with it */
     uint32_t made_by_run;     /* 1: it ends with the `run`s that use it */
 
-    _Atomic uint32_t state;     /* enum mount_state */
-    _Atomic int32_t ahead_pid;  /* process that reads ahead at the moment, or 0 */
-    _Atomic uint32_t holders;   /* mount commands that share this mount */
+    _Atomic uint32_t state;                     /* enum mount_state */
+    _Atomic int32_t ahead_pids[COUNTERS_AHEAD]; /* that read ahead at the moment, or 0 */
+    _Atomic uint32_t holders;                   /* mount commands that share this mount */
     _Atomic uint64_t shared_ns; /* when a command shared it last: counts as a request */
 
     /* Written now and then by the daemon. */

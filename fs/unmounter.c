@@ -127,8 +127,11 @@ const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)
     if (mountinfo_find(slot->counters->mountpoint, &entry) == 0)
         count = users_find(&entry, slot->counters->daemon_pid, users, USERS_SHOWN);
     for (size_t i = 0; i < count; i++) /* ours, not a user's */
-        if (users[i].pid == atomic_load(&slot->counters->ahead_pid))
-            users[i--] = users[--count];
+        for (unsigned k = 0; k < COUNTERS_AHEAD; k++)
+            if (users[i].pid == atomic_load(&slot->counters->ahead_pids[k])) {
+                users[i--] = users[--count];
+                break;
+            }
     if (count) {
         strcpy(buf, "used by ");
         users_describe(users, count, buf + strlen(buf), size - strlen(buf));

@@ -14,8 +14,9 @@
  * The child has closed the device, so that it is a reader as any other. It sees the mount in a
  * namespace of its own, where its open files don't make the mount busy for who unmounts it;
  * where that is not allowed nothing is read ahead. It is forked when it is wanted and ends
- * when the readers pause. Between fork and exit it calls nothing that may lock or allocate:
- * other threads were in the middle of such calls when it was made.
+ * when the readers pause. There are two of them, so that they get a fair share of the CPUs
+ * beside several readers; a chunk is one child's. Between fork and exit it calls nothing that
+ * may lock or allocate: other threads were in the middle of such calls when it was made.
  *
  * What is populated. The index is cut into chunks of 256 entries; neighbours in a directory
  * are neighbours there. A chunk is wanted if a reader read from it, or from one of the few
@@ -58,7 +59,7 @@
 #define QUIET_NS 20000000u
 
 /* What is under way at once: a reader's own request queues up behind it. */
-#define BATCH_FILES 32u
+#define BATCH_FILES 32u /* of each child */
 #define BATCH_BYTES (1u << 20)
 
 #define INODE_BYTES 1200u /* of kernel memory for an inode and its name */
@@ -79,7 +80,7 @@ struct ledger {
     size_t chunks;
     _Atomic uint64_t *touched; /* bitmaps, by chunk */
     _Atomic uint64_t *listed;
-    _Atomic uint64_t *done;
+    _Atomic uint64_t *taken; /* by a child, which populates it or gives it back */
 };
 
 struct populate {
@@ -95,13 +96,26 @@ struct populate {
     _Atomic uint32_t asleep; /* futex */
     _Atomic uint64_t wanted; /* reads in all when it shall wake */
     pthread_mutex_t child_lock;
-    _Atomic int32_t child;
+    unsigned child_count;
+    _Atomic int32_t children[COUNTERS_AHEAD]; /* 0: none */
     bool stopped;
 };
 
 static void futex(_Atomic uint32_t *word, int op, uint32_t value)
 {
     syscall(SYS_futex, word, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
+}
+
+static bool take_bit(_Atomic uint64_t *bits, size_t i)
+{
+    uint64_t bit = UINT64_C(1) << (i % 64);
+
+    return !(atomic_fetch_or(&bits[i / 64], bit) & bit);
+}
+
+static void clear_bit(_Atomic uint64_t *bits, size_t i)
+{
+    atomic_fetch_and(&bits[i / 64], ~(UINT64_C(1) << (i % 64)));
 }
 
 static bool get_bit(const _Atomic uint64_t *bits, size_t i)
@@ -317,13 +331,13 @@ static void populate_chunk(struct child *c, size_t chunk)
         populate_range(c, directory, first, i, to);
         i = to;
     }
-    if (!c->stop)
-        set_bit(c->ledger->done, chunk);
+    if (c->stop)
+        clear_bit(c->ledger->taken, chunk);
 }
 
 static bool chunk_is_wanted(const struct ledger *l, size_t chunk)
 {
-    if (get_bit(l->done, chunk))
+    if (get_bit(l->taken, chunk))
         return false;
     for (size_t i = 0; i <= CHUNKS_AHEAD && i <= chunk; i++)
         if (get_bit(l->touched, chunk - i))
@@ -337,7 +351,7 @@ static bool populate_once(struct child *c)
     bool any = false;
 
     for (size_t i = 0; i < c->ledger->chunks && !c->stop; i++) {
-        if (!chunk_is_wanted(c->ledger, i))
+        if (!chunk_is_wanted(c->ledger, i) || !take_bit(c->ledger->taken, i))
             continue;
         any = true;
         populate_chunk(c, i);
@@ -348,7 +362,7 @@ static bool populate_once(struct child *c)
 static bool is_complete(const struct ledger *l)
 {
     for (size_t i = 0; i < l->chunks; i++)
-        if (!get_bit(l->done, i))
+        if (!get_bit(l->taken, i))
             return false;
     return true;
 }
@@ -411,28 +425,30 @@ static uint64_t allowance_of(const struct populate *p)
     return room < ROOM_LEAST ? 0 : left < room ? left : room;
 }
 
-static void set_child(struct populate *p, pid_t pid)
+static void set_child(struct populate *p, unsigned i, pid_t pid)
 {
-    atomic_store(&p->child, pid);
-    atomic_store(&p->session->config.counters->ahead_pid, pid);
+    atomic_store(&p->children[i], pid);
+    atomic_store(&p->session->config.counters->ahead_pids[i], pid);
 }
 
-static void start_child(struct populate *p, uint64_t allowance)
+static void start_children(struct populate *p, uint64_t allowance)
 {
     pid_t parent = getpid(), pid;
 
     pthread_mutex_lock(&p->child_lock);
-    pid = p->stopped ? -1 : fork();
-    if (pid == 0)
-        child_main(p, allowance, parent);
-    set_child(p, pid > 0 ? pid : 0);
+    for (unsigned i = 0; i < p->child_count; i++) {
+        pid = p->stopped ? -1 : fork();
+        if (pid == 0)
+            child_main(p, allowance / p->child_count, parent);
+        set_child(p, i, pid > 0 ? pid : 0);
+    }
     pthread_mutex_unlock(&p->child_lock);
 }
 
-/* Wait for it to end; it is reaped under the lock, so that nobody signals another one. */
-static enum outcome await_child(struct populate *p)
+/* Wait for one to end; it is reaped under the lock, so that nobody signals another one. */
+static enum outcome await_child(struct populate *p, unsigned i)
 {
-    pid_t pid = atomic_load(&p->child);
+    pid_t pid = atomic_load(&p->children[i]);
     int status = 0;
     siginfo_t info;
 
@@ -443,9 +459,21 @@ static enum outcome await_child(struct populate *p)
     pthread_mutex_lock(&p->child_lock);
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
-    set_child(p, 0);
+    set_child(p, i, 0);
     pthread_mutex_unlock(&p->child_lock);
     return WIFEXITED(status) ? (enum outcome)WEXITSTATUS(status) : FAILED;
+}
+
+/* True if there may be more to do later. */
+static bool await_children(struct populate *p)
+{
+    bool more = false;
+
+    for (unsigned i = 0; i < p->child_count; i++) {
+        enum outcome outcome = await_child(p, i);
+        more |= outcome == PAUSED || outcome == FULL;
+    }
+    return more;
 }
 
 static void *populate_thread(void *arg)
@@ -459,9 +487,8 @@ static void *populate_thread(void *arg)
         allowance = allowance_of(p);
         if (atomic_load(&p->session->ended) || !allowance)
             return NULL;
-        start_child(p, allowance);
-        enum outcome outcome = await_child(p);
-        if (outcome == DONE || outcome == FAILED)
+        start_children(p, allowance);
+        if (!await_children(p))
             return NULL;
         more = READS_AGAIN;
     }
@@ -471,9 +498,14 @@ static void *populate_thread(void *arg)
 
 bool populate_is_own(const struct session *s, uint32_t pid)
 {
-    return s->populate &&
-           (uint32_t)atomic_load_explicit(&s->populate->child, memory_order_relaxed) == pid &&
-           pid != 0;
+    bool own = false;
+
+    if (!s->populate || !pid)
+        return false;
+    for (unsigned i = 0; i < COUNTERS_AHEAD; i++)
+        own |= (uint32_t)atomic_load_explicit(&s->populate->children[i],
+                                              memory_order_relaxed) == pid;
+    return own;
 }
 
 void populate_note_read(struct worker *w, uint32_t position)
@@ -513,7 +545,7 @@ static int make_ledger(struct populate *p)
     l->chunks = chunks;
     l->touched = (void *)(l + 1);
     l->listed = l->touched + words;
-    l->done = l->listed + words;
+    l->taken = l->listed + words;
     p->ledger = l;
     return 0;
 }
@@ -541,6 +573,7 @@ int populate_start(struct session *s)
         return -ENOMEM;
     p->session = s;
     p->most_bytes = config->readahead_bytes;
+    p->child_count = s->running_max < COUNTERS_AHEAD ? s->running_max : COUNTERS_AHEAD;
     pthread_mutex_init(&p->child_lock, NULL);
     r = index_path(s->index, config->root, p->root, sizeof(p->root), &p->root_len);
     if (r == 0)
@@ -566,8 +599,9 @@ void populate_end(struct session *s)
         return;
     pthread_mutex_lock(&p->child_lock);
     p->stopped = true;
-    if (atomic_load(&p->child))
-        kill(atomic_load(&p->child), SIGKILL);
+    for (unsigned i = 0; i < COUNTERS_AHEAD; i++)
+        if (atomic_load(&p->children[i]))
+            kill(atomic_load(&p->children[i]), SIGKILL);
     pthread_mutex_unlock(&p->child_lock);
     atomic_store(&p->asleep, 0);
     futex(&p->asleep, FUTEX_WAKE, 1);

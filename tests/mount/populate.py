@@ -77,7 +77,9 @@ def test_most_of_a_shuffled_epoch_is_read_ahead_and_right(work):
         check(stat["read_files"] >= FILES, f"{stat['read_files']} files were read")
         before = stat["requests"]["READ"]
         read_all(mount, shuffled())
-        check_equal(mount.stat()["requests"]["READ"], before, "READs after a second epoch")
+        again = mount.stat()["requests"]["READ"] - before
+        # A few: a kernel that is short of memory drops pages.
+        check(again < FILES / 20, f"{again} READs in a second epoch")
 
 
 def test_what_nobody_reads_from_is_left_alone(work):
