@@ -150,6 +150,11 @@ int block_cache_new(uint64_t budget_bytes, size_t block_bytes, struct block_cach
     return 0;
 }
 
+void block_cache_not_for_children(struct block_cache *cache)
+{
+    buffer_pool_not_for_children(cache->pool);
+}
+
 void block_cache_free(struct block_cache *cache)
 {
     if (!cache)

@@ -44,6 +44,8 @@ typedef void block_wait(void *ctx);
  * they are; a budget of 0 keeps nothing else. `block_bytes` is what most blocks have.
  */
 int block_cache_new(uint64_t budget_bytes, size_t block_bytes, struct block_cache **ret_cache);
+/* Before the first block: see buffer_pool.h. */
+void block_cache_not_for_children(struct block_cache *cache);
 void block_cache_free(struct block_cache *cache); /* no block may be in use */
 
 /*

@@ -42,6 +42,7 @@ struct mapping {
 struct buffer_pool {
     size_t page;
     size_t huge_min, huge_max; /* capacities that may lie on huge pages */
+    bool not_for_children;
     uint64_t spare_limit;
     _Atomic uint64_t spare;
     struct size_class classes[CLASS_COUNT];
@@ -91,6 +92,11 @@ int buffer_pool_new(uint64_t spare_bytes, size_t huge_min, size_t huge_max,
     return 0;
 }
 
+void buffer_pool_not_for_children(struct buffer_pool *pool)
+{
+    pool->not_for_children = true;
+}
+
 void buffer_pool_free(struct buffer_pool *pool)
 {
     if (!pool)
@@ -135,6 +141,8 @@ static int map(const struct buffer_pool *pool, size_t capacity, size_t len,
     if (mapping->start == MAP_FAILED)
         return -ENOMEM;
     madvise(mapping->start, mapping->len, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    if (pool->not_for_children)
+        madvise(mapping->start, mapping->len, MADV_DONTFORK);
     uintptr_t start = (uintptr_t)mapping->start;
     *ret_start = (char *)(huge ? (start + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1) : start);
     return 0;

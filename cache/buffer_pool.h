@@ -27,6 +27,12 @@ int buffer_pool_new(uint64_t spare_bytes, size_t huge_min, size_t huge_max,
 void buffer_pool_free(struct buffer_pool *pool); /* all buffers go with it */
 
 /*
+ * Before the first buffer: a forked child shall not have them (MADV_DONTFORK). The kernel
+ * then need not copy each page that is filled anew while the child lives.
+ */
+void buffer_pool_not_for_children(struct buffer_pool *pool);
+
+/*
  * What a buffer for `size` bytes really takes: whole pages, at most an eighth more
  * than asked for.
  */

@@ -107,6 +107,8 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     r = reader->zeros ? 0 : -ENOMEM;
     if (r == 0)
         r = block_cache_new(options->cache_bytes, info->block_bytes, &reader->cache);
+    if (reader->cache && options->not_for_children)
+        block_cache_not_for_children(reader->cache);
     if (r < 0) {
         reader_free(reader);
         return r;

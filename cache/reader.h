@@ -38,7 +38,8 @@ struct span {
 };
 
 struct reader_options {
-    uint64_t cache_bytes; /* budget of the block cache; 0: no more than what is in use */
+    uint64_t cache_bytes;  /* budget of the block cache; 0: no more than what is in use */
+    bool not_for_children; /* after a fork the child does not use the reader */
 };
 
 /* The pot must outlive the reader. -ENOTSUP if the archive's codec is not built in. */
