@@ -13,8 +13,10 @@ unset RANK WORLD_SIZE LOCAL_RANK SLURM_PROCID SLURM_NTASKS PMI_RANK PMIX_RANK \
     OMPI_COMM_WORLD_RANK MV2_COMM_WORLD_RANK HOROVOD_RANK FLUX_TASK_RANK PALS_RANKID
 work=$(mktemp -d /tmp/onepot-pack-input-XXXXXX)
 mounted=
+pid=
 failed=0
 cleanup() {
+    [ -z "$pid" ] || kill "$pid" 2>/dev/null
     [ -z "$mounted" ] || umount "$mounted"
     chmod -R u+rwX "$work"
     rm -rf "$work"
@@ -166,7 +168,7 @@ for shard in one/*; do
     verify "$shard"
     "$onepot" ls -R "$shard"
 done | sort -u >out
-[ "$(ls four | wc -l)" -eq 7 ] || fail "ranks wrote: $(ls four)"
+[ "$(find four -type f | wc -l)" -eq 7 ] || fail "ranks wrote: $(ls four)"
 "$onepot" ls -R a.tar | sort | cmp -s - out || fail 'the shards are not all of the tree'
 # Each file in one shard.
 for shard in one/*; do
@@ -276,33 +278,41 @@ fi
 
 # ---- a source that changes all the time ----
 cat >change.py <<'END'
-"""Change files in the folder until killed."""
+"""Change files in the folder until killed. Nothing follows the links that it makes."""
 import os, random, sys
 os.chdir(sys.argv[1])
 rng = random.Random(5)
+
+def opened(name, flags):
+    fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o644)
+    return os.fdopen(fd, "wb", closefd=True)
+
 while True:
     name = "f%d" % rng.randrange(40)
     what = rng.randrange(6)
     try:
         if what == 0:
-            os.truncate(name, rng.randrange(2 << 20))
+            with opened(name, 0) as f:
+                os.ftruncate(f.fileno(), rng.randrange(2 << 20))
         elif what == 1:
             os.unlink(name)
         elif what == 2:
             os.unlink(name)
-            os.symlink("/etc/passwd", name)
+            os.symlink("../secret", name)
         elif what == 3:
             os.unlink(name)
             os.mkdir(name)
         elif what == 4:
             os.rmdir(name)
         else:
-            with open(name, "ab") as f:
+            with opened(name, os.O_CREAT | os.O_APPEND) as f:
                 f.write(bytes(rng.randrange(3 << 20)))
     except OSError:
         pass
 END
 mkdir changing
+echo "not to be packed" >secret
+chmod 444 secret
 "$python" change.py changing &
 pid=$!
 seq -f f%g 0 39 >names.list
@@ -315,14 +325,16 @@ for i in 1 2 3 4 5 6; do
         [ $status -le 1 ] || fail "status $status of a source that changes"
         for archive in target/*; do
             verify "$archive"
-            if tar -xOf "$archive" 2>/dev/null | grep -aq '^root:'; then
+            if tar -xOf "$archive" 2>/dev/null | grep -aq '^not to be packed'; then
                 fail 'a symbolic link was followed'
             fi
         done
     done
 done
-kill $pid
-wait $pid 2>/dev/null
+kill "$pid"
+wait "$pid" 2>/dev/null
+pid=
+[ "$(cat secret)" = "not to be packed" ] || fail "the test wrote through a link"
 
 if [ "$failed" -gt 0 ]; then
     echo "$failed failed"
