@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,9 +15,10 @@
 #include "extract.h"
 
 static const struct cli_usage usage = {
-    "extract", "[-f] [-j N] [-C DIR] ARCHIVE... [-- PATH...]",
+    "extract", "[-f] [-j N] [-C DIR] ARCHIVE... [[--] PATH...]",
     "Make files of what archives hold: of everything, or of the files and directories\n"
-    "PATH... of the archives.\n"
+    "PATH... of the archives. Behind the first archive, PATHs begin where there is no file of\n"
+    "that name; '--' in front of them makes it sure.\n"
     "\n"
     "  -C, --directory=DIR   into DIR, made if it is not there (default: here)\n"
     "  -f, --force           replace files that are there already\n"
@@ -147,8 +149,6 @@ static int extract_archive(struct arguments *a, const char *archive)
 {
     struct pot *pot;
     a->archive = archive;
-    if (a->archive_count > 1 && access(archive, F_OK) < 0 && errno == ENOENT)
-        return cli_failf(archive, "no such file; paths in the archives come behind '--'");
     if (cli_open_pot(archive, NULL, a->progress, &pot) < 0)
         return CLI_FAILED;
     int status = extract_pot(a, pot);
@@ -168,9 +168,10 @@ static int run(struct arguments *a)
             status = CLI_FAILED;
     for (size_t i = 0; i < a->options.path_count && status == CLI_OK; i++)
         if (!a->options.path_found[i])
-            status = cli_failf(a->archive_count == 1 ? a->archive : NULL,
-                               "%s: no such file or directory in the %s", a->options.paths[i],
-                               a->archive_count == 1 ? "archive" : "archives");
+            status =
+                cli_failf(a->archive_count == 1 ? a->archive : NULL,
+                          "%s: no such file or directory in the %s, and no archive here",
+                          a->options.paths[i], a->archive_count == 1 ? "archive" : "archives");
     free(a->options.path_found);
     return status;
 }
@@ -223,13 +224,23 @@ static int take_option(struct arguments *a, int opt)
     }
 }
 
-/* How many of the last arguments stand behind "--". */
+/* How many of the last arguments stand behind "--"; -1: there is none. */
 static int count_paths(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--") == 0)
             return argc - i - 1;
-    return 0;
+    return -1;
+}
+
+/* The same where nothing says so: from the first on, behind an archive, that is no file. */
+static int guess_paths(int argc, char **argv)
+{
+    struct stat st;
+    int i = optind + 1;
+    while (i < argc && stat(argv[i], &st) == 0 && !S_ISDIR(st.st_mode))
+        i++;
+    return i < argc ? argc - i : 0;
 }
 
 static int parse(struct arguments *a, int argc, char **argv)
@@ -240,6 +251,8 @@ static int parse(struct arguments *a, int argc, char **argv)
             return CLI_USAGE;
     if (status != CLI_GO_ON)
         return status;
+    if (paths < 0)
+        paths = guess_paths(argc, argv);
     a->archives = argv + optind;
     a->archive_count = argc - optind - paths;
     if (a->archive_count <= 0)
