@@ -45,12 +45,30 @@ def read_open(path):
 READERS = {"os": read_os, "open": read_open}
 
 
-def process_seconds(pid):
+def own_seconds(pid):
     """CPU time of another process, all threads, by its process clock (clock_getcpuclockid)."""
     try:
         return time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED)
     except OSError:
         return 0.0
+
+
+def stat_fields(pid):
+    """Of /proc/PID/stat, from the state on; none if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def process_seconds(pid):
+    """Of a process, of its children that have ended, and of those that live."""
+    fields = stat_fields(pid)
+    ended = sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
+    living = [int(name) for name in os.listdir("/proc")
+              if name.isdigit() and stat_fields(name)[1:2] == [str(pid)]]
+    return own_seconds(pid) + ended + sum(map(own_seconds, living))
 
 
 def load(root, listing):
