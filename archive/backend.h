@@ -27,7 +27,7 @@ struct progress {
     _Atomic uint64_t bytes_total; /* 0: not known */
     _Atomic uint64_t members;
     _Atomic uint64_t members_total; /* 0: not known */
-    _Atomic uint64_t beats; /* grows while neither of these can: a sign of life */
+    _Atomic uint64_t beats;         /* grows while neither of these can: a sign of life */
     /*
      * A remark on an archive that is fine all the same ("no end-of-archive marker"), ""
      * if there is none. Written before the function returns 0; not to be trusted, not

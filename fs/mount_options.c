@@ -246,8 +246,8 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
                      o->fsname ? o->fsname : "", o->foreground, o->allow_other,
                      o->default_permissions, o->noexec, o->override_uid, o->override_gid,
                      o->cache_given, o->nonempty, o->uid, o->gid, o->threads, o->idle_s,
-                     o->io_timeout_s, o->cache_bytes, o->readahead_bytes, (int)o->owner, owner_start_ticks,
-                     mtime_sec, mtime_nsec);
+                     o->io_timeout_s, o->cache_bytes, o->readahead_bytes, (int)o->owner,
+                     owner_start_ticks, mtime_sec, mtime_nsec);
     if (n < 0) {
         text = NULL;
         return 0;

@@ -25,9 +25,9 @@ struct mount_options {
     unsigned idle_s;       /* 0: never */
     unsigned io_timeout_s; /* 0: never */
     uint64_t cache_bytes;
-    bool cache_given; /* else: by what the job may use */
+    bool cache_given;         /* else: by what the job may use */
     uint64_t readahead_bytes; /* 0: off; UINT64_MAX: by the memory that is free */
-    pid_t owner;      /* 0: nobody */
+    pid_t owner;              /* 0: nobody */
     enum cli_progress_mode progress;
 };
 
@@ -37,12 +37,12 @@ struct mount_options {
     "      --subdir PATH     show this directory of the archive alone\n"                       \
     "      --threads N       answer at most N requests at once (the CPUs of this process)\n"   \
     "      --cache SIZE      memory for decompressed blocks (a quarter of what is allowed)\n"  \
-    "      --readahead WHAT  auto, off, or at most so many bytes: what readers will ask for\n"   \
-    "                        is read before they do (auto)\n"                                 \
+    "      --readahead WHAT  auto, off, or at most so many bytes: what readers will ask for\n" \
+    "                        is read before they do (auto)\n"                                  \
     "      --idle SECONDS    end after so long without use\n"                                  \
     "      --owner PID       end when this process has ended\n"                                \
     "      --io-timeout SEC  a read that takes longer fails; 0: never (60)\n"                  \
-    "      --verify          compare each file with its sum before it is served\n"            \
+    "      --verify          compare each file with its sum before it is served\n"             \
     "      --allow-other     let other users in, by the permissions of the files\n"            \
     "      --uid ID, --gid ID  show every file as owned by ID\n"                               \
     "      --log FILE        append what happens to FILE\n"                                    \
