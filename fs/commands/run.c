@@ -82,6 +82,20 @@ static bool is_in_path(const char *name)
     return found;
 }
 
+/*
+ * What is caught is the default again, before it is let in: a signal between here and exec is
+ * the command's, and would be lost in our handler.
+ */
+static void uncatch_signals(void)
+{
+    struct sigaction action;
+
+    for (int number = 1; number < NSIG; number++)
+        if (sigaction(number, NULL, &action) == 0 && action.sa_handler != SIG_IGN &&
+            action.sa_handler != SIG_DFL)
+            signal(number, SIG_DFL);
+}
+
 /* In the child: become the command. */
 static void execute(void *ctx)
 {
@@ -95,6 +109,7 @@ static void execute(void *ctx)
     }
     if (setenv("ONEPOT_MOUNT", run->m.path, 1) < 0)
         _exit(RUN_FAILED);
+    uncatch_signals();
     sigprocmask(SIG_SETMASK, &run->mask, NULL);
     execvp(run->command[0], run->command);
     int err = errno;
