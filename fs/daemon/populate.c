@@ -156,7 +156,7 @@ struct child {
     bool stop;
     char path[PATH_MAX];
     char name[INDEX_NAME_MAX + 1];
-    char dirents[16u << 10];
+    _Alignas(struct dirent64) char dirents[16u << 10];
 };
 
 static void end_with(struct child *c, enum outcome outcome)
