@@ -25,6 +25,13 @@ failed=0
 cd "$work"
 umask 022
 
+has_squashfs() {
+    mkdir -p probe.d
+    command -v mksquashfs >/dev/null &&
+        mksquashfs probe.d probe.img -quiet -no-progress -noappend >/dev/null 2>&1 &&
+        "$onepot" ls probe.img >/dev/null 2>&1
+}
+
 fail() {
     echo "FAILED: $*"
     failed=$((failed + 1))
@@ -99,7 +106,7 @@ sed -i '/"path": "before1970/d' tar.list x.list
 same tar.list x.list 'a foreign tar'
 chmod -R u+rwX by_tar
 rm -rf by_tar
-if command -v mksquashfs >/dev/null; then
+if has_squashfs; then
     mksquashfs tree squash.img -quiet -no-progress >/dev/null 2>&1
     list tree whole.list mtime_ns "${without[@]}"
     fresh
@@ -113,7 +120,7 @@ if command -v mksquashfs >/dev/null; then
     done
     [ "$(stat -c %Y x/size/512)" = "$(stat -c %Y tree/size/512)" ] || fail 'times of SquashFS'
 else
-    echo 'not tested: SquashFS (there is no mksquashfs)'
+    echo 'not tested: SquashFS (no mksquashfs, or onepot was built without it)'
 fi
 
 # ---- a part ----

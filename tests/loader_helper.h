@@ -78,6 +78,18 @@ static inline void tree_numbered(struct tree *t, unsigned count, unsigned classe
 
 enum packing { PACKING_ONEPOT, PACKING_TAR, PACKING_SQUASHFS, PACKINGS };
 
+/* Is the format built in? */
+static inline bool is_known(const char *path)
+{
+    const char *const paths[] = {path};
+    struct onepot_archive *archive = NULL;
+    struct onepot_error error = {0};
+    int r = onepot_archive_open(paths, 1, NULL, &error, &archive);
+    if (r == 0)
+        onepot_archive_close(archive);
+    return r != -ENOMSG;
+}
+
 /* False, with a line that says why, where a program is missing. */
 static inline bool tree_pack(struct tree *t, enum packing packing)
 {
@@ -107,6 +119,10 @@ static inline bool tree_pack(struct tree *t, enum packing packing)
         }
         run_shell("mksquashfs '%s' '%s' -quiet -no-progress -noappend -processors 1 >/dev/null",
                   tree, t->archive);
+        if (!is_known(t->archive)) {
+            puts("SquashFS left out: this onepot was built without it");
+            return false;
+        }
         return true;
     default:
         return false;

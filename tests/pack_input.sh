@@ -24,6 +24,13 @@ cleanup() {
 trap cleanup EXIT
 cd "$work" || exit 1
 
+has_squashfs() {
+    mkdir -p probe.d
+    command -v mksquashfs >/dev/null &&
+        mksquashfs probe.d probe.img -quiet -no-progress -noappend >/dev/null 2>&1 &&
+        "$onepot" ls probe.img >/dev/null 2>&1
+}
+
 fail() {
     echo "FAILED: $1"
     failed=$((failed + 1))
@@ -85,7 +92,7 @@ mkdir names
 run 0 "$onepot" pack -q -f -o b.tar plain.tar tree
 run 0 "$onepot" ls b.tar
 printf 'plain\ntree\n' | cmp -s - out || fail "two sources make: $(cat out)"
-if command -v mksquashfs >/dev/null; then
+if has_squashfs; then
     mkdir -p whole/d
     for i in 1 2 3; do
         head -c $((i * 70000)) /dev/urandom >whole/d/$i
@@ -98,7 +105,7 @@ if command -v mksquashfs >/dev/null; then
     run 0 "$onepot" pack -q -o d.tar whole.sqfs
     same c.tar d.tar 'a directory and a SquashFS of it'
 else
-    echo 'not tested: SquashFS (there is no mksquashfs)'
+    echo 'not tested: SquashFS (no mksquashfs, or onepot was built without it)'
 fi
 head -c 5000 /dev/urandom >noise
 run 1 "$onepot" pack -o there.tar noise

@@ -14,6 +14,13 @@ python=/usr/bin/python3
 failed=0
 cd "$work"
 
+has_squashfs() {
+    mkdir -p probe.d
+    command -v mksquashfs >/dev/null &&
+        mksquashfs probe.d probe.img -quiet -no-progress -noappend >/dev/null 2>&1 &&
+        "$onepot" ls probe.img >/dev/null 2>&1
+}
+
 fail() {
     echo "FAILED: $*"
     failed=$((failed + 1))
@@ -40,11 +47,11 @@ run 0 "$onepot" pack -q -o a.tar tree
 tar -C tree --format=pax -Scf foreign.tar . 2>/dev/null
 gzip -k foreign.tar
 archives=(a.tar foreign.tar foreign.tar.gz)
-if command -v mksquashfs >/dev/null; then
+if has_squashfs; then
     mksquashfs tree squash.img -quiet -no-progress >/dev/null 2>&1
     archives+=(squash.img)
 else
-    echo 'not tested: SquashFS (there is no mksquashfs)'
+    echo 'not tested: SquashFS (no mksquashfs, or onepot was built without it)'
 fi
 for jobs in 1 3; do
     run 0 "$onepot" verify -j $jobs "${archives[@]}"

@@ -476,6 +476,11 @@ static bool await_children(struct populate *p)
     return more;
 }
 
+static unsigned least_of(unsigned a, unsigned b)
+{
+    return a < b ? a : b;
+}
+
 static void *populate_thread(void *arg)
 {
     struct populate *p = arg;
@@ -484,6 +489,7 @@ static void *populate_thread(void *arg)
 
     for (;;) {
         sleep_until_wanted(p, more);
+        p->child_count = least_of(p->session->running_max, COUNTERS_AHEAD);
         allowance = allowance_of(p);
         if (atomic_load(&p->session->ended) || !allowance)
             return NULL;
@@ -573,7 +579,6 @@ int populate_start(struct session *s)
         return -ENOMEM;
     p->session = s;
     p->most_bytes = config->readahead_bytes;
-    p->child_count = s->running_max < COUNTERS_AHEAD ? s->running_max : COUNTERS_AHEAD;
     pthread_mutex_init(&p->child_lock, NULL);
     r = index_path(s->index, config->root, p->root, sizeof(p->root), &p->root_len);
     if (r == 0)

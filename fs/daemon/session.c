@@ -175,9 +175,9 @@ int session_start(const struct session_config *config, struct fault *fault,
     if (r == 0)
         r = watchdog_start(s);
     if (r == 0)
-        r = loop_start(s);
+        r = populate_start(s); /* before there are workers, which look whether it is there */
     if (r == 0)
-        r = populate_start(s);
+        r = loop_start(s);
     if (r < 0) {
         loop_end(s);
         session_stop(s);
