@@ -16,6 +16,7 @@ mounted=
 pid=
 failed=0
 cleanup() {
+    [ "$BASHPID" = $$ ] || return 0 # a child that a signal met before it became its program
     [ -z "$pid" ] || kill "$pid" 2>/dev/null
     [ -z "$mounted" ] || umount "$mounted"
     chmod -R u+rwX "$work"
