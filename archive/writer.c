@@ -184,17 +184,21 @@ static int enqueue(struct writer *w, void *bytes, size_t len, void *owned, struc
 int writer_put_rest(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault)
 {
     int r = rest_sums_add(&w->rest, bytes, len);
-    if (r < 0)
+    if (r < 0) {
         free(owned);
-    return r < 0 ? r : enqueue(w, bytes, len, owned, fault);
+        return r;
+    }
+    return enqueue(w, bytes, len, owned, fault);
 }
 
 int writer_put_data(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault)
 {
     int r = rest_sums_skip(&w->rest, len);
-    if (r < 0)
+    if (r < 0) {
         free(owned);
-    return r < 0 ? r : enqueue(w, bytes, len, owned, fault);
+        return r;
+    }
+    return enqueue(w, bytes, len, owned, fault);
 }
 
 static int put_zeros(struct writer *w, size_t len, struct fault *fault)

@@ -86,6 +86,7 @@ static inline uint64_t draw_64(struct twister *t)
 /* ---- shuffles ---- */
 
 /* One of two types of element; written once. */
+/* NOLINTBEGIN(bugprone-macro-parentheses): a type can't be in parentheses */
 #define DEFINE_SHUFFLES(name, type)                                                            \
     static void swap_down_##name(type *a, uint64_t n, struct twister *t)                       \
     {                                                                                          \
@@ -121,6 +122,8 @@ static inline uint64_t draw_64(struct twister *t)
             }                                                                                  \
         }                                                                                      \
     }
+
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 DEFINE_SHUFFLES(narrow, uint32_t)
 DEFINE_SHUFFLES(wide, uint64_t)

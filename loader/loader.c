@@ -67,7 +67,7 @@ static bool is_mapped(const struct dataset *d)
 static uint32_t ahead_for(const struct engine_options *o)
 {
     uint64_t samples = 2 * o->run * o->threads;
-    uint64_t ahead = samples / o->batch_size + 2;
+    uint64_t ahead = samples / (o->batch_size ? o->batch_size : 1) + 2;
     if (ahead < AHEAD_LEAST)
         ahead = AHEAD_LEAST;
     return ahead < ENGINE_AHEAD_MAX ? (uint32_t)ahead : ENGINE_AHEAD_MAX;
