@@ -51,8 +51,8 @@
 #define CHUNK_ENTRIES (1u << CHUNK_BITS)
 #define CHUNKS_AHEAD 4u /* of one that is read from: for readers that go in order */
 
-#define READS_FIRST 1024u  /* cold reads before it begins, */
-#define READS_SHARE 64u    /* or this part of all files, if that is more */
+#define READS_FIRST 2048u  /* cold reads before it begins, */
+#define READS_SHARE 32u    /* or this part of all files, if that is more */
 #define READS_AGAIN 16u    /* before it goes on after a pause */
 #define POPULATE_RATIO 16u /* files at most for each cold read */
 #define FILE_MOST (4u << 20)
