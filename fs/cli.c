@@ -13,6 +13,7 @@
 #include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cleanup.h"
 
@@ -305,6 +306,13 @@ int cli_number_option(const struct cli_usage *usage, const char *option, const c
     if (r < 0)
         return cli_usage_error(usage, "%s: '%s' is no number", option, text);
     return 0;
+}
+
+uint64_t cli_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 unsigned cli_default_jobs(void)

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -18,13 +17,6 @@
 #define PATIENCE_NS UINT64_C(300000000) /* what is done sooner needs no progress line */
 #define LINE_MAX_BYTES 256
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 void cli_progress_start(struct cli_progress *progress, enum cli_progress_mode mode)
 {
     const char *term = getenv("TERM");
@@ -32,7 +24,7 @@ void cli_progress_start(struct cli_progress *progress, enum cli_progress_mode mo
     *progress = (struct cli_progress){
         .shown = mode == CLI_PROGRESS_ALWAYS || (mode == CLI_PROGRESS_AUTO && terminal),
         .terminal = terminal,
-        .start_ns = now_ns(),
+        .start_ns = cli_now_ns(),
     };
 }
 
@@ -97,7 +89,7 @@ void cli_progress_show(void *progress, const char *doing, const struct progress 
     struct cli_progress *p = progress;
     if (!p->shown)
         return;
-    uint64_t now = now_ns();
+    uint64_t now = cli_now_ns();
     uint64_t done = atomic_load_explicit(&state->bytes_done, memory_order_relaxed);
     if (strncmp(doing, p->doing, sizeof(p->doing) - 1) != 0) {
         snprintf(p->doing, sizeof(p->doing), "%s", doing);

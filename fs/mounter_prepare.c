@@ -15,6 +15,7 @@
 
 #include "budget.h"
 #include "cleanup.h"
+#include "interrupt.h"
 #include "mounter_private.h"
 #include "resolve.h"
 
@@ -32,16 +33,10 @@ int mounter_caught(void)
     return caught;
 }
 
-/* What waits returns, and the command cleans up; ignored signals stay ignored. */
+/* What waits returns, and the command cleans up. */
 static void catch_signals(void)
 {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction catch = {.sa_handler = on_signal}, old;
-
-    sigemptyset(&catch.sa_mask);
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
-            sigaction(numbers[i], &catch, NULL);
+    interrupt_handle(on_signal);
     signal(SIGCHLD, SIG_DFL); /* ignored, it would take the status of our children away */
 }
 

@@ -6,13 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "budget.h"
 #include "cli.h"
 #include "commands.h"
 #include "extract.h"
+#include "interrupt.h"
 
 static const struct cli_usage usage = {
     "extract", "[-f] [-j N] [-C DIR] ARCHIVE... [[--] PATH...]",
@@ -29,24 +29,6 @@ static const struct cli_usage usage = {
     "      --no-same-owner   files belong to who extracts them (default but for root)\n"
     "  -q, --quiet           no summary\n"
     "      --progress=WHEN   show progress: auto, always or never\n"};
-
-static _Atomic int stop;
-
-static void on_signal(int number)
-{
-    atomic_store(&stop, number);
-}
-
-/* A signal ends the work cleanly; one that was ignored (nohup) stays so. */
-static void catch_signals(void)
-{
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, old;
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
-            sigaction(numbers[i], &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
-}
 
 struct arguments {
     struct extract_options options;
@@ -70,13 +52,6 @@ static void show(void *ctx, const char *doing, const struct progress *progress)
 {
     struct arguments *a = ctx;
     cli_progress_show(&a->line, doing, progress);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 static void summarize(const struct arguments *a, const struct extract_result *result,
@@ -104,14 +79,11 @@ static int fail(const struct arguments *a, int err, const struct fault *fault,
                 const struct extract_result *result)
 {
     char count[CLI_TEXT_LEN];
-    int number = atomic_load(&stop);
-    if (err != -EINTR || !number)
+    if (err != -EINTR || !atomic_load(interrupt_flag()))
         return cli_fail(a->archive, err, fault);
     cli_note("%s: interrupted; %s files are complete, unfinished ones were removed", a->archive,
              cli_format_count(result->files, count));
-    fflush(NULL);
-    signal(number, SIG_DFL);
-    raise(number);
+    interrupt_die();
     return CLI_FAILED;
 }
 
@@ -131,7 +103,7 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     struct extract_result result = {0};
     struct fault fault = {0};
     struct reader *reader;
-    uint64_t start = now_ns();
+    uint64_t start = cli_now_ns();
     int r = reader_new(pot, &options, &fault, &reader);
     if (r < 0)
         return cli_fail(a->archive, r, &fault);
@@ -141,7 +113,7 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     reader_free(reader);
     if (r < 0)
         return fail(a, r, &fault, &result);
-    summarize(a, &result, now_ns() - start);
+    summarize(a, &result, cli_now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 
@@ -162,8 +134,9 @@ static int run(struct arguments *a)
     a->options.path_found = calloc(a->options.path_count + 1, sizeof(bool));
     if (!a->options.path_found)
         return cli_failf(NULL, "out of memory");
-    catch_signals();
-    for (int i = 0; i < a->archive_count && !atomic_load(&stop); i++)
+    interrupt_catch();
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
+    for (int i = 0; i < a->archive_count && !atomic_load(interrupt_flag()); i++)
         if (extract_archive(a, a->archives[i]) != CLI_OK)
             status = CLI_FAILED;
     for (size_t i = 0; i < a->options.path_count && status == CLI_OK; i++)
@@ -270,7 +243,7 @@ int command_extract(int argc, char **argv)
                                          .report = tell,
                                          .progress = show,
                                          .ctx = &a,
-                                         .stop = &stop,
+                                         .stop = interrupt_flag(),
                                          .exact_modes = geteuid() == 0};
     a.paths = calloc((size_t)argc + 1, sizeof(*a.paths));
     if (!a.paths)

@@ -3,13 +3,13 @@
  * output once it answers.
  */
 #include <fcntl.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "cli.h"
 #include "commands.h"
+#include "interrupt.h"
 #include "mounter.h"
 
 static const struct cli_usage usage = {
@@ -59,9 +59,7 @@ int command_mount(int argc, char **argv)
     if (status == 0 && options.foreground)
         status = mounter_serve(&m);
     mounter_free(&m);
-    if (status != 0 && mounter_caught()) { /* end as if nothing had been cleaned up */
-        signal(mounter_caught(), SIG_DFL);
-        raise(mounter_caught());
-    }
+    if (status != 0 && mounter_caught()) /* end as if nothing had been cleaned up */
+        interrupt_die_of(mounter_caught());
     return status;
 }

@@ -10,12 +10,12 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "archive_input.h"
 #include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
+#include "interrupt.h"
 #include "launcher.h"
 #include "pack.h"
 
@@ -53,43 +53,6 @@ static const struct cli_usage usage = {
 
 /* More would be files that nobody can handle. */
 #define SHARDS_MAX 1000000u
-
-static _Atomic int stop;
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-/*
- * timeout(1) and batch systems send a signal to the process and to its group: what comes
- * at once is the same one. A person who asks again later wants an end at any price.
- */
-#define SAME_SIGNAL_NS UINT64_C(1000000000)
-
-static void on_signal(int number)
-{
-    static _Atomic uint64_t first_ns;
-    uint64_t now = now_ns(), none = 0;
-    atomic_store(&stop, number);
-    if (atomic_compare_exchange_strong(&first_ns, &none, now) || now - none < SAME_SIGNAL_NS)
-        return;
-    signal(number, SIG_DFL);
-    raise(number);
-}
-
-/* A signal ends the work cleanly; one that was ignored (nohup) stays so. */
-static void catch_signals(void)
-{
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = on_signal}, old;
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
-            sigaction(numbers[i], &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
-}
 
 static void tell(void *progress, enum pack_report kind, const struct fault *what)
 {
@@ -160,13 +123,10 @@ static void summarize(const struct arguments *a, const struct pack_result *resul
 /* The error of a run; after a signal the shell shall see that it was one. */
 static int fail(const struct arguments *a, int err, const struct fault *fault)
 {
-    int number = atomic_load(&stop);
-    if (err != -EINTR || !number)
+    if (err != -EINTR || !atomic_load(interrupt_flag()))
         return cli_fail(fault->member[0] ? NULL : a->options.output, err, fault);
     cli_note("%s: interrupted; nothing is left of it", a->options.output);
-    fflush(NULL);
-    signal(number, SIG_DFL);
-    raise(number);
+    interrupt_die();
     return CLI_FAILED;
 }
 
@@ -238,24 +198,25 @@ static int pack(struct arguments *a)
     struct cli_progress progress;
     struct pack_result result;
     struct fault fault = {0};
-    uint64_t start = now_ns();
+    uint64_t start = cli_now_ns();
     cli_progress_start(&progress, a->progress);
     a->options.report = tell;
     a->options.progress = cli_progress_show;
     a->options.ctx = &progress;
-    a->options.stop = &stop;
+    a->options.stop = interrupt_flag();
     int r = pack_run(&a->options, &fault, &result);
     cli_progress_end(&progress);
     if (r < 0)
         return fail(a, r, &fault);
-    summarize(a, &result, now_ns() - start);
+    summarize(a, &result, cli_now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 
 static int run(struct arguments *a)
 {
     keep_memory();
-    catch_signals();
+    interrupt_catch();
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
     if (a->options.shards)
         raise_file_limit();
     int r = open_archives(a);

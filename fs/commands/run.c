@@ -16,6 +16,7 @@
 
 #include "cli.h"
 #include "commands.h"
+#include "interrupt.h"
 #include "mounter.h"
 
 enum {
@@ -292,13 +293,7 @@ int command_run(int argc, char **argv)
     run.m.launch_ctx = &run;
     status = mounter_start(&run.m) == CLI_GO_ON ? run_command(&run) : RUN_FAILED;
     mounter_free(&run.m);
-    if (mounter_caught()) { /* before the command was there */
-        sigset_t set;
-        sigemptyset(&set);
-        sigaddset(&set, mounter_caught());
-        signal(mounter_caught(), SIG_DFL);
-        sigprocmask(SIG_UNBLOCK, &set, NULL);
-        raise(mounter_caught());
-    }
+    if (mounter_caught()) /* before the command was there */
+        interrupt_die_of(mounter_caught());
     return status;
 }

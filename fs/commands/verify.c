@@ -2,13 +2,13 @@
  * onepot verify: is an archive what it was?
  */
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "budget.h"
 #include "cli.h"
 #include "commands.h"
+#include "interrupt.h"
 #include "verify.h"
 
 static const struct cli_usage usage = {
@@ -20,23 +20,6 @@ static const struct cli_usage usage = {
     "      --json            one array of objects\n"
     "  -q, --quiet           print only what is wrong\n"
     "      --progress=WHEN   show progress: auto, always or never\n"};
-
-static _Atomic int stop;
-
-static void on_signal(int number)
-{
-    atomic_store(&stop, number);
-}
-
-/* One that was ignored (nohup) stays so. */
-static void catch_signals(void)
-{
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, old;
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
-            sigaction(numbers[i], &action, NULL);
-}
 
 struct arguments {
     struct verify_options options;
@@ -209,10 +192,10 @@ static int verify_archive(struct arguments *a, const char *archive)
 static int run(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK;
-    catch_signals();
+    interrupt_catch();
     if (a->json)
         fputs("[", stdout);
-    for (int i = 0; i < count && !atomic_load(&stop); i++) {
+    for (int i = 0; i < count && !atomic_load(interrupt_flag()); i++) {
         if (a->json && i > 0)
             fputs(",\n", stdout);
         if (verify_archive(a, archives[i]) != CLI_OK)
@@ -220,12 +203,9 @@ static int run(struct arguments *a, char **archives, int count)
     }
     if (a->json)
         fputs("]\n", stdout);
-    int number = atomic_load(&stop);
-    if (number) {
+    if (atomic_load(interrupt_flag())) {
         cli_note("%s: interrupted", a->archive);
-        fflush(NULL);
-        signal(number, SIG_DFL);
-        raise(number);
+        interrupt_die();
     }
     return status;
 }
@@ -266,7 +246,7 @@ int command_verify(int argc, char **argv)
                                         .report = tell,
                                         .progress = show,
                                         .ctx = &a,
-                                        .stop = &stop};
+                                        .stop = interrupt_flag()};
     int opt, status = CLI_GO_ON;
     while ((opt = cli_getopt(&usage, argc, argv, "j:q", longs, &status)) != -1)
         if (take_option(&a, opt) != 0)
