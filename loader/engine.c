@@ -50,6 +50,8 @@ struct engine {
     uint64_t *offsets, *sizes;
 
     struct slab *free_slabs;
+    bool wants_settled;  /* a batch can't be planned before one of them is settled */
+    bool settling;       /* a thread waits for one of them, which is not in the list */
     uint64_t slab_bytes; /* of all slabs */
     struct engine_stats stats;
 };
@@ -66,7 +68,7 @@ uint64_t engine_now_ns(void)
 static void give_memory_back(struct engine *e, struct slab *slab)
 {
     if (slab->memory)
-        e->options.memory->release(slab->memory, slab->capacity, e->options.memory_ctx);
+        e->options.memory->release(slab, e->options.memory_ctx);
     e->slab_bytes -= slab->capacity;
     slab->memory = NULL;
     slab->capacity = 0;
@@ -78,19 +80,36 @@ static void free_slab(struct engine *e, struct slab *slab)
     free(slab);
 }
 
-/* A free slab that is large enough, else any, else none. */
-static struct slab *take_free(struct engine *e, size_t bytes)
+static bool is_settled(const struct engine *e, struct slab *slab)
 {
-    struct slab **best = &e->free_slabs;
-    for (struct slab **s = best; *s; s = &(*s)->next)
-        if ((*s)->capacity >= bytes) {
-            best = s;
-            break;
+    const struct slab_memory *memory = e->options.memory;
+    return !memory->is_settled || memory->is_settled(slab, e->options.memory_ctx);
+}
+
+/*
+ * A free slab that is large enough, else any, else none; -EAGAIN if there are only ones that
+ * a device still reads from: waiting for one is better than having ever more of them.
+ */
+static int take_free(struct engine *e, size_t bytes, struct slab **ret_slab)
+{
+    struct slab **best = NULL;
+    bool unsettled = e->settling;
+    for (struct slab **s = &e->free_slabs; *s; s = &(*s)->next) {
+        if (!is_settled(e, *s)) {
+            unsettled = true;
+            continue;
         }
-    struct slab *slab = *best;
-    if (slab)
-        *best = slab->next;
-    return slab;
+        if (!best || (*s)->capacity >= bytes)
+            best = s;
+        if ((*s)->capacity >= bytes)
+            break;
+    }
+    if (!best && unsettled)
+        return -EAGAIN;
+    *ret_slab = best ? *best : NULL;
+    if (best)
+        *best = (*best)->next;
+    return 0;
 }
 
 /* What is free and not needed now makes room. */
@@ -110,10 +129,13 @@ static size_t capacity_for(size_t bytes)
     return generous & ~(size_t)(SLAB_ROUND_BYTES - 1);
 }
 
-/* -ENOBUFS: beyond the budget; -ENOMEM. */
+/* -EAGAIN: one will be settled soon; -ENOBUFS: beyond the budget; -ENOMEM. */
 static int get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
 {
-    struct slab *slab = take_free(e, bytes);
+    struct slab *slab;
+    int r = take_free(e, bytes, &slab);
+    if (r < 0)
+        return r;
     if (!slab && !(slab = calloc(1, sizeof(*slab))))
         return -ENOMEM;
     if (slab->capacity < bytes) {
@@ -126,8 +148,8 @@ static int get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
             free(slab);
             return -ENOBUFS;
         }
-        slab->memory = e->options.memory->allocate(capacity, e->options.memory_ctx);
-        if (!slab->memory) {
+        r = e->options.memory->allocate(slab, capacity, e->options.memory_ctx);
+        if (r < 0) {
             free(slab);
             return -ENOMEM;
         }
@@ -145,6 +167,8 @@ static void destroy(struct engine *e)
         e->free_slabs = slab->next;
         free_slab(e, slab);
     }
+    if (e->options.memory->close)
+        e->options.memory->close(e->options.memory_ctx);
     order_free(e->order);
     order_free(e->next);
     pthread_cond_destroy(&e->work);
@@ -193,6 +217,7 @@ static bool plan_batch(struct engine *e)
 {
     uint64_t bytes, left;
     bool valid;
+    e->wants_settled = false;
     if (e->seeking || e->tail - e->head == e->options.ahead || e->options.length == 0)
         return false;
     turn_epoch(e);
@@ -207,6 +232,10 @@ static bool plan_batch(struct engine *e)
                       : 0;
     struct slab *slab;
     int r = need ? get_slab(e, need, &slab) : -ENOBUFS;
+    if (r == -EAGAIN) {
+        e->wants_settled = true;
+        return false;
+    }
     if (r < 0) {
         e->starved = r == -ENOMEM ? UINT64_MAX : need ? need : UINT64_MAX - 1;
         pthread_cond_broadcast(&e->ready);
@@ -220,6 +249,7 @@ static bool plan_batch(struct engine *e)
     slab->batch.stride = e->options.fill.stride;
     label_samples(e, slab, count);
     slab->claimed = slab->gathered = 0;
+    slab->whole = slab->lost = false;
     slab->err = 0;
     e->plan.done += count;
     slab->end = e->plan.done;
@@ -266,6 +296,46 @@ static void make_order(struct engine *e, bool is_next)
     pthread_cond_broadcast(&e->ready);
 }
 
+/* All samples of it are there. */
+static void finish(struct engine *e, struct slab *slab)
+{
+    const struct slab_memory *memory = e->options.memory;
+    if (memory->send && slab->err == 0) {
+        pthread_mutex_unlock(&e->lock);
+        int r = memory->send(slab, e->options.memory_ctx);
+        pthread_mutex_lock(&e->lock);
+        slab->err = r;
+        slab->lost = r < 0;
+    }
+    slab->whole = true;
+}
+
+/* Wait for the slab that was released first. False: there is none to wait for. */
+static bool settle_one(struct engine *e)
+{
+    struct slab **oldest = NULL;
+    if (!e->wants_settled || e->settling)
+        return false;
+    for (struct slab **s = &e->free_slabs; *s; s = &(*s)->next)
+        oldest = s;
+    if (!oldest)
+        return false;
+    struct slab *slab = *oldest;
+    *oldest = slab->next;
+    e->settling = true;
+    e->busy++;
+    pthread_mutex_unlock(&e->lock);
+    e->options.memory->settle(slab, e->options.memory_ctx);
+    pthread_mutex_lock(&e->lock);
+    e->busy--;
+    e->settling = false;
+    slab->next = e->free_slabs;
+    e->free_slabs = slab;
+    pthread_cond_broadcast(&e->work);
+    pthread_cond_broadcast(&e->ready);
+    return true;
+}
+
 static void gather_run(struct engine *e, struct filler *filler)
 {
     struct slab *slab = e->open;
@@ -282,7 +352,6 @@ static void gather_run(struct engine *e, struct filler *filler)
     uint64_t took = engine_now_ns() - start;
 
     pthread_mutex_lock(&e->lock);
-    e->busy--;
     e->stats.gather_ns += took;
     e->stats.skipped += skipped;
     if (r < 0 && slab->err == 0) {
@@ -290,7 +359,10 @@ static void gather_run(struct engine *e, struct filler *filler)
         slab->bad_record = bad;
     }
     slab->gathered += end - first;
-    if (slab->gathered == slab->batch.samples || (e->seeking && e->busy == 0))
+    if (slab->gathered == slab->batch.samples)
+        finish(e, slab);
+    e->busy--;
+    if (slab->whole || (e->seeking && e->busy == 0))
         pthread_cond_broadcast(&e->ready);
 }
 
@@ -310,7 +382,7 @@ static void *thread_main(void *arg)
                 pthread_cond_broadcast(&e->work);
         } else if (wants_order(e, true, &next)) {
             make_order(e, next);
-        } else {
+        } else if (!settle_one(e)) {
             pthread_cond_wait(&e->work, &e->lock);
         }
     }
@@ -365,8 +437,11 @@ int engine_new(const struct engine_options *options, const struct place *place,
                struct engine **ret_engine)
 {
     struct engine *e = calloc(1, sizeof(*e));
-    if (!e)
+    if (!e) {
+        if (options->memory->close)
+            options->memory->close(options->memory_ctx);
         return -ENOMEM;
+    }
     e->options = *options;
     e->pid = getpid();
     e->users = 1;
@@ -460,7 +535,7 @@ static int look(struct engine *e, uint64_t *ret_need)
 {
     if (e->head < e->tail) {
         const struct slab *slab = e->ring[e->head % ENGINE_AHEAD_MAX];
-        return slab->gathered == slab->batch.samples ? 0 : -EAGAIN;
+        return slab->whole ? 0 : -EAGAIN;
     }
     if (e->order_err) {
         int r = e->order_err;
@@ -529,6 +604,7 @@ int engine_take(struct engine *engine, uint64_t deadline_ns, uint64_t *ret_need,
             struct slab *slab = engine->ring[engine->head++ % ENGINE_AHEAD_MAX];
             count_batch(engine, slab);
             engine->users++;
+            slab->users = 1;
             *ret_slab = slab;
             r = 1;
         }
@@ -543,6 +619,8 @@ void engine_release(struct slab *slab)
     struct engine *e = slab->engine;
     if (!engine_is_own(e))
         return; /* a child's copy of what its parent had: it goes with the child */
+    if (e->options.memory->retire)
+        e->options.memory->retire(slab, e->options.memory_ctx);
     pthread_mutex_lock(&e->lock);
     slab->next = e->free_slabs;
     e->free_slabs = slab;

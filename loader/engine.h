@@ -30,7 +30,7 @@ struct engine_options {
     uint64_t run;   /* samples that a thread takes at a time */
     uint64_t memory_bytes;
     const struct slab_memory *memory;
-    void *memory_ctx;
+    void *memory_ctx; /* the engine closes it, also if it can't be made */
 };
 
 /* A place in the stream of all epochs. */

@@ -12,6 +12,7 @@
 #include "engine.h"
 #include "error.h"
 #include "launcher.h"
+#include "upload.h"
 #include "view.h"
 
 #define DEFAULT_ALIGN 64u
@@ -25,6 +26,9 @@ struct onepot_loader {
     struct onepot_archive *archive; /* its own handle */
     struct engine_options options;
     struct engine *engine;
+    struct onepot_device *device; /* NULL: batches are for the host */
+    struct onepot_images images;  /* 0 channels: none are made */
+    struct upload *upload;        /* the engine's memory, if there is a device */
     uint64_t seed;
     bool has_digest;
     uint8_t digest[ONEPOT_DIGEST_BYTES];
@@ -172,10 +176,73 @@ static int plan_all(struct onepot_loader_options *given, struct engine_options *
     return 0;
 }
 
+static int check_images(const struct onepot_images *images, const struct fill_plan *fill,
+                        struct onepot_error *error)
+{
+    int r = images_check(images, error);
+    if (r < 0)
+        return r;
+    uint64_t bytes = images_bytes_of_one(images);
+    if (fill->stride != bytes)
+        return error_set(error, -EINVAL,
+                         "images have %" PRIu64 " bytes each, samples %" PRIu64
+                         " (0: not all the same)",
+                         bytes, fill->stride);
+    return 0;
+}
+
+/* A device, and what it shall do. */
+static int plan_device(struct onepot_loader *loader, const struct onepot_loader_options *given,
+                       struct onepot_error *error)
+{
+    struct onepot_device_info info = {.size = sizeof(info)};
+    struct engine_options *o = &loader->options;
+    int r = 0;
+    if (!given->device) {
+        if (given->images)
+            return error_set(error, -EINVAL, "images are made by a device; none was given");
+        return 0;
+    }
+    if (given->images) {
+        r = options_read(&loader->images, sizeof(loader->images), given->images, error);
+        if (r == 0)
+            r = check_images(&loader->images, &o->fill, error);
+    }
+    if (r == 0)
+        r = device_share(given->device, error, &loader->device);
+    if (r == 0)
+        r = onepot_device_info(loader->device, error, &info);
+    if (r < 0)
+        return r;
+    o->memory = &upload_memory;
+    if (!given->memory_bytes && info.free_bytes / 4 < o->memory_bytes)
+        o->memory_bytes = info.free_bytes / 4;
+    return 0;
+}
+
+/* Another upload each time: after a fork the old one is the parent's. */
+static int start_upload(struct onepot_loader *loader, struct onepot_error *error)
+{
+    struct upload_options options = {
+        .device = loader->device,
+        .images = loader->images.channels ? &loader->images : NULL,
+        .batch_size = loader->options.batch_size,
+    };
+    int r = upload_new(&options, error, &loader->upload);
+    if (r < 0)
+        return r;
+    upload_keep(loader->upload);
+    loader->options.memory_ctx = loader->upload;
+    return 0;
+}
+
 static int start(struct onepot_loader *loader, const struct place *place,
                  struct onepot_error *error)
 {
-    int r = engine_new(&loader->options, place, &loader->engine);
+    int r = loader->device ? start_upload(loader, error) : 0;
+    if (r < 0)
+        return r;
+    r = engine_new(&loader->options, place, &loader->engine);
     if (r == -EAGAIN)
         return error_set(error, r, "no thread can be started: the limit is reached");
     return r < 0 ? error_set(error, r, "no memory for a loader") : 0;
@@ -198,10 +265,11 @@ int onepot_loader_new(const struct onepot_archive *archive,
     loader->seed = given.seed;
     r = plan_all(&given, &loader->options, error);
     if (r == 0)
+        r = plan_device(loader, &given, error);
+    if (r == 0)
         r = start(loader, &(struct place){.epoch = given.epoch}, error);
     if (r < 0) {
-        onepot_archive_close(loader->archive);
-        free(loader);
+        onepot_loader_free(loader);
         return r;
     }
     *ret_loader = loader;
@@ -212,7 +280,11 @@ void onepot_loader_free(struct onepot_loader *loader)
 {
     if (!loader)
         return;
+    bool own = loader->engine && engine_is_own(loader->engine);
     engine_free(loader->engine);
+    if (own || !loader->engine)
+        upload_close(loader->upload);
+    onepot_device_close(loader->device);
     onepot_archive_close(loader->archive);
     free(loader);
 }
@@ -249,19 +321,25 @@ int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onep
         return r;
     if (timeout_ms >= 0)
         deadline = engine_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    uint64_t start_ns = engine_now_ns();
     r = engine_take(loader->engine, deadline, &need, &slab);
+    if (r == 1 && loader->upload)
+        upload_waited(loader->upload, slab->batch.epoch, engine_now_ns() - start_ns);
     if (r == -ENOBUFS)
         return full(loader, need, error);
     if (r == -ETIMEDOUT)
         return error_set(error, r, "no batch was ready in time");
-    if (r < 0)
+    if (r < 0 && (!loader->upload || upload_error(loader->upload, error) == 0))
         return error_set(error, r, "no memory for the next batch");
-    if (r == 0)
-        return 0;
+    if (r <= 0)
+        return r;
     if (slab->err) {
         const struct dataset *d = loader->archive->dataset;
         r = slab->err;
-        dataset_error(error, r, d, &d->records[slab->bad_record]);
+        if (slab->lost)
+            upload_error(loader->upload, error);
+        else
+            dataset_error(error, r, d, &d->records[slab->bad_record]);
         engine_release(slab);
         return r;
     }
@@ -271,8 +349,13 @@ int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onep
 
 void onepot_batch_release(const struct onepot_batch *batch)
 {
-    if (batch)
+    if (batch && atomic_fetch_sub(&slab_of(batch)->users, 1) == 1)
         engine_release(slab_of(batch));
+}
+
+void onepot_batch_keep(const struct onepot_batch *batch)
+{
+    atomic_fetch_add(&slab_of(batch)->users, 1);
 }
 
 uint64_t onepot_loader_batches(const struct onepot_loader *loader)
@@ -337,6 +420,24 @@ void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_
         .memory_bytes = loader->options.memory_bytes,
     };
     memcpy(ret_stats, &stats, size < sizeof(stats) ? size : sizeof(stats));
+}
+
+int onepot_loader_transfer(struct onepot_loader *loader, bool previous,
+                           struct onepot_error *error, struct onepot_transfer *ret_transfer)
+{
+    struct onepot_transfer transfer;
+    size_t size = ret_transfer->size;
+    uint64_t peak;
+    if (!loader->upload || !engine_is_own(loader->engine))
+        return error_set(error, -ENOTSUP, "the loader has no device");
+    int r = onepot_device_peak(loader->device, error, &peak);
+    if (r < 0)
+        return r;
+    upload_transfer(loader->upload, previous, &transfer);
+    transfer.size = size;
+    transfer.peak_bytes_per_second = peak;
+    memcpy(ret_transfer, &transfer, size < sizeof(transfer) ? size : sizeof(transfer));
+    return 0;
 }
 
 /* ---- where it is ---- */

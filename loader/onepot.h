@@ -278,6 +278,9 @@ struct onepot_loader;
 typedef int onepot_decode(void *ctx, uint64_t sample, const void *bytes, size_t len, void *out,
                           size_t room, size_t *ret_len);
 
+struct onepot_device;
+struct onepot_images;
+
 struct onepot_loader_options {
     size_t size;
     uint64_t batch_size;       /* samples, of this rank */
@@ -301,6 +304,10 @@ struct onepot_loader_options {
     onepot_decode *decode; /* NULL: bytes as they are */
     void *decode_ctx;
     uint64_t decoded_bytes; /* room for what decode makes of one sample */
+    /* Batches go over to a device: see onepot_device.h. NULL: they stay with the host. */
+    struct onepot_device *device;
+    /* What the device makes of samples that are images of one size, bytes by rows. */
+    const struct onepot_images *images;
 };
 
 /* A batch: samples in the order of the sampler. All of it lives until it is released, also
@@ -310,7 +317,7 @@ struct onepot_batch {
     uint64_t samples; /* in the batch */
     uint64_t epoch;
     uint64_t first;          /* of the elements of this rank in the epoch */
-    uint8_t *data;           /* page-aligned; */
+    uint8_t *data;           /* page-aligned; NULL: on a device only; */
     uint64_t bytes;          /* so many; bytes between samples are zero */
     const uint64_t *offsets; /* [samples]: where each begins in data */
     const uint64_t *sizes;   /* [samples] */
@@ -337,6 +344,8 @@ ONEPOT_API int onepot_loader_next(struct onepot_loader *loader, int timeout_ms,
                                   struct onepot_error *error,
                                   const struct onepot_batch **ret_batch);
 ONEPOT_API void onepot_batch_release(const struct onepot_batch *batch); /* NULL is fine */
+/* One more release is needed. Any thread may call both, at any time. */
+ONEPOT_API void onepot_batch_keep(const struct onepot_batch *batch);
 
 /* Batches and samples in an epoch of this rank. */
 ONEPOT_API uint64_t onepot_loader_batches(const struct onepot_loader *loader);

@@ -1,11 +1,13 @@
 /*
- * A slab is the memory of one batch: data first, then its tables (offsets, sizes, labels,
- * indices, validity), so that all of it can travel in one copy. Where the memory comes from
- * is up to a table of two functions; memory that a device can read directly is another table.
+ * A slab is the memory of one batch: its tables first (offsets, sizes, labels, indices,
+ * validity), then data, so that all of it can travel in one copy. Where the memory comes from
+ * is up to a table of functions; memory that a device has a copy of (upload.h) is another
+ * table.
  */
 #ifndef ONEPOT_SLAB_H
 #define ONEPOT_SLAB_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -13,11 +15,26 @@
 #include "onepot.h"
 
 struct engine;
+struct slab;
+struct twin;
 
 struct slab_memory {
-    /* Page-aligned, or NULL. Its content does not matter. */
-    void *(*allocate)(size_t bytes, void *ctx);
-    void (*release)(void *memory, size_t bytes, void *ctx);
+    /* Set `memory`, page-aligned; its content does not matter. -ENOMEM, -EIO */
+    int (*allocate)(struct slab *slab, size_t bytes, void *ctx);
+    /* All `capacity` bytes. */
+    void (*release)(struct slab *slab, void *ctx);
+
+    /* The rest is NULL where a batch is for the host alone. */
+
+    /* Its batch is gathered: called once, before it can be taken. */
+    int (*send)(struct slab *slab, void *ctx);
+    /* Its batch was released for the last time. */
+    void (*retire)(struct slab *slab, void *ctx);
+    /* May the host write to it again? And wait until it may. */
+    bool (*is_settled)(struct slab *slab, void *ctx);
+    void (*settle)(struct slab *slab, void *ctx);
+    /* The last slab is gone. */
+    void (*close)(void *ctx);
 };
 
 /* Anonymous memory of the process. */
@@ -29,23 +46,32 @@ struct slab {
     struct slab *next; /* in the list of free ones */
     uint8_t *memory;
     size_t capacity;
+    bool tables_only;       /* data is not in `memory`: the device collects it */
+    struct twin *twin;      /* on a device */
+    _Atomic unsigned users; /* of the batch */
 
     /* The batch's tables, writable. */
     uint64_t *offsets, *sizes, *indices;
     int64_t *labels;
     uint8_t *valid;
+    uint64_t *sources; /* [samples]: where the device finds each, if it collects them */
 
     /* While it is gathered; under the engine's lock. */
     uint64_t claimed, gathered; /* samples */
+    bool whole;                 /* it may be taken */
     uint64_t end;               /* element of the epoch behind its last one */
     int err;                    /* the first sample that failed, */
-    uint64_t bad_record;        /* and which one it was */
+    uint64_t bad_record;        /* and which one it was, */
+    bool lost;                  /* or sending it did */
 };
 
 static inline struct slab *slab_of(const struct onepot_batch *batch)
 {
     return (struct slab *)(uintptr_t)batch;
 }
+
+/* Bytes of the tables of so many samples, a multiple of a page. */
+size_t slab_table_bytes(uint64_t samples);
 
 /* Bytes that a slab needs for so many samples and bytes of data; 0: too many. */
 size_t slab_bytes(uint64_t samples, uint64_t data_bytes);

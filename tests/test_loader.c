@@ -542,19 +542,6 @@ START_TEST(a_damaged_sample_is_named_or_skipped)
 }
 END_TEST
 
-/* A sanitizer's allocator may be locked for ever in a forked child, and ThreadSanitizer has
- * no threads there at all. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FORKS_WITH_THREADS false
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define FORKS_WITH_THREADS false
-#endif
-#endif
-#ifndef FORKS_WITH_THREADS
-#define FORKS_WITH_THREADS true
-#endif
-
 START_TEST(a_child_goes_on_from_the_same_place)
 {
     struct tree t;

@@ -1,0 +1,484 @@
+/*
+ * The host as a device. A stream is a thread with a list of tasks; an event is a pair of
+ * numbers, how often it was recorded and which of these recordings the streams have passed.
+ * What CUDA leaves open is open here as well: nothing that was queued is done before
+ * somebody waits for it, so that what forgets to wait reads old bytes (and is found by a
+ * thread sanitizer).
+ *
+ * One lock and one condition for the whole device: it is there to be right.
+ */
+#include "device.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "budget.h"
+#include "error.h"
+
+#define THREAD_STACK_BYTES (256u << 10)
+
+struct event {
+    uint64_t recorded, passed; /* recordings asked for, and the latest that was passed */
+    uint64_t passed_ns;
+    unsigned tasks; /* that refer to it */
+    bool dropped;   /* freed, but for the tasks */
+};
+
+enum task_kind { TASK_COPY, TASK_CALL, TASK_RECORD, TASK_FOLLOW, TASK_GATHER, TASK_CONVERT };
+
+struct task {
+    struct task *next;
+    enum task_kind kind;
+    union {
+        struct {
+            void *to;
+            const void *from;
+            size_t bytes;
+        } copy;
+        struct {
+            void (*function)(void *ctx);
+            void *ctx;
+        } call;
+        struct {
+            struct event *event;
+            uint64_t number; /* which recording */
+        } event;
+        struct device_gather gather;
+        struct {
+            struct onepot_images images;
+            uint64_t count;
+            const uint8_t *from;
+            void *to;
+        } convert;
+    };
+};
+
+struct stream {
+    struct host *host;
+    pthread_t thread;
+    struct task *first, **last;
+    bool busy, stop;
+};
+
+struct host {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct stream *fallback; /* the default stream */
+};
+
+/* ---- the thread of a stream ---- */
+
+static void gather(const struct device_gather *g)
+{
+    for (uint64_t i = 0; i < g->count; i++) {
+        uint64_t end = g->offsets[i] + g->sizes[i];
+        uint64_t next = i + 1 < g->count ? g->offsets[i + 1] : g->bytes;
+        memcpy(g->to + g->offsets[i], (const void *)(uintptr_t)g->from[i], g->sizes[i]);
+        memset(g->to + end, 0, next - end);
+    }
+}
+
+/* Without the lock. */
+static void work(const struct task *task)
+{
+    switch (task->kind) {
+    case TASK_COPY:
+        memcpy(task->copy.to, task->copy.from, task->copy.bytes);
+        break;
+    case TASK_CALL:
+        task->call.function(task->call.ctx);
+        break;
+    case TASK_GATHER:
+        gather(&task->gather);
+        break;
+    case TASK_CONVERT:
+        images_convert(&task->convert.images, task->convert.count, task->convert.from,
+                       task->convert.to);
+        break;
+    default:
+        break;
+    }
+}
+
+static void let_go(struct event *event)
+{
+    if (--event->tasks == 0 && event->dropped)
+        free(event);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Under the lock, which is given up where that takes time. */
+static void run(struct host *host, struct task *task)
+{
+    struct event *event = task->event.event;
+    if (task->kind == TASK_RECORD) {
+        if (task->event.number > event->passed)
+            event->passed = task->event.number;
+        event->passed_ns = now_ns();
+        let_go(event);
+    } else if (task->kind == TASK_FOLLOW) {
+        while (event->passed < task->event.number)
+            pthread_cond_wait(&host->changed, &host->lock);
+        let_go(event);
+    } else {
+        pthread_mutex_unlock(&host->lock);
+        work(task);
+        pthread_mutex_lock(&host->lock);
+    }
+}
+
+static void *stream_main(void *arg)
+{
+    struct stream *s = arg;
+    struct host *host = s->host;
+    pthread_mutex_lock(&host->lock);
+    while (!s->stop || s->first) {
+        struct task *task = s->first;
+        if (!task) {
+            pthread_cond_wait(&host->changed, &host->lock);
+            continue;
+        }
+        s->first = task->next;
+        if (!s->first)
+            s->last = &s->first;
+        s->busy = true;
+        run(host, task);
+        s->busy = false;
+        free(task);
+        pthread_cond_broadcast(&host->changed);
+    }
+    pthread_mutex_unlock(&host->lock);
+    return NULL;
+}
+
+static int start_thread(struct stream *s)
+{
+    pthread_attr_t attr;
+    sigset_t all, kept;
+    sigfillset(&all);
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, THREAD_STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &kept);
+    int r = pthread_create(&s->thread, &attr, stream_main, s);
+    pthread_sigmask(SIG_SETMASK, &kept, NULL);
+    pthread_attr_destroy(&attr);
+    return -r;
+}
+
+static int stream_new(void *device, struct onepot_error *error, void **ret_stream)
+{
+    struct stream *s = calloc(1, sizeof(*s));
+    int r = -ENOMEM;
+    if (s) {
+        s->host = device;
+        s->last = &s->first;
+        r = start_thread(s);
+    }
+    if (r < 0) {
+        free(s);
+        return error_set(error, r, "no thread can be started for a stream");
+    }
+    *ret_stream = s;
+    return 0;
+}
+
+/* What it was given is done first. */
+static void stream_free(void *device, void *stream)
+{
+    struct host *host = device;
+    struct stream *s = stream;
+    pthread_mutex_lock(&host->lock);
+    s->stop = true;
+    pthread_cond_broadcast(&host->changed);
+    pthread_mutex_unlock(&host->lock);
+    pthread_join(s->thread, NULL);
+    free(s);
+}
+
+static struct stream *stream_of(struct host *host, void *stream)
+{
+    return stream ? stream : host->fallback;
+}
+
+static int stream_wait(void *device, void *stream, struct onepot_error *error)
+{
+    struct host *host = device;
+    const struct stream *s = stream_of(host, stream);
+    (void)error;
+    pthread_mutex_lock(&host->lock);
+    while (s->first || s->busy)
+        pthread_cond_wait(&host->changed, &host->lock);
+    pthread_mutex_unlock(&host->lock);
+    return 0;
+}
+
+/* ---- events ---- */
+
+static int event_new(void *device, struct onepot_error *error, void **ret_event)
+{
+    (void)device;
+    *ret_event = calloc(1, sizeof(struct event));
+    return *ret_event ? 0 : error_set(error, -ENOMEM, "no memory for an event");
+}
+
+static void event_free(void *device, void *event)
+{
+    struct host *host = device;
+    struct event *e = event;
+    pthread_mutex_lock(&host->lock);
+    e->dropped = true;
+    e->tasks++;
+    let_go(e);
+    pthread_mutex_unlock(&host->lock);
+}
+
+/* Under the lock. */
+static void queue(struct stream *s, const struct task *task, struct task *memory)
+{
+    *memory = *task;
+    memory->next = NULL;
+    *s->last = memory;
+    s->last = &memory->next;
+    pthread_cond_broadcast(&s->host->changed);
+}
+
+static int give(struct host *host, void *stream, const struct task *task,
+                struct onepot_error *error)
+{
+    struct task *memory = malloc(sizeof(*memory));
+    if (!memory)
+        return error_set(error, -ENOMEM, "no memory for a task of a stream");
+    pthread_mutex_lock(&host->lock);
+    queue(stream_of(host, stream), task, memory);
+    pthread_mutex_unlock(&host->lock);
+    return 0;
+}
+
+static int record(void *device, void *event, void *stream, struct onepot_error *error)
+{
+    struct host *host = device;
+    struct event *e = event;
+    struct task *memory = malloc(sizeof(*memory));
+    if (!memory)
+        return error_set(error, -ENOMEM, "no memory for a task of a stream");
+    pthread_mutex_lock(&host->lock);
+    e->tasks++;
+    queue(stream_of(host, stream),
+          &(struct task){.kind = TASK_RECORD, .event = {e, ++e->recorded}}, memory);
+    pthread_mutex_unlock(&host->lock);
+    return 0;
+}
+
+static int follow(void *device, void *stream, void *event, struct onepot_error *error)
+{
+    struct host *host = device;
+    struct event *e = event;
+    struct task *memory = malloc(sizeof(*memory));
+    if (!memory)
+        return error_set(error, -ENOMEM, "no memory for a task of a stream");
+    pthread_mutex_lock(&host->lock);
+    e->tasks++;
+    queue(stream_of(host, stream),
+          &(struct task){.kind = TASK_FOLLOW, .event = {e, e->recorded}}, memory);
+    pthread_mutex_unlock(&host->lock);
+    return 0;
+}
+
+static int is_done(void *device, void *event, struct onepot_error *error)
+{
+    struct host *host = device;
+    const struct event *e = event;
+    (void)error;
+    pthread_mutex_lock(&host->lock);
+    int done = e->passed >= e->recorded;
+    pthread_mutex_unlock(&host->lock);
+    return done;
+}
+
+static int event_wait(void *device, void *event, struct onepot_error *error)
+{
+    struct host *host = device;
+    const struct event *e = event;
+    (void)error;
+    pthread_mutex_lock(&host->lock);
+    for (uint64_t number = e->recorded; e->passed < number;)
+        pthread_cond_wait(&host->changed, &host->lock);
+    pthread_mutex_unlock(&host->lock);
+    return 0;
+}
+
+static int elapsed(void *device, void *from, void *to, struct onepot_error *error,
+                   uint64_t *ret_ns)
+{
+    struct host *host = device;
+    const struct event *a = from, *b = to;
+    pthread_mutex_lock(&host->lock);
+    bool done =
+        a->recorded && a->passed >= a->recorded && b->recorded && b->passed >= b->recorded;
+    if (done)
+        *ret_ns = b->passed_ns - a->passed_ns;
+    pthread_mutex_unlock(&host->lock);
+    return done ? 0 : error_set(error, -EAGAIN, "the events are not done");
+}
+
+/* ---- what is queued ---- */
+
+static int copy(void *device, void *stream, void *to, const void *from, size_t bytes,
+                struct onepot_error *error)
+{
+    return give(device, stream, &(struct task){.kind = TASK_COPY, .copy = {to, from, bytes}},
+                error);
+}
+
+static int call(void *device, void *stream, void (*function)(void *ctx), void *ctx,
+                struct onepot_error *error)
+{
+    return give(device, stream, &(struct task){.kind = TASK_CALL, .call = {function, ctx}},
+                error);
+}
+
+static int queue_gather(void *device, void *stream, const struct device_gather *g,
+                        struct onepot_error *error)
+{
+    return give(device, stream, &(struct task){.kind = TASK_GATHER, .gather = *g}, error);
+}
+
+static int convert(void *device, void *stream, const struct onepot_images *images,
+                   uint64_t count, const uint8_t *from, void *to, struct onepot_error *error)
+{
+    return give(device, stream,
+                &(struct task){.kind = TASK_CONVERT, .convert = {*images, count, from, to}},
+                error);
+}
+
+/* ---- life and memory ---- */
+
+static int count(struct onepot_error *error, uint32_t *ret_count)
+{
+    (void)error;
+    *ret_count = 1;
+    return 0;
+}
+
+static int open_host(uint32_t index, struct onepot_error *error, void **ret_device)
+{
+    struct host *host = calloc(1, sizeof(*host));
+    void *fallback;
+    (void)index;
+    if (!host)
+        return error_set(error, -ENOMEM, "no memory for a device");
+    pthread_mutex_init(&host->lock, NULL);
+    pthread_cond_init(&host->changed, NULL);
+    int r = stream_new(host, error, &fallback);
+    if (r < 0) {
+        free(host);
+        return r;
+    }
+    host->fallback = fallback;
+    *ret_device = host;
+    return 0;
+}
+
+static void close_host(void *device)
+{
+    struct host *host = device;
+    stream_free(host, host->fallback);
+    pthread_cond_destroy(&host->changed);
+    pthread_mutex_destroy(&host->lock);
+    free(host);
+}
+
+static int info(void *device, struct onepot_error *error, struct onepot_device_info *ret_info)
+{
+    (void)device, (void)error;
+    snprintf(ret_info->name, sizeof(ret_info->name), "host");
+    ret_info->is_host = 1;
+    ret_info->numa_node = -1;
+    ret_info->kernels = 1;
+    ret_info->free_bytes = budget_room_bytes("");
+    ret_info->total_bytes = budget_memory_bytes("");
+    return 0;
+}
+
+static int allocate(void *device, enum device_memory where, size_t bytes,
+                    struct onepot_error *error, void **ret_memory)
+{
+    (void)device, (void)where;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return error_set(error, -ENOMEM, "no memory for %zu bytes", bytes);
+    *ret_memory = p;
+    return 0;
+}
+
+static void release(void *device, enum device_memory where, void *memory, size_t bytes)
+{
+    (void)device, (void)where;
+    munmap(memory, bytes);
+}
+
+static int lock_pages(void *device, const void *memory, size_t bytes,
+                      struct onepot_error *error)
+{
+    (void)device, (void)memory, (void)bytes, (void)error;
+    return 0;
+}
+
+static void unlock_pages(void *device, const void *memory, size_t bytes)
+{
+    (void)device, (void)memory, (void)bytes;
+}
+
+static int address(void *device, const void *memory, struct onepot_error *error,
+                   uint64_t *ret_address)
+{
+    (void)device, (void)error;
+    *ret_address = (uintptr_t)memory;
+    return 0;
+}
+
+static void range(const char *name)
+{
+    (void)name;
+}
+
+const struct device_type device_host = {
+    .version = DEVICE_VERSION,
+    .kind = "host",
+    .count = count,
+    .open = open_host,
+    .close = close_host,
+    .info = info,
+    .allocate = allocate,
+    .release = release,
+    .lock = lock_pages,
+    .unlock = unlock_pages,
+    .address = address,
+    .stream_new = stream_new,
+    .stream_free = stream_free,
+    .stream_wait = stream_wait,
+    .event_new = event_new,
+    .event_free = event_free,
+    .record = record,
+    .follow = follow,
+    .is_done = is_done,
+    .event_wait = event_wait,
+    .elapsed = elapsed,
+    .copy = copy,
+    .call = call,
+    .gather = queue_gather,
+    .convert = convert,
+    .range = range,
+};

@@ -1,0 +1,159 @@
+/*
+ * The public functions over batches on a device, and two figures of devices: how fast copies
+ * can be, and how many samples a batch may have.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "error.h"
+#include "upload.h"
+#include "view.h"
+
+#define PEAK_BYTES (32u << 20)
+#define PEAK_COPIES 8u
+#define SLABS 6u /* of a loader by default: those ahead, one in use, one to come */
+
+/* ---- batches ---- */
+
+int onepot_batch_on_device(const struct onepot_batch *batch,
+                           struct onepot_device_batch *ret_where)
+{
+    const struct slab *slab = slab_of(batch);
+    if (!slab->twin)
+        return -ENOTSUP;
+    upload_where(slab, ret_where);
+    return 0;
+}
+
+int onepot_batch_use(const struct onepot_batch *batch, void *stream, struct onepot_error *error)
+{
+    struct onepot_error unseen;
+    struct slab *slab = slab_of(batch);
+    return slab->twin ? upload_use(slab, stream, error ? error : &unseen) : 0;
+}
+
+int onepot_batch_wait(const struct onepot_batch *batch, struct onepot_error *error)
+{
+    struct onepot_error unseen;
+    struct slab *slab = slab_of(batch);
+    return slab->twin ? upload_wait(slab, error ? error : &unseen) : 0;
+}
+
+/* ---- the peak ---- */
+
+struct probe {
+    const struct device_type *type;
+    void *device, *stream, *begun, *ended, *host, *memory;
+};
+
+static int make_probe(struct probe *p, struct onepot_error *error)
+{
+    int r = p->type->stream_new(p->device, error, &p->stream);
+    if (r == 0)
+        r = p->type->event_new(p->device, error, &p->begun);
+    if (r == 0)
+        r = p->type->event_new(p->device, error, &p->ended);
+    if (r == 0)
+        r = p->type->allocate(p->device, DEVICE_MEMORY_LOCKED, PEAK_BYTES, error, &p->host);
+    if (r == 0)
+        r = p->type->allocate(p->device, DEVICE_MEMORY_OWN, PEAK_BYTES, error, &p->memory);
+    return r;
+}
+
+static void free_probe(struct probe *p)
+{
+    if (p->stream)
+        p->type->stream_free(p->device, p->stream);
+    if (p->begun)
+        p->type->event_free(p->device, p->begun);
+    if (p->ended)
+        p->type->event_free(p->device, p->ended);
+    if (p->host)
+        p->type->release(p->device, DEVICE_MEMORY_LOCKED, p->host, PEAK_BYTES);
+    if (p->memory)
+        p->type->release(p->device, DEVICE_MEMORY_OWN, p->memory, PEAK_BYTES);
+}
+
+/* One copy to warm up, then so many between two events. */
+static int run_probe(struct probe *p, struct onepot_error *error, uint64_t *ret_ns)
+{
+    int r = p->type->copy(p->device, p->stream, p->memory, p->host, PEAK_BYTES, error);
+    if (r == 0)
+        r = p->type->record(p->device, p->begun, p->stream, error);
+    for (unsigned i = 0; i < PEAK_COPIES && r == 0; i++)
+        r = p->type->copy(p->device, p->stream, p->memory, p->host, PEAK_BYTES, error);
+    if (r == 0)
+        r = p->type->record(p->device, p->ended, p->stream, error);
+    if (r == 0)
+        r = p->type->stream_wait(p->device, p->stream, error);
+    return r < 0 ? r : p->type->elapsed(p->device, p->begun, p->ended, error, ret_ns);
+}
+
+int onepot_device_peak(struct onepot_device *device, struct onepot_error *error,
+                       uint64_t *ret_bytes_per_second)
+{
+    struct onepot_error unseen;
+    struct probe p = {.type = device->type, .device = device->device};
+    uint64_t peak = atomic_load(&device->peak), ns = 0;
+    if (!error)
+        error = &unseen;
+    if (!peak) {
+        int r = make_probe(&p, error);
+        if (r == 0) {
+            memset(p.host, 1, PEAK_BYTES); /* pages that exist */
+            r = run_probe(&p, error, &ns);
+        }
+        free_probe(&p);
+        if (r < 0)
+            return r;
+        peak = (uint64_t)((double)PEAK_BYTES * PEAK_COPIES * 1e9 / (double)(ns ? ns : 1));
+        atomic_store(&device->peak, peak);
+    }
+    *ret_bytes_per_second = peak;
+    return 0;
+}
+
+/* ---- the size of a batch ---- */
+
+/* Mean and standard deviation of samples, each with its place in the tables. */
+static void sizes_of(const struct onepot_archive *archive, double *ret_mean,
+                     double *ret_deviation)
+{
+    double sum = 0, squares = 0, n = (double)archive->count;
+    for (uint64_t i = 0; i < archive->count; i++) {
+        double size = (double)archive_size(archive, i) + 41 + 32; /* half of the alignment */
+        sum += size;
+        squares += size * size;
+    }
+    double mean = sum / n, variance = squares / n - mean * mean;
+    *ret_mean = mean;
+    *ret_deviation = variance > 0 ? sqrt(variance) : 0;
+}
+
+int onepot_device_batch_size(struct onepot_device *device, const struct onepot_archive *archive,
+                             struct onepot_error *error, uint64_t *ret_samples)
+{
+    struct onepot_device_info info = {.size = sizeof(info)};
+    double mean, deviation;
+    int r = onepot_device_info(device, error, &info);
+    if (r < 0)
+        return r;
+    *ret_samples = 0;
+    if (archive->count == 0)
+        return 0;
+    /* Slabs are an eighth larger than what they were made for. */
+    double room = (double)info.free_bytes / 4 / SLABS / 1.125 - (64 << 10);
+    sizes_of(archive, &mean, &deviation);
+    if (room <= 0)
+        return 0;
+    /* n mean + 3 deviation sqrt(n) <= room, solved for sqrt(n) */
+    double b = 3 * deviation, root = (sqrt(b * b + 4 * mean * room) - b) / (2 * mean);
+    double samples = root * root;
+    if (samples > (double)archive->count)
+        samples = (double)archive->count;
+    uint64_t n = (uint64_t)samples;
+    *ret_samples = n > 8 ? n & ~UINT64_C(7) : n;
+    return 0;
+}

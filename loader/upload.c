@@ -1,0 +1,473 @@
+/*
+ * Events are made with their slab and used again with it. A stream that used a batch is told
+ * by its address alone; the event that follows it is recorded when the batch is retired, so
+ * that one is enough for all that the stream was given.
+ *
+ * Copies are queued by whichever thread gathered the last sample of a batch. One lock keeps
+ * what belongs to one batch together on the stream.
+ */
+#include "upload.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+
+#define EPOCHS 4u
+
+/* A stream that reads a batch. */
+struct use {
+    void *stream;
+    void *event;
+};
+
+struct twin {
+    struct upload *upload;
+    struct twin *next;
+    uint8_t *memory; /* of the device */
+    void *images;
+    size_t image_bytes;
+    void *begun, *sent; /* events around the copy, */
+    void *converted;    /* and behind what was made of it */
+    bool unmeasured;    /* their times were not taken yet: */
+    uint64_t epoch, bytes;
+    struct use *uses;
+    unsigned use_count, use_room;
+    unsigned retired; /* uses of the batch before, to be followed by the next copy */
+};
+
+struct upload {
+    _Atomic unsigned users;
+    struct onepot_device *device;
+    const struct device_type *type;
+    struct onepot_images images; /* 0 channels: none */
+    uint64_t batch_size;
+    bool gathers;
+    void *stream;
+    pthread_mutex_t lock; /* over the rest, and over what is queued for one batch */
+    struct twin *twins;
+    struct onepot_error error;
+    uint64_t epoch; /* of the last batch that was taken */
+    struct onepot_transfer epochs[EPOCHS];
+};
+
+/* ---- errors and times; under the lock ---- */
+
+static int failed(struct upload *u, int r, const struct onepot_error *error)
+{
+    if (r < 0)
+        u->error = *error;
+    return r;
+}
+
+/* Batches may be ahead by an epoch or two; NULL: it is too long ago. */
+static struct onepot_transfer *transfer_of(struct upload *u, uint64_t epoch)
+{
+    struct onepot_transfer *t = &u->epochs[epoch % EPOCHS];
+    if (t->epoch < epoch)
+        *t = (struct onepot_transfer){.epoch = epoch};
+    return t->epoch == epoch ? t : NULL;
+}
+
+/* The event behind which the batch is there, images and all. */
+static void *arrival(const struct twin *t)
+{
+    return t->images ? t->converted : t->sent;
+}
+
+/* What the copy took, if it is done by now. */
+static void measure(struct upload *u, struct twin *t)
+{
+    struct onepot_error unseen;
+    uint64_t ns;
+    if (!t->unmeasured || u->type->elapsed(u->device->device, t->begun, t->sent, &unseen, &ns))
+        return;
+    t->unmeasured = false;
+    struct onepot_transfer *to = transfer_of(u, t->epoch);
+    if (!to)
+        return;
+    *(u->gathers ? &to->gather_bytes : &to->copy_bytes) += t->bytes;
+    *(u->gathers ? &to->gather_ns : &to->copy_ns) += ns;
+    to->batches++;
+}
+
+/* ---- memory ---- */
+
+static void free_twin(struct upload *u, struct twin *t)
+{
+    void *device = u->device->device;
+    for (unsigned i = 0; i < t->use_room; i++)
+        if (t->uses[i].event)
+            u->type->event_free(device, t->uses[i].event);
+    if (t->begun)
+        u->type->event_free(device, t->begun);
+    if (t->sent)
+        u->type->event_free(device, t->sent);
+    if (t->converted)
+        u->type->event_free(device, t->converted);
+    if (t->images)
+        u->type->release(device, DEVICE_MEMORY_OWN, t->images, t->image_bytes);
+    free(t->uses);
+    free(t);
+}
+
+/* Bytes of floats that `bytes` of data can make at most. */
+static size_t image_room(const struct upload *u, size_t bytes)
+{
+    if (!u->images.channels)
+        return 0;
+    return bytes / images_bytes_of_one(&u->images) * images_bytes_of_floats(&u->images);
+}
+
+static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,
+                     struct twin **ret_twin)
+{
+    void *device = u->device->device, *memory = NULL;
+    struct twin *t = calloc(1, sizeof(*t));
+    if (!t)
+        return error_set(error, -ENOMEM, "no memory for a batch");
+    t->upload = u;
+    t->image_bytes = image_room(u, bytes);
+    int r = u->type->event_new(device, error, &t->begun);
+    if (r == 0)
+        r = u->type->event_new(device, error, &t->sent);
+    if (r == 0 && t->image_bytes)
+        r = u->type->event_new(device, error, &t->converted);
+    if (r == 0 && t->image_bytes)
+        r = u->type->allocate(device, DEVICE_MEMORY_OWN, t->image_bytes, error, &t->images);
+    if (r == 0)
+        r = u->type->allocate(device, DEVICE_MEMORY_OWN, bytes, error, &memory);
+    if (r < 0) {
+        free_twin(u, t);
+        return r;
+    }
+    t->memory = memory;
+    *ret_twin = t;
+    return 0;
+}
+
+/* What the host has of `bytes`. */
+static size_t host_bytes(const struct upload *u, size_t bytes)
+{
+    size_t tables = slab_table_bytes(u->batch_size);
+    return u->gathers && tables < bytes ? tables : bytes;
+}
+
+static int allocate(struct slab *slab, size_t bytes, void *ctx)
+{
+    struct upload *u = ctx;
+    struct onepot_error error;
+    void *memory;
+    int r = u->type->allocate(u->device->device, DEVICE_MEMORY_LOCKED, host_bytes(u, bytes),
+                              &error, &memory);
+    if (r == 0) {
+        r = make_twin(u, bytes, &error, &slab->twin);
+        if (r < 0)
+            u->type->release(u->device->device, DEVICE_MEMORY_LOCKED, memory,
+                             host_bytes(u, bytes));
+    }
+    pthread_mutex_lock(&u->lock);
+    if (r == 0) {
+        slab->memory = memory;
+        slab->tables_only = u->gathers;
+        slab->twin->next = u->twins;
+        u->twins = slab->twin;
+    }
+    failed(u, r, &error);
+    pthread_mutex_unlock(&u->lock);
+    return r;
+}
+
+/* Whoever may still read or write it is waited for. */
+static void release(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct twin *t = slab->twin, **at = &u->twins;
+    struct onepot_error unseen;
+    void *device = u->device->device;
+    u->type->event_wait(device, arrival(t), &unseen);
+    for (unsigned i = 0; i < t->retired; i++)
+        u->type->event_wait(device, t->uses[i].event, &unseen);
+    pthread_mutex_lock(&u->lock);
+    measure(u, t);
+    while (*at != t)
+        at = &(*at)->next;
+    *at = t->next;
+    pthread_mutex_unlock(&u->lock);
+    u->type->release(device, DEVICE_MEMORY_OWN, t->memory, slab->capacity);
+    u->type->release(device, DEVICE_MEMORY_LOCKED, slab->memory, host_bytes(u, slab->capacity));
+    free_twin(u, t);
+    slab->twin = NULL;
+}
+
+/* ---- sending; under the lock ---- */
+
+static const void *on_device(const struct slab *slab, const void *host)
+{
+    return slab->twin->memory + ((const uint8_t *)host - slab->memory);
+}
+
+static uint8_t *data_on_device(const struct slab *slab)
+{
+    return slab->twin->memory + slab_table_bytes(slab->batch.samples);
+}
+
+static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error *error)
+{
+    struct device_gather gather = {
+        .to = data_on_device(slab),
+        .bytes = slab->batch.bytes,
+        .count = slab->batch.samples,
+        .from = on_device(slab, slab->sources),
+        .offsets = on_device(slab, slab->offsets),
+        .sizes = on_device(slab, slab->sizes),
+    };
+    return u->type->gather(u->device->device, u->stream, &gather, error);
+}
+
+/* The tables with the data behind them, or the tables alone; then what is made of it. */
+static int queue_batch(struct upload *u, struct slab *slab, struct onepot_error *error)
+{
+    struct twin *t = slab->twin;
+    void *device = u->device->device;
+    size_t tables = slab_table_bytes(slab->batch.samples);
+    int r = u->type->copy(device, u->stream, t->memory, slab->memory,
+                          u->gathers ? tables : tables + slab->batch.bytes, error);
+    if (r == 0 && u->gathers)
+        r = queue_gather(u, slab, error);
+    if (r == 0)
+        r = u->type->record(device, t->sent, u->stream, error);
+    if (r < 0 || !t->images)
+        return r;
+    /* Not part of the copy's time, but of what a consumer waits for. */
+    r = u->type->convert(device, u->stream, &u->images, slab->batch.samples,
+                         data_on_device(slab), t->images, error);
+    return r < 0 ? r : u->type->record(device, t->converted, u->stream, error);
+}
+
+static int follow_users(struct upload *u, struct twin *t, struct onepot_error *error)
+{
+    int r = 0;
+    for (unsigned i = 0; i < t->retired && r == 0; i++)
+        r = u->type->follow(u->device->device, u->stream, t->uses[i].event, error);
+    t->retired = 0;
+    return r;
+}
+
+static int send(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct twin *t = slab->twin;
+    struct onepot_error error;
+    u->type->range("onepot upload");
+    pthread_mutex_lock(&u->lock);
+    measure(u, t);
+    int r = follow_users(u, t, &error);
+    if (r == 0)
+        r = u->type->record(u->device->device, t->begun, u->stream, &error);
+    if (r == 0)
+        r = queue_batch(u, slab, &error);
+    t->unmeasured = r == 0;
+    t->epoch = slab->batch.epoch;
+    t->bytes = slab->batch.bytes;
+    failed(u, r, &error);
+    pthread_mutex_unlock(&u->lock);
+    u->type->range(NULL);
+    return r;
+}
+
+/* ---- the rest of a slab's life ---- */
+
+static bool is_settled(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct onepot_error unseen;
+    return u->type->is_done(u->device->device, slab->twin->sent, &unseen) != 0;
+}
+
+static void settle(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct onepot_error error;
+    int r = u->type->event_wait(u->device->device, slab->twin->sent, &error);
+    pthread_mutex_lock(&u->lock);
+    failed(u, r, &error);
+    measure(u, slab->twin);
+    pthread_mutex_unlock(&u->lock);
+}
+
+/* A stream that can't be followed has been destroyed, or the device is lost; either way
+ * `record` has waited for what it could. */
+static void retire(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct twin *t = slab->twin;
+    struct onepot_error error;
+    pthread_mutex_lock(&u->lock);
+    for (unsigned i = 0; i < t->use_count; i++) {
+        const struct use *use = &t->uses[i];
+        failed(u, u->type->record(u->device->device, use->event, use->stream, &error), &error);
+    }
+    t->retired = t->use_count;
+    t->use_count = 0;
+    pthread_mutex_unlock(&u->lock);
+}
+
+static void close_upload(void *ctx)
+{
+    upload_close(ctx);
+}
+
+const struct slab_memory upload_memory = {
+    .allocate = allocate,
+    .release = release,
+    .send = send,
+    .retire = retire,
+    .is_settled = is_settled,
+    .settle = settle,
+    .close = close_upload,
+};
+
+/* ---- the consumer ---- */
+
+static bool is_known(const struct twin *t, const void *stream)
+{
+    for (unsigned i = 0; i < t->use_count; i++)
+        if (t->uses[i].stream == stream)
+            return true;
+    return false;
+}
+
+/* One more place, with an event that may be there from an earlier batch. */
+static int add_use(struct upload *u, struct twin *t, void *stream, struct onepot_error *error)
+{
+    if (t->use_count == t->use_room) {
+        unsigned room = t->use_room ? 2 * t->use_room : 2;
+        struct use *uses = realloc(t->uses, room * sizeof(*uses));
+        if (!uses)
+            return error_set(error, -ENOMEM, "no memory for an event");
+        memset(uses + t->use_room, 0, (room - t->use_room) * sizeof(*uses));
+        t->uses = uses;
+        t->use_room = room;
+    }
+    struct use *use = &t->uses[t->use_count];
+    int r = use->event ? 0 : u->type->event_new(u->device->device, error, &use->event);
+    if (r < 0)
+        return r;
+    use->stream = stream;
+    t->use_count++;
+    return 0;
+}
+
+int upload_use(struct slab *slab, void *stream, struct onepot_error *error)
+{
+    struct twin *t = slab->twin;
+    struct upload *u = t->upload;
+    pthread_mutex_lock(&u->lock);
+    int r = is_known(t, stream) ? 0 : add_use(u, t, stream, error);
+    if (r == 0)
+        r = u->type->follow(u->device->device, stream, arrival(t), error);
+    failed(u, r, error);
+    pthread_mutex_unlock(&u->lock);
+    return r;
+}
+
+int upload_wait(struct slab *slab, struct onepot_error *error)
+{
+    struct upload *u = slab->twin->upload;
+    return u->type->event_wait(u->device->device, arrival(slab->twin), error);
+}
+
+void upload_where(const struct slab *slab, struct onepot_device_batch *ret_where)
+{
+    const struct twin *t = slab->twin;
+    struct onepot_device_batch where = {
+        .size = ret_where->size,
+        .data = data_on_device(slab),
+        .bytes = slab->batch.bytes,
+        .offsets = on_device(slab, slab->offsets),
+        .sizes = on_device(slab, slab->sizes),
+        .indices = on_device(slab, slab->indices),
+        .labels = on_device(slab, slab->labels),
+        .valid = on_device(slab, slab->valid),
+        .images = t->images,
+        .image_bytes = t->images ? image_room(t->upload, slab->batch.bytes) : 0,
+    };
+    memcpy(ret_where, &where, where.size < sizeof(where) ? where.size : sizeof(where));
+}
+
+int upload_error(struct upload *upload, struct onepot_error *error)
+{
+    pthread_mutex_lock(&upload->lock);
+    int r = upload->error.code;
+    if (r < 0 && error)
+        *error = upload->error;
+    pthread_mutex_unlock(&upload->lock);
+    return r;
+}
+
+void upload_waited(struct upload *upload, uint64_t epoch, uint64_t ns)
+{
+    pthread_mutex_lock(&upload->lock);
+    struct onepot_transfer *t = transfer_of(upload, epoch);
+    upload->epoch = epoch;
+    if (t)
+        t->wait_ns += ns;
+    pthread_mutex_unlock(&upload->lock);
+}
+
+void upload_transfer(struct upload *upload, bool previous, struct onepot_transfer *ret)
+{
+    pthread_mutex_lock(&upload->lock);
+    for (struct twin *t = upload->twins; t; t = t->next)
+        measure(upload, t);
+    uint64_t epoch = upload->epoch - (previous && upload->epoch > 0);
+    const struct onepot_transfer *t = transfer_of(upload, epoch);
+    *ret = t ? *t : (struct onepot_transfer){.epoch = epoch};
+    pthread_mutex_unlock(&upload->lock);
+}
+
+/* ---- life ---- */
+
+int upload_new(const struct upload_options *options, struct onepot_error *error,
+               struct upload **ret_upload)
+{
+    struct upload *u = calloc(1, sizeof(*u));
+    if (!u)
+        return error_set(error, -ENOMEM, "no memory for a loader");
+    if (options->images)
+        u->images = *options->images;
+    u->batch_size = options->batch_size;
+    u->gathers = options->gathers;
+    u->users = 1;
+    int r = device_share(options->device, error, &u->device);
+    if (r == 0) {
+        u->type = u->device->type;
+        r = u->type->stream_new(u->device->device, error, &u->stream);
+    }
+    if (r < 0) {
+        onepot_device_close(u->device);
+        free(u);
+        return r;
+    }
+    pthread_mutex_init(&u->lock, NULL);
+    *ret_upload = u;
+    return 0;
+}
+
+void upload_keep(struct upload *upload)
+{
+    atomic_fetch_add(&upload->users, 1);
+}
+
+void upload_close(struct upload *upload)
+{
+    if (!upload || atomic_fetch_sub(&upload->users, 1) > 1)
+        return;
+    upload->type->stream_free(upload->device->device, upload->stream);
+    onepot_device_close(upload->device);
+    pthread_mutex_destroy(&upload->lock);
+    free(upload);
+}

@@ -1,0 +1,737 @@
+/*
+ * Batches on a device: what arrives is what was gathered, in the order of the sampler; a slab
+ * that is used again never changes under somebody who still reads it; floats are the same
+ * bits everywhere.
+ *
+ * Usage: test_device [DEVICE]: "host" without one. Exit status 77 where there is none.
+ */
+#include "loader_helper.h"
+
+#include <pthread.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "device.h"
+
+#define FILES 120u
+#define CLASSES 4u
+
+static const char *device_name = "host";
+static struct tree tree;
+static struct onepot_archive *ragged_archive, *image_archive;
+static struct onepot_device *device;
+
+static size_t ragged(unsigned i)
+{
+    return 4 * (1 + 37 * (i % 53));
+}
+
+/* 4 * 5 pixels of 3 bytes */
+static size_t image(unsigned i)
+{
+    (void)i;
+    return 60;
+}
+
+static struct onepot_archive *pack_files(size_t (*size)(unsigned))
+{
+    run_shell("rm -rf '%s/tree'; mkdir '%s/tree'", tree.path, tree.path);
+    tree_numbered(&tree, FILES, CLASSES, size);
+    ck_assert(tree_pack(&tree, PACKING_ONEPOT));
+    struct onepot_archive *archive = tree_open(&tree, NULL);
+    return archive;
+}
+
+/* Once, in the process of which each test is a fork: archives outlive that, and their files. */
+static void pack_all(void)
+{
+    if (ragged_archive)
+        return;
+    tree_begin(&tree);
+    ragged_archive = pack_files(ragged);
+    image_archive = pack_files(image);
+    tree_end(&tree);
+}
+
+static void begin(void)
+{
+    struct onepot_error error = {0};
+    int r = onepot_device_open(device_name, &error, &device);
+    ck_assert_msg(r == 0, "%s", error.text);
+}
+
+static void end(void)
+{
+    onepot_device_close(device);
+}
+
+static void good(int r, const struct onepot_error *error)
+{
+    ck_assert_msg(r >= 0, "%s", error->text);
+}
+
+static void *new_stream(void)
+{
+    struct onepot_error error = {0};
+    void *stream = NULL;
+    good(onepot_device_stream_new(device, &error, &stream), &error);
+    return stream;
+}
+
+static void wait_stream(void *stream)
+{
+    struct onepot_error error = {0};
+    good(onepot_device_stream_wait(device, stream, &error), &error);
+}
+
+static void queue_copy(void *stream, void *to, const void *from, size_t bytes)
+{
+    struct onepot_error error = {0};
+    good(onepot_device_copy(device, stream, to, from, bytes, &error), &error);
+}
+
+static void queue_call(void *stream, void (*function)(void *), void *ctx)
+{
+    struct onepot_error error = {0};
+    good(onepot_device_call(device, stream, function, ctx, &error), &error);
+}
+
+static void take_time(void *ctx)
+{
+    long ms = (long)(intptr_t)ctx;
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static void use(const struct onepot_batch *batch, void *stream)
+{
+    struct onepot_error error = {0};
+    good(onepot_batch_use(batch, stream, &error), &error);
+}
+
+static struct onepot_device_batch where(const struct onepot_batch *batch)
+{
+    struct onepot_device_batch w = {.size = sizeof(w)};
+    ck_assert_int_eq(onepot_batch_on_device(batch, &w), 0);
+    return w;
+}
+
+static struct onepot_loader *make(const struct onepot_archive *archive,
+                                  struct onepot_loader_options options)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    options.size = sizeof(options);
+    options.world_size = 1;
+    if (!options.batch_size)
+        options.batch_size = 16;
+    good(onepot_loader_new(archive, &options, &error, &loader), &error);
+    return loader;
+}
+
+static const struct onepot_batch *next(struct onepot_loader *loader)
+{
+    const struct onepot_batch *batch = NULL;
+    struct onepot_error error = {0};
+    int r = onepot_loader_next(loader, 60000, &error, &batch);
+    good(r, &error);
+    return r ? batch : NULL;
+}
+
+/* ---- devices, streams, events ---- */
+
+START_TEST(a_device_is_found_by_its_name)
+{
+    struct onepot_device *d = NULL;
+    struct onepot_error error = {0};
+    struct onepot_device_info info = {.size = sizeof(info)};
+    uint32_t count = 0;
+    ck_assert_int_eq(onepot_device_open("gpu", &error, &d), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(error.text, "\"gpu\""));
+    ck_assert_int_eq(onepot_device_open("host:1", &error, &d), -ENODEV);
+    ck_assert_int_eq(onepot_device_open("host:x", &error, &d), -EINVAL);
+    ck_assert_int_eq(onepot_device_open("host:", NULL, &d), -EINVAL);
+    ck_assert_int_eq(onepot_device_count("host", &error, &count), 0);
+    ck_assert_uint_eq(count, 1);
+    ck_assert_int_eq(onepot_device_info(device, &error, &info), 0);
+    ck_assert_uint_eq(info.is_host, strcmp(device_name, "host") == 0);
+    ck_assert_uint_gt(info.free_bytes, 0);
+}
+END_TEST
+
+START_TEST(without_a_device_the_local_rank_decides)
+{
+    struct onepot_device *d = NULL;
+    struct onepot_error error = {0};
+    struct onepot_device_info info = {.size = sizeof(info)};
+    uint32_t count;
+    char kind[5] = "";
+    memcpy(kind, device_name, 4);
+    ck_assert_int_eq(onepot_device_count(kind, &error, &count), 0);
+    setenv("RANK", "5", 1);
+    setenv("WORLD_SIZE", "8", 1);
+    setenv("LOCAL_RANK", "5", 1);
+    good(onepot_device_open(kind, &error, &d), &error);
+    ck_assert_int_eq(onepot_device_info(d, &error, &info), 0);
+    ck_assert_uint_eq(info.index, 5 % count);
+    onepot_device_close(d);
+    setenv("LOCAL_RANK", "five", 1);
+    ck_assert_int_eq(onepot_device_open(kind, &error, &d), -EINVAL);
+}
+END_TEST
+
+START_TEST(what_is_missing_for_cuda_is_named)
+{
+    struct onepot_device *d = NULL;
+    struct onepot_error error = {0};
+    if (strcmp(device_name, "host") != 0)
+        return;
+    setenv("ONEPOT_CUDA", "/nowhere/libonepot-cuda.so", 1);
+    ck_assert_int_eq(onepot_device_open("cuda:0", &error, &d), -ENODEV);
+    ck_assert_ptr_nonnull(strstr(error.text, "/nowhere/libonepot-cuda.so"));
+    ck_assert_ptr_nonnull(strstr(error.text, "ONEPOT_CUDA"));
+}
+END_TEST
+
+static void append(void *ctx)
+{
+    static unsigned at;
+    ((char *)ctx)[at] = (char)('a' + at);
+    at++;
+}
+
+START_TEST(a_stream_does_one_thing_after_the_other)
+{
+    char text[16] = "";
+    void *stream = new_stream();
+    for (unsigned i = 0; i < 5; i++) {
+        queue_call(stream, take_time, (void *)1);
+        queue_call(stream, append, text);
+    }
+    wait_stream(stream);
+    ck_assert_str_eq(text, "abcde");
+    onepot_device_stream_free(device, stream);
+}
+END_TEST
+
+static void write_one(void *ctx)
+{
+    __atomic_store_n((int *)ctx, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Recording an event again does not move what a stream already follows. */
+START_TEST(a_stream_follows_an_event_as_it_was_recorded)
+{
+    const struct device_type *type = device->type;
+    struct onepot_error error = {0};
+    void *a = new_stream(), *b = new_stream(), *c = new_stream(), *event;
+    int early = 0, late = 0;
+    good(type->event_new(device->device, &error, &event), &error);
+    ck_assert_int_eq(type->is_done(device->device, event, &error), 1);
+    queue_call(a, take_time, (void *)20);
+    queue_call(a, write_one, &early);
+    good(type->record(device->device, event, a, &error), &error);
+    ck_assert_int_eq(type->is_done(device->device, event, &error), 0);
+    good(type->follow(device->device, b, event, &error), &error);
+    queue_call(a, take_time, (void *)400);
+    queue_call(a, write_one, &late);
+    good(type->record(device->device, event, a, &error), &error);
+    wait_stream(b);
+    ck_assert_int_eq(__atomic_load_n(&early, __ATOMIC_SEQ_CST), 1);
+    ck_assert_int_eq(__atomic_load_n(&late, __ATOMIC_SEQ_CST), 0);
+    good(type->follow(device->device, c, event, &error), &error);
+    wait_stream(c);
+    ck_assert_int_eq(__atomic_load_n(&late, __ATOMIC_SEQ_CST), 1);
+    type->event_free(device->device, event);
+    onepot_device_stream_free(device, a);
+    onepot_device_stream_free(device, b);
+    onepot_device_stream_free(device, c);
+}
+END_TEST
+
+/* ---- batches ---- */
+
+/* The batch as it is on the device, against the same one of a loader without a device. */
+static void check_arrived(const struct onepot_batch *b, const struct onepot_batch *want,
+                          void *stream)
+{
+    struct onepot_device_batch w = where(b);
+    uint64_t n = b->samples;
+    uint8_t *data = malloc(want->bytes), *valid = malloc(n);
+    uint64_t *tables = malloc(4 * n * sizeof(*tables));
+    ck_assert_uint_eq(n, want->samples);
+    ck_assert_uint_eq(w.bytes, want->bytes);
+    use(b, stream);
+    queue_copy(stream, data, w.data, w.bytes);
+    queue_copy(stream, tables, w.offsets, n * sizeof(*tables));
+    queue_copy(stream, tables + n, w.sizes, n * sizeof(*tables));
+    queue_copy(stream, tables + 2 * n, w.indices, n * sizeof(*tables));
+    queue_copy(stream, tables + 3 * n, w.labels, n * sizeof(*tables));
+    queue_copy(stream, valid, w.valid, n);
+    wait_stream(stream);
+    ck_assert_mem_eq(data, want->data, want->bytes);
+    ck_assert_mem_eq(tables, want->offsets, n * sizeof(*tables));
+    ck_assert_mem_eq(tables + n, want->sizes, n * sizeof(*tables));
+    ck_assert_mem_eq(tables + 2 * n, want->indices, n * sizeof(*tables));
+    ck_assert_mem_eq(tables + 3 * n, want->labels, n * sizeof(*tables));
+    ck_assert_mem_eq(valid, want->valid, n);
+    ck_assert_mem_eq(b->indices, want->indices, n * sizeof(*tables));
+    free(data);
+    free(valid);
+    free(tables);
+}
+
+START_TEST(batches_arrive_as_they_are_without_a_device)
+{
+    struct onepot_loader *l =
+        make(ragged_archive, (struct onepot_loader_options){.threads = 2, .device = device});
+    struct onepot_loader *plain =
+        make(ragged_archive, (struct onepot_loader_options){.threads = 1});
+    const struct onepot_batch *b, *want;
+    struct onepot_device_batch w = {.size = sizeof(w)};
+    void *stream = new_stream();
+    for (unsigned epoch = 0; epoch < 3; epoch++) {
+        while ((want = next(plain))) {
+            ck_assert_int_eq(onepot_batch_on_device(want, &w), -ENOTSUP);
+            ck_assert_int_eq(onepot_batch_use(want, stream, NULL), 0);
+            b = next(l);
+            ck_assert_ptr_nonnull(b);
+            check_arrived(b, want, stream);
+            onepot_batch_release(b);
+            onepot_batch_release(want);
+        }
+        ck_assert_ptr_null(next(l));
+    }
+    onepot_loader_free(l);
+    onepot_loader_free(plain);
+    onepot_device_stream_free(device, stream);
+}
+END_TEST
+
+/* A reader that is slow: it sleeps on its stream, then copies the batch away. */
+struct reading {
+    uint8_t *data;
+    uint64_t *offsets, *sizes, *indices;
+    uint64_t samples;
+};
+
+static void read_slowly(struct reading *reading, const struct onepot_batch *b, void *stream,
+                        long ms)
+{
+    struct onepot_device_batch w = where(b);
+    size_t table = b->samples * sizeof(uint64_t);
+    *reading = (struct reading){malloc(w.bytes), malloc(table), malloc(table), malloc(table),
+                                b->samples};
+    use(b, stream);
+    queue_call(stream, take_time, (void *)ms);
+    queue_copy(stream, reading->data, w.data, w.bytes);
+    queue_copy(stream, reading->offsets, w.offsets, table);
+    queue_copy(stream, reading->sizes, w.sizes, table);
+    queue_copy(stream, reading->indices, w.indices, table);
+}
+
+/* Sample i holds its number over and over. Adds up how often each was there. */
+static void check_reading(struct reading *reading, unsigned *seen)
+{
+    for (uint64_t i = 0; i < reading->samples; i++) {
+        uint32_t number = (uint32_t)reading->indices[i], found;
+        ck_assert_uint_lt(number, FILES);
+        ck_assert_uint_eq(reading->sizes[i], ragged(number));
+        for (uint64_t j = 0; j < reading->sizes[i]; j += 4) {
+            memcpy(&found, reading->data + reading->offsets[i] + j, 4);
+            ck_assert_uint_eq(found, number);
+        }
+        seen[number]++;
+    }
+    free(reading->data);
+    free(reading->offsets);
+    free(reading->sizes);
+    free(reading->indices);
+}
+
+/*
+ * The consumer queues slow work on one or two streams, releases at once, and goes on: the
+ * host is ahead of the streams by as much as the loader lets it. There is memory for four
+ * slabs or so, so that each is used again while something still reads it.
+ */
+static void run_ahead(unsigned streams, uint64_t memory_bytes)
+{
+    struct onepot_loader *l =
+        make(ragged_archive, (struct onepot_loader_options){.batch_size = 8,
+                                                            .threads = 2,
+                                                            .prefetch = 2,
+                                                            .memory_bytes = memory_bytes,
+                                                            .device = device});
+    enum { EPOCHS = 3, READINGS = EPOCHS * FILES / 8 * 2 };
+    struct reading readings[READINGS];
+    unsigned seen[FILES] = {0}, n = 0;
+    void *stream[2] = {new_stream(), new_stream()};
+    const struct onepot_batch *b;
+    for (unsigned epoch = 0; epoch < EPOCHS; epoch++)
+        while ((b = next(l))) {
+            for (unsigned s = 0; s < streams; s++)
+                read_slowly(&readings[n++], b, stream[s], 1 + s * 4);
+            onepot_batch_release(b);
+        }
+    wait_stream(stream[0]);
+    wait_stream(stream[1]);
+    ck_assert_uint_eq(n, EPOCHS * FILES / 8 * streams);
+    for (unsigned i = 0; i < n; i++)
+        check_reading(&readings[i], seen);
+    for (unsigned i = 0; i < FILES; i++)
+        ck_assert_uint_eq(seen[i], EPOCHS * streams);
+    struct onepot_stats stats = {.size = sizeof(stats)};
+    onepot_loader_stats(l, &stats);
+    ck_assert_uint_le(stats.slab_bytes, memory_bytes);
+    onepot_loader_free(l);
+    onepot_device_stream_free(device, stream[0]);
+    onepot_device_stream_free(device, stream[1]);
+}
+
+START_TEST(a_slab_that_is_used_again_never_changes_under_its_reader)
+{
+    run_ahead(1, 600 << 10);
+}
+END_TEST
+
+START_TEST(nor_under_readers_on_two_streams)
+{
+    run_ahead(2, 600 << 10);
+}
+END_TEST
+
+START_TEST(kept_batches_are_refused_beyond_the_memory_and_never_waited_for)
+{
+    struct onepot_loader *l =
+        make(ragged_archive, (struct onepot_loader_options){
+                                 .batch_size = 8, .memory_bytes = 600 << 10, .device = device});
+    const struct onepot_batch *kept[64], *b = NULL;
+    struct onepot_error error = {0};
+    unsigned n = 0;
+    int r;
+    while ((r = onepot_loader_next(l, 60000, &error, &b)) >= 0) {
+        ck_assert_uint_lt(n, 64);
+        if (r > 0)
+            kept[n++] = b;
+    }
+    ck_assert_int_eq(r, -ENOBUFS);
+    ck_assert_uint_ge(n, 3);
+    for (unsigned i = 0; i < n; i++)
+        onepot_batch_release(kept[i]);
+    good(onepot_loader_next(l, 60000, &error, &b), &error);
+    onepot_batch_release(b);
+    onepot_loader_free(l);
+}
+END_TEST
+
+START_TEST(a_batch_outlives_loader_and_device)
+{
+    struct onepot_loader *l =
+        make(ragged_archive, (struct onepot_loader_options){.device = device});
+    struct reading reading;
+    unsigned seen[FILES] = {0};
+    const struct onepot_batch *b = next(l);
+    onepot_batch_keep(b);
+    onepot_loader_free(l);
+    onepot_batch_release(b);
+    read_slowly(&reading, b, NULL, 5);
+    wait_stream(NULL);
+    onepot_device_close(device);
+    onepot_batch_release(b); /* the last that knew of the device */
+    check_reading(&reading, seen);
+    begin();
+}
+END_TEST
+
+START_TEST(a_wait_on_the_host_is_enough_where_there_is_no_stream)
+{
+    struct onepot_loader *l =
+        make(ragged_archive, (struct onepot_loader_options){.device = device});
+    struct onepot_error error = {0};
+    const struct onepot_batch *b = next(l);
+    struct onepot_device_info info = {.size = sizeof(info)};
+    good(onepot_device_info(device, &error, &info), &error);
+    good(onepot_batch_wait(b, &error), &error);
+    if (info.is_host)
+        ck_assert_mem_eq(where(b).data, b->data, b->bytes);
+    onepot_batch_release(b);
+    onepot_loader_free(l);
+}
+END_TEST
+
+START_TEST(what_was_copied_is_counted_by_epochs)
+{
+    struct onepot_loader *l =
+        make(ragged_archive, (struct onepot_loader_options){.device = device});
+    struct onepot_transfer t = {.size = sizeof(t)};
+    struct onepot_error error = {0};
+    uint64_t bytes = 0, batches = 0;
+    const struct onepot_batch *b;
+    while ((b = next(l))) {
+        good(onepot_batch_wait(b, &error), &error);
+        bytes += b->bytes;
+        batches++;
+        onepot_batch_release(b);
+    }
+    good(onepot_loader_transfer(l, false, &error, &t), &error);
+    ck_assert_uint_eq(t.epoch, 0);
+    ck_assert_uint_eq(t.copy_bytes, bytes);
+    ck_assert_uint_eq(t.batches, batches);
+    ck_assert_uint_gt(t.copy_ns, 0);
+    ck_assert_uint_gt(t.wait_ns, 0);
+    ck_assert_uint_gt(t.peak_bytes_per_second, 0);
+    ck_assert_uint_eq(t.gather_bytes, 0);
+    b = next(l);
+    good(onepot_loader_transfer(l, true, &error, &t), &error);
+    ck_assert_uint_eq(t.epoch, 0);
+    ck_assert_uint_eq(t.copy_bytes, bytes);
+    good(onepot_loader_transfer(l, false, &error, &t), &error);
+    ck_assert_uint_eq(t.epoch, 1);
+    onepot_batch_release(b);
+    onepot_loader_free(l);
+    l = make(ragged_archive, (struct onepot_loader_options){.threads = 1});
+    ck_assert_int_eq(onepot_loader_transfer(l, false, &error, &t), -ENOTSUP);
+    onepot_loader_free(l);
+}
+END_TEST
+
+/* The child's loader goes on with a device of its own; CUDA has none in a forked child. */
+START_TEST(a_forked_child_goes_on_by_itself)
+{
+    struct onepot_loader *l =
+        make(ragged_archive, (struct onepot_loader_options){.device = device});
+    const struct onepot_batch *b = next(l);
+    if (!FORKS_WITH_THREADS) {
+        puts("skipped: under a sanitizer a process with threads can't fork");
+        onepot_batch_release(b);
+        onepot_loader_free(l);
+        return;
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct onepot_error error = {0};
+        const struct onepot_batch *mine = NULL;
+        int r = onepot_loader_next(l, 60000, &error, &mine);
+        if (strcmp(device_name, "host") != 0)
+            _exit(r < 0 && *error.text ? 0 : 1);
+        bool fine = r == 1 && mine->first == 16 && onepot_batch_wait(mine, NULL) == 0;
+        onepot_batch_release(mine);
+        onepot_loader_free(l);
+        _exit(fine ? 0 : 1);
+    }
+    int status;
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 0);
+    onepot_batch_release(b);
+    b = next(l);
+    ck_assert_uint_eq(b->first, 16);
+    onepot_batch_release(b);
+    onepot_loader_free(l);
+}
+END_TEST
+
+START_TEST(a_batch_size_fits_or_is_none)
+{
+    struct onepot_error error = {0};
+    uint64_t n = 99;
+    good(onepot_device_batch_size(device, ragged_archive, &error, &n), &error);
+    ck_assert_uint_eq(n, FILES); /* all of them, surely */
+    struct onepot_archive *none = NULL;
+    ck_assert_int_eq(onepot_archive_subset(ragged_archive, NULL, 0, &none), 0);
+    good(onepot_device_batch_size(device, none, &error, &n), &error);
+    ck_assert_uint_eq(n, 0);
+    onepot_archive_close(none);
+}
+END_TEST
+
+/* ---- images ---- */
+
+static uint16_t half_of(float x, enum onepot_float type)
+{
+    /* One pixel of byte 1 with mean 0: the scale itself. */
+    struct onepot_images images = {.size = sizeof(images),
+                                   .height = 1,
+                                   .width = 1,
+                                   .channels = 1,
+                                   .type = type,
+                                   .scale = {x}};
+    uint8_t one = 1;
+    uint16_t out = 0;
+    images_convert(&images, 1, &one, &out);
+    return out;
+}
+
+START_TEST(half_types_are_rounded_to_nearest_even)
+{
+    const struct {
+        float x;
+        uint16_t half, bfloat16;
+    } known[] = {
+        {0.0f, 0, 0},
+        {-0.0f, 0x8000, 0x8000},
+        {1.0f, 0x3c00, 0x3f80},
+        {-2.5f, 0xc100, 0xc020},
+        {0.1f, 0x2e66, 0x3dcd},
+        {65504.0f, 0x7bff, 0x4780},
+        {65519.0f, 0x7bff, 0x4780},
+        {65520.0f, 0x7c00, 0x4780},
+        {1e30f, 0x7c00, 0x714a},
+        {0x1p-14f, 0x0400, 0x3880},
+        {0x1p-24f, 0x0001, 0x3380},
+        {0x1p-25f, 0x0000, 0x3300},
+        {0x1.8p-25f, 0x0001, 0x3340},
+        {0x1.ffcp-15f, 0x0400, 0x3880}, /* rounds up to the least normal one */
+        {0x1.002p0f, 0x3c00, 0x3f80},   /* ties: to even, */
+        {0x1.006p0f, 0x3c02, 0x3f80},   /* also upwards */
+        {0x1.01p0f, 0x3c04, 0x3f80},
+        {0x1.03p0f, 0x3c0c, 0x3f82},
+    };
+    for (unsigned i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        ck_assert_uint_eq(half_of(known[i].x, ONEPOT_HALF), known[i].half);
+        ck_assert_uint_eq(half_of(known[i].x, ONEPOT_BFLOAT16), known[i].bfloat16);
+    }
+}
+END_TEST
+
+static const struct onepot_images small = {.size = sizeof(small),
+                                           .height = 4,
+                                           .width = 5,
+                                           .channels = 3,
+                                           .type = ONEPOT_FLOAT,
+                                           .mean = {123.675f, 116.28f, 103.53f},
+                                           .scale = {1 / 58.395f, 1 / 57.12f, 1 / 57.375f}};
+
+START_TEST(channels_come_before_rows)
+{
+    uint8_t from[2 * 60];
+    float to[2 * 60];
+    for (unsigned i = 0; i < sizeof(from); i++)
+        from[i] = (uint8_t)(i * 7);
+    images_convert(&small, 2, from, to);
+    for (unsigned n = 0; n < 2; n++)
+        for (unsigned c = 0; c < 3; c++)
+            for (unsigned p = 0; p < 20; p++) {
+                float byte = from[n * 60 + p * 3 + c];
+                float want = (byte - small.mean[c]) * small.scale[c];
+                ck_assert(memcmp(&to[n * 60 + c * 20 + p], &want, 4) == 0);
+            }
+}
+END_TEST
+
+/* The loader's images, against the conversion on the host: bit by bit. */
+static void check_images(enum onepot_float type)
+{
+    struct onepot_images images = small;
+    images.type = type;
+    struct onepot_loader *l = make(
+        image_archive,
+        (struct onepot_loader_options){.batch_size = 32, .device = device, .images = &images});
+    void *stream = new_stream();
+    const struct onepot_batch *b;
+    while ((b = next(l))) {
+        struct onepot_device_batch w = where(b);
+        uint64_t bytes = b->samples * images_bytes_of_floats(&images);
+        uint8_t *got = malloc(bytes), *want = malloc(bytes);
+        ck_assert_uint_eq(w.image_bytes, bytes);
+        use(b, stream);
+        queue_copy(stream, got, w.images, bytes);
+        wait_stream(stream);
+        images_convert(&images, b->samples, b->data, want);
+        ck_assert_mem_eq(got, want, bytes);
+        free(got);
+        free(want);
+        onepot_batch_release(b);
+    }
+    onepot_loader_free(l);
+    onepot_device_stream_free(device, stream);
+}
+
+START_TEST(images_are_the_same_bits_on_all_devices)
+{
+    check_images(ONEPOT_FLOAT);
+    check_images(ONEPOT_HALF);
+    check_images(ONEPOT_BFLOAT16);
+}
+END_TEST
+
+START_TEST(images_that_make_no_sense_are_refused)
+{
+    struct onepot_images images = small;
+    struct onepot_loader_options options = {
+        .size = sizeof(options), .batch_size = 8, .world_size = 1, .images = &images};
+    struct onepot_loader *l = NULL;
+    struct onepot_error error = {0};
+    ck_assert_int_eq(onepot_loader_new(image_archive, &options, &error, &l), -EINVAL);
+    options.device = device;
+    ck_assert_int_eq(onepot_loader_new(ragged_archive, &options, &error, &l), -EINVAL);
+    images.width = 6;
+    ck_assert_int_eq(onepot_loader_new(image_archive, &options, &error, &l), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(error.text, "72"));
+    images.channels = 5;
+    ck_assert_int_eq(onepot_loader_new(image_archive, &options, &error, &l), -EINVAL);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("device");
+    TCase *plain = tcase_create("devices"), *batches = tcase_create("batches");
+    TCase *images = tcase_create("images");
+    TCase *all[] = {plain, batches, images};
+    for (unsigned i = 0; i < 3; i++) {
+        tcase_add_unchecked_fixture(all[i], pack_all, NULL);
+        tcase_add_checked_fixture(all[i], begin, end);
+        tcase_set_timeout(all[i], 60);
+        suite_add_tcase(s, all[i]);
+    }
+    tcase_add_test(plain, a_device_is_found_by_its_name);
+    tcase_add_test(plain, without_a_device_the_local_rank_decides);
+    tcase_add_test(plain, what_is_missing_for_cuda_is_named);
+    tcase_add_test(plain, a_stream_does_one_thing_after_the_other);
+    tcase_add_test(plain, a_stream_follows_an_event_as_it_was_recorded);
+    tcase_add_test(batches, batches_arrive_as_they_are_without_a_device);
+    tcase_add_test(batches, a_slab_that_is_used_again_never_changes_under_its_reader);
+    tcase_add_test(batches, nor_under_readers_on_two_streams);
+    tcase_add_test(batches, kept_batches_are_refused_beyond_the_memory_and_never_waited_for);
+    tcase_add_test(batches, a_batch_outlives_loader_and_device);
+    tcase_add_test(batches, a_wait_on_the_host_is_enough_where_there_is_no_stream);
+    tcase_add_test(batches, what_was_copied_is_counted_by_epochs);
+    tcase_add_test(batches, a_forked_child_goes_on_by_itself);
+    tcase_add_test(batches, a_batch_size_fits_or_is_none);
+    tcase_add_test(images, half_types_are_rounded_to_nearest_even);
+    tcase_add_test(images, channels_come_before_rows);
+    tcase_add_test(images, images_are_the_same_bits_on_all_devices);
+    tcase_add_test(images, images_that_make_no_sense_are_refused);
+    return s;
+}
+
+/* Asked in a child: a driver that was begun does not survive a fork, and each test is one. */
+static bool is_there(void)
+{
+    int status;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct onepot_error error = {0};
+        int r = onepot_device_open(device_name, &error, &device);
+        if (r < 0)
+            printf("no %s device here: %s\n", device_name, error.text);
+        fflush(stdout);
+        _exit(r < 0);
+    }
+    return waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        device_name = argv[1];
+    if (!is_there())
+        return 77;
+    SRunner *runner = srunner_create(suite());
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    onepot_archive_close(ragged_archive);
+    onepot_archive_close(image_archive);
+    return failed ? 1 : 0;
+}
