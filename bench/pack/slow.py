@@ -41,6 +41,7 @@ class Slow:
         except subprocess.TimeoutExpired:
             self.server.kill()
             self.server.wait()
+        if self.server.returncode != 0:  # killed, here or by the figure itself
             subprocess.run(["umount", "-l", self.at], check=False)
         self.server.stderr.close()
 
