@@ -37,6 +37,8 @@ struct source {
     pthread_mutex_t map_lock;
     bool map_tried;
     const uint8_t *_Atomic map;
+    bool has_copy;
+    struct source_copy copy;
 };
 
 /* Magic numbers that <linux/magic.h> of older systems lacks. */
@@ -88,15 +90,21 @@ static bool is_local_filesystem(uint32_t type)
     return is_memory_filesystem(type);
 }
 
-static void find_storage(struct source *source)
+struct storage storage_of(int fd)
 {
     struct statfs fs;
-    if (fstatfs(source->fd, &fs) < 0)
-        return; /* not known: treated as a network */
+    if (fstatfs(fd, &fs) < 0)
+        return (struct storage){0}; /* not known: treated as a network */
     /* f_type is signed and of varying width; the numbers are 32 bits. */
     uint32_t type = (uint32_t)fs.f_type;
-    source->is_memory = is_memory_filesystem(type);
-    source->is_local = is_local_filesystem(type);
+    return (struct storage){is_local_filesystem(type), is_memory_filesystem(type)};
+}
+
+static void find_storage(struct source *source)
+{
+    struct storage storage = storage_of(source->fd);
+    source->is_memory = storage.is_memory;
+    source->is_local = storage.is_local;
 
     const char *remote = getenv("ONEPOT_ASSUME_REMOTE"); /* for tests */
     if (remote && strcmp(remote, "1") == 0)
@@ -265,11 +273,41 @@ void source_identity(const struct source *source, struct source_identity *ret_id
 
 bool source_is_local(const struct source *source)
 {
-    return source->is_local;
+    return source->has_copy ? source->copy.is_whole(source->copy.ctx) : source->is_local;
+}
+
+/* ---- a copy ---- */
+
+void source_set_copy(struct source *source, const struct source_copy *copy)
+{
+    source->copy = *copy;
+    source->has_copy = true;
+}
+
+bool source_has(const struct source *source, uint64_t offset, uint64_t len)
+{
+    return !source->has_copy || source->copy.has(source->copy.ctx, offset, len);
+}
+
+int source_bring(const struct source *source, uint64_t offset, uint64_t len)
+{
+    return source->has_copy ? source->copy.bring(source->copy.ctx, offset, len) : 0;
+}
+
+bool source_is_staged(const struct source *source)
+{
+    return source->has_copy;
+}
+
+bool source_is_copied(const struct source *source)
+{
+    return source->has_copy && source->copy.is_whole(source->copy.ctx);
 }
 
 const uint8_t *source_map(struct source *source)
 {
+    if (source->has_copy)
+        return source->copy.map;
     const uint8_t *map = atomic_load_explicit(&source->map, memory_order_acquire);
     if (map || !source->is_local || source->size_bytes == 0)
         return map;
@@ -291,7 +329,7 @@ static bool in_range(const struct source *source, size_t len, uint64_t offset)
     return offset <= source->size_bytes && len <= source->size_bytes - offset;
 }
 
-int source_read(const struct source *source, void *buf, size_t len, uint64_t offset)
+int source_read_origin(const struct source *source, void *buf, size_t len, uint64_t offset)
 {
     if (!in_range(source, len, offset))
         return -ENODATA;
@@ -311,10 +349,21 @@ int source_read(const struct source *source, void *buf, size_t len, uint64_t off
     return 0;
 }
 
+int source_read(const struct source *source, void *buf, size_t len, uint64_t offset)
+{
+    if (!source->has_copy)
+        return source_read_origin(source, buf, len, offset);
+    return in_range(source, len, offset)
+               ? source->copy.read(source->copy.ctx, buf, len, offset, true)
+               : -ENODATA;
+}
+
 int source_read_cached(const struct source *source, void *buf, size_t len, uint64_t offset)
 {
     if (!in_range(source, len, offset))
         return -ENODATA;
+    if (source->has_copy)
+        return source->copy.read(source->copy.ctx, buf, len, offset, false);
     _Atomic bool *no_cached_reads = (_Atomic bool *)&source->no_cached_reads;
     uint8_t *p = buf;
     while (len > 0) {
@@ -351,7 +400,7 @@ static int hash_range(const struct source *source, uint8_t *buf, uint64_t offset
 {
     if (len > source->size_bytes - offset)
         len = (size_t)(source->size_bytes - offset);
-    int r = source_read(source, buf, len, offset);
+    int r = source_read_origin(source, buf, len, offset);
     if (r < 0)
         return r;
     *ret_hash = htole64(XXH3_64bits(buf, len));

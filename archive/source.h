@@ -77,6 +77,56 @@ int source_read(const struct source *source, void *buf, size_t len, uint64_t off
  */
 int source_read_cached(const struct source *source, void *buf, size_t len, uint64_t offset);
 
+/* ---- a copy that is made somewhere nearer ---- */
+
+/*
+ * How the layer above (cache/stage.h) answers for a source of which a copy is made. From any
+ * thread; `ctx` is its own. Ranges lie within the source.
+ */
+struct source_copy {
+    /* The bytes, from the copy or the source. Unless `may_wait`, -EAGAIN: not there yet. */
+    int (*read)(void *ctx, void *buf, size_t len, uint64_t offset, bool may_wait);
+    /* Is all of the range in the copy (and in `map`) already? Never waits. */
+    bool (*has)(void *ctx, uint64_t offset, uint64_t len);
+    /* Bring it there: 0; -ENOSPC and the like if it can't be; or the source's error. */
+    int (*bring)(void *ctx, uint64_t offset, uint64_t len);
+    bool (*is_whole)(void *ctx);
+    const uint8_t *map; /* of the copy, as long as the source; NULL: it can't be mapped */
+    void *ctx;
+};
+
+/*
+ * From now on reads, the mapping and source_is_local are those of the copy; descriptor and
+ * identity stay the file's. Once, before anybody else uses the source; the copy must outlive
+ * it. What is not there yet reads as zeros in the mapping: ask source_has first.
+ */
+void source_set_copy(struct source *source, const struct source_copy *copy);
+
+/* Does all of the range lie where source_map says? Always, where no copy is made. */
+bool source_has(const struct source *source, uint64_t offset, uint64_t len);
+
+/* Wait until it does: 0, or why it never will (it can still be read). */
+int source_bring(const struct source *source, uint64_t offset, uint64_t len);
+
+/* A copy of it is made. */
+bool source_is_staged(const struct source *source);
+
+/* And it is whole: the file itself is not needed any more. */
+bool source_is_copied(const struct source *source);
+
+/* source_read past the copy. */
+int source_read_origin(const struct source *source, void *buf, size_t len, uint64_t offset);
+
+/*
+ * What is known of the filesystem that a descriptor lies on, by its type alone: on this
+ * node; in its memory.
+ */
+struct storage {
+    bool is_local;
+    bool is_memory;
+};
+struct storage storage_of(int fd);
+
 /*
  * XXH3-64 of size and of samples of the content (first and last 64 KB and 16 more
  * places of 4 KB), by which a saved index knows its archive again.

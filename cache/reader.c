@@ -36,6 +36,7 @@ struct reader {
     uint64_t source_bytes;
     const uint8_t *map; /* NULL: not mapped */
     size_t page;
+    bool is_copy;     /* that is made while it is read */
     bool ask_mincore; /* the filesystem can't tell a cached read from another */
     enum codec codec;
     uint32_t block_bytes;
@@ -100,7 +101,8 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     reader->source_bytes = source_size(pot->source);
     reader->map = source_map(pot->source);
     reader->page = (size_t)sysconf(_SC_PAGESIZE);
-    reader->ask_mincore = reader->map && !can_tell_cached(pot->source);
+    reader->is_copy = source_is_staged(pot->source);
+    reader->ask_mincore = reader->map && !reader->is_copy && !can_tell_cached(pot->source);
     reader->codec = info->codec;
     reader->block_bytes = info->block_bytes;
     reader->zeros = map_zeros(READER_SPAN_MAX, PROT_READ);
@@ -384,6 +386,8 @@ static int check_mapped(const struct reader *reader, uint64_t offset, uint64_t l
 {
     char byte;
     uint64_t last = offset + len - 1;
+    if (reader->is_copy) /* which has holes anywhere, and is never cut short */
+        return source_has(reader->source, offset, len) ? 0 : -EAGAIN;
     int r = source_read_cached(reader->source, &byte, 1, last);
     if (r == 0 && last / reader->page != offset / reader->page)
         r = source_read_cached(reader->source, &byte, 1, offset);

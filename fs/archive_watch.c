@@ -70,6 +70,8 @@ static void look(struct archive_watch *w)
     struct stat st;
     uint64_t fingerprint;
 
+    if (source_is_copied(w->source)) /* nothing is read from it any more */
+        return;
     if (fstat(source_fd(w->source), &st) < 0 || is_seen(w, &st))
         return;
     bool is_cut = S_ISREG(st.st_mode) && (uint64_t)st.st_size < w->opened.size_bytes;

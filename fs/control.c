@@ -472,6 +472,17 @@ static void finish(struct control *c)
     remove_slot(c->config->slot);
 }
 
+/* The copy goes with its last mount. False: a thread hangs in a read of the archive. */
+static bool end_stage(struct control *c)
+{
+    struct stage *stage = c->config->stage;
+    if (!stage)
+        return true;
+    bool ended = stage_stop(stage) == 0;
+    stage_abandon(stage);
+    return ended;
+}
+
 int control_serve(const struct control_config *config, struct session *session)
 {
     struct control c = {.config = config,
@@ -489,6 +500,7 @@ int control_serve(const struct control_config *config, struct session *session)
     serve_until_ended(&c);
     bool all_ended = end_watch(&c);
     finish(&c);
+    all_ended &= end_stage(&c);
     control_stop(session);
     if (!all_ended)
         _exit(0); /* what it reads through must not go before it */

@@ -29,8 +29,9 @@ struct control_log {
 void control_log(void *log, const char *line);
 
 struct control_config {
-    struct slot *slot; /* with descriptors of the daemon's own */
-    struct pot *pot;   /* lives as long as the process */
+    struct slot *slot;   /* with descriptors of the daemon's own */
+    struct pot *pot;     /* lives as long as the process */
+    struct stage *stage; /* NULL: none; its threads end and its files go with the mount */
     const char *archive;
     struct control_log *log;
     bool foreground;

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 2u
+#define COUNTERS_VERSION 3u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 2
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
@@ -77,6 +77,15 @@ struct counters {
     _Atomic uint64_t stalls;       /* reads answered with EIO by the watchdog */
     _Atomic uint64_t replacements; /* threads started in place of stalled ones */
     char last_error[512];          /* the newest line of the log that was an error */
+
+    /* --stage. The folder is written once, with the above; "": nothing is staged. */
+    char stage_folder[4096];
+    uint64_t stage_bytes;                                 /* of the whole copy */
+    _Atomic uint64_t stage_here_bytes;                    /* of it that are there */
+    _Atomic uint64_t stage_stream_bytes, stage_stream_ns; /* copied in the background */
+    _Atomic uint64_t stage_demands, stage_demand_bytes;   /* at once, for a reader */
+    _Atomic uint64_t stage_past_bytes; /* read from the archive and not kept */
+    _Atomic uint32_t stage_failure;    /* errno for which it ended early, or 0 */
 
     struct counter_slot slots[COUNTERS_SLOTS];
 };

@@ -27,6 +27,8 @@ static const struct command commands[] = {
     {"mount", command_mount, "show an archive as a directory"},
     {"umount", command_umount, "end a mount"},
     {"run", command_run, "mount, run a command on it, unmount"},
+    {"stage", command_stage, "copy archives to this node ahead of time"},
+    {"unstage", command_unstage, "remove such copies"},
     {"stat", command_stat, "what a mount has done so far"},
     {"extract", command_extract, "make files of what an archive holds"},
     {"ls", command_ls, "list what an archive holds"},

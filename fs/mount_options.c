@@ -1,6 +1,6 @@
 /*
  * Options of mount and run. What DESIGN names and no code serves yet is refused by
- * name: a job that asked for staging and did not get it would only be slow.
+ * name: a job that asked for an order and did not get it would only be slow.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -26,9 +26,9 @@ enum {
     OPT_PROGRESS,
     OPT_READAHEAD,
     OPT_VERIFY,
+    OPT_STAGE,
     OPT_NOT_YET, /* and those after it */
-    OPT_STAGE = OPT_NOT_YET,
-    OPT_ORDER,
+    OPT_ORDER = OPT_NOT_YET,
     OPT_RECORD,
     OPT_ON_CONFLICT,
     OPT_NESTED,
@@ -173,6 +173,12 @@ static int parse_option(const struct cli_usage *usage, int opt, struct mount_opt
     case OPT_VERIFY:
         o->verify = true;
         break;
+    case OPT_STAGE:
+        if (optarg && !*optarg)
+            return cli_usage_error(usage, "--stage= needs a directory");
+        o->stage = true;
+        o->stage_place = optarg;
+        break;
     case OPT_CACHE:
         o->cache_given = true;
         r = cli_size_option(usage, "--cache", optarg, &o->cache_bytes);
@@ -239,15 +245,16 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
                             long mtime_nsec, uint64_t owner_start_ticks)
 {
     auto_free char *text = NULL;
-    int n = asprintf(&text,
-                     "%s\n%s\n%s\n%s\n%d%d%d%d%d%d%d%d %" PRIu32 " %" PRIu32
-                     " %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
-                     at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
-                     o->fsname ? o->fsname : "", o->foreground, o->allow_other,
-                     o->default_permissions, o->noexec, o->override_uid, o->override_gid,
-                     o->cache_given, o->nonempty, o->uid, o->gid, o->threads, o->idle_s,
-                     o->io_timeout_s, o->cache_bytes, o->readahead_bytes, (int)o->owner,
-                     owner_start_ticks, mtime_sec, mtime_nsec);
+    int n =
+        asprintf(&text,
+                 "%s\n%s\n%s\n%s\n%d%s\n%d%d%d%d%d%d%d%d %" PRIu32 " %" PRIu32
+                 " %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
+                 at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
+                 o->fsname ? o->fsname : "", o->stage, o->stage_place ? o->stage_place : "",
+                 o->foreground, o->allow_other, o->default_permissions, o->noexec,
+                 o->override_uid, o->override_gid, o->cache_given, o->nonempty, o->uid, o->gid,
+                 o->threads, o->idle_s, o->io_timeout_s, o->cache_bytes, o->readahead_bytes,
+                 (int)o->owner, owner_start_ticks, mtime_sec, mtime_nsec);
     if (n < 0) {
         text = NULL;
         return 0;

@@ -28,6 +28,8 @@ struct mount_options {
     bool cache_given;         /* else: by what the job may use */
     uint64_t readahead_bytes; /* 0: off; UINT64_MAX: by the memory that is free */
     pid_t owner;              /* 0: nobody */
+    bool stage;               /* copy the archive to this node, */
+    const char *stage_place;  /* here; NULL: where there is room */
     enum cli_progress_mode progress;
 };
 
@@ -39,6 +41,9 @@ struct mount_options {
     "      --cache SIZE      memory for decompressed blocks (a quarter of what is allowed)\n"  \
     "      --readahead WHAT  auto, off, or at most so many bytes: what readers will ask for\n" \
     "                        is read before they do (auto)\n"                                  \
+    "      --stage[=DIR]     copy it to this node while it is read: to memory, $TMPDIR or "    \
+    "/tmp,\n"                                                                                  \
+    "                        or to DIR; the last mount of it removes the copy\n"               \
     "      --idle SECONDS    end after so long without use\n"                                  \
     "      --owner PID       end when this process has ended\n"                                \
     "      --io-timeout SEC  a read that takes longer fails; 0: never (60)\n"                  \

@@ -191,6 +191,8 @@ int mounter_start(struct mounter *m)
         m->reader = NULL;
         pot_close(m->pot);
         m->pot = NULL;
+        stage_forget(m->stage);
+        m->stage = NULL;
     }
     return CLI_GO_ON;
 }
@@ -286,9 +288,12 @@ enum mounter_end mounter_release(struct mounter *m)
 
 void mounter_free(struct mounter *m)
 {
+    bool stuck = m->stage && stage_stop(m->stage) < 0;
     namespace_close(&m->ns);
     reader_free(m->reader);
-    pot_close(m->pot);
+    if (!stuck) /* in a read of it */
+        pot_close(m->pot);
+    stage_close(m->stage);
     slot_close(m->slot);
     process_watch_close(&m->owner);
     detach_free(&m->inherited);

@@ -30,6 +30,7 @@
 #include "namespace.h"
 #include "pot.h"
 #include "reader.h"
+#include "stage.h"
 #include "state.h"
 
 struct mounter {
@@ -58,6 +59,7 @@ struct mounter {
     struct control_log log;
     struct process_watch owner;
     struct pot *pot;
+    struct stage *stage; /* --stage; NULL: none */
     struct reader *reader;
     uint32_t root;
     int fuse_fd;   /* -1 before it is mounted and when the daemon has it */

@@ -39,6 +39,7 @@ static struct control_config control_config(struct mounter *m, struct slot *slot
     return (struct control_config){
         .slot = slot,
         .pot = m->pot,
+        .stage = m->stage,
         .archive = m->options->archive,
         .log = &m->log,
         .foreground = m->options->foreground,
@@ -48,6 +49,18 @@ static struct control_config control_config(struct mounter *m, struct slot *slot
         .wrapper = PROCESS_WATCH_NONE,
         .starter_fd = sock,
     };
+}
+
+/* Without its threads only what is read is copied. */
+static void start_stage(struct mounter *m)
+{
+    char line[256];
+    int r = stage_start(m->stage);
+    if (r == 0)
+        return;
+    snprintf(line, sizeof(line), "the archive is not copied in the background: %s",
+             strerror(-r));
+    control_log(&m->log, line);
 }
 
 static int start_session(struct mounter *m, struct slot *slot, struct fault *fault,
@@ -60,6 +73,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .fuse_fd = m->fuse_fd,
         .pot = m->pot,
         .reader = m->reader,
+        .stage = m->stage,
         .root = m->root,
         .counters = c,
         .threads = o->threads,
@@ -80,7 +94,11 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
     atomic_store(&c->shared_ns, c->started_ns);
     process_stat(getpid(), &c->daemon_start_ticks, &state);
     m->fuse_fd = -1; /* the session's, whatever happens */
+    if (m->stage)
+        stage_set_note(m->stage, control_log, &m->log);
     int r = session_start(&config, fault, ret_session);
+    if (r == 0 && m->stage)
+        start_stage(m);
     if (r == 0)
         atomic_store(&c->state, MOUNT_SERVING);
     return r;

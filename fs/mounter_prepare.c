@@ -118,6 +118,7 @@ int mounter_prepare(struct mounter *m)
 {
     const struct mount_options *o = m->options;
 
+    stage_sweep(NULL); /* what killed processes left takes memory of the job */
     if (mount_methods(&m->methods) < 0)
         return cli_failf(NULL,
                          "ONEPOT_MOUNT_METHODS names another way than mount, fusermount3, "
@@ -182,6 +183,34 @@ static void describe_archive(const struct mounter *m, uint64_t cache_bytes)
     c->threads = m->options->threads ? m->options->threads : allowed_cpus();
 }
 
+/* Find its copy, or make room for one. What lies in memory already needs none. */
+static int stage_archive(struct mounter *m)
+{
+    const struct mount_options *o = m->options;
+    const struct stage_options options = {.archive = m->archive, .place = o->stage_place};
+    struct stage_report report;
+    struct fault fault = {0};
+
+    if (m->pot->compression) { /* what is in it is on this node now */
+        cli_note("%s: --stage adds nothing for it: it was unpacked to this node", o->archive);
+        return 0;
+    }
+    int r = stage_open(m->pot->source, &options, &fault, &m->stage);
+    if (r == -EEXIST) {
+        cli_note("%s: it %s", o->archive, fault.what);
+        return 0;
+    }
+    if (r < 0)
+        return cli_fail(o->archive, r, &fault);
+    stage_attach(m->stage, m->pot->source);
+    stage_get_report(m->stage, &report);
+    struct counters *c = m->slot->counters;
+    snprintf(c->stage_folder, sizeof(c->stage_folder), "%s", report.folder);
+    c->stage_bytes = report.bytes;
+    atomic_store(&c->stage_here_bytes, report.bytes_here);
+    return 0;
+}
+
 int mounter_open_archive(struct mounter *m)
 {
     const struct mount_options *o = m->options;
@@ -195,6 +224,9 @@ int mounter_open_archive(struct mounter *m)
     if (was_replaced(&m->pot->identity, &m->identity))
         return cli_failf(o->archive, "it was changed while it was opened; try again");
     int r = find_root(m);
+    if (r != 0)
+        return r;
+    r = o->stage ? stage_archive(m) : 0;
     if (r != 0)
         return r;
     r = reader_new(m->pot, &reader, &fault, &m->reader);

@@ -69,6 +69,12 @@ START_TEST(without_options_the_defaults_hold)
     ck_assert_uint_eq(o.readahead_bytes, UINT64_MAX);
     ck_assert_int_eq(parse("a.tar --readahead off", false, &o), CLI_GO_ON);
     ck_assert_uint_eq(o.readahead_bytes, 0);
+    ck_assert(!o.stage);
+    ck_assert_int_eq(parse("a.tar --stage", false, &o), CLI_GO_ON);
+    ck_assert(o.stage && !o.stage_place);
+    ck_assert_int_eq(parse("a.tar --stage=/x", false, &o), CLI_GO_ON);
+    ck_assert(o.stage);
+    ck_assert_str_eq(o.stage_place, "/x");
 }
 END_TEST
 
@@ -77,8 +83,7 @@ START_TEST(what_is_not_served_is_refused)
     static const char *const lines[] = {
         "",
         "a.tar b.tar",
-        "a.tar --stage",
-        "a.tar --stage=/tmp",
+        "a.tar --stage=",
         "a.tar --readahead much",
         "a.tar --order o",
         "a.tar --record r",
@@ -120,6 +125,8 @@ START_TEST(equal_options_make_equal_hashes_and_others_do_not)
 {
     static const char *const lines[] = {
         "a",
+        "a --stage",
+        "a --stage=/x",
         "a --at /x",
         "a --at /y",
         "a --subdir x",

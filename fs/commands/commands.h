@@ -17,8 +17,10 @@ int command_mount(int argc, char **argv);
 int command_order(int argc, char **argv);
 int command_pack(int argc, char **argv);
 int command_run(int argc, char **argv);
+int command_stage(int argc, char **argv);
 int command_stat(int argc, char **argv);
 int command_umount(int argc, char **argv);
+int command_unstage(int argc, char **argv);
 int command_verify(int argc, char **argv);
 
 #endif

@@ -183,6 +183,27 @@ static void print_cache(const struct counters *c)
            cli_format_bytes(c->cache_budget_bytes, e));
 }
 
+static void print_stage(const struct counters *c)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN], e[CLI_TEXT_LEN];
+    uint64_t here = get(&c->stage_here_bytes), ns = get(&c->stage_stream_ns);
+    uint32_t failure = atomic_load_explicit(&c->stage_failure, memory_order_relaxed);
+    if (!c->stage_folder[0])
+        return;
+    printf("  %-12s %s of %s (%.0f %%) in ", "staged", cli_format_bytes(here, a),
+           cli_format_bytes(c->stage_bytes, b),
+           c->stage_bytes ? 100.0 * (double)here / (double)c->stage_bytes : 100.0);
+    cli_print_name(stdout, c->stage_folder, strnlen(c->stage_folder, sizeof(c->stage_folder)));
+    printf("\n  %-12s %s/s copied, %s at once for %s readers that waited, %s not kept\n", "",
+           cli_format_bytes(
+               ns ? (uint64_t)((double)get(&c->stage_stream_bytes) * 1e9 / (double)ns) : 0, a),
+           cli_format_bytes(get(&c->stage_demand_bytes), b),
+           cli_format_count(get(&c->stage_demands), d),
+           cli_format_bytes(get(&c->stage_past_bytes), e));
+    if (failure)
+        printf("  %-12s the copy has ended early: %s\n", "", strerror((int)failure));
+}
+
 static void print_requests(const struct summary *sum)
 {
     char a[CLI_TEXT_LEN], name[CLI_TEXT_LEN];
@@ -220,6 +241,7 @@ static void print_view(const struct view *v)
     print_who(v);
     print_work(v);
     print_cache(v->counters);
+    print_stage(v->counters);
     print_requests(&v->sum);
     print_histogram(&v->sum);
 }
@@ -274,6 +296,23 @@ static void json_work(const struct view *v)
            get(&c->cache_evictions), get(&c->cache_bytes), c->cache_budget_bytes);
 }
 
+static void json_stage(const struct counters *c)
+{
+    if (!c->stage_folder[0]) {
+        fputs(",\n  \"stage\": null", stdout);
+        return;
+    }
+    fputs(",\n  \"stage\": {\"folder\": ", stdout);
+    cli_json_string(stdout, c->stage_folder, strnlen(c->stage_folder, sizeof(c->stage_folder)));
+    printf(", \"bytes\": %" PRIu64 ", \"here_bytes\": %" PRIu64 ", \"stream_bytes\": %" PRIu64
+           ", \"stream_ns\": %" PRIu64 ", \"demands\": %" PRIu64 ", \"demand_bytes\": %" PRIu64
+           ", \"past_bytes\": %" PRIu64 ", \"failure\": %" PRIu32 "}",
+           c->stage_bytes, get(&c->stage_here_bytes), get(&c->stage_stream_bytes),
+           get(&c->stage_stream_ns), get(&c->stage_demands), get(&c->stage_demand_bytes),
+           get(&c->stage_past_bytes),
+           atomic_load_explicit(&c->stage_failure, memory_order_relaxed));
+}
+
 static void json_requests(const struct summary *sum)
 {
     char name[CLI_TEXT_LEN];
@@ -307,6 +346,7 @@ static void json_view(const struct view *v)
 {
     json_who(v);
     json_work(v);
+    json_stage((v)->counters);
     json_requests(&v->sum);
     json_histogram(&v->sum);
     fputs("\n}", stdout);

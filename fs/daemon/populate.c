@@ -489,6 +489,11 @@ static void *populate_thread(void *arg)
 
     for (;;) {
         sleep_until_wanted(p, more);
+        if (!source_is_local(p->session->config.pot->source) &&
+            !atomic_load(&p->session->ended)) {
+            more = READS_FIRST; /* it is being copied: what is not there yet is far away */
+            continue;
+        }
         p->child_count = least_of(p->session->running_max, COUNTERS_AHEAD);
         allowance = allowance_of(p);
         if (atomic_load(&p->session->ended) || !allowance)
@@ -572,7 +577,8 @@ int populate_start(struct session *s)
     int r;
 
     if (!config->readahead_bytes || !config->mountpoint ||
-        !source_is_local(config->pot->source) || index_info(s->index)->files < 2 * READS_FIRST)
+        !(config->stage || source_is_local(config->pot->source)) ||
+        index_info(s->index)->files < 2 * READS_FIRST)
         return 0;
     p = calloc(1, sizeof(*p));
     if (!p)

@@ -193,6 +193,20 @@ int session_ended_fd(const struct session *s)
     return s->ended_fd;
 }
 
+static void update_stage(struct counters *c, const struct stage *stage)
+{
+    struct stage_report report;
+
+    stage_get_report(stage, &report);
+    atomic_store(&c->stage_here_bytes, report.bytes_here);
+    atomic_store(&c->stage_stream_bytes, report.stream_bytes);
+    atomic_store(&c->stage_stream_ns, report.stream_ns);
+    atomic_store(&c->stage_demands, report.demands);
+    atomic_store(&c->stage_demand_bytes, report.demand_bytes);
+    atomic_store(&c->stage_past_bytes, report.past_bytes);
+    atomic_store(&c->stage_failure, (uint32_t)report.failure);
+}
+
 void session_update_counters(struct session *s)
 {
     struct counters *c = s->config.counters;
@@ -204,6 +218,8 @@ void session_update_counters(struct session *s)
     atomic_store(&c->cache_waits, stats.waits);
     atomic_store(&c->cache_evictions, stats.evictions);
     atomic_store(&c->cache_bytes, stats.bytes);
+    if (s->config.stage)
+        update_stage(c, s->config.stage);
 }
 
 static bool join(pthread_t thread, const struct timespec *until)

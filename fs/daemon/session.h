@@ -15,6 +15,7 @@
 #include "fault.h"
 #include "pot.h"
 #include "reader.h"
+#include "stage.h"
 
 struct session;
 
@@ -22,7 +23,8 @@ struct session_config {
     int fuse_fd; /* a mounted /dev/fuse; the session closes it */
     struct pot *pot;
     struct reader *reader;
-    uint32_t root; /* entry that is shown as the root: --subdir; INDEX_ROOT */
+    struct stage *stage; /* that the pot is read through; NULL: none */
+    uint32_t root;       /* entry that is shown as the root: --subdir; INDEX_ROOT */
     struct counters *counters;
     unsigned threads;      /* at most so many answer at once; 0: the allowed CPUs */
     bool verify;           /* compare files with their sums before they are served */

@@ -108,13 +108,22 @@ static uint64_t last_request(const struct session *s)
     return last;
 }
 
+/* Then how far it is has to be told, too, while nobody asks for anything. */
+static bool is_staging(const struct session *s)
+{
+    return s->config.stage && !atomic_load(&s->config.counters->stage_failure) &&
+           atomic_load(&s->config.counters->stage_here_bytes) < s->config.counters->stage_bytes;
+}
+
 static void *watchdog(void *arg)
 {
     const struct timespec tick = {.tv_nsec = TICK_NS};
     struct session *s = arg;
 
+    atomic_store(&s->watchdog_armed, is_staging(s));
     while (!atomic_load(&s->ended)) {
-        if (!look(s) && session_now_ns() - last_request(s) > 10ull * TICK_NS) {
+        if (!is_staging(s) && !look(s) &&
+            session_now_ns() - last_request(s) > 10ull * TICK_NS) {
             session_update_counters(s);
             atomic_store(&s->watchdog_armed, 0);
             if (look(s))

@@ -41,7 +41,7 @@ def test_our_own_failures_are_125_and_the_command_is_not_run(work):
     for arguments in (["absent.tar"], ["noise"], [archive, "--subdir", "absent"],
                       [archive, "--at", "noise"]):
         life.fails("run", *arguments, "--", "touch", "was-run", status=125, cwd=work.path)
-    for arguments in ([archive], [archive, "--"], ["--", "true"], [archive, "--stage", "--", "true"],
+    for arguments in ([archive], [archive, "--"], ["--", "true"], [archive, "--stage=", "--", "true"],
                       ["-f", archive, "--", "true"]):
         life.fails("run", *arguments, status=2, cwd=work.path)
     check(not os.path.exists(work / "was-run"), "the command was run")

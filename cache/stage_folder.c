@@ -1,0 +1,254 @@
+/*
+ * The folder of the copies. It may lie in a directory that everybody writes to, so that
+ * it is opened without following a link, and judged by what was opened and not by its name.
+ */
+#include "stage_folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "budget.h"
+#include "cleanup.h"
+#include "source.h"
+
+#define LOCK_WAIT_MS 10000
+#define LOCK_POLL_MS 2
+
+/* ---- places ---- */
+
+static size_t add_place(char places[STAGE_PLACES_MAX][PATH_MAX], size_t count, const char *path)
+{
+    char real[PATH_MAX];
+    struct stat st;
+    if (!path || path[0] != '/' || !realpath(path, real) || stat(real, &st) < 0 ||
+        !S_ISDIR(st.st_mode))
+        return count;
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(places[i], real) == 0)
+            return count;
+    memcpy(places[count], real, sizeof(real));
+    return count + 1;
+}
+
+size_t stage_places(const char *given, char places[STAGE_PLACES_MAX][PATH_MAX])
+{
+    if (given) {
+        char real[PATH_MAX];
+        return realpath(given, real) ? add_place(places, 0, real) : 0;
+    }
+    size_t count = add_place(places, 0, getenv("ONEPOT_RUNTIME_DIR"));
+    if (count)
+        return count; /* whoever sets it wants a world of its own */
+    count = add_place(places, count, "/dev/shm");
+    count = add_place(places, count, getenv("TMPDIR"));
+    return add_place(places, count, "/tmp");
+}
+
+/* ---- the folder and its lock ---- */
+
+static int open_ours(const char *path, bool create, int *ret_fd)
+{
+    struct stat st;
+    if (create && mkdir(path, 0700) == 0) {
+        if (chmod(path, 0700) < 0) /* whatever the umask took away */
+            return -errno;
+    } else if (create && errno != EEXIST) {
+        return -errno;
+    }
+    auto_close int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ELOOP || errno == ENOTDIR ? -EPERM : -errno;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (st.st_uid != geteuid() || (st.st_mode & 077) != 0)
+        return -EPERM;
+    *ret_fd = steal_fd(&fd);
+    return 0;
+}
+
+static int lock_file(int fd)
+{
+    for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; waited += LOCK_POLL_MS) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return -errno;
+        if (waited > LOCK_WAIT_MS)
+            return -ETIMEDOUT;
+        poll(NULL, 0, LOCK_POLL_MS);
+    }
+    return 0;
+}
+
+/* -ESTALE if the folder was removed while we waited for its lock. */
+static int try_lock(const char *path, bool create, struct stage_folder *folder)
+{
+    struct stat st;
+    auto_close int dir = -1;
+    int r = open_ours(path, create, &dir);
+    if (r < 0)
+        return r;
+    auto_close int fd = openat(dir, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return errno == ENOENT ? -ESTALE : -errno;
+    r = lock_file(fd);
+    if (r < 0)
+        return r;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (st.st_nlink == 0)
+        return -ESTALE;
+    folder->fd = steal_fd(&dir);
+    folder->lock_fd = steal_fd(&fd);
+    return 0;
+}
+
+int stage_folder_lock(const char *place, bool create, struct stage_folder *ret_folder)
+{
+    struct stage_folder folder = {.fd = -1, .lock_fd = -1};
+    int n = snprintf(folder.path, sizeof(folder.path), "%s/onepot-stage-%u",
+                     strcmp(place, "/") ? place : "", (unsigned)geteuid());
+    if (n < 0 || (size_t)n >= sizeof(folder.path))
+        return -ENAMETOOLONG;
+    int r;
+    do
+        r = try_lock(folder.path, create, &folder);
+    while (r == -ESTALE);
+    if (r == 0)
+        *ret_folder = folder;
+    return r;
+}
+
+static bool is_dots(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/* A stream of the folder's entries with a descriptor of its own. */
+static DIR *open_list(const struct stage_folder *folder)
+{
+    int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (!dir && fd >= 0)
+        close(fd);
+    return dir;
+}
+
+static bool is_empty(const struct stage_folder *folder)
+{
+    DIR *dir = open_list(folder);
+    bool empty = dir != NULL;
+    for (struct dirent *e; empty && (e = readdir(dir));)
+        empty = is_dots(e->d_name) || strcmp(e->d_name, "lock") == 0;
+    if (dir)
+        closedir(dir);
+    return empty;
+}
+
+void stage_folder_unlock(struct stage_folder *folder)
+{
+    if (folder->lock_fd < 0)
+        return;
+    if (is_empty(folder)) {
+        unlinkat(folder->fd, "lock", 0);
+        rmdir(folder->path);
+    }
+    flock(folder->lock_fd, LOCK_UN); /* a child may have inherited the descriptor */
+    close(steal_fd(&folder->lock_fd));
+    close(steal_fd(&folder->fd));
+}
+
+/* ---- files ---- */
+
+int stage_folder_open(const struct stage_folder *folder, const char *name, const char *suffix,
+                      bool create, int *ret_fd)
+{
+    char file[STAGE_NAME_MAX + 16];
+    struct stat st;
+    snprintf(file, sizeof(file), "%s%s", name, suffix);
+    int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | (create ? O_CREAT | O_EXCL : 0);
+    auto_close int fd = openat(folder->fd, file, flags, 0600);
+    if (fd < 0)
+        return errno == ELOOP ? -EPERM : -errno;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077) != 0)
+        return -EPERM;
+    *ret_fd = steal_fd(&fd);
+    return 0;
+}
+
+void stage_folder_remove(const struct stage_folder *folder, const char *name)
+{
+    char file[STAGE_NAME_MAX + 16];
+    static const char *const suffixes[] = {".copy", ".state"};
+    for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++) {
+        snprintf(file, sizeof(file), "%s%s", name, suffixes[i]);
+        unlinkat(folder->fd, file, 0);
+    }
+}
+
+static bool cut_suffix(const char *file, const char *suffix, char ret_name[STAGE_NAME_MAX])
+{
+    size_t n = strlen(file), m = strlen(suffix);
+    if (n <= m || n - m >= STAGE_NAME_MAX || strcmp(file + n - m, suffix) != 0)
+        return false;
+    memcpy(ret_name, file, n - m);
+    ret_name[n - m] = '\0';
+    return true;
+}
+
+static bool has_state(const struct stage_folder *folder, const char *name)
+{
+    char file[STAGE_NAME_MAX + 16];
+    struct stat st;
+    snprintf(file, sizeof(file), "%s.state", name);
+    return fstatat(folder->fd, file, &st, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+int stage_folder_each(const struct stage_folder *folder,
+                      int (*fn)(void *ctx, const struct stage_folder *folder, const char *name),
+                      void *ctx)
+{
+    char name[STAGE_NAME_MAX];
+    DIR *dir = open_list(folder);
+    int r = 0;
+    if (!dir)
+        return -errno;
+    for (struct dirent *e; r == 0 && (e = readdir(dir));)
+        if (cut_suffix(e->d_name, ".state", name) ||
+            (cut_suffix(e->d_name, ".copy", name) && !has_state(folder, name)))
+            r = fn(ctx, folder, name);
+    closedir(dir);
+    return r;
+}
+
+/* ---- room ---- */
+
+int stage_room_of(const char *place, struct stage_room *ret_room)
+{
+    struct statvfs space;
+    auto_close int fd = open(place, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fstatvfs(fd, &space) < 0)
+        return -errno;
+    struct storage storage = storage_of(fd);
+    struct stage_room room = {.memory_bytes = UINT64_MAX, .is_local = storage.is_local};
+    if (__builtin_mul_overflow((uint64_t)space.f_bavail, (uint64_t)space.f_frsize,
+                               &room.free_bytes))
+        room.free_bytes = INT64_MAX;
+    if (storage.is_memory) {
+        room.memory_bytes = budget_room_bytes("");
+        if (space.f_blocks == 0) /* without a limit of its own */
+            room.free_bytes = room.memory_bytes;
+    }
+    *ret_room = room;
+    return 0;
+}

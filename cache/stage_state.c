@@ -1,0 +1,188 @@
+/*
+ * Words of chunks and how they change hands. A claim of a copier is its generation with the
+ * top bit set; that of a reader is the time when it was made.
+ */
+#include "stage_state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+
+#define MAGIC "onepotS"
+#define VERSION 1u
+#define CLAIM_STREAM (UINT32_C(1) << 31)
+#define CLAIM_FIRST 16u /* smaller words have a meaning of their own */
+#define DEMAND_OLD_MS 10000u
+
+/* ---- the file ---- */
+
+static void read_boot_id(char ret_id[40])
+{
+    memset(ret_id, 0, 40);
+    auto_close int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0 && read(fd, ret_id, 39) < 0)
+        ret_id[0] = '\0';
+}
+
+size_t stage_state_size(uint64_t bytes)
+{
+    uint64_t chunks = bytes / STAGE_CHUNK_BYTES + (bytes % STAGE_CHUNK_BYTES != 0);
+    return sizeof(struct stage_state) + (size_t)chunks * sizeof(uint32_t);
+}
+
+void stage_state_init(struct stage_state *state, const struct source *source,
+                      const char *archive, const char *place)
+{
+    state->version = VERSION;
+    state->chunk_bytes = STAGE_CHUNK_BYTES;
+    read_boot_id(state->boot_id);
+    source_identity(source, &state->identity);
+    state->bytes = source_size(source);
+    state->chunks =
+        (stage_state_size(state->bytes) - sizeof(struct stage_state)) / sizeof(uint32_t);
+    snprintf(state->archive, sizeof(state->archive), "%s", archive);
+    snprintf(state->place, sizeof(state->place), "%s", place);
+    atomic_thread_fence(memory_order_release);
+    memcpy(state->magic, MAGIC, sizeof(MAGIC));
+}
+
+static bool is_sane(const struct stage_state *state, uint64_t file_bytes)
+{
+    char boot_id[40];
+    read_boot_id(boot_id);
+    return memcmp(state->magic, MAGIC, sizeof(MAGIC)) == 0 && state->version == VERSION &&
+           state->chunk_bytes == STAGE_CHUNK_BYTES &&
+           memcmp(state->boot_id, boot_id, sizeof(boot_id)) == 0 &&
+           state->bytes <= (uint64_t)INT64_MAX &&
+           stage_state_size(state->bytes) == file_bytes &&
+           state->chunks == (file_bytes - sizeof(struct stage_state)) / sizeof(uint32_t) &&
+           memchr(state->archive, 0, sizeof(state->archive)) &&
+           memchr(state->place, 0, sizeof(state->place));
+}
+
+int stage_state_map(int fd, struct stage_state **ret_state)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (st.st_size < (off_t)sizeof(struct stage_state))
+        return -EUCLEAN;
+    struct stage_state *state =
+        mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (state == MAP_FAILED)
+        return -errno;
+    if (!is_sane(state, (uint64_t)st.st_size)) {
+        munmap(state, (size_t)st.st_size);
+        return -EUCLEAN;
+    }
+    *ret_state = state;
+    return 0;
+}
+
+void stage_state_unmap(struct stage_state *state)
+{
+    if (state)
+        munmap(state, stage_state_size(state->bytes));
+}
+
+bool stage_state_is_of(const struct stage_state *state, const struct source_identity *identity)
+{
+    const struct source_identity *a = &state->identity;
+    return a->dev == identity->dev && a->ino == identity->ino &&
+           a->size_bytes == identity->size_bytes && a->mtime_sec == identity->mtime_sec &&
+           a->mtime_nsec == identity->mtime_nsec;
+}
+
+/* ---- chunks ---- */
+
+size_t stage_chunk_len(const struct stage_state *state, uint64_t chunk)
+{
+    uint64_t at = chunk * STAGE_CHUNK_BYTES;
+    return state->bytes - at < STAGE_CHUNK_BYTES ? (size_t)(state->bytes - at)
+                                                 : STAGE_CHUNK_BYTES;
+}
+
+static uint32_t now_stamp(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    uint64_t ms = (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+    uint32_t stamp = (uint32_t)ms & (CLAIM_STREAM - 1);
+    return stamp < CLAIM_FIRST ? CLAIM_FIRST : stamp;
+}
+
+static bool is_old(uint32_t stamp)
+{
+    return ((now_stamp() - stamp) & (CLAIM_STREAM - 1)) > DEMAND_OLD_MS;
+}
+
+static bool take(struct stage_state *state, uint64_t chunk, uint32_t seen, uint32_t claim)
+{
+    return atomic_compare_exchange_strong(&state->chunk[chunk], &seen, claim);
+}
+
+bool stage_claim_stream(struct stage_state *state, uint64_t chunk, uint32_t generation)
+{
+    uint32_t claim = CLAIM_STREAM | generation;
+    uint32_t seen = atomic_load_explicit(&state->chunk[chunk], memory_order_relaxed);
+    if (seen == CHUNK_HERE || seen == CHUNK_BAD || seen == claim)
+        return false;
+    if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !is_old(seen))
+        return false;
+    return take(state, chunk, seen, claim);
+}
+
+bool stage_claim_demand(struct stage_state *state, uint64_t chunk)
+{
+    uint32_t seen = atomic_load_explicit(&state->chunk[chunk], memory_order_relaxed);
+    uint32_t current = CLAIM_STREAM | atomic_load(&state->generation);
+    if (seen == CHUNK_HERE || seen == CHUNK_BAD || seen == current)
+        return false;
+    if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !is_old(seen))
+        return false;
+    return take(state, chunk, seen, now_stamp());
+}
+
+static void futex(_Atomic uint32_t *word, int op, uint32_t value,
+                  const struct timespec *timeout)
+{
+    syscall(SYS_futex, word, op, value, timeout, NULL, 0);
+}
+
+void stage_settle(struct stage_state *state, uint64_t chunk, uint32_t outcome)
+{
+    _Atomic uint32_t *word = &state->chunk[chunk];
+    uint32_t seen = atomic_load(word);
+    /* Somebody else may have made it meanwhile, of whom we were thought to be gone. */
+    while ((outcome == CHUNK_HERE || seen != CHUNK_HERE) &&
+           !atomic_compare_exchange_weak(word, &seen, outcome))
+        ;
+    futex(word, FUTEX_WAKE, INT32_MAX, NULL);
+}
+
+void stage_wait(struct stage_state *state, uint64_t chunk, unsigned timeout_ms)
+{
+    struct timespec timeout = {.tv_sec = timeout_ms / 1000,
+                               .tv_nsec = (long)(timeout_ms % 1000) * 1000000};
+    uint32_t seen = atomic_load(&state->chunk[chunk]);
+    if (seen >= CLAIM_FIRST)
+        futex(&state->chunk[chunk], FUTEX_WAIT, seen, &timeout);
+}
+
+uint64_t stage_bytes_here(const struct stage_state *state)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < state->chunks; i++)
+        if (stage_chunk_here(state, i))
+            bytes += stage_chunk_len(state, i);
+    return bytes;
+}

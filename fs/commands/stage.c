@@ -1,0 +1,378 @@
+/*
+ * onepot stage: copy archives to this node ahead of time. A copy stays until `onepot
+ * unstage`, or until its owner ends: the leader of the session, which in a job is the
+ * batch script. For that a small process waits in the background; if it is killed, the next
+ * start of any onepot finds that the owner is gone.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "budget.h"
+#include "cleanup.h"
+#include "cli.h"
+#include "commands.h"
+#include "detach.h"
+#include "interrupt.h"
+#include "process.h"
+#include "stage.h"
+#include "verify.h"
+
+static const struct cli_usage usage = {
+    "stage", "[--dir DIR] [--owner PID | --keep] ARCHIVE...",
+    "Copy archives to this node before they are mounted: 'onepot mount --stage' finds the\n"
+    "copies. They go with this session (a batch script, a login), or by 'onepot unstage'.\n"
+    "\n"
+    "      --dir DIR         copy to DIR, not to memory, $TMPDIR or /tmp\n"
+    "      --owner PID       they go when this process has ended\n"
+    "      --keep            they stay until 'onepot unstage'\n"
+    "      --verify          compare the copy with the archive's sums\n"
+    "      --json            what was copied where\n"
+    "  -q, --quiet           say nothing if all is well\n"
+    "      --progress WHEN   auto, always, never\n"};
+
+struct arguments {
+    const char *place;
+    pid_t owner; /* 0: they stay */
+    bool keep, verify, json, quiet;
+    enum cli_progress_mode progress;
+    struct inherited inherited;
+};
+
+/* ---- one archive ---- */
+
+static void show(struct cli_progress *line, const struct stage *stage)
+{
+    struct stage_report report;
+    struct progress progress = {0};
+    stage_get_report(stage, &report);
+    progress.bytes_done = report.bytes_here;
+    progress.bytes_total = report.bytes;
+    cli_progress_show(line, "staging", &progress);
+}
+
+/* Until it is whole: 0, or -errno. */
+static int copy(const struct arguments *a, struct stage *stage)
+{
+    struct cli_progress line = {0};
+    struct stage_report report;
+    int r = stage_start(stage);
+    cli_progress_start(&line, a->progress);
+    while (r == 0 && !stage_wait_whole(stage, 100)) {
+        stage_get_report(stage, &report);
+        r = atomic_load(interrupt_flag()) ? -EINTR : -report.failure;
+        show(&line, stage);
+    }
+    cli_progress_end(&line);
+    return r;
+}
+
+static int verify_copy(const struct arguments *a, const char *archive, struct pot *pot)
+{
+    const struct verify_options options = {.threads = cli_default_jobs(),
+                                           .stop = interrupt_flag()};
+    const struct reader_options reader_options = {.cache_bytes = budget_cache_bytes()};
+    struct verify_result result = {0};
+    struct reader *reader = NULL;
+    struct fault fault = {0};
+    int r = reader_new(pot, &reader_options, &fault, &reader);
+    if (r == 0)
+        r = verify_run(pot, reader, &options, &fault, &result);
+    reader_free(reader);
+    if (r < 0)
+        return cli_fail(archive, r, &fault);
+    if (result.problems)
+        return cli_failf(archive, "the copy does not agree with its sums: see 'onepot verify'");
+    if (!result.has_sums && !a->quiet)
+        cli_note("%s: it has no sums of its files, so --verify compared nothing", archive);
+    return CLI_OK;
+}
+
+static void print_json(const char *archive, const struct stage_report *report, bool first)
+{
+    printf("%s  {\"archive\": ", first ? "" : ",\n");
+    cli_json_string(stdout, archive, strlen(archive));
+    fputs(", \"folder\": ", stdout);
+    cli_json_string(stdout, report->folder, strlen(report->folder));
+    printf(", \"bytes\": %" PRIu64 ", \"copied_bytes\": %" PRIu64 ", \"copied_ns\": %" PRIu64
+           "}",
+           report->bytes, report->stream_bytes + report->demand_bytes, report->stream_ns);
+}
+
+static void tell(const struct arguments *a, const char *archive,
+                 const struct stage_report *report, bool was_whole)
+{
+    char bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN], how[128] = "already";
+    const char *until = !a->owner               ? "until 'onepot unstage'"
+                        : a->owner == getsid(0) ? "until this session ends"
+                                                : "until its owner ends";
+    if (a->quiet || a->json)
+        return;
+    if (!was_whole && report->stream_ns)
+        snprintf(how, sizeof(how), "in %s (%s/s)", cli_format_time(report->stream_ns, time),
+                 cli_format_bytes(
+                     (uint64_t)((double)report->stream_bytes * 1e9 / (double)report->stream_ns),
+                     rate));
+    cli_note("%s: %s staged to %s %s; it stays %s", archive,
+             cli_format_bytes(report->bytes, bytes), report->folder, how, until);
+}
+
+/* From the copy's opening to its pin. */
+static int finish(const struct arguments *a, const char *archive, struct pot *pot,
+                  struct stage *stage, bool first)
+{
+    struct stage_report report;
+    stage_get_report(stage, &report);
+    bool was_whole = report.whole;
+    int r = copy(a, stage);
+    if (r == -EINTR)
+        return CLI_FAILED;
+    if (r < 0)
+        return cli_failf(archive, "it could not be staged: %s", strerror(-r));
+    if (a->verify && verify_copy(a, archive, pot) != CLI_OK)
+        return CLI_FAILED;
+    stage_pin(stage, a->owner);
+    stage_get_report(stage, &report);
+    tell(a, archive, &report, was_whole);
+    if (a->json)
+        print_json(archive, &report, first);
+    return CLI_OK;
+}
+
+/* With --verify the archive is opened with its index, else its bytes alone. */
+static int open_source(const struct arguments *a, const char *archive, struct pot **ret_pot,
+                       struct source **ret_source)
+{
+    struct fault fault = {0};
+    if (!a->verify) {
+        int r = source_open(archive, &fault, ret_source);
+        return r < 0 ? cli_fail(archive, r, &fault) : CLI_OK;
+    }
+    if (cli_open_pot(archive, NULL, a->progress, ret_pot) < 0)
+        return CLI_FAILED;
+    *ret_source = (*ret_pot)->source;
+    if ((*ret_pot)->compression)
+        return cli_failf(archive,
+                         "it is one %s stream: --verify is for archives that can be "
+                         "read where they lie; use 'onepot verify'",
+                         (*ret_pot)->compression);
+    return CLI_OK;
+}
+
+static void print_note(void *ctx, const char *line)
+{
+    (void)ctx;
+    cli_note("%s", line);
+}
+
+static int stage_one(const struct arguments *a, const char *archive, bool first)
+{
+    char full[PATH_MAX];
+    struct fault fault = {0};
+    struct pot *pot = NULL;
+    struct source *source = NULL;
+    struct stage *stage = NULL;
+    const struct stage_options options = {.archive = realpath(archive, full) ? full : archive,
+                                          .place = a->place,
+                                          .note = print_note};
+    int status = open_source(a, archive, &pot, &source);
+    if (status == CLI_OK) {
+        int r = stage_open(source, &options, &fault, &stage);
+        status = r < 0 ? cli_fail(archive, r, &fault) : CLI_OK;
+    }
+    if (status == CLI_OK) {
+        stage_attach(stage, source);
+        status = finish(a, archive, pot, stage, first);
+        stage_stop(stage);
+    }
+    if (pot)
+        pot_close(pot);
+    else
+        source_close(source);
+    stage_close(stage);
+    return status;
+}
+
+/* ---- until the owner ends ---- */
+
+static int count_owned(void *ctx, const struct stage_copy_info *info)
+{
+    struct owned {
+        pid_t owner;
+        unsigned count;
+    } *owned = ctx;
+    owned->count += info->report.pinned && info->owner == owned->owner;
+    return 0;
+}
+
+static bool has_copies(const struct arguments *a)
+{
+    struct {
+        pid_t owner;
+        unsigned count;
+    } owned = {a->owner, 0};
+    return stage_each(a->place, count_owned, &owned) == 0 && owned.count > 0;
+}
+
+/* Folders of copies, to hear when one is removed. */
+static int add_watch(void *ctx, const struct stage_copy_info *info)
+{
+    inotify_add_watch(*(const int *)ctx, info->folder, IN_DELETE | IN_DELETE_SELF);
+    return 0;
+}
+
+static _Noreturn void wait_for_owner(const struct arguments *a, struct process_watch owner)
+{
+    char events[4096];
+    int news = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    stage_each(a->place, add_watch, &news);
+    for (;;) {
+        struct pollfd p[] = {{.fd = owner.fd, .events = POLLIN},
+                             {.fd = news, .events = POLLIN}};
+        poll(p, 2, owner.fd < 0 ? 1000 : -1);
+        if (process_watch_ended(&owner))
+            break;
+        if (p[1].revents && read(news, events, sizeof(events)) > 0 && !has_copies(a))
+            _exit(0);
+    }
+    stage_sweep(a->place);
+    _exit(0);
+}
+
+/* A child of nobody, which this command does not wait for. */
+static void leave_keeper(struct arguments *a)
+{
+    struct process_watch owner;
+    if (process_watch_open(a->owner, &owner) < 0)
+        return;
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (fork() != 0)
+            _exit(0);
+        if (detach_here(&a->inherited, -1) < 0)
+            _exit(1);
+        wait_for_owner(a, owner);
+    }
+    process_watch_close(&owner);
+    if (pid > 0)
+        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+            ;
+}
+
+/* ---- the command ---- */
+
+static int run(struct arguments *a, char **archives, int count)
+{
+    int status = CLI_OK, staged = 0;
+    interrupt_catch();
+    if (a->json)
+        fputs("[\n", stdout);
+    for (int i = 0; i < count && !atomic_load(interrupt_flag()); i++) {
+        int r = stage_one(a, archives[i], staged == 0);
+        staged += r == CLI_OK;
+        status = r == CLI_OK ? status : r;
+    }
+    if (a->json)
+        fputs("\n]\n", stdout);
+    if (staged && a->owner)
+        leave_keeper(a);
+    if (atomic_load(interrupt_flag()))
+        interrupt_die();
+    return status;
+}
+
+enum {
+    OPTION_DIR = CLI_OPTION_OWN,
+    OPTION_OWNER,
+    OPTION_KEEP,
+    OPTION_VERIFY,
+    OPTION_JSON,
+    OPTION_PROGRESS,
+};
+
+static int take_option(struct arguments *a, int opt)
+{
+    uint64_t pid;
+    uint64_t ticks;
+    char state;
+    switch (opt) {
+    case OPTION_DIR:
+        a->place = optarg;
+        return 0;
+    case OPTION_OWNER:
+        if (cli_number_option(&usage, "--owner", optarg, 1, INT32_MAX, &pid) != 0)
+            return CLI_USAGE;
+        if (process_stat((pid_t)pid, &ticks, &state) < 0)
+            return cli_failf(NULL, "--owner: there is no process %d", (int)pid);
+        a->owner = (pid_t)pid;
+        return 0;
+    case OPTION_KEEP:
+        a->keep = true;
+        return 0;
+    case OPTION_VERIFY:
+        a->verify = true;
+        return 0;
+    case OPTION_JSON:
+        a->json = true;
+        return 0;
+    case 'q':
+        a->quiet = true;
+        return 0;
+    default:
+        return cli_progress_option(&usage, optarg, &a->progress);
+    }
+}
+
+/* Who leads the session; nobody, if it is this process or can't be seen from here. */
+static pid_t session_leader(void)
+{
+    uint64_t ticks;
+    char state;
+    pid_t leader = getsid(0);
+    return leader == getpid() || leader <= 0 || process_stat(leader, &ticks, &state) < 0
+               ? 0
+               : leader;
+}
+
+int command_stage(int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"dir", required_argument, NULL, OPTION_DIR},
+        {"owner", required_argument, NULL, OPTION_OWNER},
+        {"keep", no_argument, NULL, OPTION_KEEP},
+        {"verify", no_argument, NULL, OPTION_VERIFY},
+        {"json", no_argument, NULL, OPTION_JSON},
+        {"quiet", no_argument, NULL, 'q'},
+        {"progress", required_argument, NULL, OPTION_PROGRESS},
+        CLI_OPTIONS_END,
+    };
+    struct arguments a = {.progress = CLI_PROGRESS_AUTO};
+    int opt, status = CLI_GO_ON;
+    if (detach_note_inherited(&a.inherited) < 0)
+        return cli_failf(NULL, "out of memory");
+    while (status == CLI_GO_ON &&
+           (opt = cli_getopt(&usage, argc, argv, "q", longs, &status)) != -1) {
+        int r = take_option(&a, opt);
+        status = r == 0 ? status : r;
+    }
+    if (status == CLI_GO_ON && a.keep && a.owner)
+        status = cli_usage_error(&usage, "--keep and --owner exclude each other");
+    if (status == CLI_GO_ON && optind == argc)
+        status = cli_usage_error(&usage, "no archive was named");
+    if (status == CLI_GO_ON) {
+        if (!a.keep && !a.owner)
+            a.owner = session_leader();
+        status = run(&a, argv + optind, argc - optind);
+    }
+    detach_free(&a.inherited);
+    return status;
+}

@@ -1,0 +1,226 @@
+"""Staging: files are right before, while and after the archive is copied, each byte of it is
+asked for once, one copy serves all, and nothing is left behind.
+
+The slow file system counts what is asked of it; how long that takes is not looked at.
+"""
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import random
+import signal
+import threading
+
+import harness
+from harness import Failure, check, check_equal, mountpoints, onepot, run, wait_for
+from slowfs import Slow
+
+FILES, FILE_BYTES = 1200, 20000
+SLACK = 3 << 20  # trailer and footer, pages at the edges of ranges
+
+
+def content(i):
+    return (hashlib.sha256(str(i).encode()).digest() * (FILE_BYTES // 32 + 1))[:FILE_BYTES]
+
+
+def make_archive(work):
+    """An archive of some 25 MB, and the folder that it is alone in."""
+    tree, source = work.make("tree"), work.make("source")
+    for i in range(FILES):
+        folder = os.path.join(tree, f"d{i % 10}")
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, f"f{i}"), "wb") as f:
+            f.write(content(i))
+    archive = os.path.join(source, "a.tar")
+    onepot("pack", "-o", archive, tree)
+    return source, os.path.getsize(archive)
+
+
+def read_all(path, shuffled=1):
+    order = list(range(FILES))
+    random.Random(shuffled).shuffle(order)
+    for i in order:
+        with open(os.path.join(path, f"d{i % 10}", f"f{i}"), "rb", buffering=0) as f:
+            check(f.read() == content(i), f"file {i} has other bytes")
+
+
+def read_by(count, path):
+    failures = []
+
+    def read(seed):
+        try:
+            read_all(path, seed)
+        except (Failure, OSError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def staged(mount):
+    return mount.stat()["stage"]
+
+
+def await_whole(mount):
+    wait_for(lambda: staged(mount)["here_bytes"] == staged(mount)["bytes"], "the whole copy", 60)
+
+
+def copies(work):
+    """Files of copies that there are."""
+    return glob.glob(os.path.join(work / ".home", "run", "onepot-stage-*", "*.*"))
+
+
+def kill_daemon(mount):
+    pid = mount.stat()["daemon_pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: mount.stat()["state"] == "dead", "the daemon's end")
+    return pid
+
+
+def test_each_byte_is_fetched_once(work):
+    source, size = make_archive(work)
+    with Slow(work, "--read=2ms", "--bandwidth=40M", "--limit=32", source) as slow:
+        with work.mount("--stage", slow / "a.tar") as mount:
+            read_by(4, mount.path)
+            await_whole(mount)
+            counted = slow.counts()
+            stage = staged(mount)
+            check_equal(stage["bytes"], size, "bytes to stage")
+            check_equal(stage["stream_bytes"] + stage["demand_bytes"], size, "bytes copied")
+            check_equal(stage["failure"], 0, "failure")
+            check(size <= counted["bytes"] <= size + stage["past_bytes"] + SLACK,
+                  f"{counted['bytes']} bytes were fetched of {size}")
+            check_equal(len(copies(work)), 2, "files of the copy")
+            with open("/proc/sys/vm/drop_caches", "wb") if os.geteuid() == 0 else \
+                    contextlib.nullcontext() as f:
+                if f:
+                    f.write(b"3")
+            read_all(mount.path, 7)
+            check(slow.counts()["bytes"] - counted["bytes"] < SLACK, "it was fetched again")
+        check_equal(copies(work), [], "files afterwards")
+
+
+def test_mounts_share_a_copy_and_outlive_each_other(work):
+    source, size = make_archive(work)
+    with Slow(work, "--read=20ms", "--bandwidth=12M", "--limit=32", source) as slow:
+        first = work.mount("--stage", slow / "a.tar", name="one")
+        with work.mount("--stage", "--idle=1000", slow / "a.tar", name="two") as second:
+            with first:
+                wait_for(lambda: staged(first)["here_bytes"] > 0, "a beginning")
+                kill_daemon(first)
+                first.mounted = False
+                run("umount" if os.geteuid() == 0 else "fusermount3",
+                    *([] if os.geteuid() == 0 else ["-u"]), first.path)
+            read_all(second.path)
+            await_whole(second)
+            fetched = slow.counts()["bytes"]
+            # What the killed one had in flight is fetched again, no more.
+            check(fetched <= size + (28 << 20) + SLACK, f"{fetched} bytes were fetched of {size}")
+        check_equal(copies(work), [], "files afterwards")
+        check(onepot("umount", "--all").returncode == 0, "umount")
+
+
+def test_the_next_start_removes_what_was_killed(work):
+    source, _ = make_archive(work)
+    with Slow(work, source) as slow:
+        with work.mount("--stage", slow / "a.tar") as mount:
+            await_whole(mount)
+            kill_daemon(mount)
+            mount.mounted = False
+            harness.detach(mount.path)
+        check_equal(len(copies(work)), 2, "files that a killed daemon left")
+        with work.mount(slow / "a.tar", name="other"):
+            check_equal(copies(work), [], "files after the next start")
+
+
+def test_what_is_there_outlives_the_source(work):
+    source, _ = make_archive(work)
+    with Slow(work, source) as slow:
+        with work.mount("--stage", slow / "a.tar") as mount:
+            await_whole(mount)
+            os.kill(slow.pid(), signal.SIGKILL)
+            harness.detach(slow.at)
+            read_all(mount.path)
+
+
+def test_a_source_that_fails_now_and_then_is_copied(work):
+    source, size = make_archive(work)
+    with Slow(work, "--fail-every=9", source) as slow:
+        with work.mount("--stage", slow / "a.tar") as mount:
+            await_whole(mount)
+            check_equal(staged(mount)["here_bytes"], size, "bytes")
+            read_all(mount.path)
+
+
+def test_what_does_not_fit_is_refused(work):
+    source, _ = make_archive(work)
+    archive = os.path.join(source, "a.tar")
+    with work.kernel_mount("tmpfs", "small", "small", "-o", "size=8m") as small:
+        done = onepot("mount", f"--stage={small}", archive, "--at", work / "at", status=1)
+        said = done.stderr.decode()
+        check("can't be staged" in said and "has 7 MiB for it" in said and "--stage=DIR" in said,
+              f"it said: {said}")
+        check_equal(os.listdir(small), [], "files there")
+    check_equal(mountpoints(work.path), [], "mounts")
+    onepot("mount", "--stage=", archive, status=2)
+    onepot("mount", f"--stage={work / 'nowhere'}", archive, status=1)
+
+
+def test_staged_ahead_of_time(work):
+    source, size = make_archive(work)
+    with Slow(work, source) as slow:
+        archive = slow / "a.tar"
+        told = json.loads(onepot("stage", "--keep", "--json", archive).stdout)
+        check_equal([(t["bytes"], t["copied_bytes"]) for t in told], [(size, size)], "told")
+        fetched = slow.counts()["bytes"]
+        again = onepot("stage", "--keep", "--verify", archive)
+        check(b"already" in again.stderr, f"it said: {again.stderr}")
+        with work.mount("--stage", archive) as mount:
+            read_all(mount.path)
+            check_equal(staged(mount)["here_bytes"], size, "bytes")
+            check(slow.counts()["bytes"] - fetched < SLACK, "it was fetched again")
+        check_equal(len(copies(work)), 2, "files that stay")
+        onepot("unstage", archive)
+        check_equal(copies(work), [], "files afterwards")
+        onepot("unstage", archive, status=1)
+        onepot("unstage", "--all")
+
+
+def test_a_copy_goes_with_its_owner(work):
+    source, _ = make_archive(work)
+    end, other = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        os.close(other)
+        os.read(end, 1)
+        os._exit(0)
+    os.close(end)
+    onepot("stage", "--owner", str(owner), os.path.join(source, "a.tar"))
+    check_equal(len(copies(work)), 2, "files")
+    os.close(other)
+    os.waitpid(owner, 0)
+    wait_for(lambda: not copies(work), "the end of the copy")
+
+
+def test_run_stages_too(work):
+    source, size = make_archive(work)
+    with Slow(work, "--read=5ms", source) as slow:
+        done = onepot("run", "--stage", slow / "a.tar", "--", "sh", "-c",
+                      "cat {}/d3/f3 && onepot() { \"$ONEPOT\" \"$@\"; } && "
+                      "onepot stat --json \"$ONEPOT_MOUNT\" >&2",
+                      env=harness.environment(ONEPOT=harness.onepot_program()))
+        check(done.stdout == content(3), "bytes of a file")
+        stat = json.loads(done.stderr[:done.stderr.rindex(b"}") + 1])
+        check_equal(stat["stage"]["bytes"], size, "bytes to be staged")
+        check_equal(copies(work), [], "files afterwards")
+
+
+if __name__ == "__main__":
+    harness.main(globals())
