@@ -400,7 +400,8 @@ static int build(struct walk *w)
 static int map_archives(struct dataset *d)
 {
     d->maps = calloc(d->pot_count + 1, sizeof(*d->maps));
-    if (!d->maps)
+    d->privates = calloc(d->pot_count + 1, sizeof(*d->privates));
+    if (!d->maps || !d->privates)
         return -ENOMEM;
     for (size_t i = 0; i < d->pot_count; i++)
         d->maps[i] = source_map(d->pots[i]->source);

@@ -108,16 +108,6 @@ static int check_options(const struct onepot_loader_options *o, struct onepot_er
     return 0;
 }
 
-/* All samples have one size: it; else 0. */
-static uint64_t common_size(const struct onepot_archive *archive)
-{
-    uint64_t size = archive->count ? archive_size(archive, 0) : 0;
-    for (uint64_t i = 1; i < archive->count && size; i++)
-        if (archive_size(archive, i) != size)
-            return 0;
-    return size;
-}
-
 static int plan_fill(const struct onepot_loader_options *given, struct fill_plan *fill,
                      struct onepot_error *error)
 {
@@ -129,7 +119,8 @@ static int plan_fill(const struct onepot_loader_options *given, struct fill_plan
     fill->decode_ctx = given->decode_ctx;
     if (fill->npy)
         return fill_npy_kind(fill, error);
-    fill->stride = fill->decode ? given->decoded_bytes : common_size(fill->archive);
+    fill->stride =
+        fill->decode ? given->decoded_bytes : onepot_archive_common_size(fill->archive);
     return 0;
 }
 

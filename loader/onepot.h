@@ -170,6 +170,9 @@ ONEPOT_API int onepot_archive_name(const struct onepot_archive *archive, uint64_
 ONEPOT_API int onepot_archive_size(const struct onepot_archive *archive, uint64_t sample,
                                    uint64_t *ret_bytes);
 
+/* Bytes of each sample, where all have the same size; else 0. Looks at all of them. */
+ONEPOT_API uint64_t onepot_archive_common_size(const struct onepot_archive *archive);
+
 /* The number of its class, or -1 if it has none. -ERANGE. */
 ONEPOT_API int onepot_archive_label(const struct onepot_archive *archive, uint64_t sample,
                                     int64_t *ret_label);
@@ -199,6 +202,40 @@ ONEPOT_API int onepot_archive_bytes(const struct onepot_archive *archive, uint64
 ONEPOT_API int onepot_archive_read(const struct onepot_archive *archive, uint64_t sample,
                                    uint64_t offset, void *buf, size_t len,
                                    struct onepot_error *error, size_t *ret_len);
+
+/*
+ * The same bytes, to be written to: a private mapping, of which a page is copied when it is
+ * first written. What is written is seen by this process (and by children that it forks
+ * later) wherever it asks for this sample so; not by the file, nor by reads, gathering and
+ * loaders. -ENOTSUP as above, or where such a mapping is not to be had.
+ */
+ONEPOT_API int onepot_archive_private(const struct onepot_archive *archive, uint64_t sample,
+                                      void **ret_bytes, uint64_t *ret_len);
+
+/*
+ * Batches without a loader, for who has an order, threads or processes of their own: first
+ * the places of samples in one piece of memory, one behind the other, each at a multiple of
+ * `align` (a power of two; 0: 64), and how many bytes all of them take; then their bytes to
+ * these places, zeros between them. `buf` has to have that many bytes. Where the archive lies
+ * on slow storage several threads read at once, for as long as the call takes.
+ * -ERANGE: no such sample; -EINVAL: no such alignment; -EOVERFLOW; those of reading.
+ */
+ONEPOT_API int onepot_archive_places(const struct onepot_archive *archive,
+                                     const uint64_t *samples, uint64_t count, uint32_t align,
+                                     uint64_t *ret_offsets, uint64_t *ret_sizes,
+                                     uint64_t *ret_bytes);
+ONEPOT_API int onepot_archive_gather(const struct onepot_archive *archive,
+                                     const uint64_t *samples, uint64_t count, uint32_t align,
+                                     void *buf, uint64_t size, struct onepot_error *error);
+
+/*
+ * How many samples a batch may have so that it takes at most `bytes`, as a loader lays it out
+ * (samples at multiples of `align`, 0: 64, and 33 bytes of tables for each): on average, and
+ * in the worst case, with the largest samples in it. 0: not even one. -ENOMEM.
+ */
+ONEPOT_API int onepot_archive_batch_for(const struct onepot_archive *archive, uint64_t bytes,
+                                        uint32_t align, uint64_t *ret_mean,
+                                        uint64_t *ret_worst);
 
 /* A part of a sample; a file is the only part of itself. */
 struct onepot_part {
@@ -245,6 +282,62 @@ ONEPOT_API int onepot_archive_subset(const struct onepot_archive *archive,
  */
 ONEPOT_API int onepot_archive_digest(const struct onepot_archive *archive,
                                      uint8_t ret_digest[ONEPOT_DIGEST_BYTES]);
+
+/* ---- writer: a new archive, file by file ---- */
+
+/*
+ * Makes an onepot archive of files that are in memory, for preprocessing that would otherwise
+ * write millions of small files first. The archive gets its name when it is finished, and
+ * nothing is left of one that is not:
+ *
+ *     onepot_writer_new("train.tar", NULL, &error, &writer);
+ *     for each sample:  onepot_writer_add(writer, "class/name.jpg", bytes, len, NULL, &error);
+ *     onepot_writer_finish(writer, &error);
+ *
+ * Samples lie in the archive as they were added. Directories need not be added. Of two files
+ * of one name the later one counts, as with tar.
+ *
+ * Threads: a writer belongs to one thread at a time; it compresses with threads of its own.
+ * A child process can't use its parent's.
+ */
+struct onepot_writer;
+
+struct onepot_writer_options {
+    size_t size;
+    bool overwrite; /* replace a file of that name; else -EEXIST */
+    bool no_sync;   /* don't wait until it is on the disk */
+    uint32_t zstd;  /* compress: 1 to 22; 0: don't */
+    uint32_t block; /* bytes of a compressed block, a power of two of 4 KB to 8 MB; 0: 1 MB */
+    uint32_t align; /* of data in the archive, a power of two of 512 to 64 KB; not with zstd */
+    uint32_t threads; /* that compress; 0: as many as there are CPUs for this process */
+};
+
+/* -EINVAL: options that make no sense; of open(2); -EEXIST. */
+ONEPOT_API int onepot_writer_new(const char *path, const struct onepot_writer_options *options,
+                                 struct onepot_error *error, struct onepot_writer **ret_writer);
+
+struct onepot_file {
+    size_t size;
+    uint32_t mode;       /* permissions; 0: 0644 */
+    uint32_t uid, gid;   /* 0: of root, so that equal content makes equal archives */
+    int64_t mtime_sec;   /* 0: the epoch, for the same reason */
+    uint32_t mtime_nsec; /* < 10^9 */
+};
+
+/*
+ * `len` bytes as the file `name`, a path with "/" between its parts; they are copied. `file`
+ * may be NULL. -EINVAL: a name that no file can have (empty, with "..", ends with "/"), or a
+ * file where an earlier name has a directory; those of write(2). After an error other than
+ * of the name nothing more can be added.
+ */
+ONEPOT_API int onepot_writer_add(struct onepot_writer *writer, const char *name,
+                                 const void *bytes, size_t len, const struct onepot_file *file,
+                                 struct onepot_error *error);
+
+/* The index, and its name for the archive. Frees the writer, also on failure: then there is no
+ * file. */
+ONEPOT_API int onepot_writer_finish(struct onepot_writer *writer, struct onepot_error *error);
+ONEPOT_API void onepot_writer_discard(struct onepot_writer *writer); /* NULL is fine */
 
 /* ---- loader: batches in memory ---- */
 

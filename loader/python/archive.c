@@ -2,7 +2,7 @@
  * Archive and Sample. An archive that was pickled is opened anew by its arguments on the
  * other side, and has to have the same digest there.
  */
-#include "module.h"
+#include "gather.h"
 
 #include <errno.h>
 #include <string.h>
@@ -14,7 +14,7 @@ struct py_sample {
     uint64_t index;
 };
 
-static struct onepot_archive *archive_of(PyObject *self)
+struct onepot_archive *archive_of(PyObject *self)
 {
     struct onepot_archive *archive = ((struct py_archive *)self)->archive;
     if (!archive)
@@ -302,6 +302,68 @@ static PyObject *archive_item(PyObject *self, Py_ssize_t i)
     return (PyObject *)sample;
 }
 
+static PyObject *name_of(const struct onepot_archive *archive, uint64_t index)
+{
+    char *buf = PyMem_Malloc(NAME_ROOM);
+    size_t len;
+    if (!buf)
+        return PyErr_NoMemory();
+    int r = onepot_archive_name(archive, index, buf, NAME_ROOM, &len);
+    PyObject *name =
+        r < 0 ? raise_error(r, NULL) : PyUnicode_DecodeFSDefaultAndSize(buf, (Py_ssize_t)len);
+    PyMem_Free(buf);
+    return name;
+}
+
+/* A sequence that is never made: names are looked up one by one. */
+struct py_names {
+    PyObject_HEAD PyObject *archive;
+};
+
+static PyObject *get_names(PyObject *self, void *unused)
+{
+    (void)unused;
+    struct py_names *names =
+        archive_of(self) ? PyObject_New(struct py_names, &names_type) : NULL;
+    if (names)
+        names->archive = Py_NewRef(self);
+    return (PyObject *)names;
+}
+
+static void names_dealloc(PyObject *self)
+{
+    Py_DECREF(((struct py_names *)self)->archive);
+    PyObject_Free(self);
+}
+
+static Py_ssize_t names_length(PyObject *self)
+{
+    return archive_length(((struct py_names *)self)->archive);
+}
+
+static PyObject *names_item(PyObject *self, Py_ssize_t i)
+{
+    struct onepot_archive *archive = archive_of(((struct py_names *)self)->archive);
+    if (!archive)
+        return NULL;
+    if (i < 0 || (uint64_t)i >= onepot_archive_samples(archive)) {
+        PyErr_SetString(PyExc_IndexError, "there is no such sample");
+        return NULL;
+    }
+    return name_of(archive, (uint64_t)i);
+}
+
+static PySequenceMethods names_sequence = {.sq_length = names_length, .sq_item = names_item};
+
+PyTypeObject names_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Names",
+    .tp_basicsize = sizeof(struct py_names),
+    .tp_dealloc = names_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_as_sequence = &names_sequence,
+    .tp_doc = "Names of an archive's samples, looked up when they are asked for.",
+};
+
 static PyObject *archive_find(PyObject *self, PyObject *name)
 {
     PyObject *bytes;
@@ -390,6 +452,30 @@ static PyObject *get_digest(PyObject *self, void *unused)
     return archive_of(self) ? digest_text(archive_of(self)) : NULL;
 }
 
+static PyObject *get_common_size(PyObject *self, void *unused)
+{
+    struct onepot_archive *archive = archive_of(self);
+    uint64_t size;
+    (void)unused;
+    if (!archive)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS size = onepot_archive_common_size(archive);
+    Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong(size);
+}
+
+static PyObject *archive_batch_for(PyObject *self, PyObject *args)
+{
+    struct onepot_archive *archive = archive_of(self);
+    unsigned long long bytes;
+    uint64_t mean, worst;
+    int r;
+    if (!archive || !PyArg_ParseTuple(args, "K", &bytes))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = onepot_archive_batch_for(archive, bytes, 0, &mean, &worst);
+    Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, NULL);
+    return Py_BuildValue("(KK)", (unsigned long long)mean, (unsigned long long)worst);
+}
+
 static PyMethodDef archive_methods[] = {
     {"split", (PyCFunction)(void *)archive_split, METH_VARARGS | METH_KEYWORDS,
      "split(low, high, seed=0): samples whose name's hash lies in [low, high) of [0, 1)."},
@@ -398,6 +484,10 @@ static PyMethodDef archive_methods[] = {
      "(held_out) these alone."},
     {"subset", archive_subset, METH_O, "subset(indices): these samples, in this order."},
     {"find", archive_find, METH_O, "find(name): the index of a sample; KeyError."},
+    {"batch_for", archive_batch_for, METH_VARARGS,
+     "batch_for(bytes): how many samples fit on average, and in the worst case: (int, int)."},
+    {"_layout", archive_layout, METH_VARARGS, "For the datasets of the package."},
+    {"_fill", archive_fill, METH_VARARGS, "For the datasets of the package."},
     {"__reduce__", archive_reduce, METH_NOARGS, "Pickled by its arguments and its digest."},
     {"_reopen", archive_reopen, METH_VARARGS | METH_CLASS, "For pickle."},
     {0}};
@@ -405,6 +495,9 @@ static PyMethodDef archive_methods[] = {
 static PyGetSetDef archive_fields[] = {
     {"classes", get_classes, NULL, "Names of the classes, sorted: list of str.", NULL},
     {"class_to_idx", get_class_to_idx, NULL, "Label of each class: dict.", NULL},
+    {"names", get_names, NULL, "Name of each sample: a lazy sequence of str.", NULL},
+    {"common_size", get_common_size, NULL, "Bytes of each sample if all have the same; else 0.",
+     NULL},
     {"labels", get_labels, NULL, "Label of each sample, -1 without: Buffer of int64.", NULL},
     {"sizes", get_sizes, NULL, "Bytes of each sample: Buffer of int64.", NULL},
     {"digest", get_digest, NULL, "Names this selection of samples: 32 hexadecimal digits.",
@@ -452,17 +545,8 @@ static void sample_dealloc(PyObject *self)
 
 static PyObject *sample_name(PyObject *self, void *unused)
 {
-    char *buf = PyMem_Malloc(NAME_ROOM);
-    size_t len;
     (void)unused;
-    if (!buf)
-        return PyErr_NoMemory();
-    int r = onepot_archive_name(owner(self), ((struct py_sample *)self)->index, buf, NAME_ROOM,
-                                &len);
-    PyObject *name =
-        r < 0 ? raise_error(r, NULL) : PyUnicode_DecodeFSDefaultAndSize(buf, (Py_ssize_t)len);
-    PyMem_Free(buf);
-    return name;
+    return name_of(owner(self), ((struct py_sample *)self)->index);
 }
 
 static PyObject *sample_label(PyObject *self, void *unused)
@@ -517,13 +601,12 @@ static PyObject *read_sample(PyObject *self)
 static PyObject *sample_data(PyObject *self, void *unused)
 {
     struct py_sample *s = (struct py_sample *)self;
-    const void *bytes;
+    void *bytes;
     uint64_t len;
     (void)unused;
-    if (onepot_archive_bytes(owner(self), s->index, &bytes, &len) < 0)
+    if (onepot_archive_private(owner(self), s->index, &bytes, &len) < 0)
         return read_sample(self);
-    return (PyObject *)buffer_new(s->archive, (void *)(uintptr_t)bytes, (Py_ssize_t)len, 1, "B",
-                                  1);
+    return (PyObject *)buffer_new(s->archive, bytes, (Py_ssize_t)len, 0, "B", 1);
 }
 
 static PyObject *sample_parts(PyObject *self, void *unused)
@@ -572,8 +655,19 @@ static PyObject *sample_repr(PyObject *self)
                 : NULL;
 }
 
+/* By its archive and its number. */
+static PyObject *sample_reduce(PyObject *self, PyObject *unused)
+{
+    struct py_sample *s = (struct py_sample *)self;
+    (void)unused;
+    PyObject *take = PyObject_GetAttrString(s->archive, "__getitem__");
+    return take ? Py_BuildValue("(N(K))", take, (unsigned long long)s->index) : NULL;
+}
+
 static PyMethodDef sample_methods[] = {
-    {"__bytes__", sample_bytes, METH_NOARGS, "A copy of the data."}, {0}};
+    {"__bytes__", sample_bytes, METH_NOARGS, "A copy of the data."},
+    {"__reduce__", sample_reduce, METH_NOARGS, "Pickled by its archive and its number."},
+    {0}};
 
 static PyGetSetDef sample_fields[] = {
     {"name", sample_name, NULL, "Path in the archive.", NULL},
@@ -581,8 +675,9 @@ static PyGetSetDef sample_fields[] = {
     {"index", sample_index, NULL, "Its number in the archive.", NULL},
     {"size", sample_size, NULL, "Bytes.", NULL},
     {"data", sample_data, NULL,
-     "Its bytes: a Buffer. Where they are stored it shows the archive itself, read-only;\n"
-     "else it is a new copy. OSError names what can't be read.",
+     "Its bytes: a Buffer, uint8 [size]. Where they are stored it shows the archive itself,\n"
+     "copy-on-write: what is written is seen by this process alone. Else it is a new copy.\n"
+     "OSError names what can't be read.",
      NULL},
     {"parts", sample_parts, NULL, "Of a group: dict of part name to Buffer.", NULL},
     {0}};

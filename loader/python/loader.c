@@ -11,7 +11,8 @@
 struct py_loader {
     PyObject_HEAD struct onepot_loader *loader;
     PyObject *archive;
-    int resumes; /* a state was loaded: the next iteration goes on, and begins no epoch */
+    PyObject *decode; /* kept, for its context */
+    int resumes;      /* a state was loaded: the next iteration goes on, and begins no epoch */
 };
 
 struct py_batch {
@@ -226,26 +227,60 @@ static int parse_rank(PyObject *rank, PyObject *world, struct onepot_loader_opti
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* None is 0: chosen by the library. */
+static int parse_count(PyObject *given, uint32_t *ret)
+{
+    unsigned long n = given == Py_None ? 0 : PyLong_AsUnsignedLong(given);
+    if (!PyErr_Occurred() && n > UINT32_MAX)
+        PyErr_SetString(PyExc_ValueError, "a number of threads or batches is too large");
+    *ret = (uint32_t)n;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* "npy", or a function in C: a capsule "onepot.decode", whose context is handed to it. */
+static int parse_decode(PyObject *decode, unsigned long long room,
+                        struct onepot_loader_options *o)
+{
+    if (decode == Py_None)
+        return 0;
+    if (PyUnicode_Check(decode) && PyUnicode_CompareWithASCIIString(decode, "npy") == 0) {
+        o->npy = true;
+        return 0;
+    }
+    if (!PyCapsule_IsValid(decode, "onepot.decode")) {
+        PyErr_SetString(PyExc_TypeError,
+                        "decode is 'npy', or a capsule 'onepot.decode' of a function in C");
+        return -1;
+    }
+    o->decode = (onepot_decode *)(uintptr_t)PyCapsule_GetPointer(decode, "onepot.decode");
+    o->decode_ctx = PyCapsule_GetContext(decode);
+    o->decoded_bytes = room;
+    return 0;
+}
+
 static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"archive", "batch_size", "rank",        "world_size", "seed",
-                            "shuffle", "drop_last",  "threads",     "prefetch",   "epoch",
-                            "memory",  "align",      "skip_errors", "verify",     "npy",
-                            "block",   "window",     NULL};
+    static char *names[] = {"archive", "batch_size", "rank",    "world_size",    "seed",
+                            "shuffle", "drop_last",  "threads", "prefetch",      "decode",
+                            "epoch",   "memory",     "align",   "skip_errors",   "verify",
+                            "npy",     "block",      "window",  "decoded_bytes", NULL};
     struct py_loader *l = (struct py_loader *)self;
     PyObject *archive, *rank = Py_None, *world = Py_None;
-    unsigned long long batch_size, epoch = 0, memory = 0, block = 0, window = 0;
+    PyObject *threads = Py_None, *prefetch = Py_None, *decode = Py_None;
+    unsigned long long batch_size, epoch = 0, memory = 0, block = 0, window = 0, decoded = 0;
     long long seed = 0;
     int shuffle = 1, drop_last = 0, skip = 0, verify = 0, npy = 0;
-    unsigned threads = 0, prefetch = 0, align = 0;
+    unsigned align = 0;
     struct onepot_loader_options o = {.size = sizeof(o)};
     struct onepot_error error = {0};
     struct onepot_loader *loader;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!K|OOLppII$KKIpppKK", names,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!K|OOLppOOO$KKIpppKKK", names,
                                      &archive_type, &archive, &batch_size, &rank, &world, &seed,
-                                     &shuffle, &drop_last, &threads, &prefetch, &epoch, &memory,
-                                     &align, &skip, &verify, &npy, &block, &window) ||
-        parse_rank(rank, world, &o) < 0)
+                                     &shuffle, &drop_last, &threads, &prefetch, &decode, &epoch,
+                                     &memory, &align, &skip, &verify, &npy, &block, &window,
+                                     &decoded) ||
+        parse_rank(rank, world, &o) < 0 || parse_count(threads, &o.threads) < 0 ||
+        parse_count(prefetch, &o.prefetch) < 0 || parse_decode(decode, decoded, &o) < 0)
         return -1;
     o.batch_size = batch_size;
     o.seed = (uint64_t)seed;
@@ -254,13 +289,11 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
     o.drop_last = drop_last;
     o.block = block;
     o.window = window;
-    o.threads = threads;
-    o.prefetch = prefetch;
     o.memory_bytes = memory;
     o.align = align;
     o.skip_errors = skip;
     o.verify = verify;
-    o.npy = npy;
+    o.npy = o.npy || npy;
     if (!((struct py_archive *)archive)->archive) {
         PyErr_SetString(PyExc_ValueError, "the archive was not opened");
         return -1;
@@ -276,6 +309,7 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
     onepot_loader_free(l->loader);
     l->loader = loader;
     Py_XSETREF(l->archive, Py_NewRef(archive));
+    Py_XSETREF(l->decode, Py_NewRef(decode));
     return 0;
 }
 
@@ -284,6 +318,7 @@ static void loader_dealloc(PyObject *self)
     struct py_loader *l = (struct py_loader *)self;
     Py_BEGIN_ALLOW_THREADS onepot_loader_free(l->loader);
     Py_END_ALLOW_THREADS Py_XDECREF(l->archive);
+    Py_XDECREF(l->decode);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -483,13 +518,19 @@ PyTypeObject loader_type = {
     .tp_getset = loader_fields,
     .tp_doc =
         "Loader(archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,\n"
-        "       drop_last=False, threads=0, prefetch=0, *, epoch=0, memory=0, align=0,\n"
-        "       skip_errors=False, verify=False, npy=False, block=0, window=0)\n"
+        "       drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,\n"
+        "       memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,\n"
+        "       window=0, decoded_bytes=0)\n"
         "\n"
         "Batches of an archive's samples in the order of DistributedSampler, gathered ahead\n"
         "by threads that need no interpreter. Each iteration is the next epoch. Rank and\n"
         "world size come from the launcher where they are not given. memory: bytes that\n"
         "batches, kept ones included, may have; BufferError beyond that.\n"
+        "decode: 'npy' (as npy=True: dense arrays of .npy files), or a capsule "
+        "'onepot.decode'\n"
+        "of an onepot_decode function (onepot.h), which is called on the loader's threads "
+        "with\n"
+        "decoded_bytes of room for each sample.\n"
         "OSError or ValueError names a sample that can't be read; iterating again after it\n"
         "(next()) goes on with the next batch. Any thread may take batches. In a forked child\n"
         "the loader goes on by itself.",

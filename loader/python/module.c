@@ -228,10 +228,10 @@ PyTypeObject buffer_type = {
 
 /* ---- module ---- */
 
-static PyTypeObject *const types[] = {&archive_type, &sample_type, &sampler_type,
-                                      &loader_type,  &batch_type,  &buffer_type};
-static const char *const type_names[] = {"Archive", "Sample", "DistributedSampler",
-                                         "Loader",  "Batch",  "Buffer"};
+static PyTypeObject *const types[] = {&archive_type, &sample_type, &sampler_type, &loader_type,
+                                      &batch_type,   &buffer_type, &names_type,   &writer_type};
+static const char *const type_names[] = {
+    "Archive", "Sample", "DistributedSampler", "Loader", "Batch", "Buffer", "Names", "Writer"};
 
 static int module_exec(PyObject *module)
 {
@@ -254,17 +254,13 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "onepot",
-    .m_doc = "Samples of packed archives, in torch's order, as batches in memory.\n"
-             "\n"
-             "    archive = onepot.Archive('train.tar')\n"
-             "    for batch in onepot.Loader(archive, batch_size=256):\n"
-             "        images, labels = batch.tensors(), batch.labels\n",
+    .m_name = "onepot._core",
+    .m_doc = "What of the package onepot is written in C; use it by way of onepot.",
     .m_slots = slots,
 };
 
-PyMODINIT_FUNC PyInit_onepot(void);
-PyMODINIT_FUNC PyInit_onepot(void)
+PyMODINIT_FUNC PyInit__core(void);
+PyMODINIT_FUNC PyInit__core(void)
 {
     return PyModuleDef_Init(&definition);
 }

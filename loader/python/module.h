@@ -21,8 +21,8 @@ static inline PyObject *onepot_new_ref(PyObject *object)
 #define Py_NewRef(object) onepot_new_ref((PyObject *)(object))
 #endif
 
-extern PyTypeObject archive_type, sample_type, sampler_type, loader_type, batch_type,
-    buffer_type;
+extern PyTypeObject archive_type, names_type, sample_type, sampler_type, loader_type,
+    batch_type, buffer_type, writer_type;
 
 struct py_archive {
     PyObject_HEAD struct onepot_archive *archive;
@@ -47,6 +47,9 @@ struct py_buffer {
 /* `owner` is referred to. With one dimension of len / item_bytes. */
 struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
                              const char *format, Py_ssize_t item_bytes);
+
+/* What it is about; NULL with an exception: it was not opened. */
+struct onepot_archive *archive_of(PyObject *archive);
 
 /* The exception for an error: OSError with its errno, ValueError, MemoryError, IndexError. */
 PyObject *raise_error(int err, const struct onepot_error *error);

@@ -14,17 +14,18 @@ struct py_sampler {
 
 static int sampler_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"dataset",   "num_replicas", "rank",   "shuffle", "seed",
-                            "drop_last", "block",        "window", NULL};
+    static char *names[] = {"dataset", "num_replicas", "rank",   "shuffle", "seed", "drop_last",
+                            "block",   "window",       "worker", "workers", NULL};
     struct py_sampler *s = (struct py_sampler *)self;
     PyObject *dataset, *replicas = Py_None, *rank = Py_None;
     int shuffle = 1, drop_last = 0;
     long long seed = 0;
     struct onepot_sampler_options o = {.size = sizeof(o)};
     struct onepot_error error = {0};
-    unsigned long long block = 0, window = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOpLp$KK", names, &dataset, &replicas,
-                                     &rank, &shuffle, &seed, &drop_last, &block, &window))
+    unsigned long long block = 0, window = 0, worker = 0, workers = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOpLp$KKKK", names, &dataset, &replicas,
+                                     &rank, &shuffle, &seed, &drop_last, &block, &window,
+                                     &worker, &workers))
         return -1;
     Py_ssize_t n = PyLong_Check(dataset) ? PyLong_AsSsize_t(dataset) : PyObject_Size(dataset);
     if (n < 0) {
@@ -52,6 +53,8 @@ static int sampler_init(PyObject *self, PyObject *args, PyObject *keywords)
     o.drop_last = drop_last;
     o.block = block;
     o.window = window;
+    o.worker = worker;
+    o.workers = workers;
     struct onepot_sampler *sampler;
     int r;
     Py_BEGIN_ALLOW_THREADS r = onepot_sampler_new(&o, &error, &sampler);
@@ -211,12 +214,13 @@ PyTypeObject sampler_type = {
     .tp_getset = sampler_fields,
     .tp_doc =
         "DistributedSampler(dataset, num_replicas=None, rank=None, shuffle=True, seed=0,\n"
-        "                   drop_last=False, *, block=0, window=0)\n"
+        "                   drop_last=False, *, block=0, window=0, worker=0, workers=0)\n"
         "\n"
         "The order of torch.utils.data.DistributedSampler, bit for bit, in a fraction of the\n"
         "memory. `dataset` is anything with a length, or a number. Without num_replicas and\n"
         "rank they come from the launcher's environment (torchrun, MPI, Slurm...).\n"
         "With block, blocks of so many samples are shuffled, then the samples within each\n"
         "`window` blocks: not torch's order, but kind to slow storage.\n"
+        "worker, workers: every workers-th element of the rank's order, from that one on.\n"
         "One thread at a time; iterators that were begun follow set_epoch().",
 };

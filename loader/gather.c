@@ -1,0 +1,172 @@
+/*
+ * A batch without a loader: for processes that have an order and memory of their own. What a
+ * loader's threads do is done here by the thread that asks; only where each read waits for a
+ * server others help, for as long as the call takes.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "fill.h"
+#include "view.h"
+
+#define DEFAULT_ALIGN 64u
+#define ALIGN_MAX (1u << 20)
+#define HELPERS 31u     /* with the caller 32 reads are in flight */
+#define HELPER_RUN 4u   /* samples that each takes at a time */
+#define TABLE_BYTES 33u /* of a sample in a slab: slab.h */
+#define HELPER_STACK_BYTES (512u << 10)
+
+/* ---- places ---- */
+
+static int make_plan(const struct onepot_archive *archive, const uint64_t *samples,
+                     uint64_t count, uint32_t align, struct onepot_error *error,
+                     struct fill_plan *plan)
+{
+    if (align & (align - 1) || align > ALIGN_MAX)
+        return error_set(error, -EINVAL, "an alignment of %u is no power of two up to %u",
+                         align, ALIGN_MAX);
+    for (uint64_t i = 0; i < count; i++)
+        if (samples[i] >= archive->count)
+            return error_set(error, -ERANGE, "there is no sample %llu",
+                             (unsigned long long)samples[i]);
+    *plan = (struct fill_plan){.archive = (struct onepot_archive *)(uintptr_t)archive,
+                               .align = align ? align : DEFAULT_ALIGN};
+    return 0;
+}
+
+int onepot_archive_places(const struct onepot_archive *archive, const uint64_t *samples,
+                          uint64_t count, uint32_t align, uint64_t *ret_offsets,
+                          uint64_t *ret_sizes, uint64_t *ret_bytes)
+{
+    struct fill_plan plan;
+    int r = make_plan(archive, samples, count, align, NULL, &plan);
+    if (r < 0)
+        return r;
+    return fill_places(&plan, samples, count, ret_offsets, ret_sizes, ret_bytes) ? 0
+                                                                                 : -EOVERFLOW;
+}
+
+/* ---- bytes ---- */
+
+struct gathering {
+    const struct fill_plan *plan;
+    struct slab *slab;
+    _Atomic uint64_t next;
+    _Atomic int err; /* the first one; then nobody begins another run */
+    uint64_t bad;    /* the record that it is about; of who set err */
+    uint64_t run;
+};
+
+static void *gather_runs(void *arg)
+{
+    struct gathering *g = arg;
+    struct filler filler = {0};
+    uint64_t count = g->slab->batch.samples, first, skipped = 0, bad = 0;
+    while (!atomic_load(&g->err) && (first = atomic_fetch_add(&g->next, g->run)) < count) {
+        uint64_t end = count - first < g->run ? count : first + g->run;
+        int none = 0, r = fill_samples(g->plan, &filler, g->slab, first, end, &skipped, &bad);
+        if (r < 0 && atomic_compare_exchange_strong(&g->err, &none, r))
+            g->bad = bad;
+    }
+    filler_free(&filler);
+    return NULL;
+}
+
+/* As many as can be started; signals are for the threads of the program. */
+static uint32_t start_helpers(struct gathering *g, pthread_t *threads, uint32_t wanted)
+{
+    pthread_attr_t attr;
+    sigset_t all, kept;
+    uint32_t started = 0;
+    sigfillset(&all);
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, HELPER_STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &kept);
+    while (started < wanted && pthread_create(&threads[started], &attr, gather_runs, g) == 0)
+        started++;
+    pthread_sigmask(SIG_SETMASK, &kept, NULL);
+    pthread_attr_destroy(&attr);
+    return started;
+}
+
+static void gather_all(struct gathering *g)
+{
+    const struct dataset *d = g->plan->archive->dataset;
+    uint64_t count = g->slab->batch.samples, runs;
+    pthread_t threads[HELPERS];
+    bool mapped = true;
+    for (size_t i = 0; i < d->pot_count; i++)
+        mapped = mapped && d->maps[i];
+    g->run = mapped ? count : HELPER_RUN;
+    runs = mapped || !count ? 1 : (count - 1) / g->run + 1;
+    uint32_t helpers = start_helpers(g, threads, runs > HELPERS ? HELPERS : (uint32_t)runs - 1);
+    gather_runs(g);
+    for (uint32_t i = 0; i < helpers; i++)
+        pthread_join(threads[i], NULL);
+}
+
+int onepot_archive_gather(const struct onepot_archive *archive, const uint64_t *samples,
+                          uint64_t count, uint32_t align, void *buf, uint64_t size,
+                          struct onepot_error *error)
+{
+    struct fill_plan plan;
+    uint64_t bytes;
+    int r = make_plan(archive, samples, count, align, error, &plan);
+    if (r < 0)
+        return r;
+    auto_free uint64_t *places = calloc(2 * count + 1, sizeof(*places));
+    if (!places)
+        return error_set(error, -ENOMEM, "out of memory");
+    if (!fill_places(&plan, samples, count, places, places + count, &bytes))
+        return error_set(error, -EOVERFLOW, "the batch is too large");
+    if (bytes > size)
+        return error_set(error, -EINVAL, "the batch needs %llu bytes, and there are %llu",
+                         (unsigned long long)bytes, (unsigned long long)size);
+    struct slab slab = {.memory = buf,
+                        .offsets = places,
+                        .sizes = places + count,
+                        .indices = (uint64_t *)(uintptr_t)samples,
+                        .batch = {.samples = count, .bytes = bytes}};
+    struct gathering g = {.plan = &plan, .slab = &slab};
+    gather_all(&g);
+    if (g.err)
+        dataset_error(error, g.err, archive->dataset, &archive->dataset->records[g.bad]);
+    return g.err;
+}
+
+/* ---- how many ---- */
+
+static int larger_first(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x < y) - (x > y);
+}
+
+int onepot_archive_batch_for(const struct onepot_archive *archive, uint64_t bytes,
+                             uint32_t align, uint64_t *ret_mean, uint64_t *ret_worst)
+{
+    uint64_t mask = (align ? align : DEFAULT_ALIGN) - 1, count = archive->count, worst = 0;
+    auto_free uint64_t *sizes = calloc(count + 1, sizeof(*sizes));
+    double sum = 0;
+    if (align & (align - 1) || align > ALIGN_MAX)
+        return -EINVAL;
+    if (!sizes)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < count; i++) {
+        sizes[i] = ((archive_size(archive, i) + mask) & ~mask) + TABLE_BYTES;
+        sum += (double)sizes[i];
+    }
+    qsort(sizes, count, sizeof(*sizes), larger_first);
+    for (uint64_t left = bytes; worst < count && sizes[worst] <= left; worst++)
+        left -= sizes[worst];
+    double mean = count ? (double)bytes / (sum / (double)count) : 0;
+    *ret_mean = mean < (double)count ? (uint64_t)mean : count;
+    *ret_worst = worst;
+    return 0;
+}

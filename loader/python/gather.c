@@ -1,0 +1,176 @@
+/*
+ * Batches in memory that somebody else has made: tensors of torch in shared memory, or a
+ * bytearray. The layout is that of a loader's slab: data, then five tables, each at a multiple
+ * of 64 bytes: offsets, sizes, labels, indices (8 bytes a sample), valid (1 byte).
+ */
+#include "gather.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define TABLE_ALIGN 64u
+
+struct layout {
+    uint64_t count, data_bytes, table; /* table: bytes from one to the next */
+    uint64_t at;                       /* of the first one */
+    uint64_t bytes;                    /* of all */
+};
+
+static uint64_t rounded(uint64_t bytes)
+{
+    return (bytes + TABLE_ALIGN - 1) & ~(uint64_t)(TABLE_ALIGN - 1);
+}
+
+static struct layout lay_out(uint64_t count, uint64_t data_bytes)
+{
+    struct layout l = {.count = count, .data_bytes = data_bytes, .table = rounded(8 * count)};
+    l.at = rounded(data_bytes);
+    l.bytes = l.at + 4 * l.table + rounded(count);
+    return l;
+}
+
+/* Numbers of samples; to be freed with PyMem_Free. A negative one counts from the end. */
+static uint64_t *take_indices(PyObject *given, uint64_t samples, Py_ssize_t *ret_count)
+{
+    PyObject *list = PySequence_Fast(given, "a sequence of numbers of samples is wanted");
+    if (!list)
+        return NULL;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(list);
+    uint64_t *indices = PyMem_Calloc((size_t)n + 1, sizeof(*indices));
+    if (!indices)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; indices && i < n; i++) {
+        PyObject *number = PyNumber_Index(PySequence_Fast_GET_ITEM(list, i));
+        int64_t index = number ? PyLong_AsLongLong(number) : -1;
+        Py_XDECREF(number);
+        if (index < 0 && !PyErr_Occurred())
+            index += (int64_t)samples;
+        if (index < 0 || (uint64_t)index >= samples) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_IndexError, "there is no such sample");
+            PyMem_Free(indices);
+            indices = NULL;
+            break;
+        }
+        indices[i] = (uint64_t)index;
+    }
+    Py_DECREF(list);
+    *ret_count = n;
+    return indices;
+}
+
+struct request {
+    uint64_t *indices, *offsets, *sizes;
+    unsigned align;
+    struct layout layout;
+};
+
+static void request_free(struct request *q)
+{
+    PyMem_Free(q->indices);
+    PyMem_Free(q->offsets);
+}
+
+static int request_read(const struct onepot_archive *archive, PyObject *indices, unsigned align,
+                        struct request *q)
+{
+    Py_ssize_t n;
+    uint64_t bytes = 0;
+    *q = (struct request){.align = align};
+    q->indices = take_indices(indices, onepot_archive_samples(archive), &n);
+    if (!q->indices)
+        return -1;
+    q->offsets = PyMem_Calloc(2 * (size_t)n + 1, sizeof(*q->offsets));
+    q->sizes = q->offsets ? q->offsets + n : NULL;
+    int r = q->offsets ? onepot_archive_places(archive, q->indices, (uint64_t)n, align,
+                                               q->offsets, q->sizes, &bytes)
+                       : -ENOMEM;
+    if (r < 0) {
+        raise_error(r, NULL);
+        request_free(q);
+        return -1;
+    }
+    q->layout = lay_out((uint64_t)n, bytes);
+    return 0;
+}
+
+PyObject *archive_layout(PyObject *self, PyObject *args)
+{
+    PyObject *indices;
+    struct request q;
+    unsigned align = 0;
+    struct onepot_archive *archive = archive_of(self);
+    if (!archive || !PyArg_ParseTuple(args, "O|I", &indices, &align) ||
+        request_read(archive, indices, align, &q) < 0)
+        return NULL;
+    request_free(&q);
+    return Py_BuildValue("(KK)", (unsigned long long)q.layout.data_bytes,
+                         (unsigned long long)q.layout.bytes);
+}
+
+static void write_tables(const struct onepot_archive *archive, const struct request *q,
+                         uint8_t *memory)
+{
+    const struct layout *l = &q->layout;
+    uint8_t *at = memory + l->at;
+    memcpy(at, q->offsets, 8 * l->count);
+    memcpy(at + l->table, q->sizes, 8 * l->count);
+    for (uint64_t i = 0; i < l->count; i++) {
+        int64_t label = -1;
+        onepot_archive_label(archive, q->indices[i], &label);
+        memcpy(at + 2 * l->table + 8 * i, &label, 8);
+    }
+    memcpy(at + 3 * l->table, q->indices, 8 * l->count);
+    memset(at + 4 * l->table, 1, l->count);
+}
+
+static int fill_memory(struct onepot_archive *archive, const struct request *q, uint8_t *memory,
+                       uint64_t size)
+{
+    struct onepot_error error = {0};
+    int r;
+    if (size < q->layout.bytes) {
+        PyErr_SetString(PyExc_ValueError, "the memory is too small for the batch");
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS r = onepot_archive_gather(archive, q->indices, q->layout.count,
+                                                     q->align, memory, size, &error);
+    if (r == 0)
+        write_tables(archive, q, memory);
+    Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
+    return r;
+}
+
+/* Where torch has the memory it is an address; else anything that can be written to. */
+PyObject *archive_fill(PyObject *self, PyObject *args)
+{
+    PyObject *indices, *memory;
+    struct request q;
+    unsigned align = 0;
+    unsigned long long size = 0;
+    Py_buffer view = {0};
+    struct onepot_archive *archive = archive_of(self);
+    if (!archive || !PyArg_ParseTuple(args, "OIO|K", &indices, &align, &memory, &size))
+        return NULL;
+    void *address = NULL;
+    if (PyLong_Check(memory)) {
+        address = PyLong_AsVoidPtr(memory);
+        if (PyErr_Occurred())
+            return NULL;
+    } else {
+        if (PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE) < 0)
+            return NULL;
+        address = view.buf;
+        size = (unsigned long long)view.len;
+    }
+    int r = request_read(archive, indices, align, &q);
+    if (r == 0) {
+        r = fill_memory(archive, &q, address, size);
+        request_free(&q);
+    }
+    if (view.obj)
+        PyBuffer_Release(&view);
+    if (r < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}

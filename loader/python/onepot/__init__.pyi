@@ -1,0 +1,301 @@
+# Types of the package onepot. Shapes, units and errors are told at the fields and functions
+# here, and with more words in the docstrings.
+#
+# Errors, everywhere: OSError (its subclass by errno; the text names archive and member) for what
+# can't be read, ValueError for arguments that make no sense, IndexError for a sample that does
+# not exist. Threads: Archive, Sample, Loader, Batch and Dataset may be used by any number of
+# threads; samplers, writers and iterators by one at a time.
+from contextlib import AbstractContextManager
+from os import PathLike
+from types import TracebackType
+from typing import (
+    Any,
+    BinaryIO,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Optional,
+    Sequence,
+    Sized,
+    Type,
+    Union,
+)
+
+__version__: str
+
+Path = Union[str, bytes, "PathLike[str]"]
+
+IMG_EXTENSIONS: "tuple[str, ...]"
+
+class Buffer:
+    """Memory of a batch or a sample; kept alive by what shows it. Shape and type as said where
+    it comes from."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: Any) -> Any: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack__(self, *, stream: Optional[int] = None) -> Any: ...
+    def __dlpack_device__(self) -> "tuple[int, int]": ...
+
+class Sample:
+    @property
+    def name(self) -> str: ...
+    @property
+    def label(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def data(self) -> Buffer: ...  # uint8 [size], copy-on-write; OSError
+    @property
+    def parts(self) -> "dict[str, Buffer]": ...
+    def __len__(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
+
+class Names(Sequence[str]):  # looked up one by one
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> str: ...  # type: ignore[override]
+
+class Archive:
+    def __init__(
+        self,
+        paths: Union[Path, Sequence[Path]],
+        *,
+        filter: Union[None, str, Sequence[str]] = None,
+        extensions: Union[None, str, Sequence[str]] = None,
+        root: Optional[str] = None,
+        group: Optional[str] = None,
+        cache: int = 0,  # bytes
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Sample: ...
+    def split(self, low: float, high: float, seed: int = 0) -> "Archive": ...
+    def fold(
+        self, folds: int, fold: int, held_out: bool = False, seed: int = 0
+    ) -> "Archive": ...
+    def subset(self, indices: Iterable[int]) -> "Archive": ...
+    def find(self, name: Path) -> int: ...  # KeyError
+    def batch_for(self, bytes: int) -> "tuple[int, int]": ...  # samples: on average, at worst
+    @property
+    def names(self) -> Names: ...
+    @property
+    def common_size(self) -> int: ...  # bytes; 0: they differ
+    @property
+    def classes(self) -> "list[str]": ...
+    @property
+    def class_to_idx(self) -> "dict[str, int]": ...
+    @property
+    def labels(self) -> Buffer: ...  # int64 [samples], -1: no class
+    @property
+    def sizes(self) -> Buffer: ...  # int64 [samples], bytes
+    @property
+    def digest(self) -> str: ...
+
+class DistributedSampler:
+    def __init__(
+        self,
+        dataset: Union[int, Sized],
+        num_replicas: Optional[int] = None,
+        rank: Optional[int] = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        block: int = 0,
+        window: int = 0,
+        worker: int = 0,
+        workers: int = 0,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def state_dict(self) -> "dict[str, int]": ...
+    def load_state_dict(self, state: Mapping[str, int]) -> None: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def num_replicas(self) -> int: ...
+
+Sampler = DistributedSampler
+
+class Batch:
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Buffer: ...
+    def tensors(self) -> "list[Buffer]": ...
+    @property
+    def data(self) -> Buffer: ...  # uint8 [bytes], [samples, bytes of one], or [samples, *shape]
+    @property
+    def offsets(self) -> Buffer: ...  # int64 [samples], bytes from the start of data
+    @property
+    def sizes(self) -> Buffer: ...  # int64 [samples], bytes
+    @property
+    def labels(self) -> Buffer: ...  # int64 [samples], -1: no class
+    @property
+    def indices(self) -> Buffer: ...  # int64 [samples], in the archive
+    @property
+    def valid(self) -> Buffer: ...  # bool [samples], False: padding, or skipped
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def first(self) -> int: ...
+
+class Loader:
+    def __init__(
+        self,
+        archive: Archive,
+        batch_size: int,
+        rank: Optional[int] = None,
+        world_size: Optional[int] = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        threads: Optional[int] = None,
+        prefetch: Optional[int] = None,  # batches
+        decode: Any = None,  # "npy", or a capsule "onepot.decode" of an onepot_decode function
+        *,
+        epoch: int = 0,
+        memory: int = 0,  # bytes
+        align: int = 0,  # bytes
+        skip_errors: bool = False,
+        verify: bool = False,
+        npy: bool = False,
+        block: int = 0,
+        window: int = 0,
+        decoded_bytes: int = 0,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> "Loader": ...
+    def __next__(self) -> Batch: ...  # BufferError: kept batches have all memory
+    def set_epoch(self, epoch: int) -> None: ...
+    def state_dict(self) -> "dict[str, Any]": ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def sampler(self) -> "Loader": ...
+    @property
+    def stats(self) -> "dict[str, Any]": ...
+    @property
+    def delivered(self) -> "tuple[int, int, int]": ...
+
+class TensorBatch:
+    """A batch in one piece of memory: tensors where torch is loaded, else memoryviews."""
+
+    slab: Any  # uint8 [bytes of all]
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int) -> Any: ...  # uint8 [size]
+    def tensors(self) -> "list[Any]": ...
+    def pin_memory(self, device: Any = None) -> "TensorBatch": ...
+    def to(self, *args: Any, **keywords: Any) -> "TensorBatch": ...
+    @property
+    def data(self) -> Any: ...  # uint8 [bytes], or [samples, bytes of one]
+    @property
+    def offsets(self) -> Any: ...  # int64 [samples], bytes
+    @property
+    def sizes(self) -> Any: ...  # int64 [samples], bytes
+    @property
+    def labels(self) -> Any: ...  # int64 [samples]
+    @property
+    def indices(self) -> Any: ...  # int64 [samples]
+    @property
+    def valid(self) -> Any: ...  # bool [samples]
+
+class SampleList(Sequence["tuple[Any, Any]"]):
+    batch: TensorBatch
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: Any) -> Any: ...
+
+def collate(samples: Any) -> Any: ...
+
+class Dataset:
+    archive: Archive
+    transform: Optional[Callable[[Any], Any]]
+    target_transform: Optional[Callable[[int], Any]]
+    def __init__(
+        self,
+        archive: Union[Archive, Path, Sequence[Path]],
+        transform: Optional[Callable[[Any], Any]] = None,
+        target_transform: Optional[Callable[[int], Any]] = None,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any) -> Any: ...  # (uint8 [bytes], label), or a TensorBatch
+    def __getitems__(self, indices: Sequence[int]) -> Any: ...
+
+class IterableDataset:
+    batch_size: Optional[int]
+    drop_last: bool
+    rank: int
+    world_size: int
+    def __init__(
+        self,
+        archive: Union[Archive, Path, Sequence[Path]],
+        batch_size: Optional[int] = None,
+        *,
+        rank: Optional[int] = None,
+        world_size: Optional[int] = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        transform: Optional[Callable[[Any], Any]] = None,
+        target_transform: Optional[Callable[[int], Any]] = None,
+        block: int = 0,
+        window: int = 0,
+    ) -> None: ...
+    @property
+    def archive(self) -> Archive: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+class ImageFolder(Dataset):
+    classes: "list[str]"
+    class_to_idx: "dict[str, int]"
+    loader: Callable[[BinaryIO], Any]
+    def __init__(
+        self,
+        archive: Union[Archive, Path, Sequence[Path]],
+        root: str = "",
+        transform: Optional[Callable[[Any], Any]] = None,
+        target_transform: Optional[Callable[[int], Any]] = None,
+        loader: Callable[[BinaryIO], Any] = ...,
+        is_valid_file: Optional[Callable[[str], bool]] = None,
+    ) -> None: ...  # FileNotFoundError: no class, or one without a file
+    @property
+    def samples(self) -> "Sequence[tuple[str, int]]": ...
+    @property
+    def imgs(self) -> "Sequence[tuple[str, int]]": ...
+    @property
+    def targets(self) -> memoryview: ...  # int64 [samples]
+
+class Writer:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        zstd: int = 0,  # level, 1 to 22
+        block: int = 0,  # bytes
+        align: int = 0,  # bytes
+        threads: int = 0,
+        overwrite: bool = False,
+        sync: bool = True,
+    ) -> None: ...  # FileExistsError
+    def add(self, name: Path, data: Any, *, mode: int = 0o644, mtime: float = 0) -> None: ...
+    def close(self) -> None: ...
+    def discard(self) -> None: ...
+    def __enter__(self) -> "Writer": ...
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None: ...
+
+def mount(
+    archive: Union[Path, Sequence[Path]],
+    at: Optional[Path] = None,
+    options: Sequence[str] = (),
+) -> "AbstractContextManager[str]": ...

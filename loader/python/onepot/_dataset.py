@@ -1,0 +1,160 @@
+"""Datasets for torch's DataLoader. They pickle by reference, and work in its workers under
+fork, spawn and forkserver."""
+from itertools import islice
+
+from onepot import _core
+from onepot._batch import SampleList, gather
+from onepot._torch import TorchAware, torch, worker
+
+
+def as_archive(archive, **options):
+    """An Archive as it is; paths are opened."""
+    return archive if isinstance(archive, _core.Archive) else _core.Archive(archive, **options)
+
+
+def _as_tensor(buffer):
+    """uint8 [size], without a copy; a Buffer where torch is not loaded."""
+    t = torch()
+    if t is None:
+        return buffer
+    return t.frombuffer(buffer, dtype=t.uint8) if len(buffer) else t.empty(0, dtype=t.uint8)
+
+
+class Dataset(TorchAware):
+    """Dataset(archive, transform=None, target_transform=None)
+
+    Map-style: dataset[i] is (data, label), data being uint8 [bytes], a tensor where torch is
+    loaded and else a Buffer; copy-on-write where the archive has it as it is. transform is
+    called with data, target_transform with the label (int, -1 without a class).
+
+    A list of numbers, dataset[[3, 1]], gives the samples gathered in one piece of memory: a
+    TensorBatch, or with transforms a list of pairs. DataLoader (torch 2.0 and later) asks so
+    for whole batches:
+
+        DataLoader(onepot.Dataset("train.tar"), batch_size=256, num_workers=2,
+                   collate_fn=onepot.collate)
+
+    and its workers gather right into the memory that they share with it. Before torch 2.0 the
+    same is had by DataLoader(dataset, batch_size=None, sampler=BatchSampler(...)).
+
+    archive: an Archive, or what Archive() takes. OSError names a sample that can't be read.
+    Any number of threads and processes may use a dataset.
+    """
+
+    def __init__(self, archive, transform=None, target_transform=None):
+        self.archive = as_archive(archive)
+        self.transform = transform
+        self.target_transform = target_transform
+        self._stride = self.archive.common_size
+
+    def __len__(self):
+        return len(self.archive)
+
+    def _pair(self, data, label):
+        if self.transform is not None:
+            data = self.transform(data)
+        if self.target_transform is not None:
+            label = self.target_transform(label)
+        return data, label
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            index = range(*index.indices(len(self)))
+        if hasattr(index, "__len__"):
+            samples = self.__getitems__(index)
+            return samples.batch if self._is_plain() else samples
+        sample = self.archive[int(index)]
+        return self._pair(_as_tensor(sample.data), sample.label)
+
+    def __getitems__(self, indices):
+        batch = gather(self.archive, indices, self._stride)
+        if self._is_plain():
+            return SampleList(batch)
+        return [self._pair(data, label) for data, label in SampleList(batch)]
+
+    def _is_plain(self):
+        return self.transform is None and self.target_transform is None
+
+
+class IterableDataset(TorchAware):
+    """IterableDataset(archive, batch_size=None, *, rank=None, world_size=None, shuffle=True,
+                    seed=0, drop_last=False, transform=None, target_transform=None,
+                    block=0, window=0)
+
+    The samples of this rank and of this worker of a DataLoader, in the order of
+    DistributedSampler; every rank has equally many. A subclass of torch's IterableDataset where
+    torch is loaded.
+
+    Without batch_size: pairs (data, label) as Dataset has them, every k-th of the rank's
+    order for each of k workers. With it: a TensorBatch of so many samples (or, with
+    transforms, a list of pairs), every k-th batch, so that DataLoader(dataset,
+    batch_size=None, num_workers=k) delivers the same batches in the same order for each k.
+    drop_last leaves out the padding, and a last batch that is not full.
+
+    Rank and world size come from the launcher where they are not given. set_epoch() chooses
+    the epoch of the next iteration, also for persistent workers; without it each iteration
+    has the same order. An iterator belongs to one thread.
+    """
+
+    _torch_name = "IterableDataset"
+    _AT_ONCE = 32  # samples that are gathered together where no batches are asked for
+
+    def __init__(self, archive, batch_size=None, *, rank=None, world_size=None, shuffle=True,
+                 seed=0, drop_last=False, transform=None, target_transform=None, block=0,
+                 window=0):
+        if batch_size is not None and batch_size < 1:
+            raise ValueError("a batch of %d samples" % batch_size)
+        self._dataset = Dataset(archive, transform, target_transform)
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self._order = dict(shuffle=shuffle, seed=seed, drop_last=drop_last, block=block,
+                           window=window)
+        whole = _core.DistributedSampler(len(self._dataset), world_size, rank, shuffle=False,
+                                         drop_last=drop_last)
+        self.rank, self.world_size, self._samples = whole.rank, whole.num_replicas, len(whole)
+        t = torch()
+        # Shared, so that workers that live on see what set_epoch() says here.
+        self._epoch = t.zeros(1, dtype=t.int64).share_memory_() if t else [0]
+
+    @property
+    def archive(self):
+        return self._dataset.archive
+
+    def set_epoch(self, epoch):
+        """Shuffle the next iteration for this epoch."""
+        self._epoch[0] = epoch
+
+    def __len__(self):
+        """Samples of this rank, or its batches: of all workers together."""
+        if self.batch_size is None:
+            return self._samples
+        more = 0 if self.drop_last else self.batch_size - 1
+        return (self._samples + more) // self.batch_size
+
+    def _sampler(self, **which):
+        sampler = _core.DistributedSampler(len(self._dataset), self.world_size, self.rank,
+                                           **self._order, **which)
+        epoch = int(self._epoch[0])
+        if epoch:
+            sampler.set_epoch(epoch)
+        return sampler
+
+    def __iter__(self):
+        info = worker()
+        mine, workers = (info.id, info.num_workers) if info else (0, 1)
+        if self.batch_size is None:
+            return self._samples_of(iter(self._sampler(worker=mine, workers=workers)))
+        return self._batches_of(iter(self._sampler()), mine, workers)
+
+    def _samples_of(self, order):
+        while True:
+            indices = list(islice(order, self._AT_ONCE))
+            if not indices:
+                return
+            yield from self._dataset.__getitems__(indices)
+
+    def _batches_of(self, order, mine, workers):
+        for number in range(len(self)):
+            indices = list(islice(order, self.batch_size))
+            if number % workers == mine:
+                yield self._dataset[indices]

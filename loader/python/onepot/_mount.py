@@ -1,0 +1,55 @@
+"""A mount for the length of a block, for notebooks and scripts that open files by name."""
+import contextlib
+import os
+import shutil
+import subprocess
+
+
+def _program():
+    """The program `onepot`: of the installation that this package is part of, else in PATH."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    while folder != os.path.dirname(folder):
+        beside = os.path.join(folder, "bin", "onepot")
+        if os.access(beside, os.X_OK):
+            return beside
+        folder = os.path.dirname(folder)
+    found = shutil.which("onepot")
+    if found is None:
+        raise FileNotFoundError("the program 'onepot' is neither beside this package nor in PATH;"
+                                " install it, or add its directory to PATH")
+    return found
+
+
+def _run(*command):
+    """Its output, by os.fsdecode; OSError with what it said when it failed."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise OSError(os.fsdecode(done.stderr).strip() or "%s failed" % " ".join(command[:2]))
+    return os.fsdecode(done.stdout)
+
+
+@contextlib.contextmanager
+def mount(archive, at=None, options=()):
+    """mount(archive, at=None, options=())
+
+    The archive as a directory, whose path is the value of the block:
+
+        with onepot.mount("train.tar") as path:
+            os.listdir(path)
+
+    archive: a path, or several; at: the mount point, else a private one is made; options: for
+    `onepot mount`, such as ["--cache", "2G"]. The mount ends with the block, and in any case
+    with this process. OSError with the program's line where it can't be made, or is still in
+    use at the end of the block.
+    """
+    program = _program()
+    several = isinstance(archive, (list, tuple))
+    archives = [os.fspath(path) for path in (archive if several else [archive])]
+    place = ["--at", os.fspath(at)] if at is not None else []
+    path = _run(program, "mount", "--owner", str(os.getpid()), *options, *archives, *place)
+    path = path.rstrip("\n")
+    try:
+        yield path
+    finally:
+        _run(program, "umount", path)

@@ -1,0 +1,166 @@
+/*
+ * The public writer: files from memory into a new archive, over the writer of archive/. A name
+ * is looked at before anything is written, so that a bad one spoils nothing.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "error.h"
+#include "writer.h"
+
+#define NAME_PART_MAX 255u
+
+struct onepot_writer {
+    struct writer *writer;
+    char *path;
+    pid_t pid; /* a child must not remove what its parent writes */
+};
+
+static int read_options(const struct onepot_writer_options *options,
+                        struct onepot_writer_options *o, struct onepot_error *error)
+{
+    int r = options_read(o, sizeof(*o), options, error);
+    if (r < 0)
+        return r;
+    if (o->zstd > WRITER_LEVEL_MAX)
+        return error_set(error, -EINVAL, "zstd has levels up to %u", WRITER_LEVEL_MAX);
+    if (o->zstd && o->align)
+        return error_set(error, -EINVAL, "what is compressed can't be aligned");
+    if (o->block && (o->block & (o->block - 1) || o->block < WRITER_BLOCK_MIN ||
+                     o->block > WRITER_BLOCK_MAX))
+        return error_set(error, -EINVAL,
+                         "a block of %u bytes is no power of two of 4 KB to 8 MB", o->block);
+    if (o->align && (o->align & (o->align - 1) || o->align < PAX_BLOCK_BYTES ||
+                     o->align > WRITER_ALIGN_MAX))
+        return error_set(error, -EINVAL,
+                         "an alignment of %u is no power of two of 512 to 64 KB", o->align);
+    return 0;
+}
+
+int onepot_writer_new(const char *path, const struct onepot_writer_options *options,
+                      struct onepot_error *error, struct onepot_writer **ret_writer)
+{
+    struct onepot_writer_options o = {0};
+    struct fault fault = {0};
+    int r = read_options(options, &o, error);
+    if (r < 0)
+        return r;
+    struct writer_options given = {
+        .overwrite = o.overwrite,
+        .no_sync = o.no_sync,
+        .zstd_level = (int)o.zstd,
+        .block_bytes = o.block,
+        .threads = o.threads,
+        .align_bytes = o.align,
+    };
+    struct onepot_writer *w = calloc(1, sizeof(*w));
+    if (!w || !(w->path = strdup(path))) {
+        free(w);
+        return error_set(error, -ENOMEM, "no memory for a writer");
+    }
+    w->pid = getpid();
+    r = writer_open(path, &given, &fault, &w->writer);
+    if (r < 0) {
+        error_from_fault(error, r, &fault, path);
+        free(w->path);
+        free(w);
+        return r;
+    }
+    *ret_writer = w;
+    return 0;
+}
+
+/* Parts between slashes, none of which is empty, "." or "..". */
+static bool is_good_name(const char *name)
+{
+    for (;;) {
+        size_t n = strcspn(name, "/");
+        if (n == 0 || n > NAME_PART_MAX || (n == 1 && name[0] == '.') ||
+            (n == 2 && name[0] == '.' && name[1] == '.'))
+            return false;
+        if (!name[n])
+            return true;
+        name += n + 1;
+    }
+}
+
+static int add_member(struct onepot_writer *w, const struct pax_member *member,
+                      const void *bytes, size_t len, struct fault *fault)
+{
+    struct pax_buffer header = {0};
+    void *copy = len ? malloc(len) : NULL;
+    int r = len && !copy ? -ENOMEM : pax_encode(member, &header);
+    if (r == 0)
+        r = writer_add(w->writer, member, &header, NULL, fault);
+    pax_buffer_free(&header);
+    if (r < 0 || !len) {
+        free(copy);
+        return r;
+    }
+    memcpy(copy, bytes, len);
+    return writer_data(w->writer, copy, len, fault);
+}
+
+int onepot_writer_add(struct onepot_writer *writer, const char *name, const void *bytes,
+                      size_t len, const struct onepot_file *file, struct onepot_error *error)
+{
+    struct onepot_file f = {0};
+    struct fault fault = {0};
+    int r = options_read(&f, sizeof(f), file, error);
+    if (r < 0)
+        return r;
+    if (writer->pid != getpid())
+        return error_set(error, -EINVAL, "%s: is written by another process", writer->path);
+    if (!is_good_name(name))
+        return error_set(error, -EINVAL, "%s: '%.200s' is no name for a file in it",
+                         writer->path, name);
+    if (f.mode & ~(uint32_t)07777 || f.mtime_nsec >= 1000000000u)
+        return error_set(error, -EINVAL, "%s: %.200s: no such permissions or time",
+                         writer->path, name);
+    const struct pax_member member = {
+        .path = name,
+        .path_len = strlen(name),
+        .mode = S_IFREG | (f.mode ? f.mode : 0644),
+        .uid = f.uid,
+        .gid = f.gid,
+        .mtime_sec = f.mtime_sec,
+        .mtime_nsec = f.mtime_nsec,
+        .size_bytes = len,
+    };
+    r = add_member(writer, &member, bytes, len, &fault);
+    return r < 0 ? error_from_fault(error, r, &fault, writer->path) : 0;
+}
+
+static void free_writer(struct onepot_writer *writer)
+{
+    free(writer->path);
+    free(writer);
+}
+
+int onepot_writer_finish(struct onepot_writer *writer, struct onepot_error *error)
+{
+    struct writer_totals totals;
+    struct fault fault = {0};
+    int r;
+    if (writer->pid != getpid()) {
+        r = error_set(error, -EINVAL, "%s: is written by another process", writer->path);
+    } else {
+        r = writer_close(writer->writer, &fault, &totals);
+        if (r < 0)
+            error_from_fault(error, r, &fault, writer->path);
+    }
+    free_writer(writer);
+    return r;
+}
+
+void onepot_writer_discard(struct onepot_writer *writer)
+{
+    if (!writer)
+        return;
+    if (writer->pid == getpid()) /* else the threads and the file are the parent's */
+        writer_discard(writer->writer);
+    free_writer(writer);
+}

@@ -1,0 +1,400 @@
+#!/usr/bin/env python3
+"""The datasets of the Python module, the writer and the mount: with torch where it is installed,
+and without it."""
+import contextlib
+import io
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import onepot
+
+try:
+    import torch
+    from torch.utils.data import BatchSampler, DataLoader
+except ImportError:
+    torch = None
+try:
+    import torchvision
+    from PIL import Image
+except ImportError:
+    torchvision = None
+
+ONEPOT = os.environ["ONEPOT"]
+FILES = 101
+
+
+def content(i):
+    return b"%05d" % i * (i % 11)
+
+
+def setUpModule():
+    global WORK, TAR, EQUAL
+    WORK = tempfile.mkdtemp(prefix="onepot-datasets.")
+    TAR, EQUAL = os.path.join(WORK, "a.tar"), os.path.join(WORK, "equal.tar")
+    with onepot.Writer(TAR, sync=False) as writer:
+        for i in range(FILES):
+            writer.add("class%d/%03d.bin" % (i // 30, i), content(i))
+    with onepot.Writer(EQUAL, sync=False) as writer:
+        for i in range(20):
+            writer.add("c/%02d" % i, bytes([i]) * 12)
+
+
+def tearDownModule():
+    shutil.rmtree(WORK)
+
+
+def twice(data):
+    return bytes(data) * 2
+
+
+def negative(label):
+    return -label
+
+
+def in_child(dataset, queue):
+    data, label = dataset[40]
+    queue.put((bytes(data), label, len(dataset)))
+
+
+class Without(unittest.TestCase):
+    """What needs no torch."""
+
+    def test_without_torch_samples_are_buffers(self):
+        script = """if True:
+            import sys, pickle, onepot
+            dataset = onepot.Dataset(%r)
+            data, label = dataset[33]
+            assert (bytes(data), label) == (b"00033" * 0, 1), (bytes(data), label)
+            batch = onepot.collate(dataset.__getitems__([5, 2]))
+            assert [bytes(t) for t in batch.tensors()] == [b"00005" * 5, b"00002" * 2]
+            assert (batch.labels.tolist(), batch.indices.tolist()) == ([0, 0], [5, 2])
+            assert batch.valid.tolist() == [True, True]
+            other = pickle.loads(pickle.dumps(batch))
+            assert bytes(other[1]) == bytes(batch[1]) == b"00002" * 2
+            stream = onepot.IterableDataset(%r, 10, rank=0, world_size=1)
+            assert sum(len(batch) for batch in stream) == %d
+            equal = onepot.Dataset(%r)[range(4)].data
+            assert equal.shape == (4, 12), equal.shape
+            assert "torch" not in sys.modules and "numpy" not in sys.modules
+            """ % (TAR, TAR, FILES, EQUAL)
+        done = subprocess.run([sys.executable, "-c", script], timeout=60)
+        self.assertEqual(done.returncode, 0)
+
+    def test_names_are_a_lazy_sequence(self):
+        names = onepot.Archive(TAR).names
+        self.assertEqual((len(names), names[0], names[-1]),
+                         (FILES, "class0/000.bin", "class3/100.bin"))
+        with self.assertRaises(IndexError):
+            names[FILES]
+
+    def test_samples_may_be_written_to_and_nobody_else_sees_it(self):
+        archive = onepot.Archive(TAR)
+        view = memoryview(archive[10].data)
+        view[0:5] = b"xxxxx"
+        self.assertEqual(bytes(archive[10])[:5], b"xxxxx")
+        self.assertEqual(bytes(onepot.Archive(TAR)[10]), content(10))
+        batch = next(iter(onepot.Loader(archive, FILES, 0, 1, shuffle=False)))
+        self.assertEqual(bytes(batch[10]), content(10))
+
+    def test_samples_pickle_by_reference(self):
+        sample = onepot.Archive(TAR)[41]
+        other = pickle.loads(pickle.dumps(sample))
+        self.assertEqual((other.name, bytes(other)), (sample.name, content(41)))
+
+    def test_how_many_samples_fit(self):
+        mean, worst = onepot.Archive(EQUAL).batch_for(970)
+        self.assertEqual((mean, worst), (10, 10))  # 64 and 33 bytes each
+        mean, worst = onepot.Archive(TAR).batch_for(1000)
+        self.assertGreater(mean, worst)
+        self.assertEqual(onepot.Archive(TAR).batch_for(10), (0, 0))
+
+    def test_a_batch_names_what_it_can_not_read(self):
+        path = os.path.join(WORK, "cut.tar")
+        shutil.copy(TAR, path)
+        dataset = onepot.Dataset(path)
+        os.truncate(path, 512)
+        with self.assertRaisesRegex(OSError, "cut.tar"):
+            dataset[[1, 2, 3]]
+        with self.assertRaises(IndexError):
+            dataset[[FILES]]
+        self.assertEqual(len(dataset[[]]), 0)
+
+    def test_workers_of_a_sampler_share_its_order(self):
+        whole = list(onepot.DistributedSampler(100, 2, 1))
+        parts = [list(onepot.DistributedSampler(100, 2, 1, worker=w, workers=3))
+                 for w in range(3)]
+        for w in range(3):
+            self.assertEqual(parts[w], whole[w::3])
+
+    def test_a_loader_decodes_by_a_function_in_c(self):
+        with self.assertRaises(TypeError):
+            onepot.Loader(onepot.Archive(TAR), 4, 0, 1, decode=twice)
+        loader = onepot.Loader(onepot.Archive(TAR), 4, 0, 1, threads=None, prefetch=None)
+        self.assertEqual(len(next(iter(loader))), 4)
+
+    def test_gathering_from_slow_storage(self):
+        script = """if True:
+            import onepot
+            archive = onepot.Archive(%r)
+            order = list(range(%d))[::-1]
+            batch = onepot.Dataset(archive)[order]
+            assert [bytes(t) for t in batch.tensors()] == [bytes(archive[i]) for i in order]
+            """ % (TAR, FILES)
+        done = subprocess.run([sys.executable, "-c", script], timeout=60,
+                              env={**os.environ, "ONEPOT_ASSUME_REMOTE": "1"})
+        self.assertEqual(done.returncode, 0)
+
+
+class Writers(unittest.TestCase):
+    def test_what_was_written_is_read_by_tar_and_by_onepot(self):
+        path = os.path.join(WORK, "written.tar")
+        files = {"a/b/%d" % i: os.urandom(i * 100) for i in range(20)}
+        for options in ({}, {"zstd": 3}, {"align": 4096}):
+            with onepot.Writer(path, overwrite=True, sync=False, **options) as writer:
+                for name, data in files.items():
+                    writer.add(name, data, mode=0o640, mtime=1.5)
+            archive = onepot.Archive(path)
+            self.assertEqual({s.name: bytes(s) for s in archive}, files)
+            subprocess.run([ONEPOT, "verify", path], check=True, stdout=subprocess.DEVNULL)
+        out = subprocess.run(["tar", "-tvf", path], check=True, stdout=subprocess.PIPE)
+        self.assertEqual(out.stdout.count(b"-rw-r-----"), 20)
+
+    def test_an_exception_leaves_nothing(self):
+        folder = os.path.join(WORK, "writer")
+        os.mkdir(folder)
+        path = os.path.join(folder, "x.tar")
+        with self.assertRaises(ZeroDivisionError):
+            with onepot.Writer(path) as writer:
+                writer.add("a", b"")
+                1 // 0
+        self.assertEqual(os.listdir(folder), [])
+        writer = onepot.Writer(path)
+        del writer
+        self.assertEqual(os.listdir(folder), [])
+
+    def test_errors_have_their_kind(self):
+        path = os.path.join(WORK, "errors.tar")
+        with onepot.Writer(path, sync=False) as writer:
+            for name in ("", "/a", "a/", "a//b", "../a", "a/./b", "x" * 256):
+                with self.assertRaises(ValueError):
+                    writer.add(name, b"1")
+            writer.add("good", b"1")
+        with self.assertRaises(ValueError):
+            writer.add("late", b"")
+        writer.close()
+        self.assertEqual(onepot.Archive(path).names[0], "good")
+        with self.assertRaises(FileExistsError):
+            onepot.Writer(path)
+        for options in ({"zstd": 23}, {"block": 5000}, {"align": 100}, {"zstd": 1, "align": 4096}):
+            with self.assertRaises(ValueError):
+                onepot.Writer(path, overwrite=True, **options)
+
+    def test_a_child_does_not_end_what_its_parent_writes(self):
+        path = os.path.join(WORK, "forked.tar")
+        writer = onepot.Writer(path, sync=False)
+        writer.add("a", b"1")
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(ValueError):
+                writer.add("b", b"2")
+                os._exit(1)
+            del writer
+            os._exit(0)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        writer.close()
+        self.assertEqual(list(onepot.Archive(path).names), ["a"])
+
+
+@unittest.skipUnless(os.path.exists("/dev/fuse") and os.geteuid() == 0, "no /dev/fuse, or not root")
+class Mounts(unittest.TestCase):
+    def test_a_mount_lasts_as_long_as_its_block(self):
+        path = os.environ["PATH"]
+        os.environ["PATH"] = os.path.dirname(ONEPOT) + ":" + path
+        try:
+            if "mount" not in subprocess.run([ONEPOT, "--help"], stdout=subprocess.PIPE,
+                                             check=True).stdout.decode().split():
+                self.skipTest("built without FUSE")
+            with onepot.mount(TAR) as folder:
+                with open(os.path.join(folder, "class1", "040.bin"), "rb") as f:
+                    self.assertEqual(f.read(), content(40))
+            self.assertFalse(os.path.ismount(folder))
+            with self.assertRaisesRegex(OSError, "nowhere.tar"):
+                with onepot.mount(os.path.join(WORK, "nowhere.tar")):
+                    pass
+        finally:
+            os.environ["PATH"] = path
+
+
+@unittest.skipUnless(torch, "torch is not installed")
+class Datasets(unittest.TestCase):
+    def check_batch(self, batch):
+        for index, tensor, label in zip(batch.indices.tolist(), batch.tensors(),
+                                        batch.labels.tolist()):
+            self.assertEqual(bytes(tensor.numpy()), content(index))
+            self.assertEqual(label, index // 30)
+        return batch.indices.tolist()
+
+    def loaders(self, dataset, workers, **options):
+        """As this torch can have whole batches."""
+        sampler = onepot.DistributedSampler(dataset, 1, 0, seed=3)
+        if hasattr(torch.utils.data._utils.fetch, "_MapDatasetFetcher") and \
+                int(torch.__version__.split(".")[0]) >= 2:
+            yield DataLoader(dataset, batch_size=10, sampler=sampler, num_workers=workers,
+                             collate_fn=onepot.collate, **options)
+        yield DataLoader(dataset, batch_size=None, num_workers=workers,
+                         sampler=BatchSampler(sampler, 10, False), **options)
+
+    def test_batches_come_through_torchs_dataloader(self):
+        expected = list(onepot.DistributedSampler(FILES, 1, 0, seed=3))
+        dataset = onepot.Dataset(TAR)
+        self.assertIsInstance(dataset, torch.utils.data.Dataset)
+        for workers, options in ((0, {}), (2, {}), (4, {"persistent_workers": True})):
+            for loader in self.loaders(dataset, workers, **options):
+                for _ in range(2):
+                    seen = []
+                    for batch in loader:
+                        self.assertEqual(batch.slab.is_shared(), workers > 0)
+                        seen += self.check_batch(batch)
+                    self.assertEqual(seen, expected)
+
+    def test_processes_of_all_kinds(self):
+        dataset = onepot.Dataset(TAR)
+        for method in ("fork", "spawn", "forkserver"):
+            with self.subTest(method):
+                context = multiprocessing.get_context(method)
+                queue = context.SimpleQueue()
+                child = context.Process(target=in_child, args=(dataset, queue))
+                child.start()
+                self.assertEqual(queue.get(), (content(40), 1, FILES))
+                child.join(60)
+        loader = next(self.loaders(dataset, 1, multiprocessing_context="spawn"))
+        self.assertEqual(sum(len(self.check_batch(batch)) for batch in loader), FILES)
+
+    def test_a_sample_is_a_tensor_that_may_be_written_to(self):
+        import warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            data, label = onepot.Dataset(TAR)[40]
+        self.assertEqual((data.dtype, bytes(data.numpy()), label), (torch.uint8, content(40), 1))
+        data += 1
+        self.assertEqual(len(onepot.Dataset(TAR)[0][0]), 0)
+
+    def test_transforms_and_lists_of_samples(self):
+        dataset = onepot.Dataset(TAR, transform=twice, target_transform=negative)
+        self.assertEqual(dataset[40], (content(40) * 2, -1))
+        self.assertEqual(dataset[[40, 5]], [(content(40) * 2, -1), (content(5) * 2, 0)])
+        pairs = onepot.Dataset(TAR).__getitems__([40, 5])
+        self.assertEqual([(bytes(d.numpy()), n) for d, n in pairs],
+                         [(content(40), 1), (content(5), 0)])
+        part = torch.utils.data.Subset(onepot.Dataset(EQUAL), [3, 9])
+        (data, labels), = DataLoader(part, batch_size=2)
+        self.assertEqual((data.tolist(), labels.tolist()), ([[3] * 12, [9] * 12], [0, 0]))
+
+    def test_samples_of_one_size_are_a_matrix(self):
+        batch = onepot.Dataset(EQUAL)[torch.tensor([7, 2])]
+        self.assertEqual(batch.data.tolist(), [[7] * 12, [2] * 12])
+        self.assertEqual(batch.to(torch.int64).slab.dtype, torch.int64)
+
+
+@unittest.skipUnless(torch, "torch is not installed")
+class Streams(unittest.TestCase):
+    def test_batches_are_the_same_for_any_number_of_workers(self):
+        dataset = onepot.IterableDataset(TAR, 7, rank=1, world_size=2, seed=4)
+        self.assertIsInstance(dataset, torch.utils.data.IterableDataset)
+        dataset.set_epoch(3)
+        sampler = onepot.DistributedSampler(FILES, 2, 1, seed=4)
+        sampler.set_epoch(3)
+        for workers in (0, 1, 3):
+            loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+            batches = [batch.indices.tolist() for batch in loader]
+            self.assertEqual(sum(batches, []), list(sampler))
+            self.assertEqual((len(batches), len(loader)), (8, 8))
+
+    def test_each_sample_comes_once_over_ranks_and_workers_and_steps_are_equal(self):
+        seen, steps = [], set()
+        for rank in range(3):
+            dataset = onepot.IterableDataset(TAR, rank=rank, world_size=3)
+            loader = DataLoader(dataset, batch_size=5, num_workers=2, collate_fn=list)
+            batches = list(loader)
+            steps.add(len(batches))
+            seen += [bytes(data.numpy()) for batch in batches for data, _ in batch]
+        self.assertEqual(len(steps), 1)
+        self.assertEqual(len(seen), 102)  # one is padding
+        self.assertEqual(set(seen), {content(i) for i in range(FILES)})
+
+    def test_workers_that_live_on_see_the_epoch(self):
+        dataset = onepot.IterableDataset(TAR, 50, rank=0, world_size=1)
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+        for epoch in (0, 5):
+            dataset.set_epoch(epoch)
+            sampler = onepot.DistributedSampler(FILES, 1, 0)
+            sampler.set_epoch(epoch)
+            self.assertEqual(sum((b.indices.tolist() for b in loader), []), list(sampler))
+
+    def test_what_is_dropped(self):
+        dataset = onepot.IterableDataset(TAR, 10, rank=0, world_size=2, drop_last=True)
+        self.assertEqual([len(batch) for batch in dataset], [10] * 5)
+        self.assertEqual(len(dataset), 5)
+        other = pickle.loads(pickle.dumps(dataset))
+        self.assertEqual(len(list(other)), 5)
+
+
+@unittest.skipUnless(torchvision and torch, "torchvision is not installed")
+class Folders(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.tree = os.path.join(WORK, "images")
+        for i in range(12):
+            name = os.path.join(cls.tree, ("b", "a", "c/deep")[i % 3], "%d.%s" % (
+                i, ("png", "JPG", "bmp")[i % 2]))
+            os.makedirs(os.path.dirname(name), exist_ok=True)
+            Image.new("RGB", (4 + i, 3), (i, 2 * i, 0)).save(name)
+        for name in ("a/notes.txt", "top.png"):
+            with open(os.path.join(cls.tree, name), "w") as f:
+                f.write("no image")
+        cls.path = os.path.join(WORK, "images.tar")
+        subprocess.run([ONEPOT, "pack", "-o", cls.path, cls.tree], check=True)
+
+    def test_it_is_a_drop_in(self):
+        from torchvision.transforms import functional
+        options = dict(transform=functional.to_tensor, target_transform=negative)
+        theirs = torchvision.datasets.ImageFolder(self.tree, **options)
+        ours = onepot.ImageFolder(self.path, **options)
+        self.assertEqual((ours.classes, ours.class_to_idx), (theirs.classes, theirs.class_to_idx))
+        self.assertEqual(list(ours.targets), theirs.targets)
+        self.assertEqual([(os.path.join(self.tree, name), label) for name, label in ours.samples],
+                         theirs.samples)
+        self.assertEqual(ours.imgs[2:4], ours.samples[2:4])
+        self.assertEqual(len(ours), len(theirs))
+        for (image, label), (other, number) in zip(ours, theirs):
+            self.assertTrue(torch.equal(image, other))
+            self.assertEqual(label, number)
+        loader = DataLoader(ours, batch_size=1, num_workers=2, multiprocessing_context="spawn")
+        self.assertEqual([int(label) for _, label in loader], [n for _, n in theirs])
+
+    def test_files_are_chosen_and_loaded_as_one_wishes(self):
+        def loader(file):
+            return file.name, isinstance(file, io.BytesIO)
+        chosen = onepot.ImageFolder(self.path, loader=loader,
+                                    is_valid_file=lambda name: name.endswith((".png", "0.bmp")))
+        theirs = torchvision.datasets.ImageFolder(
+            self.tree, is_valid_file=lambda name: name.endswith((".png", "0.bmp")))
+        self.assertEqual([(name, label) for (name, good), label in chosen if good],
+                         [(os.path.relpath(p, self.tree), n) for p, n in theirs.samples])
+        with self.assertRaisesRegex(FileNotFoundError, "classes b"):
+            onepot.ImageFolder(self.path, is_valid_file=lambda name: name.startswith(("a", "c")))
+        with self.assertRaisesRegex(FileNotFoundError, "any class"):
+            onepot.ImageFolder(self.path, root="c/deep")
+        self.assertEqual(onepot.ImageFolder(self.path, root="c").classes, ["deep"])
+
+
+if __name__ == "__main__":
+    signal.alarm(280)
+    unittest.main()
