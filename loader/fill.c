@@ -248,13 +248,13 @@ static void clear_gap(struct slab *slab, uint64_t i)
 {
     uint64_t from = slab->offsets[i] + slab->sizes[i];
     uint64_t to = i + 1 < slab->batch.samples ? slab->offsets[i + 1] : slab->batch.bytes;
-    memset(slab->batch.data + from, 0, to - from);
+    memset(slab->memory + from, 0, to - from);
 }
 
 static int fill_one(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
                     uint64_t i, uint64_t *bad)
 {
-    uint8_t *to = slab->batch.data + slab->offsets[i];
+    uint8_t *to = slab->memory + slab->offsets[i];
     if (plan->npy || plan->decode)
         return decode_sample(plan, filler, slab->indices[i], to, &slab->sizes[i], bad);
     return copy_sample(plan, filler, slab->indices[i], to, bad);

@@ -217,7 +217,6 @@ static int start_upload(struct onepot_loader *loader, struct onepot_error *error
     struct upload_options options = {
         .device = loader->device,
         .images = loader->images.channels ? &loader->images : NULL,
-        .batch_size = loader->options.batch_size,
     };
     int r = upload_new(&options, error, &loader->upload);
     if (r < 0)

@@ -410,7 +410,7 @@ struct onepot_batch {
     uint64_t samples; /* in the batch */
     uint64_t epoch;
     uint64_t first;          /* of the elements of this rank in the epoch */
-    uint8_t *data;           /* page-aligned; NULL: on a device only; */
+    uint8_t *data;           /* page-aligned; */
     uint64_t bytes;          /* so many; bytes between samples are zero */
     const uint64_t *offsets; /* [samples]: where each begins in data */
     const uint64_t *sizes;   /* [samples] */

@@ -149,9 +149,8 @@ struct onepot_transfer {
     uint64_t epoch;
     uint64_t wait_ns; /* that onepot_loader_next waited */
     uint64_t batches;
-    uint64_t copy_bytes, copy_ns;     /* of copies that are done; */
-    uint64_t gather_bytes, gather_ns; /* of batches that the device gathered itself */
-    uint64_t peak_bytes_per_second;   /* see onepot_device_peak */
+    uint64_t copy_bytes, copy_ns;   /* of copies that are done; */
+    uint64_t peak_bytes_per_second; /* see onepot_device_peak */
 };
 
 /*

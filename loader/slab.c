@@ -9,7 +9,6 @@
 #include <sys/mman.h>
 
 #define TABLE_ALIGN 64u
-#define DATA_ALIGN 4096u
 #define HUGE_BYTES (2u << 20)
 
 static int allocate(struct slab *slab, size_t bytes, void *ctx)
@@ -32,40 +31,34 @@ static void release(struct slab *slab, void *ctx)
 
 const struct slab_memory slab_host_memory = {.allocate = allocate, .release = release};
 
-static uint64_t table_of(uint64_t samples, uint64_t element)
+static uint64_t rounded(uint64_t bytes)
 {
-    return (samples * element + TABLE_ALIGN - 1) & ~(uint64_t)(TABLE_ALIGN - 1);
-}
-
-size_t slab_table_bytes(uint64_t samples)
-{
-    size_t bytes = 5 * table_of(samples, sizeof(uint64_t)) + table_of(samples, 1);
-    return (bytes + DATA_ALIGN - 1) & ~(size_t)(DATA_ALIGN - 1);
+    return (bytes + TABLE_ALIGN - 1) & ~(uint64_t)(TABLE_ALIGN - 1);
 }
 
 size_t slab_bytes(uint64_t samples, uint64_t data_bytes)
 {
     size_t bytes;
+    /* Four tables of 8 bytes, one of 1, each rounded up. */
     if (samples > UINT32_MAX || data_bytes > SIZE_MAX / 2 ||
-        __builtin_add_overflow(data_bytes, slab_table_bytes(samples), &bytes))
+        __builtin_add_overflow(rounded(data_bytes), samples * 33 + 5 * TABLE_ALIGN, &bytes))
         return 0;
     return bytes;
 }
 
 void slab_lay_out(struct slab *slab, uint64_t samples, uint64_t data_bytes)
 {
-    uint8_t *at = slab->memory;
-    uint64_t table = table_of(samples, sizeof(uint64_t));
+    uint8_t *at = slab->memory + rounded(data_bytes);
+    uint64_t table = rounded(samples * sizeof(uint64_t));
     slab->offsets = (uint64_t *)(void *)at;
     slab->sizes = (uint64_t *)(void *)(at + table);
     slab->labels = (int64_t *)(void *)(at + 2 * table);
     slab->indices = (uint64_t *)(void *)(at + 3 * table);
-    slab->sources = (uint64_t *)(void *)(at + 4 * table);
-    slab->valid = at + 5 * table;
+    slab->valid = at + 4 * table;
     struct onepot_batch *batch = &slab->batch;
     batch->size = sizeof(*batch);
     batch->samples = samples;
-    batch->data = slab->tables_only ? NULL : slab->memory + slab_table_bytes(samples);
+    batch->data = slab->memory;
     batch->bytes = data_bytes;
     batch->offsets = slab->offsets;
     batch->sizes = slab->sizes;

@@ -1,8 +1,7 @@
 /*
- * A slab is the memory of one batch: its tables first (offsets, sizes, labels, indices,
- * validity), then data, so that all of it can travel in one copy. Where the memory comes from
- * is up to a table of functions; memory that a device has a copy of (upload.h) is another
- * table.
+ * A slab is the memory of one batch: data first, then its tables (offsets, sizes, labels,
+ * indices, validity), so that all of it can travel in one copy. Where the memory comes from is
+ * up to a table of functions; memory that a device has a copy of (upload.h) is another table.
  */
 #ifndef ONEPOT_SLAB_H
 #define ONEPOT_SLAB_H
@@ -46,7 +45,6 @@ struct slab {
     struct slab *next; /* in the list of free ones */
     uint8_t *memory;
     size_t capacity;
-    bool tables_only;       /* data is not in `memory`: the device collects it */
     struct twin *twin;      /* on a device */
     _Atomic unsigned users; /* of the batch */
 
@@ -54,7 +52,6 @@ struct slab {
     uint64_t *offsets, *sizes, *indices;
     int64_t *labels;
     uint8_t *valid;
-    uint64_t *sources; /* [samples]: where the device finds each, if it collects them */
 
     /* While it is gathered; under the engine's lock. */
     uint64_t claimed, gathered; /* samples */
@@ -69,9 +66,6 @@ static inline struct slab *slab_of(const struct onepot_batch *batch)
 {
     return (struct slab *)(uintptr_t)batch;
 }
-
-/* Bytes of the tables of so many samples, a multiple of a page. */
-size_t slab_table_bytes(uint64_t samples);
 
 /* Bytes that a slab needs for so many samples and bytes of data; 0: too many. */
 size_t slab_bytes(uint64_t samples, uint64_t data_bytes);

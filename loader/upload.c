@@ -43,8 +43,6 @@ struct upload {
     struct onepot_device *device;
     const struct device_type *type;
     struct onepot_images images; /* 0 channels: none */
-    uint64_t batch_size;
-    bool gathers;
     void *stream;
     pthread_mutex_t lock; /* over the rest, and over what is queued for one batch */
     struct twin *twins;
@@ -88,8 +86,8 @@ static void measure(struct upload *u, struct twin *t)
     struct onepot_transfer *to = transfer_of(u, t->epoch);
     if (!to)
         return;
-    *(u->gathers ? &to->gather_bytes : &to->copy_bytes) += t->bytes;
-    *(u->gathers ? &to->gather_ns : &to->copy_ns) += ns;
+    to->copy_bytes += t->bytes;
+    to->copy_ns += ns;
     to->batches++;
 }
 
@@ -148,30 +146,20 @@ static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,
     return 0;
 }
 
-/* What the host has of `bytes`. */
-static size_t host_bytes(const struct upload *u, size_t bytes)
-{
-    size_t tables = slab_table_bytes(u->batch_size);
-    return u->gathers && tables < bytes ? tables : bytes;
-}
-
 static int allocate(struct slab *slab, size_t bytes, void *ctx)
 {
     struct upload *u = ctx;
     struct onepot_error error;
     void *memory;
-    int r = u->type->allocate(u->device->device, DEVICE_MEMORY_LOCKED, host_bytes(u, bytes),
-                              &error, &memory);
+    int r = u->type->allocate(u->device->device, DEVICE_MEMORY_LOCKED, bytes, &error, &memory);
     if (r == 0) {
         r = make_twin(u, bytes, &error, &slab->twin);
         if (r < 0)
-            u->type->release(u->device->device, DEVICE_MEMORY_LOCKED, memory,
-                             host_bytes(u, bytes));
+            u->type->release(u->device->device, DEVICE_MEMORY_LOCKED, memory, bytes);
     }
     pthread_mutex_lock(&u->lock);
     if (r == 0) {
         slab->memory = memory;
-        slab->tables_only = u->gathers;
         slab->twin->next = u->twins;
         u->twins = slab->twin;
     }
@@ -197,7 +185,7 @@ static void release(struct slab *slab, void *ctx)
     *at = t->next;
     pthread_mutex_unlock(&u->lock);
     u->type->release(device, DEVICE_MEMORY_OWN, t->memory, slab->capacity);
-    u->type->release(device, DEVICE_MEMORY_LOCKED, slab->memory, host_bytes(u, slab->capacity));
+    u->type->release(device, DEVICE_MEMORY_LOCKED, slab->memory, slab->capacity);
     free_twin(u, t);
     slab->twin = NULL;
 }
@@ -209,41 +197,20 @@ static const void *on_device(const struct slab *slab, const void *host)
     return slab->twin->memory + ((const uint8_t *)host - slab->memory);
 }
 
-static uint8_t *data_on_device(const struct slab *slab)
-{
-    return slab->twin->memory + slab_table_bytes(slab->batch.samples);
-}
-
-static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error *error)
-{
-    struct device_gather gather = {
-        .to = data_on_device(slab),
-        .bytes = slab->batch.bytes,
-        .count = slab->batch.samples,
-        .from = on_device(slab, slab->sources),
-        .offsets = on_device(slab, slab->offsets),
-        .sizes = on_device(slab, slab->sizes),
-    };
-    return u->type->gather(u->device->device, u->stream, &gather, error);
-}
-
-/* The tables with the data behind them, or the tables alone; then what is made of it. */
+/* Data with its tables behind it, then what is made of it. */
 static int queue_batch(struct upload *u, struct slab *slab, struct onepot_error *error)
 {
     struct twin *t = slab->twin;
     void *device = u->device->device;
-    size_t tables = slab_table_bytes(slab->batch.samples);
     int r = u->type->copy(device, u->stream, t->memory, slab->memory,
-                          u->gathers ? tables : tables + slab->batch.bytes, error);
-    if (r == 0 && u->gathers)
-        r = queue_gather(u, slab, error);
+                          slab_bytes(slab->batch.samples, slab->batch.bytes), error);
     if (r == 0)
         r = u->type->record(device, t->sent, u->stream, error);
     if (r < 0 || !t->images)
         return r;
     /* Not part of the copy's time, but of what a consumer waits for. */
-    r = u->type->convert(device, u->stream, &u->images, slab->batch.samples,
-                         data_on_device(slab), t->images, error);
+    r = u->type->convert(device, u->stream, &u->images, slab->batch.samples, t->memory,
+                         t->images, error);
     return r < 0 ? r : u->type->record(device, t->converted, u->stream, error);
 }
 
@@ -385,7 +352,7 @@ void upload_where(const struct slab *slab, struct onepot_device_batch *ret_where
     const struct twin *t = slab->twin;
     struct onepot_device_batch where = {
         .size = ret_where->size,
-        .data = data_on_device(slab),
+        .data = slab->twin->memory,
         .bytes = slab->batch.bytes,
         .offsets = on_device(slab, slab->offsets),
         .sizes = on_device(slab, slab->sizes),
@@ -439,8 +406,6 @@ int upload_new(const struct upload_options *options, struct onepot_error *error,
         return error_set(error, -ENOMEM, "no memory for a loader");
     if (options->images)
         u->images = *options->images;
-    u->batch_size = options->batch_size;
-    u->gathers = options->gathers;
     u->users = 1;
     int r = device_share(options->device, error, &u->device);
     if (r == 0) {

@@ -23,8 +23,6 @@ struct upload;
 struct upload_options {
     struct onepot_device *device;       /* shared, or opened once more after a fork */
     const struct onepot_images *images; /* to be made of all batches, or NULL */
-    uint64_t batch_size;
-    bool gathers; /* the device collects the samples: data is not in host memory */
 };
 
 int upload_new(const struct upload_options *options, struct onepot_error *error,
