@@ -25,9 +25,11 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "source_guard.h"
 
 struct source {
     int fd;
+    struct source_guard *guard; /* what happens when a read fails */
     char *name;
     struct source_identity identity;
     uint64_t size_bytes;
@@ -149,6 +151,8 @@ int source_from_fd(int fd, const char *name, struct source **ret_source)
     pthread_mutex_init(&source->map_lock, NULL);
     source->name = strdup(name);
     int r = source->name ? find_size(source) : -ENOMEM;
+    if (r == 0)
+        r = source_guard_new(fd, &source->identity, &source->guard);
     if (r < 0) {
         source_close(source);
         return r;
@@ -245,6 +249,7 @@ void source_close(struct source *source)
     if (map)
         munmap((void *)map, source->size_bytes);
     pthread_mutex_destroy(&source->map_lock);
+    source_guard_free(source->guard);
     if (source->fd >= 0)
         close(source->fd);
     free(source->name);
@@ -329,24 +334,44 @@ static bool in_range(const struct source *source, size_t len, uint64_t offset)
     return offset <= source->size_bytes && len <= source->size_bytes - offset;
 }
 
-int source_read_origin(const struct source *source, void *buf, size_t len, uint64_t offset)
+/* What is still to be read. */
+struct piece {
+    uint8_t *to;
+    size_t len;
+    uint64_t offset;
+};
+
+/* As far as it goes: 0, or what stopped it. */
+static int read_on(const struct source *source, struct piece *p)
 {
-    if (!in_range(source, len, offset))
-        return -ENODATA;
-    uint8_t *p = buf;
-    while (len > 0) {
-        ssize_t n = pread(source->fd, p, len, (off_t)offset);
+    while (p->len > 0) {
+        ssize_t n = pread(source->fd, p->to, p->len, (off_t)p->offset);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
             return -errno;
         if (n == 0)
             return -ENODATA;
-        p += n;
-        offset += (uint64_t)n;
-        len -= (size_t)n;
+        p->to += n;
+        p->offset += (uint64_t)n;
+        p->len -= (size_t)n;
     }
     return 0;
+}
+
+int source_read_origin(const struct source *source, void *buf, size_t len, uint64_t offset)
+{
+    if (!in_range(source, len, offset))
+        return -ENODATA;
+    struct source_attempt attempt = source_guard_begin(source->guard);
+    struct piece piece = {buf, len, offset};
+    int r;
+    while ((r = read_on(source, &piece)) < 0 &&
+           source_guard_again(source->guard, &attempt, r, piece.offset))
+        ;
+    if (r == 0)
+        source_guard_succeeded(source->guard);
+    return r;
 }
 
 int source_read(const struct source *source, void *buf, size_t len, uint64_t offset)
@@ -377,8 +402,8 @@ int source_read_cached(const struct source *source, void *buf, size_t len, uint6
             atomic_store_explicit(no_cached_reads, true, memory_order_relaxed);
             continue;
         }
-        if (n < 0)
-            return -errno;
+        if (n < 0) /* what may pass is for a read that may wait */
+            return source_error_may_pass(-errno) ? -EAGAIN : -errno;
         if (n == 0)
             return -ENODATA;
         p += n;
@@ -430,4 +455,24 @@ int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint)
     }
     *ret_fingerprint = XXH3_64bits(parts, sizeof(parts));
     return 0;
+}
+
+void source_set_retries(struct source *source, unsigned retries)
+{
+    source_guard_set_retries(source->guard, retries);
+}
+
+void source_cancel_retries(struct source *source)
+{
+    source_guard_cancel(source->guard);
+}
+
+void source_on_trouble(struct source *source, source_trouble_hook *hook, void *ctx)
+{
+    source_guard_on_trouble(source->guard, hook, ctx);
+}
+
+void source_troubles(const struct source *source, struct source_troubles *ret_troubles)
+{
+    source_guard_troubles(source->guard, ret_troubles);
 }

@@ -67,7 +67,9 @@ const uint8_t *source_map(struct source *source);
 
 /*
  * Exactly `len` bytes at `offset` into `buf`: 0, or -ENODATA when they lie past the
- * end, or -errno of pread(2). Retries EINTR and short reads.
+ * end, or -errno of pread(2). Retries EINTR and short reads; and errors of the storage that
+ * may pass (EIO, time-outs, lost connections), after pauses that grow; a handle that went
+ * stale is opened again by its path, if the same file is there (see below).
  */
 int source_read(const struct source *source, void *buf, size_t len, uint64_t offset);
 
@@ -126,6 +128,39 @@ struct storage {
     bool is_memory;
 };
 struct storage storage_of(int fd);
+
+/*
+ * How often a read that fails is tried again: four times, within 2.6 s, unless told otherwise;
+ * 0: never. In no case does a try begin more than 30 s after the first one failed.
+ */
+#define SOURCE_RETRIES_DEFAULT 4u
+void source_set_retries(struct source *source, unsigned retries);
+
+/*
+ * From now on nothing is tried again, and who waits to do so returns with the error: for the
+ * end of a session. From any thread.
+ */
+void source_cancel_retries(struct source *source);
+
+enum source_trouble {
+    SOURCE_RETRIED,  /* a read failed with `err` and is tried again; told once for each read */
+    SOURCE_REOPENED, /* its handle was stale and is so no more */
+    SOURCE_REPLACED, /* it can't be: the path leads to another file; told once */
+};
+
+/*
+ * Have `hook(ctx, what, err, offset)` called when the storage fails, in the thread that reads,
+ * several at once if so it happens. Set before other threads read.
+ */
+typedef void source_trouble_hook(void *ctx, enum source_trouble what, int err, uint64_t offset);
+void source_on_trouble(struct source *source, source_trouble_hook *hook, void *ctx);
+
+struct source_troubles {
+    uint64_t retried;  /* tries after the first of each read */
+    uint64_t failed;   /* reads that were given up */
+    uint64_t reopened; /* stale handles */
+};
+void source_troubles(const struct source *source, struct source_troubles *ret_troubles);
 
 /*
  * XXH3-64 of size and of samples of the content (first and last 64 KB and 16 more

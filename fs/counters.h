@@ -76,7 +76,9 @@ struct counters {
     _Atomic uint64_t cache_hits, cache_misses, cache_waits, cache_evictions, cache_bytes;
     _Atomic uint64_t stalls;       /* reads answered with EIO by the watchdog */
     _Atomic uint64_t replacements; /* threads started in place of stalled ones */
-    char last_error[512];          /* the newest line of the log that was an error */
+    /* Of the archive's storage: see struct source_troubles. */
+    _Atomic uint64_t source_retries, source_failures, source_reopened;
+    char last_error[512]; /* the newest line of the log that was an error */
 
     /* --stage. The folder is written once, with the above; "": nothing is staged. */
     char stage_folder[4096];

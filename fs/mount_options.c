@@ -10,6 +10,7 @@
 
 #include "cleanup.h"
 #include "mount_options.h"
+#include "source.h"
 
 enum {
     OPT_AT = CLI_OPTION_OWN,
@@ -19,6 +20,7 @@ enum {
     OPT_IDLE,
     OPT_OWNER,
     OPT_IO_TIMEOUT,
+    OPT_RETRIES,
     OPT_ALLOW_OTHER,
     OPT_UID,
     OPT_GID,
@@ -43,6 +45,7 @@ static const struct option longs[] = {
     {"idle", required_argument, NULL, OPT_IDLE},
     {"owner", required_argument, NULL, OPT_OWNER},
     {"io-timeout", required_argument, NULL, OPT_IO_TIMEOUT},
+    {"retries", required_argument, NULL, OPT_RETRIES},
     {"allow-other", no_argument, NULL, OPT_ALLOW_OTHER},
     {"uid", required_argument, NULL, OPT_UID},
     {"gid", required_argument, NULL, OPT_GID},
@@ -121,9 +124,13 @@ static int parse_numeric(const struct cli_usage *usage, int opt, struct mount_op
         int opt;
         uint64_t min, max;
     } limits[] = {
-        {OPT_THREADS, 0, 1024},           {OPT_IDLE, 1, SECONDS_MAX},
-        {OPT_IO_TIMEOUT, 0, SECONDS_MAX}, {OPT_OWNER, 1, INT32_MAX},
-        {OPT_UID, 0, UINT32_MAX - 1},     {OPT_GID, 0, UINT32_MAX - 1},
+        {OPT_THREADS, 0, 1024},
+        {OPT_IDLE, 1, SECONDS_MAX},
+        {OPT_IO_TIMEOUT, 0, SECONDS_MAX},
+        {OPT_OWNER, 1, INT32_MAX},
+        {OPT_UID, 0, UINT32_MAX - 1},
+        {OPT_GID, 0, UINT32_MAX - 1},
+        {OPT_RETRIES, 0, 100},
     };
     uint64_t n = 0;
     int status = CLI_GO_ON;
@@ -137,6 +144,8 @@ static int parse_numeric(const struct cli_usage *usage, int opt, struct mount_op
         o->idle_s = (unsigned)n;
     else if (opt == OPT_IO_TIMEOUT)
         o->io_timeout_s = (unsigned)n;
+    else if (opt == OPT_RETRIES)
+        o->retries = (unsigned)n;
     else if (opt == OPT_OWNER)
         o->owner = (pid_t)n;
     else if (opt == OPT_UID)
@@ -225,7 +234,8 @@ static int check_together(const struct cli_usage *usage, bool for_run, int archi
 int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, char **argv,
                         struct mount_options *ret_options)
 {
-    struct mount_options o = {.io_timeout_s = 60, .readahead_bytes = UINT64_MAX};
+    struct mount_options o = {
+        .io_timeout_s = 60, .retries = SOURCE_RETRIES_DEFAULT, .readahead_bytes = UINT64_MAX};
     int opt, status = CLI_GO_ON;
 
     while (status == CLI_GO_ON &&
@@ -248,13 +258,13 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
     int n =
         asprintf(&text,
                  "%s\n%s\n%s\n%s\n%d%s\n%d%d%d%d%d%d%d%d %" PRIu32 " %" PRIu32
-                 " %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
+                 " %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
                  at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
                  o->fsname ? o->fsname : "", o->stage, o->stage_place ? o->stage_place : "",
                  o->foreground, o->allow_other, o->default_permissions, o->noexec,
                  o->override_uid, o->override_gid, o->cache_given, o->nonempty, o->uid, o->gid,
-                 o->threads, o->idle_s, o->io_timeout_s, o->cache_bytes, o->readahead_bytes,
-                 (int)o->owner, owner_start_ticks, mtime_sec, mtime_nsec);
+                 o->threads, o->idle_s, o->io_timeout_s, o->retries, o->cache_bytes,
+                 o->readahead_bytes, (int)o->owner, owner_start_ticks, mtime_sec, mtime_nsec);
     if (n < 0) {
         text = NULL;
         return 0;

@@ -24,6 +24,7 @@ struct mount_options {
     unsigned threads;      /* 0: the allowed CPUs */
     unsigned idle_s;       /* 0: never */
     unsigned io_timeout_s; /* 0: never */
+    unsigned retries;      /* of a read of the archive that fails */
     uint64_t cache_bytes;
     bool cache_given;         /* else: by what the job may use */
     uint64_t readahead_bytes; /* 0: off; UINT64_MAX: by the memory that is free */
@@ -47,6 +48,7 @@ struct mount_options {
     "      --idle SECONDS    end after so long without use\n"                                  \
     "      --owner PID       end when this process has ended\n"                                \
     "      --io-timeout SEC  a read that takes longer fails; 0: never (60)\n"                  \
+    "      --retries N       try a read of the archive that fails so often again (4)\n"        \
     "      --verify          compare each file with its sum before it is served\n"             \
     "      --allow-other     let other users in, by the permissions of the files\n"            \
     "      --uid ID, --gid ID  show every file as owned by ID\n"                               \

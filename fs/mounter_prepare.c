@@ -221,6 +221,7 @@ int mounter_open_archive(struct mounter *m)
 
     if (cli_open_pot(o->archive, NULL, o->progress, &m->pot) < 0)
         return CLI_FAILED;
+    source_set_retries(m->pot->source, o->retries);
     if (was_replaced(&m->pot->identity, &m->identity))
         return cli_failf(o->archive, "it was changed while it was opened; try again");
     int r = find_root(m);

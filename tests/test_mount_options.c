@@ -60,7 +60,8 @@ START_TEST(without_options_the_defaults_hold)
     struct mount_options o;
     ck_assert_int_eq(parse("a.tar -o ro,nosuid,nodev,noatime", false, &o), CLI_GO_ON);
     ck_assert(!o.at && !o.foreground && !o.allow_other && !o.override_uid && !o.nonempty);
-    ck_assert(o.threads == 0 && o.idle_s == 0 && o.io_timeout_s == 60 && o.owner == 0);
+    ck_assert(o.threads == 0 && o.idle_s == 0 && o.io_timeout_s == 60 && o.retries == 4 &&
+              o.owner == 0);
     ck_assert(!o.cache_given);
     ck_assert_uint_eq(o.readahead_bytes, UINT64_MAX);
     ck_assert_int_eq(parse("a.tar --readahead 1M", false, &o), CLI_GO_ON);

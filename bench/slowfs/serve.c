@@ -38,6 +38,8 @@ struct serve {
     char *buffer; /* READ_MAX bytes, for answers */
     uint64_t reads;
     struct handle *handles; /* all that are open */
+    bool toggled;           /* by SIGUSR2 */
+    struct job *stalled;    /* reads that get no answer */
     bool greeted;           /* INIT was answered */
     bool ended;             /* a signal came */
 };
@@ -45,6 +47,7 @@ struct serve {
 struct handle {
     struct tree_handle tree; /* first: the kernel's number for it is its address */
     struct handle *next, **link;
+    bool stale;
 };
 
 /* A request that waits until it is due. */
@@ -56,6 +59,7 @@ struct job {
     uint64_t handle;
     off_t at;
     size_t size;
+    struct job *next; /* in the list of the stalled */
     char name[];
 };
 
@@ -131,7 +135,7 @@ static void do_open(struct serve *s, struct job *j)
 {
     struct fuse_file_info fi = {.keep_cache = s->config.pages == PAGES_KEEP,
                                 .direct_io = s->config.pages == PAGES_NONE};
-    struct handle *h = malloc(sizeof(*h));
+    struct handle *h = calloc(1, sizeof(*h));
     int r = -ENOMEM;
 
     if (h && j->op.kind == OP_OPEN)
@@ -202,13 +206,29 @@ static void do_statfs(struct serve *s, struct job *j)
     fuse_reply_statfs(j->request, &st);
 }
 
+/* 0, or how this read fails. */
+static int injected(const struct serve *s, const struct job *j)
+{
+    const struct serve_config *c = &s->config;
+    int error = c->fail_error ? -c->fail_error : -EIO;
+
+    if (((const struct handle *)handle_of(j->handle))->stale)
+        return -ESTALE;
+    if (s->toggled && c->toggle == TOGGLE_FAIL)
+        return error;
+    if (c->fail_after > 0 && s->reads > c->fail_after)
+        return error;
+    return c->fail_every > 0 && s->reads % c->fail_every == 0 ? error : 0;
+}
+
 static void do_read(struct serve *s, struct job *j)
 {
     size_t size = j->size < READ_MAX ? j->size : READ_MAX;
-    ssize_t n = -EIO;
+    ssize_t n;
 
     s->reads++;
-    if (s->config.fail_every == 0 || s->reads % s->config.fail_every != 0)
+    n = injected(s, j);
+    if (n == 0)
         n = s->tree.ops->read(s->tree.self, handle_of(j->handle), s->buffer, size,
                               (uint64_t)j->at);
     if (n < 0)
@@ -226,8 +246,32 @@ static void carry_out(struct serve *s, struct job *j)
         [OP_READ] = do_read,
     };
 
+    if (j->op.kind == OP_READ && s->toggled && s->config.toggle == TOGGLE_STALL) {
+        j->next = s->stalled;
+        s->stalled = j;
+        return;
+    }
     table[j->op.kind](s, j);
     free(j);
+}
+
+static void answer_stalled(struct serve *s)
+{
+    while (s->stalled) {
+        struct job *j = s->stalled;
+        s->stalled = j->next;
+        carry_out(s, j);
+    }
+}
+
+static void take_toggle(struct serve *s)
+{
+    if (s->config.toggle == TOGGLE_STALE)
+        for (struct handle *h = s->handles; h; h = h->next)
+            h->stale = true;
+    s->toggled = !s->toggled;
+    if (!s->toggled)
+        answer_stalled(s);
 }
 
 /* Taking requests. */
@@ -483,6 +527,8 @@ static void take_signal(struct serve *s, int signals)
         return;
     if (info.ssi_signo == SIGUSR1)
         serve_write_stats(s);
+    else if (info.ssi_signo == SIGUSR2)
+        take_toggle(s);
     else
         s->ended = true;
 }
@@ -516,6 +562,8 @@ int serve_loop(struct serve *s, struct fuse_session *session, int signals)
         if (r == 0 && wait[0].revents)
             r = receive(s, session, &buf);
     }
+    s->toggled = false;
+    answer_stalled(s);
     while ((op = server_take(s->server, UINT64_MAX))) {
         fuse_reply_err(((struct job *)op)->request, ENOTCONN);
         free(op);

@@ -20,12 +20,22 @@ enum page_cache {
     PAGES_NONE, /* every read becomes a request */
 };
 
+/* SIGUSR2 begins it, and the next one ends it. */
+enum toggle {
+    TOGGLE_FAIL,  /* every read fails */
+    TOGGLE_STALL, /* no read is answered; those that wait are when it ends */
+    TOGGLE_STALE, /* files that are open at the moment answer ESTALE for good; no end */
+};
+
 struct serve_config {
     double entry_s; /* how long the kernel may trust a name, */
     double attr_s;  /* and attributes */
     enum page_cache pages;
     unsigned max_background; /* read-ahead requests in flight */
-    uint64_t fail_every;     /* every so many-th read fails with EIO; 0: none */
+    uint64_t fail_every;     /* every so many-th read fails; 0: none */
+    uint64_t fail_after;     /* and all after so many; 0: none */
+    int fail_error;          /* with this errno; 0: EIO */
+    enum toggle toggle;      /* what SIGUSR2 does */
     const char *stats;       /* file for the counts, or NULL for standard error */
 };
 
@@ -41,7 +51,8 @@ int serve_new(const struct serve_config *config, const struct server_config *ser
 int serve_prepare(struct serve *s, struct fuse_session *session);
 
 /* Serves until the file system is unmounted or a signal of `signals` (a signalfd) ends it;
- * SIGUSR1 writes the counts and goes on. 0 or -errno. */
+ * SIGUSR1 writes the counts and goes on, SIGUSR2 does what the configuration says. 0 or
+ * -errno. */
 int serve_loop(struct serve *s, struct fuse_session *session, int signals);
 
 /* The counts, to where the configuration says. 0 or -errno. */

@@ -60,7 +60,12 @@ static const char usage_text[] =
     "                          the file is opened again; none, every read is a request\n"
     "      --readahead=KIB     the kernel's read-ahead (default 16384; only root can set it)\n"
     "      --max-background=N  read-ahead requests in flight (default 1024)\n"
-    "      --fail-every=N      every Nth read fails with EIO\n"
+    "      --fail-every=N      every Nth read fails\n"
+    "      --fail-after=N      all reads after the first N fail\n"
+    "      --fail-error=NAME   how they fail: EIO (default), ESTALE, ETIMEDOUT, ENOTCONN\n"
+    "      --toggle=WHAT       SIGUSR2 begins it and ends it: fail, each read does (default);\n"
+    "                          stall, none is answered until then; stale, files that are open\n"
+    "                          answer ESTALE for good (every signal)\n"
     "      --stats=FILE        counts, at the end and on SIGUSR1 (default: standard error)\n"
     "      --synthetic=FILES   a made-up tree, a thousand files to a directory\n"
     "      --file-bytes=SIZE   the size of its files (default 100)\n"
@@ -81,6 +86,9 @@ enum option_code {
     CODE_READAHEAD,
     CODE_BACKGROUND,
     CODE_FAIL,
+    CODE_FAIL_AFTER,
+    CODE_FAIL_ERROR,
+    CODE_TOGGLE,
     CODE_STATS,
     CODE_SYNTHETIC,
     CODE_FILE_BYTES,
@@ -99,6 +107,9 @@ static const struct option longs[] = {
     {"readahead", required_argument, NULL, CODE_READAHEAD},
     {"max-background", required_argument, NULL, CODE_BACKGROUND},
     {"fail-every", required_argument, NULL, CODE_FAIL},
+    {"fail-after", required_argument, NULL, CODE_FAIL_AFTER},
+    {"fail-error", required_argument, NULL, CODE_FAIL_ERROR},
+    {"toggle", required_argument, NULL, CODE_TOGGLE},
     {"stats", required_argument, NULL, CODE_STATS},
     {"synthetic", required_argument, NULL, CODE_SYNTHETIC},
     {"file-bytes", required_argument, NULL, CODE_FILE_BYTES},
@@ -186,6 +197,30 @@ static void set_latencies(struct server_config *c, char *words)
     }
 }
 
+static int error_of(const char *word)
+{
+    static const struct {
+        const char *name;
+        int number;
+    } errors[] = {
+        {"EIO", EIO}, {"ESTALE", ESTALE}, {"ETIMEDOUT", ETIMEDOUT}, {"ENOTCONN", ENOTCONN}};
+
+    for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
+        if (strcmp(word, errors[i].name) == 0)
+            return errors[i].number;
+    refuse("--fail-error is EIO, ESTALE, ETIMEDOUT or ENOTCONN", word);
+}
+
+static enum toggle toggle_of(const char *word)
+{
+    static const char *const names[] = {"fail", "stall", "stale"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(word, names[i]) == 0)
+            return (enum toggle)i;
+    refuse("--toggle is fail, stall or stale", word);
+}
+
 static enum page_cache pages_of(const char *word)
 {
     static const char *const how[] = {"keep", "drop", "none"};
@@ -234,6 +269,15 @@ static void take_serve_option(struct serve_config *c, int code, const char *word
         break;
     case CODE_FAIL:
         c->fail_every = count_of(word);
+        break;
+    case CODE_FAIL_AFTER:
+        c->fail_after = count_of(word);
+        break;
+    case CODE_FAIL_ERROR:
+        c->fail_error = error_of(word);
+        break;
+    case CODE_TOGGLE:
+        c->toggle = toggle_of(word);
         break;
     case CODE_STATS:
         c->stats = word;
@@ -403,7 +447,7 @@ static struct fuse_session *make_session(const struct options *o, struct serve *
 
 static int catch_signals(void)
 {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
     sigset_t set;
     int fd;
 

@@ -164,6 +164,11 @@ static void print_work(const struct view *v)
     printf("  %-12s %s errors, %s stalls, %s threads replaced\n", "trouble",
            cli_format_count(v->sum.errors, a), cli_format_count(get(&c->stalls), b),
            cli_format_count(get(&c->replacements), d));
+    uint64_t retries = get(&c->source_retries), failures = get(&c->source_failures);
+    if (retries || failures)
+        printf("  %-12s %s failed reads tried again, %s given up, opened anew %s times\n",
+               "storage", cli_format_count(retries, a), cli_format_count(failures, b),
+               cli_format_count(get(&c->source_reopened), d));
     if (c->last_error[0])
         print_text("last error", c->last_error, sizeof(c->last_error));
     if (v->idle_ns != UINT64_MAX)
@@ -284,6 +289,9 @@ static void json_work(const struct view *v)
     cli_json_number("errors", v->sum.errors);
     cli_json_number("stalls", get(&c->stalls));
     cli_json_number("threads_replaced", get(&c->replacements));
+    cli_json_number("source_retries", get(&c->source_retries));
+    cli_json_number("source_failures", get(&c->source_failures));
+    cli_json_number("source_reopened", get(&c->source_reopened));
     cli_json_text("last_error", c->last_error, sizeof(c->last_error));
     if (v->idle_ns == UINT64_MAX)
         fputs(",\n  \"last_request_ns_ago\": null", stdout);

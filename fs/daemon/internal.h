@@ -7,6 +7,7 @@
  *   ops.c       one short function for each request of a read-only tree
  *   reply.c     the wire format of answers
  *   watchdog.c  reads that stall
+ *   trouble.c   reads of the archive that fail
  *   sums.c      --verify: no byte of a file that is not what was packed
  *   populate.c  what readers will ask for is brought in before they do
  */
@@ -39,7 +40,7 @@ struct worker {
     /* Whose turn it is, under session->turn_lock except `parked` itself. */
     _Atomic uint32_t parked; /* futex: 1 while the worker must not take requests */
     bool blocked;            /* in something that may take long */
-    bool dismissed;          /* the watchdog answered for it, and it counts no more */
+    bool dismissed;          /* the watchdog answered for it; until it comes back */
     bool last_resort;        /* all others are stuck: it refuses to read */
     unsigned calm;           /* requests since the last backlog */
     uint64_t done_ns;        /* when the last request was answered, */
@@ -52,7 +53,7 @@ struct worker {
      * answer it. Worker and watchdog compete for the step from odd to even.
      */
     _Atomic uint64_t turn;
-    bool lost;               /* the watchdog was first: the worker ends */
+    bool lost;               /* the watchdog was first */
     _Atomic uint64_t unique; /* of the request in hand */
     _Atomic uint64_t since_ns;
     _Atomic uint32_t position; /* entry it is about, for the log */
@@ -92,6 +93,7 @@ struct session {
     _Atomic bool ended;
     _Atomic bool distrusted; /* see session_distrust */
     _Atomic uint64_t stalls;
+    _Atomic uint64_t retry_told_ns, retries_silent; /* of trouble.c */
 };
 
 /* A request in a worker's hands. */
@@ -162,6 +164,11 @@ void sums_free(struct sums *sums); /* NULL is fine */
 int sums_check(struct worker *worker, uint32_t position, uint64_t offset, size_t len,
                bool *ret_later);
 int sums_check_span(struct worker *worker, uint32_t position, const struct span *span);
+
+/* trouble.c */
+void trouble_start(struct session *session);
+void trouble_update_counters(struct session *session);
+void trouble_end(struct session *session); /* nobody waits to try again any more */
 
 /* watchdog.c */
 int watchdog_start(struct session *session);

@@ -301,8 +301,24 @@ static void after_request(struct worker *w, uint32_t pid)
 }
 
 /*
+ * The read that stalled has come to an end after all. Others have taken this worker's place;
+ * it waits among them until there is need of it again.
+ */
+static void come_back(struct worker *w)
+{
+    struct session *s = w->session;
+
+    pthread_mutex_lock(&s->turn_lock);
+    w->blocked = w->lost = false;
+    w->calm = 0;
+    atomic_store(&w->parked, 1);
+    w->dismissed = false;
+    pthread_mutex_unlock(&s->turn_lock);
+    park(w);
+}
+
+/*
  * Take one request and answer it. -errno of the device: -ENODEV is the end.
- * -ECANCELED: the watchdog gave the answer, and this worker is counted out.
  */
 static int serve_one(struct worker *w)
 {
@@ -329,8 +345,9 @@ static int serve_one(struct worker *w)
     else
         ops_dispatch(&rq);
     if (w->lost)
-        return -ECANCELED;
-    after_request(w, rq.own ? 0 : rq.header->pid);
+        come_back(w);
+    else
+        after_request(w, rq.own ? 0 : rq.header->pid);
     return 0;
 }
 
@@ -355,7 +372,7 @@ void *loop_worker(void *arg)
     sched_setscheduler(0, SCHED_BATCH, &param);
     while (r == 0 && !atomic_load(&s->ended))
         r = serve_one(w);
-    if (r < 0 && r != -ECANCELED)
+    if (r < 0)
         loop_end(s);
     return NULL;
 }
@@ -376,6 +393,7 @@ void loop_end(struct session *s)
     atomic_store(&s->watchdog_armed, 1);
     futex(&s->watchdog_armed, FUTEX_WAKE, 1);
     populate_end(s);
+    trouble_end(s);
     if (write(s->ended_fd, &one, sizeof(one)) < 0)
         return; /* can't fail on an eventfd at 0 */
 }

@@ -172,6 +172,7 @@ int session_start(const struct session_config *config, struct fault *fault,
         r = sums_start(s);
     if (r == 0)
         r = negotiate(s, fault);
+    trouble_start(s);
     if (r == 0)
         r = watchdog_start(s);
     if (r == 0)
@@ -220,6 +221,7 @@ void session_update_counters(struct session *s)
     atomic_store(&c->cache_bytes, stats.bytes);
     if (s->config.stage)
         update_stage(c, s->config.stage);
+    trouble_update_counters(s);
 }
 
 static bool join(pthread_t thread, const struct timespec *until)

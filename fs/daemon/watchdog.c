@@ -2,8 +2,8 @@
  * A reader never hangs. A read of the archive that stalls can't be called back: its
  * thread sits in the kernel until the filesystem answers. So this thread looks at the
  * requests in hand several times a second, and answers one that is older than
- * --io-timeout with EIO in place of its worker. The worker is dismissed (it ends when
- * it wakes) and another one takes its turn.
+ * --io-timeout with EIO in place of its worker. The worker is dismissed and another one takes
+ * its turn; when the read ends after all, the worker is there again (loop.c).
  *
  * It also catches a worker that is held up without having said so (a page fault in
  * the middle of a mapped range) while nobody else waits for requests.
@@ -49,16 +49,21 @@ static void log_stall(struct session *s, uint32_t position, uint64_t age_ns)
         s->config.pot->path, path, (double)age_ns / 1e9);
 }
 
-/* Answer for a worker, unless it did so itself in the meantime. */
+/*
+ * Answer for a worker, unless it did so itself in the meantime. The lock keeps a worker that
+ * finds itself answered for from coming back before it was dismissed.
+ */
 static void give_up(struct worker *w, uint64_t turn, uint64_t unique, uint64_t age_ns)
 {
     struct session *s = w->session;
 
-    if (reply_for_stalled(w, turn, unique) == -EALREADY)
-        return;
     pthread_mutex_lock(&s->turn_lock);
-    loop_dismiss_locked(w);
+    bool answered = reply_for_stalled(w, turn, unique) != -EALREADY;
+    if (answered)
+        loop_dismiss_locked(w);
     pthread_mutex_unlock(&s->turn_lock);
+    if (!answered)
+        return;
     atomic_fetch_add(&s->config.counters->stalls, 1);
     atomic_fetch_add(&s->config.counters->replacements, 1);
     log_stall(s, atomic_load(&w->position), age_ns);

@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -145,6 +146,20 @@ def wait_for(condition, what, seconds=20):
         if time.monotonic() > end:
             raise Failure(f"waited {seconds} s in vain for {what}")
         time.sleep(0.02)
+
+
+def in_thread(function, *arguments, seconds=60):
+    """Start it; what is returned waits for its result."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function(*arguments)), daemon=True)
+    thread.start()
+
+    def result():
+        thread.join(seconds)
+        check(results, f"not done after {seconds} s: {function.__name__}{shorten(arguments)}")
+        return results[0]
+
+    return result
 
 
 class Mount:

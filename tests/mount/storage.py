@@ -1,0 +1,138 @@
+"""The archive's storage fails: reads fail once or for good, stall, or lose their handles.
+bench/slowfs is the storage, and does on a signal what it was told."""
+
+import contextlib
+import os
+import signal
+import time
+from errno import EIO
+
+import harness
+import tree
+from duplicates import member, write_tar
+from faults import read
+from harness import check, check_equal, environment, wait_for
+from slowfs import Slow
+
+FILES = 120
+FILE_BYTES = 20_000
+
+
+def contents(number):
+    return tree.content(FILE_BYTES + number, number)
+
+
+def make_archive(work, name="data.tar"):
+    source = work.make("source")
+    write_tar(os.path.join(source, name),
+              [member("d", directory=True)] +
+              [member(f"d/{i:03d}", contents(i)) for i in range(FILES)])
+    return source
+
+
+@contextlib.contextmanager
+def served(work, *options, mount_options=()):
+    """A mount of an archive on slowfs; no page of it stays in the kernel."""
+    source = make_archive(work)
+    with Slow(work, "--pages=none", *options, source) as slow:
+        with work.mount(slow / "data.tar", *mount_options, env=environment()) as mount:
+            yield mount, slow, source
+
+
+def toggle(slow):
+    os.kill(slow.pid(), signal.SIGUSR2)
+    time.sleep(0.2)  # it is one thread, and does this at once
+
+
+def wait_for_counts(mount, good, what):
+    """The daemon writes them down several times a second."""
+    wait_for(lambda: good(mount.stat()), f"{what}: {mount.stat()}")
+    return mount.stat()
+
+
+def check_files(mount, numbers, what):
+    for i in numbers:
+        check_equal(read(mount / f"d/{i:03d}") == contents(i), True, f"{what}: d/{i:03d}")
+
+
+def errors_of(mount, numbers):
+    return {read(mount / f"d/{i:03d}") for i in numbers}
+
+
+def test_reads_that_fail_once_reach_nobody(work):
+    with served(work, "--fail-every=7") as (mount, slow, _):
+        check_files(mount, range(FILES), "every 7th read fails")
+        check(slow.counts()["read"] > FILES, "slowfs was not asked")
+        state = wait_for_counts(mount, lambda s: s["source_retries"] >= FILES // 7, "retries")
+        check_equal(state["errors"], 0, "errors of readers")
+        check_equal(state["source_failures"], 0, "reads given up")
+        check("tried again" in state["last_error"], f"last error: {state['last_error']!r}")
+        shown = harness.onepot("stat", mount.path).stdout.decode()
+        check("failed reads tried again" in shown, f"stat shows no retries: {shown}")
+
+
+def test_no_retries_if_so_wanted(work):
+    with served(work, "--toggle=fail", mount_options=("--retries", "0")) as (mount, slow, _):
+        check_files(mount, range(3), "before")
+        toggle(slow)
+        check_equal(read(mount / "d/005"), EIO, "a read that fails")
+        state = wait_for_counts(mount, lambda s: s["source_failures"] >= 1, "reads given up")
+        check_equal(state["source_retries"], 0, "retries")
+        toggle(slow)
+        check_files(mount, (5, 6), "when it is over")
+
+
+def test_storage_that_is_gone_and_comes_back(work):
+    """EIO for each read, soon; what is cached is served; and no restart is needed."""
+    with served(work, "--toggle=fail", "--fail-error=ETIMEDOUT",
+                mount_options=("--retries", "1")) as (mount, slow, _):
+        check_files(mount, range(10), "before")
+        toggle(slow)
+        check_equal(errors_of(mount, range(20, 40)), {EIO}, "what readers get")
+        check_equal(len(os.listdir(mount / "d")), FILES, "names")
+        state = wait_for_counts(mount, lambda s: s["source_failures"] >= 20, "reads given up")
+        check("d/039" in state["last_error"], f"last error: {state['last_error']!r}")
+        toggle(slow)
+        check_files(mount, range(FILES), "when it is over")
+
+
+def test_stale_handle_is_opened_again(work):
+    with served(work, "--toggle=stale") as (mount, slow, _):
+        check_files(mount, range(3), "before")
+        for turn in range(2):
+            toggle(slow)
+            check_files(mount, range(10 + 40 * turn, 50 + 40 * turn), "after it went stale")
+        state = wait_for_counts(mount, lambda s: s["source_reopened"] == 2, "openings")
+        check_equal(state["errors"], 0, "errors")
+        check("opened again" in state["last_error"], f"last error: {state['last_error']!r}")
+
+
+def test_stale_handle_of_an_archive_that_was_replaced(work):
+    """Another archive has its name: its bytes are not those that the index speaks of."""
+    with served(work, "--toggle=stale", "--entry-timeout=0", "--attr-timeout=0",
+                mount_options=("--retries", "1")) as (mount, slow, source):
+        check_files(mount, range(3), "before")
+        write_tar(os.path.join(source, "new"),
+                  [member("d", directory=True)] +
+                  [member(f"d/{i:03d}", contents(i)[::-1]) for i in range(FILES)])
+        os.rename(os.path.join(source, "new"), os.path.join(source, "data.tar"))
+        toggle(slow)
+        check_equal(errors_of(mount, range(20, 30)), {EIO}, "what readers get")
+        check_equal(mount.stat()["source_reopened"], 0, "openings")
+
+
+def test_threads_come_back_from_a_stall(work):
+    """More stalls, a few at a time, than there may ever be threads (512)."""
+    with served(work, "--toggle=stall", mount_options=("--io-timeout", "1")) as (mount, slow, _):
+        for turn in range(6):
+            toggle(slow)
+            readers = [harness.in_thread(read, mount / f"d/{i:03d}") for i in range(90)]
+            check_equal({r() for r in readers}, {EIO}, "readers of what stalls")
+            toggle(slow)
+            check_files(mount, (100 + turn,), "when it goes on")
+        check_files(mount, range(FILES), "at last")
+        check(mount.stat()["stalls"] >= 540, f"stalls: {mount.stat()['stalls']}")
+
+
+if __name__ == "__main__":
+    harness.main(globals())
