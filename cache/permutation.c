@@ -230,6 +230,54 @@ int permutation_new(uint64_t n, uint64_t seed, struct permutation **ret_permutat
     return permutation_new_as(n, seed, n >= PERMUTATION_NARROW_MAX, ret_permutation);
 }
 
+/*
+ * Step i of the shuffle draws the place that element i comes from and never looks at the
+ * places below it again: after `count` steps the front is done. Of the places behind it only
+ * those that were drawn hold anything but their own number; they are in a hash table.
+ */
+struct moved {
+    uint32_t place, value; /* place UINT32_MAX: free */
+};
+
+static struct moved *find_moved(struct moved *table, uint32_t mask, uint32_t place)
+{
+    uint32_t at = place * 2654435761u;
+    at ^= at >> 15;
+    while (table[at & mask].place != place && table[at & mask].place != UINT32_MAX)
+        at++;
+    return &table[at & mask];
+}
+
+static uint32_t take_moved(struct moved *table, uint32_t mask, uint32_t place)
+{
+    struct moved *m = find_moved(table, mask, place);
+    return m->place == place ? m->value : place;
+}
+
+int permutation_front(uint64_t n, uint64_t seed, uint32_t count, uint32_t *ret_elements)
+{
+    struct twister twister;
+    uint32_t size = 16;
+    if (n >= PERMUTATION_NARROW_MAX || count > n)
+        return -EINVAL;
+    while (size < 2 * count)
+        size *= 2;
+    struct moved *table = malloc(size * sizeof(*table));
+    if (!table)
+        return -ENOMEM;
+    memset(table, 0xff, size * sizeof(*table));
+    twister_seed(&twister, seed);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t left = (uint32_t)n - i, place = left > 1 ? i + draw(&twister) % left : i;
+        uint32_t own = take_moved(table, size - 1, i);
+        struct moved *m = find_moved(table, size - 1, place);
+        ret_elements[i] = place == i ? own : m->place == place ? m->value : place;
+        *m = (struct moved){place, own};
+    }
+    free(table);
+    return 0;
+}
+
 int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t window,
                            struct permutation **ret_permutation)
 {

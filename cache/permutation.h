@@ -52,6 +52,13 @@ uint64_t permutation_size(const struct permutation *permutation);
 uint64_t permutation_at(const struct permutation *permutation, uint64_t i);
 
 /*
+ * The first `count` (at most n) elements of permutation_new(n, seed), in time and memory that
+ * depend on `count` alone: to look at the front of many permutations. -EINVAL from
+ * PERMUTATION_NARROW_MAX elements on, where the first element is known last. -ENOMEM.
+ */
+int permutation_front(uint64_t n, uint64_t seed, uint32_t count, uint32_t *ret_elements);
+
+/*
  * Keep every `step`-th element from `first` on, give back the memory of the others:
  * afterwards element i is what first + i * step was, modulo the size. `count` of them,
  * which may wrap around. -ENOMEM, and nothing has changed.

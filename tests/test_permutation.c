@@ -31,6 +31,29 @@ START_TEST(only_the_low_half_of_a_seed_counts)
 }
 END_TEST
 
+START_TEST(the_front_is_that_of_the_whole)
+{
+    const uint64_t sizes[] = {0, 1, 2, 10, 1000, 50000};
+    for (unsigned s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
+        for (uint64_t seed = 0; seed < 20; seed++) {
+            struct permutation *p;
+            uint32_t count = (uint32_t)(seed % 2 ? sizes[s] : sizes[s] / 3);
+            uint32_t *front = malloc((count + 1) * sizeof(*front));
+            ck_assert_int_eq(permutation_new(sizes[s], seed, &p), 0);
+            ck_assert_int_eq(permutation_front(sizes[s], seed, count, front), 0);
+            for (uint32_t i = 0; i < count; i++)
+                ck_assert_uint_eq(front[i], permutation_at(p, i));
+            permutation_free(p);
+            free(front);
+        }
+    }
+    uint32_t one;
+    ck_assert_int_eq(permutation_front(0, 1, 1, &one), -EINVAL);
+    ck_assert_int_eq(permutation_front(PERMUTATION_NARROW_MAX, 1, 1, &one), -EINVAL);
+    ck_assert_int_eq(permutation_front(PERMUTATION_NARROW_MAX - 1, 1, 1, &one), 0);
+}
+END_TEST
+
 START_TEST(none_and_one)
 {
     expect(0, 5, NULL, 0);
@@ -198,6 +221,7 @@ int main(void)
     tcase_add_test(t, ten_elements_are_in_torchs_order);
     tcase_add_test(t, only_the_low_half_of_a_seed_counts);
     tcase_add_test(t, none_and_one);
+    tcase_add_test(t, the_front_is_that_of_the_whole);
     tcase_add_loop_test(t, both_ways_of_drawing_follow_their_formula, 0, 2);
     tcase_add_test(t, taking_every_kth_element_wraps_around);
     tcase_add_test(t, blocks_hold_each_element_once);

@@ -1,0 +1,49 @@
+/*
+ * The files of a directory as training code numbers them. Two ways are known:
+ *
+ *   FOLDER_CLASSES  torchvision's ImageFolder and DatasetFolder: each directory below is a
+ *                   class, classes in the order of their names; of a class the files of all
+ *                   directories below it, these in the order of their paths, and the
+ *                   files in each in the order of their names
+ *   FOLDER_FLAT     the files right in the directory, in the order of their names
+ *
+ * each with images alone (by torchvision's list of extensions) or with all files.
+ *
+ * Threads: one that was made never changes.
+ */
+#ifndef ONEPOT_FOLDER_ORDER_H
+#define ONEPOT_FOLDER_ORDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "index.h"
+
+struct folder_order;
+
+enum folder_kind { FOLDER_FLAT, FOLDER_CLASSES };
+
+/* In place of a position: a symbolic link, which has a number but no bytes of its own. */
+#define FOLDER_NO_FILE UINT32_MAX
+
+/*
+ * -E2BIG: more than `most` files; the memory is 4 bytes a file, 8 where hard links or
+ * directories in a class keep the numbers from following the index. -ENOTDIR, -ENOMEM,
+ * -EUCLEAN.
+ */
+int folder_order_new(const struct index *index, uint32_t directory, enum folder_kind kind,
+                     bool images_only, uint64_t most, struct folder_order **ret_folder);
+/* Whoever keeps it as well counts itself, and frees it as the first owner does. */
+struct folder_order *folder_order_share(struct folder_order *folder);
+void folder_order_free(struct folder_order *folder); /* NULL is fine */
+
+uint32_t folder_order_count(const struct folder_order *folder);
+
+/* The inode position of file number i < count, or FOLDER_NO_FILE. */
+uint32_t folder_order_file(const struct folder_order *folder, uint32_t i);
+
+/* The number of a file, by the position of its inode. -ENOENT. */
+int folder_order_find(const struct folder_order *folder, uint32_t position,
+                      uint32_t *ret_number);
+
+#endif

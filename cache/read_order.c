@@ -1,0 +1,168 @@
+/*
+ * Two representations behind one interface. A shuffle keeps the permutation and its inverse;
+ * a list keeps its files and, sorted by file, their places.
+ */
+#include "read_order.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "permutation.h"
+
+struct read_order {
+    _Atomic unsigned owners;
+    uint64_t count;
+    struct folder_order *folder; /* of a shuffle; NULL: a list */
+    uint32_t *files;  /* shuffle: the number of the file at a place; list: the file */
+    uint32_t *places; /* shuffle: by number; list: sorted by file, then by place */
+};
+
+/* ---- a shuffle ---- */
+
+static int fill_shuffle(struct read_order *o, uint64_t seed)
+{
+    struct permutation *p;
+    int r = permutation_new(o->count, seed, &p);
+
+    if (r < 0)
+        return r;
+    for (uint32_t i = 0; i < o->count; i++) {
+        uint32_t number = (uint32_t)permutation_at(p, i);
+        o->files[i] = number;
+        o->places[number] = i;
+    }
+    permutation_free(p);
+    return 0;
+}
+
+static struct read_order *allocate(uint64_t count)
+{
+    struct read_order *o = calloc(1, sizeof(*o));
+
+    if (!o)
+        return NULL;
+    o->owners = 1;
+    o->count = count;
+    o->places = malloc((count + 1) * sizeof(*o->places));
+    if (!o->places) {
+        free(o);
+        return NULL;
+    }
+    return o;
+}
+
+int read_order_shuffled(struct folder_order *folder, uint64_t seed, uint64_t most_bytes,
+                        struct read_order **ret_order)
+{
+    uint64_t count = folder_order_count(folder);
+    struct read_order *o;
+    int r = -ENOMEM;
+
+    if (count > most_bytes / (2 * sizeof(uint32_t)))
+        return -E2BIG;
+    o = allocate(count);
+    if (!o)
+        return -ENOMEM;
+    o->folder = folder_order_share(folder);
+    o->files = malloc((count + 1) * sizeof(*o->files));
+    if (o->files)
+        r = fill_shuffle(o, seed);
+    if (r < 0) {
+        read_order_free(o);
+        return r;
+    }
+    *ret_order = o;
+    return 0;
+}
+
+/* ---- a list ---- */
+
+static int compare_places(const void *a, const void *b, void *files)
+{
+    uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
+    uint32_t x = ((const uint32_t *)files)[i], y = ((const uint32_t *)files)[j];
+
+    return x != y ? (x > y) - (x < y) : (i > j) - (i < j);
+}
+
+int read_order_listed(uint32_t *positions, uint64_t count, struct read_order **ret_order)
+{
+    struct read_order *o = count < UINT32_MAX ? allocate(count) : NULL;
+
+    if (!o) {
+        free(positions);
+        return -ENOMEM;
+    }
+    o->files = positions;
+    for (uint32_t i = 0; i < count; i++)
+        o->places[i] = i;
+    qsort_r(o->places, count, sizeof(*o->places), compare_places, o->files);
+    *ret_order = o;
+    return 0;
+}
+
+/* The first of the sorted places with a file at or behind `position`, there from `from` on. */
+static uint64_t bisect(const struct read_order *o, uint32_t position, uint64_t from)
+{
+    uint64_t low = 0, high = o->count;
+
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        uint32_t place = o->places[middle], file = o->files[place];
+        if (file < position || (file == position && place < from))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ---- both ---- */
+
+struct read_order *read_order_share(struct read_order *order)
+{
+    atomic_fetch_add(&order->owners, 1);
+    return order;
+}
+
+void read_order_free(struct read_order *order)
+{
+    if (!order || atomic_fetch_sub(&order->owners, 1) > 1)
+        return;
+    folder_order_free(order->folder);
+    free(order->files);
+    free(order->places);
+    free(order);
+}
+
+uint64_t read_order_count(const struct read_order *order)
+{
+    return order->count;
+}
+
+uint32_t read_order_at(const struct read_order *order, uint64_t place)
+{
+    uint32_t file = order->files[place];
+
+    return order->folder ? folder_order_file(order->folder, file) : file;
+}
+
+int read_order_place(const struct read_order *o, uint32_t position, uint64_t from,
+                     uint64_t *ret_place)
+{
+    uint32_t number;
+
+    if (!o->folder) {
+        uint64_t at = bisect(o, position, from);
+        if (at == o->count || o->files[o->places[at]] != position)
+            return -ENOENT;
+        *ret_place = o->places[at];
+        return 0;
+    }
+    int r = folder_order_find(o->folder, position, &number);
+    if (r < 0 || o->places[number] < from)
+        return -ENOENT;
+    *ret_place = o->places[number];
+    return 0;
+}

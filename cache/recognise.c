@@ -1,0 +1,337 @@
+/*
+ * How a shuffle is recognised from the first reads of an epoch.
+ *
+ * torch's DistributedSampler visits a[r], a[r + W], a[r + 2W], ... in rank r of W, where a is
+ * torch.randperm(n) of a generator with the seed S + epoch. So, at any moment, what all
+ * readers have read are elements of a with small places: if each rank has got as far as its
+ * i-th sample, and its workers are at work on samples up to i + f, no place is above
+ * (i + f) W. Nothing has to be known of r, W, the batch size or the number of workers to see
+ * that: of a candidate (folder, epoch) it is enough to ask how many of the k files that were
+ * read lie among the first m elements of its permutation.
+ *
+ * If the candidate is wrong, its permutation has nothing to do with the reads, and each of
+ * k different files lies in the front of m out of n with probability p = m/n. That at least h
+ * of them do has, by Chernoff's bound (it holds for drawing without replacement, too), at most
+ * the probability
+ *
+ *     exp(-k D(h/k, p)),   D(q, p) = q ln(q/p) + (1 - q) ln((1 - q)/(1 - p)),  q > p
+ *
+ * It is asked for T combinations of folder, epoch and m; the chance that any of the wrong ones
+ * looks as good is at most T times that. A candidate is taken when
+ *
+ *     k D(h/k, m/n) >= ln T + 20,
+ *
+ * so that one attempt is wrong with a probability below exp(-20), 2 in a thousand million. With
+ * T = 10^5 that are 32 nats: 16 reads that all lie in the front eighth are enough, or 64 reads
+ * in the front six tenths, or 64 of which a third lies in the front 2 %. The right one gets
+ * there as soon as (i + f) W is clearly below n, which is why the front is looked at in all
+ * sizes from 64 on; files read beside (a list of labels, say) do not hurt.
+ *
+ * What it costs. The front of a permutation is known after as many draws, however large n
+ * is (permutation_front), so that thousands of epochs are looked at up to 4,096 places in
+ * tenths of a second, fewer of them further on. The order of the tiers is that of their price.
+ *
+ * Candidates for the folder: the directory that holds the files (FOLDER_FLAT) and each one
+ * above it up to the root of the mount (FOLDER_CLASSES), if three quarters of the reads lie
+ * below it; each with images alone and with all files, where that is not the same.
+ *
+ * RandomSampler is the case W = 1: with a generator of its own that was seeded with S, its
+ * first epoch is randperm(n) of that seed, and is recognised as epoch 0. (The generator then
+ * goes on, and later epochs are no function of seed and epoch alone.)
+ */
+#include "recognise.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "permutation.h"
+
+#define NATS_BEYOND_CHANCE 20.0
+#define FRONT_LEAST 64u
+
+/* So many epochs are looked at so far. */
+static const struct tier {
+    uint32_t places, epochs;
+} tiers[] = {{1024, 2048}, {4096, 256}, {65536, 32}, {1048576, 2}};
+
+#define TIERS (sizeof(tiers) / sizeof(tiers[0]))
+#define FOLDERS_KEPT 8u
+#define ANCESTORS_MAX 2048u /* different directories above the files that were read */
+
+struct kept_folder {
+    uint32_t directory;
+    enum folder_kind kind;
+    bool images_only;
+    uint64_t used; /* when */
+    int error;     /* it can't be had */
+    struct folder_order *order;
+};
+
+struct recogniser {
+    const struct index *index;
+    uint32_t root;
+    struct recogniser_options options;
+    struct kept_folder kept[FOLDERS_KEPT];
+    uint64_t uses;
+    uint32_t *front; /* the largest tier's */
+};
+
+int recogniser_new(const struct index *index, uint32_t root,
+                   const struct recogniser_options *options, struct recogniser **ret_recogniser)
+{
+    struct recogniser *r = calloc(1, sizeof(*r));
+
+    if (!r)
+        return -ENOMEM;
+    r->index = index;
+    r->root = root;
+    r->options = *options;
+    r->front = malloc(tiers[TIERS - 1].places * sizeof(*r->front));
+    if (!r->front) {
+        free(r);
+        return -ENOMEM;
+    }
+    *ret_recogniser = r;
+    return 0;
+}
+
+void recogniser_free(struct recogniser *r)
+{
+    if (!r)
+        return;
+    for (unsigned i = 0; i < FOLDERS_KEPT; i++)
+        folder_order_free(r->kept[i].order);
+    free(r->front);
+    free(r);
+}
+
+/* ---- candidates ---- */
+
+struct ancestor {
+    uint32_t directory;
+    enum folder_kind kind;
+    unsigned below; /* reads */
+};
+
+struct ancestors {
+    struct ancestor at[ANCESTORS_MAX];
+    unsigned count;
+};
+
+static void count_ancestor(struct ancestors *a, uint32_t directory, enum folder_kind kind)
+{
+    for (unsigned i = 0; i < a->count; i++)
+        if (a->at[i].directory == directory && a->at[i].kind == kind) {
+            a->at[i].below++;
+            return;
+        }
+    if (a->count < ANCESTORS_MAX)
+        a->at[a->count++] = (struct ancestor){directory, kind, 1};
+}
+
+/* The directory of a file, and all above it that the mount shows. */
+static void count_ancestors(const struct recogniser *r, struct ancestors *a, uint32_t position)
+{
+    uint32_t directory;
+
+    if (index_parent(r->index, position, &directory) < 0)
+        return;
+    count_ancestor(a, directory, FOLDER_FLAT);
+    while (directory != r->root && directory != INDEX_ROOT) {
+        if (index_parent(r->index, directory, &directory) < 0)
+            return;
+        count_ancestor(a, directory, FOLDER_CLASSES);
+    }
+}
+
+/* A folder, made or kept from the last time. NULL: it can't be had. */
+static struct kept_folder *keep_folder(struct recogniser *r, uint32_t directory,
+                                       enum folder_kind kind, bool images_only)
+{
+    struct kept_folder *oldest = &r->kept[0];
+
+    for (unsigned i = 0; i < FOLDERS_KEPT; i++) {
+        struct kept_folder *k = &r->kept[i];
+        if (k->used && k->directory == directory && k->kind == kind &&
+            k->images_only == images_only) {
+            k->used = ++r->uses;
+            return k;
+        }
+        if (k->used < oldest->used)
+            oldest = k;
+    }
+    folder_order_free(oldest->order);
+    *oldest = (struct kept_folder){directory, kind, images_only, ++r->uses, 0, NULL};
+    oldest->error = folder_order_new(r->index, directory, kind, images_only,
+                                     r->options.most_bytes / sizeof(uint64_t), &oldest->order);
+    return oldest;
+}
+
+/* ---- one folder ---- */
+
+struct trial {
+    struct recogniser *recogniser;
+    const struct folder_order *folder;
+    uint32_t n;
+    uint64_t *marks; /* a bit for each file of the folder: it was read */
+    unsigned reads;  /* that lie in the folder */
+};
+
+static double divergence(double q, double p)
+{
+    double d = q * log(q / p);
+
+    return q < 1 ? d + (1 - q) * log((1 - q) / (1 - p)) : d;
+}
+
+/* How far beyond chance it is that `hits` of the reads are among the first `m`, in nats. */
+static double nats(const struct trial *t, unsigned hits, uint32_t m)
+{
+    double q = (double)hits / t->reads, p = (double)m / t->n;
+
+    return q > p && p < 1 ? t->reads * divergence(q, p) : 0;
+}
+
+/* ln of how many combinations are looked at in all, for a dozen candidate folders. */
+static double ln_combinations(void)
+{
+    double sum = 0;
+
+    for (unsigned i = 0; i < TIERS; i++)
+        sum += tiers[i].epochs * log2(tiers[i].places / (double)FRONT_LEAST);
+    return log(12 * sum);
+}
+
+/* The front of one epoch's permutation, in all sizes up to `places`. */
+static bool fits(const struct trial *t, uint64_t epoch, uint32_t places, double wanted)
+{
+    uint32_t *front = t->recogniser->front, next = FRONT_LEAST;
+    unsigned hits = 0;
+
+    if (permutation_front(t->n, t->recogniser->options.seed + epoch, places, front) < 0)
+        return false;
+    for (uint32_t i = 0; i < places; i++) {
+        hits += t->marks[front[i] / 64] >> (front[i] % 64) & 1;
+        if (i + 1 == next || i + 1 == places) {
+            if (nats(t, hits, i + 1) >= wanted)
+                return true;
+            next *= 2;
+        }
+    }
+    return false;
+}
+
+static int find_epoch(const struct trial *t, uint64_t *ret_epoch)
+{
+    double wanted = ln_combinations() + NATS_BEYOND_CHANCE;
+    uint32_t before = 0;
+
+    for (unsigned i = 0; i < TIERS; i++) {
+        uint32_t places = tiers[i].places < t->n ? tiers[i].places : t->n;
+        if (places == before)
+            break; /* the folder is that small */
+        before = places;
+        for (uint32_t epoch = 0; epoch < tiers[i].epochs; epoch++)
+            if (fits(t, epoch, places, wanted)) {
+                *ret_epoch = epoch;
+                return 0;
+            }
+    }
+    return -ENOENT;
+}
+
+static void mark_reads(struct trial *t, const uint32_t *positions, unsigned count)
+{
+    uint32_t number;
+
+    for (unsigned i = 0; i < count; i++) {
+        if (folder_order_find(t->folder, positions[i], &number) < 0)
+            continue;
+        uint64_t bit = UINT64_C(1) << (number % 64);
+        t->reads += !(t->marks[number / 64] & bit);
+        t->marks[number / 64] |= bit;
+    }
+}
+
+static int try_folder(struct recogniser *r, const struct kept_folder *kept,
+                      const uint32_t *positions, unsigned count, struct recognised *found)
+{
+    struct trial t = {.recogniser = r, .folder = kept->order};
+    int err = -ENOENT;
+
+    t.n = folder_order_count(kept->order);
+    if (t.n < RECOGNISE_FILES_MIN)
+        return -ENOENT;
+    t.marks = calloc(t.n / 64 + 1, sizeof(*t.marks));
+    if (!t.marks)
+        return -ENOMEM;
+    mark_reads(&t, positions, count);
+    if (t.reads >= RECOGNISE_READS_MIN)
+        err = find_epoch(&t, &found->epoch);
+    free(t.marks);
+    if (err == 0)
+        err = read_order_shuffled(kept->order, r->options.seed + found->epoch,
+                                  r->options.most_bytes, &found->order);
+    if (err < 0)
+        return err;
+    found->directory = kept->directory;
+    found->kind = kept->kind;
+    found->images_only = kept->images_only;
+    found->files = t.n;
+    found->folder = folder_order_share(kept->order);
+    return 0;
+}
+
+/* With images alone, and with all files where these are more. */
+static int try_directory(struct recogniser *r, const struct ancestor *a,
+                         const uint32_t *positions, unsigned count, struct recognised *found)
+{
+    const struct kept_folder *kept = keep_folder(r, a->directory, a->kind, true);
+    uint32_t images = 0;
+    int err = kept->error;
+
+    if (err == 0) {
+        images = folder_order_count(kept->order);
+        err = try_folder(r, kept, positions, count, found);
+    }
+    if (err != -ENOENT)
+        return err;
+    kept = keep_folder(r, a->directory, a->kind, false);
+    if (kept->error < 0 || folder_order_count(kept->order) == images)
+        return kept->error < 0 ? kept->error : -ENOENT;
+    return try_folder(r, kept, positions, count, found);
+}
+
+int recogniser_try(struct recogniser *r, const uint32_t *positions, unsigned count,
+                   struct recognised *ret_recognised)
+{
+    int err = -ENOENT;
+
+    if (count < RECOGNISE_READS_MIN)
+        return -EINVAL;
+    if (count > RECOGNISE_READS_MAX) {
+        positions += count - RECOGNISE_READS_MAX;
+        count = RECOGNISE_READS_MAX;
+    }
+    struct ancestors *a = calloc(1, sizeof(*a));
+    if (!a)
+        return -ENOMEM;
+    for (unsigned i = 0; i < count; i++)
+        count_ancestors(r, a, positions[i]);
+    for (unsigned i = 0; i < a->count; i++) {
+        if (a->at[i].below < count - count / 4)
+            continue;
+        struct recognised found = {0};
+        int e = try_directory(r, &a->at[i], positions, count, &found);
+        if (e == 0)
+            *ret_recognised = found;
+        if (e != -ENOENT)
+            err = e;
+        if (e == 0)
+            break;
+    }
+    free(a);
+    return err;
+}

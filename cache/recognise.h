@@ -1,0 +1,50 @@
+/*
+ * Which known shuffle is it that readers go through? From the first files that they read.
+ *
+ *     recogniser_new(index, root, &options, &recogniser);
+ *     recogniser_try(recogniser, positions, count, &found)
+ *
+ * How it can know, and how sure it is, stands in recognise.c. It takes up to a second and
+ * belongs in a thread that nobody waits for.
+ */
+#ifndef ONEPOT_RECOGNISE_H
+#define ONEPOT_RECOGNISE_H
+
+#include "folder_order.h"
+#include "read_order.h"
+
+#define RECOGNISE_READS_MIN 16u  /* fewer say nothing */
+#define RECOGNISE_READS_MAX 512u /* the last so many are looked at */
+#define RECOGNISE_FILES_MIN 256u /* a smaller folder is read before anything can be done */
+
+struct recogniser;
+
+struct recogniser_options {
+    uint64_t seed;       /* of the sampler; its generator gets this plus the epoch */
+    uint64_t most_bytes; /* of memory, for an order and for its folder each */
+};
+
+struct recognised {
+    uint32_t directory;
+    enum folder_kind kind;
+    bool images_only;
+    uint64_t files; /* n */
+    uint64_t epoch;
+    struct folder_order *folder; /* the caller's: folder_order_free */
+    struct read_order *order;    /* the caller's: read_order_free */
+};
+
+int recogniser_new(const struct index *index, uint32_t root,
+                   const struct recogniser_options *options,
+                   struct recogniser **ret_recogniser);
+void recogniser_free(struct recogniser *recogniser); /* NULL is fine */
+
+/*
+ * Inode positions of files, in the order in which they were read for the first time in an
+ * epoch. -ENOENT: it is none that is known. -E2BIG: it might be one, but the folder has too
+ * many files for the memory. -EINVAL: too few reads. -ENOMEM, -EUCLEAN.
+ */
+int recogniser_try(struct recogniser *recogniser, const uint32_t *positions, unsigned count,
+                   struct recognised *ret_recognised);
+
+#endif

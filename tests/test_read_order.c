@@ -1,0 +1,268 @@
+/*
+ * Orders of reads: the files of a folder as training code numbers them, their shuffles, and
+ * lists that somebody wrote.
+ */
+#include <stdarg.h>
+
+#include "index_helper.h"
+#include "read_order.h"
+#include "permutation.h"
+
+static struct index *make_index(const char *first, ...)
+{
+    struct builder *b = new_builder();
+    uint64_t offset = 512;
+    va_list ap;
+
+    va_start(ap, first);
+    for (const char *path = first; path; path = va_arg(ap, const char *), offset += 1024)
+        add_file(b, path, offset, 100);
+    va_end(ap);
+    return build(b, &tar_header);
+}
+
+static void expect_files(const struct index *index, const char *directory,
+                         enum folder_kind kind, bool images, const char *expected)
+{
+    struct folder_order *folder;
+    char text[1024] = "", path[256];
+    size_t len;
+
+    ck_assert_int_eq(
+        folder_order_new(index, position_of(index, directory), kind, images, 1000, &folder), 0);
+    for (uint32_t i = 0; i < folder_order_count(folder); i++) {
+        uint32_t number, position = folder_order_file(folder, i);
+        ck_assert_int_eq(index_path(index, position, path, sizeof(path), &len), 0);
+        strcat(strcat(text, i ? " " : ""), path);
+        ck_assert_int_eq(folder_order_find(folder, position, &number), 0);
+        ck_assert_uint_eq(number, i);
+    }
+    ck_assert_str_eq(text, expected);
+    uint32_t number;
+    ck_assert_int_eq(folder_order_find(folder, INDEX_ROOT, &number), -ENOENT);
+    folder_order_free(folder);
+}
+
+START_TEST(classes_come_sorted_and_their_files_within)
+{
+    struct index *index = make_index("t/b/2.jpg", "t/b/10.JPEG", "t/a/9.png", "t/a/labels.txt",
+                                     "t/readme", "t/c/x.webp", "v/a/1.jpg", NULL);
+    expect_files(index, "t", FOLDER_CLASSES, true,
+                 "t/a/9.png t/b/10.JPEG t/b/2.jpg t/c/x.webp");
+    expect_files(index, "t", FOLDER_CLASSES, false,
+                 "t/a/9.png t/a/labels.txt t/b/10.JPEG t/b/2.jpg t/c/x.webp");
+    expect_files(index, "t/b", FOLDER_FLAT, true, "t/b/10.JPEG t/b/2.jpg");
+    expect_files(index, "t", FOLDER_FLAT, false, "t/readme");
+    expect_files(index, "t", FOLDER_FLAT, true, "");
+    index_close(index);
+}
+END_TEST
+
+/* sorted(os.walk(class)): by the paths of directories, in which '/' counts as a character. */
+START_TEST(directories_in_a_class_come_by_their_paths)
+{
+    struct index *index =
+        make_index("c/x/1", "c/x/a/2", "c/x/a/b/3", "c/x/a-b/4", "c/x/z/5", "c/w/0", NULL);
+    expect_files(index, "c", FOLDER_CLASSES, false,
+                 "c/w/0 c/x/1 c/x/a/2 c/x/a-b/4 c/x/a/b/3 c/x/z/5");
+    index_close(index);
+}
+END_TEST
+
+START_TEST(links_have_numbers)
+{
+    struct builder *b = new_builder();
+    struct folder_order *folder;
+    uint32_t number;
+
+    add_file(b, "d/2.jpg", 512, 10);
+    add_link(b, "d/1.jpg", "d/2.jpg");
+    add_symlink(b, "d/3.jpg", "2.jpg");
+    struct index *index = build(b, &tar_header);
+    ck_assert_int_eq(
+        folder_order_new(index, position_of(index, "d"), FOLDER_FLAT, true, 10, &folder), 0);
+    ck_assert_uint_eq(folder_order_count(folder), 3);
+    ck_assert_uint_eq(folder_order_file(folder, 0), folder_order_file(folder, 1));
+    ck_assert_uint_eq(folder_order_file(folder, 2), FOLDER_NO_FILE);
+    ck_assert_int_eq(folder_order_find(folder, folder_order_file(folder, 0), &number), 0);
+    ck_assert_uint_lt(number, 2);
+    folder_order_free(folder);
+    ck_assert_int_eq(
+        folder_order_new(index, position_of(index, "d"), FOLDER_FLAT, true, 2, &folder),
+        -E2BIG);
+    ck_assert_int_eq(
+        folder_order_new(index, position_of(index, "d/2.jpg"), FOLDER_FLAT, true, 2, &folder),
+        -ENOTDIR);
+    index_close(index);
+}
+END_TEST
+
+START_TEST(a_shuffle_is_torchs)
+{
+    static const char golden[] = "4175390862"; /* torch.randperm(10), seed 0 */
+    struct builder *b = new_builder();
+    struct folder_order *folder;
+    struct read_order *order;
+    uint64_t place;
+
+    for (unsigned i = 0; i < 10; i++) {
+        char name[] = "d/0.jpg";
+        name[2] = (char)('0' + i);
+        add_file(b, name, 512 + 1024 * (uint64_t)i, 100);
+    }
+    struct index *index = build(b, &tar_header);
+    ck_assert_int_eq(
+        folder_order_new(index, position_of(index, "d"), FOLDER_FLAT, true, 10, &folder), 0);
+    ck_assert_int_eq(read_order_shuffled(folder, 0, 79, &order), -E2BIG);
+    ck_assert_int_eq(read_order_shuffled(folder, 0, 80, &order), 0);
+    folder_order_free(folder);
+    ck_assert_uint_eq(read_order_count(order), 10);
+    for (unsigned i = 0; i < 10; i++) {
+        char name[] = "d/0.jpg";
+        name[2] = golden[i];
+        ck_assert_uint_eq(read_order_at(order, i), position_of(index, name));
+        ck_assert_int_eq(read_order_place(order, read_order_at(order, i), 0, &place), 0);
+        ck_assert_uint_eq(place, i);
+        ck_assert_int_eq(read_order_place(order, read_order_at(order, i), i + 1, &place),
+                         -ENOENT);
+    }
+    read_order_free(order);
+    index_close(index);
+}
+END_TEST
+
+static struct index *tree;
+
+static int parse(const char *text, size_t len, struct fault *fault,
+                 struct read_order **ret_order)
+{
+    *fault = (struct fault){0};
+    return read_order_parse(tree, INDEX_ROOT, text, len, 100, fault, ret_order);
+}
+
+static void expect_order(const char *text, size_t len, const char *expected)
+{
+    struct read_order *order;
+    struct fault fault;
+    char found[1024] = "", path[256];
+    size_t path_len;
+
+    int r = parse(text, len, &fault, &order);
+    ck_assert_msg(r == 0, "%s: %s", text, fault.what);
+    for (uint64_t i = 0; i < read_order_count(order); i++) {
+        ck_assert_int_eq(
+            index_path(tree, read_order_at(order, i), path, sizeof(path), &path_len), 0);
+        strcat(strcat(found, i ? " " : ""), path);
+    }
+    ck_assert_str_eq(found, expected);
+    read_order_free(order);
+}
+
+static void expect_fault(const char *text, const char *expected)
+{
+    struct read_order *order;
+    struct fault fault;
+
+    ck_assert_int_lt(parse(text, strlen(text), &fault, &order), 0);
+    ck_assert_msg(strstr(fault.what, expected) != NULL, "'%s' and not '%s'", fault.what,
+                  expected);
+}
+
+static void make_tree(void)
+{
+    tree = make_index("b/1.jpg", "b/2.jpg", "a/1.jpg", "a/note", "a/odd\nname.jpg", "17", NULL);
+}
+
+static void free_tree(void)
+{
+    index_close(tree);
+}
+
+START_TEST(paths_one_a_line)
+{
+    expect_order("b/2.jpg\na/1.jpg\n", 16, "b/2.jpg a/1.jpg");
+    expect_order("b/2.jpg\na/1.jpg", 15, "b/2.jpg a/1.jpg");
+    expect_order("\n./b//2.jpg\n\n/a/note\n", 21, "b/2.jpg a/note");
+    expect_order("a/odd\nname.jpg\0b/1.jpg\0", 23, "a/odd\nname.jpg b/1.jpg");
+    expect_order("17\nb/1.jpg\n", 11, "17 b/1.jpg");
+}
+END_TEST
+
+START_TEST(numbers_one_a_line)
+{
+    /* Classes a and b; of images: a/1.jpg, a/odd, b/1.jpg, b/2.jpg */
+    expect_order("3\n0\n2\n", 6, "b/2.jpg a/1.jpg b/1.jpg");
+    expect_order("0\n00\n", 5, "a/1.jpg a/1.jpg");
+}
+END_TEST
+
+START_TEST(a_line_that_is_wrong_is_named)
+{
+    expect_fault("b/1.jpg\n\nb/3.jpg\n", "line 3: 'b/3.jpg' is not in the archive");
+    expect_fault("b/1.jpg\nb\n", "line 2: 'b' is a directory");
+    expect_fault("b/1.jpg/x\n", "line 1");
+    expect_fault("../b/1.jpg\n", "line 1");
+    expect_fault("0\n1\n4\n", "line 3: '4' is more than there are files");
+    expect_fault("0\nb/1.jpg\n", "line 2: 'b/1.jpg' is no number");
+    expect_fault("99999999999999999999\n", "line 1");
+    expect_fault("", "names no file");
+    expect_fault("\n\n", "names no file");
+    expect_fault("b/1.jpg\n\x1b[31m\n", "'?[31m'");
+}
+END_TEST
+
+START_TEST(more_lines_than_allowed_are_refused)
+{
+    char text[101 * 8 + 1] = "";
+    struct read_order *order;
+    struct fault fault;
+
+    for (unsigned i = 0; i < 101; i++)
+        strcat(text, "b/1.jpg\n");
+    ck_assert_int_eq(parse(text, strlen(text), &fault, &order), -E2BIG);
+    ck_assert_int_eq(parse(text, strlen(text) - 8, &fault, &order), 0);
+    read_order_free(order);
+}
+END_TEST
+
+START_TEST(a_file_may_come_twice)
+{
+    struct read_order *order;
+    struct fault fault;
+    uint64_t place;
+    const char *text = "b/1.jpg\na/1.jpg\nb/1.jpg\nb/2.jpg\nb/1.jpg\n";
+    uint32_t file = position_of(tree, "b/1.jpg");
+
+    ck_assert_int_eq(parse(text, strlen(text), &fault, &order), 0);
+    const uint64_t expected[] = {0, 2, 2, 4, 4};
+    for (uint64_t from = 0; from < 5; from++) {
+        ck_assert_int_eq(read_order_place(order, file, from, &place), 0);
+        ck_assert_uint_eq(place, expected[from]);
+    }
+    ck_assert_int_eq(read_order_place(order, file, 5, &place), -ENOENT);
+    ck_assert_int_eq(read_order_place(order, position_of(tree, "a/note"), 0, &place), -ENOENT);
+    read_order_free(order);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("read_order");
+    TCase *c = tcase_create("read_order");
+    tcase_add_checked_fixture(c, make_tree, free_tree);
+    tcase_add_test(c, classes_come_sorted_and_their_files_within);
+    tcase_add_test(c, directories_in_a_class_come_by_their_paths);
+    tcase_add_test(c, links_have_numbers);
+    tcase_add_test(c, a_shuffle_is_torchs);
+    tcase_add_test(c, paths_one_a_line);
+    tcase_add_test(c, numbers_one_a_line);
+    tcase_add_test(c, a_line_that_is_wrong_is_named);
+    tcase_add_test(c, more_lines_than_allowed_are_refused);
+    tcase_add_test(c, a_file_may_come_twice);
+    suite_add_tcase(s, c);
+    SRunner *runner = srunner_create(s);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? 1 : 0;
+}
