@@ -50,6 +50,7 @@ python:numpy python3-numpy
 python:PIL python3-pil
 python:torch python3-torch
 python:torchvision python3-torchvision
+python:ensurepip python3-venv
 '
 
 # shellcheck disable=SC2034
