@@ -10,16 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "batch_fit.h"
 #include "cleanup.h"
 #include "error.h"
 #include "fill.h"
 #include "view.h"
 
-#define DEFAULT_ALIGN 64u
+#define DEFAULT_ALIGN BATCH_FIT_ALIGN
 #define ALIGN_MAX (1u << 20)
-#define HELPERS 31u     /* with the caller 32 reads are in flight */
-#define HELPER_RUN 4u   /* samples that each takes at a time */
-#define TABLE_BYTES 33u /* of a sample in a slab: slab.h */
+#define HELPERS 31u   /* with the caller 32 reads are in flight */
+#define HELPER_RUN 4u /* samples that each takes at a time */
 #define HELPER_STACK_BYTES (512u << 10)
 
 /* ---- places ---- */
@@ -132,7 +132,7 @@ int onepot_archive_gather(const struct onepot_archive *archive, const uint64_t *
                         .offsets = places,
                         .sizes = places + count,
                         .indices = (uint64_t *)(uintptr_t)samples,
-                        .batch = {.samples = count, .bytes = bytes}};
+                        .batch = {.samples = count, .data = buf, .bytes = bytes}};
     struct gathering g = {.plan = &plan, .slab = &slab};
     gather_all(&g);
     if (g.err)
@@ -142,31 +142,16 @@ int onepot_archive_gather(const struct onepot_archive *archive, const uint64_t *
 
 /* ---- how many ---- */
 
-static int larger_first(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x < y) - (x > y);
-}
-
 int onepot_archive_batch_for(const struct onepot_archive *archive, uint64_t bytes,
                              uint32_t align, uint64_t *ret_mean, uint64_t *ret_worst)
 {
-    uint64_t mask = (align ? align : DEFAULT_ALIGN) - 1, count = archive->count, worst = 0;
-    auto_free uint64_t *sizes = calloc(count + 1, sizeof(*sizes));
-    double sum = 0;
     if (align & (align - 1) || align > ALIGN_MAX)
         return -EINVAL;
+    auto_free uint64_t *sizes = calloc(archive->count + 1, sizeof(*sizes));
     if (!sizes)
         return -ENOMEM;
-    for (uint64_t i = 0; i < count; i++) {
-        sizes[i] = ((archive_size(archive, i) + mask) & ~mask) + TABLE_BYTES;
-        sum += (double)sizes[i];
-    }
-    qsort(sizes, count, sizeof(*sizes), larger_first);
-    for (uint64_t left = bytes; worst < count && sizes[worst] <= left; worst++)
-        left -= sizes[worst];
-    double mean = count ? (double)bytes / (sum / (double)count) : 0;
-    *ret_mean = mean < (double)count ? (uint64_t)mean : count;
-    *ret_worst = worst;
+    for (uint64_t i = 0; i < archive->count; i++)
+        sizes[i] = archive_size(archive, i);
+    batch_fit(sizes, archive->count, bytes, align ? align : DEFAULT_ALIGN, ret_mean, ret_worst);
     return 0;
 }

@@ -182,6 +182,12 @@ PYTHON
 run 0 "$onepot" info tree.tar
 says out 'tree.tar:'
 says out 'tar'
+run 0 "$onepot" info --batch-for 1M tree.tar
+grep -q 'batch .*1.0 MiB hold [0-9]* files on average, [0-9]* of the largest' out || fail 'info --batch-for'
+run 2 "$onepot" info --batch-for much tree.tar
+run 0 "$onepot" info --json --batch-for 10K tree.tar
+"$python" -c 'import json; i = json.load(open("out"))[0]
+assert i["batch_bytes"] == 10240 and i["batch_mean"] >= i["batch_worst"], i' || fail 'info --json --batch-for'
 run 0 "$onepot" info --json tree.tar
 "$python" - <<'PYTHON' || fail 'info --json'
 import json, os

@@ -2,22 +2,31 @@
  * onepot info: what kind of archive it is, and what is in it. All of it comes from the
  * index; no member is touched.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "batch_fit.h"
 #include "cli.h"
 #include "codec.h"
 #include "commands.h"
 #include "survey.h"
 
 static const struct cli_usage usage = {
-    "info", "[--json] ARCHIVE...",
+    "info", "[--json] [--batch-for SIZE] ARCHIVE...",
     "Print format, members, bytes, sizes of files, compression, index, checksums and\n"
     "digest of archives.\n"
     "\n"
+    "      --batch-for=SIZE  how many samples a batch of so many bytes has room for\n"
     "      --json            one array of objects\n"
     "      --progress=WHEN   show progress: auto, always or never\n"};
+
+/* What a batch of `bytes` has room for. */
+struct batch {
+    uint64_t bytes; /* 0: not asked for */
+    uint64_t mean, worst;
+};
 
 static const char *origin_name(enum pot_index_origin origin)
 {
@@ -200,8 +209,16 @@ static void print_origin(const struct pot *pot, const struct index_info *info)
     }
 }
 
+static void print_batch(const struct batch *batch)
+{
+    char bytes[CLI_TEXT_LEN], mean[CLI_TEXT_LEN], worst[CLI_TEXT_LEN];
+    printf("  %-12s %s hold %s files on average, %s of the largest\n", "batch",
+           cli_format_bytes(batch->bytes, bytes), cli_format_count(batch->mean, mean),
+           cli_format_count(batch->worst, worst));
+}
+
 static void print_text(const struct pot *pot, const struct index_info *info,
-                       const struct survey *survey)
+                       const struct survey *survey, const struct batch *batch)
 {
     cli_print_name(stdout, pot->path, strlen(pot->path));
     fputs(":\n", stdout);
@@ -211,6 +228,8 @@ static void print_text(const struct pot *pot, const struct index_info *info,
     print_size("contents", info->total_bytes);
     print_ratio(pot, info);
     print_sizes(survey);
+    if (batch->bytes)
+        print_batch(batch);
     print_compression(pot, info);
     print_index(pot, info);
     printf("  %-12s %s\n", "checksums", info->has_sums ? "of every file (XXH3-64)" : "none");
@@ -254,7 +273,7 @@ static void print_json_origin(const struct pot *pot, const struct index_info *in
 }
 
 static void print_json(const struct pot *pot, const struct index_info *info,
-                       const struct survey *survey)
+                       const struct survey *survey, const struct batch *batch)
 {
     uint64_t known = info->files + info->directories;
     fputs("{\n  \"archive\": ", stdout);
@@ -283,12 +302,18 @@ static void print_json(const struct pot *pot, const struct index_info *info,
     cli_json_number("specials", survey->specials);
     cli_json_number("smallest_bytes", survey->smallest_bytes);
     cli_json_number("largest_bytes", survey->largest_bytes);
+    if (batch->bytes) {
+        cli_json_number("batch_bytes", batch->bytes);
+        cli_json_number("batch_mean", batch->mean);
+        cli_json_number("batch_worst", batch->worst);
+    }
     print_json_sizes(survey);
     print_json_origin(pot, info);
     fputs("\n}", stdout);
 }
 
-static int show_archives(char **archives, int count, bool json, enum cli_progress_mode progress)
+static int show_archives(char **archives, int count, bool json, uint64_t batch_bytes,
+                         enum cli_progress_mode progress)
 {
     int status = CLI_OK;
     const char *separator = "";
@@ -301,18 +326,24 @@ static int show_archives(char **archives, int count, bool json, enum cli_progres
             continue;
         }
         struct survey survey;
+        struct batch batch = {.bytes = batch_bytes};
         int r = survey_index(pot->index, &survey);
+        if (r == 0 && batch_bytes)
+            r = batch_fit_index(pot->index, batch_bytes, &batch.mean, &batch.worst);
         if (r < 0) {
             status =
-                cli_failf(archives[i], "its index is damaged; 'onepot verify' tells where");
+                r == -ENOMEM
+                    ? cli_failf(archives[i], "there is no memory for the sizes of its files")
+                    : cli_failf(archives[i],
+                                "its index is damaged; 'onepot verify' tells where");
             pot_close(pot);
             continue;
         }
         fputs(separator, stdout);
         if (json)
-            print_json(pot, index_info(pot->index), &survey);
+            print_json(pot, index_info(pot->index), &survey, &batch);
         else
-            print_text(pot, index_info(pot->index), &survey);
+            print_text(pot, index_info(pot->index), &survey, &batch);
         separator = json ? ",\n" : "\n";
         pot_close(pot);
     }
@@ -321,16 +352,18 @@ static int show_archives(char **archives, int count, bool json, enum cli_progres
     return status;
 }
 
-enum { OPTION_JSON = CLI_OPTION_OWN, OPTION_PROGRESS };
+enum { OPTION_JSON = CLI_OPTION_OWN, OPTION_PROGRESS, OPTION_BATCH };
 
 int command_info(int argc, char **argv)
 {
     static const struct option longs[] = {
         {"json", no_argument, NULL, OPTION_JSON},
+        {"batch-for", required_argument, NULL, OPTION_BATCH},
         {"progress", required_argument, NULL, OPTION_PROGRESS},
         CLI_OPTIONS_END,
     };
     bool json = false;
+    uint64_t batch_bytes = 0;
     enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
     int opt, status = CLI_GO_ON;
     while ((opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1) {
@@ -338,10 +371,13 @@ int command_info(int argc, char **argv)
             json = true;
         else if (opt == OPTION_PROGRESS && cli_progress_option(&usage, optarg, &progress) != 0)
             return CLI_USAGE;
+        else if (opt == OPTION_BATCH &&
+                 cli_size_option(&usage, "--batch-for", optarg, &batch_bytes) != 0)
+            return CLI_USAGE;
     }
     if (status != CLI_GO_ON)
         return status;
     if (optind == argc)
         return cli_usage_error(&usage, "no archive was named");
-    return show_archives(argv + optind, argc - optind, json, progress);
+    return show_archives(argv + optind, argc - optind, json, batch_bytes, progress);
 }
