@@ -243,7 +243,8 @@ int source_from_memory(const void *bytes, size_t len, const char *name,
 
 void source_close(struct source *source)
 {
-    if (!source)
+    if (!source ||
+        (source->has_copy && source->copy.release && !source->copy.release(source->copy.ctx)))
         return;
     const uint8_t *map = atomic_load(&source->map);
     if (map)
@@ -279,6 +280,11 @@ void source_identity(const struct source *source, struct source_identity *ret_id
 bool source_is_local(const struct source *source)
 {
     return source->has_copy ? source->copy.is_whole(source->copy.ctx) : source->is_local;
+}
+
+int source_map_fd(const struct source *source)
+{
+    return source->has_copy ? source->copy.fd : source->fd;
 }
 
 /* ---- a copy ---- */

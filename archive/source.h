@@ -65,6 +65,9 @@ bool source_is_local(const struct source *source);
  */
 const uint8_t *source_map(struct source *source);
 
+/* What source_map maps: the file, or the copy of it that is being made (see below). */
+int source_map_fd(const struct source *source);
+
 /*
  * Exactly `len` bytes at `offset` into `buf`: 0, or -ENODATA when they lie past the
  * end, or -errno of pread(2). Retries EINTR and short reads; and errors of the storage that
@@ -93,14 +96,18 @@ struct source_copy {
     /* Bring it there: 0; -ENOSPC and the like if it can't be; or the source's error. */
     int (*bring)(void *ctx, uint64_t offset, uint64_t len);
     bool (*is_whole)(void *ctx);
+    /* The source is closed. False: a thread is stuck in a read of it, so that it must stay.
+     * NULL: somebody else looks after the copy, which outlives the source. */
+    bool (*release)(void *ctx);
     const uint8_t *map; /* of the copy, as long as the source; NULL: it can't be mapped */
+    int fd;             /* of the copy */
     void *ctx;
 };
 
 /*
  * From now on reads, the mapping and source_is_local are those of the copy; descriptor and
- * identity stay the file's. Once, before anybody else uses the source; the copy must outlive
- * it. What is not there yet reads as zeros in the mapping: ask source_has first.
+ * identity stay the file's. Once, before anybody else uses the source. What is not there yet
+ * reads as zeros in the mapping: ask source_has first.
  */
 void source_set_copy(struct source *source, const struct source_copy *copy);
 

@@ -51,6 +51,9 @@ int stage_open(const struct source *source, const struct stage_options *options,
 /* Let `source`, the one that it was opened with, read through it. */
 void stage_attach(struct stage *stage, struct source *source);
 
+/* The same, and closing the source closes the stage. After stage_start. */
+void stage_give(struct stage *stage, struct source *source);
+
 /* Who hears of trouble from now on, in place of options.note. Before stage_start. */
 void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *line), void *ctx);
 

@@ -189,12 +189,35 @@ static int bring(void *ctx, uint64_t offset, uint64_t len)
     return 0;
 }
 
-void stage_attach(struct stage *stage, struct source *source)
+static bool release(void *ctx)
+{
+    struct stage *stage = ctx;
+    if (stage_stop(stage) < 0) {
+        stage_abandon(stage);
+        return false;
+    }
+    stage_close(stage);
+    return true;
+}
+
+static void attach(struct stage *stage, struct source *source, bool (*on_close)(void *ctx))
 {
     source_set_copy(source, &(struct source_copy){.read = read_staged,
                                                   .has = has,
                                                   .bring = bring,
                                                   .is_whole = is_whole,
+                                                  .release = on_close,
                                                   .map = stage->map,
+                                                  .fd = stage->copy_fd,
                                                   .ctx = stage});
+}
+
+void stage_attach(struct stage *stage, struct source *source)
+{
+    attach(stage, source, NULL);
+}
+
+void stage_give(struct stage *stage, struct source *source)
+{
+    attach(stage, source, release);
 }

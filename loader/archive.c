@@ -30,7 +30,7 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
     struct onepot_archive *archive = calloc(1, sizeof(*archive));
     if (!archive)
         return error_set(error, -ENOMEM, "out of memory");
-    r = shards_open(paths, path_count, o.memory_bytes, error, &pots, &count);
+    r = shards_open(paths, path_count, o.memory_bytes, o.stage, error, &pots, &count);
     if (r == 0) {
         struct dataset_options d = {
             .filters = o.filters,
@@ -250,7 +250,9 @@ static int mapped_record(const struct onepot_archive *archive, uint64_t sample,
     archive_records(archive, sample, &first, &end);
     const struct record *record = &d->records[first];
     if (end - first != 1 || !d->maps[record_archive(record)] ||
-        record_offset(record) == RECORD_OFFSET_NONE)
+        record_offset(record) == RECORD_OFFSET_NONE ||
+        source_bring(d->pots[record_archive(record)]->source, record_offset(record),
+                     record->size_bytes) < 0)
         return -ENOTSUP;
     *ret_record = record;
     return 0;

@@ -136,7 +136,7 @@ uint8_t *dataset_private_map(struct dataset *dataset, uint32_t archive)
         return map;
     const struct source *source = dataset->pots[archive]->source;
     void *made = mmap(NULL, source_size(source), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_NORESERVE, source_fd(source), 0);
+                      MAP_PRIVATE | MAP_NORESERVE, source_map_fd(source), 0);
     if (made == MAP_FAILED)
         return NULL;
     if (atomic_compare_exchange_strong(place, &map, made))

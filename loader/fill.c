@@ -58,6 +58,8 @@ static int check_length(struct filler *filler, const struct dataset *d, uint32_t
     if (filler->checked == archive)
         return 0;
     const struct source *source = d->pots[archive]->source;
+    if (source_is_staged(source)) /* its copy is never cut short */
+        return 0;
     if (fstat(source_fd(source), &st) < 0)
         return -EIO;
     if (S_ISREG(st.st_mode) && (uint64_t)st.st_size < source_size(source))
@@ -73,7 +75,8 @@ static int mapped_bytes(struct filler *filler, const struct dataset *d,
     uint32_t archive = record_archive(record);
     const uint8_t *map = d->maps[archive];
     *ret_bytes = NULL;
-    if (!map || record_offset(record) == RECORD_OFFSET_NONE)
+    if (!map || record_offset(record) == RECORD_OFFSET_NONE ||
+        source_bring(d->pots[archive]->source, record_offset(record), record->size_bytes) < 0)
         return 0;
     *ret_bytes = map + record_offset(record);
     return check_length(filler, d, archive);

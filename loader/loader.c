@@ -62,7 +62,7 @@ static uint32_t own_cpus(void)
 static bool is_mapped(const struct dataset *d)
 {
     for (size_t i = 0; i < d->pot_count; i++)
-        if (!d->maps[i])
+        if (!d->maps[i] || !source_is_local(d->pots[i]->source))
             return false;
     return true;
 }

@@ -140,6 +140,13 @@ struct onepot_archive_options {
     enum onepot_group group;
     uint64_t memory_bytes; /* for unpacking and indexing; 0: what the node has */
     uint64_t cache_bytes;  /* for decompressed blocks, of all archives; 0: 256 MiB */
+    /*
+     * Copy the archives to this node in the background, and read what has arrived from there: a
+     * directory of this node; "" is memory, $TMPDIR or /tmp, the first with room; NULL: don't.
+     * All processes of the user share one copy of an archive, mounts too (onepot-mount(1),
+     * --stage). -ENOSPC where it does not fit.
+     */
+    const char *stage;
 };
 
 /*
@@ -188,9 +195,10 @@ ONEPOT_API int onepot_archive_find(const struct onepot_archive *archive, const c
 
 /*
  * The bytes of a sample where they lie in the mapped archive, for as long as the archive is
- * open. -ENOTSUP where they don't (compressed, with holes, in parts, on a network
- * filesystem): then they have to be read. Should the archive be cut short meanwhile, touching
- * them is a SIGBUS, as with any mapped file.
+ * open; of an archive that is being staged, once they have arrived. -ENOTSUP where they don't
+ * (compressed, with holes, in parts, on a network filesystem): then they have to be read.
+ * Should the archive be cut short meanwhile, touching them is a SIGBUS, as with any mapped
+ * file.
  */
 ONEPOT_API int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
                                     const void **ret_bytes, uint64_t *ret_len);

@@ -15,6 +15,7 @@
 #include "cleanup.h"
 #include "dataset.h"
 #include "error.h"
+#include "stage.h"
 
 #define INDEX_SUFFIX ".onepot-index"
 
@@ -22,8 +23,28 @@ struct list {
     struct pot **pots;
     size_t count, room;
     uint64_t memory_bytes;
+    const char *stage;
     struct onepot_error *error;
 };
+
+/* What lies in memory, or was unpacked to this node, needs no copy. */
+static int stage_pot(const struct list *list, struct pot *pot)
+{
+    const struct stage_options options = {.archive = pot->path,
+                                          .place = list->stage[0] ? list->stage : NULL};
+    struct fault fault = {0};
+    struct stage *stage;
+    if (pot->compression)
+        return 0;
+    int r = stage_open(pot->source, &options, &fault, &stage);
+    if (r == -EEXIST)
+        return 0;
+    if (r < 0)
+        return error_from_fault(list->error, r, &fault, pot->path);
+    stage_give(stage, pot->source);
+    r = stage_start(stage);
+    return r < 0 ? error_errno(list->error, r, pot->path) : 0;
+}
 
 static int open_one(struct list *list, const char *path)
 {
@@ -44,7 +65,7 @@ static int open_one(struct list *list, const char *path)
     if (r < 0)
         return error_from_fault(list->error, r, &fault, path);
     list->count++;
-    return 0;
+    return list->stage ? stage_pot(list, list->pots[list->count - 1]) : 0;
 }
 
 static int is_shard(const struct dirent *entry)
@@ -115,9 +136,10 @@ static int open_path(struct list *list, const char *path)
 }
 
 int shards_open(const char *const *paths, size_t count, uint64_t memory_bytes,
-                struct onepot_error *error, struct pot ***ret_pots, size_t *ret_count)
+                const char *stage, struct onepot_error *error, struct pot ***ret_pots,
+                size_t *ret_count)
 {
-    struct list list = {.memory_bytes = memory_bytes, .error = error};
+    struct list list = {.memory_bytes = memory_bytes, .stage = stage, .error = error};
     int r = count ? 0 : error_set(error, -EINVAL, "no archive was named");
     for (size_t i = 0; i < count && r == 0; i++)
         r = open_path(&list, paths[i]);

@@ -10,9 +10,10 @@
 #include "onepot.h"
 #include "pot.h"
 
-/* The archives, in the order of their names where one path stands for several. *ret_pots is
- * allocated, as is each of them. */
+/* The archives (staged, if `stage` is not NULL: onepot_archive_options), in the order of their
+ * names where one path stands for several. *ret_pots is allocated, as is each of them. */
 int shards_open(const char *const *paths, size_t count, uint64_t memory_bytes,
-                struct onepot_error *error, struct pot ***ret_pots, size_t *ret_count);
+                const char *stage, struct onepot_error *error, struct pot ***ret_pots,
+                size_t *ret_count);
 
 #endif

@@ -386,6 +386,44 @@ START_TEST(a_thousand_times_open_and_close_keeps_nothing)
 }
 END_TEST
 
+/* In the folder of the tree; the archive is taken for one on a network. */
+START_TEST(staged_archives_have_the_same_bytes)
+{
+    struct tree t;
+    char folder[128];
+    struct stat st;
+    make_tree(&t);
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    if (tree_pack(&t, (enum packing)_i)) {
+        struct onepot_archive_options o = {.size = sizeof(o), .stage = t.path};
+        struct onepot_archive *a = tree_open(&t, &o), *other = tree_open(&t, &o);
+        snprintf(folder, sizeof(folder), "%s/onepot-stage-%u", t.path, (unsigned)geteuid());
+        ck_assert_int_eq(stat(folder, &st), 0);
+        for (size_t i = 0; i < NAMES; i++) {
+            char name[256], bytes[256];
+            size_t len, got;
+            const void *place;
+            uint64_t size;
+            ck_assert_int_eq(onepot_archive_name(a, i, name, sizeof(name), &len), 0);
+            ck_assert_int_eq(onepot_archive_read(a, i, 0, bytes, sizeof(bytes), NULL, &got), 0);
+            ck_assert_uint_eq(got, len);
+            ck_assert_mem_eq(bytes, name, len);
+            int r = onepot_archive_bytes(other, i, &place, &size);
+            if (_i != PACKING_SQUASHFS)
+                ck_assert_int_eq(r, 0);
+            if (r == 0)
+                ck_assert_mem_eq(place, name, len);
+        }
+        onepot_archive_close(a);
+        ck_assert_int_eq(stat(folder, &st), 0);
+        onepot_archive_close(other);
+        ck_assert_int_eq(stat(folder, &st), -1);
+    }
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+    tree_end(&t);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("dataset");
@@ -397,6 +435,7 @@ int main(void)
     tcase_add_test(t, shards_in_a_folder_or_by_a_pattern_are_one_dataset);
     tcase_add_test(t, splits_and_folds_go_by_name_alone);
     tcase_add_loop_test(t, an_archive_works_on_after_a_fork, 0, PACKINGS);
+    tcase_add_loop_test(t, staged_archives_have_the_same_bytes, 0, PACKINGS);
     tcase_add_test(t, errors_name_archive_and_member);
     tcase_add_test(t, a_thousand_times_open_and_close_keeps_nothing);
     suite_add_tcase(s, t);

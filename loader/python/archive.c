@@ -90,18 +90,19 @@ static void drop_texts(struct texts *t)
 
 static int archive_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"paths", "filter", "extensions", "root", "group", "cache", NULL};
+    static char *names[] = {"paths", "filter", "extensions", "root",
+                            "group", "cache",  "stage",      NULL};
     struct py_archive *a = (struct py_archive *)self;
     PyObject *paths, *filter = Py_None, *extensions = Py_None;
-    const char *root = NULL, *group = NULL;
+    const char *root = NULL, *group = NULL, *stage = NULL;
     unsigned long long cache = 0;
     struct onepot_archive_options o = {.size = sizeof(o)};
     struct onepot_error error = {0};
     struct onepot_archive *archive = NULL;
     struct texts p = {0}, f = {0}, e = {0};
     int r = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|$OOzzK", names, &paths, &filter,
-                                     &extensions, &root, &group, &cache) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|$OOzzKz", names, &paths, &filter,
+                                     &extensions, &root, &group, &cache, &stage) ||
         parse_group(group, &o.group) < 0)
         return -1;
     if (take_texts(paths, &p) == 0 && take_texts(filter, &f) == 0 &&
@@ -112,6 +113,7 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *keywords)
         o.extension_count = e.count;
         o.root = root;
         o.cache_bytes = cache;
+        o.stage = stage;
         Py_BEGIN_ALLOW_THREADS r = onepot_archive_open(p.texts, p.count, &o, &error, &archive);
         Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
     }
@@ -518,13 +520,15 @@ PyTypeObject archive_type = {
     .tp_methods = archive_methods,
     .tp_getset = archive_fields,
     .tp_doc =
-        "Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0)\n"
+        "Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,\n"
+        "        stage=None)\n"
         "\n"
         "Samples of archives. paths: an archive, a directory of shards, a pattern\n"
         "('train-*.tar'), or a list of these. filter: globs; extensions: endings ('.jpg').\n"
         "root: the directory whose children are the classes. group: 'file' (each is a\n"
         "sample), 'basename' (as WebDataset), 'directory'. cache: bytes for decompressed\n"
-        "blocks.\n"
+        "blocks. stage: copy archives to this node as they are read, into this directory, or\n"
+        "'' for memory, $TMPDIR or /tmp, whichever has room.\n"
         "\n"
         "len(archive), archive[i]. OSError names the file that can't be read. Any number of\n"
         "threads may use an archive; it works on after a fork, and pickles by reference.",
