@@ -195,6 +195,11 @@ struct extent {
     uint32_t packed_bytes;  /* BLOCK: its compressed size */
     uint32_t block_bytes;   /* BLOCK: its decompressed size at most */
     uint32_t block_offset;  /* BLOCK: where that byte lies in the decompressed block */
+    /*
+     * STORED: the range of the archive, around that byte, which the file has as a whole: the
+     * same for each of its bytes. (`length` may reach beyond it, where the next one follows.)
+     */
+    uint64_t whole_offset, whole_length;
 };
 
 /*

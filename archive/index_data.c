@@ -38,6 +38,8 @@ static int stored_extent(const struct index *index, const struct index_entry *e,
         .offset = offset,
         .length = e->size - offset,
         .source_offset = e->data + offset,
+        .whole_offset = e->data,
+        .whole_length = e->size,
     };
     return 0;
 }
@@ -125,6 +127,8 @@ static int cut_block(const struct block_record *block, uint32_t skip, uint32_t l
     } else if (block->is_stored) {
         extent->kind = EXTENT_STORED;
         extent->source_offset = block->source_offset + skip;
+        extent->whole_offset = block->source_offset;
+        extent->whole_length = skip + length;
     } else {
         extent->kind = EXTENT_BLOCK;
         extent->source_offset = block->source_offset;
@@ -135,8 +139,9 @@ static int cut_block(const struct block_record *block, uint32_t skip, uint32_t l
     return 0;
 }
 
+/* `skip` leads to a byte of the file whose part of the fragment begins `own` bytes before. */
 static int fragment_extent(const struct index *index, uint64_t number, uint32_t skip,
-                           uint32_t length, struct extent *extent)
+                           uint64_t own, uint32_t length, struct extent *extent)
 {
     struct block_record block;
     if (number >= index->fragments)
@@ -146,7 +151,10 @@ static int fragment_extent(const struct index *index, uint64_t number, uint32_t 
         return r;
     if (block.packed_bytes == 0)
         return -EUCLEAN;
-    return cut_block(&block, skip, length, extent);
+    r = cut_block(&block, skip, length, extent);
+    extent->whole_offset += skip - own;
+    extent->whole_length -= skip - own;
+    return r;
 }
 
 /*
@@ -194,7 +202,7 @@ static int blocks_extent(const struct index *index, const struct index_entry *e,
         if (!tail || le32toh(tail->block_bytes) != DISK_TAIL ||
             __builtin_add_overflow(le32toh(tail->packed), skip, &in_fragment))
             return -EUCLEAN;
-        return fragment_extent(index, le64toh(tail->source_offset), in_fragment, length,
+        return fragment_extent(index, le64toh(tail->source_offset), in_fragment, skip, length,
                                extent);
     }
     struct block_record block;
@@ -220,13 +228,15 @@ static int range_extent(const struct index *index, const struct range *range, ui
         .offset = range->logical + skip,
         .length = range->length - skip,
         .source_offset = range->source + skip,
+        .whole_offset = range->source,
+        .whole_length = range->length,
     };
     if (range->source & RANGE_PACKED) {
         uint64_t in_fragment = (range->source & ~RANGE_PACKED) >> 32;
         if (range->length > UINT32_MAX || in_fragment + skip > UINT32_MAX)
             return -EUCLEAN;
         int r = fragment_extent(index, (uint32_t)range->source, (uint32_t)(in_fragment + skip),
-                                (uint32_t)extent.length, &extent);
+                                skip, (uint32_t)extent.length, &extent);
         if (r < 0)
             return r;
     } else if (!in_archive(index, range->source, range->length)) {
@@ -307,7 +317,7 @@ int index_extent(const struct index *index, uint32_t position, uint64_t offset,
         uint64_t skip = (e.data >> 32) + offset;
         r = skip > UINT32_MAX || e.size - offset > UINT32_MAX
                 ? -EUCLEAN
-                : fragment_extent(index, (uint32_t)e.data, (uint32_t)skip,
+                : fragment_extent(index, (uint32_t)e.data, (uint32_t)skip, offset,
                                   (uint32_t)(e.size - offset), &extent);
         break;
     }

@@ -389,6 +389,82 @@ int source_read(const struct source *source, void *buf, size_t len, uint64_t off
                : -ENODATA;
 }
 
+/* From a copy one buffer at a time: it is memory, or being read elsewhere. */
+static int readv_copy(const struct source *source, const struct iovec *iov, int count,
+                      uint64_t offset)
+{
+    int r = 0;
+    for (int i = 0; r == 0 && i < count; offset += iov[i++].iov_len)
+        r = source_read(source, iov[i].iov_base, iov[i].iov_len, offset);
+    return r;
+}
+
+/* Several buffers that are still to be read. */
+struct pieces {
+    struct iovec *iov;
+    int count;
+    uint64_t offset;
+};
+
+/* As far as it goes: 0, or what stopped it. */
+static int readv_on(const struct source *source, struct pieces *p)
+{
+    while (p->count > 0) {
+        ssize_t n = preadv(source->fd, p->iov, p->count, (off_t)p->offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        if (n == 0)
+            return -ENODATA;
+        p->offset += (uint64_t)n;
+        for (; p->count > 0 && (size_t)n >= p->iov->iov_len; p->iov++, p->count--)
+            n -= (ssize_t)p->iov->iov_len;
+        if (p->count > 0) {
+            p->iov->iov_base = (uint8_t *)p->iov->iov_base + n;
+            p->iov->iov_len -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
+int source_readv(const struct source *source, struct iovec *iov, int count, uint64_t offset)
+{
+    if (source->has_copy)
+        return readv_copy(source, iov, count, offset);
+    struct source_attempt attempt = source_guard_begin(source->guard);
+    struct pieces pieces = {iov, count, offset};
+    int r;
+    while ((r = readv_on(source, &pieces)) < 0 &&
+           source_guard_again(source->guard, &attempt, r, pieces.offset))
+        ;
+    if (r == 0)
+        source_guard_succeeded(source->guard);
+    return r;
+}
+
+void source_use_at_random(struct source *source)
+{
+    if (!source->is_memory && !source->has_copy && !source_map(source))
+        posix_fadvise(source->fd, 0, 0, POSIX_FADV_RANDOM);
+}
+
+void source_drop_pages(const struct source *source, uint64_t offset, uint64_t len)
+{
+    /* Pages that lie in part in the range are left alone otherwise. */
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
+    if (!source->is_memory && !source->has_copy)
+        posix_fadvise(source->fd, (off_t)first,
+                      (off_t)((offset + len + page - 1) / page * page - first),
+                      POSIX_FADV_DONTNEED);
+}
+
+void source_expect(const struct source *source, uint64_t offset, uint64_t len)
+{
+    if (!source->is_memory && !source->has_copy && in_range(source, len, offset))
+        posix_fadvise(source->fd, (off_t)offset, (off_t)len, POSIX_FADV_WILLNEED);
+}
+
 int source_read_cached(const struct source *source, void *buf, size_t len, uint64_t offset)
 {
     if (!in_range(source, len, offset))

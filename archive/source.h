@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include "fault.h"
 
@@ -168,6 +169,26 @@ struct source_troubles {
     uint64_t reopened; /* stale handles */
 };
 void source_troubles(const struct source *source, struct source_troubles *ret_troubles);
+
+/*
+ * Several buffers, one behind the other in the file: as source_read. `iov` is used up.
+ */
+int source_readv(const struct source *source, struct iovec *iov, int count, uint64_t offset);
+
+/*
+ * From now on it is read at random, by who keeps what was read: the kernel shall not read
+ * ahead. Nothing happens to a source that is mapped or memory.
+ */
+void source_use_at_random(struct source *source);
+
+/*
+ * What was read of [offset, offset + len) is kept elsewhere: the page cache need not hold the
+ * pages that it touches. Nothing happens to a source that is memory.
+ */
+void source_drop_pages(const struct source *source, uint64_t offset, uint64_t len);
+
+/* It will be read soon: the page cache may fetch it meanwhile. Does not wait. */
+void source_expect(const struct source *source, uint64_t offset, uint64_t len);
 
 /*
  * XXH3-64 of size and of samples of the content (first and last 64 KB and 16 more

@@ -1,77 +1,22 @@
 /*
- * How it works. An entry is found through the hash table of its shard; while its
- * block is being filled it is already there, so that others find it and wait. Nothing
- * but the shard's lock guards an entry, and no two locks are ever held together.
- *
- * Where a filled block stays is decided once: among the held (until they fill their
- * part of the budget), in the ring of recent ones, or nowhere: then it goes when its
- * last user puts it. The ring is an array of keys with a hand that writes and a hand
- * that evicts; slots are swapped atomically, and whoever swaps a key out drops its
- * block. Keys, not pointers: a key that is no longer in the table is simply ignored.
- * A block that is dropped while it is used leaves the table and the accounts at once
- * and is freed by its last user.
+ * How blocks are found and filled. An entry is found through the hash table of its shard;
+ * while its block is being filled it is already there, so that others find it and wait.
+ * Nothing but the shard's lock guards an entry. A block that is dropped while it is used
+ * leaves the table and the accounts at once and is freed by its last user. Which blocks stay
+ * is decided in block_keep.c.
  */
 #include "block_cache.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "buffer_pool.h"
+#include "block_cache_private.h"
 
-#define SHARDS 64u
 #define FIRST_BUCKETS 16u
-#define RING_SLOTS 1024u
-#define RING_BLOCKS 4u /* in the ring at least, so that it bridges the reads of one block */
-#define RING_ENOUGH (64u << 20)
-#define SPARE_MAX (8u << 20)
-#define BLOCK_MAX (1u << 30) /* for sums that can't overflow */
 /* From here on, blocks of the usual size lie on huge pages; and smaller ones as well. */
 #define HUGE_BUDGET (64u << 20)
 #define HUGE_ALL_BUDGET (1024u << 20)
-#define NO_KEY UINT64_MAX
-#define REPLACE_ONE_IN 32u
-#define REPLACE_TRIES 4u
-
-enum entry_state { LOADING, READY, FAILED };
-enum entry_place { PLACE_NOWHERE, PLACE_HELD, PLACE_RECENT };
-
-struct entry {
-    struct block block; /* the first member: what callers have is the entry */
-    uint64_t key;
-    struct entry *next; /* in its bucket */
-    size_t capacity;
-    uint32_t users; /* threads that fill, wait or read */
-    int err;
-    enum entry_state state;
-    enum entry_place place;
-    bool linked; /* in the table */
-};
-
-struct shard {
-    _Alignas(128) pthread_mutex_t lock;
-    pthread_cond_t loaded; /* some entry of the shard is no longer LOADING */
-    struct entry **buckets;
-    size_t bucket_mask;
-    size_t entries;
-    uint64_t random;
-    uint64_t hits, misses, waits, evictions;
-};
-
-struct block_cache {
-    uint64_t budget, held_limit, recent_limit;
-    struct buffer_pool *pool;
-    _Alignas(128) _Atomic uint64_t held_bytes;
-    _Atomic uint64_t recent_bytes;
-    _Atomic uint64_t blocks; /* held and recent */
-    _Atomic uint64_t newcomers;
-    _Atomic uint64_t ring_head, ring_hand; /* write and evict here next */
-    _Atomic uint64_t ring[RING_SLOTS];
-    struct shard shards[SHARDS];
-};
 
 /* Keys are offsets, which share their low bits: mix them (the finaliser of MurmurHash3). */
 static uint64_t hash(uint64_t key)
@@ -81,55 +26,30 @@ static uint64_t hash(uint64_t key)
     return key ^ (key >> 33);
 }
 
-static struct shard *shard_of(struct block_cache *cache, uint64_t key)
+struct shard *shard_of(struct block_cache *cache, uint64_t key)
 {
     return &cache->shards[hash(key) >> 58]; /* 6 bits: SHARDS */
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
+static int pool_new(const struct block_cache_options *o, struct buffer_pool **ret_pool)
 {
-    return a < b ? a : b;
+    bool huge = o->huge_pages && o->budget_bytes >= HUGE_BUDGET;
+    int r = buffer_pool_new(keep_spare_bytes(o->budget_bytes),
+                            o->budget_bytes < HUGE_ALL_BUDGET ? o->block_bytes : 1,
+                            huge ? o->block_bytes : 0, ret_pool);
+    if (r == 0 && o->not_for_children)
+        buffer_pool_not_for_children(*ret_pool);
+    return r;
 }
 
-static uint64_t most(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-/*
- * The ring's part: a sixteenth, but room for a few blocks, for which it may take half
- * of a small budget, and all of one that is smaller still.
- */
-static uint64_t ring_part(uint64_t usable, uint64_t block_bytes)
-{
-    uint64_t block = block_bytes + block_bytes / 8 + sizeof(struct entry);
-    uint64_t wanted = most(least(usable / 16, RING_ENOUGH), RING_BLOCKS * block);
-    return least(usable, least(wanted, most(usable / 2, 2 * block)));
-}
-
-/* What huge pages take that is not in use. */
-static uint64_t huge_part(uint64_t budget_bytes)
-{
-    if (budget_bytes < HUGE_BUDGET)
-        return 0;
-    return budget_bytes < HUGE_ALL_BUDGET ? 2u << 20 : 64u << 20;
-}
-
-int block_cache_new(uint64_t budget_bytes, size_t block_bytes, struct block_cache **ret_cache)
+int block_cache_new(const struct block_cache_options *options, struct block_cache **ret_cache)
 {
     struct block_cache *cache = aligned_alloc(128, sizeof(*cache));
     if (!cache)
         return -ENOMEM;
     memset(cache, 0, sizeof(*cache));
-    block_bytes = least(block_bytes, BLOCK_MAX);
-    uint64_t spare = least(budget_bytes / 16, SPARE_MAX);
-    uint64_t usable = budget_bytes - spare - huge_part(budget_bytes);
-    uint64_t recent = ring_part(usable, block_bytes);
-    cache->budget = budget_bytes;
-    cache->recent_limit = recent;
-    cache->held_limit = usable - recent;
-    int r = buffer_pool_new(spare, budget_bytes < HUGE_ALL_BUDGET ? block_bytes : 1,
-                            budget_bytes < HUGE_BUDGET ? 0 : block_bytes, &cache->pool);
+    cache->options = *options;
+    int r = pool_new(options, &cache->pool);
     for (unsigned i = 0; i < RING_SLOTS; i++)
         atomic_init(&cache->ring[i], NO_KEY);
     for (unsigned i = 0; i < SHARDS; i++) {
@@ -146,13 +66,9 @@ int block_cache_new(uint64_t budget_bytes, size_t block_bytes, struct block_cach
         block_cache_free(cache);
         return r;
     }
+    keep_set_budget(cache, options->budget_bytes);
     *ret_cache = cache;
     return 0;
-}
-
-void block_cache_not_for_children(struct block_cache *cache)
-{
-    buffer_pool_not_for_children(cache->pool);
 }
 
 void block_cache_free(struct block_cache *cache)
@@ -169,6 +85,8 @@ void block_cache_free(struct block_cache *cache)
             }
         }
         free(shard->buckets);
+        free(shard->held.items);
+        free(shard->ahead.items);
         pthread_cond_destroy(&shard->loaded);
         pthread_mutex_destroy(&shard->lock);
     }
@@ -176,22 +94,10 @@ void block_cache_free(struct block_cache *cache)
     free(cache);
 }
 
-/* What a block costs: its buffer and its entry. */
-static uint64_t cost(const struct entry *entry)
+void block_cache_set_budget(struct block_cache *cache, uint64_t budget_bytes)
 {
-    return entry->capacity + sizeof(*entry);
-}
-
-/* Take `bytes` of what is left below `limit`. */
-static bool reserve(_Atomic uint64_t *used, uint64_t limit, uint64_t bytes)
-{
-    uint64_t now = atomic_load_explicit(used, memory_order_relaxed);
-    do {
-        if (bytes > limit || now > limit - bytes)
-            return false;
-    } while (!atomic_compare_exchange_weak_explicit(
-        used, &now, now + bytes, memory_order_relaxed, memory_order_relaxed));
-    return true;
+    buffer_pool_set_spare(cache->pool, keep_spare_bytes(budget_bytes));
+    keep_set_budget(cache, budget_bytes);
 }
 
 /* The hash table of a shard; all with its lock held. */
@@ -201,7 +107,7 @@ static struct entry **bucket_of(struct shard *shard, uint64_t key)
     return &shard->buckets[hash(key) & shard->bucket_mask];
 }
 
-static struct entry *table_find(struct shard *shard, uint64_t key)
+struct entry *table_find(struct shard *shard, uint64_t key)
 {
     struct entry *entry = *bucket_of(shard, key);
     while (entry && entry->key != key)
@@ -242,7 +148,7 @@ static void table_link(struct shard *shard, struct entry *entry)
     shard->entries++;
 }
 
-static void table_unlink(struct shard *shard, struct entry *entry)
+void table_unlink(struct shard *shard, struct entry *entry)
 {
     if (!entry->linked)
         return;
@@ -254,13 +160,28 @@ static void table_unlink(struct shard *shard, struct entry *entry)
     shard->entries--;
 }
 
-static void entry_free(struct block_cache *cache, struct entry *entry)
+/* ---- entries ---- */
+
+void entry_free(struct block_cache *cache, struct entry *entry)
 {
     if (!entry)
         return;
     if (entry->block.bytes)
         buffer_pool_put(cache->pool, (void *)(uintptr_t)entry->block.bytes, entry->capacity);
     free(entry);
+}
+
+/* A new entry, LOADING, with one user. */
+static struct entry *entry_new(struct block_cache *cache, uint64_t key, size_t size)
+{
+    struct entry *entry = calloc(1, sizeof(*entry));
+    if (!entry)
+        return NULL;
+    entry->key = key;
+    entry->users = 1;
+    entry->block.len = size; /* until it is filled */
+    entry->capacity = buffer_pool_capacity(cache->pool, size);
+    return entry;
 }
 
 /*
@@ -275,152 +196,27 @@ static struct entry *entry_leave(struct shard *shard, struct entry *entry)
     return entry;
 }
 
-/* Drop a held or recent entry. Returns it if nobody uses it, as entry_leave does. */
-static struct entry *entry_evict(struct block_cache *cache, struct shard *shard,
-                                 struct entry *entry)
+/* Put the entry in the table, unless its key is there already: then returns that one. */
+static struct entry *entry_link(struct shard *shard, struct entry *fresh)
 {
-    atomic_fetch_sub_explicit(entry->place == PLACE_HELD ? &cache->held_bytes
-                                                         : &cache->recent_bytes,
-                              cost(entry), memory_order_relaxed);
-    atomic_fetch_sub_explicit(&cache->blocks, 1, memory_order_relaxed);
-    entry->place = PLACE_NOWHERE;
-    shard->evictions++;
-    table_unlink(shard, entry);
-    return entry->users == 0 ? entry : NULL;
-}
-
-static void set_place(struct block_cache *cache, struct entry *entry, enum entry_place place)
-{
-    struct shard *shard = shard_of(cache, entry->key);
-    atomic_fetch_add_explicit(&cache->blocks, 1, memory_order_relaxed);
-    pthread_mutex_lock(&shard->lock);
-    entry->place = place;
-    pthread_mutex_unlock(&shard->lock);
-}
-
-/* Drop the recent block called `key`, which was just taken out of the ring. */
-static void ring_drop(struct block_cache *cache, uint64_t key)
-{
-    struct shard *shard = shard_of(cache, key);
-    struct entry *gone = NULL;
-    pthread_mutex_lock(&shard->lock);
-    struct entry *entry = table_find(shard, key);
-    if (entry && entry->place == PLACE_RECENT)
-        gone = entry_evict(cache, shard, entry);
-    pthread_mutex_unlock(&shard->lock);
-    entry_free(cache, gone);
-}
-
-/* Drop the oldest block of the ring. False if the ring is empty. */
-static bool ring_evict(struct block_cache *cache)
-{
-    for (unsigned i = 0; i < RING_SLOTS; i++) {
-        uint64_t slot = atomic_fetch_add(&cache->ring_hand, 1) % RING_SLOTS;
-        uint64_t key = atomic_exchange(&cache->ring[slot], NO_KEY);
-        if (key != NO_KEY) {
-            ring_drop(cache, key);
-            return true;
-        }
-    }
-    return false;
-}
-
-static void ring_add(struct block_cache *cache, struct entry *entry)
-{
-    if (cost(entry) > cache->recent_limit || entry->key == NO_KEY)
-        return;
-    while (!reserve(&cache->recent_bytes, cache->recent_limit, cost(entry)))
-        if (!ring_evict(cache))
-            return;
-    /* The place first: whoever takes the key out of the ring has to find it so. */
-    set_place(cache, entry, PLACE_RECENT);
-    uint64_t slot = atomic_fetch_add(&cache->ring_head, 1) % RING_SLOTS;
-    uint64_t old = atomic_exchange(&cache->ring[slot], entry->key);
-    if (old != NO_KEY)
-        ring_drop(cache, old);
-}
-
-/* A held entry of the shard: the first one from a random bucket on. With its lock. */
-static struct entry *random_held(struct shard *shard)
-{
-    shard->random ^= shard->random << 13;
-    shard->random ^= shard->random >> 7;
-    shard->random ^= shard->random << 17;
-    for (size_t i = 0; i <= shard->bucket_mask; i++) {
-        struct entry *entry = shard->buckets[(shard->random + i) & shard->bucket_mask];
-        for (; entry; entry = entry->next)
-            if (entry->place == PLACE_HELD)
-                return entry;
-    }
-    return NULL;
-}
-
-/* Make room for a newcomer by dropping held blocks of its shard, and reserve it. */
-static bool replace_held(struct block_cache *cache, struct entry *newcomer)
-{
-    struct shard *shard = shard_of(cache, newcomer->key);
-    for (unsigned i = 0; i < REPLACE_TRIES; i++) {
-        struct entry *gone = NULL;
-        pthread_mutex_lock(&shard->lock);
-        struct entry *victim = random_held(shard);
-        if (victim)
-            gone = entry_evict(cache, shard, victim);
-        pthread_mutex_unlock(&shard->lock);
-        entry_free(cache, gone);
-        if (!victim)
-            return false;
-        if (reserve(&cache->held_bytes, cache->held_limit, cost(newcomer)))
-            return true;
-    }
-    return false;
-}
-
-/* Decide where a filled block stays. Its filler still counts as a user. */
-static void place(struct block_cache *cache, struct entry *entry)
-{
-    if (reserve(&cache->held_bytes, cache->held_limit, cost(entry))) {
-        set_place(cache, entry, PLACE_HELD);
-        return;
-    }
-    uint64_t turn = atomic_fetch_add_explicit(&cache->newcomers, 1, memory_order_relaxed);
-    if (turn % REPLACE_ONE_IN == REPLACE_ONE_IN - 1 && cost(entry) <= cache->held_limit &&
-        replace_held(cache, entry))
-        set_place(cache, entry, PLACE_HELD);
-    else
-        ring_add(cache, entry);
+    struct entry *entry = table_find(shard, fresh->key);
+    if (!entry)
+        table_link(shard, fresh);
+    return entry;
 }
 
 /* Move a block that turned out much smaller than its buffer to one that fits. */
 static void trim(struct block_cache *cache, struct entry *entry)
 {
-    size_t fitting = buffer_pool_capacity(cache->pool, entry->block.len);
+    size_t old = entry->capacity, fitting = buffer_pool_capacity(cache->pool, entry->block.len);
     void *bytes;
-    if (fitting > entry->capacity - entry->capacity / 4 ||
-        buffer_pool_get(cache->pool, fitting, &bytes) < 0)
+    if (fitting > old - old / 4 || buffer_pool_get(cache->pool, fitting, &bytes) < 0)
         return;
     memcpy(bytes, entry->block.bytes, entry->block.len);
-    buffer_pool_put(cache->pool, (void *)(uintptr_t)entry->block.bytes, entry->capacity);
+    buffer_pool_put(cache->pool, (void *)(uintptr_t)entry->block.bytes, old);
     entry->block.bytes = bytes;
     entry->capacity = fitting;
-}
-
-/* Fill the entry, which is LOADING: nobody else looks at its block until it is not. */
-static int load(struct block_cache *cache, struct entry *entry, size_t size, block_fill *fill,
-                void *ctx)
-{
-    void *bytes;
-    int r = buffer_pool_get(cache->pool, size, &bytes);
-    if (r < 0)
-        return r;
-    entry->block.bytes = bytes;
-    entry->capacity = buffer_pool_capacity(cache->pool, size);
-    r = fill(ctx, entry->key, bytes, size, &entry->block.len);
-    if (r < 0)
-        return r;
-    if (entry->block.len > size)
-        return -EUCLEAN;
-    trim(cache, entry);
-    return 0;
+    keep_shrink_reserved(cache, entry, old);
 }
 
 /* The fill is done: tell those who wait. */
@@ -435,44 +231,56 @@ static void publish(struct shard *shard, struct entry *entry, int err)
     pthread_mutex_unlock(&shard->lock);
 }
 
-static int fill_new(struct block_cache *cache, struct shard *shard, struct entry *entry,
-                    size_t size, block_fill *fill, void *ctx, struct block **ret_block)
+void *block_buffer(struct block *block)
 {
-    int r = load(cache, entry, size, fill, ctx);
-    publish(shard, entry, r);
-    if (r < 0) {
-        block_cache_put(cache, &entry->block);
-        return r;
-    }
-    place(cache, entry);
-    *ret_block = &entry->block;
-    return 0;
+    return (void *)(uintptr_t)block->bytes;
 }
 
-/*
- * Use an entry that is in the table, once it is no longer LOADING. With the lock, which
- * is released while it waits.
- */
-static int join(struct shard *shard, struct entry *entry, block_wait *wait, void *ctx,
-                struct entry **ret_gone)
+int block_cache_end(struct block_cache *cache, struct block *block, int result, size_t len)
+{
+    struct entry *entry = (struct entry *)block;
+    if (result == 0 && len > block->len)
+        result = -EUCLEAN;
+    if (result == 0) {
+        block->len = len;
+        trim(cache, entry);
+    } else {
+        keep_unreserve(cache, entry);
+    }
+    publish(shard_of(cache, entry->key), entry, result);
+    if (result == 0)
+        keep_place(cache, entry);
+    else
+        block_cache_put(cache, block);
+    return result;
+}
+
+/* A buffer for an entry that is LOADING and in the table. */
+static int begin_mine(struct block_cache *cache, struct entry *entry, struct block **ret_block)
+{
+    void *bytes;
+    int r = buffer_pool_get(cache->pool, entry->block.len, &bytes);
+    if (r < 0)
+        return block_cache_end(cache, &entry->block, r, 0);
+    entry->block.bytes = bytes;
+    *ret_block = &entry->block;
+    return BLOCK_MINE;
+}
+
+/* ---- for readers ---- */
+
+/* Use an entry of the table. With the lock. */
+static enum block_begun join(struct block_cache *cache, struct shard *shard,
+                             struct entry *entry)
 {
     entry->users++;
+    keep_used(cache, shard, entry);
     if (entry->state == LOADING) {
         shard->waits++;
-        if (wait) {
-            pthread_mutex_unlock(&shard->lock);
-            wait(ctx);
-            pthread_mutex_lock(&shard->lock);
-        }
-        while (entry->state == LOADING)
-            pthread_cond_wait(&shard->loaded, &shard->lock);
-    } else {
-        shard->hits++;
+        return BLOCK_LOADING;
     }
-    int r = entry->state == FAILED ? entry->err : 0;
-    if (r < 0)
-        *ret_gone = entry_leave(shard, entry);
-    return r;
+    shard->hits++;
+    return BLOCK_READY;
 }
 
 int block_cache_try(struct block_cache *cache, uint64_t key, struct block **ret_block)
@@ -482,43 +290,86 @@ int block_cache_try(struct block_cache *cache, uint64_t key, struct block **ret_
     struct entry *entry = table_find(shard, key);
     bool ready = entry && entry->state == READY;
     if (ready) {
-        entry->users++;
-        shard->hits++;
+        join(cache, shard, entry);
         *ret_block = &entry->block;
     }
     pthread_mutex_unlock(&shard->lock);
     return ready ? 0 : -EAGAIN;
 }
 
+bool block_cache_has(struct block_cache *cache, uint64_t key)
+{
+    struct shard *shard = shard_of(cache, key);
+    pthread_mutex_lock(&shard->lock);
+    bool has = table_find(shard, key) != NULL;
+    pthread_mutex_unlock(&shard->lock);
+    return has;
+}
+
+int block_cache_begin(struct block_cache *cache, uint64_t key, size_t size,
+                      struct block **ret_block)
+{
+    if (block_cache_try(cache, key, ret_block) == 0)
+        return BLOCK_READY;
+    /* Allocated before the lock is taken; one more look then tells if it is needed. */
+    struct entry *fresh = entry_new(cache, key, size);
+    if (!fresh)
+        return -ENOMEM;
+    struct shard *shard = shard_of(cache, key);
+    int begun = BLOCK_MINE;
+    pthread_mutex_lock(&shard->lock);
+    struct entry *entry = entry_link(shard, fresh);
+    if (entry) {
+        begun = join(cache, shard, entry);
+    } else {
+        shard->misses++;
+        keep_used(cache, shard, fresh);
+    }
+    pthread_mutex_unlock(&shard->lock);
+    if (begun == BLOCK_MINE)
+        return begin_mine(cache, fresh, ret_block);
+    free(fresh);
+    *ret_block = &entry->block;
+    return begun;
+}
+
+int block_cache_wait(struct block_cache *cache, struct block *block, block_wait *wait,
+                     void *ctx)
+{
+    struct entry *entry = (struct entry *)block, *gone = NULL;
+    struct shard *shard = shard_of(cache, entry->key);
+    pthread_mutex_lock(&shard->lock);
+    if (wait && entry->state == LOADING) {
+        pthread_mutex_unlock(&shard->lock);
+        wait(ctx);
+        pthread_mutex_lock(&shard->lock);
+    }
+    while (entry->state == LOADING)
+        pthread_cond_wait(&shard->loaded, &shard->lock);
+    int r = entry->state == FAILED ? entry->err : 0;
+    if (r < 0)
+        gone = entry_leave(shard, entry);
+    pthread_mutex_unlock(&shard->lock);
+    entry_free(cache, gone);
+    return r;
+}
+
 int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_fill *fill,
                     block_wait *wait, void *ctx, struct block **ret_block)
 {
-    if (block_cache_try(cache, key, ret_block) == 0)
-        return 0;
-    /* Allocated before the lock is taken; one more look then tells if it is needed. */
-    struct entry *fresh = calloc(1, sizeof(*fresh));
-    if (!fresh)
-        return -ENOMEM;
-    fresh->key = key;
-    fresh->users = 1;
-
-    struct shard *shard = shard_of(cache, key);
-    struct entry *gone = NULL;
-    pthread_mutex_lock(&shard->lock);
-    struct entry *entry = table_find(shard, key);
-    if (!entry) {
-        shard->misses++;
-        table_link(shard, fresh);
-        pthread_mutex_unlock(&shard->lock);
-        return fill_new(cache, shard, fresh, size, fill, ctx, ret_block);
+    struct block *block;
+    size_t len = 0;
+    int r = block_cache_begin(cache, key, size, &block);
+    if (r == BLOCK_LOADING) {
+        r = block_cache_wait(cache, block, wait, ctx);
+    } else if (r == BLOCK_MINE) {
+        r = fill(ctx, key, block_buffer(block), size, &len);
+        r = block_cache_end(cache, block, r, len);
     }
-    int r = join(shard, entry, wait, ctx, &gone);
-    pthread_mutex_unlock(&shard->lock);
-    free(fresh);
-    entry_free(cache, gone);
-    if (r == 0)
-        *ret_block = &entry->block;
-    return r;
+    if (r < 0)
+        return r;
+    *ret_block = block;
+    return 0;
 }
 
 void block_cache_put(struct block_cache *cache, struct block *block)
@@ -531,9 +382,39 @@ void block_cache_put(struct block_cache *cache, struct block *block)
     entry_free(cache, gone);
 }
 
+/* ---- ahead of readers ---- */
+
+int block_cache_begin_ahead(struct block_cache *cache, uint64_t key, size_t size, uint64_t due,
+                            struct block **ret_block)
+{
+    if (block_cache_has(cache, key)) {
+        keep_note_due(cache, key, due);
+        return -EEXIST;
+    }
+    struct entry *fresh = entry_new(cache, key, size);
+    if (!fresh)
+        return -ENOMEM;
+    fresh->due = due;
+    fresh->unused = true;
+    int r = keep_reserve(cache, fresh);
+    if (r < 0) {
+        free(fresh);
+        return r;
+    }
+    struct shard *shard = shard_of(cache, key);
+    pthread_mutex_lock(&shard->lock);
+    struct entry *entry = entry_link(shard, fresh);
+    pthread_mutex_unlock(&shard->lock);
+    if (!entry)
+        return begin_mine(cache, fresh, ret_block);
+    keep_unreserve(cache, fresh);
+    free(fresh);
+    return -EEXIST;
+}
+
 void block_cache_stats(const struct block_cache *cache, struct block_cache_stats *ret_stats)
 {
-    struct block_cache_stats stats = {.budget_bytes = cache->budget};
+    struct block_cache_stats stats = {.budget_bytes = atomic_load(&cache->budget)};
     for (unsigned i = 0; i < SHARDS; i++) {
         struct shard *shard = (struct shard *)(uintptr_t)&cache->shards[i];
         pthread_mutex_lock(&shard->lock);
@@ -541,10 +422,14 @@ void block_cache_stats(const struct block_cache *cache, struct block_cache_stats
         stats.misses += shard->misses;
         stats.waits += shard->waits;
         stats.evictions += shard->evictions;
+        stats.ahead += shard->ahead_filled;
+        stats.ahead_used += shard->ahead_used;
+        stats.ahead_dropped += shard->ahead_dropped;
         pthread_mutex_unlock(&shard->lock);
     }
     stats.bytes = atomic_load_explicit(&cache->held_bytes, memory_order_relaxed) +
                   atomic_load_explicit(&cache->recent_bytes, memory_order_relaxed);
+    stats.ahead_bytes = atomic_load_explicit(&cache->ahead_bytes, memory_order_relaxed);
     stats.blocks = atomic_load_explicit(&cache->blocks, memory_order_relaxed);
     *ret_stats = stats;
 }

@@ -1,6 +1,6 @@
 /*
- * Buffers in classes of nearly equal size: a power of two and seven steps between it
- * and the next, in whole pages. Each class carves its buffers out of larger mappings
+ * Buffers in classes of nearly equal size: a power of two and fifteen steps between
+ * it and the next, in whole pages. Each class carves its buffers out of larger mappings
  * and keeps two stacks of free ones: warm (pages in place) and cold (pages given
  * back). Addresses are never unmapped while the pool lives: the number of mappings
  * that a process may have is limited, and unmapping stops all other threads.
@@ -15,8 +15,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define STEPS 8u         /* classes between two powers of two */
-#define CLASS_COUNT 256u /* enough for SIZE_LIMIT in pages of 4 KiB */
+#define STEPS 16u /* classes between two powers of two */
+#define STEPS_LOG 4u
+#define CLASS_COUNT 512u /* enough for SIZE_LIMIT in pages of 4 KiB */
 #define SIZE_LIMIT ((size_t)1 << 40)
 #define HUGE_BYTES ((size_t)2 << 20) /* where they are larger or unknown, nothing is lost */
 #define CARVE_BYTES (4u << 20)
@@ -29,7 +30,8 @@ struct stack {
 struct size_class {
     pthread_mutex_t lock;
     struct stack warm, cold;
-    size_t total; /* buffers carved so far: each stack has room for all */
+    size_t capacity; /* once there are any */
+    size_t total;    /* buffers carved so far: each stack has room for all */
     struct mapping *mappings;
 };
 
@@ -43,7 +45,7 @@ struct buffer_pool {
     size_t page;
     size_t huge_min, huge_max; /* capacities that may lie on huge pages */
     bool not_for_children;
-    uint64_t spare_limit;
+    _Atomic uint64_t spare_limit;
     _Atomic uint64_t spare;
     struct size_class classes[CLASS_COUNT];
 };
@@ -64,7 +66,7 @@ static unsigned class_of(const struct buffer_pool *pool, size_t size, size_t *re
     size_t step = ((size_t)1 << log) / STEPS;
     size_t steps = (pages - ((size_t)1 << log) + step - 1) / step; /* 1 to STEPS */
     *ret_capacity = (((size_t)1 << log) + steps * step) * pool->page;
-    return STEPS + (log - 3) * STEPS + (unsigned)steps - 1;
+    return STEPS + (log - STEPS_LOG) * STEPS + (unsigned)steps - 1;
 }
 
 size_t buffer_pool_capacity(const struct buffer_pool *pool, size_t size)
@@ -166,6 +168,7 @@ static int carve(const struct buffer_pool *pool, struct size_class *class, size_
     mapping->next = class->mappings;
     class->mappings = mapping;
     class->total += count;
+    class->capacity = capacity;
     for (size_t i = count; i-- > 0;)
         class->cold.items[class->cold.count++] = start + i * capacity;
     return 0;
@@ -195,9 +198,10 @@ int buffer_pool_get(struct buffer_pool *pool, size_t size, void **ret_buffer)
 /* May `capacity` more bytes stay resident? Counts them if so. */
 static bool keep_warm(struct buffer_pool *pool, size_t capacity)
 {
+    uint64_t limit = atomic_load_explicit(&pool->spare_limit, memory_order_relaxed);
     uint64_t spare = atomic_load_explicit(&pool->spare, memory_order_relaxed);
     do {
-        if (capacity > pool->spare_limit || spare > pool->spare_limit - capacity)
+        if (capacity > limit || spare > limit - capacity)
             return false;
     } while (!atomic_compare_exchange_weak_explicit(
         &pool->spare, &spare, spare + capacity, memory_order_relaxed, memory_order_relaxed));
@@ -215,4 +219,25 @@ void buffer_pool_put(struct buffer_pool *pool, void *buffer, size_t size)
     struct stack *stack = warm ? &class->warm : &class->cold;
     stack->items[stack->count++] = buffer;
     pthread_mutex_unlock(&class->lock);
+}
+
+/* Give warm buffers of a class back while there is too much spare memory. */
+static void cool(struct buffer_pool *pool, struct size_class *class)
+{
+    pthread_mutex_lock(&class->lock);
+    while (class->warm.count > 0 &&
+           atomic_load(&pool->spare) > atomic_load(&pool->spare_limit)) {
+        void *buffer = class->warm.items[--class->warm.count];
+        madvise(buffer, class->capacity, MADV_DONTNEED);
+        atomic_fetch_sub_explicit(&pool->spare, class->capacity, memory_order_relaxed);
+        class->cold.items[class->cold.count++] = buffer;
+    }
+    pthread_mutex_unlock(&class->lock);
+}
+
+void buffer_pool_set_spare(struct buffer_pool *pool, uint64_t spare_bytes)
+{
+    atomic_store(&pool->spare_limit, spare_bytes);
+    for (unsigned i = 0; i < CLASS_COUNT; i++)
+        cool(pool, &pool->classes[i]);
 }

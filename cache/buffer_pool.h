@@ -32,9 +32,12 @@ void buffer_pool_free(struct buffer_pool *pool); /* all buffers go with it */
  */
 void buffer_pool_not_for_children(struct buffer_pool *pool);
 
+/* Another bound on the spare memory; what is too much of it goes back to the system now. */
+void buffer_pool_set_spare(struct buffer_pool *pool, uint64_t spare_bytes);
+
 /*
- * What a buffer for `size` bytes really takes: whole pages, at most an eighth more
- * than asked for.
+ * What a buffer for `size` bytes really takes: whole pages, at most a sixteenth
+ * more than asked for.
  */
 size_t buffer_pool_capacity(const struct buffer_pool *pool, size_t size);
 

@@ -1,7 +1,11 @@
 /*
  * The read path: from (file, offset, length) to bytes. Stored bytes are not copied
  * where the archive is mapped: the answer is a list of places in memory, fit for
- * writev(2). Compressed blocks come from the block cache, pinned while they are used.
+ * writev(2). Compressed blocks come from the block cache, pinned while they are used; and
+ * so do stored bytes of an archive that is not mapped, where the options say so: a file up to
+ * READER_WHOLE_BYTES is one block, a longer one is cut into pieces of READER_PIECE_BYTES, of
+ * which one read of the archive fetches as many as were asked for. The archive's own pages
+ * are dropped then, so that nothing is in memory twice.
  *
  * How to use it, per thread:
  *     reader_scratch_new(reader, &scratch);
@@ -29,6 +33,9 @@ struct reader_scratch;
 #define READER_SPAN_MAX (1u << 20) /* largest `len` of one reader_get */
 #define READER_IOV_MAX 64
 
+#define READER_WHOLE_BYTES (256u << 10)
+#define READER_PIECE_BYTES (32u << 10)
+
 struct span {
     struct iovec iov[READER_IOV_MAX];
     int iov_count;
@@ -40,6 +47,7 @@ struct span {
 struct reader_options {
     uint64_t cache_bytes;  /* budget of the block cache; 0: no more than what is in use */
     bool not_for_children; /* after a fork the child does not use the reader */
+    bool cache_stored;     /* stored bytes of a source that is not mapped go through it, too */
 };
 
 /* The pot must outlive the reader. -ENOTSUP if the archive's codec is not built in. */
@@ -73,6 +81,47 @@ void reader_put(struct reader *reader, struct span *span);
 int reader_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                 uint64_t offset, void *buf, size_t len, size_t *ret_len);
 
+/*
+ * Bring bytes of a file to memory that nobody asked for yet: all of [offset, offset + len)
+ * that is not there, decompressed, with as few reads of the archive as possible; of a mapped
+ * archive's stored bytes, the kernel is told to. `due`: their place in a known order of reads,
+ * or BLOCK_DUE_UNKNOWN. What another thread is at is not waited for. -ENOBUFS: no room, see
+ * block_cache_begin_ahead; part of it may have come. Other errors as of reader_get.
+ * The thread that calls it waits for the device: it is none that answers readers.
+ */
+int reader_prefetch(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                    uint64_t offset, uint64_t len, uint64_t due);
+
+/* A part of a file that is wanted. */
+struct reader_want {
+    uint32_t position;
+    uint64_t offset, len;
+    uint64_t due;
+};
+
+/*
+ * The same for several parts of files, by as few reads of the archive as possible: what lies
+ * close together there is read at once. Order them as they lie in the archive. The
+ * first error ends it, -ENOBUFS too.
+ */
+int reader_prefetch_many(struct reader *reader, struct reader_scratch *scratch,
+                         const struct reader_want *wants, size_t count);
+
+/* Would a read of this byte be answered from memory (or is it on its way there)? A hint. */
+bool reader_has(struct reader *reader, uint32_t position, uint64_t offset);
+
+/* See block_cache_forget_order. */
+void reader_forget_order(struct reader *reader);
+
+/* See block_cache_set_budget. */
+void reader_set_budget(struct reader *reader, uint64_t cache_bytes);
+
 void reader_cache_stats(const struct reader *reader, struct block_cache_stats *ret_stats);
+
+/* What was read from the archive; what was asked for is in the counters of who asked. */
+struct reader_source_stats {
+    uint64_t reads, bytes; /* of the source, but not through its mapping */
+};
+void reader_source_stats(const struct reader *reader, struct reader_source_stats *ret_stats);
 
 #endif

@@ -216,7 +216,8 @@ int mounter_open_archive(struct mounter *m)
     const struct mount_options *o = m->options;
     struct reader_options reader = {.cache_bytes =
                                         o->cache_given ? o->cache_bytes : budget_cache_bytes(),
-                                    .not_for_children = true};
+                                    .not_for_children = true,
+                                    .cache_stored = true};
     struct fault fault = {0};
 
     if (cli_open_pot(o->archive, NULL, o->progress, &m->pot) < 0)

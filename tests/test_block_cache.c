@@ -56,6 +56,13 @@ static bool right(const struct block *block, uint64_t key)
     return true;
 }
 
+static int new_cache(uint64_t budget, size_t block_bytes, struct block_cache **ret_cache)
+{
+    struct block_cache_options options = {
+        .budget_bytes = budget, .block_bytes = block_bytes, .huge_pages = true};
+    return block_cache_new(&options, ret_cache);
+}
+
 /* Get and put a block; true if it was there. */
 static bool touch(struct block_cache *cache, struct filler *filler, uint64_t key, size_t size)
 {
@@ -78,7 +85,7 @@ START_TEST(second_get_is_a_hit)
 {
     struct block_cache *cache;
     struct filler filler = {.open = 1};
-    ck_assert_int_eq(block_cache_new(16u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
     ck_assert(!touch(cache, &filler, 42, BLOCK));
     ck_assert(touch(cache, &filler, 42, BLOCK));
     ck_assert(!touch(cache, &filler, 43, BLOCK));
@@ -96,7 +103,7 @@ START_TEST(try_never_fills)
     struct block_cache *cache;
     struct filler filler = {.open = 1};
     struct block *block;
-    ck_assert_int_eq(block_cache_new(16u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
     ck_assert_int_eq(block_cache_try(cache, 42, &block), -EAGAIN);
     ck_assert_uint_eq(stats_of(cache).misses, 0);
     touch(cache, &filler, 42, BLOCK);
@@ -112,7 +119,7 @@ START_TEST(without_a_budget_nothing_stays)
     struct block_cache *cache;
     struct filler filler = {.open = 1};
     struct block *first, *second;
-    ck_assert_int_eq(block_cache_new(0, BLOCK, &cache), 0);
+    ck_assert_int_eq(new_cache(0, BLOCK, &cache), 0);
     ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, NULL, &filler, &first), 0);
     /* A block in use is shared all the same. */
     ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, NULL, &filler, &second), 0);
@@ -134,7 +141,7 @@ START_TEST(budget_is_never_exceeded)
     for (unsigned b = 0; b < 6; b++) {
         struct block_cache *cache;
         struct filler filler = {.open = 1};
-        ck_assert_int_eq(block_cache_new(budgets[b], 1u << (10 + b * 2), &cache), 0);
+        ck_assert_int_eq(new_cache(budgets[b], 1u << (10 + b * 2), &cache), 0);
         for (unsigned i = 0; i < 2000; i++) {
             uint64_t key = (uint64_t)rand_r(&seed) % 1000;
             touch(cache, &filler, key, 1 + (key * 7919) % (1u << (10 + key % 11)));
@@ -150,7 +157,7 @@ START_TEST(small_content_of_a_large_block_costs_little)
 {
     struct block_cache *cache;
     struct filler filler = {.open = 1, .len = 100};
-    ck_assert_int_eq(block_cache_new(64u << 20, 1u << 20, &cache), 0);
+    ck_assert_int_eq(new_cache(64u << 20, 1u << 20, &cache), 0);
     for (uint64_t key = 0; key < 100; key++)
         touch(cache, &filler, key, 1u << 20);
     ck_assert_uint_eq(stats_of(cache).blocks, 100);
@@ -181,7 +188,7 @@ START_TEST(epochs_hit_in_the_share_that_fits)
     struct block_cache *cache;
     struct filler filler = {.open = 1};
     unsigned order[BLOCKS];
-    ck_assert_int_eq(block_cache_new((uint64_t)BLOCKS * SIZE / 2, SIZE, &cache), 0);
+    ck_assert_int_eq(new_cache((uint64_t)BLOCKS * SIZE / 2, SIZE, &cache), 0);
     for (unsigned epoch = 0; epoch < 4; epoch++) {
         unsigned hits = 0;
         shuffle(order, BLOCKS, epoch);
@@ -199,7 +206,7 @@ START_TEST(full_cache_still_bridges_the_reads_of_one_block)
 {
     struct block_cache *cache;
     struct filler filler = {.open = 1};
-    ck_assert_int_eq(block_cache_new(24u << 20, 1u << 20, &cache), 0);
+    ck_assert_int_eq(new_cache(24u << 20, 1u << 20, &cache), 0);
     for (uint64_t key = 0; key < 100; key++)
         touch(cache, &filler, key, 1u << 20);
     /* Four blocks read side by side, in pieces. */
@@ -218,7 +225,7 @@ START_TEST(cache_follows_a_job_that_turns_to_other_data)
     enum { BLOCKS = 400, SIZE = 16384 };
     struct block_cache *cache;
     struct filler filler = {.open = 1};
-    ck_assert_int_eq(block_cache_new((uint64_t)BLOCKS * SIZE * 2, SIZE, &cache), 0);
+    ck_assert_int_eq(new_cache((uint64_t)BLOCKS * SIZE * 2, SIZE, &cache), 0);
     for (uint64_t key = 0; key < 4 * BLOCKS; key++)
         touch(cache, &filler, key, SIZE);
     unsigned hits = 0;
@@ -238,7 +245,7 @@ START_TEST(block_in_use_outlives_its_eviction)
     struct block_cache *cache;
     struct filler filler = {.open = 1};
     struct block *pinned[8];
-    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
     for (uint64_t key = 0; key < 8; key++)
         ck_assert_int_eq(block_cache_get(cache, key, BLOCK, fill, NULL, &filler, &pinned[key]),
                          0);
@@ -258,7 +265,7 @@ START_TEST(failure_is_returned_and_not_kept)
     struct block_cache *cache;
     struct filler filler = {.open = 1, .error = -EIO};
     struct block *block = NULL;
-    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
     ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, NULL, &filler, &block), -EIO);
     ck_assert_ptr_null(block);
     ck_assert_uint_eq(stats_of(cache).blocks, 0);
@@ -274,7 +281,7 @@ START_TEST(fill_that_claims_too_much_is_refused)
     struct block_cache *cache;
     struct filler filler = {.open = 1, .len = 101};
     struct block *block;
-    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
     ck_assert_int_eq(block_cache_get(cache, 1, 100, fill, NULL, &filler, &block), -EUCLEAN);
     block_cache_free(cache);
 }
@@ -285,7 +292,7 @@ START_TEST(size_that_cannot_be_had_is_an_error)
     struct block_cache *cache;
     struct filler filler = {.open = 1};
     struct block *block;
-    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
     ck_assert_int_eq(block_cache_get(cache, 1, SIZE_MAX, fill, NULL, &filler, &block), -ENOMEM);
     ck_assert(!touch(cache, &filler, 1, BLOCK));
     block_cache_free(cache);
@@ -339,10 +346,10 @@ static unsigned fly_together(struct block_cache *cache, int error, int expect)
 START_TEST(threads_that_want_one_block_fill_it_once)
 {
     struct block_cache *cache;
-    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
     ck_assert_uint_eq(fly_together(cache, 0, 0), 1);
     block_cache_free(cache);
-    ck_assert_int_eq(block_cache_new(0, BLOCK, &cache), 0);
+    ck_assert_int_eq(new_cache(0, BLOCK, &cache), 0);
     ck_assert_uint_eq(fly_together(cache, 0, 0), 1);
     block_cache_free(cache);
 }
@@ -351,7 +358,7 @@ END_TEST
 START_TEST(failed_fill_wakes_everyone_who_waits)
 {
     struct block_cache *cache;
-    ck_assert_int_eq(block_cache_new(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
     ck_assert_uint_eq(fly_together(cache, -EUCLEAN, -EUCLEAN), 1);
     ck_assert_uint_eq(stats_of(cache).blocks, 0);
     ck_assert_uint_eq(fly_together(cache, 0, 0), 1);
@@ -410,7 +417,7 @@ START_TEST(many_threads_turn_over_a_small_cache)
         struct worker workers[8];
         pthread_t threads[8];
         struct block_cache *cache;
-        ck_assert_int_eq(block_cache_new(budgets[b], 1u << (10 + b * 2), &cache), 0);
+        ck_assert_int_eq(new_cache(budgets[b], 1u << (10 + b * 2), &cache), 0);
         for (unsigned i = 0; i < 8; i++) {
             workers[i] = (struct worker){cache, i + 1, budgets[b], 0};
             pthread_create(&threads[i], NULL, work, &workers[i]);

@@ -23,7 +23,7 @@ static size_t resident(void *buffer, size_t capacity)
     return n;
 }
 
-START_TEST(capacity_is_whole_pages_and_at_most_an_eighth_more)
+START_TEST(capacity_is_whole_pages_and_at_most_a_sixteenth_more)
 {
     struct buffer_pool *pool;
     ck_assert_int_eq(buffer_pool_new(0, 0, 0, &pool), 0);
@@ -33,7 +33,7 @@ START_TEST(capacity_is_whole_pages_and_at_most_an_eighth_more)
         size_t whole = (size + page - 1) / page * page;
         ck_assert_uint_ge(capacity, size);
         ck_assert_uint_eq(capacity % page, 0);
-        ck_assert_uint_le(capacity, whole + whole / 8);
+        ck_assert_uint_le(capacity, whole + whole / 16);
         ck_assert_uint_eq(buffer_pool_capacity(pool, capacity), capacity);
         ck_assert_uint_ge(capacity, last);
         last = capacity;
@@ -155,7 +155,7 @@ int main(void)
     Suite *suite = suite_create("buffer_pool");
     TCase *tests = tcase_create("all");
     tcase_set_timeout(tests, 120);
-    tcase_add_test(tests, capacity_is_whole_pages_and_at_most_an_eighth_more);
+    tcase_add_test(tests, capacity_is_whole_pages_and_at_most_a_sixteenth_more);
     tcase_add_loop_test(tests, buffers_do_not_overlap, 0, 2);
     tcase_add_test(tests, spare_memory_stays_within_its_bound);
     tcase_add_test(tests, spare_buffers_are_handed_out_first);

@@ -37,6 +37,7 @@ struct fixture {
     unsigned file_count;
     unsigned seed;
     enum codec codec;
+    bool cache_stored;
     char path[64]; /* of the archive, if it lies in a file */
     struct pot pot;
     struct reader *reader;
@@ -214,7 +215,8 @@ static void finish_in(struct fixture *f, bool in_file, uint64_t cache_bytes)
         ck_assert_int_eq(index_resolve(f->pot.index, f->files[i].name, &f->files[i].position),
                          0);
     open_source(f, in_file);
-    struct reader_options options = {.cache_bytes = cache_bytes};
+    struct reader_options options = {.cache_bytes = cache_bytes,
+                                     .cache_stored = f->cache_stored};
     ck_assert_int_eq(reader_new(&f->pot, &options, &fault, &f->reader), 0);
     ck_assert_int_eq(reader_scratch_new(f->reader, &f->scratch), 0);
 }
@@ -315,11 +317,114 @@ START_TEST(sources_that_are_not_mapped_read_the_same)
 {
     struct fixture f;
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    static const uint64_t budgets[] = {0, 1u << 20, 64u << 20};
     begin(&f);
+    f.cache_stored = _i > 0;
     add_everything(&f);
-    finish_in(&f, true, 1u << 20);
+    finish_in(&f, true, budgets[_i % 3]);
     ck_assert_ptr_null(source_map(f.pot.source));
     ck_assert_uint_eq(count_wrong(&f, f.scratch, 2, 300), 0);
+    end(&f);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+}
+END_TEST
+
+static struct reader_source_stats source_stats_of(const struct fixture *f)
+{
+    struct reader_source_stats stats;
+    reader_source_stats(f->reader, &stats);
+    return stats;
+}
+
+/* An archive that is not mapped, whose stored bytes are cached. */
+static void finish_remote(struct fixture *f, uint64_t cache_bytes)
+{
+    f->cache_stored = true;
+    finish_in(f, true, cache_bytes);
+}
+
+START_TEST(what_is_read_of_a_remote_archive_is_what_was_asked)
+{
+    struct fixture f;
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    begin(&f);
+    add_stored(&f, "small", 20000);
+    add_stored(&f, "other", 20000);
+    add_stored(&f, "large", 8000000);
+    finish_remote(&f, 64u << 20);
+    struct reader_source_stats before = source_stats_of(&f);
+    ck_assert(read_is_right(&f, f.scratch, 0, 0, 4096));
+    ck_assert(read_is_right(&f, f.scratch, 0, 4096, 100000));
+    ck_assert(copy_is_right(&f, f.scratch, 0, 0, 20000));
+    struct reader_source_stats after = source_stats_of(&f);
+    ck_assert_uint_eq(after.reads - before.reads, 1);
+    ck_assert_uint_eq(after.bytes - before.bytes, 20000);
+    /* A few bytes somewhere in a large file are not a megabyte. */
+    for (unsigned i = 0; i < 10; i++)
+        ck_assert(read_is_right(&f, f.scratch, 2, i * 700000 + 100, 4096));
+    before = after;
+    after = source_stats_of(&f);
+    ck_assert_uint_le(after.bytes - before.bytes, 10 * 2 * READER_PIECE_BYTES);
+    /* And a megabyte in a row is one read, less what is there. */
+    ck_assert(read_is_right(&f, f.scratch, 2, 6400000, 1u << 20));
+    before = after;
+    after = source_stats_of(&f);
+    ck_assert_uint_le(after.reads - before.reads, 2);
+    end(&f);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+}
+END_TEST
+
+START_TEST(prefetched_files_are_read_without_the_source)
+{
+    struct fixture f;
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    begin(&f);
+    add_everything(&f);
+    finish_remote(&f, 64u << 20);
+    ck_assert(!reader_has(f.reader, f.files[0].position, 0));
+    for (unsigned i = 0; i < f.file_count; i++)
+        ck_assert_int_eq(
+            reader_prefetch(f.reader, f.scratch, f.files[i].position, 0, UINT64_MAX, i), 0);
+    struct reader_source_stats before = source_stats_of(&f);
+    for (unsigned i = 0; i < f.file_count; i++) {
+        ck_assert(reader_has(f.reader, f.files[i].position, 0));
+        for (uint64_t at = 0; at < f.files[i].size; at += READER_SPAN_MAX)
+            ck_assert(read_is_right(&f, f.scratch, i, at, READER_SPAN_MAX));
+    }
+    struct reader_source_stats after = source_stats_of(&f);
+    ck_assert_uint_eq(after.reads, before.reads);
+    struct block_cache_stats stats;
+    reader_cache_stats(f.reader, &stats);
+    ck_assert_uint_gt(stats.ahead, 0);
+    ck_assert_uint_eq(stats.ahead, stats.ahead_used);
+    ck_assert_uint_eq(stats.ahead_bytes, 0);
+    ck_assert_uint_eq(stats.misses, 0);
+    end(&f);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+}
+END_TEST
+
+START_TEST(files_that_lie_together_are_prefetched_by_one_read)
+{
+    struct fixture f;
+    struct reader_want wants[10];
+    static const char *const names[] = {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"};
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    begin(&f);
+    for (unsigned i = 0; i < 10; i++) {
+        add_stored(&f, names[i], 20000);
+        append(&f, "between", 7);
+    }
+    finish_remote(&f, 64u << 20);
+    for (unsigned i = 0; i < 10; i++)
+        wants[i] = (struct reader_want){f.files[i].position, 0, 20000, BLOCK_DUE_UNKNOWN};
+    struct reader_source_stats before = source_stats_of(&f);
+    ck_assert_int_eq(reader_prefetch_many(f.reader, f.scratch, wants, 10), 0);
+    ck_assert_uint_eq(source_stats_of(&f).reads - before.reads, 1);
+    for (unsigned i = 0; i < 10; i++)
+        ck_assert(read_is_right(&f, f.scratch, i, 0, 20000));
+    ck_assert_uint_eq(source_stats_of(&f).reads - before.reads, 1);
     end(&f);
     unsetenv("ONEPOT_ASSUME_REMOTE");
 }
@@ -657,7 +762,10 @@ int main(void)
     TCase *tests = tcase_create("all");
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, every_kind_of_file_reads_back, 0, 2);
-    tcase_add_test(tests, sources_that_are_not_mapped_read_the_same);
+    tcase_add_loop_test(tests, sources_that_are_not_mapped_read_the_same, 0, 6);
+    tcase_add_test(tests, what_is_read_of_a_remote_archive_is_what_was_asked);
+    tcase_add_test(tests, prefetched_files_are_read_without_the_source);
+    tcase_add_test(tests, files_that_lie_together_are_prefetched_by_one_read);
     tcase_add_test(tests, stored_bytes_are_handed_out_where_they_lie);
     tcase_add_test(tests, blocks_are_decompressed_once);
     tcase_add_test(tests, span_keeps_its_blocks);

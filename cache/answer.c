@@ -1,0 +1,312 @@
+/*
+ * How a read is put together. The index names extents; neighbours in the archive are
+ * joined to runs. A short stored run is copied; a long one of a mapped source is
+ * answered by its place in the mapping, if the page cache has it. If it has not, or if nothing
+ * is mapped, the run is read into the scratch buffer: a read tells EIO from a truncated file
+ * and does not fault its pages in one by one. Bytes of the mapping are handed out, never
+ * touched here: a page that is gone is an EFAULT for writev(2), but a SIGBUS for memcpy.
+ *
+ * Whether the page cache has a run is asked at its first and last page only; the last
+ * one also shows whether the file is still as long as it was.
+ */
+#include "reader.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "reader_private.h"
+
+/*
+ * Stored runs up to this length are copied by one read that is told not to wait: it
+ * answers at once what the two probes of a mapped run ask, and costs less than having
+ * the run's pages faulted into the mapping on their first use.
+ */
+#define COPY_BYTES_MAX (64u << 10)
+
+static void begin_request(struct reader_scratch *scratch)
+{
+    scratch->used = 0;
+    scratch->waited = false;
+}
+
+/*
+ * The extent at `offset`, no longer than `len`; stored extents that follow each other
+ * in the archive are one. -ENXIO at the end of the file.
+ */
+static int next_run(const struct reader *reader, uint32_t position, uint64_t offset, size_t len,
+                    struct extent *ret_run)
+{
+    struct extent run, next;
+    int r = index_extent(reader->index, position, offset, &run);
+    if (r < 0)
+        return r;
+    while (run.kind == EXTENT_STORED && run.length < len) {
+        r = index_extent(reader->index, position, offset + run.length, &next);
+        if (r == -ENXIO)
+            break;
+        if (r < 0)
+            return r;
+        if (next.kind != EXTENT_STORED || next.length == 0 ||
+            next.source_offset != run.source_offset + run.length)
+            break;
+        run.length += next.length;
+    }
+    if (run.length == 0)
+        return -EUCLEAN;
+    if (run.length > len)
+        run.length = len;
+    if (run.kind == EXTENT_STORED && (run.source_offset > reader->source_bytes ||
+                                      run.length > reader->source_bytes - run.source_offset))
+        return -ENODATA;
+    *ret_run = run;
+    return 0;
+}
+
+static int copy_run(struct reader *reader, struct reader_scratch *scratch,
+                    const struct extent *run, uint8_t *buf)
+{
+    struct block *block;
+    int r;
+    switch (run->kind) {
+    case EXTENT_HOLE:
+        memset(buf, 0, run->length);
+        return 0;
+    case EXTENT_STORED:
+        return read_source(reader, scratch, buf, run->length, run->source_offset);
+    case EXTENT_BLOCK:
+        r = get_block(reader, scratch, run, &block);
+        if (r < 0)
+            return r;
+        memcpy(buf, block->bytes + run->block_offset, run->length);
+        block_cache_put(reader->cache, block);
+        return 0;
+    }
+    return -EUCLEAN;
+}
+
+/* Stored bytes of the file, as many as a few pieces have, through the block cache. */
+static int copy_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                       uint64_t offset, uint8_t *buf, size_t len, size_t *ret_len)
+{
+    struct piece pieces[PIECES_MAX];
+    unsigned count = 0;
+    size_t done = 0;
+    int r = get_pieces(reader, scratch, position, offset, len, PIECES_MAX, pieces, &count);
+    for (unsigned i = 0; i < count; i++) {
+        const struct piece *piece = &pieces[i];
+        if (piece->block) {
+            memcpy(buf + done, piece->block->bytes + piece->start, piece->length);
+            block_cache_put(reader->cache, piece->block);
+        } else if (r == 0) {
+            r = read_source(reader, scratch, buf + done, piece->length,
+                            piece->source_offset + piece->start);
+        }
+        done += piece->length;
+    }
+    *ret_len = done;
+    return r;
+}
+
+/* reader_copy within a request: `waited` is kept. */
+static int copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                uint64_t offset, uint8_t *buf, size_t len, size_t *ret_len)
+{
+    size_t done = 0;
+    while (done < len) {
+        struct extent run;
+        int r = next_run(reader, position, offset + done, len - done, &run);
+        if (r == -ENXIO)
+            break;
+        size_t copied = r == 0 ? run.length : 0;
+        if (r == 0 && reader->cache_stored && run.kind == EXTENT_STORED)
+            r = copy_pieces(reader, scratch, position, offset + done, buf + done, run.length,
+                            &copied);
+        else if (r == 0)
+            r = copy_run(reader, scratch, &run, buf + done);
+        if (r < 0)
+            return r;
+        done += copied;
+    }
+    *ret_len = done;
+    return 0;
+}
+
+int reader_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                uint64_t offset, void *buf, size_t len, size_t *ret_len)
+{
+    begin_request(scratch);
+    return copy(reader, scratch, position, offset, buf, len, ret_len);
+}
+
+static void add_iov(struct span *span, const void *bytes, size_t len)
+{
+    span->iov[span->iov_count++] =
+        (struct iovec){.iov_base = (void *)(uintptr_t)bytes, .iov_len = len};
+    span->bytes += len;
+}
+
+/* Is the page with this byte of the mapping in memory? */
+static bool page_cached(const struct reader *reader, uint64_t offset)
+{
+    unsigned char state = 0;
+    void *page = (void *)(uintptr_t)(reader->map + offset - offset % reader->page);
+    return mincore(page, 1, &state) == 0 && state & 1;
+}
+
+/*
+ * The same question for filesystems that don't answer cached reads. The length of the
+ * file is asked as well: its last page reads as zeros behind its end.
+ */
+static bool range_cached(const struct reader *reader, uint64_t offset, uint64_t last)
+{
+    struct stat st;
+    return page_cached(reader, offset) && page_cached(reader, last) &&
+           fstat(source_fd(reader->source), &st) == 0 &&
+           (!S_ISREG(st.st_mode) || last < (uint64_t)st.st_size);
+}
+
+/*
+ * Can this range be handed out as it lies in the mapping? 0; -EAGAIN if it would have
+ * to be waited for; -ENODATA if the file ends before.
+ */
+static int check_mapped(const struct reader *reader, uint64_t offset, uint64_t len)
+{
+    char byte;
+    uint64_t last = offset + len - 1;
+    if (reader->is_copy) /* which has holes anywhere, and is never cut short */
+        return source_has(reader->source, offset, len) ? 0 : -EAGAIN;
+    int r = source_read_cached(reader->source, &byte, 1, last);
+    if (r == 0 && last / reader->page != offset / reader->page)
+        r = source_read_cached(reader->source, &byte, 1, offset);
+    if (r == -EAGAIN && reader->ask_mincore && range_cached(reader, offset, last))
+        r = 0;
+    return r == -EAGAIN ? r : source_error(r);
+}
+
+/* Room in the scratch buffer: a span never needs more than its READER_SPAN_MAX. */
+static uint8_t *take_scratch(struct reader_scratch *scratch, size_t len)
+{
+    uint8_t *bytes = scratch->buffer + scratch->used;
+    scratch->used += len;
+    return bytes;
+}
+
+static int add_stored(struct reader *reader, struct reader_scratch *scratch,
+                      const struct extent *run, struct span *span)
+{
+    if (reader->map && (run->length > COPY_BYTES_MAX || reader->ask_mincore)) {
+        int r = check_mapped(reader, run->source_offset, run->length);
+        if (r == 0)
+            add_iov(span, reader->map + run->source_offset, run->length);
+        if (r != -EAGAIN)
+            return r;
+        may_wait(scratch);
+    }
+    uint8_t *bytes = take_scratch(scratch, run->length);
+    int r = read_source(reader, scratch, bytes, run->length, run->source_offset);
+    if (r == 0)
+        add_iov(span, bytes, run->length);
+    return r;
+}
+
+/* As many pieces as there is room for; the caller comes back for the rest. */
+static int add_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                      uint64_t offset, size_t len, struct span *span)
+{
+    struct piece pieces[PIECES_MAX];
+    unsigned count = 0, room = (unsigned)(READER_IOV_MAX - 1 - span->iov_count);
+    int r = get_pieces(reader, scratch, position, offset, len, room, pieces, &count);
+    for (unsigned i = 0; i < count; i++) { /* pinned first, so that an error finds them */
+        if (pieces[i].block)
+            span->pinned[span->pinned_count++] = pieces[i].block;
+    }
+    for (unsigned i = 0; r == 0 && i < count; i++) {
+        const struct piece *piece = &pieces[i];
+        if (piece->block) {
+            add_iov(span, piece->block->bytes + piece->start, piece->length);
+            continue;
+        }
+        uint8_t *bytes = take_scratch(scratch, piece->length);
+        r = read_source(reader, scratch, bytes, piece->length,
+                        piece->source_offset + piece->start);
+        add_iov(span, bytes, piece->length);
+    }
+    return r;
+}
+
+static int add_run(struct reader *reader, struct reader_scratch *scratch,
+                   const struct extent *run, struct span *span)
+{
+    struct block *block;
+    int r;
+    switch (run->kind) {
+    case EXTENT_HOLE:
+        add_iov(span, reader->zeros, run->length);
+        return 0;
+    case EXTENT_STORED:
+        return add_stored(reader, scratch, run, span);
+    case EXTENT_BLOCK:
+        r = get_block(reader, scratch, run, &block);
+        if (r < 0)
+            return r;
+        span->pinned[span->pinned_count++] = block;
+        add_iov(span, block->bytes + run->block_offset, run->length);
+        return 0;
+    }
+    return -EUCLEAN;
+}
+
+/* The last iovec takes whatever is left, copied. */
+static int add_rest(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                    uint64_t offset, size_t len, struct span *span)
+{
+    size_t copied;
+    uint8_t *bytes = take_scratch(scratch, len);
+    int r = copy(reader, scratch, position, offset, bytes, len, &copied);
+    if (r == 0 && copied > 0)
+        add_iov(span, bytes, copied);
+    return r;
+}
+
+int reader_get(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+               uint64_t offset, size_t len, struct span *ret_span)
+{
+    struct span *span = ret_span; /* filled in place, as it is large */
+    span->iov_count = span->pinned_count = 0;
+    span->bytes = 0;
+    begin_request(scratch);
+    if (len > READER_SPAN_MAX)
+        len = READER_SPAN_MAX;
+    while (span->bytes < len) {
+        if (span->iov_count == READER_IOV_MAX - 1) {
+            int r = add_rest(reader, scratch, position, offset + span->bytes, len - span->bytes,
+                             span);
+            if (r < 0)
+                reader_put(reader, span);
+            return r;
+        }
+        struct extent run;
+        int r = next_run(reader, position, offset + span->bytes, len - span->bytes, &run);
+        if (r == -ENXIO)
+            break;
+        if (r == 0 && reader->cache_stored && run.kind == EXTENT_STORED)
+            r = add_pieces(reader, scratch, position, offset + span->bytes, run.length, span);
+        else if (r == 0)
+            r = add_run(reader, scratch, &run, span);
+        if (r < 0) {
+            reader_put(reader, span);
+            return r;
+        }
+    }
+    return 0;
+}
+
+void reader_put(struct reader *reader, struct span *span)
+{
+    for (int i = 0; i < span->pinned_count; i++)
+        block_cache_put(reader->cache, span->pinned[i]);
+    span->iov_count = span->pinned_count = 0;
+    span->bytes = 0;
+}

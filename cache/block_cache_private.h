@@ -1,0 +1,114 @@
+/*
+ * What the two halves of the block cache share. block_cache.c finds and fills blocks, with
+ * single flight; block_keep.c decides which stay.
+ *
+ * Locks: a shard's lock guards its table, its lists and all fields of its entries but the
+ * block's bytes. No two locks are ever held together.
+ */
+#ifndef ONEPOT_BLOCK_CACHE_PRIVATE_H
+#define ONEPOT_BLOCK_CACHE_PRIVATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "block_cache.h"
+#include "buffer_pool.h"
+
+#define SHARDS 64u
+#define RING_SLOTS 4096u
+#define NO_KEY UINT64_MAX
+
+enum entry_state { LOADING, READY, FAILED };
+
+enum entry_place {
+    PLACE_NOWHERE, /* it goes when its last user puts it */
+    PLACE_HELD,    /* in `held` of its shard */
+    PLACE_AHEAD,   /* in `ahead` of its shard: not used yet, and when it will be is known */
+    PLACE_RECENT,  /* its key is in the ring */
+};
+
+struct entry {
+    struct block block; /* the first member: what callers have is the entry */
+    uint64_t key;
+    uint64_t due;       /* AHEAD */
+    struct entry *next; /* in its bucket */
+    size_t capacity;
+    uint32_t slot;    /* HELD, AHEAD: where in the list */
+    uint32_t users;   /* threads that fill, wait or read */
+    uint32_t used_at; /* the shard's clock at its last use */
+    int err;
+    enum entry_state state;
+    enum entry_place place;
+    enum entry_place reserved; /* where there is room for it already, before it is filled */
+    bool linked;               /* in the table */
+    bool unused;               /* filled ahead, and nobody wanted it so far */
+    bool spared;               /* RECENT: the ring's hand has passed it once */
+};
+
+/* Entries in an array: HELD ones in no order, AHEAD ones as a heap, the last due on top. */
+struct entry_list {
+    struct entry **items;
+    uint32_t count, room;
+};
+
+struct shard {
+    _Alignas(128) pthread_mutex_t lock;
+    pthread_cond_t loaded; /* some entry of the shard is no longer LOADING */
+    struct entry **buckets;
+    size_t bucket_mask;
+    size_t entries;
+    struct entry_list held, ahead;
+    uint64_t random;
+    uint32_t clock;            /* uses of blocks of this shard, found or not */
+    uint32_t longest_interval; /* between two uses of a held block, lately */
+    uint64_t hits, misses, waits, evictions;
+    uint64_t ahead_filled, ahead_used, ahead_dropped;
+    /* For others to look at without the lock. */
+    _Atomic uint32_t held_count;
+    _Atomic uint64_t last_due; /* of `ahead`, plus one; 0: none */
+};
+
+struct block_cache {
+    struct block_cache_options options;
+    struct buffer_pool *pool;
+    _Atomic uint64_t budget, held_limit, recent_limit;
+    _Alignas(128) _Atomic uint64_t held_bytes; /* of HELD and AHEAD */
+    _Atomic uint64_t ahead_bytes, recent_bytes;
+    _Atomic uint64_t blocks; /* held, ahead and recent */
+    _Atomic uint64_t newcomers;
+    _Atomic uint64_t ring_head, ring_hand; /* write and evict here next */
+    _Atomic uint64_t ring[RING_SLOTS];
+    struct shard shards[SHARDS];
+};
+
+/* ---- block_cache.c ---- */
+
+struct shard *shard_of(struct block_cache *cache, uint64_t key);
+struct entry *table_find(struct shard *shard, uint64_t key);
+void table_unlink(struct shard *shard, struct entry *entry);
+void entry_free(struct block_cache *cache, struct entry *entry); /* NULL is fine */
+
+/* ---- block_keep.c ---- */
+
+/* Shares of the budget, and what is too much dropped. */
+void keep_set_budget(struct block_cache *cache, uint64_t budget_bytes);
+/* What may stay of the budget in freed buffers. */
+uint64_t keep_spare_bytes(uint64_t budget_bytes);
+
+/* The entry is used: found, or wanted by who fills it. With the lock. */
+void keep_used(struct block_cache *cache, struct shard *shard, struct entry *entry);
+
+/* Decide where a filled block stays. Its filler still counts as a user. */
+void keep_place(struct block_cache *cache, struct entry *entry);
+
+/* Room for a block that is filled ahead, whose capacity is known; -ENOBUFS. */
+int keep_reserve(struct block_cache *cache, struct entry *entry);
+/* It is not needed, or not all of it: its capacity was `capacity`. */
+void keep_unreserve(struct block_cache *cache, struct entry *entry);
+void keep_shrink_reserved(struct block_cache *cache, struct entry *entry, size_t capacity);
+
+/* A block that is there will be used at this place. */
+void keep_note_due(struct block_cache *cache, uint64_t key, uint64_t due);
+
+#endif

@@ -1,0 +1,597 @@
+/*
+ * Which blocks stay. Where a filled block goes is decided once: among the held (until they
+ * fill their part of the budget), in the ring of recent ones, or nowhere: then it goes when
+ * its last user puts it.
+ *
+ * The ring is an array of keys with a hand that writes and a hand that evicts; slots are
+ * swapped atomically, and whoever swaps a key out drops its block. Keys, not pointers: a key
+ * that is no longer in the table is simply ignored.
+ *
+ * Held blocks lie in a list of their shard. One that has to go is the best of a few taken at
+ * random: see choose_held(). Blocks with a place in a known order lie in a heap of their
+ * shard, the last due on top, and move to the held when they are used; which shard has the
+ * last due of all is seen from outside, without a lock, as is which has held ones.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "block_cache_private.h"
+
+#define RING_BLOCKS 4u /* in the ring at least, so that it bridges the reads of one block */
+#define RING_ENOUGH (64u << 20)
+#define RING_PART 32u
+#define SPARE_PART 64u
+#define SPARE_MAX (8u << 20)
+#define BLOCK_MAX (1u << 30) /* for sums that can't overflow */
+#define HUGE_BUDGET (64u << 20)
+#define HUGE_ALL_BUDGET (1024u << 20)
+#define REPLACE_ONE_IN 32u
+#define REPLACE_TRIES 4u
+#define ROOM_TRIES 4096u
+#define SAMPLE 8u
+/* By the shard's clock: how long a block is left alone after a use, for the next part of it,
+   and after it was filled ahead, for its first. */
+#define LEAVE_ALONE 4u
+#define LEAVE_UNUSED 256u
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t most(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* What a block costs: its buffer, its entry, its place in a bucket and in lists. */
+static uint64_t cost_of(size_t capacity)
+{
+    return capacity + sizeof(struct entry) + 4 * sizeof(void *);
+}
+
+static uint64_t cost(const struct entry *entry)
+{
+    return cost_of(entry->capacity);
+}
+
+/* Take `bytes` of what is left below `limit`. */
+static bool reserve(_Atomic uint64_t *used, const _Atomic uint64_t *limit_now, uint64_t bytes)
+{
+    uint64_t limit = atomic_load_explicit(limit_now, memory_order_relaxed);
+    uint64_t now = atomic_load_explicit(used, memory_order_relaxed);
+    do {
+        if (bytes > limit || now > limit - bytes)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(
+        used, &now, now + bytes, memory_order_relaxed, memory_order_relaxed));
+    return true;
+}
+
+static void add(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static void subtract(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_fetch_sub_explicit(counter, n, memory_order_relaxed);
+}
+
+/* ---- lists of a shard; all with its lock held ---- */
+
+static bool list_room(struct entry_list *list, uint32_t count)
+{
+    if (count <= list->room)
+        return true;
+    uint32_t room = list->room ? list->room * 2 : 16;
+    struct entry **items = reallocarray(list->items, room, sizeof(struct entry *));
+    if (!items)
+        return false;
+    list->items = items;
+    list->room = room;
+    return true;
+}
+
+static void list_set(struct entry_list *list, uint32_t slot, struct entry *entry)
+{
+    list->items[slot] = entry;
+    entry->slot = slot;
+}
+
+static void show(struct shard *shard)
+{
+    const struct entry_list *ahead = &shard->ahead;
+    atomic_store_explicit(&shard->held_count, shard->held.count, memory_order_relaxed);
+    atomic_store_explicit(&shard->last_due, ahead->count ? ahead->items[0]->due + 1 : 0,
+                          memory_order_relaxed);
+}
+
+static void heap_up(struct entry_list *heap, struct entry *entry)
+{
+    uint32_t slot = entry->slot;
+    for (; slot > 0 && heap->items[(slot - 1) / 2]->due < entry->due; slot = (slot - 1) / 2)
+        list_set(heap, slot, heap->items[(slot - 1) / 2]);
+    list_set(heap, slot, entry);
+}
+
+static void heap_down(struct entry_list *heap, struct entry *entry)
+{
+    uint32_t slot = entry->slot;
+    for (;;) {
+        uint32_t child = 2 * slot + 1;
+        if (child >= heap->count)
+            break;
+        if (child + 1 < heap->count && heap->items[child + 1]->due > heap->items[child]->due)
+            child++;
+        if (heap->items[child]->due <= entry->due)
+            break;
+        list_set(heap, slot, heap->items[child]);
+        slot = child;
+    }
+    list_set(heap, slot, entry);
+}
+
+/* Add to the heap, and see to it that it can move to `held` later. */
+static bool heap_add(struct shard *shard, struct entry *entry)
+{
+    if (!list_room(&shard->ahead, shard->ahead.count + 1) ||
+        !list_room(&shard->held, shard->held.count + shard->ahead.count + 1))
+        return false;
+    list_set(&shard->ahead, shard->ahead.count++, entry);
+    heap_up(&shard->ahead, entry);
+    return true;
+}
+
+static void heap_moved(struct entry_list *heap, struct entry *entry)
+{
+    heap_up(heap, entry);
+    heap_down(heap, entry);
+}
+
+static void list_remove(struct shard *shard, struct entry *entry)
+{
+    struct entry_list *list = entry->place == PLACE_AHEAD ? &shard->ahead : &shard->held;
+    struct entry *last = list->items[--list->count];
+    if (last == entry)
+        return;
+    list_set(list, entry->slot, last);
+    if (list == &shard->ahead)
+        heap_moved(list, last);
+}
+
+static bool held_add(struct shard *shard, struct entry *entry)
+{
+    /* What is ahead will want to move here. */
+    if (!list_room(&shard->held, shard->held.count + shard->ahead.count + 1))
+        return false;
+    list_set(&shard->held, shard->held.count++, entry);
+    return true;
+}
+
+static void ahead_to_held(struct block_cache *cache, struct shard *shard, struct entry *entry)
+{
+    list_remove(shard, entry);
+    entry->place = PLACE_HELD;
+    held_add(shard, entry);
+    subtract(&cache->ahead_bytes, cost(entry));
+    show(shard);
+}
+
+/*
+ * Drop an entry that has a place. Returns it if nobody uses it, to be freed without the lock;
+ * else its last user frees it.
+ */
+static struct entry *evict(struct block_cache *cache, struct shard *shard, struct entry *entry)
+{
+    if (entry->place == PLACE_RECENT) {
+        subtract(&cache->recent_bytes, cost(entry));
+    } else {
+        list_remove(shard, entry);
+        subtract(&cache->held_bytes, cost(entry));
+        if (entry->place == PLACE_AHEAD)
+            subtract(&cache->ahead_bytes, cost(entry));
+        show(shard);
+    }
+    subtract(&cache->blocks, 1);
+    entry->place = PLACE_NOWHERE;
+    shard->evictions++;
+    shard->ahead_dropped += entry->unused;
+    table_unlink(shard, entry);
+    return entry->users == 0 ? entry : NULL;
+}
+
+/* ---- the ring ---- */
+
+static void ring_write(struct block_cache *cache, uint64_t key);
+
+/*
+ * The recent block called `key` was just taken out of the ring: drop it; or write it once
+ * more, if it was brought in ahead of its use (and that is allowed).
+ */
+static void ring_drop(struct block_cache *cache, uint64_t key, bool may_spare)
+{
+    struct shard *shard = shard_of(cache, key);
+    struct entry *gone = NULL;
+    bool spare = false;
+    pthread_mutex_lock(&shard->lock);
+    struct entry *entry = table_find(shard, key);
+    if (entry && entry->place == PLACE_RECENT) {
+        spare = may_spare && entry->unused && !entry->spared;
+        if (spare)
+            entry->spared = true;
+        else
+            gone = evict(cache, shard, entry);
+    }
+    pthread_mutex_unlock(&shard->lock);
+    entry_free(cache, gone);
+    if (spare)
+        ring_write(cache, key);
+}
+
+static void ring_write(struct block_cache *cache, uint64_t key)
+{
+    uint64_t slot = atomic_fetch_add(&cache->ring_head, 1) % RING_SLOTS;
+    uint64_t old = atomic_exchange(&cache->ring[slot], key);
+    if (old != NO_KEY)
+        ring_drop(cache, old, false);
+}
+
+/* Drop the oldest block of the ring, or spare it once. False if the ring is empty. */
+static bool ring_evict(struct block_cache *cache)
+{
+    for (unsigned i = 0; i < RING_SLOTS; i++) {
+        uint64_t slot = atomic_fetch_add(&cache->ring_hand, 1) % RING_SLOTS;
+        uint64_t key = atomic_exchange(&cache->ring[slot], NO_KEY);
+        if (key != NO_KEY) {
+            ring_drop(cache, key, true);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool ring_reserve(struct block_cache *cache, uint64_t bytes)
+{
+    if (bytes > atomic_load_explicit(&cache->recent_limit, memory_order_relaxed))
+        return false;
+    while (!reserve(&cache->recent_bytes, &cache->recent_limit, bytes))
+        if (!ring_evict(cache))
+            return false;
+    return true;
+}
+
+/* ---- who goes ---- */
+
+static uint64_t next_random(struct shard *shard)
+{
+    shard->random ^= shard->random << 13;
+    shard->random ^= shard->random >> 7;
+    shard->random ^= shard->random << 17;
+    return shard->random;
+}
+
+/*
+ * A held entry to drop, or NULL. Of a few at random: the one that was not used for longest,
+ * if that is twice as long as any that were used again waited for it. Else the data is still
+ * in use, and what was used last is due last, if it is read in epochs. With the lock.
+ */
+static struct entry *choose_held(struct shard *shard)
+{
+    const struct entry_list *list = &shard->held;
+    struct entry *oldest = NULL, *newest = NULL, *any = NULL;
+    uint32_t longest = 0, shortest = UINT32_MAX;
+    for (unsigned i = 0; i < SAMPLE && list->count > 0; i++) {
+        struct entry *entry = list->items[next_random(shard) % list->count];
+        uint32_t age = shard->clock - entry->used_at;
+        any = entry;
+        if (entry->users > 0 || (entry->unused && age < LEAVE_UNUSED))
+            continue;
+        if (!oldest || age > longest) {
+            oldest = entry;
+            longest = age;
+        }
+        if (age >= LEAVE_ALONE && age < shortest) {
+            newest = entry;
+            shortest = age;
+        }
+    }
+    if (!oldest)
+        return any;
+    return longest / 2 > shard->longest_interval || !newest ? oldest : newest;
+}
+
+/* Drop a held block of the shard. */
+static bool drop_held_of(struct block_cache *cache, struct shard *shard)
+{
+    struct entry *gone = NULL;
+    pthread_mutex_lock(&shard->lock);
+    struct entry *victim = choose_held(shard);
+    if (victim)
+        gone = evict(cache, shard, victim);
+    pthread_mutex_unlock(&shard->lock);
+    entry_free(cache, gone);
+    return victim;
+}
+
+/* Drop a held block, of this shard if it has any. */
+static bool drop_held(struct block_cache *cache, struct shard *shard)
+{
+    size_t first = (size_t)(shard - cache->shards);
+    for (size_t i = 0; i < SHARDS; i++) {
+        struct shard *next = &cache->shards[(first + i) % SHARDS];
+        if (atomic_load_explicit(&next->held_count, memory_order_relaxed) > 0 &&
+            drop_held_of(cache, next))
+            return true;
+    }
+    return false;
+}
+
+/* Drop the block that is due last, if that is later than number `due` of the order. */
+static bool drop_due_after(struct block_cache *cache, uint64_t due)
+{
+    struct shard *shard = NULL;
+    uint64_t last = due + 1;
+    for (unsigned i = 0; i < SHARDS; i++) {
+        uint64_t here = atomic_load_explicit(&cache->shards[i].last_due, memory_order_relaxed);
+        if (here > last) {
+            last = here;
+            shard = &cache->shards[i];
+        }
+    }
+    if (!shard)
+        return false;
+    struct entry *gone = NULL;
+    pthread_mutex_lock(&shard->lock);
+    struct entry *top = shard->ahead.count ? shard->ahead.items[0] : NULL;
+    if (top && top->due > due)
+        gone = evict(cache, shard, top);
+    pthread_mutex_unlock(&shard->lock);
+    entry_free(cache, gone);
+    return true; /* or it was used meanwhile: then look again */
+}
+
+/* Reserve room among the held for a block that is due at `due`. */
+static bool make_room(struct block_cache *cache, struct shard *shard, uint64_t bytes,
+                      uint64_t due)
+{
+    if (bytes > atomic_load_explicit(&cache->held_limit, memory_order_relaxed))
+        return false;
+    for (unsigned i = 0; i < ROOM_TRIES; i++) {
+        if (reserve(&cache->held_bytes, &cache->held_limit, bytes))
+            return true;
+        if (!drop_held(cache, shard) && !drop_due_after(cache, due))
+            return false;
+    }
+    return false;
+}
+
+/* One newcomer in 32, in place of held blocks of its shard. */
+static bool replace_held(struct block_cache *cache, uint64_t key, uint64_t bytes)
+{
+    uint64_t turn = atomic_fetch_add_explicit(&cache->newcomers, 1, memory_order_relaxed);
+    if (turn % REPLACE_ONE_IN != REPLACE_ONE_IN - 1 ||
+        bytes > atomic_load_explicit(&cache->held_limit, memory_order_relaxed))
+        return false;
+    struct shard *shard = shard_of(cache, key);
+    for (unsigned i = 0; i < REPLACE_TRIES; i++) {
+        if (!drop_held_of(cache, shard) && !drop_due_after(cache, 0))
+            return false;
+        if (reserve(&cache->held_bytes, &cache->held_limit, bytes))
+            return true;
+    }
+    return false;
+}
+
+/* What was reserved, or is held, before the budget shrank. */
+static void keep_within(struct block_cache *cache)
+{
+    while (atomic_load_explicit(&cache->held_bytes, memory_order_relaxed) >
+           atomic_load_explicit(&cache->held_limit, memory_order_relaxed))
+        if (!drop_held(cache, cache->shards) && !drop_due_after(cache, 0))
+            return;
+    while (atomic_load_explicit(&cache->recent_bytes, memory_order_relaxed) >
+           atomic_load_explicit(&cache->recent_limit, memory_order_relaxed))
+        if (!ring_evict(cache))
+            return;
+}
+
+/* ---- for block_cache.c ---- */
+
+uint64_t keep_spare_bytes(uint64_t budget_bytes)
+{
+    return least(budget_bytes / SPARE_PART, SPARE_MAX);
+}
+
+/*
+ * The ring's part: a small one, but room for a few blocks, for which it may take half of a
+ * small budget, and all of one that is smaller still.
+ */
+static uint64_t ring_part(uint64_t usable, uint64_t block_bytes)
+{
+    uint64_t block = cost_of(block_bytes + block_bytes / 8);
+    uint64_t wanted = most(least(usable / RING_PART, RING_ENOUGH), RING_BLOCKS * block);
+    return least(usable, least(wanted, most(usable / 2, 2 * block)));
+}
+
+/* What huge pages take that is not in use. */
+static uint64_t huge_part(const struct block_cache_options *o)
+{
+    if (!o->huge_pages || o->budget_bytes < HUGE_BUDGET)
+        return 0;
+    return o->budget_bytes < HUGE_ALL_BUDGET ? 2u << 20 : 64u << 20;
+}
+
+void keep_set_budget(struct block_cache *cache, uint64_t budget_bytes)
+{
+    uint64_t taken = keep_spare_bytes(budget_bytes) + huge_part(&cache->options);
+    uint64_t usable = budget_bytes > taken ? budget_bytes - taken : 0;
+    uint64_t recent = ring_part(usable, least(cache->options.block_bytes, BLOCK_MAX));
+    atomic_store(&cache->budget, budget_bytes);
+    atomic_store(&cache->recent_limit, recent);
+    atomic_store(&cache->held_limit, usable - recent);
+    keep_within(cache);
+}
+
+void keep_used(struct block_cache *cache, struct shard *shard, struct entry *entry)
+{
+    shard->clock++;
+    shard->ahead_used += entry->unused;
+    entry->unused = false;
+    if (entry->place == PLACE_AHEAD) {
+        ahead_to_held(cache, shard, entry);
+    } else if (entry->place == PLACE_HELD) {
+        uint32_t interval = shard->clock - entry->used_at;
+        if (interval > shard->longest_interval)
+            shard->longest_interval = interval;
+        else
+            shard->longest_interval -= shard->longest_interval / 1024; /* slowly forgotten */
+    }
+    entry->used_at = shard->clock;
+}
+
+/* Give the entry its place, for which there is room. */
+static void set_place(struct block_cache *cache, struct entry *entry, enum entry_place place)
+{
+    struct shard *shard = shard_of(cache, entry->key);
+    bool placed = true;
+    pthread_mutex_lock(&shard->lock);
+    shard->ahead_filled += entry->reserved != PLACE_NOWHERE;
+    if (place == PLACE_AHEAD && !entry->unused)
+        place = PLACE_HELD; /* somebody wanted it meanwhile */
+    if (place == PLACE_AHEAD)
+        placed = heap_add(shard, entry);
+    else if (place == PLACE_HELD)
+        placed = held_add(shard, entry);
+    if (placed) {
+        entry->place = place;
+        add(&cache->blocks, 1);
+        if (place == PLACE_AHEAD)
+            add(&cache->ahead_bytes, cost(entry));
+        show(shard);
+    } else {
+        subtract(&cache->held_bytes, cost(entry));
+    }
+    pthread_mutex_unlock(&shard->lock);
+    /* Its place first: whoever takes the key out of the ring has to find it so. */
+    if (place == PLACE_RECENT)
+        ring_write(cache, entry->key);
+}
+
+void keep_place(struct block_cache *cache, struct entry *entry)
+{
+    uint64_t bytes = cost(entry);
+    if (entry->reserved != PLACE_NOWHERE)
+        set_place(cache, entry, entry->reserved);
+    else if (reserve(&cache->held_bytes, &cache->held_limit, bytes) ||
+             replace_held(cache, entry->key, bytes))
+        set_place(cache, entry, PLACE_HELD);
+    else if (ring_reserve(cache, bytes))
+        set_place(cache, entry, PLACE_RECENT);
+    keep_within(cache);
+}
+
+static bool reserve_recent_or_held(struct block_cache *cache, struct entry *entry)
+{
+    if (reserve(&cache->held_bytes, &cache->held_limit, cost(entry)))
+        entry->reserved = PLACE_HELD;
+    else if (ring_reserve(cache, cost(entry)))
+        entry->reserved = PLACE_RECENT;
+    return entry->reserved != PLACE_NOWHERE;
+}
+
+int keep_reserve(struct block_cache *cache, struct entry *entry)
+{
+    if (entry->due == BLOCK_DUE_UNKNOWN)
+        return reserve_recent_or_held(cache, entry) ? 0 : -ENOBUFS;
+    if (!make_room(cache, shard_of(cache, entry->key), cost(entry), entry->due))
+        return -ENOBUFS;
+    entry->reserved = PLACE_AHEAD;
+    return 0;
+}
+
+static _Atomic uint64_t *account_of(struct block_cache *cache, enum entry_place place)
+{
+    return place == PLACE_RECENT ? &cache->recent_bytes : &cache->held_bytes;
+}
+
+void keep_unreserve(struct block_cache *cache, struct entry *entry)
+{
+    if (entry->reserved != PLACE_NOWHERE)
+        subtract(account_of(cache, entry->reserved), cost(entry));
+    entry->reserved = PLACE_NOWHERE;
+}
+
+void keep_shrink_reserved(struct block_cache *cache, struct entry *entry, size_t capacity)
+{
+    if (entry->reserved != PLACE_NOWHERE)
+        subtract(account_of(cache, entry->reserved), cost_of(capacity) - cost(entry));
+}
+
+/* A held or recent entry gets a place in the order; its bytes are counted as held. */
+static bool to_ahead(struct block_cache *cache, struct shard *shard, struct entry *entry,
+                     uint64_t due)
+{
+    entry->due = due;
+    if (entry->place == PLACE_HELD)
+        list_remove(shard, entry);
+    bool moved = heap_add(shard, entry);
+    if (moved) {
+        entry->place = PLACE_AHEAD;
+        add(&cache->ahead_bytes, cost(entry));
+    } else if (entry->place == PLACE_HELD) {
+        held_add(shard, entry); /* where it was: there is room */
+    }
+    show(shard);
+    return moved;
+}
+
+/* From the ring, for which room among the held is needed first. */
+static void promote(struct block_cache *cache, uint64_t key, uint64_t due, uint64_t bytes)
+{
+    struct shard *shard = shard_of(cache, key);
+    if (!make_room(cache, shard, bytes, due))
+        return;
+    pthread_mutex_lock(&shard->lock);
+    struct entry *entry = table_find(shard, key);
+    bool moved = entry && entry->place == PLACE_RECENT && cost(entry) == bytes &&
+                 to_ahead(cache, shard, entry, due);
+    pthread_mutex_unlock(&shard->lock);
+    subtract(moved ? &cache->recent_bytes : &cache->held_bytes, bytes);
+}
+
+void keep_note_due(struct block_cache *cache, uint64_t key, uint64_t due)
+{
+    struct shard *shard = shard_of(cache, key);
+    uint64_t recent_bytes = 0;
+    if (due == BLOCK_DUE_UNKNOWN)
+        return;
+    pthread_mutex_lock(&shard->lock);
+    struct entry *entry = table_find(shard, key);
+    if (entry && entry->place == PLACE_AHEAD) {
+        entry->due = due;
+        heap_moved(&shard->ahead, entry);
+        show(shard);
+    } else if (entry && entry->place == PLACE_HELD) {
+        to_ahead(cache, shard, entry, due);
+    } else if (entry && entry->place == PLACE_RECENT) {
+        recent_bytes = cost(entry);
+    }
+    pthread_mutex_unlock(&shard->lock);
+    if (recent_bytes)
+        promote(cache, key, due, recent_bytes);
+}
+
+void block_cache_forget_order(struct block_cache *cache)
+{
+    for (unsigned i = 0; i < SHARDS; i++) {
+        struct shard *shard = &cache->shards[i];
+        pthread_mutex_lock(&shard->lock);
+        while (shard->ahead.count > 0) {
+            struct entry *entry = shard->ahead.items[shard->ahead.count - 1];
+            ahead_to_held(cache, shard, entry);
+            entry->used_at = shard->clock - LEAVE_UNUSED;
+        }
+        pthread_mutex_unlock(&shard->lock);
+    }
+}

@@ -1,0 +1,312 @@
+/*
+ * From the source to memory: plain reads, compressed blocks, and pieces of stored files.
+ *
+ * Pieces make one file of an archive that is not mapped a thing that can be cached: what a
+ * file has there as a whole is one block, so that it comes with one read; a long one is cut,
+ * so that a reader of a few bytes does not fetch a megabyte. One read fetches several pieces
+ * that lie next to each other, each to a buffer of its own. The key of a piece is its place
+ * in the archive, marked, so that it can't be taken for a compressed block.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "reader_private.h"
+
+#define STORED_KEY (UINT64_C(1) << 63)
+/* Bytes between two pieces that are read along with them: less than the pages' ends. */
+#define GAP_BYTES 4096u
+#define READ_BYTES_MAX (1u << 20)
+
+void may_wait(struct reader_scratch *scratch)
+{
+    if (scratch->on_wait && !scratch->waited) {
+        scratch->waited = true;
+        scratch->on_wait(scratch->on_wait_ctx);
+    }
+}
+
+int source_error(int err)
+{
+    return err == 0 || err == -ENODATA || err == -ENOMEM ? err : -EIO;
+}
+
+/* After a read of the source: it counts, and what we keep the kernel need not keep. */
+static void count_read(struct reader *reader, size_t len, uint64_t offset)
+{
+    atomic_fetch_add_explicit(&reader->source_reads, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&reader->source_read_bytes, len, memory_order_relaxed);
+    if (reader->cache_stored)
+        source_drop_pages(reader->source, offset, len);
+}
+
+int read_source(struct reader *reader, struct reader_scratch *scratch, void *buf, size_t len,
+                uint64_t offset)
+{
+    int r = -EAGAIN;
+    if (scratch->on_wait && !scratch->waited)
+        r = source_read_cached(reader->source, buf, len, offset);
+    if (r == -EAGAIN) {
+        may_wait(scratch);
+        r = source_read(reader->source, buf, len, offset);
+    }
+    count_read(reader, len, offset);
+    return source_error(r);
+}
+
+/* ---- compressed blocks ---- */
+
+struct block_request {
+    struct reader *reader;
+    struct reader_scratch *scratch;
+    uint32_t packed_bytes;
+};
+
+static int packed_room(struct reader_scratch *scratch, size_t size)
+{
+    if (size <= scratch->packed_size)
+        return 0;
+    uint8_t *packed = malloc(size);
+    if (!packed)
+        return -ENOMEM;
+    free(scratch->packed);
+    scratch->packed = packed;
+    scratch->packed_size = size;
+    return 0;
+}
+
+/* block_fill: read and decompress. `key` is the offset of the block in the archive. */
+static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
+{
+    const struct block_request *request = ctx;
+    struct reader_scratch *scratch = request->scratch;
+    int r = packed_room(scratch, request->packed_bytes);
+    if (r == 0 && !scratch->codec)
+        r = codec_context_new(request->reader->codec, &scratch->codec);
+    if (r == 0)
+        r = read_source(request->reader, scratch, scratch->packed, request->packed_bytes, key);
+    if (r == 0)
+        r = codec_unpack(scratch->codec, scratch->packed, request->packed_bytes, buf, size,
+                         ret_len);
+    return r;
+}
+
+/* block_wait: another thread is at this block, and may itself wait for a device. */
+static void wait_for_block(void *ctx)
+{
+    const struct block_request *request = ctx;
+    may_wait(request->scratch);
+}
+
+/* No codec makes a block much larger than it was. */
+static bool sane_block(const struct reader *reader, const struct extent *extent)
+{
+    return extent->block_bytes <= reader->block_bytes && extent->packed_bytes > 0 &&
+           extent->packed_bytes <= reader->block_bytes + reader->block_bytes / 8 + 4096;
+}
+
+int get_block(struct reader *reader, struct reader_scratch *scratch,
+              const struct extent *extent, struct block **ret_block)
+{
+    struct block *block;
+    int r = block_cache_try(reader->cache, extent->source_offset, &block);
+    if (r == -EAGAIN) {
+        if (!sane_block(reader, extent))
+            return -EUCLEAN;
+        struct block_request request = {reader, scratch, extent->packed_bytes};
+        r = block_cache_get(reader->cache, extent->source_offset, extent->block_bytes,
+                            fill_block, wait_for_block, &request, &block);
+    }
+    if (r < 0)
+        return r;
+    if (extent->block_offset > block->len ||
+        extent->length > block->len - extent->block_offset) {
+        block_cache_put(reader->cache, block);
+        return -EUCLEAN;
+    }
+    *ret_block = block;
+    return 0;
+}
+
+int prefetch_block(struct reader *reader, struct reader_scratch *scratch,
+                   const struct extent *extent, uint64_t due)
+{
+    struct block *block;
+    size_t len = 0;
+    if (!sane_block(reader, extent))
+        return -EUCLEAN;
+    int r = block_cache_begin_ahead(reader->cache, extent->source_offset, extent->block_bytes,
+                                    due, &block);
+    if (r == -EEXIST)
+        return 0;
+    if (r < 0)
+        return r;
+    struct block_request request = {reader, scratch, extent->packed_bytes};
+    r = fill_block(&request, extent->source_offset, block_buffer(block), extent->block_bytes,
+                   &len);
+    r = block_cache_end(reader->cache, block, r, len);
+    if (r == 0)
+        block_cache_put(reader->cache, block);
+    return r;
+}
+
+/* ---- pieces of stored files ---- */
+
+uint64_t piece_key(const struct piece *piece)
+{
+    return piece->source_offset | STORED_KEY;
+}
+
+int find_piece(const struct reader *reader, const struct extent *extent, uint64_t len,
+               struct piece *ret_piece)
+{
+    uint64_t end, in_whole = extent->source_offset - extent->whole_offset;
+    if (__builtin_add_overflow(extent->whole_offset, extent->whole_length, &end) ||
+        end > reader->source_bytes || end >= STORED_KEY)
+        return -ENODATA;
+    if (in_whole >= extent->whole_length || len == 0)
+        return -EUCLEAN;
+    uint64_t start = 0, size = extent->whole_length;
+    if (size > READER_WHOLE_BYTES) {
+        start = in_whole / READER_PIECE_BYTES * READER_PIECE_BYTES;
+        size = size - start < READER_PIECE_BYTES ? size - start : READER_PIECE_BYTES;
+    }
+    uint64_t left = size - (in_whole - start);
+    *ret_piece = (struct piece){
+        .source_offset = extent->whole_offset + start,
+        .block_bytes = (size_t)size,
+        .start = (size_t)(in_whole - start),
+        .length = (size_t)(left < len ? left : len),
+    };
+    return 0;
+}
+
+/* How many pieces from this one on, all MINE, one read can fetch; and the bytes it takes. */
+static unsigned joined(const struct piece *pieces, unsigned count, size_t *ret_bytes)
+{
+    size_t bytes = pieces[0].block_bytes;
+    unsigned n = 1;
+    for (; n < count && pieces[n].begun == BLOCK_MINE; n++) {
+        uint64_t end = pieces[0].source_offset + bytes, next = pieces[n].source_offset;
+        if (next < end || next - end > GAP_BYTES ||
+            next - pieces[0].source_offset + pieces[n].block_bytes > READ_BYTES_MAX)
+            break;
+        bytes = (size_t)(next - pieces[0].source_offset) + pieces[n].block_bytes;
+    }
+    *ret_bytes = bytes;
+    return n;
+}
+
+/* One read into the buffers of `count` pieces; what lies between them goes to `gap`. */
+static int read_joined(struct reader *reader, struct reader_scratch *scratch,
+                       const struct piece *pieces, unsigned count, size_t bytes)
+{
+    struct iovec iov[2 * PIECES_MAX];
+    uint8_t gap[GAP_BYTES];
+    uint64_t at = pieces[0].source_offset;
+    int n = 0;
+    for (unsigned i = 0; i < count; i++) {
+        size_t between = (size_t)(pieces[i].source_offset - at);
+        if (between > 0)
+            iov[n++] = (struct iovec){.iov_base = gap, .iov_len = between};
+        iov[n++] = (struct iovec){.iov_base = block_buffer(pieces[i].block),
+                                  .iov_len = pieces[i].block_bytes};
+        at = pieces[i].source_offset + pieces[i].block_bytes;
+    }
+    may_wait(scratch);
+    int r = source_readv(reader->source, iov, n, pieces[0].source_offset);
+    count_read(reader, bytes, pieces[0].source_offset);
+    return source_error(r);
+}
+
+static void end_piece(struct reader *reader, struct piece *piece, int result)
+{
+    piece->begun = block_cache_end(reader->cache, piece->block, result, piece->block_bytes);
+    if (piece->begun < 0)
+        piece->block = NULL;
+}
+
+void read_pieces(struct reader *reader, struct reader_scratch *scratch, struct piece *pieces,
+                 unsigned count)
+{
+    for (unsigned i = 0, n; i < count; i += n) {
+        size_t bytes;
+        n = 1;
+        if (pieces[i].begun != BLOCK_MINE)
+            continue;
+        n = joined(&pieces[i], count - i, &bytes);
+        int r = read_joined(reader, scratch, &pieces[i], n, bytes);
+        for (unsigned k = i; k < i + n; k++)
+            end_piece(reader, &pieces[k], r);
+    }
+}
+
+/*
+ * Wait for those that others read. Returns the first error; then none is pinned any more. A
+ * piece that others failed to read, maybe for what they read along with it, is left to a read
+ * of our own.
+ */
+static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
+                         struct piece *pieces, unsigned count)
+{
+    struct block_request request = {reader, scratch, 0};
+    int err = 0;
+    for (unsigned i = 0; i < count; i++) {
+        struct piece *piece = &pieces[i];
+        if (piece->begun == BLOCK_LOADING &&
+            block_cache_wait(reader->cache, piece->block, wait_for_block, &request) < 0)
+            piece->block = NULL;
+        if (piece->begun < 0 && err == 0)
+            err = piece->begun;
+        /* Two files that overlap, of which the other is shorter. */
+        if (piece->block && piece->block->len < piece->start + piece->length) {
+            block_cache_put(reader->cache, piece->block);
+            piece->block = NULL;
+        }
+    }
+    for (unsigned i = 0; err < 0 && i < count; i++)
+        if (pieces[i].block)
+            block_cache_put(reader->cache, pieces[i].block);
+    return err;
+}
+
+/* Find the next piece, and begin it. -ENXIO: no stored bytes follow. */
+static int begin_piece(struct reader *reader, uint32_t position, uint64_t offset, size_t len,
+                       struct piece *ret_piece)
+{
+    struct extent extent;
+    int r = index_extent(reader->index, position, offset, &extent);
+    if (r == 0 && extent.kind != EXTENT_STORED)
+        return -ENXIO;
+    if (r == 0)
+        r = find_piece(reader, &extent, len, ret_piece);
+    if (r < 0)
+        return r;
+    ret_piece->begun = block_cache_begin(reader->cache, piece_key(ret_piece),
+                                         ret_piece->block_bytes, &ret_piece->block);
+    return ret_piece->begun < 0 ? ret_piece->begun : 0;
+}
+
+int get_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+               uint64_t offset, size_t len, unsigned max, struct piece *pieces,
+               unsigned *ret_count)
+{
+    unsigned count = 0;
+    size_t done = 0;
+    int r = 0;
+    while (r == 0 && done < len && count < max) {
+        r = begin_piece(reader, position, offset + done, len - done, &pieces[count]);
+        if (r == 0)
+            done += pieces[count++].length;
+    }
+    if (r == -ENXIO && count > 0)
+        r = 0;
+    read_pieces(reader, scratch, pieces, count);
+    int err = settle_pieces(reader, scratch, pieces, count);
+    if (err == 0 && r < 0)
+        for (unsigned i = 0; i < count; i++)
+            if (pieces[i].block)
+                block_cache_put(reader->cache, pieces[i].block);
+    r = err < 0 ? err : r;
+    *ret_count = r < 0 ? 0 : count;
+    return r;
+}
