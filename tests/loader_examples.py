@@ -4,6 +4,7 @@
 Environment: ONEPOT, EXAMPLE_LOADER (the program), EXAMPLES (the folder), and MODULE, where the
 Python module is, or nothing.
 """
+import importlib.util
 import os
 import re
 import subprocess
@@ -48,8 +49,13 @@ def main():
         added = tuple(sum(column) % 2**64 for column in zip(*ranks))
         assert added == whole, (ranks, whole)
 
+        squares = os.path.join(work, "squares.tar")
+        run(os.environ["EXAMPLE_WRITER"], squares, "100")
+        listed = run(os.environ["ONEPOT"], "cat", squares, "ends-on-9/00000099.txt")
+        assert listed == ["9801"], listed
+
         if not os.environ.get("MODULE"):
-            print("resume.py left out: there is no Python module in this build")
+            print("resume.py and others left out: there is no Python module in this build")
             return
         command = [sys.executable, os.path.join(examples, "resume.py"), tar]
         alone["PYTHONPATH"] = os.environ["MODULE"]
@@ -59,6 +65,49 @@ def main():
         for line in first + rest:
             had, whole = re.search(r"had (\d+) samples of (\d+)$", line).groups()
             assert had == whole, line
+        more_python(work, tar, os.path.dirname(command[1]), alone)
+        with_torch(work, tar, os.path.dirname(command[1]), alone)
+
+
+def more_python(work, tar, examples, environment):
+    lines = run(sys.executable, os.path.join(examples, "kfold.py"), tar, "4", **environment)
+    numbers = [re.search(r"learns from (\d+) tests (\d+) of 400$", line).groups()
+               for line in lines]
+    assert sum(int(tested) for _, tested in numbers) == 400, lines
+    assert all(int(a) + int(b) == 400 for a, b in numbers), lines
+    new = os.path.join(work, "features.tar")
+    run(sys.executable, os.path.join(examples, "preprocess.py"), tar, new, **environment)
+    assert len(run(os.environ["ONEPOT"], "cat", new, "c0/0.crc")) <= 1
+
+
+def with_torch(work, tar, examples, environment):
+    if importlib.util.find_spec("torch") is None:
+        print("torch_ddp.py left out: torch is not installed")
+        return
+    has_gloo = run(sys.executable, "-c", "import torch.distributed as d; print(d.is_available()"
+                   " and getattr(d, 'is_gloo_available', lambda: True)())")
+    if has_gloo != ["True"]:
+        print("torch_ddp.py left out: this torch has no gloo")
+        return
+    environment = {k: v for k, v in environment.items() if k not in ("RANK", "WORLD_SIZE")}
+    lines = run(sys.executable, "-m", "torch.distributed.run", "--standalone",
+                "--nproc_per_node", "2", os.path.join(examples, "torch_ddp.py"), tar, "2",
+                OMP_NUM_THREADS="1", **environment)
+    for epoch in range(2):
+        assert any("epoch %d had 400 samples of 400 by 2 ranks" % epoch in line
+                   for line in lines), lines
+    if importlib.util.find_spec("torchvision") is None:
+        print("imagefolder.py left out: torchvision is not installed")
+        return
+    from PIL import Image
+    for i in range(12):
+        folder = os.path.join(work, "images", "class%d" % (i % 2))
+        os.makedirs(folder, exist_ok=True)
+        Image.new("RGB", (40 + i, 30), (i, 0, 0)).save(os.path.join(folder, "%d.png" % i))
+    images = os.path.join(work, "images.tar")
+    run(os.environ["ONEPOT"], "pack", "-o", images, os.path.join(work, "images"))
+    lines = run(sys.executable, os.path.join(examples, "imagefolder.py"), images, **environment)
+    assert lines == ["classes ['class0', 'class1'] images 24"], lines
 
 
 if __name__ == "__main__":
