@@ -1,13 +1,12 @@
 /*
- * Bytes to floats on the host: what the kernels of a GPU are compared with, bit by bit. So
- * every step is one rounding in single precision; the half types are made from that by
- * integers, since not every compiler has them.
+ * Images of bytes to images of floats on the host: what the kernels of a GPU are compared with,
+ * bit by bit.
  */
 #include <errno.h>
-#include <string.h>
 
 #include "device.h"
 #include "error.h"
+#include "images_round.h"
 
 #define SIDE_MAX 65536u
 
@@ -35,53 +34,16 @@ uint64_t images_bytes_of_floats(const struct onepot_images *images)
     return images_bytes_of_one(images) * (images->type == ONEPOT_FLOAT ? 4 : 2);
 }
 
-static uint32_t bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    return bits;
-}
-
-/* x / 2^n, to nearest, ties to even. */
-static uint32_t shift_round(uint32_t x, unsigned n)
-{
-    uint32_t half = UINT32_C(1) << (n - 1), rest = x & ((half << 1) - 1);
-    x >>= n;
-    return x + (rest > half || (rest == half && x & 1));
-}
-
-static uint16_t to_half(float x)
-{
-    uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
-    if (rest > 0x7f800000) /* no number */
-        return 0x7fff;
-    if (rest >= 0x477ff000) /* 65520 and more, which rounds to infinity */
-        return (uint16_t)(sign | 0x7c00);
-    if (rest >= 0x38800000) /* 2^-14: a carry goes into the exponent, as it should */
-        return (uint16_t)(sign | (shift_round(rest, 13) - (112u << 10)));
-    if (rest < 0x33000000) /* below half of the least, 2^-24 */
-        return (uint16_t)sign;
-    uint32_t mantissa = (rest & 0x7fffff) | 0x800000;
-    return (uint16_t)(sign | shift_round(mantissa, 126 - (rest >> 23)));
-}
-
-static uint16_t to_bfloat16(float x)
-{
-    uint32_t bits = bits_of(x);
-    if ((bits & 0x7fffffff) > 0x7f800000)
-        return 0x7fff;
-    return (uint16_t)shift_round(bits, 16);
-}
-
 /* Of one byte in one channel. */
 static void convert_one(const struct onepot_images *images, uint32_t channel, uint8_t byte,
                         void *to, uint64_t at)
 {
-    float x = ((float)byte - images->mean[channel]) * images->scale[channel];
+    float x = images_scale(byte, images->mean[channel], images->scale[channel]);
     if (images->type == ONEPOT_FLOAT)
         ((float *)to)[at] = x;
     else
-        ((uint16_t *)to)[at] = images->type == ONEPOT_HALF ? to_half(x) : to_bfloat16(x);
+        ((uint16_t *)to)[at] =
+            images->type == ONEPOT_HALF ? images_half(x) : images_bfloat16(x);
 }
 
 void images_convert(const struct onepot_images *images, uint64_t count, const uint8_t *from,

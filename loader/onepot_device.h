@@ -167,9 +167,9 @@ ONEPOT_API int onepot_device_peak(struct onepot_device *device, struct onepot_er
                                   uint64_t *ret_bytes_per_second);
 
 /*
- * The largest batch of the archive's samples (a multiple of 8 beyond that) of which a loader's
- * slabs take at most a quarter of the device's free memory. Samples are taken at their mean
- * size and three standard deviations of the batch's sum. 0: not one fits.
+ * How many samples of the archive a batch may have (a multiple of 8 beyond that) so that a
+ * loader's slabs take at most a quarter of what the device has free, also where the largest
+ * samples meet in one batch. 0: not one fits.
  */
 ONEPOT_API int onepot_device_batch_size(struct onepot_device *device,
                                         const struct onepot_archive *archive,

@@ -3,17 +3,14 @@
  * can be, and how many samples a batch may have.
  */
 #include <errno.h>
-#include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 #include "error.h"
 #include "upload.h"
-#include "view.h"
 
 #define PEAK_BYTES (32u << 20)
 #define PEAK_COPIES 8u
-#define SLABS 6u /* of a loader by default: those ahead, one in use, one to come */
+#define SLABS 8u /* of a loader: those ahead, one in use, one to come; and some room */
 
 /* ---- batches ---- */
 
@@ -117,43 +114,17 @@ int onepot_device_peak(struct onepot_device *device, struct onepot_error *error,
 
 /* ---- the size of a batch ---- */
 
-/* Mean and standard deviation of samples, each with its place in the tables. */
-static void sizes_of(const struct onepot_archive *archive, double *ret_mean,
-                     double *ret_deviation)
-{
-    double sum = 0, squares = 0, n = (double)archive->count;
-    for (uint64_t i = 0; i < archive->count; i++) {
-        double size = (double)archive_size(archive, i) + 41 + 32; /* half of the alignment */
-        sum += size;
-        squares += size * size;
-    }
-    double mean = sum / n, variance = squares / n - mean * mean;
-    *ret_mean = mean;
-    *ret_deviation = variance > 0 ? sqrt(variance) : 0;
-}
-
 int onepot_device_batch_size(struct onepot_device *device, const struct onepot_archive *archive,
                              struct onepot_error *error, uint64_t *ret_samples)
 {
     struct onepot_device_info info = {.size = sizeof(info)};
-    double mean, deviation;
+    uint64_t mean, worst;
     int r = onepot_device_info(device, error, &info);
     if (r < 0)
         return r;
-    *ret_samples = 0;
-    if (archive->count == 0)
-        return 0;
-    /* Slabs are an eighth larger than what they were made for. */
-    double room = (double)info.free_bytes / 4 / SLABS / 1.125 - (64 << 10);
-    sizes_of(archive, &mean, &deviation);
-    if (room <= 0)
-        return 0;
-    /* n mean + 3 deviation sqrt(n) <= room, solved for sqrt(n) */
-    double b = 3 * deviation, root = (sqrt(b * b + 4 * mean * room) - b) / (2 * mean);
-    double samples = root * root;
-    if (samples > (double)archive->count)
-        samples = (double)archive->count;
-    uint64_t n = (uint64_t)samples;
-    *ret_samples = n > 8 ? n & ~UINT64_C(7) : n;
+    r = onepot_archive_batch_for(archive, info.free_bytes / 4 / SLABS, 0, &mean, &worst);
+    if (r < 0)
+        return error_set(error, r, "no memory for the sizes of samples");
+    *ret_samples = worst > 8 ? worst & ~UINT64_C(7) : worst;
     return 0;
 }

@@ -1,0 +1,24 @@
+/*
+ * Kernels, and how they are launched: the part of the CUDA device that nvcc compiles. Each
+ * returns what the launch did.
+ */
+#ifndef ONEPOT_CUDA_KERNELS_H
+#define ONEPOT_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+
+#include "device_type.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+cudaError_t kernels_gather(cudaStream_t stream, const struct device_gather *gather);
+cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_images *images,
+                            uint64_t count, const uint8_t *from, void *to);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
