@@ -446,7 +446,7 @@ int source_readv(const struct source *source, struct iovec *iov, int count, uint
 void source_use_at_random(struct source *source)
 {
     if (!source->is_memory && !source->has_copy && !source_map(source))
-        posix_fadvise(source->fd, 0, 0, POSIX_FADV_RANDOM);
+        source_guard_use_at_random(source->guard);
 }
 
 void source_drop_pages(const struct source *source, uint64_t offset, uint64_t len)

@@ -42,6 +42,7 @@ struct source_guard {
     struct source_identity identity;
     _Atomic unsigned retries;
     _Atomic bool cancelled;
+    _Atomic bool at_random;
     _Atomic bool replaced; /* another file has its path */
     _Atomic unsigned lost; /* reads in a row that failed for good */
     _Atomic uint32_t opening;
@@ -201,6 +202,8 @@ static void reopen_locked(struct source_guard *guard, int err, uint64_t offset)
         return;
     }
     fcntl(fd, F_SETFL, O_RDONLY);
+    if (atomic_load(&guard->at_random))
+        posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     if (dup3(fd, guard->fd, O_CLOEXEC) < 0)
         return;
     atomic_store(&guard->replaced, false);
@@ -268,6 +271,12 @@ bool source_guard_again(struct source_guard *guard, struct source_attempt *attem
 void source_guard_set_retries(struct source_guard *guard, unsigned retries)
 {
     atomic_store(&guard->retries, retries);
+}
+
+void source_guard_use_at_random(struct source_guard *guard)
+{
+    atomic_store(&guard->at_random, true);
+    posix_fadvise(guard->fd, 0, 0, POSIX_FADV_RANDOM);
 }
 
 void source_guard_on_trouble(struct source_guard *guard, source_trouble_hook *hook, void *ctx)

@@ -50,6 +50,8 @@ void source_guard_succeeded(struct source_guard *guard);
 bool source_error_may_pass(int err);
 
 void source_guard_set_retries(struct source_guard *guard, unsigned retries);
+/* The file is read at random (POSIX_FADV_RANDOM), and when it is opened anew as well. */
+void source_guard_use_at_random(struct source_guard *guard);
 void source_guard_cancel(struct source_guard *guard);
 void source_guard_on_trouble(struct source_guard *guard, source_trouble_hook *hook, void *ctx);
 void source_guard_troubles(struct source_guard *guard, struct source_troubles *ret_troubles);

@@ -18,6 +18,7 @@
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 2
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
+#define COUNTERS_READ 15    /* FUSE_READ */
 #define COUNTERS_BUCKETS 32 /* bucket i: service times of 2^i to 2^(i+1) microseconds */
 
 enum mount_state {
@@ -31,6 +32,7 @@ struct counter_slot {
     _Alignas(64) _Atomic uint64_t requests[COUNTERS_OPCODES]; /* by FUSE opcode */
     _Atomic uint64_t errors; /* replies that were errors other than ENOENT, ENOSYS, ENODATA */
     _Atomic uint64_t read_bytes;      /* sent to readers */
+    _Atomic uint64_t reads_waited;    /* READs that had to wait for storage or another thread */
     _Atomic uint64_t read_files;      /* READs that started at offset 0 */
     _Atomic uint64_t service_ns;      /* receipt to reply, all requests */
     _Atomic uint64_t read_service_ns; /* READs alone: the time that readers waited for input */
@@ -74,8 +76,11 @@ struct counters {
 
     /* Written now and then by the daemon. */
     _Atomic uint64_t cache_hits, cache_misses, cache_waits, cache_evictions, cache_bytes;
-    _Atomic uint64_t stalls;       /* reads answered with EIO by the watchdog */
-    _Atomic uint64_t replacements; /* threads started in place of stalled ones */
+    _Atomic uint64_t stalls;                     /* reads answered with EIO by the watchdog */
+    _Atomic uint64_t replacements;               /* threads started in place of stalled ones */
+    _Atomic uint64_t source_reads, source_bytes; /* of the archive, but not through its map */
+    /* Blocks that were brought in before readers asked: see struct block_cache_stats. */
+    _Atomic uint64_t prefetched, prefetched_used, prefetched_dropped;
     /* Of the archive's storage: see struct source_troubles. */
     _Atomic uint64_t source_retries, source_failures, source_reopened;
     char last_error[512]; /* the newest line of the log that was an error */

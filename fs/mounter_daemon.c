@@ -18,6 +18,7 @@
 
 #include "cleanup.h"
 #include "mounter_private.h"
+#include "report.h"
 
 #define READY_LIMIT_MS 30000
 
@@ -63,6 +64,12 @@ static void start_stage(struct mounter *m)
     control_log(&m->log, line);
 }
 
+/* Of .onepot/stat. */
+static int report(void *ctx, bool json, char **ret_text, size_t *ret_len)
+{
+    return report_render(ctx, json, ret_text, ret_len);
+}
+
 static int start_session(struct mounter *m, struct slot *slot, struct fault *fault,
                          struct session **ret_session)
 {
@@ -87,6 +94,8 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .gid = o->gid,
         .log = control_log,
         .log_ctx = &m->log,
+        .report = report,
+        .report_ctx = c,
     };
 
     c->daemon_pid = getpid();

@@ -23,6 +23,7 @@ static void add_slot(const struct counter_slot *slot, struct summary *sum)
     }
     for (unsigned i = 0; i < COUNTERS_BUCKETS; i++)
         sum->histogram[i] += get(&slot->histogram[i]);
+    sum->reads_waited += get(&slot->reads_waited);
     sum->errors += get(&slot->errors);
     sum->read_bytes += get(&slot->read_bytes) + get(&slot->ahead_bytes);
     sum->read_files += get(&slot->read_files) + get(&slot->ahead_files);
@@ -65,10 +66,14 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
 {
     struct summary sum;
     char files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN];
-    char waited[CLI_TEXT_LEN], ahead[64] = "", cache[64] = "";
+    char waited[CLI_TEXT_LEN], ahead[64] = "", cache[64] = "", more[64] = "";
+    char trouble[96] = "";
     uint64_t ns = busy_ns(counters);
     uint64_t hits = get(&counters->cache_hits) + get(&counters->cache_waits);
     uint64_t blocks = hits + get(&counters->cache_misses);
+
+    uint64_t failed = get(&counters->source_failures), again = get(&counters->source_retries);
+    uint64_t fetched = get(&counters->source_bytes);
 
     summary_read(counters, &sum);
     if (!sum.read_files && !sum.read_bytes) {
@@ -81,10 +86,17 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
     if (blocks)
         snprintf(cache, sizeof(cache), "; %.0f%% of blocks from the cache",
                  100.0 * (double)hits / (double)blocks);
-    snprintf(buf, size, "%s file%s, %s read in %s (%s/s)%s; readers waited %s%s",
+    if (fetched && sum.read_bytes && !counters->stage_folder[0])
+        snprintf(more, sizeof(more), "; %.2f bytes fetched for each one read",
+                 (double)fetched / (double)sum.read_bytes);
+    if (failed || again)
+        snprintf(trouble, sizeof(trouble),
+                 "; reads of the archive that failed: %s tried again, %s given up",
+                 cli_format_count(again, time), cli_format_count(failed, rate));
+    snprintf(buf, size, "%s file%s, %s read in %s (%s/s)%s; readers waited %s%s%s%s",
              cli_format_count(sum.read_files, files), sum.read_files == 1 ? "" : "s",
              cli_format_bytes(sum.read_bytes, bytes), cli_format_time(ns, time),
              cli_format_bytes((uint64_t)((double)sum.read_bytes / ((double)ns / 1e9)), rate),
-             ahead, cli_format_time(sum.read_service_ns, waited), cache);
+             ahead, cli_format_time(sum.read_service_ns, waited), cache, more, trouble);
     return buf;
 }

@@ -14,6 +14,7 @@ struct summary {
     uint64_t requests[COUNTERS_OPCODES];
     uint64_t requests_all;
     uint64_t errors;
+    uint64_t reads_waited;                             /* for storage, or for another thread */
     uint64_t read_bytes, read_files;                   /* whoever asked for them */
     uint64_t ahead_requests, ahead_bytes, ahead_files; /* before a reader did */
     uint64_t service_ns, read_service_ns;
@@ -29,7 +30,7 @@ uint64_t summary_last_use_ns(const struct counters *counters);
 
 /*
  * "1,234 files, 20.3 GiB read in 10.0 min (34.6 MiB/s); readers waited 12.3 s; 98% of
- * blocks from the cache", cut to `size`. Returns buf.
+ * blocks from the cache; 1.04 bytes fetched for each one read", cut to `size`. Returns buf.
  */
 const char *summary_line(const struct counters *counters, char *buf, size_t size);
 

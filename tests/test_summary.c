@@ -54,7 +54,7 @@ END_TEST
 
 START_TEST(the_line_tells_what_the_job_got)
 {
-    char line[256];
+    char line[384];
     counters->started_ns = 5000000000u;
     counters->slots[0].last_request_ns = 15000000000u;
     counters->slots[0].read_files = 1234;
@@ -67,6 +67,11 @@ START_TEST(the_line_tells_what_the_job_got)
     counters->cache_misses = 25;
     ck_assert_ptr_nonnull(
         strstr(summary_line(counters, line, sizeof(line)), "; 75% of blocks from the cache"));
+    counters->source_bytes = UINT64_C(15) << 30;
+    counters->source_retries = 3;
+    summary_line(counters, line, sizeof(line));
+    ck_assert_ptr_nonnull(strstr(line, "; 1.50 bytes fetched for each one read"));
+    ck_assert_ptr_nonnull(strstr(line, "failed: 3 tried again, 0 given up"));
 }
 END_TEST
 

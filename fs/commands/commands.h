@@ -19,6 +19,7 @@ int command_pack(int argc, char **argv);
 int command_run(int argc, char **argv);
 int command_stage(int argc, char **argv);
 int command_stat(int argc, char **argv);
+int command_top(int argc, char **argv);
 int command_umount(int argc, char **argv);
 int command_unstage(int argc, char **argv);
 int command_verify(int argc, char **argv);

@@ -9,6 +9,7 @@
  *   watchdog.c  reads that stall
  *   trouble.c   reads of the archive that fail
  *   sums.c      --verify: no byte of a file that is not what was packed
+ *   itself.c    .onepot/stat: what the mount tells of itself
  *   populate.c  what readers will ask for is brought in before they do
  */
 #ifndef ONEPOT_DAEMON_INTERNAL_H
@@ -84,6 +85,7 @@ struct session {
     unsigned running_max;     /* --threads */
     int cpu_worker[1024];     /* the worker bound to a CPU, or -1 */
 
+    struct itself *itself;     /* NULL: there is no .onepot */
     struct populate *populate; /* NULL: nothing is read ahead */
 
     pthread_mutex_t log_lock;
@@ -103,7 +105,8 @@ struct request {
     const void *arg;
     size_t arg_len;
     uint64_t received_ns;
-    bool own; /* of populate.c, not of a reader */
+    bool own;    /* of populate.c, not of a reader */
+    bool unseen; /* of itself.c: not counted */
 };
 
 /* The position that a node id of the kernel stands for; -ESTALE for one that can't be. */
@@ -164,6 +167,14 @@ void sums_free(struct sums *sums); /* NULL is fine */
 int sums_check(struct worker *worker, uint32_t position, uint64_t offset, size_t len,
                bool *ret_later);
 int sums_check_span(struct worker *worker, uint32_t position, const struct span *span);
+
+/* itself.c */
+int itself_start(struct session *session);
+void itself_free(struct itself *itself); /* NULL is fine */
+/* A name in the root that the archive does not have. True: it was this one, and answered. */
+bool itself_lookup(struct request *rq, const char *name, size_t len);
+/* True: the request was about one of its nodes, and is answered. */
+bool itself_answers(struct request *rq);
 
 /* trouble.c */
 void trouble_start(struct session *session);

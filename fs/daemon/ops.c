@@ -50,6 +50,8 @@ static void op_lookup(struct request *rq)
         r = -ENAMETOOLONG; /* the kernel's own bound is FUSE's: 1024 bytes or a page */
     else if (r == 0)
         r = index_lookup(s->index, parent, name, len, &position);
+    if (r == -ENOENT && parent == s->config.root && itself_lookup(rq, name, len))
+        return;
     if (r == -ENOENT) {
         /* Nodeid 0 with a time-out: the kernel remembers that there is none. */
         entry = (struct fuse_entry_out){.entry_valid = VALID_FOREVER_S};
@@ -432,6 +434,6 @@ void ops_dispatch(struct request *rq)
         reply_error(rq, -ENOSYS);
     else if (rq->arg_len < ops[opcode].arg_len)
         reply_error(rq, -EIO);
-    else
+    else if (!itself_answers(rq))
         ops[opcode].answer(rq);
 }

@@ -57,6 +57,8 @@ static void count(struct request *rq, int err, size_t bytes)
     uint64_t took = now - rq->received_ns;
 
     w->done_ns = now;
+    if (rq->unseen)
+        return;
     if (rq->own) {
         add(&slot->ahead_requests, 1);
         add(&slot->ahead_bytes, opcode == FUSE_READ ? bytes : 0);
@@ -68,6 +70,7 @@ static void count(struct request *rq, int err, size_t bytes)
     if (opcode == FUSE_READ) {
         add(&slot->read_bytes, bytes);
         add(&slot->read_service_ns, took);
+        add(&slot->reads_waited, w->blocked);
         add(&slot->histogram[bucket_of(took)], 1);
     }
     if (err && err != -ENOENT && err != -ENOSYS && err != -ENODATA && err != -ENOTTY &&

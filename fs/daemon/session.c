@@ -168,6 +168,8 @@ int session_start(const struct session_config *config, struct fault *fault,
     pthread_mutex_init(&s->log_lock, NULL);
     s->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = s->ended_fd < 0 ? -errno : create_fuse(s);
+    if (r == 0)
+        r = itself_start(s);
     if (r == 0 && config->verify)
         r = sums_start(s);
     if (r == 0)
@@ -212,13 +214,20 @@ void session_update_counters(struct session *s)
 {
     struct counters *c = s->config.counters;
     struct block_cache_stats stats;
+    struct reader_source_stats source;
 
     reader_cache_stats(s->config.reader, &stats);
+    reader_source_stats(s->config.reader, &source);
     atomic_store(&c->cache_hits, stats.hits);
     atomic_store(&c->cache_misses, stats.misses);
     atomic_store(&c->cache_waits, stats.waits);
     atomic_store(&c->cache_evictions, stats.evictions);
     atomic_store(&c->cache_bytes, stats.bytes);
+    atomic_store(&c->prefetched, stats.ahead);
+    atomic_store(&c->prefetched_used, stats.ahead_used);
+    atomic_store(&c->prefetched_dropped, stats.ahead_dropped);
+    atomic_store(&c->source_reads, source.reads);
+    atomic_store(&c->source_bytes, source.bytes);
     if (s->config.stage)
         update_stage(c, s->config.stage);
     trouble_update_counters(s);
@@ -268,6 +277,7 @@ int session_stop(struct session *s)
     close(s->fd);
     if (s->ended_fd >= 0)
         close(s->ended_fd);
+    itself_free(s->itself);
     sums_free(s->sums);
     pthread_mutex_destroy(&s->turn_lock);
     pthread_mutex_destroy(&s->log_lock);

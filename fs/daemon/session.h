@@ -40,6 +40,12 @@ struct session_config {
     /* Called with one line for the log, from any thread. May be NULL. */
     void (*log)(void *ctx, const char *line);
     void *log_ctx;
+    /*
+     * What there is to tell of the mount, for .onepot/stat, in memory that is freed by free(3);
+     * from any thread. 0 or -errno. NULL: there is no such file.
+     */
+    int (*report)(void *ctx, bool json, char **ret_text, size_t *ret_len);
+    void *report_ctx;
 };
 
 /*

@@ -1,0 +1,238 @@
+/*
+ * onepot top: what mounts do at the moment, again and again. As `onepot stat` it reads
+ * counters alone, and asks neither mounts nor daemons.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli.h"
+#include "commands.h"
+#include "find_mount.h"
+#include "interrupt.h"
+#include "screen.h"
+#include "state.h"
+#include "top_view.h"
+
+static const struct cli_usage usage = {
+    "top", "[-n COUNT] [-d SECONDS] [MOUNTPOINT]...",
+    "Show what mounts do, again and again; without MOUNTPOINT all of yours on this node.\n"
+    "q ends it, the space bar looks at once. When standard output is no terminal, what it\n"
+    "shows is printed, one picture after the other.\n"
+    "\n"
+    "  -n, --count COUNT     end after so many pictures\n"
+    "  -d, --delay SECONDS   between two of them, 0.1 to 3600 (2)\n"};
+
+#define DELAY_DEFAULT_S 2.0
+
+struct top {
+    char **names; /* mount points; none: all */
+    int count;
+    uint64_t pictures; /* 0: no end */
+    uint64_t delay_ns;
+    struct screen screen;
+    struct top_sample *samples; /* of the last picture */
+    size_t sample_count;
+};
+
+/* What was seen of this mount last time; all 0: nothing. */
+static const struct top_sample *last_sample(const struct top *t, const struct counters *c)
+{
+    static const struct top_sample none;
+    for (size_t i = 0; i < t->sample_count; i++)
+        if (t->samples[i].daemon_start_ticks == c->daemon_start_ticks &&
+            t->samples[i].daemon_pid == c->daemon_pid)
+            return &t->samples[i];
+    return &none;
+}
+
+/* The mounts to be shown: all, or those that were named and are there. -errno. */
+static int choose(const struct top *t, const struct slot_list *list,
+                  const struct slot ***ret_chosen, size_t *ret_count)
+{
+    size_t room = t->count ? (size_t)t->count : list->count, n = 0;
+    const struct slot **chosen = calloc(room ? room : 1, sizeof(struct slot *));
+    if (!chosen)
+        return -ENOMEM;
+    for (size_t i = 0; !t->count && i < list->count; i++)
+        chosen[n++] = list->slots[i];
+    for (int i = 0; i < t->count; i++)
+        if (find_mount(list, t->names[i], &chosen[n]) == 0)
+            n++;
+    *ret_chosen = chosen;
+    *ret_count = n;
+    return 0;
+}
+
+static void print_heading(FILE *out, const struct top *t, size_t mounts)
+{
+    char clock[32] = "";
+    time_t now = time(NULL);
+    struct tm tm;
+    if (localtime_r(&now, &tm))
+        strftime(clock, sizeof(clock), "%H:%M:%S", &tm);
+    fprintf(out, "onepot top, %s: %zu mount%s, every %g s%s\n", clock, mounts,
+            mounts == 1 ? "" : "s", (double)t->delay_ns / 1e9, t->screen.on ? " (q: end)" : "");
+}
+
+/* Print all, and remember what was seen. */
+static int print_mounts(struct top *t, FILE *out, const struct slot **mounts, size_t count)
+{
+    uint64_t now_ns = cli_now_ns();
+    struct top_sample *samples = calloc(count ? count : 1, sizeof(*samples));
+    if (!samples)
+        return -ENOMEM;
+    print_heading(out, t, count);
+    for (size_t i = 0; i < count; i++) {
+        const struct counters *c = mounts[i]->counters;
+        top_sample(c, now_ns, &samples[i]);
+        fputc('\n', out);
+        top_print(out, c, find_mount_state(mounts[i]), last_sample(t, c), &samples[i]);
+    }
+    free(t->samples);
+    t->samples = samples;
+    t->sample_count = count;
+    return 0;
+}
+
+/* The picture of this moment in memory. 0 or -errno; *ret_count: mounts in it. */
+static int take_picture(struct top *t, char **ret_text, size_t *ret_len, size_t *ret_count)
+{
+    const struct slot **mounts;
+    struct slot_list list;
+    int r = state_list(&list);
+    if (r < 0)
+        return r;
+    FILE *out = open_memstream(ret_text, ret_len);
+    if (!out) {
+        slot_list_free(&list);
+        return -ENOMEM;
+    }
+    r = choose(t, &list, &mounts, ret_count);
+    if (r == 0) {
+        r = print_mounts(t, out, mounts, *ret_count);
+        free(mounts);
+    }
+    slot_list_free(&list);
+    if (fclose(out) != 0 && r == 0)
+        r = -ENOMEM;
+    return r;
+}
+
+/* A key, or 0; without a screen there are none, and signals alone end the wait. */
+static int wait_key(const struct top *t, uint64_t wait_ns)
+{
+    if (t->screen.on)
+        return screen_wait_key(&t->screen, wait_ns);
+    poll(NULL, 0, (int)(wait_ns / 1000000 + 1));
+    return 0;
+}
+
+/* True: somebody wants it to end. */
+static bool wait_for_next(const struct top *t)
+{
+    uint64_t until = cli_now_ns() + t->delay_ns, now;
+    while ((now = cli_now_ns()) < until && !atomic_load(interrupt_flag())) {
+        int key = wait_key(t, until - now);
+        if (key == 'q' || key == 'Q' || key < 0)
+            return true;
+        if (key == ' ' || key == '\n')
+            break;
+    }
+    return atomic_load(interrupt_flag()) != 0;
+}
+
+static int show_pictures(struct top *t)
+{
+    for (uint64_t n = 1;; n++) {
+        char *text = NULL;
+        size_t len = 0, mounts = 0;
+        int r = take_picture(t, &text, &len, &mounts);
+        if (r == 0 && t->screen.on)
+            screen_draw(text, len);
+        else if (r == 0 && (fputs(n > 1 ? "\n" : "", stdout) < 0 ||
+                            fwrite(text, 1, len, stdout) < len || fflush(stdout) != 0))
+            r = -EIO; /* main() says so */
+        free(text);
+        if (r < 0)
+            return r;
+        if (n == t->pictures || (t->count && mounts == 0) || wait_for_next(t))
+            return 0;
+    }
+}
+
+/* Those that were named have to be there at the beginning. */
+static int check_names(const struct top *t)
+{
+    struct slot_list list;
+    const struct slot *slot;
+    int r = state_list(&list), status = CLI_OK;
+    if (r < 0)
+        return cli_fail("the list of mounts", r, NULL);
+    for (int i = 0; status == CLI_OK && i < t->count; i++)
+        if (find_mount(&list, t->names[i], &slot) < 0)
+            status = cli_failf(t->names[i], "no onepot mount of yours is there; 'onepot stat' "
+                                            "lists all on this node");
+    slot_list_free(&list);
+    return status;
+}
+
+static int parse_delay(const char *text, uint64_t *ret_ns)
+{
+    char *end;
+    double seconds = strtod(text, &end);
+    if (end == text || *end || !(seconds >= 0.1 && seconds <= 3600))
+        return cli_usage_error(&usage, "--delay: '%s' is no number of seconds from 0.1 to 3600",
+                               text);
+    *ret_ns = (uint64_t)(seconds * 1e9);
+    return CLI_GO_ON;
+}
+
+static int parse(int argc, char **argv, struct top *t)
+{
+    static const struct option longs[] = {
+        {"count", required_argument, NULL, 'n'},
+        {"delay", required_argument, NULL, 'd'},
+        CLI_OPTIONS_END,
+    };
+    int opt, status = CLI_GO_ON;
+    while (status == CLI_GO_ON &&
+           (opt = cli_getopt(&usage, argc, argv, "n:d:", longs, &status)) != -1) {
+        if (opt == 'd') {
+            status = parse_delay(optarg, &t->delay_ns);
+        } else {
+            int r = cli_number_option(&usage, "--count", optarg, 1, UINT32_MAX, &t->pictures);
+            status = r == 0 ? CLI_GO_ON : r;
+        }
+    }
+    t->names = argv + optind;
+    t->count = argc - optind;
+    return status;
+}
+
+int command_top(int argc, char **argv)
+{
+    struct top t = {.delay_ns = (uint64_t)(DELAY_DEFAULT_S * 1e9)};
+    int status = parse(argc, argv, &t);
+
+    if (status != CLI_GO_ON)
+        return status;
+    status = check_names(&t);
+    if (status != CLI_OK)
+        return status;
+    interrupt_catch();
+    if (isatty(STDOUT_FILENO))
+        screen_start(&t.screen);
+    int r = show_pictures(&t);
+    screen_end(&t.screen);
+    free(t.samples);
+    if (atomic_load(interrupt_flag()))
+        interrupt_die();
+    return r < 0 && r != -EIO ? cli_fail(NULL, r, NULL) : CLI_OK;
+}

@@ -1,0 +1,85 @@
+/*
+ * Finding a mount by its mount point, without touching that.
+ */
+#include "find_mount.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "process.h"
+
+/*
+ * The absolute path of a mount point, without a look at the mount point itself: that
+ * could hang, or fail because the daemon is dead. Only its parent is resolved.
+ */
+static int absolute_path(const char *path, char **ret_path)
+{
+    auto_free char *copy = strdup(path);
+    if (!copy)
+        return -ENOMEM;
+    for (size_t len = strlen(copy); len > 1 && copy[len - 1] == '/'; len--)
+        copy[len - 1] = '\0';
+    char *slash = strrchr(copy, '/');
+    const char *name = slash ? slash + 1 : copy;
+    if (slash)
+        *slash = '\0';
+    auto_free char *parent = realpath(!slash ? "." : *copy ? copy : "/", NULL);
+    if (!parent)
+        return -errno;
+    bool root = strcmp(parent, "/") == 0;
+    return asprintf(ret_path, "%s/%s", root ? "" : parent, name) < 0 ? -ENOMEM : 0;
+}
+
+/* Of several that had this mount point, the one that lives; else the newest. */
+static const struct slot *best_of(const struct slot_list *list, const char *path)
+{
+    const struct slot *best = NULL;
+    for (size_t i = 0; i < list->count; i++) {
+        const struct slot *slot = list->slots[i];
+        if (strncmp(slot->counters->mountpoint, path, sizeof(slot->counters->mountpoint)) != 0)
+            continue;
+        bool lives = slot_daemon_lives(slot);
+        bool best_lives = best && slot_daemon_lives(best);
+        if (!best || (lives && !best_lives) ||
+            (lives == best_lives &&
+             slot->counters->started_realtime_sec > best->counters->started_realtime_sec))
+            best = slot;
+    }
+    return best;
+}
+
+int find_mount(const struct slot_list *list, const char *mountpoint,
+               const struct slot **ret_slot)
+{
+    auto_free char *path = NULL;
+    int r = absolute_path(mountpoint, &path);
+    if (r < 0)
+        return r;
+    *ret_slot = best_of(list, path);
+    return *ret_slot ? 0 : -ENOENT;
+}
+
+const char *find_mount_state(const struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+    uint64_t start_ticks;
+    char process_state = '?';
+    if (!slot_daemon_lives(slot))
+        return "dead";
+    if (process_stat(c->daemon_pid, &start_ticks, &process_state) == 0 &&
+        start_ticks == c->daemon_start_ticks && (process_state == 'T' || process_state == 't'))
+        return "stopped";
+    switch ((enum mount_state)atomic_load_explicit(&c->state, memory_order_relaxed)) {
+    case MOUNT_STARTING:
+        return "starting";
+    case MOUNT_SERVING:
+        return "serving";
+    case MOUNT_DRAINING:
+        return "draining";
+    default:
+        return "ended";
+    }
+}

@@ -1,0 +1,56 @@
+/*
+ * What a mount has done so far, as `onepot stat` prints it and as .onepot/stat within the mount
+ * shows it: the counters (counters.h) in words, or as JSON. Neither the daemon nor the mount is
+ * asked.
+ *
+ *     report_take(counters, "serving", &report);
+ *     report_text(stdout, &report);
+ *
+ * Threads: any, each with a report of its own.
+ */
+#ifndef ONEPOT_REPORT_H
+#define ONEPOT_REPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "cli.h"
+#include "counters.h"
+#include "summary.h"
+
+/* A mount at a moment; single counters go on while it is printed. */
+struct report {
+    const struct counters *counters;
+    struct summary sum;
+    const char *state;
+    uint64_t uptime_s;
+    uint64_t idle_ns; /* since the last request; UINT64_MAX: there was none */
+};
+
+/* `state`: as whoever asks knows it, or NULL: as the daemon wrote it. Not copied. */
+void report_take(const struct counters *counters, const char *state, struct report *ret_report);
+
+/* Lines for people. */
+void report_text(FILE *out, const struct report *report);
+
+/* One object, without a newline behind it. */
+void report_json(FILE *out, const struct report *report);
+
+/* Either of them in memory, as the daemon sees its mount; the caller frees it. -ENOMEM. */
+int report_render(const struct counters *counters, bool json, char **ret_text, size_t *ret_len);
+
+/* "LOOKUP" for a FUSE opcode; `buf` is for those without a name. */
+const char *report_opcode_name(unsigned opcode, char buf[CLI_TEXT_LEN]);
+
+/*
+ * The time within which a share (0 to 1) of all READs was answered, in nanoseconds: the upper
+ * end of a bucket of the histogram. 0 if there were none.
+ */
+uint64_t report_wait_ns(const struct summary *sum, double share);
+
+/* Bytes read of the archive for each byte that was sent to readers; negative: not known. */
+double report_fetched_per_byte(const struct report *report);
+
+#endif

@@ -1,0 +1,217 @@
+/*
+ * A report for people: one line for each subject, its name in front, so that one can be found
+ * by grep; lines that would say nothing are left out.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "cli.h"
+#include "report.h"
+
+static uint64_t get(const _Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+static uint64_t per_second(uint64_t count, uint64_t seconds)
+{
+    return seconds ? count / seconds : count;
+}
+
+static void print_name(FILE *out, const char *bytes, size_t len)
+{
+    if (out == stdout)
+        cli_print_name(out, bytes, len);
+    else
+        cli_print_safe(out, bytes, len);
+}
+
+static void print_text(FILE *out, const char *label, const char *text, size_t size)
+{
+    fprintf(out, "  %-12s ", label);
+    print_name(out, text, strnlen(text, size));
+    fputc('\n', out);
+}
+
+static void print_who(FILE *out, const struct report *v)
+{
+    const struct counters *c = v->counters;
+    char uptime[CLI_TEXT_LEN];
+    print_name(out, c->mountpoint, strnlen(c->mountpoint, sizeof(c->mountpoint)));
+    fputs(":\n", out);
+    print_text(out, "archive", c->archive, sizeof(c->archive));
+    if (c->job[0])
+        print_text(out, "job", c->job, sizeof(c->job));
+    fprintf(out, "  %-12s %s, process %d, up %s, %" PRIu32 " users%s\n", "daemon", v->state,
+            c->daemon_pid, cli_format_time(v->uptime_s * 1000000000u, uptime),
+            atomic_load_explicit(&c->holders, memory_order_relaxed),
+            c->private_namespace ? ", visible to its command alone" : "");
+    if (strcmp(v->state, "dead") == 0)
+        fprintf(out, "  %-12s what is left of it goes with: onepot umount\n", "");
+    if (strcmp(v->state, "stopped") == 0)
+        fprintf(out, "  %-12s its readers wait until it goes on: kill -CONT %d\n", "",
+                c->daemon_pid);
+}
+
+static void print_work(FILE *out, const struct report *v)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN], e[CLI_TEXT_LEN];
+    fprintf(out, "  %-12s %s files, %s (%s files/s, %s/s since the start)\n", "read",
+            cli_format_count(v->sum.read_files, a), cli_format_bytes(v->sum.read_bytes, b),
+            cli_format_count(per_second(v->sum.read_files, v->uptime_s), d),
+            cli_format_bytes(per_second(v->sum.read_bytes, v->uptime_s), e));
+    if (v->sum.ahead_requests)
+        fprintf(out, "  %-12s %s files, %s of these, by %s requests of its own\n", "read ahead",
+                cli_format_count(v->sum.ahead_files, a),
+                cli_format_bytes(v->sum.ahead_bytes, b),
+                cli_format_count(v->sum.ahead_requests, d));
+}
+
+static double percent(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
+}
+
+/* Of READs: how many had to wait, and for how long. */
+static void print_waits(FILE *out, const struct report *v)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN], e[CLI_TEXT_LEN];
+    uint64_t reads = v->sum.requests[COUNTERS_READ];
+    fprintf(out, "  %-12s %s in %s reads", "waited", cli_format_time(v->sum.read_service_ns, a),
+            cli_format_count(reads, b));
+    if (reads)
+        fprintf(out, ": half within %s, 99 %% within %s",
+                cli_format_time(report_wait_ns(&v->sum, 0.5), d),
+                cli_format_time(report_wait_ns(&v->sum, 0.99), e));
+    fputc('\n', out);
+    if (reads)
+        fprintf(out, "  %-12s %.1f %% of reads from memory; %s waited for storage\n", "hits",
+                100.0 - percent(v->sum.reads_waited, reads),
+                cli_format_count(v->sum.reads_waited, a));
+}
+
+static void print_cache(FILE *out, const struct counters *c)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN], e[CLI_TEXT_LEN];
+    uint64_t hits = get(&c->cache_hits), waits = get(&c->cache_waits);
+    uint64_t misses = get(&c->cache_misses);
+    if (hits + waits + misses == 0)
+        return; /* files that are stored on this node need no cache of ours */
+    fprintf(out, "  %-12s %s hits, %s misses, %s waits for another (%.1f %%), %s of %s\n",
+            "block cache", cli_format_count(hits, a), cli_format_count(misses, b),
+            cli_format_count(waits, d), percent(hits + waits, hits + waits + misses),
+            cli_format_bytes(get(&c->cache_bytes), e),
+            cli_format_bytes(c->cache_budget_bytes, (char[CLI_TEXT_LEN]){0}));
+}
+
+static void print_prefetched(FILE *out, const struct counters *c)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN];
+    if (get(&c->prefetched))
+        fprintf(out, "  %-12s %s blocks, %s used since, %s dropped unused\n", "prefetched",
+                cli_format_count(get(&c->prefetched), a),
+                cli_format_count(get(&c->prefetched_used), b),
+                cli_format_count(get(&c->prefetched_dropped), d));
+}
+
+static void print_fetched(FILE *out, const struct report *v)
+{
+    const struct counters *c = v->counters;
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
+    double ratio = report_fetched_per_byte(v);
+    if (!get(&c->source_reads) || c->stage_folder[0])
+        return; /* of a copy there is more to tell */
+    fprintf(out, "  %-12s %s by %s reads of the archive", "fetched",
+            cli_format_bytes(get(&c->source_bytes), a),
+            cli_format_count(get(&c->source_reads), b));
+    if (ratio >= 0)
+        fprintf(out, ", %.2f bytes for each one that was read", ratio);
+    fputc('\n', out);
+}
+
+static void print_stage(FILE *out, const struct counters *c)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN], e[CLI_TEXT_LEN];
+    uint64_t here = get(&c->stage_here_bytes), ns = get(&c->stage_stream_ns);
+    uint32_t failure = atomic_load_explicit(&c->stage_failure, memory_order_relaxed);
+    if (!c->stage_folder[0])
+        return;
+    fprintf(out, "  %-12s %s of %s (%.0f %%) in ", "staged", cli_format_bytes(here, a),
+            cli_format_bytes(c->stage_bytes, b),
+            c->stage_bytes ? 100.0 * (double)here / (double)c->stage_bytes : 100.0);
+    print_name(out, c->stage_folder, strnlen(c->stage_folder, sizeof(c->stage_folder)));
+    fprintf(out, "\n  %-12s %s/s copied, %s at once for %s readers that waited, %s not kept\n",
+            "",
+            cli_format_bytes(
+                ns ? (uint64_t)((double)get(&c->stage_stream_bytes) * 1e9 / (double)ns) : 0, a),
+            cli_format_bytes(get(&c->stage_demand_bytes), b),
+            cli_format_count(get(&c->stage_demands), d),
+            cli_format_bytes(get(&c->stage_past_bytes), e));
+    if (failure)
+        fprintf(out, "  %-12s the copy has ended early: %s\n", "", strerror((int)failure));
+}
+
+static void print_trouble(FILE *out, const struct report *v)
+{
+    const struct counters *c = v->counters;
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN];
+    uint64_t retries = get(&c->source_retries), failures = get(&c->source_failures);
+    uint64_t reopened = get(&c->source_reopened);
+    fprintf(out, "  %-12s %s errors, %s stalls, %s threads replaced\n", "trouble",
+            cli_format_count(v->sum.errors, a), cli_format_count(get(&c->stalls), b),
+            cli_format_count(get(&c->replacements), d));
+    if (retries || failures || reopened)
+        fprintf(out, "  %-12s %s failed reads tried again, %s given up, opened anew %s times\n",
+                "storage", cli_format_count(retries, a), cli_format_count(failures, b),
+                cli_format_count(reopened, d));
+    if (c->last_error[0])
+        print_text(out, "last error", c->last_error, sizeof(c->last_error));
+    if (v->idle_ns != UINT64_MAX)
+        fprintf(out, "  %-12s %s ago\n", "last request", cli_format_time(v->idle_ns, a));
+}
+
+static void print_requests(FILE *out, const struct summary *sum)
+{
+    char a[CLI_TEXT_LEN], name[CLI_TEXT_LEN];
+    fprintf(out, "  %-12s %s\n", "requests", cli_format_count(sum->requests_all, a));
+    for (unsigned i = 0; i < COUNTERS_OPCODES; i++)
+        if (sum->requests[i])
+            fprintf(out, "    %-16s %15s\n", report_opcode_name(i, name),
+                    cli_format_count(sum->requests[i], a));
+}
+
+static void print_histogram(FILE *out, const struct summary *sum)
+{
+    static const char bar[] = "########################################";
+    char from[CLI_TEXT_LEN], to[CLI_TEXT_LEN], count[CLI_TEXT_LEN];
+    uint64_t most = 0;
+    for (unsigned i = 0; i < COUNTERS_BUCKETS; i++)
+        most = sum->histogram[i] > most ? sum->histogram[i] : most;
+    if (!most)
+        return;
+    fprintf(out, "  %-12s\n", "time that a read waited");
+    for (unsigned i = 0; i < COUNTERS_BUCKETS; i++) {
+        uint64_t n = sum->histogram[i];
+        if (!n)
+            continue;
+        int length = (int)((double)n / (double)most * (double)(sizeof(bar) - 1));
+        fprintf(out, "    %9s to %9s %15s %.*s\n",
+                i ? cli_format_time((UINT64_C(1000) << i), from) : "0",
+                cli_format_time(UINT64_C(2000) << i, to), cli_format_count(n, count),
+                length ? length : 1, bar);
+    }
+}
+
+void report_text(FILE *out, const struct report *v)
+{
+    print_who(out, v);
+    print_work(out, v);
+    print_waits(out, v);
+    print_cache(out, v->counters);
+    print_prefetched(out, v->counters);
+    print_fetched(out, v);
+    print_stage(out, v->counters);
+    print_trouble(out, v);
+    print_requests(out, &v->sum);
+    print_histogram(out, &v->sum);
+}

@@ -1,0 +1,144 @@
+/*
+ * Rates are differences of counters over the time between two looks, whatever that was.
+ */
+#include "top_view.h"
+
+#include <string.h>
+
+#include "cli.h"
+
+static uint64_t get(const _Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+void top_sample(const struct counters *c, uint64_t now_ns, struct top_sample *ret_sample)
+{
+    *ret_sample = (struct top_sample){
+        .at_ns = now_ns,
+        .daemon_pid = c->daemon_pid,
+        .daemon_start_ticks = c->daemon_start_ticks,
+        .cache_hits = get(&c->cache_hits) + get(&c->cache_waits),
+        .cache_misses = get(&c->cache_misses),
+        .source_reads = get(&c->source_reads),
+        .source_bytes = get(&c->source_bytes),
+        .troubles = get(&c->stalls) + get(&c->source_retries) + get(&c->source_failures),
+    };
+    summary_read(c, &ret_sample->sum);
+}
+
+/* What is printed of one interval. */
+struct rates {
+    double seconds;
+    const struct top_sample *was, *is;
+};
+
+static uint64_t rate(const struct rates *r, uint64_t was, uint64_t is)
+{
+    return is > was ? (uint64_t)((double)(is - was) / r->seconds + 0.5) : 0;
+}
+
+static double percent(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
+}
+
+static uint64_t grown(uint64_t was, uint64_t is)
+{
+    return is > was ? is - was : 0;
+}
+
+static void print_now(FILE *out, const struct rates *r)
+{
+    const struct summary *was = &r->was->sum, *is = &r->is->sum;
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN];
+    fprintf(out, "  %-12s %s files/s, %s/s, %s requests/s\n",
+            r->was->at_ns ? "now" : "on average",
+            cli_format_count(rate(r, was->read_files, is->read_files), a),
+            cli_format_bytes(rate(r, was->read_bytes, is->read_bytes), b),
+            cli_format_count(rate(r, was->requests_all, is->requests_all), d));
+}
+
+/* A second of waiting a second: one reader did nothing else. */
+static void print_waits(FILE *out, const struct rates *r)
+{
+    const struct summary *was = &r->was->sum, *is = &r->is->sum;
+    uint64_t reads = grown(was->requests[COUNTERS_READ], is->requests[COUNTERS_READ]);
+    uint64_t waited = grown(was->reads_waited, is->reads_waited);
+    double waiting =
+        (double)grown(was->read_service_ns, is->read_service_ns) / 1e9 / r->seconds;
+    fprintf(out, "  %-12s %.2f readers on average", "waiting", waiting);
+    if (reads)
+        fprintf(out, "; %.1f %% of reads from memory", 100.0 - percent(waited, reads));
+    fputc('\n', out);
+}
+
+static void print_archive(FILE *out, const struct rates *r)
+{
+    const struct top_sample *was = r->was, *is = r->is;
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
+    if (!is->source_reads)
+        return;
+    fprintf(out, "  %-12s %s/s by %s reads/s of the archive\n", "fetching",
+            cli_format_bytes(rate(r, was->source_bytes, is->source_bytes), a),
+            cli_format_count(rate(r, was->source_reads, is->source_reads), b));
+}
+
+static void print_cache(FILE *out, const struct counters *c, const struct rates *r)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
+    uint64_t hits = grown(r->was->cache_hits, r->is->cache_hits);
+    uint64_t misses = grown(r->was->cache_misses, r->is->cache_misses);
+    if (r->is->cache_hits + r->is->cache_misses == 0)
+        return;
+    fprintf(out, "  %-12s %s of %s", "block cache", cli_format_bytes(get(&c->cache_bytes), a),
+            cli_format_bytes(c->cache_budget_bytes, b));
+    if (hits + misses)
+        fprintf(out, "; %.1f %% hits", percent(hits, hits + misses));
+    fputc('\n', out);
+}
+
+static void print_troubles(FILE *out, const struct counters *c, const struct rates *r)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN];
+    if (!r->is->sum.errors && !r->is->troubles)
+        return;
+    fprintf(out, "  %-12s %s errors, %s stalls, %s reads tried again\n", "trouble",
+            cli_format_count(r->is->sum.errors, a), cli_format_count(get(&c->stalls), b),
+            cli_format_count(get(&c->source_retries), d));
+    if (c->last_error[0]) {
+        fprintf(out, "  %-12s ", "last error");
+        cli_print_safe(out, c->last_error, strnlen(c->last_error, sizeof(c->last_error)));
+        fputc('\n', out);
+    }
+}
+
+static void print_all(FILE *out, const struct counters *c, const struct rates *r)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN];
+    uint64_t up_ns = grown(c->started_ns, r->is->at_ns);
+    fprintf(out, "  %-12s %s files, %s in %s\n", "in all",
+            cli_format_count(r->is->sum.read_files, a),
+            cli_format_bytes(r->is->sum.read_bytes, b), cli_format_time(up_ns, d));
+}
+
+void top_print(FILE *out, const struct counters *c, const char *state,
+               const struct top_sample *was, const struct top_sample *is)
+{
+    uint64_t since = was->at_ns ? was->at_ns : c->started_ns;
+    struct rates r = {.was = was, .is = is};
+
+    r.seconds = (double)grown(since, is->at_ns) / 1e9;
+    if (r.seconds < 1e-3)
+        r.seconds = 1e-3;
+    cli_print_safe(out, c->mountpoint, strnlen(c->mountpoint, sizeof(c->mountpoint)));
+    fprintf(out, ": %s\n  %-12s ", state, "archive");
+    cli_print_safe(out, c->archive, strnlen(c->archive, sizeof(c->archive)));
+    fputc('\n', out);
+    print_now(out, &r);
+    print_waits(out, &r);
+    print_archive(out, &r);
+    print_cache(out, c, &r);
+    print_all(out, c, &r);
+    print_troubles(out, c, &r);
+}
