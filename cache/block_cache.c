@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "block_cache_private.h"
 
@@ -49,19 +50,23 @@ int block_cache_new(const struct block_cache_options *options, struct block_cach
         return -ENOMEM;
     memset(cache, 0, sizeof(*cache));
     cache->options = *options;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     int r = pool_new(options, &cache->pool);
     for (unsigned i = 0; i < RING_SLOTS; i++)
         atomic_init(&cache->ring[i], NO_KEY);
     for (unsigned i = 0; i < SHARDS; i++) {
         struct shard *shard = &cache->shards[i];
         pthread_mutex_init(&shard->lock, NULL);
-        pthread_cond_init(&shard->loaded, NULL);
+        pthread_cond_init(&shard->loaded, &clock);
         shard->random = hash(i + 1);
         shard->bucket_mask = FIRST_BUCKETS - 1;
         shard->buckets = calloc(FIRST_BUCKETS, sizeof(*shard->buckets));
         if (!shard->buckets)
             r = -ENOMEM;
     }
+    pthread_condattr_destroy(&clock);
     if (r < 0) {
         block_cache_free(cache);
         return r;
@@ -171,6 +176,13 @@ void entry_free(struct block_cache *cache, struct entry *entry)
     free(entry);
 }
 
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
 /* A new entry, LOADING, with one user. */
 static struct entry *entry_new(struct block_cache *cache, uint64_t key, size_t size)
 {
@@ -181,6 +193,8 @@ static struct entry *entry_new(struct block_cache *cache, uint64_t key, size_t s
     entry->users = 1;
     entry->block.len = size; /* until it is filled */
     entry->capacity = buffer_pool_capacity(cache->pool, size);
+    if (cache->options.stuck_ms)
+        entry->began_ns = now_ns();
     return entry;
 }
 
@@ -219,16 +233,21 @@ static void trim(struct block_cache *cache, struct entry *entry)
     keep_shrink_reserved(cache, entry, old);
 }
 
-/* The fill is done: tell those who wait. */
-static void publish(struct shard *shard, struct entry *entry, int err)
+/* The fill is done: tell those who wait. False: they took it for stuck, and left. */
+static bool publish(struct shard *shard, struct entry *entry, int err)
 {
     pthread_mutex_lock(&shard->lock);
+    if (entry->state != LOADING) {
+        pthread_mutex_unlock(&shard->lock);
+        return false;
+    }
     entry->state = err < 0 ? FAILED : READY;
     entry->err = err;
     if (err < 0)
         table_unlink(shard, entry); /* the next one who asks tries again */
     pthread_cond_broadcast(&shard->loaded);
     pthread_mutex_unlock(&shard->lock);
+    return true;
 }
 
 void *block_buffer(struct block *block)
@@ -247,12 +266,41 @@ int block_cache_end(struct block_cache *cache, struct block *block, int result, 
     } else {
         keep_unreserve(cache, entry);
     }
-    publish(shard_of(cache, entry->key), entry, result);
-    if (result == 0)
+    bool wanted = publish(shard_of(cache, entry->key), entry, result);
+    if (!wanted)
+        keep_unreserve(cache, entry); /* another one is filled in its place */
+    else if (result == 0)
         keep_place(cache, entry);
-    else
+    if (result < 0)
         block_cache_put(cache, block);
     return result;
+}
+
+/*
+ * Sleep until the entry is no longer LOADING, with the lock. Where its filler turns out to be
+ * stuck, the entry leaves the table, for another one to take its place: all who wait for it
+ * find it FAILED.
+ */
+static void wait_loaded(const struct block_cache *cache, struct shard *shard,
+                        struct entry *entry)
+{
+    uint64_t until_ns = entry->began_ns + cache->options.stuck_ms * UINT64_C(1000000);
+    struct timespec until = {.tv_sec = (time_t)(until_ns / UINT64_C(1000000000)),
+                             .tv_nsec = (long)(until_ns % UINT64_C(1000000000))};
+    int r = 0;
+
+    while (entry->state == LOADING && r != ETIMEDOUT) {
+        if (cache->options.stuck_ms)
+            r = pthread_cond_timedwait(&shard->loaded, &shard->lock, &until);
+        else
+            pthread_cond_wait(&shard->loaded, &shard->lock);
+    }
+    if (entry->state != LOADING)
+        return;
+    entry->state = FAILED;
+    entry->err = -EAGAIN;
+    table_unlink(shard, entry);
+    pthread_cond_broadcast(&shard->loaded);
 }
 
 /* A buffer for an entry that is LOADING and in the table. */
@@ -344,8 +392,7 @@ int block_cache_wait(struct block_cache *cache, struct block *block, block_wait 
         wait(ctx);
         pthread_mutex_lock(&shard->lock);
     }
-    while (entry->state == LOADING)
-        pthread_cond_wait(&shard->loaded, &shard->lock);
+    wait_loaded(cache, shard, entry);
     int r = entry->state == FAILED ? entry->err : 0;
     if (r < 0)
         gone = entry_leave(shard, entry);
@@ -359,10 +406,13 @@ int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_
 {
     struct block *block;
     size_t len = 0;
-    int r = block_cache_begin(cache, key, size, &block);
-    if (r == BLOCK_LOADING) {
-        r = block_cache_wait(cache, block, wait, ctx);
-    } else if (r == BLOCK_MINE) {
+    int r;
+    do { /* with another filler, where one is stuck */
+        r = block_cache_begin(cache, key, size, &block);
+        if (r == BLOCK_LOADING)
+            r = block_cache_wait(cache, block, wait, ctx);
+    } while (r == -EAGAIN);
+    if (r == BLOCK_MINE) {
         r = fill(ctx, key, block_buffer(block), size, &len);
         r = block_cache_end(cache, block, r, len);
     }

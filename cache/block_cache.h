@@ -64,6 +64,11 @@ struct block_cache_options {
     size_t block_bytes;    /* what most blocks have, or the largest of them */
     bool huge_pages;       /* worth it where most blocks have the same size */
     bool not_for_children; /* see buffer_pool.h */
+    /*
+     * Who fills a block for longer than that is taken for stuck: nobody waits for it any more,
+     * and the next one who wants the block fills it anew. 0: there is no limit.
+     */
+    uint32_t stuck_ms;
 };
 
 int block_cache_new(const struct block_cache_options *options, struct block_cache **ret_cache);
@@ -129,7 +134,10 @@ void *block_buffer(struct block *block);
  */
 int block_cache_end(struct block_cache *cache, struct block *block, int result, size_t len);
 
-/* Wait for a block that was LOADING. Negative, the error of who filled it: it is put. */
+/*
+ * Wait for a block that was LOADING. Negative, the error of who filled it: it is put.
+ * -EAGAIN: who fills it is stuck; begin anew.
+ */
 int block_cache_wait(struct block_cache *cache, struct block *block, block_wait *wait,
                      void *ctx);
 

@@ -34,9 +34,10 @@ struct entry {
     uint64_t due;       /* AHEAD */
     struct entry *next; /* in its bucket */
     size_t capacity;
-    uint32_t slot;    /* HELD, AHEAD: where in the list */
-    uint32_t users;   /* threads that fill, wait or read */
-    uint32_t used_at; /* the shard's clock at its last use */
+    uint32_t slot;     /* HELD, AHEAD: where in the list */
+    uint32_t users;    /* threads that fill, wait or read */
+    uint32_t used_at;  /* the shard's clock at its last use */
+    uint64_t began_ns; /* CLOCK_MONOTONIC; only where it matters: stuck_ms */
     int err;
     enum entry_state state;
     enum entry_place place;

@@ -81,6 +81,7 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
         .block_bytes = block_size(reader, info),
         .huge_pages = !reader->cache_stored, /* which has blocks of all sizes */
         .not_for_children = options->not_for_children,
+        .stuck_ms = options->stuck_ms,
     };
     if (r == 0)
         r = block_cache_new(&cache, &reader->cache);

@@ -47,6 +47,7 @@ struct span {
 struct reader_options {
     uint64_t cache_bytes;  /* budget of the block cache; 0: no more than what is in use */
     bool not_for_children; /* after a fork the child does not use the reader */
+    uint32_t stuck_ms;     /* see struct block_cache_options */
     bool cache_stored;     /* stored bytes of a source that is not mapped go through it, too */
 };
 

@@ -211,13 +211,17 @@ static int stage_archive(struct mounter *m)
     return 0;
 }
 
+#define STUCK_MAX_S 1000000u
+
 int mounter_open_archive(struct mounter *m)
 {
     const struct mount_options *o = m->options;
-    struct reader_options reader = {.cache_bytes =
-                                        o->cache_given ? o->cache_bytes : budget_cache_bytes(),
-                                    .not_for_children = true,
-                                    .cache_stored = true};
+    struct reader_options reader = {
+        .cache_bytes = o->cache_given ? o->cache_bytes : budget_cache_bytes(),
+        .not_for_children = true,
+        /* Who waits for it has half of its time left then. */
+        .stuck_ms = o->io_timeout_s < STUCK_MAX_S ? o->io_timeout_s * 500u : 0,
+        .cache_stored = true};
     struct fault fault = {0};
 
     if (cli_open_pot(o->archive, NULL, o->progress, &m->pot) < 0)

@@ -366,6 +366,70 @@ START_TEST(failed_fill_wakes_everyone_who_waits)
 }
 END_TEST
 
+/* A cache of which a thread fills block 5 and does not get on. */
+static void get_stuck(struct filler *filler, struct flight *flight, pthread_t *ret_thread)
+{
+    struct block_cache_options options = {
+        .budget_bytes = 1u << 20, .block_bytes = BLOCK, .stuck_ms = 20};
+    ck_assert_int_eq(block_cache_new(&options, &flight->cache), 0);
+    flight->filler = filler;
+    pthread_create(ret_thread, NULL, fly, flight);
+    while (atomic_load(&filler->calls) == 0)
+        sched_yield();
+}
+
+START_TEST(stuck_fill_is_waited_for_no_more)
+{
+    struct filler stuck = {0}, other = {.open = 1};
+    struct flight flight = {0};
+    pthread_t thread;
+    get_stuck(&stuck, &flight, &thread);
+    ck_assert(!touch(flight.cache, &other, 5, BLOCK));
+    ck_assert(touch(flight.cache, &other, 5, BLOCK));
+    uint64_t bytes = stats_of(flight.cache).bytes;
+    atomic_store(&stuck.open, 1);
+    pthread_join(thread, NULL);
+    ck_assert(flight.result == 0 && flight.right);
+    ck_assert_uint_eq(stats_of(flight.cache).bytes, bytes);
+    ck_assert(touch(flight.cache, &other, 5, BLOCK));
+    block_cache_free(flight.cache);
+}
+END_TEST
+
+START_TEST(stuck_fill_that_fails_at_last_fails_alone)
+{
+    struct filler stuck = {.error = -EIO}, other = {.open = 1};
+    struct flight flight = {0};
+    pthread_t thread;
+    get_stuck(&stuck, &flight, &thread);
+    ck_assert(!touch(flight.cache, &other, 5, BLOCK));
+    atomic_store(&stuck.open, 1);
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(flight.result, -EIO);
+    ck_assert(touch(flight.cache, &other, 5, BLOCK));
+    block_cache_free(flight.cache);
+}
+END_TEST
+
+START_TEST(stuck_fill_ahead_gives_its_room_back)
+{
+    struct block_cache_options options = {
+        .budget_bytes = 1u << 20, .block_bytes = BLOCK, .stuck_ms = 20};
+    struct filler other = {.open = 1};
+    struct block_cache *cache;
+    struct block *block;
+    ck_assert_int_eq(block_cache_new(&options, &cache), 0);
+    ck_assert_int_eq(block_cache_begin_ahead(cache, 5, BLOCK, 0, &block), BLOCK_MINE);
+    ck_assert(!touch(cache, &other, 5, BLOCK));
+    ck_assert_int_eq(block_cache_end(cache, block, 0, BLOCK), 0);
+    block_cache_put(cache, block);
+    ck_assert(touch(cache, &other, 5, BLOCK));
+    ck_assert_uint_eq(stats_of(cache).blocks, 1);
+    ck_assert_uint_lt(stats_of(cache).bytes, 2 * BLOCK);
+    block_cache_free(cache);
+}
+END_TEST
+
 struct worker {
     struct block_cache *cache;
     unsigned seed;
@@ -455,6 +519,9 @@ int main(void)
     tcase_add_test(tests, size_that_cannot_be_had_is_an_error);
     tcase_add_test(tests, threads_that_want_one_block_fill_it_once);
     tcase_add_test(tests, failed_fill_wakes_everyone_who_waits);
+    tcase_add_test(tests, stuck_fill_is_waited_for_no_more);
+    tcase_add_test(tests, stuck_fill_that_fails_at_last_fails_alone);
+    tcase_add_test(tests, stuck_fill_ahead_gives_its_room_back);
     tcase_add_test(tests, many_threads_turn_over_a_small_cache);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);

@@ -246,7 +246,9 @@ static void carry_out(struct serve *s, struct job *j)
         [OP_READ] = do_read,
     };
 
-    if (j->op.kind == OP_READ && s->toggled && s->config.toggle == TOGGLE_STALL) {
+    bool stalls = s->config.toggle == TOGGLE_STALL || s->config.toggle == TOGGLE_LOSE;
+
+    if (j->op.kind == OP_READ && s->toggled && stalls) {
         j->next = s->stalled;
         s->stalled = j;
         return;
@@ -270,7 +272,7 @@ static void take_toggle(struct serve *s)
         for (struct handle *h = s->handles; h; h = h->next)
             h->stale = true;
     s->toggled = !s->toggled;
-    if (!s->toggled)
+    if (!s->toggled && s->config.toggle != TOGGLE_LOSE)
         answer_stalled(s);
 }
 

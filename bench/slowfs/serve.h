@@ -24,6 +24,7 @@ enum page_cache {
 enum toggle {
     TOGGLE_FAIL,  /* every read fails */
     TOGGLE_STALL, /* no read is answered; those that wait are when it ends */
+    TOGGLE_LOSE,  /* the same, but those that wait then never are */
     TOGGLE_STALE, /* files that are open at the moment answer ESTALE for good; no end */
 };
 

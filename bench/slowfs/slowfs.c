@@ -64,8 +64,9 @@ static const char usage_text[] =
     "      --fail-after=N      all reads after the first N fail\n"
     "      --fail-error=NAME   how they fail: EIO (default), ESTALE, ETIMEDOUT, ENOTCONN\n"
     "      --toggle=WHAT       SIGUSR2 begins it and ends it: fail, each read does (default);\n"
-    "                          stall, none is answered until then; stale, files that are open\n"
-    "                          answer ESTALE for good (every signal)\n"
+    "                          stall, none is answered until then; lose, those of that time\n"
+    "                          never are; stale, files that are open answer ESTALE for good\n"
+    "                          (every signal)\n"
     "      --stats=FILE        counts, at the end and on SIGUSR1 (default: standard error)\n"
     "      --synthetic=FILES   a made-up tree, a thousand files to a directory\n"
     "      --file-bytes=SIZE   the size of its files (default 100)\n"
@@ -213,12 +214,12 @@ static int error_of(const char *word)
 
 static enum toggle toggle_of(const char *word)
 {
-    static const char *const names[] = {"fail", "stall", "stale"};
+    static const char *const names[] = {"fail", "stall", "lose", "stale"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (strcmp(word, names[i]) == 0)
             return (enum toggle)i;
-    refuse("--toggle is fail, stall or stale", word);
+    refuse("--toggle is fail, stall, lose or stale", word);
 }
 
 static enum page_cache pages_of(const char *word)

@@ -135,5 +135,30 @@ def test_threads_come_back_from_a_stall(work):
         check(mount.stat()["stalls"] >= 540, f"stalls: {mount.stat()['stalls']}")
 
 
+def test_a_read_that_is_lost_is_made_anew(work):
+    """Its thread hangs for good; who wants the same block later does not hang behind it."""
+    source = work.make("source")
+    tree_of_files = work.make("tree")
+    for i in range(20):
+        tree.write(os.path.join(tree_of_files, f"{i:02d}"), contents(i))
+    harness.onepot("pack", "--zstd", "-o", os.path.join(source, "data.tar.zst"), tree_of_files)
+    for name, options in (("data.tar.zst", ()), ("data.tar", ("--cache", "4M"))):
+        if name == "data.tar":
+            harness.onepot("pack", "-o", os.path.join(source, name), tree_of_files)
+        with Slow(work, "--pages=none", "--toggle=lose", source) as slow:
+            with work.mount(slow / name, "--io-timeout", "2", *options,
+                            env=environment()) as mount:
+                os.listdir(mount.path)
+                toggle(slow)
+                lost = [harness.in_thread(read, mount / f"{i:02d}") for i in (3, 3, 4)]
+                check_equal({r() for r in lost}, {EIO}, f"{name}: reads that are lost")
+                toggle(slow)
+                for i in (3, 4, 5):
+                    check_equal(read(mount / f"{i:02d}") == contents(i), True,
+                                f"{name}: file {i} when the storage is back")
+                os.kill(slow.pid(), signal.SIGTERM)  # which answers them after all
+                wait_for(lambda: not harness.mountpoints(slow.at), "the end of slowfs")
+
+
 if __name__ == "__main__":
     harness.main(globals())
