@@ -1,17 +1,21 @@
 /*
  * Stored bytes are read into a buffer that fits in a CPU's cache, and used there: a
  * mapping would save the copy, but its pages have to be faulted in, and a hash of bytes
- * that vanish is a SIGBUS. Decompressed blocks are used where they lie in the cache.
+ * that vanish is a SIGBUS. Decompressed blocks are used where they lie.
  */
 #include "content.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
+#include "own_blocks.h"
+
 struct content {
     struct pot *pot;
     struct reader *reader;
     struct reader_scratch *scratch;
+    enum content_blocks blocks;
+    struct own_blocks own;
     uint64_t near_end;
     uint64_t window_start;
     size_t window_len;
@@ -27,13 +31,15 @@ struct reading {
     uint64_t *where;
 };
 
-int content_new(struct pot *pot, struct reader *reader, struct content **ret_content)
+int content_new(struct pot *pot, struct reader *reader, enum content_blocks blocks,
+                struct content **ret_content)
 {
     struct content *s = malloc(sizeof(*s));
     if (!s)
         return -ENOMEM;
     s->pot = pot;
     s->reader = reader;
+    s->blocks = blocks;
     s->near_end = s->window_start = 0;
     s->window_len = 0;
     int r = reader_scratch_new(reader, &s->scratch);
@@ -41,6 +47,7 @@ int content_new(struct pot *pot, struct reader *reader, struct content **ret_con
         free(s);
         return r;
     }
+    own_blocks_init(&s->own, reader, s->scratch);
     *ret_content = s;
     return 0;
 }
@@ -49,6 +56,7 @@ void content_free(struct content *s)
 {
     if (!s)
         return;
+    own_blocks_free(&s->own);
     reader_scratch_free(s->scratch);
     free(s);
 }
@@ -104,7 +112,16 @@ static int read_stored(const struct reading *r, const struct extent *extent, uin
     return 0;
 }
 
-static int read_block(const struct reading *r, const struct extent *extent, uint64_t len)
+static int read_own_block(const struct reading *r, const struct extent *extent, uint64_t len)
+{
+    const uint8_t *bytes;
+    int err = own_blocks_get(&r->content->own, extent, &bytes);
+    if (err < 0)
+        return failed(r, err, extent->source_offset);
+    return r->sink(r->ctx, bytes, (size_t)len, extent->offset);
+}
+
+static int read_shared_block(const struct reading *r, const struct extent *extent, uint64_t len)
 {
     struct content *s = r->content;
     for (uint64_t done = 0; done < len;) {
@@ -142,8 +159,10 @@ int content_read(struct content *s, uint32_t position, uint64_t from, uint64_t t
         uint64_t len = extent.length < to - from ? extent.length : to - from;
         if (extent.kind == EXTENT_STORED)
             r = read_stored(&reading, &extent, len);
+        else if (extent.kind == EXTENT_BLOCK && s->blocks == CONTENT_OWN_BLOCKS)
+            r = read_own_block(&reading, &extent, len);
         else if (extent.kind == EXTENT_BLOCK)
-            r = read_block(&reading, &extent, len);
+            r = read_shared_block(&reading, &extent, len);
         if (r)
             return r;
         from += len;

@@ -4,7 +4,7 @@
  * pinned block, never a mapping), so that a hash of it holds for what is written from it;
  * and where small members lie close together, one read of the archive serves several.
  *
- *     content_new(pot, reader, &content);
+ *     content_new(pot, reader, CONTENT_OWN_BLOCKS, &content);
  *     content_read(content, position, 0, node.size_bytes, sink, ctx, &where);
  *
  * Threads: a content belongs to one thread.
@@ -22,8 +22,15 @@ struct content;
 
 #define CONTENT_NEAR_BYTES (256u << 10) /* what one read of the archive takes in at most */
 
+/* Where compressed blocks are decompressed to. */
+enum content_blocks {
+    CONTENT_SHARED_BLOCKS, /* the reader's cache: where others read at random */
+    CONTENT_OWN_BLOCKS,    /* memory of the content: where it goes through the whole archive */
+};
+
 /* Pot and reader must outlive it. -ENOMEM. */
-int content_new(struct pot *pot, struct reader *reader, struct content **ret_content);
+int content_new(struct pot *pot, struct reader *reader, enum content_blocks blocks,
+                struct content **ret_content);
 void content_free(struct content *content); /* NULL is fine */
 
 /* Bytes of the archive up to this offset will be wanted soon: 0 for none. */

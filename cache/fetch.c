@@ -104,6 +104,21 @@ static bool sane_block(const struct reader *reader, const struct extent *extent)
            extent->packed_bytes <= reader->block_bytes + reader->block_bytes / 8 + 4096;
 }
 
+int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
+                  const struct extent *extent, void *buf, size_t *ret_len)
+{
+    if (!sane_block(reader, extent))
+        return -EUCLEAN;
+    struct block_request request = {reader, scratch, extent->packed_bytes};
+    int r = fill_block(&request, extent->source_offset, buf, extent->block_bytes, ret_len);
+    return r == 0 && *ret_len > extent->block_bytes ? -EUCLEAN : r;
+}
+
+size_t reader_block_bytes(const struct reader *reader)
+{
+    return reader->block_bytes;
+}
+
 int get_block(struct reader *reader, struct reader_scratch *scratch,
               const struct extent *extent, struct block **ret_block)
 {

@@ -117,6 +117,16 @@ void reader_forget_order(struct reader *reader);
 /* See block_cache_set_budget. */
 void reader_set_budget(struct reader *reader, uint64_t cache_bytes);
 
+/*
+ * The block of an extent of kind BLOCK, decompressed into the caller's buffer of
+ * reader_block_bytes; the block cache has no part in it. Errors as of reader_get.
+ */
+int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
+                  const struct extent *extent, void *buf, size_t *ret_len);
+
+/* The largest block that the archive may have; 0: it has none. */
+size_t reader_block_bytes(const struct reader *reader);
+
 void reader_cache_stats(const struct reader *reader, struct block_cache_stats *ret_stats);
 
 /* What was read from the archive; what was asked for is in the counters of who asked. */

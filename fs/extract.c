@@ -246,7 +246,7 @@ static int visit_child(struct extraction *x, struct folders *folders, uint32_t p
         return 0;
     }
     if (S_ISDIR(node.mode)) {
-        tree_make_folder(x, folders, position);
+        tree_make_folder(x, folders, &node, position);
         return x->error;
     }
     if (node.position != position || node.nlink > 1)
@@ -271,7 +271,7 @@ static int visit_all(struct extraction *x, struct folders *folders)
             continue;
         }
         if (i == INDEX_ROOT)
-            x->flags[i] |= x->root_made ? ENTRY_MADE : 0;
+            x->flags[i] |= x->root_made ? ENTRY_MADE | ENTRY_NEW : 0;
         for (uint32_t c = 0; r == 0 && c < count; c++)
             r = visit_child(x, folders, first + c, x->flags[i] & ENTRY_WANTED, &key);
         if (r == 0 && extract_stopped(x))
@@ -332,7 +332,7 @@ static int extractor_init(struct extraction *x, struct extractor *e, unsigned nu
     e->hash = XXH3_createState();
     int r = folders_init(&e->folders, folder_slots(x->options->threads));
     if (r == 0)
-        r = content_new(x->pot, x->reader, &e->content);
+        r = content_new(x->pot, x->reader, CONTENT_OWN_BLOCKS, &e->content);
     return r == 0 && !(e->read_back && e->hash) ? -ENOMEM : r;
 }
 

@@ -21,7 +21,7 @@
 
 /* ---- attributes ---- */
 
-static bool keeps_owner(const struct extraction *x, const struct node *node)
+bool member_keeps_owner(const struct extraction *x, const struct node *node)
 {
     return node->uid == x->uid && node->gid == x->gid;
 }
@@ -32,7 +32,7 @@ mode_t member_mode(const struct extraction *x, const struct node *node)
     if (!x->options->exact_modes)
         return mode & 0777 & ~x->umask;
     /* A set-id bit is for its owner's files alone. */
-    if (!x->options->owners && !keeps_owner(x, node) && !S_ISDIR(node->mode))
+    if (!x->options->owners && !member_keeps_owner(x, node) && !S_ISDIR(node->mode))
         mode &= ~(mode_t)(S_ISUID | S_ISGID);
     return mode;
 }
@@ -74,7 +74,7 @@ int member_finish(struct extraction *x, int fd, const struct node *node, mode_t 
         {.tv_nsec = UTIME_OMIT},
         {.tv_sec = (time_t)node->mtime_sec, .tv_nsec = (long)node->mtime_nsec}};
     mode_t mode = member_mode(x, node);
-    bool chown = x->options->owners && (!keeps_owner(x, node) || x->inherits);
+    bool chown = x->options->owners && (!member_keeps_owner(x, node) || x->inherits);
     int r = 0;
     if (chown && fchown(fd, node->uid, node->gid) < 0)
         return -errno;
@@ -94,7 +94,7 @@ static int finish_name(struct extraction *x, int folder_fd, const char *name,
     const struct timespec times[2] = {
         {.tv_nsec = UTIME_OMIT},
         {.tv_sec = (time_t)node->mtime_sec, .tv_nsec = (long)node->mtime_nsec}};
-    bool chown = x->options->owners && (!keeps_owner(x, node) || x->inherits);
+    bool chown = x->options->owners && (!member_keeps_owner(x, node) || x->inherits);
     if (chown && fchownat(folder_fd, name, node->uid, node->gid, AT_SYMLINK_NOFOLLOW) < 0)
         return -errno;
     if (node->has_xattrs)
@@ -109,7 +109,7 @@ static int finish_name(struct extraction *x, int folder_fd, const char *name,
 static mode_t first_mode(const struct extraction *x, const struct node *node)
 {
     mode_t mode = member_mode(x, node) & 0777;
-    if (x->options->owners && !keeps_owner(x, node))
+    if (x->options->owners && !member_keeps_owner(x, node))
         mode &= 0700;
     return node->has_xattrs ? mode | 0600 : mode;
 }

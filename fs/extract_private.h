@@ -25,6 +25,8 @@ enum {
     ENTRY_ON_THE_WAY = 2, /* a folder with something wanted below it */
     ENTRY_MADE = 4,       /* it is there, and ours to give attributes to */
     ENTRY_FAILED = 8,     /* a folder that could not be made: what is below it is lost */
+    ENTRY_NEW = 16,       /* a folder that was not there before */
+    ENTRY_HAS_MODE = 32,  /* a folder that was made with all its attributes but the time */
 };
 
 /* A large file is extracted in pieces, by several threads at once. */
@@ -135,7 +137,8 @@ int folders_find(struct extraction *x, struct folders *folders, uint32_t positio
 /* Open or make the directory of the options. */
 int tree_open_root(struct extraction *x, struct fault *fault);
 /* Make the folder at `position`, whose parent is there. Problems are reported. */
-void tree_make_folder(struct extraction *x, struct folders *folders, uint32_t position);
+void tree_make_folder(struct extraction *x, struct folders *folders, const struct node *node,
+                      uint32_t position);
 /* Attributes of all folders. */
 void tree_finish_folders(struct extraction *x, struct folders *folders);
 
@@ -144,6 +147,8 @@ int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *na
 
 /* ---- extract_member.c ---- */
 
+/* Does what is made here have the right owner at once? */
+bool member_keeps_owner(const struct extraction *x, const struct node *node);
 /* The mode that an inode gets here. */
 mode_t member_mode(const struct extraction *x, const struct node *node);
 /* Owner, extended attributes, mode, time; `have_mode` is what it has now. */

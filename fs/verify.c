@@ -345,7 +345,7 @@ static int verifier_init(struct verification *v, struct verifier *t, unsigned nu
     t->number = number;
     t->hash = XXH3_createState();
     t->window = malloc(INDEX_WINDOW_BYTES);
-    int r = content_new(v->pot, v->reader, &t->content);
+    int r = content_new(v->pot, v->reader, CONTENT_OWN_BLOCKS, &t->content);
     return r == 0 && !(t->hash && t->window) ? -ENOMEM : r;
 }
 

@@ -134,7 +134,9 @@ static int check_all(struct worker *w, const struct node *node, enum finding *re
     struct check check = {w, XXH3_createState()};
     struct content *content = NULL;
     uint64_t where;
-    int r = check.hash ? content_new(s->config.pot, s->config.reader, &content) : -ENOMEM;
+    int r = check.hash
+                ? content_new(s->config.pot, s->config.reader, CONTENT_SHARED_BLOCKS, &content)
+                : -ENOMEM;
     if (r == 0) {
         XXH3_64bits_reset(check.hash);
         r = content_read(content, node->position, 0, node->size_bytes, hash_piece, &check,

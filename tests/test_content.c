@@ -1,0 +1,215 @@
+/*
+ * Reading members whole, through blocks of the reader's cache and through a content's own:
+ * both ways every byte comes once, in order, whether files share a block or span several.
+ */
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "content.h"
+#include "pack.h"
+
+#define BLOCK 65536u
+#define FILES 40u
+
+struct fixture {
+    char path[64], tree[96], archive[96];
+    struct pot *pot;
+    struct reader *reader;
+};
+
+/* Files of 0 to 12 blocks, small ones mostly, that zstd makes smaller. */
+static size_t size_of(unsigned file)
+{
+    return file % 8 == 7 ? (size_t)file * 20011 : file % 5 == 0 ? 0 : (size_t)file * 811;
+}
+
+static uint8_t byte_of(unsigned file, size_t at)
+{
+    return (uint8_t)((at >> 3) * (file + 1) + (at & 1));
+}
+
+static void make_tree(struct fixture *f)
+{
+    strcpy(f->path, "/tmp/onepot-content.XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(f->path));
+    snprintf(f->tree, sizeof(f->tree), "%s/tree", f->path);
+    snprintf(f->archive, sizeof(f->archive), "%s/archive", f->path);
+    ck_assert_int_eq(mkdir(f->tree, 0755), 0);
+    for (unsigned i = 0; i < FILES; i++) {
+        char path[128];
+        snprintf(path, sizeof(path), "%s/%02u", f->tree, i);
+        FILE *file = fopen(path, "w");
+        ck_assert_ptr_nonnull(file);
+        for (size_t at = 0; at < size_of(i); at++)
+            putc(byte_of(i, at), file);
+        ck_assert_int_eq(fclose(file), 0);
+    }
+}
+
+static void begin(struct fixture *f, int zstd_level)
+{
+    make_tree(f);
+    const char *const sources[] = {f->tree};
+    struct pack_options options = {.sources = sources,
+                                   .source_count = 1,
+                                   .output = f->archive,
+                                   .threads = 1,
+                                   .no_sync = true,
+                                   .zstd_level = zstd_level,
+                                   .block_bytes = zstd_level ? BLOCK : 0};
+    struct pack_result result;
+    struct fault fault = {0};
+    ck_assert_int_eq(pack_run(&options, &fault, &result), 0);
+}
+
+static void open_it(struct fixture *f)
+{
+    struct reader_options options = {.cache_bytes = 1u << 20};
+    struct fault fault = {0};
+    ck_assert_int_eq(pot_open(f->archive, &(struct pot_options){0}, &fault, &f->pot), 0);
+    ck_assert_int_eq(reader_new(f->pot, &options, &fault, &f->reader), 0);
+}
+
+static void end(struct fixture *f)
+{
+    char path[128];
+    reader_free(f->reader);
+    pot_close(f->pot);
+    for (unsigned i = 0; i < FILES; i++) {
+        snprintf(path, sizeof(path), "%s/%02u", f->tree, i);
+        unlink(path);
+    }
+    unlink(f->archive);
+    rmdir(f->tree);
+    rmdir(f->path);
+}
+
+static uint32_t find(struct fixture *f, unsigned file)
+{
+    char name[8];
+    uint32_t position;
+    snprintf(name, sizeof(name), "%02u", file);
+    ck_assert_int_eq(index_resolve(f->pot->index, name, &position), 0);
+    return position;
+}
+
+/* What a sink saw. */
+struct seen {
+    unsigned file;
+    uint64_t next;
+    bool right;
+};
+
+static int see(void *ctx, const void *bytes, size_t len, uint64_t offset)
+{
+    struct seen *seen = ctx;
+    const uint8_t *b = bytes;
+    seen->right &= offset == seen->next;
+    for (size_t i = 0; i < len; i++)
+        seen->right &= b[i] == byte_of(seen->file, offset + i);
+    seen->next = offset + len;
+    return 0;
+}
+
+static void read_and_check(struct fixture *f, struct content *content, unsigned file,
+                           uint64_t from, uint64_t to)
+{
+    struct seen seen = {file, from, true};
+    uint64_t where = FAULT_NO_OFFSET;
+    ck_assert_int_eq(content_read(content, find(f, file), from, to, see, &seen, &where), 0);
+    ck_assert(seen.right);
+    ck_assert_uint_eq(seen.next, to);
+}
+
+START_TEST(every_byte_comes_once)
+{
+    struct fixture f;
+    begin(&f, _i & 1 ? 3 : 0);
+    open_it(&f);
+    struct content *content;
+    ck_assert_int_eq(content_new(f.pot, f.reader,
+                                 _i & 2 ? CONTENT_OWN_BLOCKS : CONTENT_SHARED_BLOCKS, &content),
+                     0);
+    for (unsigned i = 0; i < FILES; i++)
+        read_and_check(&f, content, i, 0, size_of(i));
+    for (unsigned i = FILES; i-- > 0;) /* not in the order of the archive */
+        read_and_check(&f, content, i, size_of(i) / 3, size_of(i));
+    content_free(content);
+    end(&f);
+}
+END_TEST
+
+START_TEST(own_blocks_leave_the_cache_alone)
+{
+    struct fixture f;
+    begin(&f, 3);
+    open_it(&f);
+    struct content *content;
+    struct block_cache_stats stats;
+    ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_OWN_BLOCKS, &content), 0);
+    for (unsigned i = 0; i < FILES; i++)
+        read_and_check(&f, content, i, 0, size_of(i));
+    reader_cache_stats(f.reader, &stats);
+    ck_assert_uint_eq(stats.misses, 0);
+    content_free(content);
+    end(&f);
+}
+END_TEST
+
+static void damage(struct fixture *f, uint64_t offset)
+{
+    int fd = open(f->archive, O_RDWR);
+    uint8_t byte;
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(pread(fd, &byte, 1, (off_t)offset), 1);
+    byte ^= 0x10;
+    ck_assert_int_eq(pwrite(fd, &byte, 1, (off_t)offset), 1);
+    close(fd);
+}
+
+START_TEST(a_damaged_block_is_an_error_for_its_files_alone)
+{
+    struct fixture f;
+    begin(&f, 3);
+    open_it(&f);
+    struct extent extent;
+    struct content *content;
+    struct seen seen = {0};
+    uint64_t where = FAULT_NO_OFFSET;
+    ck_assert_int_eq(index_extent(f.pot->index, find(&f, 39), 0, &extent), 0);
+    ck_assert_int_eq(extent.kind, EXTENT_BLOCK);
+    damage(&f, extent.source_offset + extent.packed_bytes / 2);
+    ck_assert_int_eq(
+        content_new(f.pot, f.reader, _i ? CONTENT_OWN_BLOCKS : CONTENT_SHARED_BLOCKS, &content),
+        0);
+    for (unsigned i = 0; i < 2; i++) { /* what failed is not taken for good later */
+        ck_assert_int_eq(
+            content_read(content, find(&f, 39), 0, size_of(39), see, &seen, &where), -EUCLEAN);
+        ck_assert_uint_eq(where, extent.source_offset);
+        read_and_check(&f, content, 31, 0, size_of(31));
+    }
+    content_free(content);
+    end(&f);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("content");
+    TCase *tests = tcase_create("content");
+    tcase_add_loop_test(tests, every_byte_comes_once, 0, 4);
+    tcase_add_test(tests, own_blocks_leave_the_cache_alone);
+    tcase_add_loop_test(tests, a_damaged_block_is_an_error_for_its_files_alone, 0, 2);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed > 0;
+}
