@@ -3,10 +3,10 @@
  * order in which they were put. A frame costs a millisecond, so one lock does for all.
  */
 #include "compress.h"
+#include "cpus.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -113,18 +113,9 @@ static void *run_worker(void *arg)
     return NULL;
 }
 
-static unsigned allowed_cpus(void)
-{
-    cpu_set_t set;
-    int count = sched_getaffinity(0, sizeof(set), &set) == 0
-                    ? CPU_COUNT(&set)
-                    : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    return count > 0 ? (unsigned)count : 1;
-}
-
 int compress_pool_new(unsigned threads, int level, struct compress_pool **ret_pool)
 {
-    threads = threads ? threads : allowed_cpus();
+    threads = threads ? threads : cpus_allowed();
     struct compress_pool *p = calloc(1, sizeof(*p) + threads * sizeof(p->thread[0]));
     if (!p)
         return -ENOMEM;

@@ -2,137 +2,103 @@
  * Memory limits. A batch system limits a job's memory by a cgroup, often at several
  * levels (job, step, task), of which the smallest counts.
  */
-#include <errno.h>
+#include "budget.h"
+
 #include <inttypes.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "budget.h"
-#include "cleanup.h"
-#include "mountinfo.h"
+#include "cgroup.h"
 
 #define CACHE_LEAST_BYTES (UINT64_C(16) << 20)
 #define CACHE_MOST_BYTES (UINT64_C(1) << 40)
-
-/* A number in a file; "max", and whatever else is no number, is no limit. */
-static uint64_t read_limit(const char *folder, const char *file)
-{
-    char path[4 * PATH_MAX];
-    uint64_t value;
-
-    snprintf(path, sizeof(path), "%s/%s", folder, file);
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return UINT64_MAX;
-    if (fscanf(f, "%" SCNu64, &value) != 1)
-        value = UINT64_MAX;
-    fclose(f);
-    return value;
-}
+#define V1_NO_LIMIT (UINT64_C(1) << 62) /* version 1 says "none" by a huge number */
 
 static uint64_t least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
-/*
- * The cgroup that /proc/self/cgroup names for the controller ("" for version 2:
- * "0::/path"; else "4:cpu,memory:/path").
- */
-static bool own_cgroup(const char *root, const char *controller, char ret_path[PATH_MAX])
-{
-    char file[PATH_MAX];
-    auto_free char *line = NULL;
-    size_t size = 0;
-    bool found = false;
+/* A walk over the groups of one hierarchy. */
+struct walk {
+    budget_see *see;
+    void *ctx;
+    const char *limit, *used; /* names of files */
+};
 
-    snprintf(file, sizeof(file), "%s/proc/self/cgroup", root);
-    FILE *f = fopen(file, "re");
-    while (f && !found && getline(&line, &size, f) > 0) {
-        char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
-        if (!path)
-            continue;
-        *path++ = '\0';
-        path[strcspn(path, "\n")] = '\0';
-        char *save = NULL, *name = names[1] ? strtok_r(names + 1, ",", &save) : names + 1;
-        for (; name && !found; name = save ? strtok_r(NULL, ",", &save) : NULL)
-            found = strcmp(name, controller) == 0;
-        if (found)
-            snprintf(ret_path, PATH_MAX, "%s", path);
-    }
-    if (f)
-        fclose(f);
-    return found;
+/* cgroup_visit */
+static bool see_level(void *ctx, const char *folder)
+{
+    const struct walk *walk = ctx;
+    char path[4 * PATH_MAX], line[64];
+    if (!cgroup_line(folder, walk->limit, line, sizeof(line)))
+        return true; /* the top has none, and so have groups without the controller */
+    uint64_t limit = cgroup_number(folder, walk->limit);
+    snprintf(path, sizeof(path), "%s/%s", folder, walk->limit);
+    walk->see(walk->ctx, path, limit >= V1_NO_LIMIT ? UINT64_MAX : limit,
+              cgroup_number(folder, walk->used));
+    return true;
 }
 
-/*
- * The least limit from the process's own group up to the top of what is mounted; where
- * `usage` names a file, less what is used of it.
- */
-static uint64_t hierarchy_room(const char *root, const char *controller, const char *file,
-                               const char *usage)
-{
-    char mountinfo[PATH_MAX], mounted[PATH_MAX], seen[PATH_MAX], own[PATH_MAX];
-    char path[3 * PATH_MAX];
-    uint64_t limit = UINT64_MAX;
-
-    snprintf(mountinfo, sizeof(mountinfo), "%s/proc/self/mountinfo", root);
-    if (!own_cgroup(root, controller ? controller : "", own) ||
-        mountinfo_cgroup(mountinfo, controller, mounted, seen) < 0)
-        return UINT64_MAX;
-    size_t n = strcmp(seen, "/") == 0 ? 0 : strlen(seen);
-    const char *below = strncmp(own, seen, n) == 0 ? own + n : "";
-    snprintf(path, sizeof(path), "%s%s%s", root, mounted, below);
-    size_t top = strlen(root) + strlen(mounted);
-    for (;;) {
-        uint64_t here = read_limit(path, file), used = usage ? read_limit(path, usage) : 0;
-        if (used && used != UINT64_MAX && here != UINT64_MAX)
-            here = used < here ? here - used : 0;
-        limit = least(limit, here);
-        char *slash = strrchr(path, '/');
-        if (!slash || (size_t)(slash - path) < top)
-            return limit;
-        *slash = '\0';
-    }
-}
-
-static uint64_t hierarchy_limit(const char *root, const char *controller, const char *file)
-{
-    return hierarchy_room(root, controller, file, NULL);
-}
-
-static uint64_t available_bytes(const char *root)
+static void see_available(const char *root, budget_see *see, void *ctx)
 {
     char path[PATH_MAX], line[256];
-    uint64_t kb, bytes = UINT64_MAX;
+    uint64_t kb;
 
     snprintf(path, sizeof(path), "%s/proc/meminfo", root);
     FILE *f = fopen(path, "re");
-    while (f && bytes == UINT64_MAX && fgets(line, sizeof(line), f))
+    while (f && fgets(line, sizeof(line), f))
         if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kb) == 1)
-            bytes = kb << 10;
+            see(ctx, path, kb << 10, UINT64_MAX);
     if (f)
         fclose(f);
-    return bytes;
+}
+
+void budget_explain(const char *root, budget_see *see, void *ctx)
+{
+    struct walk walks[] = {
+        {see, ctx, "memory.max", "memory.current"},
+        {see, ctx, "memory.high", "memory.current"},
+        {see, ctx, "memory.limit_in_bytes", "memory.usage_in_bytes"},
+    };
+    see_available(root, see, ctx);
+    cgroup_walk(root, NULL, see_level, &walks[0]);
+    cgroup_walk(root, NULL, see_level, &walks[1]);
+    cgroup_walk(root, "memory", see_level, &walks[2]);
+}
+
+/* budget_see */
+static void take_limit(void *ctx, const char *path, uint64_t limit, uint64_t used)
+{
+    uint64_t *bytes = ctx;
+    (void)path;
+    (void)used;
+    *bytes = least(*bytes, limit);
+}
+
+/* budget_see */
+static void take_room(void *ctx, const char *path, uint64_t limit, uint64_t used)
+{
+    uint64_t *bytes = ctx;
+    (void)path;
+    if (limit != UINT64_MAX && used != UINT64_MAX)
+        limit = used < limit ? limit - used : 0;
+    *bytes = least(*bytes, limit);
 }
 
 uint64_t budget_room_bytes(const char *root)
 {
-    uint64_t bytes = available_bytes(root);
-    bytes = least(bytes, hierarchy_room(root, NULL, "memory.max", "memory.current"));
-    bytes = least(bytes, hierarchy_room(root, NULL, "memory.high", "memory.current"));
-    return least(bytes, hierarchy_room(root, "memory", "memory.limit_in_bytes",
-                                       "memory.usage_in_bytes"));
+    uint64_t bytes = UINT64_MAX;
+    budget_explain(root, take_room, &bytes);
+    return bytes;
 }
 
 uint64_t budget_memory_bytes(const char *root)
 {
-    uint64_t bytes = available_bytes(root);
-    bytes = least(bytes, hierarchy_limit(root, NULL, "memory.max"));
-    bytes = least(bytes, hierarchy_limit(root, NULL, "memory.high"));
-    return least(bytes, hierarchy_limit(root, "memory", "memory.limit_in_bytes"));
+    uint64_t bytes = UINT64_MAX;
+    budget_explain(root, take_limit, &bytes);
+    return bytes;
 }
 
 uint64_t budget_cache_bytes(void)

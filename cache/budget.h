@@ -19,4 +19,13 @@ uint64_t budget_room_bytes(const char *root);
 /* The default of --cache: a quarter of that, within reason. */
 uint64_t budget_cache_bytes(void);
 
+/*
+ * One limit of those that count: the file that says so, the bytes (UINT64_MAX: no limit
+ * there), and what is used of them, page cache included (UINT64_MAX: not known).
+ */
+typedef void budget_see(void *ctx, const char *path, uint64_t limit, uint64_t used);
+
+/* All of them, also those that say that there is no limit: for people. */
+void budget_explain(const char *root, budget_see *see, void *ctx);
+
 #endif

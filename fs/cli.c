@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio_ext.h>
 #include <stdlib.h>
@@ -16,6 +15,7 @@
 #include <time.h>
 
 #include "cleanup.h"
+#include "cpus.h"
 
 /* ---- messages ---- */
 
@@ -317,9 +317,8 @@ uint64_t cli_now_ns(void)
 
 unsigned cli_default_jobs(void)
 {
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
-    return n < 1 ? 2 : n > 64 ? 64 : (unsigned)n;
+    unsigned n = cpus_allowed();
+    return n > 64 ? 64 : n;
 }
 
 int cli_progress_option(const struct cli_usage *usage, const char *text,

@@ -62,7 +62,6 @@ struct counters {
     uint64_t archive_dev, archive_ino, archive_bytes;
     uint64_t options_hash; /* mounts are shared only between equal options */
     uint64_t entries, files, total_bytes;
-    uint64_t cache_budget_bytes;
     uint32_t threads;
     uint32_t private_namespace;                /* 1: visible to the command of `run` alone */
     uint32_t mount_dev_major, mount_dev_minor; /* st_dev of what is mounted */
@@ -75,6 +74,7 @@ struct counters {
     _Atomic uint64_t shared_ns; /* when a command shared it last: counts as a request */
 
     /* Written now and then by the daemon. */
+    _Atomic uint64_t cache_budget_bytes; /* less than asked for where mounts share it */
     _Atomic uint64_t cache_hits, cache_misses, cache_waits, cache_evictions, cache_bytes;
     _Atomic uint64_t stalls;                     /* reads answered with EIO by the watchdog */
     _Atomic uint64_t replacements;               /* threads started in place of stalled ones */

@@ -61,6 +61,7 @@ struct mounter {
     struct pot *pot;
     struct stage *stage; /* --stage; NULL: none */
     struct reader *reader;
+    uint64_t cache_bytes; /* that it may have, if it is alone in the job */
     uint32_t root;
     int fuse_fd;   /* -1 before it is mounted and when the daemon has it */
     int parent_fd; /* /dev/fuse that a parent mounted; -1: none */

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "cpus.h"
 #include "mounter_private.h"
 #include "report.h"
 
@@ -81,6 +82,9 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .pot = m->pot,
         .reader = m->reader,
         .stage = m->stage,
+        .job = m->job.id,
+        .cache_bytes = m->cache_bytes,
+        .cache_is_fixed = o->cache_given,
         .root = m->root,
         .counters = c,
         .threads = o->threads,
@@ -98,6 +102,10 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .report_ctx = c,
     };
 
+    /* What started it may be bound to one core; it serves whoever reads. */
+    if (!o->threads)
+        cpus_widen();
+    c->threads = o->threads ? o->threads : cpus_allowed();
     c->daemon_pid = getpid();
     c->started_ns = mounter_now_ns();
     atomic_store(&c->shared_ns, c->started_ns);

@@ -4,13 +4,11 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "budget.h"
@@ -163,14 +161,7 @@ static bool was_replaced(const struct source_identity *a, const struct source_id
            a->mtime_sec != b->mtime_sec || a->mtime_nsec != b->mtime_nsec;
 }
 
-static unsigned allowed_cpus(void)
-{
-    cpu_set_t set;
-    int count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : get_nprocs();
-    return count > 0 ? (unsigned)count : 1;
-}
-
-static void describe_archive(const struct mounter *m, uint64_t cache_bytes)
+static void describe_archive(const struct mounter *m)
 {
     const struct index_info *info = index_info(m->pot->index);
     struct counters *c = m->slot->counters;
@@ -179,8 +170,6 @@ static void describe_archive(const struct mounter *m, uint64_t cache_bytes)
     c->entries = info->entries;
     c->files = info->files;
     c->total_bytes = info->total_bytes;
-    c->cache_budget_bytes = cache_bytes;
-    c->threads = m->options->threads ? m->options->threads : allowed_cpus();
 }
 
 /* Find its copy, or make room for one. What lies in memory already needs none. */
@@ -217,7 +206,6 @@ int mounter_open_archive(struct mounter *m)
 {
     const struct mount_options *o = m->options;
     struct reader_options reader = {
-        .cache_bytes = o->cache_given ? o->cache_bytes : budget_cache_bytes(),
         .not_for_children = true,
         /* Who waits for it has half of its time left then. */
         .stuck_ms = o->io_timeout_s < STUCK_MAX_S ? o->io_timeout_s * 500u : 0,
@@ -235,6 +223,8 @@ int mounter_open_archive(struct mounter *m)
     r = o->stage ? stage_archive(m) : 0;
     if (r != 0)
         return r;
+    m->cache_bytes = o->cache_given ? o->cache_bytes : budget_cache_bytes();
+    reader.cache_bytes = m->cache_bytes;
     r = reader_new(m->pot, &reader, &fault, &m->reader);
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
@@ -242,6 +232,6 @@ int mounter_open_archive(struct mounter *m)
         cli_note("%s: it has no sums of its files, so --verify compares nothing; an archive "
                  "by 'onepot pack' has",
                  o->archive);
-    describe_archive(m, reader.cache_bytes);
+    describe_archive(m);
     return 0;
 }

@@ -276,14 +276,14 @@ static int check_shared(struct mounter *m, unsigned *tries)
 
 int mounter_find_slot(struct mounter *m)
 {
-    char(*folders)[PATH_MAX] = malloc(STATE_FOLDERS_MAX * PATH_MAX);
+    char(*folders)[PATH_MAX] = malloc(RUNTIME_FOLDERS_MAX * PATH_MAX);
     uint64_t patience_ns = 0;
     unsigned tries = 0;
     int r = -ENOENT;
 
     if (!folders)
         return cli_failf(NULL, "out of memory");
-    size_t count = state_folders(folders), i = 0;
+    size_t count = runtime_folders(folders), i = 0;
     while (i < count) {
         r = mounter_caught() ? CLI_FAILED : try_folder(m, folders[i], &patience_ns);
         if (r == 0 && m->shared)

@@ -19,64 +19,11 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "runtime.h"
 #include "state.h"
 
 #define REGISTRY_WAIT_MS 10000
 #define REGISTRY_POLL_MS 2
-
-/* ---- folders ---- */
-
-/* Add BASE/onepot-UID where BASE is a directory that is not in the list yet. */
-static size_t add_folder(char folders[STATE_FOLDERS_MAX][PATH_MAX], size_t count,
-                         const char *base)
-{
-    char real[PATH_MAX], folder[PATH_MAX];
-    struct stat st;
-
-    if (!base || !*base || !realpath(base, real) || stat(real, &st) < 0 || !S_ISDIR(st.st_mode))
-        return count;
-    int n = snprintf(folder, sizeof(folder), "%s/onepot-%u", strcmp(real, "/") ? real : "",
-                     (unsigned)geteuid());
-    if (n < 0 || (size_t)n + STATE_FILE_MAX >= sizeof(folder))
-        return count;
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(folders[i], folder) == 0)
-            return count;
-    memcpy(folders[count], folder, sizeof(folder));
-    return count + 1;
-}
-
-size_t state_folders(char folders[STATE_FOLDERS_MAX][PATH_MAX])
-{
-    size_t count = add_folder(folders, 0, getenv("ONEPOT_RUNTIME_DIR"));
-    if (count)
-        return count; /* whoever sets it wants a world of its own */
-    count = add_folder(folders, count, "/dev/shm");
-    count = add_folder(folders, count, getenv("TMPDIR"));
-    return add_folder(folders, count, "/tmp");
-}
-
-/* Open a folder of ours: a real directory, owned by us, closed to others. */
-static int open_folder(const char *folder, bool create, int *ret_fd)
-{
-    struct stat st;
-
-    if (create && mkdir(folder, 0700) == 0) {
-        if (chmod(folder, 0700) < 0) /* whatever the umask took away */
-            return -errno;
-    } else if (create && errno != EEXIST) {
-        return -errno;
-    }
-    auto_close int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0)
-        return errno == ELOOP || errno == ENOTDIR ? -EPERM : -errno;
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    if (st.st_uid != geteuid() || (st.st_mode & 077) != 0)
-        return -EPERM;
-    *ret_fd = steal_fd(&fd);
-    return 0;
-}
 
 /* ---- the registry's lock ---- */
 
@@ -101,7 +48,7 @@ static int try_registry_lock(const char *folder, bool create, const struct times
 {
     auto_close int dir = -1;
     struct stat st;
-    int r = open_folder(folder, create, &dir);
+    int r = runtime_open(folder, create, &dir);
     if (r < 0)
         return r;
     auto_close int fd = openat(dir, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -286,7 +233,7 @@ static int list_file(struct slot_list *list, const char *folder, const char *fil
 static int list_folder(struct slot_list *list, const char *folder)
 {
     auto_close int fd = -1;
-    int r = open_folder(folder, false, &fd);
+    int r = runtime_open(folder, false, &fd);
     if (r < 0)
         return r == -ENOMEM ? r : 0; /* not there, or not ours */
     DIR *dir = fdopendir(fd);
@@ -325,13 +272,13 @@ int registry_list(const struct registry *registry, struct slot_list *ret_list)
 
 int state_list(struct slot_list *ret_list)
 {
-    char(*folders)[PATH_MAX] = malloc(STATE_FOLDERS_MAX * PATH_MAX);
+    char(*folders)[PATH_MAX] = malloc(RUNTIME_FOLDERS_MAX * PATH_MAX);
     struct slot_list list = {0};
     int r = 0;
 
     if (!folders)
         return -ENOMEM;
-    size_t count = state_folders(folders);
+    size_t count = runtime_folders(folders);
     for (size_t i = 0; i < count && r == 0; i++)
         r = list_folder(&list, folders[i]);
     free(folders);

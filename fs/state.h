@@ -24,10 +24,10 @@
 #include <stdint.h>
 
 #include "counters.h"
+#include "runtime.h"
 
 #define STATE_NAME_MAX 192
 #define STATE_FILE_MAX (STATE_NAME_MAX + 8)
-#define STATE_FOLDERS_MAX 4
 
 struct slot {
     char folder[PATH_MAX]; /* "/dev/shm/onepot-1000" */
@@ -59,8 +59,7 @@ void slot_list_free(struct slot_list *list); /* closes all slots that are left i
 
 /* ---- the folder and its lock: for those who make and end mounts ---- */
 
-/* The folders to try, best first; which exist is not said. */
-size_t state_folders(char folders[STATE_FOLDERS_MAX][PATH_MAX]);
+/* The folders to try: runtime_folders. */
 
 struct registry {
     char folder[PATH_MAX];

@@ -3,12 +3,12 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "budget.h"
+#include "cpus.h"
 #include "engine.h"
 #include "error.h"
 #include "launcher.h"
@@ -53,9 +53,7 @@ static uint32_t local_ranks(void)
 /* Processors that this process may use, by its share of the node. */
 static uint32_t own_cpus(void)
 {
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-    uint32_t share = (uint32_t)n / local_ranks();
+    uint32_t share = cpus_allowed() / local_ranks();
     return share > 0 ? share : 1;
 }
 

@@ -202,6 +202,193 @@ START_TEST(epochs_hit_in_the_share_that_fits)
 }
 END_TEST
 
+/* Hits of one shuffled epoch. */
+static unsigned run_epoch(struct block_cache *cache, struct filler *filler, unsigned *order,
+                          unsigned blocks, size_t size, unsigned epoch)
+{
+    unsigned hits = 0;
+    shuffle(order, blocks, epoch);
+    for (unsigned i = 0; i < blocks; i++)
+        hits += touch(cache, filler, order[i], size);
+    return hits;
+}
+
+START_TEST(four_times_the_budget_hits_in_nine_tenths_of_what_fits)
+{
+    enum { SIZE = 20480, BLOCKS = 3200, BUDGET = BLOCKS / 4 * SIZE };
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    unsigned order[BLOCKS];
+    ck_assert_int_eq(new_cache(BUDGET, SIZE, &cache), 0);
+    for (unsigned epoch = 0; epoch < 5; epoch++) {
+        unsigned hits = run_epoch(cache, &filler, order, BLOCKS, SIZE, epoch);
+        ck_assert_uint_le(stats_of(cache).bytes, BUDGET);
+        if (epoch > 0)
+            ck_assert_uint_ge(hits, BLOCKS / 4 * 9 / 10);
+    }
+    block_cache_free(cache);
+}
+END_TEST
+
+/* Bring a block in ahead of its use; what block_cache_begin_ahead said. */
+static int ahead(struct block_cache *cache, struct filler *filler, uint64_t key, uint64_t due)
+{
+    struct block *block;
+    size_t len = 0;
+    int r = block_cache_begin_ahead(cache, key, BLOCK, due, &block);
+    if (r < 0)
+        return r;
+    r = fill(filler, key, block_buffer(block), BLOCK, &len);
+    r = block_cache_end(cache, block, r, len);
+    if (r == 0)
+        block_cache_put(cache, block);
+    return r;
+}
+
+/* Fill the room of the held with blocks that are due from 0 on; returns how many that are. */
+static unsigned fill_ahead(struct block_cache *cache, struct filler *filler)
+{
+    unsigned n = 0;
+    while (ahead(cache, filler, n, n) == 0)
+        n++;
+    return n;
+}
+
+START_TEST(what_is_due_last_goes_first)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
+    unsigned n = fill_ahead(cache, &filler);
+    ck_assert_uint_gt(n, 100);
+    /* Later than all of them: no room. Earlier than the last: in its place. */
+    ck_assert_int_eq(ahead(cache, &filler, 5000, n + 5), -ENOBUFS);
+    ck_assert_int_eq(ahead(cache, &filler, 6000, 7), 0);
+    ck_assert(!block_cache_has(cache, n - 1));
+    ck_assert(block_cache_has(cache, n - 2));
+    /* One was used: there is room for one, and what was used has made it. */
+    ck_assert(touch(cache, &filler, 0, BLOCK));
+    ck_assert_int_eq(ahead(cache, &filler, 5000, n + 5), 0);
+    ck_assert(!block_cache_has(cache, 0));
+    for (unsigned i = 1; i < n - 1; i++)
+        ck_assert(touch(cache, &filler, i, BLOCK));
+    struct block_cache_stats stats = stats_of(cache);
+    ck_assert_uint_le(stats.bytes, stats.budget_bytes);
+    ck_assert_uint_eq(stats.ahead, n + 2);
+    ck_assert_uint_eq(stats.ahead_used, n - 1);
+    ck_assert_uint_eq(stats.ahead_dropped, 1);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(blocks_ahead_take_the_room_of_used_ones)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
+    for (uint64_t key = 1000; key < 1500; key++)
+        touch(cache, &filler, key, BLOCK);
+    unsigned n = fill_ahead(cache, &filler);
+    ck_assert_uint_gt(n, 100);
+    /* Neither newcomers nor blocks without a place drive them out: but for one in 32, in
+       case the order is wrong. */
+    for (uint64_t key = 2000; key < 2030; key++) {
+        touch(cache, &filler, key, BLOCK);
+        ahead(cache, &filler, key + 100, BLOCK_DUE_UNKNOWN);
+    }
+    unsigned hits = 0;
+    for (unsigned i = 0; i < n; i++)
+        hits += touch(cache, &filler, i, BLOCK);
+    ck_assert_uint_ge(hits, n - 3);
+    ck_assert_uint_le(stats_of(cache).bytes, 16u << 20);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(an_order_that_is_forgotten_holds_nothing)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
+    unsigned n = fill_ahead(cache, &filler);
+    ck_assert_uint_gt(stats_of(cache).ahead_bytes, 0);
+    block_cache_forget_order(cache);
+    ck_assert_uint_eq(stats_of(cache).ahead_bytes, 0);
+    for (uint64_t i = 0; i < n; i++)
+        ck_assert_int_eq(ahead(cache, &filler, 10000 + i, n + i), 0);
+    ck_assert_uint_eq(stats_of(cache).ahead_dropped, n);
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(a_block_that_is_there_takes_its_place_in_the_order)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
+    touch(cache, &filler, 77, BLOCK);
+    ck_assert_int_eq(ahead(cache, &filler, 77, 3), -EEXIST);
+    ck_assert_uint_gt(stats_of(cache).ahead_bytes, 0);
+    for (uint64_t i = 0; i < 500; i++)
+        ahead(cache, &filler, 10000 + i, 100 + i);
+    ck_assert(block_cache_has(cache, 77));
+    ck_assert_int_eq(ahead(cache, &filler, 77, 1000000), -EEXIST);
+    ck_assert_int_eq(ahead(cache, &filler, 5, 0), 0);
+    ck_assert(!block_cache_has(cache, 77));
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(budget_that_shrinks_is_kept_at_once)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    ck_assert_int_eq(new_cache(32u << 20, BLOCK, &cache), 0);
+    for (uint64_t key = 0; key < 300; key++)
+        touch(cache, &filler, key, BLOCK);
+    for (uint64_t key = 1000; key < 1100; key++)
+        ahead(cache, &filler, key, key);
+    for (uint64_t budget = 32u << 20; budget > 0; budget /= 2) {
+        block_cache_set_budget(cache, budget);
+        ck_assert_uint_le(stats_of(cache).bytes, budget);
+        ck_assert_uint_eq(stats_of(cache).budget_bytes, budget);
+    }
+    block_cache_set_budget(cache, 0);
+    ck_assert_uint_eq(stats_of(cache).bytes, 0);
+    block_cache_set_budget(cache, 32u << 20);
+    ck_assert(!touch(cache, &filler, 1, BLOCK));
+    ck_assert(touch(cache, &filler, 1, BLOCK));
+    block_cache_free(cache);
+}
+END_TEST
+
+START_TEST(reader_who_comes_while_it_is_brought_in_waits_for_it)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    struct block *ours, *theirs;
+    ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(block_cache_begin_ahead(cache, 9, BLOCK, 0, &ours), BLOCK_MINE);
+    ck_assert_int_eq(block_cache_begin_ahead(cache, 9, BLOCK, 0, &theirs), -EEXIST);
+    ck_assert_int_eq(block_cache_begin(cache, 9, BLOCK, &theirs), BLOCK_LOADING);
+    ck_assert_int_eq(block_cache_end(cache, ours, 0, 0), 0);
+    ck_assert_int_eq(block_cache_wait(cache, theirs, NULL, NULL), 0);
+    block_cache_put(cache, ours);
+    block_cache_put(cache, theirs);
+    ck_assert_uint_eq(stats_of(cache).ahead_bytes, 0); /* it was used already */
+    ck_assert_uint_eq(stats_of(cache).ahead_used, 1);
+    /* And one that can't be read is nobody's. */
+    ck_assert_int_eq(block_cache_begin_ahead(cache, 10, BLOCK, 0, &ours), BLOCK_MINE);
+    ck_assert_int_eq(block_cache_begin(cache, 10, BLOCK, &theirs), BLOCK_LOADING);
+    ck_assert_int_eq(block_cache_end(cache, ours, -EIO, 0), -EIO);
+    ck_assert_int_eq(block_cache_wait(cache, theirs, NULL, NULL), -EIO);
+    uint64_t bytes = stats_of(cache).bytes;
+    ck_assert(!touch(cache, &filler, 10, BLOCK));
+    ck_assert_uint_gt(stats_of(cache).bytes, bytes);
+    block_cache_free(cache);
+}
+END_TEST
+
 START_TEST(full_cache_still_bridges_the_reads_of_one_block)
 {
     struct block_cache *cache;
@@ -447,6 +634,19 @@ static int moody_fill(void *ctx, uint64_t key, void *buf, size_t size, size_t *r
     return fill(&filler, key, buf, size, ret_len);
 }
 
+/* What a thread that reads ahead does, with or without a place in an order. */
+static void bring_in(struct worker *worker, uint64_t key, uint64_t due)
+{
+    struct block *block;
+    size_t size = 1 + (key * 7919) % 60000, len = 0;
+    if (block_cache_begin_ahead(worker->cache, key, size, due % 5 ? due : BLOCK_DUE_UNKNOWN,
+                                &block) != BLOCK_MINE)
+        return;
+    int r = moody_fill(worker, key, block_buffer(block), size, &len);
+    if (block_cache_end(worker->cache, block, r, len) == 0)
+        block_cache_put(worker->cache, block);
+}
+
 static void *work(void *arg)
 {
     struct worker *worker = arg;
@@ -461,6 +661,10 @@ static void *work(void *arg)
         pinned[slot] = NULL;
         uint64_t key = (uint64_t)rand_r(&worker->seed) % 300;
         size_t size = 1 + (key * 7919) % 60000;
+        if (i % 3 == 0)
+            bring_in(worker, (uint64_t)rand_r(&worker->seed) % 300, i);
+        if (i % 1000 == 999)
+            block_cache_forget_order(worker->cache);
         keys[slot] = key;
         int r =
             block_cache_get(worker->cache, key, size, moody_fill, NULL, worker, &pinned[slot]);
@@ -511,6 +715,13 @@ int main(void)
     tcase_add_test(tests, budget_is_never_exceeded);
     tcase_add_test(tests, small_content_of_a_large_block_costs_little);
     tcase_add_test(tests, epochs_hit_in_the_share_that_fits);
+    tcase_add_test(tests, four_times_the_budget_hits_in_nine_tenths_of_what_fits);
+    tcase_add_test(tests, what_is_due_last_goes_first);
+    tcase_add_test(tests, blocks_ahead_take_the_room_of_used_ones);
+    tcase_add_test(tests, an_order_that_is_forgotten_holds_nothing);
+    tcase_add_test(tests, a_block_that_is_there_takes_its_place_in_the_order);
+    tcase_add_test(tests, budget_that_shrinks_is_kept_at_once);
+    tcase_add_test(tests, reader_who_comes_while_it_is_brought_in_waits_for_it);
     tcase_add_test(tests, full_cache_still_bridges_the_reads_of_one_block);
     tcase_add_test(tests, cache_follows_a_job_that_turns_to_other_data);
     tcase_add_test(tests, block_in_use_outlives_its_eviction);

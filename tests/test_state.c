@@ -181,19 +181,19 @@ END_TEST
 
 START_TEST(a_runtime_directory_of_one_s_own_is_the_only_one)
 {
-    static char folders[STATE_FOLDERS_MAX][PATH_MAX];
-    ck_assert_uint_eq(state_folders(folders), 1);
+    static char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
+    ck_assert_uint_eq(runtime_folders(folders), 1);
     ck_assert_str_eq(folders[0], folder);
     unsetenv("ONEPOT_RUNTIME_DIR");
     setenv("TMPDIR", base, 1);
-    size_t count = state_folders(folders);
+    size_t count = runtime_folders(folders);
     ck_assert_uint_ge(count, 2);
     bool found = false;
     for (size_t i = 0; i < count; i++)
         found |= strcmp(folders[i], folder) == 0;
     ck_assert(found);
     setenv("TMPDIR", "/nonexistent", 1);
-    ck_assert_uint_lt(state_folders(folders), count);
+    ck_assert_uint_lt(runtime_folders(folders), count);
 }
 END_TEST
 

@@ -85,7 +85,9 @@ struct session {
     unsigned running_max;     /* --threads */
     int cpu_worker[1024];     /* the worker bound to a CPU, or -1 */
 
-    struct itself *itself;     /* NULL: there is no .onepot */
+    struct itself *itself; /* NULL: there is no .onepot */
+    struct told *told;
+    struct share *share;       /* NULL: with nobody */
     struct populate *populate; /* NULL: nothing is read ahead */
 
     pthread_mutex_t log_lock;
@@ -155,6 +157,18 @@ bool populate_is_own(const struct session *session, uint32_t pid);
 void populate_end(struct session *session);
 int populate_join(struct session *session, const struct timespec *until);
 void populate_release(struct session *session); /* after it was joined */
+
+/* told.c: what listings make the kernel keep. -ENOMEM. */
+int told_start(struct session *session);
+void told_free(struct told *told); /* NULL is fine */
+/* May a listing tell attributes, too? */
+bool told_may_more(const struct session *session);
+/* It did, of the entries [from, to). */
+void told_note(const struct session *session, uint32_t from, uint32_t to);
+
+/* share.c: the budget of the block cache, beside others of the job. */
+int share_start(struct session *session);
+void share_stop(struct session *session);
 
 /* sums.c. Only where session->sums is there. */
 int sums_start(struct session *session);

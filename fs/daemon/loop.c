@@ -35,6 +35,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "cpus.h"
 #include "internal.h"
 
 #define CALM_REQUESTS 64  /* without a backlog, until a second worker parks */
@@ -418,7 +419,11 @@ static int start_locked(struct session *s)
     s->bound_count = s->worker_count;
     if (r == 0 && s->worker_count == 0)
         r = worker_add(s, -1, &w);
-    s->running_max = s->config.threads ? s->config.threads : s->worker_count;
+    /* A quota of CPU time may be less than the CPUs that it is spent on. */
+    unsigned allowed_time = cpus_allowed();
+    s->running_max = s->config.threads                ? s->config.threads
+                     : allowed_time < s->worker_count ? allowed_time
+                                                      : s->worker_count;
     return r < 0 ? r : unpark_locked(s->workers[0]);
 }
 

@@ -294,7 +294,8 @@ static void op_lseek(struct request *rq)
 struct listing {
     char *buf;
     size_t size, len;
-    bool plus;
+    bool plus;       /* the wire format has attributes */
+    bool attributes; /* and they are told: see told.c */
 };
 
 /* Room for an entry with a name of `len` bytes: its dirent, or NULL when it is full. */
@@ -354,16 +355,24 @@ static int list_child(const struct session *s, struct listing *l, uint32_t direc
         return r;
     if (!listing_add(l, entry.attr.ino, entry.attr.mode >> 12, next, name, len))
         return -ENOSPC;
-    if (l->plus)
+    if (l->attributes)
         memcpy(l->buf + at, &entry, sizeof(entry));
     return 0;
+}
+
+/* The kernel was told names and attributes of these. */
+static void note_listing(const struct session *s, uint32_t from, uint32_t to)
+{
+    told_note(s, from, to);
+    populate_note_listing(s, from, to);
 }
 
 static void list(struct request *rq, bool plus)
 {
     const struct session *s = rq->worker->session;
     const struct fuse_read_in *in = rq->arg;
-    struct listing l = {.buf = rq->worker->reply_buffer, .plus = plus};
+    struct listing l = {
+        .buf = rq->worker->reply_buffer, .plus = plus, .attributes = plus && told_may_more(s)};
     uint64_t off = in->offset;
     uint32_t directory, first, n;
     int r = request_position(rq, &directory);
@@ -381,9 +390,9 @@ static void list(struct request *rq, bool plus)
         reply_error(rq, r == -EUCLEAN ? -EIO : r);
         return;
     }
-    if (plus && off > 2)
-        populate_note_listing(s, first + (uint32_t)(in->offset > 2 ? in->offset - 2 : 0),
-                              first + (uint32_t)(off - 2));
+    if (l.attributes && off > 2)
+        note_listing(s, first + (uint32_t)(in->offset > 2 ? in->offset - 2 : 0),
+                     first + (uint32_t)(off - 2));
     reply_bytes(rq, l.buf, l.len);
 }
 

@@ -176,6 +176,10 @@ int session_start(const struct session_config *config, struct fault *fault,
         r = negotiate(s, fault);
     trouble_start(s);
     if (r == 0)
+        r = told_start(s);
+    if (r == 0)
+        r = share_start(s);
+    if (r == 0)
         r = watchdog_start(s);
     if (r == 0)
         r = populate_start(s); /* before there are workers, which look whether it is there */
@@ -265,6 +269,7 @@ int session_stop(struct session *s)
         all &= join(s->watchdog, &until);
     all &= populate_join(s, &until) == 0;
     session_update_counters(s);
+    share_stop(s);
     if (!all)
         return -EBUSY;
     for (unsigned i = 0; i < s->worker_count; i++)
@@ -279,6 +284,7 @@ int session_stop(struct session *s)
         close(s->ended_fd);
     itself_free(s->itself);
     sums_free(s->sums);
+    told_free(s->told);
     pthread_mutex_destroy(&s->turn_lock);
     pthread_mutex_destroy(&s->log_lock);
     free(s);

@@ -23,8 +23,11 @@ struct session_config {
     int fuse_fd; /* a mounted /dev/fuse; the session closes it */
     struct pot *pot;
     struct reader *reader;
-    struct stage *stage; /* that the pot is read through; NULL: none */
-    uint32_t root;       /* entry that is shown as the root: --subdir; INDEX_ROOT */
+    struct stage *stage;  /* that the pot is read through; NULL: none */
+    const char *job;      /* whose block caches share what they may use; NULL: none */
+    uint64_t cache_bytes; /* the reader's; of all block caches of the job, unless it is fixed */
+    bool cache_is_fixed;
+    uint32_t root; /* entry that is shown as the root: --subdir; INDEX_ROOT */
     struct counters *counters;
     unsigned threads;      /* at most so many answer at once; 0: the allowed CPUs */
     bool verify;           /* compare files with their sums before they are served */

@@ -1,0 +1,206 @@
+/*
+ * Claims of processes on what their job may use: fair parts, a user's own word, and what a
+ * killed process leaves.
+ */
+#include <check.h>
+#include <dirent.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "claims.h"
+
+#define MB (UINT64_C(1) << 20)
+#define TOTAL (400 * MB)
+
+static char base[64];
+
+static void setup(void)
+{
+    strcpy(base, "/tmp/onepot-claims-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(base));
+    setenv("ONEPOT_RUNTIME_DIR", base, 1);
+}
+
+static void teardown(void)
+{
+    char command[128];
+    snprintf(command, sizeof(command), "/bin/rm -rf '%s'", base);
+    ck_assert_int_eq(system(command), 0);
+}
+
+/* One who has a claim, and what it was told. */
+struct user {
+    struct claim *claim;
+    uint64_t bytes;
+};
+
+static void set(void *ctx, uint64_t bytes)
+{
+    struct user *user = ctx;
+    user->bytes = bytes;
+}
+
+static void begin(struct user *user, const char *job, uint64_t fixed)
+{
+    user->bytes = 0;
+    ck_assert_int_eq(claim_new(job, TOTAL, fixed, &user->claim), 0);
+}
+
+static void update(struct user *user)
+{
+    ck_assert_uint_eq(claim_update(user->claim, set, user), user->bytes);
+}
+
+START_TEST(one_alone_has_all)
+{
+    struct user a;
+    begin(&a, "12", 0);
+    update(&a);
+    ck_assert_uint_eq(a.bytes, TOTAL);
+    claim_free(a.claim);
+}
+END_TEST
+
+START_TEST(the_sum_is_never_more_than_there_is)
+{
+    struct user u[5];
+    for (unsigned n = 0; n < 5; n++) {
+        begin(&u[n], "12", 0);
+        /* In any order: newcomers first, then last. */
+        for (unsigned round = 0; round < 4; round++) {
+            for (unsigned i = 0; i <= n; i++) {
+                update(&u[round % 2 ? i : n - i]);
+                uint64_t sum = 0;
+                for (unsigned k = 0; k <= n; k++)
+                    sum += u[k].bytes;
+                ck_assert_uint_le(sum, TOTAL + 5 * CLAIM_LEAST_BYTES);
+            }
+        }
+        for (unsigned k = 0; k <= n; k++) {
+            ck_assert_uint_ge(u[k].bytes, TOTAL / (n + 1) * 14 / 16);
+            ck_assert_uint_le(u[k].bytes, TOTAL / (n + 1) + CLAIM_LEAST_BYTES);
+        }
+    }
+    for (unsigned k = 1; k < 5; k++)
+        claim_free(u[k].claim);
+    update(&u[0]);
+    ck_assert_uint_eq(u[0].bytes, TOTAL);
+    claim_free(u[0].claim);
+}
+END_TEST
+
+START_TEST(a_users_word_is_taken_and_others_have_the_rest)
+{
+    struct user a, b;
+    begin(&a, "12", 0);
+    update(&a);
+    begin(&b, "12", 300 * MB);
+    update(&b);
+    ck_assert_uint_eq(b.bytes, 300 * MB);
+    update(&a);
+    ck_assert_uint_eq(a.bytes, 100 * MB);
+    claim_free(a.claim);
+    claim_free(b.claim);
+}
+END_TEST
+
+START_TEST(other_jobs_have_their_own)
+{
+    struct user a, b, c;
+    begin(&a, "12", 0);
+    begin(&b, "123", 0);
+    begin(&c, "", 0);
+    update(&a);
+    update(&b);
+    update(&c);
+    ck_assert_uint_eq(a.bytes, TOTAL);
+    ck_assert_uint_eq(b.bytes, TOTAL);
+    ck_assert_uint_eq(c.bytes, TOTAL);
+    claim_free(a.claim);
+    claim_free(b.claim);
+    claim_free(c.claim);
+}
+END_TEST
+
+static unsigned files_left(void)
+{
+    char path[128];
+    unsigned n = 0;
+    snprintf(path, sizeof(path), "%s/onepot-%u", base, (unsigned)geteuid());
+    DIR *dir = opendir(path);
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        n += e->d_name[0] != '.';
+    if (dir)
+        closedir(dir);
+    return n;
+}
+
+START_TEST(what_a_killed_process_had_is_free_again)
+{
+    struct user a;
+    int pipe_fd[2];
+    char byte;
+    ck_assert_int_eq(pipe(pipe_fd), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct user other;
+        begin(&other, "12", 0);
+        update(&other);
+        if (write(pipe_fd[1], "x", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    ck_assert_int_eq(read(pipe_fd[0], &byte, 1), 1);
+    begin(&a, "12", 0);
+    update(&a);
+    ck_assert_uint_eq(a.bytes, CLAIM_LEAST_BYTES); /* the other one does not give back */
+    struct claim_others others;
+    ck_assert_int_eq(claims_of_job("12", &others), 0);
+    ck_assert_uint_eq(others.count, 2);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    update(&a);
+    ck_assert_uint_eq(a.bytes, TOTAL);
+    ck_assert_uint_eq(files_left(), 1);
+    claim_free(a.claim);
+    ck_assert_uint_eq(files_left(), 0);
+    close(pipe_fd[0]);
+    close(pipe_fd[1]);
+}
+END_TEST
+
+START_TEST(a_folder_that_is_not_ours_alone_is_not_used)
+{
+    char path[128];
+    struct claim *claim;
+    snprintf(path, sizeof(path), "%s/onepot-%u", base, (unsigned)geteuid());
+    ck_assert_int_eq(mkdir(path, 0777), 0);
+    ck_assert_int_eq(chmod(path, 0777), 0);
+    ck_assert_int_lt(claim_new("12", TOTAL, 0, &claim), 0);
+    ck_assert_int_eq(access(path, F_OK), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("claims");
+    TCase *c = tcase_create("claims");
+    tcase_add_checked_fixture(c, setup, teardown);
+    tcase_add_test(c, one_alone_has_all);
+    tcase_add_test(c, the_sum_is_never_more_than_there_is);
+    tcase_add_test(c, a_users_word_is_taken_and_others_have_the_rest);
+    tcase_add_test(c, other_jobs_have_their_own);
+    tcase_add_test(c, what_a_killed_process_had_is_free_again);
+    tcase_add_test(c, a_folder_that_is_not_ours_alone_is_not_used);
+    suite_add_tcase(s, c);
+    SRunner *runner = srunner_create(s);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? 1 : 0;
+}

@@ -1,0 +1,158 @@
+/*
+ * CPUs of a job: quotas and sets of cgroups of both versions, at every level, in a tree of
+ * files that looks like a node's; and when a mask may be widened.
+ */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "cpus.h"
+
+static char root[64];
+
+static void setup(void)
+{
+    strcpy(root, "/tmp/onepot-cpus-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(root));
+}
+
+static void teardown(void)
+{
+    char command[128];
+    snprintf(command, sizeof(command), "/bin/rm -rf '%s'", root);
+    ck_assert_int_eq(system(command), 0);
+}
+
+static void put(const char *path, const char *content)
+{
+    char full[512];
+    snprintf(full, sizeof(full), "%s%s", root, path);
+    for (char *slash = full + strlen(root) + 1; (slash = strchr(slash, '/')); slash++) {
+        *slash = '\0';
+        mkdir(full, 0700);
+        *slash = '/';
+    }
+    FILE *f = fopen(full, "w");
+    ck_assert_ptr_nonnull(f);
+    fputs(content, f);
+    fclose(f);
+}
+
+static struct cpus look(void)
+{
+    struct cpus cpus;
+    cpus_look(root, &cpus);
+    return cpus;
+}
+
+static void put_version_2(void)
+{
+    put("/proc/self/cgroup", "0::/slurm/job_1/step_0\n");
+    put("/proc/self/mountinfo", "31 1 0:21 / /sys/fs/cgroup rw - cgroup2 cg rw\n");
+}
+
+START_TEST(without_limits_there_is_the_mask)
+{
+    struct cpus cpus = look();
+    ck_assert_uint_gt(cpus.mask, 0);
+    ck_assert_uint_gt(cpus.online, 0);
+    ck_assert_uint_eq(cpus.quota, 0);
+    ck_assert_uint_eq(cpus.cpuset, 0);
+    ck_assert_uint_ge(cpus_allowed(), 1);
+    ck_assert_uint_le(cpus_allowed(), cpus.mask);
+}
+END_TEST
+
+START_TEST(version_2_the_least_quota_of_all_levels_counts_rounded_up)
+{
+    put_version_2();
+    put("/sys/fs/cgroup/slurm/job_1/step_0/cpu.max", "max 100000\n");
+    ck_assert_uint_eq(look().quota, 0);
+    put("/sys/fs/cgroup/slurm/cpu.max", "800000 100000\n");
+    ck_assert_uint_eq(look().quota, 8);
+    put("/sys/fs/cgroup/slurm/job_1/cpu.max", "250000 100000\n");
+    ck_assert_uint_eq(look().quota, 3);
+    put("/sys/fs/cgroup/slurm/job_1/cpu.max", "50000 100000\n");
+    ck_assert_uint_eq(look().quota, 1);
+}
+END_TEST
+
+START_TEST(version_1_has_quota_and_set_in_hierarchies_of_their_own)
+{
+    put("/proc/self/cgroup", "4:cpu,cpuacct:/slurm/job_1\n7:cpuset:/slurm/job_1/step_0\n");
+    put("/proc/self/mountinfo", "31 1 0:21 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+                                "32 1 0:22 / /cg/cpuset rw - cgroup cgroup rw,cpuset\n");
+    put("/cg/cpu/cpu.cfs_quota_us", "-1\n");
+    put("/cg/cpu/cpu.cfs_period_us", "100000\n");
+    put("/cg/cpu/slurm/job_1/cpu.cfs_quota_us", "400000\n");
+    put("/cg/cpu/slurm/job_1/cpu.cfs_period_us", "100000\n");
+    put("/cg/cpuset/slurm/job_1/step_0/cpuset.cpus", "0-3,8,10-11\n");
+    struct cpus cpus = look();
+    ck_assert_uint_eq(cpus.quota, 4);
+    ck_assert_uint_eq(cpus.cpuset, 7);
+}
+END_TEST
+
+START_TEST(version_2_the_nearest_set_counts)
+{
+    put_version_2();
+    put("/sys/fs/cgroup/cpuset.cpus.effective", "0-63\n");
+    put("/sys/fs/cgroup/slurm/cpuset.cpus.effective", "0-15\n");
+    ck_assert_uint_eq(look().cpuset, 16);
+    put("/sys/fs/cgroup/slurm/job_1/step_0/cpuset.cpus.effective", "5\n");
+    ck_assert_uint_eq(look().cpuset, 1);
+}
+END_TEST
+
+START_TEST(what_can_not_be_understood_is_no_limit)
+{
+    put_version_2();
+    put("/sys/fs/cgroup/slurm/job_1/cpu.max", "lots\n");
+    put("/sys/fs/cgroup/slurm/cpu.max", "100000 0\n");
+    put("/sys/fs/cgroup/slurm/cpuset.cpus.effective", "9-1\n");
+    put("/sys/fs/cgroup/cpuset.cpus.effective", "\n");
+    struct cpus cpus = look();
+    ck_assert_uint_eq(cpus.quota, 0);
+    ck_assert_uint_eq(cpus.cpuset, 0);
+}
+END_TEST
+
+START_TEST(a_mask_is_widened_to_what_the_job_has_and_never_to_the_node)
+{
+    static const struct {
+        struct cpus cpus;
+        bool all_ours, expect;
+    } cases[] = {
+        {{.mask = 1, .cpuset = 16, .online = 64}, false, true},
+        {{.mask = 16, .cpuset = 16, .online = 64}, false, false},
+        {{.mask = 1, .cpuset = 64, .online = 64}, false, false}, /* whose are the others? */
+        {{.mask = 1, .cpuset = 64, .online = 64}, true, true},
+        {{.mask = 1, .cpuset = 0, .online = 64}, false, false},
+        {{.mask = 1, .cpuset = 0, .online = 64}, true, true},
+        {{.mask = 0, .cpuset = 16, .online = 64}, false, false}, /* not known */
+    };
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        ck_assert_int_eq(cpus_may_widen(&cases[i].cpus, cases[i].all_ours), cases[i].expect);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("cpus");
+    TCase *c = tcase_create("cpus");
+    tcase_add_checked_fixture(c, setup, teardown);
+    tcase_add_test(c, without_limits_there_is_the_mask);
+    tcase_add_test(c, version_2_the_least_quota_of_all_levels_counts_rounded_up);
+    tcase_add_test(c, version_1_has_quota_and_set_in_hierarchies_of_their_own);
+    tcase_add_test(c, version_2_the_nearest_set_counts);
+    tcase_add_test(c, what_can_not_be_understood_is_no_limit);
+    tcase_add_test(c, a_mask_is_widened_to_what_the_job_has_and_never_to_the_node);
+    suite_add_tcase(s, c);
+    SRunner *runner = srunner_create(s);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? 1 : 0;
+}
