@@ -62,8 +62,10 @@ grep -q 'read  *20 files' text || fail "the summary: $(cat text)"
     fail 'stat without a mount point'
 
 kill -STOP "$pid"
+until grep -q '^State:.T' "/proc/$pid/status"; do sleep 0.02; done
 is "s['state'] == 'stopped' and s['read_files'] == 20"
 kill -CONT "$pid"
+while grep -q '^State:.T' "/proc/$pid/status"; do sleep 0.02; done
 is "s['state'] == 'serving'"
 kill -KILL "$pid"
 while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
