@@ -251,6 +251,12 @@ static int settle_extents(struct image *image, struct builder_inode *inode, uint
     return 0;
 }
 
+/* An archive with sums has them even where there is no file for one. */
+static bool has_sums(const struct builder *b)
+{
+    return b->sums.count > 0 || b->rest_sum_count > 0;
+}
+
 /* What a regular inode adds to the totals; some kinds of data become simpler ones. */
 static int settle_regular(struct image *image, uint32_t number, uint32_t *flags)
 {
@@ -258,7 +264,7 @@ static int settle_regular(struct image *image, uint32_t number, uint32_t *flags)
     struct builder_inode *inode = &b->inodes.at[number];
     uint64_t data_bytes = inode->size;
     uint32_t kind = *flags & DATA_KIND_MASK;
-    if (b->sums.count > 0 && (number >= b->has_sum.count || !b->has_sum.at[number]))
+    if (has_sums(b) && (number >= b->has_sum.count || !b->has_sum.at[number]))
         return -EINVAL;
     if (kind == DATA_KIND_EXTENTS) {
         int r = settle_extents(image, inode, flags, &data_bytes);
@@ -386,7 +392,7 @@ static int put_attrs(struct image *image)
 static int put_sums(struct image *image)
 {
     const struct builder *b = image->b;
-    if (b->sums.count == 0)
+    if (!has_sums(b))
         return 0;
     image->header.features |= htole32(DISK_HAS_SUMS);
     int r = begin_section(image, SECTION_SUMS, 8);
@@ -445,7 +451,7 @@ static int make_digest(struct image *image)
 {
     const struct builder *b = image->b;
     struct digest digest;
-    if (b->sums.count == 0)
+    if (!has_sums(b))
         return 0;
     int r = digest_begin(&digest, true);
     if (r < 0)

@@ -43,9 +43,9 @@ struct writer_options {
 
 /*
  * A frame is what a random read decompresses, and what small files are compressed together
- * in. See onepot-pack(1) for what was measured. A power of two.
+ * in. See onepot-pack(1) and bench/README.md for what was measured. A power of two.
  */
-#define WRITER_BLOCK_BYTES (1u << 20)
+#define WRITER_BLOCK_BYTES (512u << 10)
 #define WRITER_BLOCK_MIN 4096u
 #define WRITER_BLOCK_MAX (8u << 20)
 #define WRITER_LEVEL_MAX 22

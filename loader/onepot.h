@@ -315,7 +315,7 @@ struct onepot_writer_options {
     bool overwrite; /* replace a file of that name; else -EEXIST */
     bool no_sync;   /* don't wait until it is on the disk */
     uint32_t zstd;  /* compress: 1 to 22; 0: don't */
-    uint32_t block; /* bytes of a compressed block, a power of two of 4 KB to 8 MB; 0: 1 MB */
+    uint32_t block; /* bytes of a compressed block, a power of two of 4 KB to 8 MB; 0: 512 KB */
     uint32_t align; /* of data in the archive, a power of two of 512 to 64 KB; not with zstd */
     uint32_t threads; /* that compress; 0: as many as there are CPUs for this process */
 };

@@ -79,6 +79,19 @@ run 0 "$python" "$tests/onepot_reader.py" verify a.tar
 run 0 "$onepot" cat a.tar hl/a
 same out tree/hl/a 'onepot cat'
 
+# ---- where there is no file, there are sums all the same ----
+mkdir -p nofile/dir/empty none
+ln -s nowhere nofile/dir/link
+for tree in nofile none; do
+    for zstd in '' --zstd; do
+        run 0 "$onepot" pack -q -f $zstd -o nofile.tar $tree
+        run 0 "$python" "$tests/onepot_reader.py" verify nofile.tar
+        run 0 "$onepot" verify -q nofile.tar
+        run 0 "$onepot" info --json nofile.tar
+        grep -q '"digest_of": "names and contents"' out || fail "no digest: $(cat out)"
+    done
+done
+
 # ---- every flipped bit of a small archive is found ----
 mkdir small
 head -c 3000 /dev/urandom >small/one

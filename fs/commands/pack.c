@@ -38,7 +38,7 @@ static const struct cli_usage usage = {
     "      --rank=R --world=W  which rank of how many, in place of what the launcher says\n"
     "      --zstd[=LEVEL]    compress, as zstd does (1 to 22, default 3): a .tar.zst\n"
     "      --block=SIZE      compress so much together, of which a random read decompresses\n"
-    "                        all (4K to 8M, default 1M)\n"
+    "                        all (4K to 8M, default 512K)\n"
     "      --align=BYTES     begin the data of each file at a multiple of BYTES\n"
     "  -j, --jobs=N          read and compress with N threads (default: 4, and up to 128\n"
     "                        where reading is slow; compress with one a CPU); the archive\n"
