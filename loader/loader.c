@@ -311,8 +311,9 @@ int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onep
         deadline = engine_now_ns() + (uint64_t)timeout_ms * 1000000u;
     uint64_t start_ns = engine_now_ns();
     r = engine_take(loader->engine, deadline, &need, &slab);
-    if (r == 1 && loader->upload)
-        upload_waited(loader->upload, slab->batch.epoch, engine_now_ns() - start_ns);
+    if (loader->upload && (r == 1 || r == -ETIMEDOUT))
+        upload_waited(loader->upload, onepot_loader_epoch(loader, NULL),
+                      engine_now_ns() - start_ns);
     if (r == -ENOBUFS)
         return full(loader, need, error);
     if (r == -ETIMEDOUT)

@@ -3,6 +3,7 @@
 
 Tests that need numpy or torch are skipped, and say so, where these are not installed.
 """
+import ctypes
 import gc
 import itertools
 import json
@@ -381,6 +382,191 @@ class Arrays(unittest.TestCase):
                     self.assertEqual(bytes(tensor.numpy()), content(index))
                     seen.append(index)
             self.assertEqual(sorted(seen), list(range(FILES)))
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2),
+                ("dimensions", ctypes.c_int32), ("code", ctypes.c_uint8),
+                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64)]
+
+
+class DLManaged(ctypes.Structure):
+    pass
+
+
+class DLVersioned(ctypes.Structure):
+    pass
+
+
+DLManaged._fields_ = [("tensor", DLTensor), ("context", ctypes.c_void_p),
+                      ("deleter", ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManaged)))]
+DLVersioned._fields_ = [("version", ctypes.c_uint32 * 2), ("context", ctypes.c_void_p),
+                        ("deleter", ctypes.CFUNCTYPE(None, ctypes.POINTER(DLVersioned))),
+                        ("flags", ctypes.c_uint64), ("tensor", DLTensor)]
+
+
+def take(capsule, kind=DLManaged):
+    """What a consumer does: the struct, and the capsule is called used."""
+    name = b"dltensor_versioned" if kind is DLVersioned else b"dltensor"
+    api = ctypes.pythonapi
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    used = take.names.setdefault(name, ctypes.create_string_buffer(b"used_" + name))
+    managed = ctypes.cast(api.PyCapsule_GetPointer(capsule, name), ctypes.POINTER(kind))
+    api.PyCapsule_SetName(capsule, ctypes.cast(used, ctypes.c_char_p))
+    return managed
+
+
+take.names = {}
+
+
+def bytes_of(managed):
+    t = managed.contents.tensor
+    count = 1
+    for i in range(t.dimensions):
+        count *= t.shape[i]
+    return ctypes.string_at(t.data, count * t.bits // 8)
+
+
+class DLPack(unittest.TestCase):
+    def loader(self, **options):
+        return onepot.Loader(onepot.Archive(TAR), 16, 0, 1, shuffle=False, **options)
+
+    def test_a_consumer_keeps_the_batch_and_needs_no_interpreter_to_give_it_back(self):
+        for device in (None, "host"):
+            loader = self.loader(device=device, prefetch=2)
+            batch = next(iter(loader))
+            wanted = bytes(batch.data)
+            managed = take(batch.__dlpack__())
+            labels = take(batch.labels.__dlpack__())
+            del batch
+            gc.collect()
+            for _ in range(3):
+                for other in loader:
+                    pass
+            self.assertEqual(bytes_of(managed), wanted)
+            self.assertEqual(labels.contents.tensor.code, 0)
+            self.assertEqual(labels.contents.tensor.bits, 64)
+            other = loader = None  # outlives both
+            self.assertEqual(bytes_of(managed), wanted)
+            threads = [threading.Thread(target=m.contents.deleter, args=(m,))
+                       for m in (managed, labels)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    def test_version_1_is_for_those_that_ask(self):
+        batch = next(iter(self.loader()))
+        managed = take(batch.data.__dlpack__(max_version=(1, 1)), DLVersioned)
+        self.assertEqual(list(managed.contents.version), [1, 0])
+        self.assertEqual(managed.contents.flags, 0)
+        self.assertEqual(bytes_of(managed), bytes(batch.data))
+        managed.contents.deleter(managed)
+        managed = take(batch.data.__dlpack__(max_version=(0, 8), dl_device=(1, 0), copy=False))
+        managed.contents.deleter(managed)
+        for keywords in (dict(dl_device=(2, 0)), dict(copy=True)):
+            with self.assertRaises(BufferError):
+                batch.data.__dlpack__(**keywords)
+        with self.assertRaises(TypeError):
+            batch.data.__dlpack__(max_version=1)
+
+    def test_a_capsule_that_nobody_took_gives_the_batch_back(self):
+        loader = self.loader(memory=1 << 18)
+        for _ in range(20):
+            for batch in loader:
+                batch.data.__dlpack__()
+                batch.__dlpack__(max_version=(1, 0))
+
+    def test_it_is_given_back_while_the_interpreter_ends(self):
+        code = ("import sys, onepot\nkept = []\n"
+                "for b in onepot.Loader(onepot.Archive(sys.argv[1]), 16, 0, 1, device='host'):\n"
+                "    kept.append(b.data.__dlpack__())\n"
+                "sys.modules['kept'] = kept\n")
+        subprocess.run([sys.executable, "-c", code, TAR], check=True, timeout=60)
+
+
+class Devices(unittest.TestCase):
+    def test_batches_are_the_same_as_without(self):
+        archive = onepot.Archive(TAR)
+        plain = onepot.Loader(archive, 16, 0, 1, seed=3)
+        loader = onepot.Loader(archive, 16, 0, 1, seed=3, device="host")
+        for _ in range(2):
+            for a, b in zip(plain, loader):
+                self.assertEqual(b.__dlpack_device__(), (1, 0))
+                for name in ("data", "offsets", "sizes", "labels", "indices", "valid"):
+                    self.assertEqual(bytes(getattr(a, name)), bytes(getattr(b, name)), name)
+                self.assertEqual([bytes(t) for t in a.tensors()],
+                                 [bytes(t) for t in b.tensors()])
+                self.assertIsNone(b.images)
+                b.wait()
+        was = loader.transfer()
+        self.assertEqual((was["epoch"], was["batches"]), (1, len(loader)))
+        self.assertGreater(was["copy_bytes"], 0)
+        self.assertGreater(was["peak_bytes_per_second"], 0)
+        self.assertEqual(loader.transfer(previous=True)["epoch"], 0)
+        with self.assertRaises(OSError):
+            plain.transfer()
+
+    def test_streams_that_make_no_sense_are_refused(self):
+        batch = next(iter(onepot.Loader(onepot.Archive(TAR), 16, 0, 1, device="host")))
+        for stream in (0, -2):
+            with self.assertRaises(BufferError):
+                batch.data.__dlpack__(stream=stream)
+        with self.assertRaises(TypeError):
+            batch.data.__dlpack__(stream="legacy")
+        with self.assertRaises(TypeError):
+            batch.record_stream("a stream")
+        managed = take(batch.data.__dlpack__(stream=-1))
+        batch.wait()
+        self.assertEqual(bytes_of(managed), bytes(batch.data))
+        managed.contents.deleter(managed)
+
+    def test_images_are_floats_channels_first(self):
+        tree, tar = os.path.join(WORK, "pixels"), os.path.join(WORK, "pixels.tar")
+        os.makedirs(tree)
+        for i in range(20):
+            with open(os.path.join(tree, "%02d.raw" % i), "wb") as f:
+                f.write(bytes((i + j) % 256 for j in range(2 * 3 * 3)))
+        subprocess.run([ONEPOT, "pack", "-o", tar, tree], check=True)
+        loader = onepot.Loader(onepot.Archive(tar), 8, 0, 1, device="host", images=(2, 3, 3),
+                               mean=(1, 2, 3), scale=0.5)
+        for batch in loader:
+            view = memoryview(batch.images)
+            self.assertEqual((view.shape, view.format), ((len(batch), 3, 2, 3), "f"))
+            for i, index in enumerate(memoryview(batch.indices)):
+                for c in range(3):
+                    for p in range(6):
+                        byte = index + 3 * p + c
+                        self.assertEqual(view[i, c, p // 3, p % 3], (byte - (1 + c)) * 0.5)
+        for kind, code, size in (("float16", 2, 16), ("bfloat16", 4, 16)):
+            loader = onepot.Loader(onepot.Archive(tar), 8, 0, 1, device="host",
+                                   images=(2, 3, 3), dtype=kind)
+            managed = take(next(iter(loader)).__dlpack__())
+            tensor = managed.contents.tensor
+            self.assertEqual((tensor.code, tensor.bits, tensor.dimensions), (code, size, 4))
+            managed.contents.deleter(managed)
+        for options in (dict(images=(2, 3, 3)), dict(images=(2, 3, 4), device="host"),
+                        dict(images=(2, 3, 3), device="host", dtype="int8"),
+                        dict(images=(2, 3, 3), device="host", mean=(1, 2))):
+            with self.assertRaises(ValueError):
+                onepot.Loader(onepot.Archive(tar), 8, 0, 1, **options)
+
+    def test_a_device_that_is_not_there_is_an_error_with_words(self):
+        archive = onepot.Archive(TAR)
+        with self.assertRaisesRegex(ValueError, "gpu"):
+            onepot.Loader(archive, 16, 0, 1, device="gpu")
+        with self.assertRaisesRegex(OSError, "no device 7"):
+            onepot.Loader(archive, 16, 0, 1, device="host:7")
+
+    @unittest.skipUnless(torch, "torch is not installed")
+    def test_torch_sees_batches_of_the_host_device(self):
+        for batch in onepot.Loader(onepot.Archive(TAR), 16, 0, 1, device="host"):
+            tensor = torch.from_dlpack(batch)
+            self.assertEqual(tensor.numpy().tobytes(), bytes(batch.data))
 
 
 if __name__ == "__main__":

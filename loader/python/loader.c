@@ -1,5 +1,5 @@
 /*
- * Loader and Batch. A batch goes back to its loader when it and the last view of it are gone.
+ * Loader, and the options that it takes.
  */
 #include "module.h"
 
@@ -11,203 +11,9 @@
 struct py_loader {
     PyObject_HEAD struct onepot_loader *loader;
     PyObject *archive;
-    PyObject *decode; /* kept, for its context */
-    int resumes;      /* a state was loaded: the next iteration goes on, and begins no epoch */
-};
-
-struct py_batch {
-    PyObject_HEAD const struct onepot_batch *batch;
-    int shaped; /* data has the type and shape of .npy samples: */
-    struct onepot_npy npy;
-};
-
-/* ---- batch ---- */
-
-static PyObject *batch_new(struct py_loader *loader, const struct onepot_batch *batch)
-{
-    struct py_batch *b = PyObject_New(struct py_batch, &batch_type);
-    if (!b) {
-        onepot_batch_release(batch);
-        return NULL;
-    }
-    b->batch = batch;
-    b->npy = (struct onepot_npy){.size = sizeof(b->npy)};
-    b->shaped = onepot_loader_npy(loader->loader, &b->npy) == 0;
-    return (PyObject *)b;
-}
-
-static void batch_dealloc(PyObject *self)
-{
-    onepot_batch_release(((struct py_batch *)self)->batch);
-    PyObject_Free(self);
-}
-
-static Py_ssize_t batch_length(PyObject *self)
-{
-    return (Py_ssize_t)((struct py_batch *)self)->batch->samples;
-}
-
-/* The struct module's letter for numpy's "<f4"; "" where there is none. */
-static const char *letter(const char *type, Py_ssize_t *ret_item)
-{
-    static const struct {
-        const char *type, *letter;
-        Py_ssize_t bytes;
-    } known[] = {{"b1", "?", 1}, {"i1", "b", 1}, {"u1", "B", 1}, {"i2", "h", 2},
-                 {"u2", "H", 2}, {"i4", "i", 4}, {"u4", "I", 4}, {"i8", "q", 8},
-                 {"u8", "Q", 8}, {"f2", "e", 2}, {"f4", "f", 4}, {"f8", "d", 8}};
-    for (unsigned i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-        if (type[0] != '>' && strcmp(type + 1, known[i].type) == 0) {
-            *ret_item = known[i].bytes;
-            return known[i].letter;
-        }
-    return NULL;
-}
-
-/* Give a buffer the shape of one sample, behind `first` dimensions that it has. */
-static void shape_sample(struct py_buffer *b, const struct onepot_npy *npy, int first)
-{
-    Py_ssize_t step = b->item_bytes;
-    b->dimensions = first + (int)npy->dimensions;
-    for (uint32_t i = 0; i < npy->dimensions; i++)
-        b->shape[first + (int)i] = (Py_ssize_t)npy->shape[i];
-    for (uint32_t i = 0; i < npy->dimensions; i++) {
-        uint32_t at = npy->fortran_order ? i : npy->dimensions - 1 - i;
-        b->strides[first + (int)at] = step;
-        step *= (Py_ssize_t)npy->shape[at];
-    }
-}
-
-/* Samples [first, first + count) with a dimension for them, or the one sample alone. */
-static PyObject *batch_view(struct py_batch *self, uint64_t first, uint64_t count, int alone)
-{
-    const struct onepot_batch *batch = self->batch;
-    Py_ssize_t item = 1, len = (Py_ssize_t)batch->bytes;
-    uint8_t *bytes = batch->data;
-    const char *format = self->shaped ? letter(self->npy.type, &item) : NULL;
-    if (alone) {
-        bytes += batch->offsets[first];
-        len = (Py_ssize_t)batch->sizes[first];
-    }
-    struct py_buffer *b =
-        buffer_new((PyObject *)self, bytes, len, 0, format ? format : "B", format ? item : 1);
-    if (!b || !batch->stride || (alone && !format))
-        return (PyObject *)b;
-    if (!alone) {
-        b->dimensions = 2;
-        b->shape[0] = (Py_ssize_t)count;
-        b->strides[0] = (Py_ssize_t)batch->stride;
-        b->shape[1] = (Py_ssize_t)batch->stride / b->item_bytes;
-        b->strides[1] = b->item_bytes;
-    }
-    if (format)
-        shape_sample(b, &self->npy, alone ? 0 : 1);
-    return (PyObject *)b;
-}
-
-static PyObject *batch_data(PyObject *self, void *unused)
-{
-    struct py_batch *b = (struct py_batch *)self;
-    (void)unused;
-    return batch_view(b, 0, b->batch->samples, 0);
-}
-
-static PyObject *batch_item(PyObject *self, Py_ssize_t i)
-{
-    struct py_batch *b = (struct py_batch *)self;
-    if (i < 0 || (uint64_t)i >= b->batch->samples) {
-        PyErr_SetString(PyExc_IndexError, "there is no such sample in the batch");
-        return NULL;
-    }
-    return batch_view(b, (uint64_t)i, 1, 1);
-}
-
-static PyObject *batch_tensors(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    return PySequence_List(self);
-}
-
-static PyObject *table(PyObject *self, const void *numbers, const char *format, int bytes)
-{
-    uint64_t n = ((struct py_batch *)self)->batch->samples;
-    return (PyObject *)buffer_new(self, (void *)(uintptr_t)numbers,
-                                  (Py_ssize_t)(n * (uint64_t)bytes), 0, format, bytes);
-}
-
-static PyObject *batch_offsets(PyObject *self, void *unused)
-{
-    (void)unused;
-    return table(self, ((struct py_batch *)self)->batch->offsets, "q", 8);
-}
-
-static PyObject *batch_sizes(PyObject *self, void *unused)
-{
-    (void)unused;
-    return table(self, ((struct py_batch *)self)->batch->sizes, "q", 8);
-}
-
-static PyObject *batch_labels(PyObject *self, void *unused)
-{
-    (void)unused;
-    return table(self, ((struct py_batch *)self)->batch->labels, "q", 8);
-}
-
-static PyObject *batch_indices(PyObject *self, void *unused)
-{
-    (void)unused;
-    return table(self, ((struct py_batch *)self)->batch->indices, "q", 8);
-}
-
-static PyObject *batch_valid(PyObject *self, void *unused)
-{
-    (void)unused;
-    return table(self, ((struct py_batch *)self)->batch->valid, "?", 1);
-}
-
-static PyObject *batch_epoch(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(((struct py_batch *)self)->batch->epoch);
-}
-
-static PyObject *batch_first(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(((struct py_batch *)self)->batch->first);
-}
-
-static PyMethodDef batch_methods[] = {
-    {"tensors", batch_tensors, METH_NOARGS, "A list of Buffers, one a sample; no copies."},
-    {0}};
-
-static PyGetSetDef batch_fields[] = {
-    {"data", batch_data, NULL,
-     "All bytes: a writable Buffer, uint8 [bytes]; [samples, bytes of one] where all samples\n"
-     "have one size; of .npy samples [samples, *shape] in their type.",
-     NULL},
-    {"offsets", batch_offsets, NULL, "Where each sample begins: int64 [samples], bytes.", NULL},
-    {"sizes", batch_sizes, NULL, "int64 [samples], bytes.", NULL},
-    {"labels", batch_labels, NULL, "Classes, or -1: int64 [samples].", NULL},
-    {"indices", batch_indices, NULL, "Numbers in the archive: int64 [samples].", NULL},
-    {"valid", batch_valid, NULL, "False for padding and for what was skipped: bool [samples].",
-     NULL},
-    {"epoch", batch_epoch, NULL, "The epoch that it is of.", NULL},
-    {"first", batch_first, NULL, "Which element of the rank's epoch its first one is.", NULL},
-    {0}};
-
-static PySequenceMethods batch_sequence = {.sq_length = batch_length, .sq_item = batch_item};
-
-PyTypeObject batch_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Batch",
-    .tp_basicsize = sizeof(struct py_batch),
-    .tp_dealloc = batch_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_as_sequence = &batch_sequence,
-    .tp_methods = batch_methods,
-    .tp_getset = batch_fields,
-    .tp_doc = "Samples in one piece of memory; len(batch), batch[i].\n"
-              "The memory is used again once the batch and all views of it are gone.",
+    struct batch_kind kind; /* of all its batches */
+    PyObject *decode;       /* kept, for its context */
+    int resumes; /* a state was loaded: the next iteration goes on, and begins no epoch */
 };
 
 /* ---- loader ---- */
@@ -258,12 +64,111 @@ static int parse_decode(PyObject *decode, unsigned long long room,
     return 0;
 }
 
+/* (height, width, channels), and a number for each channel or one for all. */
+static int parse_channels(PyObject *given, const char *what, float fallback, uint32_t channels,
+                          float *ret)
+{
+    if (given != Py_None && PySequence_Check(given) &&
+        PySequence_Size(given) != (Py_ssize_t)channels) {
+        PyErr_Format(PyExc_ValueError, "%s is one number, or one for each channel", what);
+        return -1;
+    }
+    for (uint32_t i = 0; i < channels; i++) {
+        PyObject *one = given == Py_None          ? PyFloat_FromDouble(fallback)
+                        : PySequence_Check(given) ? PySequence_GetItem(given, i)
+                                                  : Py_NewRef(given);
+        ret[i] = one ? (float)PyFloat_AsDouble(one) : 0;
+        Py_XDECREF(one);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+static int parse_images(PyObject *shape, const char *type, PyObject *mean, PyObject *scale,
+                        struct onepot_images *ret)
+{
+    static const char *const types[] = {"float32", "float16", "bfloat16"};
+    ret->size = sizeof(*ret);
+    ret->type = ONEPOT_FLOAT;
+    if (shape == Py_None)
+        return 0;
+    for (unsigned i = 0; i < 3; i++)
+        if (strcmp(type, types[i]) == 0)
+            ret->type = (enum onepot_float)(ONEPOT_FLOAT + i);
+    if (strcmp(type, types[ret->type - ONEPOT_FLOAT]) != 0) {
+        PyErr_Format(PyExc_ValueError, "images are float32, float16 or bfloat16, not %s", type);
+        return -1;
+    }
+    if (!PyTuple_Check(shape) ||
+        !PyArg_ParseTuple(shape, "III;images is (height, width, channels)", &ret->height,
+                          &ret->width, &ret->channels)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "images is (height, width, channels)");
+        return -1;
+    }
+    if (ret->channels < 1 || ret->channels > 4) {
+        PyErr_SetString(PyExc_ValueError, "images have 1 to 4 channels");
+        return -1;
+    }
+    return parse_channels(mean, "mean", 0, ret->channels, ret->mean) < 0 ||
+                   parse_channels(scale, "scale", 1, ret->channels, ret->scale) < 0
+               ? -1
+               : 0;
+}
+
+/* What batches will be, for their views. */
+static int set_kind(struct py_loader *l, const struct onepot_loader_options *o)
+{
+    struct onepot_device_info info = {.size = sizeof(info)};
+    struct onepot_error error = {0};
+    l->kind = (struct batch_kind){.where = BUFFER_HOST};
+    l->kind.npy.size = sizeof(l->kind.npy);
+    l->kind.shaped = onepot_loader_npy(l->loader, &l->kind.npy) == 0;
+    if (o->images)
+        l->kind.images = *o->images;
+    if (!o->device)
+        return 0;
+    int r = onepot_device_info(o->device, &error, &info);
+    if (r < 0) {
+        raise_error(r, &error);
+        return -1;
+    }
+    l->kind.where = info.is_host ? BUFFER_HOST_DEVICE : BUFFER_CUDA;
+    l->kind.device_index = (int)info.index;
+    return 0;
+}
+
+static int new_loader(struct py_loader *l, PyObject *archive, const char *device_name,
+                      struct onepot_loader_options *o)
+{
+    struct onepot_error error = {0};
+    struct onepot_loader *loader = NULL;
+    int r = 0;
+    Py_BEGIN_ALLOW_THREADS if (device_name) r =
+        onepot_device_open(device_name, &error, &o->device);
+    if (r == 0)
+        r = onepot_loader_new(((struct py_archive *)archive)->archive, o, &error, &loader);
+    Py_END_ALLOW_THREADS if (r < 0)
+    {
+        onepot_device_close(o->device);
+        raise_error(r, &error);
+        return -1;
+    }
+    onepot_loader_free(l->loader);
+    l->loader = loader;
+    r = set_kind(l, o);
+    onepot_device_close(o->device); /* the loader has its own use of it */
+    return r;
+}
+
 static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"archive", "batch_size", "rank",    "world_size",    "seed",
                             "shuffle", "drop_last",  "threads", "prefetch",      "decode",
                             "epoch",   "memory",     "align",   "skip_errors",   "verify",
-                            "npy",     "block",      "window",  "decoded_bytes", NULL};
+                            "npy",     "block",      "window",  "decoded_bytes", "device",
+                            "images",  "dtype",      "mean",    "scale",         NULL};
     struct py_loader *l = (struct py_loader *)self;
     PyObject *archive, *rank = Py_None, *world = Py_None;
     PyObject *threads = Py_None, *prefetch = Py_None, *decode = Py_None;
@@ -271,14 +176,16 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
     long long seed = 0;
     int shuffle = 1, drop_last = 0, skip = 0, verify = 0, npy = 0;
     unsigned align = 0;
+    const char *device = NULL, *type = "float32";
+    PyObject *shape = Py_None, *mean = Py_None, *scale = Py_None;
+    struct onepot_images images = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
-    struct onepot_error error = {0};
-    struct onepot_loader *loader;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!K|OOLppOOO$KKIpppKKK", names,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!K|OOLppOOO$KKIpppKKKzOsOO", names,
                                      &archive_type, &archive, &batch_size, &rank, &world, &seed,
                                      &shuffle, &drop_last, &threads, &prefetch, &decode, &epoch,
                                      &memory, &align, &skip, &verify, &npy, &block, &window,
-                                     &decoded) ||
+                                     &decoded, &device, &shape, &type, &mean, &scale) ||
+        parse_images(shape, type, mean, scale, &images) < 0 ||
         parse_rank(rank, world, &o) < 0 || parse_count(threads, &o.threads) < 0 ||
         parse_count(prefetch, &o.prefetch) < 0 || parse_decode(decode, decoded, &o) < 0)
         return -1;
@@ -298,16 +205,9 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
         PyErr_SetString(PyExc_ValueError, "the archive was not opened");
         return -1;
     }
-    int r;
-    Py_BEGIN_ALLOW_THREADS r =
-        onepot_loader_new(((struct py_archive *)archive)->archive, &o, &error, &loader);
-    Py_END_ALLOW_THREADS if (r < 0)
-    {
-        raise_error(r, &error);
+    o.images = images.channels ? &images : NULL;
+    if (new_loader(l, archive, device, &o) < 0)
         return -1;
-    }
-    onepot_loader_free(l->loader);
-    l->loader = loader;
     Py_XSETREF(l->archive, Py_NewRef(archive));
     Py_XSETREF(l->decode, Py_NewRef(decode));
     return 0;
@@ -374,7 +274,7 @@ static PyObject *loader_next(PyObject *self)
         return NULL;
     if (r < 0)
         return raise_error(r, &error);
-    return r ? batch_new((struct py_loader *)self, batch) : NULL;
+    return r ? batch_new(&((struct py_loader *)self)->kind, batch) : NULL;
 }
 
 static PyObject *loader_set_epoch(PyObject *self, PyObject *epoch)
@@ -457,6 +357,26 @@ static PyObject *loader_stats(PyObject *self, void *unused)
                          s.threads, "prefetch", s.prefetch, "memory", (ull)s.memory_bytes);
 }
 
+static PyObject *loader_transfer(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"previous", NULL};
+    struct onepot_transfer t = {.size = sizeof(t)};
+    struct onepot_error error = {0};
+    int previous = 0, r;
+    if (!loader_of(self) ||
+        !PyArg_ParseTupleAndKeywords(args, keywords, "|p", names, &previous))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = onepot_loader_transfer(loader_of(self), previous, &error, &t);
+    Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
+    double seconds = (double)t.copy_ns * 1e-9, peak = (double)t.peak_bytes_per_second;
+    double rate = t.copy_ns ? (double)t.copy_bytes / seconds : 0;
+    return Py_BuildValue("{sKsdsKsKsdsdsdsd}", "epoch", (ull)t.epoch, "wait_seconds",
+                         (double)t.wait_ns * 1e-9, "batches", (ull)t.batches, "copy_bytes",
+                         (ull)t.copy_bytes, "copy_seconds", seconds, "bytes_per_second", rate,
+                         "peak_bytes_per_second", peak, "fraction_of_peak",
+                         peak > 0 ? rate / peak : 0);
+}
+
 static PyObject *loader_delivered(PyObject *self, void *unused)
 {
     struct onepot_delivered d;
@@ -489,6 +409,9 @@ static PyMethodDef loader_methods[] = {
     {"load_state_dict", loader_load_state_dict, METH_O,
      "Go on from a state, also on another world size with the same global batch.\n"
      "ValueError: it is another archive's, or can't be dealt to so many ranks."},
+    {"transfer", (PyCFunction)(void *)loader_transfer, METH_VARARGS | METH_KEYWORDS,
+     "transfer(previous=False): of this epoch, or of the one before, what was waited for, and\n"
+     "what was copied to the device how fast: dict. The first call measures the link's peak."},
     {0}};
 
 static PyGetSetDef loader_fields[] = {
@@ -520,7 +443,8 @@ PyTypeObject loader_type = {
         "Loader(archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,\n"
         "       drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,\n"
         "       memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,\n"
-        "       window=0, decoded_bytes=0)\n"
+        "       window=0, decoded_bytes=0, device=None, images=None, dtype='float32',\n"
+        "       mean=None, scale=None)\n"
         "\n"
         "Batches of an archive's samples in the order of DistributedSampler, gathered ahead\n"
         "by threads that need no interpreter. Each iteration is the next epoch. Rank and\n"
@@ -531,6 +455,12 @@ PyTypeObject loader_type = {
         "of an onepot_decode function (onepot.h), which is called on the loader's threads "
         "with\n"
         "decoded_bytes of room for each sample.\n"
+        "device: 'cuda:0', 'cuda' (by the local rank) or 'host' (the host playing a GPU): "
+        "batches "
+        "go\n"
+        "over in one copy each, ahead of their use. images=(height, width, channels): samples "
+        "are\n"
+        "bytes by rows, of which the device makes (byte - mean) * scale, channels first.\n"
         "OSError or ValueError names a sample that can't be read; iterating again after it\n"
         "(next()) goes on with the next batch. Any thread may take batches. In a forked child\n"
         "the loader goes on by itself.",

@@ -56,6 +56,9 @@ struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int r
     b->dimensions = 1;
     b->shape[0] = len / item_bytes;
     b->strides[0] = item_bytes;
+    b->batch = NULL;
+    b->where = BUFFER_HOST;
+    b->device_index = 0;
     return b;
 }
 
@@ -65,9 +68,35 @@ static void buffer_dealloc(PyObject *self)
     PyObject_Free(self);
 }
 
+/* Is it memory of the host, and what it should be by now? */
+static int is_readable(const struct py_buffer *b)
+{
+    struct onepot_error error = {0};
+    int r = 0;
+    if (b->where == BUFFER_CUDA) {
+        PyErr_SetString(PyExc_BufferError,
+                        "the bytes are in a GPU's memory; from_dlpack() of torch, cupy or jax "
+                        "shows them");
+        return -1;
+    }
+    if (strcmp(b->format, BUFFER_BFLOAT16) == 0) {
+        PyErr_SetString(PyExc_BufferError, "only DLPack knows the type bfloat16");
+        return -1;
+    }
+    if (b->where == BUFFER_HOST_DEVICE) {
+        Py_BEGIN_ALLOW_THREADS r = onepot_batch_wait(b->batch, &error);
+        Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
+    }
+    return r;
+}
+
 static int buffer_get(PyObject *self, Py_buffer *view, int flags)
 {
     struct py_buffer *b = (struct py_buffer *)self;
+    if (is_readable(b) < 0) {
+        view->obj = NULL;
+        return -1;
+    }
     if (b->read_only && flags & PyBUF_WRITABLE) {
         PyErr_SetString(PyExc_BufferError, "the bytes of an archive can't be written to");
         view->obj = NULL;
@@ -107,110 +136,10 @@ static PyObject *buffer_item(PyObject *self, PyObject *key)
 static PyMappingMethods buffer_mapping = {.mp_length = buffer_length,
                                           .mp_subscript = buffer_item};
 
-/* DLPack, as its header has it (version 0.8: what all consumers take). */
-struct dl_tensor {
-    void *data;
-    struct {
-        int32_t type, id;
-    } device;
-    int32_t dimensions;
-    struct {
-        uint8_t code, bits;
-        uint16_t lanes;
-    } type;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-};
-
-struct dl_managed {
-    struct dl_tensor tensor;
-    void *context;
-    void (*deleter)(struct dl_managed *self);
-    int64_t shape[34], strides[34];
-};
-
-enum { DL_CPU = 1 };
-
-/* May be called by any thread, and when the interpreter is about to end. */
-static void dl_delete(struct dl_managed *managed)
-{
-    if (Py_IsInitialized()) {
-        PyGILState_STATE state = PyGILState_Ensure();
-        Py_DECREF((PyObject *)managed->context);
-        PyGILState_Release(state);
-    }
-    free(managed);
-}
-
-/* Nobody took the capsule. */
-static void dl_capsule_free(PyObject *capsule)
-{
-    if (PyCapsule_IsValid(capsule, "dltensor")) {
-        struct dl_managed *managed = PyCapsule_GetPointer(capsule, "dltensor");
-        managed->deleter(managed);
-    }
-}
-
-static int dl_type(const struct py_buffer *b, struct dl_tensor *tensor)
-{
-    static const struct {
-        const char *formats;
-        uint8_t code;
-    } codes[] = {{"bhilq", 0}, {"BHILQ", 1}, {"efd", 2}, {"?", 6}};
-    for (unsigned i = 0; i < sizeof(codes) / sizeof(codes[0]); i++)
-        if (b->format[0] && !b->format[1] && strchr(codes[i].formats, b->format[0])) {
-            tensor->type.code = codes[i].code;
-            tensor->type.bits = (uint8_t)(8 * b->item_bytes);
-            tensor->type.lanes = 1;
-            return 0;
-        }
-    PyErr_Format(PyExc_BufferError, "DLPack has no type for '%s'", b->format);
-    return -1;
-}
-
-static PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
-{
-    struct py_buffer *b = (struct py_buffer *)self;
-    (void)args, (void)keywords; /* streams are of no meaning on a CPU */
-    struct dl_managed *managed = calloc(1, sizeof(*managed));
-    if (!managed)
-        return PyErr_NoMemory();
-    if (b->read_only) {
-        PyErr_SetString(PyExc_BufferError, "DLPack can't tell that it may not be written to");
-        free(managed);
-        return NULL;
-    }
-    if (dl_type(b, &managed->tensor) < 0) {
-        free(managed);
-        return NULL;
-    }
-    managed->tensor.data = b->bytes;
-    managed->tensor.device.type = DL_CPU;
-    managed->tensor.dimensions = b->dimensions;
-    for (int i = 0; i < b->dimensions; i++) {
-        managed->shape[i] = b->shape[i];
-        managed->strides[i] = b->strides[i] / b->item_bytes;
-    }
-    managed->tensor.shape = managed->shape;
-    managed->tensor.strides = managed->strides;
-    managed->context = Py_NewRef(self);
-    managed->deleter = dl_delete;
-    PyObject *capsule = PyCapsule_New(managed, "dltensor", dl_capsule_free);
-    if (!capsule)
-        dl_delete(managed);
-    return capsule;
-}
-
-static PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    return Py_BuildValue("(ii)", DL_CPU, 0);
-}
-
 static PyMethodDef buffer_methods[] = {
     {"__dlpack__", (PyCFunction)(void *)buffer_dlpack, METH_VARARGS | METH_KEYWORDS,
      "A capsule for from_dlpack() of torch, numpy and others; no copy."},
-    {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, "(1, 0): the CPU."},
+    {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, "(1, 0): the CPU; (2, N): CUDA."},
     {0}};
 
 PyTypeObject buffer_type = {

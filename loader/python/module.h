@@ -11,6 +11,7 @@
 #include <Python.h>
 
 #include "onepot.h"
+#include "onepot_device.h"
 
 #if PY_VERSION_HEX < 0x030a0000
 static inline PyObject *onepot_new_ref(PyObject *object)
@@ -29,6 +30,15 @@ struct py_archive {
     PyObject *arguments; /* by which another process opens the same: see __reduce__ */
 };
 
+enum buffer_where {
+    BUFFER_HOST,
+    BUFFER_HOST_DEVICE, /* of the host that plays a device: it may still be on its way */
+    BUFFER_CUDA,
+};
+
+/* The format of a type that the struct module has no letter for. */
+#define BUFFER_BFLOAT16 "bf"
+
 /*
  * Memory that Python sees, through the buffer protocol and DLPack: what keeps it (owner), its
  * place and its shape. Also the type of the views that batches and samples hand out.
@@ -42,11 +52,30 @@ struct py_buffer {
     Py_ssize_t item_bytes;
     int dimensions;
     Py_ssize_t shape[34], strides[34];
+    const struct onepot_batch *batch; /* that it is of, kept by the owner; or NULL */
+    enum buffer_where where;
+    int device_index;
 };
 
 /* `owner` is referred to. With one dimension of len / item_bytes. */
 struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
                              const char *format, Py_ssize_t item_bytes);
+
+/* DLPack. */
+PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords);
+PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused);
+
+/* What all batches of a loader are. */
+struct batch_kind {
+    int shaped; /* data has the type and shape of .npy samples: */
+    struct onepot_npy npy;
+    enum buffer_where where;
+    int device_index;
+    struct onepot_images images;
+};
+
+/* Takes the batch over, also on failure. */
+PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *batch);
 
 /* What it is about; NULL with an exception: it was not opened. */
 struct onepot_archive *archive_of(PyObject *archive);

@@ -35,7 +35,14 @@ class Buffer:
     def __len__(self) -> int: ...
     def __getitem__(self, key: Any) -> Any: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __dlpack__(self, *, stream: Optional[int] = None) -> Any: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Optional[int] = None,
+        max_version: "Optional[tuple[int, int]]" = None,
+        dl_device: "Optional[tuple[int, int]]" = None,
+        copy: Optional[bool] = None,
+    ) -> Any: ...
     def __dlpack_device__(self) -> "tuple[int, int]": ...
 
 class Sample:
@@ -127,6 +134,19 @@ class Batch:
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Buffer: ...
     def tensors(self) -> "list[Buffer]": ...
+    def record_stream(self, stream: Any) -> None: ...  # int, torch.cuda.Stream, cupy's
+    def wait(self) -> None: ...  # on the host
+    def __dlpack__(
+        self,
+        *,
+        stream: Optional[int] = None,
+        max_version: "Optional[tuple[int, int]]" = None,
+        dl_device: "Optional[tuple[int, int]]" = None,
+        copy: Optional[bool] = None,
+    ) -> Any: ...  # images, else data
+    def __dlpack_device__(self) -> "tuple[int, int]": ...
+    @property
+    def images(self) -> Optional[Buffer]: ...  # [samples, channels, height, width]
     @property
     def data(self) -> Buffer: ...  # uint8 [bytes], [samples, bytes of one], or [samples, *shape]
     @property
@@ -167,6 +187,11 @@ class Loader:
         block: int = 0,
         window: int = 0,
         decoded_bytes: int = 0,
+        device: Optional[str] = None,  # "cuda:0", "cuda": by the local rank, "host"
+        images: "Optional[tuple[int, int, int]]" = None,  # height, width, channels
+        dtype: str = "float32",  # of images; or "float16", "bfloat16"
+        mean: Union[None, float, Sequence[float]] = None,  # of bytes; None: 0
+        scale: Union[None, float, Sequence[float]] = None,  # None: 1
     ) -> None: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> "Loader": ...
@@ -182,6 +207,7 @@ class Loader:
     def stats(self) -> "dict[str, Any]": ...
     @property
     def delivered(self) -> "tuple[int, int, int]": ...
+    def transfer(self, previous: bool = False) -> "dict[str, Any]": ...  # of an epoch
 
 class TensorBatch:
     """A batch in one piece of memory: tensors where torch is loaded, else memoryviews."""

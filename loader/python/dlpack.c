@@ -1,0 +1,269 @@
+/*
+ * DLPack: how torch, numpy, cupy, jax see a Buffer without a copy. The structs are those of its
+ * header; version 0.8 (a capsule "dltensor") is what all consumers take, version 1
+ * ("versioned") is for those that ask for it, and can tell that memory is read-only.
+ *
+ * What a consumer has of a batch counts in C, so that it is given back by any thread, without
+ * the interpreter, also when that is about to end. On a device the consumer's stream waits for
+ * the batch, and the batch for the stream: see onepot_batch_use.
+ */
+#include "module.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DL_CPU = 1, DL_CUDA = 2 };
+enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
+enum { DL_FLAG_READ_ONLY = 1 };
+
+/* Streams of CUDA that have numbers. */
+enum { STREAM_LEGACY = 1, STREAM_NONE = -1 };
+
+struct dl_device {
+    int32_t type, id;
+};
+
+struct dl_tensor {
+    void *data;
+    struct dl_device device;
+    int32_t dimensions;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } type;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+};
+
+struct dl_managed {
+    struct dl_tensor tensor;
+    void *context;
+    void (*deleter)(struct dl_managed *self);
+};
+
+struct dl_versioned {
+    struct {
+        uint32_t major, minor;
+    } version;
+    void *context;
+    void (*deleter)(struct dl_versioned *self);
+    uint64_t flags;
+    struct dl_tensor tensor;
+};
+
+/* Either of both, and what it keeps. */
+struct export
+{
+    union {
+        struct dl_managed managed;
+        struct dl_versioned versioned;
+    };
+    const struct onepot_batch *batch; /* or */
+    PyObject *owner;
+    int64_t shape[34], strides[34];
+};
+
+static void export_free(struct export *e)
+{
+    onepot_batch_release(e->batch);
+    if (e->owner && Py_IsInitialized()) {
+        PyGILState_STATE state = PyGILState_Ensure();
+        Py_DECREF(e->owner);
+        PyGILState_Release(state);
+    }
+    free(e);
+}
+
+static void delete_managed(struct dl_managed *self)
+{
+    export_free(self->context);
+}
+
+static void delete_versioned(struct dl_versioned *self)
+{
+    export_free(self->context);
+}
+
+/* Nobody took the capsule: its name is still the first one. */
+static void capsule_free(PyObject *capsule)
+{
+    struct export *e = NULL;
+    if (PyCapsule_IsValid(capsule, "dltensor"))
+        e = PyCapsule_GetPointer(capsule, "dltensor");
+    else if (PyCapsule_IsValid(capsule, "dltensor_versioned"))
+        e = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+    if (e)
+        export_free(e);
+}
+
+static struct dl_device device_of(const struct py_buffer *b)
+{
+    int cuda = b->where == BUFFER_CUDA;
+    return (struct dl_device){cuda ? DL_CUDA : DL_CPU, cuda ? b->device_index : 0};
+}
+
+static int fill_type(const struct py_buffer *b, struct dl_tensor *tensor)
+{
+    static const struct {
+        const char *formats;
+        uint8_t code;
+    } codes[] = {{"bhilq", DL_INT}, {"BHILQ", DL_UINT}, {"efd", DL_FLOAT}, {"?", DL_BOOL}};
+    tensor->type.bits = (uint8_t)(8 * b->item_bytes);
+    tensor->type.lanes = 1;
+    if (strcmp(b->format, BUFFER_BFLOAT16) == 0) {
+        tensor->type.code = DL_BFLOAT;
+        return 0;
+    }
+    for (unsigned i = 0; i < sizeof(codes) / sizeof(codes[0]); i++)
+        if (b->format[0] && !b->format[1] && strchr(codes[i].formats, b->format[0])) {
+            tensor->type.code = codes[i].code;
+            return 0;
+        }
+    PyErr_Format(PyExc_BufferError, "DLPack has no type for '%s'", b->format);
+    return -1;
+}
+
+static int fill_tensor(const struct py_buffer *b, struct export *e, struct dl_tensor *tensor)
+{
+    if (fill_type(b, tensor) < 0)
+        return -1;
+    tensor->data = b->bytes;
+    tensor->device = device_of(b);
+    tensor->dimensions = b->dimensions;
+    for (int i = 0; i < b->dimensions; i++) {
+        e->shape[i] = b->shape[i];
+        e->strides[i] = b->strides[i] / b->item_bytes;
+    }
+    tensor->shape = e->shape;
+    tensor->strides = e->strides;
+    return 0;
+}
+
+/* ---- what the consumer asks for ---- */
+
+struct request {
+    PyObject *stream;    /* or None */
+    int versioned, copy; /* copy: one is asked for */
+};
+
+static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *keywords,
+                         struct request *ret)
+{
+    static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
+    PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOOO", names, &stream, &version,
+                                     &device, &copy))
+        return -1;
+    *ret = (struct request){.stream = stream};
+    if (version != Py_None) {
+        int major, minor;
+        if (!PyTuple_Check(version) || !PyArg_ParseTuple(version, "ii", &major, &minor)) {
+            PyErr_SetString(PyExc_TypeError, "max_version is a pair of numbers");
+            return -1;
+        }
+        ret->versioned = major >= 1;
+    }
+    if (device != Py_None) {
+        struct dl_device own = device_of(b), wanted;
+        if (!PyTuple_Check(device) ||
+            !PyArg_ParseTuple(device, "ii", &wanted.type, &wanted.id)) {
+            PyErr_SetString(PyExc_TypeError, "dl_device is a pair of numbers");
+            return -1;
+        }
+        if (wanted.type != own.type || wanted.id != own.id) {
+            PyErr_SetString(PyExc_BufferError, "the memory is on another device");
+            return -1;
+        }
+    }
+    if (copy != Py_None && PyObject_IsTrue(copy)) {
+        PyErr_SetString(PyExc_BufferError, "copies are not made here");
+        return -1;
+    }
+    return 0;
+}
+
+/* *ret_none: the consumer has none, or takes care of all by itself. */
+static int stream_of(const struct py_buffer *b, PyObject *given, void **ret_stream,
+                     int *ret_none)
+{
+    long long n = STREAM_LEGACY;
+    *ret_none = 0;
+    if (given != Py_None) {
+        n = PyLong_AsLongLong(given);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    if (given == Py_None && b->where == BUFFER_HOST_DEVICE)
+        n = STREAM_NONE; /* and a wait on the host: the consumer knows of no streams */
+    if (n == 0 || n < STREAM_NONE) {
+        PyErr_SetString(PyExc_BufferError,
+                        "stream 0 may be two things; 1 is the default stream");
+        return -1;
+    }
+    *ret_none = n == STREAM_NONE;
+    *ret_stream = (void *)(intptr_t)n;
+    return 0;
+}
+
+/* The consumer's stream follows the batch; without one, the caller waits. */
+static int synchronise(const struct py_buffer *b, PyObject *given)
+{
+    struct onepot_error error = {0};
+    void *stream;
+    int none, r = 0;
+    if (b->where == BUFFER_HOST)
+        return 0;
+    if (stream_of(b, given, &stream, &none) < 0)
+        return -1;
+    Py_BEGIN_ALLOW_THREADS if (!none) r = onepot_batch_use(b->batch, stream, &error);
+    else if (given == Py_None) r = onepot_batch_wait(b->batch, &error);
+    Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
+    return r;
+}
+
+PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    struct py_buffer *b = (struct py_buffer *)self;
+    struct request request;
+    if (parse_request(b, args, keywords, &request) < 0)
+        return NULL;
+    if (b->read_only && !request.versioned) {
+        PyErr_SetString(PyExc_BufferError,
+                        "DLPack before version 1 can't tell that it may not be written to");
+        return NULL;
+    }
+    struct export *e = calloc(1, sizeof(*e));
+    if (!e)
+        return PyErr_NoMemory();
+    if (fill_tensor(b, e, request.versioned ? &e->versioned.tensor : &e->managed.tensor) < 0 ||
+        synchronise(b, request.stream) < 0) {
+        free(e);
+        return NULL;
+    }
+    if (request.versioned) {
+        e->versioned.version.major = 1;
+        e->versioned.context = e;
+        e->versioned.deleter = delete_versioned;
+        e->versioned.flags = b->read_only ? DL_FLAG_READ_ONLY : 0;
+    } else {
+        e->managed.context = e;
+        e->managed.deleter = delete_managed;
+    }
+    if (b->batch)
+        onepot_batch_keep(e->batch = b->batch);
+    else
+        e->owner = Py_NewRef(self);
+    PyObject *capsule =
+        PyCapsule_New(e, request.versioned ? "dltensor_versioned" : "dltensor", capsule_free);
+    if (!capsule)
+        export_free(e);
+    return capsule;
+}
+
+PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused)
+{
+    struct dl_device device = device_of((struct py_buffer *)self);
+    (void)unused;
+    return Py_BuildValue("(ii)", device.type, device.id);
+}
