@@ -469,6 +469,7 @@ static void finish(struct control *c)
                       counters->mount_dev_minor))
         mountpoint_unmount(counters->mountpoint, true);
     say(c, "%s", summary_line(counters, line, sizeof(line)));
+    session_give_back(c->session); /* it lies in the folder that is to go */
     remove_slot(c->config->slot);
 }
 

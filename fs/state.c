@@ -83,34 +83,6 @@ int registry_lock(const char *folder, bool create, struct registry *ret_registry
     return 0;
 }
 
-static bool folder_is_empty(const char *folder)
-{
-    DIR *dir = opendir(folder);
-    bool empty = true;
-    if (!dir)
-        return false;
-    for (struct dirent *e; empty && (e = readdir(dir));)
-        empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
-                strcmp(e->d_name, "lock") == 0;
-    closedir(dir);
-    return empty;
-}
-
-void registry_unlock(struct registry *registry)
-{
-    char path[PATH_MAX + 8];
-    if (registry->lock_fd < 0)
-        return;
-    if (folder_is_empty(registry->folder)) {
-        snprintf(path, sizeof(path), "%s/lock", registry->folder);
-        unlink(path);
-        rmdir(registry->folder);
-    }
-    flock(registry->lock_fd, LOCK_UN); /* a child may have inherited the descriptor */
-    close(registry->lock_fd);
-    registry->lock_fd = -1;
-}
-
 /* ---- leftovers ---- */
 
 static bool ends_with(const char *name, const char *suffix, size_t *ret_stem)
@@ -186,6 +158,49 @@ void registry_sweep(const struct registry *registry)
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
             sweep_entry(registry->folder, e->d_name);
     closedir(dir);
+}
+
+static bool folder_is_empty(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    bool empty = true;
+    if (!dir)
+        return false;
+    for (struct dirent *e; empty && (e = readdir(dir));)
+        empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
+                strcmp(e->d_name, "lock") == 0;
+    closedir(dir);
+    return empty;
+}
+
+static bool has_slots(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    bool has = false;
+    size_t stem;
+    if (!dir)
+        return true;
+    for (struct dirent *e; !has && (e = readdir(dir));)
+        has = ends_with(e->d_name, ".stat", &stem);
+    closedir(dir);
+    return has;
+}
+
+void registry_unlock(struct registry *registry)
+{
+    char path[PATH_MAX + 8];
+    if (registry->lock_fd < 0)
+        return;
+    if (!has_slots(registry->folder))
+        registry_sweep(registry); /* what is left of killed processes is all there is */
+    if (folder_is_empty(registry->folder)) {
+        snprintf(path, sizeof(path), "%s/lock", registry->folder);
+        unlink(path);
+        rmdir(registry->folder);
+    }
+    flock(registry->lock_fd, LOCK_UN); /* a child may have inherited the descriptor */
+    close(registry->lock_fd);
+    registry->lock_fd = -1;
 }
 
 /* ---- lists ---- */

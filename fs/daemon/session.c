@@ -237,6 +237,11 @@ void session_update_counters(struct session *s)
     trouble_update_counters(s);
 }
 
+void session_give_back(struct session *s)
+{
+    share_stop(s);
+}
+
 static bool join(pthread_t thread, const struct timespec *until)
 {
     return pthread_timedjoin_np(thread, NULL, until) == 0;

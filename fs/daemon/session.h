@@ -64,6 +64,9 @@ int session_ended_fd(const struct session *session);
 /* Copy what the block cache counts into the counters. */
 void session_update_counters(struct session *session);
 
+/* The mount has ended: others may have its part of the job's memory. */
+void session_give_back(struct session *session);
+
 /* One line for the log, which `onepot stat` shows as the last error; from any thread. */
 void session_log(struct session *session, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
