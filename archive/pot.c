@@ -260,7 +260,7 @@ static void use_file(struct opening *o)
 static int save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_ms)
 {
     enum pot_save how = o->options->save;
-    if (how == POT_SAVE_NEVER || o->pot->compression ||
+    if (how == POT_SAVE_NEVER || (o->pot->compression && !o->options->store) ||
         (how == POT_SAVE_AUTO && took_ms < SAVE_AFTER_MS))
         return 0;
     struct fault fault = {0};
@@ -325,10 +325,15 @@ static int unpack(struct opening *o)
                       &unpacked);
     if (r < 0)
         return r;
-    source_close(pot->source);
+    if (o->options->store) { /* what it was unpacked from is what it will be known by */
+        pot->packed = pot->source;
+    } else {
+        source_close(pot->source);
+        o->key.source = unpacked;
+        source_identity(unpacked, &o->key.identity);
+    }
     pot->source = unpacked;
-    o->key.source = unpacked;
-    source_identity(unpacked, &o->key.identity);
+    o->key.archive_bytes = source_size(unpacked);
     return backend_find(unpacked, o->fault, &pot->backend);
 }
 
@@ -372,7 +377,7 @@ static int use_embedded(struct opening *o)
 
 static int use_saved(struct opening *o)
 {
-    if (o->options->rebuild || o->pot->compression)
+    if (o->options->rebuild || (o->pot->compression && !o->options->store))
         return -ENOENT;
     int r = saved_index_find(o->pot->path, &o->key, o->options, &o->pot->index,
                              &o->pot->index_path);
@@ -402,6 +407,7 @@ static int open_source(struct opening *o)
     source_identity(pot->source, &pot->identity);
     o->key.source = pot->source;
     o->key.identity = pot->identity;
+    o->key.archive_bytes = source_size(pot->source);
     return backend_find(pot->source, o->fault, &pot->backend);
 }
 
@@ -433,6 +439,7 @@ void pot_close(struct pot *pot)
         return;
     index_close(pot->index);
     source_close(pot->source);
+    source_close(pot->packed);
     free(pot->index_path);
     free(pot->path);
     free(pot);

@@ -15,7 +15,8 @@
  *
  * A tar that is compressed as one stream is first unpacked into an unlinked private
  * file (mode 0600) in memory (/dev/shm) or, where it does not fit there, in $TMPDIR
- * or /tmp: `source` is then that file, and `note` says so. No index is saved for it.
+ * or /tmp: `source` is then that file, and `note` says so. No index is saved for it. With a
+ * store it is kept there for others, and its index is saved as others are.
  *
  * Errors are those of the steps; -EINTR when a signal that the caller handles came.
  * Nothing is left behind then: no child, no file.
@@ -41,6 +42,7 @@ enum pot_index_origin {
 
 struct pot {
     struct source *source; /* the bytes that the index speaks of */
+    struct source *packed; /* what `source` was unpacked from, where that is kept; or NULL */
     struct index *index;
     const struct backend *backend;
     enum pot_index_origin origin;
@@ -56,6 +58,22 @@ enum pot_save {
     POT_SAVE_ALWAYS, /* failing to is an error: `onepot index` */
 };
 
+/* Unpacks an archive into an empty file that lies in `folder`. */
+struct pot_unpacker {
+    /* At most `most_bytes`; -ENOSPC if it is more. A fault comes with any other error. */
+    int (*unpack)(void *arg, int fd, const char *folder, uint64_t most_bytes,
+                  struct fault *fault);
+    void *arg;
+};
+
+/* Keeps what was unpacked, for other mounts and processes: cache/stage.h has one. */
+struct pot_store {
+    /* What is inside of `packed`: as it was kept, or made by the unpacker now. */
+    int (*open)(void *ctx, struct source *packed, const struct pot_unpacker *unpacker,
+                struct fault *fault, struct source **ret_source);
+    void *ctx;
+};
+
 struct pot_options {
     enum pot_save save;
     bool rebuild; /* don't use a saved index */
@@ -64,6 +82,7 @@ struct pot_options {
      * limit of the child that indexes; 0: what the node has available.
      */
     uint64_t memory_bytes;
+    const struct pot_store *store; /* NULL: a private file, and no index is saved for it */
     /* Called with one line (no newline) for what a person should know. May be NULL. */
     void (*note)(void *ctx, const char *line);
     /* Called while a long step works: what it does, and how far it is. May be NULL. */

@@ -42,7 +42,8 @@ struct saved_key {
     enum format format;
     const struct source *source;
     struct source_identity identity;
-    bool has_fingerprint; /* it is only made when it is needed */
+    uint64_t archive_bytes; /* that the index speaks of: other than the file's if unpacked */
+    bool has_fingerprint;   /* it is only made when it is needed */
     uint64_t fingerprint;
 };
 

@@ -76,7 +76,7 @@ int saved_key_fingerprint(struct saved_key *key)
 static bool describes(const struct index *index, struct saved_key *key)
 {
     const struct index_info *info = index_info(index);
-    return info->format == key->format && info->archive_bytes == key->identity.size_bytes &&
+    return info->format == key->format && info->archive_bytes == key->archive_bytes &&
            info->archive_mtime_sec == key->identity.mtime_sec &&
            info->archive_mtime_nsec == key->identity.mtime_nsec &&
            saved_key_fingerprint(key) == 0 && info->archive_fingerprint == key->fingerprint;

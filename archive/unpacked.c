@@ -37,6 +37,7 @@ struct unpacking {
     struct source *packed;
     const struct pot_options *options;
     int fd;
+    const char *folder; /* that it was unpacked to; NULL: it was not */
 };
 
 static int run_unpack(void *arg, struct progress *progress, struct fault *fault)
@@ -78,16 +79,15 @@ static int open_nameless(const char *folder)
     return fd;
 }
 
-/* Unpack into `folder`. -ENOSPC when it does not fit. */
-static int unpack_into(struct unpacking *u, const char *folder, uint64_t room,
-                       struct fault *fault, int *ret_fd)
+/* struct pot_unpacker. -ENOSPC when it does not fit. */
+static int unpack_into(void *arg, int fd, const char *folder, uint64_t room,
+                       struct fault *fault)
 {
+    struct unpacking *u = arg;
     char doing[128];
     snprintf(doing, sizeof(doing), "unpacking to %.100s", folder);
-    auto_close int fd = open_nameless(folder);
-    if (fd < 0)
-        return fd;
     u->fd = fd;
+    u->folder = folder;
     int keep[] = {source_fd(u->packed), fd};
     struct sandbox_limits limits = {
         .memory_bytes = (uint64_t)UNPACK_MEMORY_MIB << 20,
@@ -96,9 +96,19 @@ static int unpack_into(struct unpacking *u, const char *folder, uint64_t room,
         .keep_fd_count = 2,
     };
     int r = pot_run(u->options, source_name(u->packed), doing, run_unpack, u, &limits, fault);
+    return r == -EFBIG || r == -EDQUOT ? -ENOSPC : r;
+}
+
+static int unpack_privately(struct unpacking *u, const char *folder, uint64_t room,
+                            struct fault *fault, int *ret_fd)
+{
+    auto_close int fd = open_nameless(folder);
+    if (fd < 0)
+        return fd;
+    int r = unpack_into(u, fd, folder, room, fault);
     if (r == 0)
         *ret_fd = steal_fd(&fd);
-    return r == -EFBIG || r == -EDQUOT ? -ENOSPC : r;
+    return r;
 }
 
 static bool means_another_place(int err)
@@ -107,9 +117,8 @@ static bool means_another_place(int err)
            err == -ENOTDIR || err == -EROFS || err == -EOPNOTSUPP;
 }
 
-/* Unpack into the first place where it fits; the folder comes back for the note. */
-static int unpack_somewhere(struct unpacking *u, struct fault *fault, const char **ret_folder,
-                            int *ret_fd)
+/* Unpack into the first place where it fits. */
+static int unpack_somewhere(struct unpacking *u, struct fault *fault, int *ret_fd)
 {
     const char *const places[PLACES] = {"/dev/shm", getenv("TMPDIR"), "/tmp"};
     uint64_t guess = source_size(u->packed) * GUESSED_RATIO;
@@ -122,11 +131,9 @@ static int unpack_somewhere(struct unpacking *u, struct fault *fault, const char
         if (room == 0 || (i == 0 && guess > room))
             continue;
         struct fault ignored = {0};
-        int r = unpack_into(u, places[i], room, &ignored, ret_fd);
-        if (r == 0) {
-            *ret_folder = places[i];
+        int r = unpack_privately(u, places[i], room, &ignored, ret_fd);
+        if (r == 0)
             return 0;
-        }
         if (!means_another_place(r)) {
             if (fault && !fault->err)
                 *fault = ignored;
@@ -149,19 +156,24 @@ int unpacked_open(const struct backend *backend, struct source *packed, const ch
                   struct source **ret_source)
 {
     struct unpacking u = {.backend = backend, .packed = packed, .options = options};
-    const char *folder = NULL, *name = source_name(packed);
-    int fd = -1;
-    int r = unpack_somewhere(&u, fault, &folder, &fd);
-    if (r < 0)
-        return r;
+    const struct pot_unpacker unpacker = {unpack_into, &u};
+    const struct pot_store *store = options->store;
+    const char *name = source_name(packed);
     struct source *unpacked = NULL;
-    r = source_from_fd(fd, name, &unpacked);
+    int fd = -1, r;
+    if (store) {
+        r = store->open(store->ctx, packed, &unpacker, fault, &unpacked);
+    } else {
+        r = unpack_somewhere(&u, fault, &fd);
+        r = r < 0 ? r : source_from_fd(fd, name, &unpacked);
+    }
     if (r < 0)
         return r;
-    pot_note(options, name,
-             "is one %s stream: unpacked %" PRIu64
-             " bytes to %s; an archive by 'onepot pack' would make this unnecessary",
-             compression, source_size(unpacked), folder);
+    if (u.folder)
+        pot_note(options, name,
+                 "is one %s stream: unpacked %" PRIu64
+                 " bytes to %s; an archive by 'onepot pack' would make this unnecessary",
+                 compression, source_size(unpacked), u.folder);
     *ret_source = unpacked;
     return 0;
 }

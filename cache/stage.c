@@ -1,8 +1,6 @@
 /*
  * Finding a copy, making room for one, and removing it: all decisions under the lock of the
- * folder, and none of them long. Whether a copy is in use is told by the lock on its state
- * file, which a killed process loses; that lock is tried only under the folder's, so that
- * nobody takes a probe for a user.
+ * folder, and none of them long.
  */
 #include "stage.h"
 
@@ -23,9 +21,6 @@
 
 #include "cleanup.h"
 #include "stage_private.h"
-
-#define SPARE_SHARE 16u /* of the room stays free: of memory, of a filesystem */
-#define NAME_PART 80    /* of the archive's name, in that of its copy */
 
 void stage_say(const struct stage *stage, const char *format, ...)
 {
@@ -53,240 +48,6 @@ void stage_fail(struct stage *stage, int err)
                   "staging to %s has ended early (%s): what is there is used, the rest is read "
                   "from the archive",
                   stage->folder, strerror_r(err, text, sizeof(text)));
-}
-
-/* ---- owners of copies that stay ---- */
-
-static uint64_t own_namespace(void)
-{
-    struct stat st;
-    return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
-}
-
-/* When a process started, in ticks; 0 if there is none. */
-static uint64_t start_ticks(pid_t pid)
-{
-    char path[64], line[1024];
-    uint64_t ticks = 0;
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return 0;
-    const char *p = fgets(line, sizeof(line), f) ? strrchr(line, ')') : NULL;
-    fclose(f);
-    for (int field = 2; p && field < 22; field++)
-        p = strchr(p + 1, ' ');
-    return p && sscanf(p, "%" SCNu64, &ticks) == 1 ? ticks : 0;
-}
-
-static bool stays(const struct stage_state *state)
-{
-    if (!atomic_load(&state->pinned))
-        return false;
-    return state->owner_pid == 0 || state->owner_namespace != own_namespace() ||
-           start_ticks(state->owner_pid) == state->owner_start_ticks;
-}
-
-void stage_pin(struct stage *stage, pid_t owner)
-{
-    struct stage_state *state = stage->state;
-    state->owner_pid = owner;
-    state->owner_start_ticks = owner ? start_ticks(owner) : 0;
-    state->owner_namespace = own_namespace();
-    atomic_store(&state->pinned, 1);
-}
-
-/* ---- what is in a folder ---- */
-
-/* Nobody uses it: then this process holds it until the descriptor is closed. */
-static bool is_unused(int state_fd)
-{
-    return flock(state_fd, LOCK_EX | LOCK_NB) == 0;
-}
-
-static int sweep_one(void *ctx, const struct stage_folder *folder, const char *name)
-{
-    struct stage_state *state;
-    auto_close int fd = -1;
-    (void)ctx;
-    int r = stage_folder_open(folder, name, ".state", false, &fd);
-    if (r == -ENOENT)
-        stage_folder_remove(folder, name); /* half made */
-    if (r < 0 || !is_unused(fd))
-        return 0;
-    r = stage_state_map(fd, &state);
-    if (r < 0 || !stays(state))
-        stage_folder_remove(folder, name);
-    if (r == 0)
-        stage_state_unmap(state);
-    return 0;
-}
-
-static void sweep(const struct stage_folder *folder)
-{
-    stage_folder_each(folder, sweep_one, NULL);
-}
-
-void stage_sweep(const char *place)
-{
-    char(*places)[PATH_MAX] = malloc(STAGE_PLACES_MAX * PATH_MAX);
-    size_t count = places ? stage_places(place, places) : 0;
-    for (size_t i = 0; i < count; i++) {
-        struct stage_folder folder;
-        if (stage_folder_lock(places[i], false, &folder) < 0)
-            continue;
-        sweep(&folder);
-        stage_folder_unlock(&folder);
-    }
-    free(places);
-}
-
-/* Bytes that copies in this folder will still take. */
-static int add_pending(void *ctx, const struct stage_folder *folder, const char *name)
-{
-    uint64_t *pending = ctx;
-    struct stage_state *state;
-    auto_close int fd = -1;
-    if (stage_folder_open(folder, name, ".state", false, &fd) < 0 ||
-        stage_state_map(fd, &state) < 0)
-        return 0;
-    if (!atomic_load(&state->failure))
-        *pending += state->bytes - stage_bytes_here(state);
-    stage_state_unmap(state);
-    return 0;
-}
-
-/* ---- a copy that is there ---- */
-
-static void name_for(const struct source *source, const char *archive,
-                     char ret_name[STAGE_NAME_MAX])
-{
-    struct source_identity id;
-    source_identity(source, &id);
-    const uint64_t parts[] = {id.dev, id.ino, id.size_bytes, (uint64_t)id.mtime_sec,
-                              id.mtime_nsec};
-    const char *base = strrchr(archive, '/');
-    base = base ? base + 1 : archive;
-    size_t n = 0;
-    for (; base[n] && n < NAME_PART; n++)
-        ret_name[n] =
-            strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._", base[n])
-                ? base[n]
-                : '-';
-    snprintf(ret_name + n, STAGE_NAME_MAX - n, "-%016" PRIx64,
-             (uint64_t)XXH3_64bits(parts, sizeof(parts)));
-}
-
-static int map_copy(struct stage *stage)
-{
-    uint64_t bytes = stage->state->bytes;
-    struct stat st;
-    if (fstat(stage->copy_fd, &st) < 0)
-        return -errno;
-    if ((uint64_t)st.st_size != bytes)
-        return -EUCLEAN;
-    void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, stage->copy_fd, 0);
-    stage->map = map == MAP_FAILED ? NULL : map;
-    return 0;
-}
-
-static void release(struct stage *stage)
-{
-    if (stage->map)
-        munmap((void *)(uintptr_t)stage->map, stage->state->bytes);
-    stage->map = NULL;
-    stage_state_unmap(stage->state);
-    stage->state = NULL;
-    int *const fds[] = {&stage->state_fd, &stage->copy_fd};
-    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
-        if (*fds[i] >= 0)
-            close(steal_fd(fds[i]));
-}
-
-/* Through a descriptor of its own: a mapping would keep the lock of another one alive. */
-static int map_state(struct stage *stage, const struct stage_folder *folder)
-{
-    auto_close int fd = -1;
-    int r = stage_folder_open(folder, stage->name, ".state", false, &fd);
-    return r < 0 ? r : stage_state_map(fd, &stage->state);
-}
-
-/* -ENOENT: there is none; -EUCLEAN: it is none of this archive, and in use. */
-static int use_copy(struct stage *stage, const struct stage_folder *folder)
-{
-    struct source_identity id;
-    source_identity(stage->source, &id);
-    int r = stage_folder_open(folder, stage->name, ".state", false, &stage->state_fd);
-    if (r == 0)
-        r = flock(stage->state_fd, LOCK_SH | LOCK_NB) < 0 ? -EUCLEAN : 0;
-    if (r == 0)
-        r = map_state(stage, folder);
-    if (r == 0 && !stage_state_is_of(stage->state, &id))
-        r = -EUCLEAN;
-    if (r == 0)
-        r = stage_folder_open(folder, stage->name, ".copy", false, &stage->copy_fd);
-    if (r == 0)
-        r = map_copy(stage);
-    if (r < 0) {
-        release(stage);
-        return r;
-    }
-    atomic_store(&stage->state->failure, 0); /* a new try */
-    return 0;
-}
-
-/* ---- a new one ---- */
-
-/* On a disk the place is taken at once; what fills a tmpfs is an error of the write. */
-static int make_copy_file(struct stage *stage, const struct stage_folder *folder)
-{
-    uint64_t bytes = source_size(stage->source);
-    int r = stage_folder_open(folder, stage->name, ".copy", true, &stage->copy_fd);
-    if (r == 0 && ftruncate(stage->copy_fd, (off_t)bytes) < 0)
-        r = -errno;
-    if (r == 0 && !storage_of(stage->copy_fd).is_memory &&
-        fallocate(stage->copy_fd, 0, 0, (off_t)bytes) < 0 && errno != EOPNOTSUPP)
-        r = -errno;
-    return r;
-}
-
-/* Its pages are taken at once: it is written through a mapping. */
-static int make_state_file(struct stage *stage, const struct stage_folder *folder,
-                           const char *archive)
-{
-    size_t size = stage_state_size(source_size(stage->source));
-    int r = stage_folder_open(folder, stage->name, ".state", true, &stage->state_fd);
-    if (r == 0 && posix_fallocate(stage->state_fd, 0, (off_t)size) != 0)
-        r = -ENOSPC;
-    if (r == 0 && flock(stage->state_fd, LOCK_SH | LOCK_NB) < 0)
-        r = -errno;
-    if (r < 0)
-        return r;
-    auto_close int fd = -1;
-    r = stage_folder_open(folder, stage->name, ".state", false, &fd);
-    if (r < 0)
-        return r;
-    struct stage_state *state = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (state == MAP_FAILED)
-        return -errno;
-    stage_state_init(state, stage->source, archive, stage->place);
-    munmap(state, size);
-    return map_state(stage, folder);
-}
-
-static int create_copy(struct stage *stage, const struct stage_folder *folder,
-                       const char *archive)
-{
-    int r = make_copy_file(stage, folder);
-    if (r == 0)
-        r = make_state_file(stage, folder, archive);
-    if (r == 0)
-        r = map_copy(stage);
-    if (r < 0) {
-        release(stage);
-        stage_folder_remove(folder, stage->name);
-    }
-    return r;
 }
 
 /* ---- which place ---- */
@@ -320,7 +81,7 @@ __attribute__((format(printf, 3, 4))) static int refuse(struct reasons *reasons,
 static int check_room(const struct stage *stage, const struct stage_folder *folder,
                       struct reasons *reasons)
 {
-    uint64_t bytes = source_size(stage->source), pending = 0;
+    uint64_t bytes = source_size(stage->source), pending = stage_pending(folder);
     uint64_t need = bytes + stage_state_size(bytes);
     struct stage_room room;
     int r = stage_room_of(stage->place, &room);
@@ -328,10 +89,9 @@ static int check_room(const struct stage *stage, const struct stage_folder *fold
         return refuse(reasons, r, "%s: %s", stage->place, strerror(-r));
     if (!room.is_local)
         return refuse(reasons, -ENOTSUP, "%s is on a network filesystem", stage->place);
-    stage_folder_each(folder, add_pending, &pending);
     bool is_memory = room.memory_bytes < room.free_bytes;
     uint64_t has = is_memory ? room.memory_bytes : room.free_bytes;
-    has -= has / SPARE_SHARE;
+    has -= has / STAGE_SPARE_SHARE;
     has = has > pending ? has - pending : 0;
     if (need > has)
         return refuse(reasons, -ENOSPC, "%s has %" PRIu64 " MiB for it%s", stage->place,
@@ -356,12 +116,12 @@ static int try_place(struct stage *stage, const char *place, const char *archive
     if (r < 0)
         return refuse(reasons, r, "%s: %s", place, strerror(-r));
     strcpy(stage->folder, folder.path);
-    sweep(&folder);
-    r = use_copy(stage, &folder);
+    stage_sweep_folder(&folder);
+    r = stage_use(stage, &folder);
     if (r == -ENOENT && create) {
         r = check_room(stage, &folder, reasons);
         if (r == 0) {
-            r = create_copy(stage, &folder, archive);
+            r = stage_create(stage, &folder, archive);
             if (r < 0)
                 refuse(reasons, r, "%s: %s", place, strerror(-r));
         }
@@ -419,22 +179,30 @@ static int check_source(const struct source *source, struct fault *fault)
     return 0;
 }
 
+struct stage *stage_new(const struct source *source, const struct stage_options *options)
+{
+    struct stage *stage = calloc(1, sizeof(*stage));
+    if (!stage)
+        return NULL;
+    stage->source = source;
+    stage->state_fd = stage->copy_fd = -1;
+    stage->streams = options->streams ? options->streams : STAGE_STREAMS;
+    stage->note = options->note;
+    stage->note_ctx = options->ctx;
+    return stage;
+}
+
 int stage_open(const struct source *source, const struct stage_options *options,
                struct fault *fault, struct stage **ret_stage)
 {
     int r = check_source(source, fault);
     if (r < 0)
         return r;
-    struct stage *stage = calloc(1, sizeof(*stage));
+    struct stage *stage = stage_new(source, options);
     if (!stage)
         return -ENOMEM;
     const char *archive = options->archive ? options->archive : source_name(source);
-    stage->source = source;
-    stage->state_fd = stage->copy_fd = -1;
-    stage->streams = options->streams ? options->streams : STAGE_STREAMS;
-    stage->note = options->note;
-    stage->note_ctx = options->ctx;
-    name_for(source, archive, stage->name);
+    stage_name_for(stage, archive, false);
     r = find_or_make(stage, archive, options->place, fault);
     if (r < 0) {
         free(stage);
@@ -469,8 +237,8 @@ void stage_abandon(struct stage *stage)
     if (stage->state_fd < 0 || stage_folder_lock(stage->place, false, &folder) < 0)
         return;
     close(steal_fd(&stage->state_fd));
-    if (stage_folder_open(&folder, stage->name, ".state", false, &fd) == 0 && is_unused(fd) &&
-        !stays(stage->state))
+    if (stage_folder_open(&folder, stage->name, ".state", false, &fd) == 0 &&
+        stage_is_unused(fd) && !stage_stays(stage->state))
         stage_folder_remove(&folder, stage->name);
     stage_folder_unlock(&folder);
 }
@@ -479,7 +247,7 @@ void stage_forget(struct stage *stage)
 {
     if (!stage)
         return;
-    release(stage);
+    stage_release(stage);
     free(stage);
 }
 
@@ -553,7 +321,7 @@ static int each_copy(void *ctx, const struct stage_folder *folder, const char *n
     struct stage_copy_info info = {.archive = state->archive,
                                    .folder = folder->path,
                                    .identity = &state->identity,
-                                   .used = !is_unused(fd),
+                                   .used = !stage_is_unused(fd),
                                    .owner = state->owner_pid};
     info.report.folder = folder->path;
     report_of(state, &info.report);
@@ -583,7 +351,7 @@ int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_i
             r = locked == -ENOENT || locked == -EPERM ? 0 : locked;
             continue;
         }
-        sweep(&folder);
+        stage_sweep_folder(&folder);
         r = stage_folder_each(&folder, each_copy, &each);
         stage_folder_unlock(&folder);
     }

@@ -26,6 +26,7 @@
 #include <sys/types.h>
 
 #include "fault.h"
+#include "pot.h"
 #include "source.h"
 
 struct stage;
@@ -47,6 +48,29 @@ struct stage_options {
  */
 int stage_open(const struct source *source, const struct stage_options *options,
                struct fault *fault, struct stage **ret_stage);
+
+/*
+ * A copy of what is inside of an archive that is compressed in one piece: found whole, or made
+ * by `unpacker` before this returns; who wants it meanwhile waits. It is to be read by
+ * stage_source, and has nothing to start. -EINTR when a signal that the caller handles came.
+ */
+int stage_open_unpacked(const struct source *packed, const struct stage_options *options,
+                        const struct pot_unpacker *unpacker, struct fault *fault,
+                        struct stage **ret_stage);
+
+/* A copy that is whole, as a source of its own; the stage holds it. */
+int stage_source(const struct stage *stage, const char *name, struct source **ret_source);
+
+/*
+ * Both, for pot_options.store: {stage_store_open, &(struct stage_store){options}}. If `stage`
+ * is not NULL after pot_open, whatever that returned, the caller has to close it.
+ */
+struct stage_store {
+    struct stage_options options;
+    struct stage *stage;
+};
+int stage_store_open(void *store, struct source *packed, const struct pot_unpacker *unpacker,
+                     struct fault *fault, struct source **ret_source);
 
 /* Let `source`, the one that it was opened with, read through it. */
 void stage_attach(struct stage *stage, struct source *source);

@@ -1,7 +1,9 @@
 /*
  * What the files of staging share:
  *
- *   stage.c         finding, making, removing a copy
+ *   stage.c         finding or making a copy, in which place; the end; reports
+ *   stage_unpack.c  the same, of what is unpacked
+ *   stage_files.c   the files of a copy
  *   stage_copier.c  the threads that make it
  *   stage_read.c    reading through it
  *   stage_folder.c  where it lies
@@ -19,6 +21,7 @@
 
 #define STAGE_STREAMS 28u
 #define STAGE_STREAMS_MAX 64u
+#define STAGE_SPARE_SHARE 16u /* of the room stays free: of memory, of a filesystem */
 
 struct copier; /* of stage_copier.c */
 
@@ -37,8 +40,38 @@ struct stage {
     struct copier *copier; /* NULL: not started */
 };
 
+/* With no files yet. NULL: out of memory. */
+struct stage *stage_new(const struct source *source, const struct stage_options *options);
+
 void stage_say(const struct stage *stage, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* ---- stage_files.c: under the lock of the folder ---- */
+
+/* Name the copy of stage->source, or of what is inside of it. */
+void stage_name_for(struct stage *stage, const char *archive, bool unpacked);
+
+/* Nobody uses it: then this process holds it until the descriptor is closed. */
+bool stage_is_unused(int state_fd);
+bool stage_stays(const struct stage_state *state);
+void stage_sweep_folder(const struct stage_folder *folder);
+
+/* Bytes that copies in this folder will still take. */
+uint64_t stage_pending(const struct stage_folder *folder);
+
+/* Use what is there. -ENOENT: nothing; -EUCLEAN: it is no copy of this archive, and in use. */
+int stage_use(struct stage *stage, const struct stage_folder *folder);
+
+/* Make both files. */
+int stage_create(struct stage *stage, const struct stage_folder *folder, const char *archive);
+
+/* Make the state of a copy (stage->copy_fd) that is there and whole. */
+int stage_adopt(struct stage *stage, const struct stage_folder *folder, const char *archive);
+
+/* Close and unmap. */
+void stage_release(struct stage *stage);
+
+/* ---- the copier and readers ---- */
 
 /*
  * Fetch a chunk that this thread has claimed, into `buf` (STAGE_CHUNK_BYTES) and into the

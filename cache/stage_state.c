@@ -39,14 +39,14 @@ size_t stage_state_size(uint64_t bytes)
     return sizeof(struct stage_state) + (size_t)chunks * sizeof(uint32_t);
 }
 
-void stage_state_init(struct stage_state *state, const struct source *source,
-                      const char *archive, const char *place)
+void stage_state_init(struct stage_state *state, const struct source_identity *identity,
+                      uint64_t bytes, const char *archive, const char *place)
 {
     state->version = VERSION;
     state->chunk_bytes = STAGE_CHUNK_BYTES;
     read_boot_id(state->boot_id);
-    source_identity(source, &state->identity);
-    state->bytes = source_size(source);
+    state->identity = *identity;
+    state->bytes = bytes;
     state->chunks =
         (stage_state_size(state->bytes) - sizeof(struct stage_state)) / sizeof(uint32_t);
     snprintf(state->archive, sizeof(state->archive), "%s", archive);

@@ -28,8 +28,8 @@ struct stage_state {
     uint32_t version;
     uint32_t chunk_bytes;
     char boot_id[40];
-    struct source_identity identity;
-    uint64_t bytes; /* of the copy */
+    struct source_identity identity; /* of the archive */
+    uint64_t bytes; /* of the copy: of the archive, or of what is inside of it */
     uint64_t chunks;
     char archive[4096]; /* its path, for people */
     char place[4096];   /* where the copy's folder lies */
@@ -63,8 +63,8 @@ enum {
 size_t stage_state_size(uint64_t bytes);
 
 /* Fill a mapping of zeros of a new state file. */
-void stage_state_init(struct stage_state *state, const struct source *source,
-                      const char *archive, const char *place);
+void stage_state_init(struct stage_state *state, const struct source_identity *identity,
+                      uint64_t bytes, const char *archive, const char *place);
 
 /* Map a state file: -EUCLEAN when it is not one, or not of this boot and version. */
 int stage_state_map(int fd, struct stage_state **ret_state);

@@ -180,18 +180,15 @@ static int stage_archive(struct mounter *m)
     struct stage_report report;
     struct fault fault = {0};
 
-    if (m->pot->compression) { /* what is in it is on this node now */
-        cli_note("%s: --stage adds nothing for it: it was unpacked to this node", o->archive);
-        return 0;
-    }
-    int r = stage_open(m->pot->source, &options, &fault, &m->stage);
+    int r = m->stage ? 0 : stage_open(m->pot->source, &options, &fault, &m->stage);
     if (r == -EEXIST) {
         cli_note("%s: it %s", o->archive, fault.what);
         return 0;
     }
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
-    stage_attach(m->stage, m->pot->source);
+    if (!m->pot->compression) /* else it is read where it was unpacked to */
+        stage_attach(m->stage, m->pot->source);
     stage_get_report(m->stage, &report);
     struct counters *c = m->slot->counters;
     snprintf(c->stage_folder, sizeof(c->stage_folder), "%s", report.folder);
@@ -212,12 +209,17 @@ int mounter_open_archive(struct mounter *m)
         .cache_stored = true};
     struct fault fault = {0};
 
-    if (cli_open_pot(o->archive, NULL, o->progress, &m->pot) < 0)
+    struct stage_store store = {{.archive = m->archive, .place = o->stage_place}, NULL};
+    const struct pot_store pot_store = {stage_store_open, &store};
+    const struct pot_options options = {.store = o->stage ? &pot_store : NULL};
+    int r = cli_open_pot(o->archive, &options, o->progress, &m->pot);
+    m->stage = store.stage;
+    if (r < 0)
         return CLI_FAILED;
     source_set_retries(m->pot->source, o->retries);
     if (was_replaced(&m->pot->identity, &m->identity))
         return cli_failf(o->archive, "it was changed while it was opened; try again");
-    int r = find_root(m);
+    r = find_root(m);
     if (r != 0)
         return r;
     r = o->stage ? stage_archive(m) : 0;

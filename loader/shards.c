@@ -27,15 +27,17 @@ struct list {
     struct onepot_error *error;
 };
 
-/* What lies in memory, or was unpacked to this node, needs no copy. */
+static const char *place_of(const struct list *list)
+{
+    return list->stage && list->stage[0] ? list->stage : NULL;
+}
+
+/* What lies in memory needs no copy. */
 static int stage_pot(const struct list *list, struct pot *pot)
 {
-    const struct stage_options options = {.archive = pot->path,
-                                          .place = list->stage[0] ? list->stage : NULL};
+    const struct stage_options options = {.archive = pot->path, .place = place_of(list)};
     struct fault fault = {0};
     struct stage *stage;
-    if (pot->compression)
-        return 0;
     int r = stage_open(pot->source, &options, &fault, &stage);
     if (r == -EEXIST)
         return 0;
@@ -48,7 +50,10 @@ static int stage_pot(const struct list *list, struct pot *pot)
 
 static int open_one(struct list *list, const char *path)
 {
-    struct pot_options options = {.memory_bytes = list->memory_bytes};
+    struct stage_store store = {{.archive = path, .place = place_of(list)}, NULL};
+    const struct pot_store pot_store = {stage_store_open, &store};
+    struct pot_options options = {.memory_bytes = list->memory_bytes,
+                                  .store = list->stage ? &pot_store : NULL};
     struct fault fault = {0};
     if (list->count == list->room) {
         size_t room = list->room ? 2 * list->room : 16;
@@ -62,10 +67,14 @@ static int open_one(struct list *list, const char *path)
         return error_set(list->error, -EOVERFLOW, "%s: more than %u archives", path,
                          ARCHIVES_MAX);
     int r = pot_open(path, &options, &fault, &list->pots[list->count]);
-    if (r < 0)
+    if (r < 0) {
+        stage_close(store.stage);
         return error_from_fault(list->error, r, &fault, path);
-    list->count++;
-    return list->stage ? stage_pot(list, list->pots[list->count - 1]) : 0;
+    }
+    struct pot *pot = list->pots[list->count++];
+    if (store.stage) /* it was unpacked there */
+        stage_give(store.stage, pot->source);
+    return list->stage && !store.stage ? stage_pot(list, pot) : 0;
 }
 
 static int is_shard(const struct dirent *entry)

@@ -478,6 +478,97 @@ START_TEST(a_copy_of_another_size_is_not_used)
 }
 END_TEST
 
+/* ---- what is unpacked ---- */
+
+static unsigned made; /* times in this process */
+
+/* "Unpacks" to the bytes of the archive, twice, and takes its time. */
+static int unpack(void *arg, int fd, const char *to, uint64_t most, struct fault *fault)
+{
+    int err = *(const int *)arg;
+    made++;
+    ck_assert_ptr_nonnull(strstr(to, "onepot-stage-"));
+    ck_assert_uint_ge(most, 2 * BYTES);
+    usleep(100000);
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_eq(write(fd, bytes, BYTES), BYTES);
+    return err < 0 ? fault_set(fault, err, NULL, FAULT_NO_OFFSET, "is damaged") : 0;
+}
+
+static int open_unpacked(int err, struct fault *fault, struct staged *s)
+{
+    struct stage_store store = {{.place = place}, NULL};
+    struct source *packed;
+    const struct pot_unpacker unpacker = {unpack, &err};
+    memset(fault, 0, sizeof(*fault));
+    ck_assert_int_eq(source_open(archive, NULL, &packed), 0);
+    int r = stage_store_open(&store, packed, &unpacker, fault, &s->source);
+    s->stage = store.stage;
+    source_close(packed);
+    return r;
+}
+
+START_TEST(what_is_unpacked_is_made_once_for_all)
+{
+    struct staged a, b;
+    struct fault fault;
+    pid_t pid = fork();
+    if (pid == 0) {
+        ck_assert_int_eq(open_unpacked(0, &fault, &a), 0);
+        close_staged(&a);
+        _exit((int)made);
+    }
+    ck_assert_int_eq(open_unpacked(0, &fault, &a), 0);
+    ck_assert_int_eq(open_unpacked(0, &fault, &b), 0);
+    ck_assert_uint_eq(source_size(b.source), 2 * BYTES);
+    ck_assert_int_eq(read_range(&b, 0, BYTES), 0);
+    ck_assert(report(&b).whole);
+    int status;
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert(WIFEXITED(status));
+    /* The child may have come, gone and removed it before. */
+    ck_assert_uint_ge(made + (unsigned)WEXITSTATUS(status), 1);
+    ck_assert_uint_le(made, 1);
+    close_staged(&a);
+    close_staged(&b);
+    ck_assert_uint_eq(files_left(), 0);
+}
+END_TEST
+
+START_TEST(unpacking_that_fails_leaves_nothing)
+{
+    struct staged s;
+    struct fault fault;
+    ck_assert_int_eq(open_unpacked(-EUCLEAN, &fault, &s), -EUCLEAN);
+    ck_assert_ptr_null(s.stage);
+    ck_assert_str_eq(fault.what, "is damaged");
+    ck_assert_uint_eq(files_left(), 0);
+    ck_assert_int_eq(open_unpacked(-ENOSPC, &fault, &s), -ENOSPC);
+    ck_assert_ptr_nonnull(strstr(fault.what, "no room"));
+    ck_assert_uint_eq(files_left(), 0);
+}
+END_TEST
+
+START_TEST(an_unpacker_that_is_killed_is_replaced)
+{
+    struct staged s;
+    struct fault fault;
+    pid_t pid = fork();
+    if (pid == 0) {
+        open_unpacked(0, &fault, &s); /* 100 ms */
+        _exit(0);
+    }
+    for (unsigned i = 0; i < 1000 && files_left() < 3; i++)
+        usleep(1000); /* folder, lock, copy */
+    kill(pid, SIGKILL);
+    ck_assert_int_eq(open_unpacked(0, &fault, &s), 0);
+    ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+    ck_assert_uint_eq(source_size(s.source), 2 * BYTES);
+    close_staged(&s);
+    ck_assert_uint_eq(files_left(), 0);
+}
+END_TEST
+
 /* ---- copies that stay ---- */
 
 static int count_copies(void *ctx, const struct stage_copy_info *info)
@@ -526,9 +617,11 @@ START_TEST(a_copy_stays_as_long_as_its_owner)
     stage_sweep(place);
     ck_assert_uint_gt(files_left(), 0);
     kill(owner, SIGKILL);
-    ck_assert_int_eq(waitpid(owner, NULL, 0), owner);
+    siginfo_t info; /* its zombie is there */
+    ck_assert_int_eq(waitid(P_PID, (id_t)owner, &info, WEXITED | WNOWAIT), 0);
     stage_sweep(place);
     ck_assert_uint_eq(files_left(), 0);
+    ck_assert_int_eq(waitpid(owner, NULL, 0), owner);
 }
 END_TEST
 
@@ -553,6 +646,9 @@ int main(void)
     tcase_add_test(tc, a_folder_that_is_a_link_or_open_is_not_used);
     tcase_add_test(tc, a_state_of_another_boot_or_version_is_made_anew);
     tcase_add_test(tc, a_copy_of_another_size_is_not_used);
+    tcase_add_test(tc, what_is_unpacked_is_made_once_for_all);
+    tcase_add_test(tc, unpacking_that_fails_leaves_nothing);
+    tcase_add_test(tc, an_unpacker_that_is_killed_is_replaced);
     tcase_add_test(tc, a_copy_may_stay);
     tcase_add_test(tc, a_copy_stays_as_long_as_its_owner);
     suite_add_tcase(suite, tc);

@@ -147,23 +147,35 @@ static int finish(const struct arguments *a, const char *archive, struct pot *po
     return CLI_OK;
 }
 
-/* With --verify the archive is opened with its index, else its bytes alone. */
-static int open_source(const struct arguments *a, const char *archive, struct pot **ret_pot,
+/* Is it compressed in one piece, so that it is unpacked and not copied? */
+static int is_packed(const struct source *source, struct fault *fault)
+{
+    const struct backend *backend;
+    const char *compression;
+    int r = backend_find(source, fault, &backend);
+    return r < 0 ? r : backend_compression(backend, source, &compression);
+}
+
+/* With its index, where that is needed (an unpacked one's is saved), else its bytes alone. */
+static int open_source(const struct arguments *a, const char *archive,
+                       struct stage_store *store, struct pot **ret_pot,
                        struct source **ret_source)
 {
+    const struct pot_store pot_store = {stage_store_open, store};
+    const struct pot_options options = {.store = &pot_store};
     struct fault fault = {0};
-    if (!a->verify) {
-        int r = source_open(archive, &fault, ret_source);
-        return r < 0 ? cli_fail(archive, r, &fault) : CLI_OK;
-    }
-    if (cli_open_pot(archive, NULL, a->progress, ret_pot) < 0)
+    int r = source_open(archive, &fault, ret_source);
+    if (r == 0)
+        r = is_packed(*ret_source, &fault);
+    if (r < 0)
+        return cli_fail(archive, r, &fault);
+    if (r == 0 && !a->verify)
+        return CLI_OK;
+    source_close(*ret_source);
+    *ret_source = NULL;
+    if (cli_open_pot(archive, &options, a->progress, ret_pot) < 0)
         return CLI_FAILED;
     *ret_source = (*ret_pot)->source;
-    if ((*ret_pot)->compression)
-        return cli_failf(archive,
-                         "it is one %s stream: --verify is for archives that can be "
-                         "read where they lie; use 'onepot verify'",
-                         (*ret_pot)->compression);
     return CLI_OK;
 }
 
@@ -179,17 +191,19 @@ static int stage_one(const struct arguments *a, const char *archive, bool first)
     struct fault fault = {0};
     struct pot *pot = NULL;
     struct source *source = NULL;
-    struct stage *stage = NULL;
     const struct stage_options options = {.archive = realpath(archive, full) ? full : archive,
                                           .place = a->place,
                                           .note = print_note};
-    int status = open_source(a, archive, &pot, &source);
-    if (status == CLI_OK) {
+    struct stage_store store = {options, NULL};
+    int status = open_source(a, archive, &store, &pot, &source);
+    struct stage *stage = store.stage;
+    if (status == CLI_OK && !stage) {
         int r = stage_open(source, &options, &fault, &stage);
         status = r < 0 ? cli_fail(archive, r, &fault) : CLI_OK;
+        if (r == 0)
+            stage_attach(stage, source);
     }
     if (status == CLI_OK) {
-        stage_attach(stage, source);
         status = finish(a, archive, pot, stage, first);
         stage_stop(stage);
     }

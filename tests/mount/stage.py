@@ -193,6 +193,31 @@ def test_staged_ahead_of_time(work):
         onepot("unstage", "--all")
 
 
+def test_a_compressed_tar_is_unpacked_once(work):
+    source, _ = make_archive(work)
+    archive = os.path.join(source, "a.tar.gz")
+    run("tar", "-czf", archive, "-C", work / "tree", ".")
+    with work.mount("--stage", archive, name="one") as first:
+        check("unpacked" in first.notes and "onepot pack" in first.notes, first.notes)
+        with work.mount("--stage", "--idle=1000", archive, name="two") as second:
+            check("unpacked" not in second.notes, f"it was unpacked again: {second.notes}")
+            check_equal(len(copies(work)), 2, "files")
+            read_all(second.path)
+            kill_daemon(first)
+            first.mounted = False
+            harness.detach(first.path)
+            read_all(second.path, 5)
+            check_equal(staged(second)["here_bytes"], staged(second)["bytes"], "bytes")
+    check_equal(copies(work), [], "files afterwards")
+    onepot("stage", "--keep", archive)
+    with work.mount("--stage", archive, name="three") as third:
+        check("unpacked" not in third.notes, f"it was unpacked again: {third.notes}")
+        read_all(third.path)
+    onepot("unstage", archive)
+    check_equal(copies(work), [], "files at the end")
+    onepot("umount", "--all")
+
+
 def test_a_copy_goes_with_its_owner(work):
     source, _ = make_archive(work)
     end, other = os.pipe()

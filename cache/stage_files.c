@@ -1,0 +1,291 @@
+/*
+ * The files of a copy: whose they are, whether somebody uses them, how they are made. All of
+ * it under the lock of the folder. Whether a copy is in use is told by the lock on its state
+ * file, which a killed process loses; it is tried only under the folder's, so that nobody
+ * takes a probe for a user.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "cleanup.h"
+#include "stage_private.h"
+
+#define NAME_PART 80 /* of the archive's name, in that of its copy */
+
+/* ---- owners of copies that stay ---- */
+
+static uint64_t own_namespace(void)
+{
+    struct stat st;
+    return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
+}
+
+/* When a process started, in ticks; 0 if there is none, or only its zombie. */
+static uint64_t start_ticks(pid_t pid)
+{
+    char path[64], line[1024];
+    uint64_t ticks = 0;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return 0;
+    const char *p = fgets(line, sizeof(line), f) ? strrchr(line, ')') : NULL;
+    fclose(f);
+    if (p && (strncmp(p, ") Z", 3) == 0 || strncmp(p, ") X", 3) == 0))
+        return 0;
+    for (int field = 2; p && field < 22; field++)
+        p = strchr(p + 1, ' ');
+    return p && sscanf(p, "%" SCNu64, &ticks) == 1 ? ticks : 0;
+}
+
+bool stage_stays(const struct stage_state *state)
+{
+    if (!atomic_load(&state->pinned))
+        return false;
+    if (state->owner_pid == 0 || state->owner_namespace != own_namespace())
+        return true; /* or nobody can tell */
+    uint64_t ticks = start_ticks(state->owner_pid);
+    return ticks != 0 && ticks == state->owner_start_ticks;
+}
+
+void stage_pin(struct stage *stage, pid_t owner)
+{
+    struct stage_state *state = stage->state;
+    state->owner_pid = owner;
+    state->owner_start_ticks = owner ? start_ticks(owner) : 0;
+    state->owner_namespace = own_namespace();
+    atomic_store(&state->pinned, 1);
+}
+
+/* ---- what is in a folder ---- */
+
+/* Nobody uses it: then this process holds it until the descriptor is closed. */
+bool stage_is_unused(int state_fd)
+{
+    return flock(state_fd, LOCK_EX | LOCK_NB) == 0;
+}
+
+/* A copy without a state: somebody unpacks into it, or was killed. */
+static void sweep_half(const struct stage_folder *folder, const char *name)
+{
+    auto_close int fd = -1;
+    if (stage_folder_open(folder, name, ".copy", false, &fd) < 0 || stage_is_unused(fd))
+        stage_folder_remove(folder, name);
+}
+
+static int sweep_one(void *ctx, const struct stage_folder *folder, const char *name)
+{
+    struct stage_state *state;
+    auto_close int fd = -1;
+    (void)ctx;
+    int r = stage_folder_open(folder, name, ".state", false, &fd);
+    if (r == -ENOENT)
+        sweep_half(folder, name);
+    if (r < 0 || !stage_is_unused(fd))
+        return 0;
+    r = stage_state_map(fd, &state);
+    if (r < 0 || !stage_stays(state))
+        stage_folder_remove(folder, name);
+    if (r == 0)
+        stage_state_unmap(state);
+    return 0;
+}
+
+void stage_sweep_folder(const struct stage_folder *folder)
+{
+    stage_folder_each(folder, sweep_one, NULL);
+}
+
+void stage_sweep(const char *place)
+{
+    char(*places)[PATH_MAX] = malloc(STAGE_PLACES_MAX * PATH_MAX);
+    size_t count = places ? stage_places(place, places) : 0;
+    for (size_t i = 0; i < count; i++) {
+        struct stage_folder folder;
+        if (stage_folder_lock(places[i], false, &folder) < 0)
+            continue;
+        stage_sweep_folder(&folder);
+        stage_folder_unlock(&folder);
+    }
+    free(places);
+}
+
+static int add_pending(void *ctx, const struct stage_folder *folder, const char *name)
+{
+    uint64_t *pending = ctx;
+    struct stage_state *state;
+    auto_close int fd = -1;
+    if (stage_folder_open(folder, name, ".state", false, &fd) < 0 ||
+        stage_state_map(fd, &state) < 0)
+        return 0;
+    if (!atomic_load(&state->failure))
+        *pending += state->bytes - stage_bytes_here(state);
+    stage_state_unmap(state);
+    return 0;
+}
+
+uint64_t stage_pending(const struct stage_folder *folder)
+{
+    uint64_t pending = 0;
+    stage_folder_each(folder, add_pending, &pending);
+    return pending;
+}
+
+/* ---- a copy that is there ---- */
+
+void stage_name_for(struct stage *stage, const char *archive, bool unpacked)
+{
+    struct source_identity id;
+    char *ret_name = stage->name;
+    source_identity(stage->source, &id);
+    const uint64_t parts[] = {id.dev,        id.ino,  id.size_bytes, (uint64_t)id.mtime_sec,
+                              id.mtime_nsec, unpacked};
+    const char *base = strrchr(archive, '/');
+    base = base ? base + 1 : archive;
+    size_t n = 0;
+    for (; base[n] && n < NAME_PART; n++)
+        ret_name[n] =
+            strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._", base[n])
+                ? base[n]
+                : '-';
+    snprintf(ret_name + n, STAGE_NAME_MAX - n, "-%016" PRIx64,
+             (uint64_t)XXH3_64bits(parts, sizeof(parts)));
+}
+
+static int map_copy(struct stage *stage)
+{
+    uint64_t bytes = stage->state->bytes;
+    struct stat st;
+    if (fstat(stage->copy_fd, &st) < 0)
+        return -errno;
+    if ((uint64_t)st.st_size != bytes)
+        return -EUCLEAN;
+    void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, stage->copy_fd, 0);
+    stage->map = map == MAP_FAILED ? NULL : map;
+    return 0;
+}
+
+void stage_release(struct stage *stage)
+{
+    if (stage->map)
+        munmap((void *)(uintptr_t)stage->map, stage->state->bytes);
+    stage->map = NULL;
+    stage_state_unmap(stage->state);
+    stage->state = NULL;
+    int *const fds[] = {&stage->state_fd, &stage->copy_fd};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+        if (*fds[i] >= 0)
+            close(steal_fd(fds[i]));
+}
+
+/* Through a descriptor of its own: a mapping would keep the lock of another one alive. */
+static int map_state(struct stage *stage, const struct stage_folder *folder)
+{
+    auto_close int fd = -1;
+    int r = stage_folder_open(folder, stage->name, ".state", false, &fd);
+    return r < 0 ? r : stage_state_map(fd, &stage->state);
+}
+
+/* -ENOENT: there is none; -EUCLEAN: it is none of this archive, and in use. */
+int stage_use(struct stage *stage, const struct stage_folder *folder)
+{
+    struct source_identity id;
+    source_identity(stage->source, &id);
+    int r = stage_folder_open(folder, stage->name, ".state", false, &stage->state_fd);
+    if (r == 0)
+        r = flock(stage->state_fd, LOCK_SH | LOCK_NB) < 0 ? -EUCLEAN : 0;
+    if (r == 0)
+        r = map_state(stage, folder);
+    if (r == 0 && !stage_state_is_of(stage->state, &id))
+        r = -EUCLEAN;
+    if (r == 0)
+        r = stage_folder_open(folder, stage->name, ".copy", false, &stage->copy_fd);
+    if (r == 0)
+        r = map_copy(stage);
+    if (r < 0) {
+        stage_release(stage);
+        return r;
+    }
+    atomic_store(&stage->state->failure, 0); /* a new try */
+    return 0;
+}
+
+/* ---- a new one ---- */
+
+/* On a disk the place is taken at once; what fills a tmpfs is an error of the write. */
+static int make_copy_file(struct stage *stage, const struct stage_folder *folder)
+{
+    uint64_t bytes = source_size(stage->source);
+    int r = stage_folder_open(folder, stage->name, ".copy", true, &stage->copy_fd);
+    if (r == 0 && ftruncate(stage->copy_fd, (off_t)bytes) < 0)
+        r = -errno;
+    if (r == 0 && !storage_of(stage->copy_fd).is_memory &&
+        fallocate(stage->copy_fd, 0, 0, (off_t)bytes) < 0 && errno != EOPNOTSUPP)
+        r = -errno;
+    return r;
+}
+
+/* Its pages are taken at once: it is written through a mapping. */
+static int make_state_file(struct stage *stage, const struct stage_folder *folder,
+                           const char *archive, uint64_t bytes)
+{
+    struct source_identity id;
+    size_t size = stage_state_size(bytes);
+    int r = stage_folder_open(folder, stage->name, ".state", true, &stage->state_fd);
+    if (r == 0 && posix_fallocate(stage->state_fd, 0, (off_t)size) != 0)
+        r = -ENOSPC;
+    if (r == 0 && flock(stage->state_fd, LOCK_SH | LOCK_NB) < 0)
+        r = -errno;
+    if (r < 0)
+        return r;
+    auto_close int fd = -1;
+    r = stage_folder_open(folder, stage->name, ".state", false, &fd);
+    if (r < 0)
+        return r;
+    struct stage_state *state = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (state == MAP_FAILED)
+        return -errno;
+    source_identity(stage->source, &id);
+    stage_state_init(state, &id, bytes, archive, stage->place);
+    munmap(state, size);
+    return map_state(stage, folder);
+}
+
+int stage_create(struct stage *stage, const struct stage_folder *folder, const char *archive)
+{
+    int r = make_copy_file(stage, folder);
+    if (r == 0)
+        r = make_state_file(stage, folder, archive, source_size(stage->source));
+    if (r == 0)
+        r = map_copy(stage);
+    if (r < 0) {
+        stage_release(stage);
+        stage_folder_remove(folder, stage->name);
+    }
+    return r;
+}
+
+int stage_adopt(struct stage *stage, const struct stage_folder *folder, const char *archive)
+{
+    struct stat st;
+    if (fstat(stage->copy_fd, &st) < 0)
+        return -errno;
+    int r = make_state_file(stage, folder, archive, (uint64_t)st.st_size);
+    if (r < 0)
+        return r;
+    struct stage_state *state = stage->state;
+    for (uint64_t i = 0; i < state->chunks; i++)
+        atomic_store(&state->chunk[i], CHUNK_HERE);
+    atomic_store_explicit(&state->whole, 1, memory_order_release);
+    return 0;
+}
