@@ -4,9 +4,9 @@
  * place that was read, `lag` how far behind it reads were lately: between the two is where
  * the readers are. `next` is where fetching goes on.
  *
- * A read counts as in order if its place is within `reach` of head, an eighth of the order:
- * of reads that have nothing to do with it a quarter looks right, and an order is given up
- * when three quarters of the last 32 were wrong. If the wrong ones were together somewhere
+ * A read counts as in order if its place is within `reach` of head, a sixteenth of the order:
+ * of reads that have nothing to do with it an eighth looks right, and an order is given up
+ * when 20 of the last 32 were wrong. If the wrong ones were together somewhere
  * else, the readers have jumped (a job that resumes in the middle of an epoch), and it goes on
  * there.
  */
@@ -22,7 +22,9 @@
 
 #define REACH_LEAST 1024u
 #define VERDICTS 32u
-#define LOST_AT 24u
+#define LOST_AT 20u
+#define TURN_READS 32u /* in the next epoch, before this one is forgotten */
+#define DOUBT_AT 4u    /* of the last eight: nothing is fetched for the moment */
 #define STRAYS 16u
 #define STRAYS_TOGETHER 12u
 #define WAITING_MAX (1u << 16)
@@ -56,7 +58,7 @@ struct follow {
     struct world world;
     struct world_read reads[WORLD_READS_MAX];
     unsigned read_count, since_inferred;
-    uint64_t in_order;
+    uint64_t in_order, next_reads;
     struct follow_stats stats;
 };
 
@@ -95,6 +97,7 @@ int follow_new(const struct follow_options *options, struct read_order *order,
         follow_free(f);
         return -ENOMEM;
     }
+    f->started = !options->shared;
     if (!options->shared)
         world_all(&f->world);
     *ret_follow = f;
@@ -139,9 +142,16 @@ static uint64_t end_of(const struct follow *f)
 /* How far from each other readers may be. */
 static uint64_t reach(const struct follow *f)
 {
-    uint64_t part = f->now.count / 8;
+    uint64_t part = f->now.count / 16, spread = 2 * f->options.spread;
 
+    part = part > spread ? part : spread;
     return part > REACH_LEAST ? part : REACH_LEAST;
+}
+
+/* Reads were not in order lately. */
+static bool is_in_doubt(const struct follow *f)
+{
+    return (unsigned)__builtin_popcount(f->verdicts & 0xff) >= DOUBT_AT;
 }
 
 /* The place up to which all readers have passed: nothing before it will be asked for. */
@@ -218,6 +228,7 @@ static void turn(struct follow *f)
     f->at = f->at > passed ? f->at - passed : 0;
     f->lag = f->lag < f->head ? f->lag : f->head;
     f->read_count = 0;
+    f->next_reads = 0;
     f->asked_next = false;
     f->turned = true;
 }
@@ -267,7 +278,8 @@ static void advance(struct follow *f, uint64_t place)
     if (place > f->head)
         f->head = place;
     f->started = true;
-    if (f->next.order && f->head >= f->now.count && tail(f) >= f->now.count)
+    f->next_reads += place >= f->now.count;
+    if (f->next_reads >= TURN_READS && tail(f) >= f->now.count && !is_in_doubt(f))
         turn(f);
 }
 
@@ -388,7 +400,7 @@ bool follow_next(struct follow *f, struct follow_item *ret_item)
 {
     uint64_t end = end_of(f);
 
-    if (!f->world.size || !f->started || !has_room(f))
+    if (!f->world.size || !f->started || is_in_doubt(f) || !has_room(f))
         return false;
     if (f->at < tail(f))
         f->at = tail(f);

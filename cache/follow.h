@@ -30,8 +30,12 @@ struct follow_options {
     const struct index *index;
     uint64_t window_bytes;
     uint64_t file_most; /* bytes of a file that are fetched at most */
-    /* A shuffle of all ranks: nothing is fetched before it is known which of them are here. */
+    /*
+     * A shuffle of all ranks: nothing is fetched before it is known which of them are here.
+     * Else fetching begins before the first read.
+     */
     bool shared;
+    uint64_t spread; /* places among which readers are known to be; 0: not known */
 };
 
 /* The order is shared. -ENOMEM. */

@@ -146,13 +146,10 @@ START_TEST(no_more_waits_than_the_window_holds)
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
     struct follow_stats s;
 
-    ck_assert_uint_eq(fetch(f), 0);
-    follow_read(f, folder_order_file(folder, 4), 1); /* not near the front */
     struct read_order *order = shuffled(0);
-    follow_read(f, read_order_at(order, 0), 1);
     ck_assert_uint_eq(fetch(f), 100);
     ck_assert_uint_eq(fetch(f), 0);
-    for (unsigned i = 1; i < 51; i++)
+    for (unsigned i = 0; i < 50; i++)
         ck_assert_int_eq(follow_read(f, read_order_at(order, i), 1), FOLLOW_FOUND);
     ck_assert_uint_eq(fetch(f), 50);
     follow_stats(f, &s);
@@ -176,7 +173,7 @@ START_TEST(what_all_readers_left_behind_does_not_count)
         fetch(f);
     }
     follow_stats(f, &s);
-    ck_assert_uint_gt(s.unused, 700);
+    ck_assert_uint_gt(s.unused, 600);
     ck_assert_uint_gt(s.found, 900);
     ck_assert_uint_le(s.waiting_bytes, 100 * FILE_BYTES);
     read_order_free(order);

@@ -1,0 +1,123 @@
+#include "archive_order.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define NO_PLACE UINT32_MAX
+
+struct archive_order {
+    uint32_t count, entries;
+    uint32_t *at;     /* positions, by place */
+    uint32_t *places; /* by position */
+};
+
+struct file {
+    uint64_t offset;
+    uint32_t position;
+    uint32_t in_block; /* files of one compressed block lie one behind the other there */
+};
+
+static int first_extent(const struct index *index, uint32_t position, struct extent *ret_extent)
+{
+    int r = index_extent(index, position, 0, ret_extent);
+
+    if (r == 0 && ret_extent->kind == EXTENT_HOLE)
+        r = index_extent(index, position, ret_extent->length, ret_extent);
+    return r == 0 && ret_extent->kind == EXTENT_HOLE ? -ENXIO : r;
+}
+
+int archive_offset(const struct index *index, uint32_t position, uint64_t *ret_offset)
+{
+    struct extent extent;
+    int r = first_extent(index, position, &extent);
+
+    if (r == 0)
+        *ret_offset = extent.source_offset;
+    return r;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const struct file *x = a, *y = b;
+
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
+    return (x->in_block > y->in_block) - (x->in_block < y->in_block);
+}
+
+static uint32_t collect(const struct index *index, struct file *files)
+{
+    uint32_t entries = index_info(index)->entries, count = 0;
+    struct extent extent;
+    struct node node;
+
+    for (uint32_t i = 0; i < entries; i++) {
+        if (index_node(index, i, &node) < 0 || !S_ISREG(node.mode) || node.position != i ||
+            first_extent(index, i, &extent) < 0)
+            continue;
+        files[count++] = (struct file){extent.source_offset, i,
+                                       extent.kind == EXTENT_BLOCK ? extent.block_offset : 0};
+    }
+    return count;
+}
+
+int archive_order_new(const struct index *index, uint64_t most_bytes,
+                      struct archive_order **ret_order)
+{
+    uint32_t entries = index_info(index)->entries;
+
+    if (entries > most_bytes / sizeof(struct file))
+        return -E2BIG;
+    struct archive_order *o = calloc(1, sizeof(*o));
+    struct file *files = malloc((size_t)entries * sizeof(*files));
+    if (o) {
+        o->entries = entries;
+        o->at = malloc((size_t)entries * sizeof(*o->at));
+        o->places = malloc((size_t)entries * sizeof(*o->places));
+    }
+    if (!o || !files || !o->at || !o->places) {
+        free(files);
+        archive_order_free(o);
+        return -ENOMEM;
+    }
+    o->count = collect(index, files);
+    qsort(files, o->count, sizeof(*files), compare);
+    memset(o->places, 0xff, (size_t)entries * sizeof(*o->places));
+    for (uint32_t i = 0; i < o->count; i++) {
+        o->at[i] = files[i].position;
+        o->places[files[i].position] = i;
+    }
+    free(files);
+    *ret_order = o;
+    return 0;
+}
+
+void archive_order_free(struct archive_order *order)
+{
+    if (!order)
+        return;
+    free(order->at);
+    free(order->places);
+    free(order);
+}
+
+uint32_t archive_order_count(const struct archive_order *order)
+{
+    return order->count;
+}
+
+uint32_t archive_order_at(const struct archive_order *order, uint32_t place)
+{
+    return order->at[place];
+}
+
+int archive_order_place(const struct archive_order *order, uint32_t position,
+                        uint32_t *ret_place)
+{
+    if (position >= order->entries || order->places[position] == NO_PLACE)
+        return -ENOENT;
+    *ret_place = order->places[position];
+    return 0;
+}

@@ -1,0 +1,31 @@
+/*
+ * The files of an archive in the order in which their bytes lie in it: what a program reads
+ * that goes through all of them, where that is not the order of names.
+ *
+ * Threads: one that was made never changes.
+ */
+#ifndef ONEPOT_ARCHIVE_ORDER_H
+#define ONEPOT_ARCHIVE_ORDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "index.h"
+
+struct archive_order;
+
+/* -E2BIG: it would take more than `most_bytes` (16 a name while it is made, then 8). */
+int archive_order_new(const struct index *index, uint64_t most_bytes,
+                      struct archive_order **ret_order);
+void archive_order_free(struct archive_order *order); /* NULL is fine */
+
+uint32_t archive_order_count(const struct archive_order *order);
+uint32_t archive_order_at(const struct archive_order *order, uint32_t place);
+/* -ENOENT: it has no bytes. */
+int archive_order_place(const struct archive_order *order, uint32_t position,
+                        uint32_t *ret_place);
+
+/* Where the first byte of a file lies that is stored or in a block. -ENXIO: it has none. */
+int archive_offset(const struct index *index, uint32_t position, uint64_t *ret_offset);
+
+#endif

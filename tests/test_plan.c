@@ -1,0 +1,517 @@
+/*
+ * What is read ahead, decided from reads alone: each kind is found, nothing is fetched for a
+ * reader in random order, and orders are recognised, lost and found again.
+ */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "index_helper.h"
+#include "observer.h"
+#include "plan.h"
+#include "recorder.h"
+#include "streams.h"
+#include "training.h"
+
+#define CLASSES 20u
+#define FILES 20000u
+#define FILE_BYTES 1000u
+#define LARGE_BYTES (64u << 20)
+
+static struct index *tree;
+static struct folder_order *train;
+static uint32_t scattered[FILES]; /* positions, as they lie in the archive */
+static char said[4096];
+
+static void make_tree(void)
+{
+    struct builder *b = new_builder();
+    char path[64];
+    unsigned seed = 3;
+
+    for (unsigned i = 0; i < FILES; i++) {
+        snprintf(path, sizeof(path), "train/class%02u/%05u.jpg", i % CLASSES, i);
+        add_file(b, path, 512 + 2048 * (uint64_t)i, FILE_BYTES);
+    }
+    /* In the archive these lie in another order than their names. */
+    for (unsigned i = 0; i < 2000; i++) {
+        snprintf(path, sizeof(path), "mixed/%08x%05u", (unsigned)rand_r(&seed), i);
+        add_file(b, path, (UINT64_C(1) << 30) + 1536 * (uint64_t)i, FILE_BYTES);
+    }
+    add_file(b, "large", UINT64_C(2) << 30, LARGE_BYTES);
+    tree = build(b, &tar_header);
+    ck_assert_int_eq(
+        folder_order_new(tree, position_of(tree, "train"), FOLDER_CLASSES, true, FILES, &train),
+        0);
+    uint32_t first, count;
+    ck_assert_int_eq(index_children(tree, position_of(tree, "mixed"), &first, &count), 0);
+    for (uint32_t i = first; i < first + count; i++) {
+        struct extent e;
+        ck_assert_int_eq(index_extent(tree, i, 0, &e), 0);
+        scattered[(e.source_offset - (1u << 30)) / 1536] = i;
+    }
+}
+
+static void free_tree(void)
+{
+    folder_order_free(train);
+    index_close(tree);
+}
+
+static void note_line(void *ctx, const char *line)
+{
+    (void)ctx;
+    strncat(strncat(said, line, 400), "\n", 2);
+}
+
+/* A plan, a clock, and what was fetched. */
+struct fixture {
+    struct plan *plan;
+    uint64_t now_ns;
+    uint64_t fetched, fetched_bytes;
+    bool works; /* jobs are done at once */
+};
+
+static void begin(struct fixture *f, uint64_t window_bytes, struct read_order *given)
+{
+    const struct plan_options options = {.index = tree,
+                                         .root = INDEX_ROOT,
+                                         .window_bytes = window_bytes,
+                                         .most_bytes = 64u << 20,
+                                         .given = given,
+                                         .log = note_line};
+
+    said[0] = '\0';
+    *f = (struct fixture){.now_ns = 1, .works = true};
+    ck_assert_int_eq(plan_new(&options, &f->plan), 0);
+}
+
+static void work(struct fixture *f)
+{
+    struct plan_want wants[16];
+    struct plan_job *job;
+    size_t n;
+
+    while (f->works && plan_job(f->plan, &job)) {
+        plan_work(job);
+        plan_job_done(f->plan, job);
+    }
+    while ((n = plan_take(f->plan, wants, 16)) > 0) {
+        f->fetched += n;
+        for (size_t i = 0; i < n; i++)
+            f->fetched_bytes += wants[i].len;
+        plan_finished(f->plan, wants, n, 0);
+    }
+}
+
+static void read_part(struct fixture *f, uint32_t position, uint64_t offset, uint32_t len,
+                      uint32_t task)
+{
+    const struct observation o = {f->now_ns += 1000, offset, position, len, task};
+
+    plan_observe(f->plan, &o);
+    work(f);
+}
+
+static void read_file(struct fixture *f, uint32_t position, uint32_t task)
+{
+    read_part(f, position, 0, 4096, task);
+}
+
+static struct plan_stats stats(const struct fixture *f)
+{
+    struct plan_stats s;
+
+    plan_stats(f->plan, &s);
+    return s;
+}
+
+static void train_epoch(struct fixture *f, struct training *t, uint64_t epoch)
+{
+    struct training_read read;
+
+    training_epoch(t, epoch);
+    while (training_next(t, &read))
+        read_file(f, folder_order_file(train, read.number), read.task);
+}
+
+START_TEST(names_in_order_are_read_ahead)
+{
+    struct fixture f;
+
+    begin(&f, 1u << 20, NULL);
+    for (unsigned i = 0; i < 5000; i++) /* over the ends of directories */
+        read_file(&f, folder_order_file(train, i), 1);
+    ck_assert_int_eq(stats(&f).kind, PLAN_DIRECTORY);
+    ck_assert_uint_ge(stats(&f).used, 4980);
+    ck_assert_uint_le(f.fetched, 5600);
+    plan_free(f.plan);
+}
+END_TEST
+
+START_TEST(every_eighth_name_is_every_eighth_name)
+{
+    struct fixture f;
+
+    begin(&f, 1u << 20, NULL);
+    for (unsigned i = 3; i < 8000; i += 8)
+        read_file(&f, folder_order_file(train, i), 1);
+    ck_assert_uint_ge(stats(&f).used, 900);
+    ck_assert_uint_le(f.fetched, 1600);
+    plan_free(f.plan);
+}
+END_TEST
+
+START_TEST(several_readers_each_in_order)
+{
+    struct fixture f;
+
+    begin(&f, 1u << 20, NULL);
+    for (unsigned i = 0; i < 900; i++)
+        for (unsigned reader = 0; reader < 4; reader++)
+            read_file(&f, folder_order_file(train, 4000 * reader + i), reader);
+    ck_assert_uint_ge(stats(&f).used, 4 * 890);
+    plan_free(f.plan);
+}
+END_TEST
+
+START_TEST(the_order_of_the_archive_is_found)
+{
+    struct fixture f;
+
+    begin(&f, 1u << 20, NULL);
+    for (unsigned i = 0; i < 2000; i++)
+        read_file(&f, scattered[i], 1);
+    ck_assert_int_eq(stats(&f).kind, PLAN_ARCHIVE);
+    ck_assert_uint_ge(stats(&f).used, 1800);
+    ck_assert_uint_le(stats(&f).unused, 60);
+    plan_free(f.plan);
+}
+END_TEST
+
+START_TEST(a_large_file_is_read_ahead_in_growing_windows)
+{
+    struct fixture f;
+    uint32_t large = position_of(tree, "large");
+
+    begin(&f, 64u << 20, NULL);
+    for (uint64_t offset = 0; offset < LARGE_BYTES; offset += 131072) {
+        read_part(&f, large, offset, 131072, 1);
+        if (offset < 262144)
+            ck_assert_uint_eq(f.fetched_bytes, 0);
+        else
+            ck_assert_uint_ge(f.fetched_bytes, offset - 262144);
+    }
+    ck_assert_uint_le(f.fetched_bytes, LARGE_BYTES);
+    ck_assert_uint_le(f.fetched, LARGE_BYTES >> 19);
+    ck_assert_int_eq(stats(&f).kind, PLAN_FILE);
+    plan_free(f.plan);
+}
+END_TEST
+
+START_TEST(a_large_file_that_is_read_at_random_is_left_alone)
+{
+    struct fixture f;
+    uint32_t large = position_of(tree, "large");
+    unsigned seed = 1;
+
+    begin(&f, 64u << 20, NULL);
+    for (unsigned i = 0; i < 1000; i++)
+        read_part(&f, large, (uint64_t)(rand_r(&seed) % 16384) * 4096, 4096, 1);
+    ck_assert_uint_le(f.fetched_bytes, 20u << 20);
+    plan_free(f.plan);
+}
+END_TEST
+
+/* A seed that nobody told. Each file once, in each of three epochs. */
+START_TEST(random_readers_cause_next_to_no_fetches)
+{
+    struct training t = {
+        .n = FILES, .world = 1, .ranks = 1, .workers = 4, .batch = 32, .seed = 987654};
+    struct fixture f;
+
+    begin(&f, 4u << 20, NULL);
+    f.works = false;
+    for (unsigned epoch = 0; epoch < 3; epoch++)
+        train_epoch(&f, &t, epoch);
+    ck_assert_uint_lt(f.fetched, 3 * FILES / 100);
+    permutation_free(t.permutation);
+    plan_free(f.plan);
+}
+END_TEST
+
+START_TEST(a_shuffle_is_recognised_and_followed_from_epoch_to_epoch)
+{
+    struct training t = {.n = FILES, .world = 2, .ranks = 2, .workers = 4, .batch = 16};
+    struct fixture f;
+
+    begin(&f, 1u << 20, NULL);
+    for (unsigned epoch = 3; epoch < 6; epoch++)
+        train_epoch(&f, &t, epoch);
+    ck_assert_int_eq(stats(&f).kind, PLAN_RECOGNISED);
+    ck_assert_uint_eq(stats(&f).recognised, 1);
+    ck_assert_uint_le(stats(&f).order_reads, 128);
+    ck_assert_uint_eq(stats(&f).order_files, FILES);
+    ck_assert_uint_eq(stats(&f).lost, 0);
+    ck_assert_uint_ge(stats(&f).order_epoch, 5);
+    ck_assert_uint_ge(stats(&f).found, 3 * FILES - 600);
+    ck_assert_uint_le(f.fetched, 3 * FILES + 1200);
+    ck_assert_msg(strstr(said, "recognised after") && strstr(said, "images of train, epoch 3"),
+                  "%s", said);
+    permutation_free(t.permutation);
+    plan_free(f.plan);
+}
+END_TEST
+
+/* set_epoch is never called: noticed at the second epoch, foreseen from the third on. */
+START_TEST(the_same_epoch_again_and_again)
+{
+    struct training t = {.n = FILES, .world = 1, .ranks = 1, .workers = 2, .batch = 16};
+    struct fixture f;
+
+    begin(&f, 1u << 20, NULL);
+    for (unsigned epoch = 0; epoch < 4; epoch++)
+        train_epoch(&f, &t, 0);
+    ck_assert_msg(stats(&f).recognised == 2, "%s", said);
+    ck_assert_uint_eq(stats(&f).lost, 1);
+    ck_assert_uint_ge(stats(&f).found, 4 * FILES - 1500);
+    ck_assert_msg(strstr(said, "set_epoch") != NULL, "%s", said);
+    permutation_free(t.permutation);
+    plan_free(f.plan);
+}
+END_TEST
+
+START_TEST(an_order_that_ends_is_lost_and_costs_nothing_more)
+{
+    struct training t = {.n = FILES, .world = 1, .ranks = 1, .workers = 1, .batch = 16};
+    struct training_read read;
+    struct fixture f;
+    unsigned seed = 9;
+
+    begin(&f, 1u << 20, NULL);
+    training_epoch(&t, 0);
+    for (unsigned i = 0; i < 1000 && training_next(&t, &read); i++)
+        read_file(&f, folder_order_file(train, read.number), 1);
+    ck_assert_uint_eq(stats(&f).recognised, 1);
+    uint64_t before = f.fetched;
+    f.works = false;
+    for (unsigned i = 0; i < 3000; i++)
+        read_file(&f, folder_order_file(train, (unsigned)rand_r(&seed) % FILES), 1);
+    ck_assert_uint_eq(stats(&f).lost, 1);
+    ck_assert_uint_eq(stats(&f).order_files, 0);
+    ck_assert_uint_lt(f.fetched - before, 200);
+    ck_assert_msg(strstr(said, "is lost") != NULL, "%s", said);
+    permutation_free(t.permutation);
+    plan_free(f.plan);
+}
+END_TEST
+
+START_TEST(a_given_order_is_followed_before_the_first_read)
+{
+    uint32_t *list = malloc(2000 * sizeof(*list));
+    struct read_order *order;
+    struct fixture f;
+
+    memcpy(list, scattered, 2000 * sizeof(*list));
+    for (unsigned i = 0; i < 2000; i += 7) { /* whatever */
+        uint32_t kept = list[i];
+        list[i] = list[1999 - i];
+        list[1999 - i] = kept;
+    }
+    ck_assert_int_eq(read_order_listed(list, 2000, &order), 0);
+    begin(&f, 100 * FILE_BYTES, order);
+    work(&f);
+    ck_assert_uint_eq(f.fetched, 100);
+    for (unsigned epoch = 0; epoch < 3; epoch++)
+        for (unsigned i = 0; i < 2000; i++)
+            read_file(&f, read_order_at(order, i), 1);
+    ck_assert_int_eq(stats(&f).kind, PLAN_GIVEN);
+    ck_assert_uint_eq(stats(&f).found, 6000);
+    read_order_free(order);
+    plan_free(f.plan);
+}
+END_TEST
+
+START_TEST(readers_that_do_not_keep_to_the_given_order_pause_it)
+{
+    uint32_t *list = malloc(FILES * sizeof(*list));
+    struct read_order *order;
+    struct fixture f;
+    unsigned seed = 7;
+
+    for (unsigned i = 0; i < FILES; i++)
+        list[i] = folder_order_file(train, i * 7919u % FILES);
+    ck_assert_int_eq(read_order_listed(list, FILES, &order), 0);
+    begin(&f, 100 * FILE_BYTES, order);
+    f.works = false;
+    for (unsigned i = 0; i < 1000; i++)
+        read_file(&f, folder_order_file(train, (unsigned)rand_r(&seed) % FILES), 1);
+    ck_assert_uint_lt(f.fetched, 600);
+    ck_assert_msg(strstr(said, "is not the one") != NULL, "%s", said);
+    read_order_free(order);
+    plan_free(f.plan);
+}
+END_TEST
+
+START_TEST(without_a_window_nothing_is_fetched)
+{
+    struct fixture f;
+
+    begin(&f, 0, NULL);
+    for (unsigned i = 0; i < 500; i++)
+        read_file(&f, folder_order_file(train, i), 1);
+    ck_assert_uint_eq(f.fetched, 0);
+    plan_free(f.plan);
+}
+END_TEST
+
+/* ---- what it is told by ---- */
+
+static void *note_many(void *arg)
+{
+    struct observer *o = arg;
+
+    for (uint32_t i = 0; i < 100000; i++) {
+        const struct observation one = {.time_ns = i, .position = i};
+        observer_note(o, &one);
+    }
+    return NULL;
+}
+
+START_TEST(observations_arrive_once_or_are_counted_as_lost)
+{
+    struct observers *all;
+    struct observer *mine[3];
+    pthread_t threads[3];
+    static struct observation batch[1000];
+    uint64_t got = 0;
+
+    ck_assert_int_eq(observers_new(&all), 0);
+    for (unsigned i = 0; i < 3; i++)
+        ck_assert_int_eq(observer_new(all, &mine[i]), 0);
+    for (unsigned i = 0; i < 3; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, note_many, mine[i]), 0);
+    while (got + observers_lost(all) < 300000) {
+        unsigned n = observers_take(all, batch, 1000);
+        for (unsigned i = 1; i < n; i++)
+            ck_assert_uint_le(batch[i - 1].time_ns, batch[i].time_ns);
+        got += n;
+        if (n == 0)
+            observers_wait(all, 100);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    ck_assert_uint_eq(got + observers_take(all, batch, 1000) + observers_lost(all), 300000);
+    observers_free(all);
+}
+END_TEST
+
+static void *wake_later(void *arg)
+{
+    const struct observation one = {.position = 7};
+
+    usleep(20000);
+    observer_note(arg, &one);
+    return NULL;
+}
+
+START_TEST(one_that_sleeps_is_woken_by_the_first)
+{
+    struct observers *all;
+    struct observer *mine;
+    struct observation got;
+    pthread_t thread;
+
+    ck_assert_int_eq(observers_new(&all), 0);
+    ck_assert_int_eq(observer_new(all, &mine), 0);
+    ck_assert_int_eq(pthread_create(&thread, NULL, wake_later, mine), 0);
+    while (observers_take(all, &got, 1) == 0)
+        observers_wait(all, 0);
+    ck_assert_uint_eq(got.position, 7);
+    pthread_join(thread, NULL);
+    observers_free(all);
+}
+END_TEST
+
+/* ---- records ---- */
+
+static char *read_text(const char *path)
+{
+    static char text[4096];
+    int fd = open(path, O_RDONLY);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+
+    if (n < 0)
+        return NULL;
+    close(fd);
+    text[n] = '\0';
+    return text;
+}
+
+START_TEST(a_record_is_an_order)
+{
+    char directory[] = "/tmp/onepot-record-XXXXXX", path[64], part[72];
+    struct recorder *recorder;
+    struct read_order *order;
+    struct fault fault = {0};
+    uint32_t root = position_of(tree, "train");
+
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+    snprintf(path, sizeof(path), "%s/record", directory);
+    snprintf(part, sizeof(part), "%s.part", path);
+    ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
+    recorder_note(recorder, folder_order_file(train, 1000));
+    recorder_note(recorder, position_of(tree, "large")); /* outside of what is shown */
+    recorder_note(recorder, folder_order_file(train, 0));
+    recorder_flush(recorder);
+    ck_assert_ptr_null(read_text(path));
+    ck_assert_str_eq(read_text(part), "class01/00001.jpg\nclass00/00000.jpg\n");
+    for (unsigned i = 0; i < 20; i++)
+        recorder_note(recorder, folder_order_file(train, 0));
+    ck_assert_int_eq(recorder_finish(recorder), 0);
+    ck_assert_ptr_null(read_text(part));
+    const char *text = read_text(path);
+    ck_assert_int_eq(read_order_parse(tree, root, text, strlen(text), 100, &fault, &order), 0);
+    ck_assert_uint_eq(read_order_count(order), 1 + RECORDER_TIMES);
+    ck_assert_uint_eq(read_order_at(order, 0), folder_order_file(train, 1000));
+    read_order_free(order);
+
+    ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
+    recorder_abandon(recorder);
+    ck_assert_ptr_null(read_text(part));
+    ck_assert_ptr_nonnull(read_text(path));
+    ck_assert_int_eq(recorder_new("/nowhere/at/all", tree, root, &recorder), -ENOENT);
+    unlink(path);
+    rmdir(directory);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("plan");
+    TCase *c = tcase_create("plan");
+    tcase_set_timeout(c, 120);
+    tcase_add_unchecked_fixture(c, make_tree, free_tree);
+    tcase_add_test(c, names_in_order_are_read_ahead);
+    tcase_add_test(c, every_eighth_name_is_every_eighth_name);
+    tcase_add_test(c, several_readers_each_in_order);
+    tcase_add_test(c, the_order_of_the_archive_is_found);
+    tcase_add_test(c, a_large_file_is_read_ahead_in_growing_windows);
+    tcase_add_test(c, a_large_file_that_is_read_at_random_is_left_alone);
+    tcase_add_test(c, random_readers_cause_next_to_no_fetches);
+    tcase_add_test(c, a_shuffle_is_recognised_and_followed_from_epoch_to_epoch);
+    tcase_add_test(c, the_same_epoch_again_and_again);
+    tcase_add_test(c, an_order_that_ends_is_lost_and_costs_nothing_more);
+    tcase_add_test(c, a_given_order_is_followed_before_the_first_read);
+    tcase_add_test(c, readers_that_do_not_keep_to_the_given_order_pause_it);
+    tcase_add_test(c, without_a_window_nothing_is_fetched);
+    tcase_add_test(c, observations_arrive_once_or_are_counted_as_lost);
+    tcase_add_test(c, one_that_sleeps_is_woken_by_the_first);
+    tcase_add_test(c, a_record_is_an_order);
+    suite_add_tcase(s, c);
+    SRunner *runner = srunner_create(s);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? 1 : 0;
+}
