@@ -114,6 +114,11 @@ void follow_free(struct follow *f)
     free(f);
 }
 
+void follow_set_window(struct follow *f, uint64_t window_bytes)
+{
+    f->options.window_bytes = window_bytes;
+}
+
 static uint8_t *state_of(struct follow *f, uint64_t place)
 {
     return place < f->now.count ? &f->now.state[place] : &f->next.state[place - f->now.count];

@@ -43,6 +43,8 @@ int follow_new(const struct follow_options *options, struct read_order *order,
                struct follow **ret_follow);
 void follow_free(struct follow *follow); /* NULL is fine */
 
+void follow_set_window(struct follow *follow, uint64_t window_bytes);
+
 enum follow_verdict {
     FOLLOW_FOREIGN,    /* not a file of this order */
     FOLLOW_UNEXPECTED, /* one that is not due */

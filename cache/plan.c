@@ -31,6 +31,15 @@ void plan_free(struct plan *p)
     free(p);
 }
 
+void plan_set_window(struct plan *p, uint64_t window_bytes)
+{
+    if (!p->options.window_bytes || !window_bytes)
+        return;
+    p->options.window_bytes = window_bytes;
+    if (p->follow)
+        follow_set_window(p->follow, window_bytes);
+}
+
 void plan_observe(struct plan *p, const struct observation *o)
 {
     if (!p->options.window_bytes)

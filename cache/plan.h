@@ -53,6 +53,9 @@ struct plan_options {
 int plan_new(const struct plan_options *options, struct plan **ret_plan);
 void plan_free(struct plan *plan); /* no job may be at work; NULL is fine */
 
+/* Another window than at the start, which was not 0 and is not now. */
+void plan_set_window(struct plan *plan, uint64_t window_bytes);
+
 void plan_observe(struct plan *plan, const struct observation *observation);
 
 struct plan_want {

@@ -115,6 +115,12 @@ int recorder_finish(struct recorder *rec)
     return r;
 }
 
+void recorder_forget(struct recorder *rec)
+{
+    if (rec)
+        free_recorder(rec);
+}
+
 void recorder_abandon(struct recorder *rec)
 {
     if (!rec)

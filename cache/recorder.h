@@ -33,6 +33,9 @@ void recorder_flush(struct recorder *recorder);
 /* Give it its name, and free it. The first error of all. */
 int recorder_finish(struct recorder *recorder);
 
+/* Free it; another process has it. NULL is fine. */
+void recorder_forget(struct recorder *recorder);
+
 /* Free it and remove what was written: it never came to be used. NULL is fine. */
 void recorder_abandon(struct recorder *recorder);
 

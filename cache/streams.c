@@ -38,7 +38,7 @@ static struct stream *find(struct streams *s, uint64_t place, bool *ret_continue
 
     for (unsigned i = 0; i < STREAMS; i++) {
         struct stream *t = &s->at[i];
-        uint64_t near = STREAM_NEAR * (t->step ? t->step : 1);
+        uint64_t near = 4 * t->step > STREAM_NEAR ? 4 * t->step : STREAM_NEAR;
         *ret_continues = t->reads && place + near > t->last && place <= t->last + near;
         if (*ret_continues)
             return t;

@@ -20,7 +20,7 @@
 
 #define STREAMS 16u
 #define STREAM_NEAR 64u
-#define STREAM_CONFIDENT 4u
+#define STREAM_CONFIDENT 8u
 
 struct stream {
     uint64_t first, last; /* places */

@@ -85,6 +85,19 @@ struct counters {
     _Atomic uint64_t source_retries, source_failures, source_reopened;
     char last_error[512]; /* the newest line of the log that was an error */
 
+    /* What foresee.c read ahead: see struct plan_stats. */
+    _Atomic uint64_t foreseen_kind; /* 0: nothing; in report_text.c are the words */
+    _Atomic uint64_t foreseen_requests, foreseen_bytes;
+    _Atomic uint64_t foreseen_used, foreseen_late, foreseen_unused; /* files */
+    _Atomic uint64_t foreseen_in_order; /* reads at their place in a known order */
+    _Atomic uint64_t foreseen_lost;     /* reads that it was not told of in time */
+    _Atomic uint64_t orders_recognised, orders_lost;
+    /* Of the order that is followed; order_files 0: none is. */
+    _Atomic uint64_t order_files, order_epoch;
+    _Atomic uint64_t order_reads;              /* until it was recognised */
+    _Atomic uint64_t order_world, order_local; /* ranks in all, and on this node */
+    char order_folder[1024];                   /* whose files they are; "": the root */
+
     /* --stage. The folder is written once, with the above; "": nothing is staged. */
     char stage_folder[4096];
     uint64_t stage_bytes;                                 /* of the whole copy */

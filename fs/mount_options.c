@@ -29,10 +29,11 @@ enum {
     OPT_READAHEAD,
     OPT_VERIFY,
     OPT_STAGE,
-    OPT_NOT_YET, /* and those after it */
-    OPT_ORDER = OPT_NOT_YET,
+    OPT_ORDER,
     OPT_RECORD,
-    OPT_ON_CONFLICT,
+    OPT_SEED,
+    OPT_NOT_YET, /* and those after it */
+    OPT_ON_CONFLICT = OPT_NOT_YET,
     OPT_NESTED,
 };
 
@@ -55,6 +56,7 @@ static const struct option longs[] = {
     {"stage", optional_argument, NULL, OPT_STAGE},
     {"order", required_argument, NULL, OPT_ORDER},
     {"record", required_argument, NULL, OPT_RECORD},
+    {"seed", required_argument, NULL, OPT_SEED},
     {"verify", no_argument, NULL, OPT_VERIFY},
     {"on-conflict", required_argument, NULL, OPT_ON_CONFLICT},
     {"nested", no_argument, NULL, OPT_NESTED},
@@ -131,6 +133,7 @@ static int parse_numeric(const struct cli_usage *usage, int opt, struct mount_op
         {OPT_UID, 0, UINT32_MAX - 1},
         {OPT_GID, 0, UINT32_MAX - 1},
         {OPT_RETRIES, 0, 100},
+        {OPT_SEED, 0, UINT64_MAX},
     };
     uint64_t n = 0;
     int status = CLI_GO_ON;
@@ -148,6 +151,8 @@ static int parse_numeric(const struct cli_usage *usage, int opt, struct mount_op
         o->retries = (unsigned)n;
     else if (opt == OPT_OWNER)
         o->owner = (pid_t)n;
+    else if (opt == OPT_SEED)
+        o->seed = n;
     else if (opt == OPT_UID)
         o->uid = (uint32_t)n;
     else
@@ -187,6 +192,12 @@ static int parse_option(const struct cli_usage *usage, int opt, struct mount_opt
             return cli_usage_error(usage, "--stage= needs a directory");
         o->stage = true;
         o->stage_place = optarg;
+        break;
+    case OPT_ORDER:
+        o->order = optarg;
+        break;
+    case OPT_RECORD:
+        o->record = optarg;
         break;
     case OPT_CACHE:
         o->cache_given = true;
@@ -255,16 +266,17 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
                             long mtime_nsec, uint64_t owner_start_ticks)
 {
     auto_free char *text = NULL;
-    int n =
-        asprintf(&text,
-                 "%s\n%s\n%s\n%s\n%d%s\n%d%d%d%d%d%d%d%d %" PRIu32 " %" PRIu32
-                 " %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
-                 at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
-                 o->fsname ? o->fsname : "", o->stage, o->stage_place ? o->stage_place : "",
-                 o->foreground, o->allow_other, o->default_permissions, o->noexec,
-                 o->override_uid, o->override_gid, o->cache_given, o->nonempty, o->uid, o->gid,
-                 o->threads, o->idle_s, o->io_timeout_s, o->retries, o->cache_bytes,
-                 o->readahead_bytes, (int)o->owner, owner_start_ticks, mtime_sec, mtime_nsec);
+    int n = asprintf(
+        &text,
+        "%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%d%d%d%d%d%d%d %" PRIu32 " %" PRIu32
+        " %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
+        at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
+        o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
+        o->seed, o->stage, o->stage_place ? o->stage_place : "", o->foreground, o->allow_other,
+        o->default_permissions, o->noexec, o->override_uid, o->override_gid, o->cache_given,
+        o->nonempty, o->uid, o->gid, o->threads, o->idle_s, o->io_timeout_s, o->retries,
+        o->cache_bytes, o->readahead_bytes, (int)o->owner, owner_start_ticks, mtime_sec,
+        mtime_nsec);
     if (n < 0) {
         text = NULL;
         return 0;

@@ -29,6 +29,9 @@ struct mount_options {
     bool cache_given;         /* else: by what the job may use */
     uint64_t readahead_bytes; /* 0: off; UINT64_MAX: by the memory that is free */
     pid_t owner;              /* 0: nobody */
+    const char *order;        /* a file, or "-"; NULL: no order is given */
+    const char *record;       /* NULL: nothing is written down */
+    uint64_t seed;            /* of shuffles that are recognised */
     bool stage;               /* copy the archive to this node, */
     const char *stage_place;  /* here; NULL: where there is room */
     enum cli_progress_mode progress;
@@ -42,6 +45,11 @@ struct mount_options {
     "      --cache SIZE      memory for decompressed blocks (a quarter of what is allowed)\n"  \
     "      --readahead WHAT  auto, off, or at most so many bytes: what readers will ask for\n" \
     "                        is read before they do (auto)\n"                                  \
+    "      --order FILE      the order in which files will be read, a path or number a "       \
+    "line;\n"                                                                                  \
+    "                        - for standard input\n"                                           \
+    "      --record FILE     write down the order in which files are read\n"                   \
+    "      --seed N          of the sampler whose order is to be recognised (0)\n"             \
     "      --stage[=DIR]     copy it to this node while it is read: to memory, $TMPDIR or "    \
     "/tmp,\n"                                                                                  \
     "                        or to DIR; the last mount of it removes the copy\n"               \

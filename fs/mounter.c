@@ -187,6 +187,8 @@ int mounter_start(struct mounter *m)
         return r;
     }
     if (!m->options->foreground) { /* the daemon has its own by now */
+        recorder_forget(m->recorder);
+        m->recorder = NULL;
         reader_free(m->reader);
         m->reader = NULL;
         pot_close(m->pot);
@@ -290,6 +292,8 @@ void mounter_free(struct mounter *m)
 {
     bool stuck = m->stage && stage_stop(m->stage) < 0;
     namespace_close(&m->ns);
+    recorder_abandon(m->recorder);
+    read_order_free(m->order);
     reader_free(m->reader);
     if (!stuck) /* in a read of it */
         pot_close(m->pot);

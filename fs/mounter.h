@@ -29,7 +29,9 @@
 #include "mountpoint.h"
 #include "namespace.h"
 #include "pot.h"
+#include "read_order.h"
 #include "reader.h"
+#include "recorder.h"
 #include "stage.h"
 #include "state.h"
 
@@ -63,8 +65,10 @@ struct mounter {
     struct reader *reader;
     uint64_t cache_bytes; /* that it may have, if it is alone in the job */
     uint32_t root;
-    int fuse_fd;   /* -1 before it is mounted and when the daemon has it */
-    int parent_fd; /* /dev/fuse that a parent mounted; -1: none */
+    struct read_order *order;  /* --order */
+    struct recorder *recorder; /* --record; the session's, once that starts */
+    int fuse_fd;               /* -1 before it is mounted and when the daemon has it */
+    int parent_fd;             /* /dev/fuse that a parent mounted; -1: none */
     int daemon_sock;
     int daemon_lock_fd;      /* mount -f */
     struct session *session; /* mount -f */

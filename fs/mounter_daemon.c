@@ -92,6 +92,9 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .io_timeout_s = o->io_timeout_s,
         .mountpoint = is_visible(m) ? c->mountpoint : NULL,
         .readahead_bytes = o->readahead_bytes,
+        .order = m->order,
+        .recorder = m->recorder,
+        .seed = o->seed,
         .override_uid = o->override_uid,
         .override_gid = o->override_gid,
         .uid = o->uid,
@@ -111,6 +114,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
     atomic_store(&c->shared_ns, c->started_ns);
     process_stat(getpid(), &c->daemon_start_ticks, &state);
     m->fuse_fd = -1; /* the session's, whatever happens */
+    m->recorder = NULL;
     if (m->stage)
         stage_set_note(m->stage, control_log, &m->log);
     int r = session_start(&config, fault, ret_session);

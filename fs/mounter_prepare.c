@@ -235,5 +235,5 @@ int mounter_open_archive(struct mounter *m)
                  "by 'onepot pack' has",
                  o->archive);
     describe_archive(m);
-    return 0;
+    return mounter_open_orders(m);
 }

@@ -3,6 +3,7 @@
  *
  *   mounter.c         the order of things, the mount itself, undoing
  *   mounter_prepare.c what was asked for; the archive
+ *   mounter_order.c   --order and --record
  *   mounter_slot.c    a mount to share, or a new slot
  *   mounter_daemon.c  the daemon: forked, or this process
  */
@@ -18,6 +19,9 @@ int mounter_prepare(struct mounter *m);
 
 /* Open the archive and its reader, and describe it in the counters. 0, or CLI_FAILED. */
 int mounter_open_archive(struct mounter *m);
+
+/* --order and --record, of the archive that was opened. 0, or CLI_FAILED. */
+int mounter_open_orders(struct mounter *m);
 
 /*
  * Find a mount to share (m->shared, with this process counted among its users), or

@@ -93,6 +93,33 @@ static void json_work(FILE *out, const struct report *v)
             get(&c->cache_evictions), get(&c->cache_bytes), c->cache_budget_bytes);
 }
 
+static void json_foreseen(FILE *out, const struct counters *c)
+{
+    static const char *const kinds[] = {"none",    "file",       "directory",
+                                        "archive", "recognised", "given"};
+    uint64_t kind = get(&c->foreseen_kind);
+    fprintf(out,
+            ",\n  \"foreseen\": {\"kind\": \"%s\", \"requests\": %" PRIu64
+            ", \"bytes\": %" PRIu64 ", \"used\": %" PRIu64 ", \"late\": %" PRIu64
+            ", \"unused\": %" PRIu64 ", \"in_order\": %" PRIu64 ", \"not_seen\": %" PRIu64
+            ", \"recognised\": %" PRIu64 ", \"lost\": %" PRIu64 ", \"order\": ",
+            kinds[kind < sizeof(kinds) / sizeof(kinds[0]) ? kind : 0],
+            get(&c->foreseen_requests), get(&c->foreseen_bytes), get(&c->foreseen_used),
+            get(&c->foreseen_late), get(&c->foreseen_unused), get(&c->foreseen_in_order),
+            get(&c->foreseen_lost), get(&c->orders_recognised), get(&c->orders_lost));
+    if (!get(&c->order_files)) {
+        fputs("null}", out);
+        return;
+    }
+    fputs("{\"folder\": ", out);
+    cli_json_string(out, c->order_folder, strnlen(c->order_folder, sizeof(c->order_folder)));
+    fprintf(out,
+            ", \"files\": %" PRIu64 ", \"epoch\": %" PRIu64 ", \"reads\": %" PRIu64
+            ", \"world\": %" PRIu64 ", \"local\": %" PRIu64 "}}",
+            get(&c->order_files), get(&c->order_epoch), get(&c->order_reads),
+            get(&c->order_world), get(&c->order_local));
+}
+
 static void json_stage(FILE *out, const struct counters *c)
 {
     if (!c->stage_folder[0]) {
@@ -146,6 +173,7 @@ void report_json(FILE *out, const struct report *v)
 {
     json_who(out, v);
     json_work(out, v);
+    json_foreseen(out, v->counters);
     json_stage(out, v->counters);
     json_requests(out, &v->sum);
     json_histogram(out, &v->sum);

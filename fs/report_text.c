@@ -114,6 +114,49 @@ static void print_prefetched(FILE *out, const struct counters *c)
                 cli_format_count(get(&c->prefetched_dropped), d));
 }
 
+/* What was read ahead by what readers asked for, or by a known order. */
+static void print_foreseen(FILE *out, const struct counters *c)
+{
+    static const char *const kinds[] = {"nothing",         "pieces of large files",
+                                        "names in order",  "as the archive lies",
+                                        "a known shuffle", "the given order"};
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN], e[CLI_TEXT_LEN];
+    uint64_t kind = get(&c->foreseen_kind);
+    if (!get(&c->foreseen_requests))
+        return;
+    fprintf(out,
+            "  %-12s %s: %s in %s requests; of files %s used (%s while on their way), %s not\n",
+            "foreseen", kinds[kind < sizeof(kinds) / sizeof(kinds[0]) ? kind : 0],
+            cli_format_bytes(get(&c->foreseen_bytes), a),
+            cli_format_count(get(&c->foreseen_requests), b),
+            cli_format_count(get(&c->foreseen_used), d),
+            cli_format_count(get(&c->foreseen_late), e),
+            cli_format_count(get(&c->foreseen_unused), (char[CLI_TEXT_LEN]){0}));
+}
+
+static void print_order(FILE *out, const struct counters *c)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
+    uint64_t files = get(&c->order_files);
+    if (!files)
+        return;
+    fprintf(out, "  %-12s ", "order");
+    if (!get(&c->order_reads)) {
+        fprintf(out, "given, %s files; ", cli_format_count(files, a));
+    } else {
+        fprintf(out, "epoch %" PRIu64 " of %s files in ", get(&c->order_epoch),
+                cli_format_count(files, a));
+        cli_print_name(out, c->order_folder[0] ? c->order_folder : ".",
+                       c->order_folder[0] ? strnlen(c->order_folder, sizeof(c->order_folder))
+                                          : 1);
+        fprintf(out, ", known after %s reads; ", cli_format_count(get(&c->order_reads), b));
+    }
+    if (get(&c->order_world) > 1)
+        fprintf(out, "%" PRIu64 " of %" PRIu64 " ranks are here; ", get(&c->order_local),
+                get(&c->order_world));
+    fprintf(out, "%s reads in order\n", cli_format_count(get(&c->foreseen_in_order), b));
+}
+
 static void print_fetched(FILE *out, const struct report *v)
 {
     const struct counters *c = v->counters;
@@ -209,6 +252,8 @@ void report_text(FILE *out, const struct report *v)
     print_waits(out, v);
     print_cache(out, v->counters);
     print_prefetched(out, v->counters);
+    print_foreseen(out, v->counters);
+    print_order(out, v->counters);
     print_fetched(out, v);
     print_stage(out, v->counters);
     print_trouble(out, v);

@@ -10,7 +10,8 @@
  *   trouble.c   reads of the archive that fail
  *   sums.c      --verify: no byte of a file that is not what was packed
  *   itself.c    .onepot/stat: what the mount tells of itself
- *   populate.c  what readers will ask for is brought in before they do
+ *   populate.c  what readers will ask for is brought in before they do, from this node
+ *   foresee.c   the same from a distant archive, and by a known order
  */
 #ifndef ONEPOT_DAEMON_INTERNAL_H
 #define ONEPOT_DAEMON_INTERNAL_H
@@ -39,15 +40,16 @@ struct worker {
     void *reply_buffer; /* listings, paths, attributes */
 
     /* Whose turn it is, under session->turn_lock except `parked` itself. */
-    _Atomic uint32_t parked; /* futex: 1 while the worker must not take requests */
-    bool blocked;            /* in something that may take long */
-    bool dismissed;          /* the watchdog answered for it; until it comes back */
-    bool last_resort;        /* all others are stuck: it refuses to read */
-    unsigned calm;           /* requests since the last backlog */
-    uint64_t done_ns;        /* when the last request was answered, */
-    uint64_t took_ns;        /* and how long that took */
-    unsigned since_follow;   /* requests since the reader's CPU was looked up */
-    unsigned reads_noted;    /* by populate.c */
+    _Atomic uint32_t parked;   /* futex: 1 while the worker must not take requests */
+    bool blocked;              /* in something that may take long */
+    bool dismissed;            /* the watchdog answered for it; until it comes back */
+    bool last_resort;          /* all others are stuck: it refuses to read */
+    unsigned calm;             /* requests since the last backlog */
+    uint64_t done_ns;          /* when the last request was answered, */
+    uint64_t took_ns;          /* and how long that took */
+    unsigned since_follow;     /* requests since the reader's CPU was looked up */
+    unsigned reads_noted;      /* by populate.c */
+    struct observer *observer; /* of foresee.c; NULL: it does not look */
 
     /*
      * Counts up: odd while a request is in hand, even once somebody has the right to
@@ -89,6 +91,7 @@ struct session {
     struct told *told;
     struct share *share;       /* NULL: with nobody */
     struct populate *populate; /* NULL: nothing is read ahead */
+    struct ahead *ahead;       /* NULL: nothing is read ahead or recorded */
 
     pthread_mutex_t log_lock;
     pthread_t watchdog;
@@ -169,6 +172,17 @@ void told_note(const struct session *session, uint32_t from, uint32_t to);
 /* share.c: the budget of the block cache, beside others of the job. */
 int share_start(struct session *session);
 void share_stop(struct session *session);
+
+/* foresee.c. Errors: -ENOMEM, -EAGAIN. */
+int foresee_start(struct session *session);
+/* Before a worker answers its first request. */
+int foresee_worker(struct worker *worker);
+/* A reader asks for a part of the file at this position. */
+void foresee_note(const struct request *rq, uint32_t position, uint64_t offset, uint32_t len);
+void foresee_update_counters(struct session *session);
+void foresee_end(struct session *session);
+int foresee_join(struct session *session, const struct timespec *until);
+void foresee_release(struct session *session); /* after it was joined */
 
 /* sums.c. Only where session->sums is there. */
 int sums_start(struct session *session);

@@ -86,6 +86,9 @@ static int worker_spawn(struct worker *w)
     if (r < 0)
         return r;
     reader_scratch_on_wait(w->scratch, loop_about_to_wait, w);
+    r = foresee_worker(w);
+    if (r < 0)
+        return r;
     clone_device(w);
     pthread_attr_init(&attr);
     pthread_attr_setstacksize(&attr, STACK_BYTES);
@@ -394,6 +397,7 @@ void loop_end(struct session *s)
     atomic_store(&s->watchdog_armed, 1);
     futex(&s->watchdog_armed, FUTEX_WAKE, 1);
     populate_end(s);
+    foresee_end(s);
     trouble_end(s);
     if (write(s->ended_fd, &one, sizeof(one)) < 0)
         return; /* can't fail on an eventfd at 0 */

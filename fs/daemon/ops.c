@@ -155,6 +155,8 @@ static void op_read(struct request *rq)
 
     if (r == 0 && in->size > READER_SPAN_MAX)
         r = -EINVAL; /* a short answer would shrink the file; INIT asked for less */
+    if (r == 0)
+        foresee_note(rq, position, in->offset, in->size);
     if (r == 0 && w->session->sums)
         r = read_checked(rq, position, in, &check_later);
     if (r == 0 && atomic_load_explicit(&w->session->distrusted, memory_order_relaxed))

@@ -576,7 +576,7 @@ int populate_start(struct session *s)
     struct populate *p;
     int r;
 
-    if (!config->readahead_bytes || !config->mountpoint ||
+    if (!config->readahead_bytes || !config->mountpoint || config->order ||
         !(config->stage || source_is_local(config->pot->source)) ||
         index_info(s->index)->files < 2 * READS_FIRST)
         return 0;

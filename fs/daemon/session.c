@@ -157,6 +157,7 @@ int session_start(const struct session_config *config, struct fault *fault,
 
     if (!s) {
         close(config->fuse_fd);
+        recorder_abandon(config->recorder);
         return -ENOMEM;
     }
     s->config = *config;
@@ -182,10 +183,14 @@ int session_start(const struct session_config *config, struct fault *fault,
     if (r == 0)
         r = watchdog_start(s);
     if (r == 0)
-        r = populate_start(s); /* before there are workers, which look whether it is there */
+        r = foresee_start(s); /* before there are workers, which look whether it is there */
+    if (r == 0)
+        r = populate_start(s); /* the same */
     if (r == 0)
         r = loop_start(s);
     if (r < 0) {
+        if (!s->ahead)
+            recorder_abandon(config->recorder);
         loop_end(s);
         session_stop(s);
         return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "the session can't start: %s",
@@ -220,6 +225,7 @@ void session_update_counters(struct session *s)
     struct block_cache_stats stats;
     struct reader_source_stats source;
 
+    foresee_update_counters(s);
     reader_cache_stats(s->config.reader, &stats);
     reader_source_stats(s->config.reader, &source);
     atomic_store(&c->cache_hits, stats.hits);
@@ -273,6 +279,7 @@ int session_stop(struct session *s)
     if (s->watchdog_started)
         all &= join(s->watchdog, &until);
     all &= populate_join(s, &until) == 0;
+    all &= foresee_join(s, &until) == 0;
     session_update_counters(s);
     share_stop(s);
     if (!all)
@@ -280,6 +287,7 @@ int session_stop(struct session *s)
     for (unsigned i = 0; i < s->worker_count; i++)
         free_worker(s, s->workers[i]);
     populate_release(s);
+    foresee_release(s);
     if (s->fuse)
         fuse_session_destroy(s->fuse); /* closes its end of the socket */
     if (s->libfuse_fd >= 0)

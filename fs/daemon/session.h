@@ -15,6 +15,8 @@
 #include "fault.h"
 #include "pot.h"
 #include "reader.h"
+#include "read_order.h"
+#include "recorder.h"
 #include "stage.h"
 
 struct session;
@@ -38,6 +40,13 @@ struct session_config {
      */
     const char *mountpoint;
     uint64_t readahead_bytes;
+    /*
+     * An order of reads that is known (--order), or NULL; and where to write down what is read
+     * (--record), taken over by a session that starts, or NULL. The seed of shuffles.
+     */
+    struct read_order *order;
+    struct recorder *recorder;
+    uint64_t seed;
     bool override_uid, override_gid;
     uint32_t uid, gid; /* shown as owner of everything: --uid, --gid */
     /* Called with one line for the log, from any thread. May be NULL. */

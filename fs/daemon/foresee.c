@@ -1,0 +1,151 @@
+/*
+ * Reading ahead from a distant archive, and by a known order: the threads of cache/ahead.h,
+ * told by workers of what readers ask for. What is fetched lands in the block cache.
+ *
+ * Who reads ahead. An archive on this node's storage without a known order is populate.c's,
+ * which brings files into the kernel's cache of the mount. Everything else is this one's; never
+ * are both at work. One that is copied to this node as a whole (--stage) needs neither.
+ */
+#include <string.h>
+
+#include "ahead.h"
+#include "budget.h"
+#include "internal.h"
+
+#define FETCHERS_REMOTE 32u
+#define FETCHERS_LOCAL 4u
+#define ORDER_BYTES_LEAST (UINT64_C(64) << 20)
+#define ORDER_BYTES_MOST (UINT64_C(1) << 30)
+#define ORDER_SHARE 8u /* of the memory that is free, for what is known of orders */
+
+static void note_order(void *ctx, const char *line)
+{
+    struct session *s = ctx;
+
+    pthread_mutex_lock(&s->log_lock);
+    if (s->config.log)
+        s->config.log(s->config.log_ctx, line);
+    pthread_mutex_unlock(&s->log_lock);
+}
+
+static uint64_t least_of(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* How much may wait for its reader: of a distant archive in the block cache, else in the
+ * kernel's. */
+static uint64_t window_bytes(const struct session *s, bool local)
+{
+    const struct session_config *config = &s->config;
+
+    if (config->stage || (local && !config->order))
+        return 0;
+    return least_of(config->readahead_bytes, local ? budget_room_bytes("") / 8
+                                                   : config->counters->cache_budget_bytes / 2);
+}
+
+static bool is_wanted(const struct session *s)
+{
+    bool local = source_is_local(s->config.pot->source);
+
+    return s->config.recorder || window_bytes(s, local) > 0;
+}
+
+int foresee_start(struct session *s)
+{
+    bool local = source_is_local(s->config.pot->source);
+    uint64_t room = budget_room_bytes("") / ORDER_SHARE;
+    struct ahead_options options = {
+        .plan = {.index = s->index,
+                 .root = s->config.root,
+                 .seed = s->config.seed,
+                 .window_bytes = window_bytes(s, local),
+                 .given = s->config.order,
+                 .log = note_order,
+                 .log_ctx = s},
+        .reader = s->config.reader,
+        .recorder = s->config.recorder,
+        .fetchers = local ? FETCHERS_LOCAL : FETCHERS_REMOTE,
+    };
+
+    if (!is_wanted(s))
+        return 0;
+    room = room > ORDER_BYTES_LEAST ? room : ORDER_BYTES_LEAST;
+    options.plan.most_bytes = least_of(room, ORDER_BYTES_MOST);
+    return ahead_new(&options, &s->ahead);
+}
+
+int foresee_worker(struct worker *w)
+{
+    return w->session->ahead ? ahead_observer(w->session->ahead, &w->observer) : 0;
+}
+
+void foresee_note(const struct request *rq, uint32_t position, uint64_t offset, uint32_t len)
+{
+    const struct observation seen = {rq->received_ns, offset, position, len, rq->header->pid};
+
+    if (rq->worker->observer)
+        observer_note(rq->worker->observer, &seen);
+}
+
+static void name_folder(struct session *s, uint32_t directory)
+{
+    struct counters *c = s->config.counters;
+    size_t len;
+
+    if (index_path(s->index, directory, c->order_folder, sizeof(c->order_folder), &len) < 0)
+        c->order_folder[0] = '\0';
+}
+
+void foresee_update_counters(struct session *s)
+{
+    struct counters *c = s->config.counters;
+    struct ahead_stats stats;
+
+    if (!s->ahead)
+        return;
+    if (!source_is_local(s->config.pot->source))
+        ahead_set_window(s->ahead, window_bytes(s, false));
+    ahead_stats(s->ahead, &stats);
+    const struct plan_stats *p = &stats.plan;
+    atomic_store(&c->foreseen_kind, p->kind);
+    atomic_store(&c->foreseen_requests, p->requests);
+    atomic_store(&c->foreseen_bytes, p->bytes);
+    atomic_store(&c->foreseen_used, p->used);
+    atomic_store(&c->foreseen_late, p->late);
+    atomic_store(&c->foreseen_unused, p->unused);
+    atomic_store(&c->foreseen_in_order, p->in_order);
+    atomic_store(&c->foreseen_lost, stats.lost);
+    if (p->recognised != atomic_load(&c->orders_recognised))
+        name_folder(s, p->order_directory);
+    atomic_store(&c->orders_recognised, p->recognised);
+    atomic_store(&c->orders_lost, p->lost);
+    atomic_store(&c->order_files, p->order_files);
+    atomic_store(&c->order_epoch, p->order_epoch);
+    atomic_store(&c->order_reads, p->order_reads);
+    atomic_store(&c->order_world, p->world);
+    atomic_store(&c->order_local, p->local);
+}
+
+void foresee_end(struct session *s)
+{
+    if (s->ahead)
+        ahead_end(s->ahead);
+}
+
+int foresee_join(struct session *s, const struct timespec *until)
+{
+    int recorded, r = s->ahead ? ahead_join(s->ahead, until, &recorded) : 0;
+
+    if (s->ahead && recorded < 0)
+        session_log(s, "the record of what was read could not be written: %s",
+                    strerror(-recorded));
+    return r;
+}
+
+void foresee_release(struct session *s)
+{
+    ahead_free(s->ahead);
+    s->ahead = NULL;
+}

@@ -1,0 +1,115 @@
+/*
+ * --order and --record: files that people name. They are opened before there is a daemon, so
+ * that what is wrong with them is said on the command line.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "mounter_private.h"
+
+#define ORDER_BYTES_MOST (UINT64_C(4) << 30)
+#define ORDER_LINES_MOST (UINT64_C(1) << 28) /* a gigabyte of places */
+
+/* All of it. -EFBIG: more than ORDER_BYTES_MOST. */
+static int read_all(int fd, char **ret_text, size_t *ret_len)
+{
+    size_t room = 1u << 16, len = 0;
+    auto_free char *text = malloc(room);
+
+    while (text) {
+        ssize_t n = read(fd, text + len, room - len);
+        if (n < 0 && errno == EINTR && !mounter_caught())
+            continue;
+        if (n < 0)
+            return -errno;
+        if (n == 0) {
+            *ret_text = steal_ptr(&text);
+            *ret_len = len;
+            return 0;
+        }
+        len += (size_t)n;
+        if (len > ORDER_BYTES_MOST)
+            return -EFBIG;
+        if (len == room) {
+            char *larger = realloc(text, room *= 2);
+            if (!larger)
+                return -ENOMEM;
+            (void)steal_ptr(&text);
+            text = larger;
+        }
+    }
+    return -ENOMEM;
+}
+
+static int read_order_file(const char *path, char **ret_text, size_t *ret_len)
+{
+    if (strcmp(path, "-") == 0)
+        return read_all(STDIN_FILENO, ret_text, ret_len);
+    auto_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    return fd < 0 ? -errno : read_all(fd, ret_text, ret_len);
+}
+
+static int open_order(struct mounter *m)
+{
+    const char *path = m->options->order;
+    auto_free char *text = NULL;
+    struct fault fault = {0};
+    size_t len = 0;
+
+    if (!path)
+        return 0;
+    int r = read_order_file(path, &text, &len);
+    if (r == 0)
+        r = read_order_parse(m->pot->index, m->root, text, len, ORDER_LINES_MOST, &fault,
+                             &m->order);
+    return r < 0 ? cli_fail(strcmp(path, "-") == 0 ? "standard input" : path, r, &fault) : 0;
+}
+
+/* The daemon works elsewhere: an absolute path, of a file that need not be there. */
+static int absolute_path(const char *path, char ret_path[PATH_MAX])
+{
+    auto_free char *copy = strdup(path);
+    char *slash = copy ? strrchr(copy, '/') : NULL;
+    const char *name = slash ? slash + 1 : path;
+
+    if (!copy)
+        return -ENOMEM;
+    if (!*name)
+        return -EISDIR;
+    if (slash)
+        *slash = '\0';
+    auto_free char *folder = realpath(!slash ? "." : *copy ? copy : "/", NULL);
+    if (!folder)
+        return -errno;
+    int n = snprintf(ret_path, PATH_MAX, "%s/%s", folder[1] ? folder : "", name);
+    return n < 0 || n >= PATH_MAX ? -ENAMETOOLONG : 0;
+}
+
+static int open_record(struct mounter *m)
+{
+    const char *given = m->options->record;
+    char path[PATH_MAX];
+    struct stat st;
+
+    if (!given)
+        return 0;
+    int r = absolute_path(given, path);
+    if (r == 0 && stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        r = S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
+    if (r == 0)
+        r = recorder_new(path, m->pot->index, m->root, &m->recorder);
+    return r < 0 ? cli_fail(given, r, NULL) : 0;
+}
+
+int mounter_open_orders(struct mounter *m)
+{
+    int r = open_order(m);
+
+    return r == 0 ? open_record(m) : r;
+}
