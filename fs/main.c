@@ -31,6 +31,7 @@ static const struct command commands[] = {
     {"unstage", command_unstage, "remove such copies"},
     {"stat", command_stat, "what a mount has done so far"},
     {"top", command_top, "what mounts do, live"},
+    {"doctor", command_doctor, "what this node allows, and what is wrong"},
     {"extract", command_extract, "make files of what an archive holds"},
     {"ls", command_ls, "list what an archive holds"},
     {"cat", command_cat, "write files of an archive to standard output"},

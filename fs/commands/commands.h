@@ -9,6 +9,7 @@
 #define ONEPOT_COMMANDS_H
 
 int command_cat(int argc, char **argv);
+int command_doctor(int argc, char **argv);
 int command_extract(int argc, char **argv);
 int command_index(int argc, char **argv);
 int command_info(int argc, char **argv);

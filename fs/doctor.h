@@ -1,0 +1,65 @@
+/*
+ * What this node allows, and what is wrong: findings, collected line by line by those who
+ * look, printed by who asked (commands/doctor.c). Nobody guesses: what can't be told is said
+ * to be not known.
+ */
+#ifndef ONEPOT_DOCTOR_H
+#define ONEPOT_DOCTOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum finding_kind {
+    FINDING_FACT,
+    FINDING_GOOD,
+    FINDING_WARNING, /* it works, but not as well as it could */
+    FINDING_WRONG,   /* it does not work */
+};
+
+#define FINDING_TEXT_MAX 768
+
+struct finding {
+    enum finding_kind kind;
+    const char *section; /* "mounting": a literal */
+    char subject[256];   /* "/dev/fuse" */
+    char text[FINDING_TEXT_MAX];
+    char advice[FINDING_TEXT_MAX]; /* "" or what to do */
+};
+
+struct findings {
+    struct finding *items;
+    size_t count;
+    bool failed; /* no memory: some are missing */
+};
+
+void findings_free(struct findings *findings);
+
+/* One more; `advice` may be set in what is returned (NULL: no memory). */
+struct finding *finding_add(struct findings *findings, enum finding_kind kind,
+                            const char *section, const char *subject, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+void finding_advise(struct finding *finding, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Can this user mount on this node? By doing it, in a private folder, for a moment. */
+void doctor_mounting(struct findings *findings);
+
+/* Memory, CPUs, limits. */
+void doctor_memory(struct findings *findings);
+void doctor_cpus(struct findings *findings);
+
+/* Places of this node for copies and mount points. `archive_bytes`: would it fit? 0: none. */
+void doctor_storage(struct findings *findings, uint64_t archive_bytes);
+
+/* The type of the filesystem with this device number: "tmpfs". */
+void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32]);
+
+/* Mounts of this user that are dead. */
+void doctor_leftovers(struct findings *findings);
+
+/* An archive; or a mount point, if there is a mount of this user there. */
+void doctor_archive(struct findings *findings, const char *path, uint64_t *ret_bytes);
+bool doctor_mount(struct findings *findings, const char *path);
+
+#endif

@@ -1,0 +1,90 @@
+/*
+ * Findings about an archive: nothing of it is read but what tells its format.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "backend.h"
+#include "cleanup.h"
+#include "cli.h"
+#include "doctor.h"
+#include "pot.h"
+#include "source.h"
+
+static void see_fault(struct findings *f, const char *path, const struct fault *fault)
+{
+    struct finding *finding = finding_add(f, FINDING_WRONG, "archive", path, "%s%s%s",
+                                          fault->member[0] ? fault->member : "",
+                                          fault->member[0] ? ": " : "", fault->what);
+    finding_advise(finding, "%s", fault->advice);
+}
+
+static void see_place_of(struct findings *f, const struct source *source)
+{
+    char type[32], text[CLI_TEXT_LEN];
+    struct source_identity id;
+    source_identity(source, &id);
+    doctor_filesystem(major(id.dev), minor(id.dev), type);
+    finding_add(f, FINDING_FACT, "archive", "size", "%s",
+                cli_format_bytes(id.size_bytes, text));
+    bool local = source_is_local(source);
+    struct finding *finding =
+        finding_add(f, FINDING_FACT, "archive", "filesystem", "%s, %s", type,
+                    local ? "on this node: it is mapped, and the kernel caches it"
+                          : "not on this node, as far as is known: it is read piece by piece, "
+                            "and the mount caches it");
+    if (!local)
+        finding_advise(finding, "--stage copies it to this node while it is read");
+}
+
+static void see_index(struct findings *f, const char *path, struct source *source,
+                      const struct backend *backend)
+{
+    struct fault fault = {0};
+    struct embedded_index where;
+    auto_free char *beside = NULL;
+    const char *compression = NULL;
+    if (backend_compression(backend, source, &compression) > 0) {
+        struct finding *finding = finding_add(
+            f, FINDING_WARNING, "archive", "index",
+            "none: it is one %s stream, which each mount has to unpack first", compression);
+        finding_advise(finding, "make an onepot archive of it with 'onepot pack'");
+        return;
+    }
+    if (backend->find && backend->find(source, &fault, &where) == 0) {
+        finding_add(f, FINDING_GOOD, "archive", "index", "in the archive");
+        return;
+    }
+    if (pot_index_path(path, &beside) == 0 && access(beside, R_OK) == 0) {
+        finding_add(f, FINDING_GOOD, "archive", "index",
+                    "saved in %s; whether it still fits is seen when it is mounted", beside);
+        return;
+    }
+    struct finding *finding =
+        finding_add(f, FINDING_FACT, "archive", "index",
+                    "none in it and none saved beside it: it is made for the first mount");
+    finding_advise(finding, "'onepot index %s' does that ahead of time", path);
+}
+
+void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
+{
+    struct fault fault = {0};
+    struct source *source = NULL;
+    const struct backend *backend;
+    *ret_bytes = 0;
+    int r = source_open(path, &fault, &source);
+    if (r == 0)
+        r = backend_find(source, &fault, &backend);
+    if (r < 0) {
+        see_fault(f, path, &fault);
+        source_close(source);
+        return;
+    }
+    *ret_bytes = source_size(source);
+    finding_add(f, FINDING_GOOD, "archive", path, "%s", backend->name);
+    see_place_of(f, source);
+    see_index(f, path, source, backend);
+    source_close(source);
+}

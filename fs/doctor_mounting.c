@@ -1,0 +1,209 @@
+/*
+ * Whether a mount would work. What decides is a trial: an empty directory is mounted on in a
+ * private folder, the kernel's first request is read for what it says about itself, and the
+ * mount is taken away again. All else is said so that a person sees why.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "doctor.h"
+#include "fusermount.h"
+#include "mountpoint.h"
+
+#define INIT_WAIT_MS 2000
+/* In the INIT request of the kernel's FUSE protocol: a header of 40 bytes, then this. */
+#define INIT_HEADER_BYTES 40u
+#define FLAG_NO_OPEN (UINT32_C(1) << 17)
+#define FLAG_PARALLEL_DIROPS (UINT32_C(1) << 18)
+#define FLAG_CACHE_SYMLINKS (UINT32_C(1) << 23)
+#define FLAG_NO_OPENDIR (UINT32_C(1) << 24)
+#define FLAG_READDIRPLUS (UINT32_C(1) << 13)
+
+struct init {
+    uint32_t major, minor, readahead_bytes, flags;
+};
+
+static void see_kernel(struct findings *f)
+{
+    struct utsname name;
+    if (uname(&name) == 0)
+        finding_add(f, FINDING_FACT, "mounting", "kernel", "%s %s", name.sysname, name.release);
+}
+
+static void see_device(struct findings *f)
+{
+    auto_close int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    int err = errno;
+    if (fd >= 0) {
+        finding_add(f, FINDING_GOOD, "mounting", "/dev/fuse", "is there, and can be opened");
+        return;
+    }
+    struct finding *finding =
+        finding_add(f, FINDING_WARNING, "mounting", "/dev/fuse",
+                    err == ENOENT ? "is not there" : "can't be opened: %s", strerror(err));
+    finding_advise(finding,
+                   err == ENOENT || err == ENODEV
+                       ? "ask the administrators of this node to load the module fuse; "
+                         "in a container, pass the device in"
+                       : "ask the administrators of this node for access to it");
+}
+
+static void see_helper(struct findings *f)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    if (geteuid() == 0)
+        return;
+    if (fusermount_find("fusermount3", path) < 0 && fusermount_find("fusermount", path) < 0) {
+        finding_add(f, FINDING_FACT, "mounting", "fusermount3",
+                    "is not there; it is in the package fuse3");
+        return;
+    }
+    bool setuid = stat(path, &st) == 0 && st.st_uid == 0 && st.st_mode & S_ISUID;
+    finding_add(f, setuid ? FINDING_GOOD : FINDING_FACT, "mounting", "fusermount3", "%s, %s",
+                path, setuid ? "setuid root" : "not setuid root: of no use to you");
+    if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
+        finding_add(f, FINDING_WARNING, "mounting", "no_new_privs",
+                    "is set for this process: setuid programs like fusermount3 can't help it");
+}
+
+/* Does the kernel let us have namespaces of our own? In a child, which ends with them. */
+static bool see_namespaces(struct findings *f)
+{
+    int status;
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0 ? errno : 0);
+    if (pid < 0 || waitpid(pid, &status, 0) < 0 || !WIFEXITED(status)) {
+        finding_add(f, FINDING_FACT, "mounting", "user namespaces", "not known");
+        return false;
+    }
+    if (WEXITSTATUS(status) == 0)
+        finding_add(f, FINDING_GOOD, "mounting", "user namespaces", "are allowed");
+    else
+        finding_add(f, FINDING_FACT, "mounting", "user namespaces", "are not allowed: %s",
+                    strerror(WEXITSTATUS(status)));
+    return WEXITSTATUS(status) == 0;
+}
+
+/* The kernel's first words. The mount is not answered: it is taken away again. */
+static bool read_init(int fd, struct init *ret_init)
+{
+    static char request[1 << 20];
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    if (poll(&p, 1, INIT_WAIT_MS) <= 0)
+        return false;
+    ssize_t n = read(fd, request, sizeof(request));
+    if (n < (ssize_t)(INIT_HEADER_BYTES + sizeof(*ret_init)))
+        return false;
+    memcpy(ret_init, request + INIT_HEADER_BYTES, sizeof(*ret_init));
+    return true;
+}
+
+static void see_protocol(struct findings *f, const struct init *init)
+{
+    static const struct {
+        uint32_t flag;
+        const char *without;
+    } features[] = {
+        {FLAG_READDIRPLUS, "listings don't bring attributes along"},
+        {FLAG_NO_OPEN, "each open costs a request"},
+        {FLAG_NO_OPENDIR, "each listing costs two more requests"},
+        {FLAG_PARALLEL_DIROPS, "look-ups in one directory wait for each other"},
+        {FLAG_CACHE_SYMLINKS, "symbolic links are read each time"},
+    };
+    finding_add(f, FINDING_FACT, "mounting", "FUSE protocol", "%u.%u, read-ahead of %u KiB",
+                init->major, init->minor, init->readahead_bytes >> 10);
+    for (size_t i = 0; i < sizeof(features) / sizeof(features[0]); i++)
+        if (!(init->flags & features[i].flag))
+            finding_add(f, FINDING_WARNING, "mounting", "FUSE protocol",
+                        "this kernel is old: %s", features[i].without);
+}
+
+static const char *method_name(enum mount_method method)
+{
+    switch (method) {
+    case MOUNT_BY_SYSCALL:
+        return "by mount(2)";
+    case MOUNT_BY_FUSERMOUNT3:
+        return "by fusermount3";
+    case MOUNT_BY_FUSERMOUNT:
+        return "by fusermount";
+    default:
+        return "";
+    }
+}
+
+static int try_mount(const char *folder, unsigned methods, struct mount_report *report,
+                     enum mount_method *ret_method, struct init *ret_init)
+{
+    const struct mount_request request = {.mountpoint = folder, .fsname = "onepot-doctor"};
+    int fd;
+    int r = mountpoint_mount(&request, methods, report, ret_method, &fd);
+    if (r < 0)
+        return r;
+    if (!read_init(fd, ret_init))
+        *ret_init = (struct init){0};
+    mountpoint_unmount(folder, true);
+    close(fd);
+    return 0;
+}
+
+static int make_folder(char folder[64])
+{
+    static const char *const places[] = {"/dev/shm", "/tmp"};
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(folder, 64, "%s/onepot-doctor-XXXXXX", places[i]);
+        if (mkdtemp(folder))
+            return 0;
+    }
+    return -errno;
+}
+
+void doctor_mounting(struct findings *f)
+{
+    char folder[64];
+    struct mount_report report = {0};
+    struct init init;
+    enum mount_method method;
+    unsigned methods;
+
+    see_kernel(f);
+    see_device(f);
+    see_helper(f);
+    bool namespaces = see_namespaces(f);
+    int r = mount_methods(&methods);
+    if (r == 0)
+        r = make_folder(folder);
+    if (r < 0) {
+        finding_add(f, FINDING_WRONG, "mounting", "trial", "not possible: %s", strerror(-r));
+        return;
+    }
+    r = try_mount(folder, methods, &report, &method, &init);
+    rmdir(folder);
+    if (r == 0) {
+        finding_add(f, FINDING_GOOD, "mounting", "trial", "a mount works, %s",
+                    method_name(method));
+        if (init.major)
+            see_protocol(f, &init);
+        return;
+    }
+    struct finding *finding = finding_add(f, FINDING_WRONG, "mounting", "trial",
+                                          "a mount does not work: %s", report.tried);
+    finding_advise(finding, "%s",
+                   namespaces && methods & MOUNT_BY_NAMESPACE
+                       ? "'onepot run' can do it in a private namespace"
+                       : mount_advice(methods));
+}

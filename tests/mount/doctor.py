@@ -1,0 +1,103 @@
+"""onepot doctor: what it says of a node, of archives and of mounts."""
+
+import json
+import os
+import signal
+
+import harness
+from duplicates import member, write_tar
+from harness import check, check_equal, onepot, wait_for
+
+
+def doctor(*arguments, status=0, **options):
+    done = onepot("doctor", "--json", *arguments, status=status, **options)
+    said = json.loads(done.stdout)
+    check_equal(said["mount_works"], status == 0, "whether a mount works")
+    return said["findings"]
+
+
+def of(findings, section, subject=None):
+    return [f for f in findings if f["section"] == section and subject in (None, f["subject"])]
+
+
+def make_archive(work, name="one.tar"):
+    archive = work / name
+    write_tar(archive, [member("f", b"hello")])
+    return archive
+
+
+def test_a_node_that_can_mount_is_well(work):
+    findings = doctor()
+    (trial,) = of(findings, "mounting", "trial")
+    check_equal(trial["kind"], "good", "the trial")
+    check(of(findings, "mounting", "FUSE protocol"), "the kernel's FUSE protocol")
+    for section in ("memory", "CPUs", "places"):
+        check(of(findings, section), section)
+    text = onepot("doctor").stdout.decode()
+    check("trial: a mount works" in text, text)
+    check_equal(harness.mountpoints(work.path), [], "mounts that are left")
+
+
+def test_where_no_mount_is_possible_it_says_why(work):
+    env = harness.environment(ONEPOT_MOUNT_METHODS="namespace")
+    (trial,) = of(doctor(status=1, env=env), "mounting", "trial")
+    check_equal(trial["kind"], "wrong", "the trial")
+    check(trial["advice"], "what to do")
+    check(b"!! trial" in onepot("doctor", status=1, env=env).stdout, "the same as text")
+
+
+def test_an_archive_is_looked_at(work):
+    archive = make_archive(work)
+    findings = of(doctor(archive), "archive")
+    check_equal(findings[0]["text"], "tar", "its format")
+    (index,) = [f for f in findings if f["subject"] == "index"]
+    check("made for the first mount" in index["text"], index["text"])
+    onepot("index", archive)
+    (index,) = of(doctor(archive), "archive", "index")
+    check("saved in" in index["text"], index["text"])
+    remote = of(doctor(archive, env=harness.environment(ONEPOT_ASSUME_REMOTE="1")), "archive",
+                "filesystem")
+    check("not on this node" in remote[0]["text"], remote[0]["text"])
+    source = work.make("source")
+    with open(os.path.join(source, "f"), "w", encoding="ascii") as f:
+        f.write("hello")
+    onepot("pack", "-o", work / "own.onepot", source)
+    (index,) = of(doctor(work / "own.onepot"), "archive", "index")
+    check_equal(index["text"], "in the archive", "of an onepot archive")
+
+
+def test_what_is_no_archive_is_wrong(work):
+    findings = doctor(work / "missing.tar", status=1)
+    (found,) = of(findings, "archive")
+    check_equal((found["kind"], found["text"]), ("wrong", "no such file"), "a missing file")
+    with open(work / "noise", "wb") as f:
+        f.write(os.urandom(100_000))
+    (found,) = of(doctor(work / "noise", status=1), "archive")
+    check_equal(found["kind"], "wrong", "noise")
+
+
+def test_a_mount_is_asked_and_a_dead_one_is_named(work):
+    archive = make_archive(work)
+    with work.mount(archive) as mount:
+        (found,) = of(doctor(mount.path), "mount")
+        check_equal(found["kind"], "good", "a mount that answers")
+        pid = mount.stat()["daemon_pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: mount.stat()["state"] == "dead", "the daemon's end")
+        (found,) = of(doctor(mount.path, status=1), "mount")
+        check_equal(found["kind"], "wrong", "a dead mount")
+        check("onepot umount" in found["advice"], found["advice"])
+        (found,) = of(doctor(), "mounts")
+        check_equal((found["kind"], found["subject"]), ("warning", mount.path), "what is left")
+        mount.end()
+        (found,) = of(doctor(), "mounts")
+        check_equal(found["kind"], "good", "nothing is left")
+
+
+def test_wrong_use_is_refused(_work):
+    onepot("doctor", "a", "b", status=2)
+    onepot("doctor", "--nonsense", status=2)
+
+
+if __name__ == "__main__":
+    harness.main(globals())
