@@ -239,7 +239,8 @@ class Rates:
 
 
 def recognised_after(stat):
-    """Reads of a rank until its order was known, by `onepot stat`."""
-    return number(stat, "order", "recognised_after_reads")
+    """Reads of a rank until the order was known, by `onepot stat`."""
+    reads, ranks = (number(stat, "foreseen", "order", name) for name in ("reads", "local"))
+    return reads / max(1, ranks or 1) if reads else None
 
 
