@@ -102,7 +102,7 @@ static void gather_all(struct gathering *g)
     pthread_t threads[HELPERS];
     bool mapped = true;
     for (size_t i = 0; i < d->pot_count; i++)
-        mapped = mapped && d->maps[i];
+        mapped = mapped && d->maps[i] && source_is_local(d->pots[i]->source);
     g->run = mapped ? count : HELPER_RUN;
     runs = mapped || !count ? 1 : (count - 1) / g->run + 1;
     uint32_t helpers = start_helpers(g, threads, runs > HELPERS ? HELPERS : (uint32_t)runs - 1);

@@ -179,12 +179,32 @@ static int module_exec(PyObject *module)
     return PyModule_AddStringConstant(module, "__version__", onepot_version());
 }
 
+/* Memory that another object keeps, for the package's own use. */
+static PyObject *module_view(PyObject *self, PyObject *args)
+{
+    PyObject *owner;
+    unsigned long long address;
+    Py_ssize_t size;
+    int is_kept;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OKnp", &owner, &address, &size, &is_kept))
+        return NULL;
+    return (PyObject *)buffer_new(is_kept ? owner : NULL, (void *)(uintptr_t)address, size, 0,
+                                  "B", 1);
+}
+
+static PyMethodDef functions[] = {
+    {"_view", module_view, METH_VARARGS,
+     "_view(owner, address, size, is_kept): a Buffer, which keeps its owner or does not."},
+    {0}};
+
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "onepot._core",
     .m_doc = "What of the package onepot is written in C; use it by way of onepot.",
+    .m_methods = functions,
     .m_slots = slots,
 };
 

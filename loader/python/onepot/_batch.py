@@ -5,6 +5,7 @@ offsets, sizes, labels, indices, valid.
 """
 from collections.abc import Sequence
 
+from onepot import _shared
 from onepot._torch import in_worker, torch
 
 _ALIGN = 64
@@ -14,33 +15,32 @@ def _rounded(size):
     return (size + _ALIGN - 1) // _ALIGN * _ALIGN
 
 
-def _new_memory(size):
-    """uint8 [size] for a batch: of torch where it is loaded. A worker process takes shared
-    memory, so that the batch goes to the training process as it is."""
+def _new_memory(size, is_sent):
+    """uint8 [size] for a batch: of torch where it is loaded. What a worker process will send
+    lies in shared memory, so that it goes to the training process as it is."""
     t = torch()
     if t is None:
-        return memoryview(bytearray(size))
-    if not in_worker() or size == 0:
-        return t.empty(size, dtype=t.uint8)
-    empty = t.empty(0, dtype=t.uint8)
-    storage = getattr(empty, "untyped_storage", None)
-    if storage is None:  # torch before 2.0
-        storage = getattr(empty, "_storage", empty.storage)
-    return empty.set_(storage()._new_shared(size))
+        return memoryview(bytearray(size)), None
+    if not is_sent or size == 0 or not in_worker():
+        return t.empty(size, dtype=t.uint8), None
+    return _shared.take(size)
 
 
-def gather(archive, indices, stride=0):
-    """The TensorBatch of these samples. stride: the size of each, where all have the same."""
+def gather(archive, indices, stride=0, is_sent=False):
+    """The TensorBatch of these samples. stride: the size of each, where all have the same;
+    is_sent: a DataLoader's worker is about to hand it on."""
     if hasattr(indices, "tolist"):
         indices = indices.tolist()
     align = 1 if stride else _ALIGN
     data_bytes, size = archive._layout(indices, align)
-    memory = _new_memory(size)
+    memory, place = _new_memory(size, is_sent)
     if isinstance(memory, memoryview):
         archive._fill(indices, align, memory)
     else:
         archive._fill(indices, align, memory.data_ptr(), size)
-    return TensorBatch(memory, len(indices), data_bytes, stride)
+    batch = TensorBatch(memory, len(indices), data_bytes, stride)
+    batch._place = place
+    return batch
 
 
 class TensorBatch:
@@ -59,10 +59,11 @@ class TensorBatch:
     one copy; a DataLoader with pin_memory=True does that by itself.
     """
 
-    __slots__ = ("slab", "_count", "_bytes", "_stride")
+    __slots__ = ("slab", "_count", "_bytes", "_stride", "_place")
 
     def __init__(self, slab, count, data_bytes, stride):
         self.slab, self._count, self._bytes, self._stride = slab, count, data_bytes, stride
+        self._place = None  # in a worker: the slab that it is in
 
     def _table(self, number, kind, width):
         first = _rounded(self._bytes) + number * _rounded(8 * self._count)
@@ -132,6 +133,22 @@ class TensorBatch:
 def _batch(slab, count, data_bytes, stride):
     slab = memoryview(slab) if isinstance(slab, bytearray) else slab
     return TensorBatch(slab, count, data_bytes, stride)
+
+
+def _reduce(batch):
+    """To another process by a queue of multiprocessing: a slab that is known there already is
+    only named."""
+    if batch._place is None:
+        return batch.__reduce__()
+    place, batch._place = batch._place, None
+    return _received, (_shared.send(place), batch._count, batch._bytes, batch._stride)
+
+
+def _received(where, count, data_bytes, stride):
+    return TensorBatch(_shared.receive(*where), count, data_bytes, stride)
+
+
+_shared.register(TensorBatch, _reduce)
 
 
 class SampleList(Sequence):

@@ -67,7 +67,7 @@ class Dataset(TorchAware):
         return self._pair(_as_tensor(sample.data), sample.label)
 
     def __getitems__(self, indices):
-        batch = gather(self.archive, indices, self._stride)
+        batch = gather(self.archive, indices, self._stride, self._is_plain())
         if self._is_plain():
             return SampleList(batch)
         return [self._pair(data, label) for data, label in SampleList(batch)]

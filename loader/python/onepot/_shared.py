@@ -1,0 +1,142 @@
+"""Shared memory between a DataLoader's workers and the training process, used again and again.
+
+New shared memory for each batch costs more than the batch: pages that are touched for the first
+time by two processes, a file descriptor that travels through a socket, two mappings. So a worker
+keeps its slabs. It sends each to the training process once, and from then on its number only. A
+flag at a slab's head says whether a batch is in it: set by the worker when it takes the slab,
+cleared by whoever had it last, when the last view of the batch is gone.
+"""
+import os
+import threading
+from multiprocessing.reduction import ForkingPickler
+
+from onepot import _core
+from onepot._torch import torch
+
+_HEAD = 64  # bytes before the batch
+_ROUND = 1 << 16
+_MOST = 64  # slabs of a worker; a training process that keeps more batches gets memory of torch
+
+
+def new_shared(size):
+    """uint8 [size] in shared memory, as torch makes it."""
+    t = torch()
+    empty = t.empty(0, dtype=t.uint8)
+    storage = getattr(empty, "untyped_storage", None)
+    if storage is None:  # torch before 2.0
+        storage = getattr(empty, "_storage", empty.storage)
+    return empty.set_(storage()._new_shared(size))
+
+
+class _Lease:
+    """Keeps a slab in use for as long as there are views of its batch."""
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+        self._flag = memoryview(_core._view(self, tensor.data_ptr(), 1, False))
+        self.is_mine = True  # False: sent, so that the other side clears the flag
+
+    def view(self, size):
+        t = torch()
+        where = self._tensor.data_ptr() + _HEAD
+        return t.frombuffer(_core._view(self, where, size, True), dtype=t.uint8)
+
+    def __del__(self):
+        if self.is_mine:
+            self._flag[0] = 0
+
+
+class _Slab:
+    def __init__(self, number, size):
+        self.number, self.size, self.sent = number, size, False
+        self.tensor = new_shared(_HEAD + size)
+        self.tensor[0] = 0
+        self.flag = memoryview(_core._view(None, self.tensor.data_ptr(), 1, False))
+
+
+class _Pool:
+    """Of one worker."""
+
+    def __init__(self):
+        self.pid, self.name = os.getpid(), os.urandom(8)
+        self.slabs, self.forgotten, self.made = [], [], 0
+
+    def take(self, size):
+        free = [slab for slab in self.slabs if slab.flag[0] == 0]
+        for slab in free:
+            if slab.size >= size:
+                slab.flag[0] = 1
+                return slab
+        for slab in free[:1]:  # too small: its place is for a larger one
+            self.slabs.remove(slab)
+            self.forgotten.append(slab.number)
+        if len(self.slabs) == _MOST:
+            return None
+        slab = _Slab(self.made, (size + size // 8 + _ROUND) // _ROUND * _ROUND)
+        self.made += 1
+        self.slabs.append(slab)
+        slab.flag[0] = 1
+        return slab
+
+
+_pool = None
+
+
+class Place:
+    """Where a worker has put a batch: what _reduce needs to send it."""
+
+    __slots__ = ("pool", "slab", "lease", "size")
+
+    def __init__(self, pool, slab, size):
+        self.pool, self.slab, self.size = pool, slab, size
+        self.lease = _Lease(slab.tensor)
+
+
+def take(size):
+    """In a worker: (uint8 [size] in a slab, its Place); (shared memory of torch, None) where all
+    slabs are in use."""
+    global _pool
+    if _pool is None or _pool.pid != os.getpid():
+        _pool = _Pool()
+    slab = _pool.take(size)
+    if slab is None:
+        return new_shared(size), None
+    place = Place(_pool, slab, size)
+    return place.lease.view(size), place
+
+
+def send(place):
+    """What the other side needs to find the batch; from now on it is the one who ends it."""
+    pool, slab = place.pool, place.slab
+    tensor = None if slab.sent else slab.tensor
+    forgotten, pool.forgotten = pool.forgotten, []
+    slab.sent, place.lease.is_mine = True, False
+    return pool.name, pool.pid, slab.number, tensor, forgotten, place.size
+
+
+_known = {}  # of a worker's pool: its pid, and its slabs by number
+_lock = threading.Lock()
+
+
+def receive(name, pid, number, tensor, forgotten, size):
+    """In the training process: the batch's memory, uint8 [size]."""
+    with _lock:
+        if name not in _known:
+            for other in [n for n, (p, _) in _known.items() if not os.path.exists("/proc/%d" % p)]:
+                del _known[other]
+            _known[name] = pid, {}
+        slabs = _known[name][1]
+        for gone in forgotten:
+            slabs.pop(gone, None)
+        if tensor is not None:
+            slabs[number] = tensor
+        shared = slabs.get(number)
+    if shared is None:
+        raise RuntimeError("a batch of a DataLoader's worker can only be received by the process"
+                           " that received the first one")
+    return _Lease(shared).view(size)
+
+
+def register(kind, reduce):
+    """For the queues of multiprocessing, and for nothing else that pickles."""
+    ForkingPickler.register(kind, reduce)
