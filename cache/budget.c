@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cgroup.h"
 
@@ -91,6 +92,44 @@ uint64_t budget_room_bytes(const char *root)
 {
     uint64_t bytes = UINT64_MAX;
     budget_explain(root, take_room, &bytes);
+    return bytes;
+}
+
+/*
+ * What of a group's memory is pages of files; those of a tmpfs are not among them, in whose
+ * words "file" they are. `limit` is a file of the group.
+ */
+static uint64_t file_pages(const char *limit)
+{
+    static const char *const names[] = {"inactive_file %" SCNu64, "active_file %" SCNu64,
+                                        "total_inactive_file %" SCNu64,
+                                        "total_active_file %" SCNu64};
+    char path[4 * PATH_MAX], line[256];
+    uint64_t values[4] = {0};
+    const char *slash = strrchr(limit, '/');
+
+    snprintf(path, sizeof(path), "%.*s/memory.stat", slash ? (int)(slash - limit) : 0, limit);
+    FILE *f = slash ? fopen(path, "re") : NULL;
+    while (f && fgets(line, sizeof(line), f))
+        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+            sscanf(line, names[i], &values[i]);
+    if (f)
+        fclose(f);
+    /* Version 1 has both: of the group alone, and of all below it. */
+    return values[2] + values[3] ? values[2] + values[3] : values[0] + values[1];
+}
+
+/* budget_see */
+static void take_free(void *ctx, const char *path, uint64_t limit, uint64_t used)
+{
+    uint64_t pages = limit != UINT64_MAX && used != UINT64_MAX ? file_pages(path) : 0;
+    take_room(ctx, path, limit, pages < used ? used - pages : 0);
+}
+
+uint64_t budget_free_bytes(const char *root)
+{
+    uint64_t bytes = UINT64_MAX;
+    budget_explain(root, take_free, &bytes);
     return bytes;
 }
 

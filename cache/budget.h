@@ -16,6 +16,9 @@ uint64_t budget_memory_bytes(const char *root);
 /* What of that nobody uses yet: limits less what is used of them, page cache included. */
 uint64_t budget_room_bytes(const char *root);
 
+/* The same, but files' pages that the kernel would give back count as free. */
+uint64_t budget_free_bytes(const char *root);
+
 /* The default of --cache: a quarter of that, within reason. */
 uint64_t budget_cache_bytes(void);
 

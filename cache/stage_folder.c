@@ -245,7 +245,7 @@ int stage_room_of(const char *place, struct stage_room *ret_room)
                                &room.free_bytes))
         room.free_bytes = INT64_MAX;
     if (storage.is_memory) {
-        room.memory_bytes = budget_room_bytes("");
+        room.memory_bytes = budget_free_bytes("");
         if (space.f_blocks == 0) /* without a limit of its own */
             room.free_bytes = room.memory_bytes;
     }

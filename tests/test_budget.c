@@ -107,6 +107,21 @@ START_TEST(the_cache_gets_a_quarter_within_reason)
 }
 END_TEST
 
+START_TEST(pages_of_files_can_be_given_back)
+{
+    put("/proc/meminfo", "MemAvailable: 104857600 kB\n");
+    put("/proc/self/cgroup", "0::/job\n");
+    put("/proc/self/mountinfo", "31 1 0:21 / /cg rw - cgroup2 cg rw\n");
+    put("/cg/job/memory.max", "4294967296\n");
+    put("/cg/job/memory.current", "3221225472\n");
+    ck_assert_uint_eq(budget_free_bytes(root), GB);
+    put("/cg/job/memory.stat", "anon 7\nfile 2147483648\ninactive_anon 536870912\n"
+                               "inactive_file 1073741824\nactive_file 536870912\n");
+    ck_assert_uint_eq(budget_room_bytes(root), GB);
+    ck_assert_uint_eq(budget_free_bytes(root), 2 * GB + GB / 2);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("budget");
@@ -117,6 +132,7 @@ int main(void)
     tcase_add_test(c, version_1_is_found_by_its_controller);
     tcase_add_test(c, in_a_container_the_mounted_part_is_the_top);
     tcase_add_test(c, what_can_not_be_understood_is_no_limit);
+    tcase_add_test(c, pages_of_files_can_be_given_back);
     tcase_add_test(c, the_cache_gets_a_quarter_within_reason);
     suite_add_tcase(s, c);
     SRunner *runner = srunner_create(s);
