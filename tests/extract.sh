@@ -6,61 +6,9 @@
 # Usage: extract.sh ONEPOT SOURCE_ROOT
 set -euo pipefail
 
-onepot=$(realpath "$1")
-tests=$2/tests
-work=$(mktemp -d)
-mounted=
-cleanup() {
-    [ "$BASHPID" = $$ ] || return 0 # a child that a signal met before its program
-    if [ -n "$mounted" ]; then
-        umount "$mounted" || true
-    fi
-    chmod -R u+rwX "$work" 2>/dev/null || true
-    rm -rf "$work"
-}
-trap cleanup EXIT
-export TZ=UTC LC_ALL=C XDG_CACHE_HOME=$work/cache PYTHONDONTWRITEBYTECODE=1
-python=/usr/bin/python3
-[ -x "$python" ] || python=python3
-failed=0
-cd "$work"
+# shellcheck source=tests/script.sh
+. "$2/tests/script.sh"
 umask 022
-
-has_squashfs() {
-    mkdir -p probe.d
-    command -v mksquashfs >/dev/null &&
-        mksquashfs probe.d probe.img -quiet -no-progress -noappend >/dev/null 2>&1 &&
-        "$onepot" ls probe.img >/dev/null 2>&1
-}
-
-fail() {
-    echo "FAILED: $*"
-    failed=$((failed + 1))
-}
-
-# run WANTED_STATUS COMMAND...: output in $work/out and $work/err.
-run() {
-    local wanted=$1 status=0
-    shift
-    "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
-    if [ "$status" -ne "$wanted" ]; then
-        fail "'$*' ended with $status, and should with $wanted: $(head -c 500 "$work/err")"
-    fi
-}
-
-# says TEXT: standard error has it.
-says() {
-    if ! grep -qF -e "$1" "$work/err"; then
-        fail "no '$1' in: $(head -c 500 "$work/err")"
-    fi
-}
-
-# same A B WHAT
-same() {
-    if ! cmp -s "$1" "$2"; then
-        fail "$3: $(diff "$1" "$2" | cut -c1-300 | head -c 1000 || true)"
-    fi
-}
 
 # list DIR FILE FIELD...: but for the time of the top folder, which is not always restored.
 list() {
@@ -327,8 +275,4 @@ else
     echo 'not tested: another user (it takes root and setpriv)'
 fi
 
-if [ "$failed" -gt 0 ]; then
-    echo "$failed failed"
-    exit 1
-fi
-echo 'all as it should be'
+finish

@@ -5,61 +5,8 @@
 # Usage: pack.sh ONEPOT SOURCE_ROOT
 set -euo pipefail
 
-onepot=$(realpath "$1")
-tests=$2/tests
-work=$(mktemp -d)
-mounted=
-cleanup() {
-    [ "$BASHPID" = $$ ] || return 0 # a child that a signal met before its program
-    if [ -n "$mounted" ]; then
-        umount "$mounted" || true
-    fi
-    chmod -R u+rwX "$work" 2>/dev/null || true
-    rm -rf "$work"
-}
-trap cleanup EXIT
-export TZ=UTC LC_ALL=C XDG_CACHE_HOME=$work/cache
-python=/usr/bin/python3
-[ -x "$python" ] || python=python3
-failed=0
-cd "$work"
-
-fail() {
-    echo "FAILED: $*"
-    failed=$((failed + 1))
-}
-
-# run WANTED_STATUS COMMAND...: output in $work/out and $work/err.
-run() {
-    local wanted=$1 status=0
-    shift
-    "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
-    if [ "$status" -ne "$wanted" ]; then
-        fail "'$*' ended with $status, and should with $wanted: $(head -c 500 "$work/err")"
-    fi
-}
-
-silent() {
-    if [ -s "$work/err" ] || [ -s "$work/out" ]; then
-        fail "$1 is not silent: $(head -c 300 "$work/out" "$work/err")"
-    fi
-}
-
-# same A B WHAT
-same() {
-    if ! cmp -s "$1" "$2"; then
-        fail "$3: $(diff "$1" "$2" | head -c 1000 || true)"
-    fi
-}
-
-# nothing DIR: neither an archive nor a part of one.
-nothing() {
-    local left
-    left=$(find "$1" -maxdepth 1 -name '*.tar*')
-    if [ -n "$left" ]; then
-        fail "$2 left $left"
-    fi
-}
+# shellcheck source=tests/script.sh
+. "$2/tests/script.sh"
 
 # ---- the archive, and a reader that was written from its manual ----
 "$python" "$tests/pack_tree.py" make tree
@@ -247,8 +194,4 @@ if [ "$(wc -l <err)" -ne 1 ] || ! grep -q '^onepot: nowhere: ' err; then
 fi
 [ ! -e there.tar ] || fail 'a source that is not there made an archive'
 
-if [ "$failed" -gt 0 ]; then
-    echo "$failed failed"
-    exit 1
-fi
-echo 'all as it should be'
+finish

@@ -4,64 +4,10 @@
 #
 #     pack_input.sh ONEPOT SOURCE_ROOT
 set -u
-onepot=$(realpath "$1")
-tests=$2/tests
-python=python3
-[ -x /usr/bin/python3 ] && python=/usr/bin/python3
-export LC_ALL=C PYTHONDONTWRITEBYTECODE=1
+# shellcheck source=tests/script.sh
+. "$2/tests/script.sh"
 unset RANK WORLD_SIZE LOCAL_RANK SLURM_PROCID SLURM_NTASKS PMI_RANK PMIX_RANK \
     OMPI_COMM_WORLD_RANK MV2_COMM_WORLD_RANK HOROVOD_RANK FLUX_TASK_RANK PALS_RANKID
-work=$(mktemp -d /tmp/onepot-pack-input-XXXXXX)
-mounted=
-pid=
-failed=0
-cleanup() {
-    [ "$BASHPID" = $$ ] || return 0 # a child that a signal met before it became its program
-    [ -z "$pid" ] || kill "$pid" 2>/dev/null
-    [ -z "$mounted" ] || umount "$mounted"
-    chmod -R u+rwX "$work"
-    rm -rf "$work"
-}
-trap cleanup EXIT
-cd "$work" || exit 1
-
-has_squashfs() {
-    mkdir -p probe.d
-    command -v mksquashfs >/dev/null &&
-        mksquashfs probe.d probe.img -quiet -no-progress -noappend >/dev/null 2>&1 &&
-        "$onepot" ls probe.img >/dev/null 2>&1
-}
-
-fail() {
-    echo "FAILED: $1"
-    failed=$((failed + 1))
-}
-
-# run STATUS COMMAND...: what it prints goes to out and err.
-run() {
-    local expected=$1 status=0
-    shift
-    "$@" >out 2>err || status=$?
-    [ $status -eq "$expected" ] || fail "status $status of: $* : $(head -c 500 err)"
-}
-
-same() {
-    cmp -s "$1" "$2" || fail "$3: $1 and $2 differ"
-}
-
-# says TEXT...: each is in what the last run said.
-says() {
-    local text
-    for text; do
-        grep -q -e "$text" err || fail "not said: $text; but: $(head -c 500 err)"
-    done
-}
-
-nothing() {
-    local left
-    left=$(find "$1" -maxdepth 1 -name '*.tar*')
-    [ -z "$left" ] || fail "$2 left $left"
-}
 
 verify() {
     "$onepot" verify "$1" >verify.out 2>&1 || fail "$1 is damaged: $(head -c 300 verify.out)"
@@ -220,12 +166,12 @@ for moment in 0.002 0.005 0.01 0.02 0.03 0.05 0.08; do
         seq 8 >big.list
         # shellcheck disable=SC2086
         setsid "$onepot" pack -o target/b.tar $what >out 2>err &
-        pid=$!
+        background=$!
         sleep $moment
-        kill -TERM $pid 2>/dev/null
-        kill -TERM $pid 2>/dev/null # as timeout(1) does: that is no second request
+        kill -TERM $background 2>/dev/null
+        kill -TERM $background 2>/dev/null # as timeout(1) does: that is no second request
         status=0
-        wait $pid 2>/dev/null || status=$?
+        wait $background 2>/dev/null || status=$?
         complete=$(find target -name '*.tar' | wc -l)
         if [ $status -eq 0 ]; then
             [ "$complete" -gt 0 ] || fail "$what: success, and nothing"
@@ -322,7 +268,7 @@ mkdir changing
 echo "not to be packed" >secret
 chmod 444 secret
 "$python" change.py changing &
-pid=$!
+background=$!
 seq -f f%g 0 39 >names.list
 for i in 1 2 3 4 5 6; do
     for what in 'changing' 'changing --shards 2' '--files-from names.list changing'; do
@@ -339,13 +285,9 @@ for i in 1 2 3 4 5 6; do
         done
     done
 done
-kill "$pid"
-wait "$pid" 2>/dev/null
-pid=
+kill "$background"
+wait "$background" 2>/dev/null
+background=
 [ "$(cat secret)" = "not to be packed" ] || fail "the test wrote through a link"
 
-if [ "$failed" -gt 0 ]; then
-    echo "$failed failed"
-    exit 1
-fi
-echo 'all as it should be'
+finish

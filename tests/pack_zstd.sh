@@ -6,48 +6,8 @@
 # Usage: pack_zstd.sh ONEPOT SOURCE_ROOT
 set -euo pipefail
 
-onepot=$(realpath "$1")
-tests=$2/tests
-work=$(mktemp -d)
-cleanup() {
-    [ "$BASHPID" = $$ ] || return 0 # a child that a signal met before its program
-    chmod -R u+rwX "$work" 2>/dev/null || true
-    rm -rf "$work"
-}
-trap cleanup EXIT
-export TZ=UTC LC_ALL=C XDG_CACHE_HOME=$work/cache PYTHONDONTWRITEBYTECODE=1
-python=/usr/bin/python3
-[ -x "$python" ] || python=python3
-failed=0
-cd "$work"
-
-fail() {
-    echo "FAILED: $*"
-    failed=$((failed + 1))
-}
-
-# run WANTED_STATUS COMMAND...: output in $work/out and $work/err.
-run() {
-    local wanted=$1 status=0
-    shift
-    "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
-    if [ "$status" -ne "$wanted" ]; then
-        fail "'$*' ended with $status, and should with $wanted: $(head -c 500 "$work/err")"
-    fi
-}
-
-silent() {
-    if [ -s "$work/err" ] || [ -s "$work/out" ]; then
-        fail "$1 is not silent: $(head -c 300 "$work/out" "$work/err")"
-    fi
-}
-
-# same A B WHAT
-same() {
-    if ! cmp -s "$1" "$2"; then
-        fail "$3: $(diff "$1" "$2" | head -c 1000 || true)"
-    fi
-}
+# shellcheck source=tests/script.sh
+. "$2/tests/script.sh"
 
 # What gets smaller and what does not, over and below a block, one behind the other.
 "$python" "$tests/pack_tree.py" make tree 2>/dev/null
@@ -143,8 +103,4 @@ cat a.tar.zst a.tar.zst >twice.tar.zst
 run 0 "$onepot" ls -R twice.tar.zst
 same whole.list out 'what is in an archive to which another was appended'
 
-if [ "$failed" -gt 0 ]; then
-    echo "$failed failed"
-    exit 1
-fi
-echo 'all as it should be'
+finish

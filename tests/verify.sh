@@ -4,42 +4,8 @@
 # Usage: verify.sh ONEPOT SOURCE_ROOT
 set -euo pipefail
 
-onepot=$(realpath "$1")
-tests=$2/tests
-work=$(mktemp -d)
-trap 'chmod -R u+rwX "$work"; rm -rf "$work"' EXIT
-export TZ=UTC LC_ALL=C XDG_CACHE_HOME=$work/cache PYTHONDONTWRITEBYTECODE=1
-python=/usr/bin/python3
-[ -x "$python" ] || python=python3
-failed=0
-cd "$work"
-
-has_squashfs() {
-    mkdir -p probe.d
-    command -v mksquashfs >/dev/null &&
-        mksquashfs probe.d probe.img -quiet -no-progress -noappend >/dev/null 2>&1 &&
-        "$onepot" ls probe.img >/dev/null 2>&1
-}
-
-fail() {
-    echo "FAILED: $*"
-    failed=$((failed + 1))
-}
-
-run() {
-    local wanted=$1 status=0
-    shift
-    "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
-    if [ "$status" -ne "$wanted" ]; then
-        fail "'$*' ended with $status, and should with $wanted: $(head -c 500 "$work/out" "$work/err")"
-    fi
-}
-
-says() {
-    if ! grep -qF -e "$1" "$work/out" "$work/err"; then
-        fail "no '$1' in: $(head -c 500 "$work/out" "$work/err")"
-    fi
-}
+# shellcheck source=tests/script.sh
+. "$2/tests/script.sh"
 
 # ---- good archives of every kind ----
 "$python" "$tests/pack_tree.py" make tree 2>/dev/null
@@ -154,8 +120,4 @@ fi
 run 2 "$onepot" verify
 run 2 "$onepot" verify -j 0 a.tar
 
-if [ "$failed" -gt 0 ]; then
-    echo "$failed failed"
-    exit 1
-fi
-echo 'all as it should be'
+finish
