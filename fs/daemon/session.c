@@ -181,11 +181,11 @@ int session_start(const struct session_config *config, struct fault *fault,
     if (r == 0)
         r = share_start(s);
     if (r == 0)
+        r = foresee_start(s); /* before there are others, which look whether it is there */
+    if (r == 0)
         r = watchdog_start(s);
     if (r == 0)
-        r = foresee_start(s); /* before there are workers, which look whether it is there */
-    if (r == 0)
-        r = populate_start(s); /* the same */
+        r = populate_start(s); /* before there are workers */
     if (r == 0)
         r = loop_start(s);
     if (r < 0) {
