@@ -166,6 +166,10 @@ ONEPOT_API int onepot_loader_transfer(struct onepot_loader *loader, bool previou
 ONEPOT_API int onepot_device_peak(struct onepot_device *device, struct onepot_error *error,
                                   uint64_t *ret_bytes_per_second);
 
+/* A batch may have this part of a device's free memory: slabs take a quarter of it, and a
+ * loader has eight or less. */
+#define ONEPOT_DEVICE_BATCHES 32u
+
 /*
  * How many samples of the archive a batch may have (a multiple of 8 beyond that) so that a
  * loader's slabs take at most a quarter of what the device has free, also where the largest

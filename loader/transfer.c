@@ -10,7 +10,6 @@
 
 #define PEAK_BYTES (32u << 20)
 #define PEAK_COPIES 8u
-#define SLABS 8u /* of a loader: those ahead, one in use, one to come; and some room */
 
 /* ---- batches ---- */
 
@@ -122,7 +121,8 @@ int onepot_device_batch_size(struct onepot_device *device, const struct onepot_a
     int r = onepot_device_info(device, error, &info);
     if (r < 0)
         return r;
-    r = onepot_archive_batch_for(archive, info.free_bytes / 4 / SLABS, 0, &mean, &worst);
+    r = onepot_archive_batch_for(archive, info.free_bytes / ONEPOT_DEVICE_BATCHES, 0, &mean,
+                                 &worst);
     if (r < 0)
         return error_set(error, r, "no memory for the sizes of samples");
     *ret_samples = worst > 8 ? worst & ~UINT64_C(7) : worst;

@@ -185,6 +185,11 @@ says out 'tar'
 run 0 "$onepot" info --batch-for 1M tree.tar
 grep -q 'batch .*1.0 MiB hold [0-9]* files on average, [0-9]* of the largest' out || fail 'info --batch-for'
 run 2 "$onepot" info --batch-for much tree.tar
+run 0 "$onepot" info --gpu
+grep -qE '^(no GPU: .|cuda:0: )' out || fail 'info --gpu'
+run 0 env ONEPOT_CUDA=/nowhere/part.so "$onepot" info --gpu tree.tar
+{ head -n 1 out | grep -q '^no GPU: .*/nowhere/part.so' && grep -q '^tree.tar:' out; } || fail 'info --gpu ARCHIVE'
+run 2 "$onepot" info --gpu --json tree.tar
 run 0 "$onepot" info --json --batch-for 10K tree.tar
 "$python" -c 'import json; i = json.load(open("out"))[0]
 assert i["batch_bytes"] == 10240 and i["batch_mean"] >= i["batch_worst"], i' || fail 'info --json --batch-for'

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""examples/loader.c and examples/resume.py do what they say.
+"""examples/loader.c, gpu_loader.c, resume.py and torch_gpu.py do what they say.
 
-Environment: ONEPOT, EXAMPLE_LOADER (the program), EXAMPLES (the folder), and MODULE, where the
+Environment: ONEPOT, EXAMPLE_LOADER, EXAMPLE_GPU_LOADER (programs), EXAMPLES (the folder), and MODULE, where the
 Python module is, or nothing.
 """
 import importlib.util
@@ -55,6 +55,10 @@ def main():
         listed = run(os.environ["ONEPOT"], "cat", squares, "ends-on-9/00000099.txt")
         assert listed == ["9801"], listed
 
+        lines = run(os.environ["EXAMPLE_GPU_LOADER"], tar, "host", "2", **alone)
+        assert [line.split(":")[0] for line in lines] == \
+            ["epoch 0", "epoch 1", "800 samples"], lines
+
         if not os.environ.get("MODULE"):
             print("resume.py and others left out: there is no Python module in this build")
             return
@@ -67,6 +71,7 @@ def main():
             had, whole = re.search(r"had (\d+) samples of (\d+)$", line).groups()
             assert had == whole, line
         more_python(work, tar, os.path.dirname(command[1]), alone)
+        with_device(work, os.path.dirname(command[1]), alone)
         with_torch(work, tar, os.path.dirname(command[1]), alone)
 
 
@@ -79,6 +84,23 @@ def more_python(work, tar, examples, environment):
     new = os.path.join(work, "features.tar")
     run(sys.executable, os.path.join(examples, "preprocess.py"), tar, new, **environment)
     assert len(run(os.environ["ONEPOT"], "cat", new, "c0/0.crc")) <= 1
+
+
+def with_device(work, examples, environment):
+    if importlib.util.find_spec("torch") is None:
+        print("torch_gpu.py left out: torch is not installed")
+        return
+    pixels, tar = os.path.join(work, "pixels"), os.path.join(work, "pixels.tar")
+    for i in range(100):
+        folder = os.path.join(pixels, "c%d" % (i % 2))
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, str(i)), "wb") as f:
+            f.write(bytes([i % 2 * 200 + i % 7]) * 3072)
+    run(os.environ["ONEPOT"], "pack", "-o", tar, pixels)
+    lines = run(sys.executable, os.path.join(examples, "torch_gpu.py"), tar, "3", "host",
+                **dict(environment, OMP_NUM_THREADS="1"))
+    losses = [float(re.search(r"loss ([0-9.]+)", line).group(1)) for line in lines]
+    assert len(losses) == 3 and losses[2] < losses[0], lines
 
 
 def two_ranks(command, environment):

@@ -11,14 +11,16 @@
 #include "cli.h"
 #include "codec.h"
 #include "commands.h"
+#include "onepot_device.h"
 #include "survey.h"
 
 static const struct cli_usage usage = {
-    "info", "[--json] [--batch-for SIZE] ARCHIVE...",
+    "info", "[--json] [--gpu] [--batch-for SIZE] ARCHIVE...",
     "Print format, members, bytes, sizes of files, compression, index, checksums and\n"
     "digest of archives.\n"
     "\n"
     "      --batch-for=SIZE  how many samples a batch of so many bytes has room for\n"
+    "      --gpu             GPUs and their free memory, and the batch that it has room for\n"
     "      --json            one array of objects\n"
     "      --progress=WHEN   show progress: auto, always or never\n"};
 
@@ -352,23 +354,71 @@ static int show_archives(char **archives, int count, bool json, uint64_t batch_b
     return status;
 }
 
-enum { OPTION_JSON = CLI_OPTION_OWN, OPTION_PROGRESS, OPTION_BATCH };
+/* ---- GPUs ---- */
+
+/* One line for a GPU; its free memory. */
+static int print_gpu(uint32_t index, struct onepot_error *error, uint64_t *ret_free)
+{
+    struct onepot_device_info gpu = {.size = sizeof(gpu)};
+    struct onepot_device *device = NULL;
+    char name[32], free_bytes[CLI_TEXT_LEN], total_bytes[CLI_TEXT_LEN];
+    snprintf(name, sizeof(name), "cuda:%" PRIu32, index);
+    int r = onepot_device_open(name, error, &device);
+    if (r < 0)
+        return r;
+    r = onepot_device_info(device, error, &gpu);
+    onepot_device_close(device);
+    if (r < 0)
+        return r;
+    printf("%s: %s, %s free of %s", name, gpu.name,
+           cli_format_bytes(gpu.free_bytes, free_bytes),
+           cli_format_bytes(gpu.total_bytes, total_bytes));
+    if (gpu.numa_node >= 0)
+        printf(", NUMA node %" PRId32, gpu.numa_node);
+    putchar('\n');
+    *ret_free = gpu.free_bytes;
+    return 0;
+}
+
+/* What a batch may have on the GPU with the least room; 0: there is none. */
+static uint64_t print_gpus(void)
+{
+    struct onepot_error error = {0};
+    uint64_t least = UINT64_MAX, free_bytes = 0;
+    uint32_t count = 0;
+    int r = onepot_device_count("cuda", &error, &count);
+    for (uint32_t i = 0; i < count && r == 0; i++) {
+        r = print_gpu(i, &error, &free_bytes);
+        if (r == 0 && free_bytes < least)
+            least = free_bytes;
+    }
+    if (r < 0)
+        printf("no GPU: %s\n", error.text);
+    else if (count == 0)
+        puts("no GPU: this process sees none");
+    return r < 0 || count == 0 ? 0 : least / ONEPOT_DEVICE_BATCHES;
+}
+
+enum { OPTION_JSON = CLI_OPTION_OWN, OPTION_PROGRESS, OPTION_BATCH, OPTION_GPU };
 
 int command_info(int argc, char **argv)
 {
     static const struct option longs[] = {
         {"json", no_argument, NULL, OPTION_JSON},
         {"batch-for", required_argument, NULL, OPTION_BATCH},
+        {"gpu", no_argument, NULL, OPTION_GPU},
         {"progress", required_argument, NULL, OPTION_PROGRESS},
         CLI_OPTIONS_END,
     };
-    bool json = false;
-    uint64_t batch_bytes = 0;
+    bool json = false, gpu = false;
+    uint64_t batch_bytes = 0, room = 0;
     enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
     int opt, status = CLI_GO_ON;
     while ((opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1) {
         if (opt == OPTION_JSON)
             json = true;
+        else if (opt == OPTION_GPU)
+            gpu = true;
         else if (opt == OPTION_PROGRESS && cli_progress_option(&usage, optarg, &progress) != 0)
             return CLI_USAGE;
         else if (opt == OPTION_BATCH &&
@@ -377,7 +427,13 @@ int command_info(int argc, char **argv)
     }
     if (status != CLI_GO_ON)
         return status;
+    if (gpu && json)
+        return cli_usage_error(&usage, "--gpu and --json exclude each other");
+    if (gpu)
+        room = print_gpus();
     if (optind == argc)
-        return cli_usage_error(&usage, "no archive was named");
+        return gpu ? CLI_OK : cli_usage_error(&usage, "no archive was named");
+    if (!batch_bytes)
+        batch_bytes = room;
     return show_archives(argv + optind, argc - optind, json, batch_bytes, progress);
 }
