@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define ZSTD_STATIC_LINKING_ONLY /* for ZSTD_d_forceIgnoreChecksum */
 #include <zstd.h>
 #ifdef HAVE_ZLIB
 #include <libdeflate.h>
@@ -204,6 +205,13 @@ void codec_context_free(struct codec_context *context)
         lzma_end(&context->state.xz);
 #endif
     free(context);
+}
+
+void codec_context_skip_sums(struct codec_context *context)
+{
+    if (context->codec == CODEC_ZSTD) /* a library that does not know it compares them */
+        ZSTD_DCtx_setParameter(context->state.zstd, ZSTD_d_forceIgnoreChecksum,
+                               ZSTD_d_ignoreChecksum);
 }
 
 int codec_unpack(struct codec_context *context, const void *packed, size_t packed_len,

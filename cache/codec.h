@@ -21,6 +21,12 @@ int codec_context_new(enum codec codec, struct codec_context **ret_context);
 void codec_context_free(struct codec_context *context);
 
 /*
+ * From now on the sums that blocks carry themselves (zstd's) are not compared: for who has
+ * better ones. Without effect where a codec has none.
+ */
+void codec_context_skip_sums(struct codec_context *context);
+
+/*
  * Decompress `packed` into `block` (capacity `size`). 0 and the length, or -EUCLEAN
  * (not valid, or larger than `size`), -ENOTSUP, -ENOMEM.
  */

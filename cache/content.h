@@ -33,6 +33,9 @@ int content_new(struct pot *pot, struct reader *reader, enum content_blocks bloc
                 struct content **ret_content);
 void content_free(struct content *content); /* NULL is fine */
 
+/* See reader_scratch_skip_sums. With blocks of its own, before the first content_read. */
+void content_skip_sums(struct content *content);
+
 /* Bytes of the archive up to this offset will be wanted soon: 0 for none. */
 void content_expect(struct content *content, uint64_t end);
 

@@ -74,6 +74,14 @@ static int packed_room(struct reader_scratch *scratch, size_t size)
     return 0;
 }
 
+static int new_codec(const struct reader *reader, struct reader_scratch *scratch)
+{
+    int r = codec_context_new(reader->codec, &scratch->codec);
+    if (r == 0 && scratch->skip_sums)
+        codec_context_skip_sums(scratch->codec);
+    return r;
+}
+
 /* block_fill: read and decompress. `key` is the offset of the block in the archive. */
 static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
 {
@@ -81,7 +89,7 @@ static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *r
     struct reader_scratch *scratch = request->scratch;
     int r = packed_room(scratch, request->packed_bytes);
     if (r == 0 && !scratch->codec)
-        r = codec_context_new(request->reader->codec, &scratch->codec);
+        r = new_codec(request->reader, scratch);
     if (r == 0)
         r = read_source(request->reader, scratch, scratch->packed, request->packed_bytes, key);
     if (r == 0)

@@ -128,6 +128,11 @@ void reader_scratch_free(struct reader_scratch *scratch)
     free(scratch);
 }
 
+void reader_scratch_skip_sums(struct reader_scratch *scratch)
+{
+    scratch->skip_sums = true;
+}
+
 void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *ctx), void *ctx)
 {
     scratch->on_wait = hook;

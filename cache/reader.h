@@ -60,6 +60,13 @@ int reader_scratch_new(struct reader *reader, struct reader_scratch **ret_scratc
 void reader_scratch_free(struct reader_scratch *scratch);
 
 /*
+ * The sums that compressed blocks carry are not compared from now on: for who compares those of
+ * the files. It saves time, and a damaged block does not take along the files in it that are
+ * whole.
+ */
+void reader_scratch_skip_sums(struct reader_scratch *scratch);
+
+/*
  * Have `hook(ctx)` called in this thread, at most once for each reader_get, before it
  * sleeps until a device has answered: for a read that is not in the page cache, or for
  * another thread that fills the same block. A request loop lets another thread take over then.

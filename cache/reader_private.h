@@ -34,6 +34,7 @@ struct reader_scratch {
     uint8_t *packed; /* a compressed block */
     size_t packed_size;
     struct codec_context *codec; /* NULL before the first block */
+    bool skip_sums;              /* of its blocks */
     void (*on_wait)(void *ctx);
     void *on_wait_ctx;
     bool waited; /* on_wait was called for the current request */

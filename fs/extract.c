@@ -333,6 +333,8 @@ static int extractor_init(struct extraction *x, struct extractor *e, unsigned nu
     int r = folders_init(&e->folders, folder_slots(x->options->threads));
     if (r == 0)
         r = content_new(x->pot, x->reader, CONTENT_OWN_BLOCKS, &e->content);
+    if (r == 0 && x->has_sums)
+        content_skip_sums(e->content);
     return r == 0 && !(e->read_back && e->hash) ? -ENOMEM : r;
 }
 

@@ -199,6 +199,41 @@ START_TEST(a_damaged_block_is_an_error_for_its_files_alone)
 }
 END_TEST
 
+static int ignore(void *ctx, const void *bytes, size_t len, uint64_t offset)
+{
+    (void)ctx, (void)bytes, (void)len, (void)offset;
+    return 0;
+}
+
+/* Where the files' own sums tell, those files of a damaged block that are whole are not lost.
+ */
+START_TEST(files_before_the_damage_of_a_block_come_without_its_sum)
+{
+    struct fixture f;
+    begin(&f, 3);
+    open_it(&f);
+    struct extent extent, first;
+    struct content *content;
+    uint64_t where;
+    unsigned last = 6; /* in one block with the small ones before it */
+    ck_assert_int_eq(index_extent(f.pot->index, find(&f, last), 0, &extent), 0);
+    ck_assert_int_eq(index_extent(f.pot->index, find(&f, 1), 0, &first), 0);
+    ck_assert_uint_eq(extent.source_offset, first.source_offset);
+    damage(&f, extent.source_offset + extent.packed_bytes - 2); /* the block's own sum */
+    for (int skip = 0; skip < 2; skip++) {
+        ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_OWN_BLOCKS, &content), 0);
+        if (skip)
+            content_skip_sums(content);
+        int r = content_read(content, find(&f, 1), 0, size_of(1), ignore, NULL, &where);
+        ck_assert_int_eq(r, skip ? 0 : -EUCLEAN);
+        if (skip)
+            read_and_check(&f, content, last, 0, size_of(last));
+        content_free(content);
+    }
+    end(&f);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("content");
@@ -206,6 +241,7 @@ int main(void)
     tcase_add_loop_test(tests, every_byte_comes_once, 0, 4);
     tcase_add_test(tests, own_blocks_leave_the_cache_alone);
     tcase_add_loop_test(tests, a_damaged_block_is_an_error_for_its_files_alone, 0, 2);
+    tcase_add_test(tests, files_before_the_damage_of_a_block_come_without_its_sum);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
