@@ -286,6 +286,22 @@ class Datasets(unittest.TestCase):
         kept = list(DataLoader(dataset, batch_size=None, sampler=sampler, num_workers=1))
         self.assertEqual([self.check_batch(batch) for batch in kept], [[i] for i in range(FILES)])
 
+    def test_memory_of_one_process_is_used_again_when_its_last_view_is_gone(self):
+        path = os.path.join(WORK, "large.tar")
+        with onepot.Writer(path, sync=False, overwrite=True) as writer:
+            for i in range(12):
+                writer.add("%02d" % i, bytes([i]) * (300000 + i))
+        dataset = onepot.Dataset(path)
+        kept = [dataset[[i]] for i in range(12)]  # more than there are slabs
+        view = kept[3][0]
+        del kept
+        for i in range(12):
+            batch = dataset[[i, 11 - i]]
+            self.assertEqual(bytes(batch[0].numpy()), bytes([i]) * (300000 + i))
+            self.assertEqual(bytes(batch[1].numpy()), bytes([11 - i]) * (300011 - i))
+        self.assertEqual(bytes(view.numpy()), bytes([3]) * 300003)
+        self.assertLess(len(onepot._shared._alone.slabs), 5)
+
     def test_processes_of_all_kinds(self):
         dataset = onepot.Dataset(TAR)
         for method in ("fork", "spawn", "forkserver"):

@@ -22,7 +22,7 @@ def _new_memory(size, is_sent):
     if t is None:
         return memoryview(bytearray(size)), None
     if not is_sent or size == 0 or not in_worker():
-        return t.empty(size, dtype=t.uint8), None
+        return _shared.take_alone(size), None
     return _shared.take(size)
 
 

@@ -1,4 +1,5 @@
-"""Shared memory between a DataLoader's workers and the training process, used again and again.
+"""Memory for batches that is used again and again: shared between a DataLoader's workers and the
+training process, or of one process alone.
 
 New shared memory for each batch costs more than the batch: pages that are touched for the first
 time by two processes, a file descriptor that travels through a socket, two mappings. So a worker
@@ -16,6 +17,8 @@ from onepot._torch import torch
 _HEAD = 64  # bytes before the batch
 _ROUND = 1 << 16
 _MOST = 64  # slabs of a worker; a training process that keeps more batches gets memory of torch
+_MOST_ALONE = 4  # of a process that shares none
+_SMALL = 1 << 18  # what the C library keeps for itself when it is freed
 
 
 def new_shared(size):
@@ -46,22 +49,33 @@ class _Lease:
             self._flag[0] = 0
 
 
+def _new_alone(size):
+    t = torch()
+    return t.empty(size, dtype=t.uint8)
+
+
 class _Slab:
-    def __init__(self, number, size):
+    def __init__(self, number, size, make):
         self.number, self.size, self.sent = number, size, False
-        self.tensor = new_shared(_HEAD + size)
+        self.tensor = make(_HEAD + size)
         self.tensor[0] = 0
         self.flag = memoryview(_core._view(None, self.tensor.data_ptr(), 1, False))
 
 
 class _Pool:
-    """Of one worker."""
+    """Of one process."""
 
-    def __init__(self):
-        self.pid, self.name = os.getpid(), os.urandom(8)
+    def __init__(self, make, most):
+        self.pid, self.name, self.lock = os.getpid(), os.urandom(8), threading.Lock()
         self.slabs, self.forgotten, self.made = [], [], 0
+        self._make, self._most = make, most
 
     def take(self, size):
+        """A slab with so much room, flagged; None: there are too many."""
+        with self.lock:
+            return self._take(size)
+
+    def _take(self, size):
         free = [slab for slab in self.slabs if slab.flag[0] == 0]
         for slab in free:
             if slab.size >= size:
@@ -70,16 +84,16 @@ class _Pool:
         for slab in free[:1]:  # too small: its place is for a larger one
             self.slabs.remove(slab)
             self.forgotten.append(slab.number)
-        if len(self.slabs) == _MOST:
+        if len(self.slabs) == self._most:
             return None
-        slab = _Slab(self.made, (size + size // 8 + _ROUND) // _ROUND * _ROUND)
+        slab = _Slab(self.made, (size + size // 8 + _ROUND) // _ROUND * _ROUND, self._make)
         self.made += 1
         self.slabs.append(slab)
         slab.flag[0] = 1
         return slab
 
 
-_pool = None
+_pool = _alone = None
 
 
 class Place:
@@ -97,12 +111,23 @@ def take(size):
     slabs are in use."""
     global _pool
     if _pool is None or _pool.pid != os.getpid():
-        _pool = _Pool()
+        _pool = _Pool(new_shared, _MOST)
     slab = _pool.take(size)
     if slab is None:
         return new_shared(size), None
     place = Place(_pool, slab, size)
     return place.lease.view(size), place
+
+
+def take_alone(size):
+    """uint8 [size] for this process."""
+    global _alone
+    if size < _SMALL:
+        return _new_alone(size)
+    if _alone is None or _alone.pid != os.getpid():
+        _alone = _Pool(_new_alone, _MOST_ALONE)
+    slab = _alone.take(size)
+    return _new_alone(size) if slab is None else _Lease(slab.tensor).view(size)
 
 
 def send(place):
