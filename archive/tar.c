@@ -225,6 +225,18 @@ static int add_by_type(struct walk *w, const char *path, struct builder_member *
     return add_named(w, path, member);
 }
 
+static int restore_minus(struct walk *w, struct builder_member *member)
+{
+    bool negative;
+    int r =
+        tar_time_is_negative(w->source, member->header_offset, member->data_offset, &negative);
+    if (r == 0 && negative) {
+        member->mtime_sec = -1;
+        member->mtime_nsec = 1000000000 - member->mtime_nsec;
+    }
+    return r;
+}
+
 static int add_member(struct walk *w)
 {
     const char *path = archive_entry_pathname(w->entry);
@@ -245,6 +257,8 @@ static int add_member(struct walk *w)
         .header_offset = (uint64_t)archive_read_header_position(w->archive),
     };
     tar_mtime(w->entry, &member);
+    if (member.mtime_sec == 0 && member.mtime_nsec > 0 && restore_minus(w, &member) < 0)
+        return member_fault(w, -EIO, "its extended header can't be read again");
     if (archive_entry_size(w->entry) < 0)
         return member_fault(w, -EUCLEAN, "its size is negative");
 

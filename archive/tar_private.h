@@ -1,7 +1,7 @@
 /*
  * What the files of the tar back end share: telling a tar by its bytes (tar_probe.c),
  * handing a source to libarchive (tar_feed.c), the attributes of a member
- * (tar_attributes.c), unpacking a compressed tar (tar_unpack.c), and reading members
+ * (tar_attributes.c, tar_minus.c), unpacking a compressed tar (tar_unpack.c), and reading members
  * (tar.c). All but the first see libarchive.
  */
 #ifndef ONEPOT_TAR_PRIVATE_H
@@ -32,6 +32,11 @@ bool tar_probe_head(const uint8_t *head, size_t head_len, uint64_t file_bytes);
 
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
 int tar_is_packed(const uint8_t *head, size_t head_len, const char **ret_compression);
+
+/* ---- tar_minus.c ---- */
+
+/* Does the extended header of the member whose headers lie in [from, to) say "mtime=-..."? */
+int tar_time_is_negative(struct source *source, uint64_t from, uint64_t to, bool *ret_negative);
 
 /* ---- tar_feed.c ---- */
 

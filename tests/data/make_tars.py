@@ -282,7 +282,10 @@ def by_hand():
                     b"1", mode=0o640),
          pax("d/", [("SCHILY.acl.default", "user::rwx,group::r-x,group:7:rwx,mask::rwx,other::---")],
              **folder), END, extracted=False)
-    hand("negative_fraction", pax("f", [("mtime", "-1.5")], b"1"), END)
+    hand("negative_fraction", pax("f", [("mtime", "-1.5")], b"1"),
+         pax("g", [("mtime", "-0.25")], b"2"), pax("h", [("mtime", "0.25")], b"3"),
+         pax("i", [("comment", "22 mtime=-0.5"), ("mtime", "0.75")], b"4"),
+         pax("j", [("mtime", "1"), ("mtime", "-0.000000001")], b"5"), END)
     hand("large_owner", pax("f", [("uid", "99999999999"), ("gid", "-3")], b"1"), END,
          extracted=False)
 
