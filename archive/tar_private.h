@@ -1,8 +1,8 @@
 /*
  * What the files of the tar back end share: telling a tar by its bytes (tar_probe.c),
  * handing a source to libarchive (tar_feed.c), the attributes of a member
- * (tar_attributes.c, tar_minus.c), unpacking a compressed tar (tar_unpack.c), and reading members
- * (tar.c). All but the first see libarchive.
+ * (tar_attributes.c, tar_minus.c), unpacking a compressed tar (tar_unpack.c), and reading
+ * members (tar.c). All but the first see libarchive.
  */
 #ifndef ONEPOT_TAR_PRIVATE_H
 #define ONEPOT_TAR_PRIVATE_H

@@ -21,6 +21,7 @@
 
 #include "backend.h"
 #include "codec.h"
+#include "index_job.h"
 #include "reader.h"
 #include "sandbox.h"
 
@@ -239,34 +240,10 @@ struct opened {
     struct fault fault;
 };
 
-struct job {
-    struct source *source;
-    int fd;
-    uint64_t *image_bytes; /* shared with the child */
-};
-
-/* What pot_open has its child do. */
-static int index_in_child(void *arg, struct progress *progress, struct fault *fault)
-{
-    struct job *job = arg;
-    struct builder *builder;
-    struct builder_header header = {.format = FORMAT_SQUASHFS,
-                                    .archive_bytes = source_size(job->source)};
-    int r = builder_new(&builder);
-    if (r < 0)
-        return r;
-    builder_set_archive_size(builder, header.archive_bytes);
-    r = backend_squashfs.index(job->source, builder, &header, progress, fault);
-    if (r == 0)
-        r = builder_write(builder, &header, job->fd, 0, fault, job->image_bytes);
-    builder_free(builder);
-    return r;
-}
-
 static int index_image(struct source *source, bool in_sandbox, int fd, uint64_t *image_bytes,
                        struct fault *fault)
 {
-    struct job job = {source, fd, image_bytes};
+    struct index_job job = {&backend_squashfs, FORMAT_SQUASHFS, source, fd, image_bytes};
     if (!in_sandbox) {
         struct progress progress = {0};
         return index_in_child(&job, &progress, fault);

@@ -9,32 +9,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "backend.h"
 #include "fuzz.h"
-#include "sandbox.h"
 
-struct job {
-    struct source *source;
-    int fd;
-    uint64_t *image_bytes; /* shared with the child */
-};
-
-static int index_in_child(void *arg, struct progress *progress, struct fault *fault)
-{
-    struct job *job = arg;
-    struct builder *builder;
-    struct builder_header header = {.format = FORMAT_SQUASHFS,
-                                    .archive_bytes = source_size(job->source)};
-    int r = builder_new(&builder);
-    if (r < 0)
-        return r;
-    builder_set_archive_size(builder, header.archive_bytes);
-    r = backend_squashfs.index(job->source, builder, &header, progress, fault);
-    if (r == 0)
-        r = builder_write(builder, &header, job->fd, 0, fault, job->image_bytes);
-    builder_free(builder);
-    return r;
-}
+#include "../index_job.h"
 
 static void open_and_walk(int fd, uint64_t bytes)
 {
@@ -58,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct source *source = fuzz_source(data, size);
     int fd = memfd_create("index", MFD_CLOEXEC);
-    struct job job = {source, fd, image_bytes};
+    struct index_job job = {&backend_squashfs, FORMAT_SQUASHFS, source, fd, image_bytes};
     int keep[] = {source_fd(source), fd};
     struct sandbox_limits limits = {.keep_fds = keep, .keep_fd_count = 2, .stall_seconds = 10};
     if (backend_squashfs.probe(source, data, size) == 1) {
