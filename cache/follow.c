@@ -6,9 +6,10 @@
  *
  * A read counts as in order if its place is within `reach` of head, a sixteenth of the order:
  * of reads that have nothing to do with it an eighth looks right, and an order is given up
- * when 20 of the last 32 were wrong. If the wrong ones were together somewhere
- * else, the readers have jumped (a job that resumes in the middle of an epoch), and it goes on
- * there.
+ * when 20 of the last 32 were wrong. Readers of a list may be further apart, a sixth of it: one
+ * that was recorded has in it how far each reader happened to be then. If the wrong ones were
+ * together somewhere else, the readers have jumped (a job that resumes in the middle of an
+ * epoch), and it goes on there.
  */
 #include "follow.h"
 
@@ -147,7 +148,7 @@ static uint64_t end_of(const struct follow *f)
 /* How far from each other readers may be. */
 static uint64_t reach(const struct follow *f)
 {
-    uint64_t part = f->now.count / 16, spread = 2 * f->options.spread;
+    uint64_t part = f->now.count / (f->options.shared ? 16 : 6), spread = 2 * f->options.spread;
 
     part = part > spread ? part : spread;
     return part > REACH_LEAST ? part : REACH_LEAST;

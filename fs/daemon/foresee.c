@@ -141,6 +141,9 @@ int foresee_join(struct session *s, const struct timespec *until)
     if (s->ahead && recorded < 0)
         session_log(s, "the record of what was read could not be written: %s",
                     strerror(-recorded));
+    else if (s->ahead && s->config.recorder && atomic_load(&s->config.counters->foreseen_lost))
+        session_log(s, "the record of what was read is not whole: %llu reads came too fast",
+                    (unsigned long long)atomic_load(&s->config.counters->foreseen_lost));
     return r;
 }
 
