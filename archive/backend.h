@@ -77,6 +77,15 @@ struct backend {
      */
     int (*index)(struct source *source, struct builder *builder, struct builder_header *header,
                  struct progress *progress, struct fault *fault);
+
+    /*
+     * The same for a file that is compressed as a whole, so that it need not be unpacked: the
+     * index leads to the parts of it that can be decompressed alone. -ENOTSUP: it has none, or
+     * too large ones. In the child. NULL: never.
+     */
+    int (*index_packed)(struct source *source, const char *compression, struct builder *builder,
+                        struct builder_header *header, struct progress *progress,
+                        struct fault *fault);
 };
 
 /* The back end for a source. -ENOMSG with a fault when no format fits. */

@@ -148,6 +148,12 @@ struct builder_piece {
 int builder_set_pieces(struct builder *builder, uint32_t inode,
                        const struct builder_piece *pieces, size_t count);
 
+/*
+ * From now on pieces never make a file of blocks: for fragments of which the largest is only
+ * known at the end. Before the first builder_set_pieces.
+ */
+void builder_use_ranges(struct builder *builder);
+
 /* XXH3-64 of a regular file's content, holes left out. All regular inodes get one, or none
  * does: else builder_write is -EINVAL. */
 int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);

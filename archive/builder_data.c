@@ -210,7 +210,7 @@ static bool is_run(const struct builder *b, uint64_t size, const struct builder_
                    size_t count)
 {
     uint64_t block_bytes = pieces[0].length, end = 0;
-    if (count < 2 || (b->block_bytes && b->block_bytes != block_bytes))
+    if (b->ranges_only || count < 2 || (b->block_bytes && b->block_bytes != block_bytes))
         return false;
     for (size_t i = 0; i < count; i++) {
         const struct builder_piece *p = &pieces[i];
@@ -266,6 +266,11 @@ static int append_ranges(struct builder *b, uint64_t size, const struct builder_
     *ret_data = b->extents.count * 8;
     b->extents.count += 2 + words;
     return 0;
+}
+
+void builder_use_ranges(struct builder *b)
+{
+    b->ranges_only = true;
 }
 
 int builder_set_pieces(struct builder *b, uint32_t inode, const struct builder_piece *pieces,

@@ -99,7 +99,8 @@ struct builder {
     uint64_t rest_sum_count;
 
     uint64_t archive_bytes;
-    bool has_pieces; /* of files, by builder_set_pieces */
+    bool has_pieces;  /* of files, by builder_set_pieces */
+    bool ranges_only; /* see builder_use_ranges */
     bool is_written;
 };
 

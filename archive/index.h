@@ -48,6 +48,7 @@ enum codec {
     CODEC_XZ = 4,
     CODEC_LZ4 = 5, /* raw LZ4 block */
     CODEC_ZSTD = 6,
+    CODEC_GZIP = 7, /* a member of a gzip file */
 };
 
 /* Which format the archive has. Values are on disk. */

@@ -40,6 +40,7 @@ struct opening {
     const struct pot_options *options;
     struct fault *fault;
     struct saved_key key;
+    const char *frames_of; /* compression whose frames are indexed; NULL: the source is plain */
 };
 
 /* ---- what a person hears ---- */
@@ -110,6 +111,7 @@ struct build {
     struct source *source;
     const struct backend *backend;
     struct builder_header header;
+    const char *compression; /* index its frames; NULL: it is not compressed as a whole */
     int fd;
 };
 
@@ -138,7 +140,11 @@ static int build_index(void *arg, struct progress *progress, struct fault *fault
     if (r < 0)
         return r;
     builder_set_archive_size(builder, source_size(build->source));
-    r = build->backend->index(build->source, builder, &build->header, progress, fault);
+    if (build->compression)
+        r = build->backend->index_packed(build->source, build->compression, builder,
+                                         &build->header, progress, fault);
+    else
+        r = build->backend->index(build->source, builder, &build->header, progress, fault);
     if (r < 0)
         return as_archive_error(r);
     progress->beats++;
@@ -178,7 +184,8 @@ static bool is_unchanged(const struct opening *o)
 /* Run the child; what it wrote is in *ret_fd, sealed. */
 static int make_image(struct opening *o, int *ret_fd)
 {
-    struct build build = {.source = o->pot->source, .backend = o->pot->backend};
+    struct build build = {
+        .source = o->pot->source, .backend = o->pot->backend, .compression = o->frames_of};
     int r = saved_key_fingerprint(&o->key);
     if (r < 0)
         return fault_set(o->fault, r, NULL, FAULT_NO_OFFSET, "read error: %s", strerror(-r));
@@ -305,13 +312,43 @@ static int build(struct opening *o)
     return save(o, fd, image_bytes, took_ms);
 }
 
+static int use_saved(struct opening *o);
+
+/*
+ * A compressed archive of frames that can be decompressed one by one needs no unpacking: 0, and
+ * there is an index. -ENOTSUP: it is none.
+ */
+static int use_frames(struct opening *o, const char *compression)
+{
+    struct fault *fault = o->fault, own = {0};
+    if (!o->pot->backend->index_packed)
+        return -ENOTSUP;
+    o->key.format = o->pot->backend->format;
+    int r = use_saved(o);
+    if (r != -ENOENT)
+        return r;
+    o->frames_of = compression;
+    o->fault = &own;
+    r = build(o);
+    o->frames_of = NULL;
+    o->fault = fault;
+    if (r < 0 && r != -ENOTSUP && fault && !fault->err)
+        *fault = own;
+    return r;
+}
+
 /* A compressed archive: go on with what is in it. */
 static int unpack(struct opening *o)
 {
     struct pot *pot = o->pot;
-    int r = backend_compression(pot->backend, pot->source, &pot->compression);
+    const char *compression;
+    int r = backend_compression(pot->backend, pot->source, &compression);
     if (r <= 0)
         return r;
+    r = use_frames(o, compression);
+    if (r != -ENOTSUP)
+        return r;
+    pot->compression = compression;
     if (o->options->save == POT_SAVE_ALWAYS) {
         fault_set(o->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
                   "is one %s stream, which has to be unpacked for each mount: an index is of "
@@ -389,8 +426,8 @@ static int use_saved(struct opening *o)
 static int find_index(struct opening *o)
 {
     int r = use_embedded(o);
-    if (r != -ENOENT)
-        return r;
+    if (r != -ENOENT || o->pot->index)
+        return o->pot->index ? 0 : r;
     o->key.format = o->pot->backend->format;
     r = use_saved(o);
     return r == -ENOENT ? build(o) : r;

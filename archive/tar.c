@@ -44,6 +44,7 @@ struct walk {
     struct archive *archive;
     struct archive_entry *entry;
     struct tar_feed feed;
+    struct tar_framed *framed; /* NULL: the source is the tar itself, and fed by `feed` */
     struct builder *builder;
     struct progress *progress;
     struct fault *fault;
@@ -97,6 +98,10 @@ static int member_fault(struct walk *w, int err, const char *what)
 /* libarchive could not go on; `status` is what it returned. */
 static int read_fault(struct walk *w, int status)
 {
+    if (w->framed && tar_framed_error(w->framed) < 0)
+        return tar_framed_error(w->framed);
+    if (w->framed)
+        w->size_bytes = tar_framed_bytes(w->framed);
     if (w->feed.err < 0)
         return fault_set(w->fault, w->feed.err, w->last, w->feed.offset, "read error: %s",
                          strerror(-w->feed.err));
@@ -114,20 +119,25 @@ static int read_fault(struct walk *w, int status)
 
 /* ---- data ---- */
 
+static uint64_t stored_bytes(struct walk *w, const struct builder_member *member)
+{
+    if (member->data != DATA_EXTENTS)
+        return member->size_bytes;
+    uint64_t stored = 0;
+    la_int64_t offset, length;
+    archive_entry_sparse_reset(w->entry);
+    while (archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK)
+        stored += (uint64_t)length; /* libarchive has no overlaps: below 2^63 */
+    return stored;
+}
+
 /*
  * Where the member's data ends, holes not counted. Their map is read twice, here and
  * in add_extents: a member's range has to be known to be right before it is added.
  */
 static int find_data_end(struct walk *w, const struct builder_member *member, uint64_t *ret_end)
 {
-    uint64_t stored = (uint64_t)archive_entry_size(w->entry), end;
-    if (member->data == DATA_EXTENTS) {
-        stored = 0;
-        la_int64_t offset, length;
-        archive_entry_sparse_reset(w->entry);
-        while (archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK)
-            stored += (uint64_t)length; /* libarchive has no overlaps: below 2^63 */
-    }
+    uint64_t stored = stored_bytes(w, member), end;
     if (__builtin_add_overflow(member->data_offset, stored, &end) || end > w->size_bytes)
         return fault_set(w->fault, -EUCLEAN, w->last, member->header_offset,
                          "the archive is truncated in this member: it has %" PRIu64
@@ -135,6 +145,14 @@ static int find_data_end(struct walk *w, const struct builder_member *member, ui
                          stored, w->size_bytes - member->data_offset);
     *ret_end = end;
     return 0;
+}
+
+/* A range of a file's data, in the form that the builder wants. */
+static int add_range(struct walk *w, uint32_t inode, uint64_t offset, uint64_t length,
+                     uint64_t source_offset)
+{
+    return w->framed ? tar_framed_add(w->framed, inode, source_offset, length, offset)
+                     : builder_add_extent(w->builder, inode, offset, length, source_offset);
 }
 
 static int add_extents(struct walk *w, const struct builder_member *member, uint32_t inode)
@@ -145,8 +163,7 @@ static int add_extents(struct walk *w, const struct builder_member *member, uint
     while (archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK) {
         if (length == 0)
             continue; /* GNU tar tells the size of the file by one */
-        int r = builder_add_extent(w->builder, inode, (uint64_t)offset, (uint64_t)length,
-                                   source_offset);
+        int r = add_range(w, inode, (uint64_t)offset, (uint64_t)length, source_offset);
         if (r == -EUCLEAN)
             return member_fault(w, r, "its map of holes makes no sense");
         if (r < 0)
@@ -161,9 +178,16 @@ static int add_extents(struct walk *w, const struct builder_member *member, uint
 static int add_named(struct walk *w, const char *path, struct builder_member *member)
 {
     uint32_t inode;
+    bool has_map = member->data == DATA_EXTENTS;
+    if (w->framed && stored_bytes(w, member) > 0)
+        member->data = DATA_BLOCKS;
+    else if (w->framed)
+        member->data_offset = 0; /* a place in the tar is none in the file */
     int r = builder_add(w->builder, path, strlen(path), member, w->fault, &inode);
-    if (r == 0 && member->data == DATA_EXTENTS)
+    if (r == 0 && has_map)
         r = add_extents(w, member, inode);
+    else if (r == 0 && member->data == DATA_BLOCKS)
+        r = tar_framed_add(w->framed, inode, member->data_offset, member->size_bytes, 0);
     if (r == 0)
         r = tar_add_attributes(w->entry, w->builder, inode, &w->odd);
     return r;
@@ -225,11 +249,21 @@ static int add_by_type(struct walk *w, const char *path, struct builder_member *
     return add_named(w, path, member);
 }
 
+/* tar_read: of a tar in frames, only what lies near the end of what was read so far. */
+static int read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
+{
+    const struct walk *w = ctx;
+    return w->framed ? tar_framed_read(w->framed, buf, len, offset)
+                     : source_read(w->source, buf, len, offset);
+}
+
 static int restore_minus(struct walk *w, struct builder_member *member)
 {
     bool negative;
-    int r =
-        tar_time_is_negative(w->source, member->header_offset, member->data_offset, &negative);
+    int r = tar_time_is_negative(read_tar, w, member->header_offset, member->data_offset,
+                                 &negative);
+    if (r == -ENODATA && w->framed) /* headers that fill frames */
+        return 0;
     if (r == 0 && negative) {
         member->mtime_sec = -1;
         member->mtime_nsec = 1000000000 - member->mtime_nsec;
@@ -282,13 +316,21 @@ static int check_position(struct walk *w)
                      at, w->expected);
 }
 
+/* The data of the member before has gone by: in which frames it is, is known now. */
+static int settle(struct walk *w)
+{
+    int r = tar_framed_settle(w->framed);
+    return r == -EUCLEAN ? member_fault(w, r, "its data is not where it should be") : r;
+}
+
 /* 1: a member was read; 0: the end. */
 static int next_member(struct walk *w)
 {
     int r = archive_read_next_header2(w->archive, w->entry);
     switch (r) {
     case ARCHIVE_EOF:
-        return check_position(w);
+        r = check_position(w);
+        return r == 0 && w->framed ? settle(w) : r;
     case ARCHIVE_WARN:
         /* A name that is no ASCII is no fault; all other warnings mean lost data. */
         if (archive_errno(w->archive) != EILSEQ)
@@ -300,13 +342,16 @@ static int next_member(struct walk *w)
         return read_fault(w, r);
     }
     r = check_position(w);
+    if (r == 0 && w->framed)
+        r = settle(w);
     return r < 0 ? r : 1;
 }
 
 static void tell_progress(struct walk *w)
 {
     w->progress->members = w->members;
-    w->progress->bytes_done = w->expected;
+    if (!w->framed)
+        w->progress->bytes_done = w->expected;
 }
 
 static int read_members(struct walk *w)
@@ -333,8 +378,12 @@ static int has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
     *ret_has = false;
     if (end < w->expected + TAR_BLOCK_BYTES || end > w->size_bytes)
         return 0;
-    int r = source_read(w->source, block, sizeof(block), end - sizeof(block));
+    int r = read_tar(w, block, sizeof(block), end - sizeof(block));
     *ret_has = r == 0 && tar_is_zero(block, sizeof(block));
+    if (r == -ENODATA && w->framed) { /* long gone by: there is more behind it */
+        *ret_has = true;
+        return 0;
+    }
     return r;
 }
 
@@ -344,6 +393,8 @@ static int has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
  */
 static int inspect_end(struct walk *w)
 {
+    if (w->framed)
+        w->size_bytes = tar_framed_bytes(w->framed);
     uint64_t end = (uint64_t)archive_filter_bytes(w->archive, 0);
     bool has_marker = false;
     int r = has_end_marker(w, end, &has_marker);
@@ -360,9 +411,9 @@ static int inspect_end(struct walk *w)
     auto_free uint8_t *tail = malloc(TAIL_SEARCH_BYTES);
     if (!tail)
         return -ENOMEM;
-    r = source_read(w->source, tail, len, end);
+    r = read_tar(w, tail, len, end);
     if (r < 0)
-        return r;
+        return r == -ENODATA && w->framed ? 0 : r;
     size_t at = 0;
     while (at + TAR_BLOCK_BYTES <= len && tar_is_zero(tail + at, TAR_BLOCK_BYTES))
         at += TAR_BLOCK_BYTES;
@@ -389,7 +440,8 @@ static void note_oddities(struct walk *w)
 static int walk_archive(struct walk *w)
 {
     archive_read_support_format_tar(w->archive);
-    int r = tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
+    int r = w->framed ? tar_framed_open(w->framed, w->archive)
+                      : tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
     if (r == 0)
         r = read_members(w);
     else if (r == -EUCLEAN)
@@ -401,24 +453,23 @@ static int walk_archive(struct walk *w)
     return r;
 }
 
-static int tar_index(struct source *source, struct builder *builder,
-                     struct builder_header *header, struct progress *progress,
-                     struct fault *fault)
+/* Walk through the tar that the source is, or that is in its frames. */
+static int walk_source(struct source *source, struct tar_framed *framed,
+                       struct builder *builder, struct progress *progress, struct fault *fault)
 {
     auto_free struct walk *w = calloc(1, sizeof(*w));
     if (!w)
         return -ENOMEM;
     w->source = source;
-    w->size_bytes = source_size(source);
+    w->framed = framed;
+    w->size_bytes = framed ? UINT64_MAX : source_size(source);
     w->builder = builder;
     w->progress = progress;
     w->fault = fault;
     w->archive = archive_read_new();
     w->entry = w->archive ? archive_entry_new2(w->archive) : NULL;
 
-    header->codec = CODEC_NONE;
-    header->block_bytes = 0;
-    progress->bytes_total = w->size_bytes;
+    progress->bytes_total = source_size(source);
 
     int r = -ENOMEM;
     locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -433,6 +484,32 @@ static int tar_index(struct source *source, struct builder *builder,
     if (w->archive)
         archive_read_free(w->archive);
     tar_feed_close(&w->feed);
+    /* No tar: whoever unpacks it finds the words for that. */
+    return framed && r == -EUCLEAN && w->members == 0 ? -ENOTSUP : r;
+}
+
+static int tar_index(struct source *source, struct builder *builder,
+                     struct builder_header *header, struct progress *progress,
+                     struct fault *fault)
+{
+    header->codec = CODEC_NONE;
+    header->block_bytes = 0;
+    return walk_source(source, NULL, builder, progress, fault);
+}
+
+static int tar_index_packed(struct source *source, const char *compression,
+                            struct builder *builder, struct builder_header *header,
+                            struct progress *progress, struct fault *fault)
+{
+    struct tar_framed *framed;
+    int r = tar_framed_new(source, compression, builder, progress, fault, &framed);
+    if (r < 0)
+        return r;
+    builder_use_ranges(builder);
+    r = walk_source(source, framed, builder, progress, fault);
+    if (r == 0)
+        r = tar_framed_finish(framed, header);
+    tar_framed_free(framed);
     return r;
 }
 
@@ -443,4 +520,5 @@ const struct backend backend_tar = {
     .is_packed = tar_is_packed,
     .unpack = tar_unpack,
     .index = tar_index,
+    .index_packed = tar_index_packed,
 };

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "cleanup.h"
-#include "source.h"
 
 #define SIZE_AT 124
 #define SIZE_LEN 12
@@ -43,13 +42,13 @@ static uint64_t octal(const uint8_t *field, size_t len)
     return value;
 }
 
-static int read_records(struct source *source, uint64_t offset, uint64_t len,
+static int read_records(tar_read *read, const void *ctx, uint64_t offset, uint64_t len,
                         bool *ret_negative)
 {
     auto_free char *records = len <= RECORDS_MAX ? malloc(len + 1) : NULL;
     if (!records)
         return len <= RECORDS_MAX ? -ENOMEM : -EUCLEAN;
-    int r = source_read(source, records, len, offset);
+    int r = read(ctx, records, len, offset);
     if (r < 0)
         return r;
     records[len] = '\0';
@@ -57,12 +56,13 @@ static int read_records(struct source *source, uint64_t offset, uint64_t len,
     return 0;
 }
 
-int tar_time_is_negative(struct source *source, uint64_t from, uint64_t to, bool *ret_negative)
+int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+                         bool *ret_negative)
 {
     *ret_negative = false;
     while (from < to && to - from > TAR_BLOCK_BYTES) {
         uint8_t header[TAR_BLOCK_BYTES];
-        int r = source_read(source, header, sizeof(header), from);
+        int r = read(ctx, header, sizeof(header), from);
         if (r < 0)
             return r;
         uint64_t len = octal(header + SIZE_AT, SIZE_LEN);
@@ -70,7 +70,7 @@ int tar_time_is_negative(struct source *source, uint64_t from, uint64_t to, bool
         if (!memchr("xXgLK", header[TYPE_AT], 5) || len > to - from)
             return 0;
         if (header[TYPE_AT] == 'x' || header[TYPE_AT] == 'X')
-            r = read_records(source, from, len, ret_negative);
+            r = read_records(read, ctx, from, len, ret_negative);
         if (r < 0)
             return r;
         from += (len + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);

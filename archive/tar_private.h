@@ -1,8 +1,9 @@
 /*
  * What the files of the tar back end share: telling a tar by its bytes (tar_probe.c),
  * handing a source to libarchive (tar_feed.c), the attributes of a member
- * (tar_attributes.c, tar_minus.c), unpacking a compressed tar (tar_unpack.c), and reading
- * members (tar.c). All but the first see libarchive.
+ * (tar_attributes.c, tar_minus.c), unpacking a compressed tar (tar_unpack.c), reading one by
+ * its frames (tar_frames.c, tar_framed.c), and reading members (tar.c). All but the first see
+ * libarchive.
  */
 #ifndef ONEPOT_TAR_PRIVATE_H
 #define ONEPOT_TAR_PRIVATE_H
@@ -12,6 +13,7 @@
 #include <stdint.h>
 
 #include "backend.h"
+#include "tar_frames.h"
 
 #define TAR_BLOCK_BYTES 512u
 
@@ -35,8 +37,12 @@ int tar_is_packed(const uint8_t *head, size_t head_len, const char **ret_compres
 
 /* ---- tar_minus.c ---- */
 
+/* Reads `len` bytes of the tar at `offset`: 0 or -errno. */
+typedef int tar_read(const void *ctx, void *buf, size_t len, uint64_t offset);
+
 /* Does the extended header of the member whose headers lie in [from, to) say "mtime=-..."? */
-int tar_time_is_negative(struct source *source, uint64_t from, uint64_t to, bool *ret_negative);
+int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+                         bool *ret_negative);
 
 /* ---- tar_feed.c ---- */
 
@@ -81,6 +87,28 @@ void tar_mtime(struct archive_entry *entry, struct builder_member *member);
 /* Extended attributes and access lists. -ENOMEM, -EUCLEAN. */
 int tar_add_attributes(struct archive_entry *entry, struct builder *builder, uint32_t inode,
                        struct tar_oddities *odd);
+
+/* ---- tar_framed.c ---- */
+
+struct tar_framed;
+
+int tar_framed_new(struct source *source, const char *compression, struct builder *builder,
+                   struct progress *progress, struct fault *fault,
+                   struct tar_framed **ret_framed);
+void tar_framed_free(struct tar_framed *framed); /* NULL is fine */
+/* Connect to `a`; as tar_feed_open. */
+int tar_framed_open(struct tar_framed *framed, struct archive *a);
+/* -errno of the frame that could not be read; its fault is set. */
+int tar_framed_error(const struct tar_framed *framed);
+uint64_t tar_framed_bytes(const struct tar_framed *framed); /* of the tar, so far */
+int tar_framed_read(const struct tar_framed *framed, void *buf, size_t len, uint64_t offset);
+/* [offset, offset + length) of the tar are bytes of this file (DATA_BLOCKS), ascending. */
+int tar_framed_add(struct tar_framed *framed, uint32_t inode, uint64_t offset, uint64_t length,
+                   uint64_t file_offset);
+/* All that was added has been read: tell the builder. */
+int tar_framed_settle(struct tar_framed *framed);
+/* After the last member. -ENOTSUP: it is no file of frames after all. */
+int tar_framed_finish(struct tar_framed *framed, struct builder_header *header);
 
 /* ---- tar_unpack.c ---- */
 

@@ -78,8 +78,17 @@ static int unpack_zlib(struct codec_context *context, const void *packed, size_t
                                                           packed_len, block, size, ret_len);
     return r == LIBDEFLATE_SUCCESS ? 0 : -EUCLEAN;
 }
+
+static int unpack_gzip(struct codec_context *context, const void *packed, size_t packed_len,
+                       void *block, size_t size, size_t *ret_len)
+{
+    enum libdeflate_result r = libdeflate_gzip_decompress(context->state.deflate, packed,
+                                                          packed_len, block, size, ret_len);
+    return r == LIBDEFLATE_SUCCESS ? 0 : -EUCLEAN;
+}
 #else
 #define unpack_zlib NULL
+#define unpack_gzip NULL
 #endif
 
 #ifdef HAVE_LZO
@@ -144,7 +153,7 @@ static const struct {
     [CODEC_NONE] = {"none", unpack_none}, [CODEC_ZLIB] = {"gzip", unpack_zlib},
     [CODEC_LZMA] = {"lzma", NULL},        [CODEC_LZO] = {"lzo", unpack_lzo},
     [CODEC_XZ] = {"xz", unpack_xz},       [CODEC_LZ4] = {"lz4", unpack_lz4},
-    [CODEC_ZSTD] = {"zstd", unpack_zstd},
+    [CODEC_ZSTD] = {"zstd", unpack_zstd}, [CODEC_GZIP] = {"gzip members", unpack_gzip},
 };
 
 static bool known(enum codec codec)
@@ -175,7 +184,7 @@ int codec_context_new(enum codec codec, struct codec_context **ret_context)
     if (codec == CODEC_ZSTD)
         ready = (context->state.zstd = ZSTD_createDCtx()) != NULL;
 #ifdef HAVE_ZLIB
-    if (codec == CODEC_ZLIB)
+    if (codec == CODEC_ZLIB || codec == CODEC_GZIP)
         ready = (context->state.deflate = libdeflate_alloc_decompressor()) != NULL;
 #endif
 #ifdef HAVE_XZ
@@ -197,7 +206,7 @@ void codec_context_free(struct codec_context *context)
     if (context->codec == CODEC_ZSTD)
         ZSTD_freeDCtx(context->state.zstd);
 #ifdef HAVE_ZLIB
-    if (context->codec == CODEC_ZLIB)
+    if (context->codec == CODEC_ZLIB || context->codec == CODEC_GZIP)
         libdeflate_free_decompressor(context->state.deflate);
 #endif
 #ifdef HAVE_XZ

@@ -442,7 +442,8 @@ static int check_all(struct verification *v)
     int r = v->pot->origin == POT_INDEX_EMBEDDED ? check_whole(v) : 0;
     if (r == 0)
         r = check_tree(v);
-    if (r == 0 && index_info(v->index)->format == FORMAT_TAR && !v->pot->compression &&
+    if (r == 0 && index_info(v->index)->format == FORMAT_TAR &&
+        index_info(v->index)->codec == CODEC_NONE && !v->pot->compression &&
         v->options->trailer_is_good)
         check_lost_index(v);
     if (r == 0)

@@ -1,0 +1,465 @@
+/*
+ * Finding frames by reading them: where one ends is known when it was decompressed (gzip), or
+ * when its blocks were walked through (zstd). Nothing that a frame says of itself is believed
+ * before: sizes only choose the first buffer.
+ *
+ * The bytes of the file are seen through a window: the mapping, or memory that grows until it
+ * holds a whole frame. A frame that does not end within the largest one that is supported is
+ * one too many: the file is then unpacked as a whole (-ENOTSUP), as is one of a single frame.
+ */
+#include "tar_frames.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <zstd.h>
+#ifdef HAVE_LIBDEFLATE
+#include <libdeflate.h>
+#endif
+
+/* No codec makes a frame much larger than what is in it; the reader refuses others. */
+#define PACKED_BYTES_MAX (TAR_FRAME_BYTES_MAX + TAR_FRAME_BYTES_MAX / 8)
+#define WINDOW_FIRST_BYTES (4u << 20)
+#define OUT_FIRST_BYTES (256u << 10)
+/* More than that of zeros, and it is better unpacked to a file with holes. */
+#define EXPANSION_MAX 1000u
+#define EXPANSION_FROM (UINT64_C(1) << 30)
+
+struct frame {
+    uint64_t start; /* in the tar */
+    uint32_t bytes;
+    uint32_t fragment; /* its number in the builder */
+};
+
+struct buffer {
+    uint8_t *at;
+    size_t room, len;
+    uint64_t start; /* in the tar */
+};
+
+struct tar_frames {
+    struct source *source;
+    struct builder *builder;
+    struct fault *fault;
+    enum codec codec;
+    uint64_t size_bytes; /* of the file */
+    uint64_t offset;     /* of the next frame */
+    uint64_t bytes;      /* of the tar so far */
+    uint32_t largest;
+
+    const uint8_t *map; /* NULL: the window is memory */
+    uint8_t *window;
+    size_t window_room, window_len;
+    uint64_t window_offset; /* in the file */
+
+    struct buffer out, before; /* the last frame, and the one before it */
+    struct frame *list;
+    size_t count, room;
+    ZSTD_DCtx *zstd;
+#ifdef HAVE_LIBDEFLATE
+    struct libdeflate_decompressor *deflate;
+#endif
+};
+
+/* What of the file can be seen from the present offset on. */
+struct view {
+    const uint8_t *bytes;
+    size_t len;
+    bool is_all; /* more can't be: the file ends there, or a frame would be too large */
+};
+
+/* ---- making one ---- */
+
+static int set_codec(struct tar_frames *f, const char *compression)
+{
+    if (strcmp(compression, "zstd") == 0) {
+        f->codec = CODEC_ZSTD;
+        f->zstd = ZSTD_createDCtx();
+        return f->zstd ? 0 : -ENOMEM;
+    }
+#ifdef HAVE_LIBDEFLATE
+    if (strcmp(compression, "gzip") == 0) {
+        f->codec = CODEC_GZIP;
+        f->deflate = libdeflate_alloc_decompressor();
+        return f->deflate ? 0 : -ENOMEM;
+    }
+#endif
+    return -ENOTSUP;
+}
+
+int tar_frames_new(struct source *source, const char *compression, struct builder *builder,
+                   struct fault *fault, struct tar_frames **ret_frames)
+{
+    struct tar_frames *f = calloc(1, sizeof(*f));
+    if (!f)
+        return -ENOMEM;
+    f->source = source;
+    f->builder = builder;
+    f->fault = fault;
+    f->size_bytes = source_size(source);
+    f->map = source_map(source);
+    int r = set_codec(f, compression);
+    if (r < 0) {
+        tar_frames_free(f);
+        return r;
+    }
+    *ret_frames = f;
+    return 0;
+}
+
+void tar_frames_free(struct tar_frames *f)
+{
+    if (!f)
+        return;
+    ZSTD_freeDCtx(f->zstd);
+#ifdef HAVE_LIBDEFLATE
+    if (f->deflate)
+        libdeflate_free_decompressor(f->deflate);
+#endif
+    free(f->window);
+    free(f->out.at);
+    free(f->before.at);
+    free(f->list);
+    free(f);
+}
+
+/* ---- the window ---- */
+
+/* Have at least `len` bytes from the present offset on in memory, as far as there are. */
+static int fill_window(struct tar_frames *f, size_t len)
+{
+    size_t skip = (size_t)(f->offset - f->window_offset), left;
+    if (skip > f->window_len)
+        skip = f->window_len;
+    left = f->window_len - skip;
+    if (len > f->window_room) {
+        uint8_t *larger = malloc(len);
+        if (!larger)
+            return -ENOMEM;
+        if (left)
+            memcpy(larger, f->window + skip, left);
+        free(f->window);
+        f->window = larger;
+        f->window_room = len;
+    } else if (left) {
+        memmove(f->window, f->window + skip, left);
+    }
+    f->window_offset = f->offset;
+    f->window_len = left;
+    uint64_t end = f->size_bytes - f->offset;
+    size_t want = end < f->window_room ? (size_t)end : f->window_room;
+    if (want <= left)
+        return 0;
+    int r = source_read(f->source, f->window + left, want - left, f->offset + left);
+    if (r == 0)
+        f->window_len = want;
+    return r;
+}
+
+static int look(struct tar_frames *f, size_t len, struct view *ret_view)
+{
+    uint64_t left = f->size_bytes - f->offset;
+    size_t most = left < PACKED_BYTES_MAX ? (size_t)left : PACKED_BYTES_MAX;
+    if (len > most)
+        len = most;
+    if (f->map) {
+        *ret_view = (struct view){f->map + f->offset, most, true};
+        return 0;
+    }
+    uint64_t seen = f->window_offset + f->window_len;
+    if (f->offset < f->window_offset || f->offset > seen || seen - f->offset < len) {
+        int r = fill_window(f, len);
+        if (r < 0)
+            return r;
+    }
+    size_t skip = (size_t)(f->offset - f->window_offset);
+    size_t here = f->window_len - skip < most ? f->window_len - skip : most;
+    *ret_view = (struct view){f->window + skip, here, here == most};
+    return 0;
+}
+
+/* ---- one frame ---- */
+
+/* What was found at the present offset. */
+struct found {
+    size_t packed; /* bytes of the file; 0: nothing more is there */
+    size_t bytes;  /* that came out of it, in f->out */
+};
+
+/* A result for which more of the file has to be seen. */
+#define NEED_MORE 1
+
+static int damaged(struct tar_frames *f, const char *what)
+{
+    return fault_set(f->fault, -EUCLEAN, NULL, f->offset, "damaged %s data: %s",
+                     f->codec == CODEC_ZSTD ? "zstd" : "gzip", what);
+}
+
+/* Room for `len` bytes; what was there is lost. -ENOTSUP: more than a frame may have. */
+static int out_room(struct tar_frames *f, uint64_t len)
+{
+    if (len > TAR_FRAME_BYTES_MAX)
+        return -ENOTSUP;
+    if (len <= f->out.room)
+        return 0;
+    uint8_t *larger = malloc((size_t)len);
+    if (!larger)
+        return -ENOMEM;
+    free(f->out.at);
+    f->out.at = larger;
+    f->out.room = (size_t)len;
+    return 0;
+}
+
+/* A decompressor has no room left: twice as much. */
+static int more_room(struct tar_frames *f)
+{
+    if (f->out.room >= TAR_FRAME_BYTES_MAX)
+        return -ENOTSUP;
+    size_t len = f->out.room ? 2 * f->out.room : OUT_FIRST_BYTES;
+    return out_room(f, len < TAR_FRAME_BYTES_MAX ? len : TAR_FRAME_BYTES_MAX);
+}
+
+static int unpack_zstd(struct tar_frames *f, const struct view *v, struct found *ret_found)
+{
+    size_t packed = ZSTD_findFrameCompressedSize(v->bytes, v->len);
+    if (ZSTD_isError(packed)) {
+        if (!v->is_all)
+            return NEED_MORE;
+        if (v->len == PACKED_BYTES_MAX)
+            return -ENOTSUP;
+        return damaged(f, v->len < 4 || memcmp(v->bytes, "\x28\xb5\x2f\xfd", 4) == 0
+                              ? "it is cut off"
+                              : "no frame begins here");
+    }
+    unsigned long long bytes = ZSTD_getFrameContentSize(v->bytes, packed);
+    bool known = bytes != ZSTD_CONTENTSIZE_UNKNOWN && bytes != ZSTD_CONTENTSIZE_ERROR;
+    int r = out_room(f, known && bytes > OUT_FIRST_BYTES ? bytes : OUT_FIRST_BYTES);
+    while (r == 0) {
+        size_t n = ZSTD_decompressDCtx(f->zstd, f->out.at, f->out.room, v->bytes, packed);
+        if (!ZSTD_isError(n)) {
+            *ret_found = (struct found){packed, n};
+            return 0;
+        }
+        /* (Error codes have no stable names: a frame whose size is unknown gets more room.) */
+        if (known || f->out.room >= TAR_FRAME_BYTES_MAX)
+            return damaged(f, ZSTD_getErrorName(n));
+        r = more_room(f);
+    }
+    return r;
+}
+
+#ifdef HAVE_LIBDEFLATE
+static int unpack_gzip(struct tar_frames *f, const struct view *v, struct found *ret_found)
+{
+    size_t packed = 0, bytes = 0;
+    if (v->len < 2 || memcmp(v->bytes, "\x1f\x8b", 2) != 0) {
+        *ret_found = (struct found){0}; /* padding: gzip ignores it, too */
+        return f->offset > 0 ? 0 : damaged(f, "no member begins here");
+    }
+    int r = f->out.room ? 0 : out_room(f, OUT_FIRST_BYTES);
+    while (r == 0) {
+        enum libdeflate_result result = libdeflate_gzip_decompress_ex(
+            f->deflate, v->bytes, v->len, f->out.at, f->out.room, &packed, &bytes);
+        if (result == LIBDEFLATE_SUCCESS) {
+            *ret_found = (struct found){packed, bytes};
+            return 0;
+        }
+        if (result != LIBDEFLATE_INSUFFICIENT_SPACE) {
+            if (!v->is_all)
+                return NEED_MORE;
+            return v->len == PACKED_BYTES_MAX ? -ENOTSUP
+                                              : damaged(f, "it is cut off, or a sum is wrong");
+        }
+        r = more_room(f);
+    }
+    return r;
+}
+#endif
+
+static int unpack(struct tar_frames *f, const struct view *v, struct found *ret_found)
+{
+#ifdef HAVE_LIBDEFLATE
+    if (f->codec == CODEC_GZIP)
+        return unpack_gzip(f, v, ret_found);
+#endif
+    return unpack_zstd(f, v, ret_found);
+}
+
+/* The frame at the present offset, with as much of the file as it takes. */
+static int find_frame(struct tar_frames *f, struct found *ret_found)
+{
+    size_t len = WINDOW_FIRST_BYTES;
+    for (;;) {
+        struct view view;
+        int r = look(f, len, &view);
+        if (r == 0)
+            r = unpack(f, &view, ret_found);
+        if (r != NEED_MORE)
+            return r;
+        len = view.len < len ? len * 2 : view.len * 2;
+    }
+}
+
+/* ---- the table ---- */
+
+static int add_frame(struct tar_frames *f, const struct found *found)
+{
+    const struct builder_block block = {
+        .source_offset = f->offset,
+        .packed_bytes = (uint32_t)found->packed,
+        .block_bytes = (uint32_t)found->bytes,
+    };
+    if (f->count == f->room) {
+        size_t room = f->room ? 2 * f->room : 1024;
+        struct frame *list = reallocarray(f->list, room, sizeof(*list));
+        if (!list)
+            return -ENOMEM;
+        f->list = list;
+        f->room = room;
+    }
+    struct frame *frame = &f->list[f->count];
+    *frame = (struct frame){.start = f->bytes, .bytes = block.block_bytes};
+    int r = builder_add_fragment(f->builder, &block, &frame->fragment);
+    if (r < 0)
+        return r;
+    f->count++;
+    f->bytes += found->bytes;
+    if (block.block_bytes > f->largest)
+        f->largest = block.block_bytes;
+    return 0;
+}
+
+/* Is it a frame that the reader takes, in a file that is worth it? */
+static bool is_fit(const struct tar_frames *f, const struct found *found)
+{
+    uint64_t offset = f->offset + found->packed, bytes = f->bytes + found->bytes;
+    if (found->packed > found->bytes + found->bytes / 8 + 4096)
+        return false;
+    if (f->count == 0 && offset == f->size_bytes) /* one alone */
+        return false;
+    return bytes < EXPANSION_FROM || bytes / offset < EXPANSION_MAX;
+}
+
+int tar_frames_next(struct tar_frames *f, const void **ret_bytes, size_t *ret_len)
+{
+    struct buffer spare = f->before;
+    f->before = f->out;
+    f->out = spare;
+    f->out.len = 0;
+    f->out.start = f->bytes;
+    *ret_len = 0;
+    while (f->offset < f->size_bytes) {
+        struct found found = {0};
+        int r = find_frame(f, &found);
+        if (r == -EUCLEAN && f->count == 0)
+            return -ENOTSUP; /* whoever unpacks it knows more of it */
+        if (r < 0)
+            return r;
+        if (found.packed == 0)
+            break;
+        if (found.bytes > 0) { /* else skippable, or an end marker */
+            r = is_fit(f, &found) ? add_frame(f, &found) : -ENOTSUP;
+            if (r < 0)
+                return r;
+        }
+        f->offset += found.packed;
+        if (found.bytes > 0) {
+            f->out.len = found.bytes;
+            *ret_bytes = f->out.at;
+            *ret_len = found.bytes;
+            return 0;
+        }
+    }
+    return f->count < 2 ? -ENOTSUP : 0;
+}
+
+uint64_t tar_frames_packed_bytes(const struct tar_frames *f)
+{
+    return f->offset;
+}
+
+uint64_t tar_frames_bytes(const struct tar_frames *f)
+{
+    return f->bytes;
+}
+
+enum codec tar_frames_codec(const struct tar_frames *f)
+{
+    return f->codec;
+}
+
+uint32_t tar_frames_largest(const struct tar_frames *f)
+{
+    return f->largest;
+}
+
+size_t tar_frames_count(const struct tar_frames *f)
+{
+    return f->count;
+}
+
+int tar_frames_read(const struct tar_frames *f, void *buf, size_t len, uint64_t offset)
+{
+    const struct buffer *const kept[] = {&f->before, &f->out};
+    uint8_t *to = buf;
+    for (unsigned i = 0; i < 2; i++) {
+        const struct buffer *b = kept[i];
+        if (offset < b->start || offset - b->start >= b->len)
+            continue;
+        size_t at = (size_t)(offset - b->start), n = b->len - at < len ? b->len - at : len;
+        memcpy(to, b->at + at, n);
+        to += n;
+        len -= n;
+        offset += n;
+    }
+    return len ? -ENODATA : 0;
+}
+
+/* The frame that holds a byte; it must have been read. */
+static size_t frame_of(const struct tar_frames *f, uint64_t offset)
+{
+    size_t low = 0, high = f->count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (f->list[middle].start <= offset)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+int tar_frames_locate(const struct tar_frames *f, uint64_t offset, uint64_t length,
+                      uint64_t file_offset, struct builder_piece **pieces, size_t *count,
+                      size_t *room)
+{
+    if (offset > f->bytes || length > f->bytes - offset)
+        return -EUCLEAN;
+    for (size_t i = frame_of(f, offset); length > 0; i++) {
+        const struct frame *frame = &f->list[i];
+        uint64_t at = offset - frame->start, n = frame->bytes - at;
+        if (n > length)
+            n = length;
+        if (*count == *room) {
+            size_t larger = *room ? 2 * *room : 64;
+            struct builder_piece *list = reallocarray(*pieces, larger, sizeof(*list));
+            if (!list)
+                return -ENOMEM;
+            *pieces = list;
+            *room = larger;
+        }
+        (*pieces)[(*count)++] = (struct builder_piece){
+            .offset = file_offset,
+            .length = n,
+            .fragment = frame->fragment,
+            .fragment_offset = (uint32_t)at,
+        };
+        offset += n;
+        file_offset += n;
+        length -= n;
+    }
+    return 0;
+}

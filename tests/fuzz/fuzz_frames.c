@@ -1,0 +1,92 @@
+/*
+ * A tar in frames: finding zstd frames and members of gzip, and leading to them. The first byte
+ * of an input says which.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <zstd.h>
+
+#include "backend.h"
+#include "fuzz.h"
+
+#define FRAMES 3u
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0)
+        return 0;
+    const char *compression = data[0] & 1 ? "gzip" : "zstd";
+    struct source *source = fuzz_source(data + 1, size - 1);
+    struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = size - 1};
+    struct progress progress = {0};
+    struct fault fault = {0};
+    struct builder *builder;
+
+    if (builder_new(&builder) < 0)
+        abort();
+    builder_set_archive_size(builder, size - 1);
+    int r = backend_tar.index_packed(source, compression, builder, &header, &progress, &fault);
+    if (r == 0)
+        fuzz_walk_built(builder, &header);
+    else
+        require(fault.err || r == -ENOTSUP || r == -ENOMEM);
+    builder_free(builder);
+    source_close(source);
+    return 0;
+}
+
+/* Frames of a tar, with one that is skipped between them; without sums, which catch all. */
+static uint8_t *zstd_seed(const uint8_t *tar, size_t tar_len, size_t *ret_size)
+{
+    static const uint8_t skipped[] = {0x5e, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3};
+    size_t room = FRAMES * ZSTD_compressBound(tar_len) + sizeof(skipped) + 1, at = 1;
+    uint8_t *seed = malloc(room);
+    if (!seed)
+        abort();
+    seed[0] = 0;
+    for (unsigned i = 0; i < FRAMES; i++) {
+        size_t from = tar_len * i / FRAMES, to = tar_len * (i + 1) / FRAMES;
+        at += ZSTD_compress(seed + at, room - at, tar + from, to - from, 3);
+        if (i == 0) {
+            memcpy(seed + at, skipped, sizeof(skipped));
+            at += sizeof(skipped);
+        }
+    }
+    *ret_size = at;
+    return seed;
+}
+
+/* Two members of gzip, each a stored block of zeros: a tar of nothing. */
+static uint8_t *gzip_seed(size_t *ret_size)
+{
+    enum { BYTES = 1024, MEMBER = 10 + 5 + BYTES + 8 };
+    static const uint8_t head[] = {0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255, 1, 0, 4, 0xff, 0xfb};
+    static const uint8_t tail[] = {0xc6, 0x9e, 0xb5, 0xef, 0, 4, 0, 0}; /* sum, length */
+    uint8_t *seed = calloc(1, 1 + 2 * MEMBER);
+    if (!seed)
+        abort();
+    seed[0] = 1;
+    for (unsigned i = 0; i < 2; i++) {
+        uint8_t *member = seed + 1 + i * (size_t)MEMBER;
+        memcpy(member, head, sizeof(head));
+        memcpy(member + MEMBER - sizeof(tail), tail, sizeof(tail));
+    }
+    *ret_size = 1 + 2 * (size_t)MEMBER;
+    return seed;
+}
+
+uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
+{
+    static const char *const formats[] = {"pax", "gnutar"};
+    size_t tar_len;
+    if (number == 2)
+        return gzip_seed(ret_size);
+    if (number > 2)
+        return NULL;
+    uint8_t *tar = fuzz_make_tar(formats[number], &tar_len);
+    uint8_t *seed = zstd_seed(tar, tar_len, ret_size);
+    free(tar);
+    return seed;
+}
