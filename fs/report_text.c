@@ -146,9 +146,8 @@ static void print_order(FILE *out, const struct counters *c)
     } else {
         fprintf(out, "epoch %" PRIu64 " of %s files in ", get(&c->order_epoch),
                 cli_format_count(files, a));
-        cli_print_name(out, c->order_folder[0] ? c->order_folder : ".",
-                       c->order_folder[0] ? strnlen(c->order_folder, sizeof(c->order_folder))
-                                          : 1);
+        print_name(out, c->order_folder[0] ? c->order_folder : ".",
+                   c->order_folder[0] ? strnlen(c->order_folder, sizeof(c->order_folder)) : 1);
         fprintf(out, ", known after %s reads; ", cli_format_count(get(&c->order_reads), b));
     }
     if (get(&c->order_world) > 1)

@@ -94,6 +94,7 @@ struct session {
     struct ahead *ahead;       /* NULL: nothing is read ahead or recorded */
 
     pthread_mutex_t log_lock;
+    pthread_mutex_t counters_lock; /* of those that are written now and then */
     pthread_t watchdog;
     bool watchdog_started;
     _Atomic uint32_t watchdog_armed; /* futex: 0 while it sleeps for want of work */

@@ -76,9 +76,12 @@ static int make_text(struct session *s, unsigned file, struct text *ret_text)
     struct text text = {.file = file};
 
     session_update_counters(s);
-    pthread_mutex_lock(&s->log_lock); /* of the last error */
+    /* The texts among the counters shall not change meanwhile. */
+    pthread_mutex_lock(&s->counters_lock);
+    pthread_mutex_lock(&s->log_lock);
     int r = s->config.report(s->config.report_ctx, file == FILE_JSON, &text.bytes, &text.len);
     pthread_mutex_unlock(&s->log_lock);
+    pthread_mutex_unlock(&s->counters_lock);
     if (r < 0)
         return r;
     if (text.len > LISTING_BYTES)

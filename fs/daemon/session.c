@@ -167,6 +167,7 @@ int session_start(const struct session_config *config, struct fault *fault,
     s->buffer_bytes = READER_SPAN_MAX + HEADER_ROOM;
     pthread_mutex_init(&s->turn_lock, NULL);
     pthread_mutex_init(&s->log_lock, NULL);
+    pthread_mutex_init(&s->counters_lock, NULL);
     s->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = s->ended_fd < 0 ? -errno : create_fuse(s);
     if (r == 0)
@@ -225,6 +226,7 @@ void session_update_counters(struct session *s)
     struct block_cache_stats stats;
     struct reader_source_stats source;
 
+    pthread_mutex_lock(&s->counters_lock);
     foresee_update_counters(s);
     reader_cache_stats(s->config.reader, &stats);
     reader_source_stats(s->config.reader, &source);
@@ -241,6 +243,7 @@ void session_update_counters(struct session *s)
     if (s->config.stage)
         update_stage(c, s->config.stage);
     trouble_update_counters(s);
+    pthread_mutex_unlock(&s->counters_lock);
 }
 
 void session_give_back(struct session *s)
@@ -299,6 +302,7 @@ int session_stop(struct session *s)
     sums_free(s->sums);
     told_free(s->told);
     pthread_mutex_destroy(&s->turn_lock);
+    pthread_mutex_destroy(&s->counters_lock);
     pthread_mutex_destroy(&s->log_lock);
     free(s);
     return 0;
