@@ -129,6 +129,15 @@ static size_t capacity_for(size_t bytes)
     return generous & ~(size_t)(SLAB_ROUND_BYTES - 1);
 }
 
+/* The ring, the batch that the consumer works on, and the one that it is about to take. */
+static bool may_grow(const struct engine *e, size_t capacity)
+{
+    if (!e->options.free_bytes || e->slab_bytes / capacity < e->options.ahead + 2)
+        return true;
+    uint64_t unused = e->options.free_bytes();
+    return unused > e->options.left_bytes && capacity <= unused - e->options.left_bytes;
+}
+
 /* -EAGAIN: one will be settled soon; -ENOBUFS: beyond the budget; -ENOMEM. */
 static int get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
 {
@@ -144,7 +153,7 @@ static int get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
         drop_free(e, capacity);
         if (capacity > e->options.memory_bytes - e->slab_bytes)
             capacity = (bytes + 4095) & ~(size_t)4095;
-        if (capacity > e->options.memory_bytes - e->slab_bytes) {
+        if (capacity > e->options.memory_bytes - e->slab_bytes || !may_grow(e, capacity)) {
             free(slab);
             return -ENOBUFS;
         }

@@ -29,6 +29,13 @@ struct engine_options {
     uint32_t ahead; /* batches */
     uint64_t run;   /* samples that a thread takes at a time */
     uint64_t memory_bytes;
+    /*
+     * What nobody of the job uses, and how much of that is left to others: only where both
+     * allow it there are more slabs than the ring and its consumer need. NULL: they may have
+     * all of memory_bytes.
+     */
+    uint64_t (*free_bytes)(void);
+    uint64_t left_bytes;
     const struct slab_memory *memory;
     void *memory_ctx; /* the engine closes it, also if it can't be made */
 };

@@ -39,8 +39,10 @@ struct onepot_loader {
 /* Ranks on this node, where the launcher says so. */
 static uint32_t local_ranks(void)
 {
-    static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                        "MV2_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE"};
+    static const char *const names[] = {
+        "LOCAL_WORLD_SIZE",          "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "MV2_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE",
+        "MPI_LOCALNRANKS",           "SLURM_STEP_TASKS_PER_NODE"}; /* "4(x2)": 4 */
     for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         const char *text = launcher_environment(NULL, names[i]);
         unsigned long n = text ? strtoul(text, NULL, 10) : 0;
@@ -55,6 +57,11 @@ static uint32_t own_cpus(void)
 {
     uint32_t share = cpus_allowed() / local_ranks();
     return share > 0 ? share : 1;
+}
+
+static uint64_t free_bytes(void)
+{
+    return budget_free_bytes("");
 }
 
 static bool is_mapped(const struct dataset *d)
@@ -159,8 +166,13 @@ static int plan_all(struct onepot_loader_options *given, struct engine_options *
     if (r < 0)
         return r;
     choose_threads(given, o);
-    o->memory_bytes =
-        given->memory_bytes ? given->memory_bytes : budget_memory_bytes("") / 4 / local_ranks();
+    o->memory_bytes = given->memory_bytes;
+    if (!given->memory_bytes) {
+        uint64_t bytes = budget_memory_bytes("");
+        o->memory_bytes = bytes / 4 / local_ranks();
+        o->free_bytes = free_bytes;
+        o->left_bytes = bytes / 8;
+    }
     o->memory = &slab_host_memory;
     return 0;
 }
@@ -295,7 +307,9 @@ static int full(const struct onepot_loader *loader, uint64_t need, struct onepot
     engine_stats(loader->engine, &stats);
     return error_set(error, -ENOBUFS,
                      "the next batch needs %" PRIu64 " bytes, but batches that are kept have "
-                     "%" PRIu64 " of %" PRIu64 "; release some, or allow more (memory_bytes)",
+                     "%" PRIu64 " of %" PRIu64
+                     ", or the job has no more; release some, or allow "
+                     "more (memory_bytes)",
                      need, stats.slab_bytes, loader->options.memory_bytes);
 }
 

@@ -392,11 +392,11 @@ struct onepot_loader_options {
     uint64_t block, window;
     uint32_t threads;  /* 0: as many as this process may use CPUs; more if storage is slow */
     uint32_t prefetch; /* batches ahead; 0: a few, more where storage is slow */
-    uint64_t
-        memory_bytes; /* of slabs; 0: a quarter of what the job has, by ranks of the node */
-    uint32_t align;   /* of a sample in its slab, a power of two; 0: 64 */
-    bool skip_errors; /* a sample that can't be read is left empty and not valid */
-    bool verify;      /* compare with the archive's sums, where it has some */
+    uint64_t memory_bytes; /* of slabs; 0: a quarter of what the job has, by ranks of the node,
+                              less where others use it */
+    uint32_t align;        /* of a sample in its slab, a power of two; 0: 64 */
+    bool skip_errors;      /* a sample that can't be read is left empty and not valid */
+    bool verify;           /* compare with the archive's sums, where it has some */
     /*
      * Samples are .npy files: headers are taken off, and data is the dense array that the
      * samples make. All must have the type and the shape of the first.

@@ -1,10 +1,13 @@
 /*
- * Batches without a loader, samples that may be written to, how many of them fit; and the
- * writer: archives from memory.
+ * Batches without a loader, samples that may be written to, how many of them fit, and what of
+ * the job's memory they leave to others; and the writer: archives from memory.
  */
 #include "loader_helper.h"
 
+#include <stdatomic.h>
 #include <sys/wait.h>
+
+#include "engine.h"
 
 static size_t size_of(unsigned i)
 {
@@ -151,6 +154,71 @@ START_TEST(a_budget_tells_how_many_samples_fit)
 }
 END_TEST
 
+/* ---- memory that several loaders share ---- */
+
+static _Atomic uint64_t unused_bytes;
+
+static uint64_t unused(void)
+{
+    return unused_bytes;
+}
+
+/* Take batches and keep them until there is no room; how many that were. */
+static unsigned keep_batches(struct engine *engine, struct slab **kept, unsigned most)
+{
+    unsigned n = 0;
+    uint64_t need;
+    while (n < most) {
+        int r = engine_take(engine, UINT64_MAX, &need, &kept[n]);
+        if (r == -ENOBUFS)
+            break;
+        ck_assert_int_eq(r, 1);
+        n++;
+    }
+    return n;
+}
+
+START_TEST(batches_that_are_kept_leave_memory_to_others_of_the_job)
+{
+    struct tree t;
+    struct slab *kept[FILES];
+    struct engine *engine;
+    tree_begin(&t);
+    tree_numbered(&t, FILES, 3, size_of);
+    tree_pack(&t, PACKING_ONEPOT);
+    struct onepot_archive *a = tree_open(&t, NULL);
+    const struct engine_options options = {
+        .order = {.samples = FILES, .world_size = 1, .workers = 1, .window = 64},
+        .fill = {.archive = a, .align = 64},
+        .batch_size = 10,
+        .length = FILES,
+        .threads = 1,
+        .ahead = 2,
+        .run = 64,
+        .memory_bytes = 1u << 30,
+        .memory = &slab_host_memory,
+        .free_bytes = unused,
+        .left_bytes = 1u << 20};
+    unused_bytes = 1u << 20; /* the others have the rest */
+    ck_assert_int_eq(engine_new(&options, &(struct place){0}, &engine), 0);
+    unsigned n = keep_batches(engine, kept, FILES / 10);
+    ck_assert_uint_ge(n, 3); /* the ring, and what its consumer holds */
+    ck_assert_uint_lt(n, 10);
+    engine_release(kept[--n]); /* what is given back is used again */
+    ck_assert_uint_ge(keep_batches(engine, kept + n, 1), 1);
+    n++;
+    unused_bytes = UINT64_MAX;                               /* the others went */
+    n += keep_batches(engine, kept + n, FILES / 10 - 1 - n); /* may still tell what was */
+    n += keep_batches(engine, kept + n, FILES / 10 - 1 - n);
+    ck_assert_uint_eq(n, FILES / 10 - 1);
+    for (unsigned i = 0; i < n; i++)
+        engine_release(kept[i]);
+    engine_free(engine);
+    onepot_archive_close(a);
+    tree_end(&t);
+}
+END_TEST
+
 /* ---- writer ---- */
 
 static struct onepot_writer *begin(const char *path, const struct onepot_writer_options *o)
@@ -256,6 +324,7 @@ static Suite *suite(void)
     tcase_add_test(c, what_can_not_be_gathered_is_an_error);
     tcase_add_test(c, what_is_written_to_a_sample_stays_in_this_process);
     tcase_add_test(c, a_budget_tells_how_many_samples_fit);
+    tcase_add_test(c, batches_that_are_kept_leave_memory_to_others_of_the_job);
     tcase_add_loop_test(c, a_written_archive_holds_what_was_added, 0, 3);
     tcase_add_test(c, a_bad_name_spoils_nothing);
     tcase_add_test(c, nothing_is_left_of_what_was_given_up_and_a_child_ends_nothing);
