@@ -153,7 +153,7 @@ void stage_name_for(struct stage *stage, const char *archive, bool unpacked)
     const char *base = strrchr(archive, '/');
     base = base ? base + 1 : archive;
     size_t n = 0;
-    for (; base[n] && n < NAME_PART; n++)
+    for (; n < NAME_PART && base[n]; n++)
         ret_name[n] =
             strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._", base[n])
                 ? base[n]

@@ -65,6 +65,9 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
     }
     drop_pages(stage, offset, len);
     r = write_copy(stage, buf, len, offset);
+    if (r < 0) /* what of it was written helps nobody, and others may want the room */
+        fallocate(stage->copy_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+                  (off_t)len);
     stage_settle(stage->state, chunk, r < 0 ? CHUNK_ABSENT : CHUNK_HERE);
     if (r < 0)
         stage_fail(stage, -r);
