@@ -62,7 +62,7 @@ exit "$2"
 READER
 chmod +x "$work/bin/reader"
 
-for script in one-node-mount one-node-run multi-node; do
+for script in one-node-mount one-node-run one-node-stage multi-node; do
     for wanted in 0 3; do
         status=0
         rm -f "$work"/out.*
@@ -92,7 +92,7 @@ while :; do sleep 0.05; done
 TRAINER
 chmod +x "$work/bin/trainer"
 
-for script in one-node-mount one-node-run; do
+for script in one-node-mount one-node-run one-node-stage; do
     rm -f "$work"/out.*
     bash "$examples/$script.sbatch" "$work/data.tar" trainer "$work/out" >"$work/log" 2>&1 &
     job=$!
