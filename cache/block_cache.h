@@ -9,9 +9,9 @@
  * What is kept when the budget is full. What is held stays, and newcomers pass through a
  * small ring of recent blocks: an epoch that touches everything once in random order then
  * hits in a share of budget/data, where least-recently-used eviction would hit almost never.
- * One newcomer in 32 takes the place of a held block, so that the cache follows a job that
+ * One newcomer in 32 may take the place of a held block, so that the cache follows a job that
  * turns to other data: of one that was not used for much longer than those are that are used
- * again, or else of one that was used just now, which in an epoch is due last.
+ * again.
  *
  * Blocks that are brought in ahead of their use, with a place in a known order ("due"), take
  * the room of blocks that were used already, and then of those that are due later than

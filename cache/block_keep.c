@@ -19,8 +19,8 @@
 
 #define RING_BLOCKS 4u /* in the ring at least, so that it bridges the reads of one block */
 #define RING_ENOUGH (64u << 20)
-#define RING_PART 32u
-#define SPARE_PART 64u
+#define RING_PART 64u
+#define SPARE_PART 128u
 #define SPARE_MAX (8u << 20)
 #define BLOCK_MAX (1u << 30) /* for sums that can't overflow */
 #define HUGE_BUDGET (64u << 20)
@@ -274,9 +274,10 @@ static uint64_t next_random(struct shard *shard)
 /*
  * A held entry to drop, or NULL. Of a few at random: the one that was not used for longest,
  * if that is twice as long as any that were used again waited for it. Else the data is still
- * in use, and what was used last is due last, if it is read in epochs. With the lock.
+ * in use, and what was used last is due last, if it is read in epochs: that one, or none, as
+ * the caller likes it. With the lock.
  */
-static struct entry *choose_held(struct shard *shard)
+static struct entry *choose_held(struct shard *shard, bool only_disused)
 {
     const struct entry_list *list = &shard->held;
     struct entry *oldest = NULL, *newest = NULL, *any = NULL;
@@ -296,17 +297,19 @@ static struct entry *choose_held(struct shard *shard)
             shortest = age;
         }
     }
-    if (!oldest)
-        return any;
-    return longest / 2 > shard->longest_interval || !newest ? oldest : newest;
+    if (oldest && longest / 2 > shard->longest_interval)
+        return oldest;
+    if (only_disused)
+        return NULL;
+    return newest ? newest : oldest ? oldest : any;
 }
 
-/* Drop a held block of the shard. */
-static bool drop_held_of(struct block_cache *cache, struct shard *shard)
+/* Drop a held block of the shard; see choose_held. */
+static bool drop_held_of(struct block_cache *cache, struct shard *shard, bool only_disused)
 {
     struct entry *gone = NULL;
     pthread_mutex_lock(&shard->lock);
-    struct entry *victim = choose_held(shard);
+    struct entry *victim = choose_held(shard, only_disused);
     if (victim)
         gone = evict(cache, shard, victim);
     pthread_mutex_unlock(&shard->lock);
@@ -321,7 +324,7 @@ static bool drop_held(struct block_cache *cache, struct shard *shard)
     for (size_t i = 0; i < SHARDS; i++) {
         struct shard *next = &cache->shards[(first + i) % SHARDS];
         if (atomic_load_explicit(&next->held_count, memory_order_relaxed) > 0 &&
-            drop_held_of(cache, next))
+            drop_held_of(cache, next, false))
             return true;
     }
     return false;
@@ -366,7 +369,10 @@ static bool make_room(struct block_cache *cache, struct shard *shard, uint64_t b
     return false;
 }
 
-/* One newcomer in 32, in place of held blocks of its shard. */
+/*
+ * One newcomer in 32, in place of held blocks of its shard that nobody uses any more: in an
+ * epoch there are none, and all that is held stays.
+ */
 static bool replace_held(struct block_cache *cache, uint64_t key, uint64_t bytes)
 {
     uint64_t turn = atomic_fetch_add_explicit(&cache->newcomers, 1, memory_order_relaxed);
@@ -375,7 +381,8 @@ static bool replace_held(struct block_cache *cache, uint64_t key, uint64_t bytes
         return false;
     struct shard *shard = shard_of(cache, key);
     for (unsigned i = 0; i < REPLACE_TRIES; i++) {
-        if (!drop_held_of(cache, shard) && !drop_due_after(cache, 0))
+        bool none_held = atomic_load_explicit(&shard->held_count, memory_order_relaxed) == 0;
+        if (!drop_held_of(cache, shard, true) && !(none_held && drop_due_after(cache, 0)))
             return false;
         if (reserve(&cache->held_bytes, &cache->held_limit, bytes))
             return true;
