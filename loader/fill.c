@@ -263,10 +263,27 @@ static int fill_one(const struct fill_plan *plan, struct filler *filler, struct 
     return copy_sample(plan, filler, slab->indices[i], to, bad);
 }
 
+/* Not the bytes, but where the device finds them. */
+static void name_sources(const struct fill_plan *plan, struct slab *slab, uint64_t first,
+                         uint64_t end)
+{
+    const struct dataset *d = plan->archive->dataset;
+    for (uint64_t i = first; i < end; i++) {
+        uint64_t at, behind;
+        archive_records(plan->archive, slab->indices[i], &at, &behind);
+        const struct record *record = &d->records[at];
+        slab->sources[i] = plan->bases[record_archive(record)] + record_offset(record);
+    }
+}
+
 int fill_samples(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
                  uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *ret_bad_record)
 {
     filler->checked = NOT_CHECKED;
+    if (plan->bases) {
+        name_sources(plan, slab, first, end);
+        return 0;
+    }
     for (uint64_t i = first; i < end; i++) {
         uint64_t bad = 0;
         if (i + 1 < end)

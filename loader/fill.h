@@ -18,6 +18,8 @@ struct fill_plan {
     struct onepot_npy kind;
     onepot_decode *decode;
     void *decode_ctx;
+    /* A device collects the samples: it sees the first byte of each archive here. */
+    const uint64_t *bases;
 };
 
 /* A thread's own. */

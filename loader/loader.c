@@ -29,6 +29,7 @@ struct onepot_loader {
     struct onepot_device *device; /* NULL: batches are for the host */
     struct onepot_images images;  /* 0 channels: none are made */
     struct upload *upload;        /* the engine's memory, if there is a device */
+    enum onepot_gather gather;
     uint64_t seed;
     bool has_digest;
     uint8_t digest[ONEPOT_DIGEST_BYTES];
@@ -200,8 +201,8 @@ static int plan_device(struct onepot_loader *loader, const struct onepot_loader_
     struct engine_options *o = &loader->options;
     int r = 0;
     if (!given->device) {
-        if (given->images)
-            return error_set(error, -EINVAL, "images are made by a device; none was given");
+        if (given->images || given->gather == ONEPOT_GATHER_DEVICE)
+            return error_set(error, -EINVAL, "images and gathering need a device");
         return 0;
     }
     if (given->images) {
@@ -216,8 +217,57 @@ static int plan_device(struct onepot_loader *loader, const struct onepot_loader_
     if (r < 0)
         return r;
     o->memory = &upload_memory;
+    loader->gather = given->gather;
+    if (given->gather == ONEPOT_GATHER_AUTO && (info.is_host || !info.kernels))
+        loader->gather = ONEPOT_GATHER_HOST;
     if (!given->memory_bytes && info.free_bytes / 4 < o->memory_bytes)
         o->memory_bytes = info.free_bytes / 4;
+    return 0;
+}
+
+#define GATHER_LEAST 0.8 /* of the peak of copies: for that no CPU is at work */
+
+/* Archives that the device collects batches from; NULL: the host does, by choice. */
+static int lock_archives(struct onepot_loader *loader, struct onepot_error *error,
+                         struct locked **ret_locked)
+{
+    const struct fill_plan *fill = &loader->options.fill;
+    struct locked *locked = NULL;
+    struct onepot_error unseen;
+    uint64_t rate = 0, peak = 1, part = loader->gather == ONEPOT_GATHER_AUTO ? 8 : 2;
+    *ret_locked = NULL;
+    if (!error)
+        error = &unseen;
+    if (loader->gather == ONEPOT_GATHER_HOST)
+        return 0;
+    int r = fill->npy || fill->decode || fill->verify
+                ? error_set(error, -EINVAL,
+                            "a device gathers bytes as they are, without npy, decode or verify")
+                : locked_new(loader->device, loader->archive,
+                             budget_memory_bytes("") / part / local_ranks(), error, &locked);
+    if (loader->gather == ONEPOT_GATHER_AUTO && r == 0) {
+        r = locked_measure(locked, loader->archive, error, &rate);
+        if (r == 0)
+            r = onepot_device_peak(loader->device, error, &peak);
+        if (r < 0 || (double)rate < GATHER_LEAST * (double)peak) {
+            locked_free(locked);
+            locked = NULL;
+        }
+    }
+    *ret_locked = locked;
+    return loader->gather == ONEPOT_GATHER_AUTO ? 0 : r;
+}
+
+/* After a fork the device is the parent's: one of our own in its place. */
+static int own_device(struct onepot_loader *loader, struct onepot_error *error)
+{
+    struct onepot_error unseen;
+    struct onepot_device *own;
+    int r = device_share(loader->device, error ? error : &unseen, &own);
+    if (r < 0)
+        return r;
+    onepot_device_close(loader->device);
+    loader->device = own;
     return 0;
 }
 
@@ -227,10 +277,16 @@ static int start_upload(struct onepot_loader *loader, struct onepot_error *error
     struct upload_options options = {
         .device = loader->device,
         .images = loader->images.channels ? &loader->images : NULL,
+        .batch_size = loader->options.batch_size,
     };
-    int r = upload_new(&options, error, &loader->upload);
+    int r = own_device(loader, error);
+    if (r == 0)
+        r = lock_archives(loader, error, &options.locked);
+    if (r == 0)
+        r = upload_new(&options, error, &loader->upload);
     if (r < 0)
         return r;
+    loader->options.fill.bases = options.locked ? locked_bases(options.locked) : NULL;
     upload_keep(loader->upload);
     loader->options.memory_ctx = loader->upload;
     return 0;

@@ -382,6 +382,14 @@ typedef int onepot_decode(void *ctx, uint64_t sample, const void *bytes, size_t 
 struct onepot_device;
 struct onepot_images;
 
+/* Who puts the samples of a batch together, if it is for a device. */
+enum onepot_gather {
+    /* A GPU, where it does that nearly as fast as it copies; else the host. */
+    ONEPOT_GATHER_AUTO = 0,
+    ONEPOT_GATHER_HOST = 1,
+    ONEPOT_GATHER_DEVICE = 2, /* or it is an error */
+};
+
 struct onepot_loader_options {
     size_t size;
     uint64_t batch_size;       /* samples, of this rank */
@@ -409,6 +417,13 @@ struct onepot_loader_options {
     struct onepot_device *device;
     /* What the device makes of samples that are images of one size, bytes by rows. */
     const struct onepot_images *images;
+    /*
+     * By the device: the archives are page-locked, as they are mapped or as a copy, and no
+     * CPU touches a sample. They have to be stored in one piece each, without npy, decode or
+     * verify, and take at most half of the job's memory (an eighth if it is not asked for).
+     * `data` of batches is NULL then.
+     */
+    enum onepot_gather gather;
 };
 
 /* A batch: samples in the order of the sampler. All of it lives until it is released, also
@@ -418,7 +433,7 @@ struct onepot_batch {
     uint64_t samples; /* in the batch */
     uint64_t epoch;
     uint64_t first;          /* of the elements of this rank in the epoch */
-    uint8_t *data;           /* page-aligned; */
+    uint8_t *data;           /* page-aligned; NULL: on the device alone; */
     uint64_t bytes;          /* so many; bytes between samples are zero */
     const uint64_t *offsets; /* [samples]: where each begins in data */
     const uint64_t *sizes;   /* [samples] */

@@ -36,29 +36,40 @@ static uint64_t rounded(uint64_t bytes)
     return (bytes + TABLE_ALIGN - 1) & ~(uint64_t)(TABLE_ALIGN - 1);
 }
 
+size_t slab_tables_at(uint64_t data_bytes)
+{
+    return rounded(data_bytes);
+}
+
+/* Five tables of 8 bytes, one of 1, each rounded up. */
+size_t slab_tables_bytes(uint64_t samples)
+{
+    return samples * 41 + 6 * TABLE_ALIGN;
+}
+
 size_t slab_bytes(uint64_t samples, uint64_t data_bytes)
 {
     size_t bytes;
-    /* Four tables of 8 bytes, one of 1, each rounded up. */
     if (samples > UINT32_MAX || data_bytes > SIZE_MAX / 2 ||
-        __builtin_add_overflow(rounded(data_bytes), samples * 33 + 5 * TABLE_ALIGN, &bytes))
+        __builtin_add_overflow(rounded(data_bytes), slab_tables_bytes(samples), &bytes))
         return 0;
     return bytes;
 }
 
 void slab_lay_out(struct slab *slab, uint64_t samples, uint64_t data_bytes)
 {
-    uint8_t *at = slab->memory + rounded(data_bytes);
+    uint8_t *at = slab->memory + (slab->tables_only ? 0 : rounded(data_bytes));
     uint64_t table = rounded(samples * sizeof(uint64_t));
     slab->offsets = (uint64_t *)(void *)at;
     slab->sizes = (uint64_t *)(void *)(at + table);
     slab->labels = (int64_t *)(void *)(at + 2 * table);
     slab->indices = (uint64_t *)(void *)(at + 3 * table);
     slab->valid = at + 4 * table;
+    slab->sources = (uint64_t *)(void *)(slab->valid + rounded(samples));
     struct onepot_batch *batch = &slab->batch;
     batch->size = sizeof(*batch);
     batch->samples = samples;
-    batch->data = slab->memory;
+    batch->data = slab->tables_only ? NULL : slab->memory;
     batch->bytes = data_bytes;
     batch->offsets = slab->offsets;
     batch->sizes = slab->sizes;

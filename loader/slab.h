@@ -45,6 +45,7 @@ struct slab {
     struct slab *next; /* in the list of free ones */
     uint8_t *memory;
     size_t capacity;
+    bool tables_only;       /* data is not in `memory`: the device collects it */
     struct twin *twin;      /* on a device */
     _Atomic unsigned users; /* of the batch */
 
@@ -52,6 +53,7 @@ struct slab {
     uint64_t *offsets, *sizes, *indices;
     int64_t *labels;
     uint8_t *valid;
+    uint64_t *sources; /* [samples]: where the device finds each, if it collects them */
 
     /* While it is gathered; under the engine's lock. */
     uint64_t claimed, gathered; /* samples */
@@ -69,6 +71,10 @@ static inline struct slab *slab_of(const struct onepot_batch *batch)
 
 /* Bytes that a slab needs for so many samples and bytes of data; 0: too many. */
 size_t slab_bytes(uint64_t samples, uint64_t data_bytes);
+
+/* Where the tables begin on a device, behind so much data; and their bytes at most. */
+size_t slab_tables_at(uint64_t data_bytes);
+size_t slab_tables_bytes(uint64_t samples);
 
 /* Point the tables of a slab that is large enough at their places. */
 void slab_lay_out(struct slab *slab, uint64_t samples, uint64_t data_bytes);

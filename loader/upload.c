@@ -43,6 +43,8 @@ struct upload {
     struct onepot_device *device;
     const struct device_type *type;
     struct onepot_images images; /* 0 channels: none */
+    struct locked *locked;       /* NULL: the host gathers */
+    uint64_t batch_size;
     void *stream;
     pthread_mutex_t lock; /* over the rest, and over what is queued for one batch */
     struct twin *twins;
@@ -146,20 +148,29 @@ static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,
     return 0;
 }
 
+/* What the host has of them. */
+static size_t host_bytes(const struct upload *u, size_t bytes)
+{
+    return u->locked ? slab_tables_bytes(u->batch_size) : bytes;
+}
+
 static int allocate(struct slab *slab, size_t bytes, void *ctx)
 {
     struct upload *u = ctx;
     struct onepot_error error;
     void *memory;
-    int r = u->type->allocate(u->device->device, DEVICE_MEMORY_LOCKED, bytes, &error, &memory);
+    int r = u->type->allocate(u->device->device, DEVICE_MEMORY_LOCKED, host_bytes(u, bytes),
+                              &error, &memory);
     if (r == 0) {
         r = make_twin(u, bytes, &error, &slab->twin);
         if (r < 0)
-            u->type->release(u->device->device, DEVICE_MEMORY_LOCKED, memory, bytes);
+            u->type->release(u->device->device, DEVICE_MEMORY_LOCKED, memory,
+                             host_bytes(u, bytes));
     }
     pthread_mutex_lock(&u->lock);
     if (r == 0) {
         slab->memory = memory;
+        slab->tables_only = u->locked;
         slab->twin->next = u->twins;
         u->twins = slab->twin;
     }
@@ -185,25 +196,49 @@ static void release(struct slab *slab, void *ctx)
     *at = t->next;
     pthread_mutex_unlock(&u->lock);
     u->type->release(device, DEVICE_MEMORY_OWN, t->memory, slab->capacity);
-    u->type->release(device, DEVICE_MEMORY_LOCKED, slab->memory, slab->capacity);
+    u->type->release(device, DEVICE_MEMORY_LOCKED, slab->memory, host_bytes(u, slab->capacity));
     free_twin(u, t);
     slab->twin = NULL;
 }
 
 /* ---- sending; under the lock ---- */
 
+/* Where a table of the host's lies there. */
 static const void *on_device(const struct slab *slab, const void *host)
 {
-    return slab->twin->memory + ((const uint8_t *)host - slab->memory);
+    size_t tables = slab->tables_only ? slab_tables_at(slab->batch.bytes) : 0;
+    return slab->twin->memory + tables + ((const uint8_t *)host - slab->memory);
 }
 
-/* Data with its tables behind it, then what is made of it. */
+static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error *error)
+{
+    const struct onepot_batch *batch = &slab->batch;
+    const uint8_t *end = (const uint8_t *)(slab->sources + batch->samples);
+    struct device_gather gather = {.to = slab->twin->memory,
+                                   .bytes = batch->bytes,
+                                   .count = batch->samples,
+                                   .from = on_device(slab, slab->sources),
+                                   .offsets = on_device(slab, slab->offsets),
+                                   .sizes = on_device(slab, slab->sizes)};
+    int r = u->type->copy(u->device->device, u->stream,
+                          slab->twin->memory + slab_tables_at(batch->bytes), slab->memory,
+                          (size_t)(end - slab->memory), error);
+    return r < 0 ? r : u->type->gather(u->device->device, u->stream, &gather, error);
+}
+
+/* Data with its tables behind it, in one copy. */
+static int queue_copy(struct upload *u, struct slab *slab, struct onepot_error *error)
+{
+    const uint8_t *end = slab->valid + slab->batch.samples;
+    return u->type->copy(u->device->device, u->stream, slab->twin->memory, slab->memory,
+                         (size_t)(end - slab->memory), error);
+}
+
 static int queue_batch(struct upload *u, struct slab *slab, struct onepot_error *error)
 {
     struct twin *t = slab->twin;
     void *device = u->device->device;
-    int r = u->type->copy(device, u->stream, t->memory, slab->memory,
-                          slab_bytes(slab->batch.samples, slab->batch.bytes), error);
+    int r = u->locked ? queue_gather(u, slab, error) : queue_copy(u, slab, error);
     if (r == 0)
         r = u->type->record(device, t->sent, u->stream, error);
     if (r < 0 || !t->images)
@@ -393,6 +428,7 @@ void upload_transfer(struct upload *upload, bool previous, struct onepot_transfe
     uint64_t epoch = upload->epoch - (previous && upload->epoch > 0);
     const struct onepot_transfer *t = transfer_of(upload, epoch);
     *ret = t ? *t : (struct onepot_transfer){.epoch = epoch};
+    ret->gathers = upload->locked != NULL;
     pthread_mutex_unlock(&upload->lock);
 }
 
@@ -402,17 +438,22 @@ int upload_new(const struct upload_options *options, struct onepot_error *error,
                struct upload **ret_upload)
 {
     struct upload *u = calloc(1, sizeof(*u));
-    if (!u)
+    if (!u) {
+        locked_free(options->locked);
         return error_set(error, -ENOMEM, "no memory for a loader");
+    }
     if (options->images)
         u->images = *options->images;
     u->users = 1;
+    u->locked = options->locked;
+    u->batch_size = options->batch_size;
     int r = device_share(options->device, error, &u->device);
     if (r == 0) {
         u->type = u->device->type;
         r = u->type->stream_new(u->device->device, error, &u->stream);
     }
     if (r < 0) {
+        locked_free(u->locked);
         onepot_device_close(u->device);
         free(u);
         return r;
@@ -431,7 +472,10 @@ void upload_close(struct upload *upload)
 {
     if (!upload || atomic_fetch_sub(&upload->users, 1) > 1)
         return;
+    struct onepot_error unseen;
+    upload->type->stream_wait(upload->device->device, upload->stream, &unseen);
     upload->type->stream_free(upload->device->device, upload->stream);
+    locked_free(upload->locked);
     onepot_device_close(upload->device);
     pthread_mutex_destroy(&upload->lock);
     free(upload);

@@ -9,6 +9,9 @@
  *     used       a consumer's stream follows the copy
  *     retired    an event is recorded on each stream that used it
  *
+ * Where the device collects the samples from page-locked archives, the host's part of a slab is
+ * its tables alone.
+ *
  * Only `settle` makes a thread wait, and that is one of the engine's.
  */
 #ifndef ONEPOT_UPLOAD_H
@@ -16,6 +19,7 @@
 
 #include "dataset.h"
 #include "device.h"
+#include "locked.h"
 #include "slab.h"
 
 struct upload;
@@ -23,6 +27,9 @@ struct upload;
 struct upload_options {
     struct onepot_device *device;       /* shared, or opened once more after a fork */
     const struct onepot_images *images; /* to be made of all batches, or NULL */
+    struct locked *locked; /* the device collects the samples from here, or NULL; taken over,
+                              also on failure */
+    uint64_t batch_size;
 };
 
 int upload_new(const struct upload_options *options, struct onepot_error *error,

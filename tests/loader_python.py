@@ -511,6 +511,19 @@ class Devices(unittest.TestCase):
         with self.assertRaises(OSError):
             plain.transfer()
 
+    def test_the_device_can_gather(self):
+        archive = onepot.Archive(TAR)
+        plain = onepot.Loader(archive, 16, 0, 1, seed=3)
+        loader = onepot.Loader(archive, 16, 0, 1, seed=3, device="host", gather="device")
+        for b, a in itertools.zip_longest(loader, plain):
+            for name in ("data", "offsets", "sizes", "labels", "indices", "valid"):
+                self.assertEqual(bytes(getattr(a, name)), bytes(getattr(b, name)), name)
+        self.assertIs(loader.transfer()["gathered_by_device"], True)
+        for options in (dict(gather="device"), dict(gather="gpu", device="host"),
+                        dict(gather="device", device="host", verify=True)):
+            with self.assertRaises(ValueError):
+                onepot.Loader(archive, 16, 0, 1, **options)
+
     def test_streams_that_make_no_sense_are_refused(self):
         batch = next(iter(onepot.Loader(onepot.Archive(TAR), 16, 0, 1, device="host")))
         for stream in (0, -2):

@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "device.h"
+#include "locked.h"
 
 #define FILES 120u
 #define CLASSES 4u
@@ -280,12 +281,12 @@ static void check_arrived(const struct onepot_batch *b, const struct onepot_batc
     free(tables);
 }
 
-START_TEST(batches_arrive_as_they_are_without_a_device)
+static void check_epochs(const struct onepot_archive *archive, enum onepot_gather gather)
 {
     struct onepot_loader *l =
-        make(ragged_archive, (struct onepot_loader_options){.threads = 2, .device = device});
-    struct onepot_loader *plain =
-        make(ragged_archive, (struct onepot_loader_options){.threads = 1});
+        make(archive,
+             (struct onepot_loader_options){.threads = 2, .device = device, .gather = gather});
+    struct onepot_loader *plain = make(archive, (struct onepot_loader_options){.threads = 1});
     const struct onepot_batch *b, *want;
     struct onepot_device_batch w = {.size = sizeof(w)};
     void *stream = new_stream();
@@ -304,6 +305,50 @@ START_TEST(batches_arrive_as_they_are_without_a_device)
     onepot_loader_free(l);
     onepot_loader_free(plain);
     onepot_device_stream_free(device, stream);
+}
+
+START_TEST(batches_arrive_as_they_are_without_a_device)
+{
+    check_epochs(ragged_archive, ONEPOT_GATHER_HOST);
+    check_epochs(image_archive, ONEPOT_GATHER_AUTO);
+}
+END_TEST
+
+START_TEST(so_do_those_that_the_device_gathers)
+{
+    check_epochs(ragged_archive, ONEPOT_GATHER_DEVICE);
+    check_epochs(image_archive, ONEPOT_GATHER_DEVICE);
+}
+END_TEST
+
+START_TEST(what_a_device_can_not_gather_is_refused)
+{
+    struct onepot_loader_options options = {.size = sizeof(options),
+                                            .batch_size = 8,
+                                            .world_size = 1,
+                                            .gather = ONEPOT_GATHER_DEVICE};
+    struct onepot_loader *l = NULL;
+    struct onepot_error error = {0};
+    ck_assert_int_eq(onepot_loader_new(image_archive, &options, &error, &l), -EINVAL);
+    options.device = device;
+    options.verify = true;
+    ck_assert_int_eq(onepot_loader_new(image_archive, &options, &error, &l), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(error.text, "verify"));
+}
+END_TEST
+
+/* How fast it is decides without being asked for; that it can be told is enough here. */
+START_TEST(gathering_by_the_device_is_measured)
+{
+    struct locked *locked = NULL;
+    struct onepot_error error = {0};
+    uint64_t rate = 0;
+    good(locked_new(device, ragged_archive, 1 << 30, &error, &locked), &error);
+    good(locked_measure(locked, ragged_archive, &error, &rate), &error);
+    ck_assert_uint_gt(rate, 0);
+    locked_free(locked);
+    ck_assert_int_eq(locked_new(device, ragged_archive, 1000, &error, &locked), -ENOMEM);
+    ck_assert_ptr_nonnull(strstr(error.text, "1000"));
 }
 END_TEST
 
@@ -353,14 +398,15 @@ static void check_reading(struct reading *reading, unsigned *seen)
  * host is ahead of the streams by as much as the loader lets it. There is memory for four
  * slabs or so, so that each is used again while something still reads it.
  */
-static void run_ahead(unsigned streams, uint64_t memory_bytes)
+static void run_ahead(unsigned streams, uint64_t memory_bytes, enum onepot_gather gather)
 {
     struct onepot_loader *l =
         make(ragged_archive, (struct onepot_loader_options){.batch_size = 8,
                                                             .threads = 2,
                                                             .prefetch = 2,
                                                             .memory_bytes = memory_bytes,
-                                                            .device = device});
+                                                            .device = device,
+                                                            .gather = gather});
     enum { EPOCHS = 3, READINGS = EPOCHS * FILES / 8 * 2 };
     struct reading readings[READINGS];
     unsigned seen[FILES] = {0}, n = 0;
@@ -389,13 +435,19 @@ static void run_ahead(unsigned streams, uint64_t memory_bytes)
 
 START_TEST(a_slab_that_is_used_again_never_changes_under_its_reader)
 {
-    run_ahead(1, 600 << 10);
+    run_ahead(1, 600 << 10, ONEPOT_GATHER_HOST);
 }
 END_TEST
 
 START_TEST(nor_under_readers_on_two_streams)
 {
-    run_ahead(2, 600 << 10);
+    run_ahead(2, 600 << 10, ONEPOT_GATHER_HOST);
+}
+END_TEST
+
+START_TEST(nor_if_the_device_gathers)
+{
+    run_ahead(2, 600 << 10, ONEPOT_GATHER_DEVICE);
 }
 END_TEST
 
@@ -688,6 +740,10 @@ static Suite *suite(void)
     tcase_add_test(plain, a_stream_does_one_thing_after_the_other);
     tcase_add_test(plain, a_stream_follows_an_event_as_it_was_recorded);
     tcase_add_test(batches, batches_arrive_as_they_are_without_a_device);
+    tcase_add_test(batches, so_do_those_that_the_device_gathers);
+    tcase_add_test(batches, what_a_device_can_not_gather_is_refused);
+    tcase_add_test(batches, gathering_by_the_device_is_measured);
+    tcase_add_test(batches, nor_if_the_device_gathers);
     tcase_add_test(batches, a_slab_that_is_used_again_never_changes_under_its_reader);
     tcase_add_test(batches, nor_under_readers_on_two_streams);
     tcase_add_test(batches, kept_batches_are_refused_beyond_the_memory_and_never_waited_for);

@@ -263,17 +263,23 @@ static int info(void *device, struct onepot_error *error, struct onepot_device_i
 
 /* ---- memory ---- */
 
-static int lock_pages(void *device, const void *memory, size_t bytes,
-                      struct onepot_error *error)
+static int lock_for(void *device, const void *memory, size_t bytes, unsigned more,
+                    struct onepot_error *error)
 {
     int r = enter(device, error);
     if (r < 0)
         return r;
     cudaError_t e = cudaHostRegister((void *)(uintptr_t)memory, bytes,
-                                     cudaHostRegisterPortable | cudaHostRegisterMapped);
+                                     cudaHostRegisterPortable | cudaHostRegisterMapped | more);
     r = checked(e, "memory can't be page-locked (ulimit -l?)", error);
     leave();
     return r;
+}
+
+static int lock_pages(void *device, const void *memory, size_t bytes,
+                      struct onepot_error *error)
+{
+    return lock_for(device, memory, bytes, cudaHostRegisterReadOnly, error);
 }
 
 static void unlock_pages(void *device, const void *memory, size_t bytes)
@@ -324,7 +330,7 @@ static int allocate_locked(struct gpu *g, size_t bytes, struct onepot_error *err
         madvise(p, bytes, MADV_HUGEPAGE);
     /* A forked child must not take the pages over by its writes, nor hold them. */
     madvise(p, bytes, MADV_DONTFORK);
-    int r = lock_pages(g, p, bytes, error);
+    int r = lock_for(g, p, bytes, 0, error);
     if (r < 0) {
         munmap(p, bytes);
         return r;

@@ -117,6 +117,18 @@ static int parse_images(PyObject *shape, const char *type, PyObject *mean, PyObj
                : 0;
 }
 
+static int parse_gather(const char *name, struct onepot_loader_options *o)
+{
+    static const char *const names[] = {"auto", "host", "device"};
+    for (unsigned i = 0; i < 3; i++)
+        if (strcmp(name, names[i]) == 0) {
+            o->gather = (enum onepot_gather)i;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "gather is 'auto', 'host' or 'device', not '%s'", name);
+    return -1;
+}
+
 /* What batches will be, for their views. */
 static int set_kind(struct py_loader *l, const struct onepot_loader_options *o)
 {
@@ -168,7 +180,8 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
                             "shuffle", "drop_last",  "threads", "prefetch",      "decode",
                             "epoch",   "memory",     "align",   "skip_errors",   "verify",
                             "npy",     "block",      "window",  "decoded_bytes", "device",
-                            "images",  "dtype",      "mean",    "scale",         NULL};
+                            "images",  "dtype",      "mean",    "scale",         "gather",
+                            NULL};
     struct py_loader *l = (struct py_loader *)self;
     PyObject *archive, *rank = Py_None, *world = Py_None;
     PyObject *threads = Py_None, *prefetch = Py_None, *decode = Py_None;
@@ -176,16 +189,16 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
     long long seed = 0;
     int shuffle = 1, drop_last = 0, skip = 0, verify = 0, npy = 0;
     unsigned align = 0;
-    const char *device = NULL, *type = "float32";
+    const char *device = NULL, *type = "float32", *gather = "auto";
     PyObject *shape = Py_None, *mean = Py_None, *scale = Py_None;
     struct onepot_images images = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!K|OOLppOOO$KKIpppKKKzOsOO", names,
-                                     &archive_type, &archive, &batch_size, &rank, &world, &seed,
-                                     &shuffle, &drop_last, &threads, &prefetch, &decode, &epoch,
-                                     &memory, &align, &skip, &verify, &npy, &block, &window,
-                                     &decoded, &device, &shape, &type, &mean, &scale) ||
-        parse_images(shape, type, mean, scale, &images) < 0 ||
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "O!K|OOLppOOO$KKIpppKKKzOsOOs", names, &archive_type, &archive,
+            &batch_size, &rank, &world, &seed, &shuffle, &drop_last, &threads, &prefetch,
+            &decode, &epoch, &memory, &align, &skip, &verify, &npy, &block, &window, &decoded,
+            &device, &shape, &type, &mean, &scale, &gather) ||
+        parse_images(shape, type, mean, scale, &images) < 0 || parse_gather(gather, &o) < 0 ||
         parse_rank(rank, world, &o) < 0 || parse_count(threads, &o.threads) < 0 ||
         parse_count(prefetch, &o.prefetch) < 0 || parse_decode(decode, decoded, &o) < 0)
         return -1;
@@ -370,11 +383,11 @@ static PyObject *loader_transfer(PyObject *self, PyObject *args, PyObject *keywo
     Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
     double seconds = (double)t.copy_ns * 1e-9, peak = (double)t.peak_bytes_per_second;
     double rate = t.copy_ns ? (double)t.copy_bytes / seconds : 0;
-    return Py_BuildValue("{sKsdsKsKsdsdsdsd}", "epoch", (ull)t.epoch, "wait_seconds",
-                         (double)t.wait_ns * 1e-9, "batches", (ull)t.batches, "copy_bytes",
-                         (ull)t.copy_bytes, "copy_seconds", seconds, "bytes_per_second", rate,
-                         "peak_bytes_per_second", peak, "fraction_of_peak",
-                         peak > 0 ? rate / peak : 0);
+    return Py_BuildValue(
+        "{sKsdsKsKsdsdsdsdsO}", "epoch", (ull)t.epoch, "wait_seconds", (double)t.wait_ns * 1e-9,
+        "batches", (ull)t.batches, "copy_bytes", (ull)t.copy_bytes, "copy_seconds", seconds,
+        "bytes_per_second", rate, "peak_bytes_per_second", peak, "fraction_of_peak",
+        peak > 0 ? rate / peak : 0, "gathered_by_device", t.gathers ? Py_True : Py_False);
 }
 
 static PyObject *loader_delivered(PyObject *self, void *unused)
@@ -444,7 +457,7 @@ PyTypeObject loader_type = {
         "       drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,\n"
         "       memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,\n"
         "       window=0, decoded_bytes=0, device=None, images=None, dtype='float32',\n"
-        "       mean=None, scale=None)\n"
+        "       mean=None, scale=None, gather='auto')\n"
         "\n"
         "Batches of an archive's samples in the order of DistributedSampler, gathered ahead\n"
         "by threads that need no interpreter. Each iteration is the next epoch. Rank and\n"
@@ -461,6 +474,10 @@ PyTypeObject loader_type = {
         "over in one copy each, ahead of their use. images=(height, width, channels): samples "
         "are\n"
         "bytes by rows, of which the device makes (byte - mean) * scale, channels first.\n"
+        "gather: 'device' lets the GPU collect the samples from the page-locked archive, "
+        "'host' "
+        "the\n"
+        "CPU; 'auto' measures.\n"
         "OSError or ValueError names a sample that can't be read; iterating again after it\n"
         "(next()) goes on with the next batch. Any thread may take batches. In a forked child\n"
         "the loader goes on by itself.",

@@ -1,0 +1,28 @@
+/*
+ * Archives in page-locked memory, from which a device collects its batches by itself: the
+ * mapping of the archive where that can be locked as it is, else a copy of the archive.
+ */
+#ifndef ONEPOT_LOCKED_H
+#define ONEPOT_LOCKED_H
+
+#include "dataset.h"
+#include "device.h"
+
+struct locked;
+
+/*
+ * -ENOTSUP: not all samples are stored in one piece, or the device has no kernels; -ENOMEM:
+ * the archives have more than `room_bytes`, or can't be locked. The device is only borrowed.
+ */
+int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
+               uint64_t room_bytes, struct onepot_error *error, struct locked **ret_locked);
+void locked_free(struct locked *locked); /* NULL is fine */
+
+/* Where the device sees the first byte of each archive. */
+const uint64_t *locked_bases(const struct locked *locked);
+
+/* How fast the device collects samples that lie apart. */
+int locked_measure(const struct locked *locked, const struct onepot_archive *archive,
+                   struct onepot_error *error, uint64_t *ret_bytes_per_second);
+
+#endif
