@@ -31,6 +31,7 @@ struct observers {
     _Atomic unsigned count;
     struct observer *at[OBSERVERS_MAX];
     _Atomic uint32_t sleep; /* futex */
+    _Atomic bool woken;     /* by observers_wake, perhaps before the sleep began */
 };
 
 int observers_new(struct observers **ret_observers)
@@ -157,14 +158,16 @@ void observers_wait(struct observers *all, uint64_t pause_us)
                              .tv_nsec = (long)(pause_us % 1000000u) * 1000};
 
     atomic_store(&all->sleep, how);
-    if (pause_us || is_empty(all))
+    if (!atomic_load(&all->woken) && (pause_us || is_empty(all)))
         syscall(SYS_futex, &all->sleep, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, how,
                 pause_us ? &limit : NULL, NULL, 0);
     atomic_store(&all->sleep, AWAKE);
+    atomic_store(&all->woken, false);
 }
 
 void observers_wake(struct observers *all)
 {
+    atomic_store(&all->woken, true);
     wake(all);
 }
 

@@ -45,7 +45,7 @@ unsigned observers_take(struct observers *observers, struct observation *batch, 
  * but for rings that fill up: who comes for many at once costs those who tell less.
  */
 void observers_wait(struct observers *observers, uint64_t pause_us);
-/* Whoever waits does so no more. From any thread. */
+/* Whoever waits does so no more, nor does who is about to. From any thread. */
 void observers_wake(struct observers *observers);
 
 /* How many were lost. */

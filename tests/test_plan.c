@@ -433,6 +433,17 @@ START_TEST(one_that_sleeps_is_woken_by_the_first)
 }
 END_TEST
 
+START_TEST(a_call_that_comes_before_the_sleep_is_not_lost)
+{
+    struct observers *all;
+
+    ck_assert_int_eq(observers_new(&all), 0);
+    observers_wake(all);
+    observers_wait(all, 0);
+    observers_free(all);
+}
+END_TEST
+
 /* ---- records ---- */
 
 static char *read_text(const char *path)
@@ -507,6 +518,7 @@ int main(void)
     tcase_add_test(c, without_a_window_nothing_is_fetched);
     tcase_add_test(c, observations_arrive_once_or_are_counted_as_lost);
     tcase_add_test(c, one_that_sleeps_is_woken_by_the_first);
+    tcase_add_test(c, a_call_that_comes_before_the_sleep_is_not_lost);
     tcase_add_test(c, a_record_is_an_order);
     suite_add_tcase(s, c);
     SRunner *runner = srunner_create(s);
