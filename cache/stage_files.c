@@ -170,6 +170,7 @@ static int map_copy(struct stage *stage)
         return -errno;
     if ((uint64_t)st.st_size != bytes)
         return -EUCLEAN;
+    stage->in_memory = storage_of(stage->copy_fd).is_memory;
     void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, stage->copy_fd, 0);
     stage->map = map == MAP_FAILED ? NULL : map;
     return 0;
@@ -287,5 +288,5 @@ int stage_adopt(struct stage *stage, const struct stage_folder *folder, const ch
     for (uint64_t i = 0; i < state->chunks; i++)
         atomic_store(&state->chunk[i], CHUNK_HERE);
     atomic_store_explicit(&state->whole, 1, memory_order_release);
-    return 0;
+    return map_copy(stage);
 }

@@ -35,6 +35,7 @@ struct stage {
     int state_fd; /* holds the lock that says: in use */
     int copy_fd;
     const uint8_t *map; /* of the copy */
+    bool in_memory;     /* the copy, so that reading it never waits */
     void (*note)(void *ctx, const char *line);
     void *note_ctx;
     struct copier *copier; /* NULL: not started */

