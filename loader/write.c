@@ -64,7 +64,10 @@ int onepot_writer_new(const char *path, const struct onepot_writer_options *opti
     w->pid = getpid();
     r = writer_open(path, &given, &fault, &w->writer);
     if (r < 0) {
-        error_from_fault(error, r, &fault, path);
+        if (r == -EEXIST) /* the advice is for the program's users */
+            error_set(error, r, "%s: exists already, and is not to be overwritten", path);
+        else
+            error_from_fault(error, r, &fault, path);
         free(w->path);
         free(w);
         return r;

@@ -27,10 +27,12 @@ PyObject *raise_error(int err, const struct onepot_error *error)
     default: {
         /* OSError chooses its subclass (FileNotFoundError...) by the number. */
         PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-        PyObject *args = message ? Py_BuildValue("(iN)", -err, message) : NULL;
-        if (args) {
-            PyErr_SetObject(PyExc_OSError, args);
-            Py_DECREF(args);
+        /* Made here, for before Python 3.12 'except' looks at the type that was set. */
+        PyObject *raised =
+            message ? PyObject_CallFunction(PyExc_OSError, "iN", -err, message) : NULL;
+        if (raised) {
+            PyErr_SetObject((PyObject *)Py_TYPE(raised), raised);
+            Py_DECREF(raised);
         }
         return NULL;
     }
