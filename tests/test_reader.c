@@ -721,6 +721,33 @@ struct worker {
     unsigned seed, wrong;
 };
 
+/* Threads that bring in what others read: in an order, or in none, or by many at once. */
+static void *bring_in(void *arg)
+{
+    struct worker *worker = arg;
+    struct fixture *f = worker->f;
+    struct reader_scratch *scratch;
+    if (reader_scratch_new(f->reader, &scratch) < 0)
+        return NULL;
+    for (unsigned i = 0; i < 200; i++) {
+        struct reader_want wants[4];
+        for (unsigned k = 0; k < 4; k++) {
+            unsigned file = (unsigned)rand_r(&worker->seed) % f->file_count;
+            wants[k] = (struct reader_want){f->files[file].position,
+                                            (uint64_t)rand_r(&worker->seed) % 1000000, 100000,
+                                            i % 3 ? i * 4 + k : BLOCK_DUE_UNKNOWN};
+        }
+        int r = reader_prefetch_many(f->reader, scratch, wants, 4);
+        worker->wrong += r < 0 && r != -ENOBUFS;
+        if (i % 50 == 49)
+            reader_forget_order(f->reader);
+        if (i % 70 == 69)
+            reader_set_budget(f->reader, i % 20 ? 1u << 20 : 64u << 20);
+    }
+    reader_scratch_free(scratch);
+    return NULL;
+}
+
 static void *work(void *arg)
 {
     struct worker *worker = arg;
@@ -731,6 +758,30 @@ static void *work(void *arg)
     reader_scratch_free(scratch);
     return NULL;
 }
+
+START_TEST(threads_read_while_others_bring_in)
+{
+    struct fixture f;
+    struct worker workers[8];
+    pthread_t threads[8];
+    if (_i == 1)
+        setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    begin(&f);
+    f.cache_stored = true;
+    add_everything(&f);
+    finish_in(&f, true, 2u << 20);
+    for (unsigned i = 0; i < 8; i++) {
+        workers[i] = (struct worker){&f, i + 1, 0};
+        pthread_create(&threads[i], NULL, i % 2 ? bring_in : work, &workers[i]);
+    }
+    for (unsigned i = 0; i < 8; i++) {
+        pthread_join(threads[i], NULL);
+        ck_assert_uint_eq(workers[i].wrong, 0);
+    }
+    end(&f);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+}
+END_TEST
 
 START_TEST(many_threads_read_at_once)
 {
@@ -779,6 +830,7 @@ int main(void)
     tcase_add_test(tests, hook_is_not_called_for_what_keeps_a_cpu_busy);
     tcase_add_loop_test(tests, hook_is_called_before_a_read_that_is_not_cached, 0, 2);
     tcase_add_loop_test(tests, many_threads_read_at_once, 0, 3);
+    tcase_add_loop_test(tests, threads_read_while_others_bring_in, 0, 2);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
