@@ -336,5 +336,8 @@ int mountpoint_answers(const char *path, int timeout_ms)
     while (waitpid(pid, &status, 0) < 0)
         if (errno != EINTR)
             return -errno;
-    return WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
+    if (!WIFEXITED(status))
+        return -EIO;
+    /* ECONNABORTED: the daemon died between the question and its answer. */
+    return WEXITSTATUS(status) == ECONNABORTED ? -ENOTCONN : -WEXITSTATUS(status);
 }
