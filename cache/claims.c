@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,6 +34,7 @@ struct claim_record {
 struct claim {
     char folder[PATH_MAX], prefix[JOB_MAX + 16], name[RUNTIME_NAME_MAX];
     int fd;
+    int watch_fd; /* inotify; -1: not to be had */
     ino_t ino;
     uint64_t total_bytes;
     struct claim_record record;
@@ -130,6 +132,28 @@ static int try_folder(struct claim *claim, const char *folder)
     return r;
 }
 
+/* A process that is killed closes its file, too. */
+static void watch_others(struct claim *claim)
+{
+    uint32_t events = IN_CREATE | IN_DELETE | IN_MODIFY | IN_CLOSE_WRITE;
+    claim->watch_fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    if (claim->watch_fd >= 0 && inotify_add_watch(claim->watch_fd, claim->folder, events) < 0)
+        close(steal_fd(&claim->watch_fd));
+}
+
+int claim_watch_fd(const struct claim *claim)
+{
+    return claim->watch_fd;
+}
+
+/* What has changed is looked up anyway. */
+static void drain_watch(const struct claim *claim)
+{
+    char events[4096];
+    while (claim->watch_fd >= 0 && read(claim->watch_fd, events, sizeof(events)) > 0)
+        ;
+}
+
 int claim_new(const char *job, uint64_t total_bytes, uint64_t fixed_bytes,
               struct claim **ret_claim)
 {
@@ -149,6 +173,7 @@ int claim_new(const char *job, uint64_t total_bytes, uint64_t fixed_bytes,
         free(claim);
         return r;
     }
+    watch_others(claim);
     *ret_claim = claim;
     return 0;
 }
@@ -161,6 +186,8 @@ void claim_free(struct claim *claim)
     snprintf(path, sizeof(path), "%s/%s", claim->folder, claim->name);
     unlink(path);
     rmdir(claim->folder); /* if that was all */
+    if (claim->watch_fd >= 0)
+        close(claim->watch_fd);
     close(claim->fd);
     free(claim);
 }
@@ -194,6 +221,7 @@ uint64_t claim_update(struct claim *claim, void (*set)(void *ctx, uint64_t bytes
     struct claim_record *record = &claim->record;
     struct claim_others others;
     uint64_t before = claim->set_bytes;
+    drain_watch(claim);
     if (record->fixed_bytes == 0) {
         if (look(claim->folder, claim->prefix, claim->ino, &others) < 0)
             return before;

@@ -4,7 +4,7 @@
  * long as the process lives, so that a killed one is known by the lock that nobody holds.
  *
  *     claim_new("1234", budget_cache_bytes(), 0, &claim);
- *     now and then: claim_update(claim, set_budget, cache);
+ *     when claim_watch_fd(claim) is readable: claim_update(claim, set_budget, cache);
  *     claim_free(claim);
  *
  * The sum of what the claims of a job say is never above their total, but that each may have
@@ -37,6 +37,12 @@ void claim_free(struct claim *claim); /* NULL is fine */
  * nothing before the first call.
  */
 uint64_t claim_update(struct claim *claim, void (*set)(void *ctx, uint64_t bytes), void *ctx);
+
+/*
+ * Readable (poll) when it may be time for claim_update, which makes it quiet again; -1 if the
+ * system has no such thing to give: then now and then. Owned by the claim.
+ */
+int claim_watch_fd(const struct claim *claim);
 
 /* What others of the job use, and how many they are. */
 struct claim_others {

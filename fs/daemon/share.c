@@ -1,24 +1,25 @@
 /*
  * The block cache's part of what the job may use: other mounts and loaders of the job have
- * theirs, come and go. A thread looks now and then, also while nobody reads, so that a mount
- * that is idle gives back what another one needs.
+ * theirs, come and go. A thread is told when they do, also while nobody reads, so that a mount
+ * that is idle gives back what another one needs; an idle mount by itself is never woken.
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
-#include <time.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "claims.h"
 #include "internal.h"
 
-#define LOOK_S 2
+#define LOOK_EVERY_MS 2000 /* where nothing tells of the others */
+#define SETTLE_MS 50       /* who comes or goes makes several changes */
 
 struct share {
     struct session *session;
     struct claim *claim;
     pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    bool ended;
+    int end_fd; /* eventfd */
 };
 
 static void set_budget(void *ctx, uint64_t bytes)
@@ -28,30 +29,39 @@ static void set_budget(void *ctx, uint64_t bytes)
     atomic_store(&s->config.counters->cache_budget_bytes, bytes);
 }
 
-static void *look_now_and_then(void *arg)
+static bool wait_for_end(const struct share *share, int timeout_ms)
+{
+    struct pollfd p = {.fd = share->end_fd, .events = POLLIN};
+    return poll(&p, 1, timeout_ms) > 0;
+}
+
+/* Until something has changed. False: it is time to end. */
+static bool wait_for_others(const struct share *share)
+{
+    int watch_fd = claim_watch_fd(share->claim);
+    struct pollfd p[2] = {{.fd = share->end_fd, .events = POLLIN},
+                          {.fd = watch_fd, .events = POLLIN}};
+
+    if (poll(p, 2, watch_fd < 0 ? LOOK_EVERY_MS : -1) < 0)
+        return !wait_for_end(share, LOOK_EVERY_MS);
+    return !p[0].revents && !(watch_fd >= 0 && wait_for_end(share, SETTLE_MS));
+}
+
+static void *look_at_others(void *arg)
 {
     struct share *share = arg;
-    struct timespec until;
 
-    pthread_mutex_lock(&share->lock);
-    while (!share->ended) {
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += LOOK_S;
-        if (pthread_cond_timedwait(&share->wake, &share->lock, &until) == ETIMEDOUT)
-            claim_update(share->claim, set_budget, share->session);
-    }
-    pthread_mutex_unlock(&share->lock);
+    while (wait_for_others(share))
+        claim_update(share->claim, set_budget, share->session);
     return NULL;
 }
 
-static void init_wake(struct share *share)
+static void share_free(struct share *share)
 {
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&share->wake, &attr);
-    pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&share->lock, NULL);
+    claim_free(share->claim);
+    if (share->end_fd >= 0)
+        close(share->end_fd);
+    free(share);
 }
 
 int share_start(struct session *s)
@@ -71,12 +81,13 @@ int share_start(struct session *s)
     }
     share->session = s;
     share->claim = claim;
-    init_wake(share);
+    share->end_fd = eventfd(0, EFD_CLOEXEC);
+    int r = share->end_fd < 0 ? -errno : 0;
     claim_update(claim, set_budget, s);
-    int r = -pthread_create(&share->thread, NULL, look_now_and_then, share);
+    if (r == 0)
+        r = -pthread_create(&share->thread, NULL, look_at_others, share);
     if (r < 0) {
-        claim_free(claim);
-        free(share);
+        share_free(share);
         return r;
     }
     s->share = share;
@@ -88,14 +99,8 @@ void share_stop(struct session *s)
     struct share *share = s->share;
     if (!share)
         return;
-    pthread_mutex_lock(&share->lock);
-    share->ended = true;
-    pthread_cond_signal(&share->wake);
-    pthread_mutex_unlock(&share->lock);
+    eventfd_write(share->end_fd, 1);
     pthread_join(share->thread, NULL);
-    claim_free(share->claim);
-    pthread_cond_destroy(&share->wake);
-    pthread_mutex_destroy(&share->lock);
-    free(share);
+    share_free(share);
     s->share = NULL;
 }

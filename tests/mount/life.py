@@ -46,9 +46,10 @@ def folder(uid=None):
 
 
 def slots():
-    """What is left in the folder of slots; none, if that is gone too."""
+    """What is left in the folder of slots; none, if that is gone too. Not the claims to the
+    job's memory, one of each process that is there."""
     try:
-        return sorted(os.listdir(folder()))
+        return sorted(name for name in os.listdir(folder()) if ".cache-" not in name)
     except FileNotFoundError:
         return []
 
