@@ -380,7 +380,11 @@ int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onep
     if (timeout_ms >= 0)
         deadline = engine_now_ns() + (uint64_t)timeout_ms * 1000000u;
     uint64_t start_ns = engine_now_ns();
+    if (loader->device)
+        loader->device->type->range("onepot wait");
     r = engine_take(loader->engine, deadline, &need, &slab);
+    if (loader->device)
+        loader->device->type->range(NULL);
     if (loader->upload && (r == 1 || r == -ETIMEDOUT))
         upload_waited(loader->upload, onepot_loader_epoch(loader, NULL),
                       engine_now_ns() - start_ns);
