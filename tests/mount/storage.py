@@ -32,10 +32,12 @@ def make_archive(work, name="data.tar"):
 
 @contextlib.contextmanager
 def served(work, *options, mount_options=()):
-    """A mount of an archive on slowfs; no page of it stays in the kernel."""
+    """A mount of an archive on slowfs; no page of it stays in the kernel, and nothing is read
+    before it is asked for."""
     source = make_archive(work)
     with Slow(work, "--pages=none", *options, source) as slow:
-        with work.mount(slow / "data.tar", *mount_options, env=environment()) as mount:
+        with work.mount(slow / "data.tar", "--readahead", "off", *mount_options,
+                        env=environment()) as mount:
             yield mount, slow, source
 
 
@@ -146,7 +148,7 @@ def test_a_read_that_is_lost_is_made_anew(work):
         if name == "data.tar":
             harness.onepot("pack", "-o", os.path.join(source, name), tree_of_files)
         with Slow(work, "--pages=none", "--toggle=lose", source) as slow:
-            with work.mount(slow / name, "--io-timeout", "2", *options,
+            with work.mount(slow / name, "--io-timeout", "2", "--readahead", "off", *options,
                             env=environment()) as mount:
                 os.listdir(mount.path)
                 toggle(slow)
