@@ -124,13 +124,15 @@ static void label_folders(struct walk *w)
 
 static bool has_extension(const struct walk *w, const char *name)
 {
+    if (w->options->extension_count == 0)
+        return true;
     size_t len = strlen(name);
     for (size_t i = 0; i < w->options->extension_count; i++) {
         size_t n = strlen(w->options->extensions[i]);
         if (n <= len && strcasecmp(name + len - n, w->options->extensions[i]) == 0)
             return true;
     }
-    return w->options->extension_count == 0;
+    return false;
 }
 
 static bool passes_filter(const struct walk *w, const char *path, const char *name)
