@@ -669,25 +669,29 @@ START_TEST(channels_come_before_rows)
 END_TEST
 
 /* The loader's images, against the conversion on the host: bit by bit. */
-static void check_images(enum onepot_float type)
+static void check_images(enum onepot_float type, enum onepot_gather gather)
 {
     struct onepot_images images = small;
     images.type = type;
-    struct onepot_loader *l = make(
-        image_archive,
-        (struct onepot_loader_options){.batch_size = 32, .device = device, .images = &images});
+    struct onepot_loader *l =
+        make(image_archive,
+             (struct onepot_loader_options){
+                 .batch_size = 32, .device = device, .images = &images, .gather = gather});
     void *stream = new_stream();
     const struct onepot_batch *b;
     while ((b = next(l))) {
         struct onepot_device_batch w = where(b);
         uint64_t bytes = b->samples * images_bytes_of_floats(&images);
-        uint8_t *got = malloc(bytes), *want = malloc(bytes);
+        uint8_t *got = malloc(bytes), *want = malloc(bytes), *data = malloc(w.bytes);
         ck_assert_uint_eq(w.image_bytes, bytes);
         use(b, stream);
         queue_copy(stream, got, w.images, bytes);
         wait_stream(stream);
-        images_convert(&images, b->samples, b->data, want);
+        queue_copy(stream, data, w.data, w.bytes);
+        wait_stream(stream);
+        images_convert(&images, b->samples, data, want);
         ck_assert_mem_eq(got, want, bytes);
+        free(data);
         free(got);
         free(want);
         onepot_batch_release(b);
@@ -698,9 +702,9 @@ static void check_images(enum onepot_float type)
 
 START_TEST(images_are_the_same_bits_on_all_devices)
 {
-    check_images(ONEPOT_FLOAT);
-    check_images(ONEPOT_HALF);
-    check_images(ONEPOT_BFLOAT16);
+    check_images(ONEPOT_FLOAT, ONEPOT_GATHER_HOST);
+    check_images(ONEPOT_HALF, ONEPOT_GATHER_DEVICE);
+    check_images(ONEPOT_BFLOAT16, ONEPOT_GATHER_AUTO);
 }
 END_TEST
 
