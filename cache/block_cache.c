@@ -404,7 +404,7 @@ int block_cache_wait(struct block_cache *cache, struct block *block, block_wait 
 int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_fill *fill,
                     block_wait *wait, void *ctx, struct block **ret_block)
 {
-    struct block *block;
+    struct block *block = NULL;
     size_t len = 0;
     int r;
     do { /* with another filler, where one is stuck */

@@ -375,7 +375,7 @@ static int count(struct onepot_error *error, uint32_t *ret_count)
 static int open_host(uint32_t index, struct onepot_error *error, void **ret_device)
 {
     struct host *host = calloc(1, sizeof(*host));
-    void *fallback;
+    void *fallback = NULL;
     (void)index;
     if (!host)
         return error_set(error, -ENOMEM, "no memory for a device");
