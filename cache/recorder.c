@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@ struct recorder {
     uint32_t entries;
     uint8_t *times; /* by position */
     int fd, error;
+    bool empty; /* no file was read yet */
     size_t used;
     char path[PATH_MAX], part[PATH_MAX];
     char buffer[BUFFER_BYTES];
@@ -31,6 +33,7 @@ int recorder_new(const char *path, const struct index *index, uint32_t root,
     if (!rec)
         return -ENOMEM;
     rec->fd = -1;
+    rec->empty = true;
     rec->index = index;
     rec->entries = index_info(index)->entries;
     rec->times = calloc(rec->entries, 1);
@@ -95,6 +98,7 @@ void recorder_note(struct recorder *rec, uint32_t position)
     memcpy(rec->buffer + rec->used, line, len);
     rec->buffer[rec->used + len] = '\n';
     rec->used += len + 1;
+    rec->empty = false;
 }
 
 static void free_recorder(struct recorder *rec)
@@ -105,8 +109,21 @@ static void free_recorder(struct recorder *rec)
     free(rec);
 }
 
+void recorder_abandon(struct recorder *rec)
+{
+    if (!rec)
+        return;
+    if (rec->fd >= 0)
+        unlink(rec->part);
+    free_recorder(rec);
+}
+
 int recorder_finish(struct recorder *rec)
 {
+    if (rec->empty) {
+        recorder_abandon(rec);
+        return 0;
+    }
     recorder_flush(rec);
     int r = rec->error;
     if (r == 0 && rename(rec->part, rec->path) < 0)
@@ -119,13 +136,4 @@ void recorder_forget(struct recorder *rec)
 {
     if (rec)
         free_recorder(rec);
-}
-
-void recorder_abandon(struct recorder *rec)
-{
-    if (!rec)
-        return;
-    if (rec->fd >= 0)
-        unlink(rec->part);
-    free_recorder(rec);
 }

@@ -30,7 +30,10 @@ void recorder_note(struct recorder *recorder, uint32_t position);
 /* Have what was noted written. Errors of write(2) are kept for the end. */
 void recorder_flush(struct recorder *recorder);
 
-/* Give it its name, and free it. The first error of all. */
+/*
+ * Give it its name, and free it. The first error of all. Where nothing was read, a record of
+ * an earlier job stays as it is.
+ */
 int recorder_finish(struct recorder *recorder);
 
 /* Free it; another process has it. NULL is fine. */

@@ -10,14 +10,33 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "budget.h"
 #include "cleanup.h"
 #include "mounter_private.h"
 
 #define ORDER_BYTES_MOST (UINT64_C(4) << 30)
 #define ORDER_LINES_MOST (UINT64_C(1) << 28) /* a gigabyte of places */
+/* So many epochs, of lines so long on the average, are more than any order is good for. */
+#define ORDER_EPOCHS_MOST 64u
+#define ORDER_LINE_BYTES 256u
+#define ORDER_BYTES_LEAST (UINT64_C(1) << 20)
 
-/* All of it. -EFBIG: more than ORDER_BYTES_MOST. */
-static int read_all(int fd, char **ret_text, size_t *ret_len)
+/*
+ * What an order of this archive may have: it is held in memory, and a wrong file (a device, a
+ * pipe that never ends, the archive itself) shall not take all that the job has.
+ */
+static uint64_t bytes_allowed(const struct mounter *m)
+{
+    uint64_t entries = index_info(m->pot->index)->entries;
+    uint64_t bytes = ORDER_BYTES_LEAST + entries * ORDER_EPOCHS_MOST * ORDER_LINE_BYTES;
+    uint64_t room = budget_room_bytes("") / 2;
+
+    bytes = bytes < ORDER_BYTES_MOST ? bytes : ORDER_BYTES_MOST;
+    return bytes < room || room < ORDER_BYTES_LEAST ? bytes : room;
+}
+
+/* All of it. -EFBIG: more than `most` bytes. */
+static int read_all(int fd, uint64_t most, char **ret_text, size_t *ret_len)
 {
     size_t room = 1u << 16, len = 0;
     auto_free char *text = malloc(room);
@@ -34,7 +53,7 @@ static int read_all(int fd, char **ret_text, size_t *ret_len)
             return 0;
         }
         len += (size_t)n;
-        if (len > ORDER_BYTES_MOST)
+        if (len > most)
             return -EFBIG;
         if (len == room) {
             char *larger = realloc(text, room *= 2);
@@ -47,12 +66,12 @@ static int read_all(int fd, char **ret_text, size_t *ret_len)
     return -ENOMEM;
 }
 
-static int read_order_file(const char *path, char **ret_text, size_t *ret_len)
+static int read_order_file(const char *path, uint64_t most, char **ret_text, size_t *ret_len)
 {
     if (strcmp(path, "-") == 0)
-        return read_all(STDIN_FILENO, ret_text, ret_len);
+        return read_all(STDIN_FILENO, most, ret_text, ret_len);
     auto_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-    return fd < 0 ? -errno : read_all(fd, ret_text, ret_len);
+    return fd < 0 ? -errno : read_all(fd, most, ret_text, ret_len);
 }
 
 static int open_order(struct mounter *m)
@@ -64,7 +83,14 @@ static int open_order(struct mounter *m)
 
     if (!path)
         return 0;
-    int r = read_order_file(path, &text, &len);
+    uint64_t most = bytes_allowed(m);
+    int r = read_order_file(path, most, &text, &len);
+    if (r == -EFBIG) {
+        fault_set(&fault, r, NULL, FAULT_NO_OFFSET,
+                  "it has more than the %llu bytes that an order of %u entries may have",
+                  (unsigned long long)most, index_info(m->pot->index)->entries);
+        fault_advise(&fault, "one epoch is enough, each file once");
+    }
     if (r == 0)
         r = read_order_parse(m->pot->index, m->root, text, len, ORDER_LINES_MOST, &fault,
                              &m->order);

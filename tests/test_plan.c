@@ -491,6 +491,12 @@ START_TEST(a_record_is_an_order)
     recorder_abandon(recorder);
     ck_assert_ptr_null(read_text(part));
     ck_assert_ptr_nonnull(read_text(path));
+
+    /* A job that read nothing does not replace the record of one that did. */
+    ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
+    ck_assert_int_eq(recorder_finish(recorder), 0);
+    ck_assert_ptr_null(read_text(part));
+    ck_assert_str_eq(read_text(path), text);
     ck_assert_int_eq(recorder_new("/nowhere/at/all", tree, root, &recorder), -ENOENT);
     unlink(path);
     rmdir(directory);
