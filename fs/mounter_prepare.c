@@ -16,6 +16,7 @@
 #include "interrupt.h"
 #include "mounter_private.h"
 #include "resolve.h"
+#include "storage_watch.h"
 
 /* ---- signals while it works ---- */
 
@@ -60,10 +61,14 @@ int mounter_init(struct mounter *m, const struct mount_options *options, bool fo
 static int identify_archive(struct mounter *m)
 {
     const char *given = m->options->archive;
+    struct storage_watch watch;
     struct stat st;
 
-    if (!realpath(given, m->archive) || stat(m->archive, &st) < 0)
-        return cli_fail(given, -errno, NULL);
+    storage_watch_begin(&watch, given, m->options->io_timeout_s);
+    int r = !realpath(given, m->archive) || stat(m->archive, &st) < 0 ? -errno : 0;
+    storage_watch_end(&watch);
+    if (r < 0)
+        return cli_fail(given, r, NULL);
     m->identity = (struct source_identity){
         .dev = st.st_dev,
         .ino = st.st_ino,
@@ -199,7 +204,7 @@ static int stage_archive(struct mounter *m)
 
 #define STUCK_MAX_S 1000000u
 
-int mounter_open_archive(struct mounter *m)
+static int open_archive(struct mounter *m)
 {
     const struct mount_options *o = m->options;
     struct reader_options reader = {
@@ -236,4 +241,14 @@ int mounter_open_archive(struct mounter *m)
                  o->archive);
     describe_archive(m);
     return mounter_open_orders(m);
+}
+
+int mounter_open_archive(struct mounter *m)
+{
+    struct storage_watch watch;
+
+    storage_watch_begin(&watch, m->options->archive, m->options->io_timeout_s);
+    int r = open_archive(m);
+    storage_watch_end(&watch);
+    return r;
 }

@@ -66,6 +66,13 @@ struct worker {
 #define SESSION_WORKERS_MAX 512u
 #define LISTING_BYTES (64u << 10) /* reply_buffer: a listing goes on where one answer ends */
 
+/* A read that the watchdog answered. */
+struct just_stalled {
+    uint32_t position;
+    uint64_t at_ns; /* 0: nothing */
+};
+#define JUST_STALLED_MAX 64u
+
 struct session {
     struct session_config config;
     const struct index *index;
@@ -94,6 +101,9 @@ struct session {
     struct ahead *ahead;       /* NULL: nothing is read ahead or recorded */
 
     pthread_mutex_t log_lock;
+    unsigned log_room;             /* lines that may be written now */
+    uint64_t log_since_ns;         /* when that was so */
+    uint64_t log_left_out;         /* lines since the last one */
     pthread_mutex_t counters_lock; /* of those that are written now and then */
     pthread_t watchdog;
     bool watchdog_started;
@@ -101,6 +111,9 @@ struct session {
     _Atomic bool ended;
     _Atomic bool distrusted; /* see session_distrust */
     _Atomic uint64_t stalls;
+    struct just_stalled just_stalled[JUST_STALLED_MAX]; /* under turn_lock */
+    unsigned next_stalled;
+    _Atomic uint64_t stalled_ns;                    /* when the last one was; 0: never */
     _Atomic uint64_t retry_told_ns, retries_silent; /* of trouble.c */
 };
 
@@ -213,6 +226,11 @@ void trouble_end(struct session *session); /* nobody waits to try again any more
 /* watchdog.c */
 int watchdog_start(struct session *session);
 void watchdog_arm(struct session *session);
+/*
+ * Was a read of this file answered with EIO a moment ago? The kernel reads ahead, and asks once
+ * more for the page that a reader waits for: he shall not wait twice. Once for each stall.
+ */
+bool watchdog_just_stalled(struct session *session, uint32_t position);
 
 uint64_t session_now_ns(void);
 

@@ -155,6 +155,8 @@ static void op_read(struct request *rq)
 
     if (r == 0 && in->size > READER_SPAN_MAX)
         r = -EINVAL; /* a short answer would shrink the file; INIT asked for less */
+    if (r == 0 && watchdog_just_stalled(w->session, position))
+        r = -EIO;
     if (r == 0)
         foresee_note(rq, position, in->offset, in->size);
     if (r == 0 && w->session->sums)

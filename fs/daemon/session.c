@@ -20,6 +20,8 @@
 #include "internal.h"
 
 #define INIT_WAIT_MS 10000
+#define LOG_BURST 100u
+#define LOG_EVERY_NS UINT64_C(1000000000)
 #define BACKGROUND_REQUESTS 512 /* the default of 12 cuts read-ahead of small files up */
 #define HEADER_ROOM 4096u
 
@@ -28,10 +30,37 @@ const char *session_mount_options(void)
     return "max_read=1048576"; /* READER_SPAN_MAX, as INIT says too */
 }
 
+/*
+ * May one more line go to the log? A burst may; behind it, one a second: a job whose storage is
+ * gone fails some thousand reads a second, and the log lies in somebody's home. Under log_lock.
+ */
+static bool may_log(struct session *s, uint64_t *ret_left_out)
+{
+    uint64_t now = session_now_ns();
+    uint64_t earned = (now - s->log_since_ns) / LOG_EVERY_NS;
+
+    if (earned >= LOG_BURST - s->log_room || s->log_since_ns == 0) {
+        s->log_room = LOG_BURST;
+        s->log_since_ns = now;
+    } else {
+        s->log_room += (unsigned)earned;
+        s->log_since_ns += earned * LOG_EVERY_NS;
+    }
+    if (s->log_room == 0) {
+        s->log_left_out++;
+        return false;
+    }
+    s->log_room--;
+    *ret_left_out = s->log_left_out;
+    s->log_left_out = 0;
+    return true;
+}
+
 void session_log(struct session *s, const char *format, ...)
 {
     struct counters *c = s->config.counters;
-    char line[sizeof(c->last_error)] = "";
+    char line[sizeof(c->last_error)] = "", more[64];
+    uint64_t left_out = 0;
     va_list ap;
 
     va_start(ap, format);
@@ -39,8 +68,12 @@ void session_log(struct session *s, const char *format, ...)
     va_end(ap);
     pthread_mutex_lock(&s->log_lock);
     memcpy(c->last_error, line, sizeof(line));
-    if (s->config.log)
+    if (s->config.log && may_log(s, &left_out)) {
+        snprintf(more, sizeof(more), "%llu lines were left out", (unsigned long long)left_out);
+        if (left_out)
+            s->config.log(s->config.log_ctx, more);
         s->config.log(s->config.log_ctx, line);
+    }
     pthread_mutex_unlock(&s->log_lock);
 }
 

@@ -23,6 +23,7 @@
 
 #define TICK_NS (100u * 1000 * 1000)
 #define HELD_UP_NS (50u * 1000 * 1000)
+#define ASKED_AGAIN_NS (200u * 1000 * 1000)
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value, const struct timespec *timeout)
 {
@@ -49,6 +50,36 @@ static void log_stall(struct session *s, uint32_t position, uint64_t age_ns)
         s->config.pot->path, path, (double)age_ns / 1e9);
 }
 
+/* Before the answer: the kernel may ask again right behind it. */
+static struct just_stalled *note_stall_locked(struct session *s, uint32_t position)
+{
+    struct just_stalled *just = &s->just_stalled[s->next_stalled++ % JUST_STALLED_MAX];
+    uint64_t now = session_now_ns();
+
+    *just = (struct just_stalled){.position = position, .at_ns = now};
+    atomic_store(&s->stalled_ns, now);
+    return just;
+}
+
+bool watchdog_just_stalled(struct session *s, uint32_t position)
+{
+    uint64_t last = atomic_load_explicit(&s->stalled_ns, memory_order_relaxed);
+    bool found = false;
+
+    if (last == 0 || session_now_ns() - last > ASKED_AGAIN_NS)
+        return false;
+    pthread_mutex_lock(&s->turn_lock);
+    for (unsigned i = 0; i < JUST_STALLED_MAX && !found; i++) {
+        struct just_stalled *just = &s->just_stalled[i];
+        if (just->at_ns && just->position == position) {
+            found = session_now_ns() - just->at_ns < ASKED_AGAIN_NS;
+            just->at_ns = 0;
+        }
+    }
+    pthread_mutex_unlock(&s->turn_lock);
+    return found;
+}
+
 /*
  * Answer for a worker, unless it did so itself in the meantime. The lock keeps a worker that
  * finds itself answered for from coming back before it was dismissed.
@@ -58,9 +89,12 @@ static void give_up(struct worker *w, uint64_t turn, uint64_t unique, uint64_t a
     struct session *s = w->session;
 
     pthread_mutex_lock(&s->turn_lock);
+    struct just_stalled *just = note_stall_locked(s, atomic_load(&w->position));
     bool answered = reply_for_stalled(w, turn, unique) != -EALREADY;
     if (answered)
         loop_dismiss_locked(w);
+    else
+        just->at_ns = 0;
     pthread_mutex_unlock(&s->turn_lock);
     if (!answered)
         return;

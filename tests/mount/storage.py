@@ -4,6 +4,7 @@ bench/slowfs is the storage, and does on a signal what it was told."""
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from errno import EIO
 
@@ -123,6 +124,19 @@ def test_stale_handle_of_an_archive_that_was_replaced(work):
         check_equal(mount.stat()["source_reopened"], 0, "openings")
 
 
+def test_a_reader_waits_once_for_what_stalls(work):
+    """The kernel asks again for the page that its reading ahead did not bring."""
+    with served(work, "--toggle=stall", mount_options=("--io-timeout", "1")) as (mount, slow, _):
+        check_files(mount, range(2), "before")
+        toggle(slow)
+        check_equal(errors_of(mount, (5, 6)), {EIO}, "readers of what stalls")
+        state = wait_for_counts(mount, lambda s: s["stalls"] >= 2, "stalls")
+        check_equal(state["stalls"], 2, "stalls of two reads")
+        toggle(slow)
+        time.sleep(0.3)
+        check_files(mount, (5, 6), "when it goes on")
+
+
 def test_threads_come_back_from_a_stall(work):
     """More stalls, a few at a time, than there may ever be threads (512)."""
     options = ("--io-timeout", "1", "--cache", "0")  # or what stalled is there the next time
@@ -160,6 +174,24 @@ def test_a_read_that_is_lost_is_made_anew(work):
                                 f"{name}: file {i} when the storage is back")
                 os.kill(slow.pid(), signal.SIGTERM)  # which answers them after all
                 wait_for(lambda: not harness.mountpoints(slow.at), "the end of slowfs")
+
+
+def test_a_start_on_storage_that_stalls_ends(work):
+    """By itself when its time is over, at once when it is asked to."""
+    source = make_archive(work)
+    with Slow(work, "--toggle=stall", "--entry-timeout=0", "--attr-timeout=0", source) as slow:
+        toggle(slow)
+        done = harness.onepot("mount", slow / "data.tar", "--io-timeout", "1", status=1)
+        check("has not answered for 1 s" in done.stderr.decode(), f"it said {done.stderr!r}")
+        for command in (["mount", slow / "data.tar"], ["run", slow / "data.tar", "--", "true"]):
+            start = subprocess.Popen([harness.onepot_program(), *map(str, command)],
+                                     stderr=subprocess.DEVNULL, env=environment())
+            time.sleep(0.5)
+            start.send_signal(signal.SIGTERM)
+            check_equal(start.wait(timeout=30), -signal.SIGTERM, "how it ended")
+        toggle(slow)
+        with work.mount(slow / "data.tar", env=environment()) as mount:
+            check_files(mount, range(3), "when the storage is back")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,148 @@
+#include "storage_watch.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "cli.h"
+#include "interrupt.h"
+
+#define LOOK_EVERY_MS 200
+#define PATIENCE_NS UINT64_C(1000000000) /* with a call, once a signal has come */
+
+/* clang-format off */
+static const long calls_of_files[] = {
+    SYS_openat, SYS_pread64, SYS_fstat, SYS_statx, SYS_fstatfs, SYS_statfs, SYS_readlinkat,
+#ifdef SYS_newfstatat
+    SYS_newfstatat,
+#endif
+#ifdef SYS_open
+    SYS_open, SYS_stat, SYS_lstat, SYS_readlink,
+#endif
+};
+/* clang-format on */
+
+/* What /proc says of the thread. */
+static bool read_task(const struct storage_watch *w, const char *file, char *buf, size_t size)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/self/task/%d/%s", (int)w->thread_id, file);
+    FILE *f = fopen(path, "re");
+    size_t n = f ? fread(buf, 1, size - 1, f) : 0;
+    if (f)
+        fclose(f);
+    buf[n] = '\0';
+    return n > 0;
+}
+
+/* Is it in a call that asks a filesystem? */
+static bool asks_storage(const struct storage_watch *w)
+{
+    char text[256];
+    long call;
+
+    if (!read_task(w, "syscall", text, sizeof(text)) || sscanf(text, "%ld", &call) != 1)
+        return false;
+    for (size_t i = 0; i < sizeof(calls_of_files) / sizeof(calls_of_files[0]); i++)
+        if (call == calls_of_files[i])
+            return true;
+    return false;
+}
+
+struct task {
+    uint64_t waits; /* how often it slept: stands still in one wait */
+    int signal;     /* that waits for it: its handler runs when the call returns */
+};
+
+static unsigned long long number_behind(const char *text, const char *name, int base)
+{
+    const char *at = strstr(text, name);
+    return at ? strtoull(at + strlen(name), NULL, base) : 0;
+}
+
+static void look_at_task(const struct storage_watch *w, struct task *ret_task)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    char text[4096];
+
+    *ret_task = (struct task){0};
+    if (!read_task(w, "status", text, sizeof(text)))
+        return;
+    ret_task->waits = number_behind(text, "\nvoluntary_ctxt_switches:", 10);
+    uint64_t pending =
+        number_behind(text, "\nSigPnd:", 16) | number_behind(text, "\nShdPnd:", 16);
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+        if (pending & (UINT64_C(1) << (signals[i] - 1)))
+            ret_task->signal = signals[i];
+}
+
+static void give_up(const struct storage_watch *w)
+{
+    cli_failf(w->path,
+              "its storage has not answered for %u s; try again, or wait longer with "
+              "--io-timeout",
+              w->timeout_s);
+    fflush(NULL);
+    _exit(1);
+}
+
+static void *watch_thread(void *arg)
+{
+    const struct storage_watch *w = arg;
+    struct pollfd p = {.fd = w->end_fd, .events = POLLIN};
+    uint64_t waits = 0, since_ns = cli_now_ns(), asked_ns = 0;
+
+    while (poll(&p, 1, LOOK_EVERY_MS) <= 0) {
+        uint64_t now = cli_now_ns();
+        struct task task;
+        look_at_task(w, &task);
+        if (!asks_storage(w) || task.waits != waits)
+            since_ns = now;
+        waits = task.waits;
+        if (!task.signal)
+            asked_ns = now;
+        else if (now - asked_ns > PATIENCE_NS && now - since_ns > PATIENCE_NS)
+            interrupt_die_of(task.signal);
+        if (w->timeout_s && now - since_ns > w->timeout_s * UINT64_C(1000000000))
+            give_up(w);
+    }
+    return NULL;
+}
+
+/* Signals are for the thread that is watched. */
+static int start_thread(struct storage_watch *w)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int r = -pthread_create(&w->thread, NULL, watch_thread, w);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return r;
+}
+
+void storage_watch_begin(struct storage_watch *w, const char *path, unsigned timeout_s)
+{
+    *w = (struct storage_watch){
+        .path = path,
+        .timeout_s = timeout_s,
+        .thread_id = (pid_t)syscall(SYS_gettid),
+        .end_fd = eventfd(0, EFD_CLOEXEC),
+    };
+    w->started = w->end_fd >= 0 && start_thread(w) == 0;
+}
+
+void storage_watch_end(struct storage_watch *w)
+{
+    if (w->started) {
+        eventfd_write(w->end_fd, 1);
+        pthread_join(w->thread, NULL);
+    }
+    if (w->end_fd >= 0)
+        close(w->end_fd);
+}

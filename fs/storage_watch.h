@@ -1,0 +1,34 @@
+/*
+ * Storage that does not answer while a command opens an archive. A thread that waits for a
+ * filesystem can't be called back, and a signal that is caught does not end the wait: so a
+ * second thread ends the process, with a line that says why.
+ *
+ *     struct storage_watch watch;
+ *     storage_watch_begin(&watch, path, seconds);
+ *     ... open, stat, read; no new user namespace ...
+ *     storage_watch_end(&watch);
+ *
+ * What was made on this node until then is healed by the next start, as after a SIGKILL.
+ */
+#ifndef ONEPOT_STORAGE_WATCH_H
+#define ONEPOT_STORAGE_WATCH_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct storage_watch {
+    const char *path;
+    unsigned timeout_s; /* for one call; 0: as long as it takes */
+    pid_t thread_id;    /* of who is watched */
+    int end_fd;
+    pthread_t thread;
+    bool started;
+};
+
+/* Of the calling thread. Where no thread can be had, nothing is watched. */
+void storage_watch_begin(struct storage_watch *watch, const char *path, unsigned timeout_s);
+void storage_watch_end(struct storage_watch *watch);
+
+#endif
