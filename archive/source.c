@@ -340,44 +340,60 @@ static bool in_range(const struct source *source, size_t len, uint64_t offset)
     return offset <= source->size_bytes && len <= source->size_bytes - offset;
 }
 
-/* What is still to be read. */
-struct piece {
-    uint8_t *to;
-    size_t len;
+/* What is still to be read, into one buffer after the other. */
+struct pieces {
+    struct iovec *iov;
+    int count;
     uint64_t offset;
 };
 
-/* As far as it goes: 0, or what stopped it. */
-static int read_on(const struct source *source, struct piece *p)
+static void step_on(struct pieces *p, size_t n)
 {
-    while (p->len > 0) {
-        ssize_t n = pread(source->fd, p->to, p->len, (off_t)p->offset);
+    p->offset += n;
+    for (; p->count > 0 && n >= p->iov->iov_len; p->iov++, p->count--)
+        n -= p->iov->iov_len;
+    if (p->count > 0) {
+        p->iov->iov_base = (uint8_t *)p->iov->iov_base + n;
+        p->iov->iov_len -= n;
+    }
+}
+
+/* As far as it goes: 0, or what stopped it. */
+static int read_on(const struct source *source, struct pieces *p)
+{
+    step_on(p, 0); /* over empty buffers */
+    while (p->count > 0) {
+        ssize_t n = preadv(source->fd, p->iov, p->count, (off_t)p->offset);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
             return -errno;
         if (n == 0)
             return -ENODATA;
-        p->to += n;
-        p->offset += (uint64_t)n;
-        p->len -= (size_t)n;
+        step_on(p, (size_t)n);
     }
     return 0;
 }
 
-int source_read_origin(const struct source *source, void *buf, size_t len, uint64_t offset)
+/* With as many tries as it takes, or as are allowed. */
+static int read_guarded(const struct source *source, struct iovec *iov, int count,
+                        uint64_t offset)
 {
-    if (!in_range(source, len, offset))
-        return -ENODATA;
     struct source_attempt attempt = source_guard_begin(source->guard);
-    struct piece piece = {buf, len, offset};
+    struct pieces pieces = {iov, count, offset};
     int r;
-    while ((r = read_on(source, &piece)) < 0 &&
-           source_guard_again(source->guard, &attempt, r, piece.offset))
+    while ((r = read_on(source, &pieces)) < 0 &&
+           source_guard_again(source->guard, &attempt, r, pieces.offset))
         ;
     if (r == 0)
         source_guard_succeeded(source->guard);
     return r;
+}
+
+int source_read_origin(const struct source *source, void *buf, size_t len, uint64_t offset)
+{
+    struct iovec iov = {buf, len};
+    return in_range(source, len, offset) ? read_guarded(source, &iov, 1, offset) : -ENODATA;
 }
 
 int source_read(const struct source *source, void *buf, size_t len, uint64_t offset)
@@ -399,48 +415,10 @@ static int readv_copy(const struct source *source, const struct iovec *iov, int 
     return r;
 }
 
-/* Several buffers that are still to be read. */
-struct pieces {
-    struct iovec *iov;
-    int count;
-    uint64_t offset;
-};
-
-/* As far as it goes: 0, or what stopped it. */
-static int readv_on(const struct source *source, struct pieces *p)
-{
-    while (p->count > 0) {
-        ssize_t n = preadv(source->fd, p->iov, p->count, (off_t)p->offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        if (n == 0)
-            return -ENODATA;
-        p->offset += (uint64_t)n;
-        for (; p->count > 0 && (size_t)n >= p->iov->iov_len; p->iov++, p->count--)
-            n -= (ssize_t)p->iov->iov_len;
-        if (p->count > 0) {
-            p->iov->iov_base = (uint8_t *)p->iov->iov_base + n;
-            p->iov->iov_len -= (size_t)n;
-        }
-    }
-    return 0;
-}
-
 int source_readv(const struct source *source, struct iovec *iov, int count, uint64_t offset)
 {
-    if (source->has_copy)
-        return readv_copy(source, iov, count, offset);
-    struct source_attempt attempt = source_guard_begin(source->guard);
-    struct pieces pieces = {iov, count, offset};
-    int r;
-    while ((r = readv_on(source, &pieces)) < 0 &&
-           source_guard_again(source->guard, &attempt, r, pieces.offset))
-        ;
-    if (r == 0)
-        source_guard_succeeded(source->guard);
-    return r;
+    return source->has_copy ? readv_copy(source, iov, count, offset)
+                            : read_guarded(source, iov, count, offset);
 }
 
 void source_use_at_random(struct source *source)

@@ -14,34 +14,45 @@
 
 #include "cleanup.h"
 
-/* Add BASE/onepot-UID where BASE is a directory that is not in the list yet. */
-static size_t add_folder(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX], size_t count,
-                         const char *base)
+/* Add a directory that is not in the list yet. */
+static size_t add_place(char places[RUNTIME_FOLDERS_MAX][PATH_MAX], size_t count,
+                        const char *path)
 {
-    char real[PATH_MAX], folder[PATH_MAX];
+    char real[PATH_MAX];
     struct stat st;
 
-    if (!base || !*base || !realpath(base, real) || stat(real, &st) < 0 || !S_ISDIR(st.st_mode))
-        return count;
-    int n = snprintf(folder, sizeof(folder), "%s/onepot-%u", strcmp(real, "/") ? real : "",
-                     (unsigned)geteuid());
-    if (n < 0 || (size_t)n + RUNTIME_NAME_MAX >= sizeof(folder))
+    if (!path || path[0] != '/' || !realpath(path, real) || stat(real, &st) < 0 ||
+        !S_ISDIR(st.st_mode))
         return count;
     for (size_t i = 0; i < count; i++)
-        if (strcmp(folders[i], folder) == 0)
+        if (strcmp(places[i], real) == 0)
             return count;
-    memcpy(folders[count], folder, sizeof(folder));
+    memcpy(places[count], real, sizeof(real));
     return count + 1;
+}
+
+size_t runtime_places(char places[RUNTIME_FOLDERS_MAX][PATH_MAX])
+{
+    size_t count = add_place(places, 0, getenv("ONEPOT_RUNTIME_DIR"));
+    if (count)
+        return count;
+    count = add_place(places, count, "/dev/shm");
+    count = add_place(places, count, getenv("TMPDIR"));
+    return add_place(places, count, "/tmp");
 }
 
 size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX])
 {
-    size_t count = add_folder(folders, 0, getenv("ONEPOT_RUNTIME_DIR"));
-    if (count)
-        return count; /* whoever sets it wants a world of its own */
-    count = add_folder(folders, count, "/dev/shm");
-    count = add_folder(folders, count, getenv("TMPDIR"));
-    return add_folder(folders, count, "/tmp");
+    size_t places = runtime_places(folders), count = 0;
+
+    for (size_t i = 0; i < places; i++) {
+        char folder[PATH_MAX];
+        int n = snprintf(folder, sizeof(folder), "%s/onepot-%u",
+                         strcmp(folders[i], "/") ? folders[i] : "", (unsigned)geteuid());
+        if (n >= 0 && (size_t)n + RUNTIME_NAME_MAX < sizeof(folder))
+            memcpy(folders[count++], folder, sizeof(folder));
+    }
+    return count;
 }
 
 int runtime_open(const char *folder, bool create, int *ret_fd)

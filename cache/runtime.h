@@ -12,6 +12,12 @@
 #define RUNTIME_FOLDERS_MAX 4
 #define RUNTIME_NAME_MAX 200 /* longest name of a file in it */
 
+/*
+ * The directories of this node in which such things lie, best first: real paths, each once.
+ * $ONEPOT_RUNTIME_DIR alone where it is set: whoever does wants a world of its own.
+ */
+size_t runtime_places(char places[RUNTIME_FOLDERS_MAX][PATH_MAX]);
+
 /* The folders to try, best first; which exist is not said. */
 size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX]);
 

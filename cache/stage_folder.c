@@ -19,62 +19,22 @@
 
 #include "budget.h"
 #include "cleanup.h"
+#include "runtime.h"
 #include "source.h"
 
 #define LOCK_WAIT_MS 10000
 #define LOCK_POLL_MS 2
 
-/* ---- places ---- */
-
-static size_t add_place(char places[STAGE_PLACES_MAX][PATH_MAX], size_t count, const char *path)
-{
-    char real[PATH_MAX];
-    struct stat st;
-    if (!path || path[0] != '/' || !realpath(path, real) || stat(real, &st) < 0 ||
-        !S_ISDIR(st.st_mode))
-        return count;
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(places[i], real) == 0)
-            return count;
-    memcpy(places[count], real, sizeof(real));
-    return count + 1;
-}
-
 size_t stage_places(const char *given, char places[STAGE_PLACES_MAX][PATH_MAX])
 {
-    if (given) {
-        char real[PATH_MAX];
-        return realpath(given, real) ? add_place(places, 0, real) : 0;
-    }
-    size_t count = add_place(places, 0, getenv("ONEPOT_RUNTIME_DIR"));
-    if (count)
-        return count; /* whoever sets it wants a world of its own */
-    count = add_place(places, count, "/dev/shm");
-    count = add_place(places, count, getenv("TMPDIR"));
-    return add_place(places, count, "/tmp");
+    struct stat st;
+
+    if (!given)
+        return runtime_places(places);
+    return realpath(given, places[0]) && stat(places[0], &st) == 0 && S_ISDIR(st.st_mode);
 }
 
 /* ---- the folder and its lock ---- */
-
-static int open_ours(const char *path, bool create, int *ret_fd)
-{
-    struct stat st;
-    if (create && mkdir(path, 0700) == 0) {
-        if (chmod(path, 0700) < 0) /* whatever the umask took away */
-            return -errno;
-    } else if (create && errno != EEXIST) {
-        return -errno;
-    }
-    auto_close int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0)
-        return errno == ELOOP || errno == ENOTDIR ? -EPERM : -errno;
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    if (st.st_uid != geteuid() || (st.st_mode & 077) != 0)
-        return -EPERM;
-    *ret_fd = steal_fd(&fd);
-    return 0;
-}
 
 static int lock_file(int fd)
 {
@@ -93,7 +53,7 @@ static int try_lock(const char *path, bool create, struct stage_folder *folder)
 {
     struct stat st;
     auto_close int dir = -1;
-    int r = open_ours(path, create, &dir);
+    int r = runtime_open(path, create, &dir);
     if (r < 0)
         return r;
     auto_close int fd = openat(dir, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);

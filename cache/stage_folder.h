@@ -19,9 +19,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "runtime.h"
 #include "fault.h"
 
-#define STAGE_PLACES_MAX 4
+#define STAGE_PLACES_MAX RUNTIME_FOLDERS_MAX
 #define STAGE_NAME_MAX 160
 
 /* "/dev/shm" and so on: what exists, best first. With `given`, that alone. */

@@ -2,43 +2,8 @@
  * CPUs of a job: quotas and sets of cgroups of both versions, at every level, in a tree of
  * files that looks like a node's; and when a mask may be widened.
  */
-#include <check.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-
 #include "cpus.h"
-
-static char root[64];
-
-static void setup(void)
-{
-    strcpy(root, "/tmp/onepot-cpus-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(root));
-}
-
-static void teardown(void)
-{
-    char command[128];
-    snprintf(command, sizeof(command), "/bin/rm -rf '%s'", root);
-    ck_assert_int_eq(system(command), 0);
-}
-
-static void put(const char *path, const char *content)
-{
-    char full[512];
-    snprintf(full, sizeof(full), "%s%s", root, path);
-    for (char *slash = full + strlen(root) + 1; (slash = strchr(slash, '/')); slash++) {
-        *slash = '\0';
-        mkdir(full, 0700);
-        *slash = '/';
-    }
-    FILE *f = fopen(full, "w");
-    ck_assert_ptr_nonnull(f);
-    fputs(content, f);
-    fclose(f);
-}
+#include "made_up_node.h"
 
 static struct cpus look(void)
 {
