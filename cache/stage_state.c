@@ -6,16 +6,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "futex.h"
 
 #define MAGIC "onepotS"
 #define VERSION 1u
@@ -152,12 +151,6 @@ bool stage_claim_demand(struct stage_state *state, uint64_t chunk)
     return take(state, chunk, seen, now_stamp());
 }
 
-static void futex(_Atomic uint32_t *word, int op, uint32_t value,
-                  const struct timespec *timeout)
-{
-    syscall(SYS_futex, word, op, value, timeout, NULL, 0);
-}
-
 void stage_settle(struct stage_state *state, uint64_t chunk, uint32_t outcome)
 {
     _Atomic uint32_t *word = &state->chunk[chunk];
@@ -166,7 +159,7 @@ void stage_settle(struct stage_state *state, uint64_t chunk, uint32_t outcome)
     while ((outcome == CHUNK_HERE || seen != CHUNK_HERE) &&
            !atomic_compare_exchange_weak(word, &seen, outcome))
         ;
-    futex(word, FUTEX_WAKE, INT32_MAX, NULL);
+    futex_wake(word, INT32_MAX, FUTEX_OF_NODE);
 }
 
 void stage_wait(struct stage_state *state, uint64_t chunk, unsigned timeout_ms)
@@ -175,7 +168,7 @@ void stage_wait(struct stage_state *state, uint64_t chunk, unsigned timeout_ms)
                                .tv_nsec = (long)(timeout_ms % 1000) * 1000000};
     uint32_t seen = atomic_load(&state->chunk[chunk]);
     if (seen >= CLAIM_FIRST)
-        futex(&state->chunk[chunk], FUTEX_WAIT, seen, &timeout);
+        futex_wait(&state->chunk[chunk], seen, FUTEX_OF_NODE, &timeout);
 }
 
 uint64_t stage_bytes_here(const struct stage_state *state)

@@ -22,7 +22,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
@@ -31,11 +30,11 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "cpus.h"
+#include "futex.h"
 #include "internal.h"
 
 #define CALM_REQUESTS 64  /* without a backlog, until a second worker parks */
@@ -44,11 +43,6 @@
 #define PROMPT_NS 5000u   /* from an answer to the receipt of one that waited */
 #define EXTRA_WORKERS 64u /* that may wait for slow reads at once */
 #define STACK_BYTES (256u << 10)
-
-static void futex(_Atomic uint32_t *word, int op, uint32_t value)
-{
-    syscall(SYS_futex, word, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
-}
 
 static void *map_private(size_t bytes)
 {
@@ -129,7 +123,7 @@ static int unpark_locked(struct worker *w)
     if (!w->started)
         r = worker_spawn(w);
     else
-        futex(&w->parked, FUTEX_WAKE, 1);
+        futex_wake(&w->parked, 1, FUTEX_OF_PROCESS);
     if (r == 0)
         w->session->active++;
     else
@@ -193,7 +187,7 @@ void loop_dismiss_locked(struct worker *w)
 static void park(struct worker *w)
 {
     while (atomic_load(&w->parked) && !atomic_load(&w->session->ended))
-        futex(&w->parked, FUTEX_WAIT, 1);
+        futex_wait(&w->parked, 1, FUTEX_OF_PROCESS, NULL);
 }
 
 /* Under turn_lock: give the turn back. The caller parks after it unlocked. */
@@ -391,11 +385,11 @@ void loop_end(struct session *s)
     pthread_mutex_lock(&s->turn_lock);
     for (unsigned i = 0; i < s->worker_count; i++) {
         atomic_store(&s->workers[i]->parked, 0);
-        futex(&s->workers[i]->parked, FUTEX_WAKE, 1);
+        futex_wake(&s->workers[i]->parked, 1, FUTEX_OF_PROCESS);
     }
     pthread_mutex_unlock(&s->turn_lock);
     atomic_store(&s->watchdog_armed, 1);
-    futex(&s->watchdog_armed, FUTEX_WAKE, 1);
+    futex_wake(&s->watchdog_armed, 1, FUTEX_OF_PROCESS);
     populate_end(s);
     foresee_end(s);
     trouble_end(s);

@@ -29,7 +29,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -45,6 +44,7 @@
 #include <unistd.h>
 
 #include "budget.h"
+#include "futex.h"
 #include "internal.h"
 
 #define CHUNK_BITS 8
@@ -100,11 +100,6 @@ struct populate {
     _Atomic int32_t children[COUNTERS_AHEAD]; /* 0: none */
     bool stopped;
 };
-
-static void futex(_Atomic uint32_t *word, int op, uint32_t value)
-{
-    syscall(SYS_futex, word, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
-}
 
 static bool take_bit(_Atomic uint64_t *bits, size_t i)
 {
@@ -413,7 +408,7 @@ static void sleep_until_wanted(struct populate *p, uint64_t more)
     atomic_store(&p->wanted, cold_reads(p->session) + more);
     atomic_store(&p->asleep, 1);
     while (atomic_load(&p->asleep) && !atomic_load(&p->session->ended))
-        futex(&p->asleep, FUTEX_WAIT, 1);
+        futex_wait(&p->asleep, 1, FUTEX_OF_PROCESS, NULL);
 }
 
 /* How much may be brought in now. */
@@ -530,7 +525,7 @@ void populate_note_read(struct worker *w, uint32_t position)
         atomic_load_explicit(&p->asleep, memory_order_relaxed) &&
         cold_reads(w->session) >= atomic_load_explicit(&p->wanted, memory_order_relaxed) &&
         atomic_exchange(&p->asleep, 0))
-        futex(&p->asleep, FUTEX_WAKE, 1);
+        futex_wake(&p->asleep, 1, FUTEX_OF_PROCESS);
 }
 
 void populate_note_listing(const struct session *s, uint32_t from, uint32_t to)
@@ -615,7 +610,7 @@ void populate_end(struct session *s)
             kill(atomic_load(&p->children[i]), SIGKILL);
     pthread_mutex_unlock(&p->child_lock);
     atomic_store(&p->asleep, 0);
-    futex(&p->asleep, FUTEX_WAKE, 1);
+    futex_wake(&p->asleep, 1, FUTEX_OF_PROCESS);
 }
 
 int populate_join(struct session *s, const struct timespec *until)

@@ -12,28 +12,22 @@
  * until a request arms it.
  */
 #include <errno.h>
-#include <linux/futex.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "futex.h"
 #include "internal.h"
 
 #define TICK_NS (100u * 1000 * 1000)
 #define HELD_UP_NS (50u * 1000 * 1000)
 #define ASKED_AGAIN_NS (200u * 1000 * 1000)
 
-static void futex_wait(_Atomic uint32_t *word, uint32_t value, const struct timespec *timeout)
-{
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, timeout, NULL, 0);
-}
-
 void watchdog_arm(struct session *s)
 {
     if (atomic_exchange(&s->watchdog_armed, 1) == 0)
-        syscall(SYS_futex, &s->watchdog_armed, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+        futex_wake(&s->watchdog_armed, 1, FUTEX_OF_PROCESS);
 }
 
 static void log_stall(struct session *s, uint32_t position, uint64_t age_ns)
@@ -169,10 +163,10 @@ static void *watchdog(void *arg)
                 atomic_store(&s->watchdog_armed, 1);
         }
         if (atomic_load(&s->watchdog_armed)) {
-            futex_wait(&s->watchdog_armed, 1, &tick);
+            futex_wait(&s->watchdog_armed, 1, FUTEX_OF_PROCESS, &tick);
             session_update_counters(s);
         } else if (!atomic_load(&s->ended)) {
-            futex_wait(&s->watchdog_armed, 0, NULL);
+            futex_wait(&s->watchdog_armed, 0, FUTEX_OF_PROCESS, NULL);
         }
     }
     return NULL;
