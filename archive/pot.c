@@ -153,14 +153,15 @@ static int build_index(void *arg, struct progress *progress, struct fault *fault
 }
 
 /*
- * Memory for the child. A tar can't have more members than blocks; other formats may
- * pack them tighter, for which the floor is higher. In any case within what there is.
+ * Memory for the child. A tar can't have more members than blocks; what that is for one in
+ * frames is not known before. Other formats may pack them tighter, for which the floor is
+ * higher. In any case within what there is.
  */
 static struct sandbox_limits index_limits(const struct opening *o)
 {
     uint64_t size = source_size(o->pot->source);
     uint64_t least = o->pot->backend->format == FORMAT_SQUASHFS ? 4096 * MIB : 1024 * MIB;
-    uint64_t want = size / TAR_BLOCK * MEMBER_BYTES;
+    uint64_t want = o->frames_of ? UINT64_MAX : size / TAR_BLOCK * MEMBER_BYTES;
     uint64_t most = pot_memory_bytes(o->options);
     uint64_t bytes = want > least ? want : least;
     if (bytes > most)

@@ -268,10 +268,8 @@ static int unpack_gzip(struct tar_frames *f, const struct view *v, struct found 
             return 0;
         }
         if (result != LIBDEFLATE_INSUFFICIENT_SPACE) {
-            if (!v->is_all)
-                return NEED_MORE;
-            return v->len == PACKED_BYTES_MAX ? -ENOTSUP
-                                              : damaged(f, "it is cut off, or a sum is wrong");
+            /* (One that is too large runs out of space before.) */
+            return v->is_all ? damaged(f, "it is cut off, or a sum is wrong") : NEED_MORE;
         }
         r = more_room(f);
     }
@@ -354,8 +352,10 @@ int tar_frames_next(struct tar_frames *f, const void **ret_bytes, size_t *ret_le
     while (f->offset < f->size_bytes) {
         struct found found = {0};
         int r = find_frame(f, &found);
-        if (r == -EUCLEAN && f->count == 0)
-            return -ENOTSUP; /* whoever unpacks it knows more of it */
+        /* Whoever unpacks it knows more of it; but of gzip's sums he asks for the last alone.
+         */
+        if (r == -EUCLEAN && f->count == 0 && f->codec != CODEC_GZIP)
+            return -ENOTSUP;
         if (r < 0)
             return r;
         if (found.packed == 0)

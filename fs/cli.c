@@ -12,6 +12,7 @@
 #include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "cleanup.h"
@@ -306,6 +307,15 @@ int cli_number_option(const struct cli_usage *usage, const char *option, const c
     if (r < 0)
         return cli_usage_error(usage, "%s: '%s' is no number", option, text);
     return 0;
+}
+
+void cli_raise_file_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max < 65536 ? limit.rlim_max : 65536;
+    setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 uint64_t cli_now_ns(void)

@@ -104,6 +104,9 @@ int cli_size_option(const struct cli_usage *usage, const char *option, const cha
 int cli_number_option(const struct cli_usage *usage, const char *option, const char *text,
                       uint64_t min, uint64_t max, uint64_t *ret_number);
 
+/* As many descriptors as this process may have. */
+void cli_raise_file_limit(void);
+
 /* CLOCK_MONOTONIC; may be called from a signal handler. */
 uint64_t cli_now_ns(void);
 

@@ -46,20 +46,23 @@ static void see_index(struct findings *f, const char *path, struct source *sourc
     struct embedded_index where;
     auto_free char *beside = NULL;
     const char *compression = NULL;
-    if (backend_compression(backend, source, &compression) > 0) {
-        struct finding *finding = finding_add(
-            f, FINDING_WARNING, "archive", "index",
-            "none: it is one %s stream, which each mount has to unpack first", compression);
-        finding_advise(finding, "make an onepot archive of it with 'onepot pack'");
-        return;
-    }
-    if (backend->find && backend->find(source, &fault, &where) == 0) {
+    bool packed = backend_compression(backend, source, &compression) > 0;
+    if (!packed && backend->find && backend->find(source, &fault, &where) == 0) {
         finding_add(f, FINDING_GOOD, "archive", "index", "in the archive");
         return;
     }
     if (pot_index_path(path, &beside) == 0 && access(beside, R_OK) == 0) {
         finding_add(f, FINDING_GOOD, "archive", "index",
                     "saved in %s; whether it still fits is seen when it is mounted", beside);
+        return;
+    }
+    if (packed) {
+        struct finding *finding = finding_add(
+            f, FINDING_WARNING, "archive", "index",
+            "none: if it is one stream of %s, each mount has to unpack it first; if it has "
+            "several frames, one is made for the first mount",
+            compression);
+        finding_advise(finding, "make an onepot archive of it with 'onepot pack'");
         return;
     }
     struct finding *finding =

@@ -155,6 +155,7 @@ static int add_large(struct extraction *x, const struct node *node, uint32_t pos
     if (l.state)
         XXH3_64bits_reset(l.state);
     x->large[x->large_count++] = l;
+    x->large_key = worklist_key(x->index, position, 0, *key);
     if (!l.written || (x->has_sums && !l.state))
         return -ENOMEM;
     for (uint32_t i = 0; i < pieces; i++) {
@@ -180,7 +181,9 @@ static int add_work(struct extraction *x, const struct node *node, uint32_t posi
 {
     if (S_ISREG(node->mode))
         atomic_fetch_add(&x->progress.bytes_total, node->data_bytes);
-    if (is_large(node))
+    /* Copies of one that lie in its place would all be open at once: they come one by one. */
+    if (is_large(node) &&
+        (!x->large_count || worklist_key(x->index, position, 0, *key) != x->large_key))
         return add_large(x, node, position, key);
     if (S_ISREG(node->mode))
         *key = worklist_key(x->index, position, 0, *key);

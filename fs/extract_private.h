@@ -81,6 +81,7 @@ struct extraction {
     size_t link_count, link_size;
     struct large *large; /* by position */
     size_t large_count, large_size;
+    uint64_t large_key; /* of the first piece of the last of them */
 
     pthread_mutex_t lock;      /* of large files and of reports */
     _Atomic uint32_t quitting; /* an error that ends the run came up */

@@ -11,7 +11,7 @@ static const struct cli_usage usage = {
     "doctor", "[--json] [ARCHIVE|MOUNTPOINT]",
     "Say what this node allows and what is wrong: ways to mount, memory and CPUs of the\n"
     "job, places for copies, mounts that are dead; and how an archive would be read, or\n"
-    "whether a mount answers. Exits with 0 if a mount works.\n"
+    "whether a mount answers. Exits with 0 if nothing is wrong.\n"
     "\n"
     "      --json  one object\n"};
 
@@ -113,17 +113,18 @@ int command_doctor(int argc, char **argv)
     uint64_t archive_bytes = 0;
     const char *path = optind < argc ? argv[optind] : NULL;
     doctor_mounting(&f);
+    bool works = !has_wrong(&f);
     if (path && !doctor_mount(&f, path))
         doctor_archive(&f, path, &archive_bytes);
     doctor_memory(&f);
     doctor_cpus(&f);
     doctor_storage(&f, archive_bytes);
     doctor_leftovers(&f);
-    bool works = !has_wrong(&f);
+    bool good = !has_wrong(&f);
     if (json)
         print_json(&f, works);
     else
         print_text(&f);
     findings_free(&f);
-    return works ? CLI_OK : CLI_FAILED;
+    return good ? CLI_OK : CLI_FAILED;
 }

@@ -134,11 +134,15 @@ static int run(struct arguments *a)
     a->options.path_found = calloc(a->options.path_count + 1, sizeof(bool));
     if (!a->options.path_found)
         return cli_failf(NULL, "out of memory");
+    cli_raise_file_limit(); /* files of several pieces are open until their last one */
     interrupt_catch();
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
-    for (int i = 0; i < a->archive_count && !atomic_load(interrupt_flag()); i++)
-        if (extract_archive(a, a->archives[i]) != CLI_OK)
+    int done = 0;
+    for (; done < a->archive_count && !atomic_load(interrupt_flag()); done++)
+        if (extract_archive(a, a->archives[done]) != CLI_OK)
             status = CLI_FAILED;
+    if (atomic_load(interrupt_flag()) && (status != CLI_OK || done < a->archive_count))
+        interrupt_die();
     for (size_t i = 0; i < a->options.path_count && status == CLI_OK; i++)
         if (!a->options.path_found[i])
             status =

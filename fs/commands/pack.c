@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "archive_input.h"
@@ -181,16 +180,6 @@ static void close_archives(struct arguments *a)
     free(a->inputs);
 }
 
-/* Each shard that is written takes two descriptors. */
-static void raise_file_limit(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= limit.rlim_max)
-        return;
-    limit.rlim_cur = limit.rlim_max < 65536 ? limit.rlim_max : 65536;
-    setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 /* ---- the run ---- */
 
 static int pack(struct arguments *a)
@@ -218,7 +207,7 @@ static int run(struct arguments *a)
     interrupt_catch();
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
     if (a->options.shards)
-        raise_file_limit();
+        cli_raise_file_limit(); /* each shard that is written takes two descriptors */
     int r = open_archives(a);
     int status = r == -EINTR ? fail(a, r, NULL) : r < 0 ? CLI_FAILED : pack(a);
     close_archives(a);

@@ -29,6 +29,7 @@ static const struct cli_usage usage = {
     "  -n, --count COUNT     end after so many pictures\n"
     "  -d, --delay SECONDS   between two of them, 0.1 to 3600 (2)\n"};
 
+#define WAIT_MOST_NS UINT64_C(300000000)
 #define DELAY_DEFAULT_S 2.0
 
 struct top {
@@ -139,7 +140,8 @@ static bool wait_for_next(const struct top *t)
 {
     uint64_t until = cli_now_ns() + t->delay_ns, now;
     while ((now = cli_now_ns()) < until && !atomic_load(interrupt_flag())) {
-        int key = wait_key(t, until - now);
+        /* In short pieces: a signal may come between the look at the flag and the wait. */
+        int key = wait_key(t, until - now < WAIT_MOST_NS ? until - now : WAIT_MOST_NS);
         if (key == 'q' || key == 'Q' || key < 0)
             return true;
         if (key == ' ' || key == '\n')

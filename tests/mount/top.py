@@ -67,6 +67,8 @@ class Terminal:
         while self.process.poll() is None:
             check(time.monotonic() < end, "it does not end")
             self.read(0.1)
+        while select.select([self.master], [], [], 0)[0]:
+            self.read(0)  # its last words
         return self.process.returncode
 
 
