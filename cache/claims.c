@@ -38,6 +38,8 @@ struct claim {
     ino_t ino;
     uint64_t total_bytes;
     struct claim_record record;
+    struct claim_record said; /* what the file holds */
+    bool has_said;
     uint64_t set_bytes; /* what it was told to use */
 };
 
@@ -46,10 +48,17 @@ static void prefix_of(const char *job, char prefix[JOB_MAX + 16])
     snprintf(prefix, JOB_MAX + 16, "%.*s.cache-", JOB_MAX, *job ? job : "none");
 }
 
-static int write_record(const struct claim *claim)
+/* Only what is new: others are woken by it, and so are we. */
+static int write_record(struct claim *claim)
 {
+    if (claim->has_said && memcmp(&claim->said, &claim->record, sizeof(claim->said)) == 0)
+        return 0;
     ssize_t n = pwrite(claim->fd, &claim->record, sizeof(claim->record), 0);
-    return n == (ssize_t)sizeof(claim->record) ? 0 : -EIO;
+    if (n != (ssize_t)sizeof(claim->record))
+        return -EIO;
+    claim->said = claim->record;
+    claim->has_said = true;
+    return 0;
 }
 
 /* Add what a file says, if its process lives; else remove it. */

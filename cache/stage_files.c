@@ -120,6 +120,19 @@ void stage_sweep(const char *place)
     free(places);
 }
 
+/* Room that a copy has: that of its bytes, or what was reserved for all of them. */
+static uint64_t bytes_taken(const struct stage_folder *folder, const char *name,
+                            const struct stage_state *state)
+{
+    uint64_t bytes = stage_bytes_here(state);
+    struct stat st;
+    auto_close int fd = -1;
+    if (stage_folder_open(folder, name, ".copy", false, &fd) == 0 && fstat(fd, &st) == 0 &&
+        (uint64_t)st.st_blocks * 512 > bytes)
+        bytes = (uint64_t)st.st_blocks * 512;
+    return bytes < state->bytes ? bytes : state->bytes;
+}
+
 static int add_pending(void *ctx, const struct stage_folder *folder, const char *name)
 {
     uint64_t *pending = ctx;
@@ -129,7 +142,7 @@ static int add_pending(void *ctx, const struct stage_folder *folder, const char 
         stage_state_map(fd, &state) < 0)
         return 0;
     if (!atomic_load(&state->failure))
-        *pending += state->bytes - stage_bytes_here(state);
+        *pending += state->bytes - bytes_taken(folder, name, state);
     stage_state_unmap(state);
     return 0;
 }
@@ -147,6 +160,7 @@ void stage_name_for(struct stage *stage, const char *archive, bool unpacked)
 {
     struct source_identity id;
     char *ret_name = stage->name;
+    stage->unpacked = unpacked;
     source_identity(stage->source, &id);
     const uint64_t parts[] = {id.dev,        id.ino,  id.size_bytes, (uint64_t)id.mtime_sec,
                               id.mtime_nsec, unpacked};

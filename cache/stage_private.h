@@ -36,6 +36,7 @@ struct stage {
     int copy_fd;
     const uint8_t *map; /* of the copy */
     bool in_memory;     /* the copy, so that reading it never waits */
+    bool unpacked;      /* it is what is inside of the source */
     void (*note)(void *ctx, const char *line);
     void *note_ctx;
     struct copier *copier; /* NULL: not started */

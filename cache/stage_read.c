@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -55,10 +56,19 @@ static void drop_pages(const struct stage *stage, uint64_t offset, size_t len)
     posix_fadvise(source_fd(stage->source), (off_t)offset, (off_t)len, POSIX_FADV_DONTNEED);
 }
 
+static bool claim_is_young(const struct timespec *begun)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec - begun->tv_sec < STAGE_CLAIM_OLD_S / 2;
+}
+
 int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
 {
     uint64_t offset = chunk * STAGE_CHUNK_BYTES;
     size_t len = stage_chunk_len(stage->state, chunk);
+    struct timespec begun;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
     int r = source_read_origin(stage->source, buf, len, offset);
     if (r < 0) {
         stage_settle(stage->state, chunk, CHUNK_ABSENT);
@@ -66,7 +76,11 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
     }
     drop_pages(stage, offset, len);
     r = write_copy(stage, buf, len, offset);
-    if (r < 0) /* what of it was written helps nobody, and others may want the room */
+    /*
+     * What of it was written helps nobody, and others may want the room. But after a while
+     * somebody else may have the claim, and written the same bytes.
+     */
+    if (r < 0 && claim_is_young(&begun))
         fallocate(stage->copy_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
                   (off_t)len);
     stage_settle(stage->state, chunk, r < 0 ? CHUNK_ABSENT : CHUNK_HERE);
@@ -120,11 +134,12 @@ static int read_past(const struct stage *stage, uint8_t *to, size_t len, uint64_
     return source_read_origin(stage->source, to, len, offset);
 }
 
-/* If the copy itself fails (a disk may), there still is the source. */
+/* If the copy itself fails (a disk may), there still is the source, if that has the same bytes.
+ */
 static int read_here(struct stage *stage, uint8_t *to, size_t len, uint64_t offset)
 {
     int r = read_copy(stage, to, len, offset);
-    return r < 0 ? read_past(stage, to, len, offset) : 0;
+    return r < 0 && !stage->unpacked ? read_past(stage, to, len, offset) : r;
 }
 
 static int read_wanted(struct stage *stage, uint8_t *to, size_t len, uint64_t offset,

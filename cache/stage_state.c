@@ -20,7 +20,7 @@
 #define VERSION 1u
 #define CLAIM_STREAM (UINT32_C(1) << 31)
 #define CLAIM_FIRST 16u /* smaller words have a meaning of their own */
-#define DEMAND_OLD_MS 10000u
+#define DEMAND_OLD_MS (STAGE_CLAIM_OLD_S * 1000u)
 
 /* ---- the file ---- */
 

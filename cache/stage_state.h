@@ -21,6 +21,9 @@
 
 #include "source.h"
 
+/* A chunk that somebody has been at for so long may be taken over. */
+#define STAGE_CLAIM_OLD_S 10
+
 #define STAGE_CHUNK_BYTES (1u << 20)
 
 struct stage_state {

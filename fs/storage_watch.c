@@ -18,7 +18,8 @@
 
 /* clang-format off */
 static const long calls_of_files[] = {
-    SYS_openat, SYS_pread64, SYS_fstat, SYS_statx, SYS_fstatfs, SYS_statfs, SYS_readlinkat,
+    SYS_openat, SYS_pread64, SYS_preadv, SYS_preadv2, SYS_fstat, SYS_statx, SYS_fstatfs,
+    SYS_statfs, SYS_readlinkat,
 #ifdef SYS_newfstatat
     SYS_newfstatat,
 #endif

@@ -203,13 +203,15 @@ static int stage_one(const struct arguments *a, const char *archive, bool first)
         if (r == 0)
             stage_attach(stage, source);
     }
+    bool stuck = false;
     if (status == CLI_OK) {
         status = finish(a, archive, pot, stage, first);
-        stage_stop(stage);
+        source_cancel_retries(pot ? pot->source : source);
+        stuck = stage_stop(stage) < 0;
     }
-    if (pot)
+    if (!stuck && pot)
         pot_close(pot);
-    else
+    else if (!stuck) /* else a thread is in a read of it; it goes with the process */
         source_close(source);
     stage_close(stage);
     return status;
@@ -370,6 +372,7 @@ int command_stage(int argc, char **argv)
         CLI_OPTIONS_END,
     };
     struct arguments a = {.progress = CLI_PROGRESS_AUTO};
+    char place[PATH_MAX];
     int opt, status = CLI_GO_ON;
     if (detach_note_inherited(&a.inherited) < 0)
         return cli_failf(NULL, "out of memory");
@@ -382,6 +385,8 @@ int command_stage(int argc, char **argv)
         status = cli_usage_error(&usage, "--keep and --owner exclude each other");
     if (status == CLI_GO_ON && optind == argc)
         status = cli_usage_error(&usage, "no archive was named");
+    if (a.place && realpath(a.place, place))
+        a.place = place; /* the keeper works elsewhere */
     if (status == CLI_GO_ON) {
         if (!a.keep && !a.owner)
             a.owner = session_leader();

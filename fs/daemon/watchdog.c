@@ -155,8 +155,8 @@ static void *watchdog(void *arg)
 
     atomic_store(&s->watchdog_armed, is_staging(s));
     while (!atomic_load(&s->ended)) {
-        if (!is_staging(s) && !look(s) &&
-            session_now_ns() - last_request(s) > 10ull * TICK_NS) {
+        bool busy = look(s);
+        if (!busy && !is_staging(s) && session_now_ns() - last_request(s) > 10ull * TICK_NS) {
             session_update_counters(s);
             atomic_store(&s->watchdog_armed, 0);
             if (look(s))
