@@ -286,6 +286,39 @@ class Datasets(unittest.TestCase):
         kept = list(DataLoader(dataset, batch_size=None, sampler=sampler, num_workers=1))
         self.assertEqual([self.check_batch(batch) for batch in kept], [[i] for i in range(FILES)])
 
+    def test_a_worker_may_keep_what_it_sent(self):
+        class Keeping(torch.utils.data.IterableDataset):
+            def __iter__(_):
+                dataset, kept = onepot.Dataset(TAR), []
+                for i in range(FILES):
+                    kept = kept[-20:] + [dataset[[i, FILES - 1 - i]]]
+                    yield kept[-1]
+                    for batch, at in zip(reversed(kept), range(i, -1, -1)):
+                        self.assertEqual(self.check_batch(batch), [at, FILES - 1 - at])
+        seen = [self.check_batch(batch) for batch in
+                DataLoader(Keeping(), batch_size=None, num_workers=1)]
+        self.assertEqual(seen, [[i, FILES - 1 - i] for i in range(FILES)])
+
+    def test_shared_memory_is_in_use_until_both_sides_are_done_with_it(self):
+        shared = onepot._shared
+        memory, place = shared.take(1000)
+        flags = place.slab.flags
+        self.assertEqual(list(flags), [1, 0])
+        received = shared.receive(*shared.send(place))
+        child = os.fork()
+        if child == 0:
+            del memory, place, received
+            os._exit(0)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual(list(flags), [1, 1])
+        del memory, place
+        self.assertEqual(list(flags), [0, 1])
+        self.assertIsNot(shared.take(1000)[1].slab.flags, flags)
+        del received
+        self.assertEqual(list(flags), [0, 0])
+        self.assertIs(shared.take(1000)[1].slab.flags, flags)
+        shared._known.clear()
+
     def test_memory_of_one_process_is_used_again_when_its_last_view_is_gone(self):
         path = os.path.join(WORK, "large.tar")
         with onepot.Writer(path, sync=False, overwrite=True) as writer:

@@ -3,9 +3,10 @@ training process, or of one process alone.
 
 New shared memory for each batch costs more than the batch: pages that are touched for the first
 time by two processes, a file descriptor that travels through a socket, two mappings. So a worker
-keeps its slabs. It sends each to the training process once, and from then on its number only. A
-flag at a slab's head says whether a batch is in it: set by the worker when it takes the slab,
-cleared by whoever had it last, when the last view of the batch is gone.
+keeps its slabs. It sends each to the training process once, and from then on its number only. Two
+flags at a slab's head say who has views of the batch that is in it: the process that made it, and
+the one that received it. The worker sets them, the first when it takes the slab and the second
+when it sends the batch; either is cleared by its own process when the last view there is gone.
 """
 import os
 import threading
@@ -14,7 +15,9 @@ from multiprocessing.reduction import ForkingPickler
 from onepot import _core
 from onepot._torch import torch
 
-_HEAD = 64  # bytes before the batch
+_HEAD = 64  # bytes before the batch: the flags, one a side
+_SIDES = 2
+_MAKER, _RECEIVER = range(_SIDES)
 _ROUND = 1 << 16
 _MOST = 64  # slabs of a worker; a training process that keeps more batches gets memory of torch
 _MOST_ALONE = 4  # of a process that shares none
@@ -31,22 +34,26 @@ def new_shared(size):
     return empty.set_(storage()._new_shared(size))
 
 
-class _Lease:
-    """Keeps a slab in use for as long as there are views of its batch."""
+def _flags_of(tensor):
+    return memoryview(_core._view(None, tensor.data_ptr(), _SIDES, False))
 
-    def __init__(self, tensor):
-        self._tensor = tensor
-        self._flag = memoryview(_core._view(self, tensor.data_ptr(), 1, False))
-        self.is_mine = True  # False: sent, so that the other side clears the flag
+
+class _Lease:
+    """Keeps a slab in use for as long as this process has views of its batch; a forked child, which
+    has a copy of the lease, ends nothing."""
+
+    def __init__(self, tensor, side):
+        self._tensor, self._side, self._pid = tensor, side, os.getpid()
+        self._flags = _flags_of(tensor)
 
     def view(self, size):
         t = torch()
         where = self._tensor.data_ptr() + _HEAD
         return t.frombuffer(_core._view(self, where, size, True), dtype=t.uint8)
 
-    def __del__(self):
-        if self.is_mine:
-            self._flag[0] = 0
+    def __del__(self, getpid=os.getpid):  # the module may be gone by then
+        if self._pid == getpid():
+            self._flags[self._side] = 0
 
 
 def _new_alone(size):
@@ -58,8 +65,8 @@ class _Slab:
     def __init__(self, number, size, make):
         self.number, self.size, self.sent = number, size, False
         self.tensor = make(_HEAD + size)
-        self.tensor[0] = 0
-        self.flag = memoryview(_core._view(None, self.tensor.data_ptr(), 1, False))
+        self.tensor[:_SIDES] = 0
+        self.flags = _flags_of(self.tensor)
 
 
 class _Pool:
@@ -76,10 +83,10 @@ class _Pool:
             return self._take(size)
 
     def _take(self, size):
-        free = [slab for slab in self.slabs if slab.flag[0] == 0]
+        free = [slab for slab in self.slabs if not any(slab.flags)]
         for slab in free:
             if slab.size >= size:
-                slab.flag[0] = 1
+                slab.flags[_MAKER] = 1
                 return slab
         for slab in free[:1]:  # too small: its place is for a larger one
             self.slabs.remove(slab)
@@ -89,7 +96,7 @@ class _Pool:
         slab = _Slab(self.made, (size + size // 8 + _ROUND) // _ROUND * _ROUND, self._make)
         self.made += 1
         self.slabs.append(slab)
-        slab.flag[0] = 1
+        slab.flags[_MAKER] = 1
         return slab
 
 
@@ -103,7 +110,7 @@ class Place:
 
     def __init__(self, pool, slab, size):
         self.pool, self.slab, self.size = pool, slab, size
-        self.lease = _Lease(slab.tensor)
+        self.lease = _Lease(slab.tensor, _MAKER)
 
 
 def take(size):
@@ -127,15 +134,15 @@ def take_alone(size):
     if _alone is None or _alone.pid != os.getpid():
         _alone = _Pool(_new_alone, _MOST_ALONE)
     slab = _alone.take(size)
-    return _new_alone(size) if slab is None else _Lease(slab.tensor).view(size)
+    return _new_alone(size) if slab is None else _Lease(slab.tensor, _MAKER).view(size)
 
 
 def send(place):
-    """What the other side needs to find the batch; from now on it is the one who ends it."""
+    """What the other side needs to find the batch, which from now on is in use there too."""
     pool, slab = place.pool, place.slab
     tensor = None if slab.sent else slab.tensor
     forgotten, pool.forgotten = pool.forgotten, []
-    slab.sent, place.lease.is_mine = True, False
+    slab.sent, slab.flags[_RECEIVER] = True, 1
     return pool.name, pool.pid, slab.number, tensor, forgotten, place.size
 
 
@@ -159,7 +166,7 @@ def receive(name, pid, number, tensor, forgotten, size):
     if shared is None:
         raise RuntimeError("a batch of a DataLoader's worker can only be received by the process"
                            " that received the first one")
-    return _Lease(shared).view(size)
+    return _Lease(shared, _RECEIVER).view(size)
 
 
 def register(kind, reduce):
