@@ -254,7 +254,8 @@ static int follow_users(struct upload *u, struct twin *t, struct onepot_error *e
     int r = 0;
     for (unsigned i = 0; i < t->retired && r == 0; i++)
         r = u->type->follow(u->device->device, u->stream, t->uses[i].event, error);
-    t->retired = 0;
+    if (r == 0)
+        t->retired = 0;
     return r;
 }
 
@@ -312,7 +313,9 @@ static void retire(struct slab *slab, void *ctx)
         const struct use *use = &t->uses[i];
         failed(u, u->type->record(u->device->device, use->event, use->stream, &error), &error);
     }
-    t->retired = t->use_count;
+    /* A batch that was not sent has no users: those of the batch before it stay. */
+    if (t->use_count)
+        t->retired = t->use_count;
     t->use_count = 0;
     pthread_mutex_unlock(&u->lock);
 }

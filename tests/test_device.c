@@ -13,6 +13,7 @@
 
 #include "device.h"
 #include "locked.h"
+#include "upload.h"
 
 #define FILES 120u
 #define CLASSES 4u
@@ -451,6 +452,59 @@ START_TEST(nor_if_the_device_gathers)
 }
 END_TEST
 
+/* One slab, as an engine would treat it; its batch is one sample of SLAB_SAMPLE bytes. */
+#define SLAB_SAMPLE 64u
+
+static void begin_slab(struct slab *slab, struct upload **ret_upload)
+{
+    struct upload_options options = {.device = device, .batch_size = 1};
+    struct onepot_error error = {0};
+    *slab = (struct slab){.capacity = 4096};
+    good(upload_new(&options, &error, ret_upload), &error);
+    ck_assert_int_eq(upload_memory.allocate(slab, slab->capacity, *ret_upload), 0);
+    slab_lay_out(slab, 1, SLAB_SAMPLE);
+}
+
+static void send_slab(struct slab *slab, struct upload *upload, int content)
+{
+    memset(slab->memory, content, SLAB_SAMPLE);
+    ck_assert_int_eq(upload_memory.send(slab, upload), 0);
+}
+
+static void end_slab(struct slab *slab, struct upload *upload)
+{
+    upload_memory.release(slab, upload);
+    upload_memory.close(upload);
+}
+
+/* As one in which a sample was damaged: its slab goes back without having been on the device.
+ */
+START_TEST(nor_after_a_batch_that_was_never_sent)
+{
+    struct slab slab;
+    struct upload *upload;
+    struct onepot_error error = {0};
+    struct onepot_device_batch w = {.size = sizeof(w)};
+    uint8_t got[SLAB_SAMPLE] = {0}, want[SLAB_SAMPLE];
+    void *stream = new_stream();
+    begin_slab(&slab, &upload);
+    upload_where(&slab, &w);
+    send_slab(&slab, upload, 1);
+    good(upload_use(&slab, stream, &error), &error);
+    queue_call(stream, take_time, (void *)100);
+    queue_copy(stream, got, w.data, sizeof(got));
+    upload_memory.retire(&slab, upload);
+    upload_memory.settle(&slab, upload);
+    upload_memory.retire(&slab, upload); /* the one that was not sent */
+    send_slab(&slab, upload, 2);
+    wait_stream(stream);
+    memset(want, 1, sizeof(want));
+    ck_assert_mem_eq(got, want, sizeof(got));
+    end_slab(&slab, upload);
+    onepot_device_stream_free(device, stream);
+}
+END_TEST
+
 START_TEST(kept_batches_are_refused_beyond_the_memory_and_never_waited_for)
 {
     struct onepot_loader *l =
@@ -750,6 +804,7 @@ static Suite *suite(void)
     tcase_add_test(batches, nor_if_the_device_gathers);
     tcase_add_test(batches, a_slab_that_is_used_again_never_changes_under_its_reader);
     tcase_add_test(batches, nor_under_readers_on_two_streams);
+    tcase_add_test(batches, nor_after_a_batch_that_was_never_sent);
     tcase_add_test(batches, kept_batches_are_refused_beyond_the_memory_and_never_waited_for);
     tcase_add_test(batches, a_batch_outlives_loader_and_device);
     tcase_add_test(batches, a_wait_on_the_host_is_enough_where_there_is_no_stream);
