@@ -155,7 +155,7 @@ static int get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
             capacity = (bytes + 4095) & ~(size_t)4095;
         if (capacity > e->options.memory_bytes - e->slab_bytes || !may_grow(e, capacity)) {
             free(slab);
-            return -ENOBUFS;
+            return e->settling ? -EAGAIN : -ENOBUFS; /* that one may be dropped then */
         }
         r = e->options.memory->allocate(slab, capacity, e->options.memory_ctx);
         if (r < 0) {
