@@ -275,11 +275,11 @@ static int own_device(struct onepot_loader *loader, struct onepot_error *error)
 static int start_upload(struct onepot_loader *loader, struct onepot_error *error)
 {
     struct upload_options options = {
-        .device = loader->device,
         .images = loader->images.channels ? &loader->images : NULL,
         .batch_size = loader->options.batch_size,
     };
     int r = own_device(loader, error);
+    options.device = loader->device;
     if (r == 0)
         r = lock_archives(loader, error, &options.locked);
     if (r == 0)

@@ -599,7 +599,15 @@ START_TEST(what_was_copied_is_counted_by_epochs)
 }
 END_TEST
 
-/* The child's loader goes on with a device of its own; CUDA has none in a forked child. */
+static unsigned opened;
+
+static int open_counted(uint32_t index, struct onepot_error *error, void **ret_device)
+{
+    opened++;
+    return device_host.open(index, error, ret_device);
+}
+
+/* The child's loader goes on with one device of its own; CUDA has none in a forked child. */
 START_TEST(a_forked_child_goes_on_by_itself)
 {
     struct onepot_loader *l =
@@ -615,10 +623,15 @@ START_TEST(a_forked_child_goes_on_by_itself)
     if (pid == 0) {
         struct onepot_error error = {0};
         const struct onepot_batch *mine = NULL;
+        struct device_type counted = *device->type;
+        counted.open = open_counted;
+        if (strcmp(device_name, "host") == 0)
+            device->type = &counted;
         int r = onepot_loader_next(l, 60000, &error, &mine);
         if (strcmp(device_name, "host") != 0)
             _exit(r < 0 && *error.text ? 0 : 1);
-        bool fine = r == 1 && mine->first == 16 && onepot_batch_wait(mine, NULL) == 0;
+        bool fine =
+            r == 1 && opened == 1 && mine->first == 16 && onepot_batch_wait(mine, NULL) == 0;
         onepot_batch_release(mine);
         onepot_loader_free(l);
         _exit(fine ? 0 : 1);
