@@ -360,6 +360,7 @@ class Datasets(unittest.TestCase):
     def test_transforms_and_lists_of_samples(self):
         dataset = onepot.Dataset(TAR, transform=twice, target_transform=negative)
         self.assertEqual(dataset[40], (content(40) * 2, -1))
+        self.assertEqual(dataset[torch.tensor(40)], dataset[40])
         self.assertEqual(dataset[[40, 5]], [(content(40) * 2, -1), (content(5) * 2, 0)])
         pairs = onepot.Dataset(TAR).__getitems__([40, 5])
         self.assertEqual([(bytes(d.numpy()), n) for d, n in pairs],
@@ -444,6 +445,7 @@ class Folders(unittest.TestCase):
                          theirs.samples)
         self.assertEqual(ours.imgs[2:4], ours.samples[2:4])
         self.assertEqual(len(ours), len(theirs))
+        self.assertEqual(ours[torch.tensor(3)][1], ours[3][1])
         for (image, label), (other, number) in zip(ours, theirs):
             self.assertTrue(torch.equal(image, other))
             self.assertEqual(label, number)

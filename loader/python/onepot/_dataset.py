@@ -20,6 +20,11 @@ def _as_tensor(buffer):
     return t.frombuffer(buffer, dtype=t.uint8) if len(buffer) else t.empty(0, dtype=t.uint8)
 
 
+def _is_many(index):
+    """A tensor of no dimensions has a __len__, and is one number."""
+    return hasattr(index, "__len__") and bool(getattr(index, "ndim", 1))
+
+
 class Dataset(TorchAware):
     """Dataset(archive, transform=None, target_transform=None)
 
@@ -60,7 +65,7 @@ class Dataset(TorchAware):
     def __getitem__(self, index):
         if isinstance(index, slice):
             index = range(*index.indices(len(self)))
-        if hasattr(index, "__len__"):
+        if _is_many(index):
             samples = self.__getitems__(index)
             return samples.batch if self._is_plain() else samples
         sample = self.archive[int(index)]

@@ -2,7 +2,7 @@
 import io
 from collections.abc import Sequence
 
-from onepot._dataset import Dataset, as_archive
+from onepot._dataset import Dataset, _is_many, as_archive
 from onepot import _core
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -101,7 +101,7 @@ class ImageFolder(Dataset):
         return self._pair(self.loader(_File(data, name)), label)
 
     def __getitem__(self, index):
-        if hasattr(index, "__len__") or isinstance(index, slice):
+        if _is_many(index) or isinstance(index, slice):
             return super().__getitem__(index)
         sample = self.archive[int(index)]
         return self._image(sample.data, sample.name, sample.label)
