@@ -144,6 +144,15 @@ class Archives(unittest.TestCase):
 
 
 class Samplers(unittest.TestCase):
+    def test_one_that_was_not_initialised_says_so(self):
+        sampler = onepot.DistributedSampler.__new__(onepot.DistributedSampler)
+        state = {"epoch": 1, "yielded": 2}
+        for use in (lambda: sampler.epoch, lambda: sampler.rank, lambda: sampler.num_replicas,
+                    sampler.state_dict, lambda: sampler.load_state_dict(state),
+                    lambda: sampler.set_epoch(1), lambda: iter(sampler)):
+            with self.assertRaisesRegex(ValueError, "not initialised"):
+                use()
+
     def test_the_order_is_torchs(self):
         sampler = onepot.DistributedSampler(10, num_replicas=1, rank=0, seed=42)
         self.assertEqual(list(sampler), [2, 6, 1, 8, 4, 5, 0, 9, 3, 7])

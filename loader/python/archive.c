@@ -653,10 +653,12 @@ static PyObject *sample_bytes(PyObject *self, PyObject *unused)
 static PyObject *sample_repr(PyObject *self)
 {
     PyObject *name = sample_name(self, NULL);
-    return name ? PyUnicode_FromFormat("<onepot.Sample %llu: %U>",
-                                       (unsigned long long)((struct py_sample *)self)->index,
-                                       name)
-                : NULL;
+    PyObject *text =
+        name ? PyUnicode_FromFormat("<onepot.Sample %llu: %U>",
+                                    (unsigned long long)((struct py_sample *)self)->index, name)
+             : NULL;
+    Py_XDECREF(name);
+    return text;
 }
 
 /* By its archive and its number. */

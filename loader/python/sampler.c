@@ -79,6 +79,15 @@ static void sampler_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
+/* NULL with an exception: a subclass may ask before it has called our __init__. */
+static struct onepot_sampler *sampler_of(PyObject *self)
+{
+    struct py_sampler *s = (struct py_sampler *)self;
+    if (!s->sampler)
+        PyErr_SetString(PyExc_ValueError, "the sampler was not initialised");
+    return s->sampler;
+}
+
 static Py_ssize_t sampler_length(PyObject *self)
 {
     return (Py_ssize_t)((struct py_sampler *)self)->length;
@@ -89,10 +98,8 @@ static PyTypeObject iterator_type;
 static PyObject *sampler_iter(PyObject *self)
 {
     struct py_sampler *s = (struct py_sampler *)self;
-    if (!s->sampler) {
-        PyErr_SetString(PyExc_ValueError, "the sampler was not initialised");
+    if (!sampler_of(self))
         return NULL;
-    }
     if (PyType_Ready(&iterator_type) < 0)
         return NULL;
     struct py_sampler *i = PyObject_New(struct py_sampler, &iterator_type);
@@ -128,13 +135,13 @@ static PyTypeObject iterator_type = {
 
 static PyObject *sampler_set_epoch(PyObject *self, PyObject *epoch)
 {
-    struct py_sampler *s = (struct py_sampler *)self;
-    uint64_t e = PyLong_AsUnsignedLongLong(epoch);
+    struct onepot_sampler *sampler = sampler_of(self);
+    uint64_t e = sampler ? PyLong_AsUnsignedLongLong(epoch) : 0;
     int r;
-    if (PyErr_Occurred() || !s->sampler)
+    if (PyErr_Occurred())
         return NULL;
     /* The interpreter's lock is kept: an iterator may look at the order that goes. */
-    r = onepot_sampler_set_epoch(s->sampler, e);
+    r = onepot_sampler_set_epoch(sampler, e);
     if (r < 0)
         return raise_error(r, NULL);
     Py_RETURN_NONE;
@@ -142,11 +149,12 @@ static PyObject *sampler_set_epoch(PyObject *self, PyObject *epoch)
 
 static PyObject *sampler_state_dict(PyObject *self, PyObject *unused)
 {
-    struct py_sampler *s = (struct py_sampler *)self;
+    struct onepot_sampler *sampler = sampler_of(self);
     (void)unused;
-    return Py_BuildValue("{sKsK}", "epoch",
-                         (unsigned long long)onepot_sampler_epoch(s->sampler), "yielded",
-                         (unsigned long long)s->skip);
+    if (!sampler)
+        return NULL;
+    return Py_BuildValue("{sKsK}", "epoch", (unsigned long long)onepot_sampler_epoch(sampler),
+                         "yielded", (unsigned long long)((struct py_sampler *)self)->skip);
 }
 
 static PyObject *sampler_load_state_dict(PyObject *self, PyObject *state)
@@ -167,23 +175,23 @@ static PyObject *sampler_load_state_dict(PyObject *self, PyObject *state)
 
 static PyObject *get_epoch(PyObject *self, void *unused)
 {
+    struct onepot_sampler *sampler = sampler_of(self);
     (void)unused;
-    return PyLong_FromUnsignedLongLong(
-        onepot_sampler_epoch(((struct py_sampler *)self)->sampler));
+    return sampler ? PyLong_FromUnsignedLongLong(onepot_sampler_epoch(sampler)) : NULL;
 }
 
 static PyObject *get_rank(PyObject *self, void *unused)
 {
+    struct onepot_sampler *sampler = sampler_of(self);
     (void)unused;
-    return PyLong_FromUnsignedLongLong(
-        onepot_sampler_rank(((struct py_sampler *)self)->sampler));
+    return sampler ? PyLong_FromUnsignedLongLong(onepot_sampler_rank(sampler)) : NULL;
 }
 
 static PyObject *get_replicas(PyObject *self, void *unused)
 {
+    struct onepot_sampler *sampler = sampler_of(self);
     (void)unused;
-    return PyLong_FromUnsignedLongLong(
-        onepot_sampler_world_size(((struct py_sampler *)self)->sampler));
+    return sampler ? PyLong_FromUnsignedLongLong(onepot_sampler_world_size(sampler)) : NULL;
 }
 
 static PyGetSetDef sampler_fields[] = {
