@@ -31,6 +31,7 @@ struct twin {
     size_t image_bytes;
     void *begun, *sent; /* events around the copy, */
     void *converted;    /* and behind what was made of it */
+    bool settled;       /* the copy was waited for, with or without success */
     bool unmeasured;    /* their times were not taken yet: */
     uint64_t epoch, bytes;
     struct use *uses;
@@ -272,6 +273,7 @@ static int send(struct slab *slab, void *ctx)
         r = u->type->record(u->device->device, t->begun, u->stream, &error);
     if (r == 0)
         r = queue_batch(u, slab, &error);
+    t->settled = false;
     t->unmeasured = r == 0;
     t->epoch = slab->batch.epoch;
     t->bytes = slab->batch.bytes;
@@ -283,13 +285,16 @@ static int send(struct slab *slab, void *ctx)
 
 /* ---- the rest of a slab's life ---- */
 
+/* What can't be told may still run. */
 static bool is_settled(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
     struct onepot_error unseen;
-    return u->type->is_done(u->device->device, slab->twin->sent, &unseen) != 0;
+    return slab->twin->settled ||
+           u->type->is_done(u->device->device, slab->twin->sent, &unseen) > 0;
 }
 
+/* If that fails, the device is lost, and waiting once more would be no better. */
 static void settle(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
@@ -297,6 +302,7 @@ static void settle(struct slab *slab, void *ctx)
     int r = u->type->event_wait(u->device->device, slab->twin->sent, &error);
     pthread_mutex_lock(&u->lock);
     failed(u, r, &error);
+    slab->twin->settled = true;
     measure(u, slab->twin);
     pthread_mutex_unlock(&u->lock);
 }

@@ -505,6 +505,34 @@ START_TEST(nor_after_a_batch_that_was_never_sent)
 }
 END_TEST
 
+static int fail_to_tell(void *d, void *event, struct onepot_error *error)
+{
+    (void)d, (void)event;
+    strcpy(error->text, "can't be told");
+    return error->code = -EIO;
+}
+
+/* And is written to once it was waited for: there is no more that one could do. */
+START_TEST(a_slab_of_which_nothing_is_known_is_waited_for)
+{
+    struct device_type silent = *device->type;
+    const struct device_type *type = device->type;
+    struct slab slab;
+    struct upload *upload;
+    silent.is_done = fail_to_tell;
+    device->type = &silent;
+    begin_slab(&slab, &upload);
+    for (unsigned i = 0; i < 2; i++) {
+        send_slab(&slab, upload, 1);
+        ck_assert(!upload_memory.is_settled(&slab, upload));
+        upload_memory.settle(&slab, upload);
+        ck_assert(upload_memory.is_settled(&slab, upload));
+    }
+    end_slab(&slab, upload);
+    device->type = type;
+}
+END_TEST
+
 START_TEST(kept_batches_are_refused_beyond_the_memory_and_never_waited_for)
 {
     struct onepot_loader *l =
@@ -818,6 +846,7 @@ static Suite *suite(void)
     tcase_add_test(batches, a_slab_that_is_used_again_never_changes_under_its_reader);
     tcase_add_test(batches, nor_under_readers_on_two_streams);
     tcase_add_test(batches, nor_after_a_batch_that_was_never_sent);
+    tcase_add_test(batches, a_slab_of_which_nothing_is_known_is_waited_for);
     tcase_add_test(batches, kept_batches_are_refused_beyond_the_memory_and_never_waited_for);
     tcase_add_test(batches, a_batch_outlives_loader_and_device);
     tcase_add_test(batches, a_wait_on_the_host_is_enough_where_there_is_no_stream);
