@@ -80,6 +80,7 @@ static struct {
     CUresult (*release)(CUdevice device);
     CUresult (*push)(CUcontext context);
     CUresult (*pop)(CUcontext *ret_context);
+    CUresult (*exchange_capture_mode)(CUstreamCaptureMode *mode);
 } driver;
 
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
@@ -113,7 +114,8 @@ static void load_driver(void)
                  {"cuDevicePrimaryCtxRetain", &driver.retain},
                  {"cuDevicePrimaryCtxRelease_v2", &driver.release},
                  {"cuCtxPushCurrent_v2", &driver.push},
-                 {"cuCtxPopCurrent_v2", &driver.pop}};
+                 {"cuCtxPopCurrent_v2", &driver.pop},
+                 {"cuThreadExchangeStreamCaptureMode", &driver.exchange_capture_mode}};
     void *object = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!object) {
         say(&driver_error, -ENODEV, "CUDA: NVIDIA's driver is not installed (%s)", dlerror());
@@ -148,15 +150,27 @@ static int need_driver(struct onepot_error *error)
     return 0;
 }
 
-/* On the device until `leave`; the thread's own context comes back then. */
+/*
+ * On the device until `leave`; the thread's own context comes back then. Some of what is called
+ * meanwhile is forbidden while any thread captures a graph: it would fail, and so would the
+ * graph. None of it is about the captured streams, so the thread asks to be allowed.
+ */
+static _Thread_local CUstreamCaptureMode kept_mode;
+
 static int enter(const struct gpu *g, struct onepot_error *error)
 {
-    return driver_checked(driver.push(g->context), "the device can't be used", error);
+    int r = driver_checked(driver.push(g->context), "the device can't be used", error);
+    if (r < 0)
+        return r;
+    kept_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    driver.exchange_capture_mode(&kept_mode);
+    return 0;
 }
 
 static void leave(void)
 {
     CUcontext ours;
+    driver.exchange_capture_mode(&kept_mode);
     driver.pop(&ours);
 }
 
