@@ -484,8 +484,9 @@ static int walk_source(struct source *source, struct tar_framed *framed,
     if (w->archive)
         archive_read_free(w->archive);
     tar_feed_close(&w->feed);
-    /* No tar: whoever unpacks it finds the words for that. */
-    return framed && r == -EUCLEAN && w->members == 0 ? -ENOTSUP : r;
+    /* No tar: whoever unpacks it finds the words for that. A frame that is damaged stays so. */
+    bool is_none = framed && tar_framed_error(framed) != -EUCLEAN && w->members == 0;
+    return r == -EUCLEAN && is_none ? -ENOTSUP : r;
 }
 
 static int tar_index(struct source *source, struct builder *builder,

@@ -218,8 +218,8 @@ class Mounts(unittest.TestCase):
         path = os.environ["PATH"]
         os.environ["PATH"] = os.path.dirname(ONEPOT) + ":" + path
         try:
-            if "mount" not in subprocess.run([ONEPOT, "--help"], stdout=subprocess.PIPE,
-                                             check=True).stdout.decode().split():
+            if subprocess.run([ONEPOT, "mount", "--help"], stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, check=False).returncode:
                 self.skipTest("built without FUSE")
             with onepot.mount(TAR) as folder:
                 with open(os.path.join(folder, "class1", "040.bin"), "rb") as f:
