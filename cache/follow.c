@@ -258,8 +258,15 @@ static void infer_world(struct follow *f)
     f->at = f->at < tail(f) ? f->at : tail(f);
 }
 
+/* Ranks take turns from the start of each epoch: the place within its leg says whose it is. */
+static uint64_t place_in_leg(const struct follow *f, uint64_t place)
+{
+    return place < f->now.count ? place : place - f->now.count;
+}
+
 static void note_place(struct follow *f, uint64_t place, uint32_t task)
 {
+    place = place_in_leg(f, place);
     if (f->read_count == WORLD_READS_MAX) {
         memmove(f->reads, f->reads + WORLD_READS_MAX / 2,
                 WORLD_READS_MAX / 2 * sizeof(f->reads[0]));
@@ -412,9 +419,8 @@ bool follow_next(struct follow *f, struct follow_item *ret_item)
         f->at = tail(f);
     for (unsigned i = 0; i < SCAN_MAX && f->at < end; i++) {
         uint64_t place = f->at++, bytes;
-        uint64_t in_leg = place < f->now.count ? place : place - f->now.count;
         uint8_t *state = state_of(f, place);
-        if (!world_reads(&f->world, in_leg) || *state & (ISSUED | READ))
+        if (!world_reads(&f->world, place_in_leg(f, place)) || *state & (ISSUED | READ))
             continue;
         uint32_t position = file_at(f, place);
         bytes = bytes_of(f, position);

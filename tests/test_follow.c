@@ -141,6 +141,22 @@ START_TEST(it_goes_on_across_epochs)
 }
 END_TEST
 
+START_TEST(ranks_of_other_nodes_are_left_alone_in_each_epoch)
+{
+    struct follow *f = follow(shuffled(0), 500 * FILE_BYTES, true);
+    unsigned fetched;
+    /* 20000 is no multiple of 24: in one sequence the ranks of the next epoch are others. */
+    struct follow_stats s =
+        train((struct training){.n = FILES, .world = 24, .ranks = 8, .workers = 4, .batch = 16},
+              f, 4, &fetched);
+    ck_assert_uint_eq(s.world, 24);
+    ck_assert_uint_eq(s.local, 8);
+    ck_assert_uint_ge(s.found, 4 * FILES / 3 - 600);
+    ck_assert_uint_le(fetched, 4 * FILES / 3 + 600);
+    follow_free(f);
+}
+END_TEST
+
 START_TEST(no_more_waits_than_the_window_holds)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
@@ -285,6 +301,7 @@ int main(void)
     tcase_add_test(c, one_rank_with_workers_finds_all_but_the_first);
     tcase_add_test(c, ranks_of_other_nodes_are_left_alone);
     tcase_add_test(c, it_goes_on_across_epochs);
+    tcase_add_test(c, ranks_of_other_nodes_are_left_alone_in_each_epoch);
     tcase_add_test(c, no_more_waits_than_the_window_holds);
     tcase_add_test(c, what_all_readers_left_behind_does_not_count);
     tcase_add_test(c, another_order_is_given_up);
