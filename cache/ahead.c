@@ -181,6 +181,7 @@ static void plan_reads(struct ahead *a, unsigned count)
         plan_observe(a->plan, &a->batch[i]);
     if (plan_order_changed(a->plan))
         reader_forget_order(a->options.reader);
+    reader_passed(a->options.reader, plan_passed(a->plan));
     call_worker(a);
     if (a->held_count == 0)
         a->held_count = plan_take(a->plan, a->held, WANTS_MAX);

@@ -124,6 +124,13 @@ int block_cache_begin_ahead(struct block_cache *cache, uint64_t key, size_t size
  */
 void block_cache_forget_order(struct block_cache *cache);
 
+/*
+ * Readers have passed number `due` of the order: blocks that were due before it and that nobody
+ * used may be evicted as if they had been used. Tell it often: it looks for them only when
+ * there may be many.
+ */
+void block_cache_passed(struct block_cache *cache, uint64_t due);
+
 /* Where to put the bytes of a block that is MINE: as many as were begun. */
 void *block_buffer(struct block *block);
 

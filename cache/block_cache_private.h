@@ -78,6 +78,7 @@ struct block_cache {
     _Atomic uint64_t ahead_bytes, recent_bytes;
     _Atomic uint64_t blocks; /* held, ahead and recent */
     _Atomic uint64_t newcomers;
+    _Atomic uint64_t passed; /* of the order, at the last look for what was left behind */
     _Atomic uint64_t ring_head, ring_hand; /* write and evict here next */
     _Atomic uint64_t ring[RING_SLOTS];
     struct shard shards[SHARDS];

@@ -9,8 +9,9 @@
  *
  * Held blocks lie in a list of their shard. One that has to go is the best of a few taken at
  * random: see choose_held(). Blocks with a place in a known order lie in a heap of their
- * shard, the last due on top, and move to the held when they are used; which shard has the
- * last due of all is seen from outside, without a lock, as is which has held ones.
+ * shard, the last due on top, and move to the held when they are used or all readers have
+ * passed their place; which shard has the last due of all is seen from outside, without a lock,
+ * as is which has held ones.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -33,6 +34,10 @@
    and after it was filled ahead, for its first. */
 #define LEAVE_ALONE 4u
 #define LEAVE_UNUSED 256u
+/* Numbers of an order, and of the blocks that there are this part more, between two looks for
+   what its readers left behind: the time that a look takes is spread over so many reads. */
+#define PASSED_STEP 128u
+#define PASSED_PART 16u
 
 static uint64_t least(uint64_t a, uint64_t b)
 {
@@ -599,6 +604,43 @@ void block_cache_forget_order(struct block_cache *cache)
             ahead_to_held(cache, shard, entry);
             entry->used_at = shard->clock - LEAVE_UNUSED;
         }
+        pthread_mutex_unlock(&shard->lock);
+    }
+}
+
+/* From the heap to the held, all that was due before; the rest becomes a heap again. */
+static void release_passed(struct block_cache *cache, struct shard *shard, uint64_t due)
+{
+    struct entry_list *ahead = &shard->ahead;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < ahead->count; i++) {
+        struct entry *entry = ahead->items[i];
+        if (entry->due >= due) {
+            list_set(ahead, kept++, entry);
+            continue;
+        }
+        entry->place = PLACE_HELD;
+        entry->used_at = shard->clock - LEAVE_UNUSED;
+        list_set(&shard->held, shard->held.count++, entry); /* heap_add made room for it */
+        subtract(&cache->ahead_bytes, cost(entry));
+    }
+    ahead->count = kept;
+    for (uint32_t i = kept / 2; i-- > 0;)
+        heap_down(ahead, ahead->items[i]);
+    show(shard);
+}
+
+void block_cache_passed(struct block_cache *cache, uint64_t due)
+{
+    uint64_t last = atomic_load_explicit(&cache->passed, memory_order_relaxed);
+    uint64_t blocks = atomic_load_explicit(&cache->blocks, memory_order_relaxed);
+    if (due >= last && due - last < PASSED_STEP + blocks / PASSED_PART)
+        return;
+    atomic_store_explicit(&cache->passed, due, memory_order_relaxed);
+    for (unsigned i = 0; i < SHARDS && due > last; i++) {
+        struct shard *shard = &cache->shards[i];
+        pthread_mutex_lock(&shard->lock);
+        release_passed(cache, shard, due);
         pthread_mutex_unlock(&shard->lock);
     }
 }

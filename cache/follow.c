@@ -468,6 +468,11 @@ void follow_refused(struct follow *f, uint64_t due)
 
 /* ---- epochs ---- */
 
+uint64_t follow_passed(const struct follow *f)
+{
+    return f->base + tail(f);
+}
+
 bool follow_wants_next(struct follow *f)
 {
     if (f->asked_next || f->next.order || !f->started ||

@@ -72,6 +72,9 @@ void follow_done(struct follow *follow, uint64_t due);
  */
 void follow_refused(struct follow *follow, uint64_t due);
 
+/* The number that all readers have passed: nothing due before it will be asked for. */
+uint64_t follow_passed(const struct follow *follow);
+
 /* The readers are far enough that the next epoch's order should be made. Once an epoch. */
 bool follow_wants_next(struct follow *follow);
 int follow_set_next(struct follow *follow, struct read_order *order); /* shared. -ENOMEM */

@@ -76,6 +76,9 @@ void plan_finished(struct plan *plan, const struct plan_want *wants, size_t coun
 /* The order changed since the last call: what was due has no place any more. */
 bool plan_order_changed(struct plan *plan);
 
+/* What was due before this has no use any more; 0 without an order. */
+uint64_t plan_passed(const struct plan *plan);
+
 struct plan_job;
 bool plan_job(struct plan *plan, struct plan_job **ret_job);
 void plan_work(struct plan_job *job);

@@ -203,6 +203,11 @@ bool plan_order_changed(struct plan *p)
     return changed;
 }
 
+uint64_t plan_passed(const struct plan *p)
+{
+    return p->follow ? follow_passed(p->follow) : 0;
+}
+
 /* ---- jobs ---- */
 
 static bool wants_try(struct plan *p)

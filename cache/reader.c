@@ -155,6 +155,11 @@ void reader_forget_order(struct reader *reader)
     block_cache_forget_order(reader->cache);
 }
 
+void reader_passed(struct reader *reader, uint64_t due)
+{
+    block_cache_passed(reader->cache, due);
+}
+
 void reader_set_budget(struct reader *reader, uint64_t cache_bytes)
 {
     block_cache_set_budget(reader->cache, cache_bytes);

@@ -121,6 +121,9 @@ bool reader_has(struct reader *reader, uint32_t position, uint64_t offset);
 /* See block_cache_forget_order. */
 void reader_forget_order(struct reader *reader);
 
+/* See block_cache_passed. */
+void reader_passed(struct reader *reader, uint64_t due);
+
 /* See block_cache_set_budget. */
 void reader_set_budget(struct reader *reader, uint64_t cache_bytes);
 

@@ -321,6 +321,34 @@ START_TEST(an_order_that_is_forgotten_holds_nothing)
 }
 END_TEST
 
+START_TEST(what_readers_have_passed_makes_room)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    unsigned n = 0;
+    ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
+    while (ahead(cache, &filler, n, 100 * (uint64_t)n) == 0)
+        n++;
+    uint64_t bytes = stats_of(cache).ahead_bytes;
+    block_cache_passed(cache, 50); /* not worth a look */
+    ck_assert_int_eq(ahead(cache, &filler, 9999, 1000000), -ENOBUFS);
+    block_cache_passed(cache, 100 * (uint64_t)(n / 2));
+    ck_assert_uint_eq(stats_of(cache).ahead_bytes, bytes / n * (n - n / 2));
+    for (uint64_t i = 0; i < n / 2; i++)
+        ck_assert_int_eq(ahead(cache, &filler, 10000 + i, 1000000 + i), 0);
+    ck_assert_int_eq(ahead(cache, &filler, 9999, 2000000), -ENOBUFS);
+    /* What is due is there, and the last of it goes first as before. */
+    ck_assert_int_eq(ahead(cache, &filler, 9999, 999999), 0);
+    ck_assert(!block_cache_has(cache, 10000 + n / 2 - 1));
+    for (unsigned i = n / 2; i < n; i++)
+        ck_assert(touch(cache, &filler, i, BLOCK));
+    /* Readers that went back have passed nothing. */
+    block_cache_passed(cache, 0);
+    ck_assert_uint_gt(stats_of(cache).ahead_bytes, 0);
+    block_cache_free(cache);
+}
+END_TEST
+
 START_TEST(a_block_that_is_there_takes_its_place_in_the_order)
 {
     struct block_cache *cache;
@@ -665,6 +693,8 @@ static void *work(void *arg)
             bring_in(worker, (uint64_t)rand_r(&worker->seed) % 300, i);
         if (i % 1000 == 999)
             block_cache_forget_order(worker->cache);
+        if (i % 500 == 250)
+            block_cache_passed(worker->cache, i - 100);
         keys[slot] = key;
         int r =
             block_cache_get(worker->cache, key, size, moody_fill, NULL, worker, &pinned[slot]);
@@ -719,6 +749,7 @@ int main(void)
     tcase_add_test(tests, what_is_due_last_goes_first);
     tcase_add_test(tests, blocks_ahead_take_the_room_of_used_ones);
     tcase_add_test(tests, an_order_that_is_forgotten_holds_nothing);
+    tcase_add_test(tests, what_readers_have_passed_makes_room);
     tcase_add_test(tests, a_block_that_is_there_takes_its_place_in_the_order);
     tcase_add_test(tests, budget_that_shrinks_is_kept_at_once);
     tcase_add_test(tests, reader_who_comes_while_it_is_brought_in_waits_for_it);
