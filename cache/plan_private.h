@@ -84,6 +84,7 @@ struct plan {
     uint32_t ring_first, ring_count;
     uint64_t ring_bytes;
     unsigned settled, settled_unused;
+    uint64_t settled_at;        /* reads until one was of a file that was brought */
     uint64_t scans_from, pause; /* after so many reads they go on */
 };
 

@@ -101,12 +101,27 @@ static void note_brought(struct plan *p, uint32_t position)
     p->ring_bytes += size_of(p, position);
 }
 
+static bool is_full(const struct plan *p)
+{
+    return p->ring_bytes >= p->options.window_bytes / 2;
+}
+
+/* What was brought fills the window, and nobody comes for it: it would be the last for ever. */
+static void give_up_oldest(struct plan *p)
+{
+    if (p->reads - p->settled_at >= JUDGED && p->ring_count > 0 && is_full(p))
+        drop_oldest(p);
+}
+
 void plan_scan_settle(struct plan *p, uint32_t position)
 {
-    if (position >= index_info(p->options.index)->entries || !take_brought(p, position))
+    if (position >= index_info(p->options.index)->entries || !take_brought(p, position)) {
+        give_up_oldest(p);
         return;
+    }
     p->ring_bytes -= size_of(p, position);
     p->stats.used++;
+    p->settled_at = p->reads;
     judge(p, true);
 }
 
@@ -242,8 +257,8 @@ size_t plan_scan_take(struct plan *p, struct plan_want *wants, size_t max)
 
     if (take_of_file(p, &wants[0]))
         return 1;
-    while (count < max && bytes < BATCH_BYTES && p->reads >= p->scans_from &&
-           p->ring_bytes < p->options.window_bytes / 2 && take_of_streams(p, &wants[count]))
+    while (count < max && bytes < BATCH_BYTES && p->reads >= p->scans_from && !is_full(p) &&
+           take_of_streams(p, &wants[count]))
         bytes += wants[count++].len;
     return count;
 }

@@ -175,6 +175,23 @@ START_TEST(several_readers_each_in_order)
 }
 END_TEST
 
+/* Readers that leave what was brought for them do not stop what comes for later ones. */
+START_TEST(what_nobody_came_for_is_given_up)
+{
+    struct fixture f;
+
+    begin(&f, 100 * FILE_BYTES, NULL);
+    for (unsigned i = 0; i < 160; i++) /* sixteen readers that end after ten files each */
+        read_file(&f, folder_order_file(train, i / 10 * 300 + i % 10), 1);
+    ck_assert_uint_ge(f.fetched - stats(&f).used, 50);
+    for (unsigned i = 5000; i < 8000; i++)
+        read_file(&f, folder_order_file(train, i), 1);
+    ck_assert_uint_ge(stats(&f).used, 2500);
+    ck_assert_uint_le(stats(&f).unused, 100);
+    plan_free(f.plan);
+}
+END_TEST
+
 START_TEST(the_order_of_the_archive_is_found)
 {
     struct fixture f;
@@ -512,6 +529,7 @@ int main(void)
     tcase_add_test(c, names_in_order_are_read_ahead);
     tcase_add_test(c, every_eighth_name_is_every_eighth_name);
     tcase_add_test(c, several_readers_each_in_order);
+    tcase_add_test(c, what_nobody_came_for_is_given_up);
     tcase_add_test(c, the_order_of_the_archive_is_found);
     tcase_add_test(c, a_large_file_is_read_ahead_in_growing_windows);
     tcase_add_test(c, a_large_file_that_is_read_at_random_is_left_alone);
