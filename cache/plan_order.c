@@ -272,7 +272,6 @@ bool plan_job(struct plan *p, struct plan_job **ret_job)
     } else if (wants_try(p)) {
         job = new_try(p);
     } else if (p->wants_archive) {
-        p->wants_archive = false;
         job = new_job(p, JOB_ARCHIVE);
     }
     p->busy = job != NULL;
@@ -394,6 +393,7 @@ void plan_job_done(struct plan *p, struct plan_job *job)
     case JOB_ARCHIVE:
         p->archive = job->archive;
         p->no_archive = job->result < 0;
+        p->wants_archive = false; /* not before: it would be wanted, and made, once more */
         break;
     }
     free(job);
