@@ -165,6 +165,8 @@ static uint64_t tail(const struct follow *f)
 {
     uint64_t slack = 2 * f->lag + 64 * (uint64_t)(f->world.size ? f->world.size : 1);
 
+    if (slack > f->now.count / 2) /* or a short order would end before it turned */
+        slack = f->now.count / 2;
     return f->head > slack ? f->head - slack : 0;
 }
 

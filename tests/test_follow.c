@@ -157,6 +157,32 @@ START_TEST(ranks_of_other_nodes_are_left_alone_in_each_epoch)
 }
 END_TEST
 
+START_TEST(a_short_order_turns)
+{
+    uint32_t list[40];
+    struct read_order *order, *again;
+    struct follow_stats s;
+
+    for (unsigned i = 0; i < 40; i++)
+        list[i] = folder_order_file(folder, i * 7);
+    uint32_t *own = malloc(sizeof(list));
+    memcpy(own, list, sizeof(list));
+    ck_assert_int_eq(read_order_listed(own, 40, &order), 0);
+    again = read_order_share(order);
+    struct follow *f = follow(order, 10 * FILE_BYTES, false);
+    for (unsigned i = 0; i < 10 * 40; i++) {
+        fetch(f);
+        follow_read(f, list[i % 40], 1);
+        if (follow_wants_next(f))
+            ck_assert_int_eq(follow_set_next(f, again), 0);
+    }
+    follow_stats(f, &s);
+    ck_assert_uint_eq(s.found, 10 * 40);
+    read_order_free(again);
+    follow_free(f);
+}
+END_TEST
+
 START_TEST(no_more_waits_than_the_window_holds)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
@@ -302,6 +328,7 @@ int main(void)
     tcase_add_test(c, ranks_of_other_nodes_are_left_alone);
     tcase_add_test(c, it_goes_on_across_epochs);
     tcase_add_test(c, ranks_of_other_nodes_are_left_alone_in_each_epoch);
+    tcase_add_test(c, a_short_order_turns);
     tcase_add_test(c, no_more_waits_than_the_window_holds);
     tcase_add_test(c, what_all_readers_left_behind_does_not_count);
     tcase_add_test(c, another_order_is_given_up);
