@@ -368,6 +368,11 @@ bool follow_is_lost(const struct follow *f)
     return f->judged == VERDICTS && (unsigned)__builtin_popcount(f->verdicts) >= LOST_AT;
 }
 
+bool follow_is_sure(const struct follow *f)
+{
+    return (unsigned)__builtin_popcount(f->verdicts) <= LOST_AT / 2;
+}
+
 /* ---- what to fetch ---- */
 
 /* Forget what was read, and what was left behind. */

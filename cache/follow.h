@@ -58,6 +58,8 @@ enum follow_verdict follow_read(struct follow *follow, uint32_t position, uint32
 
 /* So many of the last reads were not in order that it is another one. */
 bool follow_is_lost(const struct follow *follow);
+/* So few were not that it is this one: not the opposite, lest it changes with every read. */
+bool follow_is_sure(const struct follow *follow);
 
 struct follow_item {
     uint32_t position;

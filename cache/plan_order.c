@@ -176,7 +176,7 @@ bool plan_order_read(struct plan *p, const struct observation *o)
         p->wants_next |= follow_wants_next(p->follow);
         if (follow_is_lost(p->follow))
             lose_order(p);
-        else
+        else if (follow_is_sure(p->follow))
             p->paused = false;
     }
     if (!p->follow || p->paused)

@@ -20,12 +20,7 @@
 
 static void note_order(void *ctx, const char *line)
 {
-    struct session *s = ctx;
-
-    pthread_mutex_lock(&s->log_lock);
-    if (s->config.log)
-        s->config.log(s->config.log_ctx, line);
-    pthread_mutex_unlock(&s->log_lock);
+    session_note(ctx, line);
 }
 
 static uint64_t least_of(uint64_t a, uint64_t b)

@@ -56,11 +56,31 @@ static bool may_log(struct session *s, uint64_t *ret_left_out)
     return true;
 }
 
+/* Under log_lock. */
+static void write_line(struct session *s, const char *line)
+{
+    uint64_t left_out = 0;
+    char more[64];
+
+    if (!s->config.log || !may_log(s, &left_out))
+        return;
+    snprintf(more, sizeof(more), "%llu lines were left out", (unsigned long long)left_out);
+    if (left_out)
+        s->config.log(s->config.log_ctx, more);
+    s->config.log(s->config.log_ctx, line);
+}
+
+void session_note(struct session *s, const char *line)
+{
+    pthread_mutex_lock(&s->log_lock);
+    write_line(s, line);
+    pthread_mutex_unlock(&s->log_lock);
+}
+
 void session_log(struct session *s, const char *format, ...)
 {
     struct counters *c = s->config.counters;
-    char line[sizeof(c->last_error)] = "", more[64];
-    uint64_t left_out = 0;
+    char line[sizeof(c->last_error)] = "";
     va_list ap;
 
     va_start(ap, format);
@@ -68,12 +88,7 @@ void session_log(struct session *s, const char *format, ...)
     va_end(ap);
     pthread_mutex_lock(&s->log_lock);
     memcpy(c->last_error, line, sizeof(line));
-    if (s->config.log && may_log(s, &left_out)) {
-        snprintf(more, sizeof(more), "%llu lines were left out", (unsigned long long)left_out);
-        if (left_out)
-            s->config.log(s->config.log_ctx, more);
-        s->config.log(s->config.log_ctx, line);
-    }
+    write_line(s, line);
     pthread_mutex_unlock(&s->log_lock);
 }
 

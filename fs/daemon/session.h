@@ -80,6 +80,9 @@ void session_give_back(struct session *session);
 void session_log(struct session *session, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* One that is no error. */
+void session_note(struct session *session, const char *line);
+
 /*
  * The archive holds other bytes than its index speaks of: from now on every read that
  * reaches the session is EIO, since wrong bytes are worse than none. From any thread.
