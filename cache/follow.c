@@ -20,6 +20,7 @@
 #define ISSUED 1u
 #define READ 2u
 #define HERE 4u
+#define LEFT 8u /* behind by all readers, as far as we knew: it does not count as waiting */
 
 #define REACH_LEAST 1024u
 #define VERDICTS 32u
@@ -350,7 +351,7 @@ enum follow_verdict follow_read(struct follow *f, uint32_t position, uint32_t ta
     }
     uint8_t *state = state_of(f, place), before = *state;
     *state |= READ;
-    if (before & ISSUED)
+    if ((before & (ISSUED | LEFT)) == ISSUED)
         drop_waiting(f, place);
     f->held_back = false;
     judge(f, false);
@@ -382,10 +383,12 @@ static void settle_waiting(struct follow *f)
 
     while (f->waiting_count > 0) {
         uint64_t place = f->waiting[f->waiting_first];
-        bool read = *state_of(f, place) & READ;
+        uint8_t *state = state_of(f, place);
+        bool read = *state & READ;
         if (!read && place >= passed)
             break;
         if (!read) {
+            *state |= LEFT;
             drop_waiting(f, place);
             f->stats.unused++;
         }

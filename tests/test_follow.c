@@ -223,6 +223,28 @@ START_TEST(what_all_readers_left_behind_does_not_count)
 }
 END_TEST
 
+START_TEST(what_is_read_late_counts_once)
+{
+    struct follow *f = follow(shuffled(0), 200 * FILE_BYTES, false);
+    struct read_order *order = shuffled(0);
+    struct follow_stats s;
+
+    ck_assert_uint_eq(fetch(f), 200);
+    for (unsigned i = 100; i < 200; i++)
+        follow_read(f, read_order_at(order, i), 1);
+    fetch(f);
+    follow_stats(f, &s);
+    uint64_t before = s.waiting_bytes;
+    ck_assert_uint_gt(s.unused, 10);
+    for (unsigned i = 0; i < 10; i++)
+        ck_assert_int_eq(follow_read(f, read_order_at(order, i), 1), FOLLOW_FOUND);
+    follow_stats(f, &s);
+    ck_assert_uint_eq(s.waiting_bytes, before);
+    read_order_free(order);
+    follow_free(f);
+}
+END_TEST
+
 START_TEST(another_order_is_given_up)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
@@ -331,6 +353,7 @@ int main(void)
     tcase_add_test(c, a_short_order_turns);
     tcase_add_test(c, no_more_waits_than_the_window_holds);
     tcase_add_test(c, what_all_readers_left_behind_does_not_count);
+    tcase_add_test(c, what_is_read_late_counts_once);
     tcase_add_test(c, another_order_is_given_up);
     tcase_add_test(c, readers_that_begin_in_the_middle_are_found);
     tcase_add_test(c, other_files_are_foreign);
