@@ -30,6 +30,7 @@
 #define STRAYS 16u
 #define STRAYS_TOGETHER 12u
 #define WAITING_MAX (1u << 16)
+#define COMPACT_READS 256u  /* between two looks through all that wait */
 #define SCAN_MAX (1u << 17) /* places looked at in one go */
 #define INFER_READS 64u     /* between two looks at the world */
 #define GIVE_UP_READS 4096u /* without an answer: everything is read here */
@@ -51,6 +52,7 @@ struct follow {
     uint64_t *waiting; /* places that were issued, the oldest first; a ring */
     uint32_t waiting_first, waiting_count;
     uint64_t waiting_bytes;
+    uint64_t compact_at; /* when so many were read */
 
     uint32_t verdicts; /* bits: the last reads that were unexpected */
     unsigned judged;
@@ -408,12 +410,13 @@ static void compact_waiting(struct follow *f)
             f->waiting[(f->waiting_first + kept++) % WAITING_MAX] = place;
     }
     f->waiting_count = kept;
+    f->compact_at = f->stats.read + COMPACT_READS;
 }
 
 static bool has_room(struct follow *f)
 {
     settle_waiting(f);
-    if (f->waiting_count == WAITING_MAX)
+    if (f->waiting_count == WAITING_MAX && f->stats.read >= f->compact_at)
         compact_waiting(f);
     return !f->held_back && f->waiting_count < WAITING_MAX &&
            f->waiting_bytes < f->options.window_bytes;
