@@ -89,6 +89,22 @@ def reader(mount, numbers):
     return lambda: [read_file(mount, path_of(number)) for number in numbers]
 
 
+def ranks_in_step(mount, orders, batch=16):
+    """Ranks wait for each other behind each batch."""
+    step = threading.Barrier(len(orders))
+
+    def rank(numbers):
+        try:
+            for i, number in enumerate(numbers):
+                if i % batch == 0:
+                    step.wait(timeout=60)
+                read_file(mount, path_of(number))
+        except BaseException:
+            step.abort()
+            raise
+    in_threads([lambda numbers=numbers: rank(numbers) for numbers in orders])
+
+
 def test_an_order_of_torch_is_recognised_and_its_reads_are_served_from_memory(work):
     with distant(work, "--log", work / "log") as mount:
         for epoch in (2, 3):
@@ -107,7 +123,7 @@ def test_an_order_of_torch_is_recognised_and_its_reads_are_served_from_memory(wo
 
 def test_ranks_of_other_nodes_are_left_alone(work):
     with distant(work) as mount:
-        in_threads([reader(mount, torchs_order(1, rank, 8)) for rank in (2, 3)])
+        ranks_in_step(mount, [torchs_order(1, rank, 8) for rank in (2, 3)])
         stat = settled(mount, lambda f: f["in_order"] > FILES // 8, "reads in order")
         order = stat["foreseen"]["order"]
         check_equal((order["world"], order["local"]), (8, 2), "ranks")
