@@ -148,6 +148,8 @@ def check_single(data):
         f.write(gzip.compress(data))
     about = json.loads(run(ONEPOT, "info", "--json", "single.tar.gz").stdout)[0]
     check(about["compression"] == "gzip", f"one stream: {about}")
+    if os.environ.get("READS_GZIP_MEMBERS"):
+        check_damaged("single.tar.gz", gzip.compress(data))
     with open("text.gz", "wb") as f:
         f.write(gzip.compress(b"no tar " * 50_000) + gzip.compress(b"at all " * 50_000))
     check(b"no tar archive in it" in run(ONEPOT, "ls", "text.gz", status=1).stderr, "no tar")

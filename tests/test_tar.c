@@ -790,8 +790,13 @@ START_TEST(damaged_compression_is_an_error)
         ck_assert_int_eq(source_read(source, bytes, len, 0), 0);
         source_close(source);
         for (int kind = 0; kind < 2; kind++) {
+            /*
+             * Of gzip's sum, here: a change of its data may change the length as well, and then
+             * it might be several streams. Those are told apart where they are read one by one.
+             */
+            bool is_gzip = strstr(names[i], ".gz") != NULL;
             if (kind == 0)
-                bytes[len / 2] ^= 0xff;
+                bytes[is_gzip ? len - 8 : len / 2] ^= 0xff;
             auto_close int out = open(damaged, O_WRONLY | O_CREAT | O_TRUNC, 0600);
             size_t keep = kind == 1 ? len / 2 : len; /* the second time: truncated */
             ck_assert_int_eq(write(out, bytes, keep), (ssize_t)keep);
