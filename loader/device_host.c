@@ -266,34 +266,30 @@ static int give(struct host *host, void *stream, const struct task *task,
     return 0;
 }
 
-static int record(void *device, void *event, void *stream, struct onepot_error *error)
+/* An event's record, or the wait for it as it was recorded last: `recorded` more times now. */
+static int queue_event(struct host *host, void *stream, enum task_kind kind, struct event *e,
+                       unsigned recorded, struct onepot_error *error)
 {
-    struct host *host = device;
-    struct event *e = event;
     struct task *memory = malloc(sizeof(*memory));
     if (!memory)
         return error_set(error, -ENOMEM, "no memory for a task of a stream");
     pthread_mutex_lock(&host->lock);
     e->tasks++;
-    queue(stream_of(host, stream),
-          &(struct task){.kind = TASK_RECORD, .event = {e, ++e->recorded}}, memory);
+    e->recorded += recorded;
+    queue(stream_of(host, stream), &(struct task){.kind = kind, .event = {e, e->recorded}},
+          memory);
     pthread_mutex_unlock(&host->lock);
     return 0;
 }
 
+static int record(void *device, void *event, void *stream, struct onepot_error *error)
+{
+    return queue_event(device, stream, TASK_RECORD, event, 1, error);
+}
+
 static int follow(void *device, void *stream, void *event, struct onepot_error *error)
 {
-    struct host *host = device;
-    struct event *e = event;
-    struct task *memory = malloc(sizeof(*memory));
-    if (!memory)
-        return error_set(error, -ENOMEM, "no memory for a task of a stream");
-    pthread_mutex_lock(&host->lock);
-    e->tasks++;
-    queue(stream_of(host, stream),
-          &(struct task){.kind = TASK_FOLLOW, .event = {e, e->recorded}}, memory);
-    pthread_mutex_unlock(&host->lock);
-    return 0;
+    return queue_event(device, stream, TASK_FOLLOW, event, 0, error);
 }
 
 static int is_done(void *device, void *event, struct onepot_error *error)

@@ -13,21 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "forks.h"
 #include "onepot.h"
 #include "pack.h"
-
-/* A sanitizer's allocator may be locked for ever in a forked child, and ThreadSanitizer has
- * no threads there at all. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FORKS_WITH_THREADS false
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define FORKS_WITH_THREADS false
-#endif
-#endif
-#ifndef FORKS_WITH_THREADS
-#define FORKS_WITH_THREADS true
-#endif
 
 struct tree {
     char path[64];    /* a private folder, with the files in path/tree */

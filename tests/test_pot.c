@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "forks.h"
 #include "onepot_format.h"
 #include "pot.h"
 
@@ -640,18 +641,6 @@ static void *open_in_thread(void *arg)
     }
     return NULL;
 }
-
-/* The allocator of a sanitizer, unlike glibc's, may be locked for ever in a forked child. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FORKS_WITH_THREADS false
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define FORKS_WITH_THREADS false
-#endif
-#endif
-#ifndef FORKS_WITH_THREADS
-#define FORKS_WITH_THREADS true
-#endif
 
 START_TEST(several_may_index_one_archive_at_once)
 {
