@@ -41,6 +41,14 @@ others=$("$work/env/bin/python" -m zipfile -l "${wheels[0]}" |
     exit 1
 }
 
+# With the part for CUDA where the build beside this has it.
+if [ -e "${onepot%/fs/onepot}/loader/cuda/libonepot-cuda.so" ]; then
+    "$work/env/bin/python" -m zipfile -l "${wheels[0]}" | grep -q '^onepot/libonepot-cuda.so' || {
+        echo 'the wheel lacks libonepot-cuda.so'
+        exit 1
+    }
+fi
+
 mkdir "$work/data"
 echo hello >"$work/data/a"
 "$onepot" pack -o "$work/a.tar" "$work/data"
