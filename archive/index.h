@@ -211,6 +211,23 @@ struct extent {
 int index_extent(const struct index *index, uint32_t position, uint64_t offset,
                  struct extent *ret_extent);
 
+/* What a table of files has of an entry. */
+struct index_file {
+    uint32_t mode;       /* as in its node */
+    uint64_t size_bytes; /* of a regular file; else 0 */
+    uint64_t offset;     /* in the archive, where it is a file that lies there in one piece */
+};
+#define INDEX_FILE_IN_PIECES UINT64_MAX /* or compressed, damaged, no file at all */
+
+/*
+ * The entries [first, first + count) at once, for who walks over all of them: what index_node
+ * and index_extent say of each, several times as fast. Times and links are not looked at, so
+ * that an entry whose only damage is there is not noticed; and a range beyond the archive is
+ * left to index_extent to tell.
+ */
+int index_files(const struct index *index, uint32_t first, uint32_t count,
+                struct index_file *ret_files);
+
 /* XXH3-64 of the file's content, its holes left out, where the archive has sums; else
  * -ENODATA. */
 int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum);

@@ -20,6 +20,7 @@
 #include "error.h"
 
 #define MEMBER_PATH_MAX (16 * PATH_MAX)
+#define WALK_RUN 128u /* children that are looked at together */
 
 /* A directory, and the run of its files. */
 struct folder {
@@ -145,54 +146,69 @@ static bool passes_filter(const struct walk *w, const char *path, const char *na
     return w->options->filter_count == 0;
 }
 
-static uint64_t find_bytes(const struct index *index, uint32_t position, uint64_t size)
-{
-    struct extent extent;
-    if (size == 0)
-        return 0;
-    if (index_extent(index, position, 0, &extent) < 0 || extent.kind != EXTENT_STORED ||
-        extent.length < size || extent.source_offset >= RECORD_OFFSET_NONE)
-        return RECORD_OFFSET_NONE; /* whatever is wrong, a read will say so */
-    return extent.source_offset;
-}
-
 static int add_file(struct walk *w, uint32_t archive, uint32_t position,
-                    const struct node *node)
+                    const struct index_file *file)
 {
     struct dataset *d = w->dataset;
     if (d->record_count == UINT32_MAX)
         return -EOVERFLOW;
-    uint64_t offset = find_bytes(d->pots[archive]->index, position, node->size_bytes);
+    uint64_t offset = file->offset < RECORD_OFFSET_NONE ? file->offset : RECORD_OFFSET_NONE;
     d->records[d->record_count++] =
         (struct record){.where = (uint64_t)archive << RECORD_OFFSET_BITS | offset,
-                        .size_bytes = node->size_bytes,
+                        .size_bytes = file->size_bytes,
                         .entry = position,
                         .label = -1};
     return 0;
 }
 
-/* One child of folder `f`: `path` ends at `dir_len` with the folder's path and a slash. */
-static int look_at(struct walk *w, uint32_t archive, uint32_t position, size_t dir_len)
+/* The path of a child: `w->path` ends at `dir_len` with the folder's and a slash. */
+static int complete_path(struct walk *w, uint32_t archive, uint32_t position, size_t dir_len)
 {
-    const struct index *index = w->dataset->pots[archive]->index;
     const char *name;
     size_t len;
-    struct node node;
-    int r = index_name(index, position, &name, &len);
-    if (r == 0)
-        r = index_node(index, position, &node);
+    int r = index_name(w->dataset->pots[archive]->index, position, &name, &len);
     if (r < 0)
         return r;
     if (dir_len + len + 1 > MEMBER_PATH_MAX)
         return -ENAMETOOLONG;
     memcpy(w->path + dir_len, name, len);
     w->path[dir_len + len] = '\0';
-    if (S_ISDIR(node.mode))
-        return add_folder(w, archive, position, w->path);
-    if (!S_ISREG(node.mode) || !has_extension(w, w->path + dir_len) ||
-        !passes_filter(w, w->path, w->path + dir_len))
+    return 0;
+}
+
+/* One child of a folder. The name of a file is only looked at where it decides something. */
+static int look_at(struct walk *w, uint32_t archive, uint32_t position, size_t dir_len,
+                   const struct index_file *file)
+{
+    bool by_name = w->options->filter_count || w->options->extension_count;
+    if (S_ISREG(file->mode) && !by_name)
+        return add_file(w, archive, position, file);
+    if (!S_ISREG(file->mode) && !S_ISDIR(file->mode))
         return 0;
-    return add_file(w, archive, position, &node);
+    int r = complete_path(w, archive, position, dir_len);
+    if (r < 0)
+        return r;
+    if (S_ISDIR(file->mode))
+        return add_folder(w, archive, position, w->path);
+    if (!has_extension(w, w->path + dir_len) || !passes_filter(w, w->path, w->path + dir_len))
+        return 0;
+    return add_file(w, archive, position, file);
+}
+
+static int walk_children(struct walk *w, uint32_t archive, uint32_t first, uint32_t count,
+                         size_t dir_len)
+{
+    struct index_file files[WALK_RUN];
+    for (uint32_t i = 0; i < count;) {
+        uint32_t run = count - i < WALK_RUN ? count - i : WALK_RUN;
+        int r = index_files(w->dataset->pots[archive]->index, first + i, run, files);
+        for (uint32_t j = 0; j < run && r == 0; j++)
+            r = look_at(w, archive, first + i + j, dir_len, &files[j]);
+        if (r < 0)
+            return r;
+        i += run;
+    }
+    return 0;
 }
 
 static int walk_folder(struct walk *w, size_t number)
@@ -207,8 +223,7 @@ static int walk_folder(struct walk *w, size_t number)
     if (len)
         w->path[len++] = '/';
     uint64_t start = w->dataset->record_count;
-    for (uint32_t i = 0; i < count && r == 0; i++)
-        r = look_at(w, archive, first + i, len);
+    r = walk_children(w, archive, first, count, len);
     w->folders[number].first = start;
     w->folders[number].count = w->dataset->record_count - start;
     return r;

@@ -261,6 +261,30 @@ static inline void walk_xattrs(struct walk *w, uint32_t position)
     }
 }
 
+/* What index_files says of children is what the other questions are answered with. */
+static inline void walk_files(struct walk *w, uint32_t first, uint32_t count)
+{
+    const struct index *index = w->index;
+    struct index_file *files = calloc(count + 1, sizeof(*files));
+    ck_assert_ptr_nonnull(files);
+    bool is_answer = walk_answer(w, index_files(index, first, count, files), 0);
+    for (uint32_t i = 0; is_answer && i < count; i++) {
+        struct node node;
+        struct extent e;
+        if (index_node(index, first + i, &node) < 0)
+            continue; /* by what index_files does not look at */
+        ck_assert_uint_eq(files[i].mode, node.mode);
+        ck_assert_uint_eq(files[i].size_bytes, S_ISREG(node.mode) ? node.size_bytes : 0);
+        bool is_whole = S_ISREG(node.mode) && index_extent(index, first + i, 0, &e) == 0 &&
+                        e.kind == EXTENT_STORED && e.length == node.size_bytes;
+        uint64_t offset = is_whole ? e.source_offset : INDEX_FILE_IN_PIECES;
+        if (S_ISREG(node.mode) && node.size_bytes == 0)
+            offset = 0;
+        ck_assert_uint_eq(files[i].offset, offset);
+    }
+    free(files);
+}
+
 static inline void walk_entry(struct walk *w, uint32_t position, unsigned depth)
 {
     const struct index *index = w->index;
@@ -303,6 +327,8 @@ static inline void walk_entry(struct walk *w, uint32_t position, unsigned depth)
         return;
     ck_assert(count == 0 || (first > position && first < index_info(index)->entries &&
                              count <= index_info(index)->entries - first));
+    if (count)
+        walk_files(w, first, count);
     for (uint32_t i = 0; i < count; i++) {
         if (walk_answer(w, index_name(index, first + i, &text, &len), 0)) {
             int r = index_lookup(index, position, text, len, &found);

@@ -160,6 +160,7 @@ START_TEST(positions_past_the_end_are_refused)
     for (int i = 0; i < 2; i++) {
         struct node node;
         struct extent extent;
+        struct index_file file;
         struct xattr x;
         const char *text;
         char path[64];
@@ -176,6 +177,8 @@ START_TEST(positions_past_the_end_are_refused)
         ck_assert_int_eq(index_extent(index, bad[i], 0, &extent), -EINVAL);
         ck_assert_int_eq(index_xattr_next(index, bad[i], &cursor, &x), -EINVAL);
         ck_assert_int_eq(index_sum(index, bad[i], &sum), -EINVAL);
+        ck_assert_int_eq(index_files(index, bad[i], 1, &file), -EINVAL);
+        ck_assert_int_eq(index_files(index, 1, bad[i], &file), -EINVAL);
     }
     index_close(index);
     free(image);

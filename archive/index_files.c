@@ -1,0 +1,89 @@
+/*
+ * The index, reading side: many files at once.
+ *
+ * Who makes a table of ten million files would ask for the inode and for the first extent of
+ * each, which check the same pages and decode the same attributes again and again. Neighbours
+ * mostly have their attributes in common, so they are looked at once for a run of files; what
+ * is left for each is its size, its place, and whether both can be true.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <sys/stat.h>
+
+#include "index_private.h"
+
+/* By the general way; also for what is no file. */
+static int look_up(const struct index *index, uint32_t position, struct index_file *ret_file)
+{
+    struct node node;
+    struct extent extent;
+    int r = index_node(index, position, &node);
+    if (r < 0)
+        return r;
+    *ret_file = (struct index_file){.mode = node.mode, .offset = INDEX_FILE_IN_PIECES};
+    if (!S_ISREG(node.mode))
+        return 0;
+    ret_file->size_bytes = node.size_bytes;
+    if (node.size_bytes == 0)
+        ret_file->offset = 0;
+    else if (index_extent(index, position, 0, &extent) == 0 && extent.kind == EXTENT_STORED &&
+             extent.length >= node.size_bytes)
+        ret_file->offset = extent.source_offset;
+    return 0;
+}
+
+/* Files with this record of ATTRS are stored in one piece, and are inodes. */
+static bool is_plain(const struct index *index, uint64_t attr)
+{
+    const struct disk_attr *a =
+        index_bytes(index, SECTION_ATTRS, attr * sizeof(*a), sizeof(*a));
+    return a && S_ISREG(le32toh(a->mode)) &&
+           (le32toh(a->flags) & DATA_KIND_MASK) == DATA_KIND_STORED;
+}
+
+/* False: it is not as it should be. */
+static bool read_plain(const struct index *index, const struct disk_entry *e, uint32_t mode,
+                       struct index_file *ret_file)
+{
+    uint64_t size = le64toh(e->size), offset = le64toh(e->data);
+    uint64_t archive_bytes = index->info.archive_bytes;
+    if (e->mtime == 0 || size > INT64_MAX)
+        return false;
+    if (size == 0)
+        offset = 0;
+    else if (offset > archive_bytes || size > archive_bytes - offset)
+        offset = INDEX_FILE_IN_PIECES;
+    *ret_file = (struct index_file){.mode = mode, .size_bytes = size, .offset = offset};
+    return true;
+}
+
+int index_files(const struct index *index, uint32_t first, uint32_t count,
+                struct index_file *ret_files)
+{
+    if (first >= index->info.entries || count > index->info.entries - first)
+        return -EINVAL;
+    const struct disk_entry *e =
+        count ? index_bytes(index, SECTION_ENTRIES, (uint64_t)first * sizeof(*e),
+                            (uint64_t)count * sizeof(*e))
+              : NULL;
+    uint64_t plain = UINT64_MAX; /* the attributes of the last plain file */
+    uint32_t mode = 0;
+    if (count && !e)
+        return -EUCLEAN;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t attr = le64toh(e[i].name_attr) >> DISK_NAME_BITS;
+        if (attr == plain) {
+            if (!read_plain(index, &e[i], mode, &ret_files[i]))
+                return -EUCLEAN;
+            continue;
+        }
+        int r = look_up(index, first + i, &ret_files[i]);
+        if (r < 0)
+            return r;
+        if (is_plain(index, attr)) {
+            plain = attr;
+            mode = ret_files[i].mode;
+        }
+    }
+    return 0;
+}
