@@ -1,9 +1,9 @@
 /*
  * What the files of the tar back end share: telling a tar by its bytes (tar_probe.c),
  * handing a source to libarchive (tar_feed.c), the attributes of a member
- * (tar_attributes.c, tar_minus.c), unpacking a compressed tar (tar_unpack.c), reading one by
- * its frames (tar_frames.c, tar_framed.c), and reading members (tar.c). All but the first see
- * libarchive.
+ * (tar_attributes.c, tar_minus.c), unpacking a compressed tar (tar_unpack.c, tar_gunzip.c),
+ * reading one by its frames (tar_frames.c, tar_framed.c), and reading members (tar.c). All but
+ * the first see libarchive.
  */
 #ifndef ONEPOT_TAR_PRIVATE_H
 #define ONEPOT_TAR_PRIVATE_H
@@ -109,6 +109,19 @@ int tar_framed_add(struct tar_framed *framed, uint32_t inode, uint64_t offset, u
 int tar_framed_settle(struct tar_framed *framed);
 /* After the last member. -ENOTSUP: it is no file of frames after all. */
 int tar_framed_finish(struct tar_framed *framed, struct builder_header *header);
+
+/* ---- tar_gunzip.c ---- */
+
+/* The next bytes of what is unpacked; so far the archive was read up to `offset`. 0 or -errno.
+ */
+typedef int tar_take(void *ctx, const void *bytes, size_t len, uint64_t offset);
+
+/*
+ * All that is in a gzip file, one piece after the other, all sums compared. -EUCLEAN with a
+ * fault; -ENOSYS: not in this build.
+ */
+int tar_gunzip(struct source *source, struct progress *progress, tar_take *take, void *ctx,
+               struct fault *fault);
 
 /* ---- tar_unpack.c ---- */
 

@@ -99,6 +99,9 @@ static int check_head(struct unpacking *u, bool at_end)
 {
     if (u->is_tar || (u->bytes < HEAD_BYTES && !at_end))
         return 0;
+    if (u->bytes == 0) /* libarchive does not always say which */
+        return fault_set(u->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                         "damaged %s data: nothing comes out of it", u->compression);
     uint8_t head[HEAD_BYTES];
     ssize_t len = pread(u->fd, head, sizeof(head), 0);
     if (len < 0)
@@ -147,9 +150,10 @@ static int write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
 }
 
 /*
- * libarchive ignores the sum that ends a gzip stream; all other forms it checks itself.
- * It is at the end of the file, behind it the length, unless the file is several streams
- * (then the length is another) or ends with something else.
+ * libarchive ignores the sum that ends a gzip stream; all other forms it checks itself. Where
+ * tar_gunzip is not built in, that of the last stream can be looked at: it is at the end of the
+ * file, behind it the length, unless the file is several streams (then the length is another)
+ * or ends with something else.
  */
 static int check_gzip_sum(struct unpacking *u)
 {
@@ -168,14 +172,21 @@ static int check_gzip_sum(struct unpacking *u)
     return 0;
 }
 
-static int take_block(struct unpacking *u, const void *bytes, size_t len)
+/* tar_take */
+static int take_block(void *ctx, const void *bytes, size_t len, uint64_t offset)
 {
-#ifdef HAVE_LIBDEFLATE
-    if (strcmp(u->compression, "gzip") == 0)
-        u->crc = libdeflate_crc32(u->crc, bytes, len);
-#endif
+    struct unpacking *u = ctx;
     int r = write_sparse(u, bytes, len);
-    return r < 0 ? r : check_head(u, false);
+    if (r < 0)
+        return r;
+    u->progress->bytes_done = offset;
+    u->progress->beats++;
+    return check_head(u, false);
+}
+
+static int end(struct unpacking *u)
+{
+    return ftruncate(u->fd, (off_t)u->bytes) < 0 ? -errno : check_head(u, true);
 }
 
 static int unpack_all(struct unpacking *u)
@@ -189,18 +200,18 @@ static int unpack_all(struct unpacking *u)
         r = archive_read_data_block(u->archive, &bytes, &len, &ignored);
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
             break;
-        int err = take_block(u, bytes, len);
+#ifdef HAVE_LIBDEFLATE
+        if (strcmp(u->compression, "gzip") == 0)
+            u->crc = libdeflate_crc32(u->crc, bytes, len);
+#endif
+        int err = take_block(u, bytes, len, u->feed.offset);
         if (err < 0)
             return err;
-        u->progress->bytes_done = u->feed.offset;
-        u->progress->beats++;
     }
     if (r != ARCHIVE_EOF)
         return complain(u);
-    if (ftruncate(u->fd, (off_t)u->bytes) < 0)
-        return -errno;
     int err = check_gzip_sum(u);
-    return err < 0 ? err : check_head(u, true);
+    return err < 0 ? err : end(u);
 }
 
 static int open_and_unpack(struct unpacking *u)
@@ -235,10 +246,15 @@ int tar_unpack(struct source *source, int fd, struct progress *progress, struct 
         return r;
     if (tar_is_packed(head, sizeof(head), &u.compression) != 1)
         return -ENOMSG;
+    progress->bytes_total = size;
+    if (strcmp(u.compression, "gzip") == 0) {
+        r = tar_gunzip(source, progress, take_block, &u, fault);
+        if (r != -ENOSYS)
+            return r < 0 ? r : end(&u);
+    }
     u.archive = archive_read_new();
     if (!u.archive)
         return -ENOMEM;
-    progress->bytes_total = size;
     r = open_and_unpack(&u);
     archive_read_free(u.archive);
     tar_feed_close(&u.feed);

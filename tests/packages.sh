@@ -19,6 +19,7 @@ pkg:fuse3 libfuse3-dev
 command:fusermount3 fuse3
 pkg:squashfuse libsquashfuse-dev
 pkg:libdeflate libdeflate-dev
+pkg:zlib zlib1g-dev
 pkg:lzo2 liblzo2-dev
 pkg:liblz4 liblz4-dev
 pkg:liblzma liblzma-dev

@@ -448,6 +448,68 @@ START_TEST(compressed_tar_that_does_not_fit_in_memory_goes_to_disk)
 }
 END_TEST
 
+static void flip(const char *path, off_t at)
+{
+    uint8_t byte;
+    auto_close int fd = open(path, O_RDWR);
+    ck_assert_int_eq(pread(fd, &byte, 1, at), 1);
+    byte ^= 0x10;
+    ck_assert_int_eq(pwrite(fd, &byte, 1, at), 1);
+}
+
+static void check_damage_is_named(const char *path, off_t at, const char *what)
+{
+    struct fault fault;
+    struct pot *pot = NULL;
+    flip(path, at);
+    int r = open_with(path, never, &fault, &pot);
+    ck_assert_msg(r == -EUCLEAN || r == -ENOMSG, "%s, offset %lld: %d", path, (long long)at, r);
+    ck_assert_msg(strstr(fault.what, what) != NULL || r == -ENOMSG, "'%s' is not in '%s'", what,
+                  fault.what);
+    flip(path, at);
+}
+
+#ifdef HAVE_ZLIB
+/* Larger than what is read by its members; the first one ends in the middle of the file. */
+START_TEST(each_sum_of_a_large_gzip_file_is_compared)
+{
+    struct stat st;
+    ck_assert_int_eq(command("head -c 70000000 /dev/zero > tree/zeros && "
+                             "tar -cf z.tar -C tree . && "
+                             "head -c 69000000 z.tar | gzip -1 > one.gz && "
+                             "tail -c +69000001 z.tar | gzip -1 | cat one.gz - > z.tar.gz"),
+                     0);
+    ck_assert_int_eq(stat("one.gz", &st), 0);
+    check_damage_is_named("z.tar.gz", st.st_size - 8, "its checksum does not fit");
+    check_damage_is_named("z.tar.gz", st.st_size - 1, "its length does not fit");
+    ck_assert_int_eq(stat("z.tar.gz", &st), 0);
+    check_damage_is_named("z.tar.gz", st.st_size - 8, "its checksum does not fit");
+    check_damage_is_named("z.tar.gz", st.st_size - 3, "its length does not fit");
+    ck_assert_int_eq(truncate("z.tar.gz", st.st_size - 1), 0);
+    check_damage_is_named("z.tar.gz", 4, "it ends too early"); /* of the time: no damage */
+    ck_assert_int_eq(command("gzip -1 -c z.tar > z.tar.gz && echo behind it >> z.tar.gz"), 0);
+    pot_close(must_open("z.tar.gz", never));
+    ck_assert_ptr_nonnull(strstr(notes, "10 bytes behind the end of its gzip data"));
+}
+END_TEST
+#endif
+
+START_TEST(each_form_that_has_sums_has_them_compared)
+{
+    static const char *const paths[] = {"a.tar.bz2", "a.tar.xz", "a.tar.zst", "a.tar.lz4"};
+    ck_assert_int_eq(command("bzip2 -k a.tar && xz -k a.tar && zstd -q a.tar && "
+                             "lz4 -q a.tar a.tar.lz4"),
+                     0);
+    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+        struct stat st;
+        ck_assert_int_eq(stat(paths[i], &st), 0);
+        pot_close(must_open(paths[i], never));
+        for (int part = 1; part < 8; part++)
+            check_damage_is_named(paths[i], st.st_size * part / 8, "damaged ");
+    }
+}
+END_TEST
+
 START_TEST(index_of_a_compressed_tar_is_not_saved)
 {
     struct fault fault;
@@ -701,6 +763,10 @@ int main(void)
     tcase_add_test(tests, archive_that_tar_appended_to_is_indexed_anew);
     tcase_add_test(tests, damaged_embedded_index_is_made_anew_with_a_note);
     tcase_add_test(tests, compressed_tar_is_unpacked_into_memory);
+#ifdef HAVE_ZLIB
+    tcase_add_test(tests, each_sum_of_a_large_gzip_file_is_compared);
+#endif
+    tcase_add_test(tests, each_form_that_has_sums_has_them_compared);
     tcase_add_test(tests, compressed_tar_that_does_not_fit_in_memory_goes_to_disk);
     tcase_add_test(tests, index_of_a_compressed_tar_is_not_saved);
     tcase_add_test(tests, compressed_onepot_archive_brings_its_index);
