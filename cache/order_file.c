@@ -1,6 +1,7 @@
 /*
- * An order from a text that somebody wrote, perhaps a program: each line is checked, and the
- * first that is wrong is the answer.
+ * An order from a text that somebody wrote, perhaps a program, perhaps for another version of
+ * the data: lines that name no file are left out and counted, and the first of them is told.
+ * Where they are most of it, it is not a list of this archive's files.
  */
 #include "read_order.h"
 
@@ -11,15 +12,17 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "order_paths.h"
+
 struct parse {
-    const struct index *index;
-    uint32_t root;
+    struct order_paths paths;
     struct folder_order *numbered; /* lines are numbers of this one; NULL: they are paths */
     uint64_t most;
     struct fault *fault;
-    char separator;
+    struct order_text text;
+    struct fault first; /* line that was left out */
+    uint64_t left_out;
 
-    uint64_t line; /* counted from 1 */
     uint32_t *positions;
     uint64_t count, room;
 };
@@ -33,40 +36,18 @@ static bool is_number(const char *line, size_t len)
 }
 
 /* What the line says, fit for a message, and what is wrong with it. */
-static int bad_line(struct parse *p, const char *line, size_t len, const char *what)
+static int leave_out(struct parse *p, const char *line, size_t len, const char *what)
 {
     char shown[96];
     size_t n = len < sizeof(shown) - 1 ? len : sizeof(shown) - 1;
 
+    if (p->left_out++ > 0)
+        return 0;
     for (size_t i = 0; i < n; i++)
         shown[i] = isprint((unsigned char)line[i]) ? line[i] : '?';
     shown[n] = '\0';
-    fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "line %llu: '%s' %s",
-              (unsigned long long)p->line, shown, what);
-    fault_advise(p->fault, "each line is the path of a file below the mount point, or each "
-                           "is a number");
-    return -EINVAL;
-}
-
-/* The entry at a path below the root of the mount. */
-static int resolve(const struct parse *p, const char *line, size_t len, uint32_t *ret_position)
-{
-    uint32_t at = p->root;
-
-    while (len > 0) {
-        const char *slash = memchr(line, '/', len);
-        size_t part = slash ? (size_t)(slash - line) : len;
-        if (part == 2 && memcmp(line, "..", 2) == 0)
-            return -EINVAL;
-        if (part > 0 && !(part == 1 && line[0] == '.')) {
-            int r = index_lookup(p->index, at, line, part, &at);
-            if (r < 0)
-                return r;
-        }
-        line += part + (slash != NULL);
-        len -= part + (slash != NULL);
-    }
-    *ret_position = at;
+    fault_set(&p->first, -EINVAL, NULL, FAULT_NO_OFFSET, "line %llu: '%s' %s",
+              (unsigned long long)p->text.line, shown, what);
     return 0;
 }
 
@@ -92,11 +73,11 @@ static int parse_number(struct parse *p, const char *line, size_t len)
     uint64_t number = 0;
 
     if (!is_number(line, len))
-        return bad_line(p, line, len, "is no number, as the lines before it are");
+        return leave_out(p, line, len, "is no number, as the first line is");
     for (size_t i = 0; i < len; i++)
         number = 10 * number + (uint64_t)(line[i] - '0');
     if (number >= folder_order_count(p->numbered))
-        return bad_line(p, line, len, "is more than there are files");
+        return leave_out(p, line, len, "is more than there are files");
     return add_line(p, folder_order_file(p->numbered, (uint32_t)number));
 }
 
@@ -104,16 +85,16 @@ static int parse_path(struct parse *p, const char *line, size_t len)
 {
     uint32_t position;
     struct node node;
-    int r = resolve(p, line, len, &position);
+    int r = order_paths_resolve(&p->paths, line, len, &position);
 
     if (r == 0)
-        r = index_node(p->index, position, &node);
+        r = index_node(p->paths.index, position, &node);
     if (r == -ENOENT || r == -ENOTDIR || r == -EINVAL || r == -ENAMETOOLONG)
-        return bad_line(p, line, len, "is not in the archive");
+        return leave_out(p, line, len, "is not in the archive");
     if (r < 0)
         return r;
     if (S_ISDIR(node.mode))
-        return bad_line(p, line, len, "is a directory");
+        return leave_out(p, line, len, "is a directory");
     return add_line(p, S_ISREG(node.mode) ? node.position : FOLDER_NO_FILE);
 }
 
@@ -132,53 +113,82 @@ static int number_files(struct parse *p)
     for (unsigned i = 0; r == 0 && i < sizeof(ways) / sizeof(ways[0]); i++) {
         folder_order_free(p->numbered);
         p->numbered = NULL;
-        r = folder_order_new(p->index, p->root, ways[i].kind, ways[i].images, UINT32_MAX - 1,
-                             &p->numbered);
+        r = folder_order_new(p->paths.index, p->paths.root, ways[i].kind, ways[i].images,
+                             UINT32_MAX - 1, &p->numbered);
         if (r == 0 && folder_order_count(p->numbered))
             break;
     }
     return r;
 }
 
-/* The first line decides what lines are. */
-static int decide(struct parse *p, const char *line, size_t len)
+static size_t without_return(const char *line, size_t len)
 {
-    uint32_t position;
-
-    return is_number(line, len) && resolve(p, line, len, &position) == -ENOENT ? number_files(p)
-                                                                               : 0;
+    return len > 0 && line[len - 1] == '\r' ? len - 1 : len;
 }
 
-static int parse_lines(struct parse *p, const char *text, size_t len)
+/* The first line decides what lines are. */
+static int decide(struct parse *p)
 {
-    int r = 0;
+    struct order_text text = p->text;
+    const struct index *index = p->paths.index;
+    const char *line;
+    uint32_t position;
+    size_t len;
 
-    for (size_t i = 0; r == 0 && i < len;) {
-        const char *end = memchr(text + i, p->separator, len - i);
-        size_t n = end ? (size_t)(end - text) - i : len - i;
-        p->line++;
-        if (n > 0 && p->count == 0)
-            r = decide(p, text + i, n);
-        if (r == 0 && n > 0)
-            r = p->numbered ? parse_number(p, text + i, n) : parse_path(p, text + i, n);
-        i += n + 1;
-    }
+    if (!order_text_next(&text, &line, &len))
+        return 0;
+    len = without_return(line, len);
+    if (is_number(line, len) &&
+        index_lookup(index, p->paths.root, line, len, &position) == -ENOENT)
+        return number_files(p);
+    order_paths_find(&p->paths, index, p->paths.root, &p->text);
+    return 0;
+}
+
+static int parse_lines(struct parse *p)
+{
+    const char *line;
+    size_t len;
+    int r = decide(p);
+
+    while (r == 0 && order_text_next(&p->text, &line, &len))
+        r = p->numbered ? parse_number(p, line, without_return(line, len))
+                        : parse_path(p, line, len);
     return r;
 }
 
-int read_order_parse(const struct index *index, uint32_t root, const char *text, size_t len,
-                     uint64_t most, struct fault *fault, struct read_order **ret_order)
+/* It is a list of files, most of which are here. */
+static int check_known(struct parse *p)
 {
-    struct parse p = {.index = index, .root = root, .most = most, .fault = fault};
+    if (p->count == 0 && p->left_out == 0)
+        return fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "it names no file");
+    if (p->count >= p->left_out)
+        return 0;
+    fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "%s, and so are %llu of %llu lines",
+              p->first.what, (unsigned long long)p->left_out,
+              (unsigned long long)(p->left_out + p->count));
+    fault_advise(p->fault, "each line is the path of a file below the mount point, or each "
+                           "is a number");
+    return -EINVAL;
+}
 
-    p.separator = len && memchr(text, '\0', len) ? '\0' : '\n';
-    int r = parse_lines(&p, text, len);
-    if (r == 0 && p.count == 0)
-        r = fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET, "it names no file");
+int read_order_parse(const struct index *index, uint32_t root, const char *text, size_t len,
+                     uint64_t most, struct fault *fault, struct read_order_lines *ret_lines,
+                     struct read_order **ret_order)
+{
+    struct parse p = {.paths = {.index = index, .root = root, .directory = root},
+                      .most = most,
+                      .fault = fault};
+
+    order_text_init(&p.text, text, len);
+    int r = parse_lines(&p);
+    if (r == 0)
+        r = check_known(&p);
     folder_order_free(p.numbered);
     if (r < 0) {
         free(p.positions);
         return r;
     }
+    *ret_lines = (struct read_order_lines){p.count, p.left_out, p.first};
     return read_order_listed(p.positions, p.count, ret_order);
 }

@@ -29,17 +29,24 @@ int read_order_shuffled(struct folder_order *folder, uint64_t seed, uint64_t mos
  */
 int read_order_listed(uint32_t *positions, uint64_t count, struct read_order **ret_order);
 
+/* Of the text of an order file. */
+struct read_order_lines {
+    uint64_t used, left_out;
+    struct fault first; /* of those that were left out: what is wrong with it */
+};
+
 /*
- * The list in the text of an order file. One file a line; lines end with NUL where the
- * text holds one, else with a newline, and empty ones do not count. A line is the path of a
- * file below `root`; or, where all of them are decimal numbers and the first is not the name
- * of a file, a number of FOLDER_CLASSES of `root` (FOLDER_FLAT where it has no directories),
- * counted from 0, of images if there are any, else of all files.
+ * The list in the text of an order file. One file a line, as order_paths.h has lines and
+ * paths. A line is the path of a file below `root`, or, where the first is a decimal number and
+ * not a name in `root`, a number of FOLDER_CLASSES of `root` (FOLDER_FLAT where it has no
+ * directories), counted from 0, of images if there are any, else of all files.
  *
- * -EINVAL: a line that names no file; the fault says which. -E2BIG: more than `most` lines.
+ * Lines that name no file are left out. -EINVAL: those are more than the others; the fault
+ * says which was the first. -E2BIG: more than `most` lines.
  */
 int read_order_parse(const struct index *index, uint32_t root, const char *text, size_t len,
-                     uint64_t most, struct fault *fault, struct read_order **ret_order);
+                     uint64_t most, struct fault *fault, struct read_order_lines *ret_lines,
+                     struct read_order **ret_order);
 
 struct read_order *read_order_share(struct read_order *order);
 void read_order_free(struct read_order *order); /* NULL is fine */

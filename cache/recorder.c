@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "order_paths.h"
+
 #define BUFFER_BYTES (64u << 10)
 
 struct recorder {
@@ -80,9 +82,19 @@ static const char *below_root(const struct recorder *rec, const char *path, size
     return path + rec->root_len + 1;
 }
 
+static void write_line(struct recorder *rec, const char *line, size_t len)
+{
+    if (rec->used + len + 1 > sizeof(rec->buffer))
+        recorder_flush(rec);
+    memcpy(rec->buffer + rec->used, line, len);
+    rec->buffer[rec->used + len] = '\n';
+    rec->used += len + 1;
+    rec->empty = false;
+}
+
 void recorder_note(struct recorder *rec, uint32_t position)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], quoted[2 * PATH_MAX + 2];
     size_t len;
 
     if (position >= rec->entries || rec->times[position] == RECORDER_TIMES ||
@@ -90,15 +102,13 @@ void recorder_note(struct recorder *rec, uint32_t position)
         return;
     rec->times[position]++;
     const char *line = below_root(rec, path, len);
-    if (!line || strchr(line, '\n'))
+    if (!line)
         return;
     len = strlen(line);
-    if (rec->used + len + 1 > sizeof(rec->buffer))
-        recorder_flush(rec);
-    memcpy(rec->buffer + rec->used, line, len);
-    rec->buffer[rec->used + len] = '\n';
-    rec->used += len + 1;
-    rec->empty = false;
+    if (order_path_is_odd(line, len))
+        write_line(rec, quoted, order_path_quote(line, len, quoted));
+    else
+        write_line(rec, line, len);
 }
 
 static void free_recorder(struct recorder *rec)

@@ -2,8 +2,8 @@
  * Writes down in which order files are read, one path a line, for a later job with the same
  * order (read_order_parse). While it is written it is called PATH.part; that is what is left if
  * the process is killed. A file is written down up to RECORDER_TIMES times, so that a record
- * holds the orders of several epochs, and ends. Files with a newline in their path are left
- * out.
+ * holds the orders of several epochs, and ends. A path with a newline is quoted
+ * (order_paths.h).
  *
  * Threads: one at a time.
  */

@@ -74,15 +74,26 @@ static int read_order_file(const char *path, uint64_t most, char **ret_text, siz
     return fd < 0 ? -errno : read_all(fd, most, ret_text, ret_len);
 }
 
+static void tell_left_out(const char *path, const struct read_order_lines *lines)
+{
+    if (lines->left_out)
+        cli_note("%s: %s; %llu of %llu lines are left out", path, lines->first.what,
+                 (unsigned long long)lines->left_out,
+                 (unsigned long long)(lines->left_out + lines->used));
+}
+
 static int open_order(struct mounter *m)
 {
-    const char *path = m->options->order;
+    const char *path = m->options->order, *name = path;
+    struct read_order_lines lines = {0};
     auto_free char *text = NULL;
     struct fault fault = {0};
     size_t len = 0;
 
     if (!path)
         return 0;
+    if (strcmp(path, "-") == 0)
+        name = "standard input";
     uint64_t most = bytes_allowed(m);
     int r = read_order_file(path, most, &text, &len);
     if (r == -EFBIG) {
@@ -93,8 +104,11 @@ static int open_order(struct mounter *m)
     }
     if (r == 0)
         r = read_order_parse(m->pot->index, m->root, text, len, ORDER_LINES_MOST, &fault,
-                             &m->order);
-    return r < 0 ? cli_fail(strcmp(path, "-") == 0 ? "standard input" : path, r, &fault) : 0;
+                             &lines, &m->order);
+    if (r < 0)
+        return cli_fail(name, r, &fault);
+    tell_left_out(name, &lines);
+    return 0;
 }
 
 /* The daemon works elsewhere: an absolute path, of a file that need not be there. */

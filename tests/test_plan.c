@@ -481,6 +481,7 @@ START_TEST(a_record_is_an_order)
     char directory[] = "/tmp/onepot-record-XXXXXX", path[64], part[72];
     struct recorder *recorder;
     struct read_order *order;
+    struct read_order_lines lines;
     struct fault fault = {0};
     uint32_t root = position_of(tree, "train");
 
@@ -499,7 +500,8 @@ START_TEST(a_record_is_an_order)
     ck_assert_int_eq(recorder_finish(recorder), 0);
     ck_assert_ptr_null(read_text(part));
     const char *text = read_text(path);
-    ck_assert_int_eq(read_order_parse(tree, root, text, strlen(text), 100, &fault, &order), 0);
+    ck_assert_int_eq(
+        read_order_parse(tree, root, text, strlen(text), 100, &fault, &lines, &order), 0);
     ck_assert_uint_eq(read_order_count(order), 1 + RECORDER_TIMES);
     ck_assert_uint_eq(read_order_at(order, 0), folder_order_file(train, 1000));
     read_order_free(order);

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 
 #include "index_helper.h"
+#include "order_paths.h"
 #include "read_order.h"
 #include "permutation.h"
 
@@ -132,12 +133,14 @@ START_TEST(a_shuffle_is_torchs)
 END_TEST
 
 static struct index *tree;
+static struct read_order_lines lines;
 
 static int parse(const char *text, size_t len, struct fault *fault,
                  struct read_order **ret_order)
 {
     *fault = (struct fault){0};
-    return read_order_parse(tree, INDEX_ROOT, text, len, 100, fault, ret_order);
+    lines = (struct read_order_lines){0};
+    return read_order_parse(tree, INDEX_ROOT, text, len, 100, fault, &lines, ret_order);
 }
 
 static void expect_order(const char *text, size_t len, const char *expected)
@@ -196,18 +199,92 @@ START_TEST(numbers_one_a_line)
 }
 END_TEST
 
-START_TEST(a_line_that_is_wrong_is_named)
+/* Three files, and a line that names none. */
+static void expect_left_out(const char *text, const char *expected)
 {
-    expect_fault("b/1.jpg\n\nb/3.jpg\n", "line 3: 'b/3.jpg' is not in the archive");
-    expect_fault("b/1.jpg\nb\n", "line 2: 'b' is a directory");
-    expect_fault("b/1.jpg/x\n", "line 1");
-    expect_fault("../b/1.jpg\n", "line 1");
-    expect_fault("0\n1\n4\n", "line 3: '4' is more than there are files");
-    expect_fault("0\nb/1.jpg\n", "line 2: 'b/1.jpg' is no number");
+    struct read_order *order;
+    struct fault fault;
+
+    ck_assert_msg(parse(text, strlen(text), &fault, &order) == 0, "%s: %s", text, fault.what);
+    ck_assert_uint_eq(lines.used, 3);
+    ck_assert_uint_eq(lines.left_out, 1);
+    ck_assert_msg(strstr(lines.first.what, expected) != NULL, "'%s' and not '%s'",
+                  lines.first.what, expected);
+    ck_assert_uint_eq(read_order_count(order), 3);
+    read_order_free(order);
+}
+
+START_TEST(a_line_that_names_no_file_is_left_out_and_told)
+{
+    expect_left_out("b/1.jpg\n\nb/3.jpg\na/1.jpg\na/note\n",
+                    "line 3: 'b/3.jpg' is not in the archive");
+    expect_left_out("b/1.jpg\nb\na/1.jpg\na/note\n", "line 2: 'b' is a directory");
+    expect_left_out("b/1.jpg/x\nb/1.jpg\na/1.jpg\na/note\n", "line 1");
+    expect_left_out("b/1.jpg\nb/../b/1.jpg\na/1.jpg\na/note\n", "line 2");
+    expect_left_out("0\n1\n4\n2", "line 3: '4' is more than there are files");
+    expect_left_out("0\nb/1.jpg\n1\n2", "line 2: 'b/1.jpg' is no number");
+    expect_left_out("0\n99999999999999999999\n1\n2", "line 2");
+    expect_left_out("b/1.jpg\n\x1b[31m\na/note\na/1.jpg", "'?[31m'");
+}
+END_TEST
+
+START_TEST(a_text_that_is_mostly_something_else_is_refused)
+{
+    expect_fault("b/1.jpg\nb/3.jpg\nb/4.jpg\n",
+                 "line 2: 'b/3.jpg' is not in the archive, and so are 2 of 3 lines");
+    expect_fault("7\n8\n", "line 1: '7' is more than there are files, and so are 2 of 2");
     expect_fault("99999999999999999999\n", "line 1");
+    expect_fault("b\n", "line 1: 'b' is a directory");
     expect_fault("", "names no file");
     expect_fault("\n\n", "names no file");
-    expect_fault("b/1.jpg\n\x1b[31m\n", "'?[31m'");
+    expect_fault("\r\n", "names no file");
+}
+END_TEST
+
+#define TEXT(text) text, sizeof(text) - 1
+
+START_TEST(paths_may_begin_where_the_data_lay)
+{
+    expect_order(TEXT("/data/x/b/2.jpg\n/data/x/a/1.jpg\n"), "b/2.jpg a/1.jpg");
+    expect_order(TEXT("../b/2.jpg\n../a/1.jpg"), "b/2.jpg a/1.jpg");
+    expect_order(TEXT("x/b/2.jpg\nx/a/1.jpg"), "b/2.jpg a/1.jpg");
+    expect_order(TEXT("./x/b/9.jpg\n./x/b/2.jpg\n./x/a/1.jpg"), "b/2.jpg a/1.jpg");
+    expect_order(TEXT("note\n1.jpg\n"), "a/note a/1.jpg");
+    expect_order(TEXT("/m/17\n/m/a/1.jpg\n17\n"), "17 a/1.jpg 17");
+}
+END_TEST
+
+START_TEST(lines_may_end_as_those_of_windows)
+{
+    expect_order(TEXT("\xef\xbb\xbf"
+                      "b/2.jpg\r\n\r\na/1.jpg\r\n"),
+                 "b/2.jpg a/1.jpg");
+    expect_order(TEXT("3\r\n0\r\n2\r\n"), "b/2.jpg a/1.jpg b/1.jpg");
+}
+END_TEST
+
+START_TEST(odd_names_are_quoted)
+{
+    static const char *const odd[] = {"a\nb", "\"x\"", "a\r", "\n\\\"\r\n"};
+    char text[64];
+
+    expect_order(TEXT("\"a/odd\\nname.jpg\"\nb/1.jpg\n"), "a/odd\nname.jpg b/1.jpg");
+    ck_assert(!order_path_is_odd(TEXT("a b\\c\"/\rd")));
+    for (unsigned i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
+        struct index *index = make_index(odd[i], NULL);
+        struct order_paths paths = {
+            .index = index, .root = INDEX_ROOT, .directory = INDEX_ROOT};
+        uint32_t position;
+        ck_assert(order_path_is_odd(odd[i], strlen(odd[i])));
+        size_t len = order_path_quote(odd[i], strlen(odd[i]), text);
+        ck_assert_ptr_null(memchr(text, '\n', len));
+        ck_assert_int_eq(order_paths_resolve(&paths, text, len, &position), 0);
+        ck_assert_uint_eq(position, position_of(index, odd[i]));
+        index_close(index);
+    }
+    expect_fault("\"a/odd\\xname.jpg\"", "not in the archive");
+    expect_fault("\"a/odd\\\"", "not in the archive");
+    expect_fault("\"", "not in the archive");
 }
 END_TEST
 
@@ -256,7 +333,11 @@ int main(void)
     tcase_add_test(c, a_shuffle_is_torchs);
     tcase_add_test(c, paths_one_a_line);
     tcase_add_test(c, numbers_one_a_line);
-    tcase_add_test(c, a_line_that_is_wrong_is_named);
+    tcase_add_test(c, a_line_that_names_no_file_is_left_out_and_told);
+    tcase_add_test(c, a_text_that_is_mostly_something_else_is_refused);
+    tcase_add_test(c, paths_may_begin_where_the_data_lay);
+    tcase_add_test(c, lines_may_end_as_those_of_windows);
+    tcase_add_test(c, odd_names_are_quoted);
     tcase_add_test(c, more_lines_than_allowed_are_refused);
     tcase_add_test(c, a_file_may_come_twice);
     suite_add_tcase(s, c);

@@ -179,6 +179,7 @@ def shuffled_paths(seed):
 
 def test_a_recorded_order_is_replayed(work):
     paths = shuffled_paths(5)
+    numbers = {path_of(number): number for number in range(FILES)}
     with distant(work, "--record", work / "record") as mount:
         for path in paths:
             read_file(mount, path)
@@ -187,8 +188,7 @@ def test_a_recorded_order_is_replayed(work):
         check_equal(f.read().split("\n")[:-1], paths, "the record")
     check(not os.path.exists(work / "record.part"), "the unfinished record is still there")
     with distant(work, "--order", work / "record") as mount:
-        in_threads([lambda i=i: [read_file(mount, path) for path in paths[i::3]]
-                    for i in range(3)])
+        ranks_in_step(mount, [[numbers[path] for path in paths[i::3]] for i in range(3)])
         stat = settled(mount, lambda f: f["in_order"] == FILES, "reads in order")
         check_equal(stat["foreseen"]["kind"], "given", "kind")
         check(stat["foreseen"]["used"] > FILES // 20, f"{stat['foreseen']}")
@@ -218,7 +218,7 @@ def test_an_order_of_numbers_from_standard_input(work):
 def test_wrong_orders_are_refused(work):
     archive = make_archive(work)
     with open(work / "wrong", "w", encoding="utf-8") as f:
-        f.write(path_of(0) + "\n" + "train/none.jpg\n")
+        f.write(path_of(0) + "\n" + "train/none.jpg\n" + "train/no.jpg\n")
     for options, words in ((("--order", work / "wrong"), ("wrong: line 2", "train/none.jpg")),
                            (("--order", work / "nowhere"), ("nowhere",)),
                            (("--order", work.path), ("directory",)),
@@ -230,6 +230,40 @@ def test_wrong_orders_are_refused(work):
             check(word in said.decode().replace("Is a d", "is a d"), f"'{word}' in {said}")
     onepot("mount", archive, "--seed", "x", "--at", work / "refused", status=2)
     check_equal([name for name in os.listdir(work.path) if name.endswith(".part")], [], "left")
+
+
+def test_a_list_of_another_version_of_the_data_is_of_use(work):
+    """Made where the data lay, on Windows, and a file has gone since."""
+    numbers = list(range(0, FILES, 3))
+    random.Random(11).shuffle(numbers)
+    with open(work / "list", "w", encoding="utf-8", newline="") as f:
+        f.write("/data/set/train/c00/gone.jpg\r\n")
+        f.writelines(f"/data/set/{path_of(number)}\r\n" for number in numbers)
+    env = environment(ONEPOT_ASSUME_REMOTE="1")
+    path, archive = work.make("mnt"), make_archive(work)
+    try:
+        said = onepot("mount", archive, "--at", path, "--order", work / "list", env=env).stderr
+        check_equal(len(said.splitlines()), 1, f"lines of {said}")
+        for words in ("line 1:", "c00/gone.jpg", "1 of 1001 lines"):
+            check(words in said.decode(), f"'{words}' in {said}")
+        mount = work.mount(env=env)
+        reader(mount, numbers)()
+        settled(mount, lambda f: f["in_order"] == len(numbers), "reads in order")
+    finally:
+        onepot("umount", path, env=env, status=None)
+
+
+def test_names_with_a_newline_are_recorded(work):
+    names = ["a", "two\nlines", '"quoted"', "return\r"]
+    write_tar(work / "odd.tar", [member(name, content_of(name)) for name in names])
+    env = environment(ONEPOT_ASSUME_REMOTE="1")
+    for options in (("--record", work / "record"), ("--order", work / "record")):
+        with work.mount(work / "odd.tar", *options, env=env) as mount:
+            for name in names:
+                read_file(mount, name)
+            settled(mount, lambda f: "--record" in options or f["in_order"] == len(names), "order")
+    with open(work / "record", encoding="utf-8", newline="") as f:
+        check_equal(len(f.read().split("\n")[:-1]), len(names), "lines of the record")
 
 
 def test_a_record_survives_signals(work):

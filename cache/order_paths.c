@@ -1,0 +1,219 @@
+#include "order_paths.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define SAMPLE_LINES 64u
+#define PREFIXES_MAX 32u
+#define DIRECTORIES_MAX 256u
+#define ENTRIES_MAX 4096u /* of the root that are looked at for directories */
+
+/* ---- lines ---- */
+
+void order_text_init(struct order_text *t, const char *bytes, size_t len)
+{
+    static const char mark[] = "\xef\xbb\xbf"; /* of UTF-8, as programs of Windows write it */
+    bool marked = len >= 3 && memcmp(bytes, mark, 3) == 0;
+
+    *t = (struct order_text){.text = bytes, .len = len, .at = marked ? 3 : 0};
+    t->separator = len && memchr(bytes, '\0', len) ? '\0' : '\n';
+}
+
+bool order_text_next(struct order_text *t, const char **ret_line, size_t *ret_len)
+{
+    while (t->at < t->len) {
+        const char *line = t->text + t->at;
+        const char *end = memchr(line, t->separator, t->len - t->at);
+        size_t n = end ? (size_t)(end - line) : t->len - t->at;
+        t->at += n + 1;
+        t->line++;
+        if (n == 0 || (n == 1 && line[0] == '\r'))
+            continue;
+        *ret_line = line;
+        *ret_len = n;
+        return true;
+    }
+    return false;
+}
+
+/* ---- quoting ---- */
+
+static const char escaped[] = "\\\"\n\r", letters[] = "\\\"nr";
+
+bool order_path_is_odd(const char *path, size_t len)
+{
+    return len > 0 && (path[0] == '"' || path[len - 1] == '\r' || memchr(path, '\n', len));
+}
+
+size_t order_path_quote(const char *path, size_t len, char *ret_quoted)
+{
+    char *out = ret_quoted;
+
+    *out++ = '"';
+    for (size_t i = 0; i < len; i++) {
+        const char *known = path[i] ? strchr(escaped, path[i]) : NULL;
+        if (known)
+            *out++ = '\\';
+        *out++ = known ? letters[known - escaped] : path[i];
+    }
+    *out++ = '"';
+    return (size_t)(out - ret_quoted);
+}
+
+/* -EINVAL: it is not quoted, or not so. */
+static int unquote(const char *line, size_t len, char ret_path[PATH_MAX], size_t *ret_len)
+{
+    size_t n = 0;
+
+    if (len < 2 || line[0] != '"' || line[len - 1] != '"')
+        return -EINVAL;
+    for (size_t i = 1; i < len - 1; i++) {
+        char c = line[i];
+        if (c == '\\') {
+            const char *letter = i + 1 < len - 1 ? strchr(letters, line[i + 1]) : NULL;
+            if (!letter || !*letter)
+                return -EINVAL;
+            c = escaped[letter - letters];
+            i++;
+        }
+        if (n == PATH_MAX)
+            return -ENAMETOOLONG;
+        ret_path[n++] = c;
+    }
+    *ret_len = n;
+    return 0;
+}
+
+/* ---- paths ---- */
+
+static int walk(const struct index *index, uint32_t at, const char *path, size_t len,
+                uint32_t *ret_position)
+{
+    while (len > 0) {
+        const char *slash = memchr(path, '/', len);
+        size_t part = slash ? (size_t)(slash - path) : len;
+        if (part == 2 && memcmp(path, "..", 2) == 0)
+            return -EINVAL;
+        if (part > 0 && !(part == 1 && path[0] == '.')) {
+            int r = index_lookup(index, at, path, part, &at);
+            if (r < 0)
+                return r;
+        }
+        path += part + (slash != NULL);
+        len -= part + (slash != NULL);
+    }
+    *ret_position = at;
+    return 0;
+}
+
+static int resolve_path(const struct order_paths *p, const char *path, size_t len,
+                        uint32_t *ret_position)
+{
+    if (p->prefix_len && len > p->prefix_len && memcmp(path, p->prefix, p->prefix_len) == 0 &&
+        walk(p->index, p->root, path + p->prefix_len, len - p->prefix_len, ret_position) == 0)
+        return 0;
+    return walk(p->index, p->directory, path, len, ret_position);
+}
+
+int order_paths_resolve(const struct order_paths *p, const char *line, size_t len,
+                        uint32_t *ret_position)
+{
+    bool returns = len > 0 && line[len - 1] == '\r';
+    char path[PATH_MAX];
+    size_t path_len;
+
+    if (unquote(line, len - returns, path, &path_len) == 0 &&
+        resolve_path(p, path, path_len, ret_position) == 0)
+        return 0;
+    int r = resolve_path(p, line, len, ret_position);
+    if (r < 0 && returns && resolve_path(p, line, len - 1, ret_position) == 0)
+        return 0;
+    return r;
+}
+
+/* ---- which way ---- */
+
+/* How many of the first lines name a file so. */
+static unsigned count_known(const struct order_paths *p, struct order_text text,
+                            unsigned *ret_lines)
+{
+    const char *line;
+    uint32_t position;
+    unsigned known = 0;
+    struct node node;
+    size_t len;
+
+    for (*ret_lines = 0; *ret_lines < SAMPLE_LINES && order_text_next(&text, &line, &len);
+         (*ret_lines)++)
+        known += order_paths_resolve(p, line, len, &position) == 0 &&
+                 index_node(p->index, position, &node) == 0 && !S_ISDIR(node.mode);
+    return known;
+}
+
+struct search {
+    struct order_paths *best;
+    const struct order_text *text;
+    unsigned known, lines;
+};
+
+static void try_way(struct search *s, const struct order_paths *way)
+{
+    unsigned known = count_known(way, *s->text, &s->lines);
+
+    if (known <= s->known)
+        return;
+    s->known = known;
+    *s->best = *way;
+}
+
+/* What the first line begins with, up to each of its directories. */
+static void try_prefixes(struct search *s, struct order_paths way)
+{
+    struct order_text text = *s->text;
+    unsigned tried = 0;
+    size_t len;
+
+    if (!order_text_next(&text, &way.prefix, &len))
+        return;
+    for (size_t i = 1; i < len && tried < PREFIXES_MAX && s->known < s->lines; i++) {
+        if (way.prefix[i] != '/')
+            continue;
+        way.prefix_len = i + 1;
+        try_way(s, &way);
+        tried++;
+    }
+}
+
+static void try_directories(struct search *s, struct order_paths way)
+{
+    uint32_t first, count, tried = 0;
+    struct node node;
+
+    if (index_children(way.index, way.root, &first, &count) < 0)
+        return;
+    count = count < ENTRIES_MAX ? count : ENTRIES_MAX;
+    for (uint32_t i = first;
+         i < first + count && tried < DIRECTORIES_MAX && s->known < s->lines; i++) {
+        if (index_node(way.index, i, &node) < 0 || !S_ISDIR(node.mode))
+            continue;
+        way.directory = node.position;
+        try_way(s, &way);
+        tried++;
+    }
+}
+
+void order_paths_find(struct order_paths *paths, const struct index *index, uint32_t root,
+                      const struct order_text *text)
+{
+    struct search s = {.best = paths, .text = text};
+
+    *paths = (struct order_paths){.index = index, .root = root, .directory = root};
+    const struct order_paths plain = *paths;
+    try_way(&s, &plain);
+    if (s.known < s.lines)
+        try_prefixes(&s, plain);
+    if (s.known < s.lines)
+        try_directories(&s, plain);
+}
