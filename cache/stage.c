@@ -192,8 +192,8 @@ struct stage *stage_new(const struct source *source, const struct stage_options 
     return stage;
 }
 
-int stage_open(const struct source *source, const struct stage_options *options,
-               struct fault *fault, struct stage **ret_stage)
+int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
+               struct stage **ret_stage)
 {
     int r = check_source(source, fault);
     if (r < 0)
@@ -209,7 +209,7 @@ int stage_open(const struct source *source, const struct stage_options *options,
         return r;
     }
     if (!source_is_local(source)) /* each byte is asked for once, by whoever wants it */
-        posix_fadvise(source_fd(source), 0, 0, POSIX_FADV_RANDOM);
+        source_use_at_random(source);
     *ret_stage = stage;
     return 0;
 }

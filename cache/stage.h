@@ -46,8 +46,8 @@ struct stage_options {
  * -ENOSPC (it does not fit: the figures, and what to do), -EPERM (the folder is not ours),
  * -EEXIST (it lies in memory already), -ENOTSUP (the place is not on this node), and of files.
  */
-int stage_open(const struct source *source, const struct stage_options *options,
-               struct fault *fault, struct stage **ret_stage);
+int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
+               struct stage **ret_stage);
 
 /*
  * A copy of what is inside of an archive that is compressed in one piece: found whole, or made
