@@ -29,6 +29,7 @@ static void begin_request(struct reader_scratch *scratch)
 {
     scratch->used = 0;
     scratch->waited = false;
+    scratch->origin = READER_FROM_NOTHING;
 }
 
 /*
@@ -198,8 +199,10 @@ static int add_stored(struct reader *reader, struct reader_scratch *scratch,
 {
     if (reader->map && (run->length > COPY_BYTES_MAX || reader->ask_mincore)) {
         int r = check_mapped(reader, run->source_offset, run->length);
-        if (r == 0)
+        if (r == 0) {
+            came_from(scratch, reader->is_copy ? READER_FROM_COPY : READER_FROM_PAGES);
             add_iov(span, reader->map + run->source_offset, run->length);
+        }
         if (r != -EAGAIN)
             return r;
         may_wait(scratch);

@@ -321,6 +321,8 @@ static int begin_mine(struct block_cache *cache, struct entry *entry, struct blo
 static enum block_begun join(struct block_cache *cache, struct shard *shard,
                              struct entry *entry)
 {
+    bool foreseen = entry->unused;
+
     entry->users++;
     keep_used(cache, shard, entry);
     if (entry->state == LOADING) {
@@ -328,7 +330,7 @@ static enum block_begun join(struct block_cache *cache, struct shard *shard,
         return BLOCK_LOADING;
     }
     shard->hits++;
-    return BLOCK_READY;
+    return foreseen ? BLOCK_FORESEEN : BLOCK_READY;
 }
 
 int block_cache_try(struct block_cache *cache, uint64_t key, struct block **ret_block)
@@ -336,13 +338,13 @@ int block_cache_try(struct block_cache *cache, uint64_t key, struct block **ret_
     struct shard *shard = shard_of(cache, key);
     pthread_mutex_lock(&shard->lock);
     struct entry *entry = table_find(shard, key);
-    bool ready = entry && entry->state == READY;
-    if (ready) {
-        join(cache, shard, entry);
+    int begun = -EAGAIN;
+    if (entry && entry->state == READY) {
+        begun = join(cache, shard, entry);
         *ret_block = &entry->block;
     }
     pthread_mutex_unlock(&shard->lock);
-    return ready ? 0 : -EAGAIN;
+    return begun;
 }
 
 bool block_cache_has(struct block_cache *cache, uint64_t key)
@@ -357,14 +359,15 @@ bool block_cache_has(struct block_cache *cache, uint64_t key)
 int block_cache_begin(struct block_cache *cache, uint64_t key, size_t size,
                       struct block **ret_block)
 {
-    if (block_cache_try(cache, key, ret_block) == 0)
-        return BLOCK_READY;
+    int begun = block_cache_try(cache, key, ret_block);
+    if (begun >= 0)
+        return begun;
     /* Allocated before the lock is taken; one more look then tells if it is needed. */
     struct entry *fresh = entry_new(cache, key, size);
     if (!fresh)
         return -ENOMEM;
     struct shard *shard = shard_of(cache, key);
-    int begun = BLOCK_MINE;
+    begun = BLOCK_MINE;
     pthread_mutex_lock(&shard->lock);
     struct entry *entry = entry_link(shard, fresh);
     if (entry) {

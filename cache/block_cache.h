@@ -77,9 +77,18 @@ void block_cache_free(struct block_cache *cache); /* no block may be in use */
 /* Change the budget while it is used. What is too much is dropped before this returns. */
 void block_cache_set_budget(struct block_cache *cache, uint64_t budget_bytes);
 
+/* Who has to do what for a block that was begun. */
+enum block_begun {
+    BLOCK_READY,    /* it is there: as block_cache_get */
+    BLOCK_FORESEEN, /* the same, and it was filled ahead: this is its first use */
+    BLOCK_MINE,     /* fill block_buffer(block), then block_cache_end */
+    BLOCK_LOADING,  /* another thread is at it: block_cache_wait, later */
+};
+
 /*
- * The block called `key`, if it is there: a hit. Else -EAGAIN, at once: for callers
- * that have something to do before they wait. Takes the lock of one shard for a moment.
+ * The block called `key`, if it is there: a hit, BLOCK_READY or BLOCK_FORESEEN. Else -EAGAIN,
+ * at once: for callers that have something to do before they wait. Takes the lock of one shard
+ * for a moment.
  */
 int block_cache_try(struct block_cache *cache, uint64_t key, struct block **ret_block);
 
@@ -93,13 +102,6 @@ bool block_cache_has(struct block_cache *cache, uint64_t key);
 int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_fill *fill,
                     block_wait *wait, void *ctx, struct block **ret_block);
 void block_cache_put(struct block_cache *cache, struct block *block);
-
-/* Who has to do what for a block that was begun. */
-enum block_begun {
-    BLOCK_READY,   /* it is there: as block_cache_get */
-    BLOCK_MINE,    /* fill block_buffer(block), then block_cache_end */
-    BLOCK_LOADING, /* another thread is at it: block_cache_wait, later */
-};
 
 /* >= 0: a value of enum block_begun, and a block. -ENOMEM. */
 int block_cache_begin(struct block_cache *cache, uint64_t key, size_t size,

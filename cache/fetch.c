@@ -25,6 +25,12 @@ void may_wait(struct reader_scratch *scratch)
     }
 }
 
+void came_from(struct reader_scratch *scratch, enum reader_origin origin)
+{
+    if (origin > scratch->origin)
+        scratch->origin = origin;
+}
+
 int source_error(int err)
 {
     return err == 0 || err == -ENODATA || err == -ENOMEM ? err : -EIO;
@@ -45,7 +51,12 @@ int read_source(struct reader *reader, struct reader_scratch *scratch, void *buf
     int r = -EAGAIN;
     if (scratch->on_wait && !scratch->waited)
         r = source_read_cached(reader->source, buf, len, offset);
-    if (r == -EAGAIN) {
+    bool at_once = r != -EAGAIN;
+    bool copied = reader->is_copy && (at_once || source_has(reader->source, offset, len));
+    came_from(scratch, copied    ? READER_FROM_COPY
+                       : at_once ? READER_FROM_PAGES
+                                 : READER_FROM_STORAGE);
+    if (!at_once) {
         may_wait(scratch);
         r = source_read(reader->source, buf, len, offset);
     }
@@ -102,6 +113,7 @@ static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *r
 static void wait_for_block(void *ctx)
 {
     const struct block_request *request = ctx;
+    came_from(request->scratch, READER_FROM_ANOTHER);
     may_wait(request->scratch);
 }
 
@@ -132,6 +144,7 @@ int get_block(struct reader *reader, struct reader_scratch *scratch,
 {
     struct block *block;
     int r = block_cache_try(reader->cache, extent->source_offset, &block);
+    came_from(scratch, r == BLOCK_FORESEEN ? READER_FROM_AHEAD : READER_FROM_CACHE);
     if (r == -EAGAIN) {
         if (!sane_block(reader, extent))
             return -EUCLEAN;
@@ -235,6 +248,7 @@ static int read_joined(struct reader *reader, struct reader_scratch *scratch,
                                   .iov_len = pieces[i].block_bytes};
         at = pieces[i].source_offset + pieces[i].block_bytes;
     }
+    came_from(scratch, READER_FROM_STORAGE);
     may_wait(scratch);
     int r = source_readv(reader->source, iov, n, pieces[0].source_offset);
     count_read(reader, bytes, pieces[0].source_offset);
@@ -293,8 +307,8 @@ static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
 }
 
 /* Find the next piece, and begin it. -ENXIO: no stored bytes follow. */
-static int begin_piece(struct reader *reader, uint32_t position, uint64_t offset, size_t len,
-                       struct piece *ret_piece)
+static int begin_piece(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                       uint64_t offset, size_t len, struct piece *ret_piece)
 {
     struct extent extent;
     int r = index_extent(reader->index, position, offset, &extent);
@@ -306,6 +320,8 @@ static int begin_piece(struct reader *reader, uint32_t position, uint64_t offset
         return r;
     ret_piece->begun = block_cache_begin(reader->cache, piece_key(ret_piece),
                                          ret_piece->block_bytes, &ret_piece->block);
+    came_from(scratch,
+              ret_piece->begun == BLOCK_FORESEEN ? READER_FROM_AHEAD : READER_FROM_CACHE);
     return ret_piece->begun < 0 ? ret_piece->begun : 0;
 }
 
@@ -317,7 +333,7 @@ int get_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t p
     size_t done = 0;
     int r = 0;
     while (r == 0 && done < len && count < max) {
-        r = begin_piece(reader, position, offset + done, len - done, &pieces[count]);
+        r = begin_piece(reader, scratch, position, offset + done, len - done, &pieces[count]);
         if (r == 0)
             done += pieces[count++].length;
     }

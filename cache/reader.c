@@ -139,6 +139,11 @@ void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *c
     scratch->on_wait_ctx = ctx;
 }
 
+enum reader_origin reader_scratch_origin(const struct reader_scratch *scratch)
+{
+    return scratch->origin;
+}
+
 void reader_cache_stats(const struct reader *reader, struct block_cache_stats *ret_stats)
 {
     block_cache_stats(reader->cache, ret_stats);

@@ -51,6 +51,21 @@ struct reader_options {
     bool cache_stored;     /* stored bytes of a source that is not mapped go through it, too */
 };
 
+/*
+ * Where the bytes of an answer came from. An answer that is made of several has the origin that
+ * cost most, which is the greatest.
+ */
+enum reader_origin {
+    READER_FROM_NOTHING, /* holes, or past the end of the file */
+    READER_FROM_CACHE,   /* the block cache */
+    READER_FROM_AHEAD,   /* the block cache, to which they had come before anybody asked */
+    READER_FROM_PAGES,   /* the kernel's page cache of the archive */
+    READER_FROM_COPY,    /* the archive's copy on this node */
+    READER_FROM_ANOTHER, /* another thread was about to bring them, and was waited for */
+    READER_FROM_STORAGE, /* the storage of the archive */
+};
+#define READER_ORIGINS 7
+
 /* The pot must outlive the reader. -ENOTSUP if the archive's codec is not built in. */
 int reader_new(struct pot *pot, const struct reader_options *options, struct fault *fault,
                struct reader **ret_reader);
@@ -84,6 +99,9 @@ void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *c
 int reader_get(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                uint64_t offset, size_t len, struct span *ret_span);
 void reader_put(struct reader *reader, struct span *span);
+
+/* Where the last answer of this scratch came from. */
+enum reader_origin reader_scratch_origin(const struct reader_scratch *scratch);
 
 /* The same into the caller's buffer; *ret_len < len only at the end of the file. */
 int reader_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,

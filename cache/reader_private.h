@@ -37,7 +37,8 @@ struct reader_scratch {
     bool skip_sums;              /* of its blocks */
     void (*on_wait)(void *ctx);
     void *on_wait_ctx;
-    bool waited; /* on_wait was called for the current request */
+    bool waited;               /* on_wait was called for the current request */
+    enum reader_origin origin; /* of what was got for it so far */
 };
 
 /* A stored block that is wanted: a file's range of the archive, or a piece of it. */
@@ -53,6 +54,9 @@ struct piece {
 
 /* Call on_wait, if that was not done yet for this request. */
 void may_wait(struct reader_scratch *scratch);
+
+/* Some of the current answer came from there. */
+void came_from(struct reader_scratch *scratch, enum reader_origin origin);
 
 /* What a source can fail with, in the words of the interface. */
 int source_error(int err);

@@ -459,7 +459,7 @@ void control_stop(struct session *session)
 static void finish(struct control *c)
 {
     const struct counters *counters = c->config->slot->counters;
-    char line[384];
+    char line[SUMMARY_MAX];
 
     session_update_counters(c->session);
     unmounted(c);

@@ -14,11 +14,12 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 3u
+#define COUNTERS_VERSION 4u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 2
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
 #define COUNTERS_READ 15    /* FUSE_READ */
+#define COUNTERS_ORIGINS 7  /* enum reader_origin (reader.h) */
 #define COUNTERS_BUCKETS 32 /* bucket i: service times of 2^i to 2^(i+1) microseconds */
 
 enum mount_state {
@@ -40,6 +41,7 @@ struct counter_slot {
     /* What was brought in before readers asked for it; not counted above. */
     _Atomic uint64_t ahead_requests, ahead_files, ahead_bytes;
     _Atomic uint64_t histogram[COUNTERS_BUCKETS]; /* service time of READs */
+    _Atomic uint64_t origins[COUNTERS_ORIGINS];   /* READs by where their bytes came from */
 };
 
 struct counters {

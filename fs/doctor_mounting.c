@@ -3,11 +3,13 @@
  * private folder, the kernel's first request is read for what it says about itself, and the
  * mount is taken away again. All else is said so that a person sees why.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,14 +17,18 @@
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "doctor.h"
 #include "fusermount.h"
+#include "mountinfo.h"
 #include "mountpoint.h"
 
 #define INIT_WAIT_MS 2000
+#define TRIAL_LIMIT_S 60    /* it never takes as long */
+#define TRIAL_ANSWER_MS 200 /* a dead mount answers at once */
 /* In the INIT request of the kernel's FUSE protocol: a header of 40 bytes, then this. */
 #define INIT_HEADER_BYTES 40u
 #define FLAG_NO_OPEN (UINT32_C(1) << 17)
@@ -30,6 +36,8 @@
 #define FLAG_CACHE_SYMLINKS (UINT32_C(1) << 23)
 #define FLAG_NO_OPENDIR (UINT32_C(1) << 24)
 #define FLAG_READDIRPLUS (UINT32_C(1) << 13)
+
+static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
 struct init {
     uint32_t major, minor, readahead_bytes, flags;
@@ -161,20 +169,75 @@ static int try_mount(const char *folder, unsigned methods, struct mount_report *
     return 0;
 }
 
+static const char *const places[] = {"/dev/shm", "/tmp"};
+static const char trial_prefix[] = "onepot-doctor-";
+
+/* What a killed trial left, be it a mount or an empty folder. One that lives does not answer.
+ */
+static void sweep_trial(const char *folder)
+{
+    struct mount_entry entry;
+    struct stat st;
+    if (mountinfo_find(folder, &entry) == 0) {
+        if (entry.is_onepot && mountpoint_answers(folder, TRIAL_ANSWER_MS) == -ENOTCONN &&
+            mountpoint_unmount(folder, true) == 0)
+            rmdir(folder);
+    } else if (lstat(folder, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid() &&
+               time(NULL) - st.st_mtime > TRIAL_LIMIT_S) {
+        rmdir(folder);
+    }
+}
+
+static void sweep_trials(void)
+{
+    char folder[PATH_MAX];
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        DIR *dir = opendir(places[i]);
+        for (struct dirent *e; dir && (e = readdir(dir));) {
+            if (strncmp(e->d_name, trial_prefix, sizeof(trial_prefix) - 1) != 0)
+                continue;
+            snprintf(folder, sizeof(folder), "%s/%s", places[i], e->d_name);
+            sweep_trial(folder);
+        }
+        if (dir)
+            closedir(dir);
+    }
+}
+
 static int make_folder(char folder[64])
 {
-    static const char *const places[] = {"/dev/shm", "/tmp"};
-    for (size_t i = 0; i < 2; i++) {
-        snprintf(folder, 64, "%s/onepot-doctor-XXXXXX", places[i]);
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        snprintf(folder, 64, "%s/%sXXXXXX", places[i], trial_prefix);
         if (mkdtemp(folder))
             return 0;
     }
+    folder[0] = '\0';
     return -errno;
+}
+
+/* The same in a folder of its own, which goes with it, whatever signal comes meanwhile. */
+static int try_in_folder(unsigned methods, struct mount_report *report,
+                         enum mount_method *ret_method, struct init *ret_init)
+{
+    char folder[64];
+    sigset_t ending, before;
+    sigemptyset(&ending);
+    for (size_t i = 0; i < sizeof(ending_signals) / sizeof(ending_signals[0]); i++)
+        sigaddset(&ending, ending_signals[i]);
+    sigprocmask(SIG_BLOCK, &ending, &before);
+    int r = make_folder(folder);
+    if (r < 0)
+        mount_report_add(report, "a folder for it can't be made", strerror(-r));
+    else
+        r = try_mount(folder, methods, report, ret_method, ret_init);
+    if (folder[0])
+        rmdir(folder);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return r;
 }
 
 void doctor_mounting(struct findings *f)
 {
-    char folder[64];
     struct mount_report report = {0};
     struct init init;
     enum mount_method method;
@@ -184,15 +247,13 @@ void doctor_mounting(struct findings *f)
     see_device(f);
     see_helper(f);
     bool namespaces = see_namespaces(f);
-    int r = mount_methods(&methods);
-    if (r == 0)
-        r = make_folder(folder);
-    if (r < 0) {
-        finding_add(f, FINDING_WRONG, "mounting", "trial", "not possible: %s", strerror(-r));
+    if (mount_methods(&methods) < 0) {
+        finding_add(f, FINDING_WRONG, "mounting", "trial",
+                    "ONEPOT_MOUNT_METHODS names a way that there is not");
         return;
     }
-    r = try_mount(folder, methods, &report, &method, &init);
-    rmdir(folder);
+    sweep_trials();
+    int r = try_in_folder(methods, &report, &method, &init);
     if (r == 0) {
         finding_add(f, FINDING_GOOD, "mounting", "trial", "a mount works, %s",
                     method_name(method));

@@ -259,7 +259,7 @@ static bool is_last(struct mounter *m)
 static void end_mount(struct mounter *m, bool died)
 {
     const struct namespace *ns = m->ns.mnt_ns >= 0 ? &m->ns : NULL;
-    char line[384], users[512];
+    char line[SUMMARY_MAX], users[512];
     int r = unmounter_unmount(m->slot, RELEASE_WAIT_MS, false, ns);
 
     if (r == -EBUSY) {

@@ -160,8 +160,11 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
         word.err = own_slot(m, &slot);
     if (word.err == 0)
         word.err = start_session(m, slot, &word.fault, &session);
-    if (send(sock, &word, sizeof(word), MSG_NOSIGNAL) != sizeof(word) || word.err < 0)
-        _exit(1); /* nobody knows of the mount; whoever finds it heals it */
+    /* A starter that is gone is noticed there, where the mount is taken away again, too. */
+    if (send(sock, &word, sizeof(word), MSG_NOSIGNAL) < 0 && word.err < 0 && is_visible(m))
+        mountpoint_unmount(m->path, true); /* nobody else knows of it */
+    if (word.err < 0)
+        _exit(1);
     struct control_config config = control_config(m, slot, sock);
     config.wrapper = wrapper;
     control_serve(&config, session);

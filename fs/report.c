@@ -80,19 +80,6 @@ void report_take(const struct counters *c, const char *state, struct report *ret
     ret_report->idle_ns = !last_ns ? UINT64_MAX : now_ns > last_ns ? now_ns - last_ns : 0;
 }
 
-uint64_t report_wait_ns(const struct summary *sum, double share)
-{
-    uint64_t all = 0, so_far = 0;
-    for (unsigned i = 0; i < COUNTERS_BUCKETS; i++)
-        all += sum->histogram[i];
-    for (unsigned i = 0; all && i < COUNTERS_BUCKETS; i++) {
-        so_far += sum->histogram[i];
-        if ((double)so_far >= share * (double)all)
-            return UINT64_C(2000) << i;
-    }
-    return 0;
-}
-
 double report_fetched_per_byte(const struct report *r)
 {
     const struct counters *c = r->counters;

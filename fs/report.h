@@ -44,12 +44,6 @@ int report_render(const struct counters *counters, bool json, char **ret_text, s
 /* "LOOKUP" for a FUSE opcode; `buf` is for those without a name. */
 const char *report_opcode_name(unsigned opcode, char buf[CLI_TEXT_LEN]);
 
-/*
- * The time within which a share (0 to 1) of all READs was answered, in nanoseconds: the upper
- * end of a bucket of the histogram. 0 if there were none.
- */
-uint64_t report_wait_ns(const struct summary *sum, double share);
-
 /* Bytes read of the archive for each byte that was sent to readers; negative: not known. */
 double report_fetched_per_byte(const struct report *report);
 

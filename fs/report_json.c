@@ -169,6 +169,16 @@ static void json_histogram(FILE *out, const struct summary *sum)
     fputc(']', out);
 }
 
+static void json_origins(FILE *out, const struct summary *sum)
+{
+    static const char *const names[COUNTERS_ORIGINS] = {
+        "nothing", "block_cache", "prefetched", "page_cache", "staged", "another", "storage"};
+    fputs(",\n  \"reads_from\": {", out);
+    for (unsigned i = 0; i < COUNTERS_ORIGINS; i++)
+        fprintf(out, "%s\"%s\": %" PRIu64, i ? ", " : "", names[i], sum->origins[i]);
+    fputc('}', out);
+}
+
 void report_json(FILE *out, const struct report *v)
 {
     json_who(out, v);
@@ -176,6 +186,7 @@ void report_json(FILE *out, const struct report *v)
     json_foreseen(out, v->counters);
     json_stage(out, v->counters);
     json_requests(out, &v->sum);
+    json_origins(out, &v->sum);
     json_histogram(out, &v->sum);
     fputs("\n}", out);
 }

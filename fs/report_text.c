@@ -81,13 +81,36 @@ static void print_waits(FILE *out, const struct report *v)
             cli_format_count(reads, b));
     if (reads)
         fprintf(out, ": half within %s, 99 %% within %s",
-                cli_format_time(report_wait_ns(&v->sum, 0.5), d),
-                cli_format_time(report_wait_ns(&v->sum, 0.99), e));
+                cli_format_time(summary_wait_ns(&v->sum, 0.5), d),
+                cli_format_time(summary_wait_ns(&v->sum, 0.99), e));
     fputc('\n', out);
     if (reads)
         fprintf(out, "  %-12s %.1f %% of reads from memory; %s waited for storage\n", "hits",
                 100.0 - percent(v->sum.reads_waited, reads),
                 cli_format_count(v->sum.reads_waited, a));
+}
+
+/* Of READs: where their bytes came from. */
+static void print_origins(FILE *out, const struct summary *sum)
+{
+    static const char *const names[COUNTERS_ORIGINS] = {
+        "holes",          "the block cache", "read ahead", "the page cache",
+        "the local copy", "another's read",  "storage"};
+    const char *separator = "";
+    char a[CLI_TEXT_LEN];
+    uint64_t all = 0;
+    for (unsigned i = 0; i < COUNTERS_ORIGINS; i++)
+        all += sum->origins[i];
+    if (!all)
+        return;
+    fprintf(out, "  %-12s ", "reads from");
+    for (unsigned i = 0; i < COUNTERS_ORIGINS; i++) {
+        if (!sum->origins[i])
+            continue;
+        fprintf(out, "%s%s %s", separator, names[i], cli_format_count(sum->origins[i], a));
+        separator = ", ";
+    }
+    fputc('\n', out);
 }
 
 static void print_cache(FILE *out, const struct counters *c)
@@ -249,6 +272,7 @@ void report_text(FILE *out, const struct report *v)
     print_who(out, v);
     print_work(out, v);
     print_waits(out, v);
+    print_origins(out, &v->sum);
     print_cache(out, v->counters);
     print_prefetched(out, v->counters);
     print_foreseen(out, v->counters);

@@ -3,10 +3,12 @@
  * is right for some moment, and no two of them for the same one, which is good enough
  * for people.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "cli.h"
+#include "reader.h"
 #include "summary.h"
 
 static uint64_t get(const _Atomic uint64_t *counter)
@@ -23,6 +25,8 @@ static void add_slot(const struct counter_slot *slot, struct summary *sum)
     }
     for (unsigned i = 0; i < COUNTERS_BUCKETS; i++)
         sum->histogram[i] += get(&slot->histogram[i]);
+    for (unsigned i = 0; i < COUNTERS_ORIGINS; i++)
+        sum->origins[i] += get(&slot->origins[i]);
     sum->reads_waited += get(&slot->reads_waited);
     sum->errors += get(&slot->errors);
     sum->read_bytes += get(&slot->read_bytes) + get(&slot->ahead_bytes);
@@ -44,6 +48,19 @@ void summary_read(const struct counters *counters, struct summary *ret_summary)
         add_slot(&counters->slots[i], ret_summary);
 }
 
+uint64_t summary_wait_ns(const struct summary *sum, double share)
+{
+    uint64_t all = 0, so_far = 0;
+    for (unsigned i = 0; i < COUNTERS_BUCKETS; i++)
+        all += sum->histogram[i];
+    for (unsigned i = 0; all && i < COUNTERS_BUCKETS; i++) {
+        so_far += sum->histogram[i];
+        if ((double)so_far >= share * (double)all)
+            return UINT64_C(2000) << i;
+    }
+    return 0;
+}
+
 uint64_t summary_last_use_ns(const struct counters *counters)
 {
     uint64_t last = get(&counters->shared_ns);
@@ -62,41 +79,119 @@ static uint64_t busy_ns(const struct counters *counters)
     return last > counters->started_ns ? last - counters->started_ns : 1;
 }
 
+/* ---- the line: parts that have something to tell, in order of what a job asks first ---- */
+
+struct line {
+    char *text;
+    size_t size, length;
+};
+
+static void put(struct line *line, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static void put(struct line *line, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line->text + line->length, line->size - line->length, format, args);
+    va_end(args);
+    if (n > 0)
+        line->length += (size_t)n;
+    if (line->length >= line->size)
+        line->length = line->size - 1; /* cut */
+}
+
+static double percent(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
+}
+
+static void put_read(struct line *line, const struct counters *counters,
+                     const struct summary *sum)
+{
+    char files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN];
+    uint64_t ns = busy_ns(counters);
+    put(line, "%s file%s, %s read in %s (%s/s)", cli_format_count(sum->read_files, files),
+        sum->read_files == 1 ? "" : "s", cli_format_bytes(sum->read_bytes, bytes),
+        cli_format_time(ns, time),
+        cli_format_bytes((uint64_t)((double)sum->read_bytes / ((double)ns / 1e9)), rate));
+    if (sum->ahead_bytes && sum->read_bytes)
+        put(line, ", %.0f%% of it ahead of them", percent(sum->ahead_bytes, sum->read_bytes));
+}
+
+static void put_waits(struct line *line, const struct summary *sum)
+{
+    char waited[CLI_TEXT_LEN], within[CLI_TEXT_LEN];
+    put(line, "; readers waited %s", cli_format_time(sum->read_service_ns, waited));
+    uint64_t ns = summary_wait_ns(sum, 0.99);
+    if (ns)
+        put(line, ", 99%% of reads within %s", cli_format_time(ns, within));
+}
+
+/* Hits by kind. What came from nowhere (holes) is no hit and no miss. */
+static void put_origins(struct line *line, const struct summary *sum)
+{
+    static const char *const names[COUNTERS_ORIGINS] = {
+        [READER_FROM_CACHE] = "the block cache",  [READER_FROM_AHEAD] = "read ahead",
+        [READER_FROM_PAGES] = "the page cache",   [READER_FROM_COPY] = "the local copy",
+        [READER_FROM_ANOTHER] = "another's read", [READER_FROM_STORAGE] = "storage",
+    };
+    const char *separator = "; reads from ";
+    uint64_t all = 0;
+    for (unsigned i = READER_FROM_CACHE; i < COUNTERS_ORIGINS; i++)
+        all += sum->origins[i];
+    for (unsigned i = READER_FROM_CACHE; i < COUNTERS_ORIGINS; i++) {
+        if (!sum->origins[i])
+            continue;
+        put(line, "%s%s %.0f%%", separator, names[i], percent(sum->origins[i], all));
+        separator = ", ";
+    }
+}
+
+static void put_fetched(struct line *line, const struct counters *counters,
+                        const struct summary *sum)
+{
+    char bytes[CLI_TEXT_LEN];
+    uint64_t fetched = get(&counters->source_bytes), ahead = get(&counters->foreseen_bytes);
+    if (counters->stage_folder[0])
+        put(line, "; %.0f%% staged, %s of it at once for readers",
+            counters->stage_bytes
+                ? percent(get(&counters->stage_here_bytes), counters->stage_bytes)
+                : 100.0,
+            cli_format_bytes(get(&counters->stage_demand_bytes), bytes));
+    else if (fetched && sum->read_bytes)
+        put(line, "; %.2f bytes fetched for each one read",
+            (double)fetched / (double)sum->read_bytes);
+    if (ahead)
+        put(line, "; %s read ahead, %.0f%% of its files used", cli_format_bytes(ahead, bytes),
+            percent(get(&counters->foreseen_used),
+                    get(&counters->foreseen_used) + get(&counters->foreseen_unused)));
+}
+
+static void put_trouble(struct line *line, const struct counters *counters)
+{
+    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
+    uint64_t failed = get(&counters->source_failures), again = get(&counters->source_retries);
+    if (failed || again)
+        put(line, "; reads of the archive that failed: %s tried again, %s given up",
+            cli_format_count(again, a), cli_format_count(failed, b));
+}
+
 const char *summary_line(const struct counters *counters, char *buf, size_t size)
 {
+    struct line line = {buf, size, 0};
     struct summary sum;
-    char files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN];
-    char waited[CLI_TEXT_LEN], ahead[64] = "", cache[64] = "", more[64] = "";
-    char trouble[96] = "";
-    uint64_t ns = busy_ns(counters);
-    uint64_t hits = get(&counters->cache_hits) + get(&counters->cache_waits);
-    uint64_t blocks = hits + get(&counters->cache_misses);
 
-    uint64_t failed = get(&counters->source_failures), again = get(&counters->source_retries);
-    uint64_t fetched = get(&counters->source_bytes);
-
+    buf[0] = '\0';
     summary_read(counters, &sum);
     if (!sum.read_files && !sum.read_bytes) {
-        snprintf(buf, size, "nothing was read");
+        put(&line, "nothing was read");
         return buf;
     }
-    if (sum.ahead_bytes && sum.read_bytes)
-        snprintf(ahead, sizeof(ahead), ", %.0f%% of it ahead of them",
-                 100.0 * (double)sum.ahead_bytes / (double)sum.read_bytes);
-    if (blocks)
-        snprintf(cache, sizeof(cache), "; %.0f%% of blocks from the cache",
-                 100.0 * (double)hits / (double)blocks);
-    if (fetched && sum.read_bytes && !counters->stage_folder[0])
-        snprintf(more, sizeof(more), "; %.2f bytes fetched for each one read",
-                 (double)fetched / (double)sum.read_bytes);
-    if (failed || again)
-        snprintf(trouble, sizeof(trouble),
-                 "; reads of the archive that failed: %s tried again, %s given up",
-                 cli_format_count(again, time), cli_format_count(failed, rate));
-    snprintf(buf, size, "%s file%s, %s read in %s (%s/s)%s; readers waited %s%s%s%s",
-             cli_format_count(sum.read_files, files), sum.read_files == 1 ? "" : "s",
-             cli_format_bytes(sum.read_bytes, bytes), cli_format_time(ns, time),
-             cli_format_bytes((uint64_t)((double)sum.read_bytes / ((double)ns / 1e9)), rate),
-             ahead, cli_format_time(sum.read_service_ns, waited), cache, more, trouble);
+    put_read(&line, counters, &sum);
+    put_waits(&line, &sum);
+    put_origins(&line, &sum);
+    put_fetched(&line, counters, &sum);
+    put_trouble(&line, counters);
     return buf;
 }

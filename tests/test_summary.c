@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "reader.h"
 #include "summary.h"
 
 static struct counters *counters;
@@ -54,7 +55,7 @@ END_TEST
 
 START_TEST(the_line_tells_what_the_job_got)
 {
-    char line[384];
+    char line[SUMMARY_MAX];
     counters->started_ns = 5000000000u;
     counters->slots[0].last_request_ns = 15000000000u;
     counters->slots[0].read_files = 1234;
@@ -62,16 +63,31 @@ START_TEST(the_line_tells_what_the_job_got)
     counters->slots[2].read_service_ns = 2500000000u;
     ck_assert_str_eq(summary_line(counters, line, sizeof(line)),
                      "1,234 files, 10.0 GiB read in 10.0 s (1.0 GiB/s); readers waited 2.5 s");
-    counters->cache_hits = 70;
-    counters->cache_waits = 5;
-    counters->cache_misses = 25;
-    ck_assert_ptr_nonnull(
-        strstr(summary_line(counters, line, sizeof(line)), "; 75% of blocks from the cache"));
+    counters->slots[2].histogram[0] = 98;
+    counters->slots[3].histogram[10] = 2;
+    counters->slots[2].origins[READER_FROM_CACHE] = 70;
+    counters->slots[3].origins[READER_FROM_CACHE] = 5;
+    counters->slots[3].origins[READER_FROM_STORAGE] = 25;
+    counters->slots[3].origins[READER_FROM_NOTHING] = 50;
+    summary_line(counters, line, sizeof(line));
+    ck_assert_ptr_nonnull(strstr(line, "; readers waited 2.5 s, 99% of reads within 2.0 ms;"));
+    ck_assert_ptr_nonnull(strstr(line, "; reads from the block cache 75%, storage 25%"));
+    counters->foreseen_bytes = 1u << 20;
+    counters->foreseen_used = 3;
+    counters->foreseen_unused = 1;
+    summary_line(counters, line, sizeof(line));
+    ck_assert_ptr_nonnull(strstr(line, "; 1.0 MiB read ahead, 75% of its files used"));
     counters->source_bytes = UINT64_C(15) << 30;
     counters->source_retries = 3;
     summary_line(counters, line, sizeof(line));
     ck_assert_ptr_nonnull(strstr(line, "; 1.50 bytes fetched for each one read"));
     ck_assert_ptr_nonnull(strstr(line, "failed: 3 tried again, 0 given up"));
+    strcpy(counters->stage_folder, "/dev/shm/x");
+    counters->stage_bytes = 200;
+    counters->stage_here_bytes = 100;
+    counters->stage_demand_bytes = 1024;
+    summary_line(counters, line, sizeof(line));
+    ck_assert_ptr_nonnull(strstr(line, "; 50% staged, 1.0 KiB of it at once for readers"));
 }
 END_TEST
 

@@ -48,6 +48,8 @@ static unsigned bucket_of(uint64_t ns)
     return b < COUNTERS_BUCKETS ? b : COUNTERS_BUCKETS - 1;
 }
 
+_Static_assert(COUNTERS_ORIGINS == READER_ORIGINS, "READs are counted by their origin");
+
 static void count(struct request *rq, int err, size_t bytes)
 {
     struct worker *w = rq->worker;
@@ -72,6 +74,8 @@ static void count(struct request *rq, int err, size_t bytes)
         add(&slot->read_service_ns, took);
         add(&slot->reads_waited, w->blocked);
         add(&slot->histogram[bucket_of(took)], 1);
+        if (!err)
+            add(&slot->origins[reader_scratch_origin(w->scratch)], 1);
     }
     if (err && err != -ENOENT && err != -ENOSYS && err != -ENODATA && err != -ENOTTY &&
         err != -ENXIO && err != -ERANGE && err != -ENAMETOOLONG)

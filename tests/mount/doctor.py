@@ -1,8 +1,10 @@
 """onepot doctor: what it says of a node, of archives and of mounts."""
 
+import ctypes
 import json
 import os
 import signal
+import tempfile
 
 import harness
 from duplicates import member, write_tar
@@ -36,6 +38,27 @@ def test_a_node_that_can_mount_is_well(work):
     text = onepot("doctor").stdout.decode()
     check("trial: a mount works" in text, text)
     check_equal(harness.mountpoints(work.path), [], "mounts that are left")
+
+
+def test_what_a_killed_trial_left_goes_with_the_next(_work):
+    harness.need_root("mount")
+    folder = tempfile.mkdtemp(prefix="onepot-doctor-", dir="/dev/shm")
+    try:
+        device = os.open("/dev/fuse", os.O_RDWR)
+        libc = ctypes.CDLL(None, use_errno=True)
+        options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+        check_equal(libc.mount(b"onepot-doctor", folder.encode(), b"fuse.onepot", 0,
+                               options.encode()), 0, "mount(2)")
+        os.close(device)
+        check_equal(harness.mountpoints(folder), [folder], "a dead mount")
+        doctor()
+        check_equal(harness.mountpoints(folder), [], "mounts of the trial")
+        check(not os.path.exists(folder), "its folder is still there")
+    finally:
+        if harness.mountpoints(folder):
+            harness.detach(folder)
+        if os.path.exists(folder):
+            os.rmdir(folder)
 
 
 def test_where_no_mount_is_possible_it_says_why(work):

@@ -1,0 +1,186 @@
+"""onepot stat: each field is explained in its manual page; the file in the mount says the same,
+also where nothing but the mount is seen; and reads are counted by where their bytes came from."""
+
+import json
+import os
+import re
+
+import harness
+from duplicates import member, write_tar
+from harness import check, check_equal, environment, need_program, onepot, run, wait_for
+
+FILES, BYTES = 40, 5000
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../man/onepot-stat.1")
+
+
+def make_archive(work):
+    write_tar(work / "data.tar", [member("d", directory=True)] +
+              [member(f"d/{i:02d}", bytes([i]) * BYTES) for i in range(FILES)])
+    return work / "data.tar"
+
+
+def distant():
+    return environment(ONEPOT_ASSUME_REMOTE="1")
+
+
+def read_file(mount, number):
+    """The kernel forgets it then, so that the next read is one of the daemon's, too."""
+    fd = os.open(mount / f"d/{number:02d}", os.O_RDONLY)
+    try:
+        check_equal(os.read(fd, 2 * BYTES), bytes([number]) * BYTES, f"file {number}")
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def names_in_the_page():
+    """What it sets in italics behind "What it has", and the tags there that are fields."""
+    with open(PAGE, encoding="utf-8") as f:
+        text = f.read()
+    text = text[text.index("What it has:"):text.index(".SH EXIT STATUS")]
+    names = set()
+    for line in text.splitlines():
+        if not line.startswith((".I ", ".IR ")):
+            continue
+        words = re.sub(r'"[^"]*"', " ", line.split(" ", 1)[1]).replace("\\fR", " ")
+        names |= set(re.findall(r"[a-z_]+", words))
+    return names
+
+
+def names_in(value, inside=""):
+    """All keys of an object, but for the names of requests."""
+    if isinstance(value, list):
+        return set().union(*(names_in(v, inside) for v in value)) if value else set()
+    if not isinstance(value, dict) or inside == "requests":
+        return set()
+    return set(value).union(*(names_in(v, k) for k, v in value.items()))
+
+
+def test_the_page_names_each_field_and_no_other(work):
+    archive = make_archive(work)
+    with open(work / "order", "w", encoding="ascii") as f:
+        f.writelines(f"d/{i:02d}\n" for i in range(FILES))
+    found = set()
+    for options in (("--order", work / "order"), ("--stage",)):
+        with work.mount(*options, archive, env=distant()) as mount:
+            read_file(mount, 0)
+            if options[0] == "--order":
+                wait_for(lambda m=mount: m.stat()["foreseen"]["order"], "the order")
+            found |= names_in(mount.stat())
+    page = names_in_the_page()
+    check_equal(sorted(found - page), [], "fields that onepot-stat(1) does not name")
+    check_equal(sorted(page - found), [], "fields that onepot-stat(1) names and are not there")
+
+
+def settled(numbers):
+    """Without what changes by itself."""
+    return {k: v for k, v in numbers.items() if k not in ("uptime_seconds", "last_request_ns_ago")}
+
+
+def settled_lines(text):
+    return [line for line in text.splitlines()
+            if not line.startswith(("  daemon ", "  read ", "  last request "))]
+
+
+def test_the_file_in_the_mount_says_what_the_command_says(work):
+    with work.mount(make_archive(work), env=distant()) as mount:
+        for i in range(FILES):
+            read_file(mount, i)
+        with open(mount / ".onepot/stat.json", encoding="utf-8") as f:
+            inside = json.load(f)
+        check_equal(settled(mount.stat()), settled(inside), "in numbers")
+        with open(mount / ".onepot/stat", encoding="utf-8") as f:
+            text = f.read()
+        check_equal(settled_lines(onepot("stat", mount.path).stdout.decode()),
+                    settled_lines(text), "lines")
+
+
+def test_it_can_be_read_where_only_the_mount_is_seen(work):
+    """As in a container: another view of processes and of all that the host keeps."""
+    harness.need_root("make namespaces")
+    need_program("unshare")
+    with work.mount(make_archive(work), env=environment()) as mount:
+        read_file(mount, 3)
+        pid = mount.stat()["daemon_pid"]
+        script = ('mount -t tmpfs none "$1" && mount -t tmpfs none /dev/shm && '
+                  'mount -t proc none /proc && [ ! -e /proc/$3/stat ] && ! "$4" stat "$2" && '
+                  'cat "$2/.onepot/stat.json" && head -1 "$2/.onepot/stat"')
+        done = run("unshare", "--mount", "--pid", "--fork", "--propagation", "private", "sh", "-c",
+                   script, "sh", work / ".home", mount.path, str(pid), harness.onepot_program())
+        said, last = done.stdout.decode().rsplit("\n", 2)[:2]
+        check_equal(json.loads(said)["read_files"], 1, "files")
+        check_equal(last, mount.path + ":", "the first line of the text")
+
+
+def reads_from(mount):
+    numbers = mount.stat()
+    origins = numbers["reads_from"]
+    check_equal(sum(origins.values()), numbers["requests"].get("READ", 0), "reads by origin")
+    return {k: v for k, v in origins.items() if v}
+
+
+def test_reads_of_an_archive_on_this_node_come_from_the_page_cache(work):
+    with work.mount(make_archive(work), "--readahead", "off", env=environment()) as mount:
+        for i in range(10):
+            read_file(mount, i)
+        found = reads_from(mount)
+        # The kernel may drop a page of the archive at any time.
+        check_equal(found.get("page_cache", 0) + found.get("storage", 0), 10, f"{found}")
+        check(found.get("page_cache", 0) > 0, f"{found}")
+
+
+def test_reads_of_a_distant_archive_come_from_storage_and_then_from_the_cache(work):
+    with work.mount(make_archive(work), "--readahead", "off", env=distant()) as mount:
+        for _ in range(3):
+            for i in range(10):
+                read_file(mount, i)
+        check_equal(reads_from(mount), {"storage": 10, "block_cache": 20}, "origins")
+        text = onepot("stat", mount.path).stdout.decode()
+        check("reads from   the block cache 20, storage 10\n" in text, text)
+        note = onepot("umount", mount.path).stderr.decode()
+        mount.mounted = False
+        check("reads from the block cache 67%, storage 33%" in note, note)
+        check("99% of reads within" in note, note)
+
+
+def test_what_was_read_ahead_is_told_from_what_was_read_before(work):
+    with open(work / "order", "w", encoding="ascii") as f:
+        f.writelines(f"d/{i:02d}\n" for i in range(FILES))
+    with work.mount(make_archive(work), "--order", work / "order", env=distant()) as mount:
+        wait_for(lambda: mount.stat()["prefetched"] >= FILES, "all to be read ahead")
+        for i in range(FILES):
+            read_file(mount, i)
+        found = reads_from(mount)
+        check(found.get("prefetched", 0) >= FILES // 2, f"of the first use: {found}")
+        for i in range(FILES):
+            read_file(mount, i)
+        again = reads_from(mount)
+        check(again.get("block_cache", 0) >= FILES // 2, f"and then: {again}")
+
+
+def test_reads_of_a_staged_archive_come_from_the_copy(work):
+    with work.mount(make_archive(work), "--stage", "--readahead", "off", env=distant()) as mount:
+        wait_for(lambda: mount.stat()["stage"]["here_bytes"] == mount.stat()["stage"]["bytes"],
+                 "the copy")
+        for i in range(10):
+            read_file(mount, i)
+        check_equal(reads_from(mount), {"staged": 10}, "origins")
+
+
+def test_holes_come_from_nothing(work):
+    need_program("tar")
+    with open(work / "sparse", "wb") as f:
+        f.truncate(1 << 20)
+        f.seek(1 << 20)
+        f.write(b"end")
+    run("tar", "-C", work.path, "-cSf", work / "sparse.tar", "sparse")
+    with work.mount(work / "sparse.tar", "--readahead", "off", env=environment()) as mount:
+        fd = os.open(mount / "sparse", os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        check_equal(os.pread(fd, 4096, 0), bytes(4096), "the hole")
+        os.close(fd)
+        check_equal(reads_from(mount), {"nothing": 1}, "origins")
+
+
+if __name__ == "__main__":
+    harness.main(globals())
