@@ -97,18 +97,18 @@ static int check_existing(struct output *output, struct fault *fault)
 /* NAME.XXXXXX.partial, the name cut where the whole would be too long. */
 static int make_partial_name(struct output *output)
 {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyz234567";
-    uint8_t noise[6];
+    uint8_t noise[PARTIAL_LETTER_COUNT];
     if (getrandom(noise, sizeof(noise), 0) != sizeof(noise))
         return -EIO;
     char unique[sizeof(noise) + 1] = {0};
     for (size_t i = 0; i < sizeof(noise); i++)
-        unique[i] = letters[noise[i] & 31];
+        unique[i] = PARTIAL_LETTERS[noise[i] & 31];
 
-    int most = NAME_MAX - (int)strlen(".XXXXXX.partial");
+    int most = NAME_MAX - (int)PARTIAL_EXTRA_LEN;
     free(output->partial_name);
     output->partial_name = NULL;
-    if (asprintf(&output->partial_name, "%.*s.%s.partial", most, output->name, unique) < 0) {
+    if (asprintf(&output->partial_name, "%.*s.%s" PARTIAL_SUFFIX, most, output->name, unique) <
+        0) {
         output->partial_name = NULL;
         return -ENOMEM;
     }
@@ -123,8 +123,13 @@ static int create_partial(struct output *output, struct fault *fault)
             return r;
         output->fd = openat(output->folder_fd, output->partial_name,
                             O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-        if (output->fd >= 0 || errno != EEXIST)
+        if (output->fd < 0 && errno != EEXIST)
             break;
+        if (output->fd >= 0 && leftovers_claim(output->fd) == 0)
+            break;
+        if (output->fd >= 0)
+            close(steal_fd(&output->fd));
+        errno = EEXIST;
     }
     struct stat st;
     if (output->fd < 0 || fstat(output->fd, &st) < 0)
@@ -132,6 +137,30 @@ static int create_partial(struct output *output, struct fault *fault)
     output->dev = st.st_dev;
     output->ino = st.st_ino;
     return 0;
+}
+
+static bool is_of_output(const void *ctx, const char *name, size_t len)
+{
+    const struct output *output = ctx;
+    size_t own = strlen(output->name), most = NAME_MAX - PARTIAL_EXTRA_LEN;
+    return len == (own < most ? own : most) && memcmp(name, output->name, len) == 0;
+}
+
+void output_clean(const char *path, const struct leftovers *how)
+{
+    struct output output = {.fd = -1, .folder_fd = -1};
+    auto_free char *followed = NULL;
+    if (follow(path, NULL, &followed) == 0 && open_folder(&output, followed, NULL) == 0) {
+        struct leftovers l = *how;
+        if (!l.match) {
+            l.match = is_of_output;
+            l.match_ctx = &output;
+        }
+        leftovers_remove(output.folder_fd, &l);
+    }
+    if (output.folder_fd >= 0)
+        close(output.folder_fd);
+    free(output.name);
 }
 
 int output_open(const char *path, bool overwrite, struct fault *fault,

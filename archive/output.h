@@ -1,7 +1,7 @@
 /*
  * A file that appears under its name only when it is complete. Until then it is
- * called NAME.XXXXXX.partial, in the same folder; output_discard removes that, and a
- * process that is killed leaves only it behind.
+ * called NAME.XXXXXX.partial, in the same folder, and locked; output_discard removes that,
+ * and a process that is killed leaves only it behind, for output_clean.
  *
  *     output_open("train.onepot.tar", false, &fault, &out);
  *     write to out->fd ...
@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "fault.h"
+#include "leftovers.h"
 
 struct output {
     int fd;        /* open for reading and writing; owned by the output */
@@ -25,6 +26,12 @@ struct output {
     uint64_t ino;
     uint64_t replaced_ino; /* of the file (on the same device) to be replaced; 0: none */
 };
+
+/*
+ * Remove what killed processes left of the file at `path`, or of all files in its folder for
+ * which how->match, if there is one, says so. Nothing that goes wrong matters.
+ */
+void output_clean(const char *path, const struct leftovers *how);
 
 /*
  * Create the partial file. A final name that exists is -EEXIST without `overwrite`,

@@ -17,6 +17,7 @@
 #include "cleanup.h"
 #include "compress.h"
 #include "folder.h"
+#include "output.h"
 #include "pipeline.h"
 
 struct source_folder {
@@ -252,6 +253,49 @@ static int write_shards(struct run *run, const struct writer_options *how, struc
     return shard_set_close(shards, o->stop, fault, &run->result.totals);
 }
 
+/* ---- what killed runs left ---- */
+
+/* Of the shards only our own: those of other ranks are theirs to remove. */
+static bool is_own_shard(const void *ctx, const char *name, size_t len)
+{
+    const struct selection *s = ctx;
+    uint32_t number;
+    return shard_names_find(s->outputs, name, len, &number) && selection_has(s, number);
+}
+
+static void report_leftover(void *ctx, enum leftover what, const char *name)
+{
+    const struct pack_options *o = ((const struct run *)ctx)->options;
+    struct fault fault = {0};
+    if (!o->report)
+        return;
+    if (what == LEFTOVER_REMOVED) {
+        fault_set(&fault, -EEXIST, name, FAULT_NO_OFFSET,
+                  "removed: it was left there by a run that was killed");
+    } else if (what == LEFTOVER_BUSY) {
+        fault_set(&fault, -EBUSY, name, FAULT_NO_OFFSET,
+                  "another process is writing the same archive");
+    } else {
+        fault_set(&fault, -EBUSY, name, FAULT_NO_OFFSET,
+                  "left by a run that was killed, or being written on another node");
+        fault_advise(&fault, "remove it if there is none");
+    }
+    o->report(o->ctx, PACK_NOTE, &fault);
+}
+
+static void remove_leftovers(struct run *run)
+{
+    struct leftovers how = {.found = report_leftover, .ctx = run};
+    auto_free char *shard = NULL;
+    if (run->selection.outputs) {
+        if (shard_name(run->selection.outputs, run->selection.rank, &shard) < 0)
+            return;
+        how.match = is_own_shard;
+        how.match_ctx = &run->selection;
+    }
+    output_clean(shard ? shard : run->options->output, &how);
+}
+
 static int write_archive(struct run *run, struct fault *fault)
 {
     const struct pack_options *o = run->options;
@@ -260,6 +304,7 @@ static int write_archive(struct run *run, struct fault *fault)
                                  .zstd_level = o->zstd_level,
                                  .block_bytes = o->block_bytes,
                                  .align_bytes = o->align_bytes};
+    remove_leftovers(run);
     int r = o->zstd_level ? compress_pool_new(o->threads, o->zstd_level, &how.pool) : 0;
     if (r == 0)
         r = write_shards(run, &how, fault);

@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "leftovers.h"
+
 /* What a name of an archive ends with; longer ones first. */
 static const char *const endings[] = {".onepot.tar.zst", ".onepot.tar", ".tar.zst", ".tar"};
-
-#define PARTIAL_LEN strlen(".XXXXXX.partial")
 
 /* The place of %d or %0Nd and its length, or NULL. */
 static const char *find_pattern(const char *name, size_t *ret_len, unsigned *ret_digits)
@@ -86,8 +86,8 @@ int shard_name(const struct shard_names *names, uint32_t number, char **ret_path
     return 0;
 }
 
-/* `len` bytes of a name. */
-static bool is_shard(const struct shard_names *names, const char *name, size_t len)
+bool shard_names_find(const struct shard_names *names, const char *name, size_t len,
+                      uint32_t *ret_number)
 {
     const char *slash = strrchr(names->before, '/');
     const char *before = slash ? slash + 1 : names->before;
@@ -99,14 +99,17 @@ static bool is_shard(const struct shard_names *names, const char *name, size_t l
     if (digits < names->digits || digits > 100 ||
         strspn(name + before_len, "0123456789") < digits)
         return false;
-    return strtoull(name + before_len, NULL, 10) < names->count;
+    unsigned long long number = strtoull(name + before_len, NULL, 10);
+    if (number >= names->count)
+        return false;
+    *ret_number = (uint32_t)number;
+    return true;
 }
 
 bool shard_names_match(const struct shard_names *names, const char *name)
 {
     size_t len = strlen(name);
-    if (is_shard(names, name, len))
-        return true;
-    return len > PARTIAL_LEN && strcmp(name + len - strlen(".partial"), ".partial") == 0 &&
-           name[len - PARTIAL_LEN] == '.' && is_shard(names, name, len - PARTIAL_LEN);
+    uint32_t number;
+    return shard_names_find(names, name, len, &number) ||
+           (partial_name_parse(name, &len) && shard_names_find(names, name, len, &number));
 }

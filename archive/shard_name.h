@@ -10,6 +10,7 @@
 #define ONEPOT_SHARD_NAME_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct shard_names {
@@ -24,6 +25,10 @@ void shard_names_free(struct shard_names *names);
 
 /* The path of a shard. Caller frees. -ENOMEM. */
 int shard_name(const struct shard_names *names, uint32_t number, char **ret_path);
+
+/* Are these `len` bytes, without folders, the name of one of the shards? Which one? */
+bool shard_names_find(const struct shard_names *names, const char *name, size_t len,
+                      uint32_t *ret_number);
 
 /* Is this, without folders, the name of one of the shards, or of a part of one? */
 bool shard_names_match(const struct shard_names *names, const char *name);

@@ -45,7 +45,7 @@ void tar_mtime(struct archive_entry *entry, struct builder_member *member)
 }
 
 struct attribute {
-    const char *name;
+    char *name;
     const void *value;
     size_t value_len;
     size_t order;
@@ -58,6 +58,52 @@ static int compare_attributes(const void *a, const void *b)
     return r ? r : x->order < y->order ? -1 : x->order > y->order;
 }
 
+/* GNU tar writes "=" in a name as %3D, as it ends the name there, and "%" as %25. */
+static void decode_name(char *name)
+{
+    char *to = name;
+    for (const char *from = name; *from; from++) {
+        bool coded = strncmp(from, "%3D", 3) == 0 || strncmp(from, "%25", 3) == 0;
+        *to++ = !coded ? *from : from[1] == '3' ? '=' : '%';
+        from += coded ? 2 : 0;
+    }
+    *to = '\0';
+}
+
+static void free_attributes(struct attribute *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        free(list[i].name);
+    free(list);
+}
+
+/* `count` of them, sorted. Caller frees. */
+static int read_attributes(struct archive_entry *entry, size_t count,
+                           struct attribute **ret_list)
+{
+    struct attribute *list = calloc(count, sizeof(*list));
+    int r = list ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        const char *name;
+        list[i].order = i;
+        if (archive_entry_xattr_next(entry, &name, &list[i].value, &list[i].value_len) !=
+            ARCHIVE_OK)
+            r = -EUCLEAN;
+        else if (!(list[i].name = strdup(name)))
+            r = -ENOMEM;
+        else
+            decode_name(list[i].name);
+    }
+    if (r < 0) {
+        if (list)
+            free_attributes(list, count);
+        return r;
+    }
+    qsort(list, count, sizeof(*list), compare_attributes);
+    *ret_list = list;
+    return 0;
+}
+
 /*
  * Attributes by name, once each: bsdtar writes every one in two forms. libarchive
  * lists the last one of the header first, and the last one is what counts.
@@ -68,30 +114,22 @@ static int add_xattrs(struct archive_entry *entry, struct builder *builder, uint
     size_t count = (size_t)archive_entry_xattr_reset(entry);
     if (count == 0)
         return 0;
-    auto_free struct attribute *list = calloc(count, sizeof(*list));
-    if (!list)
-        return -ENOMEM;
-    for (size_t i = 0; i < count; i++) {
-        list[i].order = i;
-        if (archive_entry_xattr_next(entry, &list[i].name, &list[i].value,
-                                     &list[i].value_len) != ARCHIVE_OK)
-            return -EUCLEAN;
-    }
-    qsort(list, count, sizeof(*list), compare_attributes);
-    for (size_t i = 0; i < count; i++) {
+    struct attribute *list;
+    int r = read_attributes(entry, count, &list);
+    if (r < 0)
+        return r;
+    for (size_t i = 0; r == 0 && i < count; i++) {
         if (i > 0 && strcmp(list[i].name, list[i - 1].name) == 0)
             continue;
         size_t name_len = strlen(list[i].name);
-        if (name_len == 0 || name_len > XATTR_NAME_MAX || list[i].value_len > XATTR_SIZE_MAX) {
+        if (name_len == 0 || name_len > XATTR_NAME_MAX || list[i].value_len > XATTR_SIZE_MAX)
             odd->xattrs = true;
-            continue;
-        }
-        int r = builder_add_xattr(builder, inode, list[i].name, name_len, list[i].value,
+        else
+            r = builder_add_xattr(builder, inode, list[i].name, name_len, list[i].value,
                                   list[i].value_len);
-        if (r < 0)
-            return r;
     }
-    return 0;
+    free_attributes(list, count);
+    return r;
 }
 
 /* ---- access lists ---- */

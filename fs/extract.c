@@ -274,7 +274,9 @@ static int visit_all(struct extraction *x, struct folders *folders)
             continue;
         }
         if (i == INDEX_ROOT)
-            x->flags[i] |= x->root_made ? ENTRY_MADE | ENTRY_NEW : 0;
+            x->flags[i] |= x->root_made                    ? ENTRY_MADE | ENTRY_NEW
+                           : x->options->directory_is_ours ? ENTRY_MADE
+                                                           : 0;
         for (uint32_t c = 0; r == 0 && c < count; c++)
             r = visit_child(x, folders, first + c, x->flags[i] & ENTRY_WANTED, &key);
         if (r == 0 && extract_stopped(x))
@@ -473,6 +475,7 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
         .others = x.others,
         .bytes = x.progress.bytes_done,
         .problems = x.problems,
+        .made_directory = x.root_made,
         .lost_xattrs = x.lost_xattrs,
     };
     release(&x);

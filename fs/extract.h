@@ -42,6 +42,7 @@ struct extract_options {
     bool overwrite;           /* replace what is there, but for folders */
     bool exact_modes;         /* set-id and sticky bits too, whatever the umask */
     bool owners;              /* uid and gid of the archive */
+    bool directory_is_ours;   /* made by a run before: it gets the archive's attributes */
     unsigned threads;
 
     /* Called for one member at a time that could not be extracted. May be NULL. */
@@ -60,6 +61,7 @@ struct extract_result {
     uint64_t others; /* symbolic links, fifos, devices, sockets */
     uint64_t bytes;  /* written */
     uint64_t problems;
+    bool made_directory;  /* that of the options */
     uint64_t lost_xattrs; /* files whose attributes the filesystem does not take */
 };
 

@@ -138,10 +138,20 @@ static bool hands_down(int fd, const struct stat *st)
     return st->st_mode & S_ISGID || fgetxattr(fd, ACL_DEFAULT, NULL, 0) > 0;
 }
 
+/* One that a run before made may have got a mode that keeps us out. */
+static void reopen_own(const char *path)
+{
+    struct stat st;
+    if (stat(path, &st) == 0 && (st.st_mode & 0700) != 0700 && st.st_uid == geteuid())
+        chmod(path, (st.st_mode & 07777) | 0700);
+}
+
 int tree_open_root(struct extraction *x, struct fault *fault)
 {
     const char *path = x->options->directory;
     struct stat st;
+    if (x->options->directory_is_ours)
+        reopen_own(path);
     x->root_made = mkdir(path, 0700) == 0;
     if (!x->root_made && errno != EEXIST)
         return fault_set(fault, -errno, path, FAULT_NO_OFFSET, "can't be made: %s",

@@ -4,7 +4,7 @@
  * bytes need not be read from the disk again. A member goes to one thread, as its sum is
  * over its bytes in order.
  */
-#include "verify.h"
+#include "verify_private.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -22,28 +22,9 @@
 #include "content.h"
 #include "coverage.h"
 #include "onepot_format.h"
-#include "worklist.h"
 
 #define PROGRESS_PERIOD_MS 100
 #define A_WINDOW UINT32_MAX /* the position of a work item whose piece is a window */
-
-struct verification {
-    const struct verify_options *options;
-    struct pot *pot;
-    const struct index *index;
-    struct reader *reader;
-    bool has_sums;
-    struct worklist *list;
-    uint64_t data_end;         /* of the stored data that lies last */
-    struct coverage *coverage; /* NULL: the archive has no sums of the rest */
-
-    pthread_mutex_t lock; /* of reports and `running` */
-    pthread_cond_t done;
-    unsigned running;
-    int error;
-    struct progress progress;
-    _Atomic uint64_t files, problems;
-};
 
 struct verifier {
     struct verification *v;
@@ -54,14 +35,9 @@ struct verifier {
     uint8_t *window;
 };
 
-static bool stopped(const struct verification *v)
-{
-    return v->options->stop && atomic_load_explicit(v->options->stop, memory_order_relaxed);
-}
-
 /* ---- problems ---- */
 
-static void report(struct verification *v, const struct fault *fault)
+void verify_report(struct verification *v, const struct fault *fault)
 {
     pthread_mutex_lock(&v->lock);
     atomic_fetch_add(&v->problems, 1);
@@ -86,7 +62,7 @@ static void report_member(struct verification *v, uint32_t position, int err, ui
     struct fault fault = {0};
     member_path(v->index, position, path, sizeof(path));
     fault_set(&fault, err, path, offset, "%s", what);
-    report(v, &fault);
+    verify_report(v, &fault);
 }
 
 /* ---- the tree ---- */
@@ -175,7 +151,7 @@ static int check_directory(const struct index *index, uint32_t position, uint32_
 static int check_tree(struct verification *v)
 {
     uint32_t entries = index_info(v->index)->entries, next = 1;
-    for (uint32_t i = 0; i < entries && !stopped(v); i++) {
+    for (uint32_t i = 0; i < entries && !verify_stopped(v); i++) {
         const char *what;
         int r = check_entry(v, i, &what);
         if (r == -ENOMEM)
@@ -187,7 +163,7 @@ static int check_tree(struct verification *v)
             report_member(v, i, r, FAULT_NO_OFFSET,
                           "the list of what is in it is damaged in the index");
     }
-    if (!stopped(v) && next != entries && v->problems == 0)
+    if (!verify_stopped(v) && next != entries && v->problems == 0)
         report_member(v, INDEX_ROOT, -EUCLEAN, FAULT_NO_OFFSET,
                       "the index has entries that are in no directory");
     return 0;
@@ -199,7 +175,7 @@ static int take_bytes(void *ctx, const void *bytes, size_t len, uint64_t offset)
 {
     struct verifier *t = ctx;
     (void)offset;
-    if (stopped(t->v))
+    if (verify_stopped(t->v))
         return -EINTR;
     if (t->v->has_sums)
         XXH3_64bits_update(t->hash, bytes, len);
@@ -267,7 +243,7 @@ static void report_window(struct verification *v, uint64_t window, const struct 
     else
         fault_set(&told, -EUCLEAN, first, from,
                   "headers between this and %.200s are damaged, or the padding", last);
-    report(v, &told);
+    verify_report(v, &told);
 }
 
 static void check_window(struct verifier *t, uint64_t window)
@@ -289,8 +265,8 @@ static void *verifier_main(void *arg)
     struct verification *v = t->v;
     const struct work_item *items;
     size_t n;
-    while (!stopped(v) && (n = worklist_take(v->list, t->number, &items)) > 0)
-        for (size_t i = 0; i < n && !stopped(v); i++) {
+    while (!verify_stopped(v) && (n = worklist_take(v->list, t->number, &items)) > 0)
+        for (size_t i = 0; i < n && !verify_stopped(v); i++) {
             content_expect(t->content, worklist_near_end(items, n, i, CONTENT_NEAR_BYTES / 4));
             if (items[i].position == A_WINDOW)
                 check_window(t, items[i].piece);
@@ -393,38 +369,15 @@ static int check_whole(struct verification *v)
     if (r < 0 && r != -ENOENT) {
         fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "its index can't be read: %s",
                   strerrordesc_np(-r));
-        report(v, &fault);
+        verify_report(v, &fault);
     }
     if (!index_info(v->index)->has_sums)
         return 0;
     fault = (struct fault){0};
     r = coverage_new(v->index, &fault, &v->coverage);
     if (r == -EUCLEAN)
-        report(v, &fault);
+        verify_report(v, &fault);
     return r == -EUCLEAN ? check_digest(v) : r < 0 ? r : check_digest(v);
-}
-
-/*
- * The index of an onepot archive whose footer is gone: then it is a tar like any other,
- * but not what it was. It lies behind the tar, at a multiple of tar's record.
- */
-static void check_lost_index(struct verification *v)
-{
-    uint64_t size = source_size(v->pot->source);
-    uint64_t at = v->data_end + ONEPOT_RECORD_BYTES - 1;
-    char magic[8];
-    struct fault fault = {0};
-    for (at -= at % ONEPOT_RECORD_BYTES; at < size && size - at > sizeof(magic) && !stopped(v);
-         at += ONEPOT_RECORD_BYTES) {
-        if (source_read(v->pot->source, magic, sizeof(magic), at) < 0 ||
-            memcmp(magic, "onepotIX", sizeof(magic)) != 0)
-            continue;
-        fault_set(&fault, -EUCLEAN, NULL, at,
-                  "there is an index behind the tar, but no footer: its end was cut off");
-        fault_advise(&fault, "copy it again; until then it can be used as a tar");
-        report(v, &fault);
-        return;
-    }
 }
 
 static int add_windows(struct verification *v)
@@ -442,55 +395,13 @@ static int check_all(struct verification *v)
     int r = v->pot->origin == POT_INDEX_EMBEDDED ? check_whole(v) : 0;
     if (r == 0)
         r = check_tree(v);
-    if (r == 0 && index_info(v->index)->format == FORMAT_TAR &&
-        index_info(v->index)->codec == CODEC_NONE && !v->pot->compression &&
-        v->options->trailer_is_good)
-        check_lost_index(v);
+    if (r == 0)
+        r = verify_lost_end(v);
     if (r == 0)
         r = add_windows(v);
     if (r == 0)
         r = check_data(v);
-    return r == 0 && stopped(v) ? -EINTR : r;
-}
-
-/* A footer whose only fault is that nobody can tell it for one. */
-static int check_lost_footer(const struct source *source, struct fault *fault)
-{
-    uint8_t footer[512];
-    uint64_t size = source_size(source), sum;
-    if (size < sizeof(footer) ||
-        source_read(source, footer, sizeof(footer), size - sizeof(footer)) < 0)
-        return 0;
-    memcpy(footer, "onepotFT", 8);
-    memcpy(&sum, footer + sizeof(footer) - 8, 8);
-    if (le64toh(sum) != XXH3_64bits(footer, sizeof(footer) - 8))
-        return 0;
-    return fault_set(fault, -EUCLEAN, NULL, size - sizeof(footer), "footer is damaged");
-}
-
-int verify_trailer(const char *path, struct fault *fault)
-{
-    struct source *source;
-    const struct backend *backend;
-    struct embedded_index where;
-    int r = source_open(path, NULL, &source);
-    if (r < 0)
-        return 0; /* that is for pot_open to tell */
-    struct index *index = NULL;
-    r = backend_find(source, NULL, &backend);
-    if (r == 0)
-        r = backend->find ? backend->find(source, fault, &where) : -ENOENT;
-    if (r == 0)
-        r = index_open(source, where.offset, where.length, fault, &index);
-    index_close(index);
-    if (r == -ENOENT)
-        r = check_lost_footer(source, fault);
-    if (r == -ENOMSG)
-        r = 0;
-    source_close(source);
-    return r < 0 ? fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its trailer can't be read: %s",
-                             strerrordesc_np(-r))
-                 : 0;
+    return r == 0 && verify_stopped(v) ? -EINTR : r;
 }
 
 int verify_run(struct pot *pot, struct reader *reader, const struct verify_options *options,

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "output.h"
 #include "writer.h"
 
 #define NAME_PART_MAX 255u
@@ -62,6 +63,7 @@ int onepot_writer_new(const char *path, const struct onepot_writer_options *opti
         return error_set(error, -ENOMEM, "no memory for a writer");
     }
     w->pid = getpid();
+    output_clean(path, &(struct leftovers){0});
     r = writer_open(path, &given, &fault, &w->writer);
     if (r < 0) {
         if (r == -EEXIST) /* the advice is for the program's users */

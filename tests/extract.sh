@@ -265,6 +265,12 @@ if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
     run 0 "${user[@]}" "$onepot" extract -q -p -C nobody/p closed.onepot.tar
     [ "$(stat -c %a nobody/p/setuid)" = 775 ] || fail "-p: the mode of another one's program"
     run 0 "${user[@]}" "$onepot" extract -q -f -C nobody/x closed.onepot.tar
+    # The top directory of several archives is as they have it, also where it can't be written.
+    chmod 555 closed
+    touch -d '2001-02-03' closed
+    run 0 "$onepot" pack -q --shards 3 -o 'closed-%d.tar' closed
+    run 0 "${user[@]}" "$onepot" extract -q -C nobody/s closed-0.tar closed-1.tar closed-2.tar
+    [ "$(stat -c '%a %Y' nobody/s)" = "$(stat -c '%a %Y' closed)" ] || fail 'the directory of shards'
     run 0 "$onepot" extract -q --no-same-owner -C mine a.tar -- owner/2 mode/4755
     [ "$(stat -c %u mine/owner/2)" = 0 ] || fail '--no-same-owner'
     run 1 "${user[@]}" "$onepot" extract -q -C nobody/dev a.tar -- chr

@@ -156,6 +156,38 @@ for signal in KILL TERM INT; do
     done
 done
 
+# ---- what a killed run left is removed by the next one ----
+"$onepot" pack -q --zstd=22 -o target/k.tar.zst /usr/bin 2>err &
+background=$!
+until [ -n "$(ls -A target)" ] || ! kill -0 $background 2>/dev/null; do :; done
+run 0 "$onepot" pack -q -o target/k.tar.zst small
+says 'k.tar.zst.*partial: another process is writing the same archive'
+[ "$(find target -name '*.partial' | wc -l)" -eq 1 ] || fail 'a partial file in use was removed'
+kill -KILL $background
+wait $background 2>/dev/null || true
+background=
+touch target/k.tar.zst.abc1ef.partial target/l.tar.zst.abcdef.partial
+ln -s nowhere target/k.tar.zst.abcdef.partial
+run 0 "$onepot" pack -q -f -o target/k.tar.zst small
+says 'k.tar.zst.*partial: removed'
+left=$(cd target && echo *)
+[ "$left" = 'k.tar.zst k.tar.zst.abc1ef.partial k.tar.zst.abcdef.partial l.tar.zst.abcdef.partial' ] ||
+    fail "what is left besides the archive: $left"
+rm -f target/*
+touch target/s-00000-of-00002.tar.abcdef.partial target/s-00001-of-00002.tar.abcdef.partial
+run 0 "$onepot" pack -q --shards 2 --rank 0 --world 2 -o target/s.tar small
+[ "$(cd target && echo *)" = 's-00000-of-00002.tar s-00001-of-00002.tar.abcdef.partial' ] ||
+    fail "a rank removes: $(cd target && echo *)"
+# Where locks may hold on one node alone, a young file stays.
+run 0 env ONEPOT_ASSUME_REMOTE=1 "$onepot" pack -q --shards 2 --rank 1 --world 2 -o target/s.tar small
+says 'written on another node'
+touch -d '20 minutes ago' target/s-00001-of-00002.tar.abcdef.partial
+run 0 env ONEPOT_ASSUME_REMOTE=1 "$onepot" pack -qf --shards 2 --rank 1 --world 2 -o target/s.tar small
+says 'partial: removed'
+nothing_partial=$(find target -name '*.partial')
+[ -z "$nothing_partial" ] || fail "left: $nothing_partial"
+rm -f target/*
+
 mkdir disk
 if [ "$(id -u)" -eq 0 ] && mount -t tmpfs -o size=30M none disk 2>/dev/null; then
     mounted=$work/disk

@@ -102,6 +102,12 @@ says 'plain.tar: good'
 says 'onepot: nowhere.tar: no such file'
 head -c 20000 foreign.tar >cut_foreign.tar
 run 1 "$onepot" verify cut_foreign.tar
+# Cut off between two members: tar programs take that for the end.
+tar --format=ustar -cf two.tar small/one small/two
+head -c 3584 two.tar >cut.tar
+run 1 "$onepot" verify cut.tar
+says 'cut.tar: it has no end-of-archive marker'
+run 0 "$onepot" verify two.tar
 head -c 20000 foreign.tar.gz >cut.tar.gz
 run 1 "$onepot" verify cut.tar.gz
 if [ -e squash.img ]; then

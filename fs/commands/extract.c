@@ -111,6 +111,7 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     r = extract_run(pot, reader, &a->options, &fault, &result);
     cli_progress_end(&a->line);
     reader_free(reader);
+    a->options.directory_is_ours |= result.made_directory;
     if (r < 0)
         return fail(a, r, &fault, &result);
     summarize(a, &result, cli_now_ns() - start);

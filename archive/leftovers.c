@@ -1,0 +1,113 @@
+/*
+ * What a killed process left. Between making a file and locking it a moment passes in which
+ * somebody else may find it without a lock, and remove it: whoever locks looks afterwards
+ * whether the file still has its name, both here and there.
+ */
+#include "leftovers.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "source.h"
+
+/* So long a file on a network lies still until it counts as left. */
+#define STILL_SECONDS 600
+
+bool partial_name_parse(const char *name, size_t *ret_len)
+{
+    size_t len = strlen(name);
+    if (len <= PARTIAL_EXTRA_LEN)
+        return false;
+    size_t own = len - PARTIAL_EXTRA_LEN;
+    const char *letters = name + own + 1;
+    if (name[own] != '.' || strspn(letters, PARTIAL_LETTERS) != PARTIAL_LETTER_COUNT ||
+        strcmp(letters + PARTIAL_LETTER_COUNT, PARTIAL_SUFFIX) != 0)
+        return false;
+    *ret_len = own;
+    return true;
+}
+
+int leftovers_claim(int fd)
+{
+    struct stat st;
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+        return errno == EWOULDBLOCK ? -EAGAIN : 0;
+    return fstat(fd, &st) == 0 && st.st_nlink == 0 ? -EAGAIN : 0;
+}
+
+/* Does the name still lead to the file that is open? And is it a file of this user's? */
+static bool is_same(int folder_fd, const char *name, int fd, struct stat *ret_st)
+{
+    struct stat named;
+    return fstat(fd, ret_st) == 0 &&
+           fstatat(folder_fd, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+           named.st_ino == ret_st->st_ino && named.st_dev == ret_st->st_dev &&
+           S_ISREG(ret_st->st_mode) && ret_st->st_uid == geteuid();
+}
+
+static bool is_local(int fd)
+{
+    const char *remote = getenv("ONEPOT_ASSUME_REMOTE"); /* for tests */
+    return storage_of(fd).is_local && !(remote && strcmp(remote, "1") == 0);
+}
+
+static bool lies_still(const struct stat *st)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec - st->st_mtim.tv_sec >= STILL_SECONDS;
+}
+
+/* 0 and what was done; an error: it is none of ours, or gone. */
+static int examine(int folder_fd, const char *name, enum leftover *ret_what)
+{
+    struct stat st;
+    auto_close int fd =
+        openat(folder_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    if (!is_same(folder_fd, name, fd, &st))
+        return -ENOENT;
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        *ret_what = errno == EWOULDBLOCK ? LEFTOVER_BUSY : LEFTOVER_UNKNOWN;
+        return 0;
+    }
+    if (!is_same(folder_fd, name, fd, &st))
+        return -ENOENT;
+    if (!is_local(fd) && !lies_still(&st)) {
+        *ret_what = LEFTOVER_UNKNOWN;
+        return 0;
+    }
+    *ret_what = LEFTOVER_REMOVED;
+    return unlinkat(folder_fd, name, 0) < 0 ? -errno : 0;
+}
+
+void leftovers_remove(int folder_fd, const struct leftovers *l)
+{
+    int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (!dir) {
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    const struct dirent *entry;
+    while ((entry = readdir(dir))) {
+        size_t len;
+        enum leftover what;
+        if (!partial_name_parse(entry->d_name, &len) ||
+            !l->match(l->match_ctx, entry->d_name, len))
+            continue;
+        if (examine(folder_fd, entry->d_name, &what) == 0 && l->found)
+            l->found(l->ctx, what, entry->d_name);
+    }
+    closedir(dir);
+}

@@ -1,0 +1,45 @@
+/*
+ * What the files of the verification share.
+ *
+ *   verify.c      the tree, members, windows, threads
+ *   verify_end.c  trailers that are damaged or lost, and tars that may have been cut off
+ */
+#ifndef ONEPOT_VERIFY_PRIVATE_H
+#define ONEPOT_VERIFY_PRIVATE_H
+
+#include <pthread.h>
+
+#include "coverage.h"
+#include "verify.h"
+#include "worklist.h"
+
+struct verification {
+    const struct verify_options *options;
+    struct pot *pot;
+    const struct index *index;
+    struct reader *reader;
+    bool has_sums;
+    struct worklist *list;
+    uint64_t data_end;         /* of the stored data that lies last */
+    struct coverage *coverage; /* NULL: the archive has no sums of the rest */
+
+    pthread_mutex_t lock; /* of reports and `running` */
+    pthread_cond_t done;
+    unsigned running;
+    int error;
+    struct progress progress;
+    _Atomic uint64_t files, problems;
+};
+
+static inline bool verify_stopped(const struct verification *v)
+{
+    return v->options->stop && atomic_load_explicit(v->options->stop, memory_order_relaxed);
+}
+
+/* Something is wrong: counted, and told. */
+void verify_report(struct verification *v, const struct fault *fault);
+
+/* What a tar without a trailer may have lost at its end. -errno: it can't be read. */
+int verify_lost_end(struct verification *v);
+
+#endif
