@@ -63,7 +63,7 @@ static int failed(struct upload *u, int r, const struct onepot_error *error)
     return r;
 }
 
-/* Batches may be ahead by an epoch or two; NULL: it is too long ago. */
+/* NULL: it is too long ago. */
 static struct onepot_transfer *transfer_of(struct upload *u, uint64_t epoch)
 {
     struct onepot_transfer *t = &u->epochs[epoch % EPOCHS];
@@ -78,12 +78,16 @@ static void *arrival(const struct twin *t)
     return t->images ? t->converted : t->sent;
 }
 
-/* What the copy took, if it is done by now. */
+/*
+ * What the copy took, if it is done by now. Where epochs are short, batches are ahead by many:
+ * those wait until the consumer is there, which he is before their slab is used again.
+ */
 static void measure(struct upload *u, struct twin *t)
 {
     struct onepot_error unseen;
     uint64_t ns;
-    if (!t->unmeasured || u->type->elapsed(u->device->device, t->begun, t->sent, &unseen, &ns))
+    if (!t->unmeasured || t->epoch > u->epoch + 1 ||
+        u->type->elapsed(u->device->device, t->begun, t->sent, &unseen, &ns))
         return;
     t->unmeasured = false;
     struct onepot_transfer *to = transfer_of(u, t->epoch);

@@ -9,6 +9,16 @@
 #define BLOCKS 2048u
 #define UNROLL 4u
 
+#ifdef __CUDACC__ /* the tests have another one */
+template <typename... A>
+static cudaError_t launch(void (*kernel)(A...), dim3 grid, unsigned threads,
+                          cudaStream_t stream, A... args)
+{
+    kernel<<<grid, threads, 0, stream>>>(args...);
+    return cudaGetLastError();
+}
+#endif
+
 /* Thread t of n copies its share, both places at multiples of 16 bytes but for the rest. */
 static __device__ void copy_aligned(uint8_t *to, const uint8_t *from, uint64_t bytes,
                                     unsigned t, unsigned n)
@@ -68,8 +78,7 @@ cudaError_t kernels_gather(cudaStream_t stream, const struct device_gather *gath
     if (gather->count == 0)
         return cudaSuccess;
     unsigned x = gather->count < BLOCKS ? (unsigned)gather->count : BLOCKS;
-    gather_samples<<<dim3(x, BLOCKS / x), THREADS, 0, stream>>>(*gather);
-    return cudaGetLastError();
+    return launch(gather_samples, dim3(x, BLOCKS / x), THREADS, stream, *gather);
 }
 
 struct plan {
@@ -129,17 +138,15 @@ cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_images *ima
         return cudaSuccess;
     switch (images->type) {
     case ONEPOT_FLOAT:
-        convert_pixels<<<grid, THREADS, 0, stream>>>(plan, from, static_cast<float *>(to));
-        break;
+        return launch(convert_pixels<float>, dim3(grid), THREADS, stream, plan, from,
+                      static_cast<float *>(to));
     case ONEPOT_HALF:
-        convert_pixels<<<grid, THREADS, 0, stream>>>(plan, from, static_cast<half_bits *>(to));
-        break;
+        return launch(convert_pixels<half_bits>, dim3(grid), THREADS, stream, plan, from,
+                      static_cast<half_bits *>(to));
     case ONEPOT_BFLOAT16:
-        convert_pixels<<<grid, THREADS, 0, stream>>>(plan, from,
-                                                     static_cast<bfloat16_bits *>(to));
-        break;
+        return launch(convert_pixels<bfloat16_bits>, dim3(grid), THREADS, stream, plan, from,
+                      static_cast<bfloat16_bits *>(to));
     default:
         return cudaErrorInvalidValue;
     }
-    return cudaGetLastError();
 }

@@ -1,0 +1,141 @@
+/* The driver: devices, and which context a thread is in. */
+#include "played.h"
+
+#include <cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEVICES_MAX 8
+#define DEPTH 8
+
+static struct played state;
+static pid_t begun;
+static int contexts[DEVICES_MAX]; /* their addresses are what a context is */
+
+static _Thread_local void *stack[DEPTH];
+static _Thread_local unsigned depth;
+static _Thread_local CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+static void *current(void)
+{
+    return depth ? stack[depth - 1] : NULL;
+}
+
+__attribute__((visibility("default"))) played_entry played_cuda;
+
+struct played *played_cuda(void)
+{
+    if (!state.devices)
+        state = (struct played){.devices = 1,
+                                .memory_bytes = (size_t)1 << 30,
+                                .locked_bytes = (size_t)1 << 30,
+                                .current = current};
+    return &state;
+}
+
+static void forbid(const char *what)
+{
+    fprintf(stderr, "CUDA, played: %s\n", what);
+    abort();
+}
+
+/* In a process that began it, and not in a child of that. */
+static bool is_begun(void)
+{
+    return begun == getpid();
+}
+
+CUresult cuInit(unsigned flags)
+{
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    begun = getpid();
+    return played_cuda()->devices < 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult error, const char **ret_text)
+{
+    *ret_text = error == CUDA_SUCCESS ? "no error" : "an error of the played driver";
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *ret_count)
+{
+    if (!is_begun())
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (state.devices < 0)
+        return CUDA_ERROR_NO_DEVICE;
+    *ret_count = state.devices;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *ret_device, int index)
+{
+    if (!is_begun())
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (index < 0 || index >= state.devices || index >= DEVICES_MAX)
+        return CUDA_ERROR_INVALID_DEVICE;
+    *ret_device = index;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char *name, int len, CUdevice device)
+{
+    snprintf(name, (size_t)len, "played GPU %d", device);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetPCIBusId(char *bus, int len, CUdevice device)
+{
+    snprintf(bus, (size_t)len, "FFFF:%02X:00.0", device);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *ret_context, CUdevice device)
+{
+    if (!is_begun())
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (state.lost)
+        return CUDA_ERROR_UNKNOWN;
+    __atomic_fetch_add(&state.contexts, 1, __ATOMIC_RELAXED);
+    *ret_context = (CUcontext)(void *)&contexts[device];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    (void)device;
+    if (__atomic_fetch_sub(&state.contexts, 1, __ATOMIC_RELAXED) == 0)
+        forbid("a context is released once more than it was retained");
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent(CUcontext context)
+{
+    if (!is_begun())
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if ((int *)(void *)context < contexts || (int *)(void *)context >= contexts + DEVICES_MAX)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (depth == DEPTH)
+        forbid("contexts are pushed and not popped");
+    stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent(CUcontext *ret_context)
+{
+    if (!depth)
+        forbid("a context is popped that was not pushed");
+    *ret_context = stack[--depth];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *other)
+{
+    CUstreamCaptureMode kept = mode;
+    mode = *other;
+    *other = kept;
+    return CUDA_SUCCESS;
+}

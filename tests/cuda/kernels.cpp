@@ -1,0 +1,64 @@
+/*
+ * The kernels as the host runs them: each thread of each block in turn, when the stream comes
+ * to them. None of them needs what threads of a block do together.
+ */
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <tuple>
+
+#include "device_type.h"
+#include "runtime.h"
+
+static thread_local uint3 threadIdx, blockIdx;
+static thread_local dim3 blockDim, gridDim;
+
+template <typename T> static T here(T value)
+{
+    return value;
+}
+
+template <typename T> static T *here(T *memory)
+{
+    return static_cast<T *>(played_at(memory, 0));
+}
+
+static const uint64_t *table(const uint64_t *memory, uint64_t count)
+{
+    return static_cast<const uint64_t *>(played_at(memory, count * sizeof(uint64_t)));
+}
+
+static struct device_gather here(struct device_gather g)
+{
+    g.to = static_cast<uint8_t *>(played_at(g.to, g.bytes));
+    g.from = table(g.from, g.count);
+    g.offsets = table(g.offsets, g.count);
+    g.sizes = table(g.sizes, g.count);
+    for (uint64_t i = 0; i < g.count; i++)
+        played_need_locked(reinterpret_cast<const void *>(g.from[i]), g.sizes[i]);
+    return g;
+}
+
+static void call(void *ctx)
+{
+    auto *run = static_cast<std::function<void()> *>(ctx);
+    (*run)();
+    delete run;
+}
+
+template <typename... A>
+static cudaError_t launch(void (*kernel)(A...), dim3 grid, unsigned threads,
+                          cudaStream_t stream, A... args)
+{
+    return played_launch(stream, call, new std::function<void()>([=] {
+                             auto seen = std::make_tuple(here(args)...);
+                             gridDim = grid;
+                             blockDim = dim3(threads);
+                             for (blockIdx.y = 0; blockIdx.y < grid.y; blockIdx.y++)
+                                 for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x++)
+                                     for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
+                                         std::apply(kernel, seen);
+                         }));
+}
+
+#include "kernels.cu"

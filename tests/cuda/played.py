@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Batches in the memory of a GPU, from Python; the GPU is played by the host (played.h)."""
+import ctypes
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+import onepot
+from dlpack_consumer import DLVersioned, take
+
+FILES = 60
+
+
+def setUpModule():
+    global WORK, TAR, CUDA
+    WORK = tempfile.mkdtemp(prefix="onepot-cuda.")
+    for i in range(FILES):
+        folder = os.path.join(WORK, "tree", "class%d" % (i // 30))
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "%03d.bin" % i), "wb") as f:
+            f.write(bytes([i]) * 12)
+    TAR = os.path.join(WORK, "a.tar")
+    subprocess.run([os.environ["ONEPOT"], "pack", "-o", TAR, os.path.join(WORK, "tree")],
+                   check=True)
+    CUDA = ctypes.CDLL(os.environ["ONEPOT_CUDA"])
+    CUDA.played_at.restype = ctypes.c_void_p
+    CUDA.played_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def tearDownModule():
+    shutil.rmtree(WORK)
+
+
+def on_device(managed):
+    """The bytes of a tensor that is in the memory of the device."""
+    t = managed.contents.tensor
+    count = t.bits // 8
+    for i in range(t.dimensions):
+        count *= t.shape[i]
+    return ctypes.string_at(CUDA.played_at(t.data, count), count)
+
+
+class Played(unittest.TestCase):
+    def loader(self, **options):
+        return onepot.Loader(onepot.Archive(TAR), 16, 0, 1, seed=5, **options)
+
+    def check(self, **options):
+        plain = self.loader()
+        loader = self.loader(device="cuda:0", **options)
+        for b, a in itertools.zip_longest(loader, plain):
+            self.assertEqual(b.__dlpack_device__(), (2, 0))
+            with self.assertRaises(BufferError):
+                b.__dlpack__(stream=0)
+            capsule = b.__dlpack__(stream=1)
+            b.wait()
+            managed = take(capsule)
+            self.assertEqual(list(managed.contents.tensor.device), [2, 0])
+            self.assertEqual(on_device(managed), bytes(a.data))
+            managed.contents.deleter(managed)
+            managed = take(b.labels.__dlpack__(stream=2, max_version=(1, 0)), DLVersioned)
+            self.assertEqual(on_device(managed), bytes(a.labels))
+            managed.contents.deleter(managed)
+            b.record_stream(1)
+        return loader.transfer()
+
+    def test_batches_are_in_the_memory_of_the_device(self):
+        was = self.check()
+        self.assertEqual(was["batches"], 4)
+        self.assertGreater(was["copy_bytes"], 0)
+
+    def test_also_those_that_it_gathers(self):
+        self.assertIs(self.check(gather="device")["gathered_by_device"], True)
+
+    def test_a_tensor_outlives_batch_and_loader(self):
+        loader = self.loader(device="cuda:0")
+        batch = next(iter(loader))
+        want = bytes(next(iter(self.loader())).data)
+        managed = take(batch.__dlpack__(stream=1))
+        batch.wait()
+        del batch, loader
+        self.assertEqual(on_device(managed), want)
+        managed.contents.deleter(managed)
+
+    def test_images_are_made_there(self):
+        for b, a in zip(self.loader(device="cuda:0", images=(2, 2, 3)), self.loader()):
+            managed = take(b.images.__dlpack__(stream=1))
+            b.wait()
+            t = managed.contents.tensor
+            self.assertEqual([t.shape[i] for i in range(t.dimensions)], [len(b), 3, 2, 2])
+            floats = memoryview(on_device(managed)).cast("f")
+            self.assertEqual(list(floats[::12]), [float(i) for i in memoryview(a.indices)])
+            managed.contents.deleter(managed)
+
+    def test_they_are_given_back_while_the_interpreter_ends(self):
+        code = ("import sys, onepot\nkept = []\n"
+                "for b in onepot.Loader(onepot.Archive(sys.argv[1]), 16, 0, 1,"
+                " device='cuda:0'):\n"
+                "    kept.append(b.__dlpack__(stream=1))\n"
+                "sys.modules['kept'] = kept\n")
+        subprocess.run([sys.executable, "-c", code, TAR], check=True, timeout=60)
+
+    def test_a_device_that_is_not_there_is_named(self):
+        with self.assertRaisesRegex(OSError, "no device 3"):
+            self.loader(device="cuda:3")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,258 @@
+/*
+ * What goes wrong on a GPU, played: a device that is lost, memory that is not there, pages that
+ * can't be locked. Each is one clear error, or the next best way; nothing hangs, and the
+ * thread's own context is as it was.
+ */
+#include "loader_helper.h"
+
+#include <dlfcn.h>
+
+#include "onepot_device.h"
+#include "played.h"
+
+#define FILES 120u
+
+static struct onepot_archive *archive;
+static struct played *gpu;
+static struct onepot_device *device;
+
+static size_t size_of(unsigned i)
+{
+    return 4 * (1 + 37 * (i % 53));
+}
+
+static void pack_once(void)
+{
+    struct tree tree;
+    if (archive)
+        return;
+    tree_begin(&tree);
+    tree_numbered(&tree, FILES, 4, size_of);
+    ck_assert(tree_pack(&tree, PACKING_ONEPOT));
+    archive = tree_open(&tree, NULL);
+    tree_end(&tree);
+}
+
+static void begin(void)
+{
+    void *object = dlopen("libcuda.so.1", RTLD_NOW);
+    void *entry = object ? dlsym(object, PLAYED_ENTRY) : NULL;
+    played_entry *function;
+    ck_assert_ptr_nonnull(entry);
+    memcpy(&function, &entry, sizeof(function));
+    gpu = function();
+    device = NULL;
+}
+
+static void end(void)
+{
+    onepot_device_close(device);
+    ck_assert_ptr_null(gpu->current());
+    ck_assert_uint_eq(gpu->contexts, 0);
+}
+
+static void open_device(const char *name)
+{
+    struct onepot_error error = {0};
+    int r = onepot_device_open(name, &error, &device);
+    ck_assert_msg(r == 0, "%s", error.text);
+}
+
+static int make(enum onepot_gather gather, uint64_t memory_bytes, struct onepot_error *error,
+                struct onepot_loader **ret_loader)
+{
+    struct onepot_loader_options options = {.size = sizeof(options),
+                                            .batch_size = 8,
+                                            .world_size = 1,
+                                            .threads = 2,
+                                            .prefetch = 2,
+                                            .memory_bytes = memory_bytes,
+                                            .device = device,
+                                            .gather = gather};
+    return onepot_loader_new(archive, &options, error, ret_loader);
+}
+
+/* An epoch, each batch copied back and looked at. */
+static void check_epoch(struct onepot_loader *loader)
+{
+    const struct onepot_batch *b;
+    struct onepot_error error = {0};
+    unsigned samples = 0;
+    int r;
+    while ((r = onepot_loader_next(loader, 60000, &error, &b)) > 0) {
+        struct onepot_device_batch w = {.size = sizeof(w)};
+        ck_assert_int_eq(onepot_batch_on_device(b, &w), 0);
+        uint8_t *data = malloc(w.bytes);
+        ck_assert_int_eq(onepot_batch_use(b, NULL, &error), 0);
+        ck_assert_int_eq(onepot_device_copy(device, NULL, data, w.data, w.bytes, &error), 0);
+        ck_assert_int_eq(onepot_device_stream_wait(device, NULL, &error), 0);
+        for (uint64_t i = 0; i < b->samples; i++)
+            for (uint64_t j = 0; j < b->sizes[i]; j += 4) {
+                uint32_t found;
+                memcpy(&found, data + b->offsets[i] + j, 4);
+                ck_assert_uint_eq(found, b->indices[i]);
+            }
+        samples += (unsigned)b->samples;
+        free(data);
+        onepot_batch_release(b);
+    }
+    ck_assert_msg(r == 0, "%s", error.text);
+    ck_assert_uint_eq(samples, FILES);
+}
+
+START_TEST(several_devices_are_told_apart)
+{
+    struct onepot_error error = {0};
+    struct onepot_device_info info = {.size = sizeof(info)};
+    struct onepot_device *d = NULL;
+    gpu->devices = 2;
+    setenv("RANK", "3", 1);
+    setenv("WORLD_SIZE", "4", 1);
+    setenv("LOCAL_RANK", "3", 1);
+    open_device("cuda");
+    ck_assert_int_eq(onepot_device_info(device, &error, &info), 0);
+    ck_assert_uint_eq(info.index, 1);
+    ck_assert_str_eq(info.name, "played GPU 1");
+    ck_assert_int_eq(onepot_device_open("cuda:2", &error, &d), -ENODEV);
+    ck_assert_ptr_nonnull(strstr(error.text, "sees 2"));
+}
+END_TEST
+
+START_TEST(a_driver_without_a_device_is_no_fault_of_it)
+{
+    struct onepot_error error = {0};
+    uint32_t count = 9;
+    gpu->devices = -1;
+    ck_assert_int_eq(onepot_device_count("cuda", &error, &count), 0);
+    ck_assert_uint_eq(count, 0);
+    ck_assert_int_eq(onepot_device_open("cuda:0", &error, &device), -ENODEV);
+    ck_assert_ptr_nonnull(strstr(error.text, "no cuda device"));
+}
+END_TEST
+
+START_TEST(a_lost_device_is_one_error_and_an_end)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b = NULL;
+    int r = 1;
+    open_device("cuda:0");
+    ck_assert_int_eq(make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader), 0);
+    ck_assert_int_eq(onepot_loader_next(loader, 60000, &error, &b), 1);
+    __atomic_store_n(&gpu->lost, true, __ATOMIC_RELEASE);
+    ck_assert_int_eq(onepot_batch_use(b, NULL, &error), -EIO);
+    ck_assert_ptr_nonnull(strstr(error.text, "cudaErrorIllegalAddress"));
+    onepot_batch_release(b);
+    for (unsigned i = 0; i < FILES && r > 0; i++) {
+        memset(&error, 0, sizeof(error));
+        r = onepot_loader_next(loader, 20000, &error, &b);
+        if (r > 0)
+            onepot_batch_release(b);
+    }
+    ck_assert_int_eq(r, -EIO);
+    ck_assert_ptr_nonnull(strstr(error.text, "CUDA"));
+    onepot_loader_free(loader);
+}
+END_TEST
+
+START_TEST(a_device_without_room_is_an_error_that_says_so)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b = NULL;
+    open_device("cuda:0");
+    gpu->memory_bytes = 4096;
+    int r = make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader);
+    if (r == 0)
+        r = onepot_loader_next(loader, 20000, &error, &b);
+    ck_assert_int_eq(r, -ENOMEM);
+    ck_assert_ptr_nonnull(strstr(error.text, "smaller batches"));
+    onepot_loader_free(loader);
+}
+END_TEST
+
+static void check_gathering(void)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    struct onepot_transfer t = {.size = sizeof(t)};
+    int r = make(ONEPOT_GATHER_DEVICE, 0, &error, &loader);
+    ck_assert_msg(r == 0, "%s", error.text);
+    check_epoch(loader);
+    ck_assert_int_eq(onepot_loader_transfer(loader, false, &error, &t), 0);
+    ck_assert(t.gathers);
+    ck_assert_uint_gt(gpu->kernels, 0);
+    onepot_loader_free(loader);
+}
+
+START_TEST(the_device_gathers_from_the_archive)
+{
+    open_device("cuda:0");
+    check_gathering();
+}
+END_TEST
+
+START_TEST(or_from_a_copy_where_only_that_can_be_locked)
+{
+    gpu->no_read_only = true;
+    open_device("cuda:0");
+    check_gathering();
+}
+END_TEST
+
+START_TEST(or_the_host_does_it_where_none_can_be)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    struct onepot_transfer t = {.size = sizeof(t)};
+    gpu->locked_bytes = 450 << 10; /* less than the archive, and more than some slabs */
+    open_device("cuda:0");
+    ck_assert_int_eq(make(ONEPOT_GATHER_DEVICE, 300 << 10, &error, &loader), -ENOMEM);
+    int r = make(ONEPOT_GATHER_AUTO, 300 << 10, &error, &loader);
+    ck_assert_msg(r == 0, "%s", error.text);
+    check_epoch(loader);
+    ck_assert_int_le(onepot_loader_transfer(loader, false, &error, &t), 0);
+    ck_assert(!t.gathers);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+START_TEST(memory_that_can_not_be_locked_is_named)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b = NULL;
+    open_device("cuda:0");
+    gpu->no_locking = true;
+    int r = make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader);
+    if (r == 0)
+        r = onepot_loader_next(loader, 20000, &error, &b);
+    ck_assert_int_eq(r, -ENOMEM);
+    ck_assert_ptr_nonnull(strstr(error.text, "ulimit -l"));
+    onepot_loader_free(loader);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("cuda");
+    TCase *c = tcase_create("faults");
+    tcase_add_unchecked_fixture(c, pack_once, NULL);
+    tcase_add_checked_fixture(c, begin, end);
+    tcase_set_timeout(c, 60);
+    tcase_add_test(c, several_devices_are_told_apart);
+    tcase_add_test(c, a_driver_without_a_device_is_no_fault_of_it);
+    tcase_add_test(c, a_lost_device_is_one_error_and_an_end);
+    tcase_add_test(c, a_device_without_room_is_an_error_that_says_so);
+    tcase_add_test(c, the_device_gathers_from_the_archive);
+    tcase_add_test(c, or_from_a_copy_where_only_that_can_be_locked);
+    tcase_add_test(c, or_the_host_does_it_where_none_can_be);
+    tcase_add_test(c, memory_that_can_not_be_locked_is_named);
+    suite_add_tcase(s, c);
+    SRunner *runner = srunner_create(s);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    onepot_archive_close(archive);
+    return failed ? 1 : 0;
+}
