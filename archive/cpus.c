@@ -110,6 +110,16 @@ unsigned cpus_allowed(void)
     return n > 0 ? n : 1;
 }
 
+uint64_t cpus_key(void)
+{
+    unsigned char set[CPUS_MAX / 8] = {0};
+    uint64_t key = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
+    sched_getaffinity(0, sizeof(set), (cpu_set_t *)(void *)set);
+    for (size_t i = 0; i < sizeof(set); i++)
+        key = (key ^ set[i]) * UINT64_C(0x100000001b3);
+    return key | 1;
+}
+
 bool cpus_may_widen(const struct cpus *cpus, bool all_ours)
 {
     if (cpus->mask == 0 || cpus->online == 0)

@@ -5,6 +5,7 @@
 #define ONEPOT_CPUS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* What there is to know of it; 0 where there is no such limit, or it can't be told. */
 struct cpus {
@@ -19,6 +20,12 @@ void cpus_look(const char *root, struct cpus *ret_cpus);
 
 /* min(mask, quota), at least 1: the default of everything that has threads. */
 unsigned cpus_allowed(void);
+
+/*
+ * Names the set of CPUs that this thread may run on, never 0: processes that have the same
+ * number compete for the same ones.
+ */
+uint64_t cpus_key(void);
 
 /*
  * A batch system binds a task to one core, and what the task starts inherits that. A process

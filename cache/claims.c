@@ -4,6 +4,9 @@
  * other has said, and gives way. Who wants less says so after it has less. A file becomes
  * visible only when it is locked, so that one without a lock has lost its process.
  *
+ * A lock belongs to an open file, which a forked child has as well; so the file names its
+ * process, too, and the number counts where both see the same processes (containers may not).
+ *
  * The names end in ".lock", as other locks of the folder do that go with their process.
  */
 #include "claims.h"
@@ -11,6 +14,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +32,10 @@
 /* What a claim's file holds. */
 struct claim_record {
     uint64_t using_bytes;
-    uint64_t fixed_bytes; /* 0: a fair part */
+    uint64_t fixed_bytes;    /* 0: a fair part, */
+    uint64_t most_bytes;     /* but no more than that */
+    uint64_t pid, namespace; /* whose it is, and where that number counts */
+    uint64_t cpus_key;
 };
 
 struct claim {
@@ -40,7 +47,16 @@ struct claim {
     struct claim_record record;
     struct claim_record said; /* what the file holds */
     bool has_said;
-    uint64_t set_bytes; /* what it was told to use */
+    uint64_t part_bytes; /* what it was told to use */
+    uint64_t set_bytes;  /* that, or more if it uses more all the same */
+    unsigned processes;
+};
+
+/* What the files of the others hold. */
+struct seen {
+    struct claim_others others;
+    struct claim_record *records;
+    size_t count, room;
 };
 
 static void prefix_of(const char *job, char prefix[JOB_MAX + 16])
@@ -61,31 +77,63 @@ static int write_record(struct claim *claim)
     return 0;
 }
 
+static uint64_t pid_namespace(void)
+{
+    struct stat st;
+    return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+/* A child that was forked keeps the lock; who made the claim is gone. */
+static bool is_dead(const struct claim_record *record)
+{
+    return record->namespace != 0 && record->namespace == pid_namespace() &&
+           kill((pid_t)record->pid, 0) < 0 && errno == ESRCH;
+}
+
+static int remember(struct seen *seen, const struct claim_record *record)
+{
+    if (seen->count == seen->room) {
+        size_t room = seen->room ? 2 * seen->room : 16;
+        struct claim_record *more = reallocarray(seen->records, room, sizeof(*more));
+        if (!more)
+            return -ENOMEM;
+        seen->records = more;
+        seen->room = room;
+    }
+    seen->records[seen->count++] = *record;
+    return 0;
+}
+
 /* Add what a file says, if its process lives; else remove it. */
-static void look_at(int dir, const char *name, ino_t own, struct claim_others *others)
+static int look_at(int dir, const char *name, ino_t own, struct seen *seen)
 {
     struct claim_record record;
     struct stat st;
     auto_close int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_ino == own)
-        return;
+        return 0;
     if (flock(fd, LOCK_SH | LOCK_NB) == 0) {
         unlinkat(dir, name, 0);
-        return;
+        return 0;
     }
     if (pread(fd, &record, sizeof(record), 0) != (ssize_t)sizeof(record))
-        return;
-    others->count++;
-    others->using_bytes += record.using_bytes;
-    others->fixed_bytes += record.fixed_bytes;
-    others->sharing += record.fixed_bytes == 0;
+        return 0;
+    if (is_dead(&record)) {
+        unlinkat(dir, name, 0);
+        return 0;
+    }
+    seen->others.count++;
+    seen->others.using_bytes += record.using_bytes;
+    seen->others.fixed_bytes += record.fixed_bytes;
+    seen->others.sharing += record.fixed_bytes == 0;
+    return remember(seen, &record);
 }
 
-static int look(const char *folder, const char *prefix, ino_t own,
-                struct claim_others *ret_others)
+/* To be freed: the records, also on failure. */
+static int look(const char *folder, const char *prefix, ino_t own, struct seen *ret_seen)
 {
-    struct claim_others others = {0};
     int fd;
+    *ret_seen = (struct seen){0};
     int r = runtime_open(folder, false, &fd);
     if (r < 0)
         return r;
@@ -94,12 +142,11 @@ static int look(const char *folder, const char *prefix, ino_t own,
         close(fd);
         return -ENOMEM;
     }
-    for (struct dirent *e; (e = readdir(dir));)
+    for (struct dirent *e; r == 0 && (e = readdir(dir));)
         if (strncmp(e->d_name, prefix, strlen(prefix)) == 0)
-            look_at(dirfd(dir), e->d_name, own, &others);
+            r = look_at(dirfd(dir), e->d_name, own, ret_seen);
     closedir(dir);
-    *ret_others = others;
-    return 0;
+    return r;
 }
 
 /* A file that has its name only once it is locked and written. */
@@ -163,8 +210,7 @@ static void drain_watch(const struct claim *claim)
         ;
 }
 
-int claim_new(const char *job, uint64_t total_bytes, uint64_t fixed_bytes,
-              struct claim **ret_claim)
+int claim_new(const struct claim_options *options, struct claim **ret_claim)
 {
     char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
     size_t count = runtime_folders(folders);
@@ -172,17 +218,26 @@ int claim_new(const char *job, uint64_t total_bytes, uint64_t fixed_bytes,
     int r = -ENOENT;
     if (!claim)
         return -ENOMEM;
-    prefix_of(job, claim->prefix);
+    prefix_of(options->job, claim->prefix);
     claim->fd = -1;
-    claim->total_bytes = total_bytes;
-    claim->record = (struct claim_record){fixed_bytes, fixed_bytes};
+    claim->total_bytes = options->total_bytes;
+    claim->record = (struct claim_record){
+        .using_bytes = options->fixed_bytes,
+        .fixed_bytes = options->fixed_bytes,
+        .most_bytes = options->most_bytes ? options->most_bytes : UINT64_MAX,
+        .pid = (uint64_t)getpid(),
+        .namespace = pid_namespace(),
+        .cpus_key = options->cpus_key,
+    };
     for (size_t i = 0; i < count && r < 0; i++)
         r = try_folder(claim, folders[i]);
     if (r < 0) {
         free(claim);
         return r;
     }
-    watch_others(claim);
+    claim->watch_fd = -1;
+    if (!options->unwatched)
+        watch_others(claim);
     *ret_claim = claim;
     return 0;
 }
@@ -211,12 +266,56 @@ static uint64_t minus(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
-/* A fair part of what those with fixed bytes leave, and no more than nobody uses yet. */
-static uint64_t part_of(const struct claim *claim, const struct claim_others *others)
+static int by_most(const void *a, const void *b)
 {
-    uint64_t part = minus(claim->total_bytes, others->fixed_bytes) / (others->sharing + 1);
-    uint64_t left = minus(claim->total_bytes, others->using_bytes);
+    const struct claim_record *x = a, *y = b;
+    return x->most_bytes < y->most_bytes ? -1 : x->most_bytes > y->most_bytes;
+}
+
+/*
+ * The same for all but for those that want less: what they leave is shared by the rest. So
+ * those that want least are looked at first; sorts what was seen.
+ */
+static uint64_t fair_part(const struct claim *claim, struct seen *seen)
+{
+    uint64_t rest = minus(claim->total_bytes, seen->others.fixed_bytes);
+    uint64_t own = claim->record.most_bytes, sharing = seen->others.sharing + 1;
+    qsort(seen->records, seen->count, sizeof(*seen->records), by_most);
+    for (size_t i = 0; i < seen->count && seen->records[i].most_bytes < own; i++) {
+        const struct claim_record *other = &seen->records[i];
+        if (other->fixed_bytes > 0)
+            continue;
+        if (other->most_bytes >= rest / sharing)
+            break;
+        rest -= other->most_bytes;
+        sharing--;
+    }
+    return own < rest / sharing ? own : rest / sharing;
+}
+
+/* A fair part, and no more than nobody uses yet. */
+static uint64_t part_of(const struct claim *claim, struct seen *seen)
+{
+    uint64_t part = fair_part(claim, seen);
+    uint64_t left = minus(claim->total_bytes, seen->others.using_bytes);
     return at_least(part < left ? part : left);
+}
+
+/* Several claims of one process are one; and our own process is none of the others. */
+static unsigned count_processes(const struct claim_record *own, const struct seen *seen)
+{
+    unsigned count = 0;
+    for (size_t i = 0; i < seen->count; i++) {
+        const struct claim_record *r = &seen->records[i];
+        bool known = own->cpus_key == 0 || r->cpus_key != own->cpus_key ||
+                     (r->pid == own->pid && r->namespace == own->namespace);
+        for (size_t k = 0; k < i && !known; k++)
+            known = seen->records[k].cpus_key == r->cpus_key &&
+                    seen->records[k].pid == r->pid &&
+                    seen->records[k].namespace == r->namespace;
+        count += !known;
+    }
+    return count;
 }
 
 /* Small changes are not worth what they drop. */
@@ -225,33 +324,55 @@ static bool is_like(uint64_t a, uint64_t b)
     return a == b || (a > b ? a - b : b - a) < b / 16;
 }
 
-uint64_t claim_update(struct claim *claim, void (*set)(void *ctx, uint64_t bytes), void *ctx)
+/* What may be used, said to the others as far as it is more than before. */
+static int find_part(struct claim *claim, uint64_t *ret_bytes)
 {
     struct claim_record *record = &claim->record;
-    struct claim_others others;
-    uint64_t before = claim->set_bytes;
-    drain_watch(claim);
-    if (record->fixed_bytes == 0) {
-        if (look(claim->folder, claim->prefix, claim->ino, &others) < 0)
-            return before;
-        uint64_t wanted = part_of(claim, &others);
-        if (is_like(wanted, before) && others.using_bytes + before <= claim->total_bytes)
-            return before;
-        if (wanted > before) {
-            /* Said first; who says so at the same time is seen now, or sees it. */
-            record->using_bytes = wanted;
-            if (write_record(claim) < 0 ||
-                look(claim->folder, claim->prefix, claim->ino, &others) < 0)
-                return before;
-            wanted = part_of(claim, &others);
-        }
-        record->using_bytes = wanted;
+    uint64_t before = claim->part_bytes, wanted = record->fixed_bytes;
+    struct seen seen;
+    int r = look(claim->folder, claim->prefix, claim->ino, &seen);
+    if (r == 0) {
+        claim->processes = count_processes(record, &seen);
+        if (record->fixed_bytes == 0)
+            wanted = part_of(claim, &seen);
+        if (record->fixed_bytes == 0 && is_like(wanted, before) &&
+            seen.others.using_bytes + before <= claim->total_bytes)
+            wanted = before;
     }
-    if (record->using_bytes != before)
-        set(ctx, record->using_bytes);
-    claim->set_bytes = record->using_bytes;
+    free(seen.records);
+    if (r == 0 && record->fixed_bytes == 0 && wanted > claim->set_bytes) {
+        /* Said first; who says so at the same time is seen now, or sees it. */
+        record->using_bytes = wanted;
+        r = write_record(claim);
+        if (r == 0)
+            r = look(claim->folder, claim->prefix, claim->ino, &seen);
+        if (r == 0)
+            wanted = part_of(claim, &seen);
+        free(seen.records);
+    }
+    if (r == 0)
+        *ret_bytes = wanted;
+    return r;
+}
+
+uint64_t claim_update(struct claim *claim, claim_set *set, void *ctx)
+{
+    drain_watch(claim);
+    find_part(claim, &claim->part_bytes); /* else as before */
+    claim->set_bytes = set(ctx, claim->part_bytes);
+    claim->record.using_bytes = claim->set_bytes;
     write_record(claim);
     return claim->set_bytes;
+}
+
+void claim_want(struct claim *claim, uint64_t most_bytes)
+{
+    claim->record.most_bytes = most_bytes;
+}
+
+unsigned claim_processes(const struct claim *claim)
+{
+    return claim->processes;
 }
 
 int claims_of_job(const char *job, struct claim_others *ret_others)
@@ -260,8 +381,11 @@ int claims_of_job(const char *job, struct claim_others *ret_others)
     size_t count = runtime_folders(folders);
     *ret_others = (struct claim_others){0};
     prefix_of(job, prefix);
-    for (size_t i = 0; i < count; i++)
-        if (look(folders[i], prefix, 0, ret_others) == 0 && ret_others->count > 0)
-            return 0;
+    for (size_t i = 0; i < count && ret_others->count == 0; i++) {
+        struct seen seen;
+        if (look(folders[i], prefix, 0, &seen) == 0)
+            *ret_others = seen.others;
+        free(seen.records);
+    }
     return 0;
 }

@@ -41,7 +41,7 @@ static void count_read(struct reader *reader, size_t len, uint64_t offset)
 {
     atomic_fetch_add_explicit(&reader->source_reads, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&reader->source_read_bytes, len, memory_order_relaxed);
-    if (reader->cache_stored)
+    if (reader->cache_stored && !reader->keep_pages)
         source_drop_pages(reader->source, offset, len);
 }
 

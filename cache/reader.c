@@ -74,6 +74,7 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     reader->zeros = map_zeros(READER_SPAN_MAX, PROT_READ);
     r = reader->zeros ? 0 : -ENOMEM;
     reader->cache_stored = options->cache_stored && !reader->map && !reader->is_copy;
+    reader->keep_pages = options->keep_pages;
     if (reader->cache_stored)
         source_use_at_random(pot->source);
     const struct block_cache_options cache = {

@@ -49,6 +49,7 @@ struct reader_options {
     bool not_for_children; /* after a fork the child does not use the reader */
     uint32_t stuck_ms;     /* see struct block_cache_options */
     bool cache_stored;     /* stored bytes of a source that is not mapped go through it, too */
+    bool keep_pages;       /* and are left in the page cache: others read the source as well */
 };
 
 /*

@@ -20,6 +20,7 @@ struct reader {
     bool is_copy;      /* that is made while it is read */
     bool ask_mincore;  /* the filesystem can't tell a cached read from another */
     bool cache_stored; /* stored bytes go through the block cache, not the page cache */
+    bool keep_pages;   /* or not the page cache alone */
     enum codec codec;
     uint32_t block_bytes;
     struct block_cache *cache;

@@ -92,10 +92,12 @@ static void see_claims(struct findings *f)
     if (claims_of_job(job.id, &others) < 0)
         return;
     if (others.count == 0)
-        finding_add(f, FINDING_FACT, "memory", "other mounts", "none share it");
+        finding_add(f, FINDING_FACT, "memory", "others of it",
+                    "no mount and no loader shares it");
     else
-        finding_add(f, FINDING_FACT, "memory", "other mounts", "%u, whose caches may take %s",
-                    others.count, cli_format_bytes(others.using_bytes, text));
+        finding_add(f, FINDING_FACT, "memory", "others of it",
+                    "%u mounts and loaders, which may take %s", others.count,
+                    cli_format_bytes(others.using_bytes, text));
 }
 
 static void see_limits_of_process(struct findings *f)

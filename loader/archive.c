@@ -12,7 +12,6 @@
 #include "shards.h"
 #include "view.h"
 
-#define DEFAULT_CACHE_BYTES (UINT64_C(256) << 20)
 #define NAME_ROOM (16 * PATH_MAX)
 
 int onepot_archive_open(const char *const *paths, size_t path_count,
@@ -39,7 +38,7 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
             .extension_count = o.extension_count,
             .root = o.root,
             .group = o.group,
-            .cache_bytes = (o.cache_bytes ? o.cache_bytes : DEFAULT_CACHE_BYTES) / count,
+            .cache_bytes = o.cache_bytes,
         };
         r = dataset_new(pots, count, &d, error, &archive->dataset);
     }

@@ -1,7 +1,6 @@
 /*
- * Reading samples. Readers hold locks and caches, and a thread of the parent may have been
- * inside one when the process forked; so a child never touches them, and makes its own at its
- * first read. What it leaves alone costs it nothing but address space.
+ * Reading samples: cursors, and the mappings that can be written to. A cursor goes back to the
+ * readers of the process that made it, or nowhere (see readers.c).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -11,72 +10,10 @@
 #include "dataset.h"
 #include "error.h"
 
-static void cursor_free(struct cursor *cursor, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        reader_scratch_free(cursor->scratch[i]);
-    free(cursor);
-}
-
-static void readers_free(struct readers *readers, size_t count)
-{
-    while (readers->idle) {
-        struct cursor *cursor = readers->idle;
-        readers->idle = cursor->next;
-        cursor_free(cursor, count);
-    }
-    for (size_t i = 0; i < count; i++)
-        reader_free(readers->reader[i]);
-    pthread_mutex_destroy(&readers->lock);
-    free(readers);
-}
-
-static int readers_new(struct dataset *dataset, struct onepot_error *error,
-                       struct readers **ret_readers)
-{
-    struct reader_options options = {.cache_bytes = dataset->cache_bytes};
-    size_t count = dataset->pot_count;
-    struct readers *readers = calloc(1, sizeof(*readers) + count * sizeof(struct reader *));
-    if (!readers)
-        return error_set(error, -ENOMEM, "out of memory");
-    readers->pid = getpid();
-    pthread_mutex_init(&readers->lock, NULL);
-    for (size_t i = 0; i < count; i++) {
-        struct fault fault = {0};
-        int r = reader_new(dataset->pots[i], &options, &fault, &readers->reader[i]);
-        if (r < 0) {
-            error_from_fault(error, r, &fault, dataset->pots[i]->path);
-            readers_free(readers, count);
-            return r;
-        }
-    }
-    *ret_readers = readers;
-    return 0;
-}
-
-/* The readers of this process. Two threads may both make some; one of them keeps its own. */
-static int own_readers(struct dataset *dataset, struct onepot_error *error,
-                       struct readers **ret_readers)
-{
-    struct readers *readers = atomic_load(&dataset->readers);
-    if (!readers || readers->pid != getpid()) {
-        struct readers *made;
-        int r = readers_new(dataset, error, &made);
-        if (r < 0)
-            return r;
-        if (atomic_compare_exchange_strong(&dataset->readers, &readers, made))
-            readers = made;
-        else
-            readers_free(made, dataset->pot_count);
-    }
-    *ret_readers = readers;
-    return 0;
-}
-
 int cursor_get(struct dataset *dataset, struct onepot_error *error, struct cursor **ret_cursor)
 {
     struct readers *readers;
-    int r = own_readers(dataset, error, &readers);
+    int r = readers_get(dataset, error, &readers);
     if (r < 0)
         return r;
     pthread_mutex_lock(&readers->lock);
@@ -106,6 +43,15 @@ void cursor_put(struct cursor *cursor)
     pthread_mutex_unlock(&readers->lock);
 }
 
+static int read_past_cache(struct readers *readers, const struct source *source, void *buf,
+                           size_t len, uint64_t offset)
+{
+    int r = source_read(source, buf, len, offset);
+    atomic_fetch_add_explicit(&readers->reads, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&readers->read_bytes, len, memory_order_relaxed);
+    return r == 0 || r == -ENODATA ? r : -EIO;
+}
+
 int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct record *record,
                 uint64_t offset, void *buf, size_t len)
 {
@@ -113,10 +59,11 @@ int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct rec
     struct pot *pot = dataset->pots[archive];
     if (len == 0)
         return 0;
-    if (record_offset(record) != RECORD_OFFSET_NONE) {
-        int r = source_read(pot->source, buf, len, record_offset(record) + offset);
-        return r == 0 || r == -ENODATA ? r : -EIO;
-    }
+    bool in_one_piece = record_offset(record) != RECORD_OFFSET_NONE;
+    if (in_one_piece && (source_is_staged(pot->source) || dataset->maps[archive] ||
+                         !readers_keep(cursor->readers)))
+        return read_past_cache(cursor->readers, pot->source, buf, len,
+                               record_offset(record) + offset);
     struct reader *reader = cursor->readers->reader[archive];
     struct reader_scratch **scratch = &cursor->scratch[archive];
     size_t got;
@@ -159,9 +106,7 @@ void dataset_free(struct dataset *dataset)
 {
     if (!dataset || atomic_fetch_sub(&dataset->users, 1) > 1)
         return;
-    struct readers *readers = atomic_load(&dataset->readers);
-    if (readers && readers->pid == getpid())
-        readers_free(readers, dataset->pot_count);
+    readers_free_own(dataset);
     free_private_maps(dataset);
     for (size_t i = 0; i < dataset->pot_count; i++)
         pot_close(dataset->pots[i]);

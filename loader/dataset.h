@@ -48,9 +48,15 @@ static inline uint64_t record_offset(const struct record *record)
 /* A process's own readers: after a fork the child can't trust the locks of the old ones. */
 struct readers {
     pid_t pid;
+    size_t count;         /* of archives */
     pthread_mutex_t lock; /* over the idle cursors */
     struct cursor *idle;
-    struct reader *reader[]; /* one an archive */
+    struct share *share;          /* of the caches, with others of the job; NULL: with nobody */
+    uint64_t *weights;            /* bytes of each archive that its cache could hold; */
+    uint64_t weight;              /* of all */
+    _Atomic uint64_t cache_bytes; /* what the caches may have now */
+    _Atomic uint64_t reads, read_bytes; /* past the readers */
+    struct reader *reader[];            /* one an archive */
 };
 
 /* What one thread needs to read: the scratch of each archive, made at its first use. */
@@ -74,7 +80,7 @@ struct dataset {
     enum onepot_group group; /* what the samples are */
     char **classes;
     uint32_t class_count;
-    uint64_t cache_bytes;
+    uint64_t cache_bytes; /* of all archives, as it was asked for; 0: a part of the job's */
     _Atomic(struct readers *) readers;
 };
 
@@ -128,5 +134,20 @@ void cursor_put(struct cursor *cursor);
 /* `len` bytes at `offset` of a file, all of which exist. By reads, never by the mapping. */
 int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct record *record,
                 uint64_t offset, void *buf, size_t len);
+
+/* The fields of the caches and of the storage, of this process. */
+void dataset_cache_stats(struct dataset *dataset, struct onepot_stats *stats);
+
+/* ---- readers.c ---- */
+
+/* The readers of this process, made at the first call. */
+int readers_get(struct dataset *dataset, struct onepot_error *error,
+                struct readers **ret_readers);
+
+/* Those of the dataset, if they are this process's; no cursor may be in use. */
+void readers_free_own(struct dataset *dataset);
+
+/* Is it worth it to keep stored bytes that are read from storage? */
+bool readers_keep(const struct readers *readers);
 
 #endif

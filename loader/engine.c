@@ -8,7 +8,7 @@
  * consumer waits for is never without a slab while a later one has one: if it has none,
  * all memory is with the consumer, who is told so.
  */
-#include "engine.h"
+#include "engine_private.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -17,44 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "share.h"
+
 #define THREAD_STACK_BYTES (512u << 10)
-#define SLAB_ROUND_BYTES (64u << 10)
-
-struct engine {
-    struct engine_options options;
-    pid_t pid;
-    pthread_mutex_t lock;
-    pthread_cond_t work;  /* for threads: something may be there to do */
-    pthread_cond_t ready; /* for the consumer */
-    pthread_t *threads;
-    uint32_t thread_count;
-    bool stop;
-    unsigned users; /* the loader, and each slab that is out */
-
-    struct slab *ring[ENGINE_AHEAD_MAX];
-    uint64_t head, tail; /* batches taken, batches planned */
-    struct slab *open;   /* the last planned one, while runs of it are left */
-    uint32_t busy;       /* threads that work without the lock */
-
-    struct place taken;  /* where the consumer is */
-    struct place plan;   /* of the next batch to be planned */
-    struct order *order; /* of plan.epoch; NULL: not made yet */
-    struct order *next;  /* of the epoch after it */
-    bool making;         /* a thread shuffles */
-    bool next_failed;    /* there was no memory for the next one in advance */
-    bool seeking;        /* nothing is begun */
-    uint64_t generation; /* grows with each seek */
-    int order_err;       /* making plan.epoch's order failed */
-    uint64_t starved;    /* bytes of a planned batch that found no memory, or 0 */
-    uint64_t *indices;   /* scratch for planning: batch_size each */
-    uint64_t *offsets, *sizes;
-
-    struct slab *free_slabs;
-    bool wants_settled;  /* a batch can't be planned before one of them is settled */
-    bool settling;       /* a thread waits for one of them, which is not in the list */
-    uint64_t slab_bytes; /* of all slabs */
-    struct engine_stats stats;
-};
 
 uint64_t engine_now_ns(void)
 {
@@ -63,118 +28,13 @@ uint64_t engine_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* ---- memory; under the lock ---- */
-
-static void give_memory_back(struct engine *e, struct slab *slab)
-{
-    if (slab->memory)
-        e->options.memory->release(slab, e->options.memory_ctx);
-    e->slab_bytes -= slab->capacity;
-    slab->memory = NULL;
-    slab->capacity = 0;
-}
-
-static void free_slab(struct engine *e, struct slab *slab)
-{
-    give_memory_back(e, slab);
-    free(slab);
-}
-
-static bool is_settled(const struct engine *e, struct slab *slab)
-{
-    const struct slab_memory *memory = e->options.memory;
-    return !memory->is_settled || memory->is_settled(slab, e->options.memory_ctx);
-}
-
-/*
- * A free slab that is large enough, else any, else none; -EAGAIN if there are only ones that
- * a device still reads from: waiting for one is better than having ever more of them.
- */
-static int take_free(struct engine *e, size_t bytes, struct slab **ret_slab)
-{
-    struct slab **best = NULL;
-    bool unsettled = e->settling;
-    for (struct slab **s = &e->free_slabs; *s; s = &(*s)->next) {
-        if (!is_settled(e, *s)) {
-            unsettled = true;
-            continue;
-        }
-        if (!best || (*s)->capacity >= bytes)
-            best = s;
-        if ((*s)->capacity >= bytes)
-            break;
-    }
-    if (!best && unsettled)
-        return -EAGAIN;
-    *ret_slab = best ? *best : NULL;
-    if (best)
-        *best = (*best)->next;
-    return 0;
-}
-
-/* What is free and not needed now makes room. */
-static void drop_free(struct engine *e, uint64_t room)
-{
-    while (e->free_slabs && room > e->options.memory_bytes - e->slab_bytes) {
-        struct slab *slab = e->free_slabs;
-        e->free_slabs = slab->next;
-        free_slab(e, slab);
-    }
-}
-
-/* A little more than asked for, so that the next batch fits too. */
-static size_t capacity_for(size_t bytes)
-{
-    size_t generous = bytes + bytes / 8 + SLAB_ROUND_BYTES;
-    return generous & ~(size_t)(SLAB_ROUND_BYTES - 1);
-}
-
-/* The ring, the batch that the consumer works on, and the one that it is about to take. */
-static bool may_grow(const struct engine *e, size_t capacity)
-{
-    if (!e->options.free_bytes || e->slab_bytes / capacity < e->options.ahead + 2)
-        return true;
-    uint64_t unused = e->options.free_bytes();
-    return unused > e->options.left_bytes && capacity <= unused - e->options.left_bytes;
-}
-
-/* -EAGAIN: one will be settled soon; -ENOBUFS: beyond the budget; -ENOMEM. */
-static int get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
-{
-    struct slab *slab;
-    int r = take_free(e, bytes, &slab);
-    if (r < 0)
-        return r;
-    if (!slab && !(slab = calloc(1, sizeof(*slab))))
-        return -ENOMEM;
-    if (slab->capacity < bytes) {
-        give_memory_back(e, slab);
-        size_t capacity = capacity_for(bytes);
-        drop_free(e, capacity);
-        if (capacity > e->options.memory_bytes - e->slab_bytes)
-            capacity = (bytes + 4095) & ~(size_t)4095;
-        if (capacity > e->options.memory_bytes - e->slab_bytes || !may_grow(e, capacity)) {
-            free(slab);
-            return e->settling ? -EAGAIN : -ENOBUFS; /* that one may be dropped then */
-        }
-        r = e->options.memory->allocate(slab, capacity, e->options.memory_ctx);
-        if (r < 0) {
-            free(slab);
-            return -ENOMEM;
-        }
-        slab->capacity = capacity;
-        e->slab_bytes += capacity;
-    }
-    *ret_slab = slab;
-    return 0;
-}
-
 static void destroy(struct engine *e)
 {
+    share_free(e->share);
     while (e->free_slabs) {
         struct slab *slab = e->free_slabs;
         e->free_slabs = slab->next;
-        free_slab(e, slab);
+        engine_free_slab(e, slab);
     }
     if (e->options.memory->close)
         e->options.memory->close(e->options.memory_ctx);
@@ -182,11 +42,12 @@ static void destroy(struct engine *e)
     order_free(e->next);
     pthread_cond_destroy(&e->work);
     pthread_cond_destroy(&e->ready);
+    pthread_cond_destroy(&e->parked);
     pthread_mutex_destroy(&e->lock);
     free(e->indices);
     free(e->offsets);
     free(e->sizes);
-    free(e->threads);
+    free(e->workers);
     free(e);
 }
 
@@ -240,9 +101,9 @@ static bool plan_batch(struct engine *e)
                       ? slab_bytes(count, bytes)
                       : 0;
     struct slab *slab;
-    int r = need ? get_slab(e, need, &slab) : -ENOBUFS;
-    if (r == -EAGAIN) {
-        e->wants_settled = true;
+    int r = need ? engine_get_slab(e, need, &slab) : -ENOBUFS;
+    if (r == -EAGAIN || r == -EINPROGRESS) {
+        e->wants_settled = r == -EAGAIN;
         return false;
     }
     if (r < 0) {
@@ -375,12 +236,22 @@ static void gather_run(struct engine *e, struct filler *filler)
         pthread_cond_broadcast(&e->ready);
 }
 
+/* While others of the job need the CPU. What it was woken for is for another thread. */
+static void park(struct engine *e, const struct worker *worker)
+{
+    while (!e->stop && worker->number >= e->allowed) {
+        pthread_cond_signal(&e->work);
+        pthread_cond_wait(&e->parked, &e->lock);
+    }
+}
+
 static void *thread_main(void *arg)
 {
-    struct engine *e = arg;
+    const struct worker *worker = arg;
+    struct engine *e = worker->engine;
     struct filler filler = {0};
     pthread_mutex_lock(&e->lock);
-    while (!e->stop) {
+    while (park(e, worker), !e->stop) {
         bool next;
         if (wants_order(e, false, &next)) {
             make_order(e, next);
@@ -413,7 +284,8 @@ static int start_threads(struct engine *e)
     pthread_attr_setstacksize(&attr, THREAD_STACK_BYTES);
     pthread_sigmask(SIG_SETMASK, &all, &kept);
     for (uint32_t i = 0; i < e->options.threads && r == 0; i++) {
-        r = pthread_create(&e->threads[i], &attr, thread_main, e);
+        e->workers[i] = (struct worker){.engine = e, .number = i};
+        r = pthread_create(&e->workers[i].thread, &attr, thread_main, &e->workers[i]);
         e->thread_count += r == 0;
     }
     pthread_sigmask(SIG_SETMASK, &kept, NULL);
@@ -428,6 +300,7 @@ static void init_locks(struct engine *e)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->work, NULL);
+    pthread_cond_init(&e->parked, NULL);
     pthread_cond_init(&e->ready, &attr);
     pthread_condattr_destroy(&attr);
 }
@@ -461,12 +334,15 @@ int engine_new(const struct engine_options *options, const struct place *place,
     e->indices = calloc(count + 1, sizeof(*e->indices));
     e->offsets = calloc(count + 1, sizeof(*e->offsets));
     e->sizes = calloc(count + 1, sizeof(*e->sizes));
-    e->threads = calloc(options->threads, sizeof(*e->threads));
-    int r = e->indices && e->offsets && e->sizes && e->threads ? start_threads(e) : -ENOMEM;
+    e->workers = calloc(options->threads, sizeof(*e->workers));
+    e->allowed = options->threads;
+    e->part_bytes = UINT64_MAX;
+    int r = e->indices && e->offsets && e->sizes && e->workers ? start_threads(e) : -ENOMEM;
     if (r < 0) {
         destroy(e);
         return r;
     }
+    engine_join_others(e);
     *ret_engine = e;
     return 0;
 }
@@ -494,9 +370,10 @@ void engine_free(struct engine *engine)
     pthread_mutex_lock(&engine->lock);
     engine->stop = true;
     pthread_cond_broadcast(&engine->work);
+    pthread_cond_broadcast(&engine->parked);
     pthread_mutex_unlock(&engine->lock);
     for (uint32_t i = 0; i < engine->thread_count; i++)
-        pthread_join(engine->threads[i], NULL);
+        pthread_join(engine->workers[i].thread, NULL);
     pthread_mutex_lock(&engine->lock);
     empty_ring(engine);
     bool last = --engine->users == 0;
@@ -634,6 +511,7 @@ void engine_release(struct slab *slab)
     slab->next = e->free_slabs;
     e->free_slabs = slab;
     e->starved = 0;
+    engine_give_up_surplus(e);
     bool last = --e->users == 0;
     pthread_cond_signal(&e->work);
     pthread_mutex_unlock(&e->lock);
@@ -650,5 +528,9 @@ void engine_stats(struct engine *engine, struct engine_stats *ret_stats)
     pthread_mutex_lock(&engine->lock);
     *ret_stats = engine->stats;
     ret_stats->slab_bytes = engine->slab_bytes;
+    ret_stats->part_bytes = engine->options.memory_bytes;
+    if (engine->share && engine->part_bytes < ret_stats->part_bytes)
+        ret_stats->part_bytes = engine->part_bytes;
+    ret_stats->threads = engine->allowed;
     pthread_mutex_unlock(&engine->lock);
 }

@@ -28,7 +28,12 @@ struct engine_options {
     uint32_t threads;
     uint32_t ahead; /* batches */
     uint64_t run;   /* samples that a thread takes at a time */
+    /* If not 0, threads are meant to keep as many CPUs busy, which others of the job may use.
+     */
+    uint32_t cpus;
     uint64_t memory_bytes;
+    uint64_t job_bytes; /* for this and others of the job; */
+    bool is_fixed;      /* memory_bytes count, whatever others have */
     /*
      * What nobody of the job uses, and how much of that is left to others: only where both
      * allow it there are more slabs than the ring and its consumer need. NULL: they may have
@@ -50,6 +55,8 @@ struct place {
 struct engine_stats {
     uint64_t batches, samples, bytes;
     uint64_t wait_ns, gather_ns, skipped, slab_bytes;
+    uint64_t part_bytes; /* that slabs may have now, with regard to others of the job */
+    uint32_t threads;    /* that may work now */
 };
 
 /*

@@ -11,7 +11,7 @@
 #include "cpus.h"
 #include "engine.h"
 #include "error.h"
-#include "launcher.h"
+#include "portion.h"
 #include "upload.h"
 #include "view.h"
 
@@ -36,29 +36,6 @@ struct onepot_loader {
 };
 
 /* ---- defaults ---- */
-
-/* Ranks on this node, where the launcher says so. */
-static uint32_t local_ranks(void)
-{
-    static const char *const names[] = {
-        "LOCAL_WORLD_SIZE",          "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "MV2_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE",
-        "MPI_LOCALNRANKS",           "SLURM_STEP_TASKS_PER_NODE"}; /* "4(x2)": 4 */
-    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        const char *text = launcher_environment(NULL, names[i]);
-        unsigned long n = text ? strtoul(text, NULL, 10) : 0;
-        if (n > 0 && n < 100000)
-            return (uint32_t)n;
-    }
-    return 1;
-}
-
-/* Processors that this process may use, by its share of the node. */
-static uint32_t own_cpus(void)
-{
-    uint32_t share = cpus_allowed() / local_ranks();
-    return share > 0 ? share : 1;
-}
 
 static uint64_t free_bytes(void)
 {
@@ -86,9 +63,10 @@ static uint32_t ahead_for(const struct engine_options *o)
 static void choose_threads(const struct onepot_loader_options *given, struct engine_options *o)
 {
     bool mapped = is_mapped(o->fill.archive->dataset);
-    o->threads = given->threads ? given->threads : own_cpus();
+    o->threads = given->threads ? given->threads : portion_cpus();
     if (!given->threads && !mapped && o->threads < THREADS_READ)
         o->threads = THREADS_READ;
+    o->cpus = given->threads || !mapped ? 0 : cpus_allowed();
     o->run = mapped ? RUN_MAPPED : RUN_READ;
     o->ahead = given->prefetch ? given->prefetch : ahead_for(o);
 }
@@ -168,11 +146,12 @@ static int plan_all(struct onepot_loader_options *given, struct engine_options *
         return r;
     choose_threads(given, o);
     o->memory_bytes = given->memory_bytes;
+    o->job_bytes = budget_cache_bytes();
+    o->is_fixed = given->memory_bytes > 0;
     if (!given->memory_bytes) {
-        uint64_t bytes = budget_memory_bytes("");
-        o->memory_bytes = bytes / 4 / local_ranks();
+        o->memory_bytes = portion_bytes();
         o->free_bytes = free_bytes;
-        o->left_bytes = bytes / 8;
+        o->left_bytes = budget_memory_bytes("") / 8;
     }
     o->memory = &slab_host_memory;
     return 0;
@@ -244,7 +223,7 @@ static int lock_archives(struct onepot_loader *loader, struct onepot_error *erro
                 ? error_set(error, -EINVAL,
                             "a device gathers bytes as they are, without npy, decode or verify")
                 : locked_new(loader->device, loader->archive,
-                             budget_memory_bytes("") / part / local_ranks(), error, &locked);
+                             budget_memory_bytes("") / part / portion_ranks(), error, &locked);
     if (loader->gather == ONEPOT_GATHER_AUTO && r == 0) {
         r = locked_measure(locked, loader->archive, error, &rate);
         if (r == 0)
@@ -364,9 +343,9 @@ static int full(const struct onepot_loader *loader, uint64_t need, struct onepot
     return error_set(error, -ENOBUFS,
                      "the next batch needs %" PRIu64 " bytes, but batches that are kept have "
                      "%" PRIu64 " of %" PRIu64
-                     ", or the job has no more; release some, or allow "
+                     ", or the job has no more for this process; release some, or allow "
                      "more (memory_bytes)",
-                     need, stats.slab_bytes, loader->options.memory_bytes);
+                     need, stats.slab_bytes, stats.part_bytes);
 }
 
 int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onepot_error *error,
@@ -478,10 +457,12 @@ void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_
         .gather_ns = e.gather_ns,
         .skipped = e.skipped,
         .slab_bytes = e.slab_bytes,
-        .threads = loader->options.threads,
+        .threads = e.threads,
         .prefetch = loader->options.ahead,
         .memory_bytes = loader->options.memory_bytes,
+        .part_bytes = e.part_bytes,
     };
+    dataset_cache_stats(loader->archive->dataset, &stats);
     memcpy(ret_stats, &stats, size < sizeof(stats) ? size : sizeof(stats));
 }
 

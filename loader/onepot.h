@@ -139,7 +139,12 @@ struct onepot_archive_options {
     const char *root; /* only what is below this directory; classes are its children */
     enum onepot_group group;
     uint64_t memory_bytes; /* for unpacking and indexing; 0: what the node has */
-    uint64_t cache_bytes;  /* for decompressed blocks, of all archives; 0: 256 MiB */
+    /*
+     * For decompressed blocks, and for samples of archives on network filesystems, in each
+     * process that reads; 0: as much as the data have, but not more than others of the job
+     * leave of a quarter of its memory.
+     */
+    uint64_t cache_bytes;
     /*
      * Copy the archives to this node in the background, and read what has arrived from there: a
      * directory of this node; "" is memory, $TMPDIR or /tmp, the first with room; NULL: don't.
@@ -365,7 +370,8 @@ ONEPOT_API void onepot_writer_discard(struct onepot_writer *writer); /* NULL is 
  *
  * Slabs are used again once they are released. A consumer that keeps batches makes the
  * loader use more of them, up to memory_bytes; beyond that onepot_loader_next fails
- * with -ENOBUFS until something is released. It never waits for that.
+ * with -ENOBUFS until something is released. It never waits for that. What is kept is never
+ * taken away, also when others of the job come and want their part.
  *
  * Threads: any thread may call next and release; the others may not run beside next, but for
  * stats. After a fork the child's loader goes on from the same place with threads of its own.
@@ -398,13 +404,17 @@ struct onepot_loader_options {
     bool no_shuffle;
     bool drop_last; /* leave out padding, and the last batch if it is not full */
     uint64_t block, window;
-    uint32_t threads;  /* 0: as many as this process may use CPUs; more if storage is slow */
+    uint32_t threads;  /* 0: as many as this process may use CPUs, beside other loaders of the
+                          job; more if storage is slow */
     uint32_t prefetch; /* batches ahead; 0: a few, more where storage is slow */
-    uint64_t memory_bytes; /* of slabs; 0: a quarter of what the job has, by ranks of the node,
-                              less where others use it */
-    uint32_t align;        /* of a sample in its slab, a power of two; 0: 64 */
-    bool skip_errors;      /* a sample that can't be read is left empty and not valid */
-    bool verify;           /* compare with the archive's sums, where it has some */
+    /*
+     * Of slabs; 0: a quarter of what the job has, by ranks of the node, as far as the job's
+     * other mounts and loaders on the node leave it, and nobody else uses it.
+     */
+    uint64_t memory_bytes;
+    uint32_t align;   /* of a sample in its slab, a power of two; 0: 64 */
+    bool skip_errors; /* a sample that can't be read is left empty and not valid */
+    bool verify;      /* compare with the archive's sums, where it has some */
     /*
      * Samples are .npy files: headers are taken off, and data is the dense array that the
      * samples make. All must have the type and the shape of the first.
@@ -535,8 +545,14 @@ struct onepot_stats {
     uint64_t gather_ns;               /* that the threads worked, added up */
     uint64_t skipped;                 /* samples that could not be read */
     uint64_t slab_bytes;              /* in use now, at most memory_bytes */
-    uint32_t threads, prefetch;       /* as they were chosen */
+    uint32_t threads, prefetch;       /* threads: that may work now, beside others of the job */
     uint64_t memory_bytes;
+    uint64_t part_bytes; /* of these, what slabs may have now, beside others of the job */
+    /* What this process has of the archive, all its loaders together: reads that were answered
+     * from the cache and that were not, the bytes that it holds and may hold, and what was
+     * asked of the storage, where it is not mapped. */
+    uint64_t cache_hits, cache_misses, cache_bytes, cache_part_bytes;
+    uint64_t reads, read_bytes;
 };
 ONEPOT_API void onepot_loader_stats(struct onepot_loader *loader,
                                     struct onepot_stats *ret_stats);

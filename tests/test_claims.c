@@ -5,6 +5,7 @@
 #include <check.h>
 #include <dirent.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,18 +38,30 @@ static void teardown(void)
 struct user {
     struct claim *claim;
     uint64_t bytes;
+    uint64_t lent; /* can't be taken back */
 };
 
-static void set(void *ctx, uint64_t bytes)
+static uint64_t set(void *ctx, uint64_t bytes)
 {
     struct user *user = ctx;
-    user->bytes = bytes;
+    user->bytes = bytes < user->lent ? user->lent : bytes;
+    return user->bytes;
+}
+
+static int make(const char *job, uint64_t fixed, uint64_t most, struct claim **ret_claim)
+{
+    struct claim_options options = {.job = job,
+                                    .total_bytes = TOTAL,
+                                    .fixed_bytes = fixed,
+                                    .most_bytes = most,
+                                    .cpus_key = 7};
+    return claim_new(&options, ret_claim);
 }
 
 static void begin(struct user *user, const char *job, uint64_t fixed)
 {
-    user->bytes = 0;
-    ck_assert_int_eq(claim_new(job, TOTAL, fixed, &user->claim), 0);
+    *user = (struct user){0};
+    ck_assert_int_eq(make(job, fixed, 0, &user->claim), 0);
 }
 
 static void update(struct user *user)
@@ -104,6 +117,57 @@ START_TEST(a_users_word_is_taken_and_others_have_the_rest)
     ck_assert_uint_eq(b.bytes, 300 * MB);
     update(&a);
     ck_assert_uint_eq(a.bytes, 100 * MB);
+    claim_free(a.claim);
+    claim_free(b.claim);
+}
+END_TEST
+
+START_TEST(what_one_does_not_want_the_others_have)
+{
+    struct user a, b, c;
+    begin(&a, "12", 0);
+    begin(&b, "12", 0);
+    begin(&c, "12", 0);
+    claim_want(c.claim, 40 * MB);
+    for (unsigned round = 0; round < 4; round++) {
+        update(&c);
+        update(&b);
+        update(&a);
+    }
+    ck_assert_uint_eq(c.bytes, 40 * MB);
+    ck_assert_uint_eq(a.bytes, 180 * MB);
+    ck_assert_uint_eq(b.bytes, 180 * MB);
+    claim_want(c.claim, UINT64_MAX);
+    for (unsigned round = 0; round < 4; round++) {
+        update(&a);
+        update(&b);
+        update(&c);
+    }
+    ck_assert_uint_ge(c.bytes, TOTAL / 3 * 14 / 16);
+    ck_assert_uint_le(a.bytes + b.bytes + c.bytes, TOTAL);
+    claim_free(a.claim);
+    claim_free(b.claim);
+    claim_free(c.claim);
+}
+END_TEST
+
+START_TEST(what_is_lent_counts_until_it_is_back)
+{
+    struct user a, b;
+    begin(&a, "12", 0);
+    update(&a);
+    a.lent = 300 * MB;
+    begin(&b, "12", 0);
+    update(&b);
+    update(&a);
+    ck_assert_uint_eq(a.bytes, 300 * MB);
+    update(&b);
+    ck_assert_uint_eq(b.bytes, 100 * MB);
+    a.lent = 0;
+    update(&a);
+    update(&b);
+    ck_assert_uint_eq(a.bytes, 200 * MB);
+    ck_assert_uint_eq(b.bytes, 200 * MB);
     claim_free(a.claim);
     claim_free(b.claim);
 }
@@ -174,6 +238,71 @@ START_TEST(what_a_killed_process_had_is_free_again)
 }
 END_TEST
 
+/*
+ * A process with two claims. `deep`: it has a child, which lives on with what it inherited, and
+ * whose number is returned instead.
+ */
+static pid_t start_process(bool deep, pid_t *ret_child)
+{
+    int pipe_fd[2];
+    ck_assert_int_eq(pipe(pipe_fd), 0);
+    pid_t pid = fork(), child = 0;
+    if (pid == 0) {
+        struct user one, two;
+        begin(&one, "12", 0);
+        begin(&two, "12", 0);
+        update(&one);
+        if (deep && (child = fork()) == 0) {
+            sleep(60);
+            _exit(0);
+        }
+        if (write(pipe_fd[1], &child, sizeof(child)) == sizeof(child))
+            pause();
+        _exit(1);
+    }
+    ck_assert_int_eq(read(pipe_fd[0], ret_child, sizeof(*ret_child)), sizeof(*ret_child));
+    close(pipe_fd[0]);
+    close(pipe_fd[1]);
+    return pid;
+}
+
+static void kill_process(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+START_TEST(processes_on_the_same_cpus_are_counted_once_each)
+{
+    struct user a;
+    pid_t pids[2], none;
+    begin(&a, "12", 0);
+    for (unsigned i = 0; i < 2; i++)
+        pids[i] = start_process(false, &none);
+    update(&a);
+    ck_assert_uint_eq(claim_processes(a.claim), 2);
+    for (unsigned i = 0; i < 2; i++)
+        kill_process(pids[i]);
+    update(&a);
+    ck_assert_uint_eq(claim_processes(a.claim), 0);
+    claim_free(a.claim);
+}
+END_TEST
+
+START_TEST(a_child_that_lives_on_keeps_no_claim_of_its_dead_parent)
+{
+    struct user a;
+    pid_t child, pid = start_process(true, &child);
+    kill_process(pid);
+    begin(&a, "12", 0);
+    update(&a);
+    kill(child, SIGKILL);
+    ck_assert_uint_eq(a.bytes, TOTAL);
+    ck_assert_uint_eq(claim_processes(a.claim), 0);
+    claim_free(a.claim);
+}
+END_TEST
+
 START_TEST(a_folder_that_is_not_ours_alone_is_not_used)
 {
     char path[128];
@@ -181,7 +310,7 @@ START_TEST(a_folder_that_is_not_ours_alone_is_not_used)
     snprintf(path, sizeof(path), "%s/onepot-%u", base, (unsigned)geteuid());
     ck_assert_int_eq(mkdir(path, 0777), 0);
     ck_assert_int_eq(chmod(path, 0777), 0);
-    ck_assert_int_lt(claim_new("12", TOTAL, 0, &claim), 0);
+    ck_assert_int_lt(make("12", 0, 0, &claim), 0);
     ck_assert_int_eq(access(path, F_OK), 0);
 }
 END_TEST
@@ -194,6 +323,10 @@ int main(void)
     tcase_add_test(c, one_alone_has_all);
     tcase_add_test(c, the_sum_is_never_more_than_there_is);
     tcase_add_test(c, a_users_word_is_taken_and_others_have_the_rest);
+    tcase_add_test(c, what_one_does_not_want_the_others_have);
+    tcase_add_test(c, what_is_lent_counts_until_it_is_back);
+    tcase_add_test(c, processes_on_the_same_cpus_are_counted_once_each);
+    tcase_add_test(c, a_child_that_lives_on_keeps_no_claim_of_its_dead_parent);
     tcase_add_test(c, other_jobs_have_their_own);
     tcase_add_test(c, what_a_killed_process_had_is_free_again);
     tcase_add_test(c, a_folder_that_is_not_ours_alone_is_not_used);

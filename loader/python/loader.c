@@ -363,11 +363,14 @@ static PyObject *loader_stats(PyObject *self, void *unused)
     if (!loader_of(self))
         return NULL;
     onepot_loader_stats(loader_of(self), &s);
-    return Py_BuildValue("{sKsKsKsdsdsKsKsIsIsK}", "batches", (ull)s.batches, "samples",
-                         (ull)s.samples, "bytes", (ull)s.bytes, "wait_seconds",
-                         (double)s.wait_ns * 1e-9, "gather_seconds", (double)s.gather_ns * 1e-9,
-                         "skipped", (ull)s.skipped, "slab_bytes", (ull)s.slab_bytes, "threads",
-                         s.threads, "prefetch", s.prefetch, "memory", (ull)s.memory_bytes);
+    return Py_BuildValue(
+        "{sKsKsKsdsdsKsKsIsIsKsKsKsKsKsKsKsK}", "batches", (ull)s.batches, "samples",
+        (ull)s.samples, "bytes", (ull)s.bytes, "wait_seconds", (double)s.wait_ns * 1e-9,
+        "gather_seconds", (double)s.gather_ns * 1e-9, "skipped", (ull)s.skipped, "slab_bytes",
+        (ull)s.slab_bytes, "threads", s.threads, "prefetch", s.prefetch, "memory",
+        (ull)s.memory_bytes, "part", (ull)s.part_bytes, "cache_hits", (ull)s.cache_hits,
+        "cache_misses", (ull)s.cache_misses, "cache_bytes", (ull)s.cache_bytes, "cache_part",
+        (ull)s.cache_part_bytes, "reads", (ull)s.reads, "read_bytes", (ull)s.read_bytes);
 }
 
 static PyObject *loader_transfer(PyObject *self, PyObject *args, PyObject *keywords)

@@ -74,7 +74,7 @@ class Archive:
         extensions: Union[None, str, Sequence[str]] = None,
         root: Optional[str] = None,
         group: Optional[str] = None,
-        cache: int = 0,  # bytes
+        cache: int = 0,  # bytes, of blocks and of samples from slow storage; 0: the job's part
         stage: str | None = None,  # a directory of this node; "": where there is room
     ) -> None: ...
     def __len__(self) -> int: ...

@@ -1,0 +1,169 @@
+/*
+ * The claim belongs to the thread. Those who want something leave a number and ring a bell, so
+ * that they may do so with locks held which `told` takes as well.
+ */
+#include "share.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "claims.h"
+#include "cpus.h"
+#include "job.h"
+
+#define LOOK_EVERY_MS 500 /* where nothing tells of the others */
+#define SETTLE_MS 50      /* who comes or goes makes several changes */
+#define STACK_BYTES (128u << 10)
+
+struct share {
+    struct share_options options;
+    struct claim *claim;
+    pthread_t thread;
+    int bell_fd; /* eventfd */
+    _Atomic bool end;
+    _Atomic uint64_t most_bytes;
+    uint64_t looked_for; /* of these, at the last look */
+};
+
+/* claim_set */
+static uint64_t tell(void *ctx, uint64_t bytes)
+{
+    struct share *share = ctx;
+    const struct share_part part = {bytes, share->looked_for, claim_processes(share->claim)};
+    return share->options.told(share->options.ctx, &part);
+}
+
+static void look(struct share *share)
+{
+    share->looked_for = atomic_load(&share->most_bytes);
+    claim_want(share->claim, share->looked_for);
+    claim_update(share->claim, tell, share);
+}
+
+/* Sleeps for as long, or until the bell rings: true. */
+static bool wait_for_bell(struct share *share, int timeout_ms)
+{
+    struct pollfd p = {.fd = share->bell_fd, .events = POLLIN};
+    eventfd_t rings;
+    return poll(&p, 1, timeout_ms) > 0 && eventfd_read(share->bell_fd, &rings) == 0;
+}
+
+/* Until something has changed. */
+static void wait_for_change(struct share *share)
+{
+    int watch_fd = claim_watch_fd(share->claim);
+    struct pollfd p[2] = {{.fd = share->bell_fd, .events = POLLIN},
+                          {.fd = watch_fd, .events = POLLIN}};
+
+    if (poll(p, 2, watch_fd < 0 ? LOOK_EVERY_MS : -1) < 0)
+        wait_for_bell(share, LOOK_EVERY_MS);
+    else if (p[0].revents)
+        wait_for_bell(share, 0);
+    else if (watch_fd >= 0)
+        wait_for_bell(share, SETTLE_MS);
+}
+
+static void *look_at_others(void *arg)
+{
+    struct share *share = arg;
+
+    while (!atomic_load(&share->end)) {
+        wait_for_change(share);
+        if (!atomic_load(&share->end))
+            look(share);
+    }
+    return NULL;
+}
+
+/* Signals are for the threads of the program. */
+static int start_thread(struct share *share)
+{
+    pthread_attr_t attr;
+    sigset_t all, kept;
+
+    sigfillset(&all);
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &kept);
+    int r = -pthread_create(&share->thread, &attr, look_at_others, share);
+    pthread_sigmask(SIG_SETMASK, &kept, NULL);
+    pthread_attr_destroy(&attr);
+    return r;
+}
+
+static int make_claim(struct share *share)
+{
+    const struct share_options *options = &share->options;
+    struct job job;
+    struct claim_options claim = {
+        .job = options->job,
+        .total_bytes = options->total_bytes,
+        .fixed_bytes = options->fixed_bytes,
+        .most_bytes = options->most_bytes,
+        .unwatched = options->is_brief,
+        .cpus_key = options->works ? cpus_key() : 0,
+    };
+
+    if (!options->job) {
+        job_detect(&job);
+        claim.job = job.id;
+    }
+    return claim_new(&claim, &share->claim);
+}
+
+int share_new(const struct share_options *options, struct share **ret_share)
+{
+    struct share *share = calloc(1, sizeof(*share));
+
+    if (!share)
+        return -ENOMEM;
+    share->options = *options;
+    atomic_init(&share->most_bytes, options->most_bytes ? options->most_bytes : UINT64_MAX);
+    share->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int r = share->bell_fd < 0 ? -errno : make_claim(share);
+    if (r < 0) {
+        if (share->bell_fd >= 0)
+            close(share->bell_fd);
+        free(share);
+        return r;
+    }
+    look(share);
+    r = start_thread(share);
+    if (r < 0) {
+        claim_free(share->claim);
+        close(share->bell_fd);
+        free(share);
+        return r;
+    }
+    *ret_share = share;
+    return 0;
+}
+
+void share_free(struct share *share)
+{
+    if (!share)
+        return;
+    atomic_store(&share->end, true);
+    eventfd_write(share->bell_fd, 1);
+    pthread_join(share->thread, NULL);
+    claim_free(share->claim);
+    close(share->bell_fd);
+    free(share);
+}
+
+void share_want(struct share *share, uint64_t most_bytes)
+{
+    atomic_store(&share->most_bytes, most_bytes);
+    eventfd_write(share->bell_fd, 1);
+}
+
+void share_look(struct share *share)
+{
+    eventfd_write(share->bell_fd, 1);
+}
