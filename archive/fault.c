@@ -8,6 +8,7 @@
  */
 #include "fault.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -87,6 +88,8 @@ static void put_error(struct out *o, int err)
 {
     char text[128];
     put_string(o, strerror_r(err < 0 ? -err : err, text, sizeof(text)));
+    if (err == -EMFILE || err == EMFILE)
+        put_string(o, "; raise the limit of open files ('ulimit -n')");
 }
 
 int fault_describe(const struct fault *f, int err, const char *file, char *buf,

@@ -100,4 +100,7 @@ void pot_close(struct pot *pot); /* NULL is fine */
  */
 int pot_index_path(const char *archive, char **ret_path);
 
+/* Where it would be saved if that can't be. -ENOENT: there is no such place either. */
+int pot_cached_index_path(const char *archive, char **ret_path);
+
 #endif

@@ -47,7 +47,7 @@ static int cache_folder(char **ret_folder)
     return asprintf(ret_folder, "%s/.cache/onepot", base) < 0 ? -ENOMEM : 0;
 }
 
-static int cached_path(const char *archive, char **ret_path)
+int pot_cached_index_path(const char *archive, char **ret_path)
 {
     auto_free char *folder = NULL, *full = realpath(archive, NULL);
     if (!full)
@@ -122,7 +122,8 @@ int saved_index_find(const char *archive, struct saved_key *key,
                      const struct pot_options *options, struct index **ret_index,
                      char **ret_path)
 {
-    static int (*const places[])(const char *, char **) = {pot_index_path, cached_path};
+    static int (*const places[])(const char *, char **) = {pot_index_path,
+                                                           pot_cached_index_path};
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         auto_free char *path = NULL;
         if (places[i](archive, &path) < 0)
@@ -230,7 +231,7 @@ int saved_index_write(const char *archive, const struct source *source, int fd,
         *ret_path = steal_ptr(&path);
         return 0;
     }
-    int r = cached_path(archive, &cached);
+    int r = pot_cached_index_path(archive, &cached);
     if (r == 0) {
         make_folders(cached);
         r = write_to(cached, source, fd, image_bytes);

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "cgroup.h"
 
@@ -140,8 +141,23 @@ uint64_t budget_memory_bytes(const char *root)
     return bytes;
 }
 
+/* What a process may have of addresses or of data (ulimit -v, -d): some batch systems set that.
+ */
+static uint64_t own_limit(void)
+{
+    static const int kinds[] = {RLIMIT_AS, RLIMIT_DATA};
+    uint64_t bytes = UINT64_MAX;
+    struct rlimit limit;
+
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        if (getrlimit(kinds[i], &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+            bytes = least(bytes, limit.rlim_cur);
+    return bytes;
+}
+
 uint64_t budget_cache_bytes(void)
 {
     uint64_t bytes = budget_memory_bytes("") / 4;
-    return bytes < CACHE_LEAST_BYTES ? CACHE_LEAST_BYTES : least(bytes, CACHE_MOST_BYTES);
+    bytes = bytes < CACHE_LEAST_BYTES ? CACHE_LEAST_BYTES : least(bytes, CACHE_MOST_BYTES);
+    return least(bytes, own_limit() / 4);
 }

@@ -19,7 +19,10 @@ uint64_t budget_room_bytes(const char *root);
 /* The same, but files' pages that the kernel would give back count as free. */
 uint64_t budget_free_bytes(const char *root);
 
-/* The default of --cache: a quarter of that, within reason. */
+/*
+ * The default of --cache: a quarter of that, within reason; no more than a quarter of what the
+ * process may have of addresses (ulimit -v) or data (-d).
+ */
 uint64_t budget_cache_bytes(void);
 
 /*

@@ -320,6 +320,10 @@ static int begin_piece(struct reader *reader, struct reader_scratch *scratch, ui
         return r;
     ret_piece->begun = block_cache_begin(reader->cache, piece_key(ret_piece),
                                          ret_piece->block_bytes, &ret_piece->block);
+    if (ret_piece->begun == -ENOMEM) { /* then without the cache */
+        ret_piece->begun = BLOCK_READY;
+        ret_piece->block = NULL;
+    }
     came_from(scratch,
               ret_piece->begun == BLOCK_FORESEEN ? READER_FROM_AHEAD : READER_FROM_CACHE);
     return ret_piece->begun < 0 ? ret_piece->begun : 0;

@@ -52,6 +52,12 @@ void doctor_cpus(struct findings *findings);
 /* Places of this node for copies and mount points. `archive_bytes`: would it fit? 0: none. */
 void doctor_storage(struct findings *findings, uint64_t archive_bytes);
 
+/* Limits of the process and of the kernel's FUSE. `archive_bytes`: as above. */
+void doctor_limits(struct findings *findings, uint64_t archive_bytes);
+
+/* Copies of archives that this user has on this node. */
+void doctor_copies(struct findings *findings);
+
 /* The type of the filesystem with this device number: "tmpfs". */
 void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32]);
 

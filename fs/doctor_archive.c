@@ -3,6 +3,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include "cleanup.h"
 #include "cli.h"
 #include "doctor.h"
+#include "index.h"
 #include "pot.h"
 #include "source.h"
 
@@ -39,23 +41,51 @@ static void see_place_of(struct findings *f, const struct source *source)
         finding_advise(finding, "--stage copies it to this node while it is read");
 }
 
+/* A saved index there: of the archive as it is now? False: there is none. */
+static bool see_saved(struct findings *f, const char *path, const struct source *source)
+{
+    struct fault fault = {0};
+    struct source *file = NULL;
+    struct index *index = NULL;
+    struct source_identity id;
+    if (access(path, F_OK) < 0)
+        return false;
+    int r = source_open(path, &fault, &file);
+    if (r == 0)
+        r = index_open(file, 0, source_size(file), &fault, &index);
+    source_identity(source, &id);
+    const struct index_info *info = r == 0 ? index_info(index) : NULL;
+    if (info && info->archive_mtime_sec == id.mtime_sec &&
+        info->archive_mtime_nsec == id.mtime_nsec)
+        finding_add(f, FINDING_GOOD, "archive", "index", "saved in %s", path);
+    else if (info)
+        finding_add(f, FINDING_WARNING, "archive", "index",
+                    "the one in %s is of the archive as it was before: it is made anew", path);
+    else
+        finding_add(f, FINDING_WARNING, "archive", "index", "the one in %s can't be used: %s",
+                    path, fault.what[0] ? fault.what : strerror(-r));
+    if (index)
+        index_close(index);
+    source_close(file);
+    return true;
+}
+
 static void see_index(struct findings *f, const char *path, struct source *source,
                       const struct backend *backend)
 {
     struct fault fault = {0};
     struct embedded_index where;
-    auto_free char *beside = NULL;
+    auto_free char *beside = NULL, *cached = NULL;
     const char *compression = NULL;
     bool packed = backend_compression(backend, source, &compression) > 0;
     if (!packed && backend->find && backend->find(source, &fault, &where) == 0) {
         finding_add(f, FINDING_GOOD, "archive", "index", "in the archive");
         return;
     }
-    if (pot_index_path(path, &beside) == 0 && access(beside, R_OK) == 0) {
-        finding_add(f, FINDING_GOOD, "archive", "index",
-                    "saved in %s; whether it still fits is seen when it is mounted", beside);
+    if (pot_index_path(path, &beside) == 0 && see_saved(f, beside, source))
         return;
-    }
+    if (pot_cached_index_path(path, &cached) == 0 && see_saved(f, cached, source))
+        return;
     if (packed) {
         struct finding *finding = finding_add(
             f, FINDING_WARNING, "archive", "index",
@@ -67,7 +97,8 @@ static void see_index(struct findings *f, const char *path, struct source *sourc
     }
     struct finding *finding =
         finding_add(f, FINDING_FACT, "archive", "index",
-                    "none in it and none saved beside it: it is made for the first mount");
+                    "none in it, none beside it, none in $XDG_CACHE_HOME: it is made for the "
+                    "first mount");
     finding_advise(finding, "'onepot index %s' does that ahead of time", path);
 }
 

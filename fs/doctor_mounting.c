@@ -50,13 +50,13 @@ static void see_kernel(struct findings *f)
         finding_add(f, FINDING_FACT, "mounting", "kernel", "%s %s", name.sysname, name.release);
 }
 
-static void see_device(struct findings *f)
+static bool see_device(struct findings *f)
 {
     auto_close int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     int err = errno;
     if (fd >= 0) {
         finding_add(f, FINDING_GOOD, "mounting", "/dev/fuse", "is there, and can be opened");
-        return;
+        return true;
     }
     struct finding *finding =
         finding_add(f, FINDING_WARNING, "mounting", "/dev/fuse",
@@ -66,6 +66,7 @@ static void see_device(struct findings *f)
                        ? "ask the administrators of this node to load the module fuse; "
                          "in a container, pass the device in"
                        : "ask the administrators of this node for access to it");
+    return false;
 }
 
 static void see_helper(struct findings *f)
@@ -87,6 +88,59 @@ static void see_helper(struct findings *f)
                     "is set for this process: setuid programs like fusermount3 can't help it");
 }
 
+static long number_in(const char *path, long otherwise)
+{
+    long number;
+    FILE *file = fopen(path, "re");
+    if (!file || fscanf(file, "%ld", &number) != 1)
+        number = otherwise;
+    if (file)
+        fclose(file);
+    return number;
+}
+
+/* Which of the switches that administrators have is the reason? */
+static void explain_namespaces(struct finding *finding)
+{
+    static const struct {
+        const char *path, *name;
+        long off;
+    } switches[] = {
+        {"/proc/sys/user/max_user_namespaces", "user.max_user_namespaces", 0},
+        {"/proc/sys/kernel/unprivileged_userns_clone", "kernel.unprivileged_userns_clone", 0},
+        {"/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+         "kernel.apparmor_restrict_unprivileged_userns", 1},
+    };
+    for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++)
+        if (number_in(switches[i].path, !switches[i].off) == switches[i].off) {
+            finding_advise(finding,
+                           "%s is %ld; 'onepot run' can do without where another way "
+                           "to mount works",
+                           switches[i].name, switches[i].off);
+            return;
+        }
+}
+
+/* May users let others in? What fusermount3 asks of /etc/fuse.conf. */
+static void see_allow_other(struct findings *f)
+{
+    char line[256], word[64];
+    bool allowed = false;
+    FILE *file = fopen("/etc/fuse.conf", "re");
+    if (geteuid() == 0) {
+        if (file)
+            fclose(file);
+        return;
+    }
+    while (file && fgets(line, sizeof(line), file))
+        allowed |= sscanf(line, " %63s", word) == 1 && strcmp(word, "user_allow_other") == 0;
+    if (file)
+        fclose(file);
+    finding_add(f, FINDING_FACT, "mounting", "--allow-other", "%s",
+                allowed ? "is allowed to users (user_allow_other in /etc/fuse.conf)"
+                        : "is not for users: /etc/fuse.conf has no user_allow_other");
+}
+
 /* Does the kernel let us have namespaces of our own? In a child, which ends with them. */
 static bool see_namespaces(struct findings *f)
 {
@@ -101,8 +155,8 @@ static bool see_namespaces(struct findings *f)
     if (WEXITSTATUS(status) == 0)
         finding_add(f, FINDING_GOOD, "mounting", "user namespaces", "are allowed");
     else
-        finding_add(f, FINDING_FACT, "mounting", "user namespaces", "are not allowed: %s",
-                    strerror(WEXITSTATUS(status)));
+        explain_namespaces(finding_add(f, FINDING_FACT, "mounting", "user namespaces",
+                                       "are not allowed: %s", strerror(WEXITSTATUS(status))));
     return WEXITSTATUS(status) == 0;
 }
 
@@ -244,8 +298,9 @@ void doctor_mounting(struct findings *f)
     unsigned methods;
 
     see_kernel(f);
-    see_device(f);
+    bool device = see_device(f);
     see_helper(f);
+    see_allow_other(f);
     bool namespaces = see_namespaces(f);
     if (mount_methods(&methods) < 0) {
         finding_add(f, FINDING_WRONG, "mounting", "trial",
@@ -264,7 +319,7 @@ void doctor_mounting(struct findings *f)
     struct finding *finding = finding_add(f, FINDING_WRONG, "mounting", "trial",
                                           "a mount does not work: %s", report.tried);
     finding_advise(finding, "%s",
-                   namespaces && methods & MOUNT_BY_NAMESPACE
+                   device && namespaces && methods & MOUNT_BY_NAMESPACE
                        ? "'onepot run' can do it in a private namespace"
                        : mount_advice(methods));
 }

@@ -76,13 +76,13 @@ static const char *long_name(int opt)
 /* One word of -o. What is always so may be asked for. */
 static int parse_fuse_word(const struct cli_usage *usage, char *word, struct mount_options *o)
 {
-    static const char *const always[] = {"ro", "nosuid", "nodev", "noatime", "exec"};
+    static const char *const always[] = {"ro", "nosuid", "nodev", "noatime"};
 
     for (size_t i = 0; i < sizeof(always) / sizeof(always[0]); i++)
         if (strcmp(word, always[i]) == 0)
             return CLI_GO_ON;
-    if (strcmp(word, "noexec") == 0)
-        o->noexec = true;
+    if (strcmp(word, "noexec") == 0 || strcmp(word, "exec") == 0) /* the last one counts */
+        o->noexec = word[0] == 'n';
     else if (strcmp(word, "nonempty") == 0)
         o->nonempty = true;
     else if (strcmp(word, "default_permissions") == 0)
@@ -94,7 +94,7 @@ static int parse_fuse_word(const struct cli_usage *usage, char *word, struct mou
     else
         return cli_usage_error(usage,
                                "-o %s is not supported (a mount is always "
-                               "ro,nosuid,nodev,noatime; known are noexec, nonempty, "
+                               "ro,nosuid,nodev,noatime; known are exec, noexec, nonempty, "
                                "default_permissions, allow_other, fsname=NAME)",
                                word);
     return CLI_GO_ON;
@@ -231,6 +231,9 @@ static int check_together(const struct cli_usage *usage, bool for_run, int archi
         return cli_usage_error(usage, "no archive was named");
     if (archives > 1)
         return cli_usage_error(usage, "this version of onepot mounts one archive at a time");
+    if (!*o->archive)
+        return cli_usage_error(usage,
+                               "the archive's name is empty: a variable that is not set?");
     if (o->at && !*o->at)
         return cli_usage_error(usage, "--at needs a directory");
     if (for_run && o->foreground)
@@ -252,11 +255,11 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
     while (status == CLI_GO_ON &&
            (opt = cli_getopt(usage, argc, argv, "fo:", longs, &status)) != -1)
         status = parse_option(usage, opt, &o);
+    o.archive = optind < argc ? argv[optind] : "";
     if (status == CLI_GO_ON)
         status = check_together(usage, for_run, argc - optind, &o);
     if (status != CLI_GO_ON)
         return status;
-    o.archive = argv[optind];
     o.default_permissions |= o.allow_other;
     *ret_options = o;
     return CLI_GO_ON;

@@ -296,8 +296,8 @@ int mounter_find_slot(struct mounter *m)
     if (r < 0)
         r = cli_failf(
             count ? folders[count - 1] : NULL,
-            "no folder can be used for the state of the mount (tried $TMPDIR, /dev/shm, "
-            "/tmp): %s",
+            "no folder can be used for the state of the mount (tried $ONEPOT_RUNTIME_DIR, or "
+            "else /dev/shm, $TMPDIR, /tmp): %s",
             strerror(-r));
     free(folders);
     return r;

@@ -40,6 +40,8 @@ START_TEST(without_a_fault_the_errno_is_described)
     fault_advise(&f, "not to be seen");
     ck_assert_str_eq(describe(&f, -ENOENT, "x"), "x: No such file or directory");
     ck_assert_str_eq(describe(NULL, ENOENT, NULL), "No such file or directory");
+    ck_assert_str_eq(describe(NULL, -EMFILE, "x"),
+                     "x: Too many open files; raise the limit of open files ('ulimit -n')");
     ck_assert_int_eq(fault_set(NULL, -EIO, "m", 0, "w"), -EIO);
 }
 END_TEST

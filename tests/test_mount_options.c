@@ -79,6 +79,18 @@ START_TEST(without_options_the_defaults_hold)
 }
 END_TEST
 
+START_TEST(of_exec_and_noexec_the_last_one_counts)
+{
+    struct mount_options o;
+    ck_assert_int_eq(parse("a.tar -o exec,nonempty,default_permissions", false, &o), CLI_GO_ON);
+    ck_assert(!o.noexec && o.nonempty && o.default_permissions);
+    ck_assert_int_eq(parse("a.tar -o exec,noexec", false, &o), CLI_GO_ON);
+    ck_assert(o.noexec);
+    ck_assert_int_eq(parse("a.tar -o noexec -o exec", false, &o), CLI_GO_ON);
+    ck_assert(!o.noexec);
+}
+END_TEST
+
 START_TEST(what_is_not_served_is_refused)
 {
     static const char *const lines[] = {
@@ -105,6 +117,10 @@ START_TEST(what_is_not_served_is_refused)
         "a.tar -o suid",
         "a.tar -o max_read=1",
         "a.tar -o fsname=",
+        "a.tar -o dev",
+        "a.tar -o entry_timeout=1",
+        "a.tar -o subtype=x",
+        "a.tar -o allow_root",
         "a.tar --progress sometimes",
     };
     struct mount_options o;
@@ -163,6 +179,7 @@ int main(void)
     TCase *c = tcase_create("mount_options");
     tcase_add_test(c, all_options_arrive);
     tcase_add_test(c, without_options_the_defaults_hold);
+    tcase_add_test(c, of_exec_and_noexec_the_last_one_counts);
     tcase_add_test(c, what_is_not_served_is_refused);
     tcase_add_test(c, equal_options_make_equal_hashes_and_others_do_not);
     suite_add_tcase(s, c);

@@ -118,7 +118,9 @@ int command_doctor(int argc, char **argv)
         doctor_archive(&f, path, &archive_bytes);
     doctor_memory(&f);
     doctor_cpus(&f);
+    doctor_limits(&f, archive_bytes);
     doctor_storage(&f, archive_bytes);
+    doctor_copies(&f);
     doctor_leftovers(&f);
     bool good = !has_wrong(&f);
     if (json)

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import resource
 import signal
 import tempfile
 
@@ -78,6 +79,9 @@ def test_an_archive_is_looked_at(work):
     onepot("index", archive)
     (index,) = of(doctor(archive), "archive", "index")
     check("saved in" in index["text"], index["text"])
+    os.utime(archive, (1, 1))
+    (index,) = of(doctor(archive), "archive", "index")
+    check("as it was before" in index["text"], index["text"])
     remote = of(doctor(archive, env=harness.environment(ONEPOT_ASSUME_REMOTE="1")), "archive",
                 "filesystem")
     check("not on this node" in remote[0]["text"], remote[0]["text"])
@@ -87,6 +91,46 @@ def test_an_archive_is_looked_at(work):
     onepot("pack", "-o", work / "own.onepot", source)
     (index,) = of(doctor(work / "own.onepot"), "archive", "index")
     check_equal(index["text"], "in the archive", "of an onepot archive")
+
+
+def test_an_index_that_could_not_lie_beside_the_archive_is_found(work):
+    folder = work.make("closed")
+    archive = os.path.join(folder, "one.tar")
+    write_tar(archive, [member("f", b"hello")])
+    cache = work.make("cached")
+    env = harness.environment(XDG_CACHE_HOME=cache)
+    os.mkdir(archive + ".onepot-index")  # even root can't write a file there
+    onepot("index", archive, env=env, status=None)
+    check(os.listdir(cache), "no index was saved in the cache")
+    os.rmdir(archive + ".onepot-index")
+    (index,) = of(doctor(archive, env=env), "archive", "index")
+    check_equal((index["kind"], cache in index["text"]), ("good", True), f"{index}")
+
+
+def test_copies_are_named(work):
+    archive = make_archive(work)
+    (none,) = of(doctor(), "copies")
+    check("none" in none["text"], none["text"])
+    onepot("stage", archive)
+    (copy,) = of(doctor(), "copies")
+    check("kept for later" in copy["text"] and "unstage" in copy["advice"], f"{copy}")
+    with work.mount("--stage", archive):
+        (copy,) = of(doctor(), "copies")
+        check("in use" in copy["text"], f"{copy}")
+    onepot("unstage", archive)
+
+
+def test_limits_of_the_process_are_told(work):
+    archive = make_archive(work)
+
+    def limited(kind, value):
+        return of(doctor(archive, preexec_fn=lambda: resource.setrlimit(kind, (value, value))),
+                  "limits")
+
+    (files,) = [f for f in limited(resource.RLIMIT_NOFILE, 100) if f["subject"] == "open files"]
+    check_equal((files["kind"], "ulimit -n" in files["advice"]), ("warning", True), f"{files}")
+    (size,) = [f for f in limited(resource.RLIMIT_FSIZE, 4096) if f["subject"] == "size of files"]
+    check_equal((size["kind"], "--stage" in size["text"]), ("warning", True), f"{size}")
 
 
 def test_what_is_no_archive_is_wrong(work):

@@ -400,6 +400,32 @@ def test_want_of_memory_or_descriptors_leaves_nothing(work):
     check(failures > 5, f"only {failures} starts failed")
 
 
+def test_an_archive_larger_than_the_address_space_is_read(work):
+    if b"__asan_init" in read(harness.onepot_program()):
+        raise Skip("the address sanitizer needs terabytes of addresses")
+    size = 256 << 20
+    with open(work / "large.tar", "wb") as f:
+        f.write(harness.run("tar", "-cf", "-", "-C", make_large(work, size), "large").stdout[:512])
+        f.truncate(512 + size + 10240)
+    path = mount(work / "large.tar", preexec_fn=lambda: resource.setrlimit(
+        resource.RLIMIT_AS, (200 << 20, 200 << 20)))
+    with open(f"{path}/large", "rb") as f:
+        while piece := f.read(1 << 20):
+            check(not any(piece[::4096]), "other bytes")
+            size -= len(piece)
+    check_equal(size, 0, "bytes that are missing")
+    check_equal(life.mounted(path)["errors"], 0, "errors")
+    umount(path)
+    check_nothing_left()
+
+
+def make_large(work, size):
+    source = work.make("source")
+    with open(os.path.join(source, "large"), "wb") as f:
+        f.truncate(size)
+    return source
+
+
 def test_an_idle_mount_takes_no_time(work):
     path = mount(make_archive(work))
     pid = life.daemon_of(path)

@@ -125,6 +125,8 @@ def test_failures_are_one_line_and_leave_nothing(work):
         check_equal(slots(), [], f"what {arguments} leaves")
     check_equal(mountpoints(work.path), [], "mounts")
     check(not os.path.exists(work / "no"), "a directory was made")
+    done = onepot("mount", "", status=2)
+    check(b"name is empty" in done.stderr, f"an empty name: {done.stderr}")
 
 
 def test_options_that_are_not_served_are_refused(work):

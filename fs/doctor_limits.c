@@ -1,0 +1,122 @@
+/*
+ * Findings about limits that a job script or a node's administrator has set and that a mount
+ * meets: those of the process (ulimit), and those of the kernel's FUSE.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "cli.h"
+#include "doctor.h"
+
+/* A daemon opens an archive, its state, a device for each thread, and a copy's files. */
+#define FILES_WANTED 256u
+#define IO_TIMEOUT_S 60u /* the default of --io-timeout */
+
+/* ---- of the process ---- */
+
+static void see_locked(struct findings *f, const struct rlimit *limit)
+{
+    char text[CLI_TEXT_LEN];
+    if (limit->rlim_cur == RLIM_INFINITY)
+        finding_add(f, FINDING_GOOD, "limits", "locked memory", "no limit");
+    else
+        finding_add(f, FINDING_FACT, "limits", "locked memory",
+                    "at most %s (ulimit -l); batches for a device want theirs locked",
+                    cli_format_bytes(limit->rlim_cur, text));
+}
+
+static void see_files(struct findings *f, const struct rlimit *limit)
+{
+    bool few = limit->rlim_cur < FILES_WANTED;
+    struct finding *finding =
+        finding_add(f, few ? FINDING_WARNING : FINDING_GOOD, "limits", "open files",
+                    "%" PRIu64 " (ulimit -n)%s", (uint64_t)limit->rlim_cur,
+                    few ? ": a mount may not start, or fall behind" : "");
+    if (few)
+        finding_advise(finding,
+                       "'ulimit -n %u' in the job script, if the hard limit (%" PRIu64
+                       ") allows it",
+                       FILES_WANTED, (uint64_t)limit->rlim_max);
+}
+
+/* An archive is mapped as a whole: that takes addresses, not memory. */
+static void see_addresses(struct findings *f, const struct rlimit *limit,
+                          uint64_t archive_bytes)
+{
+    char text[CLI_TEXT_LEN];
+    if (limit->rlim_cur == RLIM_INFINITY)
+        return;
+    bool small = archive_bytes > limit->rlim_cur / 2;
+    struct finding *finding = finding_add(
+        f, FINDING_WARNING, "limits", "address space", "at most %s (ulimit -v)%s",
+        cli_format_bytes(limit->rlim_cur, text),
+        small ? ", too little to map the archive: it is read through a smaller cache" : "");
+    finding_advise(finding, "'ulimit -v unlimited': mapped files count in it, though they take "
+                            "no memory of the job");
+}
+
+static void see_file_size(struct findings *f, const struct rlimit *limit,
+                          uint64_t archive_bytes)
+{
+    char text[CLI_TEXT_LEN];
+    if (limit->rlim_cur == RLIM_INFINITY)
+        return;
+    bool small = archive_bytes > limit->rlim_cur;
+    finding_add(f, small ? FINDING_WARNING : FINDING_FACT, "limits", "size of files",
+                "at most %s (ulimit -f)%s", cli_format_bytes(limit->rlim_cur, text),
+                small ? ": the archive can't be copied with --stage" : "");
+}
+
+/* ---- of the kernel's FUSE ---- */
+
+static bool read_number(const char *path, unsigned long *ret)
+{
+    FILE *file = fopen(path, "re");
+    bool got = file && fscanf(file, "%lu", ret) == 1;
+    if (file)
+        fclose(file);
+    return got;
+}
+
+static void see_request_limit(struct findings *f)
+{
+    unsigned long seconds;
+    if (!read_number("/proc/sys/fs/fuse/max_request_timeout", &seconds) || !seconds)
+        return;
+    struct finding *finding = finding_add(
+        f, seconds <= IO_TIMEOUT_S ? FINDING_WARNING : FINDING_FACT, "limits", "FUSE requests",
+        "the kernel ends a mount that leaves one unanswered for %lu s "
+        "(fs.fuse.max_request_timeout)",
+        seconds);
+    if (seconds <= IO_TIMEOUT_S)
+        finding_advise(finding,
+                       "mount with --io-timeout %lu, so that a read that stalls is "
+                       "answered before",
+                       seconds > 2 ? seconds / 2 : 1);
+}
+
+static void see_background(struct findings *f)
+{
+    unsigned long requests;
+    if (read_number("/sys/module/fuse/parameters/max_user_bgreq", &requests))
+        finding_add(f, requests < 64 ? FINDING_WARNING : FINDING_FACT, "limits",
+                    "FUSE read-ahead", "%lu requests at a time for users (max_user_bgreq)",
+                    requests);
+}
+
+void doctor_limits(struct findings *f, uint64_t archive_bytes)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0)
+        see_locked(f, &limit);
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
+        see_files(f, &limit);
+    if (getrlimit(RLIMIT_AS, &limit) == 0)
+        see_addresses(f, &limit, archive_bytes);
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0)
+        see_file_size(f, &limit, archive_bytes);
+    see_request_limit(f);
+    see_background(f);
+}

@@ -1,0 +1,192 @@
+/*
+ * Findings about places of this node: where state, mount points and copies of archives go. The
+ * room in one is what the filesystem has, what quotas leave, and, in memory, what the job has.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/quota.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "budget.h"
+#include "cleanup.h"
+#include "cli.h"
+#include "doctor.h"
+#include "source.h"
+#include "stage.h"
+
+/* The type of the filesystem with this device number, as mountinfo has it. */
+void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32])
+{
+    auto_free char *line = NULL;
+    size_t size = 0;
+    unsigned major_here, minor_here;
+
+    snprintf(type, 32, "type not known");
+    FILE *f = fopen("/proc/self/mountinfo", "re");
+    while (f && getline(&line, &size, f) > 0) {
+        const char *end = strstr(line, " - ");
+        if (end && sscanf(line, "%*u %*u %u:%u", &major_here, &minor_here) == 2 &&
+            major_here == dev_major && minor_here == dev_minor)
+            sscanf(end, " - %31s", type);
+    }
+    if (f)
+        fclose(f);
+}
+
+/* ---- quotas ---- */
+
+#ifndef SYS_quotactl_fd
+#define SYS_quotactl_fd 443 /* the same on every architecture */
+#endif
+
+/* What a quota leaves of a filesystem, in bytes; UINT64_MAX: it sets no limit. */
+static int ask_quota(int fd, int kind, unsigned id, uint64_t *ret_limit, uint64_t *ret_used)
+{
+    struct dqblk q;
+    if (syscall(SYS_quotactl_fd, fd, QCMD(Q_GETQUOTA, kind), id, &q) < 0)
+        return -errno;
+    uint64_t blocks =
+        q.dqb_bsoftlimit && (!q.dqb_bhardlimit || q.dqb_bsoftlimit < q.dqb_bhardlimit)
+            ? q.dqb_bsoftlimit
+            : q.dqb_bhardlimit;
+    *ret_limit = blocks ? blocks * 1024 : UINT64_MAX; /* its unit: QIF_DQBLKSIZE */
+    *ret_used = q.dqb_curspace;
+    return 0;
+}
+
+/*
+ * The user's and the group's, as far as the kernel keeps them itself: those of a network
+ * filesystem are known to its own programs alone. Returns what they leave.
+ */
+static uint64_t see_quotas(struct findings *f, const char *path, int fd, bool is_local)
+{
+    const struct {
+        int kind;
+        unsigned id;
+        const char *name;
+    } quotas[] = {{USRQUOTA, geteuid(), "user"}, {GRPQUOTA, getegid(), "group"}};
+    uint64_t least = UINT64_MAX, limit = UINT64_MAX, used = 0;
+    for (size_t i = 0; i < sizeof(quotas) / sizeof(quotas[0]); i++) {
+        char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
+        if (ask_quota(fd, quotas[i].kind, quotas[i].id, &limit, &used) < 0 ||
+            limit == UINT64_MAX)
+            continue;
+        uint64_t left = limit > used ? limit - used : 0;
+        finding_add(f, left ? FINDING_FACT : FINDING_WARNING, "places", path,
+                    "quota of your %s: %s of %s are used", quotas[i].name,
+                    cli_format_bytes(used, a), cli_format_bytes(limit, b));
+        least = left < least ? left : least;
+    }
+    if (!is_local)
+        finding_add(
+            f, FINDING_FACT, "places", path,
+            "quotas of a filesystem that is not on this node are not known; ask it with "
+            "its own program");
+    return least;
+}
+
+/* ---- places ---- */
+
+/* Would a copy of the archive fit? In memory it counts as the job's. */
+static void see_fit(struct findings *f, const char *path, uint64_t bytes, uint64_t free_bytes,
+                    bool is_memory)
+{
+    char need[CLI_TEXT_LEN], have[CLI_TEXT_LEN];
+    uint64_t room = is_memory ? budget_room_bytes("") : UINT64_MAX;
+    if (room > free_bytes)
+        room = free_bytes;
+    room -= room / 16; /* as staging leaves it */
+    struct finding *finding = finding_add(
+        f, bytes <= room ? FINDING_GOOD : FINDING_FACT, "places", path,
+        bytes <= room ? "a copy of the archive (%s) fits: --stage=%s"
+                      : "a copy of the archive (%s) does not fit in %s",
+        cli_format_bytes(bytes, need), bytes <= room ? path : cli_format_bytes(room, have));
+    if (is_memory && bytes > room && bytes <= free_bytes)
+        finding_advise(finding, "there is room on the filesystem, but not in the job's memory");
+}
+
+static void see_place(struct findings *f, const char *path, uint64_t archive_bytes)
+{
+    char type[32], have[CLI_TEXT_LEN];
+    struct statvfs fs;
+    struct stat st;
+    auto_close int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fstatvfs(fd, &fs) < 0 || fstat(fd, &st) < 0) {
+        finding_add(f, FINDING_WARNING, "places", path, "can't be used: %s", strerror(errno));
+        return;
+    }
+    uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    struct storage storage = storage_of(fd);
+    bool writable = access(path, W_OK | X_OK) == 0;
+    doctor_filesystem(major(st.st_dev), minor(st.st_dev), type);
+    finding_add(f, writable ? FINDING_GOOD : FINDING_WARNING, "places", path,
+                "%s%s, %s free%s%s", type,
+                storage.is_memory  ? " (memory)"
+                : storage.is_local ? " (on this node)"
+                                   : " (not known to be on this node)",
+                cli_format_bytes(free_bytes, have), writable ? "" : ", not writable for you",
+                fs.f_flag & ST_NOEXEC ? ", noexec (programs in a mount there still run)" : "");
+    uint64_t left = see_quotas(f, path, fd, storage.is_local || storage.is_memory);
+    if (left < free_bytes)
+        free_bytes = left;
+    if (archive_bytes && writable)
+        see_fit(f, path, archive_bytes, free_bytes, storage.is_memory);
+}
+
+void doctor_storage(struct findings *f, uint64_t archive_bytes)
+{
+    const char *tmpdir = getenv("TMPDIR"), *own = getenv("ONEPOT_RUNTIME_DIR");
+    if (own && *own)
+        see_place(f, own, 0);
+    see_place(f, "/dev/shm", archive_bytes);
+    if (tmpdir && *tmpdir && strcmp(tmpdir, "/tmp") != 0)
+        see_place(f, tmpdir, archive_bytes);
+    else if (!tmpdir || !*tmpdir)
+        finding_add(f, FINDING_FACT, "places", "$TMPDIR", "not set");
+    see_place(f, "/tmp", archive_bytes);
+}
+
+/* ---- copies ---- */
+
+struct copies {
+    struct findings *findings;
+    unsigned count;
+};
+
+static int see_copy(void *ctx, const struct stage_copy_info *info)
+{
+    struct copies *c = ctx;
+    char here[CLI_TEXT_LEN], all[CLI_TEXT_LEN];
+    bool left = !info->used && !info->owner;
+    c->count++;
+    struct finding *finding =
+        finding_add(c->findings, left ? FINDING_WARNING : FINDING_FACT, "copies", info->archive,
+                    "%s of %s in %s, %s", cli_format_bytes(info->report.bytes_here, here),
+                    cli_format_bytes(info->report.bytes, all), info->folder,
+                    info->used    ? "in use"
+                    : info->owner ? "kept for later"
+                                  : "left by a process that was killed");
+    if (left)
+        finding_advise(finding, "the next mount or 'onepot unstage --all' removes it");
+    else if (!info->used)
+        finding_advise(finding, "'onepot unstage' removes it; it takes room until then");
+    return 0;
+}
+
+void doctor_copies(struct findings *f)
+{
+    struct copies copies = {f, 0};
+    int r = stage_each(NULL, see_copy, &copies);
+    if (r < 0)
+        finding_add(f, FINDING_WARNING, "copies", "of archives", "not known: %s", strerror(-r));
+    else if (copies.count == 0)
+        finding_add(f, FINDING_FACT, "copies", "of archives", "none of yours on this node");
+}
