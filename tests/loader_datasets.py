@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """The datasets of the Python module, the writer and the mount: with torch where it is installed,
 and without it."""
+import collections.abc
 import contextlib
+import copy
 import io
 import multiprocessing
 import os
@@ -58,6 +60,19 @@ def negative(label):
     return -label
 
 
+class Lengths(onepot.Dataset):
+    """What users write: one sample made of one of ours."""
+
+    def __getitem__(self, index):
+        data, label = super().__getitem__(index)
+        return len(data), label
+
+
+class AtOnce(Lengths):
+    def __getitems__(self, indices):
+        return [("at once", index) for index in indices]
+
+
 def in_child(dataset, queue):
     data, label = dataset[40]
     queue.put((bytes(data), label, len(dataset)))
@@ -93,6 +108,42 @@ class Without(unittest.TestCase):
                          (FILES, "class0/000.bin", "class3/100.bin"))
         with self.assertRaises(IndexError):
             names[FILES]
+        self.assertEqual(names[1:4], ["class0/001.bin", "class0/002.bin", "class0/003.bin"])
+        self.assertEqual(names[:-FILES - 1:-50], [names[100], names[50], names[0]])
+        self.assertEqual((names.index(names[40]), names.count(names[40]), names.count("x")),
+                         (40, 1, 0))
+        with self.assertRaises(ValueError):
+            names.index("x")
+        self.assertIn("class3/100.bin", names)
+        self.assertIsInstance(names, collections.abc.Sequence)
+        self.assertEqual(list(pickle.loads(pickle.dumps(names))), list(names))
+
+    def test_a_slice_of_an_archive_is_an_archive(self):
+        archive = onepot.Archive(TAR)
+        part = archive[90:10:-40]
+        self.assertEqual(list(part.names), [archive.names[90], archive.names[50]])
+        self.assertEqual(list(pickle.loads(pickle.dumps(part)).names), list(part.names))
+        self.assertEqual((len(archive[:]), len(archive[5:5]), archive[-1].index),
+                         (FILES, 0, FILES - 1))
+        for wrong in (FILES, -FILES - 1, 2**70):
+            with self.assertRaises(IndexError):
+                archive[wrong]
+        with self.assertRaises(TypeError):
+            archive["class0"]
+        self.assertEqual(repr(part), "<onepot.Archive %r: 2 samples, 4 classes>" % TAR)
+
+    def test_samplers_say_what_they_were_given_and_pickle(self):
+        data = range(11)
+        sampler = onepot.DistributedSampler(data, 3, 1, seed=4, drop_last=True)
+        sampler.load_state_dict({"epoch": 6, "yielded": 1})
+        for one in (sampler, pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)):
+            self.assertEqual((one.dataset, one.num_replicas, one.rank, one.shuffle, one.seed,
+                              one.drop_last, one.epoch, one.num_samples, one.total_size),
+                             (data, 3, 1, True, 4, True, 6, 3, 9))
+            self.assertEqual(one.state_dict(), {"epoch": 6, "yielded": 1})
+        self.assertEqual(onepot.DistributedSampler(11, 3, 0).total_size, 12)
+        other = pickle.loads(pickle.dumps(onepot.DistributedSampler(99, 2, 1, block=3, window=2)))
+        self.assertEqual(list(other), list(onepot.DistributedSampler(99, 2, 1, block=3, window=2)))
 
     def test_samples_may_be_written_to_and_nobody_else_sees_it(self):
         archive = onepot.Archive(TAR)
@@ -368,6 +419,19 @@ class Datasets(unittest.TestCase):
         part = torch.utils.data.Subset(onepot.Dataset(EQUAL), [3, 9])
         (data, labels), = DataLoader(part, batch_size=2)
         self.assertEqual((data.tolist(), labels.tolist()), ([[3] * 12, [9] * 12], [0, 0]))
+
+    def test_a_subclass_makes_samples_of_its_own(self):
+        batches = list(DataLoader(Lengths(TAR), batch_size=40, num_workers=1))
+        self.assertEqual([int(n) for sizes, _ in batches for n in sizes],
+                         [len(content(i)) for i in range(FILES)])
+        self.assertEqual(Lengths(TAR)[12], (5, 0))
+        self.assertEqual(AtOnce(TAR).__getitems__([3]), [("at once", 3)])
+        self.assertIsInstance(onepot.Dataset(TAR).__getitems__([3]), onepot.SampleList)
+
+    def test_a_sampler_is_one_of_torchs(self):
+        sampler = onepot.DistributedSampler(10, 2, 0)
+        self.assertIsInstance(sampler, torch.utils.data.DistributedSampler)
+        self.assertIsInstance(pickle.loads(pickle.dumps(sampler)), type(sampler))
 
     def test_samples_of_one_size_are_a_matrix(self):
         batch = onepot.Dataset(EQUAL)[torch.tensor([7, 2])]

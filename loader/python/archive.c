@@ -1,18 +1,11 @@
 /*
- * Archive and Sample. An archive that was pickled is opened anew by its arguments on the
+ * Archive. One that was pickled is opened anew by its arguments on the
  * other side, and has to have the same digest there.
  */
 #include "gather.h"
 
 #include <errno.h>
 #include <string.h>
-
-#define NAME_ROOM 65536
-
-struct py_sample {
-    PyObject_HEAD PyObject *archive;
-    uint64_t index;
-};
 
 struct onepot_archive *archive_of(PyObject *self)
 {
@@ -296,75 +289,54 @@ static PyObject *archive_item(PyObject *self, Py_ssize_t i)
         PyErr_SetString(PyExc_IndexError, "there is no such sample");
         return NULL;
     }
-    struct py_sample *sample = PyObject_New(struct py_sample, &sample_type);
-    if (!sample)
-        return NULL;
-    sample->archive = Py_NewRef(self);
-    sample->index = (uint64_t)i;
-    return (PyObject *)sample;
+    return sample_new(self, (uint64_t)i);
 }
 
-static PyObject *name_of(const struct onepot_archive *archive, uint64_t index)
+/* archive[10:20], a part of it. */
+static PyObject *archive_slice(PyObject *self, PyObject *slice)
 {
-    char *buf = PyMem_Malloc(NAME_ROOM);
-    size_t len;
-    if (!buf)
-        return PyErr_NoMemory();
-    int r = onepot_archive_name(archive, index, buf, NAME_ROOM, &len);
-    PyObject *name =
-        r < 0 ? raise_error(r, NULL) : PyUnicode_DecodeFSDefaultAndSize(buf, (Py_ssize_t)len);
-    PyMem_Free(buf);
-    return name;
+    Py_ssize_t start, stop, step;
+    if (PySlice_Unpack(slice, &start, &stop, &step) < 0)
+        return NULL;
+    PySlice_AdjustIndices(archive_length(self), &start, &stop, step);
+    PyObject *range =
+        PyObject_CallFunction((PyObject *)&PyRange_Type, "nnn", start, stop, step);
+    PyObject *part = range ? archive_subset(self, range) : NULL;
+    Py_XDECREF(range);
+    return part;
 }
 
-/* A sequence that is never made: names are looked up one by one. */
-struct py_names {
-    PyObject_HEAD PyObject *archive;
-};
+static PyObject *archive_subscript(PyObject *self, PyObject *key)
+{
+    if (PySlice_Check(key))
+        return archive_of(self) ? archive_slice(self, key) : NULL;
+    Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);
+    if (i == -1 && PyErr_Occurred())
+        return NULL;
+    return archive_item(self, i < 0 ? i + archive_length(self) : i);
+}
+
+/* With what it was opened: the first of the arguments. */
+static PyObject *archive_repr(PyObject *self)
+{
+    struct py_archive *a = (struct py_archive *)self;
+    PyObject *args = a->arguments ? PyTuple_GET_ITEM(a->arguments, 0) : NULL;
+    if (!a->archive || !args)
+        return PyUnicode_FromString("<onepot.Archive, not opened>");
+    unsigned long long samples = onepot_archive_samples(a->archive);
+    unsigned classes = onepot_archive_classes(a->archive);
+    if (PyTuple_GET_SIZE(args) == 0) /* paths= was a keyword */
+        return PyUnicode_FromFormat("<onepot.Archive: %llu samples, %u classes>", samples,
+                                    classes);
+    return PyUnicode_FromFormat("<onepot.Archive %R: %llu samples, %u classes>",
+                                PyTuple_GET_ITEM(args, 0), samples, classes);
+}
 
 static PyObject *get_names(PyObject *self, void *unused)
 {
     (void)unused;
-    struct py_names *names =
-        archive_of(self) ? PyObject_New(struct py_names, &names_type) : NULL;
-    if (names)
-        names->archive = Py_NewRef(self);
-    return (PyObject *)names;
+    return archive_of(self) ? names_new(self) : NULL;
 }
-
-static void names_dealloc(PyObject *self)
-{
-    Py_DECREF(((struct py_names *)self)->archive);
-    PyObject_Free(self);
-}
-
-static Py_ssize_t names_length(PyObject *self)
-{
-    return archive_length(((struct py_names *)self)->archive);
-}
-
-static PyObject *names_item(PyObject *self, Py_ssize_t i)
-{
-    struct onepot_archive *archive = archive_of(((struct py_names *)self)->archive);
-    if (!archive)
-        return NULL;
-    if (i < 0 || (uint64_t)i >= onepot_archive_samples(archive)) {
-        PyErr_SetString(PyExc_IndexError, "there is no such sample");
-        return NULL;
-    }
-    return name_of(archive, (uint64_t)i);
-}
-
-static PySequenceMethods names_sequence = {.sq_length = names_length, .sq_item = names_item};
-
-PyTypeObject names_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Names",
-    .tp_basicsize = sizeof(struct py_names),
-    .tp_dealloc = names_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_as_sequence = &names_sequence,
-    .tp_doc = "Names of an archive's samples, looked up when they are asked for.",
-};
 
 static PyObject *archive_find(PyObject *self, PyObject *name)
 {
@@ -509,6 +481,9 @@ static PyGetSetDef archive_fields[] = {
 static PySequenceMethods archive_sequence = {.sq_length = archive_length,
                                              .sq_item = archive_item};
 
+static PyMappingMethods archive_mapping = {.mp_length = archive_length,
+                                           .mp_subscript = archive_subscript};
+
 PyTypeObject archive_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Archive",
     .tp_basicsize = sizeof(struct py_archive),
@@ -516,7 +491,9 @@ PyTypeObject archive_type = {
     .tp_init = archive_init,
     .tp_dealloc = archive_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_repr = archive_repr,
     .tp_as_sequence = &archive_sequence,
+    .tp_as_mapping = &archive_mapping,
     .tp_methods = archive_methods,
     .tp_getset = archive_fields,
     .tp_doc =
@@ -531,174 +508,7 @@ PyTypeObject archive_type = {
         "copy archives to this node as they are read, into this directory, or\n"
         "'' for memory, $TMPDIR or /tmp, whichever has room.\n"
         "\n"
-        "len(archive), archive[i]. OSError names the file that can't be read. Any number of\n"
+        "len(archive), archive[i]: a Sample; archive[10:20]: an Archive of these. OSError "
+        "names the file that can't be read. Any number of\n"
         "threads may use an archive; it works on after a fork, and pickles by reference.",
-};
-
-/* ---- one sample ---- */
-
-static struct onepot_archive *owner(PyObject *self)
-{
-    return ((struct py_archive *)((struct py_sample *)self)->archive)->archive;
-}
-
-static void sample_dealloc(PyObject *self)
-{
-    Py_DECREF(((struct py_sample *)self)->archive);
-    PyObject_Free(self);
-}
-
-static PyObject *sample_name(PyObject *self, void *unused)
-{
-    (void)unused;
-    return name_of(owner(self), ((struct py_sample *)self)->index);
-}
-
-static PyObject *sample_label(PyObject *self, void *unused)
-{
-    int64_t label = -1;
-    (void)unused;
-    onepot_archive_label(owner(self), ((struct py_sample *)self)->index, &label);
-    return PyLong_FromLongLong(label);
-}
-
-static PyObject *sample_index(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(((struct py_sample *)self)->index);
-}
-
-static Py_ssize_t sample_length(PyObject *self)
-{
-    uint64_t bytes = 0;
-    onepot_archive_size(owner(self), ((struct py_sample *)self)->index, &bytes);
-    return (Py_ssize_t)bytes;
-}
-
-static PyObject *sample_size(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyLong_FromSsize_t(sample_length(self));
-}
-
-static PyObject *read_sample(PyObject *self)
-{
-    uint64_t index = ((struct py_sample *)self)->index;
-    Py_ssize_t size = sample_length(self);
-    PyObject *memory = PyByteArray_FromStringAndSize(NULL, size);
-    struct onepot_error error = {0};
-    size_t got;
-    int r;
-    if (!memory)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_read(
-        owner(self), index, 0, PyByteArray_AS_STRING(memory), (size_t)size, &error, &got);
-    Py_END_ALLOW_THREADS if (r < 0)
-    {
-        Py_DECREF(memory);
-        return raise_error(r, &error);
-    }
-    struct py_buffer *b = buffer_new(memory, PyByteArray_AS_STRING(memory), size, 0, "B", 1);
-    Py_DECREF(memory);
-    return (PyObject *)b;
-}
-
-static PyObject *sample_data(PyObject *self, void *unused)
-{
-    struct py_sample *s = (struct py_sample *)self;
-    void *bytes;
-    uint64_t len;
-    (void)unused;
-    if (onepot_archive_private(owner(self), s->index, &bytes, &len) < 0)
-        return read_sample(self);
-    return (PyObject *)buffer_new(s->archive, bytes, (Py_ssize_t)len, 0, "B", 1);
-}
-
-static PyObject *sample_parts(PyObject *self, void *unused)
-{
-    uint64_t count, index = ((struct py_sample *)self)->index;
-    PyObject *data = sample_data(self, unused);
-    PyObject *parts = data ? PyDict_New() : NULL;
-    if (parts && onepot_archive_parts(owner(self), index, &count) < 0)
-        count = 0;
-    for (uint64_t i = 0; parts && i < count; i++) {
-        struct onepot_part part = {.size = sizeof(part)};
-        struct py_buffer *whole = (struct py_buffer *)data;
-        int r = onepot_archive_part(owner(self), index, i, &part);
-        if (r < 0) {
-            raise_error(r, NULL);
-            Py_CLEAR(parts);
-            break;
-        }
-        PyObject *name = PyUnicode_DecodeFSDefaultAndSize(part.name, (Py_ssize_t)part.name_len);
-        struct py_buffer *b = buffer_new(whole->owner, (char *)whole->bytes + part.offset,
-                                         (Py_ssize_t)part.bytes, whole->read_only, "B", 1);
-        if (!name || !b || PyDict_SetItem(parts, name, (PyObject *)b) < 0)
-            Py_CLEAR(parts);
-        Py_XDECREF(name);
-        Py_XDECREF(b);
-    }
-    Py_XDECREF(data);
-    return parts;
-}
-
-static PyObject *sample_bytes(PyObject *self, PyObject *unused)
-{
-    PyObject *data = sample_data(self, NULL);
-    (void)unused;
-    PyObject *bytes = data ? PyBytes_FromObject(data) : NULL;
-    Py_XDECREF(data);
-    return bytes;
-}
-
-static PyObject *sample_repr(PyObject *self)
-{
-    PyObject *name = sample_name(self, NULL);
-    PyObject *text =
-        name ? PyUnicode_FromFormat("<onepot.Sample %llu: %U>",
-                                    (unsigned long long)((struct py_sample *)self)->index, name)
-             : NULL;
-    Py_XDECREF(name);
-    return text;
-}
-
-/* By its archive and its number. */
-static PyObject *sample_reduce(PyObject *self, PyObject *unused)
-{
-    struct py_sample *s = (struct py_sample *)self;
-    (void)unused;
-    PyObject *take = PyObject_GetAttrString(s->archive, "__getitem__");
-    return take ? Py_BuildValue("(N(K))", take, (unsigned long long)s->index) : NULL;
-}
-
-static PyMethodDef sample_methods[] = {
-    {"__bytes__", sample_bytes, METH_NOARGS, "A copy of the data."},
-    {"__reduce__", sample_reduce, METH_NOARGS, "Pickled by its archive and its number."},
-    {0}};
-
-static PyGetSetDef sample_fields[] = {
-    {"name", sample_name, NULL, "Path in the archive.", NULL},
-    {"label", sample_label, NULL, "Number of its class, or -1.", NULL},
-    {"index", sample_index, NULL, "Its number in the archive.", NULL},
-    {"size", sample_size, NULL, "Bytes.", NULL},
-    {"data", sample_data, NULL,
-     "Its bytes: a Buffer, uint8 [size]. Where they are stored it shows the archive itself,\n"
-     "copy-on-write: what is written is seen by this process alone. Else it is a new copy.\n"
-     "OSError names what can't be read.",
-     NULL},
-    {"parts", sample_parts, NULL, "Of a group: dict of part name to Buffer.", NULL},
-    {0}};
-
-static PySequenceMethods sample_sequence = {.sq_length = sample_length};
-
-PyTypeObject sample_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Sample",
-    .tp_basicsize = sizeof(struct py_sample),
-    .tp_dealloc = sample_dealloc,
-    .tp_repr = sample_repr,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_as_sequence = &sample_sequence,
-    .tp_methods = sample_methods,
-    .tp_getset = sample_fields,
-    .tp_doc = "One sample of an archive; len() is its size in bytes.",
 };

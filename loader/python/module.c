@@ -175,9 +175,6 @@ static int module_exec(PyObject *module)
             return -1;
         }
     }
-    Py_INCREF(&sampler_type);
-    if (PyModule_AddObject(module, "Sampler", (PyObject *)&sampler_type) < 0)
-        return -1;
     return PyModule_AddStringConstant(module, "__version__", onepot_version());
 }
 

@@ -77,6 +77,10 @@ struct batch_kind {
 /* Takes the batch over, also on failure. */
 PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *batch);
 
+/* A sample of an Archive, which exists; its names. */
+PyObject *sample_new(PyObject *archive, uint64_t index);
+PyObject *names_new(PyObject *archive);
+
 /* What it is about; NULL with an exception: it was not opened. */
 struct onepot_archive *archive_of(PyObject *archive);
 

@@ -1,5 +1,5 @@
 /*
- * DistributedSampler: a drop-in for torch's.
+ * The order of DistributedSampler; onepot/_sampler.py makes a drop-in for torch's of it.
  */
 #include "module.h"
 
@@ -210,7 +210,7 @@ static PyMethodDef sampler_methods[] = {
 static PySequenceMethods sampler_sequence = {.sq_length = sampler_length};
 
 PyTypeObject sampler_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.DistributedSampler",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.DistributedSampler",
     .tp_basicsize = sizeof(struct py_sampler),
     .tp_new = PyType_GenericNew,
     .tp_init = sampler_init,
@@ -220,15 +220,5 @@ PyTypeObject sampler_type = {
     .tp_as_sequence = &sampler_sequence,
     .tp_methods = sampler_methods,
     .tp_getset = sampler_fields,
-    .tp_doc =
-        "DistributedSampler(dataset, num_replicas=None, rank=None, shuffle=True, seed=0,\n"
-        "                   drop_last=False, *, block=0, window=0, worker=0, workers=0)\n"
-        "\n"
-        "The order of torch.utils.data.DistributedSampler, bit for bit, in a fraction of the\n"
-        "memory. `dataset` is anything with a length, or a number. Without num_replicas and\n"
-        "rank they come from the launcher's environment (torchrun, MPI, Slurm...).\n"
-        "With block, blocks of so many samples are shuffled, then the samples within each\n"
-        "`window` blocks: not torch's order, but kind to slow storage.\n"
-        "worker, workers: every workers-th element of the rank's order, from that one on.\n"
-        "One thread at a time; iterators that were begun follow set_epoch().",
+    .tp_doc = "What onepot.DistributedSampler does; see there.",
 };

@@ -9,22 +9,26 @@ onepot.Dataset for torch's own DataLoader. Without any change at all: onepot.mou
 
 torch is used where the program has imported it, and is never imported by this package.
 """
+from collections.abc import Sequence
+
 from onepot._batch import SampleList, TensorBatch, collate
 from onepot._core import (
     Archive,
     Batch,
     Buffer,
-    DistributedSampler,
     Loader,
     Names,
     Sample,
-    Sampler,
     Writer,
     __version__,
 )
 from onepot._dataset import Dataset, IterableDataset
 from onepot._folder import IMG_EXTENSIONS, ImageFolder
 from onepot._mount import mount
+from onepot._sampler import DistributedSampler
+
+Sampler = DistributedSampler
+Sequence.register(Names)
 
 __all__ = [
     "Archive",

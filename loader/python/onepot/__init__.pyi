@@ -20,7 +20,11 @@ from typing import (
     Sized,
     Type,
     Union,
+    overload,
 )
+
+from torch.utils.data import Dataset as _TorchDataset  # where there is none: Any
+from torch.utils.data import IterableDataset as _TorchIterableDataset
 
 __version__: str
 
@@ -63,7 +67,10 @@ class Sample:
 
 class Names(Sequence[str]):  # looked up one by one
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> str: ...  # type: ignore[override]
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> "list[str]": ...
 
 class Archive:
     def __init__(
@@ -78,7 +85,11 @@ class Archive:
         stage: str | None = None,  # a directory of this node; "": where there is room
     ) -> None: ...
     def __len__(self) -> int: ...
+    @overload
     def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Archive": ...  # as subset
+    def __iter__(self) -> Iterator[Sample]: ...
     def split(self, low: float, high: float, seed: int = 0) -> "Archive": ...
     def fold(
         self, folds: int, fold: int, held_out: bool = False, seed: int = 0
@@ -121,12 +132,20 @@ class DistributedSampler:
     def set_epoch(self, epoch: int) -> None: ...
     def state_dict(self) -> "dict[str, int]": ...
     def load_state_dict(self, state: Mapping[str, int]) -> None: ...
+    dataset: Union[int, Sized]
+    shuffle: bool
+    seed: int
+    drop_last: bool
     @property
     def epoch(self) -> int: ...
     @property
     def rank(self) -> int: ...
     @property
     def num_replicas(self) -> int: ...
+    @property
+    def num_samples(self) -> int: ...  # of this rank (of this worker)
+    @property
+    def total_size(self) -> int: ...  # of all ranks, padding included
 
 Sampler = DistributedSampler
 
@@ -239,7 +258,7 @@ class SampleList(Sequence["tuple[Any, Any]"]):
 
 def collate(samples: Any) -> Any: ...
 
-class Dataset:
+class Dataset(_TorchDataset[Any]):
     archive: Archive
     transform: Optional[Callable[[Any], Any]]
     target_transform: Optional[Callable[[int], Any]]
@@ -253,7 +272,7 @@ class Dataset:
     def __getitem__(self, index: Any) -> Any: ...  # (uint8 [bytes], label), or a TensorBatch
     def __getitems__(self, indices: Sequence[int]) -> Any: ...
 
-class IterableDataset:
+class IterableDataset(_TorchIterableDataset[Any]):
     batch_size: Optional[int]
     drop_last: bool
     rank: int

@@ -25,6 +25,16 @@ def _is_many(index):
     return hasattr(index, "__len__") and bool(getattr(index, "ndim", 1))
 
 
+def _is_overridden(cls):
+    """Does a subclass of ours say what a sample is, but not what several are?"""
+    for base in cls.__mro__:
+        if "__getitems__" in vars(base) or base.__module__.startswith("onepot."):
+            return False
+        if "__getitem__" in vars(base):
+            return True
+    return False
+
+
 class Dataset(TorchAware):
     """Dataset(archive, transform=None, target_transform=None)
 
@@ -41,6 +51,8 @@ class Dataset(TorchAware):
 
     and its workers gather right into the memory that they share with it. Before torch 2.0 the
     same is had by DataLoader(dataset, batch_size=None, sampler=BatchSampler(...)).
+
+    A subclass that has its own __getitem__ and no __getitems__ is asked for one sample at a time.
 
     archive: an Archive, or what Archive() takes. OSError names a sample that can't be read.
     Any number of threads and processes may use a dataset.
@@ -66,16 +78,25 @@ class Dataset(TorchAware):
         if isinstance(index, slice):
             index = range(*index.indices(len(self)))
         if _is_many(index):
-            samples = self.__getitems__(index)
+            samples = self._many(index)
             return samples.batch if self._is_plain() else samples
         sample = self.archive[int(index)]
         return self._pair(_as_tensor(sample.data), sample.label)
 
     def __getitems__(self, indices):
+        if _is_overridden(type(self)):  # what a subclass makes of a sample would be missed
+            return [self[int(i)] for i in indices]
+        return self._many(indices)
+
+    def _many(self, indices):
         batch = gather(self.archive, indices, self._stride, self._is_plain())
         if self._is_plain():
             return SampleList(batch)
         return [self._pair(data, label) for data, label in SampleList(batch)]
+
+    def __repr__(self):
+        return "Dataset %s\n    Number of datapoints: %d\n    Archive: %r" % (
+            type(self).__name__, len(self), self.archive)
 
     def _is_plain(self):
         return self.transform is None and self.target_transform is None
@@ -156,7 +177,7 @@ class IterableDataset(TorchAware):
             indices = list(islice(order, self._AT_ONCE))
             if not indices:
                 return
-            yield from self._dataset.__getitems__(indices)
+            yield from self._dataset._many(indices)
 
     def _batches_of(self, order, mine, workers):
         for number in range(len(self)):

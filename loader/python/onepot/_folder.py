@@ -106,7 +106,7 @@ class ImageFolder(Dataset):
         sample = self.archive[int(index)]
         return self._image(sample.data, sample.name, sample.label)
 
-    def __getitems__(self, indices):
+    def _many(self, indices):
         names = self.archive.names
         return [self._image(sample.data, names[sample.index], sample.label)
                 for sample in (self.archive[int(i)] for i in indices)]

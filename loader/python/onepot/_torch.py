@@ -38,7 +38,7 @@ class TorchAware:
     _torch_name = "Dataset"
 
     def __new__(cls, *args, **keywords):
-        return object.__new__(_torch_class(cls))
+        return super().__new__(_torch_class(cls))
 
     def __reduce__(self):
         cls = type(self)

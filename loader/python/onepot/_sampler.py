@@ -1,0 +1,61 @@
+"""torch's DistributedSampler, with an order that is made in C."""
+from onepot import _core
+from onepot._torch import TorchAware
+
+
+class DistributedSampler(TorchAware, _core.DistributedSampler):
+    """DistributedSampler(dataset, num_replicas=None, rank=None, shuffle=True, seed=0,
+                       drop_last=False, *, block=0, window=0, worker=0, workers=0)
+
+    The order of torch.utils.data.DistributedSampler, bit for bit, in a fraction of the memory;
+    a subclass of it where torch is loaded. `dataset` is anything with a length, or a number.
+    Without num_replicas and rank they come from the launcher's environment (torchrun, MPI,
+    Slurm...).
+
+    block, window: blocks of so many samples are shuffled, then the samples within each `window`
+    blocks: not torch's order, but kind to slow storage. worker, workers: every workers-th
+    element of the rank's order, from that one on.
+
+    dataset, num_replicas, rank, shuffle, seed, drop_last, epoch: as they were given
+    num_samples     elements of this rank (of this worker)
+    total_size      elements of all ranks, padding included
+
+    ValueError: a rank that is not below num_replicas. One thread at a time; iterators that were
+    begun follow set_epoch().
+    """
+
+    _torch_name = "DistributedSampler"
+
+    def __init__(self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0,
+                 drop_last=False, *, block=0, window=0, worker=0, workers=0):
+        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last, block=block,
+                         window=window, worker=worker, workers=workers)
+        self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
+        self._more = {"block": block, "window": window, "worker": worker, "workers": workers}
+
+    @property
+    def num_samples(self):
+        return len(self)
+
+    @property
+    def total_size(self):
+        count = self.dataset if isinstance(self.dataset, int) else len(self.dataset)
+        more = 0 if self.drop_last else self.num_replicas - 1
+        return (count + more) // self.num_replicas * self.num_replicas
+
+    def __repr__(self):
+        return "<onepot.DistributedSampler: %d elements of rank %d of %d, epoch %d>" % (
+            len(self), self.rank, self.num_replicas, self.epoch)
+
+    def __reduce__(self):
+        cls, state = super().__reduce__()[1]
+        return _rebuild, (cls, state, self.num_replicas, self.rank, self.state_dict())
+
+
+def _rebuild(cls, fields, num_replicas, rank, state):
+    sampler = cls.__new__(cls)
+    DistributedSampler.__init__(sampler, fields["dataset"], num_replicas, rank, fields["shuffle"],
+                                fields["seed"], fields["drop_last"], **fields["_more"])
+    sampler.__dict__.update(fields)
+    sampler.load_state_dict(state)
+    return sampler
