@@ -16,7 +16,7 @@
 #define COUNTERS_MAGIC "onepotc"
 #define COUNTERS_VERSION 4u
 #define COUNTERS_SLOTS 64
-#define COUNTERS_AHEAD 2
+#define COUNTERS_AHEAD 3    /* processes of its own: two that read, one that lists */
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
 #define COUNTERS_READ 15    /* FUSE_READ */
 #define COUNTERS_ORIGINS 7  /* enum reader_origin (reader.h) */

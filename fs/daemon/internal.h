@@ -10,6 +10,8 @@
  *   trouble.c   reads of the archive that fail
  *   sums.c      --verify: no byte of a file that is not what was packed
  *   itself.c    .onepot/stat: what the mount tells of itself
+ *   helper.c    processes of our own that go through the mount
+ *   walk.c      directories are listed before a walk comes to them
  *   populate.c  what readers will ask for is brought in before they do, from this node
  *   foresee.c   the same from a distant archive, and by a known order
  */
@@ -98,7 +100,14 @@ struct session {
     struct told *told;
     struct share *share;       /* NULL: with nobody */
     struct populate *populate; /* NULL: nothing is read ahead */
+    struct walk *walk;         /* NULL: nothing is listed ahead */
     struct ahead *ahead;       /* NULL: nothing is read ahead or recorded */
+
+    pthread_mutex_t helper_lock;
+    bool helpers_stopped;
+    _Atomic int32_t helpers[COUNTERS_AHEAD]; /* processes; 0: none */
+    char root_path[4096]; /* path in the index of what is shown as the root */
+    size_t root_len;
 
     pthread_mutex_t log_lock;
     unsigned log_room;             /* lines that may be written now */
@@ -124,7 +133,7 @@ struct request {
     const void *arg;
     size_t arg_len;
     uint64_t received_ns;
-    bool own;    /* of populate.c, not of a reader */
+    bool own;    /* of a helper, not of a reader */
     bool unseen; /* of itself.c: not counted */
 };
 
@@ -164,13 +173,41 @@ int loop_wake_another_locked(struct session *session);
 int loop_ensure_waiter_locked(struct session *session);
 void loop_end(struct session *session);
 
+/*
+ * helper.c. The work is done in a child, which has nothing of the daemon's but its memory as it
+ * was, and what is mapped shared; it may neither lock nor allocate.
+ */
+enum helper_outcome {
+    HELPER_PAUSED, /* nobody reads */
+    HELPER_DONE,   /* there is nothing left that could be done */
+    HELPER_FULL,   /* what it may use is used up */
+    HELPER_FAILED,
+};
+typedef enum helper_outcome helper_work(void *arg, int root_fd);
+enum { HELPERS_POPULATE = COUNTERS_AHEAD - 1, HELPER_WALK = HELPERS_POPULATE }; /* slots */
+int helper_prepare(struct session *session);                                    /* -ERANGE */
+/* helper_await has to follow. After helper_end_all it only seems to. */
+void helper_start(struct session *session, unsigned slot, helper_work *work, void *arg);
+enum helper_outcome helper_await(struct session *session, unsigned slot);
+bool helper_is(const struct session *session, uint32_t pid);
+void helper_end_all(struct session *session);
+/* In the child: a descriptor, or -1. */
+int helper_open_directory(const struct session *session, int root_fd, uint32_t directory);
+
+/* walk.c. -ENOMEM, -EAGAIN. */
+int walk_start(struct session *session);
+/* Somebody begins to list this directory. */
+void walk_note(const struct request *rq, uint32_t directory);
+void walk_end(struct session *session);
+int walk_join(struct session *session, const struct timespec *until);
+void walk_release(struct session *session); /* after it was joined */
+
 /* populate.c. Errors: -ENOMEM, -EAGAIN. */
 int populate_start(struct session *session);
 /* A reader had to ask for the file at this position. */
 void populate_note_read(struct worker *worker, uint32_t position);
 /* The kernel was told names and attributes of the entries [from, to). */
 void populate_note_listing(const struct session *session, uint32_t from, uint32_t to);
-bool populate_is_own(const struct session *session, uint32_t pid);
 void populate_end(struct session *session);
 int populate_join(struct session *session, const struct timespec *until);
 void populate_release(struct session *session); /* after it was joined */

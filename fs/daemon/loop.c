@@ -329,7 +329,7 @@ static int serve_one(struct worker *w)
     if ((size_t)n < sizeof(*rq.header) || rq.header->len != (size_t)n)
         return 0;
     rq.received_ns = session_now_ns();
-    rq.own = populate_is_own(s, rq.header->pid);
+    rq.own = helper_is(s, rq.header->pid);
     rq.arg = rq.header + 1;
     rq.arg_len = (size_t)n - sizeof(*rq.header);
     atomic_store_explicit(&w->unique, rq.header->unique, memory_order_relaxed);
@@ -390,7 +390,9 @@ void loop_end(struct session *s)
     pthread_mutex_unlock(&s->turn_lock);
     atomic_store(&s->watchdog_armed, 1);
     futex_wake(&s->watchdog_armed, 1, FUTEX_OF_PROCESS);
+    helper_end_all(s);
     populate_end(s);
+    walk_end(s);
     foresee_end(s);
     trouble_end(s);
     if (write(s->ended_fd, &one, sizeof(one)) < 0)

@@ -384,6 +384,8 @@ static void list(struct request *rq, bool plus)
     l.size = in->size < LISTING_BYTES ? in->size : LISTING_BYTES;
     if (r == 0)
         r = index_children(s->index, directory, &first, &n);
+    if (r == 0 && off == 0)
+        walk_note(rq, directory);
     if (r == 0)
         r = list_dots(s, &l, directory, &off);
     for (; r == 0 && off - 2 < n; off++)

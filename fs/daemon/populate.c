@@ -9,14 +9,8 @@
  * its files and tells the kernel that it will need them (posix_fadvise). In the order of
  * the archive, which is also the order in which a device or a decompressor likes it.
  *
- * Why a process. A thread that waits in its own mount keeps the descriptors of its process
- * open; if that process is killed then, the connection never ends and nobody can unmount.
- * The child has closed the device, so that it is a reader as any other. It sees the mount in a
- * namespace of its own, where its open files don't make the mount busy for who unmounts it;
- * where that is not allowed nothing is read ahead. It is forked when it is wanted and ends
- * when the readers pause. There are two of them, so that they get a fair share of the CPUs
- * beside several readers; a chunk is one child's. Between fork and exit it calls nothing that
- * may lock or allocate: other threads were in the middle of such calls when it was made.
+ * It is two processes, so that they get a fair share of the CPUs beside several readers (why
+ * processes: helper.c); a chunk is one child's.
  *
  * What is populated. The index is cut into chunks of 256 entries; neighbours in a directory
  * are neighbours there. A chunk is wanted if a reader read from it, or from one of the few
@@ -28,19 +22,11 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/sysmacros.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "budget.h"
@@ -67,13 +53,6 @@
 #define ROOM_LEAST (UINT64_C(32) << 20)
 #define STACK_BYTES (256u << 10)
 
-enum outcome {
-    PAUSED, /* nobody reads */
-    DONE,   /* there is nothing left that could be done */
-    FULL,   /* the allowance is used up */
-    FAILED,
-};
-
 /* Shared by the daemon and its children. */
 struct ledger {
     _Atomic uint64_t files, bytes;
@@ -90,15 +69,11 @@ struct populate {
     uint64_t most_bytes; /* --readahead */
     struct ledger *ledger;
     size_t ledger_bytes;
-    char root[PATH_MAX]; /* path in the index of what is shown as the root */
-    size_t root_len;
 
     _Atomic uint32_t asleep; /* futex */
     _Atomic uint64_t wanted; /* reads in all when it shall wake */
-    pthread_mutex_t child_lock;
     unsigned child_count;
-    _Atomic int32_t children[COUNTERS_AHEAD]; /* 0: none */
-    bool stopped;
+    uint64_t child_allowance;
 };
 
 static bool take_bit(_Atomic uint64_t *bits, size_t i)
@@ -138,7 +113,6 @@ static uint64_t cold_reads(const struct session *s)
 /* ---- the child ---- */
 
 struct child {
-    const struct populate *p;
     const struct session *session;
     struct ledger *ledger;
     int root_fd;
@@ -147,54 +121,16 @@ struct child {
     unsigned batch_files;
     uint64_t batch_bytes;
     uint64_t reads, reads_ns; /* as last seen, and when they last grew */
-    enum outcome outcome;
+    enum helper_outcome outcome;
     bool stop;
-    char path[PATH_MAX];
     char name[INDEX_NAME_MAX + 1];
     _Alignas(struct dirent64) char dirents[16u << 10];
 };
 
-static void end_with(struct child *c, enum outcome outcome)
+static void end_with(struct child *c, enum helper_outcome outcome)
 {
     c->outcome = outcome;
     c->stop = true;
-}
-
-/* Every descriptor: the device above all. */
-static void close_everything(void)
-{
-    struct rlimit limit;
-
-    if (syscall(SYS_close_range, 0u, ~0u, 0u) == 0)
-        return;
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > 65536)
-        limit.rlim_cur = 65536;
-    for (int fd = 0; fd < (int)limit.rlim_cur; fd++)
-        close(fd);
-}
-
-static bool is_own_mount(const struct child *c)
-{
-    const struct counters *counters = c->session->config.counters;
-    struct stat st;
-
-    return fstat(c->root_fd, &st) == 0 &&
-           st.st_dev == makedev(counters->mount_dev_major, counters->mount_dev_minor);
-}
-
-/*
- * A copy of the mount as "/" of a namespace that holds nothing else: other mounts must be
- * free to end meanwhile. Bound onto itself first, because copies of mounts that an ordinary
- * user's namespace begins with may not be moved.
- */
-static bool take_private_view(const char *mountpoint)
-{
-    if (unshare(CLONE_NEWNS) < 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0)
-        return false;
-    return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-           mount(mountpoint, mountpoint, NULL, MS_BIND, NULL) == 0 && chdir(mountpoint) == 0 &&
-           syscall(SYS_pivot_root, ".", ".") == 0 && umount2(".", MNT_DETACH) == 0 &&
-           chdir("/") == 0;
 }
 
 /* After each batch: go on? */
@@ -207,10 +143,10 @@ static void judge(struct child *c)
         c->reads_ns = now;
     }
     if (c->used > c->allowance)
-        end_with(c, FULL);
+        end_with(c, HELPER_FULL);
     else if (now - c->reads_ns > QUIET_NS ||
              atomic_load(&c->ledger->files) > reads * POPULATE_RATIO)
-        end_with(c, PAUSED);
+        end_with(c, HELPER_PAUSED);
 }
 
 /* Have the kernel ask for the file's bytes, and wait for them once in a while. */
@@ -221,7 +157,7 @@ static void populate_file(struct child *c, int dir_fd, uint64_t size)
 
     if (fd < 0) {
         if (errno == ENOTCONN || errno == ECONNABORTED)
-            end_with(c, DONE);
+            end_with(c, HELPER_DONE);
         return;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
@@ -270,33 +206,13 @@ static void list_range(struct child *c, int dir_fd, uint32_t first, uint32_t fro
             i += ((const struct dirent64 *)(const void *)(c->dirents + i))->d_reclen;
 }
 
-/* The directory's path below what is shown as the root, or NULL if it is not there. */
-static const char *path_below_root(struct child *c, uint32_t directory)
-{
-    const struct populate *p = c->p;
-    size_t len;
-
-    if (index_path(c->session->index, directory, c->path, sizeof(c->path), &len) < 0 ||
-        len < p->root_len || memcmp(c->path, p->root, p->root_len) != 0)
-        return NULL;
-    if (len == p->root_len)
-        return ".";
-    if (p->root_len == 0)
-        return c->path;
-    return c->path[p->root_len] == '/' ? c->path + p->root_len + 1 : NULL;
-}
-
 /* Entries [from, to) of a directory whose children begin at `first`. */
 static void populate_range(struct child *c, uint32_t directory, uint32_t first, uint32_t from,
                            uint32_t to)
 {
-    const char *path = path_below_root(c, directory);
+    int fd = helper_open_directory(c->session, c->root_fd, directory);
     uint64_t size;
-    int fd;
 
-    if (!path)
-        return;
-    fd = openat(c->root_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return;
     if (!get_bit(c->ledger->listed, from >> CHUNK_BITS))
@@ -362,43 +278,22 @@ static bool is_complete(const struct ledger *l)
     return true;
 }
 
-static void prepare_child(pid_t parent)
-{
-    struct sched_param param = {0};
-    sigset_t none;
-
-    close_everything();
-    sigemptyset(&none);
-    signal(SIGTERM, SIG_DFL);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(FAILED);
-    prctl(PR_SET_NAME, "onepot-ahead");
-    sched_setscheduler(0, SCHED_BATCH, &param);
-}
-
-static _Noreturn void child_main(const struct populate *p, uint64_t allowance, pid_t parent)
+static enum helper_outcome populate_work(void *arg, int root_fd)
 {
     static struct child c; /* a copy of the process's own: nobody else has this one */
+    const struct populate *p = arg;
 
-    prepare_child(parent);
-    c = (struct child){.p = p,
-                       .session = p->session,
+    c = (struct child){.session = p->session,
                        .ledger = p->ledger,
-                       .allowance = allowance,
+                       .root_fd = root_fd,
+                       .allowance = p->child_allowance,
                        .reads = cold_reads(p->session),
                        .reads_ns = session_now_ns()};
-    if (!take_private_view(p->session->config.mountpoint))
-        _exit(FAILED);
-    c.root_fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (c.root_fd < 0 || !is_own_mount(&c))
-        _exit(FAILED);
     while (!c.stop && populate_once(&c))
         ;
     if (!c.stop)
-        c.outcome = is_complete(p->ledger) ? DONE : PAUSED;
-    _exit((int)c.outcome);
+        c.outcome = is_complete(p->ledger) ? HELPER_DONE : HELPER_PAUSED;
+    return c.outcome;
 }
 
 /* ---- the thread that has the children ---- */
@@ -420,60 +315,25 @@ static uint64_t allowance_of(const struct populate *p)
     return room < ROOM_LEAST ? 0 : left < room ? left : room;
 }
 
-static void set_child(struct populate *p, unsigned i, pid_t pid)
-{
-    atomic_store(&p->children[i], pid);
-    atomic_store(&p->session->config.counters->ahead_pids[i], pid);
-}
-
-static void start_children(struct populate *p, uint64_t allowance)
-{
-    pid_t parent = getpid(), pid;
-
-    pthread_mutex_lock(&p->child_lock);
-    for (unsigned i = 0; i < p->child_count; i++) {
-        pid = p->stopped ? -1 : fork();
-        if (pid == 0)
-            child_main(p, allowance / p->child_count, parent);
-        set_child(p, i, pid > 0 ? pid : 0);
-    }
-    pthread_mutex_unlock(&p->child_lock);
-}
-
-/* Wait for one to end; it is reaped under the lock, so that nobody signals another one. */
-static enum outcome await_child(struct populate *p, unsigned i)
-{
-    pid_t pid = atomic_load(&p->children[i]);
-    int status = 0;
-    siginfo_t info;
-
-    if (!pid)
-        return FAILED;
-    while (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) < 0 && errno == EINTR)
-        ;
-    pthread_mutex_lock(&p->child_lock);
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        ;
-    set_child(p, i, 0);
-    pthread_mutex_unlock(&p->child_lock);
-    return WIFEXITED(status) ? (enum outcome)WEXITSTATUS(status) : FAILED;
-}
-
-/* True if there may be more to do later. */
-static bool await_children(struct populate *p)
-{
-    bool more = false;
-
-    for (unsigned i = 0; i < p->child_count; i++) {
-        enum outcome outcome = await_child(p, i);
-        more |= outcome == PAUSED || outcome == FULL;
-    }
-    return more;
-}
-
 static unsigned least_of(unsigned a, unsigned b)
 {
     return a < b ? a : b;
+}
+
+/* True if there may be more to do later. */
+static bool run_children(struct populate *p, uint64_t allowance)
+{
+    bool more = false;
+
+    p->child_count = least_of(p->session->running_max, HELPERS_POPULATE);
+    p->child_allowance = allowance / p->child_count;
+    for (unsigned i = 0; i < p->child_count; i++)
+        helper_start(p->session, i, populate_work, p);
+    for (unsigned i = 0; i < p->child_count; i++) {
+        enum helper_outcome outcome = helper_await(p->session, i);
+        more |= outcome == HELPER_PAUSED || outcome == HELPER_FULL;
+    }
+    return more;
 }
 
 static void *populate_thread(void *arg)
@@ -489,30 +349,14 @@ static void *populate_thread(void *arg)
             more = READS_FIRST; /* it is being copied: what is not there yet is far away */
             continue;
         }
-        p->child_count = least_of(p->session->running_max, COUNTERS_AHEAD);
         allowance = allowance_of(p);
-        if (atomic_load(&p->session->ended) || !allowance)
-            return NULL;
-        start_children(p, allowance);
-        if (!await_children(p))
+        if (atomic_load(&p->session->ended) || !allowance || !run_children(p, allowance))
             return NULL;
         more = READS_AGAIN;
     }
 }
 
 /* ---- what workers tell; on the way of a request ---- */
-
-bool populate_is_own(const struct session *s, uint32_t pid)
-{
-    bool own = false;
-
-    if (!s->populate || !pid)
-        return false;
-    for (unsigned i = 0; i < COUNTERS_AHEAD; i++)
-        own |= (uint32_t)atomic_load_explicit(&s->populate->children[i],
-                                              memory_order_relaxed) == pid;
-    return own;
-}
 
 void populate_note_read(struct worker *w, uint32_t position)
 {
@@ -560,7 +404,6 @@ static void populate_free(struct populate *p)
 {
     if (p->ledger)
         munmap(p->ledger, p->ledger_bytes);
-    pthread_mutex_destroy(&p->child_lock);
     free(p);
 }
 
@@ -580,10 +423,7 @@ int populate_start(struct session *s)
         return -ENOMEM;
     p->session = s;
     p->most_bytes = config->readahead_bytes;
-    pthread_mutex_init(&p->child_lock, NULL);
-    r = index_path(s->index, config->root, p->root, sizeof(p->root), &p->root_len);
-    if (r == 0)
-        r = make_ledger(p);
+    r = make_ledger(p);
     if (r < 0) {
         populate_free(p);
         return r;
@@ -603,12 +443,6 @@ void populate_end(struct session *s)
 
     if (!p)
         return;
-    pthread_mutex_lock(&p->child_lock);
-    p->stopped = true;
-    for (unsigned i = 0; i < COUNTERS_AHEAD; i++)
-        if (atomic_load(&p->children[i]))
-            kill(atomic_load(&p->children[i]), SIGKILL);
-    pthread_mutex_unlock(&p->child_lock);
     atomic_store(&p->asleep, 0);
     futex_wake(&p->asleep, 1, FUTEX_OF_PROCESS);
 }

@@ -215,6 +215,7 @@ int session_start(const struct session_config *config, struct fault *fault,
     s->buffer_bytes = READER_SPAN_MAX + HEADER_ROOM;
     pthread_mutex_init(&s->turn_lock, NULL);
     pthread_mutex_init(&s->log_lock, NULL);
+    pthread_mutex_init(&s->helper_lock, NULL);
     pthread_mutex_init(&s->counters_lock, NULL);
     s->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = s->ended_fd < 0 ? -errno : create_fuse(s);
@@ -234,7 +235,11 @@ int session_start(const struct session_config *config, struct fault *fault,
     if (r == 0)
         r = watchdog_start(s);
     if (r == 0)
+        r = helper_prepare(s);
+    if (r == 0)
         r = populate_start(s); /* before there are workers */
+    if (r == 0)
+        r = walk_start(s);
     if (r == 0)
         r = loop_start(s);
     if (r < 0) {
@@ -330,6 +335,7 @@ int session_stop(struct session *s)
     if (s->watchdog_started)
         all &= join(s->watchdog, &until);
     all &= populate_join(s, &until) == 0;
+    all &= walk_join(s, &until) == 0;
     all &= foresee_join(s, &until) == 0;
     session_update_counters(s);
     share_stop(s);
@@ -338,6 +344,7 @@ int session_stop(struct session *s)
     for (unsigned i = 0; i < s->worker_count; i++)
         free_worker(s, s->workers[i]);
     populate_release(s);
+    walk_release(s);
     foresee_release(s);
     if (s->fuse)
         fuse_session_destroy(s->fuse); /* closes its end of the socket */
@@ -352,6 +359,7 @@ int session_stop(struct session *s)
     pthread_mutex_destroy(&s->turn_lock);
     pthread_mutex_destroy(&s->counters_lock);
     pthread_mutex_destroy(&s->log_lock);
+    pthread_mutex_destroy(&s->helper_lock);
     free(s);
     return 0;
 }

@@ -1,0 +1,340 @@
+/*
+ * Listing ahead: find, ls -lR, du, os.walk and rsync go through a tree in one order, a
+ * directory before what is in it, and the index knows that order. The kernel's part of a
+ * listing, an inode and a name for each entry, costs ten times ours, and all of it is done by
+ * the process that lists. So once a reader is seen on such a walk, a process of our own
+ * (helper.c) lists the next directories on another CPU, and the reader finds names and
+ * attributes there.
+ *
+ * What a reader finds in the kernel is not seen here. So one directory in four is left for him
+ * to list: that shows where he is and that he goes on, and is about the part that he has time
+ * for. The helper stays at most AHEAD_DIRECTORIES in front of him and waits for him there; it
+ * ends when he turns off the way or rests, and then it takes twice as long a walk until another
+ * one is believed. Listings that tell names alone (told.c) are not worth it.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "futex.h"
+#include "internal.h"
+
+#define ENTRIES_LEAST 4096u   /* of an archive, for all this */
+#define STEPS_FIRST 4u        /* directories in the order of a walk, until it is one */
+#define STEPS_MOST 1024u      /* the same, after walks that were none */
+#define LEFT_FOR_READER 4u    /* one directory in so many */
+#define AHEAD_DIRECTORIES 32u /* a power of two */
+#define AHEAD_ENTRIES (16u << 10)
+#define DEPTH_MOST 64u
+#define GAP_MOST 64u /* entries from a directory to the next one beside it */
+#define REST_NS 300000000
+#define STACK_BYTES (64u << 10)
+
+/* Shared by the daemon and its child. */
+struct trail {
+    _Atomic uint32_t at;    /* the directory that a reader listed last */
+    _Atomic uint32_t steps; /* futex: counts these */
+    _Atomic uint32_t waits; /* the child does, on `steps` */
+    _Atomic bool full;      /* no more attributes are told */
+};
+
+struct walk {
+    struct session *session;
+    pthread_t thread;
+    bool started;
+    struct trail *trail;
+    _Atomic uint32_t asleep;           /* futex of the thread */
+    _Atomic uint32_t in_order, wanted; /* steps: seen in a row, and until it begins */
+};
+
+/* ---- the order of a walk ---- */
+
+static bool is_directory(const struct index *index, uint32_t position)
+{
+    struct node node;
+
+    return index_node(index, position, &node) == 0 && S_ISDIR(node.mode);
+}
+
+/* The first directory among entries [from, to). */
+static bool first_directory(const struct index *index, uint32_t from, uint32_t to,
+                            uint32_t *ret_directory)
+{
+    while (from < to && !is_directory(index, from))
+        from++;
+    *ret_directory = from;
+    return from < to;
+}
+
+/* The directory that a walk comes to after this one. False at its end. */
+static bool next_directory(const struct session *s, uint32_t directory, uint32_t *ret_next)
+{
+    uint32_t first, count, parent;
+
+    if (index_children(s->index, directory, &first, &count) == 0 &&
+        first_directory(s->index, first, first + count, ret_next))
+        return true;
+    for (unsigned i = 0; i < DEPTH_MOST && directory != s->config.root; i++) {
+        if (index_parent(s->index, directory, &parent) < 0 ||
+            index_children(s->index, parent, &first, &count) < 0 || directory < first)
+            return false;
+        if (first_directory(s->index, directory + 1, first + count, ret_next))
+            return true;
+        directory = parent;
+    }
+    return false;
+}
+
+/*
+ * Does `to` come soon after `from` on a walk, without a look at what lies between? A child of
+ * it, or one of the next few of a directory that it lies in.
+ */
+static bool is_on_the_way(const struct session *s, uint32_t from, uint32_t to)
+{
+    uint32_t parent, below = 0;
+
+    if (index_parent(s->index, to, &parent) < 0)
+        return false;
+    for (unsigned i = 0; i < DEPTH_MOST; i++) {
+        if (from == parent)
+            return to > below && (below == 0 || to - below <= GAP_MOST);
+        below = from;
+        if (from == s->config.root || index_parent(s->index, from, &from) < 0)
+            return false;
+    }
+    return false;
+}
+
+/* ---- the child ---- */
+
+struct guide {
+    struct session *session;
+    struct trail *trail;
+    int root_fd;
+    uint32_t steps, at; /* of the reader, as last seen */
+    /* The way: directory n of it is at n modulo the size. The reader is at `reader`. */
+    uint32_t way[AHEAD_DIRECTORIES], entries[AHEAD_DIRECTORIES];
+    uint32_t reader, end;
+    uint32_t ahead; /* entries listed in front of him */
+    _Alignas(struct dirent64) char dirents[64u << 10];
+};
+
+static void begin_way(struct guide *g)
+{
+    g->way[0] = g->at;
+    g->entries[0] = 0;
+    g->reader = g->ahead = 0;
+    g->end = 1;
+}
+
+static void pass(struct guide *g, uint32_t to)
+{
+    for (; g->reader != to; g->reader++)
+        g->ahead -= g->entries[(g->reader + 1) % AHEAD_DIRECTORIES];
+}
+
+/* Where the reader is now. False: he has left the way. */
+static bool find_reader(struct guide *g)
+{
+    uint32_t steps = atomic_load(&g->trail->steps);
+    uint32_t last = g->way[(g->end - 1) % AHEAD_DIRECTORIES];
+
+    if (steps == g->steps)
+        return true;
+    g->steps = steps;
+    g->at = atomic_load(&g->trail->at);
+    for (uint32_t i = g->reader; i != g->end; i++) {
+        if (g->way[i % AHEAD_DIRECTORIES] != g->at)
+            continue;
+        pass(g, i);
+        return true;
+    }
+    if (!is_on_the_way(g->session, last, g->at))
+        return false;
+    begin_way(g); /* he has overtaken */
+    return true;
+}
+
+static bool is_far(const struct guide *g)
+{
+    return g->end - g->reader >= AHEAD_DIRECTORIES - 1 || g->ahead > AHEAD_ENTRIES;
+}
+
+/* Wait until the reader comes nearer. False: he rests, or leaves. */
+static bool await_reader(struct guide *g)
+{
+    const struct timespec rest = {.tv_nsec = REST_NS};
+    uint32_t before = g->steps;
+    bool found = find_reader(g);
+
+    if (found && is_far(g)) {
+        atomic_store(&g->trail->waits, 1);
+        futex_wait(&g->trail->steps, g->steps, FUTEX_OF_NODE, &rest);
+        atomic_store(&g->trail->waits, 0);
+        found = find_reader(g);
+        return found && g->steps != before;
+    }
+    return found;
+}
+
+static void list_directory(struct guide *g, uint32_t directory)
+{
+    int fd = helper_open_directory(g->session, g->root_fd, directory);
+
+    if (fd < 0)
+        return;
+    while (syscall(SYS_getdents64, fd, g->dirents, sizeof(g->dirents)) > 0)
+        ;
+    close(fd);
+}
+
+/* One directory further. False at the end of the way. */
+static bool go_on(struct guide *g)
+{
+    uint32_t last = g->way[(g->end - 1) % AHEAD_DIRECTORIES], next, first, count = 0;
+    bool lists = g->end % LEFT_FOR_READER != 0 && g->end > g->reader + 1;
+
+    if (!next_directory(g->session, last, &next))
+        return false;
+    if (lists && index_children(g->session->index, next, &first, &count) < 0)
+        return false;
+    g->way[g->end % AHEAD_DIRECTORIES] = next;
+    g->entries[g->end % AHEAD_DIRECTORIES] = count;
+    g->end++;
+    g->ahead += count;
+    if (lists)
+        list_directory(g, next);
+    return true;
+}
+
+static enum helper_outcome walk_work(void *arg, int root_fd)
+{
+    static struct guide g; /* a copy of the process's own: nobody else has this one */
+    const struct walk *k = arg;
+
+    g.session = k->session;
+    g.trail = k->trail;
+    g.root_fd = root_fd;
+    g.steps = atomic_load(&g.trail->steps);
+    g.at = atomic_load(&g.trail->at);
+    begin_way(&g);
+    while (!atomic_load(&g.trail->full)) {
+        if (!await_reader(&g))
+            return HELPER_PAUSED;
+        if (!is_far(&g) && !go_on(&g))
+            return HELPER_DONE;
+    }
+    return HELPER_FULL;
+}
+
+/* ---- the thread that has the child ---- */
+
+static void *walk_thread(void *arg)
+{
+    struct walk *k = arg;
+    struct session *s = k->session;
+    enum helper_outcome outcome = HELPER_DONE;
+
+    while (outcome != HELPER_FAILED && outcome != HELPER_FULL) {
+        atomic_store(&k->asleep, 1);
+        while (atomic_load(&k->asleep) && !atomic_load(&s->ended))
+            futex_wait(&k->asleep, 1, FUTEX_OF_PROCESS, NULL);
+        if (atomic_load(&s->ended))
+            break;
+        helper_start(s, HELPER_WALK, walk_work, k);
+        outcome = helper_await(s, HELPER_WALK);
+        if (outcome == HELPER_PAUSED && k->wanted < STEPS_MOST)
+            k->wanted *= 2;
+        k->in_order = 0;
+    }
+    return NULL;
+}
+
+/* ---- what workers tell; on the way of a request ---- */
+
+void walk_note(const struct request *rq, uint32_t directory)
+{
+    const struct session *s = rq->worker->session;
+    struct walk *k = s->walk;
+    uint32_t before, steps;
+
+    if (!k)
+        return;
+    if (!told_may_more(s))
+        atomic_store(&k->trail->full, true);
+    if (rq->own)
+        return;
+    before = atomic_exchange(&k->trail->at, directory);
+    atomic_fetch_add(&k->trail->steps, 1);
+    if (atomic_load(&k->trail->waits))
+        futex_wake(&k->trail->steps, 1, FUTEX_OF_NODE);
+    steps = is_on_the_way(s, before, directory) ? k->in_order + 1 : 0;
+    k->in_order = steps;
+    if (steps >= k->wanted && s->running_max > 1 && !atomic_load(&k->trail->full) &&
+        atomic_exchange(&k->asleep, 0))
+        futex_wake(&k->asleep, 1, FUTEX_OF_PROCESS);
+}
+
+/* ---- start and end ---- */
+
+static struct walk *walk_new(struct session *s)
+{
+    struct walk *k = calloc(1, sizeof(*k));
+
+    if (!k)
+        return NULL;
+    k->trail = mmap(NULL, sizeof(*k->trail), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                    -1, 0);
+    if (k->trail == MAP_FAILED) {
+        free(k);
+        return NULL;
+    }
+    k->session = s;
+    k->wanted = STEPS_FIRST;
+    return k;
+}
+
+int walk_start(struct session *s)
+{
+    pthread_attr_t attr;
+    int r;
+
+    if (!s->config.readahead_bytes || !s->config.mountpoint ||
+        index_info(s->index)->entries < ENTRIES_LEAST)
+        return 0;
+    s->walk = walk_new(s);
+    if (!s->walk)
+        return -ENOMEM;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, STACK_BYTES);
+    r = -pthread_create(&s->walk->thread, &attr, walk_thread, s->walk);
+    pthread_attr_destroy(&attr);
+    s->walk->started = r == 0;
+    return r;
+}
+
+void walk_end(struct session *s)
+{
+    if (!s->walk)
+        return;
+    atomic_store(&s->walk->asleep, 0);
+    futex_wake(&s->walk->asleep, 1, FUTEX_OF_PROCESS);
+}
+
+int walk_join(struct session *s, const struct timespec *until)
+{
+    return s->walk && s->walk->started ? pthread_timedjoin_np(s->walk->thread, NULL, until) : 0;
+}
+
+void walk_release(struct session *s)
+{
+    if (!s->walk)
+        return;
+    munmap(s->walk->trail, sizeof(*s->walk->trail));
+    free(s->walk);
+    s->walk = NULL;
+}

@@ -1,0 +1,141 @@
+"""Listing ahead: who walks through a tree finds the next directories listed, by a process of the
+daemon's own; who does not walk is left alone. What is shown is the same in any case."""
+
+import os
+import random
+import signal
+import stat as modes
+import subprocess
+import time
+
+import harness
+import life
+from duplicates import member, write_tar
+from harness import Skip, check, check_equal
+from populate import helpers_of, settled
+
+FOLDERS = 120
+FILES = 60  # of each
+
+
+def folder_of(number):
+    """Some lie beside others, some in them."""
+    return f"top/{number:03d}" if number % 3 else f"top/{number:03d}/in"
+
+
+def make_archive(work):
+    members = [member("top", directory=True)]
+    for i in range(FOLDERS):
+        if i % 3 == 0:
+            members.append(member(f"top/{i:03d}", directory=True))
+        members.append(member(folder_of(i), directory=True))
+        members += [member(f"{folder_of(i)}/{k:04d}", b"x" * (k % 7)) for k in range(FILES)]
+    write_tar(work / "tree.tar", members)
+    return work / "tree.tar"
+
+
+def walk(folder, pause=0):
+    """Every entry with its size, as find -size comes by it."""
+    found = {}
+    for path, folders, files in os.walk(folder):
+        time.sleep(pause)  # where others use the machine, the helper comes late
+        for name in folders + files:
+            st = os.stat(os.path.join(path, name), follow_symlinks=False)
+            found[os.path.relpath(os.path.join(path, name), folder)] = (
+                None if modes.S_ISDIR(st.st_mode) else st.st_size)
+    return found
+
+
+def expected():
+    found = {"top": None}
+    for i in range(FOLDERS):
+        found[f"top/{i:03d}"] = None
+        found[folder_of(i)] = None
+        found |= {f"{folder_of(i)}/{k:04d}": k % 7 for k in range(FILES)}
+    return found
+
+
+def need_two_cpus(mount):
+    if mount.stat()["threads"] < 2:
+        raise Skip("one CPU: nothing would be gained")
+
+
+def test_a_walk_is_listed_ahead_and_right(work):
+    with work.mount(make_archive(work)) as mount:
+        check_equal(walk(mount.path, 0.002), expected(), "what the walk found")
+        need_two_cpus(mount)
+        stat = settled(mount)
+        check(stat["ahead_requests"] > 20, f"{stat['ahead_requests']} requests of its own")
+        listings = stat["requests"]["READDIRPLUS"]
+        folders = 1 + list(expected().values()).count(None)
+        check(listings < 2 * folders - 20, f"{listings} requests for {folders} directories")
+        check_equal(walk(mount.path), expected(), "what a second walk found")
+
+
+def test_other_orders_are_left_alone(work):
+    """Whoever jumps about: at most a few directories are listed in vain."""
+    numbers = list(range(FOLDERS))
+    random.Random(3).shuffle(numbers)
+    with work.mount(make_archive(work)) as mount:
+        for i in numbers:
+            check_equal(len(os.listdir(mount / folder_of(i))), FILES, "entries")
+        check(settled(mount)["ahead_requests"] < 2 * FOLDERS, "listings in vain")
+
+
+def test_off_is_off(work):
+    with work.mount(make_archive(work), "--readahead", "off") as mount:
+        check_equal(walk(mount.path), expected(), "what the walk found")
+        check_equal(mount.stat()["ahead_requests"], 0, "requests of its own")
+
+
+def test_where_attributes_are_not_told_it_ends(work):
+    """A budget of a megabyte has no room for them: names alone are not worth a walk."""
+    with work.mount(make_archive(work), "--cache", "1M") as mount:
+        check_equal(walk(mount.path), expected(), "what the walk found")
+        check(settled(mount)["ahead_requests"] < FOLDERS, "listings in vain")
+
+
+def test_below_a_subdirectory(work):
+    with work.mount(make_archive(work), "--subdir", "top") as mount:
+        top = {name[4:]: size for name, size in expected().items() if name != "top"}
+        check_equal(walk(mount.path, 0.002), top, "what the walk found")
+        need_two_cpus(mount)
+        check(settled(mount)["ahead_requests"] > 20, "requests of its own")
+
+
+def test_an_unmount_in_the_middle_succeeds(work):
+    archive = make_archive(work)
+    for count in (6, 9, 20):
+        with work.mount(archive) as mount:
+            for i in range(count):
+                os.listdir(mount / folder_of(i))
+            harness.run("umount" if os.geteuid() == 0 else "fusermount3",
+                        *([] if os.geteuid() == 0 else ["-u"]), mount.path)
+            mount.mounted = False
+
+
+def test_a_killed_daemon_takes_it_along(work):
+    archive = make_archive(work)
+    for count in (6, 12, 40):
+        with work.mount(archive) as mount:
+            daemon = mount.stat()["daemon_pid"]
+            for i in range(count):
+                os.listdir(mount / folder_of(i))
+            helpers = helpers_of(mount)
+            os.kill(daemon, signal.SIGKILL)
+            for pid in [*helpers, daemon]:
+                life.wait_gone(pid)
+            mount.mounted = False
+            harness.onepot("umount", mount.path)
+
+
+def test_several_walks_at_once(work):
+    with work.mount(make_archive(work)) as mount:
+        walks = [subprocess.Popen(["find", mount.path, "-size", "-100", "-type", "f"],
+                                  stdout=subprocess.PIPE) for _ in range(3)]
+        for one in walks:
+            check_equal(one.communicate()[0].count(b"\n"), FOLDERS * FILES, "files found")
+
+
+if __name__ == "__main__":
+    harness.main(globals())
