@@ -27,6 +27,7 @@ struct progress {
     _Atomic uint64_t bytes_total; /* 0: not known */
     _Atomic uint64_t members;
     _Atomic uint64_t members_total; /* 0: not known */
+    _Atomic uint64_t bytes_out;     /* written by `unpack`, from the start of the file on */
     _Atomic uint64_t beats;         /* grows while neither of these can: a sign of life */
     /*
      * A remark on an archive that is fine all the same ("no end-of-archive marker"), ""
@@ -60,7 +61,10 @@ struct backend {
      */
     int (*is_packed)(const uint8_t *head, size_t head_len, const char **ret_compression);
 
-    /* Unpack the whole file into `fd`, from offset 0. In the child. NULL: never. */
+    /*
+     * Unpack the whole file into `fd`, from offset 0 on; zeros may stay holes. The file gets
+     * the length of what was in it, but is not made shorter. In the child. NULL: never.
+     */
     int (*unpack)(struct source *source, int fd, struct progress *progress,
                   struct fault *fault);
 

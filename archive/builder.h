@@ -177,6 +177,8 @@ struct builder_header {
     uint64_t archive_fingerprint;
     uint8_t identifier[16];
     uint64_t end_marker_offset;
+    const uint64_t *expanded_sums; /* see index_expanded_sum; NULL: none */
+    uint64_t expanded_count;
 };
 
 /*

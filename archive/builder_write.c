@@ -422,6 +422,20 @@ static int put_rest_sums(struct image *image)
     return r;
 }
 
+static int put_expanded_sums(struct image *image)
+{
+    const struct builder_header *header = image->about;
+    if (header->expanded_count == 0)
+        return 0;
+    int r = begin_section(image, SECTION_EXPANDED, 8);
+    for (uint64_t i = 0; r == 0 && i < header->expanded_count; i++) {
+        uint64_t sum = htole64(header->expanded_sums[i]);
+        r = put(image, &sum, sizeof(sum));
+    }
+    end_section(image);
+    return r;
+}
+
 /* ---- digest ---- */
 
 static void digest_name(const struct builder *b, uint32_t name, struct digest *digest)
@@ -495,12 +509,22 @@ static int put_area(struct image *image)
         r = put_sums(image);
     if (r == 0)
         r = put_rest_sums(image);
+    if (r == 0)
+        r = put_expanded_sums(image);
     return r < 0 ? r : flush(image);
 }
 
 /* ---- header ---- */
 
 #define SECTIONS_MAX (SECTION_IDS - 1)
+
+/* For the table, before it is known what is in it; what only streams have takes none elsewhere.
+ */
+static size_t table_room(const struct image *image)
+{
+    size_t records = SECTIONS_MAX - (image->about->expanded_count == 0);
+    return records * sizeof(struct disk_section);
+}
 
 static void begin_header(struct image *image)
 {
@@ -510,7 +534,7 @@ static void begin_header(struct image *image)
     *h = (struct disk_header){
         .version = htole32(DISK_VERSION),
         .sections_offset = htole32(sizeof(*h)),
-        .area_offset = htole64(sizeof(*h) + SECTIONS_MAX * sizeof(struct disk_section)),
+        .area_offset = htole64(sizeof(*h) + table_room(image)),
         .page_bytes = htole32(DISK_PAGE_BYTES),
         .format = htole32(about->format),
         .codec = htole32(about->codec),
@@ -554,7 +578,7 @@ static int put_header(struct image *image, uint64_t *ret_image_bytes)
 
     int r = write_at(image, image->page_sums.at, sums_bytes, sums_offset);
     if (r == 0)
-        r = write_at(image, bytes, sizeof(bytes), 0);
+        r = write_at(image, bytes, sizeof(*h) + table_room(image), 0);
     if (r == 0)
         *ret_image_bytes = sums_offset + sums_bytes;
     return r;

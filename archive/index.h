@@ -250,6 +250,14 @@ uint64_t index_rest_windows(const struct index *index);
 int index_rest_sum(const struct index *index, uint64_t window, uint64_t *ret_sum);
 
 /*
+ * The index of an archive that is one compressed stream speaks of the tar in it, which is
+ * info->archive_bytes long, and has the sum of each window of it: how many, 0 for all other
+ * archives; and one of them. -EINVAL, -EUCLEAN.
+ */
+uint64_t index_expanded_windows(const struct index *index);
+int index_expanded_sum(const struct index *index, uint64_t window, uint64_t *ret_sum);
+
+/*
  * Compare the whole image with its sums, and what is no part of it with zeros. -EUCLEAN with
  * the place in the file where it fails.
  */

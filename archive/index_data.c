@@ -481,6 +481,22 @@ int index_rest_sum(const struct index *index, uint64_t window, uint64_t *ret_sum
     return 0;
 }
 
+uint64_t index_expanded_windows(const struct index *index)
+{
+    return index->sections[SECTION_EXPANDED].length / 8;
+}
+
+int index_expanded_sum(const struct index *index, uint64_t window, uint64_t *ret_sum)
+{
+    if (window >= index_expanded_windows(index))
+        return -EINVAL;
+    const uint64_t *sum = index_bytes(index, SECTION_EXPANDED, window * 8, 8);
+    if (!sum)
+        return -EUCLEAN;
+    *ret_sum = le64toh(*sum);
+    return 0;
+}
+
 static int digest_position(const struct index *index, uint32_t position, struct digest *digest)
 {
     struct index_entry e;

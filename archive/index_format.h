@@ -81,6 +81,8 @@
  *     SUMS      8  XXH3-64 of each regular inode's content, by position; else 0
  *     REST      8  XXH3-64 of what is no stored data in each window of INDEX_WINDOW_BYTES of
  *                  the archive, by the window's number
+ *     EXPANDED  8  of an archive that is one compressed stream, and whose index speaks of the
+ * tar in it: XXH3-64 of each window of INDEX_WINDOW_BYTES of that tar
  *
  * Zeros are never right, where it can be helped: the last field of an entry, a range, a
  * tail, a block and an extra is never 0, nor are the flags of an attribute, nor does a
@@ -155,6 +157,7 @@ enum disk_section_id {
     SECTION_XATTRS = 9,
     SECTION_SUMS = 10,
     SECTION_REST = 11,
+    SECTION_EXPANDED = 12,
     SECTION_IDS, /* one more than the last */
 };
 

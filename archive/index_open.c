@@ -222,6 +222,7 @@ static uint32_t record_bytes(uint32_t id)
         [SECTION_XATTRS] = 8,
         [SECTION_SUMS] = 8,
         [SECTION_REST] = 8,
+        [SECTION_EXPANDED] = 8,
     };
     return bytes[id];
 }

@@ -20,6 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <xxhash.h>
+
 #include "cleanup.h"
 #include "pot_private.h"
 
@@ -41,6 +43,7 @@ struct opening {
     struct fault *fault;
     struct saved_key key;
     const char *frames_of; /* compression whose frames are indexed; NULL: the source is plain */
+    uint64_t unpack_ms;    /* that unpacking took */
 };
 
 /* ---- what a person hears ---- */
@@ -112,6 +115,7 @@ struct build {
     const struct backend *backend;
     struct builder_header header;
     const char *compression; /* index its frames; NULL: it is not compressed as a whole */
+    bool is_expanded;        /* the source is what was in a compressed stream */
     int fd;
 };
 
@@ -131,6 +135,27 @@ static int as_archive_error(int err)
     }
 }
 
+/* Sums of all that was in the stream. */
+static int sum_windows(struct build *build, struct progress *progress)
+{
+    uint64_t bytes = source_size(build->source);
+    uint64_t count = bytes / INDEX_WINDOW_BYTES + (bytes % INDEX_WINDOW_BYTES != 0);
+    uint64_t *sums = malloc((count + 1) * sizeof(*sums));
+    uint8_t *window = malloc(INDEX_WINDOW_BYTES);
+    int r = sums && window ? 0 : -ENOMEM;
+    for (uint64_t i = 0; r == 0 && i < count; i++) {
+        uint64_t at = i * INDEX_WINDOW_BYTES, left = bytes - at;
+        size_t len = left < INDEX_WINDOW_BYTES ? (size_t)left : (size_t)INDEX_WINDOW_BYTES;
+        r = source_read(build->source, window, len, at);
+        if (r == 0)
+            sums[i] = XXH3_64bits(window, len);
+        progress->beats++;
+    }
+    build->header.expanded_sums = sums;
+    build->header.expanded_count = count;
+    return r;
+}
+
 /* In the child, whose end frees all that it allocated. */
 static int build_index(void *arg, struct progress *progress, struct fault *fault)
 {
@@ -148,6 +173,10 @@ static int build_index(void *arg, struct progress *progress, struct fault *fault
     if (r < 0)
         return as_archive_error(r);
     progress->beats++;
+    if (build->is_expanded)
+        r = sum_windows(build, progress);
+    if (r < 0)
+        return r;
     uint64_t ignored;
     return builder_write(builder, &build->header, build->fd, 0, fault, &ignored);
 }
@@ -186,7 +215,11 @@ static bool is_unchanged(const struct opening *o)
 static int make_image(struct opening *o, int *ret_fd)
 {
     struct build build = {
-        .source = o->pot->source, .backend = o->pot->backend, .compression = o->frames_of};
+        .source = o->pot->source,
+        .backend = o->pot->backend,
+        .compression = o->frames_of,
+        .is_expanded = o->pot->compression != NULL,
+    };
     int r = saved_key_fingerprint(&o->key);
     if (r < 0)
         return fault_set(o->fault, r, NULL, FAULT_NO_OFFSET, "read error: %s", strerror(-r));
@@ -268,8 +301,9 @@ static void use_file(struct opening *o)
 static int save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_ms)
 {
     enum pot_save how = o->options->save;
-    if (how == POT_SAVE_NEVER || (o->pot->compression && !o->options->store) ||
-        (how == POT_SAVE_AUTO && took_ms < SAVE_AFTER_MS))
+    if (how == POT_SAVE_NEVER ||
+        (how == POT_SAVE_AUTO && ((o->pot->compression && !o->options->store) ||
+                                  took_ms + o->unpack_ms < SAVE_AFTER_MS)))
         return 0;
     struct fault fault = {0};
     int r = saved_index_write(o->pot->path, o->key.source, fd, image_bytes, &fault,
@@ -316,16 +350,54 @@ static int build(struct opening *o)
 static int use_saved(struct opening *o);
 
 /*
+ * An index is known for what is in the stream. -ENOENT: it can't be used, as the bytes can't
+ * come while they are read.
+ */
+static int use_stream(struct opening *o, const char *compression)
+{
+    struct pot *pot = o->pot;
+    const struct pot_store *store = o->options->store;
+    const struct pot_stream stream = {.backend = pot->backend,
+                                      .packed = pot->source,
+                                      .index = pot->index,
+                                      .bytes = index_info(pot->index)->archive_bytes};
+    struct source *source = NULL;
+    struct fault fault = {0};
+    pot->compression = compression;
+    if (!store) /* the index was asked for, and nothing else */
+        return 0;
+    int r = store->expand(store->ctx, &stream, &fault, &source);
+    if (r == 0) {
+        pot->packed = pot->source;
+        pot->source = source;
+        return 0;
+    }
+    pot->compression = NULL;
+    index_close(pot->index);
+    pot->index = NULL;
+    free(pot->index_path);
+    pot->index_path = NULL;
+    if (r != -ENOSPC && o->fault && !o->fault->err)
+        *o->fault = fault;
+    return r == -ENOSPC ? -ENOENT : r;
+}
+
+/*
  * A compressed archive of frames that can be decompressed one by one needs no unpacking: 0, and
- * there is an index. -ENOTSUP: it is none.
+ * there is an index; as there is for a stream whose index was saved. -ENOTSUP: it is none.
  */
 static int use_frames(struct opening *o, const char *compression)
 {
     struct fault *fault = o->fault, own = {0};
+    const struct pot_store *store = o->options->store;
     if (!o->pot->backend->index_packed)
         return -ENOTSUP;
     o->key.format = o->pot->backend->format;
+    o->key.is_stream = store ? store->expand != NULL : o->options->save == POT_SAVE_ALWAYS;
     int r = use_saved(o);
+    o->key.is_stream = false;
+    if (r == 0 && index_expanded_windows(o->pot->index) > 0)
+        r = use_stream(o, compression);
     if (r != -ENOENT)
         return r;
     o->frames_of = compression;
@@ -350,26 +422,14 @@ static int unpack(struct opening *o)
     if (r != -ENOTSUP)
         return r;
     pot->compression = compression;
-    if (o->options->save == POT_SAVE_ALWAYS) {
-        fault_set(o->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                  "is one %s stream, which has to be unpacked for each mount: an index is of "
-                  "no use",
-                  pot->compression);
-        fault_advise(o->fault, "make an onepot archive of it with 'onepot pack'");
-        return -ENOTSUP;
-    }
     struct source *unpacked = NULL;
+    uint64_t start_ms = now_ms();
     r = unpacked_open(pot->backend, pot->source, pot->compression, o->options, o->fault,
                       &unpacked);
     if (r < 0)
         return r;
-    if (o->options->store) { /* what it was unpacked from is what it will be known by */
-        pot->packed = pot->source;
-    } else {
-        source_close(pot->source);
-        o->key.source = unpacked;
-        source_identity(unpacked, &o->key.identity);
-    }
+    o->unpack_ms = now_ms() - start_ms;
+    pot->packed = pot->source; /* by which it will be known */
     pot->source = unpacked;
     o->key.archive_bytes = source_size(unpacked);
     return backend_find(unpacked, o->fault, &pot->backend);
@@ -415,7 +475,7 @@ static int use_embedded(struct opening *o)
 
 static int use_saved(struct opening *o)
 {
-    if (o->options->rebuild || (o->pot->compression && !o->options->store))
+    if (o->options->rebuild || o->pot->compression) /* looked for before it was unpacked */
         return -ENOENT;
     int r = saved_index_find(o->pot->path, &o->key, o->options, &o->pot->index,
                              &o->pot->index_path);
@@ -426,6 +486,8 @@ static int use_saved(struct opening *o)
 
 static int find_index(struct opening *o)
 {
+    if (o->pot->index) /* of a compressed archive */
+        return 0;
     int r = use_embedded(o);
     if (r != -ENOENT || o->pot->index)
         return o->pot->index ? 0 : r;
@@ -475,9 +537,9 @@ void pot_close(struct pot *pot)
 {
     if (!pot)
         return;
-    index_close(pot->index);
-    source_close(pot->source);
+    source_close(pot->source); /* first: what it is made of meanwhile is the rest */
     source_close(pot->packed);
+    index_close(pot->index);
     free(pot->index_path);
     free(pot->path);
     free(pot);

@@ -15,8 +15,9 @@
  *
  * A tar that is compressed as one stream is first unpacked into an unlinked private
  * file (mode 0600) in memory (/dev/shm) or, where it does not fit there, in $TMPDIR
- * or /tmp: `source` is then that file, and `note` says so. No index is saved for it. With a
- * store it is kept there for others, and its index is saved as others are.
+ * or /tmp: `source` is then that file, and `note` says so. With a store it may be kept there
+ * for others, and its index is saved as others are. Where there is a saved index, the names are
+ * known at once, and the store may have it unpacked while it is read (pot_expand).
  *
  * Errors are those of the steps; -EINTR when a signal that the caller handles came.
  * Nothing is left behind then: no child, no file.
@@ -66,13 +67,41 @@ struct pot_unpacker {
     void *arg;
 };
 
+/* An archive that is one compressed stream, and the index of what is inside of it. */
+struct pot_stream {
+    const struct backend *backend;
+    struct source *packed;
+    const struct index *index; /* with sums, see index_expanded_sum */
+    uint64_t bytes;            /* of what is inside */
+};
+
 /* Keeps what was unpacked, for other mounts and processes: cache/stage.h has one. */
 struct pot_store {
-    /* What is inside of `packed`: as it was kept, or made by the unpacker now. */
+    /*
+     * What is inside of `packed`: as it was kept, or made by the unpacker now. NULL: nothing is
+     * kept.
+     */
     int (*open)(void *ctx, struct source *packed, const struct pot_unpacker *unpacker,
                 struct fault *fault, struct source **ret_source);
+    /*
+     * The same, when it is known what will be inside: a source that is read while the bytes
+     * come. What `stream` points to lives as long as the source. -ENOSPC: there is no room for
+     * all of it; then `open`, or a private file, is tried, which zeros take no room in. NULL:
+     * it can't.
+     */
+    int (*expand)(void *ctx, const struct pot_stream *stream, struct fault *fault,
+                  struct source **ret_source);
     void *ctx;
 };
+
+/*
+ * Unpack a stream into `fd`, from its start on, in a child process; `watch` as of sandbox_run,
+ * every 20 ms: progress->bytes_out says how far it is, if the child is to be believed.
+ * -ECANCELED soon after *stop is true; -EFBIG: there is more in it than stream->bytes; and the
+ * errors of the back end and of writing. For a thread of its own, which must not end before.
+ */
+int pot_expand(const struct pot_stream *stream, int fd, const _Atomic bool *stop,
+               sandbox_watch *watch, void *ctx, struct fault *fault);
 
 struct pot_options {
     enum pot_save save;
@@ -82,7 +111,8 @@ struct pot_options {
      * limit of the child that indexes; 0: what the node has available.
      */
     uint64_t memory_bytes;
-    const struct pot_store *store; /* NULL: a private file, and no index is saved for it */
+    const struct pot_store
+        *store; /* NULL: a private file; its index is saved if that is asked */
     /* Called with one line (no newline) for what a person should know. May be NULL. */
     void (*note)(void *ctx, const char *line);
     /* Called while a long step works: what it does, and how far it is. May be NULL. */

@@ -35,6 +35,9 @@ int unpacked_open(const struct backend *backend, struct source *packed, const ch
                   const struct pot_options *options, struct fault *fault,
                   struct source **ret_source);
 
+/* What unpacking may take, beside the room for what comes out. */
+#define UNPACK_MEMORY_BYTES (UINT64_C(3) << 30) /* xz and zstd may want large windows */
+
 /* ---- saved_index.c ---- */
 
 /* What an index has to say of its archive to be used for it. */
@@ -43,6 +46,7 @@ struct saved_key {
     const struct source *source;
     struct source_identity identity;
     uint64_t archive_bytes; /* that the index speaks of: other than the file's if unpacked */
+    bool is_stream;         /* it may speak of what is inside, however much: it has its sums */
     bool has_fingerprint;   /* it is only made when it is needed */
     uint64_t fingerprint;
 };

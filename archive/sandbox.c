@@ -80,6 +80,8 @@ struct run {
     bool status_lost;
     uint64_t memory_bytes;
     uint32_t stall_seconds;
+    long watch_ms;
+    const _Atomic bool *stop;
     /* Stall accounting: what was seen last, and since then: */
     uint64_t bytes_seen;
     uint64_t members_seen;
@@ -433,16 +435,18 @@ static int supervise(struct run *run, sandbox_watch *watch, void *watch_ctx,
 {
     double looked_s = now_s(CLOCK_MONOTONIC);
     for (;;) {
-        int r = pause_for(run, WATCH_MS, &run->signals_waiting);
+        int r = pause_for(run, run->watch_ms, &run->signals_waiting);
         if (reap(run))
             return 0;
         double now = now_s(CLOCK_MONOTONIC);
-        if (r == 0 && now - looked_s >= WATCH_MS * 0.9e-3) {
+        if (r == 0 && now - looked_s >= (double)run->watch_ms * 0.9e-3) {
             if (watch)
                 watch(watch_ctx, &run->shared->progress);
             r = check_stall(run, now - looked_s, fault);
             looked_s = now;
         }
+        if (r == 0 && run->stop && atomic_load(run->stop))
+            r = -ECANCELED;
         if (r < 0) {
             end_child(run);
             return r;
@@ -521,6 +525,8 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
         .pidfd = -1,
         .memory_bytes = limits->memory_bytes ? limits->memory_bytes : DEFAULT_MEMORY_BYTES,
         .stall_seconds = limits->stall_seconds ? limits->stall_seconds : DEFAULT_STALL_SECONDS,
+        .watch_ms = limits->watch_ms ? (long)limits->watch_ms : WATCH_MS,
+        .stop = limits->stop,
     };
     run.shared = mmap(NULL, sizeof(*run.shared), PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -550,7 +556,7 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
     if (r == 0) {
         run.pidfd = open_pidfd(run.pid);
         r = supervise(&run, watch, watch_ctx, fault);
-        if (watch)
+        if (watch && r != -ECANCELED)
             watch(watch_ctx, &run.shared->progress);
         if (r == 0)
             r = outcome(&run, fault);

@@ -7,6 +7,8 @@
 #ifndef ONEPOT_SANDBOX_H
 #define ONEPOT_SANDBOX_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,11 +21,14 @@ struct sandbox_limits {
     uint32_t stall_seconds; /* killed after so long without progress; 0: 60 s */
     const int *keep_fds;    /* descriptors that stay open, at most 16 */
     size_t keep_fd_count;
+    uint32_t watch_ms; /* between two calls of the watch; 0: 200 */
+    const _Atomic bool
+        *stop; /* it is killed soon after this is true: -ECANCELED; may be NULL */
 };
 
 /*
- * Called in the parent about five times a second while the child works, and once more
- * when it is gone. Signals are blocked meanwhile.
+ * Called in the parent about five times a second (limits.watch_ms) while the child works, and
+ * once more when it is gone, unless it was stopped. Signals are blocked meanwhile.
  */
 typedef void sandbox_watch(void *ctx, const struct progress *progress);
 

@@ -73,10 +73,20 @@ int saved_key_fingerprint(struct saved_key *key)
     return r;
 }
 
+/* Does it speak of so many bytes as it should? */
+static bool has_size(const struct index *index, const struct saved_key *key)
+{
+    uint64_t bytes = index_info(index)->archive_bytes, sums = index_expanded_windows(index);
+    if (sums == 0)
+        return bytes == key->archive_bytes;
+    return key->is_stream && bytes <= INT64_MAX &&
+           sums == bytes / INDEX_WINDOW_BYTES + (bytes % INDEX_WINDOW_BYTES != 0);
+}
+
 static bool describes(const struct index *index, struct saved_key *key)
 {
     const struct index_info *info = index_info(index);
-    return info->format == key->format && info->archive_bytes == key->archive_bytes &&
+    return info->format == key->format && has_size(index, key) &&
            info->archive_mtime_sec == key->identity.mtime_sec &&
            info->archive_mtime_nsec == key->identity.mtime_nsec &&
            saved_key_fingerprint(key) == 0 && info->archive_fingerprint == key->fingerprint;

@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <archive.h>
@@ -180,13 +181,18 @@ static int take_block(void *ctx, const void *bytes, size_t len, uint64_t offset)
     if (r < 0)
         return r;
     u->progress->bytes_done = offset;
+    u->progress->bytes_out = u->bytes;
     u->progress->beats++;
     return check_head(u, false);
 }
 
 static int end(struct unpacking *u)
 {
-    return ftruncate(u->fd, (off_t)u->bytes) < 0 ? -errno : check_head(u, true);
+    struct stat st;
+    if (fstat(u->fd, &st) < 0 ||
+        ((uint64_t)st.st_size < u->bytes && ftruncate(u->fd, (off_t)u->bytes) < 0))
+        return -errno;
+    return check_head(u, true);
 }
 
 static int unpack_all(struct unpacking *u)

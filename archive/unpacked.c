@@ -29,7 +29,7 @@ enum {
     GUESSED_RATIO = 3, /* how much smaller compression makes a tar, more often than not */
     MEMORY_SHARE = 2,  /* one half of the memory */
     PLACES = 3,
-    UNPACK_MEMORY_MIB = 3072, /* xz and zstd may want large windows */
+    EXPAND_WATCH_MS = 20,
 };
 
 struct unpacking {
@@ -90,7 +90,7 @@ static int unpack_into(void *arg, int fd, const char *folder, uint64_t room,
     u->folder = folder;
     int keep[] = {source_fd(u->packed), fd};
     struct sandbox_limits limits = {
-        .memory_bytes = (uint64_t)UNPACK_MEMORY_MIB << 20,
+        .memory_bytes = UNPACK_MEMORY_BYTES,
         .file_bytes = room,
         .keep_fds = keep,
         .keep_fd_count = 2,
@@ -151,6 +151,22 @@ static int unpack_somewhere(struct unpacking *u, struct fault *fault, int *ret_f
     return -ENOSPC;
 }
 
+int pot_expand(const struct pot_stream *stream, int fd, const _Atomic bool *stop,
+               sandbox_watch *watch, void *ctx, struct fault *fault)
+{
+    struct unpacking u = {.backend = stream->backend, .packed = stream->packed, .fd = fd};
+    int keep[] = {source_fd(stream->packed), fd};
+    struct sandbox_limits limits = {
+        .memory_bytes = UNPACK_MEMORY_BYTES,
+        .file_bytes = stream->bytes,
+        .keep_fds = keep,
+        .keep_fd_count = 2,
+        .watch_ms = EXPAND_WATCH_MS,
+        .stop = stop,
+    };
+    return sandbox_run(run_unpack, &u, &limits, watch, ctx, fault);
+}
+
 int unpacked_open(const struct backend *backend, struct source *packed, const char *compression,
                   const struct pot_options *options, struct fault *fault,
                   struct source **ret_source)
@@ -161,7 +177,7 @@ int unpacked_open(const struct backend *backend, struct source *packed, const ch
     const char *name = source_name(packed);
     struct source *unpacked = NULL;
     int fd = -1, r;
-    if (store) {
+    if (store && store->open) {
         r = store->open(store->ctx, packed, &unpacker, fault, &unpacked);
     } else {
         r = unpack_somewhere(&u, fault, &fd);

@@ -81,7 +81,7 @@ __attribute__((format(printf, 3, 4))) static int refuse(struct reasons *reasons,
 static int check_room(const struct stage *stage, const struct stage_folder *folder,
                       struct reasons *reasons)
 {
-    uint64_t bytes = source_size(stage->source), pending = stage_pending(folder);
+    uint64_t bytes = stage->bytes, pending = stage_pending(folder);
     uint64_t need = bytes + stage_state_size(bytes);
     struct stage_room room;
     int r = stage_room_of(stage->place, &room);
@@ -136,7 +136,7 @@ static int complain(const struct stage *stage, const struct reasons *reasons,
                     struct fault *fault)
 {
     fault_set(fault, reasons->err, NULL, FAULT_NO_OFFSET, "%" PRIu64 " MiB can't be staged: %s",
-              mib(source_size(stage->source)) + 1, reasons->text);
+              mib(stage->bytes) + 1, reasons->text);
     fault_advise(fault,
                  reasons->err == -ENOSPC
                      ? "name a folder of this node with more room (--stage=DIR), ask for "
@@ -146,9 +146,8 @@ static int complain(const struct stage *stage, const struct reasons *reasons,
     return reasons->err;
 }
 
-/* Wherever it is already; else in the first place with room. */
-static int find_or_make(struct stage *stage, const char *archive, const char *given,
-                        struct fault *fault)
+int stage_find_or_make(struct stage *stage, const char *archive, const char *given,
+                       struct fault *fault)
 {
     struct reasons reasons = {-ENOENT, ""};
     char(*places)[PATH_MAX] = malloc(STAGE_PLACES_MAX * PATH_MAX);
@@ -185,6 +184,7 @@ struct stage *stage_new(const struct source *source, const struct stage_options 
     if (!stage)
         return NULL;
     stage->source = source;
+    stage->bytes = source_size(source);
     stage->state_fd = stage->copy_fd = -1;
     stage->streams = options->streams ? options->streams : STAGE_STREAMS;
     stage->note = options->note;
@@ -203,7 +203,7 @@ int stage_open(struct source *source, const struct stage_options *options, struc
         return -ENOMEM;
     const char *archive = options->archive ? options->archive : source_name(source);
     stage_name_for(stage, archive, false);
-    r = find_or_make(stage, archive, options->place, fault);
+    r = stage_find_or_make(stage, archive, options->place, fault);
     if (r < 0) {
         free(stage);
         return r;
@@ -227,6 +227,7 @@ int stage_start(struct stage *stage)
 
 int stage_stop(struct stage *stage)
 {
+    atomic_store(&stage->stopping, true);
     return stage_copier_stop(stage);
 }
 
@@ -289,6 +290,10 @@ static void report_of(const struct stage_state *state, struct stage_report *repo
     report->pinned = atomic_load(&state->pinned) != 0;
     report->failure = atomic_load(&state->failure);
     report->copier_pid = atomic_load(&state->copier_pid);
+    report->reason[0] = '\0';
+    if (report->failure) /* then it does not change any more */
+        snprintf(report->reason, sizeof(report->reason), "%.*s", (int)sizeof(state->reason) - 1,
+                 state->reason);
     uint64_t since_ns = atomic_load(&state->stream_since_ns), now = now_ns();
     report->stream_ns = atomic_load(&state->stream_ns);
     if (since_ns && report->copier_pid && now > since_ns)

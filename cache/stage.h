@@ -10,6 +10,9 @@
  *     ...
  *     stage_stop(stage); source_close(source); stage_close(stage);
  *
+ * An archive that is compressed in one piece, and whose index is known, is unpacked into its
+ * copy in the same way; there a reader waits until the stream has come as far as what he wants.
+ *
  * What a reader wants and is not there is fetched at once by the reader, with its whole
  * chunk, which is then part of the copy. Reads never depend on the copy: what can't be kept
  * is read from the source, and what a copy has is served when the source is gone.
@@ -62,13 +65,30 @@ int stage_open_unpacked(const struct source *packed, const struct stage_options 
 int stage_source(const struct stage *stage, const char *name, struct source **ret_source);
 
 /*
- * Both, for pot_options.store: {stage_store_open, &(struct stage_store){options}}. If `stage`
- * is not NULL after pot_open, whatever that returned, the caller has to close it.
+ * The same where its index is known, so that it can be read while it is unpacked, which
+ * stage_start begins. A read waits for its bytes as long as there is progress (and five minutes
+ * without, see sandbox.h; five seconds if no process is left that unpacks). Each megabyte is
+ * compared with its sum before anybody sees it. Where unpacking ends early, report.failure and
+ * report.reason say why: what has arrived is served, and the rest is -EIO. With `is_private`
+ * the copy is this process's and its children's alone, and has no name.
+ */
+int stage_open_stream(const struct pot_stream *stream, const struct stage_options *options,
+                      bool is_private, struct fault *fault, struct stage **ret_stage);
+
+/* CLOCK_MONOTONIC at which a stream has last come further; 0: none is being unpacked. */
+uint64_t stage_stream_progress_ns(const struct stage *stage);
+
+/*
+ * All of these, for pot_options.store: stage_pot_store(&(struct stage_store){options}). If
+ * `stage` is not NULL after pot_open, whatever that returned, the caller has to close it. A
+ * private store only keeps what is unpacked while it is read.
  */
 struct stage_store {
     struct stage_options options;
     struct stage *stage;
+    bool is_private;
 };
+struct pot_store stage_pot_store(struct stage_store *store);
 int stage_store_open(void *store, struct source *packed, const struct pot_unpacker *unpacker,
                      struct fault *fault, struct source **ret_source);
 
@@ -108,6 +128,7 @@ struct stage_report {
     bool whole;
     bool pinned;
     int failure;        /* 0, or the errno for which nobody goes on */
+    char reason[256];   /* the same in words, of a stream; else "" */
     int32_t copier_pid; /* 0: nobody copies */
     uint64_t stream_ns; /* for which it was copied */
     uint64_t stream_bytes, demand_bytes, demands, past_bytes;

@@ -26,6 +26,7 @@
 #define FAILURES_IN_A_ROW 64 /* of chunks: the source is gone */
 #define PAUSE_MS 250u        /* before what failed is tried again */
 #define STACK_BYTES (128u << 10)
+#define EXPAND_STACK_BYTES (1u << 20) /* of the thread whose child unpacks: on a copy of it */
 #define STOP_LIMIT_S 2
 
 struct copier {
@@ -114,7 +115,7 @@ static int start_thread(pthread_t *thread, void *(*fn)(void *arg), struct copier
     int r = pthread_attr_init(&attr);
     if (r != 0)
         return -r;
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
+    pthread_attr_setstacksize(&attr, c->stage->expands ? EXPAND_STACK_BYTES : STACK_BYTES);
     r = pthread_create(thread, &attr, fn, c);
     pthread_attr_destroy(&attr);
     return -r;
@@ -213,7 +214,9 @@ static void *watch(void *arg)
         }
         c->generation = (atomic_fetch_add(&state->generation, 1) + 1) & 0x7fffffff;
         atomic_store(&state->copier_pid, (int32_t)getpid());
-        if (!is_settled(state))
+        if (!is_settled(state) && c->stage->expands)
+            stage_expand(c->stage, &c->stop);
+        else if (!is_settled(state))
             copy_all(c);
         atomic_store(&state->copier_pid, 0);
         break; /* done, failed, or asked to end */

@@ -176,7 +176,7 @@ void stage_name_for(struct stage *stage, const char *archive, bool unpacked)
              (uint64_t)XXH3_64bits(parts, sizeof(parts)));
 }
 
-static int map_copy(struct stage *stage)
+int stage_map_copy(struct stage *stage)
 {
     uint64_t bytes = stage->state->bytes;
     struct stat st;
@@ -223,10 +223,12 @@ int stage_use(struct stage *stage, const struct stage_folder *folder)
         r = map_state(stage, folder);
     if (r == 0 && !stage_state_is_of(stage->state, &id))
         r = -EUCLEAN;
+    if (r == 0 && stage->expands && stage->state->bytes != stage->bytes)
+        r = -EUCLEAN;
     if (r == 0)
         r = stage_folder_open(folder, stage->name, ".copy", false, &stage->copy_fd);
     if (r == 0)
-        r = map_copy(stage);
+        r = stage_map_copy(stage);
     if (r < 0) {
         stage_release(stage);
         return r;
@@ -240,7 +242,7 @@ int stage_use(struct stage *stage, const struct stage_folder *folder)
 /* On a disk the place is taken at once; what fills a tmpfs is an error of the write. */
 static int make_copy_file(struct stage *stage, const struct stage_folder *folder)
 {
-    uint64_t bytes = source_size(stage->source);
+    uint64_t bytes = stage->bytes;
     int r = stage_folder_open(folder, stage->name, ".copy", true, &stage->copy_fd);
     if (r == 0 && ftruncate(stage->copy_fd, (off_t)bytes) < 0)
         r = -errno;
@@ -280,9 +282,9 @@ int stage_create(struct stage *stage, const struct stage_folder *folder, const c
 {
     int r = make_copy_file(stage, folder);
     if (r == 0)
-        r = make_state_file(stage, folder, archive, source_size(stage->source));
+        r = make_state_file(stage, folder, archive, stage->bytes);
     if (r == 0)
-        r = map_copy(stage);
+        r = stage_map_copy(stage);
     if (r < 0) {
         stage_release(stage);
         stage_folder_remove(folder, stage->name);
@@ -302,5 +304,5 @@ int stage_adopt(struct stage *stage, const struct stage_folder *folder, const ch
     for (uint64_t i = 0; i < state->chunks; i++)
         atomic_store(&state->chunk[i], CHUNK_HERE);
     atomic_store_explicit(&state->whole, 1, memory_order_release);
-    return map_copy(stage);
+    return stage_map_copy(stage);
 }

@@ -3,6 +3,8 @@
  *
  *   stage.c         finding or making a copy, in which place; the end; reports
  *   stage_unpack.c  the same, of what is unpacked
+ *   stage_stream.c  the same, of what is unpacked while it is read
+ *   stage_expand.c  unpacking it, and waiting for that
  *   stage_files.c   the files of a copy
  *   stage_copier.c  the threads that make it
  *   stage_read.c    reading through it
@@ -37,6 +39,10 @@ struct stage {
     const uint8_t *map; /* of the copy */
     bool in_memory;     /* the copy, so that reading it never waits */
     bool unpacked;      /* it is what is inside of the source */
+    uint64_t bytes;     /* of the copy */
+    bool expands;       /* it is unpacked while it is read: */
+    struct pot_stream stream;
+    _Atomic bool stopping; /* who waits for a stream gives up */
     void (*note)(void *ctx, const char *line);
     void *note_ctx;
     struct copier *copier; /* NULL: not started */
@@ -44,6 +50,10 @@ struct stage {
 
 /* With no files yet. NULL: out of memory. */
 struct stage *stage_new(const struct source *source, const struct stage_options *options);
+
+/* Wherever the copy is already; else in the first place with room for it. */
+int stage_find_or_make(struct stage *stage, const char *archive, const char *given,
+                       struct fault *fault);
 
 void stage_say(const struct stage *stage, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -67,6 +77,9 @@ int stage_use(struct stage *stage, const struct stage_folder *folder);
 /* Make both files. */
 int stage_create(struct stage *stage, const struct stage_folder *folder, const char *archive);
 
+/* Map the copy that was opened. -EUCLEAN: it has another length. */
+int stage_map_copy(struct stage *stage);
+
 /* Make the state of a copy (stage->copy_fd) that is there and whole. */
 int stage_adopt(struct stage *stage, const struct stage_folder *folder, const char *archive);
 
@@ -84,6 +97,12 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf);
 
 /* Nobody goes on with the copy; told once. */
 void stage_fail(struct stage *stage, int err);
+
+/* Unpack the stream into the copy, until it is whole, has failed, or *stop is true. */
+void stage_expand(struct stage *stage, const _Atomic bool *stop);
+
+/* Wait until the stream has come so far: true; false: it never will. */
+bool stage_await_stream(struct stage *stage, uint64_t chunk);
 
 /* Start and end of the threads. */
 int stage_copier_start(struct stage *stage);

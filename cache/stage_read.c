@@ -112,6 +112,8 @@ static bool await_chunk(struct stage *stage, uint64_t chunk, uint8_t **buf, bool
 {
     struct stage_state *state = stage->state;
     *ret_in_buf = false;
+    if (stage->expands)
+        return stage_await_stream(stage, chunk);
     for (int tries = 0; !stage_chunk_here(state, chunk); tries++) {
         if (may_keep(stage) && stage_claim_demand(state, chunk)) {
             if (!*buf)
@@ -148,7 +150,7 @@ static int read_wanted(struct stage *stage, uint8_t *to, size_t len, uint64_t of
     uint64_t chunk = offset / STAGE_CHUNK_BYTES;
     bool in_buf;
     if (!await_chunk(stage, chunk, buf, &in_buf))
-        return read_past(stage, to, len, offset);
+        return stage->unpacked ? -EIO : read_past(stage, to, len, offset);
     if (!in_buf)
         return read_here(stage, to, len, offset);
     memcpy(to, *buf + offset % STAGE_CHUNK_BYTES, len);

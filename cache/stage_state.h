@@ -54,6 +54,9 @@ struct stage_state {
     _Atomic uint64_t demands;         /* chunks that were */
     _Atomic uint64_t past_bytes;      /* read from the archive and not kept */
 
+    _Atomic uint64_t progress_ns; /* when a stream that is unpacked has last come further */
+    char reason[256];             /* of the failure of a stream; written before it */
+
     _Atomic uint32_t chunk[]; /* enum below, or a claim */
 };
 

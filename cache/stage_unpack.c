@@ -24,10 +24,28 @@ struct unpacking {
     uint64_t most; /* that there was room for */
 };
 
+/*
+ * A copy that others read while it is unpacked. -EAGAIN with *ret_fd: somebody is at it;
+ * -EBUSY: nobody, so that it is of no use to us.
+ */
+static int leave(struct stage *stage, const struct stage_folder *folder, int *ret_fd)
+{
+    stage_release(stage);
+    int r = stage_folder_open(folder, stage->name, ".copy", false, ret_fd);
+    if (r < 0)
+        return r;
+    if (flock(*ret_fd, LOCK_SH | LOCK_NB) < 0)
+        return -EAGAIN;
+    close(*ret_fd);
+    return -EBUSY;
+}
+
 /* The whole copy: 0; -ENOENT: there is none; -EAGAIN with *ret_fd: somebody makes it. */
 static int look_in(struct stage *stage, const struct stage_folder *folder, int *ret_fd)
 {
     int r = stage_use(stage, folder);
+    if (r == 0 && !atomic_load(&stage->state->whole))
+        return leave(stage, folder, ret_fd);
     if (r != -ENOENT)
         return r;
     r = stage_folder_open(folder, stage->name, ".copy", false, ret_fd);
@@ -59,13 +77,13 @@ static int wait_for(int fd)
 static int find(struct stage *stage, char places[][PATH_MAX], size_t count)
 {
     int r = -ENOENT;
-    for (size_t i = 0; r == -ENOENT && i < count; i++) {
+    for (size_t i = 0; (r == -ENOENT || r == -EBUSY) && i < count; i++) {
         int fd = -1;
         r = find_in(stage, places[i], &fd);
         if (r == -EAGAIN)
             return wait_for(fd);
     }
-    return r;
+    return r == -EBUSY ? -ENOENT : r;
 }
 
 /* What may be written in a place; 0: nothing, or it would probably be in vain. */
@@ -149,7 +167,7 @@ static int make_in(struct unpacking *u, const char *place)
 static bool means_another_place(int err)
 {
     return err == -ENOSPC || err == -EACCES || err == -EPERM || err == -ENOENT ||
-           err == -EROFS || err == -ETIMEDOUT;
+           err == -EROFS || err == -ETIMEDOUT || err == -EBUSY;
 }
 
 static int make(struct unpacking *u, char places[][PATH_MAX], size_t count)

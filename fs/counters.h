@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 4u
+#define COUNTERS_VERSION 5u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 3    /* processes of its own: two that read, one that lists */
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
@@ -102,12 +102,14 @@ struct counters {
 
     /* --stage. The folder is written once, with the above; "": nothing is staged. */
     char stage_folder[4096];
-    uint64_t stage_bytes;                                 /* of the whole copy */
-    _Atomic uint64_t stage_here_bytes;                    /* of it that are there */
+    uint64_t stage_bytes;              /* of the whole copy */
+    uint32_t stage_unpacks;            /* it is of what is inside of a compressed stream */
+    _Atomic uint64_t stage_here_bytes; /* of it that are there */
     _Atomic uint64_t stage_stream_bytes, stage_stream_ns; /* copied in the background */
     _Atomic uint64_t stage_demands, stage_demand_bytes;   /* at once, for a reader */
     _Atomic uint64_t stage_past_bytes; /* read from the archive and not kept */
     _Atomic uint32_t stage_failure;    /* errno for which it ended early, or 0 */
+    char stage_reason[256];            /* the same in words, of a stream; written before */
 
     struct counter_slot slots[COUNTERS_SLOTS];
 };

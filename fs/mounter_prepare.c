@@ -177,7 +177,10 @@ static void describe_archive(const struct mounter *m)
     c->total_bytes = info->total_bytes;
 }
 
-/* Find its copy, or make room for one. What lies in memory already needs none. */
+/*
+ * Find its copy, or make room for one, if it is not that which a stream is unpacked to. What
+ * lies in memory already needs none.
+ */
 static int stage_archive(struct mounter *m)
 {
     const struct mount_options *o = m->options;
@@ -198,6 +201,7 @@ static int stage_archive(struct mounter *m)
     struct counters *c = m->slot->counters;
     snprintf(c->stage_folder, sizeof(c->stage_folder), "%s", report.folder);
     c->stage_bytes = report.bytes;
+    c->stage_unpacks = m->pot->compression != NULL;
     atomic_store(&c->stage_here_bytes, report.bytes_here);
     return 0;
 }
@@ -214,9 +218,10 @@ static int open_archive(struct mounter *m)
         .cache_stored = true};
     struct fault fault = {0};
 
-    struct stage_store store = {{.archive = m->archive, .place = o->stage_place}, NULL};
-    const struct pot_store pot_store = {stage_store_open, &store};
-    const struct pot_options options = {.store = o->stage ? &pot_store : NULL};
+    struct stage_store store = {.options = {.archive = m->archive, .place = o->stage_place},
+                                .is_private = !o->stage};
+    const struct pot_store pot_store = stage_pot_store(&store);
+    const struct pot_options options = {.store = &pot_store};
     int r = cli_open_pot(o->archive, &options, o->progress, &m->pot);
     m->stage = store.stage;
     if (r < 0)
@@ -227,7 +232,7 @@ static int open_archive(struct mounter *m)
     r = find_root(m);
     if (r != 0)
         return r;
-    r = o->stage ? stage_archive(m) : 0;
+    r = o->stage || m->stage ? stage_archive(m) : 0;
     if (r != 0)
         return r;
     m->cache_bytes = o->cache_given ? o->cache_bytes : budget_cache_bytes();

@@ -126,16 +126,22 @@ static void json_stage(FILE *out, const struct counters *c)
         fputs(",\n  \"stage\": null", out);
         return;
     }
+    char reason[sizeof(c->stage_reason)] = "";
+    uint32_t failure = atomic_load_explicit(&c->stage_failure, memory_order_acquire);
+    if (failure)
+        snprintf(reason, sizeof(reason), "%.*s", (int)sizeof(reason) - 1, c->stage_reason);
     fputs(",\n  \"stage\": {\"folder\": ", out);
     cli_json_string(out, c->stage_folder, strnlen(c->stage_folder, sizeof(c->stage_folder)));
     fprintf(out,
-            ", \"bytes\": %" PRIu64 ", \"here_bytes\": %" PRIu64 ", \"stream_bytes\": %" PRIu64
-            ", \"stream_ns\": %" PRIu64 ", \"demands\": %" PRIu64 ", \"demand_bytes\": %" PRIu64
-            ", \"past_bytes\": %" PRIu64 ", \"failure\": %" PRIu32 "}",
-            c->stage_bytes, get(&c->stage_here_bytes), get(&c->stage_stream_bytes),
-            get(&c->stage_stream_ns), get(&c->stage_demands), get(&c->stage_demand_bytes),
-            get(&c->stage_past_bytes),
-            atomic_load_explicit(&c->stage_failure, memory_order_relaxed));
+            ", \"unpacks\": %s, \"bytes\": %" PRIu64 ", \"here_bytes\": %" PRIu64
+            ", \"stream_bytes\": %" PRIu64 ", \"stream_ns\": %" PRIu64 ", \"demands\": %" PRIu64
+            ", \"demand_bytes\": %" PRIu64 ", \"past_bytes\": %" PRIu64
+            ", \"failure\": %" PRIu32 ", \"reason\": ",
+            c->stage_unpacks ? "true" : "false", c->stage_bytes, get(&c->stage_here_bytes),
+            get(&c->stage_stream_bytes), get(&c->stage_stream_ns), get(&c->stage_demands),
+            get(&c->stage_demand_bytes), get(&c->stage_past_bytes), failure);
+    cli_json_string(out, reason, strlen(reason));
+    fputc('}', out);
 }
 
 static void json_requests(FILE *out, const struct summary *sum)

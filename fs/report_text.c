@@ -198,22 +198,29 @@ static void print_stage(FILE *out, const struct counters *c)
 {
     char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN], e[CLI_TEXT_LEN];
     uint64_t here = get(&c->stage_here_bytes), ns = get(&c->stage_stream_ns);
-    uint32_t failure = atomic_load_explicit(&c->stage_failure, memory_order_relaxed);
+    uint64_t rate = ns ? (uint64_t)((double)get(&c->stage_stream_bytes) * 1e9 / (double)ns) : 0;
+    uint32_t failure = atomic_load_explicit(&c->stage_failure, memory_order_acquire);
+    char reason[sizeof(c->stage_reason)];
     if (!c->stage_folder[0])
         return;
-    fprintf(out, "  %-12s %s of %s (%.0f %%) in ", "staged", cli_format_bytes(here, a),
-            cli_format_bytes(c->stage_bytes, b),
+    fprintf(out, "  %-12s %s of %s (%.0f %%) in ", c->stage_unpacks ? "unpacked" : "staged",
+            cli_format_bytes(here, a), cli_format_bytes(c->stage_bytes, b),
             c->stage_bytes ? 100.0 * (double)here / (double)c->stage_bytes : 100.0);
     print_name(out, c->stage_folder, strnlen(c->stage_folder, sizeof(c->stage_folder)));
-    fprintf(out, "\n  %-12s %s/s copied, %s at once for %s readers that waited, %s not kept\n",
-            "",
-            cli_format_bytes(
-                ns ? (uint64_t)((double)get(&c->stage_stream_bytes) * 1e9 / (double)ns) : 0, a),
-            cli_format_bytes(get(&c->stage_demand_bytes), b),
-            cli_format_count(get(&c->stage_demands), d),
-            cli_format_bytes(get(&c->stage_past_bytes), e));
+    if (c->stage_unpacks)
+        fprintf(out, "\n  %-12s %s/s, %s reads waited for their bytes\n", "",
+                cli_format_bytes(rate, a), cli_format_count(get(&c->stage_demands), d));
+    else
+        fprintf(out,
+                "\n  %-12s %s/s copied, %s at once for %s readers that waited, %s not kept\n",
+                "", cli_format_bytes(rate, a), cli_format_bytes(get(&c->stage_demand_bytes), b),
+                cli_format_count(get(&c->stage_demands), d),
+                cli_format_bytes(get(&c->stage_past_bytes), e));
+    snprintf(reason, sizeof(reason), "%.*s", (int)sizeof(reason) - 1, c->stage_reason);
     if (failure)
-        fprintf(out, "  %-12s the copy has ended early: %s\n", "", strerror((int)failure));
+        fprintf(out, "  %-12s %s has ended early: %s\n", "",
+                c->stage_unpacks ? "it" : "the copy",
+                reason[0] ? reason : strerror((int)failure));
 }
 
 static void print_trouble(FILE *out, const struct report *v)

@@ -50,10 +50,10 @@ static int stage_pot(const struct list *list, struct pot *pot)
 
 static int open_one(struct list *list, const char *path)
 {
-    struct stage_store store = {{.archive = path, .place = place_of(list)}, NULL};
-    const struct pot_store pot_store = {stage_store_open, &store};
-    struct pot_options options = {.memory_bytes = list->memory_bytes,
-                                  .store = list->stage ? &pot_store : NULL};
+    struct stage_store store = {.options = {.archive = path, .place = place_of(list)},
+                                .is_private = !list->stage};
+    const struct pot_store pot_store = stage_pot_store(&store);
+    struct pot_options options = {.memory_bytes = list->memory_bytes, .store = &pot_store};
     struct fault fault = {0};
     if (list->count == list->room) {
         size_t room = list->room ? 2 * list->room : 16;
@@ -72,9 +72,11 @@ static int open_one(struct list *list, const char *path)
         return error_from_fault(list->error, r, &fault, path);
     }
     struct pot *pot = list->pots[list->count++];
-    if (store.stage) /* it was unpacked there */
-        stage_give(store.stage, pot->source);
-    return list->stage && !store.stage ? stage_pot(list, pot) : 0;
+    if (!store.stage)
+        return list->stage ? stage_pot(list, pot) : 0;
+    stage_give(store.stage, pot->source); /* it was unpacked there, or is from now on */
+    r = stage_start(store.stage);
+    return r < 0 ? error_errno(list->error, r, path) : 0;
 }
 
 static int is_shard(const struct dirent *entry)

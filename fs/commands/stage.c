@@ -125,6 +125,14 @@ static void tell(const struct arguments *a, const char *archive,
              cli_format_bytes(report->bytes, bytes), report->folder, how, until);
 }
 
+static int not_staged(const char *archive, const struct stage *stage, int err)
+{
+    struct stage_report report;
+    stage_get_report(stage, &report);
+    return cli_failf(archive, "it could not be staged: %s",
+                     report.reason[0] ? report.reason : strerror(-err));
+}
+
 /* From the copy's opening to its pin. */
 static int finish(const struct arguments *a, const char *archive, struct pot *pot,
                   struct stage *stage, bool first)
@@ -136,7 +144,7 @@ static int finish(const struct arguments *a, const char *archive, struct pot *po
     if (r == -EINTR)
         return CLI_FAILED;
     if (r < 0)
-        return cli_failf(archive, "it could not be staged: %s", strerror(-r));
+        return not_staged(archive, stage, r);
     if (a->verify && verify_copy(a, archive, pot) != CLI_OK)
         return CLI_FAILED;
     stage_pin(stage, a->owner);
@@ -161,7 +169,7 @@ static int open_source(const struct arguments *a, const char *archive,
                        struct stage_store *store, struct pot **ret_pot,
                        struct source **ret_source)
 {
-    const struct pot_store pot_store = {stage_store_open, store};
+    const struct pot_store pot_store = stage_pot_store(store);
     const struct pot_options options = {.store = &pot_store};
     struct fault fault = {0};
     int r = source_open(archive, &fault, ret_source);
@@ -194,7 +202,7 @@ static int stage_one(const struct arguments *a, const char *archive, bool first)
     const struct stage_options options = {.archive = realpath(archive, full) ? full : archive,
                                           .place = a->place,
                                           .note = print_note};
-    struct stage_store store = {options, NULL};
+    struct stage_store store = {.options = options};
     int status = open_source(a, archive, &store, &pot, &source);
     struct stage *stage = store.stage;
     if (status == CLI_OK && !stage) {

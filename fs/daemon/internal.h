@@ -124,6 +124,7 @@ struct session {
     unsigned next_stalled;
     _Atomic uint64_t stalled_ns;                    /* when the last one was; 0: never */
     _Atomic uint64_t retry_told_ns, retries_silent; /* of trouble.c */
+    bool stream_failure_told;                       /* under counters_lock */
 };
 
 /* A request in a worker's hands. */

@@ -358,6 +358,12 @@ static void *populate_thread(void *arg)
 
 /* ---- what workers tell; on the way of a request ---- */
 
+/* What has not come yet would keep as many requests waiting as the kernel allows. */
+static bool is_unpacking(const struct session *s)
+{
+    return s->config.stage && stage_stream_progress_ns(s->config.stage) != 0;
+}
+
 void populate_note_read(struct worker *w, uint32_t position)
 {
     struct populate *p = w->session->populate;
@@ -368,7 +374,7 @@ void populate_note_read(struct worker *w, uint32_t position)
     if (++w->reads_noted % READS_AGAIN == 0 &&
         atomic_load_explicit(&p->asleep, memory_order_relaxed) &&
         cold_reads(w->session) >= atomic_load_explicit(&p->wanted, memory_order_relaxed) &&
-        atomic_exchange(&p->asleep, 0))
+        !is_unpacking(w->session) && atomic_exchange(&p->asleep, 0))
         futex_wake(&p->asleep, 1, FUTEX_OF_PROCESS);
 }
 

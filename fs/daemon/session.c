@@ -259,18 +259,28 @@ int session_ended_fd(const struct session *s)
     return s->ended_fd;
 }
 
-static void update_stage(struct counters *c, const struct stage *stage)
+static void update_stage(struct session *s)
 {
+    struct counters *c = s->config.counters;
     struct stage_report report;
 
-    stage_get_report(stage, &report);
+    stage_get_report(s->config.stage, &report);
+    if (report.failure && report.reason[0] && !s->stream_failure_told) {
+        s->stream_failure_told = true;
+        memcpy(c->stage_reason, report.reason, sizeof(c->stage_reason));
+        session_log(
+            s,
+            "%s: unpacking it has ended early: %s; what has arrived is served, reads of "
+            "the rest fail",
+            s->config.pot->path, report.reason);
+    }
     atomic_store(&c->stage_here_bytes, report.bytes_here);
     atomic_store(&c->stage_stream_bytes, report.stream_bytes);
     atomic_store(&c->stage_stream_ns, report.stream_ns);
     atomic_store(&c->stage_demands, report.demands);
     atomic_store(&c->stage_demand_bytes, report.demand_bytes);
     atomic_store(&c->stage_past_bytes, report.past_bytes);
-    atomic_store(&c->stage_failure, (uint32_t)report.failure);
+    atomic_store(&c->stage_failure, (uint32_t)report.failure); /* last: see stage_reason */
 }
 
 void session_update_counters(struct session *s)
@@ -294,7 +304,7 @@ void session_update_counters(struct session *s)
     atomic_store(&c->source_reads, source.reads);
     atomic_store(&c->source_bytes, source.bytes);
     if (s->config.stage)
-        update_stage(c, s->config.stage);
+        update_stage(s);
     trouble_update_counters(s);
     pthread_mutex_unlock(&s->counters_lock);
 }

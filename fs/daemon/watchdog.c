@@ -102,6 +102,8 @@ static bool look(struct session *s)
 {
     uint64_t now = session_now_ns(), timeout_ns = s->config.io_timeout_s * UINT64_C(1000000000);
     unsigned count, busy = 0, held_up = 0;
+    /* Who waits for a stream that is unpacked is not stalled as long as it comes further. */
+    uint64_t further_ns = s->config.stage ? stage_stream_progress_ns(s->config.stage) : 0;
 
     pthread_mutex_lock(&s->turn_lock);
     count = s->worker_count;
@@ -116,7 +118,8 @@ static bool look(struct session *s)
         busy++;
         if (now - since > HELD_UP_NS && now > since)
             held_up++;
-        if (timeout_ns && now > since && now - since > timeout_ns)
+        uint64_t from = further_ns > since ? further_ns : since;
+        if (timeout_ns && now > from && now - from > timeout_ns)
             give_up(w, turn, unique, now - since);
     }
     if (held_up) {

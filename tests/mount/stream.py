@@ -1,0 +1,289 @@
+"""Tars that are one compressed stream, whose index is known: files are read while the stream is
+unpacked, each as soon as its bytes have come; what is wrong with the stream is named, and what
+came before is served.
+
+The archive lies on a slow file system, so that a mount is ready long before its stream. Where a
+test needs a stream that stands still, the process that unpacks is stopped.
+"""
+
+import contextlib
+import errno
+import glob
+import hashlib
+import os
+import signal
+import threading
+
+import harness
+from harness import check, check_equal, onepot, run, wait_for
+from slowfs import Slow
+
+FILES, FILE_BYTES = 40, 500_000
+
+
+def content(i):
+    return hashlib.shake_128(str(i).encode()).digest(FILE_BYTES)
+
+
+def make_stream(work, program="gzip -1", suffix="gz"):
+    """A stream of 20 MB that does not shrink, its index beside it, alone in its folder."""
+    harness.need_program(program.split()[0])
+    tree, source = work / "tree", work / "source"
+    os.makedirs(tree, exist_ok=True)
+    os.makedirs(source, exist_ok=True)
+    for i in range(FILES):
+        with open(os.path.join(tree, f"f{i:03}"), "wb") as f:
+            f.write(content(i))
+    plain, archive = work / "a.tar", os.path.join(source, f"a.tar.{suffix}")
+    run("tar", "-C", tree, "--sort=name", "-cf", plain, ".")
+    run("sh", "-c", f"{program} -c {plain} > {archive}")
+    onepot("index", archive)
+    return archive
+
+
+@contextlib.contextmanager
+def slow_stream(work):
+    """The path of one that takes four seconds to be read."""
+    archive = make_stream(work)
+    with Slow(work, "--bandwidth=5M", os.path.dirname(archive)) as slow:
+        yield slow / os.path.basename(archive)
+
+
+def read(path, i):
+    with open(os.path.join(path, f"f{i:03}"), "rb", buffering=0) as f:
+        parts = []
+        while part := f.read(1 << 20):
+            parts.append(part)
+        return b"".join(parts)
+
+
+def check_file(path, i):
+    check(read(path, i) == content(i), f"file {i} has other bytes")
+
+
+def fails(path, i):
+    try:
+        read(path, i)
+    except OSError as error:
+        check(error.errno in (errno.EIO, errno.ECONNABORTED, errno.ENOTCONN),
+              f"a read ended with {error}")
+        return True
+    return False
+
+
+def staged(mount):
+    return mount.stat()["stage"]
+
+
+def unpacker(mount):
+    """The child of the daemon that unpacks; None if there is none (any more)."""
+    daemon = mount.stat()["daemon_pid"]
+    for path in glob.glob(f"/proc/{daemon}/task/*/children"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as f:
+            for pid in f.read().split():
+                return int(pid)
+    return None
+
+
+@contextlib.contextmanager
+def standing_still(mount):
+    """The stream comes no further; gives the process that unpacks. It goes on afterwards."""
+    pid = unpacker(mount)
+    check(pid, "nobody unpacks")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def log_of(path):
+    with open(path, encoding="utf-8") as f:
+        return f.read()
+
+
+def await_whole(mount):
+    wait_for(lambda: staged(mount)["here_bytes"] == staged(mount)["bytes"], "the whole stream", 60)
+
+
+def leftovers(work):
+    return [path for path in glob.glob(os.path.join(work / ".home", "run", "**"), recursive=True)
+            if os.path.isfile(path) and not path.endswith("/lock")]
+
+
+def test_files_are_read_while_they_come(work):
+    log = work / "log"
+    with slow_stream(work) as archive, work.mount("--log", log, archive) as mount:
+        check("unpacked" not in mount.notes, f"it was unpacked first: {mount.notes}")
+        with standing_still(mount):
+            names = sorted(os.listdir(mount.path))
+            check_equal(names, [f"f{i:03}" for i in range(FILES)], "names")
+            check(staged(mount)["unpacks"], "it is not told that it is unpacked")
+        threads = []
+        wrong = []
+
+        def look(i):
+            if read(mount.path, i) != content(i):
+                wrong.append(i)
+
+        for i in range(FILES - 32, FILES):  # all at once, the last first
+            threads.append(threading.Thread(target=look, args=(FILES * 2 - 33 - i,)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        check_equal(wrong, [], "files with other bytes")
+        for i in range(FILES):
+            check_file(mount.path, i)
+        await_whole(mount)
+        check_equal(mount.stat()["errors"], 0, "errors")
+    check("onepot pack" in log_of(log), "no hint in the log")
+    check_equal(leftovers(work), [], "files afterwards")
+
+
+def test_a_read_waits_as_long_as_the_stream_goes_on(work):
+    """With a limit far shorter than the stream; one that stands still is a stall."""
+    with slow_stream(work) as archive:
+        with work.mount("--io-timeout=2", archive) as mount:
+            check_file(mount.path, FILES - 1)
+            check_equal(mount.stat()["stalls"], 0, "stalls")
+        with work.mount("--io-timeout=2", archive, name="two") as mount:
+            with standing_still(mount):
+                check(fails(mount.path, FILES - 1), "a read of what does not come was answered")
+            check_file(mount.path, FILES - 2)
+
+
+def test_a_killed_unpacker_is_named_and_the_rest_served(work):
+    log = work / "log"
+    with slow_stream(work) as archive, work.mount("--log", log, archive) as mount:
+        check_file(mount.path, 3)
+        with standing_still(mount) as pid:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: staged(mount)["failure"], "the failure")
+        check(fails(mount.path, FILES - 1), "a file that never came was read")
+        check_file(mount.path, 2)
+        check("was killed" in onepot("stat", mount.path).stdout.decode(), "stat does not say why")
+    check_equal(log_of(log).count("unpacking it has ended early"), 1, "lines in the log")
+    check_equal(leftovers(work), [], "files afterwards")
+
+
+def flip(path, at):
+    state = os.stat(path)
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 0x10]))
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def test_damage_is_named_and_never_served(work):
+    """Behind the index's back: same size, same time, another byte, that no sum is over."""
+    for program, suffix in (("bzip2", "bz2"), ("zstd -1 --no-check", "zst"), ("lz4 -q", "lz4")):
+        archive, log = make_stream(work, program, suffix), work / f"log.{suffix}"
+        flip(archive, os.path.getsize(archive) // 2 + 12345)
+        with work.mount("--log", log, archive, name=suffix) as mount:
+            wait_for(lambda: staged(mount)["failure"], "the failure")
+            check_file(mount.path, 0)
+            check(fails(mount.path, FILES - 1), f"{suffix}: what is behind the damage was read")
+            for i in range(FILES):
+                check(fails(mount.path, i) or read(mount.path, i) == content(i),
+                      f"{suffix}: file {i} has other bytes")
+        check_equal(log_of(log).count("unpacking it has ended early"), 1, log_of(log))
+
+
+def end_lazily(mount, pid):
+    """Its reader is served until it is done."""
+    mount.mounted = False
+    onepot("umount", "--lazy", mount.path)
+    os.kill(pid, signal.SIGCONT)
+
+
+def end_by_kill(mount, pid):
+    os.kill(mount.stat()["daemon_pid"], signal.SIGKILL)
+    wait_for(lambda: life_of(pid) == "Z", "the end of the process that unpacks")
+    mount.mounted = False
+    harness.detach(mount.path)
+
+
+def test_the_end_comes_at_once_and_leaves_nothing(work):
+    with slow_stream(work) as archive:
+        with work.mount("--io-timeout=100", archive, name="idle") as mount, \
+                standing_still(mount) as pid:
+            mount.end()
+            wait_for(lambda: life_of(pid) == "Z", "the end of the process that unpacks")
+        for end in (end_lazily, end_by_kill):
+            with work.mount("--io-timeout=100", archive, name=end.__name__) as mount, \
+                    standing_still(mount) as pid:
+                reader = threading.Thread(target=fails, args=(mount.path, FILES - 1))
+                reader.start()
+                wait_for(lambda m=mount: "READ" in m.stat()["requests"] or not reader.is_alive()
+                         or m.stat()["requests_total"] > 2, "a reader")
+                end(mount, pid)
+                reader.join(60)
+                check(not reader.is_alive(), f"{end.__name__}: the reader hangs")
+        onepot("umount", "--all", status=None)
+        wait_for(lambda: not leftovers(work), "the end of all that is left")
+
+
+def life_of(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:
+            return f.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_mounts_share_a_stream_and_outlive_each_other(work):
+    with slow_stream(work) as archive, \
+            work.mount("--stage", archive, name="one") as first:
+        with work.mount("--stage", "--idle=1000", archive, name="two") as second:
+            check_equal(unpacker(second), None, "who unpacks for the second")
+            check_file(second.path, 1)
+            with standing_still(first):
+                os.kill(first.stat()["daemon_pid"], signal.SIGKILL)
+                wait_for(lambda: first.stat()["state"] == "dead", "the daemon's end")
+                first.mounted = False
+                harness.detach(first.path)
+            check_file(second.path, FILES - 1)
+            await_whole(second)
+            for i in range(FILES):
+                check_file(second.path, i)
+    onepot("umount", "--all", status=None)
+    check_equal(leftovers(work), [], "files afterwards")
+
+
+def test_it_is_staged_ahead_of_time_and_run(work):
+    archive = make_stream(work)
+    onepot("stage", "--keep", archive)
+    with work.mount("--stage", archive) as mount:
+        check_equal(staged(mount)["here_bytes"], staged(mount)["bytes"], "bytes that are there")
+        check_equal(unpacker(mount), None, "who unpacks what is there")
+        check_file(mount.path, FILES - 1)
+    onepot("unstage", archive)
+    done = onepot("run", archive, "--", "cat", f"{{}}/f{FILES - 1:03}")
+    check(done.stdout == content(FILES - 1), "bytes of a file")
+    check_equal(leftovers(work), [], "files afterwards")
+
+
+def test_no_room_is_told_and_nothing_hangs(work):
+    """The place for the copy fills up while it is unpacked."""
+    harness.need_root("mount a filesystem of its own")
+    place = work.make("small")
+    run("mount", "-t", "tmpfs", "-o", "size=30M", "tmpfs", place)
+    try:
+        with slow_stream(work) as archive, work.mount(f"--stage={place}", archive) as mount:
+            with standing_still(mount):
+                with open(os.path.join(place, "filler"), "wb") as f, \
+                        contextlib.suppress(OSError):
+                    while f.write(bytes(1 << 16)):
+                        f.flush()
+            wait_for(lambda: staged(mount)["failure"], "the failure")
+            check(fails(mount.path, FILES - 1), "what there was no room for was read")
+            check("No space" in onepot("stat", mount.path).stdout.decode(), "stat does not say")
+    finally:
+        harness.detach(place)
+
+
+if __name__ == "__main__":
+    harness.main(globals())
