@@ -40,6 +40,8 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
             .group = o.group,
             .cache_bytes = o.cache_bytes,
         };
+        for (size_t i = 0; o.retries && i < count; i++)
+            source_set_retries(pots[i]->source, o.retries == ONEPOT_NEVER ? 0 : o.retries);
         r = dataset_new(pots, count, &d, error, &archive->dataset);
     }
     if (r < 0) {

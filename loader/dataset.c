@@ -19,7 +19,6 @@
 #include "cleanup.h"
 #include "error.h"
 
-#define MEMBER_PATH_MAX (16 * PATH_MAX)
 #define WALK_RUN 128u /* children that are looked at together */
 
 /* A directory, and the run of its files. */
@@ -463,44 +462,4 @@ int dataset_path(const struct dataset *dataset, const struct record *record, cha
 {
     return index_path(dataset->pots[record_archive(record)]->index, record->entry, buf, size,
                       ret_len);
-}
-
-static const char *describe(int err, char *buf, size_t size)
-{
-    switch (-err) {
-    case EUCLEAN:
-        return "its data is damaged";
-    case ENODATA:
-        return "the archive is shorter than its index says";
-    case EBADMSG:
-        return "its data does not match its sum";
-    case EPROTOTYPE:
-        return "it has not the type and shape of the first sample";
-    case EMSGSIZE:
-        return "decoding it made more bytes than there is room for";
-    case EIO:
-        return "it can't be read";
-    default:
-        return strerror_r(-err, buf, size);
-    }
-}
-
-int dataset_error(struct onepot_error *error, int err, const struct dataset *dataset,
-                  const struct record *record)
-{
-    const struct pot *pot = dataset->pots[record_archive(record)];
-    struct fault fault = {0};
-    char words[128];
-    size_t len;
-    auto_free char *path = calloc(1, MEMBER_PATH_MAX);
-    /* The end of an archive that was cut short may be where the mapped index was. */
-    bool has_index = err != -ENODATA || pot->origin != POT_INDEX_EMBEDDED;
-    if (path && has_index && dataset_path(dataset, record, path, MEMBER_PATH_MAX, &len) < 0)
-        path[0] = '\0';
-    uint64_t offset =
-        record_offset(record) == RECORD_OFFSET_NONE ? FAULT_NO_OFFSET : record_offset(record);
-    fault_set(&fault, err, path, offset, "%s", describe(err, words, sizeof(words)));
-    if (err == -EUCLEAN || err == -ENODATA || err == -EBADMSG)
-        fault_advise(&fault, "compare the archive with its original, or copy it again");
-    return error_from_fault(error, err, &fault, pot->path);
 }

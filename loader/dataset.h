@@ -11,6 +11,7 @@
 #ifndef ONEPOT_DATASET_H
 #define ONEPOT_DATASET_H
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -26,6 +27,7 @@
 #define RECORD_OFFSET_BITS 48
 #define RECORD_OFFSET_NONE ((UINT64_C(1) << RECORD_OFFSET_BITS) - 1)
 #define ARCHIVES_MAX 65535u
+#define MEMBER_PATH_MAX (16 * PATH_MAX)
 
 /* A file. */
 struct record {
@@ -126,6 +128,10 @@ int dataset_path(const struct dataset *dataset, const struct record *record, cha
 /* "FILE: MEMBER: what it means": returns err. */
 int dataset_error(struct onepot_error *error, int err, const struct dataset *dataset,
                   const struct record *record);
+
+/* A read of it has been waiting for so long: returns -ETIME. */
+int dataset_stalled(struct onepot_error *error, const struct dataset *dataset,
+                    const struct record *record, uint64_t age_ns);
 
 /* A cursor of this process; -ENOMEM, -ENOTSUP. To be put back when it isn't used for long. */
 int cursor_get(struct dataset *dataset, struct onepot_error *error, struct cursor **ret_cursor);

@@ -11,15 +11,12 @@
 #include "engine_private.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "share.h"
-
-#define THREAD_STACK_BYTES (512u << 10)
 
 uint64_t engine_now_ns(void)
 {
@@ -28,7 +25,7 @@ uint64_t engine_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static void destroy(struct engine *e)
+void engine_destroy(struct engine *e)
 {
     share_free(e->share);
     while (e->free_slabs) {
@@ -48,6 +45,7 @@ static void destroy(struct engine *e)
     free(e->offsets);
     free(e->sizes);
     free(e->workers);
+    dataset_free(e->dataset);
     free(e);
 }
 
@@ -119,7 +117,7 @@ static bool plan_batch(struct engine *e)
     slab->batch.stride = e->options.fill.stride;
     label_samples(e, slab, count);
     slab->claimed = slab->gathered = 0;
-    slab->whole = slab->lost = false;
+    slab->whole = slab->lost = slab->abandoned = slab->released = false;
     slab->err = 0;
     e->plan.done += count;
     slab->end = e->plan.done;
@@ -206,7 +204,7 @@ static bool settle_one(struct engine *e)
     return true;
 }
 
-static void gather_run(struct engine *e, struct filler *filler)
+static void gather_run(struct engine *e, struct worker *worker)
 {
     struct slab *slab = e->open;
     uint64_t first = slab->claimed, left = slab->batch.samples - first, skipped = 0, bad = 0;
@@ -215,21 +213,25 @@ static void gather_run(struct engine *e, struct filler *filler)
     if (end == slab->batch.samples)
         e->open = NULL;
     e->busy++;
+    worker->slab = slab;
     pthread_mutex_unlock(&e->lock);
 
     uint64_t start = engine_now_ns();
-    int r = fill_samples(&e->options.fill, filler, slab, first, end, &skipped, &bad);
+    int r = fill_samples(&e->options.fill, &worker->filler, slab, first, end, &skipped, &bad);
     uint64_t took = engine_now_ns() - start;
 
     pthread_mutex_lock(&e->lock);
     e->stats.gather_ns += took;
     e->stats.skipped += skipped;
+    worker->slab = NULL;
     if (r < 0 && slab->err == 0) {
         slab->err = r;
         slab->bad_record = bad;
     }
     slab->gathered += end - first;
-    if (slab->gathered == slab->batch.samples)
+    if (slab->abandoned || worker->lost)
+        engine_came_back(e, worker, slab);
+    else if (slab->gathered == slab->batch.samples)
         finish(e, slab);
     e->busy--;
     if (slab->whole || (e->seeking && e->busy == 0))
@@ -239,24 +241,21 @@ static void gather_run(struct engine *e, struct filler *filler)
 /* While others of the job need the CPU. What it was woken for is for another thread. */
 static void park(struct engine *e, const struct worker *worker)
 {
-    while (!e->stop && worker->number >= e->allowed) {
+    while (!e->stop && worker->number >= e->allowed + e->lost) {
         pthread_cond_signal(&e->work);
         pthread_cond_wait(&e->parked, &e->lock);
     }
 }
 
-static void *thread_main(void *arg)
+void engine_work(struct engine *e, struct worker *worker)
 {
-    const struct worker *worker = arg;
-    struct engine *e = worker->engine;
-    struct filler filler = {0};
     pthread_mutex_lock(&e->lock);
     while (park(e, worker), !e->stop) {
         bool next;
         if (wants_order(e, false, &next)) {
             make_order(e, next);
         } else if (e->open) {
-            gather_run(e, &filler);
+            gather_run(e, worker);
         } else if (plan_batch(e)) {
             if (e->open->batch.samples > e->options.run)
                 pthread_cond_broadcast(&e->work);
@@ -267,31 +266,9 @@ static void *thread_main(void *arg)
         }
     }
     pthread_mutex_unlock(&e->lock);
-    filler_free(&filler);
-    return NULL;
 }
 
 /* ---- life ---- */
-
-/* Signals are for the threads of the program. */
-static int start_threads(struct engine *e)
-{
-    pthread_attr_t attr;
-    sigset_t all, kept;
-    int r = 0;
-    sigfillset(&all);
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, THREAD_STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &kept);
-    for (uint32_t i = 0; i < e->options.threads && r == 0; i++) {
-        e->workers[i] = (struct worker){.engine = e, .number = i};
-        r = pthread_create(&e->workers[i].thread, &attr, thread_main, &e->workers[i]);
-        e->thread_count += r == 0;
-    }
-    pthread_sigmask(SIG_SETMASK, &kept, NULL);
-    pthread_attr_destroy(&attr);
-    return e->thread_count ? 0 : -r;
-}
 
 static void init_locks(struct engine *e)
 {
@@ -327,6 +304,8 @@ int engine_new(const struct engine_options *options, const struct place *place,
     e->options = *options;
     e->pid = getpid();
     e->users = 1;
+    e->dataset = options->fill.archive->dataset;
+    atomic_fetch_add(&e->dataset->users, 1);
     set_place(e, place);
     init_locks(e);
     uint64_t count =
@@ -334,12 +313,15 @@ int engine_new(const struct engine_options *options, const struct place *place,
     e->indices = calloc(count + 1, sizeof(*e->indices));
     e->offsets = calloc(count + 1, sizeof(*e->offsets));
     e->sizes = calloc(count + 1, sizeof(*e->sizes));
-    e->workers = calloc(options->threads, sizeof(*e->workers));
+    /* As many again, for those that hang in reads. */
+    e->thread_room = options->io_timeout_ns ? 2 * options->threads : options->threads;
+    e->workers = calloc(e->thread_room, sizeof(*e->workers));
     e->allowed = options->threads;
     e->part_bytes = UINT64_MAX;
-    int r = e->indices && e->offsets && e->sizes && e->workers ? start_threads(e) : -ENOMEM;
+    int r =
+        e->indices && e->offsets && e->sizes && e->workers ? engine_start_threads(e) : -ENOMEM;
     if (r < 0) {
-        destroy(e);
+        engine_destroy(e);
         return r;
     }
     engine_join_others(e);
@@ -352,11 +334,15 @@ bool engine_is_own(const struct engine *engine)
     return engine->pid == getpid();
 }
 
-/* What lies in the ring becomes free. No thread may be at work on it. */
+/* What lies in the ring becomes free. Only threads that are lost may be at work on it. */
 static void empty_ring(struct engine *e)
 {
     for (; e->head < e->tail; e->head++) {
         struct slab *slab = e->ring[e->head % ENGINE_AHEAD_MAX];
+        if (slab->gathered < slab->claimed) {
+            slab->abandoned = slab->released = true;
+            continue;
+        }
         slab->next = e->free_slabs;
         e->free_slabs = slab;
     }
@@ -372,14 +358,26 @@ void engine_free(struct engine *engine)
     pthread_cond_broadcast(&engine->work);
     pthread_cond_broadcast(&engine->parked);
     pthread_mutex_unlock(&engine->lock);
-    for (uint32_t i = 0; i < engine->thread_count; i++)
-        pthread_join(engine->workers[i].thread, NULL);
+    engine_end_threads(engine);
     pthread_mutex_lock(&engine->lock);
     empty_ring(engine);
     bool last = --engine->users == 0;
     pthread_mutex_unlock(&engine->lock);
     if (last)
-        destroy(engine);
+        engine_destroy(engine);
+}
+
+/* Until something has happened, or the time is up, or a read was given up. */
+static void wait_until_ready(struct engine *e, uint64_t deadline_ns)
+{
+    uint64_t stall_ns = engine_next_stall(e);
+    uint64_t until_ns = deadline_ns < stall_ns ? deadline_ns : stall_ns;
+    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                             .tv_nsec = (long)(until_ns % 1000000000u)};
+    if (until_ns == UINT64_MAX)
+        pthread_cond_wait(&e->ready, &e->lock);
+    else if (pthread_cond_timedwait(&e->ready, &e->lock, &until) == ETIMEDOUT)
+        engine_give_up_stalled(e);
 }
 
 void engine_seek(struct engine *engine, const struct place *place, uint64_t seed)
@@ -389,7 +387,7 @@ void engine_seek(struct engine *engine, const struct place *place, uint64_t seed
     engine->seeking = true;
     engine->open = NULL;
     while (engine->busy > 0)
-        pthread_cond_wait(&engine->ready, &engine->lock);
+        wait_until_ready(engine, UINT64_MAX);
     empty_ring(engine);
     order_free(engine->order);
     order_free(engine->next);
@@ -441,17 +439,18 @@ static int look(struct engine *e, uint64_t *ret_need)
 
 static int wait_for_batch(struct engine *e, uint64_t deadline_ns, uint64_t *ret_need)
 {
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
-                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
-    int waited = 0, r = look(e, ret_need);
+    int r = look(e, ret_need);
     if (r != -EAGAIN)
         return r;
-    uint64_t start = engine_now_ns();
-    while (r == -EAGAIN && waited != ETIMEDOUT) {
-        waited = deadline_ns == UINT64_MAX
-                     ? pthread_cond_wait(&e->ready, &e->lock)
-                     : pthread_cond_timedwait(&e->ready, &e->lock, &until);
+    uint64_t start = engine_now_ns(), now = start;
+    while (r == -EAGAIN && now < deadline_ns) {
+        if (engine_is_stuck(e, ret_need)) {
+            r = -ETIME;
+            break;
+        }
+        wait_until_ready(e, deadline_ns);
         r = look(e, ret_need);
+        now = engine_now_ns();
     }
     e->stats.wait_ns += engine_now_ns() - start;
     return r == -EAGAIN ? -ETIMEDOUT : r;
@@ -508,15 +507,19 @@ void engine_release(struct slab *slab)
     if (e->options.memory->retire)
         e->options.memory->retire(slab, e->options.memory_ctx);
     pthread_mutex_lock(&e->lock);
-    slab->next = e->free_slabs;
-    e->free_slabs = slab;
+    if (slab->gathered < slab->claimed) {
+        slab->released = true;
+    } else {
+        slab->next = e->free_slabs;
+        e->free_slabs = slab;
+    }
     e->starved = 0;
     engine_give_up_surplus(e);
     bool last = --e->users == 0;
     pthread_cond_signal(&e->work);
     pthread_mutex_unlock(&e->lock);
     if (last)
-        destroy(e);
+        engine_destroy(e);
 }
 
 void engine_stats(struct engine *engine, struct engine_stats *ret_stats)

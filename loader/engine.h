@@ -26,8 +26,9 @@ struct engine_options {
     uint64_t batch_size;
     uint64_t length; /* elements of an epoch that are delivered */
     uint32_t threads;
-    uint32_t ahead; /* batches */
-    uint64_t run;   /* samples that a thread takes at a time */
+    uint32_t ahead;         /* batches */
+    uint64_t run;           /* samples that a thread takes at a time */
+    uint64_t io_timeout_ns; /* a read that takes longer is given up; 0: never */
     /* If not 0, threads are meant to keep as many CPUs busy, which others of the job may use.
      */
     uint32_t cpus;
@@ -69,7 +70,10 @@ int engine_new(const struct engine_options *options, const struct place *place,
 /* Is it this process's? */
 bool engine_is_own(const struct engine *engine);
 
-/* Stop the threads. The rest goes with the last slab that is out. */
+/*
+ * Stop the threads. One that reads is waited for for a second, and left behind then. The rest
+ * goes with the last slab that is out, and the last thread that is still there.
+ */
 void engine_free(struct engine *engine);
 
 /* Throw away what was prepared, and go on from another place, maybe with another seed. */
@@ -78,7 +82,8 @@ void engine_seek(struct engine *engine, const struct place *place, uint64_t seed
 /*
  * 1 and the next batch; 0 at the end of an epoch, once; -ETIMEDOUT after `deadline_ns` (of
  * CLOCK_MONOTONIC; UINT64_MAX: never); -ENOBUFS with *ret_need, the bytes of the batch that
- * has no room; -ENOMEM. A batch with an error is handed out as well.
+ * has no room; -ENOMEM; -ETIME with *ret_need, the record of a read that stalls, when all
+ * threads are in such reads. A batch with an error is handed out as well.
  */
 int engine_take(struct engine *engine, uint64_t deadline_ns, uint64_t *ret_need,
                 struct slab **ret_slab);

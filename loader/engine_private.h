@@ -1,6 +1,6 @@
 /*
  * What an engine is made of. engine.c plans, gathers and hands out; engine_memory.c has the
- * slabs, and regard to others of the job.
+ * slabs, and regard to others of the job; engine_stall.c the threads, and reads that don't end.
  */
 #ifndef ONEPOT_ENGINE_PRIVATE_H
 #define ONEPOT_ENGINE_PRIVATE_H
@@ -13,10 +13,16 @@ struct worker {
     struct engine *engine;
     pthread_t thread;
     uint32_t number;
+    struct filler filler;
+    struct slab *slab; /* of which it gathers a run */
+    bool lost;         /* in a read that was given up */
+    bool ended;
+    bool left; /* it is not waited for: it goes by itself, and counts as a user */
 };
 
 struct engine {
     struct engine_options options;
+    struct dataset *dataset; /* kept for threads that are left behind */
     pid_t pid;
     pthread_mutex_t lock;
     pthread_cond_t work;   /* for threads: something may be there to do */
@@ -24,7 +30,9 @@ struct engine {
     pthread_cond_t parked; /* for threads that have to leave the CPUs to others */
     struct worker *workers;
     uint32_t thread_count;
+    uint32_t thread_room;
     uint32_t allowed; /* of them */
+    uint32_t lost;    /* for each of these another one may work */
     bool stop;
     unsigned users; /* the loader, and each slab that is out */
 
@@ -69,6 +77,32 @@ void engine_free_slab(struct engine *engine, struct slab *slab);
 
 /* Of what is free: what others of the job are to have. */
 void engine_give_up_surplus(struct engine *engine);
+
+/* ---- threads; engine_stall.c ---- */
+
+/* What they do until the engine ends; engine.c. */
+void engine_work(struct engine *engine, struct worker *worker);
+/* Of the last user: see users. engine.c */
+void engine_destroy(struct engine *engine);
+
+int engine_start_threads(struct engine *engine);
+/* Without the lock, when `stop` is set. What is left behind has become a user. */
+void engine_end_threads(struct engine *engine);
+
+/*
+ * Under the lock. Reads that have taken too long are given up: their batches are whole, with an
+ * error, and other threads take the places of those that read.
+ */
+void engine_give_up_stalled(struct engine *engine);
+
+/* When it may be time for that, in nanoseconds of CLOCK_MONOTONIC; UINT64_MAX: never. */
+uint64_t engine_next_stall(const struct engine *engine);
+
+/* Every thread that there may be is in a read that was given up: *ret_record is read by one. */
+bool engine_is_stuck(const struct engine *engine, uint64_t *ret_record);
+
+/* A thread has come back with its run of a slab that was abandoned, or from being lost. */
+void engine_came_back(struct engine *engine, struct worker *worker, struct slab *slab);
 
 /* Without the lock: from now on with regard to others of the job, if there is a way to know of
  * them. */

@@ -12,11 +12,14 @@
 
 #include <xxhash.h>
 
+#include "engine.h"
 #include "error.h"
 #include "npy.h"
 #include "view.h"
 
 #define NOT_CHECKED UINT32_MAX
+/* Longer ones are several reads for who watches: storage is slow, but it moves. */
+#define READ_BYTES (UINT64_C(8) << 20)
 
 /* ---- places ---- */
 
@@ -68,6 +71,47 @@ static int check_length(struct filler *filler, const struct dataset *d, uint32_t
     return 0;
 }
 
+/* ---- reads, which may take their time ---- */
+
+static void begin_read(struct filler *filler, const struct dataset *d,
+                       const struct record *record)
+{
+    atomic_store_explicit(&filler->record, (uint64_t)(record - d->records),
+                          memory_order_relaxed);
+    atomic_store(&filler->since_ns, engine_now_ns());
+}
+
+static int end_read(struct filler *filler, int result)
+{
+    atomic_store(&filler->since_ns, 0);
+    return atomic_load(&filler->given_up) ? -ECANCELED : result;
+}
+
+static int read_file(struct filler *filler, struct dataset *d, const struct record *record,
+                     uint8_t *to)
+{
+    int r = 0;
+    for (uint64_t at = 0; r == 0 && at < record->size_bytes; at += READ_BYTES) {
+        uint64_t left = record->size_bytes - at;
+        begin_read(filler, d, record);
+        r = cursor_read(d, filler->cursor, record, at, to + at,
+                        (size_t)(left < READ_BYTES ? left : READ_BYTES));
+        r = end_read(filler, r);
+    }
+    return r;
+}
+
+/* Is it in the mapping, or can it be brought there? */
+static int bring(struct filler *filler, const struct dataset *d, const struct record *record)
+{
+    const struct source *source = d->pots[record_archive(record)]->source;
+    if (source_has(source, record_offset(record), record->size_bytes))
+        return 0;
+    begin_read(filler, d, record);
+    int r = source_bring(source, record_offset(record), record->size_bytes);
+    return end_read(filler, r);
+}
+
 /* All bytes of a file; where it lies in the mapping, or NULL with 0: it has to be read. */
 static int mapped_bytes(struct filler *filler, const struct dataset *d,
                         const struct record *record, const uint8_t **ret_bytes)
@@ -75,9 +119,11 @@ static int mapped_bytes(struct filler *filler, const struct dataset *d,
     uint32_t archive = record_archive(record);
     const uint8_t *map = d->maps[archive];
     *ret_bytes = NULL;
-    if (!map || record_offset(record) == RECORD_OFFSET_NONE ||
-        source_bring(d->pots[archive]->source, record_offset(record), record->size_bytes) < 0)
+    if (!map || record_offset(record) == RECORD_OFFSET_NONE)
         return 0;
+    int r = bring(filler, d, record);
+    if (r < 0)
+        return r == -ECANCELED ? r : 0;
     *ret_bytes = map + record_offset(record);
     return check_length(filler, d, archive);
 }
@@ -99,7 +145,7 @@ static int copy_file(struct filler *filler, struct dataset *d, const struct reco
         return 0;
     }
     r = get_cursor(filler, d);
-    return r < 0 ? r : cursor_read(d, filler->cursor, record, 0, to, record->size_bytes);
+    return r < 0 ? r : read_file(filler, d, record, to);
 }
 
 static int verify(const struct dataset *d, const struct record *record, const uint8_t *bytes)
@@ -289,7 +335,7 @@ int fill_samples(const struct fill_plan *plan, struct filler *filler, struct sla
         if (i + 1 < end)
             prefetch(plan, slab->indices[i + 1]);
         int r = fill_one(plan, filler, slab, i, &bad);
-        if (r < 0 && !plan->skip_errors) {
+        if (r < 0 && (!plan->skip_errors || r == -ECANCELED)) {
             *ret_bad_record = bad;
             return r;
         }

@@ -28,6 +28,10 @@ struct filler {
     uint8_t *buffer;       /* a sample that is not decoded yet */
     size_t room;
     uint32_t checked; /* the archive that was last seen to be as long as it should */
+    /* For who watches it: since when it reads from storage (CLOCK_MONOTONIC; 0: it does not),
+     * which record; and whether nobody waits for that any more. */
+    _Atomic uint64_t since_ns, record;
+    _Atomic bool given_up;
 };
 
 /* Places for samples `indices`: the offsets, and how many bytes all take. False: too many. */
@@ -36,7 +40,7 @@ bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t
 
 /*
  * Fill the places [first, end) of a slab. A sample that fails stops it, with its record's
- * number, unless it is to be skipped; then *skipped counts.
+ * number, unless it is to be skipped; then *skipped counts. -ECANCELED: it was given up.
  */
 int fill_samples(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
                  uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *ret_bad_record);

@@ -21,6 +21,7 @@
 #define THREADS_READ 32u /* reads in flight that slow storage likes */
 #define AHEAD_LEAST 4u
 #define ALIGN_MAX (1u << 20)
+#define IO_TIMEOUT_MS 60000u
 
 struct onepot_loader {
     struct onepot_archive *archive; /* its own handle */
@@ -145,6 +146,9 @@ static int plan_all(struct onepot_loader_options *given, struct engine_options *
     if (r < 0)
         return r;
     choose_threads(given, o);
+    uint32_t timeout_ms = given->io_timeout_ms ? given->io_timeout_ms : IO_TIMEOUT_MS;
+    if (timeout_ms != ONEPOT_NEVER)
+        o->io_timeout_ns = timeout_ms * UINT64_C(1000000);
     o->memory_bytes = given->memory_bytes;
     o->job_bytes = budget_cache_bytes();
     o->is_fixed = given->memory_bytes > 0;
@@ -348,6 +352,22 @@ static int full(const struct onepot_loader *loader, uint64_t need, struct onepot
                      need, stats.slab_bytes, stats.part_bytes);
 }
 
+/* A batch with an error goes back at once. */
+static int hand_back(struct onepot_loader *loader, struct slab *slab,
+                     struct onepot_error *error)
+{
+    const struct dataset *d = loader->archive->dataset;
+    int r = slab->err;
+    if (slab->lost)
+        upload_error(loader->upload, error);
+    else if (slab->abandoned)
+        dataset_stalled(error, d, &d->records[slab->bad_record], slab->stalled_ns);
+    else
+        dataset_error(error, r, d, &d->records[slab->bad_record]);
+    engine_release(slab);
+    return r;
+}
+
 int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onepot_error *error,
                        const struct onepot_batch **ret_batch)
 {
@@ -369,22 +389,18 @@ int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onep
                       engine_now_ns() - start_ns);
     if (r == -ENOBUFS)
         return full(loader, need, error);
+    if (r == -ETIME)
+        return dataset_stalled(error, loader->archive->dataset,
+                               &loader->archive->dataset->records[need],
+                               loader->options.io_timeout_ns);
     if (r == -ETIMEDOUT)
         return error_set(error, r, "no batch was ready in time");
     if (r < 0 && (!loader->upload || upload_error(loader->upload, error) == 0))
         return error_set(error, r, "no memory for the next batch");
     if (r <= 0)
         return r;
-    if (slab->err) {
-        const struct dataset *d = loader->archive->dataset;
-        r = slab->err;
-        if (slab->lost)
-            upload_error(loader->upload, error);
-        else
-            dataset_error(error, r, d, &d->records[slab->bad_record]);
-        engine_release(slab);
-        return r;
-    }
+    if (slab->err)
+        return hand_back(loader, slab, error);
     *ret_batch = &slab->batch;
     return 1;
 }

@@ -31,6 +31,9 @@ extern "C" {
 
 #define ONEPOT_ERROR_MAX 1024
 
+/* For options whose 0 is a default: no time is too long, no second try. */
+#define ONEPOT_NEVER UINT32_MAX
+
 struct onepot_error {
     int code; /* the negative errno that was returned */
     char text[ONEPOT_ERROR_MAX];
@@ -152,6 +155,12 @@ struct onepot_archive_options {
      * --stage). -ENOSPC where it does not fit.
      */
     const char *stage;
+    /*
+     * How often a read of the storage that fails, with an error that may pass, is tried again,
+     * after pauses that grow; a handle that went stale is opened again, if the same file is
+     * there. 0: four times, within 2.6 s; ONEPOT_NEVER.
+     */
+    uint32_t retries;
 };
 
 /*
@@ -434,6 +443,12 @@ struct onepot_loader_options {
      * `data` of batches is NULL then.
      */
     enum onepot_gather gather;
+    /*
+     * A read of the storage that takes longer is given up: onepot_loader_next fails with -ETIME
+     * and names the sample, its batch is lost, and the next call goes on behind it, with
+     * another thread in place of the one that hangs. 0: 60 s; ONEPOT_NEVER.
+     */
+    uint32_t io_timeout_ms;
 };
 
 /* A batch: samples in the order of the sampler. All of it lives until it is released, also
@@ -458,13 +473,14 @@ struct onepot_batch {
 ONEPOT_API int onepot_loader_new(const struct onepot_archive *archive,
                                  const struct onepot_loader_options *options,
                                  struct onepot_error *error, struct onepot_loader **ret_loader);
-ONEPOT_API void onepot_loader_free(struct onepot_loader *loader); /* NULL is fine */
+/* A thread that hangs in a read is left behind after a second. NULL is fine. */
+ONEPOT_API void onepot_loader_free(struct onepot_loader *loader);
 
 /*
  * 1 and the next batch; 0 at the end of an epoch. -ETIMEDOUT: not ready after
  * `timeout_ms` (-1: wait as long as it takes). -ENOBUFS: the batches that are kept use all
- * of memory_bytes. Errors of a sample name it; the batch is lost then, and the next call
- * goes on behind it.
+ * of memory_bytes. -ETIME: a read takes longer than io_timeout_ms; with skip_errors, too.
+ * Errors of a sample name it; the batch is lost then, and the next call goes on behind it.
  */
 ONEPOT_API int onepot_loader_next(struct onepot_loader *loader, int timeout_ms,
                                   struct onepot_error *error,

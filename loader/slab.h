@@ -62,6 +62,11 @@ struct slab {
     int err;                    /* the first sample that failed, */
     uint64_t bad_record;        /* and which one it was, */
     bool lost;                  /* or sending it did */
+    /* A read for it stalled: no run of it is begun any more, and it is not used again before
+     * those are over that were. */
+    bool abandoned;
+    uint64_t stalled_ns; /* for so long */
+    bool released;       /* meanwhile, by who was told */
 };
 
 static inline struct slab *slab_of(const struct onepot_batch *batch)

@@ -553,6 +553,36 @@ class Devices(unittest.TestCase):
             self.assertEqual(tensor.numpy().tobytes(), bytes(batch.data))
 
 
+class Storage(unittest.TestCase):
+    def test_time_outs_and_retries_are_options(self):
+        archive = onepot.Archive(TAR, retries=0)
+        for seconds in (None, 0, 0.0001, 2.5):
+            loader = onepot.Loader(archive, 10, rank=0, world_size=1, io_timeout=seconds)
+            self.assertEqual(len(drain(loader)), 11)
+        for seconds in (-1, float("nan"), 1e30):
+            with self.assertRaises(ValueError):
+                onepot.Loader(archive, 10, rank=0, world_size=1, io_timeout=seconds)
+        for retries in (-1, 2**32 - 1, 2**70):
+            with self.assertRaises((ValueError, OverflowError)):
+                onepot.Archive(TAR, retries=retries)
+        self.assertEqual(len(pickle.loads(pickle.dumps(archive))), FILES)
+
+    def test_what_is_read_from_storage_is_kept(self):
+        os.environ["ONEPOT_ASSUME_REMOTE"] = "1"
+        try:
+            archive = onepot.Archive(TAR)
+        finally:
+            del os.environ["ONEPOT_ASSUME_REMOTE"]
+        loader = onepot.Loader(archive, 10, rank=0, world_size=1)
+        for _ in range(3):
+            drain(loader)
+        stats = loader.stats
+        self.assertLessEqual(stats["reads"], FILES)
+        self.assertGreaterEqual(stats["cache_hits"], 2 * FILES)
+        self.assertLessEqual(stats["cache_bytes"], stats["cache_part"])
+        self.assertLessEqual(stats["slab_bytes"], stats["memory"])
+
+
 if __name__ == "__main__":
     signal.alarm(280)
     unittest.main()

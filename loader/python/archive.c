@@ -61,6 +61,16 @@ static int parse_group(const char *group, enum onepot_group *ret_group)
     return group ? -1 : 0;
 }
 
+/* None is 0, the default; 0 is never. */
+static int parse_retries(PyObject *given, uint32_t *ret)
+{
+    unsigned long n = given == Py_None ? 0 : PyLong_AsUnsignedLong(given);
+    if (!PyErr_Occurred() && n >= ONEPOT_NEVER)
+        PyErr_SetString(PyExc_ValueError, "retries are too many");
+    *ret = given != Py_None && n == 0 ? ONEPOT_NEVER : (uint32_t)n;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 struct texts {
     const char **texts;
     size_t count;
@@ -83,10 +93,10 @@ static void drop_texts(struct texts *t)
 
 static int archive_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"paths", "filter", "extensions", "root",
-                            "group", "cache",  "stage",      NULL};
+    static char *names[] = {"paths", "filter", "extensions", "root", "group",
+                            "cache", "stage",  "retries",    NULL};
     struct py_archive *a = (struct py_archive *)self;
-    PyObject *paths, *filter = Py_None, *extensions = Py_None;
+    PyObject *paths, *filter = Py_None, *extensions = Py_None, *retries = Py_None;
     const char *root = NULL, *group = NULL, *stage = NULL;
     unsigned long long cache = 0;
     struct onepot_archive_options o = {.size = sizeof(o)};
@@ -94,9 +104,9 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *keywords)
     struct onepot_archive *archive = NULL;
     struct texts p = {0}, f = {0}, e = {0};
     int r = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|$OOzzKz", names, &paths, &filter,
-                                     &extensions, &root, &group, &cache, &stage) ||
-        parse_group(group, &o.group) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|$OOzzKzO", names, &paths, &filter,
+                                     &extensions, &root, &group, &cache, &stage, &retries) ||
+        parse_group(group, &o.group) < 0 || parse_retries(retries, &o.retries) < 0)
         return -1;
     if (take_texts(paths, &p) == 0 && take_texts(filter, &f) == 0 &&
         take_texts(extensions, &e) == 0) {
@@ -498,7 +508,7 @@ PyTypeObject archive_type = {
     .tp_getset = archive_fields,
     .tp_doc =
         "Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,\n"
-        "        stage=None)\n"
+        "        stage=None, retries=None)\n"
         "\n"
         "Samples of archives. paths: an archive, a directory of shards, a pattern\n"
         "('train-*.tar'), or a list of these. filter: globs; extensions: endings ('.jpg').\n"

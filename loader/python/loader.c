@@ -129,6 +129,22 @@ static int parse_gather(const char *name, struct onepot_loader_options *o)
     return -1;
 }
 
+/* Seconds; None is 0, the default; 0 is never. */
+static int parse_timeout(PyObject *given, uint32_t *ret)
+{
+    double seconds = given == Py_None ? 0 : PyFloat_AsDouble(given);
+    if (PyErr_Occurred())
+        return -1;
+    if (!(seconds >= 0 && seconds < 4e6)) {
+        PyErr_SetString(PyExc_ValueError, "io_timeout is a number of seconds, or 0: never");
+        return -1;
+    }
+    *ret = (uint32_t)(seconds * 1000);
+    if (given != Py_None && *ret == 0)
+        *ret = seconds > 0 ? 1 : ONEPOT_NEVER;
+    return 0;
+}
+
 /* What batches will be, for their views. */
 static int set_kind(struct py_loader *l, const struct onepot_loader_options *o)
 {
@@ -176,12 +192,12 @@ static int new_loader(struct py_loader *l, PyObject *archive, const char *device
 
 static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"archive", "batch_size", "rank",    "world_size",    "seed",
-                            "shuffle", "drop_last",  "threads", "prefetch",      "decode",
-                            "epoch",   "memory",     "align",   "skip_errors",   "verify",
-                            "npy",     "block",      "window",  "decoded_bytes", "device",
-                            "images",  "dtype",      "mean",    "scale",         "gather",
-                            NULL};
+    static char *names[] = {"archive",    "batch_size", "rank",    "world_size",    "seed",
+                            "shuffle",    "drop_last",  "threads", "prefetch",      "decode",
+                            "epoch",      "memory",     "align",   "skip_errors",   "verify",
+                            "npy",        "block",      "window",  "decoded_bytes", "device",
+                            "images",     "dtype",      "mean",    "scale",         "gather",
+                            "io_timeout", NULL};
     struct py_loader *l = (struct py_loader *)self;
     PyObject *archive, *rank = Py_None, *world = Py_None;
     PyObject *threads = Py_None, *prefetch = Py_None, *decode = Py_None;
@@ -190,14 +206,15 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
     int shuffle = 1, drop_last = 0, skip = 0, verify = 0, npy = 0;
     unsigned align = 0;
     const char *device = NULL, *type = "float32", *gather = "auto";
-    PyObject *shape = Py_None, *mean = Py_None, *scale = Py_None;
+    PyObject *shape = Py_None, *mean = Py_None, *scale = Py_None, *timeout = Py_None;
     struct onepot_images images = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O!K|OOLppOOO$KKIpppKKKzOsOOs", names, &archive_type, &archive,
+            args, keywords, "O!K|OOLppOOO$KKIpppKKKzOsOOsO", names, &archive_type, &archive,
             &batch_size, &rank, &world, &seed, &shuffle, &drop_last, &threads, &prefetch,
             &decode, &epoch, &memory, &align, &skip, &verify, &npy, &block, &window, &decoded,
-            &device, &shape, &type, &mean, &scale, &gather) ||
+            &device, &shape, &type, &mean, &scale, &gather, &timeout) ||
+        parse_timeout(timeout, &o.io_timeout_ms) < 0 ||
         parse_images(shape, type, mean, scale, &images) < 0 || parse_gather(gather, &o) < 0 ||
         parse_rank(rank, world, &o) < 0 || parse_count(threads, &o.threads) < 0 ||
         parse_count(prefetch, &o.prefetch) < 0 || parse_decode(decode, decoded, &o) < 0)
@@ -460,7 +477,7 @@ PyTypeObject loader_type = {
         "       drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,\n"
         "       memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,\n"
         "       window=0, decoded_bytes=0, device=None, images=None, dtype='float32',\n"
-        "       mean=None, scale=None, gather='auto')\n"
+        "       mean=None, scale=None, gather='auto', io_timeout=None)\n"
         "\n"
         "Batches of an archive's samples in the order of DistributedSampler, gathered ahead\n"
         "by threads that need no interpreter. Each iteration is the next epoch. Rank and\n"
@@ -481,6 +498,8 @@ PyTypeObject loader_type = {
         "'host' "
         "the\n"
         "CPU; 'auto' measures.\n"
+        "io_timeout: seconds after which a read of the storage is given up (None: 60; 0: "
+        "never).\n"
         "OSError or ValueError names a sample that can't be read; iterating again after it\n"
         "(next()) goes on with the next batch. Any thread may take batches. In a forked child\n"
         "the loader goes on by itself.",

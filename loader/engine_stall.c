@@ -1,0 +1,186 @@
+/*
+ * The threads of an engine, and what becomes of one whose read does not end: a thread in the
+ * kernel can't be called back. Each says since when it reads; the consumer, who waits for what
+ * it would have read, looks at that when it is time, gives the batch up, and has another thread
+ * take its place, up to as many again. A thread that comes back from such a read drops it and
+ * goes on as before; the memory that it was to read to is not used before.
+ *
+ * At the end threads that read get a second. Who still hangs then is left behind: it holds the
+ * engine until its read ends, and the process can end without it, if the kernel lets it.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <time.h>
+
+#include "engine_private.h"
+
+#define STACK_BYTES (512u << 10)
+#define GRACE_NS UINT64_C(1000000000)
+#define LOOK_NS UINT64_C(20000000)
+
+/* ---- threads ---- */
+
+static void *thread_main(void *arg)
+{
+    struct worker *worker = arg;
+    struct engine *e = worker->engine;
+    engine_work(e, worker);
+    filler_free(&worker->filler);
+    pthread_mutex_lock(&e->lock);
+    worker->ended = true;
+    pthread_cond_broadcast(&e->ready);
+    bool last = worker->left && --e->users == 0;
+    pthread_mutex_unlock(&e->lock);
+    if (last)
+        engine_destroy(e);
+    return NULL;
+}
+
+/* Signals are for the threads of the program. */
+static int start_threads(struct engine *e, uint32_t count)
+{
+    pthread_attr_t attr;
+    sigset_t all, kept;
+    int r = 0;
+    sigfillset(&all);
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &kept);
+    while (e->thread_count < count && r == 0) {
+        struct worker *worker = &e->workers[e->thread_count];
+        *worker = (struct worker){.engine = e, .number = e->thread_count};
+        r = pthread_create(&worker->thread, &attr, thread_main, worker);
+        e->thread_count += r == 0;
+    }
+    pthread_sigmask(SIG_SETMASK, &kept, NULL);
+    pthread_attr_destroy(&attr);
+    return e->thread_count ? 0 : -r;
+}
+
+int engine_start_threads(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    int r = start_threads(e, e->options.threads);
+    pthread_mutex_unlock(&e->lock);
+    return r;
+}
+
+static bool is_reading(struct worker *worker)
+{
+    return atomic_load(&worker->filler.since_ns) != 0;
+}
+
+/* Is there a thread that has to be waited for? */
+static bool is_awaited(struct engine *e, bool had_its_time)
+{
+    for (uint32_t i = 0; i < e->thread_count; i++) {
+        struct worker *worker = &e->workers[i];
+        bool hangs = worker->lost || (had_its_time && is_reading(worker));
+        if (!worker->ended && !hangs)
+            return true;
+    }
+    return false;
+}
+
+static void wait_a_moment(struct engine *e)
+{
+    uint64_t until_ns = engine_now_ns() + LOOK_NS;
+    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                             .tv_nsec = (long)(until_ns % 1000000000u)};
+    pthread_cond_timedwait(&e->ready, &e->lock, &until);
+}
+
+void engine_end_threads(struct engine *e)
+{
+    uint64_t start = engine_now_ns();
+    pthread_mutex_lock(&e->lock);
+    while (is_awaited(e, engine_now_ns() - start > GRACE_NS))
+        wait_a_moment(e);
+    for (uint32_t i = 0; i < e->thread_count; i++) {
+        struct worker *worker = &e->workers[i];
+        worker->left = !worker->ended;
+        e->users += worker->left;
+        if (worker->left) {
+            atomic_store(&worker->filler.given_up, true);
+            pthread_detach(worker->thread);
+        }
+    }
+    pthread_mutex_unlock(&e->lock);
+    for (uint32_t i = 0; i < e->thread_count; i++)
+        if (!e->workers[i].left)
+            pthread_join(e->workers[i].thread, NULL);
+}
+
+/* ---- reads that stall ---- */
+
+static void abandon(struct engine *e, struct slab *slab, uint64_t record, uint64_t age_ns)
+{
+    if (slab->abandoned)
+        return;
+    slab->abandoned = slab->whole = true;
+    slab->err = -ETIME;
+    slab->bad_record = record;
+    slab->stalled_ns = age_ns;
+    if (e->open == slab)
+        e->open = NULL;
+}
+
+void engine_give_up_stalled(struct engine *e)
+{
+    uint64_t now = engine_now_ns(), timeout_ns = e->options.io_timeout_ns;
+    uint32_t before = e->lost;
+    for (uint32_t i = 0; timeout_ns && i < e->thread_count; i++) {
+        struct worker *worker = &e->workers[i];
+        uint64_t since = atomic_load(&worker->filler.since_ns);
+        if (worker->lost || !worker->slab || !since || now < since || now - since < timeout_ns)
+            continue;
+        worker->lost = true;
+        e->lost++;
+        e->busy--;
+        atomic_store(&worker->filler.given_up, true);
+        abandon(e, worker->slab, atomic_load(&worker->filler.record), now - since);
+    }
+    if (e->lost == before)
+        return;
+    uint32_t wanted = e->options.threads + e->lost;
+    start_threads(e, wanted < e->thread_room ? wanted : e->thread_room);
+    pthread_cond_broadcast(&e->parked);
+    pthread_cond_broadcast(&e->work);
+    pthread_cond_broadcast(&e->ready);
+}
+
+uint64_t engine_next_stall(const struct engine *e)
+{
+    uint64_t timeout_ns = e->options.io_timeout_ns, first = engine_now_ns();
+    if (!timeout_ns)
+        return UINT64_MAX;
+    for (uint32_t i = 0; i < e->thread_count; i++) {
+        uint64_t since = atomic_load(&e->workers[i].filler.since_ns);
+        if (!e->workers[i].lost && since && since < first)
+            first = since;
+    }
+    return first + timeout_ns;
+}
+
+bool engine_is_stuck(const struct engine *e, uint64_t *ret_record)
+{
+    if (e->lost == 0 || e->lost < e->thread_room)
+        return false;
+    *ret_record = atomic_load(&e->workers[0].filler.record);
+    return true;
+}
+
+void engine_came_back(struct engine *e, struct worker *worker, struct slab *slab)
+{
+    if (worker->lost) {
+        worker->lost = false;
+        e->lost--;
+        e->busy++; /* as the others, who are about to be no more */
+        atomic_store(&worker->filler.given_up, worker->left);
+    }
+    if (slab->gathered < slab->claimed || !slab->released)
+        return;
+    slab->next = e->free_slabs;
+    e->free_slabs = slab;
+    pthread_cond_signal(&e->work);
+}

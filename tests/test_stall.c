@@ -1,0 +1,295 @@
+/*
+ * Storage that does not answer: a loader says which read it is that does not end, goes on with
+ * the next batch, and ends when it is told to; whatever the storage does later.
+ */
+#include "loader_helper.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <time.h>
+
+#include "dataset.h"
+
+#define FILES 96u
+#define SAMPLE 4096u
+#define BATCH 16u
+#define TIMEOUT_MS 300u
+#define WAIT_MS 30000
+
+/* A file whose reads hang while the gate is closed: all, or those of one sample. */
+static struct slow {
+    int fd;
+    pthread_mutex_t lock;
+    pthread_cond_t opened;
+    bool closed;
+    uint64_t only; /* the offset whose reads hang; UINT64_MAX: all */
+    unsigned hanging;
+} slow = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER};
+
+static struct tree tree;
+static struct onepot_archive *archive;
+
+/* ---- a source that hangs ---- */
+
+static int slow_read(void *ctx, void *buf, size_t len, uint64_t offset, bool may_wait)
+{
+    struct slow *s = ctx;
+    pthread_mutex_lock(&s->lock);
+    s->hanging++;
+    while (may_wait && s->closed && (s->only == UINT64_MAX || s->only == offset))
+        pthread_cond_wait(&s->opened, &s->lock);
+    s->hanging--;
+    pthread_mutex_unlock(&s->lock);
+    return pread(s->fd, buf, len, (off_t)offset) == (ssize_t)len ? 0 : -EIO;
+}
+
+static bool slow_has(void *ctx, uint64_t offset, uint64_t len)
+{
+    (void)ctx, (void)offset, (void)len;
+    return true;
+}
+
+static int slow_bring(void *ctx, uint64_t offset, uint64_t len)
+{
+    (void)ctx, (void)offset, (void)len;
+    return 0;
+}
+
+static bool slow_is_whole(void *ctx)
+{
+    (void)ctx;
+    return false;
+}
+
+static void set_gate(bool closed, uint64_t only)
+{
+    pthread_mutex_lock(&slow.lock);
+    slow.closed = closed;
+    slow.only = only;
+    pthread_cond_broadcast(&slow.opened);
+    pthread_mutex_unlock(&slow.lock);
+}
+
+static void wait_until_nobody_hangs(void)
+{
+    for (unsigned left = 1; left;) {
+        pthread_mutex_lock(&slow.lock);
+        left = slow.hanging;
+        pthread_mutex_unlock(&slow.lock);
+        usleep(1000);
+    }
+}
+
+static size_t same(unsigned i)
+{
+    (void)i;
+    return SAMPLE;
+}
+
+static void setup(void)
+{
+    tree_begin(&tree);
+    setenv("ONEPOT_RUNTIME_DIR", tree.path, 1);
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    tree_numbered(&tree, FILES, 4, same);
+    tree_pack(&tree, PACKING_ONEPOT);
+    archive = tree_open(&tree, NULL);
+    slow.fd = open(tree.archive, O_RDONLY | O_CLOEXEC);
+    ck_assert_int_ge(slow.fd, 0);
+    const struct source_copy copy = {.read = slow_read,
+                                     .has = slow_has,
+                                     .bring = slow_bring,
+                                     .is_whole = slow_is_whole,
+                                     .fd = slow.fd,
+                                     .ctx = &slow};
+    source_set_copy(archive->dataset->pots[0]->source, &copy);
+}
+
+static void teardown(void)
+{
+    set_gate(false, 0);
+    wait_until_nobody_hangs();
+    usleep(100000); /* threads that were left behind may look at it yet */
+    onepot_archive_close(archive);
+    close(slow.fd);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+    tree_end(&tree);
+}
+
+/* ---- the loader ---- */
+
+static struct onepot_loader *make(uint32_t threads, uint32_t timeout_ms)
+{
+    struct onepot_loader_options o = {.size = sizeof(o),
+                                      .batch_size = BATCH,
+                                      .world_size = 1,
+                                      .no_shuffle = true,
+                                      .threads = threads,
+                                      .io_timeout_ms = timeout_ms};
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    int r = onepot_loader_new(archive, &o, &error, &loader);
+    ck_assert_msg(r == 0, "%s", error.text);
+    return loader;
+}
+
+static void check_bytes(const struct onepot_batch *b)
+{
+    for (uint64_t i = 0; i < b->samples; i++)
+        for (uint64_t j = 0; j < SAMPLE; j += 4) {
+            uint32_t number;
+            memcpy(&number, b->data + b->offsets[i] + j, 4);
+            ck_assert_uint_eq(number, b->indices[i]);
+        }
+}
+
+/* The rest of the epoch: how many batches it has, and how many stalled. */
+static unsigned read_epoch(struct onepot_loader *loader, unsigned *ret_stalled,
+                           struct onepot_error *error)
+{
+    const struct onepot_batch *b;
+    unsigned whole = 0;
+    int r;
+    *ret_stalled = 0;
+    while ((r = onepot_loader_next(loader, WAIT_MS, error, &b)) != 0) {
+        ck_assert_msg(r == 1 || r == -ETIME, "%d: %s", r, error->text);
+        *ret_stalled += r == -ETIME;
+        whole += r == 1;
+        if (r == 1)
+            check_bytes(b);
+        if (r == 1)
+            onepot_batch_release(b);
+    }
+    return whole;
+}
+
+START_TEST(a_read_that_does_not_end_is_named_and_its_batch_alone_is_lost)
+{
+    struct onepot_error error = {0};
+    unsigned stalled;
+    uint64_t offset = record_offset(&archive->dataset->records[20]);
+    set_gate(true, offset);
+    struct onepot_loader *loader = make((uint32_t)_i, TIMEOUT_MS);
+    ck_assert_uint_eq(read_epoch(loader, &stalled, &error), FILES / BATCH - 1);
+    ck_assert_uint_eq(stalled, 1);
+    ck_assert_ptr_nonnull(strstr(error.text, tree.archive));
+    ck_assert_ptr_nonnull(strstr(error.text, "0000020.bin"));
+    ck_assert_ptr_nonnull(strstr(error.text, "io_timeout"));
+    /* The thread comes back, and so does the batch of the next epoch. */
+    set_gate(false, 0);
+    ck_assert_uint_eq(read_epoch(loader, &stalled, &error), FILES / BATCH);
+    ck_assert_uint_eq(stalled, 0);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+START_TEST(storage_that_is_gone_is_an_error_each_time_and_no_hang)
+{
+    struct onepot_error error = {0};
+    const struct onepot_batch *b;
+    set_gate(true, UINT64_MAX);
+    struct onepot_loader *loader = make(2, TIMEOUT_MS);
+    for (unsigned i = 0; i < 4; i++)
+        ck_assert_int_eq(onepot_loader_next(loader, WAIT_MS, &error, &b), -ETIME);
+    ck_assert_ptr_nonnull(strstr(error.text, tree.archive));
+    set_gate(false, 0);
+    unsigned stalled;
+    while (onepot_loader_next(loader, WAIT_MS, &error, &b) == -ETIME)
+        usleep(10000);
+    onepot_loader_set_epoch(loader, 5);
+    ck_assert_uint_eq(read_epoch(loader, &stalled, &error), FILES / BATCH);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+/* What has its time-out never, or not yet, ends nevertheless when it is told to. */
+START_TEST(a_loader_that_hangs_can_be_freed_and_what_it_left_goes_later)
+{
+    const struct onepot_batch *b;
+    set_gate(true, UINT64_MAX);
+    struct onepot_loader *loader = make(3, ONEPOT_NEVER);
+    ck_assert_int_eq(onepot_loader_next(loader, 50, NULL, &b), -ETIMEDOUT);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+START_TEST(another_epoch_can_be_begun_while_reads_hang)
+{
+    struct onepot_error error = {0};
+    unsigned stalled;
+    set_gate(true, record_offset(&archive->dataset->records[3]));
+    struct onepot_loader *loader = make(4, TIMEOUT_MS);
+    const struct onepot_batch *b;
+    ck_assert_int_eq(onepot_loader_next(loader, 20, &error, &b), -ETIMEDOUT);
+    ck_assert_int_eq(onepot_loader_set_epoch(loader, 7), 0);
+    ck_assert_uint_eq(onepot_loader_epoch(loader, NULL), 7);
+    set_gate(false, 0);
+    read_epoch(loader, &stalled, &error);
+    ck_assert_uint_eq(read_epoch(loader, &stalled, &error), FILES / BATCH);
+    ck_assert_uint_eq(stalled, 0);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+START_TEST(slow_storage_is_waited_for)
+{
+    struct onepot_error error = {0};
+    const struct onepot_batch *b;
+    set_gate(true, UINT64_MAX);
+    struct onepot_loader *loader = make(2, ONEPOT_NEVER);
+    ck_assert_int_eq(onepot_loader_next(loader, 2 * TIMEOUT_MS, &error, &b), -ETIMEDOUT);
+    set_gate(false, 0);
+    unsigned stalled;
+    ck_assert_uint_eq(read_epoch(loader, &stalled, &error), FILES / BATCH);
+    ck_assert_uint_eq(stalled, 0);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+/* Reads that fail: memory of this process where nothing is mapped is an EIO. */
+START_TEST(a_read_that_fails_is_tried_as_often_as_was_said)
+{
+    static const struct {
+        uint32_t given;
+        uint64_t expected;
+    } cases[] = {{ONEPOT_NEVER, 0}, {1, 1}, {2, 2}};
+    struct onepot_archive_options o = {
+        .size = sizeof(o), .cache_bytes = 1, .retries = cases[_i].given};
+    struct onepot_archive *failing = tree_open(&tree, &o);
+    struct source *source = failing->dataset->pots[0]->source;
+    struct onepot_error error = {0};
+    struct source_troubles troubles;
+    char bytes[SAMPLE];
+    size_t got;
+    int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_ge(dup3(fd, source_fd(source), O_CLOEXEC), 0);
+    close(fd);
+    ck_assert_int_eq(onepot_archive_read(failing, 5, 0, bytes, SAMPLE, &error, &got), -EIO);
+    ck_assert_ptr_nonnull(strstr(error.text, "0000005.bin"));
+    source_troubles(source, &troubles);
+    ck_assert_uint_eq(troubles.retried, cases[_i].expected);
+    ck_assert_uint_eq(troubles.failed, 1);
+    onepot_archive_close(failing);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("stall");
+    TCase *t = tcase_create("stall");
+    tcase_set_timeout(t, 120);
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_loop_test(t, a_read_that_does_not_end_is_named_and_its_batch_alone_is_lost, 1, 4);
+    tcase_add_test(t, storage_that_is_gone_is_an_error_each_time_and_no_hang);
+    tcase_add_test(t, a_loader_that_hangs_can_be_freed_and_what_it_left_goes_later);
+    tcase_add_test(t, another_epoch_can_be_begun_while_reads_hang);
+    tcase_add_test(t, slow_storage_is_waited_for);
+    tcase_add_loop_test(t, a_read_that_fails_is_tried_as_often_as_was_said, 0, 3);
+    suite_add_tcase(s, t);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed != 0;
+}
