@@ -17,12 +17,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "pot_private.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -320,13 +320,6 @@ static int save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_m
     fault_advise(&fault, "it stays in memory, and is made anew for the next mount");
     pot_note_fault(o->options, o->pot->path, &fault);
     return 0;
-}
-
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
 static int build(struct opening *o)

@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 
 #define PAUSE_FIRST_NS UINT64_C(20000000)
 #define PAUSE_GROWTH 5
@@ -53,13 +54,6 @@ struct source_guard {
     source_trouble_hook *hook;
     void *hook_ctx;
 };
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
 
 /* Its absolute path; without a look at the file's server. */
 static char *path_of(int fd)

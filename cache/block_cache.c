@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "block_cache_private.h"
+#include "clock.h"
 
 #define FIRST_BUCKETS 16u
 /* From here on, blocks of the usual size lie on huge pages; and smaller ones as well. */
@@ -174,13 +175,6 @@ void entry_free(struct block_cache *cache, struct entry *entry)
     if (entry->block.bytes)
         buffer_pool_put(cache->pool, (void *)(uintptr_t)entry->block.bytes, entry->capacity);
     free(entry);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
 /* A new entry, LOADING, with one user. */

@@ -9,6 +9,7 @@
  * that of epoch + 1; or, where the same epoch came twice because nobody calls set_epoch, the
  * same again.
  */
+#include "clock.h"
 #include "plan_private.h"
 
 #include <errno.h>
@@ -17,19 +18,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define GAP_NS UINT64_C(2000000000)      /* between epochs */
 #define TRY_NS_FREE UINT64_C(2000000000) /* of trying, whatever it is of the time, */
 #define TRY_SHARE 50u                    /* and from there on this part of it */
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 void plan_log(struct plan *p, const char *format, ...)
 {

@@ -14,12 +14,12 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "stage_private.h"
 
 void stage_say(const struct stage *stage, const char *format, ...)
@@ -274,13 +274,6 @@ bool stage_wait_whole(struct stage *stage, unsigned timeout_ms)
 }
 
 /* ---- reports ---- */
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static void report_of(const struct stage_state *state, struct stage_report *report)
 {

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "stage_private.h"
 
 #define LOOK_MS 100u         /* for a copier that died */
@@ -42,13 +43,6 @@ struct copier {
     pthread_mutex_t lock;
     pthread_cond_t wake; /* for stop */
 };
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static void rest(struct copier *c, unsigned ms)
 {

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "futex.h"
 
 #define MAGIC "onepotS"
@@ -112,10 +113,7 @@ size_t stage_chunk_len(const struct stage_state *state, uint64_t chunk)
 
 static uint32_t now_stamp(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    uint64_t ms = (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-    uint32_t stamp = (uint32_t)ms & (CLAIM_STREAM - 1);
+    uint32_t stamp = (uint32_t)now_ms() & (CLAIM_STREAM - 1);
     return stamp < CLAIM_FIRST ? CLAIM_FIRST : stamp;
 }
 

@@ -18,6 +18,7 @@
 
 #include "archive_watch.h"
 #include "cleanup.h"
+#include "clock.h"
 #include "control.h"
 #include "lost_pages.h"
 #include "mountinfo.h"
@@ -55,13 +56,6 @@ struct control {
     int interrupts;
     bool stop; /* at once, whatever becomes of its users */
 };
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
-}
 
 /* ---- the log ---- */
 

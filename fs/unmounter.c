@@ -8,10 +8,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "process.h"
@@ -23,13 +23,6 @@
 #define KILLED_LIMIT_MS 500
 #define USERS_SHOWN 8
 
-static long now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 static int unmount_once(const struct slot *slot, bool lazy, const struct namespace *ns)
 {
     return ns ? namespace_unmount(ns, lazy)
@@ -38,7 +31,7 @@ static int unmount_once(const struct slot *slot, bool lazy, const struct namespa
 
 int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct namespace *ns)
 {
-    long end = now_ms() + wait_ms;
+    uint64_t end = now_ms() + (uint64_t)wait_ms;
     int r;
 
     while ((r = unmount_once(slot, false, ns)) == -EBUSY && now_ms() < end)

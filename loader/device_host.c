@@ -16,9 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "budget.h"
+#include "clock.h"
 #include "error.h"
 
 #define THREAD_STACK_BYTES (256u << 10)
@@ -110,13 +110,6 @@ static void let_go(struct event *event)
 {
     if (--event->tasks == 0 && event->dropped)
         free(event);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* Under the lock, which is given up where that takes time. */

@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cli.h"
+#include "clock.h"
 #include "commands.h"
 #include "job.h"
 #include "mountinfo.h"
@@ -45,13 +45,6 @@ struct request {
     bool lazy;
     bool all;
 };
-
-static long now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 /* ---- one slot ---- */
 
@@ -229,7 +222,7 @@ static int end_slot(struct slot *slot, const struct request *rq)
 
 static int umount_slot(struct slot *slot, const struct request *rq)
 {
-    long end = now_ms() + rq->wait_ms;
+    uint64_t end = now_ms() + (uint64_t)rq->wait_ms;
     enum verdict verdict;
 
     while ((verdict = judge_locked(slot, rq)) == VERDICT_WAIT && now_ms() < end)
@@ -288,7 +281,7 @@ static size_t umount_archive(const struct slot_list *list, const char *path, con
 /* A mount of onepot that has no slot of ours: another user's, or its folder was removed. */
 static int umount_unknown(const char *path, const struct request *rq)
 {
-    long end = now_ms() + rq->wait_ms;
+    uint64_t end = now_ms() + (uint64_t)rq->wait_ms;
     int r;
 
     while ((r = mountpoint_unmount(path, false)) == -EBUSY && now_ms() < end)

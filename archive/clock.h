@@ -1,0 +1,23 @@
+/*
+ * The time that passes: CLOCK_MONOTONIC, which nobody sets, and which stands still while the
+ * machine sleeps. For how long something takes and when it is due; never for dates.
+ */
+#ifndef ONEPOT_CLOCK_H
+#define ONEPOT_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+static inline uint64_t now_ms(void)
+{
+    return now_ns() / 1000000;
+}
+
+#endif
