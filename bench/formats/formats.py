@@ -1,7 +1,7 @@
 """The formats of the two tables: how each is written, and a dataset that reads it.
 
     formats.py write FORMAT SAMPLES OUT             prints seconds
-    formats.py read FORMAT PATH                     every sample once, in order; prints seconds
+    formats.py read FORMAT PATH COUNT               every sample once, in order; prints seconds
     formats.py epochs FORMAT MMAP PATH WORKERS...   prints a line of JSON
 
 SAMPLES is a file of numpy (.npz): 'data' (all bytes) and 'offsets'. Runs in an environment with
@@ -29,6 +29,10 @@ def samples_of(path):
 
 # ---- writing ----
 
+def one_length(samples):
+    return len(set(map(len, samples))) == 1
+
+
 def write_directory(samples, out):
     out.mkdir()
     for i, data in enumerate(samples):
@@ -36,10 +40,14 @@ def write_directory(samples, out):
 
 
 def write_hdf5(samples, out):
-    """A data set for each image, as the table of 2020 had it."""
+    """A data set for each image, as the table of 2020 had it; one for all where they have one
+    length."""
     import h5py
 
     with h5py.File(out, "w") as f:
+        if one_length(samples):
+            f["all"] = numpy.frombuffer(b"".join(samples), numpy.uint8).reshape(len(samples), -1)
+            return
         for i, data in enumerate(samples):
             f[f"{i:06}"] = numpy.frombuffer(data, dtype=numpy.uint8)
 
@@ -47,7 +55,8 @@ def write_hdf5(samples, out):
 def table_of(samples):
     import pyarrow
 
-    return pyarrow.table({"data": pyarrow.array(samples, pyarrow.large_binary())})
+    kind = pyarrow.binary(len(samples[0])) if one_length(samples) else pyarrow.large_binary()
+    return pyarrow.table({"data": pyarrow.array(samples, kind)})
 
 
 def write_arrow(samples, out):
@@ -112,10 +121,11 @@ class Hdf5(Opened):
     def open(self):
         import h5py
 
-        return h5py.File(self.path, "r")
+        file = h5py.File(self.path, "r")
+        return file["all"] if "all" in file else file
 
     def get(self, i):
-        return self.file[f"{i:06}"][:]
+        return self.file[i if self.file.name == "/all" else f"{i:06}"][:]
 
 
 class Arrow(Opened):
@@ -170,6 +180,17 @@ FORMATS = {"directory": (write_directory, Directory), "HDF5": (write_hdf5, Hdf5)
            "custom": (write_custom, Custom), "onepot": (write_onepot, Onepot)}
 
 
+def read_all(name, path, count):
+    """Bytes of all samples, in order; onepot.Loader has reads in flight, the others wait for each."""
+    if name == "onepot.Loader":
+        import onepot
+
+        loader = onepot.Loader(onepot.Archive(path), 64, rank=0, world_size=1, shuffle=False)
+        return sum(len(bytes(sample)) for batch in loader for sample in batch.tensors())
+    dataset = FORMATS[name][1](path, False)
+    return sum(len(bytes(dataset[i])) for i in range(count))
+
+
 def collate(samples):
     import torch
 
@@ -203,19 +224,20 @@ def loader_of(name, mapped, path, count, shuffled, workers):
 
 
 def epochs(name, mapped, path, count, workers):
-    """Thousand samples a second, [shuffled or not][workers]; the second epoch counts."""
+    """Samples a second, [shuffled or not][workers]; the better one of two epochs after the first."""
     rates = {}
     for shuffled in (False, True):
         for number in workers:
             loader = loader_of(name, mapped, path, count, shuffled, number)
-            for _ in range(2):
+            times = []
+            for _ in range(3):
                 start, had = time.monotonic(), 0
                 for batch in loader:
                     memory = batch.data if name == "onepot" else batch[0]
                     had += len(batch) if name == "onepot" else batch[1]
                     int(memory.numpy().reshape(-1)[::64].sum())
-                rate = had / (time.monotonic() - start)
-            rates[f"{int(shuffled)} {number}"] = rate
+                times.append(time.monotonic() - start)
+            rates[f"{int(shuffled)} {number}"] = had / min(times[1:])
             del loader
     return rates
 
@@ -229,8 +251,7 @@ def main():
         print(time.monotonic() - start)
     elif what == "read":
         start = time.monotonic()
-        dataset, count = FORMATS[name][1](rest[0], False), int(rest[1])
-        total = sum(len(bytes(dataset[i])) for i in range(count))
+        total = read_all(name, rest[0], int(rest[1]))
         print(time.monotonic() - start, total)
     else:
         mapped, path, count, *workers = rest
