@@ -91,7 +91,7 @@ int builder_link_inode(struct builder *builder, const char *path, size_t len, ui
  * Name with its namespace ("user.x"); an empty value is a value. Of two of one name the
  * last one counts. -E2BIG: a name, a value or a number of them that Linux can't have.
  */
-#define BUILDER_XATTRS_MAX 1024u
+#define BUILDER_XATTRS_MAX 9362u /* of "user.x": a list of names has at most 64 KB */
 int builder_add_xattr(struct builder *builder, uint32_t inode, const char *name,
                       size_t name_len, const void *value, size_t value_len);
 

@@ -16,23 +16,20 @@
 
 #define XATTR_VALUE_MAX 65536u /* XATTR_SIZE_MAX of Linux */
 
-static const struct builder_xattr *last_of_name(const struct builder *b, size_t i)
+static int compare_names(const struct builder_xattr *x, const struct builder_xattr *y,
+                         const char *bytes)
 {
-    const struct builder_xattr *x = &b->pending.at[i];
-    for (size_t j = i + 1; j < b->pending.count; j++)
-        if (b->pending.at[j].name_len == x->name_len &&
-            memcmp(b->pending_bytes.at + b->pending.at[j].name, b->pending_bytes.at + x->name,
-                   x->name_len) == 0)
-            return NULL;
-    return x;
+    size_t len = x->name_len < y->name_len ? x->name_len : y->name_len;
+    int order = memcmp(bytes + x->name, bytes + y->name, len);
+    return order ? order : (x->name_len > y->name_len) - (x->name_len < y->name_len);
 }
 
+/* By name; of one name, in the order in which they came, which is that of their bytes. */
 static int compare_xattrs(const void *a, const void *b, void *bytes)
 {
     const struct builder_xattr *x = a, *y = b;
-    size_t len = x->name_len < y->name_len ? x->name_len : y->name_len;
-    int order = memcmp((const char *)bytes + x->name, (const char *)bytes + y->name, len);
-    return order ? order : (x->name_len > y->name_len) - (x->name_len < y->name_len);
+    int order = compare_names(x, y, bytes);
+    return order ? order : (x->name > y->name) - (x->name < y->name);
 }
 
 static void put_u32(char *at, uint32_t value)
@@ -45,10 +42,12 @@ static void put_u32(char *at, uint32_t value)
 static int append_set(struct builder *b, size_t *ret_bytes)
 {
     size_t kept = 0, bytes = 8;
+    qsort_r(b->pending.at, b->pending.count, sizeof(*b->pending.at), compare_xattrs,
+            b->pending_bytes.at);
     for (size_t i = 0; i < b->pending.count; i++) {
-        const struct builder_xattr *x = last_of_name(b, i);
-        if (!x)
-            continue;
+        const struct builder_xattr *x = &b->pending.at[i];
+        if (i + 1 < b->pending.count && compare_names(x, x + 1, b->pending_bytes.at) == 0)
+            continue; /* the last of a name counts */
         bytes += 8 + (size_t)x->name_len + x->value_len;
         b->pending.at[kept++] = *x;
     }
@@ -58,9 +57,6 @@ static int append_set(struct builder *b, size_t *ret_bytes)
     if (vector_reserve(&b->xattrs, padded) < 0)
         return -ENOMEM;
     b->pending.count = kept;
-    if (kept > 0)
-        qsort_r(b->pending.at, kept, sizeof(*b->pending.at), compare_xattrs,
-                b->pending_bytes.at);
 
     char *at = b->xattrs.at + b->xattrs.count;
     memset(at, 0, padded);

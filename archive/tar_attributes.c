@@ -127,6 +127,11 @@ static int add_xattrs(struct archive_entry *entry, struct builder *builder, uint
         else
             r = builder_add_xattr(builder, inode, list[i].name, name_len, list[i].value,
                                   list[i].value_len);
+        if (r == -E2BIG) { /* so many of them that a list of their names has no room */
+            odd->xattrs = true;
+            r = 0;
+            break;
+        }
     }
     free_attributes(list, count);
     return r;

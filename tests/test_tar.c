@@ -392,6 +392,24 @@ START_TEST(attributes_of_both_forms_are_shown_once)
 }
 END_TEST
 
+/* What is too much for one file is left out and told of; it costs nobody the archive. */
+START_TEST(more_attributes_than_a_list_of_names_holds_are_left_out)
+{
+    struct opened o = {0};
+    must_open("many_xattrs", &o);
+    check_xattr(&o, "f", "user.00000", "0", 1);
+    check_xattr(&o, "f", "user.09361", "9361", 4);
+    check_xattr(&o, "g", "user.x", "1", 1);
+    uint32_t position;
+    struct node node;
+    struct xattr x;
+    lookup(&o, "f", &position, &node);
+    ck_assert_int_eq(index_xattr_get(o.index, position, "user.09362", 10, &x), -ENODATA);
+    ck_assert_ptr_nonnull(strstr(o.progress.note, "attributes that exceed"));
+    close_opened(&o);
+}
+END_TEST
+
 START_TEST(access_lists_are_shown_as_the_kernel_has_them)
 {
     static const uint8_t access[] = {
@@ -824,6 +842,7 @@ int main(void)
     tcase_add_test(tests, names_are_raw_bytes_in_any_locale);
     tcase_add_test(tests, archives_on_a_network_are_read_in_pieces);
     tcase_add_test(tests, attributes_of_both_forms_are_shown_once);
+    tcase_add_test(tests, more_attributes_than_a_list_of_names_holds_are_left_out);
     tcase_add_test(tests, access_lists_are_shown_as_the_kernel_has_them);
     tcase_add_test(tests, owners_that_do_not_fit_are_nobody);
     tcase_add_test(tests, remarks_tell_of_odd_ends);
