@@ -347,9 +347,16 @@ static uint64_t quiet_ns(const struct control *c)
     return now > last ? now - last : 0;
 }
 
+/* A reader of cached files is heard of once a second: less than two of silence mean nothing. */
+static uint64_t idle_limit_ns(const struct control *c)
+{
+    uint64_t ns = c->config->idle_s * SECOND_NS;
+    return ns && ns < QUIET_NS ? QUIET_NS : ns;
+}
+
 static void step(struct control *c)
 {
-    uint64_t idle_ns = c->config->idle_s * SECOND_NS;
+    uint64_t idle_ns = idle_limit_ns(c);
 
     look_at_others(c);
     if (c->phase == UNMOUNTED)
@@ -375,7 +382,7 @@ static int patience_ms(const struct control *c)
     if (c->phase == DRAINING)
         return STEP_MS;
     if (c->phase == SERVING && c->config->idle_s) {
-        uint64_t next = now - quiet_ns(c) + c->config->idle_s * SECOND_NS;
+        uint64_t next = now - quiet_ns(c) + idle_limit_ns(c);
         if (next < c->retry_ns)
             next = c->retry_ns;
         left_ms = next > now ? (next - now) / 1000000 + 1 : 1;

@@ -20,6 +20,7 @@
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "process.h"
+#include "stage.h"
 #include "state.h"
 #include "summary.h"
 #include "unmounter.h"
@@ -350,6 +351,25 @@ static int umount_named(const struct slot_list *list, char **names, const struct
     return status;
 }
 
+/* ---- copies ---- */
+
+/* Those of daemons that were killed take memory of a job that may not mount anything again. */
+static void sweep_copies(const struct slot_list *list)
+{
+    stage_sweep(NULL);
+    for (size_t i = 0; i < list->count; i++) {
+        const struct counters *c = list->slots[i]->counters;
+        char place[PATH_MAX];
+        snprintf(place, sizeof(place), "%.*s", (int)sizeof(c->stage_folder) - 1,
+                 c->stage_folder);
+        char *slash = strrchr(place, '/');
+        if (!slash || slash == place)
+            continue;
+        *slash = '\0';
+        stage_sweep(place);
+    }
+}
+
 /* ---- the command line ---- */
 
 static int parse(int argc, char **argv, struct request *rq)
@@ -392,6 +412,7 @@ int command_umount(int argc, char **argv)
     if (r < 0)
         return cli_fail(NULL, r, NULL);
     status = rq.all ? umount_all(&list, &rq) : umount_named(&list, argv + optind, &rq);
+    sweep_copies(&list);
     slot_list_free(&list);
     return status;
 }

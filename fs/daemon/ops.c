@@ -124,7 +124,8 @@ static void log_read_error(struct request *rq, uint32_t position, uint64_t offse
     if (index_path(s->index, position, path, sizeof(path), &len) < 0)
         snprintf(path, sizeof(path), "entry %u", position);
     session_log(s, "%s: %s: can't be read (offset %llu): %s", s->config.pot->path, path,
-                (unsigned long long)offset, strerror(-err));
+                (unsigned long long)offset,
+                err == -ENODATA ? "the archive ends before it" : strerror(-err));
 }
 
 void session_distrust(struct session *s)

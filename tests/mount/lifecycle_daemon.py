@@ -171,7 +171,7 @@ def test_an_idle_mount_ends(work):
 
 
 def test_idle_is_not_what_a_reader_of_cached_files_is(work):
-    path = mount(make_archive(work), "--idle", "2")
+    path = mount(make_archive(work), "--idle", "1")
     pid = life.daemon_of(path)
     with CachedReader(path):
         time.sleep(7)

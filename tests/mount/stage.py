@@ -140,6 +140,20 @@ def test_the_next_start_removes_what_was_killed(work):
             check_equal(copies(work), [], "files after the next start")
 
 
+def test_umount_removes_what_was_killed(work):
+    """A job's last command may be its only chance, and --stage may have named any place."""
+    source, _ = make_archive(work)
+    for option in ("--stage", "--stage=" + work.make("place")):
+        with work.mount(option, os.path.join(source, "a.tar")) as mount:
+            await_whole(mount)
+            folder = staged(mount)["folder"]
+            kill_daemon(mount)
+            check(os.listdir(folder), f"no copy in {folder}")
+            mount.mounted = False
+            onepot("umount", "--all")
+            check(not os.path.exists(folder), f"{folder} is still there")
+
+
 def test_what_is_there_outlives_the_source(work):
     source, _ = make_archive(work)
     with Slow(work, source) as slow:
