@@ -75,7 +75,7 @@ struct run {
     pid_t pid;
     int pidfd; /* -1: the kernel has none */
     sigset_t signals_before;
-    sigset_t signals_waiting; /* blocked while waiting: the same, and idle chatter */
+    sigset_t signals_waiting; /* blocked while waiting: the same, and chatter */
     int status;               /* as waitpid has it */
     bool status_lost;
     uint64_t memory_bytes;
@@ -507,6 +507,24 @@ static int outcome(const struct run *run, struct fault *fault)
     return result;
 }
 
+/*
+ * Which signals don't end the wait: all that the caller handles, but for those that ask it to
+ * end. A program that has a profiler's timer, or that its batch system sends SIGUSR1, wants to
+ * go on; it gets them when the wait is over. What is not handled acts at once, as ever.
+ */
+static void block_chatter(struct run *run)
+{
+    run->signals_waiting = run->signals_before;
+    for (int number = 1; number < NSIG; number++) {
+        struct sigaction action;
+        bool is_end =
+            number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT;
+        if (!is_end && sigaction(number, NULL, &action) == 0 && action.sa_handler != SIG_DFL &&
+            action.sa_handler != SIG_IGN)
+            sigaddset(&run->signals_waiting, number);
+    }
+}
+
 static int open_pidfd(pid_t pid)
 {
 #ifdef SYS_pidfd_open
@@ -536,9 +554,7 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &run.signals_before);
-    run.signals_waiting = run.signals_before;
-    sigaddset(&run.signals_waiting, SIGCHLD);
-    sigaddset(&run.signals_waiting, SIGWINCH);
+    block_chatter(&run);
     pid_t parent = getpid();
     run.pid = fork();
     if (run.pid == 0) {

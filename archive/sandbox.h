@@ -35,7 +35,8 @@ typedef void sandbox_watch(void *ctx, const struct progress *progress);
 /*
  * Call fn(arg, progress, fault) in a child; 0 or -errno of fn comes back. `watch` may
  * be NULL. The caller may have threads (the child runs fn without them: fn must not
- * take locks of the parent). -EINTR when a signal that the caller handles arrived.
+ * take locks of the parent). -EINTR when SIGINT, SIGTERM, SIGHUP or SIGQUIT arrived and the
+ * caller handles it; other signals that it handles wait until the child has ended.
  *
  * Stalled means: no number in its progress changed while the child used
  * stall_seconds of CPU time, which is the archive's fault (-EUCLEAN), or while five

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import unittest
@@ -581,6 +582,31 @@ class Storage(unittest.TestCase):
         self.assertGreaterEqual(stats["cache_hits"], 2 * FILES)
         self.assertLessEqual(stats["cache_bytes"], stats["cache_part"])
         self.assertLessEqual(stats["slab_bytes"], stats["memory"])
+
+
+class Signals(unittest.TestCase):
+    def test_signals_that_are_handled_do_not_end_the_opening(self):
+        """As they come from a profiler's timer, or from a batch system."""
+        path = os.path.join(WORK, "foreign.tar")
+        with tarfile.open(path, "w") as tar:
+            for i in range(2000):
+                tar.addfile(tarfile.TarInfo(f"{i % 10}/{i}"))
+        me, done, seen = threading.main_thread().ident, threading.Event(), []
+
+        def send():
+            while not done.wait(0.001):
+                signal.pthread_kill(me, signal.SIGUSR1)
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            self.assertEqual(len(onepot.Archive(path)), 2000)
+        finally:
+            done.set()
+            sender.join()
+            signal.signal(signal.SIGUSR1, before)
+        self.assertTrue(seen)
 
 
 if __name__ == "__main__":

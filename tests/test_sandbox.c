@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -360,24 +361,60 @@ START_TEST(child_reaches_nothing_outside)
 }
 END_TEST
 
-static void on_alarm(int signal)
+static volatile sig_atomic_t signals_seen;
+
+static void on_signal(int signal)
 {
     (void)signal;
+    signals_seen++;
 }
 
-START_TEST(handled_signal_interrupts)
+static void *terminate_soon(void *thread)
 {
-    struct sigaction action = {.sa_handler = on_alarm}, before;
-    sigaction(SIGALRM, &action, &before);
+    usleep(300000);
+    pthread_kill(*(pthread_t *)thread, SIGTERM);
+    return NULL;
+}
+
+START_TEST(signal_to_end_interrupts)
+{
+    struct sigaction action = {.sa_handler = on_signal}, before;
+    sigaction(SIGTERM, &action, &before);
     struct fault fault = {0};
     struct sandbox_limits limits = {.stall_seconds = 60};
-    alarm(1);
+    pthread_t self = pthread_self(), sender;
+    ck_assert_int_eq(pthread_create(&sender, NULL, terminate_soon, &self), 0);
     ck_assert_int_eq(sandbox_run(fn_sleep, NULL, &limits, NULL, NULL, &fault), -EINTR);
-    sigaction(SIGALRM, &before, NULL);
+    pthread_join(sender, NULL);
+    sigaction(SIGTERM, &before, NULL);
     assert_no_children();
     sigset_t mask;
     pthread_sigmask(SIG_SETMASK, NULL, &mask);
     ck_assert_int_eq(sigismember(&mask, SIGTERM), 0);
+    ck_assert_int_eq(sigismember(&mask, SIGALRM), 0);
+}
+END_TEST
+
+static int fn_nap(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)arg, (void)progress, (void)fault;
+    usleep(300000);
+    return 0;
+}
+
+START_TEST(other_handled_signals_wait)
+{
+    struct sigaction action = {.sa_handler = on_signal}, before;
+    struct itimerval often = {{0, 20000}, {0, 20000}}, never = {0};
+    sigaction(SIGALRM, &action, &before);
+    signals_seen = 0;
+    setitimer(ITIMER_REAL, &often, NULL);
+    struct fault fault = {0};
+    int r = run(fn_nap, NULL, &fault);
+    setitimer(ITIMER_REAL, &never, NULL);
+    sigaction(SIGALRM, &before, NULL);
+    ck_assert_int_eq(r, 0);
+    ck_assert_int_ge(signals_seen, 1);
 }
 END_TEST
 
@@ -473,7 +510,8 @@ int main(void)
     tcase_add_test(tests, written_file_is_limited);
     tcase_add_test(tests, only_the_descriptors_asked_for_are_open);
     tcase_add_test(tests, child_reaches_nothing_outside);
-    tcase_add_test(tests, handled_signal_interrupts);
+    tcase_add_test(tests, signal_to_end_interrupts);
+    tcase_add_test(tests, other_handled_signals_wait);
     tcase_add_test(tests, works_when_sigchld_is_ignored);
     tcase_add_test(tests, killed_parent_leaves_no_orphan);
     tcase_add_test(tests, many_threads_may_run_children);

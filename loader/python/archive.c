@@ -117,8 +117,13 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *keywords)
         o.root = root;
         o.cache_bytes = cache;
         o.stage = stage;
-        Py_BEGIN_ALLOW_THREADS r = onepot_archive_open(p.texts, p.count, &o, &error, &archive);
-        Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
+        do {
+            Py_BEGIN_ALLOW_THREADS r =
+                onepot_archive_open(p.texts, p.count, &o, &error, &archive);
+            Py_END_ALLOW_THREADS
+        } while (r == -EINTR && PyErr_CheckSignals() == 0); /* as PEP 475 has it */
+        if (r < 0 && !PyErr_Occurred())
+            raise_error(r, &error);
     }
     drop_texts(&p);
     drop_texts(&f);
