@@ -4,6 +4,8 @@ and without it."""
 import collections.abc
 import contextlib
 import copy
+import ctypes
+import errno
 import io
 import multiprocessing
 import os
@@ -13,6 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import unittest
 
 import onepot
@@ -71,6 +75,18 @@ class Lengths(onepot.Dataset):
 class AtOnce(Lengths):
     def __getitems__(self, indices):
         return [("at once", index) for index in indices]
+
+
+def decoder(function):
+    """A capsule of a function that a loader's threads call, and what keeps it."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p,
+                            ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t,
+                            ctypes.POINTER(ctypes.c_size_t))
+    in_c, name = kind(function), ctypes.c_char_p(b"onepot.decode")
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p,
+                                                   ctypes.c_void_p)
+    return new(ctypes.cast(in_c, ctypes.c_void_p), name, None), (in_c, name)
 
 
 def in_child(dataset, queue):
@@ -185,9 +201,45 @@ class Without(unittest.TestCase):
             self.assertEqual(parts[w], whole[w::3])
 
     def test_a_loader_decodes_by_a_function_in_c(self):
+        archive = onepot.Archive(TAR)
         with self.assertRaises(TypeError):
-            onepot.Loader(onepot.Archive(TAR), 4, 0, 1, decode=twice)
-        loader = onepot.Loader(onepot.Archive(TAR), 4, 0, 1, threads=None, prefetch=None)
+            onepot.Loader(archive, 4, 0, 1, decode=twice)
+
+        def turned(_ctx, sample, data, length, out, room, ret_len):
+            made = b"%d:" % sample + ctypes.string_at(data, length)[::-1]
+            ctypes.memmove(out, made, min(len(made), room))
+            ret_len[0] = len(made)
+            return 0
+        capsule, _kept = decoder(turned)
+        loader = onepot.Loader(archive, 4, 0, 1, decode=capsule, decoded_bytes=100)
+        for batch in loader:
+            for i, data in zip(memoryview(batch.indices), batch.tensors()):
+                self.assertEqual(bytes(data), b"%d:" % i + content(i)[::-1])
+        capsule, _kept = decoder(lambda *_: -errno.EIO)
+        with self.assertRaisesRegex(OSError, "class"):
+            next(iter(onepot.Loader(archive, 4, 0, 1, decode=capsule, decoded_bytes=100)))
+
+    def test_a_wait_for_a_batch_ends_by_ctrl_c(self):
+        begun, go_on = threading.Event(), threading.Event()
+
+        def slow(*_):
+            begun.set()
+            go_on.wait()
+            return 0
+
+        def interrupt():
+            begun.wait()
+            time.sleep(0.3)  # most likely it waits by then; if not, it is interrupted before
+            os.kill(os.getpid(), signal.SIGINT)
+        capsule, _kept = decoder(slow)
+        thread = threading.Thread(target=interrupt)
+        with self.assertRaises(KeyboardInterrupt):
+            loader = onepot.Loader(onepot.Archive(TAR), 4, 0, 1, decode=capsule, decoded_bytes=9)
+            thread.start()
+            next(iter(loader))
+        self.assertFalse(go_on.is_set())
+        go_on.set()
+        thread.join()
         self.assertEqual(len(next(iter(loader))), 4)
 
     def test_gathering_from_slow_storage(self):
