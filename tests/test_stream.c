@@ -1,0 +1,304 @@
+/*
+ * Tars that are one compressed stream, read while they are unpacked: nothing is there before it
+ * was compared, waits end, whatever becomes of the stream, and nothing is left. The real back
+ * end unpacks real archives here; how a mount looks to its readers is in mount/stream.py.
+ */
+#include <check.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "forks.h"
+#include "onepot.h"
+#include "pot.h"
+#include "source.h"
+#include "stage.h"
+
+#define FILE_BYTES ((5u << 20) + 12345u)
+#define LIMIT_MS 30000u
+
+static char folder[64];
+static uint8_t *bytes; /* of the only file */
+
+static int command(const char *line)
+{
+    char full[PATH_MAX + 512];
+    snprintf(full, sizeof(full), "cd %s && { %s; } >/dev/null 2>&1", folder, line);
+    return system(full);
+}
+
+static void set_up(void)
+{
+    snprintf(folder, sizeof(folder), "/tmp/onepot-stream-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    ck_assert_int_eq(chdir(folder), 0);
+    setenv("ONEPOT_RUNTIME_DIR", folder, 1);
+    bytes = malloc(FILE_BYTES);
+    ck_assert_ptr_nonnull(bytes);
+    uint32_t x = 1;
+    for (size_t i = 0; i < FILE_BYTES; i++)
+        bytes[i] = (uint8_t)((x = x * 1664525u + 1013904223u) >> 24);
+    FILE *f = fopen("data", "w");
+    ck_assert_ptr_nonnull(f);
+    ck_assert_uint_eq(fwrite(bytes, 1, FILE_BYTES, f), FILE_BYTES);
+    ck_assert_int_eq(fclose(f), 0);
+    ck_assert_int_eq(command("tar -cf - data | gzip -1 > a.tar.gz"), 0);
+    struct pot *pot = NULL;
+    ck_assert_int_eq(
+        pot_open("a.tar.gz", &(struct pot_options){.save = POT_SAVE_ALWAYS}, NULL, &pot), 0);
+    pot_close(pot);
+}
+
+static void tear_down(void)
+{
+    free(bytes);
+    ck_assert_int_eq(chdir("/"), 0);
+    command("rm -rf \"$PWD\"");
+}
+
+/* ---- an opened stream ---- */
+
+struct opened {
+    struct stage_store store;
+    struct pot *pot;
+    uint64_t offset; /* of the file in the tar */
+};
+
+static void open_stream(struct opened *o, bool is_private)
+{
+    struct extent extent;
+    uint32_t position;
+    *o = (struct opened){.store = {.is_private = is_private}};
+    const struct pot_store pot_store = stage_pot_store(&o->store);
+    ck_assert_int_eq(
+        pot_open("a.tar.gz", &(struct pot_options){.store = &pot_store}, NULL, &o->pot), 0);
+    ck_assert_ptr_nonnull(o->store.stage);
+    ck_assert_int_eq((int)o->pot->origin, POT_INDEX_SAVED);
+    ck_assert_int_eq(index_resolve(o->pot->index, "data", &position), 0);
+    ck_assert_int_eq(index_extent(o->pot->index, position, 0, &extent), 0);
+    o->offset = extent.source_offset;
+}
+
+static void close_stream(struct opened *o)
+{
+    ck_assert_int_eq(stage_stop(o->store.stage), 0);
+    pot_close(o->pot);
+    stage_close(o->store.stage);
+}
+
+/* A piece of the file: 0, or the error of the read. */
+static int read_at(const struct opened *o, uint64_t at)
+{
+    uint8_t buf[1000];
+    int r = source_read(o->pot->source, buf, sizeof(buf), o->offset + at);
+    if (r == 0)
+        ck_assert_mem_eq(buf, bytes + at, sizeof(buf));
+    return r;
+}
+
+static struct stage_report report(const struct opened *o)
+{
+    struct stage_report r;
+    stage_get_report(o->store.stage, &r);
+    return r;
+}
+
+static void check_nothing_left(void)
+{
+    ck_assert_int_eq(command("test -z \"$(find . -name '*.copy' -o -name '*.state')\""), 0);
+}
+
+/* ---- tests ---- */
+
+static void check_reading(bool is_private)
+{
+    struct opened o;
+    uint8_t byte;
+    open_stream(&o, is_private);
+    ck_assert_uint_eq(report(&o).bytes_here, 0);
+    ck_assert(!source_has(o.pot->source, 0, 1));
+    ck_assert_int_eq(source_read_cached(o.pot->source, &byte, 1, 0), -EAGAIN);
+    ck_assert_int_eq(stage_start(o.store.stage), 0);
+    ck_assert_int_eq(read_at(&o, FILE_BYTES - 1000), 0);
+    ck_assert_int_eq(read_at(&o, 0), 0);
+    ck_assert_int_eq(source_bring(o.pot->source, 0, source_size(o.pot->source)), 0);
+    ck_assert(stage_wait_whole(o.store.stage, LIMIT_MS));
+    ck_assert_mem_eq(source_map(o.pot->source) + o.offset, bytes, FILE_BYTES);
+    ck_assert_uint_eq(report(&o).stream_bytes, source_size(o.pot->source));
+    ck_assert_int_eq(report(&o).failure, 0);
+    ck_assert_uint_eq(stage_stream_progress_ns(o.store.stage), 0);
+    close_stream(&o);
+    check_nothing_left();
+}
+
+START_TEST(it_is_read_while_it_is_unpacked)
+{
+    check_reading(true);
+    check_reading(false);
+}
+END_TEST
+
+START_TEST(several_share_what_one_unpacks)
+{
+    struct opened a, b;
+    open_stream(&a, false);
+    open_stream(&b, false);
+    ck_assert_int_eq(stage_start(a.store.stage), 0);
+    ck_assert_int_eq(stage_start(b.store.stage), 0);
+    ck_assert_int_eq(read_at(&b, FILE_BYTES - 1000), 0);
+    ck_assert(stage_wait_whole(b.store.stage, LIMIT_MS));
+    ck_assert_uint_eq(report(&b).stream_bytes, source_size(b.pot->source));
+    close_stream(&a);
+    ck_assert_int_eq(read_at(&b, 0), 0);
+    close_stream(&b);
+    check_nothing_left();
+}
+END_TEST
+
+START_TEST(another_one_goes_on_where_a_process_died)
+{
+    int ready[2];
+    ck_assert_int_eq(pipe(ready), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct opened o;
+        open_stream(&o, false);
+        stage_start(o.store.stage);
+        if (read_at(&o, 1000) < 0 || write(ready[1], "", 1) != 1)
+            _exit(1);
+        pause();
+    }
+    char byte;
+    struct opened o;
+    ck_assert_int_eq(read(ready[0], &byte, 1), 1);
+    open_stream(&o, false);
+    ck_assert_int_eq(stage_start(o.store.stage), 0);
+    kill(pid, SIGKILL);
+    ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+    ck_assert_int_eq(read_at(&o, FILE_BYTES - 1000), 0);
+    ck_assert(stage_wait_whole(o.store.stage, LIMIT_MS));
+    ck_assert_mem_eq(source_map(o.pot->source) + o.offset, bytes, FILE_BYTES);
+    close_stream(&o);
+    check_nothing_left();
+}
+END_TEST
+
+/* What it was is told by size and time alone, where no sample of the fingerprint lies. */
+static void damage(void)
+{
+    struct stat st;
+    ck_assert_int_eq(stat("a.tar.gz", &st), 0);
+    auto_close int fd = open("a.tar.gz", O_RDWR);
+    off_t at = st.st_size / 17 * 9 + st.st_size / 34;
+    uint8_t byte;
+    ck_assert_int_eq(pread(fd, &byte, 1, at), 1);
+    byte ^= 0x10;
+    ck_assert_int_eq(pwrite(fd, &byte, 1, at), 1);
+    const struct timespec times[2] = {st.st_atim, st.st_mtim};
+    ck_assert_int_eq(futimens(fd, times), 0);
+}
+
+START_TEST(what_does_not_fit_its_sum_is_never_seen)
+{
+    struct opened o;
+    damage();
+    open_stream(&o, true);
+    ck_assert_int_eq(stage_start(o.store.stage), 0);
+    ck_assert_int_eq(read_at(&o, FILE_BYTES - 1000), -EIO);
+    ck_assert_int_eq(read_at(&o, 0), 0);
+    ck_assert(!stage_wait_whole(o.store.stage, LIMIT_MS));
+    ck_assert_int_eq(report(&o).failure, EUCLEAN);
+    ck_assert_str_ne(report(&o).reason, "");
+    ck_assert_int_lt(source_bring(o.pot->source, 0, source_size(o.pot->source)), 0);
+    for (uint64_t at = 0; at + 1000 <= FILE_BYTES; at += 100000)
+        ck_assert_int_le(read_at(&o, at), 0); /* compares what it reads */
+    close_stream(&o);
+}
+END_TEST
+
+START_TEST(its_end_is_at_any_time)
+{
+    for (useconds_t us = 0; us < 100000; us += 7000) {
+        struct opened o;
+        open_stream(&o, us / 7000 % 2);
+        ck_assert_int_eq(stage_start(o.store.stage), 0);
+        usleep(us);
+        close_stream(&o);
+    }
+    check_nothing_left();
+}
+END_TEST
+
+static void *read_last(void *arg)
+{
+    return read_at(arg, FILE_BYTES - 1000) == -EIO ? arg : NULL;
+}
+
+START_TEST(who_waits_does_not_do_so_for_ever)
+{
+    struct opened o;
+    open_stream(&o, true);
+    ck_assert_int_eq(read_at(&o, 0), -EIO); /* nobody unpacks, for five seconds */
+    pthread_t thread;
+    void *result;
+    ck_assert_int_eq(pthread_create(&thread, NULL, read_last, &o), 0);
+    ck_assert_int_eq(stage_stop(o.store.stage), 0); /* or the end comes first */
+    ck_assert_int_eq(pthread_join(thread, &result), 0);
+    ck_assert_ptr_eq(result, &o);
+    close_stream(&o);
+}
+END_TEST
+
+START_TEST(a_loader_reads_it_too)
+{
+    const char *path = "a.tar.gz";
+    for (int i = 0; i < 2; i++) {
+        const struct onepot_archive_options options = {.size = sizeof(options),
+                                                       .stage = i ? folder : NULL};
+        struct onepot_archive *archive = NULL;
+        auto_free uint8_t *buf = malloc(FILE_BYTES);
+        size_t len = 0;
+        ck_assert_int_eq(onepot_archive_open(&path, 1, &options, NULL, &archive), 0);
+        ck_assert_uint_eq(onepot_archive_samples(archive), 1);
+        ck_assert_int_eq(onepot_archive_read(archive, 0, 0, buf, FILE_BYTES, NULL, &len), 0);
+        ck_assert_uint_eq(len, FILE_BYTES);
+        ck_assert_mem_eq(buf, bytes, FILE_BYTES);
+        onepot_archive_close(archive);
+    }
+    check_nothing_left();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tests = tcase_create("stream");
+    tcase_set_timeout(tests, 60);
+    tcase_add_checked_fixture(tests, set_up, tear_down);
+    if (!FORKS_WITH_THREADS) { /* the thread that unpacks forks */
+        puts("skipped: a sanitizer's allocator does not survive a fork with threads");
+        return 77;
+    }
+    tcase_add_test(tests, it_is_read_while_it_is_unpacked);
+    tcase_add_test(tests, several_share_what_one_unpacks);
+    tcase_add_test(tests, another_one_goes_on_where_a_process_died);
+    tcase_add_test(tests, what_does_not_fit_its_sum_is_never_seen);
+    tcase_add_test(tests, its_end_is_at_any_time);
+    tcase_add_test(tests, who_waits_does_not_do_so_for_ever);
+    tcase_add_test(tests, a_loader_reads_it_too);
+    Suite *suite = suite_create("stream");
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed > 0;
+}
