@@ -178,8 +178,8 @@ void cli_progress_end(struct cli_progress *progress);
 /* ---- archives ---- */
 
 /*
- * pot_open with notes and progress on standard error. `options` (NULL: the defaults)
- * gives all but note, progress and ctx. 0, or -errno after the error was printed.
+ * pot_open with notes and progress on standard error, and to those of `options` (NULL: the
+ * defaults), if it has any. 0, or -errno after the error was printed.
  */
 int cli_open_pot(const char *path, const struct pot_options *options,
                  enum cli_progress_mode mode, struct pot **ret_pot);

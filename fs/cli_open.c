@@ -5,20 +5,41 @@
 #include "budget.h"
 #include "cli.h"
 
+struct opening {
+    struct cli_progress line;
+    const struct pot_options *given; /* NULL: none */
+};
+
+static void note(void *ctx, const char *text)
+{
+    struct opening *o = ctx;
+    cli_progress_note(&o->line, text);
+    if (o->given && o->given->note)
+        o->given->note(o->given->ctx, text);
+}
+
+static void show(void *ctx, const char *doing, const struct progress *progress)
+{
+    struct opening *o = ctx;
+    cli_progress_show(&o->line, doing, progress);
+    if (o->given && o->given->progress)
+        o->given->progress(o->given->ctx, doing, progress);
+}
+
 int cli_open_pot(const char *path, const struct pot_options *options,
                  enum cli_progress_mode mode, struct pot **ret_pot)
 {
-    struct cli_progress progress;
+    struct opening opening = {.given = options};
     struct pot_options all = options ? *options : (struct pot_options){0};
     struct fault fault = {0};
-    cli_progress_start(&progress, mode);
-    all.note = cli_progress_note;
-    all.progress = cli_progress_show;
-    all.ctx = &progress;
+    cli_progress_start(&opening.line, mode);
+    all.note = note;
+    all.progress = show;
+    all.ctx = &opening;
     if (!all.memory_bytes)
         all.memory_bytes = budget_memory_bytes("");
     int r = pot_open(path, &all, &fault, ret_pot);
-    cli_progress_end(&progress);
+    cli_progress_end(&opening.line);
     if (r < 0)
         cli_fail(path, r, &fault);
     return r;

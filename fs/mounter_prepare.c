@@ -206,6 +206,41 @@ static int stage_archive(struct mounter *m)
     return 0;
 }
 
+/* ---- opening it may take minutes: the log tells how far it is ---- */
+
+#define TELL_EVERY_NS UINT64_C(10000000000)
+
+struct opening_log {
+    struct control_log log; /* without standard error, where it is shown anyway */
+    uint64_t told_ns;
+};
+
+static void log_note(void *ctx, const char *line)
+{
+    struct opening_log *o = ctx;
+    control_log(&o->log, line);
+}
+
+static void log_progress(void *ctx, const char *doing, const struct progress *progress)
+{
+    struct opening_log *o = ctx;
+    uint64_t now = mounter_now_ns(), done = progress->bytes_done, all = progress->bytes_total;
+    char line[256];
+
+    if (now - o->told_ns < TELL_EVERY_NS)
+        return;
+    o->told_ns = now;
+    if (all)
+        snprintf(line, sizeof(line), "%.150s: %llu of %llu MiB (%.0f %%)", doing,
+                 (unsigned long long)done >> 20, (unsigned long long)all >> 20,
+                 100.0 * (double)done / (double)all);
+    else
+        snprintf(line, sizeof(line), "%.150s: %llu MiB", doing, (unsigned long long)done >> 20);
+    control_log(&o->log, line);
+}
+
+/* ---- the archive, with all that reads it ---- */
+
 #define STUCK_MAX_S 1000000u
 
 static int open_archive(struct mounter *m)
@@ -221,7 +256,9 @@ static int open_archive(struct mounter *m)
     struct stage_store store = {.options = {.archive = m->archive, .place = o->stage_place},
                                 .is_private = !o->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
-    const struct pot_options options = {.store = &pot_store};
+    struct opening_log log = {.log = {.fd = m->log.fd}, .told_ns = mounter_now_ns()};
+    const struct pot_options options = {
+        .store = &pot_store, .note = log_note, .progress = log_progress, .ctx = &log};
     int r = cli_open_pot(o->archive, &options, o->progress, &m->pot);
     m->stage = store.stage;
     if (r < 0)
