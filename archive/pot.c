@@ -11,15 +11,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <xxhash.h>
 
 #include "cleanup.h"
 #include "clock.h"
@@ -45,54 +42,6 @@ struct opening {
     const char *frames_of; /* compression whose frames are indexed; NULL: the source is plain */
     uint64_t unpack_ms;    /* that unpacking took */
 };
-
-/* ---- what a person hears ---- */
-
-void pot_note_fault(const struct pot_options *options, const char *path,
-                    const struct fault *fault)
-{
-    char line[1400];
-    if (!options->note)
-        return;
-    fault_describe(fault, -fault->err, path, line, sizeof(line));
-    options->note(options->ctx, line);
-}
-
-void pot_note(const struct pot_options *options, const char *path, const char *format, ...)
-{
-    struct fault fault = {.err = EUCLEAN, .offset = FAULT_NO_OFFSET};
-    va_list args;
-    va_start(args, format);
-    vsnprintf(fault.what, sizeof(fault.what), format, args);
-    va_end(args);
-    pot_note_fault(options, path, &fault); /* makes its text fit for a terminal */
-}
-
-struct watching {
-    const struct pot_options *options;
-    const char *doing;
-    char note[sizeof(((struct progress *)0)->note)];
-};
-
-static void watch(void *ctx, const struct progress *progress)
-{
-    struct watching *w = ctx;
-    memcpy(w->note, progress->note, sizeof(w->note));
-    w->note[sizeof(w->note) - 1] = '\0';
-    if (w->options->progress)
-        w->options->progress(w->options->ctx, w->doing, progress);
-}
-
-int pot_run(const struct pot_options *options, const char *path, const char *doing,
-            int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
-            const struct sandbox_limits *limits, struct fault *fault)
-{
-    struct watching w = {.options = options, .doing = doing};
-    int r = sandbox_run(fn, arg, limits, watch, &w, fault);
-    if (r == 0 && w.note[0])
-        pot_note(options, path, "%s", w.note);
-    return r;
-}
 
 uint64_t pot_memory_bytes(const struct pot_options *options)
 {
@@ -135,27 +84,6 @@ static int as_archive_error(int err)
     }
 }
 
-/* Sums of all that was in the stream. */
-static int sum_windows(struct build *build, struct progress *progress)
-{
-    uint64_t bytes = source_size(build->source);
-    uint64_t count = bytes / INDEX_WINDOW_BYTES + (bytes % INDEX_WINDOW_BYTES != 0);
-    uint64_t *sums = malloc((count + 1) * sizeof(*sums));
-    uint8_t *window = malloc(INDEX_WINDOW_BYTES);
-    int r = sums && window ? 0 : -ENOMEM;
-    for (uint64_t i = 0; r == 0 && i < count; i++) {
-        uint64_t at = i * INDEX_WINDOW_BYTES, left = bytes - at;
-        size_t len = left < INDEX_WINDOW_BYTES ? (size_t)left : (size_t)INDEX_WINDOW_BYTES;
-        r = source_read(build->source, window, len, at);
-        if (r == 0)
-            sums[i] = XXH3_64bits(window, len);
-        progress->beats++;
-    }
-    build->header.expanded_sums = sums;
-    build->header.expanded_count = count;
-    return r;
-}
-
 /* In the child, whose end frees all that it allocated. */
 static int build_index(void *arg, struct progress *progress, struct fault *fault)
 {
@@ -174,7 +102,7 @@ static int build_index(void *arg, struct progress *progress, struct fault *fault
         return as_archive_error(r);
     progress->beats++;
     if (build->is_expanded)
-        r = sum_windows(build, progress);
+        r = unpacked_sums(build->source, &build->header, progress);
     if (r < 0)
         return r;
     uint64_t ignored;

@@ -1,13 +1,13 @@
 /*
- * What the files of the pot share: pot.c opens an archive, saved_index.c keeps indexes
- * on disk, unpacked.c unpacks what is compressed as a whole.
+ * What the files of the pot share: pot.c opens an archive, pot_notes.c tells what it does,
+ * saved_index.c keeps indexes on disk, unpacked.c unpacks what is compressed as a whole.
  */
 #ifndef ONEPOT_POT_PRIVATE_H
 #define ONEPOT_POT_PRIVATE_H
 
 #include "pot.h"
 
-/* ---- pot.c ---- */
+/* ---- pot_notes.c ---- */
 
 /* A line for the person: "PATH: ...". */
 void pot_note(const struct pot_options *options, const char *path, const char *format, ...)
@@ -17,13 +17,15 @@ void pot_note(const struct pot_options *options, const char *path, const char *f
 void pot_note_fault(const struct pot_options *options, const char *path,
                     const struct fault *fault);
 
-/* Memory that may be used now: of the node, within what the caller allows. */
-uint64_t pot_memory_bytes(const struct pot_options *options);
-
 /* sandbox_run, with the progress shown as `doing` and a remark of the child as a note. */
 int pot_run(const struct pot_options *options, const char *path, const char *doing,
             int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
             const struct sandbox_limits *limits, struct fault *fault);
+
+/* ---- pot.c ---- */
+
+/* Memory that may be used now: of the node, within what the caller allows. */
+uint64_t pot_memory_bytes(const struct pot_options *options);
 
 /* ---- unpacked.c ---- */
 
@@ -34,6 +36,10 @@ int pot_run(const struct pot_options *options, const char *path, const char *doi
 int unpacked_open(const struct backend *backend, struct source *packed, const char *compression,
                   const struct pot_options *options, struct fault *fault,
                   struct source **ret_source);
+
+/* Sums of all that was unpacked, for its index; in the child, whose end frees them. */
+int unpacked_sums(struct source *source, struct builder_header *header,
+                  struct progress *progress);
 
 /* What unpacking may take, beside the room for what comes out. */
 #define UNPACK_MEMORY_BYTES (UINT64_C(3) << 30) /* xz and zstd may want large windows */

@@ -22,6 +22,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <xxhash.h>
+
 #include "cleanup.h"
 #include "pot_private.h"
 
@@ -165,6 +167,27 @@ int pot_expand(const struct pot_stream *stream, int fd, const _Atomic bool *stop
         .stop = stop,
     };
     return sandbox_run(run_unpack, &u, &limits, watch, ctx, fault);
+}
+
+int unpacked_sums(struct source *source, struct builder_header *header,
+                  struct progress *progress)
+{
+    uint64_t bytes = source_size(source);
+    uint64_t count = bytes / INDEX_WINDOW_BYTES + (bytes % INDEX_WINDOW_BYTES != 0);
+    uint64_t *sums = malloc((count + 1) * sizeof(*sums));
+    uint8_t *window = malloc(INDEX_WINDOW_BYTES);
+    int r = sums && window ? 0 : -ENOMEM;
+    for (uint64_t i = 0; r == 0 && i < count; i++) {
+        uint64_t at = i * INDEX_WINDOW_BYTES, left = bytes - at;
+        size_t len = left < INDEX_WINDOW_BYTES ? (size_t)left : (size_t)INDEX_WINDOW_BYTES;
+        r = source_read(source, window, len, at);
+        if (r == 0)
+            sums[i] = XXH3_64bits(window, len);
+        progress->beats++;
+    }
+    header->expanded_sums = sums;
+    header->expanded_count = count;
+    return r;
 }
 
 int unpacked_open(const struct backend *backend, struct source *packed, const char *compression,

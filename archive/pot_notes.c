@@ -1,0 +1,56 @@
+/*
+ * What a person hears of an archive that is opened: lines that stay, how far a long step is,
+ * and the remark that a child left.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "pot_private.h"
+
+void pot_note_fault(const struct pot_options *options, const char *path,
+                    const struct fault *fault)
+{
+    char line[1400];
+    if (!options->note)
+        return;
+    fault_describe(fault, -fault->err, path, line, sizeof(line));
+    options->note(options->ctx, line);
+}
+
+void pot_note(const struct pot_options *options, const char *path, const char *format, ...)
+{
+    struct fault fault = {.err = EUCLEAN, .offset = FAULT_NO_OFFSET};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(fault.what, sizeof(fault.what), format, args);
+    va_end(args);
+    pot_note_fault(options, path, &fault); /* makes its text fit for a terminal */
+}
+
+struct watching {
+    const struct pot_options *options;
+    const char *doing;
+    char note[sizeof(((struct progress *)0)->note)];
+};
+
+static void watch(void *ctx, const struct progress *progress)
+{
+    struct watching *w = ctx;
+    memcpy(w->note, progress->note, sizeof(w->note));
+    w->note[sizeof(w->note) - 1] = '\0';
+    if (w->options->progress)
+        w->options->progress(w->options->ctx, w->doing, progress);
+}
+
+int pot_run(const struct pot_options *options, const char *path, const char *doing,
+            int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
+            const struct sandbox_limits *limits, struct fault *fault)
+{
+    struct watching w = {.options = options, .doing = doing};
+    int r = sandbox_run(fn, arg, limits, watch, &w, fault);
+    if (r == 0 && w.note[0])
+        pot_note(options, path, "%s", w.note);
+    return r;
+}
