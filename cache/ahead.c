@@ -4,6 +4,10 @@
  * one that has found work calls the next before it begins, until one finds nothing. So as many
  * run as there is work for. Work is taken from the plan under the lock, at the last moment,
  * so that nothing is queued that a reader has asked for meanwhile.
+ *
+ * A fetcher may hang in a read that is never answered, and can't be called back. One that is at
+ * its work for longer than stuck_ms does not count any more, and another one may be started for
+ * it, up to a bound; if it comes back after all there may be one too many, which ends.
  */
 #include "ahead.h"
 
@@ -15,6 +19,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define TICK_US 2000u   /* between two looks while there are reads */
@@ -22,7 +27,18 @@
 #define BATCH 1024u     /* observations at a time */
 #define WANTS_MAX 64u   /* of one fetch */
 #define STACK_BYTES (256u << 10)
-#define NICE_WORK 10 /* of long work: readers need the processor first */
+#define NICE_WORK 10                /* of long work: readers need the processor first */
+#define HUNG_MAX 32u                /* fetchers that are replaced at the same time */
+#define LOOK_NS UINT64_C(100000000) /* between two looks for those that hang */
+
+enum fetcher_state { FETCHER_NONE, FETCHER_RUNS, FETCHER_HANGS, FETCHER_ENDED };
+
+struct fetcher {
+    struct ahead *ahead;
+    pthread_t thread;
+    enum fetcher_state state;
+    uint64_t began_ns; /* with what it is at; 0: with nothing */
+};
 
 struct ahead {
     struct ahead_options options;
@@ -34,7 +50,8 @@ struct ahead {
     struct plan *plan;
     struct plan_job *job;             /* waits for the thread that works */
     unsigned idle;                    /* fetchers that wait */
-    unsigned fetchers;                /* started */
+    unsigned running;                 /* fetchers in all, but for those that hang */
+    uint64_t looked_ns;               /* for those, last */
     bool working;                     /* the thread for long work is started */
     bool no_threads;                  /* none can be started any more */
     struct plan_want held[WANTS_MAX]; /* for the fetcher that was called */
@@ -42,17 +59,25 @@ struct ahead {
 
     pthread_t planner;
     pthread_t worker;
-    pthread_t fetcher[AHEAD_FETCHERS_MAX];
+    struct fetcher fetcher[AHEAD_FETCHERS_MAX + HUNG_MAX];
     struct observation batch[BATCH];
 };
 
-static int start(struct ahead *a, pthread_t *thread, void *(*run)(void *))
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+static int start(pthread_t *thread, void *(*run)(void *), void *arg)
 {
     pthread_attr_t attr;
 
     pthread_attr_init(&attr);
     pthread_attr_setstacksize(&attr, STACK_BYTES);
-    int r = -pthread_create(thread, &attr, run, a);
+    int r = -pthread_create(thread, &attr, run, arg);
     pthread_attr_destroy(&attr);
     return r;
 }
@@ -72,15 +97,72 @@ static int fetch(struct ahead *a, struct reader_scratch *scratch, const struct p
 
 static void *run_fetcher(void *arg);
 
+/* Under the lock. NULL: all hang. */
+static struct fetcher *free_fetcher(struct ahead *a)
+{
+    for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]); i++) {
+        struct fetcher *f = &a->fetcher[i];
+        if (f->state == FETCHER_ENDED)
+            pthread_join(f->thread, NULL); /* it does nothing any more that needs the lock */
+        if (f->state == FETCHER_NONE || f->state == FETCHER_ENDED)
+            return f;
+    }
+    return NULL;
+}
+
+static void start_fetcher(struct ahead *a)
+{
+    struct fetcher *f = free_fetcher(a);
+
+    if (!f)
+        return;
+    *f = (struct fetcher){.ahead = a, .state = FETCHER_RUNS};
+    a->no_threads = start(&f->thread, run_fetcher, f) < 0;
+    if (a->no_threads)
+        f->state = FETCHER_NONE;
+    else
+        a->running++;
+}
+
 /* Under the lock: one more looks whether there is something. */
 static void call_fetcher(struct ahead *a)
 {
-    if (a->idle > 0) {
+    if (a->idle > 0)
         pthread_cond_signal(&a->fetch);
-    } else if (a->fetchers < a->options.fetchers && !a->no_threads) {
-        a->no_threads = start(a, &a->fetcher[a->fetchers], run_fetcher) < 0;
-        a->fetchers += !a->no_threads;
+    else if (a->running < a->options.fetchers && !a->no_threads)
+        start_fetcher(a);
+}
+
+/* Under the lock, now and then. */
+static void look_for_hung(struct ahead *a)
+{
+    uint64_t now = now_ns(), stuck_ns = a->options.stuck_ms * UINT64_C(1000000);
+
+    if (!stuck_ns || now - a->looked_ns < LOOK_NS)
+        return;
+    a->looked_ns = now;
+    for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]); i++) {
+        struct fetcher *f = &a->fetcher[i];
+        if (f->state != FETCHER_RUNS || !f->began_ns || now < f->began_ns + stuck_ns)
+            continue;
+        f->state = FETCHER_HANGS;
+        a->running--;
+        if (a->options.replaced)
+            atomic_fetch_add(a->options.replaced, 1);
     }
+}
+
+/* Under the lock: it is back from its work. False: it is one too many. */
+static bool come_back(struct ahead *a, struct fetcher *f)
+{
+    f->began_ns = 0;
+    if (f->state != FETCHER_HANGS)
+        return true;
+    if (a->running >= a->options.fetchers)
+        return false;
+    f->state = FETCHER_RUNS;
+    a->running++;
+    return true;
 }
 
 /* Under the lock. */
@@ -95,16 +177,11 @@ static size_t take(struct ahead *a, struct plan_want *wants)
     return count;
 }
 
-static void *run_fetcher(void *arg)
+static void fetch_all(struct fetcher *f, struct reader_scratch *scratch)
 {
     struct plan_want wants[WANTS_MAX];
-    struct reader_scratch *scratch = NULL;
-    struct ahead *a = arg;
+    struct ahead *a = f->ahead;
 
-    prctl(PR_SET_NAME, "onepot-fetch");
-    if (reader_scratch_new(a->options.reader, &scratch) < 0)
-        return NULL;
-    pthread_mutex_lock(&a->lock);
     while (!atomic_load(&a->ended)) {
         size_t count = take(a, wants);
         if (count == 0) {
@@ -114,11 +191,31 @@ static void *run_fetcher(void *arg)
             continue;
         }
         call_fetcher(a);
+        f->began_ns = now_ns();
         pthread_mutex_unlock(&a->lock);
         int r = fetch(a, scratch, wants, count);
         pthread_mutex_lock(&a->lock);
         plan_finished(a->plan, wants, count, r);
+        if (!come_back(a, f))
+            return;
     }
+}
+
+static void *run_fetcher(void *arg)
+{
+    struct reader_scratch *scratch = NULL;
+    struct fetcher *f = arg;
+    struct ahead *a = f->ahead;
+
+    prctl(PR_SET_NAME, "onepot-fetch");
+    int r = reader_scratch_new(a->options.reader, &scratch);
+    pthread_mutex_lock(&a->lock);
+    if (r == 0)
+        fetch_all(f, scratch);
+    else
+        a->no_threads = true;
+    a->running -= f->state == FETCHER_RUNS;
+    f->state = FETCHER_ENDED;
     pthread_mutex_unlock(&a->lock);
     reader_scratch_free(scratch);
     return NULL;
@@ -157,7 +254,7 @@ static void call_worker(struct ahead *a)
 
     if (a->job || !plan_job(a->plan, &job))
         return;
-    if (!a->working && start(a, &a->worker, run_worker) < 0) {
+    if (!a->working && start(&a->worker, run_worker, a) < 0) {
         plan_work(job);
         plan_job_done(a->plan, job);
         return;
@@ -183,6 +280,7 @@ static void plan_reads(struct ahead *a, unsigned count)
         reader_forget_order(a->options.reader);
     reader_passed(a->options.reader, plan_passed(a->plan));
     call_worker(a);
+    look_for_hung(a);
     if (a->held_count == 0)
         a->held_count = plan_take(a->plan, a->held, WANTS_MAX);
     if (a->held_count > 0)
@@ -227,7 +325,7 @@ int ahead_new(const struct ahead_options *options, struct ahead **ret_ahead)
     if (r == 0)
         r = plan_new(&options->plan, &a->plan);
     if (r == 0)
-        r = start(a, &a->planner, run_planner);
+        r = start(&a->planner, run_planner, a);
     if (r < 0) {
         a->options.recorder = NULL;
         ahead_free(a);
@@ -286,6 +384,14 @@ static int finish_record(struct ahead *a)
     return recorder_finish(recorder);
 }
 
+static bool is_started(struct ahead *a, const struct fetcher *f)
+{
+    pthread_mutex_lock(&a->lock);
+    bool started = f->state != FETCHER_NONE;
+    pthread_mutex_unlock(&a->lock);
+    return started;
+}
+
 int ahead_join(struct ahead *a, const struct timespec *until, int *ret_recorded)
 {
     bool all = join(a->planner, until);
@@ -293,8 +399,8 @@ int ahead_join(struct ahead *a, const struct timespec *until, int *ret_recorded)
     *ret_recorded = 0;
     if (all && a->options.recorder)
         *ret_recorded = finish_record(a);
-    for (unsigned i = 0; i < a->fetchers; i++)
-        all &= join(a->fetcher[i], until);
+    for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]); i++)
+        all &= !is_started(a, &a->fetcher[i]) || join(a->fetcher[i].thread, until);
     if (a->working)
         all &= join(a->worker, until);
     return all ? 0 : -EBUSY;

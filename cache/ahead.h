@@ -12,6 +12,7 @@
 #ifndef ONEPOT_AHEAD_H
 #define ONEPOT_AHEAD_H
 
+#include <stdatomic.h>
 #include <time.h>
 
 #include "observer.h"
@@ -28,6 +29,9 @@ struct ahead_options {
     struct reader *reader;     /* outlives it */
     struct recorder *recorder; /* taken over; NULL: nothing is recorded */
     unsigned fetchers;         /* reads of the archive at once, at most AHEAD_FETCHERS_MAX */
+    /* Who fetches for longer than that is taken for stuck, and replaced. 0: nobody is. */
+    uint32_t stuck_ms;
+    _Atomic uint64_t *replaced; /* counts those; outlives it; may be NULL */
 };
 
 /* Lines of plan.log come from any of its threads. When it fails the recorder is left alone. */

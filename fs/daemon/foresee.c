@@ -16,6 +16,7 @@
 #define FETCHERS_LOCAL 4u
 #define ORDER_BYTES_LEAST (UINT64_C(64) << 20)
 #define ORDER_BYTES_MOST (UINT64_C(1) << 30)
+#define STUCK_MAX_S 1000000u
 #define ORDER_SHARE 8u /* of the memory that is free, for what is known of orders */
 
 static void note_order(void *ctx, const char *line)
@@ -62,6 +63,8 @@ int foresee_start(struct session *s)
         .reader = s->config.reader,
         .recorder = s->config.recorder,
         .fetchers = local ? FETCHERS_LOCAL : FETCHERS_REMOTE,
+        .stuck_ms = s->config.io_timeout_s < STUCK_MAX_S ? s->config.io_timeout_s * 500u : 0,
+        .replaced = &s->config.counters->replacements,
     };
 
     if (!is_wanted(s))

@@ -176,6 +176,31 @@ def test_a_read_that_is_lost_is_made_anew(work):
                 wait_for(lambda: not harness.mountpoints(slow.at), "the end of slowfs")
 
 
+def test_reading_ahead_goes_on_when_its_threads_hang(work):
+    """All 32 of them, in reads that get no answer; others take their place."""
+    source = make_archive(work)
+    with open(work / "order", "w", encoding="ascii") as f:
+        f.writelines(f"d/{i:03d}\n" for i in range(FILES))
+    # A window of 40 files: half of the cache.
+    options = ("--io-timeout", "1", "--order", work / "order", "--cache", str(80 * FILE_BYTES))
+    with Slow(work, "--pages=none", "--toggle=lose", source) as slow:
+        with work.mount(slow / "data.tar", *options, env=environment()) as mount:
+            state = wait_for_counts(mount, lambda s: s["prefetched"] >= 36, "files ahead")
+            toggle(slow)
+            check_files(mount, range(36), "what was there")
+            time.sleep(0.3)
+            toggle(slow)
+            check_equal(state["threads_replaced"], 0, "threads replaced so far")
+            time.sleep(0.8)
+            for i in range(36, FILES):  # in time for whoever is to be ahead of this
+                check_equal(errors_of(mount, (i,)) & {EIO}, set(), f"file {i}")
+                time.sleep(0.01)
+            state = wait_for_counts(mount, lambda s: s["prefetched_used"] > 50, "files used")
+            check(0 < state["threads_replaced"] <= 32, f"{state['threads_replaced']} replaced")
+            os.kill(slow.pid(), signal.SIGTERM)  # which answers the others after all
+            wait_for(lambda: not harness.mountpoints(slow.at), "the end of slowfs")
+
+
 def test_a_start_on_storage_that_stalls_ends(work):
     """By itself when its time is over, at once when it is asked to."""
     source = make_archive(work)
