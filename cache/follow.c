@@ -186,19 +186,43 @@ static int place_in(const struct leg *leg, uint32_t position, uint64_t from,
     return r;
 }
 
-/* In this epoch or in the next. A file of the order that was read in both is -EEXIST. */
+/* Ranks take turns from the start of each epoch: the place within its leg says whose it is. */
+static uint64_t place_in_leg(const struct follow *f, uint64_t place)
+{
+    return place < f->now.count ? place : place - f->now.count;
+}
+
+static bool is_near(const struct follow *f, uint64_t place)
+{
+    return absolute(place, f->head) <= reach(f);
+}
+
+/* Would it be a place of the ranks that are here? */
+static bool is_ours(const struct follow *f, uint64_t place)
+{
+    return f->world.size && world_reads(&f->world, place_in_leg(f, place));
+}
+
+/*
+ * In this epoch or in the next. What ranks elsewhere have read of this epoch looks unread:
+ * where the file is due here in the next one, it is that. A file of the order that was read in
+ * both is -EEXIST.
+ */
 static int find_place(const struct follow *f, uint32_t position, uint64_t *ret_place)
 {
-    uint64_t first, place;
+    uint64_t first, place, next;
 
     if (read_order_place(f->now.order, position, 0, &first) < 0)
         return -ENOENT;
-    if (place_in(&f->now, position, 0, ret_place) == 0 &&
-        absolute(*ret_place, f->head) <= reach(f))
-        return 0;
-    if (place_in(&f->next, position, 0, &place) == 0 &&
-        absolute(place + f->now.count, f->head) <= reach(f)) {
-        *ret_place = place + f->now.count;
+    bool is_now = place_in(&f->now, position, 0, &place) == 0 && is_near(f, place);
+    bool is_next = false;
+    if (!is_now || !is_ours(f, place)) {
+        is_next = place_in(&f->next, position, 0, &next) == 0 &&
+                  is_near(f, next + f->now.count) &&
+                  (!is_now || is_ours(f, next + f->now.count));
+    }
+    if (is_now || is_next) {
+        *ret_place = is_next ? next + f->now.count : place;
         return 0;
     }
     /* One that occurs several times may be due at a later place. */
@@ -261,12 +285,6 @@ static void infer_world(struct follow *f)
         return;
     f->world = found;
     f->at = f->at < tail(f) ? f->at : tail(f);
-}
-
-/* Ranks take turns from the start of each epoch: the place within its leg says whose it is. */
-static uint64_t place_in_leg(const struct follow *f, uint64_t place)
-{
-    return place < f->now.count ? place : place - f->now.count;
 }
 
 static void note_place(struct follow *f, uint64_t place, uint32_t task)
