@@ -126,7 +126,11 @@ void reply_iov(struct request *rq, struct iovec *iov, int n)
         return;
     r = send_iov(rq, 0, iov, n, bytes);
     if (r == -EFAULT) {
-        /* The archive was cut or its device failed: the kernel still waits. */
+        /*
+         * The archive was cut or its device failed. Only what the kernel reads ahead is so long
+         * that it is answered from the mapping: it asks anew, by pages, for what it did not
+         * get, and these are copied by a read that tries again (answer.c).
+         */
         session_log(rq->worker->session,
                     "the archive can't be read any more: input/output error");
         r = -EIO;
