@@ -7,7 +7,8 @@
  * Once an order is recognised, what was read until then is told to it as well, so that it
  * knows where the readers are. Half way through an epoch the order of the next one is made:
  * that of epoch + 1; or, where the same epoch came twice because nobody calls set_epoch, the
- * same again.
+ * same again. Where each epoch draws its seed, the next one is known after two of them, by how
+ * many numbers lie between.
  */
 #include "clock.h"
 #include "plan_private.h"
@@ -19,9 +20,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "permutation.h"
+
 #define GAP_NS UINT64_C(2000000000)      /* between epochs */
 #define TRY_NS_FREE UINT64_C(2000000000) /* of trying, whatever it is of the time, */
 #define TRY_SHARE 50u                    /* and from there on this part of it */
+#define DRAW_STEP_MAX 4096u              /* more are not those of one epoch */
 
 void plan_log(struct plan *p, const char *format, ...)
 {
@@ -129,6 +133,15 @@ static void log_read(struct plan *p, const struct observation *o)
     p->since_anchor++;
 }
 
+/* An epoch was read to its end, and nothing is known of the next one. */
+static bool is_over(const struct plan *p)
+{
+    struct follow_stats f;
+
+    follow_stats(p->follow, &f);
+    return p->draw != RECOGNISE_TOLD && !p->draw_step && f.read > p->stats.order_files / 8 * 7;
+}
+
 static void lose_order(struct plan *p)
 {
     if (p->order_kind == PLAN_GIVEN) {
@@ -140,9 +153,11 @@ static void lose_order(struct plan *p)
         p->paused = true;
         return;
     }
-    plan_log(p, "the order of epoch %llu is lost: files are read in another one",
-             (unsigned long long)p->epoch);
-    p->stats.lost++;
+    if (!is_over(p)) {
+        plan_log(p, "the order of epoch %llu is lost: files are read in another one",
+                 (unsigned long long)p->epoch);
+        p->stats.lost++;
+    }
     drop_order(p);
     drop_anchor(p);
 }
@@ -153,6 +168,8 @@ static void turn_epoch(struct plan *p)
         return;
     p->epoch += !p->repeats;
     p->last.epoch = p->epoch;
+    if (p->draw != RECOGNISE_TOLD)
+        p->last.draw = p->draw += p->draw_step;
 }
 
 bool plan_order_read(struct plan *p, const struct observation *o)
@@ -217,9 +234,20 @@ static bool wants_next_order(struct plan *p)
         return false;
     p->wants_next = false;
     if (p->order_kind == PLAN_RECOGNISED)
-        return true;
+        return p->draw == RECOGNISE_TOLD || p->draw_step || p->repeats;
     follow_set_next(p->follow, p->options.given); /* without it, the end is the end */
     return false;
+}
+
+/* Of the permutation of the next epoch. */
+static uint64_t next_seed(const struct plan *p)
+{
+    uint32_t drawn;
+
+    if (p->draw == RECOGNISE_TOLD)
+        return p->options.seed + p->epoch + !p->repeats;
+    permutation_draws(p->options.seed, p->draw + p->draw_step, 1, &drawn);
+    return drawn;
 }
 
 static struct plan_job *new_job(const struct plan *p, enum job_kind kind)
@@ -259,7 +287,7 @@ bool plan_job(struct plan *p, struct plan_job **ret_job)
         job = new_job(p, JOB_NEXT);
         if (job) {
             job->folder = folder_order_share(p->folder);
-            job->seed = p->options.seed + p->epoch + !p->repeats;
+            job->seed = next_seed(p);
         }
     } else if (wants_try(p)) {
         job = new_try(p);
@@ -296,15 +324,18 @@ static void log_recognised(struct plan *p, const struct recognised *found)
     char path[PATH_MAX];
     size_t len;
 
+    const char *more = p->repeats ? ", again (the sampler's set_epoch is not called)" : "";
+
     if (index_path(p->options.index, found->directory, path, sizeof(path), &len) < 0 || !len)
         snprintf(path, sizeof(path), ".");
+    if (found->draw != RECOGNISE_TOLD)
+        more = p->repeats ? ", drawn by a DataLoader, again" : ", drawn by a DataLoader";
     plan_log(p,
              "the order is recognised after %llu reads: the %llu %s of %.200s, epoch %llu of "
              "seed %llu%s",
              (unsigned long long)p->stats.order_reads, (unsigned long long)found->files,
-             found->images_only ? "images" : "files", path, (unsigned long long)found->epoch,
-             (unsigned long long)p->options.seed,
-             p->repeats ? ", again (the sampler's set_epoch is not called)" : "");
+             found->images_only ? "images" : "files", path, (unsigned long long)p->epoch,
+             (unsigned long long)p->options.seed, more);
 }
 
 static int compare_places(const void *a, const void *b)
@@ -326,17 +357,34 @@ static uint64_t spread_of(const struct plan *p, const struct read_order *order)
     return count ? places[count - 1 - count / 10] : 0;
 }
 
+/* Which epoch of how many it is, by the one before. */
+static void count_epoch(struct plan *p, struct recognised *found)
+{
+    const struct recognised *last = &p->last;
+    bool same = last->files == found->files && last->directory == found->directory &&
+                last->kind == found->kind && last->images_only == found->images_only;
+
+    p->draw = found->draw;
+    p->draw_step = 0;
+    if (found->draw == RECOGNISE_TOLD) {
+        p->repeats = same && last->draw == found->draw && last->epoch == found->epoch;
+    } else {
+        same = same && last->draw != RECOGNISE_TOLD;
+        p->repeats = same && last->draw == found->draw;
+        if (same && found->draw > last->draw && found->draw - last->draw <= DRAW_STEP_MAX)
+            p->draw_step = found->draw - last->draw;
+        found->epoch = same ? last->epoch + !p->repeats : 0;
+    }
+    p->epoch = found->epoch;
+}
+
 /* It was recognised: what was read since the anchor is told to it. */
 static void adopt(struct plan *p, struct recognised *found)
 {
-    bool same = p->last.files == found->files && p->last.directory == found->directory &&
-                p->last.kind == found->kind && p->last.images_only == found->images_only;
-
     drop_order(p);
     if (follow_order(p, found->order, PLAN_RECOGNISED, spread_of(p, found->order)) == 0) {
-        p->repeats = same && p->last.epoch == found->epoch;
+        count_epoch(p, found);
         p->folder = folder_order_share(found->folder);
-        p->epoch = found->epoch;
         p->stats.order_directory = found->directory;
         p->stats.order_reads = p->since_anchor;
         p->stats.recognised++;

@@ -35,9 +35,15 @@
  * above it up to the root of the mount (FOLDER_CLASSES), if three quarters of the reads lie
  * below it; each with images alone and with all files, where that is not the same.
  *
- * RandomSampler is the case W = 1: with a generator of its own that was seeded with S, its
+ * RandomSampler is the case W = 1. With a generator of its own that was seeded with S, its
  * first epoch is randperm(n) of that seed, and is recognised as epoch 0. (The generator then
- * goes on, and later epochs are no function of seed and epoch alone.)
+ * goes on: later epochs are not recognised.) Without one, as DataLoader(shuffle=True) makes it,
+ * it draws a number of 64 bits from torch's generator in each epoch and seeds another one with
+ * it, of which MT19937 takes the low half. So after torch.manual_seed(S) the seed of an epoch
+ * is one of the numbers that MT19937 of S gives, 32 bits each: the fourth where nothing else
+ * was drawn, because each DataLoader draws one of 64 bits for its workers first. The first
+ * thousands of them are candidates as well. How many are drawn between two epochs depends on
+ * the program; who asks can tell by two of them.
  */
 #include "recognise.h"
 
@@ -51,12 +57,18 @@
 #define NATS_BEYOND_CHANCE 20.0
 #define FRONT_LEAST 64u
 
-/* So many epochs are looked at so far. */
+/* The fronts of so many epochs are looked at up to here. */
 static const struct tier {
-    uint32_t places, epochs;
+    uint32_t places, seeds;
 } tiers[] = {{1024, 2048}, {4096, 256}, {65536, 32}, {1048576, 2}};
 
+/* So many numbers that were drawn, likewise. */
+static const struct tier drawn_tiers[] = {{512, 4096}, {4096, 256}};
+
 #define TIERS (sizeof(tiers) / sizeof(tiers[0]))
+#define DRAWN_TIERS (sizeof(drawn_tiers) / sizeof(drawn_tiers[0]))
+#define DRAWS 4096u
+#define DRAWN_READS 64u /* a single rank is known by these, or not at all */
 #define FOLDERS_KEPT 8u
 #define ANCESTORS_MAX 2048u /* different directories above the files that were read */
 
@@ -76,6 +88,7 @@ struct recogniser {
     struct kept_folder kept[FOLDERS_KEPT];
     uint64_t uses;
     uint32_t *front; /* the largest tier's */
+    uint32_t drawn[DRAWS];
 };
 
 int recogniser_new(const struct index *index, uint32_t root,
@@ -88,6 +101,7 @@ int recogniser_new(const struct index *index, uint32_t root,
     r->index = index;
     r->root = root;
     r->options = *options;
+    permutation_draws(options->seed, 0, DRAWS, r->drawn);
     r->front = malloc(tiers[TIERS - 1].places * sizeof(*r->front));
     if (!r->front) {
         free(r);
@@ -194,23 +208,28 @@ static double nats(const struct trial *t, unsigned hits, uint32_t m)
     return q > p && p < 1 ? t->reads * divergence(q, p) : 0;
 }
 
-/* ln of how many combinations are looked at in all, for a dozen candidate folders. */
-static double ln_combinations(void)
+static double combinations(const struct tier *list, size_t count)
 {
     double sum = 0;
 
-    for (unsigned i = 0; i < TIERS; i++)
-        sum += tiers[i].epochs * log2(tiers[i].places / (double)FRONT_LEAST);
-    return log(12 * sum);
+    for (size_t i = 0; i < count; i++)
+        sum += list[i].seeds * log2(list[i].places / (double)FRONT_LEAST);
+    return sum;
 }
 
-/* The front of one epoch's permutation, in all sizes up to `places`. */
-static bool fits(const struct trial *t, uint64_t epoch, uint32_t places, double wanted)
+/* ln of how many combinations are looked at in all, for a dozen candidate folders. */
+static double ln_combinations(void)
+{
+    return log(12 * (combinations(tiers, TIERS) + combinations(drawn_tiers, DRAWN_TIERS)));
+}
+
+/* The front of one permutation, in all sizes up to `places`. */
+static bool fits(const struct trial *t, uint64_t seed, uint32_t places, double wanted)
 {
     uint32_t *front = t->recogniser->front, next = FRONT_LEAST;
     unsigned hits = 0;
 
-    if (permutation_front(t->n, t->recogniser->options.seed + epoch, places, front) < 0)
+    if (permutation_front(t->n, seed, places, front) < 0)
         return false;
     for (uint32_t i = 0; i < places; i++) {
         hits += t->marks[front[i] / 64] >> (front[i] % 64) & 1;
@@ -223,23 +242,54 @@ static bool fits(const struct trial *t, uint64_t epoch, uint32_t places, double 
     return false;
 }
 
-static int find_epoch(const struct trial *t, uint64_t *ret_epoch)
+/* Which of the seeds that seed_at tells of fits. */
+static int find_seed(const struct trial *t, const struct tier *list, size_t count,
+                     uint64_t (*seed_at)(const struct recogniser *r, uint32_t i),
+                     uint64_t *ret_number)
 {
     double wanted = ln_combinations() + NATS_BEYOND_CHANCE;
     uint32_t before = 0;
 
-    for (unsigned i = 0; i < TIERS; i++) {
-        uint32_t places = tiers[i].places < t->n ? tiers[i].places : t->n;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t places = list[i].places < t->n ? list[i].places : t->n;
         if (places == before)
             break; /* the folder is that small */
         before = places;
-        for (uint32_t epoch = 0; epoch < tiers[i].epochs; epoch++)
-            if (fits(t, epoch, places, wanted)) {
-                *ret_epoch = epoch;
+        for (uint32_t number = 0; number < list[i].seeds; number++)
+            if (fits(t, seed_at(t->recogniser, number), places, wanted)) {
+                *ret_number = number;
                 return 0;
             }
     }
     return -ENOENT;
+}
+
+static uint64_t seed_of_epoch(const struct recogniser *r, uint32_t epoch)
+{
+    return r->options.seed + epoch;
+}
+
+static uint64_t seed_of_draw(const struct recogniser *r, uint32_t draw)
+{
+    return r->drawn[draw];
+}
+
+static int find_shuffle(const struct trial *t, struct recognised *found)
+{
+    const struct recogniser *r = t->recogniser;
+
+    found->draw = RECOGNISE_TOLD;
+    if (find_seed(t, tiers, TIERS, seed_of_epoch, &found->epoch) == 0) {
+        found->seed = seed_of_epoch(r, (uint32_t)found->epoch);
+        return 0;
+    }
+    if (t->reads > DRAWN_READS)
+        return -ENOENT;
+    found->epoch = 0;
+    int err = find_seed(t, drawn_tiers, DRAWN_TIERS, seed_of_draw, &found->draw);
+    if (err == 0)
+        found->seed = seed_of_draw(r, (uint32_t)found->draw);
+    return err;
 }
 
 static void mark_reads(struct trial *t, const uint32_t *positions, unsigned count)
@@ -269,11 +319,11 @@ static int try_folder(struct recogniser *r, const struct kept_folder *kept,
         return -ENOMEM;
     mark_reads(&t, positions, count);
     if (t.reads >= RECOGNISE_READS_MIN)
-        err = find_epoch(&t, &found->epoch);
+        err = find_shuffle(&t, found);
     free(t.marks);
     if (err == 0)
-        err = read_order_shuffled(kept->order, r->options.seed + found->epoch,
-                                  r->options.most_bytes, &found->order);
+        err =
+            read_order_shuffled(kept->order, found->seed, r->options.most_bytes, &found->order);
     if (err < 0)
         return err;
     found->directory = kept->directory;

@@ -24,12 +24,16 @@ struct recogniser_options {
     uint64_t most_bytes; /* of memory, for an order and for its folder each */
 };
 
+#define RECOGNISE_TOLD UINT64_MAX
+
 struct recognised {
     uint32_t directory;
     enum folder_kind kind;
     bool images_only;
     uint64_t files; /* n */
-    uint64_t epoch;
+    uint64_t epoch; /* of a sampler that is told its seed and epoch */
+    uint64_t draw;  /* the number drawn that was the seed, counted from 0; or RECOGNISE_TOLD */
+    uint64_t seed;  /* of the permutation */
     struct folder_order *folder; /* the caller's: folder_order_free */
     struct read_order *order;    /* the caller's: read_order_free */
 };

@@ -280,6 +280,26 @@ START_TEST(a_shuffle_is_recognised_and_followed_from_epoch_to_epoch)
 }
 END_TEST
 
+/* What ranks elsewhere read of this epoch looks unread, while the next one begins. */
+START_TEST(ranks_elsewhere_stay_there)
+{
+    struct training t = {
+        .n = FILES, .world = 4, .ranks = 2, .first_rank = 1, .workers = 2, .batch = 16};
+    struct fixture f;
+
+    begin(&f, 1u << 20, NULL);
+    for (unsigned epoch = 0; epoch < 4; epoch++)
+        train_epoch(&f, &t, epoch);
+    ck_assert_uint_eq(stats(&f).recognised, 1);
+    ck_assert_uint_eq(stats(&f).world, 4);
+    ck_assert_uint_eq(stats(&f).local, 2);
+    ck_assert_uint_ge(stats(&f).found, 2 * FILES - 500);
+    ck_assert_uint_le(f.fetched, 2 * FILES + 1200);
+    permutation_free(t.permutation);
+    plan_free(f.plan);
+}
+END_TEST
+
 /* set_epoch is never called: noticed at the second epoch, foreseen from the third on. */
 START_TEST(the_same_epoch_again_and_again)
 {
@@ -293,6 +313,29 @@ START_TEST(the_same_epoch_again_and_again)
     ck_assert_uint_eq(stats(&f).lost, 1);
     ck_assert_uint_ge(stats(&f).found, 4 * FILES - 1500);
     ck_assert_msg(strstr(said, "set_epoch") != NULL, "%s", said);
+    permutation_free(t.permutation);
+    plan_free(f.plan);
+}
+END_TEST
+
+/* Each epoch draws its seed: from the third on it is known before it begins. */
+START_TEST(epochs_that_draw_their_seeds)
+{
+    struct training t = {.n = FILES, .world = 1, .ranks = 1, .workers = 2, .batch = 16};
+    struct fixture f;
+    uint32_t drawn;
+
+    begin(&f, 1u << 20, NULL);
+    for (unsigned epoch = 0; epoch < 5; epoch++) {
+        permutation_draws(0, 3 + 4 * epoch, 1, &drawn);
+        t.seed = drawn;
+        train_epoch(&f, &t, 0);
+    }
+    ck_assert_msg(stats(&f).recognised == 2, "%s", said);
+    ck_assert_uint_eq(stats(&f).lost, 0);
+    ck_assert_uint_eq(stats(&f).order_epoch, 4);
+    ck_assert_uint_ge(stats(&f).found, 5 * FILES - 1000);
+    ck_assert_msg(strstr(said, "epoch 1 of seed 0, drawn by a DataLoader") != NULL, "%s", said);
     permutation_free(t.permutation);
     plan_free(f.plan);
 }
@@ -538,6 +581,8 @@ int main(void)
     tcase_add_test(c, random_readers_cause_next_to_no_fetches);
     tcase_add_test(c, a_shuffle_is_recognised_and_followed_from_epoch_to_epoch);
     tcase_add_test(c, the_same_epoch_again_and_again);
+    tcase_add_test(c, epochs_that_draw_their_seeds);
+    tcase_add_test(c, ranks_elsewhere_stay_there);
     tcase_add_test(c, an_order_that_ends_is_lost_and_costs_nothing_more);
     tcase_add_test(c, a_given_order_is_followed_before_the_first_read);
     tcase_add_test(c, readers_that_do_not_keep_to_the_given_order_pause_it);

@@ -116,6 +116,27 @@ START_TEST(workers_and_ranks_are_recognised_within_64_reads_of_each_rank)
 }
 END_TEST
 
+/* DataLoader(shuffle=True) after torch.manual_seed(). */
+START_TEST(a_seed_that_was_drawn_is_recognised)
+{
+    static const unsigned draws[] = {3, 7, 1000, 4095};
+    uint32_t positions[64], drawn;
+    struct recognised found;
+
+    for (unsigned i = 0; i < sizeof(draws) / sizeof(draws[0]); i++) {
+        permutation_draws(11, draws[i], 1, &drawn);
+        struct training t = {
+            .n = FILES, .world = 1, .ranks = 1, .workers = 4, .batch = 32, .seed = drawn};
+        first_reads(&t, 0, positions, 64);
+        ck_assert_int_eq(try(positions, 64, 11, &found), 0);
+        ck_assert_uint_eq(found.draw, draws[i]);
+        ck_assert_uint_eq(found.seed, drawn);
+        drop(&found);
+        ck_assert_int_eq(try(positions, 64, 12, &found), -ENOENT);
+    }
+}
+END_TEST
+
 START_TEST(other_files_between_do_not_hurt)
 {
     struct training t = {.n = FILES, .world = 1, .ranks = 1, .workers = 2, .batch = 16};
@@ -273,6 +294,7 @@ int main(void)
     tcase_add_unchecked_fixture(c, make_tree, free_tree);
     tcase_add_test(c, one_reader_is_recognised_by_sixteen_reads);
     tcase_add_test(c, workers_and_ranks_are_recognised_within_64_reads_of_each_rank);
+    tcase_add_test(c, a_seed_that_was_drawn_is_recognised);
     tcase_add_test(c, other_files_between_do_not_hurt);
     tcase_add_test(c, all_files_of_a_flat_directory);
     tcase_add_test(c, another_seed_is_not_recognised);
