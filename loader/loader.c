@@ -3,9 +3,13 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "budget.h"
 #include "cpus.h"
@@ -26,7 +30,9 @@
 struct onepot_loader {
     struct onepot_archive *archive; /* its own handle */
     struct engine_options options;
-    struct engine *engine;
+    _Atomic(struct engine *) engine;
+    _Atomic int owner;    /* the process whose engine it is, or that is about to make one */
+    pthread_mutex_t lock; /* of seeks, and of what follows from them: seed and digest */
     struct onepot_device *device; /* NULL: batches are for the host */
     struct onepot_images images;  /* 0 channels: none are made */
     struct upload *upload;        /* the engine's memory, if there is a device */
@@ -281,10 +287,14 @@ static int start(struct onepot_loader *loader, const struct place *place,
     int r = loader->device ? start_upload(loader, error) : 0;
     if (r < 0)
         return r;
-    r = engine_new(&loader->options, place, &loader->engine);
+    struct engine *engine;
+    r = engine_new(&loader->options, place, &engine);
     if (r == -EAGAIN)
         return error_set(error, r, "no thread can be started: the limit is reached");
-    return r < 0 ? error_set(error, r, "no memory for a loader") : 0;
+    if (r < 0)
+        return error_set(error, r, "no memory for a loader");
+    atomic_store(&loader->engine, engine);
+    return 0;
 }
 
 int onepot_loader_new(const struct onepot_archive *archive,
@@ -300,6 +310,8 @@ int onepot_loader_new(const struct onepot_archive *archive,
         free(loader);
         return error_set(error, -ENOMEM, "no memory for a loader");
     }
+    pthread_mutex_init(&loader->lock, NULL);
+    atomic_init(&loader->owner, (int)getpid());
     loader->options.fill.archive = loader->archive;
     loader->seed = given.seed;
     r = plan_all(&given, &loader->options, error);
@@ -319,23 +331,42 @@ void onepot_loader_free(struct onepot_loader *loader)
 {
     if (!loader)
         return;
-    bool own = loader->engine && engine_is_own(loader->engine);
-    engine_free(loader->engine);
-    if (own || !loader->engine)
+    struct engine *engine = loader->engine;
+    bool own = engine && engine_is_own(engine);
+    engine_free(engine);
+    if (own || !engine)
         upload_close(loader->upload);
+    if (loader->owner == (int)getpid())
+        pthread_mutex_destroy(&loader->lock);
     onepot_device_close(loader->device);
     onepot_archive_close(loader->archive);
     free(loader);
 }
 
-/* In a child: an engine of its own, where the parent's was. */
-static int own_engine(struct onepot_loader *loader, struct onepot_error *error)
+/* A thread of the parent may have held the lock when it forked. */
+static int start_as_child(struct onepot_loader *loader, struct onepot_error *error)
 {
     struct place place;
-    if (engine_is_own(loader->engine))
-        return 0;
+    pthread_mutex_init(&loader->lock, NULL);
     engine_place(loader->engine, &place);
-    return start(loader, &place, error);
+    int r = start(loader, &place, error);
+    if (r < 0)
+        atomic_store(&loader->owner, 0);
+    return r;
+}
+
+/* In a child: an engine of its own, where the parent's was; made by the thread that is first.
+ */
+static int own_engine(struct onepot_loader *loader, struct onepot_error *error)
+{
+    int pid = (int)getpid();
+    while (!engine_is_own(loader->engine)) {
+        int owner = atomic_load(&loader->owner);
+        if (owner != pid && atomic_compare_exchange_strong(&loader->owner, &owner, pid))
+            return start_as_child(loader, error);
+        sched_yield();
+    }
+    return 0;
 }
 
 /* ---- batches ---- */
@@ -442,9 +473,11 @@ int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch)
     int r = own_engine(loader, NULL);
     if (r < 0)
         return r;
+    pthread_mutex_lock(&loader->lock);
     engine_place(loader->engine, &place);
     if (place.epoch != epoch || place.done != 0)
         engine_seek(loader->engine, &(struct place){.epoch = epoch}, loader->seed);
+    pthread_mutex_unlock(&loader->lock);
     return 0;
 }
 
@@ -515,6 +548,7 @@ static int find_digest(struct onepot_loader *loader, struct onepot_error *error,
     return 0;
 }
 
+/* With the lock. */
 static int present_state(struct onepot_loader *loader, struct onepot_error *error,
                          struct onepot_state *state)
 {
@@ -541,7 +575,12 @@ int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error
 {
     struct onepot_state state;
     size_t size = ret_state->size;
-    int r = present_state(loader, error, &state);
+    int r = own_engine(loader, error);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&loader->lock);
+    r = present_state(loader, error, &state);
+    pthread_mutex_unlock(&loader->lock);
     if (r < 0)
         return r;
     state.size = size;
@@ -549,39 +588,53 @@ int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error
     return 0;
 }
 
-int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_state *state,
-                          struct onepot_error *error)
+/* With the lock. */
+static int restore(struct onepot_loader *loader, const struct onepot_state *state,
+                   struct onepot_error *error)
 {
-    struct onepot_state then = {0}, now;
+    struct onepot_state now;
     uint64_t world = loader->options.order.world_size;
-    int r = options_read(&then, sizeof(then), state, error);
-    if (r == 0)
-        r = own_engine(loader, error);
-    if (r == 0)
-        r = present_state(loader, error, &now);
+    int r = present_state(loader, error, &now);
     if (r < 0)
         return r;
-    if (then.version != 1)
+    if (state->version != 1)
         return error_set(error, -EINVAL, "a state of version %" PRIu64 " is not known",
-                         then.version);
-    if (memcmp(then.digest, now.digest, sizeof(now.digest)) != 0 || then.samples != now.samples)
+                         state->version);
+    if (memcmp(state->digest, now.digest, sizeof(now.digest)) != 0 ||
+        state->samples != now.samples)
         return error_set(
             error, -ESTALE,
             "the state belongs to another archive (digest %.32s, here %.32s) or to "
             "another selection of its samples",
-            then.digest, now.digest);
-    if (then.shuffle != now.shuffle || then.drop_last != now.drop_last ||
-        then.block != now.block || then.window != now.window)
+            state->digest, now.digest);
+    if (state->shuffle != now.shuffle || state->drop_last != now.drop_last ||
+        state->block != now.block || state->window != now.window)
         return error_set(error, -EINVAL, "the state was made with other options of the order");
-    if (then.done % world != 0)
+    if (state->done % world != 0)
         return error_set(error, -EINVAL,
                          "%" PRIu64 " elements that are done can't be dealt to %" PRIu64
                          " ranks: the global batch must be the same",
-                         then.done, world);
-    loader->seed = loader->options.order.seed = then.seed;
-    engine_seek(loader->engine, &(struct place){.epoch = then.epoch, .done = then.done / world},
-                then.seed);
+                         state->done, world);
+    loader->seed = loader->options.order.seed = state->seed;
+    engine_seek(loader->engine,
+                &(struct place){.epoch = state->epoch, .done = state->done / world},
+                state->seed);
     return 0;
+}
+
+int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_state *state,
+                          struct onepot_error *error)
+{
+    struct onepot_state then = {0};
+    int r = options_read(&then, sizeof(then), state, error);
+    if (r == 0)
+        r = own_engine(loader, error);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&loader->lock);
+    r = restore(loader, &then, error);
+    pthread_mutex_unlock(&loader->lock);
+    return r;
 }
 
 /* ---- what was delivered ---- */

@@ -382,8 +382,9 @@ ONEPOT_API void onepot_writer_discard(struct onepot_writer *writer); /* NULL is 
  * with -ENOBUFS until something is released. It never waits for that. What is kept is never
  * taken away, also when others of the job come and want their part.
  *
- * Threads: any thread may call next and release; the others may not run beside next, but for
- * stats. After a fork the child's loader goes on from the same place with threads of its own.
+ * Threads: all functions on a loader may run at once, but for free; of several that go to
+ * another place the last one counts. After a fork the child's loader goes on from the same
+ * place with threads of its own.
  */
 struct onepot_loader;
 

@@ -609,6 +609,102 @@ class Signals(unittest.TestCase):
         self.assertTrue(seen)
 
 
+class Threads(unittest.TestCase):
+    """Objects that several threads use at once; of use above all where there is no GIL."""
+
+    def together(self, *works):
+        failed = []
+        start = threading.Barrier(len(works))
+
+        def run(work):
+            start.wait()
+            try:
+                work()
+            except BaseException as e:
+                failed.append(e)
+
+        threads = [threading.Thread(target=run, args=(work,)) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[0]
+
+    def test_a_sampler(self):
+        sampler = onepot.DistributedSampler(1000, num_replicas=1, rank=0)
+        shared = iter(sampler)
+        drawn = []
+
+        def draw():
+            drawn.extend(shared)
+
+        def turn():
+            for epoch in range(50):
+                sampler.set_epoch(epoch)
+                sampler.load_state_dict({"epoch": epoch, "yielded": epoch})
+                self.assertLess(sampler.state_dict()["epoch"], 50)
+
+        def read():
+            for _ in range(20):
+                self.assertLessEqual(len(list(sampler)), 1000)
+                self.assertLess(sampler.epoch, 50)
+
+        self.together(draw, draw, turn, turn, read, read)
+        self.assertEqual(len(drawn), 1000)
+
+    def test_a_loader(self):
+        loader = onepot.Loader(onepot.Archive(TAR), 7, rank=0, world_size=1)
+        state = loader.state_dict()
+
+        def take():
+            for _ in range(10):
+                for batch in loader:
+                    self.assertGreater(len(batch), 0)
+
+        def turn():
+            for epoch in range(50):
+                loader.set_epoch(epoch)
+                loader.load_state_dict(state)
+                self.assertEqual(loader.state_dict()["samples"], FILES)
+                self.assertGreater(loader.stats["threads"], 0)
+
+        self.together(take, take, turn, turn)
+        loader.set_epoch(3)
+        self.assertEqual(sorted(i for _, _, b in drain(loader) for i in b), list(range(FILES)))
+
+    def test_a_writer_belongs_to_one_at_a_time(self):
+        path = os.path.join(WORK, "threads.tar")
+        writer = onepot.Writer(path)
+        refused, added = [], []
+
+        def add(first):
+            for i in range(first, first + 200):
+                try:
+                    writer.add("%d" % i, b"x" * 1000)
+                    added.append(i)
+                except RuntimeError:
+                    refused.append(i)
+
+        self.together(lambda: add(0), lambda: add(200), lambda: add(400))
+        writer.close()
+        self.assertEqual(len(added) + len(refused), 600)
+        self.assertEqual(len(onepot.Archive(path)), len(added))
+
+    def test_what_an_object_is_about_never_changes(self):
+        archive = onepot.Archive(TAR)
+        loader = onepot.Loader(archive, 5, rank=0, world_size=1)
+        sampler = onepot.DistributedSampler(10, num_replicas=1, rank=0)
+        for again in (lambda: archive.__init__(TAR),
+                      lambda: loader.__init__(archive, 5, rank=0, world_size=1),
+                      lambda: sampler.__init__(10, num_replicas=1, rank=0)):
+            with self.assertRaises(ValueError):
+                again()
+        self.assertEqual(len(archive), FILES)
+        self.assertEqual(len(drain(loader)), 21)
+        self.assertEqual(len(list(sampler)), 10)
+
+
 if __name__ == "__main__":
     signal.alarm(280)
     unittest.main()

@@ -130,10 +130,22 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *keywords)
     drop_texts(&e);
     if (r < 0)
         return -1;
-    onepot_archive_close(a->archive);
-    a->archive = archive;
-    Py_XSETREF(a->arguments, Py_BuildValue("(OO())", args, keywords ? keywords : Py_None));
-    return a->arguments ? 0 : -1;
+    PyObject *arguments = Py_BuildValue("(OO())", args, keywords ? keywords : Py_None);
+    int is_first;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    is_first = arguments && !a->archive;
+    if (is_first) {
+        a->arguments = arguments;
+        a->archive = archive;
+    }
+    Py_END_CRITICAL_SECTION();
+    if (is_first)
+        return 0;
+    onepot_archive_close(archive);
+    Py_XDECREF(arguments);
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "the archive is open already");
+    return -1;
 }
 
 static void archive_dealloc(PyObject *self)

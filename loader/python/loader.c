@@ -13,7 +13,8 @@ struct py_loader {
     PyObject *archive;
     struct batch_kind kind; /* of all its batches */
     PyObject *decode;       /* kept, for its context */
-    int resumes; /* a state was loaded: the next iteration goes on, and begins no epoch */
+    /* A state was loaded: the next iteration goes on, and begins no epoch. */
+    _Atomic int resumes;
 };
 
 /* ---- loader ---- */
@@ -146,15 +147,16 @@ static int parse_timeout(PyObject *given, uint32_t *ret)
 }
 
 /* What batches will be, for their views. */
-static int set_kind(struct py_loader *l, const struct onepot_loader_options *o)
+static int find_kind(const struct onepot_loader *loader, const struct onepot_loader_options *o,
+                     struct batch_kind *ret)
 {
     struct onepot_device_info info = {.size = sizeof(info)};
     struct onepot_error error = {0};
-    l->kind = (struct batch_kind){.where = BUFFER_HOST};
-    l->kind.npy.size = sizeof(l->kind.npy);
-    l->kind.shaped = onepot_loader_npy(l->loader, &l->kind.npy) == 0;
+    *ret = (struct batch_kind){.where = BUFFER_HOST};
+    ret->npy.size = sizeof(ret->npy);
+    ret->shaped = onepot_loader_npy(loader, &ret->npy) == 0;
     if (o->images)
-        l->kind.images = *o->images;
+        ret->images = *o->images;
     if (!o->device)
         return 0;
     int r = onepot_device_info(o->device, &error, &info);
@@ -162,17 +164,18 @@ static int set_kind(struct py_loader *l, const struct onepot_loader_options *o)
         raise_error(r, &error);
         return -1;
     }
-    l->kind.where = info.is_host ? BUFFER_HOST_DEVICE : BUFFER_CUDA;
-    l->kind.device_index = (int)info.index;
+    ret->where = info.is_host ? BUFFER_HOST_DEVICE : BUFFER_CUDA;
+    ret->device_index = (int)info.index;
     return 0;
 }
 
 static int new_loader(struct py_loader *l, PyObject *archive, const char *device_name,
-                      struct onepot_loader_options *o)
+                      PyObject *decode, struct onepot_loader_options *o)
 {
     struct onepot_error error = {0};
     struct onepot_loader *loader = NULL;
-    int r = 0;
+    struct batch_kind kind;
+    int r = 0, is_first;
     Py_BEGIN_ALLOW_THREADS if (device_name) r =
         onepot_device_open(device_name, &error, &o->device);
     if (r == 0)
@@ -183,11 +186,23 @@ static int new_loader(struct py_loader *l, PyObject *archive, const char *device
         raise_error(r, &error);
         return -1;
     }
-    onepot_loader_free(l->loader);
-    l->loader = loader;
-    r = set_kind(l, o);
+    r = find_kind(loader, o, &kind);
     onepot_device_close(o->device); /* the loader has its own use of it */
-    return r;
+    Py_BEGIN_CRITICAL_SECTION(l);
+    is_first = r == 0 && !l->loader;
+    if (is_first) {
+        l->kind = kind;
+        l->archive = Py_NewRef(archive);
+        l->decode = Py_NewRef(decode);
+        l->loader = loader;
+    }
+    Py_END_CRITICAL_SECTION();
+    if (is_first)
+        return 0;
+    Py_BEGIN_ALLOW_THREADS onepot_loader_free(loader);
+    Py_END_ALLOW_THREADS if (r == 0)
+        PyErr_SetString(PyExc_ValueError, "the loader was initialised already");
+    return -1;
 }
 
 static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
@@ -236,11 +251,7 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
         return -1;
     }
     o.images = images.channels ? &images : NULL;
-    if (new_loader(l, archive, device, &o) < 0)
-        return -1;
-    Py_XSETREF(l->archive, Py_NewRef(archive));
-    Py_XSETREF(l->decode, Py_NewRef(decode));
-    return 0;
+    return new_loader(l, archive, device, decode, &o);
 }
 
 static void loader_dealloc(PyObject *self)
@@ -282,9 +293,9 @@ static PyObject *loader_iter(PyObject *self)
     if (!loader_of(self))
         return NULL;
     uint64_t epoch = onepot_loader_epoch(l->loader, &done);
-    if (done > 0 && !l->resumes && go_to_epoch(l->loader, epoch + 1) < 0)
+    int resumes = atomic_exchange(&l->resumes, 0);
+    if (done > 0 && !resumes && go_to_epoch(l->loader, epoch + 1) < 0)
         return NULL;
-    l->resumes = 0;
     return Py_NewRef(self);
 }
 

@@ -166,6 +166,8 @@ static const char *const type_names[] = {
 
 static int module_exec(PyObject *module)
 {
+    if (PyType_Ready(&sampler_iterator_type) < 0)
+        return -1;
     for (unsigned i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         if (PyType_Ready(types[i]) < 0)
             return -1;
@@ -197,7 +199,11 @@ static PyMethodDef functions[] = {
      "_view(owner, address, size, is_kept): a Buffer, which keeps its owner or does not."},
     {0}};
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec},
+#ifdef Py_GIL_DISABLED
+                                   {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+                                   {0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,

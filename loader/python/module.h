@@ -3,12 +3,19 @@
  *
  * The lock of the interpreter is given up around everything that reads, waits, or walks over
  * many samples.
+ *
+ * Where there is no such lock (free threading): what an object is about is set once, by
+ * __init__, and a second __init__ is refused; the library's handles may be used by all threads.
+ * What else changes is changed and looked at within critical sections of its object, or is
+ * atomic. Where there is one, they are nothing.
  */
 #ifndef ONEPOT_PYTHON_MODULE_H
 #define ONEPOT_PYTHON_MODULE_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+
+#include <stdatomic.h>
 
 #include "onepot.h"
 #include "onepot_device.h"
@@ -22,8 +29,15 @@ static inline PyObject *onepot_new_ref(PyObject *object)
 #define Py_NewRef(object) onepot_new_ref((PyObject *)(object))
 #endif
 
-extern PyTypeObject archive_type, names_type, sample_type, sampler_type, loader_type,
-    batch_type, buffer_type, writer_type;
+#ifndef Py_BEGIN_CRITICAL_SECTION
+#define Py_BEGIN_CRITICAL_SECTION(object) {
+#define Py_END_CRITICAL_SECTION() }
+#define Py_BEGIN_CRITICAL_SECTION2(one, two) {
+#define Py_END_CRITICAL_SECTION2() }
+#endif
+
+extern PyTypeObject archive_type, names_type, sample_type, sampler_type, sampler_iterator_type,
+    loader_type, batch_type, buffer_type, writer_type;
 
 struct py_archive {
     PyObject_HEAD struct onepot_archive *archive;

@@ -63,10 +63,19 @@ static int sampler_init(PyObject *self, PyObject *args, PyObject *keywords)
         raise_error(r, &error);
         return -1;
     }
-    onepot_sampler_free(s->sampler);
-    s->sampler = sampler;
-    s->length = onepot_sampler_length(sampler);
-    return 0;
+    int is_first;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    is_first = !s->sampler;
+    if (is_first) {
+        s->length = onepot_sampler_length(sampler);
+        s->sampler = sampler;
+    }
+    Py_END_CRITICAL_SECTION();
+    if (is_first)
+        return 0;
+    onepot_sampler_free(sampler);
+    PyErr_SetString(PyExc_ValueError, "the sampler was initialised already");
+    return -1;
 }
 
 static void sampler_dealloc(PyObject *self)
@@ -93,23 +102,21 @@ static Py_ssize_t sampler_length(PyObject *self)
     return (Py_ssize_t)((struct py_sampler *)self)->length;
 }
 
-static PyTypeObject iterator_type;
-
 static PyObject *sampler_iter(PyObject *self)
 {
     struct py_sampler *s = (struct py_sampler *)self;
     if (!sampler_of(self))
         return NULL;
-    if (PyType_Ready(&iterator_type) < 0)
-        return NULL;
-    struct py_sampler *i = PyObject_New(struct py_sampler, &iterator_type);
+    struct py_sampler *i = PyObject_New(struct py_sampler, &sampler_iterator_type);
     if (!i)
         return NULL;
     i->sampler = s->sampler;
     i->keeps = Py_NewRef(self);
-    i->at = s->skip;
     i->length = s->length;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    i->at = s->skip;
     s->skip = 0;
+    Py_END_CRITICAL_SECTION();
     return (PyObject *)i;
 }
 
@@ -118,13 +125,15 @@ static PyObject *iterator_next(PyObject *self)
     struct py_sampler *i = (struct py_sampler *)self;
     struct py_sampler *s = (struct py_sampler *)i->keeps;
     uint64_t index;
-    if (i->at >= i->length || onepot_sampler_get(s->sampler, i->at, 1, &index, NULL) < 0)
-        return NULL;
-    i->at++;
-    return PyLong_FromUnsignedLongLong(index);
+    int got;
+    Py_BEGIN_CRITICAL_SECTION2(self, i->keeps);
+    got = i->at < i->length && onepot_sampler_get(s->sampler, i->at, 1, &index, NULL) == 0;
+    i->at += (uint64_t)got;
+    Py_END_CRITICAL_SECTION2();
+    return got ? PyLong_FromUnsignedLongLong(index) : NULL;
 }
 
-static PyTypeObject iterator_type = {
+PyTypeObject sampler_iterator_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.SamplerIterator",
     .tp_basicsize = sizeof(struct py_sampler),
     .tp_dealloc = sampler_dealloc,
@@ -141,7 +150,9 @@ static PyObject *sampler_set_epoch(PyObject *self, PyObject *epoch)
     if (PyErr_Occurred())
         return NULL;
     /* The interpreter's lock is kept: an iterator may look at the order that goes. */
+    Py_BEGIN_CRITICAL_SECTION(self);
     r = onepot_sampler_set_epoch(sampler, e);
+    Py_END_CRITICAL_SECTION();
     if (r < 0)
         return raise_error(r, NULL);
     Py_RETURN_NONE;
@@ -151,10 +162,14 @@ static PyObject *sampler_state_dict(PyObject *self, PyObject *unused)
 {
     struct onepot_sampler *sampler = sampler_of(self);
     (void)unused;
+    unsigned long long at, skip;
     if (!sampler)
         return NULL;
-    return Py_BuildValue("{sKsK}", "epoch", (unsigned long long)onepot_sampler_epoch(sampler),
-                         "yielded", (unsigned long long)((struct py_sampler *)self)->skip);
+    Py_BEGIN_CRITICAL_SECTION(self);
+    at = onepot_sampler_epoch(sampler);
+    skip = ((struct py_sampler *)self)->skip;
+    Py_END_CRITICAL_SECTION();
+    return Py_BuildValue("{sKsK}", "epoch", at, "yielded", skip);
 }
 
 static PyObject *sampler_load_state_dict(PyObject *self, PyObject *state)
@@ -165,8 +180,10 @@ static PyObject *sampler_load_state_dict(PyObject *self, PyObject *state)
     PyObject *done = NULL;
     if (yielded) {
         uint64_t skip = PyLong_AsUnsignedLongLong(yielded);
+        Py_BEGIN_CRITICAL_SECTION(self);
         if (!PyErr_Occurred() && (done = sampler_set_epoch(self, epoch)))
             s->skip = skip;
+        Py_END_CRITICAL_SECTION();
     }
     Py_XDECREF(epoch);
     Py_XDECREF(yielded);
@@ -176,8 +193,14 @@ static PyObject *sampler_load_state_dict(PyObject *self, PyObject *state)
 static PyObject *get_epoch(PyObject *self, void *unused)
 {
     struct onepot_sampler *sampler = sampler_of(self);
+    uint64_t epoch;
     (void)unused;
-    return sampler ? PyLong_FromUnsignedLongLong(onepot_sampler_epoch(sampler)) : NULL;
+    if (!sampler)
+        return NULL;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    epoch = onepot_sampler_epoch(sampler);
+    Py_END_CRITICAL_SECTION();
+    return PyLong_FromUnsignedLongLong(epoch);
 }
 
 static PyObject *get_rank(PyObject *self, void *unused)

@@ -8,6 +8,7 @@
 struct py_writer {
     PyObject_HEAD struct onepot_writer *writer; /* NULL: finished, or never opened */
     int busy;                                   /* a thread is inside, without the lock */
+    int opened;
 };
 
 static int writer_init(PyObject *self, PyObject *args, PyObject *keywords)
@@ -30,19 +31,25 @@ static int writer_init(PyObject *self, PyObject *args, PyObject *keywords)
     o.threads = threads;
     o.overwrite = overwrite;
     o.no_sync = !sync;
-    if (w->writer) {
-        Py_DECREF(path);
-        PyErr_SetString(PyExc_ValueError, "the writer is open already");
-        return -1;
-    }
     Py_BEGIN_ALLOW_THREADS r = onepot_writer_new(PyBytes_AS_STRING(path), &o, &error, &writer);
     Py_END_ALLOW_THREADS Py_DECREF(path);
     if (r < 0) {
         raise_error(r, &error);
         return -1;
     }
-    w->writer = writer;
-    return 0;
+    int is_first;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    is_first = !w->opened;
+    if (is_first) {
+        w->opened = 1;
+        w->writer = writer;
+    }
+    Py_END_CRITICAL_SECTION();
+    if (is_first)
+        return 0;
+    onepot_writer_discard(writer);
+    PyErr_SetString(PyExc_ValueError, "the writer was opened already");
+    return -1;
 }
 
 static void writer_dealloc(PyObject *self)
@@ -55,14 +62,29 @@ static void writer_dealloc(PyObject *self)
 /* The writer for one call of this thread, which ends with leave(). */
 static struct onepot_writer *enter(struct py_writer *w)
 {
-    if (!w->writer)
+    struct onepot_writer *writer;
+    int busy;
+    Py_BEGIN_CRITICAL_SECTION(w);
+    writer = w->writer;
+    busy = w->busy;
+    if (writer)
+        w->busy = 1;
+    Py_END_CRITICAL_SECTION();
+    if (!writer)
         PyErr_SetString(PyExc_ValueError, "the archive is closed");
-    else if (w->busy)
+    else if (busy)
         PyErr_SetString(PyExc_RuntimeError, "another thread is writing");
-    if (PyErr_Occurred())
-        return NULL;
-    w->busy = 1;
-    return w->writer;
+    return busy ? NULL : writer;
+}
+
+/* `ended`: it is no more. */
+static void leave(struct py_writer *w, int ended)
+{
+    Py_BEGIN_CRITICAL_SECTION(w);
+    w->busy = 0;
+    if (ended)
+        w->writer = NULL;
+    Py_END_CRITICAL_SECTION();
 }
 
 static void set_time(struct onepot_file *file, double mtime)
@@ -97,7 +119,7 @@ static PyObject *writer_add(PyObject *self, PyObject *args, PyObject *keywords)
     if (!PyErr_Occurred() && (writer = enter(w))) {
         Py_BEGIN_ALLOW_THREADS r = onepot_writer_add(writer, PyBytes_AS_STRING(name), data.buf,
                                                      (size_t)data.len, &file, &error);
-        Py_END_ALLOW_THREADS w->busy = 0;
+        Py_END_ALLOW_THREADS leave(w, 0);
         if (r < 0)
             raise_error(r, &error);
     }
@@ -114,13 +136,16 @@ static PyObject *end_writer(PyObject *self, int keep)
     struct py_writer *w = (struct py_writer *)self;
     struct onepot_error error = {0};
     int r = 0;
-    if (!w->writer)
+    int closed;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    closed = !w->writer;
+    Py_END_CRITICAL_SECTION();
+    if (closed)
         Py_RETURN_NONE;
     struct onepot_writer *writer = enter(w);
     if (!writer)
         return NULL;
-    w->writer = NULL;
-    w->busy = 0;
+    leave(w, 1);
     Py_BEGIN_ALLOW_THREADS if (keep) r = onepot_writer_finish(writer, &error);
     else onepot_writer_discard(writer);
     Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);

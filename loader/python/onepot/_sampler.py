@@ -20,8 +20,8 @@ class DistributedSampler(TorchAware, _core.DistributedSampler):
     num_samples     elements of this rank (of this worker)
     total_size      elements of all ranks, padding included
 
-    ValueError: a rank that is not below num_replicas. One thread at a time; iterators that were
-    begun follow set_epoch().
+    ValueError: a rank that is not below num_replicas. Any number of threads may use it;
+    iterators that were begun follow set_epoch().
     """
 
     _torch_name = "DistributedSampler"

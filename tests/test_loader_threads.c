@@ -1,0 +1,147 @@
+/*
+ * All functions of a loader at once, by several threads; and in a child, where the first of
+ * them makes the loader's threads anew.
+ */
+#include "loader_helper.h"
+
+#include <pthread.h>
+#include <sys/wait.h>
+
+#define FILES 120u
+#define BATCH 8u
+#define WAIT_MS 30000
+
+struct user {
+    struct onepot_loader *loader;
+    unsigned rounds, failed, batches;
+};
+
+static size_t some(unsigned i)
+{
+    return 4 * (1 + i % 50);
+}
+
+static void *take(void *arg)
+{
+    struct user *user = arg;
+    const struct onepot_batch *b;
+    for (unsigned i = 0; i < user->rounds; i++) {
+        int r = onepot_loader_next(user->loader, WAIT_MS, NULL, &b);
+        user->failed += r < 0;
+        user->batches += r == 1;
+        for (uint64_t k = 0; r == 1 && k < b->samples; k++)
+            user->failed += memcmp(b->data + b->offsets[k], &b->indices[k], 4) != 0;
+        if (r == 1)
+            onepot_batch_release(b);
+    }
+    return NULL;
+}
+
+static void *turn(void *arg)
+{
+    struct user *user = arg;
+    struct onepot_state state = {.size = sizeof(state)};
+    struct onepot_stats stats = {.size = sizeof(stats)};
+    struct onepot_delivered delivered;
+    for (unsigned i = 0; i < user->rounds; i++) {
+        user->failed += onepot_loader_state(user->loader, NULL, &state) != 0;
+        user->failed += onepot_loader_set_epoch(user->loader, i % 5) != 0;
+        user->failed += onepot_loader_restore(user->loader, &state, NULL) != 0;
+        user->failed += onepot_loader_epoch(user->loader, NULL) > FILES * user->rounds;
+        onepot_loader_delivered(user->loader, &delivered);
+        user->failed += delivered.samples > FILES;
+        onepot_loader_stats(user->loader, &stats);
+    }
+    return NULL;
+}
+
+static unsigned run_all(struct onepot_loader *loader, unsigned rounds)
+{
+    struct user users[4];
+    pthread_t threads[4];
+    unsigned failed = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        users[i] = (struct user){.loader = loader, .rounds = rounds};
+        failed += pthread_create(&threads[i], NULL, i % 2 ? turn : take, &users[i]) != 0;
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        failed += users[i].failed;
+    }
+    return failed;
+}
+
+static struct onepot_loader *make(const struct onepot_archive *archive)
+{
+    struct onepot_loader_options o = {
+        .size = sizeof(o), .batch_size = BATCH, .world_size = 1, .threads = 2};
+    struct onepot_loader *loader = NULL;
+    ck_assert_int_eq(onepot_loader_new(archive, &o, NULL, &loader), 0);
+    return loader;
+}
+
+START_TEST(may_take_batches_and_go_elsewhere_at_once)
+{
+    struct tree t;
+    tree_begin(&t);
+    tree_numbered(&t, FILES, 3, some);
+    tree_pack(&t, PACKING_ONEPOT);
+    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_loader *loader = make(a);
+    ck_assert_uint_eq(run_all(loader, 200), 0);
+    onepot_loader_set_epoch(loader, 9);
+    struct user alone = {.loader = loader, .rounds = FILES / BATCH + 1};
+    take(&alone);
+    ck_assert_uint_eq(alone.batches, FILES / BATCH);
+    onepot_loader_free(loader);
+    onepot_archive_close(a);
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(of_a_child_find_one_loader)
+{
+    struct tree t;
+    if (!FORKS_WITH_THREADS) {
+        puts("skipped: under a sanitizer a process with threads can't fork");
+        return;
+    }
+    tree_begin(&t);
+    tree_numbered(&t, FILES, 3, some);
+    tree_pack(&t, PACKING_ONEPOT);
+    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_loader *loader = make(a);
+    struct user parent = {.loader = loader, .rounds = 3};
+    take(&parent);
+    pid_t child = fork();
+    if (child == 0) {
+        unsigned failed = run_all(loader, 20);
+        onepot_loader_free(loader);
+        onepot_archive_close(a);
+        _exit(failed ? 1 : 0);
+    }
+    int status;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+    take(&parent);
+    ck_assert_uint_eq(parent.batches, 6);
+    onepot_loader_free(loader);
+    onepot_archive_close(a);
+    tree_end(&t);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("threads");
+    TCase *t = tcase_create("threads");
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, may_take_batches_and_go_elsewhere_at_once);
+    tcase_add_test(t, of_a_child_find_one_loader);
+    suite_add_tcase(s, t);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed != 0;
+}
