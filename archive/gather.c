@@ -364,11 +364,23 @@ static int tell_growth(const char *path, struct fault **problem)
     return *problem ? 0 : -ENOMEM;
 }
 
+/* Files of /proc and the like have a size of 0, whatever can be read from them. */
+static int look_into_empty(struct gathered *g, int fd)
+{
+    char byte;
+    if (pread(fd, &byte, 1, 0) <= 0)
+        return 0;
+    free(g->problem);
+    g->problem = gather_fault(
+        g->path, -EFBIG, "packed as empty: its size is 0, though there is something in it");
+    return g->problem ? 0 : -ENOMEM;
+}
+
 static int read_inline(struct gathered *g, int fd)
 {
     size_t size = (size_t)g->member.size_bytes;
     if (!size)
-        return 0;
+        return look_into_empty(g, fd);
     g->data = malloc(size + 1);
     if (!g->data)
         return -ENOMEM;

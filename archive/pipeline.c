@@ -19,7 +19,7 @@
  * Memory: when too much is in flight only what stands first in the list is taken, which
  * the writer needs; everything in flight before it will be written.
  */
-#include "pipeline.h"
+#include "pipeline_private.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -52,68 +52,6 @@
 #define READS_A_SAMPLE 4u
 #define SAMPLES 16u
 #define SLOW_READ_NS UINT64_C(200000)
-
-enum kind {
-    ITEM_MEMBER,
-    ITEM_PIECE,    /* of a large file */
-    CURSOR_FOLDER, /* names that were not taken yet */
-    CURSOR_STREAM, /* the rest of a large file */
-};
-
-struct item {
-    enum kind kind;
-    bool ready; /* to be written */
-    struct item *before, *after;
-    struct item *cursor_before, *cursor_after; /* among the cursors alone */
-    size_t flight_bytes;
-
-    struct folder *folder; /* MEMBER: it is in; CURSOR_FOLDER: whose names */
-    struct folder *below;  /* MEMBER: a directory's content, or NULL */
-    uint32_t shard;        /* where it goes to */
-    const struct input *input;
-    const struct folder_name *name;
-    int folder_fd; /* pinned; or -errno */
-    int source_fd;
-    struct gathered gathered;
-
-    struct stream *stream; /* PIECE, CURSOR_STREAM */
-    uint64_t offset;
-    size_t len;
-    bool last;
-    uint8_t *bytes;
-    struct fault *problem;
-};
-
-struct pipeline {
-    const struct pack_options *options;
-    const struct pipeline_sources *sources;
-    const struct selection *selection;
-    struct shard_set *shards;
-    struct folder_set *set;
-
-    pthread_mutex_t lock; /* for all below, and for folders and cursors */
-    pthread_cond_t wake;
-    unsigned waiting;
-    int error;
-    struct item *first, *last;
-    struct item *first_cursor;
-    unsigned flight_items;
-    size_t flight_bytes;
-    bool writing;
-    pthread_t threads[PACK_THREADS_MAX];
-    unsigned started;              /* threads, the caller's included */
-    unsigned most_threads;         /* that may be started as reads turn out to be slow */
-    unsigned reads, samples, slow; /* for the judgement on that */
-
-    /* Only the thread that writes. */
-    struct links *links; /* one a shard */
-    struct pack_result *result;
-    struct fault *fault;
-    struct progress progress;
-    uint64_t read_bytes; /* data of files */
-    uint64_t told_offset;
-    unsigned silent; /* items since then */
-};
 
 /* ---- the list ---- */
 
@@ -302,8 +240,8 @@ static struct item *take(struct pipeline *p)
 
 /* ---- reading; without the lock ---- */
 
-static struct gather_from place_of(const struct pipeline *p, const struct item *item,
-                                   int folder_fd)
+struct gather_from pipeline_place(const struct pipeline *p, const struct item *item,
+                                  int folder_fd)
 {
     bool source = item->folder == p->sources->root;
     return (struct gather_from){
@@ -328,7 +266,7 @@ static int read_member(const struct pipeline *p, struct item *item)
     item->shard = selection_shard(p->selection, path, len);
     if (item->folder_fd < 0 && item->source_fd < 0 && !item->input)
         return gather_nothing(path, item->folder_fd, &item->gathered);
-    struct gather_from from = place_of(p, item, item->folder_fd);
+    struct gather_from from = pipeline_place(p, item, item->folder_fd);
     from.opened_fd = item->source_fd;
     item->source_fd = -1;
     return gather_member(&from, path, len, &item->gathered);
@@ -383,7 +321,7 @@ static int leave_out_output(struct gathered *g)
 }
 
 /* Queue what a member leads to. */
-static int follow_up(struct pipeline *p, struct item *item)
+int pipeline_follow_up(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
     int r = 0;
@@ -405,7 +343,7 @@ static void finish_reading(struct pipeline *p, struct item *item, int r)
         if (item->folder_fd >= 0)
             folder_unpin(p->set, item->folder);
         if (r == 0)
-            r = follow_up(p, item);
+            r = pipeline_follow_up(p, item);
         if (item->gathered.data)
             item->flight_bytes = (size_t)item->gathered.member.size_bytes;
         p->flight_bytes += item->flight_bytes;
@@ -413,171 +351,6 @@ static void finish_reading(struct pipeline *p, struct item *item, int r)
     if (r < 0 && !p->error)
         p->error = r;
     item->ready = true;
-}
-
-/* ---- writing; by one thread at a time, without the lock ---- */
-
-static int report(struct pipeline *p, enum pack_report kind, const struct fault *what)
-{
-    const struct pack_options *o = p->options;
-    if (!what)
-        return 0;
-    if (kind == PACK_PROBLEM && o->strict) {
-        if (p->fault && !p->fault->err)
-            *p->fault = *what;
-        return -what->err;
-    }
-    if (kind == PACK_PROBLEM)
-        p->result->problems++;
-    if (o->report)
-        o->report(o->ctx, kind, what);
-    return 0;
-}
-
-static int report_gathered(struct pipeline *p, const struct gathered *g)
-{
-    if (g->note && S_ISSOCK(g->member.mode))
-        p->result->sockets++;
-    int r = report(p, PACK_NOTE, g->note);
-    return r < 0 ? r : report(p, PACK_PROBLEM, g->problem);
-}
-
-/* A further name of a file that is in the archive: a hard link, whatever was read. */
-static int make_link(struct gathered *g, const struct link *first)
-{
-    pax_buffer_free(&g->header);
-    g->member.hardlink = true;
-    g->member.link = first->path;
-    g->member.link_len = first->path_len;
-    g->member.sparse = false;
-    return pax_encode(&g->member, &g->header);
-}
-
-/* The first name of a file that has several: now its data is read. */
-static int read_first(struct pipeline *p, struct item *item)
-{
-    struct gathered *g = &item->gathered;
-    int fd = -1, r = 0;
-    pthread_mutex_lock(&p->lock);
-    if (!item->input)
-        r = folder_pin(p->set, item->folder, &fd);
-    pthread_mutex_unlock(&p->lock);
-    if (r < 0) {
-        char *path = g->path;
-        g->path = NULL;
-        gather_free(g);
-        return gather_nothing(path, r, g);
-    }
-    struct gather_from from = place_of(p, item, fd);
-    r = gather_data(&from, g);
-
-    pthread_mutex_lock(&p->lock);
-    if (!item->input)
-        folder_unpin(p->set, item->folder);
-    if (r == 0)
-        r = follow_up(p, item);
-    pthread_mutex_unlock(&p->lock);
-    return r;
-}
-
-/*
- * A file with several names: the first of a shard brings the data, others are links. Names in
- * different shards are files of their own: to know of each other they would have to be
- * asked by two processes.
- */
-static int settle_links(struct pipeline *p, struct item *item, const struct link **ret_first)
-{
-    struct gathered *g = &item->gathered;
-    struct links *links = &p->links[item->shard];
-    if (g->skip || g->nlink <= 1 || S_ISDIR(g->member.mode))
-        return 0;
-    int r = 0;
-    const struct link *first = links_find(links, g->dev, g->ino);
-    if (first)
-        r = make_link(g, first);
-    else if (g->again)
-        r = read_first(p, item);
-    if (r == 0 && !first && !g->skip)
-        r = links_add(links, g->dev, g->ino, g->path, g->member.path_len);
-    *ret_first = first;
-    return r;
-}
-
-static int write_member(struct pipeline *p, struct item *item)
-{
-    struct gathered *g = &item->gathered;
-    const struct link *first = NULL;
-    int r = settle_links(p, item, &first);
-    if (r == 0)
-        r = report_gathered(p, g);
-    if (r < 0 || g->skip)
-        return r;
-    if (S_ISDIR(g->member.mode))
-        return shard_set_add_folder(p->shards, item->folder, item->below, g, p->fault);
-    r = shard_set_add(p->shards, item->shard, item->folder, &g->member, &g->header,
-                      g->data ? &g->sum : NULL, p->fault);
-    if (r == 0 && g->data && !first) {
-        uint8_t *data = g->data;
-        g->data = NULL;
-        p->read_bytes += g->member.size_bytes;
-        r = shard_set_data(p->shards, item->shard, data, (size_t)g->member.size_bytes,
-                           p->fault);
-    }
-    return r;
-}
-
-/* Pieces come in order here: at the last one their sum can be compared. */
-static int check_sum(struct pipeline *p, const struct item *item)
-{
-    struct stream *s = item->stream;
-    if (!s->has_sum)
-        return 0;
-    XXH3_64bits_update(s->sum_state, item->bytes, item->len);
-    if (!item->last || s->told || XXH3_64bits_digest(s->sum_state) == s->sum)
-        return 0;
-    struct fault fault = {0};
-    gather_sum_fault(s->path, &fault);
-    return report(p, PACK_PROBLEM, &fault);
-}
-
-static int write_piece(struct pipeline *p, struct item *item)
-{
-    int r = 0;
-    if (!item->stream->told) /* a file that shrank by a terabyte is one problem */
-        r = report(p, PACK_PROBLEM, item->problem);
-    if (item->problem)
-        item->stream->told = true;
-    if (r == 0)
-        r = check_sum(p, item);
-    if (r < 0)
-        return r;
-    uint8_t *bytes = item->bytes;
-    item->bytes = NULL;
-    p->read_bytes += item->len;
-    return shard_set_data(p->shards, item->shard, bytes, item->len, p->fault);
-}
-
-/* How far the work is: in bytes of the input where its size is known, else of the output. */
-static void tell_progress(struct pipeline *p, const struct item *item)
-{
-    const struct pack_options *o = p->options;
-    uint64_t offset = p->sources->total_bytes ? p->read_bytes : shard_set_offset(p->shards);
-    if (item->kind == ITEM_MEMBER)
-        atomic_fetch_add_explicit(&p->progress.members, 1, memory_order_relaxed);
-    if (!o->progress || (offset - p->told_offset < (1u << 20) && ++p->silent < 4096))
-        return;
-    p->silent = 0;
-    p->told_offset = offset;
-    atomic_store_explicit(&p->progress.bytes_done, offset, memory_order_relaxed);
-    o->progress(o->ctx, "packing", &p->progress);
-}
-
-static int write_item(struct pipeline *p, struct item *item)
-{
-    int r = item->kind == ITEM_MEMBER ? write_member(p, item) : write_piece(p, item);
-    if (r == 0)
-        tell_progress(p, item);
-    return r;
 }
 
 /* ---- threads ---- */
@@ -601,7 +374,7 @@ static void drain(struct pipeline *p)
         struct item *item = p->first;
         p->writing = wrote = true;
         pthread_mutex_unlock(&p->lock);
-        int r = write_item(p, item);
+        int r = pipeline_write(p, item);
         pthread_mutex_lock(&p->lock);
         p->writing = false;
         p->flight_items--;

@@ -116,6 +116,10 @@ static int write_failed(struct writer *w, int err, struct fault *fault)
     if (err == -ENOSPC || err == -EDQUOT)
         fault_advise(fault, "nothing is left of it; free some space or choose another place "
                             "with -o");
+    if (err == -EFBIG)
+        fault_advise(fault,
+                     "nothing is left of it; a limit (ulimit -f) or the filesystem allows "
+                     "no larger file");
     return err;
 }
 

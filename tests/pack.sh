@@ -220,6 +220,17 @@ for option in --zstd=0 --zstd=23 --zstd=x --align=511 --align=3000 --block=1M '-
     # shellcheck disable=SC2086
     run 2 "$onepot" pack $option small
 done
+if [ -s /proc/version ] || [ -z "$(head -c 1 /proc/version 2>/dev/null)" ]; then
+    echo 'not tested: a file of size 0 with something in it (/proc/version is none)'
+else
+    echo version >version.list
+    run 1 "$onepot" pack -q -o version.tar --files-from version.list /proc
+    says 'version: packed as empty'
+    run 0 "$onepot" verify -q version.tar
+fi
+run 1 bash -c 'ulimit -f 10 && exec "$@"' - "$onepot" pack -q -o limit.tar big
+says 'limit.tar: .*ulimit -f'
+[ ! -e limit.tar ] || fail 'a limit on the size of files left an archive'
 run 1 "$onepot" pack -o there.tar nowhere
 if [ "$(wc -l <err)" -ne 1 ] || ! grep -q '^onepot: nowhere: ' err; then
     fail "a source that is not there says: $(cat err)"
