@@ -19,7 +19,8 @@
  * for others, and its index is saved as others are. Where there is a saved index, the names are
  * known at once, and the store may have it unpacked while it is read (pot_expand).
  *
- * Errors are those of the steps; -EINTR when a signal that the caller handles came.
+ * Errors are those of the steps; -EINTR when SIGINT, SIGTERM, SIGHUP or SIGQUIT came and
+ * the caller handles it.
  * Nothing is left behind then: no child, no file.
  */
 #ifndef ONEPOT_POT_H

@@ -17,7 +17,8 @@
 struct onepot_writer {
     struct writer *writer;
     char *path;
-    pid_t pid; /* a child must not remove what its parent writes */
+    pid_t pid;                 /* a child must not remove what its parent writes */
+    struct onepot_error first; /* what went wrong: nothing is added after that */
 };
 
 static int read_options(const struct onepot_writer_options *options,
@@ -109,6 +110,14 @@ static int add_member(struct onepot_writer *w, const struct pax_member *member,
     return writer_data(w->writer, copy, len, fault);
 }
 
+/* The error that ended it is told again, and not what its number means for a file. */
+static int ended(const struct onepot_writer *w, struct onepot_error *error)
+{
+    return error_set(error, w->first.code,
+                     "%s: is not complete, because of an earlier error: %s", w->path,
+                     w->first.text);
+}
+
 int onepot_writer_add(struct onepot_writer *writer, const char *name, const void *bytes,
                       size_t len, const struct onepot_file *file, struct onepot_error *error)
 {
@@ -125,6 +134,8 @@ int onepot_writer_add(struct onepot_writer *writer, const char *name, const void
     if (f.mode & ~(uint32_t)07777 || f.mtime_nsec >= 1000000000u)
         return error_set(error, -EINVAL, "%s: %.200s: no such permissions or time",
                          writer->path, name);
+    if (writer->first.code < 0)
+        return ended(writer, error);
     const struct pax_member member = {
         .path = name,
         .path_len = strlen(name),
@@ -136,7 +147,11 @@ int onepot_writer_add(struct onepot_writer *writer, const char *name, const void
         .size_bytes = len,
     };
     r = add_member(writer, &member, bytes, len, &fault);
-    return r < 0 ? error_from_fault(error, r, &fault, writer->path) : 0;
+    if (r < 0) {
+        error_from_fault(&writer->first, r, &fault, writer->path);
+        error_from_fault(error, r, &fault, writer->path);
+    }
+    return r;
 }
 
 static void free_writer(struct onepot_writer *writer)
@@ -152,6 +167,9 @@ int onepot_writer_finish(struct onepot_writer *writer, struct onepot_error *erro
     int r;
     if (writer->pid != getpid()) {
         r = error_set(error, -EINVAL, "%s: is written by another process", writer->path);
+    } else if (writer->first.code < 0) {
+        r = ended(writer, error);
+        writer_discard(writer->writer);
     } else {
         r = writer_close(writer->writer, &fault, &totals);
         if (r < 0)

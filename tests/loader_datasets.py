@@ -299,6 +299,17 @@ class Writers(unittest.TestCase):
             with self.assertRaises(ValueError):
                 onepot.Writer(path, overwrite=True, **options)
 
+    def test_the_error_that_ended_a_writer_is_told_again(self):
+        path = os.path.join(WORK, "ended.tar")
+        writer = onepot.Writer(path, sync=False)
+        writer.add("a/b", b"1")
+        with self.assertRaisesRegex(IsADirectoryError, "a: takes the place of a directory"):
+            writer.add("a", b"2")
+        for end in (lambda: writer.add("c", b"3"), writer.close):
+            with self.assertRaisesRegex(OSError, "earlier error.*a: takes the place"):
+                end()
+        self.assertFalse(os.path.exists(path))
+
     def test_a_child_does_not_end_what_its_parent_writes(self):
         path = os.path.join(WORK, "forked.tar")
         writer = onepot.Writer(path, sync=False)
