@@ -144,10 +144,10 @@ def test_files_are_read_while_they_come(work):
 def test_a_read_waits_as_long_as_the_stream_goes_on(work):
     """With a limit far shorter than the stream; one that stands still is a stall."""
     with slow_stream(work) as archive:
-        with work.mount("--io-timeout=2", archive) as mount:
+        with work.mount("--io-timeout=3", archive) as mount:
             check_file(mount.path, FILES - 1)
             check_equal(mount.stat()["stalls"], 0, "stalls")
-        with work.mount("--io-timeout=2", archive, name="two") as mount:
+        with work.mount("--io-timeout=3", archive, name="two") as mount:
             with standing_still(mount):
                 check(fails(mount.path, FILES - 1), "a read of what does not come was answered")
             check_file(mount.path, FILES - 2)
