@@ -21,6 +21,7 @@
 #include "backend.h"
 #include "index_format.h"
 #include "source.h"
+#include "write_at.h"
 
 #define FOOTER_MAGIC "onepotFT"
 #define FOOTER_VERSION 1u
@@ -86,21 +87,6 @@ static uint64_t get64(const uint8_t bytes[FOOTER_BYTES], enum footer_offset at)
     uint64_t value;
     memcpy(&value, bytes + at, sizeof(value));
     return le64toh(value);
-}
-
-static int write_at(int fd, const uint8_t *bytes, size_t len, uint64_t offset)
-{
-    while (len > 0) {
-        ssize_t n = pwrite(fd, bytes, len, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        bytes += n;
-        offset += (uint64_t)n;
-        len -= (size_t)n;
-    }
-    return 0;
 }
 
 /* Where the file ends whose index ends at `image_end`: 0 if that is no 63-bit number. */

@@ -26,6 +26,7 @@
 
 #include "cleanup.h"
 #include "source_guard.h"
+#include "write_at.h"
 
 struct source {
     int fd;
@@ -206,27 +207,13 @@ int source_open(const char *path, struct fault *fault, struct source **ret_sourc
     return 0;
 }
 
-static int write_all(int fd, const uint8_t *bytes, size_t len)
-{
-    while (len > 0) {
-        ssize_t n = write(fd, bytes, len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        bytes += n;
-        len -= (size_t)n;
-    }
-    return 0;
-}
-
 int source_from_memory(const void *bytes, size_t len, const char *name,
                        struct source **ret_source)
 {
     auto_close int fd = memfd_create("onepot-source", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return -errno;
-    int r = write_all(fd, bytes, len);
+    int r = write_at(fd, bytes, len, 0);
     if (r < 0)
         return r;
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)

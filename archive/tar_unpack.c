@@ -21,6 +21,7 @@
 #endif
 
 #include "source.h"
+#include "write_at.h"
 
 enum {
     HEAD_BYTES = 64 << 10,
@@ -112,21 +113,6 @@ static int check_head(struct unpacking *u, bool at_end)
     if (!u->is_tar)
         return fault_set(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
                          "is %s data, but there is no tar archive in it", u->compression);
-    return 0;
-}
-
-static int write_at(int fd, const uint8_t *bytes, size_t len, uint64_t offset)
-{
-    while (len > 0) {
-        ssize_t n = pwrite(fd, bytes, len, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        bytes += n;
-        len -= (size_t)n;
-        offset += (uint64_t)n;
-    }
     return 0;
 }
 

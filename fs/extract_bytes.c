@@ -2,10 +2,8 @@
  * From the archive into a file: each piece that it hands out is hashed and
  * written while the CPU's cache still has it.
  */
-#include <errno.h>
-#include <unistd.h>
-
 #include "extract_private.h"
+#include "write_at.h"
 
 struct copy {
     struct extraction *x;
@@ -14,21 +12,6 @@ struct copy {
     bool write_failed;
 };
 
-static int write_all(int fd, const uint8_t *bytes, size_t len, uint64_t offset)
-{
-    while (len > 0) {
-        ssize_t n = pwrite(fd, bytes, len, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EIO;
-        bytes += n;
-        len -= (size_t)n;
-        offset += (uint64_t)n;
-    }
-    return 0;
-}
-
 static int write_piece(void *ctx, const void *bytes, size_t len, uint64_t offset)
 {
     struct copy *c = ctx;
@@ -36,7 +19,7 @@ static int write_piece(void *ctx, const void *bytes, size_t len, uint64_t offset
         return -EINTR;
     if (c->hash)
         XXH3_64bits_update(c->hash, bytes, len);
-    int r = write_all(c->fd, bytes, len, offset);
+    int r = write_at(c->fd, bytes, len, offset);
     c->write_failed = r < 0;
     atomic_fetch_add_explicit(&c->x->progress.bytes_done, len, memory_order_relaxed);
     return r;

@@ -10,6 +10,7 @@
 
 #include "cleanup.h"
 #include "process.h"
+#include "report.h"
 
 /*
  * The absolute path of a mount point, without a look at the mount point itself: that
@@ -72,14 +73,5 @@ const char *find_mount_state(const struct slot *slot)
     if (process_stat(c->daemon_pid, &start_ticks, &process_state) == 0 &&
         start_ticks == c->daemon_start_ticks && (process_state == 'T' || process_state == 't'))
         return "stopped";
-    switch ((enum mount_state)atomic_load_explicit(&c->state, memory_order_relaxed)) {
-    case MOUNT_STARTING:
-        return "starting";
-    case MOUNT_SERVING:
-        return "serving";
-    case MOUNT_DRAINING:
-        return "draining";
-    default:
-        return "ended";
-    }
+    return report_state_name(c);
 }

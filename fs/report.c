@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "cli.h"
+#include "clock.h"
 #include "report.h"
 
 /* Numbers are the kernel's (linux/fuse.h); 0 stands for those that came later. */
@@ -51,7 +52,7 @@ static uint64_t get(const _Atomic uint64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-static const char *state_name(const struct counters *c)
+const char *report_state_name(const struct counters *c)
 {
     switch ((enum mount_state)atomic_load_explicit(&c->state, memory_order_relaxed)) {
     case MOUNT_STARTING:
@@ -67,17 +68,15 @@ static const char *state_name(const struct counters *c)
 
 void report_take(const struct counters *c, const char *state, struct report *ret_report)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    uint64_t now = now_ns();
     int64_t today = (int64_t)time(NULL), started = c->started_realtime_sec;
 
     ret_report->counters = c;
-    ret_report->state = state ? state : state_name(c);
+    ret_report->state = state ? state : report_state_name(c);
     ret_report->uptime_s = today > started ? (uint64_t)(today - started) : 0;
     summary_read(c, &ret_report->sum);
     uint64_t last_ns = ret_report->sum.last_request_ns;
-    ret_report->idle_ns = !last_ns ? UINT64_MAX : now_ns > last_ns ? now_ns - last_ns : 0;
+    ret_report->idle_ns = !last_ns ? UINT64_MAX : now > last_ns ? now - last_ns : 0;
 }
 
 double report_fetched_per_byte(const struct report *r)

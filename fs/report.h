@@ -29,6 +29,9 @@ struct report {
     uint64_t idle_ns; /* since the last request; UINT64_MAX: there was none */
 };
 
+/* "serving" and the like: what the counters say, which may be of a daemon that is gone. */
+const char *report_state_name(const struct counters *counters);
+
 /* `state`: as whoever asks knows it, or NULL: as the daemon wrote it. Not copied. */
 void report_take(const struct counters *counters, const char *state, struct report *ret_report);
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "block_cache.h"
+#include "suite.h"
 
 #define BLOCK 131072u
 
@@ -766,9 +767,5 @@ int main(void)
     tcase_add_test(tests, stuck_fill_ahead_gives_its_room_back);
     tcase_add_test(tests, many_threads_turn_over_a_small_cache);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite);
 }

@@ -4,6 +4,7 @@
  */
 #include "budget.h"
 #include "made_up_node.h"
+#include "suite.h"
 
 #define GB (UINT64_C(1) << 30)
 
@@ -100,9 +101,5 @@ int main(void)
     tcase_add_test(c, pages_of_files_can_be_given_back);
     tcase_add_test(c, the_cache_gets_a_quarter_within_reason);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "buffer_pool.h"
+#include "suite.h"
 
 static size_t page;
 
@@ -162,9 +163,5 @@ int main(void)
     tcase_add_test(tests, sizes_that_cannot_be_are_refused);
     tcase_add_test(tests, many_threads_get_buffers_of_their_own);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite);
 }

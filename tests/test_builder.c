@@ -2,6 +2,7 @@
 #include <fcntl.h>
 
 #include "index_helper.h"
+#include "suite.h"
 
 /* ---- paths ---- */
 

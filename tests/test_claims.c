@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "claims.h"
+#include "suite.h"
 
 #define MB (UINT64_C(1) << 20)
 #define TOTAL (400 * MB)
@@ -331,9 +332,5 @@ int main(void)
     tcase_add_test(c, what_a_killed_process_had_is_free_again);
     tcase_add_test(c, a_folder_that_is_not_ours_alone_is_not_used);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "suite.h"
 
 static const struct cli_usage usage = {"test", "[-l] [--path PATH] ARCHIVE...", "Tests.\n"};
 
@@ -421,9 +422,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *runner = srunner_create(suite());
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite());
 }

@@ -20,6 +20,7 @@
 #endif
 
 #include "codec.h"
+#include "suite.h"
 
 #define SIZE 131072u
 #define PACKED_MAX (2 * SIZE)
@@ -250,9 +251,5 @@ int main(void)
     tcase_add_test(tests, stored_is_a_copy);
     tcase_add_test(tests, unknown_codecs_are_not_supported);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite);
 }

@@ -13,6 +13,7 @@
 
 #include "content.h"
 #include "pack.h"
+#include "suite.h"
 
 #define BLOCK 65536u
 #define FILES 40u
@@ -243,9 +244,5 @@ int main(void)
     tcase_add_loop_test(tests, a_damaged_block_is_an_error_for_its_files_alone, 0, 2);
     tcase_add_test(tests, files_before_the_damage_of_a_block_come_without_its_sum);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed > 0;
+    return run_suite(suite);
 }

@@ -4,6 +4,7 @@
  */
 #include "cpus.h"
 #include "made_up_node.h"
+#include "suite.h"
 
 static struct cpus look(void)
 {
@@ -115,9 +116,5 @@ int main(void)
     tcase_add_test(c, what_can_not_be_understood_is_no_limit);
     tcase_add_test(c, a_mask_is_widened_to_what_the_job_has_and_never_to_the_node);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -2,6 +2,7 @@
  * Archives as samples: which there are, in what order, with which labels, and their bytes.
  */
 #include "loader_helper.h"
+#include "suite.h"
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -444,9 +445,5 @@ int main(void)
     tcase_add_test(t, errors_name_archive_and_member);
     tcase_add_test(t, a_thousand_times_open_and_close_keeps_nothing);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return run_suite(s);
 }

@@ -14,6 +14,7 @@
 #include "device.h"
 #include "locked.h"
 #include "upload.h"
+#include "suite.h"
 
 #define FILES 120u
 #define CLASSES 4u
@@ -883,11 +884,8 @@ int main(int argc, char **argv)
         device_name = argv[1];
     if (!is_there())
         return 77;
-    SRunner *runner = srunner_create(suite());
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    int failed = run_suite(suite());
     onepot_archive_close(ragged_archive);
     onepot_archive_close(image_archive);
-    return failed ? 1 : 0;
+    return failed;
 }

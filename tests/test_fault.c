@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "fault.h"
+#include "suite.h"
 
 static const char *describe(const struct fault *f, int err, const char *file)
 {
@@ -119,9 +120,5 @@ int main(void)
     tcase_add_test(tc, a_fault_without_terminators_is_read_within_bounds);
     tcase_add_test(tc, long_members_and_reasons_are_cut);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

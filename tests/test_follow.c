@@ -5,6 +5,7 @@
 #include "follow.h"
 #include "index_helper.h"
 #include "training.h"
+#include "suite.h"
 
 #define FILES 20000u
 #define FILE_BYTES 1000u
@@ -360,9 +361,5 @@ int main(void)
     tcase_add_test(c, what_was_refused_comes_again_after_a_read);
     tcase_add_test(c, a_list_with_files_that_come_again);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "engine.h"
+#include "suite.h"
 
 static size_t size_of(unsigned i)
 {
@@ -334,9 +335,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *runner = srunner_create(suite());
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite());
 }

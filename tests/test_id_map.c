@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "id_map.h"
+#include "suite.h"
 
 START_TEST(empty_map_has_nothing)
 {
@@ -58,9 +59,5 @@ int main(void)
     tcase_add_loop_test(tests, every_key_keeps_its_value, 0, 3);
     tcase_add_test(tests, key_that_is_there_is_not_replaced);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite);
 }

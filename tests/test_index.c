@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "index_helper.h"
+#include "suite.h"
 
 static const struct builder_header header = {.format = FORMAT_SQUASHFS,
                                              .codec = CODEC_ZSTD,

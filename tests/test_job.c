@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "job.h"
+#include "suite.h"
 
 static void forget_all(void)
 {
@@ -106,9 +107,5 @@ int main(void)
     tcase_add_test(c, a_plain_job_id_is_grid_engine_s_only_with_a_witness);
     tcase_add_test(c, an_identity_is_safe_and_fits_whatever_was_set);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "launcher.h"
+#include "suite.h"
 
 /* An environment: name, value, name, value, ..., NULL. */
 static const char *look_up(void *ctx, const char *name)
@@ -146,9 +147,5 @@ int main(void)
     tcase_add_test(tcase, nonsense_is_refused_by_the_name_of_the_variable);
     tcase_add_test(tcase, the_environment_of_the_process_is_read);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 
 #include "npy.h"
+#include "suite.h"
 
 #define FILES 203u
 
@@ -699,9 +700,5 @@ int main(void)
     tcase_add_test(t, several_threads_may_consume);
     tcase_add_test(t, options_that_make_no_sense_are_refused);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return run_suite(s);
 }

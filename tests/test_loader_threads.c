@@ -3,6 +3,7 @@
  * them makes the loader's threads anew.
  */
 #include "loader_helper.h"
+#include "suite.h"
 
 #include <pthread.h>
 #include <sys/wait.h>
@@ -139,9 +140,5 @@ int main(void)
     tcase_add_test(t, may_take_batches_and_go_elsewhere_at_once);
     tcase_add_test(t, of_a_child_find_one_loader);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return run_suite(s);
 }

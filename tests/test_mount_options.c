@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "mount_options.h"
+#include "suite.h"
 
 static const struct cli_usage usage = {"mount", "[OPTION...] ARCHIVE", "Tests.\n"};
 
@@ -183,9 +184,5 @@ int main(void)
     tcase_add_test(c, what_is_not_served_is_refused);
     tcase_add_test(c, equal_options_make_equal_hashes_and_others_do_not);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

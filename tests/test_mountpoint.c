@@ -13,6 +13,7 @@
 #include "fusermount.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
+#include "suite.h"
 
 static char base[PATH_MAX];
 
@@ -243,9 +244,5 @@ int main(void)
     tcase_add_test(c, what_answers_is_told_from_what_does_not);
     tcase_add_test(c, unmounting_what_is_not_mounted_says_so);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

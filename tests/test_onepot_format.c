@@ -14,6 +14,7 @@
 #include "index_helper.h"
 #include "onepot_format.h"
 #include "writer.h"
+#include "suite.h"
 
 enum { FOOTER = 512, RECORD = ONEPOT_RECORD_BYTES };
 

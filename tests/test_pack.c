@@ -19,6 +19,7 @@
 #include "cleanup.h"
 #include "index_helper.h"
 #include "pack.h"
+#include "suite.h"
 
 static char folder[] = "/tmp/onepot-pack-XXXXXX"; /* the working directory of each test */
 

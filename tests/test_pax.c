@@ -12,6 +12,7 @@
 
 #include "index_helper.h"
 #include "pax.h"
+#include "suite.h"
 
 static struct pax_member file_called(const char *path)
 {

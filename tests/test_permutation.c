@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "permutation.h"
+#include "suite.h"
 
 static void expect(uint64_t n, uint64_t seed, const uint64_t *golden, unsigned count)
 {
@@ -240,9 +241,5 @@ int main(void)
     tcase_add_test(t, blocks_in_a_window_mix_nearly_as_well_as_a_true_shuffle);
     tcase_add_test(t, what_is_read_in_a_window_lies_in_few_places);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return run_suite(s);
 }

@@ -12,6 +12,7 @@
 #include "recorder.h"
 #include "streams.h"
 #include "training.h"
+#include "suite.h"
 
 #define CLASSES 20u
 #define FILES 20000u
@@ -592,9 +593,5 @@ int main(void)
     tcase_add_test(c, a_call_that_comes_before_the_sleep_is_not_lost);
     tcase_add_test(c, a_record_is_an_order);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

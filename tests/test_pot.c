@@ -26,6 +26,7 @@
 #include "forks.h"
 #include "onepot_format.h"
 #include "pot.h"
+#include "suite.h"
 
 static char base[64];         /* of all tests */
 static char folder[PATH_MAX]; /* of one, within it */
@@ -866,9 +867,5 @@ int main(void)
 
     Suite *suite = suite_create("pot");
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

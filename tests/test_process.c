@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "process.h"
+#include "suite.h"
 
 /* A child that sleeps until it is killed. */
 static pid_t sleeper(void)
@@ -117,9 +118,5 @@ int main(void)
     tcase_add_test(c, a_watch_sees_the_end);
     tcase_add_test(c, a_watch_of_nobody_is_refused);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -8,6 +8,7 @@
 #include "order_paths.h"
 #include "read_order.h"
 #include "permutation.h"
+#include "suite.h"
 
 static struct index *make_index(const char *first, ...)
 {
@@ -341,9 +342,5 @@ int main(void)
     tcase_add_test(c, more_lines_than_allowed_are_refused);
     tcase_add_test(c, a_file_may_come_twice);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -18,6 +18,7 @@
 
 #include "builder.h"
 #include "reader.h"
+#include "suite.h"
 
 #define BLOCK 131072u
 #define ARCHIVE_MAX (32u << 20)
@@ -840,9 +841,5 @@ int main(void)
     tcase_add_loop_test(tests, many_threads_read_at_once, 0, 3);
     tcase_add_loop_test(tests, threads_read_while_others_bring_in, 0, 2);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite);
 }

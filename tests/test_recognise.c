@@ -6,6 +6,7 @@
 #include "recognise.h"
 #include "training.h"
 #include "world.h"
+#include "suite.h"
 
 #define CLASSES 20u
 #define FILES 10000u
@@ -304,9 +305,5 @@ int main(void)
     tcase_add_test(c, the_world_is_found);
     tcase_add_test(c, too_few_reads_of_a_thread_say_nothing_of_the_world);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -5,6 +5,7 @@
 #include "index_helper.h"
 
 #include "resolve.h"
+#include "suite.h"
 
 static struct index *index_of_links(void)
 {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "onepot.h"
+#include "suite.h"
 
 static struct onepot_sampler *make(const struct onepot_sampler_options *options)
 {
@@ -205,9 +206,5 @@ int main(void)
     tcase_add_test(t, options_may_grow);
     tcase_add_test(t, the_launcher_tells_rank_and_world_size);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return run_suite(s);
 }

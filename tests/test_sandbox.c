@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "sandbox.h"
+#include "suite.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define WITH_SANITIZER 1
@@ -518,9 +519,5 @@ int main(void)
 
     Suite *suite = suite_create("sandbox");
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -13,6 +13,7 @@
 #include "name_list.h"
 #include "selection.h"
 #include "shard_name.h"
+#include "suite.h"
 
 /* ---- patterns ---- */
 
@@ -304,9 +305,5 @@ int main(void)
     tcase_add_test(tcase, ranks_share_files_and_all_see_directories);
     tcase_add_test(tcase, the_name_of_a_source_is_no_part_of_what_patterns_see);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -10,6 +10,7 @@
 #include "budget.h"
 #include "claims.h"
 #include "cpus.h"
+#include "suite.h"
 
 #define BATCH 32u
 #define BATCH_BYTES ((uint64_t)BATCH * LARGE)
@@ -402,9 +403,5 @@ int main(void)
     tcase_add_test(t, a_cache_that_is_too_small_keeps_its_share);
     tcase_add_test(t, a_cache_that_is_hopelessly_small_is_left_alone);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return run_suite(s);
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "../bench/slowfs/server.h"
+#include "suite.h"
 
 #define MS UINT64_C(1000000)
 
@@ -144,9 +145,5 @@ int main(void)
     tcase_add_test(c, a_late_owner_does_not_slow_the_rate);
     tcase_add_test(c, the_heap_sorts);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

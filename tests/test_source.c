@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "source.h"
+#include "suite.h"
 
 static char folder[64];
 
@@ -296,9 +297,5 @@ int main(void)
     tcase_add_test(tc, threads_get_one_map);
     tcase_add_test(tc, a_descriptor_of_a_file_does_not_block_or_leak_to_children);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -24,6 +24,7 @@
 #include "index_job.h"
 #include "reader.h"
 #include "sandbox.h"
+#include "suite.h"
 
 static char base[64];    /* everything happens below here */
 static char folder[128]; /* of one test */
@@ -943,10 +944,7 @@ int main(void)
     Suite *suite = suite_create("squashfs");
     add_fidelity(suite);
     add_damage(suite);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    int failed = run_suite(suite);
     end_base();
-    return failed ? 1 : 0;
+    return failed;
 }

@@ -23,6 +23,7 @@
 #include "cleanup.h"
 #include "source.h"
 #include "stage.h"
+#include "suite.h"
 
 #define MIB (1u << 20)
 #define BYTES (5u * MIB + 12345u)
@@ -655,9 +656,5 @@ int main(void)
     tcase_add_test(tc, a_copy_may_stay);
     tcase_add_test(tc, a_copy_stays_as_long_as_its_owner);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

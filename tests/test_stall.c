@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "dataset.h"
+#include "suite.h"
 
 #define FILES 96u
 #define SAMPLE 4096u
@@ -287,9 +288,5 @@ int main(void)
     tcase_add_test(t, slow_storage_is_waited_for);
     tcase_add_loop_test(t, a_read_that_fails_is_tried_as_often_as_was_said, 0, 3);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return run_suite(s);
 }

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "state.h"
+#include "suite.h"
 
 static char base[64];
 static char folder[PATH_MAX];
@@ -451,9 +452,5 @@ int main(void)
     tcase_add_test(c, slots_of_other_versions_are_not_listed_and_stay_while_they_are_held);
     tcase_add_test(c, a_truncated_slot_is_no_trap);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

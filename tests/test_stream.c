@@ -22,6 +22,7 @@
 #include "pot.h"
 #include "source.h"
 #include "stage.h"
+#include "suite.h"
 
 #define FILE_BYTES ((5u << 20) + 12345u)
 #define LIMIT_MS 30000u
@@ -296,9 +297,5 @@ int main(void)
     tcase_add_test(tests, a_loader_reads_it_too);
     Suite *suite = suite_create("stream");
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed > 0;
+    return run_suite(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "reader.h"
 #include "summary.h"
+#include "suite.h"
 
 static struct counters *counters;
 
@@ -113,9 +114,5 @@ int main(void)
     tcase_add_test(c, the_line_tells_what_the_job_got);
     tcase_add_test(c, a_mount_that_was_never_used_has_a_line_too);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -24,6 +24,7 @@
 
 #include "backend.h"
 #include "cleanup.h"
+#include "suite.h"
 
 static char folder[PATH_MAX]; /* of the archives */
 
@@ -858,9 +859,5 @@ int main(void)
 
     Suite *suite = suite_create("tar");
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

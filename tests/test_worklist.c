@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "worklist.h"
+#include "suite.h"
 
 #define ITEMS 5000u
 
@@ -140,9 +141,5 @@ int main(void)
     tcase_add_test(c, more_threads_than_items_is_fine);
     tcase_add_test(c, what_is_near_is_told);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -9,6 +9,7 @@
 
 #include "onepot_device.h"
 #include "played.h"
+#include "suite.h"
 
 #define FILES 120u
 
@@ -249,10 +250,7 @@ int main(void)
     tcase_add_test(c, or_the_host_does_it_where_none_can_be);
     tcase_add_test(c, memory_that_can_not_be_locked_is_named);
     suite_add_tcase(s, c);
-    SRunner *runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    int failed = run_suite(s);
     onepot_archive_close(archive);
-    return failed ? 1 : 0;
+    return failed;
 }

@@ -1,0 +1,26 @@
+/* All the bytes, or an error: a write may be interrupted or do less than it was asked for. */
+#ifndef ONEPOT_WRITE_AT_H
+#define ONEPOT_WRITE_AT_H
+
+#include <errno.h>
+#include <stdint.h>
+#include <unistd.h>
+
+/* 0 or -errno; -EIO where a write does nothing. */
+static inline int write_at(int fd, const void *bytes, size_t len, uint64_t offset)
+{
+    const uint8_t *from = bytes;
+    while (len > 0) {
+        ssize_t n = pwrite(fd, from, len, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -EIO;
+        from += n;
+        len -= (size_t)n;
+        offset += (uint64_t)n;
+    }
+    return 0;
+}
+
+#endif
