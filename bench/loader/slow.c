@@ -93,7 +93,7 @@ static double loaded(const char *path, uint64_t samples, uint64_t batch, double 
     struct onepot_stats stats = {.size = sizeof(stats)};
     struct onepot_error error;
     struct onepot_archive *archive;
-    struct onepot_loader *loader;
+    struct onepot_loader *loader = NULL;
     if (onepot_archive_open(&path, 1, NULL, &error, &archive) < 0 ||
         onepot_loader_new(archive, &o, &error, &loader) < 0)
         fail(error.text);
