@@ -68,7 +68,7 @@ struct worker {
 #define SESSION_WORKERS_MAX 512u
 #define LISTING_BYTES (64u << 10) /* reply_buffer: a listing goes on where one answer ends */
 
-/* A read that the watchdog answered. */
+/* A read that the watchdog answered, or that was tried for long and failed. */
 struct just_stalled {
     uint32_t position;
     uint64_t at_ns; /* 0: nothing */
@@ -197,8 +197,8 @@ int helper_open_directory(const struct session *session, int root_fd, uint32_t d
 
 /* walk.c. -ENOMEM, -EAGAIN. */
 int walk_start(struct session *session);
-/* Somebody begins to list this directory. */
-void walk_note(const struct request *rq, uint32_t directory);
+/* Somebody begins to list this directory, or goes on. */
+void walk_note(const struct request *rq, uint32_t directory, bool begins);
 void walk_end(struct session *session);
 int walk_join(struct session *session, const struct timespec *until);
 void walk_release(struct session *session); /* after it was joined */
@@ -264,11 +264,15 @@ void trouble_end(struct session *session); /* nobody waits to try again any more
 /* watchdog.c */
 int watchdog_start(struct session *session);
 void watchdog_arm(struct session *session);
+uint64_t watchdog_last_request(const struct session *session); /* of a reader */
 /*
- * Was a read of this file answered with EIO a moment ago? The kernel reads ahead, and asks once
- * more for the page that a reader waits for: he shall not wait twice. Once for each stall.
+ * Was a read of this file answered with EIO a moment ago, after a long time? The kernel reads
+ * ahead, and asks once more for the page that a reader waits for: he shall not wait twice. Once
+ * for each read that stalled.
  */
 bool watchdog_just_stalled(struct session *session, uint32_t position);
+/* A read that was received then has failed, and is about to be answered so. */
+void watchdog_note_failure(struct session *session, uint32_t position, uint64_t began_ns);
 
 uint64_t session_now_ns(void);
 

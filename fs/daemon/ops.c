@@ -150,7 +150,7 @@ static void op_read(struct request *rq)
     const struct fuse_read_in *in = rq->arg;
     struct worker *w = rq->worker;
     struct span span;
-    uint32_t position;
+    uint32_t position = 0;
     bool check_later = false;
     int r = request_position(rq, &position);
 
@@ -174,6 +174,7 @@ static void op_read(struct request *rq)
     if (r == 0 && check_later && (r = sums_check_span(w, position, &span)) < 0)
         reader_put(w->session->config.reader, &span);
     if (r < 0) {
+        watchdog_note_failure(w->session, position, rq->received_ns);
         reply_error(rq, -EIO);
         return;
     }
@@ -385,8 +386,8 @@ static void list(struct request *rq, bool plus)
     l.size = in->size < LISTING_BYTES ? in->size : LISTING_BYTES;
     if (r == 0)
         r = index_children(s->index, directory, &first, &n);
-    if (r == 0 && off == 0)
-        walk_note(rq, directory);
+    if (r == 0)
+        walk_note(rq, directory, off == 0);
     if (r == 0)
         r = list_dots(s, &l, directory, &off);
     for (; r == 0 && off - 2 < n; off++)

@@ -23,6 +23,7 @@
 #define TICK_NS (100u * 1000 * 1000)
 #define HELD_UP_NS (50u * 1000 * 1000)
 #define ASKED_AGAIN_NS (200u * 1000 * 1000)
+#define LONG_READ_NS (1000u * 1000 * 1000) /* that failed: it was tried again, in vain */
 
 void watchdog_arm(struct session *s)
 {
@@ -53,6 +54,15 @@ static struct just_stalled *note_stall_locked(struct session *s, uint32_t positi
     *just = (struct just_stalled){.position = position, .at_ns = now};
     atomic_store(&s->stalled_ns, now);
     return just;
+}
+
+void watchdog_note_failure(struct session *s, uint32_t position, uint64_t began_ns)
+{
+    if (session_now_ns() - began_ns < LONG_READ_NS)
+        return;
+    pthread_mutex_lock(&s->turn_lock);
+    note_stall_locked(s, position);
+    pthread_mutex_unlock(&s->turn_lock);
 }
 
 bool watchdog_just_stalled(struct session *s, uint32_t position)
@@ -131,7 +141,7 @@ static bool look(struct session *s)
     return busy > 0;
 }
 
-static uint64_t last_request(const struct session *s)
+uint64_t watchdog_last_request(const struct session *s)
 {
     uint64_t last = 0;
 
@@ -159,7 +169,8 @@ static void *watchdog(void *arg)
     atomic_store(&s->watchdog_armed, is_staging(s));
     while (!atomic_load(&s->ended)) {
         bool busy = look(s);
-        if (!busy && !is_staging(s) && session_now_ns() - last_request(s) > 10ull * TICK_NS) {
+        if (!busy && !is_staging(s) &&
+            session_now_ns() - watchdog_last_request(s) > 10ull * TICK_NS) {
             session_update_counters(s);
             atomic_store(&s->watchdog_armed, 0);
             if (look(s))

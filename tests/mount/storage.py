@@ -137,6 +137,25 @@ def test_a_reader_waits_once_for_what_stalls(work):
         check_files(mount, (5, 6), "when it goes on")
 
 
+def test_a_reader_waits_once_for_what_fails(work):
+    """The same for a read that is tried again for seconds, and fails."""
+    given_up = []
+    with served(work, "--toggle=fail") as (mount, slow, _):
+        check_files(mount, range(2), "before")
+        for i in range(5, 8):  # the kernel asks late where others use the machine
+            before = mount.stat()["source_failures"]
+            toggle(slow)
+            check_equal(read(mount / f"d/{i:03d}"), EIO, "a read that fails")
+            wait_for_counts(mount, lambda s: s["source_failures"] > before, "failures")
+            toggle(slow)
+            check_files(mount, (i + 10,), "when it is over")
+            time.sleep(0.5)  # until the last of them is written down, too
+            given_up.append(mount.stat()["source_failures"] - before)
+            if given_up[-1] == 1:
+                return
+    check(False, f"reads of the archive for one of a file: {given_up}")
+
+
 def test_threads_come_back_from_a_stall(work):
     """More stalls, a few at a time, than there may ever be threads (512)."""
     options = ("--io-timeout", "1", "--cache", "0")  # or what stalled is there the next time
