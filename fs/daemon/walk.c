@@ -181,13 +181,23 @@ static bool await_reader(struct guide *g)
     return found;
 }
 
+/*
+ * A directory may have millions of entries. As long as this process lists them the mount does
+ * not end, though nobody sees it any more.
+ */
+static bool is_worth_it(const struct guide *g)
+{
+    return !atomic_load(&g->trail->full) &&
+           session_now_ns() < watchdog_last_request(g->session) + REST_NS;
+}
+
 static void list_directory(struct guide *g, uint32_t directory)
 {
     int fd = helper_open_directory(g->session, g->root_fd, directory);
 
     if (fd < 0)
         return;
-    while (syscall(SYS_getdents64, fd, g->dirents, sizeof(g->dirents)) > 0)
+    while (is_worth_it(g) && syscall(SYS_getdents64, fd, g->dirents, sizeof(g->dirents)) > 0)
         ;
     close(fd);
 }
@@ -256,7 +266,7 @@ static void *walk_thread(void *arg)
 
 /* ---- what workers tell; on the way of a request ---- */
 
-void walk_note(const struct request *rq, uint32_t directory)
+void walk_note(const struct request *rq, uint32_t directory, bool begins)
 {
     const struct session *s = rq->worker->session;
     struct walk *k = s->walk;
@@ -266,7 +276,7 @@ void walk_note(const struct request *rq, uint32_t directory)
         return;
     if (!told_may_more(s))
         atomic_store(&k->trail->full, true);
-    if (rq->own)
+    if (rq->own || !begins)
         return;
     before = atomic_exchange(&k->trail->at, directory);
     atomic_fetch_add(&k->trail->steps, 1);
