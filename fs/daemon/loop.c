@@ -136,9 +136,21 @@ static bool is_free(const struct worker *w)
     return atomic_load(&w->parked) && !w->dismissed;
 }
 
+/*
+ * How many there may be. Reads of a stream that is unpacked meanwhile may all wait for minutes,
+ * and what others ask for must not wait with them; but none is answered by the last resort.
+ */
+static unsigned workers_limit(const struct session *s, unsigned stuck)
+{
+    unsigned limit = s->bound_count + EXTRA_WORKERS + stuck, most = SESSION_WORKERS_MAX - 1;
+    bool has_stream = s->config.stage && stage_stream_progress_ns(s->config.stage) > 0;
+
+    return has_stream && limit < most ? most : limit;
+}
+
 int loop_wake_another_locked(struct session *s)
 {
-    unsigned stuck = 0, limit;
+    unsigned stuck = 0;
     struct worker *w;
     int r;
 
@@ -147,8 +159,7 @@ int loop_wake_another_locked(struct session *s)
             return unpark_locked(s->workers[i]);
         stuck += s->workers[i]->dismissed;
     }
-    limit = s->bound_count + EXTRA_WORKERS + stuck;
-    if (s->worker_count >= limit)
+    if (s->worker_count >= workers_limit(s, stuck))
         return -EAGAIN;
     r = worker_add(s, -1, &w);
     return r < 0 ? r : unpark_locked(w);

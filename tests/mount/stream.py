@@ -141,6 +141,32 @@ def test_files_are_read_while_they_come(work):
     check_equal(leftovers(work), [], "files afterwards")
 
 
+def test_who_wants_something_else_does_not_wait_with_many_readers(work):
+    """More of them than workers for slow reads; of each file several parts that lie apart."""
+    with slow_stream(work) as archive, work.mount("--io-timeout=100", archive) as mount:
+        answers = []
+
+        def look(fd, i, at):
+            answers.append(os.pread(fd, 1000, at) == content(i)[at:at + 1000])
+
+        with contextlib.ExitStack() as stack, standing_still(mount):
+            threads = []
+            for i in range(FILES - 10, FILES):
+                fd = os.open(os.path.join(mount.path, f"f{i:03}"), os.O_RDONLY)
+                stack.callback(os.close, fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+                for at in range(0, FILE_BYTES, FILE_BYTES // 12):
+                    threads.append(threading.Thread(target=look, args=(fd, i, at)))
+                    threads[-1].start()
+            tasks = f"/proc/{mount.stat()['daemon_pid']}/task"
+            wait_for(lambda: len(os.listdir(tasks)) > len(threads), "a worker for each read", 30)
+            run("stat", os.path.join(mount.path, "f000"), timeout=30)
+            os.kill(unpacker(mount), signal.SIGCONT)
+            for thread in threads:
+                thread.join()
+        check_equal(answers, [True] * len(threads), "answers")
+
+
 def test_a_read_waits_as_long_as_the_stream_goes_on(work):
     """With a limit far shorter than the stream; one that stands still is a stall."""
     with slow_stream(work) as archive:
