@@ -281,14 +281,15 @@ static int make_state_file(struct stage *stage, const struct stage_folder *folde
 int stage_create(struct stage *stage, const struct stage_folder *folder, const char *archive)
 {
     int r = make_copy_file(stage, folder);
+    bool is_other = r == -EEXIST; /* somebody unpacks into it: see stage_unpack.c */
     if (r == 0)
         r = make_state_file(stage, folder, archive, stage->bytes);
     if (r == 0)
         r = stage_map_copy(stage);
-    if (r < 0) {
+    if (r < 0)
         stage_release(stage);
+    if (r < 0 && !is_other)
         stage_folder_remove(folder, stage->name);
-    }
     return r;
 }
 
