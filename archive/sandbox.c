@@ -192,7 +192,12 @@ static void drop_descriptors(const struct sandbox_limits *limits)
     close_between(next, UINT_MAX);
 }
 
-static void reset_signals(void)
+/*
+ * A child that somebody waits for ends with him by Ctrl-C. One in the background has nothing to
+ * do with what is sent to all of a job (Ctrl-C that a program handles, SIGUSR1 of a batch
+ * system): its parent says when it is to end, and takes it along when it is killed.
+ */
+static void reset_signals(bool in_background)
 {
     for (int s = 1; s < NSIG; s++) {
         /* What is ignored stays so: a job in the background is not to mind Ctrl-C. */
@@ -200,9 +205,12 @@ static void reset_signals(void)
         if (sigaction(s, NULL, &now) == 0 && now.sa_handler != SIG_IGN)
             signal(s, SIG_DFL); /* fails for the two that can't be caught */
     }
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    sigset_t blocked;
+    if (in_background)
+        sigfillset(&blocked); /* none of a fault: those come all the same */
+    else
+        sigemptyset(&blocked);
+    sigprocmask(SIG_SETMASK, &blocked, NULL);
 }
 
 #if defined(__x86_64__)
@@ -561,7 +569,7 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
         prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
         if (getppid() != parent)
             _exit(1); /* the parent died before the line above */
-        reset_signals();
+        reset_signals(limits->stop != NULL);
         drop_descriptors(limits);
         limit_resources(limits, run.memory_bytes);
         filter_system_calls();

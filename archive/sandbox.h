@@ -21,9 +21,9 @@ struct sandbox_limits {
     uint32_t stall_seconds; /* killed after so long without progress; 0: 60 s */
     const int *keep_fds;    /* descriptors that stay open, at most 16 */
     size_t keep_fd_count;
-    uint32_t watch_ms; /* between two calls of the watch; 0: 200 */
-    const _Atomic bool
-        *stop; /* it is killed soon after this is true: -ECANCELED; may be NULL */
+    uint32_t watch_ms;        /* between two calls of the watch; 0: 200 */
+    const _Atomic bool *stop; /* it is killed soon after this is true: -ECANCELED; it does
+                                 without signals. NULL: it is waited for, and signals end it */
 };
 
 /*

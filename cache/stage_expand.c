@@ -86,7 +86,7 @@ static int check_chunk(struct expanding *e, uint64_t chunk)
 static void take_chunks(struct expanding *e, uint64_t bytes_out)
 {
     struct stage_state *state = e->stage->state;
-    while (!e->err && e->next < state->chunks) {
+    while (!e->err && e->next < state->chunks && !atomic_load(e->stop_asked)) {
         size_t len = stage_chunk_len(state, e->next);
         if (e->next * STAGE_CHUNK_BYTES + len > bytes_out)
             break;

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -226,6 +227,67 @@ START_TEST(what_does_not_fit_its_sum_is_never_seen)
 }
 END_TEST
 
+static void ignore(int number)
+{
+    (void)number;
+}
+
+/* Ctrl-C, and what a batch system sends to all processes of a job. */
+START_TEST(signals_to_all_of_a_job_do_not_end_it)
+{
+    struct opened o;
+    ck_assert_int_eq(setpgid(0, 0), 0);
+    open_stream(&o, true);
+    signal(SIGINT, ignore);
+    signal(SIGUSR1, ignore);
+    ck_assert_int_eq(stage_start(o.store.stage), 0);
+    for (int i = 0; i < 1000 && !report(&o).whole; i++) {
+        kill(0, i % 2 ? SIGINT : SIGUSR1);
+        usleep(100);
+    }
+    ck_assert_int_eq(read_at(&o, FILE_BYTES - 1000), 0);
+    ck_assert_int_eq(report(&o).failure, 0);
+    close_stream(&o);
+}
+END_TEST
+
+/* Somebody unpacks it who had no index: what he writes into is not taken from him. */
+static int unpack(void *arg, int fd, const char *place, uint64_t room, struct fault *fault)
+{
+    const struct pot_stream *stream = arg;
+    struct stage *stage = NULL;
+    (void)room, (void)fault;
+    int r = stage_open_stream(stream, &(struct stage_options){.place = folder}, false, NULL,
+                              &stage);
+    ck_assert_int_lt(r, 0);
+    ck_assert_int_eq(command("test -n \"$(find . -name '*.copy')\""), 0);
+    ck_assert_ptr_nonnull(place);
+    return ftruncate(fd, (off_t)stream->bytes) < 0 ? -errno : 0;
+}
+
+START_TEST(a_copy_that_others_unpack_stays_theirs)
+{
+    struct pot *pot = NULL;
+    struct stage *stage = NULL;
+    struct source *packed = NULL;
+    ck_assert_int_eq(
+        pot_open("a.tar.gz", &(struct pot_options){.save = POT_SAVE_ALWAYS}, NULL, &pot), 0);
+    ck_assert_int_eq(source_open("a.tar.gz", NULL, &packed), 0);
+    const struct pot_stream stream = {.backend = pot->backend,
+                                      .packed = packed,
+                                      .index = pot->index,
+                                      .bytes = index_info(pot->index)->archive_bytes};
+    const struct pot_unpacker unpacker = {unpack, (void *)(uintptr_t)&stream};
+    ck_assert_int_eq(stage_open_unpacked(packed, &(struct stage_options){.place = folder},
+                                         &unpacker, NULL, &stage),
+                     0);
+    stage_close(stage);
+    source_close(packed);
+    pot_close(pot);
+    check_nothing_left();
+}
+END_TEST
+
 START_TEST(its_end_is_at_any_time)
 {
     for (useconds_t us = 0; us < 100000; us += 7000) {
@@ -292,6 +354,8 @@ int main(void)
     tcase_add_test(tests, several_share_what_one_unpacks);
     tcase_add_test(tests, another_one_goes_on_where_a_process_died);
     tcase_add_test(tests, what_does_not_fit_its_sum_is_never_seen);
+    tcase_add_test(tests, signals_to_all_of_a_job_do_not_end_it);
+    tcase_add_test(tests, a_copy_that_others_unpack_stays_theirs);
     tcase_add_test(tests, its_end_is_at_any_time);
     tcase_add_test(tests, who_waits_does_not_do_so_for_ever);
     tcase_add_test(tests, a_loader_reads_it_too);
