@@ -342,6 +342,7 @@ static int find_part(struct claim *claim, uint64_t *ret_bytes)
             wanted = before;
     }
     free(seen.records);
+    seen.records = NULL;
     if (r == 0 && record->fixed_bytes == 0 && wanted > claim->set_bytes) {
         /* Said first; who says so at the same time is seen now, or sees it. */
         record->using_bytes = wanted;
