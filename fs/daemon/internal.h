@@ -186,7 +186,7 @@ enum helper_outcome {
 };
 typedef enum helper_outcome helper_work(void *arg, int root_fd);
 enum { HELPERS_POPULATE = COUNTERS_AHEAD - 1, HELPER_WALK = HELPERS_POPULATE }; /* slots */
-int helper_prepare(struct session *session);                                    /* -ERANGE */
+int helper_prepare(struct session *session); /* -ENAMETOOLONG: it lies too deep for them */
 /* helper_await has to follow. After helper_end_all it only seems to. */
 void helper_start(struct session *session, unsigned slot, helper_work *work, void *arg);
 enum helper_outcome helper_await(struct session *session, unsigned slot);

@@ -234,11 +234,10 @@ int session_start(const struct session_config *config, struct fault *fault,
         r = foresee_start(s); /* before there are others, which look whether it is there */
     if (r == 0)
         r = watchdog_start(s);
-    if (r == 0)
-        r = helper_prepare(s);
-    if (r == 0)
+    bool has_helpers = helper_prepare(s) == 0;
+    if (r == 0 && has_helpers)
         r = populate_start(s); /* before there are workers */
-    if (r == 0)
+    if (r == 0 && has_helpers)
         r = walk_start(s);
     if (r == 0)
         r = loop_start(s);

@@ -103,6 +103,15 @@ def test_below_a_subdirectory(work):
         check(settled(mount)["ahead_requests"] > 20, "requests of its own")
 
 
+def test_below_a_subdirectory_with_a_long_path(work):
+    """No process can name what lies there by its path from the archive's root."""
+    folders = [chr(97 + i) * 250 for i in range(20)]
+    members = [member("/".join(folders[:i + 1]), directory=True) for i in range(20)]
+    write_tar(work / "deep.tar", [*members, member("/".join([*folders, "file"]), b"x")])
+    with work.mount(work / "deep.tar", "--subdir", "/".join(folders)) as mount:
+        check_equal(os.listdir(mount.path), ["file"], "names")
+
+
 def test_an_unmount_in_the_middle_succeeds(work):
     archive = make_archive(work)
     for count in (6, 9, 20):
