@@ -28,6 +28,7 @@
 #include "runtime.h"
 
 #define JOB_MAX 100
+#define FOLDER_TRIES 64u
 
 /* What a claim's file holds. */
 struct claim_record {
@@ -173,20 +174,36 @@ static int make_file(struct claim *claim, int dir)
     return linkat(AT_FDCWD, self, dir, claim->name, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
 }
 
-static int try_folder(struct claim *claim, const char *folder)
+/* What a file can't be made in is told in different ways by file systems. */
+static bool is_removed(int dir)
+{
+    struct stat st;
+    return fstat(dir, &st) == 0 && st.st_nlink == 0;
+}
+
+/* Who was the last in the folder removes it, maybe between our steps: -ENOENT. */
+static int make_file_in(struct claim *claim)
 {
     auto_close int dir = -1;
-    int r = runtime_open(folder, true, &dir);
+    int r = runtime_open(claim->folder, true, &dir);
     if (r < 0)
         return r;
-    snprintf(claim->folder, sizeof(claim->folder), "%s", folder);
     r = make_file(claim, dir);
-    if (r < 0 && claim->fd >= 0) {
-        close(claim->fd);
-        claim->fd = -1;
-    }
+    if (r < 0 && claim->fd >= 0)
+        close(steal_fd(&claim->fd));
+    claim->has_said = claim->has_said && r == 0; /* in the file that was closed */
+    if (r < 0 && is_removed(dir))
+        return -ENOENT;
     if (r < 0)
-        rmdir(folder); /* if it is empty */
+        rmdir(claim->folder); /* if it is empty */
+    return r;
+}
+
+static int try_folder(struct claim *claim)
+{
+    int r = -ENOENT;
+    for (unsigned tries = 0; tries < FOLDER_TRIES && r == -ENOENT; tries++)
+        r = make_file_in(claim);
     return r;
 }
 
@@ -231,8 +248,10 @@ int claim_new(const struct claim_options *options, struct claim **ret_claim)
         .namespace = pid_namespace(),
         .cpus_key = options->cpus_key,
     };
-    for (size_t i = 0; i < count && r < 0; i++)
-        r = try_folder(claim, folders[i]);
+    for (size_t i = 0; i < count && r < 0; i++) {
+        memcpy(claim->folder, folders[i], sizeof(claim->folder));
+        r = try_folder(claim);
+    }
     if (r < 0) {
         free(claim);
         return r;
@@ -282,7 +301,8 @@ static uint64_t fair_part(const struct claim *claim, struct seen *seen)
 {
     uint64_t rest = minus(claim->total_bytes, seen->others.fixed_bytes);
     uint64_t own = claim->record.most_bytes, sharing = seen->others.sharing + 1;
-    qsort(seen->records, seen->count, sizeof(*seen->records), by_most);
+    if (seen->count > 1)
+        qsort(seen->records, seen->count, sizeof(*seen->records), by_most);
     for (size_t i = 0; i < seen->count && seen->records[i].most_bytes < own; i++) {
         const struct claim_record *other = &seen->records[i];
         if (other->fixed_bytes > 0)

@@ -304,6 +304,35 @@ START_TEST(a_child_that_lives_on_keeps_no_claim_of_its_dead_parent)
 }
 END_TEST
 
+/* Who is the last of them removes the folder, which somebody else may just have opened. */
+START_TEST(who_comes_when_the_last_one_goes_has_a_claim)
+{
+    pid_t pids[3];
+    int status;
+    for (unsigned i = 0; i < 3; i++) {
+        pids[i] = fork();
+        for (unsigned n = 0; pids[i] == 0 && n < 200; n++) {
+            struct claim_options options = {
+                .job = "12", .total_bytes = TOTAL, .unwatched = true};
+            struct claim *claim;
+            int r = claim_new(&options, &claim);
+            if (r < 0)
+                _exit(-r);
+            struct claim_others others;
+            if (claims_of_job("12", &others) < 0 || others.count == 0)
+                _exit(100); /* it says nothing */
+            claim_free(claim);
+        }
+        if (pids[i] == 0)
+            _exit(0);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(waitpid(pids[i], &status, 0), pids[i]);
+        ck_assert_int_eq(status, 0);
+    }
+}
+END_TEST
+
 START_TEST(a_folder_that_is_not_ours_alone_is_not_used)
 {
     char path[128];
@@ -330,6 +359,7 @@ int main(void)
     tcase_add_test(c, a_child_that_lives_on_keeps_no_claim_of_its_dead_parent);
     tcase_add_test(c, other_jobs_have_their_own);
     tcase_add_test(c, what_a_killed_process_had_is_free_again);
+    tcase_add_test(c, who_comes_when_the_last_one_goes_has_a_claim);
     tcase_add_test(c, a_folder_that_is_not_ours_alone_is_not_used);
     suite_add_tcase(s, c);
     return run_suite(s);
