@@ -70,16 +70,21 @@ static bool is_reading(struct worker *worker)
     return atomic_load(&worker->filler.since_ns) != 0;
 }
 
-/* Is there a thread that has to be waited for? */
+/*
+ * Is there a thread that has to be waited for? One that reads is told first, and looked at
+ * then: so it has to see that when its read ends, and touches nothing of the loader any more.
+ */
 static bool is_awaited(struct engine *e, bool had_its_time)
 {
+    bool any = false;
     for (uint32_t i = 0; i < e->thread_count; i++) {
         struct worker *worker = &e->workers[i];
-        bool hangs = worker->lost || (had_its_time && is_reading(worker));
-        if (!worker->ended && !hangs)
-            return true;
+        bool had_enough = had_its_time || worker->lost;
+        if (had_enough)
+            atomic_store(&worker->filler.given_up, true);
+        any = any || (!worker->ended && !(had_enough && is_reading(worker)));
     }
-    return false;
+    return any;
 }
 
 static void wait_a_moment(struct engine *e)
@@ -100,10 +105,8 @@ void engine_end_threads(struct engine *e)
         struct worker *worker = &e->workers[i];
         worker->left = !worker->ended;
         e->users += worker->left;
-        if (worker->left) {
-            atomic_store(&worker->filler.given_up, true);
+        if (worker->left)
             pthread_detach(worker->thread);
-        }
     }
     pthread_mutex_unlock(&e->lock);
     for (uint32_t i = 0; i < e->thread_count; i++)
@@ -164,7 +167,7 @@ uint64_t engine_next_stall(const struct engine *e)
 
 bool engine_is_stuck(const struct engine *e, uint64_t *ret_record)
 {
-    if (e->lost == 0 || e->lost < e->thread_room)
+    if (e->lost == 0 || e->lost < e->thread_count)
         return false;
     *ret_record = atomic_load(&e->workers[0].filler.record);
     return true;
@@ -176,7 +179,7 @@ void engine_came_back(struct engine *e, struct worker *worker, struct slab *slab
         worker->lost = false;
         e->lost--;
         e->busy++; /* as the others, who are about to be no more */
-        atomic_store(&worker->filler.given_up, worker->left);
+        atomic_store(&worker->filler.given_up, e->stop);
     }
     if (slab->gathered < slab->claimed || !slab->released)
         return;
