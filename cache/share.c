@@ -17,9 +17,9 @@
 #include "cpus.h"
 #include "job.h"
 
-#define LOOK_EVERY_MS 500 /* where nothing tells of the others */
-#define SETTLE_MS 50      /* who comes or goes makes several changes */
-#define STACK_BYTES (128u << 10)
+#define LOOK_EVERY_MS 500        /* where nothing tells of the others */
+#define SETTLE_MS 50             /* who comes or goes makes several changes */
+#define STACK_BYTES (512u << 10) /* a loader frees memory of devices in `told` */
 
 struct share {
     struct share_options options;

@@ -318,6 +318,7 @@ int engine_new(const struct engine_options *options, const struct place *place,
     e->workers = calloc(e->thread_room, sizeof(*e->workers));
     e->allowed = options->threads;
     e->part_bytes = UINT64_MAX;
+    e->joining = options->job_bytes > 0;
     int r =
         e->indices && e->offsets && e->sizes && e->workers ? engine_start_threads(e) : -ENOMEM;
     if (r < 0) {

@@ -20,6 +20,7 @@ static void give_memory_back(struct engine *e, struct slab *slab)
 {
     if (slab->memory)
         e->options.memory->release(slab, e->options.memory_ctx);
+    e->slab_count -= slab->memory != NULL;
     e->slab_bytes -= slab->capacity;
     slab->memory = NULL;
     slab->capacity = 0;
@@ -83,6 +84,8 @@ static size_t capacity_for(size_t bytes)
 /* -EINPROGRESS: it is asked for; -ENOBUFS: others of the job have the rest. */
 static int within_part(struct engine *e, uint64_t bytes)
 {
+    if (e->joining)
+        return -EINPROGRESS;
     if (!e->share || bytes <= e->part_bytes)
         return 0;
     if (e->asking)
@@ -108,7 +111,7 @@ static uint64_t slabs_least(const struct engine *e)
 static int may_grow(struct engine *e, size_t capacity)
 {
     uint64_t slabs = e->slab_bytes / capacity;
-    if (slabs < slabs_least(e))
+    if (slabs < slabs_least(e) || e->slab_count < slabs_least(e))
         return 0;
     int r = within_part(e, e->slab_bytes + capacity);
     if (r < 0 || !e->options.free_bytes || slabs < e->options.ahead + 2)
@@ -134,7 +137,7 @@ static int make_room(struct engine *e, size_t capacity)
 /* More than its part, and more than it can't do without? */
 static bool has_too_much(const struct engine *e)
 {
-    return e->slab_bytes > e->part_bytes && e->free_slabs &&
+    return e->slab_bytes > e->part_bytes && e->free_slabs && e->slab_count > slabs_least(e) &&
            e->slab_bytes - e->free_slabs->capacity >= slabs_least(e) * e->free_slabs->capacity;
 }
 
@@ -209,6 +212,7 @@ int engine_get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
         }
         slab->capacity = capacity;
         e->slab_bytes += capacity;
+        e->slab_count++;
         say_so(e);
     }
     *ret_slab = slab;
@@ -232,10 +236,12 @@ void engine_join_others(struct engine *e)
     int r = share_new(&options, &share);
     pthread_mutex_lock(&e->lock);
     e->share = share;
+    e->joining = false;
     if (r < 0) {
         e->part_bytes = UINT64_MAX;
         e->allowed = e->options.threads;
     }
+    say_so(e);
     pthread_cond_broadcast(&e->parked);
     pthread_cond_broadcast(&e->work);
     pthread_mutex_unlock(&e->lock);

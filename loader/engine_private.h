@@ -57,11 +57,13 @@ struct engine {
     struct slab *free_slabs;
     bool wants_settled;   /* a batch can't be planned before one of them is settled */
     bool settling;        /* a thread waits for one of them, which is not in the list */
-    uint64_t slab_bytes;  /* of all slabs */
+    uint64_t slab_bytes;  /* of all slabs, */
+    uint64_t slab_count;  /* which are so many */
     struct share *share;  /* with others of the job; NULL: with nobody */
     uint64_t part_bytes;  /* of it, for slabs; UINT64_MAX where nothing is shared */
     uint64_t asked_bytes; /* for so much, */
     bool asking;          /* without an answer yet */
+    bool joining;         /* it is not known yet whether anything is shared */
     struct engine_stats stats;
 };
 
