@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#define LINE_MOST (2 * PATH_MAX + 3u) /* a quoted path; what is longer names no file */
 #define SAMPLE_LINES 64u
 #define PREFIXES_MAX 32u
 #define DIRECTORIES_MAX 256u
@@ -124,6 +125,8 @@ int order_paths_resolve(const struct order_paths *p, const char *line, size_t le
     char path[PATH_MAX];
     size_t path_len;
 
+    if (len > LINE_MOST)
+        return -ENAMETOOLONG;
     if (unquote(line, len - returns, path, &path_len) == 0 &&
         resolve_path(p, path, path_len, ret_position) == 0)
         return 0;
@@ -177,6 +180,10 @@ static void try_prefixes(struct search *s, struct order_paths way)
 
     if (!order_text_next(&text, &way.prefix, &len))
         return;
+    if (way.prefix[0] == '"') { /* paths are looked at without it */
+        way.prefix++;
+        len--;
+    }
     for (size_t i = 1; i < len && tried < PREFIXES_MAX && s->known < s->lines; i++) {
         if (way.prefix[i] != '/')
             continue;

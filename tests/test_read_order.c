@@ -242,6 +242,23 @@ START_TEST(a_text_that_is_mostly_something_else_is_refused)
 }
 END_TEST
 
+START_TEST(a_line_longer_than_any_path_is_left_out)
+{
+    static char text[32768];
+    struct read_order *order;
+    struct fault fault;
+    size_t len = (size_t)sprintf(text, "b/1.jpg\n");
+
+    while (len < 16384)
+        len += (size_t)sprintf(text + len, "./");
+    len += (size_t)sprintf(text + len, "b/1.jpg\n");
+    ck_assert_int_eq(parse(text, len, &fault, &order), 0);
+    ck_assert_uint_eq(lines.left_out, 1);
+    ck_assert_uint_eq(read_order_count(order), 1);
+    read_order_free(order);
+}
+END_TEST
+
 #define TEXT(text) text, sizeof(text) - 1
 
 START_TEST(paths_may_begin_where_the_data_lay)
@@ -252,6 +269,8 @@ START_TEST(paths_may_begin_where_the_data_lay)
     expect_order(TEXT("./x/b/9.jpg\n./x/b/2.jpg\n./x/a/1.jpg"), "b/2.jpg a/1.jpg");
     expect_order(TEXT("note\n1.jpg\n"), "a/note a/1.jpg");
     expect_order(TEXT("/m/17\n/m/a/1.jpg\n17\n"), "17 a/1.jpg 17");
+    expect_order(TEXT("\"/data/b/2.jpg\"\n\"/data/a/odd\\nname.jpg\"\n"),
+                 "b/2.jpg a/odd\nname.jpg");
 }
 END_TEST
 
@@ -336,6 +355,7 @@ int main(void)
     tcase_add_test(c, numbers_one_a_line);
     tcase_add_test(c, a_line_that_names_no_file_is_left_out_and_told);
     tcase_add_test(c, a_text_that_is_mostly_something_else_is_refused);
+    tcase_add_test(c, a_line_longer_than_any_path_is_left_out);
     tcase_add_test(c, paths_may_begin_where_the_data_lay);
     tcase_add_test(c, lines_may_end_as_those_of_windows);
     tcase_add_test(c, odd_names_are_quoted);
