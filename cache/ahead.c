@@ -127,6 +127,8 @@ static void start_fetcher(struct ahead *a)
 /* Under the lock: one more looks whether there is something. */
 static void call_fetcher(struct ahead *a)
 {
+    if (atomic_load(&a->ended)) /* ahead_join may be done with the fetchers, all but the hung */
+        return;
     if (a->idle > 0)
         pthread_cond_signal(&a->fetch);
     else if (a->running < a->options.fetchers && !a->no_threads)
