@@ -160,17 +160,12 @@ static void finish(struct expanding *e)
 static void fail(struct expanding *e, int err)
 {
     struct stage_state *state = e->stage->state;
-    char text[128];
     if (err == 0 || err == -EFBIG)
         fault_set(&e->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                   "there are %s bytes in it than its saved index speaks of: it was changed",
                   err == 0 ? "fewer" : "more");
-    if (e->fault.offset != FAULT_NO_OFFSET && e->fault.err)
-        snprintf(state->reason, sizeof(state->reason), "%.200s (offset %" PRIu64 ")",
-                 e->fault.what, e->fault.offset);
-    else
-        snprintf(state->reason, sizeof(state->reason), "%s",
-                 e->fault.err ? e->fault.what : strerror_r(-err, text, sizeof(text)));
+    /* Its words may be those of a child that was taken over. */
+    fault_describe(&e->fault, err, NULL, state->reason, sizeof(state->reason));
     atomic_store(&state->failure, err == 0 || err == -EFBIG ? EUCLEAN : -err);
 }
 
