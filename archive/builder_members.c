@@ -492,9 +492,13 @@ static int find_target(struct builder *b, const struct place *link, const char *
     int shown = target_len < 100 ? (int)target_len : 100;
     if (r == -ENOMEM)
         return r;
-    if (r < 0)
-        return refuse(link, -ENOENT, "is a hard link to '%.*s', which no member before it is",
-                      shown, target);
+    if (r < 0) {
+        r = refuse(link, -ENOENT, "is a hard link to '%.*s', which no member before it is",
+                   shown, target);
+        fault_advise(link->fault, "extract what there is of it with another program, and "
+                                  "pack that");
+        return r;
+    }
     if (is_directory_inode(b, b->names.at[found].inode))
         return refuse(link, -EPERM, "is a hard link to the directory '%.*s'", shown, target);
     *ret_inode = b->names.at[found].inode;

@@ -127,8 +127,10 @@ static int create_partial(struct output *output, struct fault *fault)
             break;
         if (output->fd >= 0 && leftovers_claim(output->fd) == 0)
             break;
-        if (output->fd >= 0)
+        if (output->fd >= 0) { /* who took it for a leftover may have let it lie */
+            unlinkat(output->folder_fd, output->partial_name, 0);
             close(steal_fd(&output->fd));
+        }
         errno = EEXIST;
     }
     struct stat st;

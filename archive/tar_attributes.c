@@ -233,7 +233,12 @@ static int add_acl(struct archive_entry *entry, struct builder *builder, uint32_
         memcpy(p + 2, &permissions, 2);
         memcpy(p + 4, &id, 4);
     }
-    return builder_add_xattr(builder, inode, name, strlen(name), value, (size_t)(p - value));
+    int r = builder_add_xattr(builder, inode, name, strlen(name), value, (size_t)(p - value));
+    if (r == -E2BIG) { /* the other attributes have taken all the room */
+        odd->xattrs = true;
+        r = 0;
+    }
+    return r;
 }
 
 static int add_acls(struct archive_entry *entry, struct builder *builder, uint32_t inode,

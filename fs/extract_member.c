@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -44,7 +45,8 @@ static bool may_restore(const struct extraction *x, const struct xattr *xattr)
            (xattr->name_len > 5 && memcmp(xattr->name, "user.", 5) == 0);
 }
 
-static int set_xattrs(struct extraction *x, int fd, uint32_t position)
+/* Of the file that is open or, where that is -1, of the one that `path` names itself. */
+static int set_xattrs(struct extraction *x, int fd, const char *path, uint32_t position)
 {
     uint64_t cursor = 0;
     struct xattr xattr;
@@ -59,7 +61,8 @@ static int set_xattrs(struct extraction *x, int fd, uint32_t position)
         memcpy(name, xattr.name, xattr.name_len);
         name[xattr.name_len] = '\0';
         if (xattr.value_len <= XATTR_VALUE_MAX &&
-            fsetxattr(fd, name, xattr.value, xattr.value_len, 0) == 0)
+            (fd >= 0 ? fsetxattr(fd, name, xattr.value, xattr.value_len, 0)
+                     : lsetxattr(path, name, xattr.value, xattr.value_len, 0)) == 0)
             continue;
         lost = true;
     }
@@ -79,7 +82,7 @@ int member_finish(struct extraction *x, int fd, const struct node *node, mode_t 
     if (chown && fchown(fd, node->uid, node->gid) < 0)
         return -errno;
     if (node->has_xattrs)
-        r = set_xattrs(x, fd, node->position);
+        r = set_xattrs(x, fd, NULL, node->position);
     if (r < 0)
         return r;
     if ((have_mode != mode || chown || x->inherits || mode & 07000) && fchmod(fd, mode) < 0)
@@ -97,8 +100,14 @@ static int finish_name(struct extraction *x, int folder_fd, const char *name,
     bool chown = x->options->owners && (!member_keeps_owner(x, node) || x->inherits);
     if (chown && fchownat(folder_fd, name, node->uid, node->gid, AT_SYMLINK_NOFOLLOW) < 0)
         return -errno;
-    if (node->has_xattrs)
-        atomic_fetch_add_explicit(&x->lost_xattrs, 1, memory_order_relaxed);
+    if (node->has_xattrs) {
+        /* The name is one part: lsetxattr follows nothing but the way to the open folder. */
+        char path[sizeof("/proc/self/fd/-2147483648/") + INDEX_NAME_MAX];
+        snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", folder_fd, name);
+        int r = set_xattrs(x, -1, path, node->position);
+        if (r < 0)
+            return r;
+    }
     return utimensat(folder_fd, name, times, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
 }
 

@@ -32,10 +32,19 @@ int mounter_caught(void)
     return caught;
 }
 
+/* A limit on file sizes is an error, EFBIG. Caught, not ignored: what is run has the default. */
+static void on_limit(int number)
+{
+    (void)number;
+}
+
 /* What waits returns, and the command cleans up. */
 static void catch_signals(void)
 {
+    struct sigaction limit;
     interrupt_handle(on_signal);
+    if (sigaction(SIGXFSZ, NULL, &limit) == 0 && limit.sa_handler == SIG_DFL)
+        signal(SIGXFSZ, on_limit);
     signal(SIGCHLD, SIG_DFL); /* ignored, it would take the status of our children away */
 }
 

@@ -42,9 +42,10 @@ static void print_who(FILE *out, const struct report *v)
     print_text(out, "archive", c->archive, sizeof(c->archive));
     if (c->job[0])
         print_text(out, "job", c->job, sizeof(c->job));
-    fprintf(out, "  %-12s %s, process %d, up %s, %" PRIu32 " users%s\n", "daemon", v->state,
-            c->daemon_pid, cli_format_time(v->uptime_s * 1000000000u, uptime),
-            atomic_load_explicit(&c->holders, memory_order_relaxed),
+    uint32_t users = atomic_load_explicit(&c->holders, memory_order_relaxed);
+    fprintf(out, "  %-12s %s, process %d, up %s, %" PRIu32 " user%s%s\n", "daemon", v->state,
+            c->daemon_pid, cli_format_time(v->uptime_s * 1000000000u, uptime), users,
+            users == 1 ? "" : "s",
             c->private_namespace ? ", visible to its command alone" : "");
     if (strcmp(v->state, "dead") == 0)
         fprintf(out, "  %-12s what is left of it goes with: onepot umount\n", "");
@@ -56,8 +57,9 @@ static void print_who(FILE *out, const struct report *v)
 static void print_work(FILE *out, const struct report *v)
 {
     char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN], e[CLI_TEXT_LEN];
-    fprintf(out, "  %-12s %s files, %s (%s files/s, %s/s since the start)\n", "read",
-            cli_format_count(v->sum.read_files, a), cli_format_bytes(v->sum.read_bytes, b),
+    fprintf(out, "  %-12s %s file%s, %s (%s files/s, %s/s since the start)\n", "read",
+            cli_format_count(v->sum.read_files, a), v->sum.read_files == 1 ? "" : "s",
+            cli_format_bytes(v->sum.read_bytes, b),
             cli_format_count(per_second(v->sum.read_files, v->uptime_s), d),
             cli_format_bytes(per_second(v->sum.read_bytes, v->uptime_s), e));
     if (v->sum.ahead_requests)

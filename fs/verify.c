@@ -84,8 +84,11 @@ static int check_extents(struct verification *v, uint32_t position)
     int r;
     while ((r = index_extent(v->index, position, offset, &extent)) == 0) {
         offset += extent.length;
-        if (extent.kind == EXTENT_STORED && extent.source_offset + extent.length > v->data_end)
-            v->data_end = extent.source_offset + extent.length;
+        uint64_t bytes = extent.kind == EXTENT_STORED  ? extent.length
+                         : extent.kind == EXTENT_BLOCK ? extent.packed_bytes
+                                                       : 0;
+        if (bytes && extent.source_offset + bytes > v->data_end)
+            v->data_end = extent.source_offset + bytes;
     }
     return r == -ENXIO ? 0 : r;
 }

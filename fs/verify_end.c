@@ -10,7 +10,17 @@
 #include <xxhash.h>
 
 #include "backend.h"
+#include "index_format.h"
 #include "onepot_format.h"
+
+static void report_lost_index(struct verification *v, uint64_t at)
+{
+    struct fault fault = {0};
+    fault_set(&fault, -EUCLEAN, NULL, at,
+              "there is an index behind the tar, but no footer: its end was cut off");
+    fault_advise(&fault, "copy it again; until then it can be used as a tar");
+    verify_report(v, &fault);
+}
 
 /*
  * The index of an onepot archive whose footer is gone: then it is a tar like any other,
@@ -21,19 +31,44 @@ static void check_lost_index(struct verification *v)
     uint64_t size = source_size(v->pot->source);
     uint64_t at = v->data_end + ONEPOT_RECORD_BYTES - 1;
     char magic[8];
-    struct fault fault = {0};
     for (at -= at % ONEPOT_RECORD_BYTES;
          at < size && size - at > sizeof(magic) && !verify_stopped(v);
          at += ONEPOT_RECORD_BYTES) {
         if (source_read(v->pot->source, magic, sizeof(magic), at) < 0 ||
             memcmp(magic, "onepotIX", sizeof(magic)) != 0)
             continue;
-        fault_set(&fault, -EUCLEAN, NULL, at,
-                  "there is an index behind the tar, but no footer: its end was cut off");
-        fault_advise(&fault, "copy it again; until then it can be used as a tar");
-        verify_report(v, &fault);
+        report_lost_index(v, at);
         return;
     }
+}
+
+/*
+ * The same of a tar in frames: cut off between two of them, it is whole to every program. The
+ * index says where the frame begins that it lies in, which is right before it.
+ */
+static int check_lost_frames(struct verification *v)
+{
+    uint8_t bytes[64u << 10];
+    const size_t head = sizeof(struct disk_header);
+    uint64_t size = source_size(v->pot->source), at = (v->data_end + 7) & ~UINT64_C(7);
+    while (at < size && size - at >= head && !verify_stopped(v)) {
+        size_t n = size - at < sizeof(bytes) ? (size_t)(size - at) : sizeof(bytes);
+        int r = source_read(v->pot->source, bytes, n, at);
+        if (r < 0)
+            return r;
+        for (size_t i = 0; i + head <= n; i += 8) {
+            struct disk_header header;
+            memcpy(&header, bytes + i, head);
+            uint64_t begin = le64toh(header.archive_bytes);
+            if (memcmp(header.magic, DISK_MAGIC, sizeof(header.magic)) != 0 ||
+                begin > at + i - 8 || at + i - begin >= 16)
+                continue;
+            report_lost_index(v, at + i);
+            return 0;
+        }
+        at += (n - head) / 8 * 8 + 8;
+    }
+    return 0;
 }
 
 /*
@@ -75,9 +110,10 @@ static int check_end_marker(struct verification *v)
 int verify_lost_end(struct verification *v)
 {
     const struct index_info *info = index_info(v->index);
-    if (info->format != FORMAT_TAR || info->codec != CODEC_NONE || v->pot->compression ||
-        !v->options->trailer_is_good)
+    if (info->format != FORMAT_TAR || v->pot->compression || !v->options->trailer_is_good)
         return 0;
+    if (info->codec != CODEC_NONE)
+        return info->codec == CODEC_ZSTD ? check_lost_frames(v) : 0;
     check_lost_index(v);
     return check_end_marker(v);
 }

@@ -20,7 +20,7 @@ struct verification {
     struct reader *reader;
     bool has_sums;
     struct worklist *list;
-    uint64_t data_end;         /* of the stored data that lies last */
+    uint64_t data_end;         /* of the stored data, or block, that lies last */
     struct coverage *coverage; /* NULL: the archive has no sums of the rest */
 
     pthread_mutex_t lock; /* of reports and `running` */

@@ -83,7 +83,7 @@ static void choose_threads(const struct onepot_loader_options *given, struct eng
 static int check_options(const struct onepot_loader_options *o, struct onepot_error *error)
 {
     if (o->batch_size == 0 || o->batch_size > UINT32_MAX)
-        return error_set(error, -EINVAL, "a batch of %" PRIu64 " samples", o->batch_size);
+        return error_set(error, -EINVAL, "a batch has 1 to %" PRIu32 " samples", UINT32_MAX);
     if (o->threads > ENGINE_THREADS_MAX)
         return error_set(error, -EINVAL, "more than %u threads", ENGINE_THREADS_MAX);
     if (o->prefetch > ENGINE_AHEAD_MAX)

@@ -60,14 +60,16 @@ static void summarize(const struct arguments *a, const struct extract_result *re
     char count[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN];
     if (!a->quiet)
         cli_note(
-            "%s: %s files, %s into %s, %s (%s/s)", a->archive,
-            cli_format_count(result->files, count), cli_format_bytes(result->bytes, bytes),
-            a->options.directory, cli_format_time(ns, time),
+            "%s: %s %s, %s into %s, %s (%s/s)", a->archive,
+            cli_format_count(result->files, count), result->files == 1 ? "file" : "files",
+            cli_format_bytes(result->bytes, bytes), a->options.directory,
+            cli_format_time(ns, time),
             cli_format_bytes((uint64_t)((double)result->bytes / ((double)ns / 1e9)), rate));
     if (result->lost_xattrs)
-        cli_note("%s: %s of them lack extended attributes, which can't be set there by this "
-                 "user",
-                 a->archive, cli_format_count(result->lost_xattrs, count));
+        cli_note(
+            "%s: %s of them lack extended attributes, which this user or the filesystem there "
+            "can't set",
+            a->archive, cli_format_count(result->lost_xattrs, count));
     if (result->problems)
         cli_note("%s: complete but for %s %s, listed above", a->archive,
                  cli_format_count(result->problems, count),

@@ -107,10 +107,11 @@ static void summarize(const struct arguments *a, const struct pack_result *resul
 {
     char files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], size[CLI_TEXT_LEN], time[CLI_TEXT_LEN];
     char problems[CLI_TEXT_LEN], output[128];
+    uint64_t count = result->totals.files + result->totals.hardlinks;
     describe_output(a, output, sizeof(output));
     if (!a->quiet)
-        cli_note("%s: %s files, %s in %s of %s, %s", a->options.output,
-                 cli_format_count(result->totals.files + result->totals.hardlinks, files),
+        cli_note("%s: %s %s, %s in %s of %s, %s", a->options.output,
+                 cli_format_count(count, files), count == 1 ? "file" : "files",
                  cli_format_bytes(result->totals.data_bytes, bytes), output,
                  cli_format_bytes(result->totals.file_bytes, size), cli_format_time(ns, time));
     if (result->problems)

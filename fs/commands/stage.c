@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <limits.h>
 #include <poll.h>
 #include <stdatomic.h>
@@ -298,6 +299,7 @@ static int run(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK, staged = 0;
     interrupt_catch();
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
     if (a->json)
         fputs("[\n", stdout);
     for (int i = 0; i < count && !atomic_load(interrupt_flag()); i++) {

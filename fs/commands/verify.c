@@ -104,8 +104,9 @@ static void print_summary(const struct arguments *a, const struct pot *pot,
     if (a->quiet)
         return;
     cli_print_name(stdout, a->archive, strlen(a->archive));
-    printf(": good: %s files, %s: %s\n", cli_format_count(result->files, files),
-           cli_format_bytes(result->bytes, bytes), coverage_text(pot, result));
+    printf(": good: %s %s, %s: %s\n", cli_format_count(result->files, files),
+           result->files == 1 ? "file" : "files", cli_format_bytes(result->bytes, bytes),
+           coverage_text(pot, result));
 }
 
 static void print_json(const struct arguments *a, const struct pot *pot,

@@ -277,7 +277,9 @@ def by_hand():
          pax("f", [("LIBARCHIVE.xattr.user.a%3Db", "dmFsdWU="), ("SCHILY.xattr.user.c", b"\0\xff"),
                    ("SCHILY.xattr.user.c", "later"), ("SCHILY.xattr.user.empty", "")], b"1"),
          END, extracted=False)
-    hand("many_xattrs", pax("f", [(f"SCHILY.xattr.user.{i:05}", str(i)) for i in range(9400)]),
+    hand("many_xattrs",
+         pax("f", [(f"SCHILY.xattr.user.{i:05}", str(i)) for i in range(9400)] +
+                  [("SCHILY.acl.access", "user::rw-,user:joe:r--:1000,group::---,mask::r--,other::---")]),
          pax("g", [("SCHILY.xattr.user.x", "1")]), END, extracted=False)
     hand("acl", pax("f", [("SCHILY.acl.access",
                            "user::rw-,user:joe:r--:1000,group::---,mask::r--,other::---")],
