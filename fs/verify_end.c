@@ -12,6 +12,7 @@
 #include "backend.h"
 #include "index_format.h"
 #include "onepot_format.h"
+#include "writer.h"
 
 static void report_lost_index(struct verification *v, uint64_t at)
 {
@@ -46,14 +47,15 @@ static void check_lost_index(struct verification *v)
  * The same of a tar in frames: cut off between two of them, it is whole to every program. The
  * index says where the frame begins that it lies in, which is right before it.
  */
-static int check_lost_frames(struct verification *v)
+static int check_lost_frames(struct verification *v, const struct source *source, uint64_t at,
+                             uint64_t size)
 {
     uint8_t bytes[64u << 10];
     const size_t head = sizeof(struct disk_header);
-    uint64_t size = source_size(v->pot->source), at = (v->data_end + 7) & ~UINT64_C(7);
+    at = (at + 7) & ~UINT64_C(7);
     while (at < size && size - at >= head && !verify_stopped(v)) {
         size_t n = size - at < sizeof(bytes) ? (size_t)(size - at) : sizeof(bytes);
-        int r = source_read(v->pot->source, bytes, n, at);
+        int r = source_read(source, bytes, n, at);
         if (r < 0)
             return r;
         for (size_t i = 0; i + head <= n; i += 8) {
@@ -69,6 +71,19 @@ static int check_lost_frames(struct verification *v)
         at += (n - head) / 8 * 8 + 8;
     }
     return 0;
+}
+
+/* A small one is a single frame, and counts as a stream: its index is not far from the start.
+ */
+static int check_lost_small(struct verification *v)
+{
+    struct source *packed;
+    if (source_open(v->pot->path, NULL, &packed) < 0)
+        return 0; /* it is gone meanwhile */
+    uint64_t size = source_size(packed), most = 2 * WRITER_BLOCK_MAX;
+    int r = check_lost_frames(v, packed, 0, size < most ? size : most);
+    source_close(packed);
+    return r;
 }
 
 /*
@@ -110,10 +125,14 @@ static int check_end_marker(struct verification *v)
 int verify_lost_end(struct verification *v)
 {
     const struct index_info *info = index_info(v->index);
-    if (info->format != FORMAT_TAR || v->pot->compression || !v->options->trailer_is_good)
+    if (info->format != FORMAT_TAR || !v->options->trailer_is_good)
         return 0;
+    if (v->pot->compression)
+        return strcmp(v->pot->compression, "zstd") == 0 ? check_lost_small(v) : 0;
     if (info->codec != CODEC_NONE)
-        return info->codec == CODEC_ZSTD ? check_lost_frames(v) : 0;
+        return info->codec == CODEC_ZSTD ? check_lost_frames(v, v->pot->source, v->data_end,
+                                                             source_size(v->pot->source))
+                                         : 0;
     check_lost_index(v);
     return check_end_marker(v);
 }

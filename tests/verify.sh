@@ -98,6 +98,10 @@ case " ${kinds[*]} " in *' zstd '*)
     head -c -520 zstd.tar >cut.tar.zst
     run 1 "$onepot" verify cut.tar.zst
     says 'cut.tar.zst: there is an index behind the tar, but no footer'
+    run 0 "$onepot" pack -q --zstd --block=4K -o frames.tar small
+    head -c -520 frames.tar >cut.tar.zst
+    run 1 "$onepot" verify cut.tar.zst
+    says 'cut.tar.zst: there is an index behind the tar, but no footer'
     ;;
 esac
 cp plain.tar appended.tar
