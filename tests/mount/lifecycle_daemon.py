@@ -400,6 +400,13 @@ def test_want_of_memory_or_descriptors_leaves_nothing(work):
     check(failures > 5, f"only {failures} starts failed")
 
 
+def test_a_limit_on_the_sizes_of_files_is_told(work):
+    archive = make_archive(work)
+    life.fails("mount", archive, words=["File too large"], preexec_fn=lambda: resource.setrlimit(
+        resource.RLIMIT_FSIZE, (0, 0)))
+    check_nothing_left()
+
+
 def test_an_archive_larger_than_the_address_space_is_read(work):
     if b"__asan_init" in read(harness.onepot_program()):
         raise Skip("the address sanitizer needs terabytes of addresses")
