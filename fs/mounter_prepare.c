@@ -32,7 +32,8 @@ int mounter_caught(void)
     return caught;
 }
 
-/* A limit on file sizes is an error, EFBIG. Caught, not ignored: what is run has the default. */
+/* A limit on file sizes is an error, EFBIG. Caught, not ignored: what is run has the default.
+ */
 static void on_limit(int number)
 {
     (void)number;
