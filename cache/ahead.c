@@ -139,15 +139,20 @@ static void call_fetcher(struct ahead *a)
 static void look_for_hung(struct ahead *a)
 {
     uint64_t now = now_ns(), stuck_ns = a->options.stuck_ms * UINT64_C(1000000);
+    unsigned hanging = 0;
 
     if (!stuck_ns || now - a->looked_ns < LOOK_NS)
         return;
     a->looked_ns = now;
-    for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]); i++) {
+    for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]); i++)
+        hanging += a->fetcher[i].state == FETCHER_HANGS;
+    for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]) && hanging < HUNG_MAX;
+         i++) {
         struct fetcher *f = &a->fetcher[i];
         if (f->state != FETCHER_RUNS || !f->began_ns || now < f->began_ns + stuck_ns)
             continue;
         f->state = FETCHER_HANGS;
+        hanging++;
         a->running--;
         if (a->options.replaced)
             atomic_fetch_add(a->options.replaced, 1);

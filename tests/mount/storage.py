@@ -201,16 +201,16 @@ def test_reading_ahead_goes_on_when_its_threads_hang(work):
     with open(work / "order", "w", encoding="ascii") as f:
         f.writelines(f"d/{i:03d}\n" for i in range(FILES))
     # A window of 40 files: half of the cache.
-    options = ("--io-timeout", "1", "--order", work / "order", "--cache", str(80 * FILE_BYTES))
+    options = ("--io-timeout", "3", "--order", work / "order", "--cache", str(80 * FILE_BYTES))
     with Slow(work, "--pages=none", "--toggle=lose", source) as slow:
         with work.mount(slow / "data.tar", *options, env=environment()) as mount:
             state = wait_for_counts(mount, lambda s: s["prefetched"] >= 36, "files ahead")
             toggle(slow)
             check_files(mount, range(36), "what was there")
             time.sleep(0.3)
-            toggle(slow)
+            toggle(slow)  # before anybody is taken for stuck: else those in his place hang as well
             check_equal(state["threads_replaced"], 0, "threads replaced so far")
-            time.sleep(0.8)
+            time.sleep(1.6)
             for i in range(36, FILES):  # in time for whoever is to be ahead of this
                 check_equal(errors_of(mount, (i,)) & {EIO}, set(), f"file {i}")
                 time.sleep(0.01)
