@@ -302,6 +302,13 @@ bool source_is_copied(const struct source *source)
     return source->has_copy && source->copy.is_whole(source->copy.ctx);
 }
 
+uint64_t source_further_ns(const struct source *source)
+{
+    return source->has_copy && source->copy.further_ns
+               ? source->copy.further_ns(source->copy.ctx)
+               : 0;
+}
+
 const uint8_t *source_map(struct source *source)
 {
     if (source->has_copy)

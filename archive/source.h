@@ -97,6 +97,7 @@ struct source_copy {
     /* Bring it there: 0; -ENOSPC and the like if it can't be; or the source's error. */
     int (*bring)(void *ctx, uint64_t offset, uint64_t len);
     bool (*is_whole)(void *ctx);
+    uint64_t (*further_ns)(void *ctx); /* as source_further_ns; may be NULL */
     /* The source is closed. False: a thread is stuck in a read of it, so that it must stay.
      * NULL: somebody else looks after the copy, which outlives the source. */
     bool (*release)(void *ctx);
@@ -123,6 +124,12 @@ bool source_is_staged(const struct source *source);
 
 /* And it is whole: the file itself is not needed any more. */
 bool source_is_copied(const struct source *source);
+
+/*
+ * CLOCK_MONOTONIC at which that for which reads of it wait has last come further; 0: they wait
+ * for storage alone.
+ */
+uint64_t source_further_ns(const struct source *source);
 
 /* source_read past the copy. */
 int source_read_origin(const struct source *source, void *buf, size_t len, uint64_t offset);

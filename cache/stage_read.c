@@ -163,6 +163,13 @@ static bool is_whole(void *ctx)
     return atomic_load_explicit(&stage->state->whole, memory_order_acquire) != 0;
 }
 
+/* Also at its end, when who waited may not have read yet. */
+static uint64_t further_ns(void *ctx)
+{
+    const struct stage *stage = ctx;
+    return stage->expands ? atomic_load(&stage->state->progress_ns) : 0;
+}
+
 static bool has(void *ctx, uint64_t offset, uint64_t len)
 {
     const struct stage *stage = ctx;
@@ -240,6 +247,7 @@ static void attach(struct stage *stage, struct source *source, bool (*on_close)(
                                                   .has = has,
                                                   .bring = bring,
                                                   .is_whole = is_whole,
+                                                  .further_ns = further_ns,
                                                   .release = on_close,
                                                   .map = stage->map,
                                                   .fd = stage->copy_fd,

@@ -128,13 +128,24 @@ static void abandon(struct engine *e, struct slab *slab, uint64_t record, uint64
         e->open = NULL;
 }
 
+/* Since when it waits in vain: for a stream that is unpacked, since that has come further. */
+static uint64_t waits_since(const struct engine *e, struct worker *worker)
+{
+    uint64_t since = atomic_load(&worker->filler.since_ns);
+    if (!since)
+        return 0;
+    const struct record *record = &e->dataset->records[atomic_load(&worker->filler.record)];
+    uint64_t further = source_further_ns(e->dataset->pots[record_archive(record)]->source);
+    return further > since ? further : since;
+}
+
 void engine_give_up_stalled(struct engine *e)
 {
     uint64_t now = engine_now_ns(), timeout_ns = e->options.io_timeout_ns;
     uint32_t before = e->lost;
     for (uint32_t i = 0; timeout_ns && i < e->thread_count; i++) {
         struct worker *worker = &e->workers[i];
-        uint64_t since = atomic_load(&worker->filler.since_ns);
+        uint64_t since = waits_since(e, worker);
         if (worker->lost || !worker->slab || !since || now < since || now - since < timeout_ns)
             continue;
         worker->lost = true;
@@ -158,7 +169,7 @@ uint64_t engine_next_stall(const struct engine *e)
     if (!timeout_ns)
         return UINT64_MAX;
     for (uint32_t i = 0; i < e->thread_count; i++) {
-        uint64_t since = atomic_load(&e->workers[i].filler.since_ns);
+        uint64_t since = waits_since(e, &e->workers[i]);
         if (!e->workers[i].lost && since && since < first)
             first = since;
     }

@@ -25,6 +25,7 @@ static struct slow {
     bool closed;
     uint64_t only; /* the offset whose reads hang; UINT64_MAX: all */
     unsigned hanging;
+    _Atomic bool goes_on; /* what reads wait for */
 } slow = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER};
 
 static struct tree tree;
@@ -60,6 +61,15 @@ static bool slow_is_whole(void *ctx)
 {
     (void)ctx;
     return false;
+}
+
+static uint64_t slow_further_ns(void *ctx)
+{
+    struct slow *s = ctx;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return atomic_load(&s->goes_on) ? (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec
+                                    : 0;
 }
 
 static void set_gate(bool closed, uint64_t only)
@@ -101,6 +111,7 @@ static void setup(void)
                                      .has = slow_has,
                                      .bring = slow_bring,
                                      .is_whole = slow_is_whole,
+                                     .further_ns = slow_further_ns,
                                      .fd = slow.fd,
                                      .ctx = &slow};
     source_set_copy(archive->dataset->pots[0]->source, &copy);
@@ -109,6 +120,7 @@ static void setup(void)
 static void teardown(void)
 {
     set_gate(false, 0);
+    atomic_store(&slow.goes_on, false);
     wait_until_nobody_hangs();
     usleep(100000); /* threads that were left behind may look at it yet */
     onepot_archive_close(archive);
@@ -180,6 +192,29 @@ START_TEST(a_read_that_does_not_end_is_named_and_its_batch_alone_is_lost)
     set_gate(false, 0);
     ck_assert_uint_eq(read_epoch(loader, &stalled, &error), FILES / BATCH);
     ck_assert_uint_eq(stalled, 0);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+static void *open_gate_late(void *arg)
+{
+    usleep(3 * TIMEOUT_MS * 1000);
+    set_gate(false, 0);
+    return arg;
+}
+
+START_TEST(who_waits_for_a_stream_that_comes_further_is_not_given_up)
+{
+    struct onepot_error error = {0};
+    unsigned stalled;
+    pthread_t thread;
+    set_gate(true, record_offset(&archive->dataset->records[20]));
+    atomic_store(&slow.goes_on, true);
+    struct onepot_loader *loader = make(2, TIMEOUT_MS);
+    ck_assert_int_eq(pthread_create(&thread, NULL, open_gate_late, NULL), 0);
+    ck_assert_uint_eq(read_epoch(loader, &stalled, &error), FILES / BATCH);
+    ck_assert_uint_eq(stalled, 0);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
     onepot_loader_free(loader);
 }
 END_TEST
@@ -282,6 +317,7 @@ int main(void)
     tcase_set_timeout(t, 120);
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_loop_test(t, a_read_that_does_not_end_is_named_and_its_batch_alone_is_lost, 1, 4);
+    tcase_add_test(t, who_waits_for_a_stream_that_comes_further_is_not_given_up);
     tcase_add_test(t, storage_that_is_gone_is_an_error_each_time_and_no_hang);
     tcase_add_test(t, a_loader_that_hangs_can_be_freed_and_what_it_left_goes_later);
     tcase_add_test(t, another_epoch_can_be_begun_while_reads_hang);

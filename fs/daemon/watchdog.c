@@ -113,7 +113,7 @@ static bool look(struct session *s)
     uint64_t now = session_now_ns(), timeout_ns = s->config.io_timeout_s * UINT64_C(1000000000);
     unsigned count, busy = 0, held_up = 0;
     /* Who waits for a stream that is unpacked is not stalled as long as it comes further. */
-    uint64_t further_ns = s->config.stage ? stage_stream_progress_ns(s->config.stage) : 0;
+    uint64_t further_ns = source_further_ns(s->config.pot->source);
 
     pthread_mutex_lock(&s->turn_lock);
     count = s->worker_count;
