@@ -70,8 +70,8 @@ static int write_record(struct claim *claim)
 {
     if (claim->has_said && memcmp(&claim->said, &claim->record, sizeof(claim->said)) == 0)
         return 0;
-    const struct claim_record record =
-        claim->record; /* gcc at -O3 sees its first field alone */
+    /* A copy, for gcc at -O3 takes its first field for all of it. */
+    const struct claim_record record = claim->record;
     ssize_t n = pwrite(claim->fd, &record, sizeof(record), 0);
     if (n != (ssize_t)sizeof(claim->record))
         return -EIO;
