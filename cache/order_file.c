@@ -164,9 +164,9 @@ static int check_known(struct parse *p)
         return fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "it names no file");
     if (p->count >= p->left_out)
         return 0;
+    unsigned long long left_out = p->left_out, lines = left_out + p->count;
     fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "%s, and so are %llu of %llu lines",
-              p->first.what, (unsigned long long)p->left_out,
-              (unsigned long long)(p->left_out + p->count));
+              p->first.what, left_out, lines);
     fault_advise(p->fault, "each line is the path of a file below the mount point, or each "
                            "is a number");
     return -EINVAL;

@@ -76,10 +76,10 @@ static int read_order_file(const char *path, uint64_t most, char **ret_text, siz
 
 static void tell_left_out(const char *path, const struct read_order_lines *lines)
 {
-    if (lines->left_out)
-        cli_note("%s: %s; %llu of %llu lines are left out", path, lines->first.what,
-                 (unsigned long long)lines->left_out,
-                 (unsigned long long)(lines->left_out + lines->used));
+    unsigned long long left_out = lines->left_out, all = left_out + lines->used;
+    if (left_out)
+        cli_note("%s: %s; %llu of %llu lines are left out", path, lines->first.what, left_out,
+                 all);
 }
 
 static int open_order(struct mounter *m)
