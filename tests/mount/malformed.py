@@ -589,7 +589,6 @@ def strange_files(work):
     yield "a name with a newline", work / "new\nline"
     yield "a name that is no UTF-8", os.fsencode(work / "raw-") + b"\xff\xfe"
     yield "a name with an escape", work / "\x1b[31mred"
-    yield "an empty name", ""
     yield "a file in place of a directory", work / "text/x.tar"
     yield "a file of /proc", "/proc/self/maps"
 
@@ -598,6 +597,12 @@ def test_what_is_no_archive(work):
     for what, path in strange_files(work):
         check(try_list(path, what) is None, f"{what}: ls takes it for an archive")
         check(try_mount(work, path, what) is None, f"{what}: mount takes it for an archive")
+
+
+def test_an_empty_name(work):
+    check(try_list("", "an empty name") is None, "ls takes an empty name for an archive")
+    done = harness.onepot("mount", "", status=2)
+    check(b"name is empty" in done.stderr, f"mount does not say why: {done.stderr!r}")
 
 
 def test_unreadable_file(work):
