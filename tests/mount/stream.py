@@ -88,8 +88,8 @@ def unpacker(mount):
 @contextlib.contextmanager
 def standing_still(mount):
     """The stream comes no further; gives the process that unpacks. It goes on afterwards."""
+    wait_for(lambda: unpacker(mount), "the process that unpacks")
     pid = unpacker(mount)
-    check(pid, "nobody unpacks")
     os.kill(pid, signal.SIGSTOP)
     try:
         yield pid
