@@ -51,7 +51,7 @@ void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32])
 static int ask_quota(int fd, int kind, unsigned id, uint64_t *ret_limit, uint64_t *ret_used)
 {
     struct dqblk q;
-    if (syscall(SYS_quotactl_fd, fd, QCMD(Q_GETQUOTA, kind), id, &q) < 0)
+    if (syscall(SYS_quotactl_fd, fd, QCMD((unsigned)Q_GETQUOTA, kind), id, &q) < 0)
         return -errno;
     uint64_t blocks =
         q.dqb_bsoftlimit && (!q.dqb_bhardlimit || q.dqb_bsoftlimit < q.dqb_bhardlimit)

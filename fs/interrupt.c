@@ -17,9 +17,12 @@ static _Atomic int flag;
 static void on_signal(int number)
 {
     static _Atomic uint64_t first_ns;
-    uint64_t now = cli_now_ns(), none = 0;
+    uint64_t now = cli_now_ns(), first = 0;
     atomic_store(&flag, number);
-    if (atomic_compare_exchange_strong(&first_ns, &none, now) || now - none < SAME_SIGNAL_NS)
+    if (atomic_compare_exchange_strong(&first_ns, &first, now))
+        return;
+    /* Two threads may have one each: then `first` may be the later moment. */
+    if (now < first + SAME_SIGNAL_NS)
         return;
     signal(number, SIG_DFL);
     raise(number);
