@@ -312,6 +312,10 @@ END_TEST
 START_TEST(an_archive_works_on_after_a_fork)
 {
     struct tree t;
+    if (!FORKS_WITH_THREADS && _i == PACKING_SQUASHFS) { /* its cache has one that shares */
+        puts("skipped: under a sanitizer a process with threads can't fork");
+        return;
+    }
     tree_begin(&t);
     tree_numbered(&t, 50, 2, four);
     if (tree_pack(&t, (enum packing)_i)) {
