@@ -1,6 +1,7 @@
 /*
  * The time that passes: CLOCK_MONOTONIC, which nobody sets, and which stands still while the
- * machine sleeps. For how long something takes and when it is due; never for dates.
+ * machine sleeps. For how long something takes and when it is due; never for dates. A signal
+ * handler may ask, too.
  */
 #ifndef ONEPOT_CLOCK_H
 #define ONEPOT_CLOCK_H

@@ -32,6 +32,7 @@
 
 #include <xxhash.h>
 
+#include "clock.h"
 #include "gather.h"
 #include "links.h"
 
@@ -405,12 +406,9 @@ struct moment {
 
 static struct moment now(void)
 {
-    struct timespec t;
     struct rusage usage;
-    clock_gettime(CLOCK_MONOTONIC, &t);
     getrusage(RUSAGE_THREAD, &usage);
-    return (struct moment){(uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec,
-                           usage.ru_nvcsw};
+    return (struct moment){now_ns(), usage.ru_nvcsw};
 }
 
 /* One read more, from `start` to `end`, decides on more threads. The lock is held. */

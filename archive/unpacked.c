@@ -25,6 +25,7 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "nameless.h"
 #include "pot_private.h"
 
 enum {
@@ -66,21 +67,6 @@ static uint64_t room_in(const char *folder, const struct pot_options *options)
     return room;
 }
 
-static int open_nameless(const char *folder)
-{
-    int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd >= 0)
-        return fd;
-    auto_free char *path = NULL;
-    if (asprintf(&path, "%s/.onepot-XXXXXX", folder) < 0)
-        return -ENOMEM;
-    fd = mkostemp(path, O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    unlink(path);
-    return fd;
-}
-
 /* struct pot_unpacker. -ENOSPC when it does not fit. */
 static int unpack_into(void *arg, int fd, const char *folder, uint64_t room,
                        struct fault *fault)
@@ -104,7 +90,7 @@ static int unpack_into(void *arg, int fd, const char *folder, uint64_t room,
 static int unpack_privately(struct unpacking *u, const char *folder, uint64_t room,
                             struct fault *fault, int *ret_fd)
 {
-    auto_close int fd = open_nameless(folder);
+    auto_close int fd = nameless_open(folder);
     if (fd < 0)
         return fd;
     int r = unpack_into(u, fd, folder, room, fault);

@@ -22,6 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
+
 #define TICK_US 2000u   /* between two looks while there are reads */
 #define CALM_US 500000u /* so long without one, and it sleeps until the next */
 #define BATCH 1024u     /* observations at a time */
@@ -62,14 +64,6 @@ struct ahead {
     struct fetcher fetcher[AHEAD_FETCHERS_MAX + HUNG_MAX];
     struct observation batch[BATCH];
 };
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
 
 static int start(pthread_t *thread, void *(*run)(void *), void *arg)
 {

@@ -6,8 +6,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -16,6 +14,7 @@
 #include "claims.h"
 #include "cpus.h"
 #include "job.h"
+#include "thread.h"
 
 #define LOOK_EVERY_MS 500        /* where nothing tells of the others */
 #define SETTLE_MS 50             /* who comes or goes makes several changes */
@@ -81,22 +80,6 @@ static void *look_at_others(void *arg)
     return NULL;
 }
 
-/* Signals are for the threads of the program. */
-static int start_thread(struct share *share)
-{
-    pthread_attr_t attr;
-    sigset_t all, kept;
-
-    sigfillset(&all);
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &kept);
-    int r = -pthread_create(&share->thread, &attr, look_at_others, share);
-    pthread_sigmask(SIG_SETMASK, &kept, NULL);
-    pthread_attr_destroy(&attr);
-    return r;
-}
-
 static int make_claim(struct share *share)
 {
     const struct share_options *options = &share->options;
@@ -134,7 +117,7 @@ int share_new(const struct share_options *options, struct share **ret_share)
         return r;
     }
     look(share);
-    r = start_thread(share);
+    r = thread_start(&share->thread, STACK_BYTES, look_at_others, share);
     if (r < 0) {
         claim_free(share->claim);
         close(share->bell_fd);

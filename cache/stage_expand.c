@@ -20,6 +20,7 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "futex.h"
 #include "stage_private.h"
 
@@ -40,13 +41,6 @@ struct expanding {
     struct fault fault;
     int err;
 };
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 /* ---- in the thread that watches the child ---- */
 

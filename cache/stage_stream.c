@@ -14,29 +14,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cleanup.h"
+#include "nameless.h"
 #include "stage_private.h"
 
 #define MEMORY_SHARE 2 /* of what the job has left; the reader of the data needs some, too */
 
 /* ---- a private one ---- */
-
-static int open_nameless(const char *place)
-{
-    int fd = open(place, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd >= 0)
-        return fd;
-    auto_free char *path = NULL;
-    if (asprintf(&path, "%s/.onepot-XXXXXX", place) < 0) {
-        path = NULL;
-        return -ENOMEM;
-    }
-    fd = mkostemp(path, O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    unlink(path);
-    return fd;
-}
 
 static bool has_room(const char *place, uint64_t bytes)
 {
@@ -64,7 +47,7 @@ static int make_private_in(struct stage *stage, const char *place, const char *a
 {
     if (!has_room(place, stage->bytes))
         return -ENOSPC;
-    int fd = open_nameless(place);
+    int fd = nameless_open(place);
     if (fd < 0)
         return fd;
     stage->copy_fd = fd;

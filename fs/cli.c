@@ -318,13 +318,6 @@ void cli_raise_file_limit(void)
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-uint64_t cli_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 unsigned cli_default_jobs(void)
 {
     unsigned n = cpus_allowed();

@@ -107,9 +107,6 @@ int cli_number_option(const struct cli_usage *usage, const char *option, const c
 /* As many descriptors as this process may have. */
 void cli_raise_file_limit(void);
 
-/* CLOCK_MONOTONIC; may be called from a signal handler. */
-uint64_t cli_now_ns(void);
-
 /* Threads for work that keeps CPUs busy: as many as this process may use, at most 64. */
 unsigned cli_default_jobs(void);
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "clock.h"
 
 #define TERMINAL_PERIOD_NS UINT64_C(200000000)
 #define LOG_PERIOD_NS UINT64_C(2000000000)
@@ -24,7 +25,7 @@ void cli_progress_start(struct cli_progress *progress, enum cli_progress_mode mo
     *progress = (struct cli_progress){
         .shown = mode == CLI_PROGRESS_ALWAYS || (mode == CLI_PROGRESS_AUTO && terminal),
         .terminal = terminal,
-        .start_ns = cli_now_ns(),
+        .start_ns = now_ns(),
     };
 }
 
@@ -89,7 +90,7 @@ void cli_progress_show(void *progress, const char *doing, const struct progress 
     struct cli_progress *p = progress;
     if (!p->shown)
         return;
-    uint64_t now = cli_now_ns();
+    uint64_t now = now_ns();
     uint64_t done = atomic_load_explicit(&state->bytes_done, memory_order_relaxed);
     if (strncmp(doing, p->doing, sizeof(p->doing) - 1) != 0) {
         snprintf(p->doing, sizeof(p->doing), "%s", doing);

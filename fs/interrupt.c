@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "cli.h"
+#include "clock.h"
 #include "interrupt.h"
 
 /*
@@ -17,7 +18,7 @@ static _Atomic int flag;
 static void on_signal(int number)
 {
     static _Atomic uint64_t first_ns;
-    uint64_t now = cli_now_ns(), first = 0;
+    uint64_t now = now_ns(), first = 0;
     atomic_store(&flag, number);
     if (atomic_compare_exchange_strong(&first_ns, &first, now))
         return;

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "cpus.h"
 #include "mounter_private.h"
 #include "report.h"
@@ -110,7 +111,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         cpus_widen();
     c->threads = o->threads ? o->threads : cpus_allowed();
     c->daemon_pid = getpid();
-    c->started_ns = mounter_now_ns();
+    c->started_ns = now_ns();
     atomic_store(&c->shared_ns, c->started_ns);
     process_stat(getpid(), &c->daemon_start_ticks, &state);
     m->fuse_fd = -1; /* the session's, whatever happens */

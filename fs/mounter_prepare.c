@@ -13,6 +13,7 @@
 
 #include "budget.h"
 #include "cleanup.h"
+#include "clock.h"
 #include "interrupt.h"
 #include "mounter_private.h"
 #include "resolve.h"
@@ -236,7 +237,7 @@ static void log_note(void *ctx, const char *line)
 static void log_progress(void *ctx, const char *doing, const struct progress *progress)
 {
     struct opening_log *o = ctx;
-    uint64_t now = mounter_now_ns(), done = progress->bytes_done, all = progress->bytes_total;
+    uint64_t now = now_ns(), done = progress->bytes_done, all = progress->bytes_total;
     char line[256];
 
     if (now - o->told_ns < TELL_EVERY_NS)
@@ -268,7 +269,7 @@ static int open_archive(struct mounter *m)
     struct stage_store store = {.options = {.archive = m->archive, .place = o->stage_place},
                                 .is_private = !o->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
-    struct opening_log log = {.log = {.fd = m->log.fd}, .told_ns = mounter_now_ns()};
+    struct opening_log log = {.log = {.fd = m->log.fd}, .told_ns = now_ns()};
     const struct pot_options options = {
         .store = &pot_store, .note = log_note, .progress = log_progress, .ctx = &log};
     int r = cli_open_pot(o->archive, &options, o->progress, &m->pot);

@@ -38,6 +38,4 @@ int mounter_start_daemon(struct mounter *m);
 /* Give up what mounter_find_slot counted. */
 void mounter_unshare(struct mounter *m);
 
-uint64_t mounter_now_ns(void);
-
 #endif

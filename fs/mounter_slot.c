@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
 #include "unmounter.h"
@@ -21,13 +22,6 @@
 #define SHARE_TRIES 100       /* of a mount whose daemon seems to be about to die */
 #define ENDING_LIMIT_MS 2000  /* how long the end of an earlier mount is waited for */
 #define STOPPED_LIMIT_MS 1000 /* for an answer of a mount that is in the way */
-
-uint64_t mounter_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 /* What a look through the slots came to. */
 enum look {
@@ -56,7 +50,7 @@ static bool join(struct mounter *m, struct slot *slot)
 {
     if (slot_lock(slot, false, false) < 0)
         return false;
-    atomic_store(&slot->counters->shared_ns, mounter_now_ns());
+    atomic_store(&slot->counters->shared_ns, now_ns());
     if (!m->for_run) {
         atomic_fetch_add(&slot->counters->holders, 1);
         slot_unlock(slot);
@@ -162,8 +156,8 @@ static int wait_for(enum look found, struct slot *slot, uint64_t *patience_ns)
         return r == -EINTR && !mounter_caught() ? 0 : r;
     }
     if (!*patience_ns)
-        *patience_ns = mounter_now_ns() + ENDING_LIMIT_MS * UINT64_C(1000000);
-    if (mounter_now_ns() > *patience_ns)
+        *patience_ns = now_ns() + ENDING_LIMIT_MS * UINT64_C(1000000);
+    if (now_ns() > *patience_ns)
         return -ETIMEDOUT;
     slot_wait_daemon(slot, 100);
     poll(NULL, 0, 1); /* it may be gone and its files not */
@@ -218,7 +212,7 @@ static int try_folder(struct mounter *m, const char *folder, uint64_t *patience_
     if (r < 0)
         return r;
     enum look found = look(m, &registry, &slot);
-    if (found == LOOK_ENDING && *patience_ns && mounter_now_ns() > *patience_ns) {
+    if (found == LOOK_ENDING && *patience_ns && now_ns() > *patience_ns) {
         /* Detached and in use still: it has no place in the tree any more. */
         slot_close(slot);
         found = LOOK_NOTHING;
@@ -235,7 +229,7 @@ static int try_folder(struct mounter *m, const char *folder, uint64_t *patience_
         return 0;
     }
     bool dying = found == LOOK_CONFLICT && is_dying(m, slot->counters);
-    bool patient = !*patience_ns || mounter_now_ns() <= *patience_ns;
+    bool patient = !*patience_ns || now_ns() <= *patience_ns;
     if (dying && patient)
         found = LOOK_ENDING;
     if (found == LOOK_CONFLICT) {

@@ -11,6 +11,7 @@
 
 #include "cleanup.h"
 #include "cli.h"
+#include "clock.h"
 #include "interrupt.h"
 
 #define LOOK_EVERY_MS 200
@@ -97,10 +98,10 @@ static void *watch_thread(void *arg)
 {
     const struct storage_watch *w = arg;
     struct pollfd p = {.fd = w->end_fd, .events = POLLIN};
-    uint64_t waits = 0, since_ns = cli_now_ns(), asked_ns = 0;
+    uint64_t waits = 0, since_ns = now_ns(), asked_ns = 0;
 
     while (poll(&p, 1, LOOK_EVERY_MS) <= 0) {
-        uint64_t now = cli_now_ns();
+        uint64_t now = now_ns();
         struct task task;
         look_at_task(w, &task);
         if (!asks_storage(w) || task.waits != waits)

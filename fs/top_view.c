@@ -12,10 +12,10 @@ static uint64_t get(const _Atomic uint64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-void top_sample(const struct counters *c, uint64_t now_ns, struct top_sample *ret_sample)
+void top_sample(const struct counters *c, uint64_t at_ns, struct top_sample *ret_sample)
 {
     *ret_sample = (struct top_sample){
-        .at_ns = now_ns,
+        .at_ns = at_ns,
         .daemon_pid = c->daemon_pid,
         .daemon_start_ticks = c->daemon_start_ticks,
         .cache_hits = get(&c->cache_hits) + get(&c->cache_waits),

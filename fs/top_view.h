@@ -24,8 +24,7 @@ struct top_sample {
     uint64_t source_reads, source_bytes, troubles;
 };
 
-void top_sample(const struct counters *counters, uint64_t now_ns,
-                struct top_sample *ret_sample);
+void top_sample(const struct counters *counters, uint64_t at_ns, struct top_sample *ret_sample);
 
 /*
  * The rates between two samples; since the mount began where there is no first one. `state`

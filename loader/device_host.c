@@ -11,7 +11,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +19,7 @@
 #include "budget.h"
 #include "clock.h"
 #include "error.h"
+#include "thread.h"
 
 #define THREAD_STACK_BYTES (256u << 10)
 
@@ -156,20 +156,6 @@ static void *stream_main(void *arg)
     return NULL;
 }
 
-static int start_thread(struct stream *s)
-{
-    pthread_attr_t attr;
-    sigset_t all, kept;
-    sigfillset(&all);
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, THREAD_STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &kept);
-    int r = pthread_create(&s->thread, &attr, stream_main, s);
-    pthread_sigmask(SIG_SETMASK, &kept, NULL);
-    pthread_attr_destroy(&attr);
-    return -r;
-}
-
 static int stream_new(void *device, struct onepot_error *error, void **ret_stream)
 {
     struct stream *s = calloc(1, sizeof(*s));
@@ -177,7 +163,7 @@ static int stream_new(void *device, struct onepot_error *error, void **ret_strea
     if (s) {
         s->host = device;
         s->last = &s->first;
-        r = start_thread(s);
+        r = thread_start(&s->thread, THREAD_STACK_BYTES, stream_main, s);
     }
     if (r < 0) {
         free(s);

@@ -16,14 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "share.h"
-
-uint64_t engine_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 void engine_destroy(struct engine *e)
 {
@@ -216,9 +210,9 @@ static void gather_run(struct engine *e, struct worker *worker)
     worker->slab = slab;
     pthread_mutex_unlock(&e->lock);
 
-    uint64_t start = engine_now_ns();
+    uint64_t start = now_ns();
     int r = fill_samples(&e->options.fill, &worker->filler, slab, first, end, &skipped, &bad);
-    uint64_t took = engine_now_ns() - start;
+    uint64_t took = now_ns() - start;
 
     pthread_mutex_lock(&e->lock);
     e->stats.gather_ns += took;
@@ -443,7 +437,7 @@ static int wait_for_batch(struct engine *e, uint64_t deadline_ns, uint64_t *ret_
     int r = look(e, ret_need);
     if (r != -EAGAIN)
         return r;
-    uint64_t start = engine_now_ns(), now = start;
+    uint64_t start = now_ns(), now = start;
     while (r == -EAGAIN && now < deadline_ns) {
         if (engine_is_stuck(e, ret_need)) {
             r = -ETIME;
@@ -451,9 +445,9 @@ static int wait_for_batch(struct engine *e, uint64_t deadline_ns, uint64_t *ret_
         }
         wait_until_ready(e, deadline_ns);
         r = look(e, ret_need);
-        now = engine_now_ns();
+        now = now_ns();
     }
-    e->stats.wait_ns += engine_now_ns() - start;
+    e->stats.wait_ns += now_ns() - start;
     return r == -EAGAIN ? -ETIMEDOUT : r;
 }
 

@@ -98,7 +98,4 @@ void delivered_count(struct onepot_delivered *delivered, uint64_t index);
 
 void engine_stats(struct engine *engine, struct engine_stats *ret_stats);
 
-/* Nanoseconds of CLOCK_MONOTONIC. */
-uint64_t engine_now_ns(void);
-
 #endif

@@ -9,10 +9,11 @@
  * engine until its read ends, and the process can end without it, if the kernel lets it.
  */
 #include <errno.h>
-#include <signal.h>
 #include <time.h>
 
+#include "clock.h"
 #include "engine_private.h"
+#include "thread.h"
 
 #define STACK_BYTES (512u << 10)
 #define GRACE_NS UINT64_C(1000000000)
@@ -36,25 +37,16 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* Signals are for the threads of the program. */
 static int start_threads(struct engine *e, uint32_t count)
 {
-    pthread_attr_t attr;
-    sigset_t all, kept;
     int r = 0;
-    sigfillset(&all);
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &kept);
     while (e->thread_count < count && r == 0) {
         struct worker *worker = &e->workers[e->thread_count];
         *worker = (struct worker){.engine = e, .number = e->thread_count};
-        r = pthread_create(&worker->thread, &attr, thread_main, worker);
+        r = thread_start(&worker->thread, STACK_BYTES, thread_main, worker);
         e->thread_count += r == 0;
     }
-    pthread_sigmask(SIG_SETMASK, &kept, NULL);
-    pthread_attr_destroy(&attr);
-    return e->thread_count ? 0 : -r;
+    return e->thread_count ? 0 : r;
 }
 
 int engine_start_threads(struct engine *e)
@@ -89,7 +81,7 @@ static bool is_awaited(struct engine *e, bool had_its_time)
 
 static void wait_a_moment(struct engine *e)
 {
-    uint64_t until_ns = engine_now_ns() + LOOK_NS;
+    uint64_t until_ns = now_ns() + LOOK_NS;
     struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
                              .tv_nsec = (long)(until_ns % 1000000000u)};
     pthread_cond_timedwait(&e->ready, &e->lock, &until);
@@ -97,9 +89,9 @@ static void wait_a_moment(struct engine *e)
 
 void engine_end_threads(struct engine *e)
 {
-    uint64_t start = engine_now_ns();
+    uint64_t start = now_ns();
     pthread_mutex_lock(&e->lock);
-    while (is_awaited(e, engine_now_ns() - start > GRACE_NS))
+    while (is_awaited(e, now_ns() - start > GRACE_NS))
         wait_a_moment(e);
     for (uint32_t i = 0; i < e->thread_count; i++) {
         struct worker *worker = &e->workers[i];
@@ -141,7 +133,7 @@ static uint64_t waits_since(const struct engine *e, struct worker *worker)
 
 void engine_give_up_stalled(struct engine *e)
 {
-    uint64_t now = engine_now_ns(), timeout_ns = e->options.io_timeout_ns;
+    uint64_t now = now_ns(), timeout_ns = e->options.io_timeout_ns;
     uint32_t before = e->lost;
     for (uint32_t i = 0; timeout_ns && i < e->thread_count; i++) {
         struct worker *worker = &e->workers[i];
@@ -165,7 +157,7 @@ void engine_give_up_stalled(struct engine *e)
 
 uint64_t engine_next_stall(const struct engine *e)
 {
-    uint64_t timeout_ns = e->options.io_timeout_ns, first = engine_now_ns();
+    uint64_t timeout_ns = e->options.io_timeout_ns, first = now_ns();
     if (!timeout_ns)
         return UINT64_MAX;
     for (uint32_t i = 0; i < e->thread_count; i++) {

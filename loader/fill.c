@@ -12,6 +12,7 @@
 
 #include <xxhash.h>
 
+#include "clock.h"
 #include "engine.h"
 #include "error.h"
 #include "npy.h"
@@ -78,7 +79,7 @@ static void begin_read(struct filler *filler, const struct dataset *d,
 {
     atomic_store_explicit(&filler->record, (uint64_t)(record - d->records),
                           memory_order_relaxed);
-    atomic_store(&filler->since_ns, engine_now_ns());
+    atomic_store(&filler->since_ns, now_ns());
 }
 
 static int end_read(struct filler *filler, int result)

@@ -5,7 +5,6 @@
  */
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include "cleanup.h"
 #include "error.h"
 #include "fill.h"
+#include "thread.h"
 #include "view.h"
 
 #define DEFAULT_ALIGN BATCH_FIT_ALIGN
@@ -78,20 +78,13 @@ static void *gather_runs(void *arg)
     return NULL;
 }
 
-/* As many as can be started; signals are for the threads of the program. */
+/* As many as can be started. */
 static uint32_t start_helpers(struct gathering *g, pthread_t *threads, uint32_t wanted)
 {
-    pthread_attr_t attr;
-    sigset_t all, kept;
     uint32_t started = 0;
-    sigfillset(&all);
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, HELPER_STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &kept);
-    while (started < wanted && pthread_create(&threads[started], &attr, gather_runs, g) == 0)
+    while (started < wanted &&
+           thread_start(&threads[started], HELPER_STACK_BYTES, gather_runs, g) == 0)
         started++;
-    pthread_sigmask(SIG_SETMASK, &kept, NULL);
-    pthread_attr_destroy(&attr);
     return started;
 }
 

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "budget.h"
+#include "clock.h"
 #include "cpus.h"
 #include "engine.h"
 #include "error.h"
@@ -408,16 +409,15 @@ int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onep
     if (r < 0)
         return r;
     if (timeout_ms >= 0)
-        deadline = engine_now_ns() + (uint64_t)timeout_ms * 1000000u;
-    uint64_t start_ns = engine_now_ns();
+        deadline = now_ns() + (uint64_t)timeout_ms * 1000000u;
+    uint64_t start_ns = now_ns();
     if (loader->device)
         loader->device->type->range("onepot wait");
     r = engine_take(loader->engine, deadline, &need, &slab);
     if (loader->device)
         loader->device->type->range(NULL);
     if (loader->upload && (r == 1 || r == -ETIMEDOUT))
-        upload_waited(loader->upload, onepot_loader_epoch(loader, NULL),
-                      engine_now_ns() - start_ns);
+        upload_waited(loader->upload, onepot_loader_epoch(loader, NULL), now_ns() - start_ns);
     if (r == -ENOBUFS)
         return full(loader, need, error);
     if (r == -ETIME)

@@ -10,6 +10,7 @@
 
 #include "budget.h"
 #include "cli.h"
+#include "clock.h"
 #include "commands.h"
 #include "extract.h"
 #include "interrupt.h"
@@ -105,7 +106,7 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     struct extract_result result = {0};
     struct fault fault = {0};
     struct reader *reader;
-    uint64_t start = cli_now_ns();
+    uint64_t start = now_ns();
     int r = reader_new(pot, &options, &fault, &reader);
     if (r < 0)
         return cli_fail(a->archive, r, &fault);
@@ -116,7 +117,7 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     a->options.directory_is_ours |= result.made_directory;
     if (r < 0)
         return fail(a, r, &fault, &result);
-    summarize(a, &result, cli_now_ns() - start);
+    summarize(a, &result, now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 

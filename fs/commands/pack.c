@@ -13,6 +13,7 @@
 #include "archive_input.h"
 #include "cleanup.h"
 #include "cli.h"
+#include "clock.h"
 #include "commands.h"
 #include "interrupt.h"
 #include "launcher.h"
@@ -188,7 +189,7 @@ static int pack(struct arguments *a)
     struct cli_progress progress;
     struct pack_result result;
     struct fault fault = {0};
-    uint64_t start = cli_now_ns();
+    uint64_t start = now_ns();
     cli_progress_start(&progress, a->progress);
     a->options.report = tell;
     a->options.progress = cli_progress_show;
@@ -198,7 +199,7 @@ static int pack(struct arguments *a)
     cli_progress_end(&progress);
     if (r < 0)
         return fail(a, r, &fault);
-    summarize(a, &result, cli_now_ns() - start);
+    summarize(a, &result, now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 

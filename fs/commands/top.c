@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "clock.h"
 #include "commands.h"
 #include "find_mount.h"
 #include "interrupt.h"
@@ -85,14 +86,14 @@ static void print_heading(FILE *out, const struct top *t, size_t mounts)
 /* Print all, and remember what was seen. */
 static int print_mounts(struct top *t, FILE *out, const struct slot **mounts, size_t count)
 {
-    uint64_t now_ns = cli_now_ns();
+    uint64_t at_ns = now_ns();
     struct top_sample *samples = calloc(count ? count : 1, sizeof(*samples));
     if (!samples)
         return -ENOMEM;
     print_heading(out, t, count);
     for (size_t i = 0; i < count; i++) {
         const struct counters *c = mounts[i]->counters;
-        top_sample(c, now_ns, &samples[i]);
+        top_sample(c, at_ns, &samples[i]);
         fputc('\n', out);
         top_print(out, c, find_mount_state(mounts[i]), last_sample(t, c), &samples[i]);
     }
@@ -138,8 +139,8 @@ static int wait_key(const struct top *t, uint64_t wait_ns)
 /* True: somebody wants it to end. */
 static bool wait_for_next(const struct top *t)
 {
-    uint64_t until = cli_now_ns() + t->delay_ns, now;
-    while ((now = cli_now_ns()) < until && !atomic_load(interrupt_flag())) {
+    uint64_t until = now_ns() + t->delay_ns, now;
+    while ((now = now_ns()) < until && !atomic_load(interrupt_flag())) {
         /* In short pieces: a signal may come between the look at the flag and the wait. */
         int key = wait_key(t, until - now < WAIT_MOST_NS ? until - now : WAIT_MOST_NS);
         if (key == 'q' || key == 'Q' || key < 0)

@@ -274,6 +274,4 @@ bool watchdog_just_stalled(struct session *session, uint32_t position);
 /* A read that was received then has failed, and is about to be answered so. */
 void watchdog_note_failure(struct session *session, uint32_t position, uint64_t began_ns);
 
-uint64_t session_now_ns(void);
-
 #endif

@@ -33,6 +33,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "cpus.h"
 #include "futex.h"
 #include "internal.h"
@@ -339,7 +340,7 @@ static int serve_one(struct worker *w)
         return errno == EINTR || errno == EAGAIN || errno == ENOENT ? 0 : -errno;
     if ((size_t)n < sizeof(*rq.header) || rq.header->len != (size_t)n)
         return 0;
-    rq.received_ns = session_now_ns();
+    rq.received_ns = now_ns();
     rq.own = helper_is(s, rq.header->pid);
     rq.arg = rq.header + 1;
     rq.arg_len = (size_t)n - sizeof(*rq.header);

@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "budget.h"
+#include "clock.h"
 #include "futex.h"
 #include "internal.h"
 
@@ -136,7 +137,7 @@ static void end_with(struct child *c, enum helper_outcome outcome)
 /* After each batch: go on? */
 static void judge(struct child *c)
 {
-    uint64_t reads = cold_reads(c->session), now = session_now_ns();
+    uint64_t reads = cold_reads(c->session), now = now_ns();
 
     if (reads != c->reads) {
         c->reads = reads;
@@ -288,7 +289,7 @@ static enum helper_outcome populate_work(void *arg, int root_fd)
                        .root_fd = root_fd,
                        .allowance = p->child_allowance,
                        .reads = cold_reads(p->session),
-                       .reads_ns = session_now_ns()};
+                       .reads_ns = now_ns()};
     while (!c.stop && populate_once(&c))
         ;
     if (!c.stop)

@@ -9,17 +9,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "internal.h"
 
 #define READER_BLOCK_BYTES (128u << 10) /* st_blksize: readers take large pieces */
-
-uint64_t session_now_ns(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
-}
 
 static bool take_turn(struct worker *w, uint64_t turn)
 {
@@ -30,7 +23,7 @@ static bool take_turn(struct worker *w, uint64_t turn)
 /* The right to answer: false when the watchdog was first. */
 static bool claim(struct worker *w)
 {
-    w->took_ns = session_now_ns() - atomic_load_explicit(&w->since_ns, memory_order_relaxed);
+    w->took_ns = now_ns() - atomic_load_explicit(&w->since_ns, memory_order_relaxed);
     w->lost = !take_turn(w, atomic_load_explicit(&w->turn, memory_order_relaxed) | 1);
     return !w->lost;
 }
@@ -55,7 +48,7 @@ static void count(struct request *rq, int err, size_t bytes)
     struct worker *w = rq->worker;
     struct counter_slot *slot = w->slot;
     uint32_t opcode = rq->header->opcode < COUNTERS_OPCODES ? rq->header->opcode : 0;
-    uint64_t now = session_now_ns();
+    uint64_t now = now_ns();
     uint64_t took = now - rq->received_ns;
 
     w->done_ns = now;

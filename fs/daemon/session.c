@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "internal.h"
 
 #define INIT_WAIT_MS 10000
@@ -36,7 +37,7 @@ const char *session_mount_options(void)
  */
 static bool may_log(struct session *s, uint64_t *ret_left_out)
 {
-    uint64_t now = session_now_ns();
+    uint64_t now = now_ns();
     uint64_t earned = (now - s->log_since_ns) / LOG_EVERY_NS;
 
     if (earned >= LOG_BURST - s->log_room || s->log_since_ns == 0) {

@@ -22,6 +22,7 @@
 
 #include <xxhash.h>
 
+#include "clock.h"
 #include "content.h"
 #include "internal.h"
 
@@ -87,7 +88,7 @@ struct check {
 /* The watchdog shall not take a check that comes forward for a read that stalls. */
 static void show_life(struct worker *w)
 {
-    atomic_store(&w->since_ns, session_now_ns());
+    atomic_store(&w->since_ns, now_ns());
 }
 
 static int hash_piece(void *ctx, const void *bytes, size_t len, uint64_t offset)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "clock.h"
 #include "internal.h"
 
 #define TELL_EVERY_NS UINT64_C(10000000000)
@@ -13,7 +14,7 @@
 /* One line in ten seconds, which says how many were kept back. */
 static bool may_tell(struct session *s, uint64_t *ret_silent)
 {
-    uint64_t now = session_now_ns(), last = atomic_load(&s->retry_told_ns);
+    uint64_t now = now_ns(), last = atomic_load(&s->retry_told_ns);
 
     if ((last && now - last < TELL_EVERY_NS) ||
         !atomic_compare_exchange_strong(&s->retry_told_ns, &last, now)) {

@@ -20,6 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "futex.h"
 #include "internal.h"
 
@@ -188,7 +189,7 @@ static bool await_reader(struct guide *g)
 static bool is_worth_it(const struct guide *g)
 {
     return !atomic_load(&g->trail->full) &&
-           session_now_ns() < watchdog_last_request(g->session) + REST_NS;
+           now_ns() < watchdog_last_request(g->session) + REST_NS;
 }
 
 static void list_directory(struct guide *g, uint32_t directory)

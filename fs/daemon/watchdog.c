@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "futex.h"
 #include "internal.h"
 
@@ -49,7 +50,7 @@ static void log_stall(struct session *s, uint32_t position, uint64_t age_ns)
 static struct just_stalled *note_stall_locked(struct session *s, uint32_t position)
 {
     struct just_stalled *just = &s->just_stalled[s->next_stalled++ % JUST_STALLED_MAX];
-    uint64_t now = session_now_ns();
+    uint64_t now = now_ns();
 
     *just = (struct just_stalled){.position = position, .at_ns = now};
     atomic_store(&s->stalled_ns, now);
@@ -58,7 +59,7 @@ static struct just_stalled *note_stall_locked(struct session *s, uint32_t positi
 
 void watchdog_note_failure(struct session *s, uint32_t position, uint64_t began_ns)
 {
-    if (session_now_ns() - began_ns < LONG_READ_NS)
+    if (now_ns() - began_ns < LONG_READ_NS)
         return;
     pthread_mutex_lock(&s->turn_lock);
     note_stall_locked(s, position);
@@ -70,13 +71,13 @@ bool watchdog_just_stalled(struct session *s, uint32_t position)
     uint64_t last = atomic_load_explicit(&s->stalled_ns, memory_order_relaxed);
     bool found = false;
 
-    if (last == 0 || session_now_ns() - last > ASKED_AGAIN_NS)
+    if (last == 0 || now_ns() - last > ASKED_AGAIN_NS)
         return false;
     pthread_mutex_lock(&s->turn_lock);
     for (unsigned i = 0; i < JUST_STALLED_MAX && !found; i++) {
         struct just_stalled *just = &s->just_stalled[i];
         if (just->at_ns && just->position == position) {
-            found = session_now_ns() - just->at_ns < ASKED_AGAIN_NS;
+            found = now_ns() - just->at_ns < ASKED_AGAIN_NS;
             just->at_ns = 0;
         }
     }
@@ -110,7 +111,7 @@ static void give_up(struct worker *w, uint64_t turn, uint64_t unique, uint64_t a
 /* Look at all workers once; true if one has a request in hand. */
 static bool look(struct session *s)
 {
-    uint64_t now = session_now_ns(), timeout_ns = s->config.io_timeout_s * UINT64_C(1000000000);
+    uint64_t now = now_ns(), timeout_ns = s->config.io_timeout_s * UINT64_C(1000000000);
     unsigned count, busy = 0, held_up = 0;
     /* Who waits for a stream that is unpacked is not stalled as long as it comes further. */
     uint64_t further_ns = source_further_ns(s->config.pot->source);
@@ -169,8 +170,7 @@ static void *watchdog(void *arg)
     atomic_store(&s->watchdog_armed, is_staging(s));
     while (!atomic_load(&s->ended)) {
         bool busy = look(s);
-        if (!busy && !is_staging(s) &&
-            session_now_ns() - watchdog_last_request(s) > 10ull * TICK_NS) {
+        if (!busy && !is_staging(s) && now_ns() - watchdog_last_request(s) > 10ull * TICK_NS) {
             session_update_counters(s);
             atomic_store(&s->watchdog_armed, 0);
             if (look(s))
