@@ -1,5 +1,6 @@
 #include "storage_watch.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,7 +14,9 @@
 #include "cli.h"
 #include "clock.h"
 #include "interrupt.h"
+#include "thread.h"
 
+#define STACK_BYTES (128u << 10)
 #define LOOK_EVERY_MS 200
 #define PATIENCE_NS UINT64_C(1000000000) /* with a call, once a signal has come */
 
@@ -35,22 +38,22 @@ static bool read_task(const struct storage_watch *w, const char *file, char *buf
 {
     char path[64];
     snprintf(path, sizeof(path), "/proc/self/task/%d/%s", (int)w->thread_id, file);
-    FILE *f = fopen(path, "re");
-    size_t n = f ? fread(buf, 1, size - 1, f) : 0;
-    if (f)
-        fclose(f);
-    buf[n] = '\0';
+    auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, buf, size - 1);
+    buf[n > 0 ? n : 0] = '\0';
     return n > 0;
 }
 
 /* Is it in a call that asks a filesystem? */
 static bool asks_storage(const struct storage_watch *w)
 {
-    char text[256];
-    long call;
+    char text[256], *end;
 
-    if (!read_task(w, "syscall", text, sizeof(text)) || sscanf(text, "%ld", &call) != 1)
+    if (!read_task(w, "syscall", text, sizeof(text)))
         return false;
+    long call = strtol(text, &end, 10);
+    if (end == text)
+        return false; /* it runs */
     for (size_t i = 0; i < sizeof(calls_of_files) / sizeof(calls_of_files[0]); i++)
         if (call == calls_of_files[i])
             return true;
@@ -94,12 +97,17 @@ static void give_up(const struct storage_watch *w)
     _exit(1);
 }
 
+/*
+ * Nothing is allocated here: the thread that is watched forks, and not every allocator is whole
+ * in a child whose parent was using it just then. Nor while a thread starts, hence `runs`.
+ */
 static void *watch_thread(void *arg)
 {
-    const struct storage_watch *w = arg;
+    struct storage_watch *w = arg;
     struct pollfd p = {.fd = w->end_fd, .events = POLLIN};
     uint64_t waits = 0, since_ns = now_ns(), asked_ns = 0;
 
+    sem_post(&w->runs);
     while (poll(&p, 1, LOOK_EVERY_MS) <= 0) {
         uint64_t now = now_ns();
         struct task task;
@@ -117,17 +125,6 @@ static void *watch_thread(void *arg)
     return NULL;
 }
 
-/* Signals are for the thread that is watched. */
-static int start_thread(struct storage_watch *w)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    int r = -pthread_create(&w->thread, NULL, watch_thread, w);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return r;
-}
-
 void storage_watch_begin(struct storage_watch *w, const char *path, unsigned timeout_s)
 {
     *w = (struct storage_watch){
@@ -136,7 +133,10 @@ void storage_watch_begin(struct storage_watch *w, const char *path, unsigned tim
         .thread_id = (pid_t)syscall(SYS_gettid),
         .end_fd = eventfd(0, EFD_CLOEXEC),
     };
-    w->started = w->end_fd >= 0 && start_thread(w) == 0;
+    sem_init(&w->runs, 0, 0);
+    w->started = w->end_fd >= 0 && thread_start(&w->thread, STACK_BYTES, watch_thread, w) == 0;
+    while (w->started && sem_wait(&w->runs) < 0)
+        ; /* a signal */
 }
 
 void storage_watch_end(struct storage_watch *w)
@@ -145,6 +145,7 @@ void storage_watch_end(struct storage_watch *w)
         eventfd_write(w->end_fd, 1);
         pthread_join(w->thread, NULL);
     }
+    sem_destroy(&w->runs);
     if (w->end_fd >= 0)
         close(w->end_fd);
 }

@@ -14,6 +14,7 @@
 #define ONEPOT_STORAGE_WATCH_H
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -25,6 +26,7 @@ struct storage_watch {
     int end_fd;
     pthread_t thread;
     bool started;
+    sem_t runs; /* the thread is past its start */
 };
 
 /* Of the calling thread. Where no thread can be had, nothing is watched. */
