@@ -16,7 +16,7 @@
 
 #include "onepot_device.h"
 
-#define DEVICE_VERSION 1u
+#define DEVICE_VERSION 2u
 
 enum device_memory {
     DEVICE_MEMORY_LOCKED, /* the host's, which copies of the device read directly */
@@ -31,6 +31,7 @@ struct device_gather {
     const uint64_t *from;    /* [count]: addresses, as `address` told them */
     const uint64_t *offsets; /* [count], ascending */
     const uint64_t *sizes;   /* [count] */
+    uint32_t width;          /* how much of the device may work at it, in blocks; 0: a little */
 };
 
 struct device_type {

@@ -17,6 +17,7 @@
 #include "engine.h"
 #include "error.h"
 #include "portion.h"
+#include "trial.h"
 #include "upload.h"
 #include "view.h"
 
@@ -206,6 +207,12 @@ static int plan_device(struct onepot_loader *loader, const struct onepot_loader_
         r = onepot_device_info(loader->device, error, &info);
     if (r < 0)
         return r;
+    if (!info.kernels && (given->images || given->gather == ONEPOT_GATHER_DEVICE))
+        return error_set(
+            error, -ENOTSUP,
+            "%s: this libonepot-cuda.so was built without nvcc: it makes no images "
+            "and gathers nothing",
+            info.name);
     o->memory = &upload_memory;
     loader->gather = given->gather;
     if (given->gather == ONEPOT_GATHER_AUTO && (info.is_host || !info.kernels))
@@ -215,7 +222,21 @@ static int plan_device(struct onepot_loader *loader, const struct onepot_loader_
     return 0;
 }
 
-#define GATHER_LEAST 0.8 /* of the peak of copies: for that no CPU is at work */
+/* Is gathering by the device worth it, where that is open? And how much of it does it take? */
+static bool try_gathering(struct onepot_loader *loader, struct locked *locked)
+{
+    struct onepot_error unseen;
+    struct trial_result result;
+    uint64_t peak = 0;
+    bool open = loader->gather == ONEPOT_GATHER_AUTO;
+    /* The peak first: it wakes the link up. */
+    int r = open ? onepot_device_peak(loader->device, &unseen, &peak) : 0;
+    if (r == 0)
+        r = trial(loader->device, locked_bases(locked), loader->archive, &unseen, &result);
+    if (r == 0)
+        locked_set_width(locked, result.width);
+    return !open || (r == 0 && trial_is_won(&result, peak, loader->options.threads));
+}
 
 /* Archives that the device collects batches from; NULL: the host does, by choice. */
 static int lock_archives(struct onepot_loader *loader, struct onepot_error *error,
@@ -224,7 +245,7 @@ static int lock_archives(struct onepot_loader *loader, struct onepot_error *erro
     const struct fill_plan *fill = &loader->options.fill;
     struct locked *locked = NULL;
     struct onepot_error unseen;
-    uint64_t rate = 0, peak = 1, part = loader->gather == ONEPOT_GATHER_AUTO ? 8 : 2;
+    uint64_t part = loader->gather == ONEPOT_GATHER_AUTO ? 8 : 2;
     *ret_locked = NULL;
     if (!error)
         error = &unseen;
@@ -235,14 +256,9 @@ static int lock_archives(struct onepot_loader *loader, struct onepot_error *erro
                             "a device gathers bytes as they are, without npy, decode or verify")
                 : locked_new(loader->device, loader->archive,
                              budget_memory_bytes("") / part / portion_ranks(), error, &locked);
-    if (loader->gather == ONEPOT_GATHER_AUTO && r == 0) {
-        r = locked_measure(locked, loader->archive, error, &rate);
-        if (r == 0)
-            r = onepot_device_peak(loader->device, error, &peak);
-        if (r < 0 || (double)rate < GATHER_LEAST * (double)peak) {
-            locked_free(locked);
-            locked = NULL;
-        }
+    if (r == 0 && !try_gathering(loader, locked)) {
+        locked_free(locked);
+        locked = NULL;
     }
     *ret_locked = locked;
     return loader->gather == ONEPOT_GATHER_AUTO ? 0 : r;
@@ -520,11 +536,11 @@ int onepot_loader_transfer(struct onepot_loader *loader, bool previous,
 {
     struct onepot_transfer transfer;
     size_t size = ret_transfer->size;
-    uint64_t peak;
+    uint64_t peak = 0;
     if (!loader->upload || !engine_is_own(loader->engine))
         return error_set(error, -ENOTSUP, "the loader has no device");
     int r = onepot_device_peak(loader->device, error, &peak);
-    if (r < 0)
+    if (r < 0 && r != -ENOMEM) /* the training has it all: no reason to fail */
         return r;
     upload_transfer(loader->upload, previous, &transfer);
     transfer.size = size;

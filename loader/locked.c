@@ -13,11 +13,6 @@
 #include "error.h"
 #include "view.h"
 
-#define MEASURE_BYTES (32u << 20)
-#define MEASURE_SAMPLES 4096u
-#define MEASURE_STEP 7919u /* a prime: samples that lie apart */
-#define ALIGN 64u
-
 /* One archive. */
 struct piece {
     const void *mapped; /* locked where it lies, or */
@@ -32,6 +27,7 @@ struct locked {
     struct piece *pieces;
     uint64_t *bases;
     size_t count;
+    uint32_t width;
 };
 
 /* ---- what can be collected ---- */
@@ -165,114 +161,12 @@ const uint64_t *locked_bases(const struct locked *locked)
     return locked->bases;
 }
 
-/* ---- how fast it is ---- */
-
-struct trial {
-    uint64_t *tables; /* page-locked: from, offsets, sizes */
-    uint8_t *memory;  /* the device's: data, then the tables */
-    void *stream, *begun, *ended;
-    uint64_t count, bytes;
-};
-
-#define TRIAL_TABLES (3 * MEASURE_SAMPLES * sizeof(uint64_t))
-
-static int trial_make(const struct locked *l, struct trial *t, struct onepot_error *error)
+void locked_set_width(struct locked *locked, uint32_t width)
 {
-    void *device = l->device->device, *tables = NULL, *memory = NULL;
-    int r = l->type->stream_new(device, error, &t->stream);
-    if (r == 0)
-        r = l->type->event_new(device, error, &t->begun);
-    if (r == 0)
-        r = l->type->event_new(device, error, &t->ended);
-    if (r == 0)
-        r = l->type->allocate(device, DEVICE_MEMORY_LOCKED, TRIAL_TABLES, error, &tables);
-    t->tables = tables;
-    if (r == 0)
-        r = l->type->allocate(device, DEVICE_MEMORY_OWN, MEASURE_BYTES + TRIAL_TABLES, error,
-                              &memory);
-    t->memory = memory;
-    return r;
+    locked->width = width;
 }
 
-static void trial_free(const struct locked *l, struct trial *t)
+uint32_t locked_width(const struct locked *locked)
 {
-    void *device = l->device->device;
-    if (t->stream)
-        l->type->stream_free(device, t->stream);
-    if (t->begun)
-        l->type->event_free(device, t->begun);
-    if (t->ended)
-        l->type->event_free(device, t->ended);
-    if (t->tables)
-        l->type->release(device, DEVICE_MEMORY_LOCKED, t->tables, TRIAL_TABLES);
-    if (t->memory)
-        l->type->release(device, DEVICE_MEMORY_OWN, t->memory, MEASURE_BYTES + TRIAL_TABLES);
-}
-
-/* Samples far from each other, as many as there is room for. */
-static void trial_choose(const struct locked *l, const struct onepot_archive *archive,
-                         struct trial *t)
-{
-    const struct dataset *d = archive->dataset;
-    uint64_t at = 0;
-    for (uint64_t i = 0; i < MEASURE_SAMPLES && i < archive->count; i++) {
-        uint64_t first, end;
-        archive_records(archive, i * MEASURE_STEP % archive->count, &first, &end);
-        const struct record *record = &d->records[first];
-        if (record->size_bytes > MEASURE_BYTES - at)
-            break;
-        t->tables[i] = l->bases[record_archive(record)] + record_offset(record);
-        t->tables[MEASURE_SAMPLES + i] = at;
-        t->tables[2 * MEASURE_SAMPLES + i] = record->size_bytes;
-        at = (at + record->size_bytes + ALIGN - 1) & ~(uint64_t)(ALIGN - 1);
-        t->bytes += record->size_bytes;
-        t->count++;
-        if (at > MEASURE_BYTES)
-            break;
-    }
-}
-
-/* Twice, because what is done first pays for more than itself. */
-static int trial_run(const struct locked *l, const struct trial *t, struct onepot_error *error,
-                     uint64_t *ret_ns)
-{
-    void *device = l->device->device;
-    const uint64_t *tables = (const uint64_t *)(const void *)(t->memory + MEASURE_BYTES);
-    struct device_gather gather = {.to = t->memory,
-                                   .count = t->count,
-                                   .from = tables,
-                                   .offsets = tables + MEASURE_SAMPLES,
-                                   .sizes = tables + 2 * MEASURE_SAMPLES};
-    gather.bytes = t->tables[MEASURE_SAMPLES + t->count - 1] +
-                   t->tables[2 * MEASURE_SAMPLES + t->count - 1];
-    int r = l->type->copy(device, t->stream, t->memory + MEASURE_BYTES, t->tables, TRIAL_TABLES,
-                          error);
-    for (unsigned i = 0; i < 2 && r == 0; i++) {
-        r = l->type->record(device, t->begun, t->stream, error);
-        if (r == 0)
-            r = l->type->gather(device, t->stream, &gather, error);
-    }
-    if (r == 0)
-        r = l->type->record(device, t->ended, t->stream, error);
-    if (r == 0)
-        r = l->type->stream_wait(device, t->stream, error);
-    return r < 0 ? r : l->type->elapsed(device, t->begun, t->ended, error, ret_ns);
-}
-
-int locked_measure(const struct locked *locked, const struct onepot_archive *archive,
-                   struct onepot_error *error, uint64_t *ret_bytes_per_second)
-{
-    struct trial t = {0};
-    uint64_t ns = 0;
-    int r = trial_make(locked, &t, error);
-    if (r == 0) {
-        trial_choose(locked, archive, &t);
-        r = t.count ? trial_run(locked, &t, error, &ns)
-                    : error_set(error, -ENOTSUP, "there is nothing to gather");
-    }
-    trial_free(locked, &t);
-    if (r < 0)
-        return r;
-    *ret_bytes_per_second = (uint64_t)((double)t.bytes * 1e9 / (double)(ns ? ns : 1));
-    return 0;
+    return locked->width;
 }

@@ -21,8 +21,8 @@ void locked_free(struct locked *locked); /* NULL is fine */
 /* Where the device sees the first byte of each archive. */
 const uint64_t *locked_bases(const struct locked *locked);
 
-/* How fast the device collects samples that lie apart. */
-int locked_measure(const struct locked *locked, const struct onepot_archive *archive,
-                   struct onepot_error *error, uint64_t *ret_bytes_per_second);
+/* How much of the device may work at it: see struct device_gather. */
+void locked_set_width(struct locked *locked, uint32_t width);
+uint32_t locked_width(const struct locked *locked);
 
 #endif

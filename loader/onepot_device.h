@@ -150,7 +150,7 @@ struct onepot_transfer {
     uint64_t wait_ns; /* that onepot_loader_next waited */
     uint64_t batches;
     uint64_t copy_bytes, copy_ns;   /* of copies that are done; */
-    uint64_t peak_bytes_per_second; /* see onepot_device_peak */
+    uint64_t peak_bytes_per_second; /* see onepot_device_peak; 0: no memory for that */
     uint64_t gathers; /* 1: the device collects the samples itself, in this time */
 };
 

@@ -224,7 +224,8 @@ static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error
                                    .count = batch->samples,
                                    .from = on_device(slab, slab->sources),
                                    .offsets = on_device(slab, slab->offsets),
-                                   .sizes = on_device(slab, slab->sizes)};
+                                   .sizes = on_device(slab, slab->sizes),
+                                   .width = locked_width(u->locked)};
     int r = u->type->copy(u->device->device, u->stream,
                           slab->twin->memory + slab_tables_at(batch->bytes), slab->memory,
                           (size_t)(end - slab->memory), error);

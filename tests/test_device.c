@@ -13,6 +13,7 @@
 
 #include "device.h"
 #include "locked.h"
+#include "trial.h"
 #include "upload.h"
 #include "suite.h"
 
@@ -344,13 +345,74 @@ START_TEST(gathering_by_the_device_is_measured)
 {
     struct locked *locked = NULL;
     struct onepot_error error = {0};
-    uint64_t rate = 0;
+    struct trial_result result = {0};
     good(locked_new(device, ragged_archive, 1 << 30, &error, &locked), &error);
-    good(locked_measure(locked, ragged_archive, &error, &rate), &error);
-    ck_assert_uint_gt(rate, 0);
+    good(trial(device, locked_bases(locked), ragged_archive, &error, &result), &error);
+    ck_assert_uint_gt(result.device_rate, 0);
+    ck_assert_uint_gt(result.thread_rate, 0);
+    ck_assert_uint_gt(result.width, 0);
     locked_free(locked);
     ck_assert_int_eq(locked_new(device, ragged_archive, 1000, &error, &locked), -ENOMEM);
     ck_assert_ptr_nonnull(strstr(error.text, "1000"));
+}
+END_TEST
+
+/* The link is what both have to go over, and the host has as many threads as it has. */
+START_TEST(gathering_by_the_device_is_chosen_where_it_is_about_as_fast)
+{
+    const struct trial_result result = {.device_rate = 40, .thread_rate = 10};
+    ck_assert(trial_is_won(&result, 50, 16));
+    ck_assert(!trial_is_won(&result, 60, 16));
+    ck_assert(!trial_is_won(&result, 60, 6));
+    ck_assert(trial_is_won(&result, 60, 5));
+}
+END_TEST
+
+static uint64_t address_of(const void *memory)
+{
+    struct onepot_error error = {0};
+    uint64_t address = 0;
+    good(device->type->address(device->device, memory, &error, &address), &error);
+    return address;
+}
+
+/* What comes from any place goes to any place, of any size, and nothing beside it changes. */
+START_TEST(samples_of_any_alignment_are_gathered)
+{
+    enum { SIZES = 7, PLACES = 17, COUNT = SIZES * PLACES, STEP = 16500, DATA = COUNT * STEP };
+    static const uint64_t sizes[SIZES] = {0, 1, 15, 16, 17, 4097, 16384 + 31};
+    const struct device_type *type = device->type;
+    struct onepot_error error = {0};
+    void *host, *memory, *stream = new_stream();
+    size_t tables = 3 * COUNT * sizeof(uint64_t), all = DATA + 64 + tables;
+    good(type->allocate(device->device, DEVICE_MEMORY_LOCKED, all, &error, &host), &error);
+    good(type->allocate(device->device, DEVICE_MEMORY_OWN, all, &error, &memory), &error);
+    uint8_t *from = host, *want = calloc(1, DATA), *got = malloc(DATA);
+    uint64_t *table = (uint64_t *)(void *)(from + DATA + 64), at = 0;
+    const uint64_t *there = (const uint64_t *)(void *)((uint8_t *)memory + DATA + 64);
+    for (size_t i = 0; i < DATA + 64; i++)
+        from[i] = (uint8_t)(1 + i * 7 % 255);
+    for (unsigned i = 0; i < COUNT; i++) {
+        uint64_t size = sizes[i % SIZES], place = i * (uint64_t)STEP + i % PLACES;
+        table[i] = address_of(from) + place;
+        table[COUNT + i] = at;
+        table[2 * COUNT + i] = size;
+        memcpy(want + at, from + place, size);
+        at += size + i % 5; /* and a gap */
+    }
+    struct device_gather gather = {memory, at, COUNT, there, there + COUNT, there + 2 * COUNT,
+                                   3};
+    queue_copy(stream, memory, host, all);
+    good(type->gather(device->device, stream, &gather, &error), &error);
+    queue_copy(stream, got, memory, DATA);
+    wait_stream(stream);
+    ck_assert(memcmp(got, want, at) == 0);
+    ck_assert(memcmp(got + at, from + at, DATA - at) == 0);
+    type->release(device->device, DEVICE_MEMORY_LOCKED, host, all);
+    type->release(device->device, DEVICE_MEMORY_OWN, memory, all);
+    onepot_device_stream_free(device, stream);
+    free(want);
+    free(got);
 }
 END_TEST
 
@@ -843,6 +905,8 @@ static Suite *suite(void)
     tcase_add_test(batches, so_do_those_that_the_device_gathers);
     tcase_add_test(batches, what_a_device_can_not_gather_is_refused);
     tcase_add_test(batches, gathering_by_the_device_is_measured);
+    tcase_add_test(batches, gathering_by_the_device_is_chosen_where_it_is_about_as_fast);
+    tcase_add_test(batches, samples_of_any_alignment_are_gathered);
     tcase_add_test(batches, nor_if_the_device_gathers);
     tcase_add_test(batches, a_slab_that_is_used_again_never_changes_under_its_reader);
     tcase_add_test(batches, nor_under_readers_on_two_streams);

@@ -1,13 +1,18 @@
 /*
- * The kernels. Gathering reads host memory over the link: what counts is how many reads are on
- * their way, so that every thread asks for four times 16 bytes before it stores any.
+ * The kernels. Gathering reads host memory over the link: what counts is how many bytes are on
+ * their way, so that every thread asks for eight times 16 before it stores any. A few dozen
+ * blocks keep a link busy that way, and leave the rest of the GPU to who computes.
  */
 #include "kernels.h"
 #include "images_round.h"
 
 #define THREADS 256u
-#define BLOCKS 2048u
-#define UNROLL 4u
+#define WARP 32u
+#define BLOCKS 32768u
+#define GATHER_BLOCKS 64u
+#define UNROLL 8u
+#define PIECE_BYTES (UNROLL * WARP * 16) /* a power of two: what a warp has on its way */
+#define ROUNDS 8u                        /* of pieces, at least: the last one is not full */
 
 #ifdef __CUDACC__ /* the tests have another one */
 template <typename... A>
@@ -19,66 +24,89 @@ static cudaError_t launch(void (*kernel)(A...), dim3 grid, unsigned threads,
 }
 #endif
 
-/* Thread t of n copies its share, both places at multiples of 16 bytes but for the rest. */
-static __device__ void copy_aligned(uint8_t *to, const uint8_t *from, uint64_t bytes,
-                                    unsigned t, unsigned n)
-{
-    uint4 *wide_to = reinterpret_cast<uint4 *>(to);
-    const uint4 *wide_from = reinterpret_cast<const uint4 *>(from);
-    uint64_t words = bytes / sizeof(uint4), i = t;
-    for (; i + (UNROLL - 1) * (uint64_t)n < words; i += UNROLL * (uint64_t)n) {
-        uint4 part[UNROLL];
-#pragma unroll
-        for (unsigned j = 0; j < UNROLL; j++)
-            part[j] = wide_from[i + j * (uint64_t)n];
-#pragma unroll
-        for (unsigned j = 0; j < UNROLL; j++)
-            wide_to[i + j * (uint64_t)n] = part[j];
-    }
-    for (; i < words; i += n)
-        wide_to[i] = wide_from[i];
-    for (i = words * sizeof(uint4) + t; i < bytes; i += n)
-        to[i] = from[i];
-}
-
-static __device__ void copy_any(uint8_t *to, const uint8_t *from, uint64_t bytes, unsigned t,
-                                unsigned n)
-{
-    if (((uintptr_t)to | (uintptr_t)from) % sizeof(uint4) == 0) {
-        copy_aligned(to, from, bytes, t, n);
-        return;
-    }
-    for (uint64_t i = t; i < bytes; i += n)
-        to[i] = from[i];
-}
-
-/* Samples by x, pieces of one by y; the first piece's block clears what is behind the sample.
+/*
+ * The lanes of a warp copy 16 bytes each, so many of them before any is stored: that is what is
+ * on its way of one warp. `from` is at a multiple of 16 bytes, `to` at one of the size of T.
  */
-static __global__ void gather_samples(struct device_gather g)
+template <typename T>
+static __device__ void copy_words(uint8_t *to, const uint8_t *from, uint64_t words,
+                                  unsigned lane)
 {
-    for (uint64_t i = blockIdx.x; i < g.count; i += gridDim.x) {
-        uint64_t size = g.sizes[i], end = g.offsets[i] + size;
-        uint64_t piece = (size + gridDim.y - 1) / gridDim.y;
-        piece = (piece + 15) & ~(uint64_t)15;
-        uint64_t first = piece * blockIdx.y;
+    const uint4 *wide = reinterpret_cast<const uint4 *>(from);
+    for (uint64_t i = lane; i < words; i += UNROLL * WARP) {
+        uint4 part[UNROLL] = {};
+#pragma unroll
+        for (unsigned j = 0; j < UNROLL; j++)
+            if (i + j * WARP < words)
+                part[j] = wide[i + j * WARP];
+#pragma unroll
+        for (unsigned j = 0; j < UNROLL; j++) {
+            const T *piece = reinterpret_cast<const T *>(&part[j]);
+            T *at = reinterpret_cast<T *>(to + (i + j * WARP) * sizeof(uint4));
+            if (i + j * WARP < words)
+#pragma unroll
+                for (unsigned k = 0; k < sizeof(uint4) / sizeof(T); k++)
+                    at[k] = piece[k];
+        }
+    }
+}
+
+/*
+ * What comes over the link is read by 16 aligned bytes, wherever it lies and goes to: small
+ * reads cost as much there as large ones, small writes to the device's own memory next to
+ * nothing.
+ */
+static __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t bytes,
+                                  unsigned lane)
+{
+    uint64_t head = (0 - (uintptr_t)from) % sizeof(uint4);
+    head = head < bytes ? head : bytes;
+    if (lane < head)
+        to[lane] = from[lane];
+    to += head, from += head, bytes -= head;
+    uint64_t words = bytes / sizeof(uint4), tail = words * sizeof(uint4) + lane;
+    if ((uintptr_t)to % sizeof(uint4) == 0)
+        copy_words<uint4>(to, from, words, lane);
+    else if ((uintptr_t)to % sizeof(uint32_t) == 0)
+        copy_words<uint32_t>(to, from, words, lane);
+    else
+        copy_words<uint8_t>(to, from, words, lane);
+    if (tail < bytes)
+        to[tail] = from[tail];
+}
+
+/* A warp takes a piece of a sample, of which each has so many, some of them empty; who has the
+ * first one clears what is behind the sample. */
+static __global__ void gather_samples(struct device_gather g, uint32_t pieces)
+{
+    unsigned lane = threadIdx.x % WARP;
+    uint64_t warps = (uint64_t)gridDim.x * (blockDim.x / WARP);
+    uint64_t warp = (uint64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    for (; warp < g.count * pieces; warp += warps) {
+        uint64_t i = warp / pieces, size = g.sizes[i];
+        uint64_t piece = (size / pieces + PIECE_BYTES) & ~(uint64_t)(PIECE_BYTES - 1);
+        uint64_t first = piece * (warp % pieces);
         if (first < size)
-            copy_any(g.to + g.offsets[i] + first,
-                     reinterpret_cast<const uint8_t *>((uintptr_t)g.from[i]) + first,
-                     size - first < piece ? size - first : piece, threadIdx.x, blockDim.x);
-        if (blockIdx.y > 0)
+            copy_bytes(g.to + g.offsets[i] + first,
+                       reinterpret_cast<const uint8_t *>((uintptr_t)g.from[i]) + first,
+                       size - first < piece ? size - first : piece, lane);
+        if (first > 0)
             continue;
         uint64_t next = i + 1 < g.count ? g.offsets[i + 1] : g.bytes;
-        for (uint64_t j = end + threadIdx.x; j < next; j += blockDim.x)
+        for (uint64_t j = g.offsets[i] + size + lane; j < next; j += WARP)
             g.to[j] = 0;
     }
 }
 
+/* Few samples are cut into so many pieces that all warps have the same to do. */
 cudaError_t kernels_gather(cudaStream_t stream, const struct device_gather *gather)
 {
+    unsigned blocks = gather->width ? gather->width : GATHER_BLOCKS;
+    uint64_t warps = (uint64_t)blocks * (THREADS / WARP);
     if (gather->count == 0)
         return cudaSuccess;
-    unsigned x = gather->count < BLOCKS ? (unsigned)gather->count : BLOCKS;
-    return launch(gather_samples, dim3(x, BLOCKS / x), THREADS, stream, *gather);
+    uint64_t pieces = (ROUNDS * warps + gather->count - 1) / gather->count;
+    return launch(gather_samples, dim3(blocks), THREADS, stream, *gather, (uint32_t)pieces);
 }
 
 struct plan {
@@ -133,7 +161,7 @@ cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_images *ima
     memcpy(plan.mean, images->mean, sizeof(plan.mean));
     memcpy(plan.scale, images->scale, sizeof(plan.scale));
     uint64_t blocks = (plan.all + THREADS - 1) / THREADS;
-    unsigned grid = blocks < 16 * BLOCKS ? (unsigned)blocks : 16 * BLOCKS;
+    unsigned grid = blocks < BLOCKS ? (unsigned)blocks : BLOCKS;
     if (grid == 0)
         return cudaSuccess;
     switch (images->type) {
