@@ -51,6 +51,8 @@ CUresult cuInit(unsigned flags)
 {
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
+    if (begun && !is_begun())
+        return CUDA_ERROR_NOT_INITIALIZED; /* a child of who began it */
     begun = getpid();
     return played_cuda()->devices < 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
 }
@@ -78,6 +80,21 @@ CUresult cuDeviceGet(CUdevice *ret_device, int index)
     if (index < 0 || index >= state.devices || index >= DEVICES_MAX)
         return CUDA_ERROR_INVALID_DEVICE;
     *ret_device = index;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDriverGetVersion(int *ret_version)
+{
+    *ret_version = state.old ? 11040 : 99090;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *ret_value, CUdevice_attribute which, CUdevice device)
+{
+    (void)device;
+    if (which != CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
+        return CUDA_ERROR_INVALID_VALUE;
+    *ret_value = !state.no_read_only;
     return CUDA_SUCCESS;
 }
 

@@ -20,6 +20,7 @@ struct played {
     bool no_locking;        /* nor any other but what is allocated for it; see locked_bytes */
     size_t locked_bytes;    /* at most, of all that is locked */
     bool lost;              /* every call fails from now on */
+    bool old;               /* the driver is older than the runtime */
     void *(*current)(void); /* the context of this thread, NULL: none */
     unsigned long contexts; /* retained and not released */
     unsigned long kernels;  /* launched */

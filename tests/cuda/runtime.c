@@ -49,6 +49,8 @@ static pthread_mutex_t moving = PTHREAD_MUTEX_INITIALIZER;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local cudaError_t last;
+static _Thread_local bool has_own_stream; /* something waits in cudaStreamPerThread */
+static bool unloading;                    /* the process ends */
 
 static void forbid(const char *what, const void *memory)
 {
@@ -56,9 +58,15 @@ static void forbid(const char *what, const void *memory)
     abort();
 }
 
+static void unload(void)
+{
+    unloading = true;
+}
+
 static void begin(void)
 {
     struct onepot_error error;
+    atexit(unload);
     void *object = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     void *entry = object ? dlsym(object, PLAYED_ENTRY) : NULL;
     if (!entry)
@@ -76,8 +84,12 @@ static void begin(void)
 static cudaError_t enter(void)
 {
     pthread_once(&once, begin);
+    if (unloading)
+        forbid("the runtime is called while it ends", NULL);
     if (!rt.driver->current())
         forbid("the runtime is called without a context", NULL);
+    if (rt.driver->old)
+        return cudaErrorInsufficientDriver;
     if (!__atomic_load_n(&rt.driver->lost, __ATOMIC_ACQUIRE))
         return cudaSuccess;
     pthread_mutex_lock(&moving);
@@ -203,7 +215,7 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
         return done(cudaErrorInvalidValue);
     pthread_mutex_lock(&rt.lock);
     if (read_only && rt.driver->no_read_only)
-        e = cudaErrorNotSupported;
+        forbid("memory is locked in a way that the device does not have", memory);
     else if (rt.driver->no_locking || bytes > rt.driver->locked_bytes - rt.locked_bytes)
         e = cudaErrorMemoryAllocation;
     else if (*find(memory))
@@ -329,6 +341,8 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream)
     struct event *event = (struct event *)(void *)e;
     struct onepot_error error;
     ENTER;
+    if (stream == cudaStreamPerThread && !has_own_stream)
+        forbid("the stream of another thread is meant, this is not it", stream);
     __atomic_store_n(&event->recorded, true, __ATOMIC_RELEASE);
     return device_host.record(rt.host, event->event, own(stream), &error) < 0
                ? done(cudaErrorMemoryAllocation)
@@ -342,6 +356,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned fla
     ENTER;
     if (flags)
         return done(cudaErrorInvalidValue);
+    if (stream == cudaStreamPerThread)
+        has_own_stream = true;
     return device_host.follow(rt.host, own(stream), event->event, &error) < 0
                ? done(cudaErrorMemoryAllocation)
                : cudaSuccess;
@@ -460,7 +476,6 @@ const char *cudaGetErrorString(cudaError_t error)
 {
     return error == cudaErrorIllegalAddress     ? "an illegal memory access was encountered"
            : error == cudaErrorMemoryAllocation ? "out of memory"
-           : error == cudaErrorNotSupported     ? "operation not supported"
                                                 : "an error of the played runtime";
 }
 

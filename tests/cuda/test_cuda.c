@@ -6,6 +6,9 @@
 #include "loader_helper.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "onepot_device.h"
 #include "played.h"
@@ -218,6 +221,131 @@ START_TEST(or_the_host_does_it_where_none_can_be)
 }
 END_TEST
 
+/* A mapping can be locked once only; both devices see it, and the last one unlocks it. */
+START_TEST(loaders_of_several_devices_share_what_is_locked)
+{
+    struct onepot_loader *loaders[3] = {NULL};
+    struct onepot_device *first, *second;
+    struct onepot_error error = {0};
+    gpu->devices = 2;
+    open_device("cuda:0");
+    first = device;
+    gpu->locked_bytes = 1200 << 10; /* no room for copies */
+    check_gathering();
+    ck_assert_int_eq(make(ONEPOT_GATHER_DEVICE, 0, &error, &loaders[0]), 0);
+    ck_assert_int_eq(make(ONEPOT_GATHER_DEVICE, 0, &error, &loaders[1]), 0);
+    open_device("cuda:1");
+    second = device;
+    int r = make(ONEPOT_GATHER_DEVICE, 0, &error, &loaders[2]);
+    ck_assert_msg(r == 0, "%s", error.text);
+    device = first;
+    check_epoch(loaders[1]);
+    onepot_loader_free(loaders[0]);
+    onepot_loader_free(loaders[1]);
+    onepot_device_close(first);
+    device = second;
+    check_epoch(loaders[2]);
+    onepot_loader_free(loaders[2]);
+}
+END_TEST
+
+static void *release(void *batch)
+{
+    onepot_batch_release(batch);
+    return NULL;
+}
+
+/* cudaStreamPerThread is another stream in each of them. */
+START_TEST(a_thread_s_own_stream_is_followed_also_if_another_thread_releases)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b;
+    void *per_thread = (void *)2;
+    pthread_t thread;
+    int r;
+    open_device("cuda:0");
+    ck_assert_int_eq(make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader), 0);
+    while ((r = onepot_loader_next(loader, 60000, &error, &b)) > 0) {
+        ck_assert_int_eq(onepot_batch_use(b, per_thread, &error), 0);
+        ck_assert_int_eq(pthread_create(&thread, NULL, release, (void *)(uintptr_t)b), 0);
+        pthread_join(thread, NULL);
+    }
+    ck_assert_msg(r == 0, "%s", error.text);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+START_TEST(a_driver_that_is_too_old_is_told_with_its_version)
+{
+    struct onepot_error error = {0};
+    gpu->old = true;
+    ck_assert_int_eq(onepot_device_open("cuda:0", &error, &device), -ENODEV);
+    ck_assert_ptr_nonnull(strstr(error.text, "the driver has CUDA 11.4"));
+    ck_assert_ptr_nonnull(strstr(error.text, "newer driver"));
+}
+END_TEST
+
+/* Exit status 3 for the error that says so, 4 for another. */
+START_TEST(a_child_of_a_process_that_began_cuda_without_us_is_told_so)
+{
+    int (*init)(unsigned), status;
+    void *entry = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuInit");
+    ck_assert_ptr_nonnull(entry);
+    memcpy(&init, &entry, sizeof(init));
+    ck_assert_int_eq(init(0), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct onepot_error error = {0};
+        int r = onepot_device_open("cuda:0", &error, &device);
+        _exit(r == -ENODEV && strstr(error.text, "spawn") ? 3 : 4);
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 3 << 8);
+    open_device("cuda:0");
+}
+END_TEST
+
+static struct onepot_loader *late;
+static const struct onepot_batch *late_batch;
+static int late_status = 4;
+
+/* The last of the handlers: what a leak checker does behind it is not asked for. */
+static void end_now(void)
+{
+    _exit(late_status);
+}
+
+static void give_back(void)
+{
+    onepot_batch_release(late_batch);
+    onepot_loader_free(late);
+    onepot_device_close(device);
+}
+
+/* As objects of C++ do that are there until the program ends. */
+START_TEST(what_is_given_back_after_the_end_of_main_does_no_harm)
+{
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct onepot_error error = {0};
+        atexit(end_now);
+        atexit(give_back);
+        open_device("cuda:0");
+        int r = make(ONEPOT_GATHER_DEVICE, 0, &error, &late);
+        if (r == 0)
+            r = onepot_loader_next(late, 60000, &error, &late_batch);
+        if (r > 0)
+            r = onepot_batch_use(late_batch, NULL, &error);
+        late_status = r == 0 ? 3 : 4;
+        exit(1);
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 3 << 8);
+}
+END_TEST
+
 START_TEST(memory_that_can_not_be_locked_is_named)
 {
     struct onepot_loader *loader = NULL;
@@ -248,6 +376,11 @@ int main(void)
     tcase_add_test(c, the_device_gathers_from_the_archive);
     tcase_add_test(c, or_from_a_copy_where_only_that_can_be_locked);
     tcase_add_test(c, or_the_host_does_it_where_none_can_be);
+    tcase_add_test(c, loaders_of_several_devices_share_what_is_locked);
+    tcase_add_test(c, a_thread_s_own_stream_is_followed_also_if_another_thread_releases);
+    tcase_add_test(c, a_driver_that_is_too_old_is_told_with_its_version);
+    tcase_add_test(c, a_child_of_a_process_that_began_cuda_without_us_is_told_so);
+    tcase_add_test(c, what_is_given_back_after_the_end_of_main_does_no_harm);
     tcase_add_test(c, memory_that_can_not_be_locked_is_named);
     suite_add_tcase(s, c);
     int failed = run_suite(s);

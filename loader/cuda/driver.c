@@ -1,0 +1,177 @@
+/*
+ * NVIDIA's driver, as far as it is called directly: to be on a device for the length of a call
+ * and to leave the thread as it was, without beginning a context on a device that nobody asked
+ * for, which the runtime can't do. It is loaded by its name, so that this object can be
+ * loaded, and say what is missing, where there is none.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+#define FORKED                                                                                 \
+    "CUDA: it can't be used in a forked child of a process that used it; start "               \
+    "the process anew (multiprocessing: spawn)"
+
+struct gpu_driver gpu_driver;
+
+static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
+static struct onepot_error driver_error; /* of loading it */
+static pid_t driver_pid;                 /* that began it */
+
+/* ---- errors ---- */
+
+int gpu_say(struct onepot_error *error, int err, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(error->text, sizeof(error->text), format, args);
+    va_end(args);
+    error->code = err;
+    return err;
+}
+
+int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error)
+{
+    if (e == cudaSuccess)
+        return 0;
+    cudaGetLastError();
+    int err = e == cudaErrorMemoryAllocation     ? -ENOMEM
+              : e == cudaErrorInsufficientDriver ? -ENODEV
+                                                 : -EIO;
+    return gpu_say(error, err, "CUDA: %s: %s (%s)", what, cudaGetErrorString(e),
+                   cudaGetErrorName(e));
+}
+
+int gpu_driver_checked(CUresult e, const char *what, struct onepot_error *error)
+{
+    const char *text = NULL;
+    if (e == CUDA_SUCCESS)
+        return 0;
+    if (gpu_driver.error_string(e, &text) != CUDA_SUCCESS || !text)
+        text = "an error without a name";
+    int err = e == CUDA_ERROR_OUT_OF_MEMORY                                 ? -ENOMEM
+              : e == CUDA_ERROR_NO_DEVICE || e == CUDA_ERROR_INVALID_DEVICE ? -ENODEV
+                                                                            : -EIO;
+    return gpu_say(error, err, "CUDA: %s: %s (driver's error %d)", what, text, (int)e);
+}
+
+/* ---- loading it ---- */
+
+static bool find_functions(void *object)
+{
+    const struct {
+        const char *name;
+        void *function;
+    } names[] = {{"cuInit", &gpu_driver.init},
+                 {"cuDriverGetVersion", &gpu_driver.version},
+                 {"cuGetErrorString", &gpu_driver.error_string},
+                 {"cuDeviceGetCount", &gpu_driver.get_count},
+                 {"cuDeviceGet", &gpu_driver.get},
+                 {"cuDeviceGetName", &gpu_driver.get_name},
+                 {"cuDeviceGetPCIBusId", &gpu_driver.get_bus},
+                 {"cuDeviceGetAttribute", &gpu_driver.get_attribute},
+                 {"cuDevicePrimaryCtxRetain", &gpu_driver.retain},
+                 {"cuDevicePrimaryCtxRelease_v2", &gpu_driver.release},
+                 {"cuCtxPushCurrent_v2", &gpu_driver.push},
+                 {"cuCtxPopCurrent_v2", &gpu_driver.pop},
+                 {"cuThreadExchangeStreamCaptureMode", &gpu_driver.exchange_capture_mode}};
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        void *function = dlsym(object, names[i].name);
+        if (!function) {
+            gpu_say(&driver_error, -ENODEV, "CUDA: NVIDIA's driver is too old: it has no %s",
+                    names[i].name);
+            return false;
+        }
+        memcpy(names[i].function, &function, sizeof(function));
+    }
+    return true;
+}
+
+/* A driver that was begun before a fork, by whomever, says of a child that it is not begun. */
+static void load_driver(void)
+{
+    void *object = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!object) {
+        gpu_say(&driver_error, -ENODEV, "CUDA: NVIDIA's driver is not installed (%s)",
+                dlerror());
+        return;
+    }
+    if (!find_functions(object))
+        return;
+    CUresult e = gpu_driver.init(0);
+    if (e == CUDA_ERROR_NOT_INITIALIZED)
+        gpu_say(&driver_error, -ENODEV, FORKED);
+    else if (e != CUDA_SUCCESS && e != CUDA_ERROR_NO_DEVICE)
+        gpu_driver_checked(e, "the driver can't be begun", &driver_error);
+    driver_pid = getpid();
+}
+
+int gpu_need_driver(struct onepot_error *error)
+{
+    pthread_once(&driver_once, load_driver);
+    if (driver_error.code < 0) {
+        *error = driver_error;
+        return error->code;
+    }
+    return driver_pid == getpid() ? 0 : gpu_say(error, -ENODEV, FORKED);
+}
+
+/* ---- the end ---- */
+
+/*
+ * The process ends, by exit or by the end of main: the runtime and the driver go too, in an
+ * order that is not ours, while threads may still come by and what is left is given back.
+ */
+static atomic_bool ending;
+
+static void note_the_end(void)
+{
+    atomic_store(&ending, true);
+}
+
+static void watch(void)
+{
+    atexit(note_the_end); /* called before those that were there before, as the runtime's are */
+}
+
+void gpu_watch_exit(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch);
+}
+
+/* ---- being on a device ---- */
+
+/*
+ * Some of what is called on a device is forbidden while any thread captures a graph: it would
+ * fail, and so would the graph. None of it is about the captured streams, so the thread
+ * asks to be allowed.
+ */
+static _Thread_local CUstreamCaptureMode kept_mode;
+
+int gpu_enter(const struct gpu *g, struct onepot_error *error)
+{
+    if (atomic_load(&ending))
+        return gpu_say(error, -ENODEV, "CUDA: the process ends");
+    int r = gpu_driver_checked(gpu_driver.push(g->context), "the device can't be used", error);
+    if (r < 0)
+        return r;
+    kept_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    gpu_driver.exchange_capture_mode(&kept_mode);
+    return 0;
+}
+
+void gpu_leave(void)
+{
+    CUcontext ours;
+    gpu_driver.exchange_capture_mode(&kept_mode);
+    gpu_driver.pop(&ours);
+}

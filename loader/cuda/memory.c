@@ -1,0 +1,201 @@
+/*
+ * Memory that the device has, and memory of the host that it reads.
+ *
+ * Page-locked memory is mapped first, bound to the node next to the device, and then
+ * registered, since memory that CUDA allocates lies where it likes.
+ *
+ * An archive's mapping can be locked once only in a process, for all devices: several loaders
+ * over one archive, of one device or of several, share the lock. It holds the context that it
+ * was made in, with which it would end.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+#define HUGE_BYTES (2u << 20)
+#define BITS (8 * (int)sizeof(unsigned long))
+
+/* ---- locking what is there ---- */
+
+struct lock {
+    struct lock *next;
+    const void *from;
+    size_t bytes;
+    unsigned users;
+    struct gpu in; /* a device and its context */
+};
+
+static pthread_mutex_t locks_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct lock *locks;
+
+static int register_pages(const struct gpu *g, const void *memory, size_t bytes, unsigned more,
+                          struct onepot_error *error)
+{
+    int r = gpu_enter(g, error);
+    if (r < 0)
+        return r;
+    cudaError_t e = cudaHostRegister((void *)(uintptr_t)memory, bytes,
+                                     cudaHostRegisterPortable | cudaHostRegisterMapped | more);
+    r = gpu_checked(e, "memory can't be page-locked (ulimit -l?)", error);
+    gpu_leave();
+    return r;
+}
+
+static void unregister_pages(const struct gpu *g, const void *memory)
+{
+    struct onepot_error unseen;
+    if (gpu_enter(g, &unseen) < 0)
+        return;
+    gpu_checked(cudaHostUnregister((void *)(uintptr_t)memory), "unlock", &unseen);
+    gpu_leave();
+}
+
+/* Where it is, or would be. */
+static struct lock **find_lock(const void *memory, size_t bytes)
+{
+    struct lock **at = &locks;
+    while (*at && ((*at)->from != memory || (*at)->bytes != bytes))
+        at = &(*at)->next;
+    return at;
+}
+
+static int new_lock(const struct gpu *g, const void *memory, size_t bytes,
+                    struct onepot_error *error)
+{
+    struct lock *l = calloc(1, sizeof(*l));
+    if (!l)
+        return gpu_say(error, -ENOMEM, "no memory for a lock");
+    *l = (struct lock){.next = locks, .from = memory, .bytes = bytes, .users = 1, .in = *g};
+    int r = gpu_driver_checked(gpu_driver.retain(&l->in.context, g->device),
+                               "the device can't be opened", error);
+    if (r == 0) {
+        r = register_pages(&l->in, memory, bytes, cudaHostRegisterReadOnly, error);
+        if (r < 0)
+            gpu_driver.release(g->device);
+    }
+    if (r < 0)
+        free(l);
+    else
+        locks = l;
+    return r;
+}
+
+int gpu_lock(void *device, const void *memory, size_t bytes, struct onepot_error *error)
+{
+    const struct gpu *g = device;
+    int r = 0;
+    if (!g->read_only)
+        return gpu_say(error, -ENOTSUP,
+                       "CUDA: the device can't lock memory that nobody may write to");
+    pthread_mutex_lock(&locks_lock);
+    struct lock *l = *find_lock(memory, bytes);
+    if (l)
+        l->users++;
+    else
+        r = new_lock(g, memory, bytes, error);
+    pthread_mutex_unlock(&locks_lock);
+    return r;
+}
+
+void gpu_unlock(void *device, const void *memory, size_t bytes)
+{
+    (void)device;
+    pthread_mutex_lock(&locks_lock);
+    struct lock **at = find_lock(memory, bytes), *l = *at;
+    if (l && --l->users == 0) {
+        *at = l->next;
+        unregister_pages(&l->in, memory);
+        gpu_driver.release(l->in.device);
+        free(l);
+    }
+    pthread_mutex_unlock(&locks_lock);
+}
+
+int gpu_address(void *device, const void *memory, struct onepot_error *error,
+                uint64_t *ret_address)
+{
+    void *there = NULL;
+    int r = gpu_enter(device, error);
+    if (r < 0)
+        return r;
+    r = gpu_checked(cudaHostGetDevicePointer(&there, (void *)(uintptr_t)memory, 0),
+                    "memory of the host can't be seen by the device", error);
+    gpu_leave();
+    if (r == 0)
+        *ret_address = (uintptr_t)there;
+    return r;
+}
+
+/* ---- new memory ---- */
+
+/* Preferred, not asked for: a node that is full is no error. */
+static void bind_to_node(void *memory, size_t bytes, int node)
+{
+    enum { MPOL_PREFERRED_NODE = 1 };
+    unsigned long mask[GPU_NODES_MAX / BITS + 1] = {0};
+    if (node < 0)
+        return;
+    mask[node / BITS] |= 1ul << (node % BITS);
+    syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED_NODE, mask,
+            (unsigned long)sizeof(mask) * 8, 0u);
+}
+
+static int allocate_locked(struct gpu *g, size_t bytes, struct onepot_error *error,
+                           void **ret_memory)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return gpu_say(error, -ENOMEM, "no memory for %zu bytes", bytes);
+    bind_to_node(p, bytes, g->node);
+    if (bytes >= HUGE_BYTES)
+        madvise(p, bytes, MADV_HUGEPAGE);
+    /* A forked child must not take the pages over by its writes, nor hold them. */
+    madvise(p, bytes, MADV_DONTFORK);
+    int r = register_pages(g, p, bytes, 0, error);
+    if (r < 0) {
+        munmap(p, bytes);
+        return r;
+    }
+    *ret_memory = p;
+    return 0;
+}
+
+int gpu_allocate(void *device, enum device_memory where, size_t bytes,
+                 struct onepot_error *error, void **ret_memory)
+{
+    if (where == DEVICE_MEMORY_LOCKED)
+        return allocate_locked(device, bytes, error, ret_memory);
+    int r = gpu_enter(device, error);
+    if (r < 0)
+        return r;
+    cudaError_t e = cudaMalloc(ret_memory, bytes);
+    gpu_leave();
+    if (e == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return gpu_say(
+            error, -ENOMEM,
+            "CUDA: the device has no room for %zu bytes more; smaller batches, or less "
+            "memory for the loader, may help",
+            bytes);
+    }
+    return gpu_checked(e, "memory of the device", error);
+}
+
+void gpu_release(void *device, enum device_memory where, void *memory, size_t bytes)
+{
+    struct onepot_error unseen;
+    if (where == DEVICE_MEMORY_LOCKED) {
+        unregister_pages(device, memory);
+        munmap(memory, bytes);
+        return;
+    }
+    if (gpu_enter(device, &unseen) < 0)
+        return;
+    gpu_checked(cudaFree(memory), "release", &unseen);
+    gpu_leave();
+}
