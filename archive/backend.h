@@ -63,9 +63,10 @@ struct backend {
 
     /*
      * Unpack the whole file into `fd`, from offset 0 on; zeros may stay holes. The file gets
-     * the length of what was in it, but is not made shorter. In the child. NULL: never.
+     * the length of what was in it, but is not made shorter. Its first `kept` bytes are there
+     * already, and stay as they are. In the child. NULL: never.
      */
-    int (*unpack)(struct source *source, int fd, struct progress *progress,
+    int (*unpack)(struct source *source, int fd, uint64_t kept, struct progress *progress,
                   struct fault *fault);
 
     /*

@@ -95,14 +95,26 @@ struct pot_store {
     void *ctx;
 };
 
+/* How long is waited for storage. */
+struct pot_patience {
+    uint32_t idle_seconds; /* without an answer: -ETIMEDOUT; 0: five minutes */
+    const _Atomic bool *stop;
+};
+
 /*
  * Unpack a stream into `fd`, from its start on, in a child process; `watch` as of sandbox_run,
- * every 20 ms: progress->bytes_out says how far it is, if the child is to be believed.
+ * every 20 ms: progress->bytes_out says how far it is, if the child is to be believed. The
+ * first `kept` bytes are there already; they are unpacked, but not written.
  * -ECANCELED soon after *stop is true; -EFBIG: there is more in it than stream->bytes; and the
  * errors of the back end and of writing. For a thread of its own, which must not end before.
  */
-int pot_expand(const struct pot_stream *stream, int fd, const _Atomic bool *stop,
-               sandbox_watch *watch, void *ctx, struct fault *fault);
+int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
+               const struct pot_patience *patience, sandbox_watch *watch, void *ctx,
+               struct fault *fault);
+
+/* Does its storage answer at this offset of the packed file? 0, or why not; as above. */
+int pot_knock(const struct pot_stream *stream, uint64_t offset,
+              const struct pot_patience *patience);
 
 struct pot_options {
     enum pot_save save;

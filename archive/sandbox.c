@@ -79,7 +79,7 @@ struct run {
     int status;               /* as waitpid has it */
     bool status_lost;
     uint64_t memory_bytes;
-    uint32_t stall_seconds;
+    uint32_t stall_seconds, idle_seconds;
     long watch_ms;
     const _Atomic bool *stop;
     /* Stall accounting: what was seen last, and since then: */
@@ -430,10 +430,10 @@ static int check_stall(struct run *run, double elapsed_s, struct fault *fault)
                          "the archive kept its parser busy for %u seconds without "
                          "progress: damaged archive",
                          run->stall_seconds);
-    if (run->idle_s >= (double)run->stall_seconds * IDLE_FACTOR)
+    if (run->idle_s >= run->idle_seconds)
         return fault_set(fault, -ETIMEDOUT, NULL, bytes ? bytes : FAULT_NO_OFFSET,
                          "could not be read: its storage did not answer for %u seconds",
-                         run->stall_seconds * IDLE_FACTOR);
+                         run->idle_seconds);
     return 0;
 }
 
@@ -554,6 +554,8 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
         .watch_ms = limits->watch_ms ? (long)limits->watch_ms : WATCH_MS,
         .stop = limits->stop,
     };
+    run.idle_seconds =
+        limits->idle_seconds ? limits->idle_seconds : run.stall_seconds * IDLE_FACTOR;
     run.shared = mmap(NULL, sizeof(*run.shared), PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (run.shared == MAP_FAILED)

@@ -19,6 +19,7 @@ struct sandbox_limits {
     uint64_t memory_bytes;  /* private memory (RLIMIT_DATA); 0: the default of 1 GiB */
     uint64_t file_bytes;    /* of a file that it writes: then EFBIG; 0: no limit */
     uint32_t stall_seconds; /* killed after so long without progress; 0: 60 s */
+    uint32_t idle_seconds;  /* the same, when it waits and does nothing; 0: five times that */
     const int *keep_fds;    /* descriptors that stay open, at most 16 */
     size_t keep_fd_count;
     uint32_t watch_ms;        /* between two calls of the watch; 0: 200 */
@@ -39,9 +40,9 @@ typedef void sandbox_watch(void *ctx, const struct progress *progress);
  * caller handles it; other signals that it handles wait until the child has ended.
  *
  * Stalled means: no number in its progress changed while the child used
- * stall_seconds of CPU time, which is the archive's fault (-EUCLEAN), or while five
- * times as long went by, which is the storage's (-ETIMEDOUT). -ENOMEM when fn, or the
- * kernel, ran out of memory.
+ * stall_seconds of CPU time, which is the archive's fault (-EUCLEAN), or while idle_seconds
+ * went by, which is the storage's (-ETIMEDOUT). -ENOMEM when fn, or the kernel, ran out of
+ * memory.
  */
 int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
                 const struct sandbox_limits *limits, sandbox_watch *watch, void *watch_ctx,

@@ -35,7 +35,8 @@ struct unpacking {
     struct tar_feed feed;
     const char *compression;
     int fd;
-    uint64_t bytes; /* written so far */
+    uint64_t kept;  /* are in it, and not written again */
+    uint64_t bytes; /* so far */
     bool is_tar;    /* that was checked */
     uint32_t crc;   /* of them, for gzip */
     struct progress *progress;
@@ -116,11 +117,12 @@ static int check_head(struct unpacking *u, bool at_end)
     return 0;
 }
 
-/* Write what is not zeros. */
+/* Write what is not zeros, and not there. */
 static int write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
 {
-    size_t from = 0; /* not yet written */
-    for (size_t at = 0; at < len;) {
+    uint64_t there = u->kept > u->bytes ? u->kept - u->bytes : 0;
+    size_t from = there < len ? (size_t)there : len; /* not yet written */
+    for (size_t at = from; at < len;) {
         size_t n = len - at < HOLE_BYTES ? len - at : HOLE_BYTES;
         if (u->bytes >= HEAD_BYTES && n == HOLE_BYTES && tar_is_zero(bytes + at, n)) {
             int r = write_at(u->fd, bytes + from, at - from, u->bytes + from);
@@ -229,9 +231,11 @@ static int open_and_unpack(struct unpacking *u)
     return r < 0 ? r : unpack_all(u);
 }
 
-int tar_unpack(struct source *source, int fd, struct progress *progress, struct fault *fault)
+int tar_unpack(struct source *source, int fd, uint64_t kept, struct progress *progress,
+               struct fault *fault)
 {
-    struct unpacking u = {.source = source, .fd = fd, .progress = progress, .fault = fault};
+    struct unpacking u = {
+        .source = source, .fd = fd, .kept = kept, .progress = progress, .fault = fault};
     uint8_t head[16] = {0};
     uint64_t size = source_size(source);
     int r = source_read(source, head, size < sizeof(head) ? (size_t)size : sizeof(head), 0);

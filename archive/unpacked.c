@@ -27,12 +27,14 @@
 #include "cleanup.h"
 #include "nameless.h"
 #include "pot_private.h"
+#include "source_guard.h"
 
 enum {
     GUESSED_RATIO = 3, /* how much smaller compression makes a tar, more often than not */
     MEMORY_SHARE = 2,  /* one half of the memory */
     PLACES = 3,
     EXPAND_WATCH_MS = 20,
+    KNOCK_BYTES = 256 << 10, /* as much as is read at once */
 };
 
 struct unpacking {
@@ -40,13 +42,14 @@ struct unpacking {
     struct source *packed;
     const struct pot_options *options;
     int fd;
+    uint64_t kept;      /* bytes that are in it already */
     const char *folder; /* that it was unpacked to; NULL: it was not */
 };
 
 static int run_unpack(void *arg, struct progress *progress, struct fault *fault)
 {
     struct unpacking *u = arg;
-    return u->backend->unpack(u->packed, u->fd, progress, fault);
+    return u->backend->unpack(u->packed, u->fd, u->kept, progress, fault);
 }
 
 /* What may be written there; 0 where nothing can be. */
@@ -139,20 +142,62 @@ static int unpack_somewhere(struct unpacking *u, struct fault *fault, int *ret_f
     return -ENOSPC;
 }
 
-int pot_expand(const struct pot_stream *stream, int fd, const _Atomic bool *stop,
-               sandbox_watch *watch, void *ctx, struct fault *fault)
+int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
+               const struct pot_patience *patience, sandbox_watch *watch, void *ctx,
+               struct fault *fault)
 {
-    struct unpacking u = {.backend = stream->backend, .packed = stream->packed, .fd = fd};
+    struct unpacking u = {
+        .backend = stream->backend, .packed = stream->packed, .fd = fd, .kept = kept};
     int keep[] = {source_fd(stream->packed), fd};
     struct sandbox_limits limits = {
         .memory_bytes = UNPACK_MEMORY_BYTES,
         .file_bytes = stream->bytes,
         .keep_fds = keep,
         .keep_fd_count = 2,
+        .idle_seconds = patience->idle_seconds,
         .watch_ms = EXPAND_WATCH_MS,
-        .stop = stop,
+        .stop = patience->stop,
     };
     return sandbox_run(run_unpack, &u, &limits, watch, ctx, fault);
+}
+
+/* ---- does its storage answer? ---- */
+
+struct knock {
+    const struct source *packed;
+    uint64_t offset;
+};
+
+static int run_knock(void *arg, struct progress *progress, struct fault *fault)
+{
+    static uint8_t bytes[KNOCK_BYTES];
+    const struct knock *knock = arg;
+    uint64_t left = source_size(knock->packed) - knock->offset;
+    (void)progress, (void)fault;
+    return source_read(knock->packed, bytes,
+                       left < sizeof(bytes) ? (size_t)left : sizeof(bytes), knock->offset);
+}
+
+int pot_knock(const struct pot_stream *stream, uint64_t offset,
+              const struct pot_patience *patience)
+{
+    uint64_t size = source_size(stream->packed);
+    struct knock knock = {stream->packed, offset < size ? offset : 0};
+    int keep[] = {source_fd(stream->packed)};
+    struct sandbox_limits limits = {
+        .keep_fds = keep,
+        .keep_fd_count = 1,
+        .idle_seconds = patience->idle_seconds,
+        .watch_ms = EXPAND_WATCH_MS,
+        .stop = patience->stop,
+    };
+    int r = sandbox_run(run_knock, &knock, &limits, NULL, NULL, NULL);
+    /* A stale handle can only be opened anew here; and one of those answers at once. */
+    if (r < 0 && r != -ETIMEDOUT && source_error_may_pass(r)) {
+        uint8_t byte;
+        r = source_read(stream->packed, &byte, 1, knock.offset);
+    }
+    return r;
 }
 
 int unpacked_sums(struct source *source, struct builder_header *header,

@@ -282,6 +282,7 @@ static void report_of(const struct stage_state *state, struct stage_report *repo
     report->bytes_here = report->whole ? state->bytes : stage_bytes_here(state);
     report->pinned = atomic_load(&state->pinned) != 0;
     report->failure = atomic_load(&state->failure);
+    report->away = report->failure ? 0 : atomic_load(&state->away);
     report->copier_pid = atomic_load(&state->copier_pid);
     report->reason[0] = '\0';
     if (report->failure) /* then it does not change any more */

@@ -38,6 +38,7 @@ struct stage_options {
     const char *archive; /* its path, for people; NULL: the source's name */
     const char *place;   /* a directory on this node; NULL: /dev/shm, else $TMPDIR, else /tmp */
     unsigned streams;    /* reads in flight; 0: what a parallel filesystem likes */
+    uint32_t idle_s;     /* a stream's storage is silent so long: it is tried anew; 0: 300 */
     /* Called with a line (no newline) about what goes wrong, from a thread. May be NULL. */
     void (*note)(void *ctx, const char *line);
     void *ctx;
@@ -66,11 +67,14 @@ int stage_source(const struct stage *stage, const char *name, struct source **re
 
 /*
  * The same where its index is known, so that it can be read while it is unpacked, which
- * stage_start begins. A read waits for its bytes as long as there is progress (and five minutes
- * without, see sandbox.h; five seconds if no process is left that unpacks). Each megabyte is
- * compared with its sum before anybody sees it. Where unpacking ends early, report.failure and
- * report.reason say why: what has arrived is served, and the rest is -EIO. With `is_private`
- * the copy is this process's and its children's alone, and has no name.
+ * stage_start begins. A read waits for its bytes as long as there is progress (and
+ * options.idle_s without; five seconds if no process is left that unpacks). Each megabyte is
+ * compared with its sum before anybody sees it. Storage that fails, or is silent for idle_s, is
+ * asked now and then whether it answers, and unpacking goes on when it does; until then
+ * report.away says why it does not, and reads of what is missing are -EIO half a minute after
+ * the last progress. Where unpacking ends early, report.failure and report.reason say why: what
+ * has arrived is served, and the rest is -EIO. With `is_private` the copy is this process's and
+ * its children's alone, and has no name.
  */
 int stage_open_stream(const struct pot_stream *stream, const struct stage_options *options,
                       bool is_private, struct fault *fault, struct stage **ret_stage);
@@ -128,6 +132,7 @@ struct stage_report {
     bool whole;
     bool pinned;
     int failure;        /* 0, or the errno for which nobody goes on */
+    int away;           /* 0, or the errno for which a stream comes no further at present */
     char reason[256];   /* the same in words, of a stream; else "" */
     int32_t copier_pid; /* 0: nobody copies */
     uint64_t stream_ns; /* for which it was copied */

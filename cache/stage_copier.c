@@ -142,7 +142,7 @@ static bool is_complete(const struct stage_state *state)
     return true;
 }
 
-static bool was_changed(const struct stage *stage)
+bool stage_was_changed(const struct stage *stage)
 {
     const struct source_identity *id = &stage->state->identity;
     struct stat st;
@@ -175,7 +175,7 @@ static void copy_all(struct copier *c)
     }
     if (!is_complete(stage->state))
         return;
-    if (was_changed(stage))
+    if (stage_was_changed(stage))
         stage_fail(stage, ESTALE);
     else
         atomic_store_explicit(&stage->state->whole, 1, memory_order_release);

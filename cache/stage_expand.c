@@ -5,8 +5,9 @@
  * readers never see bytes that are other than those the names were found in, whatever became of
  * the archive since, and a stream that is damaged in the middle is right up to there.
  *
- * A stream can't be entered in the middle. If the process that unpacks dies, another one begins
- * anew, and writes the same bytes once more; chunks that are there stay so.
+ * A stream can't be entered in the middle. If the process that unpacks dies, or its storage was
+ * away for a while (stage_again.c), another child begins anew; chunks that are there up to the
+ * first that is missing stay untouched, so that nobody who reads one minds what it finds.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -29,6 +30,7 @@ _Static_assert(STAGE_CHUNK_BYTES == INDEX_WINDOW_BYTES, "a chunk has one sum");
 #define TELL_EVERY_NS UINT64_C(10000000000)
 #define LOOK_NS 200000000              /* while waiting for a chunk */
 #define NOBODY_NS UINT64_C(5000000000) /* without anybody who unpacks: nobody will */
+#define AWAY_NS UINT64_C(30000000000)  /* as long as a read of the source is tried again */
 
 struct expanding {
     struct stage *stage;
@@ -37,6 +39,8 @@ struct expanding {
     uint64_t next;     /* chunk */
     uint64_t begun_ns, told_ns;
     uint64_t bytes_seen, beats_seen;
+    uint64_t packed_at; /* how far the packed file was read */
+    struct stage_again again;
     uint8_t *buf; /* STAGE_CHUNK_BYTES */
     struct fault fault;
     int err;
@@ -90,6 +94,7 @@ static void take_chunks(struct expanding *e, uint64_t bytes_out)
                 break;
             atomic_fetch_add(&state->stream_bytes, len);
             stage_settle(state, e->next, CHUNK_HERE);
+            stage_is_back(e->stage, &e->again);
         }
         e->next++;
     }
@@ -122,6 +127,7 @@ static void look(void *ctx, const struct progress *progress)
         atomic_store(&e->stage->state->progress_ns, now_ns());
     e->bytes_seen = bytes_out;
     e->beats_seen = beats;
+    e->packed_at = atomic_load(&progress->bytes_done);
     take_chunks(e, bytes_out);
     if (e->err < 0)
         atomic_store(&e->stop, true);
@@ -163,6 +169,32 @@ static void fail(struct expanding *e, int err)
     atomic_store(&state->failure, err == 0 || err == -EFBIG ? EUCLEAN : -err);
 }
 
+/* How much is there without a gap. */
+static uint64_t kept_bytes(const struct stage_state *state)
+{
+    uint64_t chunk = 0;
+    while (chunk < state->chunks && stage_chunk_here(state, chunk))
+        chunk++;
+    return chunk < state->chunks ? chunk * STAGE_CHUNK_BYTES : state->bytes;
+}
+
+/* As often as its storage fails and comes back. */
+static int expand(struct expanding *e)
+{
+    struct stage *stage = e->stage;
+    const struct pot_patience patience = {stage->idle_s, &e->stop};
+    const struct pot_patience until_asked = {stage->idle_s, e->stop_asked};
+    for (;;) {
+        e->fault = (struct fault){0};
+        e->bytes_seen = e->beats_seen = 0;
+        int r = pot_expand(&stage->stream, stage->copy_fd, kept_bytes(stage->state), &patience,
+                           look, e, &e->fault);
+        if (e->err < 0 || is_complete(stage->state) || atomic_load(e->stop_asked) ||
+            !stage_again(stage, &e->again, r, e->next, e->packed_at, &until_asked))
+            return r;
+    }
+}
+
 static void run(struct expanding *e)
 {
     struct stage *stage = e->stage;
@@ -170,7 +202,8 @@ static void run(struct expanding *e)
     e->begun_ns = e->told_ns = now_ns();
     atomic_store(&state->progress_ns, e->begun_ns);
     atomic_store(&state->stream_since_ns, e->begun_ns);
-    int r = pot_expand(&stage->stream, stage->copy_fd, &e->stop, look, e, &e->fault);
+    atomic_store(&state->away, 0); /* as another process may have left it */
+    int r = expand(e);
     atomic_store(&state->stream_since_ns, 0);
     atomic_fetch_add(&state->stream_ns, now_ns() - e->begun_ns);
     if (is_complete(state)) /* also if it ends with something that is wrong: it is all here */
@@ -204,6 +237,12 @@ uint64_t stage_stream_progress_ns(const struct stage *stage)
     return atomic_load(&state->progress_ns);
 }
 
+/* Its storage was given up, and nothing came since: not worth waiting for. */
+static bool is_away(const struct stage_state *state)
+{
+    return atomic_load(&state->away) && now_ns() - atomic_load(&state->progress_ns) > AWAY_NS;
+}
+
 /* Is there a process that says that it unpacks, or did one a moment ago? */
 static bool is_under_way(const struct stage_state *state, uint64_t since_ns)
 {
@@ -219,7 +258,7 @@ bool stage_await_stream(struct stage *stage, uint64_t chunk)
     uint64_t since_ns = now_ns();
     bool waited = false;
     while (!stage_chunk_here(state, chunk)) {
-        if (atomic_load(&state->failure) || atomic_load(&stage->stopping))
+        if (atomic_load(&state->failure) || atomic_load(&stage->stopping) || is_away(state))
             return stage_chunk_here(state, chunk);
         if (is_under_way(state, since_ns))
             since_ns = now_ns();

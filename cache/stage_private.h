@@ -5,6 +5,7 @@
  *   stage_unpack.c  the same, of what is unpacked
  *   stage_stream.c  the same, of what is unpacked while it is read
  *   stage_expand.c  unpacking it, and waiting for that
+ *   stage_again.c   going on with it when its storage was away
  *   stage_files.c   the files of a copy
  *   stage_copier.c  the threads that make it
  *   stage_read.c    reading through it
@@ -42,6 +43,7 @@ struct stage {
     uint64_t bytes;     /* of the copy */
     bool expands;       /* it is unpacked while it is read: */
     struct pot_stream stream;
+    uint32_t idle_s;       /* its storage may be silent for so long; 0: five minutes */
     _Atomic bool stopping; /* who waits for a stream gives up */
     void (*note)(void *ctx, const char *line);
     void *note_ctx;
@@ -100,6 +102,28 @@ void stage_fail(struct stage *stage, int err);
 
 /* Unpack the stream into the copy, until it is whole, has failed, or *stop is true. */
 void stage_expand(struct stage *stage, const _Atomic bool *stop);
+
+/* What was tried to go on with a stream whose storage fails. */
+struct stage_again {
+    uint64_t chunk; /* that did not come the last time */
+    unsigned vain;  /* tries since another one did not */
+    bool told;      /* that it is tried again */
+    uint64_t since_ns;
+};
+
+/*
+ * Unpacking ended with -errno `err`, `chunk` being the next that is missing; the packed file
+ * was read up to `packed_at`. Waits until its storage answers there: true: try again. False:
+ * that is in vain, or the end was asked for.
+ */
+bool stage_again(struct stage *stage, struct stage_again *again, int err, uint64_t chunk,
+                 uint64_t packed_at, const struct pot_patience *patience);
+
+/* It has come further. */
+void stage_is_back(struct stage *stage, struct stage_again *again);
+
+/* Was the archive changed since it was opened? */
+bool stage_was_changed(const struct stage *stage);
 
 /* Wait until the stream has come so far: true; false: it never will. */
 bool stage_await_stream(struct stage *stage, uint64_t chunk);

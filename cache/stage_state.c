@@ -18,7 +18,7 @@
 #include "futex.h"
 
 #define MAGIC "onepotS"
-#define VERSION 2u
+#define VERSION 3u
 #define CLAIM_STREAM (UINT32_C(1) << 31)
 #define CLAIM_FIRST 16u /* smaller words have a meaning of their own */
 #define DEMAND_OLD_MS (STAGE_CLAIM_OLD_S * 1000u)

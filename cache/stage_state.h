@@ -56,6 +56,7 @@ struct stage_state {
 
     _Atomic uint64_t progress_ns; /* when a stream that is unpacked has last come further */
     char reason[256];             /* of the failure of a stream; written before it */
+    _Atomic int32_t away; /* errno for which it comes no further now, but may again; or 0 */
 
     _Atomic uint32_t chunk[]; /* enum below, or a claim */
 };

@@ -92,6 +92,7 @@ int stage_open_stream(const struct pot_stream *stream, const struct stage_option
         return -ENOMEM;
     stage->bytes = stream->bytes;
     stage->stream = *stream;
+    stage->idle_s = options->idle_s;
     stage->expands = true;
     stage_name_for(stage, archive, true);
     int r = is_private ? make_private(stage, archive, fault)

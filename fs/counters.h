@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 5u
+#define COUNTERS_VERSION 6u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 3    /* processes of its own: two that read, one that lists */
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
@@ -110,6 +110,7 @@ struct counters {
     _Atomic uint64_t stage_past_bytes; /* read from the archive and not kept */
     _Atomic uint32_t stage_failure;    /* errno for which it ended early, or 0 */
     char stage_reason[256];            /* the same in words, of a stream; written before */
+    _Atomic uint32_t stage_away; /* errno for which a stream waits for its storage, or 0 */
 
     struct counter_slot slots[COUNTERS_SLOTS];
 };

@@ -266,8 +266,9 @@ static int open_archive(struct mounter *m)
         .cache_stored = true};
     struct fault fault = {0};
 
-    struct stage_store store = {.options = {.archive = m->archive, .place = o->stage_place},
-                                .is_private = !o->stage};
+    struct stage_store store = {
+        .options = {.archive = m->archive, .place = o->stage_place, .idle_s = o->io_timeout_s},
+        .is_private = !o->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
     struct opening_log log = {.log = {.fd = m->log.fd}, .told_ns = now_ns()};
     const struct pot_options options = {
@@ -276,7 +277,7 @@ static int open_archive(struct mounter *m)
     m->stage = store.stage;
     if (r < 0)
         return CLI_FAILED;
-    source_set_retries(m->pot->source, o->retries);
+    source_set_retries(m->pot->packed ? m->pot->packed : m->pot->source, o->retries);
     if (was_replaced(&m->pot->identity, &m->identity))
         return cli_failf(o->archive, "it was changed while it was opened; try again");
     r = find_root(m);

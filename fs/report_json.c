@@ -141,7 +141,7 @@ static void json_stage(FILE *out, const struct counters *c)
             get(&c->stage_stream_bytes), get(&c->stage_stream_ns), get(&c->stage_demands),
             get(&c->stage_demand_bytes), get(&c->stage_past_bytes), failure);
     cli_json_string(out, reason, strlen(reason));
-    fputc('}', out);
+    fprintf(out, ", \"away\": %" PRIu32 "}", atomic_load(&c->stage_away));
 }
 
 static void json_requests(FILE *out, const struct summary *sum)

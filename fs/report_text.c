@@ -202,6 +202,7 @@ static void print_stage(FILE *out, const struct counters *c)
     uint64_t here = get(&c->stage_here_bytes), ns = get(&c->stage_stream_ns);
     uint64_t rate = ns ? (uint64_t)((double)get(&c->stage_stream_bytes) * 1e9 / (double)ns) : 0;
     uint32_t failure = atomic_load_explicit(&c->stage_failure, memory_order_acquire);
+    uint32_t away = atomic_load(&c->stage_away);
     char reason[sizeof(c->stage_reason)];
     if (!c->stage_folder[0])
         return;
@@ -223,6 +224,8 @@ static void print_stage(FILE *out, const struct counters *c)
         fprintf(out, "  %-12s %s has ended early: %s\n", "",
                 c->stage_unpacks ? "it" : "the copy",
                 reason[0] ? reason : strerror((int)failure));
+    else if (away)
+        fprintf(out, "  %-12s it waits for its storage: %s\n", "", strerror((int)away));
 }
 
 static void print_trouble(FILE *out, const struct report *v)

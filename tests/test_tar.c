@@ -736,7 +736,7 @@ static int unpack(const char *name, int fd, struct fault *fault)
     if (access(path, F_OK) < 0)
         return -ENOENT;
     ck_assert_int_eq(source_open(path, fault, &source), 0);
-    int r = backend_tar.unpack(source, fd, &progress, fault);
+    int r = backend_tar.unpack(source, fd, 0, &progress, fault);
     if (r == 0)
         ck_assert_uint_eq(progress.bytes_done, progress.bytes_total);
     source_close(source);

@@ -20,6 +20,7 @@
 #include "budget.h"
 #include "cleanup.h"
 #include "cli.h"
+#include "clock.h"
 #include "commands.h"
 #include "detach.h"
 #include "interrupt.h"
@@ -48,6 +49,9 @@ struct arguments {
     struct inherited inherited;
 };
 
+/* Storage of a stream that fails so long is taken for gone. */
+#define AWAY_LIMIT_NS UINT64_C(300000000000)
+
 /* ---- one archive ---- */
 
 static void show(struct cli_progress *line, const struct stage *stage)
@@ -60,16 +64,27 @@ static void show(struct cli_progress *line, const struct stage *stage)
     cli_progress_show(line, "staging", &progress);
 }
 
+/* For how long a stream has been waiting for its storage. */
+static bool is_away_too_long(const struct stage_report *report, uint64_t *since_ns)
+{
+    if (!report->away || !*since_ns)
+        *since_ns = now_ns();
+    return now_ns() - *since_ns > AWAY_LIMIT_NS;
+}
+
 /* Until it is whole: 0, or -errno. */
 static int copy(const struct arguments *a, struct stage *stage)
 {
     struct cli_progress line = {0};
     struct stage_report report;
+    uint64_t since_ns = 0;
     int r = stage_start(stage);
     cli_progress_start(&line, a->progress);
     while (r == 0 && !stage_wait_whole(stage, 100)) {
         stage_get_report(stage, &report);
         r = atomic_load(interrupt_flag()) ? -EINTR : -report.failure;
+        if (r == 0 && is_away_too_long(&report, &since_ns))
+            r = -report.away;
         show(&line, stage);
     }
     cli_progress_end(&line);

@@ -280,6 +280,7 @@ static void update_stage(struct session *s)
     atomic_store(&c->stage_demands, report.demands);
     atomic_store(&c->stage_demand_bytes, report.demand_bytes);
     atomic_store(&c->stage_past_bytes, report.past_bytes);
+    atomic_store(&c->stage_away, (uint32_t)report.away);
     atomic_store(&c->stage_failure, (uint32_t)report.failure); /* last: see stage_reason */
 }
 

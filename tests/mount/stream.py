@@ -42,11 +42,17 @@ def make_stream(work, program="gzip -1", suffix="gz"):
 
 
 @contextlib.contextmanager
-def slow_stream(work):
-    """The path of one that takes four seconds to be read."""
+def storage_of_stream(work, *options):
+    """A slow file system, and the path of a stream on it that takes four seconds to be read."""
     archive = make_stream(work)
-    with Slow(work, "--bandwidth=5M", os.path.dirname(archive)) as slow:
-        yield slow / os.path.basename(archive)
+    with Slow(work, "--bandwidth=5M", *options, os.path.dirname(archive)) as slow:
+        yield slow, slow / os.path.basename(archive)
+
+
+@contextlib.contextmanager
+def slow_stream(work):
+    with storage_of_stream(work) as (_, archive):
+        yield archive
 
 
 def read(path, i):
@@ -191,6 +197,56 @@ def test_a_killed_unpacker_is_named_and_the_rest_served(work):
         check("was killed" in onepot("stat", mount.path).stdout.decode(), "stat does not say why")
     check_equal(log_of(log).count("unpacking it has ended early"), 1, "lines in the log")
     check_equal(leftovers(work), [], "files afterwards")
+
+
+def toggle(slow):
+    os.kill(slow.pid(), signal.SIGUSR2)
+
+
+def check_return(work, kind, ends_by_itself=False):
+    log = work / "log"
+    with storage_of_stream(work, f"--toggle={kind}") as (slow, archive), \
+            work.mount("--log", log, "--retries=1", "--io-timeout=2", archive) as mount:
+        check_file(mount.path, 3)
+        toggle(slow)
+        if not ends_by_itself:
+            wait_for(lambda: staged(mount)["away"], "that its end is noticed", 60)
+            check("waits for its storage" in onepot("stat", mount.path).stdout.decode(),
+                  "stat does not say that it waits")
+            check_file(mount.path, 3)
+            toggle(slow)
+        await_whole(mount)
+        for i in range(FILES):
+            check_file(mount.path, i)
+        check_equal((staged(mount)["away"], staged(mount)["failure"]), (0, 0), "what is wrong")
+    for line in ("its storage fails", "its storage answers again"):
+        check(line in log_of(log), f"not in the log: {line}")
+    check_equal(leftovers(work), [], "files afterwards")
+
+
+def test_a_stream_goes_on_when_its_storage_no_longer_fails(work):
+    check_return(work, "fail")
+
+
+def test_a_stream_goes_on_when_its_storage_answers_again(work):
+    check_return(work, "stall")
+
+
+def test_a_stream_goes_on_when_its_open_file_was_forgotten(work):
+    """Which nothing mends but to open it anew."""
+    check_return(work, "stale", ends_by_itself=True)
+
+
+def test_a_stream_that_waits_for_its_storage_ends_at_once(work):
+    with storage_of_stream(work, "--toggle=stall") as (slow, archive):
+        with work.mount("--io-timeout=1", "--stage", archive) as mount:
+            check_file(mount.path, 3)
+            toggle(slow)
+            wait_for(lambda: staged(mount)["away"], "that its end is noticed")
+            check(fails(mount.path, FILES - 1), "a read of what does not come was answered")
+            mount.end()
+        check_equal(leftovers(work), [], "files afterwards")
+        toggle(slow)
 
 
 def flip(path, at):
