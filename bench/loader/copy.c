@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "consume.h"
 #include "onepot.h"
 
 struct job {
@@ -31,15 +32,6 @@ static double now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* The consumer: one byte of each cache line. */
-static uint64_t consume(const uint8_t *bytes, uint64_t len)
-{
-    uint64_t sum = 0;
-    for (uint64_t i = 0; i < len; i += 64)
-        sum += bytes[i];
-    return sum;
 }
 
 static void *copy_batches(void *arg)
