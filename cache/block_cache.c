@@ -435,7 +435,7 @@ int block_cache_begin_ahead(struct block_cache *cache, uint64_t key, size_t size
                             struct block **ret_block)
 {
     if (block_cache_has(cache, key)) {
-        keep_note_due(cache, key, due);
+        block_cache_note_due(cache, key, due);
         return -EEXIST;
     }
     struct entry *fresh = entry_new(cache, key, size);

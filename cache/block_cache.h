@@ -121,6 +121,12 @@ int block_cache_begin_ahead(struct block_cache *cache, uint64_t key, size_t size
                             struct block **ret_block);
 
 /*
+ * A block that is there will be used (again) as number `due`: it takes the room of blocks that
+ * were used already, and then of those that are due later. One that is not there is left alone.
+ */
+void block_cache_note_due(struct block_cache *cache, uint64_t key, uint64_t due);
+
+/*
  * The order turned out to be another one: blocks that wait for their use have no place any
  * more, and may be evicted as if they had been used.
  */

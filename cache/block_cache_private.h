@@ -110,7 +110,4 @@ int keep_reserve(struct block_cache *cache, struct entry *entry);
 void keep_unreserve(struct block_cache *cache, struct entry *entry);
 void keep_shrink_reserved(struct block_cache *cache, struct entry *entry, size_t capacity);
 
-/* A block that is there will be used at this place. */
-void keep_note_due(struct block_cache *cache, uint64_t key, uint64_t due);
-
 #endif

@@ -572,7 +572,7 @@ static void promote(struct block_cache *cache, uint64_t key, uint64_t due, uint6
     subtract(moved ? &cache->recent_bytes : &cache->held_bytes, bytes);
 }
 
-void keep_note_due(struct block_cache *cache, uint64_t key, uint64_t due)
+void block_cache_note_due(struct block_cache *cache, uint64_t key, uint64_t due)
 {
     struct shard *shard = shard_of(cache, key);
     uint64_t recent_bytes = 0;

@@ -114,6 +114,25 @@ int reader_prefetch(struct reader *reader, struct reader_scratch *scratch, uint3
     return reader_prefetch_many(reader, scratch, &want, 1);
 }
 
+void reader_note_due(struct reader *reader, uint32_t position, uint64_t due)
+{
+    struct extent extent;
+    uint64_t at = 0;
+    while (reader->cache_stored && index_extent(reader->index, position, at, &extent) == 0) {
+        struct piece piece = {.length = extent.length};
+        if (extent.kind == EXTENT_BLOCK)
+            return;
+        if (extent.kind == EXTENT_STORED) {
+            if (find_piece(reader, &extent, extent.length, &piece) < 0)
+                return;
+            block_cache_note_due(reader->cache, piece_key(&piece), due);
+        }
+        if (piece.length == 0)
+            return;
+        at += piece.length;
+    }
+}
+
 bool reader_has(struct reader *reader, uint32_t position, uint64_t offset)
 {
     struct extent extent;

@@ -134,6 +134,13 @@ struct reader_want {
 int reader_prefetch_many(struct reader *reader, struct reader_scratch *scratch,
                          const struct reader_want *wants, size_t count);
 
+/*
+ * A file that was just read will be read again as number `due` of an order: what the block
+ * cache has of its stored bytes is kept by that. Nothing is brought in. (Compressed blocks are
+ * left alone: their other files have places of their own.)
+ */
+void reader_note_due(struct reader *reader, uint32_t position, uint64_t due);
+
 /* Would a read of this byte be answered from memory (or is it on its way there)? A hint. */
 bool reader_has(struct reader *reader, uint32_t position, uint64_t offset);
 

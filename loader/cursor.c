@@ -10,6 +10,9 @@
 #include "dataset.h"
 #include "error.h"
 
+/* Samples that threads read out of turn: what is due so lately may still be wanted. */
+#define CLOCK_LAG 4096u
+
 int cursor_get(struct dataset *dataset, struct onepot_error *error, struct cursor **ret_cursor)
 {
     struct readers *readers;
@@ -73,6 +76,26 @@ int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct rec
     if (r == 0 && got < len)
         r = -EUCLEAN;
     return r;
+}
+
+void cursor_again(struct dataset *dataset, struct cursor *cursor, const struct record *record,
+                  uint64_t distance)
+{
+    struct readers *readers = cursor->readers;
+    uint32_t archive = record_archive(record);
+    if (dataset->maps[archive] || record_offset(record) == RECORD_OFFSET_NONE ||
+        !readers_keep(readers))
+        return;
+    uint64_t now = atomic_load_explicit(&readers->clock, memory_order_relaxed);
+    reader_note_due(readers->reader[archive], record->entry, now + distance);
+}
+
+void cursor_advance(struct cursor *cursor, uint64_t samples)
+{
+    struct readers *readers = cursor->readers;
+    uint64_t now = samples + atomic_fetch_add(&readers->clock, samples);
+    for (size_t i = 0; i < readers->count && now > CLOCK_LAG; i++)
+        reader_passed(readers->reader[i], now - CLOCK_LAG);
 }
 
 uint8_t *dataset_private_map(struct dataset *dataset, uint32_t archive)

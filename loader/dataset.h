@@ -58,6 +58,7 @@ struct readers {
     uint64_t weight;              /* of all */
     _Atomic uint64_t cache_bytes; /* what the caches may have now */
     _Atomic uint64_t reads, read_bytes; /* past the readers */
+    _Atomic uint64_t clock;             /* samples that were read by loaders */
     struct reader *reader[];            /* one an archive */
 };
 
@@ -140,6 +141,16 @@ void cursor_put(struct cursor *cursor);
 /* `len` bytes at `offset` of a file, all of which exist. By reads, never by the mapping. */
 int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct record *record,
                 uint64_t offset, void *buf, size_t len);
+
+/*
+ * A file that was just read will be read again, so many samples of this loader later: its
+ * cached bytes are kept by that (see readers.c).
+ */
+void cursor_again(struct dataset *dataset, struct cursor *cursor, const struct record *record,
+                  uint64_t distance);
+
+/* A loader has read so many samples. */
+void cursor_advance(struct cursor *cursor, uint64_t samples);
 
 /* The fields of the caches and of the storage, of this process. */
 void dataset_cache_stats(struct dataset *dataset, struct onepot_stats *stats);

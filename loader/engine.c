@@ -19,6 +19,8 @@
 #include "clock.h"
 #include "share.h"
 
+#define NO_PLACE UINT32_MAX
+
 void engine_destroy(struct engine *e)
 {
     share_free(e->share);
@@ -31,6 +33,7 @@ void engine_destroy(struct engine *e)
         e->options.memory->close(e->options.memory_ctx);
     order_free(e->order);
     order_free(e->next);
+    free(e->places);
     pthread_cond_destroy(&e->work);
     pthread_cond_destroy(&e->ready);
     pthread_cond_destroy(&e->parked);
@@ -55,7 +58,16 @@ static void turn_epoch(struct engine *e)
     order_free(e->order);
     e->order = e->next;
     e->next = NULL;
+    free(e->places);
+    e->places = NULL;
     e->next_failed = false;
+}
+
+/* After how many elements sample i of the batch that is planned is read once more. */
+static uint64_t comes_again(const struct engine *e, uint64_t i)
+{
+    uint32_t place = e->places ? e->places[e->indices[i]] : NO_PLACE;
+    return place == NO_PLACE ? SLAB_NOT_AGAIN : e->options.length - e->plan.done - i + place;
 }
 
 static void label_samples(struct engine *e, struct slab *slab, uint64_t count)
@@ -67,6 +79,7 @@ static void label_samples(struct engine *e, struct slab *slab, uint64_t count)
         order_at(e->order, e->plan.done + i, &valid);
         archive_records(archive, e->indices[i], &first, &end);
         slab->valid[i] = valid;
+        slab->again[i] = comes_again(e, i);
         slab->labels[i] = archive->dataset->records[first].label;
     }
     memcpy(slab->indices, e->indices, count * sizeof(*slab->indices));
@@ -128,32 +141,53 @@ static bool wants_order(const struct engine *e, bool idle, bool *ret_next)
     *ret_next = e->order;
     if (!e->order)
         return true;
-    return !e->next && !e->next_failed && (idle || e->plan.done > e->options.length / 2);
+    return !e->next && !e->next_failed &&
+           (idle || e->options.fill.foresee || e->plan.done > e->options.length / 2);
 }
 
 /* ---- what threads do; the lock is given up meanwhile ---- */
+
+/* Where an order has each sample: NO_PLACE for one that is another rank's. NULL: unknown. */
+static uint32_t *find_places(const struct engine *e, const struct order *order)
+{
+    uint64_t samples = e->options.order.samples, length = e->options.length;
+    uint32_t *places = length < NO_PLACE ? malloc(samples * sizeof(*places)) : NULL;
+    bool valid;
+    if (!places)
+        return NULL;
+    memset(places, 0xff, samples * sizeof(*places));
+    for (uint64_t i = length; i-- > 0;)
+        places[order_at(order, i, &valid)] = (uint32_t)i;
+    return places;
+}
 
 static void make_order(struct engine *e, bool is_next)
 {
     struct order_options options = e->options.order;
     struct order *order = NULL;
+    uint32_t *places = NULL;
     uint64_t generation = e->generation, epoch = e->plan.epoch + is_next;
     options.seed += epoch;
     e->making = true;
     pthread_mutex_unlock(&e->lock);
     int r = order_new(&options, &order);
+    if (r == 0 && is_next && e->options.fill.foresee)
+        places = find_places(e, order);
     pthread_mutex_lock(&e->lock);
     e->making = false;
     if (generation != e->generation)
         order_free(order);
     else if (r == 0 && epoch == e->plan.epoch)
         e->order = order;
-    else if (r == 0)
+    else if (r == 0) {
         e->next = order;
-    else if (epoch == e->plan.epoch)
+        e->places = places;
+        places = NULL;
+    } else if (epoch == e->plan.epoch)
         e->order_err = r;
     else
         e->next_failed = true;
+    free(places);
     pthread_cond_broadcast(&e->work);
     pthread_cond_broadcast(&e->ready);
 }
@@ -387,6 +421,8 @@ void engine_seek(struct engine *engine, const struct place *place, uint64_t seed
     order_free(engine->order);
     order_free(engine->next);
     engine->order = engine->next = NULL;
+    free(engine->places);
+    engine->places = NULL;
     engine->next_failed = engine->seeking = false;
     engine->options.order.seed = seed;
     engine->starved = 0;

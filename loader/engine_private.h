@@ -45,6 +45,7 @@ struct engine {
     struct place plan;   /* of the next batch to be planned */
     struct order *order; /* of plan.epoch; NULL: not made yet */
     struct order *next;  /* of the epoch after it */
+    uint32_t *places;    /* where that one has each sample; NULL: nobody asks (fill.foresee) */
     bool making;         /* a thread shuffles */
     bool next_failed;    /* there was no memory for the next one in advance */
     bool seeking;        /* nothing is begun */

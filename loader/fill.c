@@ -134,9 +134,10 @@ static int get_cursor(struct filler *filler, struct dataset *d)
     return filler->cursor ? 0 : cursor_get(d, NULL, &filler->cursor);
 }
 
-static int copy_file(struct filler *filler, struct dataset *d, const struct record *record,
-                     uint8_t *to)
+static int copy_file(const struct fill_plan *plan, struct filler *filler,
+                     const struct record *record, uint8_t *to)
 {
+    struct dataset *d = plan->archive->dataset;
     const uint8_t *bytes;
     int r = mapped_bytes(filler, d, record, &bytes);
     if (r < 0)
@@ -146,7 +147,11 @@ static int copy_file(struct filler *filler, struct dataset *d, const struct reco
         return 0;
     }
     r = get_cursor(filler, d);
-    return r < 0 ? r : read_file(filler, d, record, to);
+    if (r == 0)
+        r = read_file(filler, d, record, to);
+    if (r == 0 && plan->foresee && filler->again != SLAB_NOT_AGAIN)
+        cursor_again(d, filler->cursor, record, filler->again);
+    return r;
 }
 
 static int verify(const struct dataset *d, const struct record *record, const uint8_t *bytes)
@@ -175,7 +180,7 @@ static int copy_sample(const struct fill_plan *plan, struct filler *filler, uint
     archive_records(plan->archive, sample, &first, &end);
     for (; first < end; first++) {
         const struct record *record = &d->records[first];
-        int r = copy_file(filler, d, record, to);
+        int r = copy_file(plan, filler, record, to);
         if (r == 0 && plan->verify)
             r = verify(d, record, to);
         if (r < 0) {
@@ -257,7 +262,7 @@ static int decode_sample(const struct fill_plan *plan, struct filler *filler, ui
 
 int fill_npy_kind(struct fill_plan *plan, struct onepot_error *error)
 {
-    struct filler filler = {.checked = NOT_CHECKED};
+    struct filler filler = {.again = SLAB_NOT_AGAIN, .checked = NOT_CHECKED};
     const uint8_t *bytes;
     uint64_t len, bad = 0;
     size_t start;
@@ -305,6 +310,7 @@ static int fill_one(const struct fill_plan *plan, struct filler *filler, struct 
                     uint64_t i, uint64_t *bad)
 {
     uint8_t *to = slab->memory + slab->offsets[i];
+    filler->again = plan->foresee ? slab->again[i] : SLAB_NOT_AGAIN;
     if (plan->npy || plan->decode)
         return decode_sample(plan, filler, slab->indices[i], to, &slab->sizes[i], bad);
     return copy_sample(plan, filler, slab->indices[i], to, bad);
@@ -348,6 +354,8 @@ int fill_samples(const struct fill_plan *plan, struct filler *filler, struct sla
         if (!plan->stride || r < 0)
             clear_gap(slab, i);
     }
+    if (plan->foresee && filler->cursor)
+        cursor_advance(filler->cursor, end - first);
     return 0;
 }
 

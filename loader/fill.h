@@ -14,7 +14,8 @@ struct fill_plan {
     uint32_t align;
     uint64_t stride; /* each sample has a place of so many bytes; 0: of its own size */
     bool verify, skip_errors;
-    bool npy; /* of this kind: */
+    bool foresee; /* slabs say when samples come again, for caches to keep them by that */
+    bool npy;     /* of this kind: */
     struct onepot_npy kind;
     onepot_decode *decode;
     void *decode_ctx;
@@ -27,6 +28,7 @@ struct filler {
     struct cursor *cursor; /* NULL before the first read */
     uint8_t *buffer;       /* a sample that is not decoded yet */
     size_t room;
+    uint64_t again;   /* of the present sample: see struct slab */
     uint32_t checked; /* the archive that was last seen to be as long as it should */
     /* For who watches it: since when it reads from storage (CLOCK_MONOTONIC; 0: it does not),
      * which record; and whether nobody waits for that any more. */

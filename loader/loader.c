@@ -107,6 +107,9 @@ static int plan_fill(const struct onepot_loader_options *given, struct fill_plan
     fill->align = given->align ? given->align : DEFAULT_ALIGN;
     fill->verify = given->verify;
     fill->skip_errors = given->skip_errors;
+    /* Of one rank the next epoch reads all, and no order of it lets a cache have more of it at
+     * its start than there is room for; of several each wants another part. */
+    fill->foresee = given->world_size > 1 && !is_mapped(fill->archive->dataset);
     fill->npy = given->npy;
     fill->decode = given->decode;
     fill->decode_ctx = given->decode_ctx;

@@ -6,8 +6,9 @@
  *
  * Caches. Decompressed blocks, and stored samples of an archive that is read from storage, are
  * kept until the cache is full, and stay: in each epoch as large a share of the reads finds its
- * bytes as there is room for of the data. How much room that is, the job's other mounts and
- * loaders have a say in (share.h). What is mapped needs none of it.
+ * bytes as there is room for of the data. One rank of several is told which of them it reads
+ * again in the next epoch (cursor_again), and those are kept. How much room there is, the job's
+ * other mounts and loaders have a say in (share.h). What is mapped needs none of it.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -53,7 +53,11 @@ struct slab {
     uint64_t *offsets, *sizes, *indices;
     int64_t *labels;
     uint8_t *valid;
-    uint64_t *sources; /* [samples]: where the device finds each, if it collects them */
+    /* [samples]: where the device finds each, if it collects them; else after how many elements
+     * it comes again, or SLAB_NOT_AGAIN. */
+    union {
+        uint64_t *sources, *again;
+    };
 
     /* While it is gathered; under the engine's lock. */
     uint64_t claimed, gathered; /* samples */
@@ -68,6 +72,8 @@ struct slab {
     uint64_t stalled_ns; /* for so long */
     bool released;       /* meanwhile, by who was told */
 };
+
+#define SLAB_NOT_AGAIN UINT64_MAX
 
 static inline struct slab *slab_of(const struct onepot_batch *batch)
 {

@@ -72,15 +72,27 @@ static void teardown(void)
     tree_end(&tree);
 }
 
-static struct onepot_loader *make(const struct onepot_archive *archive, uint32_t threads)
+static void setup_ranks(void)
+{
+    setup_tree(800, LARGE);
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+}
+
+static struct onepot_loader *make_rank(const struct onepot_archive *archive, uint32_t threads,
+                                       uint64_t world_size)
 {
     struct onepot_loader_options o = {
-        .size = sizeof(o), .batch_size = BATCH, .world_size = 1, .threads = threads};
+        .size = sizeof(o), .batch_size = BATCH, .world_size = world_size, .threads = threads};
     struct onepot_loader *loader = NULL;
     struct onepot_error error = {0};
     int r = onepot_loader_new(archive, &o, &error, &loader);
     ck_assert_msg(r == 0, "%s", error.text);
     return loader;
+}
+
+static struct onepot_loader *make(const struct onepot_archive *archive, uint32_t threads)
+{
+    return make_rank(archive, threads, 1);
 }
 
 static struct onepot_stats stats_of(struct onepot_loader *loader)
@@ -405,6 +417,26 @@ START_TEST(a_cache_that_is_too_small_keeps_its_share)
 }
 END_TEST
 
+/*
+ * Of what a rank has read the next epoch asks it for a half. To keep anything, as one does who
+ * does not know the order, finds a quarter in a cache for a quarter, or less.
+ */
+START_TEST(a_rank_keeps_what_its_next_epoch_asks_for)
+{
+    struct onepot_archive_options o = {.size = sizeof(o),
+                                       .cache_bytes = (uint64_t)files * LARGE / 4};
+    struct onepot_archive *a = tree_open(&tree, &o);
+    struct onepot_loader *loader = make_rank(a, 1, 2);
+    for (unsigned epoch = 0; epoch < 6; epoch++)
+        read_epoch(loader);
+    struct onepot_stats stats = stats_of(loader);
+    ck_assert_uint_le(stats.cache_bytes, o.cache_bytes);
+    ck_assert_uint_ge(stats.cache_hits, 5 * files / 2 * 3 / 10);
+    onepot_loader_free(loader);
+    onepot_archive_close(a);
+}
+END_TEST
+
 /* Then each sample is read to its place, without a copy of it. */
 START_TEST(a_cache_that_is_hopelessly_small_is_left_alone)
 {
@@ -447,6 +479,12 @@ int main(void)
     tcase_add_test(t, a_second_epoch_of_a_remote_archive_is_read_from_memory);
     tcase_add_test(t, a_cache_that_is_too_small_keeps_its_share);
     tcase_add_test(t, a_cache_that_is_hopelessly_small_is_left_alone);
+    suite_add_tcase(s, t);
+
+    t = tcase_create("ranks");
+    tcase_set_timeout(t, 120);
+    tcase_add_checked_fixture(t, setup_ranks, teardown);
+    tcase_add_test(t, a_rank_keeps_what_its_next_epoch_asks_for);
     suite_add_tcase(s, t);
     return run_suite(s);
 }
