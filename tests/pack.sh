@@ -160,7 +160,10 @@ done
 "$onepot" pack -q --zstd=22 -o target/k.tar.zst /usr/bin 2>err &
 background=$!
 until [ -n "$(ls -A target)" ] || ! kill -0 $background 2>/dev/null; do :; done
-sleep 0.3 # until it is locked, too
+for _ in $(seq 600); do # until it is locked, too
+    sleep 0.1
+    ! grep -q ":$(stat -c %i target/*.partial) " /proc/locks || break
+done
 run 0 "$onepot" pack -q -o target/k.tar.zst small
 says 'k.tar.zst.*partial: another process is writing the same archive'
 [ "$(find target -name '*.partial' | wc -l)" -eq 1 ] || fail 'a partial file in use was removed'

@@ -171,8 +171,8 @@ for moment in 0.002 0.005 0.01 0.02 0.03 0.05 0.08; do
         setsid "$onepot" pack -o target/b.tar $what >out 2>err &
         background=$!
         sleep $moment
-        kill -TERM $background 2>/dev/null
-        kill -TERM $background 2>/dev/null # as timeout(1) does: that is no second request
+        # As timeout(1) does, at one moment: that is no second request.
+        kill -TERM $background $background 2>/dev/null
         status=0
         wait $background 2>/dev/null || status=$?
         complete=$(find target -name '*.tar' | wc -l)

@@ -14,7 +14,7 @@
 #define FILES 96u
 #define SAMPLE 4096u
 #define BATCH 16u
-#define TIMEOUT_MS 300u
+#define TIMEOUT_MS 1000u /* a reader of a busy machine may stand still for a moment */
 #define WAIT_MS 30000
 
 /* A file whose reads hang while the gate is closed: all, or those of one sample. */

@@ -11,7 +11,8 @@ import time
 import harness
 import life
 from harness import Skip, check, check_equal, environment, mountpoints, onepot, wait_for
-from life import Clock, check_nothing_left, ended, make_archive, mount, read
+from life import (STARVED_SECONDS, Clock, Starved, check_nothing_left, ended, make_archive, mount,
+                  not_starved, read)
 
 QUIET = 2  # seconds without a request, after which a daemon that was asked to end believes it
 
@@ -28,17 +29,22 @@ class CachedReader(threading.Thread):
         self.paths = [f"{path}/sub/{i:04}" for i in range(3)]
         self.pause = pause
         self.rounds = 0
+        self.longest = 0  # seconds between two rounds
         self.error = None
         self.done = threading.Event()
 
     def run(self):
+        last = time.monotonic()
         try:
             while not self.done.wait(self.pause):
                 for path in self.paths:
+                    self.longest = max(self.longest, time.monotonic() - last)
                     read(path)
+                    last = time.monotonic()
                 self.rounds += 1
         except OSError as error:
             self.error = error
+        self.longest = max(self.longest, time.monotonic() - last)
 
     def __enter__(self):
         self.start()
@@ -48,6 +54,8 @@ class CachedReader(threading.Thread):
     def __exit__(self, kind, *unused):
         self.done.set()
         self.join()
+        if self.longest > STARVED_SECONDS and (self.error or kind):
+            raise Starved(f"the reader waited for {self.longest:.1f} s")
         if kind is None:
             check(self.error is None, f"a reader of cached files got: {self.error}")
 
@@ -58,8 +66,8 @@ def test_term_ends_an_unused_mount(work):
     path = mount(make_archive(work))
     pid = life.daemon_of(path)
     os.kill(pid, signal.SIGTERM)
-    wait_for(lambda: mounted_state(path) in ("draining", None), "the mount to drain", 5)
-    life.wait_gone(pid, 10)
+    wait_for(lambda: mounted_state(path) in ("draining", None), "the mount to drain")
+    life.wait_gone(pid)
     check_nothing_left()
 
 
@@ -68,6 +76,7 @@ def mounted_state(path):
     return harness.json.loads(done.stdout)["state"] if done.returncode == 0 else None
 
 
+@not_starved
 def test_term_leaves_a_reader_of_cached_files_in_peace(work):
     path = mount(make_archive(work))
     pid = life.daemon_of(path)
@@ -76,7 +85,7 @@ def test_term_leaves_a_reader_of_cached_files_in_peace(work):
         time.sleep(3 * QUIET)
         check_equal(mountpoints(work.path), [path], "mounts, while somebody reads")
         check(reader.rounds > 10, "the reader hardly read")
-    life.wait_gone(pid, 10)
+    life.wait_gone(pid)
     check_nothing_left()
 
 
@@ -88,7 +97,7 @@ def test_term_leaves_an_open_file_in_peace(work):
         time.sleep(2 * QUIET + 1)
         check_equal(mountpoints(work.path), [path], "mounts, while a file is open")
         check_equal(os.read(fd, 10), b"hello\n", "its bytes")
-    life.wait_gone(pid, 10)
+    life.wait_gone(pid)
     check_nothing_left()
 
 
@@ -111,7 +120,7 @@ def test_a_mount_that_is_asked_to_end_is_not_shared(work):
         other = mount(archive)
         check(other != path, "a mount that ends is shared")
         check_equal(read(f"{other}/readme"), b"hello\n", "a file")
-    life.wait_gone(pid, 10)
+    life.wait_gone(pid)
     check_equal(mountpoints(work.path), [other], "mounts")
     umount(other)
     check_nothing_left()
@@ -140,7 +149,7 @@ def test_a_mount_ends_with_its_owner(work):
         time.sleep(0.5)
         check_equal(mountpoints(work.path), [path], "mounts while the owner lives")
         owner.kill()  # and it stays a zombie for a while
-        life.wait_gone(pid, 10)
+        life.wait_gone(pid)
     check_nothing_left()
 
 
@@ -153,9 +162,9 @@ def test_after_its_owner_s_end_a_user_has_ten_seconds_and_open_files_longer(work
             owner.kill()
             time.sleep(4)
             check_equal(mountpoints(work.path), [path], "mounts after four seconds")
-            wait_for(lambda: not mountpoints(work.path), "the mount to leave the tree", 15)
+            wait_for(lambda: not mountpoints(work.path), "the mount to leave the tree")
             check_equal(os.read(fd, 4), b"0005", "bytes of an open file")
-    life.wait_gone(pid, 10)
+    life.wait_gone(pid)
     check_nothing_left()
 
 
@@ -165,18 +174,19 @@ def test_an_idle_mount_ends(work):
     path = mount(make_archive(work), "--idle", "1")
     pid = life.daemon_of(path)
     with Clock() as clock:
-        life.wait_gone(pid, 20)
+        life.wait_gone(pid)
     check(clock.seconds > 0.5, f"it ended after {clock.seconds} s")
     check_nothing_left()
 
 
+@not_starved
 def test_idle_is_not_what_a_reader_of_cached_files_is(work):
     path = mount(make_archive(work), "--idle", "1")
     pid = life.daemon_of(path)
     with CachedReader(path):
         time.sleep(7)
         check_equal(mountpoints(work.path), [path], "mounts, while somebody reads")
-    life.wait_gone(pid, 20)
+    life.wait_gone(pid)
     check_nothing_left()
 
 
@@ -189,14 +199,21 @@ def test_idle_is_not_where_something_is_open(work):
     check_nothing_left()
 
 
+@not_starved
 def test_who_shares_an_idle_mount_finds_it_there(work):
     archive = make_archive(work)
     path = mount(archive, "--idle", "3")
+    first = life.daemon_of(path)
     for _ in range(4):
-        time.sleep(1.5)
-        check_equal(mount(archive, "--idle", "3"), path, "the path")
+        with Clock() as clock:
+            time.sleep(1.5)
+            check_equal(mount(archive, "--idle", "3"), path, "the path")
+            found = life.daemon_of(path)
+        if found != first and clock.seconds > 1.5 + STARVED_SECONDS:
+            raise Starved(f"it took {clock.seconds:.1f} s to share the mount")
+        check_equal(found, first, "the daemon")
         check_equal(len(mountpoints(work.path)), 1, "mounts")
-    life.wait_gone(life.daemon_of(path), 20)
+    life.wait_gone(life.daemon_of(path))
     check_nothing_left()
 
 
@@ -216,7 +233,7 @@ def test_in_the_foreground_it_serves_until_it_is_unmounted(work):
         check_equal(life.daemon_of(path), server.pid, "the daemon")
         check_equal(read(f"{path}/readme"), b"hello\n", "a file")
         umount(path)
-        status, _, errors = ended(server, 10)
+        status, _, errors = ended(server)
     check_equal(status, 0, f"its status ({errors!r})")
     check("1 file" in errors, f"its last line: {errors!r}")
     check_nothing_left()
@@ -228,7 +245,7 @@ def test_in_the_foreground_term_interrupt_and_hangup_end_it(work):
         with life.background("mount", "-f", archive) as server:
             life.first_line(server)
             server.send_signal(number)
-            check_equal(ended(server, 15)[0], 0, f"the status after signal {number}")
+            check_equal(ended(server)[0], 0, f"the status after signal {number}")
         check_nothing_left(f"signal {number}")
 
 
@@ -241,11 +258,11 @@ def test_a_second_interrupt_is_less_patient_and_a_third_not_at_all(work):
             time.sleep(3)
             check_equal(mountpoints(work.path), [path], "mounts after one interrupt")
             server.send_signal(signal.SIGINT)
-            wait_for(lambda: not mountpoints(work.path), "the mount to leave the tree", 10)
+            wait_for(lambda: not mountpoints(work.path), "the mount to leave the tree")
             check_equal(os.read(fd, 4), b"0004", "bytes of an open file")
             check(server.poll() is None, "it has left its reader")
             server.send_signal(signal.SIGINT)
-            check_equal(ended(server, 15)[0], 0, "its status")
+            check_equal(ended(server)[0], 0, "its status")
     check_nothing_left()
 
 
@@ -276,7 +293,7 @@ def test_readers_of_a_killed_daemon_get_an_error_and_the_next_mount_heals(work):
         check_equal(life.first_line(reader), "ready", "the reader")
         time.sleep(0.2)
         os.kill(pid, signal.SIGKILL)
-        status, _, errors = ended(reader, 20)
+        status, _, errors = ended(reader)
     check(status == 1 and "Error: [Errno" in errors, f"the reader: status {status}, {errors!r}")
     check_equal(mount(archive), path, "the path of the next mount")
     check_equal(len(mountpoints(work.path)), 1, "number of mounts")
@@ -307,7 +324,7 @@ def test_kills_at_random_moments_leave_nothing_that_is_not_healed(work):
     check_equal(read(f"{path}/readme"), b"hello\n", "a file")
     onepot("umount", "--all")
     # A daemon whose starter was killed before it told of the mount ends by itself.
-    check_nothing_left("the kills", 15)
+    check_nothing_left("the kills")
 
 
 def test_a_mount_at_the_place_of_one_that_dies_waits_for_it(work):
@@ -441,7 +458,8 @@ def test_an_idle_mount_takes_no_time(work):
     before = cpu_and_switches(pid)
     time.sleep(3)
     after = cpu_and_switches(pid)
-    check_equal(after[0], before[0], "CPU time of three seconds without use")
+    # Of three times a few microseconds, one may be the last of a tick.
+    check(after[0] - before[0] <= 1, f"{after[0] - before[0]} ticks in three seconds without use")
     check(after[1] - before[1] <= 3, f"it woke {after[1] - before[1]} times in three seconds")
     umount(path)
     check_nothing_left()

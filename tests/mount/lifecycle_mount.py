@@ -29,7 +29,7 @@ def test_a_shell_gets_the_path_and_goes_on(work):
         [ "$(ls "$M/sub" | wc -l)" = {life.FILES} ] || exit 3
         {onepot_program()} umount "$M" 2>&1
     """
-    done = run("bash", "-c", script, timeout=30)
+    done = run("bash", "-c", script, timeout=90)
     check(b"1 file" in done.stdout or b"file" in done.stdout, f"the last line: {done.stdout!r}")
     check_nothing_left()
 
@@ -198,7 +198,7 @@ def signal_while_reading(archive, number):
         wait_for(lambda: "slow.tar.gz.stat" in slots(), "the slot")
         if starter.poll() is None:
             starter.send_signal(number)
-            status, _, errors = life.ended(starter, 10)
+            status, _, errors = life.ended(starter)
             if status == -number:
                 return status, errors
     onepot("umount", archive)
@@ -261,7 +261,7 @@ def test_many_at_once_make_one_mount(work):
     starters = [subprocess.Popen([onepot_program(), "mount", archive], env=environment(),
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                 for _ in range(16)]
-    paths = {os.fsdecode(life.ended(p, 60)[1]).rstrip("\n") for p in starters}
+    paths = {os.fsdecode(life.ended(p)[1]).rstrip("\n") for p in starters}
     check_equal([p.returncode for p in starters], [0] * 16, "statuses")
     check_equal(len(paths), 1, f"different paths: {paths}")
     check_equal(mountpoints(work.path), list(paths), "mounts")

@@ -119,7 +119,7 @@ def test_a_private_namespace_serves_a_run(work):
         check_equal(done.stdout, b"hello\n", "a file, for a second run")
         fails("umount", archive, words=["alone"])
         fails("umount", "--all", words=["alone"])
-        one.communicate(b"\n", timeout=30)
+        one.communicate(b"\n", timeout=90)
     check_nothing_left()
 
 
@@ -146,7 +146,7 @@ def test_a_wrapper_that_is_killed_takes_its_private_mount_along(work):
         wrapper.wait()
         wrapper.stdin.close()  # its command ends, and the namespace with it
         wrapper.stdin = None
-        check_nothing_left("the wrapper's death", 20)
+        check_nothing_left("the wrapper's death")
 
 
 def test_where_no_way_is_left_one_line_says_why(work):

@@ -44,7 +44,7 @@ class Slow:
 
     def start(self):
         done = run(slowfs_program(), f"--stats={self.stats_file}", *self.arguments, self.at,
-                   timeout=30)
+                   timeout=90)
         self.notes = done.stderr.decode()
         check_equal(len(mountpoints(self.at)), 1, "mounts")
 

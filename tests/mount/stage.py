@@ -69,7 +69,7 @@ def staged(mount):
 
 
 def await_whole(mount):
-    wait_for(lambda: staged(mount)["here_bytes"] == staged(mount)["bytes"], "the whole copy", 60)
+    wait_for(lambda: staged(mount)["here_bytes"] == staged(mount)["bytes"], "the whole copy")
 
 
 def copies(work):

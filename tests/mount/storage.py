@@ -232,7 +232,7 @@ def test_a_start_on_storage_that_stalls_ends(work):
                                      stderr=subprocess.DEVNULL, env=environment())
             time.sleep(0.5)
             start.send_signal(signal.SIGTERM)
-            check_equal(start.wait(timeout=30), -signal.SIGTERM, "how it ended")
+            check_equal(start.wait(timeout=90), -signal.SIGTERM, "how it ended")
         toggle(slow)
         with work.mount(slow / "data.tar", env=environment()) as mount:
             check_files(mount, range(3), "when the storage is back")

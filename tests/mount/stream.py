@@ -110,7 +110,7 @@ def log_of(path):
 
 
 def await_whole(mount):
-    wait_for(lambda: staged(mount)["here_bytes"] == staged(mount)["bytes"], "the whole stream", 60)
+    wait_for(lambda: staged(mount)["here_bytes"] == staged(mount)["bytes"], "the whole stream")
 
 
 def leftovers(work):
@@ -165,8 +165,8 @@ def test_who_wants_something_else_does_not_wait_with_many_readers(work):
                     threads.append(threading.Thread(target=look, args=(fd, i, at)))
                     threads[-1].start()
             tasks = f"/proc/{mount.stat()['daemon_pid']}/task"
-            wait_for(lambda: len(os.listdir(tasks)) > len(threads), "a worker for each read", 30)
-            run("stat", os.path.join(mount.path, "f000"), timeout=30)
+            wait_for(lambda: len(os.listdir(tasks)) > len(threads), "a worker for each read")
+            run("stat", os.path.join(mount.path, "f000"), timeout=90)
             os.kill(unpacker(mount), signal.SIGCONT)
             for thread in threads:
                 thread.join()
