@@ -103,10 +103,11 @@ struct pot_patience {
 
 /*
  * Unpack a stream into `fd`, from its start on, in a child process; `watch` as of sandbox_run,
- * every 20 ms: progress->bytes_out says how far it is, if the child is to be believed. The
- * first `kept` bytes are there already; they are unpacked, but not written.
- * -ECANCELED soon after *stop is true; -EFBIG: there is more in it than stream->bytes; and the
- * errors of the back end and of writing. For a thread of its own, which must not end before.
+ * once the child has begun and then every 20 ms: progress->bytes_out says how far it is, if the
+ * child is to be believed. The first `kept` bytes are there already; they are unpacked, but not
+ * written. -ECANCELED soon after *stop is true; -EFBIG: there is more in it than stream->bytes;
+ * and the errors of the back end and of writing. For a thread of its own, which must not end
+ * before.
  */
 int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
                const struct pot_patience *patience, sandbox_watch *watch, void *ctx,

@@ -581,6 +581,8 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
     int r = run.pid < 0 ? -errno : 0;
     if (r == 0) {
         run.pidfd = open_pidfd(run.pid);
+        if (watch && limits->watch_at_once)
+            watch(watch_ctx, &run.shared->progress);
         r = supervise(&run, watch, watch_ctx, fault);
         if (watch && r != -ECANCELED)
             watch(watch_ctx, &run.shared->progress);

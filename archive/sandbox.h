@@ -23,6 +23,7 @@ struct sandbox_limits {
     const int *keep_fds;    /* descriptors that stay open, at most 16 */
     size_t keep_fd_count;
     uint32_t watch_ms;        /* between two calls of the watch; 0: 200 */
+    bool watch_at_once;       /* it is called as soon as the child has begun, too */
     const _Atomic bool *stop; /* it is killed soon after this is true: -ECANCELED; it does
                                  without signals. NULL: it is waited for, and signals end it */
 };

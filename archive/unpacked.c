@@ -156,6 +156,7 @@ int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
         .keep_fd_count = 2,
         .idle_seconds = patience->idle_seconds,
         .watch_ms = EXPAND_WATCH_MS,
+        .watch_at_once = true,
         .stop = patience->stop,
     };
     return sandbox_run(run_unpack, &u, &limits, watch, ctx, fault);

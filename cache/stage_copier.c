@@ -40,6 +40,7 @@ struct copier {
     _Atomic int last_error;
     _Atomic uint64_t missed; /* in this pass */
     _Atomic bool stop;
+    sem_t begun; /* the child that unpacks is there, or will not be for now */
     pthread_mutex_t lock;
     pthread_cond_t wake; /* for stop */
 };
@@ -203,18 +204,20 @@ static void *watch(void *arg)
     auto_close int fd = open_copy_again(c->stage);
     while (fd >= 0 && !atomic_load(&c->stop) && !is_settled(state)) {
         if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+            sem_post(&c->begun);
             rest(c, LOOK_MS);
             continue;
         }
         c->generation = (atomic_fetch_add(&state->generation, 1) + 1) & 0x7fffffff;
         atomic_store(&state->copier_pid, (int32_t)getpid());
         if (!is_settled(state) && c->stage->expands)
-            stage_expand(c->stage, &c->stop);
+            stage_expand(c->stage, &c->stop, &c->begun);
         else if (!is_settled(state))
             copy_all(c);
         atomic_store(&state->copier_pid, 0);
         break; /* done, failed, or asked to end */
     }
+    sem_post(&c->begun);
     return NULL;
 }
 
@@ -222,6 +225,7 @@ static void *watch(void *arg)
 
 static void free_copier(struct copier *c)
 {
+    sem_destroy(&c->begun);
     pthread_cond_destroy(&c->wake);
     pthread_mutex_destroy(&c->lock);
     free(c);
@@ -237,6 +241,7 @@ int stage_copier_start(struct stage *stage)
         return -ENOMEM;
     c->stage = stage;
     c->process = getpid();
+    sem_init(&c->begun, 0, 0);
     pthread_mutex_init(&c->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -248,6 +253,9 @@ int stage_copier_start(struct stage *stage)
         return r;
     }
     stage->copier = c;
+    /* The child is a fork, and may find what threads that start meanwhile have locked. */
+    while (stage->expands && sem_wait(&c->begun) < 0)
+        ; /* a signal */
     return 0;
 }
 

@@ -35,6 +35,7 @@ _Static_assert(STAGE_CHUNK_BYTES == INDEX_WINDOW_BYTES, "a chunk has one sum");
 struct expanding {
     struct stage *stage;
     const _Atomic bool *stop_asked;
+    sem_t *begun;
     _Atomic bool stop; /* for the child: that, or something is wrong */
     uint64_t next;     /* chunk */
     uint64_t begun_ns, told_ns;
@@ -117,6 +118,8 @@ static void look(void *ctx, const struct progress *progress)
     struct expanding *e = ctx;
     uint64_t bytes_out = atomic_load(&progress->bytes_out);
     uint64_t beats = atomic_load(&progress->beats);
+    if (e->begun)
+        sem_post(steal_ptr(&e->begun));
     if (atomic_load(e->stop_asked)) {
         atomic_store(&e->stop, true);
         return;
@@ -212,10 +215,10 @@ static void run(struct expanding *e)
         fail(e, e->err < 0 ? e->err : r);
 }
 
-void stage_expand(struct stage *stage, const _Atomic bool *stop)
+void stage_expand(struct stage *stage, const _Atomic bool *stop, sem_t *begun)
 {
     sigset_t all, before;
-    struct expanding e = {.stage = stage, .stop_asked = stop};
+    struct expanding e = {.stage = stage, .stop_asked = stop, .begun = begun};
     auto_free uint8_t *buf = malloc(STAGE_CHUNK_BYTES);
     e.buf = buf;
     sigfillset(&all); /* a signal would end the child */

@@ -16,6 +16,7 @@
 #define ONEPOT_STAGE_PRIVATE_H
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 
 #include "stage.h"
@@ -100,8 +101,11 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf);
 /* Nobody goes on with the copy; told once. */
 void stage_fail(struct stage *stage, int err);
 
-/* Unpack the stream into the copy, until it is whole, has failed, or *stop is true. */
-void stage_expand(struct stage *stage, const _Atomic bool *stop);
+/*
+ * Unpack the stream into the copy, until it is whole, has failed, or *stop is true. `begun` is
+ * posted when the child that does it has been forked.
+ */
+void stage_expand(struct stage *stage, const _Atomic bool *stop, sem_t *begun);
 
 /* What was tried to go on with a stream whose storage fails. */
 struct stage_again {

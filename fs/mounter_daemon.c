@@ -58,6 +58,7 @@ static struct control_config control_config(struct mounter *m, struct slot *slot
 static void start_stage(struct mounter *m)
 {
     char line[256];
+    stage_set_note(m->stage, control_log, &m->log);
     int r = stage_start(m->stage);
     if (r == 0)
         return;
@@ -117,10 +118,8 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
     m->fuse_fd = -1; /* the session's, whatever happens */
     m->recorder = NULL;
     if (m->stage)
-        stage_set_note(m->stage, control_log, &m->log);
+        start_stage(m); /* which may fork: before there are other threads */
     int r = session_start(&config, fault, ret_session);
-    if (r == 0 && m->stage)
-        start_stage(m);
     if (r == 0)
         atomic_store(&c->state, MOUNT_SERVING);
     return r;
