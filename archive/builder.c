@@ -119,6 +119,7 @@ void builder_free(struct builder *b)
     vector_free(&b->xattr_of);
     free(b->set_slots);
     vector_free(&b->dirs);
+    vector_free(&b->left_out);
     vector_free(&b->sums);
     vector_free(&b->has_sum);
     free(b);

@@ -14,6 +14,9 @@
  * Paths are made safe here, for all formats: "./" and doubled slashes are dropped, a
  * leading slash is dropped, ".." is refused, so are names over 255 bytes. A directory
  * that no member announced has mode 0755 and owner and time of the first member in it.
+ * A path that goes through a symbolic link of the archive leads where it would in the
+ * mounted tree at that moment, if that is within the tree; directories on its way that
+ * are missing come into being.
  *
  * Threads: none; one thread uses a builder at a time. Memory: about 100 bytes an
  * entry and its name.
@@ -66,10 +69,12 @@ void builder_set_archive_size(struct builder *builder, uint64_t archive_bytes);
 /*
  * Add a member. A path of "." or "/" sets the root's attributes. *ret_inode names the
  * inode for the calls below. A directory that comes again takes the new attributes
- * and keeps its children. Refused, with the member's name and offset: ".." or a name
- * too long (-EINVAL, -ENAMETOOLONG), a member below something that is no directory,
- * or a non-directory in the place of a directory with children (-ENOTDIR, -EISDIR),
- * data past the end of the archive (-EUCLEAN), more than 2^32 - 2 entries (-EOVERFLOW).
+ * and keeps its children, one in the place of a symbolic link replaces it. Refused, with
+ * the member's name and offset: ".." or a name too long (-EINVAL, -ENAMETOOLONG), a member
+ * below something that is no directory, or a link that leads out of the tree, or a
+ * non-directory in the place of a directory with children (-ENOTDIR, -EISDIR), a member
+ * below links that go in circles (-ELOOP), data past the end of the archive (-EUCLEAN), more
+ * than 2^32 - 2 entries (-EOVERFLOW).
  */
 int builder_add(struct builder *builder, const char *path, size_t len,
                 const struct builder_member *member, struct fault *fault, uint32_t *ret_inode);
@@ -82,6 +87,14 @@ int builder_add(struct builder *builder, const char *path, size_t len,
 int builder_link(struct builder *builder, const char *path, size_t len, const char *target,
                  size_t target_len, uint64_t header_offset, struct fault *fault,
                  uint32_t *ret_inode);
+
+/*
+ * Of what builder_add and builder_link refuse: is it the member alone that can't be shown? Then
+ * the archive is worth something without it, and a back end may go on, after it told what is
+ * left out and why. -ENOMEM.
+ */
+bool builder_may_leave_out(int err);
+int builder_leave_out(struct builder *builder, const struct fault *why);
 
 /* Add a name for an inode that an earlier call returned (formats with inode numbers). */
 int builder_link_inode(struct builder *builder, const char *path, size_t len, uint32_t inode,

@@ -33,7 +33,8 @@ struct builder_inode {
     uint32_t nlink;
 };
 
-#define DATA_UNSET UINT64_MAX /* of extents and blocks that nobody has told yet */
+#define ENTRIES_MAX (UINT32_MAX - 1) /* names, and inodes */
+#define DATA_UNSET UINT64_MAX        /* of extents and blocks that nobody has told yet */
 
 /* A value of EXTRA, by inode; of several the last one counts. */
 struct builder_side {
@@ -91,6 +92,9 @@ struct builder {
     size_t set_slot_count, sets;
 
     VECTOR(uint32_t) dirs; /* as on disk */
+
+    VECTOR(char) left_out; /* as on disk; empty if nothing was */
+    uint64_t left_out_count;
 
     VECTOR(uint64_t) sums; /* by inode */
     VECTOR(uint8_t) has_sum;

@@ -511,6 +511,8 @@ static int put_area(struct image *image)
         r = put_rest_sums(image);
     if (r == 0)
         r = put_expanded_sums(image);
+    if (r == 0)
+        r = put_section(image, SECTION_LEFT_OUT, 8, b->left_out.at, b->left_out.count);
     return r < 0 ? r : flush(image);
 }
 
@@ -518,11 +520,12 @@ static int put_area(struct image *image)
 
 #define SECTIONS_MAX (SECTION_IDS - 1)
 
-/* For the table, before it is known what is in it; what only streams have takes none elsewhere.
+/* For the table, before it is known what is in it; what few archives have takes none elsewhere.
  */
 static size_t table_room(const struct image *image)
 {
-    size_t records = SECTIONS_MAX - (image->about->expanded_count == 0);
+    size_t records =
+        SECTIONS_MAX - (image->about->expanded_count == 0) - (image->b->left_out_count == 0);
     return records * sizeof(struct disk_section);
 }
 

@@ -258,6 +258,14 @@ uint64_t index_expanded_windows(const struct index *index);
 int index_expanded_sum(const struct index *index, uint64_t window, uint64_t *ret_sum);
 
 /*
+ * Members of the archive that no directory can show, and that the tree does not have: how many,
+ * and the first of them one by one: why it is left out, with its name and the offset of its
+ * header. *cursor is 0 for the first; -ENOENT: no more are told; -EUCLEAN.
+ */
+uint64_t index_left_out(const struct index *index);
+int index_left_out_next(const struct index *index, uint64_t *cursor, struct fault *ret_why);
+
+/*
  * Compare the whole image with its sums, and what is no part of it with zeros. -EUCLEAN with
  * the place in the file where it fails.
  */

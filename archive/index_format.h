@@ -82,7 +82,10 @@
  *     REST      8  XXH3-64 of what is no stored data in each window of INDEX_WINDOW_BYTES of
  *                  the archive, by the window's number
  *     EXPANDED  8  of an archive that is one compressed stream, and whose index speaks of the
- * tar in it: XXH3-64 of each window of INDEX_WINDOW_BYTES of that tar
+ *                  tar in it: XXH3-64 of each window of INDEX_WINDOW_BYTES of that tar
+ *     LEFT_OUT  8  members of the archive that the tree does not have: u64 how many; then of
+ *                  the first DISK_LEFT_OUT_TOLD {u64 offset of the header, u32 member_len, u32
+ *                  what_len, member, what}, each padded to a multiple of 8
  *
  * Zeros are never right, where it can be helped: the last field of an entry, a range, a
  * tail, a block and an extra is never 0, nor are the flags of an attribute, nor does a
@@ -158,6 +161,7 @@ enum disk_section_id {
     SECTION_SUMS = 10,
     SECTION_REST = 11,
     SECTION_EXPANDED = 12,
+    SECTION_LEFT_OUT = 13,
     SECTION_IDS, /* one more than the last */
 };
 
@@ -234,6 +238,8 @@ struct disk_block {
 static_assert(sizeof(struct disk_block) == 16, "block");
 
 #define BLOCK_STORED 0x80000000u
+
+#define DISK_LEFT_OUT_TOLD 100u /* of a million, nobody reads more */
 
 #define RANGE_PACKED (UINT64_C(1) << 63) /* in `source` of a range */
 

@@ -223,6 +223,7 @@ static uint32_t record_bytes(uint32_t id)
         [SECTION_SUMS] = 8,
         [SECTION_REST] = 8,
         [SECTION_EXPANDED] = 8,
+        [SECTION_LEFT_OUT] = 8,
     };
     return bytes[id];
 }

@@ -71,17 +71,7 @@ struct build {
 /* What the builder says of a member (no target, no directory) is no news of the file. */
 static int as_archive_error(int err)
 {
-    switch (err) {
-    case -ENOENT:
-    case -EPERM:
-    case -ENOTDIR:
-    case -EISDIR:
-    case -EINVAL:
-    case -ENAMETOOLONG:
-        return -EUCLEAN;
-    default:
-        return err;
-    }
+    return builder_may_leave_out(err) ? -EUCLEAN : err;
 }
 
 /* In the child, whose end frees all that it allocated. */
@@ -450,6 +440,8 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
         pot_close(pot);
         return r;
     }
+    if (!o.options->lists_left_out)
+        pot_note_left_out(o.options, pot);
     *ret_pot = pot;
     return 0;
 }

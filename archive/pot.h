@@ -19,6 +19,9 @@
  * for others, and its index is saved as others are. Where there is a saved index, the names are
  * known at once, and the store may have it unpacked while it is read (pot_expand).
  *
+ * A member that no directory can show (a hard link to nothing, a name of 300 bytes) is left
+ * out, and a note says so, each time that the archive is opened: the index knows it.
+ *
  * Errors are those of the steps; -EINTR when SIGINT, SIGTERM, SIGHUP or SIGQUIT came and
  * the caller handles it.
  * Nothing is left behind then: no child, no file.
@@ -119,7 +122,8 @@ int pot_knock(const struct pot_stream *stream, uint64_t offset,
 
 struct pot_options {
     enum pot_save save;
-    bool rebuild; /* don't use a saved index */
+    bool rebuild;        /* don't use a saved index */
+    bool lists_left_out; /* the caller tells of index_left_out itself: no note */
     /*
      * Memory that the caller's job may use, for what is unpacked into memory and as the
      * limit of the child that indexes; 0: what the node has available.

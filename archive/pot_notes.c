@@ -3,6 +3,7 @@
  * and the remark that a child left.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,6 +28,23 @@ void pot_note(const struct pot_options *options, const char *path, const char *f
     vsnprintf(fault.what, sizeof(fault.what), format, args);
     va_end(args);
     pot_note_fault(options, path, &fault); /* makes its text fit for a terminal */
+}
+
+void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
+{
+    uint64_t count = index_left_out(pot->index), cursor = 0;
+    struct fault first = {.err = EUCLEAN, .offset = FAULT_NO_OFFSET};
+    if (count == 0)
+        return;
+    if (index_left_out_next(pot->index, &cursor, &first) < 0)
+        snprintf(first.what, sizeof(first.what), "a member can't be shown");
+    if (count == 1)
+        fault_advise(&first, "it is left out");
+    else
+        fault_advise(&first,
+                     "it is left out, and so are %" PRIu64 " more: 'onepot verify' lists them",
+                     count - 1);
+    pot_note_fault(options, pot->path, &first);
 }
 
 struct watching {

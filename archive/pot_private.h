@@ -17,6 +17,9 @@ void pot_note(const struct pot_options *options, const char *path, const char *f
 void pot_note_fault(const struct pot_options *options, const char *path,
                     const struct fault *fault);
 
+/* One line on the members that its index does not have, if there are any. */
+void pot_note_left_out(const struct pot_options *options, const struct pot *pot);
+
 /* sandbox_run, with the progress shown as `doing` and a remark of the child as a note. */
 int pot_run(const struct pot_options *options, const char *path, const char *doing,
             int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,

@@ -7,6 +7,12 @@
  * so that a map of holes that libarchive read otherwise than its writer meant is an
  * error and never wrong data.
  *
+ * A member that can't be shown (a hard link to what is not there, a name of 300 bytes, one
+ * below a file) is left out, as programs that extract leave it out: they complain of it,
+ * extract the rest, and say so at the end. The index keeps what was left out and why. What
+ * concerns the tar itself (a damaged header, data that ends too early) is an error of the
+ * whole: behind it nothing is known.
+ *
  * Names are bytes. libarchive converts those of pax headers from UTF-8 to the charset
  * of the locale, and in doing so composes accents (Unicode form C): in any locale but
  * "C". There it can convert ASCII only, which is the identity, and leaves the rest as
@@ -201,15 +207,13 @@ static int add_link(struct walk *w, const char *path, const char *target,
                     struct builder_member *member)
 {
     uint32_t inode;
-    struct fault fault = {0};
     int r = builder_link(w->builder, path, strlen(path), target, strlen(target),
-                         member->header_offset, &fault, &inode);
+                         member->header_offset, w->fault, &inode);
     if (r == -ENOENT && member->size_bytes > 0) {
+        *w->fault = (struct fault){0};
         member->mode = S_IFREG | tar_permissions(w->entry);
         return add_named(w, path, member);
     }
-    if (r < 0 && w->fault && !w->fault->err)
-        *w->fault = fault;
     return r;
 }
 
@@ -234,7 +238,7 @@ static int add_by_type(struct walk *w, const char *path, struct builder_member *
     case AE_IFLNK:
         member->symlink = archive_entry_symlink(w->entry);
         if (!member->symlink || !member->symlink[0])
-            return member_fault(w, -EUCLEAN, "is a symbolic link without a target");
+            return member_fault(w, -EINVAL, "is a symbolic link without a target");
         member->symlink_len = strlen(member->symlink);
         member->mode = S_IFLNK | 0777; /* as the system has it, whatever was stored */
         break;
@@ -271,7 +275,7 @@ static int restore_minus(struct walk *w, struct builder_member *member)
     return r;
 }
 
-static int add_member(struct walk *w)
+static int read_member(struct walk *w)
 {
     const char *path = archive_entry_pathname(w->entry);
     size_t len = path ? strlen(path) : 0;
@@ -302,6 +306,20 @@ static int add_member(struct walk *w)
         return r;
     w->expected = (end + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
     return add_by_type(w, path, &member);
+}
+
+/* The same; one that can't be shown is no error, but left out. */
+static int add_member(struct walk *w)
+{
+    struct fault *fault = w->fault, own = {0};
+    w->fault = &own;
+    int r = read_member(w);
+    w->fault = fault;
+    if (builder_may_leave_out(r) && own.err)
+        return builder_leave_out(w->builder, &own);
+    if (r < 0 && fault && !fault->err)
+        *fault = own;
+    return r;
 }
 
 /* The last member's data has to end where libarchive found the next header. */

@@ -151,8 +151,27 @@ static int check_directory(const struct index *index, uint32_t position, uint32_
     return r;
 }
 
+/* Members that the archive has and the tree has not. */
+static void report_left_out(struct verification *v)
+{
+    uint64_t count = index_left_out(v->index), cursor = 0, told = 0;
+    struct fault why;
+    while (index_left_out_next(v->index, &cursor, &why) == 0) {
+        fault_advise(&why, "it is left out");
+        verify_report(v, &why);
+        told++;
+    }
+    if (count <= told)
+        return;
+    why = (struct fault){0};
+    fault_set(&why, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+              "%" PRIu64 " more members can't be shown, and are left out", count - told);
+    verify_report(v, &why);
+}
+
 static int check_tree(struct verification *v)
 {
+    report_left_out(v);
     uint32_t entries = index_info(v->index)->entries, next = 1;
     for (uint32_t i = 0; i < entries && !verify_stopped(v); i++) {
         const char *what;

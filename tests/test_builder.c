@@ -196,7 +196,7 @@ START_TEST(nothing_lies_below_what_is_no_directory)
     struct builder *b = new_builder();
     const struct builder_member file = {.mode = S_IFREG, .header_offset = 9};
     add_file(b, "f", 0, 1);
-    add_symlink(b, "l", ".");
+    add_symlink(b, "l", "f");
     check_refused(b, "f/x", 3, &file, -ENOTDIR);
     check_refused(b, "l/x", 3, &file, -ENOTDIR);
     check_refused(b, "f/x/y", 5, &file, -ENOTDIR);
@@ -213,6 +213,122 @@ START_TEST(nothing_lies_below_what_is_no_directory)
     struct index *index = build(b, &tar_header);
     ck_assert_str_eq(listing(index, ""), "d f g l ");
     index_close(index);
+}
+END_TEST
+
+/* ---- symbolic links on the way ---- */
+
+START_TEST(a_path_goes_through_links_of_the_archive)
+{
+    struct builder *b = new_builder();
+    add_dir(b, "usr/lib", 0755);
+    add_symlink(b, "lib", "usr/lib");
+    add_symlink(b, "usr/up", ".././lib//");
+    add_symlink(b, "dangling", "made/on/the/way");
+    add_file(b, "lib/a", 0, 1);
+    add_file(b, "usr/up/b", 512, 2);
+    add_file(b, "usr/up/d/c", 1024, 3);
+    add_file(b, "dangling/x", 2048, 4);
+    add_link(b, "lib/h", "usr/up/d/c");
+    struct index *index = build(b, &tar_header);
+    ck_assert_str_eq(listing(index, ""), "dangling lib made usr ");
+    ck_assert_str_eq(listing(index, "usr/lib"), "a b d h ");
+    ck_assert_uint_eq(node_of(index, "usr/lib/h").nlink, 2);
+    ck_assert_uint_eq(node_of(index, "made/on/the/way/x").size_bytes, 4);
+    ck_assert_uint_eq(node_of(index, "lib").mode & S_IFMT, S_IFLNK);
+    index_close(index);
+}
+END_TEST
+
+START_TEST(a_link_that_changes_leads_elsewhere)
+{
+    struct builder *b = new_builder();
+    add_symlink(b, "l", "one");
+    add_file(b, "l/a", 0, 1);
+    add_symlink(b, "l", "two");
+    add_file(b, "l/a", 512, 2);
+    add_dir(b, "l", 0755); /* in the place of the link, not through it */
+    add_file(b, "l/a", 1024, 3);
+    add_file(b, "m", 0, 1);
+    add_symlink(b, "m", "one/sub");
+    add_file(b, "m/a", 2048, 4);
+    struct index *index = build(b, &tar_header);
+    ck_assert_uint_eq(node_of(index, "one/a").size_bytes, 1);
+    ck_assert_uint_eq(node_of(index, "two/a").size_bytes, 2);
+    ck_assert_uint_eq(node_of(index, "l/a").size_bytes, 3);
+    ck_assert_uint_eq(node_of(index, "one/sub/a").size_bytes, 4);
+    index_close(index);
+}
+END_TEST
+
+START_TEST(links_that_lead_out_or_in_circles_are_not_followed)
+{
+    struct builder *b = new_builder();
+    const struct builder_member file = {.mode = S_IFREG, .header_offset = 9};
+    char path[32], target[32];
+    add_dir(b, "d/e", 0755);
+    add_symlink(b, "absolute", "/d");
+    add_symlink(b, "above", "..");
+    add_symlink(b, "d/e/far", "../../../d");
+    add_symlink(b, "self", "self");
+    add_symlink(b, "ping", "d/../pong");
+    add_symlink(b, "pong", "./ping");
+    add_symlink(b, "deep", "deep/deep");
+    add_symlink(b, "to_file", "d/f");
+    add_file(b, "d/f", 0, 1);
+    check_refused(b, "absolute/x", 10, &file, -ENOTDIR);
+    check_refused(b, "above/x", 7, &file, -ENOTDIR);
+    check_refused(b, "d/e/far/x", 9, &file, -ENOTDIR);
+    check_refused(b, "to_file/x", 9, &file, -ENOTDIR);
+    check_refused(b, "self/x", 6, &file, -ELOOP);
+    check_refused(b, "ping/x", 6, &file, -ELOOP);
+    check_refused(b, "deep/x", 6, &file, -ELOOP);
+    check_refused(b, "d/../x", 6, &file, -EINVAL);
+    /* As many as the system follows, and one more. */
+    for (int i = 0; i < 41; i++) {
+        snprintf(path, sizeof(path), "n%d", i);
+        snprintf(target, sizeof(target), i ? "n%d" : "d", i - 1);
+        add_symlink(b, path, target);
+    }
+    add_file(b, "n39/x", 0, 1);
+    check_refused(b, "n40/x", 5, &file, -ELOOP);
+    struct index *index = build(b, &tar_header);
+    ck_assert_str_eq(listing(index, "d"), "e f x ");
+    ck_assert_str_eq(listing(index, "d/e"), "far ");
+    index_close(index);
+}
+END_TEST
+
+START_TEST(what_is_left_out_is_told_up_to_a_bound)
+{
+    struct builder *b = new_builder();
+    for (unsigned i = 0; i < 1000; i++) {
+        struct fault why = {0};
+        char member[40];
+        snprintf(member, sizeof(member), "member %u", i);
+        fault_set(&why, -ENOENT, member, i * 512, "is a hard link to 'nothing'");
+        ck_assert_int_eq(builder_leave_out(b, &why), 0);
+    }
+    struct fault longest = {.offset = 1};
+    memset(longest.member, 'm', sizeof(longest.member));
+    memset(longest.what, 'w', sizeof(longest.what));
+    ck_assert_int_eq(builder_leave_out(b, &longest), 0);
+    struct index *index = build(b, &tar_header);
+    ck_assert_uint_eq(index_left_out(index), 1001);
+    uint64_t cursor = 0;
+    struct fault why;
+    for (unsigned i = 0; i < 100; i++) {
+        char member[40];
+        snprintf(member, sizeof(member), "member %u", i);
+        ck_assert_int_eq(index_left_out_next(index, &cursor, &why), 0);
+        ck_assert_str_eq(why.member, member);
+        ck_assert_str_eq(why.what, "is a hard link to 'nothing'");
+        ck_assert_uint_eq(why.offset, i * 512);
+    }
+    ck_assert_int_eq(index_left_out_next(index, &cursor, &why), -ENOENT);
+    index_close(index);
+    ck_assert(!builder_may_leave_out(-EUCLEAN) && !builder_may_leave_out(-EOVERFLOW) &&
+              !builder_may_leave_out(-EMLINK) && !builder_may_leave_out(0));
 }
 END_TEST
 
@@ -1242,6 +1358,10 @@ int main(void)
     tcase_add_test(tc, a_directory_with_members_is_not_replaced);
     tcase_add_test(tc, nothing_lies_below_what_is_no_directory);
     tcase_add_test(tc, a_file_becomes_a_directory);
+    tcase_add_test(tc, a_path_goes_through_links_of_the_archive);
+    tcase_add_test(tc, a_link_that_changes_leads_elsewhere);
+    tcase_add_test(tc, links_that_lead_out_or_in_circles_are_not_followed);
+    tcase_add_test(tc, what_is_left_out_is_told_up_to_a_bound);
     tcase_add_test(tc, linked_names_share_one_inode);
     tcase_add_test(tc, a_link_keeps_the_inode_that_its_target_had);
     tcase_add_test(tc, a_link_to_itself_changes_nothing);

@@ -672,18 +672,25 @@ START_TEST(truncated_archives_are_errors)
 }
 END_TEST
 
-/* ENOENT is a missing archive, not a missing target in one. */
-START_TEST(bad_members_mean_a_damaged_archive)
+START_TEST(what_is_left_out_is_a_note_each_time)
 {
-    struct fault fault;
-    struct pot *pot = NULL;
     ck_assert_int_eq(
         command("mkdir l && echo x > l/a && ln l/a l/b && tar -cf l.tar -C l a b && "
                 "tail -c +1025 l.tar > m.tar"),
         0);
-    ck_assert_int_eq(open_with("m.tar", never, &fault, &pot), -EUCLEAN);
-    ck_assert_str_eq(fault.member, "b");
-    ck_assert_ptr_nonnull(strstr(fault.what, "hard link"));
+    for (int saved = 0; saved < 2; saved++) {
+        struct pot *pot = must_open("m.tar", saved ? defaults : always);
+        ck_assert_int_eq(pot->origin, saved ? POT_INDEX_SAVED : POT_INDEX_BUILT);
+        ck_assert_msg(strstr(notes, "m.tar: b: is a hard link to 'a'") &&
+                          strstr(notes, "(offset 0); it is left out"),
+                      "%s", notes);
+        ck_assert_uint_eq(index_left_out(pot->index), 1);
+        pot_close(pot);
+    }
+    struct pot_options own = always;
+    own.lists_left_out = true;
+    pot_close(must_open("m.tar", own));
+    ck_assert_str_eq(notes, "");
 }
 END_TEST
 
@@ -857,7 +864,7 @@ int main(void)
     tcase_add_test(tests, member_called_like_a_magic_is_no_compression);
     tcase_add_test(tests, what_is_no_archive_is_refused_with_a_reason);
     tcase_add_test(tests, truncated_archives_are_errors);
-    tcase_add_test(tests, bad_members_mean_a_damaged_archive);
+    tcase_add_test(tests, what_is_left_out_is_a_note_each_time);
     tcase_add_test(tests, notes_can_not_write_to_the_terminal);
     tcase_add_test(tests, remarks_on_an_archive_are_notes);
     tcase_add_test(tests, names_survive_the_sandbox);

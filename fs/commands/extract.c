@@ -117,6 +117,8 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     a->options.directory_is_ours |= result.made_directory;
     if (r < 0)
         return fail(a, r, &fault, &result);
+    if (a->options.path_count == 0)
+        result.problems += index_left_out(pot->index); /* told when it was opened */
     summarize(a, &result, now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
 }

@@ -152,6 +152,15 @@ static void print_compression(const struct pot *pot, const struct index_info *in
                cli_format_bytes(info->block_bytes, block));
 }
 
+static void print_left_out(const struct pot *pot)
+{
+    char count[CLI_TEXT_LEN];
+    uint64_t left_out = index_left_out(pot->index);
+    if (left_out)
+        printf("  %-12s %s that can't be shown; 'onepot verify' lists them\n", "left out",
+               cli_format_count(left_out, count));
+}
+
 static void print_index(const struct pot *pot, const struct index_info *info)
 {
     char bytes[CLI_TEXT_LEN];
@@ -227,6 +236,7 @@ static void print_text(const struct pot *pot, const struct index_info *info,
     printf("  %-12s %s\n", "format", pot->backend->name);
     print_size("size", pot->identity.size_bytes);
     print_members(survey);
+    print_left_out(pot);
     print_size("contents", info->total_bytes);
     print_ratio(pot, info);
     print_sizes(survey);
@@ -302,6 +312,7 @@ static void print_json(const struct pot *pot, const struct index_info *info,
     cli_json_number("symlinks", survey->symlinks);
     cli_json_number("hardlinks", survey->hardlinks);
     cli_json_number("specials", survey->specials);
+    cli_json_number("left_out", index_left_out(pot->index));
     cli_json_number("smallest_bytes", survey->smallest_bytes);
     cli_json_number("largest_bytes", survey->largest_bytes);
     if (batch->bytes) {

@@ -77,6 +77,7 @@ struct arguments {
     const char **excludes;
     struct opened *opened; /* one a source */
     const struct input **inputs;
+    uint64_t left_out; /* members of archives that can't be shown */
 };
 
 /*
@@ -140,7 +141,7 @@ static bool is_archive(const char *path)
     return stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
 }
 
-static int open_archive(const struct arguments *a, size_t i)
+static int open_archive(struct arguments *a, size_t i)
 {
     struct fault fault = {0};
     struct opened *o = &a->opened[i];
@@ -148,6 +149,12 @@ static int open_archive(const struct arguments *a, size_t i)
     int r = cli_open_pot(path, NULL, a->progress, &o->pot);
     if (r < 0)
         return r;
+    a->left_out += index_left_out(o->pot->index);
+    if (a->left_out && a->options.strict) {
+        cli_failf(path, "not all that is in it can be packed; leave --strict away to pack the "
+                        "rest");
+        return -EUCLEAN;
+    }
     r = archive_input_new(o->pot, INPUT_CACHE_BYTES, &fault, &o->input);
     if (r < 0)
         cli_fail(path, r, &fault);
@@ -199,6 +206,7 @@ static int pack(struct arguments *a)
     cli_progress_end(&progress);
     if (r < 0)
         return fail(a, r, &fault);
+    result.problems += a->left_out;
     summarize(a, &result, now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
 }

@@ -129,6 +129,7 @@ static int open_pot(struct arguments *a, struct pot **ret_pot)
     struct fault fault = {0};
     struct pot_options options = {
         .save = POT_SAVE_NEVER,
+        .lists_left_out = true,
         .rebuild = true, /* what a saved index says was not read from the archive just now */
         .memory_bytes = budget_memory_bytes(""),
         .note = note,

@@ -186,30 +186,80 @@ def test_empty_archives(work):
             check_equal(os.stat(mount.path).st_nlink, 2, "nlink of the empty root")
 
 
-def check_refused(work, members, what, *words):
-    archive = work / "refused.tar"
-    write_tar(archive, members)
-    done = harness.onepot("mount", archive, "--at", work.make("refused"), status=1)
+def check_left_out(work, members, what, *words):
+    """One member is not shown, with one line; the others are; verify fails, info counts."""
+    archive = work / "part.tar"
+    write_tar(archive, members + [member("last", b"shown")])
+    done = harness.onepot("ls", archive)
     said = done.stderr.decode()
-    check(said.startswith("onepot: ") and said.count("\n") == 1,
-          f"{what}: not one line of error: {said!r}")
-    for word in words:
+    check(said.startswith(f"onepot: {archive}: ") and said.count("\n") == 1 and "(offset" in said,
+          f"{what}: not one line with file and offset: {said!r}")
+    for word in words + ("left out",):
         check(word in said, f"{what}: the message does not say {word!r}: {said!r}")
-    check_equal(harness.mountpoints(work.path), [], "mounts")
-    os.rmdir(work / "refused")
+    with work.mount(archive) as mount:
+        with open(mount / "last", "rb") as f:
+            check_equal(f.read(), b"shown", f"{what}: the member behind it")
+    info = harness.json.loads(harness.onepot("info", "--json", archive).stdout)
+    check_equal(info[0]["left_out"], 1, f"{what}: left_out of info")
+    verified = harness.onepot("verify", "--json", archive, status=1)
+    problems = harness.json.loads(verified.stdout)[0]["problems"]
+    check_equal(len(problems), 1, f"{what}: problems of verify")
+    check(problems[0]["member"] and problems[0]["offset"] is not None, f"{what}: {problems}")
+
+
+def test_left_out_is_told_by_a_saved_index_too(work):
+    archive = work / "saved.tar"
+    write_tar(archive, [member("a", b"1")] + [member(f"l{i}", link="nothing") for i in range(150)])
+    harness.onepot("index", archive)
+    said = harness.onepot("ls", archive).stderr.decode()
+    check(said.count("\n") == 1 and "'nothing'" in said and "149 more" in said, f"of 150: {said!r}")
+    info = harness.json.loads(harness.onepot("info", "--json", archive).stdout)[0]
+    check_equal((info["index_origin"], info["left_out"]), ("saved", 150), "index and left_out")
+    lines = harness.onepot("verify", archive, status=1).stderr.decode().splitlines()
+    check_equal(len([line for line in lines if "'nothing'" in line]), 100, "lines of verify")
+    check(any("50 more members" in line for line in lines), f"the rest: {lines[-3:]}")
+
+
+def test_what_is_made_of_a_part_is_no_success(work):
+    archive = work / "part.tar"
+    write_tar(archive, [member("a", b"1"), member("l", link="nothing")])
+    harness.onepot("extract", "-C", work / "extracted", archive, status=1)
+    check_equal(os.listdir(work / "extracted"), ["a"], "extracted")
+    harness.onepot("extract", "-C", work / "one", archive, "--", "a")
+    harness.onepot("pack", "--strict", "-o", work / "strict.tar", archive, status=1)
+    check(not os.path.exists(work / "strict.tar"), "--strict left an archive")
+    harness.onepot("pack", "-o", work / "packed.tar", archive, status=1)
+    check_equal(harness.onepot("cat", work / "packed.tar", "a").stdout, b"1", "packed")
+
+
+def test_links_on_the_way(work):
+    usr = [member("usr", directory=True), member("usr/lib", directory=True)]
+    ignore = [("mtime_ns", stat.S_IFDIR)]
+    check_as_extracted(work, usr + [
+        member("lib", symlink="usr/lib"), member("lib/a", b"1"), member("lib/d/b", b"2"),
+        member("usr/lib/a", b"again"), member("h", link="lib/d/b")],
+        "members below a link", {"usr/lib/a": (b"again", 1), "usr/lib/d/b": (b"2", 2)}, ignore)
+    check_as_extracted(work, usr + [
+        member("lib", symlink="usr/lib"), member("lib/a", b"1"), member("lib", directory=True),
+        member("lib/a", b"2")],
+        "a link that becomes a directory", {"usr/lib/a": (b"1", 1), "lib/a": (b"2", 1)}, ignore)
+    check_left_out(work, [member("l", symlink="/etc"), member("l/x", b"1")], "an absolute link", "l/x")
+    check_left_out(work, [member("l", symlink="../out"), member("l/x", b"1")], "a link that leads out", "l/x")
+    check_left_out(work, [member("l", symlink="m"), member("m", symlink="l"), member("l/x", b"1")],
+                   "links in a circle", "l/x")
 
 
 def test_what_no_directory_can_show(work):
-    check_refused(work, [member("a", b"1"), member("a/b", b"2")], "a file as a parent", "a/b")
-    check_refused(work, [member("d/x", b"1"), member("d", b"2")], "a file over a full directory",
+    check_left_out(work, [member("a", b"1"), member("a/b", b"2")], "a file as a parent", "a/b")
+    check_left_out(work, [member("d/x", b"1"), member("d", b"2")], "a file over a full directory",
                   "d")
-    check_refused(work, [member("b", link="a"), member("a", b"1")], "a link before its target",
+    check_left_out(work, [member("b", link="a"), member("a", b"1")], "a link before its target",
                   "b", "a")
-    check_refused(work, [member("d", directory=True), member("l", link="d")],
+    check_left_out(work, [member("d", directory=True), member("l", link="d")],
                   "a hard link to a directory", "l")
-    check_refused(work, [member("a/../../b", b"1")], "dots that lead out", "a/../../b")
-    check_refused(work, [member("..", directory=True)], "nothing but dots", "..")
-    check_refused(work, [member("x" * 256, b"1")], "a name of 256 bytes", "xxxx")
+    check_left_out(work, [member("a/../../b", b"1")], "dots that lead out", "a/../../b")
+    check_left_out(work, [member("..", directory=True)], "nothing but dots", "..")
+    check_left_out(work, [member("x" * 256, b"1")], "a name of 256 bytes", "xxxx")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,65 @@
+/*
+ * The builder, what it leaves out: members that no directory can show.
+ *
+ * Programs that extract complain of such a member, extract all others and say at the end that
+ * something was wrong. So does this: an archive of a million files is not worthless for one
+ * hard link whose file was not packed. What was left out belongs to the index, so that every
+ * mount can say so, also one that finds the index ready made.
+ */
+#include "builder.h"
+
+#include <endian.h>
+#include <string.h>
+
+#include "builder_private.h"
+
+/* Two numbers of the record, and what follows them, padded. */
+static size_t record_bytes(size_t member_len, size_t what_len)
+{
+    return 16 + ((member_len + what_len + 7) & ~(size_t)7);
+}
+
+static void put_record(char *at, const struct fault *why, size_t member_len, size_t what_len)
+{
+    uint64_t offset = htole64(why->offset);
+    uint32_t lengths[] = {htole32((uint32_t)member_len), htole32((uint32_t)what_len)};
+    memset(at, 0, record_bytes(member_len, what_len));
+    memcpy(at, &offset, sizeof(offset));
+    memcpy(at + 8, lengths, sizeof(lengths));
+    memcpy(at + 16, why->member, member_len);
+    memcpy(at + 16 + member_len, why->what, what_len);
+}
+
+bool builder_may_leave_out(int err)
+{
+    switch (err) {
+    case -ENOENT:
+    case -EPERM:
+    case -ENOTDIR:
+    case -EISDIR:
+    case -EINVAL:
+    case -ENAMETOOLONG:
+    case -ELOOP:
+        return true;
+    default:
+        return false;
+    }
+}
+
+int builder_leave_out(struct builder *b, const struct fault *why)
+{
+    size_t member_len = strnlen(why->member, sizeof(why->member));
+    size_t what_len = strnlen(why->what, sizeof(why->what));
+    size_t bytes = record_bytes(member_len, what_len);
+    if (vector_reserve(&b->left_out, sizeof(uint64_t) + bytes) < 0)
+        return -ENOMEM;
+    if (b->left_out_count == 0)
+        b->left_out.count = sizeof(uint64_t);
+    uint64_t count = htole64(++b->left_out_count);
+    memcpy(b->left_out.at, &count, sizeof(count));
+    if (b->left_out_count > DISK_LEFT_OUT_TOLD)
+        return 0;
+    put_record(b->left_out.at + b->left_out.count, why, member_len, what_len);
+    b->left_out.count += bytes;
+    return 0;
+}

@@ -1,0 +1,316 @@
+/*
+ * The builder, paths: where in the tree a member's path leads.
+ *
+ * Names are found through one hash table for all directories, keyed by parent and name; its
+ * hash has a random seed, so that nobody can prepare an archive whose names all collide.
+ * Members of one directory tend to follow each other, so the last directory is remembered and
+ * most members cost one probe.
+ *
+ * A path may go through a symbolic link of the same archive, as in an image of a system where
+ * "lib" leads to "usr/lib" and a later layer brings "lib/x". It is followed as the kernel would
+ * follow it in the mounted tree, so that the member is where a reader of that path looks for
+ * it. It never leaves the tree: a link whose target is absolute, or leads above the root, is
+ * not followed, since what it means in the mount lies outside of it. Nothing of the system's
+ * own is ever looked at. What one path may cost by links is bounded.
+ */
+#include "builder.h"
+
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <xxhash.h>
+
+#include "builder_paths.h"
+#include "builder_private.h"
+
+#define LINKS_MAX 40        /* in one path: as Linux has it */
+#define LINK_BYTES_MAX 4096 /* their targets together */
+
+int builder_refuse(const struct place *place, int err, const char *format, ...)
+{
+    char member[sizeof(((struct fault *)0)->member)];
+    char what[sizeof(((struct fault *)0)->what)];
+    snprintf(member, sizeof(member), "%.*s", place->len < INT_MAX ? (int)place->len : INT_MAX,
+             place->path);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof(what), format, args);
+    va_end(args);
+    return fault_set(place->fault, err, member, place->header_offset, "%s", what);
+}
+
+/* ---- names ---- */
+
+static uint32_t hash_name(const struct builder *b, uint32_t parent, const char *name,
+                          size_t len)
+{
+    uint64_t seed = b->seed ^ parent * UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(XXH3_64bits_withSeed(name, len, seed) >> 32);
+}
+
+int builder_grow_slots(struct builder *b)
+{
+    size_t count = b->slot_count ? b->slot_count * 2 : 1024;
+    uint64_t *slots = calloc(count, sizeof(*slots));
+    if (!slots)
+        return -ENOMEM;
+    for (size_t i = 0; i < b->slot_count; i++) {
+        if (!b->slots[i])
+            continue;
+        size_t slot = (b->slots[i] >> 32) & (count - 1);
+        while (slots[slot])
+            slot = (slot + 1) & (count - 1);
+        slots[slot] = b->slots[i];
+    }
+    free(b->slots);
+    b->slots = slots;
+    b->slot_count = count;
+    return 0;
+}
+
+/* Who has the spot's name? */
+static void find_name(const struct builder *b, struct spot *spot)
+{
+    size_t mask = b->slot_count - 1;
+    spot->hash = hash_name(b, spot->dir, spot->name, spot->len);
+    spot->found = 0; /* the root is nobody's child */
+    for (size_t slot = spot->hash & mask; b->slots[slot]; slot = (slot + 1) & mask) {
+        uint32_t other = (uint32_t)b->slots[slot];
+        if (b->slots[slot] >> 32 == spot->hash && b->names.at[other].parent == spot->dir &&
+            name_length(b, other) == spot->len &&
+            memcmp(name_text(b, other), spot->name, spot->len) == 0) {
+            spot->found = other;
+            return;
+        }
+    }
+}
+
+int builder_new_name(struct builder *b, const struct place *place, const struct spot *spot,
+                     uint32_t inode)
+{
+    size_t len = spot->len;
+    if (b->names.count >= ENTRIES_MAX)
+        return builder_refuse(place, -EOVERFLOW, "is one member more than an index can have");
+    if (b->text.count + len >= DISK_NAME_LIMIT)
+        return builder_refuse(place, -EOVERFLOW, "is one name more than an index can hold");
+    /* At most four fifths full. */
+    if ((b->names.count + 1) / 4 * 5 >= b->slot_count && b->slot_count <= UINT32_MAX &&
+        builder_grow_slots(b) < 0)
+        return -ENOMEM;
+    if (vector_reserve(&b->names, 1) < 0 || vector_reserve(&b->text, len) < 0)
+        return -ENOMEM;
+
+    uint32_t number = (uint32_t)b->names.count++;
+    b->names.at[number] = (struct builder_name){spot->dir, inode, b->text.count << 8 | len};
+    memcpy(b->text.at + b->text.count, spot->name, len);
+    b->text.count += len;
+
+    size_t mask = b->slot_count - 1;
+    size_t slot = spot->hash & mask;
+    while (b->slots[slot])
+        slot = (slot + 1) & mask;
+    b->slots[slot] = (uint64_t)spot->hash << 32 | number;
+    b->inodes.at[b->names.at[spot->dir].inode].data++;
+    return 0;
+}
+
+bool builder_pack_mtime(int64_t sec, uint32_t nsec, uint64_t *ret_mtime)
+{
+    bool is_wide = sec <= -DISK_MTIME_BIAS || sec >= DISK_MTIME_LIMIT - DISK_MTIME_BIAS;
+    uint64_t biased = is_wide ? 1 : (uint64_t)(sec + DISK_MTIME_BIAS);
+    *ret_mtime = biased << DISK_NSEC_BITS | nsec;
+    return is_wide;
+}
+
+/* ---- paths ---- */
+
+static int check_part(const struct place *place, const char *part, size_t len)
+{
+    if (len == 2 && part[0] == '.' && part[1] == '.')
+        return builder_refuse(place, -EINVAL, "has '..' in its name");
+    if (len > INDEX_NAME_MAX)
+        return builder_refuse(place, -ENAMETOOLONG, "has a name of %zu bytes, more than %u",
+                              len, INDEX_NAME_MAX);
+    return 0;
+}
+
+/* A directory that must exist although no member announced it. */
+static int add_parent(struct builder *b, const struct place *place, const struct spot *spot,
+                      uint32_t *ret_name)
+{
+    struct disk_attr attr = builder_directory;
+    attr.uid = place->uid;
+    attr.gid = place->gid;
+    struct builder_inode inode = {.nlink = 1};
+    bool is_wide = builder_pack_mtime(place->mtime_sec, place->mtime_nsec, &inode.mtime);
+    attr.flags |= is_wide ? ATTR_WIDE_MTIME : 0;
+    int r = builder_intern_attr(b, &attr, &inode.attr);
+    if (r < 0)
+        return r;
+    uint32_t number;
+    r = builder_new_inode(b, &inode, &number);
+    if (r < 0)
+        return r;
+    if (is_wide && builder_add_side(b, number, EXTRA_MTIME, (uint64_t)place->mtime_sec) < 0)
+        return -ENOMEM;
+    r = builder_new_name(b, place, spot, number);
+    if (r < 0)
+        return r;
+    *ret_name = (uint32_t)b->names.count - 1;
+    return 0;
+}
+
+/* One way from the root to a directory, through links. */
+struct way {
+    const struct place *place;
+    bool create;
+    unsigned depth; /* of links within which it is */
+    unsigned links; /* followed so far, */
+    uint64_t bytes; /* and the length of their targets */
+};
+
+static int walk(struct builder *b, struct way *way, uint32_t dir, const char *path, size_t len,
+                uint32_t *ret_dir);
+
+/* The directory that the symbolic link `link` leads to. */
+static int follow(struct builder *b, struct way *way, uint32_t link, uint32_t *ret_dir)
+{
+    const struct builder_inode *inode = &b->inodes.at[b->names.at[link].inode];
+    const char *target = b->strings.at + inode->data; /* nothing on the way adds to these */
+    size_t len = inode->size;
+    if (target[0] == '/')
+        return builder_refuse(way->place, -ENOTDIR,
+                              "lies below the symbolic link '%.*s', which leads out of the "
+                              "archive",
+                              (int)name_length(b, link), name_text(b, link));
+    way->bytes += len;
+    if (++way->links > LINKS_MAX || way->bytes > LINK_BYTES_MAX)
+        return builder_refuse(way->place, -ELOOP,
+                              "lies below symbolic links that lead in circles, or too far");
+    way->depth++;
+    int r = walk(b, way, b->names.at[link].parent, target, len, ret_dir);
+    way->depth--;
+    return r;
+}
+
+/* The directory called `name` in `dir`. */
+static int enter(struct builder *b, struct way *way, uint32_t dir, const char *name, size_t len,
+                 uint32_t *ret_dir)
+{
+    if (way->depth > 0 && len == 2 && name[0] == '.' && name[1] == '.') {
+        *ret_dir = b->names.at[dir].parent;
+        return dir != 0 ? 0
+                        : builder_refuse(way->place, -ENOTDIR,
+                                         "lies below a symbolic link that leads out of the "
+                                         "archive");
+    }
+    int r = check_part(way->place, name, len);
+    if (r < 0)
+        return r;
+    struct spot spot = {.dir = dir, .name = name, .len = len};
+    find_name(b, &spot);
+    if (!spot.found && !way->create)
+        return -ENOENT;
+    r = spot.found ? 0 : add_parent(b, way->place, &spot, &spot.found);
+    if (r < 0)
+        return r;
+    uint32_t mode = inode_attr(b, b->names.at[spot.found].inode)->mode;
+    if (S_ISLNK(mode))
+        return follow(b, way, spot.found, ret_dir);
+    if (!S_ISDIR(mode))
+        return builder_refuse(way->place, -ENOTDIR, "lies below a member that is no directory");
+    *ret_dir = spot.found;
+    return 0;
+}
+
+/* The directory at `path`, which begins in `dir`. */
+static int walk(struct builder *b, struct way *way, uint32_t dir, const char *path, size_t len,
+                uint32_t *ret_dir)
+{
+    while (len > 0) {
+        const char *slash = memchr(path, '/', len);
+        size_t part = slash ? (size_t)(slash - path) : len;
+        if (part > 0 && !(part == 1 && path[0] == '.')) {
+            int r = enter(b, way, dir, path, part, &dir);
+            if (r < 0)
+                return r;
+        }
+        path += part;
+        len -= part;
+        if (len > 0) {
+            path++;
+            len--;
+        }
+    }
+    *ret_dir = dir;
+    return 0;
+}
+
+void builder_forget_path(struct builder *b)
+{
+    b->last_path.count = 0;
+    b->last_dir = 0;
+}
+
+/* The directory that the first `len` bytes of the path lead to; the last one is remembered. */
+static int find_directory(struct builder *b, const struct place *place, size_t len, bool create,
+                          uint32_t *ret_dir)
+{
+    if (len == b->last_path.count && memcmp(b->last_path.at, place->path, len) == 0 &&
+        is_directory_inode(b, b->names.at[b->last_dir].inode)) {
+        *ret_dir = b->last_dir;
+        return 0;
+    }
+    struct way way = {.place = place, .create = create};
+    int r = walk(b, &way, 0, place->path, len, ret_dir);
+    if (r < 0)
+        return r;
+    builder_forget_path(b);
+    if (vector_reserve(&b->last_path, len + 1) < 0)
+        return -ENOMEM;
+    memcpy(b->last_path.at, place->path, len);
+    b->last_path.count = len;
+    b->last_dir = *ret_dir;
+    return 0;
+}
+
+/* A path cut into its directory and its last name; a length of 0 means the root. */
+static int split_path(const struct place *place, size_t *ret_dir_len, const char **ret_name,
+                      size_t *ret_len)
+{
+    const char *path = place->path;
+    size_t end = place->len;
+    if (memchr(path, '\0', end))
+        return builder_refuse(place, -EINVAL, "has a zero byte in its name");
+    for (;;) {
+        while (end > 0 && path[end - 1] == '/')
+            end--;
+        if (end > 0 && path[end - 1] == '.' && (end == 1 || path[end - 2] == '/'))
+            end--;
+        else
+            break;
+    }
+    const char *slash = end > 0 ? memrchr(path, '/', end) : NULL;
+    size_t start = slash ? (size_t)(slash - path) + 1 : 0;
+    *ret_dir_len = start;
+    *ret_name = path + start;
+    *ret_len = end - start;
+    return check_part(place, path + start, end - start);
+}
+
+int builder_locate(struct builder *b, const struct place *place, bool create,
+                   struct spot *ret_spot)
+{
+    size_t dir_len = 0;
+    *ret_spot = (struct spot){.dir = 0};
+    int r = split_path(place, &dir_len, &ret_spot->name, &ret_spot->len);
+    if (r < 0 || ret_spot->len == 0)
+        return r;
+    r = find_directory(b, place, dir_len, create, &ret_spot->dir);
+    if (r == 0)
+        find_name(b, ret_spot);
+    return r;
+}

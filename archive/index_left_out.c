@@ -1,0 +1,46 @@
+/*
+ * The index, reading side: members of the archive that it does not have.
+ */
+#include "index.h"
+
+#include <string.h>
+
+#include "index_private.h"
+
+uint64_t index_left_out(const struct index *index)
+{
+    const uint64_t *count = index_bytes(index, SECTION_LEFT_OUT, 0, sizeof(*count));
+    return count ? le64toh(*count) : 0;
+}
+
+/* A text of the record, cut to what the fault has room for. */
+static void copy_text(char *to, size_t size, const char *from, size_t len)
+{
+    size_t n = len < size ? len : size - 1;
+    memcpy(to, from, n);
+    to[n] = '\0';
+}
+
+int index_left_out_next(const struct index *index, uint64_t *cursor, struct fault *ret_why)
+{
+    uint64_t at = *cursor ? *cursor : sizeof(uint64_t);
+    if (at >= index->sections[SECTION_LEFT_OUT].length)
+        return -ENOENT;
+    const char *head = index_bytes(index, SECTION_LEFT_OUT, at, 16);
+    if (!head)
+        return -EUCLEAN;
+    uint64_t offset;
+    uint32_t lengths[2];
+    memcpy(&offset, head, sizeof(offset));
+    memcpy(lengths, head + 8, sizeof(lengths));
+    uint64_t member_len = le32toh(lengths[0]), what_len = le32toh(lengths[1]);
+    uint64_t text_len = (member_len + what_len + 7) & ~UINT64_C(7);
+    const char *text = index_bytes(index, SECTION_LEFT_OUT, at + 16, text_len);
+    if (!text)
+        return -EUCLEAN;
+    *ret_why = (struct fault){.err = EUCLEAN, .offset = le64toh(offset)};
+    copy_text(ret_why->member, sizeof(ret_why->member), text, member_len);
+    copy_text(ret_why->what, sizeof(ret_why->what), text + member_len, what_len);
+    *cursor = at + 16 + text_len;
+    return 0;
+}
