@@ -322,9 +322,10 @@ int ahead_new(const struct ahead_options *options, struct ahead **ret_ahead)
     pthread_mutex_init(&a->lock, NULL);
     pthread_cond_init(&a->fetch, NULL);
     pthread_cond_init(&a->work, NULL);
+    a->options.plan.stop = &a->ended;
     int r = observers_new(&a->observers);
     if (r == 0)
-        r = plan_new(&options->plan, &a->plan);
+        r = plan_new(&a->options.plan, &a->plan);
     if (r == 0)
         r = start(&a->planner, run_planner, a);
     if (r < 0) {
@@ -411,10 +412,8 @@ void ahead_free(struct ahead *a)
 {
     if (!a)
         return;
-    if (a->job) {
-        plan_work(a->job); /* frees what it would have got */
+    if (a->job) /* nobody got to it */
         plan_job_done(a->plan, a->job);
-    }
     plan_free(a->plan);
     observers_free(a->observers);
     pthread_cond_destroy(&a->fetch);

@@ -45,6 +45,7 @@ struct plan_options {
     uint64_t window_bytes;    /* that may wait for their reader; 0: nothing is fetched */
     uint64_t most_bytes;      /* of memory for what is known of orders, each */
     struct read_order *given; /* shared; NULL: none */
+    const _Atomic bool *stop; /* long work ends at once when this is true; NULL: never */
     /* One line about an order that was recognised or lost. May be NULL. */
     void (*log)(void *ctx, const char *line);
     void *log_ctx;
@@ -82,6 +83,7 @@ uint64_t plan_passed(const struct plan *plan);
 struct plan_job;
 bool plan_job(struct plan *plan, struct plan_job **ret_job);
 void plan_work(struct plan_job *job);
+/* Once it was worked on; or without, if nobody ever will. */
 void plan_job_done(struct plan *plan, struct plan_job *job);
 
 struct plan_stats {

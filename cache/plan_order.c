@@ -91,8 +91,8 @@ static void drop_order(struct plan *p)
 
 int plan_order_start(struct plan *p)
 {
-    const struct recogniser_options options = {.seed = p->options.seed,
-                                               .most_bytes = p->options.most_bytes};
+    const struct recogniser_options options = {
+        .seed = p->options.seed, .most_bytes = p->options.most_bytes, .stop = p->options.stop};
     int r = 0;
 
     p->seen = calloc(index_info(p->options.index)->entries / 64 + 1, sizeof(*p->seen));
@@ -247,7 +247,7 @@ static uint64_t next_seed(const struct plan *p)
 
     if (p->draw == RECOGNISE_TOLD)
         return p->options.seed + p->epoch + !p->repeats;
-    permutation_draws(p->options.seed, p->draw + p->draw_step, 1, &drawn);
+    permutation_draws(p->last.generator, p->draw + p->draw_step, 1, &drawn);
     return drawn;
 }
 
@@ -257,6 +257,7 @@ static struct plan_job *new_job(const struct plan *p, enum job_kind kind)
 
     if (job) {
         job->kind = kind;
+        job->result = -ECANCELED; /* until it is worked on */
         job->options = p->options;
         job->asked_at = p->anchor;
     }
@@ -345,7 +346,9 @@ static void log_recognised(struct plan *p, const struct recognised *found)
              "seed %llu%s",
              (unsigned long long)p->stats.order_reads, (unsigned long long)found->files,
              found->images_only ? "images" : "files", path, (unsigned long long)p->epoch,
-             (unsigned long long)p->options.seed, more);
+             (unsigned long long)(found->draw != RECOGNISE_TOLD ? found->generator
+                                                                : p->options.seed),
+             more);
 }
 
 static int compare_places(const void *a, const void *b)
@@ -379,7 +382,7 @@ static void count_epoch(struct plan *p, struct recognised *found)
     if (found->draw == RECOGNISE_TOLD) {
         p->repeats = same && last->draw == found->draw && last->epoch == found->epoch;
     } else {
-        same = same && last->draw != RECOGNISE_TOLD;
+        same = same && last->draw != RECOGNISE_TOLD && last->generator == found->generator;
         p->repeats = same && last->draw == found->draw;
         if (same && found->draw > last->draw && found->draw - last->draw <= DRAW_STEP_MAX)
             p->draw_step = found->draw - last->draw;

@@ -43,7 +43,8 @@
  * is one of the numbers that MT19937 of S gives, 32 bits each: the fourth where nothing else
  * was drawn, because each DataLoader draws one of 64 bits for its workers first. The first
  * thousands of them are candidates as well. How many are drawn between two epochs depends on
- * the program; who asks can tell by two of them.
+ * the program; who asks can tell by two of them. S is told, or one of those that programs have
+ * by habit (usual_seeds, and the small numbers), of which the first few draws are looked at.
  */
 #include "recognise.h"
 
@@ -68,6 +69,19 @@ static const struct tier drawn_tiers[] = {{512, 4096}, {4096, 256}};
 #define TIERS (sizeof(tiers) / sizeof(tiers[0]))
 #define DRAWN_TIERS (sizeof(drawn_tiers) / sizeof(drawn_tiers[0]))
 #define DRAWS 4096u
+
+/* What people write into torch.manual_seed: the numbers below this, and these. */
+#define SMALL_SEEDS 128u
+static const uint32_t usual_seeds[] = {
+    200,   222,    233,    256,     300,     333,      444,    500,      512,       555,
+    666,   777,    888,    999,     1000,    1001,     1024,   1111,     1234,      1337,
+    2000,  2016,   2017,   2018,    2019,    2020,     2021,   2022,     2023,      2024,
+    2025,  2026,   2048,   2222,    3333,    3407,     4096,   4242,     4321,      5678,
+    6666,  7777,   8888,   9999,    10000,   10086,    12345,  31415,    42424,     54321,
+    65535, 123456, 314159, 1234567, 3141592, 12345678, 114514, 19260817, 123456789, 1234567890};
+#define USUAL_SEEDS (SMALL_SEEDS + sizeof(usual_seeds) / sizeof(usual_seeds[0]))
+#define USUAL_DRAWS 32u /* of each */
+static const struct tier usual_tiers[] = {{512, (uint32_t)USUAL_SEEDS *USUAL_DRAWS}};
 #define DRAWN_READS 64u /* a single rank is known by these, or not at all */
 #define FOLDERS_KEPT 8u
 #define ANCESTORS_MAX 2048u /* different directories above the files that were read */
@@ -89,6 +103,8 @@ struct recogniser {
     uint64_t uses;
     uint32_t *front; /* the largest tier's */
     uint32_t drawn[DRAWS];
+    uint32_t usual[USUAL_DRAWS]; /* of this one: */
+    uint32_t usual_seed;
 };
 
 int recogniser_new(const struct index *index, uint32_t root,
@@ -102,6 +118,7 @@ int recogniser_new(const struct index *index, uint32_t root,
     r->root = root;
     r->options = *options;
     permutation_draws(options->seed, 0, DRAWS, r->drawn);
+    permutation_draws(r->usual_seed, 0, USUAL_DRAWS, r->usual);
     r->front = malloc(tiers[TIERS - 1].places * sizeof(*r->front));
     if (!r->front) {
         free(r);
@@ -220,7 +237,8 @@ static double combinations(const struct tier *list, size_t count)
 /* ln of how many combinations are looked at in all, for a dozen candidate folders. */
 static double ln_combinations(void)
 {
-    return log(12 * (combinations(tiers, TIERS) + combinations(drawn_tiers, DRAWN_TIERS)));
+    return log(12 * (combinations(tiers, TIERS) + combinations(drawn_tiers, DRAWN_TIERS) +
+                     combinations(usual_tiers, 1)));
 }
 
 /* The front of one permutation, in all sizes up to `places`. */
@@ -242,9 +260,14 @@ static bool fits(const struct trial *t, uint64_t seed, uint32_t places, double w
     return false;
 }
 
+static bool is_stopped(const struct recogniser *r)
+{
+    return r->options.stop && atomic_load_explicit(r->options.stop, memory_order_relaxed);
+}
+
 /* Which of the seeds that seed_at tells of fits. */
 static int find_seed(const struct trial *t, const struct tier *list, size_t count,
-                     uint64_t (*seed_at)(const struct recogniser *r, uint32_t i),
+                     uint64_t (*seed_at)(struct recogniser *r, uint32_t i),
                      uint64_t *ret_number)
 {
     double wanted = ln_combinations() + NATS_BEYOND_CHANCE;
@@ -255,41 +278,77 @@ static int find_seed(const struct trial *t, const struct tier *list, size_t coun
         if (places == before)
             break; /* the folder is that small */
         before = places;
-        for (uint32_t number = 0; number < list[i].seeds; number++)
+        for (uint32_t number = 0; number < list[i].seeds; number++) {
+            if (is_stopped(t->recogniser))
+                return -ECANCELED;
             if (fits(t, seed_at(t->recogniser, number), places, wanted)) {
                 *ret_number = number;
                 return 0;
             }
+        }
     }
     return -ENOENT;
 }
 
-static uint64_t seed_of_epoch(const struct recogniser *r, uint32_t epoch)
+static uint64_t seed_of_epoch(struct recogniser *r, uint32_t epoch)
 {
     return r->options.seed + epoch;
 }
 
-static uint64_t seed_of_draw(const struct recogniser *r, uint32_t draw)
+static uint64_t seed_of_draw(struct recogniser *r, uint32_t draw)
 {
     return r->drawn[draw];
 }
 
+static uint32_t usual_seed(uint32_t i)
+{
+    return i < SMALL_SEEDS ? i : usual_seeds[i - SMALL_SEEDS];
+}
+
+static uint64_t seed_of_usual(struct recogniser *r, uint32_t i)
+{
+    uint32_t seed = usual_seed(i / USUAL_DRAWS);
+
+    if (seed != r->usual_seed)
+        permutation_draws(seed, 0, USUAL_DRAWS, r->usual);
+    r->usual_seed = seed;
+    return r->usual[i % USUAL_DRAWS];
+}
+
+/* A seed that was drawn: of the generator that was told, or of a usual one. */
+static int find_draw(const struct trial *t, struct recognised *found)
+{
+    struct recogniser *r = t->recogniser;
+    uint64_t i;
+    int err = find_seed(t, drawn_tiers, DRAWN_TIERS, seed_of_draw, &found->draw);
+
+    if (err == 0) {
+        found->generator = r->options.seed;
+        found->seed = seed_of_draw(r, (uint32_t)found->draw);
+    }
+    if (err != -ENOENT)
+        return err;
+    err = find_seed(t, usual_tiers, 1, seed_of_usual, &i);
+    if (err < 0)
+        return err;
+    found->generator = usual_seed((uint32_t)i / USUAL_DRAWS);
+    found->draw = i % USUAL_DRAWS;
+    found->seed = seed_of_usual(r, (uint32_t)i);
+    return 0;
+}
+
 static int find_shuffle(const struct trial *t, struct recognised *found)
 {
-    const struct recogniser *r = t->recogniser;
+    struct recogniser *r = t->recogniser;
 
     found->draw = RECOGNISE_TOLD;
-    if (find_seed(t, tiers, TIERS, seed_of_epoch, &found->epoch) == 0) {
-        found->seed = seed_of_epoch(r, (uint32_t)found->epoch);
-        return 0;
-    }
-    if (t->reads > DRAWN_READS)
-        return -ENOENT;
-    found->epoch = 0;
-    int err = find_seed(t, drawn_tiers, DRAWN_TIERS, seed_of_draw, &found->draw);
+    int err = find_seed(t, tiers, TIERS, seed_of_epoch, &found->epoch);
     if (err == 0)
-        found->seed = seed_of_draw(r, (uint32_t)found->draw);
-    return err;
+        found->seed = seed_of_epoch(r, (uint32_t)found->epoch);
+    if (err != -ENOENT || t->reads > DRAWN_READS)
+        return err;
+    found->epoch = 0;
+    return find_draw(t, found);
 }
 
 static void mark_reads(struct trial *t, const uint32_t *positions, unsigned count)
@@ -379,7 +438,7 @@ int recogniser_try(struct recogniser *r, const uint32_t *positions, unsigned cou
             *ret_recognised = found;
         if (e != -ENOENT)
             err = e;
-        if (e == 0)
+        if (e == 0 || e == -ECANCELED)
             break;
     }
     free(a);

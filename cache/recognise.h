@@ -10,6 +10,8 @@
 #ifndef ONEPOT_RECOGNISE_H
 #define ONEPOT_RECOGNISE_H
 
+#include <stdatomic.h>
+
 #include "folder_order.h"
 #include "read_order.h"
 
@@ -20,8 +22,9 @@
 struct recogniser;
 
 struct recogniser_options {
-    uint64_t seed;       /* of the sampler; its generator gets this plus the epoch */
-    uint64_t most_bytes; /* of memory, for an order and for its folder each */
+    uint64_t seed;            /* of the sampler; its generator gets this plus the epoch */
+    uint64_t most_bytes;      /* of memory, for an order and for its folder each */
+    const _Atomic bool *stop; /* a search ends at once when this is true; NULL: never */
 };
 
 #define RECOGNISE_TOLD UINT64_MAX
@@ -33,7 +36,8 @@ struct recognised {
     uint64_t files; /* n */
     uint64_t epoch; /* of a sampler that is told its seed and epoch */
     uint64_t draw;  /* the number drawn that was the seed, counted from 0; or RECOGNISE_TOLD */
-    uint64_t seed;  /* of the permutation */
+    uint64_t generator;          /* the seed of what it was drawn from */
+    uint64_t seed;               /* of the permutation */
     struct folder_order *folder; /* the caller's: folder_order_free */
     struct read_order *order;    /* the caller's: read_order_free */
 };
@@ -46,7 +50,7 @@ void recogniser_free(struct recogniser *recogniser); /* NULL is fine */
 /*
  * Inode positions of files, in the order in which they were read for the first time in an
  * epoch. -ENOENT: it is none that is known. -E2BIG: it might be one, but the folder has too
- * many files for the memory. -EINVAL: too few reads. -ENOMEM, -EUCLEAN.
+ * many files for the memory. -EINVAL: too few reads. -ECANCELED, -ENOMEM, -EUCLEAN.
  */
 int recogniser_try(struct recogniser *recogniser, const uint32_t *positions, unsigned count,
                    struct recognised *ret_recognised);
