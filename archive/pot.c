@@ -304,7 +304,8 @@ static int use_frames(struct opening *o, const char *compression)
     if (!o->pot->backend->index_packed)
         return -ENOTSUP;
     o->key.format = o->pot->backend->format;
-    o->key.is_stream = store ? store->expand != NULL : o->options->save == POT_SAVE_ALWAYS;
+    o->key.is_stream = store ? store->expand != NULL
+                             : o->options->names_only || o->options->save == POT_SAVE_ALWAYS;
     int r = use_saved(o);
     o->key.is_stream = false;
     if (r == 0 && index_expanded_windows(o->pot->index) > 0)

@@ -125,6 +125,11 @@ struct pot_options {
     bool rebuild;        /* don't use a saved index */
     bool lists_left_out; /* the caller tells of index_left_out itself: no note */
     /*
+     * Bytes of files are not asked for: of a compressed stream whose index was saved, nothing
+     * is unpacked, and `source` is the packed file. For callers without a store.
+     */
+    bool names_only;
+    /*
      * Memory that the caller's job may use, for what is unpacked into memory and as the
      * limit of the child that indexes; 0: what the node has available.
      */

@@ -333,8 +333,9 @@ static int show_archives(char **archives, int count, bool json, uint64_t batch_b
     if (json)
         fputs("[", stdout);
     for (int i = 0; i < count; i++) {
+        const struct pot_options options = {.names_only = true};
         struct pot *pot;
-        if (cli_open_pot(archives[i], NULL, progress, &pot) < 0) {
+        if (cli_open_pot(archives[i], &options, progress, &pot) < 0) {
             status = CLI_FAILED;
             continue;
         }

@@ -281,8 +281,9 @@ static int list_path(struct listing *l)
 
 static int list_archive(struct listing *l, const char *archive, bool heading)
 {
+    const struct pot_options options = {.names_only = true};
     struct pot *pot;
-    if (cli_open_pot(archive, NULL, l->progress, &pot) < 0)
+    if (cli_open_pot(archive, &options, l->progress, &pot) < 0)
         return CLI_FAILED;
     l->archive = archive;
     l->index = pot->index;

@@ -249,6 +249,20 @@ def test_a_stream_that_waits_for_its_storage_ends_at_once(work):
         toggle(slow)
 
 
+def test_names_of_an_indexed_stream_are_told_without_unpacking_it(work):
+    """Its middle can't even be read: only begin and end are looked at."""
+    archive = make_stream(work)
+    names = [f"f{i:03}" for i in range(FILES)]
+    check_equal(onepot("ls", archive).stdout.decode().split(), names, "names")
+    flip(archive, os.path.getsize(archive) // 2 + 12345)
+    check_equal(onepot("ls", archive).stdout.decode().split(), names, "names")
+    info = onepot("info", "--json", archive).stdout.decode()
+    for text in ('"index_origin": "saved"', '"compression": "gzip"', f'"files": {FILES},'):
+        check(text in info, f"not in what info says: {text}")
+    check(onepot("cat", archive, "f039", status=None).returncode != 0,
+          "bytes of a damaged stream were given")
+
+
 def flip(path, at):
     state = os.stat(path)
     with open(path, "r+b") as f:
