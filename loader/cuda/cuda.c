@@ -2,11 +2,9 @@
  * CUDA as a device, by the runtime; a shared object of its own. The device's primary context is
  * what every runtime in the process uses, torch's included.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "gpu.h"
 

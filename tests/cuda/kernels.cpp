@@ -25,6 +25,7 @@ template <typename T> static T *here(T *memory)
 
 static const uint64_t *table(const uint64_t *memory, uint64_t count)
 {
+    played_need_aligned(memory, sizeof(uint64_t));
     return static_cast<const uint64_t *>(played_at(memory, count * sizeof(uint64_t)));
 }
 

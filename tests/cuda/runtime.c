@@ -161,6 +161,12 @@ void played_need_locked(const void *memory, size_t bytes)
     pthread_mutex_unlock(&rt.lock);
 }
 
+void played_need_aligned(const void *memory, size_t bytes)
+{
+    if ((uintptr_t)memory % bytes)
+        forbid("a kernel reads at a misaligned address", memory);
+}
+
 cudaError_t cudaMalloc(void **ret_memory, size_t bytes)
 {
     ENTER;

@@ -16,6 +16,9 @@ __attribute__((visibility("default"))) void *played_at(const void *memory, size_
 /* A kernel reads these bytes of the host: they have to be locked. */
 void played_need_locked(const void *memory, size_t bytes);
 
+/* A GPU reads a number of so many bytes at multiples of them alone. */
+void played_need_aligned(const void *memory, size_t bytes);
+
 /* `function` is called when the stream comes to it. */
 cudaError_t played_launch(cudaStream_t stream, void (*function)(void *ctx), void *ctx);
 
