@@ -4,8 +4,7 @@
  * Usage: gpu DEVICE ARCHIVE BATCH_BYTES THREADS
  *
  * Prints one row a line, tab-separated: name, GB/s (or seconds), fraction, CPUs busy. The peak
- * is that of a bare loop of copies from page-locked memory. The kernel of the overlap row is a
- * call that sleeps on the consumer's stream for as long as a copy of the batch takes.
+ * is that of a bare loop of copies from page-locked memory.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,13 +12,13 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "onepot_device.h"
+#include "gpu.h"
 
 #define EPOCHS 3 /* the first is not counted: pages, slabs */
 
-static struct onepot_error error;
+struct onepot_error error;
 
-static void check(int r)
+void check(int r)
 {
     if (r < 0) {
         fprintf(stderr, "gpu: %s\n", error.text);
@@ -27,7 +26,7 @@ static void check(int r)
     }
 }
 
-static double now(void)
+double now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -42,17 +41,7 @@ static double cpu_seconds(void)
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-struct job {
-    struct onepot_device *device;
-    struct onepot_archive *archive;
-    struct onepot_loader *loader;
-    void *stream;
-    uint64_t batch, bytes; /* samples of a batch; bytes of an epoch */
-    uint32_t threads;
-    double peak; /* bytes a second */
-};
-
-static void make_loader(struct job *j, enum onepot_gather gather)
+void make_loader(struct job *j, enum onepot_gather gather)
 {
     struct onepot_loader_options o = {.size = sizeof(o),
                                       .batch_size = j->batch,
@@ -64,24 +53,15 @@ static void make_loader(struct job *j, enum onepot_gather gather)
     check(onepot_loader_new(j->archive, &o, &error, &j->loader));
 }
 
-static void nap(void *ctx)
-{
-    uint64_t ns = *(const uint64_t *)ctx;
-    nanosleep(&(struct timespec){.tv_sec = (time_t)(ns / 1000000000u),
-                                 .tv_nsec = (long)(ns % 1000000000u)},
-              NULL);
-}
-
-/* One epoch; every batch is followed by a nap of so long on the stream. */
-static double run_epoch(struct job *j, uint64_t *nap_ns)
+/* One epoch; every batch is followed by so much work on the consumer's stream. */
+static double run_epoch(struct job *j, struct work *work, unsigned times)
 {
     const struct onepot_batch *batch;
     double start = now();
     int r;
     while ((r = onepot_loader_next(j->loader, -1, &error, &batch)) > 0) {
         check(onepot_batch_use(batch, j->stream, &error));
-        if (*nap_ns)
-            check(onepot_device_call(j->device, j->stream, nap, nap_ns, &error));
+        work_queue(j, work, times);
         onepot_batch_release(batch);
     }
     check(r);
@@ -89,71 +69,99 @@ static double run_epoch(struct job *j, uint64_t *nap_ns)
     return now() - start;
 }
 
-/* End to end, and of that the copies alone. */
-static void row(struct job *j, const char *name, enum onepot_gather gather)
+/* End to end beside `most`, and of that the copies alone beside the peak. */
+static void row(struct job *j, const char *name, enum onepot_gather gather, double most,
+                const char *of_what)
 {
     struct onepot_transfer t = {.size = sizeof(t)};
-    uint64_t none = 0;
     make_loader(j, gather);
-    run_epoch(j, &none);
+    run_epoch(j, NULL, 0);
     double cpu = cpu_seconds(), took = 0, copied = 0;
     for (int i = 1; i < EPOCHS; i++) {
-        took += run_epoch(j, &none);
+        took += run_epoch(j, NULL, 0);
         check(onepot_loader_transfer(j->loader, false, &error, &t));
         if (t.copy_ns)
             copied = (double)t.copy_bytes * 1e9 / (double)t.copy_ns;
     }
+    cpu = cpu_seconds() - cpu;
     double rate = (double)j->bytes * (EPOCHS - 1) / took;
-    printf("%s, end to end\t%.2f GB/s\t%.2f of the peak\t%.2f CPUs\n", name, rate / 1e9,
-           rate / j->peak, (cpu_seconds() - cpu) / took);
+    printf("%s, end to end\t%.2f GB/s\t%.2f of %s\t%.2f CPUs\n", name, rate / 1e9, rate / most,
+           of_what, cpu / took);
     printf("%s, the copies alone\t%.2f GB/s\t%.2f of the peak\t\n", name, copied / 1e9,
            copied / j->peak);
     onepot_loader_free(j->loader);
 }
 
-static void overlap(struct job *j)
+/* With kernels that take as long as the copies: alone, the one and the other, and both. */
+static void overlap(struct job *j, const char *name, enum onepot_gather gather,
+                    struct work *work, double seconds)
 {
     struct onepot_transfer t = {.size = sizeof(t)};
-    uint64_t nap_ns = 0;
-    make_loader(j, ONEPOT_GATHER_HOST);
-    run_epoch(j, &nap_ns);
-    double alone = run_epoch(j, &nap_ns);
+    make_loader(j, gather);
+    run_epoch(j, work, 0);
+    double copies = run_epoch(j, work, 0);
     check(onepot_loader_transfer(j->loader, false, &error, &t));
-    nap_ns = t.batches ? t.copy_ns / t.batches : 0;
-    double both = run_epoch(j, &nap_ns);
-    double naps = (double)nap_ns * 1e-9 * (double)onepot_loader_batches(j->loader);
-    double larger = alone > naps ? alone : naps;
-    printf("a kernel as long as the copy\t%.3f s\t%.2f of the larger of both\t\n", both,
-           both / larger);
+    uint64_t batches = onepot_loader_batches(j->loader);
+    double wanted = copies / (double)batches / seconds;
+    unsigned times = wanted < 1 ? 1 : (unsigned)(wanted + 0.5);
+    double start = now();
+    for (uint64_t i = 0; i < batches; i++)
+        work_queue(j, work, times);
+    check(onepot_device_stream_wait(j->device, j->stream, &error));
+    double kernels = now() - start, both = run_epoch(j, work, times);
+    double larger = copies > kernels ? copies : kernels;
+    printf("%s, with kernels as long\t%.4f s\t%.2f of the larger of %.4f (copies) and %.4f "
+           "(kernels)\t\n",
+           name, both, both / larger, copies, kernels);
     onepot_loader_free(j->loader);
+}
+
+static void open_all(struct job *j, char **argv)
+{
+    const char *const paths[] = {argv[2]};
+    uint64_t size, batch_bytes = strtoull(argv[3], NULL, 10);
+    check(onepot_device_open(argv[1], &error, &j->device));
+    check(onepot_archive_open(paths, 1, NULL, &error, &j->archive));
+    check(onepot_device_stream_new(j->device, &error, &j->stream));
+    uint64_t samples = onepot_archive_samples(j->archive);
+    for (uint64_t i = 0; i < samples; i++)
+        if (onepot_archive_size(j->archive, i, &size) == 0)
+            j->bytes += size;
+    j->batch = batch_bytes * samples / (j->bytes ? j->bytes : 1);
+    j->batch = j->batch ? j->batch : 1;
+    j->threads = (uint32_t)strtoul(argv[4], NULL, 10);
+    j->threads = j->threads ? j->threads : 1;
+}
+
+static void rows(struct job *j)
+{
+    uint64_t peak;
+    check(onepot_device_peak(j->device, &error, &peak));
+    j->peak = (double)peak;
+    j->bound = copy_bound(j);
+    printf("peak of bare copies to the device\t%.2f GB/s\t\t\n", j->peak / 1e9);
+    printf("what %u threads copy on the host\t%.2f GB/s\t\t\n", j->threads, j->bound / 1e9);
+    bool link = j->peak < j->bound;
+    row(j, "slabs", ONEPOT_GATHER_HOST, link ? j->peak : j->bound,
+        link ? "the peak" : "what the threads copy");
+    row(j, "gathered by the device", ONEPOT_GATHER_DEVICE, j->peak, "the peak");
+    struct work *work = work_new(j);
+    double seconds = work_seconds(j, work);
+    overlap(j, "slabs", ONEPOT_GATHER_HOST, work, seconds);
+    overlap(j, "gathered by the device", ONEPOT_GATHER_DEVICE, work, seconds);
+    work_free(j, work);
 }
 
 int main(int argc, char **argv)
 {
     struct job j = {0};
-    uint64_t peak, batch_bytes, size;
     if (argc != 5) {
         fprintf(stderr, "Usage: gpu DEVICE ARCHIVE BATCH_BYTES THREADS\n");
         return 2;
     }
-    const char *const paths[] = {argv[2]};
-    check(onepot_device_open(argv[1], &error, &j.device));
-    check(onepot_archive_open(paths, 1, NULL, &error, &j.archive));
-    check(onepot_device_stream_new(j.device, &error, &j.stream));
-    check(onepot_device_peak(j.device, &error, &peak));
-    batch_bytes = strtoull(argv[3], NULL, 10);
-    j.threads = (uint32_t)strtoul(argv[4], NULL, 10);
-    j.peak = (double)peak;
-    for (uint64_t i = 0; i < onepot_archive_samples(j.archive); i++)
-        if (onepot_archive_size(j.archive, i, &size) == 0)
-            j.bytes += size;
-    j.batch = batch_bytes * onepot_archive_samples(j.archive) / (j.bytes ? j.bytes : 1);
-    if (j.batch == 0)
-        j.batch = 1;
-    printf("peak of bare copies\t%.2f GB/s\t\t\n", j.peak / 1e9);
-    row(&j, "slabs", ONEPOT_GATHER_HOST);
-    row(&j, "gathered by the device", ONEPOT_GATHER_DEVICE);
-    overlap(&j);
+    setvbuf(stdout, NULL, _IOLBF, 0); /* rows that are done are seen whatever comes then */
+    open_all(&j, argv);
+    rows(&j);
     onepot_device_stream_free(j.device, j.stream);
     onepot_archive_close(j.archive);
     onepot_device_close(j.device);

@@ -3,15 +3,19 @@ WORKERS. One row, as bench/gpu/gpu prints them; nothing where there is no torch 
 import sys
 import time
 
-import torch
-
-import onepot
+NAME = "torch: DataLoader, pin_memory, .to()"
 
 
 def main():
+    try:
+        import torch
+    except ImportError:
+        print("%s\tleft out: no torch here\t\t" % NAME)
+        return
+    import onepot
     archive, batch, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if not torch.cuda.is_available():
-        print("torch: DataLoader, pin_memory, .to()\tleft out: torch sees no GPU\t\t")
+        print("%s\tleft out: torch sees no GPU\t\t" % NAME)
         return
     loader = torch.utils.data.DataLoader(onepot.Dataset(archive), batch_size=batch, shuffle=True,
                                          num_workers=workers, pin_memory=True,
@@ -22,7 +26,7 @@ def main():
             total += b.to("cuda", non_blocking=True).slab.numel()
         torch.cuda.synchronize()
         took = time.monotonic() - start
-    print("torch: DataLoader, pin_memory, .to()\t%.2f GB/s\t\t" % (total / took / 1e9))
+    print("%s\t%.2f GB/s\t\t" % (NAME, total / took / 1e9))
 
 
 if __name__ == "__main__":
