@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "cleanup.h"
+#include "stranger.h"
 
 static const struct backend *const backends[] = {
 #ifdef HAVE_SQUASHFUSE
@@ -60,15 +61,12 @@ static int fits(const struct backend *backend, const struct source *source, cons
     return r ? r : fits_packed(backend, source, head, len, &compression);
 }
 
-static int unknown(uint64_t size, struct fault *fault)
+static int unknown(const uint8_t *head, size_t len, struct fault *fault)
 {
-    if (size == 0) {
-        fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is empty");
-        fault_advise(fault, "whatever wrote it did not finish: make it again");
-    } else {
-        fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is no archive of a known format");
-        fault_advise(fault, "give a tar, a SquashFS image or an onepot archive");
-    }
+    if (len > 0)
+        return stranger_describe(head, len, fault);
+    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is empty");
+    fault_advise(fault, "whatever wrote it did not finish: make it again");
     return -ENOMSG;
 }
 
@@ -93,7 +91,7 @@ int backend_find(const struct source *source, struct fault *fault,
             return 0;
         }
     }
-    return unknown(source_size(source), fault);
+    return unknown(head, len, fault);
 }
 
 int backend_compression(const struct backend *backend, const struct source *source,

@@ -1,0 +1,67 @@
+/*
+ * By magic numbers, and no more than those: what is said of a stranger is never acted upon.
+ */
+#include "stranger.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+
+#define SQUASHFS_VERSION_AT 28u /* two numbers of two bytes, in the image's byte order */
+
+/* clang-format off */
+static const struct {
+    size_t at;
+    const char *magic;
+    size_t len;
+    const char *what, *advice;
+} strangers[] = {
+    {32, "SIF_MAGIC", 9, "is a container image (SIF), not the image within",
+     "find that with apptainer sif list, take it out with apptainer sif dump"},
+    {1024, "\xe2\xe1\xf5\xe0", 4, "is an EROFS image", "copy its files out and pack them"},
+    {1080, "\x53\xef", 2, "is an image of ext2, ext3 or ext4", "copy its files out and pack them"},
+    {32769, "CD001", 5, "is an ISO 9660 image", "make it a tar: bsdtar -cf FILE.tar @FILE.iso"},
+    {0, "PK\3\4", 4, "is a zip archive", "make it a tar: bsdtar -cf FILE.tar @FILE.zip"},
+    {0, "\x89HDF\r\n\x1a\n", 8, "is an HDF5 file", "give a tar, a SquashFS image or an onepot archive"},
+};
+/* clang-format on */
+
+static bool has_magic(const uint8_t *head, size_t head_len, size_t at, const char *magic,
+                      size_t len)
+{
+    return head_len >= at + len && memcmp(head + at, magic, len) == 0;
+}
+
+/* SquashFS before 4.0 came in two byte orders. */
+static bool describe_squashfs(const uint8_t *head, size_t head_len, struct fault *fault)
+{
+    const uint8_t *v = head + SQUASHFS_VERSION_AT;
+    bool big = has_magic(head, head_len, 0, "sqsh", 4);
+    if (head_len < SQUASHFS_VERSION_AT + 4 ||
+        (!big && !has_magic(head, head_len, 0, "hsqs", 4)))
+        return false;
+    unsigned major = big ? v[0] << 8 | v[1] : v[1] << 8 | v[0];
+    unsigned minor = big ? v[2] << 8 | v[3] : v[3] << 8 | v[2];
+    if (major < 1 || major > 3)
+        return false;
+    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+              "is a SquashFS image of version %u.%u, not 4.0", major, minor);
+    fault_advise(fault, "unpack it with unsquashfs and make it anew with mksquashfs");
+    return true;
+}
+
+int stranger_describe(const uint8_t *head, size_t head_len, struct fault *fault)
+{
+    if (describe_squashfs(head, head_len, fault))
+        return -ENOMSG;
+    for (size_t i = 0; i < sizeof(strangers) / sizeof(*strangers); i++) {
+        if (!has_magic(head, head_len, strangers[i].at, strangers[i].magic, strangers[i].len))
+            continue;
+        fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "%s", strangers[i].what);
+        fault_advise(fault, "%s", strangers[i].advice);
+        return -ENOMSG;
+    }
+    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is no archive of a known format");
+    fault_advise(fault, "give a tar, a SquashFS image or an onepot archive");
+    return -ENOMSG;
+}
