@@ -223,6 +223,17 @@ class Loaders(unittest.TestCase):
             loader.sampler.set_epoch(epoch)
             self.assertEqual({e for e, _, _ in drain(loader)}, {epoch})
 
+    def test_an_iterator_is_of_one_epoch_however_often_it_is_asked_for_itself(self):
+        loader = self.loader()
+        iterator = iter(loader)
+        self.assertIs(iter(iterator), iterator)
+        first = next(iterator)
+        rest = drain(iterator)
+        self.assertEqual({epoch for epoch, _, _ in rest}, {first.epoch})
+        self.assertEqual(1 + len(rest), len(loader))
+        self.assertEqual(drain(iterator), [])  # and stays at its end
+        self.assertEqual({epoch for epoch, _, _ in drain(loader)}, {first.epoch + 1})
+
     def test_list_does_not_hang(self):
         self.assertEqual(len(list(self.loader())), 11)
         loader = self.loader(batch_size=2, memory=1 << 20)

@@ -2,7 +2,7 @@
  * Archive. One that was pickled is opened anew by its arguments on the
  * other side, and has to have the same digest there.
  */
-#include "gather.h"
+#include "archive.h"
 
 #include <errno.h>
 #include <string.h>
@@ -158,7 +158,7 @@ static void archive_dealloc(PyObject *self)
 
 /* ---- pickling ---- */
 
-static PyObject *digest_text(const struct onepot_archive *archive)
+PyObject *digest_text(const struct onepot_archive *archive)
 {
     uint8_t digest[ONEPOT_DIGEST_BYTES];
     char hex[2 * ONEPOT_DIGEST_BYTES + 1];
@@ -213,92 +213,6 @@ static PyObject *archive_reopen(PyObject *type, PyObject *args)
     return archive;
 }
 
-/* A view as an Archive, which remembers how it came about. Takes the view over. */
-static PyObject *wrap_view(PyObject *parent, struct onepot_archive *view, const char *method,
-                           PyObject *args)
-{
-    PyObject *open_args, *keywords, *steps;
-    PyArg_ParseTuple(((struct py_archive *)parent)->arguments, "OOO", &open_args, &keywords,
-                     &steps);
-    PyObject *step = args ? Py_BuildValue("((sN))", method, args) : NULL;
-    PyObject *more = step ? PySequence_Concat(steps, step) : NULL;
-    PyObject *self = more ? archive_type.tp_alloc(&archive_type, 0) : NULL;
-    Py_XDECREF(step);
-    if (!self) {
-        Py_XDECREF(more);
-        onepot_archive_close(view);
-        return NULL;
-    }
-    struct py_archive *a = (struct py_archive *)self;
-    a->archive = view;
-    a->arguments = Py_BuildValue("(OON)", open_args, keywords, more);
-    return self;
-}
-
-/* ---- parts ---- */
-
-static PyObject *archive_split(PyObject *self, PyObject *args, PyObject *keywords)
-{
-    static char *names[] = {"low", "high", "seed", NULL};
-    double low, high;
-    unsigned long long seed = 0;
-    struct onepot_archive *view;
-    int r;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "dd|K", names, &low, &high, &seed) ||
-        !archive_of(self))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_split(archive_of(self), low, high, seed, &view);
-    Py_END_ALLOW_THREADS if (r == -EINVAL) return PyErr_Format(
-        PyExc_ValueError, "fractions are 0 <= low <= high <= 1");
-    if (r < 0)
-        return raise_error(r, NULL);
-    return wrap_view(self, view, "split", Py_BuildValue("(ddK)", low, high, seed));
-}
-
-static PyObject *archive_fold(PyObject *self, PyObject *args, PyObject *keywords)
-{
-    static char *names[] = {"folds", "fold", "held_out", "seed", NULL};
-    unsigned folds, fold;
-    int held_out = 0, r;
-    unsigned long long seed = 0;
-    struct onepot_archive *view;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "II|pK", names, &folds, &fold, &held_out,
-                                     &seed) ||
-        !archive_of(self))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS r =
-        onepot_archive_fold(archive_of(self), folds, fold, held_out, seed, &view);
-    Py_END_ALLOW_THREADS if (r == -EINVAL) return PyErr_Format(
-        PyExc_ValueError, "there are at least 2 folds, counted from 0");
-    if (r < 0)
-        return raise_error(r, NULL);
-    return wrap_view(self, view, "fold", Py_BuildValue("(IIiK)", folds, fold, held_out, seed));
-}
-
-static PyObject *archive_subset(PyObject *self, PyObject *indices)
-{
-    PyObject *list = archive_of(self) ? PySequence_Tuple(indices) : NULL;
-    if (!list)
-        return NULL;
-    Py_ssize_t n = PyTuple_GET_SIZE(list);
-    uint64_t *samples = PyMem_Calloc((size_t)n + 1, sizeof(*samples));
-    struct onepot_archive *view;
-    for (Py_ssize_t i = 0; samples && i < n && !PyErr_Occurred(); i++) {
-        PyObject *number = PyNumber_Index(PyTuple_GET_ITEM(list, i));
-        samples[i] = number ? PyLong_AsUnsignedLongLong(number) : 0;
-        Py_XDECREF(number);
-    }
-    int r = samples ? 0 : -ENOMEM;
-    if (!PyErr_Occurred() && r == 0)
-        r = onepot_archive_subset(archive_of(self), samples, (uint64_t)n, &view);
-    PyMem_Free(samples);
-    if (PyErr_Occurred() || r < 0) {
-        Py_DECREF(list);
-        return PyErr_Occurred() ? NULL : raise_error(r, NULL);
-    }
-    return wrap_view(self, view, "subset", Py_BuildValue("(N)", list));
-}
-
 /* ---- samples ---- */
 
 static Py_ssize_t archive_length(PyObject *self)
@@ -317,20 +231,6 @@ static PyObject *archive_item(PyObject *self, Py_ssize_t i)
         return NULL;
     }
     return sample_new(self, (uint64_t)i);
-}
-
-/* archive[10:20], a part of it. */
-static PyObject *archive_slice(PyObject *self, PyObject *slice)
-{
-    Py_ssize_t start, stop, step;
-    if (PySlice_Unpack(slice, &start, &stop, &step) < 0)
-        return NULL;
-    PySlice_AdjustIndices(archive_length(self), &start, &stop, step);
-    PyObject *range =
-        PyObject_CallFunction((PyObject *)&PyRange_Type, "nnn", start, stop, step);
-    PyObject *part = range ? archive_subset(self, range) : NULL;
-    Py_XDECREF(range);
-    return part;
 }
 
 static PyObject *archive_subscript(PyObject *self, PyObject *key)
@@ -359,12 +259,6 @@ static PyObject *archive_repr(PyObject *self)
                                 PyTuple_GET_ITEM(args, 0), samples, classes);
 }
 
-static PyObject *get_names(PyObject *self, void *unused)
-{
-    (void)unused;
-    return archive_of(self) ? names_new(self) : NULL;
-}
-
 static PyObject *archive_find(PyObject *self, PyObject *name)
 {
     PyObject *bytes;
@@ -380,88 +274,6 @@ static PyObject *archive_find(PyObject *self, PyObject *name)
         return NULL;
     }
     return r < 0 ? raise_error(r, NULL) : PyLong_FromUnsignedLongLong(found);
-}
-
-static PyObject *get_classes(PyObject *self, void *unused)
-{
-    struct onepot_archive *archive = archive_of(self);
-    (void)unused;
-    if (!archive)
-        return NULL;
-    uint32_t n = onepot_archive_classes(archive);
-    PyObject *classes = PyList_New(n);
-    for (uint32_t i = 0; classes && i < n; i++) {
-        PyObject *name = PyUnicode_DecodeFSDefault(onepot_archive_class(archive, i));
-        if (!name)
-            Py_CLEAR(classes);
-        else
-            PyList_SET_ITEM(classes, i, name);
-    }
-    return classes;
-}
-
-static PyObject *get_class_to_idx(PyObject *self, void *unused)
-{
-    PyObject *classes = get_classes(self, unused), *numbers = PyDict_New();
-    for (Py_ssize_t i = 0; classes && numbers && i < PyList_GET_SIZE(classes); i++) {
-        PyObject *number = PyLong_FromSsize_t(i);
-        if (!number || PyDict_SetItem(numbers, PyList_GET_ITEM(classes, i), number) < 0)
-            Py_CLEAR(numbers);
-        Py_XDECREF(number);
-    }
-    if (!classes)
-        Py_CLEAR(numbers);
-    Py_XDECREF(classes);
-    return numbers;
-}
-
-/* int64 of each sample: by one function of the library. */
-static PyObject *all_numbers(PyObject *self, int labels)
-{
-    struct onepot_archive *archive = archive_of(self);
-    if (!archive)
-        return NULL;
-    uint64_t n = onepot_archive_samples(archive);
-    PyObject *memory = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(8 * n));
-    if (!memory)
-        return NULL;
-    int64_t *numbers = (int64_t *)(void *)PyByteArray_AS_STRING(memory);
-    Py_BEGIN_ALLOW_THREADS for (uint64_t i = 0; i < n; i++) if (labels)
-        onepot_archive_label(archive, i, &numbers[i]);
-    else onepot_archive_size(archive, i, (uint64_t *)&numbers[i]);
-    Py_END_ALLOW_THREADS struct py_buffer *b =
-        buffer_new(memory, numbers, (Py_ssize_t)(8 * n), 0, "q", 8);
-    Py_DECREF(memory);
-    return (PyObject *)b;
-}
-
-static PyObject *get_labels(PyObject *self, void *unused)
-{
-    (void)unused;
-    return all_numbers(self, 1);
-}
-
-static PyObject *get_sizes(PyObject *self, void *unused)
-{
-    (void)unused;
-    return all_numbers(self, 0);
-}
-
-static PyObject *get_digest(PyObject *self, void *unused)
-{
-    (void)unused;
-    return archive_of(self) ? digest_text(archive_of(self)) : NULL;
-}
-
-static PyObject *get_common_size(PyObject *self, void *unused)
-{
-    struct onepot_archive *archive = archive_of(self);
-    uint64_t size;
-    (void)unused;
-    if (!archive)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS size = onepot_archive_common_size(archive);
-    Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong(size);
 }
 
 static PyObject *archive_batch_for(PyObject *self, PyObject *args)
@@ -491,18 +303,6 @@ static PyMethodDef archive_methods[] = {
     {"_fill", archive_fill, METH_VARARGS, "For the datasets of the package."},
     {"__reduce__", archive_reduce, METH_NOARGS, "Pickled by its arguments and its digest."},
     {"_reopen", archive_reopen, METH_VARARGS | METH_CLASS, "For pickle."},
-    {0}};
-
-static PyGetSetDef archive_fields[] = {
-    {"classes", get_classes, NULL, "Names of the classes, sorted: list of str.", NULL},
-    {"class_to_idx", get_class_to_idx, NULL, "Label of each class: dict.", NULL},
-    {"names", get_names, NULL, "Name of each sample: a lazy sequence of str.", NULL},
-    {"common_size", get_common_size, NULL, "Bytes of each sample if all have the same; else 0.",
-     NULL},
-    {"labels", get_labels, NULL, "Label of each sample, -1 without: Buffer of int64.", NULL},
-    {"sizes", get_sizes, NULL, "Bytes of each sample: Buffer of int64.", NULL},
-    {"digest", get_digest, NULL, "Names this selection of samples: 32 hexadecimal digits.",
-     NULL},
     {0}};
 
 static PySequenceMethods archive_sequence = {.sq_length = archive_length,

@@ -166,7 +166,7 @@ static const char *const type_names[] = {
 
 static int module_exec(PyObject *module)
 {
-    if (PyType_Ready(&sampler_iterator_type) < 0)
+    if (PyType_Ready(&sampler_iterator_type) < 0 || PyType_Ready(&loader_iterator_type) < 0)
         return -1;
     for (unsigned i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         if (PyType_Ready(types[i]) < 0)

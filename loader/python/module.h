@@ -37,7 +37,7 @@ static inline PyObject *onepot_new_ref(PyObject *object)
 #endif
 
 extern PyTypeObject archive_type, names_type, sample_type, sampler_type, sampler_iterator_type,
-    loader_type, batch_type, buffer_type, writer_type;
+    loader_type, loader_iterator_type, batch_type, buffer_type, writer_type;
 
 struct py_archive {
     PyObject_HEAD struct onepot_archive *archive;

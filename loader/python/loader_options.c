@@ -1,0 +1,181 @@
+/*
+ * What a Loader is told: its arguments as options of the library.
+ */
+#include "loader.h"
+
+#include <string.h>
+
+static int parse_rank(PyObject *rank, PyObject *world, struct onepot_loader_options *o)
+{
+    if ((rank == Py_None) != (world == Py_None)) {
+        PyErr_SetString(PyExc_ValueError, "rank and world_size are given both or none");
+        return -1;
+    }
+    if (rank == Py_None)
+        return 0;
+    o->rank = PyLong_AsUnsignedLongLong(rank);
+    o->world_size = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(world);
+    if (!PyErr_Occurred() && o->world_size == 0)
+        PyErr_SetString(PyExc_ValueError, "world_size is 0");
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* None is 0: chosen by the library. */
+static int parse_count(PyObject *given, uint32_t *ret)
+{
+    unsigned long n = given == Py_None ? 0 : PyLong_AsUnsignedLong(given);
+    if (!PyErr_Occurred() && n > UINT32_MAX)
+        PyErr_SetString(PyExc_ValueError, "a number of threads or batches is too large");
+    *ret = (uint32_t)n;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* "npy", or a function in C: a capsule "onepot.decode", whose context is handed to it. */
+static int parse_decode(PyObject *decode, unsigned long long room,
+                        struct onepot_loader_options *o)
+{
+    if (decode == Py_None)
+        return 0;
+    if (PyUnicode_Check(decode) && PyUnicode_CompareWithASCIIString(decode, "npy") == 0) {
+        o->npy = true;
+        return 0;
+    }
+    if (!PyCapsule_IsValid(decode, "onepot.decode")) {
+        PyErr_SetString(PyExc_TypeError,
+                        "decode is 'npy', or a capsule 'onepot.decode' of a function in C");
+        return -1;
+    }
+    o->decode = (onepot_decode *)(uintptr_t)PyCapsule_GetPointer(decode, "onepot.decode");
+    o->decode_ctx = PyCapsule_GetContext(decode);
+    o->decoded_bytes = room;
+    return 0;
+}
+
+/* (height, width, channels), and a number for each channel or one for all. */
+static int parse_channels(PyObject *given, const char *what, float fallback, uint32_t channels,
+                          float *ret)
+{
+    if (given != Py_None && PySequence_Check(given) &&
+        PySequence_Size(given) != (Py_ssize_t)channels) {
+        PyErr_Format(PyExc_ValueError, "%s is one number, or one for each channel", what);
+        return -1;
+    }
+    for (uint32_t i = 0; i < channels; i++) {
+        PyObject *one = given == Py_None          ? PyFloat_FromDouble(fallback)
+                        : PySequence_Check(given) ? PySequence_GetItem(given, i)
+                                                  : Py_NewRef(given);
+        ret[i] = one ? (float)PyFloat_AsDouble(one) : 0;
+        Py_XDECREF(one);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+static int parse_images(PyObject *shape, const char *type, PyObject *mean, PyObject *scale,
+                        struct onepot_images *ret)
+{
+    static const char *const types[] = {"float32", "float16", "bfloat16"};
+    ret->size = sizeof(*ret);
+    ret->type = ONEPOT_FLOAT;
+    if (shape == Py_None)
+        return 0;
+    for (unsigned i = 0; i < 3; i++)
+        if (strcmp(type, types[i]) == 0)
+            ret->type = (enum onepot_float)(ONEPOT_FLOAT + i);
+    if (strcmp(type, types[ret->type - ONEPOT_FLOAT]) != 0) {
+        PyErr_Format(PyExc_ValueError, "images are float32, float16 or bfloat16, not %s", type);
+        return -1;
+    }
+    if (!PyTuple_Check(shape) ||
+        !PyArg_ParseTuple(shape, "III;images is (height, width, channels)", &ret->height,
+                          &ret->width, &ret->channels)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "images is (height, width, channels)");
+        return -1;
+    }
+    if (ret->channels < 1 || ret->channels > 4) {
+        PyErr_SetString(PyExc_ValueError, "images have 1 to 4 channels");
+        return -1;
+    }
+    return parse_channels(mean, "mean", 0, ret->channels, ret->mean) < 0 ||
+                   parse_channels(scale, "scale", 1, ret->channels, ret->scale) < 0
+               ? -1
+               : 0;
+}
+
+static int parse_gather(const char *name, struct onepot_loader_options *o)
+{
+    static const char *const names[] = {"auto", "host", "device"};
+    for (unsigned i = 0; i < 3; i++)
+        if (strcmp(name, names[i]) == 0) {
+            o->gather = (enum onepot_gather)i;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "gather is 'auto', 'host' or 'device', not '%s'", name);
+    return -1;
+}
+
+/* Seconds; None is 0, the default; 0 is never. */
+static int parse_timeout(PyObject *given, uint32_t *ret)
+{
+    double seconds = given == Py_None ? 0 : PyFloat_AsDouble(given);
+    if (PyErr_Occurred())
+        return -1;
+    if (!(seconds >= 0 && seconds < 4e6)) {
+        PyErr_SetString(PyExc_ValueError, "io_timeout is a number of seconds, or 0: never");
+        return -1;
+    }
+    *ret = (uint32_t)(seconds * 1000);
+    if (given != Py_None && *ret == 0)
+        *ret = seconds > 0 ? 1 : ONEPOT_NEVER;
+    return 0;
+}
+
+int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"archive",    "batch_size", "rank",    "world_size",    "seed",
+                            "shuffle",    "drop_last",  "threads", "prefetch",      "decode",
+                            "epoch",      "memory",     "align",   "skip_errors",   "verify",
+                            "npy",        "block",      "window",  "decoded_bytes", "device",
+                            "images",     "dtype",      "mean",    "scale",         "gather",
+                            "io_timeout", NULL};
+    PyObject *archive, *rank = Py_None, *world = Py_None;
+    PyObject *threads = Py_None, *prefetch = Py_None, *decode = Py_None;
+    unsigned long long batch_size, epoch = 0, memory = 0, block = 0, window = 0, decoded = 0;
+    long long seed = 0;
+    int shuffle = 1, drop_last = 0, skip = 0, verify = 0, npy = 0;
+    unsigned align = 0;
+    const char *device = NULL, *type = "float32", *gather = "auto";
+    PyObject *shape = Py_None, *mean = Py_None, *scale = Py_None, *timeout = Py_None;
+    struct onepot_images images = {0};
+    struct onepot_loader_options o = {.size = sizeof(o)};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "O!K|OOLppOOO$KKIpppKKKzOsOOsO", names, &archive_type, &archive,
+            &batch_size, &rank, &world, &seed, &shuffle, &drop_last, &threads, &prefetch,
+            &decode, &epoch, &memory, &align, &skip, &verify, &npy, &block, &window, &decoded,
+            &device, &shape, &type, &mean, &scale, &gather, &timeout) ||
+        parse_timeout(timeout, &o.io_timeout_ms) < 0 ||
+        parse_images(shape, type, mean, scale, &images) < 0 || parse_gather(gather, &o) < 0 ||
+        parse_rank(rank, world, &o) < 0 || parse_count(threads, &o.threads) < 0 ||
+        parse_count(prefetch, &o.prefetch) < 0 || parse_decode(decode, decoded, &o) < 0)
+        return -1;
+    o.batch_size = batch_size;
+    o.seed = (uint64_t)seed;
+    o.epoch = epoch;
+    o.no_shuffle = !shuffle;
+    o.drop_last = drop_last;
+    o.block = block;
+    o.window = window;
+    o.memory_bytes = memory;
+    o.align = align;
+    o.skip_errors = skip;
+    o.verify = verify;
+    o.npy = o.npy || npy;
+    if (!((struct py_archive *)archive)->archive) {
+        PyErr_SetString(PyExc_ValueError, "the archive was not opened");
+        return -1;
+    }
+    o.images = images.channels ? &images : NULL;
+    return loader_open((struct py_loader *)self, archive, device, decode, &o);
+}
