@@ -137,10 +137,16 @@ static bool match_any_path(void *ctx, const struct line *line)
            unescape(line->path, search->path);
 }
 
-int mountinfo_find_device(unsigned dev_major, unsigned dev_minor, char ret_path[PATH_MAX])
+int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor,
+                        char ret_path[PATH_MAX])
 {
     struct device_search search = {dev_major, dev_minor, ret_path};
-    return each_line("/proc/self/mountinfo", match_any_path, &search);
+    return each_line(file, match_any_path, &search);
+}
+
+int mountinfo_find_device(unsigned dev_major, unsigned dev_minor, char ret_path[PATH_MAX])
+{
+    return mountinfo_device_in("/proc/self/mountinfo", dev_major, dev_minor, ret_path);
 }
 
 struct cgroup_search {

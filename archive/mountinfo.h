@@ -23,6 +23,10 @@ bool mountinfo_has(const char *path, unsigned dev_major, unsigned dev_minor);
 /* A place where it is mounted, whichever comes first: a bind mount is one. -ENOENT. */
 int mountinfo_find_device(unsigned dev_major, unsigned dev_minor, char ret_path[PATH_MAX]);
 
+/* The same of another process, from its /proc/PID/mountinfo. */
+int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor,
+                        char ret_path[PATH_MAX]);
+
 /*
  * Where a cgroup hierarchy is mounted, from a file like /proc/self/mountinfo: the one
  * of version 1 with this controller, or the one of version 2 (NULL). ret_root is the

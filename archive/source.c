@@ -163,8 +163,7 @@ int source_from_fd(int fd, const char *name, struct source **ret_source)
     return 0;
 }
 
-/* A fault for a file that can't be opened, with what a person can do about it. */
-static int open_fault(struct fault *fault, int err)
+int source_open_fault(const char *path, struct fault *fault, int err)
 {
     switch (-err) {
     case EISDIR:
@@ -178,7 +177,10 @@ static int open_fault(struct fault *fault, int err)
         break;
     case ENOENT:
         fault_set(fault, err, NULL, FAULT_NO_OFFSET, "no such file");
-        fault_advise(fault, "check the path; a job may see other filesystems than you do");
+        fault_advise(fault,
+                     strstr(path, "://")
+                         ? "a URL is no path: copy the archive to a filesystem first"
+                         : "check the path; a job may see other filesystems than you do");
         break;
     case EACCES:
     case EPERM:
@@ -199,10 +201,10 @@ int source_open(const char *path, struct fault *fault, struct source **ret_sourc
     /* O_NONBLOCK, so that a fifo is an error and not a wait. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
-        return open_fault(fault, -errno);
+        return source_open_fault(path, fault, -errno);
     int r = source_from_fd(fd, path, ret_source);
     if (r < 0)
-        return open_fault(fault, r);
+        return source_open_fault(path, fault, r);
     fcntl(fd, F_SETFL, O_RDONLY);
     return 0;
 }

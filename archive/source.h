@@ -30,6 +30,12 @@ struct source_identity {
 };
 
 /*
+ * Say in `fault` why the file at `path` can't be opened, -errno, and what a person can do
+ * about it. Returns that error.
+ */
+int source_open_fault(const char *path, struct fault *fault, int err);
+
+/*
  * Open a regular file (or a block device) read-only. -EISDIR, -EINVAL for what is
  * neither, else open(2)'s errors; each with a fault that says what to do.
  */

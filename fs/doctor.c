@@ -83,8 +83,8 @@ static void see_claims(struct findings *f)
         finding_add(f, FINDING_FACT, "memory", "others of it",
                     "no mount and no loader shares it");
     else
-        finding_add(f, FINDING_FACT, "memory", "others of it",
-                    "%u mounts and loaders, which may take %s", others.count,
+        finding_add(f, FINDING_FACT, "memory", "others of it", "%u mount%s, which may take %s",
+                    others.count, others.count == 1 ? " or loader" : "s and loaders",
                     cli_format_bytes(others.using_bytes, text));
 }
 

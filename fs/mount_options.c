@@ -162,6 +162,20 @@ static int parse_numeric(const struct cli_usage *usage, int opt, struct mount_op
     return status;
 }
 
+static int parse_readahead(const struct cli_usage *usage, const char *text, uint64_t *ret_bytes)
+{
+    if (strcmp(text, "off") == 0)
+        *ret_bytes = 0;
+    else if (strcmp(text, "auto") == 0)
+        *ret_bytes = UINT64_MAX;
+    else if (cli_parse_size(text, ret_bytes) < 0)
+        return cli_usage_error(usage,
+                               "--readahead: '%s' is neither auto nor off nor a size (a number "
+                               "with K, M, G or T)",
+                               text);
+    return 0;
+}
+
 static int parse_option(const struct cli_usage *usage, int opt, struct mount_options *o)
 {
     int r = 0;
@@ -207,12 +221,7 @@ static int parse_option(const struct cli_usage *usage, int opt, struct mount_opt
         r = cli_progress_option(usage, optarg, &o->progress);
         break;
     case OPT_READAHEAD:
-        if (strcmp(optarg, "off") == 0)
-            o->readahead_bytes = 0;
-        else if (strcmp(optarg, "auto") == 0)
-            o->readahead_bytes = UINT64_MAX;
-        else
-            r = cli_size_option(usage, "--readahead", optarg, &o->readahead_bytes);
+        r = parse_readahead(usage, optarg, &o->readahead_bytes);
         break;
     default:
         if (opt >= OPT_NOT_YET)
@@ -224,13 +233,19 @@ static int parse_option(const struct cli_usage *usage, int opt, struct mount_opt
 }
 
 /* What no option says alone. */
-static int check_together(const struct cli_usage *usage, bool for_run, int archives,
-                          const struct mount_options *o)
+static int check_together(const struct cli_usage *usage, bool for_run, int count,
+                          char **archives, const struct mount_options *o)
 {
-    if (archives == 0)
+    if (count == 0)
         return cli_usage_error(usage, "no archive was named");
-    if (archives > 1)
-        return cli_usage_error(usage, "this version of onepot mounts one archive at a time");
+    if (count > 1) /* or what people write who know other programs */
+        return cli_usage_error(
+            usage,
+            "'%s' is one too many: this version of onepot mounts one archive "
+            "at a time; %s",
+            archives[1],
+            for_run ? "a command is written after '--'"
+                    : "a directory for it is named by --at");
     if (!*o->archive)
         return cli_usage_error(usage,
                                "the archive's name is empty: a variable that is not set?");
@@ -257,7 +272,7 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
         status = parse_option(usage, opt, &o);
     o.archive = optind < argc ? argv[optind] : "";
     if (status == CLI_GO_ON)
-        status = check_together(usage, for_run, argc - optind, &o);
+        status = check_together(usage, for_run, argc - optind, argv + optind, &o);
     if (status != CLI_GO_ON)
         return status;
     o.default_permissions |= o.allow_other;

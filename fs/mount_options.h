@@ -41,7 +41,7 @@ struct mount_options {
 #define MOUNT_OPTIONS_HELP                                                                     \
     "      --at DIR          show it at DIR, made if need be; else in a private directory\n"   \
     "      --subdir PATH     show this directory of the archive alone\n"                       \
-    "      --threads N       answer at most N requests at once (the CPUs of the job)    \n"    \
+    "      --threads N       answer at most N requests at once (the CPUs of the job)\n"        \
     "      --cache SIZE      memory for decompressed blocks (a quarter of what is allowed)\n"  \
     "      --readahead WHAT  auto, off, or at most so many bytes: what readers will ask for\n" \
     "                        is read before they do (auto)\n"                                  \

@@ -73,13 +73,14 @@ static int identify_archive(struct mounter *m)
 {
     const char *given = m->options->archive;
     struct storage_watch watch;
+    struct fault fault = {0};
     struct stat st;
 
     storage_watch_begin(&watch, given, m->options->io_timeout_s);
     int r = !realpath(given, m->archive) || stat(m->archive, &st) < 0 ? -errno : 0;
     storage_watch_end(&watch);
     if (r < 0)
-        return cli_fail(given, r, NULL);
+        return cli_fail(given, source_open_fault(given, &fault, r), &fault);
     m->identity = (struct source_identity){
         .dev = st.st_dev,
         .ino = st.st_ino,

@@ -105,8 +105,14 @@ const char *mount_advice(unsigned methods)
 
     if (access("/dev/fuse", F_OK) < 0)
         return "this node has no /dev/fuse: ask its administrators to load the fuse module (in "
-               "a "
-               "container, to pass the device in)";
+               "a container, to pass the device in)";
+    if (access("/dev/fuse", R_OK | W_OK) < 0)
+        return "/dev/fuse is closed to you: ask the administrators of this node to open it "
+               "(mode "
+               "0666); 'onepot extract' needs no mount";
+    if (access("/proc/self/mountinfo", R_OK) < 0)
+        return "there is no /proc here; mount it first, or run outside of this chroot or "
+               "container";
     if (fusermount_find("fusermount3", path) < 0 && fusermount_find("fusermount", path) < 0)
         return "ask for the package fuse3 (fusermount3) on this node";
     if (no_new_privs())
@@ -121,7 +127,7 @@ const char *mount_advice(unsigned methods)
                "(kernel.apparmor_restrict_unprivileged_userns is 1)";
     if (!(methods & MOUNT_BY_NAMESPACE))
         return "'onepot run' may still work, by a private namespace";
-    return "'onepot run' in place of 'onepot mount', or extraction, does without a mount";
+    return "'onepot extract' makes plain files of it, without a mount";
 }
 
 /* ---- mount ---- */
@@ -189,6 +195,11 @@ static int by_helper(const char *program, const struct mount_request *rq,
     if (r < 0) {
         mount_report_add(report, program, "not found");
         return r;
+    }
+    if (access("/proc/self/mountinfo", R_OK) < 0) {
+        /* It would mount, and then refuse to unmount what it can't find in there. */
+        mount_report_add(report, program, "it needs /proc");
+        return -ENOENT;
     }
     r = helper_options(rq, &options);
     if (r == 0)

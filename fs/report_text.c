@@ -36,7 +36,9 @@ static void print_text(FILE *out, const char *label, const char *text, size_t si
 static void print_who(FILE *out, const struct report *v)
 {
     const struct counters *c = v->counters;
-    char uptime[CLI_TEXT_LEN];
+    char uptime[CLI_TEXT_LEN] = "less than 1 s";
+    if (v->uptime_s) /* whole seconds */
+        cli_format_time(v->uptime_s * 1000000000u, uptime);
     print_name(out, c->mountpoint, strnlen(c->mountpoint, sizeof(c->mountpoint)));
     fputs(":\n", out);
     print_text(out, "archive", c->archive, sizeof(c->archive));
@@ -44,8 +46,7 @@ static void print_who(FILE *out, const struct report *v)
         print_text(out, "job", c->job, sizeof(c->job));
     uint32_t users = atomic_load_explicit(&c->holders, memory_order_relaxed);
     fprintf(out, "  %-12s %s, process %d, up %s, %" PRIu32 " user%s%s\n", "daemon", v->state,
-            c->daemon_pid, cli_format_time(v->uptime_s * 1000000000u, uptime), users,
-            users == 1 ? "" : "s",
+            c->daemon_pid, uptime, users, users == 1 ? "" : "s",
             c->private_namespace ? ", visible to its command alone" : "");
     if (strcmp(v->state, "dead") == 0)
         fprintf(out, "  %-12s what is left of it goes with: onepot umount\n", "");

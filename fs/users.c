@@ -86,15 +86,25 @@ static bool uses(int pid, const struct mount_entry *entry)
     return has_open_file(pid, entry->path) || has_mapping(pid, entry);
 }
 
+/* Is it mounted in the namespace of that process, wherever? */
+static bool sees(int pid, const struct mount_entry *entry)
+{
+    char path[64], where[PATH_MAX];
+
+    snprintf(path, sizeof(path), "/proc/%d/mountinfo", pid);
+    return mountinfo_device_in(path, entry->dev_major, entry->dev_minor, where) == 0;
+}
+
 /* Write the PIDs into the pipe, each as soon as it is known. */
-static _Noreturn void search(const struct mount_entry *entry, int self, int except, int out)
+static _Noreturn void search(bool (*has)(int pid, const struct mount_entry *entry),
+                             const struct mount_entry *entry, int self, int except, int out)
 {
     DIR *dir = opendir("/proc");
 
     signal(SIGPIPE, SIG_DFL); /* whoever asked has heard enough */
     for (struct dirent *e; dir && (e = readdir(dir));) {
         int pid = atoi(e->d_name);
-        if (pid <= 0 || pid == self || pid == except || pid == getpid() || !uses(pid, entry))
+        if (pid <= 0 || pid == self || pid == except || pid == getpid() || !has(pid, entry))
             continue;
         if (write(out, &pid, sizeof(pid)) < 0)
             break;
@@ -126,8 +136,9 @@ static size_t collect(int in, struct mount_user users[], size_t max)
     return count;
 }
 
-size_t users_find(const struct mount_entry *entry, int except, struct mount_user users[],
-                  size_t max)
+static size_t find(bool (*has)(int pid, const struct mount_entry *entry),
+                   const struct mount_entry *entry, int except, struct mount_user users[],
+                   size_t max)
 {
     auto_close int in = -1;
     int fds[2], self = getpid();
@@ -137,7 +148,7 @@ size_t users_find(const struct mount_entry *entry, int except, struct mount_user
     in = fds[0];
     pid_t pid = fork();
     if (pid == 0)
-        search(entry, self, except, fds[1]);
+        search(has, entry, self, except, fds[1]);
     close(fds[1]);
     if (pid < 0)
         return 0;
@@ -145,6 +156,19 @@ size_t users_find(const struct mount_entry *entry, int except, struct mount_user
     kill(pid, SIGKILL);
     waitpid(pid, NULL, WNOHANG); /* if it hangs, so be it */
     return count;
+}
+
+size_t users_find(const struct mount_entry *entry, int except, struct mount_user users[],
+                  size_t max)
+{
+    return find(uses, entry, except, users, max);
+}
+
+size_t users_elsewhere(unsigned dev_major, unsigned dev_minor, int except,
+                       struct mount_user users[], size_t max)
+{
+    struct mount_entry entry = {.dev_major = dev_major, .dev_minor = dev_minor};
+    return dev_major || dev_minor ? find(sees, &entry, except, users, max) : 0;
 }
 
 const char *users_describe(const struct mount_user users[], size_t count, char *buf,

@@ -22,6 +22,13 @@ struct mount_user {
 size_t users_find(const struct mount_entry *entry, int except, struct mount_user users[],
                   size_t max);
 
+/*
+ * Find up to `max` processes in whose mount namespace a filesystem is mounted: containers
+ * keep a copy of what was mounted when they were started. Otherwise as users_find.
+ */
+size_t users_elsewhere(unsigned dev_major, unsigned dev_minor, int except,
+                       struct mount_user users[], size_t max);
+
 /* "bash (1234), python3 (1250)", cut with "..." to `size`; returns buf. */
 const char *users_describe(const struct mount_user users[], size_t count, char *buf,
                            size_t size);

@@ -55,6 +55,15 @@ static void show(void *ctx, const char *doing, const struct progress *progress)
     cli_progress_show(&a->line, doing, progress);
 }
 
+/* Of the paths that were asked for, is one in an archive that was seen so far? */
+static bool found_any(const struct extract_options *o)
+{
+    for (size_t i = 0; i < o->path_count; i++)
+        if (o->path_found[i])
+            return true;
+    return o->path_count == 0;
+}
+
 static void summarize(const struct arguments *a, const struct extract_result *result,
                       uint64_t ns)
 {
@@ -119,7 +128,8 @@ static int extract_pot(struct arguments *a, struct pot *pot)
         return fail(a, r, &fault, &result);
     if (a->options.path_count == 0)
         result.problems += index_left_out(pot->index); /* told when it was opened */
-    summarize(a, &result, now_ns() - start);
+    if (found_any(&a->options))
+        summarize(a, &result, now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 

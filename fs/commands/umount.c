@@ -24,6 +24,7 @@
 #include "state.h"
 #include "summary.h"
 #include "unmounter.h"
+#include "users.h"
 
 #define DAEMON_END_MS 5000
 #define DETACHED_END_MS 200 /* if its users were about to go, say so */
@@ -191,6 +192,28 @@ static int detached(struct slot *slot)
     return CLI_OK;
 }
 
+/* Unmounted here, and its daemon lives. A container that was started meanwhile has its own
+ * view. */
+static int lingers(const struct counters *c)
+{
+    struct mount_user users[HOLDERS_SHOWN];
+    char text[256];
+    size_t count = users_elsewhere(c->mount_dev_major, c->mount_dev_minor, c->daemon_pid, users,
+                                   HOLDERS_SHOWN);
+
+    if (count == 0)
+        return cli_failf(
+            c->mountpoint,
+            "unmounted, but its daemon (process %d) does not end: it is stuck in a "
+            "read, or serves an overlay or another user's container",
+            c->daemon_pid);
+    return cli_failf(
+        c->mountpoint,
+        "unmounted, but seen still by %s, in a container or another mount namespace, "
+        "and served until that ends",
+        users_describe(users, count, text, sizeof(text)));
+}
+
 static int end_slot(struct slot *slot, const struct request *rq)
 {
     const struct counters *c = slot->counters;
@@ -212,13 +235,7 @@ static int end_slot(struct slot *slot, const struct request *rq)
     /* A daemon that is stopped does not see its end. Another one may serve a container. */
     r = unmounter_finish(slot, is_stopped(c) ? 0 : DAEMON_END_MS, is_stopped(c));
     cli_note("%s: %s", c->archive, summary_line(c, line, sizeof(line)));
-    if (r < 0)
-        return cli_failf(
-            c->mountpoint,
-            "unmounted, but its daemon (process %d) does not end: it is stuck in a "
-            "read, or the mount is seen in a container",
-            c->daemon_pid);
-    return CLI_OK;
+    return r < 0 ? lingers(c) : CLI_OK;
 }
 
 static int umount_slot(struct slot *slot, const struct request *rq)
@@ -249,9 +266,21 @@ static bool is_of_job(const struct slot *slot, const struct request *rq)
     return strcmp(slot->counters->job, rq->job.id) == 0;
 }
 
-static int umount_all(const struct slot_list *list, const struct request *rq)
+static int newer_first(const void *a, const void *b)
+{
+    uint64_t x = (*(struct slot *const *)a)->counters->daemon_start_ticks;
+    uint64_t y = (*(struct slot *const *)b)->counters->daemon_start_ticks;
+    return (x < y) - (x > y);
+}
+
+/* The newest first: a mount of an archive in another mount, or on a directory of it, goes
+ * first. */
+static int umount_all(struct slot_list *list, const struct request *rq)
 {
     int status = CLI_OK;
+
+    if (list->count)
+        qsort(list->slots, list->count, sizeof(list->slots[0]), newer_first);
     for (size_t i = 0; i < list->count; i++)
         if (is_of_job(list->slots[i], rq) && umount_slot(list->slots[i], rq) != CLI_OK)
             status = CLI_FAILED;
@@ -292,28 +321,38 @@ static int umount_unknown(const char *path, const struct request *rq)
     return r < 0 ? cli_failf(path, "it can't be unmounted: %s", strerror(-r)) : CLI_OK;
 }
 
-/*
- * The mount that a path leads into, by its text alone: to ask the filesystem could hang.
- * NULL: none that is ours.
- */
-static const char *mount_around(const struct slot_list *list, const char *given)
+/* An absolute path for `given`, by its text alone. False: there is none, or it is too long. */
+static bool absolute(const char *given, char path[PATH_MAX])
 {
-    char path[2 * PATH_MAX], folder[PATH_MAX];
+    char folder[PATH_MAX];
 
     if (given[0] == '/')
-        snprintf(path, sizeof(path), "%s", given);
-    else if (getcwd(folder, sizeof(folder)))
-        snprintf(path, sizeof(path), "%s/%s", folder, given);
-    else
-        return NULL;
+        return snprintf(path, PATH_MAX, "%s", given) < PATH_MAX;
+    return getcwd(folder, sizeof(folder)) &&
+           snprintf(path, PATH_MAX, "%s/%s", folder, given) < PATH_MAX;
+}
+
+/*
+ * The mount that a path names or leads into, the innermost, by text alone: to ask the
+ * filesystem could hang. NULL: none that is ours. *rest is what follows the mount point.
+ */
+static struct slot *mount_around(const struct slot_list *list, const char *path,
+                                 const char **rest)
+{
+    struct slot *found = NULL;
+    size_t longest = 0;
+
     for (size_t i = 0; i < list->count; i++) {
         const char *mountpoint = list->slots[i]->counters->mountpoint;
         size_t len = strlen(mountpoint);
-        if (len && strncmp(path, mountpoint, len) == 0 && path[len] == '/' &&
-            path[len + strspn(path + len, "/.")] && slot_is_current(list->slots[i]))
-            return mountpoint;
+        if (len > longest && strncmp(path, mountpoint, len) == 0 &&
+            (path[len] == '/' || path[len] == '\0') && slot_is_current(list->slots[i])) {
+            found = list->slots[i];
+            longest = len;
+        }
     }
-    return NULL;
+    *rest = path + longest;
+    return found;
 }
 
 static int umount_one(const struct slot_list *list, const char *given, const struct request *rq)
@@ -321,10 +360,14 @@ static int umount_one(const struct slot_list *list, const char *given, const str
     struct mount_entry entry;
     char path[PATH_MAX];
     int status = CLI_OK, r;
-    const char *around = mount_around(list, given);
+    const char *rest;
+    struct slot *around = absolute(given, path) ? mount_around(list, path, &rest) : NULL;
 
-    if (around)
-        return cli_failf(given, "it lies in the mount at %s; name that one", around);
+    if (around && !rest[strspn(rest, "/")])
+        return umount_slot(around, rq);
+    if (around && rest[strspn(rest, "/.")])
+        return cli_failf(given, "it lies in the mount at %s; name that one",
+                         around->counters->mountpoint);
     r = mountpoint_resolve(given, path);
     if (r < 0)
         return cli_fail(given, r, NULL);

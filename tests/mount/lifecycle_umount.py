@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import shutil
 import signal
 import threading
 import time
@@ -187,6 +188,18 @@ def test_a_mount_in_another_namespace_is_neither_shared_nor_ended(work):
     check_nothing_left()
 
 
+def test_a_namespace_that_sees_it_on_is_told_of(work):
+    need_root("make a mount namespace")
+    harness.need_program("unshare")
+    path = mount(make_archive(work))
+    with life.process("unshare", "-m", "--propagation", "private", "sleep", "60") as p:
+        wait_for(lambda: os.readlink(f"/proc/{p.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"),
+                 "a namespace")
+        fails("umount", path, words=[f"({p.pid})", "mount namespace"])
+        check_equal(mountpoints(work.path), [], "mounts")
+    check_nothing_left()
+
+
 def test_all_ends_everything_dead_or_alive(work):
     archive, other = make_archive(work), make_archive(work, "other.tar")
     mount(archive)
@@ -201,6 +214,22 @@ def test_all_ends_everything_dead_or_alive(work):
     umount("--all")
     check_nothing_left()
     umount("--all")
+
+
+def test_a_mount_in_a_mount_is_named_by_its_path_and_ends_first(work):
+    inner, other = make_archive(work, "inner.tar"), make_archive(work, "other.tar")
+    os.mkdir(work / "in")
+    os.mkdir(work / "in/on")
+    shutil.copy(inner, work / "in")
+    run("tar", "cf", work / "outer.tar", "-C", work / "in", ".")
+    outer = mount(work / "outer.tar")
+    mount(other, "--at", f"{outer}/on")
+    fails("umount", "--wait", "0", f"{outer}/on/sub", words=[f"in the mount at {outer}/on;"])
+    umount(f"{outer}/on/")
+    mount(other, "--at", f"{outer}/on")
+    mount(f"{outer}/inner.tar")
+    umount("--all", "--wait", "0")
+    check_nothing_left()
 
 
 def test_the_last_line_tells_what_was_read(work):
