@@ -96,7 +96,7 @@ for script in one-node-mount one-node-run one-node-stage; do
     rm -f "$work"/out.*
     bash "$examples/$script.sbatch" "$work/data.tar" trainer "$work/out" >"$work/log" 2>&1 &
     job=$!
-    for ((i = 0; i < 400; i++)); do
+    for ((i = 0; i < 2400; i++)); do
         if [ -e "$work/out.ready" ]; then break; fi
         sleep 0.05
     done

@@ -712,13 +712,18 @@ START_TEST(hook_is_called_before_a_read_that_is_not_cached)
                 ck_assert(make_cold(&f));
         }
         ck_assert_uint_eq(calls, 1);
-        ck_assert(read_is_right(&f, f.scratch, 0, 1000000, 700000));
-        ck_assert_uint_eq(calls, 1);
-        for (int i = 0; i < 20 && calls == 1; i++) {
+        /* What is warm does not call it; the kernel may have dropped it: then once more. */
+        unsigned before = 0;
+        for (int i = 0; i < 20 && calls != before; i++) {
+            before = calls;
+            ck_assert(read_is_right(&f, f.scratch, 0, 1000000, 700000));
+        }
+        ck_assert_uint_eq(calls, before);
+        for (int i = 0; i < 20 && calls == before; i++) {
             ck_assert(make_cold(&f));
             ck_assert(copy_is_right(&f, f.scratch, 0, 1000000, 700000));
         }
-        ck_assert_uint_eq(calls, 2);
+        ck_assert_uint_eq(calls, before + 1);
     }
     end(&f);
     unsetenv("ONEPOT_ASSUME_REMOTE");

@@ -101,6 +101,7 @@ def test_it_can_be_read_where_only_the_mount_is_seen(work):
     need_program("unshare")
     with work.mount(make_archive(work), env=environment()) as mount:
         read_file(mount, 3)
+        wait_for(lambda: mount.stat()["read_files"] == 1, "the read to be counted")
         pid = mount.stat()["daemon_pid"]
         script = ('mount -t tmpfs none "$1" && mount -t tmpfs none /dev/shm && '
                   'mount -t proc none /proc && [ ! -e /proc/$3/stat ] && ! "$4" stat "$2" && '
@@ -112,7 +113,12 @@ def test_it_can_be_read_where_only_the_mount_is_seen(work):
         check_equal(last, mount.path + ":", "the first line of the text")
 
 
-def reads_from(mount):
+def reads_from(mount, count):
+    """Where the answers to so many READs came from; who reads may be a moment ahead of them."""
+    def counted():
+        return sum(mount.stat()["reads_from"].values()) >= count
+
+    wait_for(counted, f"{count} READs to be counted")
     numbers = mount.stat()
     origins = numbers["reads_from"]
     check_equal(sum(origins.values()), numbers["requests"].get("READ", 0), "reads by origin")
@@ -123,7 +129,7 @@ def test_reads_of_an_archive_on_this_node_come_from_the_page_cache(work):
     with work.mount(make_archive(work), "--readahead", "off", env=environment()) as mount:
         for i in range(10):
             read_file(mount, i)
-        found = reads_from(mount)
+        found = reads_from(mount, 10)
         # The kernel may drop a page of the archive at any time.
         check_equal(found.get("page_cache", 0) + found.get("storage", 0), 10, f"{found}")
         check(found.get("page_cache", 0) > 0, f"{found}")
@@ -134,7 +140,7 @@ def test_reads_of_a_distant_archive_come_from_storage_and_then_from_the_cache(wo
         for _ in range(3):
             for i in range(10):
                 read_file(mount, i)
-        check_equal(reads_from(mount), {"storage": 10, "block_cache": 20}, "origins")
+        check_equal(reads_from(mount, 30), {"storage": 10, "block_cache": 20}, "origins")
         text = onepot("stat", mount.path).stdout.decode()
         check("reads from   the block cache 20, storage 10\n" in text, text)
         note = onepot("umount", mount.path).stderr.decode()
@@ -150,11 +156,11 @@ def test_what_was_read_ahead_is_told_from_what_was_read_before(work):
         wait_for(lambda: mount.stat()["prefetched"] >= FILES, "all to be read ahead")
         for i in range(FILES):
             read_file(mount, i)
-        found = reads_from(mount)
+        found = reads_from(mount, FILES)
         check(found.get("prefetched", 0) >= FILES // 2, f"of the first use: {found}")
         for i in range(FILES):
             read_file(mount, i)
-        again = reads_from(mount)
+        again = reads_from(mount, 2 * FILES)
         check(again.get("block_cache", 0) >= FILES // 2, f"and then: {again}")
 
 
@@ -164,7 +170,7 @@ def test_reads_of_a_staged_archive_come_from_the_copy(work):
                  "the copy")
         for i in range(10):
             read_file(mount, i)
-        check_equal(reads_from(mount), {"staged": 10}, "origins")
+        check_equal(reads_from(mount, 10), {"staged": 10}, "origins")
 
 
 def test_holes_come_from_nothing(work):
@@ -179,7 +185,7 @@ def test_holes_come_from_nothing(work):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         check_equal(os.pread(fd, 4096, 0), bytes(4096), "the hole")
         os.close(fd)
-        check_equal(reads_from(mount), {"nothing": 1}, "origins")
+        check_equal(reads_from(mount, 1), {"nothing": 1}, "origins")
 
 
 if __name__ == "__main__":

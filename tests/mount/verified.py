@@ -7,7 +7,7 @@ import threading
 from errno import EIO
 
 import harness
-from harness import check, check_equal, onepot
+from harness import check, check_equal, onepot, wait_for
 
 SMALL = 200
 LARGE_BYTES = 6 << 20
@@ -64,7 +64,7 @@ def test_wrong_bytes_are_an_error_and_all_else_is_served(work):
             if name in BAD_SMALL or name == BAD_LARGE:
                 for _ in range(2):
                     check_equal(read_error(m / name), EIO, name)
-                check(name in m.stat()["last_error"], m.stat()["last_error"])
+                wait_for(lambda n=name: n in m.stat()["last_error"], f"the error of {name}")
                 continue
             with open(m / name, "rb") as f:
                 check(f.read() == data, f"{name} differs")
