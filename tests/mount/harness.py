@@ -10,12 +10,17 @@ waits: for the end of the test or its time-out. Then it cleans up whatever the t
 left, and what it had to clean up is a failure too: mounts below the private directory
 (detached) and processes that carry its mark in their environment (SIGKILL).
 
+If the parent itself is killed, its child ends with it, and the next parent cleans up the rest:
+a directory whose lock nobody holds.
+
 The program under test is $ONEPOT. Exit status: 0, 1 for a failure, 77 if every test was
 skipped; each skip prints its reason. Names of tests as arguments run those alone.
 """
 
 import contextlib
 import ctypes
+import fcntl
+import glob
 import json
 import os
 import shutil
@@ -29,6 +34,7 @@ import traceback
 
 SKIPPED = 77
 MARK = "ONEPOT_TEST_DIRECTORY"
+PREFIX = "onepot-mount-test-"
 
 
 class Skip(Exception):
@@ -320,9 +326,40 @@ def make_removable(directory):
         subprocess.run(["chmod", "-R", "u+rwX", directory], stderr=subprocess.DEVNULL, check=False)
 
 
-def child(function, directory):
+def lock(directory):
+    """A descriptor that holds it, or None: somebody else does, or it is gone."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def clean_up_after_the_killed():
+    """Directories of parents that are no more; a new one may not be locked yet."""
+    for directory in glob.glob(os.path.join(tempfile.gettempdir(), PREFIX + "*")):
+        with contextlib.suppress(OSError):
+            info = os.lstat(directory)
+            if info.st_uid != os.geteuid() or time.time() - info.st_ctime < 10:
+                continue
+            fd = lock(directory)
+            if fd is not None:
+                clean_up(directory)
+                os.close(fd)
+
+
+def child(function, directory, parent):
     """Run one test; the exit status says how it went."""
     status = 1
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(status)
     try:
         os.chdir("/")
         for name in ("run", "cache", "tmp"):
@@ -355,15 +392,16 @@ def wait_child(pid, seconds):
 
 
 def run_test(name, function, seconds):
-    directory = tempfile.mkdtemp(prefix="onepot-test-")
+    directory = tempfile.mkdtemp(prefix=PREFIX)
+    held = lock(directory)
     os.environ[MARK] = directory
     print(f"{name} ...", flush=True)
     start = time.monotonic()
-    status, left = None, []
+    status, left, parent = None, [], os.getpid()
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        child(function, directory)
+        child(function, directory, parent)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # whoever of the two comes first
     try:
@@ -376,6 +414,8 @@ def run_test(name, function, seconds):
         left = clean_up(directory)
         if status is None:
             wait_child(pid, 10)
+        if held is not None:
+            os.close(held)
     took = time.monotonic() - start
     if status is None:
         print(f"FAILED: not done after {seconds} s")
@@ -404,6 +444,7 @@ def main(scope, seconds=300):
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         print("skipped: /dev/fuse can't be opened, so nothing can be mounted")
         sys.exit(SKIPPED)
+    clean_up_after_the_killed()
     isolate()
 
     def on_signal(number, frame):
