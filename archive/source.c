@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,8 +36,7 @@ struct source {
     bool is_local;
     bool is_memory;               /* its pages are the storage: no device to wait for */
     _Atomic bool no_cached_reads; /* the filesystem does not know RWF_NOWAIT */
-    pthread_mutex_t map_lock;
-    bool map_tried;
+    _Atomic bool map_failed;
     const uint8_t *_Atomic map;
     bool has_copy;
     struct source_copy copy;
@@ -149,7 +147,6 @@ int source_from_fd(int fd, const char *name, struct source **ret_source)
         return -ENOMEM;
     }
     source->fd = fd;
-    pthread_mutex_init(&source->map_lock, NULL);
     source->name = strdup(name);
     int r = source->name ? find_size(source) : -ENOMEM;
     if (r == 0)
@@ -238,7 +235,6 @@ void source_close(struct source *source)
     const uint8_t *map = atomic_load(&source->map);
     if (map)
         munmap((void *)map, source->size_bytes);
-    pthread_mutex_destroy(&source->map_lock);
     source_guard_free(source->guard);
     if (source->fd >= 0)
         close(source->fd);
@@ -316,18 +312,18 @@ const uint8_t *source_map(struct source *source)
     if (source->has_copy)
         return source->copy.map;
     const uint8_t *map = atomic_load_explicit(&source->map, memory_order_acquire);
-    if (map || !source->is_local || source->size_bytes == 0)
+    if (map || !source->is_local || source->size_bytes == 0 || atomic_load(&source->map_failed))
         return map;
 
-    pthread_mutex_lock(&source->map_lock);
-    if (!source->map_tried) {
-        source->map_tried = true;
-        void *p = mmap(NULL, source->size_bytes, PROT_READ, MAP_SHARED, source->fd, 0);
-        if (p != MAP_FAILED)
-            atomic_store_explicit(&source->map, p, memory_order_release);
+    /* Without a lock: a process that forks just now would have it locked for ever. */
+    void *made = mmap(NULL, source->size_bytes, PROT_READ, MAP_SHARED, source->fd, 0);
+    if (made == MAP_FAILED) {
+        atomic_store(&source->map_failed, true);
+        return NULL;
     }
-    map = atomic_load(&source->map);
-    pthread_mutex_unlock(&source->map_lock);
+    if (atomic_compare_exchange_strong(&source->map, &map, made))
+        return made;
+    munmap(made, source->size_bytes);
     return map;
 }
 
