@@ -893,7 +893,7 @@ static Suite *suite(void)
     for (unsigned i = 0; i < 3; i++) {
         tcase_add_unchecked_fixture(all[i], pack_all, NULL);
         tcase_add_checked_fixture(all[i], begin, end);
-        tcase_set_timeout(all[i], 60);
+        tcase_set_timeout(all[i], 120);
         suite_add_tcase(s, all[i]);
     }
     tcase_add_test(plain, a_device_is_found_by_its_name);

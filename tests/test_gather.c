@@ -320,7 +320,7 @@ static Suite *suite(void)
 {
     Suite *s = suite_create("gather");
     TCase *c = tcase_create("gather");
-    tcase_set_timeout(c, 60);
+    tcase_set_timeout(c, 120);
     tcase_add_loop_test(c, a_batch_can_be_gathered_without_a_loader, 0, PACKINGS);
     tcase_add_test(c, what_can_not_be_gathered_is_an_error);
     tcase_add_test(c, what_is_written_to_a_sample_stays_in_this_process);

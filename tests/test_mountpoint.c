@@ -229,7 +229,7 @@ int main(void)
 {
     Suite *s = suite_create("mountpoint");
     TCase *c = tcase_create("mountpoint");
-    tcase_set_timeout(c, 60);
+    tcase_set_timeout(c, 120);
     tcase_add_checked_fixture(c, setup, teardown);
     tcase_add_test(c, paths_are_made_canonical_without_the_last_component);
     tcase_add_test(c, links_are_followed_to_where_the_mount_would_be);

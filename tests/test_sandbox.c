@@ -504,7 +504,7 @@ END_TEST
 int main(void)
 {
     TCase *tests = tcase_create("sandbox");
-    tcase_set_timeout(tests, 60);
+    tcase_set_timeout(tests, 120);
     tcase_add_test(tests, result_and_final_progress_come_back);
     tcase_add_test(tests, fault_of_the_child_comes_back);
     tcase_add_test(tests, fault_without_an_end_is_ended);

@@ -633,7 +633,7 @@ int main(void)
 {
     Suite *suite = suite_create("stage");
     TCase *tc = tcase_create("stage");
-    tcase_set_timeout(tc, 60);
+    tcase_set_timeout(tc, 120);
     tcase_add_unchecked_fixture(tc, make_base, remove_base);
     tcase_add_checked_fixture(tc, make_folder, remove_folder);
     tcase_add_test(tc, all_of_it_is_copied_and_read_from_there);

@@ -344,7 +344,7 @@ END_TEST
 int main(void)
 {
     TCase *tests = tcase_create("stream");
-    tcase_set_timeout(tests, 60);
+    tcase_set_timeout(tests, 120);
     tcase_add_checked_fixture(tests, set_up, tear_down);
     if (!FORKS_WITH_THREADS) { /* the thread that unpacks forks */
         puts("skipped: a sanitizer's allocator does not survive a fork with threads");
