@@ -1,176 +1,23 @@
 /*
- * The public loader: options and defaults, the words of its errors, and where it is.
+ * The public loader: its life, its batches, and the words of its errors.
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "budget.h"
 #include "clock.h"
-#include "cpus.h"
-#include "engine.h"
 #include "error.h"
+#include "loader_private.h"
 #include "portion.h"
 #include "trial.h"
 #include "upload.h"
 #include "view.h"
-
-#define DEFAULT_ALIGN 64u
-#define RUN_MAPPED 64u   /* samples that a thread takes at a time; */
-#define RUN_READ 4u      /* where each may wait for a device */
-#define THREADS_READ 32u /* reads in flight that slow storage likes */
-#define AHEAD_LEAST 4u
-#define ALIGN_MAX (1u << 20)
-#define IO_TIMEOUT_MS 60000u
-
-struct onepot_loader {
-    struct onepot_archive *archive; /* its own handle */
-    struct engine_options options;
-    _Atomic(struct engine *) engine;
-    _Atomic int owner;    /* the process whose engine it is, or that is about to make one */
-    pthread_mutex_t lock; /* of seeks, and of what follows from them: seed and digest */
-    struct onepot_device *device; /* NULL: batches are for the host */
-    struct onepot_images images;  /* 0 channels: none are made */
-    struct upload *upload;        /* the engine's memory, if there is a device */
-    enum onepot_gather gather;
-    uint64_t seed;
-    bool has_digest;
-    uint8_t digest[ONEPOT_DIGEST_BYTES];
-};
-
-/* ---- defaults ---- */
-
-static uint64_t free_bytes(void)
-{
-    return budget_free_bytes("");
-}
-
-static bool is_mapped(const struct dataset *d)
-{
-    for (size_t i = 0; i < d->pot_count; i++)
-        if (!d->maps[i] || !source_is_local(d->pots[i]->source))
-            return false;
-    return true;
-}
-
-/* How many batches are ahead: enough for every thread to have two runs to take. */
-static uint32_t ahead_for(const struct engine_options *o)
-{
-    uint64_t samples = 2 * o->run * o->threads;
-    uint64_t ahead = samples / (o->batch_size ? o->batch_size : 1) + 2;
-    if (ahead < AHEAD_LEAST)
-        ahead = AHEAD_LEAST;
-    return ahead < ENGINE_AHEAD_MAX ? (uint32_t)ahead : ENGINE_AHEAD_MAX;
-}
-
-static void choose_threads(const struct onepot_loader_options *given, struct engine_options *o)
-{
-    bool mapped = is_mapped(o->fill.archive->dataset);
-    o->threads = given->threads ? given->threads : portion_cpus();
-    if (!given->threads && !mapped && o->threads < THREADS_READ)
-        o->threads = THREADS_READ;
-    o->cpus = given->threads || !mapped ? 0 : cpus_allowed();
-    o->run = mapped ? RUN_MAPPED : RUN_READ;
-    o->ahead = given->prefetch ? given->prefetch : ahead_for(o);
-}
-
-/* ---- options ---- */
-
-static int check_options(const struct onepot_loader_options *o, struct onepot_error *error)
-{
-    if (o->batch_size == 0 || o->batch_size > UINT32_MAX)
-        return error_set(error, -EINVAL, "a batch has 1 to %" PRIu32 " samples", UINT32_MAX);
-    if (o->threads > ENGINE_THREADS_MAX)
-        return error_set(error, -EINVAL, "more than %u threads", ENGINE_THREADS_MAX);
-    if (o->prefetch > ENGINE_AHEAD_MAX)
-        return error_set(error, -EINVAL, "more than %u batches ahead", ENGINE_AHEAD_MAX);
-    if (o->align & (o->align - 1) || o->align > ALIGN_MAX)
-        return error_set(error, -EINVAL, "an alignment of %u is no power of two up to %u",
-                         o->align, ALIGN_MAX);
-    if (o->npy && o->decode)
-        return error_set(error, -EINVAL, "npy and a decoder exclude each other");
-    if (o->decode && o->decoded_bytes == 0)
-        return error_set(error, -EINVAL,
-                         "the room for what is decoded is missing (decoded_bytes)");
-    return 0;
-}
-
-static int plan_fill(const struct onepot_loader_options *given, struct fill_plan *fill,
-                     struct onepot_error *error)
-{
-    fill->align = given->align ? given->align : DEFAULT_ALIGN;
-    fill->verify = given->verify;
-    fill->skip_errors = given->skip_errors;
-    /* Of one rank the next epoch reads all, and no order of it lets a cache have more of it at
-     * its start than there is room for; of several each wants another part. */
-    fill->foresee = given->world_size > 1 && !is_mapped(fill->archive->dataset);
-    fill->npy = given->npy;
-    fill->decode = given->decode;
-    fill->decode_ctx = given->decode_ctx;
-    if (fill->npy)
-        return fill_npy_kind(fill, error);
-    fill->stride =
-        fill->decode ? given->decoded_bytes : onepot_archive_common_size(fill->archive);
-    return 0;
-}
-
-static int plan_order(struct onepot_loader_options *given, struct engine_options *o,
-                      struct onepot_error *error)
-{
-    int r = rank_find(&given->rank, &given->world_size, error);
-    if (r < 0)
-        return r;
-    o->order = (struct order_options){
-        .samples = o->fill.archive->count,
-        .rank = given->rank,
-        .world_size = given->world_size,
-        .seed = given->seed,
-        .shuffle = !given->no_shuffle,
-        .drop_last = given->drop_last,
-        .workers = 1,
-        .block = given->block,
-        .window = given->window ? given->window : ORDER_DEFAULT_WINDOW,
-    };
-    if (given->rank >= given->world_size)
-        return order_error(error, -EINVAL, &o->order);
-    o->batch_size = given->batch_size;
-    o->length = order_length(&o->order);
-    if (given->drop_last)
-        o->length -= o->length % o->batch_size;
-    return 0;
-}
-
-static int plan_all(struct onepot_loader_options *given, struct engine_options *o,
-                    struct onepot_error *error)
-{
-    int r = check_options(given, error);
-    if (r == 0)
-        r = plan_order(given, o, error);
-    if (r == 0)
-        r = plan_fill(given, &o->fill, error);
-    if (r < 0)
-        return r;
-    choose_threads(given, o);
-    uint32_t timeout_ms = given->io_timeout_ms ? given->io_timeout_ms : IO_TIMEOUT_MS;
-    if (timeout_ms != ONEPOT_NEVER)
-        o->io_timeout_ns = timeout_ms * UINT64_C(1000000);
-    o->memory_bytes = given->memory_bytes;
-    o->job_bytes = budget_cache_bytes();
-    o->is_fixed = given->memory_bytes > 0;
-    if (!given->memory_bytes) {
-        o->memory_bytes = portion_bytes();
-        o->free_bytes = free_bytes;
-        o->left_bytes = budget_memory_bytes("") / 8;
-    }
-    o->memory = &slab_host_memory;
-    return 0;
-}
 
 static int check_images(const struct onepot_images *images, const struct fill_plan *fill,
                         struct onepot_error *error)
@@ -334,7 +181,7 @@ int onepot_loader_new(const struct onepot_archive *archive,
     atomic_init(&loader->owner, (int)getpid());
     loader->options.fill.archive = loader->archive;
     loader->seed = given.seed;
-    r = plan_all(&given, &loader->options, error);
+    r = loader_plan(&given, &loader->options, error);
     if (r == 0)
         r = plan_device(loader, &given, error);
     if (r == 0)
@@ -377,7 +224,7 @@ static int start_as_child(struct onepot_loader *loader, struct onepot_error *err
 
 /* In a child: an engine of its own, where the parent's was; made by the thread that is first.
  */
-static int own_engine(struct onepot_loader *loader, struct onepot_error *error)
+int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error)
 {
     int pid = (int)getpid();
     while (!engine_is_own(loader->engine)) {
@@ -424,7 +271,7 @@ int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onep
 {
     uint64_t need = 0, deadline = UINT64_MAX;
     struct slab *slab;
-    int r = own_engine(loader, error);
+    int r = loader_own_engine(loader, error);
     if (r < 0)
         return r;
     if (timeout_ms >= 0)
@@ -489,7 +336,7 @@ uint64_t onepot_loader_epoch(const struct onepot_loader *loader, uint64_t *ret_d
 int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch)
 {
     struct place place;
-    int r = own_engine(loader, NULL);
+    int r = loader_own_engine(loader, NULL);
     if (r < 0)
         return r;
     pthread_mutex_lock(&loader->lock);
@@ -550,156 +397,4 @@ int onepot_loader_transfer(struct onepot_loader *loader, bool previous,
     transfer.peak_bytes_per_second = peak;
     memcpy(ret_transfer, &transfer, size < sizeof(transfer) ? size : sizeof(transfer));
     return 0;
-}
-
-/* ---- where it is ---- */
-
-static int find_digest(struct onepot_loader *loader, struct onepot_error *error, char *hex)
-{
-    if (!loader->has_digest) {
-        int r = onepot_archive_digest(loader->archive, loader->digest);
-        if (r < 0)
-            return error_errno(error, r, loader->archive->dataset->pots[0]->path);
-        loader->has_digest = true;
-    }
-    for (unsigned i = 0; i < ONEPOT_DIGEST_BYTES; i++)
-        snprintf(hex + 2 * i, 3, "%02x", loader->digest[i]);
-    return 0;
-}
-
-/* With the lock. */
-static int present_state(struct onepot_loader *loader, struct onepot_error *error,
-                         struct onepot_state *state)
-{
-    const struct order_options *o = &loader->options.order;
-    struct place place;
-    engine_place(loader->engine, &place);
-    *state = (struct onepot_state){
-        .size = sizeof(*state),
-        .version = 1,
-        .samples = o->samples,
-        .seed = loader->seed,
-        .epoch = place.epoch,
-        .done = place.done * o->world_size,
-        .shuffle = o->shuffle,
-        .drop_last = o->drop_last,
-        .block = o->block,
-        .window = o->block ? o->window : 0,
-    };
-    return find_digest(loader, error, state->digest);
-}
-
-int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error,
-                        struct onepot_state *ret_state)
-{
-    struct onepot_state state;
-    size_t size = ret_state->size;
-    int r = own_engine(loader, error);
-    if (r < 0)
-        return r;
-    pthread_mutex_lock(&loader->lock);
-    r = present_state(loader, error, &state);
-    pthread_mutex_unlock(&loader->lock);
-    if (r < 0)
-        return r;
-    state.size = size;
-    memcpy(ret_state, &state, size < sizeof(state) ? size : sizeof(state));
-    return 0;
-}
-
-/* With the lock. */
-static int restore(struct onepot_loader *loader, const struct onepot_state *state,
-                   struct onepot_error *error)
-{
-    struct onepot_state now;
-    uint64_t world = loader->options.order.world_size;
-    int r = present_state(loader, error, &now);
-    if (r < 0)
-        return r;
-    if (state->version != 1)
-        return error_set(error, -EINVAL, "a state of version %" PRIu64 " is not known",
-                         state->version);
-    if (memcmp(state->digest, now.digest, sizeof(now.digest)) != 0 ||
-        state->samples != now.samples)
-        return error_set(
-            error, -ESTALE,
-            "the state belongs to another archive (digest %.32s, here %.32s) or to "
-            "another selection of its samples",
-            state->digest, now.digest);
-    if (state->shuffle != now.shuffle || state->drop_last != now.drop_last ||
-        state->block != now.block || state->window != now.window)
-        return error_set(error, -EINVAL, "the state was made with other options of the order");
-    if (state->done % world != 0)
-        return error_set(error, -EINVAL,
-                         "%" PRIu64 " elements that are done can't be dealt to %" PRIu64
-                         " ranks: the global batch must be the same",
-                         state->done, world);
-    loader->seed = loader->options.order.seed = state->seed;
-    engine_seek(loader->engine,
-                &(struct place){.epoch = state->epoch, .done = state->done / world},
-                state->seed);
-    return 0;
-}
-
-int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_state *state,
-                          struct onepot_error *error)
-{
-    struct onepot_state then = {0};
-    int r = options_read(&then, sizeof(then), state, error);
-    if (r == 0)
-        r = own_engine(loader, error);
-    if (r < 0)
-        return r;
-    pthread_mutex_lock(&loader->lock);
-    r = restore(loader, &then, error);
-    pthread_mutex_unlock(&loader->lock);
-    return r;
-}
-
-/* ---- what was delivered ---- */
-
-/* Two bijections of 64 bits with good mixing (Stafford's variants 13 and 4 of MurmurHash3's
- * finaliser); two sums, so that no exchange of samples goes unnoticed. */
-static uint64_t mix_a(uint64_t x)
-{
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
-
-static uint64_t mix_b(uint64_t x)
-{
-    x = (x ^ x >> 33) * UINT64_C(0x62a9d9ed799705f5);
-    x = (x ^ x >> 28) * UINT64_C(0xcb24d0a5c88c35b3);
-    return x ^ x >> 32;
-}
-
-void delivered_count(struct onepot_delivered *delivered, uint64_t index)
-{
-    delivered->samples++;
-    delivered->sum_a += mix_a(index + 1);
-    delivered->sum_b += mix_b(index + 1);
-}
-
-void onepot_loader_delivered(struct onepot_loader *loader,
-                             struct onepot_delivered *ret_delivered)
-{
-    struct place place;
-    engine_place(loader->engine, &place);
-    *ret_delivered = place.delivered;
-}
-
-void onepot_archive_all(const struct onepot_archive *archive,
-                        struct onepot_delivered *ret_delivered)
-{
-    *ret_delivered = (struct onepot_delivered){0};
-    for (uint64_t i = 0; i < archive->count; i++)
-        delivered_count(ret_delivered, i);
-}
-
-void onepot_delivered_add(struct onepot_delivered *to, const struct onepot_delivered *more)
-{
-    to->samples += more->samples;
-    to->sum_a += more->sum_a;
-    to->sum_b += more->sum_b;
 }

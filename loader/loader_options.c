@@ -1,0 +1,148 @@
+/*
+ * What a loader is told: checked, and completed by what the archive is and the job has.
+ */
+#include <errno.h>
+#include <inttypes.h>
+
+#include "budget.h"
+#include "cpus.h"
+#include "error.h"
+#include "loader_private.h"
+#include "portion.h"
+#include "view.h"
+
+#define DEFAULT_ALIGN 64u
+#define RUN_MAPPED 64u   /* samples that a thread takes at a time; */
+#define RUN_READ 4u      /* where each may wait for a device */
+#define THREADS_READ 32u /* reads in flight that slow storage likes */
+#define AHEAD_LEAST 4u
+#define ALIGN_MAX (1u << 20)
+#define IO_TIMEOUT_MS 60000u
+
+/* ---- defaults ---- */
+
+static uint64_t free_bytes(void)
+{
+    return budget_free_bytes("");
+}
+
+static bool is_mapped(const struct dataset *d)
+{
+    for (size_t i = 0; i < d->pot_count; i++)
+        if (!d->maps[i] || !source_is_local(d->pots[i]->source))
+            return false;
+    return true;
+}
+
+/* How many batches are ahead: enough for every thread to have two runs to take. */
+static uint32_t ahead_for(const struct engine_options *o)
+{
+    uint64_t samples = 2 * o->run * o->threads;
+    uint64_t ahead = samples / (o->batch_size ? o->batch_size : 1) + 2;
+    if (ahead < AHEAD_LEAST)
+        ahead = AHEAD_LEAST;
+    return ahead < ENGINE_AHEAD_MAX ? (uint32_t)ahead : ENGINE_AHEAD_MAX;
+}
+
+static void choose_threads(const struct onepot_loader_options *given, struct engine_options *o)
+{
+    bool mapped = is_mapped(o->fill.archive->dataset);
+    o->threads = given->threads ? given->threads : portion_cpus();
+    if (!given->threads && !mapped && o->threads < THREADS_READ)
+        o->threads = THREADS_READ;
+    o->cpus = given->threads || !mapped ? 0 : cpus_allowed();
+    o->run = mapped ? RUN_MAPPED : RUN_READ;
+    o->ahead = given->prefetch ? given->prefetch : ahead_for(o);
+}
+
+/* ---- options ---- */
+
+static int check_options(const struct onepot_loader_options *o, struct onepot_error *error)
+{
+    if (o->batch_size == 0 || o->batch_size > UINT32_MAX)
+        return error_set(error, -EINVAL, "a batch has 1 to %" PRIu32 " samples", UINT32_MAX);
+    if (o->threads > ENGINE_THREADS_MAX)
+        return error_set(error, -EINVAL, "more than %u threads", ENGINE_THREADS_MAX);
+    if (o->prefetch > ENGINE_AHEAD_MAX)
+        return error_set(error, -EINVAL, "more than %u batches ahead", ENGINE_AHEAD_MAX);
+    if (o->align & (o->align - 1) || o->align > ALIGN_MAX)
+        return error_set(error, -EINVAL, "an alignment of %u is no power of two up to %u",
+                         o->align, ALIGN_MAX);
+    if (o->npy && o->decode)
+        return error_set(error, -EINVAL, "npy and a decoder exclude each other");
+    if (o->decode && o->decoded_bytes == 0)
+        return error_set(error, -EINVAL,
+                         "the room for what is decoded is missing (decoded_bytes)");
+    return 0;
+}
+
+static int plan_fill(const struct onepot_loader_options *given, struct fill_plan *fill,
+                     struct onepot_error *error)
+{
+    fill->align = given->align ? given->align : DEFAULT_ALIGN;
+    fill->verify = given->verify;
+    fill->skip_errors = given->skip_errors;
+    /* Of one rank the next epoch reads all, and no order of it lets a cache have more of it at
+     * its start than there is room for; of several each wants another part. */
+    fill->foresee = given->world_size > 1 && !is_mapped(fill->archive->dataset);
+    fill->npy = given->npy;
+    fill->decode = given->decode;
+    fill->decode_ctx = given->decode_ctx;
+    if (fill->npy)
+        return fill_npy_kind(fill, error);
+    fill->stride =
+        fill->decode ? given->decoded_bytes : onepot_archive_common_size(fill->archive);
+    return 0;
+}
+
+static int plan_order(struct onepot_loader_options *given, struct engine_options *o,
+                      struct onepot_error *error)
+{
+    int r = rank_find(&given->rank, &given->world_size, error);
+    if (r < 0)
+        return r;
+    o->order = (struct order_options){
+        .samples = o->fill.archive->count,
+        .rank = given->rank,
+        .world_size = given->world_size,
+        .seed = given->seed,
+        .shuffle = !given->no_shuffle,
+        .drop_last = given->drop_last,
+        .workers = 1,
+        .block = given->block,
+        .window = given->window ? given->window : ORDER_DEFAULT_WINDOW,
+    };
+    if (given->rank >= given->world_size)
+        return order_error(error, -EINVAL, &o->order);
+    o->batch_size = given->batch_size;
+    o->length = order_length(&o->order);
+    if (given->drop_last)
+        o->length -= o->length % o->batch_size;
+    return 0;
+}
+
+int loader_plan(struct onepot_loader_options *given, struct engine_options *o,
+                struct onepot_error *error)
+{
+    int r = check_options(given, error);
+    if (r == 0)
+        r = plan_order(given, o, error);
+    if (r == 0)
+        r = plan_fill(given, &o->fill, error);
+    if (r < 0)
+        return r;
+    choose_threads(given, o);
+    uint32_t timeout_ms = given->io_timeout_ms ? given->io_timeout_ms : IO_TIMEOUT_MS;
+    if (timeout_ms != ONEPOT_NEVER)
+        o->io_timeout_ns = timeout_ms * UINT64_C(1000000);
+    o->memory_bytes = given->memory_bytes;
+    o->job_bytes = budget_cache_bytes();
+    o->is_fixed = given->memory_bytes > 0;
+    if (!given->memory_bytes) {
+        o->memory_bytes = portion_bytes();
+        o->free_bytes = free_bytes;
+        o->left_bytes = budget_memory_bytes("") / 8;
+    }
+    o->memory = &slab_host_memory;
+    return 0;
+}

@@ -1,0 +1,164 @@
+/*
+ * Where a loader is, as numbers that a later one goes on from, and what was delivered.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "error.h"
+#include "loader_private.h"
+#include "view.h"
+
+/* ---- where it is ---- */
+
+static int find_digest(struct onepot_loader *loader, struct onepot_error *error, char *hex)
+{
+    if (!loader->has_digest) {
+        int r = onepot_archive_digest(loader->archive, loader->digest);
+        if (r < 0)
+            return error_errno(error, r, loader->archive->dataset->pots[0]->path);
+        loader->has_digest = true;
+    }
+    for (unsigned i = 0; i < ONEPOT_DIGEST_BYTES; i++)
+        snprintf(hex + 2 * i, 3, "%02x", loader->digest[i]);
+    return 0;
+}
+
+/* With the lock. */
+static int present_state(struct onepot_loader *loader, struct onepot_error *error,
+                         struct onepot_state *state)
+{
+    const struct order_options *o = &loader->options.order;
+    struct place place;
+    engine_place(loader->engine, &place);
+    *state = (struct onepot_state){
+        .size = sizeof(*state),
+        .version = 1,
+        .samples = o->samples,
+        .seed = loader->seed,
+        .epoch = place.epoch,
+        .done = place.done * o->world_size,
+        .shuffle = o->shuffle,
+        .drop_last = o->drop_last,
+        .block = o->block,
+        .window = o->block ? o->window : 0,
+    };
+    return find_digest(loader, error, state->digest);
+}
+
+int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error,
+                        struct onepot_state *ret_state)
+{
+    struct onepot_state state;
+    size_t size = ret_state->size;
+    int r = loader_own_engine(loader, error);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&loader->lock);
+    r = present_state(loader, error, &state);
+    pthread_mutex_unlock(&loader->lock);
+    if (r < 0)
+        return r;
+    state.size = size;
+    memcpy(ret_state, &state, size < sizeof(state) ? size : sizeof(state));
+    return 0;
+}
+
+/* With the lock. */
+static int restore(struct onepot_loader *loader, const struct onepot_state *state,
+                   struct onepot_error *error)
+{
+    struct onepot_state now;
+    uint64_t world = loader->options.order.world_size;
+    int r = present_state(loader, error, &now);
+    if (r < 0)
+        return r;
+    if (state->version != 1)
+        return error_set(error, -EINVAL, "a state of version %" PRIu64 " is not known",
+                         state->version);
+    if (memcmp(state->digest, now.digest, sizeof(now.digest)) != 0 ||
+        state->samples != now.samples)
+        return error_set(
+            error, -ESTALE,
+            "the state belongs to another archive (digest %.32s, here %.32s) or to "
+            "another selection of its samples",
+            state->digest, now.digest);
+    if (state->shuffle != now.shuffle || state->drop_last != now.drop_last ||
+        state->block != now.block || state->window != now.window)
+        return error_set(error, -EINVAL, "the state was made with other options of the order");
+    if (state->done % world != 0)
+        return error_set(error, -EINVAL,
+                         "%" PRIu64 " elements that are done can't be dealt to %" PRIu64
+                         " ranks: the global batch must be the same",
+                         state->done, world);
+    loader->seed = loader->options.order.seed = state->seed;
+    engine_seek(loader->engine,
+                &(struct place){.epoch = state->epoch, .done = state->done / world},
+                state->seed);
+    return 0;
+}
+
+int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_state *state,
+                          struct onepot_error *error)
+{
+    struct onepot_state then = {0};
+    int r = options_read(&then, sizeof(then), state, error);
+    if (r == 0)
+        r = loader_own_engine(loader, error);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&loader->lock);
+    r = restore(loader, &then, error);
+    pthread_mutex_unlock(&loader->lock);
+    return r;
+}
+
+/* ---- what was delivered ---- */
+
+/* Two bijections of 64 bits with good mixing (Stafford's variants 13 and 4 of MurmurHash3's
+ * finaliser); two sums, so that no exchange of samples goes unnoticed. */
+static uint64_t mix_a(uint64_t x)
+{
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static uint64_t mix_b(uint64_t x)
+{
+    x = (x ^ x >> 33) * UINT64_C(0x62a9d9ed799705f5);
+    x = (x ^ x >> 28) * UINT64_C(0xcb24d0a5c88c35b3);
+    return x ^ x >> 32;
+}
+
+void delivered_count(struct onepot_delivered *delivered, uint64_t index)
+{
+    delivered->samples++;
+    delivered->sum_a += mix_a(index + 1);
+    delivered->sum_b += mix_b(index + 1);
+}
+
+void onepot_loader_delivered(struct onepot_loader *loader,
+                             struct onepot_delivered *ret_delivered)
+{
+    struct place place;
+    engine_place(loader->engine, &place);
+    *ret_delivered = place.delivered;
+}
+
+void onepot_archive_all(const struct onepot_archive *archive,
+                        struct onepot_delivered *ret_delivered)
+{
+    *ret_delivered = (struct onepot_delivered){0};
+    for (uint64_t i = 0; i < archive->count; i++)
+        delivered_count(ret_delivered, i);
+}
+
+void onepot_delivered_add(struct onepot_delivered *to, const struct onepot_delivered *more)
+{
+    to->samples += more->samples;
+    to->sum_a += more->sum_a;
+    to->sum_b += more->sum_b;
+}
