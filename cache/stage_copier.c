@@ -88,6 +88,7 @@ static void copy_chunk(struct copier *c, uint64_t chunk, void *buf)
         return;
     }
     atomic_store_explicit(&c->failures, 0, memory_order_relaxed);
+    atomic_store_explicit(&state->progress_ns, now_ns(), memory_order_relaxed);
     atomic_fetch_add(&state->stream_bytes, stage_chunk_len(state, chunk));
 }
 
@@ -123,6 +124,7 @@ static void pass(struct copier *c)
     uint64_t start_ns = now_ns();
     unsigned count = 0;
     atomic_store(&state->stream_since_ns, start_ns);
+    atomic_store(&state->progress_ns, start_ns);
     atomic_store(&c->next, 0);
     atomic_store(&c->missed, 0);
     while (count + 1 < c->stage->streams && count < STAGE_STREAMS_MAX &&

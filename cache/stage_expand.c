@@ -167,6 +167,11 @@ static void fail(struct expanding *e, int err)
         fault_set(&e->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                   "there are %s bytes in it than its saved index speaks of: it was changed",
                   err == 0 ? "fewer" : "more");
+    if (e->err == 0 && err != -ENOSPC && stage_was_changed(e->stage)) {
+        e->fault = (struct fault){0};
+        fault_set(&e->fault, -ESTALE, NULL, FAULT_NO_OFFSET,
+                  "was changed while it was unpacked");
+    }
     /* Its words may be those of a child that was taken over. */
     fault_describe(&e->fault, err, NULL, state->reason, sizeof(state->reason));
     atomic_store(&state->failure, err == 0 || err == -EFBIG ? EUCLEAN : -err);

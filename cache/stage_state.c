@@ -138,11 +138,17 @@ bool stage_claim_stream(struct stage_state *state, uint64_t chunk, uint32_t gene
     return take(state, chunk, seen, claim);
 }
 
+static bool is_stuck(const struct stage_state *state)
+{
+    uint64_t since_ns = atomic_load(&state->progress_ns), now = now_ns();
+    return now > since_ns && now - since_ns > DEMAND_OLD_MS * UINT64_C(1000000);
+}
+
 bool stage_claim_demand(struct stage_state *state, uint64_t chunk)
 {
     uint32_t seen = atomic_load_explicit(&state->chunk[chunk], memory_order_relaxed);
     uint32_t current = CLAIM_STREAM | atomic_load(&state->generation);
-    if (seen == CHUNK_HERE || seen == CHUNK_BAD || seen == current)
+    if (seen == CHUNK_HERE || seen == CHUNK_BAD || (seen == current && !is_stuck(state)))
         return false;
     if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !is_old(seen))
         return false;

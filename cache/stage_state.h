@@ -54,7 +54,7 @@ struct stage_state {
     _Atomic uint64_t demands;         /* chunks that were */
     _Atomic uint64_t past_bytes;      /* read from the archive and not kept */
 
-    _Atomic uint64_t progress_ns; /* when a stream that is unpacked has last come further */
+    _Atomic uint64_t progress_ns; /* when the copier, or who unpacks, has last come further */
     char reason[256];             /* of the failure of a stream; written before it */
     _Atomic int32_t away; /* errno for which it comes no further now, but may again; or 0 */
 
@@ -90,7 +90,11 @@ static inline bool stage_chunk_here(const struct stage_state *state, uint64_t ch
 /* A chunk for the copier of this generation; it may be claimed by somebody who is gone. */
 bool stage_claim_stream(struct stage_state *state, uint64_t chunk, uint32_t generation);
 
-/* A chunk for a reader: true: it is his to make; false: it is there, or in the making. */
+/*
+ * A chunk for a reader: true: it is his to make; false: it is there, or in the making. What a
+ * copier is at that has come no further for long may be made by a reader, too: its reads may
+ * never be answered.
+ */
 bool stage_claim_demand(struct stage_state *state, uint64_t chunk);
 
 /* The end of a claim: CHUNK_HERE, CHUNK_ABSENT or CHUNK_BAD; wakes who waits for it. */

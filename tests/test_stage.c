@@ -21,8 +21,10 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "source.h"
 #include "stage.h"
+#include "stage_state.h"
 #include "suite.h"
 
 #define MIB (1u << 20)
@@ -321,6 +323,27 @@ START_TEST(a_copier_that_is_killed_is_replaced)
     ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
     ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
     close_staged(&s);
+}
+END_TEST
+
+/* Its reads may never be answered; those of a reader may. */
+START_TEST(what_a_copier_that_hangs_is_at_is_made_by_readers)
+{
+    const struct source_identity none = {0};
+    struct stage_state *state = calloc(1, stage_state_size(2 * MIB));
+    ck_assert_ptr_nonnull(state);
+    stage_state_init(state, &none, 2 * MIB, "archive", "place");
+    atomic_store(&state->generation, 1);
+    ck_assert(stage_claim_stream(state, 0, 1));
+    atomic_store(&state->progress_ns, now_ns());
+    ck_assert(!stage_claim_demand(state, 0));
+    atomic_store(&state->progress_ns, 0); /* that is since the machine was started */
+    ck_assert(stage_claim_demand(state, 0));
+    ck_assert(!stage_claim_demand(state, 0));
+    stage_settle(state, 0, CHUNK_HERE);
+    stage_settle(state, 0, CHUNK_ABSENT); /* the copier, late and in vain */
+    ck_assert(stage_chunk_here(state, 0));
+    free(state);
 }
 END_TEST
 
@@ -642,6 +665,7 @@ int main(void)
     tcase_add_test(tc, files_are_private);
     tcase_add_test(tc, another_goes_on_where_a_killed_one_was);
     tcase_add_test(tc, a_copier_that_is_killed_is_replaced);
+    tcase_add_test(tc, what_a_copier_that_hangs_is_at_is_made_by_readers);
     tcase_add_test(tc, the_next_start_removes_what_nobody_uses);
     tcase_add_test(tc, a_source_that_is_cut_short_is_told_of);
     tcase_add_test(tc, an_archive_that_changes_meanwhile_makes_no_copy_for_others);

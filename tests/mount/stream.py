@@ -273,6 +273,19 @@ def flip(path, at):
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
+def test_a_stream_that_is_cut_short_says_so(work):
+    archive = make_stream(work)
+    with Slow(work, "--bandwidth=5M", "--pages=none", "--attr-timeout=0",
+              os.path.dirname(archive)) as slow:
+        with work.mount("--io-timeout=5", "--retries=1", slow / "a.tar.gz") as mount:
+            check_file(mount.path, 3)
+            os.truncate(archive, os.path.getsize(archive) // 2)
+            wait_for(lambda: staged(mount)["failure"], "the failure", 60)
+            check_file(mount.path, 3)
+            check(fails(mount.path, FILES - 1), "what was cut off was read")
+            check_equal(staged(mount)["reason"], "was changed while it was unpacked", "why")
+
+
 def test_damage_is_named_and_never_served(work):
     """Behind the index's back: same size, same time, another byte, that no sum is over."""
     for program, suffix in (("bzip2", "bz2"), ("zstd -1 --no-check", "zst"), ("lz4 -q", "lz4")):
