@@ -10,7 +10,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "budget.h"
+#include "claims.h"
 #include "error.h"
+#include "job.h"
 #include "view.h"
 
 /* One archive. */
@@ -28,6 +31,7 @@ struct locked {
     uint64_t *bases;
     size_t count;
     uint32_t width;
+    struct claim *claim; /* of the copies; NULL: there are none, or no others who could know */
 };
 
 /* ---- what can be collected ---- */
@@ -106,6 +110,34 @@ static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
     return r;
 }
 
+/* ---- what others of the job are told ---- */
+
+static uint64_t use(void *ctx, uint64_t bytes)
+{
+    (void)ctx;
+    return bytes;
+}
+
+/*
+ * Copies are memory of the job for as long as they are locked, which its caches leave alone.
+ * What is locked where it is mapped is the page cache's, and one for all ranks of the node.
+ */
+static void claim_copies(struct locked *l)
+{
+    struct job job;
+    struct claim_options o = {
+        .job = job.id, .total_bytes = budget_cache_bytes(), .unwatched = true};
+    for (size_t i = 0; i < l->count; i++)
+        o.fixed_bytes += l->pieces[i].copy ? l->pieces[i].bytes : 0;
+    if (!o.fixed_bytes || !o.total_bytes)
+        return;
+    job_detect(&job);
+    if (claim_new(&o, &l->claim) < 0)
+        l->claim = NULL;
+    else
+        claim_update(l->claim, use, NULL);
+}
+
 int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
                uint64_t room_bytes, struct onepot_error *error, struct locked **ret_locked)
 {
@@ -134,6 +166,7 @@ int locked_new(struct onepot_device *device, const struct onepot_archive *archiv
         locked_free(l);
         return r;
     }
+    claim_copies(l);
     *ret_locked = l;
     return 0;
 }
@@ -150,6 +183,7 @@ void locked_free(struct locked *locked)
             locked->type->release(locked->device->device, DEVICE_MEMORY_LOCKED, piece->copy,
                                   piece->bytes);
     }
+    claim_free(locked->claim);
     onepot_archive_close(locked->archive);
     free(locked->pieces);
     free(locked->bases);

@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "device.h"
+#include "claims.h"
 #include "locked.h"
 #include "trial.h"
 #include "upload.h"
@@ -354,6 +355,48 @@ START_TEST(gathering_by_the_device_is_measured)
     locked_free(locked);
     ck_assert_int_eq(locked_new(device, ragged_archive, 1000, &error, &locked), -ENOMEM);
     ck_assert_ptr_nonnull(strstr(error.text, "1000"));
+}
+END_TEST
+
+static int refuse_to_lock(void *on, const void *memory, size_t bytes,
+                          struct onepot_error *error)
+{
+    (void)on, (void)memory, (void)bytes, (void)error;
+    return -ENOTSUP;
+}
+
+/* Where the driver can't lock what is mapped, copies are made: memory that the job's caches
+ * miss.
+ */
+START_TEST(others_of_the_job_know_of_copies_that_are_locked)
+{
+    const struct device_type *type = device->type;
+    struct device_type stubborn = *type;
+    struct locked *locked = NULL;
+    struct onepot_error error = {0};
+    struct claim_others others;
+    char folder[] = "/tmp/onepot-device.XXXXXX";
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    setenv("ONEPOT_RUNTIME_DIR", folder, 1);
+    setenv("SLURM_JOB_ID", "78", 1);
+
+    good(locked_new(device, ragged_archive, 1 << 30, &error, &locked), &error);
+    ck_assert_int_eq(claims_of_job("78", &others), 0);
+    ck_assert_uint_eq(others.count, 0); /* locked as they are mapped */
+    locked_free(locked);
+
+    stubborn.lock = refuse_to_lock;
+    device->type = &stubborn;
+    good(locked_new(device, ragged_archive, 1 << 30, &error, &locked), &error);
+    ck_assert_int_eq(claims_of_job("78", &others), 0);
+    ck_assert_uint_eq(others.count, 1);
+    ck_assert_uint_eq(others.using_bytes, others.fixed_bytes);
+    ck_assert_uint_ge(others.fixed_bytes, 10000);
+    locked_free(locked);
+    device->type = type;
+    ck_assert_int_eq(claims_of_job("78", &others), 0);
+    ck_assert_uint_eq(others.count, 0);
+    rmdir(folder);
 }
 END_TEST
 
@@ -905,6 +948,7 @@ static Suite *suite(void)
     tcase_add_test(batches, so_do_those_that_the_device_gathers);
     tcase_add_test(batches, what_a_device_can_not_gather_is_refused);
     tcase_add_test(batches, gathering_by_the_device_is_measured);
+    tcase_add_test(batches, others_of_the_job_know_of_copies_that_are_locked);
     tcase_add_test(batches, gathering_by_the_device_is_chosen_where_it_is_about_as_fast);
     tcase_add_test(batches, samples_of_any_alignment_are_gathered);
     tcase_add_test(batches, nor_if_the_device_gathers);
