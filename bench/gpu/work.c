@@ -85,62 +85,68 @@ double work_seconds(struct job *j, struct work *w)
 
 /* ---- the host's threads ---- */
 
+#define ROOM (64u << 20)
+
 struct copier {
     const struct job *job;
     uint32_t number;
+    uint8_t *to; /* ROOM bytes, written before */
     uint64_t bytes;
 };
 
-/* Samples that lie apart, into memory that is there, as a slab would be. */
+/* Samples that lie apart, into memory that is there, as a slab is. */
 static void *copy_some(void *ctx)
 {
     struct copier *c = ctx;
-    const uint64_t samples = onepot_archive_samples(c->job->archive), room = 64u << 20;
-    uint8_t *to = malloc(room);
+    const uint64_t samples = onepot_archive_samples(c->job->archive);
     uint64_t at = 0, len;
     const void *from;
-    if (!to)
-        exit(1);
+    c->bytes = 0;
     for (uint64_t i = c->number; i < samples; i += c->job->threads) {
         check(onepot_archive_bytes(c->job->archive, i * 7919 % samples, &from, &len));
-        at = at + len > room ? 0 : at;
-        memcpy(to + at, from, len);
+        len = len < ROOM ? len : ROOM;
+        at = at + len > ROOM ? 0 : at;
+        memcpy(c->to + at, from, len);
         at += len;
         c->bytes += len;
     }
-    free(to);
     return NULL;
 }
 
-static double copy_once(const struct job *j)
+static double copy_once(struct copier *c, pthread_t *threads, uint32_t count)
 {
-    struct copier *c = calloc(j->threads, sizeof(*c));
-    pthread_t *threads = calloc(j->threads, sizeof(*threads));
     uint64_t bytes = 0;
-    if (!c || !threads)
-        exit(1);
     double start = now();
-    for (uint32_t i = 0; i < j->threads; i++) {
-        c[i] = (struct copier){.job = j, .number = i};
+    for (uint32_t i = 0; i < count; i++)
         if (pthread_create(&threads[i], NULL, copy_some, &c[i]) != 0)
             exit(1);
-    }
-    for (uint32_t i = 0; i < j->threads; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         pthread_join(threads[i], NULL);
         bytes += c[i].bytes;
     }
-    double took = now() - start;
-    free(c);
-    free(threads);
-    return (double)bytes / took;
+    return (double)bytes / (now() - start);
 }
 
 double copy_bound(const struct job *j)
 {
+    struct copier *c = calloc(j->threads, sizeof(*c));
+    pthread_t *threads = calloc(j->threads, sizeof(*threads));
     double best = 0;
+    if (!c || !threads)
+        exit(1);
+    for (uint32_t i = 0; i < j->threads; i++) {
+        c[i] = (struct copier){.job = j, .number = i, .to = malloc(ROOM)};
+        if (!c[i].to)
+            exit(1);
+        memset(c[i].to, 1, ROOM);
+    }
     for (int i = 0; i < ROUNDS; i++) {
-        double rate = copy_once(j);
+        double rate = copy_once(c, threads, j->threads);
         best = rate > best ? rate : best;
     }
+    for (uint32_t i = 0; i < j->threads; i++)
+        free(c[i].to);
+    free(c);
+    free(threads);
     return best;
 }

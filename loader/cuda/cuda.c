@@ -52,6 +52,16 @@ static int find_node(CUdevice device)
     return node;
 }
 
+static enum gpu_read_only find_read_only(CUdevice device)
+{
+    int by_flag = 0, by_host = 0;
+    gpu_driver.get_attribute(&by_flag, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED,
+                             device);
+    gpu_driver.get_attribute(
+        &by_host, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, device);
+    return by_flag ? GPU_READ_ONLY_BY_FLAG : by_host ? GPU_READ_ONLY_AS_ANY : GPU_READ_ONLY_NOT;
+}
+
 static void close_gpu(void *device)
 {
     struct gpu *g = device;
@@ -107,8 +117,7 @@ static int open_gpu(uint32_t index, struct onepot_error *error, void **ret_devic
         return r;
     }
     g->node = find_node(g->device);
-    gpu_driver.get_attribute(&g->read_only,
-                             CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, g->device);
+    g->read_only = find_read_only(g->device);
     *ret_device = g;
     return 0;
 }

@@ -12,11 +12,18 @@
 
 #define GPU_NODES_MAX 1024
 
+/* How a device locks memory that nobody may write to. */
+enum gpu_read_only {
+    GPU_READ_ONLY_NOT,
+    GPU_READ_ONLY_BY_FLAG,
+    GPU_READ_ONLY_AS_ANY, /* it goes by the host's page tables */
+};
+
 struct gpu {
     CUdevice device;
     CUcontext context;
-    int node;      /* -1: not known */
-    int read_only; /* it can lock memory that nobody may write to: 1 */
+    int node; /* -1: not known */
+    enum gpu_read_only read_only;
 };
 
 /* Functions of libcuda.so.1, after gpu_need_driver. */

@@ -33,9 +33,12 @@ struct lock {
 static pthread_mutex_t locks_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct lock *locks;
 
+/* Whole pages: the mapping has them, also where a file ends within one. */
 static int register_pages(const struct gpu *g, const void *memory, size_t bytes, unsigned more,
                           struct onepot_error *error)
 {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    bytes = (bytes + page - 1) & ~(page - 1);
     int r = gpu_enter(g, error);
     if (r < 0)
         return r;
@@ -74,7 +77,9 @@ static int new_lock(const struct gpu *g, const void *memory, size_t bytes,
     int r = gpu_driver_checked(gpu_driver.retain(&l->in.context, g->device),
                                "the device can't be opened", error);
     if (r == 0) {
-        r = register_pages(&l->in, memory, bytes, cudaHostRegisterReadOnly, error);
+        r = register_pages(&l->in, memory, bytes,
+                           g->read_only == GPU_READ_ONLY_BY_FLAG ? cudaHostRegisterReadOnly : 0,
+                           error);
         if (r < 0)
             gpu_driver.release(g->device);
     }
@@ -89,7 +94,7 @@ int gpu_lock(void *device, const void *memory, size_t bytes, struct onepot_error
 {
     const struct gpu *g = device;
     int r = 0;
-    if (!g->read_only)
+    if (g->read_only == GPU_READ_ONLY_NOT)
         return gpu_say(error, -ENOTSUP,
                        "CUDA: the device can't lock memory that nobody may write to");
     pthread_mutex_lock(&locks_lock);

@@ -92,9 +92,12 @@ CUresult cuDriverGetVersion(int *ret_version)
 CUresult cuDeviceGetAttribute(int *ret_value, CUdevice_attribute which, CUdevice device)
 {
     (void)device;
-    if (which != CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
+    if (which == CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
+        *ret_value = !state.no_read_only;
+    else if (which == CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)
+        *ret_value = state.host_tables;
+    else
         return CUDA_ERROR_INVALID_VALUE;
-    *ret_value = !state.no_read_only;
     return CUDA_SUCCESS;
 }
 

@@ -15,8 +15,10 @@
 /* What a test may ask for, before or meanwhile; one in a process. */
 struct played {
     int devices;
-    size_t memory_bytes;    /* of a device */
-    bool no_read_only;      /* memory that must not be written to can't be locked */
+    size_t memory_bytes; /* of a device */
+    bool no_read_only;   /* there is no flag for memory that must not be written to; */
+    bool host_tables;    /* nor is there need of one */
+    unsigned long read_only_locks; /* of such memory, until now */
     bool no_locking;        /* nor any other but what is allocated for it; see locked_bytes */
     size_t locked_bytes;    /* at most, of all that is locked */
     bool lost;              /* every call fails from now on */

@@ -77,6 +77,18 @@ class Played(unittest.TestCase):
     def test_also_those_that_it_gathers(self):
         self.assertIs(self.check(gather="device")["gathered_by_device"], True)
 
+    def test_a_consumer_may_name_no_stream_or_see_to_it_itself(self):
+        for b, a in zip(self.loader(device="cuda:0"), self.loader()):
+            default, own = b.__dlpack__(), b.__dlpack__(stream=-1)
+            b.record_stream(2)
+            b.wait()
+            for capsule in default, own:
+                managed = take(capsule)
+                self.assertEqual(on_device(managed), bytes(a.data))
+                managed.contents.deleter(managed)
+            for wrong in 0, -2:
+                self.assertRaises(BufferError, b.__dlpack__, stream=wrong)
+
     def test_a_tensor_outlives_batch_and_loader(self):
         loader = self.loader(device="cuda:0")
         batch = next(iter(loader))

@@ -6,12 +6,15 @@
 #include "runtime.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "device.h"
@@ -50,7 +53,8 @@ static pthread_mutex_t moving = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local cudaError_t last;
 static _Thread_local bool has_own_stream; /* something waits in cudaStreamPerThread */
-static bool unloading;                    /* the process ends */
+static _Thread_local bool ends_process;
+static atomic_bool unloading;
 
 static void forbid(const char *what, const void *memory)
 {
@@ -60,7 +64,8 @@ static void forbid(const char *what, const void *memory)
 
 static void unload(void)
 {
-    unloading = true;
+    ends_process = true;
+    atomic_store(&unloading, true);
 }
 
 static void begin(void)
@@ -84,8 +89,10 @@ static void begin(void)
 static cudaError_t enter(void)
 {
     pthread_once(&once, begin);
-    if (unloading)
+    if (ends_process)
         forbid("the runtime is called while it ends", NULL);
+    if (atomic_load(&unloading))
+        return cudaErrorCudartUnloading; /* a thread that was on its way */
     if (!rt.driver->current())
         forbid("the runtime is called without a context", NULL);
     if (rt.driver->old)
@@ -212,11 +219,19 @@ cudaError_t cudaFree(void *memory)
     return cudaSuccess;
 }
 
+/* May the process write there? It gets the byte that it has. */
+static bool is_writable(void *memory)
+{
+    char byte = *(const volatile char *)memory;
+    struct iovec from = {&byte, 1}, to = {memory, 1};
+    return process_vm_writev(getpid(), &from, 1, &to, 1, 0) == 1 || errno != EFAULT;
+}
+
 cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
 {
     ENTER;
     cudaError_t e = cudaSuccess;
-    bool read_only = flags & cudaHostRegisterReadOnly;
+    bool read_only = flags & cudaHostRegisterReadOnly, writable = is_writable(memory);
     if (!bytes || is_of_device(memory))
         return done(cudaErrorInvalidValue);
     pthread_mutex_lock(&rt.lock);
@@ -224,11 +239,14 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
         forbid("memory is locked in a way that the device does not have", memory);
     else if (rt.driver->no_locking || bytes > rt.driver->locked_bytes - rt.locked_bytes)
         e = cudaErrorMemoryAllocation;
+    else if (!writable && !read_only && !rt.driver->host_tables)
+        e = cudaErrorInvalidValue;
     else if (*find(memory))
         e = cudaErrorHostMemoryAlreadyRegistered;
     else {
         add(memory, bytes, NULL);
         rt.locked_bytes += bytes;
+        rt.driver->read_only_locks += !writable;
     }
     pthread_mutex_unlock(&rt.lock);
     return done(e);

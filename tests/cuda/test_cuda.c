@@ -193,6 +193,17 @@ START_TEST(the_device_gathers_from_the_archive)
 {
     open_device("cuda:0");
     check_gathering();
+    ck_assert_uint_eq(gpu->read_only_locks, 1);
+}
+END_TEST
+
+START_TEST(also_where_its_page_tables_are_the_host_s)
+{
+    gpu->no_read_only = true;
+    gpu->host_tables = true;
+    open_device("cuda:0");
+    check_gathering();
+    ck_assert_uint_eq(gpu->read_only_locks, 1);
 }
 END_TEST
 
@@ -201,6 +212,7 @@ START_TEST(or_from_a_copy_where_only_that_can_be_locked)
     gpu->no_read_only = true;
     open_device("cuda:0");
     check_gathering();
+    ck_assert_uint_eq(gpu->read_only_locks, 0);
 }
 END_TEST
 
@@ -246,6 +258,7 @@ START_TEST(loaders_of_several_devices_share_what_is_locked)
     device = second;
     check_epoch(loaders[2]);
     onepot_loader_free(loaders[2]);
+    ck_assert_uint_eq(gpu->read_only_locks, 2); /* once for the one before, once for three */
 }
 END_TEST
 
@@ -374,6 +387,7 @@ int main(void)
     tcase_add_test(c, a_lost_device_is_one_error_and_an_end);
     tcase_add_test(c, a_device_without_room_is_an_error_that_says_so);
     tcase_add_test(c, the_device_gathers_from_the_archive);
+    tcase_add_test(c, also_where_its_page_tables_are_the_host_s);
     tcase_add_test(c, or_from_a_copy_where_only_that_can_be_locked);
     tcase_add_test(c, or_the_host_does_it_where_none_can_be);
     tcase_add_test(c, loaders_of_several_devices_share_what_is_locked);
