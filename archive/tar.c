@@ -58,6 +58,7 @@ struct walk {
     uint64_t members;
     char last[512]; /* the member read last, for messages */
     struct tar_oddities odd;
+    struct tar_globals globals;
 };
 
 /* ---- messages ---- */
@@ -257,6 +258,10 @@ static int add_by_type(struct walk *w, const char *path, struct builder_member *
 static int read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
 {
     const struct walk *w = ctx;
+    if (w->feed.map && offset <= w->size_bytes && len <= w->size_bytes - offset) {
+        memcpy(buf, w->feed.map + offset, len);
+        return 0;
+    }
     return w->framed ? tar_framed_read(w->framed, buf, len, offset)
                      : source_read(w->source, buf, len, offset);
 }
@@ -275,6 +280,13 @@ static int restore_minus(struct walk *w, struct builder_member *member)
     return r;
 }
 
+static int apply_globals(struct walk *w, struct builder_member *member)
+{
+    int r = tar_apply_globals(&w->globals, read_tar, w, member->header_offset,
+                              member->data_offset, member, &w->odd);
+    return r == -ENODATA && w->framed ? 0 : r; /* headers that fill frames */
+}
+
 static int read_member(struct walk *w)
 {
     const char *path = archive_entry_pathname(w->entry);
@@ -283,8 +295,6 @@ static int read_member(struct walk *w)
     if (keep)
         memcpy(w->last, path, keep);
     w->last[keep] = '\0';
-    if (len == 0)
-        return member_fault(w, -EUCLEAN, "a member has no name");
 
     struct builder_member member = {
         .uid = tar_owner(archive_entry_uid(w->entry), &w->odd),
@@ -297,6 +307,8 @@ static int read_member(struct walk *w)
     tar_mtime(w->entry, &member);
     if (member.mtime_sec == 0 && member.mtime_nsec > 0 && restore_minus(w, &member) < 0)
         return member_fault(w, -EIO, "its extended header can't be read again");
+    if (apply_globals(w, &member) < 0)
+        return member_fault(w, -EIO, "its extended header can't be read again");
     if (archive_entry_size(w->entry) < 0)
         return member_fault(w, -EUCLEAN, "its size is negative");
 
@@ -305,10 +317,12 @@ static int read_member(struct walk *w)
     if (r < 0)
         return r;
     w->expected = (end + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
+    if (len == 0)
+        return member_fault(w, -EINVAL, "a member has no name");
     return add_by_type(w, path, &member);
 }
 
-/* The same; one that can't be shown is no error, but left out. */
+/* Add the member that was read; one that can't be shown is no error, but left out. */
 static int add_member(struct walk *w)
 {
     struct fault *fault = w->fault, own = {0};
@@ -453,6 +467,8 @@ static void note_oddities(struct walk *w)
         note(w, "access lists that name users without a number are not shown");
     if (w->odd.members)
         note(w, "members of unknown type are not shown");
+    if (w->globals.has_others)
+        note(w, "global headers with more than times and owners are not applied");
 }
 
 static int walk_archive(struct walk *w)

@@ -1,7 +1,7 @@
 /*
  * What the files of the tar back end share: telling a tar by its bytes (tar_probe.c),
  * handing a source to libarchive (tar_feed.c), the attributes of a member
- * (tar_attributes.c, tar_minus.c), unpacking a compressed tar (tar_unpack.c, tar_gunzip.c),
+ * (tar_attributes.c, tar_records.c), unpacking a compressed tar (tar_unpack.c, tar_gunzip.c),
  * reading one by its frames (tar_frames.c, tar_framed.c), and reading members (tar.c). All but
  * the first see libarchive.
  */
@@ -35,7 +35,7 @@ bool tar_probe_head(const uint8_t *head, size_t head_len, uint64_t file_bytes);
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
 int tar_is_packed(const uint8_t *head, size_t head_len, const char **ret_compression);
 
-/* ---- tar_minus.c ---- */
+/* ---- tar_records.c ---- */
 
 /* Reads `len` bytes of the tar at `offset`: 0 or -errno. */
 typedef int tar_read(const void *ctx, void *buf, size_t len, uint64_t offset);
@@ -80,6 +80,25 @@ struct archive_entry;
 struct tar_oddities {
     bool owners, xattrs, acls, members;
 };
+
+/* What global headers say of all members that say nothing themselves; starts as zeros. */
+struct tar_globals {
+    bool has_mtime, has_uid, has_gid;
+    bool own_mtime, own_uid, own_gid; /* of the present member */
+    bool has_others;                  /* records that are not applied */
+    int64_t mtime_sec;
+    uint32_t mtime_nsec;
+    int64_t uid, gid;
+};
+
+/*
+ * Take in the global headers among those of a member, which lie in [from, to), and give it
+ * what they say. Errors of `read`; -ENOMEM; -EUCLEAN: a header that is too long.
+ * (tar_records.c)
+ */
+int tar_apply_globals(struct tar_globals *globals, tar_read *read, const void *ctx,
+                      uint64_t from, uint64_t to, struct builder_member *member,
+                      struct tar_oddities *odd);
 
 uint32_t tar_owner(int64_t id, struct tar_oddities *odd);
 uint32_t tar_permissions(struct archive_entry *entry);

@@ -273,6 +273,12 @@ def by_hand():
     hand("pax_binary_name", pax("short", [("hdrcharset", "BINARY"), ("path", b"\xe9\xff")], b"1"), END)
     hand("pax_size", pax("f", [("size", "5")], b"12345", size=0), member("g", b"2"), END)
     hand("pax_global", member("G", b"20 comment=nothing\n\n", kind=b"g"), member("f", b"1"), END)
+    everyone = member("G", b"15 mtime=77.25\n12 uid=1234\n11 gid=567\n", kind=b"g")
+    hand("pax_global_times", member("before", b"0"), everyone, member("f", b"1", mtime=5),
+         pax("g", [("mtime", "99"), ("gid", "8")], b"2"), member("d/", **folder), member("d/h", b"3"),
+         member("G", b"14 mtime=-0.5\n", kind=b"g"), pax("i", [("uid", "1"), ("gid", "2")], b"4"), END)
+    hand("pax_global_path", member("G", b"14 path=other\n", kind=b"g"), member("f", b"1"), END,
+         extracted=False)
     hand("libarchive_xattr",
          pax("f", [("LIBARCHIVE.xattr.user.a%3Db", "dmFsdWU="), ("SCHILY.xattr.user.c", b"\0\xff"),
                    ("SCHILY.xattr.user.c", "later"), ("SCHILY.xattr.user.empty", "")], b"1"),
@@ -315,6 +321,7 @@ def partly():
          extracted=False)
     hand("part_link_to_itself", member("s", kind=b"2", link="s"), member("s/x", b"2"), z, END)
     # GNU tar takes the dots from the beginning of such a name.
+    hand("part_no_name", f, member("", b"2"), z, END)
     hand("part_dotdot", f, member("a/../../b", b"2"), z, END, extracted=False)
 
 

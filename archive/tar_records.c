@@ -1,0 +1,196 @@
+/*
+ * Extended headers, read once more for what libarchive keeps to itself.
+ *
+ * A modification time of less than a second before 1970 ("-0.5") comes from it without its
+ * sign. So the records are looked at again, where a time lies in that one second after 1970
+ * that it would be taken for, which no real file's does.
+ *
+ * Records of a global header ('g') hold for all members behind it that have none of their own.
+ * libarchive passes over them; GNU tar and Python's tarfile apply them, and so does this for
+ * what archives are made with: times and owners (`tar --pax-option=mtime=...`, `git archive` of
+ * a commit from after 2242). One path or one size for all members makes no sense: such records
+ * get a remark. Comments, as of git archive, are of no matter.
+ */
+#include "tar_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+
+#define SIZE_AT 124
+#define SIZE_LEN 12
+#define TYPE_AT 156
+#define RECORDS_MAX (1u << 20) /* longer extended headers libarchive does not take */
+
+/* Called with each record of each extended header of type `type`. */
+typedef void take_record(void *ctx, char type, const char *key, const char *value);
+
+static uint64_t octal(const uint8_t *field, size_t len)
+{
+    uint64_t value = 0;
+    for (size_t i = 0; i < len && field[i] >= '0' && field[i] <= '7'; i++)
+        value = value * 8 + (uint64_t)(field[i] - '0');
+    return value;
+}
+
+/* "LENGTH KEY=VALUE\n", one behind the other. They become texts; what has no '=' ends it. */
+static void take_records(char *at, size_t len, char type, take_record *take, void *take_ctx)
+{
+    while (len > 0) {
+        char *key;
+        unsigned long record = strtoul(at, &key, 10);
+        size_t digits = (size_t)(key - at);
+        if (digits == 0 || record > len || record < digits + 3 || *key != ' ' ||
+            at[record - 1] != '\n')
+            return;
+        at[record - 1] = '\0';
+        char *value = memchr(key, '=', record - digits);
+        if (!value)
+            return;
+        *value = '\0';
+        take(take_ctx, type, key + 1, value + 1);
+        at += record;
+        len -= record;
+    }
+}
+
+static int read_records(tar_read *read, const void *ctx, uint64_t offset, uint64_t len,
+                        char type, take_record *take, void *take_ctx)
+{
+    auto_free char *records = len <= RECORDS_MAX ? malloc(len + 1) : NULL;
+    if (!records)
+        return len <= RECORDS_MAX ? -ENOMEM : -EUCLEAN;
+    int r = read(ctx, records, len, offset);
+    if (r < 0)
+        return r;
+    records[len] = '\0';
+    take_records(records, len, type, take, take_ctx);
+    return 0;
+}
+
+/* All records in front of the member whose headers lie in [from, to). */
+static int walk_records(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+                        take_record *take, void *take_ctx)
+{
+    while (from < to && to - from > TAR_BLOCK_BYTES) {
+        uint8_t header[TAR_BLOCK_BYTES];
+        int r = read(ctx, header, sizeof(header), from);
+        if (r < 0)
+            return r;
+        uint64_t len = octal(header + SIZE_AT, SIZE_LEN);
+        char type = (char)header[TYPE_AT];
+        from += TAR_BLOCK_BYTES;
+        if (!memchr("xXgLK", type, 5) || len > to - from)
+            return 0;
+        if (type == 'x' || type == 'X' || type == 'g')
+            r = read_records(read, ctx, from, len, type, take, take_ctx);
+        if (r < 0)
+            return r;
+        from += (len + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
+    }
+    return 0;
+}
+
+/* ---- the sign of a time ---- */
+
+static void take_sign(void *ctx, char type, const char *key, const char *value)
+{
+    bool *negative = ctx;
+    if (type != 'g' && strcmp(key, "mtime") == 0)
+        *negative = value[0] == '-';
+}
+
+int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+                         bool *ret_negative)
+{
+    *ret_negative = false;
+    return walk_records(read, ctx, from, to, take_sign, ret_negative);
+}
+
+/* ---- global records ---- */
+
+/* Decimal seconds; the fraction counts away from zero in tar, always upwards in the system. */
+static bool parse_time(const char *text, int64_t *ret_sec, uint32_t *ret_nsec)
+{
+    char *end;
+    bool negative = text[0] == '-';
+    if (text[negative] < '0' || text[negative] > '9')
+        return false;
+    errno = 0;
+    long long sec = strtoll(text, &end, 10);
+    uint32_t nsec = 0, unit = 100000000;
+    if (*end == '.')
+        for (end++; *end >= '0' && *end <= '9'; end++, unit /= 10)
+            nsec += (uint32_t)(*end - '0') * unit;
+    if (*end || errno || sec == INT64_MIN)
+        return false;
+    *ret_sec = negative && nsec ? sec - 1 : sec;
+    *ret_nsec = negative && nsec ? 1000000000 - nsec : nsec;
+    return true;
+}
+
+/* 1 to 19 digits. */
+static bool parse_owner(const char *text, int64_t *ret_id)
+{
+    size_t digits = strspn(text, "0123456789");
+    if (digits == 0 || digits > 18 || text[digits])
+        return false;
+    *ret_id = strtoll(text, NULL, 10);
+    return true;
+}
+
+static bool would_matter(const char *key)
+{
+    return strcmp(key, "path") == 0 || strcmp(key, "linkpath") == 0 ||
+           strcmp(key, "size") == 0 || strncmp(key, "GNU.sparse.", 11) == 0 ||
+           strncmp(key, "SCHILY.xattr.", 13) == 0 || strncmp(key, "SCHILY.acl.", 11) == 0 ||
+           strncmp(key, "LIBARCHIVE.xattr.", 17) == 0;
+}
+
+/* An empty value takes back what a header before said. */
+static void take_global(void *ctx, char type, const char *key, const char *value)
+{
+    struct tar_globals *g = ctx;
+    bool is_time = strcmp(key, "mtime") == 0;
+    bool is_uid = strcmp(key, "uid") == 0, is_gid = strcmp(key, "gid") == 0;
+    if (type != 'g') {
+        g->own_mtime |= is_time;
+        g->own_uid |= is_uid;
+        g->own_gid |= is_gid;
+    } else if (is_time) {
+        g->has_mtime = parse_time(value, &g->mtime_sec, &g->mtime_nsec);
+    } else if (is_uid) {
+        g->has_uid = parse_owner(value, &g->uid);
+    } else if (is_gid) {
+        g->has_gid = parse_owner(value, &g->gid);
+    } else {
+        g->has_others |= value[0] && would_matter(key);
+    }
+}
+
+int tar_apply_globals(struct tar_globals *g, tar_read *read, const void *ctx, uint64_t from,
+                      uint64_t to, struct builder_member *member, struct tar_oddities *odd)
+{
+    bool has_any = g->has_mtime || g->has_uid || g->has_gid;
+    uint8_t first[TAR_BLOCK_BYTES] = {0};
+    g->own_mtime = g->own_uid = g->own_gid = false;
+    int r = 0;
+    if (to - from > TAR_BLOCK_BYTES) { /* there is an extended header, or a sparse map */
+        r = read(ctx, first, sizeof(first), from);
+        if (r == 0 && (has_any || first[TYPE_AT] == 'g'))
+            r = walk_records(read, ctx, from, to, take_global, g);
+    }
+    if (r < 0)
+        return r;
+    if (g->has_mtime && !g->own_mtime) {
+        member->mtime_sec = g->mtime_sec;
+        member->mtime_nsec = g->mtime_nsec;
+    }
+    if (g->has_uid && !g->own_uid)
+        member->uid = tar_owner(g->uid, odd);
+    if (g->has_gid && !g->own_gid)
+        member->gid = tar_owner(g->gid, odd);
+    return 0;
+}
