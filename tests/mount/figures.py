@@ -86,13 +86,16 @@ def test_the_file_in_the_mount_says_what_the_command_says(work):
     with work.mount(make_archive(work), env=distant()) as mount:
         for i in range(FILES):
             read_file(mount, i)
-        with open(mount / ".onepot/stat.json", encoding="utf-8") as f:
-            inside = json.load(f)
-        check_equal(settled(mount.stat()), settled(inside), "in numbers")
-        with open(mount / ".onepot/stat", encoding="utf-8") as f:
-            text = f.read()
-        check_equal(settled_lines(onepot("stat", mount.path).stdout.decode()),
-                    settled_lines(text), "lines")
+        # Who reads is a moment ahead of the counts, which may move between two looks.
+        wait_for(lambda: settled(mount.stat()) == settled(json.loads(inside(mount, "stat.json"))),
+                 "the same in numbers")
+        wait_for(lambda: settled_lines(onepot("stat", mount.path).stdout.decode()) ==
+                 settled_lines(inside(mount, "stat")), "the same lines")
+
+
+def inside(mount, name):
+    with open(mount / f".onepot/{name}", encoding="utf-8") as f:
+        return f.read()
 
 
 def test_it_can_be_read_where_only_the_mount_is_seen(work):

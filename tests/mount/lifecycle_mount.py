@@ -109,7 +109,7 @@ def test_failures_are_one_line_and_leave_nothing(work):
     dead = subprocess.Popen(["true"])
     dead.wait()
     for arguments, words in (
-            (["absent.tar"], ["absent.tar", "No such file"]),
+            (["absent.tar"], ["absent.tar", "no such file"]),
             (["noise"], ["noise"]),
             (["empty"], ["empty"]),
             (["source"], ["source"]),
