@@ -72,15 +72,19 @@ static int unknown_command(const char *word)
     return CLI_USAGE;
 }
 
+enum { COMMAND_NOT_RUN = 125 }; /* as onepot-run(1) has it */
+
 static int run_command(int argc, char **argv)
 {
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
         if (strcmp(commands[i].name, argv[0]) != 0)
             continue;
-        if (!commands[i].run)
-            return cli_failf(argv[0],
-                             "this onepot was built without it; build it where libfuse3's "
-                             "development files are installed");
+        if (!commands[i].run) {
+            cli_failf(argv[0], "this onepot was built without it; build it where libfuse3's "
+                               "development files are installed");
+            /* Of `run`, 1 would be the status of a command that was run. */
+            return strcmp(argv[0], "run") == 0 ? COMMAND_NOT_RUN : CLI_FAILED;
+        }
         return commands[i].run(argc, argv);
     }
     return unknown_command(argv[0]);
