@@ -223,6 +223,19 @@ class Loaders(unittest.TestCase):
             loader.sampler.set_epoch(epoch)
             self.assertEqual({e for e, _, _ in drain(loader)}, {epoch})
 
+    def test_numbers_are_what_python_takes_for_one(self):
+        class Number:
+            def __index__(self):
+                return 1
+
+        loader = onepot.Loader(onepot.Archive(TAR), Number(), rank=0, world_size=Number(),
+                               threads=Number(), prefetch=Number(), epoch=Number())
+        self.assertEqual((len(loader), loader.epoch), (FILES, 1))
+        for wrong in ({"batch_size": -1}, {"batch_size": 2.0}, {"memory": -1}, {"threads": -1},
+                      {"batch_size": 2**64}, {"rank": -1, "world_size": 2}):
+            with self.assertRaises((TypeError, OverflowError, ValueError)):
+                onepot.Loader(onepot.Archive(TAR), **{"batch_size": 1, **wrong})
+
     def test_an_iterator_is_of_one_epoch_however_often_it_is_asked_for_itself(self):
         loader = self.loader()
         iterator = iter(loader)

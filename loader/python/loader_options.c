@@ -5,6 +5,18 @@
 
 #include <string.h>
 
+/* For O&: what is an integer to Python, of numpy's types, too, and not negative. */
+static int take_count(PyObject *given, void *ret)
+{
+    PyObject *number = PyNumber_Index(given);
+    unsigned long long n = number ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(number);
+    if (PyErr_Occurred())
+        return 0;
+    *(unsigned long long *)ret = n;
+    return 1;
+}
+
 static int parse_rank(PyObject *rank, PyObject *world, struct onepot_loader_options *o)
 {
     if ((rank == Py_None) != (world == Py_None)) {
@@ -13,8 +25,11 @@ static int parse_rank(PyObject *rank, PyObject *world, struct onepot_loader_opti
     }
     if (rank == Py_None)
         return 0;
-    o->rank = PyLong_AsUnsignedLongLong(rank);
-    o->world_size = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(world);
+    unsigned long long of = 0, all = 0;
+    if (!take_count(rank, &of) || !take_count(world, &all))
+        return -1;
+    o->rank = of;
+    o->world_size = all;
     if (!PyErr_Occurred() && o->world_size == 0)
         PyErr_SetString(PyExc_ValueError, "world_size is 0");
     return PyErr_Occurred() ? -1 : 0;
@@ -23,8 +38,10 @@ static int parse_rank(PyObject *rank, PyObject *world, struct onepot_loader_opti
 /* None is 0: chosen by the library. */
 static int parse_count(PyObject *given, uint32_t *ret)
 {
-    unsigned long n = given == Py_None ? 0 : PyLong_AsUnsignedLong(given);
-    if (!PyErr_Occurred() && n > UINT32_MAX)
+    unsigned long long n = 0;
+    if (given != Py_None && !take_count(given, &n))
+        return -1;
+    if (n > UINT32_MAX)
         PyErr_SetString(PyExc_ValueError, "a number of threads or batches is too large");
     *ret = (uint32_t)n;
     return PyErr_Occurred() ? -1 : 0;
@@ -151,9 +168,10 @@ int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
     struct onepot_images images = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O!K|OOLppOOO$KKIpppKKKzOsOOsO", names, &archive_type, &archive,
-            &batch_size, &rank, &world, &seed, &shuffle, &drop_last, &threads, &prefetch,
-            &decode, &epoch, &memory, &align, &skip, &verify, &npy, &block, &window, &decoded,
+            args, keywords, "O!O&|OOLppOOO$O&O&IpppO&O&O&zOsOOsO", names, &archive_type,
+            &archive, take_count, &batch_size, &rank, &world, &seed, &shuffle, &drop_last,
+            &threads, &prefetch, &decode, take_count, &epoch, take_count, &memory, &align,
+            &skip, &verify, &npy, take_count, &block, take_count, &window, take_count, &decoded,
             &device, &shape, &type, &mean, &scale, &gather, &timeout) ||
         parse_timeout(timeout, &o.io_timeout_ms) < 0 ||
         parse_images(shape, type, mean, scale, &images) < 0 || parse_gather(gather, &o) < 0 ||
