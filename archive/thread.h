@@ -5,9 +5,11 @@
 #ifndef ONEPOT_THREAD_H
 #define ONEPOT_THREAD_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
+#include <time.h>
 
 /* Start one in which all signals are blocked. 0 or -errno. */
 static inline int thread_start(pthread_t *thread, size_t stack_bytes, void *(*run)(void *),
@@ -23,6 +25,26 @@ static inline int thread_start(pthread_t *thread, size_t stack_bytes, void *(*ru
     pthread_sigmask(SIG_SETMASK, &kept, NULL);
     pthread_attr_destroy(&attr);
     return -r;
+}
+
+/*
+ * Wait for its end until CLOCK_MONOTONIC is at `until`: 0 or ETIMEDOUT. pthread_timedjoin_np
+ * goes by the time of day, and would wait for hours where that is set back meanwhile.
+ */
+static inline int thread_join_until(pthread_t thread, const struct timespec *until)
+{
+    struct timespec now, rest = {.tv_nsec = 50000};
+    int r;
+    while ((r = pthread_tryjoin_np(thread, NULL)) == EBUSY) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (now.tv_sec > until->tv_sec ||
+            (now.tv_sec == until->tv_sec && now.tv_nsec >= until->tv_nsec))
+            return ETIMEDOUT;
+        nanosleep(&rest, NULL);
+        if (rest.tv_nsec < 5000000)
+            rest.tv_nsec *= 2;
+    }
+    return r;
 }
 
 #endif

@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "thread.h"
 
 #define TICK_US 2000u   /* between two looks while there are reads */
 #define CALM_US 500000u /* so long without one, and it sleeps until the next */
@@ -369,7 +370,7 @@ void ahead_end(struct ahead *a)
 
 static bool join(pthread_t thread, const struct timespec *until)
 {
-    return pthread_timedjoin_np(thread, NULL, until) == 0;
+    return thread_join_until(thread, until) == 0;
 }
 
 /* What is left to be recorded; the planner has ended. */

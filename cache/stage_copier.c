@@ -21,6 +21,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "stage_private.h"
+#include "thread.h"
 
 #define LOOK_MS 100u         /* for a copier that died */
 #define PASSES 4u            /* over what could not be read */
@@ -273,9 +274,9 @@ int stage_copier_stop(struct stage *stage)
     atomic_store(&c->stop, true);
     pthread_cond_broadcast(&c->wake);
     pthread_mutex_unlock(&c->lock);
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += STOP_LIMIT_S;
-    if (pthread_timedjoin_np(c->watcher, NULL, &until) != 0)
+    if (thread_join_until(c->watcher, &until) != 0)
         return -EBUSY;
     stage->copier = NULL;
     free_copier(c);

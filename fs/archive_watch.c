@@ -16,6 +16,7 @@
 #include "archive_watch.h"
 #include "cleanup.h"
 #include "summary.h"
+#include "thread.h"
 
 #define LOOK_EVERY_MS 2000
 #define LAST_LOOK_LIMIT_MS 300
@@ -171,11 +172,11 @@ int archive_watch_stop(struct archive_watch *w, enum archive_state *ret_state)
 
     if (write(w->stop_fd, &one, sizeof(one)) < 0)
         return -EBUSY;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += LAST_LOOK_LIMIT_MS * 1000000L;
     until.tv_sec += until.tv_nsec / 1000000000L;
     until.tv_nsec %= 1000000000L;
-    if (pthread_timedjoin_np(w->thread, NULL, &until) != 0)
+    if (thread_join_until(w->thread, &until) != 0)
         return -EBUSY;
     *ret_state = (enum archive_state)atomic_load(&w->state);
     free_watch(w);

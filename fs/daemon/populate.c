@@ -33,6 +33,7 @@
 #include "clock.h"
 #include "futex.h"
 #include "internal.h"
+#include "thread.h"
 
 #define CHUNK_BITS 8
 #define CHUNK_ENTRIES (1u << CHUNK_BITS)
@@ -458,7 +459,7 @@ int populate_join(struct session *s, const struct timespec *until)
 {
     struct populate *p = s->populate;
 
-    return p && p->started ? pthread_timedjoin_np(p->thread, NULL, until) : 0;
+    return p && p->started ? thread_join_until(p->thread, until) : 0;
 }
 
 void populate_release(struct session *s)

@@ -19,6 +19,7 @@
 
 #include "clock.h"
 #include "internal.h"
+#include "thread.h"
 
 #define INIT_WAIT_MS 10000
 #define LOG_BURST 100u
@@ -317,7 +318,7 @@ void session_give_back(struct session *s)
 
 static bool join(pthread_t thread, const struct timespec *until)
 {
-    return pthread_timedjoin_np(thread, NULL, until) == 0;
+    return thread_join_until(thread, until) == 0;
 }
 
 static void free_worker(struct session *s, struct worker *w)
@@ -338,7 +339,7 @@ int session_stop(struct session *s)
     bool all = true;
 
     loop_end(s);
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += 2;
     for (unsigned i = 0; i < s->worker_count; i++)
         if (s->workers[i]->started)

@@ -23,6 +23,7 @@
 #include "clock.h"
 #include "futex.h"
 #include "internal.h"
+#include "thread.h"
 
 #define ENTRIES_LEAST 4096u   /* of an archive, for all this */
 #define STEPS_FIRST 4u        /* directories in the order of a walk, until it is one */
@@ -338,7 +339,7 @@ void walk_end(struct session *s)
 
 int walk_join(struct session *s, const struct timespec *until)
 {
-    return s->walk && s->walk->started ? pthread_timedjoin_np(s->walk->thread, NULL, until) : 0;
+    return s->walk && s->walk->started ? thread_join_until(s->walk->thread, until) : 0;
 }
 
 void walk_release(struct session *s)
