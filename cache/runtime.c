@@ -14,6 +14,8 @@
 
 #include "cleanup.h"
 
+#define AGAIN_MOST 1000 /* times that a folder that was removed is made anew */
+
 /* Add a directory that is not in the list yet. */
 static size_t add_place(char places[RUNTIME_FOLDERS_MAX][PATH_MAX], size_t count,
                         const char *path)
@@ -55,7 +57,8 @@ size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX])
     return count;
 }
 
-int runtime_open(const char *folder, bool create, int *ret_fd)
+/* -ENOENT with `create`: somebody else has removed it again meanwhile. */
+static int open_once(const char *folder, bool create, int *ret_fd)
 {
     struct stat st;
 
@@ -74,4 +77,12 @@ int runtime_open(const char *folder, bool create, int *ret_fd)
         return -EPERM;
     *ret_fd = steal_fd(&fd);
     return 0;
+}
+
+int runtime_open(const char *folder, bool create, int *ret_fd)
+{
+    int r = open_once(folder, create, ret_fd);
+    for (int again = 0; create && r == -ENOENT && again < AGAIN_MOST; again++)
+        r = open_once(folder, create, ret_fd);
+    return r;
 }

@@ -22,6 +22,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "runtime.h"
 #include "source.h"
 #include "stage.h"
 #include "stage_state.h"
@@ -347,6 +348,29 @@ START_TEST(what_a_copier_that_hangs_is_at_is_made_by_readers)
 }
 END_TEST
 
+/* As the last user of a copy does, while another one comes. */
+START_TEST(a_folder_that_others_remove_is_made_anew)
+{
+    char path[PATH_MAX];
+    ck_assert_int_lt(snprintf(path, sizeof(path), "%s/comes-and-goes", folder),
+                     (int)sizeof(path));
+    pid_t pid = fork();
+    while (pid == 0)
+        rmdir(path);
+    ck_assert_int_gt(pid, 0);
+    int r = 0;
+    for (int i = 0; i < 20000 && r == 0; i++) {
+        int fd = -1;
+        r = runtime_open(path, true, &fd);
+        if (r == 0)
+            close(fd);
+    }
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    ck_assert_int_eq(r, 0);
+}
+END_TEST
+
 START_TEST(the_next_start_removes_what_nobody_uses)
 {
     run_killed_child();
@@ -666,6 +690,7 @@ int main(void)
     tcase_add_test(tc, another_goes_on_where_a_killed_one_was);
     tcase_add_test(tc, a_copier_that_is_killed_is_replaced);
     tcase_add_test(tc, what_a_copier_that_hangs_is_at_is_made_by_readers);
+    tcase_add_test(tc, a_folder_that_others_remove_is_made_anew);
     tcase_add_test(tc, the_next_start_removes_what_nobody_uses);
     tcase_add_test(tc, a_source_that_is_cut_short_is_told_of);
     tcase_add_test(tc, an_archive_that_changes_meanwhile_makes_no_copy_for_others);
