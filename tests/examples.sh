@@ -5,6 +5,12 @@
 # Usage: examples.sh ONEPOT SOURCE_ROOT
 set -euo pipefail
 
+# In a mount namespace of its own, where that can be had: somebody else who makes one just now
+# would hold on to a copy of a mount that is to end.
+if [ -z "${ISOLATED-}" ] && [ "$(id -u)" -eq 0 ] && unshare -m true 2>/dev/null; then
+    ISOLATED=1 exec unshare -m "$0" "$@"
+fi
+
 program=$(realpath "$1")
 examples=$(realpath "$2")/examples
 if ! "$program" run --help >/dev/null 2>&1; then

@@ -16,6 +16,9 @@ import sys
 import tempfile
 import zlib
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "mount"))
+import harness  # pylint: disable=wrong-import-position
+
 ONEPOT = os.path.abspath(sys.argv[1])
 failed = []
 
@@ -167,6 +170,7 @@ def check_mounted(name):
 
 
 def main():
+    harness.isolate()
     make_tree("tree")
     os.mkdir("out")
     run("tar", "--sort=name", "-S", "-cf", "plain.tar", "tree")

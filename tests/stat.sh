@@ -5,6 +5,12 @@
 # Usage: stat.sh ONEPOT [SOURCE_ROOT]
 set -euo pipefail
 
+# In a mount namespace of its own, where that can be had: somebody else who makes one just now
+# would hold on to a copy of a mount that is to end.
+if [ -z "${ISOLATED-}" ] && [ "$(id -u)" -eq 0 ] && unshare -m true 2>/dev/null; then
+    ISOLATED=1 exec unshare -m "$0" "$@"
+fi
+
 onepot=$(realpath "$1")
 if ! "$onepot" mount --help >/dev/null 2>&1; then
     echo 'skipped: this onepot was built without FUSE'
