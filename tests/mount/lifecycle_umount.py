@@ -188,19 +188,6 @@ def test_a_mount_in_another_namespace_is_neither_shared_nor_ended(work):
     check_nothing_left()
 
 
-def test_a_namespace_that_sees_it_on_is_told_of(work):
-    need_root("make a mount namespace")
-    harness.need_program("unshare")
-    path = mount(make_archive(work))
-    with life.process("unshare", "-m", "--propagation", "private", "sleep", "60") as p:
-        wait_for(lambda: os.readlink(f"/proc/{p.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"),
-                 "a namespace")
-        told = said(umount(path, status=1))
-        check(f"({p.pid})" in told and "mount namespace" in told, f"it says {told!r}")
-        check_equal(mountpoints(work.path), [], "mounts")
-    check_nothing_left()
-
-
 def test_all_ends_everything_dead_or_alive(work):
     archive, other = make_archive(work), make_archive(work, "other.tar")
     mount(archive)
