@@ -49,13 +49,15 @@ static int register_pages(const struct gpu *g, const void *memory, size_t bytes,
     return r;
 }
 
-static void unregister_pages(const struct gpu *g, const void *memory)
+/* false: the device can't be asked any more, and what it was given may still read them. */
+static bool unregister_pages(const struct gpu *g, const void *memory)
 {
     struct onepot_error unseen;
     if (gpu_enter(g, &unseen) < 0)
-        return;
+        return false;
     gpu_checked(cudaHostUnregister((void *)(uintptr_t)memory), "unlock", &unseen);
     gpu_leave();
+    return true;
 }
 
 /* Where it is, or would be. */
@@ -195,8 +197,8 @@ void gpu_release(void *device, enum device_memory where, void *memory, size_t by
 {
     struct onepot_error unseen;
     if (where == DEVICE_MEMORY_LOCKED) {
-        unregister_pages(device, memory);
-        munmap(memory, bytes);
+        if (unregister_pages(device, memory))
+            munmap(memory, bytes);
         return;
     }
     if (gpu_enter(device, &unseen) < 0)

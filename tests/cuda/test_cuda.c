@@ -6,8 +6,10 @@
 #include "loader_helper.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "onepot_device.h"
@@ -359,6 +361,55 @@ START_TEST(what_is_given_back_after_the_end_of_main_does_no_harm)
 }
 END_TEST
 
+static void nap(void *ctx)
+{
+    (void)ctx;
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+}
+
+static void give_back_early(void)
+{
+    give_back();
+    nap(NULL), nap(NULL), nap(NULL);
+}
+
+static void leave_while_copies_wait(void)
+{
+    struct onepot_error error = {0};
+    void *stream = NULL;
+    int r = make(ONEPOT_GATHER_HOST, 600 << 10, &error, &late);
+    if (r == 0)
+        r = onepot_device_stream_new(device, &error, &stream);
+    for (unsigned i = 0; i < 6 && r == 0; i++) {
+        r = onepot_loader_next(late, 60000, &error, &late_batch) > 0 ? 0 : -EIO;
+        if (r == 0)
+            r = onepot_batch_use(late_batch, stream, &error);
+        if (r == 0)
+            r = onepot_device_call(device, stream, nap, NULL, &error);
+        if (r == 0)
+            onepot_batch_release(late_batch);
+    }
+    late_batch = NULL;
+    late_status = r == 0 ? 3 : 4;
+}
+
+/* Nobody can wait for a copy then: what it reads stays. */
+START_TEST(nor_to_copies_that_were_not_done_then)
+{
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        atexit(end_now);
+        atexit(give_back_early);
+        open_device("cuda:0");
+        leave_while_copies_wait();
+        exit(1);
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 3 << 8);
+}
+END_TEST
+
 START_TEST(memory_that_can_not_be_locked_is_named)
 {
     struct onepot_loader *loader = NULL;
@@ -395,6 +446,7 @@ int main(void)
     tcase_add_test(c, a_driver_that_is_too_old_is_told_with_its_version);
     tcase_add_test(c, a_child_of_a_process_that_began_cuda_without_us_is_told_so);
     tcase_add_test(c, what_is_given_back_after_the_end_of_main_does_no_harm);
+    tcase_add_test(c, nor_to_copies_that_were_not_done_then);
     tcase_add_test(c, memory_that_can_not_be_locked_is_named);
     suite_add_tcase(s, c);
     int failed = run_suite(s);
