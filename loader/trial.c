@@ -14,7 +14,8 @@
 
 #define TRIAL_BYTES (16u << 20)
 #define SAMPLES 4096u
-#define STEP 7919u /* a prime: samples that lie apart */
+#define STEP 7919u       /* a prime: samples that lie apart, */
+#define OTHER_STEP 7907u /* unless it divides their count: another prime */
 #define ALIGN 64u
 #define NEARLY 0.97 /* as fast */
 #define WON 0.8     /* of what the host can do */
@@ -63,8 +64,12 @@ static int make(struct trial *t, struct onepot_error *error)
 static void end(struct trial *t)
 {
     void *device = t->device->device;
-    if (t->stream)
+    struct onepot_error unseen;
+    if (t->stream) {
+        /* Where a kernel can't be launched, the table is still on its way. */
+        t->type->stream_wait(device, t->stream, &unseen);
         t->type->stream_free(device, t->stream);
+    }
     if (t->begun)
         t->type->event_free(device, t->begun);
     if (t->ended)
@@ -77,8 +82,8 @@ static void end(struct trial *t)
 
 static const struct record *sample(const struct trial *t, uint64_t i)
 {
-    uint64_t first, end;
-    archive_records(t->archive, (t->next + i) * STEP % t->archive->count, &first, &end);
+    uint64_t first, end, count = t->archive->count, step = count % STEP ? STEP : OTHER_STEP;
+    archive_records(t->archive, (t->next + i) * step % count, &first, &end);
     return &t->archive->dataset->records[first];
 }
 
