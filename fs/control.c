@@ -22,8 +22,8 @@
 #include "control.h"
 #include "lost_pages.h"
 #include "mountinfo.h"
-#include "mountpoint.h"
 #include "summary.h"
+#include "unmounter.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define QUIET_NS (2 * SECOND_NS)           /* without a request: nobody reads */
@@ -185,7 +185,7 @@ static void try_unmount(struct control *c)
     if (!c->config->can_unmount || !lock_registry(c, &registry))
         return;
     if (claim(c)) {
-        r = mountpoint_unmount(slot->counters->mountpoint, false);
+        r = unmounter_try(slot, false);
         if (r == 0 || r == -EINVAL) /* or somebody else did */
             unmounted(c);
         slot_unlock(slot);
@@ -198,9 +198,7 @@ static void try_unmount(struct control *c)
 /* Out of the tree, whoever uses it; they are served until they are done. */
 static void detach(struct control *c)
 {
-    int r = c->config->can_unmount
-                ? mountpoint_unmount(c->config->slot->counters->mountpoint, true)
-                : 0;
+    int r = c->config->can_unmount ? unmounter_try(c->config->slot, true) : 0;
     if (r < 0 && r != -EINVAL)
         say(c, "it can't be unmounted: %s", strerror(-r));
     else if (r == 0 && c->config->can_unmount)
@@ -468,7 +466,7 @@ static void finish(struct control *c)
     if (c->config->can_unmount && counters->mount_dev_minor &&
         mountinfo_has(counters->mountpoint, counters->mount_dev_major,
                       counters->mount_dev_minor))
-        mountpoint_unmount(counters->mountpoint, true);
+        unmounter_try(c->config->slot, true);
     say(c, "%s", summary_line(counters, line, sizeof(line)));
     session_give_back(c->session); /* it lies in the folder that is to go */
     remove_slot(c->config->slot);

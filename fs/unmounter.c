@@ -23,10 +23,28 @@
 #define KILLED_LIMIT_MS 500
 #define USERS_SHOWN 8
 
+/* What is on top at its path is somebody else's: -EBUSY if ours lies below, -EINVAL if not. */
+static int covered(const struct counters *c)
+{
+    struct mount_entry top;
+
+    if ((!c->mount_dev_major && !c->mount_dev_minor) ||
+        mountinfo_find(c->mountpoint, &top) < 0 ||
+        (top.dev_major == c->mount_dev_major && top.dev_minor == c->mount_dev_minor))
+        return 0;
+    return mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor) ? -EBUSY
+                                                                                : -EINVAL;
+}
+
+int unmounter_try(const struct slot *slot, bool lazy)
+{
+    int r = covered(slot->counters);
+    return r < 0 ? r : mountpoint_unmount(slot->counters->mountpoint, lazy);
+}
+
 static int unmount_once(const struct slot *slot, bool lazy, const struct namespace *ns)
 {
-    return ns ? namespace_unmount(ns, lazy)
-              : mountpoint_unmount(slot->counters->mountpoint, lazy);
+    return ns ? namespace_unmount(ns, lazy) : unmounter_try(slot, lazy);
 }
 
 int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct namespace *ns)
@@ -117,6 +135,10 @@ const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)
     struct mount_entry entry;
     size_t count = 0;
 
+    if (covered(slot->counters) == -EBUSY) {
+        snprintf(buf, size, "covered: something else is mounted over it");
+        return buf;
+    }
     if (mountinfo_find(slot->counters->mountpoint, &entry) == 0)
         count = users_find(&entry, slot->counters->daemon_pid, users, USERS_SHOWN);
     for (size_t i = 0; i < count; i++) /* ours, not a user's */

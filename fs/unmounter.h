@@ -20,6 +20,12 @@
 int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct namespace *ns);
 
 /*
+ * Once, in this namespace, as mountpoint_unmount, but never what somebody else has mounted
+ * over it: -EBUSY then.
+ */
+int unmounter_try(const struct slot *slot, bool lazy);
+
+/*
  * Wait for a daemon whose mount was ended; if it is not gone by then, `kill` ends it and
  * its connection. Then the slot's files go, if they are still there. -EBUSY: it lives.
  */

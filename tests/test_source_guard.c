@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "source_guard.h"
+#include "suite.h"
 
 static char folder[64], path[128];
 static struct source_guard *guard;
@@ -189,7 +190,6 @@ int main(void)
 {
     Suite *suite = suite_create("source_guard");
     TCase *tcase = tcase_create("source_guard");
-    SRunner *runner = srunner_create(suite);
 
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, is_tried_as_often_as_was_said);
@@ -200,8 +200,5 @@ int main(void)
     tcase_add_test(tcase, another_file_is_not_taken_for_it);
     tcase_add_test(tcase, a_file_that_is_gone_ends_with_the_error);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite);
 }

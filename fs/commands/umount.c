@@ -90,15 +90,16 @@ static enum verdict judge_alive(struct slot *slot, const struct request *rq)
     struct counters *c = slot->counters;
     uint32_t holders = atomic_load(&c->holders);
 
-    if (atomic_load(&c->state) == MOUNT_ENDED)
+    bool here = mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
+
+    if (atomic_load(&c->state) == MOUNT_ENDED && !here)
         return VERDICT_GONE;
     if (c->private_namespace) {
         cli_failf(c->archive, "it is mounted for process %d alone, and ends with it",
                   c->daemon_pid);
         return VERDICT_FAILED;
     }
-    if (!mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor) &&
-        c->mount_dev_minor) {
+    if (!here && c->mount_dev_minor) {
         cli_failf(c->mountpoint,
                   "it is mounted inside of a container or another namespace, by "
                   "process %d, and can only be unmounted there",
@@ -268,8 +269,8 @@ static bool is_of_job(const struct slot *slot, const struct request *rq)
 
 static int newer_first(const void *a, const void *b)
 {
-    uint64_t x = (*(struct slot *const *)a)->counters->daemon_start_ticks;
-    uint64_t y = (*(struct slot *const *)b)->counters->daemon_start_ticks;
+    uint64_t x = (*(struct slot *const *)a)->counters->started_ns;
+    uint64_t y = (*(struct slot *const *)b)->counters->started_ns;
     return (x < y) - (x > y);
 }
 
@@ -321,6 +322,14 @@ static int umount_unknown(const char *path, const struct request *rq)
     return r < 0 ? cli_failf(path, "it can't be unmounted: %s", strerror(-r)) : CLI_OK;
 }
 
+/* Is ".." the first step of what follows a mount point? */
+static bool leads_out(const char *rest)
+{
+    while (*rest == '/' || (rest[0] == '.' && (rest[1] == '/' || !rest[1])))
+        rest++;
+    return rest[0] == '.' && rest[1] == '.' && (rest[2] == '/' || !rest[2]);
+}
+
 /* An absolute path for `given`, by its text alone. False: there is none, or it is too long. */
 static bool absolute(const char *given, char path[PATH_MAX])
 {
@@ -346,7 +355,8 @@ static struct slot *mount_around(const struct slot_list *list, const char *path,
         const char *mountpoint = list->slots[i]->counters->mountpoint;
         size_t len = strlen(mountpoint);
         if (len > longest && strncmp(path, mountpoint, len) == 0 &&
-            (path[len] == '/' || path[len] == '\0') && slot_is_current(list->slots[i])) {
+            (path[len] == '/' || path[len] == '\0') && !leads_out(path + len) &&
+            slot_is_current(list->slots[i])) {
             found = list->slots[i];
             longest = len;
         }

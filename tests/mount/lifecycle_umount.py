@@ -139,8 +139,13 @@ def test_a_path_inside_of_a_mount_is_not_taken_for_it(work):
     for name in ("sub", "sub/0001", "no/such/thing", "./readme"):
         fails("umount", f"{path}/{name}", words=["in the mount"], timeout=60)
         fails("umount", name, words=["in the mount"], timeout=60)
-    os.chdir("/")
     os.kill(pid, signal.SIGCONT)
+    out = os.path.relpath(work / "beside", path)
+    for name in (f"{path}/./{out}", out):
+        mount(work / "data.tar", "--at", work / "beside")
+        umount(name)
+        check_equal(mountpoints(work.path), [path], f"mounts, after umount {name}")
+    os.chdir("/")
     umount(f"{path}//.")
     check_nothing_left()
 
@@ -157,6 +162,24 @@ def test_a_bind_mount_of_it_is_named(work):
         check_equal(read(f"{bound}/0001"), b"0001" * 500, "a file")
     finally:
         harness.run("umount", bound)
+    life.wait_gone(pid)
+    check_nothing_left()
+
+
+def test_what_lies_over_it_stays(work):
+    harness.need_root("mount a tmpfs")
+    path = mount(make_archive(work), "--at", work / "at")
+    pid = life.daemon_of(path)
+    harness.run("mount", "-t", "tmpfs", "none", path)
+    try:
+        for how in ([path], ["--lazy", path], ["--all"], ["--all", "--lazy"]):
+            fails("umount", "--wait", "0", *how, words=["something else is mounted over it"])
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(1)  # it tries, and must not
+        check_equal(mountpoints(work.path), [path, path], "mounts")
+    finally:
+        harness.run("umount", path)
+    umount(path, status=None)
     life.wait_gone(pid)
     check_nothing_left()
 
