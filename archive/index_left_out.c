@@ -10,7 +10,8 @@
 uint64_t index_left_out(const struct index *index)
 {
     const uint64_t *count = index_bytes(index, SECTION_LEFT_OUT, 0, sizeof(*count));
-    return count ? le64toh(*count) : 0;
+    uint64_t n = count ? le64toh(*count) : 0;
+    return n < UINT32_MAX ? n : UINT32_MAX; /* callers add them up */
 }
 
 /* A text of the record, cut to what the fault has room for. */

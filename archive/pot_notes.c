@@ -42,8 +42,8 @@ void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
         fault_advise(&first, "it is left out");
     else
         fault_advise(&first,
-                     "it is left out, and so are %" PRIu64 " more: 'onepot verify' lists them",
-                     count - 1);
+                     "it is left out, and so %s %" PRIu64 " more: 'onepot verify' lists them",
+                     count == 2 ? "is" : "are", count - 1);
     pot_note_fault(options, pot->path, &first);
 }
 

@@ -218,6 +218,32 @@ static int add_link(struct walk *w, const char *path, const char *target,
     return r;
 }
 
+/* tar_read: of a tar in frames, only what lies near the end of what was read so far. */
+static int read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
+{
+    const struct walk *w = ctx;
+    if (w->feed.map && offset <= w->size_bytes && len <= w->size_bytes - offset) {
+        memcpy(buf, w->feed.map + offset, len);
+        return 0;
+    }
+    return w->framed ? tar_framed_read(w->framed, buf, len, offset)
+                     : source_read(w->source, buf, len, offset);
+}
+
+/* Of no type that the system has: the rest of a file, in a later volume by GNU tar, or unknown.
+ */
+static int add_other(struct walk *w, const struct builder_member *member)
+{
+    uint8_t header[TAR_BLOCK_BYTES];
+    if (member->data_offset >= sizeof(header) &&
+        read_tar(w, header, sizeof(header), member->data_offset - sizeof(header)) == 0 &&
+        header[TAR_TYPE_AT] == 'M')
+        return member_fault(w, -EINVAL,
+                            "is the rest of a file that begins in another volume of this tar");
+    w->odd.members = true;
+    return 0;
+}
+
 static int add_by_type(struct walk *w, const char *path, struct builder_member *member)
 {
     const char *target = archive_entry_hardlink(w->entry);
@@ -244,26 +270,13 @@ static int add_by_type(struct walk *w, const char *path, struct builder_member *
         member->mode = S_IFLNK | 0777; /* as the system has it, whatever was stored */
         break;
     default:
-        w->odd.members = true;
-        return 0;
+        return add_other(w, member);
     }
     if (type != AE_IFREG) {
         member->size_bytes = 0;
         member->data = DATA_STORED;
     }
     return add_named(w, path, member);
-}
-
-/* tar_read: of a tar in frames, only what lies near the end of what was read so far. */
-static int read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
-{
-    const struct walk *w = ctx;
-    if (w->feed.map && offset <= w->size_bytes && len <= w->size_bytes - offset) {
-        memcpy(buf, w->feed.map + offset, len);
-        return 0;
-    }
-    return w->framed ? tar_framed_read(w->framed, buf, len, offset)
-                     : source_read(w->source, buf, len, offset);
 }
 
 static int restore_minus(struct walk *w, struct builder_member *member)

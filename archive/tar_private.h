@@ -16,6 +16,7 @@
 #include "tar_frames.h"
 
 #define TAR_BLOCK_BYTES 512u
+#define TAR_TYPE_AT 156u /* in a header */
 
 /* ---- tar_probe.c ---- */
 

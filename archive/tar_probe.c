@@ -23,7 +23,6 @@ enum {
     MTIME_BYTES = 12,
     SUM_AT = 148,
     SUM_BYTES = 8,
-    TYPE_AT = 156,
 };
 
 /* Octal digits between spaces and NULs; what comes of it is written only then. */
@@ -73,7 +72,7 @@ bool tar_is_header(const uint8_t *block)
     if (sum != expected && signed_sum != expected)
         return false;
 
-    uint8_t type = block[TYPE_AT];
+    uint8_t type = block[TAR_TYPE_AT];
     bool type_fits = type == 0 || (type >= '0' && type <= '9') ||
                      (type >= 'A' && type <= 'Z') || (type >= 'a' && type <= 'z');
     return type_fits && is_number(block + MODE_AT, MODE_BYTES) &&

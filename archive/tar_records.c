@@ -21,7 +21,6 @@
 
 #define SIZE_AT 124
 #define SIZE_LEN 12
-#define TYPE_AT 156
 #define RECORDS_MAX (1u << 20) /* longer extended headers libarchive does not take */
 
 /* Called with each record of each extended header of type `type`. */
@@ -80,7 +79,7 @@ static int walk_records(tar_read *read, const void *ctx, uint64_t from, uint64_t
         if (r < 0)
             return r;
         uint64_t len = octal(header + SIZE_AT, SIZE_LEN);
-        char type = (char)header[TYPE_AT];
+        char type = (char)header[TAR_TYPE_AT];
         from += TAR_BLOCK_BYTES;
         if (!memchr("xXgLK", type, 5) || len > to - from)
             return 0;
@@ -179,7 +178,7 @@ int tar_apply_globals(struct tar_globals *g, tar_read *read, const void *ctx, ui
     int r = 0;
     if (to - from > TAR_BLOCK_BYTES) { /* there is an extended header, or a sparse map */
         r = read(ctx, first, sizeof(first), from);
-        if (r == 0 && (has_any || first[TYPE_AT] == 'g'))
+        if (r == 0 && (has_any || first[TAR_TYPE_AT] == 'g'))
             r = walk_records(read, ctx, from, to, take_global, g);
     }
     if (r < 0)

@@ -167,6 +167,14 @@ int onepot_archive_size(const struct onepot_archive *archive, uint64_t sample,
     return 0;
 }
 
+uint64_t onepot_archive_left_out(const struct onepot_archive *archive)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < archive->dataset->pot_count; i++)
+        count += index_left_out(archive->dataset->pots[i]->index);
+    return count;
+}
+
 uint64_t onepot_archive_common_size(const struct onepot_archive *archive)
 {
     uint64_t size = archive->count ? archive_size(archive, 0) : 0;

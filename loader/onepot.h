@@ -194,6 +194,12 @@ ONEPOT_API int onepot_archive_size(const struct onepot_archive *archive, uint64_
 /* Bytes of each sample, where all have the same size; else 0. Looks at all of them. */
 ONEPOT_API uint64_t onepot_archive_common_size(const struct onepot_archive *archive);
 
+/*
+ * Members that no directory can show, and that are therefore no samples: of all archives that
+ * were opened, whatever was selected. 'onepot verify' lists them.
+ */
+ONEPOT_API uint64_t onepot_archive_left_out(const struct onepot_archive *archive);
+
 /* The number of its class, or -1 if it has none. -ERANGE. */
 ONEPOT_API int onepot_archive_label(const struct onepot_archive *archive, uint64_t sample,
                                     int64_t *ret_label);

@@ -66,6 +66,17 @@ def in_child(archive, loader, queue):
 
 
 class Archives(unittest.TestCase):
+    def test_what_no_directory_can_show_is_counted(self):
+        path = os.path.join(WORK, "partly.tar")
+        with tarfile.open(path, "w") as tar:
+            tar.addfile(tarfile.TarInfo("a"))
+            link = tarfile.TarInfo("b")
+            link.type, link.linkname = tarfile.LNKTYPE, "nothing"
+            tar.addfile(link)
+        archive = onepot.Archive(path)
+        self.assertEqual((list(archive.names), archive.left_out), (["a"], 1))
+        self.assertEqual(onepot.Archive([path, TAR, path]).left_out, 2)
+
     def test_samples_have_name_label_and_bytes(self):
         archive = onepot.Archive(TAR)
         self.assertEqual(len(archive), FILES)

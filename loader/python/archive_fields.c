@@ -91,12 +91,21 @@ static PyObject *get_common_size(PyObject *self, void *unused)
     Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong(size);
 }
 
+static PyObject *get_left_out(PyObject *self, void *unused)
+{
+    struct onepot_archive *archive = archive_of(self);
+    (void)unused;
+    return archive ? PyLong_FromUnsignedLongLong(onepot_archive_left_out(archive)) : NULL;
+}
+
 PyGetSetDef archive_fields[] = {
     {"classes", get_classes, NULL, "Names of the classes, sorted: list of str.", NULL},
     {"class_to_idx", get_class_to_idx, NULL, "Label of each class: dict.", NULL},
     {"names", get_names, NULL, "Name of each sample: a lazy sequence of str.", NULL},
     {"common_size", get_common_size, NULL, "Bytes of each sample if all have the same; else 0.",
      NULL},
+    {"left_out", get_left_out, NULL,
+     "Members that can't be shown, and are no samples: 'onepot verify' lists them.", NULL},
     {"labels", get_labels, NULL, "Label of each sample, -1 without: Buffer of int64.", NULL},
     {"sizes", get_sizes, NULL, "Bytes of each sample: Buffer of int64.", NULL},
     {"digest", get_digest, NULL, "Names this selection of samples: 32 hexadecimal digits.",

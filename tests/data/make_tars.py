@@ -322,6 +322,7 @@ def partly():
     hand("part_link_to_itself", member("s", kind=b"2", link="s"), member("s/x", b"2"), z, END)
     # GNU tar takes the dots from the beginning of such a name.
     hand("part_no_name", f, member("", b"2"), z, END)
+    hand("part_volume", f, member("g", b"2", kind=b"M"), z, END, extracted=False)
     hand("part_dotdot", f, member("a/../../b", b"2"), z, END, extracted=False)
 
 

@@ -103,6 +103,8 @@ class Archive:
     @property
     def common_size(self) -> int: ...  # bytes; 0: they differ
     @property
+    def left_out(self) -> int: ...  # members that can't be shown: onepot verify lists them
+    @property
     def classes(self) -> "list[str]": ...
     @property
     def class_to_idx(self) -> "dict[str, int]": ...
