@@ -79,6 +79,8 @@ static void copy_chunk(struct copier *c, uint64_t chunk, void *buf)
     struct stage_state *state = c->stage->state;
     if (stage_chunk_here(state, chunk))
         return;
+    /* Who takes this claim for an old one must be right: see stage_fetch. */
+    atomic_store_explicit(&state->progress_ns, now_ns(), memory_order_relaxed);
     if (!stage_claim_stream(state, chunk, c->generation)) {
         atomic_fetch_add(&c->missed, 1); /* a reader is at it */
         return;

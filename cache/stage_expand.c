@@ -197,6 +197,8 @@ static int expand(struct expanding *e)
         e->bytes_seen = e->beats_seen = 0;
         int r = pot_expand(&stage->stream, stage->copy_fd, kept_bytes(stage->state), &patience,
                            look, e, &e->fault);
+        if (e->begun) /* there was no child, and may be none for long */
+            sem_post(steal_ptr(&e->begun));
         if (e->err < 0 || is_complete(stage->state) || atomic_load(e->stop_asked) ||
             !stage_again(stage, &e->again, r, e->next, e->packed_at, &until_asked))
             return r;
