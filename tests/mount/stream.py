@@ -43,9 +43,9 @@ def make_stream(work, program="gzip -1", suffix="gz"):
 
 @contextlib.contextmanager
 def storage_of_stream(work, *options):
-    """A slow file system, and the path of a stream on it that takes four seconds to be read."""
+    """A slow file system, and the path of a stream on it that takes seven seconds to be read."""
     archive = make_stream(work)
-    with Slow(work, "--bandwidth=5M", *options, os.path.dirname(archive)) as slow:
+    with Slow(work, "--bandwidth=3M", *options, os.path.dirname(archive)) as slow:
         yield slow, slow / os.path.basename(archive)
 
 
@@ -94,8 +94,9 @@ def unpacker(mount):
 @contextlib.contextmanager
 def standing_still(mount):
     """The stream comes no further; gives the process that unpacks. It goes on afterwards."""
-    wait_for(lambda: unpacker(mount), "the process that unpacks")
-    pid = unpacker(mount)
+    found = []
+    wait_for(lambda: found.append(unpacker(mount)) or found[-1], "the process that unpacks")
+    pid = found[-1]
     os.kill(pid, signal.SIGSTOP)
     try:
         yield pid
@@ -175,13 +176,15 @@ def test_who_wants_something_else_does_not_wait_with_many_readers(work):
 
 def test_a_read_waits_as_long_as_the_stream_goes_on(work):
     """With a limit far shorter than the stream; one that stands still is a stall."""
-    with slow_stream(work) as archive:
+    with storage_of_stream(work, "--toggle=stall", "--pages=none") as (slow, archive):
         with work.mount("--io-timeout=3", archive) as mount:
             check_file(mount.path, FILES - 1)
             check_equal(mount.stat()["stalls"], 0, "stalls")
         with work.mount("--io-timeout=3", archive, name="two") as mount:
-            with standing_still(mount):
-                check(fails(mount.path, FILES - 1), "a read of what does not come was answered")
+            toggle(slow)
+            check(fails(mount.path, FILES - 1), "a read of what does not come was answered")
+            toggle(slow)
+            await_whole(mount)
             check_file(mount.path, FILES - 2)
 
 
@@ -275,7 +278,7 @@ def flip(path, at):
 
 def test_a_stream_that_is_cut_short_says_so(work):
     archive = make_stream(work)
-    with Slow(work, "--bandwidth=5M", "--pages=none", "--attr-timeout=0",
+    with Slow(work, "--bandwidth=3M", "--pages=none", "--attr-timeout=0",
               os.path.dirname(archive)) as slow:
         with work.mount("--io-timeout=5", "--retries=1", slow / "a.tar.gz") as mount:
             check_file(mount.path, 3)
