@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "epoch.h"
 #include "share.h"
 
 #define NO_PLACE UINT32_MAX
@@ -445,12 +446,20 @@ void engine_place(const struct engine *engine, struct place *ret_place)
 
 /* ---- the consumer's side ---- */
 
-/* 0 when the next batch is there, -EAGAIN when it has to be waited for. */
-static int look(struct engine *e, uint64_t *ret_need)
+/* 1 when the next batch is there, 0 at the end of an epoch, -EAGAIN when there is a wait.
+ * Others may take batches meanwhile: each look is as good as the first. */
+static int look(struct engine *e, uint64_t epoch, uint64_t *ret_need)
 {
+    if (epoch != ANY_EPOCH && epoch != e->taken.epoch)
+        return 0;
+    if (e->taken.done >= e->options.length) {
+        e->taken.epoch++;
+        e->taken.done = 0;
+        return 0;
+    }
     if (e->head < e->tail) {
         const struct slab *slab = e->ring[e->head % ENGINE_AHEAD_MAX];
-        return slab->whole ? 0 : -EAGAIN;
+        return slab->whole ? 1 : -EAGAIN;
     }
     if (e->order_err) {
         int r = e->order_err;
@@ -468,9 +477,10 @@ static int look(struct engine *e, uint64_t *ret_need)
     return -EAGAIN;
 }
 
-static int wait_for_batch(struct engine *e, uint64_t deadline_ns, uint64_t *ret_need)
+static int wait_for_batch(struct engine *e, uint64_t epoch, uint64_t deadline_ns,
+                          uint64_t *ret_need)
 {
-    int r = look(e, ret_need);
+    int r = look(e, epoch, ret_need);
     if (r != -EAGAIN)
         return r;
     uint64_t start = now_ns(), now = start;
@@ -480,7 +490,7 @@ static int wait_for_batch(struct engine *e, uint64_t deadline_ns, uint64_t *ret_
             break;
         }
         wait_until_ready(e, deadline_ns);
-        r = look(e, ret_need);
+        r = look(e, epoch, ret_need);
         now = now_ns();
     }
     e->stats.wait_ns += now_ns() - start;
@@ -505,27 +515,21 @@ static void count_batch(struct engine *e, const struct slab *slab)
     e->stats.bytes += batch->bytes;
 }
 
-int engine_take(struct engine *engine, uint64_t deadline_ns, uint64_t *ret_need,
+int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns, uint64_t *ret_need,
                 struct slab **ret_slab)
 {
-    int r;
     pthread_mutex_lock(&engine->lock);
-    if (engine->taken.done >= engine->options.length) {
-        engine->taken.epoch++;
-        engine->taken.done = 0;
-        r = 0;
-    } else {
-        r = wait_for_batch(engine, deadline_ns, ret_need);
-        if (r == 0) {
-            struct slab *slab = engine->ring[engine->head++ % ENGINE_AHEAD_MAX];
-            count_batch(engine, slab);
-            engine->users++;
-            slab->users = 1;
-            *ret_slab = slab;
-            r = 1;
-        }
-        pthread_cond_signal(&engine->work);
+    int r = wait_for_batch(engine, epoch, deadline_ns, ret_need);
+    if (r == 1) {
+        struct slab *slab = engine->ring[engine->head++ % ENGINE_AHEAD_MAX];
+        count_batch(engine, slab);
+        engine->users++;
+        slab->users = 1;
+        *ret_slab = slab;
+        if (engine->taken.done >= engine->options.length)
+            pthread_cond_broadcast(&engine->ready); /* others that wait have nothing to come */
     }
+    pthread_cond_signal(&engine->work);
     pthread_mutex_unlock(&engine->lock);
     return r;
 }

@@ -80,12 +80,13 @@ void engine_free(struct engine *engine);
 void engine_seek(struct engine *engine, const struct place *place, uint64_t seed);
 
 /*
- * 1 and the next batch; 0 at the end of an epoch, once; -ETIMEDOUT after `deadline_ns` (of
+ * 1 and the next batch; 0 at the end of an epoch, once, and where the consumer is in another
+ * epoch than `epoch` (unless that is any); -ETIMEDOUT after `deadline_ns` (of
  * CLOCK_MONOTONIC; UINT64_MAX: never); -ENOBUFS with *ret_need, the bytes of the batch that
  * has no room; -ENOMEM; -ETIME with *ret_need, the record of a read that stalls, when all
  * threads are in such reads. A batch with an error is handed out as well.
  */
-int engine_take(struct engine *engine, uint64_t deadline_ns, uint64_t *ret_need,
+int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns, uint64_t *ret_need,
                 struct slab **ret_slab);
 
 void engine_release(struct slab *slab);

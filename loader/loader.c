@@ -12,6 +12,7 @@
 
 #include "budget.h"
 #include "clock.h"
+#include "epoch.h"
 #include "error.h"
 #include "loader_private.h"
 #include "portion.h"
@@ -266,8 +267,8 @@ static int hand_back(struct onepot_loader *loader, struct slab *slab,
     return r;
 }
 
-int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onepot_error *error,
-                       const struct onepot_batch **ret_batch)
+int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
+                   struct onepot_error *error, const struct onepot_batch **ret_batch)
 {
     uint64_t need = 0, deadline = UINT64_MAX;
     struct slab *slab;
@@ -279,7 +280,7 @@ int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onep
     uint64_t start_ns = now_ns();
     if (loader->device)
         loader->device->type->range("onepot wait");
-    r = engine_take(loader->engine, deadline, &need, &slab);
+    r = engine_take(loader->engine, epoch, deadline, &need, &slab);
     if (loader->device)
         loader->device->type->range(NULL);
     if (loader->upload && (r == 1 || r == -ETIMEDOUT))
@@ -300,6 +301,12 @@ int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onep
         return hand_back(loader, slab, error);
     *ret_batch = &slab->batch;
     return 1;
+}
+
+int onepot_loader_next(struct onepot_loader *loader, int timeout_ms, struct onepot_error *error,
+                       const struct onepot_batch **ret_batch)
+{
+    return loader_next_of(loader, ANY_EPOCH, timeout_ms, error, ret_batch);
 }
 
 void onepot_batch_release(const struct onepot_batch *batch)

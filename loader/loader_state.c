@@ -88,14 +88,17 @@ static int restore(struct onepot_loader *loader, const struct onepot_state *stat
     if (state->shuffle != now.shuffle || state->drop_last != now.drop_last ||
         state->block != now.block || state->window != now.window)
         return error_set(error, -EINVAL, "the state was made with other options of the order");
-    if (state->done % world != 0)
+    /* The end of an epoch is one for all numbers of ranks, however they had to pad it. */
+    bool ended = !state->drop_last && state->done >= state->samples;
+    if (!ended && state->done % world != 0)
         return error_set(error, -EINVAL,
                          "%" PRIu64 " elements that are done can't be dealt to %" PRIu64
                          " ranks: the global batch must be the same",
                          state->done, world);
     loader->seed = loader->options.order.seed = state->seed;
     engine_seek(loader->engine,
-                &(struct place){.epoch = state->epoch, .done = state->done / world},
+                &(struct place){.epoch = state->epoch,
+                                .done = ended ? loader->options.length : state->done / world},
                 state->seed);
     return 0;
 }

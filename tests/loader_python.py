@@ -242,6 +242,13 @@ class Loaders(unittest.TestCase):
         loader = onepot.Loader(onepot.Archive(TAR), Number(), rank=0, world_size=Number(),
                                threads=Number(), prefetch=Number(), epoch=Number())
         self.assertEqual((len(loader), loader.epoch), (FILES, 1))
+        loader.set_epoch(Number())
+        state = loader.state_dict()
+        loader.load_state_dict({**state, "epoch": Number()})
+        self.assertEqual(loader.state_dict(), state)
+        sampler = onepot.DistributedSampler(FILES, Number(), 0)
+        sampler.set_epoch(Number())
+        sampler.load_state_dict({"epoch": Number(), "yielded": Number()})
         for wrong in ({"batch_size": -1}, {"batch_size": 2.0}, {"memory": -1}, {"threads": -1},
                       {"batch_size": 2**64}, {"rank": -1, "world_size": 2}):
             with self.assertRaises((TypeError, OverflowError, ValueError)):
@@ -257,6 +264,29 @@ class Loaders(unittest.TestCase):
         self.assertEqual(1 + len(rest), len(loader))
         self.assertEqual(drain(iterator), [])  # and stays at its end
         self.assertEqual({epoch for epoch, _, _ in drain(loader)}, {first.epoch + 1})
+
+    def test_an_iterator_ends_with_its_epoch_also_where_others_go_on(self):
+        loader = self.loader()
+        old = iter(loader)
+        next(old)
+        new = iter(loader)
+        self.assertEqual(drain(old), [])
+        self.assertEqual(len(drain(new)), len(loader))
+        self.assertEqual(drain(old), [])
+        self.assertEqual(len(drain(loader)), len(loader))
+
+    def test_threads_share_an_iterator_to_the_end_of_its_epoch(self):
+        loader = self.loader(batch_size=1, threads=2)
+        for epoch in range(40):
+            iterator = iter(loader)
+            found = []
+            threads = [threading.Thread(target=lambda: found.extend(drain(iterator)))
+                       for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(sorted(f[:2] for f in found), [(epoch, i) for i in range(FILES)])
 
     def test_list_does_not_hang(self):
         self.assertEqual(len(list(self.loader())), 11)
@@ -292,6 +322,15 @@ class Loaders(unittest.TestCase):
             other.load_state_dict(state)
         with self.assertRaises(KeyError):
             other.load_state_dict({"version": 1})
+
+    def test_the_end_of_an_epoch_is_one_for_every_number_of_ranks(self):
+        for before, after in itertools.permutations((1, 2, 3), 2):
+            loader = onepot.Loader(self.archive, 12 // before, 0, before)
+            state = [loader.state_dict() for _ in loader][-1]
+            other = onepot.Loader(self.archive, 12 // after, 0, after)
+            other.load_state_dict(state)
+            self.assertEqual(drain(other), [])
+            self.assertEqual({epoch for epoch, _, _ in drain(other)}, {1})
 
     def test_each_sample_comes_once_over_all_ranks(self):
         sums = [0, 0, 0]

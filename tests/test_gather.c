@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "engine.h"
+#include "epoch.h"
 #include "suite.h"
 
 static size_t size_of(unsigned i)
@@ -170,7 +171,7 @@ static unsigned keep_batches(struct engine *engine, struct slab **kept, unsigned
     unsigned n = 0;
     uint64_t need;
     while (n < most) {
-        int r = engine_take(engine, UINT64_MAX, &need, &kept[n]);
+        int r = engine_take(engine, ANY_EPOCH, UINT64_MAX, &need, &kept[n]);
         if (r == -ENOBUFS)
             break;
         ck_assert_int_eq(r, 1);

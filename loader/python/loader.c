@@ -5,6 +5,8 @@
 
 #include <errno.h>
 
+#include "epoch.h"
+
 #define POLL_MS 100 /* how long Ctrl-C may have to wait */
 
 /* What batches will be, for their views. */
@@ -97,7 +99,7 @@ static int go_to_epoch(struct onepot_loader *loader, uint64_t epoch)
     return r;
 }
 
-static PyObject *loader_next(PyObject *self)
+static PyObject *next_of(PyObject *self, uint64_t epoch)
 {
     struct onepot_loader *loader = loader_of(self);
     const struct onepot_batch *batch = NULL;
@@ -106,7 +108,7 @@ static PyObject *loader_next(PyObject *self)
     if (!loader)
         return NULL;
     do {
-        Py_BEGIN_ALLOW_THREADS r = onepot_loader_next(loader, POLL_MS, &error, &batch);
+        Py_BEGIN_ALLOW_THREADS r = loader_next_of(loader, epoch, POLL_MS, &error, &batch);
         Py_END_ALLOW_THREADS
     } while (r == -ETIMEDOUT && PyErr_CheckSignals() == 0);
     if (PyErr_Occurred())
@@ -116,23 +118,31 @@ static PyObject *loader_next(PyObject *self)
     return r ? batch_new(&((struct py_loader *)self)->kind, batch) : NULL;
 }
 
+static PyObject *loader_next(PyObject *self)
+{
+    return next_of(self, ANY_EPOCH);
+}
+
 /* ---- an epoch ---- */
 
 /*
  * What iter() gives. It is not the loader itself: iter() of an iterator has to be without
  * effect (some versions of Python call it twice for a comprehension), that of a loader begins
- * an epoch.
+ * an epoch. It ends with its epoch, also where others take batches of it, or of the next.
  */
 struct py_loader_iterator {
     PyObject_HEAD PyObject *loader;
+    uint64_t epoch;
     _Atomic int ended;
 };
 
-static PyObject *iterator_new(PyObject *loader)
+static PyObject *iterator_new(PyObject *loader, uint64_t epoch)
 {
     PyObject *self = loader_iterator_type.tp_alloc(&loader_iterator_type, 0);
-    if (self)
+    if (self) {
         ((struct py_loader_iterator *)self)->loader = Py_NewRef(loader);
+        ((struct py_loader_iterator *)self)->epoch = epoch;
+    }
     return self;
 }
 
@@ -147,7 +157,7 @@ static PyObject *iterator_next(PyObject *self)
     struct py_loader_iterator *iterator = (struct py_loader_iterator *)self;
     if (iterator->ended)
         return NULL;
-    PyObject *batch = loader_next(iterator->loader);
+    PyObject *batch = next_of(iterator->loader, iterator->epoch);
     if (!batch && !PyErr_Occurred())
         iterator->ended = 1;
     return batch;
@@ -160,7 +170,9 @@ PyTypeObject loader_iterator_type = {
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_iter = PyObject_SelfIter,
     .tp_iternext = iterator_next,
-    .tp_doc = "The batches of a Loader from where it is to the end of the epoch.",
+    .tp_doc = "The batches of a Loader from where it is to the end of the epoch. One of an "
+              "epoch that\n"
+              "the loader has left is at its end.",
 };
 
 /* An epoch that was left in its middle is over: the next one begins. */
@@ -172,15 +184,15 @@ static PyObject *loader_iter(PyObject *self)
         return NULL;
     uint64_t epoch = onepot_loader_epoch(l->loader, &done);
     int resumes = atomic_exchange(&l->resumes, 0);
-    if (done > 0 && !resumes && go_to_epoch(l->loader, epoch + 1) < 0)
+    if (done > 0 && !resumes && go_to_epoch(l->loader, ++epoch) < 0)
         return NULL;
-    return iterator_new(self);
+    return iterator_new(self, epoch);
 }
 
 static PyObject *loader_set_epoch(PyObject *self, PyObject *epoch)
 {
-    uint64_t e = PyLong_AsUnsignedLongLong(epoch);
-    if (PyErr_Occurred() || !loader_of(self) || go_to_epoch(loader_of(self), e) < 0)
+    unsigned long long e;
+    if (!take_count(epoch, &e) || !loader_of(self) || go_to_epoch(loader_of(self), e) < 0)
         return NULL;
     ((struct py_loader *)self)->resumes = 0;
     Py_RETURN_NONE;

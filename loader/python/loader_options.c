@@ -5,8 +5,7 @@
 
 #include <string.h>
 
-/* For O&: what is an integer to Python, of numpy's types, too, and not negative. */
-static int take_count(PyObject *given, void *ret)
+int take_count(PyObject *given, void *ret)
 {
     PyObject *number = PyNumber_Index(given);
     unsigned long long n = number ? PyLong_AsUnsignedLongLong(number) : 0;

@@ -28,9 +28,11 @@ static int take_number(PyObject *state, const char *name, uint64_t *ret)
     PyObject *value = PyMapping_GetItemString(state, name);
     if (!value)
         return -1;
-    *ret = PyLong_AsUnsignedLongLong(value);
+    unsigned long long n = 0;
+    int is_one = take_count(value, &n);
     Py_DECREF(value);
-    return PyErr_Occurred() ? -1 : 0;
+    *ret = n;
+    return is_one ? 0 : -1;
 }
 
 PyObject *loader_load_state_dict(PyObject *self, PyObject *state)

@@ -36,6 +36,10 @@ static inline PyObject *onepot_new_ref(PyObject *object)
 #define Py_END_CRITICAL_SECTION2() }
 #endif
 
+/* For O&: what is an integer to Python, of numpy's types, too, and not negative. 0 with an
+ * exception. */
+int take_count(PyObject *given, void *ret_unsigned_long_long);
+
 extern PyTypeObject archive_type, names_type, sample_type, sampler_type, sampler_iterator_type,
     loader_type, loader_iterator_type, batch_type, buffer_type, writer_type;
 

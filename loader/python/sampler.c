@@ -23,9 +23,10 @@ static int sampler_init(PyObject *self, PyObject *args, PyObject *keywords)
     struct onepot_sampler_options o = {.size = sizeof(o)};
     struct onepot_error error = {0};
     unsigned long long block = 0, window = 0, worker = 0, workers = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOpLp$KKKK", names, &dataset, &replicas,
-                                     &rank, &shuffle, &seed, &drop_last, &block, &window,
-                                     &worker, &workers))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOpLp$O&O&O&O&", names, &dataset,
+                                     &replicas, &rank, &shuffle, &seed, &drop_last, take_count,
+                                     &block, take_count, &window, take_count, &worker,
+                                     take_count, &workers))
         return -1;
     Py_ssize_t n = PyLong_Check(dataset) ? PyLong_AsSsize_t(dataset) : PyObject_Size(dataset);
     if (n < 0) {
@@ -34,12 +35,12 @@ static int sampler_init(PyObject *self, PyObject *args, PyObject *keywords)
         return -1;
     }
     o.samples = (uint64_t)n;
-    if (replicas != Py_None)
-        o.world_size = PyLong_AsUnsignedLongLong(replicas);
-    if (rank != Py_None && !PyErr_Occurred())
-        o.rank = PyLong_AsUnsignedLongLong(rank);
-    if (PyErr_Occurred())
+    unsigned long long all = 0, of = 0;
+    if ((replicas != Py_None && !take_count(replicas, &all)) ||
+        (rank != Py_None && !take_count(rank, &of)))
         return -1;
+    o.world_size = all;
+    o.rank = of;
     if ((replicas == Py_None) != (rank == Py_None)) {
         PyErr_SetString(PyExc_ValueError, "num_replicas and rank are given both or none");
         return -1;
@@ -145,9 +146,9 @@ PyTypeObject sampler_iterator_type = {
 static PyObject *sampler_set_epoch(PyObject *self, PyObject *epoch)
 {
     struct onepot_sampler *sampler = sampler_of(self);
-    uint64_t e = sampler ? PyLong_AsUnsignedLongLong(epoch) : 0;
+    unsigned long long e;
     int r;
-    if (PyErr_Occurred())
+    if (!sampler || !take_count(epoch, &e))
         return NULL;
     /* The interpreter's lock is kept: an iterator may look at the order that goes. */
     Py_BEGIN_CRITICAL_SECTION(self);
@@ -179,9 +180,10 @@ static PyObject *sampler_load_state_dict(PyObject *self, PyObject *state)
     PyObject *yielded = epoch ? PyMapping_GetItemString(state, "yielded") : NULL;
     PyObject *done = NULL;
     if (yielded) {
-        uint64_t skip = PyLong_AsUnsignedLongLong(yielded);
+        unsigned long long skip;
+        int is_one = take_count(yielded, &skip);
         Py_BEGIN_CRITICAL_SECTION(self);
-        if (!PyErr_Occurred() && (done = sampler_set_epoch(self, epoch)))
+        if (is_one && (done = sampler_set_epoch(self, epoch)))
             s->skip = skip;
         Py_END_CRITICAL_SECTION();
     }
