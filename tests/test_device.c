@@ -8,6 +8,7 @@
 #include "loader_helper.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -456,6 +457,51 @@ START_TEST(samples_of_any_alignment_are_gathered)
     onepot_device_stream_free(device, stream);
     free(want);
     free(got);
+}
+END_TEST
+
+/* Samples at both ends of what is locked: there are no pages before and behind it. */
+START_TEST(nothing_beside_what_is_locked_is_read)
+{
+    enum { COUNT = 5, ROOM = 256, TABLES = 3 * COUNT * 8, ALL = ROOM + TABLES };
+    const struct device_type *type = device->type;
+    struct onepot_error error = {0};
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), at = 0;
+    uint8_t *pages = mmap(NULL, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *from = pages + page, got[ROOM];
+    void *host, *memory, *stream;
+    ck_assert_ptr_ne(pages, MAP_FAILED);
+    ck_assert_int_eq(mprotect(from, page, PROT_READ | PROT_WRITE), 0);
+    memset(from, 7, page);
+    int r = type->lock(device->device, from, page, &error);
+    if (r == -ENOTSUP) /* then copies are locked, as above */
+        return;
+    good(r, &error);
+    stream = new_stream();
+    good(type->allocate(device->device, DEVICE_MEMORY_LOCKED, ALL, &error, &host), &error);
+    good(type->allocate(device->device, DEVICE_MEMORY_OWN, ALL, &error, &memory), &error);
+    const size_t places[COUNT] = {0, 1, page - 1, page - 33, page - 47};
+    const size_t sizes[COUNT] = {1, 31, 1, 33, 47};
+    uint64_t *table = host;
+    const uint64_t *there = memory;
+    for (unsigned i = 0; i < COUNT; at += sizes[i++]) {
+        table[i] = address_of(from) + places[i];
+        table[COUNT + i] = at;
+        table[2 * COUNT + i] = sizes[i];
+    }
+    struct device_gather gather = {
+        (uint8_t *)memory + TABLES + 8, at, COUNT, there, there + COUNT, there + 2 * COUNT, 2};
+    queue_copy(stream, memory, host, TABLES);
+    good(type->gather(device->device, stream, &gather, &error), &error);
+    queue_copy(stream, got, gather.to, at);
+    wait_stream(stream);
+    for (size_t i = 0; i < at; i++)
+        ck_assert_uint_eq(got[i], 7);
+    type->unlock(device->device, from, page);
+    type->release(device->device, DEVICE_MEMORY_LOCKED, host, ALL);
+    type->release(device->device, DEVICE_MEMORY_OWN, memory, ALL);
+    onepot_device_stream_free(device, stream);
+    munmap(pages, 3 * page);
 }
 END_TEST
 
@@ -951,6 +997,7 @@ static Suite *suite(void)
     tcase_add_test(batches, others_of_the_job_know_of_copies_that_are_locked);
     tcase_add_test(batches, gathering_by_the_device_is_chosen_where_it_is_about_as_fast);
     tcase_add_test(batches, samples_of_any_alignment_are_gathered);
+    tcase_add_test(batches, nothing_beside_what_is_locked_is_read);
     tcase_add_test(batches, nor_if_the_device_gathers);
     tcase_add_test(batches, a_slab_that_is_used_again_never_changes_under_its_reader);
     tcase_add_test(batches, nor_under_readers_on_two_streams);
