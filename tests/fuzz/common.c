@@ -110,11 +110,22 @@ static void walk_entry(const struct index *index, uint32_t position)
         require(len <= INDEX_SYMLINK_MAX && !memchr(text, '\0', len));
 }
 
+static void walk_left_out(const struct index *index)
+{
+    struct fault why;
+    uint64_t cursor = 0;
+    require(index_left_out(index) <= UINT32_MAX);
+    while (index_left_out_next(index, &cursor, &why) == 0)
+        require(memchr(why.member, '\0', sizeof(why.member)) &&
+                memchr(why.what, '\0', sizeof(why.what)));
+}
+
 void fuzz_walk(const struct index *index)
 {
     uint32_t entries = index_info(index)->entries, position;
     for (uint32_t i = 0; i < entries; i++)
         walk_entry(index, i);
+    walk_left_out(index);
     index_resolve(index, "a/b/../c", &position);
     require(index_inode_position(index, entries, &position) < 0);
 }
@@ -188,6 +199,9 @@ uint8_t *fuzz_make_tar(const char *format, size_t *ret_size)
     add_member(a, "d/f", AE_IFREG, NULL, data, 600);
     add_member(a, "fifo", AE_IFIFO, NULL, NULL, 0);
     add_member(a, "d/e/\xff\xfe", AE_IFREG, NULL, NULL, 0);
+    add_member(a, "through", AE_IFLNK, "d/./..//d", NULL, 0);
+    add_member(a, "through/x", AE_IFREG, NULL, data, 10);
+    add_member(a, "left out", AE_IFREG, "nothing", NULL, 0);
     archive_write_close(a);
     archive_write_free(a);
     return bytes;
@@ -231,6 +245,9 @@ static void add_others(struct builder *b)
     m = (struct builder_member){.mode = S_IFCHR | 0600, .rdev_major = 1, .rdev_minor = 300};
     m.mtime_sec = INT64_MAX;
     require(builder_add(b, "d/device", 8, &m, NULL, &inode) == 0);
+    struct fault why = {
+        .err = ENOENT, .offset = 512, .member = "member", .what = "is left out"};
+    require(builder_leave_out(b, &why) == 0 && builder_leave_out(b, &why) == 0);
 }
 
 uint8_t *fuzz_make_image(size_t *ret_size)
