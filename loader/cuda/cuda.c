@@ -3,6 +3,7 @@
  * what every runtime in the process uses, torch's included.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -362,9 +363,19 @@ static int convert(void *device, void *stream, const struct onepot_images *image
 
 #endif
 
+#ifdef HAVE_NVTX
+/* By the first call it is begun as well, but other threads may see that half done. */
+static void begin_ranges(void)
+{
+    nvtxInitialize(NULL);
+}
+#endif
+
 static void range(const char *name)
 {
 #ifdef HAVE_NVTX
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, begin_ranges);
     if (name)
         nvtxRangePushA(name);
     else
