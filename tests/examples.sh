@@ -21,6 +21,11 @@ if [ ! -e /dev/fuse ]; then
     echo 'skipped: there is no /dev/fuse'
     exit 77
 fi
+capabilities=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)
+if [ "$(id -u)" -eq 0 ] && ((! (0x${capabilities:-0} >> 21 & 1))); then
+    echo 'skipped: root may not mount here (no CAP_SYS_ADMIN)'
+    exit 77
+fi
 
 work=$(mktemp -d)
 export ONEPOT_RUNTIME_DIR=$work/runtime XDG_CACHE_HOME=$work/cache TMPDIR=$work

@@ -20,6 +20,11 @@ if [ ! -e /dev/fuse ]; then
     echo 'skipped: there is no /dev/fuse'
     exit 77
 fi
+capabilities=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)
+if [ "$(id -u)" -eq 0 ] && ((! (0x${capabilities:-0} >> 21 & 1))); then
+    echo 'skipped: root may not mount here (no CAP_SYS_ADMIN)'
+    exit 77
+fi
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
 
