@@ -319,7 +319,7 @@ def end_by_kill(mount, pid):
 
 
 def test_the_end_comes_at_once_and_leaves_nothing(work):
-    with slow_stream(work) as archive:
+    with storage_of_stream(work, "--pages=none") as (_, archive):
         with work.mount("--io-timeout=100", archive, name="idle") as mount, \
                 standing_still(mount) as pid:
             mount.end()
