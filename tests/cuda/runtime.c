@@ -281,8 +281,10 @@ cudaError_t cudaHostGetDevicePointer(void **ret_there, void *memory, unsigned fl
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
 {
     ENTER;
+    pthread_mutex_lock(&rt.lock);
     *ret_total = rt.driver->memory_bytes;
     *ret_free = rt.driver->memory_bytes - rt.bytes;
+    pthread_mutex_unlock(&rt.lock);
     return cudaSuccess;
 }
 
