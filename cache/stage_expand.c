@@ -112,14 +112,23 @@ static void tell(struct expanding *e, uint64_t bytes_out)
               e->stage->folder);
 }
 
+/* Who waits for the first child need not wait any longer. */
+static void say_begun(struct expanding *e)
+{
+    sem_t *begun = e->begun;
+
+    e->begun = NULL;
+    if (begun)
+        sem_post(begun);
+}
+
 /* sandbox_watch. Once the end was asked for, the index may be gone. */
 static void look(void *ctx, const struct progress *progress)
 {
     struct expanding *e = ctx;
     uint64_t bytes_out = atomic_load(&progress->bytes_out);
     uint64_t beats = atomic_load(&progress->beats);
-    if (e->begun)
-        sem_post(steal_ptr(&e->begun));
+    say_begun(e);
     if (atomic_load(e->stop_asked)) {
         atomic_store(&e->stop, true);
         return;
@@ -197,8 +206,7 @@ static int expand(struct expanding *e)
         e->bytes_seen = e->beats_seen = 0;
         int r = pot_expand(&stage->stream, stage->copy_fd, kept_bytes(stage->state), &patience,
                            look, e, &e->fault);
-        if (e->begun) /* there was no child, and may be none for long */
-            sem_post(steal_ptr(&e->begun));
+        say_begun(e); /* there was no child, and may be none for long */
         if (e->err < 0 || is_complete(stage->state) || atomic_load(e->stop_asked) ||
             !stage_again(stage, &e->again, r, e->next, e->packed_at, &until_asked))
             return r;
