@@ -13,21 +13,16 @@
 
 #include "builder_private.h"
 
-/* Two numbers of the record, and what follows them, padded. */
-static size_t record_bytes(size_t member_len, size_t what_len)
-{
-    return 16 + ((member_len + what_len + 7) & ~(size_t)7);
-}
-
-static void put_record(char *at, const struct fault *why, size_t member_len, size_t what_len)
+static void put_record(char *at, const struct fault *why, uint32_t member_len,
+                       uint32_t what_len)
 {
     uint64_t offset = htole64(why->offset);
-    uint32_t lengths[] = {htole32((uint32_t)member_len), htole32((uint32_t)what_len)};
-    memset(at, 0, record_bytes(member_len, what_len));
+    uint32_t lengths[] = {htole32(member_len), htole32(what_len)};
+    memset(at, 0, DISK_LEFT_OUT_HEAD + disk_left_out_texts(member_len, what_len));
     memcpy(at, &offset, sizeof(offset));
     memcpy(at + 8, lengths, sizeof(lengths));
-    memcpy(at + 16, why->member, member_len);
-    memcpy(at + 16 + member_len, why->what, what_len);
+    memcpy(at + DISK_LEFT_OUT_HEAD, why->member, member_len);
+    memcpy(at + DISK_LEFT_OUT_HEAD + member_len, why->what, what_len);
 }
 
 bool builder_may_leave_out(int err)
@@ -48,9 +43,9 @@ bool builder_may_leave_out(int err)
 
 int builder_leave_out(struct builder *b, const struct fault *why)
 {
-    size_t member_len = strnlen(why->member, sizeof(why->member));
-    size_t what_len = strnlen(why->what, sizeof(why->what));
-    size_t bytes = record_bytes(member_len, what_len);
+    uint32_t member_len = (uint32_t)strnlen(why->member, sizeof(why->member));
+    uint32_t what_len = (uint32_t)strnlen(why->what, sizeof(why->what));
+    size_t bytes = DISK_LEFT_OUT_HEAD + disk_left_out_texts(member_len, what_len);
     if (vector_reserve(&b->left_out, sizeof(uint64_t) + bytes) < 0)
         return -ENOMEM;
     if (b->left_out_count == 0)

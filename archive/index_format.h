@@ -240,6 +240,12 @@ static_assert(sizeof(struct disk_block) == 16, "block");
 #define BLOCK_STORED 0x80000000u
 
 #define DISK_LEFT_OUT_TOLD 100u /* of a million, nobody reads more */
+#define DISK_LEFT_OUT_HEAD 16u  /* the numbers of its record; what follows them takes: */
+
+static inline uint64_t disk_left_out_texts(uint32_t member_len, uint32_t what_len)
+{
+    return ((uint64_t)member_len + what_len + 7) & ~UINT64_C(7);
+}
 
 #define RANGE_PACKED (UINT64_C(1) << 63) /* in `source` of a range */
 

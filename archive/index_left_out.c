@@ -27,21 +27,21 @@ int index_left_out_next(const struct index *index, uint64_t *cursor, struct faul
     uint64_t at = *cursor ? *cursor : sizeof(uint64_t);
     if (at >= index->sections[SECTION_LEFT_OUT].length)
         return -ENOENT;
-    const char *head = index_bytes(index, SECTION_LEFT_OUT, at, 16);
+    const char *head = index_bytes(index, SECTION_LEFT_OUT, at, DISK_LEFT_OUT_HEAD);
     if (!head)
         return -EUCLEAN;
     uint64_t offset;
     uint32_t lengths[2];
     memcpy(&offset, head, sizeof(offset));
     memcpy(lengths, head + 8, sizeof(lengths));
-    uint64_t member_len = le32toh(lengths[0]), what_len = le32toh(lengths[1]);
-    uint64_t text_len = (member_len + what_len + 7) & ~UINT64_C(7);
-    const char *text = index_bytes(index, SECTION_LEFT_OUT, at + 16, text_len);
+    uint32_t member_len = le32toh(lengths[0]), what_len = le32toh(lengths[1]);
+    uint64_t text_len = disk_left_out_texts(member_len, what_len);
+    const char *text = index_bytes(index, SECTION_LEFT_OUT, at + DISK_LEFT_OUT_HEAD, text_len);
     if (!text)
         return -EUCLEAN;
     *ret_why = (struct fault){.err = EUCLEAN, .offset = le64toh(offset)};
     copy_text(ret_why->member, sizeof(ret_why->member), text, member_len);
     copy_text(ret_why->what, sizeof(ret_why->what), text + member_len, what_len);
-    *cursor = at + 16 + text_len;
+    *cursor = at + DISK_LEFT_OUT_HEAD + text_len;
     return 0;
 }

@@ -130,7 +130,7 @@ static bool parse_time(const char *text, int64_t *ret_sec, uint32_t *ret_nsec)
     return true;
 }
 
-/* 1 to 19 digits. */
+/* 1 to 18 digits. */
 static bool parse_owner(const char *text, int64_t *ret_id)
 {
     size_t digits = strspn(text, "0123456789");
