@@ -9,8 +9,7 @@
  *
  * The order inside the child matters: what needs privileges or files (limits,
  * /dev/null, closing what was inherited) comes first, and the system call filter
- * last. The filter answers EPERM instead of killing, because libraries probe for
- * things (a locale, a configuration file) that they can do without.
+ * last (sandbox_filter.c).
  *
  * The parent waits on a pidfd where the kernel has them (5.3) and looks around every
  * 20 ms otherwise. All its signals are blocked except within that wait, so that none
@@ -21,9 +20,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -38,18 +34,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define WITH_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                     \
-    __has_feature(memory_sanitizer)
-#define WITH_SANITIZER 1
-#endif
-#endif
-#ifndef WITH_SANITIZER
-#define WITH_SANITIZER 0
-#endif
+#include "sandbox_private.h"
 
 enum {
     DEFAULT_STALL_SECONDS = 60,
@@ -212,143 +197,6 @@ static void reset_signals(bool in_background)
         sigemptyset(&blocked);
     sigprocmask(SIG_SETMASK, &blocked, NULL);
 }
-
-#if defined(__x86_64__)
-#define SANDBOX_ARCH AUDIT_ARCH_X86_64
-#elif defined(__aarch64__)
-#define SANDBOX_ARCH AUDIT_ARCH_AARCH64
-#endif
-
-#if defined(SANDBOX_ARCH) && !WITH_SANITIZER
-/* What reading an archive and building an index takes, the frequent ones first. */
-static const int allowed_calls[] = {
-    SYS_pread64,
-    SYS_read,
-    SYS_pwrite64,
-    SYS_write,
-    SYS_brk,
-    SYS_munmap,
-    SYS_mremap,
-    SYS_madvise,
-    SYS_lseek,
-    SYS_preadv,
-    SYS_preadv2,
-    SYS_readv,
-    SYS_pwritev,
-    SYS_writev,
-    SYS_fstat,
-#ifdef SYS_newfstatat
-    SYS_newfstatat, /* how glibc does fstat */
-#endif
-    SYS_fstatfs,
-    SYS_ftruncate,
-    SYS_fallocate,
-    SYS_fadvise64,
-    SYS_readahead,
-    SYS_close,
-    SYS_futex,
-    SYS_sched_yield,
-    SYS_getpid,
-    SYS_gettid,
-    SYS_sysinfo, /* qsort of glibc */
-    SYS_clock_gettime,
-    SYS_gettimeofday,
-    SYS_clock_nanosleep,
-    SYS_nanosleep,
-    SYS_getrandom,
-    SYS_restart_syscall,
-    SYS_rt_sigaction,
-    SYS_rt_sigprocmask,
-    SYS_rt_sigreturn,
-    SYS_sigaltstack,
-    SYS_exit,
-    SYS_exit_group,
-};
-
-#define DATA(field) ((uint32_t)offsetof(struct seccomp_data, field))
-/* The low half of an argument; what is tested fits in it on both machines. */
-#define ARGUMENT(n) (DATA(args) + 8u * (n))
-
-struct program {
-    struct sock_filter code[160];
-    unsigned short len;
-};
-
-static void emit(struct program *p, uint16_t code, uint32_t k, uint8_t jt, uint8_t jf)
-{
-    p->code[p->len++] = (struct sock_filter){.code = code, .jt = jt, .jf = jf, .k = k};
-}
-
-static void emit_return(struct program *p, uint32_t action)
-{
-    emit(p, BPF_RET | BPF_K, action, 0, 0);
-}
-
-#define ACTION_DENY (SECCOMP_RET_ERRNO | (EPERM & SECCOMP_RET_DATA))
-
-static void emit_machine_check(struct program *p)
-{
-    emit(p, BPF_LD | BPF_W | BPF_ABS, DATA(arch), 0, 0);
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SANDBOX_ARCH, 1, 0);
-    emit_return(p, ACTION_DENY);
-    emit(p, BPF_LD | BPF_W | BPF_ABS, DATA(nr), 0, 0);
-#ifdef __x86_64__
-    emit(p, BPF_JMP | BPF_JGE | BPF_K, 0x40000000u, 0, 1); /* the x32 numbers */
-    emit_return(p, ACTION_DENY);
-#endif
-}
-
-/* `call` only if none of `bits` is set in its argument. */
-static void emit_without_bits(struct program *p, int call, unsigned argument, uint32_t bits)
-{
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)call, 0, 4);
-    emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(argument), 0, 0);
-    emit(p, BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1);
-    emit_return(p, ACTION_DENY);
-    emit_return(p, SECCOMP_RET_ALLOW);
-}
-
-/* `call` only if its argument is `value`. */
-static void emit_with_value(struct program *p, int call, unsigned argument, uint32_t value)
-{
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)call, 0, 4);
-    emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(argument), 0, 0);
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, value, 1, 0);
-    emit_return(p, ACTION_DENY);
-    emit_return(p, SECCOMP_RET_ALLOW);
-}
-
-/*
- * Best effort: a kernel without filters, or a container that forbids them, leaves the
- * limits in place. SPEC_ALLOW keeps the kernel from slowing the child down against
- * Spectre, which it does for filtered processes by default before 5.16.
- */
-static void filter_system_calls(void)
-{
-    struct program p = {.len = 0};
-    emit_machine_check(&p);
-    emit_without_bits(&p, SYS_mmap, 2, PROT_EXEC);
-    for (size_t i = 0; i < sizeof(allowed_calls) / sizeof(allowed_calls[0]); i++) {
-        emit(&p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)allowed_calls[i], 0, 1);
-        emit_return(&p, SECCOMP_RET_ALLOW);
-    }
-    emit_without_bits(&p, SYS_mprotect, 2, PROT_EXEC);
-    emit_with_value(&p, SYS_tgkill, 0, (uint32_t)getpid()); /* abort(3) */
-    emit_with_value(&p, SYS_fcntl, 1, F_GETFL);
-    emit_with_value(&p, SYS_prlimit64, 2, 0); /* getrlimit(3) */
-    emit_return(&p, ACTION_DENY);
-
-    struct sock_fprog program = {.len = p.len, .filter = p.code};
-#ifdef SECCOMP_FILTER_FLAG_SPEC_ALLOW
-    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW,
-                &program) == 0)
-        return;
-#endif
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
-}
-#else
-static void filter_system_calls(void) {}
-#endif
 
 static int run_function(int (*fn)(void *, struct progress *, struct fault *), void *arg,
                         struct shared *shared)
@@ -574,7 +422,7 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
         reset_signals(limits->stop != NULL);
         drop_descriptors(limits);
         limit_resources(limits, run.memory_bytes);
-        filter_system_calls();
+        sandbox_filter_system_calls();
         _exit(run_function(fn, arg, run.shared) < 0);
     }
 
