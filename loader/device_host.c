@@ -382,7 +382,7 @@ static int info(void *device, struct onepot_error *error, struct onepot_device_i
     ret_info->is_host = 1;
     ret_info->numa_node = -1;
     ret_info->kernels = 1;
-    ret_info->free_bytes = budget_room_bytes("");
+    ret_info->free_bytes = budget_free_bytes("");
     ret_info->total_bytes = budget_memory_bytes("");
     return 0;
 }
