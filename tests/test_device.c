@@ -8,6 +8,7 @@
 #include "loader_helper.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -224,6 +225,13 @@ static void write_one(void *ctx)
     __atomic_store_n((int *)ctx, 1, __ATOMIC_SEQ_CST);
 }
 
+/* Until the test opens the gate, however long it takes. */
+static void stand_at(void *gate)
+{
+    while (sem_wait(gate) < 0)
+        ;
+}
+
 /* Recording an event again does not move what a stream already follows. */
 START_TEST(a_stream_follows_an_event_as_it_was_recorded)
 {
@@ -231,20 +239,24 @@ START_TEST(a_stream_follows_an_event_as_it_was_recorded)
     struct onepot_error error = {0};
     void *a = new_stream(), *b = new_stream(), *c = new_stream(), *event;
     int early = 0, late = 0;
+    sem_t first, second;
+    ck_assert_int_eq(sem_init(&first, 0, 0) | sem_init(&second, 0, 0), 0);
     good(type->event_new(device->device, &error, &event), &error);
     ck_assert_int_eq(type->is_done(device->device, event, &error), 1);
-    queue_call(a, take_time, (void *)20);
+    queue_call(a, stand_at, &first);
     queue_call(a, write_one, &early);
     good(type->record(device->device, event, a, &error), &error);
     ck_assert_int_eq(type->is_done(device->device, event, &error), 0);
     good(type->follow(device->device, b, event, &error), &error);
-    queue_call(a, take_time, (void *)400);
+    queue_call(a, stand_at, &second);
     queue_call(a, write_one, &late);
     good(type->record(device->device, event, a, &error), &error);
+    sem_post(&first);
     wait_stream(b);
     ck_assert_int_eq(__atomic_load_n(&early, __ATOMIC_SEQ_CST), 1);
     ck_assert_int_eq(__atomic_load_n(&late, __ATOMIC_SEQ_CST), 0);
     good(type->follow(device->device, c, event, &error), &error);
+    sem_post(&second);
     wait_stream(c);
     ck_assert_int_eq(__atomic_load_n(&late, __ATOMIC_SEQ_CST), 1);
     type->event_free(device->device, event);

@@ -109,14 +109,22 @@ static uint64_t take_all(void *ctx, uint64_t bytes)
     return *has = bytes;
 }
 
-static struct claim *claim_of_another(uint64_t fixed_bytes, uint64_t *ret_bytes)
+static struct claim *claim_of_another(uint64_t total_bytes, uint64_t fixed_bytes,
+                                      uint64_t *ret_bytes)
 {
     struct claim_options o = {
-        .job = "77", .total_bytes = budget_cache_bytes(), .fixed_bytes = fixed_bytes};
+        .job = "77", .total_bytes = total_bytes, .fixed_bytes = fixed_bytes};
     struct claim *claim = NULL;
     ck_assert_int_eq(claim_new(&o, &claim), 0);
     claim_update(claim, take_all, ret_bytes);
     return claim;
+}
+
+/* One that leaves nothing to others. */
+static struct claim *claim_of_all(uint64_t *ret_bytes)
+{
+    uint64_t total = budget_cache_bytes();
+    return claim_of_another(total, 2 * total, ret_bytes);
 }
 
 static void nap(void)
@@ -152,7 +160,7 @@ START_TEST(what_others_have_is_not_to_be_had)
     struct onepot_archive *a = tree_open(&tree, NULL);
     const struct onepot_batch *kept[64];
     uint64_t others = 0;
-    struct claim *claim = claim_of_another(2 * budget_cache_bytes(), &others);
+    struct claim *claim = claim_of_all(&others);
     struct onepot_loader *loader = make(a, 2);
     int r;
     unsigned count = take_many(loader, kept, 64, &r);
@@ -184,7 +192,7 @@ START_TEST(what_is_kept_is_not_taken_away_and_what_comes_back_is_given_up)
     struct onepot_loader *loader = make(a, 2);
     int r;
     ck_assert_uint_eq(take_many(loader, kept, 12, &r), 12);
-    struct claim *claim = claim_of_another(2 * budget_cache_bytes(), &others);
+    struct claim *claim = claim_of_all(&others);
     for (unsigned waited = 0; stats_of(loader).part_bytes > CLAIM_LEAST_BYTES; waited += 10) {
         ck_assert_uint_lt(waited, WAIT_MS);
         nap();
@@ -224,7 +232,7 @@ START_TEST(a_large_batch_leaves_room_for_small_ones)
     struct onepot_archive *a = tree_open(&tree, NULL);
     const struct onepot_batch *kept[3];
     uint64_t others = 0;
-    struct claim *claim = claim_of_another(2 * budget_cache_bytes(), &others);
+    struct claim *claim = claim_of_all(&others);
     struct onepot_loader_options o = {
         .size = sizeof(o), .batch_size = 1, .world_size = 1, .threads = 1, .no_shuffle = true};
     struct onepot_loader *loader = NULL;
@@ -248,11 +256,10 @@ START_TEST(a_users_word_counts_for_others)
                                       .world_size = 1,
                                       .memory_bytes = budget_cache_bytes() / 2};
     struct onepot_loader *loader = NULL;
-    uint64_t others = 0;
+    uint64_t others = 0, total = budget_cache_bytes(); /* another one the next time */
     ck_assert_int_eq(onepot_loader_new(a, &o, NULL, &loader), 0);
-    struct claim *claim = claim_of_another(0, &others);
-    ck_assert_uint_le(others, budget_cache_bytes() - o.memory_bytes + CLAIM_LEAST_BYTES +
-                                  budget_cache_bytes() / 16);
+    struct claim *claim = claim_of_another(total, 0, &others);
+    ck_assert_uint_le(others, total - o.memory_bytes + CLAIM_LEAST_BYTES);
     claim_free(claim);
     onepot_loader_free(loader);
     onepot_archive_close(a);

@@ -117,7 +117,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ret_context, CUdevice device)
 {
     if (!is_begun())
         return CUDA_ERROR_NOT_INITIALIZED;
-    if (state.lost)
+    if (__atomic_load_n(&state.lost, __ATOMIC_ACQUIRE))
         return CUDA_ERROR_UNKNOWN;
     __atomic_fetch_add(&state.contexts, 1, __ATOMIC_RELAXED);
     *ret_context = (CUcontext)(void *)&contexts[device];

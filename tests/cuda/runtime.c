@@ -85,6 +85,12 @@ static void begin(void)
         forbid("no memory to begin", NULL);
 }
 
+/* A test says so while streams are at work. */
+static bool is_lost(void)
+{
+    return __atomic_load_n(&rt.driver->lost, __ATOMIC_ACQUIRE);
+}
+
 /* Whoever calls the runtime has to be in a context that was chosen. */
 static cudaError_t enter(void)
 {
@@ -97,7 +103,7 @@ static cudaError_t enter(void)
         forbid("the runtime is called without a context", NULL);
     if (rt.driver->old)
         return cudaErrorInsufficientDriver;
-    if (!__atomic_load_n(&rt.driver->lost, __ATOMIC_ACQUIRE))
+    if (!is_lost())
         return cudaSuccess;
     pthread_mutex_lock(&moving);
     pthread_mutex_unlock(&moving);
@@ -404,7 +410,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     struct onepot_error error;
     ENTER;
     device_host.event_wait(rt.host, event->event, &error);
-    return done(rt.driver->lost ? cudaErrorIllegalAddress : cudaSuccess);
+    return done(is_lost() ? cudaErrorIllegalAddress : cudaSuccess);
 }
 
 cudaError_t cudaEventElapsedTime(float *ret_ms, cudaEvent_t from, cudaEvent_t to)
@@ -442,7 +448,7 @@ static void run(void *ctx)
 {
     struct task *t = ctx;
     pthread_mutex_lock(&moving);
-    if (!__atomic_load_n(&rt.driver->lost, __ATOMIC_ACQUIRE)) {
+    if (!is_lost()) {
         if (t->function)
             t->function(t->ctx);
         else
@@ -494,7 +500,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 cudaError_t cudaGetLastError(void)
 {
     cudaError_t e = last;
-    last = rt.driver && rt.driver->lost ? cudaErrorIllegalAddress : cudaSuccess;
+    last = rt.driver && is_lost() ? cudaErrorIllegalAddress : cudaSuccess;
     return e;
 }
 
@@ -520,7 +526,7 @@ __attribute__((destructor)) static void end(void)
         return;
     for (const struct range *range = rt.ranges; range; range = range->next)
         ranges++;
-    if (!rt.driver->lost && (ranges || rt.events || rt.streams || rt.driver->contexts)) {
+    if (!is_lost() && (ranges || rt.events || rt.streams || rt.driver->contexts)) {
         fprintf(stderr,
                 "CUDA, played: left: %lu pieces of memory, %lu events, %lu streams, %lu "
                 "contexts\n",
