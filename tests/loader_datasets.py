@@ -115,7 +115,7 @@ class Without(unittest.TestCase):
             assert equal.shape == (4, 12), equal.shape
             assert "torch" not in sys.modules and "numpy" not in sys.modules
             """ % (TAR, TAR, FILES, EQUAL)
-        done = subprocess.run([sys.executable, "-c", script], timeout=60)
+        done = subprocess.run([sys.executable, "-c", script], timeout=240)
         self.assertEqual(done.returncode, 0)
 
     def test_names_are_a_lazy_sequence(self):
@@ -250,7 +250,7 @@ class Without(unittest.TestCase):
             batch = onepot.Dataset(archive)[order]
             assert [bytes(t) for t in batch.tensors()] == [bytes(archive[i]) for i in order]
             """ % (TAR, FILES)
-        done = subprocess.run([sys.executable, "-c", script], timeout=60,
+        done = subprocess.run([sys.executable, "-c", script], timeout=240,
                               env={**os.environ, "ONEPOT_ASSUME_REMOTE": "1"})
         self.assertEqual(done.returncode, 0)
 
@@ -458,7 +458,7 @@ class Datasets(unittest.TestCase):
                 child = context.Process(target=in_child, args=(dataset, queue))
                 child.start()
                 self.assertEqual(queue.get(), (content(40), 1, FILES))
-                child.join(60)
+                child.join(240)
         loader = next(self.loaders(dataset, 1, multiprocessing_context="spawn"))
         self.assertEqual(sum(len(self.check_batch(batch)) for batch in loader), FILES)
 
@@ -596,5 +596,5 @@ class Folders(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    signal.alarm(280)
+    signal.alarm(580)
     unittest.main()

@@ -116,7 +116,7 @@ def two_ranks(command, environment):
                    "MASTER_PORT": port}
     ranks = [subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE,
                               env={**environment, "RANK": str(rank)}) for rank in range(2)]
-    lines = [rank.communicate(timeout=120)[0].decode().splitlines() for rank in ranks]
+    lines = [rank.communicate(timeout=400)[0].decode().splitlines() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], lines
     return lines[0]
 
