@@ -30,7 +30,7 @@
 
 #define MIB (1u << 20)
 #define BYTES (5u * MIB + 12345u)
-#define LIMIT_MS 20000u
+#define LIMIT_MS 100000u
 
 static char base[64];         /* of all tests */
 static char folder[PATH_MAX]; /* of one */
@@ -122,9 +122,13 @@ static struct staged must_open(void)
     return s;
 }
 
+/* Also ends the threads, so that all notes were taken. */
 static void close_staged(struct staged *s)
 {
-    ck_assert_int_eq(stage_stop(s->stage), 0);
+    int r;
+    for (int i = 0; (r = stage_stop(s->stage)) == -EBUSY && i < 20; i++)
+        ; /* two seconds are few for the disk of a busy machine */
+    ck_assert_int_eq(r, 0);
     source_close(s->source);
     stage_close(s->stage);
 }
@@ -394,8 +398,8 @@ START_TEST(a_source_that_is_cut_short_is_told_of)
     ck_assert_int_eq(read_range(&s, MIB, 1000), 0);
     ck_assert_int_eq(read_range(&s, 3 * MIB, 1000), -ENODATA);
     ck_assert_int_lt(source_bring(s.source, 3 * MIB, 1000), 0);
-    ck_assert_ptr_nonnull(strstr(notes, "has ended early"));
     close_staged(&s);
+    ck_assert_ptr_nonnull(strstr(notes, "has ended early"));
     ck_assert_uint_eq(files_left(), 0);
 }
 END_TEST
@@ -458,11 +462,11 @@ START_TEST(a_disk_that_fills_up_leaves_the_source)
     ck_assert_int_eq(stage_start(s.stage), 0);
     ck_assert(!stage_wait_whole(s.stage, LIMIT_MS));
     ck_assert_int_eq(report(&s).failure, ENOSPC);
-    ck_assert_ptr_nonnull(strstr(notes, "has ended early"));
     check_reads(&s);
     ck_assert_uint_gt(report(&s).past_bytes, 0);
     ck_assert_int_eq(source_bring(s.source, 0, 10), 0);
     close_staged(&s);
+    ck_assert_ptr_nonnull(strstr(notes, "has ended early"));
     umount2(place, MNT_DETACH);
 }
 END_TEST
@@ -680,7 +684,7 @@ int main(void)
 {
     Suite *suite = suite_create("stage");
     TCase *tc = tcase_create("stage");
-    tcase_set_timeout(tc, 120);
+    tcase_set_timeout(tc, 240);
     tcase_add_unchecked_fixture(tc, make_base, remove_base);
     tcase_add_checked_fixture(tc, make_folder, remove_folder);
     tcase_add_test(tc, all_of_it_is_copied_and_read_from_there);
