@@ -171,7 +171,7 @@ enum source_trouble {
 
 /*
  * Have `hook(ctx, what, err, offset)` called when the storage fails, in the thread that reads,
- * several at once if so it happens. Set before other threads read.
+ * several at once if so it happens. Set once; NULL ends it, but not a call that has begun.
  */
 typedef void source_trouble_hook(void *ctx, enum source_trouble what, int err, uint64_t offset);
 void source_on_trouble(struct source *source, source_trouble_hook *hook, void *ctx);

@@ -51,8 +51,8 @@ struct source_guard {
     pthread_mutex_t lock; /* of the pauses */
     pthread_cond_t end;
     pthread_mutex_t open_lock;
-    source_trouble_hook *hook;
-    void *hook_ctx;
+    source_trouble_hook *_Atomic hook;
+    void *_Atomic hook_ctx; /* written before it */
 };
 
 /* Its absolute path; without a look at the file's server. */
@@ -115,8 +115,9 @@ void source_guard_succeeded(struct source_guard *guard)
 
 static void tell(struct source_guard *guard, enum source_trouble what, int err, uint64_t offset)
 {
-    if (guard->hook)
-        guard->hook(guard->hook_ctx, what, err, offset);
+    source_trouble_hook *hook = atomic_load(&guard->hook);
+    if (hook)
+        hook(atomic_load(&guard->hook_ctx), what, err, offset);
 }
 
 /* Does the descriptor lead nowhere any more, though the path may? */
@@ -275,8 +276,9 @@ void source_guard_use_at_random(struct source_guard *guard)
 
 void source_guard_on_trouble(struct source_guard *guard, source_trouble_hook *hook, void *ctx)
 {
-    guard->hook_ctx = ctx;
-    guard->hook = hook;
+    atomic_store(&guard->hook, NULL);
+    atomic_store(&guard->hook_ctx, ctx);
+    atomic_store(&guard->hook, hook);
 }
 
 void source_guard_troubles(struct source_guard *guard, struct source_troubles *ret_troubles)

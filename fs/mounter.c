@@ -16,7 +16,7 @@
 #include "unmounter.h"
 
 #define RELEASE_WAIT_MS 3000 /* for what the command left behind, at the end of `run` */
-#define DAEMON_END_MS 1500
+#define DAEMON_END_MS 5000
 #define STALE_LIMIT_MS 2000
 
 /* ---- the mount ---- */

@@ -256,15 +256,17 @@ run 0 "$onepot" --help
 says out 'Usage: onepot COMMAND'
 run 0 "$onepot" --version
 grep -qE '^onepot [0-9]+\.[0-9]+' out || fail "--version: $(cat out)"
-"$onepot" --help | sed -n 's/^  \([a-z]*\) .*/\1/p' | while read -r command; do
-    if "$onepot" --help | grep -qE "^  $command .*not in this build"; then continue; fi
+"$onepot" --help >all_help
+sed -n 's/^  \([a-z]*\) .*/\1/p' all_help | while read -r command; do
+    if grep -qE "^  $command .*not in this build" all_help; then continue; fi
     for option in -h --help --version; do
         if ! "$onepot" "$command" "$option" >out 2>err || [ -s err ] || [ ! -s out ]; then
             echo "FAILED: onepot $command $option"
             exit 1
         fi
     done
-    "$onepot" help "$command" | grep -q "^Usage: onepot $command" || exit 1
+    "$onepot" help "$command" >out || exit 1
+    grep -q "^Usage: onepot $command" out || exit 1
 done || fail 'help of a command'
 run 2 "$onepot"
 run 2 "$onepot" frobnicate

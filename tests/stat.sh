@@ -91,7 +91,8 @@ until ! state=$(cat "/proc/$pid/status" 2>/dev/null) || grep -q '^State:.[ZX]' <
 done
 pid=
 is "s['state'] == 'dead' and s['read_files'] == 20"
-timeout 60 "$onepot" stat "$mount" | grep -q 'dead' || fail 'the summary of a dead mount'
+timeout 60 "$onepot" stat "$mount" >text || fail "stat of a dead mount ended with $?"
+grep -q 'dead' text || fail "the summary of a dead mount: $(cat text)"
 
 "$onepot" umount "$mount" || fail 'umount of a dead mount'
 status=0

@@ -38,7 +38,8 @@ struct serve {
     char *buffer; /* READ_MAX bytes, for answers */
     uint64_t reads;
     struct handle *handles; /* all that are open */
-    bool toggled;           /* by SIGUSR2 */
+    bool toggled;           /* by SIGUSR2, */
+    uint64_t toggles;       /* and how often */
     struct job *stalled;    /* reads that get no answer */
     bool greeted;           /* INIT was answered */
     bool ended;             /* a signal came */
@@ -272,6 +273,7 @@ static void take_toggle(struct serve *s)
         for (struct handle *h = s->handles; h; h = h->next)
             h->stale = true;
     s->toggled = !s->toggled;
+    s->toggles++;
     if (!s->toggled && s->config.toggle != TOGGLE_LOSE)
         answer_stalled(s);
 }
@@ -375,8 +377,9 @@ static size_t print_stats(const struct serve *s, char *text, size_t room)
         requests += c->ops[i];
     n = snprintf(text, room,
                  "{\"requests\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"in_flight\": %" PRIu64
-                 ", \"peak_in_flight\": %" PRIu64 ", \"waited\": %" PRIu64,
-                 requests, c->bytes, c->in_flight, c->peak_in_flight, c->waited);
+                 ", \"peak_in_flight\": %" PRIu64 ", \"waited\": %" PRIu64
+                 ", \"toggles\": %" PRIu64,
+                 requests, c->bytes, c->in_flight, c->peak_in_flight, c->waited, s->toggles);
     for (int i = 0; i < OP_KINDS; i++)
         n += snprintf(text + n, room - (size_t)n, ", \"%s\": %" PRIu64, op_names[i], c->ops[i]);
     n += snprintf(text + n, room - (size_t)n, "}\n");

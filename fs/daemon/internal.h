@@ -168,7 +168,10 @@ void *loop_worker(void *worker);
 void loop_about_to_wait(void *worker);
 /* The watchdog answered for this worker. Under turn_lock. */
 void loop_dismiss_locked(struct worker *worker);
-/* One more worker that takes requests: a bound one, an idle extra, or a new one. */
+/*
+ * One more worker that takes requests: a bound one, an idle extra, or a new one. -ESHUTDOWN
+ * after loop_end, from when on there are no new ones.
+ */
 int loop_wake_another_locked(struct session *session);
 /* Let somebody wait for requests if nobody does. Under turn_lock. -EAGAIN: all are stuck. */
 int loop_ensure_waiter_locked(struct session *session);

@@ -155,6 +155,8 @@ int loop_wake_another_locked(struct session *s)
     struct worker *w;
     int r;
 
+    if (atomic_load(&s->ended))
+        return -ESHUTDOWN; /* who ends the session waits for those that there are */
     for (unsigned i = 0; i < s->worker_count; i++) {
         if (is_free(s->workers[i]))
             return unpark_locked(s->workers[i]);

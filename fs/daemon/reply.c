@@ -43,15 +43,13 @@ static unsigned bucket_of(uint64_t ns)
 
 _Static_assert(COUNTERS_ORIGINS == READER_ORIGINS, "READs are counted by their origin");
 
+/* Before it is sent: who has an answer finds it counted. */
 static void count(struct request *rq, int err, size_t bytes)
 {
     struct worker *w = rq->worker;
     struct counter_slot *slot = w->slot;
     uint32_t opcode = rq->header->opcode < COUNTERS_OPCODES ? rq->header->opcode : 0;
-    uint64_t now = now_ns();
-    uint64_t took = now - rq->received_ns;
 
-    w->done_ns = now;
     if (rq->unseen)
         return;
     if (rq->own) {
@@ -60,19 +58,47 @@ static void count(struct request *rq, int err, size_t bytes)
         return;
     }
     add(&slot->requests[opcode], 1);
-    add(&slot->service_ns, took);
-    atomic_store_explicit(&slot->last_request_ns, now, memory_order_relaxed);
     if (opcode == FUSE_READ) {
         add(&slot->read_bytes, bytes);
-        add(&slot->read_service_ns, took);
         add(&slot->reads_waited, w->blocked);
-        add(&slot->histogram[bucket_of(took)], 1);
         if (!err)
             add(&slot->origins[reader_scratch_origin(w->scratch)], 1);
     }
     if (err && err != -ENOENT && err != -ENOSYS && err != -ENODATA && err != -ENOTTY &&
         err != -ENXIO && err != -ERANGE && err != -ENAMETOOLONG)
         add(&slot->errors, 1);
+}
+
+/* Of an answer that was counted: its bytes did not get there. -ENOENT: nobody waited any more.
+ */
+static void count_unsent(struct request *rq, int err, size_t bytes)
+{
+    struct counter_slot *slot = rq->worker->slot;
+
+    if (rq->unseen)
+        return;
+    if (rq->header->opcode == FUSE_READ)
+        atomic_fetch_sub_explicit(rq->own ? &slot->ahead_bytes : &slot->read_bytes, bytes,
+                                  memory_order_relaxed);
+    if (err == -EIO && !rq->own)
+        add(&slot->errors, 1);
+}
+
+/* When it was sent, which reads what is mapped. */
+static void count_time(struct request *rq)
+{
+    struct counter_slot *slot = rq->worker->slot;
+    uint64_t now = now_ns(), took = now - rq->received_ns;
+
+    rq->worker->done_ns = now;
+    if (rq->unseen || rq->own)
+        return;
+    add(&slot->service_ns, took);
+    atomic_store_explicit(&slot->last_request_ns, now, memory_order_relaxed);
+    if (rq->header->opcode == FUSE_READ) {
+        add(&slot->read_service_ns, took);
+        add(&slot->histogram[bucket_of(took)], 1);
+    }
 }
 
 /* 0, or -errno of the write: -EFAULT when mapped bytes could not be read. */
@@ -98,6 +124,7 @@ void reply_error(struct request *rq, int err)
         return;
     count(rq, err, 0);
     send_iov(rq, err, iov, 1, 0);
+    count_time(rq);
 }
 
 void reply_bytes(struct request *rq, const void *bytes, size_t len)
@@ -117,6 +144,7 @@ void reply_iov(struct request *rq, struct iovec *iov, int n)
         bytes += iov[i].iov_len;
     if (!claim(rq->worker))
         return;
+    count(rq, 0, bytes);
     r = send_iov(rq, 0, iov, n, bytes);
     if (r == -EFAULT) {
         /*
@@ -129,13 +157,17 @@ void reply_iov(struct request *rq, struct iovec *iov, int n)
         r = -EIO;
         send_iov(rq, r, iov, 1, 0);
     }
-    count(rq, r == -EIO ? r : 0, r ? 0 : bytes);
+    if (r < 0)
+        count_unsent(rq, r, bytes);
+    count_time(rq);
 }
 
 void reply_none(struct request *rq)
 {
-    if (claim(rq->worker))
-        count(rq, 0, 0);
+    if (!claim(rq->worker))
+        return;
+    count(rq, 0, 0);
+    count_time(rq);
 }
 
 int reply_for_stalled(struct worker *w, uint64_t turn, uint64_t unique)

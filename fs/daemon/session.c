@@ -333,17 +333,28 @@ static void free_worker(struct session *s, struct worker *w)
     free(w);
 }
 
+/* All that there will be, as the session has ended. */
+static bool join_workers(struct session *s, const struct timespec *until)
+{
+    bool all = true;
+
+    pthread_mutex_lock(&s->turn_lock);
+    unsigned count = s->worker_count;
+    pthread_mutex_unlock(&s->turn_lock);
+    for (unsigned i = 0; i < count; i++)
+        if (s->workers[i]->started)
+            all &= join(s->workers[i]->thread, until);
+    return all;
+}
+
 int session_stop(struct session *s)
 {
     struct timespec until;
-    bool all = true;
 
     loop_end(s);
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += 2;
-    for (unsigned i = 0; i < s->worker_count; i++)
-        if (s->workers[i]->started)
-            all &= join(s->workers[i]->thread, &until);
+    bool all = join_workers(s, &until);
     if (s->watchdog_started)
         all &= join(s->watchdog, &until);
     all &= populate_join(s, &until) == 0;
@@ -353,6 +364,7 @@ int session_stop(struct session *s)
     share_stop(s);
     if (!all)
         return -EBUSY;
+    source_on_trouble(s->config.pot->source, NULL, NULL); /* others may read on */
     for (unsigned i = 0; i < s->worker_count; i++)
         free_worker(s, s->workers[i]);
     populate_release(s);

@@ -162,20 +162,41 @@ static bool is_staging(const struct session *s)
            atomic_load(&s->config.counters->stage_here_bytes) < s->config.counters->stage_bytes;
 }
 
+/* What all workers have in hand, or had: it moves with each request. */
+static uint64_t turns(struct session *s)
+{
+    uint64_t sum = 0;
+
+    pthread_mutex_lock(&s->turn_lock);
+    for (unsigned i = 0; i < s->worker_count; i++)
+        sum += atomic_load(&s->workers[i]->turn);
+    pthread_mutex_unlock(&s->turn_lock);
+    return sum;
+}
+
+/*
+ * Nobody asks for anything: sleep. A request that came meanwhile found it armed, and did not
+ * wake it: it counts as one that did.
+ */
+static void disarm(struct session *s)
+{
+    uint64_t before = turns(s);
+
+    session_update_counters(s);
+    atomic_store(&s->watchdog_armed, 0);
+    if (look(s) || turns(s) != before)
+        atomic_store(&s->watchdog_armed, 1);
+}
+
 static void *watchdog(void *arg)
 {
     const struct timespec tick = {.tv_nsec = TICK_NS};
     struct session *s = arg;
 
-    atomic_store(&s->watchdog_armed, is_staging(s));
     while (!atomic_load(&s->ended)) {
         bool busy = look(s);
-        if (!busy && !is_staging(s) && now_ns() - watchdog_last_request(s) > 10ull * TICK_NS) {
-            session_update_counters(s);
-            atomic_store(&s->watchdog_armed, 0);
-            if (look(s))
-                atomic_store(&s->watchdog_armed, 1);
-        }
+        if (!busy && !is_staging(s) && now_ns() - watchdog_last_request(s) > 10ull * TICK_NS)
+            disarm(s);
         if (atomic_load(&s->watchdog_armed)) {
             futex_wait(&s->watchdog_armed, 1, FUTEX_OF_PROCESS, &tick);
             session_update_counters(s);
@@ -191,6 +212,7 @@ int watchdog_start(struct session *s)
     pthread_attr_t attr;
     int r;
 
+    atomic_store(&s->watchdog_armed, is_staging(s)); /* later, a request may have armed it */
     pthread_attr_init(&attr);
     pthread_attr_setstacksize(&attr, 64u << 10);
     r = -pthread_create(&s->watchdog, &attr, watchdog, s);

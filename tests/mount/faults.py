@@ -148,12 +148,28 @@ def wait_for_error(mount, words, what):
     harness.wait_for(seen, f"{what}: {words!r} as the last error, not {last_error(mount)!r}")
 
 
+def await_first_look(mount):
+    """The watch notes what the archive is: done when all threads of the daemon sleep, the first of
+    them in poll, which it comes to when it has started the watch."""
+    pid = mount.stat()["daemon_pid"]
+
+    def sleeps():
+        with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as f:
+            where = f.read()
+        threads = os.listdir(f"/proc/{pid}/task")
+        return ("poll" in where or where in ("", "0")) and all(
+            thread_state(pid, t) == "S" for t in threads)
+
+    harness.wait_for(sleeps, "the daemon to have seen the archive")
+    time.sleep(0.3)  # where the kernel does not say where it waits
+
+
 def test_archive_is_overwritten(work):
     """Wrong bytes are worse than none."""
     def one(archive, env, what):
         log = f"{archive}.log"
         with work.mount(archive, "--log", log, env=env) as mount, pinned(mount / "d/000"):
-            time.sleep(0.3)  # it must have seen the archive as it was
+            await_first_look(mount)
             with open(archive, "r+b") as f:
                 f.write(os.urandom(os.path.getsize(archive)))
             wait_for_error(mount, "changed while it is mounted: reads fail", what)
@@ -171,7 +187,7 @@ def test_archive_is_touched(work):
     """Nor does a job die of what may be harmless; of what surely is, nothing is said."""
     def one(archive, env, what):
         with work.mount(archive, env=env) as mount:
-            time.sleep(0.3)
+            await_first_look(mount)
             os.chmod(archive, 0o444)
             os.link(archive, f"{archive}.link")
             for i in range(12):

@@ -38,6 +38,12 @@ def read(path):
         return f.read()
 
 
+def is_sanitized():
+    """One whose shadow memory takes terabytes of addresses."""
+    program = read(harness.onepot_program())
+    return b"__asan_init" in program or b"__tsan_init" in program
+
+
 def runtime():
     return os.path.join(os.environ[harness.MARK], ".home", "run")
 
@@ -59,6 +65,10 @@ def check_nothing_left(what="the end", seconds=60):
     wait_for(lambda: slots() == [] and not os.path.exists(folder()),
              f"the state to go after {what}", seconds)
     check_equal(harness.mountpoints(os.environ[harness.MARK]), [], f"mounts after {what}")
+
+
+def check_no_state_of(uid):
+    wait_for(lambda: not os.path.exists(folder(uid)), "the user's state to go")
 
 
 def mount(*arguments, **options):
@@ -118,6 +128,20 @@ def is_gone(pid):
 
 def wait_gone(pid, seconds=60):
     wait_for(lambda: is_gone(pid), f"process {pid} to end", seconds)
+
+
+def kill(pid):
+    """One that may end by itself just now."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_left_behind(name):
+    """Processes of the test by their name; others of it may end meanwhile."""
+    for pid in harness.marked_processes(os.environ[harness.MARK]):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if read(f"/proc/{pid}/comm") == name.encode() + b"\n":
+                kill(pid)
 
 
 @contextlib.contextmanager

@@ -268,7 +268,7 @@ def test_a_stopped_daemon_without_users_is_ended(work):
     with Clock() as clock:
         umount(path)
     check(clock.seconds < 30, f"it took {clock.seconds} s")
-    check(life.is_gone(pid), "the daemon is there")
+    life.wait_gone(pid)
     check_nothing_left()
 
 

@@ -131,9 +131,7 @@ def test_processes_left_in_a_private_namespace_lose_the_mount(work):
         raise Skip(f"no user namespaces here: {said(done)}")
     check_equal(done.returncode, 4, "the status")
     check_nothing_left()
-    for pid in harness.marked_processes(os.environ[harness.MARK]):
-        if read(f"/proc/{pid}/comm") == b"sleep\n":
-            os.kill(pid, 9)
+    life.kill_left_behind("sleep")
 
 
 def test_a_wrapper_that_is_killed_takes_its_private_mount_along(work):
@@ -250,7 +248,7 @@ def test_an_ordinary_user_mounts_by_either_helper(work):
         done = Node(work, hide=hidden).script(MOUNT_AND_UMOUNT)
         check_equal(done.stdout.decode().split(), ["hello", f"user_id={USER}", "hello", "hello"],
                     f"what it says without {hidden}")
-        check(not os.path.exists(life.folder(USER)), "the user's state is left")
+        life.check_no_state_of(USER)
 
 
 def test_an_ordinary_user_without_helpers_has_run(work):
@@ -262,7 +260,7 @@ def test_an_ordinary_user_without_helpers_has_run(work):
             raise Skip(f"no user namespaces here: {said(done)}")
         check_equal((done.returncode, done.stdout), (0, b"hello\n"), f"run, which says {said(done)!r}")
         check("it can't be mounted" in said(done), f"mount says {said(done)!r}")
-        check(not os.path.exists(life.folder(USER)), "the user's state is left")
+        life.check_no_state_of(USER)
 
 
 def test_a_killed_daemon_of_an_ordinary_user_is_healed(work):
@@ -280,7 +278,7 @@ def test_a_killed_daemon_of_an_ordinary_user_is_healed(work):
         $ONEPOT umount $M
         """)
     check_equal(done.stdout, b"hello\n", "a file after the first death")
-    check(not os.path.exists(life.folder(USER)), "the user's state is left")
+    life.check_no_state_of(USER)
 
 
 def test_where_shared_memory_is_full_the_next_folder_is_taken(work):

@@ -110,13 +110,14 @@ def check_epochs(work, archive):
 def test_what_nobody_reads_from_is_left_alone(work):
     with work.mount(make_archive(work)) as mount:
         read_all(mount, shuffled())
-        settled(mount)
-        before = mount.stat()["requests"]["READ"]
+        before = settled(mount)
         for i in range(100, 110):  # far from what was read, in the order of the index
             with open(mount / f"rest/{i}", "rb") as f:
                 check_equal(f.read(), b"rest", "content")
-        check_equal(counted(mount, before + 10)["requests"]["READ"] - before, 10,
-                    "READs of cold files")
+        after = counted(mount, before["requests"]["READ"] + 10)
+        # More than that, if the kernel drops a page before its reader has it.
+        check(after["read_files"] >= before["read_files"] + 10, "cold files were not asked for")
+        check_equal(after["ahead_files"], before["ahead_files"], "files that were read ahead")
 
 
 def test_a_job_that_reads_little_pays_nothing(work):
@@ -190,7 +191,7 @@ def test_a_killed_helper_is_no_loss(work):
         numbers = shuffled()
         read_all(mount, numbers[:2100])
         for pid in helpers_of(mount):
-            os.kill(pid, signal.SIGKILL)
+            life.kill(pid)
         read_all(mount, numbers)
 
 

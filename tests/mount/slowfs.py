@@ -62,10 +62,17 @@ class Slow:
 
     def pid(self):
         for pid in harness.marked_processes(os.environ[harness.MARK]):
-            with open(f"/proc/{pid}/cmdline", "rb") as f:
-                if os.fsencode(self.at) in f.read().split(b"\0"):
-                    return pid
+            with contextlib.suppress(OSError):  # others may end meanwhile
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    if os.fsencode(self.at) in f.read().split(b"\0"):
+                        return pid
         raise Failure("slowfs does not run")
+
+    def toggle(self):
+        """Begin, or end, what --toggle says; it is so when this returns."""
+        before = self.counts()["toggles"]
+        os.kill(self.pid(), signal.SIGUSR2)
+        wait_for(lambda: self.counts()["toggles"] > before, "slowfs to take the signal")
 
     def umount(self):
         run(*(["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]), self.at)

@@ -181,9 +181,9 @@ def test_a_read_waits_as_long_as_the_stream_goes_on(work):
             check_file(mount.path, FILES - 1)
             check_equal(mount.stat()["stalls"], 0, "stalls")
         with work.mount("--io-timeout=3", archive, name="two") as mount:
-            toggle(slow)
+            slow.toggle()
             check(fails(mount.path, FILES - 1), "a read of what does not come was answered")
-            toggle(slow)
+            slow.toggle()
             await_whole(mount)
             check_file(mount.path, FILES - 2)
 
@@ -202,22 +202,18 @@ def test_a_killed_unpacker_is_named_and_the_rest_served(work):
     check_equal(leftovers(work), [], "files afterwards")
 
 
-def toggle(slow):
-    os.kill(slow.pid(), signal.SIGUSR2)
-
-
 def check_return(work, kind, ends_by_itself=False):
     log = work / "log"
     with storage_of_stream(work, f"--toggle={kind}") as (slow, archive), \
             work.mount("--log", log, "--retries=1", "--io-timeout=2", archive) as mount:
         check_file(mount.path, 3)
-        toggle(slow)
+        slow.toggle()
         if not ends_by_itself:
             wait_for(lambda: staged(mount)["away"], "that its end is noticed", 60)
             check("waits for its storage" in onepot("stat", mount.path).stdout.decode(),
                   "stat does not say that it waits")
             check_file(mount.path, 3)
-            toggle(slow)
+            slow.toggle()
         await_whole(mount)
         for i in range(FILES):
             check_file(mount.path, i)
@@ -244,12 +240,12 @@ def test_a_stream_that_waits_for_its_storage_ends_at_once(work):
     with storage_of_stream(work, "--toggle=stall") as (slow, archive):
         with work.mount("--io-timeout=1", "--stage", archive) as mount:
             check_file(mount.path, 3)
-            toggle(slow)
+            slow.toggle()
             wait_for(lambda: staged(mount)["away"], "that its end is noticed")
             check(fails(mount.path, FILES - 1), "a read of what does not come was answered")
             mount.end()
         check_equal(leftovers(work), [], "files afterwards")
-        toggle(slow)
+        slow.toggle()
 
 
 def test_names_of_an_indexed_stream_are_told_without_unpacking_it(work):

@@ -50,7 +50,7 @@ class Terminal:
         if select.select([self.master], [], [], seconds)[0]:
             self.text += os.read(self.master, 65536).decode()
 
-    def expect(self, pattern, seconds=20):
+    def expect(self, pattern, seconds=60):
         """Read on until it has appeared; what was read so far is gone then."""
         end = time.monotonic() + seconds
         while not re.search(pattern, self.text):
@@ -62,7 +62,7 @@ class Terminal:
     def press(self, keys):
         os.write(self.master, keys.encode())
 
-    def wait(self, seconds=20):
+    def wait(self, seconds=60):
         end = time.monotonic() + seconds
         while self.process.poll() is None:
             check(time.monotonic() < end, "it does not end")
@@ -135,7 +135,7 @@ def test_it_ends_with_the_mounts_that_were_named(work):
             time.sleep(0.3)
             check_equal(top.poll(), None, "its status while the mount is there")
             mount.end()
-            check_equal(top.wait(20), 0, "its status when the mount has gone")
+            check_equal(top.wait(60), 0, "its status when the mount has gone")
 
 
 def test_wrong_words_are_refused(work):
