@@ -125,9 +125,11 @@ def test_ranks_with_new_workers_in_each_epoch(work):
 def shuffle(torch, mount, persistent, epochs):
     torch.manual_seed(17)
     loader, _ = loader_of(torch, mount, lambda data: None, persistent)
-    for _ in range(epochs):
-        for _ in loader:
-            pass
+    for epoch in range(epochs):
+        for batch, _ in enumerate(loader):
+            if batch == FILES // BATCH * 3 // 4:  # the search for seeds may be slower than reads
+                harness.wait_for(lambda: mount.stat()["foreseen"]["recognised"] >= min(epoch + 1, 2),
+                                 f"the order of epoch {epoch}")
 
 
 def test_a_loader_that_shuffles_by_itself(work):
