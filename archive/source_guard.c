@@ -276,8 +276,8 @@ void source_guard_use_at_random(struct source_guard *guard)
 
 void source_guard_on_trouble(struct source_guard *guard, source_trouble_hook *hook, void *ctx)
 {
-    atomic_store(&guard->hook, NULL);
-    atomic_store(&guard->hook_ctx, ctx);
+    if (hook) /* at the end, a call that is about to be made keeps what it is for */
+        atomic_store(&guard->hook_ctx, ctx);
     atomic_store(&guard->hook, hook);
 }
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,44 @@ START_TEST(cancelling_wakes_who_waits)
 }
 END_TEST
 
+static _Atomic unsigned heard, astray;
+static _Atomic bool enough;
+
+static void hear(void *ctx, enum source_trouble what, int err, uint64_t offset)
+{
+    (void)what, (void)err, (void)offset;
+    atomic_fetch_add(ctx == &heard ? &heard : &astray, 1);
+}
+
+static void *fail_reads(void *arg)
+{
+    (void)arg;
+    while (!atomic_load(&enough))
+        tries(-EIO);
+    return NULL;
+}
+
+/* As copiers of an archive do before its mount is there. */
+START_TEST(who_is_told_may_come_while_reads_fail)
+{
+    pthread_t thread;
+
+    source_guard_on_trouble(guard, NULL, NULL);
+    source_guard_set_retries(guard, 1);
+    ck_assert_int_eq(pthread_create(&thread, NULL, fail_reads, NULL), 0);
+    while (troubles().failed < 3)
+        usleep(1000);
+    ck_assert_uint_eq(told[SOURCE_RETRIED], 0);
+    source_guard_on_trouble(guard, hear, &heard);
+    while (atomic_load(&heard) == 0)
+        usleep(1000);
+    source_guard_on_trouble(guard, NULL, NULL);
+    atomic_store(&enough, true);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_uint_eq(atomic_load(&astray), 0);
+}
+END_TEST
+
 START_TEST(stale_handle_is_opened_again)
 {
     struct source_attempt attempt = source_guard_begin(guard), other = attempt;
@@ -196,6 +235,7 @@ int main(void)
     tcase_add_test(tcase, what_does_not_pass_is_not_tried);
     tcase_add_test(tcase, storage_that_is_gone_is_tried_once_more_until_it_is_back);
     tcase_add_test(tcase, cancelling_wakes_who_waits);
+    tcase_add_test(tcase, who_is_told_may_come_while_reads_fail);
     tcase_add_test(tcase, stale_handle_is_opened_again);
     tcase_add_test(tcase, another_file_is_not_taken_for_it);
     tcase_add_test(tcase, a_file_that_is_gone_ends_with_the_error);
