@@ -137,6 +137,21 @@ static int check_part(const struct place *place, const char *part, size_t len)
     return 0;
 }
 
+/* The names on the way to a member, before directories are made for some of them. */
+static int check_way(const struct place *place, size_t len)
+{
+    const char *at = place->path, *end = at + len;
+    while (at < end) {
+        const char *slash = memchr(at, '/', (size_t)(end - at));
+        size_t part = (size_t)((slash ? slash : end) - at);
+        int r = check_part(place, at, part);
+        if (r < 0)
+            return r;
+        at += slash ? part + 1 : part;
+    }
+    return 0;
+}
+
 /* A directory that must exist although no member announced it. */
 static int add_parent(struct builder *b, const struct place *place, const struct spot *spot,
                       uint32_t *ret_name)
@@ -265,7 +280,9 @@ static int find_directory(struct builder *b, const struct place *place, size_t l
         return 0;
     }
     struct way way = {.place = place, .create = create};
-    int r = walk(b, &way, 0, place->path, len, ret_dir);
+    int r = check_way(place, len);
+    if (r == 0)
+        r = walk(b, &way, 0, place->path, len, ret_dir);
     if (r < 0)
         return r;
     builder_forget_path(b);

@@ -70,7 +70,9 @@ START_TEST(unsafe_names_are_refused_with_member_and_offset)
     check_refused(b, name, 256, &m, -ENAMETOOLONG);
     memcpy(name + 260, "/f", 2);
     check_refused(b, name, 262, &m, -ENAMETOOLONG);
+    check_refused(b, "way/there/../b", 14, &m, -EINVAL);
     struct index *index = build(b, &tar_header);
+    ck_assert_str_eq(listing(index, ""), ""); /* no directories for them either */
     index_close(index);
 }
 END_TEST
