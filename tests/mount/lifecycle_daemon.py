@@ -286,6 +286,7 @@ def test_two_in_the_foreground_do_not_share(work):
         umount(paths[0])
         check_equal(read(f"{paths[1]}/readme"), b"hello\n", "a file")
         umount(paths[1])
+        check_equal([ended(one)[0], ended(two)[0]], [0, 0], "their statuses")
     check_nothing_left()
 
 

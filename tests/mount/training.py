@@ -11,7 +11,7 @@ from orders import FILES, FILE_BYTES, distant, settled
 
 WORLD, LOCAL = 4, (1, 2)  # ranks in all, and those of this node
 BATCH, WORKERS = 16, 2
-LIMIT_S = 100
+LIMIT_S = 200
 
 
 def torch_data():
@@ -114,10 +114,12 @@ def distributed(work, persistent):
         check(foreseen["requests"] <= reads + FILES // 4, f"too much was read ahead: {foreseen}")
 
 
+@harness.within(600)
 def test_ranks_with_workers_that_stay(work):
     distributed(work, True)
 
 
+@harness.within(600)
 def test_ranks_with_new_workers_in_each_epoch(work):
     distributed(work, False)
 
@@ -132,6 +134,7 @@ def shuffle(torch, mount, persistent, epochs):
                                  f"the order of epoch {epoch}")
 
 
+@harness.within(600)
 def test_a_loader_that_shuffles_by_itself(work):
     """Its seeds are drawn: the third epoch is known when two were seen."""
     torch, epochs = torch_data(), 3
