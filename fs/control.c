@@ -430,7 +430,7 @@ static void remove_slot(const struct slot *slot)
     struct registry registry;
     if (registry_lock(slot->folder, false, &registry) < 0)
         return;
-    slot_remove(slot);
+    unmounter_forget(slot);
     registry_unlock(&registry);
 }
 

@@ -205,11 +205,12 @@ int mounter_start(struct mounter *m)
 static void undo_mount(struct mounter *m)
 {
     struct registry registry;
+    int unmounted = 0;
 
     if (m->method == MOUNT_BY_NAMESPACE)
         namespace_close(&m->ns);
     else if (m->method && m->method != MOUNT_BY_PARENT)
-        mountpoint_unmount(m->path, true);
+        unmounted = mountpoint_unmount(m->path, true);
     if (m->session) {
         control_stop(m->session);
         m->session = NULL;
@@ -221,7 +222,10 @@ static void undo_mount(struct mounter *m)
     /* Without the registry's lock (no descriptor is left, say) rather than not at all. */
     bool locked =
         slot_is_current(m->slot) && registry_lock(m->slot->folder, false, &registry) == 0;
-    slot_remove(m->slot);
+    if (!unmounter_forget(m->slot))
+        cli_failf(m->path,
+                  "it is mounted still, and answers nobody: %s; 'onepot umount' ends it",
+                  strerror(-unmounted));
     if (locked)
         registry_unlock(&registry);
 }

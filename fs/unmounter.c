@@ -86,6 +86,17 @@ static void kill_daemon(const struct slot *slot)
         kill(c->daemon_pid, SIGKILL);
 }
 
+bool unmounter_forget(const struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+
+    if (!c->private_namespace && (c->mount_dev_major || c->mount_dev_minor) &&
+        mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor))
+        return false;
+    slot_remove(slot);
+    return true;
+}
+
 int unmounter_finish(struct slot *slot, int wait_ms, bool kill)
 {
     struct registry registry;
@@ -103,7 +114,7 @@ int unmounter_finish(struct slot *slot, int wait_ms, bool kill)
         return -EBUSY;
     if (!slot_is_current(slot) || registry_lock(slot->folder, false, &registry) < 0)
         return 0;
-    slot_remove(slot);
+    unmounter_forget(slot);
     registry_unlock(&registry);
     return 0;
 }

@@ -26,8 +26,15 @@ int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct na
 int unmounter_try(const struct slot *slot, bool lazy);
 
 /*
+ * Remove the slot's files, under the registry's lock. Not those of a mount that is there
+ * still, because its helper could not be started, say: without its slot nobody would find
+ * it; with it, it goes at the next start. False then.
+ */
+bool unmounter_forget(const struct slot *slot);
+
+/*
  * Wait for a daemon whose mount was ended; if it is not gone by then, `kill` ends it and
- * its connection. Then the slot's files go, if they are still there. -EBUSY: it lives.
+ * its connection. Then unmounter_forget, if the files are still there. -EBUSY: it lives.
  */
 int unmounter_finish(struct slot *slot, int wait_ms, bool kill);
 

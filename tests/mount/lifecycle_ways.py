@@ -281,6 +281,36 @@ def test_a_killed_daemon_of_an_ordinary_user_is_healed(work):
     life.check_no_state_of(USER)
 
 
+HELPER = """#!/bin/sh
+case $1 in -u*) if [ -e {0}/broken ]; then echo 'no process can be made' >&2; exit 1; fi;; esac
+{1} "$@" || exit
+case $1 in -o) if [ -e {0}/broken ]; then kill -TERM $PPID; fi;; esac
+"""
+
+
+def test_a_mount_that_its_helper_does_not_end_is_found_again(work):
+    archive = make_archive(work)
+    need_helper("fusermount3")
+    folder = work.make("bin")
+    for name in ("fusermount3", "fusermount"):
+        with open(f"{folder}/{name}", "w", encoding="utf-8") as f:
+            f.write(HELPER.format(work.path, shutil.which("fusermount3")))
+        os.chmod(f"{folder}/{name}", 0o755)
+    env = environment(ONEPOT_MOUNT_METHODS="fusermount3", PATH=f"{folder}:{os.environ['PATH']}")
+    broken = work / "broken"
+    touch = f"touch {broken}"
+    for command, word in ((["run", archive, "--", "sh", "-c", touch], "can't be unmounted"),
+                          (["mount", archive], "mounted still")):
+        if word == "mounted still":
+            run("sh", "-c", touch)
+        done = onepot(*command, env=env, status=None)
+        check(word in said(done), f"{command[0]} says {said(done)!r}")
+        check(mountpoints(work.path), "the mount is gone, and should not be: the test tests nothing")
+        os.unlink(broken)
+        onepot("umount", "--all", env=env)
+        check_nothing_left()
+
+
 def test_where_shared_memory_is_full_the_next_folder_is_taken(work):
     make_archive(work)
     need_root("mount a small /dev/shm")
