@@ -73,6 +73,7 @@ static enum look judge(struct mounter *m, struct slot *slot)
     uint32_t state = atomic_load(&c->state);
     bool same = is_same(m, c) && is_shareable(m);
     bool same_place = m->at[0] && strcmp(c->mountpoint, m->at) == 0;
+    bool starts = condition == SLOT_STARTING && state == MOUNT_STARTING; /* or will fail */
 
     if (condition == SLOT_DEAD) {
         unmounter_heal(slot);
@@ -84,7 +85,7 @@ static enum look judge(struct mounter *m, struct slot *slot)
         return LOOK_ENDING;
     if (state != MOUNT_STARTING && !is_visible(c))
         return LOOK_NOTHING;
-    if (state == MOUNT_DRAINING || !same)
+    if (state == MOUNT_DRAINING || (!same && !starts))
         return same_place ? LOOK_CONFLICT : LOOK_NOTHING;
     if (condition == SLOT_STARTING || !join(m, slot))
         return LOOK_STARTING;

@@ -228,6 +228,30 @@ def test_a_start_that_was_killed_is_healed_by_the_next(work):
     check_nothing_left()
 
 
+def waits_for_a_lock(pid):
+    return any("->" in line and f" {pid} " in line
+               for line in read("/proc/locks").decode().splitlines())
+
+
+def test_who_wants_the_place_of_a_mount_that_starts_waits_for_it(work):
+    archive, at = make_archive(work), work / "at"
+    with life.background("mount", "--order", "-", archive, "--at", at,
+                         stdin=subprocess.PIPE) as first:
+        wait_for(lambda: "data.tar.stat" in slots(), "the slot")
+        with life.background("mount", "--threads", "3", archive, "--at", at) as second:
+            wait_for(lambda: second.poll() is not None or waits_for_a_lock(second.pid),
+                     "the second to wait")
+            first.stdin.write(b"readme\n")
+            first.stdin.close()
+            first.stdin = None  # or communicate would flush it
+            check_equal(life.ended(first)[0], 0, "the first")
+            status, _, errors = life.ended(second)
+    check_equal(status, 1, "the second")
+    check("is mounted there already, with other options" in errors, f"the second says {errors!r}")
+    umount(at)
+    check_nothing_left()
+
+
 # ---- sharing ----
 
 def test_equal_mounts_are_shared_and_the_last_umount_ends_them(work):
