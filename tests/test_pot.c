@@ -867,7 +867,7 @@ END_TEST
 int main(void)
 {
     TCase *tests = tcase_create("pot");
-    tcase_set_timeout(tests, 120);
+    tcase_set_timeout(tests, 500);
     tcase_add_unchecked_fixture(tests, make_base, remove_base);
     tcase_add_checked_fixture(tests, make_folder, remove_folder);
     tcase_add_test(tests, tar_is_indexed);
