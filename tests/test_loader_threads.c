@@ -10,7 +10,7 @@
 
 #define FILES 120u
 #define BATCH 8u
-#define WAIT_MS 30000
+#define WAIT_MS 60000
 
 struct user {
     struct onepot_loader *loader;

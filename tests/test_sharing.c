@@ -16,7 +16,7 @@
 #define BATCH_BYTES ((uint64_t)BATCH * LARGE)
 #define LARGE (32u << 10)
 #define SMALL 8192u
-#define WAIT_MS 20000u
+#define WAIT_MS 60000u
 
 static struct tree tree;
 static size_t sample_bytes;

@@ -151,7 +151,7 @@ START_TEST(a_lost_device_is_one_error_and_an_end)
     onepot_batch_release(b);
     for (unsigned i = 0; i < FILES && r > 0; i++) {
         memset(&error, 0, sizeof(error));
-        r = onepot_loader_next(loader, 20000, &error, &b);
+        r = onepot_loader_next(loader, 60000, &error, &b);
         if (r > 0)
             onepot_batch_release(b);
     }
@@ -170,7 +170,7 @@ START_TEST(a_device_without_room_is_an_error_that_says_so)
     gpu->memory_bytes = 4096;
     int r = make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader);
     if (r == 0)
-        r = onepot_loader_next(loader, 20000, &error, &b);
+        r = onepot_loader_next(loader, 60000, &error, &b);
     ck_assert_int_eq(r, -ENOMEM);
     ck_assert_ptr_nonnull(strstr(error.text, "smaller batches"));
     onepot_loader_free(loader);
@@ -419,7 +419,7 @@ START_TEST(memory_that_can_not_be_locked_is_named)
     gpu->no_locking = true;
     int r = make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader);
     if (r == 0)
-        r = onepot_loader_next(loader, 20000, &error, &b);
+        r = onepot_loader_next(loader, 60000, &error, &b);
     ck_assert_int_eq(r, -ENOMEM);
     ck_assert_ptr_nonnull(strstr(error.text, "ulimit -l"));
     onepot_loader_free(loader);
@@ -432,7 +432,7 @@ int main(void)
     TCase *c = tcase_create("faults");
     tcase_add_unchecked_fixture(c, pack_once, NULL);
     tcase_add_checked_fixture(c, begin, end);
-    tcase_set_timeout(c, 60);
+    tcase_set_timeout(c, 240);
     tcase_add_test(c, several_devices_are_told_apart);
     tcase_add_test(c, a_driver_without_a_device_is_no_fault_of_it);
     tcase_add_test(c, a_lost_device_is_one_error_and_an_end);
