@@ -178,7 +178,7 @@ def ended(p, seconds=90):
 def first_line(p):
     line = p.stdout.readline()
     if not line.endswith(b"\n"):
-        p.wait(20)
+        p.wait(60)
         raise Failure(f"{p.args} said {line!r} and ended with {p.returncode}: "
                       f"{p.stderr.read().decode(errors='replace')}")
     return os.fsdecode(line[:-1])

@@ -43,7 +43,7 @@ def test_the_daemon_keeps_nothing_of_its_starter(work):
     its.close()
     # Ends of files: nobody holds the other ends any more.
     check_equal(os.read(reader, 1), b"", "what an inherited pipe says")
-    ours.settimeout(10)
+    ours.settimeout(60)
     check_equal(ours.recv(1), b"", "what an inherited socket says")
     pid = life.daemon_of(path)
     check_equal(os.readlink(f"/proc/{pid}/cwd"), "/", "its working directory")

@@ -260,7 +260,7 @@ def test_what_waits_at_the_end_is_let_go(work):
         thread.start()
         wait_for(lambda: slow.counts()["in_flight"] == 1, "a request")
         os.kill(pid, signal.SIGTERM)
-        thread.join(20)
+        thread.join(60)
         check(not thread.is_alive() and refused, "the reader still waits")
         wait_for(lambda: not mountpoints(slow.at), "the end of the mount")
 
