@@ -69,19 +69,21 @@ is "s['read_files'] == 0 and s['read_bytes'] == 0 and s['errors'] == 0"
 pid=$("$python" -c "import json; print(json.load(open('stat.json'))['daemon_pid'])")
 
 cat "$mount"/* | cmp - <(cat data/*) || fail 'the mount has other bytes'
-is "s['read_files'] == 20 and s['read_bytes'] == 200000 and s['requests']['READ'] >= 20"
+# A page that the kernel drops before its reader has it is read again.
+is "20 <= s['read_files'] <= 60 and 200000 <= s['read_bytes'] <= 600000 and s['requests']['READ'] >= 20"
+files=$("$python" -c "import json; print(json.load(open('stat.json'))['read_files'])")
 is "s['read_wait_ns'] > 0 and sum(b['reads'] for b in s['read_wait_histogram']) == s['requests']['READ']"
 is "s['requests_total'] == sum(s['requests'].values())"
 "$onepot" stat "$mount" >text
-grep -q 'read  *20 files' text || fail "the summary: $(cat text)"
+grep -q "read  *$files files" text || fail "the summary: $(cat text)"
 (cd "$mount/.." && "$onepot" stat "$(basename "$mount")/" >text) || fail 'stat of a relative path'
 "$onepot" stat --json >all.json
-"$python" -c "import json; (s,) = json.load(open('all.json')); assert s['read_files'] == 20" ||
+"$python" -c "import json; (s,) = json.load(open('all.json')); assert s['read_files'] == $files" ||
     fail 'stat without a mount point'
 
 kill -STOP "$pid"
 until grep -q '^State:.T' "/proc/$pid/status"; do sleep 0.02; done
-is "s['state'] == 'stopped' and s['read_files'] == 20"
+is "s['state'] == 'stopped' and s['read_files'] == $files"
 kill -CONT "$pid"
 while grep -q '^State:.T' "/proc/$pid/status"; do sleep 0.02; done
 is "s['state'] == 'serving'"
@@ -90,7 +92,7 @@ until ! state=$(cat "/proc/$pid/status" 2>/dev/null) || grep -q '^State:.[ZX]' <
     sleep 0.05
 done
 pid=
-is "s['state'] == 'dead' and s['read_files'] == 20"
+is "s['state'] == 'dead' and s['read_files'] == $files"
 timeout 60 "$onepot" stat "$mount" >text || fail "stat of a dead mount ended with $?"
 grep -q 'dead' text || fail "the summary of a dead mount: $(cat text)"
 
