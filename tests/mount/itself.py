@@ -36,15 +36,16 @@ def test_it_is_what_stat_prints_and_always_new(work):
         check("0 files" in text and "serving" in text, f"before anything was read: {text}")
         for i in range(3):
             text_of(mount / f"d/{i}")
-            wait_for(lambda n=i + 1: numbers(mount)["read_files"] == n, "the read to be counted")
-            check(f"{i + 1} files" in text_of(mount / ".onepot/stat"), "stat does not move")
+            wait_for(lambda n=i + 1: numbers(mount)["read_files"] >= n, "the read to be counted")
+            files = numbers(mount)["read_files"]  # more, where the kernel drops a page too soon
+            check(f"{files} files" in text_of(mount / ".onepot/stat"), "stat does not move")
         check_equal(os.stat(mount / ".onepot/stat").st_size > 200, True, "its size")
 
 
 def test_it_is_not_counted(work):
     with work.mount(make_archive(work), env=environment()) as mount:
         text_of(mount / "d/0")
-        wait_for(lambda: mount.stat()["read_files"] == 1, "the read to be counted")
+        wait_for(lambda: mount.stat()["read_files"] >= 1, "the read to be counted")
         before = mount.stat()
         for _ in range(100):  # more than are kept
             text_of(mount / ".onepot/stat")
