@@ -44,6 +44,7 @@ enum cli_status {
     CLI_OK = 0,
     CLI_FAILED = 1,
     CLI_USAGE = 2,
+    CLI_RUN_FAILED = 125, /* CLI_FAILED of 'run', whose command has statuses of its own */
 };
 
 /* ---- messages ---- */

@@ -69,6 +69,11 @@ int mounter_init(struct mounter *m, const struct mount_options *options, bool fo
     return detach_note_inherited(&m->inherited);
 }
 
+static int status_of_failure(const struct mounter *m)
+{
+    return m->for_run ? CLI_RUN_FAILED : CLI_FAILED;
+}
+
 static int identify_archive(struct mounter *m)
 {
     const char *given = m->options->archive;
@@ -76,7 +81,7 @@ static int identify_archive(struct mounter *m)
     struct fault fault = {0};
     struct stat st;
 
-    storage_watch_begin(&watch, given, m->options->io_timeout_s);
+    storage_watch_begin(&watch, given, m->options->io_timeout_s, status_of_failure(m));
     int r = !realpath(given, m->archive) || stat(m->archive, &st) < 0 ? -errno : 0;
     storage_watch_end(&watch);
     if (r < 0)
@@ -304,7 +309,8 @@ int mounter_open_archive(struct mounter *m)
 {
     struct storage_watch watch;
 
-    storage_watch_begin(&watch, m->options->archive, m->options->io_timeout_s);
+    storage_watch_begin(&watch, m->options->archive, m->options->io_timeout_s,
+                        status_of_failure(m));
     int r = open_archive(m);
     storage_watch_end(&watch);
     return r;

@@ -94,7 +94,7 @@ static void give_up(const struct storage_watch *w)
               "--io-timeout",
               w->timeout_s);
     fflush(NULL);
-    _exit(1);
+    _exit(w->status);
 }
 
 /*
@@ -125,11 +125,13 @@ static void *watch_thread(void *arg)
     return NULL;
 }
 
-void storage_watch_begin(struct storage_watch *w, const char *path, unsigned timeout_s)
+void storage_watch_begin(struct storage_watch *w, const char *path, unsigned timeout_s,
+                         int status)
 {
     *w = (struct storage_watch){
         .path = path,
         .timeout_s = timeout_s,
+        .status = status,
         .thread_id = (pid_t)syscall(SYS_gettid),
         .end_fd = eventfd(0, EFD_CLOEXEC),
     };

@@ -4,7 +4,7 @@
  * second thread ends the process, with a line that says why.
  *
  *     struct storage_watch watch;
- *     storage_watch_begin(&watch, path, seconds);
+ *     storage_watch_begin(&watch, path, seconds, CLI_FAILED);
  *     ... open, stat, read; no new user namespace ...
  *     storage_watch_end(&watch);
  *
@@ -22,6 +22,7 @@
 struct storage_watch {
     const char *path;
     unsigned timeout_s; /* for one call; 0: as long as it takes */
+    int status;         /* of the process that it ends */
     pid_t thread_id;    /* of who is watched */
     int end_fd;
     pthread_t thread;
@@ -30,7 +31,8 @@ struct storage_watch {
 };
 
 /* Of the calling thread. Where no thread can be had, nothing is watched. */
-void storage_watch_begin(struct storage_watch *watch, const char *path, unsigned timeout_s);
+void storage_watch_begin(struct storage_watch *watch, const char *path, unsigned timeout_s,
+                         int status);
 void storage_watch_end(struct storage_watch *watch);
 
 #endif

@@ -20,7 +20,7 @@
 #include "mounter.h"
 
 enum {
-    RUN_FAILED = 125, /* our own failure */
+    RUN_FAILED = CLI_RUN_FAILED,
     RUN_NOT_EXECUTABLE = 126,
     RUN_NOT_FOUND = 127,
     RUN_SIGNALLED = 128, /* and the signal's number */

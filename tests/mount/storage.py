@@ -235,6 +235,9 @@ def test_a_start_on_storage_that_stalls_ends(work):
         slow.toggle()
         done = harness.onepot("mount", slow / "data.tar", "--io-timeout", "1", status=1)
         check("has not answered for 1 s" in done.stderr.decode(), f"it said {done.stderr!r}")
+        done = harness.onepot("run", slow / "data.tar", "--io-timeout", "1", "--", "true",
+                              status=125)
+        check("has not answered for 1 s" in done.stderr.decode(), f"run said {done.stderr!r}")
         for command in (["mount", slow / "data.tar"], ["run", slow / "data.tar", "--", "true"]):
             start = subprocess.Popen([harness.onepot_program(), *map(str, command)],
                                      stderr=subprocess.DEVNULL, env=environment())
