@@ -68,6 +68,13 @@ def check_free(counter, action, what):
     raise Failure(f"{what}: {asked}, each time")
 
 
+def check_cold(asked, what, **others):
+    """One READ for each file; some have two, where the kernel drops a page before its reader has it."""
+    reads = asked.get("READ", 0)
+    check(COUNT <= reads <= COUNT * 3 // 2, f"{what}: {asked}")
+    check_equal({**asked, "READ": COUNT}, {**others, "READ": COUNT}, what)
+
+
 class Mounted:
     """A mount whose kernel knows already what it need not ask, and a directory of files."""
 
@@ -122,7 +129,7 @@ def test_one_request_for_a_listed_file(work):
         check_equal(set(asked), {"READDIRPLUS"}, f"requests of a listing with stat: {asked}")
         check(asked["READDIRPLUS"] < COUNT / 4, f"a listing of {COUNT} files took {asked}")
         read_all(m.fd)
-        check_equal(m.counter.asked(), {"READ": COUNT}, f"requests of {COUNT} cold files, listed")
+        check_cold(m.counter.asked(), f"requests of {COUNT} cold files, listed")
         check_free(m.counter, lambda: read_all(m.fd), "the same files again")
         check_free(m.counter, lambda: check_equal(list_with_stat(m.fd), sizes, "the listing again"),
                    "the same listing again")
@@ -131,8 +138,7 @@ def test_one_request_for_a_listed_file(work):
 def test_two_requests_for_a_file_not_listed(work):
     with Mounted(work, make_archive(work)) as m:
         read_all(m.fd)
-        check_equal(m.counter.asked(), {"LOOKUP": COUNT, "READ": COUNT},
-                    f"requests of {COUNT} cold files")
+        check_cold(m.counter.asked(), f"requests of {COUNT} cold files", LOOKUP=COUNT)
         check_free(m.counter, lambda: read_all(m.fd), "the same files again")
 
 
@@ -146,7 +152,7 @@ def test_whole_paths(work):
         allowed = int(time.monotonic() - start) + 1
         extra = asked.pop("LOOKUP", 0) - COUNT
         check(0 <= extra <= allowed, f"{extra} LOOKUPs of the root's entries, {allowed} allowed")
-        check_equal(asked, {"READ": COUNT}, "other requests")
+        check_cold(asked, "other requests")
         check_free(m.counter, lambda: [read_file(m.mount / f"a/b/{n}") for n in names()],
                    "the same paths again")
 
@@ -273,7 +279,7 @@ def test_other_formats_ask_no_more(work):
             list_with_stat(m.fd)
             check_equal(set(m.counter.asked()), {"READDIRPLUS"}, f"{archive}: listing")
             read_all(m.fd)
-            check_equal(m.counter.asked(), {"READ": COUNT}, f"{archive}: requests of the files")
+            check_cold(m.counter.asked(), f"{archive}: requests of the files")
             check_free(m.counter, lambda: read_all(m.fd), f"{archive}: the files again")
 
 
