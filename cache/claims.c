@@ -25,10 +25,11 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "runtime.h"
 
 #define JOB_MAX 100
-#define FOLDER_TRIES 64u
+#define FOLDER_NS UINT64_C(5000000000) /* how long others may remove it again and again */
 
 /* What a claim's file holds. */
 struct claim_record {
@@ -181,7 +182,7 @@ static bool is_removed(int dir)
     return fstat(dir, &st) == 0 && st.st_nlink == 0;
 }
 
-/* Who was the last in the folder removes it, maybe between our steps: -ENOENT. */
+/* -ESTALE: who was the last in the folder removed it between our steps. */
 static int make_file_in(struct claim *claim)
 {
     auto_close int dir = -1;
@@ -193,17 +194,23 @@ static int make_file_in(struct claim *claim)
         close(steal_fd(&claim->fd));
     claim->has_said = claim->has_said && r == 0; /* in the file that was closed */
     if (r < 0 && is_removed(dir))
-        return -ENOENT;
+        return -ESTALE;
     if (r < 0)
         rmdir(claim->folder); /* if it is empty */
     return r;
 }
 
+/*
+ * Of several that come and go without a pause, one may find it removed any number of times:
+ * his steps may take longer than all that they do.
+ */
 static int try_folder(struct claim *claim)
 {
-    int r = -ENOENT;
-    for (unsigned tries = 0; tries < FOLDER_TRIES && r == -ENOENT; tries++)
+    uint64_t end = now_ns() + FOLDER_NS;
+    int r;
+    do {
         r = make_file_in(claim);
+    } while (r == -ESTALE && now_ns() < end);
     return r;
 }
 
