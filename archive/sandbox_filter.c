@@ -11,6 +11,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -18,17 +19,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define WITH_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                     \
-    __has_feature(memory_sanitizer)
-#define WITH_SANITIZER 1
-#endif
-#endif
-#ifndef WITH_SANITIZER
-#define WITH_SANITIZER 0
-#endif
+#include "sanitizer.h"
 
 #if defined(__x86_64__)
 #define SANDBOX_ARCH AUDIT_ARCH_X86_64
@@ -115,22 +106,16 @@ static void emit_machine_check(struct program *p)
 #endif
 }
 
-/* `call` only if none of `bits` is set in its argument. */
-static void emit_without_bits(struct program *p, int call, unsigned argument, uint32_t bits)
+/*
+ * `call` only if its argument passes: BPF_JEQ asks whether it is `value`, BPF_JSET whether it
+ * has any of the bits of `value`, and the answer has to be `wanted`.
+ */
+static void emit_tested(struct program *p, int call, unsigned argument, uint16_t test,
+                        uint32_t value, bool wanted)
 {
     emit(p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)call, 0, 4);
     emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(argument), 0, 0);
-    emit(p, BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1);
-    emit_return(p, ACTION_DENY);
-    emit_return(p, SECCOMP_RET_ALLOW);
-}
-
-/* `call` only if its argument is `value`. */
-static void emit_with_value(struct program *p, int call, unsigned argument, uint32_t value)
-{
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)call, 0, 4);
-    emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(argument), 0, 0);
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, value, 1, 0);
+    emit(p, BPF_JMP | test | BPF_K, value, wanted, !wanted);
     emit_return(p, ACTION_DENY);
     emit_return(p, SECCOMP_RET_ALLOW);
 }
@@ -139,15 +124,15 @@ void sandbox_filter_system_calls(void)
 {
     struct program p = {.len = 0};
     emit_machine_check(&p);
-    emit_without_bits(&p, SYS_mmap, 2, PROT_EXEC);
+    emit_tested(&p, SYS_mmap, 2, BPF_JSET, PROT_EXEC, false);
     for (size_t i = 0; i < sizeof(allowed_calls) / sizeof(allowed_calls[0]); i++) {
         emit(&p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)allowed_calls[i], 0, 1);
         emit_return(&p, SECCOMP_RET_ALLOW);
     }
-    emit_without_bits(&p, SYS_mprotect, 2, PROT_EXEC);
-    emit_with_value(&p, SYS_tgkill, 0, (uint32_t)getpid()); /* abort(3) */
-    emit_with_value(&p, SYS_fcntl, 1, F_GETFL);
-    emit_with_value(&p, SYS_prlimit64, 2, 0); /* getrlimit(3) */
+    emit_tested(&p, SYS_mprotect, 2, BPF_JSET, PROT_EXEC, false);
+    emit_tested(&p, SYS_tgkill, 0, BPF_JEQ, (uint32_t)getpid(), true); /* abort(3) */
+    emit_tested(&p, SYS_fcntl, 1, BPF_JEQ, F_GETFL, true);
+    emit_tested(&p, SYS_prlimit64, 2, BPF_JEQ, 0, true); /* getrlimit(3) */
     emit_return(&p, ACTION_DENY);
 
     struct sock_fprog program = {.len = p.len, .filter = p.code};

@@ -5,17 +5,8 @@
 #ifndef ONEPOT_TESTS_FORKS_H
 #define ONEPOT_TESTS_FORKS_H
 
-#include <stdbool.h>
+#include "sanitizer.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FORKS_WITH_THREADS false
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define FORKS_WITH_THREADS false
-#endif
-#endif
-#ifndef FORKS_WITH_THREADS
-#define FORKS_WITH_THREADS true
-#endif
+#define FORKS_WITH_THREADS (!WITH_SANITIZER)
 
 #endif

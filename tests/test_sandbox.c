@@ -23,18 +23,8 @@
 #include <unistd.h>
 
 #include "sandbox.h"
+#include "sanitizer.h"
 #include "suite.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define WITH_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define WITH_SANITIZER 1
-#endif
-#endif
-#ifndef WITH_SANITIZER
-#define WITH_SANITIZER 0
-#endif
 
 typedef int function(void *arg, struct progress *progress, struct fault *fault);
 
