@@ -137,19 +137,33 @@ static int check_part(const struct place *place, const char *part, size_t len)
     return 0;
 }
 
+/* The next name of a path, which goes on behind it then; false at its end. */
+static bool next_part(const char **path, size_t *len, const char **ret_part, size_t *ret_len)
+{
+    while (*len > 0) {
+        const char *part = *path, *slash = memchr(part, '/', *len);
+        size_t part_len = slash ? (size_t)(slash - part) : *len;
+        size_t step = slash ? part_len + 1 : part_len;
+        *path += step;
+        *len -= step;
+        if (part_len > 0 && !(part_len == 1 && part[0] == '.')) {
+            *ret_part = part;
+            *ret_len = part_len;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* The names on the way to a member, before directories are made for some of them. */
 static int check_way(const struct place *place, size_t len)
 {
-    const char *at = place->path, *end = at + len;
-    while (at < end) {
-        const char *slash = memchr(at, '/', (size_t)(end - at));
-        size_t part = (size_t)((slash ? slash : end) - at);
-        int r = check_part(place, at, part);
-        if (r < 0)
-            return r;
-        at += slash ? part + 1 : part;
-    }
-    return 0;
+    const char *path = place->path, *part;
+    size_t part_len;
+    int r = 0;
+    while (r == 0 && next_part(&path, &len, &part, &part_len))
+        r = check_part(place, part, part_len);
+    return r;
 }
 
 /* A directory that must exist although no member announced it. */
@@ -245,20 +259,12 @@ static int enter(struct builder *b, struct way *way, uint32_t dir, const char *n
 static int walk(struct builder *b, struct way *way, uint32_t dir, const char *path, size_t len,
                 uint32_t *ret_dir)
 {
-    while (len > 0) {
-        const char *slash = memchr(path, '/', len);
-        size_t part = slash ? (size_t)(slash - path) : len;
-        if (part > 0 && !(part == 1 && path[0] == '.')) {
-            int r = enter(b, way, dir, path, part, &dir);
-            if (r < 0)
-                return r;
-        }
-        path += part;
-        len -= part;
-        if (len > 0) {
-            path++;
-            len--;
-        }
+    const char *part;
+    size_t part_len;
+    while (next_part(&path, &len, &part, &part_len)) {
+        int r = enter(b, way, dir, part, part_len, &dir);
+        if (r < 0)
+            return r;
     }
     *ret_dir = dir;
     return 0;
