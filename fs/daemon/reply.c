@@ -69,8 +69,7 @@ static void count(struct request *rq, int err, size_t bytes)
         add(&slot->errors, 1);
 }
 
-/* Of an answer that was counted: its bytes did not get there. -ENOENT: nobody waited any more.
- */
+/* A counted answer did not get there. -ENOENT: nobody waited for it any more. */
 static void count_unsent(struct request *rq, int err, size_t bytes)
 {
     struct counter_slot *slot = rq->worker->slot;
