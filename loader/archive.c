@@ -248,9 +248,8 @@ int onepot_archive_part(const struct onepot_archive *archive, uint64_t sample, u
 
 /* ---- bytes ---- */
 
-/* The record of a sample that is one range of a mapped archive. */
-static int mapped_record(const struct onepot_archive *archive, uint64_t sample,
-                         const struct record **ret_record)
+int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
+                         const void **ret_bytes, uint64_t *ret_len)
 {
     const struct dataset *d = archive->dataset;
     uint64_t first, end;
@@ -258,36 +257,10 @@ static int mapped_record(const struct onepot_archive *archive, uint64_t sample,
         return -ERANGE;
     archive_records(archive, sample, &first, &end);
     const struct record *record = &d->records[first];
-    if (end - first != 1 || !d->maps[record_archive(record)] ||
-        record_offset(record) == RECORD_OFFSET_NONE ||
+    const uint8_t *map = d->maps[record_archive(record)];
+    if (end - first != 1 || !map || record_offset(record) == RECORD_OFFSET_NONE ||
         source_bring(d->pots[record_archive(record)]->source, record_offset(record),
                      record->size_bytes) < 0)
-        return -ENOTSUP;
-    *ret_record = record;
-    return 0;
-}
-
-int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
-                         const void **ret_bytes, uint64_t *ret_len)
-{
-    const struct record *record;
-    int r = mapped_record(archive, sample, &record);
-    if (r < 0)
-        return r;
-    *ret_bytes = archive->dataset->maps[record_archive(record)] + record_offset(record);
-    *ret_len = record->size_bytes;
-    return 0;
-}
-
-int onepot_archive_private(const struct onepot_archive *archive, uint64_t sample,
-                           void **ret_bytes, uint64_t *ret_len)
-{
-    const struct record *record;
-    int r = mapped_record(archive, sample, &record);
-    if (r < 0)
-        return r;
-    uint8_t *map = dataset_private_map(archive->dataset, record_archive(record));
-    if (!map)
         return -ENOTSUP;
     *ret_bytes = map + record_offset(record);
     *ret_len = record->size_bytes;

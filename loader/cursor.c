@@ -1,6 +1,6 @@
 /*
- * Reading samples: cursors, and the mappings that can be written to. A cursor goes back to the
- * readers of the process that made it, or nowhere (see readers.c).
+ * Reading samples. A cursor goes back to the readers of the process that made it, or nowhere
+ * (see readers.c).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -98,39 +98,11 @@ void cursor_advance(struct cursor *cursor, uint64_t samples)
         reader_passed(readers->reader[i], now - CLOCK_LAG);
 }
 
-uint8_t *dataset_private_map(struct dataset *dataset, uint32_t archive)
-{
-    _Atomic(uint8_t *) *place = &dataset->privates[archive];
-    uint8_t *map = atomic_load(place);
-    if (map || !dataset->maps[archive])
-        return map;
-    const struct source *source = dataset->pots[archive]->source;
-    void *made = mmap(NULL, source_size(source), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_NORESERVE, source_map_fd(source), 0);
-    if (made == MAP_FAILED)
-        return NULL;
-    if (atomic_compare_exchange_strong(place, &map, made))
-        return made;
-    munmap(made, source_size(source)); /* another thread was first */
-    return map;
-}
-
-static void free_private_maps(struct dataset *dataset)
-{
-    for (size_t i = 0; dataset->privates && i < dataset->pot_count; i++) {
-        uint8_t *map = atomic_load(&dataset->privates[i]);
-        if (map)
-            munmap(map, source_size(dataset->pots[i]->source));
-    }
-    free(dataset->privates);
-}
-
 void dataset_free(struct dataset *dataset)
 {
     if (!dataset || atomic_fetch_sub(&dataset->users, 1) > 1)
         return;
     readers_free_own(dataset);
-    free_private_maps(dataset);
     for (size_t i = 0; i < dataset->pot_count; i++)
         pot_close(dataset->pots[i]);
     free(dataset->pots);

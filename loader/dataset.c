@@ -416,8 +416,7 @@ static int build(struct walk *w)
 static int map_archives(struct dataset *d)
 {
     d->maps = calloc(d->pot_count + 1, sizeof(*d->maps));
-    d->privates = calloc(d->pot_count + 1, sizeof(*d->privates));
-    if (!d->maps || !d->privates)
+    if (!d->maps)
         return -ENOMEM;
     for (size_t i = 0; i < d->pot_count; i++)
         d->maps[i] = source_map(d->pots[i]->source);

@@ -72,8 +72,7 @@ struct cursor {
 struct dataset {
     _Atomic unsigned users;
     struct pot **pots;
-    const uint8_t **maps;         /* of each archive, NULL: it is read */
-    _Atomic(uint8_t *) *privates; /* copy-on-write mappings, made when they are asked for */
+    const uint8_t **maps; /* of each archive, NULL: it is read */
     size_t pot_count;
     struct record *records;
     size_t record_bytes; /* of the mapping */
@@ -117,10 +116,6 @@ struct dataset_options {
 int dataset_new(struct pot **pots, size_t count, const struct dataset_options *options,
                 struct onepot_error *error, struct dataset **ret_dataset);
 void dataset_free(struct dataset *dataset);
-
-/* The archive mapped so that it can be written to, for this process alone; NULL: not to be had.
- */
-uint8_t *dataset_private_map(struct dataset *dataset, uint32_t archive);
 
 /* The path of a record within its archive; -ENAMETOOLONG. */
 int dataset_path(const struct dataset *dataset, const struct record *record, char *buf,

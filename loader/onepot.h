@@ -214,11 +214,11 @@ ONEPOT_API int onepot_archive_find(const struct onepot_archive *archive, const c
                                    uint64_t *ret_sample);
 
 /*
- * The bytes of a sample where they lie in the mapped archive, for as long as the archive is
- * open; of an archive that is being staged, once they have arrived. -ENOTSUP where they don't
- * (compressed, with holes, in parts, on a network filesystem): then they have to be read.
- * Should the archive be cut short meanwhile, touching them is a SIGBUS, as with any mapped
- * file.
+ * The bytes of a sample where they lie in the mapped archive, not to be written to, for as long
+ * as the archive is open; of an archive that is being staged, once they have arrived. -ENOTSUP
+ * where they don't (compressed, with holes, in parts, on a network filesystem): then they have to
+ * be read. Should the archive be cut short meanwhile, touching them is a SIGBUS, as with any
+ * mapped file.
  */
 ONEPOT_API int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
                                     const void **ret_bytes, uint64_t *ret_len);
@@ -230,15 +230,6 @@ ONEPOT_API int onepot_archive_bytes(const struct onepot_archive *archive, uint64
 ONEPOT_API int onepot_archive_read(const struct onepot_archive *archive, uint64_t sample,
                                    uint64_t offset, void *buf, size_t len,
                                    struct onepot_error *error, size_t *ret_len);
-
-/*
- * The same bytes, to be written to: a private mapping, of which a page is copied when it is
- * first written. What is written is seen by this process (and by children that it forks
- * later) wherever it asks for this sample so; not by the file, nor by reads, gathering and
- * loaders. -ENOTSUP as above, or where such a mapping is not to be had.
- */
-ONEPOT_API int onepot_archive_private(const struct onepot_archive *archive, uint64_t sample,
-                                      void **ret_bytes, uint64_t *ret_len);
 
 /*
  * Batches without a loader, for who has an order, threads or processes of their own: first

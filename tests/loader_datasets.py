@@ -41,12 +41,13 @@ def content(i):
 
 
 def setUpModule():
-    global WORK, TAR, EQUAL
+    global WORK, TAR, ZSTD, EQUAL
     WORK = tempfile.mkdtemp(prefix="onepot-datasets.")
-    TAR, EQUAL = os.path.join(WORK, "a.tar"), os.path.join(WORK, "equal.tar")
-    with onepot.Writer(TAR, sync=False) as writer:
-        for i in range(FILES):
-            writer.add("class%d/%03d.bin" % (i // 30, i), content(i))
+    TAR, ZSTD, EQUAL = (os.path.join(WORK, name) for name in ("a.tar", "a.tar.zst", "equal.tar"))
+    for path, level in ((TAR, 0), (ZSTD, 3)):
+        with onepot.Writer(path, sync=False, zstd=level) as writer:
+            for i in range(FILES):
+                writer.add("class%d/%03d.bin" % (i // 30, i), content(i))
     with onepot.Writer(EQUAL, sync=False) as writer:
         for i in range(20):
             writer.add("c/%02d" % i, bytes([i]) * 12)
@@ -161,14 +162,49 @@ class Without(unittest.TestCase):
         other = pickle.loads(pickle.dumps(onepot.DistributedSampler(99, 2, 1, block=3, window=2)))
         self.assertEqual(list(other), list(onepot.DistributedSampler(99, 2, 1, block=3, window=2)))
 
-    def test_samples_may_be_written_to_and_nobody_else_sees_it(self):
-        archive = onepot.Archive(TAR)
-        view = memoryview(archive[10].data)
-        view[0:5] = b"xxxxx"
-        self.assertEqual(bytes(archive[10])[:5], b"xxxxx")
-        self.assertEqual(bytes(onepot.Archive(TAR)[10]), content(10))
-        batch = next(iter(onepot.Loader(archive, FILES, 0, 1, shuffle=False)))
-        self.assertEqual(bytes(batch[10]), content(10))
+    def test_what_a_transform_writes_is_not_in_the_next_epoch(self):
+        def inverted(data):
+            view = memoryview(data.numpy() if torch else data)
+            view[:] = bytes(255 - byte for byte in view)
+            return bytes(view)
+        for path in (TAR, ZSTD):
+            dataset = onepot.Dataset(path, transform=inverted)
+            for _ in range(2):
+                self.assertEqual(dataset[10][0], bytes(255 - byte for byte in content(10)))
+                self.assertEqual(dataset[[10]][0][0], dataset[10][0])
+            self.assertEqual(bytes(dataset.archive[10]), content(10))
+
+    def test_views_of_samples_are_read_only(self):
+        for path in (TAR, ZSTD):
+            sample = onepot.Archive(path)[10]
+            self.assertTrue(memoryview(sample.data).readonly)
+            with self.assertRaises(TypeError):
+                memoryview(sample.data)[0] = 1
+            with self.assertRaises((TypeError, BufferError)):
+                io.BytesIO(b"x").readinto(sample.data)
+            memoryview(sample.read())[0] = 1
+            self.assertEqual(bytes(sample), content(10))
+
+    def test_samples_are_read_in_pieces(self):
+        sample = onepot.Archive(TAR)[10]
+        for offset, size in ((0, 7), (3, 9), (45, 99), (50, 1), (99, 1), (5, 0)):
+            self.assertEqual(bytes(sample.read(offset, size)), content(10)[offset:offset + size])
+        self.assertEqual(bytes(sample.read(offset=3)), content(10)[3:])
+        for offset, size in ((-1, 1), (0, -1)):
+            with self.assertRaises(ValueError):
+                sample.read(offset, size)
+
+    def test_an_archive_is_mapped_once_and_shared(self):
+        path = os.path.join(WORK, "once.tar")
+        with onepot.Writer(path, sync=False) as writer:
+            writer.add("c/x", bytes(1 << 20))
+        archive = onepot.Archive(path)
+        dataset, views = onepot.Dataset(archive), [sample.data for sample in archive]
+        self.assertEqual((len(views), len(dataset[0][0])), (1, 1 << 20))
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as f:
+            maps = [line.split()[1] for line in f if line.rstrip().endswith(path)]
+        self.assertTrue(maps)
+        self.assertFalse([m for m in maps if "w" in m], maps)
 
     def test_samples_pickle_by_reference(self):
         sample = onepot.Archive(TAR)[41]
@@ -434,7 +470,7 @@ class Datasets(unittest.TestCase):
         shared._known.clear()
 
     def test_memory_of_one_process_is_used_again_when_its_last_view_is_gone(self):
-        path = os.path.join(WORK, "large.tar")
+        path = os.path.join(WORK, "mapped.tar")
         with onepot.Writer(path, sync=False, overwrite=True) as writer:
             for i in range(12):
                 writer.add("%02d" % i, bytes([i]) * (300000 + i))

@@ -430,6 +430,21 @@ class Arrays(unittest.TestCase):
                 self.assertTrue((numpy.asarray(batch[i]) == index).all())
             array += 1  # slabs may be written to
 
+    def test_numpy_is_told_that_samples_are_read_only(self):
+        array = numpy.asarray(self.archive[3].data)
+        self.assertFalse(array.flags.writeable)
+        with self.assertRaises(ValueError):
+            array += 1
+        array = numpy.asarray(self.archive[3].read())
+        array += 1
+        self.assertEqual(bytes(self.archive[3]), bytes(self.archive[3].data))
+
+    @unittest.skipUnless(torch, "torch is not installed")
+    def test_torch_gets_a_copy_of_a_sample(self):
+        tensor = torch.from_dlpack(self.archive[3].data)
+        tensor += 1
+        self.assertEqual(bytes(self.archive[3]), bytes(memoryview((tensor - 1).numpy())))
+
     def test_samples_of_one_size_are_a_matrix(self):
         batch = next(iter(onepot.Loader(self.archive, 8, 0, 1)))
         array = numpy.asarray(batch.data)
@@ -520,6 +535,19 @@ class DLPack(unittest.TestCase):
                 batch.data.__dlpack__(**keywords)
         with self.assertRaises(TypeError):
             batch.data.__dlpack__(max_version=1)
+
+    def test_what_can_not_be_written_to_is_told_or_copied(self):
+        data = onepot.Archive(TAR)[10].data
+        managed = take(data.__dlpack__(max_version=(1, 0)), DLVersioned)
+        self.assertEqual((managed.contents.flags, bytes_of(managed)), (1, content(10)))
+        managed.contents.deleter(managed)
+        managed = take(data.__dlpack__())
+        self.assertEqual(bytes_of(managed), content(10))
+        ctypes.memset(managed.contents.tensor.data, 0, 5)
+        self.assertEqual(bytes(data), content(10))
+        managed.contents.deleter(managed)
+        with self.assertRaises(BufferError):
+            data.__dlpack__(copy=False)
 
     def test_a_capsule_that_nobody_took_gives_the_batch_back(self):
         loader = self.loader(memory=1 << 18)

@@ -96,31 +96,6 @@ START_TEST(what_can_not_be_gathered_is_an_error)
 }
 END_TEST
 
-START_TEST(what_is_written_to_a_sample_stays_in_this_process)
-{
-    struct tree t;
-    void *bytes;
-    uint64_t len;
-    char got[5] = "";
-    size_t n;
-    tree_begin(&t);
-    tree_file(&t, "a/x", "hello", 5);
-    tree_file(&t, "a/y", "world", 5);
-    tree_pack(&t, PACKING_ONEPOT);
-    struct onepot_archive *a = tree_open(&t, NULL);
-    ck_assert_int_eq(onepot_archive_private(a, 0, &bytes, &len), 0);
-    ck_assert_uint_eq(len, 5);
-    memcpy(bytes, "HELLO", 5);
-    ck_assert_int_eq(onepot_archive_read(a, 0, 0, got, 5, NULL, &n), 0);
-    ck_assert_mem_eq(got, "hello", 5);
-    ck_assert_int_eq(onepot_archive_private(a, 0, &bytes, &len), 0);
-    ck_assert_mem_eq(bytes, "HELLO", 5);
-    ck_assert_int_eq(onepot_archive_private(a, 2, &bytes, &len), -ERANGE);
-    onepot_archive_close(a);
-    tree_end(&t);
-}
-END_TEST
-
 START_TEST(a_budget_tells_how_many_samples_fit)
 {
     static char large[4096];
@@ -324,7 +299,6 @@ static Suite *suite(void)
     tcase_set_timeout(c, 120);
     tcase_add_loop_test(c, a_batch_can_be_gathered_without_a_loader, 0, PACKINGS);
     tcase_add_test(c, what_can_not_be_gathered_is_an_error);
-    tcase_add_test(c, what_is_written_to_a_sample_stays_in_this_process);
     tcase_add_test(c, a_budget_tells_how_many_samples_fit);
     tcase_add_test(c, batches_that_are_kept_leave_memory_to_others_of_the_job);
     tcase_add_loop_test(c, a_written_archive_holds_what_was_added, 0, 3);

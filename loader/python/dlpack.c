@@ -143,8 +143,8 @@ static int fill_tensor(const struct py_buffer *b, struct export *e, struct dl_te
 /* ---- what the consumer asks for ---- */
 
 struct request {
-    PyObject *stream;    /* or None */
-    int versioned, copy; /* copy: one is asked for */
+    PyObject *stream; /* or None */
+    int versioned, never_copy;
 };
 
 static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *keywords,
@@ -180,6 +180,7 @@ static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *ke
         PyErr_SetString(PyExc_BufferError, "copies are not made here");
         return -1;
     }
+    ret->never_copy = copy == Py_False;
     return 0;
 }
 
@@ -229,9 +230,14 @@ PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
     if (parse_request(b, args, keywords, &request) < 0)
         return NULL;
     if (b->read_only && !request.versioned) {
-        PyErr_SetString(PyExc_BufferError,
-                        "DLPack before version 1 can't tell that it may not be written to");
-        return NULL;
+        /* The consumer can't be told that it may not write: it gets a copy. */
+        PyObject *copy = request.never_copy ? NULL : (PyObject *)buffer_copy(b);
+        PyObject *capsule = copy ? buffer_dlpack(copy, args, keywords) : NULL;
+        if (request.never_copy)
+            PyErr_SetString(PyExc_BufferError,
+                            "DLPack before version 1 can't tell that it may not be written to");
+        Py_XDECREF(copy);
+        return capsule;
     }
     struct export *e = calloc(1, sizeof(*e));
     if (!e)

@@ -64,6 +64,22 @@ struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int r
     return b;
 }
 
+struct py_buffer *buffer_copy(const struct py_buffer *buffer)
+{
+    PyObject *memory = PyByteArray_FromStringAndSize(buffer->bytes, buffer->len);
+    struct py_buffer *b = memory
+                              ? buffer_new(memory, PyByteArray_AS_STRING(memory), buffer->len,
+                                           0, buffer->format, buffer->item_bytes)
+                              : NULL;
+    if (b) {
+        b->dimensions = buffer->dimensions;
+        memcpy(b->shape, buffer->shape, sizeof(b->shape));
+        memcpy(b->strides, buffer->strides, sizeof(b->strides));
+    }
+    Py_XDECREF(memory);
+    return b;
+}
+
 static void buffer_dealloc(PyObject *self)
 {
     Py_XDECREF(((struct py_buffer *)self)->owner);
@@ -100,7 +116,9 @@ static int buffer_get(PyObject *self, Py_buffer *view, int flags)
         return -1;
     }
     if (b->read_only && flags & PyBUF_WRITABLE) {
-        PyErr_SetString(PyExc_BufferError, "the bytes of an archive can't be written to");
+        PyErr_SetString(
+            PyExc_BufferError,
+            "the bytes of an archive can't be written to; Sample.read() makes a copy");
         view->obj = NULL;
         return -1;
     }

@@ -79,6 +79,9 @@ struct py_buffer {
 struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
                              const char *format, Py_ssize_t item_bytes);
 
+/* The same bytes in memory of their own, which may be written to. */
+struct py_buffer *buffer_copy(const struct py_buffer *buffer);
+
 /* DLPack. */
 PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords);
 PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused);

@@ -59,7 +59,8 @@ class Sample:
     @property
     def size(self) -> int: ...
     @property
-    def data(self) -> Buffer: ...  # uint8 [size], copy-on-write; OSError
+    def data(self) -> Buffer: ...  # uint8 [size], read-only; OSError
+    def read(self, offset: int = 0, size: int = ...) -> Buffer: ...  # a copy, writable; OSError
     @property
     def parts(self) -> "dict[str, Buffer]": ...
     def __len__(self) -> int: ...

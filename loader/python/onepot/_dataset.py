@@ -12,9 +12,9 @@ def as_archive(archive, **options):
     return archive if isinstance(archive, _core.Archive) else _core.Archive(archive, **options)
 
 
-def _as_tensor(buffer):
-    """uint8 [size], without a copy; a Buffer where torch is not loaded."""
-    t = torch()
+def _as_tensor(sample):
+    """Its bytes, uint8 [size], in memory of their own; a Buffer where torch is not loaded."""
+    t, buffer = torch(), sample.read()
     if t is None:
         return buffer
     return t.frombuffer(buffer, dtype=t.uint8) if len(buffer) else t.empty(0, dtype=t.uint8)
@@ -39,8 +39,8 @@ class Dataset(TorchAware):
     """Dataset(archive, transform=None, target_transform=None)
 
     Map-style: dataset[i] is (data, label), data being uint8 [bytes], a tensor where torch is
-    loaded and else a Buffer; copy-on-write where the archive has it as it is. transform is
-    called with data, target_transform with the label (int, -1 without a class).
+    loaded and else a Buffer; a copy, which may be written to. transform is called with data,
+    target_transform with the label (int, -1 without a class).
 
     A list of numbers, dataset[[3, 1]], gives the samples gathered in one piece of memory: a
     TensorBatch, or with transforms a list of pairs. DataLoader (torch 2.0 and later) asks so
@@ -81,7 +81,7 @@ class Dataset(TorchAware):
             samples = self._many(index)
             return samples.batch if self._is_plain() else samples
         sample = self.archive[int(index)]
-        return self._pair(_as_tensor(sample.data), sample.label)
+        return self._pair(_as_tensor(sample), sample.label)
 
     def __getitems__(self, indices):
         if _is_overridden(type(self)):  # what a subclass makes of a sample would be missed
