@@ -27,6 +27,7 @@
 
 #define SECOND_NS UINT64_C(1000000000)
 #define QUIET_NS (2 * SECOND_NS)           /* without a request: nobody reads */
+#define LEAVE_LIMIT_NS (5 * SECOND_NS)     /* --grace, of a device that a parent mounted */
 #define OWNER_LIMIT_NS (10 * SECOND_NS)    /* after the owner's end, busy or not */
 #define IMPATIENT_LIMIT_NS (3 * SECOND_NS) /* after a second Ctrl-C */
 #define RETRY_NS SECOND_NS                 /* to unmount, while draining */
@@ -182,6 +183,8 @@ static void try_unmount(struct control *c)
     int r = -EBUSY;
 
     c->retry_ns = now_ns() + (c->phase == DRAINING ? RETRY_NS : IDLE_RETRY_NS);
+    if (c->config->can_leave && c->phase == DRAINING)
+        c->stop = true;
     if (!c->config->can_unmount || !lock_registry(c, &registry))
         return;
     if (claim(c)) {
@@ -198,6 +201,11 @@ static void try_unmount(struct control *c)
 /* Out of the tree, whoever uses it; they are served until they are done. */
 static void detach(struct control *c)
 {
+    if (c->config->can_leave) {
+        say(c, "still in use, and left: whoever reads on gets an error");
+        c->stop = true;
+        return;
+    }
     int r = c->config->can_unmount ? unmounter_try(c->config->slot, true) : 0;
     if (r < 0 && r != -EINVAL)
         say(c, "it can't be unmounted: %s", strerror(-r));
@@ -219,7 +227,18 @@ static void drain(struct control *c, uint64_t limit_ns, const char *why)
     c->phase = DRAINING;
     c->retry_ns = 0;
     atomic_store(&c->config->slot->counters->state, MOUNT_DRAINING);
-    say(c, "%s: ending when nobody uses the mount any more", why);
+    if (deadline)
+        say(c, "%s: ending when nobody uses the mount any more, in %u s at most", why,
+            (unsigned)((limit_ns + SECOND_NS - 1) / SECOND_NS));
+    else
+        say(c, "%s: ending when nobody uses the mount any more", why);
+}
+
+/* How long users of the mount have after a signal; 0: as long as they want. */
+static uint64_t grace_ns(const struct control *c)
+{
+    uint64_t otherwise = c->config->can_leave ? LEAVE_LIMIT_NS : 0;
+    return c->config->grace_s ? c->config->grace_s * SECOND_NS : otherwise;
 }
 
 /* ---- reasons to end ---- */
@@ -231,12 +250,12 @@ static void on_signal(struct control *c)
     if (read(c->signal_fd, &info, sizeof(info)) != sizeof(info))
         return;
     if (info.ssi_signo != SIGINT || !c->config->foreground) {
-        drain(c, 0, info.ssi_signo == SIGHUP ? "hangup" : "asked to end");
+        drain(c, grace_ns(c), info.ssi_signo == SIGHUP ? "hangup" : "asked to end");
         return;
     }
     c->interrupts++;
     if (c->interrupts == 1)
-        drain(c, 0, "interrupted (again: within 3 s)");
+        drain(c, grace_ns(c), "interrupted (again: within 3 s)");
     else if (c->interrupts == 2)
         drain(c, IMPATIENT_LIMIT_NS, "interrupted (again: at once)");
     else
@@ -357,7 +376,7 @@ static void step(struct control *c)
     uint64_t idle_ns = idle_limit_ns(c);
 
     look_at_others(c);
-    if (c->phase == UNMOUNTED)
+    if (c->stop || c->phase == UNMOUNTED)
         return;
     if (c->phase == DRAINING && c->deadline_ns && now_ns() >= c->deadline_ns)
         detach(c);
@@ -395,7 +414,7 @@ static void serve_until_ended(struct control *c)
     enum { ENDED, SIGNAL, STARTER, LOST_PAGE, ARCHIVE, OWNER, WRAPPER, COUNT };
     int archive_fd = c->archive ? archive_watch_fd(c->archive) : -1;
 
-    for (;;) {
+    while (!c->stop) {
         struct pollfd p[COUNT] = {
             [ENDED] = {.fd = session_ended_fd(c->session), .events = POLLIN},
             [SIGNAL] = {.fd = c->signal_fd, .events = POLLIN},
@@ -411,8 +430,6 @@ static void serve_until_ended(struct control *c)
             return;
         if (p[SIGNAL].revents)
             on_signal(c);
-        if (c->stop)
-            return;
         if (p[STARTER].revents)
             on_starter(c);
         if (p[LOST_PAGE].revents)
@@ -440,7 +457,7 @@ static void on_alarm(int number)
     _exit(0);
 }
 
-void control_stop(struct session *session)
+void control_stop(struct session *session, bool connected)
 {
     struct sigaction alarm_action = {.sa_handler = on_alarm};
     sigset_t set;
@@ -450,7 +467,7 @@ void control_stop(struct session *session)
     sigaction(SIGALRM, &alarm_action, NULL);
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
     alarm(STOP_LIMIT_S);
-    if (session_stop(session) < 0)
+    if (session_stop(session, connected) < 0)
         _exit(0);
     alarm(0);
 }
@@ -501,7 +518,7 @@ int control_serve(const struct control_config *config, struct session *session)
     bool all_ended = end_watch(&c);
     finish(&c);
     all_ended &= end_stage(&c);
-    control_stop(session);
+    control_stop(session, c.stop);
     if (!all_ended)
         _exit(0); /* what it reads through must not go before it */
     if (c.signal_fd >= 0)

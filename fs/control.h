@@ -10,6 +10,10 @@
  * unmount that is not lazy succeeds. An unmount alone proves too little, since cached
  * files are opened and closed without a request; but the directories of the root are
  * asked for again each second, and that is a request.
+ *
+ * What a parent has mounted (a container runtime) can't be unmounted from here. Such a mount
+ * ends, when nobody has sent a request for two seconds or the grace is over, by closing the
+ * device: its parent waits for that, and unmounts.
  */
 #ifndef ONEPOT_CONTROL_H
 #define ONEPOT_CONTROL_H
@@ -36,6 +40,8 @@ struct control_config {
     struct control_log *log;
     bool foreground;
     bool can_unmount;             /* false: mounted by a parent or in a private namespace */
+    bool can_leave;               /* mounted by a parent: its end is that of this process */
+    unsigned grace_s;             /* after a signal; 0: 5 where it can leave, else no limit */
     unsigned idle_s;              /* 0: for ever */
     struct process_watch owner;   /* --owner, or nobody */
     struct process_watch wrapper; /* the `run` that started it, or nobody */
@@ -58,8 +64,8 @@ int control_serve(const struct control_config *config, struct session *session);
 
 /*
  * Stop a session, within a bound: threads that are stuck in a read stay behind, and the
- * process ends here, with status 0.
+ * process ends here, with status 0. So it does where the session is `connected` still.
  */
-void control_stop(struct session *session);
+void control_stop(struct session *session, bool connected);
 
 #endif

@@ -18,6 +18,7 @@ enum {
     OPT_THREADS,
     OPT_CACHE,
     OPT_IDLE,
+    OPT_GRACE,
     OPT_OWNER,
     OPT_IO_TIMEOUT,
     OPT_RETRIES,
@@ -44,6 +45,7 @@ static const struct option longs[] = {
     {"threads", required_argument, NULL, OPT_THREADS},
     {"cache", required_argument, NULL, OPT_CACHE},
     {"idle", required_argument, NULL, OPT_IDLE},
+    {"grace", required_argument, NULL, OPT_GRACE},
     {"owner", required_argument, NULL, OPT_OWNER},
     {"io-timeout", required_argument, NULL, OPT_IO_TIMEOUT},
     {"retries", required_argument, NULL, OPT_RETRIES},
@@ -126,13 +128,10 @@ static int parse_numeric(const struct cli_usage *usage, int opt, struct mount_op
         int opt;
         uint64_t min, max;
     } limits[] = {
-        {OPT_THREADS, 0, 1024},
-        {OPT_IDLE, 1, SECONDS_MAX},
-        {OPT_IO_TIMEOUT, 0, SECONDS_MAX},
-        {OPT_OWNER, 1, INT32_MAX},
-        {OPT_UID, 0, UINT32_MAX - 1},
-        {OPT_GID, 0, UINT32_MAX - 1},
-        {OPT_RETRIES, 0, 100},
+        {OPT_THREADS, 0, 1024},       {OPT_IDLE, 1, SECONDS_MAX},
+        {OPT_GRACE, 1, SECONDS_MAX},  {OPT_IO_TIMEOUT, 0, SECONDS_MAX},
+        {OPT_OWNER, 1, INT32_MAX},    {OPT_UID, 0, UINT32_MAX - 1},
+        {OPT_GID, 0, UINT32_MAX - 1}, {OPT_RETRIES, 0, 100},
         {OPT_SEED, 0, UINT64_MAX},
     };
     uint64_t n = 0;
@@ -145,6 +144,8 @@ static int parse_numeric(const struct cli_usage *usage, int opt, struct mount_op
         o->threads = (unsigned)n;
     else if (opt == OPT_IDLE)
         o->idle_s = (unsigned)n;
+    else if (opt == OPT_GRACE)
+        o->grace_s = (unsigned)n;
     else if (opt == OPT_IO_TIMEOUT)
         o->io_timeout_s = (unsigned)n;
     else if (opt == OPT_RETRIES)
@@ -287,14 +288,14 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
     int n = asprintf(
         &text,
         "%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%d%d%d%d%d%d%d %" PRIu32 " %" PRIu32
-        " %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
+        " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
         at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
         o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
         o->seed, o->stage, o->stage_place ? o->stage_place : "", o->foreground, o->allow_other,
         o->default_permissions, o->noexec, o->override_uid, o->override_gid, o->cache_given,
-        o->nonempty, o->uid, o->gid, o->threads, o->idle_s, o->io_timeout_s, o->retries,
-        o->cache_bytes, o->readahead_bytes, (int)o->owner, owner_start_ticks, mtime_sec,
-        mtime_nsec);
+        o->nonempty, o->uid, o->gid, o->threads, o->idle_s, o->grace_s, o->io_timeout_s,
+        o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner, owner_start_ticks,
+        mtime_sec, mtime_nsec);
     if (n < 0) {
         text = NULL;
         return 0;

@@ -23,6 +23,7 @@ struct mount_options {
     uint32_t uid, gid;
     unsigned threads;      /* 0: the allowed CPUs */
     unsigned idle_s;       /* 0: never */
+    unsigned grace_s;      /* 0: not given */
     unsigned io_timeout_s; /* 0: never */
     unsigned retries;      /* of a read of the archive that fails */
     uint64_t cache_bytes;
@@ -54,6 +55,7 @@ struct mount_options {
     "/tmp,\n"                                                                                  \
     "                        or to DIR; the last mount of it removes the copy\n"               \
     "      --idle SECONDS    end after so long without use\n"                                  \
+    "      --grace SECONDS   when asked to end, wait at most so long for those who use it\n"   \
     "      --owner PID       end when this process has ended\n"                                \
     "      --io-timeout SEC  a read that takes longer fails; 0: never (60)\n"                  \
     "      --retries N       try a read of the archive that fails so often again (4)\n"        \

@@ -212,7 +212,7 @@ static void undo_mount(struct mounter *m)
     else if (m->method && m->method != MOUNT_BY_PARENT)
         unmounted = mountpoint_unmount(m->path, true);
     if (m->session) {
-        control_stop(m->session);
+        control_stop(m->session, false);
         m->session = NULL;
     }
     if (m->fuse_fd >= 0)

@@ -37,6 +37,11 @@ static bool is_visible(const struct mounter *m)
     return m->method != MOUNT_BY_NAMESPACE && m->method != MOUNT_BY_PARENT;
 }
 
+static bool is_parents(const struct mounter *m)
+{
+    return m->method == MOUNT_BY_PARENT;
+}
+
 static struct control_config control_config(struct mounter *m, struct slot *slot, int sock)
 {
     return (struct control_config){
@@ -45,8 +50,10 @@ static struct control_config control_config(struct mounter *m, struct slot *slot
         .stage = m->stage,
         .archive = m->options->archive,
         .log = &m->log,
-        .foreground = m->options->foreground,
+        .foreground = m->options->foreground || is_parents(m),
         .can_unmount = is_visible(m),
+        .can_leave = is_parents(m),
+        .grace_s = m->options->grace_s,
         .idle_s = m->options->idle_s,
         .owner = m->owner,
         .wrapper = PROCESS_WATCH_NONE,
@@ -154,7 +161,7 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
 
     close(m->daemon_sock);
     namespace_forget(&m->ns);
-    control_prepare(false);
+    control_prepare(is_parents(m));
     word.err = detach_here(&m->inherited, m->log.fd);
     if (word.err == 0)
         word.err = own_slot(m, &slot);

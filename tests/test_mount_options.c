@@ -39,11 +39,12 @@ static void quiet(void)
 START_TEST(all_options_arrive)
 {
     struct mount_options o;
-    ck_assert_int_eq(parse("-f a.tar --at /mnt --threads 3 --cache 2G --idle 60 --owner 77 "
-                           "--subdir x/y --allow-other --uid 5 --gid 0 --log l --io-timeout 0 "
-                           "-o noexec,fsname=me --readahead off",
-                           false, &o),
-                     CLI_GO_ON);
+    ck_assert_int_eq(
+        parse("-f a.tar --at /mnt --threads 3 --cache 2G --idle 60 --grace 7 --owner 77 "
+              "--subdir x/y --allow-other --uid 5 --gid 0 --log l --io-timeout 0 "
+              "-o noexec,fsname=me --readahead off",
+              false, &o),
+        CLI_GO_ON);
     ck_assert_str_eq(o.archive, "a.tar");
     ck_assert_str_eq(o.at, "/mnt");
     ck_assert_str_eq(o.subdir, "x/y");
@@ -51,7 +52,8 @@ START_TEST(all_options_arrive)
     ck_assert_str_eq(o.fsname, "me");
     ck_assert(o.foreground && o.allow_other && o.default_permissions && o.noexec);
     ck_assert(o.override_uid && o.uid == 5 && o.override_gid && o.gid == 0);
-    ck_assert(o.threads == 3 && o.idle_s == 60 && o.io_timeout_s == 0 && o.owner == 77);
+    ck_assert(o.threads == 3 && o.idle_s == 60 && o.grace_s == 7 && o.io_timeout_s == 0 &&
+              o.owner == 77);
     ck_assert(o.cache_given && o.cache_bytes == UINT64_C(2) << 30);
 }
 END_TEST
@@ -106,6 +108,7 @@ START_TEST(what_is_not_served_is_refused)
         "a.tar --threads -1",
         "a.tar --threads 5000",
         "a.tar --idle 0",
+        "a.tar --grace 0",
         "a.tar --idle soon",
         "a.tar --owner 0",
         "a.tar --uid 4294967295",
@@ -151,6 +154,7 @@ START_TEST(equal_options_make_equal_hashes_and_others_do_not)
         "a --threads 1",
         "a --cache 1M",
         "a --idle 5",
+        "a --grace 5",
         "a --owner 5",
         "a --uid 5",
         "a --gid 5",

@@ -247,7 +247,7 @@ int session_start(const struct session_config *config, struct fault *fault,
         if (!s->ahead)
             recorder_abandon(config->recorder);
         loop_end(s);
-        session_stop(s);
+        session_stop(s, false);
         return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "the session can't start: %s",
                          strerror(-r));
     }
@@ -347,14 +347,14 @@ static bool join_workers(struct session *s, const struct timespec *until)
     return all;
 }
 
-int session_stop(struct session *s)
+int session_stop(struct session *s, bool connected)
 {
     struct timespec until;
 
     loop_end(s);
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += 2;
-    bool all = join_workers(s, &until);
+    bool all = !connected && join_workers(s, &until);
     if (s->watchdog_started)
         all &= join(s->watchdog, &until);
     all &= populate_join(s, &until) == 0;

@@ -90,10 +90,11 @@ void session_note(struct session *session, const char *line);
 void session_distrust(struct session *session);
 
 /*
- * Stop and free. The connection must have ended; threads that are stuck in a read are
- * left behind (the process is about to exit): then it returns -EBUSY.
+ * Stop and free. Threads that are stuck in a read are left behind (the process is about to
+ * exit): then it returns -EBUSY. So are, where the kernel has not ended the connection
+ * (`connected`), the workers, which wait for its requests.
  */
-int session_stop(struct session *session);
+int session_stop(struct session *session, bool connected);
 
 /* Mount options that the session needs: "max_read=131072" and the like. */
 const char *session_mount_options(void);

@@ -1,6 +1,7 @@
 """What the tests of the life cycle share: an archive, slots, daemons, processes."""
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -9,7 +10,8 @@ import subprocess
 import time
 
 import harness
-from harness import Failure, check, check_equal, environment, need_program, onepot, run, wait_for
+from harness import (Failure, Skip, check, check_equal, environment, need_program, need_root, onepot,
+                     run, wait_for)
 
 FILES = 50
 
@@ -92,6 +94,17 @@ def fails(*arguments, status=1, words=(), **options):
 def mounted(path, **options):
     """What `onepot stat` knows of a mount."""
     return json.loads(onepot("stat", "--json", path, **options).stdout)
+
+
+def mount_device(at):
+    """What a container runtime does: mount, and hand the open device over."""
+    need_root("mount(2)")
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}"
+    if libc.mount(b"container", os.fsencode(at), b"fuse", 1, options.encode()) != 0:
+        raise Skip(f"mount(2): {os.strerror(ctypes.get_errno())}")
+    return fd
 
 
 def daemon_of(path, **options):

@@ -1,5 +1,7 @@
 """The daemon's life: what ends it, what does not, and what it leaves behind: nothing."""
 
+import contextlib
+import errno
 import os
 import random
 import resource
@@ -67,6 +69,84 @@ def test_term_ends_an_unused_mount(work):
     pid = life.daemon_of(path)
     os.kill(pid, signal.SIGTERM)
     wait_for(lambda: mounted_state(path) in ("draining", None), "the mount to drain")
+    life.wait_gone(pid)
+    check_nothing_left()
+
+
+@contextlib.contextmanager
+def served_for_a_container(work, *options):
+    """A starter as container runtimes are: it mounts, hands the device over, and unmounts when
+    the server has ended. (server, mount point)"""
+    archive, at = make_archive(work), work / "at"
+    os.makedirs(at, exist_ok=True)
+    fd = life.mount_device(at)
+    try:
+        with life.background("mount", archive, "--at", f"/dev/fd/{fd}", *options,
+                             pass_fds=[fd]) as server:
+            os.close(fd)
+            life.first_line(server)
+            yield server, at
+    finally:
+        harness.run("umount", at)
+    check_nothing_left()
+
+
+def check_dead(at):
+    try:
+        read(f"{at}/sub/0049")
+    except OSError as error:
+        check(error.errno in (errno.ENOTCONN, errno.ECONNABORTED), f"a dead mount says {error}")
+    else:
+        raise harness.Failure("a mount without a server was read")
+
+
+def test_each_signal_ends_what_a_parent_has_mounted(work):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        with served_for_a_container(work, "-f") as (server, at):
+            check_equal(read(f"{at}/readme"), b"hello\n", "a file")
+            server.send_signal(number)
+            status, _, errors = ended(server)
+            check_equal(status, 0, f"status after signal {number}: {errors}")
+            check("still in use" not in errors, f"it says {errors!r}")
+            check("2 files" in errors or "1 file" in errors, f"the last line: {errors!r}")
+            check_dead(at)
+
+
+def test_what_a_parent_has_mounted_ends_in_the_background_too(work):
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with served_for_a_container(work) as (starter, at):
+            check_equal(ended(starter)[0], 0, "status of mount")
+            daemon = harness.json.loads(onepot("stat", "--json").stdout)[0]["daemon_pid"]
+            os.kill(daemon, number)
+            life.wait_gone(daemon)
+            check_dead(at)
+
+
+@not_starved
+def test_what_a_parent_has_mounted_is_left_when_the_grace_is_over(work):
+    with served_for_a_container(work, "-f", "--grace", "4") as (server, at):
+        reader = CachedReader(at)
+        with reader:
+            server.terminate()
+            status, _, errors = ended(server)
+            reader.done.set()
+            reader.join()
+            reader.error = None  # it has lost its data, as it must
+        check_equal(status, 0, "the status")
+        if reader.longest > STARVED_SECONDS:
+            raise Starved(f"the reader waited for {reader.longest:.1f} s")
+        for words in ("in 4 s at most", "still in use, and left"):
+            check(words in errors, f"it says {errors!r}")
+        check_dead(at)
+
+
+def test_after_its_grace_a_mount_leaves_the_tree_and_open_files_stay(work):
+    path = mount(make_archive(work), "--grace", "1")
+    pid = life.daemon_of(path)
+    with life.opened(f"{path}/readme") as fd:
+        os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: not mountpoints(work.path), "the mount to leave the tree")
+        check_equal(os.read(fd, 10), b"hello\n", "its bytes")
     life.wait_gone(pid)
     check_nothing_left()
 

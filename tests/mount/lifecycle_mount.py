@@ -1,6 +1,5 @@
 """onepot mount: ready when it returns, nothing kept, nothing left by a failure; who shares."""
 
-import ctypes
 import gzip
 import os
 import signal
@@ -384,20 +383,9 @@ def test_a_dead_mount_whose_state_is_gone_is_healed(work):
     check_nothing_left()
 
 
-def mount_device(at):
-    """What a container runtime does: mount, and hand the open device over."""
-    need_root("mount(2)")
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}"
-    if libc.mount(b"container", os.fsencode(at), b"fuse", 1, options.encode()) != 0:
-        raise Skip(f"mount(2): {os.strerror(ctypes.get_errno())}")
-    return fd
-
-
 def test_a_device_that_a_parent_mounted_is_served(work):
     archive, at = make_archive(work), work.make("at")
-    fd = mount_device(at)
+    fd = life.mount_device(at)
     with life.background("mount", "-f", archive, "--at", f"/dev/fd/{fd}", pass_fds=[fd]) as server:
         os.close(fd)
         check_equal(life.first_line(server), f"/dev/fd/{fd}", "what it prints")
