@@ -13,6 +13,7 @@
 #include "view.h"
 
 #define NAME_ROOM (16 * PATH_MAX)
+#define HOLES_TO_DATA 16u
 
 int onepot_archive_open(const char *const *paths, size_t path_count,
                         const struct onepot_archive_options *options,
@@ -39,6 +40,7 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
             .root = o.root,
             .group = o.group,
             .cache_bytes = o.cache_bytes,
+            .hole_bytes = o.hole_bytes,
         };
         for (size_t i = 0; o.retries && i < count; i++)
             source_set_retries(pots[i]->source, o.retries == ONEPOT_NEVER ? 0 : o.retries);
@@ -158,6 +160,42 @@ uint64_t archive_size(const struct onepot_archive *archive, uint64_t sample)
     return bytes;
 }
 
+/* Records that are in one piece, or small enough, cost a comparison. */
+int archive_check(const struct onepot_archive *archive, uint64_t sample, uint64_t *ret_record)
+{
+    const struct dataset *d = archive->dataset;
+    uint64_t first, end;
+    archive_records(archive, sample, &first, &end);
+    for (; first < end; first++) {
+        const struct record *record = &d->records[first];
+        struct node node;
+        if (record->size_bytes <= d->hole_bytes || record_offset(record) != RECORD_OFFSET_NONE)
+            continue;
+        int r = index_node(d->pots[record_archive(record)]->index, record->entry, &node);
+        if (r == 0 && record->size_bytes > node.data_bytes) {
+            uint64_t holes = record->size_bytes - node.data_bytes;
+            if (holes > d->hole_bytes && holes / HOLES_TO_DATA > node.data_bytes)
+                r = -EFBIG;
+        }
+        if (r < 0) {
+            *ret_record = first;
+            return r;
+        }
+    }
+    return 0;
+}
+
+int onepot_archive_check(const struct onepot_archive *archive, uint64_t sample,
+                         struct onepot_error *error)
+{
+    const struct dataset *d = archive->dataset;
+    uint64_t record;
+    if (sample >= archive->count)
+        return error_set(error, -ERANGE, "there is no sample %llu", (unsigned long long)sample);
+    int r = archive_check(archive, sample, &record);
+    return r < 0 ? dataset_error(error, r, d, &d->records[record]) : 0;
+}
+
 int onepot_archive_size(const struct onepot_archive *archive, uint64_t sample,
                         uint64_t *ret_bytes)
 {
@@ -178,8 +216,9 @@ uint64_t onepot_archive_left_out(const struct onepot_archive *archive)
 uint64_t onepot_archive_common_size(const struct onepot_archive *archive)
 {
     uint64_t size = archive->count ? archive_size(archive, 0) : 0;
-    for (uint64_t i = 1; i < archive->count && size; i++)
-        if (archive_size(archive, i) != size)
+    uint64_t record;
+    for (uint64_t i = 0; i < archive->count && size; i++)
+        if (archive_size(archive, i) != size || archive_check(archive, i, &record) < 0)
             return 0;
     return size;
 }

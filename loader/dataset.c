@@ -19,6 +19,7 @@
 #include "cleanup.h"
 #include "error.h"
 
+#define HOLE_BYTES (UINT64_C(64) << 20)
 #define WALK_RUN 128u /* children that are looked at together */
 
 /* A directory, and the run of its files. */
@@ -437,6 +438,7 @@ int dataset_new(struct pot **pots, size_t count, const struct dataset_options *o
     d->pots = pots;
     d->pot_count = count;
     d->cache_bytes = options->cache_bytes;
+    d->hole_bytes = options->hole_bytes ? options->hole_bytes : HOLE_BYTES;
     struct onepot_error words = {0};
     struct walk w = {.dataset = d, .options = options, .error = &words};
     int r = map_archives(d);

@@ -83,6 +83,7 @@ struct dataset {
     char **classes;
     uint32_t class_count;
     uint64_t cache_bytes; /* of all archives, as it was asked for; 0: a part of the job's */
+    uint64_t hole_bytes;  /* of a file that is mostly holes, at most */
     _Atomic(struct readers *) readers;
 };
 
@@ -110,6 +111,7 @@ struct dataset_options {
     const char *root; /* the directory of which the classes are children */
     enum onepot_group group;
     uint64_t cache_bytes;
+    uint64_t hole_bytes; /* 0: the default */
 };
 
 /* Takes the pots over, also on failure. */

@@ -2,6 +2,7 @@
  * What is wrong with a file of an archive, in words that name both.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,9 +10,13 @@
 #include "dataset.h"
 #include "error.h"
 
-static const char *describe(int err, char *buf, size_t size)
+static const char *describe(int err, const struct record *record, char *buf, size_t size)
 {
     switch (-err) {
+    case EFBIG:
+        snprintf(buf, size, "has %llu bytes, and nearly all are holes",
+                 (unsigned long long)record->size_bytes);
+        return buf;
     case EUCLEAN:
         return "its data is damaged";
     case ENODATA:
@@ -43,7 +48,10 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
         path[0] = '\0';
     uint64_t offset =
         record_offset(record) == RECORD_OFFSET_NONE ? FAULT_NO_OFFSET : record_offset(record);
-    fault_set(&fault, err, path, offset, "%s", describe(err, words, sizeof(words)));
+    fault_set(&fault, err, path, offset, "%s", describe(err, record, words, sizeof(words)));
+    if (err == -EFBIG)
+        fault_advise(&fault,
+                     "read it in pieces, or allow it when the archive is opened (hole_bytes)");
     if (err == -EUCLEAN || err == -ENODATA || err == -EBADMSG)
         fault_advise(&fault, "compare the archive with its original, or copy it again");
     return error_from_fault(error, err, &fault, pot->path);

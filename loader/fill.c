@@ -46,7 +46,8 @@ bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t
         return !__builtin_mul_overflow(plan->stride, count, ret_bytes);
     }
     for (uint64_t i = 0; i < count; i++) {
-        ret_sizes[i] = archive_size(plan->archive, indices[i]);
+        bool fits = archive_check(plan->archive, indices[i], &(uint64_t){0}) == 0;
+        ret_sizes[i] = fits ? archive_size(plan->archive, indices[i]) : 0; /* see fill_one */
         if (!place_alone(plan, ret_sizes[i], &at, &ret_offsets[i]))
             return false;
     }
@@ -268,7 +269,9 @@ int fill_npy_kind(struct fill_plan *plan, struct onepot_error *error)
     size_t start;
     if (onepot_archive_samples(plan->archive) == 0)
         return error_set(error, -EINVAL, "there are no samples to tell what kind they are");
-    int r = sample_bytes(plan, &filler, 0, &bytes, &len, &bad);
+    int r = archive_check(plan->archive, 0, &bad);
+    if (r == 0)
+        r = sample_bytes(plan, &filler, 0, &bytes, &len, &bad);
     if (r == 0) {
         r = npy_parse(bytes, len, &plan->kind, &start);
         if (r < 0)
@@ -310,6 +313,9 @@ static int fill_one(const struct fill_plan *plan, struct filler *filler, struct 
                     uint64_t i, uint64_t *bad)
 {
     uint8_t *to = slab->memory + slab->offsets[i];
+    int r = archive_check(plan->archive, slab->indices[i], bad);
+    if (r < 0)
+        return r;
     filler->again = plan->foresee ? slab->again[i] : SLAB_NOT_AGAIN;
     if (plan->npy || plan->decode)
         return decode_sample(plan, filler, slab->indices[i], to, &slab->sizes[i], bad);

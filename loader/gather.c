@@ -31,10 +31,11 @@ static int make_plan(const struct onepot_archive *archive, const uint64_t *sampl
     if (align & (align - 1) || align > ALIGN_MAX)
         return error_set(error, -EINVAL, "an alignment of %u is no power of two up to %u",
                          align, ALIGN_MAX);
-    for (uint64_t i = 0; i < count; i++)
-        if (samples[i] >= archive->count)
-            return error_set(error, -ERANGE, "there is no sample %llu",
-                             (unsigned long long)samples[i]);
+    for (uint64_t i = 0; i < count; i++) {
+        int r = onepot_archive_check(archive, samples[i], error);
+        if (r < 0)
+            return r;
+    }
     *plan = (struct fill_plan){.archive = (struct onepot_archive *)(uintptr_t)archive,
                                .align = align ? align : DEFAULT_ALIGN};
     return 0;

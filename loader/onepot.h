@@ -161,6 +161,13 @@ struct onepot_archive_options {
      * there. 0: four times, within 2.6 s; ONEPOT_NEVER.
      */
     uint32_t retries;
+    /*
+     * A sample with more bytes of holes than this, and more than 16 times what it has of
+     * others, is refused where all of it would be brought into memory (-EFBIG): an archive of a
+     * few kilobytes can hold files of terabytes. onepot_archive_read reads any range of it. 0:
+     * 64 MiB; UINT64_MAX: none is refused.
+     */
+    uint64_t hole_bytes;
 };
 
 /*
@@ -191,7 +198,13 @@ ONEPOT_API int onepot_archive_name(const struct onepot_archive *archive, uint64_
 ONEPOT_API int onepot_archive_size(const struct onepot_archive *archive, uint64_t sample,
                                    uint64_t *ret_bytes);
 
-/* Bytes of each sample, where all have the same size; else 0. Looks at all of them. */
+/* 0, or -EFBIG for a sample that is refused as nearly all of it are holes (hole_bytes).
+ * -ERANGE. */
+ONEPOT_API int onepot_archive_check(const struct onepot_archive *archive, uint64_t sample,
+                                    struct onepot_error *error);
+
+/* Bytes of each sample, where all have the same size and none is refused; else 0. Looks at all
+ * of them. */
 ONEPOT_API uint64_t onepot_archive_common_size(const struct onepot_archive *archive);
 
 /*
@@ -216,8 +229,8 @@ ONEPOT_API int onepot_archive_find(const struct onepot_archive *archive, const c
 /*
  * The bytes of a sample where they lie in the mapped archive, not to be written to, for as long
  * as the archive is open; of an archive that is being staged, once they have arrived. -ENOTSUP
- * where they don't (compressed, with holes, in parts, on a network filesystem): then they have to
- * be read. Should the archive be cut short meanwhile, touching them is a SIGBUS, as with any
+ * where they don't (compressed, with holes, in parts, on a network filesystem): then they have
+ * to be read. Should the archive be cut short meanwhile, touching them is a SIGBUS, as with any
  * mapped file.
  */
 ONEPOT_API int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
@@ -237,7 +250,8 @@ ONEPOT_API int onepot_archive_read(const struct onepot_archive *archive, uint64_
  * `align` (a power of two; 0: 64), and how many bytes all of them take; then their bytes to
  * these places, zeros between them. `buf` has to have that many bytes. Where the archive lies
  * on slow storage several threads read at once, for as long as the call takes.
- * -ERANGE: no such sample; -EINVAL: no such alignment; -EOVERFLOW; those of reading.
+ * -ERANGE: no such sample; -EFBIG: one is refused (hole_bytes); -EINVAL: no such alignment;
+ * -EOVERFLOW; those of reading.
  */
 ONEPOT_API int onepot_archive_places(const struct onepot_archive *archive,
                                      const uint64_t *samples, uint64_t count, uint32_t align,
@@ -478,7 +492,8 @@ ONEPOT_API void onepot_loader_free(struct onepot_loader *loader);
  * 1 and the next batch; 0 at the end of an epoch. -ETIMEDOUT: not ready after
  * `timeout_ms` (-1: wait as long as it takes). -ENOBUFS: the batches that are kept use all
  * of memory_bytes. -ETIME: a read takes longer than io_timeout_ms; with skip_errors, too.
- * Errors of a sample name it; the batch is lost then, and the next call goes on behind it.
+ * Errors of a sample name it, -EFBIG (hole_bytes) as those of reading; the batch is lost then,
+ * and the next call goes on behind it.
  */
 ONEPOT_API int onepot_loader_next(struct onepot_loader *loader, int timeout_ms,
                                   struct onepot_error *error,

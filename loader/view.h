@@ -12,6 +12,10 @@ struct onepot_archive *archive_share(const struct onepot_archive *archive);
 
 int archive_name(const struct onepot_archive *archive, uint64_t sample, char *buf, size_t size,
                  size_t *ret_len);
+/* May all of it be brought into memory? -EFBIG and the record that is mostly holes; -EUCLEAN.
+ */
+int archive_check(const struct onepot_archive *archive, uint64_t sample, uint64_t *ret_record);
+
 uint64_t archive_size(const struct onepot_archive *archive, uint64_t sample);
 
 #endif

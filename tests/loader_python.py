@@ -4,6 +4,7 @@
 Tests that need numpy or torch are skipped, and say so, where these are not installed.
 """
 import ctypes
+import errno
 import gc
 import itertools
 import json
@@ -141,6 +142,39 @@ class Archives(unittest.TestCase):
                        check=True)
         with self.assertRaisesRegex(ValueError, "digest"):
             pickle.loads(text)
+
+    def test_samples_of_nearly_nothing_but_holes_are_refused_as_a_whole(self):
+        tree, path = os.path.join(WORK, "holes"), os.path.join(WORK, "holes.tar")
+        os.makedirs(tree)
+        for name, size in (("large.bin", 8 << 30), ("small.bin", 20 << 20), ("y.bin", 3)):
+            with open(os.path.join(tree, name), "wb") as f:
+                f.write(b"abc")
+                f.truncate(size)
+        subprocess.run([ONEPOT, "pack", "-o", path, tree], check=True)
+        self.assertLess(os.path.getsize(path), 1 << 20)
+        archive = onepot.Archive(path)
+        self.assertEqual([s.name for s in archive], ["large.bin", "small.bin", "y.bin"])
+        large, small = archive[0], archive[1]
+        for read in (lambda: large.data, large.read, lambda: bytes(large), lambda: large.parts,
+                     lambda: onepot.Dataset(archive)[0], lambda: onepot.Dataset(archive)[[1, 0]],
+                     lambda: drain(onepot.Loader(archive, 3, 0, 1)),
+                     lambda: drain(onepot.Loader(archive[:1], 1, 0, 1)),
+                     lambda: onepot.Loader(archive[:1], 1, 0, 1, npy=True)):
+            with self.assertRaisesRegex(OSError, "large.bin.*8589934592 bytes.*holes.*hole_bytes") \
+                    as raised:
+                read()
+            self.assertEqual(raised.exception.errno, errno.EFBIG)
+        self.assertEqual(bytes(large.read(0, 5)), b"abc\0\0")
+        self.assertEqual((len(small.data), len(onepot.Dataset(archive)[1][0])), (20 << 20,) * 2)
+        batch = next(iter(onepot.Loader(archive, 3, 0, 1, skip_errors=True, shuffle=False)))
+        self.assertEqual((list(memoryview(batch.valid)), list(memoryview(batch.sizes))), ([False, True, True],
+                                                                  [0, 20 << 20, 3]))
+        with self.assertRaisesRegex(OSError, "small.bin"):
+            onepot.Archive(path, hole_bytes=1 << 20)[1].data
+        allowed = onepot.Archive(path, hole_bytes=1 << 33)[0]
+        self.assertRaises(OSError, lambda: archive[0].data)
+        self.assertEqual(allowed.size, 8 << 30)
+        self.assertEqual(bytes(allowed.read(0, 3)), b"abc")
 
     def test_groups_have_parts(self):
         tree = os.path.join(WORK, "groups")

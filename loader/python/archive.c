@@ -93,19 +93,20 @@ static void drop_texts(struct texts *t)
 
 static int archive_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"paths", "filter", "extensions", "root", "group",
-                            "cache", "stage",  "retries",    NULL};
+    static char *names[] = {"paths", "filter", "extensions", "root",       "group",
+                            "cache", "stage",  "retries",    "hole_bytes", NULL};
     struct py_archive *a = (struct py_archive *)self;
     PyObject *paths, *filter = Py_None, *extensions = Py_None, *retries = Py_None;
     const char *root = NULL, *group = NULL, *stage = NULL;
-    unsigned long long cache = 0;
+    unsigned long long cache = 0, holes = 0;
     struct onepot_archive_options o = {.size = sizeof(o)};
     struct onepot_error error = {0};
     struct onepot_archive *archive = NULL;
     struct texts p = {0}, f = {0}, e = {0};
     int r = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|$OOzzKzO", names, &paths, &filter,
-                                     &extensions, &root, &group, &cache, &stage, &retries) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|$OOzzO&zOO&", names, &paths, &filter,
+                                     &extensions, &root, &group, take_count, &cache, &stage,
+                                     &retries, take_count, &holes) ||
         parse_group(group, &o.group) < 0 || parse_retries(retries, &o.retries) < 0)
         return -1;
     if (take_texts(paths, &p) == 0 && take_texts(filter, &f) == 0 &&
@@ -116,6 +117,7 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *keywords)
         o.extension_count = e.count;
         o.root = root;
         o.cache_bytes = cache;
+        o.hole_bytes = holes;
         o.stage = stage;
         do {
             Py_BEGIN_ALLOW_THREADS r =
@@ -325,7 +327,7 @@ PyTypeObject archive_type = {
     .tp_getset = archive_fields,
     .tp_doc =
         "Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,\n"
-        "        stage=None, retries=None)\n"
+        "        stage=None, retries=None, hole_bytes=0)\n"
         "\n"
         "Samples of archives. paths: an archive, a directory of shards, a pattern\n"
         "('train-*.tar'), or a list of these. filter: globs; extensions: endings ('.jpg').\n"
@@ -333,7 +335,10 @@ PyTypeObject archive_type = {
         "sample), 'basename' (as WebDataset), 'directory'. cache: bytes for decompressed\n"
         "blocks and for samples of slow storage; 0: what the job has for this process. stage: "
         "copy archives to this node as they are read, into this directory, or\n"
-        "'' for memory, $TMPDIR or /tmp, whichever has room.\n"
+        "'' for memory, $TMPDIR or /tmp, whichever has room. hole_bytes: samples with more "
+        "bytes\n"
+        "of holes (0: 64 MiB), and nearly nothing else, are not read as a whole: OSError "
+        "(EFBIG).\n"
         "\n"
         "len(archive), archive[i]: a Sample; archive[10:20]: an Archive of these. OSError "
         "names the file that can't be read. Any number of\n"

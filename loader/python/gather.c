@@ -86,7 +86,10 @@ static int request_read(const struct onepot_archive *archive, PyObject *indices,
                                                q->offsets, q->sizes, &bytes)
                        : -ENOMEM;
     if (r < 0) {
-        raise_error(r, NULL);
+        struct onepot_error error = {0};
+        for (Py_ssize_t i = 0; r == -EFBIG && i < n && !error.code; i++)
+            onepot_archive_check(archive, q->indices[i], &error);
+        raise_error(r, &error);
         request_free(q);
         return -1;
     }

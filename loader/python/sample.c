@@ -228,6 +228,16 @@ static struct py_buffer *read_range(PyObject *self, uint64_t offset, Py_ssize_t 
     return b;
 }
 
+/* All of it, if it is nearly all holes. */
+static int is_refused(PyObject *self)
+{
+    struct onepot_error error = {0};
+    int r = onepot_archive_check(owner(self), ((struct py_sample *)self)->index, &error);
+    if (r < 0)
+        raise_error(r, &error);
+    return r < 0;
+}
+
 static PyObject *sample_read(PyObject *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"offset", "size", NULL};
@@ -238,6 +248,8 @@ static PyObject *sample_read(PyObject *self, PyObject *args, PyObject *keywords)
         PyErr_SetString(PyExc_ValueError, "offset and size are not negative");
         return NULL;
     }
+    if (size == PY_SSIZE_T_MAX && is_refused(self))
+        return NULL;
     offset = offset < all ? offset : all;
     return (PyObject *)read_range(self, (uint64_t)offset,
                                   size < all - offset ? size : all - offset);
@@ -252,6 +264,8 @@ static PyObject *sample_data(PyObject *self, void *unused)
     if (onepot_archive_bytes(owner(self), s->index, &bytes, &len) == 0)
         return (PyObject *)buffer_new(s->archive, (void *)(uintptr_t)bytes, (Py_ssize_t)len, 1,
                                       "B", 1);
+    if (is_refused(self))
+        return NULL;
     struct py_buffer *b = read_range(self, 0, sample_length(self));
     if (b)
         b->read_only = 1; /* as where it is the archive: code that writes fails everywhere */

@@ -85,6 +85,7 @@ class Archive:
         cache: int = 0,  # bytes, of blocks and of samples from slow storage; 0: the job's part
         stage: str | None = None,  # a directory of this node; "": where there is room
         retries: Optional[int] = None,  # of a read that fails; None: 4
+        hole_bytes: int = 0,  # at most, of a sample that is nearly all holes; 0: 64 MiB
     ) -> None: ...
     def __len__(self) -> int: ...
     @overload
