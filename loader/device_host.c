@@ -61,6 +61,7 @@ struct task {
 
 struct stream {
     struct host *host;
+    struct stream *next; /* in the list of all, until the thread ends */
     pthread_t thread;
     struct task *first, **last;
     bool busy, stop;
@@ -69,7 +70,9 @@ struct stream {
 struct host {
     pthread_mutex_t lock;
     pthread_cond_t changed;
+    struct stream *streams;
     struct stream *fallback; /* the default stream */
+    struct stream *all;      /* follows all others, see record_all */
 };
 
 /* ---- the thread of a stream ---- */
@@ -152,6 +155,10 @@ static void *stream_main(void *arg)
         free(task);
         pthread_cond_broadcast(&host->changed);
     }
+    struct stream **at = &host->streams;
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
     pthread_mutex_unlock(&host->lock);
     return NULL;
 }
@@ -169,6 +176,10 @@ static int stream_new(void *device, struct onepot_error *error, void **ret_strea
         free(s);
         return error_set(error, r, "no thread can be started for a stream");
     }
+    pthread_mutex_lock(&s->host->lock);
+    s->next = s->host->streams;
+    s->host->streams = s;
+    pthread_mutex_unlock(&s->host->lock);
     *ret_stream = s;
     return 0;
 }
@@ -212,14 +223,19 @@ static int event_new(void *device, struct onepot_error *error, void **ret_event)
     return *ret_event ? 0 : error_set(error, -ENOMEM, "no memory for an event");
 }
 
+/* Under the lock. */
+static void drop(struct event *event)
+{
+    event->dropped = true;
+    event->tasks++;
+    let_go(event);
+}
+
 static void event_free(void *device, void *event)
 {
     struct host *host = device;
-    struct event *e = event;
     pthread_mutex_lock(&host->lock);
-    e->dropped = true;
-    e->tasks++;
-    let_go(e);
+    drop(event);
     pthread_mutex_unlock(&host->lock);
 }
 
@@ -245,30 +261,63 @@ static int give(struct host *host, void *stream, const struct task *task,
     return 0;
 }
 
-/* An event's record, or the wait for it as it was recorded last: `recorded` more times now. */
-static int queue_event(struct host *host, void *stream, enum task_kind kind, struct event *e,
-                       unsigned recorded, struct onepot_error *error)
+/* Under the lock. An event's record, or the wait for it as it was recorded last. */
+static int queue_event(struct stream *s, enum task_kind kind, struct event *e,
+                       struct onepot_error *error)
 {
     struct task *memory = malloc(sizeof(*memory));
     if (!memory)
         return error_set(error, -ENOMEM, "no memory for a task of a stream");
-    pthread_mutex_lock(&host->lock);
     e->tasks++;
-    e->recorded += recorded;
-    queue(stream_of(host, stream), &(struct task){.kind = kind, .event = {e, e->recorded}},
-          memory);
-    pthread_mutex_unlock(&host->lock);
+    e->recorded += kind == TASK_RECORD;
+    queue(s, &(struct task){.kind = kind, .event = {e, e->recorded}}, memory);
     return 0;
 }
 
 static int record(void *device, void *event, void *stream, struct onepot_error *error)
 {
-    return queue_event(device, stream, TASK_RECORD, event, 1, error);
+    struct host *host = device;
+    pthread_mutex_lock(&host->lock);
+    int r = queue_event(stream_of(host, stream), TASK_RECORD, event, error);
+    pthread_mutex_unlock(&host->lock);
+    return r;
 }
 
 static int follow(void *device, void *stream, void *event, struct onepot_error *error)
 {
-    return queue_event(device, stream, TASK_FOLLOW, event, 0, error);
+    struct host *host = device;
+    pthread_mutex_lock(&host->lock);
+    int r = queue_event(stream_of(host, stream), TASK_FOLLOW, event, error);
+    pthread_mutex_unlock(&host->lock);
+    return r;
+}
+
+/* Under the lock. */
+static int follow_one(struct host *host, struct stream *s, struct onepot_error *error)
+{
+    void *end;
+    int r = event_new(host, error, &end);
+    if (r < 0)
+        return r;
+    r = queue_event(s, TASK_RECORD, end, error);
+    if (r == 0)
+        r = queue_event(host->all, TASK_FOLLOW, end, error);
+    drop(end);
+    return r;
+}
+
+/* In a stream that comes behind all others. */
+static int record_all(void *device, void *event, struct onepot_error *error)
+{
+    struct host *host = device;
+    int r = 0;
+    pthread_mutex_lock(&host->lock);
+    for (struct stream *s = host->streams; s && r == 0; s = s->next)
+        r = follow_one(host, s, error);
+    if (r == 0)
+        r = queue_event(host->all, TASK_RECORD, event, error);
+    pthread_mutex_unlock(&host->lock);
+    return r;
 }
 
 static int is_done(void *device, void *event, struct onepot_error *error)
@@ -292,6 +341,19 @@ static int event_wait(void *device, void *event, struct onepot_error *error)
         pthread_cond_wait(&host->changed, &host->lock);
     pthread_mutex_unlock(&host->lock);
     return 0;
+}
+
+static int wait_all(void *device, struct onepot_error *error)
+{
+    void *event;
+    int r = event_new(device, error, &event);
+    if (r < 0)
+        return r;
+    r = record_all(device, event, error);
+    if (r == 0)
+        r = event_wait(device, event, error);
+    event_free(device, event);
+    return r;
 }
 
 static int elapsed(void *device, void *from, void *to, struct onepot_error *error,
@@ -350,18 +412,23 @@ static int count(struct onepot_error *error, uint32_t *ret_count)
 static int open_host(uint32_t index, struct onepot_error *error, void **ret_device)
 {
     struct host *host = calloc(1, sizeof(*host));
-    void *fallback = NULL;
+    void *fallback = NULL, *all = NULL;
     (void)index;
     if (!host)
         return error_set(error, -ENOMEM, "no memory for a device");
     pthread_mutex_init(&host->lock, NULL);
     pthread_cond_init(&host->changed, NULL);
     int r = stream_new(host, error, &fallback);
+    if (r == 0)
+        r = stream_new(host, error, &all);
     if (r < 0) {
+        if (fallback)
+            stream_free(host, fallback);
         free(host);
         return r;
     }
     host->fallback = fallback;
+    host->all = all;
     *ret_device = host;
     return 0;
 }
@@ -370,6 +437,7 @@ static void close_host(void *device)
 {
     struct host *host = device;
     stream_free(host, host->fallback);
+    stream_free(host, host->all);
     pthread_cond_destroy(&host->changed);
     pthread_mutex_destroy(&host->lock);
     free(host);
@@ -451,6 +519,8 @@ const struct device_type device_host = {
     .is_done = is_done,
     .event_wait = event_wait,
     .elapsed = elapsed,
+    .record_all = record_all,
+    .wait_all = wait_all,
     .copy = copy,
     .call = call,
     .gather = queue_gather,

@@ -16,7 +16,7 @@
 
 #include "onepot_device.h"
 
-#define DEVICE_VERSION 2u
+#define DEVICE_VERSION 3u
 
 enum device_memory {
     DEVICE_MEMORY_LOCKED, /* the host's, which copies of the device read directly */
@@ -74,6 +74,13 @@ struct device_type {
     int (*event_wait)(void *device, void *event, struct onepot_error *error); /* the caller */
     int (*elapsed)(void *device, void *from, void *to, struct onepot_error *error,
                    uint64_t *ret_ns);
+    /*
+     * All that the device was given until now, by whomever, in streams that are not known here
+     * either: an event behind it, which there may be no way to have (-ENOTSUP and others), and
+     * a wait of the caller.
+     */
+    int (*record_all)(void *device, void *event, struct onepot_error *error);
+    int (*wait_all)(void *device, struct onepot_error *error);
 
     /* What is queued. */
     int (*copy)(void *device, void *stream, void *to, const void *from, size_t bytes,

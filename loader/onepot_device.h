@@ -110,6 +110,19 @@ ONEPOT_API int onepot_batch_on_device(const struct onepot_batch *batch,
 ONEPOT_API int onepot_batch_use(const struct onepot_batch *batch, void *stream,
                                 struct onepot_error *error);
 
+/*
+ * The same for a consumer that names the stream in which it wants the batch, and may read it in
+ * others, as DLPack allows: all that the whole device had been given, by anybody, when the
+ * batch is released for the last time is waited for before the memory is used again, by the
+ * device where the driver can record that (CUDA 12.5 and later), else by a thread of the
+ * loader's. Until its last release the batch takes of the loader's memory. With a stream that
+ * onepot_batch_use was told of before it is that stream alone. With ONEPOT_NO_STREAM nothing
+ * waits for the batch here.
+ */
+#define ONEPOT_NO_STREAM ((void *)(intptr_t)-1)
+ONEPOT_API int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
+                                 struct onepot_error *error);
+
 /* Wait on the host until the batch has arrived. */
 ONEPOT_API int onepot_batch_wait(const struct onepot_batch *batch, struct onepot_error *error);
 

@@ -31,6 +31,14 @@ int onepot_batch_use(const struct onepot_batch *batch, void *stream, struct onep
     return slab->twin ? upload_use(slab, stream, error ? error : &unseen) : 0;
 }
 
+int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
+                      struct onepot_error *error)
+{
+    struct onepot_error unseen;
+    struct slab *slab = slab_of(batch);
+    return slab->twin ? upload_lend(slab, stream, error ? error : &unseen) : 0;
+}
+
 int onepot_batch_wait(const struct onepot_batch *batch, struct onepot_error *error)
 {
     struct onepot_error unseen;

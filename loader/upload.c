@@ -23,6 +23,13 @@ struct use {
     void *event;
 };
 
+/* For whom the next copy waits besides known streams. */
+enum guard {
+    GUARD_NONE,
+    GUARD_EVENT, /* `all`, behind what the device had been given */
+    GUARD_WAIT,  /* there is no such event: until all of that is done */
+};
+
 struct twin {
     struct upload *upload;
     struct twin *next;
@@ -37,6 +44,9 @@ struct twin {
     struct use *uses;
     unsigned use_count, use_room;
     unsigned retired; /* uses of the batch before, to be followed by the next copy */
+    bool lent;        /* the batch may be read in other streams as well */
+    enum guard guard;
+    void *all;
 };
 
 struct upload {
@@ -112,6 +122,8 @@ static void free_twin(struct upload *u, struct twin *t)
         u->type->event_free(device, t->sent);
     if (t->converted)
         u->type->event_free(device, t->converted);
+    if (t->all)
+        u->type->event_free(device, t->all);
     if (t->images)
         u->type->release(device, DEVICE_MEMORY_OWN, t->images, t->image_bytes);
     free(t->uses);
@@ -138,6 +150,8 @@ static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,
     int r = u->type->event_new(device, error, &t->begun);
     if (r == 0)
         r = u->type->event_new(device, error, &t->sent);
+    if (r == 0)
+        r = u->type->event_new(device, error, &t->all);
     if (r == 0 && t->image_bytes)
         r = u->type->event_new(device, error, &t->converted);
     if (r == 0 && t->image_bytes)
@@ -194,6 +208,10 @@ static void release(struct slab *slab, void *ctx)
     u->type->event_wait(device, arrival(t), &unseen);
     for (unsigned i = 0; i < t->retired; i++)
         u->type->event_wait(device, t->uses[i].event, &unseen);
+    if (t->guard == GUARD_EVENT)
+        u->type->event_wait(device, t->all, &unseen);
+    else if (t->guard == GUARD_WAIT)
+        u->type->wait_all(device, &unseen);
     pthread_mutex_lock(&u->lock);
     measure(u, t);
     while (*at != t)
@@ -260,8 +278,12 @@ static int follow_users(struct upload *u, struct twin *t, struct onepot_error *e
     int r = 0;
     for (unsigned i = 0; i < t->retired && r == 0; i++)
         r = u->type->follow(u->device->device, u->stream, t->uses[i].event, error);
-    if (r == 0)
+    if (r == 0 && t->guard == GUARD_EVENT)
+        r = u->type->follow(u->device->device, u->stream, t->all, error);
+    if (r == 0) {
         t->retired = 0;
+        t->guard = GUARD_NONE;
+    }
     return r;
 }
 
@@ -271,9 +293,11 @@ static int send(struct slab *slab, void *ctx)
     struct twin *t = slab->twin;
     struct onepot_error error;
     u->type->range("onepot upload");
+    int r = t->guard == GUARD_WAIT ? u->type->wait_all(u->device->device, &error) : 0;
     pthread_mutex_lock(&u->lock);
     measure(u, t);
-    int r = follow_users(u, t, &error);
+    if (r == 0)
+        r = follow_users(u, t, &error);
     if (r == 0)
         r = u->type->record(u->device->device, t->begun, u->stream, &error);
     if (r == 0)
@@ -314,20 +338,30 @@ static void settle(struct slab *slab, void *ctx)
 
 /* A stream that can't be followed has been destroyed, or the device is lost; either way
  * `record` has waited for what it could. */
-static void retire(struct slab *slab, void *ctx)
+static void retire_uses(struct upload *u, struct twin *t)
 {
-    struct upload *u = ctx;
-    struct twin *t = slab->twin;
     struct onepot_error error;
-    pthread_mutex_lock(&u->lock);
     for (unsigned i = 0; i < t->use_count; i++) {
         const struct use *use = &t->uses[i];
         failed(u, u->type->record(u->device->device, use->event, use->stream, &error), &error);
     }
-    /* A batch that was not sent has no users: those of the batch before it stay. */
-    if (t->use_count)
-        t->retired = t->use_count;
+    t->retired = t->use_count;
+}
+
+/* A batch that was not sent has no users: those of the batch before it stay. */
+static void retire(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct twin *t = slab->twin;
+    struct onepot_error unseen;
+    pthread_mutex_lock(&u->lock);
+    if (t->lent)
+        t->guard = u->type->record_all(u->device->device, t->all, &unseen) < 0 ? GUARD_WAIT
+                                                                               : GUARD_EVENT;
+    else if (t->use_count)
+        retire_uses(u, t);
     t->use_count = 0;
+    t->lent = false;
     pthread_mutex_unlock(&u->lock);
 }
 
@@ -388,6 +422,16 @@ int upload_use(struct slab *slab, void *stream, struct onepot_error *error)
     failed(u, r, error);
     pthread_mutex_unlock(&u->lock);
     return r;
+}
+
+int upload_lend(struct slab *slab, void *stream, struct onepot_error *error)
+{
+    struct twin *t = slab->twin;
+    struct upload *u = t->upload;
+    pthread_mutex_lock(&u->lock);
+    t->lent = t->lent || stream == ONEPOT_NO_STREAM || !is_known(t, stream);
+    pthread_mutex_unlock(&u->lock);
+    return stream == ONEPOT_NO_STREAM ? 0 : upload_use(slab, stream, error);
 }
 
 int upload_wait(struct slab *slab, struct onepot_error *error)

@@ -7,12 +7,14 @@
  *     gathered   by threads, into host memory that no copy reads any more (settled)
  *     sent       the copying stream first follows the streams that used the last batch
  *     used       a consumer's stream follows the copy
- *     retired    an event is recorded on each stream that used it
+ *     retired    an event is recorded on each stream that used it, or, where not all of them
+ *                are known, behind all that the device was given
  *
  * Where the device collects the samples from page-locked archives, the host's part of a slab is
  * its tables alone.
  *
- * Only `settle` makes a thread wait, and that is one of the engine's.
+ * Only `settle` makes a thread wait, and that is one of the engine's; and `send`, where not all
+ * streams are known and the device has no events behind all of them.
  */
 #ifndef ONEPOT_UPLOAD_H
 #define ONEPOT_UPLOAD_H
@@ -42,6 +44,7 @@ extern const struct slab_memory upload_memory;
 
 /* As the functions of onepot_device.h that they are called by. */
 int upload_use(struct slab *slab, void *stream, struct onepot_error *error);
+int upload_lend(struct slab *slab, void *stream, struct onepot_error *error);
 int upload_wait(struct slab *slab, struct onepot_error *error);
 void upload_where(const struct slab *slab, struct onepot_device_batch *ret_where);
 

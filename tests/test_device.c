@@ -115,6 +115,13 @@ static void use(const struct onepot_batch *batch, void *stream)
     good(onepot_batch_use(batch, stream, &error), &error);
 }
 
+static void lend(const struct onepot_batch *batch, void *stream)
+{
+    struct onepot_error error = {0};
+    good(onepot_batch_lend(batch, stream, &error), &error);
+    good(onepot_batch_wait(batch, &error), &error); /* what reads it elsewhere has to know */
+}
+
 static struct onepot_device_batch where(const struct onepot_batch *batch)
 {
     struct onepot_device_batch w = {.size = sizeof(w)};
@@ -531,7 +538,6 @@ static void read_slowly(struct reading *reading, const struct onepot_batch *b, v
     size_t table = b->samples * sizeof(uint64_t);
     *reading = (struct reading){malloc(w.bytes), malloc(table), malloc(table), malloc(table),
                                 b->samples};
-    use(b, stream);
     queue_call(stream, take_time, (void *)ms);
     queue_copy(stream, reading->data, w.data, w.bytes);
     queue_copy(stream, reading->offsets, w.offsets, table);
@@ -561,9 +567,11 @@ static void check_reading(struct reading *reading, unsigned *seen)
 /*
  * The consumer queues slow work on one or two streams, releases at once, and goes on: the
  * host is ahead of the streams by as much as the loader lets it. There is memory for four
- * slabs or so, so that each is used again while something still reads it.
+ * slabs or so, so that each is used again while something still reads it. Told is which streams
+ * these are, or only `named`, in which the consumer wants the batch.
  */
-static void run_ahead(unsigned streams, uint64_t memory_bytes, enum onepot_gather gather)
+static void run_ahead(unsigned streams, uint64_t memory_bytes, enum onepot_gather gather,
+                      void *named)
 {
     struct onepot_loader *l =
         make(ragged_archive, (struct onepot_loader_options){.batch_size = 8,
@@ -579,8 +587,13 @@ static void run_ahead(unsigned streams, uint64_t memory_bytes, enum onepot_gathe
     const struct onepot_batch *b;
     for (unsigned epoch = 0; epoch < EPOCHS; epoch++)
         while ((b = next(l))) {
-            for (unsigned s = 0; s < streams; s++)
+            for (unsigned s = 0; s < streams; s++) {
+                if (named)
+                    lend(b, named);
+                else
+                    use(b, stream[s]);
                 read_slowly(&readings[n++], b, stream[s], 1 + s * 4);
+            }
             onepot_batch_release(b);
         }
     wait_stream(stream[0]);
@@ -600,19 +613,28 @@ static void run_ahead(unsigned streams, uint64_t memory_bytes, enum onepot_gathe
 
 START_TEST(a_slab_that_is_used_again_never_changes_under_its_reader)
 {
-    run_ahead(1, 600 << 10, ONEPOT_GATHER_HOST);
+    run_ahead(1, 600 << 10, ONEPOT_GATHER_HOST, NULL);
 }
 END_TEST
 
 START_TEST(nor_under_readers_on_two_streams)
 {
-    run_ahead(2, 600 << 10, ONEPOT_GATHER_HOST);
+    run_ahead(2, 600 << 10, ONEPOT_GATHER_HOST, NULL);
 }
 END_TEST
 
 START_TEST(nor_if_the_device_gathers)
 {
-    run_ahead(2, 600 << 10, ONEPOT_GATHER_DEVICE);
+    run_ahead(2, 600 << 10, ONEPOT_GATHER_DEVICE, NULL);
+}
+END_TEST
+
+START_TEST(nor_in_a_loader_whose_consumer_names_another_stream)
+{
+    void *named = new_stream();
+    run_ahead(2, 600 << 10, ONEPOT_GATHER_HOST, named);
+    run_ahead(1, 600 << 10, ONEPOT_GATHER_DEVICE, named);
+    onepot_device_stream_free(device, named);
 }
 END_TEST
 
@@ -676,6 +698,149 @@ static int fail_to_tell(void *d, void *event, struct onepot_error *error)
     return error->code = -EIO;
 }
 
+/* A consumer that wants the batch in one stream and reads it in another, as DLPack allows. */
+static const struct device_type *real;
+static bool ordered; /* a stream waits for something that is not done */
+static sem_t lent_gate;
+
+static int follow_and_see(void *d, void *stream, void *event, struct onepot_error *error)
+{
+    ordered = ordered || !real->is_done(d, event, error);
+    return real->follow(d, stream, event, error);
+}
+
+/* What nothing holds back is done at once. */
+static int copy_at_once(void *d, void *stream, void *to, const void *from, size_t bytes,
+                        struct onepot_error *error)
+{
+    int r = real->copy(d, stream, to, from, bytes, error);
+    return r < 0 || ordered ? r : real->stream_wait(d, stream, error);
+}
+
+static int fail_to_record_all(void *d, void *event, struct onepot_error *error)
+{
+    (void)d, (void)event;
+    strcpy(error->text, "there is no such event");
+    return error->code = -ENOTSUP;
+}
+
+static int fail_to_wait_all(void *d, struct onepot_error *error)
+{
+    return fail_to_tell(d, NULL, error);
+}
+
+/* The caller waits from here on, so that the consumer may go on. */
+static int wait_all_and_see(void *d, struct onepot_error *error)
+{
+    sem_post(&lent_gate);
+    return real->wait_all(d, error);
+}
+
+/* What a consumer finds in a stream that it does not name, and that comes to the batch no
+ * sooner than its slab has been used again. */
+static void check_lent(const struct device_type *type, void *named, bool is_told)
+{
+    struct slab slab;
+    struct upload *upload;
+    struct onepot_error error = {0};
+    struct onepot_device_batch w = {.size = sizeof(w)};
+    uint8_t want[SLAB_SAMPLE];
+    void *reads = new_stream(), *got;
+    ck_assert_int_eq(sem_init(&lent_gate, 0, 0), 0);
+    real = device->type;
+    device->type = type;
+    good(real->allocate(device->device, DEVICE_MEMORY_LOCKED, SLAB_SAMPLE, &error, &got),
+         &error);
+    begin_slab(&slab, &upload);
+    upload_where(&slab, &w);
+    send_slab(&slab, upload, 1);
+    if (is_told)
+        good(upload_use(&slab, named, &error), &error);
+    good(upload_lend(&slab, named, &error), &error);
+    good(upload_wait(&slab, &error), &error);
+    queue_call(reads, stand_at, &lent_gate);
+    good(real->copy(device->device, reads, got, w.data, SLAB_SAMPLE, &error), &error);
+    upload_memory.retire(&slab, upload);
+    upload_memory.settle(&slab, upload);
+    if (named != ONEPOT_NO_STREAM)
+        wait_stream(named);
+    ordered = false;
+    send_slab(&slab, upload, 2);
+    sem_post(&lent_gate);
+    wait_stream(reads);
+    memset(want, is_told ? 2 : 1, sizeof(want));
+    ck_assert_mem_eq(got, want, SLAB_SAMPLE);
+    end_slab(&slab, upload);
+    device->type = real;
+    real->release(device->device, DEVICE_MEMORY_LOCKED, got, SLAB_SAMPLE);
+    onepot_device_stream_free(device, reads);
+}
+
+static struct device_type seeing(void)
+{
+    struct device_type type = *device->type;
+    type.follow = follow_and_see;
+    type.copy = copy_at_once;
+    return type;
+}
+
+START_TEST(nor_under_a_consumer_that_reads_in_a_stream_it_does_not_name)
+{
+    struct device_type type = seeing();
+    void *named = new_stream();
+    check_lent(&type, named, false);
+    check_lent(&type, ONEPOT_NO_STREAM, false);
+    onepot_device_stream_free(device, named);
+}
+END_TEST
+
+/* The driver may be older than such events. */
+START_TEST(nor_where_only_the_host_can_wait_for_that_one)
+{
+    struct device_type type = seeing();
+    void *named = new_stream();
+    type.record_all = fail_to_record_all;
+    type.wait_all = wait_all_and_see;
+    check_lent(&type, named, false);
+    check_lent(&type, ONEPOT_NO_STREAM, false);
+    onepot_device_stream_free(device, named);
+}
+END_TEST
+
+/* Such a consumer says where it reads: nothing else is waited for. */
+START_TEST(a_stream_that_was_told_before_is_the_only_one)
+{
+    struct device_type type = seeing();
+    void *named = new_stream();
+    check_lent(&type, named, true);
+    onepot_device_stream_free(device, named);
+}
+END_TEST
+
+/* What a lost device does is in no stream. */
+START_TEST(what_can_not_be_waited_for_is_an_error_and_not_written_to)
+{
+    struct device_type type = *device->type;
+    struct slab slab;
+    struct upload *upload;
+    struct onepot_error error = {0};
+    type.record_all = fail_to_record_all;
+    type.wait_all = fail_to_wait_all;
+    real = device->type;
+    device->type = &type;
+    begin_slab(&slab, &upload);
+    send_slab(&slab, upload, 1);
+    good(upload_lend(&slab, ONEPOT_NO_STREAM, &error), &error);
+    upload_memory.retire(&slab, upload);
+    upload_memory.settle(&slab, upload);
+    ck_assert_int_eq(upload_memory.send(&slab, upload), -EIO);
+    ck_assert_int_eq(upload_error(upload, &error), -EIO);
+    ck_assert_str_eq(error.text, "can't be told");
+    end_slab(&slab, upload);
+    device->type = real;
+}
+END_TEST
+
 /* And is written to once it was waited for: there is no more that one could do. */
 START_TEST(a_slab_of_which_nothing_is_known_is_waited_for)
 {
@@ -731,6 +896,7 @@ START_TEST(a_batch_outlives_loader_and_device)
     onepot_batch_keep(b);
     onepot_loader_free(l);
     onepot_batch_release(b);
+    use(b, NULL);
     read_slowly(&reading, b, NULL, 5);
     wait_stream(NULL);
     onepot_device_close(device);
@@ -1015,6 +1181,11 @@ static Suite *suite(void)
     tcase_add_test(batches, nor_under_readers_on_two_streams);
     tcase_add_test(batches, nor_after_a_batch_that_was_never_sent);
     tcase_add_test(batches, a_slab_of_which_nothing_is_known_is_waited_for);
+    tcase_add_test(batches, nor_under_a_consumer_that_reads_in_a_stream_it_does_not_name);
+    tcase_add_test(batches, nor_where_only_the_host_can_wait_for_that_one);
+    tcase_add_test(batches, a_stream_that_was_told_before_is_the_only_one);
+    tcase_add_test(batches, what_can_not_be_waited_for_is_an_error_and_not_written_to);
+    tcase_add_test(batches, nor_in_a_loader_whose_consumer_names_another_stream);
     tcase_add_test(batches, kept_batches_are_refused_beyond_the_memory_and_never_waited_for);
     tcase_add_test(batches, a_batch_outlives_loader_and_device);
     tcase_add_test(batches, a_wait_on_the_host_is_enough_where_there_is_no_stream);

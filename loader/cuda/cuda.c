@@ -289,6 +289,30 @@ static int elapsed(void *device, void *from, void *to, struct onepot_error *erro
     return r;
 }
 
+static int record_all(void *device, void *event, struct onepot_error *error)
+{
+    const struct gpu *g = device;
+    if (!gpu_driver.record_context)
+        return gpu_say(error, -ENOTSUP, "CUDA: the driver has no events of a whole context");
+    int r = gpu_enter(g, error);
+    if (r < 0)
+        return r;
+    r = gpu_driver_checked(gpu_driver.record_context(g->context, event),
+                           "an event of the context can't be recorded", error);
+    gpu_leave();
+    return r;
+}
+
+static int wait_all(void *device, struct onepot_error *error)
+{
+    int r = gpu_enter(device, error);
+    if (r < 0)
+        return r;
+    r = gpu_checked(cudaDeviceSynchronize(), "work on the device", error);
+    gpu_leave();
+    return r;
+}
+
 /* ---- what is queued ---- */
 
 static int copy(void *device, void *stream, void *to, const void *from, size_t bytes,
@@ -407,6 +431,8 @@ static const struct device_type cuda = {
     .is_done = is_done,
     .event_wait = event_wait,
     .elapsed = elapsed,
+    .record_all = record_all,
+    .wait_all = wait_all,
     .copy = copy,
     .call = call,
     .gather = gather,

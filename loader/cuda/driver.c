@@ -92,6 +92,8 @@ static bool find_functions(void *object)
         }
         memcpy(names[i].function, &function, sizeof(function));
     }
+    void *function = dlsym(object, "cuCtxRecordEvent");
+    memcpy(&gpu_driver.record_context, &function, sizeof(function));
     return true;
 }
 

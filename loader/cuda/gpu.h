@@ -41,6 +41,8 @@ struct gpu_driver {
     CUresult (*push)(CUcontext context);
     CUresult (*pop)(CUcontext *ret_context);
     CUresult (*exchange_capture_mode)(CUstreamCaptureMode *mode);
+    /* NULL before CUDA 12.5 */
+    CUresult (*record_context)(CUcontext context, CUevent event);
 };
 extern struct gpu_driver gpu_driver;
 

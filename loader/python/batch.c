@@ -287,7 +287,8 @@ static PyMethodDef batch_methods[] = {
     {"record_stream", batch_record_stream, METH_O,
      "A stream that reads the batch, and that no __dlpack__() was told of: it waits for the\n"
      "batch, and the memory is not used again before what it will have been given by then\n"
-     "is done. A number, torch.cuda.Stream or cupy.cuda.Stream."},
+     "is done. A number, torch.cuda.Stream or cupy.cuda.Stream. __dlpack__() with a stream\n"
+     "that was told before takes it for the only one of that consumer."},
     {"wait", batch_wait, METH_NOARGS, "Until the batch is on its device."},
     {"__dlpack__", (PyCFunction)(void *)batch_dlpack, METH_VARARGS | METH_KEYWORDS,
      "Of images, where the loader makes some, else of data."},

@@ -1,11 +1,15 @@
 /*
- * DLPack: how torch, numpy, cupy, jax see a Buffer without a copy. The structs are those of its
+ * DLPack: how torch, numpy, cupy see a Buffer without a copy. The structs are those of its
  * header; version 0.8 (a capsule "dltensor") is what all consumers take, version 1
  * ("versioned") is for those that ask for it, and can tell that memory is read-only.
  *
  * What a consumer has of a batch counts in C, so that it is given back by any thread, without
- * the interpreter, also when that is about to end. On a device the consumer's stream waits for
- * the batch, and the batch for the stream: see onepot_batch_use.
+ * the interpreter, also when that is about to end.
+ *
+ * On a device the consumer's stream waits for the batch. Whether the consumer reads it in that
+ * stream is not said: a consumer with streams of its own may name one that is there for this
+ * alone. So the batch is lent (onepot_batch_lend), except to a default stream, which is
+ * nobody's own.
  */
 #include "module.h"
 
@@ -18,7 +22,7 @@ enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
 enum { DL_FLAG_READ_ONLY = 1 };
 
 /* Streams of CUDA that have numbers. */
-enum { STREAM_LEGACY = 1, STREAM_NONE = -1 };
+enum { STREAM_LEGACY = 1, STREAM_PER_THREAD = 2, STREAM_NONE = -1 };
 
 struct dl_device {
     int32_t type, id;
@@ -184,41 +188,39 @@ static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *ke
     return 0;
 }
 
-/* *ret_none: the consumer has none, or takes care of all by itself. */
-static int stream_of(const struct py_buffer *b, PyObject *given, void **ret_stream,
-                     int *ret_none)
+/* Without one it is the default stream, and not known to be the consumer's. */
+static int parse_stream(PyObject *given, long long *ret_stream)
 {
-    long long n = STREAM_LEGACY;
-    *ret_none = 0;
-    if (given != Py_None) {
-        n = PyLong_AsLongLong(given);
-        if (PyErr_Occurred())
-            return -1;
-    }
-    if (given == Py_None && b->where == BUFFER_HOST_DEVICE)
-        n = STREAM_NONE; /* and a wait on the host: the consumer knows of no streams */
-    if (n == 0 || n < STREAM_NONE) {
+    *ret_stream = STREAM_LEGACY;
+    if (given == Py_None)
+        return 0;
+    *ret_stream = PyLong_AsLongLong(given);
+    if (PyErr_Occurred())
+        return -1;
+    if (*ret_stream == 0 || *ret_stream < STREAM_NONE) {
         PyErr_SetString(PyExc_BufferError,
                         "stream 0 may be two things; 1 is the default stream");
         return -1;
     }
-    *ret_none = n == STREAM_NONE;
-    *ret_stream = (void *)(intptr_t)n;
     return 0;
 }
 
-/* The consumer's stream follows the batch; without one, the caller waits. */
+/* The consumer's stream follows the batch; one that knows of no streams finds it there. */
 static int synchronise(const struct py_buffer *b, PyObject *given)
 {
     struct onepot_error error = {0};
-    void *stream;
-    int none, r = 0;
+    long long n;
+    int r;
     if (b->where == BUFFER_HOST)
         return 0;
-    if (stream_of(b, given, &stream, &none) < 0)
+    if (parse_stream(given, &n) < 0)
         return -1;
-    Py_BEGIN_ALLOW_THREADS if (!none) r = onepot_batch_use(b->batch, stream, &error);
-    else if (given == Py_None) r = onepot_batch_wait(b->batch, &error);
+    void *stream = n == STREAM_NONE ? ONEPOT_NO_STREAM : (void *)(intptr_t)n;
+    Py_BEGIN_ALLOW_THREADS if (given == Py_None && b->where == BUFFER_HOST_DEVICE) r =
+        onepot_batch_wait(b->batch, &error);
+    else if (given != Py_None && (n == STREAM_LEGACY || n == STREAM_PER_THREAD)) r =
+        onepot_batch_use(b->batch, stream, &error);
+    else r = onepot_batch_lend(b->batch, stream, &error);
     Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
     return r;
 }

@@ -93,8 +93,8 @@ static int is_readable(const struct py_buffer *b)
     int r = 0;
     if (b->where == BUFFER_CUDA) {
         PyErr_SetString(PyExc_BufferError,
-                        "the bytes are in a GPU's memory; from_dlpack() of torch, cupy or jax "
-                        "shows them");
+                        "the bytes are in a GPU's memory; from_dlpack() of torch or cupy shows "
+                        "them");
         return -1;
     }
     if (strcmp(b->format, BUFFER_BFLOAT16) == 0) {

@@ -152,6 +152,18 @@ CUresult cuCtxPopCurrent(CUcontext *ret_context)
     return CUDA_SUCCESS;
 }
 
+CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
+{
+    if (!context || context != current())
+        forbid("an event of another context");
+    if (state.no_context_events)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (__atomic_load_n(&state.lost, __ATOMIC_ACQUIRE))
+        return CUDA_ERROR_UNKNOWN;
+    __atomic_fetch_add(&state.context_events, 1, __ATOMIC_RELAXED);
+    return state.record_all(event) < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *other)
 {
     CUstreamCaptureMode kept = mode;

@@ -23,9 +23,13 @@ struct played {
     size_t locked_bytes;    /* at most, of all that is locked */
     bool lost;              /* every call fails from now on */
     bool old;               /* the driver is older than the runtime */
-    void *(*current)(void); /* the context of this thread, NULL: none */
-    unsigned long contexts; /* retained and not released */
-    unsigned long kernels;  /* launched */
+    bool no_context_events; /* the driver is older than they are */
+    unsigned long context_events;   /* recorded, */
+    unsigned long context_waits;    /* and waits for all of a device */
+    int (*record_all)(void *event); /* the runtime's */
+    void *(*current)(void);         /* the context of this thread, NULL: none */
+    unsigned long contexts;         /* retained and not released */
+    unsigned long kernels;          /* launched */
 };
 
 /* In the driver; found by dlsym. */

@@ -31,6 +31,8 @@ def setUpModule():
     CUDA = ctypes.CDLL(os.environ["ONEPOT_CUDA"])
     CUDA.played_at.restype = ctypes.c_void_p
     CUDA.played_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    CUDA.played_stream.restype = ctypes.c_void_p
+    CUDA.played_context_events.restype = ctypes.c_ulong
 
 
 def tearDownModule():
@@ -88,6 +90,32 @@ class Played(unittest.TestCase):
                 managed.contents.deleter(managed)
             for wrong in 0, -2:
                 self.assertRaises(BufferError, b.__dlpack__, stream=wrong)
+
+    def test_a_consumer_that_may_compute_in_other_streams_is_waited_for(self):
+        loader = self.loader(device="cuda:0")
+        batches = itertools.chain(loader, loader, loader)  # keeps none of them
+        own = CUDA.played_stream()
+
+        def followed(stream, told=None):
+            batch = next(batches)
+            if told is not None:
+                batch.record_stream(told)
+            managed = take(batch.__dlpack__() if stream is None
+                           else batch.__dlpack__(stream=stream))
+            was = CUDA.played_context_events()
+            del batch
+            self.assertEqual(CUDA.played_context_events(), was)  # the tensor keeps it
+            managed.contents.deleter(managed)
+            return CUDA.played_context_events() - was
+
+        self.assertEqual(followed(-1), 1)
+        self.assertEqual(followed(None), 1)
+        self.assertEqual(followed(1), 0)
+        self.assertEqual(followed(2), 0)
+        self.assertEqual(followed(own), 1)
+        self.assertEqual(followed(own, told=own), 0)
+        self.assertEqual(followed(-1, told=own), 1)
+        self.assertEqual(followed(None, told=1), 0)
 
     def test_a_tensor_outlives_batch_and_loader(self):
         loader = self.loader(device="cuda:0")

@@ -68,6 +68,14 @@ static void unload(void)
     atomic_store(&unloading, true);
 }
 
+/* For the driver, which has no streams. */
+static int record_all(void *e)
+{
+    struct event *event = e;
+    struct onepot_error error;
+    return device_host.record_all(rt.host, event->event, &error);
+}
+
 static void begin(void)
 {
     struct onepot_error error;
@@ -83,6 +91,7 @@ static void begin(void)
         mmap(NULL, SPACE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (rt.space == MAP_FAILED || device_host.open(0, &error, &rt.host) < 0)
         forbid("no memory to begin", NULL);
+    rt.driver->record_all = record_all;
 }
 
 /* A test says so while streams are at work. */
@@ -162,6 +171,20 @@ void *played_at(const void *memory, size_t bytes)
     uint8_t *there = range->alias + at;
     pthread_mutex_unlock(&rt.lock);
     return there;
+}
+
+void *played_stream(void)
+{
+    struct onepot_error error;
+    void *stream;
+    if (device_host.stream_new(rt.host, &error, &stream) < 0)
+        forbid("no thread for a stream", NULL);
+    return stream;
+}
+
+unsigned long played_context_events(void)
+{
+    return __atomic_load_n(&rt.driver->context_events, __ATOMIC_ACQUIRE);
 }
 
 void played_need_locked(const void *memory, size_t bytes)
@@ -337,7 +360,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 cudaError_t cudaDeviceSynchronize(void)
 {
     ENTER;
-    return cudaSuccess;
+    struct onepot_error error;
+    __atomic_fetch_add(&rt.driver->context_waits, 1, __ATOMIC_RELAXED);
+    return device_host.wait_all(rt.host, &error) < 0 ? done(cudaErrorUnknown) : cudaSuccess;
 }
 
 /* ---- events ---- */

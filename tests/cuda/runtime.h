@@ -13,6 +13,12 @@ extern "C" {
  * of the device. */
 __attribute__((visibility("default"))) void *played_at(const void *memory, size_t bytes);
 
+/* A stream that somebody else has in this process. */
+__attribute__((visibility("default"))) void *played_stream(void);
+
+/* How often all that the device was given was followed, until now. */
+__attribute__((visibility("default"))) unsigned long played_context_events(void);
+
 /* A kernel reads these bytes of the host: they have to be locked. */
 void played_need_locked(const void *memory, size_t bytes);
 

@@ -291,6 +291,51 @@ START_TEST(a_thread_s_own_stream_is_followed_also_if_another_thread_releases)
 }
 END_TEST
 
+/* An epoch that is lent to who names a stream, and one to who names none. */
+static void lend_epochs(void)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b;
+    void *names[] = {NULL, ONEPOT_NO_STREAM};
+    int r = make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader);
+    ck_assert_msg(r == 0, "%s", error.text);
+    for (unsigned i = 0; i < 2; i++) {
+        while ((r = onepot_loader_next(loader, 60000, &error, &b)) > 0) {
+            ck_assert_int_eq(onepot_batch_lend(b, names[i], &error), 0);
+            onepot_batch_release(b);
+        }
+        ck_assert_msg(r == 0, "%s", error.text);
+    }
+    onepot_loader_free(loader);
+}
+
+START_TEST(what_is_lent_is_followed_over_the_whole_context)
+{
+    open_device("cuda:0");
+    lend_epochs();
+    ck_assert_uint_eq(gpu->context_events, 2 * (FILES / 8));
+    ck_assert_uint_eq(gpu->context_waits, 0);
+}
+END_TEST
+
+START_TEST(a_driver_that_can_not_follow_it_is_waited_for_and_only_then)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    gpu->no_context_events = true;
+    open_device("cuda:0");
+    lend_epochs();
+    ck_assert_uint_eq(gpu->context_events, 0);
+    ck_assert_uint_gt(gpu->context_waits, 0);
+    gpu->context_waits = 0;
+    ck_assert_int_eq(make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader), 0);
+    check_epoch(loader);
+    onepot_loader_free(loader);
+    ck_assert_uint_eq(gpu->context_waits, 0);
+}
+END_TEST
+
 START_TEST(a_driver_that_is_too_old_is_told_with_its_version)
 {
     struct onepot_error error = {0};
@@ -443,6 +488,8 @@ int main(void)
     tcase_add_test(c, or_the_host_does_it_where_none_can_be);
     tcase_add_test(c, loaders_of_several_devices_share_what_is_locked);
     tcase_add_test(c, a_thread_s_own_stream_is_followed_also_if_another_thread_releases);
+    tcase_add_test(c, what_is_lent_is_followed_over_the_whole_context);
+    tcase_add_test(c, a_driver_that_can_not_follow_it_is_waited_for_and_only_then);
     tcase_add_test(c, a_driver_that_is_too_old_is_told_with_its_version);
     tcase_add_test(c, a_child_of_a_process_that_began_cuda_without_us_is_told_so);
     tcase_add_test(c, what_is_given_back_after_the_end_of_main_does_no_harm);
