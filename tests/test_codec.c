@@ -5,98 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <zstd.h>
-#ifdef HAVE_ZLIB
-#include <libdeflate.h>
-#endif
-#ifdef HAVE_LZO
-#include <lzo/lzo1x.h>
-#endif
-#ifdef HAVE_LZ4
-#include <lz4.h>
-#endif
-#ifdef HAVE_XZ
-#include <lzma.h>
-#endif
-
+#include "block_packers.h"
 #include "codec.h"
 #include "suite.h"
 
 #define SIZE 131072u
-#define PACKED_MAX (2 * SIZE)
-
-static size_t pack_zstd(const void *in, size_t len, void *out)
-{
-    return ZSTD_compress(out, PACKED_MAX, in, len, 3);
-}
-
-#ifdef HAVE_ZLIB
-static size_t pack_zlib(const void *in, size_t len, void *out)
-{
-    struct libdeflate_compressor *c = libdeflate_alloc_compressor(6);
-    size_t n = libdeflate_zlib_compress(c, in, len, out, PACKED_MAX);
-    libdeflate_free_compressor(c);
-    return n;
-}
-#endif
-
-#ifdef HAVE_LZO
-static size_t pack_lzo(const void *in, size_t len, void *out)
-{
-    void *work = malloc(LZO1X_1_MEM_COMPRESS);
-    lzo_uint n = PACKED_MAX;
-    ck_assert_int_eq(lzo1x_1_compress(in, len, out, &n, work), LZO_E_OK);
-    free(work);
-    return n;
-}
-#endif
-
-#ifdef HAVE_LZ4
-static size_t pack_lz4(const void *in, size_t len, void *out)
-{
-    return (size_t)LZ4_compress_default(in, out, (int)len, PACKED_MAX);
-}
-#endif
-
-#ifdef HAVE_XZ
-static size_t pack_xz_with(const void *in, size_t len, void *out, lzma_filter *filters)
-{
-    size_t n = 0;
-    ck_assert_int_eq(lzma_stream_buffer_encode(filters, LZMA_CHECK_CRC32, NULL, in, len, out,
-                                               &n, PACKED_MAX),
-                     LZMA_OK);
-    return n;
-}
-
-static size_t pack_xz(const void *in, size_t len, void *out)
-{
-    lzma_options_lzma options;
-    lzma_lzma_preset(&options, 6);
-    options.dict_size = 1u << 20;
-    lzma_filter filters[] = {{LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, NULL}};
-    return pack_xz_with(in, len, out, filters);
-}
-#endif
-
-static const struct {
-    enum codec codec;
-    size_t (*pack)(const void *in, size_t len, void *out);
-} packers[] = {
-    {CODEC_ZSTD, pack_zstd},
-#ifdef HAVE_ZLIB
-    {CODEC_ZLIB, pack_zlib},
-#endif
-#ifdef HAVE_LZO
-    {CODEC_LZO, pack_lzo},
-#endif
-#ifdef HAVE_LZ4
-    {CODEC_LZ4, pack_lz4},
-#endif
-#ifdef HAVE_XZ
-    {CODEC_XZ, pack_xz},
-#endif
-};
-#define PACKERS ((int)(sizeof(packers) / sizeof(*packers)))
 
 static unsigned char plain[SIZE], packed[PACKED_MAX], out[SIZE + 1];
 

@@ -4,9 +4,8 @@
  * be is abort().
  *
  * Without libFuzzer, replay.c runs the seeds and a fixed number of mutations of them: that
- * is what the ordinary tests do. With clang and `meson setup -Dfuzz=true`:
- *
- *     fuzz_tar_replay --write corpus && fuzz_tar corpus -max_total_time=600
+ * is what the ordinary tests do. `tests/fuzz/soak 10` builds all targets with libFuzzer and
+ * runs each for ten minutes.
  */
 #ifndef ONEPOT_FUZZ_H
 #define ONEPOT_FUZZ_H

@@ -4,9 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <zstd.h>
-
-#include "codec.h"
+#include "../block_packers.h"
 #include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -34,28 +32,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
 {
-    /* "hello hello hello hello" and a newline, by the programs of these formats. */
-    static const uint8_t zlib[] = {0x78, 0x9c, 0xcb, 0x48, 0xcd, 0xc9, 0xc9, 0x57, 0xc8,
-                                   0x40, 0x27, 0xb8, 0x00, 0x7b, 0x09, 0x08, 0x9b};
-    static const uint8_t lz4[] = {0x6f, 'h', 'e', 'l', 'l', 'o', ' ', 6, 0, 0, 0x10, '\n'};
-    static const char text[5000] = "hello";
-    static const uint8_t codecs[] = {CODEC_ZSTD, CODEC_ZLIB, CODEC_LZ4,
-                                     CODEC_LZO,  CODEC_XZ,   CODEC_NONE};
-    if (number >= sizeof(codecs))
+    static char text[5000];
+    if (number >= (unsigned)PACKERS)
         return NULL;
-    uint8_t *seed = malloc(2 + ZSTD_compressBound(sizeof(text)));
+    for (size_t i = 0; i < sizeof(text); i++)
+        text[i] = (char)(i * i >> 5);
+    uint8_t *seed = malloc(2 + PACKED_MAX);
     if (!seed)
         abort();
-    seed[0] = codecs[number];
+    seed[0] = (uint8_t)packers[number].codec;
     seed[1] = 4;
-    if (codecs[number] == CODEC_ZSTD) {
-        *ret_size = 2 + ZSTD_compress(seed + 2, ZSTD_compressBound(sizeof(text)), text,
-                                      sizeof(text), 3);
-        return seed;
-    }
-    const uint8_t *bytes = codecs[number] == CODEC_ZLIB ? zlib : lz4;
-    size_t len = codecs[number] == CODEC_ZLIB ? sizeof(zlib) : sizeof(lz4);
-    memcpy(seed + 2, bytes, len);
-    *ret_size = 2 + len;
+    *ret_size = 2 + packers[number].pack(text, sizeof(text), seed + 2);
     return seed;
 }

@@ -1,51 +1,41 @@
 /*
- * The SquashFS back end, in its sandbox, because libsquashfuse may crash on what is
- * hostile: that is an answer. What comes back from the child is an index as good as any.
+ * The SquashFS back end, in this process, so that libFuzzer sees which way it went. What
+ * libsquashfuse does not check it may trip over: in earnest it runs in the sandbox, where a
+ * crash is an answer, but what can be checked before it is called has to be.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
+#include "backend.h"
 #include "fuzz.h"
 
-#include "../index_job.h"
-
-static void open_and_walk(int fd, uint64_t bytes)
+/* It forgets a table when the next one is damaged; the child in which that happens ends at
+ * once. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
 {
-    struct source *source;
-    struct index *index;
-    struct fault fault = {0};
-    if (source_from_fd(fd, "index", &source) < 0 ||
-        index_open(source, 0, bytes, &fault, &index) < 0)
-        abort();
-    fuzz_walk(index);
-    index_close(index);
-    source_close(source);
+    return "leak:sqfs_table_init";
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static uint64_t *image_bytes;
-    struct fault fault = {0};
-    if (!image_bytes)
-        image_bytes = mmap(NULL, sizeof(*image_bytes), PROT_READ | PROT_WRITE,
-                           MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct source *source = fuzz_source(data, size);
-    int fd = memfd_create("index", MFD_CLOEXEC);
-    struct index_job job = {&backend_squashfs, FORMAT_SQUASHFS, source, fd, image_bytes};
-    int keep[] = {source_fd(source), fd};
-    struct sandbox_limits limits = {.keep_fds = keep, .keep_fd_count = 2, .stall_seconds = 10};
+    struct builder_header header = {.format = FORMAT_SQUASHFS, .archive_bytes = size};
+    struct progress progress = {0};
+    struct fault fault = {0};
+    struct builder *builder;
+
+    if (builder_new(&builder) < 0)
+        abort();
+    builder_set_archive_size(builder, size);
     if (backend_squashfs.probe(source, data, size) == 1) {
-        int r = sandbox_run(index_in_child, &job, &limits, NULL, NULL, &fault);
-        if (r < 0 && !fault.err && r != -ENOMEM)
-            abort();
-        if (r == 0)
-            open_and_walk(dup(fd), *image_bytes);
+        if (backend_squashfs.index(source, builder, &header, &progress, &fault) == 0)
+            fuzz_walk_built(builder, &header);
+        else
+            require(fault.err);
     }
-    close(fd);
+    builder_free(builder);
     source_close(source);
     return 0;
 }
@@ -58,8 +48,8 @@ uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
         return NULL;
     snprintf(command, sizeof(command),
              "cd %s && mkdir -p t/d/e && echo hello >t/f && ln t/f t/d/l && ln -s f t/s && "
-             "head -c 300000 /dev/zero >t/d/z && seq 30000 >t/d/n && mkfifo t/d/e/p && "
-             "mksquashfs t i -quiet -no-progress -all-root %s >/dev/null 2>&1",
+             "head -c 30000 /dev/zero >t/d/z && seq 3000 >t/d/n && mkfifo t/d/e/p && "
+             "mksquashfs t i -b 4096 -nopad -quiet -no-progress -all-root %s >/dev/null 2>&1",
              folder, options[number]);
     uint8_t *seed = malloc(1u << 20);
     int r = system(command);
