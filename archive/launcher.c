@@ -111,12 +111,12 @@ static int number_of(const struct environment *e, const char *const names[ALTERN
     return 0;
 }
 
-/* Are we within a step that srun started, and not in the batch script? */
-static bool in_slurm_step(const struct environment *e)
+bool launcher_in_slurm_step(launcher_getenv *get, void *ctx)
 {
-    const char *step = value_of(e, "SLURM_STEP_ID");
+    const struct environment e = {get, ctx};
+    const char *step = value_of(&e, "SLURM_STEP_ID");
     if (!step)
-        step = value_of(e, "SLURM_STEPID");
+        step = value_of(&e, "SLURM_STEPID");
     uint64_t number;
     return step && parse(step, SLURM_STEP_MAX, &number);
 }
@@ -160,7 +160,7 @@ int launcher_find(launcher_getenv *get, void *ctx, struct fault *fault,
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
         const char *rank[ALTERNATIVES] = {table[i].rank}, *name;
         uint64_t number;
-        if (table[i].slurm && !in_slurm_step(&e))
+        if (table[i].slurm && !launcher_in_slurm_step(get, ctx))
             continue;
         int r = number_of(&e, rank, fault, &name, &number);
         if (r < 0)

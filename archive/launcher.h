@@ -17,6 +17,7 @@
 #ifndef ONEPOT_LAUNCHER_H
 #define ONEPOT_LAUNCHER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "fault.h"
@@ -33,6 +34,9 @@ typedef const char *launcher_getenv(void *ctx, const char *name);
 
 /* That of this process; `ctx` is not used. */
 const char *launcher_environment(void *ctx, const char *name);
+
+/* Is this process a task of a step that srun started, and not in Slurm's batch script? */
+bool launcher_in_slurm_step(launcher_getenv *get, void *ctx);
 
 /*
  * 0, or -EINVAL with a fault whose member is the variable that makes no sense: no number,

@@ -52,6 +52,7 @@ void job_detect(struct job *ret_job)
         const struct batch_system *s = &systems[i];
         if (!variable(s->id) || (s->witness && !variable(s->witness)))
             continue;
+        ret_job->variable = s->id;
         copy_safe(ret_job->id, variable(s->id));
         copy_safe(ret_job->step, variable(s->step));
         return;

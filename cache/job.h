@@ -8,6 +8,7 @@
 #define JOB_ID_MAX 64
 
 struct job {
+    const char *variable;  /* "SLURM_JOB_ID": the one that told; NULL outside a job */
     char id[JOB_ID_MAX];   /* "" outside a job */
     char step[JOB_ID_MAX]; /* "" where the batch system has no steps, or outside of one */
 };

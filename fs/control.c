@@ -22,6 +22,7 @@
 #include "control.h"
 #include "lost_pages.h"
 #include "mountinfo.h"
+#include "owner.h"
 #include "summary.h"
 #include "unmounter.h"
 
@@ -279,18 +280,39 @@ static bool is_abandoned(const struct control *c)
     return abandoned;
 }
 
+/* The next of those that it belongs to, under the lock under which they are added. */
+static void find_owner(struct control *c)
+{
+    struct registry registry;
+    bool locked = lock_registry(c, &registry);
+
+    if (!owner_watch(c->config->slot->counters, &c->owner))
+        drain(c, grace_ns(c), "the job or session that it was made in has ended");
+    if (locked)
+        registry_unlock(&registry);
+}
+
 static void look_at_others(struct control *c)
 {
+    bool is_given = c->config->owner.pid != 0;
+
     if (process_watch_ended(&c->owner)) {
         process_watch_close(&c->owner);
-        drain(c, OWNER_LIMIT_NS, "its owner has ended");
+        if (is_given)
+            drain(c, OWNER_LIMIT_NS, "its owner has ended");
+        else
+            find_owner(c);
     }
     if (process_watch_ended(&c->wrapper)) {
         process_watch_close(&c->wrapper);
         c->orphaned = true;
     }
-    if (c->orphaned && c->phase == SERVING && is_abandoned(c))
+    if (!c->orphaned || c->phase != SERVING)
+        return;
+    if (is_abandoned(c))
         drain(c, 0, "the command that it was for has ended");
+    else if (!c->owner.pid && atomic_load(&c->config->slot->counters->holders) > 0)
+        find_owner(c); /* of who shares it by `onepot mount` */
 }
 
 /* Whoever asked for the mount says 'k', or has died before it could tell of it. */
@@ -514,6 +536,8 @@ int control_serve(const struct control_config *config, struct session *session)
     if (c.signal_fd < 0)
         say(&c, "signals can't be read: %s", strerror(errno));
     watch_archive(&c);
+    if (!c.owner.pid && config->slot->counters->owners)
+        find_owner(&c);
     serve_until_ended(&c);
     bool all_ended = end_watch(&c);
     finish(&c);

@@ -14,9 +14,10 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 6u
+#define COUNTERS_VERSION 7u
 #define COUNTERS_SLOTS 64
-#define COUNTERS_AHEAD 3    /* processes of its own: two that read, one that lists */
+#define COUNTERS_AHEAD 3 /* processes of its own: two that read, one that lists */
+#define COUNTERS_OWNERS 16
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
 #define COUNTERS_READ 15    /* FUSE_READ */
 #define COUNTERS_ORIGINS 7  /* enum reader_origin (reader.h) */
@@ -44,6 +45,11 @@ struct counter_slot {
     _Atomic uint64_t origins[COUNTERS_ORIGINS];   /* READs by where their bytes came from */
 };
 
+struct counter_owner {
+    int32_t pid;
+    uint64_t start_ticks;
+};
+
 struct counters {
     char magic[8];
     uint32_t version;
@@ -69,6 +75,11 @@ struct counters {
     uint32_t mount_dev_major, mount_dev_minor; /* st_dev of what is mounted */
     uint32_t owns_mountpoint; /* 1: the directory was made for the mount and goes with it */
     uint32_t made_by_run;     /* 1: it ends with the `run`s that use it */
+
+    /* Processes that it belongs to: owner.h, which alone has to do with them. */
+    uint32_t owners; /* more than there is room for: it has one that is not known, and stays */
+    struct counter_owner owner[COUNTERS_OWNERS];
+    uint64_t owner_namespace;
 
     _Atomic uint32_t state;                     /* enum mount_state */
     _Atomic int32_t ahead_pids[COUNTERS_AHEAD]; /* that read ahead at the moment, or 0 */

@@ -214,6 +214,11 @@ static int parse_option(const struct cli_usage *usage, int opt, struct mount_opt
     case OPT_RECORD:
         o->record = optarg;
         break;
+    case OPT_OWNER:
+        if (strcmp(optarg, "none") != 0)
+            return parse_numeric(usage, opt, o);
+        o->owner = MOUNT_NO_OWNER;
+        break;
     case OPT_CACHE:
         o->cache_given = true;
         r = cli_size_option(usage, "--cache", optarg, &o->cache_bytes);

@@ -10,6 +10,8 @@
 
 #include "cli.h"
 
+#define MOUNT_NO_OWNER (-1)
+
 struct mount_options {
     const char *archive; /* as it was given */
     const char *at;      /* NULL: a private directory is chosen */
@@ -29,7 +31,7 @@ struct mount_options {
     uint64_t cache_bytes;
     bool cache_given;         /* else: by what the job may use */
     uint64_t readahead_bytes; /* 0: off; UINT64_MAX: by the memory that is free */
-    pid_t owner;              /* 0: nobody */
+    pid_t owner;              /* 0: owner_find; MOUNT_NO_OWNER: nobody */
     const char *order;        /* a file, or "-"; NULL: no order is given */
     const char *record;       /* NULL: nothing is written down */
     uint64_t seed;            /* of shuffles that are recognised */
@@ -56,7 +58,8 @@ struct mount_options {
     "                        or to DIR; the last mount of it removes the copy\n"               \
     "      --idle SECONDS    end after so long without use\n"                                  \
     "      --grace SECONDS   when asked to end, wait at most so long for those who use it\n"   \
-    "      --owner PID       end when this process has ended\n"                                \
+    "      --owner PID|none  end when this process has ended; or never (else a mount ends\n"   \
+    "                        with the job or session that it was made in)\n"                   \
     "      --io-timeout SEC  a read that takes longer fails; 0: never (60)\n"                  \
     "      --retries N       try a read of the archive that fails so often again (4)\n"        \
     "      --verify          compare each file with its sum before it is served\n"             \

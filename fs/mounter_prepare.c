@@ -119,7 +119,7 @@ static int resolve_at(struct mounter *m)
 
 static int watch_owner(struct mounter *m)
 {
-    if (!m->options->owner)
+    if (m->options->owner <= 0)
         return 0;
     int r = process_watch_open(m->options->owner, &m->owner);
     if (r < 0)

@@ -17,6 +17,7 @@
 #include "clock.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
+#include "owner.h"
 #include "unmounter.h"
 
 #define SHARE_TRIES 100       /* of a mount whose daemon seems to be about to die */
@@ -45,6 +46,13 @@ static bool is_shareable(const struct mounter *m)
     return !m->options->foreground && m->parent_fd < 0;
 }
 
+/* What `mount` makes belongs to the job that it is for; `run` and -f end with themselves. */
+static void note_owner(const struct mounter *m, struct counters *counters)
+{
+    if (!m->for_run && !m->options->foreground && !m->options->owner)
+        owner_add(counters, owner_find());
+}
+
 /* Count this process among the users of a mount: `run` by a lock, `mount` by a number. */
 static bool join(struct mounter *m, struct slot *slot)
 {
@@ -52,6 +60,7 @@ static bool join(struct mounter *m, struct slot *slot)
         return false;
     atomic_store(&slot->counters->shared_ns, now_ns());
     if (!m->for_run) {
+        note_owner(m, slot->counters);
         atomic_fetch_add(&slot->counters->holders, 1);
         slot_unlock(slot);
     }
@@ -145,6 +154,7 @@ static int create(struct mounter *m, const struct registry *registry)
     else
         slot_directory(m->slot, m->path);
     strcpy(c->mountpoint, m->path);
+    note_owner(m, c);
     return 0;
 }
 
@@ -294,6 +304,8 @@ int mounter_find_slot(struct mounter *m)
             "no folder can be used for the state of the mount (tried $ONEPOT_RUNTIME_DIR, or "
             "else /dev/shm, $TMPDIR, /tmp): %s",
             strerror(-r));
+    while (r == 0 && ++i < count) /* what jobs left where no mount is looked for any more */
+        unmounter_sweep(folders[i]);
     free(folders);
     return r;
 }

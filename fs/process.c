@@ -5,7 +5,9 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,24 +33,61 @@ static int read_small(const char *path, char *buf, size_t size)
     return 0;
 }
 
-int process_stat(pid_t pid, uint64_t *ret_start_ticks, char *ret_state)
+int process_look(pid_t pid, struct process_facts *ret_facts)
 {
+    struct process_facts facts = {.pid = pid};
     char path[32], buf[1024];
+    int terminal;
+
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     if (pid <= 0 || read_small(path, buf, sizeof(buf)) < 0)
         return -ESRCH;
     /* The name may hold spaces and parentheses; behind its last one is field 3. */
     const char *p = strrchr(buf, ')');
-    if (!p || p[1] != ' ' || !p[2])
+    if (!p ||
+        sscanf(p + 1,
+               " %c %d %*d %d %d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
+               "%*d %" SCNu64,
+               &facts.state, &facts.parent, &facts.session, &terminal, &facts.start_ticks) != 5)
         return -ESRCH;
-    char state = p[2];
-    for (int field = 2; p && field < 22; field++)
-        p = strchr(p + 1, ' ');
-    if (!p)
-        return -ESRCH;
-    *ret_start_ticks = strtoull(p + 1, NULL, 10);
-    *ret_state = state;
+    facts.has_terminal = terminal != 0;
+    *ret_facts = facts;
     return 0;
+}
+
+int process_stat(pid_t pid, uint64_t *ret_start_ticks, char *ret_state)
+{
+    struct process_facts facts;
+    int r = process_look(pid, &facts);
+    if (r < 0)
+        return r;
+    *ret_start_ticks = facts.start_ticks;
+    *ret_state = facts.state;
+    return 0;
+}
+
+/* A number of /proc/PID/status, behind "Name:". */
+static bool status_number(pid_t pid, const char *name, int base, uint64_t *ret_number)
+{
+    char path[32], buf[4096];
+
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    const char *p = read_small(path, buf, sizeof(buf)) < 0 ? NULL : strstr(buf, name);
+    if (p)
+        *ret_number = strtoull(p + strlen(name), NULL, base);
+    return p != NULL;
+}
+
+bool process_is_ours(pid_t pid)
+{
+    uint64_t uid;
+    return status_number(pid, "\nUid:", 10, &uid) && uid == getuid();
+}
+
+bool process_controls_jobs(pid_t pid)
+{
+    uint64_t ignored;
+    return status_number(pid, "\nSigIgn:", 16, &ignored) && (ignored >> (SIGTSTP - 1) & 1);
 }
 
 bool process_lives(pid_t pid, uint64_t start_ticks)

@@ -11,6 +11,22 @@
 
 #define PROCESS_NAME_MAX 64
 
+struct process_facts {
+    pid_t pid, parent, session;
+    bool has_terminal;
+    char state;           /* 'R', 'T', 'Z', ... */
+    uint64_t start_ticks; /* field 22 of /proc/PID/stat */
+};
+
+/* -ESRCH. */
+int process_look(pid_t pid, struct process_facts *ret_facts);
+
+/* It runs as our user; false also if that can't be told. */
+bool process_is_ours(pid_t pid);
+
+/* A shell with job control, as on a terminal: it ignores SIGTSTP, as no command does. */
+bool process_controls_jobs(pid_t pid);
+
 /* Its start time (field 22 of /proc/PID/stat) and state ('R', 'T', 'Z', ...). -ESRCH. */
 int process_stat(pid_t pid, uint64_t *ret_start_ticks, char *ret_state);
 

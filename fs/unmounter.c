@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -138,6 +139,33 @@ int unmounter_heal(const struct slot *slot)
         return r;
     slot_remove(slot);
     return 0;
+}
+
+void unmounter_sweep(const char *folder)
+{
+    struct registry registry;
+    struct slot_list list;
+
+    if (registry_lock(folder, false, &registry) < 0)
+        return;
+    registry_sweep(&registry);
+    if (registry_list(&registry, &list) == 0) {
+        for (size_t i = 0; i < list.count; i++)
+            if (slot_condition(list.slots[i]) == SLOT_DEAD)
+                unmounter_heal(list.slots[i]);
+        slot_list_free(&list);
+    }
+    registry_unlock(&registry);
+}
+
+void unmounter_sweep_all(void)
+{
+    char(*folders)[PATH_MAX] = malloc(RUNTIME_FOLDERS_MAX * PATH_MAX);
+    size_t count = folders ? runtime_folders(folders) : 0;
+
+    for (size_t i = 0; i < count; i++)
+        unmounter_sweep(folders[i]);
+    free(folders);
 }
 
 const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)

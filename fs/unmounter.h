@@ -44,6 +44,10 @@ int unmounter_finish(struct slot *slot, int wait_ms, bool kill);
  */
 int unmounter_heal(const struct slot *slot);
 
+/* What dead daemons left in a folder of slots, or in all of this user's on this node. */
+void unmounter_sweep(const char *folder);
+void unmounter_sweep_all(void);
+
 /* "used by bash (12), python3 (13)" or what else is known of why it is busy. */
 const char *unmounter_explain(const struct slot *slot, char *buf, size_t size);
 

@@ -94,6 +94,10 @@ START_TEST(a_batch_script_is_not_rank_0)
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         check_found(ENV("SLURM_PROCID", "0", "SLURM_NTASKS", "32", "SLURM_STEP_ID", others[i]),
                     NULL, 0, 1, -1);
+    ck_assert(!launcher_in_slurm_step(look_up, (void *)ENV("SLURM_STEP_ID", "4294967291")) &&
+              !launcher_in_slurm_step(look_up, (void *)ENV("SLURM_JOB_ID", "1")) &&
+              launcher_in_slurm_step(look_up,
+                                     (void *)ENV("SLURM_JOB_ID", "1", "SLURM_STEP_ID", "0")));
     check_found(ENV("SLURM_PROCID", "1", "SLURM_NPROCS", "2", "SLURM_STEPID", "3"), "Slurm", 1,
                 2, -1);
 }

@@ -67,6 +67,8 @@ START_TEST(without_options_the_defaults_hold)
               o.owner == 0);
     ck_assert(!o.cache_given);
     ck_assert_uint_eq(o.readahead_bytes, UINT64_MAX);
+    ck_assert_int_eq(parse("a.tar --owner none", false, &o), CLI_GO_ON);
+    ck_assert_int_eq(o.owner, MOUNT_NO_OWNER);
     ck_assert_int_eq(parse("a.tar --readahead 1M", false, &o), CLI_GO_ON);
     ck_assert_uint_eq(o.readahead_bytes, 1 << 20);
     ck_assert_int_eq(parse("a.tar --readahead auto", false, &o), CLI_GO_ON);
@@ -111,6 +113,7 @@ START_TEST(what_is_not_served_is_refused)
         "a.tar --grace 0",
         "a.tar --idle soon",
         "a.tar --owner 0",
+        "a.tar --owner nobody",
         "a.tar --uid 4294967295",
         "a.tar --uid root",
         "a.tar --cache lots",

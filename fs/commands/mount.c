@@ -10,6 +10,7 @@
 #include "cli.h"
 #include "commands.h"
 #include "interrupt.h"
+#include "launcher.h"
 #include "mounter.h"
 
 static const struct cli_usage usage = {
@@ -56,6 +57,11 @@ int command_mount(int argc, char **argv)
     status = mounter_start(&m);
     if (status == CLI_GO_ON)
         status = tell(&m);
+    if (status == 0 && !options.foreground &&
+        launcher_in_slurm_step(launcher_environment, NULL))
+        cli_note("%s: the mount ends with this step of srun; 'srun onepot run' is for one "
+                 "command, and a mount in the batch script for all steps on its node",
+                 options.archive);
     if (status == 0 && options.foreground)
         status = mounter_serve(&m);
     mounter_free(&m);

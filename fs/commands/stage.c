@@ -1,8 +1,7 @@
 /*
  * onepot stage: copy archives to this node ahead of time. A copy stays until `onepot
- * unstage`, or until its owner ends: the leader of the session, which in a job is the
- * batch script. For that a small process waits in the background; if it is killed, the next
- * start of any onepot finds that the owner is gone.
+ * unstage`, or until its owner (owner.h) ends. For that a small process waits in the
+ * background; if it is killed, the next start of any onepot finds that the owner is gone.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -24,18 +23,20 @@
 #include "commands.h"
 #include "detach.h"
 #include "interrupt.h"
+#include "owner.h"
 #include "process.h"
 #include "stage.h"
+#include "unmounter.h"
 #include "verify.h"
 
 static const struct cli_usage usage = {
-    "stage", "[--dir DIR] [--owner PID | --keep] ARCHIVE...",
+    "stage", "[--dir DIR] [--owner PID|none] ARCHIVE...",
     "Copy archives to this node before they are mounted: 'onepot mount --stage' finds the\n"
-    "copies. They go with this session (a batch script, a login), or by 'onepot unstage'.\n"
+    "copies. They go with this job or session (a login), or by 'onepot unstage'.\n"
     "\n"
     "      --dir DIR         copy to DIR, not to memory, $TMPDIR or /tmp\n"
-    "      --owner PID       they go when this process has ended\n"
-    "      --keep            they stay until 'onepot unstage'\n"
+    "      --owner PID|none  they go when this process has ended; or they stay\n"
+    "      --keep            the same as --owner none\n"
     "      --verify          compare the copy with the archive's sums\n"
     "      --json            what was copied where\n"
     "  -q, --quiet           say nothing if all is well\n"
@@ -127,9 +128,7 @@ static void tell(const struct arguments *a, const char *archive,
                  const struct stage_report *report, bool was_whole)
 {
     char bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN], how[128] = "already";
-    const char *until = !a->owner               ? "until 'onepot unstage'"
-                        : a->owner == getsid(0) ? "until this session ends"
-                                                : "until its owner ends";
+    char name[PROCESS_NAME_MAX], owner[PROCESS_NAME_MAX + 32] = "'onepot unstage'";
     if (a->quiet || a->json)
         return;
     if (!was_whole && report->stream_ns)
@@ -137,8 +136,11 @@ static void tell(const struct arguments *a, const char *archive,
                  cli_format_bytes(
                      (uint64_t)((double)report->stream_bytes * 1e9 / (double)report->stream_ns),
                      rate));
-    cli_note("%s: %s staged to %s %s; it stays %s", archive,
-             cli_format_bytes(report->bytes, bytes), report->folder, how, until);
+    if (a->owner)
+        snprintf(owner, sizeof(owner), "%s (process %d) ends", process_name(a->owner, name),
+                 (int)a->owner);
+    cli_note("%s: %s staged to %s %s; it stays until %s", archive,
+             cli_format_bytes(report->bytes, bytes), report->folder, how, owner);
 }
 
 static int not_staged(const char *archive, const struct stage *stage, int err)
@@ -315,6 +317,9 @@ static int run(struct arguments *a, char **archives, int count)
     int status = CLI_OK, staged = 0;
     interrupt_catch();
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
+#ifdef HAVE_FUSE
+    unmounter_sweep_all();
+#endif
     if (a->json)
         fputs("[\n", stdout);
     for (int i = 0; i < count && !atomic_load(interrupt_flag()); i++) {
@@ -350,6 +355,10 @@ static int take_option(struct arguments *a, int opt)
         a->place = optarg;
         return 0;
     case OPTION_OWNER:
+        if (strcmp(optarg, "none") == 0) {
+            a->keep = true;
+            return 0;
+        }
         if (cli_number_option(&usage, "--owner", optarg, 1, INT32_MAX, &pid) != 0)
             return CLI_USAGE;
         if (process_stat((pid_t)pid, &ticks, &state) < 0)
@@ -371,17 +380,6 @@ static int take_option(struct arguments *a, int opt)
     default:
         return cli_progress_option(&usage, optarg, &a->progress);
     }
-}
-
-/* Who leads the session; nobody, if it is this process or can't be seen from here. */
-static pid_t session_leader(void)
-{
-    uint64_t ticks;
-    char state;
-    pid_t leader = getsid(0);
-    return leader == getpid() || leader <= 0 || process_stat(leader, &ticks, &state) < 0
-               ? 0
-               : leader;
 }
 
 int command_stage(int argc, char **argv)
@@ -414,7 +412,7 @@ int command_stage(int argc, char **argv)
         a.place = place; /* the keeper works elsewhere */
     if (status == CLI_GO_ON) {
         if (!a.keep && !a.owner)
-            a.owner = session_leader();
+            a.owner = owner_find();
         status = run(&a, argv + optind, argc - optind);
     }
     detach_free(&a.inherited);

@@ -1,0 +1,149 @@
+/*
+ * Session leaders would be enough but for batch systems that start all of a job in a session of
+ * their daemon's, which salloc's shell is not even in. So a job is told by the variable that
+ * its processes inherit: what an ancestor was started with is read from its environment, which
+ * waits for nothing, since an ancestor does nothing but wait for us.
+ */
+#include "owner.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "job.h"
+
+#define ANCESTORS_MAX 1000
+
+/* ---- which process ---- */
+
+/* Was it started with this job's id? */
+static bool is_of_job(pid_t pid, const struct job *job)
+{
+    auto_free char *line = NULL, *wanted = NULL;
+    char path[32];
+    size_t size = 0;
+    bool found = false;
+
+    snprintf(path, sizeof(path), "/proc/%d/environ", (int)pid);
+    FILE *f = asprintf(&wanted, "%s=%s", job->variable, getenv(job->variable)) < 0
+                  ? NULL
+                  : fopen(path, "re");
+    while (f && !found && getdelim(&line, &size, '\0', f) > 0)
+        found = strcmp(line, wanted) == 0;
+    if (f)
+        fclose(f);
+    return found;
+}
+
+static pid_t owner_of_job(const struct job *job)
+{
+    struct process_facts facts;
+    pid_t owner = 0, pid = getppid();
+
+    for (int i = 0; i < ANCESTORS_MAX && pid > 0 && process_look(pid, &facts) == 0; i++) {
+        if (is_of_job(pid, job))
+            owner = pid;
+        else if (owner)
+            break;
+        pid = facts.parent;
+    }
+    /* The batch system's own process goes when all of the script, or of a step's tasks, has. */
+    if (owner && process_look(owner, &facts) == 0 && facts.parent == facts.session &&
+        process_look(facts.parent, &facts) == 0 && !process_is_ours(facts.pid))
+        owner = facts.pid;
+    return owner;
+}
+
+static pid_t owner_of_session(void)
+{
+    struct process_facts leader;
+    pid_t owner = getsid(0);
+
+    if (owner <= 0 || process_look(owner, &leader) < 0)
+        return 0;
+    /* The shell of one command that a program runs in a terminal of its own ends at once. */
+    if (leader.has_terminal && leader.parent > 1 && !process_controls_jobs(owner) &&
+        process_is_ours(leader.parent))
+        owner = leader.parent;
+    return owner == getpid() ? 0 : owner;
+}
+
+pid_t owner_find(void)
+{
+    struct job job;
+    job_detect(&job);
+    pid_t owner = job.id[0] ? owner_of_job(&job) : 0;
+    return owner ? owner : owner_of_session();
+}
+
+/* ---- those of a mount ---- */
+
+static uint64_t pid_namespace(void)
+{
+    struct stat st;
+    return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
+}
+
+void owner_add(struct counters *counters, pid_t pid)
+{
+    struct process_facts facts;
+    uint32_t count = counters->owners;
+
+    if (count > COUNTERS_OWNERS)
+        return;
+    if (count == 0)
+        counters->owner_namespace = pid_namespace();
+    if (pid == 0 || counters->owner_namespace != pid_namespace() ||
+        process_look(pid, &facts) < 0) {
+        counters->owners = COUNTERS_OWNERS + 1;
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        if (counters->owner[i].pid == pid &&
+            counters->owner[i].start_ticks == facts.start_ticks)
+            return;
+    if (count < COUNTERS_OWNERS)
+        counters->owner[count] = (struct counter_owner){pid, facts.start_ticks};
+    counters->owners = count + 1;
+}
+
+/* A process of this session other than the one that asks. 0: there is none. */
+static pid_t member_of(pid_t session)
+{
+    struct process_facts facts;
+    pid_t found = 0;
+    DIR *dir = opendir("/proc");
+
+    for (struct dirent *e; dir && !found && (e = readdir(dir));) {
+        pid_t pid = atoi(e->d_name);
+        if (pid > 0 && pid != getpid() && process_look(pid, &facts) == 0 &&
+            facts.session == session && facts.state != 'Z' && facts.state != 'X')
+            found = pid;
+    }
+    if (dir)
+        closedir(dir);
+    return found;
+}
+
+bool owner_watch(const struct counters *counters, struct process_watch *ret_watch)
+{
+    *ret_watch = PROCESS_WATCH_NONE;
+    if (counters->owners > COUNTERS_OWNERS || counters->owner_namespace != pid_namespace())
+        return true;
+    for (uint32_t i = 0; i < counters->owners; i++) {
+        const struct counter_owner *owner = &counters->owner[i];
+        if (process_watch_open(owner->pid, ret_watch) == 0) {
+            if (ret_watch->start_ticks == owner->start_ticks)
+                return true;
+            process_watch_close(ret_watch);
+        }
+        for (pid_t pid; (pid = member_of(owner->pid));)
+            if (process_watch_open(pid, ret_watch) == 0)
+                return true;
+    }
+    return false;
+}

@@ -1,0 +1,225 @@
+"""Jobs that end without cleaning up, and what goes with them: sessions, batch scripts, terminals.
+
+A job is played by a session with a batch system's variables. That a mount stays is seen by what
+its daemon waits for: the processes of its pidfds.
+"""
+
+import contextlib
+import glob
+import os
+import pty
+import signal
+
+import harness
+import life
+from harness import Skip, check, check_equal, environment, mountpoints, onepot, wait_for
+from life import check_nothing_left, make_archive, mount, read
+
+
+@contextlib.contextmanager
+def session(script, *arguments, setsid=True, **variables):
+    """bash -c SCRIPT as the leader of a session; `read` in it waits for the end of the context,
+    or of a job by end()."""
+    env = environment(ONEPOT=harness.onepot_program(), **variables)
+    with life.process("bash", "-c", script, "job", *arguments, env=env, stdin=-1,
+                      start_new_session=setsid) as p:
+        yield p
+
+
+def end(p):
+    p.stdin.close()
+    p.stdin = None
+    p.wait(60)
+
+
+def watched(daemon):
+    """Processes whose end a daemon waits for."""
+    found = []
+    for path in glob.glob(f"/proc/{daemon}/fdinfo/*"):
+        with contextlib.suppress(OSError):
+            found += [int(line.split()[1]) for line in read(path).decode().splitlines()
+                      if line.startswith("Pid:")]
+    return sorted(found)
+
+
+def need_pidfds():
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError):
+        raise Skip("this kernel, or this Python, has no pidfds") from None
+
+
+FORGETS = 'data=$("$ONEPOT" mount "$1") || exit; echo "$data"; cat "$data/readme"; read'
+
+
+def start(p):
+    """The path that a session has printed."""
+    path = life.first_line(p)
+    check_equal(p.stdout.readline(), b"hello\n", "a file")
+    return path
+
+
+# ---- whose it is ----
+
+def test_what_a_job_forgets_goes_with_it(work):
+    need_pidfds()
+    archive = make_archive(work)
+    for variables in ({}, {"SLURM_JOB_ID": "12"}, {"PBS_JOBID": "7.server"}):
+        with session(FORGETS, archive, **variables) as job:
+            pid = life.daemon_of(start(job))
+            wait_for(lambda: watched(pid) == [job.pid], "the daemon to wait for its job")
+            check_equal(len(mountpoints(work.path)), 1, "mounts while the job lives")
+            end(job)
+            life.wait_gone(pid)
+        check_nothing_left(f"a job with {variables}")
+
+
+def test_the_shell_of_an_allocation_is_the_job_and_not_the_login_around_it(work):
+    need_pidfds()
+    archive = make_archive(work)
+    inner = f"SLURM_JOB_ID=5 bash -c 'echo $$; {FORGETS}' job \"$1\"; read"
+    with session(inner, archive) as login:
+        shell = int(life.first_line(login))
+        pid = life.daemon_of(start(login))
+        check_equal(watched(pid), [shell], "what the daemon waits for")
+        login.stdin.write(b"\n")
+        login.stdin.flush()
+        life.wait_gone(pid)
+        check(login.poll() is None, "the login has ended")
+        check_nothing_left()
+
+
+def test_what_outlives_the_leader_of_its_session_keeps_the_mount(work):
+    need_pidfds()
+    archive = make_archive(work)
+    with session('sleep 1000 >&- 2>&- & echo $!;' + FORGETS, archive) as login:
+        sleeper = int(life.first_line(login))
+        pid = life.daemon_of(start(login))
+        end(login)
+        wait_for(lambda: watched(pid) == [sleeper], "the daemon to wait for what is left")
+        check_equal(len(mountpoints(work.path)), 1, "mounts")
+        os.kill(sleeper, signal.SIGKILL)
+        life.wait_gone(pid)
+    check_nothing_left()
+
+
+def test_a_mount_of_two_sessions_goes_with_the_last(work):
+    need_pidfds()
+    archive = make_archive(work)
+    with session(FORGETS, archive) as one, session(FORGETS, archive) as two:
+        path = start(one)
+        pid = life.daemon_of(path)
+        first, last = (one, two) if watched(pid) == [one.pid] else (two, one)
+        check_equal(start(two), path, "the path of the second")
+        end(first)
+        wait_for(lambda: watched(pid) == [last.pid], "the daemon to wait for the other one")
+        end(last)
+        life.wait_gone(pid)
+    check_nothing_left()
+
+
+def test_who_shares_the_mount_of_a_run_keeps_it_and_no_longer(work):
+    need_pidfds()
+    archive = make_archive(work)
+    with session('"$ONEPOT" run "$1" -- bash -c \'echo ready; read\'', archive) as runner:
+        life.first_line(runner)
+        with session(FORGETS, archive) as job:
+            pid = life.daemon_of(start(job))
+            end(runner)
+            wait_for(lambda: watched(pid) == [job.pid], "the daemon to wait for the job")
+            end(job)
+            life.wait_gone(pid)
+    check_nothing_left()
+
+
+def test_who_uses_the_mount_of_a_job_that_ended_keeps_it(work):
+    archive = make_archive(work)
+    with session(FORGETS, archive, SLURM_JOB_ID="3") as job:
+        path = start(job)
+        pid = life.daemon_of(path)
+        with life.opened(f"{path}/sub/0007") as fd:
+            end(job)
+            wait_for(lambda: life.mounted(path)["state"] == "draining", "the mount to drain")
+            check_equal(os.read(fd, 4), b"0007", "bytes of an open file")
+            check_equal(read(f"{path}/sub/0008")[:4], b"0008", "bytes of another one")
+        life.wait_gone(pid)
+    check_nothing_left()
+
+
+def test_who_wants_no_owner_has_none(work):
+    need_pidfds()
+    archive = make_archive(work)
+    for command in (["bash", "-c", '"$0" mount --owner none "$1"; :'], []):
+        done = harness.run(*command, harness.onepot_program(), *([] if command else ["mount"]),
+                           archive, start_new_session=True)
+        path = os.fsdecode(done.stdout).rstrip("\n")
+        check_equal(watched(life.daemon_of(path)), [], f"what it waits for after {command}")
+        onepot("umount", path)
+        check_nothing_left(str(command))
+
+
+def test_a_command_in_a_terminal_of_its_own_is_its_program_s(work):
+    """As Jupyter's "!": the shell of the terminal ends with the command."""
+    need_pidfds()
+    archive = make_archive(work)
+    program = os.fork()
+    if program == 0:
+        os.setsid()
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve("/bin/bash", ["bash", "-c", 'cd /; "$0" mount "$1"; :',
+                                    harness.onepot_program(), archive], environment())
+        with contextlib.suppress(OSError):
+            while os.read(terminal, 1000):
+                pass
+        os.waitpid(pid, 0)
+        signal.pause()
+    try:
+        wait_for(lambda: mountpoints(work.path), "the mount")
+        path = mountpoints(work.path)[0]
+        pid = life.daemon_of(path)
+        wait_for(lambda: watched(pid) == [program], "the daemon to wait for the program")
+    finally:
+        os.kill(program, signal.SIGKILL)
+        os.waitpid(program, 0)
+    life.wait_gone(pid)
+    check_nothing_left()
+
+
+# ---- steps ----
+
+def test_a_mount_in_a_step_says_that_it_ends_with_it(work):
+    archive = make_archive(work)
+    for step, lines in (("0", 1), ("4294967291", 0), (None, 0)):
+        env = environment(SLURM_JOB_ID="9", SLURM_STEP_ID=step)
+        done = onepot("mount", archive, env=env)
+        check_equal(done.stderr.count(b"\n"), lines, f"lines of {done.stderr!r} in step {step}")
+        check(not lines or b"onepot run" in done.stderr, f"it says {done.stderr!r}")
+        onepot("umount", "--all", env=env)
+    check_nothing_left()
+
+
+# ---- what was killed ----
+
+def test_each_start_removes_what_dead_daemons_left_in_any_folder(work):
+    """Also one of a job that found its first folder full, or has no mount of this archive."""
+    archive = make_archive(work)
+    env = environment(ONEPOT_RUNTIME_DIR=None)
+    if not os.access("/dev/shm", os.W_OK):
+        raise Skip("/dev/shm can't be written to")
+    temporary = os.path.join(work / ".home", "tmp")
+    os.rename(work / ".home/run", work / "elsewhere")
+    os.symlink(temporary, work / ".home/run")
+    for command, undo in (("stage", "unstage"), ("mount", "umount")):
+        path = mount(archive)
+        pid = life.daemon_of(path)
+        os.kill(pid, signal.SIGKILL)
+        life.wait_gone(pid)
+        onepot(command, archive, env=env)
+        check_equal(mountpoints(work.path), [], f"mounts after {command}")
+        check_equal(life.slots(), [], f"state after {command}")
+        onepot(undo, archive, env=env)
+
+
+if __name__ == "__main__":
+    harness.main(globals())
