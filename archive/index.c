@@ -51,7 +51,8 @@ int index_entry(const struct index *index, uint32_t position, struct index_entry
                  .flags = le32toh(a->flags)},
     };
     uint32_t kind = ret_entry->attr.flags & DATA_KIND_MASK;
-    if (kind == 0 || e->mtime == 0 || (S_ISDIR(ret_entry->attr.mode) && kind != DATA_KIND_NONE))
+    if (kind == 0 || ret_entry->mtime == 0 ||
+        (S_ISDIR(ret_entry->attr.mode) && kind != DATA_KIND_NONE))
         return -EUCLEAN;
     return 0;
 }
@@ -323,15 +324,15 @@ static int check_children(const struct index *index, const struct index_entry *d
 {
     _Atomic uint8_t *good = &index->dir_good[dir->position / 8];
     uint8_t bit = (uint8_t)(1u << (dir->position % 8));
+    uint32_t first = (uint32_t)dir->data;
+    uint32_t count = (uint32_t)(dir->data >> 32);
+    if (count > 0 && (first <= dir->position || first >= index->info.entries ||
+                      count > index->info.entries - first))
+        return -EUCLEAN;
     if (atomic_load_explicit(good, memory_order_relaxed) & bit)
         return 0;
 
-    uint32_t first = (uint32_t)dir->data;
-    uint32_t count = (uint32_t)(dir->data >> 32);
     if (count > 0) {
-        if (first <= dir->position || first >= index->info.entries ||
-            count > index->info.entries - first)
-            return -EUCLEAN;
         uint32_t place, last_place;
         struct index_entry owner;
         int r = find_owner(index, first, &place, &owner);

@@ -110,9 +110,9 @@ struct index_info {
 };
 
 /*
- * Open the index image that lies at [offset, offset + len) of `source`. Mapped if
- * the source is local, else read into sealed memory. The source may be closed
- * afterwards. Errors: -EUCLEAN (damaged; the fault says what), -ENOTSUP (made by a
+ * Open the index image that lies at [offset, offset + len) of `source`. Mapped if the source
+ * is local and nobody but this user and root can change it (source_is_ours), else read into
+ * memory: what it says does not change while it is open. The source may be closed afterwards. Errors: -EUCLEAN (damaged; the fault says what), -ENOTSUP (made by a
  * later version), -ENOMEM, or read errors.
  */
 int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,

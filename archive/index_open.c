@@ -4,8 +4,11 @@
  * Opening maps the image and checks header, section table and the table of page sums;
  * it touches one page of the entries. What it allocates is a byte for each page of
  * 64 KB and a bit for each entry, both zero, so that memory is taken only where the
- * index is used. Without a local file to map, the image is read into a sealed memory
- * file and that is mapped.
+ * index is used.
+ *
+ * All checks hold for bytes that stay as they are. A file that somebody else may write to can
+ * change between a check and the use, so that its image is read into memory of this process
+ * first; as is one on a network, which is not mapped at all.
  */
 #include "index.h"
 
@@ -50,27 +53,22 @@ static int read_pieces(const struct source *source, const struct image_place *pl
     return 0;
 }
 
-/* Read the image into a memory file that nobody can change, and map that. */
-static int map_copy(const struct source *source, const struct image_place *place,
-                    void **ret_map)
+/* Read the image into memory that nobody else can change. */
+static int read_copy(const struct source *source, const struct image_place *place,
+                     void **ret_map)
 {
-    size_t len = place->len;
-    auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0 || ftruncate(fd, (off_t)len) < 0)
+    void *map =
+        mmap(NULL, place->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED)
         return -errno;
-    void *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED)
-        return -errno;
-    int r = read_pieces(source, place, p);
-    munmap(p, len);
+    int r = read_pieces(source, place, map);
+    if (r == 0 && mprotect(map, place->len, PROT_READ) < 0)
+        r = -errno;
     if (r < 0)
-        return r;
-    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
-    p = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED)
-        return -errno;
-    *ret_map = p;
-    return 0;
+        munmap(map, place->len);
+    else
+        *ret_map = map;
+    return r;
 }
 
 /* Map the pieces one behind the other, `skip` bytes behind the start of the mapping. */
@@ -95,19 +93,19 @@ static void *map_pieces(const struct source *source, const struct image_place *p
     return map;
 }
 
-/* Map an image; *ret_image is where its bytes are. */
+/* Map or read an image; *ret_image is where its bytes are. */
 static int map_image(struct index *index, struct source *source,
                      const struct image_place *place, const uint8_t **ret_image)
 {
     size_t skip = 0, page = (size_t)sysconf(_SC_PAGESIZE);
     void *map = MAP_FAILED;
-    if (source_is_local(source) && page <= DISK_PAGE_BYTES) {
+    if (source_is_local(source) && source_is_ours(source) && page <= DISK_PAGE_BYTES) {
         skip = (size_t)(place->offset & (page - 1));
         map = map_pieces(source, place, skip);
     }
     if (map == MAP_FAILED) {
         skip = 0;
-        int r = map_copy(source, place, &map);
+        int r = read_copy(source, place, &map);
         if (r < 0)
             return r;
     }

@@ -66,6 +66,12 @@ void source_identity(const struct source *source, struct source_identity *ret_id
 bool source_is_local(const struct source *source);
 
 /*
+ * True where only this user and root can change the bytes: the file belongs to one of them and
+ * nobody else may write to it, or it is sealed memory.
+ */
+bool source_is_ours(const struct source *source);
+
+/*
  * The whole file, mapped read-only and shared, or NULL when it is empty, not local,
  * or could not be mapped: the caller then uses source_read. Mapped at the first
  * call; valid until source_close.

@@ -49,11 +49,14 @@ static int copy_name(const struct index *index, uint32_t position, char name[])
     int r = index_name(index, position, &bytes, &len);
     if (r < 0)
         return r;
-    if (len == 0 || len > INDEX_NAME_MAX || memchr(bytes, '/', len) || memchr(bytes, 0, len))
+    if (len == 0 || len > INDEX_NAME_MAX)
         return -EUCLEAN;
-    memcpy(name, bytes, len);
+    memcpy(name, bytes, len); /* first: what is judged is what is used */
     name[len] = '\0';
-    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ? -EUCLEAN : 0;
+    return strlen(name) != len || strchr(name, '/') || strcmp(name, ".") == 0 ||
+                   strcmp(name, "..") == 0
+               ? -EUCLEAN
+               : 0;
 }
 
 static int slot_fd(const struct extraction *x, const struct folders *f, uint32_t directory)

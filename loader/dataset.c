@@ -152,6 +152,8 @@ static int add_file(struct walk *w, uint32_t archive, uint32_t position,
     struct dataset *d = w->dataset;
     if (d->record_count == UINT32_MAX)
         return -EOVERFLOW;
+    if (d->record_count == d->record_bytes / sizeof(*d->records))
+        return -EUCLEAN;
     uint64_t offset = file->offset < RECORD_OFFSET_NONE ? file->offset : RECORD_OFFSET_NONE;
     d->records[d->record_count++] =
         (struct record){.where = (uint64_t)archive << RECORD_OFFSET_BITS | offset,

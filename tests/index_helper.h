@@ -102,6 +102,7 @@ static inline int open_image(const void *image, size_t len, struct index **ret_i
     /* Sealing a memory file takes milliseconds; there are many images. */
     int fd = memfd_create("image", MFD_CLOEXEC);
     ck_assert_int_eq(write(fd, image, len), (ssize_t)len);
+    ck_assert_int_eq(fchmod(fd, 0600), 0); /* so that it is mapped */
     ck_assert_int_eq(source_from_fd(fd, "image", &source), 0);
     int r = index_open(source, 0, len, &fault, ret_index);
     source_close(source);

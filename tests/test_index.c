@@ -580,6 +580,7 @@ START_TEST(zeros_from_anywhere_on_never_pass_for_answers)
     struct disk_header h;
     memcpy(&h, image, sizeof(h));
     int fd = memfd_create("cut", MFD_CLOEXEC);
+    ck_assert_int_eq(fchmod(fd, 0600), 0);
     ck_assert_int_eq(pwrite(fd, image, len, 0), (ssize_t)len);
     struct source *source = NULL;
     struct index *index = NULL;
@@ -596,6 +597,86 @@ START_TEST(zeros_from_anywhere_on_never_pass_for_answers)
             ck_assert_msg(cut >= zeros_may_begin(image), "zeros from %zu on", cut);
     }
     free(zeros);
+    index_close(index);
+    source_close(source);
+    close(fd);
+    free(image);
+}
+END_TEST
+
+/*
+ * Open an image in a file of this mode and owner, change all of the file while the index is
+ * open, and walk. Another half of it is looked at before, so that checks are behind it.
+ */
+static struct walk walk_while_it_changes(const uint8_t *image, const uint8_t *other, size_t len,
+                                         mode_t mode, uid_t owner)
+{
+    struct source *source = NULL;
+    struct index *index = NULL;
+    int fd = memfd_create("changes", MFD_CLOEXEC);
+    ck_assert_int_eq(pwrite(fd, image, len, 0), (ssize_t)len);
+    ck_assert_int_eq(fchmod(fd, mode), 0);
+    if (owner != geteuid())
+        ck_assert_int_eq(fchown(fd, owner, (gid_t)-1), 0);
+    ck_assert_int_eq(source_from_fd(dup(fd), "changes", &source), 0);
+    ck_assert_int_eq(index_open(source, 0, len, NULL, &index), 0);
+    source_close(source);
+    listing(index, "dir");
+    ck_assert_int_eq(pwrite(fd, other, len, 0), (ssize_t)len);
+    struct walk w = walk_all(index);
+    index_close(index);
+    close(fd);
+    return w;
+}
+
+START_TEST(what_others_may_change_is_read_once)
+{
+    static const mode_t modes[] = {0602, 0620, 0666, 0777};
+    size_t len;
+    uint8_t *image = small_image(&len), *other = malloc(len);
+    struct index *index = NULL;
+    for (size_t i = 0; i < len; i++)
+        other[i] = (uint8_t)~image[i];
+    ck_assert_int_eq(open_image(image, len, &index), 0);
+    struct walk sound = walk_all(index);
+    ck_assert_uint_eq(sound.errors, 0);
+    for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++)
+        ck_assert_uint_eq(walk_while_it_changes(image, other, len, modes[i], geteuid()).digest,
+                          sound.digest);
+    if (geteuid() == 0)
+        ck_assert_uint_eq(walk_while_it_changes(image, other, len, 0600, 12345).digest,
+                          sound.digest);
+    else
+        puts("skipped in part: only root can give files away");
+    /* What only this user may change is mapped, and so shared with all who open it. */
+    ck_assert_uint_gt(walk_while_it_changes(image, other, len, 0644, geteuid()).errors, 0);
+    index_close(index);
+    free(other);
+    free(image);
+}
+END_TEST
+
+/* A directory whose children were found to be its own says later that there are more. */
+START_TEST(children_end_where_the_index_ends_whenever_they_are_asked_for)
+{
+    size_t len;
+    uint8_t *image = small_image(&len);
+    struct source *source = NULL;
+    struct index *index = NULL;
+    struct disk_section s[SECTION_IDS];
+    uint32_t first, count;
+    int fd = memfd_create("grows", MFD_CLOEXEC);
+    ck_assert_int_eq(pwrite(fd, image, len, 0), (ssize_t)len);
+    ck_assert_int_eq(fchmod(fd, 0600), 0);
+    ck_assert_int_eq(source_from_fd(dup(fd), "grows", &source), 0);
+    ck_assert_int_eq(index_open(source, 0, len, NULL, &index), 0);
+    ck_assert_int_eq(index_children(index, INDEX_ROOT, &first, &count), 0);
+    memcpy(s, image + sizeof(struct disk_header), sizeof(s));
+    ck_assert_uint_eq(s[0].id, SECTION_ENTRIES);
+    uint64_t more = (uint64_t)index_info(index)->entries << 32 | first;
+    off_t at = (off_t)(s[0].offset + offsetof(struct disk_entry, data));
+    ck_assert_int_eq(pwrite(fd, &more, sizeof(more), at), (ssize_t)sizeof(more));
+    ck_assert_int_eq(index_children(index, INDEX_ROOT, &first, &count), -EUCLEAN);
     index_close(index);
     source_close(source);
     close(fd);
@@ -723,6 +804,8 @@ int main(void)
     tcase_add_test(tc, an_alias_leads_to_an_inode_before_it_and_no_further);
     tcase_add_test(tc, names_that_no_file_may_have_are_refused);
     tcase_add_test(tc, zeros_from_anywhere_on_never_pass_for_answers);
+    tcase_add_test(tc, what_others_may_change_is_read_once);
+    tcase_add_test(tc, children_end_where_the_index_ends_whenever_they_are_asked_for);
     tcase_add_test(tc, one_damaged_page_spoils_only_what_lies_in_it);
     tcase_add_test(tc, threads_agree);
     tcase_add_test(tc, an_index_costs_at_most_40_bytes_a_file_and_its_name);
