@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <xxhash.h>
+
 /* More processes than any machine starts, and fewer than overflow anywhere. */
 #define WORLD_MAX 100000000u
 
@@ -170,4 +172,29 @@ int launcher_find(launcher_getenv *get, void *ctx, struct fault *fault,
     }
     *ret_launcher = (struct launcher){.world = 1, .local_rank = -1};
     return 0;
+}
+
+uint64_t launcher_start(launcher_getenv *get, void *ctx, const char *launcher)
+{
+    static const struct {
+        const char *launcher;
+        const char *tells[ALTERNATIVES];
+    } starts[] = {
+        {"torchrun", {"TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"}},
+        {"Open MPI", {"PMIX_NAMESPACE"}},
+        {"PMIx", {"PMIX_NAMESPACE"}},
+        {"PMI", {"PMI_JOBID"}},
+        {"Flux", {"FLUX_JOB_ID"}},
+        {"PALS", {"PALS_APID"}},
+        {"Slurm", {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
+    };
+    const struct environment e = {get, ctx};
+    uint64_t start = 0;
+    for (size_t i = 0; launcher && i < sizeof(starts) / sizeof(starts[0]); i++)
+        for (int k = 0; strcmp(starts[i].launcher, launcher) == 0 && k < ALTERNATIVES; k++) {
+            const char *name = starts[i].tells[k], *value = name ? value_of(&e, name) : NULL;
+            if (value)
+                start = XXH3_64bits_withSeed(value, strlen(value), start + 1);
+        }
+    return start;
 }

@@ -45,4 +45,10 @@ bool launcher_in_slurm_step(launcher_getenv *get, void *ctx);
 int launcher_find(launcher_getenv *get, void *ctx, struct fault *fault,
                   struct launcher *ret_launcher);
 
+/*
+ * A number that all processes of one start have in common, and those of another start most
+ * likely not. 0: the launcher (the name that launcher_find gave; may be NULL) does not tell.
+ */
+uint64_t launcher_start(launcher_getenv *get, void *ctx, const char *launcher);
+
 #endif

@@ -21,17 +21,25 @@
 /* So long a file on a network lies still until it counts as left. */
 #define STILL_SECONDS 600
 
+void partial_letters(uint64_t number, char ret_letters[PARTIAL_LETTER_COUNT + 1])
+{
+    for (unsigned i = 0; i < PARTIAL_LETTER_COUNT; i++)
+        ret_letters[i] = PARTIAL_LETTERS[number >> 5 * i & 31];
+    ret_letters[PARTIAL_LETTER_COUNT] = '\0';
+}
+
 bool partial_name_parse(const char *name, size_t *ret_len)
 {
-    size_t len = strlen(name);
-    if (len <= PARTIAL_EXTRA_LEN)
+    const char *suffix = strrchr(name, '.');
+    if (!suffix || (strcmp(suffix, PARTIAL_SUFFIX) != 0 && strcmp(suffix, READY_SUFFIX) != 0))
         return false;
-    size_t own = len - PARTIAL_EXTRA_LEN;
-    const char *letters = name + own + 1;
-    if (name[own] != '.' || strspn(letters, PARTIAL_LETTERS) != PARTIAL_LETTER_COUNT ||
-        strcmp(letters + PARTIAL_LETTER_COUNT, PARTIAL_SUFFIX) != 0)
+    size_t len = (size_t)(suffix - name);
+    if (len <= PARTIAL_LETTER_COUNT + 1)
         return false;
-    *ret_len = own;
+    const char *letters = suffix - PARTIAL_LETTER_COUNT;
+    if (letters[-1] != '.' || strspn(letters, PARTIAL_LETTERS) != PARTIAL_LETTER_COUNT)
+        return false;
+    *ret_len = len - PARTIAL_LETTER_COUNT - 1;
     return true;
 }
 

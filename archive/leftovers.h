@@ -11,6 +11,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "fault.h"
 
@@ -18,9 +19,13 @@
 #define PARTIAL_LETTERS "abcdefghijklmnopqrstuvwxyz234567"
 #define PARTIAL_LETTER_COUNT 6u
 #define PARTIAL_SUFFIX ".partial"
+#define READY_SUFFIX ".ready" /* of a shard that waits for others; not longer */
 #define PARTIAL_EXTRA_LEN (1 + PARTIAL_LETTER_COUNT + sizeof(PARTIAL_SUFFIX) - 1)
 
-/* Is `name` that of a partial file? Then NAME has *ret_len bytes of it. */
+/* Six letters of a number. */
+void partial_letters(uint64_t number, char ret_letters[PARTIAL_LETTER_COUNT + 1]);
+
+/* Is `name` that of a partial file, or of a ready one? Then NAME has *ret_len bytes of it. */
 bool partial_name_parse(const char *name, size_t *ret_len);
 
 enum leftover {

@@ -20,7 +20,7 @@
 
 #include "cleanup.h"
 
-static void output_free(struct output *output)
+void output_release(struct output *output)
 {
     if (output->fd >= 0)
         close(output->fd);
@@ -97,13 +97,11 @@ static int check_existing(struct output *output, struct fault *fault)
 /* NAME.XXXXXX.partial, the name cut where the whole would be too long. */
 static int make_partial_name(struct output *output)
 {
-    uint8_t noise[PARTIAL_LETTER_COUNT];
-    if (getrandom(noise, sizeof(noise), 0) != sizeof(noise))
+    uint64_t noise;
+    char unique[PARTIAL_LETTER_COUNT + 1];
+    if (getrandom(&noise, sizeof(noise), 0) != sizeof(noise))
         return -EIO;
-    char unique[sizeof(noise) + 1] = {0};
-    for (size_t i = 0; i < sizeof(noise); i++)
-        unique[i] = PARTIAL_LETTERS[noise[i] & 31];
-
+    partial_letters(noise, unique);
     int most = NAME_MAX - (int)PARTIAL_EXTRA_LEN;
     free(output->partial_name);
     output->partial_name = NULL;
@@ -182,7 +180,7 @@ int output_open(const char *path, bool overwrite, struct fault *fault,
     if (r == 0)
         r = create_partial(output, fault);
     if (r < 0) {
-        output_free(output);
+        output_release(output);
         return r;
     }
     *ret_output = output;
@@ -218,21 +216,43 @@ static int rename_final(const struct output *output)
 }
 
 /* A folder that may be written but not read can't be synced: then its owner waived it. */
-static void sync_folder(const struct output *output)
+void output_sync_folder(int folder_fd)
 {
-    auto_close int fd = openat(output->folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    auto_close int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0)
         fsync(fd);
 }
 
+static int sync_file(const struct output *output, struct fault *fault)
+{
+    return fsync(output->fd) < 0 ? failed(fault, -errno, "can't be brought to the disk") : 0;
+}
+
+int output_ready(struct output *output, const char *letters, bool sync, struct fault *fault)
+{
+    auto_free char *ready = NULL;
+    int r = sync ? sync_file(output, fault) : 0, dir = output->folder_fd;
+    if (r < 0)
+        return r;
+    if (asprintf(&ready, "%s.%s" READY_SUFFIX, output->name, letters) < 0) {
+        ready = NULL;
+        return -ENOMEM;
+    }
+    if (renameat(dir, output->partial_name, dir, ready) < 0)
+        return failed(fault, -errno, "can't be given the name under which it waits");
+    free(output->partial_name);
+    output->partial_name = steal_ptr(&ready);
+    return 0;
+}
+
 int output_commit(struct output *output, bool sync, struct fault *fault)
 {
-    if (sync && fsync(output->fd) < 0) {
-        int r = failed(fault, -errno, "can't be brought to the disk");
+    int r = sync ? sync_file(output, fault) : 0;
+    if (r < 0) {
         output_discard(output);
         return r;
     }
-    int r = rename_final(output);
+    r = rename_final(output);
     if (r < 0) {
         if (r == -EEXIST)
             already_exists(fault);
@@ -242,8 +262,8 @@ int output_commit(struct output *output, bool sync, struct fault *fault)
         return r;
     }
     if (sync)
-        sync_folder(output);
-    output_free(output);
+        output_sync_folder(output->folder_fd);
+    output_release(output);
     return 0;
 }
 
@@ -252,5 +272,5 @@ void output_discard(struct output *output)
     if (!output)
         return;
     unlinkat(output->folder_fd, output->partial_name, 0);
-    output_free(output);
+    output_release(output);
 }

@@ -41,6 +41,17 @@ int output_open(const char *path, bool overwrite, struct fault *fault,
                 struct output **ret_output);
 
 /*
+ * The file is complete, and waits as NAME.LETTERS.ready for shard_exchange to give it its name;
+ * with `sync`, after it reached the disk. From then on output_discard removes that.
+ */
+int output_ready(struct output *output, const char *letters, bool sync, struct fault *fault);
+
+/* Let the file be called as it is called now. */
+void output_release(struct output *output);
+
+void output_sync_folder(int folder_fd);
+
+/*
  * Give the file its name; with `sync`, after it reached the disk, and so did its name.
  * The output is freed, also on failure: then no file is left.
  */

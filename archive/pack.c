@@ -10,15 +10,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <xxhash.h>
 
 #include "cleanup.h"
 #include "compress.h"
 #include "folder.h"
 #include "output.h"
 #include "pipeline.h"
+#include "shard_exchange.h"
 
 struct source_folder {
     char *name; /* in the archive; "" for a source alone */
@@ -235,12 +239,12 @@ static int fill(struct run *run, struct shard_set *shards, struct fault *fault)
     return r;
 }
 
-static int write_shards(struct run *run, const struct writer_options *how, struct fault *fault)
+static int write_shards(struct run *run, const char *letters, const struct writer_options *how,
+                        struct fault *fault)
 {
     const struct pack_options *o = run->options;
     struct shard_set *shards;
-    int r =
-        shard_set_open(o->output, run->selection.outputs, &run->selection, how, fault, &shards);
+    int r = shard_set_open(o->output, letters, &run->selection, how, fault, &shards);
     if (r < 0)
         return r;
     r = fill(run, shards, fault);
@@ -250,7 +254,39 @@ static int write_shards(struct run *run, const struct writer_options *how, struc
         shard_set_discard(shards);
         return r;
     }
-    return shard_set_close(shards, o->stop, fault, &run->result.totals);
+    r = shard_set_close(shards, o->stop, fault, &run->result.totals);
+    run->result.waits = r == 0;
+    return r < 0 ? r : 0;
+}
+
+/* ---- which shards belong together ---- */
+
+static void mix(uint64_t *sum, const void *bytes, size_t len)
+{
+    *sum = XXH3_64bits_withSeed(bytes, len, *sum);
+}
+
+/*
+ * The letters of what is ready: for all ranks the same, but others for other options, and for
+ * another start where the launcher tells them apart. One process has its own.
+ */
+static int find_letters(const struct run *run, char letters[PARTIAL_LETTER_COUNT + 1])
+{
+    const struct pack_options *o = run->options;
+    const uint64_t numbers[] = {
+        o->shards, o->world, o->start, (uint64_t)o->zstd_level, o->block_bytes, o->align_bytes};
+    uint64_t sum = 0;
+    if (run->selection.world <= 1 && getrandom(&sum, sizeof(sum), 0) != sizeof(sum))
+        return -EIO;
+    mix(&sum, numbers, sizeof(numbers));
+    for (size_t i = 0; i < o->source_count; i++)
+        mix(&sum, o->sources[i], strlen(o->sources[i]));
+    for (size_t i = 0; i < o->exclude_count; i++)
+        mix(&sum, o->excludes[i], strlen(o->excludes[i]));
+    if (o->files_from)
+        mix(&sum, o->files_from, strlen(o->files_from));
+    partial_letters(sum, letters);
+    return 0;
 }
 
 /* ---- what killed runs left ---- */
@@ -271,13 +307,13 @@ static void report_leftover(void *ctx, enum leftover what, const char *name)
         return;
     if (what == LEFTOVER_REMOVED) {
         fault_set(&fault, -EEXIST, name, FAULT_NO_OFFSET,
-                  "removed: it was left there by a run that was killed");
+                  "removed: it was left there by a run that did not end");
     } else if (what == LEFTOVER_BUSY) {
         fault_set(&fault, -EBUSY, name, FAULT_NO_OFFSET,
                   "another process is writing the same archive");
     } else {
         fault_set(&fault, -EBUSY, name, FAULT_NO_OFFSET,
-                  "left by a run that was killed, or being written on another node");
+                  "left by a run that did not end, or being written on another node");
         fault_advise(&fault, "remove it if there is none");
     }
     o->report(o->ctx, PACK_NOTE, &fault);
@@ -296,18 +332,39 @@ static void remove_leftovers(struct run *run)
     output_clean(shard ? shard : run->options->output, &how);
 }
 
+/* What this rank had ready must not be taken for what it is about to write. */
+static int clear_shards(struct run *run, const char *letters, struct fault *fault)
+{
+    struct shard_exchange x;
+    int r = shard_exchange_begin(run->selection.outputs, fault, &x);
+    if (r < 0)
+        return r;
+    remove_leftovers(run);
+    for (uint32_t i = 0; i < run->selection.shards; i++)
+        if (selection_has(&run->selection, i))
+            shard_exchange_withdraw(&x, i, letters);
+    shard_exchange_end(&x);
+    return 0;
+}
+
 static int write_archive(struct run *run, struct fault *fault)
 {
+    char letters[PARTIAL_LETTER_COUNT + 1];
     const struct pack_options *o = run->options;
     struct writer_options how = {.overwrite = o->overwrite,
                                  .no_sync = o->no_sync,
                                  .zstd_level = o->zstd_level,
                                  .block_bytes = o->block_bytes,
                                  .align_bytes = o->align_bytes};
-    remove_leftovers(run);
-    int r = o->zstd_level ? compress_pool_new(o->threads, o->zstd_level, &how.pool) : 0;
+    int r = find_letters(run, letters);
+    if (r == 0 && run->selection.outputs)
+        r = clear_shards(run, letters, fault);
+    else if (r == 0)
+        remove_leftovers(run);
+    if (r == 0 && o->zstd_level)
+        r = compress_pool_new(o->threads, o->zstd_level, &how.pool);
     if (r == 0)
-        r = write_shards(run, &how, fault);
+        r = write_shards(run, letters, &how, fault);
     compress_pool_free(how.pool);
     return r;
 }

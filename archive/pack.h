@@ -14,7 +14,7 @@
  * out (or cut or filled up with zeros, where it changed while it was read), and the
  * archive is complete otherwise; result.problems counts. What goes wrong with the
  * archive itself does, and then there is none: it appears under its name only when all
- * of it was written.
+ * of it was written. Shards appear together, or the old ones stay: see shard_exchange.h.
  */
 #ifndef ONEPOT_PACK_H
 #define ONEPOT_PACK_H
@@ -54,6 +54,11 @@ struct pack_options {
     uint32_t shards;    /* how many archives; 0: one, and no shard */
     uint32_t rank;      /* this process writes those with number % world == rank */
     uint32_t world;     /* 0: 1 */
+    /*
+     * The shards of all ranks get their names together, when the last of them is complete.
+     * Those belong together whose ranks were given the same options, and this number.
+     */
+    uint64_t start;
     bool overwrite;
     bool no_sync;     /* don't wait until the archive is on the disk */
     bool strict;      /* the first problem is an error */
@@ -78,6 +83,7 @@ struct pack_result {
     struct writer_totals totals;
     uint64_t problems;
     uint64_t sockets; /* left out */
+    bool waits;       /* for other ranks: the shards are ready, but have no names yet */
 };
 
 /*

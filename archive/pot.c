@@ -21,6 +21,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "pot_private.h"
+#include "shard_exchange.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -432,7 +433,9 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
         return -ENOMEM;
     struct opening o = {.pot = pot, .options = options ? options : &defaults, .fault = fault};
     pot->path = strdup(path);
-    int r = pot->path ? open_source(&o) : -ENOMEM;
+    int r = pot->path ? shard_exchange_settle(path, fault) : -ENOMEM;
+    if (r >= 0)
+        r = open_source(&o);
     if (r == 0)
         r = unpack(&o);
     if (r == 0)

@@ -8,7 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cleanup.h"
 #include "leftovers.h"
+
+#define DIGITS "0123456789"
 
 /* What a name of an archive ends with; longer ones first. */
 static const char *const endings[] = {".onepot.tar.zst", ".onepot.tar", ".tar.zst", ".tar"};
@@ -17,7 +20,7 @@ static const char *const endings[] = {".onepot.tar.zst", ".onepot.tar", ".tar.zs
 static const char *find_pattern(const char *name, size_t *ret_len, unsigned *ret_digits)
 {
     for (const char *p = strchr(name, '%'); p; p = strchr(p + 1, '%')) {
-        size_t len = 1 + strspn(p + 1, "0123456789");
+        size_t len = 1 + strspn(p + 1, DIGITS);
         if (p[len] != 'd' || len > 4)
             continue;
         *ret_digits = len > 1 ? (unsigned)strtoul(p + 1, NULL, 10) : 1;
@@ -96,8 +99,7 @@ bool shard_names_find(const struct shard_names *names, const char *name, size_t 
         memcmp(name + len - after_len, names->after, after_len) != 0)
         return false;
     size_t digits = len - before_len - after_len;
-    if (digits < names->digits || digits > 100 ||
-        strspn(name + before_len, "0123456789") < digits)
+    if (digits < names->digits || digits > 100 || strspn(name + before_len, DIGITS) < digits)
         return false;
     unsigned long long number = strtoull(name + before_len, NULL, 10);
     if (number >= names->count)
@@ -106,10 +108,29 @@ bool shard_names_find(const struct shard_names *names, const char *name, size_t 
     return true;
 }
 
+char *shard_record_name(const char *before, size_t before_len, const char *after)
+{
+    char *name;
+    while (before_len && strchr(DIGITS, before[before_len - 1]))
+        before_len--;
+    after += strspn(after, DIGITS);
+    return asprintf(&name, ".%.*s%%%s.exchange", (int)before_len, before, after) < 0 ? NULL
+                                                                                     : name;
+}
+
+static bool is_record(const struct shard_names *names, const char *name)
+{
+    const char *slash = strrchr(names->before, '/');
+    const char *before = slash ? slash + 1 : names->before;
+    auto_free char *record = shard_record_name(before, strlen(before), names->after);
+    return record && strcmp(name, record) == 0;
+}
+
 bool shard_names_match(const struct shard_names *names, const char *name)
 {
     size_t len = strlen(name);
     uint32_t number;
     return shard_names_find(names, name, len, &number) ||
-           (partial_name_parse(name, &len) && shard_names_find(names, name, len, &number));
+           (partial_name_parse(name, &len) && shard_names_find(names, name, len, &number)) ||
+           (name[0] == '.' && is_record(names, name));
 }

@@ -30,7 +30,15 @@ int shard_name(const struct shard_names *names, uint32_t number, char **ret_path
 bool shard_names_find(const struct shard_names *names, const char *name, size_t len,
                       uint32_t *ret_number);
 
-/* Is this, without folders, the name of one of the shards, or of a part of one? */
+/*
+ * What the record of an exchange of the shards is called (see shard_exchange.h), by what is
+ * before and after the number, without folders. Digits beside the number belong to it: one who
+ * has a shard can't tell them apart. Caller frees. NULL: no memory.
+ */
+char *shard_record_name(const char *before, size_t before_len, const char *after);
+
+/* Is this, without folders, the name of one of the shards, of a part of one, or of the record
+ * of their exchange? */
 bool shard_names_match(const struct shard_names *names, const char *name);
 
 #endif

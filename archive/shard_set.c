@@ -8,20 +8,26 @@
 #include "shard_set.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "shard_exchange.h"
 
 struct shard {
-    struct writer *writer; /* NULL: another process's */
+    struct writer *writer; /* NULL: another process's, or complete: */
+    struct output *output;
     char *path;
 };
 
 struct shard_set {
     const struct selection *selection;
+    char letters[PARTIAL_LETTER_COUNT + 1];
+    bool overwrite, sync;
     uint32_t count;
     uint64_t offset;
     struct shard shard[];
@@ -47,35 +53,53 @@ static int name_fault(const struct shard_set *s, uint32_t i, int err, struct fau
     return err;
 }
 
+/* It must be possible to rename what waits beside it to this name. */
+static int check_path(const char *path, struct fault *fault)
+{
+    const char *slash = strrchr(path, '/');
+    struct stat st;
+    if (strlen(slash ? slash + 1 : path) > NAME_MAX - PARTIAL_EXTRA_LEN)
+        return fault_set(fault, -ENAMETOOLONG, NULL, FAULT_NO_OFFSET, "name is too long");
+    if (lstat(path, &st) < 0 || !S_ISLNK(st.st_mode))
+        return 0;
+    fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET, "is a symbolic link, which no shard is");
+    fault_advise(fault, "remove it, or name another place with -o");
+    return -EEXIST;
+}
+
 static int open_shard(struct shard_set *s, uint32_t i, const char *output,
-                      const struct shard_names *names, const struct writer_options *options,
-                      struct fault *fault)
+                      const struct writer_options *options, struct fault *fault)
 {
     int r = 0;
-    if (names)
-        r = shard_name(names, i, &s->shard[i].path);
+    if (s->selection->outputs)
+        r = shard_name(s->selection->outputs, i, &s->shard[i].path);
     else if (!(s->shard[i].path = strdup(output)))
         r = -ENOMEM;
     if (r < 0)
         return r;
-    r = writer_open(s->shard[i].path, options, fault, &s->shard[i].writer);
+    r = s->selection->outputs ? check_path(s->shard[i].path, fault) : 0;
+    if (r == 0)
+        r = writer_open(s->shard[i].path, options, fault, &s->shard[i].writer);
     return r < 0 ? name_fault(s, i, r, fault) : 0;
 }
 
-int shard_set_open(const char *output, const struct shard_names *names,
-                   const struct selection *selection, const struct writer_options *options,
-                   struct fault *fault, struct shard_set **ret_shards)
+int shard_set_open(const char *output, const char *letters, const struct selection *selection,
+                   const struct writer_options *options, struct fault *fault,
+                   struct shard_set **ret_shards)
 {
     uint32_t count = selection->shards > 1 ? selection->shards : 1;
     struct shard_set *s = calloc(1, sizeof(*s) + count * sizeof(s->shard[0]));
     if (!s)
         return -ENOMEM;
     s->selection = selection;
+    s->overwrite = options->overwrite;
+    s->sync = !options->no_sync;
     s->count = count;
+    strncpy(s->letters, letters, PARTIAL_LETTER_COUNT);
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < count; i++)
         if (selection_has(selection, i))
-            r = open_shard(s, i, output, names, options, fault);
+            r = open_shard(s, i, output, options, fault);
     if (r < 0)
         shard_set_discard(s);
     else
@@ -94,8 +118,10 @@ void shard_set_discard(struct shard_set *s)
 {
     if (!s)
         return;
-    for (uint32_t i = 0; i < s->count; i++)
+    for (uint32_t i = 0; i < s->count; i++) {
         writer_discard(s->shard[i].writer);
+        output_discard(s->shard[i].output);
+    }
     shard_set_free(s);
 }
 
@@ -130,30 +156,77 @@ static void add_totals(struct writer_totals *sum, const struct writer_totals *t)
     sum->file_bytes = file_bytes;
 }
 
-int shard_set_close(struct shard_set *s, const _Atomic int *stop, struct fault *fault,
-                    struct writer_totals *ret_totals)
+static bool is_stopped(const _Atomic int *stop)
 {
-    struct writer_totals sum = {0}, totals;
-    uint32_t done = 0;
+    return stop && atomic_load(stop);
+}
+
+/* Complete the archives. Shards wait from here on for each other. */
+static int finish_shards(struct shard_set *s, const _Atomic int *stop, struct fault *fault,
+                         struct writer_totals *sum)
+{
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < s->count; i++) {
-        if (!s->shard[i].writer)
+        struct shard *shard = &s->shard[i];
+        struct writer_totals totals;
+        if (!shard->writer)
             continue;
-        r = stop && atomic_load(stop) ? -EINTR : 0;
-        if (r < 0)
-            break;
-        r = writer_close(s->shard[i].writer, fault, &totals);
-        s->shard[i].writer = NULL;
+        if (is_stopped(stop))
+            return -EINTR;
+        r = writer_finish(steal_ptr(&shard->writer), fault, &totals, &shard->output);
+        if (r == 0 && s->selection->outputs)
+            r = output_ready(shard->output, s->letters, s->sync, fault);
         if (r < 0)
             name_fault(s, i, r, fault);
         else
-            add_totals(&sum, &totals);
-        done = r < 0 ? i : i + 1;
+            add_totals(sum, &totals);
     }
-    for (uint32_t i = 0; r < 0 && i < done; i++)
-        if (s->shard[i].path)
-            unlink(s->shard[i].path);
-    if (r == 0)
+    return r;
+}
+
+/* What is on the disk stays as it is called now. */
+static void release_shards(struct shard_set *s)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->shard[i].output)
+            output_release(steal_ptr(&s->shard[i].output));
+}
+
+static int exchange(struct shard_set *s, const _Atomic int *stop, struct fault *fault)
+{
+    struct shard_exchange x;
+    bool alone = s->selection->world <= 1;
+    int r = shard_exchange_begin(s->selection->outputs, fault, &x);
+    if (r < 0) {
+        if (!alone) /* others may count on what is ready, and without the lock it can't go */
+            release_shards(s);
+        return r;
+    }
+    r = is_stopped(stop) ? -EINTR
+                         : shard_exchange_run(&x, s->letters, s->overwrite, s->sync, fault);
+    if (r == 0 && alone)
+        r = fault_set(fault, -EBUSY, NULL, FAULT_NO_OFFSET,
+                      "somebody else removed or replaced what was ready of it");
+    if (r >= 0 || x.committed)
+        release_shards(s);
+    for (uint32_t i = 0; i < s->count; i++) /* as long as the set is locked */
+        output_discard(steal_ptr(&s->shard[i].output));
+    shard_exchange_end(&x);
+    return r;
+}
+
+int shard_set_close(struct shard_set *s, const _Atomic int *stop, struct fault *fault,
+                    struct writer_totals *ret_totals)
+{
+    struct writer_totals sum = {0};
+    int r = finish_shards(s, stop, fault, &sum);
+    if (r == 0 && s->selection->outputs) {
+        r = exchange(s, stop, fault);
+    } else if (r == 0) {
+        r = output_commit(steal_ptr(&s->shard[0].output), s->sync, fault);
+        r = r < 0 ? r : 1;
+    }
+    if (r >= 0)
         *ret_totals = sum;
     shard_set_discard(s);
     return r;

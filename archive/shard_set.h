@@ -18,12 +18,13 @@
 struct shard_set;
 
 /*
- * Create all archives of this process. `names` is NULL without shards; then the archive
- * is called `output`. Where several files are possible a fault's member is the one.
+ * Create all archives of this process: selection->outputs, or one that is called `output`. The
+ * shards of all processes of one run have the same `letters` (PARTIAL_LETTER_COUNT) while they
+ * wait for each other. Where several files are possible a fault's member is the one.
  */
-int shard_set_open(const char *output, const struct shard_names *names,
-                   const struct selection *selection, const struct writer_options *options,
-                   struct fault *fault, struct shard_set **ret_shards);
+int shard_set_open(const char *output, const char *letters, const struct selection *selection,
+                   const struct writer_options *options, struct fault *fault,
+                   struct shard_set **ret_shards);
 
 /* Is it an archive that is being written, or one that will be replaced? */
 bool shard_set_is_output(const struct shard_set *shards, uint64_t dev, uint64_t ino);
@@ -47,8 +48,11 @@ int shard_set_add_folder(struct shard_set *shards, const struct folder *folder,
 uint64_t shard_set_offset(const struct shard_set *shards);
 
 /*
- * All archives get their names. When one can't, none of this run is left; nor when `stop`
- * (may be NULL) is set meanwhile: -EINTR. The sum of their totals. Frees it in any case.
+ * All archives get their names, together with those of other processes, which the last one that
+ * comes here does (1); 0: others are to come. On failure none of this process's is left; nor
+ * when `stop` (may be NULL) is set meanwhile: -EINTR. But once the exchange has begun, the new
+ * set is there, and what an error kept from being renamed is by the next run. The sum of the
+ * totals. Frees it in any case.
  */
 int shard_set_close(struct shard_set *shards, const _Atomic int *stop, struct fault *fault,
                     struct writer_totals *ret_totals);

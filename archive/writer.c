@@ -398,16 +398,28 @@ static int write_trailer(struct writer *w, struct fault *fault)
     return 0;
 }
 
-int writer_close(struct writer *w, struct fault *fault, struct writer_totals *ret_totals)
+int writer_finish(struct writer *w, struct fault *fault, struct writer_totals *ret_totals,
+                  struct output **ret_output)
 {
     int r = write_trailer(w, fault);
     if (r < 0) {
         writer_discard(w);
         return r;
     }
-    struct writer_totals totals = w->totals;
-    r = output_commit(w->output, w->sync, fault);
+    *ret_totals = w->totals;
+    *ret_output = w->output;
     writer_free(w);
+    return 0;
+}
+
+int writer_close(struct writer *w, struct fault *fault, struct writer_totals *ret_totals)
+{
+    struct writer_totals totals;
+    struct output *output;
+    bool sync = w->sync;
+    int r = writer_finish(w, fault, &totals, &output);
+    if (r == 0)
+        r = output_commit(output, sync, fault);
     if (r == 0)
         *ret_totals = totals;
     return r;

@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #include "fault.h"
+#include "output.h"
 #include "pax.h"
 
 struct writer;
@@ -92,6 +93,10 @@ uint64_t writer_offset(const struct writer *writer);
  * failure: then no file is left.
  */
 int writer_close(struct writer *writer, struct fault *fault, struct writer_totals *ret_totals);
+
+/* The same, but the file, complete, is handed out under its partial name. */
+int writer_finish(struct writer *writer, struct fault *fault, struct writer_totals *ret_totals,
+                  struct output **ret_output);
 
 void writer_discard(struct writer *writer); /* NULL is fine */
 

@@ -15,6 +15,8 @@
 #include "cleanup.h"
 #include "dataset.h"
 #include "error.h"
+#include "leftovers.h"
+#include "shard_exchange.h"
 #include "stage.h"
 
 #define INDEX_SUFFIX ".onepot-index"
@@ -81,14 +83,24 @@ static int open_one(struct list *list, const char *path)
 
 static int is_shard(const struct dirent *entry)
 {
-    size_t len = strlen(entry->d_name), n = strlen(INDEX_SUFFIX);
-    return entry->d_name[0] != '.' &&
+    size_t len = strlen(entry->d_name), n = strlen(INDEX_SUFFIX), own;
+    return entry->d_name[0] != '.' && !partial_name_parse(entry->d_name, &own) &&
            (len < n || strcmp(entry->d_name + len - n, INDEX_SUFFIX) != 0);
 }
 
 static int by_name(const struct dirent **a, const struct dirent **b)
 {
     return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* Several at once: -EAGAIN if an exchange of shards was finished, so that others are there. */
+static int open_one_of(struct list *list, const char *path)
+{
+    struct fault fault = {0};
+    int r = shard_exchange_settle(path, &fault);
+    if (r < 0)
+        return error_from_fault(list->error, r, &fault, path);
+    return r > 0 ? -EAGAIN : open_one(list, path);
 }
 
 static int open_file_in(struct list *list, const char *folder, const char *name)
@@ -101,7 +113,7 @@ static int open_file_in(struct list *list, const char *folder, const char *name)
     }
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         return 0;
-    return open_one(list, path);
+    return open_one_of(list, path);
 }
 
 static int open_folder(struct list *list, const char *path)
@@ -133,17 +145,28 @@ static int open_pattern(struct list *list, const char *pattern)
         r = error_set(list->error, r == GLOB_NOSPACE ? -ENOMEM : -EIO,
                       "%s: can't be looked for", pattern);
     for (size_t i = 0; r == 0 && i < found.gl_pathc; i++)
-        r = open_one(list, found.gl_pathv[i]);
+        r = open_one_of(list, found.gl_pathv[i]);
     globfree(&found);
     return r;
+}
+
+static void close_from(struct list *list, size_t first)
+{
+    while (list->count > first)
+        pot_close(list->pots[--list->count]);
 }
 
 static int open_path(struct list *list, const char *path)
 {
     struct stat st;
-    if (stat(path, &st) == 0)
-        return S_ISDIR(st.st_mode) ? open_folder(list, path) : open_one(list, path);
-    return strpbrk(path, "*?[") ? open_pattern(list, path) : open_one(list, path);
+    bool is_there = stat(path, &st) == 0;
+    if (is_there ? !S_ISDIR(st.st_mode) : !strpbrk(path, "*?["))
+        return open_one(list, path);
+    size_t before = list->count;
+    int r;
+    while ((r = is_there ? open_folder(list, path) : open_pattern(list, path)) == -EAGAIN)
+        close_from(list, before);
+    return r;
 }
 
 int shards_open(const char *const *paths, size_t count, uint64_t memory_bytes,
@@ -155,8 +178,7 @@ int shards_open(const char *const *paths, size_t count, uint64_t memory_bytes,
     for (size_t i = 0; i < count && r == 0; i++)
         r = open_path(&list, paths[i]);
     if (r < 0) {
-        for (size_t i = 0; i < list.count; i++)
-            pot_close(list.pots[i]);
+        close_from(&list, 0);
         free(list.pots);
         return r;
     }

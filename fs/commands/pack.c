@@ -112,10 +112,11 @@ static void summarize(const struct arguments *a, const struct pack_result *resul
     uint64_t count = result->totals.files + result->totals.hardlinks;
     describe_output(a, output, sizeof(output));
     if (!a->quiet)
-        cli_note("%s: %s %s, %s in %s of %s, %s", a->options.output,
+        cli_note("%s: %s %s, %s in %s of %s, %s%s", a->options.output,
                  cli_format_count(count, files), count == 1 ? "file" : "files",
                  cli_format_bytes(result->totals.data_bytes, bytes), output,
-                 cli_format_bytes(result->totals.file_bytes, size), cli_format_time(ns, time));
+                 cli_format_bytes(result->totals.file_bytes, size), cli_format_time(ns, time),
+                 result->waits ? "; named when those of all ranks are there" : "");
     if (result->problems)
         cli_note("%s: complete but for %s %s, listed above", a->options.output,
                  cli_format_count(result->problems, problems),
@@ -388,6 +389,7 @@ static int find_rank(struct arguments *a)
         return cli_fail(NULL, -EINVAL, &fault);
     o->rank = launcher.rank;
     o->world = launcher.world;
+    o->start = launcher_start(launcher_environment, NULL, launcher.name);
     a->launcher = launcher.name;
     return 0;
 }

@@ -1,0 +1,395 @@
+/*
+ * The record of an exchange: a sum in hexadecimal digits and then, each ended by a zero byte,
+ * letters, number of shards, number behind the last one of the old set, digits, and what is
+ * before and after the number in a shard's name. With a wrong sum it was not complete, and
+ * nothing has been renamed yet. Each step that follows can be done again.
+ */
+#include "shard_exchange.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "cleanup.h"
+#include "output.h"
+
+#define RECORD_BYTES_MAX 1024
+#define SUM_DIGITS 16
+#define DIGITS "0123456789"
+
+/* What a record says. */
+struct plan {
+    char text[RECORD_BYTES_MAX + 1];
+    const char *letters;
+    struct shard_names names;
+    uint32_t end; /* shards from names.count up to here are the old set's, and go */
+};
+
+static int failed(struct fault *fault, int err, const char *member, const char *what)
+{
+    char text[128];
+    return fault_set(fault, err, member, FAULT_NO_OFFSET, "%s: %s", what,
+                     strerror_r(-err, text, sizeof(text)));
+}
+
+/* ---- names ---- */
+
+static char *ready_name(const struct shard_names *names, uint32_t number, const char *letters)
+{
+    auto_free char *name = NULL;
+    char *ready;
+    if (shard_name(names, number, &name) < 0)
+        return NULL;
+    return asprintf(&ready, "%s.%s" READY_SUFFIX, name, letters) < 0 ? NULL : ready;
+}
+
+/* The same names, without folders. The texts are not copied. */
+static struct shard_names without_folder(const struct shard_names *names)
+{
+    struct shard_names base = *names;
+    char *slash = strrchr(names->before, '/');
+    base.before = slash ? slash + 1 : names->before;
+    return base;
+}
+
+static int open_folder_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    auto_free char *folder =
+        slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
+    if (!folder)
+        return -ENOMEM;
+    int fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+/* ---- the record ---- */
+
+static int read_record(int fd, struct plan *plan)
+{
+    *plan = (struct plan){.letters = NULL};
+    ssize_t len = pread(fd, plan->text, RECORD_BYTES_MAX, 0);
+    if (len < 0)
+        return -errno;
+    char sum[SUM_DIGITS + 1], *field[6], *at = plan->text + SUM_DIGITS;
+    if (len <= SUM_DIGITS)
+        return -ENODATA;
+    snprintf(sum, sizeof(sum), "%016llx",
+             (unsigned long long)XXH3_64bits(at, (size_t)len - SUM_DIGITS));
+    if (memcmp(sum, plan->text, SUM_DIGITS) != 0)
+        return -ENODATA;
+    for (size_t i = 0; i < 6; i++) {
+        field[i] = at;
+        at += strlen(at) + 1;
+        if (at > plan->text + len)
+            return -ENODATA;
+    }
+    plan->letters = field[0];
+    plan->names = (struct shard_names){.before = field[4],
+                                       .after = field[5],
+                                       .digits = (unsigned)strtoul(field[3], NULL, 10),
+                                       .count = (uint32_t)strtoul(field[1], NULL, 10)};
+    plan->end = (uint32_t)strtoul(field[2], NULL, 10);
+    bool folders = strchr(field[0], '/') || strchr(field[4], '/') || strchr(field[5], '/');
+    return folders || plan->names.digits > NAME_MAX ? -ENODATA : 0;
+}
+
+static int write_record(const struct shard_exchange *x, const char *letters, uint32_t end,
+                        bool sync)
+{
+    char text[RECORD_BYTES_MAX], sum[SUM_DIGITS + 1];
+    const struct shard_names *n = &x->names;
+    int len = snprintf(text + SUM_DIGITS, sizeof(text) - SUM_DIGITS, "%s%c%u%c%u%c%u%c%s%c%s",
+                       letters, 0, n->count, 0, end, 0, n->digits, 0, n->before, 0, n->after);
+    size_t bytes = SUM_DIGITS + (size_t)len + 1; /* the last zero byte counts */
+    if (len < 0 || bytes > sizeof(text))
+        return -ENAMETOOLONG;
+    snprintf(sum, sizeof(sum), "%016llx",
+             (unsigned long long)XXH3_64bits(text + SUM_DIGITS, bytes - SUM_DIGITS));
+    memcpy(text, sum, SUM_DIGITS);
+    ssize_t done = pwrite(x->fd, text, bytes, 0);
+    int r = done < 0 ? -errno : (size_t)done < bytes ? -ENOSPC : 0;
+    if (r == 0 && sync && fsync(x->fd) < 0)
+        r = -errno;
+    if (r < 0 && ftruncate(x->fd, 0) < 0)
+        unlinkat(x->folder_fd, x->record, 0);
+    return r;
+}
+
+/* ---- the lock ---- */
+
+static void lock(int fd, int how)
+{
+    while (flock(fd, how) < 0 && errno == EINTR)
+        ;
+}
+
+/* Does the name still lead to the file that is open? */
+static bool is_named(int folder_fd, const char *name, int fd, struct stat *ret_st)
+{
+    struct stat named;
+    return fstat(fd, ret_st) == 0 &&
+           fstatat(folder_fd, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+           named.st_ino == ret_st->st_ino && named.st_dev == ret_st->st_dev;
+}
+
+/* May what this user does follow a record of another one? Not where names are protected. */
+static bool is_trusted(int folder_fd, const struct stat *record)
+{
+    struct stat folder;
+    return S_ISREG(record->st_mode) &&
+           (record->st_uid == geteuid() ||
+            (fstat(folder_fd, &folder) == 0 && !(folder.st_mode & S_ISVTX)));
+}
+
+/* Open the record and lock it. With `create` there is one then; without, maybe -ENOENT. */
+static int lock_record(int folder_fd, const char *record, bool create, int *ret_fd)
+{
+    for (;;) {
+        struct stat st;
+        auto_close int fd = openat(folder_fd, record,
+                                   O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC |
+                                       (create ? O_CREAT : 0),
+                                   0666);
+        if (fd < 0)
+            return -errno;
+        lock(fd, LOCK_EX);
+        if (!is_named(folder_fd, record, fd, &st))
+            continue; /* its owner was done with it, and removed it */
+        if (!is_trusted(folder_fd, &st))
+            return -EPERM;
+        *ret_fd = steal_fd(&fd);
+        return 0;
+    }
+}
+
+/* ---- the exchange ---- */
+
+static int rename_shard(int folder_fd, const struct plan *plan, uint32_t number,
+                        struct fault *fault)
+{
+    auto_free char *name = NULL;
+    auto_free char *ready = ready_name(&plan->names, number, plan->letters);
+    if (!ready || shard_name(&plan->names, number, &name) < 0)
+        return -ENOMEM;
+    if (renameat(folder_fd, ready, folder_fd, name) == 0 || errno == ENOENT)
+        return 0;
+    return failed(fault, -errno, name, "can't be given its name");
+}
+
+static int remove_shard(int folder_fd, const struct plan *plan, uint32_t number,
+                        struct fault *fault)
+{
+    auto_free char *name = NULL;
+    if (shard_name(&plan->names, number, &name) < 0)
+        return -ENOMEM;
+    if (unlinkat(folder_fd, name, 0) == 0 || errno == ENOENT)
+        return 0;
+    return failed(fault, -errno, name, "can't be removed");
+}
+
+/* What follows from a complete record, as far as it was not done yet. */
+static int roll_forward(int folder_fd, const struct plan *plan, struct fault *fault)
+{
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < plan->names.count; i++)
+        r = rename_shard(folder_fd, plan, i, fault);
+    for (uint32_t i = plan->names.count; r == 0 && i < plan->end; i++)
+        r = remove_shard(folder_fd, plan, i, fault);
+    if (r < 0)
+        fault_advise(fault, "the new set is complete: mend that, then open a shard or pack "
+                            "again, which does the rest");
+    else
+        output_sync_folder(folder_fd);
+    return r;
+}
+
+int shard_exchange_begin(const struct shard_names *names, struct fault *fault,
+                         struct shard_exchange *ret_exchange)
+{
+    struct plan plan;
+    auto_close int folder_fd = open_folder_of(names->before), fd = -1;
+    if (folder_fd < 0)
+        return failed(fault, folder_fd, NULL, "its folder can't be opened");
+    struct shard_names base = without_folder(names);
+    auto_free char *record = shard_record_name(base.before, strlen(base.before), base.after);
+    int r = record ? lock_record(folder_fd, record, true, &fd) : -ENOMEM;
+    if (r < 0)
+        return failed(fault, r, record, "can't be created and locked");
+    if (read_record(fd, &plan) == 0) {
+        r = roll_forward(folder_fd, &plan, fault);
+        if (r == 0 && ftruncate(fd, 0) < 0)
+            r = failed(fault, -errno, record, "can't be emptied");
+    }
+    if (r == 0)
+        *ret_exchange = (struct shard_exchange){.names = base,
+                                                .folder_fd = steal_fd(&folder_fd),
+                                                .fd = steal_fd(&fd),
+                                                .record = steal_ptr(&record)};
+    return r;
+}
+
+void shard_exchange_end(struct shard_exchange *x)
+{
+    if (!x->committed)
+        unlinkat(x->folder_fd, x->record, 0);
+    close(x->fd);
+    close(x->folder_fd);
+    free(x->record);
+}
+
+void shard_exchange_withdraw(const struct shard_exchange *x, uint32_t number,
+                             const char *letters)
+{
+    auto_free char *ready = ready_name(&x->names, number, letters);
+    if (ready)
+        unlinkat(x->folder_fd, ready, 0);
+}
+
+static bool all_are_ready(const struct shard_exchange *x, const char *letters)
+{
+    for (uint32_t i = 0; i < x->names.count; i++) {
+        struct stat st;
+        auto_free char *ready = ready_name(&x->names, i, letters);
+        if (!ready || fstatat(x->folder_fd, ready, &st, AT_SYMLINK_NOFOLLOW) < 0)
+            return false;
+    }
+    return true;
+}
+
+/*
+ * 1: the shard's name is taken, by a file that may be replaced; 0: it is free. What can be
+ * known to fail has to fail before the record is written.
+ */
+static int check_place(const struct shard_exchange *x, uint32_t number, bool overwrite,
+                       struct fault *fault)
+{
+    auto_free char *name = NULL;
+    struct stat st, folder;
+    if (shard_name(&x->names, number, &name) < 0)
+        return -ENOMEM;
+    if (fstatat(x->folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno == ENOENT ? 0 : failed(fault, -errno, name, "can't be examined");
+    if (!S_ISREG(st.st_mode))
+        return fault_set(fault, -EEXIST, name, FAULT_NO_OFFSET, "is no regular file");
+    if (!overwrite)
+        return fault_set(fault, -EEXIST, name, FAULT_NO_OFFSET, "already exists");
+    uid_t me = geteuid();
+    if (me != 0 && st.st_uid != me && fstat(x->folder_fd, &folder) == 0 &&
+        (folder.st_mode & S_ISVTX) && folder.st_uid != me)
+        return failed(fault, -EPERM, name, "can't be replaced");
+    return 1;
+}
+
+/* The number behind the last shard of the old set that the new one does not have. */
+static int find_end(const struct shard_exchange *x, bool overwrite, struct fault *fault,
+                    uint32_t *ret_end)
+{
+    int r = 0;
+    uint32_t end = x->names.count;
+    for (uint32_t i = 0; r >= 0 && i < x->names.count; i++)
+        r = check_place(x, i, overwrite, fault);
+    while (r >= 0 && overwrite && (r = check_place(x, end, true, fault)) > 0)
+        end++;
+    *ret_end = end;
+    return r < 0 ? r : 0;
+}
+
+int shard_exchange_run(struct shard_exchange *x, const char *letters, bool overwrite, bool sync,
+                       struct fault *fault)
+{
+    struct plan plan = {.letters = letters, .names = x->names};
+    if (!all_are_ready(x, letters))
+        return 0;
+    int r = find_end(x, overwrite, fault, &plan.end);
+    if (r < 0)
+        return r;
+    if (sync)
+        output_sync_folder(x->folder_fd); /* what is ready has to be there with the record */
+    r = write_record(x, letters, plan.end, sync);
+    if (r < 0)
+        return failed(fault, r, x->record, "can't be written");
+    x->committed = true;
+    r = roll_forward(x->folder_fd, &plan, fault);
+    if (r < 0)
+        return r;
+    x->committed = false; /* it is done, and the record may go */
+    return 1;
+}
+
+/* ---- those who open a shard ---- */
+
+/* Somebody else's record: wait for its owner. */
+static int wait_for_owner(int folder_fd, const char *record, int fd, struct fault *fault)
+{
+    struct stat st;
+    lock(fd, LOCK_SH);
+    if (!is_named(folder_fd, record, fd, &st))
+        return 1;
+    fault_set(fault, -EBUSY, NULL, FAULT_NO_OFFSET,
+              "the exchange of its set of shards was interrupted, and can't be finished by "
+              "this user");
+    fault_advise(fault, "have user %u open it, or pack it again: see %s beside it",
+                 (unsigned)st.st_uid, record);
+    return -EBUSY;
+}
+
+/* Does the record bind a reader of the file? */
+static bool concerns(int folder_fd, const struct plan *plan, const char *file, int record_fd)
+{
+    struct shard_names names = plan->names;
+    struct stat st, own;
+    uint32_t number;
+    names.count = plan->end;
+    if (!shard_names_find(&names, file, strlen(file), &number) || fstat(record_fd, &st) < 0)
+        return false;
+    return is_trusted(folder_fd, &st) || /* or it is the one whose file it is */
+           (fstatat(folder_fd, file, &own, AT_SYMLINK_NOFOLLOW) == 0 &&
+            own.st_uid == st.st_uid);
+}
+
+static int settle_record(int folder_fd, const char *record, const char *file,
+                         struct fault *fault)
+{
+    struct plan plan;
+    auto_close int seen =
+        openat(folder_fd, record, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (seen < 0 || read_record(seen, &plan) < 0 || !concerns(folder_fd, &plan, file, seen))
+        return 0;
+    auto_close int fd = -1;
+    int r = lock_record(folder_fd, record, false, &fd);
+    if (r == -ENOENT)
+        return 1;
+    if (r < 0)
+        return wait_for_owner(folder_fd, record, seen, fault);
+    if (read_record(fd, &plan) == 0)
+        r = roll_forward(folder_fd, &plan, fault);
+    if (r == 0)
+        unlinkat(folder_fd, record, 0);
+    return r < 0 ? r : 1;
+}
+
+int shard_exchange_settle(const char *path, struct fault *fault)
+{
+    auto_free char *real = realpath(path, NULL);
+    if (real)
+        path = real;
+    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
+    auto_close int folder_fd = file[strcspn(file, DIGITS)] ? open_folder_of(path) : -1;
+    int r = 0;
+    for (const char *at = file + strcspn(file, DIGITS); folder_fd >= 0 && r == 0 && *at;
+         at += strcspn(at, DIGITS)) {
+        auto_free char *record = shard_record_name(file, (size_t)(at - file), at);
+        r = record ? settle_record(folder_fd, record, file, fault) : -ENOMEM;
+        at += strspn(at, DIGITS);
+    }
+    return r;
+}
