@@ -123,8 +123,11 @@ int rank_find(uint64_t *rank, uint64_t *world_size, struct onepot_error *error)
 int order_error(struct onepot_error *error, int err, const struct order_options *o)
 {
     if (err == -ENOMEM)
-        return error_set(error, err, "no memory for an order of %" PRIu64 " samples",
-                         o->samples);
+        return error_set(error, err,
+                         "no memory for an order of %" PRIu64
+                         " samples: a shuffle takes %d bytes "
+                         "for each",
+                         o->samples, o->samples > UINT32_MAX ? 8 : 4);
     if (o->rank >= o->world_size)
         return error_set(error, err, "rank %" PRIu64 " is not below the world size %" PRIu64,
                          o->rank, o->world_size);

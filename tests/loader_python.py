@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import resource
 import shutil
 import signal
 import subprocess
@@ -60,6 +61,16 @@ def tearDownModule():
 
 def drain(loader):
     return [(b.epoch, b.first, list(memoryview(b.indices))) for b in loader]
+
+
+def limited(function):
+    """Where no process gets as much memory as it wants."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 36, before[1]))
+    try:
+        return function()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def in_child(archive, loader, queue):
@@ -288,6 +299,34 @@ class Loaders(unittest.TestCase):
                       {"batch_size": 2**64}, {"rank": -1, "world_size": 2}):
             with self.assertRaises((TypeError, OverflowError, ValueError)):
                 onepot.Loader(onepot.Archive(TAR), **{"batch_size": 1, **wrong})
+
+    def test_numbers_that_do_not_fit_are_errors_that_say_what_does(self):
+        archive, path = self.archive, os.path.join(WORK, "never.tar")
+        small, large = r"is not between 0 and 4294967295$", r"is not between 0 and 18446744073709551615$"
+        for text, use in (
+                (large, lambda: onepot.Archive(TAR, cache=-1)),
+                (large, lambda: onepot.Archive(TAR, cache=2**64)),
+                (large, lambda: onepot.Archive(TAR, hole_bytes=-1)),
+                (small, lambda: onepot.Archive(TAR, retries=-1)),
+                (large, lambda: archive.batch_for(-1)),
+                (large, lambda: archive.split(0, 1, 2**64)),
+                (small, lambda: archive.fold(2**32 + 2, 0)),
+                (small, lambda: self.loader(align=2**64)),
+                (small, lambda: self.loader(align=2**32)),
+                (small, lambda: self.loader(threads=2**32)),
+                (small, lambda: self.loader(device="host", images=(2**32 + 1, 1, 1))),
+                (small, lambda: onepot.Writer(path, align=2**64)),
+                (small, lambda: onepot.Writer(path, zstd=2**32)),
+                (large, lambda: onepot.DistributedSampler(FILES, 1, 0, block=-1))):
+            with self.assertRaisesRegex(OverflowError, text):
+                use()
+        with self.assertRaisesRegex(ValueError, "float32, float16 or bfloat16, not float64"):
+            self.loader(dtype="float64")
+        for keywords in (dict(align=2**32 - 1), dict(threads=2**31)):
+            with self.assertRaises(ValueError):
+                self.loader(**keywords)
+        with self.assertRaisesRegex(MemoryError, "1099511627776 samples.* 8 bytes for each"):
+            limited(lambda: onepot.DistributedSampler(2**40, 1, 0))
 
     def test_an_iterator_is_of_one_epoch_however_often_it_is_asked_for_itself(self):
         loader = self.loader()

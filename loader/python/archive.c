@@ -64,11 +64,15 @@ static int parse_group(const char *group, enum onepot_group *ret_group)
 /* None is 0, the default; 0 is never. */
 static int parse_retries(PyObject *given, uint32_t *ret)
 {
-    unsigned long n = given == Py_None ? 0 : PyLong_AsUnsignedLong(given);
-    if (!PyErr_Occurred() && n >= ONEPOT_NEVER)
-        PyErr_SetString(PyExc_ValueError, "retries are too many");
-    *ret = given != Py_None && n == 0 ? ONEPOT_NEVER : (uint32_t)n;
-    return PyErr_Occurred() ? -1 : 0;
+    uint32_t n = 0;
+    if (given != Py_None && !take_small(given, &n))
+        return -1;
+    if (n == ONEPOT_NEVER) {
+        PyErr_SetString(PyExc_ValueError, "retries are below 4294967295");
+        return -1;
+    }
+    *ret = given != Py_None && n == 0 ? ONEPOT_NEVER : n;
+    return 0;
 }
 
 struct texts {
@@ -284,7 +288,7 @@ static PyObject *archive_batch_for(PyObject *self, PyObject *args)
     unsigned long long bytes;
     uint64_t mean, worst;
     int r;
-    if (!archive || !PyArg_ParseTuple(args, "K", &bytes))
+    if (!archive || !PyArg_ParseTuple(args, "O&", take_count, &bytes))
         return NULL;
     Py_BEGIN_ALLOW_THREADS r = onepot_archive_batch_for(archive, bytes, 0, &mean, &worst);
     Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, NULL);

@@ -35,7 +35,8 @@ PyObject *archive_split(PyObject *self, PyObject *args, PyObject *keywords)
     unsigned long long seed = 0;
     struct onepot_archive *view;
     int r;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "dd|K", names, &low, &high, &seed) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "dd|O&", names, &low, &high, take_count,
+                                     &seed) ||
         !archive_of(self))
         return NULL;
     Py_BEGIN_ALLOW_THREADS r = onepot_archive_split(archive_of(self), low, high, seed, &view);
@@ -49,12 +50,12 @@ PyObject *archive_split(PyObject *self, PyObject *args, PyObject *keywords)
 PyObject *archive_fold(PyObject *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"folds", "fold", "held_out", "seed", NULL};
-    unsigned folds, fold;
+    uint32_t folds, fold;
     int held_out = 0, r;
     unsigned long long seed = 0;
     struct onepot_archive *view;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "II|pK", names, &folds, &fold, &held_out,
-                                     &seed) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&O&|pO&", names, take_small, &folds,
+                                     take_small, &fold, &held_out, take_count, &seed) ||
         !archive_of(self))
         return NULL;
     Py_BEGIN_ALLOW_THREADS r =

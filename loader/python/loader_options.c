@@ -3,16 +3,34 @@
  */
 #include "loader.h"
 
+#include <limits.h>
 #include <string.h>
 
-int take_count(PyObject *given, void *ret)
+static int take_up_to(PyObject *given, unsigned long long most, unsigned long long *ret)
 {
     PyObject *number = PyNumber_Index(given);
     unsigned long long n = number ? PyLong_AsUnsignedLongLong(number) : 0;
+    int is_wrong = PyErr_Occurred() ? PyErr_ExceptionMatches(PyExc_OverflowError) : n > most;
+    if (number && is_wrong)
+        PyErr_Format(PyExc_OverflowError, "%R is not between 0 and %llu", number, most);
     Py_XDECREF(number);
     if (PyErr_Occurred())
         return 0;
-    *(unsigned long long *)ret = n;
+    *ret = n;
+    return 1;
+}
+
+int take_count(PyObject *given, void *ret)
+{
+    return take_up_to(given, ULLONG_MAX, ret);
+}
+
+int take_small(PyObject *given, void *ret)
+{
+    unsigned long long n;
+    if (!take_up_to(given, UINT32_MAX, &n))
+        return 0;
+    *(uint32_t *)ret = (uint32_t)n;
     return 1;
 }
 
@@ -35,15 +53,9 @@ static int parse_rank(PyObject *rank, PyObject *world, struct onepot_loader_opti
 }
 
 /* None is 0: chosen by the library. */
-static int parse_count(PyObject *given, uint32_t *ret)
+static int take_small_or_none(PyObject *given, void *ret)
 {
-    unsigned long long n = 0;
-    if (given != Py_None && !take_count(given, &n))
-        return -1;
-    if (n > UINT32_MAX)
-        PyErr_SetString(PyExc_ValueError, "a number of threads or batches is too large");
-    *ret = (uint32_t)n;
-    return PyErr_Occurred() ? -1 : 0;
+    return given == Py_None || take_small(given, ret);
 }
 
 /* "npy", or a function in C: a capsule "onepot.decode", whose context is handed to it. */
@@ -94,8 +106,6 @@ static int parse_images(PyObject *shape, const char *type, PyObject *mean, PyObj
     static const char *const types[] = {"float32", "float16", "bfloat16"};
     ret->size = sizeof(*ret);
     ret->type = ONEPOT_FLOAT;
-    if (shape == Py_None)
-        return 0;
     for (unsigned i = 0; i < 3; i++)
         if (strcmp(type, types[i]) == 0)
             ret->type = (enum onepot_float)(ONEPOT_FLOAT + i);
@@ -103,9 +113,11 @@ static int parse_images(PyObject *shape, const char *type, PyObject *mean, PyObj
         PyErr_Format(PyExc_ValueError, "images are float32, float16 or bfloat16, not %s", type);
         return -1;
     }
+    if (shape == Py_None)
+        return 0;
     if (!PyTuple_Check(shape) ||
-        !PyArg_ParseTuple(shape, "III;images is (height, width, channels)", &ret->height,
-                          &ret->width, &ret->channels)) {
+        !PyArg_ParseTuple(shape, "O&O&O&;images is (height, width, channels)", take_small,
+                          &ret->height, take_small, &ret->width, take_small, &ret->channels)) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "images is (height, width, channels)");
         return -1;
@@ -157,25 +169,24 @@ int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
                             "images",     "dtype",      "mean",    "scale",         "gather",
                             "io_timeout", NULL};
     PyObject *archive, *rank = Py_None, *world = Py_None;
-    PyObject *threads = Py_None, *prefetch = Py_None, *decode = Py_None;
+    PyObject *decode = Py_None;
     unsigned long long batch_size, epoch = 0, memory = 0, block = 0, window = 0, decoded = 0;
     long long seed = 0;
     int shuffle = 1, drop_last = 0, skip = 0, verify = 0, npy = 0;
-    unsigned align = 0;
     const char *device = NULL, *type = "float32", *gather = "auto";
     PyObject *shape = Py_None, *mean = Py_None, *scale = Py_None, *timeout = Py_None;
     struct onepot_images images = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O!O&|OOLppOOO$O&O&IpppO&O&O&zOsOOsO", names, &archive_type,
+            args, keywords, "O!O&|OOLppO&O&O$O&O&O&pppO&O&O&zOsOOsO", names, &archive_type,
             &archive, take_count, &batch_size, &rank, &world, &seed, &shuffle, &drop_last,
-            &threads, &prefetch, &decode, take_count, &epoch, take_count, &memory, &align,
-            &skip, &verify, &npy, take_count, &block, take_count, &window, take_count, &decoded,
-            &device, &shape, &type, &mean, &scale, &gather, &timeout) ||
+            take_small_or_none, &o.threads, take_small_or_none, &o.prefetch, &decode,
+            take_count, &epoch, take_count, &memory, take_small, &o.align, &skip, &verify, &npy,
+            take_count, &block, take_count, &window, take_count, &decoded, &device, &shape,
+            &type, &mean, &scale, &gather, &timeout) ||
         parse_timeout(timeout, &o.io_timeout_ms) < 0 ||
         parse_images(shape, type, mean, scale, &images) < 0 || parse_gather(gather, &o) < 0 ||
-        parse_rank(rank, world, &o) < 0 || parse_count(threads, &o.threads) < 0 ||
-        parse_count(prefetch, &o.prefetch) < 0 || parse_decode(decode, decoded, &o) < 0)
+        parse_rank(rank, world, &o) < 0 || parse_decode(decode, decoded, &o) < 0)
         return -1;
     o.batch_size = batch_size;
     o.seed = (uint64_t)seed;
@@ -185,7 +196,6 @@ int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
     o.block = block;
     o.window = window;
     o.memory_bytes = memory;
-    o.align = align;
     o.skip_errors = skip;
     o.verify = verify;
     o.npy = o.npy || npy;

@@ -11,7 +11,8 @@ PyObject *raise_error(int err, const struct onepot_error *error)
     const char *text = error && error->code ? error->text : strerror(-err);
     switch (-err) {
     case ENOMEM:
-        return PyErr_NoMemory();
+        PyErr_SetString(PyExc_MemoryError, text);
+        return NULL;
     case ERANGE:
         PyErr_SetString(PyExc_IndexError, text);
         return NULL;

@@ -39,6 +39,7 @@ static inline PyObject *onepot_new_ref(PyObject *object)
 /* For O&: what is an integer to Python, of numpy's types, too, and not negative. 0 with an
  * exception. */
 int take_count(PyObject *given, void *ret_unsigned_long_long);
+int take_small(PyObject *given, void *ret_uint32); /* below 2^32 */
 
 extern PyTypeObject archive_type, names_type, sample_type, sampler_type, sampler_iterator_type,
     loader_type, loader_iterator_type, batch_type, buffer_type, writer_type;

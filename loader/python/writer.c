@@ -20,15 +20,12 @@ static int writer_init(PyObject *self, PyObject *args, PyObject *keywords)
     struct onepot_error error = {0};
     struct onepot_writer *writer;
     PyObject *path;
-    unsigned zstd = 0, block = 0, align = 0, threads = 0;
     int overwrite = 0, sync = 1, r;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$IIIIpp", names, PyUnicode_FSConverter,
-                                     &path, &zstd, &block, &align, &threads, &overwrite, &sync))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$O&O&O&O&pp", names,
+                                     PyUnicode_FSConverter, &path, take_small, &o.zstd,
+                                     take_small, &o.block, take_small, &o.align, take_small,
+                                     &o.threads, &overwrite, &sync))
         return -1;
-    o.zstd = zstd;
-    o.block = block;
-    o.align = align;
-    o.threads = threads;
     o.overwrite = overwrite;
     o.no_sync = !sync;
     Py_BEGIN_ALLOW_THREADS r = onepot_writer_new(PyBytes_AS_STRING(path), &o, &error, &writer);
@@ -105,13 +102,11 @@ static PyObject *writer_add(PyObject *self, PyObject *args, PyObject *keywords)
     struct onepot_writer *writer;
     PyObject *name;
     Py_buffer data;
-    unsigned mode = 0;
     double mtime = 0;
     int r = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&y*|$Id", names, PyUnicode_FSConverter,
-                                     &name, &data, &mode, &mtime))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&y*|$O&d", names, PyUnicode_FSConverter,
+                                     &name, &data, take_small, &file.mode, &mtime))
         return NULL;
-    file.mode = mode;
     if (!(mtime > -9e18 && mtime < 9e18))
         PyErr_SetString(PyExc_ValueError, "there is no such time");
     else
