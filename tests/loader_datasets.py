@@ -61,6 +61,10 @@ def twice(data):
     return bytes(data) * 2
 
 
+def lambda_free(image):
+    return image.size[0]
+
+
 def negative(label):
     return -label
 
@@ -205,6 +209,12 @@ class Without(unittest.TestCase):
             maps = [line.split()[1] for line in f if line.rstrip().endswith(path)]
         self.assertTrue(maps)
         self.assertFalse([m for m in maps if "w" in m], maps)
+
+    def test_a_dataset_takes_its_root_by_that_name(self):
+        self.assertEqual(len(onepot.Dataset(root=TAR)), FILES)
+        for wrong in ({}, {"archive": TAR, "root": TAR}):
+            with self.assertRaises(TypeError):
+                onepot.Dataset(**wrong)
 
     def test_samples_pickle_by_reference(self):
         sample = onepot.Archive(TAR)[41]
@@ -603,7 +613,7 @@ class Folders(unittest.TestCase):
         theirs = torchvision.datasets.ImageFolder(self.tree, **options)
         ours = onepot.ImageFolder(self.path, **options)
         self.assertEqual((ours.classes, ours.class_to_idx), (theirs.classes, theirs.class_to_idx))
-        self.assertEqual(list(ours.targets), theirs.targets)
+        self.assertEqual(ours.targets, theirs.targets)
         self.assertEqual([(os.path.join(self.tree, name), label) for name, label in ours.samples],
                          theirs.samples)
         self.assertEqual(ours.imgs[2:4], ours.samples[2:4])
@@ -627,8 +637,100 @@ class Folders(unittest.TestCase):
         with self.assertRaisesRegex(FileNotFoundError, "classes b"):
             onepot.ImageFolder(self.path, is_valid_file=lambda name: name.startswith(("a", "c")))
         with self.assertRaisesRegex(FileNotFoundError, "any class"):
-            onepot.ImageFolder(self.path, root="c/deep")
-        self.assertEqual(onepot.ImageFolder(self.path, root="c").classes, ["deep"])
+            onepot.ImageFolder(self.path, folder="c/deep")
+        self.assertEqual(onepot.ImageFolder(self.path, folder="c").classes, ["deep"])
+
+    def both(self, use, **options):
+        """The same code on torchvision's ImageFolder and on ours: what it returns, with paths as
+        they are in the archive."""
+        def plain(what):
+            if isinstance(what, str):
+                return os.path.relpath(what, self.tree) if what.startswith(self.tree) else what
+            if isinstance(what, Image.Image):
+                return what.tobytes()
+            if isinstance(what, (list, tuple)):
+                return type(what)(map(plain, what))
+            return what
+        theirs, ours = (plain(use(cls(root=path, **options))) for cls, path in
+                        ((torchvision.datasets.ImageFolder, self.tree),
+                         (onepot.ImageFolder, self.path)))
+        self.assertEqual(ours, theirs)
+        return ours
+
+    def test_code_for_torchvisions_runs_on_ours(self):
+        def lists(data):
+            self.assertTrue(all(type(what) is list for what in
+                                (data.samples, data.imgs, data.targets, data.classes)))
+            path, target = data.samples[0]
+            return [data.samples, data.imgs == data.samples, data.imgs is data.samples,
+                    data.targets, data.targets.count(1), data.targets.index(2),
+                    data.samples[-3:], data.samples + data.samples[:1], (path, target) in data.imgs,
+                    sorted(data.samples, reverse=True)[0], os.path.basename(path),
+                    [data.classes[number] for number in data.targets]]
+
+        def fewer(data):
+            data.samples = data.samples[1::2]
+            data.targets = [number for _, number in data.samples]
+            return [len(data), data.samples, data.targets, list(data)]
+
+        def turned(data):
+            data.samples.reverse()
+            return [len(data), [data[i] for i in range(len(data))], data[-1], data.imgs[0]]
+
+        def other_numbers(data):
+            data.samples = [(path, 9 - number) for path, number in data.samples]
+            return [number for _, number in data]
+
+        def more(data):
+            data.samples.append((os.path.join(self.tree, "b", "0.png"), 77))
+            data.imgs += data.imgs[:2]
+            return [len(data), data[len(data) - 3], data[-1]]
+
+        def fields(data):
+            return [data.extensions, data.transform, data.target_transform, data.transforms,
+                    data.find_classes(data.root), data.class_to_idx, isinstance(data.root, str),
+                    "ImageFolder" in repr(data), "Number of datapoints: 12" in repr(data)]
+
+        def transforms(data):
+            return [data.transforms(2, 3), data.transforms.transform is data.transform,
+                    data.transform(4), data[1][1]]
+
+        def subset(data):
+            part = torch.utils.data.Subset(data, [3, 1])
+            return [list(part), [data.targets[i] for i in part.indices]]
+        for use in (lists, fewer, turned, other_numbers, more, fields, subset):
+            with self.subTest(use.__name__):
+                self.both(use)
+        self.both(transforms, transform=lambda image: image, target_transform=negative)
+
+    def test_a_class_may_be_empty_where_that_is_allowed(self):
+        data = onepot.ImageFolder(self.path, allow_empty=True,
+                                  is_valid_file=lambda path: path.startswith("a/"))
+        self.assertEqual((data.classes, set(data.targets)), (["a", "b", "c"], {0}))
+        data = onepot.ImageFolder(self.path, extensions=[".txt"], allow_empty=True)
+        self.assertEqual((data.samples, data.extensions), ([("a/notes.txt", 0)], (".txt",)))
+
+    def test_a_subclass_chooses_classes_as_torchvisions_does(self):
+        def chosen(base):
+            class Chosen(base):
+                def find_classes(self, directory):
+                    return ["c", "a"], {"c": 0, "a": 5}
+            return Chosen
+        theirs = chosen(torchvision.datasets.ImageFolder)(self.tree)
+        ours = chosen(onepot.ImageFolder)(self.path)
+        self.assertEqual((ours.classes, ours.class_to_idx), (theirs.classes, theirs.class_to_idx))
+        self.assertEqual([(os.path.join(self.tree, path), number) for path, number in ours.samples],
+                         theirs.samples)
+        self.assertEqual([number for _, number in ours], theirs.targets)
+        self.assertEqual([number for _, number in chosen(onepot.ImageFolder)(self.path)],
+                         theirs.targets)
+
+    def test_a_list_that_was_asked_for_goes_to_the_workers(self):
+        data = onepot.ImageFolder(self.path, transform=lambda_free, target_transform=negative)
+        data.samples = data.samples[::-1]
+        loader = DataLoader(data, batch_size=1, num_workers=1, multiprocessing_context="spawn")
+        self.assertEqual([int(number) for _, number in loader],
+                         [-number for _, number in data.samples])
 
 
 if __name__ == "__main__":

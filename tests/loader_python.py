@@ -381,6 +381,64 @@ class Loaders(unittest.TestCase):
         gc.collect()
         self.assertEqual(bytes(view), expected)
 
+    def test_a_path_is_an_archive_too(self):
+        for path in (TAR, TAR.encode(), [TAR]):
+            self.assertEqual(drain(onepot.Loader(path, 10, 0, 1)), drain(self.loader()))
+        with self.assertRaises(FileNotFoundError):
+            onepot.Loader("/nowhere.tar", 1)
+        with self.assertRaises(TypeError):
+            onepot.Loader(3, 1)
+
+    def test_buffers_are_sequences(self):
+        batch = next(iter(self.loader(shuffle=False)))
+        for buffer, wanted in ((batch.indices, list(range(10))), (batch.valid, [True] * 10),
+                               (batch.sizes, [len(content(i)) for i in range(10)]),
+                               (batch[3], list(content(3))), (batch.labels, [0] * 10)):
+            self.assertEqual(list(buffer), wanted)
+            self.assertEqual((buffer[-1], buffer[0], len(buffer)),
+                             (wanted[-1], wanted[0], len(wanted)))
+            self.assertEqual(list(buffer[2:4]), wanted[2:4])
+            self.assertIn(wanted[2], buffer)
+            for wrong in (len(wanted), -len(wanted) - 1, 2**70):
+                with self.assertRaises(IndexError):
+                    buffer[wrong]
+        self.assertEqual(bytes(batch[-1]), content(9))
+        self.assertEqual([bytes(sample) for sample in batch], [content(i) for i in range(10)])
+
+    def test_they_say_what_they_are(self):
+        loader = self.loader()
+        batch = next(iter(loader))
+        self.assertEqual(repr(batch.indices), "<onepot.Buffer: int64 (10,)>")
+        self.assertEqual((batch.indices.shape, batch.indices.dtype), ((10,), "int64"))
+        self.assertEqual(repr(batch.valid), "<onepot.Buffer: bool (10,)>")
+        self.assertEqual(repr(self.archive[1].data), "<onepot.Buffer: uint8 (14,), read-only>")
+        self.assertEqual(repr(batch), "<onepot.Batch of 10 samples: uint8 (%d,), from element 0 of"
+                         " epoch 0>" % len(batch.data))
+        self.assertEqual(repr(loader), "<onepot.Loader of %r: 11 batches of 10, uint8, epoch 0>"
+                         % self.archive)
+        self.assertIn("not initialised", repr(onepot.Loader.__new__(onepot.Loader)))
+
+    def test_a_device_is_named_in_several_ways(self):
+        class Device:
+            def __init__(self, name):
+                self.name = name
+
+            def __str__(self):
+                return self.name
+        for device in (None, "cpu", Device("cpu")):
+            batch = next(iter(self.loader(device=device)))
+            with self.assertRaises(OSError):
+                self.loader(device=device).transfer()
+        self.assertEqual(self.loader(device=Device("host")).transfer()["epoch"], 0)
+        for device in ("cuda:99", 99, Device("cuda:99")):
+            with self.assertRaises(OSError) as raised:
+                self.loader(device=device)
+            self.assertRegex(str(raised.exception), "99|cuda")
+        for device in ("gpu", -1, Device("mps"), 1.5):
+            with self.assertRaises((ValueError, OverflowError)):
+                self.loader(device=device)
+        del batch
+
     def test_a_state_goes_on_at_every_step(self):
         whole = drain(self.loader(seed=9))
         for step in range(12):
@@ -517,6 +575,24 @@ class Arrays(unittest.TestCase):
         tensor = torch.from_dlpack(self.archive[3].data)
         tensor += 1
         self.assertEqual(bytes(self.archive[3]), bytes(memoryview((tensor - 1).numpy())))
+
+    def test_arrays_are_sequences_of_arrays(self):
+        loader = self.loader()
+        batch = next(iter(loader))
+        self.assertEqual(repr(batch.data), "<onepot.Buffer: float32 (8, 3, 5)>")
+        self.assertRegex(repr(loader), r"3 batches of 8, float32 \(3, 5\)")
+        self.assertRegex(repr(batch), r"float32 \(8, 3, 5\)")
+        rows = list(batch.data)
+        self.assertEqual([row.shape for row in rows], [(3, 5)] * 8)
+        for row, index in zip(rows, batch.indices):
+            self.assertTrue((numpy.asarray(row) == index).all())
+        self.assertEqual(bytes(batch.data[-1]), bytes(batch[7]))
+        self.assertEqual(batch.data[2][-1][4], batch.indices[2])
+        del batch, loader
+        gc.collect()
+        self.assertTrue((numpy.asarray(rows[3]) == numpy.asarray(rows[3])[0, 0]).all())
+        with self.assertRaises(IndexError):
+            rows[0][3]
 
     def test_samples_of_one_size_are_a_matrix(self):
         batch = next(iter(onepot.Loader(self.archive, 8, 0, 1)))

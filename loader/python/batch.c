@@ -60,8 +60,7 @@ static Py_ssize_t batch_length(PyObject *self)
     return (Py_ssize_t)((struct py_batch *)self)->batch->samples;
 }
 
-/* The struct module's letter for numpy's "<f4"; "" where there is none. */
-static const char *letter(const char *type, Py_ssize_t *ret_item)
+const char *npy_format(const char *type, Py_ssize_t *ret_item)
 {
     static const struct {
         const char *type, *letter;
@@ -97,7 +96,7 @@ static PyObject *batch_view(struct py_batch *self, uint64_t first, uint64_t coun
     const struct onepot_batch *batch = self->batch;
     Py_ssize_t item = 1, len = (Py_ssize_t)batch->bytes;
     uint8_t *bytes = self->there.data;
-    const char *format = self->kind.shaped ? letter(self->kind.npy.type, &item) : NULL;
+    const char *format = self->kind.shaped ? npy_format(self->kind.npy.type, &item) : NULL;
     if (alone) {
         bytes += batch->offsets[first];
         len = (Py_ssize_t)batch->sizes[first];
@@ -191,9 +190,14 @@ static PyObject *batch_first(PyObject *self, void *unused)
 
 /* ---- on a device ---- */
 
-static PyObject *batch_images(PyObject *self, void *unused)
+const char *images_format(enum onepot_float type)
 {
     static const char *const formats[] = {"", "f", "e", BUFFER_BFLOAT16};
+    return formats[type];
+}
+
+static PyObject *batch_images(PyObject *self, void *unused)
+{
     struct py_batch *s = (struct py_batch *)self;
     const struct onepot_images *images = &s->kind.images;
     Py_ssize_t item = images->type == ONEPOT_FLOAT ? 4 : 2;
@@ -201,7 +205,7 @@ static PyObject *batch_images(PyObject *self, void *unused)
     if (!s->there.images)
         Py_RETURN_NONE;
     struct py_buffer *b = view_new(s, s->there.images, (Py_ssize_t)s->there.image_bytes,
-                                   formats[images->type], item);
+                                   images_format(images->type), item);
     if (!b)
         return NULL;
     const Py_ssize_t shape[] = {(Py_ssize_t)s->batch->samples, images->channels, images->height,
@@ -266,6 +270,22 @@ static PyObject *batch_main(PyObject *self)
     return b->there.images ? batch_images(self, NULL) : batch_data(self, NULL);
 }
 
+static PyObject *batch_repr(PyObject *self)
+{
+    const struct onepot_batch *batch = ((struct py_batch *)self)->batch;
+    struct py_buffer *b = (struct py_buffer *)batch_main(self);
+    PyObject *what = b ? type_and_shape(b->format, b->shape, b->dimensions) : NULL;
+    PyObject *text =
+        what ? PyUnicode_FromFormat(
+                   "<onepot.Batch of %zd samples: %U, from element %llu of epoch %llu>",
+                   batch_length(self), what, (unsigned long long)batch->first,
+                   (unsigned long long)batch->epoch)
+             : NULL;
+    Py_XDECREF(what);
+    Py_XDECREF(b);
+    return text;
+}
+
 static PyObject *batch_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
 {
     PyObject *buffer = batch_main(self);
@@ -318,6 +338,7 @@ PyTypeObject batch_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Batch",
     .tp_basicsize = sizeof(struct py_batch),
     .tp_dealloc = batch_dealloc,
+    .tp_repr = batch_repr,
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_as_sequence = &batch_sequence,
     .tp_methods = batch_methods,

@@ -55,6 +55,7 @@ int loader_open(struct py_loader *l, PyObject *archive, const char *device_name,
     is_first = r == 0 && !l->loader;
     if (is_first) {
         l->kind = kind;
+        l->batch_size = o->batch_size;
         l->archive = Py_NewRef(archive);
         l->decode = Py_NewRef(decode);
         l->loader = loader;
@@ -212,6 +213,37 @@ static PyObject *loader_sampler(PyObject *self, void *unused)
     return Py_NewRef(self);
 }
 
+/* What each sample is: "float32 (3, 5)". */
+static PyObject *kind_text(const struct batch_kind *kind)
+{
+    Py_ssize_t shape[32] = {kind->images.channels, kind->images.height, kind->images.width},
+               item;
+    if (kind->images.channels)
+        return type_and_shape(images_format(kind->images.type), shape, 3);
+    const char *format = kind->shaped ? npy_format(kind->npy.type, &item) : NULL;
+    for (uint32_t i = 0; format && i < kind->npy.dimensions; i++)
+        shape[i] = (Py_ssize_t)kind->npy.shape[i];
+    return format ? type_and_shape(format, shape, (int)kind->npy.dimensions)
+                  : PyUnicode_FromString("uint8");
+}
+
+static PyObject *loader_repr(PyObject *self)
+{
+    struct py_loader *l = (struct py_loader *)self;
+    if (!l->loader)
+        return PyUnicode_FromString("<onepot.Loader, not initialised>");
+    PyObject *what = kind_text(&l->kind);
+    PyObject *text =
+        what
+            ? PyUnicode_FromFormat("<onepot.Loader of %R: %zd batches of %llu, %U, epoch %llu>",
+                                   l->archive, loader_length(self),
+                                   (unsigned long long)l->batch_size, what,
+                                   (unsigned long long)onepot_loader_epoch(l->loader, NULL))
+            : NULL;
+    Py_XDECREF(what);
+    return text;
+}
+
 static PyMethodDef loader_methods[] = {
     {"set_epoch", loader_set_epoch, METH_O,
      "Go to the start of an epoch; costs nothing where the loader is there."},
@@ -244,6 +276,7 @@ PyTypeObject loader_type = {
     .tp_new = PyType_GenericNew,
     .tp_init = loader_init,
     .tp_dealloc = loader_dealloc,
+    .tp_repr = loader_repr,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_iter = loader_iter,
     .tp_iternext = loader_next,
@@ -257,7 +290,8 @@ PyTypeObject loader_type = {
         "       window=0, decoded_bytes=0, device=None, images=None, dtype='float32',\n"
         "       mean=None, scale=None, gather='auto', io_timeout=None)\n"
         "\n"
-        "Batches of an archive's samples in the order of DistributedSampler, gathered ahead\n"
+        "Batches of the samples of an archive (an Archive, or its path) in the order of\n"
+        "DistributedSampler, gathered ahead\n"
         "by threads that need no interpreter. Each iteration is the next epoch. Rank and\n"
         "world size come from the launcher where they are not given. memory: bytes that\n"
         "batches, kept ones included, may have; BufferError beyond that.\n"
@@ -266,7 +300,9 @@ PyTypeObject loader_type = {
         "of an onepot_decode function (onepot.h), which is called on the loader's threads "
         "with\n"
         "decoded_bytes of room for each sample.\n"
-        "device: 'cuda:0', 'cuda' (by the local rank) or 'host' (the host playing a GPU): "
+        "device: 'cuda:0', 0, torch.device('cuda:0'), 'cuda' (by the local rank) or 'host' "
+        "(the\n"
+        "host playing a GPU): "
         "batches "
         "go\n"
         "over in one copy each, ahead of their use. images=(height, width, channels): samples "

@@ -11,7 +11,8 @@ struct py_loader {
     PyObject_HEAD struct onepot_loader *loader;
     PyObject *archive;
     struct batch_kind kind; /* of all its batches */
-    PyObject *decode;       /* kept, for its context */
+    uint64_t batch_size;
+    PyObject *decode; /* kept, for its context */
     /* A state was loaded: the next iteration goes on, and begins no epoch. */
     _Atomic int resumes;
 };

@@ -160,6 +160,36 @@ static int parse_timeout(PyObject *given, uint32_t *ret)
     return 0;
 }
 
+/*
+ * "cuda:0", torch.device("cuda:0") or 0 as the name of a device; "cpu" and None: there is none.
+ * *ret_keeps has the text.
+ */
+static int parse_device(PyObject *given, PyObject **ret_keeps, const char **ret_name)
+{
+    uint32_t number;
+    if (given == Py_None)
+        return 0;
+    if (!PyIndex_Check(given))
+        *ret_keeps = PyObject_Str(given);
+    else if (take_small(given, &number))
+        *ret_keeps = PyUnicode_FromFormat("cuda:%u", (unsigned)number);
+    const char *name = *ret_keeps ? PyUnicode_AsUTF8(*ret_keeps) : NULL;
+    *ret_name = name && strcmp(name, "cpu") != 0 ? name : NULL;
+    return name ? 0 : -1;
+}
+
+/* An Archive as it is, and that of a path. */
+static PyObject *take_archive(PyObject *given)
+{
+    PyObject *archive =
+        PyObject_TypeCheck(given, &archive_type)
+            ? Py_NewRef(given)
+            : PyObject_CallFunctionObjArgs((PyObject *)&archive_type, given, NULL);
+    if (archive && !archive_of(archive))
+        Py_CLEAR(archive);
+    return archive;
+}
+
 int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"archive",    "batch_size", "rank",    "world_size",    "seed",
@@ -173,13 +203,14 @@ int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
     unsigned long long batch_size, epoch = 0, memory = 0, block = 0, window = 0, decoded = 0;
     long long seed = 0;
     int shuffle = 1, drop_last = 0, skip = 0, verify = 0, npy = 0;
-    const char *device = NULL, *type = "float32", *gather = "auto";
+    PyObject *device = Py_None, *device_text = NULL;
+    const char *device_name = NULL, *type = "float32", *gather = "auto";
     PyObject *shape = Py_None, *mean = Py_None, *scale = Py_None, *timeout = Py_None;
     struct onepot_images images = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O!O&|OOLppO&O&O$O&O&O&pppO&O&O&zOsOOsO", names, &archive_type,
-            &archive, take_count, &batch_size, &rank, &world, &seed, &shuffle, &drop_last,
+            args, keywords, "OO&|OOLppO&O&O$O&O&O&pppO&O&O&OOsOOsO", names, &archive,
+            take_count, &batch_size, &rank, &world, &seed, &shuffle, &drop_last,
             take_small_or_none, &o.threads, take_small_or_none, &o.prefetch, &decode,
             take_count, &epoch, take_count, &memory, take_small, &o.align, &skip, &verify, &npy,
             take_count, &block, take_count, &window, take_count, &decoded, &device, &shape,
@@ -199,10 +230,12 @@ int loader_init(PyObject *self, PyObject *args, PyObject *keywords)
     o.skip_errors = skip;
     o.verify = verify;
     o.npy = o.npy || npy;
-    if (!((struct py_archive *)archive)->archive) {
-        PyErr_SetString(PyExc_ValueError, "the archive was not opened");
-        return -1;
-    }
     o.images = images.channels ? &images : NULL;
-    return loader_open((struct py_loader *)self, archive, device, decode, &o);
+    archive = take_archive(archive);
+    int r = archive ? parse_device(device, &device_text, &device_name) : -1;
+    if (r == 0)
+        r = loader_open((struct py_loader *)self, archive, device_name, decode, &o);
+    Py_XDECREF(device_text);
+    Py_XDECREF(archive);
+    return r;
 }

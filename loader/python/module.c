@@ -124,16 +124,23 @@ static int buffer_get(PyObject *self, Py_buffer *view, int flags)
         return -1;
     }
     int shaped = (flags & PyBUF_ND) == PyBUF_ND;
-    *view =
-        (Py_buffer){.buf = b->bytes,
-                    .obj = Py_NewRef(self),
-                    .len = b->len,
-                    .itemsize = b->item_bytes,
-                    .readonly = b->read_only,
-                    .ndim = shaped ? b->dimensions : 1,
-                    .format = flags & PyBUF_FORMAT ? b->format : NULL,
-                    .shape = shaped ? b->shape : NULL,
-                    .strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? b->strides : NULL};
+    *view = (Py_buffer){.buf = b->bytes,
+                        .obj = Py_NewRef(self),
+                        .len = b->len,
+                        .itemsize = b->item_bytes,
+                        .readonly = b->read_only,
+                        .ndim = shaped ? b->dimensions : 1,
+                        .format = flags & PyBUF_FORMAT ? b->format : NULL,
+                        .shape = shaped ? b->shape : NULL,
+                        .strides = b->strides};
+    if ((flags & PyBUF_STRIDES) == PyBUF_STRIDES)
+        return 0;
+    if (shaped && !PyBuffer_IsContiguous(view, 'C')) {
+        PyErr_SetString(PyExc_BufferError, "the array is not in C's order");
+        Py_CLEAR(view->obj);
+        return -1;
+    }
+    view->strides = NULL;
     return 0;
 }
 
@@ -145,17 +152,133 @@ static Py_ssize_t buffer_length(PyObject *self)
     return b->dimensions ? b->shape[0] : 0;
 }
 
-/* One element, or a row, of what memoryview makes of it. */
-static PyObject *buffer_item(PyObject *self, PyObject *key)
+/* Of several dimensions: what of it has this first index, as a Buffer. */
+static PyObject *buffer_row(PyObject *self, Py_ssize_t i)
 {
+    struct py_buffer *b = (struct py_buffer *)self;
+    Py_ssize_t len = b->item_bytes;
+    for (int d = 1; d < b->dimensions; d++)
+        len *= b->shape[d];
+    struct py_buffer *row = buffer_new(self, (char *)b->bytes + i * b->strides[0], len,
+                                       b->read_only, b->format, b->item_bytes);
+    if (!row)
+        return NULL;
+    row->dimensions = b->dimensions - 1;
+    memcpy(row->shape, b->shape + 1, (size_t)row->dimensions * sizeof(*row->shape));
+    memcpy(row->strides, b->strides + 1, (size_t)row->dimensions * sizeof(*row->strides));
+    row->batch = b->batch;
+    row->where = b->where;
+    row->device_index = b->device_index;
+    return (PyObject *)row;
+}
+
+/* What memoryview makes of it, but for rows, which it does not know. */
+static PyObject *buffer_subscript(PyObject *self, PyObject *key)
+{
+    if (PyIndex_Check(key) && ((struct py_buffer *)self)->dimensions > 1) {
+        Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);
+        return PyErr_Occurred() ? NULL : PySequence_GetItem(self, i);
+    }
     PyObject *view = PyMemoryView_FromObject(self);
     PyObject *item = view ? PyObject_GetItem(view, key) : NULL;
     Py_XDECREF(view);
     return item;
 }
 
+static PyObject *buffer_item(PyObject *self, Py_ssize_t i)
+{
+    if (i < 0 || i >= buffer_length(self)) {
+        PyErr_SetString(PyExc_IndexError, "there is no such element");
+        return NULL;
+    }
+    if (((struct py_buffer *)self)->dimensions > 1)
+        return buffer_row(self, i);
+    PyObject *key = PyLong_FromSsize_t(i), *item = key ? buffer_subscript(self, key) : NULL;
+    Py_XDECREF(key);
+    return item;
+}
+
+static PySequenceMethods buffer_sequence = {.sq_length = buffer_length, .sq_item = buffer_item};
+
+/* ---- what it is ---- */
+
+static const char *type_name(const char *format)
+{
+    static const struct {
+        const char *format, *name;
+    } names[] = {{"?", "bool"},
+                 {"b", "int8"},
+                 {"B", "uint8"},
+                 {"h", "int16"},
+                 {"H", "uint16"},
+                 {"i", "int32"},
+                 {"I", "uint32"},
+                 {"q", "int64"},
+                 {"Q", "uint64"},
+                 {"e", "float16"},
+                 {"f", "float32"},
+                 {"d", "float64"},
+                 {BUFFER_BFLOAT16, "bfloat16"}};
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(names[i].format, format) == 0)
+            return names[i].name;
+    return format;
+}
+
+static PyObject *shape_tuple(const Py_ssize_t *shape, int dimensions)
+{
+    PyObject *tuple = PyTuple_New(dimensions);
+    for (int i = 0; tuple && i < dimensions; i++) {
+        PyObject *number = PyLong_FromSsize_t(shape[i]);
+        if (number)
+            PyTuple_SET_ITEM(tuple, i, number);
+        else
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+PyObject *type_and_shape(const char *format, const Py_ssize_t *shape, int dimensions)
+{
+    PyObject *tuple = shape_tuple(shape, dimensions);
+    PyObject *text = tuple ? PyUnicode_FromFormat("%s %R", type_name(format), tuple) : NULL;
+    Py_XDECREF(tuple);
+    return text;
+}
+
+static PyObject *buffer_repr(PyObject *self)
+{
+    struct py_buffer *b = (struct py_buffer *)self;
+    PyObject *what = type_and_shape(b->format, b->shape, b->dimensions);
+    PyObject *text = what ? PyUnicode_FromFormat("<onepot.Buffer: %U%s>", what,
+                                                 b->read_only              ? ", read-only"
+                                                 : b->where == BUFFER_CUDA ? ", on a GPU"
+                                                                           : "")
+                          : NULL;
+    Py_XDECREF(what);
+    return text;
+}
+
+static PyObject *buffer_shape(PyObject *self, void *unused)
+{
+    (void)unused;
+    return shape_tuple(((struct py_buffer *)self)->shape,
+                       ((struct py_buffer *)self)->dimensions);
+}
+
+static PyObject *buffer_dtype(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyUnicode_FromString(type_name(((struct py_buffer *)self)->format));
+}
+
+static PyGetSetDef buffer_fields[] = {
+    {"shape", buffer_shape, NULL, "Tuple of int.", NULL},
+    {"dtype", buffer_dtype, NULL, "numpy's name of its type, as a str; or bfloat16.", NULL},
+    {0}};
+
 static PyMappingMethods buffer_mapping = {.mp_length = buffer_length,
-                                          .mp_subscript = buffer_item};
+                                          .mp_subscript = buffer_subscript};
 
 static PyMethodDef buffer_methods[] = {
     {"__dlpack__", (PyCFunction)(void *)buffer_dlpack, METH_VARARGS | METH_KEYWORDS,
@@ -168,12 +291,18 @@ PyTypeObject buffer_type = {
     .tp_basicsize = sizeof(struct py_buffer),
     .tp_dealloc = buffer_dealloc,
     .tp_as_buffer = &buffer_procs,
+    .tp_as_sequence = &buffer_sequence,
     .tp_as_mapping = &buffer_mapping,
+    .tp_repr = buffer_repr,
+    .tp_getset = buffer_fields,
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = buffer_methods,
     .tp_doc =
         "Memory of a batch or a sample: numpy.asarray(), memoryview(), torch.from_dlpack(),\n"
-        "torch.frombuffer() show it without a copy, and keep it alive.",
+        "torch.frombuffer() show it without a copy, and keep it alive. A sequence: of "
+        "numbers,\n"
+        "or, with more than one dimension, of Buffers. That of a sample is read-only, which\n"
+        "torch does not know of: it warns, and a write ends the process; use Sample.read().",
 };
 
 /* ---- module ---- */

@@ -87,6 +87,13 @@ struct py_buffer *buffer_copy(const struct py_buffer *buffer);
 PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords);
 PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused);
 
+/* "uint8 (16, 3072)", of a letter of the struct module. */
+PyObject *type_and_shape(const char *format, const Py_ssize_t *shape, int dimensions);
+
+/* That letter for numpy's "<f4", and for what images are; NULL where there is none. */
+const char *npy_format(const char *type, Py_ssize_t *ret_item_bytes);
+const char *images_format(enum onepot_float type);
+
 /* What all batches of a loader are. */
 struct batch_kind {
     int shaped; /* data has the type and shape of .npy samples: */

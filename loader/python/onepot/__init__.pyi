@@ -23,6 +23,7 @@ from typing import (
     overload,
 )
 
+import torch
 from torch.utils.data import Dataset as _TorchDataset  # where there is none: Any
 from torch.utils.data import IterableDataset as _TorchIterableDataset
 
@@ -36,8 +37,13 @@ class Buffer:
     """Memory of a batch or a sample; kept alive by what shows it. Shape and type as said where
     it comes from."""
 
+    @property
+    def shape(self) -> "tuple[int, ...]": ...
+    @property
+    def dtype(self) -> str: ...  # numpy's name: "uint8", or "bfloat16"
     def __len__(self) -> int: ...
-    def __getitem__(self, key: Any) -> Any: ...
+    def __getitem__(self, key: Any) -> Any: ...  # an element, or of more dimensions a Buffer
+    def __iter__(self) -> Iterator[Any]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __dlpack__(
         self,
@@ -191,7 +197,7 @@ class Batch:
 class Loader:
     def __init__(
         self,
-        archive: Archive,
+        archive: Union[Archive, Path, Sequence[Path]],
         batch_size: int,
         rank: Optional[int] = None,
         world_size: Optional[int] = None,
@@ -211,7 +217,8 @@ class Loader:
         block: int = 0,
         window: int = 0,
         decoded_bytes: int = 0,
-        device: Optional[str] = None,  # "cuda:0", "cuda": by the local rank, "host"
+        # "cuda:0", "cuda": by the local rank, a number of CUDA's, "host"; "cpu": none
+        device: "Union[None, str, int, torch.device]" = None,
         images: "Optional[tuple[int, int, int]]" = None,  # height, width, channels
         dtype: str = "float32",  # of images; or "float16", "bfloat16"
         mean: Union[None, float, Sequence[float]] = None,  # of bytes; None: 0
@@ -271,9 +278,11 @@ class Dataset(_TorchDataset[Any]):
     target_transform: Optional[Callable[[int], Any]]
     def __init__(
         self,
-        archive: Union[Archive, Path, Sequence[Path]],
+        archive: Union[None, Archive, Path, Sequence[Path]] = None,
         transform: Optional[Callable[[Any], Any]] = None,
         target_transform: Optional[Callable[[int], Any]] = None,
+        *,
+        root: Union[None, Archive, Path, Sequence[Path]] = None,  # as archive
     ) -> None: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any) -> Any: ...  # (uint8 [bytes], label), or a TensorBatch
@@ -309,21 +318,25 @@ class ImageFolder(Dataset):
     classes: "list[str]"
     class_to_idx: "dict[str, int]"
     loader: Callable[[BinaryIO], Any]
+    root: Any  # as it was given
+    extensions: "Optional[tuple[str, ...]]"
+    transforms: Optional[Callable[[Any, int], "tuple[Any, Any]"]]
+    samples: "list[tuple[str, int]]"  # made at first use; what dataset[i] gives from then on
+    imgs: "list[tuple[str, int]]"  # the same list
+    targets: "list[int]"
     def __init__(
         self,
-        archive: Union[Archive, Path, Sequence[Path]],
-        root: str = "",
+        root: Union[Archive, Path, Sequence[Path]],
         transform: Optional[Callable[[Any], Any]] = None,
         target_transform: Optional[Callable[[int], Any]] = None,
         loader: Callable[[BinaryIO], Any] = ...,
         is_valid_file: Optional[Callable[[str], bool]] = None,
+        allow_empty: bool = False,
+        *,
+        extensions: Optional[Sequence[str]] = None,
+        folder: str = "",  # in the archive, whose children are the classes
     ) -> None: ...  # FileNotFoundError: no class, or one without a file
-    @property
-    def samples(self) -> "Sequence[tuple[str, int]]": ...
-    @property
-    def imgs(self) -> "Sequence[tuple[str, int]]": ...
-    @property
-    def targets(self) -> memoryview: ...  # int64 [samples]
+    def find_classes(self, directory: Any) -> "tuple[list[str], dict[str, int]]": ...
 
 class Writer:
     def __init__(

@@ -36,7 +36,7 @@ def _is_overridden(cls):
 
 
 class Dataset(TorchAware):
-    """Dataset(archive, transform=None, target_transform=None)
+    """Dataset(archive, transform=None, target_transform=None, *, root=None)
 
     Map-style: dataset[i] is (data, label), data being uint8 [bytes], a tensor where torch is
     loaded and else a Buffer; a copy, which may be written to. transform is called with data,
@@ -54,12 +54,14 @@ class Dataset(TorchAware):
 
     A subclass that has its own __getitem__ and no __getitems__ is asked for one sample at a time.
 
-    archive: an Archive, or what Archive() takes. OSError names a sample that can't be read.
+    archive: an Archive, or what Archive() takes; root: another name for it. OSError names a sample that can't be read.
     Any number of threads and processes may use a dataset.
     """
 
-    def __init__(self, archive, transform=None, target_transform=None):
-        self.archive = as_archive(archive)
+    def __init__(self, archive=None, transform=None, target_transform=None, *, root=None):
+        if (archive is None) == (root is None):
+            raise TypeError("an archive is wanted: its path, or an Archive")
+        self.archive = as_archive(root if archive is None else archive)
         self.transform = transform
         self.target_transform = target_transform
         self._stride = self.archive.common_size

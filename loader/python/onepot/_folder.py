@@ -1,9 +1,9 @@
 """torchvision's ImageFolder over an archive."""
 import io
-from collections.abc import Sequence
+import os
 
-from onepot._dataset import Dataset, _is_many, as_archive
 from onepot import _core
+from onepot._dataset import Dataset, _is_many
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -23,93 +23,146 @@ def pil_loader(file):
     return Image.open(file).convert("RGB")
 
 
-class _Samples(Sequence):
-    """(name, class number) of each sample, looked up when asked for."""
+class _Transforms:
+    """Both transforms as one function, as torchvision's datasets have it."""
 
-    def __init__(self, archive):
-        self._names, self._labels = archive.names, memoryview(archive.labels)
+    def __init__(self, transform, target_transform):
+        self.transform, self.target_transform = transform, target_transform
 
-    def __len__(self):
-        return len(self._labels)
-
-    def __getitem__(self, i):
-        if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(len(self)))]
-        return self._names[i], self._labels[i]
+    def __call__(self, image, target):
+        return (self.transform(image) if self.transform else image,
+                self.target_transform(target) if self.target_transform else target)
 
 
 class ImageFolder(Dataset):
-    """ImageFolder(archive, root="", transform=None, target_transform=None, loader=pil_loader,
-                is_valid_file=None)
+    """ImageFolder(root, transform=None, target_transform=None, loader=pil_loader,
+                is_valid_file=None, allow_empty=False, *, extensions=None, folder="")
 
     A drop-in for torchvision.datasets.ImageFolder: dataset[i] is (image, class number), with the
-    classes, numbers and order that torchvision gives to the extracted tree. root is the
-    directory in the archive whose children are the classes.
+    classes, numbers and order that torchvision gives to the extracted tree. root: an archive's
+    path, or an Archive, whose samples are taken as they were chosen there. folder: the directory
+    in the archive whose children are the classes.
 
     loader is called with a binary file (seekable, .name is the path in the archive), where
     torchvision's is called with a path. Without is_valid_file (called with a path in the
-    archive) the files that end as images do are taken, see IMG_EXTENSIONS.
+    archive) the files that end with one of extensions are taken, see IMG_EXTENSIONS.
 
-    classes         list of str, sorted
-    class_to_idx    dict of str to int
-    samples, imgs   sequence of (path in the archive, class number), never a list in memory
-    targets         memoryview, int64 [samples]
+    classes           list of str, sorted: what find_classes(root) gives, which a subclass may
+    class_to_idx      dict of str to int     have its own of
+    samples, imgs     list of (path in the archive, class number)
+    targets           list of int
+    root, loader, extensions, transform, target_transform, transforms, archive
 
-    FileNotFoundError: no class, or one without a file, as torchvision has it.
+    The lists are made when they are first asked for, and are the user's: what is assigned to
+    samples, or changed in it, is what dataset[i] gives. A path that the archive has not is opened
+    as a file.
+
+    FileNotFoundError: no class, or (without allow_empty) one without a file.
     """
 
-    def __init__(self, archive, root="", transform=None, target_transform=None,
-                 loader=pil_loader, is_valid_file=None):
-        if isinstance(archive, _core.Archive):
-            if root:
-                raise ValueError("root is given to the Archive, where there is one already")
-        else:
-            extensions = None if is_valid_file else IMG_EXTENSIONS
-            archive = _core.Archive(archive, root=root or None, extensions=extensions)
-        labels = memoryview(archive.labels)
-        if is_valid_file is not None or any(label < 0 for label in labels):
-            valid = is_valid_file or (lambda name: True)
-            archive = archive.subset(
-                [i for i, (name, label) in enumerate(zip(archive.names, labels))
-                 if label >= 0 and valid(name)])
-        super().__init__(archive, transform, target_transform)
-        self.loader = loader
-        self.classes = archive.classes
-        self.class_to_idx = archive.class_to_idx
-        self._check_classes(root)
-
-    def _check_classes(self, root):
+    def __init__(self, root, transform=None, target_transform=None, loader=pil_loader,
+                 is_valid_file=None, allow_empty=False, *, extensions=None, folder=""):
+        if isinstance(root, str):
+            root = os.path.expanduser(root)
+        self.root, self.loader = root, loader
+        self.extensions = None if is_valid_file else tuple(extensions or IMG_EXTENSIONS)
+        if not isinstance(root, _core.Archive):
+            root = _core.Archive(root, root=folder or None, extensions=self.extensions)
+        elif folder or extensions:
+            raise ValueError("folder (as root) and extensions are given to the Archive where there"
+                             " is one already")
+        super().__init__(root, transform, target_transform)
+        self.transforms = None
+        if transform or target_transform:
+            self.transforms = _Transforms(transform, target_transform)
+        self.classes, self.class_to_idx = self.find_classes(self.root)
         if not self.classes:
-            raise FileNotFoundError("Couldn't find any class folder in '%s'." % root)
-        found = set(self.targets)
-        empty = [name for i, name in enumerate(self.classes) if i not in found]
+            raise FileNotFoundError("Couldn't find any class folder in %s." % (folder or self.root))
+        self._number = [self.class_to_idx.get(name, -1) for name in self.archive.classes]
+        self._choose(is_valid_file)
+        if not allow_empty:
+            self._check_classes()
+        self._samples = self._targets = self._places = None
+
+    def find_classes(self, directory):
+        """The names of the classes and the number of each; `directory` is the dataset's root."""
+        return self.archive.classes, self.archive.class_to_idx
+
+    def _numbers(self):
+        return [self._number[label] if label >= 0 else -1
+                for label in memoryview(self.archive.labels)]
+
+    def _choose(self, is_valid_file):
+        numbers = self._numbers()
+        if is_valid_file is not None or any(number < 0 for number in numbers):
+            valid = is_valid_file or (lambda name: True)
+            self.archive = self.archive.subset(
+                [i for i, (name, number) in enumerate(zip(self.archive.names, numbers))
+                 if number >= 0 and valid(name)])
+
+    def _check_classes(self):
+        found = set(self._numbers())
+        empty = [name for name, number in self.class_to_idx.items() if number not in found]
         if empty:
-            raise FileNotFoundError(
-                "Found no valid file for the classes %s." % ", ".join(empty))
+            ends = " Supported extensions are: %s" % ", ".join(self.extensions or ())
+            raise FileNotFoundError("Found no valid file for the classes %s.%s"
+                                    % (", ".join(sorted(empty)), ends if self.extensions else ""))
 
     @property
     def samples(self):
-        return _Samples(self.archive)
+        if self._samples is None:
+            self._samples = list(zip(self.archive.names, self._numbers()))
+        return self._samples
+
+    @samples.setter
+    def samples(self, samples):
+        self._samples = samples
 
     imgs = samples
 
     @property
     def targets(self):
-        return memoryview(self.archive.labels)
+        if self._targets is None:
+            self._targets = [number for _, number in self.samples]
+        return self._targets
 
-    def _image(self, data, name, label):
-        return self._pair(self.loader(_File(data, name)), label)
+    @targets.setter
+    def targets(self, targets):
+        self._targets = targets
+
+    def __len__(self):
+        return len(self.archive) if self._samples is None else len(self._samples)
+
+    def _place(self, path, i):
+        """Its number in the archive, most likely i; None: it is not there."""
+        names = self.archive.names
+        if -len(names) <= i < len(names) and names[i] == path:
+            return i
+        if self._places is None:
+            self._places = {name: i for i, name in enumerate(names)}
+        return self._places.get(path)
+
+    def _one(self, i):
+        if self._samples is None:
+            sample = self.archive[i]
+            return self._image(_File(sample.data, sample.name), self._number[sample.label])
+        path, target = self._samples[i]
+        place = self._place(path, i)
+        if place is not None:
+            return self._image(_File(self.archive[place].data, path), target)
+        with open(path, "rb") as file:
+            return self._image(file, target)
+
+    def _image(self, file, target):
+        return self._pair(self.loader(file), target)
 
     def __getitem__(self, index):
         if _is_many(index) or isinstance(index, slice):
             return super().__getitem__(index)
-        sample = self.archive[int(index)]
-        return self._image(sample.data, sample.name, sample.label)
+        return self._one(int(index))
 
     def _many(self, indices):
-        names = self.archive.names
-        return [self._image(sample.data, names[sample.index], sample.label)
-                for sample in (self.archive[int(i)] for i in indices)]
+        return [self._one(int(i)) for i in indices]
 
     def _is_plain(self):
         return False
