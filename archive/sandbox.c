@@ -19,6 +19,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
@@ -104,6 +105,24 @@ static uint64_t inherited_data_bytes(void)
     if (sscanf(text, "%*u %*u %*u %*u %*u %llu", &data_pages) != 1)
         return 0;
     return data_pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/*
+ * Memory that the parent shares with others, or with children of other kinds (counters, the
+ * state of a copy): who takes this process over is not to write there. `kept` is what is shared
+ * with it.
+ */
+static void drop_shared_memory(const void *kept)
+{
+    char line[PATH_MAX + 128], mode[5];
+    uintptr_t from, to;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof(line), maps))
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s", &from, &to, mode) == 3 &&
+            mode[1] == 'w' && mode[3] == 's' && from != (uintptr_t)kept)
+            munmap((void *)from, to - from);
+    if (maps)
+        fclose(maps);
 }
 
 static void limit_resources(const struct sandbox_limits *limits, uint64_t memory_bytes)
@@ -421,6 +440,7 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
             _exit(1); /* the parent died before the line above */
         reset_signals(limits->stop != NULL);
         drop_descriptors(limits);
+        drop_shared_memory(run.shared);
         limit_resources(limits, run.memory_bytes);
         sandbox_filter_system_calls();
         _exit(run_function(fn, arg, run.shared) < 0);

@@ -138,9 +138,6 @@ END_TEST
 static int fn_raise(void *arg, struct progress *progress, struct fault *fault)
 {
     (void)progress, (void)fault;
-    struct rlimit core;
-    if (getrlimit(RLIMIT_CORE, &core) < 0 || core.rlim_cur != 0)
-        return -EEXIST;
     signal(*(int *)arg, SIG_DFL); /* a sanitizer may catch it */
     raise(*(int *)arg);
     return 0;
@@ -270,6 +267,42 @@ static int fn_write_much(void *arg, struct progress *progress, struct fault *fau
     return 0;
 }
 
+#if !WITH_SANITIZER && (defined(__x86_64__) || defined(__aarch64__))
+static int fn_map(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)progress, (void)fault;
+    void *p = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, *(int *)arg | MAP_ANONYMOUS, -1, 0);
+    return p == MAP_FAILED ? -errno : 0;
+}
+
+START_TEST(memory_that_escapes_its_limit_is_refused)
+{
+    struct fault fault;
+    int counted = MAP_PRIVATE, shared = MAP_SHARED, stack = MAP_PRIVATE | MAP_GROWSDOWN;
+    ck_assert_int_eq(run(fn_map, &counted, &fault), 0);
+    ck_assert_int_eq(run(fn_map, &shared, &fault), -EPERM);
+    ck_assert_int_eq(run(fn_map, &stack, &fault), -EPERM);
+}
+END_TEST
+#endif
+
+static int fn_write_to(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)progress, (void)fault;
+    memset(arg, 'x', 4096);
+    return 0;
+}
+
+START_TEST(shared_memory_of_the_parent_is_out_of_reach)
+{
+    struct fault fault;
+    char *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ck_assert_int_eq(run(fn_write_to, shared, &fault), -EUCLEAN);
+    ck_assert_int_eq(shared[0], 0);
+    munmap(shared, 4096);
+}
+END_TEST
+
 START_TEST(written_file_is_limited)
 {
     struct fault fault = {0};
@@ -290,11 +323,11 @@ static int fn_check_descriptors(void *arg, struct progress *progress, struct fau
     const int *keep = arg;
     struct stat st;
     for (int fd = 0; fd < 3; fd++)
-        if (fstat(fd, &st) < 0 || !S_ISCHR(st.st_mode))
+        if (syscall(SYS_fstat, fd, &st) < 0 || !S_ISCHR(st.st_mode))
             return -EBADF;
     for (int fd = 3; fd < 300; fd++) {
         bool expected = fd == keep[0] || fd == keep[1];
-        if ((fstat(fd, &st) == 0) != expected) {
+        if ((fcntl(fd, F_GETFL) >= 0) != expected) {
             progress->members = (uint64_t)fd;
             return -EMFILE;
         }
@@ -323,7 +356,7 @@ END_TEST
 
 static int fn_try_harm(void *arg, struct progress *progress, struct fault *fault)
 {
-    (void)progress, (void)fault, (void)arg;
+    (void)progress, (void)fault;
     if (open("/etc/passwd", O_RDONLY) >= 0)
         return -1;
     if (socket(AF_UNIX, SOCK_STREAM, 0) >= 0)
@@ -332,6 +365,7 @@ static int fn_try_harm(void *arg, struct progress *progress, struct fault *fault
         return -3;
     if (dup(0) >= 0)
         return -4;
+    (void)arg;
 #if !WITH_SANITIZER && (defined(__x86_64__) || defined(__aarch64__))
     /* What only the system call filter forbids. */
     pid_t pid = fork();
@@ -339,7 +373,8 @@ static int fn_try_harm(void *arg, struct progress *progress, struct fault *fault
         _exit(0);
     if (pid > 0)
         return -5;
-    if (kill(getppid(), 0) == 0)
+    pid_t parent = *(pid_t *)arg;
+    if (kill(parent, 0) == 0)
         return -6;
     if (unlink("/nonexistent/x") == 0 || errno != EPERM)
         return -7;
@@ -348,6 +383,17 @@ static int fn_try_harm(void *arg, struct progress *progress, struct fault *fault
         return -8;
     if (syscall(SYS_ptrace, 0, 0, 0, 0) == 0 || errno != EPERM)
         return -9;
+    /* Pointers whose lower half is zero are none either. */
+    struct rlimit *limit = mmap((void *)(1ul << 32), 4096, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (limit != (void *)(1ul << 32))
+        return -10;
+    limit->rlim_cur = limit->rlim_max = RLIM_INFINITY;
+    if (syscall(SYS_prlimit64, parent, RLIMIT_CPU, limit, NULL) == 0)
+        return -11;
+    struct stat st;
+    if (stat("/", &st) == 0 || syscall(SYS_newfstatat, AT_FDCWD, "/", &st, 0) == 0)
+        return -12;
     free(malloc(1 << 22)); /* still possible */
 #endif
     return 0;
@@ -356,7 +402,8 @@ static int fn_try_harm(void *arg, struct progress *progress, struct fault *fault
 START_TEST(child_reaches_nothing_outside)
 {
     struct fault fault;
-    ck_assert_int_eq(run(fn_try_harm, NULL, &fault), 0);
+    pid_t pid = getpid();
+    ck_assert_int_eq(run(fn_try_harm, &pid, &fault), 0);
 }
 END_TEST
 
@@ -463,8 +510,11 @@ START_TEST(killed_parent_leaves_no_orphan)
     }
     close(pipe_fds[1]);
     pid_t child = 0;
+    struct rlimit core;
     ck_assert_int_eq(read(pipe_fds[0], &child, sizeof(child)), sizeof(child));
     ck_assert_int_gt(child, 0);
+    ck_assert_int_eq(prlimit(child, RLIMIT_CORE, NULL, &core), 0);
+    ck_assert_int_eq(core.rlim_cur, 0);
     kill(parent, SIGKILL);
     waitpid(parent, NULL, 0);
     char byte;
@@ -513,6 +563,10 @@ int main(void)
     tcase_add_test(tests, idle_child_without_progress_is_killed);
     tcase_add_test(tests, slow_child_with_progress_may_go_on);
     tcase_add_test(tests, memory_is_limited);
+#if !WITH_SANITIZER && (defined(__x86_64__) || defined(__aarch64__))
+    tcase_add_test(tests, memory_that_escapes_its_limit_is_refused);
+#endif
+    tcase_add_test(tests, shared_memory_of_the_parent_is_out_of_reach);
     tcase_add_test(tests, written_file_is_limited);
     tcase_add_test(tests, only_the_descriptors_asked_for_are_open);
     tcase_add_test(tests, child_reaches_nothing_outside);

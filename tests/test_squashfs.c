@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 #include "backend.h"
+#include "builder.h"
 #include "codec.h"
-#include "index_job.h"
 #include "reader.h"
 #include "sandbox.h"
 #include "suite.h"
@@ -241,10 +241,33 @@ struct opened {
     struct fault fault;
 };
 
-static int index_image(struct source *source, bool in_sandbox, int fd, uint64_t *image_bytes,
-                       struct fault *fault)
+/* What pot_open has its child do: index a source, and write the index to a descriptor. */
+struct index_job {
+    struct source *source;
+    int fd;
+};
+
+static int index_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
-    struct index_job job = {&backend_squashfs, FORMAT_SQUASHFS, source, fd, image_bytes};
+    struct index_job *job = arg;
+    struct builder *builder;
+    struct builder_header header = {.format = FORMAT_SQUASHFS,
+                                    .archive_bytes = source_size(job->source)};
+    int r = builder_new(&builder);
+    if (r < 0)
+        return r;
+    builder_set_archive_size(builder, header.archive_bytes);
+    r = backend_squashfs.index(job->source, builder, &header, progress, fault);
+    uint64_t ignored;
+    if (r == 0)
+        r = builder_write(builder, &header, job->fd, 0, fault, &ignored);
+    builder_free(builder);
+    return r;
+}
+
+static int index_image(struct source *source, bool in_sandbox, int fd, struct fault *fault)
+{
+    struct index_job job = {source, fd};
     if (!in_sandbox) {
         struct progress progress = {0};
         return index_in_child(&job, &progress, fault);
@@ -266,24 +289,21 @@ static int open_source(struct source *source, bool in_sandbox, struct opened *o)
 {
     struct source *image = NULL;
     struct reader_options options = {.cache_bytes = 4u << 20};
-    uint64_t *image_bytes = mmap(NULL, sizeof(*image_bytes), PROT_READ | PROT_WRITE,
-                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int fd = memfd_create("index", MFD_CLOEXEC);
     memset(o, 0, sizeof(*o));
     o->pot.source = source;
-    int r = index_image(source, in_sandbox, fd, image_bytes, &o->fault);
+    int r = index_image(source, in_sandbox, fd, &o->fault);
     if (r == 0)
         r = source_from_fd(fd, "index", &image);
     else
         close(fd);
     if (r == 0)
-        r = index_open(image, 0, *image_bytes, &o->fault, &o->pot.index);
+        r = index_open(image, 0, source_size(image), &o->fault, &o->pot.index);
     if (r == 0)
         r = reader_new(&o->pot, &options, &o->fault, &o->reader);
     if (r == 0)
         r = reader_scratch_new(o->reader, &o->scratch);
     source_close(image);
-    munmap(image_bytes, sizeof(*image_bytes));
     return r;
 }
 
