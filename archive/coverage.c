@@ -162,7 +162,7 @@ uint64_t coverage_between(const struct coverage *c, uint64_t from, uint64_t to,
     uint64_t first = first_behind(c, from), end = first;
     while (end < c->count && c->ranges[end].offset < to)
         end++;
-    *ret_ranges = c->ranges + first;
+    *ret_ranges = end > first ? &c->ranges[first] : NULL; /* without any there is no array */
     return end - first;
 }
 
