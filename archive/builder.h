@@ -80,6 +80,12 @@ int builder_add(struct builder *builder, const char *path, size_t len,
                 const struct builder_member *member, struct fault *fault, uint32_t *ret_inode);
 
 /*
+ * Has a member, or a directory that leads to one, this path? 1 or 0; -ENOTDIR: no member can,
+ * since it lies below one that is no directory. Errors of builder_add that are about the path.
+ */
+int builder_has(struct builder *builder, const char *path, size_t len);
+
+/*
  * Add a name for the inode that `target` (a path, made safe as above) has now. A link
  * to itself changes nothing. -ENOENT: no such member before this one; -EPERM: target
  * is a directory.

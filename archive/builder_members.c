@@ -226,6 +226,14 @@ int builder_add(struct builder *b, const char *path, size_t len,
     return r == -ENOMEM ? no_memory(b, fault) : r;
 }
 
+int builder_has(struct builder *b, const char *path, size_t len)
+{
+    const struct place place = {.path = path, .len = len};
+    struct spot spot;
+    int r = builder_locate(b, &place, false, &spot);
+    return r == -ENOENT ? 0 : r < 0 ? r : spot.len == 0 || spot.found;
+}
+
 /* The inode that `target` has now. */
 static int find_target(struct builder *b, const struct place *link, const char *target,
                        size_t target_len, uint32_t *ret_inode)

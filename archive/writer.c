@@ -102,6 +102,11 @@ bool writer_is_output(const struct writer *w, uint64_t dev, uint64_t ino)
     return dev == o->dev && (ino == o->ino || (o->replaced_ino && ino == o->replaced_ino));
 }
 
+int writer_has(struct writer *w, const char *path, size_t len)
+{
+    return builder_has(w->builder, path, len);
+}
+
 uint64_t writer_offset(const struct writer *w)
 {
     return w->tar_offset;

@@ -85,6 +85,9 @@ int writer_add(struct writer *writer, const struct pax_member *member,
  */
 int writer_data(struct writer *writer, void *bytes, size_t len, struct fault *fault);
 
+/* As builder_has. */
+int writer_has(struct writer *writer, const char *path, size_t len);
+
 /* How much of the tar was taken: headers, data, padding. */
 uint64_t writer_offset(const struct writer *writer);
 

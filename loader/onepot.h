@@ -327,8 +327,7 @@ ONEPOT_API int onepot_archive_digest(const struct onepot_archive *archive,
  *     for each sample:  onepot_writer_add(writer, "class/name.jpg", bytes, len, NULL, &error);
  *     onepot_writer_finish(writer, &error);
  *
- * Samples lie in the archive as they were added. Directories need not be added. Of two files
- * of one name the later one counts, as with tar.
+ * Samples lie in the archive as they were added. Directories need not be added.
  *
  * Threads: a writer belongs to one thread at a time; it compresses with threads of its own.
  * A child process can't use its parent's.
@@ -359,9 +358,10 @@ struct onepot_file {
 
 /*
  * `len` bytes as the file `name`, a path with "/" between its parts; they are copied. `file`
- * may be NULL. -EINVAL: a name that no file can have (empty, with "..", ends with "/"), or a
- * file where an earlier name has a directory; those of write(2). After an error other than
- * of the name nothing more can be added.
+ * may be NULL. -EINVAL: a name that no file can have (empty, with "..", ends with "/");
+ * -EEXIST: one that an earlier file or its directory has, or that leads through an earlier
+ * file. After these the archive is as good as before; after others, which are those of
+ * write(2), nothing more can be added.
  */
 ONEPOT_API int onepot_writer_add(struct onepot_writer *writer, const char *name,
                                  const void *bytes, size_t len, const struct onepot_file *file,

@@ -93,6 +93,18 @@ static bool is_good_name(const char *name)
     }
 }
 
+/* A name that can't be added spoils nothing: this comes before anything is written. */
+static int check_free(struct onepot_writer *w, const char *name, struct onepot_error *error)
+{
+    int r = writer_has(w->writer, name, strlen(name));
+    if (r == 1)
+        return error_set(error, -EEXIST, "%s: '%.200s' is in it already", w->path, name);
+    if (r == -ENOTDIR)
+        return error_set(error, -EEXIST, "%s: '%.200s' would lie below a file that is in it",
+                         w->path, name);
+    return r < 0 ? error_errno(error, r, w->path) : 0;
+}
+
 static int add_member(struct onepot_writer *w, const struct pax_member *member,
                       const void *bytes, size_t len, struct fault *fault)
 {
@@ -136,6 +148,9 @@ int onepot_writer_add(struct onepot_writer *writer, const char *name, const void
                          writer->path, name);
     if (writer->first.code < 0)
         return ended(writer, error);
+    r = check_free(writer, name, error);
+    if (r < 0)
+        return r;
     const struct pax_member member = {
         .path = name,
         .path_len = strlen(name),

@@ -928,6 +928,22 @@ class Threads(unittest.TestCase):
         loader.set_epoch(3)
         self.assertEqual(sorted(i for _, _, b in drain(loader) for i in b), list(range(FILES)))
 
+    def test_a_name_that_conflicts_does_not_spoil_the_archive(self):
+        path = os.path.join(WORK, "conflicts.tar")
+        for zstd in 0, 3:
+            with onepot.Writer(path, overwrite=True, zstd=zstd) as writer:
+                writer.add("a/file", b"first" * 1000)
+                for name in "a/file", "a", "a/file/below":
+                    with self.assertRaises(FileExistsError) as caught:
+                        writer.add(name, b"second" * 1000)
+                    self.assertIn("'%s'" % name, str(caught.exception))
+                writer.add("b", b"last")
+            names = subprocess.run([ONEPOT, "ls", path], stdout=subprocess.PIPE, check=True).stdout
+            self.assertEqual(names.split(), [b"a", b"b"])
+            subprocess.run([ONEPOT, "verify", "-q", path], check=True)
+            content = subprocess.run([ONEPOT, "cat", path, "a/file"], stdout=subprocess.PIPE)
+            self.assertEqual(content.stdout, b"first" * 1000)
+
     def test_a_writer_belongs_to_one_at_a_time(self):
         path = os.path.join(WORK, "threads.tar")
         writer = onepot.Writer(path)

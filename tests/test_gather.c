@@ -258,6 +258,11 @@ START_TEST(a_bad_name_spoils_nothing)
     const struct onepot_file file = {.size = sizeof(file), .mode = 0100644};
     ck_assert_int_eq(onepot_writer_add(w, "x", "x", 1, &file, &error), -EINVAL);
     ck_assert_int_eq(onepot_writer_add(w, "..a/...", "good", 4, NULL, &error), 0);
+    const char *const taken[] = {"..a/...", "..a", "..a/.../below"};
+    for (size_t i = 0; i < sizeof(taken) / sizeof(taken[0]); i++) {
+        ck_assert_int_eq(onepot_writer_add(w, taken[i], "x", 1, NULL, &error), -EEXIST);
+        ck_assert_ptr_nonnull(strstr(error.text, taken[i]));
+    }
     ck_assert_int_eq(onepot_writer_finish(w, &error), 0);
     struct onepot_archive *a = tree_open(&t, NULL);
     ck_assert_uint_eq(onepot_archive_samples(a), 1);
