@@ -73,6 +73,8 @@ struct counters {
     uint32_t threads;
     uint32_t private_namespace;                /* 1: visible to the command of `run` alone */
     uint32_t mount_dev_major, mount_dev_minor; /* st_dev of what is mounted */
+    /* Of a private one: descriptors that a `run` holds, by which others get in. */
+    int32_t namespace_pid, user_namespace_fd, mount_namespace_fd;
     uint32_t owns_mountpoint; /* 1: the directory was made for the mount and goes with it */
     uint32_t made_by_run;     /* 1: it ends with the `run`s that use it */
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "cleanup.h"
+#include "mountinfo.h"
 #include "process.h"
 #include "report.h"
 
@@ -34,7 +35,15 @@ static int absolute_path(const char *path, char **ret_path)
     return asprintf(ret_path, "%s/%s", root ? "" : parent, name) < 0 ? -ENOMEM : 0;
 }
 
-/* Of several that had this mount point, the one that lives; else the newest. */
+/* How good a guess it is: that it lives, and that it is mounted where we see it. */
+static int rank(const struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+    return 2 * slot_daemon_lives(slot) +
+           mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
+}
+
+/* Of several that had this mount point, the best guess; else the newest. */
 static const struct slot *best_of(const struct slot_list *list, const char *path)
 {
     const struct slot *best = NULL;
@@ -42,11 +51,9 @@ static const struct slot *best_of(const struct slot_list *list, const char *path
         const struct slot *slot = list->slots[i];
         if (strncmp(slot->counters->mountpoint, path, sizeof(slot->counters->mountpoint)) != 0)
             continue;
-        bool lives = slot_daemon_lives(slot);
-        bool best_lives = best && slot_daemon_lives(best);
-        if (!best || (lives && !best_lives) ||
-            (lives == best_lives &&
-             slot->counters->started_realtime_sec > best->counters->started_realtime_sec))
+        int better = best ? rank(slot) - rank(best) : 1;
+        if (better > 0 || (better == 0 && slot->counters->started_realtime_sec >
+                                              best->counters->started_realtime_sec))
             best = slot;
     }
     return best;

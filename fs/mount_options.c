@@ -14,6 +14,7 @@
 
 enum {
     OPT_AT = CLI_OPTION_OWN,
+    OPT_PRIVATE,
     OPT_SUBDIR,
     OPT_THREADS,
     OPT_CACHE,
@@ -41,6 +42,7 @@ enum {
 static const struct option longs[] = {
     {"foreground", no_argument, NULL, 'f'},
     {"at", required_argument, NULL, OPT_AT},
+    {"private", required_argument, NULL, OPT_PRIVATE},
     {"subdir", required_argument, NULL, OPT_SUBDIR},
     {"threads", required_argument, NULL, OPT_THREADS},
     {"cache", required_argument, NULL, OPT_CACHE},
@@ -177,6 +179,20 @@ static int parse_readahead(const struct cli_usage *usage, const char *text, uint
     return 0;
 }
 
+static int parse_private(const struct cli_usage *usage, const char *text,
+                         enum private_mode *ret_mode)
+{
+    static const char *const words[] = {
+        [PRIVATE_AUTO] = "auto", [PRIVATE_ON] = "on", [PRIVATE_OFF] = "off"};
+
+    for (unsigned i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        if (strcmp(text, words[i]) == 0) {
+            *ret_mode = i;
+            return 0;
+        }
+    return cli_usage_error(usage, "--private: '%s' is neither auto nor on nor off", text);
+}
+
 static int parse_option(const struct cli_usage *usage, int opt, struct mount_options *o)
 {
     int r = 0;
@@ -189,6 +205,9 @@ static int parse_option(const struct cli_usage *usage, int opt, struct mount_opt
         return parse_fuse_options(usage, optarg, o);
     case OPT_AT:
         o->at = optarg;
+        break;
+    case OPT_PRIVATE:
+        r = parse_private(usage, optarg, &o->private_mode);
         break;
     case OPT_SUBDIR:
         o->subdir = optarg;
@@ -260,6 +279,9 @@ static int check_together(const struct cli_usage *usage, bool for_run, int count
     if (for_run && o->foreground)
         return cli_usage_error(usage,
                                "there is no -f here: 'run' always waits for its command");
+    if (!for_run && o->private_mode == PRIVATE_ON)
+        return cli_usage_error(usage, "--private=on needs a command to be private to: 'onepot "
+                                      "run' has one");
     if (o->allow_other && !o->at)
         return cli_usage_error(usage, "--allow-other needs --at DIR: the directory that onepot "
                                       "chooses is closed to other users");

@@ -12,12 +12,20 @@
 
 #define MOUNT_NO_OWNER (-1)
 
+/* run: may its mount be in a namespace of its own? */
+enum private_mode {
+    PRIVATE_AUTO, /* where --at is taken, and where there is no other way to mount */
+    PRIVATE_ON,
+    PRIVATE_OFF,
+};
+
 struct mount_options {
     const char *archive; /* as it was given */
     const char *at;      /* NULL: a private directory is chosen */
     const char *subdir;  /* NULL: all of it */
     const char *log;
     const char *fsname; /* -o fsname=; NULL: the archive's path */
+    enum private_mode private_mode;
     bool foreground;
     bool allow_other, default_permissions, nonempty, noexec;
     bool verify;

@@ -35,6 +35,13 @@ static int check_empty(const char *path)
     return entries <= 2 ? 0 : -ENOTEMPTY; /* "." and ".." */
 }
 
+/* Something of onepot is mounted at --at: ours goes over it, for the command alone. */
+static bool covers(const struct mounter *m)
+{
+    struct mount_entry entry;
+    return m->is_private && mountinfo_find(m->at, &entry) == 0 && entry.is_onepot;
+}
+
 /* A mount of onepot at --at, in no slot that was found: dead, or another user's. */
 static int clear_stale(struct mounter *m)
 {
@@ -43,8 +50,14 @@ static int clear_stale(struct mounter *m)
     if (mountinfo_find(m->at, &entry) < 0 || !entry.is_onepot)
         return 0;
     int r = mountpoint_answers(m->at, STALE_LIMIT_MS);
+    if (r != -ENOTCONN && mounter_may_be_private(m)) {
+        m->is_private = true;
+        strcpy(m->taken, "an archive is mounted there, maybe by another user");
+        return 0;
+    }
     if (r != -ENOTCONN)
-        return cli_failf(m->at, "another archive is mounted there; unmount it first");
+        return cli_failf(m->at, "an archive is mounted there, maybe by another user; take "
+                                "another --at, or unmount it if it is yours");
     r = mountpoint_unmount(m->at, true);
     return r < 0 ? cli_failf(m->at, "a dead mount is there, and can't be unmounted: %s",
                              strerror(-r))
@@ -54,9 +67,9 @@ static int clear_stale(struct mounter *m)
 /* The directory at --at, made if need be. */
 static int prepare_directory(struct mounter *m)
 {
-    int r = clear_stale(m);
+    int r = covers(m) ? 0 : clear_stale(m);
 
-    if (r != 0)
+    if (r != 0 || covers(m))
         return r;
     if (mkdir(m->at, 0700) == 0) {
         m->slot->counters->owns_mountpoint = 1;
@@ -77,6 +90,10 @@ static void note_device(struct mounter *m)
     struct mount_entry entry;
 
     c->private_namespace = m->method == MOUNT_BY_NAMESPACE || m->method == MOUNT_BY_PARENT;
+    if (m->method == MOUNT_BY_NAMESPACE) {
+        c->mount_dev_major = m->ns.dev_major;
+        c->mount_dev_minor = m->ns.dev_minor;
+    }
     if (!c->private_namespace && mountinfo_find(m->path, &entry) == 0) {
         c->mount_dev_major = entry.dev_major;
         c->mount_dev_minor = entry.dev_minor;
@@ -86,9 +103,11 @@ static void note_device(struct mounter *m)
 static int mount_by_any_way(struct mounter *m)
 {
     struct mount_report report = {""};
-    int r = mountpoint_mount(&m->request, m->methods, &report, &m->method, &m->fuse_fd);
+    int r = -EPERM;
 
-    if (r < 0 && m->for_run && (m->methods & MOUNT_BY_NAMESPACE)) {
+    if (!m->is_private)
+        r = mountpoint_mount(&m->request, m->methods, &report, &m->method, &m->fuse_fd);
+    if (r < 0 && mounter_may_be_private(m)) {
         r = namespace_start(&m->request, &report, m->launch, m->launch_ctx, &m->ns,
                             &m->fuse_fd);
         if (r == 0)
@@ -96,6 +115,12 @@ static int mount_by_any_way(struct mounter *m)
     }
     if (r < 0 && !report.tried[0])
         mount_report_add(&report, "ONEPOT_MOUNT_METHODS", "it leaves no way");
+    if (r < 0 && m->taken[0])
+        return cli_failf(m->path,
+                         "%s, and a namespace in which this command alone would see its own is "
+                         "not possible here (%s); take another --at, or none: then it is in a "
+                         "directory of its own",
+                         m->taken, report.tried);
     if (r < 0)
         return cli_failf(
             m->path, "it can't be mounted (%s); %s", report.tried,
@@ -148,6 +173,13 @@ static int check_answers(struct mounter *m)
     return r < 0 ? cli_failf(m->path, "the mount does not answer: %s", strerror(-r)) : 0;
 }
 
+void mounter_offer_namespace(const struct mounter *m, struct counters *c)
+{
+    c->namespace_pid = getpid();
+    c->user_namespace_fd = m->ns.user_ns;
+    c->mount_namespace_fd = m->ns.mnt_ns;
+}
+
 /* From now on others may share it. */
 static int open_to_others(struct mounter *m)
 {
@@ -156,6 +188,7 @@ static int open_to_others(struct mounter *m)
 
     if (r < 0)
         return cli_failf(m->slot->folder, "it can't be locked: %s", strerror(-r));
+    mounter_offer_namespace(m, m->slot->counters);
     if (m->for_run) {
         r = slot_lock(m->slot, false, true);
     } else {

@@ -44,7 +44,10 @@ struct mounter {
 
     char path[PATH_MAX]; /* the mount point; "/dev/fd/N" if a parent mounted */
     struct slot *slot;
-    bool shared;         /* a mount that was there already */
+    bool shared;     /* a mount that was there already */
+    bool is_private; /* run: in a namespace of its own, whatever else is possible */
+    /* Then: what is at --at for others, and by whom; "" where that is not the reason. */
+    char taken[2 * PATH_MAX];
     pid_t daemon;        /* run: the daemon, if it is a child of this process; else 0 */
     struct namespace ns; /* run: where it is mounted, unless for all to see */
 

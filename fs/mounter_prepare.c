@@ -145,6 +145,9 @@ int mounter_prepare(struct mounter *m)
         return cli_failf(NULL,
                          "ONEPOT_MOUNT_METHODS names another way than mount, fusermount3, "
                          "fusermount, namespace");
+    if (o->private_mode == PRIVATE_OFF)
+        m->methods &= ~(unsigned)MOUNT_BY_NAMESPACE;
+    m->is_private = o->private_mode == PRIVATE_ON;
     job_detect(&m->job);
     int r = identify_archive(m);
     if (r == 0)

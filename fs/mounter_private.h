@@ -35,6 +35,12 @@ int mounter_find_slot(struct mounter *m);
  */
 int mounter_start_daemon(struct mounter *m);
 
+/* May a `run` mount in a namespace of its own? */
+bool mounter_may_be_private(const struct mounter *m);
+
+/* Let other `run`s into the namespace of this one, by its slot. Under the registry's lock. */
+void mounter_offer_namespace(const struct mounter *m, struct counters *counters);
+
 /* Give up what mounter_find_slot counted. */
 void mounter_unshare(struct mounter *m);
 

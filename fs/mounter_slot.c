@@ -53,18 +53,42 @@ static void note_owner(const struct mounter *m, struct counters *counters)
         owner_add(counters, owner_find());
 }
 
-/* Count this process among the users of a mount: `run` by a lock, `mount` by a number. */
-static bool join(struct mounter *m, struct slot *slot)
+bool mounter_may_be_private(const struct mounter *m)
 {
-    if (slot_lock(slot, false, false) < 0)
+    return m->for_run && (m->methods & MOUNT_BY_NAMESPACE) && m->parent_fd < 0;
+}
+
+/* Into the namespaces of another `run`, and be the next that others may get in by. */
+static bool join_namespace(struct mounter *m, struct counters *c)
+{
+    if (!mounter_may_be_private(m))
         return false;
-    atomic_store(&slot->counters->shared_ns, now_ns());
+    strcpy(m->path, c->mountpoint); /* for the child */
+    if (namespace_join(c->namespace_pid, c->user_namespace_fd, c->mount_namespace_fd, m->path,
+                       m->launch, m->launch_ctx, &m->ns) < 0)
+        return false;
+    mounter_offer_namespace(m, c);
+    return true;
+}
+
+/* Count this process among the users of a mount: `run` by a lock, `mount` by a number. */
+static enum look join(struct mounter *m, struct slot *slot)
+{
+    struct counters *c = slot->counters;
+
+    if (slot_lock(slot, false, false) < 0)
+        return LOOK_STARTING;
+    if (c->private_namespace && !join_namespace(m, c)) {
+        slot_unlock(slot);
+        return LOOK_NOTHING;
+    }
+    atomic_store(&c->shared_ns, now_ns());
     if (!m->for_run) {
-        note_owner(m, slot->counters);
-        atomic_fetch_add(&slot->counters->holders, 1);
+        note_owner(m, c);
+        atomic_fetch_add(&c->holders, 1);
         slot_unlock(slot);
     }
-    return true;
+    return LOOK_SHARED;
 }
 
 /* Mounted where this process sees it, and not inside of some container. */
@@ -72,6 +96,34 @@ static bool is_visible(const struct counters *c)
 {
     return !c->private_namespace &&
            mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
+}
+
+/* Which mount that is, and whose: for messages. */
+static void describe_taken(struct mounter *m, const struct counters *c)
+{
+    if (strcmp(c->job, m->job.id) != 0 && c->job[0])
+        snprintf(m->taken, sizeof(m->taken), "%s is mounted there by job %s (process %d)",
+                 c->archive, c->job, c->daemon_pid);
+    else if (strcmp(c->job, m->job.id) != 0)
+        snprintf(m->taken, sizeof(m->taken), "%s is mounted there outside of jobs (process %d)",
+                 c->archive, c->daemon_pid);
+    else
+        snprintf(m->taken, sizeof(m->taken), "%s is mounted there%s (process %d)", c->archive,
+                 c->archive_dev == m->identity.dev && c->archive_ino == m->identity.ino
+                     ? " already, with other options or as it was before"
+                     : "",
+                 c->daemon_pid);
+}
+
+/* Another mount is at our place. It stays, and ours is mounted over it for the command alone.
+ */
+static enum look taken(struct mounter *m, const struct counters *c)
+{
+    describe_taken(m, c);
+    if (!mounter_may_be_private(m))
+        return LOOK_CONFLICT;
+    m->is_private = true;
+    return LOOK_NOTHING;
 }
 
 /* What this one slot means for us. */
@@ -92,13 +144,14 @@ static enum look judge(struct mounter *m, struct slot *slot)
         return LOOK_NOTHING;
     if (state == MOUNT_ENDED)
         return LOOK_ENDING;
+    if (state != MOUNT_STARTING && c->private_namespace)
+        return same && state == MOUNT_SERVING ? join(m, slot) : LOOK_NOTHING;
     if (state != MOUNT_STARTING && !is_visible(c))
         return LOOK_NOTHING;
-    if (state == MOUNT_DRAINING || (!same && !starts))
-        return same_place ? LOOK_CONFLICT : LOOK_NOTHING;
-    if (condition == SLOT_STARTING || !join(m, slot))
-        return LOOK_STARTING;
-    return LOOK_SHARED;
+    if (state == MOUNT_DRAINING || !(same || starts) ||
+        (m->is_private && state != MOUNT_STARTING))
+        return same_place ? taken(m, c) : LOOK_NOTHING;
+    return condition == SLOT_STARTING ? LOOK_STARTING : join(m, slot);
 }
 
 /* The first slot that means something; one that is about to go only if no other does. */
@@ -192,14 +245,15 @@ static int conflict(const struct mounter *m, const struct counters *c)
     uint32_t state = atomic_load(&c->state);
 
     if (state == MOUNT_ENDED || state == MOUNT_DRAINING)
-        return cli_failf(m->at, "a mount of %s is still in use there, and ends when it is not",
-                         c->archive);
-    if (c->archive_dev == m->identity.dev && c->archive_ino == m->identity.ino)
-        return cli_failf(m->at,
-                         "%s is mounted there already, with other options or as it was "
-                         "before; unmount it first",
-                         c->archive);
-    return cli_failf(m->at, "%s is mounted there; unmount it first", c->archive);
+        return cli_failf(m->at, "%s still, because it is in use, and ends when it is not",
+                         m->taken);
+    if (strcmp(c->job, m->job.id) == 0)
+        return cli_failf(m->at, "%s; unmount it first", m->taken);
+    return cli_failf(
+        m->at,
+        "%s, and stays for that; take another --at, or none: then this job has a "
+        "directory of its own%s",
+        m->taken, m->for_run ? "" : "; 'onepot run' can mount it there for its command alone");
 }
 
 static int stuck(const struct mounter *m, const struct counters *c)
@@ -255,6 +309,7 @@ static int try_folder(struct mounter *m, const char *folder, uint64_t *patience_
 
 void mounter_unshare(struct mounter *m)
 {
+    namespace_close(&m->ns); /* its child has a copy of the lock */
     if (!m->for_run)
         atomic_fetch_sub(&m->slot->counters->holders, 1);
     slot_close(m->slot);
@@ -265,7 +320,8 @@ void mounter_unshare(struct mounter *m)
 /* Only a mount that answers is shared. -EAGAIN: its daemon died just now. */
 static int check_shared(struct mounter *m, unsigned *tries)
 {
-    int r = mountpoint_answers(m->path, ANSWER_LIMIT_MS);
+    int r = m->ns.sock >= 0 ? namespace_answers(&m->ns, ANSWER_LIMIT_MS)
+                            : mountpoint_answers(m->path, ANSWER_LIMIT_MS);
     if (r == 0)
         return 0;
     pid_t pid = m->slot->counters->daemon_pid;

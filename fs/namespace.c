@@ -1,8 +1,10 @@
 /*
- * The child enters its namespaces with its own user and group mapped to themselves:
- * the command sees the same IDs as always. Supplementary groups stay in force but
- * can't be changed (setgroups is denied, without which the kernel accepts no group
- * map from an ordinary user).
+ * Root's child has a mount namespace alone, and keeps all that it may. Of others it has a
+ * user namespace, too, with its own user and group mapped to themselves: the command sees
+ * the same IDs as always. Supplementary groups stay in force but can't be changed
+ * (setgroups is denied, without which the kernel accepts no group map from an ordinary
+ * user). Processes that join are in the same user namespace, without which they might not
+ * read each other's memory, as the ranks of MPI do.
  *
  * /dev/fuse is opened inside: the kernel wants the namespace of whoever opened the
  * device to be that of the mount. Reading it works from anywhere.
@@ -18,10 +20,12 @@
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "mountinfo.h"
 #include "namespace.h"
 
 #define ENTER_LIMIT_MS 10000
@@ -29,7 +33,8 @@
 /* What the child says: where it is, and how that went. */
 struct word {
     enum { ENTERED, MOUNTED, ANSWERED } about;
-    int err; /* 0 or -errno */
+    int err;                       /* 0 or -errno */
+    unsigned dev_major, dev_minor; /* MOUNTED */
 };
 
 /* ---- talk over the socket ---- */
@@ -94,7 +99,7 @@ static int write_text(const char *path, const char *text)
     return write(fd, text, strlen(text)) < 0 ? -errno : 0;
 }
 
-static int enter(void)
+static int enter_user_namespace(void)
 {
     char uid_map[64], gid_map[64];
     unsigned uid = geteuid(), gid = getegid();
@@ -108,10 +113,42 @@ static int enter(void)
         r = write_text("/proc/self/uid_map", uid_map);
     if (r == 0)
         r = write_text("/proc/self/gid_map", gid_map);
+    return r;
+}
+
+static int enter_new(void)
+{
+    int r = unshare(CLONE_NEWNS) < 0 ? enter_user_namespace() : 0;
+
     /* Mounts of the node still come in; ours does not go out. */
     if (r == 0 && mount("none", "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
         r = -errno;
     return r;
+}
+
+/* The caller's own user namespace is refused with EINVAL: then it is in there already. */
+static int set_namespaces(const struct namespace *ns)
+{
+    if ((setns(ns->user_ns, CLONE_NEWUSER) < 0 && errno != EINVAL) ||
+        setns(ns->mnt_ns, CLONE_NEWNS) < 0)
+        return -errno;
+    return 0;
+}
+
+/* Root and working directory become those of the namespace. */
+static int enter_other(const struct namespace *ns)
+{
+    struct stat before, after;
+    char cwd[PATH_MAX];
+
+    if (!getcwd(cwd, sizeof(cwd)) || stat("/", &before) < 0)
+        return -errno;
+    int r = set_namespaces(ns);
+    if (r < 0)
+        return r;
+    if (stat("/", &after) < 0 || after.st_dev != before.st_dev || after.st_ino != before.st_ino)
+        return -EXDEV; /* a chroot */
+    return chdir(cwd) < 0 ? -errno : 0;
 }
 
 /* Serve the parent's wishes: '?' asks whether the mount answers, '!' launches. */
@@ -119,32 +156,65 @@ static void obey(int sock, const char *mountpoint, void (*launch)(void *ctx), vo
 {
     char wish;
     while (read(sock, &wish, 1) == 1) {
-        struct stat st;
+        struct statfs st;
         if (wish == '!') {
             close(sock);
             launch(ctx);
             break;
         }
-        int err = stat(mountpoint, &st) < 0 ? -errno : 0;
-        send_word(sock, (struct word){ANSWERED, err}, -1);
+        int err = statfs(mountpoint, &st) < 0 ? -errno : 0;
+        send_word(sock, (struct word){.about = ANSWERED, .err = err}, -1);
     }
     _exit(125);
 }
 
-static _Noreturn void child(int sock, const struct mount_request *rq, void (*launch)(void *ctx),
+/*
+ * Another job's mount at the place would be kept alive by its copy here. When the original is
+ * unmounted, the kernel does so with what lies there in the namespaces that follow, whatever
+ * it is: something else must lie below ours then. (In a user namespace the copy can't be
+ * unmounted. There it goes with the original where mounts are shared, as systemd has them.)
+ */
+static void replace_copies(const char *mountpoint)
+{
+    struct mount_entry entry;
+    bool any = false;
+
+    while (mountinfo_find(mountpoint, &entry) == 0 && entry.is_onepot &&
+           umount2(mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
+        any = true;
+    if (any)
+        mount("none", mountpoint, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, "size=4k");
+}
+
+/* Mount, and hand the device back. */
+static int mount_there(int sock, const struct mount_request *rq)
+{
+    struct word word = {.about = MOUNTED};
+    struct mount_entry entry;
+    auto_close int fuse_fd = -1;
+
+    replace_copies(rq->mountpoint);
+    word.err = mountpoint_mount_here(rq, &fuse_fd);
+    if (word.err == 0 && mountinfo_find(rq->mountpoint, &entry) == 0) {
+        word.dev_major = entry.dev_major;
+        word.dev_minor = entry.dev_minor;
+    }
+    send_word(sock, word, fuse_fd);
+    return word.err;
+}
+
+/* `rq` is NULL in namespaces that are there already. */
+static _Noreturn void child(int sock, const struct namespace *ns,
+                            const struct mount_request *rq, void (*launch)(void *ctx),
                             void *ctx)
 {
-    int fuse_fd = -1, r = enter();
+    int r = rq ? enter_new() : enter_other(ns);
 
-    send_word(sock, (struct word){ENTERED, r}, -1);
-    if (r < 0)
-        _exit(125);
-    r = mountpoint_mount_here(rq, &fuse_fd);
-    send_word(sock, (struct word){MOUNTED, r}, fuse_fd);
-    if (r < 0)
-        _exit(125);
-    close(fuse_fd);
-    obey(sock, rq->mountpoint, launch, ctx);
+    send_word(sock, (struct word){.about = ENTERED, .err = r}, -1);
+    if (r == 0 && rq)
+        r = mount_there(sock, rq);
+    if (r == 0)
+        obey(sock, ns->mountpoint, launch, ctx);
     _exit(125);
 }
 
@@ -163,7 +233,7 @@ static int open_namespaces(struct namespace *ns)
 /* Hear the child out until it has mounted. */
 static int hear(struct namespace *ns, struct mount_report *report, int *ret_fuse_fd)
 {
-    struct word word = {ENTERED, 0};
+    struct word word = {.about = ENTERED};
     int fd = -1, r = 0;
 
     while (r == 0 && word.err == 0 && word.about != MOUNTED)
@@ -182,8 +252,28 @@ static int hear(struct namespace *ns, struct mount_report *report, int *ret_fuse
             close(fd);
         return r;
     }
+    ns->dev_major = word.dev_major;
+    ns->dev_minor = word.dev_minor;
     *ret_fuse_fd = fd;
     return 0;
+}
+
+static int fork_child(struct namespace *ns, const struct mount_request *rq,
+                      void (*launch)(void *ctx), void *ctx)
+{
+    int pair[2];
+
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+        return -errno;
+    ns->child = fork();
+    if (ns->child == 0) {
+        close(pair[0]);
+        child(pair[1], ns, rq, launch, ctx);
+    }
+    int r = ns->child < 0 ? -errno : 0;
+    close(pair[1]);
+    ns->sock = pair[0];
+    return r;
 }
 
 int namespace_start(const struct mount_request *rq, struct mount_report *report,
@@ -191,19 +281,40 @@ int namespace_start(const struct mount_request *rq, struct mount_report *report,
                     int *ret_fuse_fd)
 {
     struct namespace ns = NAMESPACE_NONE;
-    int pair[2];
 
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
-        return -errno;
     ns.mountpoint = rq->mountpoint;
-    ns.child = fork();
-    if (ns.child == 0) {
-        close(pair[0]);
-        child(pair[1], rq, launch, ctx);
+    int r = fork_child(&ns, rq, launch, ctx);
+    if (r == 0)
+        r = hear(&ns, report, ret_fuse_fd);
+    if (r < 0) {
+        namespace_close(&ns);
+        return r;
     }
-    close(pair[1]);
-    ns.sock = pair[0];
-    int r = ns.child < 0 ? -errno : hear(&ns, report, ret_fuse_fd);
+    *ret_namespace = ns;
+    return 0;
+}
+
+int namespace_join(pid_t pid, int user_fd, int mount_fd, const char *mountpoint,
+                   void (*launch)(void *ctx), void *ctx, struct namespace *ret_namespace)
+{
+    struct namespace ns = NAMESPACE_NONE;
+    struct word word;
+    char path[64];
+    int fd, r = 0;
+
+    ns.mountpoint = mountpoint;
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, user_fd);
+    ns.user_ns = open(path, O_RDONLY | O_CLOEXEC);
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, mount_fd);
+    ns.mnt_ns = open(path, O_RDONLY | O_CLOEXEC);
+    if (ns.user_ns < 0 || ns.mnt_ns < 0)
+        r = -errno;
+    if (r == 0)
+        r = fork_child(&ns, NULL, launch, ctx);
+    if (r == 0)
+        r = receive_word(ns.sock, ENTER_LIMIT_MS, &word, &fd);
+    if (r == 0)
+        r = word.err;
     if (r < 0) {
         namespace_close(&ns);
         return r;
@@ -238,8 +349,9 @@ int namespace_unmount(const struct namespace *ns, bool lazy)
     if (pid < 0)
         return -errno;
     if (pid == 0) {
-        if (setns(ns->user_ns, CLONE_NEWUSER) < 0 || setns(ns->mnt_ns, CLONE_NEWNS) < 0)
-            _exit(errno);
+        int r = set_namespaces(ns);
+        if (r < 0)
+            _exit(-r);
         _exit(umount2(ns->mountpoint, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)) < 0 ? errno
                                                                                      : 0);
     }

@@ -1,5 +1,6 @@
 /*
- * A private user and mount namespace: where nobody may mount for everybody to see, an
+ * A private mount namespace, within a user namespace where the caller is not root: where
+ * nobody may mount for everybody to see, or something else is mounted at that place, an
  * ordinary user may still mount for one process and its children, where the kernel
  * allows user namespaces. `run` alone can use that: its command is that process.
  *
@@ -24,8 +25,9 @@
 struct namespace
 {
     pid_t child;
-    int sock;            /* to the child until it goes */
-    int user_ns, mnt_ns; /* hold the namespaces, for unmounting in them */
+    unsigned dev_major, dev_minor; /* of the mount */
+    int sock;                      /* to the child until it goes */
+    int user_ns, mnt_ns;           /* hold the namespaces, for unmounting in them */
     const char *mountpoint;
 };
 #define NAMESPACE_NONE ((struct namespace){.sock = -1, .user_ns = -1, .mnt_ns = -1})
@@ -34,6 +36,14 @@ struct namespace
 int namespace_start(const struct mount_request *request, struct mount_report *report,
                     void (*launch)(void *ctx), void *ctx, struct namespace *ret_namespace,
                     int *ret_fuse_fd);
+
+/*
+ * Start a child in the namespaces that process `pid`, of the same user, holds by these
+ * descriptors. It sees the mount there, and waits as the one that made it does. -EXDEV: its
+ * root would be another directory; -EPERM and the like: not allowed to, or they are gone.
+ */
+int namespace_join(pid_t pid, int user_fd, int mount_fd, const char *mountpoint,
+                   void (*launch)(void *ctx), void *ctx, struct namespace *ret_namespace);
 
 /* As mountpoint_answers, seen from within. */
 int namespace_answers(const struct namespace *ns, int timeout_ms);

@@ -233,12 +233,37 @@ bool slot_is_current(const struct slot *slot)
            mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
 }
 
+/*
+ * Another mount is at the same place, for a command alone: to remove the directory would take
+ * it away, whatever namespace it is in. The directory goes with that one.
+ */
+static bool hand_over_mountpoint(const struct slot *slot)
+{
+    struct registry registry;
+    struct slot_list list;
+    bool handed = false;
+
+    snprintf(registry.folder, sizeof(registry.folder), "%s", slot->folder);
+    if (registry_list(&registry, &list) < 0)
+        return true;
+    for (size_t i = 0; i < list.count && !handed; i++) {
+        struct counters *c = list.slots[i]->counters;
+        if (strcmp(list.slots[i]->name, slot->name) == 0 ||
+            strcmp(c->mountpoint, slot->counters->mountpoint) != 0)
+            continue;
+        c->owns_mountpoint = 1;
+        handed = true;
+    }
+    slot_list_free(&list);
+    return handed;
+}
+
 void slot_remove(const struct slot *slot)
 {
     char path[PATH_MAX];
     if (!slot_is_current(slot))
         return;
-    if (slot->counters->owns_mountpoint)
+    if (slot->counters->owns_mountpoint && !hand_over_mountpoint(slot))
         rmdir(slot->counters->mountpoint);
     slot_directory(slot, path);
     rmdir(path);

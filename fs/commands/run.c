@@ -33,7 +33,10 @@ static const struct cli_usage usage = {
     "path of the mount, and so does the variable ONEPOT_MOUNT. The status is COMMAND's;\n"
     "128 and a signal's number if that ended it; 125 if there was no mount for it, 126 if\n"
     "it can't be executed, 127 if it was not found.\n"
-    "\n" MOUNT_OPTIONS_HELP,
+    "\n"
+    "      --private=WHEN    auto, on, off: mount it for COMMAND alone, in a namespace of its\n"
+    "                        own (auto: where something else is mounted at "
+    "DIR)\n" MOUNT_OPTIONS_HELP,
 };
 
 struct run {

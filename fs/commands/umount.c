@@ -341,6 +341,13 @@ static bool absolute(const char *given, char path[PATH_MAX])
            snprintf(path, PATH_MAX, "%s/%s", folder, given) < PATH_MAX;
 }
 
+/* Is it what is seen at its place? Another one may be mounted there for a command alone. */
+static bool is_here(const struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+    return mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
+}
+
 /*
  * The mount that a path names or leads into, the innermost, by text alone: to ask the
  * filesystem could hang. NULL: none that is ours. *rest is what follows the mount point.
@@ -354,9 +361,9 @@ static struct slot *mount_around(const struct slot_list *list, const char *path,
     for (size_t i = 0; i < list->count; i++) {
         const char *mountpoint = list->slots[i]->counters->mountpoint;
         size_t len = strlen(mountpoint);
-        if (len > longest && strncmp(path, mountpoint, len) == 0 &&
-            (path[len] == '/' || path[len] == '\0') && !leads_out(path + len) &&
-            slot_is_current(list->slots[i])) {
+        if ((len > longest || (len == longest && is_here(list->slots[i]))) &&
+            strncmp(path, mountpoint, len) == 0 && (path[len] == '/' || path[len] == '\0') &&
+            !leads_out(path + len) && slot_is_current(list->slots[i])) {
             found = list->slots[i];
             longest = len;
         }
@@ -381,10 +388,9 @@ static int umount_one(const struct slot_list *list, const char *given, const str
     r = mountpoint_resolve(given, path);
     if (r < 0)
         return cli_fail(given, r, NULL);
-    for (size_t i = 0; i < list->count; i++)
-        if (strcmp(list->slots[i]->counters->mountpoint, path) == 0 &&
-            slot_is_current(list->slots[i]))
-            return umount_slot(list->slots[i], rq);
+    around = mount_around(list, path, &rest);
+    if (around && !*rest)
+        return umount_slot(around, rq);
     bool is_mounted = mountinfo_find(path, &entry) == 0;
     if (is_mounted && entry.is_onepot)
         return umount_unknown(path, rq);

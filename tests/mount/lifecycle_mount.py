@@ -353,7 +353,10 @@ def test_a_mount_point_that_is_taken_is_an_error(work):
     mount(archive, "--at", at)
     fails("mount", other, "--at", at, words=[at, "data.tar", "mounted there"])
     fails("mount", archive, "--at", at, "--uid", "5", words=["other options"])
-    fails("mount", archive, "--at", at, words=["mounted there"], env=environment(SLURM_JOB_ID="9"))
+    done = fails("mount", archive, "--at", at, env=environment(SLURM_JOB_ID="9"),
+                 words=["data.tar", "outside of jobs", f"process {life.daemon_of(at)}",
+                        "another --at", "onepot run"])
+    check("unmount" not in said(done), f"it advises to harm others: {said(done)!r}")
     check_equal(read(f"{at}/readme"), b"hello\n", "a file")
     umount(at)
     check_nothing_left()

@@ -1,14 +1,18 @@
 """Ways to mount: each alone, by the variable that hides the others and by taking away what
 they need; as root without privileges, as an ordinary user, and where none is left."""
 
+import contextlib
+import io
+import json
 import os
 import shutil
 import subprocess
+import tarfile
 
 import harness
 import life
 from harness import (Skip, check, check_equal, environment, mountpoints,
-                     need_program, need_root, onepot, onepot_program, run)
+                     need_program, need_root, onepot, onepot_program, run, wait_for)
 from life import check_nothing_left, fails, make_archive, mount, read, said, slots
 
 USER = 54321  # of no one
@@ -145,6 +149,148 @@ def test_a_wrapper_that_is_killed_takes_its_private_mount_along(work):
         wrapper.stdin.close()  # its command ends, and the namespace with it
         wrapper.stdin = None
         check_nothing_left("the wrapper's death")
+
+
+# ---- one directory, several jobs ----
+
+def archive_of(work, name):
+    """A tar with one file, which says its name."""
+    path = work / f"{name}.tar"
+    with tarfile.open(path, "w") as tar:
+        member = tarfile.TarInfo("who")
+        member.size = len(name)
+        tar.addfile(member, io.BytesIO(name.encode()))
+    return path
+
+
+TELL = "echo $(readlink /proc/self/ns/mnt) $(cat {}/who); read x; cat {}/who"
+
+
+def in_job(job, archive, *options, command=TELL):
+    return life.background("run", archive, *options, "--", "sh", "-c", command,
+                           stdin=subprocess.PIPE, env=environment(SLURM_JOB_ID=str(job)))
+
+
+def told(process):
+    """(mount namespace, what it has read)"""
+    line = life.first_line(process).split()
+    check_equal(len(line), 2, f"words of {line}")
+    return line
+
+
+def end(process, expected):
+    out, errors = process.communicate(b"\n", timeout=90)
+    check_equal((process.returncode, out.decode()), (0, expected),
+                f"status and what is read last; it says {errors!r}")
+
+
+def need_private(work, archive, at):
+    done = onepot("run", archive, "--private=on", "--at", at, "--", "true", status=None)
+    if done.returncode == 125 and "namespace" in said(done):
+        raise Skip(f"no private namespaces here: {said(done)}")
+    check_equal(done.returncode, 0, f"status of run, which says {said(done)!r}")
+
+
+def test_jobs_of_one_node_have_each_its_archive_at_one_directory(work):
+    at, names = work / "at", ["one", "two", "three"]
+    archives = {name: archive_of(work, name) for name in names}
+    need_private(work, archives["one"], at)
+    for order, kind in ((names, "shared"), (names[::-1], "private"),
+                        (["two", "one", "three"], "shared")):
+        if os.geteuid() == 0:  # as on most nodes, and as in most containers
+            run("mount", f"--make-r{kind}", "/")
+        with contextlib.ExitStack() as stack:
+            jobs = {}
+            for number, name in enumerate(names, 1):
+                jobs[name] = stack.enter_context(in_job(number, archives[name], "--at", at))
+                check_equal(told(jobs[name])[1], name, "what a job reads")
+            check_equal(read(f"{at}/who"), b"one", "what others read")
+            check_equal(life.mounted(at)["job"], "1", "whose mount it is outside")
+            listed = [m["job"] for m in json.loads(onepot("stat", "--json").stdout)]
+            check_equal(sorted(listed), ["1", "2", "3"], "jobs that stat shows")
+            for name in order:
+                end(jobs[name], name)
+        check_nothing_left(f"the end of {order}")
+        check(not os.path.exists(at), "the directory is left")
+
+
+def test_ranks_of_a_step_share_the_namespace_of_the_first(work):
+    at, first, mine = work / "at", archive_of(work, "first"), archive_of(work, "mine")
+    need_private(work, first, at)
+    with in_job(1, first, "--at", at) as other:
+        told(other)
+        with contextlib.ExitStack() as stack:
+            ranks = [stack.enter_context(in_job(2, mine, "--at", at)) for _ in range(4)]
+            words = [told(rank) for rank in ranks]
+            check_equal({name for _, name in words}, {"mine"}, "what the ranks read")
+            check_equal(len({ns for ns, _ in words}), 1, f"namespaces of the ranks: {words}")
+            mounts = json.loads(onepot("stat", "--json").stdout)
+            check_equal(sorted(m["job"] for m in mounts), ["1", "2"], "mounts")
+            end(ranks[0], "mine")
+            late = stack.enter_context(in_job(2, mine, "--at", at))
+            check_equal(told(late)[1], "mine", "what a late rank reads")
+            for rank in (*ranks[1:], late):
+                end(rank, "mine")
+        wait_for(lambda: len(json.loads(onepot("stat", "--json").stdout)) == 1,
+                 "the mount of the ranks to end")
+        end(other, "first")
+    check_nothing_left()
+
+
+def test_a_command_in_a_namespace_of_its_own_is_where_it_was(work):
+    archive, at = archive_of(work, "mine"), work.make("at")
+    need_private(work, archive, at)
+    show = "pwd; id -u; id -g; cat {}/who; echo; read x"
+    with in_job(1, archive, "--at", at, "--private", "on", command=show) as one:
+        words = [life.first_line(one) for _ in range(4)]
+        check_equal(words, ["/", str(os.geteuid()), str(os.getegid()), "mine"], "what it says")
+        check_equal((mountpoints(work.path), os.listdir(at)), ([], []), "what others see")
+        done = run(onepot_program(), "run", archive, "--at", at, "--private=on", "--", "pwd",
+                   cwd=work.path, env=environment(SLURM_JOB_ID="1"))
+        check_equal(done.stdout.decode(), work.path + "\n", "where one that joins it is")
+        one.communicate(b"\n", timeout=90)
+    check_nothing_left()
+
+
+def test_where_a_directory_is_taken_the_message_tells_by_whom(work):
+    first, mine, at = archive_of(work, "first"), archive_of(work, "mine"), work / "at"
+    with in_job(17, first, "--at", at) as other:
+        told(other)
+        words = ["first.tar", "job 17", f"process {life.daemon_of(at)}", "another --at"]
+        for options, env in ((["--private=off"], environment(SLURM_JOB_ID="2")),
+                             ([], environment(SLURM_JOB_ID="2", ONEPOT_MOUNT_METHODS="mount,fusermount3"))):
+            done = fails("run", mine, "--at", at, *options, "--", "true", env=env, status=125,
+                         words=words)
+            check("unmount" not in said(done), f"it advises to harm others: {said(done)!r}")
+        fails("mount", mine, "--at", at, env=environment(SLURM_JOB_ID="2"),
+              words=[*words, "onepot run"])
+        fails("mount", mine, "--at", at, "--private=on", status=2, words=["--private"])
+        end(other, "first")
+    check_nothing_left()
+
+
+def test_an_ordinary_user_has_a_directory_in_several_jobs_too(work):
+    need_helper("fusermount3")
+    for name in ("one", "two"):
+        archive_of(work, name)
+    done = Node(work).script(f"""
+        cd $TMPDIR; mkfifo go
+        export SLURM_JOB_ID=1
+        $ONEPOT run {work.path}/one.tar --at $TMPDIR/at -- sh -c 'echo up >go; read x <go' &
+        read up <go
+        export SLURM_JOB_ID=2
+        $ONEPOT run {work.path}/two.tar --at $TMPDIR/at -- sh -c 'cat {{}}/who; echo " $(id -u)"' || S=$?
+        cat $TMPDIR/at/who
+        echo down >go
+        wait
+        exit ${{S:-0}}
+        """, status=None)
+    if done.returncode == 125 and "not possible here" in said(done):
+        check("job 1" in said(done), f"it says {said(done)!r}")
+        raise Skip(f"no user namespaces here: {said(done)}")
+    check_equal((done.returncode, done.stdout.decode()), (0, f"two {USER}\none"),
+                f"status and what is read; it says {said(done)!r}")
+    life.check_no_state_of(USER)
 
 
 def test_where_no_way_is_left_one_line_says_why(work):
