@@ -84,12 +84,22 @@ static void put_escaped(struct out *o, const char *text, size_t size)
     }
 }
 
+const char *fault_limit(int err)
+{
+    if (err == -EMFILE || err == EMFILE)
+        return "; raise the limit of open files ('ulimit -n')";
+    if (err == -EAGAIN || err == EAGAIN) /* of fork(2) and threads: nothing else gets here */
+        return "; the limit of processes is reached ('ulimit -u', which counts the threads of "
+               "all "
+               "processes of the user, or pids.max of the cgroup)";
+    return "";
+}
+
 static void put_error(struct out *o, int err)
 {
     char text[128];
     put_string(o, strerror_r(err < 0 ? -err : err, text, sizeof(text)));
-    if (err == -EMFILE || err == EMFILE)
-        put_string(o, "; raise the limit of open files ('ulimit -n')");
+    put_string(o, fault_limit(err));
 }
 
 int fault_describe(const struct fault *f, int err, const char *file, char *buf,

@@ -34,6 +34,9 @@ int fault_set(struct fault *f, int err, const char *member, uint64_t offset, con
 void fault_advise(struct fault *f, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* "; raise the limit of open files ('ulimit -n')" where such a limit is the reason; or "". */
+const char *fault_limit(int err);
+
 /*
  * The line for a person: "FILE: MEMBER: what is wrong (offset N); what to do".
  * Control bytes and bytes that are no valid UTF-8 come out as \xNN. Returns the

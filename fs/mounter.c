@@ -170,7 +170,9 @@ static int check_answers(struct mounter *m)
         r = mountpoint_answers(m->path, ANSWER_LIMIT_MS);
     if (r == -EINTR && mounter_caught())
         return CLI_FAILED;
-    return r < 0 ? cli_failf(m->path, "the mount does not answer: %s", strerror(-r)) : 0;
+    return r < 0 ? cli_failf(m->path, "the mount does not answer: %s%s", strerror(-r),
+                             fault_limit(r))
+                 : 0;
 }
 
 void mounter_offer_namespace(const struct mounter *m, struct counters *c)

@@ -229,7 +229,7 @@ static int start_in_background(struct mounter *m)
     int r = fork_daemon(m);
 
     if (r < 0)
-        return cli_failf(NULL, "no daemon can be started: %s", strerror(-r));
+        return cli_failf(NULL, "no daemon can be started: %s%s", strerror(-r), fault_limit(r));
     close(steal_fd(&m->fuse_fd));
     r = hear(m, &word);
     if (r == 0 && word.err < 0)

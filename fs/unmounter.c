@@ -189,6 +189,10 @@ const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)
     if (count) {
         strcpy(buf, "used by ");
         users_describe(users, count, buf + strlen(buf), size - strlen(buf));
+    } else if ((count = users_waiting(slot->counters->daemon_pid, users, USERS_SHOWN)) > 0) {
+        char text[256];
+        snprintf(buf, size, "in use, it seems by %s, waiting for an answer",
+                 users_describe(users, count, text, sizeof(text)));
     } else if (geteuid() != 0) {
         snprintf(buf, size, "in use, by processes of other users or another mount in it");
     } else {

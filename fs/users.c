@@ -95,6 +95,29 @@ static bool sees(int pid, const struct mount_entry *entry)
     return mountinfo_device_in(path, entry->dev_major, entry->dev_minor, where) == 0;
 }
 
+/* Is one of its threads in a request of FUSE, by the name of the kernel's function? */
+static bool waits(int pid, const struct mount_entry *entry)
+{
+    char path[64 + 256], where[64];
+    bool found = false;
+
+    (void)entry;
+    snprintf(path, sizeof(path), "/proc/%d/task", pid);
+    DIR *dir = opendir(path);
+    if (!dir)
+        return false;
+    for (struct dirent *e; !found && (e = readdir(dir));) {
+        snprintf(path, sizeof(path), "/proc/%d/task/%s/wchan", pid, e->d_name);
+        auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
+        ssize_t n = fd < 0 ? 0 : read(fd, where, sizeof(where) - 1);
+        where[n > 0 ? n : 0] = '\0';
+        found = strcmp(where, "request_wait_answer") == 0 ||
+                strstr(where, "fuse_request_send") || strstr(where, "fuse_simple_request");
+    }
+    closedir(dir);
+    return found;
+}
+
 /* Write the PIDs into the pipe, each as soon as it is known. */
 static _Noreturn void search(bool (*has)(int pid, const struct mount_entry *entry),
                              const struct mount_entry *entry, int self, int except, int out)
@@ -162,6 +185,11 @@ size_t users_find(const struct mount_entry *entry, int except, struct mount_user
                   size_t max)
 {
     return find(uses, entry, except, users, max);
+}
+
+size_t users_waiting(int except, struct mount_user users[], size_t max)
+{
+    return find(waits, NULL, except, users, max);
 }
 
 size_t users_elsewhere(unsigned dev_major, unsigned dev_minor, int except,

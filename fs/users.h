@@ -23,6 +23,12 @@ size_t users_find(const struct mount_entry *entry, int except, struct mount_user
                   size_t max);
 
 /*
+ * Find up to `max` processes that wait for the answer of some daemon: what they are opening is
+ * in none of the above yet. Otherwise as users_find.
+ */
+size_t users_waiting(int except, struct mount_user users[], size_t max);
+
+/*
  * Find up to `max` processes in whose mount namespace a filesystem is mounted: containers
  * keep a copy of what was mounted when they were started. Otherwise as users_find.
  */

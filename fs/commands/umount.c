@@ -169,10 +169,16 @@ static bool is_stopped(const struct counters *c)
 
 static int busy(const struct slot *slot)
 {
+    const struct counters *c = slot->counters;
     char text[512];
-    return cli_failf(slot->counters->mountpoint, "%s%s",
-                     unmounter_explain(slot, text, sizeof(text)),
-                     is_stopped(slot->counters) ? " (and its daemon is stopped)" : "");
+
+    unmounter_explain(slot, text, sizeof(text));
+    if (is_stopped(c))
+        return cli_failf(
+            c->mountpoint,
+            "%s; its daemon (process %d) is stopped: 'kill -CONT %d' lets it go on", text,
+            c->daemon_pid, c->daemon_pid);
+    return cli_failf(c->mountpoint, "%s", text);
 }
 
 /* Detached, and somebody uses it still. */

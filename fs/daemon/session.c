@@ -248,8 +248,8 @@ int session_start(const struct session_config *config, struct fault *fault,
             recorder_abandon(config->recorder);
         loop_end(s);
         session_stop(s, false);
-        return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "the session can't start: %s",
-                         strerror(-r));
+        return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "the session can't start: %s%s",
+                         strerror(-r), fault_limit(r));
     }
     *ret_session = s;
     return 0;

@@ -427,6 +427,23 @@ def test_a_killed_daemon_of_an_ordinary_user_is_healed(work):
     life.check_no_state_of(USER)
 
 
+def test_the_limit_of_processes_is_named_where_it_is_the_reason(work):
+    make_archive(work)
+    need_program("prlimit")
+    done = Node(work).script("""
+        for n in 1 2 3 4 5 6 8 12 20 40; do
+            rm -rf $XDG_CACHE_HOME/*
+            prlimit --nproc=$n $ONEPOT run $ARCHIVE -- true && break
+            $ONEPOT umount --all
+        done
+        """, status=None)
+    reasons = [line for line in said(done).splitlines() if "temporarily unavailable" in line]
+    check(reasons, f"no limit was reached: {said(done)!r}")
+    for line in reasons:
+        check("ulimit -u" in line or "mounted still" in line, f"it says {line!r}")
+    life.check_no_state_of(USER)
+
+
 HELPER = """#!/bin/sh
 case $1 in -u*) if [ -e {0}/broken ]; then echo 'no process can be made' >&2; exit 1; fi;; esac
 {1} "$@" || exit
