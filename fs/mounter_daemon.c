@@ -104,6 +104,8 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .order = m->order,
         .recorder = m->recorder,
         .seed = o->seed,
+        /* In a user namespace there are no others, and the IDs of lists have no meaning. */
+        .access_lists = o->default_permissions && (is_visible(m) || geteuid() == 0),
         .override_uid = o->override_uid,
         .override_gid = o->override_gid,
         .uid = o->uid,

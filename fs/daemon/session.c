@@ -105,6 +105,9 @@ static void on_init(void *userdata, struct fuse_conn_info *conn)
     conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS_AUTO |
                               FUSE_CAP_IOCTL_DIR | FUSE_CAP_SPLICE_READ);
     conn->want |= wanted & conn->capable;
+    /* It asks for the list of each file that its reader does not own, and turns checks on. */
+    if (s->config.access_lists && index_info(s->index)->has_xattrs)
+        conn->want |= FUSE_CAP_POSIX_ACL & conn->capable;
     s->no_open = conn->capable & FUSE_CAP_NO_OPEN_SUPPORT;
     s->no_opendir = conn->capable & FUSE_CAP_NO_OPENDIR_SUPPORT;
     conn->max_read = READER_SPAN_MAX;

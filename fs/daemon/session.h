@@ -47,6 +47,7 @@ struct session_config {
     struct read_order *order;
     struct recorder *recorder;
     uint64_t seed;
+    bool access_lists; /* the kernel checks permissions, by the archive's ACLs, too */
     bool override_uid, override_gid;
     uint32_t uid, gid; /* shown as owner of everything: --uid, --gid */
     /* Called with one line for the log, from any thread. May be NULL. */

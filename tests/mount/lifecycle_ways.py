@@ -101,6 +101,50 @@ def test_allow_other_lets_others_in_by_the_permissions_of_files(work):
     check_nothing_left()
 
 
+def test_allow_other_goes_by_access_control_lists(work):
+    need_root("let others in")
+    need_program("setpriv")
+    group = USER + 1
+    lists = {  # (group of the file, its list): may a user read it who is in that group?
+        "denied": (group, f"user::rw-,user:u:---:{USER},group::r--,mask::r--,other::---"),
+        "granted": (0, f"user::rw-,user:u:r--:{USER},group::---,mask::r--,other::---"),
+        "by group": (0, f"user::rw-,group::---,group:g:r--:{group},mask::r--,other::---"),
+        "masked": (0, f"user::rw-,user:u:rw-:{USER},group::---,mask::---,other::---"),
+        "plain": (group, None),
+    }
+    archive, at = work / "lists.tar", work / "at"
+    os.chmod(work.path, 0o755)
+    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
+        root = tarfile.TarInfo(".")
+        root.type, root.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(root)
+        for name, (gid, acl) in lists.items():
+            member = tarfile.TarInfo(name)
+            member.mode = 0o600 if name == "masked" else 0o640
+            member.gid, member.size = gid, 2
+            member.pax_headers = {"SCHILY.acl.access": acl} if acl else {}
+            tar.addfile(member, io.BytesIO(b"x\n"))
+
+    def readable(*who):
+        return {name for name in lists if run("setpriv", *who, "cat", f"{at}/{name}",
+                                              status=None).returncode == 0}
+
+    user = [f"--reuid={USER}", f"--regid={USER}", f"--groups={group}"]
+    other = [f"--reuid={USER + 2}", f"--regid={USER + 2}", "--clear-groups"]
+    member = [f"--reuid={USER + 2}", f"--regid={USER + 2}", f"--groups={group}"]
+    for options in (["--allow-other"], ["-o", "allow_other"]):
+        mount(archive, "--at", at, *options)
+        check_equal(readable(*user), {"granted", "by group", "plain"}, "what the user reads")
+        check_equal(readable(*member), {"denied", "by group", "plain"}, "what a member reads")
+        check_equal(readable(*other), set(), "what others read")
+        umount(at)
+    mount(archive, "--at", at)
+    check_equal({name for name in lists if read(f"{at}/{name}") == b"x\n"}, set(lists),
+                "what its one user reads of a private mount")
+    umount(at)
+    check_nothing_left()
+
+
 def test_a_private_namespace_serves_a_run(work):
     archive = make_archive(work)
     env = only("namespace")
