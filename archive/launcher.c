@@ -8,10 +8,13 @@
 #include "launcher.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -155,6 +158,49 @@ static int read_launcher(const struct environment *e, const struct names *n, uin
     return 0;
 }
 
+/* Is the rank that of the step's own task, and not one that mpiexec has given out within it? */
+static bool is_slurms(const struct environment *e, const struct names *n,
+                      const struct launcher *launcher)
+{
+    const char *task = value_of(e, "SLURM_PROCID");
+    uint64_t rank;
+    if (n->slurm)
+        return true;
+    return (strcmp(n->launcher, "PMIx") == 0 || strcmp(n->launcher, "PMI") == 0) &&
+           launcher_in_slurm_step(e->get, e->ctx) && !value_of(e, "MPI_LOCALRANKID") && task &&
+           parse(task, WORLD_MAX, &rank) && rank == launcher->rank;
+}
+
+static bool has_terminal(void)
+{
+    int fd = open("/dev/tty", O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+/* See launcher_find. */
+static void look_for_a_person(const struct environment *e, const struct names *n,
+                              struct launcher *launcher)
+{
+    if (launcher->world == 1 || !is_slurms(e, n, launcher) || !has_terminal())
+        return;
+    uint32_t rank = launcher->rank, world = launcher->world;
+    if (getpgrp() == getsid(0)) {
+        snprintf(
+            launcher->note, sizeof(launcher->note),
+            "this is rank %u of %u, as Slurm says, and does its part alone, though it has a "
+            "terminal",
+            rank, world);
+        return;
+    }
+    *launcher = (struct launcher){.world = 1, .local_rank = -1};
+    snprintf(launcher->note, sizeof(launcher->note),
+             "Slurm's rank %u of %u does not count in a shell on a terminal: this process does "
+             "all; tell rank and world size for a part",
+             rank, world);
+}
+
 int launcher_find(launcher_getenv *get, void *ctx, struct fault *fault,
                   struct launcher *ret_launcher)
 {
@@ -165,10 +211,13 @@ int launcher_find(launcher_getenv *get, void *ctx, struct fault *fault,
         if (table[i].slurm && !launcher_in_slurm_step(get, ctx))
             continue;
         int r = number_of(&e, rank, fault, &name, &number);
-        if (r < 0)
-            return r;
+        if (r == 0)
+            continue;
         if (r > 0)
-            return read_launcher(&e, &table[i], number, fault, ret_launcher);
+            r = read_launcher(&e, &table[i], number, fault, ret_launcher);
+        if (r == 0)
+            look_for_a_person(&e, &table[i], ret_launcher);
+        return r;
     }
     *ret_launcher = (struct launcher){.world = 1, .local_rank = -1};
     return 0;

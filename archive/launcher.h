@@ -27,6 +27,7 @@ struct launcher {
     uint32_t rank;      /* < world */
     uint32_t world;     /* processes that were started together; at least 1 */
     int32_t local_rank; /* among those of this node; -1: not told */
+    char note[192];     /* what a person should be told of it, or "" */
 };
 
 /* The value of a variable, or NULL. A variable that is set to nothing counts as not set. */
@@ -39,6 +40,13 @@ const char *launcher_environment(void *ctx, const char *name);
 bool launcher_in_slurm_step(launcher_getenv *get, void *ctx);
 
 /*
+ * Slurm tells a shell that `srun -n2 --pty bash` starts, and all that is called there, that it
+ * is rank 0 of 2. But there is one person, whose command nobody has started twice: Slurm's rank
+ * does not count where the process has a controlling terminal, and a shell with job control put
+ * it into a process group of its own. A task with a terminal that is not called from such a
+ * shell
+ * (`srun -n2 --pty python train.py`) is a rank as the others are. Of both, the note tells.
+ *
  * 0, or -EINVAL with a fault whose member is the variable that makes no sense: no number,
  * a rank that is not below the world size, a rank without a world size.
  */

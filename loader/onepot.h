@@ -82,6 +82,15 @@ struct onepot_sampler_options {
 };
 
 /*
+ * Which rank of how many this process is, as samplers and loaders take it from the launcher's
+ * environment: 0; 1 where a person should be told what is in `note`: in a shell on a terminal
+ * that Slurm started as one of several tasks (srun -n2 --pty bash), Slurm's rank does not
+ * count. -EINVAL: an environment that makes no sense.
+ */
+ONEPOT_API int onepot_launcher_rank(uint64_t *ret_rank, uint64_t *ret_world_size,
+                                    struct onepot_error *note);
+
+/*
  * -EINVAL: rank or worker out of range, or an environment that makes no sense; -ENOMEM.
  * Costs 4 bytes for each sample (8 from 2^32 on) while it shuffles, and keeps those of
  * the rank's own elements.

@@ -106,18 +106,26 @@ struct onepot_sampler {
     struct order *order;
 };
 
-int rank_find(uint64_t *rank, uint64_t *world_size, struct onepot_error *error)
+int onepot_launcher_rank(uint64_t *ret_rank, uint64_t *ret_world_size,
+                         struct onepot_error *note)
 {
     struct launcher launcher;
     struct fault fault = {0};
-    if (*world_size != 0)
-        return 0;
     int r = launcher_find(launcher_environment, NULL, &fault, &launcher);
     if (r < 0)
-        return error_from_fault(error, r, &fault, "environment");
-    *rank = launcher.rank;
-    *world_size = launcher.world;
-    return 0;
+        return error_from_fault(note, r, &fault, "environment");
+    *ret_rank = launcher.rank;
+    *ret_world_size = launcher.world;
+    if (!launcher.note[0])
+        return 0;
+    error_set(note, 0, "%s", launcher.note);
+    return 1;
+}
+
+int rank_find(uint64_t *rank, uint64_t *world_size, struct onepot_error *error)
+{
+    int r = *world_size == 0 ? onepot_launcher_rank(rank, world_size, error) : 0;
+    return r < 0 ? r : 0;
 }
 
 int order_error(struct onepot_error *error, int err, const struct order_options *o)

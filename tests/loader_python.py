@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import pty
 import resource
 import shutil
 import signal
@@ -238,6 +239,47 @@ class Samplers(unittest.TestCase):
         sampler.load_state_dict({"epoch": 2, "yielded": 4})
         self.assertEqual(list(sampler), [4, 5, 0, 9, 3, 7])
         self.assertEqual(list(sampler), [2, 6, 1, 8, 4, 5, 0, 9, 3, 7])
+
+    def at_terminal(self, shell, *command):
+        """What a command says in the first of two tasks that have a terminal: called by a shell
+        with job control, or by itself."""
+        said, told = os.pipe()
+        pid, terminal = pty.fork()
+        if pid == 0:
+            try:
+                os.dup2(told, 1)
+                os.dup2(told, 2)
+                os.environ.update(SLURM_PROCID="0", SLURM_NTASKS="2", SLURM_STEP_ID="0")
+                call = subprocess.call if shell else os.execv
+                os._exit(call(command, preexec_fn=os.setpgrp) if shell else call(command[0], command))
+            finally:
+                os._exit(99)
+        os.close(told)
+        with open(said, encoding="utf-8") as pipe:
+            text = pipe.read()
+        self.assertEqual(os.waitpid(pid, 0)[1], 0, text)
+        os.close(terminal)
+        return text
+
+    def test_a_shell_on_a_terminal_is_one_person(self):
+        code = ("import onepot, sys; l = onepot.Loader(sys.argv[1], 10); "
+                "print(len(l), len(onepot.DistributedSampler(100)), "
+                "len(onepot.DistributedSampler(100, 2, 1)), flush=True)")
+        text = self.at_terminal(True, sys.executable, "-c", code, TAR)
+        self.assertRegex(text, "RuntimeWarning: Slurm's rank 0 of 2 does not count")
+        self.assertIn("11 100 50\n", text)
+        text = self.at_terminal(False, sys.executable, "-c", code, TAR)
+        self.assertRegex(text, "RuntimeWarning: this is rank 0 of 2, as Slurm says")
+        self.assertIn("6 50 50\n", text)
+        for shell, shards in ((True, 4), (False, 2)):
+            folder = os.path.join(WORK, "shards%d" % shards)
+            os.mkdir(folder)
+            text = self.at_terminal(shell, ONEPOT, "pack", "--shards", "4", "-o",
+                                    os.path.join(folder, "x"), os.path.join(WORK, "tree"))
+            self.assertRegex(text, "onepot: .*ank 0 of 2")
+            whole = [name for name in os.listdir(folder) if not name.startswith(".")]
+            if shell:  # of a rank alone nothing has its name yet
+                self.assertEqual(len(whole), shards)
 
     def test_rank_and_world_are_checked(self):
         for args in ((10, 2, 2), (10, 0, 0), (10, 2, None)):

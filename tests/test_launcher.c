@@ -3,8 +3,12 @@
  */
 #include <check.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "launcher.h"
 #include "suite.h"
@@ -103,6 +107,82 @@ START_TEST(a_batch_script_is_not_rank_0)
 }
 END_TEST
 
+/* Slurm's environment of `srun -n2 --pty`, where mpiexec may have been called in it. */
+static void check_at_terminal(bool counts)
+{
+    const char *const slurm[] = {"SLURM_PROCID",  "1", "SLURM_NTASKS", "2",
+                                 "SLURM_STEP_ID", "0", "PMIX_RANK",    "1"};
+    const char *const mpich[] = {"SLURM_PROCID",
+                                 "1",
+                                 "SLURM_NTASKS",
+                                 "2",
+                                 "SLURM_STEP_ID",
+                                 "0",
+                                 "PMI_RANK",
+                                 "1",
+                                 "PMI_SIZE",
+                                 "2",
+                                 "MPI_LOCALRANKID",
+                                 "1",
+                                 NULL};
+    struct launcher l;
+    struct fault fault;
+    for (int i = 0; i < 2; i++) { /* with PMIx, and without */
+        const char *words[9] = {NULL};
+        memcpy(words, slurm, (i ? 8 : 6) * sizeof(*words));
+        ck_assert_int_eq(launcher_find(look_up, words, &fault, &l), 0);
+        ck_assert_uint_eq(l.rank, counts ? 1 : 0);
+        ck_assert_uint_eq(l.world, counts ? 2 : 1);
+        ck_assert(strstr(l.note, "ank 1 of 2"));
+        ck_assert(!strstr(l.note, "does not count") == counts);
+    }
+    check_found(mpich, "PMI", 1, 2, 1);
+    check_found(ENV("RANK", "1", "WORLD_SIZE", "2", "SLURM_PROCID", "1", "SLURM_NTASKS", "2",
+                    "SLURM_STEP_ID", "0"),
+                "torchrun", 1, 2, -1);
+    ck_assert_int_eq(launcher_find(look_up,
+                                   (void *)ENV("SLURM_PROCID", "0", "SLURM_NTASKS", "1",
+                                               "SLURM_STEP_ID", "0"),
+                                   &fault, &l),
+                     0);
+    ck_assert_str_eq(l.note, "");
+}
+
+static void wait_for(pid_t child)
+{
+    int status;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+}
+
+START_TEST(slurms_rank_does_not_count_in_a_shell_on_a_terminal)
+{
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    if (terminal < 0 || grantpt(terminal) < 0 || unlockpt(terminal) < 0) {
+        printf("left out: there are no terminals (/dev/ptmx)\n");
+        return;
+    }
+    pid_t leader = fork();
+    if (leader == 0) {
+        setsid();
+        check_found(ENV("SLURM_PROCID", "1", "SLURM_NTASKS", "2", "SLURM_STEP_ID", "0"),
+                    "Slurm", 1, 2, -1);
+        ck_assert_int_ge(open(ptsname(terminal), O_RDWR), 0); /* now it is the session's */
+        check_at_terminal(true);
+        pid_t command = fork();
+        if (command == 0) {
+            setpgid(0, 0); /* as a shell with job control does */
+            check_at_terminal(false);
+            _exit(0);
+        }
+        wait_for(command);
+        _exit(0);
+    }
+    wait_for(leader);
+    close(terminal);
+}
+END_TEST
+
 static void check_refused(const char *const *words, const char *variable)
 {
     struct launcher l = {.rank = 77};
@@ -148,6 +228,7 @@ int main(void)
     tcase_add_test(tcase, the_most_specific_decides);
     tcase_add_test(tcase, pmix_takes_the_size_from_what_started_it);
     tcase_add_test(tcase, a_batch_script_is_not_rank_0);
+    tcase_add_test(tcase, slurms_rank_does_not_count_in_a_shell_on_a_terminal);
     tcase_add_test(tcase, nonsense_is_refused_by_the_name_of_the_variable);
     tcase_add_test(tcase, the_environment_of_the_process_is_read);
     suite_add_tcase(suite, tcase);

@@ -184,6 +184,9 @@ int command_order(int argc, char **argv)
         return cli_usage_error(&usage, "'%s' is one word too many", argv[optind]);
     if (check_request(&request) != 0)
         return CLI_USAGE;
+    uint64_t rank, world;
+    if (!request.has_rank && onepot_launcher_rank(&rank, &world, &error) > 0)
+        cli_note("%s", error.text);
     if (onepot_sampler_new(&request.options, &error, &sampler) < 0)
         return cli_failf(NULL, "%s", error.text);
     print_order(sampler, request.padding);

@@ -391,6 +391,8 @@ static int find_rank(struct arguments *a)
     o->world = launcher.world;
     o->start = launcher_start(launcher_environment, NULL, launcher.name);
     a->launcher = launcher.name;
+    if (launcher.note[0])
+        cli_note("%s", launcher.note);
     return 0;
 }
 

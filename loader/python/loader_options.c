@@ -34,6 +34,15 @@ int take_small(PyObject *given, void *ret)
     return 1;
 }
 
+int take_launcher(uint64_t *ret_rank, uint64_t *ret_world_size)
+{
+    struct onepot_error note = {0};
+    int r = onepot_launcher_rank(ret_rank, ret_world_size, &note);
+    if (r < 0)
+        raise_error(r, &note);
+    return r > 0 ? PyErr_WarnEx(PyExc_RuntimeWarning, note.text, 2) : r;
+}
+
 static int parse_rank(PyObject *rank, PyObject *world, struct onepot_loader_options *o)
 {
     if ((rank == Py_None) != (world == Py_None)) {
@@ -41,7 +50,7 @@ static int parse_rank(PyObject *rank, PyObject *world, struct onepot_loader_opti
         return -1;
     }
     if (rank == Py_None)
-        return 0;
+        return take_launcher(&o->rank, &o->world_size);
     unsigned long long of = 0, all = 0;
     if (!take_count(rank, &of) || !take_count(world, &all))
         return -1;

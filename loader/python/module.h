@@ -110,6 +110,9 @@ PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *ba
 PyObject *sample_new(PyObject *archive, uint64_t index);
 PyObject *names_new(PyObject *archive);
 
+/* Rank and world size of the launcher, with a warning where they are not what one may think. */
+int take_launcher(uint64_t *ret_rank, uint64_t *ret_world_size);
+
 /* What it is about; NULL with an exception: it was not opened. */
 struct onepot_archive *archive_of(PyObject *archive);
 

@@ -45,6 +45,8 @@ static int sampler_init(PyObject *self, PyObject *args, PyObject *keywords)
         PyErr_SetString(PyExc_ValueError, "num_replicas and rank are given both or none");
         return -1;
     }
+    if (replicas == Py_None && take_launcher(&o.rank, &o.world_size) < 0)
+        return -1;
     if (replicas != Py_None && o.world_size == 0) {
         PyErr_SetString(PyExc_ValueError, "num_replicas is 0");
         return -1;
