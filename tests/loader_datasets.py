@@ -10,6 +10,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import resource
 import shutil
 import signal
 import subprocess
@@ -345,14 +346,29 @@ class Writers(unittest.TestCase):
             with self.assertRaises(ValueError):
                 onepot.Writer(path, overwrite=True, **options)
 
+    def test_a_name_that_conflicts_spoils_nothing(self):
+        path = os.path.join(WORK, "conflicts.tar")
+        with onepot.Writer(path, sync=False) as writer:
+            writer.add("a/b", b"1")
+            for name in ("a", "a/b", "a/b/c"):
+                with self.assertRaises(FileExistsError):
+                    writer.add(name, b"2")
+            writer.add("a/c", b"3")
+        self.assertEqual([bytes(sample) for sample in onepot.Archive(path)], [b"1", b"3"])
+
     def test_the_error_that_ended_a_writer_is_told_again(self):
         path = os.path.join(WORK, "ended.tar")
         writer = onepot.Writer(path, sync=False)
-        writer.add("a/b", b"1")
-        with self.assertRaisesRegex(IsADirectoryError, "a: takes the place of a directory"):
-            writer.add("a", b"2")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+        try:
+            with self.assertRaises(OSError) as first:
+                writer.add("a", bytes(16 << 20))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        self.assertEqual(first.exception.errno, errno.EFBIG)
         for end in (lambda: writer.add("c", b"3"), writer.close):
-            with self.assertRaisesRegex(OSError, "earlier error.*a: takes the place"):
+            with self.assertRaisesRegex(OSError, "earlier error"):
                 end()
         self.assertFalse(os.path.exists(path))
 
