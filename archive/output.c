@@ -120,7 +120,7 @@ static int create_partial(struct output *output, struct fault *fault)
         if (r < 0)
             return r;
         output->fd = openat(output->folder_fd, output->partial_name,
-                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, output->mode);
         if (output->fd < 0 && errno != EEXIST)
             break;
         if (output->fd >= 0 && leftovers_claim(output->fd) == 0)
@@ -169,7 +169,7 @@ int output_open(const char *path, bool overwrite, struct fault *fault,
     struct output *output = calloc(1, sizeof(*output));
     if (!output)
         return -ENOMEM;
-    *output = (struct output){.fd = -1, .folder_fd = -1, .overwrite = overwrite};
+    *output = (struct output){.fd = -1, .folder_fd = -1, .overwrite = overwrite, .mode = 0666};
 
     auto_free char *followed = NULL;
     int r = follow(path, fault, &followed);
@@ -185,6 +185,25 @@ int output_open(const char *path, bool overwrite, struct fault *fault,
     }
     *ret_output = output;
     return 0;
+}
+
+int output_open_own(const char *path, struct output **ret_output)
+{
+    struct output *output = calloc(1, sizeof(*output));
+    if (!output)
+        return -ENOMEM;
+    *output = (struct output){.fd = -1, .folder_fd = -1, .overwrite = true, .mode = 0600};
+    int r = open_folder(output, path, NULL);
+    if (r == 0) {
+        leftovers_remove(output->folder_fd,
+                         &(struct leftovers){.match = is_of_output, .match_ctx = output});
+        r = create_partial(output, NULL);
+    }
+    if (r < 0)
+        output_release(output);
+    else
+        *ret_output = output;
+    return r;
 }
 
 /* Rename, but not over a file. Filesystems without that rename get a hard link. */

@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "fault.h"
 #include "leftovers.h"
@@ -20,7 +21,8 @@ struct output {
     int fd;        /* open for reading and writing; owned by the output */
     int folder_fd; /* O_PATH */
     bool overwrite;
-    char *name; /* the final one, in that folder */
+    mode_t mode; /* that it is made with, less the umask */
+    char *name;  /* the final one, in that folder */
     char *partial_name;
     uint64_t dev; /* of the new file */
     uint64_t ino;
@@ -39,6 +41,12 @@ void output_clean(const char *path, const struct leftovers *how);
  */
 int output_open(const char *path, bool overwrite, struct fault *fault,
                 struct output **ret_output);
+
+/*
+ * The same for a file that onepot keeps for itself: it is made for the user alone and replaces
+ * whatever has its name, a symbolic link too. What killed processes left of it is removed.
+ */
+int output_open_own(const char *path, struct output **ret_output);
 
 /*
  * The file is complete, and waits as NAME.LETTERS.ready for shard_exchange to give it its name;

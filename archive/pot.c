@@ -201,15 +201,17 @@ static int open_image(struct opening *o, int fd, uint64_t *ret_bytes)
 
 /*
  * Use the file in place of the memory that the index was made in, where both serve as
- * well: memory that has a file can be given back and is shared by mounts.
+ * well: memory that has a file can be given back and is shared by mounts. It is the file that
+ * was written: its path may lead to another one by now. Takes over fd.
  */
-static void use_file(struct opening *o)
+static void use_file(struct opening *o, int fd)
 {
     struct source *file = NULL;
     struct index *index = NULL;
-    if (source_open(o->pot->index_path, NULL, &file) < 0)
+    if (source_from_fd(fd, o->pot->index_path, &file) < 0)
         return;
-    if (source_is_local(file) && index_open(file, 0, source_size(file), NULL, &index) == 0) {
+    if (source_is_local(file) && source_is_ours(file) &&
+        index_open(file, 0, source_size(file), NULL, &index) == 0) {
         index_close(o->pot->index);
         o->pot->index = index;
     }
@@ -225,10 +227,10 @@ static int save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_m
                                   took_ms + o->unpack_ms < SAVE_AFTER_MS)))
         return 0;
     struct fault fault = {0};
-    int r = saved_index_write(o->pot->path, o->key.source, fd, image_bytes, &fault,
-                              &o->pot->index_path);
+    int file, r = saved_index_write(o->pot->path, o->key.source, fd, image_bytes, &fault,
+                                    &o->pot->index_path, &file);
     if (r == 0) {
-        use_file(o);
+        use_file(o, file);
         return 0;
     }
     if (how == POT_SAVE_ALWAYS) {

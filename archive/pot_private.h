@@ -72,10 +72,11 @@ int saved_index_find(const char *archive, struct saved_key *key,
                      char **ret_path);
 
 /*
- * Save the image in `fd` beside the archive, else in the cache folder. A fault that
- * names both reasons when neither can be done.
+ * Save the image in `fd` beside the archive, else in the cache folder; *ret_fd is the file that
+ * was written, whatever its path leads to by then. A fault that names both reasons when neither
+ * can be done.
  */
 int saved_index_write(const char *archive, const struct source *source, int fd,
-                      uint64_t image_bytes, struct fault *fault, char **ret_path);
+                      uint64_t image_bytes, struct fault *fault, char **ret_path, int *ret_fd);
 
 #endif

@@ -6,8 +6,9 @@
  * index is written to a temporary name, flushed and renamed: it is whole or not there.
  *
  * None is trusted. It has to name the archive's size, its time and a fingerprint of its
- * content; and it has to belong to this user, to the archive's owner or to root, since
- * in a folder that others may write to anybody could leave a tree of his own design.
+ * content; and it has to belong to this user, to the archive's owner or to root, and be
+ * writable by nobody who may not write to the archive, since anybody else could leave a tree
+ * of his own design there. All of this is asked of one descriptor, which is then used.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +22,7 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "output.h"
 #include "pot_private.h"
 
 #define SUFFIX ".onepot-index"
@@ -92,13 +94,16 @@ static bool describes(const struct index *index, struct saved_key *key)
            saved_key_fingerprint(key) == 0 && info->archive_fingerprint == key->fingerprint;
 }
 
-/* May this file say what is in that archive? */
-static bool is_owner_trusted(const struct source *file, const struct source *archive)
+/* Why this file may not say what is in that archive; NULL if it may. */
+static const char *mistrust(const struct source *file, const struct source *archive)
 {
     struct stat ours, theirs;
     if (fstat(source_fd(file), &ours) < 0 || fstat(source_fd(archive), &theirs) < 0)
-        return false;
-    return ours.st_uid == 0 || ours.st_uid == geteuid() || ours.st_uid == theirs.st_uid;
+        return "can't be examined";
+    if (ours.st_uid != 0 && ours.st_uid != geteuid() && ours.st_uid != theirs.st_uid)
+        return "belongs to somebody else";
+    mode_t writers = theirs.st_mode & (ours.st_gid == theirs.st_gid ? 0022 : 0002);
+    return ours.st_mode & 0022 & ~writers ? "can be written to by others" : NULL;
 }
 
 /* -ENOENT: there is none here that can be used. */
@@ -110,11 +115,10 @@ static int try_path(const char *path, struct saved_key *key, const struct pot_op
     struct fault fault = {0};
     if (source_open(path, NULL, &file) < 0)
         return -ENOENT;
-    int r = -EPERM;
-    if (is_owner_trusted(file, key->source))
-        r = index_open(file, 0, source_size(file), &fault, &index);
-    else
-        pot_note(options, path, "is not used: it belongs to somebody else");
+    const char *why = mistrust(file, key->source);
+    int r = why ? -EPERM : index_open(file, 0, source_size(file), &fault, &index);
+    if (why)
+        pot_note(options, path, "is not used: it %s", why);
     if (r == -EUCLEAN)
         pot_note(options, path, "this saved index is damaged: it is made anew");
     source_close(file);
@@ -171,52 +175,42 @@ static int copy_image(int from, int to, uint64_t len)
     return 0;
 }
 
-/* Who may read the archive may read its index, and nobody else. */
+/*
+ * Who may read the archive may read its index, and nobody else; its owner always may, also
+ * where root makes the index.
+ */
 static int set_permissions(int fd, const struct source *archive)
 {
-    struct stat theirs, ours;
-    if (fstat(source_fd(archive), &theirs) < 0 || fstat(fd, &ours) < 0)
+    struct stat theirs;
+    if (fstat(source_fd(archive), &theirs) < 0)
         return -errno;
     mode_t mode = 0600 | (theirs.st_mode & 0044);
-    if (ours.st_gid != theirs.st_gid && fchown(fd, (uid_t)-1, theirs.st_gid) < 0)
+    if (fchown(fd, theirs.st_uid, theirs.st_gid) < 0 &&
+        fchown(fd, (uid_t)-1, theirs.st_gid) < 0)
         mode &= ~(mode_t)0040;
     return fchmod(fd, mode) < 0 ? -errno : 0;
 }
 
-static int sync_folder(const char *path)
+/* *ret_fd is the file, which has its name then. */
+static int write_to(const char *path, const struct source *archive, int image, uint64_t len,
+                    int *ret_fd)
 {
-    auto_free char *folder = strdup(path);
-    if (!folder)
-        return -ENOMEM;
-    char *slash = strrchr(folder, '/');
-    if (slash)
-        slash[slash == folder] = '\0';
-    auto_close int fd = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return fd < 0 || fsync(fd) < 0 ? -errno : 0;
-}
-
-/* To a temporary name in the same folder, and from there to its own. */
-static int write_to(const char *path, const struct source *archive, int image, uint64_t len)
-{
-    auto_free char *temporary = NULL;
-    const char *name = strrchr(path, '/');
-    name = name ? name + 1 : path;
-    if (asprintf(&temporary, "%.*s.%.*s.XXXXXX", (int)(name - path), path, NAME_PART, name) < 0)
-        return -ENOMEM;
-    auto_close int fd = mkostemp(temporary, O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    int r = copy_image(image, fd, len);
+    struct output *output = NULL;
+    auto_close int fd = -1;
+    int r = output_open_own(path, &output);
+    if (r < 0)
+        return r;
+    r = copy_image(image, output->fd, len);
     if (r == 0)
-        r = set_permissions(fd, archive);
-    if (r == 0 && fsync(fd) < 0)
-        r = -errno;
-    if (r == 0 && rename(temporary, path) < 0)
+        r = set_permissions(output->fd, archive);
+    if (r == 0 && (fd = fcntl(output->fd, F_DUPFD_CLOEXEC, 0)) < 0)
         r = -errno;
     if (r < 0)
-        unlink(temporary);
+        output_discard(output);
     else
-        sync_folder(path); /* without it the index may be lost, which harms nobody */
+        r = output_commit(output, true, NULL);
+    if (r == 0)
+        *ret_fd = steal_fd(&fd);
     return r;
 }
 
@@ -225,18 +219,33 @@ static void make_folders(char *path)
 {
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        mkdir(path, 0700); /* what fails here is told by what is written there */
+        /* What fails here is told by what is written there. */
+        if (mkdir(path, 0700) == 0)
+            chmod(path, 0700); /* whatever the umask */
         *slash = '/';
     }
 }
 
-int saved_index_write(const char *archive, const struct source *source, int fd,
-                      uint64_t image_bytes, struct fault *fault, char **ret_path)
+static int save_failed(int beside, const char *cached, int in_cache, struct fault *fault)
+{
+    if (!cached)
+        return fault_set(fault, beside, NULL, FAULT_NO_OFFSET,
+                         "its index could not be saved: beside it (%s); there is no cache "
+                         "folder, since neither XDG_CACHE_HOME nor HOME names one",
+                         strerror(-beside));
+    return fault_set(fault, in_cache, NULL, FAULT_NO_OFFSET,
+                     "its index could not be saved: beside it (%s), in %.*s (%s)",
+                     strerror(-beside), (int)(strrchr(cached, '/') - cached), cached,
+                     strerror(-in_cache));
+}
+
+int saved_index_write(const char *archive, const struct source *source, int image,
+                      uint64_t image_bytes, struct fault *fault, char **ret_path, int *ret_fd)
 {
     auto_free char *path = NULL, *cached = NULL;
     int beside = pot_index_path(archive, &path);
     if (beside == 0)
-        beside = write_to(path, source, fd, image_bytes);
+        beside = write_to(path, source, image, image_bytes, ret_fd);
     if (beside == 0) {
         *ret_path = steal_ptr(&path);
         return 0;
@@ -244,14 +253,10 @@ int saved_index_write(const char *archive, const struct source *source, int fd,
     int r = pot_cached_index_path(archive, &cached);
     if (r == 0) {
         make_folders(cached);
-        r = write_to(cached, source, fd, image_bytes);
+        r = write_to(cached, source, image, image_bytes, ret_fd);
     }
-    if (r == 0) {
-        *ret_path = steal_ptr(&cached);
-        return 0;
-    }
-    return fault_set(fault, r, NULL, FAULT_NO_OFFSET,
-                     "its index could not be saved, neither beside it (%s) nor in the cache "
-                     "folder (%s)",
-                     strerror(-beside), strerror(-r));
+    if (r < 0)
+        return save_failed(beside, cached, r, fault);
+    *ret_path = steal_ptr(&cached);
+    return 0;
 }
