@@ -35,6 +35,13 @@ assert foreign["good"] and not foreign["has_sums"] and foreign["format"] == "tar
 assert own["files"] == foreign["files"] > 50, (own, foreign)
 END
 
+# ---- damage where no file has any data (sanitizers look at the search for what lies there) ----
+mkdir nothing
+run 0 "$onepot" pack -q -o nothing.tar nothing
+printf 'X' | dd of=nothing.tar bs=1 seek=600 conv=notrunc status=none
+run 1 "$onepot" verify nothing.tar
+says 'nothing.tar: headers, padding .*do not have the sum'
+
 # ---- every flipped bit of a small archive ----
 mkdir -p small/folder
 head -c 3000 /dev/urandom >small/one
