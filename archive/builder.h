@@ -12,7 +12,8 @@
  *     builder_free(b);
  *
  * Paths are made safe here, for all formats: "./" and doubled slashes are dropped, a
- * leading slash is dropped, ".." is refused, so are names over 255 bytes. A directory
+ * leading slash is dropped, ".." is refused, so are names over 255 bytes and paths over 4095
+ * (which bounds the depth of the tree, and what a member may cost). A directory
  * that no member announced has mode 0755 and owner and time of the first member in it.
  * A path that goes through a symbolic link of the archive leads where it would in the
  * mounted tree at that moment, if that is within the tree; directories on its way that

@@ -162,6 +162,8 @@ static int bind_name(struct builder *b, const struct place *place, uint32_t inod
                                   "takes the place of a directory with members");
         b->inodes.at[old_inode].nlink--;
         b->names.at[spot.found].inode = inode;
+        if (is_directory_inode(b, inode))
+            b->inodes.at[inode].size = builder_path_bytes(b, &spot);
         builder_forget_path(b);
     }
     b->inodes.at[inode].nlink++;

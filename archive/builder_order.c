@@ -179,6 +179,7 @@ static void place_children(struct builder *b, struct builder_inode *dir,
     uint32_t count = (uint32_t)dir->data;
     append_children(b, children, count, items, spare, order + placed);
     dir->data = placed | (uint64_t)count << 32;
+    dir->size = 0;
     for (uint32_t i = placed; i < placed + count; i++)
         dir->size += is_directory_inode(b, b->names.at[order[i]].inode);
 }

@@ -88,10 +88,26 @@ static void find_name(const struct builder *b, struct spot *spot)
     }
 }
 
+uint64_t builder_path_bytes(const struct builder *b, const struct spot *spot)
+{
+    uint64_t above = b->inodes.at[b->names.at[spot->dir].inode].size;
+    return above + (above > 0) + spot->len;
+}
+
+static int refuse_long_path(const struct place *place)
+{
+    return builder_refuse(place, -ENAMETOOLONG,
+                          "has a path of more than %u bytes, which no program can name",
+                          INDEX_PATH_MAX);
+}
+
 int builder_new_name(struct builder *b, const struct place *place, const struct spot *spot,
                      uint32_t inode)
 {
     size_t len = spot->len;
+    uint64_t path_bytes = builder_path_bytes(b, spot);
+    if (path_bytes > INDEX_PATH_MAX)
+        return refuse_long_path(place);
     if (b->names.count >= ENTRIES_MAX)
         return builder_refuse(place, -EOVERFLOW, "is one member more than an index can have");
     if (b->text.count + len >= DISK_NAME_LIMIT)
@@ -114,6 +130,8 @@ int builder_new_name(struct builder *b, const struct place *place, const struct 
         slot = (slot + 1) & mask;
     b->slots[slot] = (uint64_t)spot->hash << 32 | number;
     b->inodes.at[b->names.at[spot->dir].inode].data++;
+    if (is_directory_inode(b, inode))
+        b->inodes.at[inode].size = path_bytes;
     return 0;
 }
 
@@ -159,10 +177,13 @@ static bool next_part(const char **path, size_t *len, const char **ret_part, siz
 static int check_way(const struct place *place, size_t len)
 {
     const char *path = place->path, *part;
-    size_t part_len;
+    size_t part_len, path_bytes = 0;
     int r = 0;
-    while (r == 0 && next_part(&path, &len, &part, &part_len))
-        r = check_part(place, part, part_len);
+    while (r == 0 && next_part(&path, &len, &part, &part_len)) {
+        path_bytes += part_len + 1;
+        r = path_bytes < INDEX_PATH_MAX ? check_part(place, part, part_len)
+                                        : refuse_long_path(place);
+    }
     return r;
 }
 

@@ -42,7 +42,10 @@ int builder_refuse(const struct place *place, int err, const char *format, ...)
 int builder_locate(struct builder *b, const struct place *place, bool create,
                    struct spot *ret_spot);
 
-/* Give the spot, which is nobody's, a name for `inode`. -EOVERFLOW, -ENOMEM. */
+/* How long the spot's path is, from the root. */
+uint64_t builder_path_bytes(const struct builder *b, const struct spot *spot);
+
+/* Give the spot, which is nobody's, a name for `inode`. -EOVERFLOW, -ENAMETOOLONG, -ENOMEM. */
 int builder_new_name(struct builder *b, const struct place *place, const struct spot *spot,
                      uint32_t inode);
 

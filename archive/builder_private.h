@@ -23,7 +23,8 @@ struct builder_name {
 
 /*
  * An inode; the fields have the meaning of the entry on disk, except that `data` of a
- * directory is the number of its children. Without names (nlink 0) it is left out.
+ * directory is the number of its children, and `size` the length of its path (0: the root).
+ * Without names (nlink 0) it is left out.
  */
 struct builder_inode {
     uint64_t size;

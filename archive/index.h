@@ -38,6 +38,7 @@ struct index;
 #define INDEX_ROOT 0u
 #define INDEX_NAME_MAX 255u     /* NAME_MAX of Linux's filesystems */
 #define INDEX_SYMLINK_MAX 4095u /* PATH_MAX less its NUL */
+#define INDEX_PATH_MAX 4095u    /* from the root: no program can name a longer one */
 
 /* How compressed blocks of the archive are coded. Values are on disk. */
 enum codec {

@@ -29,7 +29,6 @@
 
 #define SUPER_BYTES 96u
 #define METADATA_BYTES 8192u
-#define PATH_LIMIT (256u << 10)
 #define XATTRS_MAX 16384u      /* a list of names is at most 64 KiB on Linux */
 #define XATTR_VALUE_MAX 65536u /* XATTR_SIZE_MAX of Linux */
 
@@ -608,9 +607,14 @@ static int enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
 static int push_name(struct walk *w, const char *name, size_t len)
 {
     size_t needed = w->path_len + len + 2;
-    if (needed > PATH_LIMIT)
-        return fault_set(w->fault, -ENAMETOOLONG, w->path, FAULT_NO_OFFSET,
-                         "lies deeper than %u bytes of path", PATH_LIMIT);
+    if (needed - 1 > INDEX_PATH_MAX) {
+        struct fault why = {0};
+        fault_set(&why, -ENAMETOOLONG, w->path, FAULT_NO_OFFSET,
+                  "has a member whose path has more than %u bytes, which no program can name",
+                  INDEX_PATH_MAX);
+        int r = builder_leave_out(w->builder, &why);
+        return r < 0 ? r : -ENAMETOOLONG;
+    }
     if (needed > w->path_max) {
         char *path = realloc(w->path, needed * 2);
         if (!path)
@@ -719,6 +723,8 @@ static int walk_tree(struct walk *w)
             r = push_name(w, name, len);
         if (r == 0)
             r = add_child(w, &entry, level->inode_offset);
+        else if (r == -ENAMETOOLONG) /* it is left out */
+            r = 0;
     }
     return r;
 }

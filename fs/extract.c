@@ -1,8 +1,9 @@
 /*
  * The run: what is wanted, in which order, by which thread; and what went wrong.
  *
- * The index gives children after their directory, so that one pass over it makes all
- * folders and lists all files; a folder that can't be made takes what is below it along.
+ * One walk through the tree makes all folders and lists all files; a folder that can't be made
+ * takes what is below it along. The walk goes down before it goes on, so that the descriptors
+ * that it needs are those of the folders that were made last, however deep the tree is.
  * Names of one inode are put aside: the first that is wanted becomes the file, the
  * others are linked to it when all files are there.
  */
@@ -249,36 +250,41 @@ static int visit_child(struct extraction *x, struct folders *folders, uint32_t p
         return 0;
     }
     if (S_ISDIR(node.mode)) {
-        tree_make_folder(x, folders, &node, position);
-        return x->error;
+        r = tree_make_folder(x, folders, &node, position);
+        return r < 0 ? r : x->error;
     }
     if (node.position != position || node.nlink > 1)
         return add_link(x, node.position, position);
     return add_work(x, &node, position, key);
 }
 
-/* One pass: folders are made, the rest is listed. */
+/* The children of a folder: folders are made, the rest is listed. */
+static int visit_folder(struct extraction *x, struct folders *folders, uint32_t position,
+                        uint64_t *key)
+{
+    uint32_t first, count;
+    int r = index_children(x->index, position, &first, &count);
+    if (r < 0) {
+        extract_problem(x, position, r, FAULT_NO_OFFSET, "the directory can't be read");
+        return 0;
+    }
+    for (uint32_t c = 0; r == 0 && c < count; c++)
+        r = visit_child(x, folders, first + c, x->flags[position] & ENTRY_WANTED, key);
+    return r;
+}
+
 static int visit_all(struct extraction *x, struct folders *folders)
 {
     uint64_t key = 0;
-    uint32_t entries = index_info(x->index)->entries, first, count;
-    int r = 0;
-    for (uint32_t i = 0; r == 0 && i < entries; i++) {
-        if (!(x->flags[i] & (ENTRY_WANTED | ENTRY_ON_THE_WAY)) || x->flags[i] & ENTRY_FAILED)
-            continue;
-        int is_dir = index_children(x->index, i, &first, &count);
-        if (is_dir == -ENOTDIR)
-            continue;
-        if (is_dir < 0) {
-            extract_problem(x, i, is_dir, FAULT_NO_OFFSET, "the directory can't be read");
-            continue;
-        }
-        if (i == INDEX_ROOT)
-            x->flags[i] |= x->root_made                    ? ENTRY_MADE | ENTRY_NEW
-                           : x->options->directory_is_ours ? ENTRY_MADE
-                                                           : 0;
-        for (uint32_t c = 0; r == 0 && c < count; c++)
-            r = visit_child(x, folders, first + c, x->flags[i] & ENTRY_WANTED, &key);
+    if (x->root_made)
+        x->flags[INDEX_ROOT] |= ENTRY_MADE | ENTRY_NEW;
+    else if (x->options->directory_is_ours)
+        x->flags[INDEX_ROOT] |= ENTRY_MADE;
+    int r = tree_add_folder(x, INDEX_ROOT);
+    while (r == 0 && x->unvisited) {
+        x->visited = x->unvisited - 1;
+        x->unvisited = x->made[x->visited].next;
+        r = visit_folder(x, folders, x->made[x->visited].position, &key);
         if (r == 0 && extract_stopped(x))
             r = x->error ? x->error : -EINTR;
     }
@@ -404,11 +410,7 @@ static int extract_all(struct extraction *x, struct extractor *extractors, unsig
     if (r == 0)
         extract_links(x, &extractors[0]);
     member_discard_large(x, &extractors[0].folders);
-    if (r == 0 && !extract_stopped(x))
-        tree_finish_folders(x, &extractors[0].folders);
-    if (r == 0 && extract_stopped(x))
-        r = x->error ? x->error : -EINTR;
-    return r;
+    return r < 0 ? r : tree_finish_folders(x, &extractors[0].folders);
 }
 
 static int with_threads(struct extraction *x)
@@ -440,6 +442,7 @@ static void release(struct extraction *x)
     worklist_free(x->list);
     free(x->links);
     free(x->large);
+    free(x->made);
     free(x->flags);
     pthread_cond_destroy(&x->done);
     pthread_mutex_destroy(&x->lock);

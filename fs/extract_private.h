@@ -24,9 +24,8 @@ enum {
     ENTRY_WANTED = 1,     /* and what is below it */
     ENTRY_ON_THE_WAY = 2, /* a folder with something wanted below it */
     ENTRY_MADE = 4,       /* it is there, and ours to give attributes to */
-    ENTRY_FAILED = 8,     /* a folder that could not be made: what is below it is lost */
-    ENTRY_NEW = 16,       /* a folder that was not there before */
-    ENTRY_HAS_MODE = 32,  /* a folder that was made with all its attributes but the time */
+    ENTRY_NEW = 8,        /* a folder that was not there before */
+    ENTRY_HAS_MODE = 16,  /* a folder that was made with all its attributes but the time */
 };
 
 /* A large file is extracted in pieces, by several threads at once. */
@@ -58,6 +57,13 @@ struct folders {
     uint32_t directory, first, count;
 };
 
+/* A folder that is there. */
+struct made_folder {
+    uint32_t position;
+    uint32_t depth; /* the root's is 0 */
+    uint32_t next;  /* as `unvisited`: the one to visit when all below this one are done */
+};
+
 #define READ_BACK_BYTES (256u << 10)
 
 struct extraction {
@@ -75,7 +81,12 @@ struct extraction {
     uid_t uid;     /* what new files have */
     gid_t gid;
 
-    uint8_t *flags; /* ENTRY_*, one for each entry; written by one thread at a time */
+    uint8_t *flags;           /* ENTRY_*, one for each entry; written by one thread at a time */
+    struct made_folder *made; /* in the order in which they were made, the root first */
+    size_t made_size;
+    uint32_t made_count;
+    uint32_t visited;   /* the one whose children are being made */
+    uint32_t unvisited; /* the next one + 1; 0: none */
     struct worklist *list;
     struct link_name *links; /* names of inodes with several, by inode and position */
     size_t link_count, link_size;
@@ -137,11 +148,13 @@ int folders_find(struct extraction *x, struct folders *folders, uint32_t positio
 
 /* Open or make the directory of the options. */
 int tree_open_root(struct extraction *x, struct fault *fault);
-/* Make the folder at `position`, whose parent is there. Problems are reported. */
-void tree_make_folder(struct extraction *x, struct folders *folders, const struct node *node,
-                      uint32_t position);
-/* Attributes of all folders. */
-void tree_finish_folders(struct extraction *x, struct folders *folders);
+/* Add a folder to those that are there and not yet visited. -ENOMEM. */
+int tree_add_folder(struct extraction *x, uint32_t position);
+/* Make the folder at `position` in the one that is visited. Problems are reported. -ENOMEM. */
+int tree_make_folder(struct extraction *x, struct folders *folders, const struct node *node,
+                     uint32_t position);
+/* Attributes of all folders, the deepest first. The error that stopped the run, or -EINTR. */
+int tree_finish_folders(struct extraction *x, struct folders *folders);
 
 /* Remove what is in the way of `name`, if that is allowed. 0, or why it stays. */
 int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *name);

@@ -19,6 +19,7 @@
 #include "cleanup.h"
 #include "extract_private.h"
 
+#define DEPTH_MAX ((INDEX_PATH_MAX + 1) / 2) /* names of one byte each */
 #define ACL_DEFAULT "system.posix_acl_default"
 
 /* ---- descriptors ---- */
@@ -59,9 +60,15 @@ static int copy_name(const struct index *index, uint32_t position, char name[])
                : 0;
 }
 
+/* Folders in a line, whose positions may lie any number apart, have slots of their own. */
+static unsigned slot_of(const struct folders *f, uint32_t directory)
+{
+    return ((directory * UINT32_C(0x9e3779b1)) >> 16) % f->slot_count;
+}
+
 static int slot_fd(const struct extraction *x, const struct folders *f, uint32_t directory)
 {
-    unsigned slot = directory % f->slot_count;
+    unsigned slot = slot_of(f, directory);
     if (directory == INDEX_ROOT)
         return x->root_fd;
     return f->slots[slot].position == directory ? f->slots[slot].fd : -1;
@@ -104,7 +111,7 @@ int folders_get(struct extraction *x, struct folders *f, uint32_t directory, int
         fd = openat(fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0)
             return -errno;
-        unsigned slot = position % f->slot_count;
+        unsigned slot = slot_of(f, position);
         if (f->slots[slot].fd >= 0)
             close(f->slots[slot].fd);
         f->slots[slot].position = position;
@@ -240,25 +247,43 @@ static int make_folder(struct extraction *x, int parent_fd, const char *name, mo
     return -EEXIST;
 }
 
-void tree_make_folder(struct extraction *x, struct folders *f, const struct node *node,
-                      uint32_t position)
+int tree_add_folder(struct extraction *x, uint32_t position)
+{
+    if (x->made_count == x->made_size) {
+        size_t size = x->made_size ? x->made_size * 2 : 256;
+        struct made_folder *made = reallocarray(x->made, size, sizeof(*made));
+        if (!made)
+            return -ENOMEM;
+        x->made = made;
+        x->made_size = size;
+    }
+    uint32_t depth = x->made_count ? x->made[x->visited].depth + 1 : 0;
+    x->made[x->made_count++] = (struct made_folder){position, depth, x->unvisited};
+    x->unvisited = x->made_count;
+    return 0;
+}
+
+int tree_make_folder(struct extraction *x, struct folders *f, const struct node *node,
+                     uint32_t position)
 {
     char name[INDEX_NAME_MAX + 1];
     bool at_once = false, is_new = false;
-    int fd, r = folders_find(x, f, position, &fd, name);
+    int fd, r = -ENAMETOOLONG; /* only in an index that was made to be */
+    if (x->made[x->visited].depth < DEPTH_MAX)
+        r = folders_find(x, f, position, &fd, name);
     if (r == 0) {
         at_once = has_mode_at_once(x, node, f->directory);
         r = make_folder(x, fd, name, at_once ? member_mode(x, node) : 0700, &is_new);
     }
     if (r < 0) {
-        x->flags[position] |= ENTRY_FAILED;
         extract_problem(x, position, r, FAULT_NO_OFFSET, "the directory can't be made");
-        return;
+        return 0;
     }
     x->flags[position] |= ENTRY_MADE;
     if (is_new)
         x->flags[position] |= at_once ? ENTRY_NEW | ENTRY_HAS_MODE : ENTRY_NEW;
     x->directories++;
+    return tree_add_folder(x, position);
 }
 
 /* ---- attributes of folders ---- */
@@ -289,13 +314,17 @@ static int finish_folder(struct extraction *x, struct folders *f, uint32_t posit
     return own < 0 ? -errno : member_finish(x, own, &node, (mode_t)-1);
 }
 
-void tree_finish_folders(struct extraction *x, struct folders *f)
+int tree_finish_folders(struct extraction *x, struct folders *f)
 {
-    for (uint32_t i = index_info(x->index)->entries; i-- > 0;) {
-        if (!(x->flags[i] & ENTRY_MADE))
+    for (uint32_t i = x->made_count; i-- > 0;) {
+        uint32_t position = x->made[i].position;
+        if (extract_stopped(x))
+            return x->error ? x->error : -EINTR;
+        if (!(x->flags[position] & ENTRY_MADE))
             continue;
-        int r = finish_folder(x, f, i);
+        int r = finish_folder(x, f, position);
         if (r < 0)
-            extract_problem(x, i, r, FAULT_NO_OFFSET, "its attributes can't be set");
+            extract_problem(x, position, r, FAULT_NO_OFFSET, "its attributes can't be set");
     }
+    return x->error;
 }

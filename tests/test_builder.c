@@ -77,6 +77,53 @@ START_TEST(unsafe_names_are_refused_with_member_and_offset)
 }
 END_TEST
 
+/* "d/d/...d/NAME" of so many bytes. */
+static const char *deep_path(char path[INDEX_PATH_MAX + 3], size_t bytes, const char *name)
+{
+    size_t way = bytes - strlen(name);
+    for (size_t i = 0; i < way; i++)
+        path[i] = i % 2 ? '/' : 'd';
+    strcpy(path + way, name);
+    return path;
+}
+
+START_TEST(a_path_may_have_4095_bytes)
+{
+    struct builder *b = new_builder();
+    const struct builder_member file = {.mode = S_IFREG};
+    char path[INDEX_PATH_MAX + 3], *long_path = malloc(200001);
+    add_file(b, deep_path(path, INDEX_PATH_MAX, "f"), 0, 1);
+    check_refused(b, deep_path(path, INDEX_PATH_MAX + 1, "fg"), INDEX_PATH_MAX + 1, &file,
+                  -ENAMETOOLONG);
+    for (size_t i = 0; i < 200000; i++)
+        long_path[i] = i % 2 ? '/' : 'x';
+    check_refused(b, long_path, 199999, &file, -ENAMETOOLONG);
+    free(long_path);
+    struct index *index = build(b, &tar_header);
+    ck_assert_uint_eq(node_of(index, deep_path(path, INDEX_PATH_MAX, "f")).size_bytes, 1);
+    ck_assert_str_eq(listing(index, ""), "d ");
+    index_close(index);
+}
+END_TEST
+
+START_TEST(a_way_through_links_is_no_deeper)
+{
+    struct builder *b = new_builder();
+    char path[INDEX_PATH_MAX + 3];
+    add_file(b, deep_path(path, 4001, "f"), 0, 1);
+    path[strlen(path) - 2] = '\0';
+    add(b, "link",
+        &(struct builder_member){
+            .mode = S_IFLNK, .symlink = path, .symlink_len = strlen(path)});
+    add_file(b, "link/x/y", 0, 2);
+    char further[105] = "link/";
+    for (size_t i = strlen(further); i < 104; i++)
+        further[i] = i % 2 ? 'e' : '/';
+    check_refused(b, further, 104, &(struct builder_member){.mode = S_IFREG}, -ENAMETOOLONG);
+    builder_free(b);
+}
+END_TEST
+
 START_TEST(a_name_may_have_255_bytes_and_any_but_zero_and_slash)
 {
     struct builder *b = new_builder();
@@ -1352,6 +1399,8 @@ int main(void)
     tcase_add_test(tc, an_empty_archive_is_an_empty_root);
     tcase_add_test(tc, paths_are_made_safe);
     tcase_add_test(tc, unsafe_names_are_refused_with_member_and_offset);
+    tcase_add_test(tc, a_path_may_have_4095_bytes);
+    tcase_add_test(tc, a_way_through_links_is_no_deeper);
     tcase_add_test(tc, a_name_may_have_255_bytes_and_any_but_zero_and_slash);
     tcase_add_test(tc, the_root_takes_attributes);
     tcase_add_test(tc, directories_that_no_member_announced_exist);
