@@ -202,6 +202,7 @@ static int add_stored(struct reader *reader, struct reader_scratch *scratch,
         if (r == 0) {
             came_from(scratch, reader->is_copy ? READER_FROM_COPY : READER_FROM_PAGES);
             add_iov(span, reader->map + run->source_offset, run->length);
+            count_read(reader, run->length, run->source_offset);
         }
         if (r != -EAGAIN)
             return r;

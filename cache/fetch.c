@@ -36,8 +36,7 @@ int source_error(int err)
     return err == 0 || err == -ENODATA || err == -ENOMEM ? err : -EIO;
 }
 
-/* After a read of the source: it counts, and what we keep the kernel need not keep. */
-static void count_read(struct reader *reader, size_t len, uint64_t offset)
+void count_read(struct reader *reader, size_t len, uint64_t offset)
 {
     atomic_fetch_add_explicit(&reader->source_reads, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&reader->source_read_bytes, len, memory_order_relaxed);

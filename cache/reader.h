@@ -167,7 +167,7 @@ void reader_cache_stats(const struct reader *reader, struct block_cache_stats *r
 
 /* What was read from the archive; what was asked for is in the counters of who asked. */
 struct reader_source_stats {
-    uint64_t reads, bytes; /* of the source, but not through its mapping */
+    uint64_t reads, bytes; /* of the source, and of its mapping */
 };
 void reader_source_stats(const struct reader *reader, struct reader_source_stats *ret_stats);
 

@@ -62,6 +62,9 @@ void came_from(struct reader_scratch *scratch, enum reader_origin origin);
 /* What a source can fail with, in the words of the interface. */
 int source_error(int err);
 
+/* After a read of the source: it counts, and what we keep the kernel need not keep. */
+void count_read(struct reader *reader, size_t len, uint64_t offset);
+
 /* Bytes of the archive into memory of ours. */
 int read_source(struct reader *reader, struct reader_scratch *scratch, void *buf, size_t len,
                 uint64_t offset);

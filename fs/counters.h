@@ -93,7 +93,7 @@ struct counters {
     _Atomic uint64_t cache_hits, cache_misses, cache_waits, cache_evictions, cache_bytes;
     _Atomic uint64_t stalls;                     /* reads answered with EIO by the watchdog */
     _Atomic uint64_t replacements;               /* threads started in place of stalled ones */
-    _Atomic uint64_t source_reads, source_bytes; /* of the archive, but not through its map */
+    _Atomic uint64_t source_reads, source_bytes; /* of the archive, or of its mapping */
     /* Blocks that were brought in before readers asked: see struct block_cache_stats. */
     _Atomic uint64_t prefetched, prefetched_used, prefetched_dropped;
     /* Of the archive's storage: see struct source_troubles. */

@@ -47,11 +47,6 @@ const char *report_opcode_name(unsigned opcode, char buf[CLI_TEXT_LEN])
     return buf;
 }
 
-static uint64_t get(const _Atomic uint64_t *counter)
-{
-    return atomic_load_explicit(counter, memory_order_relaxed);
-}
-
 const char *report_state_name(const struct counters *c)
 {
     switch ((enum mount_state)atomic_load_explicit(&c->state, memory_order_relaxed)) {
@@ -77,18 +72,6 @@ void report_take(const struct counters *c, const char *state, struct report *ret
     summary_read(c, &ret_report->sum);
     uint64_t last_ns = ret_report->sum.last_request_ns;
     ret_report->idle_ns = !last_ns ? UINT64_MAX : now > last_ns ? now - last_ns : 0;
-}
-
-double report_fetched_per_byte(const struct report *r)
-{
-    const struct counters *c = r->counters;
-    uint64_t fetched = c->stage_folder[0]
-                           ? get(&c->stage_stream_bytes) + get(&c->stage_demand_bytes) +
-                                 get(&c->stage_past_bytes)
-                           : get(&c->source_bytes);
-    if (!fetched || !r->sum.read_bytes)
-        return -1;
-    return (double)fetched / (double)r->sum.read_bytes;
 }
 
 int report_render(const struct counters *counters, bool json, char **ret_text, size_t *ret_len)

@@ -47,7 +47,4 @@ int report_render(const struct counters *counters, bool json, char **ret_text, s
 /* "LOOKUP" for a FUSE opcode; `buf` is for those without a name. */
 const char *report_opcode_name(unsigned opcode, char buf[CLI_TEXT_LEN]);
 
-/* Bytes read of the archive for each byte that was sent to readers; negative: not known. */
-double report_fetched_per_byte(const struct report *report);
-
 #endif

@@ -186,7 +186,7 @@ static void print_fetched(FILE *out, const struct report *v)
 {
     const struct counters *c = v->counters;
     char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
-    double ratio = report_fetched_per_byte(v);
+    double ratio = summary_fetched_per_byte(c, &v->sum);
     if (!get(&c->source_reads) || c->stage_folder[0])
         return; /* of a copy there is more to tell */
     fprintf(out, "  %-12s %s by %s reads of the archive", "fetched",

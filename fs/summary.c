@@ -61,6 +61,12 @@ uint64_t summary_wait_ns(const struct summary *sum, double share)
     return 0;
 }
 
+double summary_fetched_per_byte(const struct counters *counters, const struct summary *sum)
+{
+    uint64_t fetched = get(&counters->source_bytes);
+    return fetched && sum->read_bytes ? (double)fetched / (double)sum->read_bytes : -1;
+}
+
 uint64_t summary_last_use_ns(const struct counters *counters)
 {
     uint64_t last = get(&counters->shared_ns);
@@ -152,16 +158,16 @@ static void put_fetched(struct line *line, const struct counters *counters,
                         const struct summary *sum)
 {
     char bytes[CLI_TEXT_LEN];
-    uint64_t fetched = get(&counters->source_bytes), ahead = get(&counters->foreseen_bytes);
+    uint64_t ahead = get(&counters->foreseen_bytes);
+    double ratio = summary_fetched_per_byte(counters, sum);
     if (counters->stage_folder[0])
         put(line, "; %.0f%% staged, %s of it at once for readers",
             counters->stage_bytes
                 ? percent(get(&counters->stage_here_bytes), counters->stage_bytes)
                 : 100.0,
             cli_format_bytes(get(&counters->stage_demand_bytes), bytes));
-    else if (fetched && sum->read_bytes)
-        put(line, "; %.2f bytes fetched for each one read",
-            (double)fetched / (double)sum->read_bytes);
+    else if (ratio >= 0)
+        put(line, "; %.2f bytes fetched for each one read", ratio);
     if (ahead)
         put(line, "; %s read ahead, %.0f%% of its files used", cli_format_bytes(ahead, bytes),
             percent(get(&counters->foreseen_used),

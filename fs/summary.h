@@ -32,6 +32,9 @@ void summary_read(const struct counters *counters, struct summary *ret_summary);
  */
 uint64_t summary_wait_ns(const struct summary *sum, double share);
 
+/* Bytes read of the archive for each byte that was sent to readers; negative: not known. */
+double summary_fetched_per_byte(const struct counters *counters, const struct summary *sum);
+
 /* The newest sign of use: a request, or a command that began to share the mount. */
 uint64_t summary_last_use_ns(const struct counters *counters);
 

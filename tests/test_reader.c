@@ -337,6 +337,21 @@ static struct reader_source_stats source_stats_of(const struct fixture *f)
     return stats;
 }
 
+START_TEST(what_is_read_through_the_mapping_counts)
+{
+    struct fixture f;
+    begin(&f);
+    add_stored(&f, "large", 8000000);
+    finish_in(&f, true, 1u << 20);
+    ck_assert_ptr_nonnull(source_map(f.pot.source));
+    struct reader_source_stats before = source_stats_of(&f);
+    ck_assert(read_is_right(&f, f.scratch, 0, 0, 1u << 20));
+    ck_assert(read_is_right(&f, f.scratch, 0, 1u << 20, 4096));
+    ck_assert_uint_eq(source_stats_of(&f).bytes - before.bytes, (1u << 20) + 4096);
+    end(&f);
+}
+END_TEST
+
 /* An archive that is not mapped, whose stored bytes are cached. */
 static void finish_remote(struct fixture *f, uint64_t cache_bytes)
 {
@@ -828,6 +843,7 @@ int main(void)
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, every_kind_of_file_reads_back, 0, 2);
     tcase_add_loop_test(tests, sources_that_are_not_mapped_read_the_same, 0, 6);
+    tcase_add_test(tests, what_is_read_through_the_mapping_counts);
     tcase_add_test(tests, what_is_read_of_a_remote_archive_is_what_was_asked);
     tcase_add_test(tests, prefetched_files_are_read_without_the_source);
     tcase_add_test(tests, files_that_lie_together_are_prefetched_by_one_read);
