@@ -249,6 +249,11 @@ static int visit_child(struct extraction *x, struct folders *folders, uint32_t p
         extract_problem(x, position, r, FAULT_NO_OFFSET, "can't be extracted");
         return 0;
     }
+    if (member_lacks_privileges(x, &node)) {
+        x->unprivileged++;
+        if (S_ISCHR(node.mode) || S_ISBLK(node.mode))
+            return 0;
+    }
     if (S_ISDIR(node.mode)) {
         r = tree_make_folder(x, folders, &node, position);
         return r < 0 ? r : x->error;
@@ -480,6 +485,7 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
         .problems = x.problems,
         .made_directory = x.root_made,
         .lost_xattrs = x.lost_xattrs,
+        .unprivileged = x.unprivileged,
     };
     release(&x);
     return r;

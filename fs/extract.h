@@ -40,7 +40,8 @@ struct extract_options {
     size_t path_count;        /* 0: everything */
     bool *path_found;         /* set for each of them that is in this archive */
     bool overwrite;           /* replace what is there, but for folders */
-    bool exact_modes;         /* set-id and sticky bits too, whatever the umask */
+    bool exact_modes;         /* sticky bits too, whatever the umask */
+    bool privileged;          /* what gives rights: set-id bits, devices, security attributes */
     bool owners;              /* uid and gid of the archive */
     bool directory_is_ours;   /* made by a run before: it gets the archive's attributes */
     unsigned threads;
@@ -61,8 +62,9 @@ struct extract_result {
     uint64_t others; /* symbolic links, fifos, devices, sockets */
     uint64_t bytes;  /* written */
     uint64_t problems;
-    bool made_directory;  /* that of the options */
-    uint64_t lost_xattrs; /* files whose attributes the filesystem does not take */
+    bool made_directory;   /* that of the options */
+    uint64_t lost_xattrs;  /* files whose attributes the filesystem does not take */
+    uint64_t unprivileged; /* members that lack what only `privileged` restores */
 };
 
 /*

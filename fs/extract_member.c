@@ -33,16 +33,42 @@ mode_t member_mode(const struct extraction *x, const struct node *node)
     if (!x->options->exact_modes)
         return mode & 0777 & ~x->umask;
     /* A set-id bit is for its owner's files alone. */
-    if (!x->options->owners && !member_keeps_owner(x, node) && !S_ISDIR(node->mode))
+    if (!S_ISDIR(node->mode) &&
+        (!x->options->privileged || (!x->options->owners && !member_keeps_owner(x, node))))
         mode &= ~(mode_t)(S_ISUID | S_ISGID);
     return mode;
 }
 
-/* Attributes of other namespaces than user are the business of who may set them. */
+static bool is_in_namespace(const struct xattr *xattr, const char *namespace)
+{
+    size_t len = strlen(namespace);
+    return xattr->name_len > len && memcmp(xattr->name, namespace, len) == 0;
+}
+
+/* What gives rights, or programs take orders from: security, trusted. */
+static bool is_privileged(const struct xattr *xattr)
+{
+    return !is_in_namespace(xattr, "user.") && !is_in_namespace(xattr, "system.posix_acl_");
+}
+
+bool member_lacks_privileges(const struct extraction *x, const struct node *node)
+{
+    uint64_t cursor = 0;
+    struct xattr xattr;
+    if (x->options->privileged)
+        return false;
+    if (S_ISCHR(node->mode) || S_ISBLK(node->mode) ||
+        (node->mode & (S_ISUID | S_ISGID) && !S_ISDIR(node->mode)))
+        return true;
+    while (node->has_xattrs && index_xattr_next(x->index, node->position, &cursor, &xattr) == 0)
+        if (is_privileged(&xattr))
+            return true;
+    return false;
+}
+
 static bool may_restore(const struct extraction *x, const struct xattr *xattr)
 {
-    return x->options->exact_modes ||
-           (xattr->name_len > 5 && memcmp(xattr->name, "user.", 5) == 0);
+    return x->options->exact_modes || is_in_namespace(xattr, "user.");
 }
 
 /* Of the file that is open or, where that is -1, of the one that `path` names itself. */
@@ -54,6 +80,8 @@ static int set_xattrs(struct extraction *x, int fd, const char *path, uint32_t p
     int r;
     while ((r = index_xattr_next(x->index, position, &cursor, &xattr)) == 0) {
         char name[INDEX_NAME_MAX + 1];
+        if (is_privileged(&xattr) && !x->options->privileged)
+            continue; /* counted as such */
         if (!may_restore(x, &xattr)) {
             lost = true;
             continue;

@@ -103,7 +103,7 @@ struct extraction {
 
     struct progress progress;
     _Atomic uint64_t files, others, problems, lost_xattrs;
-    uint64_t directories;
+    uint64_t directories, unprivileged;
 };
 
 struct link_name {
@@ -163,6 +163,8 @@ int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *na
 
 /* Does what is made here have the right owner at once? */
 bool member_keeps_owner(const struct extraction *x, const struct node *node);
+/* Does it come without set-id bits or attributes, or not at all, as it is not `privileged`? */
+bool member_lacks_privileges(const struct extraction *x, const struct node *node);
 /* The mode that an inode gets here. */
 mode_t member_mode(const struct extraction *x, const struct node *node);
 /* Owner, extended attributes, mode, time; `have_mode` is what it has now. */

@@ -36,7 +36,7 @@ fi
 list tree tree.list "${without[@]}"
 for jobs in 1 2 7; do
     fresh
-    run 0 "$onepot" extract -q -j $jobs -C x a.tar
+    run 0 "$onepot" extract -q --privileged -j $jobs -C x a.tar
     list x x.list "${without[@]}"
     same tree.list x.list "what comes back with -j $jobs"
 done
@@ -48,7 +48,7 @@ mkdir by_tar
 tar --xattrs --xattrs-include='*' --numeric-owner -C by_tar -xpf foreign.tar 2>/dev/null
 list by_tar tar.list "${without[@]}" nlink
 fresh
-run 0 "$onepot" extract -q -C x foreign.tar
+run 0 "$onepot" extract -q --privileged -C x foreign.tar
 list x x.list "${without[@]}" nlink
 same tar.list x.list 'a foreign tar'
 chmod -R u+rwX by_tar
@@ -57,7 +57,7 @@ if has_squashfs; then
     mksquashfs tree squash.img -quiet -no-progress >/dev/null 2>&1
     list tree whole.list mtime_ns "${without[@]}"
     fresh
-    run 0 "$onepot" extract -q -C x squash.img
+    run 0 "$onepot" extract -q --privileged -C x squash.img
     list x x.list mtime_ns "${without[@]}"
     # mksquashfs has its own mind on where holes are.
     sed -i '/"path": "\(sp\/\|large_with\)/d' whole.list x.list
@@ -68,6 +68,42 @@ if has_squashfs; then
     [ "$(stat -c %Y x/size/512)" = "$(stat -c %Y tree/size/512)" ] || fail 'times of SquashFS'
 else
     echo 'not tested: SquashFS (no mksquashfs, or onepot was built without it)'
+fi
+
+# ---- what gives rights ----
+"$python" - <<'END'
+import io, struct, tarfile
+capability = struct.pack("<IIIII", 0x02000001, 1 << 7, 0, 0, 0).decode("latin-1")
+with tarfile.open("rights.tar", "w", format=tarfile.PAX_FORMAT, encoding="latin-1") as tar:
+    def add(name, kind=tarfile.REGTYPE, mode=0o755, link="", **pax):
+        member = tarfile.TarInfo(name)
+        member.type, member.mode, member.linkname, member.pax_headers = kind, mode, link, pax
+        member.uid, member.gid, member.devmajor, member.devminor = os_uid, os_gid, 1, 3
+        tar.addfile(member)
+    import os
+    os_uid, os_gid = os.getuid(), os.getgid()
+    add("plain")
+    add("dir", tarfile.DIRTYPE, 0o2755)
+    add("setid", mode=0o6755)
+    add("able", **{"SCHILY.xattr.security.capability": capability, "SCHILY.xattr.user.k": "v"})
+    add("null", tarfile.CHRTYPE, 0o666)
+    add("null2", tarfile.LNKTYPE, link="null")
+END
+fresh
+run 0 "$onepot" extract -p -C x rights.tar
+says 'rights.tar: set-id bits, device nodes and attributes of the system are left out (of 4 members); --privileged'
+[ "$(stat -c '%n %a' x/* | tr '\n' ,)" = 'x/able 755,x/dir 2755,x/plain 755,x/setid 755,' ] ||
+    fail "without --privileged: $(stat -c '%n %a' x/* | tr '\n' ,)"
+"$python" -c 'import os, sys; sys.exit("security.capability" in os.listxattr("x/able"))' ||
+    fail 'a capability without --privileged'
+fresh
+run 0 "$onepot" extract --privileged -C x rights.tar -- plain setid
+[ "$(stat -c %a x/setid)" = 6755 ] || fail "--privileged: $(stat -c %a x/setid)"
+if [ "$(id -u)" -eq 0 ] && mknod probe.null c 1 3 2>/dev/null; then
+    fresh
+    run 0 "$onepot" extract --privileged -C x rights.tar
+    grep -q 'left out' err && fail '--privileged leaves something out'
+    [ -c x/null ] && [ x/null -ef x/null2 ] || fail 'a device by --privileged'
 fi
 
 # ---- a part ----
@@ -290,7 +326,7 @@ with tarfile.open("specials.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(member)
 END
 if "$python" -c 'import os; os.symlink("x", "l"); os.setxattr("l", "trusted.k", b"v", follow_symlinks=False)' 2>err; then
-    run 0 "$onepot" extract -C specials specials.tar
+    run 0 "$onepot" extract --privileged -C specials specials.tar
     grep -q 'lack extended attributes' err && fail 'attributes of links and fifos are lost'
     "$python" -c '
 import os
@@ -341,7 +377,7 @@ if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
     [ "$(stat -c '%a %Y' nobody/s)" = "$(stat -c '%a %Y' closed)" ] || fail 'the directory of shards'
     run 0 "$onepot" extract -q --no-same-owner -C mine a.tar -- owner/2 mode/4755
     [ "$(stat -c %u mine/owner/2)" = 0 ] || fail '--no-same-owner'
-    run 1 "${user[@]}" "$onepot" extract -q -C nobody/dev a.tar -- chr
+    run 1 "${user[@]}" "$onepot" extract -q --privileged -C nobody/dev a.tar -- chr
     says 'chr: can'
 else
     echo 'not tested: another user (it takes root and setpriv)'

@@ -25,8 +25,10 @@ static const struct cli_usage usage = {
     "  -f, --force           replace files that are there already\n"
     "  -j, --jobs=N          with N threads (default: the CPUs of this process)\n"
     "      --path=PATH       the same as PATH behind '--'; can be repeated\n"
-    "  -p, --preserve-permissions  the modes of the archive, whatever the umask; set-id\n"
-    "                        bits too (root's default)\n"
+    "  -p, --preserve-permissions  the modes of the archive, whatever the umask (root's\n"
+    "                        default)\n"
+    "      --privileged      the same, and what gives rights: set-id bits, device nodes,\n"
+    "                        capabilities and other attributes of the system\n"
     "      --no-same-owner   files belong to who extracts them (default but for root)\n"
     "  -q, --quiet           no summary\n"
     "      --progress=WHEN   show progress: auto, always or never\n"};
@@ -80,6 +82,12 @@ static void summarize(const struct arguments *a, const struct extract_result *re
             "%s: %s of them lack extended attributes, which this user or the filesystem there "
             "can't set",
             a->archive, cli_format_count(result->lost_xattrs, count));
+    if (result->unprivileged)
+        cli_note(
+            "%s: set-id bits, device nodes and attributes of the system are left out (of %s "
+            "%s); --privileged restores them",
+            a->archive, cli_format_count(result->unprivileged, count),
+            result->unprivileged == 1 ? "member" : "members");
     if (result->problems)
         cli_note("%s: complete but for %s %s, listed above", a->archive,
                  cli_format_count(result->problems, count),
@@ -171,7 +179,7 @@ static int run(struct arguments *a)
 
 /* ---- arguments ---- */
 
-enum { OPTION_PROGRESS = CLI_OPTION_OWN, OPTION_PATH, OPTION_NO_SAME_OWNER };
+enum { OPTION_PROGRESS = CLI_OPTION_OWN, OPTION_PATH, OPTION_NO_SAME_OWNER, OPTION_PRIVILEGED };
 
 static const struct option longs[] = {
     {"directory", required_argument, NULL, 'C'},
@@ -180,6 +188,7 @@ static const struct option longs[] = {
     {"path", required_argument, NULL, OPTION_PATH},
     {"preserve-permissions", no_argument, NULL, 'p'},
     {"no-same-owner", no_argument, NULL, OPTION_NO_SAME_OWNER},
+    {"privileged", no_argument, NULL, OPTION_PRIVILEGED},
     {"quiet", no_argument, NULL, 'q'},
     {"progress", required_argument, NULL, OPTION_PROGRESS},
     CLI_OPTIONS_END,
@@ -208,6 +217,9 @@ static int take_option(struct arguments *a, int opt)
         return 0;
     case OPTION_PATH:
         a->paths[a->options.path_count++] = optarg;
+        return 0;
+    case OPTION_PRIVILEGED:
+        a->options.privileged = a->options.exact_modes = true;
         return 0;
     case OPTION_NO_SAME_OWNER:
         a->no_same_owner = true;
