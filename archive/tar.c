@@ -11,7 +11,8 @@
  * below a file) is left out, as programs that extract leave it out: they complain of it,
  * extract the rest, and say so at the end. The index keeps what was left out and why. What
  * concerns the tar itself (a damaged header, data that ends too early) is an error of the
- * whole: behind it nothing is known.
+ * whole: behind it nothing is known. But where GNU tar goes over to another volume (-M), the
+ * file ends in the data of a member, with a whole record: that member is left out.
  *
  * Names are bytes. libarchive converts those of pax headers from UTF-8 to the charset
  * of the locale, and in doing so composes accents (Unicode form C): in any locale but
@@ -39,7 +40,8 @@
 #include "source.h"
 
 enum {
-    PROGRESS_MEMBERS = 64,        /* how often progress is told */
+    RECORD_BYTES = 20 * TAR_BLOCK_BYTES, /* as tar writes them, unless told otherwise */
+    PROGRESS_MEMBERS = 64,               /* how often progress is told */
     TAIL_SEARCH_BYTES = 64 << 10, /* how far behind the end marker members are looked for */
 };
 
@@ -56,6 +58,7 @@ struct walk {
     struct fault *fault;
     uint64_t expected; /* where the next header has to start */
     uint64_t members;
+    bool is_cut;    /* the last member's data goes on in another volume */
     char last[512]; /* the member read last, for messages */
     struct tar_oddities odd;
     struct tar_globals globals;
@@ -145,7 +148,16 @@ static uint64_t stored_bytes(struct walk *w, const struct builder_member *member
 static int find_data_end(struct walk *w, const struct builder_member *member, uint64_t *ret_end)
 {
     uint64_t stored = stored_bytes(w, member), end;
-    if (__builtin_add_overflow(member->data_offset, stored, &end) || end > w->size_bytes)
+    if (__builtin_add_overflow(member->data_offset, stored, &end))
+        end = UINT64_MAX;
+    w->is_cut = end > w->size_bytes && w->size_bytes % RECORD_BYTES == 0 && !w->framed;
+    if (w->is_cut)
+        return fault_set(w->fault, -EINVAL, w->last, member->header_offset,
+                         "is cut off by the end of the archive, which has %" PRIu64
+                         " of its %" PRIu64 " bytes: this is the first volume of a tar of "
+                         "several (tar -M), or was not copied to its end",
+                         w->size_bytes - member->data_offset, stored);
+    if (end > w->size_bytes)
         return fault_set(w->fault, -EUCLEAN, w->last, member->header_offset,
                          "the archive is truncated in this member: it has %" PRIu64
                          " bytes of data, and %" PRIu64 " are left",
@@ -368,6 +380,19 @@ static int settle(struct walk *w)
     return r == -EUCLEAN ? member_fault(w, r, "its data is not where it should be") : r;
 }
 
+/*
+ * A warning about a name that is no ASCII, or about an extended header that another one
+ * follows, which replaces it. All others mean lost data.
+ */
+static bool is_harmless(struct walk *w)
+{
+    bool repeats = false;
+    uint64_t from = (uint64_t)archive_read_header_position(w->archive);
+    uint64_t to = (uint64_t)archive_filter_bytes(w->archive, 0);
+    return archive_errno(w->archive) == EILSEQ ||
+           (tar_repeats_extended(read_tar, w, from, to, &repeats) == 0 && repeats);
+}
+
 /* 1: a member was read; 0: the end. */
 static int next_member(struct walk *w)
 {
@@ -377,8 +402,7 @@ static int next_member(struct walk *w)
         r = check_position(w);
         return r == 0 && w->framed ? settle(w) : r;
     case ARCHIVE_WARN:
-        /* A name that is no ASCII is no fault; all other warnings mean lost data. */
-        if (archive_errno(w->archive) != EILSEQ)
+        if (!is_harmless(w))
             return damaged_header(w);
         break;
     case ARCHIVE_OK:
@@ -401,8 +425,8 @@ static void tell_progress(struct walk *w)
 
 static int read_members(struct walk *w)
 {
-    int r;
-    while ((r = next_member(w)) == 1) {
+    int r = 0;
+    while (!w->is_cut && (r = next_member(w)) == 1) {
         r = add_member(w);
         if (r < 0)
             return r;
@@ -411,10 +435,30 @@ static int read_members(struct walk *w)
             tell_progress(w);
     }
     tell_progress(w);
-    return r;
+    return r < 0 ? r : 0;
 }
 
 /* ---- the end ---- */
+
+/* A tar without members is all zeros: disks and other files may begin with some, too. */
+static int check_empty(struct walk *w)
+{
+    auto_free uint8_t *bytes = malloc(TAIL_SEARCH_BYTES);
+    int r = bytes ? 0 : -ENOMEM;
+    for (uint64_t at = 0; r == 0 && at < w->size_bytes; at += TAIL_SEARCH_BYTES) {
+        uint64_t left = w->size_bytes - at;
+        size_t len = left < TAIL_SEARCH_BYTES ? (size_t)left : (size_t)TAIL_SEARCH_BYTES;
+        r = read_tar(w, bytes, len, at);
+        if (r == 0 && !tar_is_zero(bytes, len))
+            return fault_set(w->fault, -EUCLEAN, NULL, at,
+                             "begins with zeros, as an empty tar does, but is none: other "
+                             "bytes follow");
+        w->progress->beats++;
+    }
+    if (r == 0 && w->size_bytes > RECORD_BYTES)
+        note(w, "it holds nothing but zeros: an empty tar, or a file that was never written");
+    return r;
+}
 
 /* Did the archive end by a block of zeros, or just so? `end` is behind what was read. */
 static int has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
@@ -486,14 +530,17 @@ static void note_oddities(struct walk *w)
 
 static int walk_archive(struct walk *w)
 {
-    archive_read_support_format_tar(w->archive);
+    /* The format is known; libarchive's own guess refuses a time that is no number. */
+    archive_read_set_format(w->archive, ARCHIVE_FORMAT_TAR);
     int r = w->framed ? tar_framed_open(w->framed, w->archive)
                       : tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
     if (r == 0)
         r = read_members(w);
     else if (r == -EUCLEAN)
         r = read_fault(w, ARCHIVE_FATAL);
-    if (r == 0)
+    if (r == 0 && w->members == 0)
+        return w->framed ? -ENOTSUP : check_empty(w);
+    if (r == 0 && !w->is_cut)
         r = inspect_end(w);
     if (r == 0)
         note_oddities(w);

@@ -27,11 +27,10 @@ bool tar_is_header(const uint8_t *block);
 bool tar_is_zero(const uint8_t *bytes, size_t len);
 
 /*
- * Are these the first bytes of a tar? `head_len` is 64 KB, or all there is. A tar
- * without members is one to three records of zeros: those are only taken for one
- * where they are the whole file.
+ * Are these the first bytes of a tar? `head_len` is 64 KB, or all there is. Zeros alone may be
+ * one without members: whether more of them follow is seen when it is indexed.
  */
-bool tar_probe_head(const uint8_t *head, size_t head_len, uint64_t file_bytes);
+bool tar_probe_head(const uint8_t *head, size_t head_len);
 
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
 int tar_is_packed(const uint8_t *head, size_t head_len, const char **ret_compression);
@@ -44,6 +43,13 @@ typedef int tar_read(const void *ctx, void *buf, size_t len, uint64_t offset);
 /* Does the extended header of the member whose headers lie in [from, to) say "mtime=-..."? */
 int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
                          bool *ret_negative);
+
+/*
+ * Has the member more than one extended header, as some writers give it? Of these the last one
+ * counts, which has to be in order here.
+ */
+int tar_repeats_extended(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+                         bool *ret_repeats);
 
 /* ---- tar_feed.c ---- */
 

@@ -3,15 +3,13 @@
  *
  * This runs in the process itself, on bytes of unknown origin, and so calls no library.
  * Tar's oldest form has no magic: what every form has is the sum of the header's
- * bytes, in octal, in the header itself. Together with number fields that are numbers
- * that is surer than most magics.
+ * bytes, in octal, in the header itself. Together with a mode and a size that are numbers
+ * that is surer than most magics. (A time need not be one: tar takes what it can't read for 0.)
  */
 #include "tar_private.h"
 
 #include <errno.h>
 #include <string.h>
-
-#include "source.h"
 
 /* Fields of a header block: where each starts, and how long it is. */
 enum {
@@ -19,8 +17,6 @@ enum {
     MODE_BYTES = 8,
     SIZE_AT = 124,
     SIZE_BYTES = 12,
-    MTIME_AT = 136,
-    MTIME_BYTES = 12,
     SUM_AT = 148,
     SUM_BYTES = 8,
 };
@@ -76,22 +72,18 @@ bool tar_is_header(const uint8_t *block)
     bool type_fits = type == 0 || (type >= '0' && type <= '9') ||
                      (type >= 'A' && type <= 'Z') || (type >= 'a' && type <= 'z');
     return type_fits && is_number(block + MODE_AT, MODE_BYTES) &&
-           is_number(block + SIZE_AT, SIZE_BYTES) && is_number(block + MTIME_AT, MTIME_BYTES);
+           is_number(block + SIZE_AT, SIZE_BYTES);
 }
 
-bool tar_probe_head(const uint8_t *head, size_t head_len, uint64_t file_bytes)
+bool tar_probe_head(const uint8_t *head, size_t head_len)
 {
-    if (head_len < TAR_BLOCK_BYTES)
-        return false;
-    if (head[0] != 0 || !tar_is_zero(head, TAR_BLOCK_BYTES))
-        return tar_is_header(head);
-    return file_bytes == head_len && head_len % TAR_BLOCK_BYTES == 0 &&
-           head_len >= 2 * TAR_BLOCK_BYTES && tar_is_zero(head, head_len);
+    return head_len >= TAR_BLOCK_BYTES && (tar_is_header(head) || tar_is_zero(head, head_len));
 }
 
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len)
 {
-    return tar_probe_head(head, head_len, source_size(source));
+    (void)source;
+    return tar_probe_head(head, head_len);
 }
 
 /* The header of .lzma has no magic: the usual properties, and a size that may be. */

@@ -23,7 +23,7 @@
 #define SIZE_LEN 12
 #define RECORDS_MAX (1u << 20) /* longer extended headers libarchive does not take */
 
-/* Called with each record of each extended header of type `type`. */
+/* Called for each extended header of type `type` without a record, then with each of them. */
 typedef void take_record(void *ctx, char type, const char *key, const char *value);
 
 static uint64_t octal(const uint8_t *field, size_t len)
@@ -34,29 +34,34 @@ static uint64_t octal(const uint8_t *field, size_t len)
     return value;
 }
 
-/* "LENGTH KEY=VALUE\n", one behind the other. They become texts; what has no '=' ends it. */
-static void take_records(char *at, size_t len, char type, take_record *take, void *take_ctx)
+/*
+ * "LENGTH KEY=VALUE\n", one behind the other. They become texts; what has no '=' ends it. True
+ * if nothing did.
+ */
+static bool take_records(char *at, size_t len, char type, take_record *take, void *take_ctx)
 {
+    take(take_ctx, type, NULL, NULL);
     while (len > 0) {
         char *key;
         unsigned long record = strtoul(at, &key, 10);
         size_t digits = (size_t)(key - at);
         if (digits == 0 || record > len || record < digits + 3 || *key != ' ' ||
             at[record - 1] != '\n')
-            return;
+            return false;
         at[record - 1] = '\0';
         char *value = memchr(key, '=', record - digits);
         if (!value)
-            return;
+            return false;
         *value = '\0';
         take(take_ctx, type, key + 1, value + 1);
         at += record;
         len -= record;
     }
+    return true;
 }
 
 static int read_records(tar_read *read, const void *ctx, uint64_t offset, uint64_t len,
-                        char type, take_record *take, void *take_ctx)
+                        char type, take_record *take, void *take_ctx, bool *ret_whole)
 {
     auto_free char *records = len <= RECORDS_MAX ? malloc(len + 1) : NULL;
     if (!records)
@@ -65,13 +70,16 @@ static int read_records(tar_read *read, const void *ctx, uint64_t offset, uint64
     if (r < 0)
         return r;
     records[len] = '\0';
-    take_records(records, len, type, take, take_ctx);
+    *ret_whole = take_records(records, len, type, take, take_ctx);
     return 0;
 }
 
-/* All records in front of the member whose headers lie in [from, to). */
+/*
+ * All records in front of the member whose headers lie in [from, to). *ret_whole: those of the
+ * last header could be read to their end.
+ */
 static int walk_records(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
-                        take_record *take, void *take_ctx)
+                        take_record *take, void *take_ctx, bool *ret_whole)
 {
     while (from < to && to - from > TAR_BLOCK_BYTES) {
         uint8_t header[TAR_BLOCK_BYTES];
@@ -84,7 +92,7 @@ static int walk_records(tar_read *read, const void *ctx, uint64_t from, uint64_t
         if (!memchr("xXgLK", type, 5) || len > to - from)
             return 0;
         if (type == 'x' || type == 'X' || type == 'g')
-            r = read_records(read, ctx, from, len, type, take, take_ctx);
+            r = read_records(read, ctx, from, len, type, take, take_ctx, ret_whole);
         if (r < 0)
             return r;
         from += (len + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
@@ -92,12 +100,33 @@ static int walk_records(tar_read *read, const void *ctx, uint64_t from, uint64_t
     return 0;
 }
 
+/* ---- two extended headers ---- */
+
+static void count_headers(void *ctx, char type, const char *key, const char *value)
+{
+    unsigned *count = ctx;
+    (void)value;
+    *count += type != 'g' && !key;
+}
+
+int tar_repeats_extended(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+                         bool *ret_repeats)
+{
+    unsigned count = 0;
+    bool whole = false;
+    int r = walk_records(read, ctx, from, to, count_headers, &count, &whole);
+    *ret_repeats = count > 1 && whole;
+    return r;
+}
+
 /* ---- the sign of a time ---- */
 
 static void take_sign(void *ctx, char type, const char *key, const char *value)
 {
     bool *negative = ctx;
-    if (type != 'g' && strcmp(key, "mtime") == 0)
+    if (type != 'g' && !key)
+        *negative = false;
+    else if (type != 'g' && strcmp(key, "mtime") == 0)
         *negative = value[0] == '-';
 }
 
@@ -105,7 +134,8 @@ int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_
                          bool *ret_negative)
 {
     *ret_negative = false;
-    return walk_records(read, ctx, from, to, take_sign, ret_negative);
+    bool whole;
+    return walk_records(read, ctx, from, to, take_sign, ret_negative, &whole);
 }
 
 /* ---- global records ---- */
@@ -152,6 +182,11 @@ static bool would_matter(const char *key)
 static void take_global(void *ctx, char type, const char *key, const char *value)
 {
     struct tar_globals *g = ctx;
+    if (!key) {
+        if (type != 'g')
+            g->own_mtime = g->own_uid = g->own_gid = false;
+        return;
+    }
     bool is_time = strcmp(key, "mtime") == 0;
     bool is_uid = strcmp(key, "uid") == 0, is_gid = strcmp(key, "gid") == 0;
     if (type != 'g') {
@@ -172,14 +207,14 @@ static void take_global(void *ctx, char type, const char *key, const char *value
 int tar_apply_globals(struct tar_globals *g, tar_read *read, const void *ctx, uint64_t from,
                       uint64_t to, struct builder_member *member, struct tar_oddities *odd)
 {
-    bool has_any = g->has_mtime || g->has_uid || g->has_gid;
+    bool has_any = g->has_mtime || g->has_uid || g->has_gid, whole;
     uint8_t first[TAR_BLOCK_BYTES] = {0};
     g->own_mtime = g->own_uid = g->own_gid = false;
     int r = 0;
     if (to - from > TAR_BLOCK_BYTES) { /* there is an extended header, or a sparse map */
         r = read(ctx, first, sizeof(first), from);
         if (r == 0 && (has_any || first[TAR_TYPE_AT] == 'g'))
-            r = walk_records(read, ctx, from, to, take_global, g);
+            r = walk_records(read, ctx, from, to, take_global, g, &whole);
     }
     if (r < 0)
         return r;

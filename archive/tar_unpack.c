@@ -109,7 +109,7 @@ static int check_head(struct unpacking *u, bool at_end)
     ssize_t len = pread(u->fd, head, sizeof(head), 0);
     if (len < 0)
         return -errno;
-    u->is_tar = tar_probe_head(head, (size_t)len, u->bytes);
+    u->is_tar = tar_probe_head(head, (size_t)len);
     if (!u->is_tar)
         return fault_set(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
                          "is %s data, but there is no tar archive in it", u->compression);

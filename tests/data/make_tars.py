@@ -187,14 +187,15 @@ def foreign():
 MAGIC = {"ustar": b"ustar\x0000", "gnu": b"ustar  \x00", "v7": bytes(8)}
 
 
-def header(name, size=0, kind=b"0", link=b"", mode=0o644, magic="ustar", mtime=0, raw_size=None):
+def header(name, size=0, kind=b"0", link=b"", mode=0o644, magic="ustar", mtime=0, raw_size=None,
+           raw_mtime=None):
     h = bytearray(512)
     name, link = os.fsencode(name), os.fsencode(link)
     h[0:len(name)] = name
     h[100:108] = b"%07o\0" % mode
     h[108:116] = h[116:124] = b"%07o\0" % 0
     h[124:136] = raw_size or b"%011o\0" % size
-    h[136:148] = b"%011o\0" % mtime
+    h[136:148] = raw_mtime or b"%011o\0" % mtime
     h[156:157] = kind
     h[157:157 + len(link)] = link
     h[257:265] = MAGIC[magic]
@@ -268,8 +269,17 @@ def by_hand():
     hand("concatenated", member("f", b"1"), END, member("ignored", b"2"), END)
     hand("rubbish_behind", member("f", b"1"), END, b"\xa5" * 5000)
     hand("empty", bytes(10240))
+    hand("empty_block", bytes(512))
+    hand("empty_odd", bytes(1000))
+    hand("empty_long", bytes(1 << 20))
+    # GNU tar reads it as a second before 1970, libarchive as 1970.
+    hand("text_mtime", header("f", raw_mtime=b"not a number"), member("g", b"2", raw_mtime=b"none\0\0\0\0\0\0\0\0"),
+         END, extracted=False)
     hand("pax_path", pax("short", [("path", "the/real/name"), ("mtime", "1700000000.5")], b"1"),
          member("next", b"2"), END)
+    lost = pax("", [("path", "lost"), ("mtime", "5"), ("uid", "77")])[:-512]
+    hand("pax_twice", lost, pax("f", [("mtime", "1234.5")], b"1"),
+         lost, pax("short", [("path", "long")], b"12", mtime=6), member("next", b"2"), END)
     hand("pax_binary_name", pax("short", [("hdrcharset", "BINARY"), ("path", b"\xe9\xff")], b"1"), END)
     hand("pax_size", pax("f", [("size", "5")], b"12345", size=0), member("g", b"2"), END)
     hand("pax_global", member("G", b"20 comment=nothing\n\n", kind=b"g"), member("f", b"1"), END)
@@ -346,6 +356,15 @@ def through():
          member("usr/l/x", b"1"), END, extracted=False)
 
 
+def volumes():
+    """The first volumes of tars of several: the last member goes on in the next one."""
+    write("volume/a", noise(5000))
+    write("volume/b", noise(30000))
+    for form in "gnu", "posix":
+        run("tar", "-cM", "-L", "20", f"--format={form}", *(f"--file={OUT}/volume_{form}{i}" for i in (".tar", ".2", ".3")),
+            "volume/a", "volume/b", cwd=SRC)
+
+
 def bad():
     """Each of these has to be refused: bad_*.tar."""
     f = member("f", b"1")
@@ -355,6 +374,9 @@ def bad():
     hand("bad_negative_size", f, header("g", raw_size=b"\xff" * 12), END, extracted=False)
     hand("bad_checksum", f, header("g")[:5] + b"?" + header("g")[6:], END, extracted=False)
     hand("bad_pax_record", f, member("P", b"999 path=x\n", kind=b"x"), f, END, extracted=False)
+    hand("bad_pax_twice", f, pax("", [("path", "lost")])[:-512], member("P", b"999 path=x\n", kind=b"x"), f, END,
+         extracted=False)
+    hand("bad_cut", f, header("g", 20000) + bytes(10240 - 1024), extracted=False)
     hand("bad_sparse_past_data",
          pax("f", [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.name", "f"),
                    ("GNU.sparse.realsize", "4096")], pad(b"1\n0\n4096\n") + b"short"), END,
@@ -403,6 +425,7 @@ def main():
     by_hand()
     partly()
     through()
+    volumes()
     bad()
     packed()
 
