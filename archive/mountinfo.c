@@ -101,6 +101,8 @@ static bool match_path(void *ctx, const struct line *line)
     e->dev_minor = line->dev_minor;
     strcpy(e->path, path);
     e->is_onepot = strcmp(line->type, "fuse.onepot") == 0;
+    const char *user = line->super_options ? strstr(line->super_options, "user_id=") : NULL;
+    e->uid = user ? (unsigned)strtoul(user + strlen("user_id="), NULL, 10) : 0;
     return false;
 }
 

@@ -12,6 +12,7 @@ struct mount_entry {
     unsigned dev_major, dev_minor; /* st_dev of the files in it */
     char path[PATH_MAX];
     bool is_onepot; /* by its type, fuse.onepot */
+    unsigned uid;   /* of FUSE: who has mounted it */
 };
 
 /* The topmost mount at exactly this (absolute, canonical) path. -ENOENT: none. */

@@ -70,7 +70,7 @@ static int open_once(const char *folder, bool create, int *ret_fd)
     }
     auto_close int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
-        return errno == ELOOP || errno == ENOTDIR ? -EPERM : -errno;
+        return errno == ELOOP || errno == ENOTDIR || errno == EACCES ? -EPERM : -errno;
     if (fstat(fd, &st) < 0)
         return -errno;
     if (st.st_uid != geteuid() || (st.st_mode & 077) != 0)

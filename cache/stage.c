@@ -342,10 +342,11 @@ int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_i
     if (!places)
         return -ENOMEM;
     size_t count = stage_places(place, places);
-    int r = 0;
+    int r = 0, foreign = 0;
     for (size_t i = 0; r == 0 && i < count; i++) {
         struct stage_folder folder;
         int locked = stage_folder_lock(places[i], false, &folder);
+        foreign += locked == -EPERM;
         if (locked < 0) {
             r = locked == -ENOENT || locked == -EPERM ? 0 : locked;
             continue;
@@ -355,5 +356,5 @@ int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_i
         stage_folder_unlock(&folder);
     }
     free(places);
-    return r;
+    return r < 0 ? r : foreign;
 }

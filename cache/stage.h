@@ -156,7 +156,8 @@ struct stage_copy_info {
 /*
  * Every copy in the places that options.place says (NULL: all that would be chosen from).
  * With `remove`, those for which the function returns 1 don't stay any more, and go if
- * nobody uses them. 0 or an error.
+ * nobody uses them. An error, or in how many places the folder's name is taken by what is not
+ * this user's alone, and was skipped.
  */
 int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_info *info),
                void *ctx);

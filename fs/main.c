@@ -19,6 +19,7 @@ struct command {
 #define command_mount NULL
 #define command_umount NULL
 #define command_run NULL
+#define command_clean NULL
 #endif
 
 /* In the order in which a person needs them. */
@@ -29,6 +30,7 @@ static const struct command commands[] = {
     {"run", command_run, "mount, run a command on it, unmount"},
     {"stage", command_stage, "copy archives to this node ahead of time"},
     {"unstage", command_unstage, "remove such copies"},
+    {"clean", command_clean, "remove what ended jobs left on this node"},
     {"stat", command_stat, "what a mount has done so far"},
     {"top", command_top, "what mounts do, live"},
     {"doctor", command_doctor, "what this node allows, and what is wrong"},

@@ -12,7 +12,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,8 +23,11 @@
 #include "cpus.h"
 #include "mounter_private.h"
 #include "report.h"
+#include "unmounter.h"
 
 #define READY_LIMIT_MS 30000
+#define WATCH_STEP_MS 200
+#define WATCH_LIMIT_MS 10000
 
 struct start_word {
     int err; /* 0 or -errno */
@@ -155,6 +160,52 @@ static int own_slot(struct mounter *m, struct slot **ret_slot)
     return 0;
 }
 
+/*
+ * A small process that outlives a killed daemon, and removes its copy if nobody else uses that.
+ * It is the daemon's to end: what asks all of a job to end doesn't reach it.
+ */
+static _Noreturn void watch_daemon(const struct counters *c, const struct inherited *inherited,
+                                   struct process_watch daemon)
+{
+    struct stat st;
+
+    prctl(PR_SET_NAME, "onepot-watch");
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+    if (detach_here(inherited, -1) < 0)
+        _exit(1);
+    while (!process_watch_ended(&daemon)) {
+        struct pollfd p = {.fd = daemon.fd, .events = POLLIN};
+        poll(&p, 1, daemon.fd < 0 ? WATCH_STEP_MS : -1);
+    }
+    /* What the daemon has forked may still hold the copy for a moment. */
+    for (int waited = 0; waited < WATCH_LIMIT_MS && stat(c->stage_folder, &st) == 0;
+         waited += WATCH_STEP_MS) {
+        unmounter_sweep_copy(c);
+        poll(NULL, 0, WATCH_STEP_MS);
+    }
+    _exit(0);
+}
+
+static void start_watcher(const struct slot *slot)
+{
+    struct process_watch self = PROCESS_WATCH_NONE;
+    struct inherited inherited;
+
+    if (!slot->counters->stage_folder[0] || detach_note_inherited(&inherited) < 0)
+        return;
+    pid_t pid = process_watch_open(getpid(), &self) == 0 ? fork() : -1;
+    if (pid == 0) {
+        if (fork() != 0) /* it is nobody's child */
+            _exit(0);
+        watch_daemon(slot->counters, &inherited, self);
+    }
+    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    process_watch_close(&self);
+    detach_free(&inherited);
+}
+
 static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrapper, int sock)
 {
     struct start_word word = {0};
@@ -167,6 +218,8 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
     word.err = detach_here(&m->inherited, m->log.fd);
     if (word.err == 0)
         word.err = own_slot(m, &slot);
+    if (word.err == 0)
+        start_watcher(slot);
     if (word.err == 0)
         word.err = start_session(m, slot, &word.fault, &session);
     /* A starter that is gone is noticed there, where the mount is taken away again, too. */
@@ -260,6 +313,8 @@ static int start_here(struct mounter *m)
 
     control_prepare(true);
     int r = slot_claim_daemon(m->slot, &m->daemon_lock_fd);
+    if (r == 0)
+        start_watcher(m->slot);
     if (r == 0)
         r = start_session(m, m->slot, &fault, &m->session);
     return r < 0 ? cli_fail(m->options->archive, r, &fault) : 0;

@@ -16,6 +16,7 @@
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "process.h"
+#include "stage.h"
 #include "unmounter.h"
 #include "users.h"
 
@@ -139,6 +140,19 @@ int unmounter_heal(const struct slot *slot)
         return r;
     slot_remove(slot);
     return 0;
+}
+
+void unmounter_sweep_copy(const struct counters *counters)
+{
+    char place[PATH_MAX];
+
+    snprintf(place, sizeof(place), "%.*s", (int)sizeof(counters->stage_folder) - 1,
+             counters->stage_folder);
+    char *slash = strrchr(place, '/');
+    if (!slash || slash == place)
+        return;
+    *slash = '\0';
+    stage_sweep(place);
 }
 
 void unmounter_sweep(const char *folder)

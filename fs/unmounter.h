@@ -48,6 +48,9 @@ int unmounter_heal(const struct slot *slot);
 void unmounter_sweep(const char *folder);
 void unmounter_sweep_all(void);
 
+/* The copy that a mount used, where nobody does any more, with others at the same place. */
+void unmounter_sweep_copy(const struct counters *counters);
+
 /* "used by bash (12), python3 (13)" or what else is known of why it is busy. */
 const char *unmounter_explain(const struct slot *slot, char *buf, size_t size);
 

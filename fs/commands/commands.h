@@ -2,13 +2,14 @@
  * The subcommands, one file each. argv[0] is the command's own name, and getopt is
  * ready to start (optind 1). What they return is the exit status of the program.
  *
- * Without FUSE (HAVE_FUSE) mount, umount and run are not built; main.c answers for
+ * Without FUSE (HAVE_FUSE) mount, umount, run and clean are not built; main.c answers for
  * them.
  */
 #ifndef ONEPOT_COMMANDS_H
 #define ONEPOT_COMMANDS_H
 
 int command_cat(int argc, char **argv);
+int command_clean(int argc, char **argv);
 int command_doctor(int argc, char **argv);
 int command_extract(int argc, char **argv);
 int command_index(int argc, char **argv);

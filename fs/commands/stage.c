@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -261,7 +262,7 @@ static bool has_copies(const struct arguments *a)
         pid_t owner;
         unsigned count;
     } owned = {a->owner, 0};
-    return stage_each(a->place, count_owned, &owned) == 0 && owned.count > 0;
+    return stage_each(a->place, count_owned, &owned) >= 0 && owned.count > 0;
 }
 
 /* Folders of copies, to hear when one is removed. */
@@ -271,17 +272,37 @@ static int add_watch(void *ctx, const struct stage_copy_info *info)
     return 0;
 }
 
+/* They don't stay any more: what is in use goes with its last user. */
+static int release_owned(void *ctx, const struct stage_copy_info *info)
+{
+    return info->report.pinned && info->owner == *(const pid_t *)ctx;
+}
+
 static _Noreturn void wait_for_owner(const struct arguments *a, struct process_watch owner)
 {
     char events[4096];
+    sigset_t wanted;
     int news = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    sigemptyset(&wanted);
+    sigaddset(&wanted, SIGTERM);
+    sigaddset(&wanted, SIGINT);
+    sigaddset(&wanted, SIGHUP);
+    sigprocmask(SIG_BLOCK, &wanted, NULL);
+    int signals = signalfd(-1, &wanted, SFD_CLOEXEC);
     stage_each(a->place, add_watch, &news);
+    if (!has_copies(a)) /* they were removed before it was watched for */
+        _exit(0);
     for (;;) {
         struct pollfd p[] = {{.fd = owner.fd, .events = POLLIN},
-                             {.fd = news, .events = POLLIN}};
-        poll(p, 2, owner.fd < 0 ? 1000 : -1);
+                             {.fd = news, .events = POLLIN},
+                             {.fd = signals, .events = POLLIN}};
+        poll(p, 3, owner.fd < 0 ? 1000 : -1);
         if (process_watch_ended(&owner))
             break;
+        if (p[2].revents) {
+            stage_each(a->place, release_owned, &owner.pid);
+            _exit(0);
+        }
         if (p[1].revents && read(news, events, sizeof(events)) > 0 && !has_copies(a))
             _exit(0);
     }

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cleaner.h"
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
@@ -316,8 +317,9 @@ static size_t umount_archive(const struct slot_list *list, const char *path, con
 }
 
 /* A mount of onepot that has no slot of ours: another user's, or its folder was removed. */
-static int umount_unknown(const char *path, const struct request *rq)
+static int umount_unknown(const struct mount_entry *entry, const struct request *rq)
 {
+    const char *path = entry->path;
     uint64_t end = now_ms() + (uint64_t)rq->wait_ms;
     int r;
 
@@ -325,7 +327,10 @@ static int umount_unknown(const char *path, const struct request *rq)
         poll(NULL, 0, RETRY_MS);
     if (r == -EBUSY && rq->lazy)
         r = mountpoint_unmount(path, true);
-    return r < 0 ? cli_failf(path, "it can't be unmounted: %s", strerror(-r)) : CLI_OK;
+    if (r < 0)
+        return cli_failf(path, "it can't be unmounted: %s", strerror(-r));
+    /* If its daemon is dead nobody else removes its state, and the copy of its archive. */
+    return geteuid() == 0 ? cleaner_user(entry->uid, NULL) : CLI_OK;
 }
 
 /* Is ".." the first step of what follows a mount point? */
@@ -399,7 +404,7 @@ static int umount_one(const struct slot_list *list, const char *given, const str
         return umount_slot(around, rq);
     bool is_mounted = mountinfo_find(path, &entry) == 0;
     if (is_mounted && entry.is_onepot)
-        return umount_unknown(path, rq);
+        return umount_unknown(&entry, rq);
     if (is_mounted)
         return cli_failf(given, "what is mounted there is not onepot's");
     if (umount_archive(list, path, given, rq, &status) > 0)
@@ -422,17 +427,8 @@ static int umount_named(const struct slot_list *list, char **names, const struct
 static void sweep_copies(const struct slot_list *list)
 {
     stage_sweep(NULL);
-    for (size_t i = 0; i < list->count; i++) {
-        const struct counters *c = list->slots[i]->counters;
-        char place[PATH_MAX];
-        snprintf(place, sizeof(place), "%.*s", (int)sizeof(c->stage_folder) - 1,
-                 c->stage_folder);
-        char *slash = strrchr(place, '/');
-        if (!slash || slash == place)
-            continue;
-        *slash = '\0';
-        stage_sweep(place);
-    }
+    for (size_t i = 0; i < list->count; i++)
+        unmounter_sweep_copy(list->slots[i]->counters);
 }
 
 /* ---- the command line ---- */

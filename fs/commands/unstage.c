@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "commands.h"
@@ -65,6 +66,10 @@ static int unstage_one(const char *archive, const char *place, bool quiet)
     int r = stage_each(place, look, &s);
     if (r < 0)
         return cli_fail(archive, r, NULL);
+    if (r > 0)
+        cli_note("%d folder%s of the name onepot-stage-%u %s not yours alone, and %s skipped",
+                 r, r == 1 ? "" : "s", (unsigned)geteuid(), r == 1 ? "is" : "are",
+                 r == 1 ? "was" : "were");
     return archive && !s.found ? cli_failf(archive, "there is no copy of it on this node")
                                : CLI_OK;
 }

@@ -9,6 +9,7 @@ import glob
 import os
 import pty
 import signal
+import stat
 
 import harness
 import life
@@ -210,15 +211,165 @@ def test_each_start_removes_what_dead_daemons_left_in_any_folder(work):
     temporary = os.path.join(work / ".home", "tmp")
     os.rename(work / ".home/run", work / "elsewhere")
     os.symlink(temporary, work / ".home/run")
-    for command, undo in (("stage", "unstage"), ("mount", "umount")):
+    for command, undo in ((["stage", "--owner", str(os.getpid())], "unstage"),
+                          (["mount"], "umount")):
         path = mount(archive)
         pid = life.daemon_of(path)
         os.kill(pid, signal.SIGKILL)
         life.wait_gone(pid)
-        onepot(command, archive, env=env)
+        onepot(*command, archive, env=env)
         check_equal(mountpoints(work.path), [], f"mounts after {command}")
         check_equal(life.slots(), [], f"state after {command}")
         onepot(undo, archive, env=env)
+
+
+# ---- onepot clean ----
+
+NOBODY = 65534
+
+
+def as_nobody(**variables):
+    """Options of onepot for another user, who may use the test's archive."""
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": [],
+            "env": environment(XDG_CACHE_HOME="/nonexistent", **variables)}
+
+
+def kill_daemon(path, **options):
+    pid = life.daemon_of(path, **options)
+    life.kill_left_behind("onepot-watch")
+    os.kill(pid, signal.SIGKILL)
+    life.wait_gone(pid)
+
+
+def copies():
+    return glob.glob(os.path.join(life.runtime(), "onepot-stage-*", "*.copy"))
+
+
+def make_archive_on_disk(work):
+    """What lies in memory is not copied; and a made-up user may read it."""
+    archive = make_archive(work)
+    if b"not copied" in onepot("stage", "--keep", archive, status=None).stderr:
+        raise Skip("the archive lies in memory")
+    onepot("unstage", "--all")
+    harness.run("chmod", "-R", "go+rX", work.path)
+    for folder in (work / ".home", life.runtime()):
+        os.chmod(folder, 0o1777)
+    return archive
+
+
+def test_clean_removes_what_is_dead_and_leaves_what_lives(work):
+    archive = make_archive_on_disk(work)
+    alive = mount(archive, "--stage", env=environment(SLURM_JOB_ID="1"))
+    dead = mount(make_archive(work, "other.tar"), "--stage", env=environment(SLURM_JOB_ID="2"))
+    kill_daemon(dead)
+    check_equal(len(copies()), 2, "copies")
+    done = onepot("clean")
+    check(dead.encode() in done.stderr, f"it says {done.stderr!r}")
+    check_equal(mountpoints(work.path), [alive], "mounts")
+    check_equal(len(copies()), 1, "copies")
+    onepot("clean", "--job", "3")
+    check_equal(read(f"{alive}/readme"), b"hello\n", "a file")
+    with life.opened(f"{alive}/sub/0001"):
+        onepot("clean", "--job", "1", status=None)
+        check_equal(mountpoints(work.path), [], "mounts of the job that has ended")
+    wait_for(lambda: not copies(), "the copy to go")
+    check_nothing_left()
+    for words in (["--job", ""], ["--job", "1", "--all"], ["--user", "a", "--job", "1"], ["x"]):
+        onepot("clean", *words, status=2)
+
+
+@contextlib.contextmanager
+def device_for_all(work):
+    """/dev/fuse for other users, too: where it is closed, another one in this namespace."""
+    if os.stat("/dev/fuse").st_mode & 0o006 == 0o006:
+        yield
+        return
+    before = os.stat("/proc/self/ns/mnt").st_ino
+    harness.isolate()
+    if os.stat("/proc/self/ns/mnt").st_ino == before:
+        raise Skip("others than root may not mount here: /dev/fuse is closed")
+    node = work / "fuse"
+    os.mknod(node, stat.S_IFCHR | 0o600, os.stat("/dev/fuse").st_rdev)
+    os.chmod(node, 0o666)
+    harness.run("mount", "--bind", node, "/dev/fuse")
+    try:
+        yield
+    finally:
+        harness.detach("/dev/fuse")
+
+
+def test_root_cleans_up_after_others_as_they_could(work):
+    harness.need_root("be two users")
+    harness.need_program("fusermount3")
+    archive = make_archive_on_disk(work)
+    with device_for_all(work):
+        clean_up_after_nobody(work, archive)
+
+
+def clean_up_after_nobody(work, archive):
+    for words in (["--all"], ["--user", str(NOBODY)], ["--job", "8"]):
+        path = mount(archive, "--stage", **as_nobody(SLURM_JOB_ID="8"))
+        kill_daemon(path, **as_nobody())
+        check_equal(len(copies()), 1, "copies")
+        onepot("clean", *words)
+        check_equal([mountpoints(work.path), copies()], [[], []], f"what is left by {words}")
+        life.check_no_state_of(NOBODY)
+    path = mount(archive, "--stage", **as_nobody())
+    kill_daemon(path, **as_nobody())
+    onepot("umount", path)
+    check_equal([mountpoints(work.path), copies()], [[], []], "what is left by umount")
+    life.check_no_state_of(NOBODY)
+
+
+def test_root_removes_nothing_that_a_user_could_not(work):
+    """Links in the place of folders and of what is in them; a folder of another owner."""
+    harness.need_root("be two users")
+    os.chmod(work.path, 0o755)
+    for folder in (work / ".home", life.runtime()):
+        os.chmod(folder, 0o1777)
+    target = work.make("target")
+    for name in ("x.lock", "x.stat", "lock", "a.copy", "a.state"):
+        life.write(os.path.join(target, name), b"root's")
+    before = sorted(os.listdir(target))
+    for kind in ("onepot", "onepot-stage"):
+        os.symlink(target, os.path.join(life.runtime(), f"{kind}-{NOBODY}"))
+        onepot("clean", "--all")
+        onepot("clean", "--user", str(NOBODY))
+        os.unlink(os.path.join(life.runtime(), f"{kind}-{NOBODY}"))
+        folder = os.path.join(life.runtime(), f"{kind}-{NOBODY}")
+        os.mkdir(folder, 0o700)
+        for name in before:
+            os.symlink(os.path.join(target, name), os.path.join(folder, name))
+        os.symlink(target, os.path.join(folder, "y"))
+        onepot("clean", "--all")
+        harness.run("chown", "-h", f"{NOBODY}:{NOBODY}", folder,
+                    *(os.path.join(folder, name) for name in os.listdir(folder)))
+        onepot("clean", "--all", status=None)
+        onepot("clean", "--job", "1", status=None)
+        check_equal(sorted(os.listdir(target)), before, f"files of root's, by {kind}")
+        check(all(read(os.path.join(target, name)) == b"root's" for name in before), "their bytes")
+        harness.run("rm", "-r", folder)
+
+
+def test_only_root_cleans_up_after_others(work):
+    harness.need_root("be another user")
+    harness.run("chmod", "-R", "go+rX", work.path)
+    for words in (["--all"], ["--user", "root"]):
+        life.fails("clean", *words, words=["only root"], **as_nobody())
+    onepot("clean", **as_nobody())
+
+
+def test_the_epilog_never_fails(work):
+    script = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "slurm-epilog")
+    archive = make_archive(work)
+    path = mount(archive, env=environment(SLURM_JOB_ID="77"))
+    os.symlink(harness.onepot_program(), work / "onepot")
+    paths = f"{work.path}:{os.environ['PATH']}"
+    harness.run("sh", script, env=environment(PATH=paths))
+    check_equal(mountpoints(work.path), [path], "mounts of a job that is not named")
+    harness.run("sh", script, env=environment(PATH=paths, SLURM_JOB_ID="77"))
+    check_nothing_left()
+    harness.run("sh", script, env=environment(PATH="/nonexistent:/bin:/usr/bin", SLURM_JOB_ID="1"))
 
 
 if __name__ == "__main__":

@@ -84,6 +84,34 @@ def kill_daemon(mount):
     return pid
 
 
+def kill_all(mount):
+    """The daemon, and what watches it, as the end of a job's control group does."""
+    for pid in harness.marked_processes(os.environ[harness.MARK]):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8") as f:
+            if f.read() == "onepot-watch\n":
+                os.kill(pid, signal.SIGKILL)
+    kill_daemon(mount)
+
+
+def test_a_copy_goes_with_the_last_daemon_that_is_killed(work):
+    source, _ = make_archive(work)
+    archive = os.path.join(source, "a.tar")
+    for option in ("--stage", "--stage=" + work.make("place")):
+        with work.mount(option, archive, name="one") as one, \
+                work.mount(option, "--idle=1000", archive, name="two") as two:
+            await_whole(two)
+            folder = staged(two)["folder"]
+            kill_daemon(one)
+            one.mounted = False
+            harness.detach(one.path)
+            read_all(two.path)
+            check(os.path.exists(folder), "the copy of a living mount is gone")
+            kill_daemon(two)
+            two.mounted = False
+            wait_for(lambda: not os.path.exists(folder), "the copy to go")
+        onepot("umount", "--all")
+
+
 def test_each_byte_is_fetched_once(work):
     source, size = make_archive(work)
     with Slow(work, "--read=2ms", "--bandwidth=40M", "--limit=32", source) as slow:
@@ -133,7 +161,7 @@ def test_the_next_start_removes_what_was_killed(work):
     with Slow(work, source) as slow:
         with work.mount("--stage", slow / "a.tar") as mount:
             await_whole(mount)
-            kill_daemon(mount)
+            kill_all(mount)
             mount.mounted = False
             harness.detach(mount.path)
         check_equal(len(copies(work)), 2, "files that a killed daemon left")
@@ -148,7 +176,7 @@ def test_umount_removes_what_was_killed(work):
         with work.mount(option, os.path.join(source, "a.tar")) as mount:
             await_whole(mount)
             folder = staged(mount)["folder"]
-            kill_daemon(mount)
+            kill_all(mount)
             check(os.listdir(folder), f"no copy in {folder}")
             mount.mounted = False
             onepot("umount", "--all")
@@ -247,6 +275,49 @@ def test_a_copy_goes_with_its_owner(work):
     os.close(other)
     os.waitpid(owner, 0)
     wait_for(lambda: not copies(work), "the end of the copy")
+
+
+def keepers():
+    return [pid for pid in harness.marked_processes(os.environ[harness.MARK])
+            if b"stage" in open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")]
+
+
+def test_a_keeper_that_is_asked_to_end_removes_what_nobody_uses(work):
+    source, _ = make_archive(work)
+    archive = os.path.join(source, "a.tar")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        onepot("stage", "--owner", str(os.getpid()), archive)
+        check_equal([len(copies(work)), len(keepers())], [2, 1], "files and keepers")
+        os.kill(keepers()[0], number)
+        wait_for(lambda: not copies(work) and not keepers(), f"the keeper's end by {number}")
+    onepot("stage", "--owner", str(os.getpid()), archive)
+    with work.mount("--stage", archive) as mount:
+        os.kill(keepers()[0], signal.SIGTERM)
+        wait_for(lambda: not keepers(), "the keeper's end")
+        check_equal(len(copies(work)), 2, "files of a copy in use")
+        read_all(mount.path)
+    check_equal(copies(work), [], "files afterwards")
+
+
+def test_another_user_s_folder_keeps_no_copy_of_one_s_own(work):
+    harness.need_root("be two users")
+    source, _ = make_archive(work)
+    harness.run("chmod", "-R", "go+rX", work.path)
+    places = [work.make("first"), work.make("second")]
+    for place in places:
+        os.chmod(place, 0o1777)
+    user = {"user": 65534, "group": 65534, "extra_groups": [],
+            "env": harness.environment(ONEPOT_RUNTIME_DIR=None, TMPDIR=places[1],
+                                       XDG_CACHE_HOME=places[1])}
+    os.mkdir("/dev/shm/onepot-stage-65534", 0o700)  # root's, and in the first place
+    try:
+        onepot("stage", "--keep", os.path.join(source, "a.tar"), **user)
+        check(os.listdir(places[1]), "there is no copy")
+        done = onepot("unstage", "--all", **user)
+        check(b"skipped" in done.stderr, f"it says {done.stderr!r}")
+        check_equal(glob.glob(places[1] + "/onepot-stage*"), [], "folders of copies")
+    finally:
+        os.rmdir("/dev/shm/onepot-stage-65534")
 
 
 def test_run_stages_too(work):

@@ -1,0 +1,186 @@
+/*
+ * A user may change what is in the folders at any time, also links and names: see cleaner.h for
+ * why that harms nobody else.
+ */
+#include "cleaner.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "cli.h"
+#include "stage.h"
+#include "state.h"
+#include "unmounter.h"
+
+#define USER_LIMIT_S 60
+#define DAEMON_END_MS 2000
+
+/* ---- as one user ---- */
+
+/* A mount of a job that has ended: out of the tree, and its daemon with it. */
+static int end_mount(struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+
+    if (slot_lock(slot, true, false) < 0) /* a `run` holds it */
+        atomic_store(&slot->counters->state, MOUNT_DRAINING);
+    int r = unmounter_unmount(slot, 0, true, NULL);
+    if (r < 0 && r != -ECHILD)
+        return cli_failf(c->mountpoint, "it can't be unmounted: %s", strerror(-r));
+    if (unmounter_finish(slot, DAEMON_END_MS, true) < 0)
+        return cli_failf(c->mountpoint, "its daemon (process %d) does not end", c->daemon_pid);
+    cli_note("%s: the mount of job %s is ended", c->mountpoint, c->job);
+    return CLI_OK;
+}
+
+/* Under the registry's lock what is dead is removed; true: it lives. */
+static bool heal(struct slot *slot, int *status)
+{
+    struct registry registry;
+
+    if (registry_lock(slot->folder, false, &registry) < 0)
+        return false;
+    enum slot_condition condition = slot_condition(slot);
+    int r = condition == SLOT_DEAD && slot_is_current(slot) ? unmounter_heal(slot) : 1;
+    registry_unlock(&registry);
+    if (r < 0)
+        *status = cli_failf(slot->counters->mountpoint,
+                            "it is dead, and can't be unmounted: %s", strerror(-r));
+    else if (r == 0)
+        cli_note("%s: its daemon was dead; it is cleaned up", slot->counters->mountpoint);
+    return condition == SLOT_ALIVE;
+}
+
+int cleaner_own(const char *job)
+{
+    struct slot_list list;
+    int status = CLI_OK, r = state_list(&list);
+
+    if (r < 0)
+        return cli_fail(NULL, r, NULL);
+    for (size_t i = 0; i < list.count; i++) {
+        struct slot *slot = list.slots[i];
+        if (heal(slot, &status) && job && strcmp(slot->counters->job, job) == 0 &&
+            end_mount(slot) != CLI_OK)
+            status = CLI_FAILED;
+        unmounter_sweep_copy(slot->counters);
+    }
+    slot_list_free(&list);
+    unmounter_sweep_all(); /* what is no whole slot */
+    stage_sweep(NULL);
+    return status;
+}
+
+/* ---- as other users ---- */
+
+/* For good: also what a signal or a helper could take back. */
+static int become(uid_t uid)
+{
+    const struct passwd *user = getpwuid(uid);
+    gid_t gid = user ? user->pw_gid : 65534;
+
+    if ((user ? initgroups(user->pw_name, gid) : setgroups(0, NULL)) < 0 ||
+        setresgid(gid, gid, gid) < 0 || setresuid(uid, uid, uid) < 0)
+        return -errno;
+    return 0;
+}
+
+int cleaner_user(uid_t uid, const char *job)
+{
+    int status;
+
+    if (uid == geteuid())
+        return cleaner_own(job);
+    if (geteuid() != 0)
+        return cli_failf(NULL, "only root may clean up after other users");
+    pid_t pid = fork();
+    if (pid == 0) {
+        int r = become(uid);
+        alarm(USER_LIMIT_S); /* whatever its user does to hold it up */
+        _exit(r < 0 ? cli_fail(NULL, r, NULL) : cleaner_own(job));
+    }
+    while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (pid < 0)
+        return cli_fail(NULL, -errno, NULL);
+    if (!WIFEXITED(status))
+        return cli_failf(NULL, "what user %u left could not be cleaned up in %d s",
+                         (unsigned)uid, USER_LIMIT_S);
+    return WEXITSTATUS(status);
+}
+
+/* Is it a folder of ours, of the user that its name says? */
+static bool is_folder_of(int dir, const char *name, uid_t *ret_uid)
+{
+    unsigned uid;
+    int end = 0;
+    struct stat st;
+
+    if ((sscanf(name, "onepot-%u%n", &uid, &end) != 1 || name[end]) &&
+        (sscanf(name, "onepot-stage-%u%n", &uid, &end) != 1 || name[end]))
+        return false;
+    *ret_uid = uid;
+    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode) &&
+           st.st_uid == uid;
+}
+
+struct users {
+    uid_t *uids;
+    size_t count;
+};
+
+static int add_user(struct users *users, uid_t uid)
+{
+    for (size_t i = 0; i < users->count; i++)
+        if (users->uids[i] == uid)
+            return 0;
+    uid_t *grown = realloc(users->uids, (users->count + 1) * sizeof(*grown));
+    if (!grown)
+        return -ENOMEM;
+    users->uids = grown;
+    grown[users->count++] = uid;
+    return 0;
+}
+
+static int find_users(struct users *users)
+{
+    char(*places)[PATH_MAX] = malloc(RUNTIME_FOLDERS_MAX * PATH_MAX);
+    size_t count = places ? runtime_places(places) : 0;
+    int r = places ? 0 : -ENOMEM;
+
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        DIR *dir = opendir(places[i]);
+        uid_t uid;
+        for (struct dirent *e; r == 0 && dir && (e = readdir(dir));)
+            if (is_folder_of(dirfd(dir), e->d_name, &uid))
+                r = add_user(users, uid);
+        if (dir)
+            closedir(dir);
+    }
+    free(places);
+    return r;
+}
+
+int cleaner_all(const char *job)
+{
+    struct users users = {0};
+    int status = CLI_OK, r = find_users(&users);
+
+    if (r < 0)
+        status = cli_fail(NULL, r, NULL);
+    for (size_t i = 0; i < users.count; i++)
+        if (cleaner_user(users.uids[i], job) != CLI_OK)
+            status = CLI_FAILED;
+    free(users.uids);
+    return status;
+}

@@ -1,0 +1,70 @@
+/*
+ * onepot clean: remove what jobs that have ended left on this node. An administrator's epilog
+ * calls it as root.
+ */
+#include <pwd.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "cleaner.h"
+#include "cli.h"
+#include "commands.h"
+
+static const struct cli_usage usage = {
+    "clean", "[--job ID | --user NAME | --all]",
+    "Remove what your ended jobs left on this node: mounts whose process was killed, their\n"
+    "state, copies of archives. What is in use, or belongs to somebody who lives, stays.\n"
+    "\n"
+    "      --job ID          what this job left, also mounts that still answer: only for a\n"
+    "                        job that has ended; root: whoever's it was\n"
+    "      --user NAME       what this user's jobs left (root)\n"
+    "      --all             what all users' jobs left (root)\n"};
+
+/* A name, or the number of a user who has none any more. */
+static int clean_user(const char *name)
+{
+    const struct passwd *user = getpwnam(name);
+    char *end;
+    unsigned long uid = user ? user->pw_uid : strtoul(name, &end, 10);
+
+    if (!user && (*name < '0' || *name > '9' || *end || uid >= UINT32_MAX))
+        return cli_failf(NULL, "--user: there is no user %s", name);
+    return cleaner_user((uid_t)uid, NULL);
+}
+
+int command_clean(int argc, char **argv)
+{
+    enum { OPT_JOB = CLI_OPTION_OWN, OPT_USER, OPT_ALL };
+    static const struct option longs[] = {
+        {"job", required_argument, NULL, OPT_JOB},
+        {"user", required_argument, NULL, OPT_USER},
+        {"all", no_argument, NULL, OPT_ALL},
+        CLI_OPTIONS_END,
+    };
+    const char *job = NULL, *user = NULL;
+    bool all = false;
+    int opt, status = CLI_GO_ON;
+
+    while (status == CLI_GO_ON &&
+           (opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1) {
+        if (opt == OPT_JOB)
+            job = optarg;
+        if (opt == OPT_USER)
+            user = optarg;
+        all |= opt == OPT_ALL;
+    }
+    if (status != CLI_GO_ON)
+        return status;
+    if (optind < argc)
+        return cli_usage_error(&usage, "'%s' is one too many", argv[optind]);
+    if ((job != NULL) + (user != NULL) + all > 1)
+        return cli_usage_error(&usage, "--job, --user and --all exclude each other");
+    if (job && !*job)
+        return cli_usage_error(&usage, "--job: the id is empty: a variable that is not set?");
+    if (all && geteuid() != 0)
+        return cli_failf(NULL, "only root may clean up after other users");
+    if (user)
+        return clean_user(user);
+    return all || (job && geteuid() == 0) ? cleaner_all(job) : cleaner_own(job);
+}
