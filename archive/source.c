@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/vfs.h>
@@ -318,6 +319,14 @@ uint64_t source_further_ns(const struct source *source)
                : 0;
 }
 
+/* Where a process may have few addresses (ulimit -v), others need them more. */
+static bool may_be_mapped(const struct source *source)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY ||
+           source->size_bytes <= limit.rlim_cur / 8;
+}
+
 const uint8_t *source_map(struct source *source)
 {
     if (source->has_copy)
@@ -327,7 +336,9 @@ const uint8_t *source_map(struct source *source)
         return map;
 
     /* Without a lock: a process that forks just now would have it locked for ever. */
-    void *made = mmap(NULL, source->size_bytes, PROT_READ, MAP_SHARED, source->fd, 0);
+    void *made = may_be_mapped(source)
+                     ? mmap(NULL, source->size_bytes, PROT_READ, MAP_SHARED, source->fd, 0)
+                     : MAP_FAILED;
     if (made == MAP_FAILED) {
         atomic_store(&source->map_failed, true);
         return NULL;

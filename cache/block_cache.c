@@ -297,11 +297,32 @@ static void wait_loaded(const struct block_cache *cache, struct shard *shard,
     pthread_cond_broadcast(&shard->loaded);
 }
 
+/*
+ * No memory is to be had, or no addresses (ulimit -v): give back what is mapped and not in use.
+ * If that was not enough, the budget is too large for this process, and becomes what keeps
+ * three quarters of the blocks. False: nothing is left to give back.
+ */
+static bool give_back(struct block_cache *cache, unsigned tried)
+{
+    struct block_cache_stats before, after;
+    if (tried == 0 && buffer_pool_unmap_unused(cache->pool))
+        return true;
+    block_cache_stats(cache, &before);
+    block_cache_set_budget(cache, keep_budget_for(cache, before.bytes / 4 * 3));
+    block_cache_stats(cache, &after);
+    buffer_pool_unmap_unused(cache->pool);
+    return after.bytes < before.bytes;
+}
+
 /* A buffer for an entry that is LOADING and in the table. */
 static int begin_mine(struct block_cache *cache, struct entry *entry, struct block **ret_block)
 {
     void *bytes;
-    int r = buffer_pool_get(cache->pool, entry->block.len, &bytes);
+    int r;
+    unsigned tried = 0;
+    do { /* what is only foreseen takes nobody's place */
+        r = buffer_pool_get(cache->pool, entry->block.len, &bytes);
+    } while (r == -ENOMEM && !entry->unused && give_back(cache, tried++));
     if (r < 0)
         return block_cache_end(cache, &entry->block, r, 0);
     entry->block.bytes = bytes;
@@ -402,17 +423,20 @@ int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_
                     block_wait *wait, void *ctx, struct block **ret_block)
 {
     struct block *block = NULL;
+    unsigned tried = 0;
     size_t len = 0;
     int r;
-    do { /* with another filler, where one is stuck */
-        r = block_cache_begin(cache, key, size, &block);
-        if (r == BLOCK_LOADING)
-            r = block_cache_wait(cache, block, wait, ctx);
-    } while (r == -EAGAIN);
-    if (r == BLOCK_MINE) {
-        r = fill(ctx, key, block_buffer(block), size, &len);
-        r = block_cache_end(cache, block, r, len);
-    }
+    do {     /* with less in the cache, where there is no memory */
+        do { /* with another filler, where one is stuck */
+            r = block_cache_begin(cache, key, size, &block);
+            if (r == BLOCK_LOADING)
+                r = block_cache_wait(cache, block, wait, ctx);
+        } while (r == -EAGAIN);
+        if (r == BLOCK_MINE) {
+            r = fill(ctx, key, block_buffer(block), size, &len);
+            r = block_cache_end(cache, block, r, len);
+        }
+    } while (r == -ENOMEM && give_back(cache, tried++));
     if (r < 0)
         return r;
     *ret_block = block;

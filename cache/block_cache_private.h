@@ -95,6 +95,8 @@ void entry_free(struct block_cache *cache, struct entry *entry); /* NULL is fine
 
 /* Shares of the budget, and what is too much dropped. */
 void keep_set_budget(struct block_cache *cache, uint64_t budget_bytes);
+/* The budget of which so many bytes are for blocks. */
+uint64_t keep_budget_for(const struct block_cache *cache, uint64_t bytes);
 /* What may stay of the budget in freed buffers. */
 uint64_t keep_spare_bytes(uint64_t budget_bytes);
 

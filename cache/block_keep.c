@@ -434,6 +434,11 @@ static uint64_t huge_part(const struct block_cache_options *o)
     return o->budget_bytes < HUGE_ALL_BUDGET ? 2u << 20 : 64u << 20;
 }
 
+uint64_t keep_budget_for(const struct block_cache *cache, uint64_t bytes)
+{
+    return bytes ? bytes + bytes / (SPARE_PART - 1) + huge_part(&cache->options) : 0;
+}
+
 void keep_set_budget(struct block_cache *cache, uint64_t budget_bytes)
 {
     uint64_t taken = keep_spare_bytes(budget_bytes) + huge_part(&cache->options);

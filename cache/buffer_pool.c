@@ -2,8 +2,9 @@
  * Buffers in classes of nearly equal size: a power of two and fifteen steps between
  * it and the next, in whole pages. Each class carves its buffers out of larger mappings
  * and keeps two stacks of free ones: warm (pages in place) and cold (pages given
- * back). Addresses are never unmapped while the pool lives: the number of mappings
- * that a process may have is limited, and unmapping stops all other threads.
+ * back). Addresses are not unmapped while the pool lives, but where there are no more of them:
+ * the number of mappings that a process may have is limited, and unmapping stops all other
+ * threads.
  */
 #include "buffer_pool.h"
 
@@ -13,6 +14,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define STEPS 16u /* classes between two powers of two */
@@ -21,6 +23,7 @@
 #define SIZE_LIMIT ((size_t)1 << 40)
 #define HUGE_BYTES ((size_t)2 << 20) /* where they are larger or unknown, nothing is lost */
 #define CARVE_BYTES (4u << 20)
+#define CARVE_SCARCE_BYTES (64u << 10) /* where addresses are scarce */
 
 struct stack {
     void **items;
@@ -39,12 +42,14 @@ struct mapping {
     struct mapping *next;
     void *start;
     size_t len;
+    size_t count; /* of buffers */
 };
 
 struct buffer_pool {
     size_t page;
     size_t huge_min, huge_max; /* capacities that may lie on huge pages */
     bool not_for_children;
+    bool scarce; /* addresses are limited */
     _Atomic uint64_t spare_limit;
     _Atomic uint64_t spare;
     struct size_class classes[CLASS_COUNT];
@@ -76,6 +81,14 @@ size_t buffer_pool_capacity(const struct buffer_pool *pool, size_t size)
     return capacity;
 }
 
+/* Are addresses, or data, limited (ulimit -v, -d)? Then they are given back one by one. */
+static bool is_limited(int resource)
+{
+    struct rlimit limit;
+    return getrlimit((__rlimit_resource_t)resource, &limit) == 0 &&
+           limit.rlim_cur != RLIM_INFINITY;
+}
+
 int buffer_pool_new(uint64_t spare_bytes, size_t huge_min, size_t huge_max,
                     struct buffer_pool **ret_pool)
 {
@@ -84,6 +97,7 @@ int buffer_pool_new(uint64_t spare_bytes, size_t huge_min, size_t huge_max,
         return -ENOMEM;
     pool->page = (size_t)sysconf(_SC_PAGESIZE);
     pool->spare_limit = spare_bytes;
+    pool->scarce = is_limited(RLIMIT_AS) || is_limited(RLIMIT_DATA);
     if (huge_max > 0) {
         pool->huge_min = buffer_pool_capacity(pool, huge_min);
         pool->huge_max = buffer_pool_capacity(pool, huge_max);
@@ -136,7 +150,7 @@ static int stack_grow(struct stack *stack, size_t count)
 static int map(const struct buffer_pool *pool, size_t capacity, size_t len,
                struct mapping *mapping, char **ret_start)
 {
-    bool huge = capacity >= pool->huge_min && capacity <= pool->huge_max;
+    bool huge = capacity >= pool->huge_min && capacity <= pool->huge_max && !pool->scarce;
     mapping->len = huge ? len + HUGE_BYTES : len; /* room to align it */
     mapping->start = mmap(NULL, mapping->len, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -153,7 +167,8 @@ static int map(const struct buffer_pool *pool, size_t capacity, size_t len,
 /* Map more buffers for a class whose stacks are empty. Called with its lock. */
 static int carve(const struct buffer_pool *pool, struct size_class *class, size_t capacity)
 {
-    size_t count = CARVE_BYTES / capacity + (capacity > CARVE_BYTES);
+    size_t bytes = pool->scarce ? CARVE_SCARCE_BYTES : CARVE_BYTES;
+    size_t count = bytes / capacity + (capacity > bytes);
     if (stack_grow(&class->warm, class->total + count) < 0 ||
         stack_grow(&class->cold, class->total + count) < 0)
         return -ENOMEM;
@@ -165,6 +180,7 @@ static int carve(const struct buffer_pool *pool, struct size_class *class, size_
         free(mapping);
         return -ENOMEM;
     }
+    mapping->count = count;
     mapping->next = class->mappings;
     class->mappings = mapping;
     class->total += count;
@@ -233,6 +249,62 @@ static void cool(struct buffer_pool *pool, struct size_class *class)
         class->cold.items[class->cold.count++] = buffer;
     }
     pthread_mutex_unlock(&class->lock);
+}
+
+static bool is_in(const struct mapping *mapping, const void *buffer)
+{
+    return (uintptr_t)buffer - (uintptr_t)mapping->start < mapping->len;
+}
+
+static size_t count_in(const struct stack *stack, const struct mapping *mapping)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < stack->count; i++)
+        count += is_in(mapping, stack->items[i]);
+    return count;
+}
+
+/* Take the buffers of a mapping off a stack; how many there were. */
+static size_t remove_from(struct stack *stack, const struct mapping *mapping)
+{
+    size_t left = 0, before = stack->count;
+    for (size_t i = 0; i < before; i++)
+        if (!is_in(mapping, stack->items[i]))
+            stack->items[left++] = stack->items[i];
+    stack->count = left;
+    return before - left;
+}
+
+/* Unmap the mappings of a class that have no buffer in use. */
+static bool unmap_unused(struct buffer_pool *pool, struct size_class *class)
+{
+    bool any = false;
+    pthread_mutex_lock(&class->lock);
+    for (struct mapping **link = &class->mappings; *link;) {
+        struct mapping *mapping = *link;
+        if (count_in(&class->warm, mapping) + count_in(&class->cold, mapping) <
+            mapping->count) {
+            link = &mapping->next;
+            continue;
+        }
+        atomic_fetch_sub(&pool->spare, remove_from(&class->warm, mapping) * class->capacity);
+        remove_from(&class->cold, mapping);
+        class->total -= mapping->count;
+        *link = mapping->next;
+        munmap(mapping->start, mapping->len);
+        free(mapping);
+        any = true;
+    }
+    pthread_mutex_unlock(&class->lock);
+    return any;
+}
+
+bool buffer_pool_unmap_unused(struct buffer_pool *pool)
+{
+    bool any = false;
+    for (unsigned i = 0; i < CLASS_COUNT; i++)
+        any |= unmap_unused(pool, &pool->classes[i]);
+    return any;
 }
 
 void buffer_pool_set_spare(struct buffer_pool *pool, uint64_t spare_bytes)

@@ -11,6 +11,7 @@
 #ifndef ONEPOT_BUFFER_POOL_H
 #define ONEPOT_BUFFER_POOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,6 +35,12 @@ void buffer_pool_not_for_children(struct buffer_pool *pool);
 
 /* Another bound on the spare memory; what is too much of it goes back to the system now. */
 void buffer_pool_set_spare(struct buffer_pool *pool, uint64_t spare_bytes);
+
+/*
+ * Give back the addresses, too, of what is not in use, as far as whole mappings are not. False:
+ * there were none. For when no more can be had: it takes its time.
+ */
+bool buffer_pool_unmap_unused(struct buffer_pool *pool);
 
 /*
  * What a buffer for `size` bytes really takes: whole pages, at most a sixteenth

@@ -2,8 +2,10 @@
  * onepot: find the subcommand, call it, see that its output arrived.
  */
 #include <fcntl.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "cli.h"
 #include "commands.h"
@@ -116,9 +118,21 @@ static void occupy_standard_descriptors(void)
             open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
 }
 
+/*
+ * malloc lays out 64 MiB of addresses for each of a few threads, which is little only as long
+ * as they are not limited (ulimit -v).
+ */
+static void save_addresses(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        mallopt(M_ARENA_MAX, 1);
+}
+
 int main(int argc, char **argv)
 {
     int status;
+    save_addresses();
     occupy_standard_descriptors();
     if (argc < 2) {
         print_help(stderr);

@@ -5,10 +5,15 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "block_cache.h"
+#include "sanitizer.h"
 #include "suite.h"
 
 #define BLOCK 131072u
@@ -737,6 +742,50 @@ START_TEST(many_threads_turn_over_a_small_cache)
 }
 END_TEST
 
+#if !WITH_SANITIZER /* which has most addresses itself */
+/* What a process has of addresses: in pages, the first number. */
+static uint64_t addresses_in_use(void)
+{
+    unsigned long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    ck_assert(f && fscanf(f, "%lu", &pages) == 1);
+    fclose(f);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static int fill_with_memory(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
+{
+    void *needed =
+        mmap(NULL, 4u << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (needed == MAP_FAILED)
+        return -ENOMEM;
+    munmap(needed, 4u << 20);
+    return fill(ctx, key, buf, size, ret_len);
+}
+
+START_TEST(cache_that_gets_no_memory_gives_some_back)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = true};
+    struct rlimit limit = {addresses_in_use() + (64u << 20), RLIM_INFINITY};
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
+    ck_assert_int_eq(new_cache(1u << 30, 1u << 20, &cache), 0);
+    for (unsigned i = 0; i < 1000; i++) { /* of many sizes, which share no buffers */
+        struct block *block;
+        size_t size = (1u << 20) - (i % 97) * 8192;
+        ck_assert_int_eq(
+            block_cache_get(cache, i, size, fill_with_memory, NULL, &filler, &block), 0);
+        ck_assert(right(block, i));
+        block_cache_put(cache, block);
+    }
+    struct block_cache_stats stats = stats_of(cache);
+    ck_assert_uint_lt(stats.budget_bytes, 128u << 20);
+    ck_assert_uint_ge(stats.bytes, 16u << 20);
+    block_cache_free(cache);
+}
+END_TEST
+#endif
+
 int main(void)
 {
     Suite *suite = suite_create("block_cache");
@@ -768,6 +817,9 @@ int main(void)
     tcase_add_test(tests, stuck_fill_that_fails_at_last_fails_alone);
     tcase_add_test(tests, stuck_fill_ahead_gives_its_room_back);
     tcase_add_test(tests, many_threads_turn_over_a_small_cache);
+#if !WITH_SANITIZER
+    tcase_add_test(tests, cache_that_gets_no_memory_gives_some_back);
+#endif
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
