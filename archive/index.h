@@ -126,6 +126,12 @@ void index_close(struct index *index); /* NULL is fine */
 
 const struct index_info *index_info(const struct index *index);
 
+/*
+ * Is a part of it gone, because its file was cut short or can't be read any more? All that is
+ * asked of it is -EUCLEAN then; an answer from before may have been made of zeros.
+ */
+bool index_is_lost(const struct index *index);
+
 /* The inode behind the entry at `position` (an alias leads to its inode). */
 int index_node(const struct index *index, uint32_t position, struct node *ret_node);
 

@@ -102,6 +102,10 @@ static int map_image(struct index *index, struct source *source,
     if (source_is_local(source) && source_is_ours(source) && page <= DISK_PAGE_BYTES) {
         skip = (size_t)(place->offset & (page - 1));
         map = map_pieces(source, place, skip);
+        if (map != MAP_FAILED && !(index->guard = lost_pages_guard(map, place->len + skip))) {
+            munmap(map, place->len + skip);
+            map = MAP_FAILED;
+        }
     }
     if (map == MAP_FAILED) {
         skip = 0;
@@ -361,6 +365,7 @@ void index_close(struct index *index)
 {
     if (!index)
         return;
+    lost_pages_release(index->guard);
     if (index->map)
         munmap(index->map, index->map_bytes);
     free((void *)index->page_good);
@@ -371,6 +376,11 @@ void index_close(struct index *index)
 const struct index_info *index_info(const struct index *index)
 {
     return &index->info;
+}
+
+bool index_is_lost(const struct index *index)
+{
+    return lost_pages_any(index->guard);
 }
 
 bool index_check_page(const struct index *index, uint64_t page)

@@ -17,6 +17,7 @@
 
 #include "index.h"
 #include "index_format.h"
+#include "lost_pages.h"
 
 struct index_section {
     const uint8_t *bytes;
@@ -44,6 +45,7 @@ struct index {
 
     void *map; /* the image, from the page of memory on that it starts in */
     size_t map_bytes;
+    struct lost_pages *guard; /* of the map; NULL: it is our own copy */
 };
 
 /* Compare a page with its sum; false if it is damaged. */
@@ -54,7 +56,8 @@ static inline const void *index_bytes(const struct index *index, enum disk_secti
                                       uint64_t offset, uint64_t len)
 {
     const struct index_section *section = &index->sections[id];
-    if (offset > section->length || len > section->length - offset || len == 0)
+    if (offset > section->length || len > section->length - offset || len == 0 ||
+        lost_pages_any(index->guard))
         return NULL;
     uint64_t first = (section->area_offset + offset) >> DISK_PAGE_BITS;
     uint64_t last = (section->area_offset + offset + len - 1) >> DISK_PAGE_BITS;

@@ -452,6 +452,21 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
     return 0;
 }
 
+int pot_check_whole(const struct pot *pot, struct fault *fault)
+{
+    struct stat st;
+    bool is_file = !source_is_staged(pot->source) && fstat(source_fd(pot->source), &st) == 0 &&
+                   S_ISREG(st.st_mode);
+    int r = is_file && (uint64_t)st.st_size < source_size(pot->source) ? -ENODATA
+            : index_is_lost(pot->index)                                ? -EIO
+                                                                       : 0;
+    if (r < 0)
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "%s",
+                  r == -ENODATA ? "it was cut short while it was read"
+                                : "its index can't be read any more");
+    return r;
+}
+
 void pot_close(struct pot *pot)
 {
     if (!pot)

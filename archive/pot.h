@@ -148,6 +148,12 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
 void pot_close(struct pot *pot); /* NULL is fine */
 
 /*
+ * For who has gone through all of it: was all of it still there? -ENODATA (cut short), -EIO,
+ * with a fault: then anything may be missing from what was found.
+ */
+int pot_check_whole(const struct pot *pot, struct fault *fault);
+
+/*
  * The path where an index for `archive` would be saved beside it. Caller frees.
  * -ENOMEM.
  */

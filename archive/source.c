@@ -25,6 +25,7 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "lost_pages.h"
 #include "source_guard.h"
 #include "write_at.h"
 
@@ -38,7 +39,8 @@ struct source {
     bool is_memory;               /* its pages are the storage: no device to wait for */
     _Atomic bool no_cached_reads; /* the filesystem does not know RWF_NOWAIT */
     _Atomic bool map_failed;
-    const uint8_t *_Atomic map;
+    struct lost_pages *_Atomic map; /* the mapping, guarded */
+    _Atomic bool map_was_cut;
     bool has_copy;
     struct source_copy copy;
 };
@@ -228,14 +230,26 @@ int source_from_memory(const void *bytes, size_t len, const char *name,
     return 0;
 }
 
+static const uint8_t *start_of(const struct lost_pages *map)
+{
+    return (const uint8_t *)atomic_load_explicit(&map->start, memory_order_relaxed);
+}
+
+static void unmap(struct lost_pages *map, uint64_t bytes)
+{
+    const uint8_t *start = start_of(map);
+    lost_pages_release(map);
+    munmap((void *)(uintptr_t)start, bytes);
+}
+
 void source_close(struct source *source)
 {
     if (!source ||
         (source->has_copy && source->copy.release && !source->copy.release(source->copy.ctx)))
         return;
-    const uint8_t *map = atomic_load(&source->map);
+    struct lost_pages *map = atomic_load(&source->map);
     if (map)
-        munmap((void *)map, source->size_bytes);
+        unmap(map, source->size_bytes);
     source_guard_free(source->guard);
     if (source->fd >= 0)
         close(source->fd);
@@ -331,22 +345,47 @@ const uint8_t *source_map(struct source *source)
 {
     if (source->has_copy)
         return source->copy.map;
-    const uint8_t *map = atomic_load_explicit(&source->map, memory_order_acquire);
-    if (map || !source->is_local || source->size_bytes == 0 || atomic_load(&source->map_failed))
-        return map;
+    struct lost_pages *map = atomic_load_explicit(&source->map, memory_order_acquire);
+    if (map)
+        return start_of(map);
+    if (!source->is_local || source->size_bytes == 0 || atomic_load(&source->map_failed))
+        return NULL;
 
     /* Without a lock: a process that forks just now would have it locked for ever. */
     void *made = may_be_mapped(source)
                      ? mmap(NULL, source->size_bytes, PROT_READ, MAP_SHARED, source->fd, 0)
                      : MAP_FAILED;
-    if (made == MAP_FAILED) {
+    struct lost_pages *guard =
+        made == MAP_FAILED ? NULL : lost_pages_guard(made, source->size_bytes);
+    if (!guard) {
+        if (made != MAP_FAILED)
+            munmap(made, source->size_bytes);
         atomic_store(&source->map_failed, true);
         return NULL;
     }
-    if (atomic_compare_exchange_strong(&source->map, &map, made))
+    if (atomic_compare_exchange_strong(&source->map, &map, guard))
         return made;
-    munmap(made, source->size_bytes);
-    return map;
+    unmap(guard, source->size_bytes);
+    return start_of(map);
+}
+
+bool source_map_was_cut(const struct source *source)
+{
+    return atomic_load_explicit(&source->map_was_cut, memory_order_relaxed);
+}
+
+/* Its length is asked for, too: its last page has zeros behind its end. */
+bool source_map_is_whole(struct source *source)
+{
+    struct stat st;
+    const struct lost_pages *map = atomic_load(&source->map);
+    if (source->has_copy || !map)
+        return true;
+    if (!source_map_was_cut(source) && !lost_pages_any(map) && fstat(source->fd, &st) == 0 &&
+        (!S_ISREG(st.st_mode) || (uint64_t)st.st_size >= source->size_bytes))
+        return true;
+    atomic_store(&source->map_was_cut, true);
+    return false;
 }
 
 static bool in_range(const struct source *source, size_t len, uint64_t offset)

@@ -4,8 +4,9 @@
  *
  * A source never changes after it was opened and may be used by any number of
  * threads at once. Truncation of the file underneath is noticed by the reads
- * (-ENODATA), except through the mapping, where it is a SIGBUS for code that
- * touches the bytes itself and EFAULT for a system call that is handed them.
+ * (-ENODATA), except through the mapping, where what is lost reads as zeros for code
+ * that touches the bytes itself (ask source_map_is_whole afterwards) and may be EFAULT
+ * for a system call that is handed them.
  */
 #ifndef ONEPOT_SOURCE_H
 #define ONEPOT_SOURCE_H
@@ -77,6 +78,16 @@ bool source_is_ours(const struct source *source);
  * call; valid until source_close.
  */
 const uint8_t *source_map(struct source *source);
+
+/*
+ * Was all that was read through the mapping until now in the file? False: the file was cut
+ * short, or its storage failed; what was read may be zeros, and is to be read anew by
+ * source_read, which tells of that. Once it is false it stays so. A copy is not asked for.
+ */
+bool source_map_is_whole(struct source *source);
+
+/* Was that found to be false? Costs nothing. */
+bool source_map_was_cut(const struct source *source);
 
 /* What source_map maps: the file, or the copy of it that is being made (see below). */
 int source_map_fd(const struct source *source);

@@ -11,13 +11,17 @@
 #include <stddef.h>
 #include <time.h>
 
-/* Start one in which all signals are blocked. 0 or -errno. */
+/*
+ * Start one in which all signals are blocked, but for what its own reads of a mapped file raise
+ * (lost_pages.h): blocked, that would end the process. 0 or -errno.
+ */
 static inline int thread_start(pthread_t *thread, size_t stack_bytes, void *(*run)(void *),
                                void *arg)
 {
     pthread_attr_t attr;
     sigset_t all, kept;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
     pthread_attr_init(&attr);
     pthread_attr_setstacksize(&attr, stack_bytes);
     pthread_sigmask(SIG_SETMASK, &all, &kept);

@@ -150,7 +150,7 @@ void control_prepare(bool foreground)
             sigdelset(&others, number);
     sigprocmask(SIG_UNBLOCK, &others, NULL); /* whatever our starter had blocked */
     sigprocmask(SIG_BLOCK, &wanted, NULL);
-    lost_pages_catch();
+    lost_pages_catch_all();
 }
 
 /* ---- unmounting ---- */

@@ -84,6 +84,9 @@ int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t o
     struct fault fault = {0};
     if (err == -EINTR) /* stopped: nothing is wrong */
         return err;
+    bool is_over = ends_the_run(err) || index_is_lost(x->index);
+    if (err == -EUCLEAN && is_over)
+        err = -EIO;
     if (index_path(x->index, position, path, sizeof(path), &len) < 0)
         snprintf(path, sizeof(path), "entry %" PRIu32, position);
     const char *why = describe(x, err);
@@ -93,7 +96,7 @@ int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t o
         fault_advise(&fault, "%s", advice(x, err));
 
     pthread_mutex_lock(&x->lock);
-    if (!ends_the_run(err)) {
+    if (!is_over) {
         atomic_fetch_add(&x->problems, 1);
         if (x->options->report)
             x->options->report(x->options->ctx, &fault);
@@ -475,7 +478,10 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
     if (r == 0)
         r = with_threads(&x);
     umask(before);
-    if (r < 0 && x.fault.err && fault)
+    int whole = r == -EINTR ? 0 : pot_check_whole(pot, fault);
+    if (whole < 0)
+        r = whole; /* that is why, whatever came of it */
+    else if (r < 0 && x.fault.err && fault)
         *fault = x.fault;
     *ret_result = (struct extract_result){
         .files = x.files,

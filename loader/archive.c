@@ -115,7 +115,10 @@ static int find_file(const struct onepot_archive *archive, const char *name,
     const struct dataset *d = archive->dataset;
     for (uint32_t a = 0; a < d->pot_count; a++) {
         uint32_t entry;
-        if (index_resolve(d->pots[a]->index, name, &entry) < 0)
+        int r = index_resolve(d->pots[a]->index, name, &entry);
+        if (index_is_lost(d->pots[a]->index))
+            return -EIO;
+        if (r < 0)
             continue;
         for (uint64_t i = 0; i < archive->count; i++) {
             const struct record *record = &d->records[archive->chosen ? archive->chosen[i] : i];
@@ -297,9 +300,10 @@ int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
     archive_records(archive, sample, &first, &end);
     const struct record *record = &d->records[first];
     const uint8_t *map = d->maps[record_archive(record)];
+    struct source *source = d->pots[record_archive(record)]->source;
     if (end - first != 1 || !map || record_offset(record) == RECORD_OFFSET_NONE ||
-        source_bring(d->pots[record_archive(record)]->source, record_offset(record),
-                     record->size_bytes) < 0)
+        source_bring(source, record_offset(record), record->size_bytes) < 0 ||
+        !source_map_is_whole(source))
         return -ENOTSUP;
     *ret_bytes = map + record_offset(record);
     *ret_len = record->size_bytes;

@@ -446,6 +446,12 @@ int dataset_new(struct pot **pots, size_t count, const struct dataset_options *o
     int r = map_archives(d);
     if (r == 0)
         r = build(&w);
+    for (size_t i = 0; i < count && r != -ENOMEM; i++) {
+        struct fault fault = {0};
+        int whole = pot_check_whole(pots[i], &fault);
+        if (whole < 0)
+            r = error_from_fault(&words, whole, &fault, pots[i]->path);
+    }
     for (size_t i = 0; i < w.folder_count; i++)
         free(w.folders[i].path);
     free(w.folders);
@@ -463,6 +469,7 @@ int dataset_new(struct pot **pots, size_t count, const struct dataset_options *o
 int dataset_path(const struct dataset *dataset, const struct record *record, char *buf,
                  size_t size, size_t *ret_len)
 {
-    return index_path(dataset->pots[record_archive(record)]->index, record->entry, buf, size,
-                      ret_len);
+    const struct index *index = dataset->pots[record_archive(record)]->index;
+    int r = index_path(index, record->entry, buf, size, ret_len);
+    return index_is_lost(index) ? -EIO : r;
 }

@@ -42,9 +42,9 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
     char words[128];
     size_t len;
     auto_free char *path = calloc(1, MEMBER_PATH_MAX);
-    /* The end of an archive that was cut short may be where the mapped index was. */
-    bool has_index = err != -ENODATA || pot->origin != POT_INDEX_EMBEDDED;
-    if (path && has_index && dataset_path(dataset, record, path, MEMBER_PATH_MAX, &len) < 0)
+    if (err == -EUCLEAN && index_is_lost(pot->index))
+        err = -EIO;
+    if (path && dataset_path(dataset, record, path, MEMBER_PATH_MAX, &len) < 0)
         path[0] = '\0';
     uint64_t offset =
         record_offset(record) == RECORD_OFFSET_NONE ? FAULT_NO_OFFSET : record_offset(record);

@@ -1,14 +1,13 @@
 /*
- * The hot path: a sample that lies in a mapped archive as it is costs one memcpy. Before a
- * run of them the length of the file is asked for once, so that an archive that was cut short
- * is an error and not a SIGBUS (but for one that is cut in this very moment).
+ * The hot path: a sample that lies in a mapped archive as it is costs one memcpy. Behind a run
+ * of them the archive is asked once whether all of it is still there; if it is not, the run is
+ * done again by reads, which tell which samples are lost.
  */
 #include "fill.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include <xxhash.h>
 
@@ -18,7 +17,6 @@
 #include "npy.h"
 #include "view.h"
 
-#define NOT_CHECKED UINT32_MAX
 /* Longer ones are several reads for who watches: storage is slow, but it moves. */
 #define READ_BYTES (UINT64_C(8) << 20)
 
@@ -57,20 +55,23 @@ bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t
 
 /* ---- bytes ---- */
 
-static int check_length(struct filler *filler, const struct dataset *d, uint32_t archive)
+/* Samples are copied from this mapping now; the one before it is looked at. */
+static void use_mapping(struct filler *filler, struct source *source)
 {
-    struct stat st;
-    if (filler->checked == archive)
-        return 0;
-    const struct source *source = d->pots[archive]->source;
-    if (source_is_staged(source)) /* its copy is never cut short */
-        return 0;
-    if (fstat(source_fd(source), &st) < 0)
-        return -EIO;
-    if (S_ISREG(st.st_mode) && (uint64_t)st.st_size < source_size(source))
-        return -ENODATA;
-    filler->checked = archive;
-    return 0;
+    if (filler->mapped == source)
+        return;
+    if (filler->mapped && !source_map_is_whole(filler->mapped))
+        filler->is_torn = true;
+    filler->mapped = source;
+}
+
+/* Was all that was copied since the last time? If not, it is to be copied again. */
+static bool was_whole(struct filler *filler)
+{
+    use_mapping(filler, NULL);
+    bool whole = !filler->is_torn;
+    filler->is_torn = false;
+    return whole;
 }
 
 /* ---- reads, which may take their time ---- */
@@ -120,14 +121,16 @@ static int mapped_bytes(struct filler *filler, const struct dataset *d,
 {
     uint32_t archive = record_archive(record);
     const uint8_t *map = d->maps[archive];
+    struct source *source = d->pots[archive]->source;
     *ret_bytes = NULL;
-    if (!map || record_offset(record) == RECORD_OFFSET_NONE)
+    if (!map || record_offset(record) == RECORD_OFFSET_NONE || source_map_was_cut(source))
         return 0;
     int r = bring(filler, d, record);
     if (r < 0)
         return r == -ECANCELED ? r : 0;
     *ret_bytes = map + record_offset(record);
-    return check_length(filler, d, archive);
+    use_mapping(filler, source);
+    return 0;
 }
 
 static int get_cursor(struct filler *filler, struct dataset *d)
@@ -261,22 +264,28 @@ static int decode_sample(const struct fill_plan *plan, struct filler *filler, ui
     return 0;
 }
 
+static int first_kind(struct fill_plan *plan, struct filler *filler, uint64_t *bad)
+{
+    const uint8_t *bytes;
+    uint64_t len;
+    size_t start;
+    int r = sample_bytes(plan, filler, 0, &bytes, &len, bad);
+    if (r == 0 && npy_parse(bytes, len, &plan->kind, &start) < 0)
+        r = -EINVAL;
+    return r;
+}
+
 int fill_npy_kind(struct fill_plan *plan, struct onepot_error *error)
 {
-    struct filler filler = {.again = SLAB_NOT_AGAIN, .checked = NOT_CHECKED};
-    const uint8_t *bytes;
-    uint64_t len, bad = 0;
-    size_t start;
+    struct filler filler = {.again = SLAB_NOT_AGAIN};
+    uint64_t bad = 0;
     if (onepot_archive_samples(plan->archive) == 0)
         return error_set(error, -EINVAL, "there are no samples to tell what kind they are");
     int r = archive_check(plan->archive, 0, &bad);
     if (r == 0)
-        r = sample_bytes(plan, &filler, 0, &bytes, &len, &bad);
-    if (r == 0) {
-        r = npy_parse(bytes, len, &plan->kind, &start);
-        if (r < 0)
-            r = -EINVAL;
-    }
+        r = first_kind(plan, &filler, &bad);
+    if (r < 0 && !was_whole(&filler))
+        r = first_kind(plan, &filler, &bad);
     if (r < 0)
         dataset_error(error, r, plan->archive->dataset, &plan->archive->dataset->records[bad]);
     if (r == -EINVAL)
@@ -335,23 +344,20 @@ static void name_sources(const struct fill_plan *plan, struct slab *slab, uint64
     }
 }
 
-int fill_samples(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
-                 uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *ret_bad_record)
+static int fill_run(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
+                    uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *bad)
 {
-    filler->checked = NOT_CHECKED;
-    if (plan->bases) {
-        name_sources(plan, slab, first, end);
-        return 0;
-    }
     for (uint64_t i = first; i < end; i++) {
-        uint64_t bad = 0;
+        *bad = 0;
         if (i + 1 < end)
             prefetch(plan, slab->indices[i + 1]);
-        int r = fill_one(plan, filler, slab, i, &bad);
-        if (r < 0 && (!plan->skip_errors || r == -ECANCELED)) {
-            *ret_bad_record = bad;
+        int r = fill_one(plan, filler, slab, i, bad);
+        if (r < 0 && !was_whole(filler)) {
+            filler->is_torn = true; /* all of the run is */
             return r;
         }
+        if (r < 0 && (!plan->skip_errors || r == -ECANCELED))
+            return r;
         if (r < 0) {
             slab->sizes[i] = 0;
             slab->valid[i] = 0;
@@ -360,9 +366,25 @@ int fill_samples(const struct fill_plan *plan, struct filler *filler, struct sla
         if (!plan->stride || r < 0)
             clear_gap(slab, i);
     }
-    if (plan->foresee && filler->cursor)
-        cursor_advance(filler->cursor, end - first);
     return 0;
+}
+
+int fill_samples(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
+                 uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *ret_bad_record)
+{
+    uint64_t before = *skipped;
+    int r;
+    if (plan->bases) {
+        name_sources(plan, slab, first, end);
+        return 0;
+    }
+    do {
+        *skipped = before;
+        r = fill_run(plan, filler, slab, first, end, skipped, ret_bad_record);
+    } while (r != -ECANCELED && !was_whole(filler));
+    if (r == 0 && plan->foresee && filler->cursor)
+        cursor_advance(filler->cursor, end - first);
+    return r;
 }
 
 void filler_free(struct filler *filler)

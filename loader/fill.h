@@ -28,8 +28,9 @@ struct filler {
     struct cursor *cursor; /* NULL before the first read */
     uint8_t *buffer;       /* a sample that is not decoded yet */
     size_t room;
-    uint64_t again;   /* of the present sample: see struct slab */
-    uint32_t checked; /* the archive that was last seen to be as long as it should */
+    uint64_t again;        /* of the present sample: see struct slab */
+    struct source *mapped; /* that samples were last copied from by its mapping, or NULL */
+    bool is_torn;          /* one before it was cut short while that was done */
     /* For who watches it: since when it reads from storage (CLOCK_MONOTONIC; 0: it does not),
      * which record; and whether nobody waits for that any more. */
     _Atomic uint64_t since_ns, record;

@@ -64,8 +64,7 @@ static int check_room(const struct dataset *d, uint64_t room, struct onepot_erro
     return 0;
 }
 
-/* All of it is there, and as long as it should be: else reading the mapping would be a SIGBUS.
- */
+/* All of it is there, and as long as it should be. */
 static int bring(const struct source *source)
 {
     struct stat st;
@@ -79,13 +78,15 @@ static int bring(const struct source *source)
 
 /* ---- locking ---- */
 
-static int lock_copy(struct locked *l, struct piece *piece, const void *map,
-                     struct onepot_error *error)
+static int lock_copy(struct locked *l, struct piece *piece, struct source *source,
+                     const void *map, struct onepot_error *error)
 {
     int r = l->type->allocate(l->device->device, DEVICE_MEMORY_LOCKED, piece->bytes, error,
                               &piece->copy);
     if (r == 0)
         memcpy(piece->copy, map, piece->bytes);
+    if (r == 0 && !source_map_is_whole(source))
+        r = error_errno(error, -ENODATA, source_name(source));
     return r;
 }
 
@@ -103,7 +104,7 @@ static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
     if (l->type->lock(l->device->device, map, piece->bytes, error) == 0)
         piece->mapped = map;
     else
-        r = lock_copy(l, piece, map, error);
+        r = lock_copy(l, piece, d->pots[i]->source, map, error);
     if (r == 0)
         r = l->type->address(l->device->device, piece->mapped ? piece->mapped : piece->copy,
                              error, &l->bases[i]);

@@ -849,6 +849,32 @@ class Devices(unittest.TestCase):
 
 
 class Storage(unittest.TestCase):
+    def test_an_archive_that_is_cut_short_is_an_error_and_no_end(self):
+        tar, packed = os.path.join(WORK, "cut.tar"), os.path.join(WORK, "cut-packed.tar")
+        tree = os.path.join(WORK, "cut")
+        os.makedirs(tree)
+        for i in range(300):
+            with open(os.path.join(tree, "%03d.bin" % i), "wb") as f:
+                f.write(bytes([i % 251 + 1]) * 5000)
+        subprocess.run(["tar", "-C", tree, "-cf", tar, "."], check=True)
+        subprocess.run([ONEPOT, "pack", "-q", "-o", packed, tree], check=True)
+        archive = onepot.Archive(tar)
+        batches = iter(onepot.Loader(archive, 10, 0, 1))
+        next(batches)
+        os.truncate(tar, 300000)
+        with self.assertRaisesRegex(OSError, r"cut\.tar: .*[0-9]{3}\.bin"):
+            for batch in batches:
+                pass
+        archive = onepot.Archive(packed)
+        last = archive[299]
+        view = memoryview(last.data)
+        os.truncate(packed, 300000)
+        with self.assertRaises(OSError):
+            list(archive.names)
+        self.assertEqual(bytes(view), bytes(5000))  # lost, and nobody could be told
+        with self.assertRaisesRegex(OSError, "shorter"):
+            last.data
+
     def test_time_outs_and_retries_are_options(self):
         archive = onepot.Archive(TAR, retries=0)
         for seconds in (None, 0, 100.5):

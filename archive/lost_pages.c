@@ -1,0 +1,157 @@
+/*
+ * The guarded mappings are a list that only grows, so that the handler walks it without a lock;
+ * what was released is taken again. The handler makes one system call (mmap; and a write, in a
+ * daemon) and is as safe in a signal as that.
+ */
+#include "lost_pages.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static struct lost_pages *_Atomic guards;
+static struct sigaction before; /* what was installed before us */
+static _Atomic bool catches_all;
+static _Atomic unsigned lost;
+static int event_fd = -1;
+static uintptr_t page_bytes;
+
+/* The mapping that an address is in. One that is released and taken anew meanwhile is none of
+ * this address: its end is another one by then. */
+static struct lost_pages *guard_of(uintptr_t address)
+{
+    for (struct lost_pages *g = atomic_load(&guards); g; g = g->next) {
+        uintptr_t end = atomic_load(&g->end);
+        if (address < end && address >= atomic_load(&g->start) && atomic_load(&g->end) == end)
+            return g;
+    }
+    return NULL;
+}
+
+/* Marked first: whoever sees the zeros sees the mark, too. */
+static bool replace_page(uintptr_t address)
+{
+    struct lost_pages *guard = guard_of(address);
+    uint64_t one = 1;
+    if (!guard && !atomic_load(&catches_all))
+        return false;
+    if (guard)
+        atomic_store(&guard->has_lost, true);
+    if (mmap((void *)(address & ~(page_bytes - 1)), page_bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return false;
+    atomic_fetch_add(&lost, 1);
+    if (event_fd >= 0 && write(event_fd, &one, sizeof(one)) < 0)
+        return true; /* it is full, and has told already */
+    return true;
+}
+
+/* As if we were not there. What ends the process does so when the address is touched again, or
+ * when the signal that was sent is delivered once more. */
+static void pass_on(int number, siginfo_t *info, void *context)
+{
+    if (before.sa_flags & SA_SIGINFO) {
+        before.sa_sigaction(number, info, context);
+    } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+        before.sa_handler(number);
+    } else if (info->si_code > 0) {
+        signal(number, SIG_DFL);
+    } else if (before.sa_handler == SIG_DFL) {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+}
+
+/*
+ * A signal that the process has sent to itself is what a handler installed later does that
+ * reports a fault and then gives it to us (Python's faulthandler): the address is touched again
+ * after that.
+ */
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    int saved = errno;
+    bool is_sent = info->si_code <= 0;
+    bool is_told = is_sent && (atomic_load(&catches_all) ||
+                               (info->si_pid == getpid() && before.sa_handler == SIG_DFL));
+    if (!is_told && (is_sent || !replace_page((uintptr_t)info->si_addr)))
+        pass_on(number, info, context);
+    errno = saved;
+}
+
+static void install(void)
+{
+    struct sigaction action = {.sa_sigaction = on_bus_error,
+                               .sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK};
+    page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGBUS, NULL, &before); /* there is one before a signal comes */
+    sigaction(SIGBUS, &action, NULL);
+}
+
+static void install_once(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, install);
+}
+
+/* One that is free, or a new one; taken. */
+static struct lost_pages *take(void)
+{
+    for (struct lost_pages *g = atomic_load(&guards); g; g = g->next)
+        if (!atomic_exchange(&g->is_taken, true))
+            return g;
+    struct lost_pages *g = calloc(1, sizeof(*g));
+    if (!g)
+        return NULL;
+    atomic_store(&g->is_taken, true);
+    g->next = atomic_load(&guards);
+    while (!atomic_compare_exchange_weak(&guards, &g->next, g))
+        ;
+    return g;
+}
+
+struct lost_pages *lost_pages_guard(const void *start, size_t bytes)
+{
+    install_once();
+    struct lost_pages *g = take();
+    if (!g)
+        return NULL;
+    atomic_store(&g->has_lost, false);
+    atomic_store(&g->start, (uintptr_t)start);
+    atomic_store(&g->end, (uintptr_t)start + bytes);
+    return g;
+}
+
+void lost_pages_release(struct lost_pages *guard)
+{
+    if (!guard)
+        return;
+    atomic_store(&guard->end, 0);
+    atomic_store(&guard->is_taken, false);
+}
+
+/* ---- for a daemon ---- */
+
+void lost_pages_catch_all(void)
+{
+    event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    atomic_store(&catches_all, true);
+    install_once();
+}
+
+int lost_pages_fd(void)
+{
+    return event_fd;
+}
+
+unsigned lost_pages_count(void)
+{
+    uint64_t count;
+    if (event_fd >= 0 && read(event_fd, &count, sizeof(count)) < 0)
+        return atomic_load(&lost); /* nothing new */
+    return atomic_load(&lost);
+}
