@@ -1,0 +1,290 @@
+/*
+ * An index whose owner changes it while it is used. The input is two lists of edits of the
+ * records of an index: the first ones are made before it is opened, the others in its file once
+ * it is open, with all sums set right each time. What the index says may not change by the
+ * others, and reader, verify, extract and loader have to bear what it says.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "content.h"
+#include "dataset.h"
+#include "extract.h"
+#include "fuzz.h"
+#include "index.h"
+#include "index_format.h"
+#include "verify.h"
+
+#define DATA_BYTES 100000u /* of the archive, before its index: as fuzz_make_image has it */
+#define EDIT_BYTES 8u
+#define EXTENTS_MAX 64
+#define PIECE_BYTES 65536u
+
+/* ---- edits ---- */
+
+/* The records that an edit is of: those of a section, or the header as one. */
+struct table {
+    uint64_t offset, records, record_bytes;
+};
+
+static struct table choose_table(const uint8_t *image, size_t size, uint8_t choice)
+{
+    struct disk_header h;
+    struct disk_section s;
+    memcpy(&h, image, sizeof(h));
+    uint32_t number = choice % (h.sections + 1);
+    if (number == h.sections)
+        return (struct table){32, 1, sizeof(h) - 32};
+    memcpy(&s, image + h.sections_offset + number * sizeof(s), sizeof(s));
+    require(s.offset <= size && s.length <= size - s.offset);
+    return (struct table){s.offset, s.length / s.record_bytes, s.record_bytes};
+}
+
+/* Table, how, record, byte of the record, and three bytes of a number. */
+static void edit(uint8_t *image, size_t size, const struct table *t,
+                 const uint8_t bytes[EDIT_BYTES])
+{
+    if (t->records == 0)
+        return;
+    uint64_t record = (uint64_t)(bytes[2] | bytes[3] << 8) % t->records;
+    uint64_t at = t->offset + record * t->record_bytes + bytes[4] % t->record_bytes;
+    uint64_t number = (uint64_t)(bytes[5] | bytes[6] << 8 | bytes[7] << 16), old = 0;
+    size_t width = (size_t)1 << bytes[1] % 4;
+    if (width > size - at)
+        width = size - at;
+    memcpy(&old, image + at, width);
+    switch (bytes[1] / 4 % 5) {
+    case 0:
+        old = number;
+        break;
+    case 1:
+        old += number;
+        break;
+    case 2:
+        old -= number;
+        break;
+    case 3:
+        old ^= UINT64_C(1) << number % 64;
+        break;
+    default:
+        memcpy(&old, image + t->offset + number % t->records * t->record_bytes,
+               width < t->record_bytes ? width : t->record_bytes);
+    }
+    memcpy(image + at, &old, width);
+}
+
+/* Where things lie is read from the image as it was made, not as it was edited. */
+static void edit_all(uint8_t *image, const uint8_t *made, size_t size, const uint8_t *edits,
+                     size_t len)
+{
+    for (; len >= EDIT_BYTES; edits += EDIT_BYTES, len -= EDIT_BYTES) {
+        struct table t = choose_table(made, size, edits[0]);
+        edit(image, size, &t, edits);
+    }
+    fuzz_resum(image, size);
+}
+
+/* ---- what it says ---- */
+
+static void add(XXH3_state_t *state, int r, const void *bytes, size_t len)
+{
+    XXH3_64bits_update(state, &r, sizeof(r));
+    if (r == 0)
+        XXH3_64bits_update(state, bytes, len);
+}
+
+static void add_extents(XXH3_state_t *state, const struct index *index, uint32_t position,
+                        uint64_t size)
+{
+    uint64_t at = 0;
+    for (int i = 0; i < EXTENTS_MAX && at < size; i++) {
+        struct extent e;
+        memset(&e, 0, sizeof(e));
+        int r = index_extent(index, position, at, &e);
+        uint64_t facts[] = {e.kind,         e.offset,      e.length,      e.source_offset,
+                            e.packed_bytes, e.block_bytes, e.block_offset};
+        add(state, r, facts, sizeof(facts));
+        if (r < 0)
+            return;
+        at += e.length;
+    }
+}
+
+static uint64_t digest_of(const struct index *index)
+{
+    XXH3_state_t *state = XXH3_createState();
+    require(state);
+    XXH3_64bits_reset(state);
+    for (uint32_t i = 0; i < index_info(index)->entries; i++) {
+        struct node n;
+        const char *text = "";
+        size_t len = 0;
+        uint32_t family[3] = {0};
+        memset(&n, 0, sizeof(n));
+        int r = index_name(index, i, &text, &len);
+        add(state, r, text, len);
+        r = index_parent(index, i, &family[0]);
+        add(state, r, family, sizeof(family));
+        r = index_children(index, i, &family[1], &family[2]);
+        add(state, r, family, sizeof(family));
+        r = index_symlink(index, i, &text, &len);
+        add(state, r, text, len);
+        r = index_node(index, i, &n);
+        uint64_t facts[] = {
+            n.position,           n.mode,       n.uid,        n.gid,        n.nlink,
+            n.mtime_nsec,         n.size_bytes, n.data_bytes, n.has_xattrs, n.has_holes,
+            (uint64_t)n.mtime_sec};
+        add(state, r, facts, sizeof(facts));
+        if (r == 0 && S_ISREG(n.mode))
+            add_extents(state, index, i, n.size_bytes);
+    }
+    uint64_t digest = XXH3_64bits_digest(state);
+    XXH3_freeState(state);
+    return digest;
+}
+
+/* ---- who uses it ---- */
+
+static void read_files(struct pot *pot, struct reader *reader)
+{
+    static uint8_t buf[PIECE_BYTES];
+    struct reader_scratch *scratch;
+    require(reader_scratch_new(reader, &scratch) == 0);
+    for (uint32_t i = 0; i < index_info(pot->index)->entries; i++) {
+        struct node n;
+        size_t got;
+        if (index_node(pot->index, i, &n) < 0 || !S_ISREG(n.mode))
+            continue;
+        reader_copy(reader, scratch, i, 0, buf, sizeof(buf), &got);
+        reader_copy(reader, scratch, i, n.size_bytes / 2, buf, sizeof(buf), &got);
+    }
+    reader_scratch_free(scratch);
+}
+
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st, (void)type, (void)ftw;
+    return remove(path);
+}
+
+/* Into FOLDER/out: nothing else may come to lie in FOLDER. */
+static void extract(struct pot *pot, struct reader *reader)
+{
+    char folder[] = "/tmp/onepot-fuzz.XXXXXX", out[sizeof(folder) + 4];
+    struct extract_result result;
+    require(mkdtemp(folder));
+    snprintf(out, sizeof(out), "%s/out", folder);
+    struct extract_options options = {.directory = out, .threads = 1};
+    extract_run(pot, reader, &options, NULL, &result);
+    DIR *dir = opendir(folder);
+    require(dir);
+    for (const struct dirent *e; (e = readdir(dir));)
+        require(e->d_name[0] == '.' || strcmp(e->d_name, "out") == 0);
+    closedir(dir);
+    require(nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS) == 0);
+}
+
+/* Takes the pot over. */
+static void load(struct pot *pot)
+{
+    static uint8_t buf[PIECE_BYTES];
+    struct dataset_options options = {.cache_bytes = 1u << 20};
+    struct dataset *dataset;
+    struct cursor *cursor;
+    struct pot **pots = malloc(sizeof(*pots));
+    require(pots);
+    pots[0] = pot;
+    if (dataset_new(pots, 1, &options, NULL, &dataset) < 0)
+        return;
+    require(dataset->record_count <= index_info(pot->index)->entries);
+    if (cursor_get(dataset, NULL, &cursor) == 0) {
+        for (uint64_t i = 0; i < dataset->record_count; i++) {
+            const struct record *r = &dataset->records[i];
+            cursor_read(dataset, cursor, r, 0, buf,
+                        r->size_bytes < sizeof(buf) ? (size_t)r->size_bytes : sizeof(buf));
+        }
+        cursor_put(cursor);
+    }
+    dataset_free(dataset);
+}
+
+/* As pot_open leaves it. NULL: the index is refused. */
+static struct pot *open_pot(int fd, size_t size)
+{
+    struct pot *pot = calloc(1, sizeof(*pot));
+    require(pot && (pot->path = strdup("archive")));
+    pot->backend = &backend_squashfs;
+    require(source_from_fd(dup(fd), "archive", &pot->source) == 0);
+    if (index_open(pot->source, DATA_BYTES, size, NULL, &pot->index) == 0 &&
+        index_info(pot->index)->archive_bytes <= source_size(pot->source))
+        return pot;
+    pot_close(pot);
+    return NULL;
+}
+
+static void use(struct pot *pot)
+{
+    struct reader_options options = {.cache_bytes = 1u << 20};
+    struct verify_options how = {.threads = 1};
+    struct verify_result result;
+    struct reader *reader;
+    if (reader_new(pot, &options, NULL, &reader) == 0) {
+        read_files(pot, reader);
+        verify_run(pot, reader, &how, NULL, &result);
+        extract(pot, reader);
+        reader_free(reader);
+    }
+    load(pot);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static uint8_t *made, *image;
+    static size_t len;
+    if (!made) {
+        made = fuzz_make_image(&len);
+        image = malloc(len);
+        require(image);
+    }
+    size_t edits = size / EDIT_BYTES, first = size > 0 ? data[0] % (edits + 1) : 0;
+    int fd = memfd_create("archive", MFD_CLOEXEC);
+    require(fd >= 0 && fchmod(fd, 0666) == 0); /* others may write to it */
+    memcpy(image, made, len);
+    edit_all(image, made, len, data, first * EDIT_BYTES);
+    require(ftruncate(fd, DATA_BYTES) == 0 &&
+            pwrite(fd, image, len, DATA_BYTES) == (ssize_t)len);
+    struct pot *before = open_pot(fd, len), *pot = open_pot(fd, len);
+    if (pot) {
+        uint64_t digest = digest_of(before->index);
+        edit_all(image, made, len, data + first * EDIT_BYTES, size - first * EDIT_BYTES);
+        require(pwrite(fd, image, len, DATA_BYTES) == (ssize_t)len);
+        require(digest_of(before->index) == digest);
+        require(digest_of(pot->index) == digest);
+        use(pot);
+    }
+    pot_close(before);
+    close(fd);
+    return 0;
+}
+
+/* Edits of each table in turn, as numbers happen to be. */
+uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
+{
+    uint8_t *seed = number < 8 ? malloc(16 * EDIT_BYTES) : NULL;
+    for (unsigned i = 0; seed && i < 16 * EDIT_BYTES; i++)
+        seed[i] = (uint8_t)(XXH3_64bits_withSeed(&i, sizeof(i), number) >> 8);
+    for (unsigned i = 0; seed && i < 16; i++)
+        seed[i * EDIT_BYTES] = (uint8_t)(number + i);
+    *ret_size = 16 * EDIT_BYTES;
+    return seed;
+}
