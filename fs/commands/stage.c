@@ -278,17 +278,12 @@ static int release_owned(void *ctx, const struct stage_copy_info *info)
     return info->report.pinned && info->owner == *(const pid_t *)ctx;
 }
 
-static _Noreturn void wait_for_owner(const struct arguments *a, struct process_watch owner)
+static _Noreturn void wait_for_owner(const struct arguments *a, struct process_watch owner,
+                                     const sigset_t *wanted)
 {
     char events[4096];
-    sigset_t wanted;
     int news = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-    sigemptyset(&wanted);
-    sigaddset(&wanted, SIGTERM);
-    sigaddset(&wanted, SIGINT);
-    sigaddset(&wanted, SIGHUP);
-    sigprocmask(SIG_BLOCK, &wanted, NULL);
-    int signals = signalfd(-1, &wanted, SFD_CLOEXEC);
+    int signals = signalfd(-1, wanted, SFD_CLOEXEC);
     stage_each(a->place, add_watch, &news);
     if (!has_copies(a)) /* they were removed before it was watched for */
         _exit(0);
@@ -314,17 +309,24 @@ static _Noreturn void wait_for_owner(const struct arguments *a, struct process_w
 static void leave_keeper(struct arguments *a)
 {
     struct process_watch owner;
+    sigset_t wanted, before;
     if (process_watch_open(a->owner, &owner) < 0)
         return;
     fflush(stdout);
+    sigemptyset(&wanted);
+    sigaddset(&wanted, SIGTERM);
+    sigaddset(&wanted, SIGINT);
+    sigaddset(&wanted, SIGHUP);
+    sigprocmask(SIG_BLOCK, &wanted, &before); /* so that the keeper gets them however early */
     pid_t pid = fork();
     if (pid == 0) {
         if (fork() != 0)
             _exit(0);
         if (detach_here(&a->inherited, -1) < 0)
             _exit(1);
-        wait_for_owner(a, owner);
+        wait_for_owner(a, owner, &wanted);
     }
+    sigprocmask(SIG_SETMASK, &before, NULL);
     process_watch_close(&owner);
     if (pid > 0)
         while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
