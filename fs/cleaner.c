@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <pwd.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,14 +110,19 @@ int cleaner_user(uid_t uid, const char *job)
         alarm(USER_LIMIT_S); /* whatever its user does to hold it up */
         _exit(r < 0 ? cli_fail(NULL, r, NULL) : cleaner_own(job));
     }
-    while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        ;
     if (pid < 0)
         return cli_fail(NULL, -errno, NULL);
-    if (!WIFEXITED(status))
-        return cli_failf(NULL, "what user %u left could not be cleaned up in %d s",
-                         (unsigned)uid, USER_LIMIT_S);
-    return WEXITSTATUS(status);
+    while (waitpid(pid, &status, WUNTRACED) < 0 && errno == EINTR)
+        ;
+    if (WIFEXITED(status))
+        return WEXITSTATUS(status);
+    if (WIFSTOPPED(status)) { /* its user may do that, and its alarm would never come */
+        kill(pid, SIGKILL);
+        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+            ;
+    }
+    return cli_failf(NULL, "what user %u left could not be cleaned up: %s", (unsigned)uid,
+                     WIFSTOPPED(status) ? "somebody stopped it" : "it took a minute");
 }
 
 /* Is it a folder of ours, of the user that its name says? */

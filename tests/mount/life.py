@@ -119,6 +119,11 @@ def process_state(pid):
         return None
 
 
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as f:
+        return [int(p) for p in f.read().split()]
+
+
 def waits_for_a_daemon(pid):
     """Is a process in a request of FUSE? Where the kernel does not say, it probably is by now."""
     if process_state(pid) not in ("S", "D"):

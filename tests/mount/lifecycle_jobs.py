@@ -5,6 +5,7 @@ its daemon waits for: the processes of its pidfds.
 """
 
 import contextlib
+import fcntl
 import glob
 import os
 import pty
@@ -349,6 +350,29 @@ def test_root_removes_nothing_that_a_user_could_not(work):
         check_equal(sorted(os.listdir(target)), before, f"files of root's, by {kind}")
         check(all(read(os.path.join(target, name)) == b"root's" for name in before), "their bytes")
         harness.run("rm", "-r", folder)
+
+
+def test_a_user_can_not_hold_up_root_s_cleaning_by_a_stop(work):
+    harness.need_root("be two users")
+    for folder in (work.path, work / ".home", life.runtime()):
+        os.chmod(folder, 0o1777)
+    folder = life.folder(NOBODY)
+    lock = os.path.join(folder, "lock")
+    os.mkdir(folder, 0o700)
+    life.write(lock, b"")
+    for path in (folder, lock):
+        os.chown(path, NOBODY, NOBODY)
+    with life.opened(lock) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with life.process(harness.onepot_program(), "clean", "--user", str(NOBODY)) as p:
+            wait_for(lambda: life.children_of(p.pid), "its child")
+            child = life.children_of(p.pid)[0]
+            wait_for(lambda: f"Uid:\t{NOBODY}" in read(f"/proc/{child}/status").decode(),
+                     "it to be the user's")
+            os.kill(child, signal.SIGSTOP)
+            check_equal(p.wait(60), 1, "status")
+            check(b"stopped" in p.stderr.read(), "it says why")
+            check(life.process_state(child) is None, "and leaves nothing behind")
 
 
 def test_only_root_cleans_up_after_others(work):

@@ -163,11 +163,6 @@ class Terminal:
         self.seen = self.seen.partition(text.encode())[2]
 
 
-def children_of(pid):
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as f:
-        return [int(p) for p in f.read().split()]
-
-
 def test_an_interrupt_of_the_terminal_reaches_the_command_once(work):
     need_program("bash")
     archive = make_archive(work)
@@ -175,7 +170,7 @@ def test_an_interrupt_of_the_terminal_reaches_the_command_once(work):
     with Terminal() as terminal:
         terminal.type(f"{onepot_program()} run {archive} -- {PYTHON} {work / 'count.py'}\n")
         terminal.wait_for("ready")
-        wrapper = children_of(terminal.pid)[0]
+        wrapper = life.children_of(terminal.pid)[0]
         terminal.type("\x03")
         terminal.wait_for(f"got {int(signal.SIGINT)}\r\n")
         os.kill(wrapper, signal.SIGUSR2)
@@ -193,10 +188,10 @@ def test_job_control_stops_the_command_and_not_the_daemon(work):
         life.write(work / "script", script.encode())
         terminal.type(f"{onepot_program()} run {archive} -- sh {work / 'script'}\n")
         terminal.wait_for("ready")
-        wrapper = children_of(terminal.pid)[0]
+        wrapper = life.children_of(terminal.pid)[0]
         path = mountpoints(work.path)[0]
         daemon = life.daemon_of(path)
-        command = next(p for p in children_of(wrapper) if p != daemon)
+        command = next(p for p in life.children_of(wrapper) if p != daemon)
         terminal.type("\x1a")
         wait_for(lambda: life.process_state(wrapper) == "T" and life.process_state(command) == "T",
                  "both to stop")
