@@ -64,10 +64,11 @@ struct backend {
     /*
      * Unpack the whole file into `fd`, from offset 0 on; zeros may stay holes. The file gets
      * the length of what was in it, but is not made shorter. Its first `kept` bytes are there
-     * already, and stay as they are. In the child. NULL: never.
+     * already, and stay as they are. -E2BIG: more than `most` bytes of it are not zeros. In the
+     * child. NULL: never.
      */
-    int (*unpack)(struct source *source, int fd, uint64_t kept, struct progress *progress,
-                  struct fault *fault);
+    int (*unpack)(struct source *source, int fd, uint64_t kept, uint64_t most,
+                  struct progress *progress, struct fault *fault);
 
     /*
      * Find an index that the archive itself carries and that still describes it: 0;

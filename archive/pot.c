@@ -280,7 +280,11 @@ static int use_stream(struct opening *o, const char *compression)
     pot->compression = compression;
     if (!store) /* the index was asked for, and nothing else */
         return 0;
-    int r = store->expand(store->ctx, &stream, &fault, &source);
+    /* How much of a long one is zeros is not known: it is unpacked first, and they are counted.
+     */
+    int r = stream.bytes > unpacked_most(pot->source, o->options)
+                ? -ENOSPC
+                : store->expand(store->ctx, &stream, &fault, &source);
     if (r == 0) {
         pot->packed = pot->source;
         pot->source = source;

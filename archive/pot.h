@@ -57,6 +57,10 @@ struct pot {
     struct source_identity identity; /* of the archive file, also when it was unpacked */
 };
 
+#define POT_RATIO 200u
+#define POT_RATIO_OFF UINT32_MAX /* no limit */
+#define POT_RATIO_FLOOR_BYTES (UINT64_C(256) << 20)
+
 enum pot_save {
     POT_SAVE_AUTO, /* when building took more than a second */
     POT_SAVE_NEVER,
@@ -134,6 +138,12 @@ struct pot_options {
      * limit of the child that indexes; 0: what the node has available.
      */
     uint64_t memory_bytes;
+    /*
+     * A compressed stream may hold so many times its own size of bytes that are not zeros, or
+     * POT_RATIO_FLOOR_BYTES if that is more; 0: POT_RATIO. What holds more is refused: a few
+     * kilobytes would take all memory.
+     */
+    uint32_t max_ratio;
     const struct pot_store
         *store; /* NULL: a private file; its index is saved if that is asked */
     /* Called with one line (no newline) for what a person should know. May be NULL. */

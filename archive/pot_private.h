@@ -40,6 +40,9 @@ int unpacked_open(const struct backend *backend, struct source *packed, const ch
                   const struct pot_options *options, struct fault *fault,
                   struct source **ret_source);
 
+/* How many bytes, zeros left out, the options allow a stream to hold. */
+uint64_t unpacked_most(const struct source *packed, const struct pot_options *options);
+
 /* Sums of all that was unpacked, for its index; in the child, whose end frees them. */
 int unpacked_sums(struct source *source, struct builder_header *header,
                   struct progress *progress);

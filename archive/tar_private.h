@@ -151,7 +151,7 @@ int tar_gunzip(struct source *source, struct progress *progress, tar_take *take,
 
 /* ---- tar_unpack.c ---- */
 
-int tar_unpack(struct source *source, int fd, uint64_t kept, struct progress *progress,
-               struct fault *fault);
+int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
+               struct progress *progress, struct fault *fault);
 
 #endif

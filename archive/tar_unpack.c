@@ -36,6 +36,8 @@ struct unpacking {
     int fd;
     uint64_t kept;  /* are in it, and not written again */
     uint64_t bytes; /* so far */
+    uint64_t data;  /* of them that were written, and */
+    uint64_t most;  /* may be */
     bool is_tar;    /* that was checked */
     uint32_t crc;   /* of them, for gzip */
     struct progress *progress;
@@ -116,6 +118,20 @@ static int check_head(struct unpacking *u, bool at_end)
     return 0;
 }
 
+static int write_data(struct unpacking *u, const uint8_t *bytes, size_t len, uint64_t offset)
+{
+    u->data += len;
+    if (u->data <= u->most)
+        return write_at(u->fd, bytes, len, offset);
+    uint64_t packed = source_size(u->source);
+    fault_set(u->fault, -E2BIG, NULL, FAULT_NO_OFFSET,
+              "unpacks to more than %llu MiB, %llu times its size",
+              (unsigned long long)(u->most >> 20), (unsigned long long)(u->most / packed));
+    fault_advise(u->fault, "if you trust it, allow more: --max-ratio=N or off "
+                           "(ONEPOT_MAX_RATIO for the loader)");
+    return -E2BIG;
+}
+
 /* Write what is not zeros, and not there. */
 static int write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
 {
@@ -124,14 +140,14 @@ static int write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
     for (size_t at = from; at < len;) {
         size_t n = len - at < HOLE_BYTES ? len - at : HOLE_BYTES;
         if (u->bytes >= HEAD_BYTES && n == HOLE_BYTES && tar_is_zero(bytes + at, n)) {
-            int r = write_at(u->fd, bytes + from, at - from, u->bytes + from);
+            int r = write_data(u, bytes + from, at - from, u->bytes + from);
             if (r < 0)
                 return r;
             from = at + n;
         }
         at += n;
     }
-    int r = write_at(u->fd, bytes + from, len - from, u->bytes + from);
+    int r = write_data(u, bytes + from, len - from, u->bytes + from);
     if (r < 0)
         return r;
     u->bytes += len;
@@ -229,11 +245,15 @@ static int open_and_unpack(struct unpacking *u)
     return r < 0 ? r : unpack_all(u);
 }
 
-int tar_unpack(struct source *source, int fd, uint64_t kept, struct progress *progress,
-               struct fault *fault)
+int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
+               struct progress *progress, struct fault *fault)
 {
-    struct unpacking u = {
-        .source = source, .fd = fd, .kept = kept, .progress = progress, .fault = fault};
+    struct unpacking u = {.source = source,
+                          .fd = fd,
+                          .kept = kept,
+                          .most = most,
+                          .progress = progress,
+                          .fault = fault};
     uint8_t head[16] = {0};
     uint64_t size = source_size(source);
     int r = source_read(source, head, size < sizeof(head) ? (size_t)size : sizeof(head), 0);

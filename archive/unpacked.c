@@ -41,15 +41,24 @@ struct unpacking {
     const struct backend *backend;
     struct source *packed;
     const struct pot_options *options;
+    uint64_t most; /* bytes that may be in it, zeros left out */
     int fd;
     uint64_t kept;      /* bytes that are in it already */
     const char *folder; /* that it was unpacked to; NULL: it was not */
 };
 
+uint64_t unpacked_most(const struct source *packed, const struct pot_options *options)
+{
+    uint64_t most, ratio = options->max_ratio ? options->max_ratio : POT_RATIO;
+    if (ratio == POT_RATIO_OFF || __builtin_mul_overflow(source_size(packed), ratio, &most))
+        return UINT64_MAX;
+    return most > POT_RATIO_FLOOR_BYTES ? most : POT_RATIO_FLOOR_BYTES;
+}
+
 static int run_unpack(void *arg, struct progress *progress, struct fault *fault)
 {
     struct unpacking *u = arg;
-    return u->backend->unpack(u->packed, u->fd, u->kept, progress, fault);
+    return u->backend->unpack(u->packed, u->fd, u->kept, u->most, progress, fault);
 }
 
 /* What may be written there; 0 where nothing can be. */
@@ -147,7 +156,12 @@ int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
                struct fault *fault)
 {
     struct unpacking u = {
-        .backend = stream->backend, .packed = stream->packed, .fd = fd, .kept = kept};
+        .backend = stream->backend,
+        .packed = stream->packed,
+        .most = UINT64_MAX, /* its length is known */
+        .fd = fd,
+        .kept = kept,
+    };
     int keep[] = {source_fd(stream->packed), fd};
     struct sandbox_limits limits = {
         .memory_bytes = UNPACK_MEMORY_BYTES,
@@ -226,7 +240,10 @@ int unpacked_open(const struct backend *backend, struct source *packed, const ch
                   const struct pot_options *options, struct fault *fault,
                   struct source **ret_source)
 {
-    struct unpacking u = {.backend = backend, .packed = packed, .options = options};
+    struct unpacking u = {.backend = backend,
+                          .packed = packed,
+                          .options = options,
+                          .most = unpacked_most(packed, options)};
     const struct pot_unpacker unpacker = {unpack_into, &u};
     const struct pot_store *store = options->store;
     const char *name = source_name(packed);

@@ -156,6 +156,23 @@ static int bad_option(const struct cli_usage *usage, int opt, char **argv,
     return unknown_long(usage, given, longs);
 }
 
+static uint32_t max_ratio;
+
+uint32_t cli_max_ratio(void)
+{
+    return max_ratio;
+}
+
+static int max_ratio_option(const struct cli_usage *usage, const char *text)
+{
+    uint64_t number = POT_RATIO_OFF;
+    int r = strcmp(text, "off") == 0
+                ? 0
+                : cli_number_option(usage, "--max-ratio", text, 1, POT_RATIO_OFF - 1, &number);
+    max_ratio = (uint32_t)number;
+    return r;
+}
+
 int cli_getopt(const struct cli_usage *usage, int argc, char **argv, const char *shorts,
                const struct option *longs, int *ret_status)
 {
@@ -174,6 +191,12 @@ int cli_getopt(const struct cli_usage *usage, int argc, char **argv, const char 
         puts("onepot " ONEPOT_VERSION);
         *ret_status = CLI_OK;
         return -1;
+    case CLI_OPTION_MAX_RATIO:
+        *ret_status = max_ratio_option(usage, optarg);
+        if (*ret_status != 0)
+            return -1;
+        *ret_status = CLI_GO_ON;
+        return cli_getopt(usage, argc, argv, shorts, longs, ret_status);
     case '?':
     case ':':
         *ret_status = bad_option(usage, opt, argv, longs);

@@ -67,7 +67,8 @@ struct cli_usage {
 };
 
 #define CLI_OPTION_VERSION 0x1000 /* own long options start at CLI_OPTION_OWN */
-#define CLI_OPTION_OWN 0x1001
+#define CLI_OPTION_MAX_RATIO 0x1001
+#define CLI_OPTION_OWN 0x1002
 
 /* Ends a table of long options: what every command has. */
 #define CLI_OPTIONS_END                                                                        \
@@ -75,6 +76,15 @@ struct cli_usage {
     {                                                                                          \
         NULL, 0, NULL, 0                                                                       \
     }
+
+/* The same for commands that open archives, and what their help says of it. */
+#define CLI_ARCHIVE_OPTIONS_END                                                                \
+    {"max-ratio", required_argument, NULL, CLI_OPTION_MAX_RATIO}, CLI_OPTIONS_END
+#define CLI_ARCHIVE_OPTIONS_HELP                                                               \
+    "      --max-ratio=N    a compressed stream may unpack to N times its size, or 'off'\n"
+
+/* What --max-ratio said, for struct pot_options; 0: nothing. */
+uint32_t cli_max_ratio(void);
 
 /*
  * getopt_long with our words. Returns the option, or -1 when there are no more: then

@@ -36,6 +36,7 @@ int cli_open_pot(const char *path, const struct pot_options *options,
     all.note = note;
     all.progress = show;
     all.ctx = &opening;
+    all.max_ratio = cli_max_ratio();
     if (!all.memory_bytes)
         all.memory_bytes = budget_memory_bytes("");
     int r = pot_open(path, &all, &fault, ret_pot);

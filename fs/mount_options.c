@@ -64,7 +64,7 @@ static const struct option longs[] = {
     {"verify", no_argument, NULL, OPT_VERIFY},
     {"on-conflict", required_argument, NULL, OPT_ON_CONFLICT},
     {"nested", no_argument, NULL, OPT_NESTED},
-    CLI_OPTIONS_END,
+    CLI_ARCHIVE_OPTIONS_END,
 };
 
 #define SECONDS_MAX (366u * 24 * 3600)

@@ -50,12 +50,23 @@ static int stage_pot(const struct list *list, struct pot *pot)
     return r < 0 ? error_errno(list->error, r, pot->path) : 0;
 }
 
+/* ONEPOT_MAX_RATIO, for struct pot_options: what is no number is as if it were not set. */
+static uint32_t max_ratio(void)
+{
+    const char *text = getenv("ONEPOT_MAX_RATIO");
+    unsigned long ratio = text ? strtoul(text, NULL, 10) : 0;
+    if (text && strcmp(text, "off") == 0)
+        return POT_RATIO_OFF;
+    return ratio < POT_RATIO_OFF ? (uint32_t)ratio : POT_RATIO_OFF;
+}
+
 static int open_one(struct list *list, const char *path)
 {
     struct stage_store store = {.options = {.archive = path, .place = place_of(list)},
                                 .is_private = !list->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
-    struct pot_options options = {.memory_bytes = list->memory_bytes, .store = &pot_store};
+    struct pot_options options = {
+        .memory_bytes = list->memory_bytes, .max_ratio = max_ratio(), .store = &pot_store};
     struct fault fault = {0};
     if (list->count == list->room) {
         size_t room = list->room ? 2 * list->room : 16;

@@ -852,7 +852,7 @@ static int unpack(const char *name, int fd, struct fault *fault)
     if (access(path, F_OK) < 0)
         return -ENOENT;
     ck_assert_int_eq(source_open(path, fault, &source), 0);
-    int r = backend_tar.unpack(source, fd, 0, &progress, fault);
+    int r = backend_tar.unpack(source, fd, 0, UINT64_MAX, &progress, fault);
     if (r == 0)
         ck_assert_uint_eq(progress.bytes_done, progress.bytes_total);
     source_close(source);
@@ -901,6 +901,25 @@ START_TEST(compressed_files_without_a_tar_are_refused)
         ck_assert_msg(r == -ENOMSG, "%s: %d %s", names[i], r, fault.what);
         ck_assert_ptr_nonnull(strstr(fault.what, "no tar"));
     }
+}
+END_TEST
+
+START_TEST(no_more_is_unpacked_than_is_allowed)
+{
+    char path[PATH_MAX + 300];
+    struct fault fault = {0};
+    struct progress progress = {0};
+    struct source *source = NULL;
+    snprintf(path, sizeof(path), "%s/packed.tar.gz", folder);
+    ck_assert_int_eq(source_open(path, &fault, &source), 0);
+    auto_close int fd = memfd_create("unpacked", MFD_CLOEXEC);
+    ck_assert_int_eq(backend_tar.unpack(source, fd, 0, 100000, &progress, &fault), -E2BIG);
+    ck_assert_ptr_nonnull(strstr(fault.what, "unpacks to more than"));
+    ck_assert_ptr_nonnull(strstr(fault.advice, "--max-ratio"));
+    struct stat st;
+    ck_assert_int_eq(fstat(fd, &st), 0);
+    ck_assert_int_le(st.st_size, 100000);
+    source_close(source);
 }
 END_TEST
 
@@ -976,6 +995,7 @@ int main(void)
     tcase_add_test(tests, changed_headers_with_right_sums_are_errors_or_harmless);
     tcase_add_test(tests, compressed_tars_unpack_to_the_same_bytes);
     tcase_add_test(tests, compressed_files_without_a_tar_are_refused);
+    tcase_add_test(tests, no_more_is_unpacked_than_is_allowed);
     tcase_add_test(tests, damaged_compression_is_an_error);
 
     Suite *suite = suite_create("tar");

@@ -17,7 +17,8 @@ static const struct cli_usage usage = {
     "Write the files PATH... of an archive to standard output, one after another.\n"
     "Symbolic links are followed within the archive.\n"
     "\n"
-    "      --progress=WHEN   show progress of indexing: auto, always or never\n"};
+    "      --progress=WHEN   show progress of indexing: auto, always or "
+    "never\n" CLI_ARCHIVE_OPTIONS_HELP};
 
 struct output {
     struct pot *pot;
@@ -175,7 +176,7 @@ int command_cat(int argc, char **argv)
 {
     static const struct option longs[] = {
         {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_OPTIONS_END,
+        CLI_ARCHIVE_OPTIONS_END,
     };
     enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
     int opt, status = CLI_GO_ON;

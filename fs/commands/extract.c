@@ -31,7 +31,7 @@ static const struct cli_usage usage = {
     "                        capabilities and other attributes of the system\n"
     "      --no-same-owner   files belong to who extracts them (default but for root)\n"
     "  -q, --quiet           no summary\n"
-    "      --progress=WHEN   show progress: auto, always or never\n"};
+    "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
 
 struct arguments {
     struct extract_options options;
@@ -191,7 +191,7 @@ static const struct option longs[] = {
     {"privileged", no_argument, NULL, OPTION_PRIVILEGED},
     {"quiet", no_argument, NULL, 'q'},
     {"progress", required_argument, NULL, OPTION_PROGRESS},
-    CLI_OPTIONS_END,
+    CLI_ARCHIVE_OPTIONS_END,
 };
 
 static int take_option(struct arguments *a, int opt)

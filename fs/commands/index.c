@@ -15,7 +15,7 @@ static const struct cli_usage usage = {
     "its own index and needs none.\n"
     "\n"
     "  -f, --force           make it anew, also where a saved one still fits\n"
-    "      --progress=WHEN   show progress: auto, always or never\n"};
+    "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
 
 static void report(const struct pot *pot)
 {
@@ -57,7 +57,7 @@ int command_index(int argc, char **argv)
     static const struct option longs[] = {
         {"force", no_argument, NULL, 'f'},
         {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_OPTIONS_END,
+        CLI_ARCHIVE_OPTIONS_END,
     };
     bool rebuild = false;
     enum cli_progress_mode progress = CLI_PROGRESS_AUTO;

@@ -22,7 +22,7 @@ static const struct cli_usage usage = {
     "      --batch-for=SIZE  how many samples a batch of so many bytes has room for\n"
     "      --gpu             GPUs and their free memory, and the batch that it has room for\n"
     "      --json            one array of objects\n"
-    "      --progress=WHEN   show progress: auto, always or never\n"};
+    "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
 
 /* What a batch of `bytes` has room for. */
 struct batch {
@@ -420,7 +420,7 @@ int command_info(int argc, char **argv)
         {"batch-for", required_argument, NULL, OPTION_BATCH},
         {"gpu", no_argument, NULL, OPTION_GPU},
         {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_OPTIONS_END,
+        CLI_ARCHIVE_OPTIONS_END,
     };
     bool json = false, gpu = false;
     uint64_t batch_bytes = 0, room = 0;

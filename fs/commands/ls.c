@@ -26,7 +26,7 @@ static const struct cli_usage usage = {
     "  -0, --null            end each name with a NUL byte, not a newline\n"
     "      --json            one array of objects\n"
     "      --path PATH       the directory or file PATH of the archive, not all of it\n"
-    "      --progress=WHEN   show progress: auto, always or never\n"};
+    "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
 
 struct listing {
     bool is_long, recursive, json;
@@ -324,7 +324,7 @@ int command_ls(int argc, char **argv)
         {"json", no_argument, NULL, OPTION_JSON},
         {"path", required_argument, NULL, OPTION_PATH},
         {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_OPTIONS_END,
+        CLI_ARCHIVE_OPTIONS_END,
     };
     struct listing l = {.end = '\n', .path = ""};
     int opt, status = CLI_GO_ON;

@@ -19,7 +19,7 @@ static const struct cli_usage usage = {
     "Show an archive as a directory. Returns when it is ready, and prints its path.\n"
     "\n"
     "  -f, --foreground      serve it in this process, until it is unmounted or "
-    "interrupted\n" MOUNT_OPTIONS_HELP,
+    "interrupted\n" MOUNT_OPTIONS_HELP CLI_ARCHIVE_OPTIONS_HELP,
 };
 
 /* Was it started with a standard output? main() has put what can't be written in its place. */

@@ -36,7 +36,7 @@ static const struct cli_usage usage = {
     "\n"
     "      --private=WHEN    auto, on, off: mount it for COMMAND alone, in a namespace of its\n"
     "                        own (auto: where something else is mounted at "
-    "DIR)\n" MOUNT_OPTIONS_HELP,
+    "DIR)\n" MOUNT_OPTIONS_HELP CLI_ARCHIVE_OPTIONS_HELP,
 };
 
 struct run {

@@ -41,7 +41,7 @@ static const struct cli_usage usage = {
     "      --verify          compare the copy with the archive's sums\n"
     "      --json            what was copied where\n"
     "  -q, --quiet           say nothing if all is well\n"
-    "      --progress WHEN   auto, always, never\n"};
+    "      --progress WHEN   auto, always, never\n" CLI_ARCHIVE_OPTIONS_HELP};
 
 struct arguments {
     const char *place;
@@ -415,7 +415,7 @@ int command_stage(int argc, char **argv)
         {"json", no_argument, NULL, OPTION_JSON},
         {"quiet", no_argument, NULL, 'q'},
         {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_OPTIONS_END,
+        CLI_ARCHIVE_OPTIONS_END,
     };
     struct arguments a = {.progress = CLI_PROGRESS_AUTO};
     char place[PATH_MAX];

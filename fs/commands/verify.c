@@ -19,7 +19,7 @@ static const struct cli_usage usage = {
     "  -j, --jobs=N          with N threads (default: the CPUs of this process)\n"
     "      --json            one array of objects\n"
     "  -q, --quiet           print only what is wrong\n"
-    "      --progress=WHEN   show progress: auto, always or never\n"};
+    "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
 
 struct arguments {
     struct verify_options options;
@@ -132,6 +132,7 @@ static int open_pot(struct arguments *a, struct pot **ret_pot)
         .lists_left_out = true,
         .rebuild = true, /* what a saved index says was not read from the archive just now */
         .memory_bytes = budget_memory_bytes(""),
+        .max_ratio = cli_max_ratio(),
         .note = note,
         .progress = show,
         .ctx = a,
@@ -241,7 +242,7 @@ int command_verify(int argc, char **argv)
         {"json", no_argument, NULL, OPTION_JSON},
         {"quiet", no_argument, NULL, 'q'},
         {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_OPTIONS_END,
+        CLI_ARCHIVE_OPTIONS_END,
     };
     struct arguments a = {.progress = CLI_PROGRESS_AUTO};
     a.options = (struct verify_options){.threads = cli_default_jobs(),
