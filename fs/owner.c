@@ -58,17 +58,26 @@ static pid_t owner_of_job(const struct job *job)
     return owner;
 }
 
+/* Has a program made this session, with a terminal, for one command? It ends at once then. */
+static bool is_for_a_command(const struct process_facts *leader)
+{
+    return leader->has_terminal && leader->parent > 1 && !process_controls_jobs(leader->pid) &&
+           (process_is_ours(leader->parent) || !process_is_ours(leader->pid)); /* sudo -u */
+}
+
 static pid_t owner_of_session(void)
 {
-    struct process_facts leader;
+    struct process_facts leader, program;
     pid_t owner = getsid(0);
 
     if (owner <= 0 || process_look(owner, &leader) < 0)
         return 0;
-    /* The shell of one command that a program runs in a terminal of its own ends at once. */
-    if (leader.has_terminal && leader.parent > 1 && !process_controls_jobs(owner) &&
-        process_is_ours(leader.parent))
+    for (int i = 0; i < ANCESTORS_MAX && is_for_a_command(&leader); i++) {
         owner = leader.parent;
+        if (process_look(owner, &program) < 0 || process_look(program.session, &leader) < 0)
+            break;
+        owner = leader.pid;
+    }
     return owner == getpid() ? 0 : owner;
 }
 

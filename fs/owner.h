@@ -7,8 +7,9 @@
  *                         what the batch system leads their session by (slurmstepd)
  *     login, cron, make   the leader of the session: the shell of the terminal or of ssh, the
  *                         command of cron
- *     Jupyter's "!", expect
- *                         the program that runs a command in a terminal of its own
+ *     Jupyter's "!", sudo, script, expect
+ *                         what the program belongs to that runs a command in a terminal of its
+ *                         own: the leader of its session, which Jupyter's kernel is itself
  *     a service of systemd, `setsid onepot mount`, `ssh node onepot mount`
  *                         nobody: the command is all that there is of its session
  *

@@ -11,6 +11,7 @@ import os
 import pty
 import signal
 import stat
+import sys
 
 import harness
 import life
@@ -185,6 +186,21 @@ def test_a_command_in_a_terminal_of_its_own_is_its_program_s(work):
         os.kill(program, signal.SIGKILL)
         os.waitpid(program, 0)
     life.wait_gone(pid)
+    check_nothing_left()
+
+
+def test_a_program_that_ends_with_the_command_in_its_terminal_leaves_it_to_its_session(work):
+    """As sudo and script do."""
+    need_pidfds()
+    archive = make_archive(work)
+    spawn = "import pty, sys; pty.spawn(sys.argv[1:])"
+    script = '"$2" -c "$3" "$2" -c "$3" bash -c \'"$ONEPOT" mount "$0"; :\' "$1"; read'
+    with session(script, archive, sys.executable, spawn) as login:
+        life.first_line(login)
+        pid = life.daemon_of(mountpoints(work.path)[0])
+        check_equal(watched(pid), [login.pid], "what the daemon waits for")
+        end(login)
+        life.wait_gone(pid)
     check_nothing_left()
 
 
