@@ -159,13 +159,13 @@ static int lock_record(int folder_fd, const char *record, bool create, int *ret_
                                    O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC |
                                        (create ? O_CREAT : 0),
                                    0666);
-        if (fd < 0)
+        if (fd < 0 || fstat(fd, &st) < 0)
             return -errno;
+        if (!is_trusted(folder_fd, &st)) /* a stranger may never give up the lock */
+            return -EPERM;
         lock(fd, LOCK_EX);
         if (!is_named(folder_fd, record, fd, &st))
             continue; /* its owner was done with it, and removed it */
-        if (!is_trusted(folder_fd, &st))
-            return -EPERM;
         *ret_fd = steal_fd(&fd);
         return 0;
     }

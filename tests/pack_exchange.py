@@ -7,6 +7,7 @@ be that of before or the new one, whole.
 Usage: pack_exchange.py CRASH_AT; ONEPOT and, if there is a Python module, PYTHONPATH are set.
 """
 
+import fcntl
 import os
 import random
 import shutil
@@ -277,6 +278,11 @@ def other_users():
     os.chown(record, STRANGER, STRANGER)
     open_shard(0)
     exchange.check("a stranger's record in a folder like /tmp", ("old",))
+    with open(record, encoding="utf-8") as held:  # and never let go of it
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = run(*pack("new", 2), status=1, timeout=60)
+        if "not permitted" not in done.stdout:
+            fail(f"a stranger's record that is locked: {done.stdout}")
     os.chown(record, 0, 0)
     open_shard(0)
     exchange.check("the owner's record", ("new",), clean=True)
