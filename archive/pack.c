@@ -336,7 +336,7 @@ static void remove_leftovers(struct run *run)
 static int clear_shards(struct run *run, const char *letters, struct fault *fault)
 {
     struct shard_exchange x;
-    int r = shard_exchange_begin(run->selection.outputs, fault, &x);
+    int r = shard_exchange_begin(run->selection.outputs, run->options->stop, fault, &x);
     if (r < 0)
         return r;
     remove_leftovers(run);

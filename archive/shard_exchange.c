@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,10 +127,12 @@ static int write_record(const struct shard_exchange *x, const char *letters, uin
 
 /* ---- the lock ---- */
 
-static void lock(int fd, int how)
+static int lock(int fd, int how, const _Atomic int *stop)
 {
     while (flock(fd, how) < 0 && errno == EINTR)
-        ;
+        if (stop && atomic_load(stop))
+            return -EINTR;
+    return 0;
 }
 
 /* Does the name still lead to the file that is open? */
@@ -151,7 +154,8 @@ static bool is_trusted(int folder_fd, const struct stat *record)
 }
 
 /* Open the record and lock it. With `create` there is one then; without, maybe -ENOENT. */
-static int lock_record(int folder_fd, const char *record, bool create, int *ret_fd)
+static int lock_record(int folder_fd, const char *record, bool create, const _Atomic int *stop,
+                       int *ret_fd)
 {
     for (;;) {
         struct stat st;
@@ -163,7 +167,8 @@ static int lock_record(int folder_fd, const char *record, bool create, int *ret_
             return -errno;
         if (!is_trusted(folder_fd, &st)) /* a stranger may never give up the lock */
             return -EPERM;
-        lock(fd, LOCK_EX);
+        if (lock(fd, LOCK_EX, stop) < 0)
+            return -EINTR;
         if (!is_named(folder_fd, record, fd, &st))
             continue; /* its owner was done with it, and removed it */
         *ret_fd = steal_fd(&fd);
@@ -212,8 +217,8 @@ static int roll_forward(int folder_fd, const struct plan *plan, struct fault *fa
     return r;
 }
 
-int shard_exchange_begin(const struct shard_names *names, struct fault *fault,
-                         struct shard_exchange *ret_exchange)
+int shard_exchange_begin(const struct shard_names *names, const _Atomic int *stop,
+                         struct fault *fault, struct shard_exchange *ret_exchange)
 {
     struct plan plan;
     auto_close int folder_fd = open_folder_of(names->before), fd = -1;
@@ -221,9 +226,9 @@ int shard_exchange_begin(const struct shard_names *names, struct fault *fault,
         return failed(fault, folder_fd, NULL, "its folder can't be opened");
     struct shard_names base = without_folder(names);
     auto_free char *record = shard_record_name(base.before, strlen(base.before), base.after);
-    int r = record ? lock_record(folder_fd, record, true, &fd) : -ENOMEM;
+    int r = record ? lock_record(folder_fd, record, true, stop, &fd) : -ENOMEM;
     if (r < 0)
-        return failed(fault, r, record, "can't be created and locked");
+        return r == -EINTR ? r : failed(fault, r, record, "can't be created and locked");
     if (read_record(fd, &plan) == 0) {
         r = roll_forward(folder_fd, &plan, fault);
         if (r == 0 && ftruncate(fd, 0) < 0)
@@ -331,7 +336,7 @@ int shard_exchange_run(struct shard_exchange *x, const char *letters, bool overw
 static int wait_for_owner(int folder_fd, const char *record, int fd, struct fault *fault)
 {
     struct stat st;
-    lock(fd, LOCK_SH);
+    lock(fd, LOCK_SH, NULL);
     if (!is_named(folder_fd, record, fd, &st))
         return 1;
     fault_set(fault, -EBUSY, NULL, FAULT_NO_OFFSET,
@@ -365,7 +370,7 @@ static int settle_record(int folder_fd, const char *record, const char *file,
     if (seen < 0 || read_record(seen, &plan) < 0 || !concerns(folder_fd, &plan, file, seen))
         return 0;
     auto_close int fd = -1;
-    int r = lock_record(folder_fd, record, false, &fd);
+    int r = lock_record(folder_fd, record, false, NULL, &fd);
     if (r == -ENOENT)
         return 1;
     if (r < 0)

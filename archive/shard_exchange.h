@@ -10,7 +10,7 @@
  * the shards. It is the lock as well: a process that looks at what is ready, or changes it,
  * has created and locked it first. One without content, or with half of it, says nothing.
  *
- *     shard_exchange_begin(&names, &fault, &x);
+ *     shard_exchange_begin(&names, NULL, &fault, &x);
  *     shard_exchange_run(&x, letters, overwrite, sync, &fault);
  *     shard_exchange_end(&x);
  *
@@ -36,10 +36,11 @@ struct shard_exchange {
 
 /*
  * Lock the set; an exchange of it that was interrupted is finished first. `names` has to live
- * until shard_exchange_end, which is only called after success.
+ * until shard_exchange_end, which is only called after success. -EINTR: a signal came while it
+ * waited for the lock, and `stop` (may be NULL) was set.
  */
-int shard_exchange_begin(const struct shard_names *names, struct fault *fault,
-                         struct shard_exchange *ret_exchange);
+int shard_exchange_begin(const struct shard_names *names, const _Atomic int *stop,
+                         struct fault *fault, struct shard_exchange *ret_exchange);
 
 /* Forget what is ready of shard `number` under these letters. */
 void shard_exchange_withdraw(const struct shard_exchange *exchange, uint32_t number,

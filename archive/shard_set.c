@@ -196,7 +196,7 @@ static int exchange(struct shard_set *s, const _Atomic int *stop, struct fault *
 {
     struct shard_exchange x;
     bool alone = s->selection->world <= 1;
-    int r = shard_exchange_begin(s->selection->outputs, fault, &x);
+    int r = shard_exchange_begin(s->selection->outputs, stop, fault, &x);
     if (r < 0) {
         if (!alone) /* others may count on what is ready, and without the lock it can't go */
             release_shards(s);

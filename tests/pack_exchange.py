@@ -253,6 +253,29 @@ def records():
         exchange.check(f"opened by a loader of {paths}", ("new",), clean=True)
 
 
+def interrupted_while_it_waits():
+    exchange = Exchange(3, 3)
+    exchange.reset()
+    with open("set/.s-%.tar.exchange", "w", encoding="utf-8") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        p = start(pack("new", 3))
+        while not any("->" in line and f" {p.pid} " in line for line in open("/proc/locks")):
+            if p.poll() is not None:
+                fail(f"a run that finds the set locked ends with {p.returncode}")
+                return
+            time.sleep(0.01)
+        p.send_signal(signal.SIGINT)
+        try:
+            if p.wait(60) == 0:
+                fail("it was interrupted, and ends with 0")
+        except subprocess.TimeoutExpired:
+            p.kill()
+            p.wait()
+            fail("a run that waits for the lock hears no signal")
+    os.unlink("set/.s-%.tar.exchange")
+    exchange.check("interrupted while it waits", ("old",))
+
+
 def other_users():
     if os.geteuid() != 0:
         print("not tested: other users (it takes root)")
@@ -446,6 +469,7 @@ def main():
     each_call_with_signals()
     last_rank_at_each_call(4, 3)
     records()
+    interrupted_while_it_waits()
     other_users()
 
 
