@@ -159,37 +159,68 @@ static int node_links(const struct index *index, const struct index_entry *e, st
     return 0;
 }
 
+/* Is there index enough to lead to so many bytes, and archive enough to hold them? */
+static bool size_possible(const struct index *index, const struct index_entry *e)
+{
+    uint64_t block = index->info.block_bytes;
+    if (e->size == 0)
+        return true;
+    switch (e->attr.flags & DATA_KIND_MASK) {
+    case DATA_KIND_STORED:
+        return e->size <= index->info.archive_bytes;
+    case DATA_KIND_FRAGMENT:
+        return e->size <= block;
+    case DATA_KIND_BLOCKS:
+    case DATA_KIND_TAIL:
+        return block > 0 && e->data <= index->blocks &&
+               e->size / block + (e->size % block != 0) <= index->blocks - e->data;
+    default:
+        return true;
+    }
+}
+
+/* The bytes of a list of ranges, as it says: as many as so many ranges can lead to. */
+static int ranges_bytes(const struct index *index, const struct index_entry *e,
+                        uint64_t *ret_bytes)
+{
+    const uint64_t *list = index_bytes(index, SECTION_EXTENTS, e->data, 16);
+    if (!list || e->data % 8 || le64toh(list[0]) >> 32 != DISK_RANGES)
+        return -EUCLEAN;
+    uint64_t count = (uint32_t)le64toh(list[0]), bytes = le64toh(list[1]), most;
+    uint64_t each = index->info.archive_bytes;
+    if (each < index->info.block_bytes)
+        each = index->info.block_bytes;
+    if (count > (index->sections[SECTION_EXTENTS].length - e->data - 16) / 24 ||
+        (bytes == 0) != (count == 0) ||
+        (!__builtin_mul_overflow(count, each, &most) && bytes > most))
+        return -EUCLEAN;
+    *ret_bytes = bytes;
+    return 0;
+}
+
 static int node_bytes(const struct index *index, const struct index_entry *e, struct node *node)
 {
     uint64_t data = e->size;
-    if (e->size > INT64_MAX)
+    int r = 0;
+    if (e->size > INT64_MAX || !size_possible(index, e))
         return -EUCLEAN;
     node->size_bytes = e->size;
     switch (e->attr.flags & DATA_KIND_MASK) {
     case DATA_KIND_STORED:
     case DATA_KIND_FRAGMENT:
         break;
-    case DATA_KIND_EXTENTS: {
-        const uint64_t *list = index_bytes(index, SECTION_EXTENTS, e->data, 16);
-        if (!list || e->data % 8 || le64toh(list[0]) >> 32 != DISK_RANGES)
-            return -EUCLEAN;
-        data = le64toh(list[1]);
-        if ((data == 0) != ((uint32_t)le64toh(list[0]) == 0))
-            return -EUCLEAN;
+    case DATA_KIND_EXTENTS:
+        r = ranges_bytes(index, e, &data);
         break;
-    }
     case DATA_KIND_BLOCKS:
     case DATA_KIND_TAIL:
-        if (e->attr.flags & ATTR_DATA_BYTES) {
-            int r = index_extra(index, e->position, EXTRA_DATA_BYTES, &data);
-            if (r < 0)
-                return r;
-        }
+        if (e->attr.flags & ATTR_DATA_BYTES)
+            r = index_extra(index, e->position, EXTRA_DATA_BYTES, &data);
         break;
     default:
         return -EUCLEAN;
     }
-    if (data > e->size)
+    if (r < 0 || data > e->size)
         return -EUCLEAN;
     node->data_bytes = data;
     node->has_holes = e->attr.flags & ATTR_HOLES;

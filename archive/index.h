@@ -80,7 +80,8 @@ struct node {
     uint32_t mtime_nsec;
     int64_t mtime_sec;
     uint64_t size_bytes; /* of a directory: 4096, and no bytes of data; see index.c */
-    uint64_t data_bytes; /* bytes that are no hole: st_blocks is this / 512, rounded up */
+    uint64_t data_bytes; /* bytes that are no hole, as many as the archive can hold: st_blocks
+                          * is this / 512, rounded up */
     bool has_xattrs;
     bool has_holes;
 };
@@ -113,8 +114,9 @@ struct index_info {
 /*
  * Open the index image that lies at [offset, offset + len) of `source`. Mapped if the source
  * is local and nobody but this user and root can change it (source_is_ours), else read into
- * memory: what it says does not change while it is open. The source may be closed afterwards. Errors: -EUCLEAN (damaged; the fault says what), -ENOTSUP (made by a
- * later version), -ENOMEM, or read errors.
+ * memory: what it says does not change while it is open. The source may be closed afterwards.
+ * Errors: -EUCLEAN (damaged; the fault says what), -ENOTSUP (made by a later version), -ENOMEM,
+ * or read errors.
  */
 int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
                struct index **ret_index);

@@ -47,7 +47,7 @@ static bool read_plain(const struct index *index, const struct disk_entry *e, ui
 {
     uint64_t size = le64toh(e->size), offset = le64toh(e->data);
     uint64_t archive_bytes = index->info.archive_bytes;
-    if (e->mtime == 0 || size > INT64_MAX)
+    if (e->mtime == 0 || size > INT64_MAX || size > archive_bytes)
         return false;
     if (size == 0)
         offset = 0;

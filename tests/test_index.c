@@ -656,6 +656,53 @@ START_TEST(what_others_may_change_is_read_once)
 }
 END_TEST
 
+/* The image with 8 bytes at `field` of the entry of a path changed, and its sums right. */
+static int node_with(const uint8_t *image, size_t len, const char *path, size_t field,
+                     uint64_t value, int *ret_files)
+{
+    struct index *index = NULL;
+    struct disk_section s;
+    struct node node;
+    struct index_file file;
+    uint8_t *changed = malloc(len);
+    memcpy(changed, image, len);
+    ck_assert_int_eq(open_image(image, len, &index), 0);
+    uint32_t position = position_of(index, path);
+    index_close(index);
+    memcpy(&s, image + sizeof(struct disk_header), sizeof(s));
+    ck_assert_uint_eq(s.id, SECTION_ENTRIES);
+    memcpy(changed + s.offset + position * sizeof(struct disk_entry) + field, &value,
+           sizeof(value));
+    reseal(changed, len);
+    ck_assert_int_eq(open_image(changed, len, &index), 0);
+    int r = index_node(index, position, &node);
+    *ret_files = index_files(index, position, 1, &file);
+    index_close(index);
+    free(changed);
+    return r;
+}
+
+START_TEST(a_size_is_no_more_than_archive_and_index_can_hold)
+{
+    static const struct {
+        const char *path;
+        uint64_t most;
+    } files[] = {{"dir/blocks", 6 * 4096}, /* the image has six more from there on */
+                 {"dir/sub/fragment", 4096},
+                 {"dir2/file", UINT64_C(1) << 40}};
+    size_t len, field = offsetof(struct disk_entry, size);
+    uint8_t *image = small_image(&len);
+    int of_many;
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        int r = node_with(image, len, files[i].path, field, files[i].most + 4096 * 4, &of_many);
+        ck_assert_msg(r == -EUCLEAN && of_many == -EUCLEAN, "%s: %d", files[i].path, r);
+        r = node_with(image, len, files[i].path, field, 4096, &of_many);
+        ck_assert_msg(r == 0 && of_many == 0, "%s: %d", files[i].path, r);
+    }
+    free(image);
+}
+END_TEST
+
 /* A directory whose children were found to be its own says later that there are more. */
 START_TEST(children_end_where_the_index_ends_whenever_they_are_asked_for)
 {
@@ -804,6 +851,7 @@ int main(void)
     tcase_add_test(tc, an_alias_leads_to_an_inode_before_it_and_no_further);
     tcase_add_test(tc, names_that_no_file_may_have_are_refused);
     tcase_add_test(tc, zeros_from_anywhere_on_never_pass_for_answers);
+    tcase_add_test(tc, a_size_is_no_more_than_archive_and_index_can_hold);
     tcase_add_test(tc, what_others_may_change_is_read_once);
     tcase_add_test(tc, children_end_where_the_index_ends_whenever_they_are_asked_for);
     tcase_add_test(tc, one_damaged_page_spoils_only_what_lies_in_it);
