@@ -686,17 +686,17 @@ START_TEST(a_size_is_no_more_than_archive_and_index_can_hold)
 {
     static const struct {
         const char *path;
-        uint64_t most;
-    } files[] = {{"dir/blocks", 6 * 4096}, /* the image has six more from there on */
-                 {"dir/sub/fragment", 4096},
-                 {"dir2/file", UINT64_C(1) << 40}};
+        uint64_t sound, most; /* blocks: six more from there on are in the image */
+    } files[] = {{"dir/blocks", 4 * 4096 + 100, 6 * 4096},
+                 {"dir/sub/fragment", 4096, 4096},
+                 {"dir2/file", UINT64_C(1) << 40, UINT64_C(1) << 40}};
     size_t len, field = offsetof(struct disk_entry, size);
     uint8_t *image = small_image(&len);
     int of_many;
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
         int r = node_with(image, len, files[i].path, field, files[i].most + 4096 * 4, &of_many);
         ck_assert_msg(r == -EUCLEAN && of_many == -EUCLEAN, "%s: %d", files[i].path, r);
-        r = node_with(image, len, files[i].path, field, 4096, &of_many);
+        r = node_with(image, len, files[i].path, field, files[i].sound, &of_many);
         ck_assert_msg(r == 0 && of_many == 0, "%s: %d", files[i].path, r);
     }
     free(image);
