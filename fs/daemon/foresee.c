@@ -1,5 +1,5 @@
 /*
- * Reading ahead from a distant archive, and by a known order: the threads of cache/ahead.h,
+ * Reading ahead from a distant archive, and by a known order: the threads of cache/ahead/ahead.h,
  * told by workers of what readers ask for. What is fetched lands in the block cache.
  *
  * Who reads ahead. An archive on this node's storage without a known order is populate.c's,

@@ -4,7 +4,7 @@
  *
  *     pot_open("train.tar", &(struct pot_options){.note = say}, &fault, &pot);
  *     index_lookup(pot->index, ...);     which files there are
- *     reader_get(...)                    their bytes, see cache/reader.h
+ *     reader_get(...)                    their bytes, see cache/reader/reader.h
  *
  * What pot_open tries, in order: the index that the archive carries; an index saved
  * for it (ARCHIVE.onepot-index beside it, then $XDG_CACHE_HOME/onepot or
@@ -83,7 +83,7 @@ struct pot_stream {
     uint64_t bytes;            /* of what is inside */
 };
 
-/* Keeps what was unpacked, for other mounts and processes: cache/stage.h has one. */
+/* Keeps what was unpacked, for other mounts and processes: cache/stage/stage.h has one. */
 struct pot_store {
     /*
      * What is inside of `packed`: as it was kept, or made by the unpacker now. NULL: nothing is

@@ -2,7 +2,7 @@
  * An archive as a source of the packer: its index says what there is, and a function of
  * the layer above reads the bytes, which may have to be decompressed.
  *
- * cache/archive_input.h makes one of any archive that onepot opens.
+ * cache/reader/archive_input.h makes one of any archive that onepot opens.
  */
 #ifndef ONEPOT_INPUT_H
 #define ONEPOT_INPUT_H
