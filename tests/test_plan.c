@@ -319,29 +319,6 @@ START_TEST(the_same_epoch_again_and_again)
 }
 END_TEST
 
-/* Each epoch draws its seed: from the third on it is known before it begins. */
-START_TEST(epochs_that_draw_their_seeds)
-{
-    struct training t = {.n = FILES, .world = 1, .ranks = 1, .workers = 2, .batch = 16};
-    struct fixture f;
-    uint32_t drawn;
-
-    begin(&f, 1u << 20, NULL);
-    for (unsigned epoch = 0; epoch < 5; epoch++) {
-        permutation_draws(0, 3 + 4 * epoch, 1, &drawn);
-        t.seed = drawn;
-        train_epoch(&f, &t, 0);
-    }
-    ck_assert_msg(stats(&f).recognised == 2, "%s", said);
-    ck_assert_uint_eq(stats(&f).lost, 0);
-    ck_assert_uint_eq(stats(&f).order_epoch, 4);
-    ck_assert_uint_ge(stats(&f).found, 5 * FILES - 1000);
-    ck_assert_msg(strstr(said, "epoch 1 of seed 0, drawn by a DataLoader") != NULL, "%s", said);
-    permutation_free(t.permutation);
-    plan_free(f.plan);
-}
-END_TEST
-
 START_TEST(an_order_that_ends_is_lost_and_costs_nothing_more)
 {
     struct training t = {.n = FILES, .world = 1, .ranks = 1, .workers = 1, .batch = 16};
@@ -582,7 +559,6 @@ int main(void)
     tcase_add_test(c, random_readers_cause_next_to_no_fetches);
     tcase_add_test(c, a_shuffle_is_recognised_and_followed_from_epoch_to_epoch);
     tcase_add_test(c, the_same_epoch_again_and_again);
-    tcase_add_test(c, epochs_that_draw_their_seeds);
     tcase_add_test(c, ranks_elsewhere_stay_there);
     tcase_add_test(c, an_order_that_ends_is_lost_and_costs_nothing_more);
     tcase_add_test(c, a_given_order_is_followed_before_the_first_read);

@@ -125,51 +125,6 @@ START_TEST(workers_and_ranks_are_recognised_within_64_reads_of_each_rank)
 }
 END_TEST
 
-/* DataLoader(shuffle=True) after torch.manual_seed(). */
-START_TEST(a_seed_that_was_drawn_is_recognised)
-{
-    static const unsigned draws[] = {3, 7, 1000, 4095};
-    uint32_t positions[64], drawn;
-    struct recognised found;
-
-    for (unsigned i = 0; i < sizeof(draws) / sizeof(draws[0]); i++) {
-        permutation_draws(SEED, draws[i], 1, &drawn);
-        struct training t = {
-            .n = FILES, .world = 1, .ranks = 1, .workers = 4, .batch = 32, .seed = drawn};
-        first_reads(&t, 0, positions, 64);
-        ck_assert_int_eq(try(positions, 64, SEED, &found), 0);
-        ck_assert_uint_eq(found.draw, draws[i]);
-        ck_assert_uint_eq(found.seed, drawn);
-        ck_assert_uint_eq(found.generator, SEED);
-        drop(&found);
-        ck_assert_int_eq(try(positions, 64, SEED + 1, &found), -ENOENT);
-    }
-}
-END_TEST
-
-/* After torch.manual_seed() of a number that nobody told, but that many take. */
-START_TEST(a_draw_of_a_usual_seed_is_recognised)
-{
-    static const struct {
-        unsigned seed, draw;
-    } draws[] = {{0, 3}, {42, 3}, {127, 31}, {1234, 11}, {3407, 7}};
-    uint32_t positions[64], drawn;
-    struct recognised found;
-
-    for (unsigned i = 0; i < sizeof(draws) / sizeof(draws[0]); i++) {
-        permutation_draws(draws[i].seed, draws[i].draw, 1, &drawn);
-        struct training t = {
-            .n = FILES, .world = 1, .ranks = 1, .workers = 4, .batch = 32, .seed = drawn};
-        first_reads(&t, 0, positions, 64);
-        ck_assert_int_eq(try(positions, 64, SEED, &found), 0);
-        ck_assert_uint_eq(found.generator, draws[i].seed);
-        ck_assert_uint_eq(found.draw, draws[i].draw);
-        ck_assert_uint_eq(found.seed, drawn);
-        drop(&found);
-    }
-}
-END_TEST
-
 START_TEST(a_search_ends_when_it_is_told_to)
 {
     static const _Atomic bool stop = true;
@@ -339,8 +294,6 @@ int main(void)
     tcase_add_unchecked_fixture(c, make_tree, free_tree);
     tcase_add_test(c, one_reader_is_recognised_by_sixteen_reads);
     tcase_add_test(c, workers_and_ranks_are_recognised_within_64_reads_of_each_rank);
-    tcase_add_test(c, a_seed_that_was_drawn_is_recognised);
-    tcase_add_test(c, a_draw_of_a_usual_seed_is_recognised);
     tcase_add_test(c, a_search_ends_when_it_is_told_to);
     tcase_add_test(c, other_files_between_do_not_hurt);
     tcase_add_test(c, all_files_of_a_flat_directory);

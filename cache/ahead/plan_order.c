@@ -7,8 +7,7 @@
  * Once an order is recognised, what was read until then is told to it as well, so that it
  * knows where the readers are. Half way through an epoch the order of the next one is made:
  * that of epoch + 1; or, where the same epoch came twice because nobody calls set_epoch, the
- * same again. Where each epoch draws its seed, the next one is known after two of them, by how
- * many numbers lie between.
+ * same again.
  */
 #include "clock.h"
 #include "plan_private.h"
@@ -21,12 +20,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "permutation.h"
-
 #define GAP_NS UINT64_C(2000000000)      /* between epochs */
 #define TRY_NS_FREE UINT64_C(2000000000) /* of trying, whatever it is of the time, */
 #define TRY_SHARE 50u                    /* and from there on this part of it */
-#define DRAW_STEP_MAX 4096u              /* more are not those of one epoch */
 
 void plan_log(struct plan *p, const char *format, ...)
 {
@@ -134,15 +130,6 @@ static void log_read(struct plan *p, const struct observation *o)
     p->since_anchor++;
 }
 
-/* An epoch was read to its end, and nothing is known of the next one. */
-static bool is_over(const struct plan *p)
-{
-    struct follow_stats f;
-
-    follow_stats(p->follow, &f);
-    return p->draw != RECOGNISE_TOLD && !p->draw_step && f.read > p->stats.order_files / 8 * 7;
-}
-
 static void lose_order(struct plan *p)
 {
     if (p->order_kind == PLAN_GIVEN) {
@@ -154,11 +141,9 @@ static void lose_order(struct plan *p)
         p->paused = true;
         return;
     }
-    if (!is_over(p)) {
-        plan_log(p, "the order of epoch %llu is lost: files are read in another one",
-                 (unsigned long long)p->epoch);
-        p->stats.lost++;
-    }
+    plan_log(p, "the order of epoch %llu is lost: files are read in another one",
+             (unsigned long long)p->epoch);
+    p->stats.lost++;
     drop_order(p);
     drop_anchor(p);
 }
@@ -169,8 +154,6 @@ static void turn_epoch(struct plan *p)
         return;
     p->epoch += !p->repeats;
     p->last.epoch = p->epoch;
-    if (p->draw != RECOGNISE_TOLD)
-        p->last.draw = p->draw += p->draw_step;
 }
 
 bool plan_order_read(struct plan *p, const struct observation *o)
@@ -235,20 +218,9 @@ static bool wants_next_order(struct plan *p)
         return false;
     p->wants_next = false;
     if (p->order_kind == PLAN_RECOGNISED)
-        return p->draw == RECOGNISE_TOLD || p->draw_step || p->repeats;
+        return true;
     follow_set_next(p->follow, p->options.given); /* without it, the end is the end */
     return false;
-}
-
-/* Of the permutation of the next epoch. */
-static uint64_t next_seed(const struct plan *p)
-{
-    uint32_t drawn;
-
-    if (p->draw == RECOGNISE_TOLD)
-        return p->options.seed + p->epoch + !p->repeats;
-    permutation_draws(p->last.generator, p->draw + p->draw_step, 1, &drawn);
-    return drawn;
 }
 
 static struct plan_job *new_job(const struct plan *p, enum job_kind kind)
@@ -289,7 +261,7 @@ bool plan_job(struct plan *p, struct plan_job **ret_job)
         job = new_job(p, JOB_NEXT);
         if (job) {
             job->folder = folder_order_share(p->folder);
-            job->seed = next_seed(p);
+            job->seed = p->options.seed + p->epoch + !p->repeats;
         }
     } else if (wants_try(p)) {
         job = new_try(p);
@@ -339,16 +311,12 @@ static void log_recognised(struct plan *p, const struct recognised *found)
 
     if (index_path(p->options.index, found->directory, path, sizeof(path), &len) < 0 || !len)
         snprintf(path, sizeof(path), ".");
-    if (found->draw != RECOGNISE_TOLD)
-        more = p->repeats ? ", drawn by a DataLoader, again" : ", drawn by a DataLoader";
     plan_log(p,
              "the order is recognised after %llu reads: the %llu %s of %.200s, epoch %llu of "
              "seed %llu%s",
              (unsigned long long)p->stats.order_reads, (unsigned long long)found->files,
              found->images_only ? "images" : "files", path, (unsigned long long)p->epoch,
-             (unsigned long long)(found->draw != RECOGNISE_TOLD ? found->generator
-                                                                : p->options.seed),
-             more);
+             (unsigned long long)p->options.seed, more);
 }
 
 static int compare_places(const void *a, const void *b)
@@ -371,23 +339,13 @@ static uint64_t spread_of(const struct plan *p, const struct read_order *order)
 }
 
 /* Which epoch of how many it is, by the one before. */
-static void count_epoch(struct plan *p, struct recognised *found)
+static void count_epoch(struct plan *p, const struct recognised *found)
 {
     const struct recognised *last = &p->last;
     bool same = last->files == found->files && last->directory == found->directory &&
                 last->kind == found->kind && last->images_only == found->images_only;
 
-    p->draw = found->draw;
-    p->draw_step = 0;
-    if (found->draw == RECOGNISE_TOLD) {
-        p->repeats = same && last->draw == found->draw && last->epoch == found->epoch;
-    } else {
-        same = same && last->draw != RECOGNISE_TOLD && last->generator == found->generator;
-        p->repeats = same && last->draw == found->draw;
-        if (same && found->draw > last->draw && found->draw - last->draw <= DRAW_STEP_MAX)
-            p->draw_step = found->draw - last->draw;
-        found->epoch = same ? last->epoch + !p->repeats : 0;
-    }
+    p->repeats = same && last->epoch == found->epoch;
     p->epoch = found->epoch;
 }
 

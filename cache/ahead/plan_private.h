@@ -57,8 +57,6 @@ struct plan {
     enum plan_kind order_kind;
     struct folder_order *folder; /* of a recognised order */
     uint64_t epoch;
-    uint64_t draw;      /* that seeded this epoch, or RECOGNISE_TOLD; */
-    uint64_t draw_step; /* from one epoch to the next; 0: not known */
     bool repeats;       /* the sampler's epoch is never set */
     bool paused;        /* a given order that readers don't keep to */
     bool changed;

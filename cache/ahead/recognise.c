@@ -36,15 +36,8 @@
  * below it; each with images alone and with all files, where that is not the same.
  *
  * RandomSampler is the case W = 1. With a generator of its own that was seeded with S, its
- * first epoch is randperm(n) of that seed, and is recognised as epoch 0. (The generator then
- * goes on: later epochs are not recognised.) Without one, as DataLoader(shuffle=True) makes it,
- * it draws a number of 64 bits from torch's generator in each epoch and seeds another one with
- * it, of which MT19937 takes the low half. So after torch.manual_seed(S) the seed of an epoch
- * is one of the numbers that MT19937 of S gives, 32 bits each: the fourth where nothing else
- * was drawn, because each DataLoader draws one of 64 bits for its workers first. The first
- * thousands of them are candidates as well. How many are drawn between two epochs depends on
- * the program; who asks can tell by two of them. S is told, or one of those that programs have
- * by habit (usual_seeds, and the small numbers), of which the first few draws are looked at.
+ * first epoch is randperm(n) of that seed, and is recognised as epoch 0. The generator then
+ * goes on, so that later epochs are not recognised.
  */
 #include "recognise.h"
 
@@ -63,26 +56,7 @@ static const struct tier {
     uint32_t places, seeds;
 } tiers[] = {{1024, 2048}, {4096, 256}, {65536, 32}, {1048576, 2}};
 
-/* So many numbers that were drawn, likewise. */
-static const struct tier drawn_tiers[] = {{512, 4096}, {4096, 256}};
-
 #define TIERS (sizeof(tiers) / sizeof(tiers[0]))
-#define DRAWN_TIERS (sizeof(drawn_tiers) / sizeof(drawn_tiers[0]))
-#define DRAWS 4096u
-
-/* What people write into torch.manual_seed: the numbers below this, and these. */
-#define SMALL_SEEDS 128u
-static const uint32_t usual_seeds[] = {
-    200,   222,    233,    256,     300,     333,      444,    500,      512,       555,
-    666,   777,    888,    999,     1000,    1001,     1024,   1111,     1234,      1337,
-    2000,  2016,   2017,   2018,    2019,    2020,     2021,   2022,     2023,      2024,
-    2025,  2026,   2048,   2222,    3333,    3407,     4096,   4242,     4321,      5678,
-    6666,  7777,   8888,   9999,    10000,   10086,    12345,  31415,    42424,     54321,
-    65535, 123456, 314159, 1234567, 3141592, 12345678, 114514, 19260817, 123456789, 1234567890};
-#define USUAL_SEEDS (SMALL_SEEDS + sizeof(usual_seeds) / sizeof(usual_seeds[0]))
-#define USUAL_DRAWS 32u /* of each */
-static const struct tier usual_tiers[] = {{512, (uint32_t)USUAL_SEEDS *USUAL_DRAWS}};
-#define DRAWN_READS 64u /* a single rank is known by these, or not at all */
 #define FOLDERS_KEPT 8u
 #define ANCESTORS_MAX 2048u /* different directories above the files that were read */
 
@@ -102,9 +76,6 @@ struct recogniser {
     struct kept_folder kept[FOLDERS_KEPT];
     uint64_t uses;
     uint32_t *front; /* the largest tier's */
-    uint32_t drawn[DRAWS];
-    uint32_t usual[USUAL_DRAWS]; /* of this one: */
-    uint32_t usual_seed;
 };
 
 int recogniser_new(const struct index *index, uint32_t root,
@@ -117,8 +88,6 @@ int recogniser_new(const struct index *index, uint32_t root,
     r->index = index;
     r->root = root;
     r->options = *options;
-    permutation_draws(options->seed, 0, DRAWS, r->drawn);
-    permutation_draws(r->usual_seed, 0, USUAL_DRAWS, r->usual);
     r->front = malloc(tiers[TIERS - 1].places * sizeof(*r->front));
     if (!r->front) {
         free(r);
@@ -225,20 +194,14 @@ static double nats(const struct trial *t, unsigned hits, uint32_t m)
     return q > p && p < 1 ? t->reads * divergence(q, p) : 0;
 }
 
-static double combinations(const struct tier *list, size_t count)
-{
-    double sum = 0;
-
-    for (size_t i = 0; i < count; i++)
-        sum += list[i].seeds * log2(list[i].places / (double)FRONT_LEAST);
-    return sum;
-}
-
 /* ln of how many combinations are looked at in all, for a dozen candidate folders. */
 static double ln_combinations(void)
 {
-    return log(12 * (combinations(tiers, TIERS) + combinations(drawn_tiers, DRAWN_TIERS) +
-                     combinations(usual_tiers, 1)));
+    double sum = 0;
+
+    for (size_t i = 0; i < TIERS; i++)
+        sum += tiers[i].seeds * log2(tiers[i].places / (double)FRONT_LEAST);
+    return log(12 * sum);
 }
 
 /* The front of one permutation, in all sizes up to `places`. */
@@ -265,90 +228,27 @@ static bool is_stopped(const struct recogniser *r)
     return r->options.stop && atomic_load_explicit(r->options.stop, memory_order_relaxed);
 }
 
-/* Which of the seeds that seed_at tells of fits. */
-static int find_seed(const struct trial *t, const struct tier *list, size_t count,
-                     uint64_t (*seed_at)(struct recogniser *r, uint32_t i),
-                     uint64_t *ret_number)
+/* The epoch whose permutation fits. */
+static int find_epoch(const struct trial *t, uint64_t *ret_epoch)
 {
     double wanted = ln_combinations() + NATS_BEYOND_CHANCE;
     uint32_t before = 0;
 
-    for (size_t i = 0; i < count; i++) {
-        uint32_t places = list[i].places < t->n ? list[i].places : t->n;
+    for (size_t i = 0; i < TIERS; i++) {
+        uint32_t places = tiers[i].places < t->n ? tiers[i].places : t->n;
         if (places == before)
             break; /* the folder is that small */
         before = places;
-        for (uint32_t number = 0; number < list[i].seeds; number++) {
+        for (uint32_t epoch = 0; epoch < tiers[i].seeds; epoch++) {
             if (is_stopped(t->recogniser))
                 return -ECANCELED;
-            if (fits(t, seed_at(t->recogniser, number), places, wanted)) {
-                *ret_number = number;
+            if (fits(t, t->recogniser->options.seed + epoch, places, wanted)) {
+                *ret_epoch = epoch;
                 return 0;
             }
         }
     }
     return -ENOENT;
-}
-
-static uint64_t seed_of_epoch(struct recogniser *r, uint32_t epoch)
-{
-    return r->options.seed + epoch;
-}
-
-static uint64_t seed_of_draw(struct recogniser *r, uint32_t draw)
-{
-    return r->drawn[draw];
-}
-
-static uint32_t usual_seed(uint32_t i)
-{
-    return i < SMALL_SEEDS ? i : usual_seeds[i - SMALL_SEEDS];
-}
-
-static uint64_t seed_of_usual(struct recogniser *r, uint32_t i)
-{
-    uint32_t seed = usual_seed(i / USUAL_DRAWS);
-
-    if (seed != r->usual_seed)
-        permutation_draws(seed, 0, USUAL_DRAWS, r->usual);
-    r->usual_seed = seed;
-    return r->usual[i % USUAL_DRAWS];
-}
-
-/* A seed that was drawn: of the generator that was told, or of a usual one. */
-static int find_draw(const struct trial *t, struct recognised *found)
-{
-    struct recogniser *r = t->recogniser;
-    uint64_t i;
-    int err = find_seed(t, drawn_tiers, DRAWN_TIERS, seed_of_draw, &found->draw);
-
-    if (err == 0) {
-        found->generator = r->options.seed;
-        found->seed = seed_of_draw(r, (uint32_t)found->draw);
-    }
-    if (err != -ENOENT)
-        return err;
-    err = find_seed(t, usual_tiers, 1, seed_of_usual, &i);
-    if (err < 0)
-        return err;
-    found->generator = usual_seed((uint32_t)i / USUAL_DRAWS);
-    found->draw = i % USUAL_DRAWS;
-    found->seed = seed_of_usual(r, (uint32_t)i);
-    return 0;
-}
-
-static int find_shuffle(const struct trial *t, struct recognised *found)
-{
-    struct recogniser *r = t->recogniser;
-
-    found->draw = RECOGNISE_TOLD;
-    int err = find_seed(t, tiers, TIERS, seed_of_epoch, &found->epoch);
-    if (err == 0)
-        found->seed = seed_of_epoch(r, (uint32_t)found->epoch);
-    if (err != -ENOENT || t->reads > DRAWN_READS)
-        return err;
-    found->epoch = 0;
-    return find_draw(t, found);
 }
 
 static void mark_reads(struct trial *t, const uint32_t *positions, unsigned count)
@@ -378,11 +278,11 @@ static int try_folder(struct recogniser *r, const struct kept_folder *kept,
         return -ENOMEM;
     mark_reads(&t, positions, count);
     if (t.reads >= RECOGNISE_READS_MIN)
-        err = find_shuffle(&t, found);
+        err = find_epoch(&t, &found->epoch);
     free(t.marks);
     if (err == 0)
-        err =
-            read_order_shuffled(kept->order, found->seed, r->options.most_bytes, &found->order);
+        err = read_order_shuffled(kept->order, r->options.seed + found->epoch,
+                                  r->options.most_bytes, &found->order);
     if (err < 0)
         return err;
     found->directory = kept->directory;

@@ -27,17 +27,12 @@ struct recogniser_options {
     const _Atomic bool *stop; /* a search ends at once when this is true; NULL: never */
 };
 
-#define RECOGNISE_TOLD UINT64_MAX
-
 struct recognised {
     uint32_t directory;
     enum folder_kind kind;
     bool images_only;
     uint64_t files; /* n */
-    uint64_t epoch; /* of a sampler that is told its seed and epoch */
-    uint64_t draw;  /* the number drawn that was the seed, counted from 0; or RECOGNISE_TOLD */
-    uint64_t generator;          /* the seed of what it was drawn from */
-    uint64_t seed;               /* of the permutation */
+    uint64_t epoch;
     struct folder_order *folder; /* the caller's: folder_order_free */
     struct read_order *order;    /* the caller's: read_order_free */
 };

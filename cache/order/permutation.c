@@ -278,16 +278,6 @@ int permutation_front(uint64_t n, uint64_t seed, uint32_t count, uint32_t *ret_e
     return 0;
 }
 
-void permutation_draws(uint64_t seed, uint64_t skip, uint32_t count, uint32_t *ret_numbers)
-{
-    struct twister twister;
-    twister_seed(&twister, seed);
-    for (; skip > 0; skip--)
-        draw(&twister);
-    for (uint32_t i = 0; i < count; i++)
-        ret_numbers[i] = draw(&twister);
-}
-
 int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t window,
                            struct permutation **ret_permutation)
 {

@@ -58,9 +58,6 @@ uint64_t permutation_at(const struct permutation *permutation, uint64_t i);
  */
 int permutation_front(uint64_t n, uint64_t seed, uint32_t count, uint32_t *ret_elements);
 
-/* Numbers that MT19937 gives with this seed: `count` of them behind the first `skip`. */
-void permutation_draws(uint64_t seed, uint64_t skip, uint32_t count, uint32_t *ret_numbers);
-
 /*
  * Keep every `step`-th element from `first` on, give back the memory of the others:
  * afterwards element i is what first + i * step was, modulo the size. `count` of them,

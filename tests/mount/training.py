@@ -124,28 +124,5 @@ def test_ranks_with_new_workers_in_each_epoch(work):
     distributed(work, False)
 
 
-def shuffle(torch, mount, persistent, epochs):
-    torch.manual_seed(17)
-    loader, _ = loader_of(torch, mount, lambda data: None, persistent)
-    for epoch in range(epochs):
-        for batch, _ in enumerate(loader):
-            if batch == FILES // BATCH * 3 // 4:  # the search for seeds may be slower than reads
-                harness.wait_for(lambda: mount.stat()["foreseen"]["recognised"] >= min(epoch + 1, 2),
-                                 f"the order of epoch {epoch}")
-
-
-@harness.within(600)
-def test_a_loader_that_shuffles_by_itself(work):
-    """Its seeds are drawn: the third epoch is known when two were seen."""
-    torch, epochs = torch_data(), 3
-    for persistent in (True, False):
-        with distant(work, "--seed", "17") as mount:
-            in_processes([lambda p=persistent: shuffle(torch, mount, p, epochs)])
-            foreseen = settled(mount, lambda f: f["in_order"] > epochs * FILES * 3 // 4, "reads")[
-                "foreseen"]
-            check_equal((foreseen["recognised"], foreseen["lost"]), (2, 0), "recognised, and lost")
-            check_equal(foreseen["order"]["epoch"], epochs - 1, "the epoch")
-
-
 if __name__ == "__main__":
     harness.main(globals())
