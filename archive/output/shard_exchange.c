@@ -229,10 +229,15 @@ int shard_exchange_begin(const struct shard_names *names, const _Atomic int *sto
     int r = record ? lock_record(folder_fd, record, true, stop, &fd) : -ENOMEM;
     if (r < 0)
         return r == -EINTR ? r : failed(fault, r, record, "can't be created and locked");
-    if (read_record(fd, &plan) == 0) {
+    r = read_record(fd, &plan);
+    if (r == 0) {
         r = roll_forward(folder_fd, &plan, fault);
         if (r == 0 && ftruncate(fd, 0) < 0)
             r = failed(fault, -errno, record, "can't be emptied");
+    } else if (r != -ENODATA) {
+        r = failed(fault, r, record, "can't be read");
+    } else {
+        r = 0; /* it was never complete: the old set counts */
     }
     if (r == 0)
         *ret_exchange = (struct shard_exchange){.names = base,
@@ -264,7 +269,8 @@ static bool all_are_ready(const struct shard_exchange *x, const char *letters)
     for (uint32_t i = 0; i < x->names.count; i++) {
         struct stat st;
         auto_free char *ready = ready_name(&x->names, i, letters);
-        if (!ready || fstatat(x->folder_fd, ready, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        if (!ready || fstatat(x->folder_fd, ready, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+            !S_ISREG(st.st_mode))
             return false;
     }
     return true;

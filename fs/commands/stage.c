@@ -27,8 +27,10 @@
 #include "owner.h"
 #include "process.h"
 #include "stage.h"
-#include "unmounter.h"
 #include "verify.h"
+#ifdef HAVE_FUSE
+#include "unmounter.h"
+#endif
 
 static const struct cli_usage usage = {
     "stage", "[--dir DIR] [--owner PID|none] ARCHIVE...",

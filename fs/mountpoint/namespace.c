@@ -304,9 +304,9 @@ int namespace_join(pid_t pid, int user_fd, int mount_fd, const char *mountpoint,
 
     ns.mountpoint = mountpoint;
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, user_fd);
-    ns.user_ns = open(path, O_RDONLY | O_CLOEXEC);
+    ns.user_ns = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, mount_fd);
-    ns.mnt_ns = open(path, O_RDONLY | O_CLOEXEC);
+    ns.mnt_ns = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (ns.user_ns < 0 || ns.mnt_ns < 0)
         r = -errno;
     if (r == 0)
