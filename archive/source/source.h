@@ -109,8 +109,8 @@ int source_read_cached(const struct source *source, void *buf, size_t len, uint6
 /* ---- a copy that is made somewhere nearer ---- */
 
 /*
- * How the layer above (cache/stage/stage.h) answers for a source of which a copy is made. From any
- * thread; `ctx` is its own. Ranges lie within the source.
+ * How the layer above (cache/stage/stage.h) answers for a source of which a copy is made. From
+ * any thread; `ctx` is its own. Ranges lie within the source.
  */
 struct source_copy {
     /* The bytes, from the copy or the source. Unless `may_wait`, -EAGAIN: not there yet. */

@@ -57,8 +57,8 @@ struct plan {
     enum plan_kind order_kind;
     struct folder_order *folder; /* of a recognised order */
     uint64_t epoch;
-    bool repeats;       /* the sampler's epoch is never set */
-    bool paused;        /* a given order that readers don't keep to */
+    bool repeats; /* the sampler's epoch is never set */
+    bool paused;  /* a given order that readers don't keep to */
     bool changed;
     bool wants_next;
     struct recognised last; /* whose epoch was recognised last; without folder and order */

@@ -1,9 +1,9 @@
 /*
  * Unpacking into a copy that is read meanwhile. One process at a time does it, in a thread that
- * watches a child (archive/sandbox/sandbox.h): how far that is, the child says; what it wrote is
- * compared with the sums of the index, a chunk at a time, and only then is the chunk there. So
- * readers never see bytes that are other than those the names were found in, whatever became of
- * the archive since, and a stream that is damaged in the middle is right up to there.
+ * watches a child (archive/sandbox/sandbox.h): how far that is, the child says; what it wrote
+ * is compared with the sums of the index, a chunk at a time, and only then is the chunk there.
+ * So readers never see bytes that are other than those the names were found in, whatever became
+ * of the archive since, and a stream that is damaged in the middle is right up to there.
  *
  * A stream can't be entered in the middle. If the process that unpacks dies, or its storage was
  * away for a while (stage_again.c), another child begins anew; chunks that are there up to the

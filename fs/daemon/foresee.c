@@ -1,6 +1,7 @@
 /*
- * Reading ahead from a distant archive, and by a known order: the threads of cache/ahead/ahead.h,
- * told by workers of what readers ask for. What is fetched lands in the block cache.
+ * Reading ahead from a distant archive, and by a known order: the threads of
+ * cache/ahead/ahead.h, told by workers of what readers ask for. What is fetched lands in the
+ * block cache.
  *
  * Who reads ahead. An archive on this node's storage without a known order is populate.c's,
  * which brings files into the kernel's cache of the mount. Everything else is this one's; never

@@ -1,7 +1,7 @@
 /*
- * What the archive's storage does to reads (archive/source/source.h): counted, and told in the log.
- * A read that was tried again and then went well is no error to anybody, but the reason why a
- * job is slow; so it has a line, though not one for each of thousands.
+ * What the archive's storage does to reads (archive/source/source.h): counted, and told in the
+ * log. A read that was tried again and then went well is no error to anybody, but the reason
+ * why a job is slow; so it has a line, though not one for each of thousands.
  */
 #include <stdio.h>
 #include <string.h>

@@ -239,8 +239,9 @@ ONEPOT_API int onepot_archive_find(const struct onepot_archive *archive, const c
  * The bytes of a sample where they lie in the mapped archive, not to be written to, for as long
  * as the archive is open; of an archive that is being staged, once they have arrived. -ENOTSUP
  * where they don't (compressed, with holes, in parts, on a network filesystem): then they have
- * to be read. Should the archive be cut short meanwhile, or its storage fail, what is lost becomes
- * zeros (see NOTES of onepot(3)); asked once more, it is -ENOTSUP, and reading tells what is wrong.
+ * to be read. Should the archive be cut short meanwhile, or its storage fail, what is lost
+ * becomes zeros (see NOTES of onepot(3)); asked once more, it is -ENOTSUP, and reading tells
+ * what is wrong.
  */
 ONEPOT_API int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
                                     const void **ret_bytes, uint64_t *ret_len);
