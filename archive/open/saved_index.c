@@ -175,20 +175,23 @@ static int copy_image(int from, int to, uint64_t len)
     return 0;
 }
 
-/*
- * Who may read the archive may read its index, and nobody else; its owner always may, also
- * where root makes the index.
- */
-static int set_permissions(int fd, const struct source *archive)
+/* Who may read the archive may read its index, and nobody else. */
+static int set_permissions(int fd, const struct stat *archive)
 {
-    struct stat theirs;
-    if (fstat(source_fd(archive), &theirs) < 0)
-        return -errno;
-    mode_t mode = 0600 | (theirs.st_mode & 0044);
-    if (fchown(fd, theirs.st_uid, theirs.st_gid) < 0 &&
-        fchown(fd, (uid_t)-1, theirs.st_gid) < 0)
+    mode_t mode = 0600 | (archive->st_mode & 0044);
+    if (fchown(fd, (uid_t)-1, archive->st_gid) < 0)
         mode &= ~(mode_t)0040;
     return fchmod(fd, mode) < 0 ? -errno : 0;
+}
+
+/*
+ * Give it to the archive's owner, who has to be able to read it: root can. Last of all, since
+ * what is left of an index is removed by the user whose it is.
+ */
+static void hand_over(int fd, const struct stat *archive)
+{
+    if (archive->st_uid != geteuid() && fchown(fd, archive->st_uid, (gid_t)-1) < 0)
+        errno = 0; /* then it stays as it is */
 }
 
 /* *ret_fd is the file, which has its name then. */
@@ -196,22 +199,25 @@ static int write_to(const char *path, const struct source *archive, int image, u
                     int *ret_fd)
 {
     struct output *output = NULL;
+    struct stat theirs;
     auto_close int fd = -1;
-    int r = output_open_own(path, &output);
+    int r = fstat(source_fd(archive), &theirs) < 0 ? -errno : output_open_own(path, &output);
     if (r < 0)
         return r;
     r = copy_image(image, output->fd, len);
     if (r == 0)
-        r = set_permissions(output->fd, archive);
+        r = set_permissions(output->fd, &theirs);
     if (r == 0 && (fd = fcntl(output->fd, F_DUPFD_CLOEXEC, 0)) < 0)
         r = -errno;
     if (r < 0)
         output_discard(output);
     else
         r = output_commit(output, true, NULL);
-    if (r == 0)
-        *ret_fd = steal_fd(&fd);
-    return r;
+    if (r < 0)
+        return r;
+    hand_over(fd, &theirs);
+    *ret_fd = steal_fd(&fd);
+    return 0;
 }
 
 /* Make the folders of a path that are missing, for this user alone. */
