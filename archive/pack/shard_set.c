@@ -187,9 +187,11 @@ static int finish_shards(struct shard_set *s, const _Atomic int *stop, struct fa
 /* What is on the disk stays as it is called now. */
 static void release_shards(struct shard_set *s)
 {
-    for (uint32_t i = 0; i < s->count; i++)
+    for (uint32_t i = 0; i < s->count; i++) {
         if (s->shard[i].output)
-            output_release(steal_ptr(&s->shard[i].output));
+            output_release(s->shard[i].output);
+        s->shard[i].output = NULL;
+    }
 }
 
 static int exchange(struct shard_set *s, const _Atomic int *stop, struct fault *fault)
