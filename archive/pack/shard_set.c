@@ -211,8 +211,10 @@ static int exchange(struct shard_set *s, const _Atomic int *stop, struct fault *
                       "somebody else removed or replaced what was ready of it");
     if (r >= 0 || x.committed)
         release_shards(s);
-    for (uint32_t i = 0; i < s->count; i++) /* as long as the set is locked */
-        output_discard(steal_ptr(&s->shard[i].output));
+    for (uint32_t i = 0; i < s->count; i++) { /* as long as the set is locked */
+        output_discard(s->shard[i].output);
+        s->shard[i].output = NULL;
+    }
     shard_exchange_end(&x);
     return r;
 }
