@@ -1,6 +1,6 @@
 /*
- * Memory limits. A batch system limits a job's memory by a cgroup, often at several
- * levels (job, step, task), of which the smallest counts.
+ * Memory limits. A batch system limits a job's memory by a cgroup, often at several levels
+ * (job, step, task); the smallest limit counts.
  */
 #include "budget.h"
 
@@ -15,7 +15,7 @@
 
 #define CACHE_LEAST_BYTES (UINT64_C(16) << 20)
 #define CACHE_MOST_BYTES (UINT64_C(1) << 40)
-#define V1_NO_LIMIT (UINT64_C(1) << 62) /* version 1 says "none" by a huge number */
+#define V1_NO_LIMIT (UINT64_C(1) << 62) /* version 1 states "none" as a huge number */
 
 static uint64_t least(uint64_t a, uint64_t b)
 {
@@ -26,7 +26,7 @@ static uint64_t least(uint64_t a, uint64_t b)
 struct walk {
     budget_see *see;
     void *ctx;
-    const char *limit, *used; /* names of files */
+    const char *limit, *used; /* file names */
 };
 
 /* cgroup_visit */
@@ -35,7 +35,7 @@ static bool see_level(void *ctx, const char *folder)
     const struct walk *walk = ctx;
     char path[4 * PATH_MAX], line[64];
     if (!cgroup_line(folder, walk->limit, line, sizeof(line)))
-        return true; /* the top has none, and so have groups without the controller */
+        return true; /* the top has no such file, nor do groups without the controller */
     uint64_t limit = cgroup_number(folder, walk->limit);
     snprintf(path, sizeof(path), "%s/%s", folder, walk->limit);
     walk->see(walk->ctx, path, limit >= V1_NO_LIMIT ? UINT64_MAX : limit,
@@ -97,8 +97,8 @@ uint64_t budget_room_bytes(const char *root)
 }
 
 /*
- * What of a group's memory is pages of files; those of a tmpfs are not among them, in whose
- * words "file" they are. `limit` is a file of the group.
+ * Memory of a group that is file pages. The kernel's count "file" includes tmpfs pages, so the
+ * active and inactive lists are added instead. `limit` is a file of the group.
  */
 static uint64_t file_pages(const char *limit)
 {
@@ -116,7 +116,7 @@ static uint64_t file_pages(const char *limit)
             sscanf(line, names[i], &values[i]);
     if (f)
         fclose(f);
-    /* Version 1 has both: of the group alone, and of all below it. */
+    /* Version 1 has both counts: of the group alone, and of the group and all below it. */
     return values[2] + values[3] ? values[2] + values[3] : values[0] + values[1];
 }
 
@@ -141,8 +141,7 @@ uint64_t budget_memory_bytes(const char *root)
     return bytes;
 }
 
-/* What a process may have of addresses or of data (ulimit -v, -d): some batch systems set that.
- */
+/* The process's limit on addresses or data (ulimit -v, -d), which some batch systems set. */
 static uint64_t own_limit(void)
 {
     static const int kinds[] = {RLIMIT_AS, RLIMIT_DATA};

@@ -1,6 +1,6 @@
 /*
- * Which group a process is in is in /proc/self/cgroup; where its files are, in its mountinfo.
- * In a container only a part of the hierarchy may be mounted: that is the top then.
+ * /proc/self/cgroup names the group of a process; its mountinfo gives the place of the group's
+ * files. A container may mount only a part of the hierarchy, which is then the top.
  */
 #include "cgroup.h"
 
@@ -39,8 +39,8 @@ bool cgroup_line(const char *folder, const char *file, char *line, size_t size)
 }
 
 /*
- * The group that /proc/self/cgroup names for the controller ("" for version 2: "0::/path";
- * else "4:cpu,memory:/path").
+ * The group that /proc/self/cgroup names for the controller: "4:cpu,memory:/path", or
+ * "0::/path" for version 2, whose controller is "".
  */
 static bool own_group(const char *root, const char *controller, char ret_path[PATH_MAX])
 {

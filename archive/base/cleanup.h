@@ -1,7 +1,7 @@
 /*
- * Scope-bound cleanup, after the habit of systemd and util-linux: a variable is
- * declared with the macro, and its destructor runs when the scope ends; steal_*
- * hands the value on. A function uses either these or one `goto` label, not both.
+ * Scope-bound cleanup, as in systemd and util-linux. A variable declared with the macro is
+ * destroyed when its scope ends; steal_* hands the value on. A function uses either these
+ * macros or one `goto` label, not both.
  */
 #ifndef ONEPOT_CLEANUP_H
 #define ONEPOT_CLEANUP_H

@@ -1,7 +1,6 @@
 /*
- * The time that passes: CLOCK_MONOTONIC, which nobody sets, and which stands still while the
- * machine sleeps. For how long something takes and when it is due; never for dates. A signal
- * handler may ask, too.
+ * Elapsed time: CLOCK_MONOTONIC, which nobody sets and which stands still while the machine
+ * sleeps. Use it for durations and deadlines, never for dates. Safe in a signal handler.
  */
 #ifndef ONEPOT_CLOCK_H
 #define ONEPOT_CLOCK_H

@@ -1,6 +1,6 @@
 /*
- * Setting a mask of all CPUs is safe inside of a cgroup's set: the kernel takes from it what
- * the set allows. Without a set it would be the whole node, which is seldom ours.
+ * Setting a mask of all CPUs is safe within a cgroup's set: the kernel reduces the mask to
+ * that set. Without a set the mask would be the whole node, which is seldom ours.
  */
 #include "cpus.h"
 
@@ -45,7 +45,7 @@ static bool see_max(void *ctx, const char *folder)
     return true;
 }
 
-/* cgroup_visit, version 1: two files; -1 is no limit. */
+/* cgroup_visit, version 1: two files; -1 means no limit. */
 static bool see_cfs(void *ctx, const char *folder)
 {
     char line[64];
@@ -56,7 +56,7 @@ static bool see_cfs(void *ctx, const char *folder)
     return true;
 }
 
-/* How many CPUs a list names: "0-3,8". */
+/* Count the CPUs in a list such as "0-3,8". */
 static unsigned list_count(const char *list)
 {
     unsigned total = 0, first, last;
@@ -75,7 +75,9 @@ static unsigned list_count(const char *list)
     return total;
 }
 
-/* cgroup_visit: the nearest group that has a set; groups without the controller have none. */
+/*
+ * cgroup_visit: the nearest group with a set counts; groups without the controller have none.
+ */
 static bool see_cpuset(void *ctx, const char *folder)
 {
     static const char *const files[] = {"cpuset.cpus.effective", "cpuset.effective_cpus",

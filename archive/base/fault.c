@@ -1,10 +1,9 @@
 /*
- * Faults: the record of what went wrong, and the one line that is made of it.
+ * Faults: the record of an error, and the one line of text made from it.
  *
- * A fault may have been written by a child that parsed a hostile archive, into memory
- * that it still can write to. So nothing here relies on a terminating NUL, and all
- * text that came out of an archive is made fit for a terminal: an escape sequence in
- * a member's name must not reach one.
+ * A child that parsed a hostile archive may have written the fault, into memory that it can
+ * still write to. So nothing here relies on a terminating NUL, and all text from an archive is
+ * made safe for a terminal: an escape sequence in a member's name must not reach one.
  */
 #include "fault.h"
 
@@ -49,7 +48,7 @@ void fault_advise(struct fault *f, const char *format, ...)
     va_end(args);
 }
 
-/* Output that counts on where it no longer fits, as snprintf does. */
+/* Output that keeps counting when the buffer is full, as snprintf does. */
 struct out {
     char *buf;
     size_t size;
@@ -88,7 +87,7 @@ const char *fault_limit(int err)
 {
     if (err == -EMFILE || err == EMFILE)
         return "; raise the limit of open files ('ulimit -n')";
-    if (err == -EAGAIN || err == EAGAIN) /* of fork(2) and threads: nothing else gets here */
+    if (err == -EAGAIN || err == EAGAIN) /* from fork(2) and thread creation only */
         return "; the limit of processes is reached ('ulimit -u', which counts the threads of "
                "all "
                "processes of the user, or pids.max of the cgroup)";

@@ -1,10 +1,10 @@
 /*
- * What went wrong, in values: functions return 0 or -errno, and one that can say
- * more (which member, which offset) fills a struct fault that its caller gave it.
- * Only the program's edge (fs/) turns a fault into a line of text.
+ * Errors as values. Functions return 0 or -errno; one that knows more (which member, which
+ * offset) fills a struct fault that its caller passes. Only the program's edge (fs/) turns a
+ * fault into a line of text.
  *
- * A fault is plain memory without pointers, so that the indexing child can leave
- * one in shared memory for its parent. Every `struct fault *` parameter may be NULL.
+ * A fault is plain memory without pointers, so the indexing child can leave one in shared
+ * memory for its parent. Every `struct fault *` parameter may be NULL.
  */
 #ifndef ONEPOT_FAULT_H
 #define ONEPOT_FAULT_H
@@ -17,30 +17,33 @@
 struct fault {
     int err;          /* the errno, positive; 0: nothing was recorded */
     uint64_t offset;  /* byte offset in the file, or FAULT_NO_OFFSET */
-    char member[512]; /* raw bytes of the member's path, maybe cut; "" if none */
+    char member[512]; /* raw bytes of the member's path, maybe truncated; "" if none */
     char what[256];   /* what is wrong, no newline: "size 99 lies past the end of file" */
     char advice[192]; /* what to do about it, or "" */
 };
 
 /*
- * Record a fault and return `err` (a negative errno) so that a caller can write
- * `return fault_set(f, -EBADMSG, name, off, "...", ...)`. The first fault stands:
- * a fault that is already set is not overwritten. `member` may be NULL.
+ * Record a fault and return `err` (a negative errno), so that a caller can write `return
+ * fault_set(f, -EBADMSG, name, off, "...", ...)`. The first fault stands: a fault already set
+ * is not overwritten. `member` may be NULL.
  */
 int fault_set(struct fault *f, int err, const char *member, uint64_t offset, const char *format,
               ...) __attribute__((format(printf, 5, 6)));
 
-/* Set the advice of a fault already set; does nothing on one without an error. */
+/* Set the advice of a fault already set; does nothing if no error is recorded. */
 void fault_advise(struct fault *f, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* "; raise the limit of open files ('ulimit -n')" where such a limit is the reason; or "". */
+/*
+ * Advice on the limit behind an error, such as "; raise the limit of open files ('ulimit
+ * -n')", or "" if no limit is the cause.
+ */
 const char *fault_limit(int err);
 
 /*
- * The line for a person: "FILE: MEMBER: what is wrong (offset N); what to do".
- * Control bytes and bytes that are no valid UTF-8 come out as \xNN. Returns the
- * length that snprintf would. With nothing recorded it describes `err` by strerror.
+ * Format the line for a person: "FILE: MEMBER: what is wrong (offset N); what to do". Control
+ * bytes and bytes that are not valid UTF-8 are written as \xNN. Returns the length that
+ * snprintf would. With nothing recorded, describes `err` by strerror.
  */
 int fault_describe(const struct fault *f, int err, const char *file, char *buf,
                    unsigned long size);

@@ -1,7 +1,7 @@
 /*
- * Job identity out of the environment. A name counts only where its batch system
- * surely set it: Grid Engine calls its job plainly JOB_ID, so that one is believed
- * only together with a second variable of the same system.
+ * Job identity from the environment. A variable counts only if its batch system surely set it.
+ * Grid Engine names its job plainly JOB_ID, so that is believed only together with a second
+ * variable of the same system.
  */
 #include <ctype.h>
 #include <stdbool.h>
@@ -11,7 +11,7 @@
 
 #include "job.h"
 
-/* The first id variable that is set decides; `step` may be a part of the job's name. */
+/* The first id variable that is set decides; `step` may be part of the job's name. */
 static const struct batch_system {
     const char *id, *step;
     const char *witness; /* must be set too; NULL: none needed */
@@ -33,7 +33,7 @@ static const char *variable(const char *name)
     return value && *value ? value : NULL;
 }
 
-/* Copy what is safe in a file name; locale plays no part. */
+/* Copy, keeping what is safe in a file name, whatever the locale. */
 static void copy_safe(char to[JOB_ID_MAX], const char *from)
 {
     size_t n = 0;

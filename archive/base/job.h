@@ -1,6 +1,6 @@
 /*
- * Which batch job, and which step of it, this process belongs to: two jobs of one
- * user on one node must not share or end each other's mounts.
+ * The batch job and step that this process belongs to. Two jobs of one user on one node must
+ * not share or end each other's mounts.
  */
 #ifndef ONEPOT_JOB_H
 #define ONEPOT_JOB_H
@@ -8,15 +8,16 @@
 #define JOB_ID_MAX 64
 
 struct job {
-    const char *variable;  /* "SLURM_JOB_ID": the one that told; NULL outside a job */
+    const char
+        *variable; /* the one that identified the job, "SLURM_JOB_ID"; NULL outside a job */
     char id[JOB_ID_MAX];   /* "" outside a job */
-    char step[JOB_ID_MAX]; /* "" where the batch system has no steps, or outside of one */
+    char step[JOB_ID_MAX]; /* "" outside a step, or where the batch system has none */
 };
 
 /*
- * From the environment that Slurm, PBS, LSF, Flux, OAR, Cobalt and Grid Engine give
- * their jobs, in this order. Both are safe as part of a file name: other bytes than
- * letters, digits and "._-" have become '_', and what is too long was cut.
+ * Identify the job from the environment set by Slurm, PBS, LSF, Flux, OAR, Cobalt or Grid
+ * Engine, in this order. `id` and `step` are safe as part of a file name: bytes other than
+ * letters, digits and "._-" become '_', and long values are truncated.
  */
 void job_detect(struct job *ret_job);
 

@@ -1,9 +1,9 @@
 /*
- * Launchers, one line of a table each: how they call rank, world size and local rank.
+ * Launchers: a table with one line each for the variables of rank, world size and local rank.
  *
- * A launcher is there if its rank is. Its world size must then be there too: to take a
- * lone rank for a process of its own would make it do the work of all. PMIx and PALS have
- * no variable for the size; what starts processes that way sets one of its own beside it.
+ * A launcher is present if its rank is set. Its world size must then be set too: treating a
+ * lone rank as a single process would make that process do the work of all. PMIx and PALS have
+ * no variable for the size; the program that starts such processes sets its own beside it.
  */
 #include "launcher.h"
 
@@ -18,10 +18,10 @@
 
 #include <xxhash.h>
 
-/* More processes than any machine starts, and fewer than overflow anywhere. */
+/* More processes than any machine starts, yet too few to overflow anything. */
 #define WORLD_MAX 100000000u
 
-/* Slurm numbers what is no parallel step (batch script, allocation's shell, ...) from here. */
+/* Slurm numbers non-parallel steps (batch script, shell of an allocation, ...) from here on. */
 #define SLURM_STEP_MAX UINT64_C(0xfffffff0)
 
 #define ALTERNATIVES 3
@@ -29,7 +29,7 @@
 static const struct names {
     const char *launcher;
     const char *rank;
-    const char *world[ALTERNATIVES]; /* the first that is set */
+    const char *world[ALTERNATIVES]; /* the first one set counts */
     const char *local[ALTERNATIVES];
     bool slurm; /* only within a step */
 } table[] = {
@@ -100,7 +100,7 @@ static int no_number(struct fault *fault, const char *name, const char *value)
     return -EINVAL;
 }
 
-/* 1: *ret_number is the value of the first that is set, called *ret_name; 0: none is. */
+/* 1: *ret_number is the value of the first variable set, named *ret_name. 0: none is set. */
 static int number_of(const struct environment *e, const char *const names[ALTERNATIVES],
                      struct fault *fault, const char **ret_name, uint64_t *ret_number)
 {
@@ -158,7 +158,10 @@ static int read_launcher(const struct environment *e, const struct names *n, uin
     return 0;
 }
 
-/* Is the rank that of the step's own task, and not one that mpiexec has given out within it? */
+/*
+ * Does the rank belong to the step's own task, rather than come from an mpiexec within the
+ * step?
+ */
 static bool is_slurms(const struct environment *e, const struct names *n,
                       const struct launcher *launcher)
 {

@@ -20,7 +20,7 @@ struct line {
     char *type, *super_options;
 };
 
-/* The next field of a line that strtok_r is at work on. */
+/* The next field of the line that strtok_r is splitting. */
 static char *field(char **save)
 {
     return strtok_r(NULL, " \n", save);
@@ -43,7 +43,7 @@ static bool parse(char *text, struct line *ret)
     return ret->type != NULL;
 }
 
-/* False if it does not fit, and then it can't be what somebody looks for. */
+/* False if the path does not fit; then it can't be one that a caller looks for. */
 static bool unescape(const char *text, char ret_path[PATH_MAX])
 {
     size_t n = 0;
@@ -87,7 +87,7 @@ struct search {
     unsigned dev_major, dev_minor;
 };
 
-/* Later mounts cover earlier ones, so all lines are looked at. */
+/* Later mounts cover earlier ones, so all lines are checked. */
 static bool match_path(void *ctx, const struct line *line)
 {
     struct search *search = ctx;

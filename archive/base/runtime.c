@@ -1,6 +1,6 @@
 /*
- * In a folder that everybody may write to, a name of ours may be taken by somebody else: what
- * is no directory of ours alone is never used.
+ * In a folder writable by all, another user may take our name. So we never use anything but a
+ * directory that is ours alone.
  */
 #include "runtime.h"
 
@@ -14,7 +14,7 @@
 
 #include "cleanup.h"
 
-#define AGAIN_MOST 1000 /* times that a folder that was removed is made anew */
+#define AGAIN_MOST 1000 /* times a removed folder is created again */
 
 /* Add a directory that is not in the list yet. */
 static size_t add_place(char places[RUNTIME_FOLDERS_MAX][PATH_MAX], size_t count,
@@ -57,13 +57,13 @@ size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX])
     return count;
 }
 
-/* -ENOENT with `create`: somebody else has removed it again meanwhile. */
+/* With `create`, -ENOENT means that another process removed the folder again meanwhile. */
 static int open_once(const char *folder, bool create, int *ret_fd)
 {
     struct stat st;
 
     if (create && mkdir(folder, 0700) == 0) {
-        if (chmod(folder, 0700) < 0) /* whatever the umask took away */
+        if (chmod(folder, 0700) < 0) /* undo the umask */
             return -errno;
     } else if (create && errno != EEXIST) {
         return -errno;

@@ -1,7 +1,7 @@
 /*
- * WITH_SANITIZER: 1 in a build whose allocator and threads are a sanitizer's, else 0. Such a
- * runtime makes system calls that nobody foresees, and its locks may stay locked in a child
- * that was forked beside other threads.
+ * WITH_SANITIZER: 1 in a build whose allocator and threads belong to a sanitizer, else 0. A
+ * sanitizer's runtime makes unforeseen system calls, and its locks may stay locked in a child
+ * forked while other threads run.
  */
 #ifndef ONEPOT_SANITIZER_H
 #define ONEPOT_SANITIZER_H

@@ -1,6 +1,6 @@
 /*
- * Threads of a library: signals are for the threads of the program, and the stack is as large
- * as the work needs.
+ * Threads of a library. Signals are left to the program's own threads, and the stack is only
+ * as large as the work needs.
  */
 #ifndef ONEPOT_THREAD_H
 #define ONEPOT_THREAD_H
@@ -12,8 +12,8 @@
 #include <time.h>
 
 /*
- * Start one in which all signals are blocked, but for what its own reads of a mapped file raise
- * (lost_pages.h): blocked, that would end the process. 0 or -errno.
+ * Start a thread with all signals blocked except SIGBUS, which its own reads of a mapped file
+ * may raise (lost_pages.h): blocked, it would end the process. 0 or -errno.
  */
 static inline int thread_start(pthread_t *thread, size_t stack_bytes, void *(*run)(void *),
                                void *arg)
@@ -32,8 +32,9 @@ static inline int thread_start(pthread_t *thread, size_t stack_bytes, void *(*ru
 }
 
 /*
- * Wait for its end until CLOCK_MONOTONIC is at `until`: 0 or ETIMEDOUT. pthread_timedjoin_np
- * goes by the time of day, and would wait for hours where that is set back meanwhile.
+ * Wait for the thread to end until CLOCK_MONOTONIC reaches `until`: 0 or ETIMEDOUT.
+ * pthread_timedjoin_np uses the time of day, and would wait for hours if that is set back
+ * meanwhile.
  */
 static inline int thread_join_until(pthread_t thread, const struct timespec *until)
 {

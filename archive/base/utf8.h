@@ -1,6 +1,6 @@
 /*
- * Names are raw bytes. Where one is shown to a person or written as JSON, this tells
- * which of its bytes are UTF-8, and which characters would disturb a terminal.
+ * Names are raw bytes. Before one is shown to a person or written as JSON, these functions
+ * find which bytes are UTF-8 and which characters would disturb a terminal.
  */
 #ifndef ONEPOT_UTF8_H
 #define ONEPOT_UTF8_H
@@ -10,8 +10,8 @@
 #include <stdint.h>
 
 /*
- * Length of the character at `bytes` (`len` of them are there, at least one), and its
- * code; 0 where there is no valid UTF-8: overlong forms and surrogates included.
+ * Length of the character at `bytes` (`len` bytes, at least one), and its code. 0 if it is not
+ * valid UTF-8; overlong forms and surrogates are not.
  */
 static inline size_t utf8_length(const char *bytes, size_t len, uint32_t *ret_code)
 {
@@ -40,7 +40,7 @@ static inline size_t utf8_length(const char *bytes, size_t len, uint32_t *ret_co
     return need;
 }
 
-/* The same, but 0 also for control characters and those that reorder or split a line. */
+/* The same, but also 0 for control characters and those that reorder or split a line. */
 static inline size_t utf8_printable_length(const char *bytes, size_t len)
 {
     uint32_t code;

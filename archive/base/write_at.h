@@ -1,4 +1,4 @@
-/* All the bytes, or an error: a write may be interrupted or do less than it was asked for. */
+/* Write all the bytes, or fail: write(2) may be interrupted or write less than asked. */
 #ifndef ONEPOT_WRITE_AT_H
 #define ONEPOT_WRITE_AT_H
 
@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <unistd.h>
 
-/* 0 or -errno; -EIO where a write does nothing. */
+/* 0 or -errno; -EIO if a write makes no progress. */
 static inline int write_at(int fd, const void *bytes, size_t len, uint64_t offset)
 {
     const uint8_t *from = bytes;
