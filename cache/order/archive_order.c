@@ -16,7 +16,7 @@ struct archive_order {
 struct file {
     uint64_t offset;
     uint32_t position;
-    uint32_t in_block; /* files of one compressed block lie one behind the other there */
+    uint32_t in_block; /* order among the files of one compressed block */
 };
 
 static int first_extent(const struct index *index, uint32_t position, struct extent *ret_extent)

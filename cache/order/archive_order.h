@@ -1,8 +1,8 @@
 /*
- * The files of an archive in the order in which their bytes lie in it: what a program reads
- * that goes through all of them, where that is not the order of names.
+ * The files of an archive in the order in which their bytes lie in it. A program that goes
+ * through all of them may read in this order rather than by name.
  *
- * Threads: one that was made never changes.
+ * Threads: an archive order never changes once it is made.
  */
 #ifndef ONEPOT_ARCHIVE_ORDER_H
 #define ONEPOT_ARCHIVE_ORDER_H
@@ -21,11 +21,11 @@ void archive_order_free(struct archive_order *order); /* NULL is fine */
 
 uint32_t archive_order_count(const struct archive_order *order);
 uint32_t archive_order_at(const struct archive_order *order, uint32_t place);
-/* -ENOENT: it has no bytes. */
+/* -ENOENT: the file has no bytes. */
 int archive_order_place(const struct archive_order *order, uint32_t position,
                         uint32_t *ret_place);
 
-/* Where the first byte of a file lies that is stored or in a block. -ENXIO: it has none. */
+/* Where the first byte of a file lies, stored or in a block. -ENXIO: the file has no bytes. */
 int archive_offset(const struct index *index, uint32_t position, uint64_t *ret_offset);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Names in the index are sorted by bytes, which for UTF-8 is the order of code points in which
- * Python sorts. So the files of a directory need no sorting, and those of a tree with one
- * level of classes have ascending positions: a number is found by bisection.
+ * The index sorts names by bytes, which for UTF-8 is the order of code points, and Python sorts
+ * by those. So the files of a directory need no sorting. In a tree with one level of classes
+ * the positions ascend, too, and bisection finds the number of a file.
  */
 #include "folder_order.h"
 
@@ -17,7 +17,7 @@ struct folder_order {
     _Atomic unsigned owners;
     uint32_t *files; /* by number */
     uint32_t count, room;
-    uint32_t *numbers; /* sorted by the position of their file; NULL: they are ascending */
+    uint32_t *numbers; /* sorted by the positions of their files; NULL: ascending */
 };
 
 struct walk {
@@ -62,7 +62,7 @@ static int append(struct walk *w, uint32_t position)
     return 0;
 }
 
-/* The files right in a directory. */
+/* The files directly in a directory. */
 static int add_directory(struct walk *w, uint32_t directory)
 {
     uint32_t first, count;
@@ -114,7 +114,7 @@ static int add_place(const struct walk *w, struct places *p, uint32_t directory)
     return 0;
 }
 
-/* All directories below one of them, which is at its place already. */
+/* All directories below the one that is in the list already. */
 static int collect_places(const struct walk *w, struct places *p)
 {
     uint32_t first, count;

@@ -1,15 +1,15 @@
 /*
- * The files of a directory as training code numbers them. Two ways are known:
+ * The files of a directory, numbered as training code numbers them. There are two ways:
  *
- *   FOLDER_CLASSES  torchvision's ImageFolder and DatasetFolder: each directory below is a
- *                   class, classes in the order of their names; of a class the files of all
- *                   directories below it, these in the order of their paths, and the
- *                   files in each in the order of their names
- *   FOLDER_FLAT     the files right in the directory, in the order of their names
+ *   FOLDER_CLASSES  torchvision's ImageFolder and DatasetFolder: each directory in it is a
+ *                   class, and classes come in the order of their names. A class has the files
+ *                   of all directories below it: directories in the order of their paths, the
+ *                   files in each in the order of their names.
+ *   FOLDER_FLAT     the files directly in the directory, in the order of their names
  *
- * each with images alone (by torchvision's list of extensions) or with all files.
+ * Each way takes images alone (by torchvision's list of extensions) or all files.
  *
- * Threads: one that was made never changes.
+ * Threads: a folder order never changes once it is made.
  */
 #ifndef ONEPOT_FOLDER_ORDER_H
 #define ONEPOT_FOLDER_ORDER_H
@@ -27,13 +27,13 @@ enum folder_kind { FOLDER_FLAT, FOLDER_CLASSES };
 #define FOLDER_NO_FILE UINT32_MAX
 
 /*
- * -E2BIG: more than `most` files; the memory is 4 bytes a file, 8 where hard links or
+ * -E2BIG: more than `most` files. The memory is 4 bytes a file, or 8 where hard links or
  * directories in a class keep the numbers from following the index. -ENOTDIR, -ENOMEM,
  * -EUCLEAN.
  */
 int folder_order_new(const struct index *index, uint32_t directory, enum folder_kind kind,
                      bool images_only, uint64_t most, struct folder_order **ret_folder);
-/* Whoever keeps it as well counts itself, and frees it as the first owner does. */
+/* Adds an owner. Each owner calls folder_order_free. */
 struct folder_order *folder_order_share(struct folder_order *folder);
 void folder_order_free(struct folder_order *folder); /* NULL is fine */
 

@@ -1,7 +1,7 @@
 /*
- * An order from a text that somebody wrote, perhaps a program, perhaps for another version of
- * the data: lines that name no file are left out and counted, and the first of them is told.
- * Where they are most of it, it is not a list of this archive's files.
+ * An order from a text that a person or a program wrote, perhaps for another version of the
+ * data. So lines that name no file are left out and counted, and the first of them is reported.
+ * Where they outnumber the others, the text is not a list of this archive's files.
  */
 #include "read_order.h"
 
@@ -16,11 +16,11 @@
 
 struct parse {
     struct order_paths paths;
-    struct folder_order *numbered; /* lines are numbers of this one; NULL: they are paths */
+    struct folder_order *numbered; /* lines are numbers in this folder; NULL: they are paths */
     uint64_t most;
     struct fault *fault;
     struct order_text text;
-    struct fault first; /* line that was left out */
+    struct fault first; /* the first line that was left out */
     uint64_t left_out;
 
     uint32_t *positions;
@@ -35,7 +35,7 @@ static bool is_number(const char *line, size_t len)
     return len > 0 && len <= 10;
 }
 
-/* What the line says, fit for a message, and what is wrong with it. */
+/* Note what the line says, fit for a message, and what is wrong with it. */
 static int leave_out(struct parse *p, const char *line, size_t len, const char *what)
 {
     char shown[96];
@@ -98,7 +98,7 @@ static int parse_path(struct parse *p, const char *line, size_t len)
     return add_line(p, S_ISREG(node.mode) ? node.position : FOLDER_NO_FILE);
 }
 
-/* Numbers are of the folder that training code would make of the mount point. */
+/* Numbers refer to the folder that training code would make of the mount point. */
 static int number_files(struct parse *p)
 {
     static const struct {
@@ -126,7 +126,7 @@ static size_t without_return(const char *line, size_t len)
     return len > 0 && line[len - 1] == '\r' ? len - 1 : len;
 }
 
-/* The first line decides what lines are. */
+/* The first line decides whether lines are numbers or paths. */
 static int decide(struct parse *p)
 {
     struct order_text text = p->text;
@@ -157,7 +157,7 @@ static int parse_lines(struct parse *p)
     return r;
 }
 
-/* It is a list of files, most of which are here. */
+/* At least half of the lines must name files of this archive. */
 static int check_known(struct parse *p)
 {
     if (p->count == 0 && p->left_out == 0)

@@ -5,17 +5,17 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define LINE_MOST (2 * PATH_MAX + 3u) /* a quoted path; what is longer names no file */
+#define LINE_MOST (2 * PATH_MAX + 3u) /* a quoted path; a longer line names no file */
 #define SAMPLE_LINES 64u
 #define PREFIXES_MAX 32u
 #define DIRECTORIES_MAX 256u
-#define ENTRIES_MAX 4096u /* of the root that are looked at for directories */
+#define ENTRIES_MAX 4096u /* of the root, searched for directories */
 
 /* ---- lines ---- */
 
 void order_text_init(struct order_text *t, const char *bytes, size_t len)
 {
-    static const char mark[] = "\xef\xbb\xbf"; /* of UTF-8, as programs of Windows write it */
+    static const char mark[] = "\xef\xbb\xbf"; /* of UTF-8, as Windows programs write it */
     bool marked = len >= 3 && memcmp(bytes, mark, 3) == 0;
 
     *t = (struct order_text){.text = bytes, .len = len, .at = marked ? 3 : 0};
@@ -63,7 +63,7 @@ size_t order_path_quote(const char *path, size_t len, char *ret_quoted)
     return (size_t)(out - ret_quoted);
 }
 
-/* -EINVAL: it is not quoted, or not so. */
+/* -EINVAL: the line is not quoted, or not correctly. */
 static int unquote(const char *line, size_t len, char ret_path[PATH_MAX], size_t *ret_len)
 {
     size_t n = 0;
@@ -136,9 +136,9 @@ int order_paths_resolve(const struct order_paths *p, const char *line, size_t le
     return r;
 }
 
-/* ---- which way ---- */
+/* ---- how to read the paths ---- */
 
-/* How many of the first lines name a file so. */
+/* How many of the first lines name a file if they are read this way. */
 static unsigned count_known(const struct order_paths *p, struct order_text text,
                             unsigned *ret_lines)
 {
@@ -171,7 +171,7 @@ static void try_way(struct search *s, const struct order_paths *way)
     *s->best = *way;
 }
 
-/* What the first line begins with, up to each of its directories. */
+/* Try as a prefix what the first line starts with, up to each of its directories. */
 static void try_prefixes(struct search *s, struct order_paths way)
 {
     struct order_text text = *s->text;
@@ -180,7 +180,7 @@ static void try_prefixes(struct search *s, struct order_paths way)
 
     if (!order_text_next(&text, &way.prefix, &len))
         return;
-    if (way.prefix[0] == '"') { /* paths are looked at without it */
+    if (way.prefix[0] == '"') { /* paths are compared without the mark */
         way.prefix++;
         len--;
     }

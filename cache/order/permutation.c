@@ -1,9 +1,8 @@
 /*
- * Shuffling 100 million elements is 100 million accesses to random memory, one cache
- * miss each. They don't depend on one another, though: which places will be swapped is
- * known as soon as the random numbers are. So the numbers of a batch are drawn first and
- * their places are asked for, and only then is anything swapped. Large pages save the
- * misses of the address translation on top.
+ * Shuffling 100 million elements is 100 million accesses to random memory, one cache miss
+ * each. The accesses don't depend on one another, though: the random numbers alone decide which
+ * places are swapped. So the numbers of a batch are drawn first and their places prefetched,
+ * and only then is anything swapped. Large pages also save the misses of address translation.
  */
 #include "permutation.h"
 
@@ -85,7 +84,7 @@ static inline uint64_t draw_64(struct twister *t)
 
 /* ---- shuffles ---- */
 
-/* One of two types of element; written once. */
+/* Written once for both types of element. */
 /* NOLINTBEGIN(bugprone-macro-parentheses): a type can't be in parentheses */
 #define DEFINE_SHUFFLES(name, type)                                                            \
     static void swap_down_##name(type *a, uint64_t n, struct twister *t)                       \
@@ -187,7 +186,7 @@ uint64_t permutation_at(const struct permutation *permutation, uint64_t i)
     return permutation->wide ? permutation->wide_at[i] : permutation->narrow_at[i];
 }
 
-/* ---- the three ways to make one ---- */
+/* ---- three ways to make a permutation ---- */
 
 static void identity(struct permutation *p)
 {
@@ -232,8 +231,8 @@ int permutation_new(uint64_t n, uint64_t seed, struct permutation **ret_permutat
 
 /*
  * Step i of the shuffle draws the place that element i comes from and never looks at the
- * places below it again: after `count` steps the front is done. Of the places behind it only
- * those that were drawn hold anything but their own number; they are in a hash table.
+ * places below it again. So after `count` steps the front is done. Behind the front only places
+ * that were drawn hold anything but their own number; a hash table has these.
  */
 struct moved {
     uint32_t place, value; /* place UINT32_MAX: free */
@@ -294,7 +293,7 @@ int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t w
         permutation_free(blocks);
         return r;
     }
-    /* Another stream of numbers than the one that shuffled the blocks. */
+    /* Not the stream of numbers that shuffled the blocks. */
     twister_seed(&twister, seed ^ 0x9e3779b9u);
     uint64_t filled = 0, window_start = 0;
     for (uint64_t i = 0; i < count; i++) {

@@ -9,11 +9,11 @@
  *
  *     s[0] = seed;  s[j] = 1812433253 * (s[j-1] ^ s[j-1] >> 30) + j
  *
- * and are used up to PERMUTATION_NARROW_MAX - 1 elements as
+ * Up to PERMUTATION_NARROW_MAX - 1 elements they are used as
  *
  *     for i in 0..n-2: z = r32() % (n - i); swap a[i], a[i + z]
  *
- * from there on (torch 2.6 and later) as
+ * and from there on (torch 2.6 and later) as
  *
  *     for i in 0..n-1: z = (r32() << 32 | r32()) % (i + 1); a[i] = a[z]; a[z] = i
  *
@@ -27,21 +27,21 @@
 
 struct permutation;
 
-/* From so many elements on torch draws 64-bit numbers: UINT32_MAX / 20. */
+/* From this many elements on torch draws 64-bit numbers: UINT32_MAX / 20. */
 #define PERMUTATION_NARROW_MAX UINT64_C(214748364)
 
-/* Elements take 4 bytes each up to 2^32 of them, else 8. -ENOMEM. */
+/* An element takes 4 bytes if there are up to 2^32 of them, else 8. -ENOMEM. */
 int permutation_new(uint64_t n, uint64_t seed, struct permutation **ret_permutation);
 
-/* The same, with the choice between the two ways of drawing made by the caller. */
+/* The same, but the caller chooses how numbers are drawn. */
 int permutation_new_as(uint64_t n, uint64_t seed, bool draw_64_bits,
                        struct permutation **ret_permutation);
 
 /*
- * A shuffle for data that is read from slow storage: elements are cut into blocks of
- * `block` neighbours, blocks are shuffled, and each `window` blocks that then follow
- * each other are shuffled among themselves element by element. What is read at a time lies in
- * at most `window` places. -EINVAL: a block or a window of 0.
+ * A shuffle for data on slow storage. Elements are cut into blocks of `block` neighbours, and
+ * the blocks are shuffled. Then each `window` successive blocks are shuffled among themselves,
+ * element by element. So the reads of a moment lie in at most `window` places. -EINVAL: a block
+ * or a window of 0.
  */
 int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t window,
                            struct permutation **ret_permutation);
@@ -52,16 +52,16 @@ uint64_t permutation_size(const struct permutation *permutation);
 uint64_t permutation_at(const struct permutation *permutation, uint64_t i);
 
 /*
- * The first `count` (at most n) elements of permutation_new(n, seed), in time and memory that
- * depend on `count` alone: to look at the front of many permutations. -EINVAL from
+ * The first `count` (at most n) elements of permutation_new(n, seed). Time and memory depend on
+ * `count` alone, so that the fronts of many permutations can be looked at. -EINVAL from
  * PERMUTATION_NARROW_MAX elements on, where the first element is known last. -ENOMEM.
  */
 int permutation_front(uint64_t n, uint64_t seed, uint32_t count, uint32_t *ret_elements);
 
 /*
- * Keep every `step`-th element from `first` on, give back the memory of the others:
- * afterwards element i is what first + i * step was, modulo the size. `count` of them,
- * which may wrap around. -ENOMEM, and nothing has changed.
+ * Keep `count` elements, every `step`-th from `first` on, and free the memory of the others.
+ * Afterwards element i is what first + i * step was, modulo the size; they may wrap around.
+ * -ENOMEM, and nothing has changed.
  */
 int permutation_take(struct permutation *permutation, uint64_t first, uint64_t step,
                      uint64_t count);

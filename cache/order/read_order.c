@@ -1,6 +1,6 @@
 /*
- * Two representations behind one interface. A shuffle keeps the permutation and its inverse;
- * a list keeps its files and, sorted by file, their places.
+ * Two representations behind one interface. A shuffle keeps the permutation and its inverse. A
+ * list keeps its files, and their places sorted by file.
  */
 #include "read_order.h"
 
@@ -102,7 +102,7 @@ int read_order_listed(uint32_t *positions, uint64_t count, struct read_order **r
     return 0;
 }
 
-/* The first of the sorted places with a file at or behind `position`, there from `from` on. */
+/* The first of the sorted places whose file is `position`, from `from` on, or one behind it. */
 static uint64_t bisect(const struct read_order *o, uint32_t position, uint64_t from)
 {
     uint64_t low = 0, high = o->count;

@@ -1,6 +1,6 @@
 /*
- * A known order of reads: which file comes at which place. It is torch's shuffle of a
- * folder's files, or a list that somebody gave.
+ * A known order of reads: the file at each place. It is torch's shuffle of a folder's files, or
+ * a list that the user gave.
  *
  * Threads: an order never changes once it is made.
  */
@@ -17,32 +17,33 @@
 struct read_order;
 
 /*
- * The files of a folder as torch.randperm with this seed orders them; the folder is shared.
- * -E2BIG if it would take more than `most_bytes` (8 for each file), -ENOMEM.
+ * The files of a folder as torch.randperm orders them with this seed. Shares the folder.
+ * -E2BIG: it would take more than `most_bytes` (8 for each file). -ENOMEM.
  */
 int read_order_shuffled(struct folder_order *folder, uint64_t seed, uint64_t most_bytes,
                         struct read_order **ret_order);
 
 /*
  * Files by the positions of their inodes; a file may occur several times. Takes over
- * `positions` (of malloc), also when it fails: -ENOMEM.
+ * `positions` (from malloc), also on failure. -ENOMEM.
  */
 int read_order_listed(uint32_t *positions, uint64_t count, struct read_order **ret_order);
 
-/* Of the text of an order file. */
+/* The lines of an order file. */
 struct read_order_lines {
     uint64_t used, left_out;
-    struct fault first; /* of those that were left out: what is wrong with it */
+    struct fault first; /* what is wrong with the first line that was left out */
 };
 
 /*
- * The list in the text of an order file. One file a line, as order_paths.h has lines and
- * paths. A line is the path of a file below `root`, or, where the first is a decimal number and
- * not a name in `root`, a number of FOLDER_CLASSES of `root` (FOLDER_FLAT where it has no
- * directories), counted from 0, of images if there are any, else of all files.
+ * The list in the text of an order file: one file a line, with lines and paths as in
+ * order_paths.h. A line is the path of a file below `root`. But where the first line is a
+ * decimal number and no name in `root`, each line is the number of a file, counted from 0, in
+ * FOLDER_CLASSES of `root` (FOLDER_FLAT where it has no directories). Only images have numbers
+ * if there are any, else all files do.
  *
- * Lines that name no file are left out. -EINVAL: those are more than the others; the fault
- * says which was the first. -E2BIG: more than `most` lines.
+ * Lines that name no file are left out. -EINVAL: they outnumber the others; the fault reports
+ * the first of them. -E2BIG: more than `most` lines.
  */
 int read_order_parse(const struct index *index, uint32_t root, const char *text, size_t len,
                      uint64_t most, struct fault *fault, struct read_order_lines *ret_lines,

@@ -71,7 +71,7 @@ void recorder_flush(struct recorder *rec)
     rec->used = 0;
 }
 
-/* The path below the root, or NULL: a name that leads elsewhere. */
+/* The path below the root. NULL: the name leads elsewhere. */
 static const char *below_root(const struct recorder *rec, const char *path, size_t len)
 {
     if (rec->root_len == 0)

@@ -8,7 +8,7 @@ void world_all(struct world *world)
     *world = (struct world){.size = 1, .local = 1, .bits = {1}};
 }
 
-/* Distances between reads of the same task that follow each other. */
+/* Distances between successive reads of the same task. */
 static unsigned find_distances(const struct world_read *reads, unsigned count,
                                uint64_t *ret_distances)
 {
