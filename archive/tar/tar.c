@@ -1,24 +1,23 @@
 /*
  * The tar back end: libarchive reads the headers, the builder gets the members.
  *
- * A member's data is never read. libarchive says where it starts (the number of bytes
- * consumed right after its header) and which ranges of a sparse file it holds, in
- * order; their sum has to lead to the next header. That is checked for each member,
- * so that a map of holes that libarchive read otherwise than its writer meant is an
- * error and never wrong data.
+ * A member's data is never read. libarchive reports where it starts (the number of bytes
+ * consumed right after its header) and which ranges of a sparse file it holds, in order. Their
+ * sum has to lead to the next header, and that is checked for each member. So a map of holes
+ * that libarchive reads differently from what its writer meant is an error, never wrong data.
  *
- * A member that can't be shown (a hard link to what is not there, a name of 300 bytes, one
- * below a file) is left out, as programs that extract leave it out: they complain of it,
- * extract the rest, and say so at the end. The index keeps what was left out and why. What
- * concerns the tar itself (a damaged header, data that ends too early) is an error of the
- * whole: behind it nothing is known. But where GNU tar goes over to another volume (-M), the
- * file ends in the data of a member, with a whole record: that member is left out.
+ * A member that can't be shown (a hard link to a missing file, a name of 300 bytes, a member
+ * below a file) is left out. Programs that extract do the same: they complain, extract the
+ * rest, and fail at the end. The index records what was left out and why. Damage to the tar
+ * itself (a bad header, data that ends too early) fails the whole archive, because nothing
+ * behind it is known. One exception: where GNU tar continues on another volume (-M), the file
+ * ends in the data of a member, with a whole record. Only that member is left out.
  *
- * Names are bytes. libarchive converts those of pax headers from UTF-8 to the charset
- * of the locale, and in doing so composes accents (Unicode form C): in any locale but
- * "C". There it can convert ASCII only, which is the identity, and leaves the rest as
- * it is, with a warning. So the members are read in the C locale, whatever the caller
- * has set, and that warning is no error.
+ * Names are bytes. In any locale but "C", libarchive converts the names in pax headers from
+ * UTF-8 to the locale's charset and composes accents (Unicode form C). In the C locale it can
+ * convert only ASCII, which changes nothing, and leaves other names as they are, with a
+ * warning. So members are read in the C locale, whatever the caller has set, and that warning
+ * is no error.
  */
 #include "tar_private.h"
 
@@ -40,9 +39,9 @@
 #include "source.h"
 
 enum {
-    RECORD_BYTES = 20 * TAR_BLOCK_BYTES, /* as tar writes them, unless told otherwise */
-    PROGRESS_MEMBERS = 64,               /* how often progress is told */
-    TAIL_SEARCH_BYTES = 64 << 10, /* how far behind the end marker members are looked for */
+    RECORD_BYTES = 20 * TAR_BLOCK_BYTES, /* tar's default */
+    PROGRESS_MEMBERS = 64,               /* members between two reports of progress */
+    TAIL_SEARCH_BYTES = 64 << 10,        /* how far behind the end marker to look for members */
 };
 
 /* One walk over an archive. */
@@ -52,14 +51,14 @@ struct walk {
     struct archive *archive;
     struct archive_entry *entry;
     struct tar_feed feed;
-    struct tar_framed *framed; /* NULL: the source is the tar itself, and fed by `feed` */
+    struct tar_framed *framed; /* NULL: the source is the tar itself, and `feed` feeds it */
     struct builder *builder;
     struct progress *progress;
     struct fault *fault;
-    uint64_t expected; /* where the next header has to start */
+    uint64_t expected; /* where the next header must start */
     uint64_t members;
-    bool is_cut;    /* the last member's data goes on in another volume */
-    char last[512]; /* the member read last, for messages */
+    bool is_cut;    /* the last member's data continues in another volume */
+    char last[512]; /* path of the last member read, for messages */
     struct tar_oddities odd;
     struct tar_globals globals;
 };
@@ -68,7 +67,7 @@ struct walk {
 
 static void note(struct walk *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Remarks follow each other, as far as they fit. */
+/* Appends a remark, as far as it fits. */
 static void note(struct walk *w, const char *format, ...)
 {
     char *text = w->progress->note;
@@ -83,7 +82,7 @@ static void note(struct walk *w, const char *format, ...)
     va_end(args);
 }
 
-/* Something is wrong where the next header has to be. */
+/* `what` stands where the next header should be. */
 static int header_fault(struct walk *w, const char *what)
 {
     fault_set(w->fault, -EUCLEAN, w->last, w->expected, "%s %s",
@@ -142,8 +141,8 @@ static uint64_t stored_bytes(struct walk *w, const struct builder_member *member
 }
 
 /*
- * Where the member's data ends, holes not counted. Their map is read twice, here and
- * in add_extents: a member's range has to be known to be right before it is added.
+ * Where the member's data ends, not counting holes. The map of holes is read twice, here and in
+ * add_extents, because a member's range must be checked before it is added.
  */
 static int find_data_end(struct walk *w, const struct builder_member *member, uint64_t *ret_end)
 {
@@ -166,7 +165,7 @@ static int find_data_end(struct walk *w, const struct builder_member *member, ui
     return 0;
 }
 
-/* A range of a file's data, in the form that the builder wants. */
+/* Adds a range of a file's data in the form that the builder needs. */
 static int add_range(struct walk *w, uint32_t inode, uint64_t offset, uint64_t length,
                      uint64_t source_offset)
 {
@@ -181,7 +180,7 @@ static int add_extents(struct walk *w, const struct builder_member *member, uint
     archive_entry_sparse_reset(w->entry);
     while (archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK) {
         if (length == 0)
-            continue; /* GNU tar tells the size of the file by one */
+            continue; /* GNU tar marks the file's size with an empty range */
         int r = add_range(w, inode, (uint64_t)offset, (uint64_t)length, source_offset);
         if (r == -EUCLEAN)
             return member_fault(w, r, "its map of holes makes no sense");
@@ -201,7 +200,7 @@ static int add_named(struct walk *w, const char *path, struct builder_member *me
     if (w->framed && stored_bytes(w, member) > 0)
         member->data = DATA_BLOCKS;
     else if (w->framed)
-        member->data_offset = 0; /* a place in the tar is none in the file */
+        member->data_offset = 0; /* an offset in the tar is not one in the file */
     int r = builder_add(w->builder, path, strlen(path), member, w->fault, &inode);
     if (r == 0 && has_map)
         r = add_extents(w, member, inode);
@@ -213,8 +212,8 @@ static int add_named(struct walk *w, const char *path, struct builder_member *me
 }
 
 /*
- * A hard link. Where it carries data (pax may), that is what its target holds, and
- * only needed when the target is not in the archive.
+ * Adds a hard link. If it carries data (pax allows that), the data equals its target's and is
+ * needed only when the target is not in the archive.
  */
 static int add_link(struct walk *w, const char *path, const char *target,
                     struct builder_member *member)
@@ -230,7 +229,7 @@ static int add_link(struct walk *w, const char *path, const char *target,
     return r;
 }
 
-/* tar_read: of a tar in frames, only what lies near the end of what was read so far. */
+/* tar_read. In frames, only bytes near the end of what was read so far can be read. */
 static int read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
 {
     const struct walk *w = ctx;
@@ -242,7 +241,9 @@ static int read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
                      : source_read(w->source, buf, len, offset);
 }
 
-/* Of no type that the system has: the rest of a file, in a later volume by GNU tar, or unknown.
+/*
+ * A member of a type that the system lacks: the rest of a file that GNU tar began in an earlier
+ * volume, or an unknown type.
  */
 static int add_other(struct walk *w, const struct builder_member *member)
 {
@@ -279,7 +280,7 @@ static int add_by_type(struct walk *w, const char *path, struct builder_member *
         if (!member->symlink || !member->symlink[0])
             return member_fault(w, -EINVAL, "is a symbolic link without a target");
         member->symlink_len = strlen(member->symlink);
-        member->mode = S_IFLNK | 0777; /* as the system has it, whatever was stored */
+        member->mode = S_IFLNK | 0777; /* what the system shows, whatever was stored */
         break;
     default:
         return add_other(w, member);
@@ -296,7 +297,7 @@ static int restore_minus(struct walk *w, struct builder_member *member)
     bool negative;
     int r = tar_time_is_negative(read_tar, w, member->header_offset, member->data_offset,
                                  &negative);
-    if (r == -ENODATA && w->framed) /* headers that fill frames */
+    if (r == -ENODATA && w->framed) /* the headers fill whole frames */
         return 0;
     if (r == 0 && negative) {
         member->mtime_sec = -1;
@@ -309,7 +310,7 @@ static int apply_globals(struct walk *w, struct builder_member *member)
 {
     int r = tar_apply_globals(&w->globals, read_tar, w, member->header_offset,
                               member->data_offset, member, &w->odd);
-    return r == -ENODATA && w->framed ? 0 : r; /* headers that fill frames */
+    return r == -ENODATA && w->framed ? 0 : r; /* the headers fill whole frames */
 }
 
 static int read_member(struct walk *w)
@@ -347,7 +348,7 @@ static int read_member(struct walk *w)
     return add_by_type(w, path, &member);
 }
 
-/* Add the member that was read; one that can't be shown is no error, but left out. */
+/* Adds the member just read. A member that can't be shown is left out, without an error. */
 static int add_member(struct walk *w)
 {
     struct fault *fault = w->fault, own = {0};
@@ -373,7 +374,7 @@ static int check_position(struct walk *w)
                      at, w->expected);
 }
 
-/* The data of the member before has gone by: in which frames it is, is known now. */
+/* The previous member's data has now been read, so its frames are known. */
 static int settle(struct walk *w)
 {
     int r = tar_framed_settle(w->framed);
@@ -381,8 +382,8 @@ static int settle(struct walk *w)
 }
 
 /*
- * A warning about a name that is no ASCII, or about an extended header that another one
- * follows, which replaces it. All others mean lost data.
+ * Is this a warning about a name that is not ASCII, or about an extended header that a later
+ * one replaces? All other warnings mean lost data.
  */
 static bool is_harmless(struct walk *w)
 {
@@ -440,7 +441,7 @@ static int read_members(struct walk *w)
 
 /* ---- the end ---- */
 
-/* A tar without members is all zeros: disks and other files may begin with some, too. */
+/* A tar without members is all zeros. Disk images and other files may also begin with zeros. */
 static int check_empty(struct walk *w)
 {
     auto_free uint8_t *bytes = malloc(TAIL_SEARCH_BYTES);
@@ -460,7 +461,7 @@ static int check_empty(struct walk *w)
     return r;
 }
 
-/* Did the archive end by a block of zeros, or just so? `end` is behind what was read. */
+/* Does a block of zeros end the archive? `end` is the offset behind what was read. */
 static int has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
 {
     uint8_t block[TAR_BLOCK_BYTES];
@@ -469,7 +470,7 @@ static int has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
         return 0;
     int r = read_tar(w, block, sizeof(block), end - sizeof(block));
     *ret_has = r == 0 && tar_is_zero(block, sizeof(block));
-    if (r == -ENODATA && w->framed) { /* long gone by: there is more behind it */
+    if (r == -ENODATA && w->framed) { /* it was passed long ago: more data follows */
         *ret_has = true;
         return 0;
     }
@@ -477,8 +478,8 @@ static int has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
 }
 
 /*
- * A remark on the end, if a person should know. Zeros, and bytes that are no header, may
- * follow the end marker; tar pads with the first, and ignores the second.
+ * Leaves a remark if a person should know about the end. The end marker may be followed by
+ * zeros, which are tar's padding, or by bytes that are no header, which tar ignores.
  */
 static int inspect_end(struct walk *w)
 {
@@ -530,7 +531,7 @@ static void note_oddities(struct walk *w)
 
 static int walk_archive(struct walk *w)
 {
-    /* The format is known; libarchive's own guess refuses a time that is no number. */
+    /* The format is known, and libarchive's own guess rejects a time that is not a number. */
     archive_read_set_format(w->archive, ARCHIVE_FORMAT_TAR);
     int r = w->framed ? tar_framed_open(w->framed, w->archive)
                       : tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
@@ -547,7 +548,7 @@ static int walk_archive(struct walk *w)
     return r;
 }
 
-/* Walk through the tar that the source is, or that is in its frames. */
+/* Walks through the tar in the source: the source itself, or the content of its frames. */
 static int walk_source(struct source *source, struct tar_framed *framed,
                        struct builder *builder, struct progress *progress, struct fault *fault)
 {
@@ -578,7 +579,9 @@ static int walk_source(struct source *source, struct tar_framed *framed,
     if (w->archive)
         archive_read_free(w->archive);
     tar_feed_close(&w->feed);
-    /* No tar: whoever unpacks it finds the words for that. A frame that is damaged stays so. */
+    /*
+     * Not a tar: unpacking finds better words for that. But a damaged frame is reported here.
+     */
     bool is_none = framed && tar_framed_error(framed) != -EUCLEAN && w->members == 0;
     return r == -EUCLEAN && is_none ? -ENOTSUP : r;
 }

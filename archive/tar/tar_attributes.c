@@ -1,10 +1,10 @@
 /*
- * A member's attributes, from libarchive's terms into the builder's: owner, times,
+ * Converts a member's attributes from libarchive's terms to the builder's: owner, times,
  * permissions, extended attributes, access lists.
  *
  * Access lists come as text and are shown as the kernel's own attributes hold them
- * (system.posix_acl_*), where they name users by number. Where they use names alone
- * they are left out: who has a name on this node says nothing about the archive.
+ * (system.posix_acl_*), if they give users by number. Lists that give only names are left out:
+ * the users of this node say nothing about the archive.
  */
 #include "tar_private.h"
 
@@ -28,8 +28,8 @@ uint32_t tar_owner(int64_t id, struct tar_oddities *odd)
 }
 
 /*
- * Times. libarchive gives "-1.5" as second -1 and half a second, which reads as -0.5:
- * tar's decimal fraction counts away from zero, that of the system always upwards.
+ * Times. libarchive gives "-1.5" as second -1 and half a second, which would read as -0.5:
+ * tar's decimal fraction counts away from zero, the system's always upwards.
  */
 void tar_mtime(struct archive_entry *entry, struct builder_member *member)
 {
@@ -58,7 +58,7 @@ static int compare_attributes(const void *a, const void *b)
     return r ? r : x->order < y->order ? -1 : x->order > y->order;
 }
 
-/* GNU tar writes "=" in a name as %3D, as it ends the name there, and "%" as %25. */
+/* GNU tar writes "=" in a name as %3D, because "=" ends the name, and "%" as %25. */
 static void decode_name(char *name)
 {
     char *to = name;
@@ -77,7 +77,7 @@ static void free_attributes(struct attribute *list, size_t count)
     free(list);
 }
 
-/* `count` of them, sorted. Caller frees. */
+/* `count` attributes, sorted. The caller frees them. */
 static int read_attributes(struct archive_entry *entry, size_t count,
                            struct attribute **ret_list)
 {
@@ -105,8 +105,8 @@ static int read_attributes(struct archive_entry *entry, size_t count,
 }
 
 /*
- * Attributes by name, once each: bsdtar writes every one in two forms. libarchive
- * lists the last one of the header first, and the last one is what counts.
+ * Adds attributes, each name once: bsdtar writes every attribute in two forms. libarchive lists
+ * the header's last one first, and the last one counts.
  */
 static int add_xattrs(struct archive_entry *entry, struct builder *builder, uint32_t inode,
                       struct tar_oddities *odd)
@@ -127,7 +127,7 @@ static int add_xattrs(struct archive_entry *entry, struct builder *builder, uint
         else
             r = builder_add_xattr(builder, inode, list[i].name, name_len, list[i].value,
                                   list[i].value_len);
-        if (r == -E2BIG) { /* so many of them that a list of their names has no room */
+        if (r == -E2BIG) { /* their names no longer fit in one list */
             odd->xattrs = true;
             r = 0;
             break;
@@ -139,7 +139,7 @@ static int add_xattrs(struct archive_entry *entry, struct builder *builder, uint
 
 /* ---- access lists ---- */
 
-/* One entry as system.posix_acl_* has it, in host order until it is written. */
+/* One entry as in system.posix_acl_*, in host order until it is written. */
 struct acl_entry {
     uint16_t tag;
     uint16_t permissions;
@@ -185,7 +185,9 @@ static int compare_acl_entries(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* The entries of one list, sorted as the kernel wants them; 0 of them: not to be shown. */
+/*
+ * The entries of one list, sorted as the kernel requires; 0 entries: the list can't be shown.
+ */
 static size_t read_acl(struct archive_entry *entry, int type, struct acl_entry *list,
                        size_t count, struct tar_oddities *odd)
 {
@@ -199,7 +201,7 @@ static size_t read_acl(struct archive_entry *entry, int type, struct acl_entry *
             return 0;
         if (e.tag == ACL_USER || e.tag == ACL_GROUP) {
             if (id < 0) {
-                /* A name, and who has it is not known here. */
+                /* Only a name, and its number is not known here. */
                 odd->acls = true;
                 return 0;
             }
@@ -234,7 +236,7 @@ static int add_acl(struct archive_entry *entry, struct builder *builder, uint32_
         memcpy(p + 4, &id, 4);
     }
     int r = builder_add_xattr(builder, inode, name, strlen(name), value, (size_t)(p - value));
-    if (r == -E2BIG) { /* the other attributes have taken all the room */
+    if (r == -E2BIG) { /* the other attributes took all the room */
         odd->xattrs = true;
         r = 0;
     }
@@ -256,8 +258,8 @@ static int add_acls(struct archive_entry *entry, struct builder *builder, uint32
 }
 
 /*
- * The permission bits. An access list overwrites them in libarchive: the group's are
- * then those of the owning group, where stat(2) shows the mask.
+ * The permission bits. libarchive overwrites them from an access list: the group's bits become
+ * those of the owning group, where stat(2) shows the mask.
  */
 uint32_t tar_permissions(struct archive_entry *entry)
 {

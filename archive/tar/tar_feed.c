@@ -1,11 +1,10 @@
 /*
- * Feeding libarchive.
+ * Feeds libarchive.
  *
- * Out of a mapping it gets the whole file as one block: no copy, and passing over a
- * member's data is an addition. Without one (network filesystems) it gets large reads
- * that grow while members are small, so that the filesystem sees a sequential reader,
- * and start small again after data that was skipped, so that large members are not
- * read for the header behind them.
+ * From a mapping, libarchive gets the whole file as one block: nothing is copied, and skipping
+ * a member's data is an addition. Without a mapping (network filesystems), reads grow while
+ * members are small, so that the filesystem sees a sequential reader. After skipped data they
+ * start small again, so that large members are not read just for the header behind them.
  */
 #include "tar_private.h"
 
@@ -57,7 +56,7 @@ static la_int64_t feed_skip(struct archive *a, void *ctx, la_int64_t request)
         return 0;
     uint64_t len = (uint64_t)request < left ? (uint64_t)request : left;
     feed->offset += len;
-    /* A short hop stays within what the filesystem reads ahead anyway. */
+    /* A short skip stays within what the filesystem reads ahead anyway. */
     if (len >= LAST_READ_BYTES)
         feed->next_bytes = FIRST_READ_BYTES;
     return (la_int64_t)len;
@@ -73,7 +72,7 @@ int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
         .next_bytes = FIRST_READ_BYTES,
         .block_bytes = block_bytes,
     };
-    /* Where it is not in the page cache: read ahead of the headers, not around them. */
+    /* For pages not in the page cache: read ahead of the headers, not around them. */
     if (feed->map)
         madvise((void *)feed->map, source_size(source), MADV_SEQUENTIAL);
     if (!feed->map && !(feed->buf = malloc(LAST_READ_BYTES)))

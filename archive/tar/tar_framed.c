@@ -1,9 +1,9 @@
 /*
- * A tar in frames, for the walk over its members (tar.c): libarchive is fed with what comes
- * out of the frames, and the data of each member is told to the builder as parts of frames.
+ * A tar in frames, for the walk over its members (tar.c). It feeds libarchive with the
+ * decompressed frames and passes each member's data to the builder as parts of frames.
  *
- * A member's data comes behind its header, so that the frames it lies in are not known when
- * the member is added: its ranges wait until libarchive has found the next header.
+ * A member's data follows its header, so its frames are not known when the member is added. Its
+ * ranges wait until libarchive has found the next header.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,9 +13,9 @@
 
 #include "tar_private.h"
 
-/* From here on a person should know. */
+/* Frames larger than this are worth a remark. */
 #define LARGE_FRAME_BYTES (1u << 20)
-/* What may lie behind the end-of-archive marker, and is looked through for damage. */
+/* How much behind the end-of-archive marker is read to look for damage. */
 #define DRAIN_BYTES (64u << 20)
 
 struct tar_range {

@@ -1,11 +1,11 @@
 /*
- * Finding frames by reading them: where one ends is known when it was decompressed (gzip), or
- * when its blocks were walked through (zstd). Nothing that a frame says of itself is believed
- * before: sizes only choose the first buffer.
+ * Finds frames by reading them. The end of a frame is known only after it was decompressed
+ * (gzip) or its blocks were walked through (zstd). Until then nothing that a frame claims is
+ * believed: its sizes only choose the first buffer.
  *
- * The bytes of the file are seen through a window: the mapping, or memory that grows until it
- * holds a whole frame. A frame that does not end within the largest one that is supported is
- * one too many: the file is then unpacked as a whole (-ENOTSUP), as is one of a single frame.
+ * The file is seen through a window: the mapping, or memory that grows until it holds a whole
+ * frame. If a frame does not end within the largest supported size, the file has to be unpacked
+ * as a whole (-ENOTSUP). So does a file that is one frame.
  */
 #include "tar_frames.h"
 
@@ -19,11 +19,13 @@
 #include <libdeflate.h>
 #endif
 
-/* No codec makes a frame much larger than what is in it; the reader refuses others. */
+/* No codec makes a frame much larger than its content; the reader rejects such frames. */
 #define PACKED_BYTES_MAX (TAR_FRAME_BYTES_MAX + TAR_FRAME_BYTES_MAX / 8)
 #define WINDOW_FIRST_BYTES (4u << 20)
 #define OUT_FIRST_BYTES (256u << 10)
-/* More than that of zeros, and it is better unpacked to a file with holes. */
+/*
+ * Data that expands more than this is mostly zeros, and better unpacked to a file with holes.
+ */
 #define EXPANSION_MAX 1000u
 #define EXPANSION_FROM (UINT64_C(1) << 30)
 
@@ -49,7 +51,7 @@ struct tar_frames {
     uint64_t bytes;      /* of the tar so far */
     uint32_t largest;
 
-    const uint8_t *map; /* NULL: the window is memory */
+    const uint8_t *map; /* NULL: the window is in memory */
     uint8_t *window;
     size_t window_room, window_len;
     uint64_t window_offset; /* in the file */
@@ -63,11 +65,11 @@ struct tar_frames {
 #endif
 };
 
-/* What of the file can be seen from the present offset on. */
+/* The part of the file that is visible from the current offset on. */
 struct view {
     const uint8_t *bytes;
     size_t len;
-    bool is_all; /* more can't be: the file ends there, or a frame would be too large */
+    bool is_all; /* no more can be seen: the file ends, or a frame would be too large */
 };
 
 /* ---- making one ---- */
@@ -127,7 +129,9 @@ void tar_frames_free(struct tar_frames *f)
 
 /* ---- the window ---- */
 
-/* Have at least `len` bytes from the present offset on in memory, as far as there are. */
+/*
+ * Makes at least `len` bytes from the current offset visible, or all up to the end of the file.
+ */
 static int fill_window(struct tar_frames *f, size_t len)
 {
     size_t skip = (size_t)(f->offset - f->window_offset), left;
@@ -182,13 +186,13 @@ static int look(struct tar_frames *f, size_t len, struct view *ret_view)
 
 /* ---- one frame ---- */
 
-/* What was found at the present offset. */
+/* The frame found at the current offset. */
 struct found {
-    size_t packed; /* bytes of the file; 0: nothing more is there */
-    size_t bytes;  /* that came out of it, in f->out */
+    size_t packed; /* its bytes in the file; 0: nothing more follows */
+    size_t bytes;  /* its decompressed bytes, in f->out */
 };
 
-/* A result for which more of the file has to be seen. */
+/* Result: more of the file is needed. */
 #define NEED_MORE 1
 
 static int damaged(struct tar_frames *f, const char *what)
@@ -197,7 +201,9 @@ static int damaged(struct tar_frames *f, const char *what)
                      f->codec == CODEC_ZSTD ? "zstd" : "gzip", what);
 }
 
-/* Room for `len` bytes; what was there is lost. -ENOTSUP: more than a frame may have. */
+/*
+ * Makes room for `len` bytes and drops the old content. -ENOTSUP: more than a frame may have.
+ */
 static int out_room(struct tar_frames *f, uint64_t len)
 {
     if (len > TAR_FRAME_BYTES_MAX)
@@ -213,7 +219,7 @@ static int out_room(struct tar_frames *f, uint64_t len)
     return 0;
 }
 
-/* A decompressor has no room left: twice as much. */
+/* Doubles the room when a decompressor has run out of it. */
 static int more_room(struct tar_frames *f)
 {
     if (f->out.room >= TAR_FRAME_BYTES_MAX)
@@ -243,7 +249,7 @@ static int unpack_zstd(struct tar_frames *f, const struct view *v, struct found 
             *ret_found = (struct found){packed, n};
             return 0;
         }
-        /* (Error codes have no stable names: a frame whose size is unknown gets more room.) */
+        /* (Error codes have no stable names, so a frame of unknown size gets more room.) */
         if (known || f->out.room >= TAR_FRAME_BYTES_MAX)
             return damaged(f, ZSTD_getErrorName(n));
         r = more_room(f);
@@ -256,7 +262,7 @@ static int unpack_gzip(struct tar_frames *f, const struct view *v, struct found 
 {
     size_t packed = 0, bytes = 0;
     if (v->len < 2 || memcmp(v->bytes, "\x1f\x8b", 2) != 0) {
-        *ret_found = (struct found){0}; /* padding: gzip ignores it, too */
+        *ret_found = (struct found){0}; /* padding, which gzip ignores, too */
         return f->offset > 0 ? 0 : damaged(f, "no member begins here");
     }
     int r = f->out.room ? 0 : out_room(f, OUT_FIRST_BYTES);
@@ -268,7 +274,7 @@ static int unpack_gzip(struct tar_frames *f, const struct view *v, struct found 
             return 0;
         }
         if (result != LIBDEFLATE_INSUFFICIENT_SPACE) {
-            /* (One that is too large runs out of space before.) */
+            /* (A frame that is too large runs out of space earlier.) */
             return v->is_all ? damaged(f, "it is cut off, or a sum is wrong") : NEED_MORE;
         }
         r = more_room(f);
@@ -286,7 +292,7 @@ static int unpack(struct tar_frames *f, const struct view *v, struct found *ret_
     return unpack_zstd(f, v, ret_found);
 }
 
-/* The frame at the present offset, with as much of the file as it takes. */
+/* Finds the frame at the current offset, using as much of the file as it needs. */
 static int find_frame(struct tar_frames *f, struct found *ret_found)
 {
     size_t len = WINDOW_FIRST_BYTES;
@@ -330,13 +336,13 @@ static int add_frame(struct tar_frames *f, const struct found *found)
     return 0;
 }
 
-/* Is it a frame that the reader takes, in a file that is worth it? */
+/* Can the reader handle this frame, and is this way worth it for the file? */
 static bool is_fit(const struct tar_frames *f, const struct found *found)
 {
     uint64_t offset = f->offset + found->packed, bytes = f->bytes + found->bytes;
     if (found->packed > found->bytes + found->bytes / 8 + 4096)
         return false;
-    if (f->count == 0 && offset == f->size_bytes) /* one alone */
+    if (f->count == 0 && offset == f->size_bytes) /* the only frame */
         return false;
     return bytes < EXPANSION_FROM || bytes / offset < EXPANSION_MAX;
 }
@@ -352,15 +358,14 @@ int tar_frames_next(struct tar_frames *f, const void **ret_bytes, size_t *ret_le
     while (f->offset < f->size_bytes) {
         struct found found = {0};
         int r = find_frame(f, &found);
-        /* Whoever unpacks it knows more of it; but of gzip's sums he asks for the last alone.
-         */
+        /* Unpacking reports more about this. But for gzip it checks only the last sum. */
         if (r == -EUCLEAN && f->count == 0 && f->codec != CODEC_GZIP)
             return -ENOTSUP;
         if (r < 0)
             return r;
         if (found.packed == 0)
             break;
-        if (found.bytes > 0) { /* else skippable, or an end marker */
+        if (found.bytes > 0) { /* else a skippable frame or an end marker */
             r = is_fit(f, &found) ? add_frame(f, &found) : -ENOTSUP;
             if (r < 0)
                 return r;
@@ -418,7 +423,7 @@ int tar_frames_read(const struct tar_frames *f, void *buf, size_t len, uint64_t 
     return len ? -ENODATA : 0;
 }
 
-/* The frame that holds a byte; it must have been read. */
+/* The frame that holds the byte at `offset`, which must have been read. */
 static size_t frame_of(const struct tar_frames *f, uint64_t offset)
 {
     size_t low = 0, high = f->count;

@@ -1,10 +1,9 @@
 /*
- * What is inside of a gzip file, with every sum that it carries compared: libarchive's filter
- * passes over the checksum and the length that end each member, so that a damaged one of many
- * would not be noticed.
+ * Unpacks a gzip file and checks every sum in it. libarchive's filter skips the checksum and
+ * the length at the end of each member, so damage to one member of many would go unnoticed.
  *
- * Members follow each other; what follows the last one and is no member is ignored, as gzip
- * does it (padding of tapes), but told where it is not zeros.
+ * Members follow each other. Data behind the last one that is not a member is ignored, as gzip
+ * does (padding of tapes), but reported if it is not zeros.
  */
 #include "tar_private.h"
 
@@ -20,20 +19,20 @@
 #include "source.h"
 
 enum {
-    IN_BYTES = 256 << 10, /* the grain of progress, too */
+    IN_BYTES = 256 << 10, /* also the step of progress */
     OUT_BYTES = 256 << 10,
     TRAILER_BYTES = 8,
-    GZIP_WINDOW = 15 + 16, /* zlib: the largest window, and gzip's header and trailer */
+    GZIP_WINDOW = 15 + 16, /* zlib: the largest window, with gzip's header and trailer */
 };
 
 struct gunzip {
     struct source *source;
     const uint8_t *map;
-    uint8_t *in, *out; /* `in` without a map */
+    uint8_t *in, *out; /* `in` only without a map */
     uint64_t offset;   /* of the next byte to read */
     z_stream z;
-    uint8_t trailer[TRAILER_BYTES]; /* what was consumed last */
-    uint32_t crc, bytes;            /* of the member; its length as the trailer has it */
+    uint8_t trailer[TRAILER_BYTES]; /* the last bytes consumed */
+    uint32_t crc, bytes;            /* of the member; `bytes` modulo 2^32, as in the trailer */
     struct fault *fault;
 };
 
@@ -52,7 +51,7 @@ static int damaged(const struct gunzip *g, uint64_t offset, const char *what)
     return fault_set(g->fault, -EUCLEAN, NULL, offset, "damaged gzip data: %s", what);
 }
 
-/* More input; none is left at the end of the file. */
+/* Gets more input; at the end of the file there is none. */
 static int refill(struct gunzip *g)
 {
     uint64_t left = source_size(g->source) - g->offset;
@@ -66,7 +65,7 @@ static int refill(struct gunzip *g)
     return 0;
 }
 
-/* The last bytes of the member, wherever the buffers were cut. */
+/* Keeps the member's last bytes, wherever the buffers split them. */
 static void keep_trailer(struct gunzip *g, const uint8_t *consumed, size_t len)
 {
     size_t keep = len < TRAILER_BYTES ? TRAILER_BYTES - len : 0;

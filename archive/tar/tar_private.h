@@ -1,9 +1,14 @@
 /*
- * What the files of the tar back end share: telling a tar by its bytes (tar_probe.c),
- * handing a source to libarchive (tar_feed.c), the attributes of a member
- * (tar_attributes.c, tar_records.c), unpacking a compressed tar (tar_unpack.c, tar_gunzip.c),
- * reading one by its frames (tar_frames.c, tar_framed.c), and reading members (tar.c). All but
- * the first see libarchive.
+ * Shared by the files of the tar back end:
+ *
+ *   tar_probe.c                        recognizes a tar by its bytes
+ *   tar_feed.c                         hands a source to libarchive
+ *   tar_attributes.c, tar_records.c    attributes of a member
+ *   tar_unpack.c, tar_gunzip.c         unpack a compressed tar
+ *   tar_frames.c, tar_framed.c         read a compressed tar by its frames
+ *   tar.c                              reads members
+ *
+ * All but tar_probe.c see libarchive.
  */
 #ifndef ONEPOT_TAR_PRIVATE_H
 #define ONEPOT_TAR_PRIVATE_H
@@ -20,15 +25,16 @@
 
 /* ---- tar_probe.c ---- */
 
-/* Does a member's header start here? `block` has TAR_BLOCK_BYTES. */
+/* Does a member's header start here? `block` is TAR_BLOCK_BYTES long. */
 bool tar_is_header(const uint8_t *block);
 
-/* Only zeros. */
+/* Are all bytes zero? */
 bool tar_is_zero(const uint8_t *bytes, size_t len);
 
 /*
- * Are these the first bytes of a tar? `head_len` is 64 KB, or all there is. Zeros alone may be
- * one without members: whether more of them follow is seen when it is indexed.
+ * Are these the first bytes of a tar? `head_len` is 64 KB, or the whole file's length if that
+ * is less. Zeros alone may be a tar without members; indexing then finds out whether only zeros
+ * follow.
  */
 bool tar_probe_head(const uint8_t *head, size_t head_len);
 
@@ -45,8 +51,8 @@ int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_
                          bool *ret_negative);
 
 /*
- * Has the member more than one extended header, as some writers give it? Of these the last one
- * counts, which has to be in order here.
+ * Does the member have more than one extended header, as some writers produce? The last one
+ * counts, so the answer is no if that one is malformed.
  */
 int tar_repeats_extended(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
                          bool *ret_repeats);
@@ -55,43 +61,43 @@ int tar_repeats_extended(tar_read *read, const void *ctx, uint64_t from, uint64_
 
 struct archive;
 
-/* Hands the bytes of a source to libarchive, out of its mapping where it has one. */
+/* Hands the bytes of a source to libarchive, straight from its mapping if it has one. */
 struct tar_feed {
     struct source *source;
     const uint8_t *map;
-    uint8_t *buf;       /* without a map */
+    uint8_t *buf;       /* only without a map */
     uint64_t offset;    /* of the next byte to hand out */
     size_t next_bytes;  /* how much to read ahead without a map */
-    size_t block_bytes; /* at most so much at once; 0: with a map all of it */
+    size_t block_bytes; /* most bytes in one call; 0: with a map, the whole file */
     int err;            /* -errno of the read that failed */
 };
 
 /*
- * Start at `offset` and connect to `a`. Returns 0, -ENOMEM, or -EUCLEAN when
- * libarchive does not know what it is given (its error string has the reason).
+ * Starts at `offset` and connects to `a`. Returns 0, -ENOMEM, or -EUCLEAN when libarchive does
+ * not recognize the data (its error string has the reason).
  */
 int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
                   size_t block_bytes, struct archive *a);
 void tar_feed_close(struct tar_feed *feed);
 
-/* What libarchive complained about last, for a fault: never NULL. */
+/* libarchive's last complaint, for a fault; never NULL. */
 const char *tar_complaint(struct archive *a);
 
 /* ---- tar_attributes.c ---- */
 
 struct archive_entry;
 
-#define TAR_NOBODY 65534 /* for owners that do not fit */
+#define TAR_NOBODY 65534 /* for owners that do not fit in 32 bits */
 
-/* What was met that can't be shown as it is; for a remark at the end. */
+/* Kinds of things found that can't be shown as they are; for a remark at the end. */
 struct tar_oddities {
     bool owners, xattrs, acls, members;
 };
 
-/* What global headers say of all members that say nothing themselves; starts as zeros. */
+/* Values from global headers, for all members without their own. Starts as zeros. */
 struct tar_globals {
     bool has_mtime, has_uid, has_gid;
-    bool own_mtime, own_uid, own_gid; /* of the present member */
+    bool own_mtime, own_uid, own_gid; /* the current member has its own */
     bool has_others;                  /* records that are not applied */
     int64_t mtime_sec;
     uint32_t mtime_nsec;
@@ -99,8 +105,8 @@ struct tar_globals {
 };
 
 /*
- * Take in the global headers among those of a member, which lie in [from, to), and give it
- * what they say. Errors of `read`; -ENOMEM; -EUCLEAN: a header that is too long.
+ * Takes in the global headers among a member's headers, which lie in [from, to), and applies
+ * their values to the member. Errors of `read`; -ENOMEM; -EUCLEAN: a header that is too long.
  * (tar_records.c)
  */
 int tar_apply_globals(struct tar_globals *globals, tar_read *read, const void *ctx,
@@ -110,7 +116,7 @@ int tar_apply_globals(struct tar_globals *globals, tar_read *read, const void *c
 uint32_t tar_owner(int64_t id, struct tar_oddities *odd);
 uint32_t tar_permissions(struct archive_entry *entry);
 void tar_mtime(struct archive_entry *entry, struct builder_member *member);
-/* Extended attributes and access lists. -ENOMEM, -EUCLEAN. */
+/* Adds extended attributes and access lists. -ENOMEM, -EUCLEAN. */
 int tar_add_attributes(struct archive_entry *entry, struct builder *builder, uint32_t inode,
                        struct tar_oddities *odd);
 
@@ -122,29 +128,33 @@ int tar_framed_new(struct source *source, const char *compression, struct builde
                    struct progress *progress, struct fault *fault,
                    struct tar_framed **ret_framed);
 void tar_framed_free(struct tar_framed *framed); /* NULL is fine */
-/* Connect to `a`; as tar_feed_open. */
+/* Connects to `a`, like tar_feed_open. */
 int tar_framed_open(struct tar_framed *framed, struct archive *a);
-/* -errno of the frame that could not be read; its fault is set. */
+/* -errno of the frame that could not be read (its fault is set), or 0. */
 int tar_framed_error(const struct tar_framed *framed);
 uint64_t tar_framed_bytes(const struct tar_framed *framed); /* of the tar, so far */
 int tar_framed_read(const struct tar_framed *framed, void *buf, size_t len, uint64_t offset);
-/* [offset, offset + length) of the tar are bytes of this file (DATA_BLOCKS), ascending. */
+/*
+ * Adds [offset, offset + length) of the tar as bytes of this file (DATA_BLOCKS), in ascending
+ * order.
+ */
 int tar_framed_add(struct tar_framed *framed, uint32_t inode, uint64_t offset, uint64_t length,
                    uint64_t file_offset);
-/* All that was added has been read: tell the builder. */
+/* Call when all that was added has been read: passes the ranges to the builder. */
 int tar_framed_settle(struct tar_framed *framed);
-/* After the last member. -ENOTSUP: it is no file of frames after all. */
+/* Call after the last member. -ENOTSUP: the file can't be read by frames after all. */
 int tar_framed_finish(struct tar_framed *framed, struct builder_header *header);
 
 /* ---- tar_gunzip.c ---- */
 
-/* The next bytes of what is unpacked; so far the archive was read up to `offset`. 0 or -errno.
+/*
+ * Takes the next unpacked bytes. `offset`: how far the archive was read. Returns 0 or -errno.
  */
 typedef int tar_take(void *ctx, const void *bytes, size_t len, uint64_t offset);
 
 /*
- * All that is in a gzip file, one piece after the other, all sums compared. -EUCLEAN with a
- * fault; -ENOSYS: not in this build.
+ * Unpacks a gzip file, one piece after the other, and checks all sums. -EUCLEAN with a fault;
+ * -ENOSYS: not in this build.
  */
 int tar_gunzip(struct source *source, struct progress *progress, tar_take *take, void *ctx,
                struct fault *fault);

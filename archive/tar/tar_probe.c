@@ -1,17 +1,17 @@
 /*
- * Telling a tar, or a compressed file that may hold one, by its first bytes.
+ * Recognizes a tar, or a compressed file that may hold one, by its first bytes.
  *
- * This runs in the process itself, on bytes of unknown origin, and so calls no library.
- * Tar's oldest form has no magic: what every form has is the sum of the header's
- * bytes, in octal, in the header itself. Together with a mode and a size that are numbers
- * that is surer than most magics. (A time need not be one: tar takes what it can't read for 0.)
+ * This runs in the calling process, on bytes of unknown origin, and so calls no library. Tar's
+ * oldest form has no magic, but every form has the sum of the header's bytes, in octal, in the
+ * header. Together with a mode and a size that are numbers, the sum is surer than most magics.
+ * (The time need not be a number: tar reads an invalid one as 0.)
  */
 #include "tar_private.h"
 
 #include <errno.h>
 #include <string.h>
 
-/* Fields of a header block: where each starts, and how long it is. */
+/* Fields of a header block: offset and length. */
 enum {
     MODE_AT = 100,
     MODE_BYTES = 8,
@@ -21,7 +21,7 @@ enum {
     SUM_BYTES = 8,
 };
 
-/* Octal digits between spaces and NULs; what comes of it is written only then. */
+/* Reads octal digits between spaces and NULs. Sets *ret_value only if that succeeds. */
 static bool read_octal(const uint8_t *field, size_t len, uint32_t *ret_value)
 {
     size_t i = 0;
@@ -39,7 +39,7 @@ static bool read_octal(const uint8_t *field, size_t len, uint32_t *ret_value)
     return i == len;
 }
 
-/* Octal, or a binary number (GNU, star), or nothing at all. */
+/* Octal, binary (GNU, star), or empty. */
 static bool is_number(const uint8_t *field, size_t len)
 {
     uint32_t ignored;
@@ -58,7 +58,7 @@ bool tar_is_header(const uint8_t *block)
     if (!read_octal(block + SUM_AT, SUM_BYTES, &expected))
         return false;
 
-    /* The sum's own field counts as spaces; some old programs added signed bytes. */
+    /* The sum counts its own field as spaces. Some old programs added signed bytes. */
     uint32_t sum = 0, signed_sum = 0;
     for (size_t i = 0; i < TAR_BLOCK_BYTES; i++) {
         uint8_t byte = i >= SUM_AT && i < SUM_AT + SUM_BYTES ? ' ' : block[i];
@@ -86,7 +86,7 @@ int tar_probe(const struct source *source, const uint8_t *head, size_t head_len)
     return tar_probe_head(head, head_len);
 }
 
-/* The header of .lzma has no magic: the usual properties, and a size that may be. */
+/* A .lzma header has no magic: look for the usual properties and a plausible size. */
 static bool is_lzma(const uint8_t *head, size_t len)
 {
     static const uint8_t unknown[8] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};

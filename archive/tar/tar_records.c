@@ -1,15 +1,15 @@
 /*
- * Extended headers, read once more for what libarchive keeps to itself.
+ * Reads extended headers a second time, for facts that libarchive does not report.
  *
- * A modification time of less than a second before 1970 ("-0.5") comes from it without its
- * sign. So the records are looked at again, where a time lies in that one second after 1970
- * that it would be taken for, which no real file's does.
+ * libarchive drops the sign of a modification time less than a second before 1970 ("-0.5"). So
+ * the records are read again when a time lies within the first second after 1970, which is not
+ * the time of any real file.
  *
- * Records of a global header ('g') hold for all members behind it that have none of their own.
- * libarchive passes over them; GNU tar and Python's tarfile apply them, and so does this for
- * what archives are made with: times and owners (`tar --pax-option=mtime=...`, `git archive` of
- * a commit from after 2242). One path or one size for all members makes no sense: such records
- * get a remark. Comments, as of git archive, are of no matter.
+ * Records of a global header ('g') apply to all later members without their own. libarchive
+ * skips them; GNU tar and Python's tarfile apply them. This file applies those that archives
+ * are made with: times and owners (`tar --pax-option=mtime=...`, `git archive` of a commit from
+ * after 2242). One path or one size for all members makes no sense, so such records get a
+ * remark. Comments, such as those of git archive, do not matter.
  */
 #include "tar_private.h"
 
@@ -21,9 +21,11 @@
 
 #define SIZE_AT 124
 #define SIZE_LEN 12
-#define RECORDS_MAX (1u << 20) /* longer extended headers libarchive does not take */
+#define RECORDS_MAX (1u << 20) /* libarchive rejects longer extended headers */
 
-/* Called for each extended header of type `type` without a record, then with each of them. */
+/*
+ * Called for each extended header of type `type`: once without a record, then for each record.
+ */
 typedef void take_record(void *ctx, char type, const char *key, const char *value);
 
 static uint64_t octal(const uint8_t *field, size_t len)
@@ -35,8 +37,8 @@ static uint64_t octal(const uint8_t *field, size_t len)
 }
 
 /*
- * "LENGTH KEY=VALUE\n", one behind the other. They become texts; what has no '=' ends it. True
- * if nothing did.
+ * Reads records "LENGTH KEY=VALUE\n", one behind the other, and terminates key and value in
+ * place. Stops at a malformed record. Returns true if all were read.
  */
 static bool take_records(char *at, size_t len, char type, take_record *take, void *take_ctx)
 {
@@ -75,8 +77,8 @@ static int read_records(tar_read *read, const void *ctx, uint64_t offset, uint64
 }
 
 /*
- * All records in front of the member whose headers lie in [from, to). *ret_whole: those of the
- * last header could be read to their end.
+ * Passes on all records before the member whose headers lie in [from, to). *ret_whole: the last
+ * header's records could be read to the end.
  */
 static int walk_records(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
                         take_record *take, void *take_ctx, bool *ret_whole)
@@ -140,7 +142,7 @@ int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_
 
 /* ---- global records ---- */
 
-/* Decimal seconds; the fraction counts away from zero in tar, always upwards in the system. */
+/* Decimal seconds. In tar the fraction counts away from zero; in the system always upwards. */
 static bool parse_time(const char *text, int64_t *ret_sec, uint32_t *ret_nsec)
 {
     char *end;
@@ -178,7 +180,7 @@ static bool would_matter(const char *key)
            strncmp(key, "LIBARCHIVE.xattr.", 17) == 0;
 }
 
-/* An empty value takes back what a header before said. */
+/* An empty value cancels what an earlier header set. */
 static void take_global(void *ctx, char type, const char *key, const char *value)
 {
     struct tar_globals *g = ctx;
@@ -211,7 +213,7 @@ int tar_apply_globals(struct tar_globals *g, tar_read *read, const void *ctx, ui
     uint8_t first[TAR_BLOCK_BYTES] = {0};
     g->own_mtime = g->own_uid = g->own_gid = false;
     int r = 0;
-    if (to - from > TAR_BLOCK_BYTES) { /* there is an extended header, or a sparse map */
+    if (to - from > TAR_BLOCK_BYTES) { /* there is an extended header or a sparse map */
         r = read(ctx, first, sizeof(first), from);
         if (r == 0 && (has_any || first[TAR_TYPE_AT] == 'g'))
             r = walk_records(read, ctx, from, to, take_global, g, &whole);

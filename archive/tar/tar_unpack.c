@@ -1,11 +1,11 @@
 /*
- * Unpacking a tar that is compressed as a whole, by libarchive's own filters; none
- * that would start a program.
+ * Unpacks a tar that is compressed as a whole, with libarchive's own filters, none of which
+ * starts a program.
  *
- * Only the filter that the magic asks for is enabled: a tar is compressed once. That
- * it is a tar is known after the first 64 KB: a compressed database dump must not be
- * unpacked to its end to find out that it is none. Runs of zeros become holes, which
- * cost no memory where the file lies in memory.
+ * Only the filter that the magic calls for is enabled: a tar is compressed once. After the
+ * first 64 KB it is clear whether the content is a tar, so that a compressed database dump is
+ * not unpacked to its end to find out that it is not. Runs of zeros become holes, which cost no
+ * memory where the file lies in memory.
  */
 #include "tar_private.h"
 
@@ -24,7 +24,7 @@
 
 enum {
     HEAD_BYTES = 64 << 10,
-    FEED_BYTES = 256 << 10, /* handed to libarchive at once: the grain of progress */
+    FEED_BYTES = 256 << 10, /* per call of libarchive: the step of progress */
     HOLE_BYTES = 4096,
 };
 
@@ -34,12 +34,12 @@ struct unpacking {
     struct tar_feed feed;
     const char *compression;
     int fd;
-    uint64_t kept;  /* are in it, and not written again */
-    uint64_t bytes; /* so far */
-    uint64_t data;  /* of them that were written, and */
-    uint64_t most;  /* may be */
-    bool is_tar;    /* that was checked */
-    uint32_t crc;   /* of them, for gzip */
+    uint64_t kept;  /* bytes that are in the file already, and not written again */
+    uint64_t bytes; /* unpacked so far */
+    uint64_t data;  /* bytes of them that were written */
+    uint64_t most;  /* limit on `data` */
+    bool is_tar;    /* already checked */
+    uint32_t crc;   /* of the unpacked bytes, for gzip */
     struct progress *progress;
     struct fault *fault;
 };
@@ -61,7 +61,7 @@ static int enable_filter(struct archive *a, const char *compression)
     };
     for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++)
         if (strcmp(filters[i].name, compression) == 0)
-            /* ARCHIVE_WARN: it would start a program. */
+            /* ARCHIVE_WARN: this filter would start a program. */
             return filters[i].enable(a) == ARCHIVE_OK ? 0 : -ENOTSUP;
     return -ENOTSUP;
 }
@@ -71,7 +71,7 @@ static uint32_t read_le32(const uint8_t *p)
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-/* Past the skippable frames that pzstd and others begin with: libarchive 3.6 can't. */
+/* Skips the frames that pzstd and others begin with: libarchive 3.6 can't. */
 static int skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
 {
     uint64_t offset = 0;
@@ -98,12 +98,12 @@ static int complain(struct unpacking *u)
                      u->compression, tar_complaint(u->archive));
 }
 
-/* Once there is enough to tell, or all of it: is this a tar? */
+/* Is this a tar? Checked once enough is unpacked to decide, or everything. */
 static int check_head(struct unpacking *u, bool at_end)
 {
     if (u->is_tar || (u->bytes < HEAD_BYTES && !at_end))
         return 0;
-    /* libarchive does not always say which; of gzip every sum was compared. */
+    /* libarchive does not always report damage. For gzip every sum was checked. */
     if (u->bytes == 0 && strcmp(u->compression, "gzip") != 0)
         return fault_set(u->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "damaged %s data: nothing comes out of it", u->compression);
@@ -132,7 +132,7 @@ static int write_data(struct unpacking *u, const uint8_t *bytes, size_t len, uin
     return -E2BIG;
 }
 
-/* Write what is not zeros, and not there. */
+/* Writes data that is neither zeros nor in the file already. */
 static int write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
 {
     uint64_t there = u->kept > u->bytes ? u->kept - u->bytes : 0;
@@ -155,10 +155,10 @@ static int write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
 }
 
 /*
- * libarchive ignores the sum that ends a gzip stream; all other forms it checks itself. Where
- * tar_gunzip is not built in, that of the last stream can be looked at: it is at the end of the
- * file, behind it the length, unless the file is several streams (then the length is another)
- * or ends with something else.
+ * libarchive ignores the sum that ends a gzip stream; it checks all other formats itself. Where
+ * tar_gunzip is not built in, the last stream's sum can still be checked: it is at the end of
+ * the file, followed by the length. If the file has several streams, or ends with something
+ * else, the length differs and the sum is not checked.
  */
 static int check_gzip_sum(struct unpacking *u)
 {
@@ -192,7 +192,7 @@ static int take_block(void *ctx, const void *bytes, size_t len, uint64_t offset)
 
 static int end(struct unpacking *u)
 {
-    off_t size = lseek(u->fd, 0, SEEK_END); /* the sandbox knows no fstat */
+    off_t size = lseek(u->fd, 0, SEEK_END); /* the sandbox does not allow fstat */
     if (size < 0 || ((uint64_t)size < u->bytes && ftruncate(u->fd, (off_t)u->bytes) < 0))
         return -errno;
     return check_head(u, true);
@@ -239,7 +239,9 @@ static int open_and_unpack(struct unpacking *u)
     archive_read_support_format_raw(u->archive);
     archive_read_support_format_empty(u->archive);
     r = tar_feed_open(&u->feed, u->source, offset, FEED_BYTES, u->archive);
-    /* What fails at its first byte is taken for empty, but for the error that it left. */
+    /*
+     * libarchive takes data that fails at its first byte for empty, but leaves an error code.
+     */
     if (r == -EUCLEAN || (r == 0 && archive_errno(u->archive) != 0))
         return complain(u);
     return r < 0 ? r : unpack_all(u);
