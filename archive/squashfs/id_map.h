@@ -1,6 +1,6 @@
 /*
- * A map from 64-bit keys to 32-bit values, for formats whose members refer to inodes
- * by number or place. Keys are never taken out. One thread at a time.
+ * A map from 64-bit keys to 32-bit values, for formats whose members refer to inodes by number
+ * or place. Keys are never removed. One thread at a time.
  */
 #ifndef ONEPOT_ID_MAP_H
 #define ONEPOT_ID_MAP_H

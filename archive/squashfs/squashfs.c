@@ -1,17 +1,17 @@
 /*
- * SquashFS 4.0, through libsquashfuse: a walk over its directories that tells the
- * builder what there is and where its blocks lie. The library decompresses metadata
- * and decodes inodes; blocks of data are never read here.
+ * SquashFS 4.0, read with libsquashfuse. This walks the directories and passes to the builder
+ * each entry and the places of its blocks. The library decompresses metadata and decodes
+ * inodes; data blocks are never read here.
  *
- * The library trusts what it reads. It runs in the sandbox, where it may crash; but
- * what can be checked before it is called is: cursors into metadata, numbers in
- * tables, and the length of a name, which it would copy into a buffer without looking.
- * So names are skipped by the library and read here, and so are directories walked
- * here, each at most once: an image can't make the walk longer than itself.
+ * The library trusts its input. It runs in the sandbox, where it may crash. Still, everything
+ * that can be checked before a call is: cursors into metadata, numbers in tables, and the
+ * length of a name, which the library would copy into a buffer unchecked. So the library skips
+ * names, and they are read here. Directories are walked here, too, each at most once, so that
+ * an image can't make the walk longer than itself.
  *
- * A file all of whose blocks are stored becomes a range (or a few, around its holes)
- * of the archive, like a member of a tar. Only files with compressed blocks need the
- * block cache when they are read.
+ * A file whose blocks are all stored becomes a range of the archive (or a few, around its
+ * holes), like a member of a tar. Only files with compressed blocks need the block cache for
+ * reads.
  */
 #include "backend.h"
 
@@ -21,7 +21,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Its config.h has a VERSION and a _POSIX_C_SOURCE of its own. */
+/* libsquashfuse's config.h defines its own VERSION and _POSIX_C_SOURCE. */
 #undef _POSIX_C_SOURCE
 #include <squashfuse/squashfuse.h>
 
@@ -32,7 +32,7 @@
 #define XATTRS_MAX 16384u      /* a list of names is at most 64 KiB on Linux */
 #define XATTR_VALUE_MAX 65536u /* XATTR_SIZE_MAX of Linux */
 
-/* What the superblock says, as far as it matters here. */
+/* The fields of the superblock that matter here. */
 struct super {
     uint32_t block_bytes, fragments;
     uint16_t compression, block_log, id_count, major, minor;
@@ -47,7 +47,7 @@ struct level {
     size_t path_len;       /* of its own path */
 };
 
-/* One run of a file's bytes that lies stored in the image. */
+/* A run of a file's bytes that is stored uncompressed in the image. */
 struct run {
     uint64_t logical, length, source_offset;
 };
@@ -62,9 +62,9 @@ struct walk {
     uint32_t *ids;                      /* the table of user and group numbers */
     struct builder_block *fragments;    /* the fragment table */
     struct id_map links;                /* inodes with several names */
-    struct id_map directories;          /* that were entered */
-    uint64_t entries_left, blocks_left; /* more than these the image can't hold */
-    bool is_open;                       /* fs has to be destroyed */
+    struct id_map directories;          /* directories that were entered */
+    uint64_t entries_left, blocks_left; /* upper limits from the size of the image */
+    bool is_open;                       /* fs must be destroyed */
     bool has_packed;                    /* some block is compressed */
 
     struct level *levels; /* a stack */
@@ -156,8 +156,8 @@ static int check_super(struct walk *w)
 }
 
 /*
- * How much `bytes` of metadata can decompress to: each block of it takes a header of
- * two bytes and at least one more.
+ * The most bytes that `bytes` of metadata can decompress to: each metadata block takes a header
+ * of two bytes and at least one more.
  */
 static uint64_t metadata_room(uint64_t bytes)
 {
@@ -182,7 +182,7 @@ static int read_super(struct walk *w)
 
 /* Metadata. */
 
-/* Does this cursor point into a metadata block, and not behind its end? */
+/* Does this cursor point into a metadata block, not behind its end? */
 static bool cursor_valid(struct walk *w, const sqfs_md_cursor *cursor)
 {
     sqfs_off_t pos = cursor->block;
@@ -191,7 +191,7 @@ static bool cursor_valid(struct walk *w, const sqfs_md_cursor *cursor)
            sqfs_md_cache(&w->fs, &pos, &block) == SQFS_OK && cursor->offset < block->size;
 }
 
-/* Are all entries of a table there? */
+/* Are all entries of the table present? */
 static bool table_valid(struct walk *w, const sqfs_table *table, uint64_t count)
 {
     uint64_t bytes = count * table->each;
@@ -205,7 +205,7 @@ static bool table_valid(struct walk *w, const sqfs_table *table, uint64_t count)
     return true;
 }
 
-/* All numbers of users and groups: a few, asked for with each inode. */
+/* Loads all user and group numbers: they are few, and each inode needs them. */
 static int load_ids(struct walk *w)
 {
     uint32_t count = w->super.id_count;
@@ -225,7 +225,7 @@ static int load_ids(struct walk *w)
     return 0;
 }
 
-/* A block's place and size on disk, checked; `size_word` has the stored bit. */
+/* Checks a block's place and size on disk. `size_word` includes the stored bit. */
 static int make_block(struct walk *w, uint64_t source_offset, uint32_t size_word,
                       uint32_t block_bytes, struct builder_block *ret_block)
 {
@@ -247,7 +247,7 @@ static int make_block(struct walk *w, uint64_t source_offset, uint32_t size_word
     return 0;
 }
 
-/* A stored fragment holds as much as it takes; a compressed one at most a block. */
+/* A stored fragment has any size; a compressed one holds at most a block. */
 static int make_fragment(struct walk *w, const struct squashfs_fragment_entry *entry,
                          struct builder_block *ret_block)
 {
@@ -316,7 +316,7 @@ static int push_block(struct walk *w, const struct builder_block *block)
     return 0;
 }
 
-/* The list of a file's blocks, without its tail, into w->blocks. */
+/* Reads the list of a file's blocks, without its tail, into w->blocks. */
 static int read_blocks(struct walk *w, sqfs_inode *inode)
 {
     uint64_t left = inode->xtra.reg.file_size;
@@ -345,7 +345,9 @@ static int read_blocks(struct walk *w, sqfs_inode *inode)
     return 0;
 }
 
-/* What is left of a file after its blocks: in a fragment. 0 bytes if it has none. */
+/*
+ * Finds the rest of a file behind its blocks, which is in a fragment; 0 bytes if there is none.
+ */
 static int find_tail(struct walk *w, const sqfs_inode *inode, uint32_t *ret_bytes)
 {
     uint32_t number = inode->xtra.reg.frag_idx, offset = inode->xtra.reg.frag_off;
@@ -364,7 +366,7 @@ static int find_tail(struct walk *w, const sqfs_inode *inode, uint32_t *ret_byte
     return 0;
 }
 
-/* Are all blocks, and the tail's fragment, stored (or holes)? */
+/* Are all blocks, and the tail's fragment, stored uncompressed (or holes)? */
 static bool all_stored(const struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes)
 {
     for (size_t i = 0; i < w->block_count; i++)
@@ -373,7 +375,7 @@ static bool all_stored(const struct walk *w, const sqfs_inode *inode, uint32_t t
     return tail_bytes == 0 || w->fragments[inode->xtra.reg.frag_idx].stored;
 }
 
-/* The stored run from block *i on, which is no hole; *i is behind it then. */
+/* The stored run from block *i on, which is not a hole. Moves *i behind it. */
 static struct run take_run(const struct walk *w, size_t *i)
 {
     struct run run = {(uint64_t)*i * w->super.block_bytes, 0, w->blocks[*i].source_offset};
@@ -400,7 +402,7 @@ static int add_runs(struct walk *w, uint32_t number)
     return r;
 }
 
-/* How the builder is told where a file's bytes are; `tail_bytes` as find_tail has it. */
+/* Decides how the builder gets the places of a file's bytes. `tail_bytes` is from find_tail. */
 static int plan_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes,
                      struct builder_member *member)
 {
@@ -409,7 +411,7 @@ static int plan_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_byte
         return 0;
     }
     if (tail_bytes > 0) {
-        /* As if it were one more block. */
+        /* Treated as one more block. */
         struct builder_block tail = w->fragments[inode->xtra.reg.frag_idx];
         tail.source_offset += inode->xtra.reg.frag_off;
         tail.packed_bytes = tail.block_bytes = tail_bytes;
@@ -531,7 +533,7 @@ static int read_inode(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
     return 0;
 }
 
-/* Fill in what the type of an inode decides. *ret_tail_bytes: see find_tail. */
+/* Fills in what the inode's type determines. *ret_tail_bytes: see find_tail. */
 static int read_type(struct walk *w, sqfs_inode *inode, char *target, size_t target_size,
                      struct builder_member *member, uint32_t *ret_tail_bytes)
 {
@@ -557,7 +559,7 @@ static int read_type(struct walk *w, sqfs_inode *inode, char *target, size_t tar
     }
 }
 
-/* Add what lies at w->path. */
+/* Adds the inode at w->path. */
 static int add_inode(struct walk *w, sqfs_inode *inode, struct builder_member *member,
                      uint32_t *ret_number)
 {
@@ -593,7 +595,7 @@ static int enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
     struct level *level = &w->levels[w->depth];
     level->path_len = w->path_len;
     level->inode_offset = inode_offset;
-    /* Three bytes more than its entries take: 3 is empty. */
+    /* The size is three more than that of the entries: 3 means empty. */
     if (inode->xtra.dir.dir_size <= 3)
         inode->xtra.dir.dir_size = 3;
     if (sqfs_dir_open(&w->fs, inode, &level->dir, 0) ||
@@ -637,9 +639,9 @@ static bool name_valid(const char *name, size_t len)
 }
 
 /*
- * The next entry of a directory, its name not terminated. The library steps over the
- * name; it is read from the place before it, once its length is known to be sane.
- * *ret_len is 0 at the end.
+ * The next entry of a directory; its name is not terminated. The library steps over the name.
+ * It is read from the place before it, once its length is known to be sane. *ret_len is 0 at
+ * the end.
  */
 static int next_entry(struct walk *w, struct level *level, sqfs_dir_entry *entry,
                       char name[INDEX_NAME_MAX], size_t *ret_len)
@@ -664,7 +666,7 @@ static int next_entry(struct walk *w, struct level *level, sqfs_dir_entry *entry
     return 0;
 }
 
-/* The entry whose path is set: a further name of an inode, or a new one. */
+/* Adds the entry at w->path: another name of an inode, or a new inode. */
 static int add_entry(struct walk *w, sqfs_inode_id id, int type)
 {
     uint32_t number;
@@ -690,8 +692,8 @@ static int add_entry(struct walk *w, sqfs_inode_id id, int type)
 }
 
 /*
- * The same, in the directory whose inode lies at `offset`. A name that is there already is
- * refused: the builder would merge the two, as in a tar.
+ * As add_entry, in the directory whose inode lies at `offset`. Refuses a name that exists
+ * already: the builder would merge the two, as in a tar.
  */
 static int add_child(struct walk *w, sqfs_dir_entry *entry, uint64_t offset)
 {
@@ -723,7 +725,7 @@ static int walk_tree(struct walk *w)
             r = push_name(w, name, len);
         if (r == 0)
             r = add_child(w, &entry, level->inode_offset);
-        else if (r == -ENAMETOOLONG) /* it is left out */
+        else if (r == -ENAMETOOLONG) /* the entry is left out */
             r = 0;
     }
     return r;
@@ -732,7 +734,7 @@ static int walk_tree(struct walk *w)
 static void walk_free(struct walk *w)
 {
     if (w->is_open) {
-        sqfs_table_destroy(&w->fs.xattr_table); /* forgotten by the library */
+        sqfs_table_destroy(&w->fs.xattr_table); /* the library forgets this one */
         sqfs_destroy(&w->fs);
     }
     id_map_free(&w->links);
@@ -763,7 +765,9 @@ static int squashfs_index(struct source *source, struct builder *builder,
         r = walk_tree(w);
     if (r == 0) {
         header->block_bytes = w->super.block_bytes;
-        /* Values are SquashFS's own. An image without compressed blocks needs no codec. */
+        /*
+         * Codec values are SquashFS's own. An image without compressed blocks needs no codec.
+         */
         header->codec = w->has_packed ? (enum codec)w->super.compression : CODEC_NONE;
     }
     walk_free(w);
