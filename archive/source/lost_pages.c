@@ -1,7 +1,7 @@
 /*
- * The guarded mappings are a list that only grows, so that the handler walks it without a lock;
- * what was released is taken again. The handler makes one system call (mmap; and a write, in a
- * daemon) and is as safe in a signal as that.
+ * The guarded mappings form a list that only grows, so the handler walks it without a lock;
+ * released items are reused. The handler makes one system call (mmap; in a daemon also a
+ * write), and is as async-signal-safe as that.
  */
 #include "lost_pages.h"
 
@@ -14,14 +14,16 @@
 #include <unistd.h>
 
 static struct lost_pages *_Atomic guards;
-static struct sigaction before; /* what was installed before us */
+static struct sigaction before; /* the handler installed before ours */
 static _Atomic bool catches_all;
 static _Atomic unsigned lost;
 static int event_fd = -1;
 static uintptr_t page_bytes;
 
-/* The mapping that an address is in. One that is released and taken anew meanwhile is none of
- * this address: its end is another one by then. */
+/*
+ * The mapping that contains an address. A mapping released and reused meanwhile does not
+ * match: its end has changed.
+ */
 static struct lost_pages *guard_of(uintptr_t address)
 {
     for (struct lost_pages *g = atomic_load(&guards); g; g = g->next) {
@@ -32,7 +34,7 @@ static struct lost_pages *guard_of(uintptr_t address)
     return NULL;
 }
 
-/* Marked first: whoever sees the zeros sees the mark, too. */
+/* The mark is set first, so that a thread that sees the zeros also sees the mark. */
 static bool replace_page(uintptr_t address)
 {
     struct lost_pages *guard = guard_of(address);
@@ -46,12 +48,14 @@ static bool replace_page(uintptr_t address)
         return false;
     atomic_fetch_add(&lost, 1);
     if (event_fd >= 0 && write(event_fd, &one, sizeof(one)) < 0)
-        return true; /* it is full, and has told already */
+        return true; /* the counter is full, so the descriptor is readable already */
     return true;
 }
 
-/* As if we were not there. What ends the process does so when the address is touched again, or
- * when the signal that was sent is delivered once more. */
+/*
+ * Act as if we were not there. A signal that ends the process does so when the address is
+ * touched again, or when a sent signal is delivered again.
+ */
 static void pass_on(int number, siginfo_t *info, void *context)
 {
     if (before.sa_flags & SA_SIGINFO) {
@@ -67,9 +71,8 @@ static void pass_on(int number, siginfo_t *info, void *context)
 }
 
 /*
- * A signal that the process has sent to itself is what a handler installed later does that
- * reports a fault and then gives it to us (Python's faulthandler): the address is touched again
- * after that.
+ * A process may send itself the signal: a handler installed later may report a fault and then
+ * pass it to us (Python's faulthandler). The address is touched again after that.
  */
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
@@ -88,7 +91,7 @@ static void install(void)
                                .sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK};
     page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
     sigemptyset(&action.sa_mask);
-    sigaction(SIGBUS, NULL, &before); /* there is one before a signal comes */
+    sigaction(SIGBUS, NULL, &before); /* set before a signal can come */
     sigaction(SIGBUS, &action, NULL);
 }
 
@@ -98,7 +101,7 @@ static void install_once(void)
     pthread_once(&once, install);
 }
 
-/* One that is free, or a new one; taken. */
+/* Take a free item, or a new one. */
 static struct lost_pages *take(void)
 {
     for (struct lost_pages *g = atomic_load(&guards); g; g = g->next)

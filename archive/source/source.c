@@ -1,10 +1,10 @@
 /*
  * Sources: an archive's bytes from a file or from memory.
  *
- * Memory is a sealed memory file, so that both kinds have a descriptor and there is
- * one code path for all that follows. Whether a file may be mapped is decided by the
- * filesystem it lies on: only those known to be on this node are, since a mapping
- * turns a lost server into a SIGBUS, and page faults over a network are slow.
+ * Memory is a sealed memory file, so that both kinds have a descriptor and share one code
+ * path. The filesystem decides whether a file may be mapped. Only filesystems known to be on
+ * this node qualify, since a mapping turns a lost server into a SIGBUS, and page faults over a
+ * network are slow.
  */
 #include "source.h"
 
@@ -31,13 +31,13 @@
 
 struct source {
     int fd;
-    struct source_guard *guard; /* what happens when a read fails */
+    struct source_guard *guard; /* handles failed reads */
     char *name;
     struct source_identity identity;
     uint64_t size_bytes;
     bool is_local;
-    bool is_memory;               /* its pages are the storage: no device to wait for */
-    _Atomic bool no_cached_reads; /* the filesystem does not know RWF_NOWAIT */
+    bool is_memory;               /* the pages are the storage: no device to wait for */
+    _Atomic bool no_cached_reads; /* the filesystem lacks RWF_NOWAIT */
     _Atomic bool map_failed;
     struct lost_pages *_Atomic map; /* the mapping, guarded */
     _Atomic bool map_was_cut;
@@ -45,7 +45,7 @@ struct source {
     struct source_copy copy;
 };
 
-/* Magic numbers that <linux/magic.h> of older systems lacks. */
+/* Magic numbers missing from <linux/magic.h> of older systems. */
 enum {
     MAGIC_XFS = 0x58465342,
     MAGIC_F2FS = (int)0xf2f52010,
@@ -69,7 +69,7 @@ static bool is_memory_filesystem(uint32_t type)
 static bool is_local_filesystem(uint32_t type)
 {
     static const uint32_t local[] = {
-        EXT4_SUPER_MAGIC /* ext2, ext3 too */,
+        EXT4_SUPER_MAGIC /* also ext2, ext3 */,
         (uint32_t)MAGIC_XFS,
         (uint32_t)MAGIC_BTRFS,
         (uint32_t)MAGIC_F2FS,
@@ -98,8 +98,8 @@ struct storage storage_of(int fd)
 {
     struct statfs fs;
     if (fstatfs(fd, &fs) < 0)
-        return (struct storage){0}; /* not known: treated as a network */
-    /* f_type is signed and of varying width; the numbers are 32 bits. */
+        return (struct storage){0}; /* unknown: treated as a network */
+    /* f_type is signed and its width varies; the magic numbers are 32 bits. */
     uint32_t type = (uint32_t)fs.f_type;
     return (struct storage){is_local_filesystem(type), is_memory_filesystem(type)};
 }
@@ -198,7 +198,7 @@ int source_open_fault(const char *path, struct fault *fault, int err)
 
 int source_open(const char *path, struct fault *fault, struct source **ret_source)
 {
-    /* O_NONBLOCK, so that a fifo is an error and not a wait. */
+    /* O_NONBLOCK makes a fifo an error instead of a wait. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
         return source_open_fault(path, fault, -errno);
@@ -288,7 +288,7 @@ bool source_is_ours(const struct source *source)
     int seals = fcntl(source->fd, F_GET_SEALS), all = F_SEAL_SHRINK | F_SEAL_WRITE;
     if (seals >= 0 && (seals & all) == all)
         return true;
-    /* With an ACL, the bits of the group are the most that any of its entries gives. */
+    /* With an ACL, the group bits bound what any of its entries grants. */
     return fstat(source->fd, &st) == 0 && (st.st_uid == 0 || st.st_uid == geteuid()) &&
            (st.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
@@ -333,7 +333,7 @@ uint64_t source_further_ns(const struct source *source)
                : 0;
 }
 
-/* Where a process may have few addresses (ulimit -v), others need them more. */
+/* Under a limit on addresses (ulimit -v), others need them more. */
 static bool may_be_mapped(const struct source *source)
 {
     struct rlimit limit;
@@ -351,7 +351,7 @@ const uint8_t *source_map(struct source *source)
     if (!source->is_local || source->size_bytes == 0 || atomic_load(&source->map_failed))
         return NULL;
 
-    /* Without a lock: a process that forks just now would have it locked for ever. */
+    /* No lock: a process forked now would inherit it locked for ever. */
     void *made = may_be_mapped(source)
                      ? mmap(NULL, source->size_bytes, PROT_READ, MAP_SHARED, source->fd, 0)
                      : MAP_FAILED;
@@ -374,7 +374,7 @@ bool source_map_was_cut(const struct source *source)
     return atomic_load_explicit(&source->map_was_cut, memory_order_relaxed);
 }
 
-/* Its length is asked for, too: its last page has zeros behind its end. */
+/* Also checks the length, as the last page reads as zeros past the file's end. */
 bool source_map_is_whole(struct source *source)
 {
     struct stat st;
@@ -393,7 +393,7 @@ static bool in_range(const struct source *source, size_t len, uint64_t offset)
     return offset <= source->size_bytes && len <= source->size_bytes - offset;
 }
 
-/* What is still to be read, into one buffer after the other. */
+/* The buffers that remain to be filled, in order. */
 struct pieces {
     struct iovec *iov;
     int count;
@@ -411,10 +411,10 @@ static void step_on(struct pieces *p, size_t n)
     }
 }
 
-/* As far as it goes: 0, or what stopped it. */
+/* Read as far as possible: 0, or the error that stopped it. */
 static int read_on(const struct source *source, struct pieces *p)
 {
-    step_on(p, 0); /* over empty buffers */
+    step_on(p, 0); /* skip empty buffers */
     while (p->count > 0) {
         ssize_t n = preadv(source->fd, p->iov, p->count, (off_t)p->offset);
         if (n < 0 && errno == EINTR)
@@ -428,7 +428,7 @@ static int read_on(const struct source *source, struct pieces *p)
     return 0;
 }
 
-/* With as many tries as it takes, or as are allowed. */
+/* With as many retries as needed, or as allowed. */
 static int read_guarded(const struct source *source, struct iovec *iov, int count,
                         uint64_t offset)
 {
@@ -458,7 +458,7 @@ int source_read(const struct source *source, void *buf, size_t len, uint64_t off
                : -ENODATA;
 }
 
-/* From a copy one buffer at a time: it is memory, or being read elsewhere. */
+/* Read from a copy, one buffer at a time: the copy is memory, or being read elsewhere. */
 static int readv_copy(const struct source *source, const struct iovec *iov, int count,
                       uint64_t offset)
 {
@@ -482,7 +482,7 @@ void source_use_at_random(struct source *source)
 
 void source_drop_pages(const struct source *source, uint64_t offset, uint64_t len)
 {
-    /* Pages that lie in part in the range are left alone otherwise. */
+    /* The kernel would leave pages alone that lie only partly in the range. */
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
     if (!source->is_memory && !source->has_copy)
         posix_fadvise(source->fd, (off_t)first,
@@ -515,7 +515,7 @@ int source_read_cached(const struct source *source, void *buf, size_t len, uint6
             atomic_store_explicit(no_cached_reads, true, memory_order_relaxed);
             continue;
         }
-        if (n < 0) /* what may pass is for a read that may wait */
+        if (n < 0) /* retries are for reads that may wait */
             return source_error_may_pass(-errno) ? -EAGAIN : -errno;
         if (n == 0)
             return -ENODATA;
@@ -526,7 +526,7 @@ int source_read_cached(const struct source *source, void *buf, size_t len, uint6
     return 0;
 }
 
-/* What the fingerprint looks at: cheap also where each read is a round trip. */
+/* The samples of the fingerprint: cheap even if each read is a round trip. */
 enum {
     FINGERPRINT_END_BYTES = 65536,
     FINGERPRINT_PLACE_BYTES = 4096,

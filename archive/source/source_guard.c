@@ -1,18 +1,18 @@
 /*
  * Retries. A client of a parallel filesystem repeats a request for minutes before it reports
- * an error, so most of what arrives here is over in a moment: a server that let go of a client
- * which then connects anew, a fail-over, a soft time-out. So the pauses are short and grow
- * fast: 20 ms, 100 ms, 0.5 s, then 2 s each. With the four tries of the default a read is given
- * up after 2.6 s, long before --io-timeout, and a hiccup of a second is not noticed.
+ * an error, so most errors that arrive here are over in a moment: a server that dropped a
+ * client which then reconnects, a fail-over, a soft time-out. So the pauses are short and grow
+ * fast: 20 ms, 100 ms, 0.5 s, then 2 s each. With the default of four retries a read is given
+ * up after 2.6 s, long before --io-timeout, and a hiccup of a second goes unnoticed.
  *
- * Where several reads in a row failed for good, the storage is taken for gone: from then on
- * each read is tried once more at once and no pause is made, so that a job learns it soon,
- * until one succeeds.
+ * After several reads in a row failed for good, the storage is assumed gone. From then on each
+ * read is retried once, at once and without a pause, until one succeeds; so a job learns it
+ * soon.
  *
- * A stale handle (ESTALE, or the end of a connection) stays stale: the file has to be opened
- * again, by its path. It must be the same one by inode, size and time, or the bytes would not
- * be those that the index speaks of. The new open file is put behind the old descriptor
- * (dup3), so that nobody who reads needs to know.
+ * A stale handle (ESTALE, or a connection that ended) stays stale: the file has to be opened
+ * again by its path. Inode, size and time must match, or the bytes would not be those that the
+ * index describes. The new open file replaces the old one behind the same descriptor (dup3),
+ * so that readers need not know.
  */
 #include "source_guard.h"
 
@@ -34,7 +34,7 @@
 #define PAUSE_FIRST_NS UINT64_C(20000000)
 #define PAUSE_GROWTH 5
 #define PAUSE_MAX_NS UINT64_C(2000000000)
-#define LIMIT_NS UINT64_C(30000000000) /* no try begins later than that after the first */
+#define LIMIT_NS UINT64_C(30000000000) /* no try begins later after the first failure */
 #define HOPELESS 3u                    /* reads in a row that failed for good */
 
 struct source_guard {
@@ -44,18 +44,18 @@ struct source_guard {
     _Atomic unsigned retries;
     _Atomic bool cancelled;
     _Atomic bool at_random;
-    _Atomic bool replaced; /* another file has its path */
+    _Atomic bool replaced; /* another file is at its path */
     _Atomic unsigned lost; /* reads in a row that failed for good */
     _Atomic uint32_t opening;
     _Atomic uint64_t retried, failed, reopened;
-    pthread_mutex_t lock; /* of the pauses */
+    pthread_mutex_t lock; /* for the pauses */
     pthread_cond_t end;
     pthread_mutex_t open_lock;
     source_trouble_hook *_Atomic hook;
-    void *_Atomic hook_ctx; /* written before it */
+    void *_Atomic hook_ctx; /* written before the hook */
 };
 
-/* Its absolute path; without a look at the file's server. */
+/* The file's absolute path, found without asking the file's server. */
 static char *path_of(int fd)
 {
     char link[64], path[PATH_MAX];
@@ -120,7 +120,7 @@ static void tell(struct source_guard *guard, enum source_trouble what, int err, 
         hook(atomic_load(&guard->hook_ctx), what, err, offset);
 }
 
-/* Does the descriptor lead nowhere any more, though the path may? */
+/* Is the descriptor unusable, while the path may still work? */
 static bool is_stale(int err)
 {
     return err == -ESTALE || err == -ENOTCONN || err == -ESHUTDOWN || err == -ECONNABORTED ||
@@ -185,12 +185,12 @@ static bool is_same_file(const struct source_guard *guard, int fd)
            (uint32_t)st.st_mtim.tv_nsec == old->mtime_nsec;
 }
 
-/* With open_lock. */
+/* The caller holds open_lock. */
 static void reopen_locked(struct source_guard *guard, int err, uint64_t offset)
 {
     auto_close int fd = open(guard->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
-        return; /* not there yet: the next try looks again */
+        return; /* not there yet: the next try checks again */
     if (!is_same_file(guard, fd)) {
         if (!atomic_exchange(&guard->replaced, true))
             tell(guard, SOURCE_REPLACED, err, offset);
@@ -207,7 +207,7 @@ static void reopen_locked(struct source_guard *guard, int err, uint64_t offset)
     tell(guard, SOURCE_REOPENED, err, offset);
 }
 
-/* Open the file again, unless another thread did since this read began. */
+/* Open the file again, unless another thread has done so since this read began. */
 static void reopen(struct source_guard *guard, const struct source_attempt *attempt, int err,
                    uint64_t offset)
 {
@@ -276,7 +276,7 @@ void source_guard_use_at_random(struct source_guard *guard)
 
 void source_guard_on_trouble(struct source_guard *guard, source_trouble_hook *hook, void *ctx)
 {
-    if (hook) /* at the end, a call that is about to be made keeps what it is for */
+    if (hook) /* when the hook is removed, a call about to be made keeps its ctx */
         atomic_store(&guard->hook_ctx, ctx);
     atomic_store(&guard->hook, hook);
 }
