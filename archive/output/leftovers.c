@@ -1,7 +1,7 @@
 /*
- * What a killed process left. Between making a file and locking it a moment passes in which
- * somebody else may find it without a lock, and remove it: whoever locks looks afterwards
- * whether the file still has its name, both here and there.
+ * Finds what killed processes left. Between creating a file and locking it there is a moment
+ * in which another process may find it unlocked and remove it. So both sides check after
+ * locking whether the file still has its name.
  */
 #include "leftovers.h"
 
@@ -18,7 +18,7 @@
 #include "cleanup.h"
 #include "source.h"
 
-/* So long a file on a network lies still until it counts as left. */
+/* A file on a network counts as left behind after so many seconds without a change. */
 #define STILL_SECONDS 600
 
 void partial_letters(uint64_t number, char ret_letters[PARTIAL_LETTER_COUNT + 1])
@@ -51,7 +51,7 @@ int leftovers_claim(int fd)
     return fstat(fd, &st) == 0 && st.st_nlink == 0 ? -EAGAIN : 0;
 }
 
-/* Does the name still lead to the file that is open? And is it a file of this user's? */
+/* Does the name still lead to the open file, and does the file belong to this user? */
 static bool is_same(int folder_fd, const char *name, int fd, struct stat *ret_st)
 {
     struct stat named;
@@ -74,7 +74,7 @@ static bool lies_still(const struct stat *st)
     return now.tv_sec - st->st_mtim.tv_sec >= STILL_SECONDS;
 }
 
-/* 0 and what was done; an error: it is none of ours, or gone. */
+/* 0 and the action taken; an error: the file is not ours, or gone. */
 static int examine(int folder_fd, const char *name, enum leftover *ret_what)
 {
     struct stat st;

@@ -1,4 +1,4 @@
-/* Where the filesystem has no files without a name, it is taken away at once. */
+/* Where the filesystem has no nameless files, the name is removed at once. */
 #include "nameless.h"
 
 #include <errno.h>

@@ -1,8 +1,10 @@
-/* Files that go with their last descriptor, for what nobody else shall find. */
+/* Files that vanish with their last descriptor, hidden from other processes. */
 #ifndef ONEPOT_NAMELESS_H
 #define ONEPOT_NAMELESS_H
 
-/* Open for reading and writing, by the user alone. A descriptor or -errno. */
+/*
+ * Open a file for reading and writing, accessible to this user alone. A descriptor or -errno.
+ */
 int nameless_open(const char *folder);
 
 #endif

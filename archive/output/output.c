@@ -1,9 +1,9 @@
 /*
  * Files that appear whole or not at all.
  *
- * All calls are relative to a descriptor of the folder, so that a folder that is moved
- * meanwhile takes its partial file along. The final step does not replace what came
- * into being since the start, unless that was allowed.
+ * All calls are relative to a descriptor of the folder, so that a folder moved meanwhile takes
+ * its partial file along. The final step does not replace a file created since the start,
+ * unless `overwrite` allows it.
  */
 #include "output.h"
 
@@ -45,7 +45,7 @@ static int failed(struct fault *fault, int err, const char *what)
                      strerror_r(-err, text, sizeof(text)));
 }
 
-/* Where a symbolic link leads; else the path as it is. Caller frees. */
+/* The target of a symbolic link, else the path itself. Caller frees. */
 static int follow(const char *path, struct fault *fault, char **ret_path)
 {
     struct stat st;
@@ -94,7 +94,7 @@ static int check_existing(struct output *output, struct fault *fault)
     return 0;
 }
 
-/* NAME.XXXXXX.partial, the name cut where the whole would be too long. */
+/* NAME.XXXXXX.partial, with NAME truncated if the whole would be too long. */
 static int make_partial_name(struct output *output)
 {
     uint64_t noise;
@@ -125,7 +125,8 @@ static int create_partial(struct output *output, struct fault *fault)
             break;
         if (output->fd >= 0 && leftovers_claim(output->fd) == 0)
             break;
-        if (output->fd >= 0) { /* who took it for a leftover may have let it lie */
+        if (output->fd >=
+            0) { /* a process that took it for a leftover may not have removed it */
             unlinkat(output->folder_fd, output->partial_name, 0);
             close(steal_fd(&output->fd));
         }
@@ -206,7 +207,7 @@ int output_open_own(const char *path, struct output **ret_output)
     return r;
 }
 
-/* Rename, but not over a file. Filesystems without that rename get a hard link. */
+/* Rename, but not over a file. Filesystems without such a rename get a hard link. */
 static int rename_to_new(const struct output *output)
 {
     int dir = output->folder_fd;
@@ -220,7 +221,7 @@ static int rename_to_new(const struct output *output)
     }
     if (errno == EEXIST)
         return -EEXIST;
-    /* Neither is known here: what remains is to look, and then to rename. */
+    /* Neither is supported here. What remains is to check, then rename. */
     if (faccessat(dir, output->name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         return -EEXIST;
     return renameat(dir, output->partial_name, dir, output->name) < 0 ? -errno : 0;
@@ -234,7 +235,7 @@ static int rename_final(const struct output *output)
     return renameat(dir, output->partial_name, dir, output->name) < 0 ? -errno : 0;
 }
 
-/* A folder that may be written but not read can't be synced: then its owner waived it. */
+/* A folder that can be written but not read can't be synced: its owner accepted that. */
 void output_sync_folder(int folder_fd)
 {
     auto_close int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -1,7 +1,7 @@
 /*
- * A file that appears under its name only when it is complete. Until then it is
- * called NAME.XXXXXX.partial, in the same folder, and locked; output_discard removes that,
- * and a process that is killed leaves only it behind, for output_clean.
+ * A file that gets its name only when it is complete. Until then it is called
+ * NAME.XXXXXX.partial, in the same folder, and locked. output_discard removes it. A killed
+ * process leaves only this partial file behind, for output_clean to remove.
  *
  *     output_open("train.onepot.tar", false, &fault, &out);
  *     write to out->fd ...
@@ -21,47 +21,48 @@ struct output {
     int fd;        /* open for reading and writing; owned by the output */
     int folder_fd; /* O_PATH */
     bool overwrite;
-    mode_t mode; /* that it is made with, less the umask */
-    char *name;  /* the final one, in that folder */
+    mode_t mode; /* for creating it, less the umask */
+    char *name;  /* final name, in that folder */
     char *partial_name;
     uint64_t dev; /* of the new file */
     uint64_t ino;
-    uint64_t replaced_ino; /* of the file (on the same device) to be replaced; 0: none */
+    uint64_t replaced_ino; /* of the file to be replaced (on the same device); 0: none */
 };
 
 /*
- * Remove what killed processes left of the file at `path`, or of all files in its folder for
- * which how->match, if there is one, says so. Nothing that goes wrong matters.
+ * Remove what killed processes left of the file at `path`, or of all files in its folder that
+ * how->match accepts, if it is set. Errors are ignored.
  */
 void output_clean(const char *path, const struct leftovers *how);
 
 /*
- * Create the partial file. A final name that exists is -EEXIST without `overwrite`,
- * and refused in any case where it is no regular file; a symbolic link is followed.
+ * Create the partial file. An existing final name is -EEXIST without `overwrite`, and always
+ * refused if it is not a regular file. A symbolic link is followed.
  */
 int output_open(const char *path, bool overwrite, struct fault *fault,
                 struct output **ret_output);
 
 /*
- * The same for a file that onepot keeps for itself: it is made for the user alone and replaces
- * whatever has its name, a symbolic link too. What killed processes left of it is removed.
+ * The same for onepot's own files. The file is created for this user alone and replaces
+ * whatever has its name, even a symbolic link. Leftovers of it are removed.
  */
 int output_open_own(const char *path, struct output **ret_output);
 
 /*
- * The file is complete, and waits as NAME.LETTERS.ready for shard_exchange to give it its name;
- * with `sync`, after it reached the disk. From then on output_discard removes that.
+ * Rename the complete file to NAME.LETTERS.ready, where it waits for shard_exchange to give it
+ * its name; with `sync`, after it reached the disk. From then on output_discard removes that
+ * file.
  */
 int output_ready(struct output *output, const char *letters, bool sync, struct fault *fault);
 
-/* Let the file be called as it is called now. */
+/* Free the output and leave the file under its present name. */
 void output_release(struct output *output);
 
 void output_sync_folder(int folder_fd);
 
 /*
- * Give the file its name; with `sync`, after it reached the disk, and so did its name.
- * The output is freed, also on failure: then no file is left.
+ * Give the file its name; with `sync`, only after its data reached the disk, and wait until
+ * the name did too. The output is freed, also on failure: then no file is left.
  */
 int output_commit(struct output *output, bool sync, struct fault *fault);
 

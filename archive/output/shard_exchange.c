@@ -1,8 +1,8 @@
 /*
- * The record of an exchange: a sum in hexadecimal digits and then, each ended by a zero byte,
- * letters, number of shards, number behind the last one of the old set, digits, and what is
- * before and after the number in a shard's name. With a wrong sum it was not complete, and
- * nothing has been renamed yet. Each step that follows can be done again.
+ * Format of the record: a sum in hexadecimal digits, then these fields, each ended by a zero
+ * byte: letters, number of shards, number after the last shard of the old set, digits, and the
+ * parts before and after the number in a shard's name. If the sum is wrong the record was
+ * incomplete, and nothing has been renamed yet. Each step that follows can be repeated.
  */
 #include "shard_exchange.h"
 
@@ -26,12 +26,13 @@
 #define SUM_DIGITS 16
 #define DIGITS "0123456789"
 
-/* What a record says. */
+/* The content of a record. */
 struct plan {
     char text[RECORD_BYTES_MAX + 1];
     const char *letters;
     struct shard_names names;
-    uint32_t end; /* shards from names.count up to here are the old set's, and go */
+    uint32_t
+        end; /* shards from names.count up to here belong to the old set, and are removed */
 };
 
 static int failed(struct fault *fault, int err, const char *member, const char *what)
@@ -52,7 +53,7 @@ static char *ready_name(const struct shard_names *names, uint32_t number, const 
     return asprintf(&ready, "%s.%s" READY_SUFFIX, name, letters) < 0 ? NULL : ready;
 }
 
-/* The same names, without folders. The texts are not copied. */
+/* The same names without folders. The texts are not copied. */
 static struct shard_names without_folder(const struct shard_names *names)
 {
     struct shard_names base = *names;
@@ -110,7 +111,7 @@ static int write_record(const struct shard_exchange *x, const char *letters, uin
     const struct shard_names *n = &x->names;
     int len = snprintf(text + SUM_DIGITS, sizeof(text) - SUM_DIGITS, "%s%c%u%c%u%c%u%c%s%c%s",
                        letters, 0, n->count, 0, end, 0, n->digits, 0, n->before, 0, n->after);
-    size_t bytes = SUM_DIGITS + (size_t)len + 1; /* the last zero byte counts */
+    size_t bytes = SUM_DIGITS + (size_t)len + 1; /* includes the last zero byte */
     if (len < 0 || bytes > sizeof(text))
         return -ENAMETOOLONG;
     snprintf(sum, sizeof(sum), "%016llx",
@@ -135,7 +136,7 @@ static int lock(int fd, int how, const _Atomic int *stop)
     return 0;
 }
 
-/* Does the name still lead to the file that is open? */
+/* Does the name still lead to the open file? */
 static bool is_named(int folder_fd, const char *name, int fd, struct stat *ret_st)
 {
     struct stat named;
@@ -144,7 +145,7 @@ static bool is_named(int folder_fd, const char *name, int fd, struct stat *ret_s
            named.st_ino == ret_st->st_ino && named.st_dev == ret_st->st_dev;
 }
 
-/* May what this user does follow a record of another one? Not where names are protected. */
+/* May this user's process act on another user's record? Not where the folder protects names. */
 static bool is_trusted(int folder_fd, const struct stat *record)
 {
     struct stat folder;
@@ -153,7 +154,7 @@ static bool is_trusted(int folder_fd, const struct stat *record)
             (fstat(folder_fd, &folder) == 0 && !(folder.st_mode & S_ISVTX)));
 }
 
-/* Open the record and lock it. With `create` there is one then; without, maybe -ENOENT. */
+/* Open the record and lock it. With `create` it is created if missing; else that is -ENOENT. */
 static int lock_record(int folder_fd, const char *record, bool create, const _Atomic int *stop,
                        int *ret_fd)
 {
@@ -165,12 +166,12 @@ static int lock_record(int folder_fd, const char *record, bool create, const _At
                                    0666);
         if (fd < 0 || fstat(fd, &st) < 0)
             return -errno;
-        if (!is_trusted(folder_fd, &st)) /* a stranger may never give up the lock */
+        if (!is_trusted(folder_fd, &st)) /* another user might never release the lock */
             return -EPERM;
         if (lock(fd, LOCK_EX, stop) < 0)
             return -EINTR;
         if (!is_named(folder_fd, record, fd, &st))
-            continue; /* its owner was done with it, and removed it */
+            continue; /* its owner finished and removed it */
         *ret_fd = steal_fd(&fd);
         return 0;
     }
@@ -201,7 +202,7 @@ static int remove_shard(int folder_fd, const struct plan *plan, uint32_t number,
     return failed(fault, -errno, name, "can't be removed");
 }
 
-/* What follows from a complete record, as far as it was not done yet. */
+/* Do the remaining steps that a complete record demands. */
 static int roll_forward(int folder_fd, const struct plan *plan, struct fault *fault)
 {
     int r = 0;
@@ -237,7 +238,7 @@ int shard_exchange_begin(const struct shard_names *names, const _Atomic int *sto
     } else if (r != -ENODATA) {
         r = failed(fault, r, record, "can't be read");
     } else {
-        r = 0; /* it was never complete: the old set counts */
+        r = 0; /* never complete: the old set counts */
     }
     if (r == 0)
         *ret_exchange = (struct shard_exchange){.names = base,
@@ -277,8 +278,8 @@ static bool all_are_ready(const struct shard_exchange *x, const char *letters)
 }
 
 /*
- * 1: the shard's name is taken, by a file that may be replaced; 0: it is free. What can be
- * known to fail has to fail before the record is written.
+ * 1: the shard's name is taken by a file that may be replaced; 0: it is free. Any failure that
+ * can be foreseen must be found before the record is written.
  */
 static int check_place(const struct shard_exchange *x, uint32_t number, bool overwrite,
                        struct fault *fault)
@@ -300,7 +301,7 @@ static int check_place(const struct shard_exchange *x, uint32_t number, bool ove
     return 1;
 }
 
-/* The number behind the last shard of the old set that the new one does not have. */
+/* The number after the last shard of the old set, or the new set's count if that is larger. */
 static int find_end(const struct shard_exchange *x, bool overwrite, struct fault *fault,
                     uint32_t *ret_end)
 {
@@ -324,7 +325,8 @@ int shard_exchange_run(struct shard_exchange *x, const char *letters, bool overw
     if (r < 0)
         return r;
     if (sync)
-        output_sync_folder(x->folder_fd); /* what is ready has to be there with the record */
+        output_sync_folder(
+            x->folder_fd); /* ready shards must be on disk no later than the record */
     r = write_record(x, letters, plan.end, sync);
     if (r < 0)
         return failed(fault, r, x->record, "can't be written");
@@ -332,13 +334,13 @@ int shard_exchange_run(struct shard_exchange *x, const char *letters, bool overw
     r = roll_forward(x->folder_fd, &plan, fault);
     if (r < 0)
         return r;
-    x->committed = false; /* it is done, and the record may go */
+    x->committed = false; /* done, so the record may be removed */
     return 1;
 }
 
 /* ---- those who open a shard ---- */
 
-/* Somebody else's record: wait for its owner. */
+/* Wait for the owner of another user's record. */
 static int wait_for_owner(int folder_fd, const char *record, int fd, struct fault *fault)
 {
     struct stat st;
@@ -353,7 +355,7 @@ static int wait_for_owner(int folder_fd, const char *record, int fd, struct faul
     return -EBUSY;
 }
 
-/* Does the record bind a reader of the file? */
+/* Does the record concern a reader of the file? */
 static bool concerns(int folder_fd, const struct plan *plan, const char *file, int record_fd)
 {
     struct shard_names names = plan->names;
@@ -362,7 +364,7 @@ static bool concerns(int folder_fd, const struct plan *plan, const char *file, i
     names.count = plan->end;
     if (!shard_names_find(&names, file, strlen(file), &number) || fstat(record_fd, &st) < 0)
         return false;
-    return is_trusted(folder_fd, &st) || /* or it is the one whose file it is */
+    return is_trusted(folder_fd, &st) || /* or one user owns both record and file */
            (fstatat(folder_fd, file, &own, AT_SYMLINK_NOFOLLOW) == 0 &&
             own.st_uid == st.st_uid);
 }

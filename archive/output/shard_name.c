@@ -1,5 +1,5 @@
 /*
- * Names of shards, and knowing them again: those of other ranks are told by name alone.
+ * Creates names of shards and recognizes them. Shards of other ranks are known by name alone.
  */
 #include "shard_name.h"
 
@@ -13,7 +13,7 @@
 
 #define DIGITS "0123456789"
 
-/* What a name of an archive ends with; longer ones first. */
+/* Endings of archive names, longer ones first. */
 static const char *const endings[] = {".onepot.tar.zst", ".onepot.tar", ".tar.zst", ".tar"};
 
 /* The place of %d or %0Nd and its length, or NULL. */
