@@ -1,11 +1,11 @@
 /*
- * Reading ahead from a distant archive, and by a known order: the threads of
- * cache/ahead/ahead.h, told by workers of what readers ask for. What is fetched lands in the
- * block cache.
+ * Reading ahead from a distant archive, or by a known order. Workers report what readers ask
+ * for to the threads of cache/ahead/ahead.h, which fetch into the block cache.
  *
- * Who reads ahead. An archive on this node's storage without a known order is populate.c's,
- * which brings files into the kernel's cache of the mount. Everything else is this one's; never
- * are both at work. One that is copied to this node as a whole (--stage) needs neither.
+ * Division of work: an archive on this node's storage without a known order belongs to
+ * populate.c, which brings files into the kernel's cache of the mount. Everything else belongs
+ * to this file. The two are never active together. An archive that is copied whole to this node
+ * (--stage) needs neither.
  */
 #include <string.h>
 
@@ -18,7 +18,7 @@
 #define ORDER_BYTES_LEAST (UINT64_C(64) << 20)
 #define ORDER_BYTES_MOST (UINT64_C(1) << 30)
 #define STUCK_MAX_S 1000000u
-#define ORDER_SHARE 8u /* of the memory that is free, for what is known of orders */
+#define ORDER_SHARE 8u /* of the free memory, for keeping known orders */
 
 static void note_order(void *ctx, const char *line)
 {
@@ -30,8 +30,10 @@ static uint64_t least_of(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* How much may wait for its reader: of a distant archive in the block cache, else in the
- * kernel's. */
+/*
+ * How much may be fetched before its reader asks: into the block cache from a distant archive,
+ * else into the kernel's.
+ */
 static uint64_t window_bytes(const struct session *s, bool local)
 {
     const struct session_config *config = &s->config;

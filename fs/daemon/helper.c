@@ -1,14 +1,14 @@
 /*
- * A process of our own that goes through the mount like any reader, to have the kernel ask for
- * what readers will want.
+ * A process of our own that reads through the mount like any reader, so that the kernel asks
+ * for what readers will want.
  *
  * Why a process. A thread that waits in its own mount keeps the descriptors of its process
- * open; if that process is killed then, the connection never ends and nobody can unmount.
- * The child has closed the device, so that it is a reader as any other. It sees the mount in a
- * namespace of its own, where its open files don't make the mount busy for who unmounts it;
- * where that is not allowed there is no helper. It is forked when it is wanted and ends when
- * the readers pause. Between fork and exit it calls nothing that may lock or allocate: other
- * threads were in the middle of such calls when it was made.
+ * open; if that process is killed then, the connection never ends and nobody can unmount. The
+ * child has closed the device, so it is a reader like any other. It sees the mount in a
+ * namespace of its own, where its open files do not keep others from unmounting; where such a
+ * namespace is not allowed there is no helper. It is forked on demand and ends when the readers
+ * pause. After the fork it calls nothing that may lock or allocate, because other threads may
+ * have been in the middle of such calls.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@
 
 /* ---- the child ---- */
 
-/* Every descriptor: the device above all. */
+/* Closes every descriptor, above all the device. */
 static void close_everything(void)
 {
     struct rlimit limit;
@@ -51,9 +51,9 @@ static bool is_own_mount(const struct session *s, int root_fd)
 }
 
 /*
- * A copy of the mount as "/" of a namespace that holds nothing else: other mounts must be
- * free to end meanwhile. Bound onto itself first, because copies of mounts that an ordinary
- * user's namespace begins with may not be moved.
+ * Make a copy of the mount the "/" of a namespace that holds nothing else, so that other mounts
+ * are free to end meanwhile. It is bound onto itself first, because an ordinary user may not
+ * move the copies of mounts that a new namespace starts with.
  */
 static bool take_private_view(const char *mountpoint)
 {
@@ -95,7 +95,7 @@ static _Noreturn void child_main(const struct session *s, helper_work *work, voi
     _exit((int)work(arg, root_fd));
 }
 
-/* The directory's path below what is shown as the root, in `buf`, or NULL. */
+/* The directory's path below the entry shown as the root, in `buf`, or NULL. */
 static const char *path_below_root(const struct session *s, uint32_t directory, char *buf,
                                    size_t size)
 {
@@ -116,7 +116,7 @@ static const char *path_below_root(const struct session *s, uint32_t directory, 
 
 int helper_open_directory(const struct session *s, int root_fd, uint32_t directory)
 {
-    static char buf[sizeof(s->root_path)]; /* the process has it for itself */
+    static char buf[sizeof(s->root_path)]; /* private to this process */
     const char *path = path_below_root(s, directory, buf, sizeof(buf));
 
     return path ? openat(root_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
@@ -158,7 +158,7 @@ enum helper_outcome helper_await(struct session *s, unsigned slot)
         return HELPER_FAILED;
     while (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) < 0 && errno == EINTR)
         ;
-    pthread_mutex_lock(&s->helper_lock); /* so that nobody signals another one */
+    pthread_mutex_lock(&s->helper_lock); /* so that no other process is signalled */
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
     set_pid(s, slot, 0);

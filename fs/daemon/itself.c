@@ -1,13 +1,13 @@
 /*
- * What the mount tells of itself: .onepot/stat and .onepot/stat.json in its root, the same as
- * `onepot stat` prints, for programs in a container that see the mount and nothing else. They
- * are found by name and not listed, so that no find, cp or tar meets them; an archive that has
- * an entry .onepot of its own is shown with that one.
+ * The mount's report on itself: .onepot/stat and .onepot/stat.json in its root, with the text
+ * that `onepot stat` prints. They serve programs in a container that see only the mount. They
+ * can be looked up but are not listed, so that find, cp and tar never meet them. If the archive
+ * has an entry .onepot, that one is shown instead.
  *
- * The kernel keeps contents of a file for good here, and does not ask when one is opened
+ * Here the kernel caches a file's contents for good, and does not ask when it is opened
  * (ops.c). So each look-up makes a new file: a text that never changes, with a node id of its
- * own, under a name that is valid for no time. The last few texts are kept, for the reads that
- * follow. Nothing of this is counted, or to look at a mount would keep it from being idle.
+ * own, under a name whose validity is zero. The last few texts are kept for the reads that
+ * follow. None of this is counted; otherwise looking at a mount would keep it from being idle.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,12 +17,12 @@
 
 #include "internal.h"
 
-/* Above all that stand for an entry. */
+/* Above all node ids that stand for entries. */
 #define NODE_FOLDER (UINT64_C(1) << 40)
-#define NODE_TEXT (UINT64_C(1) << 41) /* the first of them */
+#define NODE_TEXT (UINT64_C(1) << 41) /* node id of the first text */
 #define TEXTS_KEPT 64u
 #define INO_FOLDER NODE_FOLDER
-#define INO_TEXT NODE_TEXT /* and the next: st_ino stays, or cp takes it for another file */
+#define INO_TEXT NODE_TEXT /* one per name: cp takes a changed st_ino for another file */
 
 static const char folder_name[] = ".onepot";
 static const char *const file_names[] = {"stat", "stat.json"};
@@ -69,14 +69,14 @@ static bool is_text(uint64_t node)
 
 /* ---- texts ---- */
 
-/* What there is to tell at this moment, as a new file. */
+/* Make a new file with the current report. */
 static int make_text(struct session *s, unsigned file, struct text *ret_text)
 {
     struct itself *it = s->itself;
     struct text text = {.file = file};
 
     session_update_counters(s);
-    /* The texts among the counters shall not change meanwhile. */
+    /* The texts among the counters must not change meanwhile. */
     pthread_mutex_lock(&s->counters_lock);
     pthread_mutex_lock(&s->log_lock);
     int r = s->config.report(s->config.report_ctx, file == FILE_JSON, &text.bytes, &text.len);
@@ -85,18 +85,18 @@ static int make_text(struct session *s, unsigned file, struct text *ret_text)
     if (r < 0)
         return r;
     if (text.len > LISTING_BYTES)
-        text.len = LISTING_BYTES; /* one answer holds it: read_text */
+        text.len = LISTING_BYTES; /* as much as one answer holds: see read_text */
     pthread_mutex_lock(&it->lock);
     text.node = NODE_TEXT + it->made;
     struct text *place = &it->texts[it->made++ % TEXTS_KEPT];
     free(place->bytes);
     *place = *ret_text = text;
     pthread_mutex_unlock(&it->lock);
-    ret_text->bytes = NULL; /* the kept one may go at any time */
+    ret_text->bytes = NULL; /* the kept text may be dropped at any time */
     return 0;
 }
 
-/* Copy what is asked of a text. -ESTALE: it is not kept any more. */
+/* Copy the requested part of a text. -ESTALE: it is no longer kept. */
 static int read_text(struct itself *it, uint64_t node, uint64_t offset, size_t len, char *buf,
                      struct text *ret_text, size_t *ret_len)
 {
@@ -164,7 +164,7 @@ bool itself_lookup(struct request *rq, const char *name, size_t len)
 static void answer_lookup(struct request *rq)
 {
     struct session *s = rq->worker->session;
-    struct fuse_entry_out entry = {0}; /* nodeid 0: there is none; not remembered */
+    struct fuse_entry_out entry = {0}; /* nodeid 0: no such entry; not remembered */
     const char *name = rq->arg;
     struct text text;
     unsigned file = 0;
@@ -222,7 +222,7 @@ static void answer_read(struct request *rq)
         reply_bytes(rq, buf, len);
 }
 
-/* Who lists the folder by its name sees its files. */
+/* Listing the folder itself shows its files. */
 static void answer_readdir(struct request *rq)
 {
     static const char *const names[] = {".", "..", "stat", "stat.json"};
@@ -235,7 +235,7 @@ static void answer_readdir(struct request *rq)
         size_t n = strlen(names[i]), need = head + FUSE_DIRENT_ALIGN(FUSE_NAME_OFFSET + n);
         if (need > in->size - len || need > LISTING_BYTES - len)
             break;
-        memset(buf + len, 0, need); /* nodeid 0: the kernel looks it up when it is wanted */
+        memset(buf + len, 0, need); /* nodeid 0: the kernel looks it up when needed */
         struct fuse_dirent *d = (void *)(buf + len + head);
         d->ino = i < 2 ? INO_FOLDER : INO_TEXT + i - 2;
         d->off = i + 1;

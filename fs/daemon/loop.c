@@ -1,23 +1,22 @@
 /*
- * Who waits for the next request, and where. A request costs a few microseconds of
- * work and up to seventy for waking a thread on another CPU, so what matters is that
- * the worker that waits is on the CPU of the reader that will ask.
+ * Which worker waits for the next request, and on which CPU. A request costs a few microseconds
+ * of work, but waking a thread on another CPU costs up to seventy. So the waiting worker should
+ * be on the CPU of the reader that will ask.
  *
- * There is one worker for each CPU that the process may use, bound to it. Most of
- * them are parked: as many wait on the device as there is work (the kernel wakes
- * waiters in turn, wherever they are, so one waiter too many sends every other
- * request to the wrong CPU). The one that waits follows the reader: every few
- * requests it looks up the CPU of the process that asked, and hands its turn to the
- * worker there. A second one is woken when a request finds another one behind it, and
- * parks again after a while without such a backlog.
+ * There is one worker for each CPU that the process may use, bound to it. Most of them are
+ * parked: only as many wait on the device as there is work. The kernel wakes waiters in turn,
+ * wherever they are, so one waiter too many sends every other request to the wrong CPU. The
+ * waiting worker follows the reader: every few requests it looks up the CPU of the process that
+ * asked, and hands its turn to the worker there. A second worker is woken when a request finds
+ * another one behind it, and parks again after a while without such a backlog.
  *
- * A worker that is about to wait for a device or to decompress says so first; if
- * nobody else is left to take requests, another is woken, or an extra one started that
- * is bound to no CPU. So a slow read delays nobody but its reader.
+ * A worker that is about to wait for a device or to decompress says so first. If no other is
+ * left to take requests, one is woken, or an extra one started that is bound to no CPU. So a
+ * slow read delays only its own reader.
  *
- * Workers have the policy SCHED_BATCH while their CPUs are not busy otherwise (policy.h).
- * SCHED_IDLE would keep a single reader on its CPU (4.0 times squashfuse_ll in place of 2.4),
- * but it starves when others keep the CPUs busy, and an ordinary user's thread can't leave it.
+ * Workers run under SCHED_BATCH while their CPUs are not busy otherwise (policy.h). SCHED_IDLE
+ * would keep a single reader on its CPU (4.0 times squashfuse_ll instead of 2.4), but it
+ * starves when others keep the CPUs busy, and an ordinary user's thread can't leave it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -38,11 +37,11 @@
 #include "internal.h"
 #include "policy.h"
 
-#define CALM_REQUESTS 64  /* without a backlog, until a second worker parks */
-#define FOLLOW_REQUESTS 8 /* between two looks at the reader's CPU: each costs 4 us */
-#define LONG_NS 50000u    /* a request that others may have waited for */
-#define PROMPT_NS 5000u   /* from an answer to the receipt of one that waited */
-#define EXTRA_WORKERS 64u /* that may wait for slow reads at once */
+#define CALM_REQUESTS 64  /* requests without a backlog until a second worker parks */
+#define FOLLOW_REQUESTS 8 /* requests between two looks at the reader's CPU, 4 us each */
+#define LONG_NS 50000u    /* a request so long that others may have waited behind it */
+#define PROMPT_NS 5000u   /* from an answer to the receipt of a request that waited */
+#define EXTRA_WORKERS 64u /* how many may wait for slow reads at once */
 #define STACK_BYTES (256u << 10)
 
 static void *map_private(size_t bytes)
@@ -53,7 +52,7 @@ static void *map_private(size_t bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
-/* A descriptor of its own spares a worker the contention on the device's lock. */
+/* A descriptor of its own spares a worker contention on the device's lock. */
 static void clone_device(struct worker *w)
 {
     uint32_t source = (uint32_t)w->session->fd;
@@ -119,7 +118,7 @@ static int unpark_locked(struct worker *w)
 {
     int r = 0;
 
-    w->calm = 0; /* before it may run, from when on it counts itself */
+    w->calm = 0; /* set before it may run, since it then counts itself */
     atomic_store(&w->parked, 0);
     if (!w->started)
         r = worker_spawn(w);
@@ -138,8 +137,8 @@ static bool is_free(const struct worker *w)
 }
 
 /*
- * How many there may be. Reads of a stream that is unpacked meanwhile may all wait for minutes,
- * and what others ask for must not wait with them; but none is answered by the last resort.
+ * How many workers there may be. Reads of a stream that is still being unpacked may all wait
+ * for minutes, and must not hold up other requests; nor may the last resort answer them.
  */
 static unsigned workers_limit(const struct session *s, unsigned stuck)
 {
@@ -156,7 +155,7 @@ int loop_wake_another_locked(struct session *s)
     int r;
 
     if (atomic_load(&s->ended))
-        return -ESHUTDOWN; /* who ends the session waits for those that there are */
+        return -ESHUTDOWN; /* session_stop waits only for the workers that exist */
     for (unsigned i = 0; i < s->worker_count; i++) {
         if (is_free(s->workers[i]))
             return unpark_locked(s->workers[i]);
@@ -180,7 +179,7 @@ void loop_about_to_wait(void *arg)
 
     watchdog_arm(s);
     pthread_mutex_lock(&s->turn_lock);
-    if (!w->blocked && !w->dismissed) { /* once for a request; too late if dismissed */
+    if (!w->blocked && !w->dismissed) { /* once per request; too late if dismissed */
         w->blocked = true;
         s->blocked++;
         loop_ensure_waiter_locked(s);
@@ -204,14 +203,14 @@ static void park(struct worker *w)
         futex_wait(&w->parked, 1, FUTEX_OF_PROCESS, NULL);
 }
 
-/* Under turn_lock: give the turn back. The caller parks after it unlocked. */
+/* Give the turn back, under turn_lock. The caller parks after unlocking. */
 static void park_locked(struct worker *w)
 {
     atomic_store(&w->parked, 1);
     w->session->active--;
 }
 
-/* The CPU on which the thread that asked ran last, or -1. */
+/* The CPU on which the requesting thread last ran, or -1. */
 static int cpu_of(uint32_t pid)
 {
     char name[32], buf[1024];
@@ -255,8 +254,8 @@ static bool follow(struct worker *w, uint32_t pid)
 }
 
 /*
- * Is there another request behind this one? Or did this one wait while the last was
- * worked on (a decompression): it was there the moment that one was done?
+ * Is there another request behind this one? Or did this one wait while the last was being
+ * answered (by decompression), so that it was received the moment that one was done?
  */
 static bool has_backlog(const struct worker *w, uint64_t received_ns)
 {
@@ -265,7 +264,7 @@ static bool has_backlog(const struct worker *w, uint64_t received_ns)
     return (w->took_ns > LONG_NS && received_ns - w->done_ns < PROMPT_NS) || poll(&p, 1, 0) > 0;
 }
 
-/* Then a second worker is woken. */
+/* On a backlog, wake a second worker. */
 static void share_backlog(struct worker *w, uint64_t received_ns)
 {
     struct session *s = w->session;
@@ -283,7 +282,7 @@ static void share_backlog(struct worker *w, uint64_t received_ns)
     pthread_mutex_unlock(&s->turn_lock);
 }
 
-/* After an answer: is it still this worker's turn? Parks as long as it is not. */
+/* After an answer: if it is no longer this worker's turn, park until it is. */
 static void after_request(struct worker *w, uint32_t pid)
 {
     struct session *s = w->session;
@@ -313,8 +312,8 @@ static void after_request(struct worker *w, uint32_t pid)
 }
 
 /*
- * The read that stalled has come to an end after all. Others have taken this worker's place;
- * it waits among them until there is need of it again.
+ * The stalled read has ended after all. Others have taken this worker's place; it parks among
+ * them until it is needed again.
  */
 static void come_back(struct worker *w)
 {
@@ -329,9 +328,7 @@ static void come_back(struct worker *w)
     park(w);
 }
 
-/*
- * Take one request and answer it. -errno of the device: -ENODEV is the end.
- */
+/* Take one request and answer it. -errno of the device; -ENODEV is the end. */
 static int serve_one(struct worker *w)
 {
     struct session *s = w->session;
@@ -369,7 +366,7 @@ static void bind_to_cpu(int cpu)
 
     CPU_ZERO(&set);
     CPU_SET(cpu, &set);
-    sched_setaffinity(0, sizeof(set), &set); /* if not, it still works */
+    sched_setaffinity(0, sizeof(set), &set); /* if this fails, it still works */
 }
 
 void *loop_worker(void *arg)
@@ -398,7 +395,9 @@ void loop_end(struct session *s)
 
     if (atomic_exchange(&s->ended, true))
         return;
-    /* The words themselves change: who is about to sleep on one must not miss it. */
+    /*
+     * Change the futex words under the lock, or a worker about to sleep on one would miss it.
+     */
     pthread_mutex_lock(&s->turn_lock);
     for (unsigned i = 0; i < s->worker_count; i++) {
         atomic_store(&s->workers[i]->parked, 0);
@@ -426,7 +425,7 @@ static int start_locked(struct session *s)
     for (int cpu = 0; cpu < cpus; cpu++)
         s->cpu_worker[cpu] = -1;
     if (sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
-        CPU_ZERO(&allowed); /* more CPUs than the set holds: nobody is bound */
+        CPU_ZERO(&allowed); /* more CPUs than the set holds: bind none */
     for (int cpu = 0; cpu < cpus && r == 0; cpu++) {
         if (!CPU_ISSET(cpu, &allowed))
             continue;
@@ -436,7 +435,7 @@ static int start_locked(struct session *s)
     s->bound_count = s->worker_count;
     if (r == 0 && s->worker_count == 0)
         r = worker_add(s, -1, &w);
-    /* A quota of CPU time may be less than the CPUs that it is spent on. */
+    /* A quota of CPU time may allow less than all of the CPUs. */
     unsigned allowed_time = cpus_allowed();
     s->running_max = s->config.threads                ? s->config.threads
                      : allowed_time < s->worker_count ? allowed_time
@@ -446,7 +445,7 @@ static int start_locked(struct session *s)
 
 int loop_start(struct session *s)
 {
-    pthread_mutex_lock(&s->turn_lock); /* the watchdog is there already */
+    pthread_mutex_lock(&s->turn_lock); /* the watchdog is already running */
     int r = start_locked(s);
     pthread_mutex_unlock(&s->turn_lock);
     return r;

@@ -1,8 +1,8 @@
 /*
- * One short function for each request that a read-only, immutable tree can get. What
- * is answered with ENOSYS the kernel does not ask again: it then does the work itself
- * without a round trip (OPEN, OPENDIR, FLUSH, ACCESS, GETXATTR where the archive has
- * no attributes, LSEEK where it has no holes).
+ * One short function for each request that a read-only, immutable tree can get. After an answer
+ * of ENOSYS the kernel does not ask again, but does the work itself without a round trip: OPEN,
+ * OPENDIR, FLUSH, ACCESS, GETXATTR where the archive has no attributes, LSEEK where it has no
+ * holes.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -53,7 +53,7 @@ static void op_lookup(struct request *rq)
     if (r == -ENOENT && parent == s->config.root && itself_lookup(rq, name, len))
         return;
     if (r == -ENOENT) {
-        /* Nodeid 0 with a time-out: the kernel remembers that there is none. */
+        /* Nodeid 0 with a time-out: the kernel remembers that there is no such entry. */
         entry = (struct fuse_entry_out){.entry_valid = VALID_FOREVER_S};
         reply_bytes(rq, &entry, sizeof(entry));
         return;
@@ -133,7 +133,7 @@ void session_distrust(struct session *s)
     atomic_store(&s->distrusted, true);
 }
 
-/* --verify, before anything is read for the answer. What is wrong is in the log. */
+/* --verify, before anything is read for the answer. The log says what is wrong. */
 static int read_checked(struct request *rq, uint32_t position, const struct fuse_read_in *in,
                         bool *ret_later)
 {
@@ -202,7 +202,7 @@ static void op_statfs(struct request *rq)
     reply_bytes(rq, &out, sizeof(out));
 }
 
-/* An attribute's value, or its size where the caller's buffer is of size 0. */
+/* Reply with an attribute's value, or its size if the caller's buffer has size 0. */
 static void reply_sized(struct request *rq, const void *bytes, size_t len, uint32_t asked)
 {
     struct fuse_getxattr_out out = {.size = (uint32_t)len};
@@ -296,15 +296,17 @@ static void op_lseek(struct request *rq)
         reply_bytes(rq, &out, sizeof(out));
 }
 
-/* A listing that is being filled: entries of the wire format, plain or with attributes. */
+/* A listing being filled with entries in the wire format, plain or with attributes. */
 struct listing {
     char *buf;
     size_t size, len;
     bool plus;       /* the wire format has attributes */
-    bool attributes; /* and they are told: see told.c */
+    bool attributes; /* attributes are sent: see told.c */
 };
 
-/* Room for an entry with a name of `len` bytes: its dirent, or NULL when it is full. */
+/*
+ * Add an entry with a name of `len` bytes: returns its dirent, or NULL when the buffer is full.
+ */
 static struct fuse_dirent *listing_add(struct listing *l, uint64_t ino, uint32_t type,
                                        uint64_t next, const char *name, size_t len)
 {
@@ -366,7 +368,7 @@ static int list_child(const struct session *s, struct listing *l, uint32_t direc
     return 0;
 }
 
-/* The kernel was told names and attributes of these. */
+/* The kernel has received names and attributes of these entries. */
 static void note_listing(const struct session *s, uint32_t from, uint32_t to)
 {
     told_note(s, from, to);
@@ -393,7 +395,7 @@ static void list(struct request *rq, bool plus)
     for (; r == 0 && off - 2 < n; off++)
         r = list_child(s, &l, directory, first + (uint32_t)(off - 2), off + 1);
     if (r == -ENOSPC && l.len == 0)
-        r = -EINVAL; /* not even one fits: an end here would lose the rest */
+        r = -EINVAL; /* not even one fits: an empty answer would end the listing early */
     if (r < 0 && r != -ENOSPC) {
         reply_error(rq, r == -EUCLEAN ? -EIO : r);
         return;
@@ -414,7 +416,7 @@ static void op_readdirplus(struct request *rq)
     list(rq, true);
 }
 
-/* By opcode: what answers it, and the least length of its argument. */
+/* By opcode: the function that answers it, and the least length of its argument. */
 static const struct {
     void (*answer)(struct request *rq);
     size_t arg_len;

@@ -7,12 +7,12 @@
 
 #include "clock.h"
 
-#define REQUESTS 8u     /* between two looks: each costs a microsecond */
-#define LONG_NS 200000u /* a wait for a turn that others on the CPU made so long */
+#define REQUESTS 8u     /* requests between two looks, a microsecond each */
+#define LONG_NS 200000u /* so long a wait for one turn means that others keep the CPU busy */
 #define FIRST_NS UINT64_C(100000000)
 #define LAST_NS UINT64_C(64000000000)
 
-/* A CPU that was busy at once when it was tried again is tried half as often. */
+/* If the CPU was busy again at once, SCHED_BATCH is tried half as often. */
 bool policy_is_ordinary(struct policy *p, uint64_t at_ns, uint64_t waited_ns, uint64_t turns)
 {
     uint64_t wait = waited_ns - p->waited_ns, count = turns - p->turns;
@@ -39,7 +39,7 @@ bool policy_is_ordinary(struct policy *p, uint64_t at_ns, uint64_t waited_ns, ui
     return true;
 }
 
-/* "12345 678 90": ran for, waited for, turns. */
+/* "12345 678 90": time run, time waited, turns. */
 static bool look(const struct policy *p, uint64_t *ret_waited_ns, uint64_t *ret_turns)
 {
     char text[80], *at;

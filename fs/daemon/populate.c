@@ -1,23 +1,23 @@
 /*
- * Population: when readers go through many files of an archive, the rest of what they read
- * from is brought into the kernel's page cache before they ask for it.
+ * Population: when readers go through many files of an archive, the files near those they read
+ * are brought into the kernel's page cache before readers ask for them.
  *
- * A file that is read cold costs its reader a round trip or two, with two changes of
- * process each. Files that one process asks for in a row, without waiting for each, cost
- * half of that, and what a reader then finds in the page cache costs no request at all. So a
- * process of our own goes through the mount like any reader: it lists a directory, opens
- * its files and tells the kernel that it will need them (posix_fadvise). In the order of
- * the archive, which is also the order in which a device or a decompressor likes it.
+ * A file that is read cold costs its reader a round trip or two, with two changes of process
+ * each. Files that one process requests in a row, without waiting for each, cost half of that,
+ * and reads from the page cache then cost no request at all. So a process of our own goes
+ * through the mount like any reader: it lists a directory, opens its files and announces to the
+ * kernel that it will need them (posix_fadvise). It works in the order of the archive, which
+ * also suits a device or a decompressor best.
  *
- * It is two processes, so that they get a fair share of the CPUs beside several readers (why
- * processes: helper.c); a chunk is one child's.
+ * There are two such processes, so that they get a fair share of the CPUs beside several
+ * readers (why processes: helper.c). Each chunk is populated by one of them.
  *
- * What is populated. The index is cut into chunks of 256 entries; neighbours in a directory
- * are neighbours there. A chunk is wanted if a reader read from it, or from one of the few
- * before it, and it begins only after a part of all files was read cold. So a job that
- * reads a few files pays nothing; one that reads at random what it will not read again
- * pays for at most POPULATE_RATIO files each, at half of the price of reading one, and only
- * until the allowance is used up: a part of the memory that is free.
+ * Choice of files. The index is cut into chunks of 256 entries; neighbours in a directory are
+ * neighbours there. A chunk is wanted if a reader read from it, or from one of the few before
+ * it. Population begins only after a part of all files was read cold, so a job that reads a few
+ * files pays nothing. A job that reads at random what it will not read again pays for at most
+ * POPULATE_RATIO files per read, at half of the price of reading one, and only until the
+ * allowance, a part of the free memory, is used up.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -37,16 +37,16 @@
 
 #define CHUNK_BITS 8
 #define CHUNK_ENTRIES (1u << CHUNK_BITS)
-#define CHUNKS_AHEAD 4u /* of one that is read from: for readers that go in order */
+#define CHUNKS_AHEAD 4u /* chunks after one that is read from, for readers that go in order */
 
-#define READS_FIRST 2048u  /* cold reads before it begins, */
+#define READS_FIRST 2048u  /* cold reads before population begins */
 #define READS_SHARE 32u    /* or this part of all files, if that is more */
-#define READS_AGAIN 16u    /* before it goes on after a pause */
+#define READS_AGAIN 16u    /* cold reads before it resumes after a pause */
 #define POPULATE_RATIO 16u /* files at most for each cold read */
 #define FILE_MOST (4u << 20)
 #define QUIET_NS 20000000u
 
-/* What is under way at once: a reader's own request queues up behind it. */
+/* Work under way at once: a reader's own request queues up behind it. */
 #define BATCH_FILES 32u /* of each child */
 #define BATCH_BYTES (1u << 20)
 
@@ -61,7 +61,7 @@ struct ledger {
     size_t chunks;
     _Atomic uint64_t *touched; /* bitmaps, by chunk */
     _Atomic uint64_t *listed;
-    _Atomic uint64_t *taken; /* by a child, which populates it or gives it back */
+    _Atomic uint64_t *taken; /* claimed by a child, which populates it or gives it back */
 };
 
 struct populate {
@@ -73,7 +73,7 @@ struct populate {
     size_t ledger_bytes;
 
     _Atomic uint32_t asleep; /* futex */
-    _Atomic uint64_t wanted; /* reads in all when it shall wake */
+    _Atomic uint64_t wanted; /* total of reads at which it should wake */
     unsigned child_count;
     uint64_t child_allowance;
 };
@@ -122,7 +122,7 @@ struct child {
     uint64_t used;
     unsigned batch_files;
     uint64_t batch_bytes;
-    uint64_t reads, reads_ns; /* as last seen, and when they last grew */
+    uint64_t reads, reads_ns; /* total of reads when last seen, and when it last grew */
     enum helper_outcome outcome;
     bool stop;
     char name[INDEX_NAME_MAX + 1];
@@ -135,7 +135,7 @@ static void end_with(struct child *c, enum helper_outcome outcome)
     c->stop = true;
 }
 
-/* After each batch: go on? */
+/* After each batch: continue? */
 static void judge(struct child *c)
 {
     uint64_t reads = cold_reads(c->session), now = now_ns();
@@ -151,7 +151,7 @@ static void judge(struct child *c)
         end_with(c, HELPER_PAUSED);
 }
 
-/* Have the kernel ask for the file's bytes, and wait for them once in a while. */
+/* Make the kernel ask for the file's bytes, and wait for them once in a while. */
 static void populate_file(struct child *c, int dir_fd, uint64_t size)
 {
     int fd = openat(dir_fd, c->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -169,7 +169,7 @@ static void populate_file(struct child *c, int dir_fd, uint64_t size)
     c->batch_bytes += size;
     if (++c->batch_files >= BATCH_FILES || c->batch_bytes >= BATCH_BYTES) {
         ssize_t n = pread(fd, &last, 1, (off_t)size - 1);
-        (void)n; /* a reader will see the error */
+        (void)n; /* a reader will get the error itself */
         c->batch_files = 0;
         c->batch_bytes = 0;
         judge(c);
@@ -177,7 +177,7 @@ static void populate_file(struct child *c, int dir_fd, uint64_t size)
     close(fd);
 }
 
-/* A regular file with bytes, by its first name: worth populating. */
+/* Worth populating: a regular file with bytes, by its first name. */
 static bool is_wanted(struct child *c, uint32_t position, uint64_t *ret_size)
 {
     const struct index *index = c->session->index;
@@ -195,7 +195,7 @@ static bool is_wanted(struct child *c, uint32_t position, uint64_t *ret_size)
     return true;
 }
 
-/* The kernel learns names and attributes of [from, to) by one listing. */
+/* One listing gives the kernel the names and attributes of [from, to). */
 static void list_range(struct child *c, int dir_fd, uint32_t first, uint32_t from, uint32_t to)
 {
     uint32_t left = to - from;
@@ -258,7 +258,7 @@ static bool chunk_is_wanted(const struct ledger *l, size_t chunk)
     return false;
 }
 
-/* One way through all chunks. True if there was anything to do. */
+/* One pass over all chunks. True if there was anything to do. */
 static bool populate_once(struct child *c)
 {
     bool any = false;
@@ -282,7 +282,7 @@ static bool is_complete(const struct ledger *l)
 
 static enum helper_outcome populate_work(void *arg, int root_fd)
 {
-    static struct child c; /* a copy of the process's own: nobody else has this one */
+    static struct child c; /* each process has its own copy */
     const struct populate *p = arg;
 
     c = (struct child){.session = p->session,
@@ -298,7 +298,7 @@ static enum helper_outcome populate_work(void *arg, int root_fd)
     return c.outcome;
 }
 
-/* ---- the thread that has the children ---- */
+/* ---- the thread that runs the children ---- */
 
 static void sleep_until_wanted(struct populate *p, uint64_t more)
 {
@@ -308,7 +308,7 @@ static void sleep_until_wanted(struct populate *p, uint64_t more)
         futex_wait(&p->asleep, 1, FUTEX_OF_PROCESS, NULL);
 }
 
-/* How much may be brought in now. */
+/* How many bytes may be brought in now. */
 static uint64_t allowance_of(const struct populate *p)
 {
     uint64_t used = atomic_load(&p->ledger->bytes), room = budget_room_bytes("") / ROOM_SHARE;
@@ -348,7 +348,7 @@ static void *populate_thread(void *arg)
         sleep_until_wanted(p, more);
         if (!source_is_local(p->session->config.pot->source) &&
             !atomic_load(&p->session->ended)) {
-            more = READS_FIRST; /* it is being copied: what is not there yet is far away */
+            more = READS_FIRST; /* a copy is in progress: the rest is still far away */
             continue;
         }
         allowance = allowance_of(p);
@@ -358,9 +358,12 @@ static void *populate_thread(void *arg)
     }
 }
 
-/* ---- what workers tell; on the way of a request ---- */
+/* ---- reports from workers, on the path of a request ---- */
 
-/* What has not come yet would keep as many requests waiting as the kernel allows. */
+/*
+ * While a stream is unpacked, population would keep as many requests waiting as the kernel
+ * allows.
+ */
 static bool is_unpacking(const struct session *s)
 {
     return s->config.stage && stage_stream_progress_ns(s->config.stage) != 0;

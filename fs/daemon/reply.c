@@ -1,7 +1,7 @@
 /*
- * Answers on the wire. A request is answered once, by the worker that has it or, if
- * that one stalls, by the watchdog: whoever moves the worker's turn on may
- * write. Data goes out by writev straight from the archive's mapping.
+ * Answers on the wire. A request is answered once: by its worker or, if that one stalls, by the
+ * watchdog. Whichever advances the worker's turn may write. Data goes out by writev straight
+ * from the archive's mapping.
  */
 #include <errno.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "clock.h"
 #include "internal.h"
 
-#define READER_BLOCK_BYTES (128u << 10) /* st_blksize: readers take large pieces */
+#define READER_BLOCK_BYTES (128u << 10) /* st_blksize: makes readers read in large pieces */
 
 static bool take_turn(struct worker *w, uint64_t turn)
 {
@@ -43,7 +43,7 @@ static unsigned bucket_of(uint64_t ns)
 
 _Static_assert(COUNTERS_ORIGINS == READER_ORIGINS, "READs are counted by their origin");
 
-/* Before it is sent: who has an answer finds it counted. */
+/* Counted before the answer is sent, so that its reader finds it counted. */
 static void count(struct request *rq, int err, size_t bytes)
 {
     struct worker *w = rq->worker;
@@ -69,7 +69,7 @@ static void count(struct request *rq, int err, size_t bytes)
         add(&slot->errors, 1);
 }
 
-/* A counted answer did not get there. -ENOENT: nobody waited for it any more. */
+/* A counted answer was not delivered. -ENOENT: nobody waited for it any more. */
 static void count_unsent(struct request *rq, int err, size_t bytes)
 {
     struct counter_slot *slot = rq->worker->slot;
@@ -83,7 +83,7 @@ static void count_unsent(struct request *rq, int err, size_t bytes)
         add(&slot->errors, 1);
 }
 
-/* When it was sent, which reads what is mapped. */
+/* Counted after sending, because sending reads the mapped bytes. */
 static void count_time(struct request *rq)
 {
     struct counter_slot *slot = rq->worker->slot;
@@ -147,9 +147,9 @@ void reply_iov(struct request *rq, struct iovec *iov, int n)
     r = send_iov(rq, 0, iov, n, bytes);
     if (r == -EFAULT) {
         /*
-         * The archive was cut or its device failed. Only what the kernel reads ahead is so long
-         * that it is answered from the mapping: it asks anew, by pages, for what it did not
-         * get, and these are copied by a read that tries again (answer.c).
+         * The archive was truncated or its device failed. Only the kernel's read-ahead is long
+         * enough to be answered from the mapping. It asks again, page by page, for the bytes it
+         * did not get, and these are copied by a read that retries (answer.c).
          */
         session_log(rq->worker->session,
                     "the archive can't be read any more: input/output error");
@@ -216,7 +216,7 @@ int reply_fill_attr(const struct session *s, uint32_t position, struct fuse_attr
     ret->nlink = n.nlink;
     ret->uid = s->config.override_uid ? s->config.uid : n.uid;
     ret->gid = s->config.override_gid ? s->config.gid : n.gid;
-    /* The kernel decodes this with new_decode_dev: its 32-bit form. */
+    /* The kernel decodes this with new_decode_dev, its 32-bit form. */
     ret->rdev =
         (n.rdev_minor & 0xff) | (n.rdev_major & 0xfff) << 8 | (n.rdev_minor & ~0xffu) << 12;
     ret->blksize = READER_BLOCK_BYTES;
@@ -224,9 +224,9 @@ int reply_fill_attr(const struct session *s, uint32_t position, struct fuse_attr
 }
 
 /*
- * Everything is valid for ever, except that the directories of the root and one in 64
- * of its files are asked for again each second: a reader whose files are all cached
- * sends no request, and this shows that it lives (see control.c).
+ * Every entry is valid for ever, except that the kernel asks again each second for the
+ * directories of the root and one in 64 of its files. A reader whose files are all cached sends
+ * no other request, so this shows that it lives (see control.c).
  */
 static uint64_t entry_valid_s(const struct session *s, uint32_t parent, uint32_t position,
                               uint32_t mode)

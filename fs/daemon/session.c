@@ -1,7 +1,7 @@
 /*
- * Start and stop of a session. libfuse negotiates INIT, which it knows best for every
- * kernel; every later request is answered by our own loop (loop.c, ops.c), which
- * neither allocates nor locks on the way of a request.
+ * Start and stop of a session. libfuse negotiates INIT, because it knows every kernel's version
+ * of it best. Our own loop (loop.c, ops.c) answers every later request, and neither allocates
+ * nor locks on the way.
  */
 #define FUSE_USE_VERSION 35
 #include <errno.h>
@@ -24,16 +24,16 @@
 #define INIT_WAIT_MS 10000
 #define LOG_BURST 100u
 #define LOG_EVERY_NS UINT64_C(1000000000)
-#define BACKGROUND_REQUESTS 512 /* the default of 12 cuts read-ahead of small files up */
+#define BACKGROUND_REQUESTS 512 /* the default of 12 splits read-ahead of small files */
 #define HEADER_ROOM 4096u
 
 const char *session_mount_options(void)
 {
-    return "max_read=1048576"; /* READER_SPAN_MAX, as INIT says too */
+    return "max_read=1048576"; /* READER_SPAN_MAX, as in INIT */
 }
 
 /*
- * May one more line go to the log? A burst may; behind it, one a second: a job whose storage is
+ * May one more line go to the log? A burst may; after it, one a second. A job whose storage is
  * gone fails some thousand reads a second, and the log lies in somebody's home. Under log_lock.
  */
 static bool may_log(struct session *s, uint64_t *ret_left_out)
@@ -94,7 +94,7 @@ void session_log(struct session *s, const char *format, ...)
     pthread_mutex_unlock(&s->log_lock);
 }
 
-/* INIT: ask for what an immutable tree can use, and decline what costs it. */
+/* INIT: request what helps an immutable tree, and decline what costs it. */
 static void on_init(void *userdata, struct fuse_conn_info *conn)
 {
     const unsigned wanted = FUSE_CAP_ASYNC_READ | FUSE_CAP_PARALLEL_DIROPS |
@@ -105,13 +105,16 @@ static void on_init(void *userdata, struct fuse_conn_info *conn)
     conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS_AUTO |
                               FUSE_CAP_IOCTL_DIR | FUSE_CAP_SPLICE_READ);
     conn->want |= wanted & conn->capable;
-    /* It asks for the list of each file that its reader does not own, and turns checks on. */
+    /*
+     * This makes the kernel ask for the list of each file that its reader does not own, and
+     * turns permission checks on.
+     */
     if (s->config.access_lists && index_info(s->index)->has_xattrs)
         conn->want |= FUSE_CAP_POSIX_ACL & conn->capable;
     s->no_open = conn->capable & FUSE_CAP_NO_OPEN_SUPPORT;
     s->no_opendir = conn->capable & FUSE_CAP_NO_OPENDIR_SUPPORT;
     conn->max_read = READER_SPAN_MAX;
-    conn->max_write = READER_SPAN_MAX; /* nothing is written: libfuse derives max_pages */
+    conn->max_write = READER_SPAN_MAX; /* nothing is written, but max_pages derives from it */
     conn->max_background = BACKGROUND_REQUESTS;
     conn->congestion_threshold = BACKGROUND_REQUESTS;
 }
@@ -119,8 +122,8 @@ static void on_init(void *userdata, struct fuse_conn_info *conn)
 static const struct fuse_lowlevel_ops init_only = {.init = on_init};
 
 /*
- * Pass libfuse's answer to INIT on to the kernel. Up to 3.16 it forgets to ask for parallel
- * look-ups in one directory, without which the kernel sends them one at a time.
+ * Pass libfuse's answer to INIT on to the kernel. libfuse up to 3.16 forgets to request
+ * parallel look-ups in one directory, without which the kernel sends them one at a time.
  */
 static int pass_answer(struct session *s, uint32_t offered)
 {
@@ -137,7 +140,7 @@ static int pass_answer(struct session *s, uint32_t offered)
     return write(s->fd, answer, (size_t)n) < 0 ? -errno : 0;
 }
 
-/* Read requests until the kernel has had its answer to INIT. */
+/* Read requests until the kernel has its answer to INIT. */
 static int negotiate(struct session *s, struct fault *fault)
 {
     struct pollfd p = {.fd = s->fd, .events = POLLIN};
@@ -179,7 +182,7 @@ static int negotiate(struct session *s, struct fault *fault)
     return r;
 }
 
-/* libfuse talks to a socket of ours, where its answer can be seen before the kernel does. */
+/* libfuse talks to a socket of ours, so that we see its answer before the kernel does. */
 static int create_fuse(struct session *s)
 {
     char name[] = "onepot", flag[] = "-o", option[64], device[32];
@@ -236,7 +239,7 @@ int session_start(const struct session_config *config, struct fault *fault,
     if (r == 0)
         r = share_start(s);
     if (r == 0)
-        r = foresee_start(s); /* before there are others, which look whether it is there */
+        r = foresee_start(s); /* before the other threads, which check whether it exists */
     if (r == 0)
         r = watchdog_start(s);
     bool has_helpers = helper_prepare(s) == 0;
@@ -336,7 +339,7 @@ static void free_worker(struct session *s, struct worker *w)
     free(w);
 }
 
-/* All that there will be, as the session has ended. */
+/* Join all workers; the session has ended, so there will be no more. */
 static bool join_workers(struct session *s, const struct timespec *until)
 {
     bool all = true;
@@ -367,7 +370,7 @@ int session_stop(struct session *s, bool connected)
     share_stop(s);
     if (!all)
         return -EBUSY;
-    source_on_trouble(s->config.pot->source, NULL, NULL); /* others may read on */
+    source_on_trouble(s->config.pot->source, NULL, NULL); /* others may still read it */
     for (unsigned i = 0; i < s->worker_count; i++)
         free_worker(s, s->workers[i]);
     populate_release(s);

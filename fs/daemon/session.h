@@ -1,9 +1,9 @@
 /*
- * The FUSE session: threads that answer the kernel's requests for one mount. This
- * folder is the only code that includes FUSE headers.
+ * The FUSE session: threads that answer the kernel's requests for one mount. Only this folder
+ * includes FUSE headers.
  *
- * The caller mounts (mountpoint.h), hands over the descriptor of /dev/fuse, and gets
- * a running session; it keeps the life cycle (signals, owner, idle) to itself.
+ * The caller mounts (mountpoint.h), hands over the descriptor of /dev/fuse, and gets a running
+ * session. The caller keeps the life cycle: signals, owner, idle time.
  */
 #ifndef ONEPOT_SESSION_H
 #define ONEPOT_SESSION_H
@@ -25,75 +25,75 @@ struct session_config {
     int fuse_fd; /* a mounted /dev/fuse; the session closes it */
     struct pot *pot;
     struct reader *reader;
-    struct stage *stage;  /* that the pot is read through; NULL: none */
-    const char *job;      /* whose block caches share what they may use; NULL: none */
-    uint64_t cache_bytes; /* the reader's; of all block caches of the job, unless it is fixed */
+    struct stage *stage;  /* the copy that the pot is read through; NULL: none */
+    const char *job;      /* job whose block caches share one budget; NULL: none */
+    uint64_t cache_bytes; /* of this reader, if fixed; else of all block caches of the job */
     bool cache_is_fixed;
-    uint32_t root; /* entry that is shown as the root: --subdir; INDEX_ROOT */
+    uint32_t root; /* entry shown as the root (--subdir); INDEX_ROOT: all */
     struct counters *counters;
-    unsigned threads;      /* at most so many answer at once; 0: the allowed CPUs */
+    unsigned threads;      /* how many may answer at once; 0: as many as allowed CPUs */
     bool verify;           /* compare files with their sums before they are served */
     unsigned io_timeout_s; /* a read that takes longer is answered with EIO; 0: never */
     /*
-     * Where it is mounted, as this process sees it, and how many bytes may be brought into
-     * the page cache before readers ask; NULL or 0: none.
+     * Mount point as this process sees it, and how many bytes may be read into the page cache
+     * ahead of readers; NULL or 0: no read-ahead.
      */
     const char *mountpoint;
     uint64_t readahead_bytes;
     /*
-     * An order of reads that is known (--order), or NULL; and where to write down what is read
-     * (--record), taken over by a session that starts, or NULL. The seed of shuffles.
+     * `order`: a known order of reads (--order), or NULL. `recorder`: where reads are recorded
+     * (--record), or NULL; a session that starts takes it over. `seed`: of shuffles.
      */
     struct read_order *order;
     struct recorder *recorder;
     uint64_t seed;
-    bool access_lists; /* the kernel checks permissions, by the archive's ACLs, too */
+    bool access_lists; /* the kernel checks permissions, including the archive's ACLs */
     bool override_uid, override_gid;
-    uint32_t uid, gid; /* shown as owner of everything: --uid, --gid */
+    uint32_t uid, gid; /* shown as owner of every entry: --uid, --gid */
     /* Called with one line for the log, from any thread. May be NULL. */
     void (*log)(void *ctx, const char *line);
     void *log_ctx;
     /*
-     * What there is to tell of the mount, for .onepot/stat, in memory that is freed by free(3);
-     * from any thread. 0 or -errno. NULL: there is no such file.
+     * Called for .onepot/stat, from any thread. Returns a report on the mount in memory that
+     * the session frees with free(3); 0 or -errno. NULL: there is no such file.
      */
     int (*report)(void *ctx, bool json, char **ret_text, size_t *ret_len);
     void *report_ctx;
 };
 
 /*
- * Start the threads and wait until the kernel's INIT was answered. Must be called
- * after the process was daemonised. On failure the descriptor is closed.
+ * Start the threads and wait until the kernel's INIT is answered. Call it after the process has
+ * daemonised. On failure the descriptor is closed.
  */
 int session_start(const struct session_config *config, struct fault *fault,
                   struct session **ret_session);
 
-/* Readable (poll) once the kernel ended the connection: unmounted or aborted. */
+/* Readable (poll) once the kernel has ended the connection: unmounted or aborted. */
 int session_ended_fd(const struct session *session);
 
-/* Copy what the block cache counts into the counters. */
+/* Copy the block cache's counts into the counters. */
 void session_update_counters(struct session *session);
 
-/* The mount has ended: others may have its part of the job's memory. */
+/* The mount has ended: release its share of the job's memory to others. */
 void session_give_back(struct session *session);
 
-/* One line for the log, which `onepot stat` shows as the last error; from any thread. */
+/* Log one line, which `onepot stat` shows as the last error; from any thread. */
 void session_log(struct session *session, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* One that is no error. */
+/* Log one line that is not an error. */
 void session_note(struct session *session, const char *line);
 
 /*
- * The archive holds other bytes than its index speaks of: from now on every read that
- * reaches the session is EIO, since wrong bytes are worse than none. From any thread.
+ * The archive's bytes no longer match its index. From now on every read that reaches the
+ * session gets EIO, since wrong bytes are worse than none. From any thread.
  */
 void session_distrust(struct session *session);
 
 /*
- * Stop and free. Threads that are stuck in a read are left behind (the process is about to
- * exit): then it returns -EBUSY. So are, where the kernel has not ended the connection
- * (`connected`), the workers, which wait for its requests.
+ * Stop and free. Returns -EBUSY if threads are stuck in a read; these are left behind, since
+ * the process is about to exit. If the kernel has not ended the connection (`connected`), the
+ * workers, which wait for its requests, are left behind too.
  */
 int session_stop(struct session *session, bool connected);
 

@@ -1,6 +1,6 @@
 /*
- * The block cache's part of what the job may use: other mounts and loaders of the job have
- * theirs, come and go (share.h). An idle mount by itself is never woken for it.
+ * The block cache's share of the job's memory. Other mounts and loaders of the job have theirs,
+ * and come and go (share.h). Sharing alone never wakes an idle mount.
  */
 #include "share.h"
 

@@ -1,16 +1,15 @@
 /*
- * mount --verify: no byte of a file is handed out before all of the file was found to have
- * the sum that it was packed with.
+ * mount --verify: a file is served only after all of it matched the sum that it was packed
+ * with.
  *
- * A file that comes in one READ is compared as it is about to be sent: what is hashed is
- * what goes out. A larger one is read to its end at its first READ, whichever part that
- * asks for; the others wait meanwhile. To hash along with a reader would be cheaper, but
- * who reads in another order, or not to the end, would get bytes that nobody checked.
- * The finding is kept, in one byte a file, so that this is paid once; a file that is bad
- * stays bad until the mount ends.
+ * A file that fits one READ is compared just before it is sent, so the bytes hashed are the
+ * bytes sent. A larger one is read to its end at its first READ, whichever part that asks for;
+ * other readers wait meanwhile. Hashing along with a reader would be cheaper, but a reader that
+ * goes in another order, or not to the end, would get unchecked bytes. The finding is kept, in
+ * one byte a file, so that this is paid once; a bad file stays bad until the mount ends.
  *
- * The check of a large file may take longer than a read may (--io-timeout): as long as it
- * comes forward, it counts as alive, and so do those who wait for it.
+ * The check of a large file may take longer than a read may (--io-timeout). As long as it makes
+ * progress it counts as alive, and so do the readers that wait for it.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -37,7 +36,7 @@ struct sums {
     _Atomic uint8_t *findings; /* enum finding, by position */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    _Atomic uint64_t beats; /* of all checks */
+    _Atomic uint64_t beats; /* progress of all checks */
 };
 
 int sums_start(struct session *s)
@@ -85,7 +84,7 @@ struct check {
     XXH3_state_t *hash;
 };
 
-/* The watchdog shall not take a check that comes forward for a read that stalls. */
+/* Keeps the watchdog from taking a check that makes progress for a stalled read. */
 static void show_life(struct worker *w)
 {
     atomic_store(&w->since_ns, now_ns());
@@ -118,7 +117,7 @@ static void log_mismatch(struct session *s, uint32_t position)
                 s->config.pot->path, path, where);
 }
 
-/* Is this the sum that the file should have? */
+/* Does the file have the sum that it should have? */
 static enum finding compare(struct session *s, uint32_t position, uint64_t sum)
 {
     uint64_t wanted;
@@ -128,7 +127,7 @@ static enum finding compare(struct session *s, uint32_t position, uint64_t sum)
     return BAD;
 }
 
-/* Read all of a file. An error of reading is no finding: it may be another time. */
+/* Read all of a file. A read error is no finding, since the next attempt may succeed. */
 static int check_all(struct worker *w, const struct node *node, enum finding *ret_finding)
 {
     struct session *s = w->session;
@@ -152,7 +151,7 @@ static int check_all(struct worker *w, const struct node *node, enum finding *re
 
 /* ---- several readers of one file ---- */
 
-/* Another worker is at it. Alive as long as any check is. */
+/* Another worker checks the file. This one counts as alive as long as any check does. */
 static void wait_for_finding(struct worker *w, uint32_t position)
 {
     struct sums *sums = w->session->sums;

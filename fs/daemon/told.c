@@ -1,9 +1,9 @@
 /*
- * How many names the kernel was told with their attributes. Each such entry of a listing
- * makes an inode and a dentry, which stay: worth it, since they save a look-up, but a listing
- * of many millions would fill the memory of the job with them. So listings carry attributes
- * as long as what they made fits a part of the budget, and names alone from then on (an entry
- * of READDIRPLUS with node id 0 is just that).
+ * Counts the names that the kernel received with their attributes. Each such entry of a listing
+ * makes an inode and a dentry, which stay. They are worth it, since they save a look-up, but a
+ * listing of many millions would fill the memory of the job with them. So listings carry
+ * attributes while these fit a part of the budget, and only names from then on (an entry of
+ * READDIRPLUS with node id 0).
  *
  * An entry counts once, however often it is listed: there is a bit for each.
  */
@@ -12,7 +12,7 @@
 
 #include "internal.h"
 
-#define ENTRY_BYTES 1100u /* an inode and a dentry, measured */
+#define ENTRY_BYTES 1100u /* an inode and a dentry, as measured */
 #define BUDGET_PART 8u
 
 struct told {

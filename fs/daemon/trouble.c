@@ -1,7 +1,7 @@
 /*
- * What the archive's storage does to reads (archive/source/source.h): counted, and told in the
- * log. A read that was tried again and then went well is no error to anybody, but the reason
- * why a job is slow; so it has a line, though not one for each of thousands.
+ * Failures and retries of the archive's storage (archive/source/source.h) are counted and
+ * logged. A read that succeeded after a retry is nobody's error, but it explains why a job is
+ * slow. So it gets a line in the log, though not one for each of thousands.
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 #define TELL_EVERY_NS UINT64_C(10000000000)
 
-/* One line in ten seconds, which says how many were kept back. */
+/* One line in ten seconds, with the number of lines left out. */
 static bool may_tell(struct session *s, uint64_t *ret_silent)
 {
     uint64_t now = now_ns(), last = atomic_load(&s->retry_told_ns);

@@ -1,16 +1,15 @@
 /*
- * Listing ahead: find, ls -lR, du, os.walk and rsync go through a tree in one order, a
+ * Listing ahead. find, ls -lR, du, os.walk and rsync go through a tree in one order, a
  * directory before what is in it, and the index knows that order. The kernel's part of a
- * listing, an inode and a name for each entry, costs ten times ours, and all of it is done by
- * the process that lists. So once a reader is seen on such a walk, a process of our own
- * (helper.c) lists the next directories on another CPU, and the reader finds names and
- * attributes there.
+ * listing, an inode and a name for each entry, costs ten times ours, and the listing process
+ * does all of it. So once a reader is seen on such a walk, a process of our own (helper.c)
+ * lists the next directories on another CPU, and the reader finds names and attributes there.
  *
- * What a reader finds in the kernel is not seen here. So one directory in four is left for him
- * to list: that shows where he is and that he goes on, and is about the part that he has time
- * for. The helper stays at most AHEAD_DIRECTORIES in front of him and waits for him there; it
- * ends when he turns off the way or rests, and then it takes twice as long a walk until another
- * one is believed. Listings that tell names alone (told.c) are not worth it.
+ * A reader's hits in the kernel's cache are not seen here. So one directory in four is left for
+ * the reader to list: that shows where it is and that it continues, and is about the part that
+ * it has time for. The helper stays at most AHEAD_DIRECTORIES in front of the reader and waits
+ * for it there. It ends when the reader leaves the path or rests; after that, a walk must be
+ * twice as long to be recognised. Listings that carry only names (told.c) are not worth it.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -25,10 +24,10 @@
 #include "internal.h"
 #include "thread.h"
 
-#define ENTRIES_LEAST 4096u   /* of an archive, for all this */
-#define STEPS_FIRST 4u        /* directories in the order of a walk, until it is one */
-#define STEPS_MOST 1024u      /* the same, after walks that were none */
-#define LEFT_FOR_READER 4u    /* one directory in so many */
+#define ENTRIES_LEAST 4096u   /* entries in an archive that make this worthwhile */
+#define STEPS_FIRST 4u        /* directories in walk order before it counts as a walk */
+#define STEPS_MOST 1024u      /* the same, after walks that proved false */
+#define LEFT_FOR_READER 4u    /* one directory in so many is left */
 #define AHEAD_DIRECTORIES 32u /* a power of two */
 #define AHEAD_ENTRIES (16u << 10)
 #define DEPTH_MOST 64u
@@ -39,9 +38,9 @@
 /* Shared by the daemon and its child. */
 struct trail {
     _Atomic uint32_t at;    /* the directory that a reader listed last */
-    _Atomic uint32_t steps; /* futex: counts these */
-    _Atomic uint32_t waits; /* the child does, on `steps` */
-    _Atomic bool full;      /* no more attributes are told */
+    _Atomic uint32_t steps; /* futex: counts the directories that a reader listed */
+    _Atomic uint32_t waits; /* the child waits, on `steps` */
+    _Atomic bool full;      /* listings carry no more attributes */
 };
 
 struct walk {
@@ -50,7 +49,7 @@ struct walk {
     bool started;
     struct trail *trail;
     _Atomic uint32_t asleep;           /* futex of the thread */
-    _Atomic uint32_t in_order, wanted; /* steps: seen in a row, and until it begins */
+    _Atomic uint32_t in_order, wanted; /* steps: seen in a row, and needed to begin */
 };
 
 /* ---- the order of a walk ---- */
@@ -72,7 +71,7 @@ static bool first_directory(const struct index *index, uint32_t from, uint32_t t
     return from < to;
 }
 
-/* The directory that a walk comes to after this one. False at its end. */
+/* The directory that a walk reaches after this one. False at the walk's end. */
 static bool next_directory(const struct session *s, uint32_t directory, uint32_t *ret_next)
 {
     uint32_t first, count, parent;
@@ -92,8 +91,8 @@ static bool next_directory(const struct session *s, uint32_t directory, uint32_t
 }
 
 /*
- * Does `to` come soon after `from` on a walk, without a look at what lies between? A child of
- * it, or one of the next few of a directory that it lies in.
+ * Does `to` come soon after `from` on a walk, without a look at what lies between? It does if
+ * it is a child of `from`, or one of the next few of a directory that `from` lies in.
  */
 static bool is_on_the_way(const struct session *s, uint32_t from, uint32_t to)
 {
@@ -117,11 +116,11 @@ struct guide {
     struct session *session;
     struct trail *trail;
     int root_fd;
-    uint32_t steps, at; /* of the reader, as last seen */
-    /* The way: directory n of it is at n modulo the size. The reader is at `reader`. */
+    uint32_t steps, at; /* the reader's, as last seen */
+    /* The path: its directory n is at n modulo the size. The reader is at `reader`. */
     uint32_t way[AHEAD_DIRECTORIES], entries[AHEAD_DIRECTORIES];
     uint32_t reader, end;
-    uint32_t ahead; /* entries listed in front of him */
+    uint32_t ahead; /* entries listed in front of the reader */
     _Alignas(struct dirent64) char dirents[64u << 10];
 };
 
@@ -139,7 +138,7 @@ static void pass(struct guide *g, uint32_t to)
         g->ahead -= g->entries[(g->reader + 1) % AHEAD_DIRECTORIES];
 }
 
-/* Where the reader is now. False: he has left the way. */
+/* Find where the reader is now. False: it has left the path. */
 static bool find_reader(struct guide *g)
 {
     uint32_t steps = atomic_load(&g->trail->steps);
@@ -157,7 +156,7 @@ static bool find_reader(struct guide *g)
     }
     if (!is_on_the_way(g->session, last, g->at))
         return false;
-    begin_way(g); /* he has overtaken */
+    begin_way(g); /* the reader has overtaken us */
     return true;
 }
 
@@ -166,7 +165,7 @@ static bool is_far(const struct guide *g)
     return g->end - g->reader >= AHEAD_DIRECTORIES - 1 || g->ahead > AHEAD_ENTRIES;
 }
 
-/* Wait until the reader comes nearer. False: he rests, or leaves. */
+/* Wait until the reader comes nearer. False: it rests, or leaves the path. */
 static bool await_reader(struct guide *g)
 {
     const struct timespec rest = {.tv_nsec = REST_NS};
@@ -184,8 +183,8 @@ static bool await_reader(struct guide *g)
 }
 
 /*
- * A directory may have millions of entries. As long as this process lists them the mount does
- * not end, though nobody sees it any more.
+ * A directory may have millions of entries. While this process lists them the mount does not
+ * end, though nobody sees it any more.
  */
 static bool is_worth_it(const struct guide *g)
 {
@@ -204,7 +203,7 @@ static void list_directory(struct guide *g, uint32_t directory)
     close(fd);
 }
 
-/* One directory further. False at the end of the way. */
+/* List one more directory. False at the end of the path. */
 static bool go_on(struct guide *g)
 {
     uint32_t last = g->way[(g->end - 1) % AHEAD_DIRECTORIES], next, first, count = 0;
@@ -225,7 +224,7 @@ static bool go_on(struct guide *g)
 
 static enum helper_outcome walk_work(void *arg, int root_fd)
 {
-    static struct guide g; /* a copy of the process's own: nobody else has this one */
+    static struct guide g; /* each process has its own copy */
     const struct walk *k = arg;
 
     g.session = k->session;
@@ -243,7 +242,7 @@ static enum helper_outcome walk_work(void *arg, int root_fd)
     return HELPER_FULL;
 }
 
-/* ---- the thread that has the child ---- */
+/* ---- the thread that runs the child ---- */
 
 static void *walk_thread(void *arg)
 {
@@ -266,7 +265,7 @@ static void *walk_thread(void *arg)
     return NULL;
 }
 
-/* ---- what workers tell; on the way of a request ---- */
+/* ---- reports from workers, on the path of a request ---- */
 
 void walk_note(const struct request *rq, uint32_t directory, bool begins)
 {

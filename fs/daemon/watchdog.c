@@ -1,15 +1,15 @@
 /*
- * A reader never hangs. A read of the archive that stalls can't be called back: its
- * thread sits in the kernel until the filesystem answers. So this thread looks at the
- * requests in hand several times a second, and answers one that is older than
- * --io-timeout with EIO in place of its worker. The worker is dismissed and another one takes
- * its turn; when the read ends after all, the worker is there again (loop.c).
+ * Keeps readers from hanging. A read of the archive that stalls can't be cancelled: its thread
+ * sits in the kernel until the filesystem answers. So this thread looks at the requests in hand
+ * several times a second. It answers one that is older than --io-timeout with EIO in place of
+ * its worker. The worker is dismissed and another takes its turn; when the read ends after all,
+ * the worker comes back (loop.c).
  *
- * It also catches a worker that is held up without having said so (a page fault in
- * the middle of a mapped range) while nobody else waits for requests.
+ * It also finds a worker that is held up without having said so (by a page fault in the middle
+ * of a mapped range) while no other waits for requests.
  *
- * An idle mount costs nothing: after a tick without any request this thread sleeps
- * until a request arms it.
+ * An idle mount costs nothing: after a tick without any request this thread sleeps until a
+ * request arms it.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@
 #define TICK_NS (100u * 1000 * 1000)
 #define HELD_UP_NS (50u * 1000 * 1000)
 #define ASKED_AGAIN_NS (200u * 1000 * 1000)
-#define LONG_READ_NS (1000u * 1000 * 1000) /* that failed: it was tried again, in vain */
+#define LONG_READ_NS (1000u * 1000 * 1000) /* so long a failed read was retried in vain */
 
 void watchdog_arm(struct session *s)
 {
@@ -46,7 +46,7 @@ static void log_stall(struct session *s, uint32_t position, uint64_t age_ns)
         s->config.pot->path, path, (double)age_ns / 1e9);
 }
 
-/* Before the answer: the kernel may ask again right behind it. */
+/* Noted before the answer, since the kernel may ask again right after it. */
 static struct just_stalled *note_stall_locked(struct session *s, uint32_t position)
 {
     struct just_stalled *just = &s->just_stalled[s->next_stalled++ % JUST_STALLED_MAX];
@@ -86,8 +86,8 @@ bool watchdog_just_stalled(struct session *s, uint32_t position)
 }
 
 /*
- * Answer for a worker, unless it did so itself in the meantime. The lock keeps a worker that
- * finds itself answered for from coming back before it was dismissed.
+ * Answer for a worker, unless it has answered itself meanwhile. The lock keeps a worker that
+ * finds its request answered from coming back before it is dismissed.
  */
 static void give_up(struct worker *w, uint64_t turn, uint64_t unique, uint64_t age_ns)
 {
@@ -113,7 +113,10 @@ static bool look(struct session *s)
 {
     uint64_t now = now_ns(), timeout_ns = s->config.io_timeout_s * UINT64_C(1000000000);
     unsigned count, busy = 0, held_up = 0;
-    /* Who waits for a stream that is unpacked is not stalled as long as it comes further. */
+    /*
+     * A read that waits for a stream being unpacked is not stalled while unpacking makes
+     * progress.
+     */
     uint64_t further_ns = source_further_ns(s->config.pot->source);
 
     pthread_mutex_lock(&s->turn_lock);
@@ -155,14 +158,14 @@ uint64_t watchdog_last_request(const struct session *s)
     return last;
 }
 
-/* Then how far it is has to be told, too, while nobody asks for anything. */
+/* If so, its progress must be reported even while nobody sends a request. */
 static bool is_staging(const struct session *s)
 {
     return s->config.stage && !atomic_load(&s->config.counters->stage_failure) &&
            atomic_load(&s->config.counters->stage_here_bytes) < s->config.counters->stage_bytes;
 }
 
-/* What all workers have in hand, or had: it moves with each request. */
+/* Turns of all workers, summed: changes with each request. */
 static uint64_t turns(struct session *s)
 {
     uint64_t sum = 0;
@@ -175,8 +178,8 @@ static uint64_t turns(struct session *s)
 }
 
 /*
- * Nobody asks for anything: sleep. A request that came meanwhile found it armed, and did not
- * wake it: it counts as one that did.
+ * Nobody sends requests: sleep. A request that came meanwhile found the watchdog armed and did
+ * not wake it, so it is checked for here.
  */
 static void disarm(struct session *s)
 {
