@@ -1,13 +1,13 @@
 /*
- * The planner comes for observations every few milliseconds, so that no reader has to wake
- * it. When there is something to fetch it takes the first of it and calls one fetcher; each
- * one that has found work calls the next before it begins, until one finds nothing. So as many
- * run as there is work for. Work is taken from the plan under the lock, at the last moment,
- * so that nothing is queued that a reader has asked for meanwhile.
+ * The planner comes for observations every few milliseconds, so that no reader has to wake it.
+ * When there is something to fetch, it takes the first piece and calls one fetcher. A fetcher
+ * that found work calls the next one before it begins, until one finds nothing. So as many run
+ * as there is work for. A fetcher takes work from the plan under the lock and at the last
+ * moment, so that no queue holds what a reader has asked for meanwhile.
  *
- * A fetcher may hang in a read that is never answered, and can't be called back. One that is at
- * its work for longer than stuck_ms does not count any more, and another one may be started for
- * it, up to a bound; if it comes back after all there may be one too many, which ends.
+ * A fetcher may hang in a read that is never answered, and nobody can call it back. One that is
+ * at its work for longer than stuck_ms no longer counts, and another one may be started in its
+ * place, up to a bound. If it comes back after all and there is one too many, it ends.
  */
 #include "ahead.h"
 
@@ -26,13 +26,13 @@
 #include "thread.h"
 
 #define TICK_US 2000u   /* between two looks while there are reads */
-#define CALM_US 500000u /* so long without one, and it sleeps until the next */
+#define CALM_US 500000u /* without a read, after which it sleeps until the next */
 #define BATCH 1024u     /* observations at a time */
 #define WANTS_MAX 64u   /* of one fetch */
 #define STACK_BYTES (256u << 10)
-#define NICE_WORK 10                /* of long work: readers need the processor first */
-#define HUNG_MAX 32u                /* fetchers that are replaced at the same time */
-#define LOOK_NS UINT64_C(100000000) /* between two looks for those that hang */
+#define NICE_WORK 10 /* of the thread for long work: readers need the processor first */
+#define HUNG_MAX 32u /* fetchers that are replaced at the same time */
+#define LOOK_NS UINT64_C(100000000) /* between two looks for fetchers that hang */
 
 enum fetcher_state { FETCHER_NONE, FETCHER_RUNS, FETCHER_HANGS, FETCHER_ENDED };
 
@@ -40,7 +40,7 @@ struct fetcher {
     struct ahead *ahead;
     pthread_t thread;
     enum fetcher_state state;
-    uint64_t began_ns; /* with what it is at; 0: with nothing */
+    uint64_t began_ns; /* when its present fetch began; 0: it has none */
 };
 
 struct ahead {
@@ -51,12 +51,12 @@ struct ahead {
     pthread_mutex_t lock; /* for the plan and all that follows */
     pthread_cond_t fetch, work;
     struct plan *plan;
-    struct plan_job *job;             /* waits for the thread that works */
-    unsigned idle;                    /* fetchers that wait */
-    unsigned running;                 /* fetchers in all, but for those that hang */
-    uint64_t looked_ns;               /* for those, last */
-    bool working;                     /* the thread for long work is started */
-    bool no_threads;                  /* none can be started any more */
+    struct plan_job *job;             /* waits for the thread for long work */
+    unsigned idle;                    /* fetchers that wait for work */
+    unsigned running;                 /* all fetchers except those that hang */
+    uint64_t looked_ns;               /* when it last looked for hung fetchers */
+    bool working;                     /* the thread for long work was started */
+    bool no_threads;                  /* no more threads can be started */
     struct plan_want held[WANTS_MAX]; /* for the fetcher that was called */
     size_t held_count;
 
@@ -92,13 +92,13 @@ static int fetch(struct ahead *a, struct reader_scratch *scratch, const struct p
 
 static void *run_fetcher(void *arg);
 
-/* Under the lock. NULL: all hang. */
+/* Under the lock. NULL: all of them hang. */
 static struct fetcher *free_fetcher(struct ahead *a)
 {
     for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]); i++) {
         struct fetcher *f = &a->fetcher[i];
         if (f->state == FETCHER_ENDED)
-            pthread_join(f->thread, NULL); /* it does nothing any more that needs the lock */
+            pthread_join(f->thread, NULL); /* it no longer needs the lock */
         if (f->state == FETCHER_NONE || f->state == FETCHER_ENDED)
             return f;
     }
@@ -119,10 +119,10 @@ static void start_fetcher(struct ahead *a)
         a->running++;
 }
 
-/* Under the lock: one more looks whether there is something. */
+/* Under the lock: have one more fetcher look for work. */
 static void call_fetcher(struct ahead *a)
 {
-    if (atomic_load(&a->ended)) /* ahead_join may be done with the fetchers, all but the hung */
+    if (atomic_load(&a->ended)) /* ahead_join may be done with all fetchers but the hung ones */
         return;
     if (a->idle > 0)
         pthread_cond_signal(&a->fetch);
@@ -154,7 +154,7 @@ static void look_for_hung(struct ahead *a)
     }
 }
 
-/* Under the lock: it is back from its work. False: it is one too many. */
+/* Under the lock: a fetcher is back from its work. False: it is one too many. */
 static bool come_back(struct ahead *a, struct fetcher *f)
 {
     f->began_ns = 0;
@@ -230,7 +230,7 @@ static void *run_worker(void *arg)
     struct ahead *a = arg;
 
     prctl(PR_SET_NAME, "onepot-orders");
-    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE_WORK); /* if not, it works, too */
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE_WORK); /* it works without, too */
     pthread_mutex_lock(&a->lock);
     while (!atomic_load(&a->ended)) {
         struct plan_job *job = a->job;
@@ -243,7 +243,7 @@ static void *run_worker(void *arg)
         pthread_mutex_lock(&a->lock);
         a->job = NULL;
         plan_job_done(a->plan, job);
-        observers_wake(a->observers); /* there may be something to fetch now */
+        observers_wake(a->observers); /* now there may be something to fetch */
     }
     pthread_mutex_unlock(&a->lock);
     return NULL;
@@ -373,7 +373,7 @@ static bool join(pthread_t thread, const struct timespec *until)
     return thread_join_until(thread, until) == 0;
 }
 
-/* What is left to be recorded; the planner has ended. */
+/* Record what is left. The planner has ended. */
 static int finish_record(struct ahead *a)
 {
     struct recorder *recorder = a->options.recorder;
@@ -413,7 +413,7 @@ void ahead_free(struct ahead *a)
 {
     if (!a)
         return;
-    if (a->job) /* nobody got to it */
+    if (a->job) /* no thread got to it */
         plan_job_done(a->plan, a->job);
     plan_free(a->plan);
     observers_free(a->observers);

@@ -1,15 +1,15 @@
 /*
- * Two legs make one sequence of places: the order of this epoch and, once it is known, that of
- * the next. A byte for each place says whether it was fetched and read. `head` is the furthest
- * place that was read, `lag` how far behind it reads were lately: between the two is where
- * the readers are. `next` is where fetching goes on.
+ * Two legs make one sequence of places: the order of this epoch and, once known, that of the
+ * next. A byte for each place says whether it was fetched and read. `head` is the furthest
+ * place that was read. `lag` is how far behind it recent reads were. The readers are between
+ * head and head - lag. `next` is where fetching goes on.
  *
- * A read counts as in order if its place is within `reach` of head, a sixteenth of the order:
- * of reads that have nothing to do with it an eighth looks right, and an order is given up
- * when 20 of the last 32 were wrong. Readers of a list may be further apart, a sixth of it: one
- * that was recorded has in it how far each reader happened to be then. If the wrong ones were
- * together somewhere else, the readers have jumped (a job that resumes in the middle of an
- * epoch), and it goes on there.
+ * A read counts as in order if its place is within `reach` of head: a sixteenth of the order.
+ * An eighth of all unrelated reads then looks right, so an order is given up when 20 of the
+ * last 32 were wrong. Readers of a list may be further apart, a sixth of it: a recorded list
+ * holds how far apart readers happened to be during the recording. If the wrong reads were
+ * close together somewhere else, the readers have jumped (a job that resumes in the middle of
+ * an epoch), and following goes on there.
  */
 #include "follow.h"
 
@@ -20,20 +20,20 @@
 #define ISSUED 1u
 #define READ 2u
 #define HERE 4u
-#define LEFT 8u /* behind by all readers, as far as we knew: it does not count as waiting */
+#define LEFT 8u /* all readers have passed it, as far as known: it no longer waits */
 
 #define REACH_LEAST 1024u
 #define VERDICTS 32u
 #define LOST_AT 20u
 #define TURN_READS 32u /* in the next epoch, before this one is forgotten */
-#define DOUBT_AT 4u    /* of the last eight: nothing is fetched for the moment */
+#define DOUBT_AT 4u    /* unexpected of the last eight: nothing is fetched for the moment */
 #define STRAYS 16u
 #define STRAYS_TOGETHER 12u
 #define WAITING_MAX (1u << 16)
-#define COMPACT_READS 256u  /* between two looks through all that wait */
+#define COMPACT_READS 256u  /* between two passes over all that wait */
 #define SCAN_MAX (1u << 17) /* places looked at in one go */
-#define INFER_READS 64u     /* between two looks at the world */
-#define GIVE_UP_READS 4096u /* without an answer: everything is read here */
+#define INFER_READS 64u     /* between two attempts to infer the world */
+#define GIVE_UP_READS 4096u /* without an answer: assume that everything is read here */
 
 struct leg {
     struct read_order *order;
@@ -44,17 +44,17 @@ struct leg {
 struct follow {
     struct follow_options options;
     struct leg now, next;
-    uint64_t base; /* due of place 0 */
+    uint64_t base; /* `due` of place 0 */
     uint64_t head, lag;
     uint64_t at; /* where fetching goes on */
     bool started, asked_next, turned, held_back;
 
-    uint64_t *waiting; /* places that were issued, the oldest first; a ring */
+    uint64_t *waiting; /* a ring of the issued places, oldest first */
     uint32_t waiting_first, waiting_count;
     uint64_t waiting_bytes;
-    uint64_t compact_at; /* when so many were read */
+    uint64_t compact_at; /* not before so many reads */
 
-    uint32_t verdicts; /* bits: the last reads that were unexpected */
+    uint32_t verdicts; /* a bit for each of the last reads: it was unexpected */
     unsigned judged;
     uint64_t strays[STRAYS];
     unsigned stray_count;
@@ -148,7 +148,7 @@ static uint64_t end_of(const struct follow *f)
     return f->now.count + f->next.count;
 }
 
-/* How far from each other readers may be. */
+/* How far apart readers may be. */
 static uint64_t reach(const struct follow *f)
 {
     uint64_t part = f->now.count / (f->options.shared ? 16 : 6), spread = 2 * f->options.spread;
@@ -157,7 +157,7 @@ static uint64_t reach(const struct follow *f)
     return part > REACH_LEAST ? part : REACH_LEAST;
 }
 
-/* Reads were not in order lately. */
+/* Recent reads were out of order. */
 static bool is_in_doubt(const struct follow *f)
 {
     return (unsigned)__builtin_popcount(f->verdicts & 0xff) >= DOUBT_AT;
@@ -175,7 +175,7 @@ static uint64_t tail(const struct follow *f)
 
 /* ---- where the readers are ---- */
 
-/* The place in a leg at which this read is: the first that was not read. -ENOENT. */
+/* The place of this read in a leg: the first one that was not read. -ENOENT. */
 static int place_in(const struct leg *leg, uint32_t position, uint64_t from,
                     uint64_t *ret_place)
 {
@@ -186,7 +186,7 @@ static int place_in(const struct leg *leg, uint32_t position, uint64_t from,
     return r;
 }
 
-/* Ranks take turns from the start of each epoch: the place within its leg says whose it is. */
+/* Ranks take turns from the start of each epoch: the place within its leg gives the rank. */
 static uint64_t place_in_leg(const struct follow *f, uint64_t place)
 {
     return place < f->now.count ? place : place - f->now.count;
@@ -197,16 +197,16 @@ static bool is_near(const struct follow *f, uint64_t place)
     return absolute(place, f->head) <= reach(f);
 }
 
-/* Would it be a place of the ranks that are here? */
+/* Is it a place of the ranks on this node? */
 static bool is_ours(const struct follow *f, uint64_t place)
 {
     return f->world.size && world_reads(&f->world, place_in_leg(f, place));
 }
 
 /*
- * In this epoch or in the next. What ranks elsewhere have read of this epoch looks unread:
- * where the file is due here in the next one, it is that. A file of the order that was read in
- * both is -EEXIST.
+ * The place in this epoch or in the next. What other nodes have read of this epoch looks unread
+ * here. So a file that is due here in the next epoch is taken as read in that one. -EEXIST: a
+ * file of the order that was read in both.
  */
 static int find_place(const struct follow *f, uint32_t position, uint64_t *ret_place)
 {
@@ -225,7 +225,7 @@ static int find_place(const struct follow *f, uint32_t position, uint64_t *ret_p
         *ret_place = is_next ? next + f->now.count : place;
         return 0;
     }
-    /* One that occurs several times may be due at a later place. */
+    /* A file that occurs several times may be due at a later place. */
     uint64_t low = f->head > reach(f) ? f->head - reach(f) : 0;
     if (place_in(&f->now, position, low, ret_place) == 0)
         return 0;
@@ -239,7 +239,7 @@ static void drop_waiting(struct follow *f, uint64_t place)
     f->waiting_bytes -= bytes < f->waiting_bytes ? bytes : f->waiting_bytes;
 }
 
-/* The readers are all in the next epoch: its order becomes this one's. */
+/* All readers are in the next epoch: its order becomes the present one. */
 static void turn(struct follow *f)
 {
     uint64_t passed = f->now.count;
@@ -268,7 +268,7 @@ static void turn(struct follow *f)
     f->turned = true;
 }
 
-/* Look anew at who reads which places. */
+/* Infer again which readers read which places. */
 static void infer_world(struct follow *f)
 {
     struct world found;
@@ -333,7 +333,7 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Reads that are not in order, but close to each other: the readers are there now. */
+/* Out of order, but close to other such reads: then the readers are there now. */
 static void note_stray(struct follow *f, uint64_t place)
 {
     uint64_t sorted[STRAYS];
@@ -396,7 +396,7 @@ bool follow_is_sure(const struct follow *f)
 
 /* ---- what to fetch ---- */
 
-/* Forget what was read, and what was left behind. */
+/* Forget the oldest places that were read or left behind. */
 static void settle_waiting(struct follow *f)
 {
     uint64_t passed = tail(f);
@@ -417,7 +417,7 @@ static void settle_waiting(struct follow *f)
     }
 }
 
-/* The same for those in the middle, where the oldest ones keep waiting. */
+/* Drop read places from the middle of the ring, where the oldest ones keep waiting. */
 static void compact_waiting(struct follow *f)
 {
     uint32_t kept = 0;
@@ -481,7 +481,7 @@ void follow_refused(struct follow *f, uint64_t due)
     uint8_t *state = state_of(f, place);
     if (*state & READ)
         return;
-    /* The newest of those that wait, but for others that were refused with it. */
+    /* It is the newest that waits, except for others refused with it. */
     for (uint32_t i = f->waiting_count; i-- > 0;) {
         if (f->waiting[(f->waiting_first + i) % WAITING_MAX] != place)
             continue;

@@ -1,7 +1,7 @@
 /*
- * The planner sleeps on one word for all rings. It says how it wants to be woken: by the
- * first observation (IDLE), or only by a ring that is half full (PAUSED), since it comes by
- * itself soon.
+ * The planner sleeps on one word for all rings. The word says what should wake it: the first
+ * observation (IDLE), or only a ring that is half full (PAUSED), since then it wakes by itself
+ * soon.
  */
 #include "observer.h"
 
@@ -27,7 +27,7 @@ struct observer {
 };
 
 struct observers {
-    pthread_mutex_t lock; /* for new ones */
+    pthread_mutex_t lock; /* for new observers */
     _Atomic unsigned count;
     struct observer *at[OBSERVERS_MAX];
     _Atomic uint32_t sleep; /* futex */
@@ -98,8 +98,8 @@ void observer_note(struct observer *o, const struct observation *observation)
         return;
     }
     o->ring[at % RING] = *observation;
-    /* In order with the look at `sleep`: either this thread sees that the planner sleeps, or
-     * the planner sees this one. */
+    /* Ordered with the load of `sleep`: either this thread sees that the planner sleeps, or
+     * the planner sees this observation. */
     atomic_store(&o->written, at + 1);
     uint32_t sleep = atomic_load(&o->all->sleep);
     if (sleep == IDLE || (sleep == PAUSED && used >= RING / 2))

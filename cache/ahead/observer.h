@@ -1,13 +1,14 @@
 /*
- * What readers ask for, told by the threads that answer them to one that plans ahead. Each
- * thread that answers has an observer of its own, a ring that it alone writes: telling costs a
- * few stores and no lock. What does not fit because the planner is slow is lost and counted.
+ * Reports what readers ask for, from the threads that answer them to one thread that plans
+ * ahead. Each answering thread has an observer of its own, a ring that it alone writes. So a
+ * report costs a few stores and no lock. If the planner is slow and a ring is full,
+ * observations are lost and counted.
  *
  *     observers_new(&all);
  *     observer_new(all, &mine);                      once for each thread that answers
  *     observer_note(mine, &observation);             there, for each read
- *     n = observers_take(all, batch, max);           the planner, sorted by time
- *     observers_wait(all, timeout)                   until there is something
+ *     n = observers_take(all, batch, max);           the planner; sorted by time
+ *     observers_wait(all, timeout)                   until there is an observation
  */
 #ifndef ONEPOT_OBSERVER_H
 #define ONEPOT_OBSERVER_H
@@ -23,32 +24,32 @@ struct observation {
     uint64_t offset; /* in the file */
     uint32_t position;
     uint32_t len;
-    uint32_t task; /* the thread that asks */
+    uint32_t task; /* the thread that reads */
 };
 
 #define OBSERVERS_MAX 512u
 
 int observers_new(struct observers **ret_observers);
-void observers_free(struct observers *observers); /* and all of them; NULL is fine */
+void observers_free(struct observers *observers); /* and each observer of them; NULL is fine */
 
-/* Lives as long as the observers. -EAGAIN: too many. -ENOMEM. */
+/* Lives as long as `observers`. -EAGAIN: too many. -ENOMEM. */
 int observer_new(struct observers *observers, struct observer **ret_observer);
 
-/* By the one thread that it belongs to. */
+/* Only the thread that owns the observer may call this. */
 void observer_note(struct observer *observer, const struct observation *observation);
 
-/* By one thread at a time. How many there were, at most `max`. */
+/* One thread at a time. Returns how many there were, at most `max`. */
 unsigned observers_take(struct observers *observers, struct observation *batch, unsigned max);
 
 /*
- * Sleep until there is something to take; with `pause_us` other than 0 for so long in any case,
- * but for rings that fill up: who comes for many at once costs those who tell less.
+ * Sleep until there is something to take. If `pause_us` is not 0, sleep so long in any case,
+ * unless a ring fills up: taking many at once costs the answering threads less.
  */
 void observers_wait(struct observers *observers, uint64_t pause_us);
-/* Whoever waits does so no more, nor does who is about to. From any thread. */
+/* End the wait of a thread that sleeps, or is about to. From any thread. */
 void observers_wake(struct observers *observers);
 
-/* How many were lost. */
+/* How many observations were lost. */
 uint64_t observers_lost(const struct observers *observers);
 
 #endif

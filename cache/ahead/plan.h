@@ -1,19 +1,19 @@
 /*
- * What to read ahead of the readers, decided from what they read. No threads and no reads of
- * its own: ahead.c has those, and tests drive it by hand.
+ * Decides from what readers read what to read ahead of them. It has no threads and does no
+ * reads: ahead.c has those, and tests drive it by hand.
  *
  *     plan_observe(plan, &observation)             a read
- *     n = plan_take(plan, wants, max)              what is to be fetched now, by one thread
- *     plan_finished(plan, wants, n, result)        it was, or could not be
+ *     n = plan_take(plan, wants, max)              what one thread is to fetch now
+ *     plan_finished(plan, wants, n, result)        it was fetched, or could not be
  *     if (plan_job(plan, &job)) { plan_work(&job); plan_job_done(plan, &job); }
  *
- * A known order goes first: given, or recognised. Beside it, for files that are not of it, and
- * without one: large files from front to back, then directories in the order of names, then the
- * archive in its own order. What was fetched and not used is counted, and a kind that is wrong
- * more often than right pauses, each time for longer.
+ * A known order, given or recognised, goes first. Files outside of it, or all files without
+ * one, are read ahead in this order: large files from front to back, then directories in the
+ * order of names, then the archive in its own order. Fetches that were not used are counted. A
+ * kind that is wrong more often than right pauses, each time for longer.
  *
- * A job is work that takes long (up to seconds) and needs nothing of the plan: plan_work may
- * run in another thread meanwhile. There is at most one at a time.
+ * A job is long work (up to seconds) that needs nothing of the plan, so plan_work may run in
+ * another thread meanwhile. There is at most one job at a time.
  */
 #ifndef ONEPOT_PLAN_H
 #define ONEPOT_PLAN_H
@@ -28,12 +28,12 @@
 
 struct plan;
 
-/* What is followed. Values are in the counters of a mount. */
+/* What is followed. The values appear in the counters of a mount. */
 enum plan_kind {
     PLAN_NONE = 0,
     PLAN_FILE = 1,       /* pieces of a large file */
     PLAN_DIRECTORY = 2,  /* names in a directory */
-    PLAN_ARCHIVE = 3,    /* as they lie in the archive */
+    PLAN_ARCHIVE = 3,    /* files as they lie in the archive */
     PLAN_RECOGNISED = 4, /* a shuffle */
     PLAN_GIVEN = 5,
 };
@@ -42,11 +42,11 @@ struct plan_options {
     const struct index *index;
     uint32_t root;
     uint64_t seed;
-    uint64_t window_bytes;    /* that may wait for their reader; 0: nothing is fetched */
-    uint64_t most_bytes;      /* of memory for what is known of orders, each */
+    uint64_t window_bytes;    /* fetched data that may wait for readers; 0: fetch nothing */
+    uint64_t most_bytes;      /* of memory for each known order */
     struct read_order *given; /* shared; NULL: none */
-    const _Atomic bool *stop; /* long work ends at once when this is true; NULL: never */
-    /* One line about an order that was recognised or lost. May be NULL. */
+    const _Atomic bool *stop; /* true ends long work at once; NULL: never */
+    /* Receives a line when an order was recognised or lost. May be NULL. */
     void (*log)(void *ctx, const char *line);
     void *log_ctx;
 };
@@ -54,7 +54,7 @@ struct plan_options {
 int plan_new(const struct plan_options *options, struct plan **ret_plan);
 void plan_free(struct plan *plan); /* no job may be at work; NULL is fine */
 
-/* Another window than at the start, which was not 0 and is not now. */
+/* Change the window. Neither the old nor the new one may be 0. */
 void plan_set_window(struct plan *plan, uint64_t window_bytes);
 
 void plan_observe(struct plan *plan, const struct observation *observation);
@@ -67,29 +67,29 @@ struct plan_want {
 };
 
 /*
- * How many; 0: nothing for now. Several only if they lie close together, in the order of the
- * archive.
+ * Returns how many; 0: nothing for now. Several wants lie close together and come in the order
+ * of the archive.
  */
 size_t plan_take(struct plan *plan, struct plan_want *wants, size_t max);
-/* -ENOBUFS: there was no room for them. */
+/* -ENOBUFS: there was no room for the data. */
 void plan_finished(struct plan *plan, const struct plan_want *wants, size_t count, int result);
 
-/* The order changed since the last call: what was due has no place any more. */
+/* The order changed since the last call, so earlier values of `due` mean nothing any more. */
 bool plan_order_changed(struct plan *plan);
 
-/* What was due before this has no use any more; 0 without an order. */
+/* Data due before this is of no more use; 0 without an order. */
 uint64_t plan_passed(const struct plan *plan);
 
 struct plan_job;
 bool plan_job(struct plan *plan, struct plan_job **ret_job);
 void plan_work(struct plan_job *job);
-/* Once it was worked on; or without, if nobody ever will. */
+/* After plan_work; or without it, if nobody will ever call it. */
 void plan_job_done(struct plan *plan, struct plan_job *job);
 
 struct plan_stats {
-    enum plan_kind kind; /* what was fetched last */
+    enum plan_kind kind; /* of the last fetch */
     uint64_t requests, bytes, used, late, unused;
-    uint64_t recognised, lost; /* how often */
+    uint64_t recognised, lost; /* how many times */
     /* Of the order that is followed; 0 where there is none. */
     uint64_t order_files, order_epoch, order_reads; /* reads until it was recognised */
     uint32_t order_directory, world, local;

@@ -1,13 +1,12 @@
 /*
- * The known order. Without one, the first reads since an anchor (the start, a pause, a file
- * that comes again, an order that was lost) are kept, and from RECOGNISE_READS_MIN on it is
- * tried, at twice as many each time, what they could be. That takes processor time, which is
- * held to a small share of the time that passes.
+ * The known order. Without one, the first reads since an anchor are kept; an anchor is the
+ * start, a pause, a file that comes again, or the loss of an order. From RECOGNISE_READS_MIN
+ * reads on, and then at twice as many each time, the plan tries to recognise their order. That
+ * takes processor time, which is held to a small share of the time that passes.
  *
- * Once an order is recognised, what was read until then is told to it as well, so that it
- * knows where the readers are. Half way through an epoch the order of the next one is made:
- * that of epoch + 1; or, where the same epoch came twice because nobody calls set_epoch, the
- * same again.
+ * A recognised order is also fed the reads up to then, so that it knows where the readers are.
+ * Half way through an epoch the order of the next one is made. That is the order of epoch + 1,
+ * or the same again where an epoch came twice because nobody calls set_epoch.
  */
 #include "clock.h"
 #include "plan_private.h"
@@ -21,8 +20,8 @@
 #include <time.h>
 
 #define GAP_NS UINT64_C(2000000000)      /* between epochs */
-#define TRY_NS_FREE UINT64_C(2000000000) /* of trying, whatever it is of the time, */
-#define TRY_SHARE 50u                    /* and from there on this part of it */
+#define TRY_NS_FREE UINT64_C(2000000000) /* for trying, whatever share that is, */
+#define TRY_SHARE 50u                    /* and beyond it this part of the time */
 
 void plan_log(struct plan *p, const char *format, ...)
 {
@@ -65,7 +64,7 @@ static int follow_order(struct plan *p, struct read_order *order, enum plan_kind
     return r;
 }
 
-/* What its counts say is kept. */
+/* Its counts stay in the statistics. */
 static void drop_order(struct plan *p)
 {
     struct plan_stats all;
@@ -112,7 +111,7 @@ void plan_order_end(struct plan *p)
 
 /* ---- reads ---- */
 
-/* The reads that are tried are kept; and whether one is the first of an epoch. */
+/* Keep the read for recognition, and notice whether it is the first of an epoch. */
 static void log_read(struct plan *p, const struct observation *o)
 {
     uint64_t bit = UINT64_C(1) << (o->position % 64), *word = &p->seen[o->position / 64];
@@ -219,7 +218,7 @@ static bool wants_next_order(struct plan *p)
     p->wants_next = false;
     if (p->order_kind == PLAN_RECOGNISED)
         return true;
-    follow_set_next(p->follow, p->options.given); /* without it, the end is the end */
+    follow_set_next(p->follow, p->options.given); /* on failure the order just ends */
     return false;
 }
 
@@ -273,7 +272,7 @@ bool plan_job(struct plan *p, struct plan_job **ret_job)
     return p->busy;
 }
 
-/* What this thread had of the processor: on a busy node it may have to wait for long. */
+/* Processor time of this thread: on a busy node it may have to wait for long. */
 static uint64_t processor_ns(void)
 {
     struct timespec t;
@@ -326,7 +325,7 @@ static int compare_places(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The first reads of the epoch lie at places up to this, but for a few that are others'. */
+/* The first reads of the epoch lie at places up to this, except a few by others. */
 static uint64_t spread_of(const struct plan *p, const struct read_order *order)
 {
     uint64_t places[RECOGNISE_READS_MAX];
@@ -338,7 +337,7 @@ static uint64_t spread_of(const struct plan *p, const struct read_order *order)
     return count ? places[count - 1 - count / 10] : 0;
 }
 
-/* Which epoch of how many it is, by the one before. */
+/* Note the epoch, and whether it is the same as the last. */
 static void count_epoch(struct plan *p, const struct recognised *found)
 {
     const struct recognised *last = &p->last;
@@ -349,7 +348,7 @@ static void count_epoch(struct plan *p, const struct recognised *found)
     p->epoch = found->epoch;
 }
 
-/* It was recognised: what was read since the anchor is told to it. */
+/* Follow a recognised order: feed it the reads since the anchor. */
 static void adopt(struct plan *p, struct recognised *found)
 {
     drop_order(p);
@@ -404,7 +403,7 @@ void plan_job_done(struct plan *p, struct plan_job *job)
     case JOB_ARCHIVE:
         p->archive = job->archive;
         p->no_archive = job->result < 0;
-        p->wants_archive = false; /* not before: it would be wanted, and made, once more */
+        p->wants_archive = false; /* not earlier, or it would be made once more */
         break;
     }
     free(job);

@@ -1,8 +1,8 @@
 /*
- * Sequential kinds. A name's place in the index is its place in the order of names: the
- * children of a directory lie one behind the other there, and behind the last one come those of
- * the next directory. The order of the archive has to be sorted first; that is done when reads
- * lie close behind each other in the archive and not in the index.
+ * The sequential kinds. A name's place in the index is its place in the order of names: the
+ * children of a directory follow one another there, and then come those of the next directory.
+ * The order of the archive has to be sorted first. That is done when reads lie close together
+ * in the archive and not in the index.
  */
 #include "plan_private.h"
 
@@ -12,14 +12,14 @@
 #include <sys/stat.h>
 
 #define WINDOW_FILES 512u      /* ahead of one reader, at most */
-#define BATCH_BYTES (1u << 20) /* that one thread fetches at once */
+#define BATCH_BYTES (1u << 20) /* for one thread to fetch at once */
 #define FILE_READS 3u          /* in a row, before more of a large file is fetched */
 #define FILE_WINDOW_FIRST (256u << 10)
 #define FILE_WINDOW_MOST (8u << 20)
-#define FILE_NEAR (512u << 10) /* the kernel asks for pieces early, and not quite in order */
+#define FILE_NEAR (512u << 10) /* the kernel asks for pieces early, and out of order */
 #define CLOSE_BYTES (64u << 10)
 #define CLOSE_READS 48u /* of the last 64 */
-#define JUDGED 256u     /* files, between two looks whether they were used */
+#define JUDGED 256u     /* files between two checks of whether they were used */
 #define PAUSE_FIRST 4096u
 
 int plan_scan_start(struct plan *p)
@@ -39,7 +39,7 @@ void plan_scan_end(struct plan *p)
     free(p->brought);
 }
 
-/* ---- what was brought, and whether it was used ---- */
+/* ---- what was fetched, and whether it was used ---- */
 
 static uint64_t size_of(const struct plan *p, uint32_t position)
 {
@@ -59,7 +59,7 @@ static bool take_brought(struct plan *p, uint32_t position)
     return was;
 }
 
-/* Wrong more often than right: a pause, each time twice as long. */
+/* A kind that is wrong more often than right pauses, each time twice as long. */
 static void judge(struct plan *p, bool used)
 {
     p->settled++;
@@ -106,7 +106,7 @@ static bool is_full(const struct plan *p)
     return p->ring_bytes >= p->options.window_bytes / 2;
 }
 
-/* What was brought fills the window, and nobody comes for it: it would be the last for ever. */
+/* Unused files fill the window, and would block it for ever. */
 static void give_up_oldest(struct plan *p)
 {
     if (p->reads - p->settled_at >= JUDGED && p->ring_count > 0 && is_full(p))
@@ -179,7 +179,7 @@ static bool take_of_file(struct plan *p, struct plan_want *ret_want)
         end = end < node.size_bytes ? end : node.size_bytes;
         len = end - f->fetched < BATCH_BYTES ? end - f->fetched : BATCH_BYTES;
         if (len < BATCH_BYTES && len < f->window / 2 && end < node.size_bytes)
-            continue; /* more will come together */
+            continue; /* wait for more, to fetch it together */
         *ret_want = (struct plan_want){f->position, f->fetched, len, UINT64_MAX, PLAN_FILE};
         f->fetched += len;
         return true;
@@ -189,7 +189,7 @@ static bool take_of_file(struct plan *p, struct plan_want *ret_want)
 
 /* ---- across files ---- */
 
-/* Do reads lie close behind one another in the archive? */
+/* Do successive reads lie close together in the archive? */
 static void watch_offsets(struct plan *p, uint32_t position)
 {
     uint64_t offset;
@@ -221,7 +221,7 @@ void plan_scan_read(struct plan *p, const struct observation *o)
         watch_offsets(p, o->position);
 }
 
-/* A file that a stream hands out, if there is any sense in it. */
+/* Fetch a file that a stream hands out, if that makes sense. */
 static bool want_file(struct plan *p, uint32_t position, enum plan_kind kind,
                       struct plan_want *ret_want)
 {

@@ -2,42 +2,43 @@
  * How a shuffle is recognised from the first reads of an epoch.
  *
  * torch's DistributedSampler visits a[r], a[r + W], a[r + 2W], ... in rank r of W, where a is
- * torch.randperm(n) of a generator with the seed S + epoch. So, at any moment, what all
- * readers have read are elements of a with small places: if each rank has got as far as its
- * i-th sample, and its workers are at work on samples up to i + f, no place is above
- * (i + f) W. Nothing has to be known of r, W, the batch size or the number of workers to see
- * that: of a candidate (folder, epoch) it is enough to ask how many of the k files that were
- * read lie among the first m elements of its permutation.
+ * torch.randperm(n) of a generator with the seed S + epoch. So at any moment the readers
+ * together have read elements of a with small places: if each rank has got as far as its i-th
+ * sample, and its workers are at samples up to i + f, no place is above (i + f) W. To see that,
+ * nothing has to be known of r, W, the batch size or the number of workers. For a candidate
+ * (folder, epoch) it is enough to count how many of the k files that were read lie among the
+ * first m elements of its permutation.
  *
- * If the candidate is wrong, its permutation has nothing to do with the reads, and each of
- * k different files lies in the front of m out of n with probability p = m/n. That at least h
- * of them do has, by Chernoff's bound (it holds for drawing without replacement, too), at most
- * the probability
+ * If the candidate is wrong, its permutation has nothing to do with the reads. Then each of k
+ * different files lies in the front, m out of n, with the probability p = m/n. By Chernoff's
+ * bound, which also holds for drawing without replacement, the probability that at least h of
+ * them do is at most
  *
  *     exp(-k D(h/k, p)),   D(q, p) = q ln(q/p) + (1 - q) ln((1 - q)/(1 - p)),  q > p
  *
- * It is asked for T combinations of folder, epoch and m; the chance that any of the wrong ones
- * looks as good is at most T times that. A candidate is taken when
+ * There are T combinations of folder, epoch and m. The chance that any wrong one looks as good
+ * is at most T times that bound. So a candidate is taken when
  *
  *     k D(h/k, m/n) >= ln T + 20,
  *
- * so that one attempt is wrong with a probability below exp(-20), 2 in a thousand million. With
- * T = 10^5 that are 32 nats: 16 reads that all lie in the front eighth are enough, or 64 reads
- * in the front six tenths, or 64 of which a third lies in the front 2 %. The right one gets
- * there as soon as (i + f) W is clearly below n, which is why the front is looked at in all
- * sizes from 64 on; files read beside (a list of labels, say) do not hurt.
+ * and one attempt is wrong with a probability below exp(-20), 2 in a thousand million. T = 10^5
+ * makes it 32 nats: enough are 16 reads that all lie in the front eighth, or 64 reads in the
+ * front six tenths, or 64 of which a third lies in the front 2 %. The right candidate gets
+ * there as soon as (i + f) W is clearly below n. That is why fronts of all sizes from 64 on are
+ * looked at. Other files that are read meanwhile (a list of labels, say) do no harm.
  *
- * What it costs. The front of a permutation is known after as many draws, however large n
- * is (permutation_front), so that thousands of epochs are looked at up to 4,096 places in
- * tenths of a second, fewer of them further on. The order of the tiers is that of their price.
+ * What it costs. The front of a permutation is known after as many draws, however large n is
+ * (permutation_front). So the fronts of thousands of epochs, up to 4,096 places, take tenths of
+ * a second; longer fronts are tried for fewer epochs. The tiers come in the order of their
+ * cost.
  *
- * Candidates for the folder: the directory that holds the files (FOLDER_FLAT) and each one
- * above it up to the root of the mount (FOLDER_CLASSES), if three quarters of the reads lie
- * below it; each with images alone and with all files, where that is not the same.
+ * Candidates for the folder: the directory that holds the files (FOLDER_FLAT), and each one
+ * above it up to the root of the mount (FOLDER_CLASSES) if three quarters of the reads lie
+ * below it. Each is tried with images alone and, where that differs, with all files.
  *
- * RandomSampler is the case W = 1. With a generator of its own that was seeded with S, its
- * first epoch is randperm(n) of that seed, and is recognised as epoch 0. The generator then
- * goes on, so that later epochs are not recognised.
+ * RandomSampler is the case W = 1. With a generator of its own, seeded with S, its first epoch
+ * is randperm(n) of that seed and is recognised as epoch 0. The generator then goes on, so
+ * later epochs are not recognised.
  */
 #include "recognise.h"
 
@@ -51,21 +52,21 @@
 #define NATS_BEYOND_CHANCE 20.0
 #define FRONT_LEAST 64u
 
-/* The fronts of so many epochs are looked at up to here. */
+/* Fronts of up to so many places are looked at, for so many epochs. */
 static const struct tier {
     uint32_t places, seeds;
 } tiers[] = {{1024, 2048}, {4096, 256}, {65536, 32}, {1048576, 2}};
 
 #define TIERS (sizeof(tiers) / sizeof(tiers[0]))
 #define FOLDERS_KEPT 8u
-#define ANCESTORS_MAX 2048u /* different directories above the files that were read */
+#define ANCESTORS_MAX 2048u /* distinct directories above the files that were read */
 
 struct kept_folder {
     uint32_t directory;
     enum folder_kind kind;
     bool images_only;
     uint64_t used; /* when */
-    int error;     /* it can't be had */
+    int error;     /* why there is no folder */
     struct folder_order *order;
 };
 
@@ -131,7 +132,7 @@ static void count_ancestor(struct ancestors *a, uint32_t directory, enum folder_
         a->at[a->count++] = (struct ancestor){directory, kind, 1};
 }
 
-/* The directory of a file, and all above it that the mount shows. */
+/* Count the directory of a file, and all directories above it that the mount shows. */
 static void count_ancestors(const struct recogniser *r, struct ancestors *a, uint32_t position)
 {
     uint32_t directory;
@@ -146,7 +147,7 @@ static void count_ancestors(const struct recogniser *r, struct ancestors *a, uin
     }
 }
 
-/* A folder, made or kept from the last time. NULL: it can't be had. */
+/* A folder, new or kept from the last time. NULL: there is none. */
 static struct kept_folder *keep_folder(struct recogniser *r, uint32_t directory,
                                        enum folder_kind kind, bool images_only)
 {
@@ -176,7 +177,7 @@ struct trial {
     const struct folder_order *folder;
     uint32_t n;
     uint64_t *marks; /* a bit for each file of the folder: it was read */
-    unsigned reads;  /* that lie in the folder */
+    unsigned reads;  /* reads of files in the folder */
 };
 
 static double divergence(double q, double p)
@@ -186,7 +187,7 @@ static double divergence(double q, double p)
     return q < 1 ? d + (1 - q) * log((1 - q) / (1 - p)) : d;
 }
 
-/* How far beyond chance it is that `hits` of the reads are among the first `m`, in nats. */
+/* How far beyond chance `hits` reads among the first `m` places are, in nats. */
 static double nats(const struct trial *t, unsigned hits, uint32_t m)
 {
     double q = (double)hits / t->reads, p = (double)m / t->n;
@@ -194,7 +195,7 @@ static double nats(const struct trial *t, unsigned hits, uint32_t m)
     return q > p && p < 1 ? t->reads * divergence(q, p) : 0;
 }
 
-/* ln of how many combinations are looked at in all, for a dozen candidate folders. */
+/* ln of the number of combinations in all, for a dozen candidate folders. */
 static double ln_combinations(void)
 {
     double sum = 0;
@@ -204,7 +205,7 @@ static double ln_combinations(void)
     return log(12 * sum);
 }
 
-/* The front of one permutation, in all sizes up to `places`. */
+/* Try the front of one permutation, in all sizes up to `places`. */
 static bool fits(const struct trial *t, uint64_t seed, uint32_t places, double wanted)
 {
     uint32_t *front = t->recogniser->front, next = FRONT_LEAST;
@@ -293,7 +294,7 @@ static int try_folder(struct recogniser *r, const struct kept_folder *kept,
     return 0;
 }
 
-/* With images alone, and with all files where these are more. */
+/* With images alone, and with all files where there are more of them. */
 static int try_directory(struct recogniser *r, const struct ancestor *a,
                          const uint32_t *positions, unsigned count, struct recognised *found)
 {

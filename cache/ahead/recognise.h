@@ -1,11 +1,11 @@
 /*
- * Which known shuffle is it that readers go through? From the first files that they read.
+ * Recognises from the first files that readers read which known shuffle they go through.
  *
  *     recogniser_new(index, root, &options, &recogniser);
  *     recogniser_try(recogniser, positions, count, &found)
  *
- * How it can know, and how sure it is, stands in recognise.c. It takes up to a second and
- * belongs in a thread that nobody waits for.
+ * recognise.c explains how it can know, and how sure it is. It takes up to a second and belongs
+ * in a thread that nobody waits for.
  */
 #ifndef ONEPOT_RECOGNISE_H
 #define ONEPOT_RECOGNISE_H
@@ -15,16 +15,16 @@
 #include "folder_order.h"
 #include "read_order.h"
 
-#define RECOGNISE_READS_MIN 16u  /* fewer say nothing */
-#define RECOGNISE_READS_MAX 512u /* the last so many are looked at */
-#define RECOGNISE_FILES_MIN 256u /* a smaller folder is read before anything can be done */
+#define RECOGNISE_READS_MIN 16u  /* fewer prove nothing */
+#define RECOGNISE_READS_MAX 512u /* only the last so many are looked at */
+#define RECOGNISE_FILES_MIN 256u /* a smaller folder is read before this could help */
 
 struct recogniser;
 
 struct recogniser_options {
     uint64_t seed;            /* of the sampler; its generator gets this plus the epoch */
     uint64_t most_bytes;      /* of memory, for an order and for its folder each */
-    const _Atomic bool *stop; /* a search ends at once when this is true; NULL: never */
+    const _Atomic bool *stop; /* true ends a search at once; NULL: never */
 };
 
 struct recognised {
@@ -43,9 +43,9 @@ int recogniser_new(const struct index *index, uint32_t root,
 void recogniser_free(struct recogniser *recogniser); /* NULL is fine */
 
 /*
- * Inode positions of files, in the order in which they were read for the first time in an
- * epoch. -ENOENT: it is none that is known. -E2BIG: it might be one, but the folder has too
- * many files for the memory. -EINVAL: too few reads. -ECANCELED, -ENOMEM, -EUCLEAN.
+ * `positions` are inodes of files, in the order of their first reads in an epoch. -ENOENT: the
+ * order is none that is known. -E2BIG: it may be one, but the folder has too many files for the
+ * memory. -EINVAL: too few reads. -ECANCELED, -ENOMEM, -EUCLEAN.
  */
 int recogniser_try(struct recogniser *recogniser, const uint32_t *positions, unsigned count,
                    struct recognised *ret_recognised);

@@ -31,7 +31,7 @@ static bool is_believed(const struct stream *t)
            (t->last - t->first) / t->step <= 4 * (uint64_t)t->reads;
 }
 
-/* The stream that the place continues; else the one that has been idle for longest. */
+/* The stream that the place continues, or else the one that was idle longest. */
 static struct stream *find(struct streams *s, uint64_t place, bool *ret_continues)
 {
     struct stream *oldest = &s->at[0];
@@ -69,7 +69,7 @@ bool streams_read(struct streams *s, uint64_t place)
         t->next = t->last + t->step;
         t->window = t->window ? t->window : WINDOW_FIRST;
     }
-    /* It is half way to the end of what was handed out. */
+    /* The reader is half way to the end of what was handed out. */
     if (t->next - t->last <= t->window * t->step / 2 && 2 * t->window <= s->window_most)
         t->window *= 2;
     return true;

@@ -1,15 +1,16 @@
 /*
- * Readers that go through numbered things in ascending order: the files of a directory, those
- * of an archive, the pieces of a file. Several at once, interleaved, each a stream of its own.
+ * Detects readers that go through numbered things in ascending order: the files of a directory
+ * or of an archive, or the pieces of a file. Several may do so at once, interleaved; each is a
+ * stream of its own.
  *
- * A read belongs to a stream if it comes soon behind the furthest one of it, or a little before
- * that (two workers, a kernel that asks for the next piece early). One is believed after
- * STREAM_CONFIDENT reads, if it covers at least a quarter of what it passes in steps of its
- * own: a rank that reads every eighth file has steps of 8. Then things ahead of it are handed
- * out, twice as many each time it comes near the end of them.
+ * A read belongs to a stream if it comes soon after the furthest read of that stream, or a
+ * little before it (two workers, or a kernel that asks for the next piece early). A stream is
+ * believed after STREAM_CONFIDENT reads if these cover at least a quarter of what it passes, in
+ * its own steps: a rank that reads every eighth file has steps of 8. Then things ahead of it
+ * are handed out, twice as many each time it comes near the end of them.
  *
- * A reader in random order is in nobody's way: of n things, 16 streams with 64 places each
- * are hit by chance once in n/1024 reads, but each stream would have to be hit time after
+ * A reader in random order does no harm. Of n things, 16 streams with 64 places each are hit by
+ * chance once in n/1024 reads. But to be believed a stream would have to be hit time after
  * time while it is one of the last 16, and densely.
  */
 #ifndef ONEPOT_STREAMS_H
@@ -24,11 +25,11 @@
 
 struct stream {
     uint64_t first, last; /* places */
-    uint64_t next;        /* what comes after what was handed out */
+    uint64_t next;        /* the place after those handed out */
     uint64_t step;        /* the greatest common divisor of all distances; 0: none yet */
     uint32_t reads;       /* 0: free */
     uint32_t window;      /* steps */
-    uint64_t used;        /* when */
+    uint64_t used;        /* on the clock below */
 };
 
 struct streams {
@@ -39,13 +40,13 @@ struct streams {
 
 void streams_init(struct streams *streams, uint32_t window_most);
 
-/* A read. True: it continues a stream that is believed. */
+/* Report a read. True: it continues a stream that is believed. */
 bool streams_read(struct streams *streams, uint64_t place);
 
-/* Something ahead of a stream that is to be had. False: nothing. */
+/* The next thing ahead of a stream. False: there is none. */
 bool streams_next(struct streams *streams, uint64_t *ret_place);
 
-/* What was handed out was not used: all begin anew. */
+/* What was handed out was not used: start all streams anew. */
 void streams_reset(struct streams *streams);
 
 #endif
