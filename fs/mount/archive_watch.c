@@ -1,7 +1,7 @@
 /*
- * Times alone prove nothing: a file is touched, renamed, linked without a byte of it being
- * changed. Samples prove little more, since a few bytes in the middle are in none of them;
- * but whoever copies another archive over this one is found out by the first and the last.
+ * Times alone prove nothing: a file may be touched, renamed or linked without a change to its
+ * bytes. Samples prove little more, since a few bytes in the middle are in none of them. But
+ * another archive copied over this one shows in the first and the last sample.
  */
 #include <errno.h>
 #include <poll.h>
@@ -29,7 +29,7 @@ struct archive_watch {
     struct stat seen;              /* at the last look */
     uint64_t fingerprint;
     bool has_fingerprint;
-    uint64_t looked_ns; /* at requests until then */
+    uint64_t looked_ns; /* time of the last request at the last look */
     pthread_t thread;
     int stop_fd, news_fd;
     _Atomic int state;
@@ -65,20 +65,20 @@ static bool is_as_opened(const struct archive_watch *w, const struct stat *st)
            (!S_ISREG(st->st_mode) || (uint64_t)st->st_size == w->opened.size_bytes);
 }
 
-/* The first look notes what the content is. */
+/* The first look records the content's samples. */
 static void look(struct archive_watch *w)
 {
     struct stat st;
     uint64_t fingerprint;
 
-    if (source_is_copied(w->source)) /* nothing is read from it any more */
+    if (source_is_copied(w->source)) /* nothing is read from the archive any more */
         return;
     if (fstat(source_fd(w->source), &st) < 0 || is_seen(w, &st))
         return;
     bool is_cut = S_ISREG(st.st_mode) && (uint64_t)st.st_size < w->opened.size_bytes;
     int r = is_cut ? -ENODATA : source_fingerprint(w->source, &fingerprint);
     if (r < 0 && r != -ENODATA)
-        return; /* its storage fails, which readers hear of themselves */
+        return; /* its storage fails; readers see that for themselves */
     if (r < 0 || (w->has_fingerprint && fingerprint != w->fingerprint)) {
         tell(w, ARCHIVE_CHANGED);
         return;
@@ -99,7 +99,7 @@ static void *watch(void *arg)
     while (atomic_load(&w->state) != ARCHIVE_CHANGED) {
         if (poll(&p, 1, LOOK_EVERY_MS) > 0)
             break;
-        /* Who asks for nothing gets nothing that is wrong, and the file's server its peace. */
+        /* Without requests nobody gets wrong bytes, and the file's server is spared. */
         uint64_t used_ns = summary_last_use_ns(w->counters);
         if (used_ns != w->looked_ns)
             look(w);

@@ -1,10 +1,10 @@
 /*
- * Was the archive written to while it is mounted? Nothing tells a reader of a file that
- * its bytes were replaced underneath: what it gets is then a piece of something else. So
- * a thread looks at size and times now and then, while the mount is used, and where they
- * have changed at samples of the content (source_fingerprint).
+ * Notices when the archive is written to while it is mounted. A reader can't notice that a
+ * file's bytes were replaced underneath; it would then get a piece of something else. So while
+ * the mount is used, a thread looks at size and times now and then, and where they have changed
+ * compares samples of the content (source_fingerprint).
  *
- * A thread of its own, because a filesystem that hangs may keep it for ever.
+ * It is a thread of its own, because a filesystem that hangs may block it for ever.
  */
 #ifndef ONEPOT_ARCHIVE_WATCH_H
 #define ONEPOT_ARCHIVE_WATCH_H
@@ -16,15 +16,15 @@
 
 enum archive_state {
     ARCHIVE_SAME,
-    ARCHIVE_TOUCHED, /* its time is another; of its bytes at most some others are */
-    ARCHIVE_CHANGED, /* cut short, or other bytes */
+    ARCHIVE_TOUCHED, /* its times differ; of its bytes few, if any */
+    ARCHIVE_CHANGED, /* truncated, or its bytes differ */
 };
 
 struct archive_watch;
 
 /*
- * Start to look. Pot and counters live until archive_watch_stop. -ENOTSUP: this archive
- * needs no watch, as what is read is a copy; -ENOMEM and the like.
+ * Start watching. Pot and counters must live until archive_watch_stop. -ENOTSUP: this archive
+ * needs no watch, because a copy of it is read; -ENOMEM and the like.
  */
 int archive_watch_start(struct pot *pot, const struct counters *counters,
                         struct archive_watch **ret_watch);
@@ -32,12 +32,12 @@ int archive_watch_start(struct pot *pot, const struct counters *counters,
 /* Readable when there is news. */
 int archive_watch_fd(const struct archive_watch *watch);
 
-/* The news so far: never goes back. Not readable any more then. */
+/* The state so far, which never improves. Clears the descriptor. */
 enum archive_state archive_watch_state(struct archive_watch *watch);
 
 /*
- * A last look; then the thread ends. -EBUSY when it is stuck in a read: it stays, and
- * needs what it was given until the process ends.
+ * Look once more and end the thread. -EBUSY when it is stuck in a read: it is left behind, and
+ * pot and counters must stay until the process ends.
  */
 int archive_watch_stop(struct archive_watch *watch, enum archive_state *ret_state);
 

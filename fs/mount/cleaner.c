@@ -1,6 +1,6 @@
 /*
- * A user may change what is in the folders at any time, also links and names: see cleaner.h for
- * why that harms nobody else.
+ * A user may change the folders' contents at any time, including links and names. cleaner.h
+ * explains why that harms nobody else.
  */
 #include "cleaner.h"
 
@@ -28,12 +28,12 @@
 
 /* ---- as one user ---- */
 
-/* A mount of a job that has ended: out of the tree, and its daemon with it. */
+/* End a mount of a job that has ended: unmount it and end its daemon. */
 static int end_mount(struct slot *slot)
 {
     const struct counters *c = slot->counters;
 
-    if (slot_lock(slot, true, false) < 0) /* a `run` holds it */
+    if (slot_lock(slot, true, false) < 0) /* a `run` uses it */
         atomic_store(&slot->counters->state, MOUNT_DRAINING);
     int r = unmounter_unmount(slot, 0, true, NULL);
     if (r < 0 && r != -ECHILD)
@@ -44,7 +44,7 @@ static int end_mount(struct slot *slot)
     return CLI_OK;
 }
 
-/* Under the registry's lock what is dead is removed; true: it lives. */
+/* Remove the slot if its daemon is dead, under the registry's lock. True: it lives. */
 static bool heal(struct slot *slot, int *status)
 {
     struct registry registry;
@@ -77,14 +77,14 @@ int cleaner_own(const char *job)
         unmounter_sweep_copy(slot->counters);
     }
     slot_list_free(&list);
-    unmounter_sweep_all(); /* what is no whole slot */
+    unmounter_sweep_all(); /* leftovers that form no whole slot */
     stage_sweep(NULL);
     return status;
 }
 
 /* ---- as other users ---- */
 
-/* For good: also what a signal or a helper could take back. */
+/* For good: also gives up what a signal or a helper could take back. */
 static int become(uid_t uid)
 {
     const struct passwd *user = getpwuid(uid);
@@ -107,7 +107,7 @@ int cleaner_user(uid_t uid, const char *job)
     pid_t pid = fork();
     if (pid == 0) {
         int r = become(uid);
-        alarm(USER_LIMIT_S); /* whatever its user does to hold it up */
+        alarm(USER_LIMIT_S); /* even if the user does something to delay it */
         _exit(r < 0 ? cli_fail(NULL, r, NULL) : cleaner_own(job));
     }
     if (pid < 0)
@@ -116,7 +116,7 @@ int cleaner_user(uid_t uid, const char *job)
         ;
     if (WIFEXITED(status))
         return WEXITSTATUS(status);
-    if (WIFSTOPPED(status)) { /* its user may do that, and its alarm would never come */
+    if (WIFSTOPPED(status)) { /* its user may stop it, and its alarm would then never come */
         kill(pid, SIGKILL);
         while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
             ;
@@ -125,7 +125,7 @@ int cleaner_user(uid_t uid, const char *job)
                      WIFSTOPPED(status) ? "somebody stopped it" : "it took a minute");
 }
 
-/* Is it a folder of ours, of the user that its name says? */
+/* Is it a folder of onepot, owned by the user in its name? */
 static bool is_folder_of(int dir, const char *name, uid_t *ret_uid)
 {
     unsigned uid;

@@ -1,11 +1,11 @@
 /*
- * What jobs left behind on this node: mounts whose daemon is dead, their state, copies of
- * archives that nobody uses and whose owner has ended. For `onepot clean`, and for root who
- * unmounts what is another user's.
+ * Removes the leftovers of jobs on this node: mounts whose daemon is dead, their state, and
+ * copies of archives that nobody uses and whose owner has ended. For `onepot clean`, and for
+ * root, who unmounts other users' mounts.
  *
- * What lies in a user's folders is the user's to write, and is never trusted by root: a child
- * that has given up root's rights for good does all of it, so that it can do no more than its
- * user can. Root itself looks at nothing but who owns a folder of which name.
+ * Users may write in their own folders, so root never trusts what lies there. A child that has
+ * given up root's rights for good does all the work there, and so can do no more than the user
+ * can. Root itself looks only at a folder's owner and name.
  */
 #ifndef ONEPOT_CLEANER_H
 #define ONEPOT_CLEANER_H
@@ -13,15 +13,16 @@
 #include <sys/types.h>
 
 /*
- * As this user. With `job` also what that job has mounted and still serves: it has ended, and
- * whoever uses it is none of it any more. CLI_OK, or CLI_FAILED after an error was printed.
+ * Clean up as this user. With `job`, also end the mounts of that job that still serve: the job
+ * has ended, so any remaining user is no part of it. CLI_OK, or CLI_FAILED after an error was
+ * printed.
  */
 int cleaner_own(const char *job);
 
-/* As another user, which only root may; for a minute at most. */
+/* The same as another user, which only root may do; for a minute at most. */
 int cleaner_user(uid_t uid, const char *job);
 
-/* As each user who has a folder here. */
+/* The same as each user who has a folder here. */
 int cleaner_all(const char *job);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * One loop around poll(2): signals, the end of the connection, of the owner, of the
- * wrapper. While nothing is asked of it the daemon sleeps without a time-out, unless it
- * has to look (--idle, or a process without a pidfd).
+ * One loop around poll(2) for signals and the ends of the connection, the owner and the
+ * wrapper. While nothing is asked of it the daemon sleeps without a time-out, unless it has to
+ * check regularly (--idle, or a process without a pidfd).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -32,15 +32,15 @@
 #define OWNER_LIMIT_NS (10 * SECOND_NS)    /* after the owner's end, busy or not */
 #define IMPATIENT_LIMIT_NS (3 * SECOND_NS) /* after a second Ctrl-C */
 #define RETRY_NS SECOND_NS                 /* to unmount, while draining */
-#define IDLE_RETRY_NS (10 * SECOND_NS)     /* unused for long, but something is open */
+#define IDLE_RETRY_NS (10 * SECOND_NS)     /* unused for long, but a file is open */
 #define STEP_MS 200                        /* while draining */
-#define LOOK_MS 1000                       /* at what can't be polled */
+#define LOOK_MS 1000                       /* between looks at what can't be polled */
 #define STOP_LIMIT_S 5
 
 enum phase {
     SERVING,
     DRAINING,
-    UNMOUNTED, /* out of the tree; whoever still has a file open is served */
+    UNMOUNTED, /* detached; processes that still have a file open are served */
 };
 
 struct control {
@@ -53,15 +53,15 @@ struct control {
     int signal_fd;
     enum phase phase;
     bool orphaned;        /* made by a `run` that has ended */
-    uint64_t deadline_ns; /* of draining; 0: none */
-    uint64_t retry_ns;    /* not to try an unmount before */
+    uint64_t deadline_ns; /* end of draining; 0: none */
+    uint64_t retry_ns;    /* next attempt to unmount */
     int interrupts;
-    bool stop; /* at once, whatever becomes of its users */
+    bool stop; /* end at once, whatever its users lose */
 };
 
 /* ---- the log ---- */
 
-/* A name may hold anything; a line stays one line, and leaves a terminal alone. */
+/* A name may hold any byte; this keeps a line to one line, harmless to a terminal. */
 static void copy_safe(char *to, size_t size, const char *line)
 {
     size_t n = 0;
@@ -125,7 +125,7 @@ static void wanted_signals(bool foreground, sigset_t *ret_set)
     sigemptyset(ret_set);
     sigaddset(ret_set, SIGTERM);
     sigaddset(ret_set, SIGINT);
-    if (foreground && !is_ignored(SIGHUP)) /* the terminal went away, and there is no nohup */
+    if (foreground && !is_ignored(SIGHUP)) /* the terminal is gone, and there is no nohup */
         sigaddset(ret_set, SIGHUP);
 }
 
@@ -136,8 +136,8 @@ void control_prepare(bool foreground)
     sigset_t wanted, others;
 
     /*
-     * A batch system sends USR1 and the like, also XCPU, to every process of a job. A log
-     * that reaches the limit of a file's size is full, no more.
+     * A batch system sends USR1 and the like, also XCPU, to every process of a job. A log that
+     * reaches the file-size limit is just full.
      */
     for (size_t i = 0; i < sizeof(always) / sizeof(always[0]); i++)
         signal(always[i], SIG_IGN);
@@ -148,7 +148,7 @@ void control_prepare(bool foreground)
     for (int number = 1; number < NSIG; number++)
         if (sigismember(&wanted, number) == 1)
             sigdelset(&others, number);
-    sigprocmask(SIG_UNBLOCK, &others, NULL); /* whatever our starter had blocked */
+    sigprocmask(SIG_UNBLOCK, &others, NULL); /* our starter may have blocked any of them */
     sigprocmask(SIG_BLOCK, &wanted, NULL);
     lost_pages_catch_all();
 }
@@ -161,13 +161,13 @@ static void unmounted(struct control *c)
     atomic_store(&c->config->slot->counters->state, MOUNT_ENDED);
 }
 
-/* No `run` uses it, and it is ours to end. Under the registry's lock; holds NAME.lock. */
+/* May we end it: does no `run` use it? Under the registry's lock; takes NAME.lock. */
 static bool claim(const struct control *c)
 {
     return slot_lock(c->config->slot, true, false) == 0;
 }
 
-/* Where the folder is gone there is nobody to keep out. False: not now. */
+/* If the folder is gone, there is nobody to lock out. False: not now. */
 static bool lock_registry(const struct control *c, struct registry *ret_registry)
 {
     int r = registry_lock(c->config->slot->folder, false, ret_registry);
@@ -199,7 +199,7 @@ static void try_unmount(struct control *c)
         say(c, "it can't be unmounted: %s", strerror(-r));
 }
 
-/* Out of the tree, whoever uses it; they are served until they are done. */
+/* Detach it, even if it is in use; its users are served until they are done. */
 static void detach(struct control *c)
 {
     if (c->config->can_leave) {
@@ -235,7 +235,7 @@ static void drain(struct control *c, uint64_t limit_ns, const char *why)
         say(c, "%s: ending when nobody uses the mount any more", why);
 }
 
-/* How long users of the mount have after a signal; 0: as long as they want. */
+/* How long users of the mount have after a signal; 0: no limit. */
 static uint64_t grace_ns(const struct control *c)
 {
     uint64_t otherwise = c->config->can_leave ? LEAVE_LIMIT_NS : 0;
@@ -263,7 +263,7 @@ static void on_signal(struct control *c)
         c->stop = true;
 }
 
-/* Nobody holds it any more: neither a `run` nor a mount command. */
+/* No `run` and no mount command holds it any more. */
 static bool is_abandoned(const struct control *c)
 {
     const struct slot *slot = c->config->slot;
@@ -280,7 +280,7 @@ static bool is_abandoned(const struct control *c)
     return abandoned;
 }
 
-/* The next of those that it belongs to, under the lock under which they are added. */
+/* Find the next living owner, under the lock under which owners are added. */
 static void find_owner(struct control *c)
 {
     struct registry registry;
@@ -312,10 +312,10 @@ static void look_at_others(struct control *c)
     if (is_abandoned(c))
         drain(c, 0, "the command that it was for has ended");
     else if (!c->owner.pid && atomic_load(&c->config->slot->counters->holders) > 0)
-        find_owner(c); /* of who shares it by `onepot mount` */
+        find_owner(c); /* of those who share it by `onepot mount` */
 }
 
-/* Whoever asked for the mount says 'k', or has died before it could tell of it. */
+/* The starter writes 'k', or has died before it could announce the mount. */
 static void on_starter(struct control *c)
 {
     struct counters *counters = c->config->slot->counters;
@@ -327,7 +327,7 @@ static void on_starter(struct control *c)
     close(steal_fd(&c->starter_fd));
     if (n > 0)
         return;
-    if (atomic_load(&counters->holders) > 1) /* others share it already */
+    if (atomic_load(&counters->holders) > 1) /* others already share it */
         atomic_fetch_sub(&counters->holders, 1);
     else
         drain(c, 0, "whoever asked for the mount has ended");
@@ -340,7 +340,7 @@ static void on_lost_page(struct control *c)
                 c->config->archive, lost_pages_count());
 }
 
-/* Each of the states is told once. */
+/* Logs each state once. */
 static void note_archive(struct control *c, enum archive_state state)
 {
     if (state == c->archive_state)
@@ -368,7 +368,7 @@ static void watch_archive(struct control *c)
         say(c, "whether it is changed meanwhile is not watched: %s", strerror(-r));
 }
 
-/* The last look. False: it hangs in a read of the archive. */
+/* Look once more. False: the look hangs in a read of the archive. */
 static bool end_watch(struct control *c)
 {
     enum archive_state state;
@@ -386,7 +386,10 @@ static uint64_t quiet_ns(const struct control *c)
     return now > last ? now - last : 0;
 }
 
-/* A reader of cached files is heard of once a second: less than two of silence mean nothing. */
+/*
+ * A reader of cached files causes one request a second, so less than two seconds of silence
+ * mean nothing.
+ */
 static uint64_t idle_limit_ns(const struct control *c)
 {
     uint64_t ns = c->config->idle_s * SECOND_NS;
@@ -501,17 +504,17 @@ static void finish(struct control *c)
 
     session_update_counters(c->session);
     unmounted(c);
-    /* Aborted, not unmounted: what is left there answers nobody. */
+    /* Aborted, not unmounted: the dead mount that is left there answers nobody. */
     if (c->config->can_unmount && counters->mount_dev_minor &&
         mountinfo_has(counters->mountpoint, counters->mount_dev_major,
                       counters->mount_dev_minor))
         unmounter_try(c->config->slot, true);
     say(c, "%s", summary_line(counters, line, sizeof(line)));
-    session_give_back(c->session); /* it lies in the folder that is to go */
+    session_give_back(c->session); /* its files lie in the folder that is to be removed */
     remove_slot(c->config->slot);
 }
 
-/* The copy goes with its last mount. False: a thread hangs in a read of the archive. */
+/* The copy is removed with its last mount. False: a thread hangs in a read of the archive. */
 static bool end_stage(struct control *c)
 {
     struct stage *stage = c->config->stage;
@@ -544,7 +547,7 @@ int control_serve(const struct control_config *config, struct session *session)
     all_ended &= end_stage(&c);
     control_stop(session, c.stop);
     if (!all_ended)
-        _exit(0); /* what it reads through must not go before it */
+        _exit(0); /* the stuck thread still reads through the copy */
     if (c.signal_fd >= 0)
         close(c.signal_fd);
     process_watch_close(&c.owner);

@@ -1,5 +1,5 @@
 /*
- * Options of mount and run. What DESIGN names and no code serves yet is refused by
+ * Options of mount and run. An option that DESIGN names but no code serves yet is refused by
  * name: a job that asked for an order and did not get it would only be slow.
  */
 #include <errno.h>
@@ -34,7 +34,7 @@ enum {
     OPT_ORDER,
     OPT_RECORD,
     OPT_SEED,
-    OPT_NOT_YET, /* and those after it */
+    OPT_NOT_YET, /* this and all after it */
     OPT_ON_CONFLICT = OPT_NOT_YET,
     OPT_NESTED,
 };
@@ -77,7 +77,7 @@ static const char *long_name(int opt)
     return "?";
 }
 
-/* One word of -o. What is always so may be asked for. */
+/* One word of -o. Words for what is always the case are accepted. */
 static int parse_fuse_word(const struct cli_usage *usage, char *word, struct mount_options *o)
 {
     static const char *const always[] = {"ro", "nosuid", "nodev", "noatime"};
@@ -114,7 +114,7 @@ static int parse_fuse_options(const struct cli_usage *usage, char *list,
     return status;
 }
 
-/* A number of an option into *ret: CLI_GO_ON, or the exit status. */
+/* Read an option's number into *ret: CLI_GO_ON, or the exit status. */
 static int parse_number(const struct cli_usage *usage, int opt, uint64_t min, uint64_t max,
                         uint64_t *ret)
 {
@@ -257,13 +257,13 @@ static int parse_option(const struct cli_usage *usage, int opt, struct mount_opt
     return r == 0 ? CLI_GO_ON : r;
 }
 
-/* What no option says alone. */
+/* Checks that involve more than one option. */
 static int check_together(const struct cli_usage *usage, bool for_run, int count,
                           char **archives, const struct mount_options *o)
 {
     if (count == 0)
         return cli_usage_error(usage, "no archive was named");
-    if (count > 1) /* or what people write who know other programs */
+    if (count > 1) /* or the syntax of other programs */
         return cli_usage_error(
             usage,
             "'%s' is one too many: this version of onepot mounts one archive "

@@ -1,5 +1,5 @@
 /*
- * The options that mount and run have in common.
+ * The options that mount and run share.
  */
 #ifndef ONEPOT_MOUNT_OPTIONS_H
 #define ONEPOT_MOUNT_OPTIONS_H
@@ -12,17 +12,17 @@
 
 #define MOUNT_NO_OWNER (-1)
 
-/* run: may its mount be in a namespace of its own? */
+/* run: may it mount in a namespace of its own? */
 enum private_mode {
-    PRIVATE_AUTO, /* where --at is taken, and where there is no other way to mount */
+    PRIVATE_AUTO, /* where --at is occupied, or no other way to mount works */
     PRIVATE_ON,
     PRIVATE_OFF,
 };
 
 struct mount_options {
-    const char *archive; /* as it was given */
+    const char *archive; /* as given */
     const char *at;      /* NULL: a private directory is chosen */
-    const char *subdir;  /* NULL: all of it */
+    const char *subdir;  /* NULL: the whole archive */
     const char *log;
     const char *fsname; /* -o fsname=; NULL: the archive's path */
     enum private_mode private_mode;
@@ -35,20 +35,20 @@ struct mount_options {
     unsigned idle_s;       /* 0: never */
     unsigned grace_s;      /* 0: not given */
     unsigned io_timeout_s; /* 0: never */
-    unsigned retries;      /* of a read of the archive that fails */
+    unsigned retries;      /* after a failed read of the archive */
     uint64_t cache_bytes;
-    bool cache_given;         /* else: by what the job may use */
-    uint64_t readahead_bytes; /* 0: off; UINT64_MAX: by the memory that is free */
+    bool cache_given;         /* false: derived from the job's memory */
+    uint64_t readahead_bytes; /* 0: off; UINT64_MAX: by the free memory */
     pid_t owner;              /* 0: owner_find; MOUNT_NO_OWNER: nobody */
     const char *order;        /* a file, or "-"; NULL: no order is given */
     const char *record;       /* NULL: nothing is written down */
-    uint64_t seed;            /* of shuffles that are recognised */
-    bool stage;               /* copy the archive to this node, */
-    const char *stage_place;  /* here; NULL: where there is room */
+    uint64_t seed;            /* of shuffles to recognise */
+    bool stage;               /* copy the archive to this node */
+    const char *stage_place;  /* to this place; NULL: where there is room */
     enum cli_progress_mode progress;
 };
 
-/* The part of the help text about these options. */
+/* The help text's part about these options. */
 #define MOUNT_OPTIONS_HELP                                                                     \
     "      --at DIR          show it at DIR, made if need be; else in a private directory\n"   \
     "      --subdir PATH     show this directory of the archive alone\n"                       \
@@ -79,16 +79,16 @@ struct mount_options {
     "      --progress WHEN   auto, always, never: while an index is made\n"
 
 /*
- * Read options and the one archive of argv[1..argc-1]. CLI_GO_ON, or the exit status
- * after help or an error was printed.
+ * Read options and the one archive from argv[1..argc-1]. CLI_GO_ON, or the exit status after
+ * help or an error was printed.
  */
 int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, char **argv,
                         struct mount_options *ret_options);
 
 /*
- * A number that is equal for equal options, as they were given: defaults that depend on
- * the process (its CPUs) do not keep the ranks of a job from sharing a mount. The
- * archive's time stamp and the owner's start time make part of it.
+ * A number that is equal for equal options, as they were given. Defaults that depend on the
+ * process (its CPUs) are left out, so they do not keep the ranks of a job from sharing a mount.
+ * The archive's time stamp and the owner's start time are part of it.
  */
 uint64_t mount_options_hash(const struct mount_options *options, const char *at,
                             int64_t mtime_sec, long mtime_nsec, uint64_t owner_start_ticks);

@@ -1,5 +1,5 @@
 /*
- * The way to a mount, step by step, and back from each step.
+ * Each step towards a mount, and how to undo it.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -15,13 +15,13 @@
 #include "summary.h"
 #include "unmounter.h"
 
-#define RELEASE_WAIT_MS 3000 /* for what the command left behind, at the end of `run` */
+#define RELEASE_WAIT_MS 3000 /* for processes that the command left, when `run` ends */
 #define DAEMON_END_MS 5000
 #define STALE_LIMIT_MS 2000
 
 /* ---- the mount ---- */
 
-/* 0: the directory is empty; -ENOTEMPTY, or why it can't be read. */
+/* 0: the directory is empty; -ENOTEMPTY; or the error of reading it. */
 static int check_empty(const char *path)
 {
     DIR *dir = opendir(path);
@@ -35,14 +35,14 @@ static int check_empty(const char *path)
     return entries <= 2 ? 0 : -ENOTEMPTY; /* "." and ".." */
 }
 
-/* Something of onepot is mounted at --at: ours goes over it, for the command alone. */
+/* A mount of onepot is at --at: ours covers it, for the command only. */
 static bool covers(const struct mounter *m)
 {
     struct mount_entry entry;
     return m->is_private && mountinfo_find(m->at, &entry) == 0 && entry.is_onepot;
 }
 
-/* A mount of onepot at --at, in no slot that was found: dead, or another user's. */
+/* Clear a mount of onepot at --at that no slot was found for: dead, or another user's. */
 static int clear_stale(struct mounter *m)
 {
     struct mount_entry entry;
@@ -221,7 +221,7 @@ int mounter_start(struct mounter *m)
         mounter_abandon(m);
         return r;
     }
-    if (!m->options->foreground) { /* the daemon has its own by now */
+    if (!m->options->foreground) { /* the daemon has its own descriptors now */
         recorder_forget(m->recorder);
         m->recorder = NULL;
         reader_free(m->reader);
@@ -236,7 +236,7 @@ int mounter_start(struct mounter *m)
 
 /* ---- and back ---- */
 
-/* A mount that was not told of yet: nobody uses it, unless by chance. */
+/* Undo a mount that was never announced: nobody uses it, except by chance. */
 static void undo_mount(struct mounter *m)
 {
     struct registry registry;
@@ -254,7 +254,9 @@ static void undo_mount(struct mounter *m)
         close(steal_fd(&m->fuse_fd));
     if (m->daemon_sock >= 0)
         unmounter_finish(m->slot, DAEMON_END_MS, true);
-    /* Without the registry's lock (no descriptor is left, say) rather than not at all. */
+    /*
+     * Better without the registry's lock (no descriptor is left, for example) than not at all.
+     */
     bool locked =
         slot_is_current(m->slot) && registry_lock(m->slot->folder, false, &registry) == 0;
     if (!unmounter_forget(m->slot))
@@ -278,7 +280,7 @@ void mounter_abandon(struct mounter *m)
     m->daemon = 0;
 }
 
-/* Nobody else uses it: then this process holds its lock exclusively. */
+/* If nobody else uses the mount, this process now holds its lock exclusively. */
 static bool is_last(struct mounter *m)
 {
     struct registry registry;
@@ -294,7 +296,7 @@ static bool is_last(struct mounter *m)
     return last;
 }
 
-/* End a mount that nobody else uses; bounded, whoever the command left behind in it. */
+/* End a mount that nobody else uses; bounded, even if the command left processes in it. */
 static void end_mount(struct mounter *m, bool died)
 {
     const struct namespace *ns = m->ns.mnt_ns >= 0 ? &m->ns : NULL;
@@ -306,7 +308,7 @@ static void end_mount(struct mounter *m, bool died)
                   ns ? "in use" : unmounter_explain(m->slot, users, sizeof(users)));
         r = unmounter_unmount(m->slot, 0, true, ns);
     }
-    namespace_close(&m->ns); /* or it would keep the mount */
+    namespace_close(&m->ns); /* or it would keep the mount alive */
     if (r < 0 && r != -ECHILD && !died)
         cli_failf(m->path, "it can't be unmounted: %s", strerror(-r));
     if (unmounter_finish(m->slot, DAEMON_END_MS, true) < 0)
@@ -334,7 +336,7 @@ void mounter_free(struct mounter *m)
     recorder_abandon(m->recorder);
     read_order_free(m->order);
     reader_free(m->reader);
-    if (!stuck) /* in a read of it */
+    if (!stuck) /* a thread is stuck in a read of it */
         pot_close(m->pot);
     stage_close(m->stage);
     slot_close(m->slot);

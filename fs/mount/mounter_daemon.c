@@ -1,10 +1,10 @@
 /*
- * The daemon of a new mount: a process that was forked after the mount was made and
- * before any thread was started; or, with -f, this process itself.
+ * The daemon of a new mount: a process forked after the mount was made and before any thread
+ * was started; or, with -f, this process itself.
  *
- * Between starter and daemon there is a socket. The daemon says once how its start
- * went; the starter says 'k' when the mount has been told of. If the starter dies
- * before that, the daemon reads the end of the socket and ends the mount.
+ * A socket connects starter and daemon. The daemon reports once how its start went; the starter
+ * writes 'k' when it has announced the mount. If the starter dies before that, the daemon reads
+ * the end of the socket and ends the mount.
  */
 #include <errno.h>
 #include <poll.h>
@@ -34,7 +34,7 @@ struct start_word {
     struct fault fault;
 };
 
-/* ---- what a serving process does, be it forked or not ---- */
+/* ---- the work of a serving process, forked or not ---- */
 
 /* Is the mount where this process can see it? */
 static bool is_visible(const struct mounter *m)
@@ -66,7 +66,7 @@ static struct control_config control_config(struct mounter *m, struct slot *slot
     };
 }
 
-/* Without its threads only what is read is copied. */
+/* Without the stage's threads only the bytes that are read get copied. */
 static void start_stage(struct mounter *m)
 {
     char line[256];
@@ -79,7 +79,7 @@ static void start_stage(struct mounter *m)
     control_log(&m->log, line);
 }
 
-/* Of .onepot/stat. */
+/* The report for .onepot/stat. */
 static int report(void *ctx, bool json, char **ret_text, size_t *ret_len)
 {
     return report_render(ctx, json, ret_text, ret_len);
@@ -109,7 +109,9 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .order = m->order,
         .recorder = m->recorder,
         .seed = o->seed,
-        /* In a user namespace there are no others, and the IDs of lists have no meaning. */
+        /*
+         * In a user namespace there are no other users, and the IDs of lists have no meaning.
+         */
         .access_lists = o->default_permissions && (is_visible(m) || geteuid() == 0),
         .override_uid = o->override_uid,
         .override_gid = o->override_gid,
@@ -121,7 +123,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .report_ctx = c,
     };
 
-    /* What started it may be bound to one core; it serves whoever reads. */
+    /* The starter may be bound to one core; the daemon serves every reader. */
     if (!o->threads)
         cpus_widen();
     c->threads = o->threads ? o->threads : cpus_allowed();
@@ -129,10 +131,10 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
     c->started_ns = now_ns();
     atomic_store(&c->shared_ns, c->started_ns);
     process_stat(getpid(), &c->daemon_start_ticks, &state);
-    m->fuse_fd = -1; /* the session's, whatever happens */
+    m->fuse_fd = -1; /* the session owns it from now on, even on failure */
     m->recorder = NULL;
     if (m->stage)
-        start_stage(m); /* which may fork: before there are other threads */
+        start_stage(m); /* it may fork, so before other threads exist */
     int r = session_start(&config, fault, ret_session);
     if (r == 0)
         atomic_store(&c->state, MOUNT_SERVING);
@@ -141,7 +143,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
 
 /* ---- the forked daemon ---- */
 
-/* Its own descriptors of the slot, and the lock that says that it lives. */
+/* Open the slot with descriptors of our own, and take the lock that shows that we live. */
 static int own_slot(struct mounter *m, struct slot **ret_slot)
 {
     struct slot *slot;
@@ -161,8 +163,8 @@ static int own_slot(struct mounter *m, struct slot **ret_slot)
 }
 
 /*
- * A small process that outlives a killed daemon, and removes its copy if nobody else uses that.
- * It is the daemon's to end: what asks all of a job to end doesn't reach it.
+ * A small process that outlives a killed daemon, and removes its copy if nobody else uses it.
+ * The daemon ends it; a signal to all of a job does not.
  */
 static _Noreturn void watch_daemon(const struct counters *c, const struct inherited *inherited,
                                    struct process_watch daemon)
@@ -178,7 +180,7 @@ static _Noreturn void watch_daemon(const struct counters *c, const struct inheri
         struct pollfd p = {.fd = daemon.fd, .events = POLLIN};
         poll(&p, 1, daemon.fd < 0 ? WATCH_STEP_MS : -1);
     }
-    /* What the daemon has forked may still hold the copy for a moment. */
+    /* The daemon's children may still hold the copy for a moment. */
     for (int waited = 0; waited < WATCH_LIMIT_MS && stat(c->stage_folder, &st) == 0;
          waited += WATCH_STEP_MS) {
         unmounter_sweep_copy(c);
@@ -196,7 +198,7 @@ static void start_watcher(const struct slot *slot)
         return;
     pid_t pid = process_watch_open(getpid(), &self) == 0 ? fork() : -1;
     if (pid == 0) {
-        if (fork() != 0) /* it is nobody's child */
+        if (fork() != 0) /* so that it is nobody's child */
             _exit(0);
         watch_daemon(slot->counters, &inherited, self);
     }
@@ -222,9 +224,9 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
         start_watcher(slot);
     if (word.err == 0)
         word.err = start_session(m, slot, &word.fault, &session);
-    /* A starter that is gone is noticed there, where the mount is taken away again, too. */
+    /* If the starter is gone, send fails; then the mount is removed here, too. */
     if (send(sock, &word, sizeof(word), MSG_NOSIGNAL) < 0 && word.err < 0 && is_visible(m))
-        mountpoint_unmount(m->path, true); /* nobody else knows of it */
+        mountpoint_unmount(m->path, true); /* nobody else knows of the mount */
     if (word.err < 0)
         _exit(1);
     struct control_config config = control_config(m, slot, sock);
@@ -233,7 +235,7 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
     _exit(0);
 }
 
-/* Fork it: a child of `run`; nobody's child otherwise. */
+/* Fork the daemon: a child of `run`; nobody's child otherwise. */
 static int fork_daemon(struct mounter *m)
 {
     struct process_watch self = PROCESS_WATCH_NONE;
@@ -261,7 +263,7 @@ static int fork_daemon(struct mounter *m)
     return r;
 }
 
-/* Wait for the daemon's word. */
+/* Wait for the daemon's report. */
 static int hear(struct mounter *m, struct start_word *ret_word)
 {
     for (;;) {

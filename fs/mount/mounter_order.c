@@ -1,6 +1,6 @@
 /*
- * --order and --record: files that people name. They are opened before there is a daemon, so
- * that what is wrong with them is said on the command line.
+ * --order and --record: files named by the user. They are opened before there is a daemon, so
+ * that errors show on the command line.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,15 +15,15 @@
 #include "mounter_private.h"
 
 #define ORDER_BYTES_MOST (UINT64_C(4) << 30)
-#define ORDER_LINES_MOST (UINT64_C(1) << 28) /* a gigabyte of places */
-/* So many epochs, of lines so long on the average, are more than any order is good for. */
+#define ORDER_LINES_MOST (UINT64_C(1) << 28) /* a gigabyte of positions */
+/* This many epochs, of lines this long on average, are more than any order needs. */
 #define ORDER_EPOCHS_MOST 64u
 #define ORDER_LINE_BYTES 256u
 #define ORDER_BYTES_LEAST (UINT64_C(1) << 20)
 
 /*
- * What an order of this archive may have: it is held in memory, and a wrong file (a device, a
- * pipe that never ends, the archive itself) shall not take all that the job has.
+ * How large an order of this archive may be. It is held in memory, and a wrong file (a device,
+ * a pipe that never ends, the archive itself) must not use up the job's memory.
  */
 static uint64_t bytes_allowed(const struct mounter *m)
 {
@@ -35,7 +35,7 @@ static uint64_t bytes_allowed(const struct mounter *m)
     return bytes < room || room < ORDER_BYTES_LEAST ? bytes : room;
 }
 
-/* All of it. -EFBIG: more than `most` bytes. */
+/* Read the whole file. -EFBIG: more than `most` bytes. */
 static int read_all(int fd, uint64_t most, char **ret_text, size_t *ret_len)
 {
     size_t room = 1u << 16, len = 0;
@@ -111,7 +111,7 @@ static int open_order(struct mounter *m)
     return 0;
 }
 
-/* The daemon works elsewhere: an absolute path, of a file that need not be there. */
+/* The daemon works in another directory: make the path absolute. The file may not exist yet. */
 static int absolute_path(const char *path, char ret_path[PATH_MAX])
 {
     auto_free char *copy = strdup(path);

@@ -1,6 +1,6 @@
 /*
- * Before anything is mounted: what was asked for, made definite, and the archive, opened
- * by whoever is the first to want it.
+ * Before anything is mounted: resolve the options, and open the archive, which the first
+ * process to want it does.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,24 +33,26 @@ int mounter_caught(void)
     return caught;
 }
 
-/* A limit on file sizes is an error, EFBIG. Caught, not ignored: what is run has the default.
+/*
+ * Makes a file-size limit the error EFBIG. Caught, not ignored: the command that is run gets
+ * the default.
  */
 static void on_limit(int number)
 {
     (void)number;
 }
 
-/* What waits returns, and the command cleans up. */
+/* Blocking calls return on a signal, and the command cleans up. */
 static void catch_signals(void)
 {
     struct sigaction limit;
     interrupt_handle(on_signal);
     if (sigaction(SIGXFSZ, NULL, &limit) == 0 && limit.sa_handler == SIG_DFL)
         signal(SIGXFSZ, on_limit);
-    signal(SIGCHLD, SIG_DFL); /* ignored, it would take the status of our children away */
+    signal(SIGCHLD, SIG_DFL); /* if ignored, our children's exit status would be lost */
 }
 
-/* ---- what was asked for ---- */
+/* ---- resolving the request ---- */
 
 int mounter_init(struct mounter *m, const struct mount_options *options, bool for_run)
 {
@@ -140,7 +142,7 @@ int mounter_prepare(struct mounter *m)
 {
     const struct mount_options *o = m->options;
 
-    stage_sweep(NULL); /* what killed processes left takes memory of the job */
+    stage_sweep(NULL); /* leftovers of killed processes use the job's memory */
     if (mount_methods(&m->methods) < 0)
         return cli_failf(NULL,
                          "ONEPOT_MOUNT_METHODS names another way than mount, fusermount3, "
@@ -200,8 +202,8 @@ static void describe_archive(const struct mounter *m)
 }
 
 /*
- * Find its copy, or make room for one, if it is not that which a stream is unpacked to. What
- * lies in memory already needs none.
+ * Find the archive's copy or make room for one, unless a stream is unpacked to one. An archive
+ * that lies in memory needs none.
  */
 static int stage_archive(struct mounter *m)
 {
@@ -228,12 +230,12 @@ static int stage_archive(struct mounter *m)
     return 0;
 }
 
-/* ---- opening it may take minutes: the log tells how far it is ---- */
+/* ---- opening may take minutes: the log shows progress ---- */
 
 #define TELL_EVERY_NS UINT64_C(10000000000)
 
 struct opening_log {
-    struct control_log log; /* without standard error, where it is shown anyway */
+    struct control_log log; /* without standard error, which shows it anyway */
     uint64_t told_ns;
 };
 
@@ -261,7 +263,7 @@ static void log_progress(void *ctx, const char *doing, const struct progress *pr
     control_log(&o->log, line);
 }
 
-/* ---- the archive, with all that reads it ---- */
+/* ---- the archive, with its readers ---- */
 
 #define STUCK_MAX_S 1000000u
 
@@ -270,7 +272,7 @@ static int open_archive(struct mounter *m)
     const struct mount_options *o = m->options;
     struct reader_options reader = {
         .not_for_children = true,
-        /* Who waits for it has half of its time left then. */
+        /* This leaves a waiting reader half of its time. */
         .stuck_ms = o->io_timeout_s < STUCK_MAX_S ? o->io_timeout_s * 500u : 0,
         .cache_stored = true};
     struct fault fault = {0};

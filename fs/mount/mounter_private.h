@@ -1,8 +1,8 @@
 /*
- * What the files of the mounter share.
+ * Shared by the files of the mounter.
  *
- *   mounter.c         the order of things, the mount itself, undoing
- *   mounter_prepare.c what was asked for; the archive
+ *   mounter.c         the order of steps, the mount itself, undoing
+ *   mounter_prepare.c the request, resolved; the archive
  *   mounter_order.c   --order and --record
  *   mounter_slot.c    a mount to share, or a new slot
  *   mounter_daemon.c  the daemon: forked, or this process
@@ -14,34 +14,34 @@
 
 #define ANSWER_LIMIT_MS 10000
 
-/* Make options definite: paths, job, owner, log. 0, or CLI_FAILED after an error. */
+/* Resolve the options: paths, job, owner, log. 0, or CLI_FAILED after an error. */
 int mounter_prepare(struct mounter *m);
 
 /* Open the archive and its reader, and describe it in the counters. 0, or CLI_FAILED. */
 int mounter_open_archive(struct mounter *m);
 
-/* --order and --record, of the archive that was opened. 0, or CLI_FAILED. */
+/* Open the files of --order and --record for the opened archive. 0, or CLI_FAILED. */
 int mounter_open_orders(struct mounter *m);
 
 /*
- * Find a mount to share (m->shared, with this process counted among its users), or
- * create a slot, held exclusively. 0, or CLI_FAILED after an error was printed.
+ * Find a mount to share (sets m->shared and counts this process among its users), or create a
+ * slot, held exclusively. 0, or CLI_FAILED after an error was printed.
  */
 int mounter_find_slot(struct mounter *m);
 
 /*
- * Start the daemon for a mount that was made, and wait until it serves. 0, or CLI_FAILED
- * after an error was printed.
+ * Start the daemon for a new mount, and wait until it serves. 0, or CLI_FAILED after an error
+ * was printed.
  */
 int mounter_start_daemon(struct mounter *m);
 
 /* May a `run` mount in a namespace of its own? */
 bool mounter_may_be_private(const struct mounter *m);
 
-/* Let other `run`s into the namespace of this one, by its slot. Under the registry's lock. */
+/* Let other `run`s join this one's namespace, through its slot. Under the registry's lock. */
 void mounter_offer_namespace(const struct mounter *m, struct counters *counters);
 
-/* Give up what mounter_find_slot counted. */
+/* Undo the count that mounter_find_slot made. */
 void mounter_unshare(struct mounter *m);
 
 #endif

@@ -1,7 +1,6 @@
 /*
- * One mount for each job step and set of options on a node: the first who comes makes
- * it, and holds its slot exclusively meanwhile; the others wait for that lock, and look
- * again.
+ * One mount for each job step and set of options on a node. The first process makes it, and
+ * holds its slot exclusively meanwhile; the others wait for that lock, and look again.
  *
  * Everything is decided under the registry's lock; nothing is waited for under it.
  */
@@ -20,17 +19,17 @@
 #include "owner.h"
 #include "unmounter.h"
 
-#define SHARE_TRIES 100       /* of a mount whose daemon seems to be about to die */
-#define ENDING_LIMIT_MS 2000  /* how long the end of an earlier mount is waited for */
+#define SHARE_TRIES 100       /* of a mount whose daemon seems about to die */
+#define ENDING_LIMIT_MS 2000  /* longest wait for an earlier mount to end */
 #define STOPPED_LIMIT_MS 1000 /* for an answer of a mount that is in the way */
 
-/* What a look through the slots came to. */
+/* Result of a look through the slots. */
 enum look {
-    LOOK_NOTHING,  /* to be created */
-    LOOK_SHARED,   /* m->slot is it */
-    LOOK_STARTING, /* *ret_slot: somebody makes it, or ends it */
+    LOOK_NOTHING,  /* create one */
+    LOOK_SHARED,   /* share m->slot */
+    LOOK_STARTING, /* *ret_slot: a process makes it, or ends it */
     LOOK_ENDING,   /* *ret_slot: its daemon is about to go */
-    LOOK_CONFLICT, /* *ret_slot: something else is at the same place */
+    LOOK_CONFLICT, /* *ret_slot: another mount is at the same place */
 };
 
 static bool is_same(const struct mounter *m, const struct counters *c)
@@ -40,13 +39,13 @@ static bool is_same(const struct mounter *m, const struct counters *c)
            strcmp(c->job, m->job.id) == 0 && strcmp(c->step, m->job.step) == 0;
 }
 
-/* May mounts of these options be shared at all? */
+/* May mounts with these options be shared at all? */
 static bool is_shareable(const struct mounter *m)
 {
     return !m->options->foreground && m->parent_fd < 0;
 }
 
-/* What `mount` makes belongs to the job that it is for; `run` and -f end with themselves. */
+/* A mount of `mount` belongs to its job; those of `run` and -f end with their process. */
 static void note_owner(const struct mounter *m, struct counters *counters)
 {
     if (!m->for_run && !m->options->foreground && !m->options->owner)
@@ -58,7 +57,7 @@ bool mounter_may_be_private(const struct mounter *m)
     return m->for_run && (m->methods & MOUNT_BY_NAMESPACE) && m->parent_fd < 0;
 }
 
-/* Into the namespaces of another `run`, and be the next that others may get in by. */
+/* Join the namespace of another `run`, and become the next that others may enter through. */
 static bool join_namespace(struct mounter *m, struct counters *c)
 {
     if (!mounter_may_be_private(m))
@@ -91,14 +90,14 @@ static enum look join(struct mounter *m, struct slot *slot)
     return LOOK_SHARED;
 }
 
-/* Mounted where this process sees it, and not inside of some container. */
+/* Is it mounted where this process sees it, and not inside a container? */
 static bool is_visible(const struct counters *c)
 {
     return !c->private_namespace &&
            mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
 }
 
-/* Which mount that is, and whose: for messages. */
+/* Name the mount in the way and its owner, for messages. */
 static void describe_taken(struct mounter *m, const struct counters *c)
 {
     if (strcmp(c->job, m->job.id) != 0 && c->job[0])
@@ -115,8 +114,7 @@ static void describe_taken(struct mounter *m, const struct counters *c)
                  c->daemon_pid);
 }
 
-/* Another mount is at our place. It stays, and ours is mounted over it for the command alone.
- */
+/* Another mount is at our place. It stays, and ours covers it, for the command only. */
 static enum look taken(struct mounter *m, const struct counters *c)
 {
     describe_taken(m, c);
@@ -126,7 +124,7 @@ static enum look taken(struct mounter *m, const struct counters *c)
     return LOOK_NOTHING;
 }
 
-/* What this one slot means for us. */
+/* How this one slot concerns us. */
 static enum look judge(struct mounter *m, struct slot *slot)
 {
     const struct counters *c = slot->counters;
@@ -154,7 +152,7 @@ static enum look judge(struct mounter *m, struct slot *slot)
     return condition == SLOT_STARTING ? LOOK_STARTING : join(m, slot);
 }
 
-/* The first slot that means something; one that is about to go only if no other does. */
+/* The first slot that concerns us; one that is about to go only if no other does. */
 static enum look look(struct mounter *m, const struct registry *registry,
                       struct slot **ret_slot)
 {
@@ -181,7 +179,7 @@ static enum look look(struct mounter *m, const struct registry *registry,
     return ending ? LOOK_ENDING : LOOK_NOTHING;
 }
 
-/* A slot of our own, as others may find it before it serves. */
+/* Create a slot of our own, as others may find it before it serves. */
 static int create(struct mounter *m, const struct registry *registry)
 {
     char name[STATE_NAME_MAX];
@@ -211,11 +209,11 @@ static int create(struct mounter *m, const struct registry *registry)
     return 0;
 }
 
-/* Wait for whoever holds a slot, or for a daemon to go. -EINTR: a signal came. */
+/* Wait for the process that holds a slot, or for a daemon to exit. -EINTR: a signal came. */
 static int wait_for(enum look found, struct slot *slot, uint64_t *patience_ns)
 {
     if (found == LOOK_STARTING) {
-        /* However long: an index may be in the making. It ends with its process. */
+        /* No time limit: an index may be under construction. The lock ends with its process. */
         int r = slot_lock(slot, false, true);
         return r == -EINTR && !mounter_caught() ? 0 : r;
     }
@@ -224,15 +222,15 @@ static int wait_for(enum look found, struct slot *slot, uint64_t *patience_ns)
     if (now_ns() > *patience_ns)
         return -ETIMEDOUT;
     slot_wait_daemon(slot, 100);
-    poll(NULL, 0, 1); /* it may be gone and its files not */
+    poll(NULL, 0, 1); /* the daemon may be gone while its files remain */
     return mounter_caught() ? -EINTR : 0;
 }
 
 /*
- * Was the daemon of the mount that is in the way killed? It holds its lock until the last
- * of its threads is gone, which may be long after its first. Until its connection is
- * closed, its mount does not answer; then it says so. (By its PID alone it seems to be gone
- * also where it lives in another PID namespace, and will not go.)
+ * Was the daemon of the mount in the way killed? It holds its lock until the last of its
+ * threads is gone, which may be long after its first. Its mount does not answer until its
+ * connection is closed; then it reports that. (The PID alone proves nothing: a daemon in
+ * another PID namespace also seems to be gone, but lives and will not go.)
  */
 static bool is_dying(const struct mounter *m, const struct counters *c)
 {
@@ -265,8 +263,8 @@ static int stuck(const struct mounter *m, const struct counters *c)
 }
 
 /*
- * Share or create in one folder. 0; CLI_FAILED after an error; -EAGAIN to look again;
- * other errors: this folder can't be used.
+ * Share or create in one folder. 0; CLI_FAILED after an error; -EAGAIN to look again; other
+ * errors: this folder can't be used.
  */
 static int try_folder(struct mounter *m, const char *folder, uint64_t *patience_ns)
 {
@@ -278,7 +276,7 @@ static int try_folder(struct mounter *m, const char *folder, uint64_t *patience_
         return r;
     enum look found = look(m, &registry, &slot);
     if (found == LOOK_ENDING && *patience_ns && now_ns() > *patience_ns) {
-        /* Detached and in use still: it has no place in the tree any more. */
+        /* Detached but still in use: it occupies no place in the tree any more. */
         slot_close(slot);
         found = LOOK_NOTHING;
     }
@@ -317,7 +315,7 @@ void mounter_unshare(struct mounter *m)
     m->shared = false;
 }
 
-/* Only a mount that answers is shared. -EAGAIN: its daemon died just now. */
+/* Only a mount that answers is shared. -EAGAIN: its daemon has just died. */
 static int check_shared(struct mounter *m, unsigned *tries)
 {
     int r = m->ns.sock >= 0 ? namespace_answers(&m->ns, ANSWER_LIMIT_MS)
@@ -360,7 +358,7 @@ int mounter_find_slot(struct mounter *m)
             "no folder can be used for the state of the mount (tried $ONEPOT_RUNTIME_DIR, or "
             "else /dev/shm, $TMPDIR, /tmp): %s",
             strerror(-r));
-    while (r == 0 && ++i < count) /* what jobs left where no mount is looked for any more */
+    while (r == 0 && ++i < count) /* leftovers of jobs in folders that are not searched */
         unmounter_sweep(folders[i]);
     free(folders);
     return r;

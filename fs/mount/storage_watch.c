@@ -18,7 +18,7 @@
 
 #define STACK_BYTES (128u << 10)
 #define LOOK_EVERY_MS 200
-#define PATIENCE_NS UINT64_C(1000000000) /* with a call, once a signal has come */
+#define PATIENCE_NS UINT64_C(1000000000) /* in one call, after a signal */
 
 /* clang-format off */
 static const long calls_of_files[] = {
@@ -33,7 +33,7 @@ static const long calls_of_files[] = {
 };
 /* clang-format on */
 
-/* What /proc says of the thread. */
+/* Read a file of /proc about the thread. */
 static bool read_task(const struct storage_watch *w, const char *file, char *buf, size_t size)
 {
     char path[64];
@@ -44,7 +44,7 @@ static bool read_task(const struct storage_watch *w, const char *file, char *buf
     return n > 0;
 }
 
-/* Is it in a call that asks a filesystem? */
+/* Is it in a system call to a filesystem? */
 static bool asks_storage(const struct storage_watch *w)
 {
     char text[256], *end;
@@ -53,7 +53,7 @@ static bool asks_storage(const struct storage_watch *w)
         return false;
     long call = strtol(text, &end, 10);
     if (end == text)
-        return false; /* it runs */
+        return false; /* it is running */
     for (size_t i = 0; i < sizeof(calls_of_files) / sizeof(calls_of_files[0]); i++)
         if (call == calls_of_files[i])
             return true;
@@ -61,8 +61,8 @@ static bool asks_storage(const struct storage_watch *w)
 }
 
 struct task {
-    uint64_t waits; /* how often it slept: stands still in one wait */
-    int signal;     /* that waits for it: its handler runs when the call returns */
+    uint64_t waits; /* how often it slept: constant during one wait */
+    int signal;     /* pending for it: its handler runs when the call returns */
 };
 
 static unsigned long long number_behind(const char *text, const char *name, int base)
@@ -98,8 +98,8 @@ static void give_up(const struct storage_watch *w)
 }
 
 /*
- * Nothing is allocated here: the thread that is watched forks, and not every allocator is whole
- * in a child whose parent was using it just then. Nor while a thread starts, hence `runs`.
+ * Allocates nothing. The watched thread forks, and not every allocator is intact in a child
+ * whose parent was using it just then. The same holds while a thread starts, hence `runs`.
  */
 static void *watch_thread(void *arg)
 {
@@ -138,7 +138,7 @@ void storage_watch_begin(struct storage_watch *w, const char *path, unsigned tim
     sem_init(&w->runs, 0, 0);
     w->started = w->end_fd >= 0 && thread_start(&w->thread, STACK_BYTES, watch_thread, w) == 0;
     while (w->started && sem_wait(&w->runs) < 0)
-        ; /* a signal */
+        ; /* interrupted by a signal */
 }
 
 void storage_watch_end(struct storage_watch *w)

@@ -1,6 +1,6 @@
 /*
- * Nothing here waits for a daemon that does not answer: unmounting needs none, and
- * every wait has a bound.
+ * Nothing here waits for a daemon that does not answer: unmounting does not need it, and every
+ * wait has a bound.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +25,7 @@
 #define KILLED_LIMIT_MS 500
 #define USERS_SHOWN 8
 
-/* What is on top at its path is somebody else's: -EBUSY if ours lies below, -EINVAL if not. */
+/* Somebody else's mount is on top at its path: -EBUSY if ours lies below, -EINVAL if not. */
 static int covered(const struct counters *c)
 {
     struct mount_entry top;
@@ -61,14 +61,14 @@ int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct na
         if (r == 0)
             r = -ECHILD;
     }
-    if (r == -EINVAL) /* somebody else was quicker */
+    if (r == -EINVAL) /* another process was quicker */
         r = 0;
     if (r == 0 || r == -ECHILD)
         atomic_store(&slot->counters->state, MOUNT_ENDED);
     return r;
 }
 
-/* End the connection over its daemon's head, where fusectl is mounted. */
+/* End the connection without its daemon, where fusectl is mounted. */
 static void abort_connection(const struct counters *counters)
 {
     char path[64];
@@ -78,7 +78,7 @@ static void abort_connection(const struct counters *counters)
              counters->mount_dev_minor);
     auto_close int fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd >= 0 && write(fd, "1", 1) < 0)
-        return; /* killing the daemon has to do */
+        return; /* killing the daemon has to suffice */
 }
 
 static void kill_daemon(const struct slot *slot)
