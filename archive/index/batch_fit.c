@@ -1,6 +1,6 @@
 /*
- * The average is what memory divided by the mean size gives; the worst case takes the largest
- * samples first.
+ * The average is the memory divided by the mean size. The worst case takes the largest samples
+ * first.
  */
 #include "batch_fit.h"
 

@@ -1,6 +1,6 @@
 /*
- * How many samples fit into a piece of memory, as a batch of the loader has them: each at a
- * multiple of some power of two, and its place in five tables beside it.
+ * How many samples fit into a piece of memory as a batch of the loader: each sample starts at
+ * a multiple of some power of two, and has its place in five tables beside the data.
  */
 #ifndef ONEPOT_BATCH_FIT_H
 #define ONEPOT_BATCH_FIT_H
@@ -11,16 +11,16 @@
 #include "index.h"
 
 #define BATCH_FIT_ALIGN 64u
-#define BATCH_FIT_TABLES 33u /* bytes of a sample in them */
+#define BATCH_FIT_TABLES 33u /* bytes per sample in the tables */
 
 /*
- * Of `count` samples, whose `sizes` are overwritten: on average, and with the largest ones in
- * the batch. At most `count`; 0: not even one.
+ * Compute how many of `count` samples fit: on average, and with the largest ones in the batch.
+ * `sizes` is overwritten. At most `count`; 0: not even one.
  */
 void batch_fit(uint64_t *sizes, size_t count, uint64_t bytes, uint32_t align,
                uint64_t *ret_mean, uint64_t *ret_worst);
 
-/* The same of all regular files of an index, by all their names. -ENOMEM, -EUCLEAN. */
+/* The same for all regular files of an index, counted by name. -ENOMEM, -EUCLEAN. */
 int batch_fit_index(const struct index *index, uint64_t bytes, uint64_t *ret_mean,
                     uint64_t *ret_worst);
 

@@ -1,7 +1,7 @@
 /*
- * One record an entry, each of which says how long it is, so that no two trees have the same
- * bytes. A directory's record has the number of its children: together with the order,
- * breadth first, that makes the paths.
+ * One record per entry. Each states its length, so no two trees give the same bytes. A
+ * directory's record has the number of its children; together with the breadth-first order,
+ * that determines the paths.
  */
 #include "digest.h"
 

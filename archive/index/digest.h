@@ -1,8 +1,8 @@
 /*
- * The digest that names a dataset: XXH3-128 over the names and the data of a tree, in the
- * order of its index. Where the bytes lie, whether they are compressed or aligned, owners,
- * modes and times do not count: the same files make the same digest. onepot-archive(5) has
- * the exact bytes that are hashed.
+ * The digest that identifies a dataset: XXH3-128 over the names and the data of a tree, in the
+ * order of its index. The place of the bytes, their compression and alignment, owners, modes
+ * and times do not count: the same files give the same digest. onepot-archive(5) specifies the
+ * exact bytes that are hashed.
  *
  *     digest_begin(&d, with_sums);
  *     for each entry, in the order of the index:  digest_add(&d, &entry);
@@ -27,18 +27,18 @@ struct digest {
 struct digest_entry {
     const char *name;
     size_t name_len;
-    uint32_t mode;      /* its type alone counts */
+    uint32_t mode;      /* only its type counts */
     uint64_t first;     /* directory: children; regular file: size; device: major */
     uint64_t second;    /* regular file: sum of its data; device: minor */
     const char *target; /* symbolic link */
     size_t target_len;
 };
 
-/* Without sums it is DIGEST_SIZES. -ENOMEM. */
+/* Without sums the kind is DIGEST_SIZES. -ENOMEM. */
 int digest_begin(struct digest *digest, bool sums);
 void digest_add(struct digest *digest, const struct digest_entry *entry);
 
-/* The digest, and the end of `digest`. `ret_bytes` may be NULL, to give up. */
+/* Return the digest and release `digest`. `ret_bytes` may be NULL, to discard the result. */
 void digest_end(struct digest *digest, uint8_t ret_bytes[INDEX_DIGEST_BYTES]);
 
 #endif

@@ -1,17 +1,16 @@
 /*
  * The index, reading side: entries, names, directories.
  *
- * Why a hostile image can't send anybody in circles. A child lies behind its parent,
- * so no path is endless. And no entry is the child of two directories: the parent of
- * an entry is found by a binary search in DIRS, whatever DIRS holds; the positions for
- * which that search ends at one place of DIRS are a range, and the ranges of different
- * places do not overlap. So if the first and the last child of a directory both lead
- * to its place, then so do all between them, and no other directory can claim one.
- * check_children() asks just this, once for each directory that is used; hence a walk
- * of everything meets each entry once at most.
+ * A hostile image can't cause endless loops. A child lies after its parent, so no path is
+ * endless. And no entry is the child of two directories. The parent of an entry is found by a
+ * binary search in DIRS, whatever DIRS holds. The positions for which that search ends at one
+ * place of DIRS form a range, and the ranges of different places do not overlap. So if the
+ * first and the last child of a directory both lead to its place, then so do all between them,
+ * and no other directory can claim one. check_children() tests just this, once for each
+ * directory used; hence a walk of the whole tree meets each entry once at most.
  *
- * The size of a directory is reported as 4096, as ext4 does for a small one: 0 makes
- * some programs think that it is empty. It has no data bytes, so du counts files only.
+ * The size of a directory is reported as 4096, as ext4 does for a small one: 0 makes some
+ * programs think that it is empty. It has no data bytes, so du counts files only.
  */
 #include "index.h"
 
@@ -110,7 +109,7 @@ int index_extra(const struct index *index, uint32_t position, enum disk_extra_ki
     return -EUCLEAN;
 }
 
-/* Type bits that a file can have, and no bits that no mode has. */
+/* Are these type bits that a file can have, without any bits outside a mode? */
 static bool mode_valid(uint32_t mode)
 {
     switch (mode & S_IFMT) {
@@ -159,7 +158,10 @@ static int node_links(const struct index *index, const struct index_entry *e, st
     return 0;
 }
 
-/* Is there index enough to lead to so many bytes, and archive enough to hold them? */
+/*
+ * Is the index large enough to lead to so many bytes, and the archive large enough to hold
+ * them?
+ */
 static bool size_possible(const struct index *index, const struct index_entry *e)
 {
     uint64_t block = index->info.block_bytes;
@@ -179,7 +181,10 @@ static bool size_possible(const struct index *index, const struct index_entry *e
     }
 }
 
-/* The bytes of a list of ranges, as it says: as many as so many ranges can lead to. */
+/*
+ * The bytes of a list of ranges, as the list states; checked against the most that its ranges
+ * can cover.
+ */
 static int ranges_bytes(const struct index *index, const struct index_entry *e,
                         uint64_t *ret_bytes)
 {
@@ -267,7 +272,7 @@ int index_node(const struct index *index, uint32_t position, struct node *ret_no
 
 /* ---- names and directories ---- */
 
-/* Where the name of an entry lies; not whether it is one that a file may have. */
+/* Where the name of an entry lies; whether a file may have that name is not checked. */
 static int raw_name(const struct index *index, uint32_t position, const char **ret_name,
                     size_t *ret_len)
 {
@@ -289,7 +294,7 @@ static int raw_name(const struct index *index, uint32_t position, const char **r
     return 0;
 }
 
-/* A length was checked already. */
+/* The length was checked already. */
 static bool name_valid(const char *name, size_t len)
 {
     if (name[0] == '.' && (len == 1 || (len == 2 && name[1] == '.')))
@@ -319,7 +324,7 @@ int index_name(const struct index *index, uint32_t position, const char **ret_na
     return 0;
 }
 
-/* The directory at a place of DIRS. */
+/* The directory at a given place of DIRS. */
 static int dir_at(const struct index *index, uint32_t place, struct index_entry *ret_dir)
 {
     const uint32_t *p = index_bytes(index, SECTION_DIRS, (uint64_t)place * 4, 4);
@@ -329,8 +334,8 @@ static int dir_at(const struct index *index, uint32_t place, struct index_entry 
 }
 
 /*
- * The last place in DIRS whose directory has its first child at or before `position`;
- * see the head of this file for why it matters that this is a plain binary search.
+ * The last place in DIRS whose directory has its first child at or before `position`. The
+ * proof at the head of this file relies on this being a plain binary search.
  */
 static int find_owner(const struct index *index, uint32_t position, uint32_t *ret_place,
                       struct index_entry *ret_dir)
@@ -475,7 +480,9 @@ int index_path(const struct index *index, uint32_t position, char *buf, size_t s
         return -EINVAL;
     if (size == 0)
         return -ENAMETOOLONG;
-    /* From the last name to the first, at the end of the buffer; then it is moved. */
+    /*
+     * Built from the last name to the first at the end of the buffer, then moved to its start.
+     */
     size_t at = size - 1;
     buf[at] = '\0';
     bool is_last = true;

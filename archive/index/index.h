@@ -1,26 +1,25 @@
 /*
- * The index: one immutable description of a tree of files, whatever the format of
- * the archive. The bytes on disk are the bytes in memory: an index is mapped (or
- * read into a memory file, where the file lies on a network), never parsed into
- * nodes, so that opening one costs the same for ten files as for ten million.
+ * The index: one immutable description of a tree of files, whatever the format of the archive.
+ * The bytes on disk are the bytes in memory: an index is mapped (or read into a memory file,
+ * if it lies on a network), never parsed into nodes. So opening one costs the same for ten
+ * files as for ten million.
  *
- * How it is laid out. Entries are records of 32 bytes, in breadth-first order, the
- * root first; the children of a directory are contiguous and sorted by name (byte
- * order). An entry's position is its identity: listing a directory is a linear
- * scan, a lookup is a binary search in one range. Names that are hard links to one
- * inode share it: the first of them in this order is the inode's position, the
- * others are aliases that refer to it.
+ * Layout. Entries are records of 32 bytes, in breadth-first order, the root first. The
+ * children of a directory are contiguous and sorted by name (byte order). An entry's position
+ * is its identity: listing a directory is a linear scan, a lookup is a binary search in one
+ * range. Hard links to one inode share it: the first name in this order is the inode's
+ * position, the others are aliases that refer to it.
  *
- * How it is trusted: not at all. It may come from a damaged disk, a hostile archive
- * or a child process that parsed one. Header and section table are checked when it
- * is opened; each page of 64 KB is checked against its sum at its first use; and
- * every function below checks bounds and returns -EUCLEAN for what can't be. In
- * particular a child lies behind its parent, so that no loop can be followed.
+ * Trust. An index is never trusted: it may come from a damaged disk, a hostile archive or a
+ * child process that parsed one. Header and section table are checked when it is opened; each
+ * page of 64 KB is checked against its sum at its first use; and every function below checks
+ * bounds and returns -EUCLEAN for what can't be. In particular, a child lies after its parent,
+ * so no loop can be followed.
  *
  * A position that the index does not have is -EINVAL everywhere.
  *
- * Threads: all functions may be called from many threads at once; none allocates,
- * none locks. Pointers that are returned live as long as the index.
+ * Threads: any function may be called from many threads at once; none allocates or locks.
+ * Returned pointers are valid as long as the index.
  */
 #ifndef ONEPOT_INDEX_H
 #define ONEPOT_INDEX_H
@@ -38,9 +37,9 @@ struct index;
 #define INDEX_ROOT 0u
 #define INDEX_NAME_MAX 255u     /* NAME_MAX of Linux's filesystems */
 #define INDEX_SYMLINK_MAX 4095u /* PATH_MAX less its NUL */
-#define INDEX_PATH_MAX 4095u    /* from the root: no program can name a longer one */
+#define INDEX_PATH_MAX 4095u    /* from the root: no program can use a longer one */
 
-/* How compressed blocks of the archive are coded. Values are on disk. */
+/* Compression of the archive's blocks. Values are on disk. */
 enum codec {
     CODEC_NONE = 0,
     CODEC_ZLIB = 1, /* SquashFS "gzip": a zlib stream */
@@ -52,7 +51,7 @@ enum codec {
     CODEC_GZIP = 7, /* a member of a gzip file */
 };
 
-/* Which format the archive has. Values are on disk. */
+/* Format of the archive. Values are on disk. */
 enum format {
     FORMAT_TAR = 1,
     FORMAT_SQUASHFS = 2,
@@ -60,11 +59,11 @@ enum format {
     FORMAT_ZIP = 4,
 };
 
-/* What a digest covers. Values are on disk. */
+/* Coverage of a digest. Values are on disk. */
 enum digest_kind {
     DIGEST_NONE = 0,
     DIGEST_CONTENT = 1, /* names, and sums of the data */
-    DIGEST_SIZES = 2,   /* names and sizes: of an archive without sums */
+    DIGEST_SIZES = 2,   /* names and sizes, for an archive without sums */
 };
 #define INDEX_DIGEST_BYTES 16u
 
@@ -79,14 +78,14 @@ struct node {
     uint32_t rdev_minor;
     uint32_t mtime_nsec;
     int64_t mtime_sec;
-    uint64_t size_bytes; /* of a directory: 4096, and no bytes of data; see index.c */
-    uint64_t data_bytes; /* bytes that are no hole, as many as the archive can hold: st_blocks
-                          * is this / 512, rounded up */
+    uint64_t size_bytes; /* of a directory: 4096, without any data; see index.c */
+    uint64_t data_bytes; /* bytes outside holes, at most as many as the archive can hold;
+                            st_blocks is this / 512, rounded up */
     bool has_xattrs;
     bool has_holes;
 };
 
-/* What an index is about, from its header. */
+/* The header's description of the index. */
 struct index_info {
     enum format format;
     enum codec codec;
@@ -96,32 +95,34 @@ struct index_info {
     uint64_t directories; /* the root included */
     uint64_t inodes;      /* st_files of statfs */
     uint64_t total_bytes; /* sum of st_size over regular inodes */
-    uint64_t data_bytes;  /* the same without holes */
+    uint64_t data_bytes;  /* the same, without holes */
     uint64_t name_bytes;
     uint64_t image_bytes; /* the whole index */
     bool has_xattrs, has_holes, has_hardlinks, has_sums;
-    uint64_t archive_bytes; /* the archive that it was built from, */
+    uint64_t archive_bytes; /* of the archive that it was built from, */
     int64_t archive_mtime_sec;
     uint32_t archive_mtime_nsec;
     uint64_t archive_fingerprint;
     uint8_t identifier[16];       /* of an embedded index: binds header, footer and archive */
     uint64_t end_marker_offset;   /* of an embedded index: where the tar's end marker lies */
-    enum digest_kind digest_kind; /* DIGEST_NONE: it was not made, see index_digest */
+    enum digest_kind digest_kind; /* DIGEST_NONE: not computed, see index_digest */
     uint8_t digest[INDEX_DIGEST_BYTES];
     char made_by[33]; /* "onepot 0.1.0": the program that wrote the index */
 };
 
 /*
- * Open the index image that lies at [offset, offset + len) of `source`. Mapped if the source
- * is local and nobody but this user and root can change it (source_is_ours), else read into
- * memory: what it says does not change while it is open. The source may be closed afterwards.
- * Errors: -EUCLEAN (damaged; the fault says what), -ENOTSUP (made by a later version), -ENOMEM,
- * or read errors.
+ * Open the index image at [offset, offset + len) of `source`. It is mapped if the source is
+ * local and only this user and root can change it (source_is_ours), else read into memory;
+ * either way its content does not change while it is open. The source may be closed
+ * afterwards. Errors: -EUCLEAN (damaged; the fault says how), -ENOTSUP (made by a later
+ * version), -ENOMEM, or read errors.
  */
 int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
                struct index **ret_index);
 
-/* The same for one that may lie in pieces, `stride` apart: see disk_place; 0: it is whole. */
+/*
+ * The same for an image that may lie in pieces, `stride` apart (see disk_place); 0: one piece.
+ */
 int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint64_t stride,
                       struct fault *fault, struct index **ret_index);
 void index_close(struct index *index); /* NULL is fine */
@@ -129,8 +130,8 @@ void index_close(struct index *index); /* NULL is fine */
 const struct index_info *index_info(const struct index *index);
 
 /*
- * Is a part of it gone, because its file was cut short or can't be read any more? All that is
- * asked of it is -EUCLEAN then; an answer from before may have been made of zeros.
+ * Is a part of the index gone, because its file was cut short or can't be read any more? Then
+ * all calls return -EUCLEAN, and earlier answers may have been made from zeros.
  */
 bool index_is_lost(const struct index *index);
 
@@ -144,7 +145,7 @@ int index_inode_position(const struct index *index, uint32_t position, uint32_t 
 int index_name(const struct index *index, uint32_t position, const char **ret_name,
                size_t *ret_len);
 
-/* The children of a directory: positions [first, first + count). -ENOTDIR. */
+/* Children of a directory: positions [first, first + count). -ENOTDIR. */
 int index_children(const struct index *index, uint32_t directory, uint32_t *ret_first,
                    uint32_t *ret_count);
 
@@ -156,23 +157,23 @@ int index_lookup(const struct index *index, uint32_t directory, const char *name
 int index_parent(const struct index *index, uint32_t position, uint32_t *ret_parent);
 
 /*
- * The entry at a path relative to the root; leading, trailing and double slashes and
- * "." are ignored, ".." is -EINVAL, symbolic links are not followed. "" is the root.
+ * The entry at a path relative to the root. Leading, trailing and double slashes and "." are
+ * ignored, ".." is -EINVAL, symbolic links are not followed. "" is the root.
  */
 int index_resolve(const struct index *index, const char *path, uint32_t *ret_position);
 
 /*
- * The path of an entry, without a leading slash, terminated; the root's is "". A
- * path that does not fit is -ENAMETOOLONG. Returns the length through ret_len.
+ * The path of an entry, terminated, without a leading slash; the root's is "". -ENAMETOOLONG:
+ * it does not fit. Returns the length through ret_len.
  */
 int index_path(const struct index *index, uint32_t position, char *buf, size_t size,
                size_t *ret_len);
 
-/* The target of a symbolic link, not terminated. -EINVAL if it is none. */
+/* The target of a symbolic link, not terminated. -EINVAL: not a symbolic link. */
 int index_symlink(const struct index *index, uint32_t position, const char **ret_target,
                   size_t *ret_len);
 
-/* One extended attribute; name (with its namespace) is not terminated. */
+/* One extended attribute; the name (with its namespace) is not terminated. */
 struct xattr {
     const char *name;
     size_t name_len;
@@ -181,102 +182,104 @@ struct xattr {
 };
 
 /*
- * The attributes of an inode one by one: start with *cursor = 0; 0 fills *ret_xattr,
- * -ENOENT is the end.
+ * Iterate over the attributes of an inode. Start with *cursor = 0; 0 fills *ret_xattr, -ENOENT
+ * marks the end.
  */
 int index_xattr_next(const struct index *index, uint32_t position, uint64_t *cursor,
                      struct xattr *ret_xattr);
-/* One by its name. -ENODATA if there is none. */
+/* One attribute by name. -ENODATA if there is none. */
 int index_xattr_get(const struct index *index, uint32_t position, const char *name, size_t len,
                     struct xattr *ret_xattr);
 
-/* Where a run of a file's bytes lies. */
+/* Where a range of a file's bytes lies. */
 enum extent_kind {
     EXTENT_HOLE,   /* nowhere: zeros */
-    EXTENT_STORED, /* as they are, in the archive */
+    EXTENT_STORED, /* uncompressed, in the archive */
     EXTENT_BLOCK,  /* in a compressed block */
 };
 
 struct extent {
     enum extent_kind kind;
-    uint64_t offset;        /* in the file, of the first byte: the one asked for */
-    uint64_t length;        /* bytes from there on that this extent holds */
+    uint64_t offset;        /* in the file, of the first byte: the one requested */
+    uint64_t length;        /* bytes that this extent holds from there on */
     uint64_t source_offset; /* STORED: of that byte; BLOCK: of the compressed block */
     uint32_t packed_bytes;  /* BLOCK: its compressed size */
-    uint32_t block_bytes;   /* BLOCK: its decompressed size at most */
+    uint32_t block_bytes;   /* BLOCK: its maximum decompressed size */
     uint32_t block_offset;  /* BLOCK: where that byte lies in the decompressed block */
     /*
-     * STORED: the range of the archive, around that byte, which the file has as a whole: the
-     * same for each of its bytes. (`length` may reach beyond it, where the next one follows.)
+     * STORED: the whole stored piece around that byte, as a range of the archive; the same for
+     * each byte of the piece. (`length` may reach beyond it, if the next piece follows
+     * directly.)
      */
     uint64_t whole_offset, whole_length;
 };
 
 /*
- * The extent that holds byte `offset` of the regular file at `position`, cut so that
- * it starts there. `offset` at or past the end of the file is -ENXIO. Every range is
- * checked against the size of the archive. -EINVAL if it is no regular file.
+ * The extent that holds byte `offset` of the regular file at `position`, cut to start there.
+ * -ENXIO: `offset` is at or past the end of the file. Every range is checked against the size
+ * of the archive. -EINVAL: not a regular file.
  */
 int index_extent(const struct index *index, uint32_t position, uint64_t offset,
                  struct extent *ret_extent);
 
-/* What a table of files has of an entry. */
+/* An entry, as a table of files needs it. */
 struct index_file {
     uint32_t mode;       /* as in its node */
     uint64_t size_bytes; /* of a regular file; else 0 */
-    uint64_t offset;     /* in the archive, where it is a file that lies there in one piece */
+    uint64_t offset;     /* in the archive, if the file lies there in one piece */
 };
-#define INDEX_FILE_IN_PIECES UINT64_MAX /* or compressed, damaged, no file at all */
+#define INDEX_FILE_IN_PIECES UINT64_MAX /* or compressed, damaged, not a file */
 
 /*
- * The entries [first, first + count) at once, for who walks over all of them: what index_node
- * and index_extent say of each, several times as fast. Times and links are not looked at, so
- * that an entry whose only damage is there is not noticed; and a range beyond the archive is
- * left to index_extent to tell.
+ * The entries [first, first + count) at once, for callers that walk over all of them: the
+ * answers of index_node and index_extent, several times as fast. Times and links are not
+ * examined, so an entry with damage only there goes unnoticed. A range beyond the archive is
+ * left for index_extent to report.
  */
 int index_files(const struct index *index, uint32_t first, uint32_t count,
                 struct index_file *ret_files);
 
-/* XXH3-64 of the file's content, its holes left out, where the archive has sums; else
- * -ENODATA. */
+/* XXH3-64 of the file's content, without holes. -ENODATA if the archive has no sums. */
 int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum);
 
 /*
- * Compute the digest that names the content, see digest.h: DIGEST_CONTENT where there are
- * sums, else DIGEST_SIZES. It takes a walk over all entries; what the packer wrote is in
- * index_info, and has to be the same. -EUCLEAN, -ENOMEM.
+ * Compute the digest that identifies the content (see digest.h): DIGEST_CONTENT if there are
+ * sums, else DIGEST_SIZES. It walks over all entries. The result must equal the digest in
+ * index_info, which the packer wrote. -EUCLEAN, -ENOMEM.
  */
 int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTES],
                  enum digest_kind *ret_kind);
 
 /*
- * The archive (its first info->archive_bytes) is cut in windows of INDEX_WINDOW_BYTES; the
- * sum of a window is XXH3-64 of those of its bytes that are no stored data of a member (see
- * coverage.h). How many sums there are: 0 where the index has none.
+ * Sums of the archive's other bytes. The first info->archive_bytes of the archive are cut into
+ * windows of INDEX_WINDOW_BYTES. The sum of a window is XXH3-64 of its bytes that are not
+ * stored data of a member (see coverage.h). Returns the number of sums, 0 if the index has
+ * none.
  */
 #define INDEX_WINDOW_BYTES (1u << 20)
 uint64_t index_rest_windows(const struct index *index);
 int index_rest_sum(const struct index *index, uint64_t window, uint64_t *ret_sum);
 
 /*
- * The index of an archive that is one compressed stream speaks of the tar in it, which is
- * info->archive_bytes long, and has the sum of each window of it: how many, 0 for all other
- * archives; and one of them. -EINVAL, -EUCLEAN.
+ * Sums of an expanded archive. The index of an archive that is one compressed stream describes
+ * the tar inside, which is info->archive_bytes long, and has a sum for each window of that
+ * tar. These functions return the number of sums (0 for all other archives) and one sum.
+ * -EINVAL, -EUCLEAN.
  */
 uint64_t index_expanded_windows(const struct index *index);
 int index_expanded_sum(const struct index *index, uint64_t window, uint64_t *ret_sum);
 
 /*
- * Members of the archive that no directory can show, and that the tree does not have: how many,
- * and the first of them one by one: why it is left out, with its name and the offset of its
- * header. *cursor is 0 for the first; -ENOENT: no more are told; -EUCLEAN.
+ * Members of the archive that no directory can show, so that the tree lacks them: their
+ * number, and the first of them one by one, each with the reason, its name and the offset of
+ * its header. *cursor is 0 for the first; -ENOENT: no more are listed; -EUCLEAN.
  */
 uint64_t index_left_out(const struct index *index);
 int index_left_out_next(const struct index *index, uint64_t *cursor, struct fault *ret_why);
 
 /*
- * Compare the whole image with its sums, and what is no part of it with zeros. -EUCLEAN with
- * the place in the file where it fails.
+ * Compare the whole image with its sums, and its padding with zeros. -EUCLEAN with the place
+ * in the file that fails.
  */
 int index_check(const struct index *index, struct fault *fault);
 

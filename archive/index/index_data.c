@@ -1,9 +1,9 @@
 /*
- * The index, reading side: where the bytes of files lie, targets of symbolic links,
- * extended attributes, sums, the digest.
+ * The index, reading side: where the bytes of files lie, targets of symbolic links, extended
+ * attributes, sums, the digest.
  *
- * Extents are answered one at a time and never collected, so nothing is allocated and
- * a lying count costs no more than the bounds check that it fails.
+ * Extents are returned one at a time and never collected. So nothing is allocated, and a false
+ * count costs no more than the bounds check that it fails.
  */
 #include "index.h"
 
@@ -61,7 +61,7 @@ static int read_range(const struct index *index, uint64_t list, uint64_t number,
     return ret_range->length ? 0 : -EUCLEAN;
 }
 
-/* The number of the first range that begins behind `offset`. */
+/* The number of the first range that begins after `offset`. */
 static int range_behind(const struct index *index, uint64_t list, uint64_t count,
                         uint64_t offset, uint64_t *ret_number)
 {
@@ -83,7 +83,9 @@ static int range_behind(const struct index *index, uint64_t list, uint64_t count
 
 /* ---- blocks ---- */
 
-/* A run of contiguous stored blocks is looked at so far ahead; it ends a piece later. */
+/*
+ * How many blocks ahead to look for a run of contiguous stored blocks; a longer run is split.
+ */
 #define MERGE_BLOCKS_MAX 64u
 
 struct block_record {
@@ -114,7 +116,7 @@ static int read_block(const struct index *index, uint64_t number,
     return 0;
 }
 
-/* `length` bytes from `skip` on in a block; they have to be there. */
+/* Take `length` bytes from `skip` on in a block, which must have them. */
 static int cut_block(const struct block_record *block, uint32_t skip, uint32_t length,
                      struct extent *extent)
 {
@@ -139,7 +141,10 @@ static int cut_block(const struct block_record *block, uint32_t skip, uint32_t l
     return 0;
 }
 
-/* `skip` leads to a byte of the file whose part of the fragment begins `own` bytes before. */
+/*
+ * `skip` is the offset in the fragment of a byte of the file. The file's part of the fragment
+ * begins `own` bytes before that byte.
+ */
 static int fragment_extent(const struct index *index, uint64_t number, uint32_t skip,
                            uint64_t own, uint32_t length, struct extent *extent)
 {
@@ -158,8 +163,8 @@ static int fragment_extent(const struct index *index, uint64_t number, uint32_t 
 }
 
 /*
- * Lengthen a stored extent or a hole by the blocks that follow it without a gap. Only
- * full blocks do: `blocks` many are left, the next one is number `next`.
+ * Extend a stored extent or a hole by the blocks that follow it without a gap. Only full
+ * blocks qualify: `blocks` of them remain, and the next one is number `next`.
  */
 static void merge_blocks(const struct index *index, uint64_t next, uint64_t blocks,
                          struct extent *extent)
@@ -219,7 +224,7 @@ static int blocks_extent(const struct index *index, const struct index_entry *e,
 
 /* ---- ranges ---- */
 
-/* From `skip` on in a range. */
+/* The extent from `skip` on in a range. */
 static int range_extent(const struct index *index, const struct range *range, uint64_t skip,
                         struct extent *ret_extent)
 {
@@ -348,7 +353,7 @@ int index_symlink(const struct index *index, uint32_t position, const char **ret
     return 0;
 }
 
-/* Two adjoining u32, at any alignment. */
+/* Two adjacent u32, at any alignment. */
 static int read_pair(const struct index *index, uint64_t offset, uint32_t *ret_first,
                      uint32_t *ret_second)
 {
@@ -363,7 +368,7 @@ static int read_pair(const struct index *index, uint64_t offset, uint32_t *ret_f
 }
 
 /*
- * The set of an inode: where its first attribute lies, and where its last one ends.
+ * The attribute set of an inode: start of its first attribute, and end of its last one.
  * *ret_end is 0 if it has none.
  */
 static int xattr_set(const struct index *index, uint32_t position, uint64_t *ret_start,

@@ -1,10 +1,10 @@
 /*
  * The index, reading side: many files at once.
  *
- * Who makes a table of ten million files would ask for the inode and for the first extent of
- * each, which check the same pages and decode the same attributes again and again. Neighbours
- * mostly have their attributes in common, so they are looked at once for a run of files; what
- * is left for each is its size, its place, and whether both can be true.
+ * To make a table of ten million files, a caller would ask for the inode and for the first
+ * extent of each, which check the same pages and decode the same attributes again and again.
+ * Neighbours mostly share their attributes, so these are examined once for a run of files.
+ * That leaves only the size and the place of each file, and whether both can be true.
  */
 #include <endian.h>
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 #include "index_private.h"
 
-/* By the general way; also for what is no file. */
+/* The general way, which also handles entries that are not files. */
 static int look_up(const struct index *index, uint32_t position, struct index_file *ret_file)
 {
     struct node node;
@@ -32,7 +32,7 @@ static int look_up(const struct index *index, uint32_t position, struct index_fi
     return 0;
 }
 
-/* Files with this record of ATTRS are stored in one piece, and are inodes. */
+/* Are files with this record of ATTRS inodes that are stored in one piece? */
 static bool is_plain(const struct index *index, uint64_t attr)
 {
     const struct disk_attr *a =
@@ -41,7 +41,7 @@ static bool is_plain(const struct index *index, uint64_t attr)
            (le32toh(a->flags) & DATA_KIND_MASK) == DATA_KIND_STORED;
 }
 
-/* False: it is not as it should be. */
+/* False: the entry is damaged. */
 static bool read_plain(const struct index *index, const struct disk_entry *e, uint32_t mode,
                        struct index_file *ret_file)
 {

@@ -1,96 +1,94 @@
 /*
- * The index on disk: what builder_write.c writes and index.c reads. All integers are
- * little-endian; all offsets below count from the first byte of the image, which lies
- * at a multiple of 8 in its file.
+ * The index on disk: builder_write.c writes it, index.c reads it. All integers are
+ * little-endian. All offsets below count from the first byte of the image, which lies at a
+ * multiple of 8 in its file.
  *
  *     header | section table | section area | page sums
  *
- * Header. struct disk_header, `header_bytes` long together with the section table.
- * `header_sum` is XXH3-64 (seed 0) of those bytes with the field itself zero. A later
- * version may make the header longer: the section table is found by its offset. A
- * reader refuses another `version` and any bit in `incompatible` that it does not
- * know, and ignores sections whose id it does not know.
+ * Header. struct disk_header and the section table are together `header_bytes` long.
+ * `header_sum` is XXH3-64 (seed 0) of those bytes, with the field itself zero. A later version
+ * may make the header longer: the section table is found by its offset. A reader refuses any
+ * other `version` and any unknown bit in `incompatible`, and ignores sections with an unknown
+ * id.
  *
- * Section area. `area_bytes` from `area_offset` (a multiple of 8) on. Each section
- * starts at a multiple of 8 within the image and lies inside the area. The area is
- * cut into pages of 64 KB from its start on, the last one maybe shorter; the table at
- * `sums_offset` has XXH3-64 of each, 8 bytes a page; `sums_sum` is XXH3-64 of that
- * table. So everything but the area is checked when an index is opened, and a page of
- * the area when it is first used.
+ * Section area. It is `area_bytes` long and starts at `area_offset` (a multiple of 8). Each
+ * section starts at a multiple of 8 within the image and lies inside the area. The area is cut
+ * into pages of 64 KB from its start; the last one may be shorter. The table at `sums_offset`
+ * has XXH3-64 of each page, 8 bytes a page; `sums_sum` is XXH3-64 of that table. So everything
+ * but the area is checked when an index is opened, and a page of the area at its first use.
  *
- * Entries. One struct disk_entry for each name, breadth first: the root (with an
- * empty name), its children, their children, and so on. The children of a directory
- * are contiguous, sorted by name as memcmp does, and come after it; the groups of
- * children have the order of their directories. The position of an entry, from 0, is
- * what other records refer to.
+ * Entries. One struct disk_entry for each name, breadth first: the root (with an empty name),
+ * its children, their children, and so on. The children of a directory are contiguous, sorted
+ * by name as memcmp does, and come after it; the groups of children are in the order of their
+ * directories. Other records refer to an entry by its position, counted from 0.
  *
  *     word 0   bits 0..39: offset of the name in NAMES, where the names lie in the
  *              order of the entries; a name ends where the next one begins, the last
  *              one at the end of the section. Bits 40..63: number of a record in ATTRS.
  *     size     regular file: its size. Symbolic link: length of its target.
  *              Directory: how many directories are among its children.
- *     data     Directory: first child's position in the low 32 bits (of an empty one:
- *              where it would be), their count in the high 32 bits.
+ *     data     Directory: first child's position in the low 32 bits (if empty: where it
+ *              would be), number of children in the high 32 bits.
  *              Symbolic link: offset of the target in STRINGS.
  *              Device: major number in the low 32 bits, minor in the high 32 bits.
  *              Regular file: by the kind of its data, see below.
  *              Alias (a further name of an inode): position of the inode's first name,
  *              which is less than its own.
  *     mtime    bits 0..29: nanoseconds; bits 30..63: seconds since 1901-12-13T20:45:52Z
- *              (the time of Unix plus 2^31), until the year 2446. The seconds of a time
- *              outside are in EXTRA; these are 1 then. Never 0 as a whole.
+ *              (Unix time plus 2^31), until the year 2446. For a time outside this
+ *              range, EXTRA has the seconds and they are 1 here. Never 0 as a whole.
  *
  * Kinds of data (DATA_KIND_* in the attributes' flags):
- *     NONE      no regular file.
+ *     NONE      not a regular file.
  *     STORED    bytes [data, data + size) of the archive. Empty files: 0.
  *     EXTENTS   ranges with holes: `data` is the offset in EXTENTS of
  *               {u32 count, u32 DISK_RANGES, u64 data_bytes, count x {u64 source, u64
- *               logical, u64 length}}, ascending, not empty, without overlap; what no range
- *               covers is a hole. data_bytes is the sum of the lengths. With bit 63 of
- *               `source` the range lies in a fragment: its number in bits 0..31, the offset
- *               in it in bits 32..62.
+ *               logical, u64 length}}, ascending, not empty, without overlap; bytes in
+ *               no range are a hole. data_bytes is the sum of the lengths. If bit 63 of
+ *               `source` is set the range lies in a fragment: its number in bits 0..31,
+ *               the offset in it in bits 32..62.
  *     BLOCKS    `data` is the number of the first record in BLOCKS: one for each
- *               block_bytes of the file, the last one maybe shorter. They may be fragments:
- *               then the last one may hold more behind the file's end.
- *     TAIL      as BLOCKS, but the last, incomplete block is in a fragment: in its
+ *               block_bytes of the file; the last one may be shorter. They may be
+ *               fragments: then the last one may hold more after the file's end.
+ *     TAIL      as BLOCKS, but the last, incomplete block is in a fragment. In its
  *               place is a record {u64 number of the fragment, u32 offset in it, u32
  *               DISK_TAIL}.
  *     FRAGMENT  the whole file is in a fragment: its number in the low 32 bits, the
  *               offset in it in the high 32 bits.
- *     ALIAS     see above. Mode, owner and flags of the alias itself say no more than
- *               its type.
+ *     ALIAS     see above. Mode, owner and flags of the alias itself give only its type.
  *
- * Sections (the record's size is in the table too, and has to be the one given here):
+ * Sections (the table also has the record's size, which must be the one given here):
  *     ENTRIES  32  struct disk_entry
  *     NAMES     1  see above
  *     ATTRS    16  struct disk_attr: the distinct combinations of mode, owner, flags.
- *                  Number 0 is all zero, and no entry's.
+ *                  Number 0 is all zero, and no entry uses it.
  *     DIRS      4  u32 position of each directory, ascending. Their first children
  *                  ascend too, so the parent of an entry is the last directory whose
- *                  first child does not lie behind it.
+ *                  first child does not lie after it.
  *     EXTENTS   8  see above
- *     BLOCKS   16  struct disk_block: `fragments` of the header many fragments, then
- *                  the files' blocks. `packed` with bit 31: stored without compression;
- *                  0: a hole. No compressed block holds more than `block_bytes`
- *                  decompressed, of the record and of the header.
- *     EXTRA    16  struct disk_extra, sorted by position and kind: what few inodes have
+ *     BLOCKS   16  struct disk_block: first the fragments, as many as `fragments` of the
+ *                  header says, then the files' blocks. `packed` with bit 31: stored
+ *                  without compression; 0: a hole. A compressed block decompresses to
+ *                  at most `block_bytes` of its record and of the header.
+ *     EXTRA    16  struct disk_extra, sorted by position and kind: values that few
+ *                  inodes have
  *     STRINGS   1  targets of symbolic links
  *     XATTRS    8  sets of extended attributes: {u32 count, u32 bytes, then count x {u32
  *                  name_len, u32 value_len, name, value}}; `bytes` counts what follows
  *                  it; a set starts at a multiple of 8; sorted by name
  *     SUMS      8  XXH3-64 of each regular inode's content, by position; else 0
- *     REST      8  XXH3-64 of what is no stored data in each window of INDEX_WINDOW_BYTES of
- *                  the archive, by the window's number
- *     EXPANDED  8  of an archive that is one compressed stream, and whose index speaks of the
- *                  tar in it: XXH3-64 of each window of INDEX_WINDOW_BYTES of that tar
- *     LEFT_OUT  8  members of the archive that the tree does not have: u64 how many; then of
- *                  the first DISK_LEFT_OUT_TOLD {u64 offset of the header, u32 member_len, u32
- *                  what_len, member, what}, each padded to a multiple of 8
+ *     REST      8  for each window of INDEX_WINDOW_BYTES of the archive, by number: XXH3-64
+ *                  of its bytes that are not stored data
+ *     EXPANDED  8  if the archive is one compressed stream and the index describes the tar
+ *                  in it: XXH3-64 of each window of INDEX_WINDOW_BYTES of that tar
+ *     LEFT_OUT  8  members of the archive that the tree lacks: their number as a u64; then
+ *                  for the first DISK_LEFT_OUT_TOLD {u64 offset of the header, u32
+ *                  member_len, u32 what_len, member, what}, each padded to a multiple of 8
  *
- * Zeros are never right, where it can be helped: the last field of an entry, a range, a
- * tail, a block and an extra is never 0, nor are the flags of an attribute, nor does a
- * name or a target hold a zero byte. A file that somebody cuts short while it is mapped
- * reads as zeros from there on, also where the sum of a page was checked before.
+ * Zeros are invalid wherever possible: the last field of an entry, a range, a tail, a block
+ * and an extra is never 0, nor are the flags of an attribute, nor does a name or a target hold
+ * a zero byte. The reason: a file cut short while it is mapped reads as zeros from there on,
+ * even in pages whose sum was checked before.
  */
 #ifndef ONEPOT_INDEX_FORMAT_H
 #define ONEPOT_INDEX_FORMAT_H
@@ -102,7 +100,7 @@
 #define DISK_VERSION 1u
 #define DISK_PAGE_BITS 16
 #define DISK_PAGE_BYTES (1u << DISK_PAGE_BITS)
-#define DISK_HEADER_MAX 65536u /* header and section table: more is damaged */
+#define DISK_HEADER_MAX 65536u /* header and section table: a larger one is damaged */
 
 struct disk_header {
     uint8_t magic[8];
@@ -129,7 +127,7 @@ struct disk_header {
     uint64_t directories; /* the root included */
     uint64_t inodes;
     uint64_t total_bytes; /* sizes of regular inodes; 2^64 - 1 if they overflow */
-    uint64_t data_bytes;  /* the same without holes */
+    uint64_t data_bytes;  /* the same, without holes */
     uint64_t name_bytes;
     uint64_t archive_bytes;
     int64_t archive_mtime_sec;
@@ -139,7 +137,7 @@ struct disk_header {
     uint8_t digest[16];   /* see digest.h */
     uint32_t digest_kind; /* enum digest_kind, of index.h */
     uint32_t reserved;
-    char made_by[32]; /* the program that wrote it; zeros behind its name */
+    char made_by[32]; /* the program that wrote it, padded with zeros */
 };
 static_assert(sizeof(struct disk_header) == 264, "header");
 
@@ -213,7 +211,7 @@ static_assert(sizeof(struct disk_attr) == 16, "attr");
 #define ATTR_NLINK 0x100u      /* EXTRA_NLINK: other than 1 */
 #define ATTR_XATTRS 0x200u     /* EXTRA_XATTRS: offset of its set in XATTRS */
 #define ATTR_WIDE_MTIME 0x400u /* EXTRA_MTIME: seconds, as i64 */
-#define ATTR_DATA_BYTES 0x800u /* EXTRA_DATA_BYTES: of blocks with holes among them */
+#define ATTR_DATA_BYTES 0x800u /* EXTRA_DATA_BYTES: of blocks that include holes */
 #define ATTR_HOLES 0x1000u     /* the file has holes */
 
 enum disk_extra_kind {
@@ -239,26 +237,29 @@ static_assert(sizeof(struct disk_block) == 16, "block");
 
 #define BLOCK_STORED 0x80000000u
 
-#define DISK_LEFT_OUT_TOLD 100u /* of a million, nobody reads more */
-#define DISK_LEFT_OUT_HEAD 16u  /* the numbers of its record; what follows them takes: */
+#define DISK_LEFT_OUT_TOLD 100u /* nobody reads more of a million */
+#define DISK_LEFT_OUT_HEAD 16u  /* the numbers of its record; the texts after them take: */
 
 static inline uint64_t disk_left_out_texts(uint32_t member_len, uint32_t what_len)
 {
     return ((uint64_t)member_len + what_len + 7) & ~UINT64_C(7);
 }
 
-#define RANGE_PACKED (UINT64_C(1) << 63) /* in `source` of a range */
+#define RANGE_PACKED (UINT64_C(1) << 63) /* in a range's `source` */
 
 /*
- * Where an image lies whose archive is compressed: in skippable frames, which can't be longer
- * than 4 GiB, so that it may be in pieces. The first piece begins at `offset`; all others
- * begin a page behind the start of their frame and end with it, at multiples of a page, so
- * that they can be mapped one behind the other. `stride` is the distance of the frames; 0: it
- * is in one piece.
+ * Where the image of a compressed archive lies: in skippable frames, which can't be longer
+ * than 4 GiB, so it may be in pieces. The first piece begins at `offset`. Each other piece
+ * begins a page after the start of its frame and ends with it, at multiples of a page, so that
+ * the pieces can be mapped one after the other. `stride` is the distance between frames; 0:
+ * one piece.
  */
 #define DISK_STRIDE_MAX (UINT64_C(1) << 32)
 
-/* The place in the file of byte `at` of the image, and how many bytes follow it there. */
+/*
+ * The place in the file of byte `at` of the image; *ret_room is how many bytes follow it
+ * there.
+ */
 static inline uint64_t disk_place(uint64_t offset, uint64_t stride, uint64_t at,
                                   uint64_t *ret_room)
 {

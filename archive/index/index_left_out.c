@@ -1,5 +1,5 @@
 /*
- * The index, reading side: members of the archive that it does not have.
+ * The index, reading side: members of the archive that it lacks.
  */
 #include "index.h"
 
@@ -11,10 +11,10 @@ uint64_t index_left_out(const struct index *index)
 {
     const uint64_t *count = index_bytes(index, SECTION_LEFT_OUT, 0, sizeof(*count));
     uint64_t n = count ? le64toh(*count) : 0;
-    return n < UINT32_MAX ? n : UINT32_MAX; /* callers add them up */
+    return n < UINT32_MAX ? n : UINT32_MAX; /* callers add these numbers */
 }
 
-/* A text of the record, cut to what the fault has room for. */
+/* Copy a text of the record, truncated to the room in the fault. */
 static void copy_text(char *to, size_t size, const char *from, size_t len)
 {
     size_t n = len < size ? len : size - 1;

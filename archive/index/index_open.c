@@ -1,14 +1,13 @@
 /*
- * The index, reading side: open an image, and check what has to be checked at once.
+ * The index, reading side: open an image, and check what must be checked at once.
  *
- * Opening maps the image and checks header, section table and the table of page sums;
- * it touches one page of the entries. What it allocates is a byte for each page of
- * 64 KB and a bit for each entry, both zero, so that memory is taken only where the
- * index is used.
+ * Opening maps the image and checks header, section table and the table of page sums; it
+ * touches one page of the entries. It allocates a byte for each page of 64 KB and a bit for
+ * each entry, all zero, so that memory is used only where the index is.
  *
- * All checks hold for bytes that stay as they are. A file that somebody else may write to can
- * change between a check and the use, so that its image is read into memory of this process
- * first; as is one on a network, which is not mapped at all.
+ * All checks assume bytes that don't change. A file that other users may write to can change
+ * between a check and the use, so its image is first read into memory of this process. So is
+ * an image on a network, which is never mapped.
  */
 #include "index.h"
 
@@ -32,7 +31,7 @@ static int damaged(struct fault *fault, uint64_t offset, const char *what)
     return -EUCLEAN;
 }
 
-/* Where an image lies in its file. */
+/* The place of an image in its file. */
 struct image_place {
     uint64_t offset;
     uint64_t stride;
@@ -53,7 +52,7 @@ static int read_pieces(const struct source *source, const struct image_place *pl
     return 0;
 }
 
-/* Read the image into memory that nobody else can change. */
+/* Read the image into memory that no other process can change. */
 static int read_copy(const struct source *source, const struct image_place *place,
                      void **ret_map)
 {
@@ -71,7 +70,7 @@ static int read_copy(const struct source *source, const struct image_place *plac
     return r;
 }
 
-/* Map the pieces one behind the other, `skip` bytes behind the start of the mapping. */
+/* Map the pieces one after the other, beginning `skip` bytes into the mapping. */
 static void *map_pieces(const struct source *source, const struct image_place *place,
                         size_t skip)
 {
@@ -93,7 +92,7 @@ static void *map_pieces(const struct source *source, const struct image_place *p
     return map;
 }
 
-/* Map or read an image; *ret_image is where its bytes are. */
+/* Map or read an image; *ret_image is the address of its bytes. */
 static int map_image(struct index *index, struct source *source,
                      const struct image_place *place, const uint8_t **ret_image)
 {
@@ -151,8 +150,8 @@ static void decode_info(const struct disk_header *h, struct index_info *info)
 }
 
 /*
- * The first bytes of the image: enough to know how long header and table are, and that
- * they are what was written. Nothing is copied, but the field of the sum.
+ * Check the first bytes of the image: enough to know the lengths of header and table, and that
+ * they are as written. Nothing is copied except the field of the sum.
  */
 static int check_header(const uint8_t *image, uint64_t offset, uint64_t len,
                         struct fault *fault)
@@ -185,7 +184,7 @@ static int check_header(const uint8_t *image, uint64_t offset, uint64_t len,
     return 0;
 }
 
-/* Area and page sums: that they lie in the image, and that the sums are sound. */
+/* Check that area and page sums lie in the image, and that the sums are intact. */
 static int check_area(struct index *index, const struct disk_header *h, const uint8_t *image,
                       uint64_t offset, struct fault *fault)
 {

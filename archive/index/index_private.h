@@ -1,9 +1,8 @@
 /*
- * What the files of the index share: the opened image, and the one way to its bytes.
+ * Shared by the files of the index: the opened image, and the only access to its bytes.
  *
- * index_bytes() is that way: it checks that a range lies within its section, and the
- * sums of the pages that it touches. Whoever reads a number from there still checks
- * what the number says.
+ * That access is index_bytes(): it checks that a range lies within its section, and the sums
+ * of the pages that it touches. A caller that reads a number there must still check its value.
  */
 #ifndef ONEPOT_INDEX_PRIVATE_H
 #define ONEPOT_INDEX_PRIVATE_H
@@ -37,21 +36,21 @@ struct index {
     const uint8_t *area;
     uint64_t area_bytes;
     const uint64_t *page_sums;
-    _Atomic uint8_t *page_good; /* one for each page: 1 once its sum was right */
-    _Atomic uint8_t *dir_good;  /* one bit an entry: its children were found to be its own */
+    _Atomic uint8_t *page_good; /* one per page: 1 once its sum was found right */
+    _Atomic uint8_t *dir_good;  /* one bit per entry: its children were found to be its own */
 
     const uint8_t *image;
-    uint64_t offset; /* of the image in its file: for messages */
+    uint64_t offset; /* of the image in its file, for messages */
 
-    void *map; /* the image, from the page of memory on that it starts in */
+    void *map; /* the image, from the memory page in which it starts */
     size_t map_bytes;
-    struct lost_pages *guard; /* of the map; NULL: it is our own copy */
+    struct lost_pages *guard; /* of the map; NULL: the image is our own copy */
 };
 
 /* Compare a page with its sum; false if it is damaged. */
 bool index_check_page(const struct index *index, uint64_t page);
 
-/* `len` (> 0) bytes at `offset` of a section, or NULL when they can't be trusted. */
+/* `len` (> 0) bytes at `offset` of a section, or NULL if they can't be trusted. */
 static inline const void *index_bytes(const struct index *index, enum disk_section_id id,
                                       uint64_t offset, uint64_t len)
 {
@@ -78,13 +77,13 @@ struct index_entry {
     struct disk_attr attr;
 };
 
-/* The entry at a position; -EINVAL if there is no such position, -EUCLEAN. */
+/* The entry at a position. -EINVAL: no such position; -EUCLEAN. */
 int index_entry(const struct index *index, uint32_t position, struct index_entry *ret_entry);
 
-/* The same for its inode: an alias is followed. */
+/* The same for its inode, following an alias. */
 int index_inode(const struct index *index, uint32_t position, struct index_entry *ret_entry);
 
-/* A value of EXTRA. -EUCLEAN if it is not there: the attributes promised it. */
+/* A value from EXTRA. -EUCLEAN if it is missing, as the attributes promised it. */
 int index_extra(const struct index *index, uint32_t position, enum disk_extra_kind kind,
                 uint64_t *ret_value);
 
