@@ -28,7 +28,7 @@
 
 struct plan;
 
-/* What is followed. The values appear in the counters of a mount. */
+/* Kinds of reading ahead. The values appear in the counters of a mount. */
 enum plan_kind {
     PLAN_NONE = 0,
     PLAN_FILE = 1,       /* pieces of a large file */

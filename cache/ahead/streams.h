@@ -46,7 +46,7 @@ bool streams_read(struct streams *streams, uint64_t place);
 /* The next thing ahead of a stream. False: there is none. */
 bool streams_next(struct streams *streams, uint64_t *ret_place);
 
-/* What was handed out was not used: start all streams anew. */
+/* Nobody used what was handed out: start all streams anew. */
 void streams_reset(struct streams *streams);
 
 #endif
