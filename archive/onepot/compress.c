@@ -1,6 +1,7 @@
 /*
- * The pool has one list of jobs that nobody has begun, a compressor one of its own in the
- * order in which they were put. A frame costs a millisecond, so one lock does for all.
+ * The pool has one list of jobs that no thread has begun. Each compressor has a list of its own
+ * jobs in the order in which they were put in. A frame costs a millisecond, so one lock is
+ * enough.
  */
 #include "compress.h"
 #include "cpus.h"
@@ -16,22 +17,23 @@ enum { JOB_WAITING, JOB_BUSY, JOB_DONE };
 
 struct compress_pool {
     int level;
-    pthread_mutex_t lock; /* for all below, but `own` */
-    pthread_cond_t wake;  /* there is work, or the end */
+    pthread_mutex_t lock; /* for all below except `own` */
+    pthread_cond_t wake;  /* there is work, or the pool ends */
     pthread_cond_t done;
     struct compress_job *todo, *last_todo;
     size_t flight_bytes;
     bool ending;
 
     pthread_mutex_t own_lock;
-    ZSTD_CCtx *own; /* of callers that work */
+    ZSTD_CCtx *own; /* for callers that help */
     unsigned threads, workers;
     pthread_t thread[];
 };
 
 /*
- * The level's own parameters. Shorter matches (4 bytes) make the Python library 1.6 % smaller,
- * but records of text 4 % larger, take a quarter more time, and a tenth more to decompress.
+ * The level's default parameters. Shorter matches (4 bytes) make the Python library 1.6 %
+ * smaller, but records of text 4 % larger. They also take a quarter more time, and a tenth more
+ * to decompress.
  */
 static ZSTD_CCtx *new_context(int level)
 {
@@ -56,7 +58,8 @@ static void compress(ZSTD_CCtx *context, struct compress_job *job)
     size_t n = ZSTD_compress2(context, out, room, job->in, job->in_len);
     if (ZSTD_isError(n)) {
         free(out);
-        job->error = -ENOMEM; /* what else: the room suffices, the parameters are ours */
+        job->error = -ENOMEM; /* no other error is possible: the room suffices, the parameters
+                                 are ours */
     } else if (!compress_is_worth(job->in_len, n)) {
         free(out);
     } else {
@@ -66,7 +69,9 @@ static void compress(ZSTD_CCtx *context, struct compress_job *job)
     }
 }
 
-/* Compress the next job that nobody has begun; the lock is held, but not meanwhile. */
+/*
+ * Compresses the next job that no thread has begun. The lock is held, but released meanwhile.
+ */
 static void work(struct compress_pool *p, ZSTD_CCtx *context)
 {
     struct compress_job *job = p->todo;
@@ -79,7 +84,7 @@ static void work(struct compress_pool *p, ZSTD_CCtx *context)
     pthread_cond_broadcast(&p->done);
 }
 
-/* The same in a thread that is no worker. */
+/* Does the same in a thread that is not a worker. */
 static void help(struct compress_pool *p)
 {
     pthread_mutex_unlock(&p->lock);
@@ -119,7 +124,7 @@ int compress_pool_new(unsigned threads, int level, struct compress_pool **ret_po
     pthread_cond_init(&p->wake, NULL);
     pthread_cond_init(&p->done, NULL);
     p->own = new_context(level);
-    /* Fewer than were asked for do as well: callers work, too. */
+    /* Fewer threads than asked for are fine: callers work, too. */
     while (p->own && threads > 1 && p->workers < threads &&
            pthread_create(&p->thread[p->workers], NULL, run_worker, p) == 0)
         p->workers++;
@@ -207,7 +212,7 @@ struct compress_job *compressor_take(struct compressor *c, bool wait)
     return job;
 }
 
-/* Take out of the pool what nobody has begun, and wait for the rest. */
+/* Takes jobs that no thread has begun out of the pool, and waits for the others. */
 void compressor_end(struct compressor *c)
 {
     struct compress_pool *p = c->pool;

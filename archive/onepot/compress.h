@@ -1,6 +1,6 @@
 /*
- * Frames are compressed by several threads, and come back in the order in which they were
- * put in. The same input gives the same bytes whatever the number of threads.
+ * Several threads compress frames, which come back in the order in which they were put in. The
+ * same input gives the same bytes, whatever the number of threads.
  *
  *     compress_pool_new(threads, level, &pool);
  *     struct compressor c = {.pool = pool};          one for each archive that is written
@@ -10,11 +10,11 @@
  *     compressor_end(&c);
  *     compress_pool_free(pool);
  *
- * With one thread the work is done in compressor_put, by its caller. With more, a caller
- * that has to wait works on what nobody has begun.
+ * With one thread, compressor_put does the work in its caller's thread. With more, a caller
+ * that has to wait works on jobs that no thread has begun.
  *
- * Threads: a compressor belongs to one thread at a time; those of a pool may be used by
- * several.
+ * Threads: a compressor belongs to one thread at a time; several threads may use compressors of
+ * the same pool.
  */
 #ifndef ONEPOT_COMPRESS_H
 #define ONEPOT_COMPRESS_H
@@ -26,12 +26,13 @@
 struct compress_pool;
 
 struct compress_job {
-    const uint8_t *in; /* NULL: nothing is to be done, it only keeps its place */
+    const uint8_t *in; /* NULL: no work, the job only keeps its place */
     size_t in_len;
 
-    /* When it was taken: */
-    int error;    /* 0 or -errno; -ENOMEM */
-    uint8_t *out; /* a whole zstd frame, from malloc, the caller's; NULL: not worth it */
+    /* Set when compressor_take returns the job: */
+    int error; /* 0 or -ENOMEM */
+    uint8_t
+        *out; /* a whole zstd frame from malloc, which the caller frees; NULL: not worth it */
     size_t out_len;
 
     /* private */
@@ -47,25 +48,25 @@ struct compressor {
     size_t flight_bytes;
 };
 
-/* Is a frame of this size worth its decompression? Else `out` is NULL. */
+/* Is a frame of this size worth decompressing? If not, `out` is NULL. */
 static inline bool compress_is_worth(size_t in_len, size_t out_len)
 {
     return out_len + in_len / 32 < in_len;
 }
 
-/* `threads` (0: as many as there are CPUs for this process) and a level of zstd. -ENOMEM. */
+/* `threads` 0: as many as this process has CPUs. `level` is zstd's. -ENOMEM. */
 int compress_pool_new(unsigned threads, int level, struct compress_pool **ret_pool);
 void compress_pool_free(struct compress_pool *pool); /* NULL is fine */
 
 void compressor_put(struct compressor *compressor, struct compress_job *job);
 
-/* Is so much in flight that some should be taken before more is put? */
+/* Is so much in flight that jobs should be taken before more are put in? */
 bool compressor_is_full(const struct compressor *compressor, size_t block_bytes);
 
-/* The oldest job if it is done; with `wait`, when it is. NULL: not done, or there is none. */
+/* The oldest job, if it is done. With `wait`, waits until it is. NULL: not done, or no job. */
 struct compress_job *compressor_take(struct compressor *compressor, bool wait);
 
-/* Jobs that were not taken are given up; none is worked on any more. */
+/* Drops the jobs that were not taken. No thread works on any of them afterwards. */
 void compressor_end(struct compressor *compressor);
 
 #endif

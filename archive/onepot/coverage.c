@@ -1,9 +1,9 @@
 /*
- * All stored ranges of an index, sorted by their place in the archive; what lies between
- * them is what the windows' sums are of.
+ * All stored ranges of an index, sorted by their place in the archive. The windows' sums cover
+ * the bytes between them.
  *
- * Archives list their members in the order of their data, an index breadth first, so that
- * the ranges have to be sorted. Ranges of one member that touch are one.
+ * Archives list their members in the order of their data, an index breadth first, so the ranges
+ * have to be sorted. Adjacent ranges of one member are merged.
  */
 #include "coverage.h"
 
@@ -162,11 +162,11 @@ uint64_t coverage_between(const struct coverage *c, uint64_t from, uint64_t to,
     uint64_t first = first_behind(c, from), end = first;
     while (end < c->count && c->ranges[end].offset < to)
         end++;
-    *ret_ranges = end > first ? &c->ranges[first] : NULL; /* without any there is no array */
+    *ret_ranges = end > first ? &c->ranges[first] : NULL; /* without ranges there is no array */
     return end - first;
 }
 
-/* XXH3-64 of the bytes from `from` to `to`, which lie in `buf`, that no range has. */
+/* XXH3-64 of the bytes from `from` to `to` that are in no range; `buf` holds the bytes. */
 static uint64_t sum_rest(const struct coverage *c, uint64_t from, uint64_t to,
                          const uint8_t *buf, XXH3_state_t *state)
 {

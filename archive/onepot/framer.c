@@ -1,26 +1,26 @@
 /*
- * From a tar to zstd frames, each of which can be decompressed alone.
+ * Cuts a tar into zstd frames, each of which can be decompressed alone.
  *
- * There are two kinds. A packed frame holds up to block_bytes of the tar: headers, small
- * files and their padding, or a block of a large file. It is cut where a member begins, so
- * that a file that is smaller than a block lies in one frame; a larger one fills frames of
- * its own from its first byte on, and shares the last with what follows.
+ * There are two kinds. A packed frame holds up to block_bytes of the tar: headers, small files
+ * and their padding, or a block of a large file. It is cut where a member begins, so that a
+ * file smaller than a block lies in one frame. A larger file fills frames of its own from its
+ * first byte on, and shares the last with what follows.
  *
- * A raw frame is for data that does not get smaller (pictures, what is compressed already).
- * zstd has blocks without compression; they are written by hand (RFC 8878), so that it is
- * known where they lie: cut between members, never inside one that fits in a block. So
- * the data is in the file as it is, and the index calls it stored. No byte of it is copied
- * or compressed; headers and padding in between stay as they are too, which costs no more
- * than an uncompressed archive does.
+ * A raw frame is for data that does not get smaller (pictures, compressed files). It uses
+ * zstd's blocks without compression. They are written by hand (RFC 8878), so that their places
+ * are known: cut between members, never inside one that fits in a block. So the data is in the
+ * file as it is, and the index calls it stored. No byte of it is copied or compressed. Headers
+ * and padding in between stay as they are, too, which costs no more than in an uncompressed
+ * archive.
  *
- * Whether data gets smaller is guessed from a thousand of its bytes: of random ones one in
- * 256 pairs is equal, of compressible ones far more. A few kilobytes that don't get smaller
- * go along in the frame that is open, for another frame would cost the neighbours more than
- * it saves. Likewise small members go along in a raw frame, as long as they are few.
+ * A thousand bytes of the data are sampled to guess whether it gets smaller: of random bytes
+ * one in 256 pairs is equal, of compressible ones far more. A few kilobytes that don't get
+ * smaller go along in the open frame, because a frame of their own would cost the neighbours
+ * more than it saves. Likewise small members go along in a raw frame, as long as they are few.
  *
- * What is in which frame is decided here, by the bytes alone and in one thread; only
- * the compression itself happens elsewhere. That makes the archive the same for any number
- * of threads. A frame that turns out not to be worth it becomes a raw one in the end.
+ * The bytes alone decide, here and in one thread, which bytes go in which frame. Only the
+ * compression itself happens elsewhere. So the archive is the same for any number of threads. A
+ * frame that turns out not to be worth compressing becomes a raw one in the end.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -28,11 +28,11 @@
 
 #include "framer_private.h"
 
-#define RAW_FRAME_BYTES (1u << 20) /* a raw frame ends when it has so many */
-#define RAW_DATA_MAX (4u << 20)    /* given at once; a frame is a window of at most 8 MB */
-#define SAMPLE_LEAST 4096u         /* what is smaller is not looked at */
-#define RUN_BYTES 32768u /* of data that does not get smaller, until a raw frame begins */
-#define RIDE_SHARE 32u   /* of a raw frame, at most, is of members that were not looked at */
+#define RAW_FRAME_BYTES (1u << 20) /* a raw frame ends at this size */
+#define RAW_DATA_MAX (4u << 20)    /* per call; a frame is a window of at most 8 MB */
+#define SAMPLE_LEAST 4096u         /* smaller data is not sampled */
+#define RUN_BYTES 32768u /* a run that does not get smaller is this long before a raw frame */
+#define RIDE_SHARE 32u   /* members that were not sampled take at most 1/32 of a raw frame */
 
 int framer_grow(void *at, size_t count, size_t more, size_t *capacity, size_t item_bytes)
 {
@@ -89,7 +89,7 @@ int framer_add_part(struct frame *frame, uint8_t *bytes, size_t len, void *owned
     return 0;
 }
 
-/* The next `len` bytes of the frame are data of the present member. */
+/* Records that the next `len` bytes of the frame are data of the current member. */
 static int add_place(struct framer *f, struct frame *frame, size_t len)
 {
     if (framer_grow(&frame->places, frame->place_count, 1, &frame->place_capacity,
@@ -110,7 +110,7 @@ static int add_place(struct framer *f, struct frame *frame, size_t len)
 
 /* ---- frames on their way out ---- */
 
-/* Write what is done; with `wait` all that is in flight, else until there is room. */
+/* Writes finished frames. With `wait`, all that are in flight; else until there is room. */
 static int drain(struct framer *f, bool wait, struct fault *fault)
 {
     struct compress_job *job;
@@ -125,7 +125,7 @@ static int drain(struct framer *f, bool wait, struct fault *fault)
     return 0;
 }
 
-/* The open frame is complete. */
+/* Closes the open frame. */
 static int close_frame(struct framer *f, struct fault *fault)
 {
     struct frame *frame = f->open;
@@ -146,7 +146,7 @@ static int close_frame(struct framer *f, struct fault *fault)
 
 /* ---- what goes in ---- */
 
-/* See to it that a frame of this kind is open, with room in it. */
+/* Makes sure that a frame of this kind is open and has room. */
 static int open_frame(struct framer *f, bool raw, struct fault *fault)
 {
     int r = 0;
@@ -157,7 +157,7 @@ static int open_frame(struct framer *f, bool raw, struct fault *fault)
     return r;
 }
 
-/* Copy bytes into packed frames; `data`: they are the present member's. */
+/* Copies bytes into packed frames. `data`: they belong to the current member. */
 static int pack_bytes(struct framer *f, const uint8_t *bytes, size_t len, bool data,
                       struct fault *fault)
 {
@@ -185,7 +185,7 @@ static int pack_bytes(struct framer *f, const uint8_t *bytes, size_t len, bool d
     return r;
 }
 
-/* Bytes as they are into the raw frame, which is open; they are taken. */
+/* Adds bytes as they are to the open raw frame, and takes them. */
 static int put_raw(struct framer *f, uint8_t *bytes, size_t len, bool data)
 {
     struct frame *frame = f->open;
@@ -204,9 +204,9 @@ static void count_pairs(const uint8_t *bytes, size_t len, uint32_t counts[256])
 }
 
 /*
- * Four pieces of 256 bytes, spread over the data. Of n random bytes (n - 1)/256 others are
- * equal to each, give or take two parts in a hundred; here a third more still counts as
- * random: JPEG has a tenth more, floating point numbers several times as many.
+ * Takes four samples of 256 bytes, spread over the data. In n random bytes each byte equals (n
+ * - 1)/256 others, within about 2 percent. Up to a third more still counts as random: JPEG has
+ * a tenth more, floating point numbers several times as many.
  */
 static bool looks_random(const uint8_t *bytes, size_t len)
 {
@@ -222,14 +222,14 @@ static bool looks_random(const uint8_t *bytes, size_t len)
     return (squares - N) / 4 * 3 < N * (N - 1u) / 256;
 }
 
-/* A small member goes along in the raw frame that is open, as long as there are few such. */
+/* May a small member go along in the open raw frame? Yes, as long as there are few of them. */
 static bool may_ride(const struct framer *f, size_t len)
 {
     return f->open && f->open->raw && len < SAMPLE_LEAST &&
            (f->open->ridden_bytes + len) < f->open->len / RIDE_SHARE;
 }
 
-/* Put the header into packed frames, and begin a new one where the data asks for it. */
+/* Puts the header into packed frames, and begins a new frame if the data calls for it. */
 static int pack_header(struct framer *f, const struct pax_buffer *header, struct fault *fault)
 {
     uint64_t whole = header->len + f->stored + pax_padding(f->stored);
@@ -244,7 +244,7 @@ static int pack_header(struct framer *f, const struct pax_buffer *header, struct
     return r;
 }
 
-/* Put the header that waits, into a frame of the kind that its data will be in. */
+/* Puts the waiting header into a frame of the kind that its data will be in. */
 static int flush_header(struct framer *f, bool raw, struct fault *fault)
 {
     struct pax_buffer header = f->header;
@@ -294,7 +294,7 @@ int framer_member(struct framer *f, const struct pax_member *member, struct pax_
     return flush_header(f, ride, fault);
 }
 
-/* How the next data, of which there are `len` bytes, goes in. */
+/* Should the next `len` bytes of data go into a raw frame? */
 static bool choose_raw(struct framer *f, const uint8_t *bytes, size_t len)
 {
     if (f->done == 0 && may_ride(f, len + f->header.len)) {
@@ -371,7 +371,7 @@ void framer_free(struct framer *f)
 {
     if (!f)
         return;
-    compressor_end(&f->compressor); /* before the frames that it may be at */
+    compressor_end(&f->compressor); /* before the frames, which it may be working on */
     compress_pool_free(f->own_pool);
     while (f->first) {
         struct frame *frame = f->first;

@@ -1,7 +1,7 @@
 /*
- * Frames that come out of the framer: the job's frame, or a raw one that is written by hand
- * (zstd's format: RFC 8878), goes to the file, and where each member's data came to lie goes
- * to the index. framer.c tells what the two kinds are for.
+ * The framer's output. Frames go to the file: compressed ones, or raw ones that are written by
+ * hand (zstd's format: RFC 8878). The place of each member's data goes to the index. framer.c
+ * explains the two kinds.
  */
 #include <endian.h>
 #include <errno.h>
@@ -12,9 +12,9 @@
 
 #define RAW_HEADER_BYTES 9u
 
-/* ---- where a member's data came to lie ---- */
+/* ---- places of members' data ---- */
 
-/* Bytes [stream, stream + length) of the data lie somewhere: where they are in the file. */
+/* Records where a part of the member's data lies in the file. */
 static int add_piece(struct framer *f, const struct builder_piece *piece)
 {
     if (framer_grow(&f->pieces, f->piece_count, 1, &f->piece_capacity, sizeof(*f->pieces)) < 0)
@@ -23,7 +23,7 @@ static int add_piece(struct framer *f, const struct builder_piece *piece)
     return 0;
 }
 
-/* `skip` and `length` of a piece, moved to `offset`. */
+/* The part of a piece from `skip` on with this `length`, placed at `offset`. */
 static struct builder_piece cut_piece(const struct builder_piece *piece, uint64_t skip,
                                       uint64_t length, uint64_t offset)
 {
@@ -37,7 +37,7 @@ static struct builder_piece cut_piece(const struct builder_piece *piece, uint64_
     return cut;
 }
 
-/* The pieces are of the data as it is stored; put them where the extents have it. */
+/* The pieces describe the data as it is stored; moves them to where the extents put it. */
 static int spread_pieces(struct framer *f, const struct map *map)
 {
     struct builder_piece *stored = f->pieces;
@@ -70,7 +70,7 @@ static int spread_pieces(struct framer *f, const struct map *map)
     return r;
 }
 
-/* All data of an inode came out. */
+/* All data of an inode was written. */
 static int end_pieces(struct framer *f, uint32_t inode)
 {
     struct map *map = f->first_map;
@@ -86,9 +86,9 @@ static int end_pieces(struct framer *f, uint32_t inode)
     return r;
 }
 
-/* ---- frames that come out ---- */
+/* ---- frames ---- */
 
-/* Hand the job's frame to the file, and its places to the index. */
+/* Writes the compressed frame to the file, and its places to the index. */
 static int emit_packed(struct framer *f, struct frame *frame, struct fault *fault)
 {
     struct builder_block block = {
@@ -115,17 +115,17 @@ static int emit_packed(struct framer *f, struct frame *frame, struct fault *faul
     return writer_put_rest(f->w, out, frame->job.out_len, out, fault);
 }
 
-/* A raw frame on its way out: how far its parts and places are. */
+/* Progress through the parts and places of a raw frame that is being written. */
 struct raw_writer {
     struct framer *f;
     struct frame *frame;
     size_t part, part_done;
     size_t place;
     size_t at;      /* in the frame's content */
-    uint8_t *heads; /* of the frame and its blocks; the queue will own them */
+    uint8_t *heads; /* headers of the frame and its blocks; the queue will own them */
 };
 
-/* Where the block ends that begins at `start`: between members, if it can be. */
+/* Where the block that begins at `start` ends: between members, if possible. */
 static size_t block_end(const struct raw_writer *raw, size_t start)
 {
     const struct frame *frame = raw->frame;
@@ -140,7 +140,7 @@ static size_t block_end(const struct raw_writer *raw, size_t start)
     return end;
 }
 
-/* The next `len` bytes of the content, which are data or are not. */
+/* Writes the next `len` bytes of the content, which are member data or not. */
 static int put_parts(struct raw_writer *raw, size_t len, bool data, struct fault *fault)
 {
     raw->at += len;
@@ -165,7 +165,7 @@ static int put_parts(struct raw_writer *raw, size_t len, bool data, struct fault
     return 0;
 }
 
-/* Data of the present place, as far as it goes before `end`. */
+/* Writes data of the current place, up to `end`. */
 static int put_place(struct raw_writer *raw, size_t end, struct fault *fault)
 {
     const struct place *p = &raw->frame->places[raw->place];
@@ -184,7 +184,7 @@ static int put_place(struct raw_writer *raw, size_t end, struct fault *fault)
     return r < 0 ? r : put_parts(raw, len, true, fault);
 }
 
-/* The content up to `end`, places and what is between them. */
+/* Writes the content up to `end`: places and the bytes between them. */
 static int put_block(struct raw_writer *raw, size_t end, struct fault *fault)
 {
     int r = 0;
@@ -207,7 +207,7 @@ static void put_block_head(uint8_t *head, size_t len, bool last)
     head[2] = (uint8_t)(word >> 16);
 }
 
-/* Magic; descriptor: content size in 4 bytes, which is the window too; content size. */
+/* Magic; descriptor: content size in 4 bytes, which is also the window; content size. */
 static void put_frame_head(uint8_t *head, size_t len)
 {
     static const uint8_t fixed[] = {0x28, 0xb5, 0x2f, 0xfd, 0xa0};
@@ -216,7 +216,7 @@ static void put_frame_head(uint8_t *head, size_t len)
     memcpy(head + sizeof(fixed), &size, sizeof(size));
 }
 
-/* Each cut is at least a place's start behind the one before: so many blocks at most. */
+/* Upper limit: each cut lies behind at least one more start of a place, or is a full block. */
 static size_t most_blocks(const struct frame *frame)
 {
     return frame->len / RAW_BLOCK_BYTES + frame->place_count + 1;
@@ -243,7 +243,7 @@ static int emit_raw(struct framer *f, struct frame *frame, struct fault *fault)
             r = put_block(&raw, end, fault);
     }
     if (!owned)
-        free(raw.heads); /* what is queued of it will not be written any more */
+        free(raw.heads); /* what is queued of them will not be written any more */
     return r;
 }
 

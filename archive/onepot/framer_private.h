@@ -1,8 +1,8 @@
 /*
- * What the files of the framer share.
+ * Shared by the files of the framer.
  *
- *   framer.c      what goes in: which bytes are in which frame
- *   framer_out.c  frames that come out: into the file, their places into the index
+ *   framer.c      input: decides which bytes go in which frame
+ *   framer_out.c  output: frames go to the file, their places to the index
  */
 #ifndef ONEPOT_FRAMER_PRIVATE_H
 #define ONEPOT_FRAMER_PRIVATE_H
@@ -12,14 +12,14 @@
 
 #define RAW_BLOCK_BYTES (128u << 10) /* zstd's largest block */
 
-/* A run of bytes in a frame; of a packed frame there is one, of `in`. */
+/* A run of bytes in a frame. A packed frame has one, which is `in`. */
 struct part {
     uint8_t *bytes;
     size_t len;
     void *owned;
 };
 
-/* Data of a member in a frame. */
+/* Where data of a member lies in a frame. */
 struct place {
     uint32_t inode;
     uint32_t offset; /* in the frame */
@@ -29,19 +29,19 @@ struct place {
 };
 
 struct frame {
-    struct compress_job job; /* first */
+    struct compress_job job; /* must be first */
     struct frame *next;
     bool raw;
-    uint8_t *in; /* block_bytes; NULL: raw */
+    uint8_t *in; /* block_bytes long; NULL in a raw frame */
     size_t len;
-    size_t ridden_bytes; /* of members that were not looked at */
+    size_t ridden_bytes; /* bytes of members that were not sampled */
     struct part *parts;
     size_t part_count, part_capacity;
     struct place *places;
     size_t place_count, place_capacity;
 };
 
-/* The extents of a sparse member whose data is on its way. */
+/* The extents of a sparse member whose data is not yet written. */
 struct map {
     struct map *next;
     uint32_t inode;
@@ -52,32 +52,34 @@ struct map {
 struct framer {
     struct writer *w;
     struct compressor compressor;
-    struct compress_pool *own_pool; /* NULL: it is somebody else's */
+    struct compress_pool *own_pool; /* NULL: the pool belongs to the caller */
     size_t block_bytes;
 
     struct frame *open;
     struct frame *first, *last; /* in flight */
-    uint64_t run_bytes;         /* of data that does not get smaller, one behind the other */
+    uint64_t run_bytes; /* length of the current run of data that does not get smaller */
 
-    struct pax_buffer header; /* of a member whose data did not come yet */
-    uint32_t inode;           /* of the present member */
-    uint64_t stored, done;    /* its data */
+    struct pax_buffer header; /* of a member whose data has not come yet */
+    uint32_t inode;           /* of the current member */
+    uint64_t stored, done;    /* bytes of its data: in all, so far */
 
-    /* Of the member whose data is coming out. */
+    /* For the member whose data is being written. */
     struct builder_piece *pieces;
     size_t piece_count, piece_capacity;
     struct map *first_map, *last_map;
 };
 
-/* Room for `more` items in an array. */
+/* Makes room for `more` items in an array. */
 int framer_grow(void *at, size_t count, size_t more, size_t *capacity, size_t item_bytes);
 
-/* Bytes that follow in a raw frame; `owned` (or NULL) is freed with it, on failure at once. */
+/*
+ * Appends bytes to a raw frame. `owned` (or NULL) is freed with the frame; on failure at once.
+ */
 int framer_add_part(struct frame *frame, uint8_t *bytes, size_t len, void *owned);
 
 void framer_free_frame(struct frame *frame);
 
-/* Hand a frame whose job is done to the file, in the order of the tar; it is freed. */
+/* Writes a frame whose job is done to the file, in the order of the tar, and frees it. */
 int framer_emit(struct framer *f, struct frame *frame, struct fault *fault);
 
 #endif

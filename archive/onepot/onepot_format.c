@@ -1,12 +1,11 @@
 /*
  * The trailer of onepot's own archives, and the back end that finds it.
  *
- * The trailer is only an offer: the tar before it is complete without. So the reader's
- * question is always whether the trailer still describes the tar. Tools that append
- * overwrite the end-of-archive marker and may leave a footer behind that looks right,
- * in place and with a good sum; therefore the marker itself is looked at, at the
- * offset that footer and index both name. Whatever does not agree makes the archive
- * one without an index, to be read as the tar that it is.
+ * The trailer is only an offer: the tar is complete without it. So the reader must always ask
+ * whether the trailer still describes the tar. Tools that append overwrite the end-of-archive
+ * marker and may leave behind a footer that looks right, in place and with a good sum.
+ * Therefore the marker itself is read, at the offset that both footer and index name. If
+ * anything disagrees, the archive counts as one without an index and is read as a plain tar.
  */
 #include "onepot_format.h"
 
@@ -27,12 +26,12 @@
 #define FOOTER_VERSION 1u
 #define FOOTER_BYTES 512u
 #define FOOTER_ZSTD                                                                            \
-    UINT64_C(1) /* incompatible: the tar is in zstd frames, this in skippable ones */
+    UINT64_C(1) /* incompatible: the tar is in zstd frames, the trailer in skippable ones */
 
 #define SKIPPABLE_MAGIC 0x184d2a5au
-#define SKIPPABLE_BYTES 8u /* of its header: magic and length */
+#define SKIPPABLE_BYTES 8u /* a frame's header: magic and length */
 
-/* Offsets in the footer. What is not listed is zero. */
+/* Offsets in the footer. All other bytes are zero. */
 enum footer_offset {
     AT_MAGIC = 0,
     AT_VERSION = 8,
@@ -89,7 +88,7 @@ static uint64_t get64(const uint8_t bytes[FOOTER_BYTES], enum footer_offset at)
     return le64toh(value);
 }
 
-/* Where the file ends whose index ends at `image_end`: 0 if that is no 63-bit number. */
+/* Where the file ends, if its index ends at `image_end`. 0: that is not a 63-bit number. */
 static uint64_t end_of_file(uint64_t image_end)
 {
     uint64_t end;
@@ -124,8 +123,8 @@ static void put_skippable(uint8_t bytes[SKIPPABLE_BYTES], uint64_t content_bytes
 }
 
 /*
- * The skippable frames of an index, one after the other: from where to where, and where in it
- * the piece of the index begins. `at` is how much of the image the frames before have.
+ * One of the skippable frames that hold the index: where it starts, where its piece of the
+ * index begins, and where it ends. `at`: how much of the image the frames before it hold.
  */
 struct index_frame {
     uint64_t start, piece, end;
@@ -148,7 +147,10 @@ static uint64_t image_end(const struct footer *f)
     return disk_place(f->image_offset, f->stride, f->image_bytes - 1, &room) + 1;
 }
 
-/* The headers of the frames that the index lies in; zeros behind them up to their pieces. */
+/*
+ * Writes the headers of the frames that hold the index, and the zeros between them and their
+ * pieces.
+ */
 static int write_index_frames(int fd, const struct footer *f)
 {
     static const uint8_t zeros[DISK_PAGE_BYTES];
@@ -166,7 +168,7 @@ static int write_index_frames(int fd, const struct footer *f)
     return r;
 }
 
-/* Behind the index of a compressed archive: the footer in a frame of its own. */
+/* Writes the footer behind the index of a compressed archive, in a frame of its own. */
 static int write_zstd_end(int fd, struct footer *f)
 {
     uint8_t end[SKIPPABLE_BYTES + FOOTER_BYTES];
@@ -180,7 +182,7 @@ static int write_zstd_end(int fd, struct footer *f)
     return r < 0 ? r : write_at(fd, end, sizeof(end), end_of_image);
 }
 
-/* Zeros up to the end of the file, the footer in its last block. */
+/* Writes zeros up to the end of the file, with the footer in its last block. */
 static int write_plain_end(int fd, struct footer *f)
 {
     uint8_t end[ONEPOT_RECORD_BYTES + FOOTER_BYTES] = {0};
@@ -193,7 +195,7 @@ static int write_plain_end(int fd, struct footer *f)
     return write_at(fd, end, len, end_of_image);
 }
 
-/* Where the image begins of which the frame begins at `start`. */
+/* Where the image begins whose frame begins at `start`. */
 static uint64_t zstd_image_offset(uint64_t start)
 {
     return (start + SKIPPABLE_BYTES + 7) & ~UINT64_C(7);
@@ -231,7 +233,7 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
 
 /* ---- the reader's side ---- */
 
-/* The last block of the file: 1, 0 if it is no footer, -errno. */
+/* Reads the last block of the file. 1; 0: it is not a footer; -errno. */
 static int read_footer(const struct source *source, uint8_t bytes[FOOTER_BYTES])
 {
     uint64_t size = source_size(source);
@@ -269,7 +271,7 @@ static int impossible(struct fault *fault, uint64_t at, const char *what)
                      what);
 }
 
-/* Does the footer agree with itself? */
+/* Is the footer consistent? */
 static int check_layout(const struct footer *f, uint64_t at, struct fault *fault)
 {
     uint64_t marker_end, end;
@@ -326,7 +328,7 @@ static int check_marker(const struct source *source, const struct footer *f,
     static const uint8_t zeros[ONEPOT_MARKER_BYTES];
     uint8_t marker[ONEPOT_MARKER_BYTES];
     if (f->zstd)
-        return 0; /* nobody changes it in place */
+        return 0; /* compressed archives are not changed in place */
     int r = source_read(source, marker, sizeof(marker), f->end_marker_offset);
     if (r < 0)
         return r;
@@ -335,7 +337,10 @@ static int check_marker(const struct source *source, const struct footer *f,
     return 0;
 }
 
-/* Is the index that the footer names this archive's? The rest of it is index_open's. */
+/*
+ * Does the index that the footer names belong to this archive? index_open checks the rest of
+ * it.
+ */
 static int check_image(const struct source *source, const struct footer *f, struct fault *fault)
 {
     struct disk_header header;
@@ -378,7 +383,7 @@ static int find(struct source *source, struct fault *fault, struct embedded_inde
     return r;
 }
 
-/* Are the bytes from `from` to `to` zeros? There are not many. */
+/* Are the bytes from `from` to `to` zeros? They are few. */
 static int check_zeros(const struct source *source, uint64_t from, uint64_t to,
                        struct fault *fault)
 {
@@ -396,7 +401,7 @@ static int check_zeros(const struct source *source, uint64_t from, uint64_t to,
     return 0;
 }
 
-/* A skippable frame's header, with the length that it should have. */
+/* Checks a skippable frame's header and the length in it. */
 static int check_skippable(const struct source *source, uint64_t start, uint64_t end,
                            struct fault *fault)
 {

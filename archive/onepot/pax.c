@@ -1,19 +1,19 @@
 /*
- * Encoding of tar members.
+ * Encodes tar members.
  *
- * A ustar header holds what is small and whole: a path of at most 100 bytes (or one
- * that splits at a slash into 155 and 100), seconds, 8 GiB, ids below 2^21. What does
- * not fit goes into records of a pax extended header ('x') before it; the field in
- * the header is then only a fallback for readers that skip records.
+ * A ustar header holds small values: a path of at most 100 bytes (or one that splits at a slash
+ * into 155 and 100), seconds, 8 GiB, ids below 2^21. Anything larger goes into records of a pax
+ * extended header ('x') before it. The field in the ustar header is then only a fallback for
+ * readers that skip records.
  *
- * One thing pax can't say silently: a path that is not ASCII. Its records are UTF-8
- * by definition, so that bsdtar and tarfile stumble over one in a C locale, and over
- * raw bytes in any; the record that announces raw bytes (hdrcharset) makes GNU tar
- * complain. Such a path, where it is too long for the header, is written as GNU's
- * long name ('L', 'K'), which all of them take as the bytes that it is.
+ * Pax has no silent way to write a path that is not ASCII. Its records are UTF-8 by definition,
+ * so bsdtar and tarfile stumble over such a path in a C locale, and over raw bytes in any
+ * locale. The record that announces raw bytes (hdrcharset) makes GNU tar complain. So a path
+ * like this that is too long for the header is written as GNU's long name ('L', 'K'), which all
+ * of them take as plain bytes.
  *
- * Nothing here depends on the machine or the moment: owner names are left empty, so
- * that numbers count everywhere, and extended headers have a constant name.
+ * Nothing here depends on the machine or the moment. Owner names are left empty, so that the
+ * numbers count everywhere, and extended headers have a constant name.
  */
 #include "pax.h"
 
@@ -46,7 +46,7 @@ void pax_buffer_free(struct pax_buffer *buffer)
     *buffer = (struct pax_buffer){0};
 }
 
-/* Room for `len` more bytes at the end, which become part of the buffer; NULL: no memory. */
+/* Appends room for `len` bytes to the buffer. NULL: no memory. */
 static uint8_t *grow(struct pax_buffer *buffer, size_t len)
 {
     size_t need;
@@ -88,7 +88,9 @@ static int pad_block(struct pax_buffer *buffer)
     return 0;
 }
 
-/* Fill a field with octal digits and a NUL; the largest number where it does not fit. */
+/*
+ * Fills a field with octal digits and a NUL; with the largest number if the value does not fit.
+ */
 static void put_octal(uint8_t *header, struct field field, uint64_t value)
 {
     unsigned digits = field.width - 1u;
@@ -103,7 +105,7 @@ static void put_bytes(uint8_t *header, struct field field, const void *bytes, si
     memcpy(header + field.offset, bytes, len < field.width ? len : field.width);
 }
 
-/* The last thing: the sum of the header's bytes, its own field taken as spaces. */
+/* Comes last: the sum of the header's bytes, with its own field taken as spaces. */
 static void put_checksum(uint8_t *header)
 {
     memset(header + f_sum.offset, ' ', f_sum.width);
@@ -121,7 +123,7 @@ static void put_common(uint8_t *header, char type, uint32_t mode, uint64_t size)
     put_bytes(header, f_magic, "ustar\00000", f_magic.width);
 }
 
-/* A header that carries `data` for the header after it: 'x' (pax), 'L' or 'K' (GNU). */
+/* Appends a header that carries `data` for the header after it: 'x' (pax), 'L' or 'K' (GNU). */
 static int append_extension(struct pax_buffer *buffer, char type, const void *data, size_t len)
 {
     uint8_t header[PAX_BLOCK_BYTES] = {0};
@@ -138,7 +140,7 @@ static int append_extension(struct pax_buffer *buffer, char type, const void *da
     return r < 0 ? r : pad_block(buffer);
 }
 
-/* A record "LENGTH KEYWORD=VALUE\n"; the length counts its own digits. */
+/* Appends a record "LENGTH KEYWORD=VALUE\n". The length counts its own digits. */
 static int append_record(struct pax_buffer *records, const char *key, size_t key_len,
                          const void *value, size_t value_len)
 {
@@ -198,9 +200,8 @@ static int append_mtime(struct pax_buffer *records, const struct pax_member *m)
 }
 
 /*
- * SCHILY.xattr.NAME. A keyword ends at the first '=', so GNU tar writes one in a name
- * as %3D, and a percent sign as %25; others take those literally, but such names are
- * hardly met.
+ * SCHILY.xattr.NAME. A keyword ends at the first '=', so GNU tar writes '=' in a name as %3D,
+ * and '%' as %25. Others take those literally, but such names are very rare.
  */
 static int append_xattr(struct pax_buffer *records, const struct pax_xattr *x)
 {
@@ -234,17 +235,17 @@ static bool is_regular(const struct pax_member *m)
     return S_ISREG(m->mode) && !m->hardlink;
 }
 
-/* A name as the member is called in the header: directories end with a slash. */
+/* The member's name as in the header: directories end with a slash. */
 struct name {
     char *bytes;
     size_t len;
-    size_t prefix_len; /* bytes before the slash that goes unwritten; 0: no prefix */
+    size_t prefix_len; /* bytes before the slash that is not written; 0: no prefix */
     bool fits;
     bool ascii;
-    bool sparse; /* goes into GNU.sparse.name; the header has another one */
+    bool sparse; /* goes into GNU.sparse.name; the header has another name */
 };
 
-/* Find the slash at which a long name becomes prefix and name. */
+/* Finds the slash that splits a long name into prefix and name. */
 static void split_name(struct name *name)
 {
     name->fits = name->len <= NAME_BYTES;
@@ -286,9 +287,9 @@ static int append_map_number(struct pax_buffer *map, uint64_t value)
 }
 
 /*
- * GNU's sparse format 1.0 puts the map at the front of the member's data: how many
- * ranges, then offset and length of each, a line for each number. A hole at the end
- * is told by an empty range there.
+ * GNU's sparse format 1.0 puts the map before the member's data: the number of ranges, then
+ * offset and length of each, one number a line. A hole at the end is marked by an empty range
+ * there.
  */
 static int make_sparse_map(const struct pax_member *m, struct pax_buffer *map)
 {
@@ -333,7 +334,9 @@ static int append_sparse_records(struct pax_buffer *records, const struct pax_me
     return r < 0 ? r : append_number(records, "GNU.sparse.realsize", m->size_bytes);
 }
 
-/* All that the header can't hold, in a fixed order. `size` is of the data, map included. */
+/*
+ * Everything that the header can't hold, in a fixed order. `size`: of the data, map included.
+ */
 static int make_records(const struct pax_member *m, const struct name *name, uint64_t size,
                         struct pax_buffer *records)
 {
@@ -406,8 +409,8 @@ static char member_type(const struct pax_member *m)
 }
 
 /*
- * A reader that does not know sparse files shall not take the condensed data for the
- * file: the header has the name that GNU tar gives there, its process id left out.
+ * A reader that does not support sparse files must not take the condensed data for the file. So
+ * the header has the name that GNU tar uses, without its process id.
  */
 static void put_name(uint8_t *header, const struct pax_member *m, const struct name *name)
 {
@@ -477,7 +480,7 @@ int pax_encode(const struct pax_member *m, struct pax_buffer *buffer)
 
 /* ---- alignment ---- */
 
-/* A record `comment`, of spaces, that is `len` bytes as a whole. */
+/* Appends a record `comment` of spaces, `len` bytes in all. */
 static int append_comment(struct pax_buffer *records, size_t len)
 {
     char head[40];
@@ -493,8 +496,7 @@ static int append_comment(struct pax_buffer *records, size_t len)
     return 0;
 }
 
-/* The length of the records in the extended header that a member begins with; 0: it has none.
- */
+/* Length of the records in the member's first extended header; 0: it has none. */
 static size_t first_records(const struct pax_buffer *buffer)
 {
     size_t len = 0;
@@ -513,7 +515,7 @@ int pax_align(struct pax_buffer *buffer, uint64_t offset, uint32_t align_bytes)
     if (gap == 0)
         return 0;
     if (!old && gap == PAX_BLOCK_BYTES)
-        gap += align_bytes; /* header and records are two blocks at least */
+        gap += align_bytes; /* header and records take at least two blocks */
     struct pax_buffer records = {0}, aligned = {0};
     int r = old ? append(&records, buffer->bytes + PAX_BLOCK_BYTES, old) : 0;
     if (r == 0)

@@ -1,14 +1,14 @@
 /*
- * Headers of POSIX tar members: plain ustar where everything fits, with a pax
- * extended header in front where it does not.
+ * Headers of POSIX tar members: plain ustar where everything fits, otherwise with a pax
+ * extended header in front.
  *
  *     struct pax_buffer out = {0};
  *     pax_encode(&member, &out);       what comes before the member's data
  *     ... pax_stored_bytes(&member) bytes of data, zeros up to a multiple of 512 ...
  *     pax_buffer_free(&out);
  *
- * What is written is what GNU tar, bsdtar and Python's tarfile all restore without a
- * word, whatever the locale: man/onepot-archive.5 says which forms and why.
+ * GNU tar, bsdtar and Python's tarfile all restore the result without a message, whatever the
+ * locale. man/onepot-archive.5 says which forms are used, and why.
  */
 #ifndef ONEPOT_PAX_H
 #define ONEPOT_PAX_H
@@ -35,7 +35,7 @@ struct pax_extent {
 struct pax_member {
     const char *path; /* raw bytes without "./" in front or "/" behind; "": the root */
     size_t path_len;
-    const char *link; /* target of a symbolic link; of a hard link: an earlier path */
+    const char *link; /* target of a symbolic link; for a hard link an earlier path */
     size_t link_len;
     bool hardlink;
     bool sparse;   /* a regular file with holes: `extents` are its data */
@@ -53,7 +53,7 @@ struct pax_member {
     size_t extent_count;
 };
 
-/* Bytes that grow; all zero is an empty one. */
+/* A growing buffer. All zero: empty. */
 struct pax_buffer {
     uint8_t *bytes;
     size_t len;
@@ -63,24 +63,24 @@ struct pax_buffer {
 void pax_buffer_free(struct pax_buffer *buffer);
 
 /*
- * Append all that comes before the member's data: extended headers, the header, and
- * for a sparse file the map of its data. A multiple of 512 bytes. -ENOMEM; -EINVAL if
- * the type of file has no form in a tar (a socket); -EOVERFLOW. On failure the buffer
- * is as it was.
+ * Appends everything that comes before the member's data: extended headers, the header, and the
+ * map of a sparse file's data. The length is a multiple of 512 bytes. -ENOMEM; -EINVAL: a tar
+ * can't hold this type of file (a socket); -EOVERFLOW. On failure the buffer is unchanged.
  */
 int pax_encode(const struct pax_member *member, struct pax_buffer *buffer);
 
 /*
- * `buffer` is what pax_encode made of one member, and lies at `offset` of the tar: lengthen
- * its extended header, or give it one, so that the data behind it begins at a multiple of
- * `align_bytes`, a power of two of 512 or more. -ENOMEM: the buffer is as it was.
+ * Aligns a member's data. `buffer` is pax_encode's result for one member and lies at `offset`
+ * of the tar. Its extended header is lengthened, or added, so that the data behind it begins at
+ * a multiple of `align_bytes`, a power of two of at least 512. -ENOMEM: the buffer is
+ * unchanged.
  */
 int pax_align(struct pax_buffer *buffer, uint64_t offset, uint32_t align_bytes);
 
-/* How many bytes of data follow: the size, or the sum of a sparse file's extents. */
+/* Number of bytes of data that follow: the size, or the sum of a sparse file's extents. */
 uint64_t pax_stored_bytes(const struct pax_member *member);
 
-/* Zeros that follow `stored` bytes of data, up to the next block. */
+/* Number of zeros that follow `stored` bytes of data, up to the next block. */
 static inline uint32_t pax_padding(uint64_t stored)
 {
     return (uint32_t)(-stored & (PAX_BLOCK_BYTES - 1));

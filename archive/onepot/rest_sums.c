@@ -1,5 +1,5 @@
 /*
- * One hash at a time: a window's is taken out when the next byte would be another window's.
+ * Only one hash is open at a time: it is finished when the next byte belongs to another window.
  */
 #include "rest_sums.h"
 
@@ -41,7 +41,7 @@ static int end_window(struct rest_sums *rest)
     return 0;
 }
 
-/* How much of `len` bytes is in the present window. */
+/* How many of `len` bytes are in the current window. */
 static size_t in_window(const struct rest_sums *rest, uint64_t len)
 {
     uint64_t room = INDEX_WINDOW_BYTES - rest->offset % INDEX_WINDOW_BYTES;

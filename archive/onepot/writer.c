@@ -1,15 +1,14 @@
 /*
- * The writer: headers, data and padding in one stream, and beside it what the trailer
- * will need: the index, and sums. Where the archive is compressed the stream goes
- * through the framer, which cuts it into frames.
+ * The writer puts headers, data and padding in one stream, and collects what the trailer will
+ * need: the index and sums. In a compressed archive the stream passes through the framer, which
+ * cuts it into frames.
  *
- * What is to be written is queued as it lies in memory and goes out by writev(2), so
- * that no byte is copied on its way to the page cache.
- * The data has to pass the CPU for its sum in any case, so that a copy inside the
- * kernel (copy_file_range) would save nothing.
+ * Output is queued as it lies in memory and written by writev(2), so that no byte is copied on
+ * its way to the page cache. The data has to pass the CPU for its sum anyway, so a copy inside
+ * the kernel (copy_file_range) would save nothing.
  *
- * The identifier is XXH3-128 of every member's headers, each followed by the sum of
- * its data if it has any: it names the content, and takes no time stamp and no chance.
+ * The identifier is XXH3-128 of every member's headers, each followed by the sum of its data,
+ * if any. It names the content and uses neither a time stamp nor a random number.
  */
 #include "writer.h"
 
@@ -28,12 +27,12 @@
 #include "writer_private.h"
 
 /*
- * How much goes into one call. Measured on ext4 (Linux 6.18, which answers a large write
- * with large folios): one of 64 KB takes a third of the CPU a byte of one of 512 KB.
+ * How much goes into one call. Measured on ext4 (Linux 6.18, which answers a large write with
+ * large folios): a 64 KB call takes a third of the CPU time per byte that a 512 KB call takes.
  */
 #define WRITE_BYTES (64u << 10)
 
-static uint8_t zeros[ONEPOT_RECORD_BYTES]; /* an iovec is not const */
+static uint8_t zeros[ONEPOT_RECORD_BYTES]; /* not const, because an iovec is not */
 
 static void writer_free(struct writer *w)
 {
@@ -128,7 +127,7 @@ static int write_failed(struct writer *w, int err, struct fault *fault)
     return err;
 }
 
-/* One call: as many buffers as WRITE_BYTES allows, or a part of the first. */
+/* Makes one call: as many buffers as WRITE_BYTES allows, or a part of the first. */
 static ssize_t write_some(int fd, const struct iovec *iov, int count)
 {
     size_t sum = 0;
@@ -139,7 +138,7 @@ static ssize_t write_some(int fd, const struct iovec *iov, int count)
     return done < 0 ? -errno : done;
 }
 
-/* Write iov[0..count) whole. */
+/* Writes iov[0..count) completely. */
 static int write_vector(int fd, struct iovec *iov, int count)
 {
     while (count > 0) {
@@ -219,7 +218,7 @@ static int put_zeros(struct writer *w, size_t len, struct fault *fault)
 
 /* ---- members ---- */
 
-/* Tell the builder where the data lies, that starts at `offset`. */
+/* Passes the places of the data, which starts at `offset`, to the builder. */
 static int add_extents(struct writer *w, const struct pax_member *m, uint64_t offset)
 {
     for (size_t i = 0; i < m->extent_count; i++) {
@@ -252,7 +251,7 @@ static int add_inode(struct writer *w, const struct pax_member *m, uint64_t data
         .symlink_len = link ? m->link_len : 0,
     };
     if (w->framer && w->stored_bytes)
-        b.data = DATA_BLOCKS; /* the framer knows where, later */
+        b.data = DATA_BLOCKS; /* the framer knows the places, later */
     const char *path = m->path_len ? m->path : ".";
     size_t path_len = m->path_len ? m->path_len : 1;
     int r = builder_add(w->builder, path, path_len, &b, fault, &w->inode);
@@ -288,7 +287,7 @@ static void count_member(struct writer *w, const struct pax_member *m)
     w->totals.data_bytes += w->stored_bytes;
 }
 
-/* The member's data is complete. */
+/* Ends the member, whose data is complete. */
 static int finish_data(struct writer *w, struct fault *fault)
 {
     uint64_t sum = w->sum_known ? w->sum : XXH3_64bits_digest(w->sum_state);

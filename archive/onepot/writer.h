@@ -1,6 +1,6 @@
 /*
- * The writer makes an onepot archive of members that are handed to it one by one, in
- * the order in which they shall lie there. It knows nothing of where they come from.
+ * The writer makes an onepot archive from members that it gets one by one, in the order in
+ * which they will lie there. It does not know where they come from.
  *
  *     writer_open("train.onepot.tar", &options, &fault, &w);
  *     for each member:  pax_encode(&member, &header);
@@ -8,10 +8,10 @@
  *                       writer_data(w, bytes, len, &fault) until all of it was given
  *     writer_close(w, &fault, &totals)  or  writer_discard(w)
  *
- * Bytes are given away, not copied: they are freed when they were written, a
- * little later. The archive appears under its name only in writer_close.
+ * Buffers are handed over, not copied: the writer frees them a little later, when they were
+ * written. The archive appears under its name only in writer_close.
  *
- * Threads: none; one thread uses a writer at a time.
+ * Threads: one at a time.
  */
 #ifndef ONEPOT_WRITER_H
 #define ONEPOT_WRITER_H
@@ -31,20 +31,21 @@ struct writer_options {
     bool no_sync;   /* don't wait until the archive is on the disk */
 
     int zstd_level;       /* 1 to WRITER_LEVEL_MAX; 0: not compressed */
-    uint32_t block_bytes; /* of the tar, in one zstd frame at most; 0: WRITER_BLOCK_BYTES */
-    unsigned threads;     /* that compress; 0: as many as there are CPUs for this process */
-    struct compress_pool *pool; /* of that level, for several writers; NULL: one of its own */
+    uint32_t block_bytes; /* most bytes of the tar in one zstd frame; 0: WRITER_BLOCK_BYTES */
+    unsigned threads;     /* for compression; 0: as many as this process has CPUs */
+    struct compress_pool
+        *pool; /* of the same level, shared by several writers; NULL: the writer makes one */
 
     /*
-     * Member data begins at multiples of this, a power of two; 0: of 512. Not together with
+     * Member data begins at multiples of this, a power of two; 0: 512. Can't be combined with
      * zstd_level.
      */
     uint32_t align_bytes;
 };
 
 /*
- * A frame is what a random read decompresses, and what small files are compressed together
- * in. See onepot-pack(1) and bench/README.md for what was measured. A power of two.
+ * Size of a frame: what a random read decompresses, and how much of the small files is
+ * compressed together. A power of two. See onepot-pack(1) and bench/README.md for measurements.
  */
 #define WRITER_BLOCK_BYTES (512u << 10)
 #define WRITER_BLOCK_MIN 4096u
@@ -66,38 +67,38 @@ struct writer_totals {
 int writer_open(const char *path, const struct writer_options *options, struct fault *fault,
                 struct writer **ret_writer);
 
-/* Is this file the archive that is being written, or the one that it will replace? */
+/* Is this file the archive being written, or the one that it will replace? */
 bool writer_is_output(const struct writer *writer, uint64_t dev, uint64_t ino);
 
 /*
- * Add a member; `header` is what pax_encode made of it and becomes the writer's (and
- * empty). `sum` is XXH3-64 of its data where the caller knows it; the data then comes
- * in one piece. NULL: it is computed. Errors: of builder_add and writev(2); -EINVAL
- * while data of the member before is missing.
+ * Adds a member. `header` is pax_encode's result; the writer takes its bytes and leaves it
+ * empty. `sum` is the XXH3-64 of the data if the caller knows it; the data must then come in
+ * one piece. NULL: the writer computes it. Errors: those of builder_add and writev(2); -EINVAL
+ * while data of the previous member is missing.
  */
 int writer_add(struct writer *writer, const struct pax_member *member,
                struct pax_buffer *header, const uint64_t *sum, struct fault *fault);
 
 /*
- * The next `len` bytes of the member's data: of a sparse file its extents' alone.
- * `bytes` are from malloc and become the writer's, also on failure. -EINVAL: more
- * than the member has.
+ * Writes the next `len` bytes of the member's data; for a sparse file, only of its extents.
+ * `bytes` must be from malloc; the writer takes them, also on failure. -EINVAL: more data than
+ * the member has.
  */
 int writer_data(struct writer *writer, void *bytes, size_t len, struct fault *fault);
 
 /* As builder_has. */
 int writer_has(struct writer *writer, const char *path, size_t len);
 
-/* How much of the tar was taken: headers, data, padding. */
+/* Number of bytes of the tar so far: headers, data, padding. */
 uint64_t writer_offset(const struct writer *writer);
 
 /*
- * End marker, index, footer; then the file gets its name. The writer is freed, also on
- * failure: then no file is left.
+ * Writes end marker, index and footer, then gives the file its name. Frees the writer in any
+ * case; on failure no file is left.
  */
 int writer_close(struct writer *writer, struct fault *fault, struct writer_totals *ret_totals);
 
-/* The same, but the file, complete, is handed out under its partial name. */
+/* Like writer_close, but hands out the complete file under its partial name. */
 int writer_finish(struct writer *writer, struct fault *fault, struct writer_totals *ret_totals,
                   struct output **ret_output);
 

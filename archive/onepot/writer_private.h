@@ -1,6 +1,6 @@
 /*
- * What the files of the writer share: writer.c adds members and ends the archive, framer.c
- * makes zstd frames of what would else go into the file as it is.
+ * Shared by the files of the writer: writer.c adds members and ends the archive; framer.c makes
+ * zstd frames of a tar that is to be compressed.
  */
 #ifndef ONEPOT_WRITER_PRIVATE_H
 #define ONEPOT_WRITER_PRIVATE_H
@@ -20,9 +20,9 @@ struct writer {
     bool sync;
     uint32_t block_bytes;
     uint32_t align_bytes;
-    int error; /* sticky: an archive with a gap is none */
+    int error; /* sticky: an archive with a gap is useless */
 
-    uint64_t tar_offset; /* in the tar; without a framer the same as: */
+    uint64_t tar_offset; /* in the tar; without a framer the same as `offset` */
     uint64_t offset;     /* in the file, queued bytes included */
     struct iovec queue[WRITER_QUEUE_MAX];
     void *owned[WRITER_QUEUE_MAX]; /* freed when written; NULL: not ours */
@@ -31,10 +31,10 @@ struct writer {
 
     struct rest_sums rest;
     void *identifier_state;
-    void *sum_state; /* of the present member's data */
+    void *sum_state; /* for the current member's data */
 
-    uint32_t inode;         /* of the present member */
-    uint64_t missing_bytes; /* of its data */
+    uint32_t inode;         /* of the current member */
+    uint64_t missing_bytes; /* data of it that is still to come */
     uint64_t stored_bytes;
     bool sum_known;
     uint64_t sum;
@@ -43,8 +43,8 @@ struct writer {
 };
 
 /*
- * The next bytes of the file; `owned` (may be NULL) is freed when they were written, also on
- * failure. _rest: no member's sum covers them; _data: one does.
+ * Writes the next bytes of the file. `owned` (may be NULL) is freed when they were written,
+ * also on failure. _rest: no member's sum covers them; _data: one does.
  */
 int writer_put_rest(struct writer *w, void *bytes, size_t len, void *owned,
                     struct fault *fault);
@@ -54,25 +54,25 @@ int writer_put_data(struct writer *w, void *bytes, size_t len, void *owned,
 /* ---- framer.c ---- */
 
 /*
- * The framer takes the tar piece by piece, in order, and tells the builder where the data of
- * each member came to lie. Memory: some frames for each thread.
+ * The framer takes the tar piece by piece, in order, and passes to the builder where each
+ * member's data lies. Memory: a few frames for each thread.
  */
 struct framer;
 int framer_new(struct writer *w, const struct writer_options *options,
                struct framer **ret_framer);
 void framer_free(struct framer *framer); /* NULL is fine */
 
-/* A member begins: its header, which is taken. `stored` bytes of data will follow. */
+/* Begins a member. Takes its header; `stored` bytes of data must follow. */
 int framer_member(struct framer *f, const struct pax_member *member, struct pax_buffer *header,
                   uint64_t stored, struct fault *fault);
 
-/* Data of the member; `bytes` (from malloc) are taken. */
+/* Adds data of the member. Takes `bytes`, which must be from malloc. */
 int framer_data(struct framer *f, uint8_t *bytes, size_t len, struct fault *fault);
 
-/* Padding. */
+/* Adds padding. */
 int framer_zeros(struct framer *f, size_t len, struct fault *fault);
 
-/* All that was taken is in the file (or queued) then. */
+/* Afterwards all input is in the file (or queued). */
 int framer_finish(struct framer *f, struct fault *fault);
 
 #endif
