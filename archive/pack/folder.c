@@ -152,7 +152,7 @@ static void unlink_open(struct folder_set *set, struct folder *f)
     set->open--;
 }
 
-/* The oldest are nearest to the root: they will be wanted last. */
+/* Closes the oldest folders first: they are nearest to the root and needed last. */
 static void close_surplus(struct folder_set *set)
 {
     struct folder *f = set->oldest;
@@ -167,7 +167,7 @@ static void close_surplus(struct folder_set *set)
     }
 }
 
-/* A root, or a folder right below one that has no descriptor, can't be found again. */
+/* A root, or a folder right below a folder without a descriptor, can't be opened again. */
 static bool is_root(const struct folder *f)
 {
     return !f->parent || (!f->parent->parent && f->parent->fd < 0);
@@ -228,7 +228,7 @@ void folder_unref(struct folder_set *set, struct folder *f)
     }
 }
 
-/* Open a folder whose parent is open. */
+/* Opens a folder whose parent is open. */
 static int reopen_in(int parent_fd, struct folder *f)
 {
     auto_close int fd =
@@ -243,8 +243,8 @@ static int reopen_in(int parent_fd, struct folder *f)
 }
 
 /*
- * Down from the nearest ancestor that is open: each step opens the highest closed
- * folder, so that this is a loop and needs no memory however deep the tree is.
+ * Goes down from the nearest open ancestor. Each step opens the highest closed folder, so this
+ * is a loop and needs no memory, however deep the tree is.
  */
 static int reopen(struct folder_set *set, struct folder *folder)
 {
@@ -258,7 +258,7 @@ static int reopen(struct folder_set *set, struct folder *folder)
         if (r < 0)
             return r;
         link_open(set, f);
-        f->pins++; /* it leads on to the next one */
+        f->pins++; /* the next step needs it */
         close_surplus(set);
         f->pins--;
     }

@@ -1,15 +1,15 @@
 /*
- * Folders of a source tree while it is packed: an open directory, its names in byte
- * order, and where in the tree it is.
+ * Folders of a source tree while it is packed: an open directory, its names in byte order, and
+ * its place in the tree.
  *
- * Everything is found by descriptor and name, never by path: paths may be longer than
- * PATH_MAX, and a folder that is renamed or replaced by a symbolic link meanwhile can't
- * lead out of the tree. A deep tree has more folders on the way down than a process
- * has descriptors: then the oldest are closed, and opened again when they are wanted;
- * if they are other folders by then, that is -ESTALE.
+ * Everything is found by descriptor and name, never by path: paths may be longer than PATH_MAX,
+ * and a folder that is renamed or replaced by a symbolic link meanwhile can't lead out of the
+ * tree. In a deep tree, more folders are on the way down than a process has descriptors. Then
+ * the oldest are closed and opened again when they are needed; -ESTALE if they are other
+ * folders by then.
  *
- * Threads: functions that take the set are called by one thread at a time (the caller
- * has a lock); the others may run in parallel.
+ * Threads: functions that take the set are called by one thread at a time (the caller has a
+ * lock); the others may run in parallel.
  */
 #ifndef ONEPOT_FOLDER_H
 #define ONEPOT_FOLDER_H
@@ -19,14 +19,15 @@
 
 struct folder_name {
     char *name;
-    unsigned char type; /* DT_*; DT_UNKNOWN where the filesystem does not tell */
-    uint32_t number;    /* in an archive: its position; of a list of names: its place there */
+    unsigned char type; /* DT_*; DT_UNKNOWN if the filesystem does not report it */
+    uint32_t
+        number; /* in an archive: the inode's position; in a list of names: the place there */
 };
 
-/* The number of a name that is in no list: everything below it is wanted. */
+/* The number of a name that is in no list: everything below it is packed. */
 #define FOLDER_NAME_ALL UINT32_MAX
 
-/* The names in a directory, but for "." and "..", sorted as memcmp does. */
+/* The names in a directory, without "." and "..", sorted as by memcmp. */
 struct listing {
     char *text;
     struct folder_name *names;
@@ -34,15 +35,15 @@ struct listing {
 };
 
 /*
- * Read all names through a descriptor of the directory. Errors of readdir(3); what was
- * read before one is in the listing all the same: free it in any case.
+ * Reads all names through a descriptor of the directory. Errors of readdir(3); names read
+ * before an error are in the listing all the same, so free it in any case.
  */
 int listing_read(int fd, struct listing *listing);
 void listing_free(struct listing *listing);
 
 /*
- * A listing name by name: all zero is an empty one. Either finish it, which sorts the names
- * if they are not, or free it.
+ * Builds a listing name by name. All zero: empty. Either finish it, which sorts the names if
+ * necessary, or free it.
  */
 struct listing_maker {
     char *text; /* moves while it grows: names are offsets until the end */
@@ -55,7 +56,7 @@ struct listing_maker {
 /* `name` is copied. -ENOMEM. */
 int listing_maker_add(struct listing_maker *maker, const char *name, size_t len,
                       unsigned char type, uint32_t number);
-/* What was added last; its name is not there yet. */
+/* The name added last; its text is not set yet. */
 struct folder_name *listing_maker_last(struct listing_maker *maker);
 void listing_maker_finish(struct listing_maker *maker, struct listing *ret_listing);
 void listing_maker_free(struct listing_maker *maker);
@@ -64,29 +65,30 @@ struct folder {
     struct folder *parent;        /* NULL: a root */
     struct folder *older, *newer; /* among the open ones */
     struct listing listing;
-    const struct input *input; /* it lies in an archive; NULL: in a directory. For the caller */
-    size_t root_len;           /* of its path so much names the source. For the caller */
-    void *kept;                /* for the caller, and freed by the next one */
+    const struct input
+        *input;      /* the archive it lies in; NULL: in a directory. For the caller */
+    size_t root_len; /* length of the part of its path that names the source. For the caller */
+    void *kept;      /* for the caller; freed by free_kept */
     void (*free_kept)(void *kept);
-    size_t next; /* the name to be packed next; for the caller */
+    size_t next; /* the name to be packed next. For the caller */
     unsigned refs;
     unsigned pins;
-    int fd; /* -1: closed for the time being */
+    int fd; /* -1: closed for now */
     uint64_t dev;
     uint64_t ino;
     size_t name_len;
-    char name[]; /* as it is called in the archive; "" adds nothing to paths */
+    char name[]; /* its name in the archive; "" adds nothing to paths */
 };
 
 struct folder_set {
     struct folder *oldest, *newest;
     unsigned open;
-    unsigned most; /* more than so many are closed again */
+    unsigned most; /* any more are closed again */
 };
 
 /*
- * A folder with one reference. Takes `fd` (-1: one that has none, and never will) and
- * the listing, also on failure. A root's descriptor stays open. -ENOMEM.
+ * Makes a folder with one reference. Takes `fd` (-1: the folder never has one) and the listing,
+ * also on failure. A root's descriptor stays open. -ENOMEM.
  */
 int folder_new(struct folder_set *set, struct folder *parent, const char *name, size_t name_len,
                int fd, uint64_t dev, uint64_t ino, struct listing *listing,
@@ -94,11 +96,11 @@ int folder_new(struct folder_set *set, struct folder *parent, const char *name, 
 void folder_ref(struct folder *folder);
 void folder_unref(struct folder_set *set, struct folder *folder); /* NULL is fine */
 
-/* Its descriptor, which stays open until it is unpinned. -ESTALE, or errors of openat. */
+/* Its descriptor, open until it is unpinned. -ESTALE, or errors of openat. */
 int folder_pin(struct folder_set *set, struct folder *folder, int *ret_fd);
 void folder_unpin(struct folder_set *set, struct folder *folder);
 
-/* The path of `name` in the folder within the archive, terminated. Caller frees. */
+/* The path of `name` in this folder, within the archive, terminated. The caller frees it. */
 int folder_path(const struct folder *folder, const char *name, char **ret_path,
                 size_t *ret_len);
 

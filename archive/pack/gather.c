@@ -1,11 +1,10 @@
 /*
- * Gathering of one member, with as few system calls as it takes: on a parallel
- * filesystem each of them may be a round trip. A regular file costs openat, fstat,
- * flistxattr, pread and close; asking for one byte more than its size tells, in the
- * same call, that it did not grow.
+ * Gathers one member with as few system calls as possible: on a parallel filesystem each may be
+ * a round trip. A regular file costs openat, fstat, flistxattr, pread and close. The pread asks
+ * for one byte more than the file's size, and so also shows that the file did not grow.
  *
- * A file that has several names is left alone at first: whether it is the first of
- * them is known only when it is its turn in the archive.
+ * A file with several names is not read at first: only when its turn in the archive comes is it
+ * known whether this is the first of them.
  */
 #include "gather_private.h"
 
@@ -44,7 +43,7 @@ struct fault *gather_fault(const char *path, int err, const char *format, ...)
     return fault;
 }
 
-/* The member is left out: `err` is what the system said to it. */
+/* Leaves the member out. `err` is the system's answer. */
 int gather_leave_out(struct gathered *g, int err, const char *what)
 {
     char text[128];
@@ -58,7 +57,7 @@ int gather_leave_out(struct gathered *g, int err, const char *what)
     return g->problem ? 0 : -ENOMEM;
 }
 
-/* A name of a list that does not lead to what it should. */
+/* A name from a list that does not lead to what it should. */
 static int not_there(struct gathered *g, int err, const char *what)
 {
     g->skip = true;
@@ -76,8 +75,8 @@ static int changed_kind(struct gathered *g)
 /* ---- extended attributes ---- */
 
 /*
- * What another filesystem can hold and another node understands. The rest (lustre.*,
- * security.selinux, trusted.*) says how this filesystem keeps the file.
+ * Attributes that another filesystem can hold and another node understands. The others
+ * (lustre.*, security.selinux, trusted.*) describe how this filesystem keeps the file.
  */
 static bool is_portable(const char *name)
 {
@@ -86,7 +85,7 @@ static bool is_portable(const char *name)
            strcmp(name, "system.posix_acl_default") == 0;
 }
 
-/* A list or value of whatever length it has by now. `name` NULL: the list of names. */
+/* Gets a list or a value, whatever its length is by now. `name` NULL: the list of names. */
 static ssize_t get_xattr(int fd, const char *name, char **ret_bytes)
 {
     size_t size = 1024;
@@ -115,7 +114,7 @@ static int compare_strings(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Names of the list that are packed, sorted: filesystems list them in any order. */
+/* The listed names to pack, sorted: filesystems list them in any order. */
 static int pick_names(char *list, size_t len, char ***ret_names, size_t *ret_count)
 {
     size_t count = 0;
@@ -136,7 +135,7 @@ static int pick_names(char *list, size_t len, char ***ret_names, size_t *ret_cou
     return 0;
 }
 
-/* Name and value live in one piece of memory that the attribute owns: `name`. */
+/* Name and value are in one piece of memory that the attribute owns: `name`. */
 static int add_xattr(struct gathered *g, int fd, const char *name)
 {
     auto_free char *value = NULL;
@@ -211,7 +210,7 @@ static void take_stat(struct gathered *g, const struct stat *st)
     g->nlink = st->st_nlink;
 }
 
-/* Symbolic links, fifos, devices: what is not opened. */
+/* Symbolic links, fifos, devices: files that are not opened. */
 static int gather_special(struct gathered *g, int folder_fd, const char *name,
                           const struct stat *st)
 {
@@ -236,7 +235,7 @@ static int gather_special(struct gathered *g, int folder_fd, const char *name,
 
 /* ---- directories ---- */
 
-/* One that may not be read is packed, but empty. */
+/* A directory that can't be read is packed, but empty. */
 static int gather_closed_folder(struct gathered *g, int folder_fd, const char *name, int err)
 {
     struct stat st;
@@ -250,7 +249,10 @@ static int gather_closed_folder(struct gathered *g, int folder_fd, const char *n
     return g->problem ? 0 : -ENOMEM;
 }
 
-/* What is listed in the directory; alone in a list means without what is in it. */
+/*
+ * The names in the directory that --files-from lists. A directory listed alone comes without
+ * its content.
+ */
 static int read_listing(const struct gather_from *from, struct gathered *g)
 {
     const struct name_list *names = from->selection->names;
@@ -271,7 +273,7 @@ static int read_listing(const struct gather_from *from, struct gathered *g)
     return r;
 }
 
-/* The names in the directory that are to be packed. */
+/* The names in the directory to pack. */
 static int gather_names(const struct gather_from *from, struct gathered *g)
 {
     struct selection_folder folder = {
@@ -320,7 +322,7 @@ static int gather_folder(const struct gather_from *from, struct gathered *g)
 
 /* ---- regular files ---- */
 
-/* Bytes read: fewer than `len` only at the end of the file. -errno. */
+/* Returns the bytes read, fewer than `len` only at the end of the file, or -errno. */
 static ssize_t read_up_to(int fd, uint8_t *bytes, size_t len, uint64_t offset, size_t expected)
 {
     size_t done = 0;
@@ -337,7 +339,7 @@ static ssize_t read_up_to(int fd, uint8_t *bytes, size_t len, uint64_t offset, s
     return (ssize_t)done;
 }
 
-/* Zeros for what could not be read, and a word about it. */
+/* Fills what could not be read with zeros, and reports that. */
 int gather_fill_up(const char *path, uint8_t *bytes, size_t len, ssize_t got, uint64_t offset,
                    struct fault **problem)
 {
@@ -409,8 +411,8 @@ int gather_add_extent(struct extent_list *list, uint64_t offset, uint64_t end)
 }
 
 /*
- * Where the file has data, as its filesystem tells. A filesystem that can't tell has
- * no holes; what fails on the way counts as data.
+ * Finds where the file has data, as its filesystem reports it. A filesystem that does not
+ * report it has no holes. Where the search fails, the rest counts as data.
  */
 static int find_extents(int fd, uint64_t size, struct extent_list *list)
 {
@@ -433,7 +435,7 @@ static int find_extents(int fd, uint64_t size, struct extent_list *list)
     return 0;
 }
 
-/* Fewer blocks than bytes may be a hole, or a filesystem that compresses. */
+/* Fewer blocks than bytes mean a hole, or a filesystem that compresses. */
 static int find_holes(struct gathered *g, int fd, const struct stat *st,
                       struct extent_list *list)
 {

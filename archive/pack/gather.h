@@ -1,7 +1,6 @@
 /*
- * One name of a source tree becomes a member: attributes, extended attributes, target
- * of a link, data. What can't be had becomes a fault that says so, and the packer
- * goes on without it.
+ * Turns one name of a source tree into a member: attributes, extended attributes, link target,
+ * data. Anything that can't be read becomes a fault, and the packer goes on without it.
  *
  * Threads: any number may gather at once.
  */
@@ -18,58 +17,62 @@
 #include "pax.h"
 #include "selection.h"
 
-/* A file's data up to this size comes with the member, larger ones in pieces of it. */
+/*
+ * A file's data up to this size comes with the member; larger data comes in pieces of this
+ * size.
+ */
 #define GATHER_PIECE_BYTES (1u << 20)
 
 /* A file whose data comes in pieces. Freed by stream_free. */
 struct stream {
-    int fd;                    /* -1: it is in an archive, */
-    const struct input *input; /* this one, */
-    uint32_t position;         /* there */
+    int fd;                    /* -1: the file is in an archive */
+    const struct input *input; /* that archive */
+    uint32_t position;         /* the file's position there */
     char *path;
-    struct pax_extent *extents; /* what is to be read; without holes it is one */
+    struct pax_extent *extents; /* ranges to be read; one if there are no holes */
     size_t extent_count;
-    size_t extent; /* the piece to be read next */
+    size_t extent; /* the one to be read next */
     uint64_t done;
     uint64_t size_bytes;
-    unsigned refs; /* for the caller, and so is: */
-    bool told;     /* what was wrong with it */
+    unsigned refs; /* for the caller */
+    bool told;     /* for the caller: a problem with it was reported */
 
-    /* What the archive says that the sum of all pieces is; the caller checks it. */
+    /* The sum of all pieces that the source archive has; the caller checks it. */
     bool has_sum;
     uint64_t sum;
     void *sum_state;
 };
 
-/* Where a member is found. */
+/* Where to find a member. */
 struct gather_from {
     const struct selection *selection;
-    const struct input *input; /* the archive that it is in; NULL: it is in a directory, */
-    int folder_fd;             /* this one, */
-    int opened_fd;             /* or -1, or it is a source itself and open */
+    const struct input *input; /* the archive it is in; NULL: it is in a directory */
+    int folder_fd;             /* that directory */
+    int opened_fd; /* the member itself if it is a source and open already; else -1 */
     const char *name;
     unsigned char type; /* DT_* */
     uint32_t number;    /* see struct folder_name */
-    size_t root_len;    /* of its path so much names the source */
+    size_t root_len;    /* length of the part of its path that names the source */
 };
 
 struct gathered {
-    bool skip;                /* there is no member: a socket, or something that failed */
+    bool skip;                /* there is no member: a socket, or a failure */
     struct pax_member member; /* points into the fields below */
-    struct pax_buffer header; /* encoded; empty where `again` is set */
+    struct pax_buffer header; /* encoded; empty if `again` is set */
     uint8_t *data;            /* the whole data, or NULL */
-    uint64_t sum;             /* its XXH3-64 */
-    struct stream *stream;    /* where the data comes in pieces */
+    uint64_t sum;             /* the XXH3-64 of `data` */
+    struct stream *stream;    /* if the data comes in pieces */
 
-    /* A directory: what is below it. */
+    /* For a directory: its content. */
     bool is_folder;
     int fd;
     struct listing listing;
 
     uint64_t dev, ino, nlink;
-    bool again; /* several names, not read yet: gather_data, if it is the first of them */
+    bool again; /* has several names and is not read yet: call gather_data if this is the first
+                 */
 
-    struct fault *problem; /* skipped or not what it was: makes the exit status 1 */
+    struct fault *problem; /* skipped or changed: makes the exit status 1 */
     struct fault *note;    /* for information */
 
     char *path;
@@ -78,30 +81,30 @@ struct gathered {
 };
 
 /*
- * Gather `path`, whose last component is from->name. An `opened_fd` is taken, and so is
- * `path` (from malloc). Only -ENOMEM is an error; all else is told in *ret, which has to be
- * freed in any case.
+ * Gathers `path`, whose last component is from->name. Takes `opened_fd` and `path` (from
+ * malloc). Only -ENOMEM is an error; *ret reports everything else, and must be freed in any
+ * case.
  */
 int gather_member(const struct gather_from *from, char *path, size_t path_len,
                   struct gathered *ret);
 
-/* In place of a member that can't be reached: `err` is why. Takes `path`. -ENOMEM. */
+/* Stands in for a member that can't be reached; `err` is the reason. Takes `path`. -ENOMEM. */
 int gather_nothing(char *path, int err, struct gathered *ret);
 
-/* Read what gather_member left because the inode has several names. -ENOMEM. */
+/* Reads the data that gather_member left out because the inode has several names. -ENOMEM. */
 int gather_data(const struct gather_from *from, struct gathered *g);
 
-/* What is to be said when a stream's sum is not that of its archive. */
+/* The fault for a stream whose sum differs from that in its archive. */
 void gather_sum_fault(const char *path, struct fault *fault);
 
 void gather_free(struct gathered *g);
 
-/* The next piece: false at the end. One thread at a time. */
+/* Gets the next piece; false at the end. One thread at a time. */
 bool stream_next(struct stream *stream, uint64_t *ret_offset, size_t *ret_len, bool *ret_last);
 
 /*
- * Read a piece. What is no longer there becomes zeros and a fault through *ret_problem
- * (from malloc). With `last` it is also seen whether the file grew. -ENOMEM.
+ * Reads a piece. Data that is no longer there becomes zeros and a fault in *ret_problem (from
+ * malloc). With `last`, also checks whether the file grew. -ENOMEM.
  */
 int stream_read(const struct stream *stream, uint64_t offset, size_t len, bool last,
                 uint8_t *bytes, struct fault **ret_problem);

@@ -1,9 +1,9 @@
 /*
- * Gathering of members of an archive, by its index: what the archive says of a file is
- * what the new one will say, all extended attributes included.
+ * Gathers members of an archive by its index. Everything that the archive has about a file goes
+ * into the new one, all extended attributes included.
  *
- * Where the archive has checksums they are compared on the way: else what is damaged would
- * get a new sum that fits.
+ * If the archive has checksums they are compared on the way. Otherwise damaged data would get a
+ * new sum that fits.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -23,7 +23,7 @@ ssize_t gather_read_input(const struct input *input, uint32_t position, uint8_t 
     return r < 0 ? r : (ssize_t)done;
 }
 
-/* Name and value in one piece of memory that the attribute owns, as in add_xattr. */
+/* Puts name and value in one piece of memory that the attribute owns, as in add_xattr. */
 static int copy_xattr(struct gathered *g, const struct xattr *x)
 {
     char *bytes = malloc(x->name_len + x->value_len + 1);
@@ -80,7 +80,7 @@ static void take_node(struct gathered *g, const struct input *input, const struc
     }
     if (S_ISREG(n->mode))
         m->size_bytes = n->size_bytes;
-    g->dev = (uintptr_t)input; /* as good as any, among the sources of a run */
+    g->dev = (uintptr_t)input; /* unique among the sources of a run */
     g->ino = n->position;
     g->nlink = n->nlink;
 }
@@ -102,7 +102,7 @@ static int copy_link(const struct index *index, uint32_t position, struct gather
     return 0;
 }
 
-/* The children come sorted. */
+/* The children are sorted already. */
 static int list_input(const struct index *index, uint32_t position, struct listing *listing)
 {
     struct listing_maker maker = {0};
@@ -134,7 +134,7 @@ static int gather_input_folder(const struct gather_from *from, struct gathered *
     return r < 0 ? r : 0;
 }
 
-/* Where the file has data: neighbouring extents are one. */
+/* Finds where the file has data; merges neighbouring extents. */
 static int find_input_extents(const struct index *index, uint32_t position, uint64_t size,
                               struct extent_list *list)
 {

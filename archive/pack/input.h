@@ -1,8 +1,8 @@
 /*
- * An archive as a source of the packer: its index says what there is, and a function of
- * the layer above reads the bytes, which may have to be decompressed.
+ * An archive as a source of the packer. Its index lists the members. A function of the layer
+ * above reads the bytes, which may have to be decompressed.
  *
- * cache/reader/archive_input.h makes one of any archive that onepot opens.
+ * cache/reader/archive_input.h makes an input from any archive that onepot opens.
  */
 #ifndef ONEPOT_INPUT_H
 #define ONEPOT_INPUT_H
@@ -16,8 +16,9 @@ struct input {
     const struct index *index;
 
     /*
-     * Up to `len` bytes of the regular file at inode position `position`; *ret_len is less
-     * than `len` only at its end. From many threads at once. Errors: as of reader_copy.
+     * Reads up to `len` bytes of the regular file at inode position `position`. *ret_len is
+     * less than `len` only at the file's end. Many threads may call it at once. Errors: those
+     * of reader_copy.
      */
     int (*read)(void *ctx, uint32_t position, uint64_t offset, void *bytes, size_t len,
                 size_t *ret_len);

@@ -15,7 +15,7 @@ void links_free(struct links *links)
     *links = (struct links){0};
 }
 
-/* Where the file is in the table, or where it would be. */
+/* The file's slot in the table, or the slot where it would go. */
 static struct link *place(struct link *table, size_t capacity, uint64_t dev, uint64_t ino)
 {
     uint64_t hash = (ino ^ dev * UINT64_C(0x9e3779b97f4a7c15)) * UINT64_C(0xff51afd7ed558ccd);

@@ -1,6 +1,6 @@
 /*
- * Which files with several names were packed already, and under which: a table from
- * (device, inode) to a path.
+ * Files with several names that were packed already: a table from (device, inode) to the path
+ * of the first name.
  *
  * Threads: one at a time.
  */
@@ -13,7 +13,7 @@
 struct link {
     uint64_t dev;
     uint64_t ino;
-    char *path; /* NULL: a free place */
+    char *path; /* NULL: a free slot */
     size_t path_len;
 };
 

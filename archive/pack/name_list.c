@@ -1,8 +1,8 @@
 /*
- * A list of names, sorted as the members of an archive are: depth first, so that what
- * belongs to a directory is contiguous, and the children of one are found by a scan.
+ * A list of names, sorted like the members of an archive: depth first. So the names in a
+ * directory are contiguous, and a scan finds its children.
  *
- * The text stays where it was read, each name ended by a NUL; sorted are its offsets.
+ * The text stays where it was read, each name ended by a NUL; the offsets are sorted.
  */
 #include "name_list.h"
 
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* In the offset of a name: it ended with a slash. */
+/* Flag in the offset of a name: the name ended with a slash. */
 #define WHOLE (UINT64_C(1) << 63)
 
 struct name_list {
@@ -71,7 +71,7 @@ static int refuse(const char *name, const char *why, const char *advice,
     return report(ctx, &fault);
 }
 
-/* What follows the directory's path in an absolute name; NULL if it is not in it. */
+/* The part of an absolute name below the directory; NULL if the name is not in it. */
 static char *below_root(char *name, const char *root)
 {
     size_t len = root ? strlen(root) : 0;
@@ -85,8 +85,8 @@ static char *below_root(char *name, const char *root)
 }
 
 /*
- * Squeeze out "." and double slashes, in place: 1, or 0 if the name has "..". A slash at
- * the end goes too, and is told.
+ * Removes "." and double slashes, in place. Returns 1, or 0 if the name has "..". A slash at
+ * the end is removed, too, and sets *ret_whole.
  */
 static int normalise(char *name, bool *ret_whole)
 {
@@ -139,7 +139,7 @@ static int add_name(struct name_list *list, char *name, const char *root,
     if (!normalise(relative, &whole))
         return refuse(name, "its name has '..' in it", "name it without", report, ctx);
     if (!*relative && !whole)
-        return 0; /* the directory itself is packed in any case */
+        return 0; /* the directory itself is always packed */
     return add_offset(list, (uint64_t)(relative - list->text) | (whole ? WHOLE : 0));
 }
 
@@ -161,7 +161,7 @@ static int add_names(struct name_list *list, char separator, const char *root,
 
 /* ---- order ---- */
 
-/* The end of a name comes first, then a slash, then all other bytes. */
+/* Order: the end of a name, then a slash, then all other bytes. */
 static int weight(char c)
 {
     return c == '\0' ? 0 : c == '/' ? 1 : (unsigned char)c + 2;
@@ -191,7 +191,7 @@ static bool is_within(const char *name, const char *folder, size_t folder_len)
            (!folder_len || name[folder_len] == '/' || !name[folder_len]);
 }
 
-/* One of each name, and none that lies in a directory that is wanted whole. */
+/* Drops repeated names, and names in a directory that is packed whole. */
 static void drop_repeated(struct name_list *list)
 {
     size_t kept = 0;
@@ -233,7 +233,7 @@ int name_list_read(int fd, bool nul, const char *root, name_list_report *report,
 
 /* ---- directories ---- */
 
-/* The first component of a path: its length. */
+/* The length of a path's first component. */
 static size_t first_part(const char *path)
 {
     return strcspn(path, "/");

@@ -1,14 +1,13 @@
 /*
- * The names that --files-from gives: which files of a directory are to be packed, in any
- * order, millions of them. They take their length and 8 bytes each; while they are
- * sorted, 8 more.
+ * The names from --files-from: which files of a directory to pack, in any order, millions of
+ * them. Memory: the text and 8 bytes for each name; 8 more while the names are sorted.
  *
- * A name is a path relative to the directory. One that begins with the directory's own
- * absolute path is taken as well, so that `find DIR` of an absolute DIR can make the list.
- * A name stands for itself alone, and the directories that lead to it come along; with a
- * slash at its end it is a directory with everything below it.
+ * A name is a path relative to the directory. It may also begin with the directory's own
+ * absolute path, so that `find DIR` of an absolute DIR can make the list. A name selects itself
+ * alone, and the directories that lead to it come along. With a slash at its end it selects a
+ * directory with everything below it.
  *
- * Threads: a list that was read never changes; any number may use it.
+ * Threads: a list never changes once it was read; any number may use it.
  */
 #ifndef ONEPOT_NAME_LIST_H
 #define ONEPOT_NAME_LIST_H
@@ -21,14 +20,14 @@
 
 struct name_list;
 
-/* Called for each name that can't be meant: its fault has the name. */
+/* Called for each name that can't be right, with a fault that has the name. */
 typedef int name_list_report(void *ctx, const struct fault *what);
 
 /*
- * Read the list from a descriptor until its end. `nul`: names are separated by NUL bytes;
- * else that is found out: a list with a NUL in it is, and one without has a name in each
- * line. `root` is the absolute path of the directory, or NULL. Errors: of read(2), -ENOMEM,
- * -E2BIG (over 4,294,967,000 names), and what `report` returns.
+ * Reads the list from a descriptor until its end. `nul`: NUL bytes separate the names.
+ * Otherwise that is detected: if the list contains a NUL, NULs separate the names; if not, each
+ * line is a name. `root` is the absolute path of the directory, or NULL. Errors: of read(2),
+ * -ENOMEM, -E2BIG (over 4,294,967,000 names), and those that `report` returns.
  */
 int name_list_read(int fd, bool nul, const char *root, name_list_report *report, void *ctx,
                    struct name_list **ret_list);
@@ -37,9 +36,10 @@ void name_list_free(struct name_list *list); /* NULL is fine */
 uint64_t name_list_count(const struct name_list *list);
 
 /*
- * The listed names in a directory: `number` is what its own name in a listing had (0 for
- * the root) and `path_len` the length of its path. A name with something listed below it
- * is DT_DIR, others are DT_UNKNOWN. 1 and no listing: everything in it is wanted. -ENOMEM.
+ * The listed names in a directory. `number` is the number of its own name in a listing (0 for
+ * the root), and `path_len` the length of its path. A name with listed names below it is
+ * DT_DIR, others are DT_UNKNOWN. Returns 1 and no listing if everything in the directory is
+ * packed. -ENOMEM.
  */
 int name_list_children(const struct name_list *list, uint32_t number, size_t path_len,
                        struct listing *ret_listing);

@@ -1,6 +1,6 @@
 /*
- * Packing as a whole: the sources are opened, the pipeline fills the archive, the
- * archive gets its name.
+ * Packing as a whole: opens the sources, lets the pipeline fill the archive, and gives the
+ * archive its name.
  */
 #include "pack.h"
 
@@ -25,13 +25,13 @@
 #include "shard_exchange.h"
 
 struct source_folder {
-    char *name; /* in the archive; "" for a source alone */
-    int fd;     /* -1: */
+    char *name; /* in the archive; "" for the only source */
+    int fd;     /* -1: `input` is the source */
     const struct input *input;
     const char *path;
 };
 
-/* All that a run needs, from its options. */
+/* Everything that a run needs, from its options. */
 struct run {
     const struct pack_options *options;
     struct source_folder *sources;
@@ -54,7 +54,7 @@ static int source_fault(struct fault *fault, int err, const char *path)
     return err;
 }
 
-/* The last component of a path; "." and the like are resolved first. Caller frees. */
+/* The last component of a path; "." and the like are resolved first. The caller frees it. */
 static int base_name(const char *path, char **ret_name)
 {
     size_t len = strlen(path);
@@ -81,7 +81,7 @@ static int base_name(const char *path, char **ret_name)
     return *ret_name ? 0 : -ENOMEM;
 }
 
-/* What an archive is called, without the ending that says that it is one. */
+/* An archive's name without the ending of its format. */
 static int archive_name(const char *path, char **ret_name)
 {
     static const char *const compressions[] = {".gz", ".bz2", ".xz", ".zst", ".lz4", ".lzma"};
@@ -161,7 +161,7 @@ static int open_sources(const struct pack_options *o, struct source_folder *sour
     return 0;
 }
 
-/* The folder whose names are the sources, and what they are in the same order. */
+/* Makes the folder whose names are the sources, and lists the sources in the same order. */
 static int make_root(const struct run *run, struct folder_set *set,
                      struct pipeline_sources *sources)
 {
@@ -183,28 +183,28 @@ static int make_root(const struct run *run, struct folder_set *set,
     return folder_new(set, NULL, "", 0, -1, 0, 0, &listing, &sources->root);
 }
 
-/* Descriptors that the process may have. */
+/* How many descriptors the process may have. */
 static uint64_t most_files(void)
 {
     struct rlimit limit;
     return getrlimit(RLIMIT_NOFILE, &limit) < 0 ? 1024 : limit.rlim_cur;
 }
 
-/* How many of them folders and threads may take: less than half. */
+/* How many descriptors folders and threads may take. */
 static unsigned descriptors(void)
 {
     uint64_t most = most_files();
     return most > 2048 ? 2048 : most < 64 ? 32 : (unsigned)most - 32;
 }
 
-/* Each has a folder and a file open. */
+/* Each thread has a folder and a file open. */
 static unsigned max_threads(void)
 {
     unsigned most = descriptors() / 4;
     return most < PACK_THREADS_MAX ? most : PACK_THREADS_MAX;
 }
 
-/* How much there is to do, where that is known before: for the time that is left. */
+/* Finds out how much there is to do, if that is known beforehand, to estimate the time left. */
 static void find_totals(const struct run *run, struct pipeline_sources *sources)
 {
     uint32_t world = run->selection.world;
@@ -267,8 +267,9 @@ static void mix(uint64_t *sum, const void *bytes, size_t len)
 }
 
 /*
- * The letters of what is ready: for all ranks the same, but others for other options, and for
- * another start where the launcher tells them apart. One process has its own.
+ * The letters in the names of shards that are ready. They are the same for all ranks, but
+ * differ for other options, and for another start if the launcher tells starts apart. A process
+ * that runs alone draws its own.
  */
 static int find_letters(const struct run *run, char letters[PARTIAL_LETTER_COUNT + 1])
 {
@@ -291,7 +292,7 @@ static int find_letters(const struct run *run, char letters[PARTIAL_LETTER_COUNT
 
 /* ---- what killed runs left ---- */
 
-/* Of the shards only our own: those of other ranks are theirs to remove. */
+/* Among the shards only our own: other ranks remove theirs. */
 static bool is_own_shard(const void *ctx, const char *name, size_t len)
 {
     const struct selection *s = ctx;
@@ -332,7 +333,7 @@ static void remove_leftovers(struct run *run)
     output_clean(shard ? shard : run->options->output, &how);
 }
 
-/* What this rank had ready must not be taken for what it is about to write. */
+/* Shards that this rank had ready must not be mistaken for those that it is about to write. */
 static int clear_shards(struct run *run, const char *letters, struct fault *fault)
 {
     struct shard_exchange x;
@@ -401,7 +402,7 @@ static int read_names(struct run *run, struct fault *fault)
     return r;
 }
 
-/* Where shards are written to, so that they are not packed themselves. */
+/* Finds the folder where shards are written, so that they are not packed themselves. */
 static int find_output_folder(struct run *run)
 {
     const char *slash = strrchr(run->options->output, '/');
@@ -412,7 +413,7 @@ static int find_output_folder(struct run *run)
         return -ENOMEM;
     struct stat st;
     if (stat(folder, &st) < 0)
-        return 0; /* the writer will say what is wrong with it */
+        return 0; /* the writer will report the error */
     run->selection.output_dev = st.st_dev;
     run->selection.output_ino = st.st_ino;
     return 0;
@@ -459,7 +460,7 @@ static int select_files(struct run *run, struct fault *fault)
     return r;
 }
 
-/* More ranks than shards. */
+/* Is there no shard for this rank? */
 static bool has_no_share(const struct pack_options *o)
 {
     return o->shards && o->rank >= o->shards;

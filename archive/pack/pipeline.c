@@ -1,23 +1,23 @@
 /*
- * The pipeline: one list, in the order of the archive.
+ * The pipeline is one list, in the order of the archive.
  *
- * In the list are items (members, and pieces of large files, being read or ready to be
- * written) and between them cursors: places where more items will come from, namely
- * the names of a folder that were not taken yet, and the rest of a large file.
+ * The list has items (members, and pieces of large files) that are being read or ready to be
+ * written. Between them are cursors: places where more items will come from, namely the names
+ * of a folder that were not taken yet, and the rest of a large file.
  *
  *     [a/] [a/1] [a/2] (rest of a/) [b/] (names of b/) [c] (rest of the root)
  *      ready  busy         ^                      ^
  *      first of the list   next item comes from here, or if that is empty from here
  *
- * A thread takes the next item from the first cursor that has one, reads it without a
- * lock, and marks it ready; a directory or a large file that it met becomes a cursor
- * right behind it. So the order is fixed whoever does what, and directories are listed
- * ahead of those that are packed. Whoever finds the first of the list ready writes it,
- * and what is ready behind it, while the others read on: no thread waits for another
- * unless there is nothing to do, and with one thread there are no hand-overs at all.
+ * A thread takes the next item from the first cursor that has one, reads it without a lock, and
+ * marks it ready. If the item is a directory or a large file, a cursor for it is put right
+ * behind it. So the order is fixed whichever thread does the work, and directories are listed
+ * ahead of being packed. A thread that finds the first item ready writes it, and all ready
+ * items behind it, while the others read on. No thread waits for another unless there is
+ * nothing to do, and with one thread there are no hand-overs at all.
  *
- * Memory: when too much is in flight only what stands first in the list is taken, which
- * the writer needs; everything in flight before it will be written.
+ * Memory: when too much is in flight, only the first in the list is taken, which the writer
+ * needs; everything in flight before it will be written.
  */
 #include "pipeline_private.h"
 
@@ -36,17 +36,17 @@
 #include "gather.h"
 #include "links.h"
 
-/* What may be in flight: enough that no thread waits for one slow file. */
+/* Limits on what is in flight: enough that no thread waits for one slow file. */
 #define FLIGHT_ITEMS_PER_THREAD 128u
 #define FLIGHT_BYTES_PER_THREAD ((size_t)GATHER_PIECE_BYTES)
 #define FLIGHT_BYTES_MIN ((size_t)8 << 20)
 
 /*
- * Where the caller leaves it open, a few threads start. When more than half of some
- * reads put their thread to sleep, for longer than a local disk takes, there will be
- * twice as many, and so on: where nothing sleeps more threads would only be in each
- * other's way, a parallel filesystem needs them. A read that is slow because the CPUs
- * are busy is not counted: the kernel knows the difference.
+ * If the caller does not give a number, a few threads start. When more than half of a sample of
+ * reads put their thread to sleep, for longer than a local disk takes, the number doubles, and
+ * so on: a parallel filesystem needs many threads, but where nothing sleeps more threads would
+ * only be in each other's way. A read that is slow because the CPUs are busy does not count:
+ * the kernel knows the difference.
  */
 #define THREADS_FIRST 4u
 #define THREADS_LAST 128u
@@ -71,7 +71,7 @@ static bool is_cursor(const struct item *item)
     return item->kind == CURSOR_FOLDER || item->kind == CURSOR_STREAM;
 }
 
-/* Put an item before another one (NULL: at the end). */
+/* Puts an item before another one (NULL: at the end). */
 static void insert_before(struct pipeline *p, struct item *item, struct item *place)
 {
     item->after = place;
@@ -111,7 +111,7 @@ static void unref_stream(struct stream *stream)
         stream_free(stream);
 }
 
-/* The lock is held, and the item in no list. */
+/* The lock is held, and the item is in no list. */
 static void free_item(struct pipeline *p, struct item *item)
 {
     folder_unref(p->set, item->folder);
@@ -207,7 +207,7 @@ static int take_piece(struct item *cursor, struct item **ret_item)
     return 1;
 }
 
-/* Is less in flight than may be, or than a half or quarter (`share`) of that? */
+/* Is less in flight than the limit, divided by `share`? */
 static bool has_room(const struct pipeline *p, unsigned share)
 {
     size_t most_bytes = FLIGHT_BYTES_MIN + p->started * FLIGHT_BYTES_PER_THREAD;
@@ -215,7 +215,7 @@ static bool has_room(const struct pipeline *p, unsigned share)
            p->flight_bytes < most_bytes / share;
 }
 
-/* The next item to be read, or NULL if there is none now. */
+/* The next item to read, or NULL if there is none now. */
 static struct item *take(struct pipeline *p)
 {
     while (p->first_cursor) {
@@ -321,7 +321,7 @@ static int leave_out_output(struct gathered *g)
     return 0;
 }
 
-/* Queue what a member leads to. */
+/* Queues what a member leads to. */
 int pipeline_follow_up(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
@@ -367,7 +367,7 @@ static bool may_write(const struct pipeline *p)
     return !p->error && !p->writing && p->first && p->first->ready;
 }
 
-/* Write what is ready at the front of the list; the lock is held, but not meanwhile. */
+/* Writes the ready items at the front of the list. The lock is held, but released meanwhile. */
 static void drain(struct pipeline *p)
 {
     bool wrote = false;
@@ -398,7 +398,7 @@ static void start_threads(struct pipeline *p, unsigned count)
         p->started++;
 }
 
-/* When, and how often this thread has slept so far. */
+/* A time, and how often this thread had slept by then. */
 struct moment {
     uint64_t ns;
     long sleeps;
@@ -411,7 +411,9 @@ static struct moment now(void)
     return (struct moment){now_ns(), usage.ru_nvcsw};
 }
 
-/* One read more, from `start` to `end`, decides on more threads. The lock is held. */
+/*
+ * Counts one more read, from `start` to `end`, and decides on more threads. The lock is held.
+ */
 static void judge_read(struct pipeline *p, const struct moment *start, const struct moment *end)
 {
     p->slow += end->sleeps != start->sleeps && end->ns - start->ns >= SLOW_READ_NS;
@@ -422,7 +424,7 @@ static void judge_read(struct pipeline *p, const struct moment *start, const str
     p->samples = p->slow = 0;
 }
 
-/* Take, read and hand on one item; the lock is held, but not while reading. */
+/* Takes, reads and hands on one item. The lock is held, but released while reading. */
 static bool work(struct pipeline *p)
 {
     struct item *item = take(p);
@@ -470,7 +472,9 @@ static void *run_thread(void *arg)
     return NULL;
 }
 
-/* Once the caller's own thread is through there is no item that could start another. */
+/*
+ * When the caller's own thread has finished, no item is left that could start another thread.
+ */
 static void run_threads(struct pipeline *p, unsigned first)
 {
     pthread_mutex_lock(&p->lock);

@@ -1,8 +1,8 @@
 /*
- * From a tree of folders to archives: many threads read, and the order of what is
- * written is that of one.
+ * From a tree of folders to archives. Many threads read; the output has the order that one
+ * thread would give it.
  *
- * Threads: pipeline_run starts its own, and returns when they ended.
+ * Threads: pipeline_run starts its own, and returns when they have ended.
  */
 #ifndef ONEPOT_PIPELINE_H
 #define ONEPOT_PIPELINE_H
@@ -14,16 +14,17 @@
 
 struct pipeline_sources {
     struct folder *root;         /* has no descriptor; its names are the sources */
-    int *fds;                    /* the directory of each, taken; -1: it is an archive, */
-    const struct input **inputs; /* this one; else NULL */
-    uint64_t total_bytes;        /* of files' data, where that is known; else 0 */
-    uint64_t total_members;      /* or these */
+    int *fds;                    /* each source's directory, taken; -1: an archive */
+    const struct input **inputs; /* each source's archive, or NULL */
+    uint64_t total_bytes;        /* of files' data, if known; else 0 */
+    uint64_t total_members;      /* number of members, if known; else 0 */
 };
 
 /*
- * Write all that is selected of the sources. Counts problems and sockets in *result. No
- * more than `max_threads` threads (1 to PACK_THREADS_MAX) will run, however many the options
- * ask for. Errors: of the writers, -EINTR, -ENOMEM, with `strict` the first problem's.
+ * Writes everything that is selected from the sources. Counts problems and sockets in *result.
+ * Runs no more than `max_threads` threads (1 to PACK_THREADS_MAX), whatever the options ask
+ * for. Errors: those of the writers, -EINTR, -ENOMEM, and with `strict` that of the first
+ * problem.
  */
 int pipeline_run(const struct pack_options *options, const struct pipeline_sources *sources,
                  const struct selection *selection, struct shard_set *shards,

@@ -1,8 +1,8 @@
 /*
- * What the files of the pipeline share.
+ * Shared by the files of the pipeline.
  *
  *   pipeline.c        the list, threads, reading
- *   pipeline_write.c  what was read goes into the archives
+ *   pipeline_write.c  writes what was read to the archives
  */
 #ifndef ONEPOT_PIPELINE_PRIVATE_H
 #define ONEPOT_PIPELINE_PRIVATE_H
@@ -22,14 +22,15 @@ enum kind {
 
 struct item {
     enum kind kind;
-    bool ready; /* to be written */
+    bool ready; /* can be written */
     struct item *before, *after;
-    struct item *cursor_before, *cursor_after; /* among the cursors alone */
+    struct item *cursor_before, *cursor_after; /* neighbours among the cursors alone */
     size_t flight_bytes;
 
-    struct folder *folder; /* MEMBER: it is in; CURSOR_FOLDER: whose names */
-    struct folder *below;  /* MEMBER: a directory's content, or NULL */
-    uint32_t shard;        /* where it goes to */
+    struct folder
+        *folder; /* MEMBER: the folder it is in; CURSOR_FOLDER: the folder of the names */
+    struct folder *below; /* MEMBER: a directory's content, or NULL */
+    uint32_t shard;       /* the shard it goes to */
     const struct input *input;
     const struct folder_name *name;
     int folder_fd; /* pinned; or -errno */
@@ -62,28 +63,30 @@ struct pipeline {
     bool writing;
     pthread_t threads[PACK_THREADS_MAX];
     unsigned started;              /* threads, the caller's included */
-    unsigned most_threads;         /* that may be started as reads turn out to be slow */
-    unsigned reads, samples, slow; /* for the judgement on that */
+    unsigned most_threads;         /* upper limit, if reads turn out to be slow */
+    unsigned reads, samples, slow; /* for deciding on more threads */
 
-    /* Only the thread that writes. */
-    struct links *links; /* one a shard */
+    /* Used only by the thread that writes. */
+    struct links *links; /* one for each shard */
     struct pack_result *result;
     struct fault *fault;
     struct progress progress;
-    uint64_t read_bytes; /* data of files */
+    uint64_t read_bytes; /* of files' data */
     uint64_t told_offset;
-    unsigned silent; /* items since then */
+    unsigned silent; /* items since the last progress report */
 };
 
-/* Where the member of an item is gathered from. */
+/* Where to gather the item's member from. */
 struct gather_from pipeline_place(const struct pipeline *p, const struct item *item,
                                   int folder_fd);
 
-/* Queue what a member leads to: a directory's names, the rest of a large file. The lock is
- * held. */
+/*
+ * Queues what a member leads to: a directory's names, the rest of a large file. The lock is
+ * held.
+ */
 int pipeline_follow_up(struct pipeline *p, struct item *item);
 
-/* Write an item that is ready; without the lock, by one thread at a time. */
+/* Writes an item that is ready. Called without the lock, by one thread at a time. */
 int pipeline_write(struct pipeline *p, struct item *item);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * What is at the front of the pipeline's list goes into an archive: links are settled, problems
- * told, sums compared, progress shown. One thread at a time is here, without the lock; so the
- * order of all this is that of the archive, whoever read what.
+ * Writes the front of the pipeline's list to an archive: settles links, reports problems,
+ * compares sums, shows progress. One thread at a time runs this, without the lock. So all of
+ * this happens in the order of the archive, whichever thread read an item.
  */
 #include "pipeline_private.h"
 
@@ -36,7 +36,7 @@ static int report_gathered(struct pipeline *p, const struct gathered *g)
     return r < 0 ? r : report(p, PACK_PROBLEM, g->problem);
 }
 
-/* A further name of a file that is in the archive: a hard link, whatever was read. */
+/* Another name of a file that is in the archive: becomes a hard link, whatever was read. */
 static int make_link(struct gathered *g, const struct link *first)
 {
     pax_buffer_free(&g->header);
@@ -47,7 +47,7 @@ static int make_link(struct gathered *g, const struct link *first)
     return pax_encode(&g->member, &g->header);
 }
 
-/* The first name of a file that has several: now its data is read. */
+/* The first name of a file with several names: its data is read now. */
 static int read_first(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
@@ -75,9 +75,9 @@ static int read_first(struct pipeline *p, struct item *item)
 }
 
 /*
- * A file with several names: the first of a shard brings the data, others are links. Names in
- * different shards are files of their own: to know of each other they would have to be
- * asked by two processes.
+ * A file with several names: the first in a shard has the data, the others are links. Names in
+ * different shards become separate files, because two processes would have to consult each
+ * other to link them.
  */
 static int settle_links(struct pipeline *p, struct item *item, const struct link **ret_first)
 {
@@ -120,7 +120,7 @@ static int write_member(struct pipeline *p, struct item *item)
     return r;
 }
 
-/* Pieces come in order here: at the last one their sum can be compared. */
+/* Pieces come here in order, so their sum is complete at the last one. */
 static int check_sum(struct pipeline *p, const struct item *item)
 {
     struct stream *s = item->stream;
@@ -151,7 +151,7 @@ static int write_piece(struct pipeline *p, struct item *item)
     return shard_set_data(p->shards, item->shard, bytes, item->len, p->fault);
 }
 
-/* How far the work is: in bytes of the input where its size is known, else of the output. */
+/* Reports progress: in bytes of the input if its size is known, else of the output. */
 static void tell_progress(struct pipeline *p, const struct item *item)
 {
     const struct pack_options *o = p->options;

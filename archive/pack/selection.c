@@ -1,6 +1,6 @@
 /*
- * Choosing among the names of a listing, before anything is asked about a file: what is
- * not packed costs nothing, and no process opens what another one writes.
+ * Selects from the names of a listing before anything is asked about a file. So files that are
+ * not packed cost nothing, and no process opens what another one writes.
  */
 #include "selection.h"
 
@@ -91,8 +91,8 @@ static int start_path(struct path *p, const char *folder, size_t len)
 }
 
 /*
- * Find out whether it is a directory, where a decision depends on it. What a list names is
- * not asked: a directory without listed names below it goes where its own name goes.
+ * Finds out whether the entry is a directory, if a decision depends on it. For listed names it
+ * does not: a directory without listed names below it goes to the shard of its own name.
  */
 static void find_type(const struct selection *s, int folder_fd, struct folder_name *n)
 {

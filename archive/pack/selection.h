@@ -1,8 +1,8 @@
 /*
- * What of the sources is packed: patterns that leave files out, names of a list, and the
- * share that shards and ranks give to this process.
+ * Selects what to pack from the sources: patterns that leave files out, names of a list, and
+ * this process's part of the shards.
  *
- * Threads: it never changes; any number may ask.
+ * Threads: it never changes; any number may use it.
  */
 #ifndef ONEPOT_SELECTION_H
 #define ONEPOT_SELECTION_H
@@ -29,32 +29,35 @@ struct selection {
 };
 
 /*
- * Is the file left out? `path` is its path within the source. A pattern is that of
- * fnmatch(3). Without a slash it is matched with the last component. With one, a leading
- * one not counted, it is matched with the whole path, and '*' matches slashes too. With a
- * slash at its end it speaks of directories alone.
+ * Is the file left out? `path` is its path within the source. Patterns are those of fnmatch(3).
+ * A pattern without a slash is matched with the last component. A pattern with a slash, not
+ * counting a leading one, is matched with the whole path, and '*' also matches slashes. A slash
+ * at the end restricts the pattern to directories.
  */
 bool selection_excludes(const struct selection *selection, const char *path, bool is_folder);
 
-/* The shard of a path in the archive: its XXH3-64 modulo their number. 0 without shards. */
+/*
+ * The shard of a path in the archive: the path's XXH3-64 modulo the number of shards. 0 without
+ * shards.
+ */
 uint32_t selection_shard(const struct selection *selection, const char *path, size_t len);
 
-/* Is the shard written by this process? */
+/* Does this process write the shard? */
 bool selection_has(const struct selection *selection, uint32_t shard);
 
-/* A directory whose listing is chosen from. */
+/* A directory from whose listing is selected. */
 struct selection_folder {
     const char *path; /* in the archive */
     size_t path_len;
-    size_t root_len;   /* of it so much names the source */
-    int fd;            /* asked about entries of unknown type, where that matters; -1: none */
-    uint64_t dev, ino; /* 0 if it has none */
+    size_t root_len;   /* length of the part of the path that names the source */
+    int fd;            /* for entries of unknown type, if that matters; -1: none */
+    uint64_t dev, ino; /* 0: it has none */
 };
 
 /*
- * Drop from the listing of a directory what is not packed by this process: what is
- * excluded, files of other processes' shards, and all shards of this run themselves; how many
- * of these is returned. -ENOMEM.
+ * Drops from a directory's listing what this process does not pack: excluded files, files of
+ * other processes' shards, and the shards of this run. Returns how many of the last were
+ * dropped; -ENOMEM.
  */
 int selection_apply(const struct selection *selection, const struct selection_folder *folder,
                     struct listing *listing);

@@ -1,9 +1,9 @@
 /*
- * Shards: a writer each, and directories that wait for something in them.
+ * Shards: one writer each, and directories that wait for members in them.
  *
- * Where a directory will be needed is not known when it comes, and need not be: it is kept
- * as long as members below it may come, and written right before the first of them in each
- * shard. So members of a shard are in the order that they would have in one archive.
+ * When a directory comes, it is not known which shards will need it. So it is kept as long as
+ * members below it may come, and written right before the first of them in each shard. This
+ * keeps the members of a shard in the order that they would have in one archive.
  */
 #include "shard_set.h"
 
@@ -19,7 +19,7 @@
 #include "shard_exchange.h"
 
 struct shard {
-    struct writer *writer; /* NULL: another process's, or complete: */
+    struct writer *writer; /* NULL: the shard is another process's, or complete */
     struct output *output;
     char *path;
 };
@@ -33,7 +33,7 @@ struct shard_set {
     struct shard shard[];
 };
 
-/* A directory, and in which shards it is already (a bit each). */
+/* A directory, and the shards that have it already (one bit each). */
 struct kept_folder {
     struct gathered gathered;
     uint8_t written[];
@@ -41,7 +41,7 @@ struct kept_folder {
 
 /* ---- all together ---- */
 
-/* With shards the message must tell which. */
+/* With several shards the fault must name the shard. */
 static int name_fault(const struct shard_set *s, uint32_t i, int err, struct fault *fault)
 {
     if (s->count > 1 && fault && !fault->member[0]) {
@@ -53,7 +53,7 @@ static int name_fault(const struct shard_set *s, uint32_t i, int err, struct fau
     return err;
 }
 
-/* It must be possible to rename what waits beside it to this name. */
+/* A waiting shard must be able to take this name by a rename. */
 static int check_path(const char *path, struct fault *fault)
 {
     const char *slash = strrchr(path, '/');
@@ -161,7 +161,7 @@ static bool is_stopped(const _Atomic int *stop)
     return stop && atomic_load(stop);
 }
 
-/* Complete the archives. Shards wait from here on for each other. */
+/* Completes the archives. From here on shards wait for each other. */
 static int finish_shards(struct shard_set *s, const _Atomic int *stop, struct fault *fault,
                          struct writer_totals *sum)
 {
@@ -184,7 +184,7 @@ static int finish_shards(struct shard_set *s, const _Atomic int *stop, struct fa
     return r;
 }
 
-/* What is on the disk stays as it is called now. */
+/* Lets go of the archives, which stay on the disk under their present names. */
 static void release_shards(struct shard_set *s)
 {
     for (uint32_t i = 0; i < s->count; i++) {
@@ -200,7 +200,7 @@ static int exchange(struct shard_set *s, const _Atomic int *stop, struct fault *
     bool alone = s->selection->world <= 1;
     int r = shard_exchange_begin(s->selection->outputs, stop, fault, &x);
     if (r < 0) {
-        if (!alone) /* others may count on what is ready, and without the lock it can't go */
+        if (!alone) /* others may count on them; without the lock they stay */
             release_shards(s);
         return r;
     }
@@ -211,7 +211,7 @@ static int exchange(struct shard_set *s, const _Atomic int *stop, struct fault *
                       "somebody else removed or replaced what was ready of it");
     if (r >= 0 || x.committed)
         release_shards(s);
-    for (uint32_t i = 0; i < s->count; i++) { /* as long as the set is locked */
+    for (uint32_t i = 0; i < s->count; i++) { /* while the set is locked */
         output_discard(s->shard[i].output);
         s->shard[i].output = NULL;
     }
@@ -269,7 +269,7 @@ static bool is_missing(const struct folder *f, uint32_t shard)
     return kept && !(kept->written[shard / 8] >> shard % 8 & 1);
 }
 
-/* The directories that lead to something in the folder; what is there has its own. */
+/* Adds the directories that lead to the folder's members, unless the shard has them. */
 static int add_missing_folders(struct shard_set *s, uint32_t shard, const struct folder *folder,
                                struct fault *fault)
 {

@@ -1,10 +1,10 @@
 /*
- * The archives that a run of the packer writes: one, or this process's share of the
- * shards. A shard has the files that their paths' hash puts there, and the directories
- * that lead to them; a directory is besides in the shard of its own path, so that an empty
- * one is somewhere; and the root is in each.
+ * The archives that a run of the packer writes: one, or this process's part of the shards. A
+ * shard has the files that the hash of their paths puts there, and the directories that lead to
+ * them. A directory is also in the shard of its own path, so that an empty one is somewhere.
+ * The root is in every shard.
  *
- * Threads: none; one at a time.
+ * Threads: one at a time.
  */
 #ifndef ONEPOT_SHARD_SET_H
 #define ONEPOT_SHARD_SET_H
@@ -18,18 +18,18 @@
 struct shard_set;
 
 /*
- * Create all archives of this process: selection->outputs, or one that is called `output`. The
- * shards of all processes of one run have the same `letters` (PARTIAL_LETTER_COUNT) while they
- * wait for each other. Where several files are possible a fault's member is the one.
+ * Creates all archives of this process: selection->outputs, or one called `output`. The shards
+ * of all processes of one run have the same `letters` (PARTIAL_LETTER_COUNT) while they wait
+ * for each other. If there are several archives, the fault's member names the one that failed.
  */
 int shard_set_open(const char *output, const char *letters, const struct selection *selection,
                    const struct writer_options *options, struct fault *fault,
                    struct shard_set **ret_shards);
 
-/* Is it an archive that is being written, or one that will be replaced? */
+/* Is this an archive being written, or one that will be replaced? */
 bool shard_set_is_output(const struct shard_set *shards, uint64_t dev, uint64_t ino);
 
-/* As writer_add and writer_data; `folder` is the one that the member is in. */
+/* As writer_add and writer_data. `folder` is the folder that the member is in. */
 int shard_set_add(struct shard_set *shards, uint32_t shard, const struct folder *folder,
                   const struct pax_member *member, struct pax_buffer *header,
                   const uint64_t *sum, struct fault *fault);
@@ -37,22 +37,22 @@ int shard_set_data(struct shard_set *shards, uint32_t shard, void *bytes, size_t
                    struct fault *fault);
 
 /*
- * Add a directory, which is in `folder`: to its own shard now, to others before the first
- * member in it. For that it is kept with `below`, its content (NULL: there is none); *g is
- * empty then.
+ * Adds a directory that is in `folder`: to its own shard now, to others before the first member
+ * in it. For that it is kept with `below`, its content (NULL: none), and *g becomes empty.
  */
 int shard_set_add_folder(struct shard_set *shards, const struct folder *folder,
                          struct folder *below, struct gathered *g, struct fault *fault);
 
-/* Bytes written or about to be, by all. */
+/* Bytes written or queued, in all archives. */
 uint64_t shard_set_offset(const struct shard_set *shards);
 
 /*
- * All archives get their names, together with those of other processes, which the last one that
- * comes here does (1); 0: others are to come. On failure none of this process's is left; nor
- * when `stop` (may be NULL) is set meanwhile: -EINTR. But once the exchange has begun, the new
- * set is there, and what an error kept from being renamed is by the next run. The sum of the
- * totals. Frees it in any case.
+ * Completes the archives and gives all of them their names, together with those of other
+ * processes. The last process to come here does that and gets 1; 0: other processes are still
+ * to come. On failure, or when `stop` (may be NULL) is set meanwhile (-EINTR), none of this
+ * process's archives is left. But once the exchange has begun the new set is there; archives
+ * that an error kept from being renamed are renamed by the next run. *ret_totals is the sum
+ * over the archives. Frees the set in any case.
  */
 int shard_set_close(struct shard_set *shards, const _Atomic int *stop, struct fault *fault,
                     struct writer_totals *ret_totals);
