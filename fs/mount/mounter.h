@@ -38,7 +38,7 @@
 struct mounter {
     const struct mount_options *options;
     bool for_run;
-    /* run: starts the command in a private namespace, which allows nothing else. */
+    /* run: starts the command if the mount is in a private namespace. */
     void (*launch)(void *ctx);
     void *launch_ctx;
 

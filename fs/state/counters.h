@@ -1,11 +1,11 @@
 /*
- * What a mount has done so far, in a file that the daemon maps shared: `onepot stat`
- * reads it without asking the daemon, so that it answers even when the daemon hangs.
+ * A mount's counters, in a file that the daemon maps shared. `onepot stat` reads the file
+ * without asking the daemon, so it works even when the daemon hangs.
  *
- * Layout: one struct counters. It is private to the user and the node, and read by
- * the same version of the program that wrote it (`version`, `size`); other readers
- * use `onepot stat --json`. Each worker thread writes a slot of its own; readers add
- * the slots up. All times are CLOCK_MONOTONIC nanoseconds.
+ * Layout: one struct counters. It is private to the user and the node, and read by the same
+ * version of the program that wrote it (`version`, `size`); other readers use `onepot stat
+ * --json`. Each worker thread writes a slot of its own; readers add the slots up. All times are
+ * CLOCK_MONOTONIC nanoseconds.
  */
 #ifndef ONEPOT_COUNTERS_H
 #define ONEPOT_COUNTERS_H
@@ -16,7 +16,7 @@
 #define COUNTERS_MAGIC "onepotc"
 #define COUNTERS_VERSION 7u
 #define COUNTERS_SLOTS 64
-#define COUNTERS_AHEAD 3 /* processes of its own: two that read, one that lists */
+#define COUNTERS_AHEAD 3 /* helper processes: two that read, one that lists */
 #define COUNTERS_OWNERS 16
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
 #define COUNTERS_READ 15    /* FUSE_READ */
@@ -26,7 +26,7 @@
 enum mount_state {
     MOUNT_STARTING = 0,
     MOUNT_SERVING = 1,
-    MOUNT_DRAINING = 2, /* asked to end, waiting for its users */
+    MOUNT_DRAINING = 2, /* asked to end; waits for its users */
     MOUNT_ENDED = 3,
 };
 
@@ -37,9 +37,9 @@ struct counter_slot {
     _Atomic uint64_t reads_waited;    /* READs that had to wait for storage or another thread */
     _Atomic uint64_t read_files;      /* READs that started at offset 0 */
     _Atomic uint64_t service_ns;      /* receipt to reply, all requests */
-    _Atomic uint64_t read_service_ns; /* READs alone: the time that readers waited for input */
+    _Atomic uint64_t read_service_ns; /* READs only: the time that readers waited for input */
     _Atomic uint64_t last_request_ns;
-    /* What was brought in before readers asked for it; not counted above. */
+    /* Brought in before readers asked; not counted above. */
     _Atomic uint64_t ahead_requests, ahead_files, ahead_bytes;
     _Atomic uint64_t histogram[COUNTERS_BUCKETS]; /* service time of READs */
     _Atomic uint64_t origins[COUNTERS_ORIGINS];   /* READs by where their bytes came from */
@@ -55,10 +55,10 @@ struct counters {
     uint32_t version;
     uint32_t size; /* sizeof(struct counters) */
 
-    /* Who and what: written once, before state becomes MOUNT_SERVING. */
+    /* Identity: written once, before state becomes MOUNT_SERVING. */
     uint32_t uid;
     int32_t daemon_pid;
-    uint64_t daemon_start_ticks; /* field 22 of /proc/PID/stat: a PID may be used again */
+    uint64_t daemon_start_ticks; /* field 22 of /proc/PID/stat, since a PID may be reused */
     int64_t started_realtime_sec;
     uint64_t started_ns;
     char job[64]; /* "" outside a job */
@@ -66,64 +66,64 @@ struct counters {
     char mountpoint[4096];
     char archive[4096];
     char format[32];
-    char version_text[32]; /* of the program */
+    char version_text[32]; /* version of the program */
     uint64_t archive_dev, archive_ino, archive_bytes;
-    uint64_t options_hash; /* mounts are shared only between equal options */
+    uint64_t options_hash; /* only mounts with equal options are shared */
     uint64_t entries, files, total_bytes;
     uint32_t threads;
-    uint32_t private_namespace;                /* 1: visible to the command of `run` alone */
-    uint32_t mount_dev_major, mount_dev_minor; /* st_dev of what is mounted */
-    /* Of a private one: descriptors that a `run` holds, by which others get in. */
+    uint32_t private_namespace;                /* 1: visible only to the command of `run` */
+    uint32_t mount_dev_major, mount_dev_minor; /* st_dev of the mount */
+    /* Of a private mount: descriptors that a `run` holds and others enter through. */
     int32_t namespace_pid, user_namespace_fd, mount_namespace_fd;
     uint32_t owns_mountpoint; /* 1: the directory was made for the mount and goes with it */
     uint32_t made_by_run;     /* 1: it ends with the `run`s that use it */
 
-    /* Processes that it belongs to: owner.h, which alone has to do with them. */
-    uint32_t owners; /* more than there is room for: it has one that is not known, and stays */
+    /* The processes that own the mount; only owner.h uses them. */
+    uint32_t owners; /* beyond the room: an unknown owner, so the mount stays */
     struct counter_owner owner[COUNTERS_OWNERS];
     uint64_t owner_namespace;
 
     _Atomic uint32_t state;                     /* enum mount_state */
-    _Atomic int32_t ahead_pids[COUNTERS_AHEAD]; /* that read ahead at the moment, or 0 */
+    _Atomic int32_t ahead_pids[COUNTERS_AHEAD]; /* helpers that are reading ahead, or 0 */
     _Atomic uint32_t holders;                   /* mount commands that share this mount */
-    _Atomic uint64_t shared_ns; /* when a command shared it last: counts as a request */
+    _Atomic uint64_t shared_ns; /* when a command last shared it: counts as a request */
 
-    /* Written now and then by the daemon. */
-    _Atomic uint64_t cache_budget_bytes; /* less than asked for where mounts share it */
+    /* Updated by the daemon now and then. */
+    _Atomic uint64_t cache_budget_bytes; /* less than requested where mounts share it */
     _Atomic uint64_t cache_hits, cache_misses, cache_waits, cache_evictions, cache_bytes;
     _Atomic uint64_t stalls;                     /* reads answered with EIO by the watchdog */
     _Atomic uint64_t replacements;               /* threads started in place of stalled ones */
-    _Atomic uint64_t source_reads, source_bytes; /* of the archive, or of its mapping */
-    /* Blocks that were brought in before readers asked: see struct block_cache_stats. */
+    _Atomic uint64_t source_reads, source_bytes; /* of the archive or its mapping */
+    /* Blocks that were fetched before readers asked: see struct block_cache_stats. */
     _Atomic uint64_t prefetched, prefetched_used, prefetched_dropped;
     /* Of the archive's storage: see struct source_troubles. */
     _Atomic uint64_t source_retries, source_failures, source_reopened;
-    char last_error[512]; /* the newest line of the log that was an error */
+    char last_error[512]; /* the log's newest error line */
 
-    /* What foresee.c read ahead: see struct plan_stats. */
-    _Atomic uint64_t foreseen_kind; /* 0: nothing; in report_text.c are the words */
+    /* Read ahead by foresee.c: see struct plan_stats. */
+    _Atomic uint64_t foreseen_kind; /* 0: nothing; report_text.c has the words */
     _Atomic uint64_t foreseen_requests, foreseen_bytes;
     _Atomic uint64_t foreseen_used, foreseen_late, foreseen_unused; /* files */
     _Atomic uint64_t foreseen_in_order; /* reads at their place in a known order */
-    _Atomic uint64_t foreseen_lost;     /* reads that it was not told of in time */
+    _Atomic uint64_t foreseen_lost;     /* reads that were reported too late */
     _Atomic uint64_t orders_recognised, orders_lost;
-    /* Of the order that is followed; order_files 0: none is. */
+    /* The order being followed; order_files 0: none. */
     _Atomic uint64_t order_files, order_epoch;
-    _Atomic uint64_t order_reads;              /* until it was recognised */
+    _Atomic uint64_t order_reads;              /* reads until it was recognised */
     _Atomic uint64_t order_world, order_local; /* ranks in all, and on this node */
-    char order_folder[1024];                   /* whose files they are; "": the root */
+    char order_folder[1024];                   /* the folder of its files; "": the root */
 
-    /* --stage. The folder is written once, with the above; "": nothing is staged. */
+    /* --stage. The folder is written once, with the identity above; "": nothing is staged. */
     char stage_folder[4096];
     uint64_t stage_bytes;              /* of the whole copy */
-    uint32_t stage_unpacks;            /* it is of what is inside of a compressed stream */
-    _Atomic uint64_t stage_here_bytes; /* of it that are there */
+    uint32_t stage_unpacks;            /* 1: a copy of a compressed stream's contents */
+    _Atomic uint64_t stage_here_bytes; /* bytes of it copied so far */
     _Atomic uint64_t stage_stream_bytes, stage_stream_ns; /* copied in the background */
     _Atomic uint64_t stage_demands, stage_demand_bytes;   /* at once, for a reader */
-    _Atomic uint64_t stage_past_bytes; /* read from the archive and not kept */
-    _Atomic uint32_t stage_failure;    /* errno for which it ended early, or 0 */
-    char stage_reason[256];            /* the same in words, of a stream; written before */
-    _Atomic uint32_t stage_away; /* errno for which a stream waits for its storage, or 0 */
+    _Atomic uint64_t stage_past_bytes; /* read from the archive without keeping a copy */
+    _Atomic uint32_t stage_failure;    /* errno that ended the copy early, or 0 */
+    char stage_reason[256];            /* the reason in words, for a stream; written first */
+    _Atomic uint32_t stage_away; /* errno that makes a stream wait for its storage, or 0 */
 
     struct counter_slot slots[COUNTERS_SLOTS];
 };

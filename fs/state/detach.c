@@ -1,9 +1,9 @@
 /*
- * Becoming a daemon, the part that is the same for all.
+ * The steps of becoming a daemon that every caller shares.
  *
- * Core dumps and the OOM score are left as they are: a crash of the daemon is for the
- * administrators of the node to find, its dump holds no page of the archive (file
- * mappings are not dumped), and an ordinary user could only make it a likelier victim.
+ * Core dumps and the OOM score are left alone. A crash of the daemon should be visible to the
+ * node's administrators, and its dump holds no page of the archive (file mappings are not
+ * dumped). As for the OOM score, an ordinary user could only make the daemon a likelier victim.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "cleanup.h"
 #include "detach.h"
 
-#define SEARCH_MAX 65536 /* descriptors looked at where /proc is missing */
+#define SEARCH_MAX 65536 /* how many descriptors to try where /proc is missing */
 
 static int note(struct inherited *list, int fd)
 {
@@ -70,7 +70,7 @@ int detach_here(const struct inherited *inherited, int log_fd)
     auto_close int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null < 0)
         return -errno;
-    setsid(); /* fails only for a group's leader, which a forked child is not */
+    setsid(); /* fails only for a group leader, which a forked child is not */
     if (chdir("/") < 0)
         return -errno;
     umask(077);

@@ -1,9 +1,9 @@
 /*
- * What a daemon must not keep of the process that started it: descriptors (a pipe that
- * `M=$(onepot mount x)` waits on), the working directory, the terminal, signals.
+ * Frees a daemon from all it must not keep of its starter: descriptors (a pipe that `M=$(onepot
+ * mount x)` waits on), the working directory, the terminal, signals.
  *
- * Descriptors that were inherited are noted first of all, when nothing else is open
- * yet; so the daemon closes exactly these, and none that the libraries below hold.
+ * Inherited descriptors are noted first of all, before the program opens any. So the daemon
+ * closes exactly these, and none that its libraries hold.
  */
 #ifndef ONEPOT_DETACH_H
 #define ONEPOT_DETACH_H
@@ -20,9 +20,9 @@ int detach_note_inherited(struct inherited *ret_inherited);
 void detach_free(struct inherited *inherited);
 
 /*
- * In the process that becomes the daemon: a session of its own, "/" as its directory,
- * umask 077, standard streams on /dev/null (errors on `log_fd`, if that is not -1),
- * nothing inherited.
+ * Call this in the process that becomes the daemon. It then has a session of its own, "/" as
+ * its directory, umask 077, standard streams on /dev/null (errors on `log_fd`, unless that is
+ * -1), and nothing inherited.
  */
 int detach_here(const struct inherited *inherited, int log_fd);
 

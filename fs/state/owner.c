@@ -1,8 +1,8 @@
 /*
- * Session leaders would be enough but for batch systems that start all of a job in a session of
- * their daemon's, which salloc's shell is not even in. So a job is told by the variable that
- * its processes inherit: what an ancestor was started with is read from its environment, which
- * waits for nothing, since an ancestor does nothing but wait for us.
+ * Session leaders would suffice but for batch systems that start all of a job in a session of
+ * their daemon's, which does not even include salloc's shell. So a job is recognised by the
+ * variable that its processes inherit. An ancestor's is read from the environment that it was
+ * started with; that read can't block, since an ancestor only waits for us.
  */
 #include "owner.h"
 
@@ -18,7 +18,7 @@
 
 #define ANCESTORS_MAX 1000
 
-/* ---- which process ---- */
+/* ---- the owning process ---- */
 
 /* Was it started with this job's id? */
 static bool is_of_job(pid_t pid, const struct job *job)
@@ -51,14 +51,20 @@ static pid_t owner_of_job(const struct job *job)
             break;
         pid = facts.parent;
     }
-    /* The batch system's own process goes when all of the script, or of a step's tasks, has. */
+    /*
+     * The batch system's own process ends only when all of the script, or of a step's tasks,
+     * has.
+     */
     if (owner && process_look(owner, &facts) == 0 && facts.parent == facts.session &&
         process_look(facts.parent, &facts) == 0 && !process_is_ours(facts.pid))
         owner = facts.pid;
     return owner;
 }
 
-/* Has a program made this session, with a terminal, for one command? It ends at once then. */
+/*
+ * Has a program made this session, with a terminal, for one command? Such a session ends with
+ * the command.
+ */
 static bool is_for_a_command(const struct process_facts *leader)
 {
     return leader->has_terminal && leader->parent > 1 && !process_controls_jobs(leader->pid) &&
@@ -89,7 +95,7 @@ pid_t owner_find(void)
     return owner ? owner : owner_of_session();
 }
 
-/* ---- those of a mount ---- */
+/* ---- the owners of a mount ---- */
 
 static uint64_t pid_namespace(void)
 {
@@ -120,7 +126,7 @@ void owner_add(struct counters *counters, pid_t pid)
     counters->owners = count + 1;
 }
 
-/* A process of this session other than the one that asks. 0: there is none. */
+/* A process of this session other than the calling one. 0: there is none. */
 static pid_t member_of(pid_t session)
 {
     struct process_facts facts;

@@ -1,15 +1,15 @@
 /*
- * To whom something belongs that outlives the command which made it: a mount, a copy of an
- * archive. It goes when that process, and its session, have ended, so that a job that forgot to
- * clean up leaves nothing, also where no control group ends what it started.
+ * Finds the owner of whatever outlives the command that made it: a mount, a copy of an archive.
+ * It is removed when the owning process and its session have ended. So a job that forgets to
+ * clean up leaves nothing, even where no control group ends what it started.
  *
  *     batch job           its outermost process: the script, salloc's shell, a task of srun; or
- *                         what the batch system leads their session by (slurmstepd)
+ *                         the batch system's leader of their session (slurmstepd)
  *     login, cron, make   the leader of the session: the shell of the terminal or of ssh, the
  *                         command of cron
  *     Jupyter's "!", sudo, script, expect
- *                         what the program belongs to that runs a command in a terminal of its
- *                         own: the leader of its session, which Jupyter's kernel is itself
+ *                         these run a command in a terminal of its own; the owner is the leader
+ *                         of the program's session, which Jupyter's kernel is itself
  *     a service of systemd, `setsid onepot mount`, `ssh node onepot mount`
  *                         nobody: the command is all that there is of its session
  *
@@ -23,19 +23,19 @@
 #include "counters.h"
 #include "process.h"
 
-/* The owner of what this process leaves behind. 0: nobody. */
+/* The owner of the things that this process leaves behind. 0: nobody. */
 pid_t owner_find(void);
 
 /*
- * One more process (0: nobody ever ends it) that a mount belongs to: it goes with the last of
- * them. Under the registry's lock.
+ * Add one more owner (0: one that never ends). The mount goes with the last of its owners.
+ * Under the registry's lock.
  */
 void owner_add(struct counters *counters, pid_t pid);
 
 /*
- * Watch one of those that live; of an owner that has ended, what is left of its session counts.
- * True: one is watched, or nobody can tell and *ret_watch is PROCESS_WATCH_NONE; false: all
- * have ended. The process itself doesn't count.
+ * Watch one of the owners that live; an owner that has ended is replaced by the rest of its
+ * session. True: one is watched, or none can be known and *ret_watch is PROCESS_WATCH_NONE.
+ * False: all have ended. The calling process doesn't count.
  */
 bool owner_watch(const struct counters *counters, struct process_watch *ret_watch);
 

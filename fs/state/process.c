@@ -1,6 +1,6 @@
 /*
- * What /proc and pidfds tell about other processes. Nothing here reads a process's
- * memory (cmdline, maps): that can block behind a page fault on a hung filesystem.
+ * Facts about other processes from /proc and pidfds. Nothing here reads a process's memory
+ * (cmdline, maps), because that can block behind a page fault on a hung filesystem.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 #define POLL_STEP_MS 20
 
-/* The whole of a small file of /proc, terminated. */
+/* Read the whole of a small file of /proc, terminated. */
 static int read_small(const char *path, char *buf, size_t size)
 {
     auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -42,7 +42,7 @@ int process_look(pid_t pid, struct process_facts *ret_facts)
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     if (pid <= 0 || read_small(path, buf, sizeof(buf)) < 0)
         return -ESRCH;
-    /* The name may hold spaces and parentheses; behind its last one is field 3. */
+    /* The name may hold spaces and parentheses; field 3 follows its last one. */
     const char *p = strrchr(buf, ')');
     if (!p ||
         sscanf(p + 1,
@@ -66,7 +66,7 @@ int process_stat(pid_t pid, uint64_t *ret_start_ticks, char *ret_state)
     return 0;
 }
 
-/* A number of /proc/PID/status, behind "Name:". */
+/* Read a number of /proc/PID/status, after "Name:". */
 static bool status_number(pid_t pid, const char *name, int base, uint64_t *ret_number)
 {
     char path[32], buf[4096];
@@ -118,7 +118,7 @@ int process_watch_open(pid_t pid, struct process_watch *ret_watch)
     watch.fd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (watch.fd < 0 && errno == ESRCH)
         return -ESRCH;
-    /* After the pidfd: what is read now is then the same process, or it has ended. */
+    /* Read after the pidfd is open: it is then the same process, or that one has ended. */
     if (process_stat(pid, &watch.start_ticks, &state) < 0 || state == 'Z') {
         process_watch_close(&watch);
         return -ESRCH;

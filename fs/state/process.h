@@ -1,6 +1,6 @@
 /*
- * Other processes, known by PID and start time together, since a PID may be used
- * again. All of it reads /proc or waits on a descriptor; nothing can block.
+ * Other processes, identified by PID and start time together, since a PID may be reused. All of
+ * it reads /proc or waits on a descriptor; nothing can block.
  */
 #ifndef ONEPOT_PROCESS_H
 #define ONEPOT_PROCESS_H
@@ -18,25 +18,25 @@ struct process_facts {
     uint64_t start_ticks; /* field 22 of /proc/PID/stat */
 };
 
-/* -ESRCH. */
+/* Errors: -ESRCH. */
 int process_look(pid_t pid, struct process_facts *ret_facts);
 
-/* It runs as our user; false also if that can't be told. */
+/* Does it run as our user? False also if that is unknown. */
 bool process_is_ours(pid_t pid);
 
-/* A shell with job control, as on a terminal: it ignores SIGTSTP, as no command does. */
+/* Is it a shell with job control, as on a terminal? It ignores SIGTSTP, as no command does. */
 bool process_controls_jobs(pid_t pid);
 
 /* Its start time (field 22 of /proc/PID/stat) and state ('R', 'T', 'Z', ...). -ESRCH. */
 int process_stat(pid_t pid, uint64_t *ret_start_ticks, char *ret_state);
 
-/* It is still the process that started at `start_ticks`, and no zombie. */
+/* Is it still the process that started at `start_ticks`, and no zombie? */
 bool process_lives(pid_t pid, uint64_t start_ticks);
 
-/* The name that ps shows, safe to print; "?" if it is gone. Returns buf. */
+/* The name that ps shows, safe to print; "?" if the process is gone. Returns buf. */
 const char *process_name(pid_t pid, char buf[PROCESS_NAME_MAX]);
 
-/* A process whose end is waited for. */
+/* A process whose end is awaited. */
 struct process_watch {
     pid_t pid; /* 0: nobody */
     uint64_t start_ticks;
@@ -44,12 +44,12 @@ struct process_watch {
 };
 #define PROCESS_WATCH_NONE ((struct process_watch){.fd = -1})
 
-/* -ESRCH if there is no such process (or only its zombie). */
+/* -ESRCH if there is no such process, or only its zombie. */
 int process_watch_open(pid_t pid, struct process_watch *ret_watch);
 bool process_watch_ended(const struct process_watch *watch);
 void process_watch_close(struct process_watch *watch);
 
-/* Wait up to `timeout_ms` for its end: 0, or -ETIMEDOUT. */
+/* Wait up to `timeout_ms` for the process to end: 0, or -ETIMEDOUT. */
 int process_wait_end(pid_t pid, uint64_t start_ticks, int timeout_ms);
 
 #endif

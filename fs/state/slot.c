@@ -1,10 +1,10 @@
 /*
  * One slot: its files, its counters, its locks.
  *
- * flock(2) is the only judge of who lives: a lock goes with its process however that
- * ends, and means the same in every PID namespace of the node. It belongs to the open
- * file and not to the process, so each struct slot opens the files for itself, and a
- * lock that a forked child inherited is given up explicitly, not by closing.
+ * Only flock(2) decides whether a process lives: a lock goes with its process however that
+ * ends, and means the same in every PID namespace of the node. It belongs to the open file and
+ * not to the process. So each struct slot opens the files for itself, and a lock that a forked
+ * child inherited is released explicitly, not by closing.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -106,7 +106,7 @@ int slot_open(const char *folder, const char *name, struct slot **ret_slot)
     return 0;
 }
 
-/* All files of a new slot, or none. -EEXIST: the name is taken. */
+/* Create all files of a new slot, or none. -EEXIST: the name is taken. */
 static int create_files(struct slot *slot)
 {
     char path[PATH_MAX];
@@ -119,7 +119,7 @@ static int create_files(struct slot *slot)
         r = -errno;
     if (r >= 0)
         slot->stat_fd = r = open_in_slot(slot, ".stat", O_CREAT | O_EXCL);
-    /* Allocated now: a full filesystem is an error here, and SIGBUS later. */
+    /* Allocated now, since a full filesystem is an error here but SIGBUS later. */
     if (r >= 0)
         r = -posix_fallocate(slot->stat_fd, 0, sizeof(struct counters));
     if (r == 0)
@@ -165,7 +165,10 @@ int slot_create(const struct registry *registry, const char *name, struct slot *
     return r;
 }
 
-/* Letters and digits of ASCII and a few marks; a leading dot or dash would hide or confuse. */
+/*
+ * Keeps letters and digits of ASCII and a few marks. A leading dot or dash would hide the name
+ * or confuse.
+ */
 static void append_safe(char name[STATE_NAME_MAX], const char *text, size_t max)
 {
     size_t n = strlen(name);
@@ -234,8 +237,8 @@ bool slot_is_current(const struct slot *slot)
 }
 
 /*
- * Another mount is at the same place, for a command alone: to remove the directory would take
- * it away, whatever namespace it is in. The directory goes with that one.
+ * Another mount is at the same place, for one command only. Removing the directory would remove
+ * that mount too, whatever namespace it is in. So that mount takes over the directory.
  */
 static bool hand_over_mountpoint(const struct slot *slot)
 {

@@ -1,10 +1,9 @@
 /*
  * The folders that hold the slots, and their lock.
  *
- * All decisions (create, share, last one out, heal) are made under the registry's
- * lock, and only they try NAME.lock: a probe at another time could make somebody else
- * believe that the mount is in use. Waiting for that lock is bounded, because whoever
- * holds it may have been stopped.
+ * All decisions (create, share, last one out, heal) are made under the registry's lock, and
+ * only they try NAME.lock: a probe at another time could make another process believe that the
+ * mount is in use. The wait for that lock is bounded, because its holder may have been stopped.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -42,7 +41,7 @@ static int lock_before(int fd, const struct timespec *start)
     return 0;
 }
 
-/* One try: -ESTALE if the folder was removed while we waited for its lock. */
+/* One attempt: -ESTALE if the folder was removed while we waited for its lock. */
 static int try_registry_lock(const char *folder, bool create, const struct timespec *start,
                              int *ret_fd)
 {
@@ -108,7 +107,7 @@ static bool unlink_unlocked(const char *path)
     return fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(path) == 0;
 }
 
-/* A slot that another version of the program made, if nobody holds on to it. */
+/* Remove a slot that another version of the program made, if nobody holds it. */
 static void sweep_foreign(const char *folder, const char *name)
 {
     char lock[PATH_MAX], stat[PATH_MAX], dir[PATH_MAX];
@@ -192,7 +191,7 @@ void registry_unlock(struct registry *registry)
     if (registry->lock_fd < 0)
         return;
     if (!has_slots(registry->folder))
-        registry_sweep(registry); /* what is left of killed processes is all there is */
+        registry_sweep(registry); /* only leftovers of killed processes remain */
     if (folder_is_empty(registry->folder)) {
         snprintf(path, sizeof(path), "%s/lock", registry->folder);
         unlink(path);
@@ -223,7 +222,7 @@ void slot_list_free(struct slot_list *list)
     *list = (struct slot_list){0};
 }
 
-/* Add the slot that a file named X.stat stands for, if it is one. */
+/* Add the slot that a file named X.stat represents, if it is one. */
 static int list_file(struct slot_list *list, const char *folder, const char *file)
 {
     char name[STATE_NAME_MAX];
@@ -250,7 +249,7 @@ static int list_folder(struct slot_list *list, const char *folder)
     auto_close int fd = -1;
     int r = runtime_open(folder, false, &fd);
     if (r < 0)
-        return r == -ENOMEM ? r : 0; /* not there, or not ours */
+        return r == -ENOMEM ? r : 0; /* missing, or not ours */
     DIR *dir = fdopendir(fd);
     if (!dir)
         return -errno;

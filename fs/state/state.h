@@ -1,17 +1,17 @@
 /*
- * What outlives a process: which mounts there are on this node. They are kept in a
- * folder `onepot-UID` (0700, owned by the user) in /dev/shm, else $TMPDIR, else /tmp;
- * $ONEPOT_RUNTIME_DIR, where set, comes before these. A mount is a slot there:
+ * State that outlives a process: the mounts on this node. It is kept in a folder `onepot-UID`
+ * (0700, owned by the user) in /dev/shm, else $TMPDIR, else /tmp; $ONEPOT_RUNTIME_DIR, if set,
+ * comes before these. Each mount is a slot there:
  *
- *   NAME.stat  struct counters: who, what, how much. The daemon holds a lock (flock) on
- *              it as long as it lives, so that whether it lives does not depend on PIDs.
- *   NAME.lock  exclusive: somebody starts or ends the mount. Shared: a `run` uses it.
+ *   NAME.stat  struct counters: identity and figures. The daemon holds a lock (flock) on it
+ *              as long as it lives, so that its life can be checked without PIDs.
+ *   NAME.lock  exclusive: a process starts or ends the mount. Shared: a `run` uses it.
  *   NAME/      the mount point, unless --at named another.
- *   lock       of the folder ("registry"): slots come, are judged, and go only under it.
- *              It is held for moments, never while an archive is opened.
+ *   lock       of the folder ("registry"): slots are created, judged and removed only under
+ *              it. It is held for moments, never while an archive is opened.
  *
- * All this goes with the mount, and the folder with its last slot. What a killed
- * process left is known by the locks that nobody holds.
+ * All this is removed with the mount, and the folder with its last slot. Leftovers of a killed
+ * process are recognised by locks that nobody holds.
  *
  * To look at mounts (`stat`): state_list, slot_daemon_lives, slot->counters.
  */
@@ -32,17 +32,17 @@
 struct slot {
     char folder[PATH_MAX]; /* "/dev/shm/onepot-1000" */
     char name[STATE_NAME_MAX];
-    struct counters *counters; /* mapped shared; stays valid when the files are gone */
+    struct counters *counters; /* mapped shared; valid even after the files are removed */
     int stat_fd;
     int lock_fd;
 };
 
-void slot_close(struct slot *slot); /* NULL is fine; gives up its locks, removes nothing */
+void slot_close(struct slot *slot); /* NULL is fine; releases its locks, removes nothing */
 
-/* Does a daemon serve this slot? Without any lock held by the caller. */
+/* Does a daemon serve this slot? The caller needs no lock. */
 bool slot_daemon_lives(const struct slot *slot);
 
-/* Wait until it does not: 0, or -ETIMEDOUT. */
+/* Wait until no daemon serves the slot: 0, or -ETIMEDOUT. */
 int slot_wait_daemon(const struct slot *slot, int timeout_ms);
 
 struct slot_list {
@@ -51,13 +51,13 @@ struct slot_list {
 };
 
 /*
- * Every slot of this user on this node, in all folders, by name. Slots that other
- * versions of the program made are left out. -ENOMEM, or errors of reading.
+ * Every slot of this user on this node, in all folders, by name. Slots made by other versions
+ * of the program are left out. -ENOMEM, or read errors.
  */
 int state_list(struct slot_list *ret_list);
-void slot_list_free(struct slot_list *list); /* closes all slots that are left in it */
+void slot_list_free(struct slot_list *list); /* closes all slots left in it */
 
-/* ---- the folder and its lock: for those who make and end mounts ---- */
+/* ---- the folder and its lock: for processes that make and end mounts ---- */
 
 /* The folders to try: runtime_folders. */
 
@@ -67,51 +67,51 @@ struct registry {
 };
 
 /*
- * Lock a folder, made first if `create`. -ENOENT: there is none; -EPERM: it is not
- * ours alone (a symbolic link, another owner, open to others); -ETIMEDOUT: somebody
- * held the lock for ten seconds (was it stopped?).
+ * Lock a folder; with `create`, make it first if needed. -ENOENT: there is none; -EPERM: it is
+ * not ours alone (a symbolic link, another owner, open to others); -ETIMEDOUT: another process
+ * has held the lock for ten seconds (was it stopped?).
  */
 int registry_lock(const char *folder, bool create, struct registry *ret_registry);
-/* Unlock (if lock_fd is not -1); the folder goes if there is nothing left in it. */
+/* Unlock, unless lock_fd is -1; removes the folder if it is empty. */
 void registry_unlock(struct registry *registry);
 
 /* Remove what killed processes left half made: files that belong to no slot. */
 void registry_sweep(const struct registry *registry);
 
-/* The slots of the locked folder. */
+/* List the slots of the locked folder. */
 int registry_list(const struct registry *registry, struct slot_list *ret_list);
 
 /*
- * A new slot with its files and its directory, `name` or `name-2`, `name-3`... The
- * caller holds its lock exclusively; the counters are zero but for magic, version and
+ * Create a slot with its files and its directory, named `name` or `name-2`, `name-3`... The
+ * caller then holds its lock exclusively; the counters are zero but for magic, version and
  * size. -ENOSPC and the like: try the next folder.
  */
 int slot_create(const struct registry *registry, const char *name, struct slot **ret_slot);
 
 /*
- * A slot by its name, with descriptors of its own. -ENOENT: gone, or half made or
- * removed; -EPROTO: made by another version.
+ * Open a slot by its name, with descriptors of its own. -ENOENT: gone, or half made or removed;
+ * -EPROTO: made by another version.
  */
 int slot_open(const char *folder, const char *name, struct slot **ret_slot);
 
-/* "JOB.STEP-BASENAME" with every byte replaced that could surprise a shell. */
+/* "JOB.STEP-BASENAME", with every byte replaced that could surprise a shell. */
 void slot_name_for(const char *job, const char *step, const char *archive,
                    char ret_name[STATE_NAME_MAX]);
 
 enum slot_condition {
-    SLOT_STARTING, /* somebody holds it exclusively, and will be done soon or die */
-    SLOT_ALIVE,    /* has a daemon; counters->state says the rest */
-    SLOT_DEAD,     /* has none, and nobody will bring it up */
+    SLOT_STARTING, /* a process holds it exclusively, and will soon finish or die */
+    SLOT_ALIVE,    /* has a daemon; counters->state has the rest */
+    SLOT_DEAD,     /* has no daemon, and nobody starts one */
 };
-/* Under the registry's lock, for a slot that this process has no lock on. */
+/* Under the registry's lock, for a slot on which this process has no lock. */
 enum slot_condition slot_condition(const struct slot *slot);
 
-/* Its files are still those that bear its name. Under the registry's lock. */
+/* Do its files still bear its name? Under the registry's lock. */
 bool slot_is_current(const struct slot *slot);
 
 /*
- * Remove its files and its directory (which must not be a mount point any more), if it
- * is current; also the mount point, where the mount owns it. Under the registry's lock.
+ * Remove its files and its directory (which must no longer be a mount point), if it is current;
+ * also the mount point, if the mount owns it. Under the registry's lock.
  */
 void slot_remove(const struct slot *slot);
 
@@ -119,16 +119,16 @@ void slot_remove(const struct slot *slot);
 void slot_directory(const struct slot *slot, char ret_path[PATH_MAX]);
 
 /*
- * Locks on NAME.lock. `exclusive` or shared; -EWOULDBLOCK unless `wait`. A lock that
- * was held before is replaced, and lost if the new one can't be had.
+ * Lock NAME.lock, `exclusive` or shared; -EWOULDBLOCK unless `wait`. Replaces a lock held
+ * before, which is lost if the new one can't be had.
  */
 int slot_lock(const struct slot *slot, bool exclusive, bool wait);
 void slot_unlock(const struct slot *slot);
 
-/* The daemon's lock, on a descriptor of its own that it keeps until it ends. */
+/* Take the daemon's lock, on a descriptor of its own; the daemon keeps it until it ends. */
 int slot_claim_daemon(const struct slot *slot, int *ret_fd);
 
-/* PIDs that hold or wait for NAME.lock, from /proc/locks; returns how many, at most `max`. */
+/* List PIDs that hold or await NAME.lock, from /proc/locks; returns how many, at most `max`. */
 size_t slot_lock_holders(const struct slot *slot, int pids[], size_t max);
 
 #endif

@@ -1,8 +1,7 @@
 /*
- * The search runs in a child, because one file it reads can block: /proc/PID/maps
- * waits for the memory lock of a process, which that process may hold in a page fault
- * on the very mount that hangs. After two seconds the child is left to itself, and
- * what it found so far counts.
+ * The search runs in a child, because one file it reads can block: /proc/PID/maps waits for a
+ * process's memory lock, which that process may hold in a page fault on the very mount that
+ * hangs. After two seconds the child is left alone, and what it has found so far counts.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -22,7 +21,7 @@
 
 #define SEARCH_LIMIT_MS 2000
 
-/* Is the text of a link of /proc a path in the mount? */
+/* Does a link of /proc point into the mount? */
 static bool link_leads_in(const char *link, const char *mountpoint)
 {
     char target[PATH_MAX + 32];
@@ -72,7 +71,7 @@ static bool has_mapping(int pid, const struct mount_entry *entry)
     return found;
 }
 
-/* The cheap and harmless looks first. */
+/* The cheap and harmless checks come first. */
 static bool uses(int pid, const struct mount_entry *entry)
 {
     static const char *const links[] = {"cwd", "root", "exe"};
@@ -86,7 +85,7 @@ static bool uses(int pid, const struct mount_entry *entry)
     return has_open_file(pid, entry->path) || has_mapping(pid, entry);
 }
 
-/* Is it mounted in the namespace of that process, wherever? */
+/* Is the filesystem mounted anywhere in that process's namespace? */
 static bool sees(int pid, const struct mount_entry *entry)
 {
     char path[64], where[PATH_MAX];
@@ -95,7 +94,7 @@ static bool sees(int pid, const struct mount_entry *entry)
     return mountinfo_device_in(path, entry->dev_major, entry->dev_minor, where) == 0;
 }
 
-/* Is one of its threads in a request of FUSE, by the name of the kernel's function? */
+/* Is one of its threads in a FUSE request, by the name of the kernel function? */
 static bool waits(int pid, const struct mount_entry *entry)
 {
     char path[64 + 256], where[64];
@@ -118,13 +117,13 @@ static bool waits(int pid, const struct mount_entry *entry)
     return found;
 }
 
-/* Write the PIDs into the pipe, each as soon as it is known. */
+/* Write the PIDs into the pipe, each as soon as it is found. */
 static _Noreturn void search(bool (*has)(int pid, const struct mount_entry *entry),
                              const struct mount_entry *entry, int self, int except, int out)
 {
     DIR *dir = opendir("/proc");
 
-    signal(SIGPIPE, SIG_DFL); /* whoever asked has heard enough */
+    signal(SIGPIPE, SIG_DFL); /* the reader has enough */
     for (struct dirent *e; dir && (e = readdir(dir));) {
         int pid = atoi(e->d_name);
         if (pid <= 0 || pid == self || pid == except || pid == getpid() || !has(pid, entry))
@@ -177,7 +176,7 @@ static size_t find(bool (*has)(int pid, const struct mount_entry *entry),
         return 0;
     size_t count = collect(in, users, max);
     kill(pid, SIGKILL);
-    waitpid(pid, NULL, WNOHANG); /* if it hangs, so be it */
+    waitpid(pid, NULL, WNOHANG); /* it may hang; then it is left */
     return count;
 }
 
