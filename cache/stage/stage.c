@@ -1,6 +1,6 @@
 /*
- * Finding a copy, making room for one, and removing it: all decisions under the lock of the
- * folder, and none of them long.
+ * Finds a copy, makes room for one, and removes it. All decisions are made under the lock of
+ * the folder, and none takes long.
  */
 #include "stage.h"
 
@@ -52,7 +52,7 @@ void stage_fail(struct stage *stage, int err)
 
 /* ---- which place ---- */
 
-/* Why no place would do, for the fault. */
+/* Why no place will do, for the fault. */
 struct reasons {
     int err;
     char text[300];
@@ -77,7 +77,7 @@ __attribute__((format(printf, 3, 4))) static int refuse(struct reasons *reasons,
     return err;
 }
 
-/* Is there room for all of it? Under the folder's lock. */
+/* Is there room for the whole copy? Under the folder's lock. */
 static int check_room(const struct stage *stage, const struct stage_folder *folder,
                       struct reasons *reasons)
 {
@@ -99,7 +99,7 @@ static int check_room(const struct stage *stage, const struct stage_folder *fold
     return 0;
 }
 
-/* In one place: find it, or make it if `create`. */
+/* In one place: find the copy, or make it if `create`. */
 static int try_place(struct stage *stage, const char *place, const char *archive, bool create,
                      struct reasons *reasons)
 {
@@ -208,7 +208,7 @@ int stage_open(struct source *source, const struct stage_options *options, struc
         free(stage);
         return r;
     }
-    if (!source_is_local(source)) /* each byte is asked for once, by whoever wants it */
+    if (!source_is_local(source)) /* each byte is read once, by any reader */
         source_use_at_random(source);
     *ret_stage = stage;
     return 0;
@@ -285,7 +285,7 @@ static void report_of(const struct stage_state *state, struct stage_report *repo
     report->away = report->failure ? 0 : atomic_load(&state->away);
     report->copier_pid = atomic_load(&state->copier_pid);
     report->reason[0] = '\0';
-    if (report->failure) /* then it does not change any more */
+    if (report->failure) /* then it no longer changes */
         snprintf(report->reason, sizeof(report->reason), "%.*s", (int)sizeof(state->reason) - 1,
                  state->reason);
     uint64_t since_ns = atomic_load(&state->stream_since_ns), now = now_ns();

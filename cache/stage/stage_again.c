@@ -1,11 +1,12 @@
 /*
- * Going on with a stream whose storage was away. A stream has to be unpacked from its beginning
- * once more, so that is not tried in the dark: a small child (pot_knock) reads where the last
- * one came to an end, until that is answered, with pauses that grow to a quarter of a minute.
+ * Goes on with a stream when its storage was away. A stream has to be unpacked from its
+ * beginning once more, which is too dear to try blindly. So a small child (pot_knock) reads
+ * where the last one stopped until storage answers, with pauses that grow to a quarter of a
+ * minute.
  *
- * What no patience mends ends it: an archive that was changed, an error that is none of
- * storage, and storage that answers whenever it is asked while the child still does not get
- * past the same place.
+ * Three things end a stream, since no patience helps: the archive was changed; the error is not
+ * one of storage; or storage answers whenever it is asked, but unpacking never gets past the
+ * same place.
  */
 #include <errno.h>
 #include <string.h>
@@ -17,7 +18,7 @@
 
 #define PAUSE_FIRST_MS 250u
 #define PAUSE_MAX_MS 15000u
-#define SLICE_MS 50u /* of a pause; then the end is looked for */
+#define SLICE_MS 50u /* of a pause; after each the end is looked for */
 #define VAIN_MOST 10u
 
 /* False: the end was asked for. */
@@ -46,7 +47,7 @@ static void tell_away(struct stage *stage, struct stage_again *again, int err)
 bool stage_again(struct stage *stage, struct stage_again *again, int err, uint64_t chunk,
                  uint64_t packed_at, const struct pot_patience *patience)
 {
-    /* Storage that is silent would be so about the file's state, too. */
+    /* Silent storage would not report the state of the file, either. */
     if (!source_error_may_pass(err) || (err != -ETIMEDOUT && stage_was_changed(stage)))
         return false;
     again->vain = chunk == again->chunk ? again->vain + 1 : 0;

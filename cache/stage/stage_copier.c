@@ -1,11 +1,11 @@
 /*
- * The copier: threads that go through the archive in order and fetch what is not there, so
- * many at once as a parallel filesystem needs to be fast, and few enough that what readers
- * want meanwhile finds a place. One process at a time copies: it holds a lock on the copy,
- * which is free again however it ends; the others look for that now and then.
+ * The copier: threads that go through the archive in order and fetch chunks that are not there.
+ * There are as many as a parallel filesystem needs to be fast, but few enough to leave room for
+ * the reads that readers want meanwhile. One process at a time copies. It holds a lock on the
+ * copy, which is free again however the process ends; the others look for that now and then.
  *
- * Chunks that can't be read are tried again in later passes. If some still can't, or so many
- * in a row that the source must be gone, the copy stays as it is: what it has is served, the
+ * Chunks that can't be read are tried again in later passes. If some still can't, or so many in
+ * a row that the source must be gone, the copy stays as it is: its chunks are served, and the
  * rest is read from the source.
  */
 #include <errno.h>
@@ -23,12 +23,12 @@
 #include "stage_private.h"
 #include "thread.h"
 
-#define LOOK_MS 100u         /* for a copier that died */
-#define PASSES 4u            /* over what could not be read */
-#define FAILURES_IN_A_ROW 64 /* of chunks: the source is gone */
-#define PAUSE_MS 250u        /* before what failed is tried again */
+#define LOOK_MS 100u         /* between two looks for a copier that died */
+#define PASSES 4u            /* over chunks that could not be read */
+#define FAILURES_IN_A_ROW 64 /* of chunks: then the source is gone */
+#define PAUSE_MS 250u        /* before failed chunks are tried again */
 #define STACK_BYTES (128u << 10)
-#define EXPAND_STACK_BYTES (1u << 20) /* of the thread whose child unpacks: on a copy of it */
+#define EXPAND_STACK_BYTES (1u << 20) /* of the thread whose child unpacks, on a copy of it */
 #define STOP_LIMIT_S 2
 
 struct copier {
@@ -41,7 +41,7 @@ struct copier {
     _Atomic int last_error;
     _Atomic uint64_t missed; /* in this pass */
     _Atomic bool stop;
-    sem_t begun; /* the child that unpacks is there, or will not be for now */
+    sem_t begun; /* the child that unpacks was forked, or will not be for now */
     pthread_mutex_t lock;
     pthread_cond_t wake; /* for stop */
 };
@@ -79,10 +79,10 @@ static void copy_chunk(struct copier *c, uint64_t chunk, void *buf)
     struct stage_state *state = c->stage->state;
     if (stage_chunk_here(state, chunk))
         return;
-    /* Who takes this claim for an old one must be right: see stage_fetch. */
+    /* A reader that takes this claim for an old one must be right: see stage_fetch. */
     atomic_store_explicit(&state->progress_ns, now_ns(), memory_order_relaxed);
     if (!stage_claim_stream(state, chunk, c->generation)) {
-        atomic_fetch_add(&c->missed, 1); /* a reader is at it */
+        atomic_fetch_add(&c->missed, 1); /* a reader makes it */
         return;
     }
     int r = stage_fetch(c->stage, chunk, buf);
@@ -120,7 +120,7 @@ static int start_thread(pthread_t *thread, void *(*fn)(void *arg), struct copier
     return -r;
 }
 
-/* Once over all that is missing; as many threads as can be had. */
+/* One pass over all missing chunks, with as many threads as can be started. */
 static void pass(struct copier *c)
 {
     struct stage_state *state = c->stage->state;
@@ -153,12 +153,12 @@ bool stage_was_changed(const struct stage *stage)
     const struct source_identity *id = &stage->state->identity;
     struct stat st;
     if (fstat(source_fd(stage->source), &st) < 0)
-        return false; /* gone, and nobody changes it any more */
+        return false; /* the source is gone, and nobody changes it any more */
     return (S_ISREG(st.st_mode) && (uint64_t)st.st_size != id->size_bytes) ||
            st.st_mtim.tv_sec != id->mtime_sec || st.st_mtim.tv_nsec != (long)id->mtime_nsec;
 }
 
-/* What still can't be read is left to readers, who may have more luck. */
+/* Leave to readers, which may have more luck, the chunks that still can't be read. */
 static void give_up(struct copier *c)
 {
     int err = atomic_load(&c->last_error);
@@ -194,7 +194,7 @@ static bool is_settled(const struct stage_state *state)
     return atomic_load(&state->whole) || atomic_load(&state->failure);
 }
 
-/* The lock is of the open file, so that it needs one of its own. */
+/* The lock belongs to an open file, so it needs one of its own. */
 static int open_copy_again(const struct stage *stage)
 {
     char path[64];
@@ -258,9 +258,9 @@ int stage_copier_start(struct stage *stage)
         return r;
     }
     stage->copier = c;
-    /* The child is a fork, and may find what threads that start meanwhile have locked. */
+    /* The child is a fork, and could inherit locks that threads started meanwhile hold. */
     while (stage->expands && sem_wait(&c->begun) < 0)
-        ; /* a signal */
+        ; /* a signal came */
     return 0;
 }
 

@@ -1,13 +1,14 @@
 /*
- * Unpacking into a copy that is read meanwhile. One process at a time does it, in a thread that
- * watches a child (archive/sandbox/sandbox.h): how far that is, the child says; what it wrote
- * is compared with the sums of the index, a chunk at a time, and only then is the chunk there.
- * So readers never see bytes that are other than those the names were found in, whatever became
- * of the archive since, and a stream that is damaged in the middle is right up to there.
+ * Unpacks into a copy that is read meanwhile. One process at a time does it, in a thread that
+ * watches a child (archive/sandbox/sandbox.h). The child reports how far it is. The thread
+ * compares what the child wrote with the sums of the index, a chunk at a time, and only then
+ * marks the chunk as there. So readers never see other bytes than those in which the names were
+ * found, whatever became of the archive since. And a stream that is damaged in the middle is
+ * right up to there.
  *
  * A stream can't be entered in the middle. If the process that unpacks dies, or its storage was
- * away for a while (stage_again.c), another child begins anew; chunks that are there up to the
- * first that is missing stay untouched, so that nobody who reads one minds what it finds.
+ * away for a while (stage_again.c), another child begins anew. It leaves the chunks before the
+ * first missing one untouched, so that their readers notice nothing.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -28,19 +29,19 @@
 _Static_assert(STAGE_CHUNK_BYTES == INDEX_WINDOW_BYTES, "a chunk has one sum");
 
 #define TELL_EVERY_NS UINT64_C(10000000000)
-#define LOOK_NS 200000000              /* while waiting for a chunk */
-#define NOBODY_NS UINT64_C(5000000000) /* without anybody who unpacks: nobody will */
+#define LOOK_NS 200000000              /* between looks, while waiting for a chunk */
+#define NOBODY_NS UINT64_C(5000000000) /* without a process that unpacks: none will come */
 #define AWAY_NS UINT64_C(30000000000)  /* as long as a read of the source is tried again */
 
 struct expanding {
     struct stage *stage;
     const _Atomic bool *stop_asked;
     sem_t *begun;
-    _Atomic bool stop; /* for the child: that, or something is wrong */
+    _Atomic bool stop; /* for the child: stop_asked, or an error */
     uint64_t next;     /* chunk */
     uint64_t begun_ns, told_ns;
     uint64_t bytes_seen, beats_seen;
-    uint64_t packed_at; /* how far the packed file was read */
+    uint64_t packed_at; /* the packed file was read up to here */
     struct stage_again again;
     uint8_t *buf; /* STAGE_CHUNK_BYTES */
     struct fault fault;
@@ -62,7 +63,7 @@ static int read_chunk(const struct expanding *e, size_t len, uint64_t offset)
     return 0;
 }
 
-/* Is this chunk what it was when the archive was indexed? */
+/* Is this chunk the same as when the archive was indexed? */
 static int check_chunk(struct expanding *e, uint64_t chunk)
 {
     uint64_t sum, offset = chunk * STAGE_CHUNK_BYTES;
@@ -112,7 +113,7 @@ static void tell(struct expanding *e, uint64_t bytes_out)
               e->stage->folder);
 }
 
-/* Who waits for the first child need not wait any longer. */
+/* A thread that waits for the first child need not wait any longer. */
 static void say_begun(struct expanding *e)
 {
     sem_t *begun = e->begun;
@@ -122,7 +123,7 @@ static void say_begun(struct expanding *e)
         sem_post(begun);
 }
 
-/* sandbox_watch. Once the end was asked for, the index may be gone. */
+/* For sandbox_watch. Once the end was asked for, the index may be gone. */
 static void look(void *ctx, const struct progress *progress)
 {
     struct expanding *e = ctx;
@@ -133,7 +134,7 @@ static void look(void *ctx, const struct progress *progress)
         atomic_store(&e->stop, true);
         return;
     }
-    if (bytes_out > e->stage->bytes) /* only a child that lies says so */
+    if (bytes_out > e->stage->bytes) /* a child that says so lies */
         bytes_out = e->stage->bytes;
     if (bytes_out != e->bytes_seen || beats != e->beats_seen)
         atomic_store(&e->stage->state->progress_ns, now_ns());
@@ -168,7 +169,7 @@ static void finish(struct expanding *e)
               stage->bytes >> 20, stage->folder, seconds);
 }
 
-/* Why it is not complete. */
+/* Report why the copy is not complete. */
 static void fail(struct expanding *e, int err)
 {
     struct stage_state *state = e->stage->state;
@@ -181,12 +182,12 @@ static void fail(struct expanding *e, int err)
         fault_set(&e->fault, -ESTALE, NULL, FAULT_NO_OFFSET,
                   "was changed while it was unpacked");
     }
-    /* Its words may be those of a child that was taken over. */
+    /* If the child was taken over, these may be an attacker's words. */
     fault_describe(&e->fault, err, NULL, state->reason, sizeof(state->reason));
     atomic_store(&state->failure, err == 0 || err == -EFBIG ? EUCLEAN : -err);
 }
 
-/* How much is there without a gap. */
+/* How many bytes are there without a gap. */
 static uint64_t kept_bytes(const struct stage_state *state)
 {
     uint64_t chunk = 0;
@@ -195,7 +196,7 @@ static uint64_t kept_bytes(const struct stage_state *state)
     return chunk < state->chunks ? chunk * STAGE_CHUNK_BYTES : state->bytes;
 }
 
-/* As often as its storage fails and comes back. */
+/* Unpack, again and again as storage fails and comes back. */
 static int expand(struct expanding *e)
 {
     struct stage *stage = e->stage;
@@ -206,7 +207,7 @@ static int expand(struct expanding *e)
         e->bytes_seen = e->beats_seen = 0;
         int r = pot_expand(&stage->stream, stage->copy_fd, kept_bytes(stage->state), &patience,
                            look, e, &e->fault);
-        say_begun(e); /* there was no child, and may be none for long */
+        say_begun(e); /* perhaps there was no child, and none comes for long */
         if (e->err < 0 || is_complete(stage->state) || atomic_load(e->stop_asked) ||
             !stage_again(stage, &e->again, r, e->next, e->packed_at, &until_asked))
             return r;
@@ -220,11 +221,11 @@ static void run(struct expanding *e)
     e->begun_ns = e->told_ns = now_ns();
     atomic_store(&state->progress_ns, e->begun_ns);
     atomic_store(&state->stream_since_ns, e->begun_ns);
-    atomic_store(&state->away, 0); /* as another process may have left it */
+    atomic_store(&state->away, 0); /* another process may have set it */
     int r = expand(e);
     atomic_store(&state->stream_since_ns, 0);
     atomic_fetch_add(&state->stream_ns, now_ns() - e->begun_ns);
-    if (is_complete(state)) /* also if it ends with something that is wrong: it is all here */
+    if (is_complete(state)) /* even if it ended with an error: all bytes are there */
         finish(e);
     else if (e->err < 0 || (r != -ECANCELED && !atomic_load(e->stop_asked)))
         fail(e, e->err < 0 ? e->err : r);
@@ -255,13 +256,13 @@ uint64_t stage_stream_progress_ns(const struct stage *stage)
     return atomic_load(&state->progress_ns);
 }
 
-/* Its storage was given up, and nothing came since: not worth waiting for. */
+/* Storage was given up and no bytes came since: not worth waiting for. */
 static bool is_away(const struct stage_state *state)
 {
     return atomic_load(&state->away) && now_ns() - atomic_load(&state->progress_ns) > AWAY_NS;
 }
 
-/* Is there a process that says that it unpacks, or did one a moment ago? */
+/* Is there a process that claims to unpack, or was there progress a moment ago? */
 static bool is_under_way(const struct stage_state *state, uint64_t since_ns)
 {
     pid_t pid = atomic_load(&state->copier_pid);

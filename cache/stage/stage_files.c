@@ -1,8 +1,8 @@
 /*
- * The files of a copy: whose they are, whether somebody uses them, how they are made. All of
- * it under the lock of the folder. Whether a copy is in use is told by the lock on its state
- * file, which a killed process loses; it is tried only under the folder's, so that nobody
- * takes a probe for a user.
+ * The files of a copy: their owner, their users, and how they are made. All of this happens
+ * under the lock of the folder. The lock on its state file shows that a copy is in use; when a
+ * process is killed, its lock goes. That lock is only tried under the lock of the folder, so
+ * that nobody mistakes a probe for a user.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 #include "cleanup.h"
 #include "stage_private.h"
 
-#define NAME_PART 80 /* of the archive's name, in that of its copy */
+#define NAME_PART 80 /* of the archive's name that goes into the copy's name */
 
 /* ---- owners of copies that stay ---- */
 
@@ -30,7 +30,7 @@ static uint64_t own_namespace(void)
     return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
 }
 
-/* When a process started, in ticks; 0 if there is none, or only its zombie. */
+/* When a process started, in ticks; 0: there is none, or only its zombie. */
 static uint64_t start_ticks(pid_t pid)
 {
     char path[64], line[1024];
@@ -53,7 +53,7 @@ bool stage_stays(const struct stage_state *state)
     if (!atomic_load(&state->pinned))
         return false;
     if (state->owner_pid == 0 || state->owner_namespace != own_namespace())
-        return true; /* or nobody can tell */
+        return true; /* in another namespace nobody can tell */
     uint64_t ticks = start_ticks(state->owner_pid);
     return ticks != 0 && ticks == state->owner_start_ticks;
 }
@@ -69,13 +69,13 @@ void stage_pin(struct stage *stage, pid_t owner)
 
 /* ---- what is in a folder ---- */
 
-/* Nobody uses it: then this process holds it until the descriptor is closed. */
+/* True: nobody uses the copy, and this process holds it until the descriptor is closed. */
 bool stage_is_unused(int state_fd)
 {
     return flock(state_fd, LOCK_EX | LOCK_NB) == 0;
 }
 
-/* A copy without a state: somebody unpacks into it, or was killed. */
+/* A copy without a state: a process unpacks into it, or was killed. */
 static void sweep_half(const struct stage_folder *folder, const char *name)
 {
     auto_close int fd = -1;
@@ -120,7 +120,7 @@ void stage_sweep(const char *place)
     free(places);
 }
 
-/* Room that a copy has: that of its bytes, or what was reserved for all of them. */
+/* Room that a copy takes: that of its bytes, or of all that was reserved. */
 static uint64_t bytes_taken(const struct stage_folder *folder, const char *name,
                             const struct stage_state *state)
 {
@@ -203,7 +203,7 @@ void stage_release(struct stage *stage)
             close(steal_fd(fds[i]));
 }
 
-/* Through a descriptor of its own: a mapping would keep the lock of another one alive. */
+/* With a descriptor of its own, since a mapping would keep another one's lock alive. */
 static int map_state(struct stage *stage, const struct stage_folder *folder)
 {
     auto_close int fd = -1;
@@ -211,7 +211,7 @@ static int map_state(struct stage *stage, const struct stage_folder *folder)
     return r < 0 ? r : stage_state_map(fd, &stage->state);
 }
 
-/* -ENOENT: there is none; -EUCLEAN: it is none of this archive, and in use. */
+/* -ENOENT: there is none; -EUCLEAN: there is one, in use, but not of this archive. */
 int stage_use(struct stage *stage, const struct stage_folder *folder)
 {
     struct source_identity id;
@@ -233,13 +233,13 @@ int stage_use(struct stage *stage, const struct stage_folder *folder)
         stage_release(stage);
         return r;
     }
-    atomic_store(&stage->state->failure, 0); /* a new try */
+    atomic_store(&stage->state->failure, 0); /* try again */
     return 0;
 }
 
 /* ---- a new one ---- */
 
-/* On a disk the place is taken at once; what fills a tmpfs is an error of the write. */
+/* A disk's space is reserved at once. On a tmpfs, a write fails when it is full. */
 static int make_copy_file(struct stage *stage, const struct stage_folder *folder)
 {
     uint64_t bytes = stage->bytes;
@@ -252,7 +252,7 @@ static int make_copy_file(struct stage *stage, const struct stage_folder *folder
     return r;
 }
 
-/* Its pages are taken at once: it is written through a mapping. */
+/* Its pages are reserved at once, since it is written through a mapping. */
 static int make_state_file(struct stage *stage, const struct stage_folder *folder,
                            const char *archive, uint64_t bytes)
 {
@@ -281,7 +281,7 @@ static int make_state_file(struct stage *stage, const struct stage_folder *folde
 int stage_create(struct stage *stage, const struct stage_folder *folder, const char *archive)
 {
     int r = make_copy_file(stage, folder);
-    bool is_other = r == -EEXIST; /* somebody unpacks into it: see stage_unpack.c */
+    bool is_other = r == -EEXIST; /* a process unpacks into it: see stage_unpack.c */
     if (r == 0)
         r = make_state_file(stage, folder, archive, stage->bytes);
     if (r == 0)

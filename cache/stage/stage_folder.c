@@ -1,6 +1,6 @@
 /*
- * The folder of the copies. It may lie in a directory that everybody writes to, so that
- * it is opened without following a link, and judged by what was opened and not by its name.
+ * The folder of the copies. It may lie in a directory that everybody can write to. So it is
+ * opened without following a link, and the checks look at the open folder, not at its name.
  */
 #include "stage_folder.h"
 
@@ -206,7 +206,7 @@ int stage_room_of(const char *place, struct stage_room *ret_room)
         room.free_bytes = INT64_MAX;
     if (storage.is_memory) {
         room.memory_bytes = budget_free_bytes("");
-        if (space.f_blocks == 0) /* without a limit of its own */
+        if (space.f_blocks == 0) /* the filesystem has no limit of its own */
             room.free_bytes = room.memory_bytes;
     }
     *ret_room = room;

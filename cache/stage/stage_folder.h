@@ -1,15 +1,16 @@
 /*
- * Where copies lie: a folder `onepot-stage-UID` (0700, the user's own) in /dev/shm, $TMPDIR
- * or /tmp, or where the user says; $ONEPOT_RUNTIME_DIR, where set, comes in place of these.
- * A copy is two files there (0600):
+ * Where copies lie: in a folder `onepot-stage-UID` (0700, the user's own) in /dev/shm, $TMPDIR
+ * or /tmp, or where the user says. $ONEPOT_RUNTIME_DIR, if set, replaces these places. A copy
+ * is two files there (0600), beside a lock:
  *
- *   NAME.copy   the bytes. Whoever makes the copy holds a lock (flock) on it.
- *   NAME.state  which bytes are there (stage_state.h). Whoever uses the copy holds a shared
- *               lock on it: a copy that nobody holds is what a killed process left.
- *   lock        of the folder: copies come, are judged, and go only under it, for moments.
+ *   NAME.copy   the bytes. The process that makes the copy holds a lock (flock) on it.
+ *   NAME.state  which bytes are there (stage_state.h). Each process that uses the copy holds a
+ *               shared lock on it: a copy without one was left by a killed process.
+ *   lock        of the folder: copies come, are judged, and go only under it. It is held only
+ *               for moments.
  *
- * A folder that is not ours alone, or a link, is not used; nor is a file that is no regular
- * file of ours.
+ * A folder that is a link, or not ours alone, is not used. Neither is a file that is not a
+ * regular file of ours.
  */
 #ifndef ONEPOT_STAGE_FOLDER_H
 #define ONEPOT_STAGE_FOLDER_H
@@ -25,7 +26,7 @@
 #define STAGE_PLACES_MAX RUNTIME_FOLDERS_MAX
 #define STAGE_NAME_MAX 160
 
-/* "/dev/shm" and so on: what exists, best first. With `given`, that alone. */
+/* "/dev/shm" and so on: the places that exist, best first. With `given`, that one alone. */
 size_t stage_places(const char *given, char places[STAGE_PLACES_MAX][PATH_MAX]);
 
 struct stage_folder {
@@ -35,12 +36,12 @@ struct stage_folder {
 };
 
 /*
- * Open and lock the folder in `place`, made first if `create`. -ENOENT: there is none;
- * -EPERM: it is not ours alone; -ETIMEDOUT: somebody held its lock for ten seconds.
+ * Open and lock the folder in `place`; with `create`, make it if need be. -ENOENT: there is
+ * none; -EPERM: it is not ours alone; -ETIMEDOUT: its lock was taken for ten seconds.
  */
 int stage_folder_lock(const char *place, bool create, struct stage_folder *ret_folder);
 
-/* Unlock; the folder goes if nothing is left in it. */
+/* Unlock. An empty folder is removed. */
 void stage_folder_unlock(struct stage_folder *folder);
 
 /* A regular file of ours in the folder. -EPERM when it is something else. */
@@ -50,18 +51,17 @@ int stage_folder_open(const struct stage_folder *folder, const char *name, const
 /* Remove both files. */
 void stage_folder_remove(const struct stage_folder *folder, const char *name);
 
-/* Call `fn` for each NAME.state and each NAME.copy without one, until it returns other than 0.
- */
+/* Call `fn` for each NAME.state, and each NAME.copy without one, until it returns not 0. */
 int stage_folder_each(const struct stage_folder *folder,
                       int (*fn)(void *ctx, const struct stage_folder *folder, const char *name),
                       void *ctx);
 
 struct stage_room {
     uint64_t free_bytes;   /* of the filesystem */
-    uint64_t memory_bytes; /* that the job may still use; UINT64_MAX: it lies on a disk */
+    uint64_t memory_bytes; /* for the job to use; UINT64_MAX: the place is on a disk */
     bool is_local;
 };
-/* What there is in `place`, copies under way in our folder not counted. */
+/* The room in `place`. What copies under way will still take is not deducted. */
 int stage_room_of(const char *place, struct stage_room *ret_room);
 
 #endif

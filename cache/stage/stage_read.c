@@ -1,9 +1,9 @@
 /*
- * Reading an archive of which a copy is being made. A chunk that is there is read from the
- * copy. One that is not is fetched whole by the reader itself, past the stream, since a
- * slow filesystem takes hardly longer for all of it, and its neighbours will be wanted, too.
- * If somebody else is at it, he is waited for, but not for long: then the reader takes the
- * few bytes that it wants from the source and leaves the copy alone.
+ * Reads an archive while a copy of it is made. A chunk that is there is read from the copy. The
+ * reader itself fetches a missing chunk, and all of it, past the stream: on a slow filesystem
+ * that takes hardly longer, and the neighbouring bytes will be wanted, too. If somebody else is
+ * fetching the chunk, the reader waits, but not for long. Then it takes the few bytes that it
+ * wants from the source and leaves the copy alone.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 #include "stage_private.h"
 
 #define WAIT_MS 200u
-#define WAITS 10 /* in all two seconds */
+#define WAITS 10 /* two seconds in all */
 
 static int read_copy(const struct stage *stage, uint8_t *buf, size_t len, uint64_t offset)
 {
@@ -50,7 +50,7 @@ static int write_copy(const struct stage *stage, const uint8_t *buf, size_t len,
     return 0;
 }
 
-/* What was copied need not be kept twice, unless it is in memory anyway. */
+/* Copied bytes need no second place in the page cache. */
 static void drop_pages(const struct stage *stage, uint64_t offset, size_t len)
 {
     posix_fadvise(source_fd(stage->source), (off_t)offset, (off_t)len, POSIX_FADV_DONTNEED);
@@ -77,8 +77,8 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
     drop_pages(stage, offset, len);
     r = write_copy(stage, buf, len, offset);
     /*
-     * What of it was written helps nobody, and others may want the room. But after a while
-     * somebody else may have the claim, and written the same bytes.
+     * The part that was written helps nobody, and others may want the room. But after a while
+     * another process may have the claim, and have written the same bytes.
      */
     if (r < 0 && claim_is_young(&begun))
         fallocate(stage->copy_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
@@ -89,7 +89,7 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
     return -r;
 }
 
-/* Fetch a chunk on behalf of a reader: 0 if it is in `buf`, else -errno. */
+/* Fetch a chunk for a reader. 0: it is in `buf`; else -errno. */
 static int fetch_wanted(struct stage *stage, uint64_t chunk, uint8_t *buf)
 {
     struct stage_state *state = stage->state;
@@ -107,7 +107,7 @@ static bool may_keep(const struct stage *stage)
     return failure != ENOSPC && failure != EDQUOT;
 }
 
-/* Have a chunk made, by whomever; false: it is not there, and won't be soon. */
+/* Have a chunk made, by this reader or another process. False: it won't be there soon. */
 static bool await_chunk(struct stage *stage, uint64_t chunk, uint8_t **buf, bool *ret_in_buf)
 {
     struct stage_state *state = stage->state;
@@ -136,8 +136,7 @@ static int read_past(const struct stage *stage, uint8_t *to, size_t len, uint64_
     return source_read_origin(stage->source, to, len, offset);
 }
 
-/* If the copy itself fails (a disk may), there still is the source, if that has the same bytes.
- */
+/* If the copy itself fails, as a disk may, read the source, if that has the same bytes. */
 static int read_here(struct stage *stage, uint8_t *to, size_t len, uint64_t offset)
 {
     int r = read_copy(stage, to, len, offset);
@@ -163,7 +162,7 @@ static bool is_whole(void *ctx)
     return atomic_load_explicit(&stage->state->whole, memory_order_acquire) != 0;
 }
 
-/* Also at its end, when who waited may not have read yet. */
+/* Also once the stream has ended, since a thread that waited may not have read yet. */
 static uint64_t further_ns(void *ctx)
 {
     const struct stage *stage = ctx;
@@ -182,7 +181,7 @@ static bool has(void *ctx, uint64_t offset, uint64_t len)
     return true;
 }
 
-/* Of a copy on a disk, what is in memory; -EAGAIN: it may be on the disk alone. */
+/* From a copy on a disk, only bytes in memory. -EAGAIN: they may be on the disk alone. */
 static int read_now(struct stage *stage, uint8_t *to, size_t len, uint64_t offset)
 {
     struct iovec iov = {.iov_base = to, .iov_len = len};
@@ -190,7 +189,7 @@ static int read_now(struct stage *stage, uint8_t *to, size_t len, uint64_t offse
         return read_here(stage, to, len, offset);
     ssize_t n = preadv2(stage->copy_fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
     if (n < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL))
-        return read_here(stage, to, len, offset); /* nobody can tell */
+        return read_here(stage, to, len, offset); /* no way to know */
     return n == (ssize_t)len ? 0 : -EAGAIN;
 }
 
@@ -203,7 +202,7 @@ static int read_staged(void *ctx, void *buf, size_t len, uint64_t offset, bool m
         return here ? read_now(stage, to, len, offset) : -EAGAIN;
     if (here)
         return read_here(stage, to, len, offset);
-    auto_free uint8_t *chunk = NULL; /* not from a pool: a fork must not find it locked */
+    auto_free uint8_t *chunk = NULL; /* not from a pool, whose lock a fork could inherit */
     int r = 0;
     while (r == 0 && len > 0) {
         size_t left = STAGE_CHUNK_BYTES - (size_t)(offset % STAGE_CHUNK_BYTES);

@@ -1,6 +1,6 @@
 /*
- * Words of chunks and how they change hands. A claim of a copier is its generation with the
- * top bit set; that of a reader is the time when it was made.
+ * The words of chunks, and how they change hands. A copier's claim is its generation with the
+ * top bit set. A reader's claim is the time when it was made.
  */
 #include "stage_state.h"
 
@@ -20,7 +20,7 @@
 #define MAGIC "onepotS"
 #define VERSION 3u
 #define CLAIM_STREAM (UINT32_C(1) << 31)
-#define CLAIM_FIRST 16u /* smaller words have a meaning of their own */
+#define CLAIM_FIRST 16u /* smaller words have meanings of their own */
 #define DEMAND_OLD_MS (STAGE_CLAIM_OLD_S * 1000u)
 
 /* ---- the file ---- */
@@ -159,7 +159,7 @@ void stage_settle(struct stage_state *state, uint64_t chunk, uint32_t outcome)
 {
     _Atomic uint32_t *word = &state->chunk[chunk];
     uint32_t seen = atomic_load(word);
-    /* Somebody else may have made it meanwhile, of whom we were thought to be gone. */
+    /* Another process may have thought that we were gone, and made the chunk meanwhile. */
     while ((outcome == CHUNK_HERE || seen != CHUNK_HERE) &&
            !atomic_compare_exchange_weak(word, &seen, outcome))
         ;

@@ -1,9 +1,10 @@
 /*
- * Copies that are unpacked while they are read: how long one will be is known from its index,
- * so that there is room for it or not, and a place in it for each byte before that has come.
+ * Copies that are unpacked while they are read. The index says how long one will be. So it is
+ * known beforehand whether there is room for it, and each byte has its place before it comes.
  *
- * Shared copies are found and made as those of plain archives are. A private one is for who did
- * not ask for staging: a file without a name, its state in memory that forked processes share.
+ * Shared copies are found and made as those of plain archives are. A private one is for users
+ * that did not ask for staging: a file without a name, with its state in memory that forked
+ * processes share.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,9 +18,9 @@
 #include "nameless.h"
 #include "stage_private.h"
 
-#define MEMORY_SHARE 2 /* of what the job has left; the reader of the data needs some, too */
+#define MEMORY_SHARE 2 /* the part of the job's free memory to use; readers need some, too */
 
-/* ---- a private one ---- */
+/* ---- private copies ---- */
 
 static bool has_room(const char *place, uint64_t bytes)
 {
@@ -81,7 +82,7 @@ static int make_private(struct stage *stage, const char *archive, struct fault *
                  : 0;
 }
 
-/* ---- either ---- */
+/* ---- private and shared copies ---- */
 
 int stage_open_stream(const struct pot_stream *stream, const struct stage_options *options,
                       bool is_private, struct fault *fault, struct stage **ret_stage)
@@ -105,7 +106,7 @@ int stage_open_stream(const struct pot_stream *stream, const struct stage_option
     return 0;
 }
 
-/* A copy that is in somebody's way is as good as no room for one. */
+/* If another copy is in the way, report it as a lack of room. */
 static int store_expand(void *ctx, const struct pot_stream *stream, struct fault *fault,
                         struct source **ret_source)
 {

@@ -1,8 +1,8 @@
 /*
- * Copies of what is inside of archives that are compressed in one piece: unpacked once for
- * all mounts of a node. How large one will be is not known before it is there, so that it has
- * no state until then, and nobody reads from it; whoever makes it holds the lock on its file,
- * for which the others wait.
+ * Copies of the content of archives that are compressed in one piece, unpacked once for all
+ * mounts of a node. The length of one is not known until it is complete. So it has no state
+ * until then, and nobody reads it. The process that makes it holds the lock on its file, and
+ * the others wait for that lock.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,19 +14,19 @@
 #include "cleanup.h"
 #include "stage_private.h"
 
-enum { GUESSED_RATIO = 3 }; /* how much smaller compression makes a tar, more often than not */
+enum { GUESSED_RATIO = 3 }; /* how much smaller compression usually makes a tar, at least */
 
 struct unpacking {
     struct stage *stage;
     const char *archive;
     const struct pot_unpacker *unpacker;
     struct fault *fault;
-    uint64_t most; /* that there was room for */
+    uint64_t most; /* the most room that any place had */
 };
 
 /*
- * A copy that others read while it is unpacked. -EAGAIN with *ret_fd: somebody is at it;
- * -EBUSY: nobody, so that it is of no use to us.
+ * Leave alone a copy that others read while it is unpacked. -EAGAIN with *ret_fd: a process
+ * unpacks it; -EBUSY: none does, so it is of no use to us.
  */
 static int leave(struct stage *stage, const struct stage_folder *folder, int *ret_fd)
 {
@@ -40,7 +40,7 @@ static int leave(struct stage *stage, const struct stage_folder *folder, int *re
     return -EBUSY;
 }
 
-/* The whole copy: 0; -ENOENT: there is none; -EAGAIN with *ret_fd: somebody makes it. */
+/* 0: the whole copy; -ENOENT: there is none; -EAGAIN with *ret_fd: a process makes it. */
 static int look_in(struct stage *stage, const struct stage_folder *folder, int *ret_fd)
 {
     int r = stage_use(stage, folder);
@@ -66,7 +66,8 @@ static int find_in(struct stage *stage, const char *place, int *ret_fd)
     return r;
 }
 
-/* Wait until whoever unpacks is done, or gone. -EAGAIN to look again; -EINTR: a signal. */
+/* Wait until the process that unpacks is done or gone. -EAGAIN: look again; -EINTR: a signal.
+ */
 static int wait_for(int fd)
 {
     int r = flock(fd, LOCK_SH) < 0 ? -errno : -EAGAIN;
@@ -86,7 +87,7 @@ static int find(struct stage *stage, char places[][PATH_MAX], size_t count)
     return r == -EBUSY ? -ENOENT : r;
 }
 
-/* What may be written in a place; 0: nothing, or it would probably be in vain. */
+/* How much may be written in a place. 0: nothing, or it would probably be in vain. */
 static uint64_t room_in(const struct unpacking *u, const struct stage_folder *folder)
 {
     struct stage_room room;
@@ -100,7 +101,7 @@ static uint64_t room_in(const struct unpacking *u, const struct stage_folder *fo
     return is_memory && has / GUESSED_RATIO < source_size(u->stage->source) ? 0 : has;
 }
 
-/* An empty file, held by us. */
+/* Make an empty file and lock it. */
 static int begin(struct unpacking *u, const char *place, uint64_t *ret_room)
 {
     struct stage *stage = u->stage;
@@ -126,7 +127,7 @@ static int begin(struct unpacking *u, const char *place, uint64_t *ret_room)
     return r;
 }
 
-/* Make it known to others, or remove it. */
+/* Publish the copy, or remove it. */
 static int end(struct unpacking *u, int err)
 {
     struct stage *stage = u->stage;
@@ -152,7 +153,7 @@ static int make_in(struct unpacking *u, const char *place)
 {
     uint64_t room;
     int r = begin(u, place, &room);
-    if (r == -EEXIST) /* somebody else was faster */
+    if (r == -EEXIST) /* another process was faster */
         return 0;
     if (r < 0)
         return r;
