@@ -1,7 +1,7 @@
 /*
- * The builder, its tables: distinct attributes, and the beginning and end of its life.
- * builder_members.c adds members and links, builder_data.c where their bytes lie,
- * builder_xattrs.c extended attributes; builder_write.c makes the image.
+ * The builder: its tables of distinct attributes, and its creation and end. builder_members.c
+ * adds members and links, builder_data.c the places of their bytes, builder_xattrs.c extended
+ * attributes; builder_write.c makes the image.
  */
 #include "builder.h"
 
@@ -85,7 +85,7 @@ int builder_new(struct builder **ret_builder)
     struct builder_inode root = {.nlink = 1,
                                  .mtime = (uint64_t)DISK_MTIME_BIAS << DISK_NSEC_BITS};
     uint32_t inode;
-    if (builder_intern_attr(b, &(struct disk_attr){0}, &root.attr) < 0 || /* nobody's */
+    if (builder_intern_attr(b, &(struct disk_attr){0}, &root.attr) < 0 || /* used by no entry */
         builder_intern_attr(b, &builder_directory, &root.attr) < 0 ||
         builder_new_inode(b, &root, &inode) < 0 || vector_reserve(&b->names, 1) < 0 ||
         vector_reserve(&b->last_path, 1) < 0 || vector_reserve(&b->text, 1) < 0 ||

@@ -1,8 +1,8 @@
 /*
- * The builder turns members, in the order in which an archive has them, into an
- * index image. It knows what extraction would have left behind: the last of two
- * members of one name wins, a hard link holds on to the inode that its name had
- * when the link was made, directories that no member announced exist all the same.
+ * The builder turns the members of an archive, in archive order, into an index image. It
+ * reproduces what extraction would have left behind: the last of two members with one name
+ * wins; a hard link keeps the inode that its target had when the link was made; directories
+ * that no member announced exist nevertheless.
  *
  * How to use it:
  *     builder_new(&b);
@@ -11,16 +11,15 @@
  *     builder_write(b, &header, fd, 0, &fault, &image_bytes);
  *     builder_free(b);
  *
- * Paths are made safe here, for all formats: "./" and doubled slashes are dropped, a
- * leading slash is dropped, ".." is refused, so are names over 255 bytes and paths over 4095
- * (which bounds the depth of the tree, and what a member may cost). A directory
- * that no member announced has mode 0755 and owner and time of the first member in it.
- * A path that goes through a symbolic link of the archive leads where it would in the
- * mounted tree at that moment, if that is within the tree; directories on its way that
- * are missing come into being.
+ * Paths are made safe here, for all formats. "./", doubled slashes and a leading slash are
+ * dropped. ".." is refused, as are names over 255 bytes and paths over 4095, which bounds the
+ * depth of the tree and the cost of a member. A directory that no member announced has mode
+ * 0755, and the owner and time of the first member in it. A path through a symbolic link of
+ * the archive leads where it would in the mounted tree at that moment, if that is within the
+ * tree; missing directories on its way are created.
  *
- * Threads: none; one thread uses a builder at a time. Memory: about 100 bytes an
- * entry and its name.
+ * Threads: none; one thread uses a builder at a time. Memory: about 100 bytes per entry, plus
+ * its name.
  */
 #ifndef ONEPOT_BUILDER_H
 #define ONEPOT_BUILDER_H
@@ -34,9 +33,9 @@
 
 struct builder;
 
-/* How a regular file's bytes are described. */
+/* How the place of a regular file's bytes is described. */
 enum builder_data {
-    DATA_STORED,  /* one range of the archive at `data_offset`; also for empty files */
+    DATA_STORED,  /* one range of the archive at `data_offset`, or an empty file */
     DATA_EXTENTS, /* by builder_add_extent: ranges with holes between them */
     DATA_BLOCKS,  /* by builder_set_blocks */
 };
@@ -52,73 +51,79 @@ struct builder_member {
     uint64_t size_bytes; /* of a regular file */
     enum builder_data data;
     uint64_t data_offset;   /* DATA_STORED */
-    uint64_t header_offset; /* where the member is announced: for messages only */
-    const char *symlink;    /* target, for a symbolic link: 1 to 4095 bytes */
+    uint64_t header_offset; /* of the member's header, for messages only */
+    const char *symlink;    /* target of a symbolic link: 1 to 4095 bytes */
     size_t symlink_len;
 };
 
-/* -ENOMEM. The root exists from the start: a directory, mode 0755, owner 0:0, time 0. */
+/* -ENOMEM. The root exists from the start: a directory with mode 0755, owner 0:0, time 0. */
 int builder_new(struct builder **ret_builder);
 void builder_free(struct builder *builder); /* NULL is fine */
 
 /*
- * Size of the archive: every range is checked against it as it is added. 0 (the
- * default) checks nothing.
+ * Set the size of the archive, against which every range is checked as it is added. 0 (the
+ * default) disables the check.
  */
 void builder_set_archive_size(struct builder *builder, uint64_t archive_bytes);
 
 /*
- * Add a member. A path of "." or "/" sets the root's attributes. *ret_inode names the
- * inode for the calls below. A directory that comes again takes the new attributes
- * and keeps its children, one in the place of a symbolic link replaces it. Refused, with
- * the member's name and offset: ".." or a name too long (-EINVAL, -ENAMETOOLONG), a member
- * below something that is no directory, or a link that leads out of the tree, or a
- * non-directory in the place of a directory with children (-ENOTDIR, -EISDIR), a member
- * below links that go in circles (-ELOOP), data past the end of the archive (-EUCLEAN), more
- * than 2^32 - 2 entries (-EOVERFLOW).
+ * Add a member. A path of "." or "/" sets the root's attributes. *ret_inode identifies the
+ * inode in the calls below. A directory that comes again takes the new attributes and keeps
+ * its children; one in the place of a symbolic link replaces the link. Errors, recorded with
+ * the member's name and offset:
+ *
+ *     -EINVAL        ".." in the path
+ *     -ENAMETOOLONG  a name too long
+ *     -ENOTDIR       below something that is not a directory, or a link out of the tree
+ *     -EISDIR        a non-directory in the place of a directory with children
+ *     -ELOOP         below links that form a circle
+ *     -EUCLEAN       data past the end of the archive
+ *     -EOVERFLOW     more than 2^32 - 2 entries
  */
 int builder_add(struct builder *builder, const char *path, size_t len,
                 const struct builder_member *member, struct fault *fault, uint32_t *ret_inode);
 
 /*
- * Has a member, or a directory that leads to one, this path? 1 or 0; -ENOTDIR: no member can,
- * since it lies below one that is no directory. Errors of builder_add that are about the path.
+ * Does this path belong to a member, or to a directory that leads to one? 1 or 0; -ENOTDIR: it
+ * can't, since it lies below a member that is not a directory. Otherwise builder_add's errors
+ * about the path.
  */
 int builder_has(struct builder *builder, const char *path, size_t len);
 
 /*
- * Add a name for the inode that `target` (a path, made safe as above) has now. A link
- * to itself changes nothing. -ENOENT: no such member before this one; -EPERM: target
- * is a directory.
+ * Add a name for the inode that `target` (a path, made safe as above) has now. A link to
+ * itself changes nothing. -ENOENT: no such member before this one; -EPERM: the target is a
+ * directory.
  */
 int builder_link(struct builder *builder, const char *path, size_t len, const char *target,
                  size_t target_len, uint64_t header_offset, struct fault *fault,
                  uint32_t *ret_inode);
 
 /*
- * Of what builder_add and builder_link refuse: is it the member alone that can't be shown? Then
- * the archive is worth something without it, and a back end may go on, after it told what is
- * left out and why. -ENOMEM.
+ * Does an error of builder_add or builder_link mean only that this member can't be shown? Then
+ * the archive is still useful without it, and a back end may go on after it called
+ * builder_leave_out with the reason. builder_leave_out: -ENOMEM.
  */
 bool builder_may_leave_out(int err);
 int builder_leave_out(struct builder *builder, const struct fault *why);
 
-/* Add a name for an inode that an earlier call returned (formats with inode numbers). */
+/* Add a name for an inode returned by an earlier call (formats with inode numbers). */
 int builder_link_inode(struct builder *builder, const char *path, size_t len, uint32_t inode,
                        uint64_t header_offset, struct fault *fault);
 
 /*
- * Name with its namespace ("user.x"); an empty value is a value. Of two of one name the
- * last one counts. -E2BIG: a name, a value or a number of them that Linux can't have.
+ * Add an extended attribute. The name includes its namespace ("user.x"). An empty value is
+ * valid. Of two attributes with one name the last one counts. -E2BIG: name, value or number
+ * exceeds what Linux supports.
  */
 #define BUILDER_XATTRS_MAX 9362u /* of "user.x": a list of names has at most 64 KB */
 int builder_add_xattr(struct builder *builder, uint32_t inode, const char *name,
                       size_t name_len, const void *value, size_t value_len);
 
 /*
- * DATA_EXTENTS: bytes [offset, offset + length) of the file lie at source_offset. In
- * ascending order, without overlap, within the size of the file (-EUCLEAN), and all of
- * one inode before those of the next (-EINVAL).
+ * DATA_EXTENTS: bytes [offset, offset + length) of the file lie at source_offset. Extents must
+ * be in ascending order, without overlap, and within the size of the file (-EUCLEAN). All
+ * extents of one inode must come before those of the next (-EINVAL).
  */
 int builder_add_extent(struct builder *builder, uint32_t inode, uint64_t offset,
                        uint64_t length, uint64_t source_offset);
@@ -127,24 +132,23 @@ int builder_add_extent(struct builder *builder, uint32_t inode, uint64_t offset,
 struct builder_block {
     uint64_t source_offset;
     uint32_t packed_bytes; /* 0: a hole */
-    uint32_t block_bytes;  /* decompressed, at most; never 0, of a hole neither */
-    bool stored;           /* not compressed after all */
+    uint32_t block_bytes;  /* maximum decompressed size; never 0, even for a hole */
+    bool stored;           /* not compressed */
 };
 
 /*
- * DATA_BLOCKS: fragments first. A fragment is a block that several files share; its
- * number is the order in which it was added, from 0. All fragments are added before
- * the first builder_set_blocks.
+ * DATA_BLOCKS: add a fragment, which is a block that several files share. Its number is the
+ * order in which it was added, from 0. Add all fragments before the first builder_set_blocks.
  */
 int builder_add_fragment(struct builder *builder, const struct builder_block *block,
                          uint32_t *ret_number);
 #define BUILDER_NO_FRAGMENT UINT32_MAX
 
 /*
- * DATA_BLOCKS: the file is `count` blocks of index_header.block_bytes each (the last
- * one may hold less), and its tail, if `fragment` is not BUILDER_NO_FRAGMENT, lies at
- * fragment_offset of that fragment. Called once for an inode, after builder_add.
- * -EUCLEAN: they do not make a file of its size, or lie past the end of the archive.
+ * DATA_BLOCKS: the file is `count` blocks of index_header.block_bytes each (the last one may
+ * hold less). Its tail, if `fragment` is not BUILDER_NO_FRAGMENT, lies at fragment_offset of
+ * that fragment. Call once per inode, after builder_add. -EUCLEAN: they do not make a file of
+ * its size, or lie past the end of the archive.
  */
 int builder_set_blocks(struct builder *builder, uint32_t inode,
                        const struct builder_block *blocks, uint32_t count, uint32_t fragment,
@@ -160,33 +164,35 @@ struct builder_piece {
 };
 
 /*
- * DATA_BLOCKS, in place of builder_set_blocks: the file is these pieces, ascending; what none
- * of them has is a hole. Full fragments of index_header.block_bytes make a file of blocks,
- * all else a file of ranges. The fragments' number is not limited as above: any may be added
- * before and after. -EUCLEAN: they don't fit the file, or the fragments.
+ * DATA_BLOCKS, in place of builder_set_blocks: the file is these pieces, in ascending order;
+ * bytes in no piece are a hole. Full fragments of index_header.block_bytes make a file of
+ * blocks, all else a file of ranges. Fragments may be added at any time, before and after,
+ * unlike above. -EUCLEAN: the pieces don't fit the file or the fragments.
  */
 int builder_set_pieces(struct builder *builder, uint32_t inode,
                        const struct builder_piece *pieces, size_t count);
 
 /*
- * From now on pieces never make a file of blocks: for fragments of which the largest is only
- * known at the end. Before the first builder_set_pieces.
+ * From now on never turn pieces into a file of blocks: for fragments whose largest size is
+ * known only at the end. Call before the first builder_set_pieces.
  */
 void builder_use_ranges(struct builder *builder);
 
-/* XXH3-64 of a regular file's content, holes left out. All regular inodes get one, or none
- * does: else builder_write is -EINVAL. */
+/*
+ * XXH3-64 of a regular file's content, without holes. Either all regular inodes get one or
+ * none; otherwise builder_write returns -EINVAL.
+ */
 int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
 
 uint32_t builder_entries(const struct builder *builder);
 
 /*
- * The sums of the archive's windows, see index_rest_sum; `sums` is the caller's and has to
+ * The sums of the archive's windows, see index_rest_sum. `sums` stays the caller's and must
  * live until builder_write returns.
  */
 void builder_set_rest_sums(struct builder *builder, const uint64_t *sums, uint64_t count);
 
-/* What the header says of the archive; see struct index_info. */
+/* The header's description of the archive; see struct index_info. */
 struct builder_header {
     enum format format;
     enum codec codec;
@@ -202,14 +208,14 @@ struct builder_header {
 };
 
 /*
- * Write the image at `offset` of `fd` (a seekable file or memory file) and return its
- * length. The same members give the same bytes. The builder can't be added to
- * afterwards. -ENOSPC and other write errors are passed on.
+ * Write the image at `offset` of `fd` (a seekable file or memory file) and return its length.
+ * The same members give the same bytes. Nothing can be added to the builder afterwards.
+ * -ENOSPC and other write errors are passed on.
  */
 int builder_write(struct builder *builder, const struct builder_header *header, int fd,
                   uint64_t offset, struct fault *fault, uint64_t *ret_image_bytes);
 
-/* The same, in pieces that are `stride` apart: see disk_place in index_format.h. */
+/* The same, in pieces `stride` apart: see disk_place in index_format.h. */
 int builder_write_pieces(struct builder *builder, const struct builder_header *header, int fd,
                          uint64_t offset, uint64_t stride, struct fault *fault,
                          uint64_t *ret_image_bytes);

@@ -1,7 +1,7 @@
 /*
- * The builder, data: where the bytes of regular files lie, in the form that is on disk;
- * and sums. Everything is checked as it comes: against the size of its file and against
- * the size of the archive, so that the back end can name the member.
+ * The builder, data: where the bytes of regular files lie, in the form used on disk; and sums.
+ * Everything is checked on arrival, against the size of its file and the size of the archive,
+ * so that the back end can name the member.
  */
 #include "builder.h"
 
@@ -45,7 +45,7 @@ int builder_add_extent(struct builder *b, uint32_t inode, uint64_t offset, uint6
     list += file->data / 8;
     uint64_t count = (uint32_t)le64toh(list[0]);
     if (file->data / 8 + 2 + 3 * count != b->extents.count)
-        return -EINVAL; /* another inode's ranges came between */
+        return -EINVAL; /* another inode's ranges came in between */
     uint64_t *next = list + 2 + 3 * count;
     uint64_t last_end = count > 0 ? le64toh(next[-2]) + le64toh(next[-1]) : 0;
     if (offset < last_end)
@@ -101,7 +101,7 @@ int builder_add_fragment(struct builder *b, const struct builder_block *block,
     return 0;
 }
 
-/* How many bytes a block has: all that is known of a compressed one is how many at most. */
+/* Bytes in a block; for a compressed one only the maximum is known. */
 static uint32_t capacity(const struct builder_block *block)
 {
     return block->stored && block->packed_bytes ? block->packed_bytes : block->block_bytes;
@@ -115,8 +115,8 @@ static uint32_t fragment_capacity(const struct builder *b, uint32_t fragment)
 }
 
 /*
- * Do so many blocks and a tail make a file of this size? All but the last block have
- * one size, the same for all files; a tail is shorter than that.
+ * Do these blocks and a tail make a file of this size? All but the last block have one size,
+ * the same for all files; a tail is shorter than that.
  */
 static int check_blocks(struct builder *b, uint64_t size, const struct builder_block *blocks,
                         uint32_t count, uint32_t fragment, uint32_t fragment_offset)
@@ -205,7 +205,7 @@ int builder_set_blocks(struct builder *b, uint32_t inode, const struct builder_b
     return builder_change_flags(b, inode, DATA_KIND_MASK, kind);
 }
 
-/* Are these the full fragments of a file of blocks, one behind the other? */
+/* Are these the full fragments of a file of blocks, in sequence? */
 static bool is_run(const struct builder *b, uint64_t size, const struct builder_piece *pieces,
                    size_t count)
 {

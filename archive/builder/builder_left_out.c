@@ -1,10 +1,10 @@
 /*
- * The builder, what it leaves out: members that no directory can show.
+ * The builder, left-out members: those that no directory can show.
  *
- * Programs that extract complain of such a member, extract all others and say at the end that
- * something was wrong. So does this: an archive of a million files is not worthless for one
- * hard link whose file was not packed. What was left out belongs to the index, so that every
- * mount can say so, also one that finds the index ready made.
+ * Programs that extract complain about such a member, extract all others and report at the end
+ * that something was wrong. The builder does the same: an archive of a million files is not
+ * worthless for one hard link whose file was not packed. The index records the left-out
+ * members, so that every mount can report them, even one that finds the index already made.
  */
 #include "builder.h"
 

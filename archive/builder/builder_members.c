@@ -1,10 +1,9 @@
 /*
- * The builder, members: in the order of the archive they become names and inodes.
+ * The builder, members: in archive order they become names and inodes.
  *
- * Names and inodes are two arrays, because hard links and replaced members make them
- * differ: a name that comes again gets a new inode, while links keep the old one. An
- * inode that lost its last name is left out when the image is written. Where a path leads
- * is the business of builder_paths.c.
+ * Names and inodes are two arrays, because hard links and replaced members make them differ: a
+ * name that comes again gets a new inode, while links keep the old one. An inode that lost its
+ * last name is left out of the image. builder_paths.c resolves paths.
  */
 #include "builder.h"
 
@@ -14,7 +13,7 @@
 #include "builder_paths.h"
 #include "builder_private.h"
 
-#define NLINK_MAX (UINT32_MAX - 1) /* the last value has a meaning in builder_write.c */
+#define NLINK_MAX (UINT32_MAX - 1) /* builder_write.c gives the last value a meaning */
 
 static int no_memory(const struct builder *b, struct fault *fault)
 {
@@ -140,7 +139,7 @@ static void replace_attributes(struct builder *b, uint32_t number,
     b->inodes.at[number].mtime = inode->mtime;
 }
 
-/* Give the place's name to an inode that exists. */
+/* Bind the place's name to an existing inode. */
 static int bind_name(struct builder *b, const struct place *place, uint32_t inode)
 {
     struct spot spot;
@@ -170,7 +169,7 @@ static int bind_name(struct builder *b, const struct place *place, uint32_t inod
     return 0;
 }
 
-/* The directory that has the place's name already; UINT32_MAX if none has. */
+/* The directory that has the place's name already; UINT32_MAX if there is none. */
 static int existing_directory(struct builder *b, const struct place *place, uint32_t *ret_inode)
 {
     struct spot spot;

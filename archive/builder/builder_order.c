@@ -1,11 +1,11 @@
 /*
- * The builder, order: children sorted by name as memcmp would, the tree numbered
- * breadth first.
+ * The builder, order: sorts children by name as memcmp would, and numbers the tree breadth
+ * first.
  *
- * Names in a dataset differ in a few digits behind a long common beginning, so the
- * beginning is found first, and the eight bytes behind it make a number to sort by;
- * names that agree in those are sorted the same way by what follows. Directories that
- * were archived in order, as many are, are noticed and cost one pass.
+ * Names in a dataset differ in a few digits after a long common prefix. So the prefix is found
+ * first, and the eight bytes after it form a number to sort by; names that agree in those are
+ * sorted the same way by what follows. Directories archived in order, as many are, are
+ * detected and cost one pass.
  */
 #include "builder_private.h"
 
@@ -20,7 +20,7 @@ struct sort_item {
     uint64_t name;
 };
 
-/* Up to here moving items one by one is faster than counting bytes. */
+/* Up to this count, moving items one by one is faster than counting bytes. */
 #define INSERTION_MAX 32
 
 static void insertion_sort(struct sort_item *items, size_t count)
@@ -34,7 +34,7 @@ static void insertion_sort(struct sort_item *items, size_t count)
     }
 }
 
-/* By bytes from the last to the first; a byte that all keys share needs no pass. */
+/* By bytes from the last to the first, skipping a byte that all keys share. */
 static void radix_sort(struct sort_item *items, size_t count, struct sort_item *spare)
 {
     size_t counts[8][256] = {0};
@@ -63,7 +63,7 @@ static void radix_sort(struct sort_item *items, size_t count, struct sort_item *
         memcpy(items, from, count * sizeof(*items));
 }
 
-/* How many bytes from `depth` on all names have in common. */
+/* How many bytes all names have in common from `depth` on. */
 static size_t common_length(const struct builder *b, const struct sort_item *items,
                             size_t count, size_t depth)
 {
@@ -84,7 +84,7 @@ static size_t common_length(const struct builder *b, const struct sort_item *ite
     return common;
 }
 
-/* No name has a zero byte, so a name that ends here sorts first, as it should. */
+/* A name that ends here sorts first, as it should, since no name has a zero byte. */
 static uint64_t name_key(const struct builder *b, uint32_t name, size_t depth)
 {
     size_t len = name_length(b, name);
@@ -116,7 +116,7 @@ static void sort_from(const struct builder *b, struct sort_item *items, size_t c
     }
 }
 
-/* All are children of one directory. `spare` has the same room. */
+/* All are children of one directory. `spare` is as large as `items`. */
 static void sort_names(const struct builder *b, struct sort_item *items, size_t count,
                        struct sort_item *spare)
 {
@@ -127,8 +127,8 @@ static void sort_names(const struct builder *b, struct sort_item *items, size_t 
 /* ---- the tree ---- */
 
 /*
- * Names grouped by parent, in the order in which they were added: those of `p` end up
- * in by_parent[ends[p - 1] .. ends[p]). Both arrays have one item for each name.
+ * Group names by parent, in the order in which they were added. Those of `p` end up in
+ * by_parent[ends[p - 1] .. ends[p]). Both arrays have one item for each name.
  */
 static void group_children(const struct builder *b, uint32_t *by_parent, uint32_t *ends)
 {
@@ -169,7 +169,7 @@ static void append_children(const struct builder *b, const uint32_t *children, u
 }
 
 /*
- * Append the positions of a directory's children to the order, and tell the directory
+ * Append the positions of a directory's children to the order, and store in the directory
  * where they are, as its entry on disk will.
  */
 static void place_children(struct builder *b, struct builder_inode *dir,

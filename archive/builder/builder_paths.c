@@ -1,17 +1,17 @@
 /*
  * The builder, paths: where in the tree a member's path leads.
  *
- * Names are found through one hash table for all directories, keyed by parent and name; its
+ * Names are found through one hash table for all directories, keyed by parent and name. Its
  * hash has a random seed, so that nobody can prepare an archive whose names all collide.
  * Members of one directory tend to follow each other, so the last directory is remembered and
  * most members cost one probe.
  *
- * A path may go through a symbolic link of the same archive, as in an image of a system where
- * "lib" leads to "usr/lib" and a later layer brings "lib/x". It is followed as the kernel would
- * follow it in the mounted tree, so that the member is where a reader of that path looks for
- * it. It never leaves the tree: a link whose target is absolute, or leads above the root, is
- * not followed, since what it means in the mount lies outside of it. Nothing of the system's
- * own is ever looked at. What one path may cost by links is bounded.
+ * A path may lead through a symbolic link of the same archive: in a system image "lib" may
+ * lead to "usr/lib", and a later layer brings "lib/x". The link is followed as the kernel
+ * would follow it in the mounted tree, so that a reader of that path finds the member. The
+ * path never leaves the tree: a link whose target is absolute or leads above the root is not
+ * followed, since its meaning in the mount lies outside. Paths of the system itself are never
+ * examined. The cost of links in one path is bounded.
  */
 #include "builder.h"
 
@@ -26,8 +26,8 @@
 #include "builder_paths.h"
 #include "builder_private.h"
 
-#define LINKS_MAX 40        /* in one path: as Linux has it */
-#define LINK_BYTES_MAX 4096 /* their targets together */
+#define LINKS_MAX 40        /* in one path, as in Linux */
+#define LINK_BYTES_MAX 4096 /* of all targets in one path */
 
 int builder_refuse(const struct place *place, int err, const char *format, ...)
 {
@@ -71,12 +71,12 @@ int builder_grow_slots(struct builder *b)
     return 0;
 }
 
-/* Who has the spot's name? */
+/* Find the name that is already at the spot. */
 static void find_name(const struct builder *b, struct spot *spot)
 {
     size_t mask = b->slot_count - 1;
     spot->hash = hash_name(b, spot->dir, spot->name, spot->len);
-    spot->found = 0; /* the root is nobody's child */
+    spot->found = 0; /* the root is no directory's child */
     for (size_t slot = spot->hash & mask; b->slots[slot]; slot = (slot + 1) & mask) {
         uint32_t other = (uint32_t)b->slots[slot];
         if (b->slots[slot] >> 32 == spot->hash && b->names.at[other].parent == spot->dir &&
@@ -112,7 +112,7 @@ int builder_new_name(struct builder *b, const struct place *place, const struct 
         return builder_refuse(place, -EOVERFLOW, "is one member more than an index can have");
     if (b->text.count + len >= DISK_NAME_LIMIT)
         return builder_refuse(place, -EOVERFLOW, "is one name more than an index can hold");
-    /* At most four fifths full. */
+    /* Fill at most four fifths. */
     if ((b->names.count + 1) / 4 * 5 >= b->slot_count && b->slot_count <= UINT32_MAX &&
         builder_grow_slots(b) < 0)
         return -ENOMEM;
@@ -155,7 +155,7 @@ static int check_part(const struct place *place, const char *part, size_t len)
     return 0;
 }
 
-/* The next name of a path, which goes on behind it then; false at its end. */
+/* The next name of a path, which is advanced past it; false at the end. */
 static bool next_part(const char **path, size_t *len, const char **ret_part, size_t *ret_len)
 {
     while (*len > 0) {
@@ -173,7 +173,7 @@ static bool next_part(const char **path, size_t *len, const char **ret_part, siz
     return false;
 }
 
-/* The names on the way to a member, before directories are made for some of them. */
+/* Check the names on the way to a member before any of their directories is created. */
 static int check_way(const struct place *place, size_t len)
 {
     const char *path = place->path, *part;
@@ -187,7 +187,7 @@ static int check_way(const struct place *place, size_t len)
     return r;
 }
 
-/* A directory that must exist although no member announced it. */
+/* Add a directory that must exist although no member announced it. */
 static int add_parent(struct builder *b, const struct place *place, const struct spot *spot,
                       uint32_t *ret_name)
 {
@@ -213,13 +213,13 @@ static int add_parent(struct builder *b, const struct place *place, const struct
     return 0;
 }
 
-/* One way from the root to a directory, through links. */
+/* One walk from the root to a directory, through links. */
 struct way {
     const struct place *place;
     bool create;
-    unsigned depth; /* of links within which it is */
-    unsigned links; /* followed so far, */
-    uint64_t bytes; /* and the length of their targets */
+    unsigned depth; /* nesting depth of links */
+    unsigned links; /* followed so far */
+    uint64_t bytes; /* total length of their targets */
 };
 
 static int walk(struct builder *b, struct way *way, uint32_t dir, const char *path, size_t len,
@@ -229,7 +229,7 @@ static int walk(struct builder *b, struct way *way, uint32_t dir, const char *pa
 static int follow(struct builder *b, struct way *way, uint32_t link, uint32_t *ret_dir)
 {
     const struct builder_inode *inode = &b->inodes.at[b->names.at[link].inode];
-    const char *target = b->strings.at + inode->data; /* nothing on the way adds to these */
+    const char *target = b->strings.at + inode->data; /* b->strings does not grow on the way */
     size_t len = inode->size;
     if (target[0] == '/')
         return builder_refuse(way->place, -ENOTDIR,
@@ -276,7 +276,7 @@ static int enter(struct builder *b, struct way *way, uint32_t dir, const char *n
     return 0;
 }
 
-/* The directory at `path`, which begins in `dir`. */
+/* The directory at `path`, relative to `dir`. */
 static int walk(struct builder *b, struct way *way, uint32_t dir, const char *path, size_t len,
                 uint32_t *ret_dir)
 {
@@ -297,7 +297,7 @@ void builder_forget_path(struct builder *b)
     b->last_dir = 0;
 }
 
-/* The directory that the first `len` bytes of the path lead to; the last one is remembered. */
+/* The directory at the first `len` bytes of the path; the last result is remembered. */
 static int find_directory(struct builder *b, const struct place *place, size_t len, bool create,
                           uint32_t *ret_dir)
 {
@@ -321,7 +321,7 @@ static int find_directory(struct builder *b, const struct place *place, size_t l
     return 0;
 }
 
-/* A path cut into its directory and its last name; a length of 0 means the root. */
+/* Split a path into its directory and its last name; a length of 0 means the root. */
 static int split_path(const struct place *place, size_t *ret_dir_len, const char **ret_name,
                       size_t *ret_len)
 {

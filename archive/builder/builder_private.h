@@ -1,5 +1,5 @@
 /*
- * What the files of the builder share.
+ * Shared by the files of the builder.
  */
 #ifndef ONEPOT_BUILDER_PRIVATE_H
 #define ONEPOT_BUILDER_PRIVATE_H
@@ -14,7 +14,7 @@
 #include "builder.h"
 #include "index_format.h"
 
-/* A name: an entry of the tree. Names are never removed, only given another inode. */
+/* A name: an entry of the tree. Names are never removed, only bound to another inode. */
 struct builder_name {
     uint32_t parent; /* a name */
     uint32_t inode;
@@ -22,9 +22,9 @@ struct builder_name {
 };
 
 /*
- * An inode; the fields have the meaning of the entry on disk, except that `data` of a
- * directory is the number of its children, and `size` the length of its path (0: the root).
- * Without names (nlink 0) it is left out.
+ * An inode. The fields mean the same as in the entry on disk, except that `data` of a
+ * directory is the number of its children, and `size` the length of its path (0: the root). An
+ * inode without names (nlink 0) is left out.
  */
 struct builder_inode {
     uint64_t size;
@@ -35,9 +35,9 @@ struct builder_inode {
 };
 
 #define ENTRIES_MAX (UINT32_MAX - 1) /* names, and inodes */
-#define DATA_UNSET UINT64_MAX        /* of extents and blocks that nobody has told yet */
+#define DATA_UNSET UINT64_MAX        /* extents or blocks not set yet */
 
-/* A value of EXTRA, by inode; of several the last one counts. */
+/* A value of EXTRA, by inode; the last of several counts. */
 struct builder_side {
     uint32_t inode;
     uint32_t kind;
@@ -62,7 +62,7 @@ struct builder {
     VECTOR(struct builder_inode) inodes;
     VECTOR(char) text;
 
-    /* By parent and name: upper half the hash, lower half the number of a name; 0: free. */
+    /* By parent and name. Upper half: the hash; lower half: the number of a name; 0: free. */
     uint64_t *slots;
     size_t slot_count;
     uint64_t seed;
@@ -71,7 +71,7 @@ struct builder {
     uint32_t *attr_slots;           /* number + 1 */
     size_t attr_slot_count;
 
-    /* The directory that the last member was in. */
+    /* Path of the directory that the last member was in. */
     VECTOR(char) last_path;
     uint32_t last_dir;
 
@@ -79,11 +79,11 @@ struct builder {
     VECTOR(uint64_t) extents;         /* as on disk */
     VECTOR(struct disk_block) blocks; /* as on disk, fragments first */
     uint32_t fragments;
-    uint32_t block_bytes;     /* of every block that is not the last of its file; 0: unknown */
-    uint32_t block_bytes_max; /* the largest one seen */
+    uint32_t block_bytes;     /* of every block but the last of a file; 0: unknown */
+    uint32_t block_bytes_max; /* largest size so far */
     VECTOR(struct builder_side) sides;
 
-    /* Attributes of one inode are collected, and become a set when another's come. */
+    /* Attributes of one inode are collected, and become a set when another inode's come. */
     uint32_t pending_inode;
     VECTOR(struct builder_xattr) pending;
     VECTOR(char) pending_bytes;
@@ -94,7 +94,7 @@ struct builder {
 
     VECTOR(uint32_t) dirs; /* as on disk */
 
-    VECTOR(char) left_out; /* as on disk; empty if nothing was */
+    VECTOR(char) left_out; /* as on disk; empty if nothing was left out */
     uint64_t left_out_count;
 
     VECTOR(uint64_t) sums; /* by inode */
@@ -104,14 +104,15 @@ struct builder {
     uint64_t rest_sum_count;
 
     uint64_t archive_bytes;
-    bool has_pieces;  /* of files, by builder_set_pieces */
+    bool has_pieces;  /* set for files by builder_set_pieces */
     bool ranges_only; /* see builder_use_ranges */
     bool is_written;
 };
 
 /*
- * Room for `count` more items. A quarter more than needed: large blocks grow without
- * being copied, and the limit on the child's memory counts what is not used, too.
+ * Make room for `more` items beyond `count`. A quarter more than needed is allocated: large
+ * blocks grow without being copied, and the limit on the child's memory counts unused room,
+ * too.
  */
 static inline int vector_grow(void *at, size_t count, size_t more, size_t *capacity,
                               size_t item_bytes)
@@ -161,16 +162,16 @@ static inline bool is_directory_inode(const struct builder *b, uint32_t inode)
     return S_ISDIR(inode_attr(b, inode)->mode);
 }
 
-/* The number of an attribute record. -EOVERFLOW when there are too many, -ENOMEM. */
+/* The number of an attribute record. -EOVERFLOW: too many; -ENOMEM. */
 int builder_intern_attr(struct builder *b, const struct disk_attr *attr, uint32_t *ret_attr);
 
-/* Mode and owner of a directory that nobody described. */
+/* Mode and owner of a directory that no member announced. */
 extern const struct disk_attr builder_directory;
 
 /* Clear and set flags of one inode. */
 int builder_change_flags(struct builder *b, uint32_t inode, uint32_t clear, uint32_t set);
 
-/* Remember a value of EXTRA. */
+/* Store a value of EXTRA. */
 int builder_add_side(struct builder *b, uint32_t inode, uint32_t kind, uint64_t value);
 
 int builder_new_inode(struct builder *b, const struct builder_inode *inode,
@@ -179,13 +180,13 @@ int builder_new_inode(struct builder *b, const struct builder_inode *inode,
 /* Double the hash table of names. */
 int builder_grow_slots(struct builder *b);
 
-/* Make a set of the attributes that were collected. */
+/* Turn the collected attributes into a set. */
 int builder_flush_xattrs(struct builder *b);
 
 /*
- * Number the tree: order[position] is the name at each position, `dirs` has the
- * positions of directories, and the inodes of directories have `data` and `size` as on
- * disk. `order` has an item for each name.
+ * Number the tree. order[position] is the name at each position, `dirs` has the positions of
+ * directories, and the inodes of directories have `data` and `size` as on disk. `order` has
+ * room for each name.
  */
 int builder_number(struct builder *b, uint32_t *order);
 

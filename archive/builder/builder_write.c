@@ -1,10 +1,10 @@
 /*
- * The builder, output: names and inodes become the image that index_format.h describes.
+ * The builder, output: turns names and inodes into the image that index_format.h describes.
  *
- * Once the entries have their order, the sections are written one after the other
- * through one buffer, a page's sum taken as it fills; the header goes last, since it has
- * what was counted on the way. The tables that only adding needs are freed at the start,
- * so that writing takes no more memory than adding did.
+ * Once the entries are in order, the sections are written one after the other through one
+ * buffer, which takes a page's sum as the page fills. The header goes last, since it holds the
+ * totals counted on the way. Tables needed only for adding are freed at the start, so that
+ * writing takes no more memory than adding did.
  */
 #include "builder.h"
 
@@ -19,12 +19,12 @@
 #include "cleanup.h"
 #include "digest.h"
 
-/* How far ahead of its use a record is fetched: names are met in another order. */
+/* How far ahead of its use a record is prefetched: names are not visited in memory order. */
 #define AHEAD 12
 
 #define OUT_BYTES (16u * DISK_PAGE_BYTES)
 
-/* Of an inode that has its entry already: `data` is its position then. */
+/* Marks an inode that has its entry already: `data` is then its position. */
 #define NLINK_PLACED UINT32_MAX
 
 struct image {
@@ -32,17 +32,16 @@ struct image {
     const struct builder_header *about;
     uint32_t *order; /* the name at each position */
     VECTOR(struct disk_extra) extras;
-    uint32_t *sides; /* the builder's sides, by inode and kind */
-    uint64_t
-        no_ranges; /* offset in EXTENTS of a list without any, for files that are one hole */
+    uint32_t *sides;    /* the builder's sides, by inode and kind */
+    uint64_t no_ranges; /* offset in EXTENTS of an empty list, for files that are one hole */
     struct disk_header header;
 
     int fd;
-    uint64_t offset; /* of the image in the file, */
-    uint64_t stride; /* and of its pieces */
+    uint64_t offset; /* of the image in its file */
+    uint64_t stride; /* of the image's pieces */
     uint8_t *buf;
     size_t used;
-    uint64_t flushed; /* bytes of the area that left the buffer */
+    uint64_t flushed; /* bytes of the area already written out */
     VECTOR(uint64_t) page_sums;
     VECTOR(struct disk_section) sections;
 };
@@ -122,7 +121,7 @@ static void end_section(struct image *image)
     s->length = htole64(end - le64toh(s->offset));
 }
 
-/* A section that lies in memory as it will on disk; none if it is empty. */
+/* A section that lies in memory as it will on disk; omitted if empty. */
 static int put_section(struct image *image, enum disk_section_id id, uint32_t record_bytes,
                        const void *bytes, size_t len)
 {
@@ -164,7 +163,7 @@ static int sort_sides(struct image *image)
     return 0;
 }
 
-/* The last value that was told of an inode; there is one. */
+/* The last value set for an inode; there must be one. */
 static uint64_t find_side(const struct image *image, uint32_t inode, uint32_t kind)
 {
     const struct builder_side *sides = image->b->sides.at;
@@ -189,7 +188,7 @@ static int add_extra(struct image *image, uint32_t position, uint32_t kind, uint
     return 0;
 }
 
-/* What EXTRA has of an inode; the flags say so already, but for links and xattrs. */
+/* Add an inode's values of EXTRA; the flags name them already, except for links and xattrs. */
 static int add_extras(struct image *image, uint32_t position, uint32_t number, uint32_t *flags)
 {
     struct builder *b = image->b;
@@ -221,7 +220,10 @@ static void add_saturated(uint64_t *sum, uint64_t value)
     *sum = htole64(total);
 }
 
-/* Ranges that are no more than one whole file need no list; no list needs one. */
+/*
+ * One range that covers the whole file becomes stored data; a file without ranges gets the
+ * empty list.
+ */
 static int settle_extents(struct image *image, struct builder_inode *inode, uint32_t *flags,
                           uint64_t *ret_data_bytes)
 {
@@ -251,13 +253,13 @@ static int settle_extents(struct image *image, struct builder_inode *inode, uint
     return 0;
 }
 
-/* An archive with sums has them even where there is no file for one. */
+/* An archive with sums counts as having them even without any file. */
 static bool has_sums(const struct builder *b)
 {
     return b->sums.count > 0 || b->rest_sum_count > 0;
 }
 
-/* What a regular inode adds to the totals; some kinds of data become simpler ones. */
+/* Add a regular inode to the totals, and simplify its kind of data where possible. */
 static int settle_regular(struct image *image, uint32_t number, uint32_t *flags)
 {
     struct builder *b = image->b;
@@ -285,7 +287,7 @@ static int settle_regular(struct image *image, uint32_t number, uint32_t *flags)
     return 0;
 }
 
-/* The inode's first name: its data, its extras, its attributes. */
+/* The inode's first name: write its data, its extras, its attributes. */
 static int settle_inode(struct image *image, uint32_t position, uint32_t number,
                         uint32_t *ret_attr)
 {
@@ -388,7 +390,7 @@ static int put_attrs(struct image *image)
     return r;
 }
 
-/* The inode's sum at its first name; an alias and what is no regular file has 0. */
+/* An inode's sum is at its first name; aliases and all but regular files have 0. */
 static int put_sums(struct image *image)
 {
     const struct builder *b = image->b;
@@ -460,7 +462,10 @@ static void digest_name(const struct builder *b, uint32_t name, struct digest *d
     digest_add(digest, &e);
 }
 
-/* Before the entries are written, which changes the inodes. Without sums it is not worth it. */
+/*
+ * Done before the entries are written, as that changes the inodes. Skipped without sums: not
+ * worth it.
+ */
 static int make_digest(struct image *image)
 {
     const struct builder *b = image->b;
@@ -520,7 +525,9 @@ static int put_area(struct image *image)
 
 #define SECTIONS_MAX (SECTION_IDS - 1)
 
-/* For the table, before it is known what is in it; what few archives have takes none elsewhere.
+/*
+ * Room for the table, reserved before its content is known; sections that few archives have
+ * take none in the others.
  */
 static size_t table_room(const struct image *image)
 {
@@ -557,7 +564,7 @@ static void begin_header(struct image *image)
     memcpy(h->made_by, made_by, sizeof(made_by));
 }
 
-/* Page sums behind the area, then header and section table in front of it. */
+/* Write the page sums after the area, then header and section table before it. */
 static int put_header(struct image *image, uint64_t *ret_image_bytes)
 {
     struct disk_header *h = &image->header;
@@ -600,8 +607,8 @@ static int compare_attrs(const void *a, const void *b, void *attrs)
 }
 
 /*
- * Give the attributes an order that does not depend on when it was known where data lies.
- * Number 0 is all zero, and stays the first.
+ * Order the attributes independently of when the place of data became known. Number 0 is all
+ * zero and stays first.
  */
 static int sort_attrs(struct builder *b)
 {
@@ -627,7 +634,7 @@ static int sort_attrs(struct builder *b)
     return 0;
 }
 
-/* What only adding needed. */
+/* Free what only adding needed. */
 static int end_adding(struct builder *b)
 {
     int r = builder_flush_xattrs(b);

@@ -1,9 +1,9 @@
 /*
- * The builder, extended attributes: sets, each of which is kept once.
+ * The builder, extended attributes: sets, each stored once.
  *
- * Many inodes have the same attributes (a security label, an access list). Those of
- * one inode are collected; when another's come, they are sorted and become a set, and
- * a set that exists already is used again.
+ * Many inodes have the same attributes (a security label, an access list). The attributes of
+ * one inode are collected; when another inode's come, they are sorted and become a set. An
+ * equal set that exists already is reused.
  */
 #include "builder.h"
 
@@ -24,7 +24,7 @@ static int compare_names(const struct builder_xattr *x, const struct builder_xat
     return order ? order : (x->name_len > y->name_len) - (x->name_len < y->name_len);
 }
 
-/* By name; of one name, in the order in which they came, which is that of their bytes. */
+/* By name; for equal names in order of arrival, which is that of their bytes. */
 static int compare_xattrs(const void *a, const void *b, void *bytes)
 {
     const struct builder_xattr *x = a, *y = b;
@@ -38,7 +38,7 @@ static void put_u32(char *at, uint32_t value)
     memcpy(at, &value, sizeof(value));
 }
 
-/* Append the pending attributes to `xattrs` as a set; not counted yet. */
+/* Append the pending attributes to `xattrs` as a set, not yet counted. */
 static int append_set(struct builder *b, size_t *ret_bytes)
 {
     size_t kept = 0, bytes = 8;
@@ -47,7 +47,7 @@ static int append_set(struct builder *b, size_t *ret_bytes)
     for (size_t i = 0; i < b->pending.count; i++) {
         const struct builder_xattr *x = &b->pending.at[i];
         if (i + 1 < b->pending.count && compare_names(x, x + 1, b->pending_bytes.at) == 0)
-            continue; /* the last of a name counts */
+            continue; /* the last of equal names counts */
         bytes += 8 + (size_t)x->name_len + x->value_len;
         b->pending.at[kept++] = *x;
     }
@@ -81,7 +81,7 @@ static size_t set_bytes(const struct builder *b, uint64_t offset)
     return ((size_t)le32toh(bytes) + 8 + 7) & ~(size_t)7;
 }
 
-/* The slot of the set at `offset`, or of one that is equal. */
+/* The slot of the set at `offset`, or of an equal one. */
 static size_t set_slot(const struct builder *b, uint64_t offset)
 {
     size_t mask = b->set_slot_count - 1;
@@ -151,7 +151,7 @@ static int append_pending(struct builder *b, const char *name, size_t name_len,
     return 0;
 }
 
-/* Collect for this inode from now on, beginning with what it has already. */
+/* Start collecting for this inode, beginning with the attributes it already has. */
 static int begin_xattrs(struct builder *b, uint32_t inode)
 {
     int r = builder_flush_xattrs(b);
