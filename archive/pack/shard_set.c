@@ -200,7 +200,7 @@ static int exchange(struct shard_set *s, const _Atomic int *stop, struct fault *
     bool alone = s->selection->world <= 1;
     int r = shard_exchange_begin(s->selection->outputs, stop, fault, &x);
     if (r < 0) {
-        if (!alone) /* others may count on them; without the lock they stay */
+        if (!alone) /* without the lock ready shards stay: others may count on them */
             release_shards(s);
         return r;
     }

@@ -1,13 +1,14 @@
 /*
- * Why no lock is needed for the sum. Who wants more says so in its file first, and then looks
- * at the others once more: of two that grow at once, the one that looks later sees what the
- * other has said, and gives way. Who wants less says so after it has less. A file becomes
- * visible only when it is locked, so that one without a lock has lost its process.
+ * The sum needs no lock. A claim that wants more writes that to its file first, and then looks
+ * at the others once more: of two that grow at once, the one that looks later sees the other's
+ * number and gives way. A claim that wants less writes that after it uses less. A file becomes
+ * visible only when it is locked, so a file without a lock has lost its process.
  *
- * A lock belongs to an open file, which a forked child has as well; so the file names its
- * process, too, and the number counts where both see the same processes (containers may not).
+ * A lock belongs to an open file, which a forked child has as well. So the file names its
+ * process, too. The process id counts if both processes are in the same pid namespace (in
+ * containers they may not be).
  *
- * The names end in ".lock", as other locks of the folder do that go with their process.
+ * The names end in ".lock", like other locks in the folder that end with their process.
  */
 #include "claims.h"
 
@@ -29,32 +30,32 @@
 #include "runtime.h"
 
 #define JOB_MAX 100
-#define FOLDER_NS UINT64_C(5000000000) /* how long others may remove it again and again */
+#define FOLDER_NS UINT64_C(5000000000) /* how long to retry while others remove the folder */
 
-/* What a claim's file holds. */
+/* The content of a claim's file. */
 struct claim_record {
     uint64_t using_bytes;
-    uint64_t fixed_bytes;    /* 0: a fair part, */
-    uint64_t most_bytes;     /* but no more than that */
-    uint64_t pid, namespace; /* whose it is, and where that number counts */
+    uint64_t fixed_bytes;    /* 0: a fair part */
+    uint64_t most_bytes;     /* limit on the fair part */
+    uint64_t pid, namespace; /* its process, and the namespace of that pid */
     uint64_t cpus_key;
 };
 
 struct claim {
     char folder[PATH_MAX], prefix[JOB_MAX + 16], name[RUNTIME_NAME_MAX];
     int fd;
-    int watch_fd; /* inotify; -1: not to be had */
+    int watch_fd; /* inotify; -1: not available */
     ino_t ino;
     uint64_t total_bytes;
     struct claim_record record;
-    struct claim_record said; /* what the file holds */
+    struct claim_record said; /* what the file holds now */
     bool has_said;
-    uint64_t part_bytes; /* what it was told to use */
-    uint64_t set_bytes;  /* that, or more if it uses more all the same */
+    uint64_t part_bytes; /* what it may use */
+    uint64_t set_bytes;  /* the same, or more if more is still used */
     unsigned processes;
 };
 
-/* What the files of the others hold. */
+/* The content of the others' files. */
 struct seen {
     struct claim_others others;
     struct claim_record *records;
@@ -66,12 +67,12 @@ static void prefix_of(const char *job, char prefix[JOB_MAX + 16])
     snprintf(prefix, JOB_MAX + 16, "%.*s.cache-", JOB_MAX, *job ? job : "none");
 }
 
-/* Only what is new: others are woken by it, and so are we. */
+/* Writes only a change: it wakes the others, and us. */
 static int write_record(struct claim *claim)
 {
     if (claim->has_said && memcmp(&claim->said, &claim->record, sizeof(claim->said)) == 0)
         return 0;
-    /* A copy, for gcc at -O3 takes its first field for all of it. */
+    /* A copy, because gcc at -O3 takes its first field for all of it. */
     const struct claim_record record = claim->record;
     ssize_t n = pwrite(claim->fd, &record, sizeof(record), 0);
     if (n != (ssize_t)sizeof(claim->record))
@@ -87,7 +88,7 @@ static uint64_t pid_namespace(void)
     return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
 }
 
-/* A child that was forked keeps the lock; who made the claim is gone. */
+/* Has the process that made the claim ended? A forked child may still hold the lock. */
 static bool is_dead(const struct claim_record *record)
 {
     return record->namespace != 0 && record->namespace == pid_namespace() &&
@@ -108,7 +109,7 @@ static int remember(struct seen *seen, const struct claim_record *record)
     return 0;
 }
 
-/* Add what a file says, if its process lives; else remove it. */
+/* Adds a file's record if its process lives; else removes the file. */
 static int look_at(int dir, const char *name, ino_t own, struct seen *seen)
 {
     struct claim_record record;
@@ -133,7 +134,7 @@ static int look_at(int dir, const char *name, ino_t own, struct seen *seen)
     return remember(seen, &record);
 }
 
-/* To be freed: the records, also on failure. */
+/* The caller frees the records, also on failure. */
 static int look(const char *folder, const char *prefix, ino_t own, struct seen *ret_seen)
 {
     int fd;
@@ -153,7 +154,7 @@ static int look(const char *folder, const char *prefix, ino_t own, struct seen *
     return r;
 }
 
-/* A file that has its name only once it is locked and written. */
+/* Makes a file that gets its name only once it is locked and written. */
 static int make_file(struct claim *claim, int dir)
 {
     char self[64];
@@ -171,18 +172,18 @@ static int make_file(struct claim *claim, int dir)
     snprintf(self, sizeof(self), "/proc/self/fd/%d", claim->fd);
     snprintf(claim->name, sizeof(claim->name), "%s%d-%llu.lock", claim->prefix, (int)getpid(),
              (unsigned long long)st.st_ino);
-    unlinkat(dir, claim->name, 0); /* of a process before us that had both numbers */
+    unlinkat(dir, claim->name, 0); /* left by an earlier process with both numbers the same */
     return linkat(AT_FDCWD, self, dir, claim->name, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
 }
 
-/* What a file can't be made in is told in different ways by file systems. */
+/* Filesystems report a removed folder in different ways, so ask about the folder itself. */
 static bool is_removed(int dir)
 {
     struct stat st;
     return fstat(dir, &st) == 0 && st.st_nlink == 0;
 }
 
-/* -ESTALE: who was the last in the folder removed it between our steps. */
+/* -ESTALE: the last process in the folder removed it between our steps. */
 static int make_file_in(struct claim *claim)
 {
     auto_close int dir = -1;
@@ -192,17 +193,17 @@ static int make_file_in(struct claim *claim)
     r = make_file(claim, dir);
     if (r < 0 && claim->fd >= 0)
         close(steal_fd(&claim->fd));
-    claim->has_said = claim->has_said && r == 0; /* in the file that was closed */
+    claim->has_said = claim->has_said && r == 0; /* false if the file was closed again */
     if (r < 0 && is_removed(dir))
         return -ESTALE;
     if (r < 0)
-        rmdir(claim->folder); /* if it is empty */
+        rmdir(claim->folder); /* succeeds if it is empty */
     return r;
 }
 
 /*
- * Of several that come and go without a pause, one may find it removed any number of times:
- * his steps may take longer than all that they do.
+ * While several processes come and go without a pause, a slow one may find the folder removed
+ * any number of times.
  */
 static int try_folder(struct claim *claim)
 {
@@ -214,7 +215,7 @@ static int try_folder(struct claim *claim)
     return r;
 }
 
-/* A process that is killed closes its file, too. */
+/* Watches for closes, too: a killed process closes its file. */
 static void watch_others(struct claim *claim)
 {
     uint32_t events = IN_CREATE | IN_DELETE | IN_MODIFY | IN_CLOSE_WRITE;
@@ -228,7 +229,7 @@ int claim_watch_fd(const struct claim *claim)
     return claim->watch_fd;
 }
 
-/* What has changed is looked up anyway. */
+/* The events themselves do not matter: all files are read anyway. */
 static void drain_watch(const struct claim *claim)
 {
     char events[4096];
@@ -277,7 +278,7 @@ void claim_free(struct claim *claim)
         return;
     snprintf(path, sizeof(path), "%s/%s", claim->folder, claim->name);
     unlink(path);
-    rmdir(claim->folder); /* if that was all */
+    rmdir(claim->folder); /* succeeds if the folder is empty */
     if (claim->watch_fd >= 0)
         close(claim->watch_fd);
     close(claim->fd);
@@ -301,8 +302,8 @@ static int by_most(const void *a, const void *b)
 }
 
 /*
- * The same for all but for those that want less: what they leave is shared by the rest. So
- * those that want least are looked at first; sorts what was seen.
+ * Everybody gets the same, except claims that want less: the others share what those leave. So
+ * the claims that want least come first; this sorts `seen`.
  */
 static uint64_t fair_part(const struct claim *claim, struct seen *seen)
 {
@@ -322,7 +323,7 @@ static uint64_t fair_part(const struct claim *claim, struct seen *seen)
     return own < rest / sharing ? own : rest / sharing;
 }
 
-/* A fair part, and no more than nobody uses yet. */
+/* A fair part, limited to what nobody uses yet. */
 static uint64_t part_of(const struct claim *claim, struct seen *seen)
 {
     uint64_t part = fair_part(claim, seen);
@@ -330,7 +331,7 @@ static uint64_t part_of(const struct claim *claim, struct seen *seen)
     return at_least(part < left ? part : left);
 }
 
-/* Several claims of one process are one; and our own process is none of the others. */
+/* Several claims of one process count once, and our own process not at all. */
 static unsigned count_processes(const struct claim_record *own, const struct seen *seen)
 {
     unsigned count = 0;
@@ -347,13 +348,13 @@ static unsigned count_processes(const struct claim_record *own, const struct see
     return count;
 }
 
-/* Small changes are not worth what they drop. */
+/* Is the change too small to be worth the blocks that it drops? */
 static bool is_like(uint64_t a, uint64_t b)
 {
     return a == b || (a > b ? a - b : b - a) < b / 16;
 }
 
-/* What may be used, said to the others as far as it is more than before. */
+/* Finds what this claim may use. If that is more than before, the others are informed first. */
 static int find_part(struct claim *claim, uint64_t *ret_bytes)
 {
     struct claim_record *record = &claim->record;
@@ -371,7 +372,7 @@ static int find_part(struct claim *claim, uint64_t *ret_bytes)
     free(seen.records);
     seen.records = NULL;
     if (r == 0 && record->fixed_bytes == 0 && wanted > claim->set_bytes) {
-        /* Said first; who says so at the same time is seen now, or sees it. */
+        /* Write first, then look: of two that grow at once, at least one sees the other. */
         record->using_bytes = wanted;
         r = write_record(claim);
         if (r == 0)
@@ -388,7 +389,7 @@ static int find_part(struct claim *claim, uint64_t *ret_bytes)
 uint64_t claim_update(struct claim *claim, claim_set *set, void *ctx)
 {
     drain_watch(claim);
-    find_part(claim, &claim->part_bytes); /* else as before */
+    find_part(claim, &claim->part_bytes); /* on failure part_bytes stays */
     claim->set_bytes = set(ctx, claim->part_bytes);
     claim->record.using_bytes = claim->set_bytes;
     write_record(claim);

@@ -1,20 +1,21 @@
 /*
- * Caches of several processes of one job on one node (mounts, loaders), which share what the
- * job was given. Each has a claim: a small file in the private folder of the user, locked as
- * long as the process lives, so that a killed one is known by the lock that nobody holds.
+ * Lets the caches of several processes of one job on one node (mounts, loaders) share what the
+ * job was given. Each cache has a claim: a small file in the user's private folder, locked as
+ * long as the process lives. So a file that nobody locks belongs to a killed process.
  *
  *     claim_new(&options, &claim);
  *     when claim_watch_fd(claim) is readable: claim_update(claim, set_budget, cache);
  *     claim_free(claim);
  *
- * The sum of what the claims of a job say is never above their total, but that each may have
- * CLAIM_LEAST_BYTES, that a user's own word (`fixed_bytes`) is taken as it is, and that what
- * has been lent to somebody can't be taken back (`set` says how much is used all the same). A
- * newcomer begins with what is left, and gets its part when the others have looked again. Who
- * wants less than a fair part leaves the rest of it to the others.
+ * The claims of a job never add up to more than their total, with three exceptions. Each claim
+ * may have CLAIM_LEAST_BYTES. A size that the user set (`fixed_bytes`) is taken as it is.
+ * Memory that is lent out can't be taken back (`set` returns how much is still used). A
+ * newcomer begins with what is left, and gets its part when the others have looked again. A
+ * claim that wants less than a fair part leaves the rest of that part to the others.
  *
- * Threads: a claim belongs to one thread at a time. After a fork it is the parent's: a child
- * makes one of its own. (What it inherits keeps nothing alive: the file says whose it is.)
+ * Threads: a claim belongs to one thread at a time. After a fork it is the parent's; a child
+ * makes one of its own. (A file that a child inherits does not keep the claim alive, because it
+ * names its process.)
  */
 #ifndef ONEPOT_CLAIMS_H
 #define ONEPOT_CLAIMS_H
@@ -27,45 +28,46 @@ struct claim;
 #define CLAIM_LEAST_BYTES (UINT64_C(4) << 20)
 
 struct claim_options {
-    const char *job; /* tells jobs of one user apart: fit for a file name, "" outside of one */
-    uint64_t total_bytes; /* for all of the job */
-    uint64_t
-        fixed_bytes;     /* as many, whatever the others have; 0: a fair part of what is left */
-    uint64_t most_bytes; /* no more than that is wanted; 0: as many as there are */
-    /* Its process has threads that work on these CPUs (cpus_key); 0: none worth counting. */
+    const char
+        *job; /* distinguishes jobs of one user: fit for a file name, "" outside of a job */
+    uint64_t total_bytes; /* for the whole job */
+    uint64_t fixed_bytes; /* the size to take, whatever the others have; 0: a fair part of what
+                             is left */
+    uint64_t most_bytes;  /* never wants more than this; 0: as much as there is */
+    /* The CPUs that the process's threads work on (cpus_key); 0: too few threads to count. */
     uint64_t cpus_key;
-    bool unwatched; /* there is no claim_watch_fd: the kernel takes its time to close one */
+    bool unwatched; /* no claim_watch_fd: the kernel is slow to close one */
 };
 
-/* -errno where there is no folder for it: then nothing is shared. */
+/* -errno if there is no folder for the claim: then nothing is shared. */
 int claim_new(const struct claim_options *options, struct claim **ret_claim);
 void claim_free(struct claim *claim); /* NULL is fine */
 
-/* From the next claim_update on, no more than that is wanted. */
+/* Wants no more than `most_bytes` from the next claim_update on. */
 void claim_want(struct claim *claim, uint64_t most_bytes);
 
 /*
- * Use no more than `bytes` from now on. Returns how many are used at most when it returns:
- * `bytes`, but for what can't be taken back yet.
+ * Must use no more than `bytes` from now on. Returns the most bytes that are used when it
+ * returns: `bytes`, or more if some can't be taken back yet.
  */
 typedef uint64_t claim_set(void *ctx, uint64_t bytes);
 
 /*
- * Look at the others, and have `set(ctx, bytes)` called with what this one may use now, also if
- * that is as before. Returns what set did; it is nothing before the first call.
+ * Looks at the other claims and calls `set(ctx, bytes)` with what this one may use now, even if
+ * that has not changed. Returns what `set` returned. Before the first call a claim is zero.
  */
 uint64_t claim_update(struct claim *claim, claim_set *set, void *ctx);
 
-/* At the last claim_update: how many other processes of the job work on the same CPUs. */
+/* How many other processes of the job worked on the same CPUs at the last claim_update. */
 unsigned claim_processes(const struct claim *claim);
 
 /*
- * Readable (poll) when it may be time for claim_update, which makes it quiet again; -1 if the
- * system has no such thing to give: then now and then. Owned by the claim.
+ * Readable (poll) when it may be time for claim_update, which makes it unreadable again. -1 if
+ * the system does not provide one: then call claim_update now and then. The claim owns it.
  */
 int claim_watch_fd(const struct claim *claim);
 
-/* What others of the job use, and how many they are. */
+/* The other claims of the job: how many there are and what they use. */
 struct claim_others {
     unsigned count, sharing;           /* all; those without fixed bytes */
     uint64_t using_bytes, fixed_bytes; /* all; those with fixed bytes */

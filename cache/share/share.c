@@ -1,6 +1,6 @@
 /*
- * The claim belongs to the thread. Those who want something leave a number and ring a bell, so
- * that they may do so with locks held which `told` takes as well.
+ * The claim belongs to the thread. Other threads leave a number and ring a bell. So they may do
+ * that while they hold locks that `told` takes as well.
  */
 #include "share.h"
 
@@ -16,9 +16,9 @@
 #include "job.h"
 #include "thread.h"
 
-#define LOOK_EVERY_MS 500        /* where nothing tells of the others */
-#define SETTLE_MS 50             /* who comes or goes makes several changes */
-#define STACK_BYTES (512u << 10) /* a loader frees memory of devices in `told` */
+#define LOOK_EVERY_MS 500        /* without a watch on the others */
+#define SETTLE_MS 50             /* a process that comes or goes makes several changes */
+#define STACK_BYTES (512u << 10) /* a loader frees device memory in `told` */
 
 struct share {
     struct share_options options;
@@ -27,7 +27,7 @@ struct share {
     int bell_fd; /* eventfd */
     _Atomic bool end;
     _Atomic uint64_t most_bytes;
-    uint64_t looked_for; /* of these, at the last look */
+    uint64_t looked_for; /* most_bytes at the last look */
 };
 
 /* claim_set */
@@ -45,7 +45,7 @@ static void look(struct share *share)
     claim_update(share->claim, tell, share);
 }
 
-/* Sleeps for as long, or until the bell rings: true. */
+/* Sleeps for `timeout_ms`, or until the bell rings, and then returns true. */
 static bool wait_for_bell(struct share *share, int timeout_ms)
 {
     struct pollfd p = {.fd = share->bell_fd, .events = POLLIN};
@@ -53,7 +53,7 @@ static bool wait_for_bell(struct share *share, int timeout_ms)
     return poll(&p, 1, timeout_ms) > 0 && eventfd_read(share->bell_fd, &rings) == 0;
 }
 
-/* Until something has changed. */
+/* Sleeps until something has changed. */
 static void wait_for_change(struct share *share)
 {
     int watch_fd = claim_watch_fd(share->claim);
