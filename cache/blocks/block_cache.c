@@ -1,9 +1,8 @@
 /*
- * How blocks are found and filled. An entry is found through the hash table of its shard;
- * while its block is being filled it is already there, so that others find it and wait.
- * Nothing but the shard's lock guards an entry. A block that is dropped while it is used
- * leaves the table and the accounts at once and is freed by its last user. Which blocks stay
- * is decided in block_keep.c.
+ * Finds and fills blocks. An entry is found through the hash table of its shard. It is there
+ * already while its block is being filled, so that others find it and wait. Only the shard's
+ * lock guards an entry. A block that is dropped while in use leaves the table and the accounts
+ * at once, and its last user frees it. block_keep.c decides which blocks stay.
  */
 #include "block_cache.h"
 
@@ -16,7 +15,9 @@
 #include "clock.h"
 
 #define FIRST_BUCKETS 16u
-/* From here on, blocks of the usual size lie on huge pages; and smaller ones as well. */
+/*
+ * From these budgets on, blocks of the usual size lie on huge pages, and smaller ones as well.
+ */
 #define HUGE_BUDGET (64u << 20)
 #define HUGE_ALL_BUDGET (1024u << 20)
 
@@ -106,7 +107,7 @@ void block_cache_set_budget(struct block_cache *cache, uint64_t budget_bytes)
     keep_set_budget(cache, budget_bytes);
 }
 
-/* The hash table of a shard; all with its lock held. */
+/* The hash table of a shard; all functions need its lock. */
 
 static struct entry **bucket_of(struct shard *shard, uint64_t key)
 {
@@ -121,7 +122,7 @@ struct entry *table_find(struct shard *shard, uint64_t key)
     return entry;
 }
 
-/* Twice the buckets. Without memory for them the chains get longer, that is all. */
+/* Doubles the buckets. Without memory for that, only the chains get longer. */
 static void table_grow(struct shard *shard)
 {
     size_t old_count = shard->bucket_mask + 1;
@@ -193,7 +194,7 @@ static struct entry *entry_new(struct block_cache *cache, uint64_t key, size_t s
 }
 
 /*
- * Stop using an entry. Returns it if that was its last user and nothing keeps it, to
+ * Stops using an entry. If this was its last user and nothing keeps the entry, returns it, to
  * be freed without the lock.
  */
 static struct entry *entry_leave(struct shard *shard, struct entry *entry)
@@ -204,7 +205,7 @@ static struct entry *entry_leave(struct shard *shard, struct entry *entry)
     return entry;
 }
 
-/* Put the entry in the table, unless its key is there already: then returns that one. */
+/* Puts the entry in the table. If its key is there already, returns the entry with that key. */
 static struct entry *entry_link(struct shard *shard, struct entry *fresh)
 {
     struct entry *entry = table_find(shard, fresh->key);
@@ -213,7 +214,7 @@ static struct entry *entry_link(struct shard *shard, struct entry *fresh)
     return entry;
 }
 
-/* Move a block that turned out much smaller than its buffer to one that fits. */
+/* Moves a block that is much smaller than its buffer to one that fits. */
 static void trim(struct block_cache *cache, struct entry *entry)
 {
     size_t old = entry->capacity, fitting = buffer_pool_capacity(cache->pool, entry->block.len);
@@ -227,7 +228,9 @@ static void trim(struct block_cache *cache, struct entry *entry)
     keep_shrink_reserved(cache, entry, old);
 }
 
-/* The fill is done: tell those who wait. False: they took it for stuck, and left. */
+/*
+ * Ends the fill and wakes the waiting threads. False: they took the fill for stuck, and left.
+ */
 static bool publish(struct shard *shard, struct entry *entry, int err)
 {
     pthread_mutex_lock(&shard->lock);
@@ -238,7 +241,7 @@ static bool publish(struct shard *shard, struct entry *entry, int err)
     entry->state = err < 0 ? FAILED : READY;
     entry->err = err;
     if (err < 0)
-        table_unlink(shard, entry); /* the next one who asks tries again */
+        table_unlink(shard, entry); /* the next thread that asks tries again */
     pthread_cond_broadcast(&shard->loaded);
     pthread_mutex_unlock(&shard->lock);
     return true;
@@ -262,7 +265,7 @@ int block_cache_end(struct block_cache *cache, struct block *block, int result, 
     }
     bool wanted = publish(shard_of(cache, entry->key), entry, result);
     if (!wanted)
-        keep_unreserve(cache, entry); /* another one is filled in its place */
+        keep_unreserve(cache, entry); /* another thread fills it in its place */
     else if (result == 0)
         keep_place(cache, entry);
     if (result < 0)
@@ -271,9 +274,9 @@ int block_cache_end(struct block_cache *cache, struct block *block, int result, 
 }
 
 /*
- * Sleep until the entry is no longer LOADING, with the lock. Where its filler turns out to be
- * stuck, the entry leaves the table, for another one to take its place: all who wait for it
- * find it FAILED.
+ * Sleeps until the entry is no longer LOADING; with the lock. If the fill turns out to be
+ * stuck, the entry leaves the table so that another can take its place, and all threads that
+ * wait for it find it FAILED.
  */
 static void wait_loaded(const struct block_cache *cache, struct shard *shard,
                         struct entry *entry)
@@ -298,9 +301,9 @@ static void wait_loaded(const struct block_cache *cache, struct shard *shard,
 }
 
 /*
- * No memory is to be had, or no addresses (ulimit -v): give back what is mapped and not in use.
- * If that was not enough, the budget is too large for this process, and becomes what keeps
- * three quarters of the blocks. False: nothing is left to give back.
+ * Memory or addresses (ulimit -v) ran out: unmaps what is not in use. If that was done already,
+ * the budget is too large for this process, so it is cut to keep three quarters of the blocks.
+ * False: nothing is left to give back.
  */
 static bool give_back(struct block_cache *cache, unsigned tried)
 {
@@ -314,13 +317,13 @@ static bool give_back(struct block_cache *cache, unsigned tried)
     return after.bytes < before.bytes;
 }
 
-/* A buffer for an entry that is LOADING and in the table. */
+/* Gets a buffer for an entry that is LOADING and in the table. */
 static int begin_mine(struct block_cache *cache, struct entry *entry, struct block **ret_block)
 {
     void *bytes;
     int r;
     unsigned tried = 0;
-    do { /* what is only foreseen takes nobody's place */
+    do { /* a block filled ahead drops no others */
         r = buffer_pool_get(cache->pool, entry->block.len, &bytes);
     } while (r == -ENOMEM && !entry->unused && give_back(cache, tried++));
     if (r < 0)
@@ -332,7 +335,7 @@ static int begin_mine(struct block_cache *cache, struct entry *entry, struct blo
 
 /* ---- for readers ---- */
 
-/* Use an entry of the table. With the lock. */
+/* Uses an entry of the table. With the lock. */
 static enum block_begun join(struct block_cache *cache, struct shard *shard,
                              struct entry *entry)
 {
@@ -377,7 +380,7 @@ int block_cache_begin(struct block_cache *cache, uint64_t key, size_t size,
     int begun = block_cache_try(cache, key, ret_block);
     if (begun >= 0)
         return begun;
-    /* Allocated before the lock is taken; one more look then tells if it is needed. */
+    /* Allocated before the lock is taken; a second look then shows whether it is needed. */
     struct entry *fresh = entry_new(cache, key, size);
     if (!fresh)
         return -ENOMEM;
@@ -426,8 +429,8 @@ int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_
     unsigned tried = 0;
     size_t len = 0;
     int r;
-    do {     /* with less in the cache, where there is no memory */
-        do { /* with another filler, where one is stuck */
+    do {     /* retry with a smaller cache if there is no memory */
+        do { /* retry with another filler if one is stuck */
             r = block_cache_begin(cache, key, size, &block);
             if (r == BLOCK_LOADING)
                 r = block_cache_wait(cache, block, wait, ctx);

@@ -1,8 +1,8 @@
 /*
- * What the two halves of the block cache share. block_cache.c finds and fills blocks, with
+ * Shared by the two halves of the block cache. block_cache.c finds and fills blocks, with
  * single flight; block_keep.c decides which stay.
  *
- * Locks: a shard's lock guards its table, its lists and all fields of its entries but the
+ * Locks: a shard's lock guards its table, its lists and all fields of its entries except the
  * block's bytes. No two locks are ever held together.
  */
 #ifndef ONEPOT_BLOCK_CACHE_PRIVATE_H
@@ -22,32 +22,32 @@
 enum entry_state { LOADING, READY, FAILED };
 
 enum entry_place {
-    PLACE_NOWHERE, /* it goes when its last user puts it */
+    PLACE_NOWHERE, /* freed when its last user puts it */
     PLACE_HELD,    /* in `held` of its shard */
-    PLACE_AHEAD,   /* in `ahead` of its shard: not used yet, and when it will be is known */
+    PLACE_AHEAD,   /* in `ahead` of its shard: not used yet, with a known place in the order */
     PLACE_RECENT,  /* its key is in the ring */
 };
 
 struct entry {
-    struct block block; /* the first member: what callers have is the entry */
+    struct block block; /* must be first: callers' pointers to it are pointers to the entry */
     uint64_t key;
-    uint64_t due;       /* AHEAD */
+    uint64_t due;       /* only AHEAD */
     struct entry *next; /* in its bucket */
     size_t capacity;
-    uint32_t slot;     /* HELD, AHEAD: where in the list */
+    uint32_t slot;     /* HELD, AHEAD: index in the list */
     uint32_t users;    /* threads that fill, wait or read */
     uint32_t used_at;  /* the shard's clock at its last use */
-    uint64_t began_ns; /* CLOCK_MONOTONIC; only where it matters: stuck_ms */
+    uint64_t began_ns; /* CLOCK_MONOTONIC; set only with stuck_ms */
     int err;
     enum entry_state state;
     enum entry_place place;
-    enum entry_place reserved; /* where there is room for it already, before it is filled */
+    enum entry_place reserved; /* the place where it already has room, before it is filled */
     bool linked;               /* in the table */
-    bool unused;               /* filled ahead, and nobody wanted it so far */
-    bool spared;               /* RECENT: the ring's hand has passed it once */
+    bool unused;               /* filled ahead, and not wanted so far */
+    bool spared;               /* RECENT: the ring's hand has spared it once */
 };
 
-/* Entries in an array: HELD ones in no order, AHEAD ones as a heap, the last due on top. */
+/* Entries in an array: HELD ones in no order, AHEAD ones as a heap with the last due on top. */
 struct entry_list {
     struct entry **items;
     uint32_t count, room;
@@ -61,13 +61,13 @@ struct shard {
     size_t entries;
     struct entry_list held, ahead;
     uint64_t random;
-    uint32_t clock;            /* uses of blocks of this shard, found or not */
-    uint32_t longest_interval; /* between two uses of a held block, lately */
+    uint32_t clock;            /* uses of blocks of this shard, whether found or not */
+    uint32_t longest_interval; /* recently, between two uses of a held block */
     uint64_t hits, misses, waits, evictions;
     uint64_t ahead_filled, ahead_used, ahead_dropped;
-    /* For others to look at without the lock. */
+    /* Readable by other threads without the lock. */
     _Atomic uint32_t held_count;
-    _Atomic uint64_t last_due; /* of `ahead`, plus one; 0: none */
+    _Atomic uint64_t last_due; /* the last `due` in `ahead`, plus one; 0: none */
 };
 
 struct block_cache {
@@ -78,8 +78,8 @@ struct block_cache {
     _Atomic uint64_t ahead_bytes, recent_bytes;
     _Atomic uint64_t blocks; /* held, ahead and recent */
     _Atomic uint64_t newcomers;
-    _Atomic uint64_t passed; /* of the order, at the last look for what was left behind */
-    _Atomic uint64_t ring_head, ring_hand; /* write and evict here next */
+    _Atomic uint64_t passed; /* number in the order at the last look for unused blocks */
+    _Atomic uint64_t ring_head, ring_hand; /* next slots to write and to evict */
     _Atomic uint64_t ring[RING_SLOTS];
     struct shard shards[SHARDS];
 };
@@ -93,22 +93,22 @@ void entry_free(struct block_cache *cache, struct entry *entry); /* NULL is fine
 
 /* ---- block_keep.c ---- */
 
-/* Shares of the budget, and what is too much dropped. */
+/* Divides the budget into its parts, and drops any excess. */
 void keep_set_budget(struct block_cache *cache, uint64_t budget_bytes);
-/* The budget of which so many bytes are for blocks. */
+/* The budget that leaves `bytes` for blocks. */
 uint64_t keep_budget_for(const struct block_cache *cache, uint64_t bytes);
-/* What may stay of the budget in freed buffers. */
+/* How much of the budget may stay in freed buffers. */
 uint64_t keep_spare_bytes(uint64_t budget_bytes);
 
-/* The entry is used: found, or wanted by who fills it. With the lock. */
+/* Notes a use: the entry was found, or its filler wants it. With the lock. */
 void keep_used(struct block_cache *cache, struct shard *shard, struct entry *entry);
 
-/* Decide where a filled block stays. Its filler still counts as a user. */
+/* Decides where a filled block stays. Its filler still counts as a user. */
 void keep_place(struct block_cache *cache, struct entry *entry);
 
-/* Room for a block that is filled ahead, whose capacity is known; -ENOBUFS. */
+/* Reserves room for a block of known capacity that is filled ahead; -ENOBUFS. */
 int keep_reserve(struct block_cache *cache, struct entry *entry);
-/* It is not needed, or not all of it: its capacity was `capacity`. */
+/* Gives back the reserved room, or the part of it not needed; `capacity` is the old one. */
 void keep_unreserve(struct block_cache *cache, struct entry *entry);
 void keep_shrink_reserved(struct block_cache *cache, struct entry *entry, size_t capacity);
 

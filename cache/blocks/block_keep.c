@@ -1,41 +1,45 @@
 /*
- * Which blocks stay. Where a filled block goes is decided once: among the held (until they
- * fill their part of the budget), in the ring of recent ones, or nowhere: then it goes when
- * its last user puts it.
+ * Decides which blocks stay. The place of a filled block is decided once: among the held (until
+ * they fill their part of the budget), in the ring of recent ones, or nowhere, so that it is
+ * freed when its last user puts it.
  *
- * The ring is an array of keys with a hand that writes and a hand that evicts; slots are
- * swapped atomically, and whoever swaps a key out drops its block. Keys, not pointers: a key
- * that is no longer in the table is simply ignored.
+ * The ring is an array of keys with one hand that writes and one that evicts. Slots are swapped
+ * atomically, and the thread that swaps a key out drops its block. The ring has keys, not
+ * pointers: a key that is no longer in the table is ignored.
  *
- * Held blocks lie in a list of their shard. One that has to go is the best of a few taken at
- * random: see choose_held(). Blocks with a place in a known order lie in a heap of their
- * shard, the last due on top, and move to the held when they are used or all readers have
- * passed their place; which shard has the last due of all is seen from outside, without a lock,
- * as is which has held ones.
+ * Held blocks lie in a list of their shard. The one to drop is the best of a few taken at
+ * random: see choose_held(). Blocks with a place in a known order lie in a heap of their shard,
+ * the last due on top. They move to the held when they are used, or when all readers have
+ * passed their place. Other threads see without a lock which shard has the last due block of
+ * all, and which shards have held blocks.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "block_cache_private.h"
 
-#define RING_BLOCKS 4u /* in the ring at least, so that it bridges the reads of one block */
+#define RING_BLOCKS 4u /* at least, so that the ring bridges the reads of one block */
 #define RING_ENOUGH (64u << 20)
 #define RING_PART 64u
 #define SPARE_PART 128u
 #define SPARE_MAX (8u << 20)
-#define BLOCK_MAX (1u << 30) /* for sums that can't overflow */
+#define BLOCK_MAX (1u << 30) /* keeps sums from overflowing */
 #define HUGE_BUDGET (64u << 20)
 #define HUGE_ALL_BUDGET (1024u << 20)
 #define REPLACE_ONE_IN 32u
 #define REPLACE_TRIES 4u
 #define ROOM_TRIES 4096u
 #define SAMPLE 8u
-/* By the shard's clock: how long a block is left alone after a use, for the next part of it,
-   and after it was filled ahead, for its first. */
+/*
+ * In uses of the shard: how long a block is left alone, after a use for the next part of it,
+ * and after it was filled ahead for its first use.
+ */
 #define LEAVE_ALONE 4u
 #define LEAVE_UNUSED 256u
-/* Numbers of an order, and of the blocks that there are this part more, between two looks for
-   what its readers left behind: the time that a look takes is spread over so many reads. */
+/*
+ * Between two looks for blocks that readers left behind, this many numbers of the order must
+ * pass, plus this part of the number of blocks. So many reads share the cost of a look.
+ */
 #define PASSED_STEP 128u
 #define PASSED_PART 16u
 
@@ -49,7 +53,7 @@ static uint64_t most(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* What a block costs: its buffer, its entry, its place in a bucket and in lists. */
+/* The cost of a block: its buffer, its entry, its place in a bucket and in lists. */
 static uint64_t cost_of(size_t capacity)
 {
     return capacity + sizeof(struct entry) + 4 * sizeof(void *);
@@ -60,7 +64,7 @@ static uint64_t cost(const struct entry *entry)
     return cost_of(entry->capacity);
 }
 
-/* Take `bytes` of what is left below `limit`. */
+/* Takes `bytes` from what is left below the limit. */
 static bool reserve(_Atomic uint64_t *used, const _Atomic uint64_t *limit_now, uint64_t bytes)
 {
     uint64_t limit = atomic_load_explicit(limit_now, memory_order_relaxed);
@@ -83,7 +87,7 @@ static void subtract(_Atomic uint64_t *counter, uint64_t n)
     atomic_fetch_sub_explicit(counter, n, memory_order_relaxed);
 }
 
-/* ---- lists of a shard; all with its lock held ---- */
+/* ---- lists of a shard; all need its lock ---- */
 
 static bool list_room(struct entry_list *list, uint32_t count)
 {
@@ -137,7 +141,7 @@ static void heap_down(struct entry_list *heap, struct entry *entry)
     list_set(heap, slot, entry);
 }
 
-/* Add to the heap, and see to it that it can move to `held` later. */
+/* Adds to the heap, and makes sure that the entry can move to `held` later. */
 static bool heap_add(struct shard *shard, struct entry *entry)
 {
     if (!list_room(&shard->ahead, shard->ahead.count + 1) ||
@@ -167,7 +171,7 @@ static void list_remove(struct shard *shard, struct entry *entry)
 
 static bool held_add(struct shard *shard, struct entry *entry)
 {
-    /* What is ahead will want to move here. */
+    /* Entries in `ahead` will move here later. */
     if (!list_room(&shard->held, shard->held.count + shard->ahead.count + 1))
         return false;
     list_set(&shard->held, shard->held.count++, entry);
@@ -184,8 +188,8 @@ static void ahead_to_held(struct block_cache *cache, struct shard *shard, struct
 }
 
 /*
- * Drop an entry that has a place. Returns it if nobody uses it, to be freed without the lock;
- * else its last user frees it.
+ * Drops an entry that has a place. Returns it if nobody uses it, to be freed without the lock;
+ * otherwise its last user frees it.
  */
 static struct entry *evict(struct block_cache *cache, struct shard *shard, struct entry *entry)
 {
@@ -211,8 +215,8 @@ static struct entry *evict(struct block_cache *cache, struct shard *shard, struc
 static void ring_write(struct block_cache *cache, uint64_t key);
 
 /*
- * The recent block called `key` was just taken out of the ring: drop it; or write it once
- * more, if it was brought in ahead of its use (and that is allowed).
+ * Drops the recent block called `key`, which was just taken out of the ring. Or writes it once
+ * more, if it was filled ahead of its use and `may_spare` is set.
  */
 static void ring_drop(struct block_cache *cache, uint64_t key, bool may_spare)
 {
@@ -242,7 +246,7 @@ static void ring_write(struct block_cache *cache, uint64_t key)
         ring_drop(cache, old, false);
 }
 
-/* Drop the oldest block of the ring, or spare it once. False if the ring is empty. */
+/* Drops the oldest block of the ring, or spares it once. False if the ring is empty. */
 static bool ring_evict(struct block_cache *cache)
 {
     for (unsigned i = 0; i < RING_SLOTS; i++) {
@@ -266,7 +270,7 @@ static bool ring_reserve(struct block_cache *cache, uint64_t bytes)
     return true;
 }
 
-/* ---- who goes ---- */
+/* ---- eviction ---- */
 
 static uint64_t next_random(struct shard *shard)
 {
@@ -277,10 +281,10 @@ static uint64_t next_random(struct shard *shard)
 }
 
 /*
- * A held entry to drop, or NULL. Of a few at random: the one that was not used for longest,
- * if that is twice as long as any that were used again waited for it. Else the data is still
- * in use, and what was used last is due last, if it is read in epochs: that one, or none, as
- * the caller likes it. With the lock.
+ * Chooses a held entry to drop, or NULL. From a few at random, it takes the one unused for
+ * longest, if that is twice as long as any block waited that was used again. Otherwise the data
+ * is still in use; if it is read in epochs, the block used last is due last. Then the choice is
+ * that block, or none with `only_disused`. With the lock.
  */
 static struct entry *choose_held(struct shard *shard, bool only_disused)
 {
@@ -309,7 +313,7 @@ static struct entry *choose_held(struct shard *shard, bool only_disused)
     return newest ? newest : oldest ? oldest : any;
 }
 
-/* Drop a held block of the shard; see choose_held. */
+/* Drops a held block of the shard; see choose_held. */
 static bool drop_held_of(struct block_cache *cache, struct shard *shard, bool only_disused)
 {
     struct entry *gone = NULL;
@@ -322,7 +326,7 @@ static bool drop_held_of(struct block_cache *cache, struct shard *shard, bool on
     return victim;
 }
 
-/* Drop a held block, of this shard if it has any. */
+/* Drops a held block, of this shard if it has any. */
 static bool drop_held(struct block_cache *cache, struct shard *shard)
 {
     size_t first = (size_t)(shard - cache->shards);
@@ -335,7 +339,7 @@ static bool drop_held(struct block_cache *cache, struct shard *shard)
     return false;
 }
 
-/* Drop the block that is due last, if that is later than number `due` of the order. */
+/* Drops the block that is due last, if that is later than number `due` of the order. */
 static bool drop_due_after(struct block_cache *cache, uint64_t due)
 {
     struct shard *shard = NULL;
@@ -356,10 +360,10 @@ static bool drop_due_after(struct block_cache *cache, uint64_t due)
         gone = evict(cache, shard, top);
     pthread_mutex_unlock(&shard->lock);
     entry_free(cache, gone);
-    return true; /* or it was used meanwhile: then look again */
+    return true; /* or it was used meanwhile: the caller looks again */
 }
 
-/* Reserve room among the held for a block that is due at `due`. */
+/* Reserves room among the held for a block with number `due`. */
 static bool make_room(struct block_cache *cache, struct shard *shard, uint64_t bytes,
                       uint64_t due)
 {
@@ -375,8 +379,8 @@ static bool make_room(struct block_cache *cache, struct shard *shard, uint64_t b
 }
 
 /*
- * One newcomer in 32, in place of held blocks of its shard that nobody uses any more: in an
- * epoch there are none, and all that is held stays.
+ * Lets one newcomer in 32 take the place of held blocks of its shard that are no longer used.
+ * During an epoch there are none, and all held blocks stay.
  */
 static bool replace_held(struct block_cache *cache, uint64_t key, uint64_t bytes)
 {
@@ -395,7 +399,7 @@ static bool replace_held(struct block_cache *cache, uint64_t key, uint64_t bytes
     return false;
 }
 
-/* What was reserved, or is held, before the budget shrank. */
+/* Drops what exceeds a budget that shrank. */
 static void keep_within(struct block_cache *cache)
 {
     while (atomic_load_explicit(&cache->held_bytes, memory_order_relaxed) >
@@ -416,8 +420,8 @@ uint64_t keep_spare_bytes(uint64_t budget_bytes)
 }
 
 /*
- * The ring's part: a small one, but room for a few blocks, for which it may take half of a
- * small budget, and all of one that is smaller still.
+ * The ring's part of the budget: small, but with room for a few blocks. For these it may take
+ * half of a small budget, and all of an even smaller one.
  */
 static uint64_t ring_part(uint64_t usable, uint64_t block_bytes)
 {
@@ -426,7 +430,7 @@ static uint64_t ring_part(uint64_t usable, uint64_t block_bytes)
     return least(usable, least(wanted, most(usable / 2, 2 * block)));
 }
 
-/* What huge pages take that is not in use. */
+/* Memory that huge pages take beyond what is in use. */
 static uint64_t huge_part(const struct block_cache_options *o)
 {
     if (!o->huge_pages || o->budget_bytes < HUGE_BUDGET)
@@ -467,7 +471,7 @@ void keep_used(struct block_cache *cache, struct shard *shard, struct entry *ent
     entry->used_at = shard->clock;
 }
 
-/* Give the entry its place, for which there is room. */
+/* Gives the entry a place for which it has room. */
 static void set_place(struct block_cache *cache, struct entry *entry, enum entry_place place)
 {
     struct shard *shard = shard_of(cache, entry->key);
@@ -475,7 +479,7 @@ static void set_place(struct block_cache *cache, struct entry *entry, enum entry
     pthread_mutex_lock(&shard->lock);
     shard->ahead_filled += entry->reserved != PLACE_NOWHERE;
     if (place == PLACE_AHEAD && !entry->unused)
-        place = PLACE_HELD; /* somebody wanted it meanwhile */
+        place = PLACE_HELD; /* it was wanted meanwhile */
     if (place == PLACE_AHEAD)
         placed = heap_add(shard, entry);
     else if (place == PLACE_HELD)
@@ -490,7 +494,7 @@ static void set_place(struct block_cache *cache, struct entry *entry, enum entry
         subtract(&cache->held_bytes, cost(entry));
     }
     pthread_mutex_unlock(&shard->lock);
-    /* Its place first: whoever takes the key out of the ring has to find it so. */
+    /* Set its place first: the thread that takes the key out of the ring must find it so. */
     if (place == PLACE_RECENT)
         ring_write(cache, entry->key);
 }
@@ -545,7 +549,7 @@ void keep_shrink_reserved(struct block_cache *cache, struct entry *entry, size_t
         subtract(account_of(cache, entry->reserved), cost_of(capacity) - cost(entry));
 }
 
-/* A held or recent entry gets a place in the order; its bytes are counted as held. */
+/* Gives a held or recent entry a place in the order; its bytes count as held. */
 static bool to_ahead(struct block_cache *cache, struct shard *shard, struct entry *entry,
                      uint64_t due)
 {
@@ -557,13 +561,13 @@ static bool to_ahead(struct block_cache *cache, struct shard *shard, struct entr
         entry->place = PLACE_AHEAD;
         add(&cache->ahead_bytes, cost(entry));
     } else if (entry->place == PLACE_HELD) {
-        held_add(shard, entry); /* where it was: there is room */
+        held_add(shard, entry); /* back to its place: there is room */
     }
     show(shard);
     return moved;
 }
 
-/* From the ring, for which room among the held is needed first. */
+/* Moves a block out of the ring, which first needs room among the held. */
 static void promote(struct block_cache *cache, uint64_t key, uint64_t due, uint64_t bytes)
 {
     struct shard *shard = shard_of(cache, key);
@@ -613,7 +617,10 @@ void block_cache_forget_order(struct block_cache *cache)
     }
 }
 
-/* From the heap to the held, all that was due before; the rest becomes a heap again. */
+/*
+ * Moves all entries that were due before `due` from the heap to the held; the rest becomes a
+ * heap again.
+ */
 static void release_passed(struct block_cache *cache, struct shard *shard, uint64_t due)
 {
     struct entry_list *ahead = &shard->ahead;

@@ -1,10 +1,9 @@
 /*
- * Buffers in classes of nearly equal size: a power of two and fifteen steps between
- * it and the next, in whole pages. Each class carves its buffers out of larger mappings
- * and keeps two stacks of free ones: warm (pages in place) and cold (pages given
- * back). Addresses are not unmapped while the pool lives, but where there are no more of them:
- * the number of mappings that a process may have is limited, and unmapping stops all other
- * threads.
+ * Buffers in classes of nearly equal size: each power of two and fifteen steps up to the next,
+ * in whole pages. Each class carves its buffers out of larger mappings and keeps two stacks of
+ * free ones: warm (pages in place) and cold (pages given back). While the pool lives, addresses
+ * are unmapped only when they run out. The number of mappings of a process is limited, and
+ * unmapping stops all other threads.
  */
 #include "buffer_pool.h"
 
@@ -21,9 +20,9 @@
 #define STEPS_LOG 4u
 #define CLASS_COUNT 512u /* enough for SIZE_LIMIT in pages of 4 KiB */
 #define SIZE_LIMIT ((size_t)1 << 40)
-#define HUGE_BYTES ((size_t)2 << 20) /* where they are larger or unknown, nothing is lost */
+#define HUGE_BYTES ((size_t)2 << 20) /* nothing is lost if they are larger or unknown */
 #define CARVE_BYTES (4u << 20)
-#define CARVE_SCARCE_BYTES (64u << 10) /* where addresses are scarce */
+#define CARVE_SCARCE_BYTES (64u << 10) /* if addresses are scarce */
 
 struct stack {
     void **items;
@@ -33,7 +32,7 @@ struct stack {
 struct size_class {
     pthread_mutex_t lock;
     struct stack warm, cold;
-    size_t capacity; /* once there are any */
+    size_t capacity; /* set with the first buffer */
     size_t total;    /* buffers carved so far: each stack has room for all */
     struct mapping *mappings;
 };
@@ -56,8 +55,8 @@ struct buffer_pool {
 };
 
 /*
- * The class of a size and its capacity. In units of pages: up to STEPS pages each count
- * is a class of its own; above, a power of two is cut in STEPS steps.
+ * The class of a size and its capacity, in pages. Up to STEPS pages, each count is a class of
+ * its own; above, a power of two is cut in STEPS steps.
  */
 static unsigned class_of(const struct buffer_pool *pool, size_t size, size_t *ret_capacity)
 {
@@ -81,7 +80,10 @@ size_t buffer_pool_capacity(const struct buffer_pool *pool, size_t size)
     return capacity;
 }
 
-/* Are addresses, or data, limited (ulimit -v, -d)? Then they are given back one by one. */
+/*
+ * Are addresses or data limited (ulimit -v, -d)? Then memory is mapped and unmapped in small
+ * pieces.
+ */
 static bool is_limited(int resource)
 {
     struct rlimit limit;
@@ -132,7 +134,7 @@ void buffer_pool_free(struct buffer_pool *pool)
     free(pool);
 }
 
-/* Room for `count` items, so that giving a buffer back can't fail. */
+/* Makes room for `count` items, so that giving a buffer back can't fail. */
 static int stack_grow(struct stack *stack, size_t count)
 {
     void **items = reallocarray(stack->items, count, sizeof(*items));
@@ -143,15 +145,15 @@ static int stack_grow(struct stack *stack, size_t count)
 }
 
 /*
- * Whole huge pages, where they are wanted: they are filled buffer by buffer, and one
- * fault in place of 512 pays more than anything else here. Elsewhere a huge page would
- * be charged for the first of a few buffers.
+ * Maps whole huge pages if wanted. They are filled buffer by buffer, and one fault instead of
+ * 512 pays more than anything else here. Otherwise none: a huge page would be charged for the
+ * first of a few buffers.
  */
 static int map(const struct buffer_pool *pool, size_t capacity, size_t len,
                struct mapping *mapping, char **ret_start)
 {
     bool huge = capacity >= pool->huge_min && capacity <= pool->huge_max && !pool->scarce;
-    mapping->len = huge ? len + HUGE_BYTES : len; /* room to align it */
+    mapping->len = huge ? len + HUGE_BYTES : len; /* room for alignment */
     mapping->start = mmap(NULL, mapping->len, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping->start == MAP_FAILED)
@@ -164,7 +166,7 @@ static int map(const struct buffer_pool *pool, size_t capacity, size_t len,
     return 0;
 }
 
-/* Map more buffers for a class whose stacks are empty. Called with its lock. */
+/* Maps more buffers for a class whose stacks are empty. With its lock. */
 static int carve(const struct buffer_pool *pool, struct size_class *class, size_t capacity)
 {
     size_t bytes = pool->scarce ? CARVE_SCARCE_BYTES : CARVE_BYTES;
@@ -211,7 +213,7 @@ int buffer_pool_get(struct buffer_pool *pool, size_t size, void **ret_buffer)
     return r;
 }
 
-/* May `capacity` more bytes stay resident? Counts them if so. */
+/* May `capacity` more bytes stay resident? If so, counts them. */
 static bool keep_warm(struct buffer_pool *pool, size_t capacity)
 {
     uint64_t limit = atomic_load_explicit(&pool->spare_limit, memory_order_relaxed);
@@ -237,7 +239,7 @@ void buffer_pool_put(struct buffer_pool *pool, void *buffer, size_t size)
     pthread_mutex_unlock(&class->lock);
 }
 
-/* Give warm buffers of a class back while there is too much spare memory. */
+/* Gives back warm buffers of a class while there is too much spare memory. */
 static void cool(struct buffer_pool *pool, struct size_class *class)
 {
     pthread_mutex_lock(&class->lock);
@@ -264,7 +266,7 @@ static size_t count_in(const struct stack *stack, const struct mapping *mapping)
     return count;
 }
 
-/* Take the buffers of a mapping off a stack; how many there were. */
+/* Takes the buffers of a mapping off a stack; returns their number. */
 static size_t remove_from(struct stack *stack, const struct mapping *mapping)
 {
     size_t left = 0, before = stack->count;
@@ -275,7 +277,7 @@ static size_t remove_from(struct stack *stack, const struct mapping *mapping)
     return before - left;
 }
 
-/* Unmap the mappings of a class that have no buffer in use. */
+/* Unmaps the mappings of a class without a buffer in use. */
 static bool unmap_unused(struct buffer_pool *pool, struct size_class *class)
 {
     bool any = false;

@@ -1,7 +1,7 @@
 /*
- * One decompressor an entry of a table, each a thin layer over its library: lengths
- * are checked here, and every way in which a block can be bad becomes -EUCLEAN. A
- * context keeps what its library would otherwise allocate for each block.
+ * A table with one decompressor for each codec, each a thin layer over its library. Lengths are
+ * checked here, and every kind of bad block becomes -EUCLEAN. A context keeps memory that its
+ * library would otherwise allocate for each block.
  */
 #include "codec.h"
 
@@ -27,8 +27,8 @@
 #endif
 
 /*
- * A block of at most 1 MiB needs a dictionary of no more than that; the filters and
- * the decoder itself take little. A stream that claims more is not honest.
+ * A block of at most 1 MiB needs a dictionary of no more than that; the filters and the decoder
+ * itself take little. A stream that claims to need more is not honest.
  */
 #define XZ_MEMORY_LIMIT (16u << 20)
 
@@ -124,7 +124,7 @@ static int unpack_lz4(struct codec_context *context, const void *packed, size_t 
 #endif
 
 #ifdef HAVE_XZ
-/* Starting a decoder anew on a used lzma_stream keeps its memory. */
+/* Restarting a decoder on a used lzma_stream keeps its memory. */
 static int unpack_xz(struct codec_context *context, const void *packed, size_t packed_len,
                      void *block, size_t size, size_t *ret_len)
 {
@@ -218,7 +218,7 @@ void codec_context_free(struct codec_context *context)
 
 void codec_context_skip_sums(struct codec_context *context)
 {
-    if (context->codec == CODEC_ZSTD) /* a library that does not know it compares them */
+    if (context->codec == CODEC_ZSTD) /* a library without this parameter compares the sums */
         ZSTD_DCtx_setParameter(context->state.zstd, ZSTD_d_forceIgnoreChecksum,
                                ZSTD_d_ignoreChecksum);
 }

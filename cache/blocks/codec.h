@@ -1,6 +1,6 @@
 /*
- * Decompression of one block, for every codec that an index can name. The libraries
- * are called with whole blocks on both sides, never as streams.
+ * Decompresses one block, for every codec that an index can name. Libraries are called with
+ * whole blocks on both sides, never as streams.
  *
  * Threads: a codec context belongs to one thread at a time.
  */
@@ -21,13 +21,13 @@ int codec_context_new(enum codec codec, struct codec_context **ret_context);
 void codec_context_free(struct codec_context *context);
 
 /*
- * From now on the sums that blocks carry themselves (zstd's) are not compared: for who has
- * better ones. Without effect where a codec has none.
+ * From now on, does not compare the sums inside blocks (zstd's), for callers that have better
+ * ones. No effect for codecs without sums.
  */
 void codec_context_skip_sums(struct codec_context *context);
 
 /*
- * Decompress `packed` into `block` (capacity `size`). 0 and the length, or -EUCLEAN
+ * Decompresses `packed` into `block` (capacity `size`). Returns 0 and the length, or -EUCLEAN
  * (not valid, or larger than `size`), -ENOTSUP, -ENOMEM.
  */
 int codec_unpack(struct codec_context *context, const void *packed, size_t packed_len,
