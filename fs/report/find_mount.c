@@ -1,5 +1,5 @@
 /*
- * Finding a mount by its mount point, without touching that.
+ * Finds a mount by its mount point without touching that.
  */
 #include "find_mount.h"
 
@@ -14,8 +14,8 @@
 #include "report.h"
 
 /*
- * The absolute path of a mount point, without a look at the mount point itself: that
- * could hang, or fail because the daemon is dead. Only its parent is resolved.
+ * The absolute path of a mount point, resolved only as far as its parent. Looking at the mount
+ * point itself could hang, or fail because the daemon is dead.
  */
 static int absolute_path(const char *path, char **ret_path)
 {
@@ -35,7 +35,7 @@ static int absolute_path(const char *path, char **ret_path)
     return asprintf(ret_path, "%s/%s", root ? "" : parent, name) < 0 ? -ENOMEM : 0;
 }
 
-/* How good a guess it is: that it lives, and that it is mounted where we see it. */
+/* How good a guess a mount is: better if it lives, and if it is mounted where we see it. */
 static int rank(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
@@ -43,7 +43,7 @@ static int rank(const struct slot *slot)
            mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
 }
 
-/* Of several that had this mount point, the best guess; else the newest. */
+/* Of several mounts that had this mount point, the best guess; else the newest. */
 static const struct slot *best_of(const struct slot_list *list, const char *path)
 {
     const struct slot *best = NULL;

@@ -1,6 +1,6 @@
 /*
- * Which mount of the user's is meant, and how it is: for commands that ask its counters and
- * not the mount itself, which may hang.
+ * Finds the user's mount that a path means, and its state. For commands that ask its counters
+ * and not the mount itself, which may hang.
  */
 #ifndef ONEPOT_FIND_MOUNT_H
 #define ONEPOT_FIND_MOUNT_H
@@ -8,13 +8,13 @@
 #include "state.h"
 
 /*
- * The mount at this mount point: of several that had it the one that lives, else the newest.
- * 0; -ENOENT: no mount of this list is there; or -errno, as its parent can't be resolved.
+ * The mount at this mount point: of several that had it the one that lives, else the newest. 0;
+ * -ENOENT: no mount of this list is there; or -errno if its parent can't be resolved.
  */
 int find_mount(const struct slot_list *list, const char *mountpoint,
                const struct slot **ret_slot);
 
-/* "serving", "stopped", "dead"...: as the counters and the kernel tell it. */
+/* "serving", "stopped", "dead"...: from the counters and the kernel. */
 const char *find_mount_state(const struct slot *slot);
 
 #endif

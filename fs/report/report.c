@@ -1,5 +1,5 @@
 /*
- * Taking a report, and what its two forms have in common.
+ * Takes a report; shared by its two forms.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "clock.h"
 #include "report.h"
 
-/* Numbers are the kernel's (linux/fuse.h); 0 stands for those that came later. */
+/* Numbers are the kernel's (linux/fuse.h); 0 stands for newer ones. */
 static const char *const opcode_names[COUNTERS_OPCODES] = {
     [0] = "OTHER",         [1] = "LOOKUP",
     [2] = "FORGET",        [3] = "GETATTR",

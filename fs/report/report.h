@@ -1,7 +1,6 @@
 /*
- * What a mount has done so far, as `onepot stat` prints it and as .onepot/stat within the mount
- * shows it: the counters (counters.h) in words, or as JSON. Neither the daemon nor the mount is
- * asked.
+ * A mount's work so far, as `onepot stat` prints it and as .onepot/stat within the mount shows
+ * it: the counters (counters.h) in words, or as JSON. Asks neither the daemon nor the mount.
  *
  *     report_take(counters, "serving", &report);
  *     report_text(stdout, &report);
@@ -20,31 +19,33 @@
 #include "counters.h"
 #include "summary.h"
 
-/* A mount at a moment; single counters go on while it is printed. */
+/* A mount at one moment; single counters continue to change while it is printed. */
 struct report {
     const struct counters *counters;
     struct summary sum;
     const char *state;
     uint64_t uptime_s;
-    uint64_t idle_ns; /* since the last request; UINT64_MAX: there was none */
+    uint64_t idle_ns; /* since the last request; UINT64_MAX: none yet */
 };
 
-/* "serving" and the like: what the counters say, which may be of a daemon that is gone. */
+/*
+ * "serving" and the like: the state in the counters, which a daemon that is gone may have left.
+ */
 const char *report_state_name(const struct counters *counters);
 
-/* `state`: as whoever asks knows it, or NULL: as the daemon wrote it. Not copied. */
+/* `state`: the state that the caller knows, or NULL: the daemon's own. Not copied. */
 void report_take(const struct counters *counters, const char *state, struct report *ret_report);
 
-/* Lines for people. */
+/* Print lines for people. */
 void report_text(FILE *out, const struct report *report);
 
-/* One object, without a newline behind it. */
+/* Print one JSON object, without a trailing newline. */
 void report_json(FILE *out, const struct report *report);
 
-/* Either of them in memory, as the daemon sees its mount; the caller frees it. -ENOMEM. */
+/* Either form in memory, as the daemon sees its mount; the caller frees it. -ENOMEM. */
 int report_render(const struct counters *counters, bool json, char **ret_text, size_t *ret_len);
 
-/* "LOOKUP" for a FUSE opcode; `buf` is for those without a name. */
+/* "LOOKUP" for a FUSE opcode; `buf` is used for opcodes without a name. */
 const char *report_opcode_name(unsigned opcode, char buf[CLI_TEXT_LEN]);
 
 #endif

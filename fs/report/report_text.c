@@ -1,6 +1,6 @@
 /*
- * A report for people: one line for each subject, its name in front, so that one can be found
- * by grep; lines that would say nothing are left out.
+ * A report for people: one line for each subject, with its name in front for grep. Lines
+ * without information are left out.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -122,7 +122,7 @@ static void print_cache(FILE *out, const struct counters *c)
     uint64_t hits = get(&c->cache_hits), waits = get(&c->cache_waits);
     uint64_t misses = get(&c->cache_misses);
     if (hits + waits + misses == 0)
-        return; /* files that are stored on this node need no cache of ours */
+        return; /* files stored on this node need no cache of ours */
     fprintf(out, "  %-12s %s hits, %s misses, %s waits for another (%.1f %%), %s of %s\n",
             "block cache", cli_format_count(hits, a), cli_format_count(misses, b),
             cli_format_count(waits, d), percent(hits + waits, hits + waits + misses),
@@ -140,7 +140,7 @@ static void print_prefetched(FILE *out, const struct counters *c)
                 cli_format_count(get(&c->prefetched_dropped), d));
 }
 
-/* What was read ahead by what readers asked for, or by a known order. */
+/* Read-ahead that follows readers' requests, or a known order. */
 static void print_foreseen(FILE *out, const struct counters *c)
 {
     static const char *const kinds[] = {"nothing",         "pieces of large files",
@@ -188,7 +188,7 @@ static void print_fetched(FILE *out, const struct report *v)
     char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
     double ratio = summary_fetched_per_byte(c, &v->sum);
     if (!get(&c->source_reads) || c->stage_folder[0])
-        return; /* of a copy there is more to tell */
+        return; /* a copy has more to report */
     fprintf(out, "  %-12s %s by %s reads of the archive", "fetched",
             cli_format_bytes(get(&c->source_bytes), a),
             cli_format_count(get(&c->source_reads), b));

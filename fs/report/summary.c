@@ -1,7 +1,6 @@
 /*
- * Adding up the slots of the worker threads. They go on writing meanwhile: each number
- * is right for some moment, and no two of them for the same one, which is good enough
- * for people.
+ * Adds up the slots of the worker threads while these keep writing. Each number is right for
+ * some moment, but no two for the same one, which is good enough for people.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -78,14 +77,14 @@ uint64_t summary_last_use_ns(const struct counters *counters)
     return last;
 }
 
-/* From the start to the last sign of use: the rate of a job, not of its idle tail. */
+/* From the start to the last use: gives the rate of a job, without its idle tail. */
 static uint64_t busy_ns(const struct counters *counters)
 {
     uint64_t last = summary_last_use_ns(counters);
     return last > counters->started_ns ? last - counters->started_ns : 1;
 }
 
-/* ---- the line: parts that have something to tell, in order of what a job asks first ---- */
+/* ---- the line: its non-empty parts, those that a job asks for first in front ---- */
 
 struct line {
     char *text;
@@ -104,7 +103,7 @@ static void put(struct line *line, const char *format, ...)
     if (n > 0)
         line->length += (size_t)n;
     if (line->length >= line->size)
-        line->length = line->size - 1; /* cut */
+        line->length = line->size - 1; /* truncated */
 }
 
 static double percent(uint64_t part, uint64_t whole)
@@ -134,7 +133,7 @@ static void put_waits(struct line *line, const struct summary *sum)
         put(line, ", 99%% of reads within %s", cli_format_time(ns, within));
 }
 
-/* Hits by kind. What came from nowhere (holes) is no hit and no miss. */
+/* Hits by kind. Bytes without a source (holes) are neither hit nor miss. */
 static void put_origins(struct line *line, const struct summary *sum)
 {
     static const char *const names[COUNTERS_ORIGINS] = {

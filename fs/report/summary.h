@@ -1,6 +1,6 @@
 /*
- * The counters of a mount, added up, and the line that says at its end what the job
- * got: the time that readers waited tells whether a GPU was starved.
+ * A mount's counters, added up, and the line that summarises them at the mount's end. The time
+ * that readers waited shows whether a GPU was starved.
  */
 #ifndef ONEPOT_SUMMARY_H
 #define ONEPOT_SUMMARY_H
@@ -15,15 +15,15 @@ struct summary {
     uint64_t requests_all;
     uint64_t errors;
     uint64_t reads_waited;                             /* for storage, or for another thread */
-    uint64_t read_bytes, read_files;                   /* whoever asked for them */
-    uint64_t ahead_requests, ahead_bytes, ahead_files; /* before a reader did */
+    uint64_t read_bytes, read_files;                   /* for readers and helpers alike */
+    uint64_t ahead_requests, ahead_bytes, ahead_files; /* before a reader asked */
     uint64_t service_ns, read_service_ns;
     uint64_t last_request_ns; /* CLOCK_MONOTONIC; 0: none yet */
     uint64_t histogram[COUNTERS_BUCKETS];
-    uint64_t origins[COUNTERS_ORIGINS]; /* READs without those that failed */
+    uint64_t origins[COUNTERS_ORIGINS]; /* successful READs */
 };
 
-/* All slots of a mount that may be running. */
+/* Add up all slots of a mount, which may be running. */
 void summary_read(const struct counters *counters, struct summary *ret_summary);
 
 /*
@@ -32,17 +32,17 @@ void summary_read(const struct counters *counters, struct summary *ret_summary);
  */
 uint64_t summary_wait_ns(const struct summary *sum, double share);
 
-/* Bytes read of the archive for each byte that was sent to readers; negative: not known. */
+/* Bytes read from the archive for each byte sent to readers; negative: unknown. */
 double summary_fetched_per_byte(const struct counters *counters, const struct summary *sum);
 
-/* The newest sign of use: a request, or a command that began to share the mount. */
+/* Time of the last use: a request, or a command that began to share the mount. */
 uint64_t summary_last_use_ns(const struct counters *counters);
 
 /*
  * "1,234 files, 20.3 GiB read in 10.0 min (34.6 MiB/s); readers waited 12.3 s, 99% of reads
  * within 2.0 ms; reads from the block cache 98%, storage 2%; 1.04 bytes fetched for each one
- * read": what there is nothing to tell of is left out. Cut to `size`, which SUMMARY_MAX is
- * enough for. Returns buf.
+ * read". Parts without information are left out. Cut to `size`, for which SUMMARY_MAX is
+ * enough. Returns buf.
  */
 #define SUMMARY_MAX 768
 const char *summary_line(const struct counters *counters, char *buf, size_t size);

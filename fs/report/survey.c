@@ -1,6 +1,6 @@
 /*
- * Sizes are counted by powers of two: that needs no memory, however many files there are,
- * and is what a person looks for (are they small? is there one that is huge?).
+ * Sizes are counted by powers of two. That needs the same memory for any number of files, and
+ * answers a person's questions: are they small? is one of them huge?
  */
 #include "survey.h"
 

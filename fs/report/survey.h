@@ -1,5 +1,5 @@
 /*
- * What an archive holds, counted: one walk over its index, no member is touched.
+ * Counts an archive's contents in one walk over its index; no member is touched.
  */
 #ifndef ONEPOT_SURVEY_H
 #define ONEPOT_SURVEY_H
@@ -22,10 +22,10 @@ struct survey {
     uint64_t smallest_bytes, largest_bytes; /* 0 without files */
 };
 
-/* -EUCLEAN. */
+/* Errors: -EUCLEAN. */
 int survey_index(const struct index *index, struct survey *ret_survey);
 
-/* The class of a size. */
+/* The size class of `bytes`. */
 unsigned survey_class(uint64_t bytes);
 
 #endif

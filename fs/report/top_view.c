@@ -1,5 +1,6 @@
 /*
- * Rates are differences of counters over the time between two looks, whatever that was.
+ * A rate is the difference of a counter between two looks, divided by the time between them,
+ * however long that was.
  */
 #include "top_view.h"
 
@@ -27,7 +28,7 @@ void top_sample(const struct counters *c, uint64_t at_ns, struct top_sample *ret
     summary_read(c, &ret_sample->sum);
 }
 
-/* What is printed of one interval. */
+/* The figures printed for one interval. */
 struct rates {
     double seconds;
     const struct top_sample *was, *is;
@@ -59,7 +60,7 @@ static void print_now(FILE *out, const struct rates *r)
             cli_format_count(rate(r, was->requests_all, is->requests_all), d));
 }
 
-/* A second of waiting a second: one reader did nothing else. */
+/* One second of waiting per second: one reader did nothing but wait. */
 static void print_waits(FILE *out, const struct rates *r)
 {
     const struct summary *was = &r->was->sum, *is = &r->is->sum;

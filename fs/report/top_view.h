@@ -1,5 +1,5 @@
 /*
- * One mount in `onepot top`: what it did since it was last looked at, in a few lines.
+ * One mount in `onepot top`: its work since the last look, in a few lines.
  *
  *     struct top_sample was = {0}, is;
  *     top_sample(slot->counters, now_ns, &is);
@@ -14,11 +14,11 @@
 #include "counters.h"
 #include "summary.h"
 
-/* The counters that have rates, at a moment. */
+/* The counters that have rates, at one moment. */
 struct top_sample {
-    uint64_t at_ns; /* CLOCK_MONOTONIC; 0: there is none */
+    uint64_t at_ns; /* CLOCK_MONOTONIC; 0: no sample */
     int32_t daemon_pid;
-    uint64_t daemon_start_ticks; /* the two tell mounts apart */
+    uint64_t daemon_start_ticks; /* these two tell mounts apart */
     struct summary sum;
     uint64_t cache_hits, cache_misses;
     uint64_t source_reads, source_bytes, troubles;
@@ -27,8 +27,8 @@ struct top_sample {
 void top_sample(const struct counters *counters, uint64_t at_ns, struct top_sample *ret_sample);
 
 /*
- * The rates between two samples; since the mount began where there is no first one. `state`
- * as find_mount_state has it.
+ * Print the rates between two samples, or since the mount began if there is no first one.
+ * `state` is as from find_mount_state.
  */
 void top_print(FILE *out, const struct counters *counters, const char *state,
                const struct top_sample *was, const struct top_sample *is);
