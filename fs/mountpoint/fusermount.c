@@ -1,8 +1,7 @@
 /*
- * The protocol: the helper finds a socket in $_FUSE_COMMFD, opens /dev/fuse, mounts,
- * and sends the descriptor back as ancillary data of one byte. It runs with the C
- * locale, because its words are all it says of errors, and "Device or resource busy"
- * has to be known from others.
+ * The protocol: the helper finds a socket in $_FUSE_COMMFD, opens /dev/fuse, mounts, and sends
+ * the descriptor back as ancillary data of one byte. It runs with the C locale, because it
+ * reports errors only in words, and "Device or resource busy" must be recognised.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -66,7 +65,7 @@ static int helper_environment(const char *commfd, char ***ret_env)
     return 0;
 }
 
-/* Start it with no input and all output in the pipe, all signals as at login. */
+/* Start it with no input, all output to the pipe, and signals as at login. */
 static int spawn(char *const argv[], const char *commfd, int output, pid_t *ret_pid)
 {
     posix_spawn_file_actions_t actions;
@@ -100,7 +99,7 @@ static long since_ms(const struct timespec *start)
     return (now.tv_sec - start->tv_sec) * 1000 + (now.tv_nsec - start->tv_nsec) / 1000000;
 }
 
-/* What it says until it closes its output or the time is over; cut to its first line. */
+/* Read its output until it closes that or the time is over; keep the first line. */
 static void listen_to(int fd, const struct timespec *start, char said[FUSERMOUNT_SAID_MAX])
 {
     size_t len = 0;
@@ -134,7 +133,7 @@ static int reap(pid_t pid, const struct timespec *start)
         if (since_ms(start) > HELPER_LIMIT_MS) {
             kill(pid, SIGKILL);
             poll(NULL, 0, 100);
-            waitpid(pid, &status, WNOHANG); /* or it is stuck in the kernel */
+            waitpid(pid, &status, WNOHANG); /* unless it is stuck in the kernel */
             return -ETIMEDOUT;
         }
         usleep(REAP_STEP_US);
@@ -171,7 +170,7 @@ static int run_helper(char *const argv[], const char *commfd, char said[FUSERMOU
     return r > 0 ? -EPERM : r;
 }
 
-/* The descriptor that the helper sent before it exited. */
+/* Receive the descriptor that the helper sent before it exited. */
 static int receive_fd(int sock, int *ret_fd)
 {
     char byte;

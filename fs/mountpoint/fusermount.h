@@ -1,7 +1,7 @@
 /*
- * fusermount3 and fusermount, the setuid helpers by which an ordinary user mounts and
- * unmounts. They are programs of their own, so everything here is bounded in time and
- * ends in words: what the helper said.
+ * fusermount3 and fusermount, the setuid helpers by which an ordinary user mounts and unmounts.
+ * They are separate programs, so everything here is bounded in time, and errors come with the
+ * helper's words.
  */
 #ifndef ONEPOT_FUSERMOUNT_H
 #define ONEPOT_FUSERMOUNT_H
@@ -11,13 +11,13 @@
 
 #define FUSERMOUNT_SAID_MAX 256
 
-/* Look for "fusermount3" or "fusermount" in $PATH, then where they usually are. -ENOENT. */
+/* Look for "fusermount3" or "fusermount" in $PATH, then in its usual places. -ENOENT. */
 int fusermount_find(const char *program, char ret_path[PATH_MAX]);
 
 /*
- * Mount; the descriptor of /dev/fuse comes back. `path` is from fusermount_find,
- * `options` a list as after -o. On failure `said` has the helper's first line. One
- * thread only may run in the process.
+ * Mount, and return the descriptor of /dev/fuse. `path` is from fusermount_find, `options` a
+ * list as after -o. On failure `said` has the helper's first line. The process must have only
+ * one thread.
  */
 int fusermount_mount(const char *path, const char *mountpoint, const char *options,
                      char said[FUSERMOUNT_SAID_MAX], int *ret_fd);

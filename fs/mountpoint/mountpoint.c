@@ -1,6 +1,5 @@
 /*
- * Ways to mount, one after the other, each with what it said when it failed; and the
- * way back.
+ * Tries each way to mount in turn, and keeps each failure's message; also unmounts.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +22,7 @@
 
 #define LINKS_MAX 40 /* as many symbolic links as Linux follows */
 
-/* ---- which ways ---- */
+/* ---- the ways to mount ---- */
 
 static const struct way {
     const char *name;
@@ -66,7 +65,7 @@ int mount_methods(unsigned *ret_methods)
 void mount_report_add(struct mount_report *report, const char *way, const char *said)
 {
     size_t len = strlen(report->tried), n = strlen(way);
-    /* Helpers begin their lines with their own name. */
+    /* A helper's lines begin with its own name. */
     if (strncmp(said, way, n) == 0 && strncmp(said + n, ": ", 2) == 0)
         said += n + 2;
     snprintf(report->tried + len, sizeof(report->tried) - len, "%s%s: %s", len ? "; " : "", way,
@@ -162,7 +161,7 @@ static int by_syscall(const struct mount_request *rq, struct mount_report *repor
     return r;
 }
 
-/* The list after -o; commas and backslashes of the archive's name are escaped. */
+/* The list after -o, with commas and backslashes in the archive's name escaped. */
 static int helper_options(const struct mount_request *rq, char **ret_options)
 {
     size_t size = 2 * strlen(rq->fsname) + 256, n;
@@ -197,7 +196,10 @@ static int by_helper(const char *program, const struct mount_request *rq,
         return r;
     }
     if (access("/proc/self/mountinfo", R_OK) < 0) {
-        /* It would mount, and then refuse to unmount what it can't find in there. */
+        /*
+         * Without it the helper would mount, but then fail to find the mount and refuse to
+         * unmount it.
+         */
         mount_report_add(report, program, "it needs /proc");
         return -ENOENT;
     }
@@ -237,7 +239,7 @@ int mountpoint_mount(const struct mount_request *rq, unsigned methods,
 
 /* ---- paths ---- */
 
-/* Cut `path` into the folder and the last component; false if that is "." or "..". */
+/* Split `path` into the folder and the last component; false if that is "." or "..". */
 static bool split(const char *path, char folder[PATH_MAX], char base[PATH_MAX])
 {
     size_t len = strlen(path);
@@ -332,15 +334,15 @@ int mountpoint_answers(const char *path, int timeout_ms)
     if (pid < 0)
         return -errno;
     if (pid == 0) {
-        struct statfs st; /* stat's answer may be the kernel's, long after the daemon died */
+        struct statfs st; /* stat may be answered by the kernel, long after the daemon died */
         _exit(statfs(path, &st) < 0 ? errno : 0);
     }
-    close(steal_fd(&write_end)); /* the child's copy closes when it ends */
+    close(steal_fd(&write_end)); /* the child closes its copy by ending */
     struct pollfd p = {.fd = read_end, .events = POLLIN};
     int r = poll(&p, 1, timeout_ms);
     if (r <= 0) {
         int err = r < 0 ? errno : ETIMEDOUT;
-        kill(pid, SIGKILL); /* it ends when the kernel lets it */
+        kill(pid, SIGKILL); /* it ends when the kernel permits */
         waitpid(pid, &status, WNOHANG);
         return -err;
     }
@@ -349,6 +351,6 @@ int mountpoint_answers(const char *path, int timeout_ms)
             return -errno;
     if (!WIFEXITED(status))
         return -EIO;
-    /* ECONNABORTED: the daemon died between the question and its answer. */
+    /* ECONNABORTED: the daemon died before it answered. */
     return WEXITSTATUS(status) == ECONNABORTED ? -ENOTCONN : -WEXITSTATUS(status);
 }

@@ -1,13 +1,13 @@
 /*
- * Root's child has a mount namespace alone, and keeps all that it may. Of others it has a
- * user namespace, too, with its own user and group mapped to themselves: the command sees
- * the same IDs as always. Supplementary groups stay in force but can't be changed
- * (setgroups is denied, without which the kernel accepts no group map from an ordinary
- * user). Processes that join are in the same user namespace, without which they might not
- * read each other's memory, as the ranks of MPI do.
+ * A child of root gets only a mount namespace, and keeps its rights. Another user's child also
+ * gets a user namespace, with its own user and group mapped to themselves, so the command sees
+ * the usual IDs. Supplementary groups stay in force but can't be changed: setgroups is denied,
+ * because the kernel otherwise accepts no group map from an ordinary user. Processes that join
+ * are in the same user namespace; otherwise they might not read each other's memory, as the
+ * ranks of MPI do.
  *
- * /dev/fuse is opened inside: the kernel wants the namespace of whoever opened the
- * device to be that of the mount. Reading it works from anywhere.
+ * /dev/fuse is opened inside, because the kernel requires that the device was opened in the
+ * mount's namespace. Reading it works from anywhere.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +30,7 @@
 
 #define ENTER_LIMIT_MS 10000
 
-/* What the child says: where it is, and how that went. */
+/* The child's report: the step it reached, and the result. */
 struct word {
     enum { ENTERED, MOUNTED, ANSWERED } about;
     int err;                       /* 0 or -errno */
@@ -60,7 +60,7 @@ static int send_word(int sock, struct word word, int fd)
     return sendmsg(sock, &msg, MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-/* The next word; -EPIPE when the other side is gone. *ret_fd is -1 if none came along. */
+/* The next message; -EPIPE when the other side is gone. *ret_fd is -1 if no descriptor came. */
 static int receive_word(int sock, int timeout_ms, struct word *ret_word, int *ret_fd)
 {
     union {
@@ -109,7 +109,7 @@ static int enter_user_namespace(void)
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0)
         return -errno;
     int r = write_text("/proc/self/setgroups", "deny");
-    if (r == 0 || r == -ENOENT) /* there is none before Linux 3.19 */
+    if (r == 0 || r == -ENOENT) /* missing before Linux 3.19 */
         r = write_text("/proc/self/uid_map", uid_map);
     if (r == 0)
         r = write_text("/proc/self/gid_map", gid_map);
@@ -120,13 +120,13 @@ static int enter_new(void)
 {
     int r = unshare(CLONE_NEWNS) < 0 ? enter_user_namespace() : 0;
 
-    /* Mounts of the node still come in; ours does not go out. */
+    /* Mounts of the node still appear inside; ours does not appear outside. */
     if (r == 0 && mount("none", "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
         r = -errno;
     return r;
 }
 
-/* The caller's own user namespace is refused with EINVAL: then it is in there already. */
+/* EINVAL means the caller's own user namespace, which it is already in. */
 static int set_namespaces(const struct namespace *ns)
 {
     if ((setns(ns->user_ns, CLONE_NEWUSER) < 0 && errno != EINVAL) ||
@@ -135,7 +135,7 @@ static int set_namespaces(const struct namespace *ns)
     return 0;
 }
 
-/* Root and working directory become those of the namespace. */
+/* Set the root and the working directory to those of the namespace. */
 static int enter_other(const struct namespace *ns)
 {
     struct stat before, after;
@@ -151,7 +151,7 @@ static int enter_other(const struct namespace *ns)
     return chdir(cwd) < 0 ? -errno : 0;
 }
 
-/* Serve the parent's wishes: '?' asks whether the mount answers, '!' launches. */
+/* Serve the parent's requests: '?' asks whether the mount answers, '!' launches. */
 static void obey(int sock, const char *mountpoint, void (*launch)(void *ctx), void *ctx)
 {
     char wish;
@@ -169,10 +169,10 @@ static void obey(int sock, const char *mountpoint, void (*launch)(void *ctx), vo
 }
 
 /*
- * Another job's mount at the place would be kept alive by its copy here. When the original is
- * unmounted, the kernel does so with what lies there in the namespaces that follow, whatever
- * it is: something else must lie below ours then. (In a user namespace the copy can't be
- * unmounted. There it goes with the original where mounts are shared, as systemd has them.)
+ * A copy here would keep another job's mount at this place alive. And when the original is
+ * unmounted, the kernel also unmounts whatever lies there in the namespaces that follow, so
+ * something else must lie below ours then. (In a user namespace the copy can't be unmounted.
+ * There it goes with the original where mounts are shared, as systemd has them.)
  */
 static void replace_copies(const char *mountpoint)
 {
@@ -203,7 +203,7 @@ static int mount_there(int sock, const struct mount_request *rq)
     return word.err;
 }
 
-/* `rq` is NULL in namespaces that are there already. */
+/* `rq` is NULL for namespaces that exist already. */
 static _Noreturn void child(int sock, const struct namespace *ns,
                             const struct mount_request *rq, void (*launch)(void *ctx),
                             void *ctx)
@@ -230,7 +230,7 @@ static int open_namespaces(struct namespace *ns)
     return ns->user_ns < 0 || ns->mnt_ns < 0 ? -errno : 0;
 }
 
-/* Hear the child out until it has mounted. */
+/* Read the child's messages until it has mounted. */
 static int hear(struct namespace *ns, struct mount_report *report, int *ret_fuse_fd)
 {
     struct word word = {.about = ENTERED};

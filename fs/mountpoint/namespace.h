@@ -1,8 +1,8 @@
 /*
- * A private mount namespace, within a user namespace where the caller is not root: where
- * nobody may mount for everybody to see, or something else is mounted at that place, an
- * ordinary user may still mount for one process and its children, where the kernel
- * allows user namespaces. `run` alone can use that: its command is that process.
+ * A private mount namespace, within a user namespace if the caller is not root. Where nobody
+ * may mount for everybody to see, or the place is occupied, an ordinary user may still mount
+ * for one process and its children, if the kernel allows user namespaces. Only `run` can use
+ * that: its command is that process.
  *
  *     namespace_start(&request, report, launch, ctx, &ns, &fuse_fd)
  *         a child enters the namespaces, mounts, hands back the descriptor, waits
@@ -11,8 +11,8 @@
  *     namespace_go(&ns)                  the child calls launch(ctx), which execs
  *     namespace_unmount(&ns, lazy)       when the command has ended
  *
- * The child is a child of the caller, who waits for it. If the caller dies before
- * namespace_go, the child ends.
+ * The caller is the child's parent and waits for it. If the caller dies before namespace_go,
+ * the child ends.
  */
 #ifndef ONEPOT_NAMESPACE_H
 #define ONEPOT_NAMESPACE_H
@@ -26,8 +26,8 @@ struct namespace
 {
     pid_t child;
     unsigned dev_major, dev_minor; /* of the mount */
-    int sock;                      /* to the child until it goes */
-    int user_ns, mnt_ns;           /* hold the namespaces, for unmounting in them */
+    int sock;                      /* to the child until namespace_go */
+    int user_ns, mnt_ns;           /* keep the namespaces, to unmount inside them */
     const char *mountpoint;
 };
 #define NAMESPACE_NONE ((struct namespace){.sock = -1, .user_ns = -1, .mnt_ns = -1})
@@ -39,24 +39,26 @@ int namespace_start(const struct mount_request *request, struct mount_report *re
 
 /*
  * Start a child in the namespaces that process `pid`, of the same user, holds by these
- * descriptors. It sees the mount there, and waits as the one that made it does. -EXDEV: its
- * root would be another directory; -EPERM and the like: not allowed to, or they are gone.
+ * descriptors. It sees the mount there, and waits like the child of namespace_start. -EXDEV:
+ * its root would be another directory; -EPERM and the like: not allowed, or they are gone.
  */
 int namespace_join(pid_t pid, int user_fd, int mount_fd, const char *mountpoint,
                    void (*launch)(void *ctx), void *ctx, struct namespace *ret_namespace);
 
-/* As mountpoint_answers, seen from within. */
+/* As mountpoint_answers, from inside. */
 int namespace_answers(const struct namespace *ns, int timeout_ms);
 
 int namespace_go(struct namespace *ns);
 
-/* As mountpoint_unmount, within; processes that the command left behind may be in it. */
+/*
+ * As mountpoint_unmount, from inside; processes that the command left may still use the mount.
+ */
 int namespace_unmount(const struct namespace *ns, bool lazy);
 
-/* Close the descriptors alone: in a process that was forked meanwhile. */
+/* Only close the descriptors: for a process that was forked meanwhile. */
 void namespace_forget(struct namespace *ns);
 
-/* End a child that still waits; let go of the namespaces. */
+/* End a child that still waits; release the namespaces. */
 void namespace_close(struct namespace *ns);
 
 #endif
