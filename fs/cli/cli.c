@@ -1,8 +1,8 @@
 /*
- * The edge of the program: options are read here, and faults become lines.
+ * The edge of the program: reads options, and turns faults into lines.
  *
- * Every message is put together in memory and written at once, so that the lines of
- * several processes (the ranks of a job share one log) do not mix.
+ * Every message is built in memory and written at once, so that the lines of several processes
+ * (the ranks of a job share one log) do not mix.
  */
 #include "cli.h"
 
@@ -81,7 +81,7 @@ int cli_finish(int status)
     int err = 0;
     if (fclose(stdout) != 0)
         err = errno;
-    /* A program that was started without standard output may print nothing. */
+    /* A program started without standard output may print nothing. */
     if (!failed && (!err || (err == EBADF && !pending)))
         return status;
     cli_failf("standard output", "%s", err ? strerror(err) : "not everything could be written");
@@ -122,7 +122,7 @@ static void print_usage(const struct cli_usage *usage)
 
 #define LONGS_MAX 64
 
-/* An error about a long option, with the nearest that exists. */
+/* An error about an unknown long option, with the nearest that exists. */
 static int unknown_long(const struct cli_usage *usage, const char *given,
                         const struct option *longs)
 {
@@ -138,7 +138,7 @@ static int unknown_long(const struct cli_usage *usage, const char *given,
     return cli_usage_error(usage, "there is no option '%.*s'", (int)len + 2, given);
 }
 
-/* getopt said '?' or ':': say what is wrong. */
+/* getopt returned '?' or ':': print what is wrong. */
 static int bad_option(const struct cli_usage *usage, int opt, char **argv,
                       const struct option *longs)
 {
@@ -214,7 +214,9 @@ static unsigned least3(unsigned a, unsigned b, unsigned c)
     return least < c ? least : c;
 }
 
-/* Insertions, deletions, replacements and swaps of neighbours that make a into b. */
+/*
+ * The number of insertions, deletions, replacements and swaps of neighbours that turn a into b.
+ */
 static unsigned distance(const char *a, size_t a_len, const char *b, size_t b_len)
 {
     unsigned d[NEAREST_MAX + 1][NEAREST_MAX + 1];
@@ -247,7 +249,7 @@ const char *cli_nearest(const char *word, const char *const *candidates)
             continue;
         unsigned d = distance(word, len, *candidates, candidate_len);
         if (len >= 2 && strncmp(*candidates, word, len) == 0)
-            d = 1; /* the beginning of it */
+            d = 1; /* a prefix of it */
         if (d < best_distance || (d == best_distance && !best && d < candidate_len)) {
             best = *candidates;
             best_distance = d;

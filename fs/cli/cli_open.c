@@ -1,6 +1,6 @@
 /*
- * Open an archive with the terminal wired to it: notes stay as lines, long steps are
- * shown as progress, a failure becomes the error line.
+ * Open an archive with the terminal connected: notes stay as lines, long steps show progress, a
+ * failure becomes the error line.
  */
 #include "budget.h"
 #include "cli.h"

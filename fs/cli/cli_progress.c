@@ -1,7 +1,7 @@
 /*
- * Progress of long work: one line on standard error that is drawn over itself, with
- * bytes, files, rate and time left. Where standard error is no terminal nothing is
- * shown, unless a person asks for it: then it is a line every few seconds, for a log.
+ * Progress of long work: one line on standard error that is redrawn, with bytes, files, rate
+ * and time left. If standard error is no terminal nothing is shown, unless a person requests
+ * it; then a line is printed every few seconds, for a log.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 
 #define TERMINAL_PERIOD_NS UINT64_C(200000000)
 #define LOG_PERIOD_NS UINT64_C(2000000000)
-#define PATIENCE_NS UINT64_C(300000000) /* what is done sooner needs no progress line */
+#define PATIENCE_NS UINT64_C(300000000) /* shorter work needs no progress line */
 #define LINE_MAX_BYTES 256
 
 void cli_progress_start(struct cli_progress *progress, enum cli_progress_mode mode)
@@ -29,7 +29,7 @@ void cli_progress_start(struct cli_progress *progress, enum cli_progress_mode mo
     };
 }
 
-/* snprintf that goes on where the last one ended. */
+/* snprintf that continues where the last call ended. */
 __attribute__((format(printf, 2, 3))) static void append(char line[LINE_MAX_BYTES],
                                                          const char *format, ...)
 {
@@ -40,7 +40,7 @@ __attribute__((format(printf, 2, 3))) static void append(char line[LINE_MAX_BYTE
     va_end(args);
 }
 
-/* What the state was when it was looked at. */
+/* A copy of the state at one moment. */
 struct snapshot {
     uint64_t done, total, members, members_total;
 };

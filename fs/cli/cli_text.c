@@ -1,8 +1,8 @@
 /*
  * Numbers for people, and names for terminals and for JSON.
  *
- * A name in an archive is any bytes. On a terminal, bytes that would act on it come
- * out as \xNN; in a pipe they stay what they are, so that a script gets the real name.
+ * A name in an archive may be any bytes. On a terminal, bytes that could control it are printed
+ * as \xNN. In a pipe they stay unchanged, so that a script gets the real name.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -74,7 +74,7 @@ void cli_print_safe(FILE *out, const char *bytes, size_t len)
 
 void cli_print_name(FILE *out, const char *bytes, size_t len)
 {
-    /* Asked once: a listing has millions of names. */
+    /* Looked up once: a listing has millions of names. */
     static int stdout_is_terminal = -1;
     if (stdout_is_terminal < 0)
         stdout_is_terminal = isatty(STDOUT_FILENO);

@@ -8,8 +8,8 @@
 #include "interrupt.h"
 
 /*
- * timeout(1) and batch systems send a signal to the process and to its group: what comes
- * at once is the same one. A person who asks again later wants an end at any price.
+ * timeout(1) and batch systems signal the process and also its group, so two signals in quick
+ * succession are one request. A person who asks again later wants an end at any price.
  */
 #define SAME_SIGNAL_NS UINT64_C(1000000000)
 
@@ -22,7 +22,7 @@ static void on_signal(int number)
     atomic_store(&flag, number);
     if (atomic_compare_exchange_strong(&first_ns, &first, now))
         return;
-    /* Two threads may have one each: then `first` may be the later moment. */
+    /* Two threads may each handle one; then `first` may be the later moment. */
     if (now < first + SAME_SIGNAL_NS)
         return;
     signal(number, SIG_DFL);

@@ -1,5 +1,5 @@
 /*
- * A signal that asks a command to end becomes a flag, so that the command can clean up and
+ * Turns a signal that asks a command to end into a flag, so that the command can clean up and
  * then die of that signal, as the shell expects.
  *
  *     interrupt_catch();
@@ -10,19 +10,24 @@
 #ifndef ONEPOT_INTERRUPT_H
 #define ONEPOT_INTERRUPT_H
 
-/* SIGINT, SIGTERM and SIGHUP to `handler`; what was ignored (nohup) stays ignored. */
+/*
+ * Pass SIGINT, SIGTERM and SIGHUP to `handler`; signals that were ignored (nohup) stay ignored.
+ */
 void interrupt_handle(void (*handler)(int number));
 
-/* The same to the flag. A second signal, a second or more after the first, ends at once. */
+/*
+ * The same for the flag. A second signal, a second or more after the first, ends the process at
+ * once.
+ */
 void interrupt_catch(void);
 
-/* The number of the signal that came, or 0. */
+/* The number of the signal received, or 0. */
 const _Atomic int *interrupt_flag(void);
 
-/* Write out what is buffered and die of the signal that came. */
+/* Flush buffered output and die of the signal received. */
 void interrupt_die(void);
 
-/* Die of that signal, be it caught or blocked. */
+/* Die of that signal, even if it is caught or blocked. */
 void interrupt_die_of(int number);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Follows a path through the index, component by component. A symbolic link is
- * replaced by its target in the text that is still to be walked, as the kernel does.
+ * Follows a path through the index, component by component. As in the kernel, a symbolic link's
+ * target replaces the link in the rest of the path.
  */
 #include "resolve.h"
 
@@ -13,10 +13,10 @@
 
 struct walk {
     const struct index *index;
-    uint32_t directory; /* where the walk is */
-    uint32_t found;     /* the entry that it came to */
+    uint32_t directory; /* the walk's current directory */
+    uint32_t found;     /* the entry that it reached */
     char *text;         /* of the last link, owned */
-    const char *rest;   /* what is still to be walked, in text or in the caller's path */
+    const char *rest;   /* the rest of the path, in `text` or in the caller's path */
     unsigned links;
 };
 

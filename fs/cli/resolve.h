@@ -1,6 +1,6 @@
 /*
- * A path within an archive, symbolic links followed: what a person means by a path on
- * the command line. (The kernel does this itself for a mount.)
+ * Finds a path within an archive and follows symbolic links, as a person expects on the command
+ * line. (For a mount the kernel does this itself.)
  */
 #ifndef ONEPOT_RESOLVE_H
 #define ONEPOT_RESOLVE_H
@@ -10,14 +10,13 @@
 #include "index.h"
 
 /*
- * The entry that `path` leads to, from the root; slashes in front are ignored. "." and
- * ".." mean what they mean everywhere. -ENOENT, -ENOTDIR, -ELOOP (over 40 links),
- * -EXDEV (a link or ".." that leads out of the archive: links to absolute paths do),
- * -ENOMEM, -EUCLEAN.
+ * The entry that `path` leads to, from the root; leading slashes are ignored. "." and ".." have
+ * their usual meaning. -ENOENT, -ENOTDIR, -ELOOP (over 40 links), -EXDEV (a link or ".." leads
+ * out of the archive; links to absolute paths do), -ENOMEM, -EUCLEAN.
  */
 int resolve_path(const struct index *index, const char *path, uint32_t *ret_position);
 
-/* What resolve_path's errors mean, for a message; NULL for those with no special sense. */
+/* The meaning of an error of resolve_path, for a message; NULL if it is the usual one. */
 const char *resolve_error(int err);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Each picture is written at once, from the upper left corner, each line cleared behind its
- * end: nothing flickers. Lines that are too long are cut by the terminal, which is told not to
- * wrap.
+ * Each picture is written at once, from the upper left corner, and each line is cleared after
+ * its end, so nothing flickers. The terminal, set not to wrap, truncates lines that are too
+ * long.
  */
 #include "screen.h"
 
@@ -25,7 +25,9 @@ void screen_start(struct screen *screen)
         raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
         raw.c_cc[VMIN] = 1;
         raw.c_cc[VTIME] = 0;
-        /* What ends or stops it without a word would leave the terminal like this. */
+        /*
+         * Keys that end or stop the program without warning would leave the terminal like this.
+         */
         raw.c_cc[VQUIT] = raw.c_cc[VSUSP] = _POSIX_VDISABLE;
         tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
     }

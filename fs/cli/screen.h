@@ -1,6 +1,6 @@
 /*
- * A terminal that is drawn over and over: `onepot top`. Plain ANSI sequences, understood by
- * all terminals of today; what was on the screen before is there again afterwards.
+ * A terminal screen that is redrawn, for `onepot top`. Uses plain ANSI sequences, which all
+ * current terminals understand. The earlier screen contents are restored afterwards.
  */
 #ifndef ONEPOT_SCREEN_H
 #define ONEPOT_SCREEN_H
@@ -20,12 +20,12 @@ struct screen {
 void screen_start(struct screen *screen);
 void screen_end(struct screen *screen);
 
-/* Show these lines from the top on, as many as there is room for, cut to its width. */
+/* Show these lines from the top, as many as fit, cut to the terminal's width. */
 void screen_draw(const char *text, size_t len);
 
 /*
- * Wait for a key: its byte; 0 when the time is over or a signal came (or the size of the
- * terminal changed); -1: there will be no more keys.
+ * Wait for a key and return its byte; 0 when the time is over or a signal came (or the size of
+ * the terminal changed); -1: there will be no more keys.
  */
 int screen_wait_key(const struct screen *screen, uint64_t wait_ns);
 
