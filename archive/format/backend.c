@@ -1,8 +1,8 @@
 /*
- * The registry of formats, and the one question that it answers: who knows this file?
+ * The registry of formats: finds the back end that knows a file.
  *
- * The order matters: an onepot archive is a tar as well, and a magic at a fixed place
- * is surer than tar's sums.
+ * The order matters: an onepot archive is also a tar, and a magic at a fixed place is surer
+ * than tar's sums.
  */
 #include "backend.h"
 
@@ -43,7 +43,10 @@ static int read_head(const struct source *source, uint8_t **ret_head, size_t *re
     return 0;
 }
 
-/* Only what is not the format as it is can be packed: a member's name may look so. */
+/*
+ * Does the back end find the file compressed as a whole? The uncompressed format is checked
+ * first, as a member's name may look like a compression's magic.
+ */
 static int fits_packed(const struct backend *backend, const struct source *source,
                        const uint8_t *head, size_t len, const char **ret_compression)
 {

@@ -1,5 +1,5 @@
 /*
- * By magic numbers, and no more than those: what is said of a stranger is never acted upon.
+ * Recognizes magic numbers only: nothing acts on the answer.
  */
 #include "stranger.h"
 
@@ -32,7 +32,7 @@ static bool has_magic(const uint8_t *head, size_t head_len, size_t at, const cha
     return head_len >= at + len && memcmp(head + at, magic, len) == 0;
 }
 
-/* SquashFS before 4.0 came in two byte orders. */
+/* Before 4.0, SquashFS had two byte orders. */
 static bool describe_squashfs(const uint8_t *head, size_t head_len, struct fault *fault)
 {
     const uint8_t *v = head + SQUASHFS_VERSION_AT;
