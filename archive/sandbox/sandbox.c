@@ -1,19 +1,18 @@
 /*
- * The sandbox: untrusted bytes are parsed in a child process that can do nothing but
- * compute, read the archive and write one file.
+ * The sandbox: parses untrusted bytes in a child process that can do nothing but compute, read
+ * the archive and write one file.
  *
- * It is a fork, not a new program, because what it runs is a function of this one. All
- * that comes back is a page of shared memory (progress, fault, result), which the
- * parent reads as it would read a file from the net: the child may have been taken
- * over by the archive that it parsed.
+ * It is a fork, not a new program, because it runs a function of this one. The only result is
+ * a page of shared memory (progress, fault, result). The parent reads it as warily as a file
+ * from the net, since the archive may have taken over the child that parsed it.
  *
- * The order inside the child matters: what needs privileges or files (limits,
- * /dev/null, closing what was inherited) comes first, and the system call filter
- * last (sandbox_filter.c).
+ * The order inside the child matters: steps that need privileges or files (limits, /dev/null,
+ * closing inherited descriptors) come first, and the system call filter last
+ * (sandbox_filter.c).
  *
- * The parent waits on a pidfd where the kernel has them (5.3) and looks around every
- * 20 ms otherwise. All its signals are blocked except within that wait, so that none
- * can slip in between a look at a flag and the wait.
+ * The parent waits on a pidfd if the kernel has them (5.3), and otherwise checks every 20 ms.
+ * All its signals are blocked except within that wait, so that none can slip in between
+ * checking a flag and waiting.
  */
 #include "sandbox.h"
 
@@ -39,19 +38,20 @@
 
 enum {
     DEFAULT_STALL_SECONDS = 60,
-    IDLE_FACTOR = 5,    /* wall-clock time allowed, in units of stall_seconds */
-    WATCH_MS = 200,     /* between two looks at the child */
-    TICK_MS = 20,       /* the same, without pidfds */
-    REAP_MS = 5000,     /* how long a killed child is waited for: it may hang in a read */
-    TICK_MAX_MS = 1000, /* time counted for one tick: the whole job may have been stopped */
+    IDLE_FACTOR = 5, /* wall-clock time allowed, in units of stall_seconds */
+    WATCH_MS = 200,  /* between two checks of the child */
+    TICK_MS = 20,    /* the same, without pidfds */
+    REAP_MS = 5000,  /* how long to wait for a killed child: it may hang in a read */
+    TICK_MAX_MS =
+        1000, /* most time counted for one tick: the whole job may have been stopped */
 };
 #define DEFAULT_MEMORY_BYTES (UINT64_C(1) << 30)
 
-/* What parent and child share. */
+/* Shared by parent and child. */
 struct shared {
     struct progress progress;
     struct fault fault;
-    _Atomic int done; /* the function returned; result is valid */
+    _Atomic int done; /* the function returned, so result is valid */
     int result;
 };
 
@@ -59,16 +59,16 @@ struct shared {
 struct run {
     struct shared *shared;
     pid_t pid;
-    int pidfd; /* -1: the kernel has none */
+    int pidfd; /* -1: the kernel lacks pidfds */
     sigset_t signals_before;
-    sigset_t signals_waiting; /* blocked while waiting: the same, and chatter */
-    int status;               /* as waitpid has it */
+    sigset_t signals_waiting; /* signals_before and the signals that don't end the wait */
+    int status;               /* as returned by waitpid */
     bool status_lost;
     uint64_t memory_bytes;
     uint32_t stall_seconds, idle_seconds;
     long watch_ms;
     const _Atomic bool *stop;
-    /* Stall accounting: what was seen last, and since then: */
+    /* Stall accounting: the progress last seen, and the time used since then. */
     uint64_t bytes_seen;
     uint64_t members_seen;
     uint64_t beats_seen;
@@ -89,7 +89,7 @@ static void set_limit(int resource, uint64_t value)
     setrlimit((__rlimit_resource_t)resource, &limit);
 }
 
-/* Private memory that the process has from its parent already: RLIMIT_DATA counts it. */
+/* Private memory inherited from the parent, which RLIMIT_DATA counts already. */
 static uint64_t inherited_data_bytes(void)
 {
     char text[256];
@@ -108,9 +108,9 @@ static uint64_t inherited_data_bytes(void)
 }
 
 /*
- * Memory that the parent shares with others, or with children of other kinds (counters, the
- * state of a copy): who takes this process over is not to write there. `kept` is what is shared
- * with it.
+ * Unmap memory that the parent shares with other processes, or with children of other kinds
+ * (counters, the state of a copy). An attacker who takes over this process must not write
+ * there. `kept` is the memory shared with this child.
  */
 static void drop_shared_memory(const void *kept)
 {
@@ -132,12 +132,12 @@ static void limit_resources(const struct sandbox_limits *limits, uint64_t memory
         set_limit(RLIMIT_DATA, data_bytes);
     set_limit(RLIMIT_CORE, 0);
     set_limit(RLIMIT_NPROC, 0);
-    set_limit(RLIMIT_NOFILE, 0); /* no new descriptors; those it has stay */
+    set_limit(RLIMIT_NOFILE, 0); /* no new descriptors; those it has stay open */
     if (limits->file_bytes) {
-        signal(SIGXFSZ, SIG_IGN); /* write(2) says EFBIG instead */
+        signal(SIGXFSZ, SIG_IGN); /* write(2) returns EFBIG instead */
         set_limit(RLIMIT_FSIZE, limits->file_bytes);
     }
-    /* A core may also go to a program, which RLIMIT_CORE does not stop. */
+    /* A core may also be piped to a program, which RLIMIT_CORE does not prevent. */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
@@ -170,7 +170,7 @@ static bool is_kept(const struct sandbox_limits *limits, int fd)
     return false;
 }
 
-/* Close all but the descriptors to keep; 0, 1 and 2 lead to /dev/null. */
+/* Close all descriptors but those to keep; redirect 0, 1 and 2 to /dev/null. */
 static void drop_descriptors(const struct sandbox_limits *limits)
 {
     enum { KEEP_MAX = 16 };
@@ -197,21 +197,21 @@ static void drop_descriptors(const struct sandbox_limits *limits)
 }
 
 /*
- * A child that somebody waits for ends with him by Ctrl-C. One in the background has nothing to
- * do with what is sent to all of a job (Ctrl-C that a program handles, SIGUSR1 of a batch
- * system): its parent says when it is to end, and takes it along when it is killed.
+ * A child in the foreground ends with its user by Ctrl-C. A child in the background ignores
+ * signals sent to the whole job (Ctrl-C that a program handles, SIGUSR1 of a batch system):
+ * its parent decides when it ends, and takes it along when killed.
  */
 static void reset_signals(bool in_background)
 {
     for (int s = 1; s < NSIG; s++) {
-        /* What is ignored stays so: a job in the background is not to mind Ctrl-C. */
+        /* Ignored signals stay ignored: a job in the background must not react to Ctrl-C. */
         struct sigaction now;
         if (sigaction(s, NULL, &now) == 0 && now.sa_handler != SIG_IGN)
             signal(s, SIG_DFL); /* fails for the two that can't be caught */
     }
     sigset_t blocked;
     if (in_background)
-        sigfillset(&blocked); /* none of a fault: those come all the same */
+        sigfillset(&blocked); /* fault signals still arrive */
     else
         sigemptyset(&blocked);
     sigprocmask(SIG_SETMASK, &blocked, NULL);
@@ -253,7 +253,7 @@ static bool reap(struct run *run)
     return r != 0;
 }
 
-/* Wait for the end of the child, at most `ms`, with signals let in. -EINTR or 0. */
+/* Wait at most `ms` for the child's end, with signals unblocked. -EINTR or 0. */
 static int pause_for(const struct run *run, long ms, const sigset_t *signals)
 {
     struct pollfd p = {.fd = run->pidfd, .events = POLLIN};
@@ -264,8 +264,8 @@ static int pause_for(const struct run *run, long ms, const sigset_t *signals)
 }
 
 /*
- * Kill the child and collect it. A child that hangs in an uninterruptible read does
- * not go: it is left behind after a while, so that the caller can say what is wrong.
+ * Kill the child and reap it. A child that hangs in an uninterruptible read can't be killed;
+ * it is left behind after a while, so that the caller can report the problem.
  */
 static void end_child(struct run *run)
 {
@@ -275,7 +275,7 @@ static void end_child(struct run *run)
         pause_for(run, WATCH_MS, NULL);
 }
 
-/* Account for `elapsed_s` without an end; an error when that was too long. */
+/* Account for `elapsed_s` in which the child did not end; an error if that was too long. */
 static int check_stall(struct run *run, double elapsed_s, struct fault *fault)
 {
     const struct progress *progress = &run->shared->progress;
@@ -304,7 +304,7 @@ static int check_stall(struct run *run, double elapsed_s, struct fault *fault)
     return 0;
 }
 
-/* Wait for the child's end. -EINTR, or the error of a stall: then it was killed. */
+/* Wait for the child's end. -EINTR, or the error of a stall: then the child was killed. */
 static int supervise(struct run *run, sandbox_watch *watch, void *watch_ctx,
                      struct fault *fault)
 {
@@ -353,7 +353,7 @@ static int crash(int signal, struct fault *fault)
     }
 }
 
-/* What a child that has ended says, or what its end says. */
+/* The result that an ended child left, or the error that its death means. */
 static int outcome(const struct run *run, struct fault *fault)
 {
     if (!run->status_lost && WIFSIGNALED(run->status))
@@ -366,7 +366,7 @@ static int outcome(const struct run *run, struct fault *fault)
         return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the archive confused its parser: damaged archive");
     if (result < 0 && fault && !fault->err) {
-        *fault = run->shared->fault; /* no pointers; fault_describe minds what it holds */
+        *fault = run->shared->fault; /* has no pointers; fault_describe distrusts its text */
         fault->member[sizeof(fault->member) - 1] = '\0';
         fault->what[sizeof(fault->what) - 1] = '\0';
         fault->advice[sizeof(fault->advice) - 1] = '\0';
@@ -383,9 +383,9 @@ static int outcome(const struct run *run, struct fault *fault)
 }
 
 /*
- * Which signals don't end the wait: all that the caller handles, but for those that ask it to
- * end. A program that has a profiler's timer, or that its batch system sends SIGUSR1, wants to
- * go on; it gets them when the wait is over. What is not handled acts at once, as ever.
+ * Choose the signals that don't end the wait: all that the caller handles, except those that
+ * ask it to end. A program with a profiler's timer, or whose batch system sends SIGUSR1, wants
+ * to go on; it gets those signals after the wait. Unhandled signals act at once, as usual.
  */
 static void block_chatter(struct run *run)
 {
@@ -403,7 +403,7 @@ static void block_chatter(struct run *run)
 static int open_pidfd(pid_t pid)
 {
 #ifdef SYS_pidfd_open
-    return (int)syscall(SYS_pidfd_open, pid, 0); /* close-on-exec by nature */
+    return (int)syscall(SYS_pidfd_open, pid, 0); /* always close-on-exec */
 #else
     (void)pid;
     return -1;

@@ -1,9 +1,9 @@
 /*
- * The system calls that the sandbox's child may do. What is not on the list answers EPERM
- * instead of killing, because libraries probe for things (a locale, a configuration file)
- * that they can do without. No call on it takes a path, which fstat(3) of newer versions of
- * glibc does; nor does any set limits, or tell those of other processes. A sanitizer's runtime
- * does what no list foresees, so that there is no filter in such a build.
+ * The system calls that the sandbox's child may make. Calls not on the list return EPERM
+ * instead of killing, because libraries look for things (a locale, a configuration file) that
+ * they can do without. No call on it takes a path, so fstat(3) of newer versions of glibc
+ * fails. None sets limits or reveals those of other processes. A sanitizer's runtime makes
+ * calls that no list foresees, so such a build has no filter.
  */
 #include "sandbox_private.h"
 
@@ -29,7 +29,7 @@
 #endif
 
 #if defined(SANDBOX_ARCH) && !WITH_SANITIZER
-/* What reading an archive and building an index takes, the frequent ones first. */
+/* Calls for reading an archive and building an index, the frequent ones first. */
 static const int allowed_calls[] = {
     SYS_pread64,
     SYS_read,
@@ -72,7 +72,7 @@ static const int allowed_calls[] = {
 };
 
 #define DATA(field) ((uint32_t)offsetof(struct seccomp_data, field))
-/* The low half of an argument; the kernel takes no more of those that are tested. */
+/* The low half of an argument; the kernel uses no more of those tested here. */
 #define ARGUMENT(n) (DATA(args) + 8u * (n))
 
 struct program {
@@ -99,14 +99,14 @@ static void emit_machine_check(struct program *p)
     emit_return(p, ACTION_DENY);
     emit(p, BPF_LD | BPF_W | BPF_ABS, DATA(nr), 0, 0);
 #ifdef __x86_64__
-    emit(p, BPF_JMP | BPF_JGE | BPF_K, 0x40000000u, 0, 1); /* the x32 numbers */
+    emit(p, BPF_JMP | BPF_JGE | BPF_K, 0x40000000u, 0, 1); /* the numbers of x32 */
     emit_return(p, ACTION_DENY);
 #endif
 }
 
 /*
- * `call` only if its argument passes: BPF_JEQ asks whether it is `value`, BPF_JSET whether it
- * has any of the bits of `value`, and the answer has to be `wanted`.
+ * Allow `call` only if its argument passes. BPF_JEQ asks whether it equals `value`, BPF_JSET
+ * whether it has any of the bits of `value`; the answer must be `wanted`.
  */
 static void emit_tested(struct program *p, int call, unsigned argument, uint16_t test,
                         uint32_t value, bool wanted)
@@ -119,8 +119,8 @@ static void emit_tested(struct program *p, int call, unsigned argument, uint16_t
 }
 
 /*
- * No code, and no memory that RLIMIT_DATA does not count: it leaves out what has no file and is
- * shared, and what grows downwards as a stack does.
+ * Allow mmap, but no code, and no memory that RLIMIT_DATA leaves out: shared memory without a
+ * file, and memory that grows downwards as a stack does.
  */
 static void emit_mmap(struct program *p)
 {
