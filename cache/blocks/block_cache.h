@@ -75,7 +75,7 @@ void block_cache_free(struct block_cache *cache); /* no block may be in use */
 /* Changes the budget of a cache in use. Drops any excess before it returns. */
 void block_cache_set_budget(struct block_cache *cache, uint64_t budget_bytes);
 
-/* What the caller has to do for a block that was begun. */
+/* The caller's next step for a block that was begun. */
 enum block_begun {
     BLOCK_READY,    /* the block is there, as from block_cache_get */
     BLOCK_FORESEEN, /* as READY, but it was filled ahead and this is its first use */

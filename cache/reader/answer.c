@@ -1,13 +1,13 @@
 /*
- * How a read is put together. The index names extents; neighbours in the archive are
- * joined to runs. A short stored run is copied; a long one of a mapped source is
- * answered by its place in the mapping, if the page cache has it. If it has not, or if nothing
- * is mapped, the run is read into the scratch buffer: a read tells EIO from a truncated file
- * and does not fault its pages in one by one. Bytes of the mapping are handed out, never
- * touched here: a page that is gone is an EFAULT for writev(2), but a SIGBUS for memcpy.
+ * Puts a read together. The index names extents; those that adjoin in the archive are joined to
+ * runs. A short stored run is copied. A long run of a mapped source is answered by its place in
+ * the mapping, if the page cache has it. If it has not, or nothing is mapped, the run is read
+ * into the scratch buffer: a read distinguishes EIO from a truncated file and does not fault
+ * its pages in one by one. Bytes of the mapping are handed out, but never touched here: a
+ * missing page is an EFAULT for writev(2), but a SIGBUS for memcpy.
  *
- * Whether the page cache has a run is asked at its first and last page only; the last
- * one also shows whether the file is still as long as it was.
+ * To find out whether the page cache has a run, only its first and last pages are probed. The
+ * last one also shows whether the file is as long as it was.
  */
 #include "reader.h"
 
@@ -19,9 +19,9 @@
 #include "reader_private.h"
 
 /*
- * Stored runs up to this length are copied by one read that is told not to wait: it
- * answers at once what the two probes of a mapped run ask, and costs less than having
- * the run's pages faulted into the mapping on their first use.
+ * Stored runs up to this length are copied by one read that does not wait. It answers at once
+ * the question of both probes of a mapped run, and costs less than faulting the run's pages
+ * into the mapping on their first use.
  */
 #define COPY_BYTES_MAX (64u << 10)
 
@@ -33,8 +33,8 @@ static void begin_request(struct reader_scratch *scratch)
 }
 
 /*
- * The extent at `offset`, no longer than `len`; stored extents that follow each other
- * in the archive are one. -ENXIO at the end of the file.
+ * The extent at `offset`, no longer than `len`. Stored extents that adjoin in the archive are
+ * joined. -ENXIO at the end of the file.
  */
 static int next_run(const struct reader *reader, uint32_t position, uint64_t offset, size_t len,
                     struct extent *ret_run)
@@ -87,7 +87,7 @@ static int copy_run(struct reader *reader, struct reader_scratch *scratch,
     return -EUCLEAN;
 }
 
-/* Stored bytes of the file, as many as a few pieces have, through the block cache. */
+/* Copies stored bytes of the file through the block cache, as many as fit in a few pieces. */
 static int copy_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                        uint64_t offset, uint8_t *buf, size_t len, size_t *ret_len)
 {
@@ -110,7 +110,7 @@ static int copy_pieces(struct reader *reader, struct reader_scratch *scratch, ui
     return r;
 }
 
-/* reader_copy within a request: `waited` is kept. */
+/* reader_copy within a request: `waited` stays as it is. */
 static int copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                 uint64_t offset, uint8_t *buf, size_t len, size_t *ret_len)
 {
@@ -157,8 +157,8 @@ static bool page_cached(const struct reader *reader, uint64_t offset)
 }
 
 /*
- * The same question for filesystems that don't answer cached reads. The length of the
- * file is asked as well: its last page reads as zeros behind its end.
+ * Does the page cache have the range? For filesystems that don't answer cached reads. Also
+ * checks the length of the file, because its last page reads as zeros behind its end.
  */
 static bool range_cached(const struct reader *reader, uint64_t offset, uint64_t last)
 {
@@ -169,14 +169,14 @@ static bool range_cached(const struct reader *reader, uint64_t offset, uint64_t 
 }
 
 /*
- * Can this range be handed out as it lies in the mapping? 0; -EAGAIN if it would have
- * to be waited for; -ENODATA if the file ends before.
+ * Can this range be handed out as it lies in the mapping? 0; -EAGAIN if that would have to
+ * wait; -ENODATA if the file ends before.
  */
 static int check_mapped(const struct reader *reader, uint64_t offset, uint64_t len)
 {
     char byte;
     uint64_t last = offset + len - 1;
-    if (reader->is_copy) /* which has holes anywhere, and is never cut short */
+    if (reader->is_copy) /* it may have holes anywhere, and is never cut short */
         return source_has(reader->source, offset, len) ? 0 : -EAGAIN;
     int r = source_read_cached(reader->source, &byte, 1, last);
     if (r == 0 && last / reader->page != offset / reader->page)
@@ -186,7 +186,7 @@ static int check_mapped(const struct reader *reader, uint64_t offset, uint64_t l
     return r == -EAGAIN ? r : source_error(r);
 }
 
-/* Room in the scratch buffer: a span never needs more than its READER_SPAN_MAX. */
+/* Takes room from the scratch buffer: a span never needs more than READER_SPAN_MAX. */
 static uint8_t *take_scratch(struct reader_scratch *scratch, size_t len)
 {
     uint8_t *bytes = scratch->buffer + scratch->used;
@@ -215,7 +215,7 @@ static int add_stored(struct reader *reader, struct reader_scratch *scratch,
     return r;
 }
 
-/* As many pieces as there is room for; the caller comes back for the rest. */
+/* Adds as many pieces as there is room for; the caller comes back for the rest. */
 static int add_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                       uint64_t offset, size_t len, struct span *span)
 {
@@ -262,7 +262,7 @@ static int add_run(struct reader *reader, struct reader_scratch *scratch,
     return -EUCLEAN;
 }
 
-/* The last iovec takes whatever is left, copied. */
+/* Copies the rest into the last iovec. */
 static int add_rest(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                     uint64_t offset, size_t len, struct span *span)
 {
@@ -277,7 +277,7 @@ static int add_rest(struct reader *reader, struct reader_scratch *scratch, uint3
 int reader_get(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                uint64_t offset, size_t len, struct span *ret_span)
 {
-    struct span *span = ret_span; /* filled in place, as it is large */
+    struct span *span = ret_span; /* filled in place because it is large */
     span->iov_count = span->pinned_count = 0;
     span->bytes = 0;
     begin_request(scratch);

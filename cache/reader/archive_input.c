@@ -1,10 +1,10 @@
 /*
- * Reading all of an archive, in another order than that in which it lies.
+ * Reads all of an archive in an order that is not its own.
  *
- * The packer asks in the order of names, which need not be the archive's; small members
- * would then be small reads all over the file. So the first read in each piece of some
- * megabytes has the kernel read the whole piece ahead: the archive is read once, in large
- * reads, as long as the page cache holds a piece until the rest of it is wanted.
+ * The packer asks in the order of names, which need not be the archive's, so small members
+ * would be small reads all over the file. Therefore the first read in each piece of some
+ * megabytes makes the kernel read the whole piece ahead. The archive is then read once, in
+ * large reads, as long as the page cache holds a piece until the rest of it is wanted.
  */
 #include "archive_input.h"
 
@@ -18,7 +18,7 @@
 
 #define PIECE_BYTES (UINT64_C(4) << 20)
 
-/* A thread's scratch while it does not read. */
+/* A scratch that no thread uses at the moment. */
 struct spare {
     struct reader_scratch *scratch;
     struct spare *next;
@@ -31,7 +31,7 @@ struct archive_input {
     pthread_mutex_t lock; /* for the spares */
     struct spare *spares;
     uint64_t pieces;
-    _Atomic uint8_t *asked; /* a bit for each piece that was asked for */
+    _Atomic uint8_t *asked; /* a bit for each piece that the kernel was asked to read */
 };
 
 /* ---- scratches ---- */
@@ -75,7 +75,7 @@ static void ask_for(struct archive_input *in, uint64_t piece)
                   POSIX_FADV_WILLNEED);
 }
 
-/* The pieces that a read touches. */
+/* Reads ahead the pieces that a read touches. */
 static void read_ahead(struct archive_input *in, uint32_t position, uint64_t offset, size_t len)
 {
     struct extent e;

@@ -1,6 +1,6 @@
 /*
- * An archive that was opened, as a source of the packer: its files read from many threads,
- * whatever their compression.
+ * An opened archive as a source of the packer. Many threads may read its files, whatever their
+ * compression.
  *
  *     archive_input_new(pot, 64 << 20, &fault, &input);
  *     options.inputs[0] = archive_input_get(input);
@@ -15,7 +15,10 @@
 
 struct archive_input;
 
-/* The pot must outlive it. `cache_bytes`: of decompressed blocks. Errors: of reader_new. */
+/*
+ * The pot must outlive it. `cache_bytes`: budget for decompressed blocks. Errors: those of
+ * reader_new.
+ */
 int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault,
                       struct archive_input **ret_input);
 void archive_input_free(struct archive_input *input); /* NULL is fine */

@@ -1,7 +1,7 @@
 /*
- * Stored bytes are read into a buffer that fits in a CPU's cache, and used there: a
- * mapping would save the copy, but its pages have to be faulted in, and a hash of bytes
- * that vanish is a SIGBUS. Decompressed blocks are used where they lie.
+ * Stored bytes are read into a buffer that fits in a CPU's cache, and used there. A mapping
+ * would save the copy, but its pages have to be faulted in, and hashing bytes that vanish is a
+ * SIGBUS. Decompressed blocks are used where they lie.
  */
 #include "content.h"
 
@@ -22,7 +22,7 @@ struct content {
     uint8_t window[CONTENT_NEAR_BYTES];
 };
 
-/* A read under way. */
+/* A read in progress. */
 struct reading {
     struct content *content;
     uint32_t position;
@@ -77,7 +77,7 @@ static int failed(const struct reading *r, int err, uint64_t where)
     return err == -ENODATA || err == -EUCLEAN || err == -ENOMEM ? err : -EIO;
 }
 
-/* Fill the window from `offset` on: `len` bytes, and what is expected behind them. */
+/* Fills the window from `offset` on: `len` bytes, and expected bytes behind them. */
 static int fill_window(struct content *s, uint64_t offset, size_t len)
 {
     uint64_t size = source_size(s->pot->source), end;

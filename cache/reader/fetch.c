@@ -1,11 +1,11 @@
 /*
  * From the source to memory: plain reads, compressed blocks, and pieces of stored files.
  *
- * Pieces make one file of an archive that is not mapped a thing that can be cached: what a
- * file has there as a whole is one block, so that it comes with one read; a long one is cut,
- * so that a reader of a few bytes does not fetch a megabyte. One read fetches several pieces
- * that lie next to each other, each to a buffer of its own. The key of a piece is its place
- * in the archive, marked, so that it can't be taken for a compressed block.
+ * Pieces make a file of an unmapped archive cacheable. A file that lies in one range is one
+ * block, so that it comes with one read. A long file is cut, so that a reader of a few bytes
+ * does not fetch a megabyte. One read fetches several adjoining pieces, each to its own buffer.
+ * The key of a piece is its place in the archive, marked to distinguish it from a compressed
+ * block.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "reader_private.h"
 
 #define STORED_KEY (UINT64_C(1) << 63)
-/* Bytes between two pieces that are read along with them: less than the pages' ends. */
+/* Bytes between two pieces that are read along with them: less than the ends of the pages. */
 #define GAP_BYTES 4096u
 #define READ_BYTES_MAX (1u << 20)
 
@@ -92,7 +92,7 @@ static int new_codec(const struct reader *reader, struct reader_scratch *scratch
     return r;
 }
 
-/* block_fill: read and decompress. `key` is the offset of the block in the archive. */
+/* block_fill: reads and decompresses. `key` is the offset of the block in the archive. */
 static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
 {
     const struct block_request *request = ctx;
@@ -108,7 +108,7 @@ static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *r
     return r;
 }
 
-/* block_wait: another thread is at this block, and may itself wait for a device. */
+/* block_wait: another thread fills this block, and may itself wait for a device. */
 static void wait_for_block(void *ctx)
 {
     const struct block_request *request = ctx;
@@ -116,7 +116,7 @@ static void wait_for_block(void *ctx)
     may_wait(request->scratch);
 }
 
-/* No codec makes a block much larger than it was. */
+/* No codec makes a block much larger than its content. */
 static bool sane_block(const struct reader *reader, const struct extent *extent)
 {
     return extent->block_bytes <= reader->block_bytes && extent->packed_bytes > 0 &&
@@ -215,7 +215,10 @@ int find_piece(const struct reader *reader, const struct extent *extent, uint64_
     return 0;
 }
 
-/* How many pieces from this one on, all MINE, one read can fetch; and the bytes it takes. */
+/*
+ * How many pieces from this one on, all MINE, one read can fetch. *ret_bytes: the length of
+ * that read.
+ */
 static unsigned joined(const struct piece *pieces, unsigned count, size_t *ret_bytes)
 {
     size_t bytes = pieces[0].block_bytes;
@@ -231,7 +234,7 @@ static unsigned joined(const struct piece *pieces, unsigned count, size_t *ret_b
     return n;
 }
 
-/* One read into the buffers of `count` pieces; what lies between them goes to `gap`. */
+/* Reads once into the buffers of `count` pieces. Bytes between the pieces go to `gap`. */
 static int read_joined(struct reader *reader, struct reader_scratch *scratch,
                        const struct piece *pieces, unsigned count, size_t bytes)
 {
@@ -277,9 +280,9 @@ void read_pieces(struct reader *reader, struct reader_scratch *scratch, struct p
 }
 
 /*
- * Wait for those that others read. Returns the first error; then none is pinned any more. A
- * piece that others failed to read, maybe for what they read along with it, is left to a read
- * of our own.
+ * Waits for pieces that others read. Returns the first error; then no piece is pinned any more.
+ * If others failed to read a piece, perhaps because of bytes that they read along with it, a
+ * read of our own follows.
  */
 static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
                          struct piece *pieces, unsigned count)
@@ -293,7 +296,7 @@ static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
             piece->block = NULL;
         if (piece->begun < 0 && err == 0)
             err = piece->begun;
-        /* Two files that overlap, of which the other is shorter. */
+        /* Two files overlap, and the other one is shorter. */
         if (piece->block && piece->block->len < piece->start + piece->length) {
             block_cache_put(reader->cache, piece->block);
             piece->block = NULL;
@@ -305,7 +308,7 @@ static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
     return err;
 }
 
-/* Find the next piece, and begin it. -ENXIO: no stored bytes follow. */
+/* Finds the next piece, and begins it. -ENXIO: no stored bytes follow. */
 static int begin_piece(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                        uint64_t offset, size_t len, struct piece *ret_piece)
 {
@@ -319,7 +322,7 @@ static int begin_piece(struct reader *reader, struct reader_scratch *scratch, ui
         return r;
     ret_piece->begun = block_cache_begin(reader->cache, piece_key(ret_piece),
                                          ret_piece->block_bytes, &ret_piece->block);
-    if (ret_piece->begun == -ENOMEM) { /* then without the cache */
+    if (ret_piece->begun == -ENOMEM) { /* then go without the cache */
         ret_piece->begun = BLOCK_READY;
         ret_piece->block = NULL;
     }

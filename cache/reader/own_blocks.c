@@ -1,6 +1,6 @@
 /*
- * Which buffer a block gets: the first, where all of it is one file's, which nobody will
- * ask for again; else the one of the others that was used longest ago.
+ * A block that belongs to one file gets the first buffer, because nobody will ask for it again.
+ * Other blocks get the one of the other buffers that was used longest ago.
  */
 #include "own_blocks.h"
 

@@ -1,8 +1,7 @@
 /*
- * Decompressed blocks of one thread that goes through an archive in its order: a few
- * buffers that are used again and again, so that they stay in the CPU's cache and cost no
- * page faults. Nothing is shared and nothing is locked: for many readers at once there is
- * the block cache.
+ * Decompressed blocks for one thread that goes through an archive in its order: a few buffers
+ * that are reused, so that they stay in the CPU's cache and cost no page faults. Nothing is
+ * shared or locked. For many readers at once there is the block cache.
  *
  *     own_blocks_init(&blocks, reader, scratch);
  *     own_blocks_get(&blocks, &extent, &bytes);   bytes[0 .. extent.length)
@@ -14,15 +13,17 @@
 
 #include "reader.h"
 
-/* A block of one file's alone is used once; of those that files share, two are kept: in a
- * SquashFS, the one that holds the ends of the files lies apart from their blocks. */
+/*
+ * A block of a single file is used once. Of blocks that files share, two are kept: in a
+ * SquashFS, the block that holds the ends of files lies apart from their other blocks.
+ */
 #define OWN_BLOCKS 3u
 
 struct own_block {
     uint64_t source_offset;
     uint8_t *bytes; /* room for the largest block; NULL: not yet used */
     size_t len;     /* 0: holds nothing */
-    uint64_t used;  /* when */
+    uint64_t used;  /* when it was used last */
 };
 
 struct own_blocks {
@@ -38,8 +39,7 @@ void own_blocks_init(struct own_blocks *blocks, struct reader *reader,
 void own_blocks_free(struct own_blocks *blocks);
 
 /*
- * The bytes of an extent of kind BLOCK, valid until the next call. Errors as reader_get has
- * them.
+ * The bytes of an extent of kind BLOCK, valid until the next call. Errors: as from reader_get.
  */
 int own_blocks_get(struct own_blocks *blocks, const struct extent *extent,
                    const uint8_t **ret_bytes);

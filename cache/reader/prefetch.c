@@ -1,7 +1,7 @@
 /*
- * Bringing in what nobody asked for yet. Parts of files are turned into pieces and compressed
- * blocks; pieces are gathered until one round of reads is worth it, and are not held back
- * while something else is waited for.
+ * Brings in bytes that nobody asked for yet. Parts of files become pieces and compressed
+ * blocks. Pieces are gathered until a round of reads is worth it, but not held back while
+ * something else waits.
  */
 #include <errno.h>
 
@@ -15,7 +15,7 @@ struct batch {
     struct piece pieces[PIECES_MAX];
 };
 
-/* Read what was gathered. */
+/* Reads the gathered pieces. */
 static int flush(struct batch *batch)
 {
     int err = 0;
@@ -48,7 +48,7 @@ static int add_piece(struct batch *batch, const struct extent *extent, uint64_t 
     return ++batch->count == PIECES_MAX ? flush(batch) : 0;
 }
 
-/* One extent, or a piece of it. */
+/* Adds one extent, or a piece of it. */
 static int add_extent(struct batch *batch, const struct extent *extent, uint64_t len,
                       uint64_t due, uint64_t *ret_len)
 {
@@ -64,7 +64,7 @@ static int add_extent(struct batch *batch, const struct extent *extent, uint64_t
         return 0;
     case EXTENT_BLOCK:
         if (batch->count > 0 && !block_cache_has(reader->cache, extent->source_offset)) {
-            int r = flush(batch); /* what was begun does not wait for a decompression */
+            int r = flush(batch); /* begun pieces do not wait for a decompression */
             if (r < 0)
                 return r;
         }
@@ -139,7 +139,7 @@ bool reader_has(struct reader *reader, uint32_t position, uint64_t offset)
     struct piece piece;
     char byte;
     if (index_extent(reader->index, position, offset, &extent) < 0)
-        return true; /* nothing to wait for, whatever the answer is */
+        return true; /* no need to wait, whatever the answer is */
     switch (extent.kind) {
     case EXTENT_STORED:
         if (!reader->cache_stored)

@@ -1,5 +1,5 @@
 /*
- * What a reader and a scratch are made of. How a read is answered: answer.c.
+ * Makes readers and scratches. answer.c answers reads.
  */
 #include "reader.h"
 
@@ -12,11 +12,10 @@
 #include "reader_private.h"
 
 /*
- * Larger blocks are refused: each thread that decompresses one needs room for it, and time,
- * which all decoders take in proportion to what goes in and out. The slowest bytes that were
- * found for each: zstd 130 MB/s (empty frames), gzip 120 MB/s (empty blocks), both of which
- * pack and tars have in large frames; lzo 360 MB/s, xz 16 MB/s: these are SquashFS's, with
- * blocks of 1 MiB.
+ * Larger blocks are refused: each thread that decompresses one needs room and time for it. All
+ * decoders take time in proportion to their input and output. The slowest rates found: zstd 130
+ * MB/s (empty frames) and gzip 120 MB/s (empty blocks), which pack and tars have in large
+ * frames; lzo 360 MB/s and xz 16 MB/s, which SquashFS has in blocks of 1 MiB.
  */
 #define BLOCK_BYTES_MAX (64u << 20)
 #define SQUASHFS_BLOCK_MAX (1u << 20)
@@ -46,7 +45,10 @@ static int check_blocks(const struct index_info *info, struct fault *fault)
     return 0;
 }
 
-/* Read a byte twice: if the second read is not cached, the filesystem never says so. */
+/*
+ * Reads a byte twice: if the second read is not cached, the filesystem never reports cached
+ * reads.
+ */
 static bool can_tell_cached(const struct source *source)
 {
     char byte;
@@ -54,7 +56,9 @@ static bool can_tell_cached(const struct source *source)
            source_read_cached(source, &byte, 1, 0) != -EAGAIN;
 }
 
-/* What most blocks have; and files of all sizes are blocks, too, where they are cached. */
+/*
+ * The size of most blocks. Where stored files are cached, files of all sizes are blocks, too.
+ */
 static size_t block_size(const struct reader *reader, const struct index_info *info)
 {
     size_t least = reader->cache_stored ? READER_WHOLE_BYTES : 0;
@@ -90,7 +94,7 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     const struct block_cache_options cache = {
         .budget_bytes = options->cache_bytes,
         .block_bytes = block_size(reader, info),
-        .huge_pages = !reader->cache_stored, /* which has blocks of all sizes */
+        .huge_pages = !reader->cache_stored, /* with cache_stored, blocks have all sizes */
         .not_for_children = options->not_for_children,
         .stuck_ms = options->stuck_ms,
     };
