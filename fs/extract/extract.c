@@ -1,11 +1,10 @@
 /*
- * The run: what is wanted, in which order, by which thread; and what went wrong.
+ * One run: selects the members, their order and their threads, and reports problems.
  *
- * One walk through the tree makes all folders and lists all files; a folder that can't be made
- * takes what is below it along. The walk goes down before it goes on, so that the descriptors
- * that it needs are those of the folders that were made last, however deep the tree is.
- * Names of one inode are put aside: the first that is wanted becomes the file, the
- * others are linked to it when all files are there.
+ * One walk through the tree makes all folders and lists all files. A folder that can't be made
+ * excludes everything below it. The walk goes depth first, so it only needs descriptors of the
+ * folders made last, however deep the tree is. Names of inodes with several are put aside: the
+ * first wanted name becomes the file, and the others are linked to it once all files exist.
  */
 #include "extract.h"
 
@@ -82,7 +81,7 @@ int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t o
     char path[8192];
     size_t len;
     struct fault fault = {0};
-    if (err == -EINTR) /* stopped: nothing is wrong */
+    if (err == -EINTR) /* stopped: not a problem */
         return err;
     bool is_over = ends_the_run(err) || index_is_lost(x->index);
     if (err == -EUCLEAN && is_over)
@@ -109,7 +108,7 @@ int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t o
     return err;
 }
 
-/* ---- what is wanted ---- */
+/* ---- selection ---- */
 
 static int want_path(struct extraction *x, const char *path, bool *found)
 {
@@ -171,7 +170,7 @@ static int add_large(struct extraction *x, const struct node *node, uint32_t pos
     return 0;
 }
 
-/* A file of which at least a half is data, that is: a huge hole is no work. */
+/* At least half of the file must be data: a huge hole is no work. */
 static bool is_large(const struct node *node)
 {
     return S_ISREG(node->mode) && node->data_bytes >= LARGE_BYTES &&
@@ -179,13 +178,16 @@ static bool is_large(const struct node *node)
            node->size_bytes / PIECE_BYTES < UINT32_MAX - 1;
 }
 
-/* `key` is that of the entry before: what has no bytes is done with its neighbours. */
+/* `key` is that of the previous entry: a file without bytes is handled with its neighbours. */
 static int add_work(struct extraction *x, const struct node *node, uint32_t position,
                     uint64_t *key)
 {
     if (S_ISREG(node->mode))
         atomic_fetch_add(&x->progress.bytes_total, node->data_bytes);
-    /* Copies of one that lie in its place would all be open at once: they come one by one. */
+    /*
+     * Copies of one large file at the same place would all be open at once, so they come one by
+     * one.
+     */
     if (is_large(node) &&
         (!x->large_count || worklist_key(x->index, position, 0, *key) != x->large_key))
         return add_large(x, node, position, key);
@@ -216,7 +218,7 @@ static int compare_links(const void *a, const void *b)
     return x->position < y->position ? -1 : x->position > y->position;
 }
 
-/* The first wanted name of each inode is a file. */
+/* The first wanted name of each inode becomes a file. */
 static int add_first_names(struct extraction *x)
 {
     uint64_t key = 0;
@@ -266,7 +268,7 @@ static int visit_child(struct extraction *x, struct folders *folders, uint32_t p
     return add_work(x, &node, position, key);
 }
 
-/* The children of a folder: folders are made, the rest is listed. */
+/* Go through a folder's children: make the folders, list the rest. */
 static int visit_folder(struct extraction *x, struct folders *folders, uint32_t position,
                         uint64_t *key)
 {
@@ -334,7 +336,7 @@ static void extractor_free(struct extractor *e)
     XXH3_freeState(e->hash);
 }
 
-/* Each thread keeps some descriptors of folders: within what a process may have. */
+/* Each thread keeps some descriptors of folders, within the process's limit. */
 static unsigned folder_slots(unsigned threads)
 {
     struct rlimit limit = {.rlim_cur = 256};
@@ -357,7 +359,7 @@ static int extractor_init(struct extraction *x, struct extractor *e, unsigned nu
     return r == 0 && !(e->read_back && e->hash) ? -ENOMEM : r;
 }
 
-/* Until all threads have ended, show how far they are. */
+/* Show progress until all threads have ended. */
 static void wait_for_threads(struct extraction *x)
 {
     pthread_mutex_lock(&x->lock);
@@ -480,7 +482,7 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
     umask(before);
     int whole = r == -EINTR ? 0 : pot_check_whole(pot, fault);
     if (whole < 0)
-        r = whole; /* that is why, whatever came of it */
+        r = whole; /* the cause, whatever error followed */
     else if (r < 0 && x.fault.err && fault)
         *fault = x.fault;
     *ret_result = (struct extract_result){

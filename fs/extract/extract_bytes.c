@@ -1,6 +1,6 @@
 /*
- * From the archive into a file: each piece that it hands out is hashed and
- * written while the CPU's cache still has it.
+ * Copies bytes from the archive into a file. Each piece is hashed and written while it is still
+ * in the CPU's cache.
  */
 #include "extract_private.h"
 #include "write_at.h"

@@ -1,9 +1,9 @@
 /*
- * One member: a file, a link, a special file, or a further name of one.
+ * Extracts one member: a file, a link, a special file, or a further name of one.
  *
- * A new file costs as few system calls as can be: it is made with the mode that it shall
- * have (the umask of the process is 0 meanwhile), written, given its time and closed;
- * owner and mode are set where they would not be right already. Nothing waits for a disk.
+ * A new file costs as few system calls as possible. It is made with its final mode (the umask
+ * of the process is 0 meanwhile), written, given its time and closed. Owner and mode are set
+ * only where they would otherwise be wrong. Nothing waits for a disk.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 #include "cleanup.h"
 #include "extract_private.h"
 
-#define XATTR_VALUE_MAX 65536u /* Linux takes no larger one */
+#define XATTR_VALUE_MAX 65536u /* Linux's limit */
 
 /* ---- attributes ---- */
 
@@ -32,7 +32,7 @@ mode_t member_mode(const struct extraction *x, const struct node *node)
     mode_t mode = node->mode & 07777;
     if (!x->options->exact_modes)
         return mode & 0777 & ~x->umask;
-    /* A set-id bit is for its owner's files alone. */
+    /* A set-id bit is only for files of the intended owner. */
     if (!S_ISDIR(node->mode) &&
         (!x->options->privileged || (!x->options->owners && !member_keeps_owner(x, node))))
         mode &= ~(mode_t)(S_ISUID | S_ISGID);
@@ -45,7 +45,7 @@ static bool is_in_namespace(const struct xattr *xattr, const char *namespace)
     return xattr->name_len > len && memcmp(xattr->name, namespace, len) == 0;
 }
 
-/* What gives rights, or programs take orders from: security, trusted. */
+/* Attributes that give rights, or that programs obey: security, trusted. */
 static bool is_privileged(const struct xattr *xattr)
 {
     return !is_in_namespace(xattr, "user.") && !is_in_namespace(xattr, "system.posix_acl_");
@@ -71,7 +71,7 @@ static bool may_restore(const struct extraction *x, const struct xattr *xattr)
     return x->options->exact_modes || is_in_namespace(xattr, "user.");
 }
 
-/* Of the file that is open or, where that is -1, of the one that `path` names itself. */
+/* Set the attributes of the open file or, if `fd` is -1, of the file at `path` itself. */
 static int set_xattrs(struct extraction *x, int fd, const char *path, uint32_t position)
 {
     uint64_t cursor = 0;
@@ -81,7 +81,7 @@ static int set_xattrs(struct extraction *x, int fd, const char *path, uint32_t p
     while ((r = index_xattr_next(x->index, position, &cursor, &xattr)) == 0) {
         char name[INDEX_NAME_MAX + 1];
         if (is_privileged(&xattr) && !x->options->privileged)
-            continue; /* counted as such */
+            continue; /* already counted */
         if (!may_restore(x, &xattr)) {
             lost = true;
             continue;
@@ -118,7 +118,7 @@ int member_finish(struct extraction *x, int fd, const struct node *node, mode_t 
     return futimens(fd, times) < 0 ? -errno : 0;
 }
 
-/* The same for what has no descriptor: by its name. Links have no mode. */
+/* The same by name, for entries without a descriptor. Links have no mode. */
 static int finish_name(struct extraction *x, int folder_fd, const char *name,
                        const struct node *node)
 {
@@ -129,7 +129,7 @@ static int finish_name(struct extraction *x, int folder_fd, const char *name,
     if (chown && fchownat(folder_fd, name, node->uid, node->gid, AT_SYMLINK_NOFOLLOW) < 0)
         return -errno;
     if (node->has_xattrs) {
-        /* The name is one part: lsetxattr follows nothing but the way to the open folder. */
+        /* The name is one component, so lsetxattr follows only the path to the open folder. */
         char path[sizeof("/proc/self/fd/-2147483648/") + INDEX_NAME_MAX];
         snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", folder_fd, name);
         int r = set_xattrs(x, -1, path, node->position);
@@ -141,8 +141,10 @@ static int finish_name(struct extraction *x, int folder_fd, const char *name,
 
 /* ---- making ---- */
 
-/* Until its owner is right, a file is nobody else's to read; nor while attributes of it
- * are to be set, which takes the right to write. */
+/*
+ * Until its owner is right, nobody else may read a file. Its owner must be able to write it
+ * while attributes are still to be set.
+ */
 static mode_t first_mode(const struct extraction *x, const struct node *node)
 {
     mode_t mode = member_mode(x, node) & 0777;
@@ -198,7 +200,9 @@ static int read_target(const struct index *index, uint32_t position,
     return 0;
 }
 
-/* A symbolic link, fifo, socket or device. Of these, mode and owner never open anything. */
+/*
+ * A symbolic link, fifo, socket or device. Mode and owner of these never give access to data.
+ */
 static int extract_special(struct extractor *e, int folder_fd, const char *name,
                            const struct node *node, struct trouble *trouble)
 {
@@ -271,7 +275,7 @@ static int extract_file(struct extractor *e, int folder_fd, const char *name,
     r = write_file(e, fd, node, mode, trouble);
     if (close(fd) < 0 && r == 0) {
         trouble->doing = "can't be written";
-        r = -errno; /* where a quota on the network speaks up late */
+        r = -errno; /* a network filesystem may report an exceeded quota only now */
     }
     if (r < 0)
         unlinkat(folder_fd, name, 0);
@@ -326,9 +330,9 @@ static int open_large(struct extractor *e, struct large *l, const struct node *n
 }
 
 /*
- * Hash what is written from the front on, as far as there is no gap; by one thread at a
- * time, whose own piece counts as left until then. Under the lock, which is let go
- * meanwhile. (What was written lately is read back from memory.)
+ * Hash the written pieces from the front up to the first gap. One thread does so at a time, and
+ * its own piece counts as left until then. Called under the lock, which is released meanwhile.
+ * (Pieces written lately are read back from memory.)
  */
 static int hash_front(struct extractor *e, struct large *l, const struct node *node)
 {
@@ -349,7 +353,7 @@ static int hash_front(struct extractor *e, struct large *l, const struct node *n
     return r;
 }
 
-/* All pieces are written: attributes, and the file is done. Under the lock. */
+/* All pieces are written: set attributes and finish the file. Under the lock. */
 static int finish_large(struct extractor *e, struct large *l, const struct node *node,
                         struct trouble *trouble)
 {
@@ -369,7 +373,7 @@ static int finish_large(struct extractor *e, struct large *l, const struct node 
     return r;
 }
 
-/* Nobody works on it any more. */
+/* No thread works on it any more. */
 static void discard_large(struct extraction *x, struct folders *folders, struct large *l)
 {
     char name[INDEX_NAME_MAX + 1];
@@ -393,7 +397,7 @@ static int begin_piece(struct extractor *e, struct large *l, const struct node *
     return r;
 }
 
-/* Under the lock: the piece was written, or failed. */
+/* The piece was written, or failed. Under the lock. */
 static int end_piece(struct extractor *e, struct large *l, uint32_t piece,
                      const struct node *node, struct trouble *trouble)
 {
@@ -454,7 +458,7 @@ static int make_link(struct extractor *e, uint32_t first, uint32_t position)
     int from_fd, to_fd, r = folders_find(x, &e->folders, first, &from_fd, from);
     if (r < 0)
         return r;
-    from_fd = fcntl(from_fd, F_DUPFD_CLOEXEC, 0); /* the next call may close it */
+    from_fd = fcntl(from_fd, F_DUPFD_CLOEXEC, 0); /* the next call may close the original */
     if (from_fd < 0)
         return -errno;
     r = folders_find(x, &e->folders, position, &to_fd, to);
@@ -474,7 +478,7 @@ void member_link(struct extractor *e, uint32_t first, uint32_t position)
     struct extraction *x = e->x;
     int r = make_link(e, first, position);
     if (r == -EPERM || r == -EOPNOTSUPP || r == -EMLINK || r == -EXDEV) {
-        member_extract(e, position); /* a filesystem without, or too many: a copy */
+        member_extract(e, position); /* no hard links here, or too many: make a copy */
         return;
     }
     if (r < 0) {

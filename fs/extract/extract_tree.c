@@ -1,12 +1,12 @@
 /*
- * Folders. Each is opened from its parent's descriptor by one name, without following a
- * symbolic link: so no path is ever too long, and nothing that lies in the way, or is
- * put there meanwhile, can lead out of the directory. What the index says of names is
- * checked again here, where it matters.
+ * Folders. Each is opened from its parent's descriptor by a single name, without following a
+ * symbolic link. So no path is ever too long, and nothing at that name, even if put there
+ * meanwhile, can lead out of the directory. The index's names are checked again here, where it
+ * matters.
  *
- * A folder is closed to others (0700) until the end. Inside of one that is, further ones can
- * as well be made with the mode that they shall have: in a tree of many folders most of the
- * calls that they cost.
+ * A folder stays closed to others (0700) until the end. Inside a closed folder, further folders
+ * can be made with their final mode at once. In a tree of many folders that saves most of their
+ * system calls.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -52,7 +52,7 @@ static int copy_name(const struct index *index, uint32_t position, char name[])
         return r;
     if (len == 0 || len > INDEX_NAME_MAX)
         return -EUCLEAN;
-    memcpy(name, bytes, len); /* first: what is judged is what is used */
+    memcpy(name, bytes, len); /* copied first, so that the checked bytes are the used ones */
     name[len] = '\0';
     return strlen(name) != len || strchr(name, '/') || strcmp(name, ".") == 0 ||
                    strcmp(name, "..") == 0
@@ -60,7 +60,7 @@ static int copy_name(const struct index *index, uint32_t position, char name[])
                : 0;
 }
 
-/* Folders in a line, whose positions may lie any number apart, have slots of their own. */
+/* Nested folders, whose positions may lie any distance apart, get slots of their own. */
 static unsigned slot_of(const struct folders *f, uint32_t directory)
 {
     return ((directory * UINT32_C(0x9e3779b1)) >> 16) % f->slot_count;
@@ -74,7 +74,7 @@ static int slot_fd(const struct extraction *x, const struct folders *f, uint32_t
     return f->slots[slot].position == directory ? f->slots[slot].fd : -1;
 }
 
-/* The folders from `directory` up to, but without, one whose descriptor is there. */
+/* The folders from `directory` up to, but excluding, one with an open descriptor. */
 static int find_way(const struct extraction *x, struct folders *f, uint32_t directory,
                     size_t *ret_count, int *ret_fd)
 {
@@ -142,13 +142,13 @@ int folders_find(struct extraction *x, struct folders *f, uint32_t position, int
 
 /* ---- the directory itself ---- */
 
-/* New files in this folder may get another mode or group than they are made with. */
+/* Would new files in this folder get another mode or group than they are made with? */
 static bool hands_down(int fd, const struct stat *st)
 {
     return st->st_mode & S_ISGID || fgetxattr(fd, ACL_DEFAULT, NULL, 0) > 0;
 }
 
-/* One that a run before made may have got a mode that keeps us out. */
+/* A directory made by an earlier run may have a mode that keeps us out. */
 static void reopen_own(const char *path)
 {
     struct stat st;
@@ -195,7 +195,7 @@ int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *na
     return unlinkat(folder_fd, name, 0) < 0 && errno != ENOENT ? -errno : 0;
 }
 
-/* A folder that is there: can it be used? One of ours that is closed is opened. */
+/* Can an existing folder be used? One of ours that is closed is opened. */
 static int use_folder(struct extraction *x, int parent_fd, const char *name)
 {
     struct stat st;
@@ -217,7 +217,7 @@ static int use_folder(struct extraction *x, int parent_fd, const char *name)
     return 0;
 }
 
-/* Can it be made with its mode, since nobody else comes near it before the end? */
+/* Can it be made with its final mode, since nobody else can reach it before the end? */
 static bool has_mode_at_once(const struct extraction *x, const struct node *node,
                              uint32_t parent)
 {
@@ -268,7 +268,7 @@ int tree_make_folder(struct extraction *x, struct folders *f, const struct node 
 {
     char name[INDEX_NAME_MAX + 1];
     bool at_once = false, is_new = false;
-    int fd, r = -ENAMETOOLONG; /* only in an index that was made to be */
+    int fd, r = -ENAMETOOLONG; /* only in a maliciously made index */
     if (x->made[x->visited].depth < DEPTH_MAX)
         r = folders_find(x, f, position, &fd, name);
     if (r == 0) {

@@ -1,7 +1,7 @@
 /*
- * A range is handed out in small portions, under one lock: a portion is long enough
- * (files, or about a megabyte) for the lock not to matter, and short enough for the
- * threads to end together.
+ * A range is handed out in small portions, under one lock. A portion (some files, or about a
+ * megabyte) is long enough for the lock not to matter, and short enough for the threads to
+ * finish together.
  */
 #include "worklist.h"
 
@@ -21,7 +21,7 @@ struct worklist {
     struct work_item *items;
     size_t count, size;
     bool sorted;
-    struct range *ranges; /* one a thread */
+    struct range *ranges; /* one for each thread */
     unsigned threads;
     pthread_mutex_t lock;
 };
@@ -78,7 +78,7 @@ size_t worklist_count(const struct worklist *list)
     return list->count;
 }
 
-/* The first place from `at` on where a block does not go on. */
+/* The first place from `at` on where a block ends. */
 static size_t next_border(const struct worklist *list, size_t at, size_t end)
 {
     while (at > 0 && at < end && list->items[at].key == list->items[at - 1].key)
@@ -104,7 +104,7 @@ int worklist_begin(struct worklist *list, unsigned threads)
     return 0;
 }
 
-/* Half of the longest range becomes the thread's: false when all are empty. */
+/* Give the thread half of the longest range: false when all are empty. */
 static bool steal(struct worklist *list, struct range *mine)
 {
     struct range *longest = &list->ranges[0];
@@ -150,7 +150,7 @@ uint64_t worklist_near_end(const struct work_item *items, size_t n, size_t at, u
 {
     uint64_t end = 0;
     if (n > at + PORTION_ITEMS)
-        n = at + PORTION_ITEMS; /* many in one block: they are read at once in any case */
+        n = at + PORTION_ITEMS; /* many in one block: they are read at once anyway */
     while (at + 1 < n && items[at + 1].key - items[at].key <= gap)
         end = items[++at].key;
     return end;
