@@ -1,8 +1,8 @@
 /*
- * The tree is checked first, by one thread. Then members and windows of the file are
- * handed out to all threads, a window behind the members that begin in it, so that its
- * bytes need not be read from the disk again. A member goes to one thread, as its sum is
- * over its bytes in order.
+ * One thread checks the tree first. Then members and windows of the file are handed out to all
+ * threads. A window comes after the members that begin in it, so that its bytes need not be
+ * read from the disk again. One thread checks a whole member, as its sum is over its bytes in
+ * order.
  */
 #include "verify_private.h"
 
@@ -24,7 +24,7 @@
 #include "onepot_format.h"
 
 #define PROGRESS_PERIOD_MS 100
-#define A_WINDOW UINT32_MAX /* the position of a work item whose piece is a window */
+#define A_WINDOW UINT32_MAX /* position of a work item whose `piece` is a window */
 
 struct verifier {
     struct verification *v;
@@ -93,7 +93,7 @@ static int check_extents(struct verification *v, uint32_t position)
     return r == -ENXIO ? 0 : r;
 }
 
-/* All that the index says of one entry. */
+/* Check everything that the index says of one entry. */
 static int check_entry(struct verification *v, uint32_t position, const char **ret_what)
 {
     const struct index *index = v->index;
@@ -129,12 +129,12 @@ static int compare_names(const struct index *index, uint32_t a, uint32_t b)
     const char *x, *y;
     size_t x_len, y_len;
     if (index_name(index, a, &x, &x_len) < 0 || index_name(index, b, &y, &y_len) < 0)
-        return -1; /* told of already */
+        return -1; /* already reported */
     int order = memcmp(x, y, x_len < y_len ? x_len : y_len);
     return order ? order : (x_len > y_len) - (x_len < y_len);
 }
 
-/* Children follow those of the directories before, sorted. */
+/* A directory's children follow those of the directories before it, sorted. */
 static int check_directory(const struct index *index, uint32_t position, uint32_t *next)
 {
     uint32_t first, count;
@@ -151,7 +151,7 @@ static int check_directory(const struct index *index, uint32_t position, uint32_
     return r;
 }
 
-/* Members that the archive has and the tree has not. */
+/* Members that are in the archive but not in the tree. */
 static void report_left_out(struct verification *v)
 {
     uint64_t count = index_left_out(v->index), cursor = 0, told = 0;
@@ -243,8 +243,8 @@ static void check_member(struct verifier *t, uint32_t position)
 /* ---- the rest ---- */
 
 /*
- * A window is damaged, in what is no member's data: in the headers, mostly. They are
- * those of the member whose data comes next, unless that is only in a later window.
+ * A window is damaged outside of any member's data, mostly in headers. These belong to the
+ * member whose data comes next, unless that begins only in a later window.
  */
 static void report_window(struct verification *v, uint64_t window, const struct fault *fault)
 {
@@ -334,7 +334,7 @@ static int start_and_wait(struct verification *v, struct verifier *verifiers, un
     wait_for_threads(v);
     for (unsigned i = 0; i < started; i++)
         pthread_join(verifiers[i].thread, NULL);
-    return started > 0 ? 0 : r; /* the others did the work of those that are missing */
+    return started > 0 ? 0 : r; /* the started threads did the work of the missing ones */
 }
 
 static int verifier_init(struct verification *v, struct verifier *t, unsigned number)
@@ -383,7 +383,7 @@ static int check_digest(struct verification *v)
     return 0;
 }
 
-/* What only onepot's own archives have. */
+/* Checks for onepot's own archives only. */
 static int check_whole(struct verification *v)
 {
     struct fault fault = {0};

@@ -1,5 +1,5 @@
 /*
- * The ends of archives: what was cut off there can't be missed by anything before it.
+ * The ends of archives: nothing before the end shows that something was cut off there.
  */
 #include "verify_private.h"
 
@@ -24,8 +24,9 @@ static void report_lost_index(struct verification *v, uint64_t at)
 }
 
 /*
- * The index of an onepot archive whose footer is gone: then it is a tar like any other,
- * but not what it was. It lies behind the tar, at a multiple of tar's record.
+ * Find the index of an onepot archive whose footer is lost. Without the footer it is a plain
+ * tar, but not the archive that it was. The index lies after the tar, at a multiple of tar's
+ * record.
  */
 static void check_lost_index(struct verification *v)
 {
@@ -44,8 +45,8 @@ static void check_lost_index(struct verification *v)
 }
 
 /*
- * The same of a tar in frames: cut off between two of them, it is whole to every program. The
- * index says where the frame begins that it lies in, which is right before it.
+ * The same for a tar in frames, which any program takes for whole if it was cut off between two
+ * frames. The index records where its own frame begins, which is right before it.
  */
 static int check_lost_frames(struct verification *v, const struct source *source, uint64_t at,
                              uint64_t size)
@@ -73,13 +74,12 @@ static int check_lost_frames(struct verification *v, const struct source *source
     return 0;
 }
 
-/* A small one is a single frame, and counts as a stream: its index is not far from the start.
- */
+/* A small one is a single frame, and counts as a stream: its index is near the start. */
 static int check_lost_small(struct verification *v)
 {
     struct source *packed;
     if (source_open(v->pot->path, NULL, &packed) < 0)
-        return 0; /* it is gone meanwhile */
+        return 0; /* it has disappeared meanwhile */
     uint64_t size = source_size(packed), most = 2 * WRITER_BLOCK_MAX;
     int r = check_lost_frames(v, packed, 0, size < most ? size : most);
     source_close(packed);
@@ -87,8 +87,8 @@ static int check_lost_small(struct verification *v)
 }
 
 /*
- * Is there a block of zeros behind the last data? Without one the tar was cut off between two
- * members, maybe: tar programs take that for its end.
+ * Is there a block of zeros after the last data? If not, the tar may have been cut off between
+ * two members: tar programs take that for its end.
  */
 static int has_end_marker(struct verification *v, bool *ret_has)
 {
@@ -137,7 +137,7 @@ int verify_lost_end(struct verification *v)
     return check_end_marker(v);
 }
 
-/* A footer whose only fault is that nobody can tell it for one. */
+/* A footer whose only fault is that it can't be recognised as one. */
 static int check_lost_footer(const struct source *source, struct fault *fault)
 {
     uint8_t footer[512];
@@ -159,7 +159,7 @@ int verify_trailer(const char *path, struct fault *fault)
     struct embedded_index where;
     int r = source_open(path, NULL, &source);
     if (r < 0)
-        return 0; /* that is for pot_open to tell */
+        return 0; /* pot_open reports that */
     struct index *index = NULL;
     r = backend_find(source, NULL, &backend);
     if (r == 0)

@@ -1,5 +1,5 @@
 /*
- * What the files of the verification share.
+ * Shared by the files of the verification.
  *
  *   verify.c      the tree, members, windows, threads
  *   verify_end.c  trailers that are damaged or lost, and tars that may have been cut off
@@ -20,10 +20,10 @@ struct verification {
     struct reader *reader;
     bool has_sums;
     struct worklist *list;
-    uint64_t data_end;         /* of the stored data, or block, that lies last */
-    struct coverage *coverage; /* NULL: the archive has no sums of the rest */
+    uint64_t data_end;         /* end of the last stored data, or block */
+    struct coverage *coverage; /* NULL: the archive has no sums of the bytes outside of files */
 
-    pthread_mutex_t lock; /* of reports and `running` */
+    pthread_mutex_t lock; /* for reports and `running` */
     pthread_cond_t done;
     unsigned running;
     int error;
@@ -36,10 +36,10 @@ static inline bool verify_stopped(const struct verification *v)
     return v->options->stop && atomic_load_explicit(v->options->stop, memory_order_relaxed);
 }
 
-/* Something is wrong: counted, and told. */
+/* Report and count a problem. */
 void verify_report(struct verification *v, const struct fault *fault);
 
-/* What a tar without a trailer may have lost at its end. -errno: it can't be read. */
+/* Check for losses at the end of a tar without a trailer. -errno: it can't be read. */
 int verify_lost_end(struct verification *v);
 
 #endif
