@@ -1,5 +1,5 @@
 /*
- * Findings, and those about memory and CPUs: what is read in /proc and in cgroups.
+ * Findings in general, and those about memory and CPUs, from /proc and cgroups.
  */
 #include "doctor.h"
 

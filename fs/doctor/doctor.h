@@ -1,7 +1,7 @@
 /*
- * What this node allows, and what is wrong: findings, collected line by line by those who
- * look, printed by who asked (commands/doctor.c). Nobody guesses: what can't be told is said
- * to be not known.
+ * What this node allows, and which faults it has: findings, collected line by line by the
+ * checks and printed by commands/doctor.c. Nothing is guessed: what can't be found out is
+ * reported as unknown.
  */
 #ifndef ONEPOT_DOCTOR_H
 #define ONEPOT_DOCTOR_H
@@ -21,7 +21,7 @@ enum finding_kind {
 
 struct finding {
     enum finding_kind kind;
-    const char *section; /* "mounting": a literal */
+    const char *section; /* a literal such as "mounting" */
     char subject[256];   /* "/dev/fuse" */
     char text[FINDING_TEXT_MAX];
     char advice[FINDING_TEXT_MAX]; /* "" or what to do */
@@ -30,26 +30,29 @@ struct finding {
 struct findings {
     struct finding *items;
     size_t count;
-    bool failed; /* no memory: some are missing */
+    bool failed; /* out of memory: some findings are missing */
 };
 
 void findings_free(struct findings *findings);
 
-/* One more; `advice` may be set in what is returned (NULL: no memory). */
+/* Add a finding; the caller may set `advice` in the result (NULL: no memory). */
 struct finding *finding_add(struct findings *findings, enum finding_kind kind,
                             const char *section, const char *subject, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 void finding_advise(struct finding *finding, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Can this user mount on this node? By doing it, in a private folder, for a moment. */
+/* Can this user mount on this node? Tries it for a moment in a private folder. */
 void doctor_mounting(struct findings *findings);
 
 /* Memory, CPUs, limits. */
 void doctor_memory(struct findings *findings);
 void doctor_cpus(struct findings *findings);
 
-/* Places of this node for copies and mount points. `archive_bytes`: would it fit? 0: none. */
+/*
+ * Places of this node for copies and mount points. `archive_bytes`: size of an archive that
+ * should fit; 0: none.
+ */
 void doctor_storage(struct findings *findings, uint64_t archive_bytes);
 
 /* Limits of the process and of the kernel's FUSE. `archive_bytes`: as above. */
@@ -58,13 +61,13 @@ void doctor_limits(struct findings *findings, uint64_t archive_bytes);
 /* Copies of archives that this user has on this node. */
 void doctor_copies(struct findings *findings);
 
-/* The type of the filesystem with this device number: "tmpfs". */
+/* Type of the filesystem with this device number, such as "tmpfs". */
 void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32]);
 
-/* Mounts of this user that are dead. */
+/* Dead mounts of this user. */
 void doctor_leftovers(struct findings *findings);
 
-/* An archive; or a mount point, if there is a mount of this user there. */
+/* An archive, or a mount point of this user's. */
 void doctor_archive(struct findings *findings, const char *path, uint64_t *ret_bytes);
 bool doctor_mount(struct findings *findings, const char *path);
 

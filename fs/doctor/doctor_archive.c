@@ -1,5 +1,5 @@
 /*
- * Findings about an archive: nothing of it is read but what tells its format.
+ * Findings about an archive. Only the bytes that show its format are read.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static void see_place_of(struct findings *f, const struct source *source)
         finding_advise(finding, "--stage copies it to this node while it is read");
 }
 
-/* A saved index there: of the archive as it is now? False: there is none. */
+/* Is the saved index there of the archive as it is now? False: there is none. */
 static bool see_saved(struct findings *f, const char *path, const struct source *source)
 {
     struct fault fault = {0};

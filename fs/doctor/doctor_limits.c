@@ -1,6 +1,6 @@
 /*
- * Findings about limits that a job script or a node's administrator has set and that a mount
- * meets: those of the process (ulimit), and those of the kernel's FUSE.
+ * Findings about limits that a mount meets, set by a job script or a node's administrator:
+ * those of the process (ulimit), and those of the kernel's FUSE.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -41,7 +41,7 @@ static void see_files(struct findings *f, const struct rlimit *limit)
                        FILES_WANTED, (uint64_t)limit->rlim_max);
 }
 
-/* An archive is mapped as a whole: that takes addresses, not memory. */
+/* An archive is mapped as a whole, which takes addresses but no memory. */
 static void see_addresses(struct findings *f, const struct rlimit *limit,
                           uint64_t archive_bytes)
 {

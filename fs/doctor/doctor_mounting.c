@@ -1,7 +1,7 @@
 /*
- * Whether a mount would work. What decides is a trial: an empty directory is mounted on in a
- * private folder, the kernel's first request is read for what it says about itself, and the
- * mount is taken away again. All else is said so that a person sees why.
+ * Finds out whether a mount would work. A trial decides: it mounts on an empty directory in a
+ * private folder, reads the kernel's description of itself from the first request, and unmounts
+ * again. All other findings show a person the reason.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -27,7 +27,7 @@
 #include "mountpoint.h"
 
 #define INIT_WAIT_MS 2000
-#define TRIAL_LIMIT_S 60    /* it never takes as long */
+#define TRIAL_LIMIT_S 60    /* it never takes this long */
 #define TRIAL_ANSWER_MS 200 /* a dead mount answers at once */
 /* In the INIT request of the kernel's FUSE protocol: a header of 40 bytes, then this. */
 #define INIT_HEADER_BYTES 40u
@@ -99,7 +99,7 @@ static long number_in(const char *path, long otherwise)
     return number;
 }
 
-/* Which of the switches that administrators have is the reason? */
+/* Find which of the administrators' switches is the reason. */
 static void explain_namespaces(struct finding *finding)
 {
     static const struct {
@@ -121,7 +121,7 @@ static void explain_namespaces(struct finding *finding)
         }
 }
 
-/* May users let others in? What fusermount3 asks of /etc/fuse.conf. */
+/* May users give others access? fusermount3 looks it up in /etc/fuse.conf. */
 static void see_allow_other(struct findings *f)
 {
     char line[256], word[64];
@@ -141,7 +141,7 @@ static void see_allow_other(struct findings *f)
                         : "is not for users: /etc/fuse.conf has no user_allow_other");
 }
 
-/* Does the kernel let us have namespaces of our own? In a child, which ends with them. */
+/* Does the kernel allow us namespaces of our own? Tried in a child, which ends with them. */
 static bool see_namespaces(struct findings *f)
 {
     int status;
@@ -160,7 +160,7 @@ static bool see_namespaces(struct findings *f)
     return WEXITSTATUS(status) == 0;
 }
 
-/* The kernel's first words. The mount is not answered: it is taken away again. */
+/* Read the kernel's first request. It is not answered, since the mount is removed again. */
 static bool read_init(int fd, struct init *ret_init)
 {
     static char request[1 << 20];
@@ -226,7 +226,9 @@ static int try_mount(const char *folder, unsigned methods, struct mount_report *
 static const char *const places[] = {"/dev/shm", "/tmp"};
 static const char trial_prefix[] = "onepot-doctor-";
 
-/* What a killed trial left, be it a mount or an empty folder. One that lives does not answer.
+/*
+ * Remove the leftovers of a killed trial, a mount or an empty folder. A trial that still runs
+ * does not answer.
  */
 static void sweep_trial(const char *folder)
 {
@@ -269,7 +271,9 @@ static int make_folder(char folder[64])
     return -errno;
 }
 
-/* The same in a folder of its own, which goes with it, whatever signal comes meanwhile. */
+/*
+ * The same in a folder of its own, which is removed with it, whatever signal comes meanwhile.
+ */
 static int try_in_folder(unsigned methods, struct mount_report *report,
                          enum mount_method *ret_method, struct init *ret_init)
 {

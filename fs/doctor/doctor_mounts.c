@@ -1,5 +1,5 @@
 /*
- * Findings about mounts that are there, and about what dead ones left.
+ * Findings about existing mounts, and about leftovers of dead ones.
  */
 #include <errno.h>
 #include <limits.h>

@@ -1,6 +1,6 @@
 /*
- * Findings about places of this node: where state, mount points and copies of archives go. The
- * room in one is what the filesystem has, what quotas leave, and, in memory, what the job has.
+ * Findings about this node's places for state, mount points and copies of archives. The room in
+ * a place is what the filesystem, quotas and, in memory, the job's limit leave free.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +22,7 @@
 #include "source.h"
 #include "stage.h"
 
-/* The type of the filesystem with this device number, as mountinfo has it. */
+/* Type of the filesystem with this device number, from mountinfo. */
 void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32])
 {
     auto_free char *line = NULL;
@@ -47,7 +47,7 @@ void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32])
 #define SYS_quotactl_fd 443 /* the same on every architecture */
 #endif
 
-/* What a quota leaves of a filesystem, in bytes; UINT64_MAX: it sets no limit. */
+/* The room that a quota leaves in a filesystem, in bytes; UINT64_MAX: it sets no limit. */
 static int ask_quota(int fd, int kind, unsigned id, uint64_t *ret_limit, uint64_t *ret_used)
 {
     struct dqblk q;
@@ -63,8 +63,8 @@ static int ask_quota(int fd, int kind, unsigned id, uint64_t *ret_limit, uint64_
 }
 
 /*
- * The user's and the group's, as far as the kernel keeps them itself: those of a network
- * filesystem are known to its own programs alone. Returns what they leave.
+ * The user's and the group's quota, if the kernel keeps them itself: only a network
+ * filesystem's own programs know its quotas. Returns the room that they leave.
  */
 static uint64_t see_quotas(struct findings *f, const char *path, int fd, bool is_local)
 {
@@ -95,7 +95,7 @@ static uint64_t see_quotas(struct findings *f, const char *path, int fd, bool is
 
 /* ---- places ---- */
 
-/* Would a copy of the archive fit? In memory it counts as the job's. */
+/* Would a copy of the archive fit? In memory it counts against the job's limit. */
 static void see_fit(struct findings *f, const char *path, uint64_t bytes, uint64_t free_bytes,
                     bool is_memory)
 {
@@ -103,7 +103,7 @@ static void see_fit(struct findings *f, const char *path, uint64_t bytes, uint64
     uint64_t room = is_memory ? budget_room_bytes("") : UINT64_MAX;
     if (room > free_bytes)
         room = free_bytes;
-    room -= room / 16; /* as staging leaves it */
+    room -= room / 16; /* staging leaves this much free */
     struct finding *finding = finding_add(
         f, bytes <= room ? FINDING_GOOD : FINDING_FACT, "places", path,
         bytes <= room ? "a copy of the archive (%s) fits: --stage=%s"
