@@ -1,6 +1,6 @@
 /*
- * onepot cat: write files of an archive to standard output, through the same read path
- * as a mount: stored bytes go from the mapped archive to writev without a copy.
+ * onepot cat: write files of an archive to standard output, through the same read path as a
+ * mount: stored bytes go from the mapped archive to writev without a copy.
  */
 #include <errno.h>
 #include <poll.h>
@@ -25,10 +25,10 @@ struct output {
     const char *archive;
     struct reader *reader;
     struct reader_scratch *scratch;
-    bool broken; /* standard output takes no more */
+    bool broken; /* standard output accepts no more */
 };
 
-/* Standard output may be a pipe that somebody else made non-blocking. */
+/* Standard output may be a pipe that another process made non-blocking. */
 static int wait_writable(void)
 {
     struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
@@ -57,7 +57,7 @@ static int write_all(struct iovec *iov, int count)
     return 0;
 }
 
-/* 0, or an error of the archive with *ret_offset; what standard output says is in o->broken. */
+/* 0, or an error of the archive with *ret_offset; errors of standard output set o->broken. */
 static int copy_file(struct output *o, uint32_t position, uint64_t *ret_offset)
 {
     uint64_t offset = 0;
@@ -73,7 +73,7 @@ static int copy_file(struct output *o, uint32_t position, uint64_t *ret_offset)
         size_t bytes = span.bytes;
         r = write_all(iov, span.iov_count);
         reader_put(o->reader, &span);
-        if (r == -EFAULT) { /* the mapped archive was cut short */
+        if (r == -EFAULT) { /* the mapped archive was truncated */
             *ret_offset = offset;
             return -ENODATA;
         }

@@ -1,6 +1,6 @@
 /*
- * onepot clean: remove what jobs that have ended left on this node. An administrator's epilog
- * calls it as root.
+ * onepot clean: remove what ended jobs left on this node. An administrator's epilog calls it as
+ * root.
  */
 #include <pwd.h>
 #include <stdbool.h>
@@ -21,7 +21,7 @@ static const struct cli_usage usage = {
     "      --user NAME       what this user's jobs left (root)\n"
     "      --all             what all users' jobs left (root)\n"};
 
-/* A name, or the number of a user who has none any more. */
+/* A user's name, or the number of a user who no longer has a name. */
 static int clean_user(const char *name)
 {
     const struct passwd *user = getpwnam(name);

@@ -1,8 +1,8 @@
 /*
- * The subcommands, one file each. argv[0] is the command's own name, and getopt is
- * ready to start (optind 1). What they return is the exit status of the program.
+ * The subcommands, one file each. argv[0] is the command's own name, and getopt is ready to
+ * start (optind 1). Each returns the program's exit status.
  *
- * Without FUSE (HAVE_FUSE) mount, umount, run and clean are not built; main.c answers for
+ * Without FUSE (HAVE_FUSE) mount, umount, run and clean are not built; main.c then answers for
  * them.
  */
 #ifndef ONEPOT_COMMANDS_H

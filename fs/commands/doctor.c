@@ -1,5 +1,5 @@
 /*
- * onepot doctor: what this node allows, and what is wrong.
+ * onepot doctor: reports what this node allows, and which faults it has.
  */
 #include <string.h>
 

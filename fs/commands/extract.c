@@ -1,5 +1,5 @@
 /*
- * onepot extract: what archives hold becomes files again.
+ * onepot extract: turns archives back into files.
  */
 #include <errno.h>
 #include <signal.h>
@@ -37,7 +37,7 @@ struct arguments {
     struct extract_options options;
     enum cli_progress_mode progress;
     bool quiet, no_same_owner;
-    const char *archive; /* the present one */
+    const char *archive; /* the current one */
     char **archives;
     int archive_count;
     const char **paths;
@@ -57,7 +57,7 @@ static void show(void *ctx, const char *doing, const struct progress *progress)
     cli_progress_show(&a->line, doing, progress);
 }
 
-/* Of the paths that were asked for, is one in an archive that was seen so far? */
+/* Is one of the requested paths in an archive processed so far? */
 static bool found_any(const struct extract_options *o)
 {
     for (size_t i = 0; i < o->path_count; i++)
@@ -94,7 +94,7 @@ static void summarize(const struct arguments *a, const struct extract_result *re
                  result->problems == 1 ? "problem" : "problems");
 }
 
-/* The error of a run; after a signal the shell shall see that it was one. */
+/* Report a run's error; after a signal, die of it, so that the shell sees it. */
 static int fail(const struct arguments *a, int err, const struct fault *fault,
                 const struct extract_result *result)
 {
@@ -107,7 +107,7 @@ static int fail(const struct arguments *a, int err, const struct fault *fault,
     return CLI_FAILED;
 }
 
-/* Blocks are used once, one after another: a few of them for each thread are enough. */
+/* Blocks are used once, one after another, so a few for each thread suffice. */
 static uint64_t cache_bytes(const struct pot *pot, unsigned threads)
 {
     uint64_t bytes = (uint64_t)index_info(pot->index)->block_bytes * threads * 8;
@@ -135,7 +135,7 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     if (r < 0)
         return fail(a, r, &fault, &result);
     if (a->options.path_count == 0)
-        result.problems += index_left_out(pot->index); /* told when it was opened */
+        result.problems += index_left_out(pot->index); /* reported when it was opened */
     if (found_any(&a->options))
         summarize(a, &result, now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
@@ -160,7 +160,7 @@ static int run(struct arguments *a)
         return cli_failf(NULL, "out of memory");
     cli_raise_file_limit(); /* files of several pieces are open until their last one */
     interrupt_catch();
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
+    signal(SIGXFSZ, SIG_IGN); /* makes a file-size limit an error, EFBIG */
     int done = 0;
     for (; done < a->archive_count && !atomic_load(interrupt_flag()); done++)
         if (extract_archive(a, a->archives[done]) != CLI_OK)
@@ -229,7 +229,7 @@ static int take_option(struct arguments *a, int opt)
     }
 }
 
-/* How many of the last arguments stand behind "--"; -1: there is none. */
+/* How many of the last arguments follow "--"; -1: there is no "--". */
 static int count_paths(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)
@@ -238,7 +238,9 @@ static int count_paths(int argc, char **argv)
     return -1;
 }
 
-/* The same where nothing says so: from the first on, behind an archive, that is no file. */
+/*
+ * The same without "--": paths begin at the first argument, after an archive, that is no file.
+ */
 static int guess_paths(int argc, char **argv)
 {
     struct stat st;

@@ -1,6 +1,6 @@
 /*
- * onepot index: make and save the index of a foreign archive ahead of time, so that
- * the jobs that mount it need not.
+ * onepot index: make and save the index of a foreign archive ahead of time, so that the jobs
+ * that mount it need not.
  */
 #include <stdbool.h>
 #include <string.h>

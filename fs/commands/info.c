@@ -1,6 +1,6 @@
 /*
- * onepot info: what kind of archive it is, and what is in it. All of it comes from the
- * index; no member is touched.
+ * onepot info: an archive's format and contents. All of it comes from the index; no member is
+ * touched.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -24,9 +24,9 @@ static const struct cli_usage usage = {
     "      --json            one array of objects\n"
     "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
 
-/* What a batch of `bytes` has room for. */
+/* How many files fit into a batch of `bytes`. */
 struct batch {
-    uint64_t bytes; /* 0: not asked for */
+    uint64_t bytes; /* 0: not requested */
     uint64_t mean, worst;
 };
 
@@ -73,7 +73,7 @@ static void print_members(const struct survey *survey)
     putchar('\n');
 }
 
-/* What the archive takes for what it holds. */
+/* The archive's size compared with that of its contents. */
 static void print_ratio(const struct pot *pot, const struct index_info *info)
 {
     double packed = (double)pot->identity.size_bytes, data = (double)info->data_bytes;
@@ -203,7 +203,7 @@ static void format_digest(const struct index_info *info, char text[2 * INDEX_DIG
         snprintf(text + 2 * i, 3, "%02x", info->digest[i]);
 }
 
-/* Who made the archive, and what names its content: where it says so. */
+/* The archive's maker and content digest, if it records them. */
 static void print_origin(const struct pot *pot, const struct index_info *info)
 {
     char digest[2 * INDEX_DIGEST_BYTES + 1];
@@ -251,7 +251,7 @@ static void print_text(const struct pot *pot, const struct index_info *info,
 
 /* ---- for programs ---- */
 
-/* An array with an object for each class of sizes that has files. */
+/* An array with one object for each size class that has files. */
 static void print_json_sizes(const struct survey *survey)
 {
     const char *separator = "";
@@ -368,7 +368,7 @@ static int show_archives(char **archives, int count, bool json, uint64_t batch_b
 
 /* ---- GPUs ---- */
 
-/* One line for a GPU; its free memory. */
+/* Print a GPU's line; return its free memory. */
 static int print_gpu(uint32_t index, struct onepot_error *error, uint64_t *ret_free)
 {
     struct onepot_device_info gpu = {.size = sizeof(gpu)};
@@ -392,7 +392,7 @@ static int print_gpu(uint32_t index, struct onepot_error *error, uint64_t *ret_f
     return 0;
 }
 
-/* What a batch may have on the GPU with the least room; 0: there is none. */
+/* The largest batch for the GPU with the least room; 0: there is no GPU. */
 static uint64_t print_gpus(void)
 {
     struct onepot_error error = {0};

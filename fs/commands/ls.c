@@ -1,10 +1,10 @@
 /*
- * onepot ls: list what an archive holds, from its index alone.
+ * onepot ls: list an archive's contents, from its index alone.
  *
- * Names come in the order of the index: byte order within a directory. With -R every
- * line is a path, so that a script can use the lines as they are. The walk keeps its
- * own stack on the heap, since an archive may be deeper than a call stack is. It ends,
- * because index_children gives no entry to two directories.
+ * Names come in the order of the index: byte order within a directory. With -R every line is a
+ * path, so that a script can use the lines unchanged. The walk keeps its own stack on the heap,
+ * since an archive may be deeper than a call stack allows. It ends, because index_children
+ * gives no entry to two directories.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -30,11 +30,11 @@ static const struct cli_usage usage = {
 
 struct listing {
     bool is_long, recursive, json;
-    char end; /* of a line */
+    char end; /* of each line */
     const char *path;
     enum cli_progress_mode progress;
     bool json_begun;
-    /* Of the archive that is being listed: */
+    /* About the archive being listed: */
     const char *archive;
     const struct index *index;
 };
@@ -95,7 +95,7 @@ static void format_mode(uint32_t mode, char text[11])
     text[10] = '\0';
 }
 
-/* Local time, or the number itself where an archive has a time beyond all years. */
+/* Local time, or the plain number if the time is beyond all years. */
 static void format_mtime(const struct node *node, char text[CLI_TEXT_LEN])
 {
     time_t t = (time_t)node->mtime_sec;
@@ -206,7 +206,7 @@ static int walk_enter(struct walk *w, const struct index *index, uint32_t direct
     return 0;
 }
 
-/* Put `name` and room for a slash behind the path of the present level. */
+/* Append `name` and room for a slash to the path of the current level. */
 static int walk_name(struct walk *w, size_t path_len, const char *name, size_t len)
 {
     if (path_len + len + 1 > w->path_size) {
@@ -222,7 +222,7 @@ static int walk_name(struct walk *w, size_t path_len, const char *name, size_t l
     return 0;
 }
 
-/* List the next child of the innermost directory, and go into it if -R says so. */
+/* List the next child of the innermost directory, and descend into it with -R. */
 static int walk_step(struct walk *w, struct listing *l)
 {
     struct level *level = &w->levels[w->depth - 1];

@@ -1,6 +1,6 @@
 /*
- * onepot mount: a mount that stays when the command returns, and its path on standard
- * output once it answers.
+ * onepot mount: makes a mount that stays when the command returns, and prints its path once it
+ * answers.
  */
 #include <fcntl.h>
 #include <stdbool.h>
@@ -22,18 +22,18 @@ static const struct cli_usage usage = {
     "interrupted\n" MOUNT_OPTIONS_HELP CLI_ARCHIVE_OPTIONS_HELP,
 };
 
-/* Was it started with a standard output? main() has put what can't be written in its place. */
+/* Was the command started with a standard output? main() has replaced a missing one. */
 static bool has_listener(void)
 {
     return (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
 }
 
-/* Whoever asked for it learns where it is; else it would be in nobody's hands. */
+/* Print the mount's path for the caller; without that nobody would own the mount. */
 static int tell(struct mounter *m)
 {
     int status = CLI_OK;
 
-    /* That it could not be written, main() says. */
+    /* main() reports that it could not be written. */
     if (has_listener() && (puts(m->path) < 0 || fflush(stdout) != 0))
         status = CLI_FAILED;
     if (status == CLI_OK)
@@ -65,7 +65,7 @@ int command_mount(int argc, char **argv)
     if (status == 0 && options.foreground)
         status = mounter_serve(&m);
     mounter_free(&m);
-    if (status != 0 && mounter_caught()) /* end as if nothing had been cleaned up */
+    if (status != 0 && mounter_caught()) /* die of the signal, as without a clean-up */
         interrupt_die_of(mounter_caught());
     return status;
 }

@@ -1,7 +1,7 @@
 /*
- * onepot order: print the order in which a rank reads its samples, for auditing. The
- * numbers come from the loader's own sampler. Ten million of them are printed in about a
- * second, because each is written by hand into a large buffer.
+ * onepot order: print the order in which a rank reads its samples, for auditing. The numbers
+ * come from the loader's own sampler. Ten million of them are printed in about a second,
+ * because each is formatted by hand into a large buffer.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -47,7 +47,7 @@ enum {
 #define INDICES_AT_ONCE 4096
 #define DIGITS_MAX 20
 
-/* Decimal digits and a newline at `out`; returns where they end. */
+/* Write decimal digits and a newline at `out`; returns their end. */
 static char *put_number(char *out, uint64_t number)
 {
     char digits[DIGITS_MAX], *d = digits + DIGITS_MAX;

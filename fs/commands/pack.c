@@ -1,5 +1,5 @@
 /*
- * onepot pack: directories and archives become one archive, or several shards.
+ * onepot pack: packs directories and archives into one archive, or several shards.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -48,10 +48,10 @@ static const struct cli_usage usage = {
     "  -q, --quiet           no summary\n"
     "      --progress=WHEN   show progress: auto, always or never\n"};
 
-/* Of the blocks that are decompressed when the source is a compressed archive. */
+/* For decompressed blocks of a source that is a compressed archive. */
 #define INPUT_CACHE_BYTES (UINT64_C(64) << 20)
 
-/* More would be files that nobody can handle. */
+/* More files than this would be unmanageable. */
 #define SHARDS_MAX 1000000u
 
 static void tell(void *progress, enum pack_report kind, const struct fault *what)
@@ -73,16 +73,16 @@ struct arguments {
     enum cli_progress_mode progress;
     bool quiet;
     bool has_rank, has_world;
-    const char *launcher; /* that told the rank; NULL: none */
+    const char *launcher; /* that set the rank; NULL: none */
     const char **excludes;
-    struct opened *opened; /* one a source */
+    struct opened *opened; /* one for each source */
     const struct input **inputs;
-    uint64_t left_out; /* members of archives that can't be shown */
+    uint64_t left_out; /* members of source archives that can't be represented */
 };
 
 /*
- * Buffers of a few megabytes come and go all the time. By default each round would give
- * their memory back to the system and take it anew, page fault by page fault.
+ * Buffers of a few megabytes are allocated and freed all the time. By default each round would
+ * return their memory to the system and take it anew, page fault by page fault.
  */
 static void keep_memory(void)
 {
@@ -123,7 +123,7 @@ static void summarize(const struct arguments *a, const struct pack_result *resul
                  result->problems == 1 ? "problem" : "problems");
 }
 
-/* The error of a run; after a signal the shell shall see that it was one. */
+/* Report a run's error; after a signal, die of it, so that the shell sees it. */
 static int fail(const struct arguments *a, int err, const struct fault *fault)
 {
     if (err != -EINTR || !atomic_load(interrupt_flag()))
@@ -135,7 +135,9 @@ static int fail(const struct arguments *a, int err, const struct fault *fault)
 
 /* ---- sources ---- */
 
-/* What is no directory is taken for an archive; what is not there fails as a directory. */
+/*
+ * Any path that is not a directory is taken for an archive; a missing one fails as a directory.
+ */
 static bool is_archive(const char *path)
 {
     struct stat st;
@@ -216,9 +218,9 @@ static int run(struct arguments *a)
 {
     keep_memory();
     interrupt_catch();
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
+    signal(SIGXFSZ, SIG_IGN); /* makes a file-size limit an error, EFBIG */
     if (a->options.shards)
-        cli_raise_file_limit(); /* each shard that is written takes two descriptors */
+        cli_raise_file_limit(); /* each shard being written takes two descriptors */
     int r = open_archives(a);
     int status = r == -EINTR ? fail(a, r, NULL) : r < 0 ? CLI_FAILED : pack(a);
     close_archives(a);
@@ -269,7 +271,7 @@ static int take_number(const char *option, uint64_t min, uint64_t max, uint32_t 
     return 0;
 }
 
-/* Options that say what is packed, and into how many archives. */
+/* Options that select what is packed, and into how many archives. */
 static int take_selection(struct arguments *a, int opt, const char *word)
 {
     switch (opt) {
@@ -295,7 +297,7 @@ static int take_selection(struct arguments *a, int opt, const char *word)
     }
 }
 
-/* A power of two. */
+/* Parse a power of two. */
 static int take_power(const char *option, uint32_t min, uint32_t max, uint32_t *ret_bytes)
 {
     uint64_t bytes;
@@ -308,7 +310,7 @@ static int take_power(const char *option, uint32_t min, uint32_t max, uint32_t *
     return 0;
 }
 
-/* Options that say what the archive looks like. */
+/* Options for the archive's format. */
 static int take_format(struct arguments *a, int opt, const char *word)
 {
     uint64_t level = 3;
@@ -371,7 +373,7 @@ static int take_option(struct arguments *a, int opt, const char *word)
     }
 }
 
-/* Which share of the shards is ours. */
+/* Find this rank's share of the shards. */
 static int find_rank(struct arguments *a)
 {
     struct pack_options *o = &a->options;

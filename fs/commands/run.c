@@ -1,10 +1,10 @@
 /*
- * onepot run: mount, run a command, unmount; whatever happens to the command.
+ * onepot run: mount, run a command, and unmount, whatever happens to the command.
  *
- * The command is a child. Signals that a batch system sends to this process are passed
- * on; those that a terminal sends reach the command by themselves, since it is in the
- * same process group. They are read by sigwaitinfo, which tells the two apart, and
- * leaves no race between a signal and the wait for a child.
+ * The command is a child. Signals from a batch system to this process are passed on. Those from
+ * a terminal reach the command by themselves, since it is in the same process group. Signals
+ * are read by sigwaitinfo, which shows their source, and leaves no race between a signal and
+ * the wait for a child.
  */
 #include <errno.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ enum {
     RUN_FAILED = CLI_RUN_FAILED,
     RUN_NOT_EXECUTABLE = 126,
     RUN_NOT_FOUND = 127,
-    RUN_SIGNALLED = 128, /* and the signal's number */
+    RUN_SIGNALLED = 128, /* plus the signal's number */
 };
 
 static const struct cli_usage usage = {
@@ -42,12 +42,12 @@ static const struct cli_usage usage = {
 struct run {
     struct mounter m;
     char **command; /* NULL-terminated */
-    sigset_t mask;  /* as this process found it: the command's */
+    sigset_t mask;  /* as this process found it; the command gets it */
 };
 
 /* ---- the command ---- */
 
-/* `text` with every {} replaced. */
+/* `text` with every {} replaced by `path`. */
 static char *fill_in(const char *text, const char *path)
 {
     size_t count = 0;
@@ -65,8 +65,8 @@ static char *fill_in(const char *text, const char *path)
 }
 
 /*
- * Is there a file of that name in $PATH? execvp answers "permission denied" also where a
- * folder of $PATH is closed to us and nothing was found.
+ * Is there a file of that name in $PATH? execvp also reports "permission denied" if a folder of
+ * $PATH is closed to us and nothing was found.
  */
 static bool is_in_path(const char *name)
 {
@@ -87,8 +87,8 @@ static bool is_in_path(const char *name)
 }
 
 /*
- * What is caught is the default again, before it is let in: a signal between here and exec is
- * the command's, and would be lost in our handler.
+ * Reset caught signals to the default before any is unblocked: a signal between here and exec
+ * is the command's, and our handler would lose it.
  */
 static void uncatch_signals(void)
 {
@@ -123,7 +123,7 @@ static void execute(void *ctx)
     _exit(err == ENOENT ? RUN_NOT_FOUND : RUN_NOT_EXECUTABLE);
 }
 
-/* Its PID, or -errno. In a private namespace it was started before, and waits. */
+/* Its PID, or -errno. In a private namespace it was started earlier, and waits. */
 static pid_t start_command(struct run *run)
 {
     if (run->m.ns.sock >= 0) {
@@ -139,7 +139,7 @@ static pid_t start_command(struct run *run)
 
 /* ---- signals ---- */
 
-/* Signals that are passed on whoever sent them. */
+/* Signals that are passed on, whoever sent them. */
 static const int passed_on[] = {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 #define PASSED_ON_COUNT (sizeof(passed_on) / sizeof(passed_on[0]))
 
@@ -151,7 +151,7 @@ static bool is_passed_on(int number)
     return false;
 }
 
-/* What may come before there is a command to pass it on to waits for it. */
+/* Blocks signals that may come before the command that they should be passed on to. */
 static void block_early(struct run *run)
 {
     sigset_t set;
@@ -173,7 +173,7 @@ static void block_all(sigset_t *ret_set)
     sigprocmask(SIG_BLOCK, ret_set, NULL);
 }
 
-/* Stop as the terminal wants it; in a group that nobody could continue, go on. */
+/* Stop as the terminal wants it; but go on in a group that nobody could continue. */
 static void stop_here(void)
 {
     sigset_t set, old;
@@ -233,7 +233,7 @@ static int wait_command(struct run *run, pid_t command, const sigset_t *set)
 
     for (;;) {
         if (sigwaitinfo(set, &info) < 0)
-            continue; /* EINTR: a signal of no interest */
+            continue; /* EINTR: an unrelated signal */
         if (info.si_signo != SIGCHLD)
             pass_on(command, &info);
         else if (reap(run, command, &status))
@@ -246,7 +246,7 @@ static int run_command(struct run *run)
 {
     sigset_t set;
 
-    mounter_keep(&run->m); /* if it died already, that is reported as later on */
+    mounter_keep(&run->m); /* if the daemon has already died, that is reported later */
     block_all(&set);
     pid_t command = mounter_caught() ? -EINTR : start_command(run);
     if (command < 0) {
@@ -268,7 +268,7 @@ static int run_command(struct run *run)
 
 /* ---- the command line ---- */
 
-/* Cut argv at "--": what follows is the command. Its index, or 0. */
+/* Cut argv at "--"; the command follows. Returns its index, or 0. */
 static int find_command(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)
@@ -297,7 +297,7 @@ int command_run(int argc, char **argv)
     run.m.launch_ctx = &run;
     status = mounter_start(&run.m) == CLI_GO_ON ? run_command(&run) : RUN_FAILED;
     mounter_free(&run.m);
-    if (mounter_caught()) /* before the command was there */
+    if (mounter_caught()) /* before the command existed */
         interrupt_die_of(mounter_caught());
     return status;
 }

@@ -1,7 +1,7 @@
 /*
- * onepot stage: copy archives to this node ahead of time. A copy stays until `onepot
- * unstage`, or until its owner (owner.h) ends. For that a small process waits in the
- * background; if it is killed, the next start of any onepot finds that the owner is gone.
+ * onepot stage: copy archives to this node ahead of time. A copy stays until `onepot unstage`,
+ * or until its owner (owner.h) ends. A small process waits for that in the background; if it is
+ * killed, the next start of any onepot notices that the owner is gone.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -47,13 +47,13 @@ static const struct cli_usage usage = {
 
 struct arguments {
     const char *place;
-    pid_t owner; /* 0: they stay */
+    pid_t owner; /* 0: the copies stay */
     bool keep, verify, json, quiet;
     enum cli_progress_mode progress;
     struct inherited inherited;
 };
 
-/* Storage of a stream that fails so long is taken for gone. */
+/* After this long the failing storage of a stream is taken for gone. */
 #define AWAY_LIMIT_NS UINT64_C(300000000000)
 
 /* ---- one archive ---- */
@@ -76,7 +76,7 @@ static bool is_away_too_long(const struct stage_report *report, uint64_t *since_
     return now_ns() - *since_ns > AWAY_LIMIT_NS;
 }
 
-/* Until it is whole: 0, or -errno. */
+/* Wait until the copy is whole: 0, or -errno. */
 static int copy(const struct arguments *a, struct stage *stage)
 {
     struct cli_progress line = {0};
@@ -154,7 +154,7 @@ static int not_staged(const char *archive, const struct stage *stage, int err)
                      report.reason[0] ? report.reason : strerror(-err));
 }
 
-/* From the copy's opening to its pin. */
+/* The steps from opening the copy to pinning it. */
 static int finish(const struct arguments *a, const char *archive, struct pot *pot,
                   struct stage *stage, bool first)
 {
@@ -176,7 +176,7 @@ static int finish(const struct arguments *a, const char *archive, struct pot *po
     return CLI_OK;
 }
 
-/* Is it compressed in one piece, so that it is unpacked and not copied? */
+/* Is it compressed in one piece, and so unpacked instead of copied? */
 static int is_packed(const struct source *source, struct fault *fault)
 {
     const struct backend *backend;
@@ -185,7 +185,7 @@ static int is_packed(const struct source *source, struct fault *fault)
     return r < 0 ? r : backend_compression(backend, source, &compression);
 }
 
-/* With its index, where that is needed (an unpacked one's is saved), else its bytes alone. */
+/* Open with the index if it is needed (an unpacked copy's is saved), else only the bytes. */
 static int open_source(const struct arguments *a, const char *archive,
                        struct stage_store *store, struct pot **ret_pot,
                        struct source **ret_source)
@@ -240,7 +240,7 @@ static int stage_one(const struct arguments *a, const char *archive, bool first)
     }
     if (!stuck && pot)
         pot_close(pot);
-    else if (!stuck) /* else a thread is in a read of it; it goes with the process */
+    else if (!stuck) /* else a thread is in a read of it, and it is freed with the process */
         source_close(source);
     stage_close(stage);
     return status;
@@ -267,14 +267,14 @@ static bool has_copies(const struct arguments *a)
     return stage_each(a->place, count_owned, &owned) >= 0 && owned.count > 0;
 }
 
-/* Folders of copies, to hear when one is removed. */
+/* Watch a folder of copies, to be notified when it is removed. */
 static int add_watch(void *ctx, const struct stage_copy_info *info)
 {
     inotify_add_watch(*(const int *)ctx, info->folder, IN_DELETE | IN_DELETE_SELF);
     return 0;
 }
 
-/* They don't stay any more: what is in use goes with its last user. */
+/* The copies no longer stay: one in use is removed with its last user. */
 static int release_owned(void *ctx, const struct stage_copy_info *info)
 {
     return info->report.pinned && info->owner == *(const pid_t *)ctx;
@@ -287,7 +287,7 @@ static _Noreturn void wait_for_owner(const struct arguments *a, struct process_w
     int news = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     int signals = signalfd(-1, wanted, SFD_CLOEXEC);
     stage_each(a->place, add_watch, &news);
-    if (!has_copies(a)) /* they were removed before it was watched for */
+    if (!has_copies(a)) /* they were removed before the watch began */
         _exit(0);
     for (;;) {
         struct pollfd p[] = {{.fd = owner.fd, .events = POLLIN},
@@ -319,7 +319,7 @@ static void leave_keeper(struct arguments *a)
     sigaddset(&wanted, SIGTERM);
     sigaddset(&wanted, SIGINT);
     sigaddset(&wanted, SIGHUP);
-    sigprocmask(SIG_BLOCK, &wanted, &before); /* so that the keeper gets them however early */
+    sigprocmask(SIG_BLOCK, &wanted, &before); /* so that the keeper gets the earliest, too */
     pid_t pid = fork();
     if (pid == 0) {
         if (fork() != 0)
@@ -341,7 +341,7 @@ static int run(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK, staged = 0;
     interrupt_catch();
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shall be an error, EFBIG */
+    signal(SIGXFSZ, SIG_IGN); /* makes a file-size limit an error, EFBIG */
 #ifdef HAVE_FUSE
     unmounter_sweep_all();
 #endif
@@ -434,7 +434,7 @@ int command_stage(int argc, char **argv)
     if (status == CLI_GO_ON && optind == argc)
         status = cli_usage_error(&usage, "no archive was named");
     if (a.place && realpath(a.place, place))
-        a.place = place; /* the keeper works elsewhere */
+        a.place = place; /* the keeper works in another directory */
     if (status == CLI_GO_ON) {
         if (!a.keep && !a.owner)
             a.owner = owner_find();

@@ -1,7 +1,7 @@
 /*
- * onepot stat: what a mount has done so far. The numbers come from the file that the
- * daemon maps (counters.h); neither the daemon nor the mount is asked, so that the
- * answer comes also while a daemon hangs, is stopped, or is dead.
+ * onepot stat: a mount's work so far. The numbers come from the file that the daemon maps
+ * (counters.h). Neither the daemon nor the mount is asked, so the command works even while a
+ * daemon hangs, is stopped, or is dead.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /*
- * onepot top: what mounts do at the moment, again and again. As `onepot stat` it reads
- * counters alone, and asks neither mounts nor daemons.
+ * onepot top: the current activity of mounts, updated continually. Like `onepot stat` it reads
+ * only counters, and asks neither mounts nor daemons.
  */
 #include <errno.h>
 #include <poll.h>
@@ -39,11 +39,11 @@ struct top {
     uint64_t pictures; /* 0: no end */
     uint64_t delay_ns;
     struct screen screen;
-    struct top_sample *samples; /* of the last picture */
+    struct top_sample *samples; /* from the last picture */
     size_t sample_count;
 };
 
-/* What was seen of this mount last time; all 0: nothing. */
+/* This mount's last sample; all 0: none. */
 static const struct top_sample *last_sample(const struct top *t, const struct counters *c)
 {
     static const struct top_sample none;
@@ -54,7 +54,7 @@ static const struct top_sample *last_sample(const struct top *t, const struct co
     return &none;
 }
 
-/* The mounts to be shown: all, or those that were named and are there. -errno. */
+/* Choose the mounts to show: all, or the named ones that exist. -errno. */
 static int choose(const struct top *t, const struct slot_list *list,
                   const struct slot ***ret_chosen, size_t *ret_count)
 {
@@ -83,7 +83,7 @@ static void print_heading(FILE *out, const struct top *t, size_t mounts)
             mounts == 1 ? "" : "s", (double)t->delay_ns / 1e9, t->screen.on ? " (q: end)" : "");
 }
 
-/* Print all, and remember what was seen. */
+/* Print all, and remember their samples. */
 static int print_mounts(struct top *t, FILE *out, const struct slot **mounts, size_t count)
 {
     uint64_t at_ns = now_ns();
@@ -103,7 +103,7 @@ static int print_mounts(struct top *t, FILE *out, const struct slot **mounts, si
     return 0;
 }
 
-/* The picture of this moment in memory. 0 or -errno; *ret_count: mounts in it. */
+/* Render the current picture in memory. 0 or -errno; *ret_count: mounts in it. */
 static int take_picture(struct top *t, char **ret_text, size_t *ret_len, size_t *ret_count)
 {
     const struct slot **mounts;
@@ -127,7 +127,7 @@ static int take_picture(struct top *t, char **ret_text, size_t *ret_len, size_t 
     return r;
 }
 
-/* A key, or 0; without a screen there are none, and signals alone end the wait. */
+/* A key, or 0. Without a screen there are no keys, and only signals end the wait. */
 static int wait_key(const struct top *t, uint64_t wait_ns)
 {
     if (t->screen.on)
@@ -136,12 +136,12 @@ static int wait_key(const struct top *t, uint64_t wait_ns)
     return 0;
 }
 
-/* True: somebody wants it to end. */
+/* True: the user wants to quit. */
 static bool wait_for_next(const struct top *t)
 {
     uint64_t until = now_ns() + t->delay_ns, now;
     while ((now = now_ns()) < until && !atomic_load(interrupt_flag())) {
-        /* In short pieces: a signal may come between the look at the flag and the wait. */
+        /* In short pieces: a signal may come between the check of the flag and the wait. */
         int key = wait_key(t, until - now < WAIT_MOST_NS ? until - now : WAIT_MOST_NS);
         if (key == 'q' || key == 'Q' || key < 0)
             return true;
@@ -161,7 +161,7 @@ static int show_pictures(struct top *t)
             screen_draw(text, len);
         else if (r == 0 && (fputs(n > 1 ? "\n" : "", stdout) < 0 ||
                             fwrite(text, 1, len, stdout) < len || fflush(stdout) != 0))
-            r = -EIO; /* main() says so */
+            r = -EIO; /* main() reports it */
         free(text);
         if (r < 0)
             return r;
@@ -170,7 +170,7 @@ static int show_pictures(struct top *t)
     }
 }
 
-/* Those that were named have to be there at the beginning. */
+/* Named mounts must exist at the beginning. */
 static int check_names(const struct top *t)
 {
     struct slot_list list;

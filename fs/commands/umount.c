@@ -1,8 +1,8 @@
 /*
  * onepot umount: end mounts, by mount point, by archive, or all of this job.
  *
- * A mount that is in use is not taken away, unless by --lazy. Nothing here touches the
- * mount itself, so that one whose daemon hangs or is dead is ended like any other.
+ * A mount in use is left alone, except with --lazy. Nothing here touches the mount itself, so
+ * one whose daemon hangs or is dead is ended like any other.
  */
 #include <errno.h>
 #include <limits.h>
@@ -28,7 +28,7 @@
 #include "users.h"
 
 #define DAEMON_END_MS 5000
-#define DETACHED_END_MS 200 /* if its users were about to go, say so */
+#define DETACHED_END_MS 200 /* if its users finish within this time, report that */
 #define RETRY_MS 20
 #define HOLDERS_SHOWN 8
 
@@ -52,11 +52,11 @@ struct request {
 /* ---- one slot ---- */
 
 enum verdict {
-    VERDICT_GO,    /* ours to end: this process holds its lock */
+    VERDICT_GO,    /* we may end it: this process holds its lock */
     VERDICT_FORCE, /* --lazy: without the lock, which a `run` holds */
     VERDICT_DONE,  /* nothing (more) to do */
-    VERDICT_GONE,  /* out of the tree already; its daemon is there still */
-    VERDICT_WAIT,  /* somebody starts or ends it just now */
+    VERDICT_GONE,  /* already detached; its daemon still runs */
+    VERDICT_WAIT,  /* a process is starting or ending it right now */
     VERDICT_FAILED,
 };
 
@@ -85,7 +85,7 @@ static enum verdict judge_held(struct slot *slot, const struct request *rq)
     return VERDICT_FORCE;
 }
 
-/* A daemon lives. Whether its mount is ours to end. */
+/* A daemon lives: decide whether we may end its mount. */
 static enum verdict judge_alive(struct slot *slot, const struct request *rq)
 {
     struct counters *c = slot->counters;
@@ -182,7 +182,7 @@ static int busy(const struct slot *slot)
     return cli_failf(c->mountpoint, "%s", text);
 }
 
-/* Detached, and somebody uses it still. */
+/* Detached, but still in use. */
 static int detached(struct slot *slot)
 {
     const struct counters *c = slot->counters;
@@ -200,8 +200,9 @@ static int detached(struct slot *slot)
     return CLI_OK;
 }
 
-/* Unmounted here, and its daemon lives. A container that was started meanwhile has its own
- * view. */
+/*
+ * Unmounted here, but its daemon lives: a container started meanwhile has a copy of the mount.
+ */
 static int lingers(const struct counters *c)
 {
     struct mount_user users[HOLDERS_SHOWN];
@@ -240,7 +241,7 @@ static int end_slot(struct slot *slot, const struct request *rq)
                          "unmounted, but it is mounted at %s, too (a bind mount), and served "
                          "until that is unmounted",
                          other);
-    /* A daemon that is stopped does not see its end. Another one may serve a container. */
+    /* A stopped daemon does not notice its end. One that runs may be serving a container. */
     r = unmounter_finish(slot, is_stopped(c) ? 0 : DAEMON_END_MS, is_stopped(c));
     cli_note("%s: %s", c->archive, summary_line(c, line, sizeof(line)));
     return r < 0 ? lingers(c) : CLI_OK;
@@ -281,8 +282,10 @@ static int newer_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* The newest first: a mount of an archive in another mount, or on a directory of it, goes
- * first. */
+/*
+ * The newest first, because a mount of an archive inside another mount, or on a directory of
+ * it, must go first.
+ */
 static int umount_all(struct slot_list *list, const struct request *rq)
 {
     int status = CLI_OK;
@@ -295,7 +298,9 @@ static int umount_all(struct slot_list *list, const struct request *rq)
     return status;
 }
 
-/* Mounts of an archive by this job. How many there were; *status is not OK if one failed. */
+/*
+ * End mounts of an archive by this job. Returns their number; *status is not OK if one failed.
+ */
 static size_t umount_archive(const struct slot_list *list, const char *path, const char *given,
                              const struct request *rq, int *status)
 {
@@ -316,7 +321,7 @@ static size_t umount_archive(const struct slot_list *list, const char *path, con
     return found;
 }
 
-/* A mount of onepot that has no slot of ours: another user's, or its folder was removed. */
+/* A mount of onepot without a slot of ours: another user's, or its folder was removed. */
 static int umount_unknown(const struct mount_entry *entry, const struct request *rq)
 {
     const char *path = entry->path;
@@ -329,11 +334,11 @@ static int umount_unknown(const struct mount_entry *entry, const struct request 
         r = mountpoint_unmount(path, true);
     if (r < 0)
         return cli_failf(path, "it can't be unmounted: %s", strerror(-r));
-    /* If its daemon is dead nobody else removes its state, and the copy of its archive. */
+    /* If its daemon is dead nothing else removes its state, and the copy of its archive. */
     return geteuid() == 0 ? cleaner_user(entry->uid, NULL) : CLI_OK;
 }
 
-/* Is ".." the first step of what follows a mount point? */
+/* Is ".." the first component after a mount point? */
 static bool leads_out(const char *rest)
 {
     while (*rest == '/' || (rest[0] == '.' && (rest[1] == '/' || !rest[1])))
@@ -341,7 +346,9 @@ static bool leads_out(const char *rest)
     return rest[0] == '.' && rest[1] == '.' && (rest[2] == '/' || !rest[2]);
 }
 
-/* An absolute path for `given`, by its text alone. False: there is none, or it is too long. */
+/*
+ * An absolute path for `given`, from its text alone. False: there is none, or it is too long.
+ */
 static bool absolute(const char *given, char path[PATH_MAX])
 {
     char folder[PATH_MAX];
@@ -352,7 +359,7 @@ static bool absolute(const char *given, char path[PATH_MAX])
            snprintf(path, PATH_MAX, "%s/%s", folder, given) < PATH_MAX;
 }
 
-/* Is it what is seen at its place? Another one may be mounted there for a command alone. */
+/* Is it the visible mount at its place? Another may be mounted over it for one command. */
 static bool is_here(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
@@ -360,8 +367,8 @@ static bool is_here(const struct slot *slot)
 }
 
 /*
- * The mount that a path names or leads into, the innermost, by text alone: to ask the
- * filesystem could hang. NULL: none that is ours. *rest is what follows the mount point.
+ * The innermost mount that a path names or leads into, from text alone, since asking the
+ * filesystem could hang. NULL: none of ours. *rest is the part after the mount point.
  */
 static struct slot *mount_around(const struct slot_list *list, const char *path,
                                  const char **rest)
@@ -423,7 +430,7 @@ static int umount_named(const struct slot_list *list, char **names, const struct
 
 /* ---- copies ---- */
 
-/* Those of daemons that were killed take memory of a job that may not mount anything again. */
+/* Copies of killed daemons use memory of a job that may not mount anything again. */
 static void sweep_copies(const struct slot_list *list)
 {
     stage_sweep(NULL);

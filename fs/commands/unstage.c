@@ -1,6 +1,6 @@
 /*
- * onepot unstage: remove copies that 'onepot stage' made. One that a mount or a loader uses
- * is only released: it goes with its last user.
+ * onepot unstage: remove copies that 'onepot stage' made. A copy that a mount or a loader uses
+ * is only released, and removed with its last user.
  */
 #include <errno.h>
 #include <limits.h>
@@ -24,7 +24,7 @@ static const struct cli_usage usage = {
 
 struct search {
     const char *archive; /* NULL: all */
-    char full[PATH_MAX]; /* its path, as it was when it was staged; "" if it is not known */
+    char full[PATH_MAX]; /* its path when it was staged; "" if unknown */
     bool has_status;
     struct stat status;
     bool quiet;

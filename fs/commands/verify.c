@@ -1,5 +1,5 @@
 /*
- * onepot verify: is an archive what it was?
+ * onepot verify: checks that an archive is unchanged.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -25,10 +25,10 @@ struct arguments {
     struct verify_options options;
     enum cli_progress_mode progress;
     bool quiet, json;
-    const char *archive; /* the present one */
+    const char *archive; /* the current one */
     struct cli_progress line;
     uint64_t problems; /* of this archive, so far */
-    bool is_plain;     /* its trailer was told to be worth nothing */
+    bool is_plain;     /* its trailer was reported as worthless */
 };
 
 /* ---- what is wrong ---- */
@@ -68,7 +68,7 @@ static void show(void *ctx, const char *doing, const struct progress *progress)
     cli_progress_show(&a->line, doing, progress);
 }
 
-/* Remarks of the indexing; that the trailer is no good was an error already. */
+/* Print the indexer's notes, unless the trailer was already reported as worthless. */
 static void note(void *ctx, const char *line)
 {
     struct arguments *a = ctx;
@@ -130,7 +130,7 @@ static int open_pot(struct arguments *a, struct pot **ret_pot)
     struct pot_options options = {
         .save = POT_SAVE_NEVER,
         .lists_left_out = true,
-        .rebuild = true, /* what a saved index says was not read from the archive just now */
+        .rebuild = true, /* a saved index was not read from the archive just now */
         .memory_bytes = budget_memory_bytes(""),
         .max_ratio = cli_max_ratio(),
         .note = note,
