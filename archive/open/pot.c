@@ -1,10 +1,10 @@
 /*
  * Opening an archive: from a path to bytes, index and format.
  *
- * The order of what is tried is that of trust and cost: the archive's own index, a
- * saved one that proves to be of this very archive, a new one. What the new one comes
- * from is a child that hostile bytes may have taken over, so that it is opened like a
- * file from the net; sealed first, so that nothing changes after it was checked.
+ * Indexes are tried in order of trust and cost: the archive's own index, a saved one proven to
+ * be of this very archive, a new one. The new one comes from a child that hostile bytes may
+ * have taken over. So it is opened like a file from the net, and sealed first, so that nothing
+ * changes after it was checked.
  */
 #include "pot.h"
 
@@ -26,12 +26,14 @@
 #define MIB (UINT64_C(1) << 20)
 
 enum {
-    /* What libarchive, builder and image take for a member with a name of usual length. */
+    /*
+     * Memory that libarchive, builder and image take for a member with a name of usual length.
+     */
     MEMBER_BYTES = 250,
-    TAR_BLOCK = 512,       /* no member of a tar takes less */
-    LEAST_MEMORY_MIB = 64, /* for the child, however little there is */
+    TAR_BLOCK = 512,       /* no member of a tar is smaller */
+    LEAST_MEMORY_MIB = 64, /* for the child, however little is available */
     STALL_SECONDS = 60,
-    SAVE_AFTER_MS = 1000, /* POT_SAVE_AUTO: indexing that took longer is worth a file */
+    SAVE_AFTER_MS = 1000, /* POT_SAVE_AUTO: indexing that took longer is worth saving */
 };
 
 /* The pot while it is being opened. */
@@ -65,17 +67,17 @@ struct build {
     const struct backend *backend;
     struct builder_header header;
     const char *compression; /* index its frames; NULL: it is not compressed as a whole */
-    bool is_expanded;        /* the source is what was in a compressed stream */
+    bool is_expanded;        /* the source is the content of a compressed stream */
     int fd;
 };
 
-/* What the builder says of a member (no target, no directory) is no news of the file. */
+/* The builder's errors about a member (no target, no directory) become "damaged archive". */
 static int as_archive_error(int err)
 {
     return builder_may_leave_out(err) ? -EUCLEAN : err;
 }
 
-/* In the child, whose end frees all that it allocated. */
+/* Runs in the child, whose end frees all that it allocated. */
 static int build_index(void *arg, struct progress *progress, struct fault *fault)
 {
     struct build *build = arg;
@@ -101,9 +103,9 @@ static int build_index(void *arg, struct progress *progress, struct fault *fault
 }
 
 /*
- * Memory for the child. A tar can't have more members than blocks; what that is for one in
- * frames is not known before. Other formats may pack them tighter, for which the floor is
- * higher. In any case within what there is.
+ * Memory for the child. A tar has at most as many members as blocks; for one in frames that
+ * number is not known in advance. Other formats may pack members tighter, so their floor is
+ * higher. The limit is always the memory available.
  */
 static struct sandbox_limits index_limits(const struct opening *o)
 {
@@ -130,7 +132,7 @@ static bool is_unchanged(const struct opening *o)
            st.st_mtim.tv_sec == id->mtime_sec && st.st_mtim.tv_nsec == (long)id->mtime_nsec;
 }
 
-/* Run the child; what it wrote is in *ret_fd, sealed. */
+/* Run the child; *ret_fd is the image that it wrote, sealed. */
 static int make_image(struct opening *o, int *ret_fd)
 {
     struct build build = {
@@ -171,7 +173,10 @@ static int make_image(struct opening *o, int *ret_fd)
     return 0;
 }
 
-/* An index's ranges are checked against the size that it names: is that the file's? */
+/*
+ * Check that the archive size in an index is the file's, as the index's ranges are checked
+ * against it.
+ */
 static int check_index(const struct opening *o, const struct index *index, struct fault *fault)
 {
     uint64_t size = source_size(o->pot->source);
@@ -200,9 +205,9 @@ static int open_image(struct opening *o, int fd, uint64_t *ret_bytes)
 }
 
 /*
- * Use the file in place of the memory that the index was made in, where both serve as
- * well: memory that has a file can be given back and is shared by mounts. It is the file that
- * was written: its path may lead to another one by now. Takes over fd.
+ * Use the saved file instead of the memory that the index was made in, if both serve equally
+ * well: memory backed by a file can be reclaimed and is shared by mounts. `fd` is the file
+ * that was written, even if its path leads elsewhere by now. Takes over fd.
  */
 static void use_file(struct opening *o, int fd)
 {
@@ -218,7 +223,9 @@ static void use_file(struct opening *o, int fd)
     source_close(file);
 }
 
-/* Save it where that was asked for, or is worth it. Only the first makes failure an error. */
+/*
+ * Save the index if that was requested or is worth it. Failure is an error only if requested.
+ */
 static int save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_ms)
 {
     enum pot_save how = o->options->save;
@@ -264,8 +271,8 @@ static int build(struct opening *o)
 static int use_saved(struct opening *o);
 
 /*
- * An index is known for what is in the stream. -ENOENT: it can't be used, as the bytes can't
- * come while they are read.
+ * Use an index of the stream's content. -ENOENT: it can't be used, as the stream can't be
+ * unpacked while it is read.
  */
 static int use_stream(struct opening *o, const char *compression)
 {
@@ -278,10 +285,9 @@ static int use_stream(struct opening *o, const char *compression)
     struct source *source = NULL;
     struct fault fault = {0};
     pot->compression = compression;
-    if (!store) /* the index was asked for, and nothing else */
+    if (!store) /* the caller needs only the index */
         return 0;
-    /* How much of a long one is zeros is not known: it is unpacked first, and they are counted.
-     */
+    /* A long stream is unpacked first, as only that shows how many of its bytes are zeros. */
     int r = stream.bytes > unpacked_most(pot->source, o->options)
                 ? -ENOSPC
                 : store->expand(store->ctx, &stream, &fault, &source);
@@ -301,8 +307,9 @@ static int use_stream(struct opening *o, const char *compression)
 }
 
 /*
- * A compressed archive of frames that can be decompressed one by one needs no unpacking: 0, and
- * there is an index; as there is for a stream whose index was saved. -ENOTSUP: it is none.
+ * Index a compressed archive without unpacking it, if its frames can be decompressed one by
+ * one or an index of its stream was saved. 0: there is an index. -ENOTSUP: neither is the
+ * case.
  */
 static int use_frames(struct opening *o, const char *compression)
 {
@@ -329,7 +336,7 @@ static int use_frames(struct opening *o, const char *compression)
     return r;
 }
 
-/* A compressed archive: go on with what is in it. */
+/* A compressed archive: continue with its content. */
 static int unpack(struct opening *o)
 {
     struct pot *pot = o->pot;
@@ -348,7 +355,7 @@ static int unpack(struct opening *o)
     if (r < 0)
         return r;
     o->unpack_ms = now_ms() - start_ms;
-    pot->packed = pot->source; /* by which it will be known */
+    pot->packed = pot->source; /* saved indexes are found by the packed file */
     pot->source = unpacked;
     o->key.archive_bytes = source_size(unpacked);
     return backend_find(unpacked, o->fault, &pot->backend);
@@ -356,7 +363,7 @@ static int unpack(struct opening *o)
 
 /* ---- an index that is there ---- */
 
-/* The archive's own: 0, -ENOENT if there is none that fits, or an error of reading. */
+/* Use the archive's own index. 0, -ENOENT if none fits, or a read error. */
 static int use_embedded(struct opening *o)
 {
     struct pot *pot = o->pot;
@@ -381,7 +388,7 @@ static int use_embedded(struct opening *o)
             *o->fault = fault;
         return r;
     }
-    /* All that this format is without its index is a tar. */
+    /* Without its index, this format is just a tar. */
     if (r != -ENOENT) {
         if (!fault.advice[0])
             fault_advise(&fault, "it is read as a plain tar");
@@ -394,7 +401,7 @@ static int use_embedded(struct opening *o)
 
 static int use_saved(struct opening *o)
 {
-    if (o->options->rebuild || o->pot->compression) /* looked for before it was unpacked */
+    if (o->options->rebuild || o->pot->compression) /* searched for before unpacking */
         return -ENOENT;
     int r = saved_index_find(o->pot->path, &o->key, o->options, &o->pot->index,
                              &o->pot->index_path);
@@ -405,7 +412,7 @@ static int use_saved(struct opening *o)
 
 static int find_index(struct opening *o)
 {
-    if (o->pot->index) /* of a compressed archive */
+    if (o->pot->index) /* found while a compressed archive was opened */
         return 0;
     int r = use_embedded(o);
     if (r != -ENOENT || o->pot->index)
@@ -475,7 +482,7 @@ void pot_close(struct pot *pot)
 {
     if (!pot)
         return;
-    source_close(pot->source); /* first: what it is made of meanwhile is the rest */
+    source_close(pot->source); /* first, as the rest provides its copy */
     source_close(pot->packed);
     index_close(pot->index);
     free(pot->index_path);

@@ -1,6 +1,6 @@
 /*
- * What a person hears of an archive that is opened: lines that stay, how far a long step is,
- * and the remark that a child left.
+ * Messages to the user about an archive being opened: permanent lines, the progress of a long
+ * step, and the remark that a child left.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -27,7 +27,7 @@ void pot_note(const struct pot_options *options, const char *path, const char *f
     va_start(args, format);
     vsnprintf(fault.what, sizeof(fault.what), format, args);
     va_end(args);
-    pot_note_fault(options, path, &fault); /* makes its text fit for a terminal */
+    pot_note_fault(options, path, &fault); /* makes its text safe for a terminal */
 }
 
 void pot_note_left_out(const struct pot_options *options, const struct pot *pot)

@@ -1,14 +1,14 @@
 /*
  * Indexes of foreign archives, kept on disk.
  *
- * Beside the archive (ARCHIVE.onepot-index), where all who read the archive profit,
- * else in the user's cache folder, under a name that is made of the archive's path. An
- * index is written to a temporary name, flushed and renamed: it is whole or not there.
+ * An index is saved beside the archive (ARCHIVE.onepot-index), where all its readers profit,
+ * else in the user's cache folder, under a name derived from the archive's path. It is written
+ * to a temporary name, flushed and renamed, so that it is there as a whole or not at all.
  *
- * None is trusted. It has to name the archive's size, its time and a fingerprint of its
- * content; and it has to belong to this user, to the archive's owner or to root, and be
- * writable by nobody who may not write to the archive, since anybody else could leave a tree
- * of his own design there. All of this is asked of one descriptor, which is then used.
+ * None is trusted. It must state the archive's size, its time and a fingerprint of its
+ * content. It must belong to this user, to the archive's owner or to root, and be writable by
+ * nobody who may not write to the archive; otherwise anybody could plant a tree of his own
+ * design. All checks use one descriptor, which is then used to read the index.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@
 
 enum {
     COPY_BYTES = 1 << 20,
-    NAME_PART = 100, /* of the archive's name, in that of a cached index */
+    NAME_PART = 100, /* of the archive's name, within the name of a cached index */
 };
 
 int pot_index_path(const char *archive, char **ret_path)
@@ -37,7 +37,7 @@ int pot_index_path(const char *archive, char **ret_path)
     return asprintf(ret_path, "%s" SUFFIX, archive) < 0 ? -ENOMEM : 0;
 }
 
-/* The folder for indexes that can't lie beside their archive. -ENOENT if there is none. */
+/* The folder for indexes that can't lie beside their archive. -ENOENT: there is none. */
 static int cache_folder(char **ret_folder)
 {
     const char *base = getenv("XDG_CACHE_HOME");
@@ -75,7 +75,7 @@ int saved_key_fingerprint(struct saved_key *key)
     return r;
 }
 
-/* Does it speak of so many bytes as it should? */
+/* Does the index describe the expected number of bytes? */
 static bool has_size(const struct index *index, const struct saved_key *key)
 {
     uint64_t bytes = index_info(index)->archive_bytes, sums = index_expanded_windows(index);
@@ -94,7 +94,7 @@ static bool describes(const struct index *index, struct saved_key *key)
            saved_key_fingerprint(key) == 0 && info->archive_fingerprint == key->fingerprint;
 }
 
-/* Why this file may not say what is in that archive; NULL if it may. */
+/* Why this file can't be trusted to describe the archive; NULL if it can. */
 static const char *mistrust(const struct source *file, const struct source *archive)
 {
     struct stat ours, theirs;
@@ -106,7 +106,7 @@ static const char *mistrust(const struct source *file, const struct source *arch
     return ours.st_mode & 0022 & ~writers ? "can be written to by others" : NULL;
 }
 
-/* -ENOENT: there is none here that can be used. */
+/* -ENOENT: no usable index here. */
 static int try_path(const char *path, struct saved_key *key, const struct pot_options *options,
                     struct index **ret_index)
 {
@@ -175,7 +175,7 @@ static int copy_image(int from, int to, uint64_t len)
     return 0;
 }
 
-/* Who may read the archive may read its index, and nobody else. */
+/* Let those who may read the archive read its index, and nobody else. */
 static int set_permissions(int fd, const struct stat *archive)
 {
     mode_t mode = 0600 | (archive->st_mode & 0044);
@@ -185,16 +185,16 @@ static int set_permissions(int fd, const struct stat *archive)
 }
 
 /*
- * Give it to the archive's owner, who has to be able to read it: root can. Last of all, since
- * what is left of an index is removed by the user whose it is.
+ * Give the file to the archive's owner, who must be able to read it: root can do that. Done
+ * last, since only the owner removes what is left of an interrupted save.
  */
 static void hand_over(int fd, const struct stat *archive)
 {
     if (archive->st_uid != geteuid() && fchown(fd, archive->st_uid, (gid_t)-1) < 0)
-        errno = 0; /* then it stays as it is */
+        errno = 0; /* then the owner stays the same */
 }
 
-/* *ret_fd is the file, which has its name then. */
+/* *ret_fd is the file, which then has its name. */
 static int write_to(const char *path, const struct source *archive, int image, uint64_t len,
                     int *ret_fd)
 {
@@ -220,14 +220,14 @@ static int write_to(const char *path, const struct source *archive, int image, u
     return 0;
 }
 
-/* Make the folders of a path that are missing, for this user alone. */
+/* Create the missing folders of a path, for this user alone. */
 static void make_folders(char *path)
 {
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        /* What fails here is told by what is written there. */
+        /* Failures here show when the file is written. */
         if (mkdir(path, 0700) == 0)
-            chmod(path, 0700); /* whatever the umask */
+            chmod(path, 0700); /* undo the umask */
         *slash = '/';
     }
 }

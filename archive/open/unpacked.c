@@ -1,14 +1,13 @@
 /*
- * A private copy of what is inside a compressed archive.
+ * A private copy of the content of a compressed archive.
  *
- * In memory where it fits: into /dev/shm, up to half of what the job may use, so that
- * the reader of the data still has the other half. How large it will be nobody knows
- * before it is unpacked; a guess saves the attempt where it would be in vain, and the
- * limit on the size of a written file ends one that turns out to be. Then it starts
- * again on disk, in $TMPDIR or /tmp.
+ * It goes into memory if it fits: into /dev/shm, up to half of what the job may use, so that
+ * the reader of the data keeps the other half. Its size is not known before it is unpacked. A
+ * guess avoids hopeless attempts, and the limit on the size of a written file ends an attempt
+ * that proves too large. Then it starts again on disk, in $TMPDIR or /tmp.
  *
- * The file has no name from the start (or loses it at once where the filesystem can't
- * do that), so that nothing is left however this process ends.
+ * The file has no name from the start (or loses it at once if the filesystem can't do that),
+ * so that nothing is left behind however this process ends.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +29,7 @@
 #include "source_guard.h"
 
 enum {
-    GUESSED_RATIO = 3, /* how much smaller compression makes a tar, more often than not */
+    GUESSED_RATIO = 3, /* how much compression usually shrinks a tar */
     MEMORY_SHARE = 2,  /* one half of the memory */
     PLACES = 3,
     EXPAND_WATCH_MS = 20,
@@ -41,10 +40,10 @@ struct unpacking {
     const struct backend *backend;
     struct source *packed;
     const struct pot_options *options;
-    uint64_t most; /* bytes that may be in it, zeros left out */
+    uint64_t most; /* bytes that may be in it, without zeros */
     int fd;
-    uint64_t kept;      /* bytes that are in it already */
-    const char *folder; /* that it was unpacked to; NULL: it was not */
+    uint64_t kept;      /* bytes already in it */
+    const char *folder; /* that it was unpacked to; NULL: nowhere */
 };
 
 uint64_t unpacked_most(const struct source *packed, const struct pot_options *options)
@@ -61,7 +60,7 @@ static int run_unpack(void *arg, struct progress *progress, struct fault *fault)
     return u->backend->unpack(u->packed, u->fd, u->kept, u->most, progress, fault);
 }
 
-/* What may be written there; 0 where nothing can be. */
+/* Bytes that may be written there; 0 if none can be. */
 static uint64_t room_in(const char *folder, const struct pot_options *options)
 {
     struct statvfs space;
@@ -74,7 +73,7 @@ static uint64_t room_in(const char *folder, const struct pot_options *options)
     if (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) {
         uint64_t memory = pot_memory_bytes(options) / MEMORY_SHARE;
         if (fs.f_type == RAMFS_MAGIC || (space.f_blocks == 0 && room == 0) || room > memory)
-            room = memory; /* some have no limit of their own */
+            room = memory; /* some filesystems have no limit of their own */
     }
     return room;
 }
@@ -127,7 +126,10 @@ static int unpack_somewhere(struct unpacking *u, struct fault *fault, int *ret_f
         if (!places[i] || places[i][0] != '/')
             continue;
         uint64_t room = room_in(places[i], u->options);
-        /* Memory only where it probably fits; on disk there is but one way to know. */
+        /*
+         * Try memory only if the content probably fits; on disk the only way to know is to
+         * try.
+         */
         if (room == 0 || (i == 0 && guess > room))
             continue;
         struct fault ignored = {0};
@@ -207,7 +209,7 @@ int pot_knock(const struct pot_stream *stream, uint64_t offset,
         .stop = patience->stop,
     };
     int r = sandbox_run(run_knock, &knock, &limits, NULL, NULL, NULL);
-    /* A stale handle can only be opened anew here; and one of those answers at once. */
+    /* Only this process can open a stale handle again, and a stale handle answers at once. */
     if (r < 0 && r != -ETIMEDOUT && source_error_may_pass(r)) {
         uint8_t byte;
         r = source_read(stream->packed, &byte, 1, knock.offset);
