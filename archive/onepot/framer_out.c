@@ -216,7 +216,7 @@ static void put_frame_head(uint8_t *head, size_t len)
     memcpy(head + sizeof(fixed), &size, sizeof(size));
 }
 
-/* Upper limit: each cut lies behind at least one more start of a place, or is a full block. */
+/* Upper limit: each block but the last is full, or ends where a place begins. */
 static size_t most_blocks(const struct frame *frame)
 {
     return frame->len / RAW_BLOCK_BYTES + frame->place_count + 1;

@@ -45,10 +45,10 @@ void content_expect(struct content *content, uint64_t end);
 typedef int content_sink(void *ctx, const void *bytes, size_t len, uint64_t offset);
 
 /*
- * Reads the bytes [from, to) of the regular file at `position`, except its holes. The range
- * must not go beyond the file's end. Returns 0, the sink's result, or an error of reading, as
- * from reader_get. Only after an error of reading, *ret_where is set: to the offset in the
- * archive, or to FAULT_NO_OFFSET if that is not known.
+ * Reads the bytes [from, to) of the regular file at `position`, except its holes and anything
+ * behind its end. Returns 0, the sink's result, or an error of reading, as from reader_get.
+ * Only after an error of reading, *ret_where is set: to the offset in the archive, or to
+ * FAULT_NO_OFFSET if that is not known.
  */
 int content_read(struct content *content, uint32_t position, uint64_t from, uint64_t to,
                  content_sink *sink, void *ctx, uint64_t *ret_where);

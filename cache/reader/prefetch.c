@@ -1,7 +1,7 @@
 /*
  * Brings in bytes that nobody asked for yet. Parts of files become pieces and compressed
- * blocks. Pieces are gathered until a round of reads is worth it, but not held back while
- * something else waits.
+ * blocks. Pieces are gathered until a round of reads is worth it, but not held back while this
+ * thread waits for something else.
  */
 #include <errno.h>
 

@@ -168,7 +168,7 @@ size_t reader_block_bytes(const struct reader *reader);
 
 void reader_cache_stats(const struct reader *reader, struct block_cache_stats *ret_stats);
 
-/* What was read from the archive. The callers count what was asked for. */
+/* Reads of the archive. The callers count what was asked for. */
 struct reader_source_stats {
     uint64_t reads, bytes; /* from the source and its mapping */
 };
