@@ -1,5 +1,5 @@
 /*
- * From the values of the layers below to the words of the public interface.
+ * Turns error values of the layers below into the words of the public interface.
  */
 #ifndef ONEPOT_LOADER_ERROR_H
 #define ONEPOT_LOADER_ERROR_H
@@ -11,7 +11,7 @@
 int error_set(struct onepot_error *error, int err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* "FILE: what strerror(3) says of err" */
+/* "FILE: the words of strerror(3) for err" */
 int error_errno(struct onepot_error *error, int err, const char *file);
 
 /* "FILE: MEMBER: what (offset N); advice" */
@@ -19,9 +19,9 @@ int error_from_fault(struct onepot_error *error, int err, const struct fault *fa
                      const char *file);
 
 /*
- * Copy a caller's option struct, whose first member is its size, over the `size` bytes of
- * zeros at `into`; what the caller does not know of stays 0. NULL: all zero. -EINVAL:
- * its size was not set; -E2BIG: it asks for something that came later.
+ * Copy a caller's option struct, whose first member is its size, over the `size` bytes of zeros
+ * at `into`. Members that the caller does not know stay 0. NULL: all are zero. -EINVAL: its
+ * size was not set; -E2BIG: it sets an option that only later versions have.
  */
 int options_read(void *into, size_t size, const void *given, struct onepot_error *error);
 

@@ -22,8 +22,8 @@ uint32_t portion_ranks(void)
 }
 
 /*
- * A rank that is bound may use its CPUs alone, and so there are as many of the node's as ranks
- * times these, or more; one that is not sees those of all.
+ * A rank that is bound may use only its own CPUs. Then the node has at least as many CPUs as
+ * ranks times these. A rank that is not bound sees the CPUs of all ranks.
  */
 uint32_t portion_cpus(void)
 {

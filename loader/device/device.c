@@ -1,7 +1,7 @@
 /*
- * Devices by their names, and the public functions over the table of each. The table for CUDA
- * comes from a shared object that is loaded once and stays, because threads of the driver
- * may run in it.
+ * Finds devices by their names; the public functions go through each device's table. The table
+ * for CUDA comes from a shared object that is loaded once. It stays loaded, because threads of
+ * the driver may run in it.
  */
 #include "device.h"
 
@@ -20,7 +20,7 @@
 
 /* ---- the shared object ---- */
 
-/* The file's name beside the code that this is; false: it can't be told. */
+/* The path of the file beside the one that this code is in. False: that is not known. */
 static bool beside_us(char *path, size_t size)
 {
     Dl_info info;
@@ -31,7 +31,7 @@ static bool beside_us(char *path, size_t size)
     return snprintf(path, size, "%.*s" CUDA_FILE, folder, info.dli_fname) < (int)size;
 }
 
-/* Is there such a file? Then what dlopen says of it is what matters. */
+/* If the file exists, only its dlopen counts, and no other place is tried. */
 static void *try_file(const char *path, bool *ret_there)
 {
     *ret_there = access(path, F_OK) == 0;
@@ -93,7 +93,7 @@ static int type_of(const char *kind, size_t len, struct onepot_error *error,
                      kind);
 }
 
-/* The number behind the colon, or the local rank's. */
+/* The number after the colon, or that of the local rank. */
 static int index_of(const char *number, uint32_t count, struct onepot_error *error,
                     uint32_t *ret_index)
 {
@@ -185,9 +185,9 @@ int onepot_device_count(const char *kind, struct onepot_error *error, uint32_t *
     return r < 0 ? r : type->count(error, ret_count);
 }
 
-/* ---- what the table has, for everybody ---- */
+/* ---- functions of the table, for the public interface ---- */
 
-/* The handle is fit for use: it is this process's. */
+/* The handle may be used: it is this process's own. */
 static int check_own(const struct onepot_device *device, struct onepot_error *error)
 {
     if (device->pid == getpid())

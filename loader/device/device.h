@@ -1,5 +1,5 @@
 /*
- * Devices as the library has them: one that was opened, and what to do with images.
+ * Devices inside the library: an opened device, and the conversion of images.
  */
 #ifndef ONEPOT_LOADER_DEVICE_H
 #define ONEPOT_LOADER_DEVICE_H
@@ -15,24 +15,24 @@ struct onepot_device {
     const struct device_type *type;
     void *device;
     uint32_t index;
-    pid_t pid; /* that opened it: no device survives a fork */
+    pid_t pid; /* that opened it, since no device survives a fork */
     _Atomic unsigned users;
     _Atomic uint64_t peak; /* bytes a second; 0: not measured */
 };
 
-/* The same device once more; in a forked child one of its own, as far as that can be had. */
+/* Share the device. A forked child gets one of its own, if that can be opened. */
 int device_share(struct onepot_device *device, struct onepot_error *error,
                  struct onepot_device **ret_device);
 
-/* The table of "cuda": loads the shared object when it is asked for first. */
+/* The table of "cuda". The first call loads the shared object. */
 int device_load_cuda(struct onepot_error *error, const struct device_type **ret_type);
 
-/* -EINVAL with a word why. */
+/* -EINVAL with the reason in *error. */
 int images_check(const struct onepot_images *images, struct onepot_error *error);
-uint64_t images_bytes_of_one(const struct onepot_images *images);    /* before */
-uint64_t images_bytes_of_floats(const struct onepot_images *images); /* after */
+uint64_t images_bytes_of_one(const struct onepot_images *images);    /* before conversion */
+uint64_t images_bytes_of_floats(const struct onepot_images *images); /* after conversion */
 
-/* On the host. */
+/* Convert on the host. */
 void images_convert(const struct onepot_images *images, uint64_t count, const uint8_t *from,
                     void *to);
 

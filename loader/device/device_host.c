@@ -1,11 +1,10 @@
 /*
- * The host as a device. A stream is a thread with a list of tasks; an event is a pair of
- * numbers, how often it was recorded and which of these recordings the streams have passed.
- * What CUDA leaves open is open here as well: nothing that was queued is done before
- * somebody waits for it, so that what forgets to wait reads old bytes (and is found by a
- * thread sanitizer).
+ * The host as a device. A stream is a thread with a list of tasks. An event is a pair of
+ * numbers: how often it was recorded, and the latest recording that its stream has passed. Like
+ * CUDA, this does not promise when queued work is done: only a wait makes sure. So code that
+ * forgets to wait may read old bytes, and a thread sanitizer finds it.
  *
- * One lock and one condition for the whole device: it is there to be right.
+ * The whole device has one lock and one condition: it is there to be correct, not fast.
  */
 #include "device.h"
 
@@ -26,8 +25,8 @@
 struct event {
     uint64_t recorded, passed; /* recordings asked for, and the latest that was passed */
     uint64_t passed_ns;
-    unsigned tasks; /* that refer to it */
-    bool dropped;   /* freed, but for the tasks */
+    unsigned tasks; /* how many refer to it */
+    bool dropped;   /* freed by its owner, while tasks still refer to it */
 };
 
 enum task_kind { TASK_COPY, TASK_CALL, TASK_RECORD, TASK_FOLLOW, TASK_GATHER, TASK_CONVERT };
@@ -47,7 +46,7 @@ struct task {
         } call;
         struct {
             struct event *event;
-            uint64_t number; /* which recording */
+            uint64_t number; /* of the recording */
         } event;
         struct device_gather gather;
         struct {
@@ -61,7 +60,7 @@ struct task {
 
 struct stream {
     struct host *host;
-    struct stream *next; /* in the list of all, until the thread ends */
+    struct stream *next; /* in the list of all streams, until its thread ends */
     pthread_t thread;
     struct task *first, **last;
     bool busy, stop;
@@ -72,7 +71,7 @@ struct host {
     pthread_cond_t changed;
     struct stream *streams;
     struct stream *fallback; /* the default stream */
-    struct stream *all;      /* follows all others, see record_all */
+    struct stream *all;      /* follows all other streams, see record_all */
 };
 
 /* ---- the thread of a stream ---- */
@@ -115,7 +114,7 @@ static void let_go(struct event *event)
         free(event);
 }
 
-/* Under the lock, which is given up where that takes time. */
+/* Under the lock, which is given up for tasks that take long. */
 static void run(struct host *host, struct task *task)
 {
     struct event *event = task->event.event;
@@ -184,7 +183,7 @@ static int stream_new(void *device, struct onepot_error *error, void **ret_strea
     return 0;
 }
 
-/* What it was given is done first. */
+/* Does the stream's tasks first. */
 static void stream_free(void *device, void *stream)
 {
     struct host *host = device;
@@ -261,7 +260,7 @@ static int give(struct host *host, void *stream, const struct task *task,
     return 0;
 }
 
-/* Under the lock. An event's record, or the wait for it as it was recorded last. */
+/* Under the lock. Queues a recording of an event, or the wait for its latest recording. */
 static int queue_event(struct stream *s, enum task_kind kind, struct event *e,
                        struct onepot_error *error)
 {
@@ -306,7 +305,7 @@ static int follow_one(struct host *host, struct stream *s, struct onepot_error *
     return r;
 }
 
-/* In a stream that comes behind all others. */
+/* In a stream that follows all others. */
 static int record_all(void *device, void *event, struct onepot_error *error)
 {
     struct host *host = device;
@@ -370,7 +369,7 @@ static int elapsed(void *device, void *from, void *to, struct onepot_error *erro
     return done ? 0 : error_set(error, -EAGAIN, "the events are not done");
 }
 
-/* ---- what is queued ---- */
+/* ---- tasks for a stream ---- */
 
 static int copy(void *device, void *stream, void *to, const void *from, size_t bytes,
                 struct onepot_error *error)

@@ -1,12 +1,12 @@
 /*
- * What a device has to be able to do: one table, of which there is one for the host
- * (device_host.c) and one for CUDA (cuda.c). The second one is in a shared object that knows
- * nothing else of this library, so that the table has a version and names no symbol of ours.
+ * The functions that a device has to offer. There is one table for the host (device_host.c) and
+ * one for CUDA (cuda.c). The second one is in a shared object that knows nothing else of this
+ * library. That is why the table has a version and names no symbol of ours.
  *
- * `device` is what open returned, streams and events are pointers that only the device
- * understands; the consumer's streams come from outside. All functions may be called by
- * several threads at once. Those that return int return 0 or a negative errno, with one line
- * in *error, which is never NULL. Those that return nothing can't fail, or it does not matter.
+ * `device` is the result of open. Streams and events are pointers that only the device
+ * understands; the consumer's streams come from outside. Several threads may call any function
+ * at once. Functions that return int return 0 or a negative errno, with one line in *error,
+ * which is never NULL. Functions without a result can't fail, or their failure does not matter.
  */
 #ifndef ONEPOT_DEVICE_TYPE_H
 #define ONEPOT_DEVICE_TYPE_H
@@ -19,19 +19,19 @@
 #define DEVICE_VERSION 3u
 
 enum device_memory {
-    DEVICE_MEMORY_LOCKED, /* the host's, which copies of the device read directly */
+    DEVICE_MEMORY_LOCKED, /* the host's; copies of the device read it directly */
     DEVICE_MEMORY_OWN,    /* the device's */
 };
 
-/* A batch that the device collects by itself; the arrays are in its memory. */
+/* A batch that the device collects itself. The arrays are in the device's memory. */
 struct device_gather {
-    uint8_t *to; /* bytes between the samples, and behind the last, become 0 */
+    uint8_t *to; /* the gaps between samples, and after the last, become 0 */
     uint64_t bytes;
     uint64_t count;
-    const uint64_t *from;    /* [count]: addresses, as `address` told them */
+    const uint64_t *from;    /* [count]: addresses that `address` returned */
     const uint64_t *offsets; /* [count], ascending */
     const uint64_t *sizes;   /* [count] */
-    uint32_t width;          /* how much of the device may work at it, in blocks; 0: a little */
+    uint32_t width;          /* blocks of the device that may work on it; 0: a few */
 };
 
 struct device_type {
@@ -43,46 +43,46 @@ struct device_type {
     void (*close)(void *device);
     int (*info)(void *device, struct onepot_error *error, struct onepot_device_info *ret_info);
 
-    /* Memory. Locked memory lies near the device, page-aligned. */
+    /* Memory. Locked memory is page-aligned and lies near the device. */
     int (*allocate)(void *device, enum device_memory where, size_t bytes,
                     struct onepot_error *error, void **ret_memory);
     void (*release)(void *device, enum device_memory where, void *memory, size_t bytes);
     /*
-     * Page-lock memory that is there, to be read only. The address at which the device sees
-     * locked memory, for `gather`. -ENOMEM, -ENOTSUP.
+     * lock: page-lock existing memory, for the device to read only. address: where the device
+     * sees locked memory, for `gather`. -ENOMEM, -ENOTSUP.
      */
     int (*lock)(void *device, const void *memory, size_t bytes, struct onepot_error *error);
     void (*unlock)(void *device, const void *memory, size_t bytes);
     int (*address)(void *device, const void *memory, struct onepot_error *error,
                    uint64_t *ret_address);
 
-    /* Where streams do what they are given, one after another. */
+    /* Streams. A stream does its tasks one after another. stream_wait makes the caller wait. */
     int (*stream_new)(void *device, struct onepot_error *error, void **ret_stream);
     void (*stream_free)(void *device, void *stream);
-    int (*stream_wait)(void *device, void *stream, struct onepot_error *error); /* the caller */
+    int (*stream_wait)(void *device, void *stream, struct onepot_error *error);
 
     /*
-     * Points in a stream. `follow` makes a stream wait for the event as it was recorded last;
-     * is_done is 1 or 0; one that was never recorded is done. elapsed: -EAGAIN before both
-     * are done.
+     * Events: points in a stream. follow makes a stream wait for the latest recording of the
+     * event. is_done returns 1 or 0, and 1 for an event that was never recorded. event_wait
+     * makes the caller wait. elapsed: -EAGAIN until both events are done.
      */
     int (*event_new)(void *device, struct onepot_error *error, void **ret_event);
     void (*event_free)(void *device, void *event);
     int (*record)(void *device, void *event, void *stream, struct onepot_error *error);
     int (*follow)(void *device, void *stream, void *event, struct onepot_error *error);
     int (*is_done)(void *device, void *event, struct onepot_error *error);
-    int (*event_wait)(void *device, void *event, struct onepot_error *error); /* the caller */
+    int (*event_wait)(void *device, void *event, struct onepot_error *error);
     int (*elapsed)(void *device, void *from, void *to, struct onepot_error *error,
                    uint64_t *ret_ns);
     /*
-     * All that the device was given until now, by whomever, in streams that are not known here
-     * either: an event behind it, which there may be no way to have (-ENOTSUP and others), and
-     * a wait of the caller.
+     * Everything that anybody gave to the device so far, also in streams that are not known
+     * here. record_all records an event behind it, which some devices can't do (-ENOTSUP and
+     * others). wait_all makes the caller wait for it.
      */
     int (*record_all)(void *device, void *event, struct onepot_error *error);
     int (*wait_all)(void *device, struct onepot_error *error);
 
-    /* What is queued. */
+    /* Tasks for a stream. */
     int (*copy)(void *device, void *stream, void *to, const void *from, size_t bytes,
                 struct onepot_error *error);
     int (*call)(void *device, void *stream, void (*function)(void *ctx), void *ctx,
@@ -91,13 +91,13 @@ struct device_type {
                   struct onepot_error *error); /* -ENOTSUP */
     int (*convert)(void *device, void *stream, const struct onepot_images *images,
                    uint64_t count, const uint8_t *from, void *to,
-                   struct onepot_error *error); /* -ENOTSUP; checked before */
+                   struct onepot_error *error); /* -ENOTSUP; images_check was called */
 
-    /* A name for what the calling thread does from here on, for profilers; NULL ends it. */
+    /* Name the work of the calling thread from here on, for profilers. NULL ends it. */
     void (*range)(const char *name);
 };
 
-/* The function that a shared object has; NULL: it does not know this version. */
+/* The entry point of a shared object. Returns NULL if it does not know this version. */
 typedef const struct device_type *device_entry(uint32_t version);
 #define DEVICE_ENTRY "onepot_device_type"
 

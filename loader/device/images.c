@@ -1,6 +1,6 @@
 /*
- * Images of bytes to images of floats on the host: what the kernels of a GPU are compared with,
- * bit by bit.
+ * Converts images of bytes to images of floats on the host. Tests compare the kernels of a GPU
+ * with it, bit by bit.
  */
 #include <errno.h>
 
@@ -34,7 +34,7 @@ uint64_t images_bytes_of_floats(const struct onepot_images *images)
     return images_bytes_of_one(images) * (images->type == ONEPOT_FLOAT ? 4 : 2);
 }
 
-/* Of one byte in one channel. */
+/* Convert one byte of one channel. */
 static void convert_one(const struct onepot_images *images, uint32_t channel, uint8_t byte,
                         void *to, uint64_t at)
 {

@@ -1,8 +1,8 @@
 /*
- * From a byte to a float, and from single precision to the half types: the same functions for
- * the compiler of the host and for that of GPUs, so that both make the same bits. Each step
- * is one rounding; the half types are made by integers, since not every compiler and not
- * every GPU has them.
+ * From a byte to a float, and from single precision to the half types. The compilers of the
+ * host and of GPUs use the same functions, so that both make the same bits. Each step rounds
+ * once. The half types are made from integers, since not every compiler and not every GPU has
+ * them.
  */
 #ifndef ONEPOT_IMAGES_ROUND_H
 #define ONEPOT_IMAGES_ROUND_H
@@ -43,13 +43,13 @@ IMAGES_FUNCTION uint32_t images_shift(uint32_t x, unsigned n)
 IMAGES_FUNCTION uint16_t images_half(float x)
 {
     uint32_t bits = images_bits(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
-    if (rest > 0x7f800000) /* no number */
+    if (rest > 0x7f800000) /* not a number */
         return 0x7fff;
-    if (rest >= 0x477ff000) /* 65520 and more, which rounds to infinity */
+    if (rest >= 0x477ff000) /* 65520 and more round to infinity */
         return (uint16_t)(sign | 0x7c00);
     if (rest >= 0x38800000) /* 2^-14: a carry goes into the exponent, as it should */
         return (uint16_t)(sign | (images_shift(rest, 13) - (112u << 10)));
-    if (rest < 0x33000000) /* below half of the least, 2^-24 */
+    if (rest < 0x33000000) /* below half of the least value, 2^-24 */
         return (uint16_t)sign;
     uint32_t mantissa = (rest & 0x7fffff) | 0x800000;
     return (uint16_t)(sign | images_shift(mantissa, 126 - (rest >> 23)));

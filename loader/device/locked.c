@@ -1,6 +1,6 @@
 /*
- * Locking what is mapped costs no memory, but not every driver can lock pages that it must not
- * write to; then a copy is made, which any of them can.
+ * Locking a mapping costs no memory, but not every driver can lock pages that it must not write
+ * to. If the driver can't, it locks a copy; every driver can do that.
  */
 #include "locked.h"
 
@@ -18,25 +18,25 @@
 
 /* One archive. */
 struct piece {
-    const void *mapped; /* locked where it lies, or */
+    const void *mapped; /* the mapping, if that is locked; else */
     void *copy;
     size_t bytes;
 };
 
 struct locked {
-    struct onepot_archive *archive; /* its own handle: batches may outlive their loader */
+    struct onepot_archive *archive; /* its own handle, since batches may outlive their loader */
     struct onepot_device *device;
     const struct device_type *type;
     struct piece *pieces;
     uint64_t *bases;
     size_t count;
     uint32_t width;
-    struct claim *claim; /* of the copies; NULL: there are none, or no others who could know */
+    struct claim *claim; /* on the copies; NULL: there are none, or no other process can know */
 };
 
 /* ---- what can be collected ---- */
 
-/* Every sample is one piece of a mapped archive. */
+/* Is every sample one piece of a mapped archive? */
 static bool is_in_pieces(const struct onepot_archive *archive)
 {
     const struct dataset *d = archive->dataset;
@@ -64,7 +64,7 @@ static int check_room(const struct dataset *d, uint64_t room, struct onepot_erro
     return 0;
 }
 
-/* All of it is there, and as long as it should be. */
+/* Bring all of the source into the mapping, and check its length. */
 static int bring(const struct source *source)
 {
     struct stat st;
@@ -100,7 +100,7 @@ static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
         return error_errno(error, r, d->pots[i]->path);
     piece->bytes = source_size(d->pots[i]->source);
     if (!map || !piece->bytes)
-        return 0; /* no sample is in it */
+        return 0; /* no sample is in this archive */
     if (l->type->lock(l->device->device, map, piece->bytes, error) == 0)
         piece->mapped = map;
     else
@@ -111,7 +111,7 @@ static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
     return r;
 }
 
-/* ---- what others of the job are told ---- */
+/* ---- reports to the rest of the job ---- */
 
 static uint64_t use(void *ctx, uint64_t bytes)
 {
@@ -120,8 +120,8 @@ static uint64_t use(void *ctx, uint64_t bytes)
 }
 
 /*
- * Copies are memory of the job for as long as they are locked, which its caches leave alone.
- * What is locked where it is mapped is the page cache's, and one for all ranks of the node.
+ * While they are locked, copies are memory of the job that its caches must leave alone. A
+ * locked mapping belongs to the page cache, and all ranks of the node share it.
  */
 static void claim_copies(struct locked *l)
 {

@@ -1,6 +1,6 @@
 /*
- * Archives in page-locked memory, from which a device collects its batches by itself: the
- * mapping of the archive where that can be locked as it is, else a copy of the archive.
+ * Archives in page-locked memory, from which a device collects batches itself. The mapping of
+ * the archive is locked where that is possible; otherwise a copy of the archive is.
  */
 #ifndef ONEPOT_LOCKED_H
 #define ONEPOT_LOCKED_H
@@ -11,8 +11,8 @@
 struct locked;
 
 /*
- * -ENOTSUP: not all samples are stored in one piece, or the device has no kernels; -ENOMEM:
- * the archives have more than `room_bytes`, or can't be locked. The device is only borrowed.
+ * -ENOTSUP: not every sample is stored in one piece, or the device has no kernels. -ENOMEM: the
+ * archives exceed `room_bytes`, or can't be locked. The device is only borrowed.
  */
 int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
                uint64_t room_bytes, struct onepot_error *error, struct locked **ret_locked);
@@ -21,7 +21,7 @@ void locked_free(struct locked *locked); /* NULL is fine */
 /* Where the device sees the first byte of each archive. */
 const uint64_t *locked_bases(const struct locked *locked);
 
-/* How much of the device may work at it: see struct device_gather. */
+/* How much of the device may work on a batch: see struct device_gather. */
 void locked_set_width(struct locked *locked, uint32_t width);
 uint32_t locked_width(const struct locked *locked);
 

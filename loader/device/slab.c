@@ -1,7 +1,7 @@
 /*
- * The layout of slabs, and their memory on a host. New memory costs a fault for each page
- * when it is first written, which takes longer than the copy into it; hence huge pages
- * where they are to be had, and slabs that are kept.
+ * The layout of slabs, and their memory on a host. New memory costs a fault for each page at
+ * its first write, which takes longer than the copy into it. Hence huge pages where there are
+ * any, and slabs that are used again.
  */
 #include "slab.h"
 
@@ -41,7 +41,7 @@ size_t slab_tables_at(uint64_t data_bytes)
     return rounded(data_bytes);
 }
 
-/* Five tables of 8 bytes, one of 1, each rounded up. */
+/* Five tables of 8 bytes a sample and one of 1 byte, each rounded up. */
 size_t slab_tables_bytes(uint64_t samples)
 {
     return samples * 41 + 6 * TABLE_ALIGN;

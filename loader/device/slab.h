@@ -1,7 +1,7 @@
 /*
  * A slab is the memory of one batch: data first, then its tables (offsets, sizes, labels,
- * indices, validity), so that all of it can travel in one copy. Where the memory comes from is
- * up to a table of functions; memory that a device has a copy of (upload.h) is another table.
+ * indices, validity), so that one copy moves all of it. A table of functions provides the
+ * memory; upload.h has another table, for memory with a twin on a device.
  */
 #ifndef ONEPOT_SLAB_H
 #define ONEPOT_SLAB_H
@@ -18,18 +18,18 @@ struct slab;
 struct twin;
 
 struct slab_memory {
-    /* Set `memory`, page-aligned; its content does not matter. -ENOMEM, -EIO */
+    /* Set `memory`, page-aligned, with any content. -ENOMEM, -EIO */
     int (*allocate)(struct slab *slab, size_t bytes, void *ctx);
     /* All `capacity` bytes. */
     void (*release)(struct slab *slab, void *ctx);
 
-    /* The rest is NULL where a batch is for the host alone. */
+    /* The rest is NULL if batches are for the host alone. */
 
-    /* Its batch is gathered: called once, before it can be taken. */
+    /* The batch is gathered. Called once, before a consumer can take it. */
     int (*send)(struct slab *slab, void *ctx);
-    /* Its batch was released for the last time. */
+    /* The last user has released the batch. */
     void (*retire)(struct slab *slab, void *ctx);
-    /* May the host write to it again? And wait until it may. */
+    /* May the host write to it again? settle waits until it may. */
     bool (*is_settled)(struct slab *slab, void *ctx);
     void (*settle)(struct slab *slab, void *ctx);
     /* The last slab is gone. */
@@ -45,32 +45,32 @@ struct slab {
     struct slab *next; /* in the list of free ones */
     uint8_t *memory;
     size_t capacity;
-    bool tables_only;       /* data is not in `memory`: the device collects it */
-    struct twin *twin;      /* on a device */
+    bool tables_only;       /* `memory` has no data, since the device collects it */
+    struct twin *twin;      /* the memory on a device */
     _Atomic unsigned users; /* of the batch */
 
     /* The batch's tables, writable. */
     uint64_t *offsets, *sizes, *indices;
     int64_t *labels;
     uint8_t *valid;
-    /* [samples]: where the device finds each, if it collects them; else after how many elements
-     * it comes again, or SLAB_NOT_AGAIN. */
+    /* [samples]: where the device finds each sample, if it collects them. Otherwise the number
+     * of elements until the sample comes again, or SLAB_NOT_AGAIN. */
     union {
         uint64_t *sources, *again;
     };
 
     /* While it is gathered; under the engine's lock. */
     uint64_t claimed, gathered; /* samples */
-    bool whole;                 /* it may be taken */
-    uint64_t end;               /* element of the epoch behind its last one */
-    int err;                    /* the first sample that failed, */
-    uint64_t bad_record;        /* and which one it was, */
-    bool lost;                  /* or sending it did */
-    /* A read for it stalled: no run of it is begun any more, and it is not used again before
-     * those are over that were. */
+    bool whole;                 /* a consumer may take it */
+    uint64_t end;               /* element of the epoch after the batch's last one */
+    int err;                    /* of the first sample that failed, */
+    uint64_t bad_record;        /* its record, */
+    bool lost;                  /* or sending failed */
+    /* A read for it stalled. No more runs of it begin, and it is not used again until all runs
+     * that began are over. */
     bool abandoned;
-    uint64_t stalled_ns; /* for so long */
-    bool released;       /* meanwhile, by who was told */
+    uint64_t stalled_ns; /* how long that read has stalled */
+    bool released;       /* the consumer, who got the error, has released it meanwhile */
 };
 
 #define SLAB_NOT_AGAIN UINT64_MAX
@@ -80,14 +80,14 @@ static inline struct slab *slab_of(const struct onepot_batch *batch)
     return (struct slab *)(uintptr_t)batch;
 }
 
-/* Bytes that a slab needs for so many samples and bytes of data; 0: too many. */
+/* Bytes of a slab for so many samples and bytes of data; 0: too many. */
 size_t slab_bytes(uint64_t samples, uint64_t data_bytes);
 
-/* Where the tables begin on a device, behind so much data; and their bytes at most. */
+/* Where the tables begin on a device, after so much data; and their size at most. */
 size_t slab_tables_at(uint64_t data_bytes);
 size_t slab_tables_bytes(uint64_t samples);
 
-/* Point the tables of a slab that is large enough at their places. */
+/* Point the tables of a slab to their places. The slab must be large enough. */
 void slab_lay_out(struct slab *slab, uint64_t samples, uint64_t data_bytes);
 
 #endif

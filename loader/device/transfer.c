@@ -1,6 +1,6 @@
 /*
- * The public functions over batches on a device, and two figures of devices: how fast copies
- * can be, and how many samples a batch may have.
+ * The public functions for batches on a device, and two figures of a device: how fast copies
+ * can be, and how many samples fit in a batch.
  */
 #include <errno.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #define PEAK_BYTES (32u << 20)
 #define PEAK_COPIES 8u
-#define PEAK_ROUNDS 3u /* a link that was idle is slow at first */
+#define PEAK_ROUNDS 3u /* an idle link is slow at first */
 
 /* ---- batches ---- */
 
@@ -81,7 +81,7 @@ static void free_probe(struct probe *p)
         p->type->release(p->device, DEVICE_MEMORY_OWN, p->memory, PEAK_BYTES);
 }
 
-/* One copy to warm up, then so many between two events. */
+/* One copy to warm up, then PEAK_COPIES between two events. */
 static int run_probe(struct probe *p, struct onepot_error *error, uint64_t *ret_ns)
 {
     int r = p->type->copy(p->device, p->stream, p->memory, p->host, PEAK_BYTES, error);
@@ -107,7 +107,7 @@ int onepot_device_peak(struct onepot_device *device, struct onepot_error *error,
     if (!peak) {
         int r = make_probe(&p, error);
         if (r == 0)
-            memset(p.host, 1, PEAK_BYTES); /* pages that exist */
+            memset(p.host, 1, PEAK_BYTES); /* so that the pages exist */
         for (unsigned i = 0; i < PEAK_ROUNDS && r == 0; i++) {
             uint64_t took = 0;
             r = run_probe(&p, error, &took);

@@ -1,8 +1,8 @@
 /*
- * Samples that lie apart are gathered, each time others, so that no cache has them: first to
- * warm up (kernels are loaded when they are first launched), then with more and more of the
- * device at work. What others of its kernels need it shall not have: of widths that are as
- * fast, the least is the best.
+ * Gathers samples that lie apart, and others each time, so that no cache has them. The first
+ * run warms up, since a kernel is loaded at its first launch. Then more and more of the device
+ * takes part. Other kernels need the rest of the device, so of the widths that are equally fast
+ * the least is the best.
  */
 #include "trial.h"
 
@@ -14,11 +14,11 @@
 
 #define TRIAL_BYTES (16u << 20)
 #define SAMPLES 4096u
-#define STEP 7919u       /* a prime: samples that lie apart, */
-#define OTHER_STEP 7907u /* unless it divides their count: another prime */
+#define STEP 7919u       /* a prime, so that samples lie apart; */
+#define OTHER_STEP 7907u /* another one, if the first divides their count */
 #define ALIGN 64u
-#define NEARLY 0.97 /* as fast */
-#define WON 0.8     /* of what the host can do */
+#define NEARLY 0.97 /* as fast as the fastest */
+#define WON 0.8     /* of the host's speed is enough */
 
 static const uint32_t widths[] = {16, 32, 64, 128, 256};
 #define WIDTHS (sizeof(widths) / sizeof(widths[0]))
@@ -32,9 +32,9 @@ struct trial {
     const struct device_type *type;
     const uint64_t *bases;
     const struct onepot_archive *archive;
-    uint8_t *host;       /* page-locked: data, then */
-    struct table *table; /* what is gathered now */
-    uint8_t *memory;     /* the device's, laid out like this */
+    uint8_t *host;       /* page-locked: data, then its table */
+    struct table *table; /* of what is gathered now */
+    uint8_t *memory;     /* the device's, with the same layout */
     void *stream, *begun, *ended;
     uint64_t next; /* sample */
     uint64_t count, bytes;
@@ -66,7 +66,7 @@ static void end(struct trial *t)
     void *device = t->device->device;
     struct onepot_error unseen;
     if (t->stream) {
-        /* Where a kernel can't be launched, the table is still on its way. */
+        /* If no kernel could be launched, the table is still on its way. */
         t->type->stream_wait(device, t->stream, &unseen);
         t->type->stream_free(device, t->stream);
     }
@@ -87,7 +87,7 @@ static const struct record *sample(const struct trial *t, uint64_t i)
     return &t->archive->dataset->records[first];
 }
 
-/* As many as there is room for. */
+/* Choose as many samples as there is room for. */
 static int choose(struct trial *t, struct onepot_error *error)
 {
     uint64_t at = 0;
@@ -111,7 +111,7 @@ static uint64_t rate_of(uint64_t bytes, uint64_t ns)
     return (uint64_t)((double)bytes * 1e9 / (double)(ns ? ns : 1));
 }
 
-/* By the device. */
+/* Gather on the device. */
 static int run(struct trial *t, uint32_t width, struct onepot_error *error, uint64_t *ret_rate)
 {
     void *device = t->device->device;
@@ -142,7 +142,7 @@ static int run(struct trial *t, uint32_t width, struct onepot_error *error, uint
     return r;
 }
 
-/* By this thread, which the mapping is for. */
+/* Gather on this thread, from the mapping. */
 static uint64_t run_here(const struct trial *t)
 {
     uint64_t start = now_ns();

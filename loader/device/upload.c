@@ -1,10 +1,10 @@
 /*
- * Events are made with their slab and used again with it. A stream that used a batch is told
- * by its address alone; the event that follows it is recorded when the batch is retired, so
- * that one is enough for all that the stream was given.
+ * Events are made with their slab and used again with it. A stream that uses a batch is known
+ * only by its address. Its event is recorded when the batch is retired, so that one event
+ * covers all that the stream was given.
  *
- * Copies are queued by whichever thread gathered the last sample of a batch. One lock keeps
- * what belongs to one batch together on the stream.
+ * The thread that gathered the last sample of a batch queues its copy. One lock keeps the tasks
+ * of a batch together on the stream.
  */
 #include "upload.h"
 
@@ -23,11 +23,11 @@ struct use {
     void *event;
 };
 
-/* For whom the next copy waits besides known streams. */
+/* Besides known streams, the next copy waits for: */
 enum guard {
     GUARD_NONE,
-    GUARD_EVENT, /* `all`, behind what the device had been given */
-    GUARD_WAIT,  /* there is no such event: until all of that is done */
+    GUARD_EVENT, /* `all`, an event behind everything given to the device */
+    GUARD_WAIT,  /* everything given to the device, for want of such an event */
 };
 
 struct twin {
@@ -37,14 +37,14 @@ struct twin {
     void *images;
     size_t image_bytes;
     void *begun, *sent; /* events around the copy, */
-    void *converted;    /* and behind what was made of it */
+    void *converted;    /* and after the conversion of its images */
     bool settled;       /* the copy was waited for, with or without success */
-    bool unmeasured;    /* their times were not taken yet: */
+    bool unmeasured;    /* the times were not taken yet, of: */
     uint64_t epoch, bytes;
     struct use *uses;
     unsigned use_count, use_room;
-    unsigned retired; /* uses of the batch before, to be followed by the next copy */
-    bool lent;        /* the batch may be read in other streams as well */
+    unsigned retired; /* uses of the batch before, which the next copy has to follow */
+    bool lent;        /* other streams may read the batch, too */
     enum guard guard;
     void *all;
 };
@@ -57,10 +57,10 @@ struct upload {
     struct locked *locked;       /* NULL: the host gathers */
     uint64_t batch_size;
     void *stream;
-    pthread_mutex_t lock; /* over the rest, and over what is queued for one batch */
+    pthread_mutex_t lock; /* for the rest, and for tasks queued for one batch */
     struct twin *twins;
     struct onepot_error error;
-    uint64_t epoch; /* of the last batch that was taken */
+    uint64_t epoch; /* of the batch taken last */
     struct onepot_transfer epochs[EPOCHS];
 };
 
@@ -73,7 +73,7 @@ static int failed(struct upload *u, int r, const struct onepot_error *error)
     return r;
 }
 
-/* NULL: it is too long ago. */
+/* NULL: that epoch is too long ago. */
 static struct onepot_transfer *transfer_of(struct upload *u, uint64_t epoch)
 {
     struct onepot_transfer *t = &u->epochs[epoch % EPOCHS];
@@ -82,15 +82,16 @@ static struct onepot_transfer *transfer_of(struct upload *u, uint64_t epoch)
     return t->epoch == epoch ? t : NULL;
 }
 
-/* The event behind which the batch is there, images and all. */
+/* The event after which all of the batch is there, images included. */
 static void *arrival(const struct twin *t)
 {
     return t->images ? t->converted : t->sent;
 }
 
 /*
- * What the copy took, if it is done by now. Where epochs are short, batches are ahead by many:
- * those wait until the consumer is there, which he is before their slab is used again.
+ * Take the time of the copy, if it is done by now. Where epochs are short, many batches belong
+ * to later epochs. Their times are taken when the consumer gets there, which is before their
+ * slab is used again.
  */
 static void measure(struct upload *u, struct twin *t)
 {
@@ -130,7 +131,7 @@ static void free_twin(struct upload *u, struct twin *t)
     free(t);
 }
 
-/* Bytes of floats that `bytes` of data can make at most. */
+/* How many bytes of floats `bytes` of data can make at most. */
 static size_t image_room(const struct upload *u, size_t bytes)
 {
     if (!u->images.channels)
@@ -167,7 +168,7 @@ static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,
     return 0;
 }
 
-/* What the host has of them. */
+/* How many of these bytes the host has. */
 static size_t host_bytes(const struct upload *u, size_t bytes)
 {
     return u->locked ? slab_tables_bytes(u->batch_size) : bytes;
@@ -198,7 +199,7 @@ static int allocate(struct slab *slab, size_t bytes, void *ctx)
     return r;
 }
 
-/* Whoever may still read or write it is waited for. */
+/* Waits for everything that may still read or write the memory. */
 static void release(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
@@ -226,7 +227,7 @@ static void release(struct slab *slab, void *ctx)
 
 /* ---- sending; under the lock ---- */
 
-/* Where a table of the host's lies there. */
+/* Where a table of the host lies on the device. */
 static const void *on_device(const struct slab *slab, const void *host)
 {
     size_t tables = slab->tables_only ? slab_tables_at(slab->batch.bytes) : 0;
@@ -250,7 +251,7 @@ static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error
     return r < 0 ? r : u->type->gather(u->device->device, u->stream, &gather, error);
 }
 
-/* Data with its tables behind it, in one copy. */
+/* One copy of the data and the tables behind it. */
 static int queue_copy(struct upload *u, struct slab *slab, struct onepot_error *error)
 {
     const uint8_t *end = slab->valid + slab->batch.samples;
@@ -267,7 +268,7 @@ static int queue_batch(struct upload *u, struct slab *slab, struct onepot_error 
         r = u->type->record(device, t->sent, u->stream, error);
     if (r < 0 || !t->images)
         return r;
-    /* Not part of the copy's time, but of what a consumer waits for. */
+    /* Not part of the copy's time, but the consumer waits for it. */
     r = u->type->convert(device, u->stream, &u->images, slab->batch.samples, t->memory,
                          t->images, error);
     return r < 0 ? r : u->type->record(device, t->converted, u->stream, error);
@@ -314,7 +315,7 @@ static int send(struct slab *slab, void *ctx)
 
 /* ---- the rest of a slab's life ---- */
 
-/* What can't be told may still run. */
+/* On an error the copy may still run, so the answer is no. */
 static bool is_settled(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
@@ -323,7 +324,7 @@ static bool is_settled(struct slab *slab, void *ctx)
            u->type->is_done(u->device->device, slab->twin->sent, &unseen) > 0;
 }
 
-/* If that fails, the device is lost, and waiting once more would be no better. */
+/* On an error the device is lost, and to wait once more would not help. */
 static void settle(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
@@ -336,7 +337,7 @@ static void settle(struct slab *slab, void *ctx)
     pthread_mutex_unlock(&u->lock);
 }
 
-/* A stream that can't be followed has been destroyed, or the device is lost; either way
+/* If a stream can't be followed, it was destroyed, or the device is lost. In either case
  * `record` has waited for what it could. */
 static void retire_uses(struct upload *u, struct twin *t)
 {
@@ -348,7 +349,7 @@ static void retire_uses(struct upload *u, struct twin *t)
     t->retired = t->use_count;
 }
 
-/* A batch that was not sent has no users: those of the batch before it stay. */
+/* A batch that was not sent has no users. Then the users of the batch before it stay. */
 static void retire(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
@@ -390,7 +391,7 @@ static bool is_known(const struct twin *t, const void *stream)
     return false;
 }
 
-/* One more place, with an event that may be there from an earlier batch. */
+/* Add a use, with an event that an earlier batch may have left there. */
 static int add_use(struct upload *u, struct twin *t, void *stream, struct onepot_error *error)
 {
     if (t->use_count == t->use_room) {

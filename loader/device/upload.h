@@ -1,20 +1,20 @@
 /*
- * Slabs that have a twin on a device: page-locked memory of the host, and as much of the
- * device's, to which each batch goes over in one copy on a stream of the upload's own.
+ * Slabs with a twin on a device: page-locked memory of the host, and as much memory of the
+ * device. One copy moves each batch to the device, on a stream that belongs to the upload.
  *
- * The life of a slab's memory, and who waits for whom:
+ * The life of a slab's memory, and the waits in it:
  *
  *     gathered   by threads, into host memory that no copy reads any more (settled)
  *     sent       the copying stream first follows the streams that used the last batch
  *     used       a consumer's stream follows the copy
- *     retired    an event is recorded on each stream that used it, or, where not all of them
- *                are known, behind all that the device was given
+ *     retired    an event is recorded on each stream that used the batch, or, if some of these
+ *                are unknown, behind everything that the device was given
  *
- * Where the device collects the samples from page-locked archives, the host's part of a slab is
- * its tables alone.
+ * Where the device collects samples from page-locked archives, the host's part of a slab is
+ * only its tables.
  *
- * Only `settle` makes a thread wait, and that is one of the engine's; and `send`, where not all
- * streams are known and the device has no events behind all of them.
+ * Only `settle` makes a thread wait, and it is a thread of the engine. So does `send` if some
+ * streams are unknown and the device has no event behind all of them.
  */
 #ifndef ONEPOT_UPLOAD_H
 #define ONEPOT_UPLOAD_H
@@ -27,34 +27,34 @@
 struct upload;
 
 struct upload_options {
-    struct onepot_device *device;       /* shared, or opened once more after a fork */
-    const struct onepot_images *images; /* to be made of all batches, or NULL */
-    struct locked *locked; /* the device collects the samples from here, or NULL; taken over,
-                              also on failure */
+    struct onepot_device *device;       /* shared, or opened again after a fork */
+    const struct onepot_images *images; /* to make of all batches, or NULL */
+    /* The device collects the samples from here, or NULL. Taken over, also on failure. */
+    struct locked *locked;
     uint64_t batch_size;
 };
 
 int upload_new(const struct upload_options *options, struct onepot_error *error,
                struct upload **ret_upload);
 void upload_keep(struct upload *upload);
-void upload_close(struct upload *upload); /* one of its users; NULL is fine */
+void upload_close(struct upload *upload); /* ends one use; NULL is fine */
 
-/* The memory of an engine; its context is the upload, of which it closes one use. */
+/* The memory of an engine. Its context is the upload; the engine ends one use of it. */
 extern const struct slab_memory upload_memory;
 
-/* As the functions of onepot_device.h that they are called by. */
+/* They do what their callers in onepot_device.h promise. */
 int upload_use(struct slab *slab, void *stream, struct onepot_error *error);
 int upload_lend(struct slab *slab, void *stream, struct onepot_error *error);
 int upload_wait(struct slab *slab, struct onepot_error *error);
 void upload_where(const struct slab *slab, struct onepot_device_batch *ret_where);
 
-/* What went wrong last: fills *error, returns its code; 0: nothing did. */
+/* The last error: fills *error and returns its code. 0: there was none. */
 int upload_error(struct upload *upload, struct onepot_error *error);
 
-/* The consumer waited for a batch of this epoch. */
+/* The consumer waited so long for a batch of this epoch. */
 void upload_waited(struct upload *upload, uint64_t epoch, uint64_t ns);
 
-/* All but the peak. */
+/* Fills in everything but the peak. */
 void upload_transfer(struct upload *upload, bool previous, struct onepot_transfer *ret);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Batches of one epoch, for iterators that end with it.
+ * The batches of one epoch, for iterators that end with it.
  */
 #ifndef ONEPOT_EPOCH_H
 #define ONEPOT_EPOCH_H
@@ -9,8 +9,8 @@
 #define ANY_EPOCH UINT64_MAX
 
 /*
- * As onepot_loader_next, but of this epoch: 0 at its end to all that ask, however many threads
- * these are, and where the loader went to another one.
+ * Like onepot_loader_next, but only for this epoch. Returns 0 at its end, and where the loader
+ * went to another epoch. Every thread that asks gets that 0, however many there are.
  */
 int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
                    struct onepot_error *error, const struct onepot_batch **ret_batch);

@@ -1,6 +1,6 @@
 /*
- * DistributedSampler's arithmetic over a permutation. An order holds its own elements
- * alone: of a shuffle of n samples for W ranks, n/W numbers stay.
+ * DistributedSampler's arithmetic over a permutation. An order holds only its own elements: of
+ * a shuffle of n samples for W ranks it keeps n/W numbers.
  */
 #include "sampler.h"
 
@@ -23,7 +23,7 @@ struct order {
     struct permutation *taken; /* this order's own elements; NULL: not shuffled */
 };
 
-/* Elements of a rank, over all of its workers. */
+/* Elements of a rank, all of its workers together. */
 static uint64_t rank_length(const struct order_options *options)
 {
     uint64_t whole = options->samples / options->world_size;
@@ -43,7 +43,7 @@ static int check_options(const struct order_options *o)
     if (o->world_size == 0 || o->rank >= o->world_size || o->workers == 0 ||
         o->worker >= o->workers || (o->block != 0 && o->window == 0))
         return -EINVAL;
-    /* The place of the last element must be a number; so must samples + world_size. */
+    /* The place of the last element must not overflow; nor must samples + world_size. */
     if (__builtin_mul_overflow(o->world_size, o->workers, &stride) ||
         __builtin_add_overflow(o->samples, stride, &last))
         return -EINVAL;
