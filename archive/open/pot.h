@@ -111,8 +111,8 @@ struct pot_patience {
  * sandbox_run, called once the child has begun and then every 20 ms; progress->bytes_out says
  * how far it is, if the child can be believed. The first `kept` bytes are already there; they
  * are unpacked, but not written. -ECANCELED soon after *stop is true; -EFBIG: the content
- * exceeds stream->bytes; or the errors of the back end and of writing. Call it from a
- * thread of its own, as the child is killed when that thread ends.
+ * exceeds stream->bytes; or the errors of the back end and of writing. Call it from a thread of
+ * its own, as the child is killed when that thread ends.
  */
 int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
                const struct pot_patience *patience, sandbox_watch *watch, void *ctx,

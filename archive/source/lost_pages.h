@@ -4,11 +4,10 @@
  * the page instead and the mapping is marked. A reader checks the mark afterwards; if it is
  * set, none of the data read before can be trusted.
  *
- * The handler is installed with the first guarded mapping. Every other address it leaves to
- * the previous handler or, without one, lets the signal end the process. A handler that the
- * program installs later must do the same, or the guard fails. Where a file ends within its
- * last page, the rest of that page reads as zeros without any signal; only the file's length
- * shows that.
+ * The handler is installed with the first guarded mapping. It passes signals for all other
+ * addresses to the previous handler; without one, the process ends. A handler that the program
+ * installs later must do the same, or the guard fails. Where a file ends within its last page,
+ * the rest of that page reads as zeros without any signal; only the file's length shows that.
  *
  * Threads: any thread may call any function except lost_pages_fd and lost_pages_count.
  */
