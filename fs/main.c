@@ -1,5 +1,5 @@
 /*
- * onepot: find the subcommand, call it, see that its output arrived.
+ * onepot: finds the subcommand, calls it, and checks that its output arrived.
  */
 #include <fcntl.h>
 #include <malloc.h>
@@ -16,7 +16,7 @@ struct command {
     const char *summary;
 };
 
-/* Without FUSE there is nothing to mount with; all other commands are always built. */
+/* Without FUSE nothing can be mounted; all other commands are always built. */
 #ifndef HAVE_FUSE
 #define command_mount NULL
 #define command_umount NULL
@@ -76,7 +76,7 @@ static int unknown_command(const char *word)
     return CLI_USAGE;
 }
 
-enum { COMMAND_NOT_RUN = 125 }; /* as onepot-run(1) has it */
+enum { COMMAND_NOT_RUN = 125 }; /* as in onepot-run(1) */
 
 static int run_command(int argc, char **argv)
 {
@@ -86,7 +86,7 @@ static int run_command(int argc, char **argv)
         if (!commands[i].run) {
             cli_failf(argv[0], "this onepot was built without it; build it where libfuse3's "
                                "development files are installed");
-            /* Of `run`, 1 would be the status of a command that was run. */
+            /* For `run`, 1 would be an exit status of its command. */
             return strcmp(argv[0], "run") == 0 ? COMMAND_NOT_RUN : CLI_FAILED;
         }
         return commands[i].run(argc, argv);
@@ -107,9 +107,9 @@ static int help_command(int argc, char **argv)
 }
 
 /*
- * A program that was started with a standard descriptor closed would get its number for
- * the next file that it opens, and print into that. What is put in its place can't be
- * read or written, so that its use still fails.
+ * If a program starts with a standard descriptor closed, the next file that it opens gets that
+ * number, and output would go into that file. The replacement can't be read or written, so that
+ * using the descriptor still fails.
  */
 static void occupy_standard_descriptors(void)
 {
@@ -119,8 +119,8 @@ static void occupy_standard_descriptors(void)
 }
 
 /*
- * malloc lays out 64 MiB of addresses for each of a few threads, which is little only as long
- * as they are not limited (ulimit -v).
+ * For each of a few threads malloc reserves 64 MiB of addresses, which matters if addresses are
+ * limited (ulimit -v).
  */
 static void save_addresses(void)
 {

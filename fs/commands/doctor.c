@@ -1,5 +1,5 @@
 /*
- * onepot doctor: reports what this node allows, and which faults it has.
+ * onepot doctor: reports this node's limits and faults.
  */
 #include <string.h>
 

@@ -1,7 +1,6 @@
 /*
- * What this node allows, and which faults it has: findings, collected line by line by the
- * checks and printed by commands/doctor.c. Nothing is guessed: what can't be found out is
- * reported as unknown.
+ * Reports this node's limits and faults as findings, which the checks collect line by line and
+ * commands/doctor.c prints. Nothing is guessed: what can't be found out is reported as unknown.
  */
 #ifndef ONEPOT_DOCTOR_H
 #define ONEPOT_DOCTOR_H

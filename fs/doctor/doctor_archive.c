@@ -41,7 +41,10 @@ static void see_place_of(struct findings *f, const struct source *source)
         finding_advise(finding, "--stage copies it to this node while it is read");
 }
 
-/* Is the saved index there of the archive as it is now? False: there is none. */
+/*
+ * Is there a saved index at `path`, and is it of the archive as it is now? False: there is
+ * none.
+ */
 static bool see_saved(struct findings *f, const char *path, const struct source *source)
 {
     struct fault fault = {0};

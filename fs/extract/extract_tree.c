@@ -268,7 +268,7 @@ int tree_make_folder(struct extraction *x, struct folders *f, const struct node 
 {
     char name[INDEX_NAME_MAX + 1];
     bool at_once = false, is_new = false;
-    int fd, r = -ENAMETOOLONG; /* only in a maliciously made index */
+    int fd, r = -ENAMETOOLONG; /* only in an index forged to be so deep */
     if (x->made[x->visited].depth < DEPTH_MAX)
         r = folders_find(x, f, position, &fd, name);
     if (r == 0) {

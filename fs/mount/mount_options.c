@@ -77,7 +77,7 @@ static const char *long_name(int opt)
     return "?";
 }
 
-/* One word of -o. Words for what is always the case are accepted. */
+/* Parse one word of -o. Words for fixed properties of a mount are accepted. */
 static int parse_fuse_word(const struct cli_usage *usage, char *word, struct mount_options *o)
 {
     static const char *const always[] = {"ro", "nosuid", "nodev", "noatime"};

@@ -46,7 +46,7 @@ struct mounter {
     struct slot *slot;
     bool shared;     /* the mount existed already */
     bool is_private; /* run: in its own namespace, even if others are possible */
-    /* If so: what others see mounted at --at, and by whom; "" if that is not the reason. */
+    /* If so: the mount that others see at --at, and its owner; "" if that is not the reason. */
     char taken[2 * PATH_MAX];
     pid_t daemon;        /* run: the daemon, if it is a child of this process; else 0 */
     struct namespace ns; /* run: where it is mounted, unless visible to all */
@@ -102,7 +102,7 @@ enum mounter_end {
 };
 enum mounter_end mounter_release(struct mounter *m);
 
-/* Undo what was begun; also after a failure. */
+/* Undo all steps taken so far; also after a failure. */
 void mounter_abandon(struct mounter *m);
 void mounter_free(struct mounter *m);
 

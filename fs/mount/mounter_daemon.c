@@ -224,7 +224,10 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
         start_watcher(slot);
     if (word.err == 0)
         word.err = start_session(m, slot, &word.fault, &session);
-    /* If the starter is gone, send fails; then the mount is removed here, too. */
+    /*
+     * If the start failed and the starter is gone, only this process can remove the mount.
+     * After a good start control_serve notices that the starter is gone.
+     */
     if (send(sock, &word, sizeof(word), MSG_NOSIGNAL) < 0 && word.err < 0 && is_visible(m))
         mountpoint_unmount(m->path, true); /* nobody else knows of the mount */
     if (word.err < 0)

@@ -334,7 +334,7 @@ static int start_and_wait(struct verification *v, struct verifier *verifiers, un
     wait_for_threads(v);
     for (unsigned i = 0; i < started; i++)
         pthread_join(verifiers[i].thread, NULL);
-    return started > 0 ? 0 : r; /* the started threads did the work of the missing ones */
+    return started > 0 ? 0 : r; /* the started threads did the missing ones' work */
 }
 
 static int verifier_init(struct verification *v, struct verifier *t, unsigned number)
