@@ -104,14 +104,14 @@ static int by_name(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* Several at once: -EAGAIN if an exchange of shards was finished, so that others are there. */
+/* Several at once: 1 if an exchange of shards was finished, so that others are there. */
 static int open_one_of(struct list *list, const char *path)
 {
     struct fault fault = {0};
     int r = shard_exchange_settle(path, &fault);
     if (r < 0)
         return error_from_fault(list->error, r, &fault, path);
-    return r > 0 ? -EAGAIN : open_one(list, path);
+    return r > 0 ? 1 : open_one(list, path);
 }
 
 static int open_file_in(struct list *list, const char *folder, const char *name)
@@ -175,7 +175,7 @@ static int open_path(struct list *list, const char *path)
         return open_one(list, path);
     size_t before = list->count;
     int r;
-    while ((r = is_there ? open_folder(list, path) : open_pattern(list, path)) == -EAGAIN)
+    while ((r = is_there ? open_folder(list, path) : open_pattern(list, path)) > 0)
         close_from(list, before);
     return r;
 }

@@ -5,6 +5,11 @@
 #include "suite.h"
 
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 static const char *const names[] = {
@@ -367,6 +372,51 @@ START_TEST(errors_name_archive_and_member)
 }
 END_TEST
 
+/* From now on this process starts none, as one at its user's limit (ulimit -u). */
+static bool forbid_processes(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof(code) / sizeof(code[0]), .filter = code};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) == 0;
+}
+
+START_TEST(shards_without_a_process_to_index_them_are_an_error)
+{
+    struct tree t;
+    int status;
+    tree_begin(&t);
+    tree_file(&t, "a", "a", 1);
+    tree_pack(&t, PACKING_TAR);
+    run_shell("cd '%s' && mkdir shards && cp '%s' shards", t.path, t.archive);
+    char folder[96], pattern[96];
+    snprintf(folder, sizeof(folder), "%s/shards", t.path);
+    snprintf(pattern, sizeof(pattern), "%s/shards/*.tar", t.path);
+    const char *const paths[] = {folder, pattern};
+    pid_t child = fork();
+    if (child == 0) {
+        struct onepot_archive *none;
+        if (!forbid_processes())
+            _exit(77);
+        for (int i = 0; i < 2; i++)
+            if (onepot_archive_open(paths + i, 1, NULL, NULL, &none) != -EAGAIN)
+                _exit(1);
+        _exit(0);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        puts("left out: no filter of system calls can be had");
+    else
+        ck_assert_int_eq(status, 0);
+    tree_end(&t);
+}
+END_TEST
+
 START_TEST(a_thousand_times_open_and_close_keeps_nothing)
 {
     struct tree t;
@@ -446,6 +496,7 @@ int main(void)
     tcase_add_loop_test(t, an_archive_works_on_after_a_fork, 0, PACKINGS);
     tcase_add_loop_test(t, staged_archives_have_the_same_bytes, 0, PACKINGS);
     tcase_add_test(t, errors_name_archive_and_member);
+    tcase_add_test(t, shards_without_a_process_to_index_them_are_an_error);
     tcase_add_test(t, a_thousand_times_open_and_close_keeps_nothing);
     suite_add_tcase(s, t);
     return run_suite(s);
