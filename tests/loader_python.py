@@ -6,8 +6,10 @@ Tests that need numpy or torch are skipped, and say so, where these are not inst
 import ctypes
 import errno
 import gc
+import io
 import itertools
 import json
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -848,6 +850,22 @@ class Devices(unittest.TestCase):
             self.assertEqual(tensor.numpy().tobytes(), bytes(batch.data))
 
 
+def lose_page(path, number):
+    """One page of the file where it is mapped is, from now on, one that can't be had (SIGBUS)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + 3 * [ctypes.c_int] + [ctypes.c_long]
+    with open("/proc/self/maps") as maps:
+        start = next(int(line.split("-")[0], 16) for line in maps if line.rstrip().endswith(path))
+    at = start + number * mmap.PAGESIZE
+    map_fixed = 0x10
+    with tempfile.TemporaryFile() as empty:
+        got = libc.mmap(at, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_SHARED | map_fixed,
+                        empty.fileno(), 0)
+    if got != at:
+        raise OSError(ctypes.get_errno(), "mmap")
+
+
 class Storage(unittest.TestCase):
     def test_an_archive_that_is_cut_short_is_an_error_and_no_end(self):
         tar, packed = os.path.join(WORK, "cut.tar"), os.path.join(WORK, "cut-packed.tar")
@@ -874,6 +892,22 @@ class Storage(unittest.TestCase):
         self.assertEqual(bytes(view), bytes(5000))  # lost, and nobody could be told
         with self.assertRaisesRegex(OSError, "shorter"):
             last.data
+
+    def test_a_page_that_the_disk_fails_to_give_is_never_zeros(self):
+        path = os.path.join(WORK, "failing.tar")
+        with tarfile.open(path, "w") as tar:
+            member = tarfile.TarInfo("c/a.jpg")
+            member.size = 10 * mmap.PAGESIZE
+            tar.addfile(member, io.BytesIO(b"\1" * member.size))
+        ways = (lambda archive: bytes(archive[0]), lambda archive: bytes(archive[0].read()),
+                lambda archive: bytes(onepot.Dataset(archive)[0][0]),
+                lambda archive: onepot.ImageFolder(archive, loader=lambda f: f.read())[0][0])
+        for way in ways:
+            archive = onepot.Archive(path)
+            archive[0].data  # it is mapped
+            lose_page(path, 5)
+            self.assertEqual(way(archive), b"\1" * member.size)  # a read may succeed
+            archive = None
 
     def test_time_outs_and_retries_are_options(self):
         archive = onepot.Archive(TAR, retries=0)

@@ -199,32 +199,37 @@ static PyObject *sample_size(PyObject *self, void *unused)
     return PyLong_FromSsize_t(sample_length(self));
 }
 
-/* `size` bytes from `offset` on, which exist, in memory of their own. */
-static struct py_buffer *read_range(PyObject *self, uint64_t offset, Py_ssize_t size)
+/*
+ * `size` bytes from `offset` on, which exist. Those that are copied from the mapped archive,
+ * for half the cost of a system call that reads a small sample, count if it is whole behind
+ * that, too.
+ */
+static int read_range(PyObject *self, uint64_t offset, char *to, Py_ssize_t size)
 {
-    uint64_t index = ((struct py_sample *)self)->index;
-    PyObject *memory = PyByteArray_FromStringAndSize(NULL, size);
+    uint64_t len, index = ((struct py_sample *)self)->index;
     struct onepot_error error = {0};
     const void *bytes;
-    uint64_t len;
     size_t got;
     int r;
-    if (!memory)
-        return NULL;
-    char *to = PyByteArray_AS_STRING(memory);
     Py_BEGIN_ALLOW_THREADS r = onepot_archive_bytes(owner(self), index, &bytes, &len);
-    if (r == 0) /* half the cost of a system call that reads a small sample */
+    if (r == 0) {
         memcpy(to, (const char *)bytes + offset, (size_t)size);
-    else
-        r = onepot_archive_read(owner(self), index, offset, to, (size_t)size, &error, &got);
-    Py_END_ALLOW_THREADS if (r < 0)
-    {
-        Py_DECREF(memory);
-        raise_error(r, &error);
-        return NULL;
+        r = onepot_archive_bytes(owner(self), index, &bytes, &len);
     }
-    struct py_buffer *b = buffer_new(memory, to, size, 0, "B", 1);
-    Py_DECREF(memory);
+    if (r < 0)
+        r = onepot_archive_read(owner(self), index, offset, to, (size_t)size, &error, &got);
+    Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
+    return r;
+}
+
+/* The same in memory of its own. */
+static struct py_buffer *read_buffer(PyObject *self, uint64_t offset, Py_ssize_t size)
+{
+    PyObject *memory = PyByteArray_FromStringAndSize(NULL, size);
+    struct py_buffer *b = NULL;
+    if (memory && read_range(self, offset, PyByteArray_AS_STRING(memory), size) == 0)
+        b = buffer_new(memory, PyByteArray_AS_STRING(memory), size, 0, "B", 1);
+    Py_XDECREF(memory);
     return b;
 }
 
@@ -251,8 +256,8 @@ static PyObject *sample_read(PyObject *self, PyObject *args, PyObject *keywords)
     if (size == PY_SSIZE_T_MAX && is_refused(self))
         return NULL;
     offset = offset < all ? offset : all;
-    return (PyObject *)read_range(self, (uint64_t)offset,
-                                  size < all - offset ? size : all - offset);
+    return (PyObject *)read_buffer(self, (uint64_t)offset,
+                                   size < all - offset ? size : all - offset);
 }
 
 static PyObject *sample_data(PyObject *self, void *unused)
@@ -260,13 +265,14 @@ static PyObject *sample_data(PyObject *self, void *unused)
     struct py_sample *s = (struct py_sample *)self;
     const void *bytes;
     uint64_t len;
+    int r;
     (void)unused;
-    if (onepot_archive_bytes(owner(self), s->index, &bytes, &len) == 0)
-        return (PyObject *)buffer_new(s->archive, (void *)(uintptr_t)bytes, (Py_ssize_t)len, 1,
-                                      "B", 1);
+    Py_BEGIN_ALLOW_THREADS r = onepot_archive_bytes(owner(self), s->index, &bytes, &len);
+    Py_END_ALLOW_THREADS if (r == 0) return (PyObject *)buffer_new(
+        s->archive, (void *)(uintptr_t)bytes, (Py_ssize_t)len, 1, "B", 1);
     if (is_refused(self))
         return NULL;
-    struct py_buffer *b = read_range(self, 0, sample_length(self));
+    struct py_buffer *b = read_buffer(self, 0, sample_length(self));
     if (b)
         b->read_only = 1; /* as where it is the archive: code that writes fails everywhere */
     return (PyObject *)b;
@@ -302,10 +308,11 @@ static PyObject *sample_parts(PyObject *self, void *unused)
 
 static PyObject *sample_bytes(PyObject *self, PyObject *unused)
 {
-    PyObject *data = sample_data(self, NULL);
+    Py_ssize_t size = sample_length(self);
     (void)unused;
-    PyObject *bytes = data ? PyBytes_FromObject(data) : NULL;
-    Py_XDECREF(data);
+    PyObject *bytes = is_refused(self) ? NULL : PyBytes_FromStringAndSize(NULL, size);
+    if (bytes && read_range(self, 0, PyBytes_AS_STRING(bytes), size) < 0)
+        Py_CLEAR(bytes);
     return bytes;
 }
 

@@ -11,8 +11,8 @@ IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 class _File(io.BytesIO):
     """A sample as a binary file with a name."""
 
-    def __init__(self, data, name):
-        super().__init__(data)
+    def __init__(self, sample, name):
+        super().__init__(bytes(sample))  # which it takes as they are
         self.name = name
 
 
@@ -145,11 +145,11 @@ class ImageFolder(Dataset):
     def _one(self, i):
         if self._samples is None:
             sample = self.archive[i]
-            return self._image(_File(sample.data, sample.name), self._number[sample.label])
+            return self._image(_File(sample, sample.name), self._number[sample.label])
         path, target = self._samples[i]
         place = self._place(path, i)
         if place is not None:
-            return self._image(_File(self.archive[place].data, path), target)
+            return self._image(_File(self.archive[place], path), target)
         with open(path, "rb") as file:
             return self._image(file, target)
 
