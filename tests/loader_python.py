@@ -17,6 +17,7 @@ import pty
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tarfile
@@ -24,6 +25,7 @@ import tempfile
 import threading
 import time
 import unittest
+import zlib
 
 import onepot
 from dlpack_consumer import DLManaged, DLVersioned, take
@@ -684,6 +686,27 @@ def bytes_of(managed):
     for i in range(t.dimensions):
         count *= t.shape[i]
     return ctypes.string_at(t.data, count * t.bits // 8)
+
+
+class FortranOrder(unittest.TestCase):
+    def test_who_looks_at_no_strides_gets_no_other_bytes(self):
+        path = os.path.join(WORK, "fortran.tar")
+        header = b"{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }\n"
+        sample = b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header
+        sample += struct.pack("<6f", 0, 3, 1, 4, 2, 5)
+        with tarfile.open(path, "w") as tar:
+            member = tarfile.TarInfo("a.npy")
+            member.size = len(sample)
+            tar.addfile(member, io.BytesIO(sample))
+        batch = next(iter(onepot.Loader(path, 1, 0, 1, npy=True)))
+        row = batch.data[0][1]
+        self.assertEqual(list(row), [3, 4, 5])
+        self.assertEqual(memoryview(row).tobytes(), struct.pack("<3f", 3, 4, 5))
+        for strange in (row, batch.data):
+            with self.assertRaises(BufferError):
+                zlib.crc32(strange)
+        self.assertEqual(zlib.crc32(batch.labels), zlib.crc32(bytes(batch.labels)))
+
 
 
 class DLPack(unittest.TestCase):

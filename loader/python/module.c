@@ -109,6 +109,17 @@ static int is_readable(const struct py_buffer *b)
     return r;
 }
 
+/* The order that a consumer takes for granted; 0: it looks at the strides. */
+static char order_for(int flags)
+{
+    if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES ||
+        (flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS)
+        return 'C';
+    if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS)
+        return 'F';
+    return (flags & PyBUF_ANY_CONTIGUOUS) == PyBUF_ANY_CONTIGUOUS ? 'A' : 0;
+}
+
 static int buffer_get(PyObject *self, Py_buffer *view, int flags)
 {
     struct py_buffer *b = (struct py_buffer *)self;
@@ -123,24 +134,27 @@ static int buffer_get(PyObject *self, Py_buffer *view, int flags)
         view->obj = NULL;
         return -1;
     }
-    int shaped = (flags & PyBUF_ND) == PyBUF_ND;
     *view = (Py_buffer){.buf = b->bytes,
                         .obj = Py_NewRef(self),
                         .len = b->len,
                         .itemsize = b->item_bytes,
                         .readonly = b->read_only,
-                        .ndim = shaped ? b->dimensions : 1,
+                        .ndim = b->dimensions,
                         .format = flags & PyBUF_FORMAT ? b->format : NULL,
-                        .shape = shaped ? b->shape : NULL,
+                        .shape = b->shape,
                         .strides = b->strides};
-    if ((flags & PyBUF_STRIDES) == PyBUF_STRIDES)
-        return 0;
-    if (shaped && !PyBuffer_IsContiguous(view, 'C')) {
-        PyErr_SetString(PyExc_BufferError, "the array is not in C's order");
+    char order = order_for(flags);
+    if (order && !PyBuffer_IsContiguous(view, order)) {
+        PyErr_SetString(PyExc_BufferError, "the array is not in the order that is asked for");
         Py_CLEAR(view->obj);
         return -1;
     }
-    view->strides = NULL;
+    if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES)
+        view->strides = NULL;
+    if ((flags & PyBUF_ND) != PyBUF_ND) {
+        view->shape = NULL;
+        view->ndim = 1;
+    }
     return 0;
 }
 
