@@ -1,12 +1,11 @@
 /*
- * How the threads find their work, in this order: a run of samples of the batch that is being
- * gathered; else the next batch is planned; else, with nothing to do (or in the second half
- * of an epoch at the latest), the order of the next epoch is shuffled, so that it is there
- * when it is needed.
+ * A thread looks for work in this order. First, a run of samples of the batch that is being
+ * gathered. Else it plans the next batch. Else it shuffles the order of the next epoch, so that
+ * this is there when it is needed; at the latest that happens in the second half of an epoch.
  *
- * Batches are planned in their order and get their memory then. So the batch that the
- * consumer waits for is never without a slab while a later one has one: if it has none,
- * all memory is with the consumer, who is told so.
+ * Batches are planned in their order, and get their memory then. So the batch that the consumer
+ * waits for is never without a slab while a later one has one. If it has none, the consumer
+ * holds all memory, and engine_take reports that.
  */
 #include "engine_private.h"
 
@@ -49,7 +48,7 @@ void engine_destroy(struct engine *e)
 
 /* ---- planning; under the lock ---- */
 
-/* Go over to the next epoch where this one is planned to its end. */
+/* Go on to the next epoch if this one is planned to its end. */
 static void turn_epoch(struct engine *e)
 {
     if (e->plan.done < e->options.length)
@@ -64,7 +63,7 @@ static void turn_epoch(struct engine *e)
     e->next_failed = false;
 }
 
-/* After how many elements sample i of the batch that is planned is read once more. */
+/* How many elements after sample i of the planned batch the same sample is read once more. */
 static uint64_t comes_again(const struct engine *e, uint64_t i)
 {
     uint32_t place = e->places ? e->places[e->indices[i]] : NO_PLACE;
@@ -88,7 +87,7 @@ static void label_samples(struct engine *e, struct slab *slab, uint64_t count)
     memcpy(slab->sizes, e->sizes, count * sizeof(*slab->sizes));
 }
 
-/* The next batch into the ring. False: there is no room for it, or no order yet. */
+/* Plan the next batch into the ring. False: there is no room for it, or no order yet. */
 static bool plan_batch(struct engine *e)
 {
     uint64_t bytes, left;
@@ -134,7 +133,7 @@ static bool plan_batch(struct engine *e)
     return true;
 }
 
-/* Which order is wanted: of the epoch that is planned, or in good time of the next. */
+/* Is an order wanted? That of the epoch being planned, or in good time that of the next. */
 static bool wants_order(const struct engine *e, bool idle, bool *ret_next)
 {
     if (e->seeking || e->making || e->options.length == 0 || e->order_err)
@@ -146,9 +145,9 @@ static bool wants_order(const struct engine *e, bool idle, bool *ret_next)
            (idle || e->options.fill.foresee || e->plan.done > e->options.length / 2);
 }
 
-/* ---- what threads do; the lock is given up meanwhile ---- */
+/* ---- work of threads, done without the lock ---- */
 
-/* Where an order has each sample: NO_PLACE for one that is another rank's. NULL: unknown. */
+/* The place of each sample in an order; NO_PLACE: it is another rank's. NULL: unknown. */
 static uint32_t *find_places(const struct engine *e, const struct order *order)
 {
     uint64_t samples = e->options.order.samples, length = e->options.length;
@@ -193,7 +192,7 @@ static void make_order(struct engine *e, bool is_next)
     pthread_cond_broadcast(&e->ready);
 }
 
-/* All samples of it are there. */
+/* All samples of the slab are there. */
 static void finish(struct engine *e, struct slab *slab)
 {
     const struct slab_memory *memory = e->options.memory;
@@ -207,7 +206,7 @@ static void finish(struct engine *e, struct slab *slab)
     slab->whole = true;
 }
 
-/* Wait for the slab that was released first. False: there is none to wait for. */
+/* Wait for the slab that was released first. False: there is none. */
 static bool settle_one(struct engine *e)
 {
     struct slab **oldest = NULL;
@@ -267,7 +266,7 @@ static void gather_run(struct engine *e, struct worker *worker)
         pthread_cond_broadcast(&e->ready);
 }
 
-/* While others of the job need the CPU. What it was woken for is for another thread. */
+/* Wait while others of the job need the CPU. Pass on the wake-up that was for this thread. */
 static void park(struct engine *e, const struct worker *worker)
 {
     while (!e->stop && worker->number >= e->allowed + e->lost) {
@@ -311,7 +310,7 @@ static void init_locks(struct engine *e)
     pthread_condattr_destroy(&attr);
 }
 
-/* Batches are planned from `place` on; at the end of an epoch that is the next one. */
+/* Plan batches from `place` on. The end of an epoch is the start of the next one. */
 static void set_place(struct engine *e, const struct place *place)
 {
     e->taken = e->plan = *place;
@@ -342,7 +341,7 @@ int engine_new(const struct engine_options *options, const struct place *place,
     e->indices = calloc(count + 1, sizeof(*e->indices));
     e->offsets = calloc(count + 1, sizeof(*e->offsets));
     e->sizes = calloc(count + 1, sizeof(*e->sizes));
-    /* As many again, for those that hang in reads. */
+    /* As many again, to replace threads that hang in reads. */
     e->thread_room = options->io_timeout_ns ? 2 * options->threads : options->threads;
     e->workers = calloc(e->thread_room, sizeof(*e->workers));
     e->allowed = options->threads;
@@ -364,7 +363,7 @@ bool engine_is_own(const struct engine *engine)
     return engine->pid == getpid();
 }
 
-/* What lies in the ring becomes free. Only threads that are lost may be at work on it. */
+/* Free the slabs in the ring. Only lost threads may still be working on them. */
 static void empty_ring(struct engine *e)
 {
     for (; e->head < e->tail; e->head++) {
@@ -382,7 +381,7 @@ static void empty_ring(struct engine *e)
 void engine_free(struct engine *engine)
 {
     if (!engine || !engine_is_own(engine))
-        return; /* the threads are the parent's, and so is the lock */
+        return; /* the threads and the lock are the parent's */
     pthread_mutex_lock(&engine->lock);
     engine->stop = true;
     pthread_cond_broadcast(&engine->work);
@@ -397,7 +396,7 @@ void engine_free(struct engine *engine)
         engine_destroy(engine);
 }
 
-/* Until something has happened, or the time is up, or a read was given up. */
+/* Wait until something happened, the time is up, or a read was given up. */
 static void wait_until_ready(struct engine *e, uint64_t deadline_ns)
 {
     uint64_t stall_ns = engine_next_stall(e);
@@ -436,7 +435,7 @@ void engine_seek(struct engine *engine, const struct place *place, uint64_t seed
 void engine_place(const struct engine *engine, struct place *ret_place)
 {
     struct engine *e = (struct engine *)(uintptr_t)engine;
-    bool own = engine_is_own(e); /* else nobody else is there, and the lock may be taken */
+    bool own = engine_is_own(e); /* else no thread uses it, and its lock may be held */
     if (own)
         pthread_mutex_lock(&e->lock);
     *ret_place = e->taken;
@@ -446,8 +445,8 @@ void engine_place(const struct engine *engine, struct place *ret_place)
 
 /* ---- the consumer's side ---- */
 
-/* 1 when the next batch is there, 0 at the end of an epoch, -EAGAIN when there is a wait.
- * Others may take batches meanwhile: each look is as good as the first. */
+/* 1: the next batch is there; 0: the end of an epoch; -EAGAIN: wait. Another consumer may take
+ * batches meanwhile, so every look starts anew. */
 static int look(struct engine *e, uint64_t epoch, uint64_t *ret_need)
 {
     if (epoch != ANY_EPOCH && epoch != e->taken.epoch)
@@ -463,7 +462,7 @@ static int look(struct engine *e, uint64_t epoch, uint64_t *ret_need)
     }
     if (e->order_err) {
         int r = e->order_err;
-        e->order_err = 0; /* tried again, should the caller do so */
+        e->order_err = 0; /* the next call tries again */
         pthread_cond_broadcast(&e->work);
         return r;
     }
@@ -497,7 +496,7 @@ static int wait_for_batch(struct engine *e, uint64_t epoch, uint64_t deadline_ns
     return r == -EAGAIN ? -ETIMEDOUT : r;
 }
 
-/* The consumer is behind this batch now. */
+/* The consumer has got past this batch. */
 static void count_batch(struct engine *e, const struct slab *slab)
 {
     const struct onepot_batch *batch = &slab->batch;
@@ -527,7 +526,7 @@ int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns, uin
         slab->users = 1;
         *ret_slab = slab;
         if (engine->taken.done >= engine->options.length)
-            pthread_cond_broadcast(&engine->ready); /* others that wait have nothing to come */
+            pthread_cond_broadcast(&engine->ready); /* other consumers wait for nothing */
     }
     pthread_cond_signal(&engine->work);
     pthread_mutex_unlock(&engine->lock);

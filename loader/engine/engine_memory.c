@@ -1,10 +1,10 @@
 /*
- * The memory of slabs, and what others of the job leave of it.
+ * The memory of slabs, and regard for others of the job.
  *
- * What slabs may have beyond the few without which nothing moves is asked for, in steps, and
- * granted or not by the share's thread (`told`). What is lent to the consumer is never taken
- * back, but what comes back while there is too much is given up. Threads beyond what others
- * leave of the CPUs are parked.
+ * An engine always gets the few slabs without which nothing moves. It asks for more in steps,
+ * and the share's thread grants them or not (`told`). Slabs that the consumer has are never
+ * taken away, but those that come back while there are too many are given up. Threads are
+ * parked if others leave too few CPUs for them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "share.h"
 
 #define SLAB_ROUND_BYTES (64u << 10)
-/* What the consumer has, what it is about to take, and two that are being gathered. */
+/* One that the consumer has, one that it is about to take, and two being gathered. */
 #define SLABS_LEAST 4u
 
 static void give_memory_back(struct engine *e, struct slab *slab)
@@ -39,8 +39,8 @@ static bool is_settled(const struct engine *e, struct slab *slab)
 }
 
 /*
- * A free slab that is large enough, else any, else none; -EAGAIN if there are only ones that
- * a device still reads from: waiting for one is better than having ever more of them.
+ * A free slab that is large enough, else any free one, else none. -EAGAIN: a device still reads
+ * from all that are free. To wait for one is better than to have ever more of them.
  */
 static int take_free(struct engine *e, size_t bytes, struct slab **ret_slab)
 {
@@ -64,7 +64,7 @@ static int take_free(struct engine *e, size_t bytes, struct slab **ret_slab)
     return 0;
 }
 
-/* What is free and not needed now makes room. */
+/* Make room by dropping free slabs that are not needed now. */
 static void drop_free(struct engine *e, uint64_t room)
 {
     while (e->free_slabs && room > e->options.memory_bytes - e->slab_bytes) {
@@ -74,14 +74,14 @@ static void drop_free(struct engine *e, uint64_t room)
     }
 }
 
-/* A little more than asked for, so that the next batch fits too. */
+/* A little more than asked for, so that the next batch fits, too. */
 static size_t capacity_for(size_t bytes)
 {
     size_t generous = bytes + bytes / 8 + SLAB_ROUND_BYTES;
     return generous & ~(size_t)(SLAB_ROUND_BYTES - 1);
 }
 
-/* -EINPROGRESS: it is asked for; -ENOBUFS: others of the job have the rest. */
+/* -EINPROGRESS: the share was asked; -ENOBUFS: others of the job have the rest. */
 static int within_part(struct engine *e, uint64_t bytes)
 {
     if (e->joining)
@@ -104,9 +104,9 @@ static uint64_t slabs_least(const struct engine *e)
 }
 
 /*
- * Always the few without which nothing moves; then those of the ring, the batch that the
- * consumer works on, and the one that it is about to take, within the part that is ours; and
- * more only where nobody of the job uses that memory.
+ * The few slabs without which nothing moves are always allowed. Up to the ring, the batch that
+ * the consumer works on, and the one that it is about to take, they have to fit in our part.
+ * Beyond that, they may only use memory that nobody of the job uses.
  */
 static int may_grow(struct engine *e, size_t capacity)
 {
@@ -121,7 +121,7 @@ static int may_grow(struct engine *e, size_t capacity)
     return fits ? 0 : -ENOBUFS;
 }
 
-/* What is free and of another size makes room as well. */
+/* Make room, also by dropping free slabs of other sizes. */
 static int make_room(struct engine *e, size_t capacity)
 {
     int r = may_grow(e, capacity);
@@ -134,7 +134,7 @@ static int make_room(struct engine *e, size_t capacity)
     return r;
 }
 
-/* More than its part, and more than it can't do without? */
+/* Does it have more than its part, and more than it needs to move at all? */
 static bool has_too_much(const struct engine *e)
 {
     return e->slab_bytes > e->part_bytes && e->free_slabs && e->slab_count > slabs_least(e) &&
@@ -154,14 +154,14 @@ void engine_give_up_surplus(struct engine *e)
         share_look(e->share);
 }
 
-/* See struct share_options. */
+/* The share's answer, see struct share_options. */
 static uint64_t told(void *ctx, const struct share_part *part)
 {
     struct engine *e = ctx;
     pthread_mutex_lock(&e->lock);
     e->part_bytes = part->bytes;
     e->asking = e->asking && part->most_bytes < e->asked_bytes;
-    e->starved = 0; /* else it is found again */
+    e->starved = 0; /* if it still is, that is found again */
     engine_give_up_surplus(e);
     if (e->options.cpus) {
         uint32_t fair = e->options.cpus / (part->processes + 1);
@@ -175,7 +175,7 @@ static uint64_t told(void *ctx, const struct share_part *part)
     return used;
 }
 
-/* What is used without asking, others have to know. */
+/* Report to others what is used without asking. */
 static void say_so(struct engine *e)
 {
     if (!e->share || e->slab_bytes <= e->part_bytes)
@@ -203,7 +203,7 @@ int engine_get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
                                                                : make_room(e, capacity);
         if (r < 0) {
             free(slab);
-            return e->settling ? -EAGAIN : r; /* that one may be dropped then */
+            return e->settling ? -EAGAIN : r; /* the slab that settles may be dropped then */
         }
         r = e->options.memory->allocate(slab, capacity, e->options.memory_ctx);
         if (r < 0) {
@@ -224,7 +224,7 @@ void engine_join_others(struct engine *e)
     const struct share_options options = {
         .total_bytes = e->options.job_bytes,
         .fixed_bytes = e->options.is_fixed ? e->options.memory_bytes : 0,
-        .most_bytes = 1, /* the least; more is asked for when it is needed */
+        .most_bytes = 1, /* the least; more is asked for when needed */
         .works = e->options.cpus > 0,
         .is_brief = true,
         .told = told,

@@ -1,6 +1,7 @@
 /*
- * What an engine is made of. engine.c plans, gathers and hands out; engine_memory.c has the
- * slabs, and regard to others of the job; engine_stall.c the threads, and reads that don't end.
+ * The parts of an engine. engine.c plans, gathers and hands out batches. engine_memory.c has
+ * the slabs and the regard for others of the job. engine_stall.c has the threads, and reads
+ * that don't end.
  */
 #ifndef ONEPOT_ENGINE_PRIVATE_H
 #define ONEPOT_ENGINE_PRIVATE_H
@@ -14,10 +15,10 @@ struct worker {
     pthread_t thread;
     uint32_t number;
     struct filler filler;
-    struct slab *slab; /* of which it gathers a run */
-    bool lost;         /* in a read that was given up */
+    struct slab *slab; /* the one that it gathers a run of */
+    bool lost;         /* it is in a read that was given up */
     bool ended;
-    bool left; /* it is not waited for: it goes by itself, and counts as a user */
+    bool left; /* nobody waits for it: it ends by itself, and counts as a user */
 };
 
 struct engine {
@@ -25,89 +26,89 @@ struct engine {
     struct dataset *dataset; /* kept for threads that are left behind */
     pid_t pid;
     pthread_mutex_t lock;
-    pthread_cond_t work;   /* for threads: something may be there to do */
+    pthread_cond_t work;   /* for threads: there may be something to do */
     pthread_cond_t ready;  /* for the consumer */
-    pthread_cond_t parked; /* for threads that have to leave the CPUs to others */
+    pthread_cond_t parked; /* for threads that must leave the CPUs to others */
     struct worker *workers;
     uint32_t thread_count;
     uint32_t thread_room;
-    uint32_t allowed; /* of them */
-    uint32_t lost;    /* for each of these another one may work */
+    uint32_t allowed; /* threads that may work */
+    uint32_t lost;    /* threads; for each of these another one may work */
     bool stop;
-    unsigned users; /* the loader, and each slab that is out */
+    unsigned users; /* the loader, each slab that is out, each thread left behind */
 
     struct slab *ring[ENGINE_AHEAD_MAX];
     uint64_t head, tail; /* batches taken, batches planned */
-    struct slab *open;   /* the last planned one, while runs of it are left */
+    struct slab *open;   /* the last planned batch, while runs of it are left */
     uint32_t busy;       /* threads that work without the lock */
 
     struct place taken;  /* where the consumer is */
-    struct place plan;   /* of the next batch to be planned */
+    struct place plan;   /* of the next batch to plan */
     struct order *order; /* of plan.epoch; NULL: not made yet */
     struct order *next;  /* of the epoch after it */
-    uint32_t *places;    /* where that one has each sample; NULL: nobody asks (fill.foresee) */
-    bool making;         /* a thread shuffles */
-    bool next_failed;    /* there was no memory for the next one in advance */
-    bool seeking;        /* nothing is begun */
+    uint32_t *places;    /* of each sample in `next`; NULL: not needed (fill.foresee) */
+    bool making;         /* a thread shuffles an order */
+    bool next_failed;    /* no memory to make `next` in advance */
+    bool seeking;        /* no work is begun */
     uint64_t generation; /* grows with each seek */
-    int order_err;       /* making plan.epoch's order failed */
+    int order_err;       /* of making plan.epoch's order */
     uint64_t starved;    /* bytes of a planned batch that found no memory, or 0 */
-    uint64_t *indices;   /* scratch for planning: batch_size each */
+    uint64_t *indices;   /* scratch for planning: batch_size elements each */
     uint64_t *offsets, *sizes;
 
     struct slab *free_slabs;
-    bool wants_settled;   /* a batch can't be planned before one of them is settled */
-    bool settling;        /* a thread waits for one of them, which is not in the list */
-    uint64_t slab_bytes;  /* of all slabs, */
-    uint64_t slab_count;  /* which are so many */
-    struct share *share;  /* with others of the job; NULL: with nobody */
-    uint64_t part_bytes;  /* of it, for slabs; UINT64_MAX where nothing is shared */
-    uint64_t asked_bytes; /* for so much, */
-    bool asking;          /* without an answer yet */
-    bool joining;         /* it is not known yet whether anything is shared */
+    bool wants_settled;   /* no batch can be planned until a free slab is settled */
+    bool settling;        /* a thread waits for such a slab, which is not in the list */
+    uint64_t slab_bytes;  /* of all slabs */
+    uint64_t slab_count;  /* number of all slabs */
+    struct share *share;  /* with others of the job; NULL: nothing is shared */
+    uint64_t part_bytes;  /* of it, for slabs; UINT64_MAX if nothing is shared */
+    uint64_t asked_bytes; /* the share was asked for so much, */
+    bool asking;          /* and has not answered yet */
+    bool joining;         /* not known yet whether anything is shared */
     struct engine_stats stats;
 };
 
 /* ---- memory; under the lock ---- */
 
 /*
- * One of at least `bytes`. -EAGAIN: a device will let go of one soon; -EINPROGRESS: others of
- * the job are asked, and `work` is broadcast with their answer; -ENOBUFS: beyond the budget;
+ * A slab of at least `bytes`. -EAGAIN: a device will let go of one soon; -EINPROGRESS: others
+ * of the job are asked, and `work` is broadcast with their answer; -ENOBUFS: beyond the budget;
  * -ENOMEM.
  */
 int engine_get_slab(struct engine *engine, size_t bytes, struct slab **ret_slab);
 void engine_free_slab(struct engine *engine, struct slab *slab);
 
-/* Of what is free: what others of the job are to have. */
+/* Give up free slabs whose memory others of the job are to have. */
 void engine_give_up_surplus(struct engine *engine);
 
 /* ---- threads; engine_stall.c ---- */
 
-/* What they do until the engine ends; engine.c. */
+/* The work of a thread until the engine ends. In engine.c. */
 void engine_work(struct engine *engine, struct worker *worker);
-/* Of the last user: see users. engine.c */
+/* Called for the last user, see users. In engine.c. */
 void engine_destroy(struct engine *engine);
 
 int engine_start_threads(struct engine *engine);
-/* Without the lock, when `stop` is set. What is left behind has become a user. */
+/* Without the lock, once `stop` is set. Threads that are left behind have become users. */
 void engine_end_threads(struct engine *engine);
 
 /*
- * Under the lock. Reads that have taken too long are given up: their batches are whole, with an
- * error, and other threads take the places of those that read.
+ * Under the lock. Give up reads that have taken too long. Their batches become whole, with an
+ * error, and other threads replace the readers.
  */
 void engine_give_up_stalled(struct engine *engine);
 
-/* When it may be time for that, in nanoseconds of CLOCK_MONOTONIC; UINT64_MAX: never. */
+/* When a read may next have to be given up (CLOCK_MONOTONIC ns); UINT64_MAX: never. */
 uint64_t engine_next_stall(const struct engine *engine);
 
-/* Every thread that there may be is in a read that was given up: *ret_record is read by one. */
+/* Is every possible thread in a read that was given up? One of them reads *ret_record. */
 bool engine_is_stuck(const struct engine *engine, uint64_t *ret_record);
 
-/* A thread has come back with its run of a slab that was abandoned, or from being lost. */
+/* A thread is done with its run of a slab that was abandoned, or is no longer lost. */
 void engine_came_back(struct engine *engine, struct worker *worker, struct slab *slab);
 
-/* Without the lock: from now on with regard to others of the job, if there is a way to know of
+/* Without the lock. From now on the engine has regard for others of the job, if it can learn of
  * them. */
 void engine_join_others(struct engine *engine);
 

@@ -1,12 +1,13 @@
 /*
- * The threads of an engine, and what becomes of one whose read does not end: a thread in the
- * kernel can't be called back. Each says since when it reads; the consumer, who waits for what
- * it would have read, looks at that when it is time, gives the batch up, and has another thread
- * take its place, up to as many again. A thread that comes back from such a read drops it and
- * goes on as before; the memory that it was to read to is not used before.
+ * The threads of an engine, and reads that do not end. Nobody can call back a thread that is in
+ * the kernel. So each thread notes since when it reads. The consumer, which waits for that
+ * data, looks at these times when one may be up. Then it gives the batch up and has another
+ * thread take over, up to as many again. A thread that comes back from such a read drops the
+ * data and goes on as before. The memory that it read into is not used until then.
  *
- * At the end threads that read get a second. Who still hangs then is left behind: it holds the
- * engine until its read ends, and the process can end without it, if the kernel lets it.
+ * At the end, threads that read get a second. A thread that still hangs is left behind: it
+ * holds the engine until its read ends, and the process can end without it if the kernel lets
+ * it.
  */
 #include <errno.h>
 #include <time.h>
@@ -63,8 +64,9 @@ static bool is_reading(struct worker *worker)
 }
 
 /*
- * Is there a thread that has to be waited for? One that reads is told first, and looked at
- * then: so it has to see that when its read ends, and touches nothing of the loader any more.
+ * Does any thread have to be waited for? A thread that reads is first marked as given up, and
+ * looked at after that. So it must see the mark when its read ends, and then it touches nothing
+ * of the loader any more.
  */
 static bool is_awaited(struct engine *e, bool had_its_time)
 {
@@ -120,7 +122,7 @@ static void abandon(struct engine *e, struct slab *slab, uint64_t record, uint64
         e->open = NULL;
 }
 
-/* Since when it waits in vain: for a stream that is unpacked, since that has come further. */
+/* Since when it waits in vain. If a stream is being unpacked, since that last made progress. */
 static uint64_t waits_since(const struct engine *e, struct worker *worker)
 {
     uint64_t since = atomic_load(&worker->filler.since_ns);
@@ -181,7 +183,7 @@ void engine_came_back(struct engine *e, struct worker *worker, struct slab *slab
     if (worker->lost) {
         worker->lost = false;
         e->lost--;
-        e->busy++; /* as the others, who are about to be no more */
+        e->busy++; /* like the others, and the caller takes it off again */
         atomic_store(&worker->filler.given_up, e->stop);
     }
     if (slab->gathered < slab->claimed || !slab->released)

@@ -1,7 +1,7 @@
 /*
- * The hot path: a sample that lies in a mapped archive as it is costs one memcpy. Behind a run
- * of them the archive is asked once whether all of it is still there; if it is not, the run is
- * done again by reads, which tell which samples are lost.
+ * The hot path: a sample that is stored as it is in a mapped archive costs one memcpy. After a
+ * run of these, the archive is asked once whether all of it is still there. If not, the run is
+ * done again by reads, which show which samples are lost.
  */
 #include "fill.h"
 
@@ -17,7 +17,7 @@
 #include "npy.h"
 #include "view.h"
 
-/* Longer ones are several reads for who watches: storage is slow, but it moves. */
+/* A watcher sees a longer read as several: storage may be slow, but it moves. */
 #define READ_BYTES (UINT64_C(8) << 20)
 
 /* ---- places ---- */
@@ -55,7 +55,7 @@ bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t
 
 /* ---- bytes ---- */
 
-/* Samples are copied from this mapping now; the one before it is looked at. */
+/* Samples are copied from this mapping now. The one before it is checked. */
 static void use_mapping(struct filler *filler, struct source *source)
 {
     if (filler->mapped == source)
@@ -65,7 +65,7 @@ static void use_mapping(struct filler *filler, struct source *source)
     filler->mapped = source;
 }
 
-/* Was all that was copied since the last time? If not, it is to be copied again. */
+/* Was everything whole that was copied since the last call? If not, copy it again. */
 static bool was_whole(struct filler *filler)
 {
     use_mapping(filler, NULL);
@@ -74,7 +74,7 @@ static bool was_whole(struct filler *filler)
     return whole;
 }
 
-/* ---- reads, which may take their time ---- */
+/* ---- reads, which may take long ---- */
 
 static void begin_read(struct filler *filler, const struct dataset *d,
                        const struct record *record)
@@ -104,7 +104,7 @@ static int read_file(struct filler *filler, struct dataset *d, const struct reco
     return r;
 }
 
-/* Is it in the mapping, or can it be brought there? */
+/* Bring the record into the mapping, if it is not there yet. */
 static int bring(struct filler *filler, const struct dataset *d, const struct record *record)
 {
     const struct source *source = d->pots[record_archive(record)]->source;
@@ -115,7 +115,7 @@ static int bring(struct filler *filler, const struct dataset *d, const struct re
     return end_read(filler, r);
 }
 
-/* All bytes of a file; where it lies in the mapping, or NULL with 0: it has to be read. */
+/* All bytes of a file, in the mapping. NULL and 0: they have to be read. */
 static int mapped_bytes(struct filler *filler, const struct dataset *d,
                         const struct record *record, const uint8_t **ret_bytes)
 {
@@ -170,12 +170,12 @@ static int verify(const struct dataset *d, const struct record *record, const ui
         r = index_node(index, record->entry, &node);
     if (r < 0)
         return r;
-    if (node.has_holes) /* they are not in the sum */
+    if (node.has_holes) /* the sum leaves holes out */
         return 0;
     return XXH3_64bits(bytes, record->size_bytes) == sum ? 0 : -EBADMSG;
 }
 
-/* All parts of a sample one after another; *bad is the record that failed. */
+/* All parts of a sample, one after another. *bad is the record that failed. */
 static int copy_sample(const struct fill_plan *plan, struct filler *filler, uint64_t sample,
                        uint8_t *to, uint64_t *bad)
 {
@@ -196,7 +196,7 @@ static int copy_sample(const struct fill_plan *plan, struct filler *filler, uint
     return 0;
 }
 
-/* The bytes of a sample wherever they are, for who only looks at them. */
+/* The bytes of a sample wherever they are, for callers that only look at them. */
 static int sample_bytes(const struct fill_plan *plan, struct filler *filler, uint64_t sample,
                         const uint8_t **ret_bytes, uint64_t *ret_len, uint64_t *bad)
 {
@@ -310,7 +310,7 @@ static void prefetch(const struct fill_plan *plan, uint64_t sample)
         __builtin_prefetch(map + record_offset(record) + 64 * i);
 }
 
-/* From the end of a sample to the start of the next: bytes of an older batch. */
+/* Clear the gap from the end of a sample to the next: it has bytes of an older batch. */
 static void clear_gap(struct slab *slab, uint64_t i)
 {
     uint64_t from = slab->offsets[i] + slab->sizes[i];
@@ -331,7 +331,7 @@ static int fill_one(const struct fill_plan *plan, struct filler *filler, struct 
     return copy_sample(plan, filler, slab->indices[i], to, bad);
 }
 
-/* Not the bytes, but where the device finds them. */
+/* For a device: not the bytes, but where it finds them. */
 static void name_sources(const struct fill_plan *plan, struct slab *slab, uint64_t first,
                          uint64_t end)
 {
@@ -353,7 +353,7 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
             prefetch(plan, slab->indices[i + 1]);
         int r = fill_one(plan, filler, slab, i, bad);
         if (r < 0 && !was_whole(filler)) {
-            filler->is_torn = true; /* all of the run is */
+            filler->is_torn = true; /* so is the whole run */
             return r;
         }
         if (r < 0 && (!plan->skip_errors || r == -ECANCELED))

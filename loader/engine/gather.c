@@ -1,7 +1,7 @@
 /*
- * A batch without a loader: for processes that have an order and memory of their own. What a
- * loader's threads do is done here by the thread that asks; only where each read waits for a
- * server others help, for as long as the call takes.
+ * A batch without a loader, for processes with an order and memory of their own. The calling
+ * thread does the work of a loader's threads. Others help it, for as long as the call takes,
+ * only where each read waits for a server.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -18,7 +18,7 @@
 
 #define DEFAULT_ALIGN BATCH_FIT_ALIGN
 #define ALIGN_MAX (1u << 20)
-#define HELPERS 31u   /* with the caller 32 reads are in flight */
+#define HELPERS 31u   /* together with the caller, 32 reads in flight */
 #define HELPER_RUN 4u /* samples that each takes at a time */
 #define HELPER_STACK_BYTES (512u << 10)
 
@@ -59,8 +59,8 @@ struct gathering {
     const struct fill_plan *plan;
     struct slab *slab;
     _Atomic uint64_t next;
-    _Atomic int err; /* the first one; then nobody begins another run */
-    uint64_t bad;    /* the record that it is about; of who set err */
+    _Atomic int err; /* of the first failure; after it no thread begins a run */
+    uint64_t bad;    /* the record that failed, from the thread that set err */
     uint64_t run;
 };
 
@@ -79,7 +79,7 @@ static void *gather_runs(void *arg)
     return NULL;
 }
 
-/* As many as can be started. */
+/* Start as many as possible. */
 static uint32_t start_helpers(struct gathering *g, pthread_t *threads, uint32_t wanted)
 {
     uint32_t started = 0;

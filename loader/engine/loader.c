@@ -35,7 +35,7 @@ static int check_images(const struct onepot_images *images, const struct fill_pl
     return 0;
 }
 
-/* A device, and what it shall do. */
+/* The device, and what it has to do. */
 static int plan_device(struct onepot_loader *loader, const struct onepot_loader_options *given,
                        struct onepot_error *error)
 {
@@ -73,14 +73,14 @@ static int plan_device(struct onepot_loader *loader, const struct onepot_loader_
     return 0;
 }
 
-/* Is gathering by the device worth it, where that is open? And how much of it does it take? */
+/* With AUTO: is gathering by the device worth it? And how wide should it be? */
 static bool try_gathering(struct onepot_loader *loader, struct locked *locked)
 {
     struct onepot_error unseen;
     struct trial_result result;
     uint64_t peak = 0;
     bool open = loader->gather == ONEPOT_GATHER_AUTO;
-    /* The peak first: it wakes the link up. */
+    /* Measure the peak first: that wakes the link up. */
     int r = open ? onepot_device_peak(loader->device, &unseen, &peak) : 0;
     if (r == 0)
         r = trial(loader->device, locked_bases(locked), loader->archive, &unseen, &result);
@@ -89,7 +89,7 @@ static bool try_gathering(struct onepot_loader *loader, struct locked *locked)
     return !open || (r == 0 && trial_is_won(&result, peak, loader->options.threads));
 }
 
-/* Archives that the device collects batches from; NULL: the host does, by choice. */
+/* Lock the archives that the device collects from. NULL: the host gathers, by choice. */
 static int lock_archives(struct onepot_loader *loader, struct onepot_error *error,
                          struct locked **ret_locked)
 {
@@ -115,7 +115,7 @@ static int lock_archives(struct onepot_loader *loader, struct onepot_error *erro
     return loader->gather == ONEPOT_GATHER_AUTO ? 0 : r;
 }
 
-/* After a fork the device is the parent's: one of our own in its place. */
+/* After a fork the device is the parent's: replace it by one of our own. */
 static int own_device(struct onepot_loader *loader, struct onepot_error *error)
 {
     struct onepot_error unseen;
@@ -128,7 +128,7 @@ static int own_device(struct onepot_loader *loader, struct onepot_error *error)
     return 0;
 }
 
-/* Another upload each time: after a fork the old one is the parent's. */
+/* A new upload each time, since after a fork the old one is the parent's. */
 static int start_upload(struct onepot_loader *loader, struct onepot_error *error)
 {
     struct upload_options options = {
@@ -211,7 +211,7 @@ void onepot_loader_free(struct onepot_loader *loader)
     free(loader);
 }
 
-/* A thread of the parent may have held the lock when it forked. */
+/* Makes a new lock, since a thread of the parent may have held the old one at the fork. */
 static int start_as_child(struct onepot_loader *loader, struct onepot_error *error)
 {
     struct place place;
@@ -223,8 +223,7 @@ static int start_as_child(struct onepot_loader *loader, struct onepot_error *err
     return r;
 }
 
-/* In a child: an engine of its own, where the parent's was; made by the thread that is first.
- */
+/* In a child, the first thread makes an engine of its own, where the parent's was. */
 int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error)
 {
     int pid = (int)getpid();
@@ -251,7 +250,7 @@ static int full(const struct onepot_loader *loader, uint64_t need, struct onepot
                      need, stats.slab_bytes, stats.part_bytes);
 }
 
-/* A batch with an error goes back at once. */
+/* A batch with an error is released at once. */
 static int hand_back(struct onepot_loader *loader, struct slab *slab,
                      struct onepot_error *error)
 {
@@ -397,7 +396,7 @@ int onepot_loader_transfer(struct onepot_loader *loader, bool previous,
     if (!loader->upload || !engine_is_own(loader->engine))
         return error_set(error, -ENOTSUP, "the loader has no device");
     int r = onepot_device_peak(loader->device, error, &peak);
-    if (r < 0 && r != -ENOMEM) /* the training has it all: no reason to fail */
+    if (r < 0 && r != -ENOMEM) /* if training has all the memory, that is no reason to fail */
         return r;
     upload_transfer(loader->upload, previous, &transfer);
     transfer.size = size;

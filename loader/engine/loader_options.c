@@ -1,5 +1,5 @@
 /*
- * What a loader is told: checked, and completed by what the archive is and the job has.
+ * The options of a loader: checked, and completed from the archive and the job's resources.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -12,9 +12,9 @@
 #include "view.h"
 
 #define DEFAULT_ALIGN 64u
-#define RUN_MAPPED 64u   /* samples that a thread takes at a time; */
-#define RUN_READ 4u      /* where each may wait for a device */
-#define THREADS_READ 32u /* reads in flight that slow storage likes */
+#define RUN_MAPPED 64u   /* samples that a thread takes at a time, */
+#define RUN_READ 4u      /* and where each may wait for a device */
+#define THREADS_READ 32u /* reads in flight that suit slow storage */
 #define AHEAD_LEAST 4u
 #define ALIGN_MAX (1u << 20)
 #define IO_TIMEOUT_MS 60000u
@@ -34,7 +34,7 @@ static bool is_mapped(const struct dataset *d)
     return true;
 }
 
-/* How many batches are ahead: enough for every thread to have two runs to take. */
+/* How many batches to have ahead: enough for two runs for every thread. */
 static uint32_t ahead_for(const struct engine_options *o)
 {
     uint64_t samples = 2 * o->run * o->threads;
@@ -82,8 +82,8 @@ static int plan_fill(const struct onepot_loader_options *given, struct fill_plan
     fill->align = given->align ? given->align : DEFAULT_ALIGN;
     fill->verify = given->verify;
     fill->skip_errors = given->skip_errors;
-    /* Of one rank the next epoch reads all, and no order of it lets a cache have more of it at
-     * its start than there is room for; of several each wants another part. */
+    /* A single rank reads all samples again in the next epoch, and no order lets a cache keep
+     * more for its start than fits. With several ranks, each epoch wants another part. */
     fill->foresee = given->world_size > 1 && !is_mapped(fill->archive->dataset);
     fill->npy = given->npy;
     fill->decode = given->decode;

@@ -1,5 +1,5 @@
 /*
- * Where a loader is, as numbers that a later one goes on from, and what was delivered.
+ * A loader's position, as numbers from which a later loader goes on, and what was delivered.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -11,7 +11,7 @@
 #include "loader_private.h"
 #include "view.h"
 
-/* ---- where it is ---- */
+/* ---- position ---- */
 
 static int find_digest(struct onepot_loader *loader, struct onepot_error *error, char *hex)
 {
@@ -88,7 +88,7 @@ static int restore(struct onepot_loader *loader, const struct onepot_state *stat
     if (state->shuffle != now.shuffle || state->drop_last != now.drop_last ||
         state->block != now.block || state->window != now.window)
         return error_set(error, -EINVAL, "the state was made with other options of the order");
-    /* The end of an epoch is one for all numbers of ranks, however they had to pad it. */
+    /* The end of an epoch is the same for any number of ranks, whatever their padding. */
     bool ended = !state->drop_last && state->done >= state->samples;
     if (!ended && state->done % world != 0)
         return error_set(error, -EINVAL,
@@ -121,7 +121,7 @@ int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_stat
 /* ---- what was delivered ---- */
 
 /* Two bijections of 64 bits with good mixing (Stafford's variants 13 and 4 of MurmurHash3's
- * finaliser); two sums, so that no exchange of samples goes unnoticed. */
+ * finaliser). There are two sums, so that an exchange of samples can't go unnoticed. */
 static uint64_t mix_a(uint64_t x)
 {
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
