@@ -1,6 +1,6 @@
 /*
- * CUDA as a device, by the runtime; a shared object of its own. The device's primary context is
- * what every runtime in the process uses, torch's included.
+ * CUDA as a device, through the runtime, in a shared object of its own. It uses the primary
+ * context of a device, like every runtime in the process, torch's included.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@ static int count(struct onepot_error *error, uint32_t *ret_count)
         return r;
     CUresult e = gpu_driver.get_count(&n);
     if (e == CUDA_ERROR_NO_DEVICE || e == CUDA_ERROR_NOT_INITIALIZED)
-        n = 0; /* the driver is there, but no device */
+        n = 0; /* there is a driver, but no device */
     else if (e != CUDA_SUCCESS)
         return gpu_driver_checked(e, "devices can't be counted", error);
     *ret_count = (uint32_t)n;
@@ -81,7 +81,7 @@ static int say_versions(struct onepot_error *error)
         driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
 
-/* A driver that is too old for the runtime is found here, not at the first batch. */
+/* Finds a driver that is too old for the runtime here, not at the first batch. */
 static int begin_runtime(const struct gpu *g, struct onepot_error *error)
 {
     int r = gpu_enter(g, error);
@@ -172,7 +172,7 @@ static void stream_free(void *device, void *stream)
 
 /* ---- events ---- */
 
-/* Who waits for one sleeps, and does not spin. */
+/* A thread that waits for an event sleeps; it does not spin. */
 static int event_new(void *device, struct onepot_error *error, void **ret_event)
 {
     cudaEvent_t event = NULL;
@@ -196,10 +196,11 @@ static void event_free(void *device, void *event)
 }
 
 /*
- * A stream that can't be recorded on was destroyed, and what it was given may still run.
+ * If a stream can't be recorded on, it was destroyed, and its tasks may still run. So wait for
+ * the whole device.
  *
- * Each thread has its own cudaStreamPerThread, and a batch may be released by another thread
- * than the one whose stream used it; of all these streams only the legacy stream waits.
+ * Each thread has its own cudaStreamPerThread, and the thread that releases a batch may not be
+ * the one whose stream used it. Only the legacy stream waits for all of these streams.
  */
 static int record(void *device, void *event, void *stream, struct onepot_error *error)
 {
@@ -251,7 +252,7 @@ static int event_wait(void *device, void *event, struct onepot_error *error)
     return r;
 }
 
-/* By an event, since who waits for a stream itself spins; of the stream of this thread. */
+/* Through an event, since a wait for a stream would spin. Of this thread's own stream. */
 static int stream_wait(void *device, void *stream, struct onepot_error *error)
 {
     void *event = NULL;
@@ -388,7 +389,7 @@ static int convert(void *device, void *stream, const struct onepot_images *image
 #endif
 
 #ifdef HAVE_NVTX
-/* By the first call it is begun as well, but other threads may see that half done. */
+/* The first call would start it, too, but other threads could see it half started. */
 static void begin_ranges(void)
 {
     nvtxInitialize(NULL);

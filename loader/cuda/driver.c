@@ -1,8 +1,8 @@
 /*
- * NVIDIA's driver, as far as it is called directly: to be on a device for the length of a call
- * and to leave the thread as it was, without beginning a context on a device that nobody asked
- * for, which the runtime can't do. It is loaded by its name, so that this object can be
- * loaded, and say what is missing, where there is none.
+ * Direct calls of NVIDIA's driver. They put a thread on a device for the length of a call and
+ * leave it as it was, without starting a context on a device that nobody asked for; the runtime
+ * can't do that. The driver is loaded by its name. So where there is none, this object can
+ * still be loaded, and reports what is missing.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -23,8 +23,8 @@
 struct gpu_driver gpu_driver;
 
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
-static struct onepot_error driver_error; /* of loading it */
-static pid_t driver_pid;                 /* that began it */
+static struct onepot_error driver_error; /* of loading the driver */
+static pid_t driver_pid;                 /* of the process that started it */
 
 /* ---- errors ---- */
 
@@ -63,7 +63,7 @@ int gpu_driver_checked(CUresult e, const char *what, struct onepot_error *error)
     return gpu_say(error, err, "CUDA: %s: %s (driver's error %d)", what, text, (int)e);
 }
 
-/* ---- loading it ---- */
+/* ---- loading the driver ---- */
 
 static bool find_functions(void *object)
 {
@@ -97,7 +97,7 @@ static bool find_functions(void *object)
     return true;
 }
 
-/* A driver that was begun before a fork, by whomever, says of a child that it is not begun. */
+/* If anybody started a driver before a fork, it reports in the child that it is not started. */
 static void load_driver(void)
 {
     void *object = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -126,11 +126,12 @@ int gpu_need_driver(struct onepot_error *error)
     return driver_pid == getpid() ? 0 : gpu_say(error, -ENODEV, FORKED);
 }
 
-/* ---- the end ---- */
+/* ---- the end of the process ---- */
 
 /*
- * The process ends, by exit or by the end of main: the runtime and the driver go too, in an
- * order that is not ours, while threads may still come by and what is left is given back.
+ * When the process ends, by exit or at the end of main, the runtime and the driver end, too,
+ * and not in our order. Meanwhile threads may still call us, and the last resources are
+ * released.
  */
 static atomic_bool ending;
 
@@ -141,7 +142,7 @@ static void note_the_end(void)
 
 static void watch(void)
 {
-    atexit(note_the_end); /* called before those that were there before, as the runtime's are */
+    atexit(note_the_end); /* runs before earlier handlers, such as the runtime's */
 }
 
 void gpu_watch_exit(void)
@@ -153,9 +154,9 @@ void gpu_watch_exit(void)
 /* ---- being on a device ---- */
 
 /*
- * Some of what is called on a device is forbidden while any thread captures a graph: it would
- * fail, and so would the graph. None of it is about the captured streams, so the thread
- * asks to be allowed.
+ * Some calls on a device are forbidden while any thread captures a graph: they would fail, and
+ * so would the graph. None of our calls concern captured streams, so the thread asks for
+ * permission.
  */
 static _Thread_local CUstreamCaptureMode kept_mode;
 

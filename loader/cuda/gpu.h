@@ -1,6 +1,6 @@
 /*
- * What the files of the part for CUDA share: the driver, errors, and being on a device for the
- * length of a call. Nothing of this is seen outside of the shared object.
+ * Shared by the files of the CUDA part: the driver, errors, and being on a device during a
+ * call. Nothing of this is visible outside of the shared object.
  */
 #ifndef ONEPOT_CUDA_GPU_H
 #define ONEPOT_CUDA_GPU_H
@@ -12,11 +12,11 @@
 
 #define GPU_NODES_MAX 1024
 
-/* How a device locks memory that nobody may write to. */
+/* How a device locks memory that may not be written to. */
 enum gpu_read_only {
     GPU_READ_ONLY_NOT,
     GPU_READ_ONLY_BY_FLAG,
-    GPU_READ_ONLY_AS_ANY, /* it goes by the host's page tables */
+    GPU_READ_ONLY_AS_ANY, /* the device uses the host's page tables */
 };
 
 struct gpu {
@@ -26,7 +26,7 @@ struct gpu {
     enum gpu_read_only read_only;
 };
 
-/* Functions of libcuda.so.1, after gpu_need_driver. */
+/* Functions of libcuda.so.1. Call gpu_need_driver first. */
 struct gpu_driver {
     CUresult (*init)(unsigned flags);
     CUresult (*version)(int *ret_version);
@@ -46,27 +46,27 @@ struct gpu_driver {
 };
 extern struct gpu_driver gpu_driver;
 
-/* Fills *error, returns err. */
+/* Fills *error and returns err. */
 __attribute__((format(printf, 3, 4))) int gpu_say(struct onepot_error *error, int err,
                                                   const char *format, ...);
 
-/* 0, or what the runtime said of `what`, which is taken from the thread's last error too. */
+/* 0, or the runtime's error at `what`, which is also cleared as the thread's last error. */
 int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error);
-/* 0, or what the driver said. */
+/* 0, or the driver's error at `what`. */
 int gpu_driver_checked(CUresult e, const char *what, struct onepot_error *error);
 
-/* Loads and begins the driver; -ENODEV with a word why it can't be. */
+/* Loads and starts the driver. -ENODEV with the reason in *error. */
 int gpu_need_driver(struct onepot_error *error);
 
-/* On the device until gpu_leave; the thread's own context comes back then. */
+/* Be on the device until gpu_leave, which restores the thread's own context. */
 int gpu_enter(const struct gpu *g, struct onepot_error *error);
 void gpu_leave(void);
 
-/* From now on: nothing may be called any more once the process has begun to end. Called when
- * the runtime has begun, so that this is known before the runtime itself ends. */
+/* Watches for the end of the process, since nothing may be called once that has begun. Call it
+ * when the runtime has started, so that the end is noticed before the runtime itself ends. */
 void gpu_watch_exit(void);
 
-/* memory.c: as in struct device_type. */
+/* In memory.c; as in struct device_type. */
 int gpu_allocate(void *device, enum device_memory where, size_t bytes,
                  struct onepot_error *error, void **ret_memory);
 void gpu_release(void *device, enum device_memory where, void *memory, size_t bytes);

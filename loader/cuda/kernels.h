@@ -1,6 +1,6 @@
 /*
- * Kernels, and how they are launched: the part of the CUDA device that nvcc compiles. Each
- * returns what the launch did.
+ * The kernels and their launches: the part of the CUDA device that nvcc compiles. Each function
+ * returns the result of the launch.
  */
 #ifndef ONEPOT_CUDA_KERNELS_H
 #define ONEPOT_CUDA_KERNELS_H

@@ -1,12 +1,12 @@
 /*
- * Memory that the device has, and memory of the host that it reads.
+ * Memory of the device, and memory of the host that it reads.
  *
  * Page-locked memory is mapped first, bound to the node next to the device, and then
- * registered, since memory that CUDA allocates lies where it likes.
+ * registered. Memory that CUDA allocates itself could lie on any node.
  *
- * An archive's mapping can be locked once only in a process, for all devices: several loaders
- * over one archive, of one device or of several, share the lock. It holds the context that it
- * was made in, with which it would end.
+ * A process can lock an archive's mapping only once, for all devices. So several loaders of one
+ * archive, on one device or several, share the lock. The lock holds the context in which it was
+ * made, since it would end with that context.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -20,7 +20,7 @@
 #define HUGE_BYTES (2u << 20)
 #define BITS (8 * (int)sizeof(unsigned long))
 
-/* ---- locking what is there ---- */
+/* ---- locking existing memory ---- */
 
 struct lock {
     struct lock *next;
@@ -33,7 +33,7 @@ struct lock {
 static pthread_mutex_t locks_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct lock *locks;
 
-/* Whole pages: the mapping has them, also where a file ends within one. */
+/* Registers whole pages: the mapping has them, even where a file ends within a page. */
 static int register_pages(const struct gpu *g, const void *memory, size_t bytes, unsigned more,
                           struct onepot_error *error)
 {
@@ -49,7 +49,7 @@ static int register_pages(const struct gpu *g, const void *memory, size_t bytes,
     return r;
 }
 
-/* false: the device can't be asked any more, and what it was given may still read them. */
+/* False: the device does not answer any more, and its tasks may still read the pages. */
 static bool unregister_pages(const struct gpu *g, const void *memory)
 {
     struct onepot_error unseen;
@@ -60,7 +60,7 @@ static bool unregister_pages(const struct gpu *g, const void *memory)
     return true;
 }
 
-/* Where it is, or would be. */
+/* Where the lock is in the list, or would be. */
 static struct lock **find_lock(const void *memory, size_t bytes)
 {
     struct lock **at = &locks;
@@ -140,7 +140,7 @@ int gpu_address(void *device, const void *memory, struct onepot_error *error,
 
 /* ---- new memory ---- */
 
-/* Preferred, not asked for: a node that is full is no error. */
+/* A preference only, since a full node is no error. */
 static void bind_to_node(void *memory, size_t bytes, int node)
 {
     enum { MPOL_PREFERRED_NODE = 1 };
@@ -161,7 +161,7 @@ static int allocate_locked(struct gpu *g, size_t bytes, struct onepot_error *err
     bind_to_node(p, bytes, g->node);
     if (bytes >= HUGE_BYTES)
         madvise(p, bytes, MADV_HUGEPAGE);
-    /* A forked child must not take the pages over by its writes, nor hold them. */
+    /* A forked child must neither take over pages by its writes nor keep them. */
     madvise(p, bytes, MADV_DONTFORK);
     int r = register_pages(g, p, bytes, 0, error);
     if (r < 0) {
