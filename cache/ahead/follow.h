@@ -58,8 +58,8 @@ enum follow_verdict follow_read(struct follow *follow, uint32_t position, uint32
 
 /* Too many of the last reads were out of order for it to be this one. */
 bool follow_is_lost(const struct follow *follow);
-/* So few of the last reads were out of order that it is surely this one. This is not the
- * opposite of follow_is_lost, lest it change with every read. */
+/* So few of the last reads were out of order that it is surely this one. Some numbers of them
+ * are neither, so that the answer does not change with every read. */
 bool follow_is_sure(const struct follow *follow);
 
 struct follow_item {

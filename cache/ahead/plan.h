@@ -77,7 +77,7 @@ void plan_finished(struct plan *plan, const struct plan_want *wants, size_t coun
 /* The order changed since the last call, so earlier values of `due` mean nothing any more. */
 bool plan_order_changed(struct plan *plan);
 
-/* Data due before this is of no more use; 0 without an order. */
+/* Data due before this is no longer of use; 0 without an order. */
 uint64_t plan_passed(const struct plan *plan);
 
 struct plan_job;

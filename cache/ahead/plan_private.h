@@ -1,5 +1,5 @@
 /*
- * What the files of the plan share.
+ * Shared by the files of the plan:
  *
  *   plan.c        observations in, wants out
  *   plan_order.c  the known order: recognised or given, lost, its next epoch; jobs

@@ -27,7 +27,7 @@
  * there as soon as (i + f) W is clearly below n. That is why fronts of all sizes from 64 on are
  * looked at. Other files that are read meanwhile (a list of labels, say) do no harm.
  *
- * What it costs. The front of a permutation is known after as many draws, however large n is
+ * Cost. The front of a permutation is known after as many draws, however large n is
  * (permutation_front). So the fronts of thousands of epochs, up to 4,096 places, take tenths of
  * a second; longer fronts are tried for fewer epochs. The tiers come in the order of their
  * cost.

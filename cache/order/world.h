@@ -11,7 +11,7 @@
  * (Batches of one sample make the result W times the number of workers. Then each worker counts
  * as a rank, and the places are the same.)
  *
- * What is local. The residues of places that were read here at least twice, so that one stray
+ * Local residues are those of places that were read here at least twice, so that one stray
  * read adds none. A rank that starts late is added when it reads.
  *
  * Too few distances prove nothing: a single rank whose workers have each begun a batch reads

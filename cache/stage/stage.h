@@ -38,7 +38,7 @@ struct stage_options {
     const char *archive; /* its path, for messages; NULL: the source's name */
     const char *place;   /* a directory on this node; NULL: /dev/shm, else $TMPDIR, else /tmp */
     unsigned streams;    /* reads in flight; 0: as many as suit a parallel filesystem */
-    uint32_t idle_s;     /* silence of a stream's storage before it is tried anew; 0: 300 */
+    uint32_t idle_s;     /* a stream's storage may be silent so long before a new try; 0: 300 */
     /* Receives a line (no newline) about each trouble, from some thread. May be NULL. */
     void (*note)(void *ctx, const char *line);
     void *ctx;

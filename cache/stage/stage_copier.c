@@ -1,8 +1,8 @@
 /*
  * The copier: threads that go through the archive in order and fetch chunks that are not there.
  * There are as many as a parallel filesystem needs to be fast, but few enough to leave room for
- * the reads that readers want meanwhile. One process at a time copies. It holds a lock on the
- * copy, which is free again however the process ends; the others look for that now and then.
+ * readers. One process at a time copies. It holds a lock on the copy, which is free again
+ * however the process ends; other processes look for that now and then.
  *
  * Chunks that can't be read are tried again in later passes. If some still can't, or so many in
  * a row that the source must be gone, the copy stays as it is: its chunks are served, and the

@@ -207,7 +207,7 @@ static int expand(struct expanding *e)
         e->bytes_seen = e->beats_seen = 0;
         int r = pot_expand(&stage->stream, stage->copy_fd, kept_bytes(stage->state), &patience,
                            look, e, &e->fault);
-        say_begun(e); /* perhaps there was no child, and none comes for long */
+        say_begun(e); /* if there was no child, there may be none for long */
         if (e->err < 0 || is_complete(stage->state) || atomic_load(e->stop_asked) ||
             !stage_again(stage, &e->again, r, e->next, e->packed_at, &until_asked))
             return r;

@@ -1,5 +1,5 @@
 /*
- * What the files of staging share:
+ * Shared by the files of staging:
  *
  *   stage.c         finds or makes a copy, and chooses the place; the end; reports
  *   stage_unpack.c  the same for archives that are unpacked first
@@ -109,7 +109,7 @@ void stage_expand(struct stage *stage, const _Atomic bool *stop, sem_t *begun);
 
 /* Attempts to go on with a stream whose storage fails. */
 struct stage_again {
-    uint64_t chunk; /* the one that did not come the last time */
+    uint64_t chunk; /* the chunk that did not come the last time */
     unsigned vain;  /* attempts that stopped at that chunk */
     bool told;      /* the user knows that it is tried again */
     uint64_t since_ns;

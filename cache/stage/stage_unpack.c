@@ -14,7 +14,7 @@
 #include "cleanup.h"
 #include "stage_private.h"
 
-enum { GUESSED_RATIO = 3 }; /* how much smaller compression usually makes a tar, at least */
+enum { GUESSED_RATIO = 3 }; /* how much smaller compression usually makes a tar */
 
 struct unpacking {
     struct stage *stage;

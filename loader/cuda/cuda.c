@@ -252,7 +252,7 @@ static int event_wait(void *device, void *event, struct onepot_error *error)
     return r;
 }
 
-/* Through an event, since a wait for a stream would spin. Of this thread's own stream. */
+/* Through an event, since a wait for a stream spins. cudaStreamPerThread is this thread's. */
 static int stream_wait(void *device, void *stream, struct onepot_error *error)
 {
     void *event = NULL;

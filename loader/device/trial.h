@@ -11,7 +11,7 @@
 struct trial_result {
     uint64_t device_rate; /* bytes a second */
     uint64_t thread_rate; /* of one thread */
-    uint32_t width;       /* for `gather`: the least of the fastest */
+    uint32_t width;       /* for `gather`: the least that is as fast as any */
 };
 
 /* `bases`: see locked_bases. Takes some milliseconds. -ENOTSUP: there is nothing to gather, or

@@ -526,7 +526,7 @@ int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns, uin
         slab->users = 1;
         *ret_slab = slab;
         if (engine->taken.done >= engine->options.length)
-            pthread_cond_broadcast(&engine->ready); /* other consumers wait for nothing */
+            pthread_cond_broadcast(&engine->ready); /* nothing will come for others that wait */
     }
     pthread_cond_signal(&engine->work);
     pthread_mutex_unlock(&engine->lock);

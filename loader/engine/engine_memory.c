@@ -1,5 +1,5 @@
 /*
- * The memory of slabs, and regard for others of the job.
+ * The memory of slabs, and sharing it with others of the job.
  *
  * An engine always gets the few slabs without which nothing moves. It asks for more in steps,
  * and the share's thread grants them or not (`told`). Slabs that the consumer has are never
@@ -161,7 +161,7 @@ static uint64_t told(void *ctx, const struct share_part *part)
     pthread_mutex_lock(&e->lock);
     e->part_bytes = part->bytes;
     e->asking = e->asking && part->most_bytes < e->asked_bytes;
-    e->starved = 0; /* if it still is, that is found again */
+    e->starved = 0; /* if memory is still short, that is noticed again */
     engine_give_up_surplus(e);
     if (e->options.cpus) {
         uint32_t fair = e->options.cpus / (part->processes + 1);

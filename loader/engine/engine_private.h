@@ -1,7 +1,7 @@
 /*
  * The parts of an engine. engine.c plans, gathers and hands out batches. engine_memory.c has
- * the slabs and the regard for others of the job. engine_stall.c has the threads, and reads
- * that don't end.
+ * the slabs, and shares memory and CPUs with others of the job. engine_stall.c has the threads,
+ * and gives up reads that don't end.
  */
 #ifndef ONEPOT_ENGINE_PRIVATE_H
 #define ONEPOT_ENGINE_PRIVATE_H
@@ -108,8 +108,8 @@ bool engine_is_stuck(const struct engine *engine, uint64_t *ret_record);
 /* A thread is done with its run of a slab that was abandoned, or is no longer lost. */
 void engine_came_back(struct engine *engine, struct worker *worker, struct slab *slab);
 
-/* Without the lock. From now on the engine has regard for others of the job, if it can learn of
- * them. */
+/* Without the lock. From now on the engine shares with other processes of the job, if it can
+ * learn of them. */
 void engine_join_others(struct engine *engine);
 
 #endif

@@ -65,7 +65,7 @@ static void use_mapping(struct filler *filler, struct source *source)
     filler->mapped = source;
 }
 
-/* Was everything whole that was copied since the last call? If not, copy it again. */
+/* Is all that was copied since the last call intact? If not, it must be copied again. */
 static bool was_whole(struct filler *filler)
 {
     use_mapping(filler, NULL);

@@ -8,7 +8,7 @@
 #include "dataset.h"
 #include "slab.h"
 
-/* What stays the same for all batches of a loader. */
+/* The settings for all batches of a loader. */
 struct fill_plan {
     struct onepot_archive *archive;
     uint32_t align;
