@@ -2,7 +2,7 @@
  * Two legs make one sequence of places: the order of this epoch and, once known, that of the
  * next. A byte for each place says whether it was fetched and read. `head` is the furthest
  * place that was read. `lag` is how far behind it recent reads were. The readers are between
- * head and head - lag. `next` is where fetching goes on.
+ * head and head - lag. `at` is where fetching goes on.
  *
  * A read counts as in order if its place is within `reach` of head: a sixteenth of the order.
  * An eighth of all unrelated reads then looks right, so an order is given up when 20 of the

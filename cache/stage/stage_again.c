@@ -18,7 +18,7 @@
 
 #define PAUSE_FIRST_MS 250u
 #define PAUSE_MAX_MS 15000u
-#define SLICE_MS 50u /* of a pause; after each the end is looked for */
+#define SLICE_MS 50u /* of a pause; after each it checks for the end */
 #define VAIN_MOST 10u
 
 /* False: the end was asked for. */

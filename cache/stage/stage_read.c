@@ -50,7 +50,7 @@ static int write_copy(const struct stage *stage, const uint8_t *buf, size_t len,
     return 0;
 }
 
-/* Copied bytes need no second place in the page cache. */
+/* The page cache need not keep copied bytes, too, unless the source lies in memory anyway. */
 static void drop_pages(const struct stage *stage, uint64_t offset, size_t len)
 {
     posix_fadvise(source_fd(stage->source), (off_t)offset, (off_t)len, POSIX_FADV_DONTNEED);

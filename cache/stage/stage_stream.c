@@ -18,7 +18,7 @@
 #include "nameless.h"
 #include "stage_private.h"
 
-#define MEMORY_SHARE 2 /* the part of the job's free memory to use; readers need some, too */
+#define MEMORY_SHARE 2 /* half of what the job has left; readers of the data need some, too */
 
 /* ---- private copies ---- */
 

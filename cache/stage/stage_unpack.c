@@ -66,8 +66,7 @@ static int find_in(struct stage *stage, const char *place, int *ret_fd)
     return r;
 }
 
-/* Wait until the process that unpacks is done or gone. -EAGAIN: look again; -EINTR: a signal.
- */
+/* Wait until unpacking is done, or its process gone. -EAGAIN: look again; -EINTR: a signal. */
 static int wait_for(int fd)
 {
     int r = flock(fd, LOCK_SH) < 0 ? -errno : -EAGAIN;

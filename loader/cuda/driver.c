@@ -97,7 +97,7 @@ static bool find_functions(void *object)
     return true;
 }
 
-/* If anybody started a driver before a fork, it reports in the child that it is not started. */
+/* A driver that anybody started before a fork reports in the child that it is not started. */
 static void load_driver(void)
 {
     void *object = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

@@ -1,6 +1,6 @@
 /*
  * Locking a mapping costs no memory, but not every driver can lock pages that it must not write
- * to. If the driver can't, it locks a copy; every driver can do that.
+ * to. If a driver can't, a copy is made, which every driver can lock.
  */
 #include "locked.h"
 

@@ -363,7 +363,8 @@ bool engine_is_own(const struct engine *engine)
     return engine->pid == getpid();
 }
 
-/* Free the slabs in the ring. Only lost threads may still be working on them. */
+/* Put the slabs of the ring back into the free list. Only lost threads may still work on them.
+ */
 static void empty_ring(struct engine *e)
 {
     for (; e->head < e->tail; e->head++) {
