@@ -363,8 +363,7 @@ bool engine_is_own(const struct engine *engine)
     return engine->pid == getpid();
 }
 
-/* Put the slabs of the ring back into the free list. Only lost threads may still work on them.
- */
+/* Put the ring's slabs back into the free list. Only lost threads may still work on them. */
 static void empty_ring(struct engine *e)
 {
     for (; e->head < e->tail; e->head++) {
