@@ -311,6 +311,8 @@ static bool give_back(struct block_cache *cache, unsigned tried)
     if (tried == 0 && buffer_pool_unmap_unused(cache->pool))
         return true;
     block_cache_stats(cache, &before);
+    if (before.bytes == 0)
+        return false; /* a budget of nothing would help nobody */
     block_cache_set_budget(cache, keep_budget_for(cache, before.bytes / 4 * 3));
     block_cache_stats(cache, &after);
     buffer_pool_unmap_unused(cache->pool);
