@@ -453,6 +453,17 @@ int index_xattr_get(const struct index *index, uint32_t position, const char *na
     return -ENODATA;
 }
 
+/* Record `number` of a section that holds sums. */
+static int sum_at(const struct index *index, enum disk_section_id section, uint64_t number,
+                  uint64_t *ret_sum)
+{
+    const uint64_t *sum = index_bytes(index, section, number * 8, 8);
+    if (!sum)
+        return -EUCLEAN;
+    *ret_sum = le64toh(*sum);
+    return 0;
+}
+
 int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum)
 {
     struct index_entry e;
@@ -463,11 +474,7 @@ int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum)
         return -EINVAL;
     if (!index->info.has_sums)
         return -ENODATA;
-    const uint64_t *sum = index_bytes(index, SECTION_SUMS, (uint64_t)e.position * 8, 8);
-    if (!sum)
-        return -EUCLEAN;
-    *ret_sum = le64toh(*sum);
-    return 0;
+    return sum_at(index, SECTION_SUMS, e.position, ret_sum);
 }
 
 uint64_t index_rest_windows(const struct index *index)
@@ -479,11 +486,7 @@ int index_rest_sum(const struct index *index, uint64_t window, uint64_t *ret_sum
 {
     if (window >= index_rest_windows(index))
         return -EINVAL;
-    const uint64_t *sum = index_bytes(index, SECTION_REST, window * 8, 8);
-    if (!sum)
-        return -EUCLEAN;
-    *ret_sum = le64toh(*sum);
-    return 0;
+    return sum_at(index, SECTION_REST, window, ret_sum);
 }
 
 uint64_t index_expanded_windows(const struct index *index)
@@ -495,11 +498,7 @@ int index_expanded_sum(const struct index *index, uint64_t window, uint64_t *ret
 {
     if (window >= index_expanded_windows(index))
         return -EINVAL;
-    const uint64_t *sum = index_bytes(index, SECTION_EXPANDED, window * 8, 8);
-    if (!sum)
-        return -EUCLEAN;
-    *ret_sum = le64toh(*sum);
-    return 0;
+    return sum_at(index, SECTION_EXPANDED, window, ret_sum);
 }
 
 static int digest_position(const struct index *index, uint32_t position, struct digest *digest)
