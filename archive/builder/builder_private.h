@@ -13,6 +13,7 @@
 
 #include "builder.h"
 #include "index_format.h"
+#include "vector.h"
 
 /* A name: an entry of the tree. Names are never removed, only bound to another inode. */
 struct builder_name {
@@ -49,13 +50,6 @@ struct builder_xattr {
     uint32_t name_len;
     uint32_t value_len;
 };
-
-/* An array that grows; declared as struct { T *at; size_t count, capacity; }. */
-#define VECTOR(type)                                                                           \
-    struct {                                                                                   \
-        type *at;                                                                              \
-        size_t count, capacity;                                                                \
-    }
 
 struct builder {
     VECTOR(struct builder_name) names;
@@ -108,39 +102,6 @@ struct builder {
     bool ranges_only; /* see builder_use_ranges */
     bool is_written;
 };
-
-/*
- * Make room for `more` items beyond `count`. A quarter more than needed is allocated: large
- * blocks grow without being copied, and the limit on the child's memory counts unused room,
- * too.
- */
-static inline int vector_grow(void *at, size_t count, size_t more, size_t *capacity,
-                              size_t item_bytes)
-{
-    size_t need, room;
-    if (__builtin_add_overflow(count, more, &need))
-        return -ENOMEM;
-    if (need <= *capacity)
-        return 0;
-    if (__builtin_add_overflow(need, need / 4 + 64, &room))
-        return -ENOMEM;
-    void *p = reallocarray(*(void **)at, room, item_bytes);
-    if (!p)
-        return -ENOMEM;
-    *(void **)at = p;
-    *capacity = room;
-    return 0;
-}
-
-#define vector_reserve(v, more)                                                                \
-    vector_grow(&(v)->at, (v)->count, (more), &(v)->capacity, sizeof(*(v)->at))
-
-#define vector_free(v)                                                                         \
-    do {                                                                                       \
-        free((v)->at);                                                                         \
-        (v)->at = NULL;                                                                        \
-        (v)->count = (v)->capacity = 0;                                                        \
-    } while (0)
 
 static inline const char *name_text(const struct builder *b, uint32_t name)
 {

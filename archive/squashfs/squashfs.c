@@ -25,7 +25,7 @@
 #undef _POSIX_C_SOURCE
 #include <squashfuse/squashfuse.h>
 
-#include "id_map.h"
+#include "map.h"
 
 #define SUPER_BYTES 96u
 #define METADATA_BYTES 8192u
@@ -61,8 +61,8 @@ struct walk {
     sqfs fs;
     uint32_t *ids;                      /* the table of user and group numbers */
     struct builder_block *fragments;    /* the fragment table */
-    struct id_map links;                /* inodes with several names */
-    struct id_map directories;          /* directories that were entered */
+    struct map links;                   /* inodes with several names */
+    struct map directories;             /* directories that were entered */
     uint64_t entries_left, blocks_left; /* upper limits from the size of the image */
     bool is_open;                       /* fs must be destroyed */
     bool has_packed;                    /* some block is compressed */
@@ -578,7 +578,7 @@ static int add_inode(struct walk *w, sqfs_inode *inode, struct builder_member *m
 static int enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
                            uint64_t inode_offset)
 {
-    int r = id_map_put(&w->directories, id, 0);
+    int r = map_put(&w->directories, map_key_of(id), 0);
     if (r == -EEXIST)
         return fault_set(w->fault, -EUCLEAN, w->path, inode_offset,
                          "is a directory that occurs twice");
@@ -669,11 +669,12 @@ static int next_entry(struct walk *w, struct level *level, sqfs_dir_entry *entry
 /* Adds the entry at w->path: another name of an inode, or a new inode. */
 static int add_entry(struct walk *w, sqfs_inode_id id, int type)
 {
+    uint64_t known;
     uint32_t number;
     bool is_directory = type == SQUASHFS_DIR_TYPE;
     w->progress->members++;
-    if (!is_directory && id_map_get(&w->links, id, &number) == 0)
-        return builder_link_inode(w->builder, w->path, w->path_len, number,
+    if (!is_directory && map_get(&w->links, map_key_of(id), &known) == 0)
+        return builder_link_inode(w->builder, w->path, w->path_len, (uint32_t)known,
                                   w->super.inode_table + (id >> 16), w->fault);
     sqfs_inode inode;
     struct builder_member member;
@@ -686,7 +687,7 @@ static int add_entry(struct walk *w, sqfs_inode_id id, int type)
     r = add_inode(w, &inode, &member, &number);
     if (r == 0 && is_directory)
         r = enter_directory(w, id, &inode, member.header_offset);
-    else if (r == 0 && inode.nlink > 1 && id_map_put(&w->links, id, number) < 0)
+    else if (r == 0 && inode.nlink > 1 && map_put(&w->links, map_key_of(id), number) < 0)
         r = no_memory(w);
     return r;
 }
@@ -737,8 +738,8 @@ static void walk_free(struct walk *w)
         sqfs_table_destroy(&w->fs.xattr_table); /* the library forgets this one */
         sqfs_destroy(&w->fs);
     }
-    id_map_free(&w->links);
-    id_map_free(&w->directories);
+    map_free(&w->links);
+    map_free(&w->directories);
     free(w->ids);
     free(w->fragments);
     free(w->levels);

@@ -13,10 +13,6 @@
  * A worker that is about to wait for a device or to decompress says so first. If no other is
  * left to take requests, one is woken, or an extra one started that is bound to no CPU. So a
  * slow read delays only its own reader.
- *
- * Workers run under SCHED_BATCH while their CPUs are not busy otherwise (policy.h). SCHED_IDLE
- * would keep a single reader on its CPU (4.0 times squashfuse_ll instead of 2.4), but it
- * starves when others keep the CPUs busy, and an ordinary user's thread can't leave it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +31,6 @@
 #include "cpus.h"
 #include "futex.h"
 #include "internal.h"
-#include "policy.h"
 
 #define CALM_REQUESTS 64  /* requests without a backlog until a second worker parks */
 #define FOLLOW_REQUESTS 8 /* requests between two looks at the reader's CPU, 4 us each */
@@ -373,17 +368,12 @@ void *loop_worker(void *arg)
 {
     struct worker *w = arg;
     struct session *s = w->session;
-    struct policy policy;
     int r = 0;
 
     if (w->cpu >= 0)
         bind_to_cpu(w->cpu);
-    policy_begin(&policy);
-    while (r == 0 && !atomic_load(&s->ended)) {
+    while (r == 0 && !atomic_load(&s->ended))
         r = serve_one(w);
-        policy_after_request(&policy);
-    }
-    policy_end(&policy);
     if (r < 0)
         loop_end(s);
     return NULL;

@@ -1,0 +1,61 @@
+/*
+ * Integers of a fixed byte order in untrusted bytes. bytes_le32(p) and the like read where the
+ * caller knows that the bytes are there. A cursor checks: it takes integers and ranges from the
+ * front of a buffer, and each call says whether there was enough.
+ *
+ *     struct cursor c = {header, len};
+ *     if (!cursor_le32(&c, &magic) || !cursor_le16(&c, &name_len) ||
+ *         !cursor_take(&c, name_len, &name))
+ *         return -EUCLEAN;
+ */
+#ifndef ONEPOT_BYTES_H
+#define ONEPOT_BYTES_H
+
+#include <endian.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define BYTES_DEFINE(order, to_host, bits)                                                     \
+    static inline uint##bits##_t bytes_##order##bits(const void *p)                            \
+    {                                                                                          \
+        uint##bits##_t v;                                                                      \
+        memcpy(&v, p, sizeof(v));                                                              \
+        return to_host(v);                                                                     \
+    }                                                                                          \
+    static inline bool cursor_##order##bits(struct cursor *c, uint##bits##_t *ret)             \
+    {                                                                                          \
+        if (c->left < sizeof(*ret))                                                            \
+            return false;                                                                      \
+        *ret = bytes_##order##bits(c->at);                                                     \
+        c->at += sizeof(*ret);                                                                 \
+        c->left -= sizeof(*ret);                                                               \
+        return true;                                                                           \
+    }
+
+struct cursor {
+    const uint8_t *at;
+    size_t left;
+};
+
+BYTES_DEFINE(le, le16toh, 16)
+BYTES_DEFINE(le, le32toh, 32)
+BYTES_DEFINE(le, le64toh, 64)
+BYTES_DEFINE(be, be16toh, 16)
+BYTES_DEFINE(be, be32toh, 32)
+BYTES_DEFINE(be, be64toh, 64)
+#undef BYTES_DEFINE
+
+/* Take `len` bytes, which stay in the buffer. */
+static inline bool cursor_take(struct cursor *c, size_t len, const uint8_t **ret_bytes)
+{
+    if (c->left < len)
+        return false;
+    *ret_bytes = c->at;
+    c->at += len;
+    c->left -= len;
+    return true;
+}
+
+#endif

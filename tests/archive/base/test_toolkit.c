@@ -1,0 +1,119 @@
+/* Vectors, integers of a fixed byte order, and the identity of files. */
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "bytes.h"
+#include "file_id.h"
+#include "suite.h"
+#include "vector.h"
+
+START_TEST(vector_keeps_what_was_pushed)
+{
+    VECTOR(uint64_t) v = {0};
+    for (uint64_t i = 0; i < 1000; i++)
+        ck_assert_int_eq(vector_push(&v, i * i), 0);
+    ck_assert_uint_eq(v.count, 1000);
+    for (uint64_t i = 0; i < 1000; i++)
+        ck_assert_uint_eq(v.at[i], i * i);
+    vector_free(&v);
+    ck_assert_ptr_null(v.at);
+    ck_assert_uint_eq(v.count + v.capacity, 0);
+}
+END_TEST
+
+START_TEST(vector_appends_arrays_of_any_length)
+{
+    VECTOR(char) v = {0};
+    ck_assert_int_eq(vector_append(&v, "", 0), 0);
+    ck_assert_int_eq(vector_append(&v, "one", 3), 0);
+    ck_assert_int_eq(vector_append(&v, "pot", 4), 0);
+    ck_assert_str_eq(v.at, "onepot");
+    vector_free(&v);
+}
+END_TEST
+
+START_TEST(vector_too_long_for_memory_is_an_error)
+{
+    VECTOR(uint64_t) v = {0};
+    ck_assert_int_eq(vector_push(&v, 7), 0);
+    ck_assert_int_eq(vector_reserve(&v, SIZE_MAX), -ENOMEM);
+    ck_assert_uint_eq(v.count, 1);
+    ck_assert_uint_eq(v.at[0], 7);
+    vector_free(&v);
+}
+END_TEST
+
+START_TEST(cursor_takes_no_more_than_there_is)
+{
+    const uint8_t bytes[] = {1, 2, 3, 4, 5, 6, 7};
+    struct cursor c = {bytes, sizeof(bytes)};
+    const uint8_t *rest;
+    uint16_t little, big;
+    uint32_t missing = 42;
+    ck_assert(cursor_le16(&c, &little));
+    ck_assert_uint_eq(little, 0x0201);
+    ck_assert(cursor_be16(&c, &big));
+    ck_assert_uint_eq(big, 0x0304);
+    ck_assert(!cursor_le32(&c, &missing));
+    ck_assert_uint_eq(missing, 42);
+    ck_assert_uint_eq(c.left, 3);
+    ck_assert(!cursor_take(&c, 4, &rest));
+    ck_assert(cursor_take(&c, 3, &rest));
+    ck_assert_uint_eq(rest[0], 5);
+    ck_assert_uint_eq(c.left, 0);
+}
+END_TEST
+
+START_TEST(integers_are_read_in_both_orders)
+{
+    const uint8_t bytes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+    ck_assert_uint_eq(bytes_le64(bytes + 1), UINT64_C(0x0807060504030201));
+    ck_assert_uint_eq(bytes_be64(bytes + 1), UINT64_C(0x0102030405060708));
+    ck_assert_uint_eq(bytes_le32(bytes + 1), 0x04030201);
+    ck_assert_uint_eq(bytes_be32(bytes + 1), 0x01020304);
+}
+END_TEST
+
+START_TEST(name_that_leads_elsewhere_is_another_file)
+{
+    char folder[] = "/tmp/onepot-test.XXXXXX", first[64], second[64];
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(first, sizeof(first), "%s/first", folder);
+    snprintf(second, sizeof(second), "%s/second", folder);
+    int dir = open(folder, O_RDONLY | O_DIRECTORY);
+    int fd = open(first, O_RDWR | O_CREAT, 0600), other = open(second, O_RDWR | O_CREAT, 0600);
+    struct stat st;
+    ck_assert_int_eq(file_is_named(dir, "first", fd, &st), 1);
+    ck_assert(S_ISREG(st.st_mode));
+    ck_assert_int_eq(file_is_named(dir, "second", fd, NULL), 0);
+    ck_assert_int_eq(file_is_named(dir, "third", fd, NULL), 0);
+    ck_assert_int_eq(unlink(first), 0);
+    ck_assert_int_eq(symlink("second", first), 0);
+    ck_assert_int_eq(file_is_named(dir, "first", other, NULL), 0);
+    ck_assert_int_eq(file_is_named(dir, "first", -1, NULL), -EBADF);
+    unlink(first);
+    unlink(second);
+    close(other);
+    close(fd);
+    close(dir);
+    rmdir(folder);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("toolkit");
+    TCase *tests = tcase_create("all");
+    tcase_add_test(tests, vector_keeps_what_was_pushed);
+    tcase_add_test(tests, vector_appends_arrays_of_any_length);
+    tcase_add_test(tests, vector_too_long_for_memory_is_an_error);
+    tcase_add_test(tests, cursor_takes_no_more_than_there_is);
+    tcase_add_test(tests, integers_are_read_in_both_orders);
+    tcase_add_test(tests, name_that_leads_elsewhere_is_another_file);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}
