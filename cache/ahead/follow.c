@@ -36,7 +36,7 @@
 #define GIVE_UP_READS 4096u /* without an answer: assume that everything is read here */
 
 struct leg {
-    struct read_order *order;
+    struct known_reads *order;
     uint8_t *state;
     uint64_t count;
 };
@@ -71,24 +71,24 @@ static uint64_t absolute(uint64_t a, uint64_t b)
     return a > b ? a - b : b - a;
 }
 
-static int set_leg(struct leg *leg, struct read_order *order)
+static int set_leg(struct leg *leg, struct known_reads *order)
 {
-    uint8_t *state = calloc(read_order_count(order) + 1, 1);
+    uint8_t *state = calloc(known_reads_count(order) + 1, 1);
 
     if (!state)
         return -ENOMEM;
-    *leg = (struct leg){read_order_share(order), state, read_order_count(order)};
+    *leg = (struct leg){known_reads_share(order), state, known_reads_count(order)};
     return 0;
 }
 
 static void free_leg(struct leg *leg)
 {
-    read_order_free(leg->order);
+    known_reads_free(leg->order);
     free(leg->state);
     *leg = (struct leg){0};
 }
 
-int follow_new(const struct follow_options *options, struct read_order *order,
+int follow_new(const struct follow_options *options, struct known_reads *order,
                struct follow **ret_follow)
 {
     struct follow *f = calloc(1, sizeof(*f));
@@ -130,8 +130,8 @@ static uint8_t *state_of(struct follow *f, uint64_t place)
 
 static uint32_t file_at(const struct follow *f, uint64_t place)
 {
-    return place < f->now.count ? read_order_at(f->now.order, place)
-                                : read_order_at(f->next.order, place - f->now.count);
+    return place < f->now.count ? known_reads_at(f->now.order, place)
+                                : known_reads_at(f->next.order, place - f->now.count);
 }
 
 static uint64_t bytes_of(const struct follow *f, uint32_t position)
@@ -179,10 +179,10 @@ static uint64_t tail(const struct follow *f)
 static int place_in(const struct leg *leg, uint32_t position, uint64_t from,
                     uint64_t *ret_place)
 {
-    int r = leg->order ? read_order_place(leg->order, position, from, ret_place) : -ENOENT;
+    int r = leg->order ? known_reads_place(leg->order, position, from, ret_place) : -ENOENT;
 
     while (r == 0 && leg->state[*ret_place] & READ)
-        r = read_order_place(leg->order, position, *ret_place + 1, ret_place);
+        r = known_reads_place(leg->order, position, *ret_place + 1, ret_place);
     return r;
 }
 
@@ -212,7 +212,7 @@ static int find_place(const struct follow *f, uint32_t position, uint64_t *ret_p
 {
     uint64_t first, place, next;
 
-    if (read_order_place(f->now.order, position, 0, &first) < 0)
+    if (known_reads_place(f->now.order, position, 0, &first) < 0)
         return -ENOENT;
     bool is_now = place_in(&f->now, position, 0, &place) == 0 && is_near(f, place);
     bool is_next = false;
@@ -513,7 +513,7 @@ bool follow_wants_next(struct follow *f)
     return true;
 }
 
-int follow_set_next(struct follow *f, struct read_order *order)
+int follow_set_next(struct follow *f, struct known_reads *order)
 {
     return f->next.order ? 0 : set_leg(&f->next, order);
 }

@@ -21,7 +21,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "read_order.h"
+#include "known_reads.h"
 #include "world.h"
 
 struct follow;
@@ -39,7 +39,7 @@ struct follow_options {
 };
 
 /* Shares the order. -ENOMEM. */
-int follow_new(const struct follow_options *options, struct read_order *order,
+int follow_new(const struct follow_options *options, struct known_reads *order,
                struct follow **ret_follow);
 void follow_free(struct follow *follow); /* NULL is fine */
 
@@ -79,7 +79,7 @@ uint64_t follow_passed(const struct follow *follow);
 
 /* True once an epoch: the readers are so far that the next epoch's order should be made. */
 bool follow_wants_next(struct follow *follow);
-int follow_set_next(struct follow *follow, struct read_order *order); /* shares it. -ENOMEM */
+int follow_set_next(struct follow *follow, struct known_reads *order); /* shares it. -ENOMEM */
 /* True once for each epoch: the readers have gone on to the next order. */
 bool follow_has_turned(struct follow *follow);
 

@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 #include "observer.h"
-#include "read_order.h"
+#include "known_reads.h"
 #include "recognise.h"
 
 struct plan;
@@ -42,10 +42,10 @@ struct plan_options {
     const struct index *index;
     uint32_t root;
     uint64_t seed;
-    uint64_t window_bytes;    /* fetched data that may wait for readers; 0: fetch nothing */
-    uint64_t most_bytes;      /* of memory for each known order */
-    struct read_order *given; /* shared; NULL: none */
-    const _Atomic bool *stop; /* true ends long work at once; NULL: never */
+    uint64_t window_bytes;     /* fetched data that may wait for readers; 0: fetch nothing */
+    uint64_t most_bytes;       /* of memory for each known order */
+    struct known_reads *given; /* shared; NULL: none */
+    const _Atomic bool *stop;  /* true ends long work at once; NULL: never */
     /* Receives a line when an order was recognised or lost. May be NULL. */
     void (*log)(void *ctx, const char *line);
     void *log_ctx;

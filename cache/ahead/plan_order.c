@@ -45,7 +45,7 @@ static void drop_anchor(struct plan *p)
     memset(p->seen, 0, (index_info(p->options.index)->entries / 64 + 1) * sizeof(*p->seen));
 }
 
-static int follow_order(struct plan *p, struct read_order *order, enum plan_kind kind,
+static int follow_order(struct plan *p, struct known_reads *order, enum plan_kind kind,
                         uint64_t spread)
 {
     const struct follow_options options = {.index = p->options.index,
@@ -57,7 +57,7 @@ static int follow_order(struct plan *p, struct read_order *order, enum plan_kind
 
     if (r == 0) {
         p->order_kind = kind;
-        p->stats.order_files = read_order_count(order);
+        p->stats.order_files = known_reads_count(order);
         p->changed = true;
         p->paused = false;
     }
@@ -76,7 +76,7 @@ static void drop_order(struct plan *p)
     all.order_directory = all.world = all.local = 0;
     p->stats = all;
     follow_free(p->follow);
-    folder_order_free(p->folder);
+    folder_files_free(p->folder);
     p->follow = NULL;
     p->folder = NULL;
     p->order_kind = PLAN_NONE;
@@ -259,7 +259,7 @@ bool plan_job(struct plan *p, struct plan_job **ret_job)
     if (wants_next_order(p)) {
         job = new_job(p, JOB_NEXT);
         if (job) {
-            job->folder = folder_order_share(p->folder);
+            job->folder = folder_files_share(p->folder);
             job->seed = p->options.seed + p->epoch + !p->repeats;
         }
     } else if (wants_try(p)) {
@@ -291,11 +291,11 @@ void plan_work(struct plan_job *job)
         break;
     case JOB_NEXT:
         job->result =
-            read_order_shuffled(job->folder, job->seed, job->options.most_bytes, &job->order);
+            known_reads_shuffled(job->folder, job->seed, job->options.most_bytes, &job->order);
         break;
     case JOB_ARCHIVE:
         job->result =
-            archive_order_new(job->options.index, job->options.most_bytes, &job->archive);
+            archive_files_new(job->options.index, job->options.most_bytes, &job->archive);
         break;
     }
     job->took_ns = processor_ns() - begun;
@@ -326,13 +326,13 @@ static int compare_places(const void *a, const void *b)
 }
 
 /* The first reads of the epoch lie at places up to this, except a few by others. */
-static uint64_t spread_of(const struct plan *p, const struct read_order *order)
+static uint64_t spread_of(const struct plan *p, const struct known_reads *order)
 {
     uint64_t places[RECOGNISE_READS_MAX];
     unsigned count = 0;
 
     for (unsigned i = 0; i < p->logged && count < RECOGNISE_READS_MAX; i++)
-        count += read_order_place(order, p->log_files[i], 0, &places[count]) == 0;
+        count += known_reads_place(order, p->log_files[i], 0, &places[count]) == 0;
     qsort(places, count, sizeof(places[0]), compare_places);
     return count ? places[count - 1 - count / 10] : 0;
 }
@@ -354,7 +354,7 @@ static void adopt(struct plan *p, struct recognised *found)
     drop_order(p);
     if (follow_order(p, found->order, PLAN_RECOGNISED, spread_of(p, found->order)) == 0) {
         count_epoch(p, found);
-        p->folder = folder_order_share(found->folder);
+        p->folder = folder_files_share(found->folder);
         p->stats.order_directory = found->directory;
         p->stats.order_reads = p->since_anchor;
         p->stats.recognised++;
@@ -363,8 +363,8 @@ static void adopt(struct plan *p, struct recognised *found)
         p->last = *found;
         log_recognised(p, found);
     }
-    folder_order_free(found->folder);
-    read_order_free(found->order);
+    folder_files_free(found->folder);
+    known_reads_free(found->order);
     p->last.folder = NULL;
     p->last.order = NULL;
 }
@@ -383,8 +383,8 @@ static void end_try(struct plan *p, struct plan_job *job)
         adopt(p, &job->found);
         return;
     }
-    folder_order_free(job->found.folder);
-    read_order_free(job->found.order);
+    folder_files_free(job->found.folder);
+    known_reads_free(job->found.order);
 }
 
 void plan_job_done(struct plan *p, struct plan_job *job)
@@ -397,8 +397,8 @@ void plan_job_done(struct plan *p, struct plan_job *job)
     case JOB_NEXT:
         if (job->result == 0 && p->follow && p->folder == job->folder)
             follow_set_next(p->follow, job->order);
-        read_order_free(job->order);
-        folder_order_free(job->folder);
+        known_reads_free(job->order);
+        folder_files_free(job->folder);
         break;
     case JOB_ARCHIVE:
         p->archive = job->archive;

@@ -8,7 +8,7 @@
 #ifndef ONEPOT_PLAN_PRIVATE_H
 #define ONEPOT_PLAN_PRIVATE_H
 
-#include "archive_order.h"
+#include "archive_files.h"
 #include "follow.h"
 #include "plan.h"
 #include "streams.h"
@@ -28,10 +28,10 @@ struct plan_job {
     unsigned count;
     uint64_t asked_at; /* the attempt that this job is for */
     struct recognised found;
-    struct folder_order *folder; /* JOB_NEXT */
+    struct folder_files *folder; /* JOB_NEXT */
     uint64_t seed;
-    struct read_order *order; /* JOB_NEXT */
-    struct archive_order *archive;
+    struct known_reads *order; /* JOB_NEXT */
+    struct archive_files *archive;
     uint64_t took_ns;
     int result;
 };
@@ -55,7 +55,7 @@ struct plan {
     /* ---- plan_order.c ---- */
     struct follow *follow;
     enum plan_kind order_kind;
-    struct folder_order *folder; /* of a recognised order */
+    struct folder_files *folder; /* of a recognised order */
     uint64_t epoch;
     bool repeats; /* the sampler's epoch is never set */
     bool paused;  /* readers don't keep to the given order */
@@ -73,7 +73,7 @@ struct plan {
 
     /* ---- plan_scan.c ---- */
     struct streams names, places;
-    struct archive_order *archive;
+    struct archive_files *archive;
     bool wants_archive, no_archive;
     unsigned close_reads, offset_reads;
     uint64_t last_ends[8];

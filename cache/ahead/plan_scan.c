@@ -35,7 +35,7 @@ int plan_scan_start(struct plan *p)
 
 void plan_scan_end(struct plan *p)
 {
-    archive_order_free(p->archive);
+    archive_files_free(p->archive);
     free(p->brought);
 }
 
@@ -196,7 +196,7 @@ static void watch_offsets(struct plan *p, uint32_t position)
     bool near = false;
 
     if (p->archive || p->no_archive || p->wants_archive ||
-        archive_offset(p->options.index, position, &offset) < 0)
+        archive_files_offset(p->options.index, position, &offset) < 0)
         return;
     for (unsigned i = 0; i < sizeof(p->last_ends) / sizeof(p->last_ends[0]); i++)
         near |= p->last_ends[i] && offset + CLOSE_BYTES >= p->last_ends[i] &&
@@ -215,7 +215,7 @@ void plan_scan_read(struct plan *p, const struct observation *o)
 
     if (p->reads < p->scans_from || streams_read(&p->names, o->position))
         return;
-    if (p->archive && archive_order_place(p->archive, o->position, &place) == 0)
+    if (p->archive && archive_files_place(p->archive, o->position, &place) == 0)
         streams_read(&p->places, place);
     else
         watch_offsets(p, o->position);
@@ -244,8 +244,8 @@ static bool take_of_streams(struct plan *p, struct plan_want *ret_want)
         if (place < UINT32_MAX && want_file(p, (uint32_t)place, PLAN_DIRECTORY, ret_want))
             return true;
     while (p->archive && streams_next(&p->places, &place))
-        if (place < archive_order_count(p->archive) &&
-            want_file(p, archive_order_at(p->archive, (uint32_t)place), PLAN_ARCHIVE, ret_want))
+        if (place < archive_files_count(p->archive) &&
+            want_file(p, archive_files_at(p->archive, (uint32_t)place), PLAN_ARCHIVE, ret_want))
             return true;
     return false;
 }

@@ -67,7 +67,7 @@ struct kept_folder {
     bool images_only;
     uint64_t used; /* when */
     int error;     /* why there is no folder */
-    struct folder_order *order;
+    struct folder_files *order;
 };
 
 struct recogniser {
@@ -103,7 +103,7 @@ void recogniser_free(struct recogniser *r)
     if (!r)
         return;
     for (unsigned i = 0; i < FOLDERS_KEPT; i++)
-        folder_order_free(r->kept[i].order);
+        folder_files_free(r->kept[i].order);
     free(r->front);
     free(r);
 }
@@ -163,9 +163,9 @@ static struct kept_folder *keep_folder(struct recogniser *r, uint32_t directory,
         if (k->used < oldest->used)
             oldest = k;
     }
-    folder_order_free(oldest->order);
+    folder_files_free(oldest->order);
     *oldest = (struct kept_folder){directory, kind, images_only, ++r->uses, 0, NULL};
-    oldest->error = folder_order_new(r->index, directory, kind, images_only,
+    oldest->error = folder_files_new(r->index, directory, kind, images_only,
                                      r->options.most_bytes / sizeof(uint64_t), &oldest->order);
     return oldest;
 }
@@ -174,7 +174,7 @@ static struct kept_folder *keep_folder(struct recogniser *r, uint32_t directory,
 
 struct trial {
     struct recogniser *recogniser;
-    const struct folder_order *folder;
+    const struct folder_files *folder;
     uint32_t n;
     uint64_t *marks; /* a bit for each file of the folder: it was read */
     unsigned reads;  /* reads of files in the folder */
@@ -257,7 +257,7 @@ static void mark_reads(struct trial *t, const uint32_t *positions, unsigned coun
     uint32_t number;
 
     for (unsigned i = 0; i < count; i++) {
-        if (folder_order_find(t->folder, positions[i], &number) < 0)
+        if (folder_files_number(t->folder, positions[i], &number) < 0)
             continue;
         uint64_t bit = UINT64_C(1) << (number % 64);
         t->reads += !(t->marks[number / 64] & bit);
@@ -271,7 +271,7 @@ static int try_folder(struct recogniser *r, const struct kept_folder *kept,
     struct trial t = {.recogniser = r, .folder = kept->order};
     int err = -ENOENT;
 
-    t.n = folder_order_count(kept->order);
+    t.n = folder_files_count(kept->order);
     if (t.n < RECOGNISE_FILES_MIN)
         return -ENOENT;
     t.marks = calloc(t.n / 64 + 1, sizeof(*t.marks));
@@ -282,15 +282,15 @@ static int try_folder(struct recogniser *r, const struct kept_folder *kept,
         err = find_epoch(&t, &found->epoch);
     free(t.marks);
     if (err == 0)
-        err = read_order_shuffled(kept->order, r->options.seed + found->epoch,
-                                  r->options.most_bytes, &found->order);
+        err = known_reads_shuffled(kept->order, r->options.seed + found->epoch,
+                                   r->options.most_bytes, &found->order);
     if (err < 0)
         return err;
     found->directory = kept->directory;
     found->kind = kept->kind;
     found->images_only = kept->images_only;
     found->files = t.n;
-    found->folder = folder_order_share(kept->order);
+    found->folder = folder_files_share(kept->order);
     return 0;
 }
 
@@ -303,13 +303,13 @@ static int try_directory(struct recogniser *r, const struct ancestor *a,
     int err = kept->error;
 
     if (err == 0) {
-        images = folder_order_count(kept->order);
+        images = folder_files_count(kept->order);
         err = try_folder(r, kept, positions, count, found);
     }
     if (err != -ENOENT)
         return err;
     kept = keep_folder(r, a->directory, a->kind, false);
-    if (kept->error < 0 || folder_order_count(kept->order) == images)
+    if (kept->error < 0 || folder_files_count(kept->order) == images)
         return kept->error < 0 ? kept->error : -ENOENT;
     return try_folder(r, kept, positions, count, found);
 }

@@ -12,8 +12,8 @@
 
 #include <stdatomic.h>
 
-#include "folder_order.h"
-#include "read_order.h"
+#include "folder_files.h"
+#include "known_reads.h"
 
 #define RECOGNISE_READS_MIN 16u  /* fewer prove nothing */
 #define RECOGNISE_READS_MAX 512u /* only the last so many are looked at */
@@ -33,8 +33,8 @@ struct recognised {
     bool images_only;
     uint64_t files; /* n */
     uint64_t epoch;
-    struct folder_order *folder; /* the caller's: folder_order_free */
-    struct read_order *order;    /* the caller's: read_order_free */
+    struct folder_files *folder; /* the caller's: folder_files_free */
+    struct known_reads *order;   /* the caller's: known_reads_free */
 };
 
 int recogniser_new(const struct index *index, uint32_t root,

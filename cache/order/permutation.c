@@ -176,11 +176,6 @@ void permutation_free(struct permutation *permutation)
     free(permutation);
 }
 
-uint64_t permutation_size(const struct permutation *permutation)
-{
-    return permutation->size;
-}
-
 uint64_t permutation_at(const struct permutation *permutation, uint64_t i)
 {
     return permutation->wide ? permutation->wide_at[i] : permutation->narrow_at[i];

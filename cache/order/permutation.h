@@ -48,7 +48,6 @@ int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t w
 
 void permutation_free(struct permutation *permutation); /* NULL is fine */
 
-uint64_t permutation_size(const struct permutation *permutation);
 uint64_t permutation_at(const struct permutation *permutation, uint64_t i);
 
 /*

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "order_paths.h"
+#include "list_paths.h"
 
 #define BUFFER_BYTES (64u << 10)
 
@@ -105,8 +105,8 @@ void recorder_note(struct recorder *rec, uint32_t position)
     if (!line)
         return;
     len = strlen(line);
-    if (order_path_is_odd(line, len))
-        write_line(rec, quoted, order_path_quote(line, len, quoted));
+    if (list_path_is_odd(line, len))
+        write_line(rec, quoted, list_path_quote(line, len, quoted));
     else
         write_line(rec, line, len);
 }

@@ -1,9 +1,9 @@
 /*
  * Records the order in which files are read, one path a line, so that a later job can follow it
- * (read_order_parse). Until it is finished a record is called PATH.part, and that is what a
+ * (read_list_parse). Until it is finished a record is called PATH.part, and that is what a
  * killed process leaves. Each file is recorded up to RECORDER_TIMES times: a record holds the
  * orders of several epochs, but does not grow for ever. A path with a newline is quoted
- * (order_paths.h).
+ * (list_paths.h).
  *
  * Threads: one at a time.
  */

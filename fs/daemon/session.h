@@ -15,7 +15,7 @@
 #include "fault.h"
 #include "pot.h"
 #include "reader.h"
-#include "read_order.h"
+#include "known_reads.h"
 #include "recorder.h"
 #include "stage.h"
 
@@ -44,7 +44,7 @@ struct session_config {
      * `order`: a known order of reads (--order), or NULL. `recorder`: where reads are recorded
      * (--record), or NULL; a session that starts takes it over. `seed`: of shuffles.
      */
-    struct read_order *order;
+    struct known_reads *order;
     struct recorder *recorder;
     uint64_t seed;
     bool access_lists; /* the kernel checks permissions, including the archive's ACLs */

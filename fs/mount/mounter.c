@@ -334,7 +334,7 @@ void mounter_free(struct mounter *m)
     bool stuck = m->stage && stage_stop(m->stage) < 0;
     namespace_close(&m->ns);
     recorder_abandon(m->recorder);
-    read_order_free(m->order);
+    known_reads_free(m->order);
     reader_free(m->reader);
     if (!stuck) /* a thread is stuck in a read of it */
         pot_close(m->pot);

@@ -29,7 +29,7 @@
 #include "mountpoint.h"
 #include "namespace.h"
 #include "pot.h"
-#include "read_order.h"
+#include "known_reads.h"
 #include "reader.h"
 #include "recorder.h"
 #include "stage.h"
@@ -68,7 +68,7 @@ struct mounter {
     struct reader *reader;
     uint64_t cache_bytes; /* its share if it is alone in the job */
     uint32_t root;
-    struct read_order *order;  /* --order */
+    struct known_reads *order; /* --order */
     struct recorder *recorder; /* --record; belongs to the session once that starts */
     int fuse_fd;               /* -1 before the mount and once the daemon has it */
     int parent_fd;             /* /dev/fuse that a parent mounted; -1: none */

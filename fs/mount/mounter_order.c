@@ -74,7 +74,7 @@ static int read_order_file(const char *path, uint64_t most, char **ret_text, siz
     return fd < 0 ? -errno : read_all(fd, most, ret_text, ret_len);
 }
 
-static void tell_left_out(const char *path, const struct read_order_lines *lines)
+static void tell_left_out(const char *path, const struct read_list_lines *lines)
 {
     unsigned long long left_out = lines->left_out, all = left_out + lines->used;
     if (left_out)
@@ -85,7 +85,7 @@ static void tell_left_out(const char *path, const struct read_order_lines *lines
 static int open_order(struct mounter *m)
 {
     const char *path = m->options->order, *name = path;
-    struct read_order_lines lines = {0};
+    struct read_list_lines lines = {0};
     auto_free char *text = NULL;
     struct fault fault = {0};
     size_t len = 0;
@@ -103,8 +103,8 @@ static int open_order(struct mounter *m)
         fault_advise(&fault, "one epoch is enough, each file once");
     }
     if (r == 0)
-        r = read_order_parse(m->pot->index, m->root, text, len, ORDER_LINES_MOST, &fault,
-                             &lines, &m->order);
+        r = read_list_parse(m->pot->index, m->root, text, len, ORDER_LINES_MOST, &fault, &lines,
+                            &m->order);
     if (r < 0)
         return cli_fail(name, r, &fault);
     tell_left_out(name, &lines);

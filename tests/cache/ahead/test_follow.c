@@ -11,7 +11,7 @@
 #define FILE_BYTES 1000u
 
 static struct index *tree;
-static struct folder_order *folder;
+static struct folder_files *folder;
 
 static void make_tree(void)
 {
@@ -25,31 +25,31 @@ static void make_tree(void)
     add_file(b, "other", UINT64_C(1) << 30, FILE_BYTES);
     tree = build(b, &tar_header);
     ck_assert_int_eq(
-        folder_order_new(tree, position_of(tree, "d"), FOLDER_FLAT, true, FILES, &folder), 0);
+        folder_files_new(tree, position_of(tree, "d"), FOLDER_FLAT, true, FILES, &folder), 0);
 }
 
 static void free_tree(void)
 {
-    folder_order_free(folder);
+    folder_files_free(folder);
     index_close(tree);
 }
 
-static struct read_order *shuffled(uint64_t seed)
+static struct known_reads *shuffled(uint64_t seed)
 {
-    struct read_order *order;
+    struct known_reads *order;
 
-    ck_assert_int_eq(read_order_shuffled(folder, seed, 1u << 30, &order), 0);
+    ck_assert_int_eq(known_reads_shuffled(folder, seed, 1u << 30, &order), 0);
     return order;
 }
 
-static struct follow *follow(struct read_order *order, uint64_t window_bytes, bool shared)
+static struct follow *follow(struct known_reads *order, uint64_t window_bytes, bool shared)
 {
     const struct follow_options options = {
         .index = tree, .window_bytes = window_bytes, .file_most = 1u << 20, .shared = shared};
     struct follow *f;
 
     ck_assert_int_eq(follow_new(&options, order, &f), 0);
-    read_order_free(order);
+    known_reads_free(order);
     return f;
 }
 
@@ -77,13 +77,13 @@ static struct follow_stats train(struct training t, struct follow *f, unsigned e
     for (unsigned epoch = 0; epoch < epochs; epoch++) {
         training_epoch(&t, epoch);
         while (training_next(&t, &read)) {
-            follow_read(f, folder_order_file(folder, read.number), read.task);
+            follow_read(f, folder_files_at(folder, read.number), read.task);
             ck_assert(!follow_is_lost(f));
             *ret_fetched += fetch(f);
             if (follow_wants_next(f)) {
-                struct read_order *next = shuffled(epoch + 1);
+                struct known_reads *next = shuffled(epoch + 1);
                 ck_assert_int_eq(follow_set_next(f, next), 0);
-                read_order_free(next);
+                known_reads_free(next);
             }
         }
     }
@@ -161,15 +161,15 @@ END_TEST
 START_TEST(a_short_order_turns)
 {
     uint32_t list[40];
-    struct read_order *order, *again;
+    struct known_reads *order, *again;
     struct follow_stats s;
 
     for (unsigned i = 0; i < 40; i++)
-        list[i] = folder_order_file(folder, i * 7);
+        list[i] = folder_files_at(folder, i * 7);
     uint32_t *own = malloc(sizeof(list));
     memcpy(own, list, sizeof(list));
-    ck_assert_int_eq(read_order_listed(own, 40, &order), 0);
-    again = read_order_share(order);
+    ck_assert_int_eq(known_reads_listed(own, 40, &order), 0);
+    again = known_reads_share(order);
     struct follow *f = follow(order, 10 * FILE_BYTES, false);
     for (unsigned i = 0; i < 10 * 40; i++) {
         fetch(f);
@@ -179,7 +179,7 @@ START_TEST(a_short_order_turns)
     }
     follow_stats(f, &s);
     ck_assert_uint_eq(s.found, 10 * 40);
-    read_order_free(again);
+    known_reads_free(again);
     follow_free(f);
 }
 END_TEST
@@ -189,15 +189,15 @@ START_TEST(no_more_waits_than_the_window_holds)
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
     struct follow_stats s;
 
-    struct read_order *order = shuffled(0);
+    struct known_reads *order = shuffled(0);
     ck_assert_uint_eq(fetch(f), 100);
     ck_assert_uint_eq(fetch(f), 0);
     for (unsigned i = 0; i < 50; i++)
-        ck_assert_int_eq(follow_read(f, read_order_at(order, i), 1), FOLLOW_FOUND);
+        ck_assert_int_eq(follow_read(f, known_reads_at(order, i), 1), FOLLOW_FOUND);
     ck_assert_uint_eq(fetch(f), 50);
     follow_stats(f, &s);
     ck_assert_uint_eq(s.waiting_bytes, 100 * FILE_BYTES);
-    read_order_free(order);
+    known_reads_free(order);
     follow_free(f);
 }
 END_TEST
@@ -205,21 +205,21 @@ END_TEST
 START_TEST(what_all_readers_left_behind_does_not_count)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
-    struct read_order *order = shuffled(0);
+    struct known_reads *order = shuffled(0);
     struct follow_stats s;
 
-    follow_read(f, read_order_at(order, 0), 1);
+    follow_read(f, known_reads_at(order, 0), 1);
     ck_assert_uint_eq(fetch(f), 100);
     /* Every other file is in the kernel's cache and never asked for. */
     for (unsigned i = 2; i < 2000; i += 2) {
-        follow_read(f, read_order_at(order, i), 1);
+        follow_read(f, known_reads_at(order, i), 1);
         fetch(f);
     }
     follow_stats(f, &s);
     ck_assert_uint_gt(s.unused, 600);
     ck_assert_uint_gt(s.found, 900);
     ck_assert_uint_le(s.waiting_bytes, 100 * FILE_BYTES);
-    read_order_free(order);
+    known_reads_free(order);
     follow_free(f);
 }
 END_TEST
@@ -227,21 +227,21 @@ END_TEST
 START_TEST(what_is_read_late_counts_once)
 {
     struct follow *f = follow(shuffled(0), 200 * FILE_BYTES, false);
-    struct read_order *order = shuffled(0);
+    struct known_reads *order = shuffled(0);
     struct follow_stats s;
 
     ck_assert_uint_eq(fetch(f), 200);
     for (unsigned i = 100; i < 200; i++)
-        follow_read(f, read_order_at(order, i), 1);
+        follow_read(f, known_reads_at(order, i), 1);
     fetch(f);
     follow_stats(f, &s);
     uint64_t before = s.waiting_bytes;
     ck_assert_uint_gt(s.unused, 10);
     for (unsigned i = 0; i < 10; i++)
-        ck_assert_int_eq(follow_read(f, read_order_at(order, i), 1), FOLLOW_FOUND);
+        ck_assert_int_eq(follow_read(f, known_reads_at(order, i), 1), FOLLOW_FOUND);
     follow_stats(f, &s);
     ck_assert_uint_eq(s.waiting_bytes, before);
-    read_order_free(order);
+    known_reads_free(order);
     follow_free(f);
 }
 END_TEST
@@ -249,16 +249,16 @@ END_TEST
 START_TEST(another_order_is_given_up)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
-    struct read_order *other = shuffled(77);
+    struct known_reads *other = shuffled(77);
     unsigned fetched = 0, i;
 
     for (i = 0; i < 500 && !follow_is_lost(f); i++) {
-        ck_assert_int_ne(follow_read(f, read_order_at(other, i), 1), FOLLOW_FOREIGN);
+        ck_assert_int_ne(follow_read(f, known_reads_at(other, i), 1), FOLLOW_FOREIGN);
         fetched += fetch(f);
     }
     ck_assert_uint_lt(i, 200);
     ck_assert_uint_le(fetched, 400);
-    read_order_free(other);
+    known_reads_free(other);
     follow_free(f);
 }
 END_TEST
@@ -266,17 +266,17 @@ END_TEST
 START_TEST(readers_that_begin_in_the_middle_are_found)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
-    struct read_order *order = shuffled(0);
+    struct known_reads *order = shuffled(0);
     struct follow_stats s;
 
     for (unsigned i = 12000; i < 13000; i++) {
-        follow_read(f, read_order_at(order, i), 1);
+        follow_read(f, known_reads_at(order, i), 1);
         ck_assert(!follow_is_lost(f));
         fetch(f);
     }
     follow_stats(f, &s);
     ck_assert_uint_gt(s.found, 950);
-    read_order_free(order);
+    known_reads_free(order);
     follow_free(f);
 }
 END_TEST
@@ -295,25 +295,25 @@ END_TEST
 START_TEST(what_was_refused_comes_again_after_a_read)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
-    struct read_order *order = shuffled(0);
+    struct known_reads *order = shuffled(0);
     struct follow_item item;
     struct follow_stats s;
 
-    follow_read(f, read_order_at(order, 0), 1);
+    follow_read(f, known_reads_at(order, 0), 1);
     for (unsigned i = 1; i <= 10; i++)
         ck_assert(follow_next(f, &item));
     ck_assert_uint_eq(item.due, 10);
     follow_refused(f, item.due);
     ck_assert(!follow_next(f, &item));
-    follow_read(f, read_order_at(order, 1), 1);
+    follow_read(f, known_reads_at(order, 1), 1);
     ck_assert(follow_next(f, &item));
     ck_assert_uint_eq(item.due, 10);
     ck_assert(follow_next(f, &item));
     ck_assert_uint_eq(item.due, 11);
-    ck_assert_int_eq(follow_read(f, read_order_at(order, 2), 1), FOLLOW_LATE);
+    ck_assert_int_eq(follow_read(f, known_reads_at(order, 2), 1), FOLLOW_LATE);
     follow_stats(f, &s);
     ck_assert_uint_eq(s.waiting_bytes, 9 * FILE_BYTES);
-    read_order_free(order);
+    known_reads_free(order);
     follow_free(f);
 }
 END_TEST
@@ -321,14 +321,14 @@ END_TEST
 START_TEST(a_list_with_files_that_come_again)
 {
     uint32_t *list = malloc(3000 * sizeof(*list));
-    struct read_order *order;
+    struct known_reads *order;
     struct follow_stats s;
 
     for (unsigned i = 0; i < 3000; i++)
-        list[i] = folder_order_file(folder, i % 1000 * 7 % 1000);
+        list[i] = folder_files_at(folder, i % 1000 * 7 % 1000);
     uint32_t *copy = malloc(3000 * sizeof(*copy));
     memcpy(copy, list, 3000 * sizeof(*copy));
-    ck_assert_int_eq(read_order_listed(list, 3000, &order), 0);
+    ck_assert_int_eq(known_reads_listed(list, 3000, &order), 0);
     struct follow *f = follow(order, 50 * FILE_BYTES, false);
     for (unsigned i = 0; i < 3000; i++) {
         follow_read(f, copy[i], 1);

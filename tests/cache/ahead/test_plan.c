@@ -20,7 +20,7 @@
 #define LARGE_BYTES (64u << 20)
 
 static struct index *tree;
-static struct folder_order *train;
+static struct folder_files *train;
 static uint32_t scattered[FILES]; /* positions, as they lie in the archive */
 static char said[4096];
 
@@ -42,7 +42,7 @@ static void make_tree(void)
     add_file(b, "large", UINT64_C(2) << 30, LARGE_BYTES);
     tree = build(b, &tar_header);
     ck_assert_int_eq(
-        folder_order_new(tree, position_of(tree, "train"), FOLDER_CLASSES, true, FILES, &train),
+        folder_files_new(tree, position_of(tree, "train"), FOLDER_CLASSES, true, FILES, &train),
         0);
     uint32_t first, count;
     ck_assert_int_eq(index_children(tree, position_of(tree, "mixed"), &first, &count), 0);
@@ -55,7 +55,7 @@ static void make_tree(void)
 
 static void free_tree(void)
 {
-    folder_order_free(train);
+    folder_files_free(train);
     index_close(tree);
 }
 
@@ -73,7 +73,7 @@ struct fixture {
     bool works; /* jobs are done at once */
 };
 
-static void begin(struct fixture *f, uint64_t window_bytes, struct read_order *given)
+static void begin(struct fixture *f, uint64_t window_bytes, struct known_reads *given)
 {
     const struct plan_options options = {.index = tree,
                                          .root = INDEX_ROOT,
@@ -133,7 +133,7 @@ static void train_epoch(struct fixture *f, struct training *t, uint64_t epoch)
 
     training_epoch(t, epoch);
     while (training_next(t, &read))
-        read_file(f, folder_order_file(train, read.number), read.task);
+        read_file(f, folder_files_at(train, read.number), read.task);
 }
 
 START_TEST(names_in_order_are_read_ahead)
@@ -142,7 +142,7 @@ START_TEST(names_in_order_are_read_ahead)
 
     begin(&f, 1u << 20, NULL);
     for (unsigned i = 0; i < 5000; i++) /* over the ends of directories */
-        read_file(&f, folder_order_file(train, i), 1);
+        read_file(&f, folder_files_at(train, i), 1);
     ck_assert_int_eq(stats(&f).kind, PLAN_DIRECTORY);
     ck_assert_uint_ge(stats(&f).used, 4980);
     ck_assert_uint_le(f.fetched, 5600);
@@ -156,7 +156,7 @@ START_TEST(every_eighth_name_is_every_eighth_name)
 
     begin(&f, 1u << 20, NULL);
     for (unsigned i = 3; i < 8000; i += 8)
-        read_file(&f, folder_order_file(train, i), 1);
+        read_file(&f, folder_files_at(train, i), 1);
     ck_assert_uint_ge(stats(&f).used, 900);
     ck_assert_uint_le(f.fetched, 1600);
     plan_free(f.plan);
@@ -170,7 +170,7 @@ START_TEST(several_readers_each_in_order)
     begin(&f, 1u << 20, NULL);
     for (unsigned i = 0; i < 900; i++)
         for (unsigned reader = 0; reader < 4; reader++)
-            read_file(&f, folder_order_file(train, 4000 * reader + i), reader);
+            read_file(&f, folder_files_at(train, 4000 * reader + i), reader);
     ck_assert_uint_ge(stats(&f).used, 4 * 890);
     plan_free(f.plan);
 }
@@ -183,10 +183,10 @@ START_TEST(what_nobody_came_for_is_given_up)
 
     begin(&f, 100 * FILE_BYTES, NULL);
     for (unsigned i = 0; i < 160; i++) /* sixteen readers that end after ten files each */
-        read_file(&f, folder_order_file(train, i / 10 * 300 + i % 10), 1);
+        read_file(&f, folder_files_at(train, i / 10 * 300 + i % 10), 1);
     ck_assert_uint_ge(f.fetched - stats(&f).used, 50);
     for (unsigned i = 5000; i < 8000; i++)
-        read_file(&f, folder_order_file(train, i), 1);
+        read_file(&f, folder_files_at(train, i), 1);
     ck_assert_uint_ge(stats(&f).used, 2500);
     ck_assert_uint_le(stats(&f).unused, 100);
     plan_free(f.plan);
@@ -329,12 +329,12 @@ START_TEST(an_order_that_ends_is_lost_and_costs_nothing_more)
     begin(&f, 1u << 20, NULL);
     training_epoch(&t, 0);
     for (unsigned i = 0; i < 1000 && training_next(&t, &read); i++)
-        read_file(&f, folder_order_file(train, read.number), 1);
+        read_file(&f, folder_files_at(train, read.number), 1);
     ck_assert_uint_eq(stats(&f).recognised, 1);
     uint64_t before = f.fetched;
     f.works = false;
     for (unsigned i = 0; i < 3000; i++)
-        read_file(&f, folder_order_file(train, (unsigned)rand_r(&seed) % FILES), 1);
+        read_file(&f, folder_files_at(train, (unsigned)rand_r(&seed) % FILES), 1);
     ck_assert_uint_eq(stats(&f).lost, 1);
     ck_assert_uint_eq(stats(&f).order_files, 0);
     ck_assert_uint_lt(f.fetched - before, 200);
@@ -347,7 +347,7 @@ END_TEST
 START_TEST(a_given_order_is_followed_before_the_first_read)
 {
     uint32_t *list = malloc(2000 * sizeof(*list));
-    struct read_order *order;
+    struct known_reads *order;
     struct fixture f;
 
     memcpy(list, scattered, 2000 * sizeof(*list));
@@ -356,16 +356,16 @@ START_TEST(a_given_order_is_followed_before_the_first_read)
         list[i] = list[1999 - i];
         list[1999 - i] = kept;
     }
-    ck_assert_int_eq(read_order_listed(list, 2000, &order), 0);
+    ck_assert_int_eq(known_reads_listed(list, 2000, &order), 0);
     begin(&f, 100 * FILE_BYTES, order);
     work(&f);
     ck_assert_uint_eq(f.fetched, 100);
     for (unsigned epoch = 0; epoch < 3; epoch++)
         for (unsigned i = 0; i < 2000; i++)
-            read_file(&f, read_order_at(order, i), 1);
+            read_file(&f, known_reads_at(order, i), 1);
     ck_assert_int_eq(stats(&f).kind, PLAN_GIVEN);
     ck_assert_uint_eq(stats(&f).found, 6000);
-    read_order_free(order);
+    known_reads_free(order);
     plan_free(f.plan);
 }
 END_TEST
@@ -373,20 +373,20 @@ END_TEST
 START_TEST(readers_that_do_not_keep_to_the_given_order_pause_it)
 {
     uint32_t *list = malloc(FILES * sizeof(*list));
-    struct read_order *order;
+    struct known_reads *order;
     struct fixture f;
     unsigned seed = 7;
 
     for (unsigned i = 0; i < FILES; i++)
-        list[i] = folder_order_file(train, i * 7919u % FILES);
-    ck_assert_int_eq(read_order_listed(list, FILES, &order), 0);
+        list[i] = folder_files_at(train, i * 7919u % FILES);
+    ck_assert_int_eq(known_reads_listed(list, FILES, &order), 0);
     begin(&f, 100 * FILE_BYTES, order);
     f.works = false;
     for (unsigned i = 0; i < 1000; i++)
-        read_file(&f, folder_order_file(train, (unsigned)rand_r(&seed) % FILES), 1);
+        read_file(&f, folder_files_at(train, (unsigned)rand_r(&seed) % FILES), 1);
     ck_assert_uint_lt(f.fetched, 600);
     ck_assert_msg(strstr(said, "is not the one") != NULL, "%s", said);
-    read_order_free(order);
+    known_reads_free(order);
     plan_free(f.plan);
 }
 END_TEST
@@ -397,7 +397,7 @@ START_TEST(without_a_window_nothing_is_fetched)
 
     begin(&f, 0, NULL);
     for (unsigned i = 0; i < 500; i++)
-        read_file(&f, folder_order_file(train, i), 1);
+        read_file(&f, folder_files_at(train, i), 1);
     ck_assert_uint_eq(f.fetched, 0);
     plan_free(f.plan);
 }
@@ -501,8 +501,8 @@ START_TEST(a_record_is_an_order)
 {
     char directory[] = "/tmp/onepot-record-XXXXXX", path[64], part[72];
     struct recorder *recorder;
-    struct read_order *order;
-    struct read_order_lines lines;
+    struct known_reads *order;
+    struct read_list_lines lines;
     struct fault fault = {0};
     uint32_t root = position_of(tree, "train");
 
@@ -510,22 +510,22 @@ START_TEST(a_record_is_an_order)
     snprintf(path, sizeof(path), "%s/record", directory);
     snprintf(part, sizeof(part), "%s.part", path);
     ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
-    recorder_note(recorder, folder_order_file(train, 1000));
+    recorder_note(recorder, folder_files_at(train, 1000));
     recorder_note(recorder, position_of(tree, "large")); /* outside of what is shown */
-    recorder_note(recorder, folder_order_file(train, 0));
+    recorder_note(recorder, folder_files_at(train, 0));
     recorder_flush(recorder);
     ck_assert_ptr_null(read_text(path));
     ck_assert_str_eq(read_text(part), "class01/00001.jpg\nclass00/00000.jpg\n");
     for (unsigned i = 0; i < 20; i++)
-        recorder_note(recorder, folder_order_file(train, 0));
+        recorder_note(recorder, folder_files_at(train, 0));
     ck_assert_int_eq(recorder_finish(recorder), 0);
     ck_assert_ptr_null(read_text(part));
     const char *text = read_text(path);
     ck_assert_int_eq(
-        read_order_parse(tree, root, text, strlen(text), 100, &fault, &lines, &order), 0);
-    ck_assert_uint_eq(read_order_count(order), 1 + RECORDER_TIMES);
-    ck_assert_uint_eq(read_order_at(order, 0), folder_order_file(train, 1000));
-    read_order_free(order);
+        read_list_parse(tree, root, text, strlen(text), 100, &fault, &lines, &order), 0);
+    ck_assert_uint_eq(known_reads_count(order), 1 + RECORDER_TIMES);
+    ck_assert_uint_eq(known_reads_at(order, 0), folder_files_at(train, 1000));
+    known_reads_free(order);
 
     ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
     recorder_abandon(recorder);

@@ -13,7 +13,7 @@
 #define SEED 7654321u /* nobody's habit */
 
 static struct index *tree;
-static struct folder_order *train;
+static struct folder_files *train;
 
 static void make_tree(void)
 {
@@ -33,15 +33,15 @@ static void make_tree(void)
         add_file(b, path, (UINT64_C(2) << 30) + 1024 * (uint64_t)i, 100);
     }
     tree = build(b, &tar_header);
-    ck_assert_int_eq(folder_order_new(tree, position_of(tree, "data/train"), FOLDER_CLASSES,
+    ck_assert_int_eq(folder_files_new(tree, position_of(tree, "data/train"), FOLDER_CLASSES,
                                       true, FILES, &train),
                      0);
-    ck_assert_uint_eq(folder_order_count(train), FILES);
+    ck_assert_uint_eq(folder_files_count(train), FILES);
 }
 
 static void free_tree(void)
 {
-    folder_order_free(train);
+    folder_files_free(train);
     index_close(tree);
 }
 
@@ -66,8 +66,8 @@ static int try(const uint32_t *positions, unsigned count, uint64_t seed,
 
 static void drop(struct recognised *found)
 {
-    folder_order_free(found->folder);
-    read_order_free(found->order);
+    folder_files_free(found->folder);
+    known_reads_free(found->order);
 }
 
 /* The first `count` reads of all readers together. */
@@ -78,7 +78,7 @@ static void first_reads(struct training *t, uint64_t epoch, uint32_t *positions,
     training_epoch(t, epoch);
     for (unsigned i = 0; i < count; i++) {
         ck_assert(training_next(t, &read));
-        positions[i] = folder_order_file(train, read.number);
+        positions[i] = folder_files_at(train, read.number);
     }
     permutation_free(t->permutation);
     t->permutation = NULL;
@@ -97,7 +97,7 @@ static void expect_epoch(struct training t, uint64_t epoch, unsigned count)
     ck_assert_uint_eq(found.files, FILES);
     ck_assert_uint_eq(found.directory, position_of(tree, "data/train"));
     ck_assert(found.kind == FOLDER_CLASSES && found.images_only);
-    ck_assert_uint_eq(read_order_count(found.order), FILES);
+    ck_assert_uint_eq(known_reads_count(found.order), FILES);
     drop(&found);
 }
 
@@ -200,7 +200,7 @@ START_TEST(random_reads_are_never_recognised)
         struct recognised found;
         unsigned count = 16u << 2 * round % 6;
         for (unsigned i = 0; i < count; i++)
-            positions[i] = folder_order_file(train, (unsigned)rand_r(&seed) % FILES);
+            positions[i] = folder_files_at(train, (unsigned)rand_r(&seed) % FILES);
         ck_assert_int_eq(try(positions, count, round, &found), -ENOENT);
     }
 }
@@ -212,7 +212,7 @@ START_TEST(a_scan_is_no_shuffle)
     struct recognised found;
 
     for (unsigned i = 0; i < 256; i++)
-        positions[i] = folder_order_file(train, 40 + i);
+        positions[i] = folder_files_at(train, 40 + i);
     ck_assert_int_eq(try(positions, 256, 0, &found), -ENOENT);
 }
 END_TEST

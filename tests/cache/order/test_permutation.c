@@ -13,7 +13,6 @@ static void expect(uint64_t n, uint64_t seed, const uint64_t *golden, unsigned c
 {
     struct permutation *p;
     ck_assert_int_eq(permutation_new(n, seed, &p), 0);
-    ck_assert_uint_eq(permutation_size(p), n);
     for (unsigned i = 0; i < count; i++)
         ck_assert_uint_eq(permutation_at(p, i), golden[i]);
     permutation_free(p);
@@ -132,7 +131,6 @@ START_TEST(taking_every_kth_element_wraps_around)
     for (uint64_t step = 1; step < 30; step++) {
         ck_assert_int_eq(permutation_new(11, 3, &some), 0);
         ck_assert_int_eq(permutation_take(some, 13, step, 25), 0);
-        ck_assert_uint_eq(permutation_size(some), 25);
         for (uint64_t i = 0; i < 25; i++)
             ck_assert_uint_eq(permutation_at(some, i),
                               permutation_at(all, (13 + i * step) % 11));
@@ -143,9 +141,9 @@ START_TEST(taking_every_kth_element_wraps_around)
 END_TEST
 
 /* Different classes among 256 elements that follow one another, of 100 sorted classes. */
-static double mean_classes(const struct permutation *p)
+static double mean_classes(const struct permutation *p, uint64_t n)
 {
-    uint64_t n = permutation_size(p), batches = n / 256, sum = 0;
+    uint64_t batches = n / 256, sum = 0;
     for (uint64_t b = 0; b < batches; b++) {
         bool seen[100] = {false};
         for (uint64_t i = 0; i < 256; i++)
@@ -187,9 +185,9 @@ START_TEST(blocks_in_a_window_mix_nearly_as_well_as_a_true_shuffle)
     ck_assert_int_eq(permutation_new(1000000, 1, &shuffle), 0);
     ck_assert_int_eq(permutation_new_blocks(1000000, 1, 100, 1000, &window), 0);
     ck_assert_int_eq(permutation_new_blocks(1000000, 1, 100, 64, &blocks), 0);
-    ck_assert_double_gt(mean_classes(shuffle), 92);
-    ck_assert_double_gt(mean_classes(window), 89.5);
-    ck_assert_double_gt(mean_classes(blocks), 44);
+    ck_assert_double_gt(mean_classes(shuffle, 1000000), 92);
+    ck_assert_double_gt(mean_classes(window, 1000000), 89.5);
+    ck_assert_double_gt(mean_classes(blocks, 1000000), 44);
     permutation_free(shuffle);
     permutation_free(window);
     permutation_free(blocks);

@@ -11,15 +11,15 @@
  *
  * Threads: a folder order never changes once it is made.
  */
-#ifndef ONEPOT_FOLDER_ORDER_H
-#define ONEPOT_FOLDER_ORDER_H
+#ifndef ONEPOT_FOLDER_FILES_H
+#define ONEPOT_FOLDER_FILES_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "index.h"
 
-struct folder_order;
+struct folder_files;
 
 enum folder_kind { FOLDER_FLAT, FOLDER_CLASSES };
 
@@ -31,19 +31,19 @@ enum folder_kind { FOLDER_FLAT, FOLDER_CLASSES };
  * directories in a class keep the numbers from following the index. -ENOTDIR, -ENOMEM,
  * -EUCLEAN.
  */
-int folder_order_new(const struct index *index, uint32_t directory, enum folder_kind kind,
-                     bool images_only, uint64_t most, struct folder_order **ret_folder);
-/* Adds an owner. Each owner calls folder_order_free. */
-struct folder_order *folder_order_share(struct folder_order *folder);
-void folder_order_free(struct folder_order *folder); /* NULL is fine */
+int folder_files_new(const struct index *index, uint32_t directory, enum folder_kind kind,
+                     bool images_only, uint64_t most, struct folder_files **ret_folder);
+/* Adds an owner. Each owner calls folder_files_free. */
+struct folder_files *folder_files_share(struct folder_files *folder);
+void folder_files_free(struct folder_files *folder); /* NULL is fine */
 
-uint32_t folder_order_count(const struct folder_order *folder);
+uint32_t folder_files_count(const struct folder_files *folder);
 
 /* The inode position of file number i < count, or FOLDER_NO_FILE. */
-uint32_t folder_order_file(const struct folder_order *folder, uint32_t i);
+uint32_t folder_files_at(const struct folder_files *folder, uint32_t i);
 
 /* The number of a file, by the position of its inode. -ENOENT. */
-int folder_order_find(const struct folder_order *folder, uint32_t position,
-                      uint32_t *ret_number);
+int folder_files_number(const struct folder_files *folder, uint32_t position,
+                        uint32_t *ret_number);
 
 #endif

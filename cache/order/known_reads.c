@@ -2,7 +2,7 @@
  * Two representations behind one interface. A shuffle keeps the permutation and its inverse. A
  * list keeps its files, and their places sorted by file.
  */
-#include "read_order.h"
+#include "known_reads.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -10,17 +10,17 @@
 
 #include "permutation.h"
 
-struct read_order {
+struct known_reads {
     _Atomic unsigned owners;
     uint64_t count;
-    struct folder_order *folder; /* of a shuffle; NULL: a list */
+    struct folder_files *folder; /* of a shuffle; NULL: a list */
     uint32_t *files;  /* shuffle: the number of the file at a place; list: the file */
     uint32_t *places; /* shuffle: by number; list: sorted by file, then by place */
 };
 
 /* ---- a shuffle ---- */
 
-static int fill_shuffle(struct read_order *o, uint64_t seed)
+static int fill_shuffle(struct known_reads *o, uint64_t seed)
 {
     struct permutation *p;
     int r = permutation_new(o->count, seed, &p);
@@ -36,9 +36,9 @@ static int fill_shuffle(struct read_order *o, uint64_t seed)
     return 0;
 }
 
-static struct read_order *allocate(uint64_t count)
+static struct known_reads *allocate(uint64_t count)
 {
-    struct read_order *o = calloc(1, sizeof(*o));
+    struct known_reads *o = calloc(1, sizeof(*o));
 
     if (!o)
         return NULL;
@@ -52,11 +52,11 @@ static struct read_order *allocate(uint64_t count)
     return o;
 }
 
-int read_order_shuffled(struct folder_order *folder, uint64_t seed, uint64_t most_bytes,
-                        struct read_order **ret_order)
+int known_reads_shuffled(struct folder_files *folder, uint64_t seed, uint64_t most_bytes,
+                         struct known_reads **ret_order)
 {
-    uint64_t count = folder_order_count(folder);
-    struct read_order *o;
+    uint64_t count = folder_files_count(folder);
+    struct known_reads *o;
     int r = -ENOMEM;
 
     if (count > most_bytes / (2 * sizeof(uint32_t)))
@@ -64,12 +64,12 @@ int read_order_shuffled(struct folder_order *folder, uint64_t seed, uint64_t mos
     o = allocate(count);
     if (!o)
         return -ENOMEM;
-    o->folder = folder_order_share(folder);
+    o->folder = folder_files_share(folder);
     o->files = malloc((count + 1) * sizeof(*o->files));
     if (o->files)
         r = fill_shuffle(o, seed);
     if (r < 0) {
-        read_order_free(o);
+        known_reads_free(o);
         return r;
     }
     *ret_order = o;
@@ -86,9 +86,9 @@ static int compare_places(const void *a, const void *b, void *files)
     return x != y ? (x > y) - (x < y) : (i > j) - (i < j);
 }
 
-int read_order_listed(uint32_t *positions, uint64_t count, struct read_order **ret_order)
+int known_reads_listed(uint32_t *positions, uint64_t count, struct known_reads **ret_order)
 {
-    struct read_order *o = count < UINT32_MAX ? allocate(count) : NULL;
+    struct known_reads *o = count < UINT32_MAX ? allocate(count) : NULL;
 
     if (!o) {
         free(positions);
@@ -103,7 +103,7 @@ int read_order_listed(uint32_t *positions, uint64_t count, struct read_order **r
 }
 
 /* The first of the sorted places whose file is `position`, from `from` on, or one behind it. */
-static uint64_t bisect(const struct read_order *o, uint32_t position, uint64_t from)
+static uint64_t bisect(const struct known_reads *o, uint32_t position, uint64_t from)
 {
     uint64_t low = 0, high = o->count;
 
@@ -120,36 +120,36 @@ static uint64_t bisect(const struct read_order *o, uint32_t position, uint64_t f
 
 /* ---- both ---- */
 
-struct read_order *read_order_share(struct read_order *order)
+struct known_reads *known_reads_share(struct known_reads *order)
 {
     atomic_fetch_add(&order->owners, 1);
     return order;
 }
 
-void read_order_free(struct read_order *order)
+void known_reads_free(struct known_reads *order)
 {
     if (!order || atomic_fetch_sub(&order->owners, 1) > 1)
         return;
-    folder_order_free(order->folder);
+    folder_files_free(order->folder);
     free(order->files);
     free(order->places);
     free(order);
 }
 
-uint64_t read_order_count(const struct read_order *order)
+uint64_t known_reads_count(const struct known_reads *order)
 {
     return order->count;
 }
 
-uint32_t read_order_at(const struct read_order *order, uint64_t place)
+uint32_t known_reads_at(const struct known_reads *order, uint64_t place)
 {
     uint32_t file = order->files[place];
 
-    return order->folder ? folder_order_file(order->folder, file) : file;
+    return order->folder ? folder_files_at(order->folder, file) : file;
 }
 
-int read_order_place(const struct read_order *o, uint32_t position, uint64_t from,
-                     uint64_t *ret_place)
+int known_reads_place(const struct known_reads *o, uint32_t position, uint64_t from,
+                      uint64_t *ret_place)
 {
     uint32_t number;
 
@@ -160,7 +160,7 @@ int read_order_place(const struct read_order *o, uint32_t position, uint64_t fro
         *ret_place = o->places[at];
         return 0;
     }
-    int r = folder_order_find(o->folder, position, &number);
+    int r = folder_files_number(o->folder, position, &number);
     if (r < 0 || o->places[number] < from)
         return -ENOENT;
     *ret_place = o->places[number];

@@ -5,8 +5,8 @@
 #include <stdarg.h>
 
 #include "index_helper.h"
-#include "order_paths.h"
-#include "read_order.h"
+#include "list_paths.h"
+#include "known_reads.h"
 #include "permutation.h"
 #include "suite.h"
 
@@ -26,23 +26,23 @@ static struct index *make_index(const char *first, ...)
 static void expect_files(const struct index *index, const char *directory,
                          enum folder_kind kind, bool images, const char *expected)
 {
-    struct folder_order *folder;
+    struct folder_files *folder;
     char text[1024] = "", path[256];
     size_t len;
 
     ck_assert_int_eq(
-        folder_order_new(index, position_of(index, directory), kind, images, 1000, &folder), 0);
-    for (uint32_t i = 0; i < folder_order_count(folder); i++) {
-        uint32_t number, position = folder_order_file(folder, i);
+        folder_files_new(index, position_of(index, directory), kind, images, 1000, &folder), 0);
+    for (uint32_t i = 0; i < folder_files_count(folder); i++) {
+        uint32_t number, position = folder_files_at(folder, i);
         ck_assert_int_eq(index_path(index, position, path, sizeof(path), &len), 0);
         strcat(strcat(text, i ? " " : ""), path);
-        ck_assert_int_eq(folder_order_find(folder, position, &number), 0);
+        ck_assert_int_eq(folder_files_number(folder, position, &number), 0);
         ck_assert_uint_eq(number, i);
     }
     ck_assert_str_eq(text, expected);
     uint32_t number;
-    ck_assert_int_eq(folder_order_find(folder, INDEX_ROOT, &number), -ENOENT);
-    folder_order_free(folder);
+    ck_assert_int_eq(folder_files_number(folder, INDEX_ROOT, &number), -ENOENT);
+    folder_files_free(folder);
 }
 
 START_TEST(classes_come_sorted_and_their_files_within)
@@ -74,7 +74,7 @@ END_TEST
 START_TEST(links_have_numbers)
 {
     struct builder *b = new_builder();
-    struct folder_order *folder;
+    struct folder_files *folder;
     uint32_t number;
 
     add_file(b, "d/2.jpg", 512, 10);
@@ -82,18 +82,18 @@ START_TEST(links_have_numbers)
     add_symlink(b, "d/3.jpg", "2.jpg");
     struct index *index = build(b, &tar_header);
     ck_assert_int_eq(
-        folder_order_new(index, position_of(index, "d"), FOLDER_FLAT, true, 10, &folder), 0);
-    ck_assert_uint_eq(folder_order_count(folder), 3);
-    ck_assert_uint_eq(folder_order_file(folder, 0), folder_order_file(folder, 1));
-    ck_assert_uint_eq(folder_order_file(folder, 2), FOLDER_NO_FILE);
-    ck_assert_int_eq(folder_order_find(folder, folder_order_file(folder, 0), &number), 0);
+        folder_files_new(index, position_of(index, "d"), FOLDER_FLAT, true, 10, &folder), 0);
+    ck_assert_uint_eq(folder_files_count(folder), 3);
+    ck_assert_uint_eq(folder_files_at(folder, 0), folder_files_at(folder, 1));
+    ck_assert_uint_eq(folder_files_at(folder, 2), FOLDER_NO_FILE);
+    ck_assert_int_eq(folder_files_number(folder, folder_files_at(folder, 0), &number), 0);
     ck_assert_uint_lt(number, 2);
-    folder_order_free(folder);
+    folder_files_free(folder);
     ck_assert_int_eq(
-        folder_order_new(index, position_of(index, "d"), FOLDER_FLAT, true, 2, &folder),
+        folder_files_new(index, position_of(index, "d"), FOLDER_FLAT, true, 2, &folder),
         -E2BIG);
     ck_assert_int_eq(
-        folder_order_new(index, position_of(index, "d/2.jpg"), FOLDER_FLAT, true, 2, &folder),
+        folder_files_new(index, position_of(index, "d/2.jpg"), FOLDER_FLAT, true, 2, &folder),
         -ENOTDIR);
     index_close(index);
 }
@@ -103,8 +103,8 @@ START_TEST(a_shuffle_is_torchs)
 {
     static const char golden[] = "4175390862"; /* torch.randperm(10), seed 0 */
     struct builder *b = new_builder();
-    struct folder_order *folder;
-    struct read_order *order;
+    struct folder_files *folder;
+    struct known_reads *order;
     uint64_t place;
 
     for (unsigned i = 0; i < 10; i++) {
@@ -114,57 +114,57 @@ START_TEST(a_shuffle_is_torchs)
     }
     struct index *index = build(b, &tar_header);
     ck_assert_int_eq(
-        folder_order_new(index, position_of(index, "d"), FOLDER_FLAT, true, 10, &folder), 0);
-    ck_assert_int_eq(read_order_shuffled(folder, 0, 79, &order), -E2BIG);
-    ck_assert_int_eq(read_order_shuffled(folder, 0, 80, &order), 0);
-    folder_order_free(folder);
-    ck_assert_uint_eq(read_order_count(order), 10);
+        folder_files_new(index, position_of(index, "d"), FOLDER_FLAT, true, 10, &folder), 0);
+    ck_assert_int_eq(known_reads_shuffled(folder, 0, 79, &order), -E2BIG);
+    ck_assert_int_eq(known_reads_shuffled(folder, 0, 80, &order), 0);
+    folder_files_free(folder);
+    ck_assert_uint_eq(known_reads_count(order), 10);
     for (unsigned i = 0; i < 10; i++) {
         char name[] = "d/0.jpg";
         name[2] = golden[i];
-        ck_assert_uint_eq(read_order_at(order, i), position_of(index, name));
-        ck_assert_int_eq(read_order_place(order, read_order_at(order, i), 0, &place), 0);
+        ck_assert_uint_eq(known_reads_at(order, i), position_of(index, name));
+        ck_assert_int_eq(known_reads_place(order, known_reads_at(order, i), 0, &place), 0);
         ck_assert_uint_eq(place, i);
-        ck_assert_int_eq(read_order_place(order, read_order_at(order, i), i + 1, &place),
+        ck_assert_int_eq(known_reads_place(order, known_reads_at(order, i), i + 1, &place),
                          -ENOENT);
     }
-    read_order_free(order);
+    known_reads_free(order);
     index_close(index);
 }
 END_TEST
 
 static struct index *tree;
-static struct read_order_lines lines;
+static struct read_list_lines lines;
 
 static int parse(const char *text, size_t len, struct fault *fault,
-                 struct read_order **ret_order)
+                 struct known_reads **ret_order)
 {
     *fault = (struct fault){0};
-    lines = (struct read_order_lines){0};
-    return read_order_parse(tree, INDEX_ROOT, text, len, 100, fault, &lines, ret_order);
+    lines = (struct read_list_lines){0};
+    return read_list_parse(tree, INDEX_ROOT, text, len, 100, fault, &lines, ret_order);
 }
 
 static void expect_order(const char *text, size_t len, const char *expected)
 {
-    struct read_order *order;
+    struct known_reads *order;
     struct fault fault;
     char found[1024] = "", path[256];
     size_t path_len;
 
     int r = parse(text, len, &fault, &order);
     ck_assert_msg(r == 0, "%s: %s", text, fault.what);
-    for (uint64_t i = 0; i < read_order_count(order); i++) {
+    for (uint64_t i = 0; i < known_reads_count(order); i++) {
         ck_assert_int_eq(
-            index_path(tree, read_order_at(order, i), path, sizeof(path), &path_len), 0);
+            index_path(tree, known_reads_at(order, i), path, sizeof(path), &path_len), 0);
         strcat(strcat(found, i ? " " : ""), path);
     }
     ck_assert_str_eq(found, expected);
-    read_order_free(order);
+    known_reads_free(order);
 }
 
 static void expect_fault(const char *text, const char *expected)
 {
-    struct read_order *order;
+    struct known_reads *order;
     struct fault fault;
 
     ck_assert_int_lt(parse(text, strlen(text), &fault, &order), 0);
@@ -203,7 +203,7 @@ END_TEST
 /* Three files, and a line that names none. */
 static void expect_left_out(const char *text, const char *expected)
 {
-    struct read_order *order;
+    struct known_reads *order;
     struct fault fault;
 
     ck_assert_msg(parse(text, strlen(text), &fault, &order) == 0, "%s: %s", text, fault.what);
@@ -211,8 +211,8 @@ static void expect_left_out(const char *text, const char *expected)
     ck_assert_uint_eq(lines.left_out, 1);
     ck_assert_msg(strstr(lines.first.what, expected) != NULL, "'%s' and not '%s'",
                   lines.first.what, expected);
-    ck_assert_uint_eq(read_order_count(order), 3);
-    read_order_free(order);
+    ck_assert_uint_eq(known_reads_count(order), 3);
+    known_reads_free(order);
 }
 
 START_TEST(a_line_that_names_no_file_is_left_out_and_told)
@@ -245,7 +245,7 @@ END_TEST
 START_TEST(a_line_longer_than_any_path_is_left_out)
 {
     static char text[32768];
-    struct read_order *order;
+    struct known_reads *order;
     struct fault fault;
     size_t len = (size_t)sprintf(text, "b/1.jpg\n");
 
@@ -254,8 +254,8 @@ START_TEST(a_line_longer_than_any_path_is_left_out)
     len += (size_t)sprintf(text + len, "b/1.jpg\n");
     ck_assert_int_eq(parse(text, len, &fault, &order), 0);
     ck_assert_uint_eq(lines.left_out, 1);
-    ck_assert_uint_eq(read_order_count(order), 1);
-    read_order_free(order);
+    ck_assert_uint_eq(known_reads_count(order), 1);
+    known_reads_free(order);
 }
 END_TEST
 
@@ -289,16 +289,15 @@ START_TEST(odd_names_are_quoted)
     char text[64];
 
     expect_order(TEXT("\"a/odd\\nname.jpg\"\nb/1.jpg\n"), "a/odd\nname.jpg b/1.jpg");
-    ck_assert(!order_path_is_odd(TEXT("a b\\c\"/\rd")));
+    ck_assert(!list_path_is_odd(TEXT("a b\\c\"/\rd")));
     for (unsigned i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
         struct index *index = make_index(odd[i], NULL);
-        struct order_paths paths = {
-            .index = index, .root = INDEX_ROOT, .directory = INDEX_ROOT};
+        struct list_paths paths = {.index = index, .root = INDEX_ROOT, .directory = INDEX_ROOT};
         uint32_t position;
-        ck_assert(order_path_is_odd(odd[i], strlen(odd[i])));
-        size_t len = order_path_quote(odd[i], strlen(odd[i]), text);
+        ck_assert(list_path_is_odd(odd[i], strlen(odd[i])));
+        size_t len = list_path_quote(odd[i], strlen(odd[i]), text);
         ck_assert_ptr_null(memchr(text, '\n', len));
-        ck_assert_int_eq(order_paths_resolve(&paths, text, len, &position), 0);
+        ck_assert_int_eq(list_paths_resolve(&paths, text, len, &position), 0);
         ck_assert_uint_eq(position, position_of(index, odd[i]));
         index_close(index);
     }
@@ -311,20 +310,20 @@ END_TEST
 START_TEST(more_lines_than_allowed_are_refused)
 {
     char text[101 * 8 + 1] = "";
-    struct read_order *order;
+    struct known_reads *order;
     struct fault fault;
 
     for (unsigned i = 0; i < 101; i++)
         strcat(text, "b/1.jpg\n");
     ck_assert_int_eq(parse(text, strlen(text), &fault, &order), -E2BIG);
     ck_assert_int_eq(parse(text, strlen(text) - 8, &fault, &order), 0);
-    read_order_free(order);
+    known_reads_free(order);
 }
 END_TEST
 
 START_TEST(a_file_may_come_twice)
 {
-    struct read_order *order;
+    struct known_reads *order;
     struct fault fault;
     uint64_t place;
     const char *text = "b/1.jpg\na/1.jpg\nb/1.jpg\nb/2.jpg\nb/1.jpg\n";
@@ -333,19 +332,19 @@ START_TEST(a_file_may_come_twice)
     ck_assert_int_eq(parse(text, strlen(text), &fault, &order), 0);
     const uint64_t expected[] = {0, 2, 2, 4, 4};
     for (uint64_t from = 0; from < 5; from++) {
-        ck_assert_int_eq(read_order_place(order, file, from, &place), 0);
+        ck_assert_int_eq(known_reads_place(order, file, from, &place), 0);
         ck_assert_uint_eq(place, expected[from]);
     }
-    ck_assert_int_eq(read_order_place(order, file, 5, &place), -ENOENT);
-    ck_assert_int_eq(read_order_place(order, position_of(tree, "a/note"), 0, &place), -ENOENT);
-    read_order_free(order);
+    ck_assert_int_eq(known_reads_place(order, file, 5, &place), -ENOENT);
+    ck_assert_int_eq(known_reads_place(order, position_of(tree, "a/note"), 0, &place), -ENOENT);
+    known_reads_free(order);
 }
 END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("read_order");
-    TCase *c = tcase_create("read_order");
+    Suite *s = suite_create("known_reads");
+    TCase *c = tcase_create("known_reads");
     tcase_add_checked_fixture(c, make_tree, free_tree);
     tcase_add_test(c, classes_come_sorted_and_their_files_within);
     tcase_add_test(c, directories_in_a_class_come_by_their_paths);

@@ -3,7 +3,7 @@
  * by those. So the files of a directory need no sorting. In a tree with one level of classes
  * the positions ascend, too, and bisection finds the number of a file.
  */
-#include "folder_order.h"
+#include "folder_files.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -13,7 +13,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-struct folder_order {
+struct folder_files {
     _Atomic unsigned owners;
     uint32_t *files; /* by number */
     uint32_t count, room;
@@ -22,7 +22,7 @@ struct folder_order {
 
 struct walk {
     const struct index *index;
-    struct folder_order *folder;
+    struct folder_files *folder;
     bool images_only;
     uint64_t most;
 };
@@ -46,7 +46,7 @@ static bool has_image_name(const struct index *index, uint32_t entry)
 
 static int append(struct walk *w, uint32_t position)
 {
-    struct folder_order *f = w->folder;
+    struct folder_files *f = w->folder;
 
     if (f->count >= w->most)
         return -E2BIG;
@@ -188,7 +188,7 @@ static int compare_numbers(const void *a, const void *b, void *files)
     return (x > y) - (x < y);
 }
 
-static int sort_numbers(struct folder_order *f)
+static int sort_numbers(struct folder_files *f)
 {
     bool ascending = true;
 
@@ -205,10 +205,10 @@ static int sort_numbers(struct folder_order *f)
     return 0;
 }
 
-int folder_order_new(const struct index *index, uint32_t directory, enum folder_kind kind,
-                     bool images_only, uint64_t most, struct folder_order **ret_folder)
+int folder_files_new(const struct index *index, uint32_t directory, enum folder_kind kind,
+                     bool images_only, uint64_t most, struct folder_files **ret_folder)
 {
-    struct folder_order *f = calloc(1, sizeof(*f));
+    struct folder_files *f = calloc(1, sizeof(*f));
     struct walk w = {index, f, images_only, most};
 
     if (!f)
@@ -218,20 +218,20 @@ int folder_order_new(const struct index *index, uint32_t directory, enum folder_
     if (r == 0)
         r = sort_numbers(f);
     if (r < 0) {
-        folder_order_free(f);
+        folder_files_free(f);
         return r;
     }
     *ret_folder = f;
     return 0;
 }
 
-struct folder_order *folder_order_share(struct folder_order *folder)
+struct folder_files *folder_files_share(struct folder_files *folder)
 {
     atomic_fetch_add(&folder->owners, 1);
     return folder;
 }
 
-void folder_order_free(struct folder_order *folder)
+void folder_files_free(struct folder_files *folder)
 {
     if (!folder || atomic_fetch_sub(&folder->owners, 1) > 1)
         return;
@@ -240,17 +240,17 @@ void folder_order_free(struct folder_order *folder)
     free(folder);
 }
 
-uint32_t folder_order_count(const struct folder_order *folder)
+uint32_t folder_files_count(const struct folder_files *folder)
 {
     return folder->count;
 }
 
-uint32_t folder_order_file(const struct folder_order *folder, uint32_t i)
+uint32_t folder_files_at(const struct folder_files *folder, uint32_t i)
 {
     return folder->files[i];
 }
 
-int folder_order_find(const struct folder_order *f, uint32_t position, uint32_t *ret_number)
+int folder_files_number(const struct folder_files *f, uint32_t position, uint32_t *ret_number)
 {
     uint32_t low = 0, high = f->count;
 

@@ -1,4 +1,4 @@
-#include "order_paths.h"
+#include "list_paths.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -13,16 +13,16 @@
 
 /* ---- lines ---- */
 
-void order_text_init(struct order_text *t, const char *bytes, size_t len)
+void list_text_init(struct list_text *t, const char *bytes, size_t len)
 {
     static const char mark[] = "\xef\xbb\xbf"; /* of UTF-8, as Windows programs write it */
     bool marked = len >= 3 && memcmp(bytes, mark, 3) == 0;
 
-    *t = (struct order_text){.text = bytes, .len = len, .at = marked ? 3 : 0};
+    *t = (struct list_text){.text = bytes, .len = len, .at = marked ? 3 : 0};
     t->separator = len && memchr(bytes, '\0', len) ? '\0' : '\n';
 }
 
-bool order_text_next(struct order_text *t, const char **ret_line, size_t *ret_len)
+bool list_text_next(struct list_text *t, const char **ret_line, size_t *ret_len)
 {
     while (t->at < t->len) {
         const char *line = t->text + t->at;
@@ -43,12 +43,12 @@ bool order_text_next(struct order_text *t, const char **ret_line, size_t *ret_le
 
 static const char escaped[] = "\\\"\n\r", letters[] = "\\\"nr";
 
-bool order_path_is_odd(const char *path, size_t len)
+bool list_path_is_odd(const char *path, size_t len)
 {
     return len > 0 && (path[0] == '"' || path[len - 1] == '\r' || memchr(path, '\n', len));
 }
 
-size_t order_path_quote(const char *path, size_t len, char *ret_quoted)
+size_t list_path_quote(const char *path, size_t len, char *ret_quoted)
 {
     char *out = ret_quoted;
 
@@ -109,7 +109,7 @@ static int walk(const struct index *index, uint32_t at, const char *path, size_t
     return 0;
 }
 
-static int resolve_path(const struct order_paths *p, const char *path, size_t len,
+static int resolve_path(const struct list_paths *p, const char *path, size_t len,
                         uint32_t *ret_position)
 {
     if (p->prefix_len && len > p->prefix_len && memcmp(path, p->prefix, p->prefix_len) == 0 &&
@@ -118,8 +118,8 @@ static int resolve_path(const struct order_paths *p, const char *path, size_t le
     return walk(p->index, p->directory, path, len, ret_position);
 }
 
-int order_paths_resolve(const struct order_paths *p, const char *line, size_t len,
-                        uint32_t *ret_position)
+int list_paths_resolve(const struct list_paths *p, const char *line, size_t len,
+                       uint32_t *ret_position)
 {
     bool returns = len > 0 && line[len - 1] == '\r';
     char path[PATH_MAX];
@@ -139,7 +139,7 @@ int order_paths_resolve(const struct order_paths *p, const char *line, size_t le
 /* ---- how to read the paths ---- */
 
 /* How many of the first lines name a file if they are read this way. */
-static unsigned count_known(const struct order_paths *p, struct order_text text,
+static unsigned count_known(const struct list_paths *p, struct list_text text,
                             unsigned *ret_lines)
 {
     const char *line;
@@ -148,20 +148,20 @@ static unsigned count_known(const struct order_paths *p, struct order_text text,
     struct node node;
     size_t len;
 
-    for (*ret_lines = 0; *ret_lines < SAMPLE_LINES && order_text_next(&text, &line, &len);
+    for (*ret_lines = 0; *ret_lines < SAMPLE_LINES && list_text_next(&text, &line, &len);
          (*ret_lines)++)
-        known += order_paths_resolve(p, line, len, &position) == 0 &&
+        known += list_paths_resolve(p, line, len, &position) == 0 &&
                  index_node(p->index, position, &node) == 0 && !S_ISDIR(node.mode);
     return known;
 }
 
 struct search {
-    struct order_paths *best;
-    const struct order_text *text;
+    struct list_paths *best;
+    const struct list_text *text;
     unsigned known, lines;
 };
 
-static void try_way(struct search *s, const struct order_paths *way)
+static void try_way(struct search *s, const struct list_paths *way)
 {
     unsigned known = count_known(way, *s->text, &s->lines);
 
@@ -172,13 +172,13 @@ static void try_way(struct search *s, const struct order_paths *way)
 }
 
 /* Try as a prefix what the first line starts with, up to each of its directories. */
-static void try_prefixes(struct search *s, struct order_paths way)
+static void try_prefixes(struct search *s, struct list_paths way)
 {
-    struct order_text text = *s->text;
+    struct list_text text = *s->text;
     unsigned tried = 0;
     size_t len;
 
-    if (!order_text_next(&text, &way.prefix, &len))
+    if (!list_text_next(&text, &way.prefix, &len))
         return;
     if (way.prefix[0] == '"') { /* paths are compared without the mark */
         way.prefix++;
@@ -193,7 +193,7 @@ static void try_prefixes(struct search *s, struct order_paths way)
     }
 }
 
-static void try_directories(struct search *s, struct order_paths way)
+static void try_directories(struct search *s, struct list_paths way)
 {
     uint32_t first, count, tried = 0;
     struct node node;
@@ -211,13 +211,13 @@ static void try_directories(struct search *s, struct order_paths way)
     }
 }
 
-void order_paths_find(struct order_paths *paths, const struct index *index, uint32_t root,
-                      const struct order_text *text)
+void list_paths_find(struct list_paths *paths, const struct index *index, uint32_t root,
+                     const struct list_text *text)
 {
     struct search s = {.best = paths, .text = text};
 
-    *paths = (struct order_paths){.index = index, .root = root, .directory = root};
-    const struct order_paths plain = *paths;
+    *paths = (struct list_paths){.index = index, .root = root, .directory = root};
+    const struct list_paths plain = *paths;
     try_way(&s, &plain);
     if (s.known < s.lines)
         try_prefixes(&s, plain);

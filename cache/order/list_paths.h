@@ -8,8 +8,8 @@
  * A path is written as it is, or between quotation marks with the escapes \\ \" \n \r, so
  * that a name with a newline fits on one line. Lines may end as on Windows.
  */
-#ifndef ONEPOT_ORDER_PATHS_H
-#define ONEPOT_ORDER_PATHS_H
+#ifndef ONEPOT_LIST_PATHS_H
+#define ONEPOT_LIST_PATHS_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,18 +18,18 @@
 #include "index.h"
 
 /* A text as lines. They end with NUL if there is one in the text, else with a newline. */
-struct order_text {
+struct list_text {
     const char *text;
     size_t len, at;
     char separator;
     uint64_t line; /* of the line that came last, counted from 1 */
 };
 
-void order_text_init(struct order_text *text, const char *bytes, size_t len);
+void list_text_init(struct list_text *text, const char *bytes, size_t len);
 /* The next line that is not empty. False: there are no more. */
-bool order_text_next(struct order_text *text, const char **ret_line, size_t *ret_len);
+bool list_text_next(struct list_text *text, const char **ret_line, size_t *ret_len);
 
-struct order_paths {
+struct list_paths {
     const struct index *index;
     uint32_t root;
     uint32_t directory; /* where paths start, */
@@ -38,16 +38,16 @@ struct order_paths {
 };
 
 /* Paths below `root`, read in the way that fits most of the first lines of the text. */
-void order_paths_find(struct order_paths *paths, const struct index *index, uint32_t root,
-                      const struct order_text *text);
+void list_paths_find(struct list_paths *paths, const struct index *index, uint32_t root,
+                     const struct list_text *text);
 
 /* The entry that a line names. -ENOENT, -ENOTDIR, -EINVAL, -ENAMETOOLONG: none; -EUCLEAN. */
-int order_paths_resolve(const struct order_paths *paths, const char *line, size_t len,
-                        uint32_t *ret_position);
+int list_paths_resolve(const struct list_paths *paths, const char *line, size_t len,
+                       uint32_t *ret_position);
 
 /* Does a path have to be quoted? */
-bool order_path_is_odd(const char *path, size_t len);
+bool list_path_is_odd(const char *path, size_t len);
 /* Quote it, marks included. `ret_quoted` has room for 2 * len + 2 bytes. Returns the length. */
-size_t order_path_quote(const char *path, size_t len, char *ret_quoted);
+size_t list_path_quote(const char *path, size_t len, char *ret_quoted);
 
 #endif

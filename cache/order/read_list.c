@@ -3,7 +3,7 @@
  * data. So lines that name no file are left out and counted, and the first of them is reported.
  * Where they outnumber the others, the text is not a list of this archive's files.
  */
-#include "read_order.h"
+#include "known_reads.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -12,14 +12,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "order_paths.h"
+#include "list_paths.h"
 
 struct parse {
-    struct order_paths paths;
-    struct folder_order *numbered; /* lines are numbers in this folder; NULL: they are paths */
+    struct list_paths paths;
+    struct folder_files *numbered; /* lines are numbers in this folder; NULL: they are paths */
     uint64_t most;
     struct fault *fault;
-    struct order_text text;
+    struct list_text text;
     struct fault first; /* the first line that was left out */
     uint64_t left_out;
 
@@ -76,16 +76,16 @@ static int parse_number(struct parse *p, const char *line, size_t len)
         return leave_out(p, line, len, "is no number, as the first line is");
     for (size_t i = 0; i < len; i++)
         number = 10 * number + (uint64_t)(line[i] - '0');
-    if (number >= folder_order_count(p->numbered))
+    if (number >= folder_files_count(p->numbered))
         return leave_out(p, line, len, "is more than there are files");
-    return add_line(p, folder_order_file(p->numbered, (uint32_t)number));
+    return add_line(p, folder_files_at(p->numbered, (uint32_t)number));
 }
 
 static int parse_path(struct parse *p, const char *line, size_t len)
 {
     uint32_t position;
     struct node node;
-    int r = order_paths_resolve(&p->paths, line, len, &position);
+    int r = list_paths_resolve(&p->paths, line, len, &position);
 
     if (r == 0)
         r = index_node(p->paths.index, position, &node);
@@ -111,11 +111,11 @@ static int number_files(struct parse *p)
     int r = 0;
 
     for (unsigned i = 0; r == 0 && i < sizeof(ways) / sizeof(ways[0]); i++) {
-        folder_order_free(p->numbered);
+        folder_files_free(p->numbered);
         p->numbered = NULL;
-        r = folder_order_new(p->paths.index, p->paths.root, ways[i].kind, ways[i].images,
+        r = folder_files_new(p->paths.index, p->paths.root, ways[i].kind, ways[i].images,
                              UINT32_MAX - 1, &p->numbered);
-        if (r == 0 && folder_order_count(p->numbered))
+        if (r == 0 && folder_files_count(p->numbered))
             break;
     }
     return r;
@@ -129,19 +129,19 @@ static size_t without_return(const char *line, size_t len)
 /* The first line decides whether lines are numbers or paths. */
 static int decide(struct parse *p)
 {
-    struct order_text text = p->text;
+    struct list_text text = p->text;
     const struct index *index = p->paths.index;
     const char *line;
     uint32_t position;
     size_t len;
 
-    if (!order_text_next(&text, &line, &len))
+    if (!list_text_next(&text, &line, &len))
         return 0;
     len = without_return(line, len);
     if (is_number(line, len) &&
         index_lookup(index, p->paths.root, line, len, &position) == -ENOENT)
         return number_files(p);
-    order_paths_find(&p->paths, index, p->paths.root, &p->text);
+    list_paths_find(&p->paths, index, p->paths.root, &p->text);
     return 0;
 }
 
@@ -151,7 +151,7 @@ static int parse_lines(struct parse *p)
     size_t len;
     int r = decide(p);
 
-    while (r == 0 && order_text_next(&p->text, &line, &len))
+    while (r == 0 && list_text_next(&p->text, &line, &len))
         r = p->numbered ? parse_number(p, line, without_return(line, len))
                         : parse_path(p, line, len);
     return r;
@@ -172,23 +172,23 @@ static int check_known(struct parse *p)
     return -EINVAL;
 }
 
-int read_order_parse(const struct index *index, uint32_t root, const char *text, size_t len,
-                     uint64_t most, struct fault *fault, struct read_order_lines *ret_lines,
-                     struct read_order **ret_order)
+int read_list_parse(const struct index *index, uint32_t root, const char *text, size_t len,
+                    uint64_t most, struct fault *fault, struct read_list_lines *ret_lines,
+                    struct known_reads **ret_order)
 {
     struct parse p = {.paths = {.index = index, .root = root, .directory = root},
                       .most = most,
                       .fault = fault};
 
-    order_text_init(&p.text, text, len);
+    list_text_init(&p.text, text, len);
     int r = parse_lines(&p);
     if (r == 0)
         r = check_known(&p);
-    folder_order_free(p.numbered);
+    folder_files_free(p.numbered);
     if (r < 0) {
         free(p.positions);
         return r;
     }
-    *ret_lines = (struct read_order_lines){p.count, p.left_out, p.first};
-    return read_order_listed(p.positions, p.count, ret_order);
+    *ret_lines = (struct read_list_lines){p.count, p.left_out, p.first};
+    return known_reads_listed(p.positions, p.count, ret_order);
 }

@@ -1,4 +1,4 @@
-#include "archive_order.h"
+#include "archive_files.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #define NO_PLACE UINT32_MAX
 
-struct archive_order {
+struct archive_files {
     uint32_t count, entries;
     uint32_t *at;     /* positions, by place */
     uint32_t *places; /* by position */
@@ -28,7 +28,7 @@ static int first_extent(const struct index *index, uint32_t position, struct ext
     return r == 0 && ret_extent->kind == EXTENT_HOLE ? -ENXIO : r;
 }
 
-int archive_offset(const struct index *index, uint32_t position, uint64_t *ret_offset)
+int archive_files_offset(const struct index *index, uint32_t position, uint64_t *ret_offset)
 {
     struct extent extent;
     int r = first_extent(index, position, &extent);
@@ -63,14 +63,14 @@ static uint32_t collect(const struct index *index, struct file *files)
     return count;
 }
 
-int archive_order_new(const struct index *index, uint64_t most_bytes,
-                      struct archive_order **ret_order)
+int archive_files_new(const struct index *index, uint64_t most_bytes,
+                      struct archive_files **ret_order)
 {
     uint32_t entries = index_info(index)->entries;
 
     if (entries > most_bytes / sizeof(struct file))
         return -E2BIG;
-    struct archive_order *o = calloc(1, sizeof(*o));
+    struct archive_files *o = calloc(1, sizeof(*o));
     struct file *files = malloc((size_t)entries * sizeof(*files));
     if (o) {
         o->entries = entries;
@@ -79,7 +79,7 @@ int archive_order_new(const struct index *index, uint64_t most_bytes,
     }
     if (!o || !files || !o->at || !o->places) {
         free(files);
-        archive_order_free(o);
+        archive_files_free(o);
         return -ENOMEM;
     }
     o->count = collect(index, files);
@@ -94,7 +94,7 @@ int archive_order_new(const struct index *index, uint64_t most_bytes,
     return 0;
 }
 
-void archive_order_free(struct archive_order *order)
+void archive_files_free(struct archive_files *order)
 {
     if (!order)
         return;
@@ -103,17 +103,17 @@ void archive_order_free(struct archive_order *order)
     free(order);
 }
 
-uint32_t archive_order_count(const struct archive_order *order)
+uint32_t archive_files_count(const struct archive_files *order)
 {
     return order->count;
 }
 
-uint32_t archive_order_at(const struct archive_order *order, uint32_t place)
+uint32_t archive_files_at(const struct archive_files *order, uint32_t place)
 {
     return order->at[place];
 }
 
-int archive_order_place(const struct archive_order *order, uint32_t position,
+int archive_files_place(const struct archive_files *order, uint32_t position,
                         uint32_t *ret_place)
 {
     if (position >= order->entries || order->places[position] == NO_PLACE)
