@@ -96,6 +96,68 @@ uint32_t cli_max_ratio(void);
 int cli_getopt(const struct cli_usage *usage, int argc, char **argv, const char *shorts,
                const struct option *longs, int *ret_status);
 
+/* ---- options by table ---- */
+
+enum cli_kind {
+    CLI_FLAG,   /* no argument: a bool becomes true */
+    CLI_TEXT,   /* const char * */
+    CLI_NUMBER, /* from min to max: an unsigned integer of 4 or 8 bytes */
+    CLI_SIZE,   /* bytes: uint64_t */
+    CLI_WORD,   /* one of `words`: an enum, its place in the list */
+    CLI_CALL,   /* `call` takes the text */
+};
+
+/*
+ * One option, and where its value goes in the command's own structure:
+ *
+ *     static const struct cli_option options[] = {
+ *         {"jobs", 'j', CLI_NUMBER, CLI_AT(struct arguments, jobs), .min = 1, .max = 64},
+ *         {"long", 0, CLI_FLAG, CLI_AT(struct arguments, is_long)},
+ *         CLI_END,
+ *     };
+ *     int status = cli_parse(&usage, options, argc, argv, &arguments);
+ *     if (status != CLI_GO_ON)
+ *         return status;
+ *     ... argv[optind] ...
+ */
+struct cli_option {
+    const char *name; /* without dashes; "" if it has a letter only */
+    char letter;      /* 0: none */
+    enum cli_kind kind;
+    size_t at, bytes;
+    size_t given;     /* where a bool notes that it was given; 0: nowhere */
+    bool is_optional; /* the argument may be missing: CLI_TEXT, CLI_CALL get NULL */
+    uint64_t min, max;
+    const char *const *words; /* ends with NULL */
+    int (*call)(const struct cli_usage *usage, void *target, const char *text);
+};
+#define CLI_AT(type, member) .at = offsetof(type, member), .bytes = sizeof(((type *)0)->member)
+#define CLI_GIVEN(type, member) .given = offsetof(type, member)
+#define CLI_END                                                                                \
+    {                                                                                          \
+        .name = NULL                                                                           \
+    }
+
+/* Options that several commands have. */
+#define CLI_PROGRESS(type, member)                                                             \
+    {                                                                                          \
+        "progress", 0, CLI_WORD, CLI_AT(type, member), .words = cli_progress_words             \
+    }
+#define CLI_MAX_RATIO                                                                          \
+    {                                                                                          \
+        "max-ratio", 0, CLI_CALL, .call = cli_take_max_ratio                                   \
+    }
+extern const char *const cli_progress_words[];
+int cli_take_max_ratio(const struct cli_usage *usage, void *target, const char *text);
+
+/*
+ * Take all options; optind is then the first argument. CLI_GO_ON, or the exit status: help was
+ * printed, or an option was wrong, which an error says. A `call` that does not return 0 ends it
+ * with that status.
+ */
+int cli_parse(const struct cli_usage *usage, const struct cli_option *options, int argc,
+              char **argv, void *target);
+
 /* "onepot NAME: text; see 'onepot NAME --help'". Returns CLI_USAGE. */
 int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

@@ -33,38 +33,34 @@ static int clean_user(const char *name)
     return cleaner_user((uid_t)uid, NULL);
 }
 
+struct request {
+    const char *job, *user;
+    bool all;
+};
+
+static const struct cli_option options[] = {
+    {"job", 0, CLI_TEXT, CLI_AT(struct request, job)},
+    {"user", 0, CLI_TEXT, CLI_AT(struct request, user)},
+    {"all", 0, CLI_FLAG, CLI_AT(struct request, all)},
+    CLI_END,
+};
+
 int command_clean(int argc, char **argv)
 {
-    enum { OPT_JOB = CLI_OPTION_OWN, OPT_USER, OPT_ALL };
-    static const struct option longs[] = {
-        {"job", required_argument, NULL, OPT_JOB},
-        {"user", required_argument, NULL, OPT_USER},
-        {"all", no_argument, NULL, OPT_ALL},
-        CLI_OPTIONS_END,
-    };
-    const char *job = NULL, *user = NULL;
-    bool all = false;
-    int opt, status = CLI_GO_ON;
+    struct request rq = {0};
+    int status = cli_parse(&usage, options, argc, argv, &rq);
 
-    while (status == CLI_GO_ON &&
-           (opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1) {
-        if (opt == OPT_JOB)
-            job = optarg;
-        if (opt == OPT_USER)
-            user = optarg;
-        all |= opt == OPT_ALL;
-    }
     if (status != CLI_GO_ON)
         return status;
     if (optind < argc)
         return cli_usage_error(&usage, "'%s' is one too many", argv[optind]);
-    if ((job != NULL) + (user != NULL) + all > 1)
+    if ((rq.job != NULL) + (rq.user != NULL) + rq.all > 1)
         return cli_usage_error(&usage, "--job, --user and --all exclude each other");
-    if (job && !*job)
+    if (rq.job && !*rq.job)
         return cli_usage_error(&usage, "--job: the id is empty: a variable that is not set?");
-    if (all && geteuid() != 0)
+    if (rq.all && geteuid() != 0)
         return cli_failf(NULL, "only root may clean up after other users");
-    if (user)
-        return clean_user(user);
-    return all || (job && geteuid() == 0) ? cleaner_all(job) : cleaner_own(job);
+    if (rq.user)
+        return clean_user(rq.user);
+    return rq.all || (rq.job && geteuid() == 0) ? cleaner_all(rq.job) : cleaner_own(rq.job);
 }

@@ -44,7 +44,7 @@ static const struct cli_usage usage = {
 
 struct request {
     struct job job;
-    int wait_ms;
+    unsigned wait_s;
     bool lazy;
     bool all;
 };
@@ -227,7 +227,7 @@ static int end_slot(struct slot *slot, const struct request *rq)
 {
     const struct counters *c = slot->counters;
     char line[256], other[PATH_MAX];
-    int r = unmounter_unmount(slot, rq->wait_ms, rq->lazy, NULL);
+    int r = unmounter_unmount(slot, (int)rq->wait_s * 1000, rq->lazy, NULL);
 
     if (r == -EBUSY)
         return busy(slot);
@@ -249,7 +249,7 @@ static int end_slot(struct slot *slot, const struct request *rq)
 
 static int umount_slot(struct slot *slot, const struct request *rq)
 {
-    uint64_t end = now_ms() + (uint64_t)rq->wait_ms;
+    uint64_t end = now_ms() + rq->wait_s * 1000;
     enum verdict verdict;
 
     while ((verdict = judge_locked(slot, rq)) == VERDICT_WAIT && now_ms() < end)
@@ -325,7 +325,7 @@ static size_t umount_archive(const struct slot_list *list, const char *path, con
 static int umount_unknown(const struct mount_entry *entry, const struct request *rq)
 {
     const char *path = entry->path;
-    uint64_t end = now_ms() + (uint64_t)rq->wait_ms;
+    uint64_t end = now_ms() + rq->wait_s * 1000;
     int r;
 
     while ((r = mountpoint_unmount(path, false)) == -EBUSY && now_ms() < end)
@@ -440,41 +440,26 @@ static void sweep_copies(const struct slot_list *list)
 
 /* ---- the command line ---- */
 
-static int parse(int argc, char **argv, struct request *rq)
-{
-    enum { OPT_ALL = CLI_OPTION_OWN, OPT_WAIT, OPT_LAZY };
-    static const struct option longs[] = {
-        {"all", no_argument, NULL, OPT_ALL},
-        {"wait", required_argument, NULL, OPT_WAIT},
-        {"lazy", no_argument, NULL, OPT_LAZY},
-        CLI_OPTIONS_END,
-    };
-    int opt, status = CLI_GO_ON;
-    uint64_t seconds = 5;
+#define AT(member) CLI_AT(struct request, member)
 
-    while (status == CLI_GO_ON &&
-           (opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1) {
-        rq->all |= opt == OPT_ALL;
-        rq->lazy |= opt == OPT_LAZY;
-        if (opt == OPT_WAIT &&
-            cli_number_option(&usage, "--wait", optarg, 0, 86400, &seconds) != 0)
-            status = CLI_USAGE;
-    }
-    rq->wait_ms = (int)seconds * 1000;
-    if (status == CLI_GO_ON && rq->all != (optind == argc))
-        return cli_usage_error(&usage, rq->all ? "--all stands alone"
-                                               : "no mount point and no archive was named");
-    return status;
-}
+static const struct cli_option options[] = {
+    {"all", 0, CLI_FLAG, AT(all)},
+    {"wait", 0, CLI_NUMBER, AT(wait_s), .max = 86400},
+    {"lazy", 0, CLI_FLAG, AT(lazy)},
+    CLI_END,
+};
 
 int command_umount(int argc, char **argv)
 {
-    struct request rq = {0};
+    struct request rq = {.wait_s = 5};
     struct slot_list list;
-    int status = parse(argc, argv, &rq);
+    int status = cli_parse(&usage, options, argc, argv, &rq);
 
     if (status != CLI_GO_ON)
         return status;
+    if (rq.all != (optind == argc))
+        return cli_usage_error(&usage, rq.all ? "--all stands alone"
+                                              : "no mount point and no archive was named");
     job_detect(&rq.job);
     int r = state_list(&list);
     if (r < 0)

@@ -1,0 +1,368 @@
+/*
+ * Reads the options of a command, by table, and the words and numbers that they take.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "cleanup.h"
+#include "cli.h"
+#include "cpus.h"
+
+int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    auto_free char *text = NULL;
+    auto_free char *with_hint = NULL;
+    if (vasprintf(&text, format, args) < 0)
+        text = NULL;
+    va_end(args);
+    if (!text || asprintf(&with_hint, "onepot %s: %s; see 'onepot %s --help'\n", usage->name,
+                          text, usage->name) < 0) {
+        with_hint = NULL;
+        fputs("onepot: out of memory\n", stderr);
+        return CLI_USAGE;
+    }
+    size_t len = strlen(with_hint) - 1;
+    cli_print_safe(stderr, with_hint, len);
+    fputc('\n', stderr);
+    return CLI_USAGE;
+}
+
+static void print_usage(const struct cli_usage *usage)
+{
+    printf("Usage: onepot %s %s\n%s"
+           "  -h, --help            print this\n"
+           "      --version         print the version\n"
+           "\nThe manual page is onepot-%s(1).\n",
+           usage->name, usage->synopsis, usage->text, usage->name);
+}
+
+#define LONGS_MAX 64
+
+/* An error about an unknown long option, with the nearest that exists. */
+static int unknown_long(const struct cli_usage *usage, const char *given,
+                        const struct option *longs)
+{
+    const char *names[LONGS_MAX + 1] = {NULL};
+    for (size_t i = 0; i < LONGS_MAX && longs[i].name; i++)
+        names[i] = longs[i].name;
+    size_t len = strcspn(given + 2, "=");
+    auto_free char *word = strndup(given + 2, len);
+    const char *near = word ? cli_nearest(word, names) : NULL;
+    if (near)
+        return cli_usage_error(usage, "there is no option '%.*s'; did you mean '--%s'?",
+                               (int)len + 2, given, near);
+    return cli_usage_error(usage, "there is no option '%.*s'", (int)len + 2, given);
+}
+
+/* getopt returned '?' or ':': print what is wrong. */
+static int bad_option(const struct cli_usage *usage, int opt, char **argv,
+                      const struct option *longs)
+{
+    const char *given = argv[optind - 1];
+    bool is_long = given[0] == '-' && given[1] == '-';
+    if (opt == ':' && is_long)
+        return cli_usage_error(usage, "option '%s' needs an argument", given);
+    if (opt == ':')
+        return cli_usage_error(usage, "option '-%c' needs an argument", optopt);
+    if (optopt && is_long)
+        return cli_usage_error(usage, "option '%.*s' takes no argument",
+                               (int)strcspn(given, "="), given);
+    if (optopt)
+        return cli_usage_error(usage, "there is no option '-%c'", optopt);
+    return unknown_long(usage, given, longs);
+}
+
+static uint32_t max_ratio;
+
+uint32_t cli_max_ratio(void)
+{
+    return max_ratio;
+}
+
+int cli_take_max_ratio(const struct cli_usage *usage, void *target, const char *text)
+{
+    (void)target;
+    uint64_t number = POT_RATIO_OFF;
+    int r = strcmp(text, "off") == 0
+                ? 0
+                : cli_number_option(usage, "--max-ratio", text, 1, POT_RATIO_OFF - 1, &number);
+    max_ratio = (uint32_t)number;
+    return r;
+}
+
+int cli_getopt(const struct cli_usage *usage, int argc, char **argv, const char *shorts,
+               const struct option *longs, int *ret_status)
+{
+    char all[80];
+    bool in_order = shorts[0] == '+';
+    snprintf(all, sizeof(all), "%s:h%s", in_order ? "+" : "", shorts + in_order);
+
+    opterr = 0;
+    int opt = getopt_long(argc, argv, all, longs, NULL);
+    switch (opt) {
+    case 'h':
+        print_usage(usage);
+        *ret_status = CLI_OK;
+        return -1;
+    case CLI_OPTION_VERSION:
+        puts("onepot " ONEPOT_VERSION);
+        *ret_status = CLI_OK;
+        return -1;
+    case CLI_OPTION_MAX_RATIO:
+        *ret_status = cli_take_max_ratio(usage, NULL, optarg);
+        if (*ret_status != 0)
+            return -1;
+        *ret_status = CLI_GO_ON;
+        return cli_getopt(usage, argc, argv, shorts, longs, ret_status);
+    case '?':
+    case ':':
+        *ret_status = bad_option(usage, opt, argv, longs);
+        return -1;
+    default:
+        return opt;
+    }
+}
+
+#define NEAREST_MAX 32
+
+static unsigned least3(unsigned a, unsigned b, unsigned c)
+{
+    unsigned least = a < b ? a : b;
+    return least < c ? least : c;
+}
+
+/*
+ * The number of insertions, deletions, replacements and swaps of neighbours that turn a into b.
+ */
+static unsigned distance(const char *a, size_t a_len, const char *b, size_t b_len)
+{
+    unsigned d[NEAREST_MAX + 1][NEAREST_MAX + 1];
+    for (unsigned i = 0; i <= a_len; i++)
+        d[i][0] = i;
+    for (unsigned j = 0; j <= b_len; j++)
+        d[0][j] = j;
+    for (size_t i = 1; i <= a_len; i++) {
+        for (size_t j = 1; j <= b_len; j++) {
+            unsigned replaced = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            d[i][j] = least3(d[i - 1][j] + 1, d[i][j - 1] + 1, replaced);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                d[i - 2][j - 2] + 1 < d[i][j])
+                d[i][j] = d[i - 2][j - 2] + 1;
+        }
+    }
+    return d[a_len][b_len];
+}
+
+const char *cli_nearest(const char *word, const char *const *candidates)
+{
+    size_t len = strlen(word);
+    if (len == 0 || len > NEAREST_MAX)
+        return NULL;
+    const char *best = NULL;
+    unsigned best_distance = len <= 3 ? 1 : len <= 6 ? 2 : 3;
+    for (; *candidates; candidates++) {
+        size_t candidate_len = strlen(*candidates);
+        if (candidate_len > NEAREST_MAX)
+            continue;
+        unsigned d = distance(word, len, *candidates, candidate_len);
+        if (len >= 2 && strncmp(*candidates, word, len) == 0)
+            d = 1; /* a prefix of it */
+        if (d < best_distance || (d == best_distance && !best && d < candidate_len)) {
+            best = *candidates;
+            best_distance = d;
+        }
+    }
+    return best;
+}
+
+/* Digits at the start of `text`; *ret_rest is what follows them. */
+static int parse_digits(const char *text, uint64_t *ret_number, const char **ret_rest)
+{
+    uint64_t number = 0;
+    const char *c = text;
+    for (; *c >= '0' && *c <= '9'; c++)
+        if (__builtin_mul_overflow(number, 10u, &number) ||
+            __builtin_add_overflow(number, (uint64_t)(*c - '0'), &number))
+            return -ERANGE;
+    if (c == text)
+        return -EINVAL;
+    *ret_number = number;
+    *ret_rest = c;
+    return 0;
+}
+
+int cli_parse_size(const char *text, uint64_t *ret_bytes)
+{
+    uint64_t number;
+    const char *rest;
+    int r = parse_digits(text, &number, &rest);
+    if (r < 0)
+        return r;
+    unsigned shift = 0;
+    if (*rest) {
+        static const char units[] = "KMGTkmgt";
+        const char *unit = strchr(units, *rest);
+        if (!unit || (rest[1] && strcmp(rest + 1, "iB") != 0))
+            return -EINVAL;
+        shift = 10 * ((unsigned)(unit - units) % 4 + 1);
+    }
+    if (__builtin_mul_overflow(number, UINT64_C(1) << shift, &number))
+        return -ERANGE;
+    *ret_bytes = number;
+    return 0;
+}
+
+int cli_parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret_number)
+{
+    uint64_t number;
+    const char *rest;
+    int r = parse_digits(text, &number, &rest);
+    if (r < 0)
+        return r;
+    if (*rest)
+        return -EINVAL;
+    if (number < min || number > max)
+        return -ERANGE;
+    *ret_number = number;
+    return 0;
+}
+
+int cli_size_option(const struct cli_usage *usage, const char *option, const char *text,
+                    uint64_t *ret_bytes)
+{
+    int r = cli_parse_size(text, ret_bytes);
+    if (r == -ERANGE)
+        return cli_usage_error(usage, "%s: '%s' is too large", option, text);
+    if (r < 0)
+        return cli_usage_error(usage, "%s: '%s' is no size; write a number with K, M, G or T",
+                               option, text);
+    return 0;
+}
+
+int cli_number_option(const struct cli_usage *usage, const char *option, const char *text,
+                      uint64_t min, uint64_t max, uint64_t *ret_number)
+{
+    int r = cli_parse_number(text, min, max, ret_number);
+    if (r == -ERANGE)
+        return cli_usage_error(usage, "%s: '%s' is not between %" PRIu64 " and %" PRIu64,
+                               option, text, min, max);
+    if (r < 0)
+        return cli_usage_error(usage, "%s: '%s' is no number", option, text);
+    return 0;
+}
+
+void cli_raise_file_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max < 65536 ? limit.rlim_max : 65536;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+unsigned cli_default_jobs(void)
+{
+    unsigned n = cpus_allowed();
+    return n > 64 ? 64 : n;
+}
+
+const char *const cli_progress_words[] = {"auto", "always", "never", NULL};
+
+static int take_word(const struct cli_usage *usage, const char *option, const char *text,
+                     const char *const *words, unsigned *ret_place)
+{
+    char list[64] = "";
+    for (unsigned i = 0; words[i]; i++) {
+        size_t len = strlen(list);
+        if (strcmp(text, words[i]) == 0) {
+            *ret_place = i;
+            return 0;
+        }
+        snprintf(list + len, sizeof(list) - len, "%s%s", i ? ", " : "", words[i]);
+    }
+    return cli_usage_error(usage, "%s: '%s' is none of %s", option, text, list);
+}
+
+int cli_progress_option(const struct cli_usage *usage, const char *text,
+                        enum cli_progress_mode *ret_mode)
+{
+    return take_word(usage, "--progress", text, cli_progress_words, ret_mode);
+}
+
+/* ---- the table ---- */
+
+#define OPTION_FIRST 0x2000 /* of the long options of a table, beyond letters */
+
+/* Put the value of one option where it belongs. */
+static int take_option(const struct cli_usage *usage, const struct cli_option *option,
+                       void *target)
+{
+    char name[LONGS_MAX];
+    char *at = (char *)target + option->at;
+    uint64_t number = 0;
+    int r = 0;
+
+    if (option->given)
+        *(bool *)((char *)target + option->given) = true;
+    snprintf(name, sizeof(name), "--%s", option->name);
+    switch (option->kind) {
+    case CLI_FLAG:
+        *(bool *)at = true;
+        return 0;
+    case CLI_TEXT:
+        *(const char **)(void *)at = optarg;
+        return 0;
+    case CLI_CALL:
+        return option->call(usage, target, optarg);
+    case CLI_WORD:
+        return take_word(usage, name, optarg, option->words, (unsigned *)(void *)at);
+    case CLI_SIZE:
+        r = cli_size_option(usage, name, optarg, &number);
+        break;
+    case CLI_NUMBER:
+        r = cli_number_option(usage, name, optarg, option->min, option->max, &number);
+        break;
+    }
+    if (r == 0 && option->bytes == sizeof(uint32_t))
+        *(uint32_t *)(void *)at = (uint32_t)number;
+    else if (r == 0)
+        *(uint64_t *)(void *)at = number;
+    return r;
+}
+
+int cli_parse(const struct cli_usage *usage, const struct cli_option *options, int argc,
+              char **argv, void *target)
+{
+    static const struct option always[] = {CLI_OPTIONS_END};
+    struct option longs[LONGS_MAX + 1];
+    char letters[LONGS_MAX] = "";
+    int status = CLI_GO_ON, opt;
+    size_t n = 0, length = 0;
+
+    for (int i = 0; options[i].name; i++) {
+        bool has_text = options[i].kind != CLI_FLAG;
+        if (options[i].name[0])
+            longs[n++] = (struct option){options[i].name,
+                                         options[i].is_optional ? optional_argument : has_text,
+                                         NULL, OPTION_FIRST + i};
+        if (options[i].letter)
+            length += (size_t)sprintf(letters + length, "%c%s", options[i].letter,
+                                      has_text ? ":" : "");
+    }
+    memcpy(longs + n, always, sizeof(always));
+    while ((opt = cli_getopt(usage, argc, argv, letters, longs, &status)) != -1) {
+        int i = opt - OPTION_FIRST;
+        for (int k = 0; i < 0; k++)
+            i = options[k].letter == opt ? k : i;
+        int r = take_option(usage, &options[i], target);
+        if (r != 0)
+            return r;
+    }
+    return status;
+}
