@@ -94,10 +94,15 @@ const char *fault_limit(int err)
     return "";
 }
 
+const char *fault_errno(int err)
+{
+    static _Thread_local char text[64];
+    return strerror_r(err < 0 ? -err : err, text, sizeof(text));
+}
+
 static void put_error(struct out *o, int err)
 {
-    char text[128];
-    put_string(o, strerror_r(err < 0 ? -err : err, text, sizeof(text)));
+    put_string(o, fault_errno(err));
     put_string(o, fault_limit(err));
 }
 

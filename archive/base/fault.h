@@ -41,9 +41,15 @@ void fault_advise(struct fault *f, const char *format, ...)
 const char *fault_limit(int err);
 
 /*
+ * What an error (errno, of either sign) is called: "No such file or directory". Any thread;
+ * valid until its next call in this thread.
+ */
+const char *fault_errno(int err);
+
+/*
  * Format the line for a person: "FILE: MEMBER: what is wrong (offset N); what to do". Control
  * bytes and bytes that are not valid UTF-8 are written as \xNN. Returns the length that
- * snprintf would. With nothing recorded, describes `err` by strerror.
+ * snprintf would. With nothing recorded, describes `err` by fault_errno.
  */
 int fault_describe(const struct fault *f, int err, const char *file, char *buf,
                    unsigned long size);

@@ -28,13 +28,13 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "sandbox_private.h"
+#include "syscalls.h"
 
 enum {
     DEFAULT_STALL_SECONDS = 60,
@@ -148,20 +148,6 @@ static int compare_fds(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void close_between(unsigned first, unsigned last)
-{
-    if (first > last)
-        return;
-#ifdef SYS_close_range
-    if (syscall(SYS_close_range, first, last, 0) == 0)
-        return;
-#endif
-    struct rlimit limit = {.rlim_cur = 65536};
-    getrlimit(RLIMIT_NOFILE, &limit);
-    for (unsigned fd = first; fd <= last && fd < limit.rlim_cur; fd++)
-        close((int)fd);
-}
-
 static bool is_kept(const struct sandbox_limits *limits, int fd)
 {
     for (size_t i = 0; i < limits->keep_fd_count; i++)
@@ -190,10 +176,10 @@ static void drop_descriptors(const struct sandbox_limits *limits)
     }
     unsigned next = STDERR_FILENO + 1;
     for (size_t i = 0; i < count; i++) {
-        close_between(next, (unsigned)keep[i] - 1);
+        syscall_close_range(next, (unsigned)keep[i] - 1);
         next = (unsigned)keep[i] + 1;
     }
-    close_between(next, UINT_MAX);
+    syscall_close_range(next, UINT_MAX);
 }
 
 /*
@@ -400,16 +386,6 @@ static void block_chatter(struct run *run)
     }
 }
 
-static int open_pidfd(pid_t pid)
-{
-#ifdef SYS_pidfd_open
-    return (int)syscall(SYS_pidfd_open, pid, 0); /* always close-on-exec */
-#else
-    (void)pid;
-    return -1;
-#endif
-}
-
 int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
                 const struct sandbox_limits *limits, sandbox_watch *watch, void *watch_ctx,
                 struct fault *fault)
@@ -448,7 +424,7 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
 
     int r = run.pid < 0 ? -errno : 0;
     if (r == 0) {
-        run.pidfd = open_pidfd(run.pid);
+        run.pidfd = syscall_pidfd_open(run.pid);
         if (watch && limits->watch_at_once)
             watch(watch_ctx, &run.shared->progress);
         r = supervise(&run, watch, watch_ctx, fault);

@@ -25,21 +25,9 @@
 #include <unistd.h>
 
 #include "internal.h"
+#include "syscalls.h"
 
 /* ---- the child ---- */
-
-/* Closes every descriptor, above all the device. */
-static void close_everything(void)
-{
-    struct rlimit limit;
-
-    if (syscall(SYS_close_range, 0u, ~0u, 0u) == 0)
-        return;
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > 65536)
-        limit.rlim_cur = 65536;
-    for (int fd = 0; fd < (int)limit.rlim_cur; fd++)
-        close(fd);
-}
 
 static bool is_own_mount(const struct session *s, int root_fd)
 {
@@ -70,7 +58,7 @@ static void prepare(pid_t parent)
     struct sched_param param = {0};
     sigset_t none;
 
-    close_everything();
+    syscall_close_range(0, ~0u); /* above all the device */
     sigemptyset(&none);
     signal(SIGTERM, SIG_DFL);
     sigprocmask(SIG_SETMASK, &none, NULL);

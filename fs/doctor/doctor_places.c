@@ -11,7 +11,6 @@
 #include <sys/quota.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 #include "doctor.h"
 #include "source.h"
 #include "stage.h"
+#include "syscalls.h"
 
 /* Type of the filesystem with this device number, from mountinfo. */
 void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32])
@@ -42,10 +42,6 @@ void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32])
 }
 
 /* ---- quotas ---- */
-
-#ifndef SYS_quotactl_fd
-#define SYS_quotactl_fd 443 /* the same on every architecture */
-#endif
 
 /* The room that a quota leaves in a filesystem, in bytes; UINT64_MAX: it sets no limit. */
 static int ask_quota(int fd, int kind, unsigned id, uint64_t *ret_limit, uint64_t *ret_used)

@@ -45,7 +45,7 @@ static const char *describe(const struct extraction *x, int err)
     case EBADMSG:
         return "";
     default:
-        return strerrordesc_np(-err);
+        return fault_errno(err);
     }
 }
 

@@ -11,12 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "process.h"
+#include "syscalls.h"
 
 #define POLL_STEP_MS 20
 
@@ -115,8 +115,8 @@ int process_watch_open(pid_t pid, struct process_watch *ret_watch)
 {
     struct process_watch watch = {.pid = pid, .fd = -1};
     char state;
-    watch.fd = (int)syscall(SYS_pidfd_open, pid, 0);
-    if (watch.fd < 0 && errno == ESRCH)
+    watch.fd = syscall_pidfd_open(pid);
+    if (watch.fd == -ESRCH)
         return -ESRCH;
     /* Read after the pidfd is open: it is then the same process, or that one has ended. */
     if (process_stat(pid, &watch.start_ticks, &state) < 0 || state == 'Z') {

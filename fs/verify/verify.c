@@ -274,7 +274,7 @@ static void check_window(struct verifier *t, uint64_t window)
     int r = coverage_check_window(t->v->coverage, t->v->pot->source, window, t->window, &fault);
     if (r < 0) {
         fault_set(&fault, r, NULL, window * INDEX_WINDOW_BYTES, "can't be read: %s",
-                  strerrordesc_np(-r));
+                  fault_errno(r));
         report_window(t->v, window, &fault);
     }
 }
@@ -390,7 +390,7 @@ static int check_whole(struct verification *v)
     int r = onepot_check_trailer(v->pot->source, v->index, &fault);
     if (r < 0 && r != -ENOENT) {
         fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "its index can't be read: %s",
-                  strerrordesc_np(-r));
+                  fault_errno(r));
         verify_report(v, &fault);
     }
     if (!index_info(v->index)->has_sums)
@@ -443,7 +443,7 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
         r = check_all(&v);
     if (r < 0)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be verified: %s",
-                  strerrordesc_np(-r));
+                  fault_errno(r));
     *ret_result = (struct verify_result){
         .entries = index_info(pot->index)->entries,
         .files = v.files,

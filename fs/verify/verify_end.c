@@ -173,6 +173,6 @@ int verify_trailer(const char *path, struct fault *fault)
         r = 0;
     source_close(source);
     return r < 0 ? fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its trailer can't be read: %s",
-                             strerrordesc_np(-r))
+                             fault_errno(r))
                  : 0;
 }

@@ -1,0 +1,43 @@
+/*
+ * System calls newer than Linux 4.18 and glibc 2.28, which the oldest systems lack. Numbers are
+ * the same on every architecture; a kernel that lacks the call answers ENOSYS.
+ */
+#ifndef ONEPOT_SYSCALLS_H
+#define ONEPOT_SYSCALLS_H
+
+#include <errno.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+#ifndef SYS_quotactl_fd
+#define SYS_quotactl_fd 443
+#endif
+
+/* A descriptor of the process, close-on-exec, or -errno. -ENOSYS before Linux 5.3. */
+static inline int syscall_pidfd_open(pid_t pid)
+{
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    return fd < 0 ? -errno : fd;
+}
+
+/* Close the descriptors first to last, both included; one by one before Linux 5.9. */
+static inline void syscall_close_range(unsigned first, unsigned last)
+{
+    struct rlimit limit;
+    if (first > last || syscall(SYS_close_range, first, last, 0u) == 0)
+        return;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > 65536)
+        limit.rlim_cur = 65536;
+    for (unsigned fd = first; fd <= last && fd < limit.rlim_cur; fd++)
+        close((int)fd);
+}
+
+#endif
