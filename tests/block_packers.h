@@ -46,6 +46,14 @@ static size_t pack_gzip(const void *in, size_t len, void *out)
     libdeflate_free_compressor(c);
     return n;
 }
+
+static size_t pack_deflate(const void *in, size_t len, void *out)
+{
+    struct libdeflate_compressor *c = libdeflate_alloc_compressor(6);
+    size_t n = libdeflate_deflate_compress(c, in, len, out, PACKED_MAX);
+    libdeflate_free_compressor(c);
+    return n;
+}
 #endif
 
 #ifdef HAVE_LZO
@@ -92,7 +100,7 @@ static const struct {
 } packers[] = {
     {CODEC_ZSTD, pack_zstd},
 #ifdef HAVE_ZLIB
-    {CODEC_ZLIB, pack_zlib}, {CODEC_GZIP, pack_gzip},
+    {CODEC_ZLIB, pack_zlib}, {CODEC_GZIP, pack_gzip}, {CODEC_DEFLATE, pack_deflate},
 #endif
 #ifdef HAVE_LZO
     {CODEC_LZO, pack_lzo},

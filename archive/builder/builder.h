@@ -134,6 +134,7 @@ struct builder_block {
     uint32_t packed_bytes; /* 0: a hole */
     uint32_t block_bytes;  /* maximum decompressed size; never 0, even for a hole */
     bool stored;           /* not compressed */
+    enum codec codec;      /* if it is not the header's; else 0 */
 };
 
 /*
@@ -179,8 +180,8 @@ int builder_set_pieces(struct builder *builder, uint32_t inode,
 void builder_use_ranges(struct builder *builder);
 
 /*
- * XXH3-64 of a regular file's content, without holes. Either all regular inodes get one or
- * none; otherwise builder_write returns -EINVAL.
+ * Sum of a regular file's content, without holes, of the header's sum_kind. Either all regular
+ * inodes get one or none; otherwise builder_write returns -EINVAL.
  */
 int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
 
@@ -196,6 +197,7 @@ void builder_set_rest_sums(struct builder *builder, const uint64_t *sums, uint64
 struct builder_header {
     enum format format;
     enum codec codec;
+    enum sum_kind sum_kind;
     uint32_t block_bytes;
     uint64_t archive_bytes;
     int64_t archive_mtime_sec;

@@ -69,6 +69,7 @@ int builder_add_extent(struct builder *b, uint32_t inode, uint64_t offset, uint6
 static int append_block(struct builder *b, const struct builder_block *block)
 {
     if (block->block_bytes == 0 || block->packed_bytes >= BLOCK_STORED ||
+        block->codec >= CODEC_COUNT || block->source_offset >> BLOCK_CODEC_SHIFT ||
         (block->stored && block->packed_bytes > block->block_bytes) ||
         !in_archive(b, block->source_offset, block->packed_bytes))
         return -EUCLEAN;
@@ -78,8 +79,12 @@ static int append_block(struct builder *b, const struct builder_block *block)
         return -ENOMEM;
     if (block->block_bytes > b->block_bytes_max)
         b->block_bytes_max = block->block_bytes;
+    bool is_packed = block->packed_bytes && !block->stored;
+    uint64_t codec = is_packed ? block->codec : CODEC_NONE;
+    b->codecs |= codec ? 1u << codec : 0;
     b->blocks.at[b->blocks.count++] = (struct disk_block){
-        .source_offset = htole64(block->packed_bytes ? block->source_offset : 0),
+        .source_offset = htole64(
+            block->packed_bytes ? block->source_offset | codec << BLOCK_CODEC_SHIFT : 0),
         .packed = htole32(block->packed_bytes |
                           (block->stored && block->packed_bytes ? BLOCK_STORED : 0)),
         .block_bytes = htole32(block->block_bytes),

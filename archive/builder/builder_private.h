@@ -98,6 +98,7 @@ struct builder {
     uint64_t rest_sum_count;
 
     uint64_t archive_bytes;
+    uint32_t codecs;  /* that blocks name */
     bool has_pieces;  /* set for files by builder_set_pieces */
     bool ranges_only; /* see builder_use_ranges */
     bool is_written;

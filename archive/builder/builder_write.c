@@ -470,7 +470,7 @@ static int make_digest(struct image *image)
 {
     const struct builder *b = image->b;
     struct digest digest;
-    if (!has_sums(b))
+    if (!has_sums(b) || image->about->sum_kind != SUM_XXH3)
         return 0;
     int r = digest_begin(&digest, true);
     if (r < 0)
@@ -547,7 +547,11 @@ static void begin_header(struct image *image)
         .area_offset = htole64(sizeof(*h) + table_room(image)),
         .page_bytes = htole32(DISK_PAGE_BYTES),
         .format = htole32(about->format),
+        .incompatible = htole64((b->codecs ? DISK_NEEDS_CODECS : 0) |
+                                (about->sum_kind ? DISK_NEEDS_SUM_KIND : 0)),
         .codec = htole32(about->codec),
+        .codecs = htole16((uint16_t)b->codecs),
+        .sum_kind = htole16((uint16_t)about->sum_kind),
         .block_bytes = htole32(about->block_bytes),
         .entries = htole32((uint32_t)b->names.count),
         .fragments = htole32(b->fragments),

@@ -39,7 +39,7 @@ struct index;
 #define INDEX_SYMLINK_MAX 4095u /* PATH_MAX less its NUL */
 #define INDEX_PATH_MAX 4095u    /* from the root: no program can use a longer one */
 
-/* Compression of the archive's blocks. Values are on disk. */
+/* Compression of a block. Values are on disk. */
 enum codec {
     CODEC_NONE = 0,
     CODEC_ZLIB = 1, /* SquashFS "gzip": a zlib stream */
@@ -48,7 +48,9 @@ enum codec {
     CODEC_XZ = 4,
     CODEC_LZ4 = 5, /* raw LZ4 block */
     CODEC_ZSTD = 6,
-    CODEC_GZIP = 7, /* a member of a gzip file */
+    CODEC_GZIP = 7,    /* a member of a gzip file */
+    CODEC_DEFLATE = 8, /* raw deflate, as in a zip */
+    CODEC_COUNT,       /* at most 16, see struct disk_header */
 };
 
 /* Format of the archive. Values are on disk. */
@@ -59,11 +61,17 @@ enum format {
     FORMAT_ZIP = 4,
 };
 
+/* Kind of the sums of files. Values are on disk. */
+enum sum_kind {
+    SUM_XXH3 = 0,  /* XXH3-64 */
+    SUM_CRC32 = 1, /* as in a zip */
+};
+
 /* Coverage of a digest. Values are on disk. */
 enum digest_kind {
     DIGEST_NONE = 0,
     DIGEST_CONTENT = 1, /* names, and sums of the data */
-    DIGEST_SIZES = 2,   /* names and sizes, for an archive without sums */
+    DIGEST_SIZES = 2,   /* names and sizes, for an archive without XXH3-64 sums */
 };
 #define INDEX_DIGEST_BYTES 16u
 
@@ -88,7 +96,9 @@ struct node {
 /* The header's description of the index. */
 struct index_info {
     enum format format;
-    enum codec codec;
+    enum codec codec; /* of blocks that name none; the only one in most archives */
+    uint32_t codecs;  /* those that blocks name: bit n is for codec n */
+    enum sum_kind sum_kind;
     uint32_t block_bytes; /* largest decompressed block; 0 without blocks */
     uint32_t entries;     /* names, the root included */
     uint64_t files;       /* regular files (names) */
@@ -203,6 +213,7 @@ struct extent {
     uint64_t offset;        /* in the file, of the first byte: the one requested */
     uint64_t length;        /* bytes that this extent holds from there on */
     uint64_t source_offset; /* STORED: of that byte; BLOCK: of the compressed block */
+    enum codec codec;       /* BLOCK */
     uint32_t packed_bytes;  /* BLOCK: its compressed size */
     uint32_t block_bytes;   /* BLOCK: its maximum decompressed size */
     uint32_t block_offset;  /* BLOCK: where that byte lies in the decompressed block */
@@ -239,13 +250,16 @@ struct index_file {
 int index_files(const struct index *index, uint32_t first, uint32_t count,
                 struct index_file *ret_files);
 
-/* XXH3-64 of the file's content, without holes. -ENODATA if the archive has no sums. */
+/*
+ * The sum of the file's content, without holes: see checksum.h. -ENODATA if the archive has no
+ * sums.
+ */
 int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum);
 
 /*
  * Compute the digest that identifies the content (see digest.h): DIGEST_CONTENT if there are
- * sums, else DIGEST_SIZES. It walks over all entries. The result must equal the digest in
- * index_info, which the packer wrote. -EUCLEAN, -ENOMEM.
+ * sums of XXH3-64, else DIGEST_SIZES. It walks over all entries. The result must equal the
+ * digest in index_info, which the packer wrote. -EUCLEAN, -ENOMEM.
  */
 int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTES],
                  enum digest_kind *ret_kind);

@@ -92,6 +92,7 @@ struct block_record {
     uint64_t source_offset;
     uint32_t packed_bytes; /* 0: a hole */
     uint32_t block_bytes;
+    enum codec codec;
     bool is_stored;
 };
 
@@ -103,13 +104,17 @@ static int read_block(const struct index *index, uint64_t number,
     if (!b)
         return -EUCLEAN;
     uint32_t packed = le32toh(b->packed);
+    uint64_t offset = le64toh(b->source_offset);
+    uint32_t codec = (uint32_t)(offset >> BLOCK_CODEC_SHIFT);
     struct block_record block = {
-        .source_offset = le64toh(b->source_offset),
+        .source_offset = offset & ((UINT64_C(1) << BLOCK_CODEC_SHIFT) - 1),
+        .codec = codec ? (enum codec)codec : index->info.codec,
         .packed_bytes = packed & ~BLOCK_STORED,
         .block_bytes = le32toh(b->block_bytes),
         .is_stored = packed & BLOCK_STORED,
     };
     if (block.block_bytes == 0 || block.block_bytes > index->info.block_bytes ||
+        (codec && (codec >= CODEC_COUNT || !(index->info.codecs & 1u << codec))) ||
         !in_archive(index, block.source_offset, block.packed_bytes))
         return -EUCLEAN;
     *ret_block = block;
@@ -134,6 +139,7 @@ static int cut_block(const struct block_record *block, uint32_t skip, uint32_t l
     } else {
         extent->kind = EXTENT_BLOCK;
         extent->source_offset = block->source_offset;
+        extent->codec = block->codec;
         extent->packed_bytes = block->packed_bytes;
         extent->block_bytes = block->block_bytes;
         extent->block_offset = skip;
@@ -526,7 +532,7 @@ int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTE
                  enum digest_kind *ret_kind)
 {
     struct digest digest;
-    int r = digest_begin(&digest, index->info.has_sums);
+    int r = digest_begin(&digest, index->info.has_sums && index->info.sum_kind == SUM_XXH3);
     if (r < 0)
         return r;
     for (uint32_t i = 0; r == 0 && i < index->info.entries; i++)

@@ -8,8 +8,8 @@
  * Header. struct disk_header and the section table are together `header_bytes` long.
  * `header_sum` is XXH3-64 (seed 0) of those bytes, with the field itself zero. A later version
  * may make the header longer: the section table is found by its offset. A reader refuses any
- * other `version` and any unknown bit in `incompatible`, and ignores sections with an unknown
- * id.
+ * other `version` and any unknown bit in `incompatible` (DISK_NEEDS_*), and ignores sections
+ * with an unknown id.
  *
  * Section area. It is `area_bytes` long and starts at `area_offset` (a multiple of 8). Each
  * section starts at a multiple of 8 within the image and lies inside the area. The area is cut
@@ -67,8 +67,9 @@
  *                  first child does not lie after it.
  *     EXTENTS   8  see above
  *     BLOCKS   16  struct disk_block: first the fragments, as many as `fragments` of the
- *                  header says, then the files' blocks. `packed` with bit 31: stored
- *                  without compression; 0: a hole. A compressed block decompresses to
+ *                  header says, then the files' blocks. Bits 56..63 of `source_offset`:
+ *                  the codec, if it is not the header's; else 0. `packed` with bit 31:
+ *                  stored without compression; 0: a hole. A compressed block decompresses to
  *                  at most `block_bytes` of its record and of the header.
  *     EXTRA    16  struct disk_extra, sorted by position and kind: values that few
  *                  inodes have
@@ -76,7 +77,8 @@
  *     XATTRS    8  sets of extended attributes: {u32 count, u32 bytes, then count x {u32
  *                  name_len, u32 value_len, name, value}}; `bytes` counts what follows
  *                  it; a set starts at a multiple of 8; sorted by name
- *     SUMS      8  XXH3-64 of each regular inode's content, by position; else 0
+ *     SUMS      8  sum of each regular inode's content, by position; else 0. Of the
+ *                  header's `sum_kind`; a CRC-32 is in the low 32 bits
  *     REST      8  for each window of INDEX_WINDOW_BYTES of the archive, by number: XXH3-64
  *                  of its bytes that are not stored data
  *     EXPANDED  8  if the archive is one compressed stream and the index describes the tar
@@ -136,10 +138,19 @@ struct disk_header {
     uint8_t identifier[16];
     uint8_t digest[16];   /* see digest.h */
     uint32_t digest_kind; /* enum digest_kind, of index.h */
-    uint32_t reserved;
-    char made_by[32]; /* the program that wrote it, padded with zeros */
+    uint16_t sum_kind;    /* enum sum_kind, of index.h */
+    uint16_t codecs;      /* that blocks name: bit n is for codec n */
+    char made_by[32];     /* the program that wrote it, padded with zeros */
 };
 static_assert(sizeof(struct disk_header) == 264, "header");
+
+/*
+ * Bits of `incompatible`. An index has them only where it must, so that older programs open all
+ * others.
+ */
+#define DISK_NEEDS_CODECS 1u   /* `codecs` is not 0: blocks have codecs of their own */
+#define DISK_NEEDS_SUM_KIND 2u /* `sum_kind` is not 0 */
+#define DISK_NEEDS_KNOWN (DISK_NEEDS_CODECS | DISK_NEEDS_SUM_KIND)
 
 #define DISK_HAS_XATTRS 1u
 #define DISK_HAS_HOLES 2u
@@ -236,6 +247,7 @@ struct disk_block {
 static_assert(sizeof(struct disk_block) == 16, "block");
 
 #define BLOCK_STORED 0x80000000u
+#define BLOCK_CODEC_SHIFT 56 /* in source_offset */
 
 #define DISK_LEFT_OUT_TOLD 100u /* nobody reads more of a million */
 #define DISK_LEFT_OUT_HEAD 16u  /* the numbers of its record; the texts after them take: */

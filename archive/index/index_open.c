@@ -22,6 +22,7 @@
 
 #include <xxhash.h>
 
+#include "checksum.h"
 #include "cleanup.h"
 #include "index_private.h"
 
@@ -124,6 +125,8 @@ static void decode_info(const struct disk_header *h, struct index_info *info)
     *info = (struct index_info){
         .format = (enum format)le32toh(h->format),
         .codec = (enum codec)le32toh(h->codec),
+        .codecs = le16toh(h->codecs),
+        .sum_kind = (enum sum_kind)le16toh(h->sum_kind),
         .block_bytes = le32toh(h->block_bytes),
         .entries = le32toh(h->entries),
         .files = le64toh(h->files),
@@ -174,7 +177,7 @@ static int check_header(const uint8_t *image, uint64_t offset, uint64_t len,
     if (XXH3_64bits(copy, header_bytes) != le64toh(h.header_sum))
         return damaged(fault, offset, "its header does not have the sum it should have");
 
-    if (le32toh(h.version) != DISK_VERSION || le64toh(h.incompatible) != 0) {
+    if (le32toh(h.version) != DISK_VERSION || (le64toh(h.incompatible) & ~DISK_NEEDS_KNOWN)) {
         fault_set(fault, -ENOTSUP, NULL, offset, "the index was made by a later onepot");
         fault_advise(fault, "use a newer onepot, or have this one index the archive anew");
         return -ENOTSUP;
@@ -283,7 +286,8 @@ static int count_records(struct index *index, const struct disk_header *h, uint6
     index->blocks = (uint32_t)blocks;
     index->fragments = (uint32_t)fragments;
     index->extras = s[SECTION_EXTRA].length / sizeof(struct disk_extra);
-    index->info.has_sums = index->info.has_sums && s[SECTION_SUMS].bytes;
+    index->info.has_sums = index->info.has_sums && s[SECTION_SUMS].bytes &&
+                           checksum_available(index->info.sum_kind);
     index->dir_good = calloc(entries / 8 + 1, 1);
     return index->dir_good ? 0 : -ENOMEM;
 }

@@ -6,6 +6,7 @@
  * A file with several names is not read at first: only when its turn in the archive comes is it
  * known whether this is the first of them.
  */
+#include "checksum.h"
 #include "gather_private.h"
 
 #include <dirent.h>
@@ -621,7 +622,7 @@ void stream_free(struct stream *s)
         return;
     if (s->fd >= 0)
         close(s->fd);
-    XXH3_freeState(s->sum_state);
+    checksum_free(s->checksum);
     free(s->path);
     free(s->extents);
     free(s);

@@ -38,9 +38,8 @@ struct stream {
     bool told;     /* for the caller: a problem with it was reported */
 
     /* The sum of all pieces that the source archive has; the caller checks it. */
-    bool has_sum;
+    struct checksum *checksum; /* NULL: it has none */
     uint64_t sum;
-    void *sum_state;
 };
 
 /* Where to find a member. */

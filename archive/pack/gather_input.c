@@ -13,6 +13,7 @@
 
 #include <xxhash.h>
 
+#include "checksum.h"
 #include "gather_private.h"
 
 ssize_t gather_read_input(const struct input *input, uint32_t position, uint8_t *bytes,
@@ -186,8 +187,9 @@ static int read_input_inline(const struct gather_from *from, struct gathered *g)
     if (n != (ssize_t)size)
         r = gather_fill_up(g->path, g->data, size, n, 0, &g->problem);
     g->sum = XXH3_64bits(g->data, size);
+    enum sum_kind kind = index_info(from->input->index)->sum_kind;
     if (r == 0 && !g->problem && index_sum(from->input->index, (uint32_t)g->ino, &sum) == 0 &&
-        sum != g->sum)
+        sum != (kind == SUM_XXH3 ? g->sum : checksum_of(kind, g->data, size)))
         r = damaged_sum(g->path, &g->problem);
     return r;
 }
@@ -203,12 +205,7 @@ static int open_input_stream(const struct gather_from *from, struct gathered *g,
     g->stream->position = (uint32_t)g->ino;
     if (index_sum(from->input->index, (uint32_t)g->ino, &g->stream->sum) < 0)
         return 0;
-    g->stream->has_sum = true;
-    g->stream->sum_state = XXH3_createState();
-    if (!g->stream->sum_state)
-        return -ENOMEM;
-    XXH3_64bits_reset(g->stream->sum_state);
-    return 0;
+    return checksum_new(index_info(from->input->index)->sum_kind, &g->stream->checksum);
 }
 
 static int gather_input_regular(const struct gather_from *from, const struct node *n,

@@ -3,13 +3,12 @@
  * compares sums, shows progress. One thread at a time runs this, without the lock. So all of
  * this happens in the order of the archive, whichever thread read an item.
  */
+#include "checksum.h"
 #include "pipeline_private.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-
-#include <xxhash.h>
 
 static int report(struct pipeline *p, enum pack_report kind, const struct fault *what)
 {
@@ -124,10 +123,10 @@ static int write_member(struct pipeline *p, struct item *item)
 static int check_sum(struct pipeline *p, const struct item *item)
 {
     struct stream *s = item->stream;
-    if (!s->has_sum)
+    if (!s->checksum)
         return 0;
-    XXH3_64bits_update(s->sum_state, item->bytes, item->len);
-    if (!item->last || s->told || XXH3_64bits_digest(s->sum_state) == s->sum)
+    checksum_add(s->checksum, item->bytes, item->len);
+    if (!item->last || s->told || checksum_value(s->checksum) == s->sum)
         return 0;
     struct fault fault = {0};
     gather_sum_fault(s->path, &fault);

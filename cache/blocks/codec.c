@@ -1,7 +1,7 @@
 /*
  * A table with one decompressor for each codec, each a thin layer over its library. Lengths are
- * checked here, and every kind of bad block becomes -EUCLEAN. A context keeps memory that its
- * library would otherwise allocate for each block.
+ * checked here, and every kind of bad block becomes -EUCLEAN. A context keeps memory that the
+ * libraries would otherwise allocate for each block.
  */
 #include "codec.h"
 
@@ -36,17 +36,14 @@ typedef int unpack_fn(struct codec_context *context, const void *packed, size_t 
                       void *block, size_t size, size_t *ret_len);
 
 struct codec_context {
-    unpack_fn *unpack;
-    enum codec codec;
-    union {
-        ZSTD_DCtx *zstd;
+    ZSTD_DCtx *zstd;
+    bool skip_sums;
 #ifdef HAVE_ZLIB
-        struct libdeflate_decompressor *deflate;
+    struct libdeflate_decompressor *deflate;
 #endif
 #ifdef HAVE_XZ
-        lzma_stream xz;
+    lzma_stream xz;
 #endif
-    } state;
 };
 
 static int unpack_none(struct codec_context *context, const void *packed, size_t packed_len,
@@ -63,7 +60,15 @@ static int unpack_none(struct codec_context *context, const void *packed, size_t
 static int unpack_zstd(struct codec_context *context, const void *packed, size_t packed_len,
                        void *block, size_t size, size_t *ret_len)
 {
-    size_t n = ZSTD_decompressDCtx(context->state.zstd, block, size, packed, packed_len);
+    if (!context->zstd) {
+        context->zstd = ZSTD_createDCtx();
+        if (!context->zstd)
+            return -ENOMEM;
+        if (context->skip_sums) /* a library without this parameter compares the sums */
+            ZSTD_DCtx_setParameter(context->zstd, ZSTD_d_forceIgnoreChecksum,
+                                   ZSTD_d_ignoreChecksum);
+    }
+    size_t n = ZSTD_decompressDCtx(context->zstd, block, size, packed, packed_len);
     if (ZSTD_isError(n))
         return -EUCLEAN;
     *ret_len = n;
@@ -71,24 +76,46 @@ static int unpack_zstd(struct codec_context *context, const void *packed, size_t
 }
 
 #ifdef HAVE_ZLIB
+typedef enum libdeflate_result deflate_fn(struct libdeflate_decompressor *, const void *,
+                                          size_t, void *, size_t, size_t *);
+
+static int unpack_with(deflate_fn *decompress, struct codec_context *context,
+                       const void *packed, size_t packed_len, void *block, size_t size,
+                       size_t *ret_len)
+{
+    if (!context->deflate)
+        context->deflate = libdeflate_alloc_decompressor();
+    if (!context->deflate)
+        return -ENOMEM;
+    enum libdeflate_result r =
+        decompress(context->deflate, packed, packed_len, block, size, ret_len);
+    return r == LIBDEFLATE_SUCCESS ? 0 : -EUCLEAN;
+}
+
 static int unpack_zlib(struct codec_context *context, const void *packed, size_t packed_len,
                        void *block, size_t size, size_t *ret_len)
 {
-    enum libdeflate_result r = libdeflate_zlib_decompress(context->state.deflate, packed,
-                                                          packed_len, block, size, ret_len);
-    return r == LIBDEFLATE_SUCCESS ? 0 : -EUCLEAN;
+    return unpack_with(libdeflate_zlib_decompress, context, packed, packed_len, block, size,
+                       ret_len);
 }
 
 static int unpack_gzip(struct codec_context *context, const void *packed, size_t packed_len,
                        void *block, size_t size, size_t *ret_len)
 {
-    enum libdeflate_result r = libdeflate_gzip_decompress(context->state.deflate, packed,
-                                                          packed_len, block, size, ret_len);
-    return r == LIBDEFLATE_SUCCESS ? 0 : -EUCLEAN;
+    return unpack_with(libdeflate_gzip_decompress, context, packed, packed_len, block, size,
+                       ret_len);
+}
+
+static int unpack_deflate(struct codec_context *context, const void *packed, size_t packed_len,
+                          void *block, size_t size, size_t *ret_len)
+{
+    return unpack_with(libdeflate_deflate_decompress, context, packed, packed_len, block, size,
+                       ret_len);
 }
 #else
 #define unpack_zlib NULL
 #define unpack_gzip NULL
+#define unpack_deflate NULL
 #endif
 
 #ifdef HAVE_LZO
@@ -128,7 +155,7 @@ static int unpack_lz4(struct codec_context *context, const void *packed, size_t 
 static int unpack_xz(struct codec_context *context, const void *packed, size_t packed_len,
                      void *block, size_t size, size_t *ret_len)
 {
-    lzma_stream *xz = &context->state.xz;
+    lzma_stream *xz = &context->xz;
     lzma_ret r = lzma_stream_decoder(xz, XZ_MEMORY_LIMIT, 0);
     if (r != LZMA_OK)
         return -ENOMEM;
@@ -146,55 +173,54 @@ static int unpack_xz(struct codec_context *context, const void *packed, size_t p
 #define unpack_xz NULL
 #endif
 
+/*
+ * Larger blocks are refused: each thread that decompresses one needs room and time for it. All
+ * decoders take time in proportion to their input and output. The slowest rates found: zstd 130
+ * MB/s (empty frames) and gzip 120 MB/s (empty blocks), which pack and tars have in large
+ * frames; lzo 360 MB/s and xz 16 MB/s, which SquashFS has in blocks of 1 MiB.
+ */
+#define LARGE CODEC_BLOCK_MAX
+#define SMALL (1u << 20)
+
 static const struct {
     const char *name;
     unpack_fn *unpack; /* NULL: not built in */
-} codecs[] = {
-    [CODEC_NONE] = {"none", unpack_none}, [CODEC_ZLIB] = {"gzip", unpack_zlib},
-    [CODEC_LZMA] = {"lzma", NULL},        [CODEC_LZO] = {"lzo", unpack_lzo},
-    [CODEC_XZ] = {"xz", unpack_xz},       [CODEC_LZ4] = {"lz4", unpack_lz4},
-    [CODEC_ZSTD] = {"zstd", unpack_zstd}, [CODEC_GZIP] = {"gzip members", unpack_gzip},
+    uint32_t block_max;
+} codecs[CODEC_COUNT] = {
+    [CODEC_NONE] = {"none", unpack_none, LARGE},
+    [CODEC_ZLIB] = {"gzip", unpack_zlib, SMALL},
+    [CODEC_LZMA] = {"lzma", NULL, SMALL},
+    [CODEC_LZO] = {"lzo", unpack_lzo, SMALL},
+    [CODEC_XZ] = {"xz", unpack_xz, SMALL},
+    [CODEC_LZ4] = {"lz4", unpack_lz4, SMALL},
+    [CODEC_ZSTD] = {"zstd", unpack_zstd, LARGE},
+    [CODEC_GZIP] = {"gzip members", unpack_gzip, LARGE},
+    [CODEC_DEFLATE] = {"deflate", unpack_deflate, LARGE},
 };
-
-static bool known(enum codec codec)
-{
-    return (unsigned)codec < sizeof(codecs) / sizeof(*codecs);
-}
 
 bool codec_available(enum codec codec)
 {
-    return known(codec) && codecs[codec].unpack;
+    return (unsigned)codec < CODEC_COUNT && codecs[codec].unpack;
 }
 
 const char *codec_name(enum codec codec)
 {
-    return known(codec) ? codecs[codec].name : "unknown";
+    return (unsigned)codec < CODEC_COUNT ? codecs[codec].name : "unknown";
 }
 
-int codec_context_new(enum codec codec, struct codec_context **ret_context)
+uint32_t codec_block_max(enum codec codec)
 {
-    if (!codec_available(codec))
-        return -ENOTSUP;
+    return (unsigned)codec < CODEC_COUNT ? codecs[codec].block_max : 0;
+}
+
+int codec_context_new(struct codec_context **ret_context)
+{
     struct codec_context *context = calloc(1, sizeof(*context));
     if (!context)
         return -ENOMEM;
-    context->codec = codec;
-    context->unpack = codecs[codec].unpack;
-    bool ready = true;
-    if (codec == CODEC_ZSTD)
-        ready = (context->state.zstd = ZSTD_createDCtx()) != NULL;
-#ifdef HAVE_ZLIB
-    if (codec == CODEC_ZLIB || codec == CODEC_GZIP)
-        ready = (context->state.deflate = libdeflate_alloc_decompressor()) != NULL;
-#endif
 #ifdef HAVE_XZ
-    if (codec == CODEC_XZ)
-        context->state.xz = (lzma_stream)LZMA_STREAM_INIT;
+    context->xz = (lzma_stream)LZMA_STREAM_INIT;
 #endif
-    if (!ready) {
-        free(context);
-        return -ENOMEM;
-    }
     *ret_context = context;
     return 0;
 }
@@ -203,28 +229,26 @@ void codec_context_free(struct codec_context *context)
 {
     if (!context)
         return;
-    if (context->codec == CODEC_ZSTD)
-        ZSTD_freeDCtx(context->state.zstd);
+    ZSTD_freeDCtx(context->zstd);
 #ifdef HAVE_ZLIB
-    if (context->codec == CODEC_ZLIB || context->codec == CODEC_GZIP)
-        libdeflate_free_decompressor(context->state.deflate);
+    if (context->deflate)
+        libdeflate_free_decompressor(context->deflate);
 #endif
 #ifdef HAVE_XZ
-    if (context->codec == CODEC_XZ)
-        lzma_end(&context->state.xz);
+    lzma_end(&context->xz);
 #endif
     free(context);
 }
 
 void codec_context_skip_sums(struct codec_context *context)
 {
-    if (context->codec == CODEC_ZSTD) /* a library without this parameter compares the sums */
-        ZSTD_DCtx_setParameter(context->state.zstd, ZSTD_d_forceIgnoreChecksum,
-                               ZSTD_d_ignoreChecksum);
+    context->skip_sums = true;
 }
 
-int codec_unpack(struct codec_context *context, const void *packed, size_t packed_len,
-                 void *block, size_t size, size_t *ret_len)
+int codec_unpack(struct codec_context *context, enum codec codec, const void *packed,
+                 size_t packed_len, void *block, size_t size, size_t *ret_len)
 {
-    return context->unpack(context, packed, packed_len, block, size, ret_len);
+    if (!codec_available(codec))
+        return -ENOTSUP;
+    return codecs[codec].unpack(context, packed, packed_len, block, size, ret_len);
 }

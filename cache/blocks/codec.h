@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "index.h"
 
@@ -16,13 +17,17 @@
 bool codec_available(enum codec codec);
 const char *codec_name(enum codec codec); /* "zstd"; "none" */
 
-struct codec_context;
-int codec_context_new(enum codec codec, struct codec_context **ret_context);
+/* The most bytes that a block may decompress to. */
+#define CODEC_BLOCK_MAX (64u << 20)
+uint32_t codec_block_max(enum codec codec);
+
+struct codec_context; /* for blocks of all codecs */
+int codec_context_new(struct codec_context **ret_context);
 void codec_context_free(struct codec_context *context);
 
 /*
- * From now on, does not compare the sums inside blocks (zstd's), for callers that have better
- * ones. No effect for codecs without sums.
+ * Do not compare the sums inside blocks (zstd's), for callers that have better ones. Call it
+ * before the first block.
  */
 void codec_context_skip_sums(struct codec_context *context);
 
@@ -30,7 +35,7 @@ void codec_context_skip_sums(struct codec_context *context);
  * Decompresses `packed` into `block` (capacity `size`). Returns 0 and the length, or -EUCLEAN
  * (not valid, or larger than `size`), -ENOTSUP, -ENOMEM.
  */
-int codec_unpack(struct codec_context *context, const void *packed, size_t packed_len,
-                 void *block, size_t size, size_t *ret_len);
+int codec_unpack(struct codec_context *context, enum codec codec, const void *packed,
+                 size_t packed_len, void *block, size_t size, size_t *ret_len);
 
 #endif

@@ -69,6 +69,7 @@ struct block_request {
     struct reader *reader;
     struct reader_scratch *scratch;
     uint32_t packed_bytes;
+    enum codec codec;
 };
 
 static int packed_room(struct reader_scratch *scratch, size_t size)
@@ -84,9 +85,9 @@ static int packed_room(struct reader_scratch *scratch, size_t size)
     return 0;
 }
 
-static int new_codec(const struct reader *reader, struct reader_scratch *scratch)
+static int new_codec(struct reader_scratch *scratch)
 {
-    int r = codec_context_new(reader->codec, &scratch->codec);
+    int r = codec_context_new(&scratch->codec);
     if (r == 0 && scratch->skip_sums)
         codec_context_skip_sums(scratch->codec);
     return r;
@@ -99,12 +100,12 @@ static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *r
     struct reader_scratch *scratch = request->scratch;
     int r = packed_room(scratch, request->packed_bytes);
     if (r == 0 && !scratch->codec)
-        r = new_codec(request->reader, scratch);
+        r = new_codec(scratch);
     if (r == 0)
         r = read_source(request->reader, scratch, scratch->packed, request->packed_bytes, key);
     if (r == 0)
-        r = codec_unpack(scratch->codec, scratch->packed, request->packed_bytes, buf, size,
-                         ret_len);
+        r = codec_unpack(scratch->codec, request->codec, scratch->packed, request->packed_bytes,
+                         buf, size, ret_len);
     return r;
 }
 
@@ -119,7 +120,8 @@ static void wait_for_block(void *ctx)
 /* No codec makes a block much larger than its content. */
 static bool sane_block(const struct reader *reader, const struct extent *extent)
 {
-    return extent->block_bytes <= reader->block_bytes && extent->packed_bytes > 0 &&
+    return extent->block_bytes <= reader->block_bytes &&
+           extent->block_bytes <= codec_block_max(extent->codec) && extent->packed_bytes > 0 &&
            extent->packed_bytes <= reader->block_bytes + reader->block_bytes / 8 + 4096;
 }
 
@@ -128,7 +130,7 @@ int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
 {
     if (!sane_block(reader, extent))
         return -EUCLEAN;
-    struct block_request request = {reader, scratch, extent->packed_bytes};
+    struct block_request request = {reader, scratch, extent->packed_bytes, extent->codec};
     int r = fill_block(&request, extent->source_offset, buf, extent->block_bytes, ret_len);
     return r == 0 && *ret_len > extent->block_bytes ? -EUCLEAN : r;
 }
@@ -147,7 +149,7 @@ int get_block(struct reader *reader, struct reader_scratch *scratch,
     if (r == -EAGAIN) {
         if (!sane_block(reader, extent))
             return -EUCLEAN;
-        struct block_request request = {reader, scratch, extent->packed_bytes};
+        struct block_request request = {reader, scratch, extent->packed_bytes, extent->codec};
         r = block_cache_get(reader->cache, extent->source_offset, extent->block_bytes,
                             fill_block, wait_for_block, &request, &block);
     }
@@ -175,7 +177,7 @@ int prefetch_block(struct reader *reader, struct reader_scratch *scratch,
         return 0;
     if (r < 0)
         return r;
-    struct block_request request = {reader, scratch, extent->packed_bytes};
+    struct block_request request = {reader, scratch, extent->packed_bytes, extent->codec};
     r = fill_block(&request, extent->source_offset, block_buffer(block), extent->block_bytes,
                    &len);
     r = block_cache_end(reader->cache, block, r, len);
@@ -287,7 +289,7 @@ void read_pieces(struct reader *reader, struct reader_scratch *scratch, struct p
 static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
                          struct piece *pieces, unsigned count)
 {
-    struct block_request request = {reader, scratch, 0};
+    struct block_request request = {reader, scratch, 0, CODEC_NONE};
     int err = 0;
     for (unsigned i = 0; i < count; i++) {
         struct piece *piece = &pieces[i];

@@ -11,38 +11,35 @@
 
 #include "reader_private.h"
 
-/*
- * Larger blocks are refused: each thread that decompresses one needs room and time for it. All
- * decoders take time in proportion to their input and output. The slowest rates found: zstd 130
- * MB/s (empty frames) and gzip 120 MB/s (empty blocks), which pack and tars have in large
- * frames; lzo 360 MB/s and xz 16 MB/s, which SquashFS has in blocks of 1 MiB.
- */
-#define BLOCK_BYTES_MAX (64u << 20)
-#define SQUASHFS_BLOCK_MAX (1u << 20)
-
 static void *map_zeros(size_t len, int protection)
 {
     void *p = mmap(NULL, len, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return p == MAP_FAILED ? NULL : p;
 }
 
+static int check_codec(enum codec codec, struct fault *fault)
+{
+    if (codec_available(codec))
+        return 0;
+    fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+              "its blocks are compressed with %s, which this build does not read",
+              codec_name(codec));
+    fault_advise(fault, "use a build of onepot with that library, or pack it anew");
+    return -ENOTSUP;
+}
+
 static int check_blocks(const struct index_info *info, struct fault *fault)
 {
-    if (!codec_available(info->codec)) {
-        fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                  "its blocks are compressed with %s, which this build does not read",
-                  codec_name(info->codec));
-        fault_advise(fault, "use a build of onepot with that library, or pack it anew");
-        return -ENOTSUP;
-    }
-    bool may_be_large =
-        info->codec == CODEC_ZSTD || info->codec == CODEC_GZIP || info->codec == CODEC_NONE;
-    uint32_t most = may_be_large ? BLOCK_BYTES_MAX : SQUASHFS_BLOCK_MAX;
-    if (info->block_bytes > most)
-        return fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                         "blocks of %u bytes are more than the %u that are supported",
-                         info->block_bytes, most);
-    return 0;
+    int r = check_codec(info->codec, fault);
+    for (unsigned codec = 0; r == 0 && codec < CODEC_COUNT; codec++)
+        if (info->codecs & 1u << codec)
+            r = check_codec((enum codec)codec, fault);
+    uint32_t most = info->codecs ? CODEC_BLOCK_MAX : codec_block_max(info->codec);
+    if (r == 0 && info->block_bytes > most)
+        r = fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                      "blocks of %u bytes are more than the %u that are supported",
+                      info->block_bytes, most);
+    return r;
 }
 
 /*
@@ -83,7 +80,6 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     reader->page = (size_t)sysconf(_SC_PAGESIZE);
     reader->is_copy = source_is_staged(pot->source);
     reader->ask_mincore = reader->map && !reader->is_copy && !can_tell_cached(pot->source);
-    reader->codec = info->codec;
     reader->block_bytes = info->block_bytes;
     reader->zeros = map_zeros(READER_SPAN_MAX, PROT_READ);
     r = reader->zeros ? 0 : -ENOMEM;

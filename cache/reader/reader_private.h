@@ -17,12 +17,11 @@ struct reader {
     uint64_t source_bytes;
     const uint8_t *map; /* NULL: not mapped */
     size_t page;
-    bool is_copy;      /* the source is a copy that is made while it is read */
-    bool ask_mincore;  /* the filesystem does not report whether a read is cached */
-    bool cache_stored; /* stored bytes go through the block cache, not the page cache */
-    bool keep_pages;   /* or through both */
-    enum codec codec;
-    uint32_t block_bytes;
+    bool is_copy;         /* the source is a copy that is made while it is read */
+    bool ask_mincore;     /* the filesystem does not report whether a read is cached */
+    bool cache_stored;    /* stored bytes go through the block cache, not the page cache */
+    bool keep_pages;      /* or through both */
+    uint32_t block_bytes; /* of the largest */
     struct block_cache *cache;
     void *zeros; /* READER_SPAN_MAX bytes, for every hole */
     _Alignas(64) _Atomic uint64_t source_reads, source_read_bytes;

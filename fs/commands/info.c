@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "batch_fit.h"
+#include "checksum.h"
 #include "cli.h"
 #include "codec.h"
 #include "commands.h"
@@ -244,7 +245,10 @@ static void print_text(const struct pot *pot, const struct index_info *info,
         print_batch(batch);
     print_compression(pot, info);
     print_index(pot, info);
-    printf("  %-12s %s\n", "checksums", info->has_sums ? "of every file (XXH3-64)" : "none");
+    if (info->has_sums)
+        printf("  %-12s of every file (%s)\n", "checksums", checksum_name(info->sum_kind));
+    else
+        printf("  %-12s none\n", "checksums");
     print_features(info);
     print_origin(pot, info);
 }

@@ -19,8 +19,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#include <xxhash.h>
-
+#include "checksum.h"
 #include "clock.h"
 #include "content.h"
 #include "internal.h"
@@ -81,7 +80,7 @@ static enum finding finding_of(const struct sums *sums, uint32_t position)
 
 struct check {
     struct worker *worker;
-    XXH3_state_t *hash;
+    struct checksum *hash;
 };
 
 /* Keeps the watchdog from taking a check that makes progress for a stalled read. */
@@ -94,7 +93,7 @@ static int hash_piece(void *ctx, const void *bytes, size_t len, uint64_t offset)
 {
     struct check *c = ctx;
     (void)offset;
-    XXH3_64bits_update(c->hash, bytes, len);
+    checksum_add(c->hash, bytes, len);
     atomic_fetch_add_explicit(&c->worker->session->sums->beats, 1, memory_order_relaxed);
     show_life(c->worker);
     return atomic_load(&c->worker->session->ended) ? -EIO : 0;
@@ -131,21 +130,19 @@ static enum finding compare(struct session *s, uint32_t position, uint64_t sum)
 static int check_all(struct worker *w, const struct node *node, enum finding *ret_finding)
 {
     struct session *s = w->session;
-    struct check check = {w, XXH3_createState()};
+    struct check check = {w, NULL};
     struct content *content = NULL;
     uint64_t where;
-    int r = check.hash
-                ? content_new(s->config.pot, s->config.reader, CONTENT_SHARED_BLOCKS, &content)
-                : -ENOMEM;
-    if (r == 0) {
-        XXH3_64bits_reset(check.hash);
+    int r = checksum_new(index_info(s->index)->sum_kind, &check.hash);
+    if (r == 0)
+        r = content_new(s->config.pot, s->config.reader, CONTENT_SHARED_BLOCKS, &content);
+    if (r == 0)
         r = content_read(content, node->position, 0, node->size_bytes, hash_piece, &check,
                          &where);
-    }
     if (r == 0)
-        *ret_finding = compare(s, node->position, XXH3_64bits_digest(check.hash));
+        *ret_finding = compare(s, node->position, checksum_value(check.hash));
     content_free(content);
-    XXH3_freeState(check.hash);
+    checksum_free(check.hash);
     return r;
 }
 
@@ -224,15 +221,15 @@ int sums_check(struct worker *w, uint32_t position, uint64_t offset, size_t len,
 int sums_check_span(struct worker *w, uint32_t position, const struct span *span)
 {
     struct session *s = w->session;
-    XXH3_state_t *hash = XXH3_createState();
-    if (!hash)
-        return -ENOMEM;
-    XXH3_64bits_reset(hash);
+    struct checksum *hash;
+    int r = checksum_new(index_info(s->index)->sum_kind, &hash);
+    if (r < 0)
+        return r;
     for (int i = 0; i < span->iov_count; i++)
-        XXH3_64bits_update(hash, span->iov[i].iov_base, span->iov[i].iov_len);
-    uint64_t sum = XXH3_64bits_digest(hash);
-    XXH3_freeState(hash);
-    int r = index_inode_position(s->index, position, &position);
+        checksum_add(hash, span->iov[i].iov_base, span->iov[i].iov_len);
+    uint64_t sum = checksum_value(hash);
+    checksum_free(hash);
+    r = index_inode_position(s->index, position, &position);
     if (r < 0)
         return r;
     enum finding finding = compare(s, position, sum);

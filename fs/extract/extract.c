@@ -154,9 +154,8 @@ static int add_large(struct extraction *x, const struct node *node, uint32_t pos
     uint32_t pieces = (uint32_t)((node->size_bytes - 1) / PIECE_BYTES) + 1;
     struct large l = {.position = position, .pieces = pieces, .left = pieces, .fd = -1};
     l.written = calloc(pieces, 1);
-    l.state = x->has_sums ? XXH3_createState() : NULL;
-    if (l.state)
-        XXH3_64bits_reset(l.state);
+    if (x->has_sums && checksum_new(index_info(x->index)->sum_kind, &l.state) < 0)
+        l.state = NULL;
     x->large[x->large_count++] = l;
     x->large_key = worklist_key(x->index, position, 0, *key);
     if (!l.written || (x->has_sums && !l.state))
@@ -333,7 +332,7 @@ static void extractor_free(struct extractor *e)
     content_free(e->content);
     folders_free(&e->folders);
     free(e->read_back);
-    XXH3_freeState(e->hash);
+    checksum_free(e->hash);
 }
 
 /* Each thread keeps some descriptors of folders, within the process's limit. */
@@ -350,13 +349,15 @@ static int extractor_init(struct extraction *x, struct extractor *e, unsigned nu
     e->x = x;
     e->number = number;
     e->read_back = malloc(READ_BACK_BYTES);
-    e->hash = XXH3_createState();
-    int r = folders_init(&e->folders, folder_slots(x->options->threads));
+    int r = checksum_new(index_info(x->index)->sum_kind, &e->hash);
+    if (r < 0)
+        return r;
+    r = folders_init(&e->folders, folder_slots(x->options->threads));
     if (r == 0)
         r = content_new(x->pot, x->reader, CONTENT_OWN_BLOCKS, &e->content);
     if (r == 0 && x->has_sums)
         content_skip_sums(e->content);
-    return r == 0 && !(e->read_back && e->hash) ? -ENOMEM : r;
+    return r == 0 && !e->read_back ? -ENOMEM : r;
 }
 
 /* Show progress until all threads have ended. */

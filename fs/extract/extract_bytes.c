@@ -8,7 +8,7 @@
 struct copy {
     struct extraction *x;
     int fd;
-    XXH3_state_t *hash; /* or NULL */
+    struct checksum *hash; /* or NULL */
     bool write_failed;
 };
 
@@ -18,7 +18,7 @@ static int write_piece(void *ctx, const void *bytes, size_t len, uint64_t offset
     if (extract_stopped(c->x))
         return -EINTR;
     if (c->hash)
-        XXH3_64bits_update(c->hash, bytes, len);
+        checksum_add(c->hash, bytes, len);
     int r = write_at(c->fd, bytes, len, offset);
     c->write_failed = r < 0;
     atomic_fetch_add_explicit(&c->x->progress.bytes_done, len, memory_order_relaxed);
@@ -26,7 +26,7 @@ static int write_piece(void *ctx, const void *bytes, size_t len, uint64_t offset
 }
 
 int bytes_copy(struct extractor *e, uint32_t position, uint64_t from, uint64_t to, int fd,
-               XXH3_state_t *hash, struct trouble *trouble)
+               struct checksum *hash, struct trouble *trouble)
 {
     struct copy c = {.x = e->x, .fd = fd, .hash = hash};
     trouble->doing = "can't be read";
@@ -37,7 +37,7 @@ int bytes_copy(struct extractor *e, uint32_t position, uint64_t from, uint64_t t
 }
 
 static int hash_range(struct extractor *e, uint64_t from, uint64_t to, int fd,
-                      XXH3_state_t *hash)
+                      struct checksum *hash)
 {
     while (from < to) {
         size_t n = to - from < READ_BACK_BYTES ? (size_t)(to - from) : READ_BACK_BYTES;
@@ -46,14 +46,14 @@ static int hash_range(struct extractor *e, uint64_t from, uint64_t to, int fd,
             continue;
         if (got <= 0)
             return got < 0 ? -errno : -EIO;
-        XXH3_64bits_update(hash, e->read_back, (size_t)got);
+        checksum_add(hash, e->read_back, (size_t)got);
         from += (uint64_t)got;
     }
     return 0;
 }
 
 int bytes_hash_written(struct extractor *e, uint32_t position, uint64_t from, uint64_t to,
-                       int fd, XXH3_state_t *hash)
+                       int fd, struct checksum *hash)
 {
     while (from < to) {
         struct extent extent;

@@ -229,12 +229,12 @@ static int extract_special(struct extractor *e, int folder_fd, const char *name,
 
 /* ---- files ---- */
 
-static int check_sum(struct extraction *x, uint32_t position, const XXH3_state_t *hash,
+static int check_sum(struct extraction *x, uint32_t position, const struct checksum *hash,
                      struct trouble *trouble)
 {
     uint64_t sum;
     int r = index_sum(x->index, position, &sum);
-    if (r == 0 && XXH3_64bits_digest(hash) != sum)
+    if (r == 0 && checksum_value(hash) != sum)
         r = -EBADMSG;
     if (r < 0)
         *trouble = (struct trouble){"its bytes do not have the sum that they were packed with",
@@ -246,9 +246,9 @@ static int write_file(struct extractor *e, int fd, const struct node *node, mode
                       struct trouble *trouble)
 {
     struct extraction *x = e->x;
-    XXH3_state_t *hash = x->has_sums ? e->hash : NULL;
+    struct checksum *hash = x->has_sums ? e->hash : NULL;
     if (hash)
-        XXH3_64bits_reset(hash);
+        checksum_reset(hash);
     int r = bytes_copy(e, node->position, 0, node->size_bytes, fd, hash, trouble);
     if (r == 0 && hash)
         r = check_sum(x, node->position, hash, trouble);
@@ -444,7 +444,7 @@ void member_discard_large(struct extraction *x, struct folders *folders)
 {
     for (size_t i = 0; i < x->large_count; i++) {
         discard_large(x, folders, &x->large[i]);
-        XXH3_freeState(x->large[i].state);
+        checksum_free(x->large[i].state);
         free(x->large[i].written);
     }
 }

@@ -13,8 +13,7 @@
 #include <sys/types.h>
 #include <time.h>
 
-#include <xxhash.h>
-
+#include "checksum.h"
 #include "extract.h"
 #include "content.h"
 #include "worklist.h"
@@ -37,10 +36,10 @@ struct large {
     int fd;                /* -1: not yet made, or done */
     bool made;             /* made and not finished: removed on failure */
     bool failed;
-    bool hashing;        /* a thread is hashing */
-    uint32_t hashed;     /* pieces hashed, from the first on */
-    uint8_t *written;    /* one flag for each piece */
-    XXH3_state_t *state; /* NULL: no sum to compare with */
+    bool hashing;           /* a thread is hashing */
+    uint32_t hashed;        /* pieces hashed, from the first on */
+    uint8_t *written;       /* one flag for each piece */
+    struct checksum *state; /* NULL: no sum to compare with */
 };
 
 /* Descriptors of folders that a thread used lately. */
@@ -117,7 +116,7 @@ struct extractor {
     pthread_t thread;
     struct content *content;
     struct folders folders;
-    XXH3_state_t *hash;
+    struct checksum *hash;
     uint8_t *read_back;
 };
 
@@ -197,9 +196,9 @@ struct trouble {
  * holes. `hash` (or NULL) is updated with all bytes outside of holes.
  */
 int bytes_copy(struct extractor *e, uint32_t position, uint64_t from, uint64_t to, int fd,
-               XXH3_state_t *hash, struct trouble *trouble);
+               struct checksum *hash, struct trouble *trouble);
 /* Read bytes [from, to) back as they were written, and hash them. */
 int bytes_hash_written(struct extractor *e, uint32_t position, uint64_t from, uint64_t to,
-                       int fd, XXH3_state_t *hash);
+                       int fd, struct checksum *hash);
 
 #endif

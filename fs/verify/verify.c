@@ -4,6 +4,7 @@
  * read from the disk again. One thread checks a whole member, as its sum is over its bytes in
  * order.
  */
+#include "checksum.h"
 #include "verify_private.h"
 
 #include <endian.h>
@@ -15,8 +16,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-
-#include <xxhash.h>
 
 #include "backend.h"
 #include "content.h"
@@ -31,7 +30,7 @@ struct verifier {
     unsigned number;
     pthread_t thread;
     struct content *content;
-    XXH3_state_t *hash;
+    struct checksum *hash;
     uint8_t *window;
 };
 
@@ -200,7 +199,7 @@ static int take_bytes(void *ctx, const void *bytes, size_t len, uint64_t offset)
     if (verify_stopped(t->v))
         return -EINTR;
     if (t->v->has_sums)
-        XXH3_64bits_update(t->hash, bytes, len);
+        checksum_add(t->hash, bytes, len);
     atomic_fetch_add_explicit(&t->v->progress.bytes_done, len, memory_order_relaxed);
     return 0;
 }
@@ -222,7 +221,7 @@ static void check_member(struct verifier *t, uint32_t position)
     struct verification *v = t->v;
     struct node node;
     uint64_t where = FAULT_NO_OFFSET, sum = 0;
-    XXH3_64bits_reset(t->hash);
+    checksum_reset(t->hash);
     int r = index_node(v->index, position, &node);
     if (r == 0)
         r = content_read(t->content, position, 0, node.size_bytes, take_bytes, t, &where);
@@ -230,8 +229,8 @@ static void check_member(struct verifier *t, uint32_t position)
         return;
     if (r < 0) {
         report_member(v, position, r, where, describe(r));
-    } else if (v->has_sums && (index_sum(v->index, position, &sum) < 0 ||
-                               sum != XXH3_64bits_digest(t->hash))) {
+    } else if (v->has_sums &&
+               (index_sum(v->index, position, &sum) < 0 || sum != checksum_value(t->hash))) {
         where = worklist_key(v->index, position, 0, FAULT_NO_OFFSET);
         report_member(v, position, -EBADMSG, where,
                       "its bytes do not have the sum that they were packed with");
@@ -341,10 +340,11 @@ static int verifier_init(struct verification *v, struct verifier *t, unsigned nu
 {
     t->v = v;
     t->number = number;
-    t->hash = XXH3_createState();
     t->window = malloc(INDEX_WINDOW_BYTES);
-    int r = content_new(v->pot, v->reader, CONTENT_OWN_BLOCKS, &t->content);
-    return r == 0 && !(t->hash && t->window) ? -ENOMEM : r;
+    int r = checksum_new(index_info(v->index)->sum_kind, &t->hash);
+    if (r == 0)
+        r = content_new(v->pot, v->reader, CONTENT_OWN_BLOCKS, &t->content);
+    return r == 0 && !t->window ? -ENOMEM : r;
 }
 
 static int check_data(struct verification *v)
@@ -358,7 +358,7 @@ static int check_data(struct verification *v)
         r = start_and_wait(v, verifiers, count);
     for (unsigned i = 0; i < made; i++) {
         content_free(verifiers[i].content);
-        XXH3_freeState(verifiers[i].hash);
+        checksum_free(verifiers[i].hash);
         free(verifiers[i].window);
     }
     free(verifiers);

@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <xxhash.h>
-
+#include "checksum.h"
 #include "clock.h"
 #include "engine.h"
 #include "error.h"
@@ -172,7 +171,9 @@ static int verify(const struct dataset *d, const struct record *record, const ui
         return r;
     if (node.has_holes) /* the sum leaves holes out */
         return 0;
-    return XXH3_64bits(bytes, record->size_bytes) == sum ? 0 : -EBADMSG;
+    return checksum_of(index_info(index)->sum_kind, bytes, record->size_bytes) == sum
+               ? 0
+               : -EBADMSG;
 }
 
 /* All parts of a sample, one after another. *bad is the record that failed. */

@@ -15,15 +15,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (size < 2)
         return 0;
-    enum codec codec = (enum codec)(data[0] % 8);
+    enum codec codec = (enum codec)(data[0] % CODEC_COUNT);
     size_t room = rooms[data[1] % 6];
-    if (codec_context_new(codec, &context) < 0)
+    if (codec_context_new(&context) < 0)
         return 0;
     uint8_t *block = malloc(room ? room : 1);
     if (!block)
         abort();
     for (int i = 0; i < 2; i++) /* the second time with what the first one left */
-        if (codec_unpack(context, data + 2, size - 2, block, room, &len) == 0 && len > room)
+        if (codec_unpack(context, codec, data + 2, size - 2, block, room, &len) == 0 &&
+            len > room)
             abort();
     free(block);
     codec_context_free(context);

@@ -1,6 +1,7 @@
 /* The builder: an index shows what extraction of the members would have left behind. */
 #include <fcntl.h>
 
+#include "checksum.h"
 #include "index_helper.h"
 #include "suite.h"
 
@@ -997,6 +998,35 @@ START_TEST(sums_are_for_all_files_or_for_none)
 }
 END_TEST
 
+START_TEST(sums_may_be_of_another_kind)
+{
+    struct builder_header header = tar_header;
+    struct builder *b = new_builder();
+    uint32_t f = add_file(b, "f", 0, 9);
+    uint64_t sum, of_text = checksum_of(SUM_CRC32, "123456789", 9);
+    header.sum_kind = SUM_CRC32;
+    ck_assert_int_eq(builder_set_sum(b, f, of_text), 0);
+    struct index *index = build(b, &header);
+    const struct index_info *info = index_info(index);
+    ck_assert_int_eq(info->sum_kind, SUM_CRC32);
+    ck_assert_int_eq(info->has_sums, checksum_available(SUM_CRC32));
+    ck_assert_int_eq(info->digest_kind, DIGEST_NONE);
+    if (checksum_available(SUM_CRC32)) {
+        struct checksum *running;
+        ck_assert_int_eq(index_sum(index, position_of(index, "f"), &sum), 0);
+        ck_assert_uint_eq(sum, 0xcbf43926);
+        ck_assert_int_eq(checksum_new(SUM_CRC32, &running), 0);
+        checksum_add(running, "x", 1);
+        checksum_reset(running);
+        checksum_add(running, "1234", 4);
+        checksum_add(running, "56789", 5);
+        ck_assert_uint_eq(checksum_value(running), sum);
+        checksum_free(running);
+    }
+    index_close(index);
+}
+END_TEST
+
 /* ---- the image ---- */
 
 #define GOLDEN_BYTES 1200u
@@ -1432,6 +1462,7 @@ int main(void)
     tcase_add_test(tc, blocks_that_do_not_make_the_file_are_refused);
     tcase_add_test(tc, blocks_never_told_are_an_error_at_the_end);
     tcase_add_test(tc, sums_are_for_all_files_or_for_none);
+    tcase_add_test(tc, sums_may_be_of_another_kind);
     tcase_add_test(tc, the_same_members_give_the_same_bytes);
     tcase_add_test(tc, the_header_tells_what_it_was_told);
     tcase_add_test(tc, a_full_disk_is_reported);

@@ -25,16 +25,18 @@ static void fill_plain(void)
 START_TEST(what_was_packed_comes_back)
 {
     struct codec_context *context;
-    ck_assert_int_eq(codec_context_new(packers[_i].codec, &context), 0);
+    ck_assert_int_eq(codec_context_new(&context), 0);
     static const size_t lengths[] = {SIZE, 1, 4096, 65536, SIZE - 1};
     for (unsigned i = 0; i < 5; i++) {
         size_t n = packers[_i].pack(plain, lengths[i], packed), len = 0;
         memset(out, 0x55, sizeof(out));
-        ck_assert_int_eq(codec_unpack(context, packed, n, out, SIZE, &len), 0);
+        ck_assert_int_eq(codec_unpack(context, packers[_i].codec, packed, n, out, SIZE, &len),
+                         0);
         ck_assert_uint_eq(len, lengths[i]);
         ck_assert_int_eq(memcmp(out, plain, len), 0);
         /* Into a buffer that is just large enough. */
-        ck_assert_int_eq(codec_unpack(context, packed, n, out, lengths[i], &len), 0);
+        ck_assert_int_eq(
+            codec_unpack(context, packers[_i].codec, packed, n, out, lengths[i], &len), 0);
         ck_assert_uint_eq(len, lengths[i]);
     }
     codec_context_free(context);
@@ -44,12 +46,15 @@ END_TEST
 START_TEST(more_than_the_buffer_holds_is_refused)
 {
     struct codec_context *context;
-    ck_assert_int_eq(codec_context_new(packers[_i].codec, &context), 0);
+    ck_assert_int_eq(codec_context_new(&context), 0);
     size_t n = packers[_i].pack(plain, SIZE, packed), len = 12345;
     memset(out, 0x55, sizeof(out));
-    ck_assert_int_eq(codec_unpack(context, packed, n, out, SIZE - 1, &len), -EUCLEAN);
-    ck_assert_int_eq(codec_unpack(context, packed, n, out, 100, &len), -EUCLEAN);
-    ck_assert_int_eq(codec_unpack(context, packed, n, out, 0, &len), -EUCLEAN);
+    ck_assert_int_eq(codec_unpack(context, packers[_i].codec, packed, n, out, SIZE - 1, &len),
+                     -EUCLEAN);
+    ck_assert_int_eq(codec_unpack(context, packers[_i].codec, packed, n, out, 100, &len),
+                     -EUCLEAN);
+    ck_assert_int_eq(codec_unpack(context, packers[_i].codec, packed, n, out, 0, &len),
+                     -EUCLEAN);
     ck_assert_uint_eq(len, 12345);
     ck_assert_int_eq(out[SIZE], 0x55);
     codec_context_free(context);
@@ -59,7 +64,7 @@ END_TEST
 START_TEST(damage_is_an_error_or_other_bytes_but_never_worse)
 {
     struct codec_context *context;
-    ck_assert_int_eq(codec_context_new(packers[_i].codec, &context), 0);
+    ck_assert_int_eq(codec_context_new(&context), 0);
     size_t n = packers[_i].pack(plain, 20000, packed), len;
     /* An exact copy on the heap, for the address sanitizer to watch its ends. */
     unsigned seed = 11, errors = 0;
@@ -71,7 +76,7 @@ START_TEST(damage_is_an_error_or_other_bytes_but_never_worse)
             copy[(size_t)rand_r(&seed) % (round < 200 ? 32 : n)] ^=
                 (unsigned char)(1 << rand_r(&seed) % 8);
         unsigned char *block = malloc(20000);
-        int r = codec_unpack(context, copy, cut, block, 20000, &len);
+        int r = codec_unpack(context, packers[_i].codec, copy, cut, block, 20000, &len);
         ck_assert(r == 0 || r == -EUCLEAN);
         ck_assert(r < 0 || len <= 20000);
         errors += r < 0;
@@ -80,7 +85,7 @@ START_TEST(damage_is_an_error_or_other_bytes_but_never_worse)
     }
     ck_assert_uint_gt(errors, 50);
     /* And the context is as good as before. */
-    ck_assert_int_eq(codec_unpack(context, packed, n, out, SIZE, &len), 0);
+    ck_assert_int_eq(codec_unpack(context, packers[_i].codec, packed, n, out, SIZE, &len), 0);
     ck_assert_uint_eq(len, 20000);
     ck_assert_int_eq(memcmp(out, plain, len), 0);
     codec_context_free(context);
@@ -97,8 +102,8 @@ START_TEST(xz_with_a_bcj_filter_comes_back)
         {LZMA_FILTER_X86, NULL}, {LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, NULL}};
     struct codec_context *context;
     size_t n = pack_xz_with(plain, SIZE, packed, filters), len;
-    ck_assert_int_eq(codec_context_new(CODEC_XZ, &context), 0);
-    ck_assert_int_eq(codec_unpack(context, packed, n, out, SIZE, &len), 0);
+    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_unpack(context, CODEC_XZ, packed, n, out, SIZE, &len), 0);
     ck_assert_uint_eq(len, SIZE);
     ck_assert_int_eq(memcmp(out, plain, SIZE), 0);
     codec_context_free(context);
@@ -113,8 +118,8 @@ START_TEST(xz_that_wants_much_memory_is_refused)
     lzma_filter filters[] = {{LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, NULL}};
     struct codec_context *context;
     size_t n = pack_xz_with(plain, SIZE, packed, filters), len;
-    ck_assert_int_eq(codec_context_new(CODEC_XZ, &context), 0);
-    ck_assert_int_eq(codec_unpack(context, packed, n, out, SIZE, &len), -EUCLEAN);
+    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_unpack(context, CODEC_XZ, packed, n, out, SIZE, &len), -EUCLEAN);
     codec_context_free(context);
 }
 END_TEST
@@ -124,23 +129,25 @@ START_TEST(stored_is_a_copy)
 {
     struct codec_context *context;
     size_t len;
-    ck_assert_int_eq(codec_context_new(CODEC_NONE, &context), 0);
-    ck_assert_int_eq(codec_unpack(context, plain, 1000, out, 1000, &len), 0);
+    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_unpack(context, CODEC_NONE, plain, 1000, out, 1000, &len), 0);
     ck_assert_uint_eq(len, 1000);
     ck_assert_int_eq(memcmp(out, plain, 1000), 0);
-    ck_assert_int_eq(codec_unpack(context, plain, 1001, out, 1000, &len), -EUCLEAN);
+    ck_assert_int_eq(codec_unpack(context, CODEC_NONE, plain, 1001, out, 1000, &len), -EUCLEAN);
     codec_context_free(context);
 }
 END_TEST
 
 START_TEST(unknown_codecs_are_not_supported)
 {
-    struct codec_context *context = NULL;
+    struct codec_context *context;
+    size_t len;
+    ck_assert_int_eq(codec_context_new(&context), 0);
     ck_assert(!codec_available(CODEC_LZMA));
     ck_assert(!codec_available((enum codec)99));
-    ck_assert_int_eq(codec_context_new(CODEC_LZMA, &context), -ENOTSUP);
-    ck_assert_int_eq(codec_context_new((enum codec)99, &context), -ENOTSUP);
-    ck_assert_ptr_null(context);
+    ck_assert_int_eq(codec_unpack(context, CODEC_LZMA, plain, 10, out, 10, &len), -ENOTSUP);
+    ck_assert_int_eq(codec_unpack(context, (enum codec)99, plain, 10, out, 10, &len), -ENOTSUP);
+    codec_context_free(context);
     ck_assert_str_eq(codec_name((enum codec)99), "unknown");
     ck_assert_str_eq(codec_name(CODEC_ZSTD), "zstd");
     ck_assert_str_eq(codec_name(CODEC_NONE), "none");

@@ -16,6 +16,7 @@
 
 #include <zstd.h>
 
+#include "block_packers.h"
 #include "builder.h"
 #include "codec.h"
 #include "reader.h"
@@ -658,6 +659,34 @@ static int open_with(enum codec codec, uint32_t block_bytes)
     return r;
 }
 
+START_TEST(each_block_may_have_its_own_codec)
+{
+    struct fixture f;
+    begin(&f);
+    static const char *const names[] = {"0", "1", "2", "3", "4", "5", "6", "7"};
+    uint8_t *packed = malloc(PACKED_MAX);
+    for (int i = 0; i < PACKERS; i++) {
+        uint8_t *content = make_content(&f, BLOCK);
+        struct builder_block block = {.block_bytes = BLOCK, .codec = packers[i].codec};
+        block.packed_bytes = (uint32_t)packers[i].pack(content, BLOCK, packed);
+        block.source_offset = append(&f, packed, block.packed_bytes);
+        uint32_t number, inode;
+        ck_assert_int_eq(builder_add_fragment(f.builder, &block, &number), 0);
+        inode = add_file(&f, names[i], content, BLOCK, DATA_BLOCKS, 0);
+        struct builder_piece piece = {.length = BLOCK, .fragment = number};
+        ck_assert_int_eq(builder_set_pieces(f.builder, inode, &piece, 1), 0);
+    }
+    free(packed);
+    f.codec = CODEC_NONE;
+    finish(&f);
+    for (int i = 0; i < PACKERS; i++) {
+        ck_assert(index_info(f.pot.index)->codecs & 1u << packers[i].codec);
+        ck_assert(read_is_right(&f, f.scratch, i, 100, BLOCK - 100));
+    }
+    end(&f);
+}
+END_TEST
+
 START_TEST(codec_that_is_not_there_is_refused)
 {
     ck_assert_int_eq(open_with(CODEC_LZMA, BLOCK), -ENOTSUP);
@@ -874,6 +903,7 @@ int main(void)
     tcase_add_loop_test(tests, truncated_archive_is_an_error_and_no_signal, 0, 2);
     tcase_add_test(tests, damaged_block_is_an_error_for_itself_alone);
     tcase_add_test(tests, block_that_holds_less_than_its_file_is_an_error);
+    tcase_add_test(tests, each_block_may_have_its_own_codec);
     tcase_add_test(tests, codec_that_is_not_there_is_refused);
     tcase_add_test(tests, blocks_that_take_too_long_are_refused);
     tcase_add_test(tests, hook_is_not_called_for_what_keeps_a_cpu_busy);
