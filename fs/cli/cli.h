@@ -1,6 +1,6 @@
 /*
  * The interface between subcommands and a person: options, numbers, messages, progress, names
- * on a terminal and in JSON.
+ * on a terminal.
  *
  * A command looks like this:
  *
@@ -8,11 +8,13 @@
  *
  *     int command_ls(int argc, char **argv)
  *     {
- *         static const struct option longs[] = {{"long", no_argument, NULL, 'l'},
- *                                               CLI_OPTIONS_END};
- *         int opt, status = CLI_GO_ON;
- *         while ((opt = cli_getopt(&usage, argc, argv, "l", longs, &status)) != -1)
- *             ...
+ *         bool is_long = false;
+ *         const struct cli_option options[] = {
+ *             {"-l, --long", "also type, mode and size", .flag = &is_long},
+ *             CLI_MAX_RATIO,
+ *             {NULL},
+ *         };
+ *         int status = cli_parse(&usage, options, argc, argv);
  *         if (status != CLI_GO_ON)
  *             return status;
  *         if (optind == argc)
@@ -64,99 +66,49 @@ void cli_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 struct cli_usage {
     const char *name;     /* "ls" */
     const char *synopsis; /* what follows the name: "[-l] ARCHIVE..." */
-    const char *text;     /* its purpose and options; ends with a newline */
+    const char *text;     /* its purpose, without options; ends with a newline */
 };
 
-#define CLI_OPTION_VERSION 0x1000 /* a command's own long options start at CLI_OPTION_OWN */
-#define CLI_OPTION_MAX_RATIO 0x1001
-#define CLI_OPTION_OWN 0x1002
+/* One option. The pointers say what is stored, and where; several may be set. */
+struct cli_option {
+    const char *spelling; /* "-f, --force", "-j, --jobs=N", "--zstd[=LEVEL]", "-o WORD" */
+    const char *help;     /* broken into lines when printed; NULL: not printed */
+    bool *flag;           /* becomes true */
+    const char **text;
+    uint64_t *size;   /* a number of bytes, with K, M, G or T */
+    uint64_t *number; /* from min to max */
+    uint32_t *count;  /* the same in 32 bits */
+    uint64_t min, max;
+    unsigned *word; /* an enum: the place in `words`, which ends with NULL */
+    const char *const *words;
+    /* Anything else: 0, or the exit status. `text` is NULL for `--zstd` without a level. */
+    int (*take)(const struct cli_usage *usage, void *ctx, const char *text);
+    void *ctx;
+};
 
-/* Ends a table of long options with those of every command. */
-#define CLI_OPTIONS_END                                                                        \
-    {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, CLI_OPTION_VERSION},      \
+/* Options that several commands have. */
+#define CLI_PROGRESS(mode)                                                                     \
     {                                                                                          \
-        NULL, 0, NULL, 0                                                                       \
+        "--progress=WHEN", "show progress: auto, always or never", .word = (mode),             \
+                                                                   .words = cli_progress_words \
     }
-
-/* The same for commands that open archives, with the help text for these options. */
-#define CLI_ARCHIVE_OPTIONS_END                                                                \
-    {"max-ratio", required_argument, NULL, CLI_OPTION_MAX_RATIO}, CLI_OPTIONS_END
-#define CLI_ARCHIVE_OPTIONS_HELP                                                               \
-    "      --max-ratio=N    a compressed stream may unpack to N times its size, or 'off'\n"
+#define CLI_MAX_RATIO                                                                          \
+    {                                                                                          \
+        "--max-ratio=N", "a compressed stream may unpack to N times its size, or 'off'",       \
+            .take = cli_take_max_ratio                                                         \
+    }
+extern const char *const cli_progress_words[];
+int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text);
 
 /* The value of --max-ratio, for struct pot_options; 0: not given. */
 uint32_t cli_max_ratio(void);
 
 /*
- * getopt_long with our error messages. Returns the option, or -1 when there are no more. Then
- * *ret_status is untouched, or holds the command's exit status: help was printed, or an option
- * was wrong (an error was printed that names the nearest option). `shorts` is as for getopt,
- * without 'h' and ':' in front; it may begin with '+'.
- */
-int cli_getopt(const struct cli_usage *usage, int argc, char **argv, const char *shorts,
-               const struct option *longs, int *ret_status);
-
-/* ---- options by table ---- */
-
-enum cli_kind {
-    CLI_FLAG,   /* no argument: a bool becomes true */
-    CLI_TEXT,   /* const char * */
-    CLI_NUMBER, /* from min to max: an unsigned integer of 4 or 8 bytes */
-    CLI_SIZE,   /* bytes: uint64_t */
-    CLI_WORD,   /* one of `words`: an enum, its place in the list */
-    CLI_CALL,   /* `call` takes the text */
-};
-
-/*
- * One option, and where its value goes in the command's own structure:
- *
- *     static const struct cli_option options[] = {
- *         {"jobs", 'j', CLI_NUMBER, CLI_AT(struct arguments, jobs), .min = 1, .max = 64},
- *         {"long", 0, CLI_FLAG, CLI_AT(struct arguments, is_long)},
- *         CLI_END,
- *     };
- *     int status = cli_parse(&usage, options, argc, argv, &arguments);
- *     if (status != CLI_GO_ON)
- *         return status;
- *     ... argv[optind] ...
- */
-struct cli_option {
-    const char *name; /* without dashes; "" if it has a letter only */
-    char letter;      /* 0: none */
-    enum cli_kind kind;
-    size_t at, bytes;
-    size_t given;     /* where a bool notes that it was given; 0: nowhere */
-    bool is_optional; /* the argument may be missing: CLI_TEXT, CLI_CALL get NULL */
-    uint64_t min, max;
-    const char *const *words; /* ends with NULL */
-    int (*call)(const struct cli_usage *usage, void *target, const char *text);
-};
-#define CLI_AT(type, member) .at = offsetof(type, member), .bytes = sizeof(((type *)0)->member)
-#define CLI_GIVEN(type, member) .given = offsetof(type, member)
-#define CLI_END                                                                                \
-    {                                                                                          \
-        .name = NULL                                                                           \
-    }
-
-/* Options that several commands have. */
-#define CLI_PROGRESS(type, member)                                                             \
-    {                                                                                          \
-        "progress", 0, CLI_WORD, CLI_AT(type, member), .words = cli_progress_words             \
-    }
-#define CLI_MAX_RATIO                                                                          \
-    {                                                                                          \
-        "max-ratio", 0, CLI_CALL, .call = cli_take_max_ratio                                   \
-    }
-extern const char *const cli_progress_words[];
-int cli_take_max_ratio(const struct cli_usage *usage, void *target, const char *text);
-
-/*
- * Take all options; optind is then the first argument. CLI_GO_ON, or the exit status: help was
- * printed, or an option was wrong, which an error says. A `call` that does not return 0 ends it
- * with that status.
+ * Parse the options; the table ends with {NULL}. optind is then the first argument. CLI_GO_ON,
+ * or the exit status: help was printed, or an error that names the wrong option.
  */
 int cli_parse(const struct cli_usage *usage, const struct cli_option *options, int argc,
-              char **argv, void *target);
+              char **argv);
 
 /* "onepot NAME: text; see 'onepot NAME --help'". Returns CLI_USAGE. */
 int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
@@ -203,18 +155,6 @@ void cli_print_safe(FILE *out, const char *bytes, size_t len);
 /* Print a name on `out`: as cli_print_safe on a terminal, else its raw bytes. */
 void cli_print_name(FILE *out, const char *bytes, size_t len);
 
-/*
- * Print a JSON string, quotes included. A byte 0xNN outside valid UTF-8 becomes the lone
- * surrogate \udcNN, so that nothing is lost: os.fsencode turns the string from Python's
- * json.loads back into the same bytes.
- */
-void cli_json_string(FILE *out, const char *bytes, size_t len);
-
-/* Print one more field of an object to standard output: `,\n "key": value`. */
-void cli_json_text(const char *key, const char *text, size_t max_len); /* NULL: null */
-void cli_json_number(const char *key, uint64_t number);
-void cli_json_bool(const char *key, bool value);
-
 /* Returns `status` if all output reached standard output, else CLI_FAILED. */
 int cli_finish(int status);
 
@@ -225,10 +165,6 @@ enum cli_progress_mode {
     CLI_PROGRESS_ALWAYS,
     CLI_PROGRESS_NEVER,
 };
-
-/* auto, always, never: 0, or CLI_USAGE after an error. */
-int cli_progress_option(const struct cli_usage *usage, const char *text,
-                        enum cli_progress_mode *ret_mode);
 
 /* One line on standard error that is redrawn; call start, show..., end. */
 struct cli_progress {

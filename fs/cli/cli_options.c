@@ -33,15 +33,6 @@ int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
     return CLI_USAGE;
 }
 
-static void print_usage(const struct cli_usage *usage)
-{
-    printf("Usage: onepot %s %s\n%s"
-           "  -h, --help            print this\n"
-           "      --version         print the version\n"
-           "\nThe manual page is onepot-%s(1).\n",
-           usage->name, usage->synopsis, usage->text, usage->name);
-}
-
 #define LONGS_MAX 64
 
 /* An error about an unknown long option, with the nearest that exists. */
@@ -85,48 +76,15 @@ uint32_t cli_max_ratio(void)
     return max_ratio;
 }
 
-int cli_take_max_ratio(const struct cli_usage *usage, void *target, const char *text)
+int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text)
 {
-    (void)target;
+    (void)ctx;
     uint64_t number = POT_RATIO_OFF;
     int r = strcmp(text, "off") == 0
                 ? 0
                 : cli_number_option(usage, "--max-ratio", text, 1, POT_RATIO_OFF - 1, &number);
     max_ratio = (uint32_t)number;
     return r;
-}
-
-int cli_getopt(const struct cli_usage *usage, int argc, char **argv, const char *shorts,
-               const struct option *longs, int *ret_status)
-{
-    char all[80];
-    bool in_order = shorts[0] == '+';
-    snprintf(all, sizeof(all), "%s:h%s", in_order ? "+" : "", shorts + in_order);
-
-    opterr = 0;
-    int opt = getopt_long(argc, argv, all, longs, NULL);
-    switch (opt) {
-    case 'h':
-        print_usage(usage);
-        *ret_status = CLI_OK;
-        return -1;
-    case CLI_OPTION_VERSION:
-        puts("onepot " ONEPOT_VERSION);
-        *ret_status = CLI_OK;
-        return -1;
-    case CLI_OPTION_MAX_RATIO:
-        *ret_status = cli_take_max_ratio(usage, NULL, optarg);
-        if (*ret_status != 0)
-            return -1;
-        *ret_status = CLI_GO_ON;
-        return cli_getopt(usage, argc, argv, shorts, longs, ret_status);
-    case '?':
-    case ':':
-        *ret_status = bad_option(usage, opt, argv, longs);
-        return -1;
-    default:
-        return opt;
-    }
 }
 
 #define NEAREST_MAX 32
@@ -289,80 +247,145 @@ static int take_word(const struct cli_usage *usage, const char *option, const ch
     return cli_usage_error(usage, "%s: '%s' is none of %s", option, text, list);
 }
 
-int cli_progress_option(const struct cli_usage *usage, const char *text,
-                        enum cli_progress_mode *ret_mode)
+/* ---- help ---- */
+
+#define HELP_COLUMN 24
+#define LINE_COLUMNS 84
+
+/* The option's letter, or 0. */
+static char letter_of(const struct cli_option *o)
 {
-    return take_word(usage, "--progress", text, cli_progress_words, ret_mode);
+    return o->spelling[1] == '-' ? '\0' : o->spelling[1];
+}
+
+/* "  -j, --jobs=N          with N threads", in lines of a limited length. */
+static void print_option(const struct cli_option *o)
+{
+    int column = printf("  %s%s", letter_of(o) ? "" : "    ", o->spelling);
+    if (column > HELP_COLUMN - 2)
+        column = LINE_COLUMNS;
+    for (const char *word = o->help; *word; word += strspn(word, " ")) {
+        int len = (int)strcspn(word, " ");
+        if (column + 1 + len > LINE_COLUMNS) {
+            putchar('\n');
+            column = 0;
+        }
+        int gap = column < HELP_COLUMN ? HELP_COLUMN - column : 1;
+        column += printf("%*s%.*s", gap, "", len, word);
+        word += len;
+    }
+    putchar('\n');
+}
+
+static void print_usage(const struct cli_usage *usage, const struct cli_option *options)
+{
+    printf("Usage: onepot %s %s\n%s\n", usage->name, usage->synopsis, usage->text);
+    for (; options->spelling; options++)
+        if (options->help)
+            print_option(options);
+    printf("  -h, --help            print this\n"
+           "      --version         print the version\n"
+           "\nThe manual page is onepot-%s(1).\n",
+           usage->name);
 }
 
 /* ---- the table ---- */
 
-#define OPTION_FIRST 0x2000 /* of the long options of a table, beyond letters */
+#define NAME_BYTES 32
+#define ID_VERSION 0x1000
+#define ID_FIRST 0x2000 /* of the table's options, beyond letters */
 
-/* Put the value of one option where it belongs. */
-static int take_option(const struct cli_usage *usage, const struct cli_option *option,
-                       void *target)
+/* What getopt wants to know. */
+struct getopt_tables {
+    char letters[2 * LONGS_MAX];
+    struct option longs[LONGS_MAX + 1];
+    char names[LONGS_MAX][NAME_BYTES];
+};
+
+static void add_option(struct getopt_tables *t, const struct cli_option *o, size_t i, size_t *n)
 {
-    char name[LONGS_MAX];
-    char *at = (char *)target + option->at;
-    uint64_t number = 0;
-    int r = 0;
-
-    if (option->given)
-        *(bool *)((char *)target + option->given) = true;
-    snprintf(name, sizeof(name), "--%s", option->name);
-    switch (option->kind) {
-    case CLI_FLAG:
-        *(bool *)at = true;
-        return 0;
-    case CLI_TEXT:
-        *(const char **)(void *)at = optarg;
-        return 0;
-    case CLI_CALL:
-        return option->call(usage, target, optarg);
-    case CLI_WORD:
-        return take_word(usage, name, optarg, option->words, (unsigned *)(void *)at);
-    case CLI_SIZE:
-        r = cli_size_option(usage, name, optarg, &number);
-        break;
-    case CLI_NUMBER:
-        r = cli_number_option(usage, name, optarg, option->min, option->max, &number);
-        break;
+    const char *name = strstr(o->spelling, "--");
+    const char *end = name ? name + strcspn(name, "[=") : o->spelling + 2;
+    int argument = *end == '[' ? optional_argument : *end ? required_argument : no_argument;
+    size_t len = strlen(t->letters);
+    if (letter_of(o))
+        sprintf(t->letters + len, "%c%s", letter_of(o), argument ? ":" : "");
+    if (name) {
+        snprintf(t->names[i], NAME_BYTES, "%.*s", (int)(end - name - 2), name + 2);
+        t->longs[(*n)++] = (struct option){t->names[i], argument, NULL, ID_FIRST + (int)i};
     }
-    if (r == 0 && option->bytes == sizeof(uint32_t))
-        *(uint32_t *)(void *)at = (uint32_t)number;
-    else if (r == 0)
-        *(uint64_t *)(void *)at = number;
+}
+
+static void fill_tables(struct getopt_tables *t, const struct cli_option *options)
+{
+    static const struct option common[] = {{"help", no_argument, NULL, 'h'},
+                                           {"version", no_argument, NULL, ID_VERSION},
+                                           {NULL, 0, NULL, 0}};
+    size_t n = 0;
+    memcpy(t->letters, ":h", sizeof(":h"));
+    for (size_t i = 0; options[i].spelling; i++)
+        add_option(t, &options[i], i, &n);
+    memcpy(t->longs + n, common, sizeof(common));
+}
+
+static int store_number(const struct cli_usage *usage, const struct cli_option *o,
+                        const char *name)
+{
+    uint64_t number = 0;
+    int r = cli_number_option(usage, name, optarg, o->min, o->max, &number);
+    if (r == 0 && o->number)
+        *o->number = number;
+    if (r == 0 && o->count)
+        *o->count = (uint32_t)number;
     return r;
 }
 
-int cli_parse(const struct cli_usage *usage, const struct cli_option *options, int argc,
-              char **argv, void *target)
+/* Store what the command line says: 0 or the exit status. */
+static int store(const struct cli_usage *usage, const struct cli_option *o)
 {
-    static const struct option always[] = {CLI_OPTIONS_END};
-    struct option longs[LONGS_MAX + 1];
-    char letters[LONGS_MAX] = "";
-    int status = CLI_GO_ON, opt;
-    size_t n = 0, length = 0;
+    char name[NAME_BYTES];
+    const char *from = strstr(o->spelling, "--");
+    int r = 0;
+    snprintf(name, sizeof(name), "%.*s", from ? (int)strcspn(from, "[=") : 0, from ? from : "");
+    if (o->flag)
+        *o->flag = true;
+    if (o->text)
+        *o->text = optarg;
+    if (o->size)
+        r = cli_size_option(usage, name, optarg, o->size);
+    if (o->number || o->count)
+        r = store_number(usage, o, name);
+    if (o->word)
+        r = take_word(usage, name, optarg, o->words, o->word);
+    return r == 0 && o->take ? o->take(usage, o->ctx, optarg) : r;
+}
 
-    for (int i = 0; options[i].name; i++) {
-        bool has_text = options[i].kind != CLI_FLAG;
-        if (options[i].name[0])
-            longs[n++] = (struct option){options[i].name,
-                                         options[i].is_optional ? optional_argument : has_text,
-                                         NULL, OPTION_FIRST + i};
-        if (options[i].letter)
-            length += (size_t)sprintf(letters + length, "%c%s", options[i].letter,
-                                      has_text ? ":" : "");
+static const struct cli_option *find_option(const struct cli_option *options, int id)
+{
+    if (id >= ID_FIRST)
+        return &options[id - ID_FIRST];
+    while (letter_of(options) != id)
+        options++;
+    return options;
+}
+
+int cli_parse(const struct cli_usage *usage, const struct cli_option *options, int argc,
+              char **argv)
+{
+    struct getopt_tables tables = {0};
+    int id, r = 0;
+    fill_tables(&tables, options);
+    opterr = 0;
+    while (r == 0 && (id = getopt_long(argc, argv, tables.letters, tables.longs, NULL)) != -1) {
+        if (id == '?' || id == ':')
+            return bad_option(usage, id, argv, tables.longs);
+        if (id == 'h')
+            print_usage(usage, options);
+        if (id == ID_VERSION)
+            puts("onepot " ONEPOT_VERSION);
+        if (id == 'h' || id == ID_VERSION)
+            return CLI_OK;
+        r = store(usage, find_option(options, id));
     }
-    memcpy(longs + n, always, sizeof(always));
-    while ((opt = cli_getopt(usage, argc, argv, letters, longs, &status)) != -1) {
-        int i = opt - OPTION_FIRST;
-        for (int k = 0; i < 0; k++)
-            i = options[k].letter == opt ? k : i;
-        int r = take_option(usage, &options[i], target);
-        if (r != 0)
-            return r;
-    }
-    return status;
+    return r == 0 ? CLI_GO_ON : r;
 }

@@ -1,5 +1,5 @@
 /*
- * Numbers for people, and names for terminals and for JSON.
+ * Numbers and names for people.
  *
  * A name in an archive may be any bytes. On a terminal, bytes that could control it are printed
  * as \xNN. In a pipe they stay unchanged, so that a script gets the real name.
@@ -82,55 +82,4 @@ void cli_print_name(FILE *out, const char *bytes, size_t len)
         cli_print_safe(out, bytes, len);
     else
         fwrite(bytes, 1, len, out);
-}
-
-static void json_character(FILE *out, const char *bytes, size_t len, uint32_t code)
-{
-    if (code == '"' || code == '\\')
-        fprintf(out, "\\%c", (char)code);
-    else if (code < 0x20 || code == 0x7f)
-        fprintf(out, "\\u%04x", (unsigned)code);
-    else
-        fwrite(bytes, 1, len, out);
-}
-
-void cli_json_string(FILE *out, const char *bytes, size_t len)
-{
-    fputc('"', out);
-    for (size_t i = 0; i < len;) {
-        uint32_t code = 0;
-        size_t n = utf8_length(bytes + i, len - i, &code);
-        if (n)
-            json_character(out, bytes + i, n, code);
-        else
-            fprintf(out, "\\udc%02x", (unsigned char)bytes[i]);
-        i += n ? n : 1;
-    }
-    fputc('"', out);
-}
-
-static void json_key(const char *key)
-{
-    printf(",\n  \"%s\": ", key);
-}
-
-void cli_json_text(const char *key, const char *text, size_t max_len)
-{
-    json_key(key);
-    if (text)
-        cli_json_string(stdout, text, strnlen(text, max_len));
-    else
-        fputs("null", stdout);
-}
-
-void cli_json_number(const char *key, uint64_t number)
-{
-    json_key(key);
-    printf("%" PRIu64, number);
-}
-
-void cli_json_bool(const char *key, bool value)
-{
-    json_key(key);
-    fputs(value ? "true" : "false", stdout);
 }

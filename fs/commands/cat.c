@@ -15,10 +15,7 @@
 static const struct cli_usage usage = {
     "cat", "ARCHIVE PATH...",
     "Write the files PATH... of an archive to standard output, one after another.\n"
-    "Symbolic links are followed within the archive.\n"
-    "\n"
-    "      --progress=WHEN   show progress of indexing: auto, always or "
-    "never\n" CLI_ARCHIVE_OPTIONS_HELP};
+    "Symbolic links are followed within the archive.\n"};
 
 struct output {
     struct pot *pot;
@@ -170,19 +167,15 @@ static int cat_paths(const char *archive, char **paths, int count,
     return status;
 }
 
-enum { OPTION_PROGRESS = CLI_OPTION_OWN };
-
 int command_cat(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_ARCHIVE_OPTIONS_END,
-    };
     enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
-    int opt, status = CLI_GO_ON;
-    while ((opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1)
-        if (opt == OPTION_PROGRESS && cli_progress_option(&usage, optarg, &progress) != 0)
-            return CLI_USAGE;
+    const struct cli_option options[] = {
+        CLI_PROGRESS(&progress),
+        CLI_MAX_RATIO,
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (argc - optind < 2)

@@ -14,12 +14,7 @@
 static const struct cli_usage usage = {
     "clean", "[--job ID | --user NAME | --all]",
     "Remove what your ended jobs left on this node: mounts whose process was killed, their\n"
-    "state, copies of archives. What is in use, or belongs to somebody who lives, stays.\n"
-    "\n"
-    "      --job ID          what this job left, also mounts that still answer: only for a\n"
-    "                        job that has ended; root: whoever's it was\n"
-    "      --user NAME       what this user's jobs left (root)\n"
-    "      --all             what all users' jobs left (root)\n"};
+    "state, copies of archives. What is in use, or belongs to somebody who lives, stays.\n"};
 
 /* A user's name, or the number of a user who no longer has a name. */
 static int clean_user(const char *name)
@@ -33,34 +28,32 @@ static int clean_user(const char *name)
     return cleaner_user((uid_t)uid, NULL);
 }
 
-struct request {
-    const char *job, *user;
-    bool all;
-};
-
-static const struct cli_option options[] = {
-    {"job", 0, CLI_TEXT, CLI_AT(struct request, job)},
-    {"user", 0, CLI_TEXT, CLI_AT(struct request, user)},
-    {"all", 0, CLI_FLAG, CLI_AT(struct request, all)},
-    CLI_END,
-};
-
 int command_clean(int argc, char **argv)
 {
-    struct request rq = {0};
-    int status = cli_parse(&usage, options, argc, argv, &rq);
+    const char *job = NULL, *user = NULL;
+    bool all = false;
+    const struct cli_option options[] = {
+        {"--job=ID",
+         "what this job left, even mounts that still answer: only for a job that has ended; as "
+         "root: of any user",
+         .text = &job},
+        {"--user=NAME", "what this user's jobs left (root)", .text = &user},
+        {"--all", "what all users' jobs left (root)", .flag = &all},
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
 
     if (status != CLI_GO_ON)
         return status;
     if (optind < argc)
         return cli_usage_error(&usage, "'%s' is one too many", argv[optind]);
-    if ((rq.job != NULL) + (rq.user != NULL) + rq.all > 1)
+    if ((job != NULL) + (user != NULL) + all > 1)
         return cli_usage_error(&usage, "--job, --user and --all exclude each other");
-    if (rq.job && !*rq.job)
+    if (job && !*job)
         return cli_usage_error(&usage, "--job: the id is empty: a variable that is not set?");
-    if (rq.all && geteuid() != 0)
+    if (all && geteuid() != 0)
         return cli_failf(NULL, "only root may clean up after other users");
-    if (rq.user)
-        return clean_user(rq.user);
-    return rq.all || (rq.job && geteuid() == 0) ? cleaner_all(rq.job) : cleaner_own(rq.job);
+    if (user)
+        return clean_user(user);
+    return all || (job && geteuid() == 0) ? cleaner_all(job) : cleaner_own(job);
 }

@@ -6,14 +6,13 @@
 #include "cli.h"
 #include "commands.h"
 #include "doctor.h"
+#include "json.h"
 
 static const struct cli_usage usage = {
     "doctor", "[--json] [ARCHIVE|MOUNTPOINT]",
     "Say what this node allows and what is wrong: ways to mount, memory and CPUs of the\n"
     "job, places for copies, mounts that are dead; and how an archive would be read, or\n"
-    "whether a mount answers. Exits with 0 if nothing is wrong.\n"
-    "\n"
-    "      --json  one object\n"};
+    "whether a mount answers. Exits with 0 if nothing is wrong.\n"};
 
 static const char *const kind_names[] = {
     [FINDING_FACT] = "fact",
@@ -49,22 +48,23 @@ static void print_text(const struct findings *f)
 
 static void print_json(const struct findings *f, bool works)
 {
-    printf("{\n  \"mount_works\": %s,\n  \"findings\": [", works ? "true" : "false");
+    struct json j = {.out = stdout, .lines = 2};
+    json_open(&j, NULL, '{');
+    json_bool(&j, "mount_works", works);
+    json_open(&j, "findings", '[');
     for (size_t i = 0; i < f->count; i++) {
         const struct finding *item = &f->items[i];
-        printf("%s\n    {\"kind\": \"%s\", \"section\": \"%s\", \"subject\": ", i ? "," : "",
-               kind_names[item->kind], item->section);
-        cli_json_string(stdout, item->subject, strlen(item->subject));
-        fputs(", \"text\": ", stdout);
-        cli_json_string(stdout, item->text, strlen(item->text));
-        fputs(", \"advice\": ", stdout);
-        if (item->advice[0])
-            cli_json_string(stdout, item->advice, strlen(item->advice));
-        else
-            fputs("null", stdout);
-        putchar('}');
+        json_open(&j, NULL, '{');
+        json_text(&j, "kind", kind_names[item->kind], SIZE_MAX);
+        json_text(&j, "section", item->section, SIZE_MAX);
+        json_text(&j, "subject", item->subject, SIZE_MAX);
+        json_text(&j, "text", item->text, SIZE_MAX);
+        json_text(&j, "advice", item->advice[0] ? item->advice : NULL, SIZE_MAX);
+        json_close(&j, '}');
     }
-    fputs("\n  ]\n}\n", stdout);
+    json_close(&j, ']');
+    json_close(&j, '}');
+    putchar('\n');
 }
 
 static bool has_wrong(const struct findings *f)
@@ -98,12 +98,9 @@ bool doctor_mount(struct findings *f, const char *path)
 
 int command_doctor(int argc, char **argv)
 {
-    static const struct option longs[] = {{"json", no_argument, NULL, CLI_OPTION_OWN},
-                                          CLI_OPTIONS_END};
-    int opt, status = CLI_GO_ON;
     bool json = false;
-    while ((opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1)
-        json |= opt == CLI_OPTION_OWN;
+    const struct cli_option options[] = {{"--json", "print one object", .flag = &json}, {NULL}};
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (argc - optind > 1)

@@ -9,9 +9,11 @@
 #include <unistd.h>
 
 #include "budget.h"
+#include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
+#include "format.h"
 #include "extract.h"
 #include "interrupt.h"
 
@@ -19,19 +21,7 @@ static const struct cli_usage usage = {
     "extract", "[-f] [-j N] [-C DIR] ARCHIVE... [[--] PATH...]",
     "Make files of what archives hold: of everything, or of the files and directories\n"
     "PATH... of the archives. Behind the first archive, PATHs begin where there is no file of\n"
-    "that name; '--' in front of them makes it sure.\n"
-    "\n"
-    "  -C, --directory=DIR   into DIR, made if it is not there (default: here)\n"
-    "  -f, --force           replace files that are there already\n"
-    "  -j, --jobs=N          with N threads (default: the CPUs of this process)\n"
-    "      --path=PATH       the same as PATH behind '--'; can be repeated\n"
-    "  -p, --preserve-permissions  the modes of the archive, whatever the umask (root's\n"
-    "                        default)\n"
-    "      --privileged      the same, and what gives rights: set-id bits, device nodes,\n"
-    "                        capabilities and other attributes of the system\n"
-    "      --no-same-owner   files belong to who extracts them (default but for root)\n"
-    "  -q, --quiet           no summary\n"
-    "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
+    "that name; '--' in front of them makes it sure.\n"};
 
 struct arguments {
     struct extract_options options;
@@ -44,7 +34,7 @@ struct arguments {
     struct cli_progress line;
 };
 
-static void tell(void *ctx, const struct fault *what)
+static void report_problem(void *ctx, const struct fault *what)
 {
     struct arguments *a = ctx;
     cli_progress_end(&a->line);
@@ -69,40 +59,34 @@ static bool found_any(const struct extract_options *o)
 static void summarize(const struct arguments *a, const struct extract_result *result,
                       uint64_t ns)
 {
-    char count[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN];
     if (!a->quiet)
-        cli_note(
-            "%s: %s %s, %s into %s, %s (%s/s)", a->archive,
-            cli_format_count(result->files, count), result->files == 1 ? "file" : "files",
-            cli_format_bytes(result->bytes, bytes), a->options.directory,
-            cli_format_time(ns, time),
-            cli_format_bytes((uint64_t)((double)result->bytes / ((double)ns / 1e9)), rate));
+        cli_note("%s: %s %s, %s into %s, %s (%s/s)", a->archive, cli_count(result->files),
+                 result->files == 1 ? "file" : "files", cli_bytes(result->bytes),
+                 a->options.directory, cli_time(ns), cli_rate(result->bytes, ns));
     if (result->lost_xattrs)
         cli_note(
             "%s: %s of them lack extended attributes, which this user or the filesystem there "
             "can't set",
-            a->archive, cli_format_count(result->lost_xattrs, count));
+            a->archive, cli_count(result->lost_xattrs));
     if (result->unprivileged)
         cli_note(
             "%s: set-id bits, device nodes and attributes of the system are left out (of %s "
             "%s); --privileged restores them",
-            a->archive, cli_format_count(result->unprivileged, count),
+            a->archive, cli_count(result->unprivileged),
             result->unprivileged == 1 ? "member" : "members");
     if (result->problems)
         cli_note("%s: complete but for %s %s, listed above", a->archive,
-                 cli_format_count(result->problems, count),
-                 result->problems == 1 ? "problem" : "problems");
+                 cli_count(result->problems), result->problems == 1 ? "problem" : "problems");
 }
 
 /* Report a run's error; after a signal, die of it, so that the shell sees it. */
 static int fail(const struct arguments *a, int err, const struct fault *fault,
                 const struct extract_result *result)
 {
-    char count[CLI_TEXT_LEN];
     if (err != -EINTR || !atomic_load(interrupt_flag()))
         return cli_fail(a->archive, err, fault);
     cli_note("%s: interrupted; %s files are complete, unfinished ones were removed", a->archive,
-             cli_format_count(result->files, count));
+             cli_count(result->files));
     interrupt_die();
     return CLI_FAILED;
 }
@@ -152,7 +136,7 @@ static int extract_archive(struct arguments *a, const char *archive)
     return status;
 }
 
-static int run(struct arguments *a)
+static int extract_archives(struct arguments *a)
 {
     int status = CLI_OK;
     a->options.path_found = calloc(a->options.path_count + 1, sizeof(bool));
@@ -179,54 +163,12 @@ static int run(struct arguments *a)
 
 /* ---- arguments ---- */
 
-enum { OPTION_PROGRESS = CLI_OPTION_OWN, OPTION_PATH, OPTION_NO_SAME_OWNER, OPTION_PRIVILEGED };
-
-static const struct option longs[] = {
-    {"directory", required_argument, NULL, 'C'},
-    {"force", no_argument, NULL, 'f'},
-    {"jobs", required_argument, NULL, 'j'},
-    {"path", required_argument, NULL, OPTION_PATH},
-    {"preserve-permissions", no_argument, NULL, 'p'},
-    {"no-same-owner", no_argument, NULL, OPTION_NO_SAME_OWNER},
-    {"privileged", no_argument, NULL, OPTION_PRIVILEGED},
-    {"quiet", no_argument, NULL, 'q'},
-    {"progress", required_argument, NULL, OPTION_PROGRESS},
-    CLI_ARCHIVE_OPTIONS_END,
-};
-
-static int take_option(struct arguments *a, int opt)
+static int take_path(const struct cli_usage *u, void *ctx, const char *text)
 {
-    uint64_t number;
-    switch (opt) {
-    case 'C':
-        a->options.directory = optarg;
-        return 0;
-    case 'f':
-        a->options.overwrite = true;
-        return 0;
-    case 'p':
-        a->options.exact_modes = true;
-        return 0;
-    case 'q':
-        a->quiet = true;
-        return 0;
-    case 'j':
-        if (cli_number_option(&usage, "-j", optarg, 1, EXTRACT_THREADS_MAX, &number) != 0)
-            return CLI_USAGE;
-        a->options.threads = (unsigned)number;
-        return 0;
-    case OPTION_PATH:
-        a->paths[a->options.path_count++] = optarg;
-        return 0;
-    case OPTION_PRIVILEGED:
-        a->options.privileged = a->options.exact_modes = true;
-        return 0;
-    case OPTION_NO_SAME_OWNER:
-        a->no_same_owner = true;
-        return 0;
-    default:
-        return cli_progress_option(&usage, optarg, &a->progress);
-    }
+    (void)u;
+    struct arguments *a = ctx;
+    a->paths[a->options.path_count++] = text;
+    return 0;
 }
 
 /* How many of the last arguments follow "--"; -1: there is no "--". */
@@ -252,10 +194,31 @@ static int guess_paths(int argc, char **argv)
 
 static int parse(struct arguments *a, int argc, char **argv)
 {
-    int opt, status = CLI_GO_ON, paths = count_paths(argc, argv);
-    while ((opt = cli_getopt(&usage, argc, argv, "C:fj:pq", longs, &status)) != -1)
-        if (take_option(a, opt) != 0)
-            return CLI_USAGE;
+    int paths = count_paths(argc, argv);
+    const struct cli_option options[] = {
+        {"-C, --directory=DIR", "into DIR, made if it is not there (default: here)",
+         .text = &a->options.directory},
+        {"-f, --force", "replace files that exist", .flag = &a->options.overwrite},
+        {"-j, --jobs=N", "with N threads (default: the CPUs of this process)",
+         .count = &a->options.threads, .min = 1, .max = EXTRACT_THREADS_MAX},
+        {"--path=PATH", "the same as PATH behind '--'; may be repeated", .take = take_path,
+         .ctx = a},
+        {"-p, --preserve-permissions",
+         "the modes of the archive, whatever the umask (root's default)",
+         .flag = &a->options.exact_modes},
+        {"--privileged",
+         "the same, and what gives rights: set-id bits, device nodes, capabilities and other "
+         "attributes of the system",
+         .flag = &a->options.privileged},
+        {"--no-same-owner",
+         "files belong to the user who extracts them (the default, except for root)",
+         .flag = &a->no_same_owner},
+        {"-q, --quiet", "no summary", .flag = &a->quiet},
+        CLI_PROGRESS(&a->progress),
+        CLI_MAX_RATIO,
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (paths < 0)
@@ -266,27 +229,26 @@ static int parse(struct arguments *a, int argc, char **argv)
         return cli_usage_error(&usage, "no archive was named");
     for (int i = argc - paths; i < argc; i++)
         a->paths[a->options.path_count++] = argv[i];
+    a->options.exact_modes |= a->options.privileged;
+    a->options.owners = geteuid() == 0 && !a->no_same_owner;
     return CLI_GO_ON;
 }
 
 int command_extract(int argc, char **argv)
 {
-    struct arguments a = {.progress = CLI_PROGRESS_AUTO};
-    a.options = (struct extract_options){.directory = ".",
-                                         .threads = cli_default_jobs(),
-                                         .report = tell,
-                                         .progress = show,
-                                         .ctx = &a,
-                                         .stop = interrupt_flag(),
-                                         .exact_modes = geteuid() == 0};
-    a.paths = calloc((size_t)argc + 1, sizeof(*a.paths));
-    if (!a.paths)
+    struct arguments a = {
+        .options = {.directory = ".",
+                    .threads = cli_default_jobs(),
+                    .report = report_problem,
+                    .progress = show,
+                    .ctx = &a,
+                    .stop = interrupt_flag(),
+                    .exact_modes = geteuid() == 0},
+    };
+    auto_free const char **paths = calloc((size_t)argc + 1, sizeof(*paths));
+    if (!paths)
         return cli_failf(NULL, "out of memory");
-    a.options.paths = a.paths;
+    a.options.paths = a.paths = paths;
     int status = parse(&a, argc, argv);
-    a.options.owners = geteuid() == 0 && !a.no_same_owner;
-    if (status == CLI_GO_ON)
-        status = run(&a);
-    free(a.paths);
-    return status;
+    return status == CLI_GO_ON ? extract_archives(&a) : status;
 }

@@ -7,19 +7,16 @@
 
 #include "cli.h"
 #include "commands.h"
+#include "format.h"
 
 static const struct cli_usage usage = {
     "index", "[-f] ARCHIVE...",
     "Save the index of archives beside them (ARCHIVE.onepot-index), or where that is\n"
     "not possible, in $XDG_CACHE_HOME/onepot. An archive that 'onepot pack' made carries\n"
-    "its own index and needs none.\n"
-    "\n"
-    "  -f, --force           make it anew, also where a saved one still fits\n"
-    "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
+    "its own index and needs none.\n"};
 
 static void report(const struct pot *pot)
 {
-    char members[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN];
     if (pot->origin == POT_INDEX_EMBEDDED) {
         cli_note("%s: this archive carries its own index; there is nothing to save", pot->path);
         return;
@@ -29,8 +26,7 @@ static void report(const struct pot *pot)
     cli_print_name(stdout, pot->path, strlen(pot->path));
     fputs(pot->origin == POT_INDEX_SAVED ? ": still right: " : ": saved in ", stdout);
     cli_print_name(stdout, where, strlen(where));
-    printf(" (%s, %s entries)\n", cli_format_bytes(info->image_bytes, bytes),
-           cli_format_count(info->entries, members));
+    printf(" (%s, %s entries)\n", cli_bytes(info->image_bytes), cli_count(info->entries));
 }
 
 static int index_archives(char **archives, int count, bool rebuild,
@@ -50,24 +46,17 @@ static int index_archives(char **archives, int count, bool rebuild,
     return status;
 }
 
-enum { OPTION_PROGRESS = CLI_OPTION_OWN };
-
 int command_index(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"force", no_argument, NULL, 'f'},
-        {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_ARCHIVE_OPTIONS_END,
-    };
     bool rebuild = false;
     enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
-    int opt, status = CLI_GO_ON;
-    while ((opt = cli_getopt(&usage, argc, argv, "f", longs, &status)) != -1) {
-        if (opt == 'f')
-            rebuild = true;
-        else if (opt == OPTION_PROGRESS && cli_progress_option(&usage, optarg, &progress) != 0)
-            return CLI_USAGE;
-    }
+    const struct cli_option options[] = {
+        {"-f, --force", "make it anew, even where a saved one still fits", .flag = &rebuild},
+        CLI_PROGRESS(&progress),
+        CLI_MAX_RATIO,
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (optind == argc)

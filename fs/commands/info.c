@@ -12,18 +12,15 @@
 #include "cli.h"
 #include "codec.h"
 #include "commands.h"
+#include "format.h"
+#include "json.h"
 #include "onepot_device.h"
 #include "survey.h"
 
 static const struct cli_usage usage = {
     "info", "[--json] [--gpu] [--batch-for SIZE] ARCHIVE...",
     "Print format, members, bytes, sizes of files, compression, index, checksums and\n"
-    "digest of archives.\n"
-    "\n"
-    "      --batch-for=SIZE  how many samples a batch of so many bytes has room for\n"
-    "      --gpu             GPUs and their free memory, and the batch that it has room for\n"
-    "      --json            one array of objects\n"
-    "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
+    "digest of archives.\n"};
 
 /* How many files fit into a batch of `bytes`. */
 struct batch {
@@ -47,10 +44,9 @@ static const char *origin_name(enum pot_index_origin origin)
 
 static void print_size(const char *label, uint64_t bytes)
 {
-    char text[CLI_TEXT_LEN], count[CLI_TEXT_LEN];
-    printf("  %-12s %s", label, cli_format_bytes(bytes, text));
+    printf("  %-12s %s", label, cli_bytes(bytes));
     if (bytes >= 1024)
-        printf(" (%s bytes)", cli_format_count(bytes, count));
+        printf(" (%s bytes)", cli_count(bytes));
     putchar('\n');
 }
 
@@ -66,9 +62,8 @@ static void print_members(const struct survey *survey)
                  {survey->specials, "special file", "special files"}};
     printf("  %-12s ", "members");
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-        char count[CLI_TEXT_LEN];
         if (i < 2 || kinds[i].count)
-            printf("%s%s %s", i ? ", " : "", cli_format_count(kinds[i].count, count),
+            printf("%s%s %s", i ? ", " : "", cli_count(kinds[i].count),
                    kinds[i].count == 1 ? kinds[i].one : kinds[i].many);
     }
     putchar('\n');
@@ -115,10 +110,10 @@ static void print_histogram(const struct survey *survey)
         if (survey->size_files[i] > most)
             most = survey->size_files[i];
     for (unsigned i = first; survey->files && i <= last; i++) {
-        char text[CLI_TEXT_LEN], count[CLI_TEXT_LEN];
+        char text[CLI_TEXT_LEN];
         printf("  %-12s %8s %-4s %13s ", i == first ? "file sizes" : "",
                i ? class_text(i, text) : "empty", i ? "or >" : "",
-               cli_format_count(survey->size_files[i], count));
+               cli_count(survey->size_files[i]));
         if (survey->size_files[i])
             print_bar(survey->size_files[i], most);
         putchar('\n');
@@ -127,45 +122,39 @@ static void print_histogram(const struct survey *survey)
 
 static void print_sizes(const struct survey *survey)
 {
-    char small[CLI_TEXT_LEN], large[CLI_TEXT_LEN], mean[CLI_TEXT_LEN];
     uint64_t bytes = 0;
     if (!survey->files)
         return;
     for (unsigned i = 0; i < SURVEY_CLASSES; i++)
         bytes += survey->size_bytes[i];
-    printf("  %-12s %s to %s, %s on average\n", "of a file",
-           cli_format_bytes(survey->smallest_bytes, small),
-           cli_format_bytes(survey->largest_bytes, large),
-           cli_format_bytes(bytes / survey->files, mean));
+    printf("  %-12s %s to %s, %s on average\n", "of a file", cli_bytes(survey->smallest_bytes),
+           cli_bytes(survey->largest_bytes), cli_bytes(bytes / survey->files));
     if (isatty(STDOUT_FILENO))
         print_histogram(survey);
 }
 
 static void print_compression(const struct pot *pot, const struct index_info *info)
 {
-    char block[CLI_TEXT_LEN];
     if (pot->compression)
         printf("  %-12s %s, of the whole archive\n", "compression", pot->compression);
     else if (info->codec == CODEC_NONE)
         printf("  %-12s none\n", "compression");
     else
         printf("  %-12s %s, in blocks of at most %s\n", "compression", codec_name(info->codec),
-               cli_format_bytes(info->block_bytes, block));
+               cli_bytes(info->block_bytes));
 }
 
 static void print_left_out(const struct pot *pot)
 {
-    char count[CLI_TEXT_LEN];
     uint64_t left_out = index_left_out(pot->index);
     if (left_out)
         printf("  %-12s %s that can't be shown; 'onepot verify' lists them\n", "left out",
-               cli_format_count(left_out, count));
+               cli_count(left_out));
 }
 
 static void print_index(const struct pot *pot, const struct index_info *info)
 {
-    char bytes[CLI_TEXT_LEN];
-    printf("  %-12s %s, ", "index", cli_format_bytes(info->image_bytes, bytes));
+    printf("  %-12s %s, ", "index", cli_bytes(info->image_bytes));
     if (pot->origin == POT_INDEX_EMBEDDED)
         fputs("in the archive", stdout);
     else if (pot->origin == POT_INDEX_SAVED)
@@ -223,10 +212,8 @@ static void print_origin(const struct pot *pot, const struct index_info *info)
 
 static void print_batch(const struct batch *batch)
 {
-    char bytes[CLI_TEXT_LEN], mean[CLI_TEXT_LEN], worst[CLI_TEXT_LEN];
     printf("  %-12s %s hold %s files on average, %s of the largest\n", "batch",
-           cli_format_bytes(batch->bytes, bytes), cli_format_count(batch->mean, mean),
-           cli_format_count(batch->worst, worst));
+           cli_bytes(batch->bytes), cli_count(batch->mean), cli_count(batch->worst));
 }
 
 static void print_text(const struct pot *pot, const struct index_info *info,
@@ -256,117 +243,132 @@ static void print_text(const struct pot *pot, const struct index_info *info,
 /* ---- for programs ---- */
 
 /* An array with one object for each size class that has files. */
-static void print_json_sizes(const struct survey *survey)
+static void json_sizes(struct json *j, const struct survey *survey)
 {
-    const char *separator = "";
-    fputs(",\n  \"sizes\": [", stdout);
+    json_open(j, "sizes", '[');
     for (unsigned i = 0; i < SURVEY_CLASSES; i++) {
         if (!survey->size_files[i])
             continue;
-        printf("%s{\"from_bytes\": %" PRIu64 ", \"files\": %" PRIu64 ", \"bytes\": %" PRIu64
-               "}",
-               separator, i ? UINT64_C(1) << (i - 1) : 0, survey->size_files[i],
-               survey->size_bytes[i]);
-        separator = ", ";
+        json_open(j, NULL, '{');
+        json_number(j, "from_bytes", i ? UINT64_C(1) << (i - 1) : 0);
+        json_number(j, "files", survey->size_files[i]);
+        json_number(j, "bytes", survey->size_bytes[i]);
+        json_close(j, '}');
     }
-    fputs("]", stdout);
+    json_close(j, ']');
 }
 
-static void print_json_origin(const struct pot *pot, const struct index_info *info)
+static void json_origin(struct json *j, const struct pot *pot, const struct index_info *info)
 {
     char digest[2 * INDEX_DIGEST_BYTES + 1];
     bool has_digest = info->digest_kind != DIGEST_NONE;
     format_digest(info, digest);
-    cli_json_text("digest", has_digest ? digest : NULL, SIZE_MAX);
-    cli_json_text("digest_of",
-                  !has_digest                           ? NULL
-                  : info->digest_kind == DIGEST_CONTENT ? "names and contents"
-                                                        : "names and sizes",
-                  SIZE_MAX);
-    cli_json_text("made_by",
-                  pot->origin == POT_INDEX_EMBEDDED && info->made_by[0] ? info->made_by : NULL,
-                  sizeof(info->made_by));
+    json_text(j, "digest", has_digest ? digest : NULL, SIZE_MAX);
+    json_text(j, "digest_of",
+              !has_digest                           ? NULL
+              : info->digest_kind == DIGEST_CONTENT ? "names and contents"
+                                                    : "names and sizes",
+              SIZE_MAX);
+    json_text(j, "made_by",
+              pot->origin == POT_INDEX_EMBEDDED && info->made_by[0] ? info->made_by : NULL,
+              sizeof(info->made_by));
 }
 
-static void print_json(const struct pot *pot, const struct index_info *info,
+static void print_json(struct json *j, const struct pot *pot, const struct index_info *info,
                        const struct survey *survey, const struct batch *batch)
 {
     uint64_t known = info->files + info->directories;
-    fputs("{\n  \"archive\": ", stdout);
-    cli_json_string(stdout, pot->path, strlen(pot->path));
-    cli_json_text("format", pot->backend->name, SIZE_MAX);
-    cli_json_number("size_bytes", pot->identity.size_bytes);
-    cli_json_text("compression", pot->compression, SIZE_MAX);
-    cli_json_text("codec", codec_name(info->codec), SIZE_MAX);
-    cli_json_number("block_bytes", info->block_bytes);
-    cli_json_number("entries", info->entries);
-    cli_json_number("files", info->files);
-    cli_json_number("directories", info->directories);
-    cli_json_number("others", info->entries > known ? info->entries - known : 0);
-    cli_json_number("inodes", info->inodes);
-    cli_json_number("total_bytes", info->total_bytes);
-    cli_json_number("data_bytes", info->data_bytes);
-    cli_json_text("index_origin", origin_name(pot->origin), SIZE_MAX);
-    cli_json_text("index_path", pot->index_path, SIZE_MAX);
-    cli_json_number("index_bytes", info->image_bytes);
-    cli_json_bool("has_sums", info->has_sums);
-    cli_json_bool("has_hardlinks", info->has_hardlinks);
-    cli_json_bool("has_holes", info->has_holes);
-    cli_json_bool("has_xattrs", info->has_xattrs);
-    cli_json_number("symlinks", survey->symlinks);
-    cli_json_number("hardlinks", survey->hardlinks);
-    cli_json_number("specials", survey->specials);
-    cli_json_number("left_out", index_left_out(pot->index));
-    cli_json_number("smallest_bytes", survey->smallest_bytes);
-    cli_json_number("largest_bytes", survey->largest_bytes);
+    json_open(j, NULL, '{');
+    json_text(j, "archive", pot->path, SIZE_MAX);
+    json_text(j, "format", pot->backend->name, SIZE_MAX);
+    json_number(j, "size_bytes", pot->identity.size_bytes);
+    json_text(j, "compression", pot->compression, SIZE_MAX);
+    json_text(j, "codec", codec_name(info->codec), SIZE_MAX);
+    json_number(j, "block_bytes", info->block_bytes);
+    json_number(j, "entries", info->entries);
+    json_number(j, "files", info->files);
+    json_number(j, "directories", info->directories);
+    json_number(j, "others", info->entries > known ? info->entries - known : 0);
+    json_number(j, "inodes", info->inodes);
+    json_number(j, "total_bytes", info->total_bytes);
+    json_number(j, "data_bytes", info->data_bytes);
+    json_text(j, "index_origin", origin_name(pot->origin), SIZE_MAX);
+    json_text(j, "index_path", pot->index_path, SIZE_MAX);
+    json_number(j, "index_bytes", info->image_bytes);
+    json_bool(j, "has_sums", info->has_sums);
+    json_bool(j, "has_hardlinks", info->has_hardlinks);
+    json_bool(j, "has_holes", info->has_holes);
+    json_bool(j, "has_xattrs", info->has_xattrs);
+    json_number(j, "symlinks", survey->symlinks);
+    json_number(j, "hardlinks", survey->hardlinks);
+    json_number(j, "specials", survey->specials);
+    json_number(j, "left_out", index_left_out(pot->index));
+    json_number(j, "smallest_bytes", survey->smallest_bytes);
+    json_number(j, "largest_bytes", survey->largest_bytes);
     if (batch->bytes) {
-        cli_json_number("batch_bytes", batch->bytes);
-        cli_json_number("batch_mean", batch->mean);
-        cli_json_number("batch_worst", batch->worst);
+        json_number(j, "batch_bytes", batch->bytes);
+        json_number(j, "batch_mean", batch->mean);
+        json_number(j, "batch_worst", batch->worst);
     }
-    print_json_sizes(survey);
-    print_json_origin(pot, info);
-    fputs("\n}", stdout);
+    json_sizes(j, survey);
+    json_origin(j, pot, info);
+    json_close(j, '}');
 }
 
-static int show_archives(char **archives, int count, bool json, uint64_t batch_bytes,
+/* ---- archives ---- */
+
+/* Count what is in the archive: CLI_OK, or CLI_FAILED after an error was printed. */
+static int count_contents(const struct pot *pot, struct survey *survey, struct batch *batch)
+{
+    int r = survey_index(pot->index, survey);
+    if (r == 0 && batch->bytes)
+        r = batch_fit_index(pot->index, batch->bytes, &batch->mean, &batch->worst);
+    if (r == -ENOMEM)
+        return cli_failf(pot->path, "there is no memory for the sizes of its files");
+    if (r < 0)
+        return cli_failf(pot->path, "its index is damaged; 'onepot verify' tells where");
+    return CLI_OK;
+}
+
+/* `json`: NULL for text. `first`: nothing was printed before. */
+static int show_archive(const char *archive, struct json *json, uint64_t batch_bytes,
+                        enum cli_progress_mode progress, bool first)
+{
+    const struct pot_options options = {.names_only = true};
+    struct survey survey;
+    struct batch batch = {.bytes = batch_bytes};
+    struct pot *pot;
+    if (cli_open_pot(archive, &options, progress, &pot) < 0)
+        return CLI_FAILED;
+    int status = count_contents(pot, &survey, &batch);
+    if (status == CLI_OK && json)
+        print_json(json, pot, index_info(pot->index), &survey, &batch);
+    if (status == CLI_OK && !json) {
+        fputs(first ? "" : "\n", stdout);
+        print_text(pot, index_info(pot->index), &survey, &batch);
+    }
+    pot_close(pot);
+    return status;
+}
+
+static int show_archives(char **archives, int count, bool as_json, uint64_t batch_bytes,
                          enum cli_progress_mode progress)
 {
+    struct json json = {.out = stdout, .lines = 2};
+    bool first = true;
     int status = CLI_OK;
-    const char *separator = "";
-    if (json)
-        fputs("[", stdout);
+    if (as_json)
+        json_open(&json, NULL, '[');
     for (int i = 0; i < count; i++) {
-        const struct pot_options options = {.names_only = true};
-        struct pot *pot;
-        if (cli_open_pot(archives[i], &options, progress, &pot) < 0) {
-            status = CLI_FAILED;
-            continue;
-        }
-        struct survey survey;
-        struct batch batch = {.bytes = batch_bytes};
-        int r = survey_index(pot->index, &survey);
-        if (r == 0 && batch_bytes)
-            r = batch_fit_index(pot->index, batch_bytes, &batch.mean, &batch.worst);
-        if (r < 0) {
-            status =
-                r == -ENOMEM
-                    ? cli_failf(archives[i], "there is no memory for the sizes of its files")
-                    : cli_failf(archives[i],
-                                "its index is damaged; 'onepot verify' tells where");
-            pot_close(pot);
-            continue;
-        }
-        fputs(separator, stdout);
-        if (json)
-            print_json(pot, index_info(pot->index), &survey, &batch);
-        else
-            print_text(pot, index_info(pot->index), &survey, &batch);
-        separator = json ? ",\n" : "\n";
-        pot_close(pot);
+        int one =
+            show_archive(archives[i], as_json ? &json : NULL, batch_bytes, progress, first);
+        first &= one != CLI_OK;
+        status = one == CLI_OK ? status : one;
     }
-    if (json)
-        fputs("]\n", stdout);
+    if (as_json) {
+        json_close(&json, ']');
+        putchar('\n');
+    }
     return status;
 }
 
@@ -377,7 +379,7 @@ static int print_gpu(uint32_t index, struct onepot_error *error, uint64_t *ret_f
 {
     struct onepot_device_info gpu = {.size = sizeof(gpu)};
     struct onepot_device *device = NULL;
-    char name[32], free_bytes[CLI_TEXT_LEN], total_bytes[CLI_TEXT_LEN];
+    char name[32];
     snprintf(name, sizeof(name), "cuda:%" PRIu32, index);
     int r = onepot_device_open(name, error, &device);
     if (r < 0)
@@ -386,9 +388,8 @@ static int print_gpu(uint32_t index, struct onepot_error *error, uint64_t *ret_f
     onepot_device_close(device);
     if (r < 0)
         return r;
-    printf("%s: %s, %s free of %s", name, gpu.name,
-           cli_format_bytes(gpu.free_bytes, free_bytes),
-           cli_format_bytes(gpu.total_bytes, total_bytes));
+    printf("%s: %s, %s free of %s", name, gpu.name, cli_bytes(gpu.free_bytes),
+           cli_bytes(gpu.total_bytes));
     if (gpu.numa_node >= 0)
         printf(", NUMA node %" PRId32, gpu.numa_node);
     putchar('\n');
@@ -415,32 +416,22 @@ static uint64_t print_gpus(void)
     return r < 0 || count == 0 ? 0 : least / ONEPOT_DEVICE_BATCHES;
 }
 
-enum { OPTION_JSON = CLI_OPTION_OWN, OPTION_PROGRESS, OPTION_BATCH, OPTION_GPU };
-
 int command_info(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"json", no_argument, NULL, OPTION_JSON},
-        {"batch-for", required_argument, NULL, OPTION_BATCH},
-        {"gpu", no_argument, NULL, OPTION_GPU},
-        {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_ARCHIVE_OPTIONS_END,
-    };
     bool json = false, gpu = false;
     uint64_t batch_bytes = 0, room = 0;
     enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
-    int opt, status = CLI_GO_ON;
-    while ((opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1) {
-        if (opt == OPTION_JSON)
-            json = true;
-        else if (opt == OPTION_GPU)
-            gpu = true;
-        else if (opt == OPTION_PROGRESS && cli_progress_option(&usage, optarg, &progress) != 0)
-            return CLI_USAGE;
-        else if (opt == OPTION_BATCH &&
-                 cli_size_option(&usage, "--batch-for", optarg, &batch_bytes) != 0)
-            return CLI_USAGE;
-    }
+    const struct cli_option options[] = {
+        {"--batch-for=SIZE", "how many samples a batch of so many bytes has room for",
+         .size = &batch_bytes},
+        {"--gpu", "GPUs and their free memory, and the batch that it has room for",
+         .flag = &gpu},
+        {"--json", "print one array of objects", .flag = &json},
+        CLI_PROGRESS(&progress),
+        CLI_MAX_RATIO,
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (gpu && json)

@@ -15,25 +15,18 @@
 #include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
+#include "json.h"
+#include "vector.h"
 #include "resolve.h"
 
-static const struct cli_usage usage = {
-    "ls", "[-l] [-R] [-0] [--json] [--path PATH] ARCHIVE...",
-    "List what archives hold.\n"
-    "\n"
-    "  -l, --long            also type, mode, links, owner, size and time\n"
-    "  -R, --recursive       everything below, one path a line\n"
-    "  -0, --null            end each name with a NUL byte, not a newline\n"
-    "      --json            one array of objects\n"
-    "      --path PATH       the directory or file PATH of the archive, not all of it\n"
-    "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
+static const struct cli_usage usage = {"ls", "[-l] [-R] [-0] [--json] [--path PATH] ARCHIVE...",
+                                       "List what archives hold.\n"};
 
 struct listing {
-    bool is_long, recursive, json;
-    char end; /* of each line */
+    bool is_long, recursive, ends_with_nul, as_json;
     const char *path;
     enum cli_progress_mode progress;
-    bool json_begun;
+    struct json json;
     /* About the archive being listed: */
     const char *archive;
     const struct index *index;
@@ -41,49 +34,32 @@ struct listing {
 
 /* ---- one entry ---- */
 
-static char type_letter(uint32_t mode)
-{
-    switch (mode & S_IFMT) {
-    case S_IFDIR:
-        return 'd';
-    case S_IFLNK:
-        return 'l';
-    case S_IFIFO:
-        return 'p';
-    case S_IFSOCK:
-        return 's';
-    case S_IFCHR:
-        return 'c';
-    case S_IFBLK:
-        return 'b';
-    default:
-        return '-';
-    }
-}
+struct type {
+    uint32_t mode; /* S_IFMT */
+    char letter;
+    const char *name;
+};
 
-static const char *type_name(uint32_t mode)
+static const struct type *type_of(uint32_t mode)
 {
-    switch (mode & S_IFMT) {
-    case S_IFDIR:
-        return "directory";
-    case S_IFLNK:
-        return "symlink";
-    case S_IFIFO:
-        return "fifo";
-    case S_IFSOCK:
-        return "socket";
-    case S_IFCHR:
-        return "character device";
-    case S_IFBLK:
-        return "block device";
-    default:
-        return "file";
-    }
+    static const struct type types[] = {
+        {S_IFDIR, 'd', "directory"},
+        {S_IFLNK, 'l', "symlink"},
+        {S_IFIFO, 'p', "fifo"},
+        {S_IFSOCK, 's', "socket"},
+        {S_IFCHR, 'c', "character device"},
+        {S_IFBLK, 'b', "block device"},
+        {S_IFREG, '-', "file"},
+    };
+    const struct type *type = types;
+    while (type->mode != S_IFREG && type->mode != (mode & S_IFMT))
+        type++;
+    return type;
 }
 
 static void format_mode(uint32_t mode, char text[11])
 {
-    text[0] = type_letter(mode);
+    text[0] = type_of(mode)->letter;
     for (unsigned i = 0; i < 9; i++)
         text[1 + i] = mode & (0400u >> i) ? "rwx"[i % 3] : '-';
     if (mode & S_ISUID)
@@ -126,26 +102,28 @@ static void print_long(const struct node *node)
 static void print_json(struct listing *l, const char *path, size_t len, const struct node *node,
                        const char *target, size_t target_len)
 {
-    fputs(l->json_begun ? ",\n" : "\n", stdout);
-    l->json_begun = true;
-    fputs("{\"archive\": ", stdout);
-    cli_json_string(stdout, l->archive, strlen(l->archive));
-    fputs(", \"path\": ", stdout);
-    cli_json_string(stdout, path, len);
-    printf(", \"type\": \"%s\", \"mode\": \"%04o\", \"uid\": %" PRIu32 ", \"gid\": %" PRIu32
-           ", \"size\": %" PRIu64 ", \"mtime\": %" PRId64 ", \"mtime_nsec\": %" PRIu32
-           ", \"nlink\": %" PRIu32 ", \"inode\": %" PRIu64,
-           type_name(node->mode), (unsigned)(node->mode & 07777), node->uid, node->gid,
-           node->size_bytes, node->mtime_sec, node->mtime_nsec, node->nlink,
-           (uint64_t)node->position + 1);
-    if (is_device(node))
-        printf(", \"major\": %" PRIu32 ", \"minor\": %" PRIu32, node->rdev_major,
-               node->rdev_minor);
-    if (S_ISLNK(node->mode)) {
-        fputs(", \"target\": ", stdout);
-        cli_json_string(stdout, target, target_len);
+    struct json *j = &l->json;
+    char mode[8];
+    snprintf(mode, sizeof(mode), "%04o", (unsigned)(node->mode & 07777));
+    json_open(j, NULL, '{');
+    json_text(j, "archive", l->archive, SIZE_MAX);
+    json_text(j, "path", path, len);
+    json_text(j, "type", type_of(node->mode)->name, SIZE_MAX);
+    json_text(j, "mode", mode, SIZE_MAX);
+    json_number(j, "uid", node->uid);
+    json_number(j, "gid", node->gid);
+    json_number(j, "size", node->size_bytes);
+    json_signed(j, "mtime", node->mtime_sec);
+    json_number(j, "mtime_nsec", node->mtime_nsec);
+    json_number(j, "nlink", node->nlink);
+    json_number(j, "inode", (uint64_t)node->position + 1);
+    if (is_device(node)) {
+        json_number(j, "major", node->rdev_major);
+        json_number(j, "minor", node->rdev_minor);
     }
-    fputc('}', stdout);
+    if (S_ISLNK(node->mode))
+        json_text(j, "target", target, target_len);
+    json_close(j, '}');
 }
 
 static int print_entry(struct listing *l, const char *path, size_t len, uint32_t position,
@@ -153,12 +131,12 @@ static int print_entry(struct listing *l, const char *path, size_t len, uint32_t
 {
     const char *target = "";
     size_t target_len = 0;
-    if (S_ISLNK(node->mode) && (l->json || l->is_long)) {
+    if (S_ISLNK(node->mode) && (l->as_json || l->is_long)) {
         int r = index_symlink(l->index, position, &target, &target_len);
         if (r < 0)
             return r;
     }
-    if (l->json) {
+    if (l->as_json) {
         print_json(l, path, len, node, target, target_len);
         return 0;
     }
@@ -169,7 +147,7 @@ static int print_entry(struct listing *l, const char *path, size_t len, uint32_t
         fputs(" -> ", stdout);
         cli_print_name(stdout, target, target_len);
     }
-    fputc(l->end, stdout);
+    fputc(l->ends_with_nul ? '\0' : '\n', stdout);
     return 0;
 }
 
@@ -181,53 +159,32 @@ struct level {
 };
 
 struct walk {
-    struct level *levels;
-    size_t depth, levels_size;
-    char *path;
-    size_t path_size;
+    VECTOR(struct level) levels;
+    VECTOR(char) path;
 };
 
 static int walk_enter(struct walk *w, const struct index *index, uint32_t directory,
                       size_t path_len)
 {
-    if (w->depth == w->levels_size) {
-        size_t size = w->levels_size ? w->levels_size * 2 : 16;
-        struct level *levels = reallocarray(w->levels, size, sizeof(*levels));
-        if (!levels)
-            return -ENOMEM;
-        w->levels = levels;
-        w->levels_size = size;
-    }
     uint32_t first, count;
     int r = index_children(index, directory, &first, &count);
-    if (r < 0)
-        return r;
-    w->levels[w->depth++] = (struct level){first, first + count, path_len};
-    return 0;
+    return r < 0 ? r : vector_push(&w->levels, (struct level){first, first + count, path_len});
 }
 
-/* Append `name` and room for a slash to the path of the current level. */
+/* Make the path `name` in the current level, and a slash behind it. */
 static int walk_name(struct walk *w, size_t path_len, const char *name, size_t len)
 {
-    if (path_len + len + 1 > w->path_size) {
-        size_t size = (path_len + len + 1) * 2;
-        char *path = realloc(w->path, size);
-        if (!path)
-            return -ENOMEM;
-        w->path = path;
-        w->path_size = size;
-    }
-    memcpy(w->path + path_len, name, len);
-    w->path[path_len + len] = '/';
-    return 0;
+    w->path.count = path_len;
+    int r = vector_append(&w->path, name, len);
+    return r < 0 ? r : vector_push(&w->path, '/');
 }
 
 /* List the next child of the innermost directory, and descend into it with -R. */
 static int walk_step(struct walk *w, struct listing *l)
 {
-    struct level *level = &w->levels[w->depth - 1];
+    struct level *level = &w->levels.at[w->levels.count - 1];
     if (level->next == level->end) {
-        w->depth--;
+        w->levels.count--;
         return 0;
     }
     uint32_t position = level->next++;
@@ -240,7 +197,7 @@ static int walk_step(struct walk *w, struct listing *l)
     if (r == 0)
         r = walk_name(w, path_len, name, len);
     if (r == 0)
-        r = print_entry(l, w->path, path_len + len, position, &node);
+        r = print_entry(l, w->path.at, path_len + len, position, &node);
     if (r == 0 && l->recursive && S_ISDIR(node.mode))
         r = walk_enter(w, l->index, position, path_len + len + 1);
     return r;
@@ -250,10 +207,10 @@ static int list_directory(struct listing *l, uint32_t directory)
 {
     struct walk w = {0};
     int r = walk_enter(&w, l->index, directory, 0);
-    while (r == 0 && w.depth > 0 && !ferror(stdout))
+    while (r == 0 && w.levels.count > 0 && !ferror(stdout))
         r = walk_step(&w, l);
-    free(w.levels);
-    free(w.path);
+    vector_free(&w.levels);
+    vector_free(&w.path);
     return r;
 }
 
@@ -299,58 +256,37 @@ static int list_archive(struct listing *l, const char *archive, bool heading)
 static int list_archives(struct listing *l, char **archives, int count)
 {
     int status = CLI_OK;
-    bool headings = count > 1 && !l->json && l->end == '\n';
-    if (l->json)
-        fputc('[', stdout);
+    bool headings = count > 1 && !l->as_json && !l->ends_with_nul;
+    if (l->as_json)
+        json_open(&l->json, NULL, '[');
     for (int i = 0; i < count; i++) {
         if (headings && i > 0)
             fputc('\n', stdout);
         if (list_archive(l, archives[i], headings) != CLI_OK)
             status = CLI_FAILED;
     }
-    if (l->json)
-        fputs(l->json_begun ? "\n]\n" : "]\n", stdout);
+    if (l->as_json) {
+        json_close(&l->json, ']');
+        putchar('\n');
+    }
     return status;
 }
 
-enum { OPTION_JSON = CLI_OPTION_OWN, OPTION_PATH, OPTION_PROGRESS };
-
 int command_ls(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"long", no_argument, NULL, 'l'},
-        {"recursive", no_argument, NULL, 'R'},
-        {"null", no_argument, NULL, '0'},
-        {"json", no_argument, NULL, OPTION_JSON},
-        {"path", required_argument, NULL, OPTION_PATH},
-        {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_ARCHIVE_OPTIONS_END,
+    struct listing l = {.path = "", .json = {.out = stdout, .lines = 1}};
+    const struct cli_option options[] = {
+        {"-l, --long", "also type, mode, links, owner, size and time", .flag = &l.is_long},
+        {"-R, --recursive", "everything below, one path a line", .flag = &l.recursive},
+        {"-0, --null", "end each name with a NUL byte, not a newline",
+         .flag = &l.ends_with_nul},
+        {"--json", "print one array of objects", .flag = &l.as_json},
+        {"--path=PATH", "only the directory or file PATH of the archive", .text = &l.path},
+        CLI_PROGRESS(&l.progress),
+        CLI_MAX_RATIO,
+        {NULL},
     };
-    struct listing l = {.end = '\n', .path = ""};
-    int opt, status = CLI_GO_ON;
-    while ((opt = cli_getopt(&usage, argc, argv, "lR0", longs, &status)) != -1) {
-        switch (opt) {
-        case 'l':
-            l.is_long = true;
-            break;
-        case 'R':
-            l.recursive = true;
-            break;
-        case '0':
-            l.end = '\0';
-            break;
-        case OPTION_JSON:
-            l.json = true;
-            break;
-        case OPTION_PATH:
-            l.path = optarg;
-            break;
-        case OPTION_PROGRESS:
-            if (cli_progress_option(&usage, optarg, &l.progress) != 0)
-                return CLI_USAGE;
-            break;
-        }
-    }
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (optind == argc)

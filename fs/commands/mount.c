@@ -14,13 +14,8 @@
 #include "mounter.h"
 
 static const struct cli_usage usage = {
-    "mount",
-    "[OPTION...] ARCHIVE [--at DIR]",
-    "Show an archive as a directory. Returns when it is ready, and prints its path.\n"
-    "\n"
-    "  -f, --foreground      serve it in this process, until it is unmounted or "
-    "interrupted\n" MOUNT_OPTIONS_HELP CLI_ARCHIVE_OPTIONS_HELP,
-};
+    "mount", "[OPTION...] ARCHIVE [--at DIR]",
+    "Show an archive as a directory. Returns when it is ready, and prints its path.\n"};
 
 /* Was the command started with a standard output? main() has replaced a missing one. */
 static bool has_listener(void)

@@ -15,34 +15,7 @@ static const struct cli_usage usage = {
     "order", "--size N [--rank R --world W] [OPTION...]",
     "Print the order in which a rank reads N samples in an epoch, one index a line: that\n"
     "of torch.utils.data.DistributedSampler. Rank and world size are by default those that\n"
-    "a launcher (torchrun, mpirun, srun...) gave to this process, else 0 of 1.\n"
-    "\n"
-    "      --size N          number of samples\n"
-    "      --rank R          which rank, below W\n"
-    "      --world W         number of ranks\n"
-    "      --seed S          seed of the shuffle (default 0)\n"
-    "      --epoch E         number of the epoch, added to the seed (default 0)\n"
-    "      --drop-last       leave out the tail that can't be dealt evenly (default: fill\n"
-    "                        up with samples from the beginning)\n"
-    "      --no-shuffle      in the order of the archive\n"
-    "      --no-padding      don't print what only fills up\n"
-    "      --worker K/N      the share of worker K of N of this rank\n"
-    "      --block B         shuffle blocks of B samples, then within windows of them\n"
-    "      --window N        blocks that are shuffled together (default 64)\n"};
-
-enum {
-    OPTION_SIZE = CLI_OPTION_OWN,
-    OPTION_RANK,
-    OPTION_WORLD,
-    OPTION_SEED,
-    OPTION_EPOCH,
-    OPTION_DROP_LAST,
-    OPTION_NO_SHUFFLE,
-    OPTION_NO_PADDING,
-    OPTION_WORKER,
-    OPTION_BLOCK,
-    OPTION_WINDOW,
-};
+    "a launcher (torchrun, mpirun, srun...) gave to this process, else 0 of 1.\n"};
 
 #define INDICES_AT_ONCE 4096
 #define DIGITS_MAX 20
@@ -80,65 +53,25 @@ static void print_order(const struct onepot_sampler *sampler, bool padding)
 }
 
 /* "K/N" */
-static int parse_worker(const char *text, struct onepot_sampler_options *options)
+static int take_worker(const struct cli_usage *u, void *ctx, const char *text)
 {
+    struct onepot_sampler_options *options = ctx;
     char first[DIGITS_MAX + 1] = "";
     const char *slash = strchr(text, '/');
     if (!slash || (size_t)(slash - text) >= sizeof(first))
-        return cli_usage_error(&usage, "'%s' is no worker: it looks like 0/4", text);
+        return cli_usage_error(u, "'%s' is no worker: it looks like 0/4", text);
     memcpy(first, text, (size_t)(slash - text));
     if (cli_parse_number(first, 0, UINT32_MAX, &options->worker) < 0 ||
         cli_parse_number(slash + 1, 1, UINT32_MAX, &options->workers) < 0 ||
         options->worker >= options->workers)
-        return cli_usage_error(&usage, "'%s' is no worker: it looks like 0/4", text);
+        return cli_usage_error(u, "'%s' is no worker: it looks like 0/4", text);
     return 0;
 }
 
 struct request {
     struct onepot_sampler_options options;
-    bool has_size, has_rank, padding;
+    bool has_size, has_rank, no_padding;
 };
-
-static int number(const char *name, uint64_t min, uint64_t max, uint64_t *ret)
-{
-    return cli_number_option(&usage, name, optarg, min, max, ret);
-}
-
-static int take_option(int opt, struct request *request)
-{
-    struct onepot_sampler_options *o = &request->options;
-    switch (opt) {
-    case OPTION_SIZE:
-        request->has_size = true;
-        return number("--size", 0, INT64_MAX / 8, &o->samples);
-    case OPTION_RANK:
-        request->has_rank = true;
-        return number("--rank", 0, UINT32_MAX - 1, &o->rank);
-    case OPTION_WORLD:
-        return number("--world", 1, UINT32_MAX, &o->world_size);
-    case OPTION_SEED:
-        return number("--seed", 0, UINT64_MAX, &o->seed);
-    case OPTION_EPOCH:
-        return number("--epoch", 0, UINT64_MAX, &o->epoch);
-    case OPTION_DROP_LAST:
-        o->drop_last = true;
-        return 0;
-    case OPTION_NO_SHUFFLE:
-        o->no_shuffle = true;
-        return 0;
-    case OPTION_NO_PADDING:
-        request->padding = false;
-        return 0;
-    case OPTION_WORKER:
-        return parse_worker(optarg, o);
-    case OPTION_BLOCK:
-        return number("--block", 1, INT64_MAX, &o->block);
-    case OPTION_WINDOW:
-        return number("--window", 1, INT64_MAX, &o->window);
-    default:
-        return 0;
-    }
-}
 
 static int check_request(const struct request *request)
 {
@@ -157,27 +90,35 @@ static int check_request(const struct request *request)
 
 int command_order(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"size", required_argument, NULL, OPTION_SIZE},
-        {"rank", required_argument, NULL, OPTION_RANK},
-        {"world", required_argument, NULL, OPTION_WORLD},
-        {"seed", required_argument, NULL, OPTION_SEED},
-        {"epoch", required_argument, NULL, OPTION_EPOCH},
-        {"drop-last", no_argument, NULL, OPTION_DROP_LAST},
-        {"no-shuffle", no_argument, NULL, OPTION_NO_SHUFFLE},
-        {"no-padding", no_argument, NULL, OPTION_NO_PADDING},
-        {"worker", required_argument, NULL, OPTION_WORKER},
-        {"block", required_argument, NULL, OPTION_BLOCK},
-        {"window", required_argument, NULL, OPTION_WINDOW},
-        CLI_OPTIONS_END,
+    struct request request = {.options = {.size = sizeof(request.options)}};
+    struct onepot_sampler_options *o = &request.options;
+    const struct cli_option options[] = {
+        {"--size=N", "number of samples", .flag = &request.has_size, .number = &o->samples,
+         .max = INT64_MAX / 8},
+        {"--rank=R", "which rank, below W", .flag = &request.has_rank, .number = &o->rank,
+         .max = UINT32_MAX - 1},
+        {"--world=W", "number of ranks", .number = &o->world_size, .min = 1, .max = UINT32_MAX},
+        {"--seed=S", "seed of the shuffle (default 0)", .number = &o->seed, .max = UINT64_MAX},
+        {"--epoch=E", "number of the epoch, added to the seed (default 0)", .number = &o->epoch,
+         .max = UINT64_MAX},
+        {"--drop-last",
+         "leave out the tail that can't be dealt evenly (default: fill up with samples from "
+         "the "
+         "beginning)",
+         .flag = &o->drop_last},
+        {"--no-shuffle", "in the order of the archive", .flag = &o->no_shuffle},
+        {"--no-padding", "don't print what only fills up", .flag = &request.no_padding},
+        {"--worker=K/N", "the share of worker K of N of this rank", .take = take_worker,
+         .ctx = o},
+        {"--block=B", "shuffle blocks of B samples, then within windows of them",
+         .number = &o->block, .min = 1, .max = INT64_MAX},
+        {"--window=N", "blocks that are shuffled together (default 64)", .number = &o->window,
+         .min = 1, .max = INT64_MAX},
+        {NULL},
     };
-    struct request request = {.options = {.size = sizeof(request.options)}, .padding = true};
     struct onepot_error error;
     struct onepot_sampler *sampler;
-    int opt, status = CLI_GO_ON;
-    while ((opt = cli_getopt(&usage, argc, argv, "", longs, &status)) != -1)
-        if (take_option(opt, &request) != 0)
-            return CLI_USAGE;
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (optind < argc)
@@ -187,9 +128,9 @@ int command_order(int argc, char **argv)
     uint64_t rank, world;
     if (!request.has_rank && onepot_launcher_rank(&rank, &world, &error) > 0)
         cli_note("%s", error.text);
-    if (onepot_sampler_new(&request.options, &error, &sampler) < 0)
+    if (onepot_sampler_new(o, &error, &sampler) < 0)
         return cli_failf(NULL, "%s", error.text);
-    print_order(sampler, request.padding);
+    print_order(sampler, !request.no_padding);
     onepot_sampler_free(sampler);
     return CLI_OK;
 }

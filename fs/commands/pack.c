@@ -15,6 +15,7 @@
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
+#include "format.h"
 #include "interrupt.h"
 #include "launcher.h"
 #include "pack.h"
@@ -24,29 +25,7 @@ static const struct cli_usage usage = {
     "Pack directories, or archives of any format that onepot reads, into an archive that\n"
     "mounts at once, and that every tar program extracts. One SRC: its content is the root\n"
     "of the archive; several: each is a folder in it. The archive appears under its name\n"
-    "when it is complete.\n"
-    "\n"
-    "  -o, --output=OUT      its name (default: SRC.onepot.tar in the present directory)\n"
-    "  -f, --force           replace OUT if it exists\n"
-    "      --exclude=GLOB    leave out what matches, by its name or, if GLOB has a slash, by\n"
-    "                        its path in SRC; may be repeated\n"
-    "      --files-from=LIST pack only the files that LIST names (-: standard input), by\n"
-    "                        paths relative to SRC (default: the present directory)\n"
-    "      --null            names in LIST end with a NUL byte (found out if there is one)\n"
-    "      --shards=N        N archives, a file's chosen by its path; under srun, mpirun and\n"
-    "                        torchrun each rank writes its share\n"
-    "      --rank=R --world=W  which rank of how many, in place of what the launcher says\n"
-    "      --zstd[=LEVEL]    compress, as zstd does (1 to 22, default 3): a .tar.zst\n"
-    "      --block=SIZE      compress so much together, of which a random read decompresses\n"
-    "                        all (4K to 8M, default 512K)\n"
-    "      --align=BYTES     begin the data of each file at a multiple of BYTES\n"
-    "  -j, --jobs=N          read and compress with N threads (default: 4, and up to 128\n"
-    "                        where reading is slow; compress with one a CPU); the archive\n"
-    "                        is the same\n"
-    "      --strict          give up at the first file that can't be packed\n"
-    "      --no-sync         don't wait until the archive is on the disk\n"
-    "  -q, --quiet           no summary\n"
-    "      --progress=WHEN   show progress: auto, always or never\n"};
+    "when it is complete.\n"};
 
 /* For decompressed blocks of a source that is a compressed archive. */
 #define INPUT_CACHE_BYTES (UINT64_C(64) << 20)
@@ -54,7 +33,7 @@ static const struct cli_usage usage = {
 /* More files than this would be unmanageable. */
 #define SHARDS_MAX 1000000u
 
-static void tell(void *progress, enum pack_report kind, const struct fault *what)
+static void report_problem(void *progress, enum pack_report kind, const struct fault *what)
 {
     (void)kind;
     char line[2048];
@@ -73,7 +52,8 @@ struct arguments {
     enum cli_progress_mode progress;
     bool quiet;
     bool has_rank, has_world;
-    const char *launcher; /* that set the rank; NULL: none */
+    uint64_t block_bytes, align_bytes; /* 0: the defaults */
+    const char *launcher;              /* that set the rank; NULL: none */
     const char **excludes;
     struct opened *opened; /* one for each source */
     const struct input **inputs;
@@ -107,20 +87,17 @@ static void describe_output(const struct arguments *a, char *text, size_t size)
 
 static void summarize(const struct arguments *a, const struct pack_result *result, uint64_t ns)
 {
-    char files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], size[CLI_TEXT_LEN], time[CLI_TEXT_LEN];
-    char problems[CLI_TEXT_LEN], output[128];
+    char output[128];
     uint64_t count = result->totals.files + result->totals.hardlinks;
     describe_output(a, output, sizeof(output));
     if (!a->quiet)
-        cli_note("%s: %s %s, %s in %s of %s, %s%s", a->options.output,
-                 cli_format_count(count, files), count == 1 ? "file" : "files",
-                 cli_format_bytes(result->totals.data_bytes, bytes), output,
-                 cli_format_bytes(result->totals.file_bytes, size), cli_format_time(ns, time),
+        cli_note("%s: %s %s, %s in %s of %s, %s%s", a->options.output, cli_count(count),
+                 count == 1 ? "file" : "files", cli_bytes(result->totals.data_bytes), output,
+                 cli_bytes(result->totals.file_bytes), cli_time(ns),
                  result->waits ? "; named when those of all ranks are there" : "");
     if (result->problems)
         cli_note("%s: complete but for %s %s, listed above", a->options.output,
-                 cli_format_count(result->problems, problems),
-                 result->problems == 1 ? "problem" : "problems");
+                 cli_count(result->problems), result->problems == 1 ? "problem" : "problems");
 }
 
 /* Report a run's error; after a signal, die of it, so that the shell sees it. */
@@ -201,7 +178,7 @@ static int pack(struct arguments *a)
     struct fault fault = {0};
     uint64_t start = now_ns();
     cli_progress_start(&progress, a->progress);
-    a->options.report = tell;
+    a->options.report = report_problem;
     a->options.progress = cli_progress_show;
     a->options.ctx = &progress;
     a->options.stop = interrupt_flag();
@@ -214,7 +191,7 @@ static int pack(struct arguments *a)
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 
-static int run(struct arguments *a)
+static int pack_sources(struct arguments *a)
 {
     keep_memory();
     interrupt_catch();
@@ -227,113 +204,47 @@ static int run(struct arguments *a)
     return status;
 }
 
-enum {
-    OPTION_PROGRESS = CLI_OPTION_OWN,
-    OPTION_STRICT,
-    OPTION_NO_SYNC,
-    OPTION_EXCLUDE,
-    OPTION_FILES_FROM,
-    OPTION_NULL,
-    OPTION_SHARDS,
-    OPTION_RANK,
-    OPTION_WORLD,
-    OPTION_ZSTD,
-    OPTION_BLOCK,
-    OPTION_ALIGN,
-};
+/* ---- options ---- */
 
-static const struct option longs[] = {
-    {"output", required_argument, NULL, 'o'},
-    {"force", no_argument, NULL, 'f'},
-    {"jobs", required_argument, NULL, 'j'},
-    {"strict", no_argument, NULL, OPTION_STRICT},
-    {"no-sync", no_argument, NULL, OPTION_NO_SYNC},
-    {"quiet", no_argument, NULL, 'q'},
-    {"progress", required_argument, NULL, OPTION_PROGRESS},
-    {"zstd", optional_argument, NULL, OPTION_ZSTD},
-    {"block", required_argument, NULL, OPTION_BLOCK},
-    {"align", required_argument, NULL, OPTION_ALIGN},
-    {"exclude", required_argument, NULL, OPTION_EXCLUDE},
-    {"files-from", required_argument, NULL, OPTION_FILES_FROM},
-    {"null", no_argument, NULL, OPTION_NULL},
-    {"shards", required_argument, NULL, OPTION_SHARDS},
-    {"rank", required_argument, NULL, OPTION_RANK},
-    {"world", required_argument, NULL, OPTION_WORLD},
-    CLI_OPTIONS_END,
-};
-
-static int take_number(const char *option, uint64_t min, uint64_t max, uint32_t *ret_number)
+static int take_exclude(const struct cli_usage *u, void *ctx, const char *text)
 {
-    uint64_t number;
-    if (cli_number_option(&usage, option, optarg, min, max, &number) != 0)
-        return CLI_USAGE;
-    *ret_number = (uint32_t)number;
+    (void)u;
+    struct arguments *a = ctx;
+    a->excludes[a->options.exclude_count++] = text;
     return 0;
 }
 
-/* Options that select what is packed, and into how many archives. */
-static int take_selection(struct arguments *a, int opt, const char *word)
+static int take_level(const struct cli_usage *u, void *ctx, const char *text)
 {
-    switch (opt) {
-    case OPTION_EXCLUDE:
-        a->excludes[a->options.exclude_count++] = optarg;
-        return 0;
-    case OPTION_FILES_FROM:
-        a->options.files_from = optarg;
-        return 0;
-    case OPTION_NULL:
-        a->options.files_from_nul = true;
-        return 0;
-    case OPTION_SHARDS:
-        return take_number("--shards", 1, SHARDS_MAX, &a->options.shards);
-    case OPTION_RANK:
-        a->has_rank = true;
-        return take_number("--rank", 0, UINT32_MAX - 1, &a->options.rank);
-    case OPTION_WORLD:
-        a->has_world = true;
-        return take_number("--world", 1, UINT32_MAX, &a->options.world);
-    default:
-        return cli_usage_error(&usage, "%s is not available yet", word);
-    }
+    struct arguments *a = ctx;
+    uint64_t level = 3;
+    if (text && cli_number_option(u, "--zstd", text, 1, WRITER_LEVEL_MAX, &level) != 0)
+        return CLI_USAGE;
+    a->options.zstd_level = (int)level;
+    return 0;
 }
 
-/* Parse a power of two. */
-static int take_power(const char *option, uint32_t min, uint32_t max, uint32_t *ret_bytes)
+/* 0 stands for an option that was not given. */
+static int check_power(const char *option, uint64_t bytes, uint32_t min, uint32_t max,
+                       uint32_t *ret_bytes)
 {
-    uint64_t bytes;
-    if (cli_size_option(&usage, option, optarg, &bytes) != 0)
-        return CLI_USAGE;
-    if (bytes < min || bytes > max || (bytes & (bytes - 1)))
+    if (bytes && (bytes < min || bytes > max || (bytes & (bytes - 1))))
         return cli_usage_error(&usage, "%s takes a power of two from %u to %u", option, min,
                                max);
     *ret_bytes = (uint32_t)bytes;
     return 0;
 }
 
-/* Options for the archive's format. */
-static int take_format(struct arguments *a, int opt, const char *word)
+static int check_format(struct arguments *a)
 {
-    uint64_t level = 3;
-    switch (opt) {
-    case OPTION_ZSTD:
-        if (optarg &&
-            cli_number_option(&usage, "--zstd", optarg, 1, WRITER_LEVEL_MAX, &level) != 0)
-            return CLI_USAGE;
-        a->options.zstd_level = (int)level;
-        return 0;
-    case OPTION_BLOCK:
-        return take_power("--block", WRITER_BLOCK_MIN, WRITER_BLOCK_MAX,
-                          &a->options.block_bytes);
-    case OPTION_ALIGN:
-        return take_power("--align", PAX_BLOCK_BYTES, WRITER_ALIGN_MAX,
-                          &a->options.align_bytes);
-    default:
-        return take_selection(a, opt, word);
-    }
-}
-
-static int check_format(const struct pack_options *o)
-{
+    struct pack_options *o = &a->options;
+    int r = check_power("--block", a->block_bytes, WRITER_BLOCK_MIN, WRITER_BLOCK_MAX,
+                        &o->block_bytes);
+    if (r == 0)
+        r = check_power("--align", a->align_bytes, PAX_BLOCK_BYTES, WRITER_ALIGN_MAX,
+                        &o->align_bytes);
+    if (r != 0)
+        return r;
     if (o->block_bytes && !o->zstd_level)
         return cli_usage_error(&usage, "--block is about --zstd");
     if (o->align_bytes && o->zstd_level)
@@ -342,35 +253,52 @@ static int check_format(const struct pack_options *o)
     return 0;
 }
 
-static int take_option(struct arguments *a, int opt, const char *word)
+static int parse_options(struct arguments *a, int argc, char **argv)
 {
-    uint64_t number;
-    switch (opt) {
-    case 'o':
-        a->options.output = optarg;
-        return 0;
-    case 'f':
-        a->options.overwrite = true;
-        return 0;
-    case 'q':
-        a->quiet = true;
-        return 0;
-    case 'j':
-        if (cli_number_option(&usage, "-j", optarg, 1, PACK_THREADS_MAX, &number) != 0)
-            return CLI_USAGE;
-        a->options.threads = (unsigned)number;
-        return 0;
-    case OPTION_STRICT:
-        a->options.strict = true;
-        return 0;
-    case OPTION_NO_SYNC:
-        a->options.no_sync = true;
-        return 0;
-    case OPTION_PROGRESS:
-        return cli_progress_option(&usage, optarg, &a->progress);
-    default:
-        return take_format(a, opt, word);
-    }
+    struct pack_options *o = &a->options;
+    const struct cli_option options[] = {
+        {"-o, --output=OUT", "its name (default: SRC.onepot.tar in the present directory)",
+         .text = &o->output},
+        {"-f, --force", "replace OUT if it exists", .flag = &o->overwrite},
+        {"--exclude=GLOB",
+         "leave out what matches, by its name or, if GLOB has a slash, by its path in SRC; may "
+         "be "
+         "repeated",
+         .take = take_exclude, .ctx = a},
+        {"--files-from=LIST",
+         "pack only the files that LIST names (-: standard input), by paths relative to SRC "
+         "(default: the present directory)",
+         .text = &o->files_from},
+        {"--null", "names in LIST end with a NUL byte (detected if there is one)",
+         .flag = &o->files_from_nul},
+        {"--shards=N",
+         "make N archives; a file's path decides to which it goes; under srun, mpirun and "
+         "torchrun each rank writes its share",
+         .count = &o->shards, .min = 1, .max = SHARDS_MAX},
+        {"--rank=R", "which rank this is, whatever the launcher says", .flag = &a->has_rank,
+         .count = &o->rank, .max = UINT32_MAX - 1},
+        {"--world=W", "the number of ranks; goes with --rank", .flag = &a->has_world,
+         .count = &o->world, .min = 1, .max = UINT32_MAX},
+        {"--zstd[=LEVEL]", "compress, as zstd does (1 to 22, default 3): a .tar.zst",
+         .take = take_level, .ctx = a},
+        {"--block=SIZE",
+         "compress so much together, all of which a random read decompresses (4K to 8M, "
+         "default "
+         "512K)",
+         .size = &a->block_bytes},
+        {"--align=BYTES", "begin the data of each file at a multiple of BYTES",
+         .size = &a->align_bytes},
+        {"-j, --jobs=N",
+         "read and compress with N threads; the archive is the same (default: 4, and up to 128 "
+         "where reading is slow; one for each CPU to compress)",
+         .count = &o->threads, .min = 1, .max = PACK_THREADS_MAX},
+        {"--strict", "give up at the first file that can't be packed", .flag = &o->strict},
+        {"--no-sync", "don't wait until the archive is on the disk", .flag = &o->no_sync},
+        {"-q, --quiet", "no summary", .flag = &a->quiet},
+        CLI_PROGRESS(&a->progress),
+        {NULL},
+    };
+    return cli_parse(&usage, options, argc, argv);
 }
 
 /* Find this rank's share of the shards. */
@@ -412,7 +340,7 @@ static int check_sources(struct arguments *a)
         return cli_usage_error(&usage, "--null is about the names of --files-from");
     if (o->files_from && (o->source_count > 1 || is_archive(o->sources[0])))
         return cli_usage_error(&usage, "--files-from takes one directory");
-    int r = check_format(o);
+    int r = check_format(a);
     return r ? r : find_rank(a);
 }
 
@@ -444,17 +372,12 @@ static int check_output(struct arguments *a, char **ret_default)
 int command_pack(int argc, char **argv)
 {
     struct arguments a = {.progress = CLI_PROGRESS_AUTO};
-    int opt, status = CLI_GO_ON;
     auto_free const char **excludes = calloc((size_t)argc, sizeof(*excludes));
     if (!excludes)
         return cli_fail(NULL, -ENOMEM, NULL);
     a.excludes = excludes;
     a.options.excludes = excludes;
-    while ((opt = cli_getopt(&usage, argc, argv, "o:fj:q", longs, &status)) != -1) {
-        int r = take_option(&a, opt, argv[optind - 1]);
-        if (r != 0)
-            return r;
-    }
+    int status = parse_options(&a, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     a.options.sources = (const char *const *)argv + optind;
@@ -464,5 +387,5 @@ int command_pack(int argc, char **argv)
     status = check_sources(&a);
     if (status == 0)
         status = check_output(&a, &own);
-    return status == 0 ? run(&a) : status;
+    return status == 0 ? pack_sources(&a) : status;
 }

@@ -27,17 +27,11 @@ enum {
 };
 
 static const struct cli_usage usage = {
-    "run",
-    "[OPTION...] ARCHIVE [--at DIR] -- COMMAND [ARGUMENT...]",
+    "run", "[OPTION...] ARCHIVE [--at DIR] -- COMMAND [ARGUMENT...]",
     "Mount an archive, run COMMAND, unmount. {} in COMMAND and its arguments becomes the\n"
     "path of the mount, and so does the variable ONEPOT_MOUNT. The status is COMMAND's;\n"
     "128 and a signal's number if that ended it; 125 if there was no mount for it, 126 if\n"
-    "it can't be executed, 127 if it was not found.\n"
-    "\n"
-    "      --private=WHEN    auto, on, off: mount it for COMMAND alone, in a namespace of its\n"
-    "                        own (auto: where something else is mounted at "
-    "DIR)\n" MOUNT_OPTIONS_HELP CLI_ARCHIVE_OPTIONS_HELP,
-};
+    "it can't be executed, 127 if it was not found.\n"};
 
 struct run {
     struct mounter m;

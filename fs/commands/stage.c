@@ -22,8 +22,10 @@
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
+#include "format.h"
 #include "detach.h"
 #include "interrupt.h"
+#include "json.h"
 #include "owner.h"
 #include "process.h"
 #include "stage.h"
@@ -35,20 +37,13 @@
 static const struct cli_usage usage = {
     "stage", "[--dir DIR] [--owner PID|none] ARCHIVE...",
     "Copy archives to this node before they are mounted: 'onepot mount --stage' finds the\n"
-    "copies. They go with this job or session (a login), or by 'onepot unstage'.\n"
-    "\n"
-    "      --dir DIR         copy to DIR, not to memory, $TMPDIR or /tmp\n"
-    "      --owner PID|none  they go when this process has ended; or they stay\n"
-    "      --keep            the same as --owner none\n"
-    "      --verify          compare the copy with the archive's sums\n"
-    "      --json            what was copied where\n"
-    "  -q, --quiet           say nothing if all is well\n"
-    "      --progress WHEN   auto, always, never\n" CLI_ARCHIVE_OPTIONS_HELP};
+    "copies. They go with this job or session (a login), or by 'onepot unstage'.\n"};
 
 struct arguments {
     const char *place;
     pid_t owner; /* 0: the copies stay */
-    bool keep, verify, json, quiet;
+    bool keep, verify, as_json, quiet;
+    struct json json;
     enum cli_progress_mode progress;
     struct inherited inherited;
 };
@@ -116,34 +111,33 @@ static int verify_copy(const struct arguments *a, const char *archive, struct po
     return CLI_OK;
 }
 
-static void print_json(const char *archive, const struct stage_report *report, bool first)
+static void print_json(struct json *j, const char *archive, const struct stage_report *report)
 {
-    printf("%s  {\"archive\": ", first ? "" : ",\n");
-    cli_json_string(stdout, archive, strlen(archive));
-    fputs(", \"folder\": ", stdout);
-    cli_json_string(stdout, report->folder, strlen(report->folder));
-    printf(", \"bytes\": %" PRIu64 ", \"copied_bytes\": %" PRIu64 ", \"copied_ns\": %" PRIu64
-           "}",
-           report->bytes, report->stream_bytes + report->demand_bytes, report->stream_ns);
+    json_open(j, NULL, '{');
+    json_text(j, "archive", archive, SIZE_MAX);
+    json_text(j, "folder", report->folder, SIZE_MAX);
+    json_number(j, "bytes", report->bytes);
+    json_number(j, "copied_bytes", report->stream_bytes + report->demand_bytes);
+    json_number(j, "copied_ns", report->stream_ns);
+    json_close(j, '}');
 }
 
-static void tell(const struct arguments *a, const char *archive,
-                 const struct stage_report *report, bool was_whole)
+static void print_result(const struct arguments *a, const char *archive,
+                         const struct stage_report *report, bool was_whole)
 {
-    char bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN], how[128] = "already";
+    char how[128] = "already";
     char name[PROCESS_NAME_MAX], owner[PROCESS_NAME_MAX + 32] = "'onepot unstage'";
-    if (a->quiet || a->json)
+    if (a->quiet || a->as_json)
         return;
     if (!was_whole && report->stream_ns)
-        snprintf(how, sizeof(how), "in %s (%s/s)", cli_format_time(report->stream_ns, time),
-                 cli_format_bytes(
-                     (uint64_t)((double)report->stream_bytes * 1e9 / (double)report->stream_ns),
-                     rate));
+        snprintf(how, sizeof(how), "in %s (%s/s)", cli_time(report->stream_ns),
+                 cli_bytes((uint64_t)((double)report->stream_bytes * 1e9 /
+                                      (double)report->stream_ns)));
     if (a->owner)
         snprintf(owner, sizeof(owner), "%s (process %d) ends", process_name(a->owner, name),
                  (int)a->owner);
-    cli_note("%s: %s staged to %s %s; it stays until %s", archive,
-             cli_format_bytes(report->bytes, bytes), report->folder, how, owner);
+    cli_note("%s: %s staged to %s %s; it stays until %s", archive, cli_bytes(report->bytes),
+             report->folder, how, owner);
 }
 
 static int not_staged(const char *archive, const struct stage *stage, int err)
@@ -155,8 +149,8 @@ static int not_staged(const char *archive, const struct stage *stage, int err)
 }
 
 /* The steps from opening the copy to pinning it. */
-static int finish(const struct arguments *a, const char *archive, struct pot *pot,
-                  struct stage *stage, bool first)
+static int finish(struct arguments *a, const char *archive, struct pot *pot,
+                  struct stage *stage)
 {
     struct stage_report report;
     stage_get_report(stage, &report);
@@ -170,9 +164,9 @@ static int finish(const struct arguments *a, const char *archive, struct pot *po
         return CLI_FAILED;
     stage_pin(stage, a->owner);
     stage_get_report(stage, &report);
-    tell(a, archive, &report, was_whole);
-    if (a->json)
-        print_json(archive, &report, first);
+    print_result(a, archive, &report, was_whole);
+    if (a->as_json)
+        print_json(&a->json, archive, &report);
     return CLI_OK;
 }
 
@@ -214,7 +208,7 @@ static void print_note(void *ctx, const char *line)
     cli_note("%s", line);
 }
 
-static int stage_one(const struct arguments *a, const char *archive, bool first)
+static int stage_one(struct arguments *a, const char *archive)
 {
     char full[PATH_MAX];
     struct fault fault = {0};
@@ -234,7 +228,7 @@ static int stage_one(const struct arguments *a, const char *archive, bool first)
     }
     bool stuck = false;
     if (status == CLI_OK) {
-        status = finish(a, archive, pot, stage, first);
+        status = finish(a, archive, pot, stage);
         source_cancel_retries(pot ? pot->source : source);
         stuck = stage_stop(stage) < 0;
     }
@@ -337,7 +331,7 @@ static void leave_keeper(struct arguments *a)
 
 /* ---- the command ---- */
 
-static int run(struct arguments *a, char **archives, int count)
+static int stage_archives(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK, staged = 0;
     interrupt_catch();
@@ -345,15 +339,17 @@ static int run(struct arguments *a, char **archives, int count)
 #ifdef HAVE_FUSE
     unmounter_sweep_all();
 #endif
-    if (a->json)
-        fputs("[\n", stdout);
+    if (a->as_json)
+        json_open(&a->json, NULL, '[');
     for (int i = 0; i < count && !atomic_load(interrupt_flag()); i++) {
-        int r = stage_one(a, archives[i], staged == 0);
+        int r = stage_one(a, archives[i]);
         staged += r == CLI_OK;
         status = r == CLI_OK ? status : r;
     }
-    if (a->json)
-        fputs("\n]\n", stdout);
+    if (a->as_json) {
+        json_close(&a->json, ']');
+        putchar('\n');
+    }
     if (staged && a->owner)
         leave_keeper(a);
     if (atomic_load(interrupt_flag()))
@@ -361,84 +357,60 @@ static int run(struct arguments *a, char **archives, int count)
     return status;
 }
 
-enum {
-    OPTION_DIR = CLI_OPTION_OWN,
-    OPTION_OWNER,
-    OPTION_KEEP,
-    OPTION_VERIFY,
-    OPTION_JSON,
-    OPTION_PROGRESS,
-};
-
-static int take_option(struct arguments *a, int opt)
+static int take_owner(const struct cli_usage *u, void *ctx, const char *text)
 {
-    uint64_t pid;
-    uint64_t ticks;
+    struct arguments *a = ctx;
+    uint64_t pid, ticks;
     char state;
-    switch (opt) {
-    case OPTION_DIR:
-        a->place = optarg;
-        return 0;
-    case OPTION_OWNER:
-        if (strcmp(optarg, "none") == 0) {
-            a->keep = true;
-            return 0;
-        }
-        if (cli_number_option(&usage, "--owner", optarg, 1, INT32_MAX, &pid) != 0)
-            return CLI_USAGE;
-        if (process_stat((pid_t)pid, &ticks, &state) < 0)
-            return cli_failf(NULL, "--owner: there is no process %d", (int)pid);
-        a->owner = (pid_t)pid;
-        return 0;
-    case OPTION_KEEP:
+    if (strcmp(text, "none") == 0) {
         a->keep = true;
         return 0;
-    case OPTION_VERIFY:
-        a->verify = true;
-        return 0;
-    case OPTION_JSON:
-        a->json = true;
-        return 0;
-    case 'q':
-        a->quiet = true;
-        return 0;
-    default:
-        return cli_progress_option(&usage, optarg, &a->progress);
     }
+    if (cli_number_option(u, "--owner", text, 1, INT32_MAX, &pid) != 0)
+        return CLI_USAGE;
+    if (process_stat((pid_t)pid, &ticks, &state) < 0)
+        return cli_failf(NULL, "--owner: there is no process %d", (int)pid);
+    a->owner = (pid_t)pid;
+    return 0;
+}
+
+static int parse_options(struct arguments *a, int argc, char **argv)
+{
+    const struct cli_option options[] = {
+        {"--dir=DIR", "copy to DIR, not to memory, $TMPDIR or /tmp", .text = &a->place},
+        {"--owner=PID", "remove the copies when this process has ended; 'none': never",
+         .take = take_owner, .ctx = a},
+        {"--keep", "the same as --owner=none", .flag = &a->keep},
+        {"--verify", "compare the copy with the archive's sums", .flag = &a->verify},
+        {"--json", "print what was copied where", .flag = &a->as_json},
+        {"-q, --quiet", "say nothing if all is well", .flag = &a->quiet},
+        CLI_PROGRESS(&a->progress),
+        CLI_MAX_RATIO,
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
+    if (status != CLI_GO_ON)
+        return status;
+    if (a->keep && a->owner)
+        return cli_usage_error(&usage, "--keep and --owner exclude each other");
+    if (optind == argc)
+        return cli_usage_error(&usage, "no archive was named");
+    return CLI_GO_ON;
 }
 
 int command_stage(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"dir", required_argument, NULL, OPTION_DIR},
-        {"owner", required_argument, NULL, OPTION_OWNER},
-        {"keep", no_argument, NULL, OPTION_KEEP},
-        {"verify", no_argument, NULL, OPTION_VERIFY},
-        {"json", no_argument, NULL, OPTION_JSON},
-        {"quiet", no_argument, NULL, 'q'},
-        {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_ARCHIVE_OPTIONS_END,
-    };
-    struct arguments a = {.progress = CLI_PROGRESS_AUTO};
+    struct arguments a = {.json = {.out = stdout, .lines = 1}};
     char place[PATH_MAX];
-    int opt, status = CLI_GO_ON;
     if (detach_note_inherited(&a.inherited) < 0)
         return cli_failf(NULL, "out of memory");
-    while (status == CLI_GO_ON &&
-           (opt = cli_getopt(&usage, argc, argv, "q", longs, &status)) != -1) {
-        int r = take_option(&a, opt);
-        status = r == 0 ? status : r;
-    }
-    if (status == CLI_GO_ON && a.keep && a.owner)
-        status = cli_usage_error(&usage, "--keep and --owner exclude each other");
-    if (status == CLI_GO_ON && optind == argc)
-        status = cli_usage_error(&usage, "no archive was named");
+    int status = parse_options(&a, argc, argv);
     if (a.place && realpath(a.place, place))
         a.place = place; /* the keeper works in another directory */
     if (status == CLI_GO_ON) {
         if (!a.keep && !a.owner)
             a.owner = owner_find();
-        status = run(&a, argv + optind, argc - optind);
+        status = stage_archives(&a, argv + optind, argc - optind);
     }
     detach_free(&a.inherited);
     return status;

@@ -25,13 +25,10 @@ static const struct cli_usage usage = {
     "top", "[-n COUNT] [-d SECONDS] [MOUNTPOINT]...",
     "Show what mounts do, again and again; without MOUNTPOINT all of yours on this node.\n"
     "q ends it, the space bar looks at once. When standard output is no terminal, what it\n"
-    "shows is printed, one picture after the other.\n"
-    "\n"
-    "  -n, --count COUNT     end after so many pictures\n"
-    "  -d, --delay SECONDS   between two of them, 0.1 to 3600 (2)\n"};
+    "shows is printed, one picture after the other.\n"};
 
 #define WAIT_MOST_NS UINT64_C(300000000)
-#define DELAY_DEFAULT_S 2.0
+#define DELAY_DEFAULT_NS UINT64_C(2000000000)
 
 struct top {
     char **names; /* mount points; none: all */
@@ -179,53 +176,37 @@ static int check_names(const struct top *t)
     if (r < 0)
         return cli_fail("the list of mounts", r, NULL);
     for (int i = 0; status == CLI_OK && i < t->count; i++)
-        if (find_mount(&list, t->names[i], &slot) < 0)
-            status = cli_failf(t->names[i], "no onepot mount of yours is there; 'onepot stat' "
-                                            "lists all on this node");
+        status = find_named_mount(&list, t->names[i], &slot);
     slot_list_free(&list);
     return status;
 }
 
-static int parse_delay(const char *text, uint64_t *ret_ns)
+static int take_delay(const struct cli_usage *u, void *ctx, const char *text)
 {
     char *end;
     double seconds = strtod(text, &end);
     if (end == text || *end || !(seconds >= 0.1 && seconds <= 3600))
-        return cli_usage_error(&usage, "--delay: '%s' is no number of seconds from 0.1 to 3600",
+        return cli_usage_error(u, "--delay: '%s' is no number of seconds from 0.1 to 3600",
                                text);
-    *ret_ns = (uint64_t)(seconds * 1e9);
-    return CLI_GO_ON;
-}
-
-static int parse(int argc, char **argv, struct top *t)
-{
-    static const struct option longs[] = {
-        {"count", required_argument, NULL, 'n'},
-        {"delay", required_argument, NULL, 'd'},
-        CLI_OPTIONS_END,
-    };
-    int opt, status = CLI_GO_ON;
-    while (status == CLI_GO_ON &&
-           (opt = cli_getopt(&usage, argc, argv, "n:d:", longs, &status)) != -1) {
-        if (opt == 'd') {
-            status = parse_delay(optarg, &t->delay_ns);
-        } else {
-            int r = cli_number_option(&usage, "--count", optarg, 1, UINT32_MAX, &t->pictures);
-            status = r == 0 ? CLI_GO_ON : r;
-        }
-    }
-    t->names = argv + optind;
-    t->count = argc - optind;
-    return status;
+    *(uint64_t *)ctx = (uint64_t)(seconds * 1e9);
+    return 0;
 }
 
 int command_top(int argc, char **argv)
 {
-    struct top t = {.delay_ns = (uint64_t)(DELAY_DEFAULT_S * 1e9)};
-    int status = parse(argc, argv, &t);
-
+    struct top t = {.delay_ns = DELAY_DEFAULT_NS};
+    const struct cli_option options[] = {
+        {"-n, --count=COUNT", "end after so many pictures", .number = &t.pictures, .min = 1,
+         .max = UINT32_MAX},
+        {"-d, --delay=SECONDS", "between two pictures, 0.1 to 3600 (default 2)",
+         .take = take_delay, .ctx = &t.delay_ns},
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
+    t.names = argv + optind;
+    t.count = argc - optind;
     status = check_names(&t);
     if (status != CLI_OK)
         return status;

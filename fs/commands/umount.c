@@ -33,14 +33,8 @@
 #define HOLDERS_SHOWN 8
 
 static const struct cli_usage usage = {
-    "umount",
-    "[--wait SECONDS] [--lazy] MOUNTPOINT|ARCHIVE... | --all",
-    "End mounts of onepot, and say what they have done.\n"
-    "\n"
-    "      --all             all that this user's job mounted on this node\n"
-    "      --wait SECONDS    how long to wait for a mount that is in use (5)\n"
-    "      --lazy            then take it out of the tree; whoever uses it may finish\n",
-};
+    "umount", "[--wait SECONDS] [--lazy] MOUNTPOINT|ARCHIVE... | --all",
+    "End mounts of onepot, and say what they have done.\n"};
 
 struct request {
     struct job job;
@@ -440,20 +434,19 @@ static void sweep_copies(const struct slot_list *list)
 
 /* ---- the command line ---- */
 
-#define AT(member) CLI_AT(struct request, member)
-
-static const struct cli_option options[] = {
-    {"all", 0, CLI_FLAG, AT(all)},
-    {"wait", 0, CLI_NUMBER, AT(wait_s), .max = 86400},
-    {"lazy", 0, CLI_FLAG, AT(lazy)},
-    CLI_END,
-};
-
 int command_umount(int argc, char **argv)
 {
     struct request rq = {.wait_s = 5};
     struct slot_list list;
-    int status = cli_parse(&usage, options, argc, argv, &rq);
+    const struct cli_option options[] = {
+        {"--all", "all that this user's job mounted on this node", .flag = &rq.all},
+        {"--wait=SECONDS", "how long to wait for a mount that is in use (default 5)",
+         .count = &rq.wait_s, .max = 86400},
+        {"--lazy", "then take it out of the tree; processes that use it may finish",
+         .flag = &rq.lazy},
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
 
     if (status != CLI_GO_ON)
         return status;

@@ -11,22 +11,19 @@
 
 #include "cli.h"
 #include "commands.h"
+#include "format.h"
+#include "file_id.h"
 #include "stage.h"
 
 static const struct cli_usage usage = {
     "unstage", "[--dir DIR] ARCHIVE... | --all",
     "Remove the copies of archives that 'onepot stage' made on this node. A copy that is\n"
-    "in use goes with its last user.\n"
-    "\n"
-    "      --all             all of yours\n"
-    "      --dir DIR         those in DIR, not in memory, $TMPDIR and /tmp\n"
-    "  -q, --quiet           say nothing if all is well\n"};
+    "in use goes with its last user.\n"};
 
 struct search {
     const char *archive; /* NULL: all */
     char full[PATH_MAX]; /* its path when it was staged; "" if unknown */
-    bool has_status;
-    struct stat status;
+    struct file_id id;   /* ino 0: unknown */
     bool quiet;
     unsigned found;
 };
@@ -35,22 +32,21 @@ static bool is_wanted(const struct search *s, const struct stage_copy_info *info
 {
     if (!s->archive)
         return true;
-    if (s->has_status && info->identity->dev == s->status.st_dev &&
-        info->identity->ino == s->status.st_ino)
+    struct file_id id = {info->identity->dev, info->identity->ino};
+    if (s->id.ino && file_id_equal(id, s->id))
         return true;
     return strcmp(info->archive, s->full[0] ? s->full : s->archive) == 0;
 }
 
-static int look(void *ctx, const struct stage_copy_info *info)
+static int remove_copy(void *ctx, const struct stage_copy_info *info)
 {
     struct search *s = ctx;
-    char bytes[CLI_TEXT_LEN];
     if (!is_wanted(s, info))
         return 0;
     s->found++;
     if (!s->quiet)
-        cli_note("%s: %s in %s %s", info->archive,
-                 cli_format_bytes(info->report.bytes_here, bytes), info->folder,
+        cli_note("%s: %s in %s %s", info->archive, cli_bytes(info->report.bytes_here),
+                 info->folder,
                  info->used ? "go with the last mount or loader that uses them" : "removed");
     return 1;
 }
@@ -58,12 +54,12 @@ static int look(void *ctx, const struct stage_copy_info *info)
 static int unstage_one(const char *archive, const char *place, bool quiet)
 {
     struct search s = {.archive = archive, .quiet = quiet};
-    if (archive) {
-        s.has_status = stat(archive, &s.status) == 0;
-        if (!realpath(archive, s.full))
-            s.full[0] = '\0';
-    }
-    int r = stage_each(place, look, &s);
+    struct stat st;
+    if (archive && stat(archive, &st) == 0)
+        s.id = file_id_of(&st);
+    if (archive && !realpath(archive, s.full))
+        s.full[0] = '\0';
+    int r = stage_each(place, remove_copy, &s);
     if (r < 0)
         return cli_fail(archive, r, NULL);
     if (r > 0)
@@ -76,22 +72,15 @@ static int unstage_one(const char *archive, const char *place, bool quiet)
 
 int command_unstage(int argc, char **argv)
 {
-    enum { OPTION_ALL = CLI_OPTION_OWN, OPTION_DIR };
-    static const struct option longs[] = {
-        {"all", no_argument, NULL, OPTION_ALL},
-        {"dir", required_argument, NULL, OPTION_DIR},
-        {"quiet", no_argument, NULL, 'q'},
-        CLI_OPTIONS_END,
-    };
     const char *place = NULL;
     bool all = false, quiet = false;
-    int opt, status = CLI_GO_ON;
-    while ((opt = cli_getopt(&usage, argc, argv, "q", longs, &status)) != -1) {
-        all |= opt == OPTION_ALL;
-        quiet |= opt == 'q';
-        if (opt == OPTION_DIR)
-            place = optarg;
-    }
+    const struct cli_option options[] = {
+        {"--all", "all of yours", .flag = &all},
+        {"--dir=DIR", "those in DIR, not in memory, $TMPDIR and /tmp", .text = &place},
+        {"-q, --quiet", "say nothing if all is well", .flag = &quiet},
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (all == (optind < argc))

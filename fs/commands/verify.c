@@ -8,23 +8,21 @@
 #include "budget.h"
 #include "cli.h"
 #include "commands.h"
+#include "format.h"
 #include "interrupt.h"
+#include "json.h"
 #include "verify.h"
 
 static const struct cli_usage usage = {
     "verify", "[-j N] [--json] ARCHIVE...",
-    "Check archives: every bound, every checksum, every compressed block. What is wrong is\n"
-    "printed, one line each, with the name of the member.\n"
-    "\n"
-    "  -j, --jobs=N          with N threads (default: the CPUs of this process)\n"
-    "      --json            one array of objects\n"
-    "  -q, --quiet           print only what is wrong\n"
-    "      --progress=WHEN   show progress: auto, always or never\n" CLI_ARCHIVE_OPTIONS_HELP};
+    "Check archives: every bound, every checksum, every compressed block. Each fault is\n"
+    "printed on a line with the name of its member.\n"};
 
 struct arguments {
     struct verify_options options;
     enum cli_progress_mode progress;
-    bool quiet, json;
+    bool quiet, as_json;
+    struct json json;
     const char *archive; /* the current one */
     struct cli_progress line;
     uint64_t problems; /* of this archive, so far */
@@ -33,31 +31,25 @@ struct arguments {
 
 /* ---- what is wrong ---- */
 
-static void print_problem(const struct arguments *a, const struct fault *what)
+static void json_problem(struct json *j, const struct fault *what)
 {
-    fputs(a->problems > 1 ? ",\n    {" : "\n    {", stdout);
-    fputs("\"member\": ", stdout);
-    if (what->member[0])
-        cli_json_string(stdout, what->member, strlen(what->member));
-    else
-        fputs("null", stdout);
-    fputs(", \"offset\": ", stdout);
+    json_open(j, NULL, '{');
+    json_text(j, "member", what->member[0] ? what->member : NULL, SIZE_MAX);
     if (what->offset != FAULT_NO_OFFSET)
-        printf("%llu", (unsigned long long)what->offset);
+        json_number(j, "offset", what->offset);
     else
-        fputs("null", stdout);
-    fputs(", \"what\": ", stdout);
-    cli_json_string(stdout, what->what, strlen(what->what));
-    fputs("}", stdout);
+        json_null(j, "offset");
+    json_text(j, "what", what->what, SIZE_MAX);
+    json_close(j, '}');
 }
 
-static void tell(void *ctx, const struct fault *what)
+static void report_problem(void *ctx, const struct fault *what)
 {
     struct arguments *a = ctx;
     a->problems++;
     cli_progress_end(&a->line);
-    if (a->json)
-        print_problem(a, what);
+    if (a->as_json)
+        json_problem(&a->json, what);
     else
         cli_fail(a->archive, -what->err, what);
 }
@@ -95,31 +87,31 @@ static const char *coverage_text(const struct pot *pot, const struct verify_resu
 static void print_summary(const struct arguments *a, const struct pot *pot,
                           const struct verify_result *result)
 {
-    char files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], problems[CLI_TEXT_LEN];
     if (a->problems) {
-        cli_note("%s: %s %s", a->archive, cli_format_count(a->problems, problems),
+        cli_note("%s: %s %s", a->archive, cli_count(a->problems),
                  a->problems == 1 ? "problem" : "problems");
         return;
     }
     if (a->quiet)
         return;
     cli_print_name(stdout, a->archive, strlen(a->archive));
-    printf(": good: %s %s, %s: %s\n", cli_format_count(result->files, files),
-           result->files == 1 ? "file" : "files", cli_format_bytes(result->bytes, bytes),
+    printf(": good: %s %s, %s: %s\n", cli_count(result->files),
+           result->files == 1 ? "file" : "files", cli_bytes(result->bytes),
            coverage_text(pot, result));
 }
 
-static void print_json(const struct arguments *a, const struct pot *pot,
+static void print_json(struct arguments *a, const struct pot *pot,
                        const struct verify_result *result)
 {
-    fputs(a->problems ? "\n  ]" : "]", stdout);
-    cli_json_bool("good", a->problems == 0 && pot);
-    cli_json_text("format", pot ? pot->backend->name : NULL, SIZE_MAX);
-    cli_json_number("files", result->files);
-    cli_json_number("bytes", result->bytes);
-    cli_json_bool("has_sums", result->has_sums);
-    cli_json_bool("whole", result->whole);
-    fputs("\n}", stdout);
+    struct json *j = &a->json;
+    json_close(j, ']');
+    json_bool(j, "good", a->problems == 0 && pot);
+    json_text(j, "format", pot ? pot->backend->name : NULL, SIZE_MAX);
+    json_number(j, "files", result->files);
+    json_number(j, "bytes", result->bytes);
+    json_bool(j, "has_sums", result->has_sums);
+    json_bool(j, "whole", result->whole);
+    json_close(j, '}');
 }
 
 /* ---- one archive ---- */
@@ -141,12 +133,12 @@ static int open_pot(struct arguments *a, struct pot **ret_pot)
     a->is_plain = r < 0;
     a->options.trailer_is_good = r == 0;
     if (r < 0)
-        tell(a, &fault);
+        report_problem(a, &fault);
     fault = (struct fault){0};
     r = pot_open(a->archive, &options, &fault, ret_pot);
     if (r < 0) {
         fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "can't be opened: %s", strerror(-r));
-        tell(a, &fault);
+        report_problem(a, &fault);
     }
     return r;
 }
@@ -164,7 +156,7 @@ static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result
         reader_free(reader);
     }
     if (r < 0 && r != -EINTR)
-        tell(a, &fault);
+        report_problem(a, &fault);
     return r;
 }
 
@@ -174,17 +166,17 @@ static int verify_archive(struct arguments *a, const char *archive)
     struct pot *pot = NULL;
     a->archive = archive;
     a->problems = 0;
-    if (a->json) {
-        fputs("{\n  \"archive\": ", stdout);
-        cli_json_string(stdout, archive, strlen(archive));
-        fputs(",\n  \"problems\": [", stdout);
+    if (a->as_json) {
+        json_open(&a->json, NULL, '{');
+        json_text(&a->json, "archive", archive, SIZE_MAX);
+        json_open(&a->json, "problems", '[');
     }
     cli_progress_start(&a->line, a->progress);
     int r = open_pot(a, &pot);
     if (r == 0)
         r = verify_pot(a, pot, &result);
     cli_progress_end(&a->line);
-    if (a->json)
+    if (a->as_json)
         print_json(a, pot, &result);
     else if (r == 0)
         print_summary(a, pot, &result);
@@ -192,20 +184,19 @@ static int verify_archive(struct arguments *a, const char *archive)
     return r < 0 || a->problems ? CLI_FAILED : CLI_OK;
 }
 
-static int run(struct arguments *a, char **archives, int count)
+static int verify_archives(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK;
     interrupt_catch();
-    if (a->json)
-        fputs("[", stdout);
-    for (int i = 0; i < count && !atomic_load(interrupt_flag()); i++) {
-        if (a->json && i > 0)
-            fputs(",\n", stdout);
+    if (a->as_json)
+        json_open(&a->json, NULL, '[');
+    for (int i = 0; i < count && !atomic_load(interrupt_flag()); i++)
         if (verify_archive(a, archives[i]) != CLI_OK)
             status = CLI_FAILED;
+    if (a->as_json) {
+        json_close(&a->json, ']');
+        putchar('\n');
     }
-    if (a->json)
-        fputs("]\n", stdout);
     if (atomic_load(interrupt_flag())) {
         cli_note("%s: interrupted", a->archive);
         interrupt_die();
@@ -213,50 +204,27 @@ static int run(struct arguments *a, char **archives, int count)
     return status;
 }
 
-enum { OPTION_PROGRESS = CLI_OPTION_OWN, OPTION_JSON };
-
-static int take_option(struct arguments *a, int opt)
-{
-    uint64_t number;
-    switch (opt) {
-    case 'j':
-        if (cli_number_option(&usage, "-j", optarg, 1, VERIFY_THREADS_MAX, &number) != 0)
-            return CLI_USAGE;
-        a->options.threads = (unsigned)number;
-        return 0;
-    case 'q':
-        a->quiet = true;
-        return 0;
-    case OPTION_JSON:
-        a->json = true;
-        return 0;
-    default:
-        return cli_progress_option(&usage, optarg, &a->progress);
-    }
-}
-
 int command_verify(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"jobs", required_argument, NULL, 'j'},
-        {"json", no_argument, NULL, OPTION_JSON},
-        {"quiet", no_argument, NULL, 'q'},
-        {"progress", required_argument, NULL, OPTION_PROGRESS},
-        CLI_ARCHIVE_OPTIONS_END,
-    };
-    struct arguments a = {.progress = CLI_PROGRESS_AUTO};
+    struct arguments a = {.json = {.out = stdout, .lines = 3}};
     a.options = (struct verify_options){.threads = cli_default_jobs(),
-                                        .report = tell,
+                                        .report = report_problem,
                                         .progress = show,
                                         .ctx = &a,
                                         .stop = interrupt_flag()};
-    int opt, status = CLI_GO_ON;
-    while ((opt = cli_getopt(&usage, argc, argv, "j:q", longs, &status)) != -1)
-        if (take_option(&a, opt) != 0)
-            return CLI_USAGE;
+    const struct cli_option options[] = {
+        {"-j, --jobs=N", "with N threads (default: the CPUs of this process)",
+         .count = &a.options.threads, .min = 1, .max = VERIFY_THREADS_MAX},
+        {"--json", "print one array of objects", .flag = &a.as_json},
+        {"-q, --quiet", "print only what is wrong", .flag = &a.quiet},
+        CLI_PROGRESS(&a.progress),
+        CLI_MAX_RATIO,
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (optind == argc)
         return cli_usage_error(&usage, "no archive was named");
-    return run(&a, argv + optind, argc - optind);
+    return verify_archives(&a, argv + optind, argc - optind);
 }

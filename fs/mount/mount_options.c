@@ -49,19 +49,19 @@ static int take_fuse_word(const struct cli_usage *usage, const char *word,
     return 0;
 }
 
-static int take_fuse_words(const struct cli_usage *usage, void *target, const char *text)
+static int take_fuse_words(const struct cli_usage *usage, void *ctx, const char *text)
 {
     char *list = (char *)text; /* an argument of main, which may be cut into words */
     int r = 0;
     for (char *word; r == 0 && (word = strsep(&list, ","));)
         if (*word)
-            r = take_fuse_word(usage, word, target);
+            r = take_fuse_word(usage, word, ctx);
     return r;
 }
 
-static int take_owner(const struct cli_usage *usage, void *target, const char *text)
+static int take_owner(const struct cli_usage *usage, void *ctx, const char *text)
 {
-    struct mount_options *o = target;
+    struct mount_options *o = ctx;
     uint64_t pid = 0;
     if (strcmp(text, "none") == 0) {
         o->owner = MOUNT_NO_OWNER;
@@ -72,9 +72,9 @@ static int take_owner(const struct cli_usage *usage, void *target, const char *t
     return r;
 }
 
-static int take_readahead(const struct cli_usage *usage, void *target, const char *text)
+static int take_readahead(const struct cli_usage *usage, void *ctx, const char *text)
 {
-    struct mount_options *o = target;
+    struct mount_options *o = ctx;
     if (strcmp(text, "off") == 0)
         o->readahead_bytes = 0;
     else if (strcmp(text, "auto") == 0)
@@ -87,9 +87,9 @@ static int take_readahead(const struct cli_usage *usage, void *target, const cha
     return 0;
 }
 
-static int take_stage(const struct cli_usage *usage, void *target, const char *text)
+static int take_stage(const struct cli_usage *usage, void *ctx, const char *text)
 {
-    struct mount_options *o = target;
+    struct mount_options *o = ctx;
     if (text && !*text)
         return cli_usage_error(usage, "--stage= needs a directory");
     o->stage = true;
@@ -100,38 +100,72 @@ static int take_stage(const struct cli_usage *usage, void *target, const char *t
 static const char *const private_words[] = {
     [PRIVATE_AUTO] = "auto", [PRIVATE_ON] = "on", [PRIVATE_OFF] = "off", NULL};
 
-#define AT(member) CLI_AT(struct mount_options, member)
-#define GIVEN(member) CLI_GIVEN(struct mount_options, member)
-
-/* clang-format off */
-static const struct cli_option options[] = {
-    {"foreground", 'f', CLI_FLAG, AT(foreground)},
-    {"", 'o', CLI_CALL, .call = take_fuse_words},
-    {"at", 0, CLI_TEXT, AT(at)},
-    {"private", 0, CLI_WORD, AT(private_mode), .words = private_words},
-    {"subdir", 0, CLI_TEXT, AT(subdir)},
-    {"threads", 0, CLI_NUMBER, AT(threads), .max = 1024},
-    {"cache", 0, CLI_SIZE, AT(cache_bytes), GIVEN(cache_given)},
-    {"idle", 0, CLI_NUMBER, AT(idle_s), .min = 1, .max = SECONDS_MAX},
-    {"grace", 0, CLI_NUMBER, AT(grace_s), .min = 1, .max = SECONDS_MAX},
-    {"owner", 0, CLI_CALL, .call = take_owner},
-    {"io-timeout", 0, CLI_NUMBER, AT(io_timeout_s), .max = SECONDS_MAX},
-    {"retries", 0, CLI_NUMBER, AT(retries), .max = 100},
-    {"allow-other", 0, CLI_FLAG, AT(allow_other)},
-    {"uid", 0, CLI_NUMBER, AT(uid), GIVEN(override_uid), .max = UINT32_MAX - 1},
-    {"gid", 0, CLI_NUMBER, AT(gid), GIVEN(override_gid), .max = UINT32_MAX - 1},
-    {"log", 0, CLI_TEXT, AT(log)},
-    {"readahead", 0, CLI_CALL, .call = take_readahead},
-    {"stage", 0, CLI_CALL, .is_optional = true, .call = take_stage},
-    {"order", 0, CLI_TEXT, AT(order)},
-    {"record", 0, CLI_TEXT, AT(record)},
-    {"seed", 0, CLI_NUMBER, AT(seed), .max = UINT64_MAX},
-    {"verify", 0, CLI_FLAG, AT(verify)},
-    CLI_PROGRESS(struct mount_options, progress),
-    CLI_MAX_RATIO,
-    CLI_END,
-};
-/* clang-format on */
+/* Read the options into *o: CLI_GO_ON or the exit status. */
+static int parse_table(const struct cli_usage *usage, bool for_run, int argc, char **argv,
+                       struct mount_options *o)
+{
+    const struct cli_option options[] = {
+        {"-f, --foreground",
+         for_run ? NULL : "serve it in this process, until it is unmounted or interrupted",
+         .flag = &o->foreground},
+        {"--at=DIR", "show it at DIR, made if need be (default: a private directory)",
+         .text = &o->at},
+        {"--private=WHEN",
+         for_run
+             ? "auto, on, off: mount it for COMMAND alone, in a namespace of its own (auto: "
+               "where something else is mounted at DIR)"
+             : NULL,
+         .word = &o->private_mode, .words = private_words},
+        {"--subdir=PATH", "show only this directory of the archive", .text = &o->subdir},
+        {"--threads=N", "answer at most N requests at once (default: the CPUs of the job)",
+         .count = &o->threads, .max = 1024},
+        {"--cache=SIZE",
+         "memory for decompressed blocks (default: a quarter of what the job may use)",
+         .flag = &o->cache_given, .size = &o->cache_bytes},
+        {"--readahead=WHAT",
+         "auto, off, or at most so many bytes: read what readers will ask for before they do "
+         "(default auto)",
+         .take = take_readahead, .ctx = o},
+        {"--order=FILE",
+         "the order in which files will be read, a path or number a line; - for standard input",
+         .text = &o->order},
+        {"--record=FILE", "write down the order in which files are read", .text = &o->record},
+        {"--seed=N", "seed of the sampler whose order is to be recognised (default 0)",
+         .number = &o->seed, .max = UINT64_MAX},
+        {"--stage[=DIR]",
+         "copy it to this node while it is read: to memory, $TMPDIR or /tmp, or to DIR; its "
+         "last "
+         "mount removes the copy",
+         .take = take_stage, .ctx = o},
+        {"--idle=SECONDS", "end after so long without use", .count = &o->idle_s, .min = 1,
+         .max = SECONDS_MAX},
+        {"--grace=SECONDS", "when asked to end, wait at most so long for processes that use it",
+         .count = &o->grace_s, .min = 1, .max = SECONDS_MAX},
+        {"--owner=PID",
+         "end when this process has ended; 'none': never (default: with the job or session "
+         "that "
+         "made it)",
+         .take = take_owner, .ctx = o},
+        {"--io-timeout=SEC", "a read that takes longer fails; 0: never (default 60)",
+         .count = &o->io_timeout_s, .max = SECONDS_MAX},
+        {"--retries=N", "how often to repeat a failed read of the archive (default 4)",
+         .count = &o->retries, .max = 100},
+        {"--verify", "compare each file with its sum before it is served", .flag = &o->verify},
+        {"--allow-other", "let other users in, by the permissions of the files",
+         .flag = &o->allow_other},
+        {"--uid=ID", "show every file as owned by this user", .flag = &o->override_uid,
+         .count = &o->uid, .max = UINT32_MAX - 1},
+        {"--gid=ID", "show every file as owned by this group", .flag = &o->override_gid,
+         .count = &o->gid, .max = UINT32_MAX - 1},
+        {"--log=FILE", "append what happens to FILE", .text = &o->log},
+        {"-o OPTION[,...]", "noexec, nonempty, default_permissions, allow_other, fsname=NAME",
+         .take = take_fuse_words, .ctx = o},
+        CLI_PROGRESS(&o->progress),
+        CLI_MAX_RATIO,
+        {NULL},
+    };
+    return cli_parse(usage, options, argc, argv);
+}
 
 /* Checks that involve more than one option. */
 static int check_together(const struct cli_usage *usage, bool for_run, int count,
@@ -169,7 +203,7 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
 {
     struct mount_options o = {
         .io_timeout_s = 60, .retries = SOURCE_RETRIES_DEFAULT, .readahead_bytes = UINT64_MAX};
-    int status = cli_parse(usage, options, argc, argv, &o);
+    int status = parse_table(usage, for_run, argc, argv, &o);
 
     o.archive = optind < argc ? argv[optind] : "";
     if (status == CLI_GO_ON)

@@ -48,36 +48,6 @@ struct mount_options {
     enum cli_progress_mode progress;
 };
 
-/* The help text's part about these options. */
-#define MOUNT_OPTIONS_HELP                                                                     \
-    "      --at DIR          show it at DIR, made if need be; else in a private directory\n"   \
-    "      --subdir PATH     show this directory of the archive alone\n"                       \
-    "      --threads N       answer at most N requests at once (the CPUs of the job)\n"        \
-    "      --cache SIZE      memory for decompressed blocks (a quarter of what is allowed)\n"  \
-    "      --readahead WHAT  auto, off, or at most so many bytes: what readers will ask for\n" \
-    "                        is read before they do (auto)\n"                                  \
-    "      --order FILE      the order in which files will be read, a path or number a "       \
-    "line;\n"                                                                                  \
-    "                        - for standard input\n"                                           \
-    "      --record FILE     write down the order in which files are read\n"                   \
-    "      --seed N          of the sampler whose order is to be recognised (0)\n"             \
-    "      --stage[=DIR]     copy it to this node while it is read: to memory, $TMPDIR or "    \
-    "/tmp,\n"                                                                                  \
-    "                        or to DIR; the last mount of it removes the copy\n"               \
-    "      --idle SECONDS    end after so long without use\n"                                  \
-    "      --grace SECONDS   when asked to end, wait at most so long for those who use it\n"   \
-    "      --owner PID|none  end when this process has ended; or never (else a mount ends\n"   \
-    "                        with the job or session that it was made in)\n"                   \
-    "      --io-timeout SEC  a read that takes longer fails; 0: never (60)\n"                  \
-    "      --retries N       try a read of the archive that fails so often again (4)\n"        \
-    "      --verify          compare each file with its sum before it is served\n"             \
-    "      --allow-other     let other users in, by the permissions of the files\n"            \
-    "      --uid ID, --gid ID  show every file as owned by ID\n"                               \
-    "      --log FILE        append what happens to FILE\n"                                    \
-    "  -o OPTION[,...]       noexec, nonempty, default_permissions, allow_other, "             \
-    "fsname=NAME\n"                                                                            \
-    "      --progress WHEN   auto, always, never: while an index is made\n"
-
 /*
  * Read options and the one archive from argv[1..argc-1]. CLI_GO_ON, or the exit status after
  * help or an error was printed.

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "cleanup.h"
+#include "cli.h"
 #include "mountinfo.h"
 #include "process.h"
 #include "report.h"
@@ -68,6 +69,16 @@ int find_mount(const struct slot_list *list, const char *mountpoint,
         return r;
     *ret_slot = best_of(list, path);
     return *ret_slot ? 0 : -ENOENT;
+}
+
+int find_named_mount(const struct slot_list *list, const char *mountpoint,
+                     const struct slot **ret_slot)
+{
+    int r = find_mount(list, mountpoint, ret_slot);
+    if (r == -ENOENT)
+        return cli_failf(mountpoint, "no onepot mount of yours is there; 'onepot stat' lists "
+                                     "all on this node");
+    return r < 0 ? cli_fail(mountpoint, r, NULL) : CLI_OK;
 }
 
 const char *find_mount_state(const struct slot *slot)

@@ -14,6 +14,10 @@
 int find_mount(const struct slot_list *list, const char *mountpoint,
                const struct slot **ret_slot);
 
+/* The same for a command: CLI_OK, or CLI_FAILED after an error was printed. */
+int find_named_mount(const struct slot_list *list, const char *mountpoint,
+                     const struct slot **ret_slot);
+
 /* "serving", "stopped", "dead"...: from the counters and the kernel. */
 const char *find_mount_state(const struct slot *slot);
 

@@ -84,12 +84,12 @@ int report_render(const struct counters *counters, bool json, char **ret_text, s
     if (!out)
         return -ENOMEM;
     report_take(counters, NULL, &report);
-    if (json)
-        report_json(out, &report);
-    else
-        report_text(out, &report);
-    if (json)
+    if (json) {
+        report_json(&(struct json){.out = out, .lines = 1}, &report);
         fputc('\n', out);
+    } else {
+        report_text(out, &report);
+    }
     bool failed = ferror(out);
     if (fclose(out) != 0 || failed) {
         free(text);

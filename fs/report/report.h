@@ -17,6 +17,7 @@
 
 #include "cli.h"
 #include "counters.h"
+#include "json.h"
 #include "summary.h"
 
 /* A mount at one moment; single counters continue to change while it is printed. */
@@ -39,8 +40,8 @@ void report_take(const struct counters *counters, const char *state, struct repo
 /* Print lines for people. */
 void report_text(FILE *out, const struct report *report);
 
-/* Print one JSON object, without a trailing newline. */
-void report_json(FILE *out, const struct report *report);
+/* Write one JSON object. */
+void report_json(struct json *json, const struct report *report);
 
 /* Either form in memory, as the daemon sees its mount; the caller frees it. -ENOMEM. */
 int report_render(const struct counters *counters, bool json, char **ret_text, size_t *ret_len);

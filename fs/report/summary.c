@@ -7,35 +7,31 @@
 #include <string.h>
 
 #include "cli.h"
+#include "format.h"
 #include "reader.h"
 #include "summary.h"
-
-static uint64_t get(const _Atomic uint64_t *counter)
-{
-    return atomic_load_explicit(counter, memory_order_relaxed);
-}
 
 static void add_slot(const struct counter_slot *slot, struct summary *sum)
 {
     for (unsigned i = 0; i < COUNTERS_OPCODES; i++) {
-        uint64_t n = get(&slot->requests[i]);
+        uint64_t n = counter_get(&slot->requests[i]);
         sum->requests[i] += n;
         sum->requests_all += n;
     }
     for (unsigned i = 0; i < COUNTERS_BUCKETS; i++)
-        sum->histogram[i] += get(&slot->histogram[i]);
+        sum->histogram[i] += counter_get(&slot->histogram[i]);
     for (unsigned i = 0; i < COUNTERS_ORIGINS; i++)
-        sum->origins[i] += get(&slot->origins[i]);
-    sum->reads_waited += get(&slot->reads_waited);
-    sum->errors += get(&slot->errors);
-    sum->read_bytes += get(&slot->read_bytes) + get(&slot->ahead_bytes);
-    sum->read_files += get(&slot->read_files) + get(&slot->ahead_files);
-    sum->ahead_requests += get(&slot->ahead_requests);
-    sum->ahead_files += get(&slot->ahead_files);
-    sum->ahead_bytes += get(&slot->ahead_bytes);
-    sum->service_ns += get(&slot->service_ns);
-    sum->read_service_ns += get(&slot->read_service_ns);
-    uint64_t last = get(&slot->last_request_ns);
+        sum->origins[i] += counter_get(&slot->origins[i]);
+    sum->reads_waited += counter_get(&slot->reads_waited);
+    sum->errors += counter_get(&slot->errors);
+    sum->read_bytes += counter_get(&slot->read_bytes) + counter_get(&slot->ahead_bytes);
+    sum->read_files += counter_get(&slot->read_files) + counter_get(&slot->ahead_files);
+    sum->ahead_requests += counter_get(&slot->ahead_requests);
+    sum->ahead_files += counter_get(&slot->ahead_files);
+    sum->ahead_bytes += counter_get(&slot->ahead_bytes);
+    sum->service_ns += counter_get(&slot->service_ns);
+    sum->read_service_ns += counter_get(&slot->read_service_ns);
+    uint64_t last = counter_get(&slot->last_request_ns);
     if (last > sum->last_request_ns)
         sum->last_request_ns = last;
 }
@@ -62,15 +58,15 @@ uint64_t summary_wait_ns(const struct summary *sum, double share)
 
 double summary_fetched_per_byte(const struct counters *counters, const struct summary *sum)
 {
-    uint64_t fetched = get(&counters->source_bytes);
+    uint64_t fetched = counter_get(&counters->source_bytes);
     return fetched && sum->read_bytes ? (double)fetched / (double)sum->read_bytes : -1;
 }
 
 uint64_t summary_last_use_ns(const struct counters *counters)
 {
-    uint64_t last = get(&counters->shared_ns);
+    uint64_t last = counter_get(&counters->shared_ns);
     for (unsigned i = 0; i < COUNTERS_SLOTS; i++) {
-        uint64_t t = get(&counters->slots[i].last_request_ns);
+        uint64_t t = counter_get(&counters->slots[i].last_request_ns);
         if (t > last)
             last = t;
     }
@@ -106,31 +102,23 @@ static void put(struct line *line, const char *format, ...)
         line->length = line->size - 1; /* truncated */
 }
 
-static double percent(uint64_t part, uint64_t whole)
-{
-    return whole ? 100.0 * (double)part / (double)whole : 0;
-}
-
 static void put_read(struct line *line, const struct counters *counters,
                      const struct summary *sum)
 {
-    char files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], time[CLI_TEXT_LEN], rate[CLI_TEXT_LEN];
     uint64_t ns = busy_ns(counters);
-    put(line, "%s file%s, %s read in %s (%s/s)", cli_format_count(sum->read_files, files),
-        sum->read_files == 1 ? "" : "s", cli_format_bytes(sum->read_bytes, bytes),
-        cli_format_time(ns, time),
-        cli_format_bytes((uint64_t)((double)sum->read_bytes / ((double)ns / 1e9)), rate));
+    put(line, "%s file%s, %s read in %s (%s/s)", cli_count(sum->read_files),
+        sum->read_files == 1 ? "" : "s", cli_bytes(sum->read_bytes), cli_time(ns),
+        cli_rate(sum->read_bytes, ns));
     if (sum->ahead_bytes && sum->read_bytes)
         put(line, ", %.0f%% of it ahead of them", percent(sum->ahead_bytes, sum->read_bytes));
 }
 
 static void put_waits(struct line *line, const struct summary *sum)
 {
-    char waited[CLI_TEXT_LEN], within[CLI_TEXT_LEN];
-    put(line, "; readers waited %s", cli_format_time(sum->read_service_ns, waited));
+    put(line, "; readers waited %s", cli_time(sum->read_service_ns));
     uint64_t ns = summary_wait_ns(sum, 0.99);
     if (ns)
-        put(line, ", 99%% of reads within %s", cli_format_time(ns, within));
+        put(line, ", 99%% of reads within %s", cli_time(ns));
 }
 
 /* Hits by kind. Bytes without a source (holes) are neither hit nor miss. */
@@ -156,30 +144,30 @@ static void put_origins(struct line *line, const struct summary *sum)
 static void put_fetched(struct line *line, const struct counters *counters,
                         const struct summary *sum)
 {
-    char bytes[CLI_TEXT_LEN];
-    uint64_t ahead = get(&counters->foreseen_bytes);
+    uint64_t ahead = counter_get(&counters->foreseen_bytes);
     double ratio = summary_fetched_per_byte(counters, sum);
     if (counters->stage_folder[0])
         put(line, "; %.0f%% staged, %s of it at once for readers",
             counters->stage_bytes
-                ? percent(get(&counters->stage_here_bytes), counters->stage_bytes)
+                ? percent(counter_get(&counters->stage_here_bytes), counters->stage_bytes)
                 : 100.0,
-            cli_format_bytes(get(&counters->stage_demand_bytes), bytes));
+            cli_bytes(counter_get(&counters->stage_demand_bytes)));
     else if (ratio >= 0)
         put(line, "; %.2f bytes fetched for each one read", ratio);
     if (ahead)
-        put(line, "; %s read ahead, %.0f%% of its files used", cli_format_bytes(ahead, bytes),
-            percent(get(&counters->foreseen_used),
-                    get(&counters->foreseen_used) + get(&counters->foreseen_unused)));
+        put(line, "; %s read ahead, %.0f%% of its files used", cli_bytes(ahead),
+            percent(counter_get(&counters->foreseen_used),
+                    counter_get(&counters->foreseen_used) +
+                        counter_get(&counters->foreseen_unused)));
 }
 
 static void put_trouble(struct line *line, const struct counters *counters)
 {
-    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
-    uint64_t failed = get(&counters->source_failures), again = get(&counters->source_retries);
+    uint64_t failed = counter_get(&counters->source_failures),
+             again = counter_get(&counters->source_retries);
     if (failed || again)
         put(line, "; reads of the archive that failed: %s tried again, %s given up",
-            cli_format_count(again, a), cli_format_count(failed, b));
+            cli_count(again), cli_count(failed));
 }
 
 const char *summary_line(const struct counters *counters, char *buf, size_t size)

@@ -5,10 +5,16 @@
 #ifndef ONEPOT_SUMMARY_H
 #define ONEPOT_SUMMARY_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "counters.h"
+
+static inline uint64_t counter_get(const _Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
 
 struct summary {
     uint64_t requests[COUNTERS_OPCODES];

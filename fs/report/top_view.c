@@ -7,11 +7,7 @@
 #include <string.h>
 
 #include "cli.h"
-
-static uint64_t get(const _Atomic uint64_t *counter)
-{
-    return atomic_load_explicit(counter, memory_order_relaxed);
-}
+#include "format.h"
 
 void top_sample(const struct counters *c, uint64_t at_ns, struct top_sample *ret_sample)
 {
@@ -19,11 +15,12 @@ void top_sample(const struct counters *c, uint64_t at_ns, struct top_sample *ret
         .at_ns = at_ns,
         .daemon_pid = c->daemon_pid,
         .daemon_start_ticks = c->daemon_start_ticks,
-        .cache_hits = get(&c->cache_hits) + get(&c->cache_waits),
-        .cache_misses = get(&c->cache_misses),
-        .source_reads = get(&c->source_reads),
-        .source_bytes = get(&c->source_bytes),
-        .troubles = get(&c->stalls) + get(&c->source_retries) + get(&c->source_failures),
+        .cache_hits = counter_get(&c->cache_hits) + counter_get(&c->cache_waits),
+        .cache_misses = counter_get(&c->cache_misses),
+        .source_reads = counter_get(&c->source_reads),
+        .source_bytes = counter_get(&c->source_bytes),
+        .troubles = counter_get(&c->stalls) + counter_get(&c->source_retries) +
+                    counter_get(&c->source_failures),
     };
     summary_read(c, &ret_sample->sum);
 }
@@ -39,11 +36,6 @@ static uint64_t rate(const struct rates *r, uint64_t was, uint64_t is)
     return is > was ? (uint64_t)((double)(is - was) / r->seconds + 0.5) : 0;
 }
 
-static double percent(uint64_t part, uint64_t whole)
-{
-    return whole ? 100.0 * (double)part / (double)whole : 0;
-}
-
 static uint64_t grown(uint64_t was, uint64_t is)
 {
     return is > was ? is - was : 0;
@@ -52,12 +44,11 @@ static uint64_t grown(uint64_t was, uint64_t is)
 static void print_now(FILE *out, const struct rates *r)
 {
     const struct summary *was = &r->was->sum, *is = &r->is->sum;
-    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN];
     fprintf(out, "  %-12s %s files/s, %s/s, %s requests/s\n",
             r->was->at_ns ? "now" : "on average",
-            cli_format_count(rate(r, was->read_files, is->read_files), a),
-            cli_format_bytes(rate(r, was->read_bytes, is->read_bytes), b),
-            cli_format_count(rate(r, was->requests_all, is->requests_all), d));
+            cli_count(rate(r, was->read_files, is->read_files)),
+            cli_bytes(rate(r, was->read_bytes, is->read_bytes)),
+            cli_count(rate(r, was->requests_all, is->requests_all)));
 }
 
 /* One second of waiting per second: one reader did nothing but wait. */
@@ -77,23 +68,21 @@ static void print_waits(FILE *out, const struct rates *r)
 static void print_archive(FILE *out, const struct rates *r)
 {
     const struct top_sample *was = r->was, *is = r->is;
-    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
     if (!is->source_reads)
         return;
     fprintf(out, "  %-12s %s/s by %s reads/s of the archive\n", "fetching",
-            cli_format_bytes(rate(r, was->source_bytes, is->source_bytes), a),
-            cli_format_count(rate(r, was->source_reads, is->source_reads), b));
+            cli_bytes(rate(r, was->source_bytes, is->source_bytes)),
+            cli_count(rate(r, was->source_reads, is->source_reads)));
 }
 
 static void print_cache(FILE *out, const struct counters *c, const struct rates *r)
 {
-    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
     uint64_t hits = grown(r->was->cache_hits, r->is->cache_hits);
     uint64_t misses = grown(r->was->cache_misses, r->is->cache_misses);
     if (r->is->cache_hits + r->is->cache_misses == 0)
         return;
-    fprintf(out, "  %-12s %s of %s", "block cache", cli_format_bytes(get(&c->cache_bytes), a),
-            cli_format_bytes(c->cache_budget_bytes, b));
+    fprintf(out, "  %-12s %s of %s", "block cache", cli_bytes(counter_get(&c->cache_bytes)),
+            cli_bytes(c->cache_budget_bytes));
     if (hits + misses)
         fprintf(out, "; %.1f %% hits", percent(hits, hits + misses));
     fputc('\n', out);
@@ -101,12 +90,11 @@ static void print_cache(FILE *out, const struct counters *c, const struct rates 
 
 static void print_troubles(FILE *out, const struct counters *c, const struct rates *r)
 {
-    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN];
     if (!r->is->sum.errors && !r->is->troubles)
         return;
     fprintf(out, "  %-12s %s errors, %s stalls, %s reads tried again\n", "trouble",
-            cli_format_count(r->is->sum.errors, a), cli_format_count(get(&c->stalls), b),
-            cli_format_count(get(&c->source_retries), d));
+            cli_count(r->is->sum.errors), cli_count(counter_get(&c->stalls)),
+            cli_count(counter_get(&c->source_retries)));
     if (c->last_error[0]) {
         fprintf(out, "  %-12s ", "last error");
         cli_print_safe(out, c->last_error, strnlen(c->last_error, sizeof(c->last_error)));
@@ -116,11 +104,9 @@ static void print_troubles(FILE *out, const struct counters *c, const struct rat
 
 static void print_all(FILE *out, const struct counters *c, const struct rates *r)
 {
-    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN], d[CLI_TEXT_LEN];
     uint64_t up_ns = grown(c->started_ns, r->is->at_ns);
-    fprintf(out, "  %-12s %s files, %s in %s\n", "in all",
-            cli_format_count(r->is->sum.read_files, a),
-            cli_format_bytes(r->is->sum.read_bytes, b), cli_format_time(up_ns, d));
+    fprintf(out, "  %-12s %s files, %s in %s\n", "in all", cli_count(r->is->sum.read_files),
+            cli_bytes(r->is->sum.read_bytes), cli_time(up_ns));
 }
 
 void top_print(FILE *out, const struct counters *c, const char *state,

@@ -9,6 +9,7 @@
 
 #include "cli.h"
 #include "fuzz.h"
+#include "json.h"
 #include "mount_options.h"
 #include "utf8.h"
 
@@ -40,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(text, data, size);
     text[size] = '\0';
     cli_print_safe(null, text, size);
-    cli_json_string(null, text, size);
+    json_string(null, text, size);
     for (char *line; argc <= ARGUMENTS_MAX && (line = strsep(&rest, "\n"));) {
         cli_parse_size(line, &number);
         cli_parse_number(line, 1, 100, &number);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "json.h"
 #include "suite.h"
 
 static const struct cli_usage usage = {"test", "[-l] [--path PATH] ARCHIVE...", "Tests.\n"};
@@ -152,15 +153,15 @@ static const char *printed(void (*print)(FILE *, const char *, size_t), const ch
 
 START_TEST(json_strings_lose_no_byte)
 {
-    ck_assert_str_eq(printed(cli_json_string, "a\"b\\c", 5), "\"a\\\"b\\\\c\"");
-    ck_assert_str_eq(printed(cli_json_string, "a\nb\x01", 4), "\"a\\u000ab\\u0001\"");
-    ck_assert_str_eq(printed(cli_json_string, "\xc3\xa4", 2), "\"\xc3\xa4\"");
-    ck_assert_str_eq(printed(cli_json_string, "\xff\xfe.jpg", 6), "\"\\udcff\\udcfe.jpg\"");
+    ck_assert_str_eq(printed(json_string, "a\"b\\c", 5), "\"a\\\"b\\\\c\"");
+    ck_assert_str_eq(printed(json_string, "a\nb\x01", 4), "\"a\\u000ab\\u0001\"");
+    ck_assert_str_eq(printed(json_string, "\xc3\xa4", 2), "\"\xc3\xa4\"");
+    ck_assert_str_eq(printed(json_string, "\xff\xfe.jpg", 6), "\"\\udcff\\udcfe.jpg\"");
     /* Cut, overlong and surrogate sequences are bytes, not characters. */
-    ck_assert_str_eq(printed(cli_json_string, "\xc3", 1), "\"\\udcc3\"");
-    ck_assert_str_eq(printed(cli_json_string, "\xc0\x80", 2), "\"\\udcc0\\udc80\"");
-    ck_assert_str_eq(printed(cli_json_string, "\xed\xa0\x80", 3), "\"\\udced\\udca0\\udc80\"");
-    ck_assert_str_eq(printed(cli_json_string, "", 0), "\"\"");
+    ck_assert_str_eq(printed(json_string, "\xc3", 1), "\"\\udcc3\"");
+    ck_assert_str_eq(printed(json_string, "\xc0\x80", 2), "\"\\udcc0\\udc80\"");
+    ck_assert_str_eq(printed(json_string, "\xed\xa0\x80", 3), "\"\\udced\\udca0\\udc80\"");
+    ck_assert_str_eq(printed(json_string, "", 0), "\"\"");
 }
 END_TEST
 
@@ -246,26 +247,28 @@ END_TEST
 
 #define ARGS_MAX 8
 
-/* Runs cli_getopt over arguments and prints what it returns. */
+static int print_argument(const struct cli_usage *u, void *name, const char *text)
+{
+    (void)u;
+    printf("%s=%s ", (const char *)name, text ? text : "");
+    return 0;
+}
+
+/* Parses arguments and prints what is taken. */
 static int scan(void *arg)
 {
-    static const struct option longs[] = {
-        {"long", no_argument, NULL, 'l'},
-        {"path", required_argument, NULL, CLI_OPTION_OWN},
-        {"stage", optional_argument, NULL, CLI_OPTION_OWN + 1},
-        CLI_OPTIONS_END,
+    const struct cli_option options[] = {
+        {"-l, --long", "long", .take = print_argument, .ctx = (char *)"l"},
+        {"--path=PATH", "path", .take = print_argument, .ctx = (char *)"path"},
+        {"--stage[=DIR]", "stage", .take = print_argument, .ctx = (char *)"stage"},
+        {"-C DIR", "directory", .take = print_argument, .ctx = (char *)"C"},
+        {NULL},
     };
     char **argv = arg;
-    int argc = 0, opt, status = CLI_GO_ON;
+    int argc = 0;
     while (argv[argc])
         argc++;
-    while ((opt = cli_getopt(&usage, argc, argv, "lC:", longs, &status)) != -1)
-        printf("%s=%s ",
-               opt == 'l'              ? "l"
-               : opt == 'C'            ? "C"
-               : opt == CLI_OPTION_OWN ? "path"
-                                       : "stage",
-               optarg ? optarg : "");
+    int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     for (int i = optind; i < argc; i++)
@@ -351,7 +354,9 @@ static int bad_arguments(void *arg)
     ck_assert_int_eq(cli_number_option(&usage, "--threads", "0", 1, 64, &n), CLI_USAGE);
     ck_assert_int_eq(cli_number_option(&usage, "--threads", "4", 1, 64, &n), 0);
     enum cli_progress_mode mode;
-    return cli_progress_option(&usage, "sometimes", &mode);
+    const struct cli_option options[] = {CLI_PROGRESS(&mode), {NULL}};
+    char *argv[] = {(char *)"test", (char *)"--progress=sometimes", NULL};
+    return cli_parse(&usage, options, 2, argv);
 }
 
 START_TEST(wrong_arguments_name_their_option)
