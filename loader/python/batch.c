@@ -37,10 +37,9 @@ PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *ba
 
 /* A view of its memory. */
 static struct py_buffer *view_new(struct py_batch *self, const void *bytes, Py_ssize_t len,
-                                  const char *format, Py_ssize_t item_bytes)
+                                  enum item item)
 {
-    struct py_buffer *b =
-        buffer_new((PyObject *)self, (void *)(uintptr_t)bytes, len, 0, format, item_bytes);
+    struct py_buffer *b = buffer_new((PyObject *)self, (void *)(uintptr_t)bytes, len, 0, item);
     if (!b)
         return NULL;
     b->batch = self->batch;
@@ -60,77 +59,65 @@ static Py_ssize_t batch_length(PyObject *self)
     return (Py_ssize_t)((struct py_batch *)self)->batch->samples;
 }
 
-const char *npy_format(const char *type, Py_ssize_t *ret_item)
+/* Set dimensions from `first` on to these, each row next to the one before. */
+static void view_shape(struct py_buffer *b, int first, int count, const uint64_t *shape,
+                       bool fortran_order)
 {
-    static const struct {
-        const char *type, *letter;
-        Py_ssize_t bytes;
-    } known[] = {{"b1", "?", 1}, {"i1", "b", 1}, {"u1", "B", 1}, {"i2", "h", 2},
-                 {"u2", "H", 2}, {"i4", "i", 4}, {"u4", "I", 4}, {"i8", "q", 8},
-                 {"u8", "Q", 8}, {"f2", "e", 2}, {"f4", "f", 4}, {"f8", "d", 8}};
-    for (unsigned i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-        if (type[0] != '>' && strcmp(type + 1, known[i].type) == 0) {
-            *ret_item = known[i].bytes;
-            return known[i].letter;
-        }
-    return NULL;
-}
-
-/* Give a buffer the shape of one sample, behind `first` dimensions that it has. */
-static void shape_sample(struct py_buffer *b, const struct onepot_npy *npy, int first)
-{
-    Py_ssize_t step = b->item_bytes;
-    b->dimensions = first + (int)npy->dimensions;
-    for (uint32_t i = 0; i < npy->dimensions; i++)
-        b->shape[first + (int)i] = (Py_ssize_t)npy->shape[i];
-    for (uint32_t i = 0; i < npy->dimensions; i++) {
-        uint32_t at = npy->fortran_order ? i : npy->dimensions - 1 - i;
-        b->strides[first + (int)at] = step;
-        step *= (Py_ssize_t)npy->shape[at];
+    Py_ssize_t step = item_types[b->item].bytes;
+    b->dimensions = first + count;
+    for (int i = 0; i < count; i++) {
+        int at = fortran_order ? i : count - 1 - i;
+        b->shape[first + at] = (Py_ssize_t)shape[at];
+        b->strides[first + at] = step;
+        step *= (Py_ssize_t)shape[at];
     }
 }
 
-/* Samples [first, first + count) with a dimension for them, or the one sample alone. */
-static PyObject *batch_view(struct py_batch *self, uint64_t first, uint64_t count, int alone)
+/* One sample; in the shape of an array, if it is one. */
+static PyObject *batch_view_one(struct py_batch *self, uint64_t i)
 {
     const struct onepot_batch *batch = self->batch;
-    Py_ssize_t item = 1, len = (Py_ssize_t)batch->bytes;
-    uint8_t *bytes = self->there.data;
-    const char *format = self->kind.shaped ? npy_format(self->kind.npy.type, &item) : NULL;
-    if (alone) {
-        bytes += batch->offsets[first];
-        len = (Py_ssize_t)batch->sizes[first];
-    }
-    struct py_buffer *b = view_new(self, bytes, len, format ? format : "B", format ? item : 1);
-    if (!b || !batch->stride || (alone && !format))
+    const struct onepot_npy *npy = &self->kind.npy;
+    int is_array = self->kind.item >= 0;
+    struct py_buffer *b =
+        view_new(self, self->there.data + batch->offsets[i], (Py_ssize_t)batch->sizes[i],
+                 is_array ? (enum item)self->kind.item : ITEM_UINT8);
+    if (b && is_array && batch->stride)
+        view_shape(b, 0, (int)npy->dimensions, npy->shape, npy->fortran_order);
+    return (PyObject *)b;
+}
+
+/* All samples; with a dimension for them, if they have one size. */
+static PyObject *batch_view_all(struct py_batch *self)
+{
+    const struct onepot_batch *batch = self->batch;
+    const struct onepot_npy *npy = &self->kind.npy;
+    int is_array = self->kind.item >= 0;
+    struct py_buffer *b = view_new(self, self->there.data, (Py_ssize_t)batch->bytes,
+                                   is_array ? (enum item)self->kind.item : ITEM_UINT8);
+    if (!b || !batch->stride)
         return (PyObject *)b;
-    if (!alone) {
-        b->dimensions = 2;
-        b->shape[0] = (Py_ssize_t)count;
-        b->strides[0] = (Py_ssize_t)batch->stride;
-        b->shape[1] = (Py_ssize_t)batch->stride / b->item_bytes;
-        b->strides[1] = b->item_bytes;
-    }
-    if (format)
-        shape_sample(b, &self->kind.npy, alone ? 0 : 1);
+    b->shape[0] = (Py_ssize_t)batch->samples;
+    b->strides[0] = (Py_ssize_t)batch->stride;
+    if (is_array)
+        view_shape(b, 1, (int)npy->dimensions, npy->shape, npy->fortran_order);
+    else
+        view_shape(b, 1, 1, &batch->stride, false);
     return (PyObject *)b;
 }
 
 static PyObject *batch_data(PyObject *self, void *unused)
 {
-    struct py_batch *b = (struct py_batch *)self;
     (void)unused;
-    return batch_view(b, 0, b->batch->samples, 0);
+    return batch_view_all((struct py_batch *)self);
 }
 
 static PyObject *batch_item(PyObject *self, Py_ssize_t i)
 {
     struct py_batch *b = (struct py_batch *)self;
-    if (i < 0 || (uint64_t)i >= b->batch->samples) {
-        PyErr_SetString(PyExc_IndexError, "there is no such sample in the batch");
-        return NULL;
-    }
-    return batch_view(b, (uint64_t)i, 1, 1);
+    if (i < 0 || (uint64_t)i >= b->batch->samples)
+        return PyErr_Format(PyExc_IndexError, "there is no such sample in the batch");
+    return batch_view_one(b, (uint64_t)i);
 }
 
 static PyObject *batch_tensors(PyObject *self, PyObject *unused)
@@ -139,82 +126,50 @@ static PyObject *batch_tensors(PyObject *self, PyObject *unused)
     return PySequence_List(self);
 }
 
-static PyObject *table(PyObject *self, const void *numbers, const char *format, int bytes)
+/* A table with an element for each sample. */
+struct table {
+    size_t offset; /* of its pointer in struct onepot_device_batch */
+    enum item item;
+};
+
+static struct table table_offsets = {offsetof(struct onepot_device_batch, offsets), ITEM_INT64},
+                    table_sizes = {offsetof(struct onepot_device_batch, sizes), ITEM_INT64},
+                    table_labels = {offsetof(struct onepot_device_batch, labels), ITEM_INT64},
+                    table_indices = {offsetof(struct onepot_device_batch, indices), ITEM_INT64},
+                    table_valid = {offsetof(struct onepot_device_batch, valid), ITEM_BOOL};
+
+static PyObject *batch_table(PyObject *self, void *table)
 {
     struct py_batch *b = (struct py_batch *)self;
-    Py_ssize_t len = (Py_ssize_t)(b->batch->samples * (uint64_t)bytes);
-    return (PyObject *)view_new(b, numbers, len, format, bytes);
+    const struct table *t = table;
+    const void *numbers = *(void *const *)(const void *)((const char *)&b->there + t->offset);
+    Py_ssize_t bytes = (Py_ssize_t)b->batch->samples * item_types[t->item].bytes;
+    return (PyObject *)view_new(b, numbers, bytes, t->item);
 }
 
-static PyObject *batch_offsets(PyObject *self, void *unused)
+/* A number of struct onepot_batch, which begins so far behind its start. */
+static PyObject *batch_number(PyObject *self, void *offset)
 {
-    (void)unused;
-    return table(self, ((struct py_batch *)self)->there.offsets, "q", 8);
-}
-
-static PyObject *batch_sizes(PyObject *self, void *unused)
-{
-    (void)unused;
-    return table(self, ((struct py_batch *)self)->there.sizes, "q", 8);
-}
-
-static PyObject *batch_labels(PyObject *self, void *unused)
-{
-    (void)unused;
-    return table(self, ((struct py_batch *)self)->there.labels, "q", 8);
-}
-
-static PyObject *batch_indices(PyObject *self, void *unused)
-{
-    (void)unused;
-    return table(self, ((struct py_batch *)self)->there.indices, "q", 8);
-}
-
-static PyObject *batch_valid(PyObject *self, void *unused)
-{
-    (void)unused;
-    return table(self, ((struct py_batch *)self)->there.valid, "?", 1);
-}
-
-static PyObject *batch_epoch(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(((struct py_batch *)self)->batch->epoch);
-}
-
-static PyObject *batch_first(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(((struct py_batch *)self)->batch->first);
+    const char *batch = (const char *)((struct py_batch *)self)->batch;
+    return PyLong_FromUnsignedLongLong(
+        *(const uint64_t *)(const void *)(batch + (uintptr_t)offset));
 }
 
 /* ---- on a device ---- */
-
-const char *images_format(enum onepot_float type)
-{
-    static const char *const formats[] = {"", "f", "e", BUFFER_BFLOAT16};
-    return formats[type];
-}
 
 static PyObject *batch_images(PyObject *self, void *unused)
 {
     struct py_batch *s = (struct py_batch *)self;
     const struct onepot_images *images = &s->kind.images;
-    Py_ssize_t item = images->type == ONEPOT_FLOAT ? 4 : 2;
+    const uint64_t shape[] = {s->batch->samples, images->channels, images->height,
+                              images->width};
     (void)unused;
     if (!s->there.images)
         Py_RETURN_NONE;
     struct py_buffer *b = view_new(s, s->there.images, (Py_ssize_t)s->there.image_bytes,
-                                   images_format(images->type), item);
-    if (!b)
-        return NULL;
-    const Py_ssize_t shape[] = {(Py_ssize_t)s->batch->samples, images->channels, images->height,
-                                images->width};
-    b->dimensions = 4;
-    for (int i = 3; i >= 0; i--) {
-        b->shape[i] = shape[i];
-        b->strides[i] = i == 3 ? item : b->strides[i + 1] * shape[i + 1];
-    }
+                                   item_of_images(images->type));
+    if (b)
+        view_shape(b, 0, 4, shape, false);
     return (PyObject *)b;
 }
 
@@ -228,10 +183,8 @@ static PyObject *stream_number(PyObject *stream)
             return number;
         PyErr_Clear();
     }
-    if (!PyLong_Check(stream)) {
-        PyErr_SetString(PyExc_TypeError, "a stream is a number, or has cuda_stream or ptr");
-        return NULL;
-    }
+    if (!PyLong_Check(stream))
+        return PyErr_Format(PyExc_TypeError, "a stream is a number, or has cuda_stream or ptr");
     return Py_NewRef(stream);
 }
 
@@ -274,7 +227,7 @@ static PyObject *batch_repr(PyObject *self)
 {
     const struct onepot_batch *batch = ((struct py_batch *)self)->batch;
     struct py_buffer *b = (struct py_buffer *)batch_main(self);
-    PyObject *what = b ? type_and_shape(b->format, b->shape, b->dimensions) : NULL;
+    PyObject *what = b ? type_and_shape(b->item, b->shape, b->dimensions) : NULL;
     PyObject *text =
         what ? PyUnicode_FromFormat(
                    "<onepot.Batch of %zd samples: %U, from element %llu of epoch %llu>",
@@ -322,14 +275,17 @@ static PyGetSetDef batch_fields[] = {
      NULL},
     {"images", batch_images, NULL,
      "What the device made of the data: [samples, channels, height, width], or None.", NULL},
-    {"offsets", batch_offsets, NULL, "Where each sample begins: int64 [samples], bytes.", NULL},
-    {"sizes", batch_sizes, NULL, "int64 [samples], bytes.", NULL},
-    {"labels", batch_labels, NULL, "Classes, or -1: int64 [samples].", NULL},
-    {"indices", batch_indices, NULL, "Numbers in the archive: int64 [samples].", NULL},
-    {"valid", batch_valid, NULL, "False for padding and for what was skipped: bool [samples].",
-     NULL},
-    {"epoch", batch_epoch, NULL, "The epoch that it is of.", NULL},
-    {"first", batch_first, NULL, "Which element of the rank's epoch its first one is.", NULL},
+    {"offsets", batch_table, NULL, "Where each sample begins: int64 [samples], bytes.",
+     &table_offsets},
+    {"sizes", batch_table, NULL, "int64 [samples], bytes.", &table_sizes},
+    {"labels", batch_table, NULL, "Classes, or -1: int64 [samples].", &table_labels},
+    {"indices", batch_table, NULL, "Numbers in the archive: int64 [samples].", &table_indices},
+    {"valid", batch_table, NULL, "False for padding and for what was skipped: bool [samples].",
+     &table_valid},
+    {"epoch", batch_number, NULL, "The epoch that it is of.",
+     (void *)offsetof(struct onepot_batch, epoch)},
+    {"first", batch_number, NULL, "Which element of the rank's epoch its first one is.",
+     (void *)offsetof(struct onepot_batch, first)},
     {0}};
 
 static PySequenceMethods batch_sequence = {.sq_length = batch_length, .sq_item = batch_item};

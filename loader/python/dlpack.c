@@ -18,7 +18,6 @@
 #include <string.h>
 
 enum { DL_CPU = 1, DL_CUDA = 2 };
-enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
 enum { DL_FLAG_READ_ONLY = 1 };
 
 /* Streams of CUDA that have numbers. */
@@ -92,13 +91,9 @@ static void delete_versioned(struct dl_versioned *self)
 /* Nobody took the capsule: its name is still the first one. */
 static void capsule_free(PyObject *capsule)
 {
-    struct export *e = NULL;
-    if (PyCapsule_IsValid(capsule, "dltensor"))
-        e = PyCapsule_GetPointer(capsule, "dltensor");
-    else if (PyCapsule_IsValid(capsule, "dltensor_versioned"))
-        e = PyCapsule_GetPointer(capsule, "dltensor_versioned");
-    if (e)
-        export_free(e);
+    const char *name = PyCapsule_GetName(capsule);
+    if (name && (strcmp(name, "dltensor") == 0 || strcmp(name, "dltensor_versioned") == 0))
+        export_free(PyCapsule_GetPointer(capsule, name));
 }
 
 static struct dl_device device_of(const struct py_buffer *b)
@@ -107,41 +102,21 @@ static struct dl_device device_of(const struct py_buffer *b)
     return (struct dl_device){cuda ? DL_CUDA : DL_CPU, cuda ? b->device_index : 0};
 }
 
-static int fill_type(const struct py_buffer *b, struct dl_tensor *tensor)
+static void fill_tensor(const struct py_buffer *b, struct export *e, struct dl_tensor *tensor)
 {
-    static const struct {
-        const char *formats;
-        uint8_t code;
-    } codes[] = {{"bhilq", DL_INT}, {"BHILQ", DL_UINT}, {"efd", DL_FLOAT}, {"?", DL_BOOL}};
-    tensor->type.bits = (uint8_t)(8 * b->item_bytes);
-    tensor->type.lanes = 1;
-    if (strcmp(b->format, BUFFER_BFLOAT16) == 0) {
-        tensor->type.code = DL_BFLOAT;
-        return 0;
-    }
-    for (unsigned i = 0; i < sizeof(codes) / sizeof(codes[0]); i++)
-        if (b->format[0] && !b->format[1] && strchr(codes[i].formats, b->format[0])) {
-            tensor->type.code = codes[i].code;
-            return 0;
-        }
-    PyErr_Format(PyExc_BufferError, "DLPack has no type for '%s'", b->format);
-    return -1;
-}
-
-static int fill_tensor(const struct py_buffer *b, struct export *e, struct dl_tensor *tensor)
-{
-    if (fill_type(b, tensor) < 0)
-        return -1;
+    const struct item_type *type = &item_types[b->item];
     tensor->data = b->bytes;
     tensor->device = device_of(b);
     tensor->dimensions = b->dimensions;
+    tensor->type.code = type->dlpack_code;
+    tensor->type.bits = (uint8_t)(8 * type->bytes);
+    tensor->type.lanes = 1;
     for (int i = 0; i < b->dimensions; i++) {
         e->shape[i] = b->shape[i];
-        e->strides[i] = b->strides[i] / b->item_bytes;
+        e->strides[i] = b->strides[i] / type->bytes;
     }
     tensor->shape = e->shape;
     tensor->strides = e->strides;
-    return 0;
 }
 
 /* ---- what the consumer asks for ---- */
@@ -151,41 +126,34 @@ struct request {
     int versioned, never_copy;
 };
 
+/* A pair of numbers. */
+static int parse_pair(PyObject *given, const char *name, int *ret_first, int *ret_second)
+{
+    if (PyTuple_Check(given) && PyArg_ParseTuple(given, "ii", ret_first, ret_second))
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s is a pair of numbers", name);
+    return -1;
+}
+
 static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *keywords,
                          struct request *ret)
 {
     static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
     PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
+    struct dl_device own = device_of(b), wanted = own;
+    int major = 0, minor;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOOO", names, &stream, &version,
-                                     &device, &copy))
+                                     &device, &copy) ||
+        (version != Py_None && parse_pair(version, names[1], &major, &minor) < 0) ||
+        (device != Py_None && parse_pair(device, names[2], &wanted.type, &wanted.id) < 0))
         return -1;
-    *ret = (struct request){.stream = stream};
-    if (version != Py_None) {
-        int major, minor;
-        if (!PyTuple_Check(version) || !PyArg_ParseTuple(version, "ii", &major, &minor)) {
-            PyErr_SetString(PyExc_TypeError, "max_version is a pair of numbers");
-            return -1;
-        }
-        ret->versioned = major >= 1;
-    }
-    if (device != Py_None) {
-        struct dl_device own = device_of(b), wanted;
-        if (!PyTuple_Check(device) ||
-            !PyArg_ParseTuple(device, "ii", &wanted.type, &wanted.id)) {
-            PyErr_SetString(PyExc_TypeError, "dl_device is a pair of numbers");
-            return -1;
-        }
-        if (wanted.type != own.type || wanted.id != own.id) {
-            PyErr_SetString(PyExc_BufferError, "the memory is on another device");
-            return -1;
-        }
-    }
-    if (copy != Py_None && PyObject_IsTrue(copy)) {
+    if (wanted.type != own.type || wanted.id != own.id)
+        PyErr_SetString(PyExc_BufferError, "the memory is on another device");
+    else if (copy != Py_None && PyObject_IsTrue(copy))
         PyErr_SetString(PyExc_BufferError, "copies are not made here");
-        return -1;
-    }
-    ret->never_copy = copy == Py_False;
-    return 0;
+    *ret = (struct request){
+        .stream = stream, .versioned = major >= 1, .never_copy = copy == Py_False};
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* Without one it is the default stream, and not known to be the consumer's. */
@@ -244,8 +212,8 @@ PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
     struct export *e = calloc(1, sizeof(*e));
     if (!e)
         return PyErr_NoMemory();
-    if (fill_tensor(b, e, request.versioned ? &e->versioned.tensor : &e->managed.tensor) < 0 ||
-        synchronise(b, request.stream) < 0) {
+    fill_tensor(b, e, request.versioned ? &e->versioned.tensor : &e->managed.tensor);
+    if (synchronise(b, request.stream) < 0) {
         free(e);
         return NULL;
     }

@@ -3,7 +3,7 @@
  * bytearray. The layout is that of a loader's slab: data, then five tables, each at a multiple
  * of 64 bytes: offsets, sizes, labels, indices (8 bytes a sample), valid (1 byte).
  */
-#include "gather.h"
+#include "module.h"
 
 #include <errno.h>
 #include <string.h>
@@ -29,8 +29,7 @@ static struct layout lay_out(uint64_t count, uint64_t data_bytes)
     return l;
 }
 
-/* Numbers of samples; to be freed with PyMem_Free. A negative one counts from the end. */
-static uint64_t *take_indices(PyObject *given, uint64_t samples, Py_ssize_t *ret_count)
+uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize_t *ret_count)
 {
     PyObject *list = PySequence_Fast(given, "a sequence of numbers of samples is wanted");
     if (!list)
@@ -43,16 +42,13 @@ static uint64_t *take_indices(PyObject *given, uint64_t samples, Py_ssize_t *ret
         PyObject *number = PyNumber_Index(PySequence_Fast_GET_ITEM(list, i));
         int64_t index = number ? PyLong_AsLongLong(number) : -1;
         Py_XDECREF(number);
-        if (index < 0 && !PyErr_Occurred())
-            index += (int64_t)samples;
-        if (index < 0 || (uint64_t)index >= samples) {
-            if (!PyErr_Occurred())
-                PyErr_SetString(PyExc_IndexError, "there is no such sample");
+        indices[i] = (uint64_t)(index < 0 && from_end ? index + (int64_t)samples : index);
+        if (indices[i] >= samples && !PyErr_Occurred())
+            PyErr_SetString(PyExc_IndexError, "there is no such sample");
+        if (PyErr_Occurred()) {
             PyMem_Free(indices);
             indices = NULL;
-            break;
         }
-        indices[i] = (uint64_t)index;
     }
     Py_DECREF(list);
     *ret_count = n;
@@ -77,7 +73,7 @@ static int request_read(const struct onepot_archive *archive, PyObject *indices,
     Py_ssize_t n;
     uint64_t bytes = 0;
     *q = (struct request){.align = align};
-    q->indices = take_indices(indices, onepot_archive_samples(archive), &n);
+    q->indices = take_indices(indices, onepot_archive_samples(archive), 1, &n);
     if (!q->indices)
         return -1;
     q->offsets = PyMem_Calloc(2 * (size_t)n + 1, sizeof(*q->offsets));

@@ -1,7 +1,8 @@
 /*
- * Loader: its life, and its iterators.
+ * The part of Loader that is written in C: its life, its iterators, where it is and what it has
+ * done. onepot/_loader.py says what its arguments mean.
  */
-#include "loader.h"
+#include "module.h"
 
 #include <errno.h>
 
@@ -9,15 +10,25 @@
 
 #define POLL_MS 100 /* how long Ctrl-C may have to wait */
 
+struct py_loader {
+    PyObject_HEAD struct onepot_loader *loader;
+    PyObject *archive;
+    struct batch_kind kind; /* of all its batches */
+    uint64_t batch_size;
+    PyObject *decode; /* kept, for its context */
+    /* A state was loaded: the next iteration goes on, and begins no epoch. */
+    _Atomic int resumes;
+};
+
 /* What batches will be, for their views. */
-static int find_kind(const struct onepot_loader *loader, const struct onepot_loader_options *o,
-                     struct batch_kind *ret)
+static int loader_find_kind(const struct onepot_loader *loader,
+                            const struct onepot_loader_options *o, struct batch_kind *ret)
 {
     struct onepot_device_info info = {.size = sizeof(info)};
     struct onepot_error error = {0};
     *ret = (struct batch_kind){.where = BUFFER_HOST};
     ret->npy.size = sizeof(ret->npy);
-    ret->shaped = onepot_loader_npy(loader, &ret->npy) == 0;
+    ret->item = onepot_loader_npy(loader, &ret->npy) == 0 ? item_of_npy(ret->npy.type) : -1;
     if (o->images)
         ret->images = *o->images;
     if (!o->device)
@@ -32,8 +43,8 @@ static int find_kind(const struct onepot_loader *loader, const struct onepot_loa
     return 0;
 }
 
-int loader_open(struct py_loader *l, PyObject *archive, const char *device_name,
-                PyObject *decode, struct onepot_loader_options *o)
+static int loader_open(struct py_loader *l, PyObject *archive, const char *device_name,
+                       PyObject *decode, struct onepot_loader_options *o)
 {
     struct onepot_error error = {0};
     struct onepot_loader *loader = NULL;
@@ -49,7 +60,7 @@ int loader_open(struct py_loader *l, PyObject *archive, const char *device_name,
         raise_error(r, &error);
         return -1;
     }
-    r = find_kind(loader, o, &kind);
+    r = loader_find_kind(loader, o, &kind);
     onepot_device_close(o->device); /* the loader has its own use of it */
     Py_BEGIN_CRITICAL_SECTION(l);
     is_first = r == 0 && !l->loader;
@@ -69,6 +80,77 @@ int loader_open(struct py_loader *l, PyObject *archive, const char *device_name,
     return -1;
 }
 
+/* A function in C: a capsule "onepot.decode", whose context is handed to it. */
+static int loader_take_decode(PyObject *decode, struct onepot_loader_options *o)
+{
+    if (decode == Py_None)
+        return 0;
+    if (!PyCapsule_IsValid(decode, "onepot.decode")) {
+        PyErr_SetString(PyExc_TypeError,
+                        "decode is 'npy', or a capsule 'onepot.decode' of a function in C");
+        return -1;
+    }
+    o->decode = (onepot_decode *)(uintptr_t)PyCapsule_GetPointer(decode, "onepot.decode");
+    o->decode_ctx = PyCapsule_GetContext(decode);
+    return 0;
+}
+
+/* None, or (height, width, channels, type, four means, four scales). */
+static int loader_take_images(PyObject *given, struct onepot_images *images,
+                              struct onepot_loader_options *o)
+{
+    float *mean = images->mean, *scale = images->scale;
+    int type;
+    if (given == Py_None)
+        return 0;
+    if (!PyArg_ParseTuple(given, "O&O&O&i(ffff)(ffff)", take_small, &images->height, take_small,
+                          &images->width, take_small, &images->channels, &type, &mean[0],
+                          &mean[1], &mean[2], &mean[3], &scale[0], &scale[1], &scale[2],
+                          &scale[3]))
+        return -1;
+    images->size = sizeof(*images);
+    images->type = (enum onepot_float)type;
+    o->images = images;
+    return 0;
+}
+
+/* Loader(archive, device, decode, images, rank, world_size, options): a text or None, a dict.
+ */
+static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
+{
+    static const struct field fields[] = {
+        {"batch_size", FIELD_COUNT, offsetof(struct onepot_loader_options, batch_size)},
+        {"seed", FIELD_SEED, offsetof(struct onepot_loader_options, seed)},
+        {"epoch", FIELD_COUNT, offsetof(struct onepot_loader_options, epoch)},
+        {"shuffle", FIELD_NOT, offsetof(struct onepot_loader_options, no_shuffle)},
+        {"drop_last", FIELD_FLAG, offsetof(struct onepot_loader_options, drop_last)},
+        {"block", FIELD_COUNT, offsetof(struct onepot_loader_options, block)},
+        {"window", FIELD_COUNT, offsetof(struct onepot_loader_options, window)},
+        {"threads", FIELD_SMALL, offsetof(struct onepot_loader_options, threads)},
+        {"prefetch", FIELD_SMALL, offsetof(struct onepot_loader_options, prefetch)},
+        {"memory", FIELD_COUNT, offsetof(struct onepot_loader_options, memory_bytes)},
+        {"align", FIELD_SMALL, offsetof(struct onepot_loader_options, align)},
+        {"skip_errors", FIELD_FLAG, offsetof(struct onepot_loader_options, skip_errors)},
+        {"verify", FIELD_FLAG, offsetof(struct onepot_loader_options, verify)},
+        {"npy", FIELD_FLAG, offsetof(struct onepot_loader_options, npy)},
+        {"decoded_bytes", FIELD_COUNT, offsetof(struct onepot_loader_options, decoded_bytes)},
+        {"gather", FIELD_SMALL, offsetof(struct onepot_loader_options, gather)},
+        {"io_timeout", FIELD_SMALL, offsetof(struct onepot_loader_options, io_timeout_ms)},
+        {0}};
+    PyObject *archive, *decode, *shape, *rank, *world, *options;
+    const char *device;
+    struct onepot_images images = {0};
+    struct onepot_loader_options o = {.size = sizeof(o)};
+    (void)unused;
+    if (!PyArg_ParseTuple(args, "O!zOOOOO!", &archive_type, &archive, &device, &decode, &shape,
+                          &rank, &world, &PyDict_Type, &options) ||
+        !archive_of(archive) || fields_take(fields, options, &o) < 0 ||
+        take_rank(rank, world, "world_size", &o.rank, &o.world_size) < 0 ||
+        loader_take_decode(decode, &o) < 0 || loader_take_images(shape, &images, &o) < 0)
+        return -1;
+    return loader_open((struct py_loader *)self, archive, device, decode, &o);
+}
+
 static void loader_dealloc(PyObject *self)
 {
     struct py_loader *l = (struct py_loader *)self;
@@ -78,7 +160,8 @@ static void loader_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-struct onepot_loader *loader_of(PyObject *self)
+/* NULL with an exception: it was not initialised. */
+static struct onepot_loader *loader_of(PyObject *self)
 {
     struct onepot_loader *loader = ((struct py_loader *)self)->loader;
     if (!loader)
@@ -92,7 +175,7 @@ static Py_ssize_t loader_length(PyObject *self)
     return loader ? (Py_ssize_t)onepot_loader_batches(loader) : -1;
 }
 
-static int go_to_epoch(struct onepot_loader *loader, uint64_t epoch)
+static int loader_go_to(struct onepot_loader *loader, uint64_t epoch)
 {
     int r;
     Py_BEGIN_ALLOW_THREADS r = onepot_loader_set_epoch(loader, epoch);
@@ -100,7 +183,7 @@ static int go_to_epoch(struct onepot_loader *loader, uint64_t epoch)
     return r;
 }
 
-static PyObject *next_of(PyObject *self, uint64_t epoch)
+static PyObject *loader_take_next(PyObject *self, uint64_t epoch)
 {
     struct onepot_loader *loader = loader_of(self);
     const struct onepot_batch *batch = NULL;
@@ -121,7 +204,7 @@ static PyObject *next_of(PyObject *self, uint64_t epoch)
 
 static PyObject *loader_next(PyObject *self)
 {
-    return next_of(self, ANY_EPOCH);
+    return loader_take_next(self, ANY_EPOCH);
 }
 
 /* ---- an epoch ---- */
@@ -137,7 +220,7 @@ struct py_loader_iterator {
     _Atomic int ended;
 };
 
-static PyObject *iterator_new(PyObject *loader, uint64_t epoch)
+static PyObject *loader_iterator_new(PyObject *loader, uint64_t epoch)
 {
     PyObject *self = loader_iterator_type.tp_alloc(&loader_iterator_type, 0);
     if (self) {
@@ -147,18 +230,18 @@ static PyObject *iterator_new(PyObject *loader, uint64_t epoch)
     return self;
 }
 
-static void iterator_dealloc(PyObject *self)
+static void loader_iterator_dealloc(PyObject *self)
 {
     Py_XDECREF(((struct py_loader_iterator *)self)->loader);
     Py_TYPE(self)->tp_free(self);
 }
 
-static PyObject *iterator_next(PyObject *self)
+static PyObject *loader_iterator_next(PyObject *self)
 {
     struct py_loader_iterator *iterator = (struct py_loader_iterator *)self;
     if (iterator->ended)
         return NULL;
-    PyObject *batch = next_of(iterator->loader, iterator->epoch);
+    PyObject *batch = loader_take_next(iterator->loader, iterator->epoch);
     if (!batch && !PyErr_Occurred())
         iterator->ended = 1;
     return batch;
@@ -167,10 +250,10 @@ static PyObject *iterator_next(PyObject *self)
 PyTypeObject loader_iterator_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.LoaderIterator",
     .tp_basicsize = sizeof(struct py_loader_iterator),
-    .tp_dealloc = iterator_dealloc,
+    .tp_dealloc = loader_iterator_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_iter = PyObject_SelfIter,
-    .tp_iternext = iterator_next,
+    .tp_iternext = loader_iterator_next,
     .tp_doc = "The batches of a Loader from where it is to the end of the epoch. One of an "
               "epoch that\n"
               "the loader has left is at its end.",
@@ -185,15 +268,15 @@ static PyObject *loader_iter(PyObject *self)
         return NULL;
     uint64_t epoch = onepot_loader_epoch(l->loader, &done);
     int resumes = atomic_exchange(&l->resumes, 0);
-    if (done > 0 && !resumes && go_to_epoch(l->loader, ++epoch) < 0)
+    if (done > 0 && !resumes && loader_go_to(l->loader, ++epoch) < 0)
         return NULL;
-    return iterator_new(self, epoch);
+    return loader_iterator_new(self, epoch);
 }
 
 static PyObject *loader_set_epoch(PyObject *self, PyObject *epoch)
 {
     unsigned long long e;
-    if (!take_count(epoch, &e) || !loader_of(self) || go_to_epoch(loader_of(self), e) < 0)
+    if (!take_count(epoch, &e) || !loader_of(self) || loader_go_to(loader_of(self), e) < 0)
         return NULL;
     ((struct py_loader *)self)->resumes = 0;
     Py_RETURN_NONE;
@@ -214,17 +297,16 @@ static PyObject *loader_sampler(PyObject *self, void *unused)
 }
 
 /* What each sample is: "float32 (3, 5)". */
-static PyObject *kind_text(const struct batch_kind *kind)
+static PyObject *loader_kind_text(const struct batch_kind *kind)
 {
-    Py_ssize_t shape[32] = {kind->images.channels, kind->images.height, kind->images.width},
-               item;
+    Py_ssize_t shape[32] = {kind->images.channels, kind->images.height, kind->images.width};
     if (kind->images.channels)
-        return type_and_shape(images_format(kind->images.type), shape, 3);
-    const char *format = kind->shaped ? npy_format(kind->npy.type, &item) : NULL;
-    for (uint32_t i = 0; format && i < kind->npy.dimensions; i++)
+        return type_and_shape(item_of_images(kind->images.type), shape, 3);
+    if (kind->item < 0)
+        return PyUnicode_FromString("uint8");
+    for (uint32_t i = 0; i < kind->npy.dimensions; i++)
         shape[i] = (Py_ssize_t)kind->npy.shape[i];
-    return format ? type_and_shape(format, shape, (int)kind->npy.dimensions)
-                  : PyUnicode_FromString("uint8");
+    return type_and_shape((enum item)kind->item, shape, (int)kind->npy.dimensions);
 }
 
 static PyObject *loader_repr(PyObject *self)
@@ -232,7 +314,7 @@ static PyObject *loader_repr(PyObject *self)
     struct py_loader *l = (struct py_loader *)self;
     if (!l->loader)
         return PyUnicode_FromString("<onepot.Loader, not initialised>");
-    PyObject *what = kind_text(&l->kind);
+    PyObject *what = loader_kind_text(&l->kind);
     PyObject *text =
         what
             ? PyUnicode_FromFormat("<onepot.Loader of %R: %zd batches of %llu, %U, epoch %llu>",
@@ -244,6 +326,106 @@ static PyObject *loader_repr(PyObject *self)
     return text;
 }
 
+/* ---- where it is, and what it has done ---- */
+
+static const struct field state_fields[] = {
+    {"version", FIELD_COUNT, offsetof(struct onepot_state, version)},
+    {"samples", FIELD_COUNT, offsetof(struct onepot_state, samples)},
+    {"seed", FIELD_COUNT, offsetof(struct onepot_state, seed)},
+    {"epoch", FIELD_COUNT, offsetof(struct onepot_state, epoch)},
+    {"done", FIELD_COUNT, offsetof(struct onepot_state, done)},
+    {"shuffle", FIELD_COUNT, offsetof(struct onepot_state, shuffle)},
+    {"drop_last", FIELD_COUNT, offsetof(struct onepot_state, drop_last)},
+    {"block", FIELD_COUNT, offsetof(struct onepot_state, block)},
+    {"window", FIELD_COUNT, offsetof(struct onepot_state, window)},
+    {"digest", FIELD_DIGEST, offsetof(struct onepot_state, digest)},
+    {0}};
+
+static PyObject *loader_state_dict(PyObject *self, PyObject *unused)
+{
+    struct onepot_state s = {.size = sizeof(s)};
+    struct onepot_error error = {0};
+    int r;
+    (void)unused;
+    if (!loader_of(self))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = onepot_loader_state(loader_of(self), &error, &s);
+    Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : fields_dict(state_fields, &s);
+}
+
+static PyObject *loader_load_state_dict(PyObject *self, PyObject *state)
+{
+    struct onepot_state s = {.size = sizeof(s)};
+    struct onepot_error error = {0};
+    int r;
+    if (!loader_of(self) || fields_take(state_fields, state, &s) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = onepot_loader_restore(loader_of(self), &s, &error);
+    Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
+    ((struct py_loader *)self)->resumes = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *loader_stats(PyObject *self, void *unused)
+{
+    static const struct field fields[] = {
+        {"batches", FIELD_COUNT, offsetof(struct onepot_stats, batches)},
+        {"samples", FIELD_COUNT, offsetof(struct onepot_stats, samples)},
+        {"bytes", FIELD_COUNT, offsetof(struct onepot_stats, bytes)},
+        {"wait_seconds", FIELD_SECONDS, offsetof(struct onepot_stats, wait_ns)},
+        {"gather_seconds", FIELD_SECONDS, offsetof(struct onepot_stats, gather_ns)},
+        {"skipped", FIELD_COUNT, offsetof(struct onepot_stats, skipped)},
+        {"slab_bytes", FIELD_COUNT, offsetof(struct onepot_stats, slab_bytes)},
+        {"threads", FIELD_SMALL, offsetof(struct onepot_stats, threads)},
+        {"prefetch", FIELD_SMALL, offsetof(struct onepot_stats, prefetch)},
+        {"memory", FIELD_COUNT, offsetof(struct onepot_stats, memory_bytes)},
+        {"part", FIELD_COUNT, offsetof(struct onepot_stats, part_bytes)},
+        {"cache_hits", FIELD_COUNT, offsetof(struct onepot_stats, cache_hits)},
+        {"cache_misses", FIELD_COUNT, offsetof(struct onepot_stats, cache_misses)},
+        {"cache_bytes", FIELD_COUNT, offsetof(struct onepot_stats, cache_bytes)},
+        {"cache_part", FIELD_COUNT, offsetof(struct onepot_stats, cache_part_bytes)},
+        {"reads", FIELD_COUNT, offsetof(struct onepot_stats, reads)},
+        {"read_bytes", FIELD_COUNT, offsetof(struct onepot_stats, read_bytes)},
+        {0}};
+    struct onepot_stats s = {.size = sizeof(s)};
+    (void)unused;
+    if (!loader_of(self))
+        return NULL;
+    onepot_loader_stats(loader_of(self), &s);
+    return fields_dict(fields, &s);
+}
+
+static PyObject *loader_transfer(PyObject *self, PyObject *previous)
+{
+    static const struct field fields[] = {
+        {"epoch", FIELD_COUNT, offsetof(struct onepot_transfer, epoch)},
+        {"wait_seconds", FIELD_SECONDS, offsetof(struct onepot_transfer, wait_ns)},
+        {"batches", FIELD_COUNT, offsetof(struct onepot_transfer, batches)},
+        {"copy_bytes", FIELD_COUNT, offsetof(struct onepot_transfer, copy_bytes)},
+        {"copy_seconds", FIELD_SECONDS, offsetof(struct onepot_transfer, copy_ns)},
+        {"peak", FIELD_COUNT, offsetof(struct onepot_transfer, peak_bytes_per_second)},
+        {"gathers", FIELD_COUNT, offsetof(struct onepot_transfer, gathers)},
+        {0}};
+    struct onepot_transfer t = {.size = sizeof(t)};
+    struct onepot_error error = {0};
+    int r, is_previous = PyObject_IsTrue(previous);
+    if (is_previous < 0 || !loader_of(self))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = onepot_loader_transfer(loader_of(self), is_previous, &error, &t);
+    Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : fields_dict(fields, &t);
+}
+
+static PyObject *loader_delivered(PyObject *self, void *unused)
+{
+    struct onepot_delivered d;
+    (void)unused;
+    if (!loader_of(self))
+        return NULL;
+    onepot_loader_delivered(loader_of(self), &d);
+    return Py_BuildValue("(KKK)", (unsigned long long)d.samples, (unsigned long long)d.sum_a,
+                         (unsigned long long)d.sum_b);
+}
+
 static PyMethodDef loader_methods[] = {
     {"set_epoch", loader_set_epoch, METH_O,
      "Go to the start of an epoch; costs nothing where the loader is there."},
@@ -252,9 +434,7 @@ static PyMethodDef loader_methods[] = {
     {"load_state_dict", loader_load_state_dict, METH_O,
      "Go on from a state, also on another world size with the same global batch.\n"
      "ValueError: it is another archive's, or can't be dealt to so many ranks."},
-    {"transfer", (PyCFunction)(void *)loader_transfer, METH_VARARGS | METH_KEYWORDS,
-     "transfer(previous=False): of this epoch, or of the one before, what was waited for, and\n"
-     "what was copied to the device how fast: dict. The first call measures the link's peak."},
+    {"_transfer", loader_transfer, METH_O, "What transfer() computes with."},
     {0}};
 
 static PyGetSetDef loader_fields[] = {
@@ -271,7 +451,7 @@ static PyGetSetDef loader_fields[] = {
 static PySequenceMethods loader_sequence = {.sq_length = loader_length};
 
 PyTypeObject loader_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Loader",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.Loader",
     .tp_basicsize = sizeof(struct py_loader),
     .tp_new = PyType_GenericNew,
     .tp_init = loader_init,
@@ -283,38 +463,5 @@ PyTypeObject loader_type = {
     .tp_as_sequence = &loader_sequence,
     .tp_methods = loader_methods,
     .tp_getset = loader_fields,
-    .tp_doc =
-        "Loader(archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,\n"
-        "       drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,\n"
-        "       memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,\n"
-        "       window=0, decoded_bytes=0, device=None, images=None, dtype='float32',\n"
-        "       mean=None, scale=None, gather='auto', io_timeout=None)\n"
-        "\n"
-        "Batches of the samples of an archive (an Archive, or its path) in the order of\n"
-        "DistributedSampler, gathered ahead\n"
-        "by threads that need no interpreter. Each iteration is the next epoch. Rank and\n"
-        "world size come from the launcher where they are not given. memory: bytes that\n"
-        "batches, kept ones included, may have; BufferError beyond that.\n"
-        "decode: 'npy' (as npy=True: dense arrays of .npy files), or a capsule "
-        "'onepot.decode'\n"
-        "of an onepot_decode function (onepot.h), which is called on the loader's threads "
-        "with\n"
-        "decoded_bytes of room for each sample.\n"
-        "device: 'cuda:0', 0, torch.device('cuda:0'), 'cuda' (by the local rank) or 'host' "
-        "(the\n"
-        "host playing a GPU): "
-        "batches "
-        "go\n"
-        "over in one copy each, ahead of their use. images=(height, width, channels): samples "
-        "are\n"
-        "bytes by rows, of which the device makes (byte - mean) * scale, channels first.\n"
-        "gather: 'device' lets the GPU collect the samples from the page-locked archive, "
-        "'host' "
-        "the\n"
-        "CPU; 'auto' measures.\n"
-        "io_timeout: seconds after which a read of the storage is given up (None: 60; 0: "
-        "never).\n"
-        "OSError or ValueError names a sample that can't be read; next() of the same\n"
-        "iterator goes on with the next batch. Any thread may take batches. In a forked child\n"
-        "the loader goes on by itself.",
+    .tp_doc = "What onepot.Loader does; see there.",
 };

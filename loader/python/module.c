@@ -1,344 +1,203 @@
 /*
- * The module itself, its errors, and the memory that it shows.
+ * The module itself, its errors, and numbers and structs that come from Python.
  */
 #include "module.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
+
+/* ---- errors ---- */
 
 PyObject *raise_error(int err, const struct onepot_error *error)
 {
+    const struct {
+        int err;
+        PyObject *type;
+    } types[] = {{ENOMEM, PyExc_MemoryError}, {ERANGE, PyExc_IndexError},
+                 {EINVAL, PyExc_ValueError},  {ESTALE, PyExc_ValueError},
+                 {E2BIG, PyExc_ValueError},   {EPROTOTYPE, PyExc_ValueError},
+                 {ENOBUFS, PyExc_BufferError}};
     const char *text = error && error->code ? error->text : strerror(-err);
-    switch (-err) {
-    case ENOMEM:
-        PyErr_SetString(PyExc_MemoryError, text);
-        return NULL;
-    case ERANGE:
-        PyErr_SetString(PyExc_IndexError, text);
-        return NULL;
-    case EINVAL:
-    case ESTALE:
-    case E2BIG:
-    case EPROTOTYPE:
-        PyErr_SetString(PyExc_ValueError, text);
-        return NULL;
-    case ENOBUFS:
-        PyErr_SetString(PyExc_BufferError, text);
-        return NULL;
-    default: {
-        /* OSError chooses its subclass (FileNotFoundError...) by the number. */
-        PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-        /* Made here, for before Python 3.12 'except' looks at the type that was set. */
-        PyObject *raised =
-            message ? PyObject_CallFunction(PyExc_OSError, "iN", -err, message) : NULL;
-        if (raised) {
-            PyErr_SetObject((PyObject *)Py_TYPE(raised), raised);
-            Py_DECREF(raised);
+    for (unsigned i = 0; i < sizeof(types) / sizeof(types[0]); i++)
+        if (types[i].err == -err) {
+            PyErr_SetString(types[i].type, text);
+            return NULL;
         }
-        return NULL;
+    /* OSError chooses its subclass (FileNotFoundError...) by the number. It is made here, since
+     * before Python 3.12 'except' looks at the type that was set. */
+    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    PyObject *raised =
+        message ? PyObject_CallFunction(PyExc_OSError, "iN", -err, message) : NULL;
+    if (raised) {
+        PyErr_SetObject((PyObject *)Py_TYPE(raised), raised);
+        Py_DECREF(raised);
     }
-    }
+    return NULL;
 }
 
-/* ---- buffers ---- */
-
-struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
-                             const char *format, Py_ssize_t item_bytes)
+PyObject *raise_invalid(int err, const char *text)
 {
-    struct py_buffer *b = PyObject_New(struct py_buffer, &buffer_type);
-    if (!b)
-        return NULL;
-    b->owner = owner;
-    Py_XINCREF(owner);
-    b->bytes = bytes;
-    b->len = len;
-    b->read_only = read_only;
-    strncpy(b->format, format, sizeof(b->format) - 1);
-    b->format[sizeof(b->format) - 1] = '\0';
-    b->item_bytes = item_bytes;
-    b->dimensions = 1;
-    b->shape[0] = len / item_bytes;
-    b->strides[0] = item_bytes;
-    b->batch = NULL;
-    b->where = BUFFER_HOST;
-    b->device_index = 0;
-    return b;
+    return err == -EINVAL ? PyErr_Format(PyExc_ValueError, "%s", text) : raise_error(err, NULL);
 }
 
-struct py_buffer *buffer_copy(const struct py_buffer *buffer)
+/* ---- numbers ---- */
+
+static int take_up_to(PyObject *given, unsigned long long most, unsigned long long *ret)
 {
-    PyObject *memory = PyByteArray_FromStringAndSize(buffer->bytes, buffer->len);
-    struct py_buffer *b = memory
-                              ? buffer_new(memory, PyByteArray_AS_STRING(memory), buffer->len,
-                                           0, buffer->format, buffer->item_bytes)
-                              : NULL;
-    if (b) {
-        b->dimensions = buffer->dimensions;
-        memcpy(b->shape, buffer->shape, sizeof(b->shape));
-        memcpy(b->strides, buffer->strides, sizeof(b->strides));
-    }
-    Py_XDECREF(memory);
-    return b;
+    PyObject *number = PyNumber_Index(given);
+    unsigned long long n = number ? PyLong_AsUnsignedLongLong(number) : 0;
+    int is_wrong = PyErr_Occurred() ? PyErr_ExceptionMatches(PyExc_OverflowError) : n > most;
+    if (number && is_wrong)
+        PyErr_Format(PyExc_OverflowError, "%R is not between 0 and %llu", number, most);
+    Py_XDECREF(number);
+    if (PyErr_Occurred())
+        return 0;
+    *ret = n;
+    return 1;
 }
 
-static void buffer_dealloc(PyObject *self)
+int take_count(PyObject *given, void *ret)
 {
-    Py_XDECREF(((struct py_buffer *)self)->owner);
-    PyObject_Free(self);
+    unsigned long long n;
+    if (!take_up_to(given, ULLONG_MAX, &n))
+        return 0;
+    *(uint64_t *)ret = n;
+    return 1;
 }
 
-/* Is it memory of the host, and what it should be by now? */
-static int is_readable(const struct py_buffer *b)
+int take_small(PyObject *given, void *ret)
 {
-    struct onepot_error error = {0};
-    int r = 0;
-    if (b->where == BUFFER_CUDA) {
-        PyErr_SetString(PyExc_BufferError,
-                        "the bytes are in a GPU's memory; from_dlpack() of torch or cupy shows "
-                        "them");
+    unsigned long long n;
+    if (!take_up_to(given, UINT32_MAX, &n))
+        return 0;
+    *(uint32_t *)ret = (uint32_t)n;
+    return 1;
+}
+
+int take_rank(PyObject *rank, PyObject *world, const char *world_name, uint64_t *ret_rank,
+              uint64_t *ret_world)
+{
+    struct onepot_error note = {0};
+    if ((rank == Py_None) != (world == Py_None)) {
+        PyErr_Format(PyExc_ValueError, "rank and %s are given both or none", world_name);
         return -1;
     }
-    if (strcmp(b->format, BUFFER_BFLOAT16) == 0) {
-        PyErr_SetString(PyExc_BufferError, "only DLPack knows the type bfloat16");
+    if (rank == Py_None) {
+        int r = onepot_launcher_rank(ret_rank, ret_world, &note);
+        if (r < 0)
+            raise_error(r, &note);
+        return r > 0 ? PyErr_WarnEx(PyExc_RuntimeWarning, note.text, 2) : r;
+    }
+    if (!take_count(rank, ret_rank) || !take_count(world, ret_world))
         return -1;
-    }
-    if (b->where == BUFFER_HOST_DEVICE) {
-        Py_BEGIN_ALLOW_THREADS r = onepot_batch_wait(b->batch, &error);
-        Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
-    }
-    return r;
+    if (*ret_world == 0)
+        PyErr_Format(PyExc_ValueError, "%s is 0", world_name);
+    return *ret_world ? 0 : -1;
 }
 
-/* The order that a consumer takes for granted; 0: it looks at the strides. */
-static char order_for(int flags)
+/* ---- structs as dicts ---- */
+
+static void take_text(PyObject *value, const char **ret)
 {
-    if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES ||
-        (flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS)
-        return 'C';
-    if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS)
-        return 'F';
-    return (flags & PyBUF_ANY_CONTIGUOUS) == PyBUF_ANY_CONTIGUOUS ? 'A' : 0;
+    Py_ssize_t len;
+    *ret = value == Py_None ? NULL : PyUnicode_AsUTF8AndSize(value, &len);
+    if (*ret && strlen(*ret) != (size_t)len)
+        PyErr_SetString(PyExc_ValueError, "embedded null character");
 }
 
-static int buffer_get(PyObject *self, Py_buffer *view, int flags)
+static void take_field(const struct field *field, PyObject *value, void *at)
 {
-    struct py_buffer *b = (struct py_buffer *)self;
-    if (is_readable(b) < 0) {
-        view->obj = NULL;
-        return -1;
+    int is_true;
+    const char *text;
+    switch (field->kind) {
+    case FIELD_COUNT:
+        take_count(value, at);
+        break;
+    case FIELD_SMALL:
+        take_small(value, at);
+        break;
+    case FIELD_SEED:
+        *(uint64_t *)at = (uint64_t)PyLong_AsLongLong(value);
+        break;
+    case FIELD_FLAG:
+    case FIELD_NOT:
+        is_true = PyObject_IsTrue(value);
+        *(bool *)at = is_true == (field->kind == FIELD_FLAG);
+        break;
+    case FIELD_TEXT:
+        take_text(value, at);
+        break;
+    default:
+        text = PyUnicode_AsUTF8(value);
+        if (text)
+            strncpy(at, text, 2 * ONEPOT_DIGEST_BYTES);
     }
-    if (b->read_only && flags & PyBUF_WRITABLE) {
-        PyErr_SetString(
-            PyExc_BufferError,
-            "the bytes of an archive can't be written to; Sample.read() makes a copy");
-        view->obj = NULL;
-        return -1;
-    }
-    *view = (Py_buffer){.buf = b->bytes,
-                        .obj = Py_NewRef(self),
-                        .len = b->len,
-                        .itemsize = b->item_bytes,
-                        .readonly = b->read_only,
-                        .ndim = b->dimensions,
-                        .format = flags & PyBUF_FORMAT ? b->format : NULL,
-                        .shape = b->shape,
-                        .strides = b->strides};
-    char order = order_for(flags);
-    if (order && !PyBuffer_IsContiguous(view, order)) {
-        PyErr_SetString(PyExc_BufferError, "the array is not in the order that is asked for");
-        Py_CLEAR(view->obj);
-        return -1;
-    }
-    if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES)
-        view->strides = NULL;
-    if ((flags & PyBUF_ND) != PyBUF_ND) {
-        view->shape = NULL;
-        view->ndim = 1;
+}
+
+int fields_take(const struct field *fields, PyObject *mapping, void *into)
+{
+    for (const struct field *f = fields; f->name; f++) {
+        PyObject *value = PyMapping_GetItemString(mapping, f->name);
+        if (value)
+            take_field(f, value, (char *)into + f->offset);
+        Py_XDECREF(value);
+        if (PyErr_Occurred())
+            return -1;
     }
     return 0;
 }
 
-static PyBufferProcs buffer_procs = {.bf_getbuffer = buffer_get};
-
-static Py_ssize_t buffer_length(PyObject *self)
+static PyObject *field_value(const struct field *field, const void *at)
 {
-    struct py_buffer *b = (struct py_buffer *)self;
-    return b->dimensions ? b->shape[0] : 0;
-}
-
-/* Of several dimensions: what of it has this first index, as a Buffer. */
-static PyObject *buffer_row(PyObject *self, Py_ssize_t i)
-{
-    struct py_buffer *b = (struct py_buffer *)self;
-    Py_ssize_t len = b->item_bytes;
-    for (int d = 1; d < b->dimensions; d++)
-        len *= b->shape[d];
-    struct py_buffer *row = buffer_new(self, (char *)b->bytes + i * b->strides[0], len,
-                                       b->read_only, b->format, b->item_bytes);
-    if (!row)
-        return NULL;
-    row->dimensions = b->dimensions - 1;
-    memcpy(row->shape, b->shape + 1, (size_t)row->dimensions * sizeof(*row->shape));
-    memcpy(row->strides, b->strides + 1, (size_t)row->dimensions * sizeof(*row->strides));
-    row->batch = b->batch;
-    row->where = b->where;
-    row->device_index = b->device_index;
-    return (PyObject *)row;
-}
-
-/* What memoryview makes of it, but for rows, which it does not know. */
-static PyObject *buffer_subscript(PyObject *self, PyObject *key)
-{
-    if (PyIndex_Check(key) && ((struct py_buffer *)self)->dimensions > 1) {
-        Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);
-        return PyErr_Occurred() ? NULL : PySequence_GetItem(self, i);
+    switch (field->kind) {
+    case FIELD_SMALL:
+        return PyLong_FromUnsignedLong(*(const uint32_t *)at);
+    case FIELD_SECONDS:
+        return PyFloat_FromDouble((double)*(const uint64_t *)at * 1e-9);
+    case FIELD_DIGEST:
+        return PyUnicode_FromString(at);
+    default:
+        return PyLong_FromUnsignedLongLong(*(const uint64_t *)at);
     }
-    PyObject *view = PyMemoryView_FromObject(self);
-    PyObject *item = view ? PyObject_GetItem(view, key) : NULL;
-    Py_XDECREF(view);
-    return item;
 }
 
-static PyObject *buffer_item(PyObject *self, Py_ssize_t i)
+PyObject *fields_dict(const struct field *fields, const void *from)
 {
-    if (i < 0 || i >= buffer_length(self)) {
-        PyErr_SetString(PyExc_IndexError, "there is no such element");
-        return NULL;
+    PyObject *dict = PyDict_New();
+    for (const struct field *f = fields; dict && f->name; f++) {
+        PyObject *value = field_value(f, (const char *)from + f->offset);
+        if (!value || PyDict_SetItemString(dict, f->name, value) < 0)
+            Py_CLEAR(dict);
+        Py_XDECREF(value);
     }
-    if (((struct py_buffer *)self)->dimensions > 1)
-        return buffer_row(self, i);
-    PyObject *key = PyLong_FromSsize_t(i), *item = key ? buffer_subscript(self, key) : NULL;
-    Py_XDECREF(key);
-    return item;
+    return dict;
 }
-
-static PySequenceMethods buffer_sequence = {.sq_length = buffer_length, .sq_item = buffer_item};
-
-/* ---- what it is ---- */
-
-static const char *type_name(const char *format)
-{
-    static const struct {
-        const char *format, *name;
-    } names[] = {{"?", "bool"},
-                 {"b", "int8"},
-                 {"B", "uint8"},
-                 {"h", "int16"},
-                 {"H", "uint16"},
-                 {"i", "int32"},
-                 {"I", "uint32"},
-                 {"q", "int64"},
-                 {"Q", "uint64"},
-                 {"e", "float16"},
-                 {"f", "float32"},
-                 {"d", "float64"},
-                 {BUFFER_BFLOAT16, "bfloat16"}};
-    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (strcmp(names[i].format, format) == 0)
-            return names[i].name;
-    return format;
-}
-
-static PyObject *shape_tuple(const Py_ssize_t *shape, int dimensions)
-{
-    PyObject *tuple = PyTuple_New(dimensions);
-    for (int i = 0; tuple && i < dimensions; i++) {
-        PyObject *number = PyLong_FromSsize_t(shape[i]);
-        if (number)
-            PyTuple_SET_ITEM(tuple, i, number);
-        else
-            Py_CLEAR(tuple);
-    }
-    return tuple;
-}
-
-PyObject *type_and_shape(const char *format, const Py_ssize_t *shape, int dimensions)
-{
-    PyObject *tuple = shape_tuple(shape, dimensions);
-    PyObject *text = tuple ? PyUnicode_FromFormat("%s %R", type_name(format), tuple) : NULL;
-    Py_XDECREF(tuple);
-    return text;
-}
-
-static PyObject *buffer_repr(PyObject *self)
-{
-    struct py_buffer *b = (struct py_buffer *)self;
-    PyObject *what = type_and_shape(b->format, b->shape, b->dimensions);
-    PyObject *text = what ? PyUnicode_FromFormat("<onepot.Buffer: %U%s>", what,
-                                                 b->read_only              ? ", read-only"
-                                                 : b->where == BUFFER_CUDA ? ", on a GPU"
-                                                                           : "")
-                          : NULL;
-    Py_XDECREF(what);
-    return text;
-}
-
-static PyObject *buffer_shape(PyObject *self, void *unused)
-{
-    (void)unused;
-    return shape_tuple(((struct py_buffer *)self)->shape,
-                       ((struct py_buffer *)self)->dimensions);
-}
-
-static PyObject *buffer_dtype(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyUnicode_FromString(type_name(((struct py_buffer *)self)->format));
-}
-
-static PyGetSetDef buffer_fields[] = {
-    {"shape", buffer_shape, NULL, "Tuple of int.", NULL},
-    {"dtype", buffer_dtype, NULL, "numpy's name of its type, as a str; or bfloat16.", NULL},
-    {0}};
-
-static PyMappingMethods buffer_mapping = {.mp_length = buffer_length,
-                                          .mp_subscript = buffer_subscript};
-
-static PyMethodDef buffer_methods[] = {
-    {"__dlpack__", (PyCFunction)(void *)buffer_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "A capsule for from_dlpack() of torch, numpy and others; no copy."},
-    {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, "(1, 0): the CPU; (2, N): CUDA."},
-    {0}};
-
-PyTypeObject buffer_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Buffer",
-    .tp_basicsize = sizeof(struct py_buffer),
-    .tp_dealloc = buffer_dealloc,
-    .tp_as_buffer = &buffer_procs,
-    .tp_as_sequence = &buffer_sequence,
-    .tp_as_mapping = &buffer_mapping,
-    .tp_repr = buffer_repr,
-    .tp_getset = buffer_fields,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_methods = buffer_methods,
-    .tp_doc =
-        "Memory of a batch or a sample: numpy.asarray(), memoryview(), torch.from_dlpack(),\n"
-        "torch.frombuffer() show it without a copy, and keep it alive. A sequence: of "
-        "numbers,\n"
-        "or, with more than one dimension, of Buffers. That of a sample is read-only, which\n"
-        "torch does not know of: it warns, and a write ends the process; use Sample.read().",
-};
 
 /* ---- module ---- */
 
-static PyTypeObject *const types[] = {&archive_type, &sample_type, &sampler_type, &loader_type,
-                                      &batch_type,   &buffer_type, &names_type,   &writer_type};
-static const char *const type_names[] = {
-    "Archive", "Sample", "DistributedSampler", "Loader", "Batch", "Buffer", "Names", "Writer"};
-
 static int module_exec(PyObject *module)
 {
+    static const struct {
+        PyTypeObject *type;
+        const char *name;
+    } types[] = {{&archive_type, "Archive"}, {&sample_type, "Sample"},
+                 {&sampler_type, "Sampler"}, {&loader_type, "Loader"},
+                 {&batch_type, "Batch"},     {&buffer_type, "Buffer"},
+                 {&writer_type, "Writer"}};
     if (PyType_Ready(&sampler_iterator_type) < 0 || PyType_Ready(&loader_iterator_type) < 0)
         return -1;
     for (unsigned i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-        if (PyType_Ready(types[i]) < 0)
+        if (PyType_Ready(types[i].type) < 0)
             return -1;
-        Py_INCREF(types[i]);
-        if (PyModule_AddObject(module, type_names[i], (PyObject *)types[i]) < 0) {
-            Py_DECREF(types[i]);
+        Py_INCREF(types[i].type);
+        if (PyModule_AddObject(module, types[i].name, (PyObject *)types[i].type) < 0) {
+            Py_DECREF(types[i].type);
             return -1;
         }
     }
+    if (PyModule_AddIntConstant(module, "NEVER", (long)ONEPOT_NEVER) < 0)
+        return -1;
     return PyModule_AddStringConstant(module, "__version__", onepot_version());
 }
 
@@ -353,7 +212,7 @@ static PyObject *module_view(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OKnp", &owner, &address, &size, &is_kept))
         return NULL;
     return (PyObject *)buffer_new(is_kept ? owner : NULL, (void *)(uintptr_t)address, size, 0,
-                                  "B", 1);
+                                  ITEM_UINT8);
 }
 
 static PyMethodDef functions[] = {

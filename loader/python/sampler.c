@@ -12,53 +12,35 @@ struct py_sampler {
     uint64_t length;
 };
 
-static int sampler_init(PyObject *self, PyObject *args, PyObject *keywords)
+/* Sampler(samples, rank, world_size, options): a dict. */
+static int sampler_init(PyObject *self, PyObject *args, PyObject *unused)
 {
-    static char *names[] = {"dataset", "num_replicas", "rank",   "shuffle", "seed", "drop_last",
-                            "block",   "window",       "worker", "workers", NULL};
+    static const struct field fields[] = {
+        {"shuffle", FIELD_NOT, offsetof(struct onepot_sampler_options, no_shuffle)},
+        {"seed", FIELD_SEED, offsetof(struct onepot_sampler_options, seed)},
+        {"drop_last", FIELD_FLAG, offsetof(struct onepot_sampler_options, drop_last)},
+        {"block", FIELD_COUNT, offsetof(struct onepot_sampler_options, block)},
+        {"window", FIELD_COUNT, offsetof(struct onepot_sampler_options, window)},
+        {"worker", FIELD_COUNT, offsetof(struct onepot_sampler_options, worker)},
+        {"workers", FIELD_COUNT, offsetof(struct onepot_sampler_options, workers)},
+        {0}};
     struct py_sampler *s = (struct py_sampler *)self;
-    PyObject *dataset, *replicas = Py_None, *rank = Py_None;
-    int shuffle = 1, drop_last = 0;
-    long long seed = 0;
+    PyObject *rank, *world, *options;
     struct onepot_sampler_options o = {.size = sizeof(o)};
     struct onepot_error error = {0};
-    unsigned long long block = 0, window = 0, worker = 0, workers = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOpLp$O&O&O&O&", names, &dataset,
-                                     &replicas, &rank, &shuffle, &seed, &drop_last, take_count,
-                                     &block, take_count, &window, take_count, &worker,
-                                     take_count, &workers))
-        return -1;
-    Py_ssize_t n = PyLong_Check(dataset) ? PyLong_AsSsize_t(dataset) : PyObject_Size(dataset);
-    if (n < 0) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "a negative number of samples");
-        return -1;
-    }
-    o.samples = (uint64_t)n;
-    unsigned long long all = 0, of = 0;
-    if ((replicas != Py_None && !take_count(replicas, &all)) ||
-        (rank != Py_None && !take_count(rank, &of)))
-        return -1;
-    o.world_size = all;
-    o.rank = of;
-    if ((replicas == Py_None) != (rank == Py_None)) {
-        PyErr_SetString(PyExc_ValueError, "num_replicas and rank are given both or none");
-        return -1;
-    }
-    if (replicas == Py_None && take_launcher(&o.rank, &o.world_size) < 0)
-        return -1;
-    if (replicas != Py_None && o.world_size == 0) {
-        PyErr_SetString(PyExc_ValueError, "num_replicas is 0");
-        return -1;
-    }
-    o.seed = (uint64_t)seed;
-    o.no_shuffle = !shuffle;
-    o.drop_last = drop_last;
-    o.block = block;
-    o.window = window;
-    o.worker = worker;
-    o.workers = workers;
     struct onepot_sampler *sampler;
+    Py_ssize_t samples;
+    (void)unused;
+    if (!PyArg_ParseTuple(args, "nOOO!", &samples, &rank, &world, &PyDict_Type, &options) ||
+        fields_take(fields, options, &o) < 0)
+        return -1;
+    if (samples < 0) {
+        PyErr_SetString(PyExc_ValueError, "a negative number of samples");
+        return -1;
+    }
+    o.samples = (uint64_t)samples;
+    if (take_rank(rank, world, "num_replicas", &o.rank, &o.world_size) < 0)
+        return -1;
     int r;
     Py_BEGIN_ALLOW_THREADS r = onepot_sampler_new(&o, &error, &sampler);
     Py_END_ALLOW_THREADS if (r < 0)
@@ -123,7 +105,7 @@ static PyObject *sampler_iter(PyObject *self)
     return (PyObject *)i;
 }
 
-static PyObject *iterator_next(PyObject *self)
+static PyObject *sampler_iterator_next(PyObject *self)
 {
     struct py_sampler *i = (struct py_sampler *)self;
     struct py_sampler *s = (struct py_sampler *)i->keeps;
@@ -142,89 +124,86 @@ PyTypeObject sampler_iterator_type = {
     .tp_dealloc = sampler_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_iter = PyObject_SelfIter,
-    .tp_iternext = iterator_next,
+    .tp_iternext = sampler_iterator_next,
 };
 
-static PyObject *sampler_set_epoch(PyObject *self, PyObject *epoch)
+/* `skip`: elements that the next iterator passes over; NULL: as before. */
+static PyObject *sampler_go_to(PyObject *self, uint64_t epoch, const uint64_t *skip)
 {
     struct onepot_sampler *sampler = sampler_of(self);
-    unsigned long long e;
     int r;
-    if (!sampler || !take_count(epoch, &e))
+    if (!sampler)
         return NULL;
     /* The interpreter's lock is kept: an iterator may look at the order that goes. */
     Py_BEGIN_CRITICAL_SECTION(self);
-    r = onepot_sampler_set_epoch(sampler, e);
+    r = onepot_sampler_set_epoch(sampler, epoch);
+    if (r == 0 && skip)
+        ((struct py_sampler *)self)->skip = *skip;
     Py_END_CRITICAL_SECTION();
-    if (r < 0)
-        return raise_error(r, NULL);
-    Py_RETURN_NONE;
+    return r < 0 ? raise_error(r, NULL) : Py_NewRef(Py_None);
 }
+
+static PyObject *sampler_set_epoch(PyObject *self, PyObject *epoch)
+{
+    uint64_t e;
+    return take_count(epoch, &e) ? sampler_go_to(self, e, NULL) : NULL;
+}
+
+/* A state, and the members of a sampler that it sets. */
+struct state {
+    uint64_t epoch, yielded;
+};
+
+static const struct field state_fields[] = {
+    {"epoch", FIELD_COUNT, offsetof(struct state, epoch)},
+    {"yielded", FIELD_COUNT, offsetof(struct state, yielded)},
+    {0}};
 
 static PyObject *sampler_state_dict(PyObject *self, PyObject *unused)
 {
     struct onepot_sampler *sampler = sampler_of(self);
-    (void)unused;
-    unsigned long long at, skip;
-    if (!sampler)
-        return NULL;
-    Py_BEGIN_CRITICAL_SECTION(self);
-    at = onepot_sampler_epoch(sampler);
-    skip = ((struct py_sampler *)self)->skip;
-    Py_END_CRITICAL_SECTION();
-    return Py_BuildValue("{sKsK}", "epoch", at, "yielded", skip);
-}
-
-static PyObject *sampler_load_state_dict(PyObject *self, PyObject *state)
-{
-    struct py_sampler *s = (struct py_sampler *)self;
-    PyObject *epoch = PyMapping_GetItemString(state, "epoch");
-    PyObject *yielded = epoch ? PyMapping_GetItemString(state, "yielded") : NULL;
-    PyObject *done = NULL;
-    if (yielded) {
-        unsigned long long skip;
-        int is_one = take_count(yielded, &skip);
-        Py_BEGIN_CRITICAL_SECTION(self);
-        if (is_one && (done = sampler_set_epoch(self, epoch)))
-            s->skip = skip;
-        Py_END_CRITICAL_SECTION();
-    }
-    Py_XDECREF(epoch);
-    Py_XDECREF(yielded);
-    return done;
-}
-
-static PyObject *get_epoch(PyObject *self, void *unused)
-{
-    struct onepot_sampler *sampler = sampler_of(self);
-    uint64_t epoch;
+    struct state state;
     (void)unused;
     if (!sampler)
         return NULL;
     Py_BEGIN_CRITICAL_SECTION(self);
-    epoch = onepot_sampler_epoch(sampler);
+    state.epoch = onepot_sampler_epoch(sampler);
+    state.yielded = ((struct py_sampler *)self)->skip;
     Py_END_CRITICAL_SECTION();
-    return PyLong_FromUnsignedLongLong(epoch);
+    return fields_dict(state_fields, &state);
 }
 
-static PyObject *get_rank(PyObject *self, void *unused)
+static PyObject *sampler_load_state_dict(PyObject *self, PyObject *dict)
 {
-    struct onepot_sampler *sampler = sampler_of(self);
-    (void)unused;
-    return sampler ? PyLong_FromUnsignedLongLong(onepot_sampler_rank(sampler)) : NULL;
+    struct state state;
+    if (fields_take(state_fields, dict, &state) < 0)
+        return NULL;
+    return sampler_go_to(self, state.epoch, &state.yielded);
 }
 
-static PyObject *get_replicas(PyObject *self, void *unused)
+/* What one function of the library says of it: the closure. */
+static PyObject *sampler_number(PyObject *self, void *function)
 {
     struct onepot_sampler *sampler = sampler_of(self);
-    (void)unused;
-    return sampler ? PyLong_FromUnsignedLongLong(onepot_sampler_world_size(sampler)) : NULL;
+    uint64_t (*number)(const struct onepot_sampler *) =
+        *(uint64_t(**)(const struct onepot_sampler *))function;
+    uint64_t n;
+    if (!sampler)
+        return NULL;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    n = number(sampler);
+    Py_END_CRITICAL_SECTION();
+    return PyLong_FromUnsignedLongLong(n);
 }
+
+static uint64_t (*number_epoch)(const struct onepot_sampler *) = onepot_sampler_epoch;
+static uint64_t (*number_rank)(const struct onepot_sampler *) = onepot_sampler_rank;
+static uint64_t (*number_world)(const struct onepot_sampler *) = onepot_sampler_world_size;
 
 static PyGetSetDef sampler_fields[] = {
-    {"epoch", get_epoch, NULL, "The epoch, as set_epoch() chose it.", NULL},
-    {"rank", get_rank, NULL, "Which of num_replicas this is.", NULL},
-    {"num_replicas", get_replicas, NULL, "The number of ranks.", NULL},
+    {"epoch", sampler_number, NULL, "The epoch, as set_epoch() chose it.", &number_epoch},
+    {"rank", sampler_number, NULL, "Which of num_replicas this is.", &number_rank},
+    {"num_replicas", sampler_number, NULL, "The number of ranks.", &number_world},
     {0}};
 
 static PyMethodDef sampler_methods[] = {
@@ -237,7 +216,7 @@ static PyMethodDef sampler_methods[] = {
 static PySequenceMethods sampler_sequence = {.sq_length = sampler_length};
 
 PyTypeObject sampler_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.DistributedSampler",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.Sampler",
     .tp_basicsize = sizeof(struct py_sampler),
     .tp_new = PyType_GenericNew,
     .tp_init = sampler_init,

@@ -1,5 +1,5 @@
 /*
- * Writer: a context manager. What is left by an exception leaves no archive.
+ * The part of Writer that is written in C; onepot/_writer.py has the rest.
  */
 #include "module.h"
 
@@ -11,26 +11,31 @@ struct py_writer {
     int opened;
 };
 
-static int writer_init(PyObject *self, PyObject *args, PyObject *keywords)
+/* Writer(path, options): bytes, and a dict. */
+static int writer_init(PyObject *self, PyObject *args, PyObject *unused)
 {
-    static char *names[] = {"path",    "zstd",      "block", "align",
-                            "threads", "overwrite", "sync",  NULL};
+    static const struct field fields[] = {
+        {"zstd", FIELD_SMALL, offsetof(struct onepot_writer_options, zstd)},
+        {"block", FIELD_SMALL, offsetof(struct onepot_writer_options, block)},
+        {"align", FIELD_SMALL, offsetof(struct onepot_writer_options, align)},
+        {"threads", FIELD_SMALL, offsetof(struct onepot_writer_options, threads)},
+        {"overwrite", FIELD_FLAG, offsetof(struct onepot_writer_options, overwrite)},
+        {"sync", FIELD_NOT, offsetof(struct onepot_writer_options, no_sync)},
+        {0}};
     struct py_writer *w = (struct py_writer *)self;
     struct onepot_writer_options o = {.size = sizeof(o)};
     struct onepot_error error = {0};
     struct onepot_writer *writer;
-    PyObject *path;
-    int overwrite = 0, sync = 1, r;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$O&O&O&O&pp", names,
-                                     PyUnicode_FSConverter, &path, take_small, &o.zstd,
-                                     take_small, &o.block, take_small, &o.align, take_small,
-                                     &o.threads, &overwrite, &sync))
+    PyObject *options;
+    const char *path;
+    int r;
+    (void)unused;
+    if (!PyArg_ParseTuple(args, "yO!", &path, &PyDict_Type, &options) ||
+        fields_take(fields, options, &o) < 0)
         return -1;
-    o.overwrite = overwrite;
-    o.no_sync = !sync;
-    Py_BEGIN_ALLOW_THREADS r = onepot_writer_new(PyBytes_AS_STRING(path), &o, &error, &writer);
-    Py_END_ALLOW_THREADS Py_DECREF(path);
-    if (r < 0) {
+    Py_BEGIN_ALLOW_THREADS r = onepot_writer_new(path, &o, &error, &writer);
+    Py_END_ALLOW_THREADS if (r < 0)
+    {
         raise_error(r, &error);
         return -1;
     }
@@ -56,8 +61,8 @@ static void writer_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-/* The writer for one call of this thread, which ends with leave(). */
-static struct onepot_writer *enter(struct py_writer *w)
+/* The writer for one call of this thread, which ends with writer_leave(). */
+static struct onepot_writer *writer_enter(struct py_writer *w)
 {
     struct onepot_writer *writer;
     int busy;
@@ -75,7 +80,7 @@ static struct onepot_writer *enter(struct py_writer *w)
 }
 
 /* `ended`: it is no more. */
-static void leave(struct py_writer *w, int ended)
+static void writer_leave(struct py_writer *w, int ended)
 {
     Py_BEGIN_CRITICAL_SECTION(w);
     w->busy = 0;
@@ -111,10 +116,10 @@ static PyObject *writer_add(PyObject *self, PyObject *args, PyObject *keywords)
         PyErr_SetString(PyExc_ValueError, "there is no such time");
     else
         set_time(&file, mtime);
-    if (!PyErr_Occurred() && (writer = enter(w))) {
+    if (!PyErr_Occurred() && (writer = writer_enter(w))) {
         Py_BEGIN_ALLOW_THREADS r = onepot_writer_add(writer, PyBytes_AS_STRING(name), data.buf,
                                                      (size_t)data.len, &file, &error);
-        Py_END_ALLOW_THREADS leave(w, 0);
+        Py_END_ALLOW_THREADS writer_leave(w, 0);
         if (r < 0)
             raise_error(r, &error);
     }
@@ -126,7 +131,7 @@ static PyObject *writer_add(PyObject *self, PyObject *args, PyObject *keywords)
 }
 
 /* Both end the writer. */
-static PyObject *end_writer(PyObject *self, int keep)
+static PyObject *writer_end(PyObject *self, int keep)
 {
     struct py_writer *w = (struct py_writer *)self;
     struct onepot_error error = {0};
@@ -137,10 +142,10 @@ static PyObject *end_writer(PyObject *self, int keep)
     Py_END_CRITICAL_SECTION();
     if (closed)
         Py_RETURN_NONE;
-    struct onepot_writer *writer = enter(w);
+    struct onepot_writer *writer = writer_enter(w);
     if (!writer)
         return NULL;
-    leave(w, 1);
+    writer_leave(w, 1);
     Py_BEGIN_ALLOW_THREADS if (keep) r = onepot_writer_finish(writer, &error);
     else onepot_writer_discard(writer);
     Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
@@ -150,27 +155,13 @@ static PyObject *end_writer(PyObject *self, int keep)
 static PyObject *writer_close(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    return end_writer(self, 1);
+    return writer_end(self, 1);
 }
 
 static PyObject *writer_discard(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    return end_writer(self, 0);
-}
-
-static PyObject *writer_enter(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    return Py_NewRef(self);
-}
-
-static PyObject *writer_exit(PyObject *self, PyObject *args)
-{
-    PyObject *type;
-    if (!PyArg_ParseTuple(args, "OOO", &type, &(PyObject *){NULL}, &(PyObject *){NULL}))
-        return NULL;
-    return end_writer(self, type == Py_None);
+    return writer_end(self, 0);
 }
 
 static PyMethodDef writer_methods[] = {
@@ -181,28 +172,15 @@ static PyMethodDef writer_methods[] = {
     {"close", writer_close, METH_NOARGS,
      "Write the index and give the archive its name. Again: does nothing."},
     {"discard", writer_discard, METH_NOARGS, "Give up: nothing is left of the archive."},
-    {"__enter__", writer_enter, METH_NOARGS, NULL},
-    {"__exit__", writer_exit, METH_VARARGS, "close(), or discard() after an exception."},
     {0}};
 
 PyTypeObject writer_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Writer",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.Writer",
     .tp_basicsize = sizeof(struct py_writer),
     .tp_new = PyType_GenericNew,
     .tp_init = writer_init,
     .tp_dealloc = writer_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_methods = writer_methods,
-    .tp_doc =
-        "Writer(path, *, zstd=0, block=0, align=0, threads=0, overwrite=False, sync=True)\n"
-        "\n"
-        "A new archive of files that are in memory:\n"
-        "\n"
-        "    with onepot.Writer('train.tar') as writer:\n"
-        "        writer.add('cat/0001.jpg', data)\n"
-        "\n"
-        "It gets its name at the end of the block; after an exception nothing is left of it.\n"
-        "zstd: level, 1 to 22; block: bytes of a compressed block (0: 1 MiB); align: data\n"
-        "begins at multiples of so many bytes; threads: that compress; sync: wait until it is\n"
-        "on the disk. FileExistsError without overwrite. One thread at a time.",
+    .tp_doc = "What onepot.Writer does; see there.",
 };

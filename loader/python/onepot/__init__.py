@@ -9,26 +9,17 @@ onepot.Dataset for torch's own DataLoader. Without any change at all: onepot.mou
 
 torch is used where the program has imported it, and is never imported by this package.
 """
-from collections.abc import Sequence
-
+from onepot._archive import Archive, Names
 from onepot._batch import SampleList, TensorBatch, collate
-from onepot._core import (
-    Archive,
-    Batch,
-    Buffer,
-    Loader,
-    Names,
-    Sample,
-    Writer,
-    __version__,
-)
+from onepot._core import Batch, Buffer, Sample, __version__
 from onepot._dataset import Dataset, IterableDataset
 from onepot._folder import IMG_EXTENSIONS, ImageFolder
+from onepot._loader import Loader
 from onepot._mount import mount
 from onepot._sampler import DistributedSampler
+from onepot._writer import Writer
 
 Sampler = DistributedSampler
-Sequence.register(Names)
 
 __all__ = [
     "Archive",

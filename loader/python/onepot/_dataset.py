@@ -3,13 +3,9 @@ fork, spawn and forkserver."""
 from itertools import islice
 
 from onepot import _core
+from onepot._archive import as_archive
 from onepot._batch import SampleList, gather
 from onepot._torch import TorchAware, torch, worker
-
-
-def as_archive(archive, **options):
-    """An Archive as it is; paths are opened."""
-    return archive if isinstance(archive, _core.Archive) else _core.Archive(archive, **options)
 
 
 def _as_tensor(sample):
@@ -136,9 +132,9 @@ class IterableDataset(TorchAware):
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._order = dict(shuffle=shuffle, seed=seed, drop_last=drop_last, block=block,
-                           window=window)
-        whole = _core.DistributedSampler(len(self._dataset), world_size, rank, shuffle=False,
-                                         drop_last=drop_last)
+                           window=window, worker=0, workers=0)
+        whole = _core.Sampler(len(self._dataset), rank, world_size,
+                              dict(self._order, shuffle=False))
         self.rank, self.world_size, self._samples = whole.rank, whole.num_replicas, len(whole)
         t = torch()
         # Shared, so that workers that live on see what set_epoch() says here.
@@ -160,8 +156,8 @@ class IterableDataset(TorchAware):
         return (self._samples + more) // self.batch_size
 
     def _sampler(self, **which):
-        sampler = _core.DistributedSampler(len(self._dataset), self.world_size, self.rank,
-                                           **self._order, **which)
+        sampler = _core.Sampler(len(self._dataset), self.rank, self.world_size,
+                                dict(self._order, **which))
         epoch = int(self._epoch[0])
         if epoch:
             sampler.set_epoch(epoch)

@@ -2,7 +2,7 @@
 import io
 import os
 
-from onepot import _core
+from onepot._archive import Archive
 from onepot._dataset import Dataset, _is_many
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -66,8 +66,8 @@ class ImageFolder(Dataset):
             root = os.path.expanduser(root)
         self.root, self.loader = root, loader
         self.extensions = None if is_valid_file else tuple(extensions or IMG_EXTENSIONS)
-        if not isinstance(root, _core.Archive):
-            root = _core.Archive(root, root=folder or None, extensions=self.extensions)
+        if not isinstance(root, Archive):
+            root = Archive(root, root=folder or None, extensions=self.extensions)
         elif folder or extensions:
             raise ValueError("folder (as root) and extensions are given to the Archive where there"
                              " is one already")

@@ -3,7 +3,11 @@ from onepot import _core
 from onepot._torch import TorchAware
 
 
-class DistributedSampler(TorchAware, _core.DistributedSampler):
+def _count(dataset):
+    return dataset if isinstance(dataset, int) else len(dataset)
+
+
+class DistributedSampler(TorchAware, _core.Sampler):
     """DistributedSampler(dataset, num_replicas=None, rank=None, shuffle=True, seed=0,
                        drop_last=False, *, block=0, window=0, worker=0, workers=0)
 
@@ -28,10 +32,10 @@ class DistributedSampler(TorchAware, _core.DistributedSampler):
 
     def __init__(self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0,
                  drop_last=False, *, block=0, window=0, worker=0, workers=0):
-        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last, block=block,
-                         window=window, worker=worker, workers=workers)
-        self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
         self._more = {"block": block, "window": window, "worker": worker, "workers": workers}
+        super().__init__(_count(dataset), rank, num_replicas,
+                         dict(self._more, shuffle=shuffle, seed=seed, drop_last=drop_last))
+        self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
 
     @property
     def num_samples(self):
@@ -39,7 +43,7 @@ class DistributedSampler(TorchAware, _core.DistributedSampler):
 
     @property
     def total_size(self):
-        count = self.dataset if isinstance(self.dataset, int) else len(self.dataset)
+        count = _count(self.dataset)
         more = 0 if self.drop_last else self.num_replicas - 1
         return (count + more) // self.num_replicas * self.num_replicas
 

@@ -1,0 +1,289 @@
+/*
+ * Buffer: memory of a batch or a sample as Python sees it, and the types of its elements.
+ */
+#include "module.h"
+
+#include <string.h>
+
+/* ---- types of elements ---- */
+
+enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
+
+const struct item_type item_types[] = {
+    [ITEM_BOOL] = {"?", "bool", "b1", 1, DL_BOOL},
+    [ITEM_INT8] = {"b", "int8", "i1", 1, DL_INT},
+    [ITEM_UINT8] = {"B", "uint8", "u1", 1, DL_UINT},
+    [ITEM_INT16] = {"h", "int16", "i2", 2, DL_INT},
+    [ITEM_UINT16] = {"H", "uint16", "u2", 2, DL_UINT},
+    [ITEM_INT32] = {"i", "int32", "i4", 4, DL_INT},
+    [ITEM_UINT32] = {"I", "uint32", "u4", 4, DL_UINT},
+    [ITEM_INT64] = {"q", "int64", "i8", 8, DL_INT},
+    [ITEM_UINT64] = {"Q", "uint64", "u8", 8, DL_UINT},
+    [ITEM_FLOAT16] = {"e", "float16", "f2", 2, DL_FLOAT},
+    [ITEM_FLOAT32] = {"f", "float32", "f4", 4, DL_FLOAT},
+    [ITEM_FLOAT64] = {"d", "float64", "f8", 8, DL_FLOAT},
+    [ITEM_BFLOAT16] = {"bf", "bfloat16", NULL, 2, DL_BFLOAT},
+};
+
+int item_of_npy(const char *type)
+{
+    for (int i = 0; type[0] != '>' && item_types[i].npy; i++)
+        if (strcmp(type + 1, item_types[i].npy) == 0)
+            return i;
+    return -1;
+}
+
+enum item item_of_images(enum onepot_float type)
+{
+    return type == ONEPOT_FLOAT  ? ITEM_FLOAT32
+           : type == ONEPOT_HALF ? ITEM_FLOAT16
+                                 : ITEM_BFLOAT16;
+}
+
+/* ---- making them ---- */
+
+struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
+                             enum item item)
+{
+    struct py_buffer *b = PyObject_New(struct py_buffer, &buffer_type);
+    if (!b)
+        return NULL;
+    b->owner = owner;
+    Py_XINCREF(owner);
+    b->bytes = bytes;
+    b->len = len;
+    b->read_only = read_only;
+    b->item = item;
+    b->dimensions = 1;
+    b->shape[0] = len / item_types[item].bytes;
+    b->strides[0] = item_types[item].bytes;
+    b->batch = NULL;
+    b->where = BUFFER_HOST;
+    b->device_index = 0;
+    return b;
+}
+
+struct py_buffer *buffer_copy(const struct py_buffer *buffer)
+{
+    PyObject *memory = PyByteArray_FromStringAndSize(buffer->bytes, buffer->len);
+    struct py_buffer *b =
+        memory ? buffer_new(memory, PyByteArray_AS_STRING(memory), buffer->len, 0, buffer->item)
+               : NULL;
+    if (b) {
+        b->dimensions = buffer->dimensions;
+        memcpy(b->shape, buffer->shape, sizeof(b->shape));
+        memcpy(b->strides, buffer->strides, sizeof(b->strides));
+    }
+    Py_XDECREF(memory);
+    return b;
+}
+
+static void buffer_dealloc(PyObject *self)
+{
+    Py_XDECREF(((struct py_buffer *)self)->owner);
+    PyObject_Free(self);
+}
+
+/* Is it memory of the host, and has it arrived? */
+static int buffer_check_readable(const struct py_buffer *b)
+{
+    struct onepot_error error = {0};
+    int r = 0;
+    if (b->where == BUFFER_CUDA)
+        PyErr_SetString(PyExc_BufferError,
+                        "the bytes are in a GPU's memory; from_dlpack() of torch or cupy shows "
+                        "them");
+    else if (b->item == ITEM_BFLOAT16)
+        PyErr_SetString(PyExc_BufferError, "only DLPack knows the type bfloat16");
+    if (PyErr_Occurred())
+        return -1;
+    if (b->where == BUFFER_HOST_DEVICE) {
+        Py_BEGIN_ALLOW_THREADS r = onepot_batch_wait(b->batch, &error);
+        Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
+    }
+    return r;
+}
+
+/* The order that a consumer takes for granted; 0: it looks at the strides. */
+static char buffer_order_for(int flags)
+{
+    if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES ||
+        (flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS)
+        return 'C';
+    if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS)
+        return 'F';
+    return (flags & PyBUF_ANY_CONTIGUOUS) == PyBUF_ANY_CONTIGUOUS ? 'A' : 0;
+}
+
+static int buffer_get(PyObject *self, Py_buffer *view, int flags)
+{
+    struct py_buffer *b = (struct py_buffer *)self;
+    view->obj = NULL;
+    if (buffer_check_readable(b) < 0)
+        return -1;
+    if (b->read_only && flags & PyBUF_WRITABLE) {
+        PyErr_SetString(
+            PyExc_BufferError,
+            "the bytes of an archive can't be written to; Sample.read() makes a copy");
+        return -1;
+    }
+    *view =
+        (Py_buffer){.buf = b->bytes,
+                    .obj = Py_NewRef(self),
+                    .len = b->len,
+                    .itemsize = item_types[b->item].bytes,
+                    .readonly = b->read_only,
+                    .ndim = b->dimensions,
+                    .format = flags & PyBUF_FORMAT ? (char *)item_types[b->item].letter : NULL,
+                    .shape = b->shape,
+                    .strides = b->strides};
+    char order = buffer_order_for(flags);
+    if (order && !PyBuffer_IsContiguous(view, order)) {
+        PyErr_SetString(PyExc_BufferError, "the array is not in the order that is asked for");
+        Py_CLEAR(view->obj);
+        return -1;
+    }
+    if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES)
+        view->strides = NULL;
+    if ((flags & PyBUF_ND) != PyBUF_ND) {
+        view->shape = NULL;
+        view->ndim = 1;
+    }
+    return 0;
+}
+
+static PyBufferProcs buffer_procs = {.bf_getbuffer = buffer_get};
+
+static Py_ssize_t buffer_length(PyObject *self)
+{
+    struct py_buffer *b = (struct py_buffer *)self;
+    return b->dimensions ? b->shape[0] : 0;
+}
+
+/* Of several dimensions: what of it has this first index, as a Buffer. */
+static PyObject *buffer_row(PyObject *self, Py_ssize_t i)
+{
+    struct py_buffer *b = (struct py_buffer *)self;
+    Py_ssize_t len = item_types[b->item].bytes;
+    for (int d = 1; d < b->dimensions; d++)
+        len *= b->shape[d];
+    struct py_buffer *row =
+        buffer_new(self, (char *)b->bytes + i * b->strides[0], len, b->read_only, b->item);
+    if (!row)
+        return NULL;
+    row->dimensions = b->dimensions - 1;
+    memcpy(row->shape, b->shape + 1, (size_t)row->dimensions * sizeof(*row->shape));
+    memcpy(row->strides, b->strides + 1, (size_t)row->dimensions * sizeof(*row->strides));
+    row->batch = b->batch;
+    row->where = b->where;
+    row->device_index = b->device_index;
+    return (PyObject *)row;
+}
+
+/* What memoryview makes of it, but for rows, which it does not know. */
+static PyObject *buffer_subscript(PyObject *self, PyObject *key)
+{
+    if (PyIndex_Check(key) && ((struct py_buffer *)self)->dimensions > 1) {
+        Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);
+        return PyErr_Occurred() ? NULL : PySequence_GetItem(self, i);
+    }
+    PyObject *view = PyMemoryView_FromObject(self);
+    PyObject *item = view ? PyObject_GetItem(view, key) : NULL;
+    Py_XDECREF(view);
+    return item;
+}
+
+static PyObject *buffer_item(PyObject *self, Py_ssize_t i)
+{
+    if (i < 0 || i >= buffer_length(self))
+        return PyErr_Format(PyExc_IndexError, "there is no such element");
+    if (((struct py_buffer *)self)->dimensions > 1)
+        return buffer_row(self, i);
+    PyObject *key = PyLong_FromSsize_t(i), *item = key ? buffer_subscript(self, key) : NULL;
+    Py_XDECREF(key);
+    return item;
+}
+
+static PySequenceMethods buffer_sequence = {.sq_length = buffer_length, .sq_item = buffer_item};
+
+/* ---- what it is ---- */
+
+static PyObject *shape_tuple(const Py_ssize_t *shape, int dimensions)
+{
+    PyObject *tuple = PyTuple_New(dimensions);
+    for (int i = 0; tuple && i < dimensions; i++) {
+        PyObject *number = PyLong_FromSsize_t(shape[i]);
+        if (number)
+            PyTuple_SET_ITEM(tuple, i, number);
+        else
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+PyObject *type_and_shape(enum item item, const Py_ssize_t *shape, int dimensions)
+{
+    PyObject *tuple = shape_tuple(shape, dimensions);
+    PyObject *text = tuple ? PyUnicode_FromFormat("%s %R", item_types[item].name, tuple) : NULL;
+    Py_XDECREF(tuple);
+    return text;
+}
+
+static PyObject *buffer_repr(PyObject *self)
+{
+    struct py_buffer *b = (struct py_buffer *)self;
+    PyObject *what = type_and_shape(b->item, b->shape, b->dimensions);
+    PyObject *text = what ? PyUnicode_FromFormat("<onepot.Buffer: %U%s>", what,
+                                                 b->read_only              ? ", read-only"
+                                                 : b->where == BUFFER_CUDA ? ", on a GPU"
+                                                                           : "")
+                          : NULL;
+    Py_XDECREF(what);
+    return text;
+}
+
+static PyObject *buffer_shape(PyObject *self, void *unused)
+{
+    (void)unused;
+    return shape_tuple(((struct py_buffer *)self)->shape,
+                       ((struct py_buffer *)self)->dimensions);
+}
+
+static PyObject *buffer_dtype(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyUnicode_FromString(item_types[((struct py_buffer *)self)->item].name);
+}
+
+static PyGetSetDef buffer_fields[] = {
+    {"shape", buffer_shape, NULL, "Tuple of int.", NULL},
+    {"dtype", buffer_dtype, NULL, "numpy's name of its type, as a str; or bfloat16.", NULL},
+    {0}};
+
+static PyMappingMethods buffer_mapping = {.mp_length = buffer_length,
+                                          .mp_subscript = buffer_subscript};
+
+static PyMethodDef buffer_methods[] = {
+    {"__dlpack__", (PyCFunction)(void *)buffer_dlpack, METH_VARARGS | METH_KEYWORDS,
+     "A capsule for from_dlpack() of torch, numpy and others; no copy."},
+    {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, "(1, 0): the CPU; (2, N): CUDA."},
+    {0}};
+
+PyTypeObject buffer_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Buffer",
+    .tp_basicsize = sizeof(struct py_buffer),
+    .tp_dealloc = buffer_dealloc,
+    .tp_as_buffer = &buffer_procs,
+    .tp_as_sequence = &buffer_sequence,
+    .tp_as_mapping = &buffer_mapping,
+    .tp_repr = buffer_repr,
+    .tp_getset = buffer_fields,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_methods = buffer_methods,
+    .tp_doc =
+        "Memory of a batch or a sample: numpy.asarray(), memoryview(), torch.from_dlpack(),\n"
+        "torch.frombuffer() show it without a copy, and keep it alive. A sequence: of "
+        "numbers,\n"
+        "or, with more than one dimension, of Buffers. That of a sample is read-only, which\n"
+        "torch does not know of: it warns, and a write ends the process; use Sample.read().",
+};

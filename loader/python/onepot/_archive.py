@@ -1,0 +1,144 @@
+"""Archive: the samples of archives, and other selections of them."""
+import os
+from collections.abc import Sequence
+
+from onepot import _core
+
+_GROUPS = {None: 0, "file": 0, "basename": 1, "directory": 2}
+
+
+def _texts(given):
+    """A str, bytes or path, or several of them, as a tuple of bytes."""
+    if given is None:
+        return ()
+    alone = isinstance(given, (str, bytes)) or hasattr(given, "__fspath__")
+    return tuple(os.fsencode(text) for text in ([given] if alone else given))
+
+
+def _retries(given):
+    """As the library counts: 0 is the default, and never has a number of its own."""
+    if given == _core.NEVER:
+        raise ValueError("retries are below %d" % _core.NEVER)
+    return 0 if given is None else given or _core.NEVER
+
+
+class Archive(_core.Archive):
+    """Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
+            stage=None, retries=None, hole_bytes=0)
+
+    Samples of archives. paths: an archive, a directory of shards, a pattern
+    ('train-*.tar'), or a list of these. filter: globs; extensions: endings ('.jpg').
+    root: the directory whose children are the classes. group: 'file' (each is a
+    sample), 'basename' (as WebDataset), 'directory'. cache: bytes for decompressed
+    blocks and for samples of slow storage; 0: what the job has for this process. stage:
+    copy archives to this node as they are read, into this directory, or
+    '' for memory, $TMPDIR or /tmp, whichever has room. hole_bytes: samples with more bytes
+    of holes (0: 64 MiB), and nearly nothing else, are not read as a whole: OSError (EFBIG).
+
+    len(archive), archive[i]: a Sample; archive[10:20]: an Archive of these. OSError names the
+    file that can't be read. Any number of
+    threads may use an archive; it works on after a fork, and pickles by reference.
+    """
+
+    __module__ = "onepot"
+    __slots__ = ("_arguments",)  # by which another process opens the same, and takes its part
+
+    def __init__(self, paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
+                 stage=None, retries=None, hole_bytes=0):
+        if group not in _GROUPS:
+            raise ValueError("group is 'file', 'basename' or 'directory'")
+        options = dict(filter=filter, extensions=extensions, root=root, group=group, cache=cache,
+                       stage=stage, retries=retries, hole_bytes=hole_bytes)
+        super().__init__(_texts(paths), _texts(filter), _texts(extensions),
+                         dict(options, group=_GROUPS[group], retries=_retries(retries)))
+        usual = Archive.__init__.__kwdefaults__
+        given = {name: value for name, value in options.items() if value != usual[name]}
+        self._arguments = paths, given, ()
+
+    def _part(self, method, *args):
+        part = Archive.__new__(Archive)
+        getattr(part, "_take_" + method)(self, *args)
+        paths, options, steps = self._arguments
+        part._arguments = paths, options, steps + ((method, args),)
+        return part
+
+    def split(self, low, high, seed=0):
+        """split(low, high, seed=0): samples whose name's hash lies in [low, high) of [0, 1)."""
+        return self._part("split", low, high, seed)
+
+    def fold(self, folds, fold, held_out=False, seed=0):
+        """fold(folds, fold, held_out=False, seed=0): all samples but those of one fold, or
+        (held_out) these alone."""
+        return self._part("fold", folds, fold, held_out, seed)
+
+    def subset(self, indices):
+        """subset(indices): these samples, in this order."""
+        return self._part("subset", tuple(indices))
+
+    def _slice(self, key):
+        return self.subset(range(*key.indices(len(self))))
+
+    @property
+    def names(self):
+        """Name of each sample: a lazy sequence of str."""
+        len(self)  # ValueError if it was not opened
+        return Names(self)
+
+    @property
+    def class_to_idx(self):
+        """Label of each class: dict."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    def __repr__(self):
+        try:
+            count = len(self)
+        except ValueError:
+            return "<onepot.Archive, not opened>"
+        return "<onepot.Archive %r: %d samples, %d classes>" % (
+            self._arguments[0], count, len(self.classes))
+
+    def __reduce__(self):
+        """Pickled by its arguments and its digest."""
+        return self._reopen, (self.digest, self._arguments)
+
+    @classmethod
+    def _reopen(cls, digest, arguments):
+        paths, options, steps = arguments
+        archive = cls(paths, **options)
+        for method, args in steps:
+            archive = getattr(archive, method)(*args)
+        if archive.digest != digest:
+            raise ValueError("the archive is not the one that was pickled: its digest differs")
+        return archive
+
+
+class Names(Sequence):
+    """Names of an archive's samples, looked up when they are asked for."""
+
+    __module__ = "onepot"
+    __slots__ = ("_archive",)
+
+    def __init__(self, archive):
+        self._archive = archive
+
+    def __len__(self):
+        return len(self._archive)
+
+    def __getitem__(self, i):
+        if isinstance(i, slice):
+            return [self._archive._name(j) for j in range(*i.indices(len(self)))]
+        return self._archive._name(i)
+
+    def __iter__(self):
+        return map(self._archive._name, range(len(self)))
+
+    def __reduce__(self):
+        return getattr, (self._archive, "names")
+
+    def __repr__(self):
+        return "<onepot.Names of %r>" % (self._archive,)
+
+
+def as_archive(archive):
+    """An Archive as it is; paths are opened."""
+    return archive if isinstance(archive, Archive) else Archive(archive)
