@@ -6,7 +6,9 @@
 #ifndef ONEPOT_CLEANUP_H
 #define ONEPOT_CLEANUP_H
 
+#include <dirent.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -21,6 +23,18 @@ static inline void cleanup_closep(const int *fd)
         close(*fd);
 }
 
+static inline void cleanup_fclosep(FILE **file)
+{
+    if (*file)
+        fclose(*file);
+}
+
+static inline void cleanup_closedirp(DIR **dir)
+{
+    if (*dir)
+        closedir(*dir);
+}
+
 static inline void cleanup_unlockp(pthread_mutex_t **m)
 {
     if (*m)
@@ -29,6 +43,8 @@ static inline void cleanup_unlockp(pthread_mutex_t **m)
 
 #define auto_free __attribute__((cleanup(cleanup_freep)))
 #define auto_close __attribute__((cleanup(cleanup_closep)))
+#define auto_fclose __attribute__((cleanup(cleanup_fclosep)))
+#define auto_closedir __attribute__((cleanup(cleanup_closedirp)))
 #define auto_unlock __attribute__((cleanup(cleanup_unlockp), unused))
 
 static inline int steal_fd(int *fd)

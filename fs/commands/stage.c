@@ -360,15 +360,15 @@ static int stage_archives(struct arguments *a, char **archives, int count)
 static int take_owner(const struct cli_usage *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
-    uint64_t pid, ticks;
-    char state;
+    struct process_facts facts;
+    uint64_t pid;
     if (strcmp(text, "none") == 0) {
         a->keep = true;
         return 0;
     }
     if (cli_number_option(u, "--owner", text, 1, INT32_MAX, &pid) != 0)
         return CLI_USAGE;
-    if (process_stat((pid_t)pid, &ticks, &state) < 0)
+    if (process_look((pid_t)pid, &facts) < 0)
         return cli_failf(NULL, "--owner: there is no process %d", (int)pid);
     a->owner = (pid_t)pid;
     return 0;
@@ -412,6 +412,6 @@ int command_stage(int argc, char **argv)
             a.owner = owner_find();
         status = stage_archives(&a, argv + optind, argc - optind);
     }
-    detach_free(&a.inherited);
+    vector_free(&a.inherited);
     return status;
 }

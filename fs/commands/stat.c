@@ -36,7 +36,7 @@ static int show_all(const struct slot_list *list, struct json *json)
     for (size_t i = 0; i < list->count; i++) {
         if (!json && i > 0)
             putchar('\n');
-        show(list->slots[i], json);
+        show(list->at[i], json);
     }
     if (json)
         json_close(json, ']');

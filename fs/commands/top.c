@@ -60,7 +60,7 @@ static int choose(const struct top *t, const struct slot_list *list,
     if (!chosen)
         return -ENOMEM;
     for (size_t i = 0; !t->count && i < list->count; i++)
-        chosen[n++] = list->slots[i];
+        chosen[n++] = list->at[i];
     for (int i = 0; i < t->count; i++)
         if (find_mount(list, t->names[i], &chosen[n]) == 0)
             n++;

@@ -156,10 +156,7 @@ static enum verdict judge_locked(struct slot *slot, const struct request *rq)
 
 static bool is_stopped(const struct counters *c)
 {
-    uint64_t ticks;
-    char state;
-    return process_stat(c->daemon_pid, &ticks, &state) == 0 && ticks == c->daemon_start_ticks &&
-           (state == 'T' || state == 't');
+    return process_is_stopped(c->daemon_pid, c->daemon_start_ticks);
 }
 
 static int busy(const struct slot *slot)
@@ -285,9 +282,9 @@ static int umount_all(struct slot_list *list, const struct request *rq)
     int status = CLI_OK;
 
     if (list->count)
-        qsort(list->slots, list->count, sizeof(list->slots[0]), newer_first);
+        qsort(list->at, list->count, sizeof(list->at[0]), newer_first);
     for (size_t i = 0; i < list->count; i++)
-        if (is_of_job(list->slots[i], rq) && umount_slot(list->slots[i], rq) != CLI_OK)
+        if (is_of_job(list->at[i], rq) && umount_slot(list->at[i], rq) != CLI_OK)
             status = CLI_FAILED;
     return status;
 }
@@ -303,13 +300,13 @@ static size_t umount_archive(const struct slot_list *list, const char *path, con
     size_t found = 0;
 
     for (size_t i = 0; i < list->count; i++) {
-        const struct counters *c = list->slots[i]->counters;
+        const struct counters *c = list->at[i]->counters;
         bool same = exists ? c->archive_dev == st.st_dev && c->archive_ino == st.st_ino
                            : strcmp(c->archive, path) == 0;
-        if (!same || !is_of_job(list->slots[i], rq))
+        if (!same || !is_of_job(list->at[i], rq))
             continue;
         found++;
-        if (umount_slot(list->slots[i], rq) != CLI_OK)
+        if (umount_slot(list->at[i], rq) != CLI_OK)
             *status = CLI_FAILED;
     }
     return found;
@@ -371,12 +368,12 @@ static struct slot *mount_around(const struct slot_list *list, const char *path,
     size_t longest = 0;
 
     for (size_t i = 0; i < list->count; i++) {
-        const char *mountpoint = list->slots[i]->counters->mountpoint;
+        const char *mountpoint = list->at[i]->counters->mountpoint;
         size_t len = strlen(mountpoint);
-        if ((len > longest || (len == longest && is_here(list->slots[i]))) &&
+        if ((len > longest || (len == longest && is_here(list->at[i]))) &&
             strncmp(path, mountpoint, len) == 0 && (path[len] == '/' || path[len] == '\0') &&
-            !leads_out(path + len) && slot_is_current(list->slots[i])) {
-            found = list->slots[i];
+            !leads_out(path + len) && slot_is_current(list->at[i])) {
+            found = list->at[i];
             longest = len;
         }
     }
@@ -429,7 +426,7 @@ static void sweep_copies(const struct slot_list *list)
 {
     stage_sweep(NULL);
     for (size_t i = 0; i < list->count; i++)
-        unmounter_sweep_copy(list->slots[i]->counters);
+        unmounter_sweep_copy(list->at[i]->counters);
 }
 
 /* ---- the command line ---- */

@@ -38,7 +38,7 @@ void doctor_leftovers(struct findings *f)
         return;
     }
     for (size_t i = 0; i < list.count; i++)
-        see_dead(f, list.slots[i]);
+        see_dead(f, list.at[i]);
     if (f->count == before)
         finding_add(f, FINDING_GOOD, "mounts", "of this user", "%zu, none of them dead",
                     list.count);
@@ -76,9 +76,9 @@ bool doctor_mount(struct findings *f, const char *path)
     if (mountpoint_resolve(path, resolved) < 0 || state_list(&list) < 0)
         return false;
     for (size_t i = 0; i < list.count && !found; i++) {
-        found = strcmp(list.slots[i]->counters->mountpoint, resolved) == 0;
+        found = strcmp(list.at[i]->counters->mountpoint, resolved) == 0;
         if (found)
-            see_mount(f, list.slots[i]);
+            see_mount(f, list.at[i]);
     }
     slot_list_free(&list);
     return found;

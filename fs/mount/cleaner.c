@@ -70,7 +70,7 @@ int cleaner_own(const char *job)
     if (r < 0)
         return cli_fail(NULL, r, NULL);
     for (size_t i = 0; i < list.count; i++) {
-        struct slot *slot = list.slots[i];
+        struct slot *slot = list.at[i];
         if (heal(slot, &status) && job && strcmp(slot->counters->job, job) == 0 &&
             end_mount(slot) != CLI_OK)
             status = CLI_FAILED;

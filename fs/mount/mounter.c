@@ -341,7 +341,7 @@ void mounter_free(struct mounter *m)
     stage_close(m->stage);
     slot_close(m->slot);
     process_watch_close(&m->owner);
-    detach_free(&m->inherited);
+    vector_free(&m->inherited);
     int *const fds[] = {&m->log.fd, &m->fuse_fd, &m->parent_fd, &m->daemon_sock,
                         &m->daemon_lock_fd};
     for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)

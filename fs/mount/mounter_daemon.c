@@ -90,7 +90,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
 {
     const struct mount_options *o = m->options;
     struct counters *c = slot->counters;
-    char state;
+    struct process_facts self;
     const struct session_config config = {
         .fuse_fd = m->fuse_fd,
         .pot = m->pot,
@@ -130,7 +130,8 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
     c->daemon_pid = getpid();
     c->started_ns = now_ns();
     atomic_store(&c->shared_ns, c->started_ns);
-    process_stat(getpid(), &c->daemon_start_ticks, &state);
+    if (process_look(c->daemon_pid, &self) == 0)
+        c->daemon_start_ticks = self.start_ticks;
     m->fuse_fd = -1; /* the session owns it from now on, even on failure */
     m->recorder = NULL;
     if (m->stage)
@@ -205,7 +206,7 @@ static void start_watcher(const struct slot *slot)
     while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
         ;
     process_watch_close(&self);
-    detach_free(&inherited);
+    vector_free(&inherited);
 }
 
 static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrapper, int sock)

@@ -164,11 +164,11 @@ static enum look look(struct mounter *m, const struct registry *registry,
     if (registry_list(registry, &list) < 0)
         return LOOK_NOTHING;
     for (size_t i = 0; i < list.count; i++) {
-        found = judge(m, list.slots[i]);
+        found = judge(m, list.at[i]);
         if (found == LOOK_ENDING && !ending)
-            ending = steal_ptr(&list.slots[i]);
+            ending = steal_ptr(&list.at[i]);
         if (found == LOOK_SHARED || found == LOOK_STARTING || found == LOOK_CONFLICT) {
-            *ret_slot = steal_ptr(&list.slots[i]);
+            *ret_slot = steal_ptr(&list.at[i]);
             slot_close(ending);
             slot_list_free(&list);
             return found;

@@ -165,8 +165,8 @@ void unmounter_sweep(const char *folder)
     registry_sweep(&registry);
     if (registry_list(&registry, &list) == 0) {
         for (size_t i = 0; i < list.count; i++)
-            if (slot_condition(list.slots[i]) == SLOT_DEAD)
-                unmounter_heal(list.slots[i]);
+            if (slot_condition(list.at[i]) == SLOT_DEAD)
+                unmounter_heal(list.at[i]);
         slot_list_free(&list);
     }
     registry_unlock(&registry);

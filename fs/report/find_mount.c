@@ -49,7 +49,7 @@ static const struct slot *best_of(const struct slot_list *list, const char *path
 {
     const struct slot *best = NULL;
     for (size_t i = 0; i < list->count; i++) {
-        const struct slot *slot = list->slots[i];
+        const struct slot *slot = list->at[i];
         if (strncmp(slot->counters->mountpoint, path, sizeof(slot->counters->mountpoint)) != 0)
             continue;
         int better = best ? rank(slot) - rank(best) : 1;
@@ -84,12 +84,9 @@ int find_named_mount(const struct slot_list *list, const char *mountpoint,
 const char *find_mount_state(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
-    uint64_t start_ticks;
-    char process_state = '?';
     if (!slot_daemon_lives(slot))
         return "dead";
-    if (process_stat(c->daemon_pid, &start_ticks, &process_state) == 0 &&
-        start_ticks == c->daemon_start_ticks && (process_state == 'T' || process_state == 't'))
+    if (process_is_stopped(c->daemon_pid, c->daemon_start_ticks))
         return "stopped";
     return report_state_name(c);
 }

@@ -17,52 +17,24 @@
 
 #define SEARCH_MAX 65536 /* how many descriptors to try where /proc is missing */
 
-static int note(struct inherited *list, int fd)
-{
-    int *grown = realloc(list->fds, (list->count + 1) * sizeof(*grown));
-    if (!grown)
-        return -ENOMEM;
-    list->fds = grown;
-    grown[list->count++] = fd;
-    return 0;
-}
-
-static int note_by_trying(struct inherited *list)
-{
-    int r = 0;
-    for (int fd = 3; fd < SEARCH_MAX && r == 0; fd++)
-        if (fcntl(fd, F_GETFD) >= 0)
-            r = note(list, fd);
-    return r;
-}
-
 int detach_note_inherited(struct inherited *ret_inherited)
 {
     struct inherited list = {0};
-    DIR *dir = opendir("/proc/self/fd");
+    auto_closedir DIR *dir = opendir("/proc/self/fd");
     int r = 0;
 
-    if (!dir)
-        r = note_by_trying(&list);
     for (struct dirent *e; r == 0 && dir && (e = readdir(dir));) {
         int fd = atoi(e->d_name);
         if (fd > 2 && fd != dirfd(dir))
-            r = note(&list, fd);
+            r = vector_push(&list, fd);
     }
-    if (dir)
-        closedir(dir);
-    if (r < 0) {
-        detach_free(&list);
-        return r;
-    }
+    for (int fd = 3; !dir && fd < SEARCH_MAX && r == 0; fd++)
+        if (fcntl(fd, F_GETFD) >= 0)
+            r = vector_push(&list, fd);
+    if (r < 0)
+        vector_free(&list);
     *ret_inherited = list;
-    return 0;
-}
-
-void detach_free(struct inherited *inherited)
-{
-    free(inherited->fds);
-    *inherited = (struct inherited){0};
+    return r;
 }
 
 int detach_here(const struct inherited *inherited, int log_fd)
@@ -77,6 +49,6 @@ int detach_here(const struct inherited *inherited, int log_fd)
     if (dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(log_fd >= 0 ? log_fd : null, 2) < 0)
         return -errno;
     for (size_t i = 0; i < inherited->count; i++)
-        close(inherited->fds[i]);
+        close(inherited->at[i]);
     return 0;
 }

@@ -8,16 +8,15 @@
 #ifndef ONEPOT_DETACH_H
 #define ONEPOT_DETACH_H
 
-#include <stddef.h>
+#include "vector.h"
 
-struct inherited {
-    int *fds; /* above 2 */
-    size_t count;
+struct inherited { /* a vector of descriptors above 2 */
+    int *at;
+    size_t count, capacity;
 };
 
-/* Note which descriptors above 2 are open now. -ENOMEM. */
+/* Note which descriptors above 2 are open now, for vector_free. -ENOMEM. */
 int detach_note_inherited(struct inherited *ret_inherited);
-void detach_free(struct inherited *inherited);
 
 /*
  * Call this in the process that becomes the daemon. It then has a session of its own, "/" as

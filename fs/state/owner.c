@@ -26,17 +26,17 @@ static bool is_of_job(pid_t pid, const struct job *job)
     auto_free char *line = NULL, *wanted = NULL;
     char path[32];
     size_t size = 0;
-    bool found = false;
 
+    if (asprintf(&wanted, "%s=%s", job->variable, getenv(job->variable)) < 0) {
+        wanted = NULL;
+        return false;
+    }
     snprintf(path, sizeof(path), "/proc/%d/environ", (int)pid);
-    FILE *f = asprintf(&wanted, "%s=%s", job->variable, getenv(job->variable)) < 0
-                  ? NULL
-                  : fopen(path, "re");
-    while (f && !found && getdelim(&line, &size, '\0', f) > 0)
-        found = strcmp(line, wanted) == 0;
-    if (f)
-        fclose(f);
-    return found;
+    auto_fclose FILE *f = fopen(path, "re");
+    while (f && getdelim(&line, &size, '\0', f) > 0)
+        if (strcmp(line, wanted) == 0)
+            return true;
+    return false;
 }
 
 static pid_t owner_of_job(const struct job *job)
@@ -130,18 +130,15 @@ void owner_add(struct counters *counters, pid_t pid)
 static pid_t member_of(pid_t session)
 {
     struct process_facts facts;
-    pid_t found = 0;
-    DIR *dir = opendir("/proc");
+    auto_closedir DIR *dir = opendir("/proc");
 
-    for (struct dirent *e; dir && !found && (e = readdir(dir));) {
+    for (struct dirent *e; dir && (e = readdir(dir));) {
         pid_t pid = atoi(e->d_name);
         if (pid > 0 && pid != getpid() && process_look(pid, &facts) == 0 &&
-            facts.session == session && facts.state != 'Z' && facts.state != 'X')
-            found = pid;
+            facts.session == session && !facts.is_dead)
+            return pid;
     }
-    if (dir)
-        closedir(dir);
-    return found;
+    return 0;
 }
 
 bool owner_watch(const struct counters *counters, struct process_watch *ret_watch)

@@ -11,14 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "process.h"
 #include "syscalls.h"
-
-#define POLL_STEP_MS 20
 
 /* Read the whole of a small file of /proc, terminated. */
 static int read_small(const char *path, char *buf, size_t size)
@@ -36,7 +34,7 @@ static int read_small(const char *path, char *buf, size_t size)
 int process_look(pid_t pid, struct process_facts *ret_facts)
 {
     struct process_facts facts = {.pid = pid};
-    char path[32], buf[1024];
+    char path[32], buf[1024], state;
     int terminal;
 
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
@@ -44,25 +42,15 @@ int process_look(pid_t pid, struct process_facts *ret_facts)
         return -ESRCH;
     /* The name may hold spaces and parentheses; field 3 follows its last one. */
     const char *p = strrchr(buf, ')');
-    if (!p ||
-        sscanf(p + 1,
-               " %c %d %*d %d %d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
-               "%*d %" SCNu64,
-               &facts.state, &facts.parent, &facts.session, &terminal, &facts.start_ticks) != 5)
+    if (!p || sscanf(p + 1,
+                     " %c %d %*d %d %d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
+                     "%*d %" SCNu64,
+                     &state, &facts.parent, &facts.session, &terminal, &facts.start_ticks) != 5)
         return -ESRCH;
     facts.has_terminal = terminal != 0;
+    facts.is_dead = state == 'Z' || state == 'X';
+    facts.is_stopped = state == 'T' || state == 't';
     *ret_facts = facts;
-    return 0;
-}
-
-int process_stat(pid_t pid, uint64_t *ret_start_ticks, char *ret_state)
-{
-    struct process_facts facts;
-    int r = process_look(pid, &facts);
-    if (r < 0)
-        return r;
-    *ret_start_ticks = facts.start_ticks;
-    *ret_state = facts.state;
     return 0;
 }
 
@@ -92,10 +80,15 @@ bool process_controls_jobs(pid_t pid)
 
 bool process_lives(pid_t pid, uint64_t start_ticks)
 {
-    uint64_t ticks;
-    char state;
-    return process_stat(pid, &ticks, &state) == 0 && ticks == start_ticks && state != 'Z' &&
-           state != 'X';
+    struct process_facts facts;
+    return process_look(pid, &facts) == 0 && facts.start_ticks == start_ticks && !facts.is_dead;
+}
+
+bool process_is_stopped(pid_t pid, uint64_t start_ticks)
+{
+    struct process_facts facts;
+    return process_look(pid, &facts) == 0 && facts.start_ticks == start_ticks &&
+           facts.is_stopped;
 }
 
 const char *process_name(pid_t pid, char buf[PROCESS_NAME_MAX])
@@ -113,16 +106,17 @@ const char *process_name(pid_t pid, char buf[PROCESS_NAME_MAX])
 
 int process_watch_open(pid_t pid, struct process_watch *ret_watch)
 {
-    struct process_watch watch = {.pid = pid, .fd = -1};
-    char state;
-    watch.fd = syscall_pidfd_open(pid);
+    struct process_watch watch = {.pid = pid, .fd = syscall_pidfd_open(pid)};
+    struct process_facts facts;
+
     if (watch.fd == -ESRCH)
         return -ESRCH;
     /* Read after the pidfd is open: it is then the same process, or that one has ended. */
-    if (process_stat(pid, &watch.start_ticks, &state) < 0 || state == 'Z') {
+    if (process_look(pid, &facts) < 0 || facts.is_dead) {
         process_watch_close(&watch);
         return -ESRCH;
     }
+    watch.start_ticks = facts.start_ticks;
     *ret_watch = watch;
     return 0;
 }
@@ -144,12 +138,32 @@ void process_watch_close(struct process_watch *watch)
     *watch = PROCESS_WATCH_NONE;
 }
 
-int process_wait_end(pid_t pid, uint64_t start_ticks, int timeout_ms)
+int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms)
 {
-    for (int waited = 0; process_lives(pid, start_ticks); waited += POLL_STEP_MS) {
-        if (waited >= timeout_ms)
-            return -ETIMEDOUT;
-        poll(NULL, 0, POLL_STEP_MS);
+    auto_close int ended = -1;
+    int fds[2], status = 0, r;
+
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return -errno;
+    ended = fds[0];
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(-work(ctx));
+    r = pid < 0 ? -errno : 0;
+    close(fds[1]); /* the child closes its copy by ending */
+    if (r < 0)
+        return r;
+    if (timeout_ms >= 0) {
+        struct pollfd p = {.fd = ended, .events = POLLIN};
+        r = poll(&p, 1, timeout_ms);
+        r = r < 0 ? -errno : r == 0 ? -ETIMEDOUT : 0;
     }
-    return 0;
+    if (r < 0)
+        kill(pid, SIGKILL);
+    while (waitpid(pid, &status, r < 0 ? WNOHANG : 0) < 0)
+        if (errno != EINTR)
+            return -errno;
+    if (r < 0)
+        return r;
+    return WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
 }

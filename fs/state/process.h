@@ -14,7 +14,8 @@
 struct process_facts {
     pid_t pid, parent, session;
     bool has_terminal;
-    char state;           /* 'R', 'T', 'Z', ... */
+    bool is_dead; /* a zombie: its parent has not asked for its status yet */
+    bool is_stopped;
     uint64_t start_ticks; /* field 22 of /proc/PID/stat */
 };
 
@@ -27,11 +28,11 @@ bool process_is_ours(pid_t pid);
 /* Is it a shell with job control, as on a terminal? It ignores SIGTSTP, as no command does. */
 bool process_controls_jobs(pid_t pid);
 
-/* Its start time (field 22 of /proc/PID/stat) and state ('R', 'T', 'Z', ...). -ESRCH. */
-int process_stat(pid_t pid, uint64_t *ret_start_ticks, char *ret_state);
-
 /* Is it still the process that started at `start_ticks`, and no zombie? */
 bool process_lives(pid_t pid, uint64_t start_ticks);
+
+/* Is it that process, and stopped, by a signal or a debugger? */
+bool process_is_stopped(pid_t pid, uint64_t start_ticks);
 
 /* The name that ps shows, safe to print; "?" if the process is gone. Returns buf. */
 const char *process_name(pid_t pid, char buf[PROCESS_NAME_MAX]);
@@ -49,7 +50,11 @@ int process_watch_open(pid_t pid, struct process_watch *ret_watch);
 bool process_watch_ended(const struct process_watch *watch);
 void process_watch_close(struct process_watch *watch);
 
-/* Wait up to `timeout_ms` for the process to end: 0, or -ETIMEDOUT. */
-int process_wait_end(pid_t pid, uint64_t start_ticks, int timeout_ms);
+/*
+ * Do something that may hang, or that changes the process, in a child: what `work` returns, 0
+ * or -errno. -ETIMEDOUT: the child has been killed, and goes when the kernel permits. Without
+ * a limit (-1) signals don't end the wait, with one they do: -EINTR.
+ */
+int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms);
 
 #endif

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "file_id.h"
 #include "state.h"
 
 #define DAEMON_POLL_MS 2
@@ -35,16 +36,15 @@ void slot_directory(const struct slot *slot, char ret_path[PATH_MAX])
     slot_path(slot, "", ret_path);
 }
 
-static int slot_new(const char *folder, const char *name, struct slot **ret_slot)
+static struct slot *slot_new(const char *folder, const char *name)
 {
     struct slot *slot = calloc(1, sizeof(*slot));
     if (!slot)
-        return -ENOMEM;
+        return NULL;
     slot->stat_fd = slot->lock_fd = -1;
     snprintf(slot->folder, sizeof(slot->folder), "%s", folder);
     snprintf(slot->name, sizeof(slot->name), "%s", name);
-    *ret_slot = slot;
-    return 0;
+    return slot;
 }
 
 void slot_close(struct slot *slot)
@@ -68,6 +68,13 @@ static int open_in_slot(const struct slot *slot, const char *suffix, int flags)
     return fd < 0 ? -errno : fd;
 }
 
+static void remove_file(const struct slot *slot, const char *suffix)
+{
+    char path[PATH_MAX];
+    slot_path(slot, suffix, path);
+    unlink(path);
+}
+
 static int map_counters(struct slot *slot)
 {
     void *p = mmap(NULL, sizeof(struct counters), PROT_READ | PROT_WRITE, MAP_SHARED,
@@ -78,14 +85,20 @@ static int map_counters(struct slot *slot)
     return 0;
 }
 
+static bool is_of_this_version(const struct counters *c)
+{
+    return memcmp(c->magic, COUNTERS_MAGIC, sizeof(COUNTERS_MAGIC)) == 0 &&
+           c->version == COUNTERS_VERSION && c->size == sizeof(struct counters);
+}
+
 int slot_open(const char *folder, const char *name, struct slot **ret_slot)
 {
-    struct slot *slot;
+    auto_slot struct slot *slot = slot_new(folder, name);
     struct stat st;
-    int r = slot_new(folder, name, &slot);
-    if (r < 0)
-        return r;
-    slot->stat_fd = r = open_in_slot(slot, ".stat", 0);
+    int r = slot ? 0 : -ENOMEM;
+
+    if (r == 0)
+        slot->stat_fd = r = open_in_slot(slot, ".stat", 0);
     if (r >= 0)
         slot->lock_fd = r = open_in_slot(slot, ".lock", 0);
     if (r >= 0)
@@ -94,16 +107,11 @@ int slot_open(const char *folder, const char *name, struct slot **ret_slot)
         r = -EPROTO;
     if (r == 0)
         r = map_counters(slot);
-    if (r == 0 && (memcmp(slot->counters->magic, COUNTERS_MAGIC, sizeof(COUNTERS_MAGIC)) != 0 ||
-                   slot->counters->version != COUNTERS_VERSION ||
-                   slot->counters->size != sizeof(struct counters)))
+    if (r == 0 && !is_of_this_version(slot->counters))
         r = -EPROTO;
-    if (r < 0) {
-        slot_close(slot);
-        return r;
-    }
-    *ret_slot = slot;
-    return 0;
+    if (r == 0)
+        *ret_slot = steal_ptr(&slot);
+    return r;
 }
 
 /* Create all files of a new slot, or none. -EEXIST: the name is taken. */
@@ -125,18 +133,13 @@ static int create_files(struct slot *slot)
     if (r == 0)
         r = map_counters(slot);
     slot_directory(slot, path);
-    if (r == 0 && mkdir(path, 0700) < 0)
-        r = -errno;
-    else if (r == 0 && chmod(path, 0700) < 0)
+    if (r == 0 && (mkdir(path, 0700) < 0 || chmod(path, 0700) < 0))
         r = -errno;
     if (r == 0)
         return 0;
-    if (slot->stat_fd >= 0) {
-        slot_path(slot, ".stat", path);
-        unlink(path);
-    }
-    slot_path(slot, ".lock", path);
-    unlink(path);
+    if (slot->stat_fd >= 0)
+        remove_file(slot, ".stat");
+    remove_file(slot, ".lock");
     return r;
 }
 
@@ -146,21 +149,16 @@ int slot_create(const struct registry *registry, const char *name, struct slot *
     int r = -EEXIST;
 
     for (int i = 1; i < SLOT_NUMBER_MAX && r == -EEXIST; i++) {
-        struct slot *slot;
         snprintf(numbered, sizeof(numbered), i == 1 ? "%.*s" : "%.*s-%d", STATE_NAME_MAX - 8,
                  name, i);
-        r = slot_new(registry->folder, numbered, &slot);
+        auto_slot struct slot *slot = slot_new(registry->folder, numbered);
+        r = slot ? create_files(slot) : -ENOMEM;
         if (r < 0)
-            return r;
-        r = create_files(slot);
-        if (r < 0) {
-            slot_close(slot);
             continue;
-        }
         slot->counters->version = COUNTERS_VERSION;
         slot->counters->size = sizeof(struct counters);
         memcpy(slot->counters->magic, COUNTERS_MAGIC, sizeof(COUNTERS_MAGIC));
-        *ret_slot = slot;
+        *ret_slot = steal_ptr(&slot);
     }
     return r;
 }
@@ -230,10 +228,8 @@ enum slot_condition slot_condition(const struct slot *slot)
 bool slot_is_current(const struct slot *slot)
 {
     char path[PATH_MAX];
-    struct stat mine, named;
     slot_path(slot, ".lock", path);
-    return fstat(slot->lock_fd, &mine) == 0 && lstat(path, &named) == 0 &&
-           mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
+    return file_is_named(AT_FDCWD, path, slot->lock_fd, NULL) == 1;
 }
 
 /*
@@ -242,23 +238,21 @@ bool slot_is_current(const struct slot *slot)
  */
 static bool hand_over_mountpoint(const struct slot *slot)
 {
-    struct registry registry;
-    struct slot_list list;
-    bool handed = false;
+    struct registry registry = REGISTRY_NONE;
+    auto_slots struct slot_list list = {0};
 
     snprintf(registry.folder, sizeof(registry.folder), "%s", slot->folder);
     if (registry_list(&registry, &list) < 0)
         return true;
-    for (size_t i = 0; i < list.count && !handed; i++) {
-        struct counters *c = list.slots[i]->counters;
-        if (strcmp(list.slots[i]->name, slot->name) == 0 ||
+    for (size_t i = 0; i < list.count; i++) {
+        struct counters *c = list.at[i]->counters;
+        if (strcmp(list.at[i]->name, slot->name) == 0 ||
             strcmp(c->mountpoint, slot->counters->mountpoint) != 0)
             continue;
         c->owns_mountpoint = 1;
-        handed = true;
+        return true;
     }
-    slot_list_free(&list);
-    return handed;
+    return false;
 }
 
 void slot_remove(const struct slot *slot)
@@ -270,10 +264,8 @@ void slot_remove(const struct slot *slot)
         rmdir(slot->counters->mountpoint);
     slot_directory(slot, path);
     rmdir(path);
-    slot_path(slot, ".stat", path);
-    unlink(path);
-    slot_path(slot, ".lock", path);
-    unlink(path);
+    remove_file(slot, ".stat");
+    remove_file(slot, ".lock");
 }
 
 int slot_lock(const struct slot *slot, bool exclusive, bool wait)
@@ -304,21 +296,17 @@ size_t slot_lock_holders(const struct slot *slot, int pids[], size_t max)
     size_t count = 0;
     char line[256], want[64];
     struct stat st;
-    FILE *f = fopen("/proc/locks", "re");
+    auto_fclose FILE *f = fopen("/proc/locks", "re");
 
-    if (!f)
+    if (!f || fstat(slot->lock_fd, &st) < 0)
         return 0;
-    if (fstat(slot->lock_fd, &st) == 0) {
-        snprintf(want, sizeof(want), " %02x:%02x:%llu ", major(st.st_dev), minor(st.st_dev),
-                 (unsigned long long)st.st_ino);
-        while (count < max && fgets(line, sizeof(line), f)) {
-            int pid;
-            if (!strstr(line, want) || !strstr(line, "FLOCK"))
-                continue;
-            if (sscanf(line, "%*s FLOCK %*s %*s %d", &pid) == 1 && pid != getpid() && pid > 0)
-                pids[count++] = pid;
-        }
+    snprintf(want, sizeof(want), " %02x:%02x:%llu ", major(st.st_dev), minor(st.st_dev),
+             (unsigned long long)st.st_ino);
+    while (count < max && fgets(line, sizeof(line), f)) {
+        int pid;
+        if (strstr(line, want) && sscanf(line, "%*s FLOCK %*s %*s %d", &pid) == 1 &&
+            pid != getpid() && pid > 0)
+            pids[count++] = pid;
     }
-    fclose(f);
     return count;
 }

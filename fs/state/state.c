@@ -14,27 +14,25 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "runtime.h"
 #include "state.h"
+#include "vector.h"
 
 #define REGISTRY_WAIT_MS 10000
 #define REGISTRY_POLL_MS 2
 
 /* ---- the registry's lock ---- */
 
-static int lock_before(int fd, const struct timespec *start)
+static int lock_before(int fd, uint64_t end_ms)
 {
-    struct timespec now;
     while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return -errno;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        if ((now.tv_sec - start->tv_sec) * 1000 + (now.tv_nsec - start->tv_nsec) / 1000000 >
-            REGISTRY_WAIT_MS)
+        if (now_ms() > end_ms)
             return -ETIMEDOUT;
         poll(NULL, 0, REGISTRY_POLL_MS);
     }
@@ -42,8 +40,7 @@ static int lock_before(int fd, const struct timespec *start)
 }
 
 /* One attempt: -ESTALE if the folder was removed while we waited for its lock. */
-static int try_registry_lock(const char *folder, bool create, const struct timespec *start,
-                             int *ret_fd)
+static int try_registry_lock(const char *folder, bool create, uint64_t end_ms, int *ret_fd)
 {
     auto_close int dir = -1;
     struct stat st;
@@ -53,7 +50,7 @@ static int try_registry_lock(const char *folder, bool create, const struct times
     auto_close int fd = openat(dir, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return errno == ENOENT ? -ESTALE : -errno;
-    r = lock_before(fd, start);
+    r = lock_before(fd, end_ms);
     if (r < 0)
         return r;
     if (fstat(fd, &st) < 0)
@@ -66,14 +63,13 @@ static int try_registry_lock(const char *folder, bool create, const struct times
 
 int registry_lock(const char *folder, bool create, struct registry *ret_registry)
 {
-    struct timespec start;
+    uint64_t end_ms = now_ms() + REGISTRY_WAIT_MS;
     int r, fd = -1;
 
     if (strlen(folder) >= sizeof(ret_registry->folder))
         return -ENAMETOOLONG;
-    clock_gettime(CLOCK_MONOTONIC, &start);
     do
-        r = try_registry_lock(folder, create, &start, &fd);
+        r = try_registry_lock(folder, create, end_ms, &fd);
     while (r == -ESTALE);
     if (r < 0)
         return r;
@@ -84,21 +80,14 @@ int registry_lock(const char *folder, bool create, struct registry *ret_registry
 
 /* ---- leftovers ---- */
 
-static bool ends_with(const char *name, const char *suffix, size_t *ret_stem)
+/* Is `file` NAME and a suffix, and NAME that of a slot? */
+static bool stem_of(const char *file, const char *suffix, char ret_name[STATE_NAME_MAX])
 {
-    size_t n = strlen(name), m = strlen(suffix);
-    if (n <= m || strcmp(name + n - m, suffix) != 0)
+    size_t n = strlen(file), m = strlen(suffix);
+    if (n <= m || n - m >= STATE_NAME_MAX || strcmp(file + n - m, suffix) != 0)
         return false;
-    *ret_stem = n - m;
+    snprintf(ret_name, STATE_NAME_MAX, "%.*s", (int)(n - m), file);
     return true;
-}
-
-static bool exists(const char *folder, const char *stem, size_t len, const char *suffix)
-{
-    char path[PATH_MAX];
-    struct stat st;
-    snprintf(path, sizeof(path), "%s/%.*s%s", folder, (int)len, stem, suffix);
-    return lstat(path, &st) == 0;
 }
 
 static bool unlink_unlocked(const char *path)
@@ -110,89 +99,92 @@ static bool unlink_unlocked(const char *path)
 /* Remove a slot that another version of the program made, if nobody holds it. */
 static void sweep_foreign(const char *folder, const char *name)
 {
-    char lock[PATH_MAX], stat[PATH_MAX], dir[PATH_MAX];
-    struct slot *slot;
-    int r = slot_open(folder, name, &slot);
-    if (r == 0)
-        slot_close(slot);
-    if (r != -EPROTO)
+    char path[PATH_MAX];
+    auto_slot struct slot *slot = NULL;
+
+    if (slot_open(folder, name, &slot) != -EPROTO)
         return;
-    snprintf(lock, sizeof(lock), "%s/%s.lock", folder, name);
-    snprintf(stat, sizeof(stat), "%s/%s.stat", folder, name);
-    snprintf(dir, sizeof(dir), "%s/%s", folder, name);
-    auto_close int fd = open(stat, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) < 0 || (rmdir(dir) < 0 && errno != ENOENT))
+    snprintf(path, sizeof(path), "%s/%s.stat", folder, name);
+    auto_close int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) < 0)
         return;
-    if (unlink_unlocked(lock))
-        unlink(stat);
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    if (rmdir(path) < 0 && errno != ENOENT)
+        return;
+    snprintf(path, sizeof(path), "%s/%s.lock", folder, name);
+    if (unlink_unlocked(path)) {
+        snprintf(path, sizeof(path), "%s/%s.stat", folder, name);
+        unlink(path);
+    }
 }
 
-static void sweep_entry(const char *folder, const char *file)
+static bool has_file(int folder_fd, const char *name, const char *suffix)
+{
+    char file[STATE_FILE_MAX];
+    struct stat st;
+    snprintf(file, sizeof(file), "%s%s", name, suffix);
+    return fstatat(folder_fd, file, &st, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+static void sweep_entry(const char *folder, int folder_fd, const char *file)
 {
     char path[PATH_MAX], name[STATE_NAME_MAX];
-    size_t stem;
 
     if (strlen(file) >= STATE_FILE_MAX || strcmp(file, "lock") == 0)
         return;
     snprintf(path, sizeof(path), "%s/%s", folder, file);
-    if (!exists(folder, file, strlen(file), ".stat") && rmdir(path) == 0)
+    if (!has_file(folder_fd, file, ".stat") && rmdir(path) == 0)
         return;
-    if (ends_with(file, ".lock", &stem) && !exists(folder, file, stem, ".stat")) {
-        unlink_unlocked(path);
-    } else if (ends_with(file, ".stat", &stem) && stem < sizeof(name)) {
-        snprintf(name, sizeof(name), "%.*s", (int)stem, file);
-        if (!exists(folder, file, stem, ".lock"))
+    if (stem_of(file, ".lock", name)) {
+        if (!has_file(folder_fd, name, ".stat"))
             unlink_unlocked(path);
-        else
+    } else if (stem_of(file, ".stat", name)) {
+        if (has_file(folder_fd, name, ".lock"))
             sweep_foreign(folder, name);
+        else
+            unlink_unlocked(path);
     }
+}
+
+static bool is_dots(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
 void registry_sweep(const struct registry *registry)
 {
-    DIR *dir = opendir(registry->folder);
-    if (!dir)
-        return;
-    for (struct dirent *e; (e = readdir(dir));)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            sweep_entry(registry->folder, e->d_name);
-    closedir(dir);
+    auto_closedir DIR *dir = opendir(registry->folder);
+
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (!is_dots(e->d_name))
+            sweep_entry(registry->folder, dirfd(dir), e->d_name);
 }
 
-static bool folder_is_empty(const char *folder)
+/* What a folder holds besides its lock. If it can't be read it counts as in use. */
+static void look_into(const char *folder, bool *ret_slots, bool *ret_others)
 {
-    DIR *dir = opendir(folder);
-    bool empty = true;
-    if (!dir)
-        return false;
-    for (struct dirent *e; empty && (e = readdir(dir));)
-        empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
-                strcmp(e->d_name, "lock") == 0;
-    closedir(dir);
-    return empty;
-}
+    char name[STATE_NAME_MAX];
+    auto_closedir DIR *dir = opendir(folder);
 
-static bool has_slots(const char *folder)
-{
-    DIR *dir = opendir(folder);
-    bool has = false;
-    size_t stem;
-    if (!dir)
-        return true;
-    for (struct dirent *e; !has && (e = readdir(dir));)
-        has = ends_with(e->d_name, ".stat", &stem);
-    closedir(dir);
-    return has;
+    *ret_slots = *ret_others = !dir;
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        *ret_slots |= stem_of(e->d_name, ".stat", name);
+        *ret_others |= !is_dots(e->d_name) && strcmp(e->d_name, "lock") != 0;
+    }
 }
 
 void registry_unlock(struct registry *registry)
 {
     char path[PATH_MAX + 8];
+    bool slots, others;
     if (registry->lock_fd < 0)
         return;
-    if (!has_slots(registry->folder))
+    look_into(registry->folder, &slots, &others);
+    if (!slots && others) {
         registry_sweep(registry); /* only leftovers of killed processes remain */
-    if (folder_is_empty(registry->folder)) {
+        look_into(registry->folder, &slots, &others);
+    }
+    if (!others) {
         snprintf(path, sizeof(path), "%s/lock", registry->folder);
         unlink(path);
         rmdir(registry->folder);
@@ -204,44 +196,27 @@ void registry_unlock(struct registry *registry)
 
 /* ---- lists ---- */
 
-static int list_add(struct slot_list *list, struct slot *slot)
-{
-    struct slot **grown = realloc(list->slots, (list->count + 1) * sizeof(*grown));
-    if (!grown)
-        return -ENOMEM;
-    list->slots = grown;
-    grown[list->count++] = slot;
-    return 0;
-}
-
 void slot_list_free(struct slot_list *list)
 {
     for (size_t i = 0; i < list->count; i++)
-        slot_close(list->slots[i]);
-    free(list->slots);
-    *list = (struct slot_list){0};
+        slot_close(list->at[i]);
+    vector_free(list);
 }
 
 /* Add the slot that a file named X.stat represents, if it is one. */
 static int list_file(struct slot_list *list, const char *folder, const char *file)
 {
     char name[STATE_NAME_MAX];
-    struct slot *slot;
-    size_t stem;
+    auto_slot struct slot *slot = NULL;
 
-    if (!ends_with(file, ".stat", &stem) || stem >= sizeof(name))
+    if (!stem_of(file, ".stat", name))
         return 0;
-    memcpy(name, file, stem);
-    name[stem] = '\0';
     int r = slot_open(folder, name, &slot);
-    if (r == -ENOMEM)
-        return r;
-    if (r < 0)
-        return 0;
-    r = list_add(list, slot);
-    if (r < 0)
-        slot_close(slot);
-    return r;
+    if (r == 0)
+        r = vector_push(list, slot);
+    if (r == 0)
+        slot = NULL;
+    return r == -ENOMEM ? r : 0;
 }
 
 static int list_folder(struct slot_list *list, const char *folder)
@@ -250,13 +225,12 @@ static int list_folder(struct slot_list *list, const char *folder)
     int r = runtime_open(folder, false, &fd);
     if (r < 0)
         return r == -ENOMEM ? r : 0; /* missing, or not ours */
-    DIR *dir = fdopendir(fd);
+    auto_closedir DIR *dir = fdopendir(fd);
     if (!dir)
         return -errno;
     steal_fd(&fd);
     for (struct dirent *e; r == 0 && (e = readdir(dir));)
         r = list_file(list, folder, e->d_name);
-    closedir(dir);
     return r;
 }
 
@@ -267,14 +241,12 @@ static int by_name(const void *a, const void *b)
 
 static int list_done(struct slot_list *list, int r, struct slot_list *ret_list)
 {
-    if (r < 0) {
+    if (r < 0)
         slot_list_free(list);
-        return r;
-    }
     if (list->count > 1)
-        qsort(list->slots, list->count, sizeof(list->slots[0]), by_name);
+        qsort(list->at, list->count, sizeof(list->at[0]), by_name);
     *ret_list = *list;
-    return 0;
+    return r;
 }
 
 int registry_list(const struct registry *registry, struct slot_list *ret_list)
@@ -286,15 +258,12 @@ int registry_list(const struct registry *registry, struct slot_list *ret_list)
 
 int state_list(struct slot_list *ret_list)
 {
-    char(*folders)[PATH_MAX] = malloc(RUNTIME_FOLDERS_MAX * PATH_MAX);
+    char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
     struct slot_list list = {0};
+    size_t count = runtime_folders(folders);
     int r = 0;
 
-    if (!folders)
-        return -ENOMEM;
-    size_t count = runtime_folders(folders);
     for (size_t i = 0; i < count && r == 0; i++)
         r = list_folder(&list, folders[i]);
-    free(folders);
     return list_done(&list, r, ret_list);
 }

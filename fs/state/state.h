@@ -39,15 +39,21 @@ struct slot {
 
 void slot_close(struct slot *slot); /* NULL is fine; releases its locks, removes nothing */
 
+static inline void slot_closep(struct slot **slot)
+{
+    slot_close(*slot);
+}
+#define auto_slot __attribute__((cleanup(slot_closep)))
+
 /* Does a daemon serve this slot? The caller needs no lock. */
 bool slot_daemon_lives(const struct slot *slot);
 
 /* Wait until no daemon serves the slot: 0, or -ETIMEDOUT. */
 int slot_wait_daemon(const struct slot *slot, int timeout_ms);
 
-struct slot_list {
-    struct slot **slots;
-    size_t count;
+struct slot_list { /* a vector */
+    struct slot **at;
+    size_t count, capacity;
 };
 
 /*
@@ -56,10 +62,9 @@ struct slot_list {
  */
 int state_list(struct slot_list *ret_list);
 void slot_list_free(struct slot_list *list); /* closes all slots left in it */
+#define auto_slots __attribute__((cleanup(slot_list_free)))
 
 /* ---- the folder and its lock: for processes that make and end mounts ---- */
-
-/* The folders to try: runtime_folders. */
 
 struct registry {
     char folder[PATH_MAX];
@@ -74,6 +79,13 @@ struct registry {
 int registry_lock(const char *folder, bool create, struct registry *ret_registry);
 /* Unlock, unless lock_fd is -1; removes the folder if it is empty. */
 void registry_unlock(struct registry *registry);
+
+/* A variable that is unlocked at the end of its scope: auto_registry r = REGISTRY_NONE; */
+#define auto_registry __attribute__((cleanup(registry_unlock))) struct registry
+#define REGISTRY_NONE                                                                          \
+    {                                                                                          \
+        .lock_fd = -1                                                                          \
+    }
 
 /* Remove what killed processes left half made: files that belong to no slot. */
 void registry_sweep(const struct registry *registry);

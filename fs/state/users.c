@@ -13,10 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "users.h"
 
 #define SEARCH_LIMIT_MS 2000
@@ -37,42 +37,35 @@ static bool link_leads_in(const char *link, const char *mountpoint)
 static bool has_open_file(int pid, const char *mountpoint)
 {
     char path[64 + 256];
-    bool found = false;
 
     snprintf(path, sizeof(path), "/proc/%d/fd", pid);
-    DIR *dir = opendir(path);
-    if (!dir)
-        return false;
-    for (struct dirent *e; !found && (e = readdir(dir));) {
+    auto_closedir DIR *dir = opendir(path);
+    for (struct dirent *e; dir && (e = readdir(dir));) {
         snprintf(path, sizeof(path), "/proc/%d/fd/%s", pid, e->d_name);
-        found = link_leads_in(path, mountpoint);
+        if (link_leads_in(path, mountpoint))
+            return true;
     }
-    closedir(dir);
-    return found;
+    return false;
 }
 
 static bool has_mapping(int pid, const struct mount_entry *entry)
 {
-    char path[64], *line = NULL;
+    char path[64];
+    auto_free char *line = NULL;
+    unsigned dev_major, dev_minor;
     size_t size = 0;
-    bool found = false;
 
     snprintf(path, sizeof(path), "/proc/%d/maps", pid);
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return false;
-    while (!found && getline(&line, &size, f) > 0) {
-        unsigned dev_major, dev_minor;
-        found = sscanf(line, "%*s %*s %*s %x:%x", &dev_major, &dev_minor) == 2 &&
-                dev_major == entry->dev_major && dev_minor == entry->dev_minor;
-    }
-    free(line);
-    fclose(f);
-    return found;
+    auto_fclose FILE *f = fopen(path, "re");
+    while (f && getline(&line, &size, f) > 0)
+        if (sscanf(line, "%*s %*s %*s %x:%x", &dev_major, &dev_minor) == 2 &&
+            dev_major == entry->dev_major && dev_minor == entry->dev_minor)
+            return true;
+    return false;
 }
 
 /* The cheap and harmless checks come first. */
-static bool uses(int pid, const struct mount_entry *entry)
+static bool user_has_it_open(int pid, const struct mount_entry *entry)
 {
     static const char *const links[] = {"cwd", "root", "exe"};
     char path[64];
@@ -86,7 +79,7 @@ static bool uses(int pid, const struct mount_entry *entry)
 }
 
 /* Is the filesystem mounted anywhere in that process's namespace? */
-static bool sees(int pid, const struct mount_entry *entry)
+static bool user_sees_it(int pid, const struct mount_entry *entry)
 {
     char path[64], where[PATH_MAX];
 
@@ -95,31 +88,29 @@ static bool sees(int pid, const struct mount_entry *entry)
 }
 
 /* Is one of its threads in a FUSE request, by the name of the kernel function? */
-static bool waits(int pid, const struct mount_entry *entry)
+static bool user_waits(int pid, const struct mount_entry *entry)
 {
     char path[64 + 256], where[64];
-    bool found = false;
 
     (void)entry;
     snprintf(path, sizeof(path), "/proc/%d/task", pid);
-    DIR *dir = opendir(path);
-    if (!dir)
-        return false;
-    for (struct dirent *e; !found && (e = readdir(dir));) {
+    auto_closedir DIR *dir = opendir(path);
+    for (struct dirent *e; dir && (e = readdir(dir));) {
         snprintf(path, sizeof(path), "/proc/%d/task/%s/wchan", pid, e->d_name);
         auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
         ssize_t n = fd < 0 ? 0 : read(fd, where, sizeof(where) - 1);
         where[n > 0 ? n : 0] = '\0';
-        found = strcmp(where, "request_wait_answer") == 0 ||
-                strstr(where, "fuse_request_send") || strstr(where, "fuse_simple_request");
+        if (strcmp(where, "request_wait_answer") == 0 || strstr(where, "fuse_request_send") ||
+            strstr(where, "fuse_simple_request"))
+            return true;
     }
-    closedir(dir);
-    return found;
+    return false;
 }
 
 /* Write the PIDs into the pipe, each as soon as it is found. */
-static _Noreturn void search(bool (*has)(int pid, const struct mount_entry *entry),
-                             const struct mount_entry *entry, int self, int except, int out)
+static _Noreturn void users_search_child(bool (*has)(int pid, const struct mount_entry *entry),
+                                         const struct mount_entry *entry, int self, int except,
+                                         int out)
 {
     DIR *dir = opendir("/proc");
 
@@ -134,18 +125,14 @@ static _Noreturn void search(bool (*has)(int pid, const struct mount_entry *entr
     _exit(0);
 }
 
-static size_t collect(int in, struct mount_user users[], size_t max)
+static size_t users_collect(int in, struct mount_user users[], size_t max)
 {
+    uint64_t now, end = now_ms() + SEARCH_LIMIT_MS;
     size_t count = 0;
-    struct timespec start, now;
 
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    while (count < max) {
+    while (count < max && (now = now_ms()) < end) {
         struct pollfd p = {.fd = in, .events = POLLIN};
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        long left = SEARCH_LIMIT_MS - (now.tv_sec - start.tv_sec) * 1000 -
-                    (now.tv_nsec - start.tv_nsec) / 1000000;
-        if (left <= 0 || poll(&p, 1, (int)left) == 0)
+        if (poll(&p, 1, (int)(end - now)) == 0)
             break;
         ssize_t n = read(in, &users[count].pid, sizeof(int));
         if (n < 0 && errno == EINTR)
@@ -158,9 +145,9 @@ static size_t collect(int in, struct mount_user users[], size_t max)
     return count;
 }
 
-static size_t find(bool (*has)(int pid, const struct mount_entry *entry),
-                   const struct mount_entry *entry, int except, struct mount_user users[],
-                   size_t max)
+static size_t users_search(bool (*has)(int pid, const struct mount_entry *entry),
+                           const struct mount_entry *entry, int except,
+                           struct mount_user users[], size_t max)
 {
     auto_close int in = -1;
     int fds[2], self = getpid();
@@ -170,11 +157,11 @@ static size_t find(bool (*has)(int pid, const struct mount_entry *entry),
     in = fds[0];
     pid_t pid = fork();
     if (pid == 0)
-        search(has, entry, self, except, fds[1]);
+        users_search_child(has, entry, self, except, fds[1]);
     close(fds[1]);
     if (pid < 0)
         return 0;
-    size_t count = collect(in, users, max);
+    size_t count = users_collect(in, users, max);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, WNOHANG); /* it may hang; then it is left */
     return count;
@@ -183,19 +170,19 @@ static size_t find(bool (*has)(int pid, const struct mount_entry *entry),
 size_t users_find(const struct mount_entry *entry, int except, struct mount_user users[],
                   size_t max)
 {
-    return find(uses, entry, except, users, max);
+    return users_search(user_has_it_open, entry, except, users, max);
 }
 
 size_t users_waiting(int except, struct mount_user users[], size_t max)
 {
-    return find(waits, NULL, except, users, max);
+    return users_search(user_waits, NULL, except, users, max);
 }
 
 size_t users_elsewhere(unsigned dev_major, unsigned dev_minor, int except,
                        struct mount_user users[], size_t max)
 {
     struct mount_entry entry = {.dev_major = dev_major, .dev_minor = dev_minor};
-    return dev_major || dev_minor ? find(sees, &entry, except, users, max) : 0;
+    return dev_major || dev_minor ? users_search(user_sees_it, &entry, except, users, max) : 0;
 }
 
 const char *users_describe(const struct mount_user users[], size_t count, char *buf,

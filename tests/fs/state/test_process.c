@@ -35,42 +35,80 @@ static void kill_and_leave(pid_t pid)
 
 START_TEST(a_process_is_known_by_pid_and_start_time)
 {
-    uint64_t ticks;
-    char state;
-    ck_assert_int_eq(process_stat(getpid(), &ticks, &state), 0);
-    ck_assert_int_eq(state, 'R');
-    ck_assert(process_lives(getpid(), ticks));
-    ck_assert(!process_lives(getpid(), ticks + 1));
-    ck_assert_int_eq(process_stat(0, &ticks, &state), -ESRCH);
-    ck_assert_int_eq(process_stat(-5, &ticks, &state), -ESRCH);
+    struct process_facts me;
+    ck_assert_int_eq(process_look(getpid(), &me), 0);
+    ck_assert(!me.is_dead && !me.is_stopped);
+    ck_assert_int_eq(me.parent, getppid());
+    ck_assert_int_eq(me.session, getsid(0));
+    ck_assert(process_lives(getpid(), me.start_ticks));
+    ck_assert(!process_lives(getpid(), me.start_ticks + 1));
+    ck_assert_int_eq(process_look(0, &me), -ESRCH);
+    ck_assert_int_eq(process_look(-5, &me), -ESRCH);
 }
 END_TEST
 
 START_TEST(a_name_full_of_parentheses_does_not_confuse)
 {
-    uint64_t ticks, same;
-    char state, name[PROCESS_NAME_MAX];
-    ck_assert_int_eq(process_stat(getpid(), &ticks, &state), 0);
+    struct process_facts before, after;
+    char name[PROCESS_NAME_MAX];
+    ck_assert_int_eq(process_look(getpid(), &before), 0);
     prctl(PR_SET_NAME, ") Z 1 (\x1b[2J");
-    ck_assert_int_eq(process_stat(getpid(), &same, &state), 0);
-    ck_assert_uint_eq(same, ticks);
-    ck_assert_int_eq(state, 'R');
+    ck_assert_int_eq(process_look(getpid(), &after), 0);
+    ck_assert_uint_eq(after.start_ticks, before.start_ticks);
+    ck_assert(!after.is_dead);
     ck_assert_str_eq(process_name(getpid(), name), ") Z 1 (?[2J");
 }
 END_TEST
 
 START_TEST(a_zombie_does_not_live)
 {
-    uint64_t ticks;
-    char state;
+    struct process_facts facts;
     pid_t pid = sleeper();
-    ck_assert_int_eq(process_stat(pid, &ticks, &state), 0);
-    ck_assert(process_lives(pid, ticks));
-    ck_assert_int_eq(process_wait_end(pid, ticks, 0), -ETIMEDOUT);
+    ck_assert_int_eq(process_look(pid, &facts), 0);
+    ck_assert(process_lives(pid, facts.start_ticks));
     kill_and_leave(pid);
-    ck_assert(!process_lives(pid, ticks));
-    ck_assert_int_eq(process_wait_end(pid, ticks, 0), 0);
+    ck_assert(!process_lives(pid, facts.start_ticks));
     waitpid(pid, NULL, 0);
+}
+END_TEST
+
+START_TEST(a_stopped_process_lives)
+{
+    struct process_facts facts;
+    siginfo_t info;
+    pid_t pid = sleeper();
+    ck_assert_int_eq(process_look(pid, &facts), 0);
+    ck_assert(!process_is_stopped(pid, facts.start_ticks));
+    kill(pid, SIGSTOP);
+    ck_assert_int_eq(waitid(P_PID, (id_t)pid, &info, WSTOPPED), 0);
+    ck_assert(process_is_stopped(pid, facts.start_ticks));
+    ck_assert(!process_is_stopped(pid, facts.start_ticks + 1));
+    ck_assert(process_lives(pid, facts.start_ticks));
+    kill_and_leave(pid);
+    waitpid(pid, NULL, 0);
+}
+END_TEST
+
+static int give(void *ctx)
+{
+    return *(int *)ctx;
+}
+
+static int hang(void *ctx)
+{
+    for (;;)
+        pause();
+    return *(int *)ctx;
+}
+
+START_TEST(a_try_gives_what_was_returned_and_does_not_wait_for_ever)
+{
+    int numbers[] = {0, -ENOENT, -ENOTCONN};
+    for (size_t i = 0; i < 3; i++) {
+        ck_assert_int_eq(process_try(give, &numbers[i], -1), numbers[i]);
+        ck_assert_int_eq(process_try(give, &numbers[i], 60000), numbers[i]);
+    }
+    ck_assert_int_eq(process_try(hang, numbers, 1), -ETIMEDOUT);
 }
 END_TEST
 
@@ -115,6 +153,8 @@ int main(void)
     tcase_add_test(c, a_process_is_known_by_pid_and_start_time);
     tcase_add_test(c, a_name_full_of_parentheses_does_not_confuse);
     tcase_add_test(c, a_zombie_does_not_live);
+    tcase_add_test(c, a_stopped_process_lives);
+    tcase_add_test(c, a_try_gives_what_was_returned_and_does_not_wait_for_ever);
     tcase_add_test(c, a_watch_sees_the_end);
     tcase_add_test(c, a_watch_of_nobody_is_refused);
     suite_add_tcase(s, c);
