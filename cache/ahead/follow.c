@@ -17,10 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "numbers.h"
+#include "want.h"
+#include "world.h"
+
 #define ISSUED 1u
 #define READ 2u
 #define HERE 4u
-#define LEFT 8u /* all readers have passed it, as far as known: it no longer waits */
+#define LEFT 8u /* all readers have passed it, as far as known */
 
 #define REACH_LEAST 1024u
 #define VERDICTS 32u
@@ -30,7 +34,6 @@
 #define STRAYS 16u
 #define STRAYS_TOGETHER 12u
 #define WAITING_MAX (1u << 16)
-#define COMPACT_READS 256u  /* between two passes over all that wait */
 #define SCAN_MAX (1u << 17) /* places looked at in one go */
 #define INFER_READS 64u     /* between two attempts to infer the world */
 #define GIVE_UP_READS 4096u /* without an answer: assume that everything is read here */
@@ -43,16 +46,14 @@ struct leg {
 
 struct follow {
     struct follow_options options;
+    struct ahead_stats *stats;
     struct leg now, next;
     uint64_t base; /* `due` of place 0 */
     uint64_t head, lag;
-    uint64_t at; /* where fetching goes on */
+    uint64_t at;      /* where fetching goes on */
+    uint64_t settled; /* nothing before this place waits */
+    uint32_t waiting; /* places */
     bool started, asked_next, turned, held_back;
-
-    uint64_t *waiting; /* a ring of the issued places, oldest first */
-    uint32_t waiting_first, waiting_count;
-    uint64_t waiting_bytes;
-    uint64_t compact_at; /* not before so many reads */
 
     uint32_t verdicts; /* a bit for each of the last reads: it was unexpected */
     unsigned judged;
@@ -63,7 +64,6 @@ struct follow {
     struct world_read reads[WORLD_READS_MAX];
     unsigned read_count, since_inferred;
     uint64_t in_order, next_reads;
-    struct follow_stats stats;
 };
 
 static uint64_t absolute(uint64_t a, uint64_t b)
@@ -71,7 +71,7 @@ static uint64_t absolute(uint64_t a, uint64_t b)
     return a > b ? a - b : b - a;
 }
 
-static int set_leg(struct leg *leg, struct known_reads *order)
+static int follow_set_leg(struct leg *leg, struct known_reads *order)
 {
     uint8_t *state = calloc(known_reads_count(order) + 1, 1);
 
@@ -81,11 +81,18 @@ static int set_leg(struct leg *leg, struct known_reads *order)
     return 0;
 }
 
-static void free_leg(struct leg *leg)
+static void follow_free_leg(struct leg *leg)
 {
     known_reads_free(leg->order);
     free(leg->state);
     *leg = (struct leg){0};
+}
+
+static void set_world(struct follow *f, const struct world *world)
+{
+    f->world = *world;
+    f->stats->world = world->size;
+    f->stats->local = world->local;
 }
 
 int follow_new(const struct follow_options *options, struct known_reads *order,
@@ -96,14 +103,18 @@ int follow_new(const struct follow_options *options, struct known_reads *order,
     if (!f)
         return -ENOMEM;
     f->options = *options;
-    f->waiting = malloc(WAITING_MAX * sizeof(*f->waiting));
-    if (!f->waiting || set_leg(&f->now, order) < 0) {
-        follow_free(f);
+    f->stats = options->stats;
+    f->base = options->first_due;
+    if (follow_set_leg(&f->now, order) < 0) {
+        free(f);
         return -ENOMEM;
     }
     f->started = !options->shared;
-    if (!options->shared)
-        world_all(&f->world);
+    if (!options->shared) {
+        struct world all;
+        world_all(&all);
+        set_world(f, &all);
+    }
     *ret_follow = f;
     return 0;
 }
@@ -112,15 +123,10 @@ void follow_free(struct follow *f)
 {
     if (!f)
         return;
-    free_leg(&f->now);
-    free_leg(&f->next);
-    free(f->waiting);
+    follow_free_leg(&f->now);
+    follow_free_leg(&f->next);
+    f->stats->waiting_bytes = 0;
     free(f);
-}
-
-void follow_set_window(struct follow *f, uint64_t window_bytes)
-{
-    f->options.window_bytes = window_bytes;
 }
 
 static uint8_t *state_of(struct follow *f, uint64_t place)
@@ -134,15 +140,6 @@ static uint32_t file_at(const struct follow *f, uint64_t place)
                                 : known_reads_at(f->next.order, place - f->now.count);
 }
 
-static uint64_t bytes_of(const struct follow *f, uint32_t position)
-{
-    struct node node;
-
-    if (position == FOLDER_NO_FILE || index_node(f->options.index, position, &node) < 0)
-        return 0;
-    return node.size_bytes < f->options.file_most ? node.size_bytes : f->options.file_most;
-}
-
 static uint64_t end_of(const struct follow *f)
 {
     return f->now.count + f->next.count;
@@ -151,10 +148,9 @@ static uint64_t end_of(const struct follow *f)
 /* How far apart readers may be. */
 static uint64_t reach(const struct follow *f)
 {
-    uint64_t part = f->now.count / (f->options.shared ? 16 : 6), spread = 2 * f->options.spread;
+    uint64_t part = f->now.count / (f->options.shared ? 16 : 6);
 
-    part = part > spread ? part : spread;
-    return part > REACH_LEAST ? part : REACH_LEAST;
+    return max_u64(max_u64(part, 2 * f->options.spread), REACH_LEAST);
 }
 
 /* Recent reads were out of order. */
@@ -166,10 +162,9 @@ static bool is_in_doubt(const struct follow *f)
 /* The place up to which all readers have passed: nothing before it will be asked for. */
 static uint64_t tail(const struct follow *f)
 {
-    uint64_t slack = 2 * f->lag + 64 * (uint64_t)(f->world.size ? f->world.size : 1);
+    uint64_t slack = 2 * f->lag + 64 * (uint64_t)max_u32(f->world.size, 1);
 
-    if (slack > f->now.count / 2) /* or a short order would end before it turned */
-        slack = f->now.count / 2;
+    slack = min_u64(slack, f->now.count / 2); /* or a short order would end before it turned */
     return f->head > slack ? f->head - slack : 0;
 }
 
@@ -232,36 +227,58 @@ static int find_place(const struct follow *f, uint32_t position, uint64_t *ret_p
     return place_in(&f->now, position, 0, ret_place) == 0 ? 0 : -EEXIST;
 }
 
-static void drop_waiting(struct follow *f, uint64_t place)
-{
-    uint64_t bytes = bytes_of(f, file_at(f, place));
+/* ---- what waits ---- */
 
-    f->waiting_bytes -= bytes < f->waiting_bytes ? bytes : f->waiting_bytes;
+static bool waits(uint8_t state)
+{
+    return (state & (ISSUED | READ | LEFT)) == ISSUED;
 }
+
+static void begin_wait(struct follow *f, uint64_t place, uint64_t bytes)
+{
+    *state_of(f, place) |= ISSUED;
+    f->waiting++;
+    f->stats->waiting_bytes += bytes;
+    f->settled = min_u64(f->settled, place);
+}
+
+static void end_wait(struct follow *f, uint64_t place)
+{
+    uint64_t bytes = want_bytes(f->options.ahead->index, file_at(f, place));
+
+    f->waiting--;
+    f->stats->waiting_bytes -= min_u64(bytes, f->stats->waiting_bytes);
+}
+
+/* Nobody will ask for what waits before this place. */
+static void leave_behind(struct follow *f, uint64_t until)
+{
+    for (; f->settled < until; f->settled++) {
+        uint8_t *state = state_of(f, f->settled);
+        if (!waits(*state))
+            continue;
+        *state |= LEFT;
+        end_wait(f, f->settled);
+        f->stats->unused++;
+    }
+}
+
+/* ---- reads ---- */
 
 /* All readers are in the next epoch: its order becomes the present one. */
 static void turn(struct follow *f)
 {
     uint64_t passed = f->now.count;
-    uint32_t kept = 0;
 
-    for (uint32_t i = 0; i < f->waiting_count; i++) {
-        uint64_t place = f->waiting[(f->waiting_first + i) % WAITING_MAX];
-        if (place >= passed) {
-            f->waiting[(f->waiting_first + kept++) % WAITING_MAX] = place - passed;
-        } else if (!(*state_of(f, place) & READ)) {
-            drop_waiting(f, place);
-            f->stats.unused++;
-        }
-    }
-    f->waiting_count = kept;
-    free_leg(&f->now);
+    leave_behind(f, passed);
+    follow_free_leg(&f->now);
     f->now = f->next;
     f->next = (struct leg){0};
     f->base += passed;
+    f->settled -= passed;
     f->head -= passed;
     f->at = f->at > passed ? f->at - passed : 0;
-    f->lag = f->lag < f->head ? f->lag : f->head;
+    f->lag = min_u64(f->lag, f->head);
     f->read_count = 0;
     f->next_reads = 0;
     f->asked_next = false;
@@ -277,14 +294,14 @@ static void infer_world(struct follow *f)
     if (!f->options.shared)
         return;
     if (world_infer(f->reads, f->read_count, &found) < 0) {
-        if (!f->world.size && f->in_order > GIVE_UP_READS)
-            world_all(&f->world);
+        if (f->world.size || f->in_order <= GIVE_UP_READS)
+            return;
+        world_all(&found);
+    } else if (f->world.size && world_holds(&f->world, &found)) {
         return;
     }
-    if (f->world.size && world_holds(&f->world, &found))
-        return;
-    f->world = found;
-    f->at = f->at < tail(f) ? f->at : tail(f);
+    set_world(f, &found);
+    f->at = min_u64(f->at, tail(f));
 }
 
 static void note_place(struct follow *f, uint64_t place, uint32_t task)
@@ -298,9 +315,9 @@ static void note_place(struct follow *f, uint64_t place, uint32_t task)
     f->reads[f->read_count++] = (struct world_read){place, task};
     f->in_order++;
     f->since_inferred++;
-    bool stranger = f->world.size && !world_reads(&f->world, place);
+    bool from_elsewhere = f->world.size && !world_reads(&f->world, place);
     if (f->since_inferred >= INFER_READS || (!f->world.size && f->since_inferred >= 8) ||
-        (stranger && f->since_inferred >= 4))
+        (from_elsewhere && f->since_inferred >= 4))
         infer_world(f);
 }
 
@@ -308,11 +325,8 @@ static void advance(struct follow *f, uint64_t place)
 {
     uint64_t behind = place < f->head ? f->head - place : 0;
 
-    f->lag -= f->lag / 256;
-    if (behind > f->lag)
-        f->lag = behind;
-    if (place > f->head)
-        f->head = place;
+    f->lag = max_u64(f->lag - f->lag / 256, behind);
+    f->head = max_u64(f->head, place);
     f->started = true;
     f->next_reads += place >= f->now.count;
     if (f->next_reads >= TURN_READS && tail(f) >= f->now.count && !is_in_doubt(f))
@@ -326,7 +340,7 @@ static void judge(struct follow *f, bool unexpected)
         f->judged++;
 }
 
-static int compare(const void *a, const void *b)
+static int compare_places(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
 
@@ -343,7 +357,7 @@ static void note_stray(struct follow *f, uint64_t place)
     if (f->stray_count < STRAYS)
         return;
     memcpy(sorted, f->strays, sizeof(sorted));
-    qsort(sorted, STRAYS, sizeof(sorted[0]), compare);
+    qsort(sorted, STRAYS, sizeof(sorted[0]), compare_places);
     for (unsigned i = 0; i < STRAYS; i++)
         together += absolute(sorted[i], sorted[STRAYS / 2]) <= reach(f) / 4;
     if (together < STRAYS_TOGETHER)
@@ -366,22 +380,22 @@ enum follow_verdict follow_read(struct follow *f, uint32_t position, uint32_t ta
         if (r == 0)
             note_stray(f, place);
         judge(f, true);
-        f->stats.unexpected++;
         return FOLLOW_UNEXPECTED;
     }
     uint8_t *state = state_of(f, place), before = *state;
+    bool found = before & HERE, late = (before & (ISSUED | HERE)) == ISSUED;
+    if (waits(before))
+        end_wait(f, place);
     *state |= READ;
-    if ((before & (ISSUED | LEFT)) == ISSUED)
-        drop_waiting(f, place);
     f->held_back = false;
     judge(f, false);
     note_place(f, place, task);
     advance(f, place);
-    f->stats.read++;
-    f->stats.found += (before & HERE) != 0;
-    f->stats.late += (before & (ISSUED | HERE)) == ISSUED;
-    f->stats.missed += !(before & ISSUED);
-    return before & HERE ? FOLLOW_FOUND : before & ISSUED ? FOLLOW_LATE : FOLLOW_MISSED;
+    f->stats->in_order++;
+    f->stats->found += found;
+    f->stats->late += late;
+    f->stats->used += found || late;
+    return found ? FOLLOW_FOUND : late ? FOLLOW_LATE : FOLLOW_MISSED;
 }
 
 bool follow_is_lost(const struct follow *f)
@@ -396,105 +410,63 @@ bool follow_is_sure(const struct follow *f)
 
 /* ---- what to fetch ---- */
 
-/* Forget the oldest places that were read or left behind. */
-static void settle_waiting(struct follow *f)
-{
-    uint64_t passed = tail(f);
-
-    while (f->waiting_count > 0) {
-        uint64_t place = f->waiting[f->waiting_first];
-        uint8_t *state = state_of(f, place);
-        bool read = *state & READ;
-        if (!read && place >= passed)
-            break;
-        if (!read) {
-            *state |= LEFT;
-            drop_waiting(f, place);
-            f->stats.unused++;
-        }
-        f->waiting_first = (f->waiting_first + 1) % WAITING_MAX;
-        f->waiting_count--;
-    }
-}
-
-/* Drop read places from the middle of the ring, where the oldest ones keep waiting. */
-static void compact_waiting(struct follow *f)
-{
-    uint32_t kept = 0;
-
-    for (uint32_t i = 0; i < f->waiting_count; i++) {
-        uint64_t place = f->waiting[(f->waiting_first + i) % WAITING_MAX];
-        if (!(*state_of(f, place) & READ))
-            f->waiting[(f->waiting_first + kept++) % WAITING_MAX] = place;
-    }
-    f->waiting_count = kept;
-    f->compact_at = f->stats.read + COMPACT_READS;
-}
-
 static bool has_room(struct follow *f)
 {
-    settle_waiting(f);
-    if (f->waiting_count == WAITING_MAX && f->stats.read >= f->compact_at)
-        compact_waiting(f);
-    return !f->held_back && f->waiting_count < WAITING_MAX &&
-           f->waiting_bytes < f->options.window_bytes;
+    leave_behind(f, tail(f));
+    return !f->held_back && f->waiting < WAITING_MAX &&
+           f->stats->waiting_bytes < f->options.ahead->window_bytes;
 }
 
-bool follow_next(struct follow *f, struct follow_item *ret_item)
+bool follow_next(struct follow *f, struct reader_want *ret_want)
 {
     uint64_t end = end_of(f);
 
     if (!f->world.size || !f->started || is_in_doubt(f) || !has_room(f))
         return false;
-    if (f->at < tail(f))
-        f->at = tail(f);
+    f->at = max_u64(f->at, tail(f));
     for (unsigned i = 0; i < SCAN_MAX && f->at < end; i++) {
-        uint64_t place = f->at++, bytes;
-        uint8_t *state = state_of(f, place);
-        if (!world_reads(&f->world, place_in_leg(f, place)) || *state & (ISSUED | READ))
+        uint64_t place = f->at++;
+        if (!world_reads(&f->world, place_in_leg(f, place)) ||
+            *state_of(f, place) & (ISSUED | READ))
             continue;
         uint32_t position = file_at(f, place);
-        bytes = bytes_of(f, position);
+        uint64_t bytes = want_bytes(f->options.ahead->index, position);
         if (bytes == 0)
             continue;
-        *state |= ISSUED;
-        f->waiting[(f->waiting_first + f->waiting_count++) % WAITING_MAX] = place;
-        f->waiting_bytes += bytes;
-        *ret_item = (struct follow_item){position, bytes, f->base + place};
+        begin_wait(f, place, bytes);
+        *ret_want = (struct reader_want){position, 0, bytes, f->base + place};
         return true;
     }
     return false;
 }
 
+/* False: it is not due in this epoch or the next. */
+static bool find_due(const struct follow *f, uint64_t due, uint64_t *ret_place)
+{
+    *ret_place = due - f->base;
+    return due >= f->base && *ret_place < end_of(f);
+}
+
 void follow_done(struct follow *f, uint64_t due)
 {
-    if (due >= f->base && due - f->base < end_of(f))
-        *state_of(f, due - f->base) |= HERE;
+    uint64_t place;
+
+    if (find_due(f, due, &place))
+        *state_of(f, place) |= HERE;
 }
 
 void follow_refused(struct follow *f, uint64_t due)
 {
+    uint64_t place;
+
     f->held_back = true;
-    if (due < f->base || due - f->base >= end_of(f))
+    if (!find_due(f, due, &place) || *state_of(f, place) & READ)
         return;
-    uint64_t place = due - f->base;
-    uint8_t *state = state_of(f, place);
-    if (*state & READ)
-        return;
-    /* It is the newest that waits, except for others refused with it. */
-    for (uint32_t i = f->waiting_count; i-- > 0;) {
-        if (f->waiting[(f->waiting_first + i) % WAITING_MAX] != place)
-            continue;
-        for (; i + 1 < f->waiting_count; i++)
-            f->waiting[(f->waiting_first + i) % WAITING_MAX] =
-                f->waiting[(f->waiting_first + i + 1) % WAITING_MAX];
-        f->waiting_count--;
-        *state &= (uint8_t)~ISSUED;
-        drop_waiting(f, place);
-        break;
+    if (waits(*state_of(f, place))) {
+        end_wait(f, place);
+        *state_of(f, place) &= (uint8_t)~ISSUED;
     }
-    if (f->at > place)
-        f->at = place;
+    f->at = min_u64(f->at, place);
 }
 
 /* ---- epochs ---- */
@@ -502,6 +474,11 @@ void follow_refused(struct follow *f, uint64_t due)
 uint64_t follow_passed(const struct follow *f)
 {
     return f->base + tail(f);
+}
+
+uint64_t follow_end_due(const struct follow *f)
+{
+    return f->base + end_of(f);
 }
 
 bool follow_wants_next(struct follow *f)
@@ -515,7 +492,7 @@ bool follow_wants_next(struct follow *f)
 
 int follow_set_next(struct follow *f, struct known_reads *order)
 {
-    return f->next.order ? 0 : set_leg(&f->next, order);
+    return f->next.order ? 0 : follow_set_leg(&f->next, order);
 }
 
 bool follow_has_turned(struct follow *f)
@@ -524,12 +501,4 @@ bool follow_has_turned(struct follow *f)
 
     f->turned = false;
     return turned;
-}
-
-void follow_stats(const struct follow *f, struct follow_stats *ret_stats)
-{
-    *ret_stats = f->stats;
-    ret_stats->waiting_bytes = f->waiting_bytes;
-    ret_stats->world = f->world.size;
-    ret_stats->local = f->world.local;
 }

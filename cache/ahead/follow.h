@@ -5,7 +5,7 @@
  *
  *     follow_new(&options, order, &follow);
  *     follow_read(follow, position, task)       a file was asked for
- *     follow_next(follow, &item)                fetch this; then follow_done(follow, item.due)
+ *     follow_next(follow, &want)                fetch this; then follow_done(follow, want.due)
  *     if (follow_wants_next(follow)) follow_set_next(follow, the order of the next epoch)
  *
  * Readers need not keep the order exactly. Several of them, each with workers at different
@@ -21,29 +21,26 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "known_reads.h"
-#include "world.h"
+#include "ahead.h"
 
 struct follow;
 
 struct follow_options {
-    const struct index *index;
-    uint64_t window_bytes;
-    uint64_t file_most; /* bytes to fetch of one file, at most */
+    const struct ahead_options *ahead; /* outlives it; its window may change */
+    struct ahead_stats *stats;         /* to count in; outlives it */
     /*
      * A shuffle over all ranks: nothing is fetched until it is known which of them are here.
      * Otherwise fetching begins before the first read.
      */
     bool shared;
-    uint64_t spread; /* readers are known to be within so many places; 0: not known */
+    uint64_t spread;    /* readers are known to be within so many places; 0: not known */
+    uint64_t first_due; /* of its first place; those of earlier orders are below */
 };
 
 /* Shares the order. -ENOMEM. */
 int follow_new(const struct follow_options *options, struct known_reads *order,
                struct follow **ret_follow);
 void follow_free(struct follow *follow); /* NULL is fine */
-
-void follow_set_window(struct follow *follow, uint64_t window_bytes);
 
 enum follow_verdict {
     FOLLOW_FOREIGN,    /* not a file of this order */
@@ -62,33 +59,20 @@ bool follow_is_lost(const struct follow *follow);
  * are neither, so that the answer does not change with every read. */
 bool follow_is_sure(const struct follow *follow);
 
-struct follow_item {
-    uint32_t position;
-    uint64_t bytes; /* from the start of the file */
-    uint64_t due;
-};
-
 /* False: nothing to fetch for the moment. */
-bool follow_next(struct follow *follow, struct follow_item *ret_item);
+bool follow_next(struct follow *follow, struct reader_want *ret_want);
 void follow_done(struct follow *follow, uint64_t due);
 /* There was no room to fetch it. It comes again, and nothing comes before some reads. */
 void follow_refused(struct follow *follow, uint64_t due);
 
 /* The `due` that all readers have passed: nothing before it will be asked for. */
 uint64_t follow_passed(const struct follow *follow);
+uint64_t follow_end_due(const struct follow *follow); /* above all of this order */
 
 /* True once an epoch: the readers are so far that the next epoch's order should be made. */
 bool follow_wants_next(struct follow *follow);
 int follow_set_next(struct follow *follow, struct known_reads *order); /* shares it. -ENOMEM */
 /* True once for each epoch: the readers have gone on to the next order. */
 bool follow_has_turned(struct follow *follow);
-
-struct follow_stats {
-    uint64_t read, found, late, missed, unexpected;
-    uint64_t unused;        /* fetched, then left behind */
-    uint64_t waiting_bytes; /* fetched or being fetched, and not read yet */
-    uint32_t world, local;  /* 0: not known */
-};
-void follow_stats(const struct follow *follow, struct follow_stats *ret_stats);
 
 #endif

@@ -6,13 +6,13 @@
 #include "observer.h"
 
 #include <errno.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
+
+#include "futex.h"
+#include "numbers.h"
 
 #define RING 4096u /* a power of two */
 
@@ -82,10 +82,10 @@ int observer_new(struct observers *all, struct observer **ret_observer)
     return r;
 }
 
-static void wake(struct observers *all)
+static void observers_end_sleep(struct observers *all)
 {
     if (atomic_exchange(&all->sleep, AWAKE) != AWAKE)
-        syscall(SYS_futex, &all->sleep, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, NULL, NULL, 0);
+        futex_wake(&all->sleep, 1, FUTEX_OF_PROCESS);
 }
 
 void observer_note(struct observer *o, const struct observation *observation)
@@ -103,14 +103,14 @@ void observer_note(struct observer *o, const struct observation *observation)
     atomic_store(&o->written, at + 1);
     uint32_t sleep = atomic_load(&o->all->sleep);
     if (sleep == IDLE || (sleep == PAUSED && used >= RING / 2))
-        wake(o->all);
+        observers_end_sleep(o->all);
 }
 
-static unsigned take_ring(struct observer *o, struct observation *batch, unsigned max)
+static unsigned observer_take(struct observer *o, struct observation *batch, unsigned max)
 {
     uint32_t from = atomic_load_explicit(&o->taken, memory_order_relaxed);
     uint32_t there = atomic_load_explicit(&o->written, memory_order_acquire) - from;
-    unsigned n = there < max ? there : max;
+    unsigned n = min_u32(there, max);
 
     for (unsigned i = 0; i < n; i++)
         batch[i] = o->ring[(from + i) % RING];
@@ -131,7 +131,7 @@ unsigned observers_take(struct observers *all, struct observation *batch, unsign
     unsigned rings = atomic_load_explicit(&all->count, memory_order_acquire), n = 0, from = 0;
 
     for (unsigned i = 0; i < rings && n < max; i++) {
-        unsigned got = take_ring(all->at[i], batch + n, max - n);
+        unsigned got = observer_take(all->at[i], batch + n, max - n);
         from += got > 0;
         n += got;
     }
@@ -140,7 +140,7 @@ unsigned observers_take(struct observers *all, struct observation *batch, unsign
     return n;
 }
 
-static bool is_empty(struct observers *all)
+static bool observers_is_empty(struct observers *all)
 {
     unsigned rings = atomic_load_explicit(&all->count, memory_order_acquire);
 
@@ -158,9 +158,8 @@ void observers_wait(struct observers *all, uint64_t pause_us)
                              .tv_nsec = (long)(pause_us % 1000000u) * 1000};
 
     atomic_store(&all->sleep, how);
-    if (!atomic_load(&all->woken) && (pause_us || is_empty(all)))
-        syscall(SYS_futex, &all->sleep, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, how,
-                pause_us ? &limit : NULL, NULL, 0);
+    if (!atomic_load(&all->woken) && (pause_us || observers_is_empty(all)))
+        futex_wait(&all->sleep, how, FUTEX_OF_PROCESS, pause_us ? &limit : NULL);
     atomic_store(&all->sleep, AWAKE);
     atomic_store(&all->woken, false);
 }
@@ -168,7 +167,7 @@ void observers_wait(struct observers *all, uint64_t pause_us)
 void observers_wake(struct observers *all)
 {
     atomic_store(&all->woken, true);
-    wake(all);
+    observers_end_sleep(all);
 }
 
 uint64_t observers_lost(const struct observers *all)

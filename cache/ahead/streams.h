@@ -32,21 +32,16 @@ struct stream {
     uint64_t used;        /* on the clock below */
 };
 
+/* Empty when all zero. */
 struct streams {
     struct stream at[STREAMS];
     uint64_t clock;
-    uint32_t window_most; /* steps */
 };
-
-void streams_init(struct streams *streams, uint32_t window_most);
 
 /* Report a read. True: it continues a stream that is believed. */
 bool streams_read(struct streams *streams, uint64_t place);
 
 /* The next thing ahead of a stream. False: there is none. */
 bool streams_next(struct streams *streams, uint64_t *ret_place);
-
-/* Nobody used what was handed out: start all streams anew. */
-void streams_reset(struct streams *streams);
 
 #endif

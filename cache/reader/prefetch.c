@@ -8,7 +8,7 @@
 #include "reader_private.h"
 
 /* Pieces that are MINE and not read yet. */
-struct batch {
+struct prefetch {
     struct reader *reader;
     struct reader_scratch *scratch;
     unsigned count;
@@ -16,74 +16,73 @@ struct batch {
 };
 
 /* Reads the gathered pieces. */
-static int flush(struct batch *batch)
+static int prefetch_flush(struct prefetch *p)
 {
     int err = 0;
-    read_pieces(batch->reader, batch->scratch, batch->pieces, batch->count);
-    for (unsigned i = 0; i < batch->count; i++) {
-        if (batch->pieces[i].block)
-            block_cache_put(batch->reader->cache, batch->pieces[i].block);
+    read_pieces(p->reader, p->scratch, p->pieces, p->count);
+    for (unsigned i = 0; i < p->count; i++) {
+        if (p->pieces[i].block)
+            block_cache_put(p->reader->cache, p->pieces[i].block);
         else if (err == 0)
-            err = batch->pieces[i].begun;
+            err = p->pieces[i].begun;
     }
-    batch->count = 0;
+    p->count = 0;
     return err;
 }
 
-static int add_piece(struct batch *batch, const struct extent *extent, uint64_t len,
-                     uint64_t due, uint64_t *ret_len)
+static int prefetch_piece(struct prefetch *p, const struct extent *extent, uint64_t len,
+                          uint64_t due, uint64_t *ret_len)
 {
-    struct piece *piece = &batch->pieces[batch->count];
-    int r = find_piece(batch->reader, extent, len, piece);
+    struct piece *piece = &p->pieces[p->count];
+    int r = find_piece(p->reader, extent, len, piece);
     if (r < 0)
         return r;
     *ret_len = piece->length;
-    r = block_cache_begin_ahead(batch->reader->cache, piece_key(piece), piece->block_bytes, due,
+    r = block_cache_begin_ahead(p->reader->cache, piece_key(piece), piece->block_bytes, due,
                                 &piece->block);
     if (r == -EEXIST)
         return 0;
     if (r < 0)
         return r;
     piece->begun = r;
-    return ++batch->count == PIECES_MAX ? flush(batch) : 0;
+    return ++p->count == PIECES_MAX ? prefetch_flush(p) : 0;
 }
 
 /* Adds one extent, or a piece of it. */
-static int add_extent(struct batch *batch, const struct extent *extent, uint64_t len,
-                      uint64_t due, uint64_t *ret_len)
+static int prefetch_extent(struct prefetch *p, const struct extent *extent, uint64_t len,
+                           uint64_t due, uint64_t *ret_len)
 {
-    struct reader *reader = batch->reader;
+    struct reader *reader = p->reader;
     *ret_len = extent->length < len ? extent->length : len;
     switch (extent->kind) {
     case EXTENT_HOLE:
         return 0;
     case EXTENT_STORED:
         if (reader->cache_stored)
-            return add_piece(batch, extent, *ret_len, due, ret_len);
+            return prefetch_piece(p, extent, *ret_len, due, ret_len);
         source_expect(reader->source, extent->source_offset, *ret_len);
         return 0;
     case EXTENT_BLOCK:
-        if (batch->count > 0 && !block_cache_has(reader->cache, extent->source_offset)) {
-            int r = flush(batch); /* begun pieces do not wait for a decompression */
+        if (p->count > 0 && !block_cache_has(reader->cache, extent->source_offset)) {
+            int r = prefetch_flush(p); /* begun pieces do not wait for a decompression */
             if (r < 0)
                 return r;
         }
-        return prefetch_block(reader, batch->scratch, extent, due);
+        return prefetch_block(reader, p->scratch, extent, due);
     }
     return -EUCLEAN;
 }
 
-static int add_want(struct batch *batch, const struct reader_want *want)
+static int prefetch_want(struct prefetch *p, const struct reader_want *want)
 {
     for (uint64_t done = 0; done < want->len;) {
         struct extent extent;
         uint64_t got = 0;
-        int r =
-            index_extent(batch->reader->index, want->position, want->offset + done, &extent);
+        int r = index_extent(p->reader->index, want->position, want->offset + done, &extent);
         if (r == -ENXIO)
             return 0;
         if (r == 0)
-            r = add_extent(batch, &extent, want->len - done, want->due, &got);
+            r = prefetch_extent(p, &extent, want->len - done, want->due, &got);
         if (r == 0 && got == 0)
             r = -EUCLEAN;
         if (r < 0)
@@ -93,25 +92,15 @@ static int add_want(struct batch *batch, const struct reader_want *want)
     return 0;
 }
 
-int reader_prefetch_many(struct reader *reader, struct reader_scratch *scratch,
-                         const struct reader_want *wants, size_t count)
+int reader_prefetch(struct reader *reader, struct reader_scratch *scratch,
+                    const struct reader_want *wants, size_t count)
 {
-    struct batch batch;
-    batch.reader = reader;
-    batch.scratch = scratch;
-    batch.count = 0;
+    struct prefetch p = {.reader = reader, .scratch = scratch};
     int r = 0;
     for (size_t i = 0; r == 0 && i < count; i++)
-        r = add_want(&batch, &wants[i]);
-    int err = flush(&batch);
+        r = prefetch_want(&p, &wants[i]);
+    int err = prefetch_flush(&p);
     return r < 0 ? r : err;
-}
-
-int reader_prefetch(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-                    uint64_t offset, uint64_t len, uint64_t due)
-{
-    const struct reader_want want = {position, offset, len, due};
-    return reader_prefetch_many(reader, scratch, &want, 1);
 }
 
 void reader_note_due(struct reader *reader, uint32_t position, uint64_t due)
@@ -131,25 +120,4 @@ void reader_note_due(struct reader *reader, uint32_t position, uint64_t due)
             return;
         at += piece.length;
     }
-}
-
-bool reader_has(struct reader *reader, uint32_t position, uint64_t offset)
-{
-    struct extent extent;
-    struct piece piece;
-    char byte;
-    if (index_extent(reader->index, position, offset, &extent) < 0)
-        return true; /* no need to wait, whatever the answer is */
-    switch (extent.kind) {
-    case EXTENT_STORED:
-        if (!reader->cache_stored)
-            return source_read_cached(reader->source, &byte, 1, extent.source_offset) == 0;
-        return find_piece(reader, &extent, 1, &piece) < 0 ||
-               block_cache_has(reader->cache, piece_key(&piece));
-    case EXTENT_BLOCK:
-        return block_cache_has(reader->cache, extent.source_offset);
-    case EXTENT_HOLE:
-        break;
-    }
-    return true;
 }

@@ -108,32 +108,23 @@ enum reader_origin reader_scratch_origin(const struct reader_scratch *scratch);
 int reader_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                 uint64_t offset, void *buf, size_t len, size_t *ret_len);
 
-/*
- * Brings bytes of a file to memory before anybody asks: all of [offset, offset + len) that is
- * not there, decompressed, with as few reads of the archive as possible. For stored bytes of a
- * mapped archive, asks the kernel to do so. `due`: the place in a known order of reads, or
- * BLOCK_DUE_UNKNOWN. Does not wait for bytes that another thread is bringing. -ENOBUFS: no
- * room, see block_cache_begin_ahead; some of the bytes may have come. Other errors: those of
- * reader_get. The calling thread waits for the device, so it must not be one that answers
- * readers.
- */
-int reader_prefetch(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-                    uint64_t offset, uint64_t len, uint64_t due);
-
-/* A part of a file to bring in. */
+/* A part of a file to bring in before anybody asks. */
 struct reader_want {
     uint32_t position;
     uint64_t offset, len;
-    uint64_t due;
+    uint64_t due; /* its place in a known order of reads, or BLOCK_DUE_UNKNOWN */
 };
 
 /*
- * As reader_prefetch, for several parts of files, with as few reads of the archive as possible:
- * one read gets parts that lie close together. Order them as they lie in the archive. The first
- * error ends it, also -ENOBUFS.
+ * Brings to memory what is not there, decompressed, with as few reads of the archive as
+ * possible: one read gets parts that lie close together, so order them as they lie in the
+ * archive. For stored bytes of a mapped archive, asks the kernel to do so. Does not wait for
+ * bytes that another thread is bringing. The first error ends it. -ENOBUFS: no room, see
+ * block_cache_begin_ahead; some of the bytes may have come. Other errors: those of reader_get.
+ * The calling thread waits for the device, so it must not be one that answers readers.
  */
-int reader_prefetch_many(struct reader *reader, struct reader_scratch *scratch,
-                         const struct reader_want *wants, size_t count);
+int reader_prefetch(struct reader *reader, struct reader_scratch *scratch,
+                    const struct reader_want *wants, size_t count);
 
 /*
  * Notes that a file just read will be read again as number `due` of an order. The block cache
@@ -141,11 +132,6 @@ int reader_prefetch_many(struct reader *reader, struct reader_scratch *scratch,
  * alone: their other files have places of their own.)
  */
 void reader_note_due(struct reader *reader, uint32_t position, uint64_t due);
-
-/*
- * Would a read of this byte be answered from memory, or is the byte on its way there? A hint.
- */
-bool reader_has(struct reader *reader, uint32_t position, uint64_t offset);
 
 /* See block_cache_forget_order. */
 void reader_forget_order(struct reader *reader);

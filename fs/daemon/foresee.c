@@ -11,7 +11,9 @@
 
 #include "ahead.h"
 #include "budget.h"
+#include "clock.h"
 #include "internal.h"
+#include "numbers.h"
 
 #define FETCHERS_REMOTE 32u
 #define FETCHERS_LOCAL 4u
@@ -25,11 +27,6 @@ static void note_order(void *ctx, const char *line)
     session_note(ctx, line);
 }
 
-static uint64_t least_of(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /*
  * How much may be fetched before its reader asks: into the block cache from a distant archive,
  * else into the kernel's.
@@ -40,8 +37,8 @@ static uint64_t window_bytes(const struct session *s, bool local)
 
     if (config->stage || (local && !config->order))
         return 0;
-    return least_of(config->readahead_bytes, local ? budget_room_bytes("") / 8
-                                                   : config->counters->cache_budget_bytes / 2);
+    return min_u64(config->readahead_bytes, local ? budget_room_bytes("") / 8
+                                                  : config->counters->cache_budget_bytes / 2);
 }
 
 static bool is_wanted(const struct session *s)
@@ -56,24 +53,25 @@ int foresee_start(struct session *s)
     bool local = source_is_local(s->config.pot->source);
     uint64_t room = budget_room_bytes("") / ORDER_SHARE;
     struct ahead_options options = {
-        .plan = {.index = s->index,
-                 .root = s->config.root,
-                 .seed = s->config.seed,
-                 .window_bytes = window_bytes(s, local),
-                 .given = s->config.order,
-                 .log = note_order,
-                 .log_ctx = s},
-        .reader = s->config.reader,
-        .recorder = s->config.recorder,
+        .index = s->index,
+        .root = s->config.root,
+        .seed = s->config.seed,
+        .window_bytes = window_bytes(s, local),
+        .most_bytes = min_u64(max_u64(room, ORDER_BYTES_LEAST), ORDER_BYTES_MOST),
+        .given = s->config.order,
+        .log = note_order,
+        .log_ctx = s,
+        .fetcher = &ahead_reader_fetcher,
+        .fetcher_ctx = s->config.reader,
         .fetchers = local ? FETCHERS_LOCAL : FETCHERS_REMOTE,
+        .recorder = s->config.recorder,
         .stuck_ms = s->config.io_timeout_s < STUCK_MAX_S ? s->config.io_timeout_s * 500u : 0,
+        .now_ns = now_ns,
         .replaced = &s->config.counters->replacements,
     };
 
     if (!is_wanted(s))
         return 0;
-    room = room > ORDER_BYTES_LEAST ? room : ORDER_BYTES_LEAST;
-    options.plan.most_bytes = least_of(room, ORDER_BYTES_MOST);
     return ahead_new(&options, &s->ahead);
 }
 
@@ -109,24 +107,23 @@ void foresee_update_counters(struct session *s)
     if (!source_is_local(s->config.pot->source))
         ahead_set_window(s->ahead, window_bytes(s, false));
     ahead_stats(s->ahead, &stats);
-    const struct plan_stats *p = &stats.plan;
-    atomic_store(&c->foreseen_kind, p->kind);
-    atomic_store(&c->foreseen_requests, p->requests);
-    atomic_store(&c->foreseen_bytes, p->bytes);
-    atomic_store(&c->foreseen_used, p->used);
-    atomic_store(&c->foreseen_late, p->late);
-    atomic_store(&c->foreseen_unused, p->unused);
-    atomic_store(&c->foreseen_in_order, p->in_order);
-    atomic_store(&c->foreseen_lost, stats.lost);
-    if (p->recognised != atomic_load(&c->orders_recognised))
-        name_folder(s, p->order_directory);
-    atomic_store(&c->orders_recognised, p->recognised);
-    atomic_store(&c->orders_lost, p->lost);
-    atomic_store(&c->order_files, p->order_files);
-    atomic_store(&c->order_epoch, p->order_epoch);
-    atomic_store(&c->order_reads, p->order_reads);
-    atomic_store(&c->order_world, p->world);
-    atomic_store(&c->order_local, p->local);
+    atomic_store(&c->foreseen_kind, stats.kind);
+    atomic_store(&c->foreseen_requests, stats.requests);
+    atomic_store(&c->foreseen_bytes, stats.bytes);
+    atomic_store(&c->foreseen_used, stats.used);
+    atomic_store(&c->foreseen_late, stats.late);
+    atomic_store(&c->foreseen_unused, stats.unused);
+    atomic_store(&c->foreseen_in_order, stats.in_order);
+    atomic_store(&c->foreseen_lost, stats.observations_lost);
+    if (stats.orders_recognised != atomic_load(&c->orders_recognised))
+        name_folder(s, stats.order_directory);
+    atomic_store(&c->orders_recognised, stats.orders_recognised);
+    atomic_store(&c->orders_lost, stats.orders_lost);
+    atomic_store(&c->order_files, stats.order_files);
+    atomic_store(&c->order_epoch, stats.order_epoch);
+    atomic_store(&c->order_reads, stats.order_reads);
+    atomic_store(&c->order_world, stats.world);
+    atomic_store(&c->order_local, stats.local);
 }
 
 void foresee_end(struct session *s)

@@ -42,13 +42,17 @@ static struct known_reads *shuffled(uint64_t seed)
     return order;
 }
 
+static struct ahead_options options;
+static struct ahead_stats stats;
+
 static struct follow *follow(struct known_reads *order, uint64_t window_bytes, bool shared)
 {
-    const struct follow_options options = {
-        .index = tree, .window_bytes = window_bytes, .file_most = 1u << 20, .shared = shared};
+    const struct follow_options how = {.ahead = &options, .stats = &stats, .shared = shared};
     struct follow *f;
 
-    ck_assert_int_eq(follow_new(&options, order, &f), 0);
+    options = (struct ahead_options){.index = tree, .window_bytes = window_bytes};
+    stats = (struct ahead_stats){0};
+    ck_assert_int_eq(follow_new(&how, order, &f), 0);
     known_reads_free(order);
     return f;
 }
@@ -56,30 +60,28 @@ static struct follow *follow(struct known_reads *order, uint64_t window_bytes, b
 /* Fetch all that may be fetched, at once. How many. */
 static unsigned fetch(struct follow *f)
 {
-    struct follow_item item;
+    struct reader_want want;
     unsigned count = 0;
 
-    for (; follow_next(f, &item); count++) {
-        ck_assert_uint_eq(item.bytes, FILE_BYTES);
-        follow_done(f, item.due);
+    for (; follow_next(f, &want); count++) {
+        ck_assert_uint_eq(want.len, FILE_BYTES);
+        follow_done(f, want.due);
     }
     return count;
 }
 
-/* Epochs of training; fetching keeps up. What came of the reads. */
-static struct follow_stats train(struct training t, struct follow *f, unsigned epochs,
-                                 unsigned *ret_fetched)
+/* Epochs of training; fetching keeps up. How much is fetched. */
+static unsigned train(struct training t, struct follow *f, unsigned epochs)
 {
-    struct follow_stats stats;
     struct training_read read;
+    unsigned fetched = 0;
 
-    *ret_fetched = 0;
     for (unsigned epoch = 0; epoch < epochs; epoch++) {
         training_epoch(&t, epoch);
         while (training_next(&t, &read)) {
             follow_read(f, folder_files_at(folder, read.number), read.task);
             ck_assert(!follow_is_lost(f));
-            *ret_fetched += fetch(f);
+            fetched += fetch(f);
             if (follow_wants_next(f)) {
                 struct known_reads *next = shuffled(epoch + 1);
                 ck_assert_int_eq(follow_set_next(f, next), 0);
@@ -88,22 +90,18 @@ static struct follow_stats train(struct training t, struct follow *f, unsigned e
         }
     }
     permutation_free(t.permutation);
-    follow_stats(f, &stats);
-    return stats;
+    return fetched;
 }
 
 START_TEST(one_rank_with_workers_finds_all_but_the_first)
 {
     struct follow *f = follow(shuffled(0), 2000 * FILE_BYTES, true);
-    unsigned fetched;
-    struct follow_stats s =
-        train((struct training){.n = FILES, .world = 1, .ranks = 1, .workers = 8, .batch = 64},
-              f, 1, &fetched);
-    ck_assert_uint_eq(s.read, FILES);
-    ck_assert_uint_eq(s.unexpected, 0);
-    ck_assert_uint_ge(s.found, FILES - 128);
+    unsigned fetched = train(
+        (struct training){.n = FILES, .world = 1, .ranks = 1, .workers = 8, .batch = 64}, f, 1);
+    ck_assert_uint_eq(stats.in_order, FILES);
+    ck_assert_uint_ge(stats.found, FILES - 128);
     ck_assert_uint_le(fetched, FILES + 2000);
-    ck_assert_uint_eq(s.world, 1);
+    ck_assert_uint_eq(stats.world, 1);
     follow_free(f);
 }
 END_TEST
@@ -111,17 +109,16 @@ END_TEST
 START_TEST(ranks_of_other_nodes_are_left_alone)
 {
     struct follow *f = follow(shuffled(0), 500 * FILE_BYTES, true);
-    unsigned fetched;
-    struct follow_stats s = train(
+    unsigned fetched = train(
         (struct training){
             .n = FILES, .world = 16, .ranks = 4, .workers = 4, .batch = 16, .first_rank = 8},
-        f, 1, &fetched);
-    ck_assert_uint_eq(s.world, 16);
-    ck_assert_uint_eq(s.local, 4);
-    ck_assert_uint_eq(s.read, FILES / 4);
-    ck_assert_uint_ge(s.found, FILES / 4 - 256);
+        f, 1);
+    ck_assert_uint_eq(stats.world, 16);
+    ck_assert_uint_eq(stats.local, 4);
+    ck_assert_uint_eq(stats.in_order, FILES / 4);
+    ck_assert_uint_ge(stats.found, FILES / 4 - 256);
     ck_assert_uint_le(fetched, FILES / 4 + 500);
-    ck_assert_uint_lt(s.unused, 100);
+    ck_assert_uint_lt(stats.unused, 100);
     follow_free(f);
 }
 END_TEST
@@ -129,12 +126,10 @@ END_TEST
 START_TEST(it_goes_on_across_epochs)
 {
     struct follow *f = follow(shuffled(0), 2000 * FILE_BYTES, true);
-    unsigned fetched;
-    struct follow_stats s =
-        train((struct training){.n = FILES, .world = 2, .ranks = 2, .workers = 4, .batch = 32},
-              f, 4, &fetched);
-    ck_assert_uint_ge(s.read, 4 * FILES - 100);
-    ck_assert_uint_ge(s.found, 4 * FILES - 300);
+    unsigned fetched = train(
+        (struct training){.n = FILES, .world = 2, .ranks = 2, .workers = 4, .batch = 32}, f, 4);
+    ck_assert_uint_ge(stats.in_order, 4 * FILES - 100);
+    ck_assert_uint_ge(stats.found, 4 * FILES - 300);
     ck_assert_uint_le(fetched, 4 * FILES + 2100);
     ck_assert(follow_has_turned(f));
     ck_assert(!follow_has_turned(f));
@@ -145,14 +140,13 @@ END_TEST
 START_TEST(ranks_of_other_nodes_are_left_alone_in_each_epoch)
 {
     struct follow *f = follow(shuffled(0), 500 * FILE_BYTES, true);
-    unsigned fetched;
     /* 20000 is no multiple of 24: in one sequence the ranks of the next epoch are others. */
-    struct follow_stats s =
+    unsigned fetched =
         train((struct training){.n = FILES, .world = 24, .ranks = 8, .workers = 4, .batch = 16},
-              f, 4, &fetched);
-    ck_assert_uint_eq(s.world, 24);
-    ck_assert_uint_eq(s.local, 8);
-    ck_assert_uint_ge(s.found, 4 * FILES / 3 - 600);
+              f, 4);
+    ck_assert_uint_eq(stats.world, 24);
+    ck_assert_uint_eq(stats.local, 8);
+    ck_assert_uint_ge(stats.found, 4 * FILES / 3 - 600);
     ck_assert_uint_le(fetched, 4 * FILES / 3 + 600);
     follow_free(f);
 }
@@ -162,7 +156,6 @@ START_TEST(a_short_order_turns)
 {
     uint32_t list[40];
     struct known_reads *order, *again;
-    struct follow_stats s;
 
     for (unsigned i = 0; i < 40; i++)
         list[i] = folder_files_at(folder, i * 7);
@@ -177,8 +170,7 @@ START_TEST(a_short_order_turns)
         if (follow_wants_next(f))
             ck_assert_int_eq(follow_set_next(f, again), 0);
     }
-    follow_stats(f, &s);
-    ck_assert_uint_eq(s.found, 10 * 40);
+    ck_assert_uint_eq(stats.found, 10 * 40);
     known_reads_free(again);
     follow_free(f);
 }
@@ -187,7 +179,6 @@ END_TEST
 START_TEST(no_more_waits_than_the_window_holds)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
-    struct follow_stats s;
 
     struct known_reads *order = shuffled(0);
     ck_assert_uint_eq(fetch(f), 100);
@@ -195,8 +186,7 @@ START_TEST(no_more_waits_than_the_window_holds)
     for (unsigned i = 0; i < 50; i++)
         ck_assert_int_eq(follow_read(f, known_reads_at(order, i), 1), FOLLOW_FOUND);
     ck_assert_uint_eq(fetch(f), 50);
-    follow_stats(f, &s);
-    ck_assert_uint_eq(s.waiting_bytes, 100 * FILE_BYTES);
+    ck_assert_uint_eq(stats.waiting_bytes, 100 * FILE_BYTES);
     known_reads_free(order);
     follow_free(f);
 }
@@ -206,7 +196,6 @@ START_TEST(what_all_readers_left_behind_does_not_count)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
     struct known_reads *order = shuffled(0);
-    struct follow_stats s;
 
     follow_read(f, known_reads_at(order, 0), 1);
     ck_assert_uint_eq(fetch(f), 100);
@@ -215,10 +204,9 @@ START_TEST(what_all_readers_left_behind_does_not_count)
         follow_read(f, known_reads_at(order, i), 1);
         fetch(f);
     }
-    follow_stats(f, &s);
-    ck_assert_uint_gt(s.unused, 600);
-    ck_assert_uint_gt(s.found, 900);
-    ck_assert_uint_le(s.waiting_bytes, 100 * FILE_BYTES);
+    ck_assert_uint_gt(stats.unused, 600);
+    ck_assert_uint_gt(stats.found, 900);
+    ck_assert_uint_le(stats.waiting_bytes, 100 * FILE_BYTES);
     known_reads_free(order);
     follow_free(f);
 }
@@ -228,19 +216,16 @@ START_TEST(what_is_read_late_counts_once)
 {
     struct follow *f = follow(shuffled(0), 200 * FILE_BYTES, false);
     struct known_reads *order = shuffled(0);
-    struct follow_stats s;
 
     ck_assert_uint_eq(fetch(f), 200);
     for (unsigned i = 100; i < 200; i++)
         follow_read(f, known_reads_at(order, i), 1);
     fetch(f);
-    follow_stats(f, &s);
-    uint64_t before = s.waiting_bytes;
-    ck_assert_uint_gt(s.unused, 10);
+    uint64_t before = stats.waiting_bytes;
+    ck_assert_uint_gt(stats.unused, 10);
     for (unsigned i = 0; i < 10; i++)
         ck_assert_int_eq(follow_read(f, known_reads_at(order, i), 1), FOLLOW_FOUND);
-    follow_stats(f, &s);
-    ck_assert_uint_eq(s.waiting_bytes, before);
+    ck_assert_uint_eq(stats.waiting_bytes, before);
     known_reads_free(order);
     follow_free(f);
 }
@@ -267,15 +252,13 @@ START_TEST(readers_that_begin_in_the_middle_are_found)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
     struct known_reads *order = shuffled(0);
-    struct follow_stats s;
 
     for (unsigned i = 12000; i < 13000; i++) {
         follow_read(f, known_reads_at(order, i), 1);
         ck_assert(!follow_is_lost(f));
         fetch(f);
     }
-    follow_stats(f, &s);
-    ck_assert_uint_gt(s.found, 950);
+    ck_assert_uint_gt(stats.found, 950);
     known_reads_free(order);
     follow_free(f);
 }
@@ -296,23 +279,21 @@ START_TEST(what_was_refused_comes_again_after_a_read)
 {
     struct follow *f = follow(shuffled(0), 100 * FILE_BYTES, false);
     struct known_reads *order = shuffled(0);
-    struct follow_item item;
-    struct follow_stats s;
+    struct reader_want want;
 
     follow_read(f, known_reads_at(order, 0), 1);
     for (unsigned i = 1; i <= 10; i++)
-        ck_assert(follow_next(f, &item));
-    ck_assert_uint_eq(item.due, 10);
-    follow_refused(f, item.due);
-    ck_assert(!follow_next(f, &item));
+        ck_assert(follow_next(f, &want));
+    ck_assert_uint_eq(want.due, 10);
+    follow_refused(f, want.due);
+    ck_assert(!follow_next(f, &want));
     follow_read(f, known_reads_at(order, 1), 1);
-    ck_assert(follow_next(f, &item));
-    ck_assert_uint_eq(item.due, 10);
-    ck_assert(follow_next(f, &item));
-    ck_assert_uint_eq(item.due, 11);
+    ck_assert(follow_next(f, &want));
+    ck_assert_uint_eq(want.due, 10);
+    ck_assert(follow_next(f, &want));
+    ck_assert_uint_eq(want.due, 11);
     ck_assert_int_eq(follow_read(f, known_reads_at(order, 2), 1), FOLLOW_LATE);
-    follow_stats(f, &s);
-    ck_assert_uint_eq(s.waiting_bytes, 9 * FILE_BYTES);
+    ck_assert_uint_eq(stats.waiting_bytes, 9 * FILE_BYTES);
     known_reads_free(order);
     follow_free(f);
 }
@@ -322,7 +303,6 @@ START_TEST(a_list_with_files_that_come_again)
 {
     uint32_t *list = malloc(3000 * sizeof(*list));
     struct known_reads *order;
-    struct follow_stats s;
 
     for (unsigned i = 0; i < 3000; i++)
         list[i] = folder_files_at(folder, i % 1000 * 7 % 1000);
@@ -334,8 +314,7 @@ START_TEST(a_list_with_files_that_come_again)
         follow_read(f, copy[i], 1);
         fetch(f);
     }
-    follow_stats(f, &s);
-    ck_assert_uint_eq(s.found, 2999);
+    ck_assert_uint_eq(stats.found, 2999);
     free(copy);
     follow_free(f);
 }

@@ -10,7 +10,6 @@
 #include "observer.h"
 #include "plan.h"
 #include "recorder.h"
-#include "streams.h"
 #include "training.h"
 #include "suite.h"
 
@@ -73,23 +72,29 @@ struct fixture {
     bool works; /* jobs are done at once */
 };
 
+static uint64_t the_start(void)
+{
+    return 1;
+}
+
 static void begin(struct fixture *f, uint64_t window_bytes, struct known_reads *given)
 {
-    const struct plan_options options = {.index = tree,
-                                         .root = INDEX_ROOT,
-                                         .window_bytes = window_bytes,
-                                         .most_bytes = 64u << 20,
-                                         .given = given,
-                                         .log = note_line};
+    const struct ahead_options options = {.index = tree,
+                                          .root = INDEX_ROOT,
+                                          .window_bytes = window_bytes,
+                                          .most_bytes = 64u << 20,
+                                          .given = given,
+                                          .now_ns = the_start,
+                                          .log = note_line};
 
     said[0] = '\0';
     *f = (struct fixture){.now_ns = 1, .works = true};
-    ck_assert_int_eq(plan_new(&options, &f->plan), 0);
+    ck_assert_int_eq(plan_new(&options, NULL, &f->plan), 0);
 }
 
 static void work(struct fixture *f)
 {
-    struct plan_want wants[16];
+    struct reader_want wants[16];
     struct plan_job *job;
     size_t n;
 
@@ -119,12 +124,9 @@ static void read_file(struct fixture *f, uint32_t position, uint32_t task)
     read_part(f, position, 0, 4096, task);
 }
 
-static struct plan_stats stats(const struct fixture *f)
+static struct ahead_stats stats(const struct fixture *f)
 {
-    struct plan_stats s;
-
-    plan_stats(f->plan, &s);
-    return s;
+    return *plan_stats(f->plan);
 }
 
 static void train_epoch(struct fixture *f, struct training *t, uint64_t epoch)
@@ -143,7 +145,7 @@ START_TEST(names_in_order_are_read_ahead)
     begin(&f, 1u << 20, NULL);
     for (unsigned i = 0; i < 5000; i++) /* over the ends of directories */
         read_file(&f, folder_files_at(train, i), 1);
-    ck_assert_int_eq(stats(&f).kind, PLAN_DIRECTORY);
+    ck_assert_int_eq(stats(&f).kind, AHEAD_DIRECTORY);
     ck_assert_uint_ge(stats(&f).used, 4980);
     ck_assert_uint_le(f.fetched, 5600);
     plan_free(f.plan);
@@ -200,7 +202,7 @@ START_TEST(the_order_of_the_archive_is_found)
     begin(&f, 1u << 20, NULL);
     for (unsigned i = 0; i < 2000; i++)
         read_file(&f, scattered[i], 1);
-    ck_assert_int_eq(stats(&f).kind, PLAN_ARCHIVE);
+    ck_assert_int_eq(stats(&f).kind, AHEAD_ARCHIVE);
     ck_assert_uint_ge(stats(&f).used, 1800);
     ck_assert_uint_le(stats(&f).unused, 60);
     plan_free(f.plan);
@@ -222,7 +224,7 @@ START_TEST(a_large_file_is_read_ahead_in_growing_windows)
     }
     ck_assert_uint_le(f.fetched_bytes, LARGE_BYTES);
     ck_assert_uint_le(f.fetched, LARGE_BYTES >> 19);
-    ck_assert_int_eq(stats(&f).kind, PLAN_FILE);
+    ck_assert_int_eq(stats(&f).kind, AHEAD_FILE);
     plan_free(f.plan);
 }
 END_TEST
@@ -266,11 +268,11 @@ START_TEST(a_shuffle_is_recognised_and_followed_from_epoch_to_epoch)
     begin(&f, 1u << 20, NULL);
     for (unsigned epoch = 3; epoch < 6; epoch++)
         train_epoch(&f, &t, epoch);
-    ck_assert_int_eq(stats(&f).kind, PLAN_RECOGNISED);
-    ck_assert_uint_eq(stats(&f).recognised, 1);
+    ck_assert_int_eq(stats(&f).kind, AHEAD_RECOGNISED);
+    ck_assert_uint_eq(stats(&f).orders_recognised, 1);
     ck_assert_uint_le(stats(&f).order_reads, 128);
     ck_assert_uint_eq(stats(&f).order_files, FILES);
-    ck_assert_uint_eq(stats(&f).lost, 0);
+    ck_assert_uint_eq(stats(&f).orders_lost, 0);
     ck_assert_uint_ge(stats(&f).order_epoch, 5);
     ck_assert_uint_ge(stats(&f).found, 3 * FILES - 600);
     ck_assert_uint_le(f.fetched, 3 * FILES + 1200);
@@ -291,7 +293,7 @@ START_TEST(ranks_elsewhere_stay_there)
     begin(&f, 1u << 20, NULL);
     for (unsigned epoch = 0; epoch < 4; epoch++)
         train_epoch(&f, &t, epoch);
-    ck_assert_uint_eq(stats(&f).recognised, 1);
+    ck_assert_uint_eq(stats(&f).orders_recognised, 1);
     ck_assert_uint_eq(stats(&f).world, 4);
     ck_assert_uint_eq(stats(&f).local, 2);
     ck_assert_uint_ge(stats(&f).found, 2 * FILES - 500);
@@ -310,8 +312,8 @@ START_TEST(the_same_epoch_again_and_again)
     begin(&f, 1u << 20, NULL);
     for (unsigned epoch = 0; epoch < 4; epoch++)
         train_epoch(&f, &t, 0);
-    ck_assert_msg(stats(&f).recognised == 2, "%s", said);
-    ck_assert_uint_eq(stats(&f).lost, 1);
+    ck_assert_msg(stats(&f).orders_recognised == 2, "%s", said);
+    ck_assert_uint_eq(stats(&f).orders_lost, 1);
     ck_assert_uint_ge(stats(&f).found, 4 * FILES - 1500);
     ck_assert_msg(strstr(said, "set_epoch") != NULL, "%s", said);
     permutation_free(t.permutation);
@@ -330,12 +332,12 @@ START_TEST(an_order_that_ends_is_lost_and_costs_nothing_more)
     training_epoch(&t, 0);
     for (unsigned i = 0; i < 1000 && training_next(&t, &read); i++)
         read_file(&f, folder_files_at(train, read.number), 1);
-    ck_assert_uint_eq(stats(&f).recognised, 1);
+    ck_assert_uint_eq(stats(&f).orders_recognised, 1);
     uint64_t before = f.fetched;
     f.works = false;
     for (unsigned i = 0; i < 3000; i++)
         read_file(&f, folder_files_at(train, (unsigned)rand_r(&seed) % FILES), 1);
-    ck_assert_uint_eq(stats(&f).lost, 1);
+    ck_assert_uint_eq(stats(&f).orders_lost, 1);
     ck_assert_uint_eq(stats(&f).order_files, 0);
     ck_assert_uint_lt(f.fetched - before, 200);
     ck_assert_msg(strstr(said, "is lost") != NULL, "%s", said);
@@ -363,7 +365,7 @@ START_TEST(a_given_order_is_followed_before_the_first_read)
     for (unsigned epoch = 0; epoch < 3; epoch++)
         for (unsigned i = 0; i < 2000; i++)
             read_file(&f, known_reads_at(order, i), 1);
-    ck_assert_int_eq(stats(&f).kind, PLAN_GIVEN);
+    ck_assert_int_eq(stats(&f).kind, AHEAD_GIVEN);
     ck_assert_uint_eq(stats(&f).found, 6000);
     known_reads_free(order);
     plan_free(f.plan);

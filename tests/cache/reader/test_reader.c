@@ -400,13 +400,12 @@ START_TEST(prefetched_files_are_read_without_the_source)
     begin(&f);
     add_everything(&f);
     finish_remote(&f, 64u << 20);
-    ck_assert(!reader_has(f.reader, f.files[0].position, 0));
-    for (unsigned i = 0; i < f.file_count; i++)
-        ck_assert_int_eq(
-            reader_prefetch(f.reader, f.scratch, f.files[i].position, 0, UINT64_MAX, i), 0);
+    for (unsigned i = 0; i < f.file_count; i++) {
+        const struct reader_want all = {f.files[i].position, 0, UINT64_MAX, i};
+        ck_assert_int_eq(reader_prefetch(f.reader, f.scratch, &all, 1), 0);
+    }
     struct reader_source_stats before = source_stats_of(&f);
     for (unsigned i = 0; i < f.file_count; i++) {
-        ck_assert(reader_has(f.reader, f.files[i].position, 0));
         for (uint64_t at = 0; at < f.files[i].size; at += READER_SPAN_MAX)
             ck_assert(read_is_right(&f, f.scratch, i, at, READER_SPAN_MAX));
     }
@@ -438,7 +437,7 @@ START_TEST(files_that_lie_together_are_prefetched_by_one_read)
     for (unsigned i = 0; i < 10; i++)
         wants[i] = (struct reader_want){f.files[i].position, 0, 20000, BLOCK_DUE_UNKNOWN};
     struct reader_source_stats before = source_stats_of(&f);
-    ck_assert_int_eq(reader_prefetch_many(f.reader, f.scratch, wants, 10), 0);
+    ck_assert_int_eq(reader_prefetch(f.reader, f.scratch, wants, 10), 0);
     ck_assert_uint_eq(source_stats_of(&f).reads - before.reads, 1);
     for (unsigned i = 0; i < 10; i++)
         ck_assert(read_is_right(&f, f.scratch, i, 0, 20000));
@@ -813,7 +812,7 @@ static void *bring_in(void *arg)
                                             (uint64_t)rand_r(&worker->seed) % 1000000, 100000,
                                             i % 3 ? i * 4 + k : BLOCK_DUE_UNKNOWN};
         }
-        int r = reader_prefetch_many(f->reader, scratch, wants, 4);
+        int r = reader_prefetch(f->reader, scratch, wants, 4);
         worker->wrong += r < 0 && r != -ENOBUFS;
         if (i % 50 == 49)
             reader_forget_order(f->reader);

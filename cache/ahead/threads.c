@@ -1,16 +1,17 @@
 /*
+ * The threads around a plan. One observes and plans, several fetch, and one does the plan's
+ * long work. Each starts when there is something for it to do.
+ *
  * The planner comes for observations every few milliseconds, so that no reader has to wake it.
- * When there is something to fetch, it takes the first piece and calls one fetcher. A fetcher
- * that found work calls the next one before it begins, until one finds nothing. So as many run
- * as there is work for. A fetcher takes work from the plan under the lock and at the last
+ * When there is something to fetch, it takes the first piece and calls one fetch thread. A
+ * thread that found work calls the next one before it begins, until one finds nothing. So as
+ * many run as there is work for. They take work from the plan under the lock and at the last
  * moment, so that no queue holds what a reader has asked for meanwhile.
  *
- * A fetcher may hang in a read that is never answered, and nobody can call it back. One that is
- * at its work for longer than stuck_ms no longer counts, and another one may be started in its
+ * A fetch may hang in a read that is never answered, and nobody can call it back. A thread that
+ * is at one for longer than stuck_ms no longer counts, and another one may be started in its
  * place, up to a bound. If it comes back after all and there is one too many, it ends.
  */
-#include "ahead.h"
-
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,7 +23,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "numbers.h"
+#include "plan.h"
 #include "thread.h"
 
 #define TICK_US 2000u   /* between two looks while there are reads */
@@ -31,15 +33,16 @@
 #define WANTS_MAX 64u   /* of one fetch */
 #define STACK_BYTES (256u << 10)
 #define NICE_WORK 10 /* of the thread for long work: readers need the processor first */
-#define HUNG_MAX 32u /* fetchers that are replaced at the same time */
-#define LOOK_NS UINT64_C(100000000) /* between two looks for fetchers that hang */
+#define HUNG_MAX 32u /* fetch threads that are replaced at the same time */
+#define THREADS_MAX (AHEAD_FETCHERS_MAX + HUNG_MAX)
+#define LOOK_NS UINT64_C(100000000) /* between two looks for those that hang */
 
-enum fetcher_state { FETCHER_NONE, FETCHER_RUNS, FETCHER_HANGS, FETCHER_ENDED };
+enum fetch_state { FETCH_NONE, FETCH_RUNS, FETCH_HANGS, FETCH_ENDED };
 
-struct fetcher {
+struct fetch_thread {
     struct ahead *ahead;
     pthread_t thread;
-    enum fetcher_state state;
+    enum fetch_state state;
     uint64_t began_ns; /* when its present fetch began; 0: it has none */
 };
 
@@ -51,102 +54,113 @@ struct ahead {
     pthread_mutex_t lock; /* for the plan and all that follows */
     pthread_cond_t fetch, work;
     struct plan *plan;
-    struct plan_job *job;             /* waits for the thread for long work */
-    unsigned idle;                    /* fetchers that wait for work */
-    unsigned running;                 /* all fetchers except those that hang */
-    uint64_t looked_ns;               /* when it last looked for hung fetchers */
-    bool working;                     /* the thread for long work was started */
-    bool no_threads;                  /* no more threads can be started */
-    struct plan_want held[WANTS_MAX]; /* for the fetcher that was called */
+    struct plan_job *job;               /* waits for the thread for long work */
+    unsigned idle;                      /* fetch threads that wait for work */
+    unsigned running;                   /* all of them except those that hang */
+    uint64_t looked_ns;                 /* when it last looked for hung ones */
+    bool working;                       /* the thread for long work was started */
+    bool no_threads;                    /* no more threads can be started */
+    struct reader_want held[WANTS_MAX]; /* for the fetch thread that was called */
     size_t held_count;
 
-    pthread_t planner;
-    pthread_t worker;
-    struct fetcher fetcher[AHEAD_FETCHERS_MAX + HUNG_MAX];
+    pthread_t planner, worker;
+    struct fetch_thread threads[THREADS_MAX];
     struct observation batch[BATCH];
 };
 
-static int start(pthread_t *thread, void *(*run)(void *), void *arg)
-{
-    pthread_attr_t attr;
+/* ---- the fetcher of a reader ---- */
 
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
-    int r = -pthread_create(thread, &attr, run, arg);
-    pthread_attr_destroy(&attr);
-    return r;
+static int fetch_begin(void *reader, void **ret_scratch)
+{
+    return reader_scratch_new(reader, (struct reader_scratch **)ret_scratch);
 }
 
-/* ---- fetchers ---- */
-
-static int fetch(struct ahead *a, struct reader_scratch *scratch, const struct plan_want *wants,
-                 size_t count)
+static int fetch_from_reader(void *reader, void *scratch, const struct reader_want *wants,
+                             size_t count)
 {
-    struct reader_want parts[WANTS_MAX];
-
-    for (size_t i = 0; i < count; i++)
-        parts[i] = (struct reader_want){wants[i].position, wants[i].offset, wants[i].len,
-                                        wants[i].due};
-    return reader_prefetch_many(a->options.reader, scratch, parts, count);
+    return reader_prefetch(reader, scratch, wants, count);
 }
 
-static void *run_fetcher(void *arg);
-
-/* Under the lock. NULL: all of them hang. */
-static struct fetcher *free_fetcher(struct ahead *a)
+static void fetch_end(void *scratch)
 {
-    for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]); i++) {
-        struct fetcher *f = &a->fetcher[i];
-        if (f->state == FETCHER_ENDED)
-            pthread_join(f->thread, NULL); /* it no longer needs the lock */
-        if (f->state == FETCHER_NONE || f->state == FETCHER_ENDED)
-            return f;
+    reader_scratch_free(scratch);
+}
+
+static void fetch_passed(void *reader, uint64_t due)
+{
+    reader_passed(reader, due);
+}
+
+static void fetch_forget_order(void *reader)
+{
+    reader_forget_order(reader);
+}
+
+const struct fetcher ahead_reader_fetcher = {
+    .begin = fetch_begin,
+    .fetch = fetch_from_reader,
+    .end = fetch_end,
+    .passed = fetch_passed,
+    .forget_order = fetch_forget_order,
+};
+
+/* ---- fetch threads; all but their main function are called under the lock ---- */
+
+static void *fetch_thread_main(void *arg);
+
+static struct fetch_thread *free_fetch_thread(struct ahead *a)
+{
+    for (unsigned i = 0; i < THREADS_MAX; i++) {
+        struct fetch_thread *t = &a->threads[i];
+        if (t->state == FETCH_ENDED)
+            pthread_join(t->thread, NULL); /* it no longer needs the lock */
+        if (t->state == FETCH_NONE || t->state == FETCH_ENDED)
+            return t;
     }
-    return NULL;
+    return NULL; /* all of them hang */
 }
 
-static void start_fetcher(struct ahead *a)
+static void start_fetch_thread(struct ahead *a)
 {
-    struct fetcher *f = free_fetcher(a);
+    struct fetch_thread *t = free_fetch_thread(a);
 
-    if (!f)
+    if (!t)
         return;
-    *f = (struct fetcher){.ahead = a, .state = FETCHER_RUNS};
-    a->no_threads = start(&f->thread, run_fetcher, f) < 0;
+    *t = (struct fetch_thread){.ahead = a, .state = FETCH_RUNS};
+    a->no_threads = thread_start(&t->thread, STACK_BYTES, fetch_thread_main, t) < 0;
     if (a->no_threads)
-        f->state = FETCHER_NONE;
+        t->state = FETCH_NONE;
     else
         a->running++;
 }
 
-/* Under the lock: have one more fetcher look for work. */
-static void call_fetcher(struct ahead *a)
+/* Have one more thread look for work. */
+static void call_fetch_thread(struct ahead *a)
 {
-    if (atomic_load(&a->ended)) /* ahead_join may be done with all fetchers but the hung ones */
+    if (atomic_load(&a->ended)) /* ahead_join may be done with all but the hung ones */
         return;
     if (a->idle > 0)
         pthread_cond_signal(&a->fetch);
     else if (a->running < a->options.fetchers && !a->no_threads)
-        start_fetcher(a);
+        start_fetch_thread(a);
 }
 
-/* Under the lock, now and then. */
+/* Now and then. */
 static void look_for_hung(struct ahead *a)
 {
-    uint64_t now = now_ns(), stuck_ns = a->options.stuck_ms * UINT64_C(1000000);
+    uint64_t now = a->options.now_ns(), stuck_ns = a->options.stuck_ms * UINT64_C(1000000);
     unsigned hanging = 0;
 
     if (!stuck_ns || now - a->looked_ns < LOOK_NS)
         return;
     a->looked_ns = now;
-    for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]); i++)
-        hanging += a->fetcher[i].state == FETCHER_HANGS;
-    for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]) && hanging < HUNG_MAX;
-         i++) {
-        struct fetcher *f = &a->fetcher[i];
-        if (f->state != FETCHER_RUNS || !f->began_ns || now < f->began_ns + stuck_ns)
+    for (unsigned i = 0; i < THREADS_MAX; i++)
+        hanging += a->threads[i].state == FETCH_HANGS;
+    for (unsigned i = 0; i < THREADS_MAX && hanging < HUNG_MAX; i++) {
+        struct fetch_thread *t = &a->threads[i];
+        if (t->state != FETCH_RUNS || !t->began_ns || now < t->began_ns + stuck_ns)
             continue;
-        f->state = FETCHER_HANGS;
+        t->state = FETCH_HANGS;
         hanging++;
         a->running--;
         if (a->options.replaced)
@@ -154,21 +168,20 @@ static void look_for_hung(struct ahead *a)
     }
 }
 
-/* Under the lock: a fetcher is back from its work. False: it is one too many. */
-static bool come_back(struct ahead *a, struct fetcher *f)
+/* A thread is back from its work. False: it is one too many. */
+static bool come_back(struct ahead *a, struct fetch_thread *t)
 {
-    f->began_ns = 0;
-    if (f->state != FETCHER_HANGS)
+    t->began_ns = 0;
+    if (t->state != FETCH_HANGS)
         return true;
     if (a->running >= a->options.fetchers)
         return false;
-    f->state = FETCHER_RUNS;
+    t->state = FETCH_RUNS;
     a->running++;
     return true;
 }
 
-/* Under the lock. */
-static size_t take(struct ahead *a, struct plan_want *wants)
+static size_t take_wants(struct ahead *a, struct reader_want *wants)
 {
     size_t count = a->held_count;
 
@@ -179,53 +192,54 @@ static size_t take(struct ahead *a, struct plan_want *wants)
     return count;
 }
 
-static void fetch_all(struct fetcher *f, struct reader_scratch *scratch)
+static void fetch_all(struct fetch_thread *t, void *scratch)
 {
-    struct plan_want wants[WANTS_MAX];
-    struct ahead *a = f->ahead;
+    struct reader_want wants[WANTS_MAX];
+    struct ahead *a = t->ahead;
 
     while (!atomic_load(&a->ended)) {
-        size_t count = take(a, wants);
+        size_t count = take_wants(a, wants);
         if (count == 0) {
             a->idle++;
             pthread_cond_wait(&a->fetch, &a->lock);
             a->idle--;
             continue;
         }
-        call_fetcher(a);
-        f->began_ns = now_ns();
+        call_fetch_thread(a);
+        t->began_ns = a->options.now_ns();
         pthread_mutex_unlock(&a->lock);
-        int r = fetch(a, scratch, wants, count);
+        int r = a->options.fetcher->fetch(a->options.fetcher_ctx, scratch, wants, count);
         pthread_mutex_lock(&a->lock);
         plan_finished(a->plan, wants, count, r);
-        if (!come_back(a, f))
+        if (!come_back(a, t))
             return;
     }
 }
 
-static void *run_fetcher(void *arg)
+static void *fetch_thread_main(void *arg)
 {
-    struct reader_scratch *scratch = NULL;
-    struct fetcher *f = arg;
-    struct ahead *a = f->ahead;
+    struct fetch_thread *t = arg;
+    struct ahead *a = t->ahead;
+    void *scratch = NULL;
 
     prctl(PR_SET_NAME, "onepot-fetch");
-    int r = reader_scratch_new(a->options.reader, &scratch);
+    int r = a->options.fetcher->begin(a->options.fetcher_ctx, &scratch);
     pthread_mutex_lock(&a->lock);
     if (r == 0)
-        fetch_all(f, scratch);
+        fetch_all(t, scratch);
     else
         a->no_threads = true;
-    a->running -= f->state == FETCHER_RUNS;
-    f->state = FETCHER_ENDED;
+    a->running -= t->state == FETCH_RUNS;
+    t->state = FETCH_ENDED;
     pthread_mutex_unlock(&a->lock);
-    reader_scratch_free(scratch);
+    if (r == 0)
+        a->options.fetcher->end(scratch);
     return NULL;
 }
 
 /* ---- long work ---- */
 
-static void *run_worker(void *arg)
+static void *worker_main(void *arg)
 {
     struct ahead *a = arg;
 
@@ -256,7 +270,7 @@ static void call_worker(struct ahead *a)
 
     if (a->job || !plan_job(a->plan, &job))
         return;
-    if (!a->working && start(&a->worker, run_worker, a) < 0) {
+    if (!a->working && thread_start(&a->worker, STACK_BYTES, worker_main, a) < 0) {
         plan_work(job);
         plan_job_done(a->plan, job);
         return;
@@ -268,29 +282,35 @@ static void call_worker(struct ahead *a)
 
 /* ---- the planner ---- */
 
-static void plan_reads(struct ahead *a, unsigned count)
+static void record_reads(struct ahead *a, unsigned count)
 {
     for (unsigned i = 0; a->options.recorder && i < count; i++)
         if (a->batch[i].offset == 0)
             recorder_note(a->options.recorder, a->batch[i].position);
-    if (!a->options.plan.window_bytes)
+}
+
+static void plan_reads(struct ahead *a, unsigned count)
+{
+    const struct fetcher *fetcher = a->options.fetcher;
+
+    if (!a->options.window_bytes)
         return;
     pthread_mutex_lock(&a->lock);
     for (unsigned i = 0; i < count; i++)
         plan_observe(a->plan, &a->batch[i]);
     if (plan_order_changed(a->plan))
-        reader_forget_order(a->options.reader);
-    reader_passed(a->options.reader, plan_passed(a->plan));
+        fetcher->forget_order(a->options.fetcher_ctx);
+    fetcher->passed(a->options.fetcher_ctx, plan_passed(a->plan));
     call_worker(a);
     look_for_hung(a);
     if (a->held_count == 0)
         a->held_count = plan_take(a->plan, a->held, WANTS_MAX);
     if (a->held_count > 0)
-        call_fetcher(a);
+        call_fetch_thread(a);
     pthread_mutex_unlock(&a->lock);
 }
 
-static void *run_planner(void *arg)
+static void *planner_main(void *arg)
 {
     struct ahead *a = arg;
     uint64_t calm_us = CALM_US;
@@ -298,6 +318,7 @@ static void *run_planner(void *arg)
     prctl(PR_SET_NAME, "onepot-plan");
     while (!atomic_load(&a->ended)) {
         unsigned count = observers_take(a->observers, a->batch, BATCH);
+        record_reads(a, count);
         plan_reads(a, count);
         calm_us = count ? 0 : calm_us + TICK_US;
         if (count == BATCH)
@@ -318,17 +339,15 @@ int ahead_new(const struct ahead_options *options, struct ahead **ret_ahead)
     if (!a)
         return -ENOMEM;
     a->options = *options;
-    if (a->options.fetchers > AHEAD_FETCHERS_MAX)
-        a->options.fetchers = AHEAD_FETCHERS_MAX;
+    a->options.fetchers = min_u32(options->fetchers, AHEAD_FETCHERS_MAX);
     pthread_mutex_init(&a->lock, NULL);
     pthread_cond_init(&a->fetch, NULL);
     pthread_cond_init(&a->work, NULL);
-    a->options.plan.stop = &a->ended;
     int r = observers_new(&a->observers);
     if (r == 0)
-        r = plan_new(&a->options.plan, &a->plan);
+        r = plan_new(&a->options, &a->ended, &a->plan);
     if (r == 0)
-        r = start(&a->planner, run_planner, a);
+        r = thread_start(&a->planner, STACK_BYTES, planner_main, a);
     if (r < 0) {
         a->options.recorder = NULL;
         ahead_free(a);
@@ -353,9 +372,9 @@ void ahead_set_window(struct ahead *a, uint64_t window_bytes)
 void ahead_stats(struct ahead *a, struct ahead_stats *ret_stats)
 {
     pthread_mutex_lock(&a->lock);
-    plan_stats(a->plan, &ret_stats->plan);
+    *ret_stats = *plan_stats(a->plan);
     pthread_mutex_unlock(&a->lock);
-    ret_stats->lost = observers_lost(a->observers);
+    ret_stats->observations_lost = observers_lost(a->observers);
 }
 
 void ahead_end(struct ahead *a)
@@ -368,11 +387,6 @@ void ahead_end(struct ahead *a)
     pthread_mutex_unlock(&a->lock);
 }
 
-static bool join(pthread_t thread, const struct timespec *until)
-{
-    return thread_join_until(thread, until) == 0;
-}
-
 /* Record what is left. The planner has ended. */
 static int finish_record(struct ahead *a)
 {
@@ -380,33 +394,32 @@ static int finish_record(struct ahead *a)
     unsigned count;
 
     while ((count = observers_take(a->observers, a->batch, BATCH)) > 0)
-        for (unsigned i = 0; i < count; i++)
-            if (a->batch[i].offset == 0)
-                recorder_note(recorder, a->batch[i].position);
+        record_reads(a, count);
     a->options.recorder = NULL;
     return recorder_finish(recorder);
 }
 
-static bool is_started(struct ahead *a, const struct fetcher *f)
+static bool was_started(struct ahead *a, const struct fetch_thread *t)
 {
     pthread_mutex_lock(&a->lock);
-    bool started = f->state != FETCHER_NONE;
+    bool started = t->state != FETCH_NONE;
     pthread_mutex_unlock(&a->lock);
     return started;
 }
 
 int ahead_join(struct ahead *a, const struct timespec *until, int *ret_recorded)
 {
-    bool all = join(a->planner, until);
+    int r = thread_join_until(a->planner, until);
 
     *ret_recorded = 0;
-    if (all && a->options.recorder)
+    if (r == 0 && a->options.recorder)
         *ret_recorded = finish_record(a);
-    for (unsigned i = 0; i < sizeof(a->fetcher) / sizeof(a->fetcher[0]); i++)
-        all &= !is_started(a, &a->fetcher[i]) || join(a->fetcher[i].thread, until);
+    for (unsigned i = 0; i < THREADS_MAX; i++)
+        if (was_started(a, &a->threads[i]))
+            r |= thread_join_until(a->threads[i].thread, until);
     if (a->working)
-        all &= join(a->worker, until);
-    return all ? 0 : -EBUSY;
+        r |= thread_join_until(a->worker, until);
+    return r ? -EBUSY : 0;
 }
 
 void ahead_free(struct ahead *a)
