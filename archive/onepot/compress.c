@@ -4,7 +4,6 @@
  * enough.
  */
 #include "compress.h"
-#include "cpus.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -12,6 +11,11 @@
 #include <unistd.h>
 
 #include <zstd.h>
+
+#include "cpus.h"
+#include "thread.h"
+
+#define WORKER_STACK_BYTES ((size_t)1 << 20)
 
 enum { JOB_WAITING, JOB_BUSY, JOB_DONE };
 
@@ -35,7 +39,7 @@ struct compress_pool {
  * smaller, but records of text 4 % larger. They also take a quarter more time, and a tenth more
  * to decompress.
  */
-static ZSTD_CCtx *new_context(int level)
+static ZSTD_CCtx *compress_new_context(int level)
 {
     ZSTD_CCtx *context = ZSTD_createCCtx();
     if (!context)
@@ -45,7 +49,13 @@ static ZSTD_CCtx *new_context(int level)
     return context;
 }
 
-static void compress(ZSTD_CCtx *context, struct compress_job *job)
+/* Is a frame of this size worth decompressing? */
+static bool compress_is_worth(size_t in_len, size_t out_len)
+{
+    return out_len + in_len / 32 < in_len;
+}
+
+static void compress_do(ZSTD_CCtx *context, struct compress_job *job)
 {
     if (!job->in)
         return;
@@ -72,37 +82,37 @@ static void compress(ZSTD_CCtx *context, struct compress_job *job)
 /*
  * Compresses the next job that no thread has begun. The lock is held, but released meanwhile.
  */
-static void work(struct compress_pool *p, ZSTD_CCtx *context)
+static void compress_work(struct compress_pool *p, ZSTD_CCtx *context)
 {
     struct compress_job *job = p->todo;
     p->todo = job->next_todo;
     job->state = JOB_BUSY;
     pthread_mutex_unlock(&p->lock);
-    compress(context, job);
+    compress_do(context, job);
     pthread_mutex_lock(&p->lock);
     job->state = JOB_DONE;
     pthread_cond_broadcast(&p->done);
 }
 
 /* Does the same in a thread that is not a worker. */
-static void help(struct compress_pool *p)
+static void compress_help(struct compress_pool *p)
 {
     pthread_mutex_unlock(&p->lock);
     pthread_mutex_lock(&p->own_lock);
     pthread_mutex_lock(&p->lock);
     if (p->todo)
-        work(p, p->own);
+        compress_work(p, p->own);
     pthread_mutex_unlock(&p->own_lock);
 }
 
-static void *run_worker(void *arg)
+static void *compress_run_worker(void *arg)
 {
     struct compress_pool *p = arg;
-    ZSTD_CCtx *context = new_context(p->level);
+    ZSTD_CCtx *context = compress_new_context(p->level);
     pthread_mutex_lock(&p->lock);
     while (!p->ending) {
         if (p->todo)
-            work(p, context);
+            compress_work(p, context);
         else
             pthread_cond_wait(&p->wake, &p->lock);
     }
@@ -123,10 +133,11 @@ int compress_pool_new(unsigned threads, int level, struct compress_pool **ret_po
     pthread_mutex_init(&p->own_lock, NULL);
     pthread_cond_init(&p->wake, NULL);
     pthread_cond_init(&p->done, NULL);
-    p->own = new_context(level);
+    p->own = compress_new_context(level);
     /* Fewer threads than asked for are fine: callers work, too. */
     while (p->own && threads > 1 && p->workers < threads &&
-           pthread_create(&p->thread[p->workers], NULL, run_worker, p) == 0)
+           thread_start(&p->thread[p->workers], WORKER_STACK_BYTES, compress_run_worker, p) ==
+               0)
         p->workers++;
     if (!p->own) {
         compress_pool_free(p);
@@ -174,7 +185,7 @@ void compressor_put(struct compressor *c, struct compress_job *job)
             pthread_cond_signal(&p->wake);
     }
     while (!p->workers && job->state == JOB_WAITING)
-        help(p);
+        compress_help(p);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -197,7 +208,7 @@ struct compress_job *compressor_take(struct compressor *c, bool wait)
     pthread_mutex_lock(&p->lock);
     while (wait && job->state != JOB_DONE) {
         if (p->todo)
-            help(p);
+            compress_help(p);
         else
             pthread_cond_wait(&p->done, &p->lock);
     }

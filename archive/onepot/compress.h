@@ -48,12 +48,6 @@ struct compressor {
     size_t flight_bytes;
 };
 
-/* Is a frame of this size worth decompressing? If not, `out` is NULL. */
-static inline bool compress_is_worth(size_t in_len, size_t out_len)
-{
-    return out_len + in_len / 32 < in_len;
-}
-
 /* `threads` 0: as many as this process has CPUs. `level` is zstd's. -ENOMEM. */
 int compress_pool_new(unsigned threads, int level, struct compress_pool **ret_pool);
 void compress_pool_free(struct compress_pool *pool); /* NULL is fine */

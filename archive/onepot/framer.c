@@ -22,11 +22,16 @@
  * compression itself happens elsewhere. So the archive is the same for any number of threads. A
  * frame that turns out not to be worth compressing becomes a raw one in the end.
  */
+#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "framer_private.h"
+#include "cleanup.h"
+#include "compress.h"
+#include "numbers.h"
+#include "vector.h"
+#include "writer_private.h"
 
 #define RAW_FRAME_BYTES (1u << 20) /* a raw frame ends at this size */
 #define RAW_DATA_MAX (4u << 20)    /* per call; a frame is a window of at most 8 MB */
@@ -34,27 +39,73 @@
 #define RUN_BYTES 32768u /* a run that does not get smaller is this long before a raw frame */
 #define RIDE_SHARE 32u   /* members that were not sampled take at most 1/32 of a raw frame */
 
-int framer_grow(void *at, size_t count, size_t more, size_t *capacity, size_t item_bytes)
-{
-    if (count + more <= *capacity)
-        return 0;
-    size_t room = count + more + count / 2 + 8;
-    void *p = reallocarray(*(void **)at, room, item_bytes);
-    if (!p)
-        return -ENOMEM;
-    *(void **)at = p;
-    *capacity = room;
-    return 0;
-}
+#define RAW_BLOCK_BYTES (128u << 10) /* zstd's largest block */
+#define RAW_HEADER_BYTES 9u
+
+/* A run of bytes in a frame. A packed frame has one, which is `in`. */
+struct part {
+    uint8_t *bytes;
+    size_t len;
+    void *owned;
+};
+
+/* Where data of a member lies in a frame. */
+struct place {
+    uint32_t inode;
+    uint32_t offset; /* in the frame */
+    uint32_t length;
+    bool last;       /* the member's data ends here */
+    uint64_t stream; /* offset in the member's data */
+};
+
+struct frame {
+    struct compress_job job; /* must be first */
+    struct frame *next;
+    bool raw;
+    uint8_t *in; /* block_bytes long; NULL in a raw frame */
+    size_t len;
+    size_t ridden_bytes; /* bytes of members that were not sampled */
+    VECTOR(struct part) parts;
+    VECTOR(struct place) places;
+};
+
+/* The extents of a sparse member whose data is not yet written. */
+struct sparse_map {
+    struct sparse_map *next;
+    uint32_t inode;
+    size_t count;
+    struct pax_extent extents[];
+};
+
+typedef VECTOR(struct builder_piece) framer_pieces;
+
+struct framer {
+    struct writer *w;
+    struct compressor compressor;
+    struct compress_pool *own_pool; /* NULL: the pool belongs to the caller */
+    size_t block_bytes;
+
+    struct frame *open;
+    struct frame *first, *last; /* in flight */
+    uint64_t run_bytes; /* length of the current run of data that does not get smaller */
+
+    struct pax_buffer header; /* of a member whose data has not come yet */
+    uint32_t inode;           /* of the current member */
+    uint64_t stored, done;    /* bytes of its data: in all, so far */
+
+    /* For the member whose data is being written. */
+    framer_pieces pieces;
+    struct sparse_map *first_map, *last_map;
+};
 
 /* ---- frames ---- */
 
-void framer_free_frame(struct frame *frame)
+static void frame_free(struct frame *frame)
 {
-    for (size_t i = 0; i < frame->part_count; i++)
-        free(frame->parts[i].owned);
-    free(frame->parts);
-    free(frame->places);
+    for (size_t i = 0; i < frame->parts.count; i++)
+        free(frame->parts.at[i].owned);
+    vector_free(&frame->parts);
+    vector_free(&frame->places);
     free(frame->job.out);
     free(frame->in);
     free(frame);
@@ -77,48 +128,288 @@ static int frame_new(const struct framer *f, bool raw, struct frame **ret_frame)
     return 0;
 }
 
-int framer_add_part(struct frame *frame, uint8_t *bytes, size_t len, void *owned)
+/*
+ * Appends bytes to a raw frame. `owned` (or NULL) is freed with the frame; on failure at once.
+ */
+static int frame_add_part(struct frame *frame, uint8_t *bytes, size_t len, void *owned)
 {
-    if (framer_grow(&frame->parts, frame->part_count, 1, &frame->part_capacity,
-                    sizeof(*frame->parts)) < 0) {
+    struct part part = {bytes, len, owned};
+    int r = vector_push(&frame->parts, part);
+    if (r < 0)
         free(owned);
-        return -ENOMEM;
-    }
-    frame->parts[frame->part_count++] = (struct part){bytes, len, owned};
-    frame->len += len;
-    return 0;
+    else
+        frame->len += len;
+    return r;
 }
 
 /* Records that the next `len` bytes of the frame are data of the current member. */
-static int add_place(struct framer *f, struct frame *frame, size_t len)
+static int frame_add_place(struct framer *f, struct frame *frame, size_t len)
 {
-    if (framer_grow(&frame->places, frame->place_count, 1, &frame->place_capacity,
-                    sizeof(*frame->places)) < 0)
-        return -ENOMEM;
-    struct place *last = frame->place_count ? &frame->places[frame->place_count - 1] : NULL;
+    struct place place = {f->inode, (uint32_t)frame->len, (uint32_t)len, false, f->done};
+    struct place *last =
+        frame->places.count ? &frame->places.at[frame->places.count - 1] : NULL;
     if (last && last->inode == f->inode && last->offset + last->length == frame->len &&
-        last->stream + last->length == f->done) {
+        last->stream + last->length == f->done)
         last->length += (uint32_t)len;
-    } else {
-        last = &frame->places[frame->place_count++];
-        *last = (struct place){f->inode, (uint32_t)frame->len, (uint32_t)len, false, f->done};
-    }
+    else if (vector_push(&frame->places, place) < 0)
+        return -ENOMEM;
     f->done += len;
-    last->last = f->done == f->stored;
+    frame->places.at[frame->places.count - 1].last = f->done == f->stored;
     return 0;
+}
+
+/* ---- output: the places of members' data go to the index ---- */
+
+/* The part of a piece from `skip` on with this `length`, placed at `offset`. */
+static struct builder_piece framer_cut_piece(const struct builder_piece *piece, uint64_t skip,
+                                             uint64_t length, uint64_t offset)
+{
+    struct builder_piece cut = *piece;
+    cut.offset = offset;
+    cut.length = length;
+    if (piece->fragment == BUILDER_NO_FRAGMENT)
+        cut.source_offset += skip;
+    else
+        cut.fragment_offset += (uint32_t)skip;
+    return cut;
+}
+
+/* The pieces describe the data as it is stored; moves them to where the extents put it. */
+static int framer_spread_pieces(struct framer *f, const struct sparse_map *map)
+{
+    framer_pieces stored = f->pieces;
+    size_t piece = 0;
+    uint64_t skip = 0;
+    f->pieces = (framer_pieces){0};
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < map->count; i++) {
+        const struct pax_extent *e = &map->extents[i];
+        for (uint64_t at = 0, length; r == 0 && at < e->length; at += length) {
+            if (piece == stored.count) {
+                r = -EINVAL;
+                break;
+            }
+            const struct builder_piece *from = &stored.at[piece];
+            length = min_u64(e->length - at, from->length - skip);
+            r = vector_push(&f->pieces, framer_cut_piece(from, skip, length, e->offset + at));
+            skip += length;
+            if (skip == from->length) {
+                piece++;
+                skip = 0;
+            }
+        }
+    }
+    vector_free(&stored);
+    return r;
+}
+
+/* All data of an inode was written. */
+static int framer_end_pieces(struct framer *f, uint32_t inode)
+{
+    struct sparse_map *map = f->first_map;
+    int r = 0;
+    if (map && map->inode == inode) {
+        r = framer_spread_pieces(f, map);
+        f->first_map = map->next;
+        free(map);
+    }
+    if (r == 0)
+        r = builder_set_pieces(f->w->builder, inode, f->pieces.at, f->pieces.count);
+    f->pieces.count = 0;
+    return r;
+}
+
+/* ---- output: frames go to the file (raw ones by hand, RFC 8878) ---- */
+
+/* Writes the compressed frame to the file, and its places to the index. */
+static int framer_emit_packed(struct framer *f, struct frame *frame, struct fault *fault)
+{
+    struct builder_block block = {
+        .source_offset = f->w->offset,
+        .packed_bytes = (uint32_t)frame->job.out_len,
+        .block_bytes = (uint32_t)frame->len,
+    };
+    uint32_t number;
+    int r = builder_add_fragment(f->w->builder, &block, &number);
+    for (size_t i = 0; r == 0 && i < frame->places.count; i++) {
+        const struct place *p = &frame->places.at[i];
+        struct builder_piece piece = {.offset = p->stream,
+                                      .length = p->length,
+                                      .fragment = number,
+                                      .fragment_offset = p->offset};
+        r = vector_push(&f->pieces, piece);
+        if (r == 0 && p->last)
+            r = framer_end_pieces(f, p->inode);
+    }
+    if (r < 0)
+        return r;
+    uint8_t *out = steal_ptr(&frame->job.out);
+    return writer_put(f->w, out, frame->job.out_len, out, false, fault);
+}
+
+/* Progress through the parts and places of a raw frame that is being written. */
+struct raw_writer {
+    struct framer *f;
+    struct frame *frame;
+    size_t part, part_done;
+    size_t place;
+    size_t at;      /* in the frame's content */
+    uint8_t *heads; /* headers of the frame and its blocks; the queue will own them */
+};
+
+/* Where the block that begins at `start` ends: between members, if possible. */
+static size_t framer_block_end(const struct raw_writer *raw, size_t start)
+{
+    const struct frame *frame = raw->frame;
+    size_t end = (size_t)min_u64(frame->len, start + RAW_BLOCK_BYTES);
+    for (size_t i = raw->place; end < frame->len && i < frame->places.count; i++) {
+        const struct place *p = &frame->places.at[i];
+        if (p->offset >= end)
+            break;
+        if (p->offset > start && (size_t)p->offset + p->length > end)
+            end = p->offset;
+    }
+    return end;
+}
+
+/* Writes the next `len` bytes of the content, which are member data or not. */
+static int framer_put_parts(struct raw_writer *raw, size_t len, bool data, struct fault *fault)
+{
+    raw->at += len;
+    while (len > 0) {
+        struct part *part = &raw->frame->parts.at[raw->part];
+        size_t n = (size_t)min_u64(part->len - raw->part_done, len);
+        uint8_t *bytes = part->bytes + raw->part_done;
+        void *owned = NULL;
+        raw->part_done += n;
+        len -= n;
+        if (raw->part_done == part->len) {
+            owned = part->owned;
+            part->owned = NULL;
+            raw->part++;
+            raw->part_done = 0;
+        }
+        int r = writer_put(raw->f->w, bytes, n, owned, data, fault);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* Writes data of the current place, up to `end`. */
+static int framer_put_place(struct raw_writer *raw, size_t end, struct fault *fault)
+{
+    const struct place *p = &raw->frame->places.at[raw->place];
+    size_t place_end = (size_t)p->offset + p->length;
+    size_t len = (size_t)min_u64(place_end, end) - raw->at;
+    struct builder_piece piece = {.offset = p->stream + (raw->at - p->offset),
+                                  .length = len,
+                                  .source_offset = raw->f->w->offset,
+                                  .fragment = BUILDER_NO_FRAGMENT};
+    int r = vector_push(&raw->f->pieces, piece);
+    if (r == 0 && raw->at + len == place_end) {
+        raw->place++;
+        if (p->last)
+            r = framer_end_pieces(raw->f, p->inode);
+    }
+    return r < 0 ? r : framer_put_parts(raw, len, true, fault);
+}
+
+/* Writes the content up to `end`: places and the bytes between them. */
+static int framer_put_block(struct raw_writer *raw, size_t end, struct fault *fault)
+{
+    int r = 0;
+    while (r == 0 && raw->at < end) {
+        size_t next = end;
+        if (raw->place < raw->frame->places.count &&
+            raw->frame->places.at[raw->place].offset < end)
+            next = raw->frame->places.at[raw->place].offset;
+        r = next > raw->at ? framer_put_parts(raw, next - raw->at, false, fault)
+                           : framer_put_place(raw, end, fault);
+    }
+    return r;
+}
+
+/* A block's header: its length, no compression, whether it is the last. */
+static void framer_put_block_head(uint8_t *head, size_t len, bool last)
+{
+    uint32_t word = (uint32_t)len << 3 | last;
+    head[0] = (uint8_t)word;
+    head[1] = (uint8_t)(word >> 8);
+    head[2] = (uint8_t)(word >> 16);
+}
+
+/* Magic; descriptor: content size in 4 bytes, which is also the window; content size. */
+static void framer_put_frame_head(uint8_t *head, size_t len)
+{
+    static const uint8_t fixed[] = {0x28, 0xb5, 0x2f, 0xfd, 0xa0};
+    uint32_t size = htole32((uint32_t)len);
+    memcpy(head, fixed, sizeof(fixed));
+    memcpy(head + sizeof(fixed), &size, sizeof(size));
+}
+
+/* Upper limit: each block but the last is full, or ends where a place begins. */
+static size_t framer_most_blocks(const struct frame *frame)
+{
+    return frame->len / RAW_BLOCK_BYTES + frame->places.count + 1;
+}
+
+static int framer_emit_raw(struct framer *f, struct frame *frame, struct fault *fault)
+{
+    struct raw_writer raw = {.f = f, .frame = frame};
+    raw.heads = malloc(RAW_HEADER_BYTES + 3 * framer_most_blocks(frame));
+    if (!raw.heads)
+        return -ENOMEM;
+    uint8_t *head = raw.heads;
+    framer_put_frame_head(head, frame->len);
+    int r = writer_put(f->w, head, RAW_HEADER_BYTES, NULL, false, fault);
+    head += RAW_HEADER_BYTES;
+    bool owned = false;
+    while (r == 0 && raw.at < frame->len) {
+        size_t end = framer_block_end(&raw, raw.at);
+        owned = end == frame->len;
+        framer_put_block_head(head, end - raw.at, owned);
+        r = writer_put(f->w, head, 3, owned ? raw.heads : NULL, false, fault);
+        head += 3;
+        if (r == 0)
+            r = framer_put_block(&raw, end, fault);
+    }
+    if (!owned)
+        free(raw.heads); /* what is queued of them will not be written any more */
+    return r;
+}
+
+/* Writes a frame whose job is done to the file, in the order of the tar, and frees it. */
+static int framer_emit_frame(struct framer *f, struct frame *frame, struct fault *fault)
+{
+    int r = frame->job.error;
+    if (r == 0 && frame->job.out) {
+        r = framer_emit_packed(f, frame, fault);
+    } else if (r == 0) {
+        if (frame->in) { /* it was not worth compressing */
+            size_t len = frame->len;
+            uint8_t *in = steal_ptr(&frame->in);
+            frame->len = 0;
+            r = frame_add_part(frame, in, len, in);
+        }
+        if (r == 0)
+            r = framer_emit_raw(f, frame, fault);
+    }
+    frame_free(frame);
+    return r;
 }
 
 /* ---- frames on their way out ---- */
 
 /* Writes finished frames. With `wait`, all that are in flight; else until there is room. */
-static int drain(struct framer *f, bool wait, struct fault *fault)
+static int framer_drain(struct framer *f, bool wait, struct fault *fault)
 {
     struct compress_job *job;
     while ((job = compressor_take(
                 &f->compressor, wait || compressor_is_full(&f->compressor, f->block_bytes)))) {
         struct frame *frame = f->first;
         f->first = frame->next;
-        int r = framer_emit(f, frame, fault);
+        int r = framer_emit_frame(f, frame, fault);
         if (r < 0)
             return r;
     }
@@ -126,14 +417,14 @@ static int drain(struct framer *f, bool wait, struct fault *fault)
 }
 
 /* Closes the open frame. */
-static int close_frame(struct framer *f, struct fault *fault)
+static int framer_close_frame(struct framer *f, struct fault *fault)
 {
     struct frame *frame = f->open;
     if (!frame)
         return 0;
     f->open = NULL;
     if (frame->len == 0) {
-        framer_free_frame(frame);
+        frame_free(frame);
         return 0;
     }
     frame->job.in = frame->in;
@@ -141,35 +432,35 @@ static int close_frame(struct framer *f, struct fault *fault)
     *(f->first ? &f->last->next : &f->first) = frame;
     f->last = frame;
     compressor_put(&f->compressor, &frame->job);
-    return drain(f, false, fault);
+    return framer_drain(f, false, fault);
 }
 
 /* ---- what goes in ---- */
 
 /* Makes sure that a frame of this kind is open and has room. */
-static int open_frame(struct framer *f, bool raw, struct fault *fault)
+static int framer_open_frame(struct framer *f, bool raw, struct fault *fault)
 {
     int r = 0;
     if (f->open && (f->open->raw != raw || (raw && f->open->len >= RAW_FRAME_BYTES)))
-        r = close_frame(f, fault);
+        r = framer_close_frame(f, fault);
     if (r == 0 && !f->open)
         r = frame_new(f, raw, &f->open);
     return r;
 }
 
 /* Copies bytes into packed frames. `data`: they belong to the current member. */
-static int pack_bytes(struct framer *f, const uint8_t *bytes, size_t len, bool data,
-                      struct fault *fault)
+static int framer_pack_bytes(struct framer *f, const uint8_t *bytes, size_t len, bool data,
+                             struct fault *fault)
 {
     int r = 0;
     while (r == 0 && len > 0) {
-        r = open_frame(f, false, fault);
+        r = framer_open_frame(f, false, fault);
         if (r < 0)
             return r;
         struct frame *frame = f->open;
-        size_t room = f->block_bytes - frame->len, n = len < room ? len : room;
+        size_t n = (size_t)min_u64(len, f->block_bytes - frame->len);
         if (data)
-            r = add_place(f, frame, n);
+            r = frame_add_place(f, frame, n);
         if (r < 0)
             return r;
         if (bytes)
@@ -180,24 +471,24 @@ static int pack_bytes(struct framer *f, const uint8_t *bytes, size_t len, bool d
         bytes = bytes ? bytes + n : NULL;
         len -= n;
         if (frame->len == f->block_bytes)
-            r = close_frame(f, fault);
+            r = framer_close_frame(f, fault);
     }
     return r;
 }
 
 /* Adds bytes as they are to the open raw frame, and takes them. */
-static int put_raw(struct framer *f, uint8_t *bytes, size_t len, bool data)
+static int framer_put_raw(struct framer *f, uint8_t *bytes, size_t len, bool data)
 {
     struct frame *frame = f->open;
-    int r = data ? add_place(f, frame, len) : 0;
+    int r = data ? frame_add_place(f, frame, len) : 0;
     if (r < 0) {
         free(bytes);
         return r;
     }
-    return framer_add_part(frame, bytes, len, bytes);
+    return frame_add_part(frame, bytes, len, bytes);
 }
 
-static void count_pairs(const uint8_t *bytes, size_t len, uint32_t counts[256])
+static void framer_count_pairs(const uint8_t *bytes, size_t len, uint32_t counts[256])
 {
     for (size_t i = 0; i < len; i++)
         counts[bytes[i]]++;
@@ -208,7 +499,7 @@ static void count_pairs(const uint8_t *bytes, size_t len, uint32_t counts[256])
  * - 1)/256 others, within about 2 percent. Up to a third more still counts as random: JPEG has
  * a tenth more, floating point numbers several times as many.
  */
-static bool looks_random(const uint8_t *bytes, size_t len)
+static bool framer_looks_random(const uint8_t *bytes, size_t len)
 {
     enum { PIECE = 256, PIECES = 4, N = PIECE * PIECES };
     uint32_t counts[256] = {0}, squares = 0;
@@ -216,55 +507,56 @@ static bool looks_random(const uint8_t *bytes, size_t len)
         return false;
     size_t step = (len - PIECE) / (PIECES - 1);
     for (size_t i = 0; i < PIECES; i++)
-        count_pairs(bytes + i * step, PIECE, counts);
+        framer_count_pairs(bytes + i * step, PIECE, counts);
     for (size_t i = 0; i < 256; i++)
         squares += counts[i] * counts[i];
     return (squares - N) / 4 * 3 < N * (N - 1u) / 256;
 }
 
 /* May a small member go along in the open raw frame? Yes, as long as there are few of them. */
-static bool may_ride(const struct framer *f, size_t len)
+static bool framer_may_ride(const struct framer *f, size_t len)
 {
     return f->open && f->open->raw && len < SAMPLE_LEAST &&
            (f->open->ridden_bytes + len) < f->open->len / RIDE_SHARE;
 }
 
 /* Puts the header into packed frames, and begins a new frame if the data calls for it. */
-static int pack_header(struct framer *f, const struct pax_buffer *header, struct fault *fault)
+static int framer_pack_header(struct framer *f, const struct pax_buffer *header,
+                              struct fault *fault)
 {
     uint64_t whole = header->len + f->stored + pax_padding(f->stored);
     size_t used = f->open && !f->open->raw ? f->open->len : 0;
     bool apart = whole > f->block_bytes || whole < f->stored;
     size_t together = apart ? header->len : (size_t)whole;
-    int r = used + together > f->block_bytes ? close_frame(f, fault) : 0;
+    int r = used + together > f->block_bytes ? framer_close_frame(f, fault) : 0;
     if (r == 0)
-        r = pack_bytes(f, header->bytes, header->len, false, fault);
+        r = framer_pack_bytes(f, header->bytes, header->len, false, fault);
     if (r == 0 && apart && f->stored)
-        r = close_frame(f, fault);
+        r = framer_close_frame(f, fault);
     return r;
 }
 
 /* Puts the waiting header into a frame of the kind that its data will be in. */
-static int flush_header(struct framer *f, bool raw, struct fault *fault)
+static int framer_flush_header(struct framer *f, bool raw, struct fault *fault)
 {
     struct pax_buffer header = f->header;
     f->header = (struct pax_buffer){0};
     if (!header.len)
         return 0;
     if (raw && header.len < RAW_BLOCK_BYTES) {
-        int r = open_frame(f, true, fault);
+        int r = framer_open_frame(f, true, fault);
         if (r < 0)
             free(header.bytes);
-        return r < 0 ? r : put_raw(f, header.bytes, header.len, false);
+        return r < 0 ? r : framer_put_raw(f, header.bytes, header.len, false);
     }
-    int r = pack_header(f, &header, fault);
+    int r = framer_pack_header(f, &header, fault);
     pax_buffer_free(&header);
     return r;
 }
 
-static int keep_map(struct framer *f, const struct pax_member *m)
+static int framer_keep_map(struct framer *f, const struct pax_member *m)
 {
-    struct map *map = malloc(sizeof(*map) + m->extent_count * sizeof(map->extents[0]));
+    struct sparse_map *map = malloc(sizeof(*map) + m->extent_count * sizeof(map->extents[0]));
     if (!map)
         return -ENOMEM;
     map->next = NULL;
@@ -284,26 +576,26 @@ int framer_member(struct framer *f, const struct pax_member *member, struct pax_
     f->inode = f->w->inode;
     f->stored = stored;
     f->done = 0;
-    int r = stored && member->sparse ? keep_map(f, member) : 0;
+    int r = stored && member->sparse ? framer_keep_map(f, member) : 0;
     if (r < 0 || stored)
         return r;
     size_t len = f->header.len;
-    bool ride = may_ride(f, len);
+    bool ride = framer_may_ride(f, len);
     if (ride)
         f->open->ridden_bytes += len;
-    return flush_header(f, ride, fault);
+    return framer_flush_header(f, ride, fault);
 }
 
 /* Should the next `len` bytes of data go into a raw frame? */
-static bool choose_raw(struct framer *f, const uint8_t *bytes, size_t len)
+static bool framer_choose_raw(struct framer *f, const uint8_t *bytes, size_t len)
 {
-    if (f->done == 0 && may_ride(f, len + f->header.len)) {
+    if (f->done == 0 && framer_may_ride(f, len + f->header.len)) {
         f->open->ridden_bytes += len + f->header.len;
         return true;
     }
     if (len < SAMPLE_LEAST)
         return f->done && f->open && f->open->raw;
-    if (!looks_random(bytes, len)) {
+    if (!framer_looks_random(bytes, len)) {
         f->run_bytes = 0;
         return false;
     }
@@ -317,14 +609,14 @@ int framer_data(struct framer *f, uint8_t *bytes, size_t len, struct fault *faul
         free(bytes);
         return 0;
     }
-    bool raw = len <= RAW_DATA_MAX && choose_raw(f, bytes, len);
-    int r = flush_header(f, raw, fault);
+    bool raw = len <= RAW_DATA_MAX && framer_choose_raw(f, bytes, len);
+    int r = framer_flush_header(f, raw, fault);
     if (r == 0 && raw)
-        r = open_frame(f, true, fault);
+        r = framer_open_frame(f, true, fault);
     if (r == 0 && raw)
-        return put_raw(f, bytes, len, true);
+        return framer_put_raw(f, bytes, len, true);
     if (r == 0)
-        r = pack_bytes(f, bytes, len, true, fault);
+        r = framer_pack_bytes(f, bytes, len, true, fault);
     free(bytes);
     return r;
 }
@@ -335,14 +627,14 @@ int framer_zeros(struct framer *f, size_t len, struct fault *fault)
     if (len == 0)
         return 0;
     if (len > sizeof(zeros) || !f->open || !f->open->raw)
-        return pack_bytes(f, NULL, len, false, fault);
-    return framer_add_part(f->open, zeros, len, NULL);
+        return framer_pack_bytes(f, NULL, len, false, fault);
+    return frame_add_part(f->open, zeros, len, NULL);
 }
 
 int framer_finish(struct framer *f, struct fault *fault)
 {
-    int r = close_frame(f, fault);
-    return r < 0 ? r : drain(f, true, fault);
+    int r = framer_close_frame(f, fault);
+    return r < 0 ? r : framer_drain(f, true, fault);
 }
 
 /* ---- life ---- */
@@ -376,16 +668,16 @@ void framer_free(struct framer *f)
     while (f->first) {
         struct frame *frame = f->first;
         f->first = frame->next;
-        framer_free_frame(frame);
+        frame_free(frame);
     }
     if (f->open)
-        framer_free_frame(f->open);
+        frame_free(f->open);
     while (f->first_map) {
-        struct map *map = f->first_map;
+        struct sparse_map *map = f->first_map;
         f->first_map = map->next;
         free(map);
     }
     pax_buffer_free(&f->header);
-    free(f->pieces);
+    vector_free(&f->pieces);
     free(f);
 }

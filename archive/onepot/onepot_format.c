@@ -18,7 +18,9 @@
 #include <xxhash.h>
 
 #include "backend.h"
+#include "bytes.h"
 #include "index_format.h"
+#include "numbers.h"
 #include "source.h"
 #include "write_at.h"
 
@@ -62,34 +64,20 @@ struct footer {
     bool zstd;
 };
 
-static void put32(uint8_t *bytes, enum footer_offset at, uint32_t value)
+static void footer_put32(uint8_t *bytes, enum footer_offset at, uint32_t value)
 {
     value = htole32(value);
     memcpy(bytes + at, &value, sizeof(value));
 }
 
-static void put64(uint8_t *bytes, enum footer_offset at, uint64_t value)
+static void footer_put64(uint8_t *bytes, enum footer_offset at, uint64_t value)
 {
     value = htole64(value);
     memcpy(bytes + at, &value, sizeof(value));
 }
 
-static uint32_t get32(const uint8_t bytes[FOOTER_BYTES], enum footer_offset at)
-{
-    uint32_t value;
-    memcpy(&value, bytes + at, sizeof(value));
-    return le32toh(value);
-}
-
-static uint64_t get64(const uint8_t bytes[FOOTER_BYTES], enum footer_offset at)
-{
-    uint64_t value;
-    memcpy(&value, bytes + at, sizeof(value));
-    return le64toh(value);
-}
-
 /* Where the file ends, if its index ends at `image_end`. 0: that is not a 63-bit number. */
-static uint64_t end_of_file(uint64_t image_end)
+static uint64_t footer_end_of_file(uint64_t image_end)
 {
     uint64_t end;
     if (__builtin_add_overflow(image_end, FOOTER_BYTES + ONEPOT_RECORD_BYTES - 1, &end) ||
@@ -98,28 +86,28 @@ static uint64_t end_of_file(uint64_t image_end)
     return end - end % ONEPOT_RECORD_BYTES;
 }
 
-static void make_footer(uint8_t bytes[FOOTER_BYTES], const struct footer *f)
+static void footer_encode(uint8_t bytes[FOOTER_BYTES], const struct footer *f)
 {
     memset(bytes, 0, FOOTER_BYTES);
     memcpy(bytes + AT_MAGIC, FOOTER_MAGIC, 8);
-    put32(bytes, AT_VERSION, FOOTER_VERSION);
-    put32(bytes, AT_FOOTER_BYTES, FOOTER_BYTES);
-    put64(bytes, AT_INCOMPATIBLE, f->zstd ? FOOTER_ZSTD : 0);
+    footer_put32(bytes, AT_VERSION, FOOTER_VERSION);
+    footer_put32(bytes, AT_FOOTER_BYTES, FOOTER_BYTES);
+    footer_put64(bytes, AT_INCOMPATIBLE, f->zstd ? FOOTER_ZSTD : 0);
     memcpy(bytes + AT_IDENTIFIER, f->identifier, sizeof(f->identifier));
-    put64(bytes, AT_END_MARKER, f->end_marker_offset);
-    put64(bytes, AT_IMAGE_OFFSET, f->image_offset);
-    put64(bytes, AT_IMAGE_BYTES, f->image_bytes);
-    put64(bytes, AT_FILE_BYTES, f->file_bytes);
-    put64(bytes, AT_ARCHIVE_BYTES, f->archive_bytes);
-    put64(bytes, AT_TAR_BYTES, f->tar_bytes);
-    put64(bytes, AT_STRIDE, f->stride);
-    put64(bytes, AT_SUM, XXH3_64bits(bytes, AT_SUM));
+    footer_put64(bytes, AT_END_MARKER, f->end_marker_offset);
+    footer_put64(bytes, AT_IMAGE_OFFSET, f->image_offset);
+    footer_put64(bytes, AT_IMAGE_BYTES, f->image_bytes);
+    footer_put64(bytes, AT_FILE_BYTES, f->file_bytes);
+    footer_put64(bytes, AT_ARCHIVE_BYTES, f->archive_bytes);
+    footer_put64(bytes, AT_TAR_BYTES, f->tar_bytes);
+    footer_put64(bytes, AT_STRIDE, f->stride);
+    footer_put64(bytes, AT_SUM, XXH3_64bits(bytes, AT_SUM));
 }
 
 static void put_skippable(uint8_t bytes[SKIPPABLE_BYTES], uint64_t content_bytes)
 {
-    put32(bytes, 0, SKIPPABLE_MAGIC);
-    put32(bytes, 4, (uint32_t)content_bytes);
+    footer_put32(bytes, 0, SKIPPABLE_MAGIC);
+    footer_put32(bytes, 4, (uint32_t)content_bytes);
 }
 
 /*
@@ -136,12 +124,12 @@ static struct index_frame index_frame(const struct footer *f, uint64_t at)
     struct index_frame frame = {.piece = disk_place(f->image_offset, f->stride, at, &room)};
     uint64_t left = f->image_bytes - at;
     frame.start = at ? frame.piece - DISK_PAGE_BYTES : f->archive_bytes;
-    frame.end = frame.piece + (left < room ? left : room);
+    frame.end = frame.piece + min_u64(left, room);
     return frame;
 }
 
 /* Where the image ends. */
-static uint64_t image_end(const struct footer *f)
+static uint64_t footer_image_end(const struct footer *f)
 {
     uint64_t room;
     return disk_place(f->image_offset, f->stride, f->image_bytes - 1, &room) + 1;
@@ -172,13 +160,13 @@ static int write_index_frames(int fd, const struct footer *f)
 static int write_zstd_end(int fd, struct footer *f)
 {
     uint8_t end[SKIPPABLE_BYTES + FOOTER_BYTES];
-    uint64_t end_of_image = image_end(f);
+    uint64_t end_of_image = footer_image_end(f);
     f->file_bytes = end_of_image + sizeof(end);
     if (f->file_bytes > INT64_MAX)
         return -EFBIG;
     int r = write_index_frames(fd, f);
     put_skippable(end, FOOTER_BYTES);
-    make_footer(end + SKIPPABLE_BYTES, f);
+    footer_encode(end + SKIPPABLE_BYTES, f);
     return r < 0 ? r : write_at(fd, end, sizeof(end), end_of_image);
 }
 
@@ -186,12 +174,12 @@ static int write_zstd_end(int fd, struct footer *f)
 static int write_plain_end(int fd, struct footer *f)
 {
     uint8_t end[ONEPOT_RECORD_BYTES + FOOTER_BYTES] = {0};
-    uint64_t end_of_image = image_end(f);
-    f->file_bytes = end_of_file(end_of_image);
+    uint64_t end_of_image = footer_image_end(f);
+    f->file_bytes = footer_end_of_file(end_of_image);
     if (!f->file_bytes)
         return -EFBIG;
     size_t len = (size_t)(f->file_bytes - end_of_image);
-    make_footer(end + len - FOOTER_BYTES, f);
+    footer_encode(end + len - FOOTER_BYTES, f);
     return write_at(fd, end, len, end_of_image);
 }
 
@@ -234,7 +222,7 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
 /* ---- the reader's side ---- */
 
 /* Reads the last block of the file. 1; 0: it is not a footer; -errno. */
-static int read_footer(const struct source *source, uint8_t bytes[FOOTER_BYTES])
+static int footer_read(const struct source *source, uint8_t bytes[FOOTER_BYTES])
 {
     uint64_t size = source_size(source);
     if (size < FOOTER_BYTES)
@@ -245,85 +233,86 @@ static int read_footer(const struct source *source, uint8_t bytes[FOOTER_BYTES])
     return memcmp(bytes + AT_MAGIC, FOOTER_MAGIC, 8) == 0;
 }
 
-static int probe(const struct source *source, const uint8_t *head, size_t head_len)
+static int onepot_probe(const struct source *source, const uint8_t *head, size_t head_len)
 {
     (void)head;
     (void)head_len;
     uint8_t bytes[FOOTER_BYTES];
-    return read_footer(source, bytes);
+    return footer_read(source, bytes);
 }
 
-static int damaged(struct fault *fault, uint64_t offset, const char *what)
+static int onepot_damaged(struct fault *fault, uint64_t offset, const char *what)
 {
     return fault_set(fault, -EUCLEAN, NULL, offset, "%s", what);
 }
 
-static int stale(struct fault *fault, uint64_t offset, const char *what)
+static int onepot_stale(struct fault *fault, uint64_t offset, const char *what)
 {
     fault_set(fault, -ESTALE, NULL, offset, "%s", what);
     fault_advise(fault, "it is read as a plain tar; pack it anew to mount it at once");
     return -ESTALE;
 }
 
-static int impossible(struct fault *fault, uint64_t at, const char *what)
+static int footer_impossible(struct fault *fault, uint64_t at, const char *what)
 {
     return fault_set(fault, -EUCLEAN, NULL, at, "footer names an impossible place for %s",
                      what);
 }
 
 /* Is the footer consistent? */
-static int check_layout(const struct footer *f, uint64_t at, struct fault *fault)
+static int footer_check_layout(const struct footer *f, uint64_t at, struct fault *fault)
 {
     uint64_t marker_end, end;
     if (__builtin_add_overflow(f->end_marker_offset, ONEPOT_MARKER_BYTES, &marker_end) ||
         f->end_marker_offset % FOOTER_BYTES || marker_end > f->tar_bytes ||
         f->tar_bytes - marker_end >= ONEPOT_RECORD_BYTES || f->tar_bytes % ONEPOT_RECORD_BYTES)
-        return impossible(fault, at, "the end of the tar");
+        return footer_impossible(fault, at, "the end of the tar");
     if (__builtin_add_overflow(f->image_offset, f->image_bytes, &end) || end > f->file_bytes ||
         f->image_bytes < sizeof(struct disk_header))
-        return impossible(fault, at, "the index");
-    if (!f->zstd && (f->stride || f->image_offset != f->tar_bytes ||
-                     f->archive_bytes != f->tar_bytes || end_of_file(end) != f->file_bytes))
-        return impossible(fault, at, "the index");
+        return footer_impossible(fault, at, "the index");
+    if (!f->zstd &&
+        (f->stride || f->image_offset != f->tar_bytes || f->archive_bytes != f->tar_bytes ||
+         footer_end_of_file(end) != f->file_bytes))
+        return footer_impossible(fault, at, "the index");
     if (f->zstd && (f->stride % DISK_PAGE_BYTES || f->stride < 2 * DISK_PAGE_BYTES ||
                     f->stride > DISK_STRIDE_MAX || f->archive_bytes > f->image_offset ||
                     f->image_offset != zstd_image_offset(f->archive_bytes) ||
-                    image_end(f) + SKIPPABLE_BYTES + FOOTER_BYTES != f->file_bytes))
-        return impossible(fault, at, "the index");
+                    footer_image_end(f) + SKIPPABLE_BYTES + FOOTER_BYTES != f->file_bytes))
+        return footer_impossible(fault, at, "the index");
     return 0;
 }
 
-static int decode_footer(const uint8_t bytes[FOOTER_BYTES], uint64_t size, struct fault *fault,
+static int footer_decode(const uint8_t bytes[FOOTER_BYTES], uint64_t size, struct fault *fault,
                          struct footer *ret_footer)
 {
     uint64_t at = size - FOOTER_BYTES;
-    if (get64(bytes, AT_SUM) != XXH3_64bits(bytes, AT_SUM))
-        return damaged(fault, at, "footer is damaged: its sum is wrong");
+    if (bytes_le64(bytes + AT_SUM) != XXH3_64bits(bytes, AT_SUM))
+        return onepot_damaged(fault, at, "footer is damaged: its sum is wrong");
     struct footer f = {
-        .version = get32(bytes, AT_VERSION),
-        .incompatible = get64(bytes, AT_INCOMPATIBLE),
-        .end_marker_offset = get64(bytes, AT_END_MARKER),
-        .image_offset = get64(bytes, AT_IMAGE_OFFSET),
-        .image_bytes = get64(bytes, AT_IMAGE_BYTES),
-        .file_bytes = get64(bytes, AT_FILE_BYTES),
-        .archive_bytes = get64(bytes, AT_ARCHIVE_BYTES),
-        .tar_bytes = get64(bytes, AT_TAR_BYTES),
-        .stride = get64(bytes, AT_STRIDE),
+        .version = bytes_le32(bytes + AT_VERSION),
+        .incompatible = bytes_le64(bytes + AT_INCOMPATIBLE),
+        .end_marker_offset = bytes_le64(bytes + AT_END_MARKER),
+        .image_offset = bytes_le64(bytes + AT_IMAGE_OFFSET),
+        .image_bytes = bytes_le64(bytes + AT_IMAGE_BYTES),
+        .file_bytes = bytes_le64(bytes + AT_FILE_BYTES),
+        .archive_bytes = bytes_le64(bytes + AT_ARCHIVE_BYTES),
+        .tar_bytes = bytes_le64(bytes + AT_TAR_BYTES),
+        .stride = bytes_le64(bytes + AT_STRIDE),
     };
     f.zstd = f.incompatible & FOOTER_ZSTD;
     memcpy(f.identifier, bytes + AT_IDENTIFIER, sizeof(f.identifier));
     if (f.version != FOOTER_VERSION || f.incompatible & ~FOOTER_ZSTD)
-        return stale(fault, at, "its index was made by a later version of onepot");
+        return onepot_stale(fault, at, "its index was made by a later version of onepot");
     if (f.file_bytes != size)
-        return stale(fault, at, "the file has another size than when it was packed");
-    int r = check_layout(&f, at, fault);
+        return onepot_stale(fault, at, "the file has another size than when it was packed");
+    int r = footer_check_layout(&f, at, fault);
     if (r == 0)
         *ret_footer = f;
     return r;
 }
 
-static int check_marker(const struct source *source, const struct footer *f,
-                        struct fault *fault)
+static int footer_check_marker(const struct source *source, const struct footer *f,
+                               struct fault *fault)
 {
     static const uint8_t zeros[ONEPOT_MARKER_BYTES];
     uint8_t marker[ONEPOT_MARKER_BYTES];
@@ -333,7 +322,8 @@ static int check_marker(const struct source *source, const struct footer *f,
     if (r < 0)
         return r;
     if (memcmp(marker, zeros, sizeof(zeros)) != 0)
-        return stale(fault, f->end_marker_offset, "something was appended after it was packed");
+        return onepot_stale(fault, f->end_marker_offset,
+                            "something was appended after it was packed");
     return 0;
 }
 
@@ -341,89 +331,93 @@ static int check_marker(const struct source *source, const struct footer *f,
  * Does the index that the footer names belong to this archive? index_open checks the rest of
  * it.
  */
-static int check_image(const struct source *source, const struct footer *f, struct fault *fault)
+static int footer_check_image(const struct source *source, const struct footer *f,
+                              struct fault *fault)
 {
     struct disk_header header;
     int r = source_read(source, &header, sizeof(header), f->image_offset);
     if (r < 0)
         return r;
     if (memcmp(header.magic, DISK_MAGIC, sizeof(header.magic)) != 0)
-        return damaged(fault, f->image_offset, "there is no index where the footer has it");
+        return onepot_damaged(fault, f->image_offset,
+                              "there is no index where the footer has it");
     if (memcmp(header.identifier, f->identifier, sizeof(f->identifier)) != 0 ||
         le64toh(header.end_marker_offset) != f->end_marker_offset ||
         le64toh(header.archive_bytes) != f->archive_bytes ||
         le64toh(header.image_bytes) != f->image_bytes)
-        return damaged(fault, f->image_offset, "index and footer are not of the same archive");
+        return onepot_damaged(fault, f->image_offset,
+                              "index and footer are not of the same archive");
     return 0;
 }
 
-static int find_footer(struct source *source, struct fault *fault, struct footer *ret_footer)
+static int footer_find(struct source *source, struct fault *fault, struct footer *ret_footer)
 {
     uint8_t bytes[FOOTER_BYTES];
     struct footer footer;
-    int r = read_footer(source, bytes);
+    int r = footer_read(source, bytes);
     if (r <= 0)
         return r < 0 ? r : -ENOENT;
-    r = decode_footer(bytes, source_size(source), fault, &footer);
+    r = footer_decode(bytes, source_size(source), fault, &footer);
     if (r == 0)
-        r = check_marker(source, &footer, fault);
+        r = footer_check_marker(source, &footer, fault);
     if (r == 0)
-        r = check_image(source, &footer, fault);
+        r = footer_check_image(source, &footer, fault);
     if (r == 0)
         *ret_footer = footer;
     return r;
 }
 
-static int find(struct source *source, struct fault *fault, struct embedded_index *ret_where)
+static int onepot_find(struct source *source, struct fault *fault,
+                       struct embedded_index *ret_where)
 {
     struct footer f;
-    int r = find_footer(source, fault, &f);
+    int r = footer_find(source, fault, &f);
     if (r == 0)
         *ret_where = (struct embedded_index){f.image_offset, f.image_bytes, f.stride};
     return r;
 }
 
 /* Are the bytes from `from` to `to` zeros? They are few. */
-static int check_zeros(const struct source *source, uint64_t from, uint64_t to,
-                       struct fault *fault)
+static int onepot_check_zeros(const struct source *source, uint64_t from, uint64_t to,
+                              struct fault *fault)
 {
     static const uint8_t zeros[4096];
     uint8_t bytes[sizeof(zeros)];
     while (from < to) {
-        size_t n = to - from < sizeof(bytes) ? (size_t)(to - from) : sizeof(bytes);
+        size_t n = (size_t)min_u64(to - from, sizeof(bytes));
         int r = source_read(source, bytes, n, from);
         if (r < 0)
-            return fault_set(fault, r, NULL, from, "read error: %s", strerror(-r));
+            return fault_set(fault, r, NULL, from, "read error: %s", fault_errno(r));
         if (memcmp(bytes, zeros, n) != 0)
-            return damaged(fault, from, "there should be zeros");
+            return onepot_damaged(fault, from, "there should be zeros");
         from += n;
     }
     return 0;
 }
 
 /* Checks a skippable frame's header and the length in it. */
-static int check_skippable(const struct source *source, uint64_t start, uint64_t end,
-                           struct fault *fault)
+static int onepot_check_skippable(const struct source *source, uint64_t start, uint64_t end,
+                                  struct fault *fault)
 {
     uint8_t wanted[SKIPPABLE_BYTES], found[SKIPPABLE_BYTES];
     put_skippable(wanted, end - start - SKIPPABLE_BYTES);
     int r = source_read(source, found, sizeof(found), start);
     if (r < 0)
-        return fault_set(fault, r, NULL, start, "read error: %s", strerror(-r));
+        return fault_set(fault, r, NULL, start, "read error: %s", fault_errno(r));
     return memcmp(wanted, found, sizeof(found)) == 0
                ? 0
-               : damaged(fault, start, "the header of a skippable frame is damaged");
+               : onepot_damaged(fault, start, "the header of a skippable frame is damaged");
 }
 
-static int check_index_frames(const struct source *source, const struct footer *f,
-                              struct fault *fault)
+static int onepot_check_index_frames(const struct source *source, const struct footer *f,
+                                     struct fault *fault)
 {
     int r = 0;
     for (uint64_t at = 0; r == 0 && at < f->image_bytes;) {
         struct index_frame frame = index_frame(f, at);
-        r = check_skippable(source, frame.start, frame.end, fault);
+        r = onepot_check_skippable(source, frame.start, frame.end, fault);
         if (r == 0)
-            r = check_zeros(source, frame.start + SKIPPABLE_BYTES, frame.piece, fault);
+            r = onepot_check_zeros(source, frame.start + SKIPPABLE_BYTES, frame.piece, fault);
         at += frame.end - frame.piece;
     }
     return r;
@@ -432,21 +426,23 @@ static int check_index_frames(const struct source *source, const struct footer *
 int onepot_check_trailer(struct source *source, const struct index *index, struct fault *fault)
 {
     struct footer f;
-    int r = find_footer(source, fault, &f);
+    int r = footer_find(source, fault, &f);
     if (r == 0)
         r = index_check(index, fault);
     if (r < 0)
         return r;
     if (!f.zstd)
-        return check_zeros(source, image_end(&f), f.file_bytes - FOOTER_BYTES, fault);
-    r = check_index_frames(source, &f, fault);
-    return r < 0 ? r : check_skippable(source, image_end(&f), f.file_bytes, fault);
+        return onepot_check_zeros(source, footer_image_end(&f), f.file_bytes - FOOTER_BYTES,
+                                  fault);
+    r = onepot_check_index_frames(source, &f, fault);
+    return r < 0 ? r
+                 : onepot_check_skippable(source, footer_image_end(&f), f.file_bytes, fault);
 }
 
 /* Without its trailer it is a tar like any other, up to the first end-of-archive marker. */
-static int index_as_tar(struct source *source, struct builder *builder,
-                        struct builder_header *header, struct progress *progress,
-                        struct fault *fault)
+static int onepot_index_as_tar(struct source *source, struct builder *builder,
+                               struct builder_header *header, struct progress *progress,
+                               struct fault *fault)
 {
     return backend_tar.index(source, builder, header, progress, fault);
 }
@@ -454,7 +450,7 @@ static int index_as_tar(struct source *source, struct builder *builder,
 const struct backend backend_onepot = {
     .name = "onepot",
     .format = FORMAT_ONEPOT,
-    .probe = probe,
-    .find = find,
-    .index = index_as_tar,
+    .probe = onepot_probe,
+    .find = onepot_find,
+    .index = onepot_index_as_tar,
 };

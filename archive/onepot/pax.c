@@ -24,6 +24,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "vector.h"
+
 #define NAME_BYTES 100u
 #define PREFIX_BYTES 155u
 #define ID_LIMIT (1u << 21)              /* seven octal digits */
@@ -47,30 +49,18 @@ void pax_buffer_free(struct pax_buffer *buffer)
 }
 
 /* Appends room for `len` bytes to the buffer. NULL: no memory. */
-static uint8_t *grow(struct pax_buffer *buffer, size_t len)
+static uint8_t *pax_grow(struct pax_buffer *buffer, size_t len)
 {
-    size_t need;
-    if (__builtin_add_overflow(buffer->len, len, &need))
+    if (vector_grow(&buffer->bytes, buffer->len, len, &buffer->capacity, 1) < 0)
         return NULL;
-    if (need > buffer->capacity) {
-        size_t capacity = buffer->capacity ? buffer->capacity : 4 * PAX_BLOCK_BYTES;
-        while (capacity < need)
-            if (__builtin_mul_overflow(capacity, 2, &capacity))
-                return NULL;
-        uint8_t *bytes = realloc(buffer->bytes, capacity);
-        if (!bytes)
-            return NULL;
-        buffer->bytes = bytes;
-        buffer->capacity = capacity;
-    }
     uint8_t *place = buffer->bytes + buffer->len;
-    buffer->len = need;
+    buffer->len += len;
     return place;
 }
 
-static int append(struct pax_buffer *buffer, const void *bytes, size_t len)
+int pax_buffer_append(struct pax_buffer *buffer, const void *bytes, size_t len)
 {
-    uint8_t *place = grow(buffer, len);
+    uint8_t *place = pax_grow(buffer, len);
     if (!place)
         return -ENOMEM;
     if (len)
@@ -78,20 +68,16 @@ static int append(struct pax_buffer *buffer, const void *bytes, size_t len)
     return 0;
 }
 
-static int pad_block(struct pax_buffer *buffer)
+static int pax_pad_block(struct pax_buffer *buffer)
 {
-    uint32_t len = pax_padding(buffer->len);
-    uint8_t *place = grow(buffer, len);
-    if (!place)
-        return -ENOMEM;
-    memset(place, 0, len);
-    return 0;
+    static const uint8_t zeros[PAX_BLOCK_BYTES];
+    return pax_buffer_append(buffer, zeros, pax_padding(buffer->len));
 }
 
 /*
  * Fills a field with octal digits and a NUL; with the largest number if the value does not fit.
  */
-static void put_octal(uint8_t *header, struct field field, uint64_t value)
+static void pax_put_octal(uint8_t *header, struct field field, uint64_t value)
 {
     unsigned digits = field.width - 1u;
     if (value >> (3 * digits))
@@ -100,13 +86,13 @@ static void put_octal(uint8_t *header, struct field field, uint64_t value)
         header[field.offset + i] = (uint8_t)('0' + (value & 7));
 }
 
-static void put_bytes(uint8_t *header, struct field field, const void *bytes, size_t len)
+static void pax_put_bytes(uint8_t *header, struct field field, const void *bytes, size_t len)
 {
     memcpy(header + field.offset, bytes, len < field.width ? len : field.width);
 }
 
 /* Comes last: the sum of the header's bytes, with its own field taken as spaces. */
-static void put_checksum(uint8_t *header)
+static void pax_put_checksum(uint8_t *header)
 {
     memset(header + f_sum.offset, ' ', f_sum.width);
     unsigned sum = 0;
@@ -115,34 +101,35 @@ static void put_checksum(uint8_t *header)
     snprintf((char *)header + f_sum.offset, f_sum.width, "%06o", sum);
 }
 
-static void put_common(uint8_t *header, char type, uint32_t mode, uint64_t size)
+static void pax_put_common(uint8_t *header, char type, uint32_t mode, uint64_t size)
 {
-    put_octal(header, f_mode, mode & 07777);
-    put_octal(header, f_size, size);
+    pax_put_octal(header, f_mode, mode & 07777);
+    pax_put_octal(header, f_size, size);
     header[f_type.offset] = (uint8_t)type;
-    put_bytes(header, f_magic, "ustar\00000", f_magic.width);
+    pax_put_bytes(header, f_magic, "ustar\00000", f_magic.width);
 }
 
 /* Appends a header that carries `data` for the header after it: 'x' (pax), 'L' or 'K' (GNU). */
-static int append_extension(struct pax_buffer *buffer, char type, const void *data, size_t len)
+static int pax_append_extension(struct pax_buffer *buffer, char type, const void *data,
+                                size_t len)
 {
     uint8_t header[PAX_BLOCK_BYTES] = {0};
     const char *name = type == 'x' ? "././@PaxHeader" : "././@LongLink";
-    put_bytes(header, f_name, name, strlen(name));
-    put_common(header, type, 0644, len);
-    put_octal(header, f_uid, 0);
-    put_octal(header, f_gid, 0);
-    put_octal(header, f_mtime, 0);
-    put_checksum(header);
-    int r = append(buffer, header, sizeof(header));
+    pax_put_bytes(header, f_name, name, strlen(name));
+    pax_put_common(header, type, 0644, len);
+    pax_put_octal(header, f_uid, 0);
+    pax_put_octal(header, f_gid, 0);
+    pax_put_octal(header, f_mtime, 0);
+    pax_put_checksum(header);
+    int r = pax_buffer_append(buffer, header, sizeof(header));
     if (r == 0)
-        r = append(buffer, data, len);
-    return r < 0 ? r : pad_block(buffer);
+        r = pax_buffer_append(buffer, data, len);
+    return r < 0 ? r : pax_pad_block(buffer);
 }
 
 /* Appends a record "LENGTH KEYWORD=VALUE\n". The length counts its own digits. */
-static int append_record(struct pax_buffer *records, const char *key, size_t key_len,
-                         const void *value, size_t value_len)
+static int pax_append_record(struct pax_buffer *records, const char *key, size_t key_len,
+                             const void *value, size_t value_len)
 {
     size_t rest;
     if (__builtin_add_overflow(key_len + 3, value_len, &rest)) /* space, '=', newline */
@@ -154,32 +141,37 @@ static int append_record(struct pax_buffer *records, const char *key, size_t key
         len = rest + (size_t)snprintf(digits, sizeof(digits), "%zu", before);
     } while (len != before);
 
-    if (append(records, digits, strlen(digits)) < 0 || append(records, " ", 1) < 0 ||
-        append(records, key, key_len) < 0 || append(records, "=", 1) < 0 ||
-        append(records, value, value_len) < 0 || append(records, "\n", 1) < 0)
+    uint8_t *place = pax_grow(records, len);
+    if (!place)
         return -ENOMEM;
+    place = mempcpy(place, digits, strlen(digits));
+    *place++ = ' ';
+    place = mempcpy(place, key, key_len);
+    *place++ = '=';
+    place = mempcpy(place, value, value_len);
+    *place = '\n';
     return 0;
 }
 
-static int append_text(struct pax_buffer *records, const char *key, const char *value)
+static int pax_append_text(struct pax_buffer *records, const char *key, const char *value)
 {
-    return append_record(records, key, strlen(key), value, strlen(value));
+    return pax_append_record(records, key, strlen(key), value, strlen(value));
 }
 
-static int append_number(struct pax_buffer *records, const char *key, uint64_t value)
+static int pax_append_number(struct pax_buffer *records, const char *key, uint64_t value)
 {
     char text[24];
     snprintf(text, sizeof(text), "%" PRIu64, value);
-    return append_text(records, key, text);
+    return pax_append_text(records, key, text);
 }
 
-static bool mtime_fits(const struct pax_member *m)
+static bool pax_mtime_fits(const struct pax_member *m)
 {
     return m->mtime_nsec == 0 && m->mtime_sec >= 0 && (uint64_t)m->mtime_sec < NUMBER_LIMIT;
 }
 
 /* Decimal seconds. Before 1970 the nanoseconds count towards zero: -1.25 is -2 and 75%. */
-static int append_mtime(struct pax_buffer *records, const struct pax_member *m)
+static int pax_append_mtime(struct pax_buffer *records, const struct pax_member *m)
 {
     char text[48];
     bool negative = m->mtime_sec < 0;
@@ -196,33 +188,32 @@ static int append_mtime(struct pax_buffer *records, const struct pax_member *m)
     if (text[len - 1] == '.')
         len--;
     text[len] = '\0';
-    return append_text(records, "mtime", text);
+    return pax_append_text(records, "mtime", text);
 }
 
 /*
  * SCHILY.xattr.NAME. A keyword ends at the first '=', so GNU tar writes '=' in a name as %3D,
  * and '%' as %25. Others take those literally, but such names are very rare.
  */
-static int append_xattr(struct pax_buffer *records, const struct pax_xattr *x)
+static int pax_append_xattr(struct pax_buffer *records, const struct pax_xattr *x)
 {
     static const char space[] = "SCHILY.xattr.";
-    struct pax_buffer key = {0};
-    int r = append(&key, space, strlen(space));
-    for (size_t i = 0; r == 0 && i < x->name_len; i++) {
-        if (x->name[i] == '=')
-            r = append(&key, "%3D", 3);
-        else if (x->name[i] == '%')
-            r = append(&key, "%25", 3);
+    char *key = malloc(strlen(space) + 3 * x->name_len + 1), *end = key;
+    if (!key)
+        return -ENOMEM;
+    end = mempcpy(end, space, strlen(space));
+    for (size_t i = 0; i < x->name_len; i++) {
+        if (x->name[i] == '=' || x->name[i] == '%')
+            end = mempcpy(end, x->name[i] == '=' ? "%3D" : "%25", 3);
         else
-            r = append(&key, &x->name[i], 1);
+            *end++ = x->name[i];
     }
-    if (r == 0)
-        r = append_record(records, (const char *)key.bytes, key.len, x->value, x->value_len);
-    pax_buffer_free(&key);
+    int r = pax_append_record(records, key, (size_t)(end - key), x->value, x->value_len);
+    free(key);
     return r;
 }
 
-static bool is_ascii(const char *bytes, size_t len)
+static bool pax_is_ascii(const char *bytes, size_t len)
 {
     for (size_t i = 0; i < len; i++)
         if ((unsigned char)bytes[i] >= 0x80)
@@ -230,13 +221,13 @@ static bool is_ascii(const char *bytes, size_t len)
     return true;
 }
 
-static bool is_regular(const struct pax_member *m)
+static bool pax_is_regular(const struct pax_member *m)
 {
     return S_ISREG(m->mode) && !m->hardlink;
 }
 
 /* The member's name as in the header: directories end with a slash. */
-struct name {
+struct pax_name {
     char *bytes;
     size_t len;
     size_t prefix_len; /* bytes before the slash that is not written; 0: no prefix */
@@ -246,7 +237,7 @@ struct name {
 };
 
 /* Finds the slash that splits a long name into prefix and name. */
-static void split_name(struct name *name)
+static void pax_split_name(struct pax_name *name)
 {
     name->fits = name->len <= NAME_BYTES;
     if (name->fits || name->len > PREFIX_BYTES + 1 + NAME_BYTES)
@@ -261,9 +252,9 @@ static void split_name(struct name *name)
     }
 }
 
-static int make_name(const struct pax_member *m, struct name *ret_name)
+static int pax_make_name(const struct pax_member *m, struct pax_name *ret_name)
 {
-    struct name name = {.bytes = malloc(m->path_len + 3)};
+    struct pax_name name = {.bytes = malloc(m->path_len + 3)};
     if (!name.bytes)
         return -ENOMEM;
     if (m->path_len == 0)
@@ -273,17 +264,18 @@ static int make_name(const struct pax_member *m, struct name *ret_name)
     name.len += m->path_len;
     if (S_ISDIR(m->mode))
         name.bytes[name.len++] = '/';
-    split_name(&name);
-    name.ascii = is_ascii(name.bytes, name.len);
-    name.sparse = m->sparse && is_regular(m) && name.ascii;
+    pax_split_name(&name);
+    name.ascii = pax_is_ascii(name.bytes, name.len);
+    name.sparse = m->sparse && pax_is_regular(m) && name.ascii;
     *ret_name = name;
     return 0;
 }
 
-static int append_map_number(struct pax_buffer *map, uint64_t value)
+static int pax_append_map_numbers(struct pax_buffer *map, uint64_t first, uint64_t second)
 {
-    char text[24];
-    return append(map, text, (size_t)snprintf(text, sizeof(text), "%" PRIu64 "\n", value));
+    char text[48];
+    int len = snprintf(text, sizeof(text), "%" PRIu64 "\n%" PRIu64 "\n", first, second);
+    return pax_buffer_append(map, text, (size_t)len);
 }
 
 /*
@@ -291,28 +283,25 @@ static int append_map_number(struct pax_buffer *map, uint64_t value)
  * offset and length of each, one number a line. A hole at the end is marked by an empty range
  * there.
  */
-static int make_sparse_map(const struct pax_member *m, struct pax_buffer *map)
+static int pax_make_sparse_map(const struct pax_member *m, struct pax_buffer *map)
 {
     uint64_t end = 0;
+    char text[24];
     if (m->extent_count)
         end = m->extents[m->extent_count - 1].offset + m->extents[m->extent_count - 1].length;
     bool tail = end < m->size_bytes || m->extent_count == 0;
-    int r = append_map_number(map, m->extent_count + tail);
-    for (size_t i = 0; r == 0 && i < m->extent_count; i++) {
-        r = append_map_number(map, m->extents[i].offset);
-        if (r == 0)
-            r = append_map_number(map, m->extents[i].length);
-    }
+    int len = snprintf(text, sizeof(text), "%zu\n", m->extent_count + tail);
+    int r = pax_buffer_append(map, text, (size_t)len);
+    for (size_t i = 0; r == 0 && i < m->extent_count; i++)
+        r = pax_append_map_numbers(map, m->extents[i].offset, m->extents[i].length);
     if (r == 0 && tail)
-        r = append_map_number(map, m->size_bytes);
-    if (r == 0 && tail)
-        r = append_map_number(map, 0);
-    return r < 0 ? r : pad_block(map);
+        r = pax_append_map_numbers(map, m->size_bytes, 0);
+    return r < 0 ? r : pax_pad_block(map);
 }
 
 uint64_t pax_stored_bytes(const struct pax_member *m)
 {
-    if (!is_regular(m))
+    if (!pax_is_regular(m))
         return 0;
     if (!m->sparse)
         return m->size_bytes;
@@ -322,97 +311,82 @@ uint64_t pax_stored_bytes(const struct pax_member *m)
     return sum;
 }
 
-static int append_sparse_records(struct pax_buffer *records, const struct pax_member *m,
-                                 const struct name *name)
+static int pax_append_sparse_records(struct pax_buffer *records, const struct pax_member *m,
+                                     const struct pax_name *name)
 {
-    int r = append_text(records, "GNU.sparse.major", "1");
+    int r = pax_append_text(records, "GNU.sparse.major", "1");
     if (r == 0)
-        r = append_text(records, "GNU.sparse.minor", "0");
+        r = pax_append_text(records, "GNU.sparse.minor", "0");
     if (r == 0 && name->sparse)
-        r = append_record(records, "GNU.sparse.name", strlen("GNU.sparse.name"), name->bytes,
-                          name->len);
-    return r < 0 ? r : append_number(records, "GNU.sparse.realsize", m->size_bytes);
+        r = pax_append_record(records, "GNU.sparse.name", strlen("GNU.sparse.name"),
+                              name->bytes, name->len);
+    return r < 0 ? r : pax_append_number(records, "GNU.sparse.realsize", m->size_bytes);
 }
 
 /*
  * Everything that the header can't hold, in a fixed order. `size`: of the data, map included.
  */
-static int make_records(const struct pax_member *m, const struct name *name, uint64_t size,
-                        struct pax_buffer *records)
+static int pax_make_records(const struct pax_member *m, const struct pax_name *name,
+                            uint64_t size, struct pax_buffer *records)
 {
     int r = 0;
-    if (m->sparse && is_regular(m))
-        r = append_sparse_records(records, m, name);
+    if (m->sparse && pax_is_regular(m))
+        r = pax_append_sparse_records(records, m, name);
     else if (!name->fits && name->ascii)
-        r = append_record(records, "path", 4, name->bytes, name->len);
-    if (r == 0 && m->link_len > NAME_BYTES && is_ascii(m->link, m->link_len))
-        r = append_record(records, "linkpath", 8, m->link, m->link_len);
+        r = pax_append_record(records, "path", 4, name->bytes, name->len);
+    if (r == 0 && m->link_len > NAME_BYTES && pax_is_ascii(m->link, m->link_len))
+        r = pax_append_record(records, "linkpath", 8, m->link, m->link_len);
     if (r == 0 && size >= NUMBER_LIMIT)
-        r = append_number(records, "size", size);
+        r = pax_append_number(records, "size", size);
     if (r == 0 && m->uid >= ID_LIMIT)
-        r = append_number(records, "uid", m->uid);
+        r = pax_append_number(records, "uid", m->uid);
     if (r == 0 && m->gid >= ID_LIMIT)
-        r = append_number(records, "gid", m->gid);
-    if (r == 0 && !mtime_fits(m))
-        r = append_mtime(records, m);
+        r = pax_append_number(records, "gid", m->gid);
+    if (r == 0 && !pax_mtime_fits(m))
+        r = pax_append_mtime(records, m);
     for (size_t i = 0; r == 0 && i < m->xattr_count; i++)
-        r = append_xattr(records, &m->xattrs[i]);
+        r = pax_append_xattr(records, &m->xattrs[i]);
     return r;
 }
 
 /* GNU's long name: the bytes and a NUL. */
-static int append_long_name(struct pax_buffer *buffer, char type, const char *bytes, size_t len)
+static int pax_append_long_name(struct pax_buffer *buffer, char type, const char *bytes,
+                                size_t len)
 {
-    char *terminated = malloc(len + 1);
-    if (!terminated)
-        return -ENOMEM;
-    memcpy(terminated, bytes, len);
-    terminated[len] = '\0';
-    int r = append_extension(buffer, type, terminated, len + 1);
+    char *terminated = strndup(bytes, len);
+    int r = terminated ? pax_append_extension(buffer, type, terminated, len + 1) : -ENOMEM;
     free(terminated);
     return r;
 }
 
-static int append_extensions(struct pax_buffer *buffer, const struct pax_member *m,
-                             const struct name *name, const struct pax_buffer *records)
+static int pax_append_extensions(struct pax_buffer *buffer, const struct pax_member *m,
+                                 const struct pax_name *name, const struct pax_buffer *records)
 {
     int r = 0;
     if (records->len)
-        r = append_extension(buffer, 'x', records->bytes, records->len);
-    if (r == 0 && m->link_len > NAME_BYTES && !is_ascii(m->link, m->link_len))
-        r = append_long_name(buffer, 'K', m->link, m->link_len);
+        r = pax_append_extension(buffer, 'x', records->bytes, records->len);
+    if (r == 0 && m->link_len > NAME_BYTES && !pax_is_ascii(m->link, m->link_len))
+        r = pax_append_long_name(buffer, 'K', m->link, m->link_len);
     if (r == 0 && !name->fits && !name->ascii)
-        r = append_long_name(buffer, 'L', name->bytes, name->len);
+        r = pax_append_long_name(buffer, 'L', name->bytes, name->len);
     return r;
 }
 
-static char member_type(const struct pax_member *m)
+static char pax_member_type(const struct pax_member *m)
 {
-    if (m->hardlink)
-        return '1';
-    switch (m->mode & S_IFMT) {
-    case S_IFREG:
-        return '0';
-    case S_IFLNK:
-        return '2';
-    case S_IFCHR:
-        return '3';
-    case S_IFBLK:
-        return '4';
-    case S_IFDIR:
-        return '5';
-    case S_IFIFO:
-        return '6';
-    default:
-        return '\0';
-    }
+    static const char types[] = {[S_IFREG >> 12] = '0', [S_IFLNK >> 12] = '2',
+                                 [S_IFCHR >> 12] = '3', [S_IFBLK >> 12] = '4',
+                                 [S_IFDIR >> 12] = '5', [S_IFIFO >> 12] = '6',
+                                 [S_IFMT >> 12] = '\0'};
+    return m->hardlink ? '1' : types[(m->mode & S_IFMT) >> 12];
 }
 
 /*
  * A reader that does not support sparse files must not take the condensed data for the file. So
  * the header has the name that GNU tar uses, without its process id.
  */
-static void put_name(uint8_t *header, const struct pax_member *m, const struct name *name)
+static void pax_put_name(uint8_t *header, const struct pax_member *m,
+                         const struct pax_name *name)
 {
     if (name->sparse) {
         const char *slash = memrchr(m->path, '/', m->path_len);
@@ -420,56 +394,56 @@ static void put_name(uint8_t *header, const struct pax_member *m, const struct n
         size_t base_len = m->path_len - (size_t)(base - m->path);
         static const char folder[] = "GNUSparseFile.0/";
         struct field rest = {(uint16_t)strlen(folder), (uint16_t)(NAME_BYTES - strlen(folder))};
-        put_bytes(header, f_name, folder, strlen(folder));
-        put_bytes(header, rest, base, base_len);
+        pax_put_bytes(header, f_name, folder, strlen(folder));
+        pax_put_bytes(header, rest, base, base_len);
     } else if (name->prefix_len) {
         size_t skip = name->prefix_len + 1;
-        put_bytes(header, f_prefix, name->bytes, name->prefix_len);
-        put_bytes(header, f_name, name->bytes + skip, name->len - skip);
+        pax_put_bytes(header, f_prefix, name->bytes, name->prefix_len);
+        pax_put_bytes(header, f_name, name->bytes + skip, name->len - skip);
     } else {
-        put_bytes(header, f_name, name->bytes, name->len);
+        pax_put_bytes(header, f_name, name->bytes, name->len);
     }
 }
 
-static int append_header(struct pax_buffer *buffer, const struct pax_member *m,
-                         const struct name *name, uint64_t size)
+static int pax_append_header(struct pax_buffer *buffer, const struct pax_member *m,
+                             const struct pax_name *name, uint64_t size)
 {
     uint8_t header[PAX_BLOCK_BYTES] = {0};
     bool device = S_ISCHR(m->mode) || S_ISBLK(m->mode);
-    put_name(header, m, name);
-    put_common(header, member_type(m), m->mode, size);
-    put_octal(header, f_uid, m->uid);
-    put_octal(header, f_gid, m->gid);
-    put_octal(header, f_mtime, m->mtime_sec < 0 ? 0 : (uint64_t)m->mtime_sec);
-    put_octal(header, f_major, device && !m->hardlink ? m->rdev_major : 0);
-    put_octal(header, f_minor, device && !m->hardlink ? m->rdev_minor : 0);
+    pax_put_name(header, m, name);
+    pax_put_common(header, pax_member_type(m), m->mode, size);
+    pax_put_octal(header, f_uid, m->uid);
+    pax_put_octal(header, f_gid, m->gid);
+    pax_put_octal(header, f_mtime, m->mtime_sec < 0 ? 0 : (uint64_t)m->mtime_sec);
+    pax_put_octal(header, f_major, device && !m->hardlink ? m->rdev_major : 0);
+    pax_put_octal(header, f_minor, device && !m->hardlink ? m->rdev_minor : 0);
     if (m->link_len)
-        put_bytes(header, f_link, m->link, m->link_len);
-    put_checksum(header);
-    return append(buffer, header, sizeof(header));
+        pax_put_bytes(header, f_link, m->link, m->link_len);
+    pax_put_checksum(header);
+    return pax_buffer_append(buffer, header, sizeof(header));
 }
 
 int pax_encode(const struct pax_member *m, struct pax_buffer *buffer)
 {
-    if (!member_type(m))
+    if (!pax_member_type(m))
         return -EINVAL;
     size_t before = buffer->len;
     struct pax_buffer map = {0}, records = {0};
-    struct name name = {0};
+    struct pax_name name = {0};
     uint64_t size = pax_stored_bytes(m);
-    int r = make_name(m, &name);
-    if (r == 0 && m->sparse && is_regular(m))
-        r = make_sparse_map(m, &map);
+    int r = pax_make_name(m, &name);
+    if (r == 0 && m->sparse && pax_is_regular(m))
+        r = pax_make_sparse_map(m, &map);
     if (r == 0 && __builtin_add_overflow(size, map.len, &size))
         r = -EOVERFLOW;
     if (r == 0)
-        r = make_records(m, &name, size, &records);
+        r = pax_make_records(m, &name, size, &records);
     if (r == 0)
-        r = append_extensions(buffer, m, &name, &records);
+        r = pax_append_extensions(buffer, m, &name, &records);
     if (r == 0)
-        r = append_header(buffer, m, &name, size);
+        r = pax_append_header(buffer, m, &name, size);
     if (r == 0)
-        r = append(buffer, map.bytes, map.len);
+        r = pax_buffer_append(buffer, map.bytes, map.len);
     if (r < 0)
         buffer->len = before;
     free(name.bytes);
@@ -481,23 +455,20 @@ int pax_encode(const struct pax_member *m, struct pax_buffer *buffer)
 /* ---- alignment ---- */
 
 /* Appends a record `comment` of spaces, `len` bytes in all. */
-static int append_comment(struct pax_buffer *records, size_t len)
+static int pax_append_comment(struct pax_buffer *records, size_t len)
 {
-    char head[40];
-    int head_len = snprintf(head, sizeof(head), "%zu comment=", len);
-    size_t spaces = len - (size_t)head_len - 1;
-    if (append(records, head, (size_t)head_len) < 0)
-        return -ENOMEM;
-    uint8_t *place = grow(records, spaces + 1);
+    uint8_t *place = pax_grow(records, len);
     if (!place)
         return -ENOMEM;
-    memset(place, ' ', spaces);
-    place[spaces] = '\n';
+    memset(place, ' ', len);
+    char head[40];
+    memcpy(place, head, (size_t)snprintf(head, sizeof(head), "%zu comment=", len));
+    place[len - 1] = '\n';
     return 0;
 }
 
 /* Length of the records in the member's first extended header; 0: it has none. */
-static size_t first_records(const struct pax_buffer *buffer)
+static size_t pax_first_records(const struct pax_buffer *buffer)
 {
     size_t len = 0;
     if (buffer->len < PAX_BLOCK_BYTES || buffer->bytes[f_type.offset] != 'x')
@@ -510,20 +481,20 @@ static size_t first_records(const struct pax_buffer *buffer)
 int pax_align(struct pax_buffer *buffer, uint64_t offset, uint32_t align_bytes)
 {
     size_t gap = (size_t)(-(offset + buffer->len) & (align_bytes - 1));
-    size_t old = first_records(buffer);
+    size_t old = pax_first_records(buffer);
     size_t skip = old ? PAX_BLOCK_BYTES + old + pax_padding(old) : 0;
     if (gap == 0)
         return 0;
     if (!old && gap == PAX_BLOCK_BYTES)
         gap += align_bytes; /* header and records take at least two blocks */
     struct pax_buffer records = {0}, aligned = {0};
-    int r = old ? append(&records, buffer->bytes + PAX_BLOCK_BYTES, old) : 0;
+    int r = old ? pax_buffer_append(&records, buffer->bytes + PAX_BLOCK_BYTES, old) : 0;
     if (r == 0)
-        r = append_comment(&records, old ? pax_padding(old) + gap : gap - PAX_BLOCK_BYTES);
+        r = pax_append_comment(&records, old ? pax_padding(old) + gap : gap - PAX_BLOCK_BYTES);
     if (r == 0)
-        r = append_extension(&aligned, 'x', records.bytes, records.len);
+        r = pax_append_extension(&aligned, 'x', records.bytes, records.len);
     if (r == 0)
-        r = append(&aligned, buffer->bytes + skip, buffer->len - skip);
+        r = pax_buffer_append(&aligned, buffer->bytes + skip, buffer->len - skip);
     pax_buffer_free(&records);
     if (r < 0) {
         pax_buffer_free(&aligned);

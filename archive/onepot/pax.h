@@ -60,6 +60,7 @@ struct pax_buffer {
     size_t capacity;
 };
 
+int pax_buffer_append(struct pax_buffer *buffer, const void *bytes, size_t len); /* -ENOMEM */
 void pax_buffer_free(struct pax_buffer *buffer);
 
 /*

@@ -11,24 +11,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "vector.h"
+
 struct rest_sums {
     void *state;
-    uint64_t offset; /* in the archive: bytes added or skipped so far */
-    uint64_t *sums;  /* of the complete windows */
-    size_t count, capacity;
+    uint64_t offset;       /* in the archive: bytes added or skipped so far */
+    VECTOR(uint64_t) sums; /* of the complete windows */
 };
 
 /* -ENOMEM. */
 int rest_sums_init(struct rest_sums *rest);
 void rest_sums_free(struct rest_sums *rest);
 
-/* Adds the next `len` bytes of the archive, which no member's sum covers. -ENOMEM. */
+/*
+ * Adds the next `len` bytes of the archive, which no member's sum covers. NULL: they are stored
+ * data, which a member's sum covers. -ENOMEM.
+ */
 int rest_sums_add(struct rest_sums *rest, const void *bytes, size_t len);
 
-/* Skips the next `len` bytes, which are stored data. -ENOMEM. */
-int rest_sums_skip(struct rest_sums *rest, uint64_t len);
-
-/* Ends the archive: completes `sums` and `count`. -ENOMEM. */
+/* Ends the archive: completes `sums`. -ENOMEM. */
 int rest_sums_end(struct rest_sums *rest);
 
 #endif

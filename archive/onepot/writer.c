@@ -46,22 +46,24 @@ static void writer_free(struct writer *w)
     free(w);
 }
 
-static bool is_sane(const struct writer_options *o)
+/* Is it 0, for the default, or a power of two within the limits? */
+static bool writer_is_power_within(uint32_t bytes, uint32_t least, uint32_t most)
+{
+    return !bytes || (bytes >= least && bytes <= most && !(bytes & (bytes - 1)));
+}
+
+static bool writer_is_sane(const struct writer_options *o)
 {
     return (!o->zstd_level || !o->align_bytes) && o->zstd_level >= 0 &&
            o->zstd_level <= WRITER_LEVEL_MAX &&
-           (!o->block_bytes ||
-            (o->block_bytes >= WRITER_BLOCK_MIN && o->block_bytes <= WRITER_BLOCK_MAX &&
-             !(o->block_bytes & (o->block_bytes - 1)))) &&
-           (!o->align_bytes ||
-            (o->align_bytes >= PAX_BLOCK_BYTES && o->align_bytes <= WRITER_ALIGN_MAX &&
-             !(o->align_bytes & (o->align_bytes - 1))));
+           writer_is_power_within(o->block_bytes, WRITER_BLOCK_MIN, WRITER_BLOCK_MAX) &&
+           writer_is_power_within(o->align_bytes, PAX_BLOCK_BYTES, WRITER_ALIGN_MAX);
 }
 
 int writer_open(const char *path, const struct writer_options *options, struct fault *fault,
                 struct writer **ret_writer)
 {
-    if (!is_sane(options))
+    if (!writer_is_sane(options))
         return -EINVAL;
     struct writer *w = calloc(1, sizeof(*w));
     if (!w)
@@ -95,10 +97,10 @@ void writer_discard(struct writer *w)
     writer_free(w);
 }
 
-bool writer_is_output(const struct writer *w, uint64_t dev, uint64_t ino)
+bool writer_is_output(const struct writer *w, struct file_id id)
 {
     const struct output *o = w->output;
-    return dev == o->dev && (ino == o->ino || (o->replaced_ino && ino == o->replaced_ino));
+    return file_id_equal(id, o->id) || (o->replaced.ino && file_id_equal(id, o->replaced));
 }
 
 int writer_has(struct writer *w, const char *path, size_t len)
@@ -111,12 +113,11 @@ uint64_t writer_offset(const struct writer *w)
     return w->tar_offset;
 }
 
-static int write_failed(struct writer *w, int err, struct fault *fault)
+static int writer_write_failed(struct writer *w, int err, struct fault *fault)
 {
-    char text[128];
     w->error = err;
     fault_set(fault, err, NULL, w->offset - w->queued_bytes, "can't be written: %s",
-              strerror_r(-err, text, sizeof(text)));
+              fault_errno(err));
     if (err == -ENOSPC || err == -EDQUOT)
         fault_advise(fault, "nothing is left of it; free some space or choose another place "
                             "with -o");
@@ -128,7 +129,7 @@ static int write_failed(struct writer *w, int err, struct fault *fault)
 }
 
 /* Makes one call: as many buffers as WRITE_BYTES allows, or a part of the first. */
-static ssize_t write_some(int fd, const struct iovec *iov, int count)
+static ssize_t writer_write_some(int fd, const struct iovec *iov, int count)
 {
     size_t sum = 0;
     int n = 0;
@@ -139,10 +140,10 @@ static ssize_t write_some(int fd, const struct iovec *iov, int count)
 }
 
 /* Writes iov[0..count) completely. */
-static int write_vector(int fd, struct iovec *iov, int count)
+static int writer_write_vector(int fd, struct iovec *iov, int count)
 {
     while (count > 0) {
-        ssize_t n = write_some(fd, iov, count);
+        ssize_t n = writer_write_some(fd, iov, count);
         if (n == -EINTR)
             continue;
         if (n < 0)
@@ -161,11 +162,11 @@ static int write_vector(int fd, struct iovec *iov, int count)
     return 0;
 }
 
-static int flush(struct writer *w, struct fault *fault)
+static int writer_flush(struct writer *w, struct fault *fault)
 {
-    int r = write_vector(w->output->fd, w->queue, w->queued);
+    int r = writer_write_vector(w->output->fd, w->queue, w->queued);
     if (r < 0)
-        return write_failed(w, r, fault);
+        return writer_write_failed(w, r, fault);
     for (int i = 0; i < w->queued; i++)
         free(w->owned[i]);
     w->queued = 0;
@@ -173,11 +174,13 @@ static int flush(struct writer *w, struct fault *fault)
     return 0;
 }
 
-static int enqueue(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault)
+int writer_put(struct writer *w, void *bytes, size_t len, void *owned, bool data,
+               struct fault *fault)
 {
-    if (len == 0) {
+    int r = rest_sums_add(&w->rest, data ? NULL : bytes, len);
+    if (r < 0 || len == 0) {
         free(owned);
-        return 0;
+        return r;
     }
     w->queue[w->queued] = (struct iovec){bytes, len};
     w->owned[w->queued] = owned;
@@ -185,41 +188,21 @@ static int enqueue(struct writer *w, void *bytes, size_t len, void *owned, struc
     w->queued_bytes += len;
     w->offset += len;
     if (w->queued == WRITER_QUEUE_MAX || w->queued_bytes >= WRITE_BYTES)
-        return flush(w, fault);
+        return writer_flush(w, fault);
     return 0;
 }
 
-int writer_put_rest(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault)
-{
-    int r = rest_sums_add(&w->rest, bytes, len);
-    if (r < 0) {
-        free(owned);
-        return r;
-    }
-    return enqueue(w, bytes, len, owned, fault);
-}
-
-int writer_put_data(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault)
-{
-    int r = rest_sums_skip(&w->rest, len);
-    if (r < 0) {
-        free(owned);
-        return r;
-    }
-    return enqueue(w, bytes, len, owned, fault);
-}
-
-static int put_zeros(struct writer *w, size_t len, struct fault *fault)
+static int writer_put_zeros(struct writer *w, size_t len, struct fault *fault)
 {
     w->tar_offset += len;
     return w->framer ? framer_zeros(w->framer, len, fault)
-                     : writer_put_rest(w, zeros, len, NULL, fault);
+                     : writer_put(w, zeros, len, NULL, false, fault);
 }
 
 /* ---- members ---- */
 
 /* Passes the places of the data, which starts at `offset`, to the builder. */
-static int add_extents(struct writer *w, const struct pax_member *m, uint64_t offset)
+static int writer_add_extents(struct writer *w, const struct pax_member *m, uint64_t offset)
 {
     for (size_t i = 0; i < m->extent_count; i++) {
         int r = builder_add_extent(w->builder, w->inode, m->extents[i].offset,
@@ -231,8 +214,8 @@ static int add_extents(struct writer *w, const struct pax_member *m, uint64_t of
     return 0;
 }
 
-static int add_inode(struct writer *w, const struct pax_member *m, uint64_t data_offset,
-                     struct fault *fault)
+static int writer_add_inode(struct writer *w, const struct pax_member *m, uint64_t data_offset,
+                            struct fault *fault)
 {
     bool link = S_ISLNK(m->mode);
     struct builder_member b = {
@@ -259,12 +242,12 @@ static int add_inode(struct writer *w, const struct pax_member *m, uint64_t data
         r = builder_add_xattr(w->builder, w->inode, m->xattrs[i].name, m->xattrs[i].name_len,
                               m->xattrs[i].value, m->xattrs[i].value_len);
     if (r == 0 && m->sparse && !w->framer)
-        r = add_extents(w, m, data_offset);
+        r = writer_add_extents(w, m, data_offset);
     return r;
 }
 
-static int add_to_index(struct writer *w, const struct pax_member *m, size_t header_len,
-                        struct fault *fault)
+static int writer_add_to_index(struct writer *w, const struct pax_member *m, size_t header_len,
+                               struct fault *fault)
 {
     uint64_t data_offset = w->tar_offset + header_len, end;
     if (__builtin_add_overflow(data_offset, w->stored_bytes, &end) || end > INT64_MAX)
@@ -272,10 +255,10 @@ static int add_to_index(struct writer *w, const struct pax_member *m, size_t hea
     if (m->hardlink)
         return builder_link(w->builder, m->path, m->path_len, m->link, m->link_len,
                             w->tar_offset, fault, &w->inode);
-    return add_inode(w, m, data_offset, fault);
+    return writer_add_inode(w, m, data_offset, fault);
 }
 
-static void count_member(struct writer *w, const struct pax_member *m)
+static void writer_count_member(struct writer *w, const struct pax_member *m)
 {
     w->totals.members++;
     if (m->hardlink)
@@ -288,7 +271,7 @@ static void count_member(struct writer *w, const struct pax_member *m)
 }
 
 /* Ends the member, whose data is complete. */
-static int finish_data(struct writer *w, struct fault *fault)
+static int writer_finish_data(struct writer *w, struct fault *fault)
 {
     uint64_t sum = w->sum_known ? w->sum : XXH3_64bits_digest(w->sum_state);
     int r = builder_set_sum(w->builder, w->inode, sum);
@@ -298,18 +281,18 @@ static int finish_data(struct writer *w, struct fault *fault)
         return 0;
     uint64_t le = htole64(sum);
     XXH3_128bits_update(w->identifier_state, &le, sizeof(le));
-    return put_zeros(w, pax_padding(w->stored_bytes), fault);
+    return writer_put_zeros(w, pax_padding(w->stored_bytes), fault);
 }
 
-static int put_header(struct writer *w, const struct pax_member *m, struct pax_buffer *header,
-                      struct fault *fault)
+static int writer_put_header(struct writer *w, const struct pax_member *m,
+                             struct pax_buffer *header, struct fault *fault)
 {
     w->tar_offset += header->len;
     if (w->framer)
         return framer_member(w->framer, m, header, w->stored_bytes, fault);
     struct pax_buffer mine = *header;
     *header = (struct pax_buffer){0};
-    return writer_put_rest(w, mine.bytes, mine.len, mine.bytes, fault);
+    return writer_put(w, mine.bytes, mine.len, mine.bytes, false, fault);
 }
 
 int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *header,
@@ -325,15 +308,15 @@ int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *
     int r = w->align_bytes && w->stored_bytes ? pax_align(header, w->tar_offset, w->align_bytes)
                                               : 0;
     if (r == 0)
-        r = add_to_index(w, m, header->len, fault);
+        r = writer_add_to_index(w, m, header->len, fault);
     if (r < 0)
         return w->error = r;
-    count_member(w, m);
+    writer_count_member(w, m);
     XXH3_128bits_update(w->identifier_state, header->bytes, header->len);
     XXH3_64bits_reset(w->sum_state);
-    r = put_header(w, m, header, fault);
+    r = writer_put_header(w, m, header, fault);
     if (r == 0 && S_ISREG(m->mode) && !m->hardlink && !w->stored_bytes)
-        r = finish_data(w, fault);
+        r = writer_finish_data(w, fault);
     return r < 0 ? w->error = r : 0;
 }
 
@@ -348,31 +331,33 @@ int writer_data(struct writer *w, void *bytes, size_t len, struct fault *fault)
     w->missing_bytes -= len;
     w->tar_offset += len;
     int r = w->framer ? framer_data(w->framer, bytes, len, fault)
-                      : writer_put_data(w, bytes, len, bytes, fault);
+                      : writer_put(w, bytes, len, bytes, true, fault);
     if (r == 0 && len && !w->missing_bytes)
-        r = finish_data(w, fault);
+        r = writer_finish_data(w, fault);
     return r < 0 ? w->error = r : 0;
 }
 
 /* ---- the end ---- */
 
-static int write_end_marker(struct writer *w, struct fault *fault, struct onepot_tar *ret_tar)
+static int writer_write_end_marker(struct writer *w, struct fault *fault,
+                                   struct onepot_tar *ret_tar)
 {
     struct onepot_tar tar = {.end_marker_offset = w->tar_offset, .zstd = w->framer != NULL};
-    int r = put_zeros(w, ONEPOT_MARKER_BYTES, fault);
+    int r = writer_put_zeros(w, ONEPOT_MARKER_BYTES, fault);
     if (r == 0 && w->tar_offset % ONEPOT_RECORD_BYTES)
-        r = put_zeros(w, ONEPOT_RECORD_BYTES - w->tar_offset % ONEPOT_RECORD_BYTES, fault);
+        r = writer_put_zeros(w, ONEPOT_RECORD_BYTES - w->tar_offset % ONEPOT_RECORD_BYTES,
+                             fault);
     if (r == 0 && w->framer)
         r = framer_finish(w->framer, fault);
     if (r == 0)
         r = rest_sums_end(&w->rest);
     if (r == 0)
-        r = flush(w, fault);
+        r = writer_flush(w, fault);
     if (r < 0)
         return r;
     tar.tar_bytes = w->tar_offset;
     tar.archive_bytes = w->offset;
-    builder_set_rest_sums(w->builder, w->rest.sums, w->rest.count);
+    builder_set_rest_sums(w->builder, w->rest.sums.at, w->rest.sums.count);
     XXH128_canonical_t id;
     XXH128_canonicalFromHash(&id, XXH3_128bits_digest(w->identifier_state));
     memcpy(tar.identifier, id.digest, sizeof(tar.identifier));
@@ -380,13 +365,13 @@ static int write_end_marker(struct writer *w, struct fault *fault, struct onepot
     return 0;
 }
 
-static int write_trailer(struct writer *w, struct fault *fault)
+static int writer_write_trailer(struct writer *w, struct fault *fault)
 {
     struct onepot_tar tar;
     struct builder_header header = {.codec = CODEC_NONE};
     int r = w->error ? w->error : w->missing_bytes ? -EINVAL : 0;
     if (r == 0)
-        r = write_end_marker(w, fault, &tar);
+        r = writer_write_end_marker(w, fault, &tar);
     if (r < 0)
         return r;
     if (w->framer) {
@@ -396,7 +381,7 @@ static int write_trailer(struct writer *w, struct fault *fault)
     r = onepot_format_append(w->builder, &header, w->output->fd, &tar, fault,
                              &w->totals.file_bytes);
     if (r < 0)
-        return write_failed(w, r, fault);
+        return writer_write_failed(w, r, fault);
     w->totals.index_bytes = w->totals.file_bytes - tar.archive_bytes;
     memcpy(w->totals.identifier, tar.identifier, sizeof(tar.identifier));
     return 0;
@@ -405,7 +390,7 @@ static int write_trailer(struct writer *w, struct fault *fault)
 int writer_finish(struct writer *w, struct fault *fault, struct writer_totals *ret_totals,
                   struct output **ret_output)
 {
-    int r = write_trailer(w, fault);
+    int r = writer_write_trailer(w, fault);
     if (r < 0) {
         writer_discard(w);
         return r;

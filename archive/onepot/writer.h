@@ -68,7 +68,7 @@ int writer_open(const char *path, const struct writer_options *options, struct f
                 struct writer **ret_writer);
 
 /* Is this file the archive being written, or the one that it will replace? */
-bool writer_is_output(const struct writer *writer, uint64_t dev, uint64_t ino);
+bool writer_is_output(const struct writer *writer, struct file_id id);
 
 /*
  * Adds a member. `header` is pax_encode's result; the writer takes its bytes and leaves it

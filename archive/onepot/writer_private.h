@@ -44,12 +44,10 @@ struct writer {
 
 /*
  * Writes the next bytes of the file. `owned` (may be NULL) is freed when they were written,
- * also on failure. _rest: no member's sum covers them; _data: one does.
+ * also on failure. `data`: they are stored data, which a member's sum covers.
  */
-int writer_put_rest(struct writer *w, void *bytes, size_t len, void *owned,
-                    struct fault *fault);
-int writer_put_data(struct writer *w, void *bytes, size_t len, void *owned,
-                    struct fault *fault);
+int writer_put(struct writer *w, void *bytes, size_t len, void *owned, bool data,
+               struct fault *fault);
 
 /* ---- framer.c ---- */
 

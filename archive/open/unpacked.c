@@ -24,7 +24,7 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
-#include "nameless.h"
+#include "output.h"
 #include "pot_private.h"
 #include "source_guard.h"
 
@@ -101,7 +101,7 @@ static int unpack_into(void *arg, int fd, const char *folder, uint64_t room,
 static int unpack_privately(struct unpacking *u, const char *folder, uint64_t room,
                             struct fault *fault, int *ret_fd)
 {
-    auto_close int fd = nameless_open(folder);
+    auto_close int fd = output_nameless(folder);
     if (fd < 0)
         return fd;
     int r = unpack_into(u, fd, folder, room, fault);

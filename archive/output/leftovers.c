@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "file_id.h"
 #include "source.h"
 
 /* A file on a network counts as left behind after so many seconds without a change. */
@@ -52,50 +53,41 @@ int leftovers_claim(int fd)
 }
 
 /* Does the name still lead to the open file, and does the file belong to this user? */
-static bool is_same(int folder_fd, const char *name, int fd, struct stat *ret_st)
+static bool leftover_is_ours(int folder_fd, const char *name, int fd, struct stat *ret_st)
 {
-    struct stat named;
-    return fstat(fd, ret_st) == 0 &&
-           fstatat(folder_fd, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-           named.st_ino == ret_st->st_ino && named.st_dev == ret_st->st_dev &&
-           S_ISREG(ret_st->st_mode) && ret_st->st_uid == geteuid();
+    return file_is_named(folder_fd, name, fd, ret_st) == 1 && S_ISREG(ret_st->st_mode) &&
+           ret_st->st_uid == geteuid();
 }
 
-static bool is_local(int fd)
-{
-    const char *remote = getenv("ONEPOT_ASSUME_REMOTE"); /* for tests */
-    return storage_of(fd).is_local && !(remote && strcmp(remote, "1") == 0);
-}
-
-static bool lies_still(const struct stat *st)
+/* May the file have a writer on another node, where the lock does not hold? */
+static bool leftover_may_be_written(int fd, const struct stat *st)
 {
     struct timespec now;
+    const char *remote = getenv("ONEPOT_ASSUME_REMOTE"); /* for tests */
+    if (storage_of(fd).is_local && !(remote && strcmp(remote, "1") == 0))
+        return false;
     clock_gettime(CLOCK_REALTIME, &now);
-    return now.tv_sec - st->st_mtim.tv_sec >= STILL_SECONDS;
+    return now.tv_sec - st->st_mtim.tv_sec < STILL_SECONDS;
 }
 
 /* 0 and the action taken; an error: the file is not ours, or gone. */
-static int examine(int folder_fd, const char *name, enum leftover *ret_what)
+static int leftover_examine(int folder_fd, const char *name, enum leftover *ret_what)
 {
-    struct stat st;
+    struct stat st = {0};
     auto_close int fd =
         openat(folder_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0)
         return -errno;
-    if (!is_same(folder_fd, name, fd, &st))
+    if (!leftover_is_ours(folder_fd, name, fd, &st))
         return -ENOENT;
     if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         *ret_what = errno == EWOULDBLOCK ? LEFTOVER_BUSY : LEFTOVER_UNKNOWN;
         return 0;
     }
-    if (!is_same(folder_fd, name, fd, &st))
+    if (!leftover_is_ours(folder_fd, name, fd, &st))
         return -ENOENT;
-    if (!is_local(fd) && !lies_still(&st)) {
-        *ret_what = LEFTOVER_UNKNOWN;
-        return 0;
-    }
-    *ret_what = LEFTOVER_REMOVED;
-    return unlinkat(folder_fd, name, 0) < 0 ? -errno : 0;
+    *ret_what = leftover_may_be_written(fd, &st) ? LEFTOVER_UNKNOWN : LEFTOVER_REMOVED;
+    return *ret_what == LEFTOVER_REMOVED && unlinkat(folder_fd, name, 0) < 0 ? -errno : 0;
 }
 
 void leftovers_remove(int folder_fd, const struct leftovers *l)
@@ -114,7 +106,7 @@ void leftovers_remove(int folder_fd, const struct leftovers *l)
         if (!partial_name_parse(entry->d_name, &len) ||
             !l->match(l->match_ctx, entry->d_name, len))
             continue;
-        if (examine(folder_fd, entry->d_name, &what) == 0 && l->found)
+        if (leftover_examine(folder_fd, entry->d_name, &what) == 0 && l->found)
             l->found(l->ctx, what, entry->d_name);
     }
     closedir(dir);

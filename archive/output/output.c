@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "path.h"
 
 void output_release(struct output *output)
 {
@@ -31,56 +32,50 @@ void output_release(struct output *output)
     free(output);
 }
 
-static int already_exists(struct fault *fault)
+static int output_exists(struct fault *fault)
 {
     fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET, "already exists");
     fault_advise(fault, "choose another name with -o, or replace it with -f");
     return -EEXIST;
 }
 
-static int failed(struct fault *fault, int err, const char *what)
-{
-    char text[128];
-    return fault_set(fault, err, NULL, FAULT_NO_OFFSET, "%s: %s", what,
-                     strerror_r(-err, text, sizeof(text)));
-}
-
 /* The target of a symbolic link, else the path itself. Caller frees. */
-static int follow(const char *path, struct fault *fault, char **ret_path)
+static int output_follow(const char *path, struct fault *fault, char **ret_path)
 {
     struct stat st;
     bool link = lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
     char *followed = link ? realpath(path, NULL) : strdup(path);
     if (!followed)
-        return failed(fault, -errno, "can't be followed to a file");
+        return fault_set(fault, -errno, NULL, FAULT_NO_OFFSET,
+                         "can't be followed to a file: %s", fault_errno(errno));
     *ret_path = followed;
     return 0;
 }
 
-static int open_folder(struct output *output, const char *path, struct fault *fault)
+static int output_open_folder(struct output *output, const char *path, struct fault *fault)
 {
-    const char *slash = strrchr(path, '/');
-    auto_free char *folder =
-        slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
-    output->name = strdup(slash ? slash + 1 : path);
-    if (!folder || !output->name)
+    output->name = strdup(path_base(path));
+    if (!output->name)
         return -ENOMEM;
     size_t len = strlen(output->name);
     if (len == 0 || strcmp(output->name, ".") == 0 || strcmp(output->name, "..") == 0)
         return fault_set(fault, -EISDIR, NULL, FAULT_NO_OFFSET, "is no name for a file");
     if (len > NAME_MAX)
         return fault_set(fault, -ENAMETOOLONG, NULL, FAULT_NO_OFFSET, "name is too long");
-    output->folder_fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    output->folder_fd = path_open_folder(path);
     if (output->folder_fd < 0)
-        return failed(fault, -errno, "its folder can't be opened");
+        return fault_set(fault, output->folder_fd, NULL, FAULT_NO_OFFSET,
+                         "its folder can't be opened: %s", fault_errno(output->folder_fd));
     return 0;
 }
 
-static int check_existing(struct output *output, struct fault *fault)
+static int output_check_existing(struct output *output, struct fault *fault)
 {
     struct stat st;
     if (fstatat(output->folder_fd, output->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return errno == ENOENT ? 0 : failed(fault, -errno, "can't be examined");
+        return errno == ENOENT ? 0
+                               : fault_set(fault, -errno, NULL, FAULT_NO_OFFSET,
+                                           "can't be examined: %s", fault_errno(errno));
     if (S_ISDIR(st.st_mode)) {
         fault_set(fault, -EISDIR, NULL, FAULT_NO_OFFSET, "is a directory");
         fault_advise(fault, "name a file with -o");
@@ -89,13 +84,13 @@ static int check_existing(struct output *output, struct fault *fault)
     if (!S_ISREG(st.st_mode))
         return fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET, "is no regular file");
     if (!output->overwrite)
-        return already_exists(fault);
-    output->replaced_ino = st.st_ino;
+        return output_exists(fault);
+    output->replaced = file_id_of(&st);
     return 0;
 }
 
 /* NAME.XXXXXX.partial, with NAME truncated if the whole would be too long. */
-static int make_partial_name(struct output *output)
+static int output_name_partial(struct output *output)
 {
     uint64_t noise;
     char unique[PARTIAL_LETTER_COUNT + 1];
@@ -105,18 +100,17 @@ static int make_partial_name(struct output *output)
     int most = NAME_MAX - (int)PARTIAL_EXTRA_LEN;
     free(output->partial_name);
     output->partial_name = NULL;
-    if (asprintf(&output->partial_name, "%.*s.%s" PARTIAL_SUFFIX, most, output->name, unique) <
-        0) {
-        output->partial_name = NULL;
-        return -ENOMEM;
-    }
-    return 0;
+    if (asprintf(&output->partial_name, "%.*s.%s" PARTIAL_SUFFIX, most, output->name, unique) >=
+        0)
+        return 0;
+    output->partial_name = NULL;
+    return -ENOMEM;
 }
 
-static int create_partial(struct output *output, struct fault *fault)
+static int output_create_partial(struct output *output, struct fault *fault)
 {
     for (int attempt = 0; attempt < 100; attempt++) {
-        int r = make_partial_name(output);
+        int r = output_name_partial(output);
         if (r < 0)
             return r;
         output->fd = openat(output->folder_fd, output->partial_name,
@@ -134,13 +128,13 @@ static int create_partial(struct output *output, struct fault *fault)
     }
     struct stat st;
     if (output->fd < 0 || fstat(output->fd, &st) < 0)
-        return failed(fault, -errno, "can't be created");
-    output->dev = st.st_dev;
-    output->ino = st.st_ino;
+        return fault_set(fault, -errno, NULL, FAULT_NO_OFFSET, "can't be created: %s",
+                         fault_errno(errno));
+    output->id = file_id_of(&st);
     return 0;
 }
 
-static bool is_of_output(const void *ctx, const char *name, size_t len)
+static bool output_is_leftover(const void *ctx, const char *name, size_t len)
 {
     const struct output *output = ctx;
     size_t own = strlen(output->name), most = NAME_MAX - PARTIAL_EXTRA_LEN;
@@ -151,10 +145,11 @@ void output_clean(const char *path, const struct leftovers *how)
 {
     struct output output = {.fd = -1, .folder_fd = -1};
     auto_free char *followed = NULL;
-    if (follow(path, NULL, &followed) == 0 && open_folder(&output, followed, NULL) == 0) {
+    if (output_follow(path, NULL, &followed) == 0 &&
+        output_open_folder(&output, followed, NULL) == 0) {
         struct leftovers l = *how;
         if (!l.match) {
-            l.match = is_of_output;
+            l.match = output_is_leftover;
             l.match_ctx = &output;
         }
         leftovers_remove(output.folder_fd, &l);
@@ -164,41 +159,49 @@ void output_clean(const char *path, const struct leftovers *how)
     free(output.name);
 }
 
-int output_open(const char *path, bool overwrite, struct fault *fault,
-                struct output **ret_output)
+static int output_new(bool overwrite, mode_t mode, struct output **ret_output)
 {
-    struct output *output = calloc(1, sizeof(*output));
+    struct output *output = malloc(sizeof(*output));
     if (!output)
         return -ENOMEM;
-    *output = (struct output){.fd = -1, .folder_fd = -1, .overwrite = overwrite, .mode = 0666};
-
-    auto_free char *followed = NULL;
-    int r = follow(path, fault, &followed);
-    if (r == 0)
-        r = open_folder(output, followed, fault);
-    if (r == 0)
-        r = check_existing(output, fault);
-    if (r == 0)
-        r = create_partial(output, fault);
-    if (r < 0) {
-        output_release(output);
-        return r;
-    }
+    *output = (struct output){.fd = -1, .folder_fd = -1, .overwrite = overwrite, .mode = mode};
     *ret_output = output;
     return 0;
 }
 
+int output_open(const char *path, bool overwrite, struct fault *fault,
+                struct output **ret_output)
+{
+    struct output *output;
+    auto_free char *followed = NULL;
+    int r = output_new(overwrite, 0666, &output);
+    if (r < 0)
+        return r;
+    r = output_follow(path, fault, &followed);
+    if (r == 0)
+        r = output_open_folder(output, followed, fault);
+    if (r == 0)
+        r = output_check_existing(output, fault);
+    if (r == 0)
+        r = output_create_partial(output, fault);
+    if (r < 0)
+        output_release(output);
+    else
+        *ret_output = output;
+    return r;
+}
+
 int output_open_own(const char *path, struct output **ret_output)
 {
-    struct output *output = calloc(1, sizeof(*output));
-    if (!output)
-        return -ENOMEM;
-    *output = (struct output){.fd = -1, .folder_fd = -1, .overwrite = true, .mode = 0600};
-    int r = open_folder(output, path, NULL);
+    struct output *output;
+    int r = output_new(true, 0600, &output);
+    if (r < 0)
+        return r;
+    r = output_open_folder(output, path, NULL);
     if (r == 0) {
         leftovers_remove(output->folder_fd,
-                         &(struct leftovers){.match = is_of_output, .match_ctx = output});
-        r = create_partial(output, NULL);
+                         &(struct leftovers){.match = output_is_leftover, .match_ctx = output});
+        r = output_create_partial(output, NULL);
     }
     if (r < 0)
         output_release(output);
@@ -208,7 +211,7 @@ int output_open_own(const char *path, struct output **ret_output)
 }
 
 /* Rename, but not over a file. Filesystems without such a rename get a hard link. */
-static int rename_to_new(const struct output *output)
+static int output_rename_to_new(const struct output *output)
 {
     int dir = output->folder_fd;
     if (renameat2(dir, output->partial_name, dir, output->name, RENAME_NOREPLACE) == 0)
@@ -227,11 +230,11 @@ static int rename_to_new(const struct output *output)
     return renameat(dir, output->partial_name, dir, output->name) < 0 ? -errno : 0;
 }
 
-static int rename_final(const struct output *output)
+static int output_rename(const struct output *output)
 {
     int dir = output->folder_fd;
     if (!output->overwrite)
-        return rename_to_new(output);
+        return output_rename_to_new(output);
     return renameat(dir, output->partial_name, dir, output->name) < 0 ? -errno : 0;
 }
 
@@ -243,15 +246,18 @@ void output_sync_folder(int folder_fd)
         fsync(fd);
 }
 
-static int sync_file(const struct output *output, struct fault *fault)
+static int output_sync_file(const struct output *output, struct fault *fault)
 {
-    return fsync(output->fd) < 0 ? failed(fault, -errno, "can't be brought to the disk") : 0;
+    return fsync(output->fd) < 0
+               ? fault_set(fault, -errno, NULL, FAULT_NO_OFFSET,
+                           "can't be brought to the disk: %s", fault_errno(errno))
+               : 0;
 }
 
 int output_ready(struct output *output, const char *letters, bool sync, struct fault *fault)
 {
     auto_free char *ready = NULL;
-    int r = sync ? sync_file(output, fault) : 0, dir = output->folder_fd;
+    int r = sync ? output_sync_file(output, fault) : 0, dir = output->folder_fd;
     if (r < 0)
         return r;
     if (asprintf(&ready, "%s.%s" READY_SUFFIX, output->name, letters) < 0) {
@@ -259,7 +265,9 @@ int output_ready(struct output *output, const char *letters, bool sync, struct f
         return -ENOMEM;
     }
     if (renameat(dir, output->partial_name, dir, ready) < 0)
-        return failed(fault, -errno, "can't be given the name under which it waits");
+        return fault_set(fault, -errno, NULL, FAULT_NO_OFFSET,
+                         "can't be given the name under which it waits: %s",
+                         fault_errno(errno));
     free(output->partial_name);
     output->partial_name = steal_ptr(&ready);
     return 0;
@@ -267,17 +275,16 @@ int output_ready(struct output *output, const char *letters, bool sync, struct f
 
 int output_commit(struct output *output, bool sync, struct fault *fault)
 {
-    int r = sync ? sync_file(output, fault) : 0;
-    if (r < 0) {
-        output_discard(output);
-        return r;
-    }
-    r = rename_final(output);
-    if (r < 0) {
+    int r = sync ? output_sync_file(output, fault) : 0;
+    if (r == 0) {
+        r = output_rename(output);
         if (r == -EEXIST)
-            already_exists(fault);
-        else
-            failed(fault, r, "can't be given its name");
+            output_exists(fault);
+        else if (r < 0)
+            fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be given its name: %s",
+                      fault_errno(r));
+    }
+    if (r < 0) {
         output_discard(output);
         return r;
     }
@@ -293,4 +300,21 @@ void output_discard(struct output *output)
         return;
     unlinkat(output->folder_fd, output->partial_name, 0);
     output_release(output);
+}
+
+int output_nameless(const char *folder)
+{
+    int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0)
+        return fd;
+    auto_free char *path = NULL;
+    if (asprintf(&path, "%s/.onepot-XXXXXX", folder) < 0) {
+        path = NULL;
+        return -ENOMEM;
+    }
+    fd = mkostemp(path, O_CLOEXEC); /* where the filesystem has no nameless files */
+    if (fd < 0)
+        return -errno;
+    unlink(path);
+    return fd;
 }

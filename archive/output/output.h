@@ -15,6 +15,7 @@
 #include <sys/types.h>
 
 #include "fault.h"
+#include "file_id.h"
 #include "leftovers.h"
 
 struct output {
@@ -24,9 +25,8 @@ struct output {
     mode_t mode; /* for creating it, less the umask */
     char *name;  /* final name, in that folder */
     char *partial_name;
-    uint64_t dev; /* of the new file */
-    uint64_t ino;
-    uint64_t replaced_ino; /* of the file to be replaced (on the same device); 0: none */
+    struct file_id id;       /* of the new file */
+    struct file_id replaced; /* of the file to be replaced; all zero: none */
 };
 
 /*
@@ -67,5 +67,11 @@ void output_sync_folder(int folder_fd);
 int output_commit(struct output *output, bool sync, struct fault *fault);
 
 void output_discard(struct output *output); /* NULL is fine */
+
+/*
+ * Open a file without a name, accessible to this user alone, that vanishes with its last
+ * descriptor. A descriptor for reading and writing, or -errno.
+ */
+int output_nameless(const char *folder);
 
 #endif

@@ -20,14 +20,16 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "file_id.h"
 #include "output.h"
+#include "path.h"
 
 #define RECORD_BYTES_MAX 1024
 #define SUM_DIGITS 16
 #define DIGITS "0123456789"
 
 /* The content of a record. */
-struct plan {
+struct exchange_plan {
     char text[RECORD_BYTES_MAX + 1];
     const char *letters;
     struct shard_names names;
@@ -35,16 +37,10 @@ struct plan {
         end; /* shards from names.count up to here belong to the old set, and are removed */
 };
 
-static int failed(struct fault *fault, int err, const char *member, const char *what)
-{
-    char text[128];
-    return fault_set(fault, err, member, FAULT_NO_OFFSET, "%s: %s", what,
-                     strerror_r(-err, text, sizeof(text)));
-}
-
 /* ---- names ---- */
 
-static char *ready_name(const struct shard_names *names, uint32_t number, const char *letters)
+static char *exchange_ready_name(const struct shard_names *names, uint32_t number,
+                                 const char *letters)
 {
     auto_free char *name = NULL;
     char *ready;
@@ -54,30 +50,18 @@ static char *ready_name(const struct shard_names *names, uint32_t number, const 
 }
 
 /* The same names without folders. The texts are not copied. */
-static struct shard_names without_folder(const struct shard_names *names)
+static struct shard_names exchange_base_names(const struct shard_names *names)
 {
     struct shard_names base = *names;
-    char *slash = strrchr(names->before, '/');
-    base.before = slash ? slash + 1 : names->before;
+    base.before = (char *)path_base(names->before);
     return base;
-}
-
-static int open_folder_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    auto_free char *folder =
-        slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
-    if (!folder)
-        return -ENOMEM;
-    int fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    return fd < 0 ? -errno : fd;
 }
 
 /* ---- the record ---- */
 
-static int read_record(int fd, struct plan *plan)
+static int exchange_read(int fd, struct exchange_plan *plan)
 {
-    *plan = (struct plan){.letters = NULL};
+    *plan = (struct exchange_plan){.letters = NULL};
     ssize_t len = pread(fd, plan->text, RECORD_BYTES_MAX, 0);
     if (len < 0)
         return -errno;
@@ -104,8 +88,8 @@ static int read_record(int fd, struct plan *plan)
     return folders || plan->names.digits > NAME_MAX ? -ENODATA : 0;
 }
 
-static int write_record(const struct shard_exchange *x, const char *letters, uint32_t end,
-                        bool sync)
+static int exchange_write(const struct shard_exchange *x, const char *letters, uint32_t end,
+                          bool sync)
 {
     char text[RECORD_BYTES_MAX], sum[SUM_DIGITS + 1];
     const struct shard_names *n = &x->names;
@@ -128,7 +112,7 @@ static int write_record(const struct shard_exchange *x, const char *letters, uin
 
 /* ---- the lock ---- */
 
-static int lock(int fd, int how, const _Atomic int *stop)
+static int exchange_lock(int fd, int how, const _Atomic int *stop)
 {
     while (flock(fd, how) < 0 && errno == EINTR)
         if (stop && atomic_load(stop))
@@ -136,17 +120,8 @@ static int lock(int fd, int how, const _Atomic int *stop)
     return 0;
 }
 
-/* Does the name still lead to the open file? */
-static bool is_named(int folder_fd, const char *name, int fd, struct stat *ret_st)
-{
-    struct stat named;
-    return fstat(fd, ret_st) == 0 &&
-           fstatat(folder_fd, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-           named.st_ino == ret_st->st_ino && named.st_dev == ret_st->st_dev;
-}
-
 /* May this user's process act on another user's record? Not where the folder protects names. */
-static bool is_trusted(int folder_fd, const struct stat *record)
+static bool exchange_trusts(int folder_fd, const struct stat *record)
 {
     struct stat folder;
     return S_ISREG(record->st_mode) &&
@@ -155,8 +130,8 @@ static bool is_trusted(int folder_fd, const struct stat *record)
 }
 
 /* Open the record and lock it. With `create` it is created if missing; else that is -ENOENT. */
-static int lock_record(int folder_fd, const char *record, bool create, const _Atomic int *stop,
-                       int *ret_fd)
+static int exchange_lock_record(int folder_fd, const char *record, bool create,
+                                const _Atomic int *stop, int *ret_fd)
 {
     for (;;) {
         struct stat st;
@@ -166,50 +141,45 @@ static int lock_record(int folder_fd, const char *record, bool create, const _At
                                    0666);
         if (fd < 0 || fstat(fd, &st) < 0)
             return -errno;
-        if (!is_trusted(folder_fd, &st)) /* another user might never release the lock */
+        if (!exchange_trusts(folder_fd, &st)) /* another user might never release the lock */
             return -EPERM;
-        if (lock(fd, LOCK_EX, stop) < 0)
+        if (exchange_lock(fd, LOCK_EX, stop) < 0)
             return -EINTR;
-        if (!is_named(folder_fd, record, fd, &st))
-            continue; /* its owner finished and removed it */
-        *ret_fd = steal_fd(&fd);
-        return 0;
+        if (file_is_named(folder_fd, record, fd, NULL) == 1) {
+            *ret_fd = steal_fd(&fd);
+            return 0;
+        } /* else its owner finished and removed it */
     }
 }
 
 /* ---- the exchange ---- */
 
-static int rename_shard(int folder_fd, const struct plan *plan, uint32_t number,
-                        struct fault *fault)
+/* Give a shard of the new set its name, or remove one of the old set. */
+static int exchange_place(int folder_fd, const struct exchange_plan *plan, uint32_t number,
+                          struct fault *fault)
 {
-    auto_free char *name = NULL;
-    auto_free char *ready = ready_name(&plan->names, number, plan->letters);
-    if (!ready || shard_name(&plan->names, number, &name) < 0)
+    auto_free char *name = NULL, *ready = NULL;
+    bool is_new = number < plan->names.count;
+    if (is_new)
+        ready = exchange_ready_name(&plan->names, number, plan->letters);
+    if ((is_new && !ready) || shard_name(&plan->names, number, &name) < 0)
         return -ENOMEM;
-    if (renameat(folder_fd, ready, folder_fd, name) == 0 || errno == ENOENT)
+    if ((is_new ? renameat(folder_fd, ready, folder_fd, name) : unlinkat(folder_fd, name, 0)) ==
+            0 ||
+        errno == ENOENT)
         return 0;
-    return failed(fault, -errno, name, "can't be given its name");
-}
-
-static int remove_shard(int folder_fd, const struct plan *plan, uint32_t number,
-                        struct fault *fault)
-{
-    auto_free char *name = NULL;
-    if (shard_name(&plan->names, number, &name) < 0)
-        return -ENOMEM;
-    if (unlinkat(folder_fd, name, 0) == 0 || errno == ENOENT)
-        return 0;
-    return failed(fault, -errno, name, "can't be removed");
+    return fault_set(fault, -errno, name, FAULT_NO_OFFSET, "%s: %s",
+                     is_new ? "can't be given its name" : "can't be removed",
+                     fault_errno(errno));
 }
 
 /* Do the remaining steps that a complete record demands. */
-static int roll_forward(int folder_fd, const struct plan *plan, struct fault *fault)
+static int exchange_roll_forward(int folder_fd, const struct exchange_plan *plan,
+                                 struct fault *fault)
 {
     int r = 0;
-    for (uint32_t i = 0; r == 0 && i < plan->names.count; i++)
-        r = rename_shard(folder_fd, plan, i, fault);
-    for (uint32_t i = plan->names.count; r == 0 && i < plan->end; i++)
-        r = remove_shard(folder_fd, plan, i, fault);
+    for (uint32_t i = 0; r == 0 && i < plan->end; i++)
+        r = exchange_place(folder_fd, plan, i, fault);
     if (r < 0)
         fault_advise(fault, "the new set is complete: mend that, then open a shard or pack "
                             "again, which does the rest");
@@ -221,22 +191,26 @@ static int roll_forward(int folder_fd, const struct plan *plan, struct fault *fa
 int shard_exchange_begin(const struct shard_names *names, const _Atomic int *stop,
                          struct fault *fault, struct shard_exchange *ret_exchange)
 {
-    struct plan plan;
-    auto_close int folder_fd = open_folder_of(names->before), fd = -1;
+    struct exchange_plan plan;
+    auto_close int folder_fd = path_open_folder(names->before), fd = -1;
     if (folder_fd < 0)
-        return failed(fault, folder_fd, NULL, "its folder can't be opened");
-    struct shard_names base = without_folder(names);
+        return fault_set(fault, folder_fd, NULL, FAULT_NO_OFFSET,
+                         "its folder can't be opened: %s", fault_errno(folder_fd));
+    struct shard_names base = exchange_base_names(names);
     auto_free char *record = shard_record_name(base.before, strlen(base.before), base.after);
-    int r = record ? lock_record(folder_fd, record, true, stop, &fd) : -ENOMEM;
+    int r = record ? exchange_lock_record(folder_fd, record, true, stop, &fd) : -ENOMEM;
     if (r < 0)
-        return r == -EINTR ? r : failed(fault, r, record, "can't be created and locked");
-    r = read_record(fd, &plan);
+        return r == -EINTR ? r
+                           : fault_set(fault, r, record, FAULT_NO_OFFSET,
+                                       "can't be created and locked: %s", fault_errno(r));
+    r = exchange_read(fd, &plan);
     if (r == 0) {
-        r = roll_forward(folder_fd, &plan, fault);
+        r = exchange_roll_forward(folder_fd, &plan, fault);
         if (r == 0 && ftruncate(fd, 0) < 0)
-            r = failed(fault, -errno, record, "can't be emptied");
+            r = fault_set(fault, -errno, record, FAULT_NO_OFFSET, "can't be emptied: %s",
+                          fault_errno(errno));
     } else if (r != -ENODATA) {
-        r = failed(fault, r, record, "can't be read");
+        r = fault_set(fault, r, record, FAULT_NO_OFFSET, "can't be read: %s", fault_errno(r));
     } else {
         r = 0; /* never complete: the old set counts */
     }
@@ -260,16 +234,16 @@ void shard_exchange_end(struct shard_exchange *x)
 void shard_exchange_withdraw(const struct shard_exchange *x, uint32_t number,
                              const char *letters)
 {
-    auto_free char *ready = ready_name(&x->names, number, letters);
+    auto_free char *ready = exchange_ready_name(&x->names, number, letters);
     if (ready)
         unlinkat(x->folder_fd, ready, 0);
 }
 
-static bool all_are_ready(const struct shard_exchange *x, const char *letters)
+static bool exchange_is_ready(const struct shard_exchange *x, const char *letters)
 {
     for (uint32_t i = 0; i < x->names.count; i++) {
         struct stat st;
-        auto_free char *ready = ready_name(&x->names, i, letters);
+        auto_free char *ready = exchange_ready_name(&x->names, i, letters);
         if (!ready || fstatat(x->folder_fd, ready, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
             !S_ISREG(st.st_mode))
             return false;
@@ -281,15 +255,17 @@ static bool all_are_ready(const struct shard_exchange *x, const char *letters)
  * 1: the shard's name is taken by a file that may be replaced; 0: it is free. Any failure that
  * can be foreseen must be found before the record is written.
  */
-static int check_place(const struct shard_exchange *x, uint32_t number, bool overwrite,
-                       struct fault *fault)
+static int exchange_check_place(const struct shard_exchange *x, uint32_t number, bool overwrite,
+                                struct fault *fault)
 {
     auto_free char *name = NULL;
     struct stat st, folder;
     if (shard_name(&x->names, number, &name) < 0)
         return -ENOMEM;
     if (fstatat(x->folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return errno == ENOENT ? 0 : failed(fault, -errno, name, "can't be examined");
+        return errno == ENOENT ? 0
+                               : fault_set(fault, -errno, name, FAULT_NO_OFFSET,
+                                           "can't be examined: %s", fault_errno(errno));
     if (!S_ISREG(st.st_mode))
         return fault_set(fault, -EEXIST, name, FAULT_NO_OFFSET, "is no regular file");
     if (!overwrite)
@@ -297,19 +273,20 @@ static int check_place(const struct shard_exchange *x, uint32_t number, bool ove
     uid_t me = geteuid();
     if (me != 0 && st.st_uid != me && fstat(x->folder_fd, &folder) == 0 &&
         (folder.st_mode & S_ISVTX) && folder.st_uid != me)
-        return failed(fault, -EPERM, name, "can't be replaced");
+        return fault_set(fault, -EPERM, name, FAULT_NO_OFFSET, "can't be replaced: %s",
+                         fault_errno(-EPERM));
     return 1;
 }
 
 /* The number after the last shard of the old set, or the new set's count if that is larger. */
-static int find_end(const struct shard_exchange *x, bool overwrite, struct fault *fault,
-                    uint32_t *ret_end)
+static int exchange_find_end(const struct shard_exchange *x, bool overwrite,
+                             struct fault *fault, uint32_t *ret_end)
 {
     int r = 0;
     uint32_t end = x->names.count;
     for (uint32_t i = 0; r >= 0 && i < x->names.count; i++)
-        r = check_place(x, i, overwrite, fault);
-    while (r >= 0 && overwrite && (r = check_place(x, end, true, fault)) > 0)
+        r = exchange_check_place(x, i, overwrite, fault);
+    while (r >= 0 && overwrite && (r = exchange_check_place(x, end, true, fault)) > 0)
         end++;
     *ret_end = end;
     return r < 0 ? r : 0;
@@ -318,20 +295,21 @@ static int find_end(const struct shard_exchange *x, bool overwrite, struct fault
 int shard_exchange_run(struct shard_exchange *x, const char *letters, bool overwrite, bool sync,
                        struct fault *fault)
 {
-    struct plan plan = {.letters = letters, .names = x->names};
-    if (!all_are_ready(x, letters))
+    struct exchange_plan plan = {.letters = letters, .names = x->names};
+    if (!exchange_is_ready(x, letters))
         return 0;
-    int r = find_end(x, overwrite, fault, &plan.end);
+    int r = exchange_find_end(x, overwrite, fault, &plan.end);
     if (r < 0)
         return r;
     if (sync)
         output_sync_folder(
             x->folder_fd); /* ready shards must be on disk no later than the record */
-    r = write_record(x, letters, plan.end, sync);
+    r = exchange_write(x, letters, plan.end, sync);
     if (r < 0)
-        return failed(fault, r, x->record, "can't be written");
+        return fault_set(fault, r, x->record, FAULT_NO_OFFSET, "can't be written: %s",
+                         fault_errno(r));
     x->committed = true;
-    r = roll_forward(x->folder_fd, &plan, fault);
+    r = exchange_roll_forward(x->folder_fd, &plan, fault);
     if (r < 0)
         return r;
     x->committed = false; /* done, so the record may be removed */
@@ -341,11 +319,11 @@ int shard_exchange_run(struct shard_exchange *x, const char *letters, bool overw
 /* ---- those who open a shard ---- */
 
 /* Wait for the owner of another user's record. */
-static int wait_for_owner(int folder_fd, const char *record, int fd, struct fault *fault)
+static int exchange_wait(int folder_fd, const char *record, int fd, struct fault *fault)
 {
-    struct stat st;
-    lock(fd, LOCK_SH, NULL);
-    if (!is_named(folder_fd, record, fd, &st))
+    struct stat st = {0};
+    exchange_lock(fd, LOCK_SH, NULL);
+    if (file_is_named(folder_fd, record, fd, &st) != 1)
         return 1;
     fault_set(fault, -EBUSY, NULL, FAULT_NO_OFFSET,
               "the exchange of its set of shards was interrupted, and can't be finished by "
@@ -356,7 +334,8 @@ static int wait_for_owner(int folder_fd, const char *record, int fd, struct faul
 }
 
 /* Does the record concern a reader of the file? */
-static bool concerns(int folder_fd, const struct plan *plan, const char *file, int record_fd)
+static bool exchange_concerns(int folder_fd, const struct exchange_plan *plan, const char *file,
+                              int record_fd)
 {
     struct shard_names names = plan->names;
     struct stat st, own;
@@ -364,27 +343,28 @@ static bool concerns(int folder_fd, const struct plan *plan, const char *file, i
     names.count = plan->end;
     if (!shard_names_find(&names, file, strlen(file), &number) || fstat(record_fd, &st) < 0)
         return false;
-    return is_trusted(folder_fd, &st) || /* or one user owns both record and file */
+    return exchange_trusts(folder_fd, &st) || /* or one user owns both record and file */
            (fstatat(folder_fd, file, &own, AT_SYMLINK_NOFOLLOW) == 0 &&
             own.st_uid == st.st_uid);
 }
 
-static int settle_record(int folder_fd, const char *record, const char *file,
-                         struct fault *fault)
+static int exchange_settle(int folder_fd, const char *record, const char *file,
+                           struct fault *fault)
 {
-    struct plan plan;
+    struct exchange_plan plan;
     auto_close int seen =
         openat(folder_fd, record, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (seen < 0 || read_record(seen, &plan) < 0 || !concerns(folder_fd, &plan, file, seen))
+    if (seen < 0 || exchange_read(seen, &plan) < 0 ||
+        !exchange_concerns(folder_fd, &plan, file, seen))
         return 0;
     auto_close int fd = -1;
-    int r = lock_record(folder_fd, record, false, NULL, &fd);
+    int r = exchange_lock_record(folder_fd, record, false, NULL, &fd);
     if (r == -ENOENT)
         return 1;
     if (r < 0)
-        return wait_for_owner(folder_fd, record, seen, fault);
-    if (read_record(fd, &plan) == 0)
-        r = roll_forward(folder_fd, &plan, fault);
+        return exchange_wait(folder_fd, record, seen, fault);
+    if (exchange_read(fd, &plan) == 0)
+        r = exchange_roll_forward(folder_fd, &plan, fault);
     if (r == 0)
         unlinkat(folder_fd, record, 0);
     return r < 0 ? r : 1;
@@ -395,13 +375,13 @@ int shard_exchange_settle(const char *path, struct fault *fault)
     auto_free char *real = realpath(path, NULL);
     if (real)
         path = real;
-    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
-    auto_close int folder_fd = file[strcspn(file, DIGITS)] ? open_folder_of(path) : -1;
+    const char *file = path_base(path);
+    auto_close int folder_fd = file[strcspn(file, DIGITS)] ? path_open_folder(path) : -1;
     int r = 0;
     for (const char *at = file + strcspn(file, DIGITS); folder_fd >= 0 && r == 0 && *at;
          at += strcspn(at, DIGITS)) {
         auto_free char *record = shard_record_name(file, (size_t)(at - file), at);
-        r = record ? settle_record(folder_fd, record, file, fault) : -ENOMEM;
+        r = record ? exchange_settle(folder_fd, record, file, fault) : -ENOMEM;
         at += strspn(at, DIGITS);
     }
     return r;

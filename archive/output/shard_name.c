@@ -10,6 +10,7 @@
 
 #include "cleanup.h"
 #include "leftovers.h"
+#include "path.h"
 
 #define DIGITS "0123456789"
 
@@ -92,8 +93,7 @@ int shard_name(const struct shard_names *names, uint32_t number, char **ret_path
 bool shard_names_find(const struct shard_names *names, const char *name, size_t len,
                       uint32_t *ret_number)
 {
-    const char *slash = strrchr(names->before, '/');
-    const char *before = slash ? slash + 1 : names->before;
+    const char *before = path_base(names->before);
     size_t before_len = strlen(before), after_len = strlen(names->after);
     if (len < before_len + after_len || memcmp(name, before, before_len) != 0 ||
         memcmp(name + len - after_len, names->after, after_len) != 0)
@@ -120,8 +120,7 @@ char *shard_record_name(const char *before, size_t before_len, const char *after
 
 static bool is_record(const struct shard_names *names, const char *name)
 {
-    const char *slash = strrchr(names->before, '/');
-    const char *before = slash ? slash + 1 : names->before;
+    const char *before = path_base(names->before);
     auto_free char *record = shard_record_name(before, strlen(before), names->after);
     return record && strcmp(name, record) == 0;
 }

@@ -16,50 +16,17 @@
 
 /* ---- listings ---- */
 
-static int more_names(struct listing_maker *m)
-{
-    size_t capacity = m->capacity ? m->capacity * 2 : 64;
-    struct folder_name *names = reallocarray(m->names, capacity, sizeof(*names));
-    if (!names)
-        return -ENOMEM;
-    m->names = names;
-    size_t *offsets = reallocarray(m->offsets, capacity, sizeof(*offsets));
-    if (!offsets)
-        return -ENOMEM;
-    m->offsets = offsets;
-    m->capacity = capacity;
-    return 0;
-}
-
 int listing_maker_add(struct listing_maker *m, const char *name, size_t len, unsigned char type,
                       uint32_t number)
 {
-    if (m->count == m->capacity && more_names(m) < 0)
+    struct folder_name entry = {.type = type, .number = number};
+    if (vector_reserve(&m->text, len + 1) < 0 || vector_push(&m->names, entry) < 0)
         return -ENOMEM;
-    if (len + 1 > m->text_capacity - m->text_len) {
-        size_t capacity = m->text_capacity ? m->text_capacity * 2 : 2048;
-        while (len + 1 > capacity - m->text_len)
-            capacity *= 2;
-        char *text = realloc(m->text, capacity);
-        if (!text)
-            return -ENOMEM;
-        m->text = text;
-        m->text_capacity = capacity;
-    }
-    memcpy(m->text + m->text_len, name, len);
-    m->text[m->text_len + len] = '\0';
-    m->offsets[m->count] = m->text_len;
-    m->names[m->count++] = (struct folder_name){.type = type, .number = number};
-    m->text_len += len + 1;
-    return 0;
+    (void)vector_append(&m->text, name, len);
+    return vector_push(&m->text, '\0');
 }
 
-struct folder_name *listing_maker_last(struct listing_maker *m)
-{
-    return &m->names[m->count - 1];
-}
-
-static int compare_names(const void *a, const void *b)
+static int listing_compare(const void *a, const void *b)
 {
     const struct folder_name *x = a, *y = b;
     return strcmp(x->name, y->name);
@@ -68,23 +35,23 @@ static int compare_names(const void *a, const void *b)
 void listing_maker_finish(struct listing_maker *m, struct listing *ret_listing)
 {
     bool sorted = true;
-    for (size_t i = 0; i < m->count; i++) {
-        m->names[i].name = m->text + m->offsets[i];
-        sorted = sorted && (i == 0 || compare_names(&m->names[i - 1], &m->names[i]) < 0);
+    struct folder_name *names = m->names.at;
+    char *text = m->text.at;
+    for (size_t i = 0; i < m->names.count; i++) {
+        names[i].name = text;
+        text += strlen(text) + 1;
+        sorted = sorted && (i == 0 || listing_compare(&names[i - 1], &names[i]) < 0);
     }
     if (!sorted)
-        qsort(m->names, m->count, sizeof(m->names[0]), compare_names);
-    free(m->offsets);
-    *ret_listing = (struct listing){m->text, m->names, m->count};
+        qsort(names, m->names.count, sizeof(*names), listing_compare);
+    *ret_listing = (struct listing){m->text.at, names, m->names.count};
     *m = (struct listing_maker){0};
 }
 
 void listing_maker_free(struct listing_maker *m)
 {
-    free(m->text);
-    free(m->names);
-    free(m->offsets);
-    *m = (struct listing_maker){0};
+    vector_free(&m->text);
+    vector_free(&m->names);
 }
 
 int listing_read(int fd, struct listing *listing)
@@ -99,20 +66,14 @@ int listing_read(int fd, struct listing *listing)
         return r;
     }
     struct listing_maker maker = {0};
+    const struct dirent *d;
     int r = 0;
-    for (;;) {
-        errno = 0;
-        const struct dirent *d = readdir(dir);
-        if (!d) {
-            r = -errno;
-            break;
-        }
-        if (strcmp(d->d_name, ".") == 0 || strcmp(d->d_name, "..") == 0)
-            continue;
-        r = listing_maker_add(&maker, d->d_name, strlen(d->d_name), d->d_type, FOLDER_NAME_ALL);
-        if (r < 0)
-            break;
-    }
+    while (r == 0 && (errno = 0, d = readdir(dir)))
+        if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0)
+            r = listing_maker_add(&maker, d->d_name, strlen(d->d_name), d->d_type,
+                                  FOLDER_NAME_ALL);
+    if (r == 0)
+        r = -errno;
     closedir(dir);
     listing_maker_finish(&maker, listing);
     return r;
@@ -127,39 +88,30 @@ void listing_free(struct listing *listing)
 
 /* ---- descriptors ---- */
 
-static void link_open(struct folder_set *set, struct folder *f)
+static void folder_link(struct folder_set *set, struct folder *f)
 {
     f->older = set->newest;
     f->newer = NULL;
-    if (set->newest)
-        set->newest->newer = f;
-    else
-        set->oldest = f;
+    *(f->older ? &f->older->newer : &set->oldest) = f;
     set->newest = f;
     set->open++;
 }
 
-static void unlink_open(struct folder_set *set, struct folder *f)
+static void folder_unlink(struct folder_set *set, struct folder *f)
 {
-    if (f->older)
-        f->older->newer = f->newer;
-    else
-        set->oldest = f->newer;
-    if (f->newer)
-        f->newer->older = f->older;
-    else
-        set->newest = f->older;
+    *(f->older ? &f->older->newer : &set->oldest) = f->newer;
+    *(f->newer ? &f->newer->older : &set->newest) = f->older;
     set->open--;
 }
 
 /* Closes the oldest folders first: they are nearest to the root and needed last. */
-static void close_surplus(struct folder_set *set)
+static void folder_close_surplus(struct folder_set *set)
 {
     struct folder *f = set->oldest;
     while (f && set->open > set->most) {
         struct folder *newer = f->newer;
         if (f->pins == 0) {
-            unlink_open(set, f);
+            folder_unlink(set, f);
             close(f->fd);
             f->fd = -1;
         }
@@ -168,14 +120,22 @@ static void close_surplus(struct folder_set *set)
 }
 
 /* A root, or a folder right below a folder without a descriptor, can't be opened again. */
-static bool is_root(const struct folder *f)
+static bool folder_is_root(const struct folder *f)
 {
     return !f->parent || (!f->parent->parent && f->parent->fd < 0);
 }
 
+/* Counts the folder, just opened, among the open ones, and closes others if need be. */
+static void folder_opened(struct folder_set *set, struct folder *f)
+{
+    folder_link(set, f);
+    f->pins++;
+    folder_close_surplus(set);
+    f->pins--;
+}
+
 int folder_new(struct folder_set *set, struct folder *parent, const char *name, size_t name_len,
-               int fd, uint64_t dev, uint64_t ino, struct listing *listing,
-               struct folder **ret_folder)
+               int fd, struct file_id id, struct listing *listing, struct folder **ret_folder)
 {
     struct folder *f = malloc(sizeof(*f) + name_len + 1);
     if (!f) {
@@ -188,20 +148,15 @@ int folder_new(struct folder_set *set, struct folder *parent, const char *name, 
                          .listing = *listing,
                          .refs = 1,
                          .fd = fd,
-                         .dev = dev,
-                         .ino = ino,
+                         .id = id,
                          .name_len = name_len};
     *listing = (struct listing){0};
     memcpy(f->name, name, name_len);
     f->name[name_len] = '\0';
     if (parent)
         parent->refs++;
-    if (fd >= 0 && !is_root(f)) {
-        link_open(set, f);
-        f->pins++;
-        close_surplus(set);
-        f->pins--;
-    }
+    if (fd >= 0 && !folder_is_root(f))
+        folder_opened(set, f);
     *ret_folder = f;
     return 0;
 }
@@ -216,8 +171,8 @@ void folder_unref(struct folder_set *set, struct folder *f)
     while (f && --f->refs == 0) {
         struct folder *parent = f->parent;
         if (f->fd >= 0) {
-            if (!is_root(f))
-                unlink_open(set, f);
+            if (!folder_is_root(f))
+                folder_unlink(set, f);
             close(f->fd);
         }
         listing_free(&f->listing);
@@ -229,14 +184,14 @@ void folder_unref(struct folder_set *set, struct folder *f)
 }
 
 /* Opens a folder whose parent is open. */
-static int reopen_in(int parent_fd, struct folder *f)
+static int folder_reopen_in(int parent_fd, struct folder *f)
 {
     auto_close int fd =
         openat(parent_fd, f->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     struct stat st;
     if (fd < 0 || fstat(fd, &st) < 0)
         return -errno;
-    if (st.st_dev != f->dev || st.st_ino != f->ino)
+    if (!file_id_equal(file_id_of(&st), f->id))
         return -ESTALE;
     f->fd = steal_fd(&fd);
     return 0;
@@ -246,7 +201,7 @@ static int reopen_in(int parent_fd, struct folder *f)
  * Goes down from the nearest open ancestor. Each step opens the highest closed folder, so this
  * is a loop and needs no memory, however deep the tree is.
  */
-static int reopen(struct folder_set *set, struct folder *folder)
+static int folder_reopen(struct folder_set *set, struct folder *folder)
 {
     while (folder->fd < 0) {
         struct folder *f = folder;
@@ -254,20 +209,17 @@ static int reopen(struct folder_set *set, struct folder *folder)
             f = f->parent;
         if (!f->parent)
             return -ESTALE;
-        int r = reopen_in(f->parent->fd, f);
+        int r = folder_reopen_in(f->parent->fd, f);
         if (r < 0)
             return r;
-        link_open(set, f);
-        f->pins++; /* the next step needs it */
-        close_surplus(set);
-        f->pins--;
+        folder_opened(set, f);
     }
     return 0;
 }
 
 int folder_pin(struct folder_set *set, struct folder *f, int *ret_fd)
 {
-    int r = reopen(set, f);
+    int r = folder_reopen(set, f);
     if (r < 0)
         return r;
     f->pins++;
@@ -278,8 +230,7 @@ int folder_pin(struct folder_set *set, struct folder *f, int *ret_fd)
 void folder_unpin(struct folder_set *set, struct folder *f)
 {
     f->pins--;
-    if (set->open > set->most)
-        close_surplus(set);
+    folder_close_surplus(set);
 }
 
 /* ---- paths ---- */

@@ -17,6 +17,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "file_id.h"
+#include "vector.h"
+
 struct folder_name {
     char *name;
     unsigned char type; /* DT_*; DT_UNKNOWN if the filesystem does not report it */
@@ -43,21 +46,16 @@ void listing_free(struct listing *listing);
 
 /*
  * Builds a listing name by name. All zero: empty. Either finish it, which sorts the names if
- * necessary, or free it.
+ * necessary, or free it. The names' texts are set in the end.
  */
 struct listing_maker {
-    char *text; /* moves while it grows: names are offsets until the end */
-    size_t text_len, text_capacity;
-    struct folder_name *names;
-    size_t *offsets;
-    size_t count, capacity;
+    VECTOR(char) text;
+    VECTOR(struct folder_name) names;
 };
 
 /* `name` is copied. -ENOMEM. */
 int listing_maker_add(struct listing_maker *maker, const char *name, size_t len,
                       unsigned char type, uint32_t number);
-/* The name added last; its text is not set yet. */
-struct folder_name *listing_maker_last(struct listing_maker *maker);
 void listing_maker_finish(struct listing_maker *maker, struct listing *ret_listing);
 void listing_maker_free(struct listing_maker *maker);
 
@@ -74,8 +72,7 @@ struct folder {
     unsigned refs;
     unsigned pins;
     int fd; /* -1: closed for now */
-    uint64_t dev;
-    uint64_t ino;
+    struct file_id id;
     size_t name_len;
     char name[]; /* its name in the archive; "" adds nothing to paths */
 };
@@ -91,8 +88,7 @@ struct folder_set {
  * also on failure. A root's descriptor stays open. -ENOMEM.
  */
 int folder_new(struct folder_set *set, struct folder *parent, const char *name, size_t name_len,
-               int fd, uint64_t dev, uint64_t ino, struct listing *listing,
-               struct folder **ret_folder);
+               int fd, struct file_id id, struct listing *listing, struct folder **ret_folder);
 void folder_ref(struct folder *folder);
 void folder_unref(struct folder_set *set, struct folder *folder); /* NULL is fine */
 

@@ -16,6 +16,7 @@
 #include "input.h"
 #include "pax.h"
 #include "selection.h"
+#include "vector.h"
 
 /*
  * A file's data up to this size comes with the member; larger data comes in pieces of this
@@ -23,19 +24,25 @@
  */
 #define GATHER_PIECE_BYTES (1u << 20)
 
-/* A file whose data comes in pieces. Freed by stream_free. */
-struct stream {
+/* Where the bytes of a file are read. */
+struct gather_file {
     int fd;                    /* -1: the file is in an archive */
     const struct input *input; /* that archive */
     uint32_t position;         /* the file's position there */
+};
+
+typedef VECTOR(struct pax_extent) gather_extents;
+
+/* A file whose data comes in pieces. Freed by stream_free. */
+struct stream {
+    struct gather_file file;
     char *path;
-    struct pax_extent *extents; /* ranges to be read; one if there are no holes */
-    size_t extent_count;
-    size_t extent; /* the one to be read next */
+    gather_extents extents; /* ranges to be read; one if there are no holes */
+    size_t extent;          /* the one to be read next */
     uint64_t done;
     uint64_t size_bytes;
     unsigned refs; /* for the caller */
-    bool told;     /* for the caller: a problem with it was reported */
+    bool reported; /* for the caller: a problem with it was reported */
 
     /* The sum of all pieces that the source archive has; the caller checks it. */
     struct checksum *checksum; /* NULL: it has none */
@@ -67,7 +74,8 @@ struct gathered {
     int fd;
     struct listing listing;
 
-    uint64_t dev, ino, nlink;
+    struct file_id id;
+    uint64_t nlink;
     bool again; /* has several names and is not read yet: call gather_data if this is the first
                  */
 
@@ -76,7 +84,7 @@ struct gathered {
 
     char *path;
     char *link;
-    struct pax_xattr *xattrs;
+    VECTOR(struct pax_xattr) xattrs; /* each one's name and value are one piece of memory */
 };
 
 /*

@@ -12,67 +12,70 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "vector.h"
+
 /* Flag in the offset of a name: the name ended with a slash. */
 #define WHOLE (UINT64_C(1) << 63)
 
+#define READ_BYTES ((size_t)64 << 10)
+
 struct name_list {
-    char *text;
-    size_t text_len, text_capacity;
-    uint64_t *names; /* offsets in the text */
-    size_t count, capacity;
+    VECTOR(char) text;
+    VECTOR(uint64_t) names; /* offsets in the text */
+};
+
+/* Where names go that can't be right, and what they may be relative to. */
+struct name_reader {
+    struct name_list *list;
+    const char *root;
+    name_list_report *report;
+    void *ctx;
 };
 
 void name_list_free(struct name_list *list)
 {
     if (!list)
         return;
-    free(list->text);
-    free(list->names);
+    vector_free(&list->text);
+    vector_free(&list->names);
     free(list);
 }
 
 uint64_t name_list_count(const struct name_list *list)
 {
-    return list->count;
+    return list->names.count;
 }
 
 /* ---- reading ---- */
 
-static int read_text(struct name_list *list, int fd)
+static int name_list_read_text(struct name_list *list, int fd)
 {
     for (;;) {
-        if (list->text_capacity - list->text_len < 2) {
-            size_t capacity =
-                list->text_capacity ? list->text_capacity + list->text_capacity / 2 : 1 << 16;
-            char *text = realloc(list->text, capacity);
-            if (!text)
-                return -ENOMEM;
-            list->text = text;
-            list->text_capacity = capacity;
-        }
-        ssize_t n = read(fd, list->text + list->text_len,
-                         list->text_capacity - list->text_len - 1); /* room for a last NUL */
+        if (vector_reserve(&list->text, READ_BYTES) < 0)
+            return -ENOMEM;
+        ssize_t n =
+            read(fd, list->text.at + list->text.count, list->text.capacity - list->text.count);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
             return n < 0 ? -errno : 0;
-        list->text_len += (size_t)n;
+        list->text.count += (size_t)n;
     }
 }
 
 /* ---- names in one form ---- */
 
-static int refuse(const char *name, const char *why, const char *advice,
-                  name_list_report *report, void *ctx)
+static int name_refuse(const struct name_reader *r, const char *name, const char *why,
+                       const char *advice)
 {
     struct fault fault = {0};
     fault_set(&fault, -EINVAL, name, FAULT_NO_OFFSET, "left out: %s", why);
     fault_advise(&fault, "%s", advice);
-    return report(ctx, &fault);
+    return r->report(r->ctx, &fault);
 }
 
 /* The part of an absolute name below the directory; NULL if the name is not in it. */
-static char *below_root(char *name, const char *root)
+static char *name_below_root(char *name, const char *root)
 {
     size_t len = root ? strlen(root) : 0;
     while (len > 1 && root[len - 1] == '/')
@@ -88,7 +91,7 @@ static char *below_root(char *name, const char *root)
  * Removes "." and double slashes, in place. Returns 1, or 0 if the name has "..". A slash at
  * the end is removed, too, and sets *ret_whole.
  */
-static int normalise(char *name, bool *ret_whole)
+static int name_normalise(char *name, bool *ret_whole)
 {
     char *to = name;
     bool whole = false;
@@ -112,67 +115,51 @@ static int normalise(char *name, bool *ret_whole)
     return 1;
 }
 
-static int add_offset(struct name_list *list, uint64_t offset)
+static int name_add(const struct name_reader *r, char *name)
 {
-    if (list->count == list->capacity) {
-        size_t capacity = list->capacity ? list->capacity + list->capacity / 2 : 1024;
-        uint64_t *names = reallocarray(list->names, capacity, sizeof(*names));
-        if (!names)
-            return -ENOMEM;
-        list->names = names;
-        list->capacity = capacity;
-    }
-    list->names[list->count++] = offset;
-    return 0;
-}
-
-static int add_name(struct name_list *list, char *name, const char *root,
-                    name_list_report *report, void *ctx)
-{
-    char *relative = name;
     bool whole;
-    if (name[0] == '/')
-        relative = below_root(name, root);
+    char *relative = name[0] == '/' ? name_below_root(name, r->root) : name;
     if (!relative)
-        return refuse(name, "it is not in the directory", "name it relative to that", report,
-                      ctx);
-    if (!normalise(relative, &whole))
-        return refuse(name, "its name has '..' in it", "name it without", report, ctx);
+        return name_refuse(r, name, "it is not in the directory", "name it relative to that");
+    if (!name_normalise(relative, &whole))
+        return name_refuse(r, name, "its name has '..' in it", "name it without");
     if (!*relative && !whole)
         return 0; /* the directory itself is always packed */
-    return add_offset(list, (uint64_t)(relative - list->text) | (whole ? WHOLE : 0));
+    uint64_t offset = (uint64_t)(relative - r->list->text.at);
+    return vector_push(&r->list->names, offset | (whole ? WHOLE : 0));
 }
 
-static int add_names(struct name_list *list, char separator, const char *root,
-                     name_list_report *report, void *ctx)
+static int name_add_all(const struct name_reader *reader, char separator)
 {
-    char *end = list->text + list->text_len;
-    *end = separator;
-    for (char *name = list->text; name < end;) {
-        char *stop = memchr(name, separator, (size_t)(end - name) + 1);
+    struct name_list *list = reader->list;
+    if (vector_push(&list->text, separator) < 0)
+        return -ENOMEM;
+    char *end = list->text.at + list->text.count;
+    for (char *name = list->text.at; name < end;) {
+        char *stop = memchr(name, separator, (size_t)(end - name));
         *stop = '\0';
-        int r = *name ? add_name(list, name, root, report, ctx) : 0;
+        int r = *name ? name_add(reader, name) : 0;
         if (r < 0)
             return r;
         name = stop + 1;
     }
-    return list->count >= UINT32_MAX - 300 ? -E2BIG : 0;
+    return list->names.count >= UINT32_MAX - 300 ? -E2BIG : 0;
 }
 
 /* ---- order ---- */
 
 /* Order: the end of a name, then a slash, then all other bytes. */
-static int weight(char c)
+static int name_weight(char c)
 {
     return c == '\0' ? 0 : c == '/' ? 1 : (unsigned char)c + 2;
 }
 
-static const char *text_of(const struct name_list *list, size_t number)
+static const char *name_text(const struct name_list *list, size_t number)
 {
-    return list->text + (list->names[number] & ~WHOLE);
+    return list->text.at + (list->names.at[number] & ~WHOLE);
 }
 
-static int compare(const void *a, const void *b, void *ctx)
+static int name_compare(const void *a, const void *b, void *ctx)
 {
     const char *text = ctx;
     const char *x = text + (*(const uint64_t *)a & ~WHOLE);
@@ -181,32 +168,33 @@ static int compare(const void *a, const void *b, void *ctx)
         x++;
         y++;
     }
-    return weight(*x) - weight(*y);
+    return name_weight(*x) - name_weight(*y);
 }
 
 /* Is `name` the directory `folder`, or in it? */
-static bool is_within(const char *name, const char *folder, size_t folder_len)
+static bool name_is_within(const char *name, const char *folder, size_t folder_len)
 {
     return strncmp(name, folder, folder_len) == 0 &&
            (!folder_len || name[folder_len] == '/' || !name[folder_len]);
 }
 
 /* Drops repeated names, and names in a directory that is packed whole. */
-static void drop_repeated(struct name_list *list)
+static void name_list_drop_repeated(struct name_list *list)
 {
-    size_t kept = 0;
-    for (size_t i = 0; i < list->count;) {
-        const char *name = text_of(list, i);
+    size_t kept = 0, count = list->names.count;
+    uint64_t *names = list->names.at;
+    for (size_t i = 0; i < count;) {
+        const char *name = name_text(list, i);
         size_t len = strlen(name), next = i + 1;
-        uint64_t whole = list->names[i] & WHOLE;
-        while (next < list->count && strcmp(text_of(list, next), name) == 0)
-            whole |= list->names[next++] & WHOLE;
-        while (whole && next < list->count && is_within(text_of(list, next), name, len))
+        uint64_t whole = names[i] & WHOLE;
+        while (next < count && strcmp(name_text(list, next), name) == 0)
+            whole |= names[next++] & WHOLE;
+        while (whole && next < count && name_is_within(name_text(list, next), name, len))
             next++;
-        list->names[kept++] = (uint64_t)(name - list->text) | whole;
+        names[kept++] = (uint64_t)(name - list->text.at) | whole;
         i = next;
     }
-    list->count = kept;
+    list->names.count = kept;
 }
 
 int name_list_read(int fd, bool nul, const char *root, name_list_report *report, void *ctx,
@@ -215,49 +203,46 @@ int name_list_read(int fd, bool nul, const char *root, name_list_report *report,
     struct name_list *list = calloc(1, sizeof(*list));
     if (!list)
         return -ENOMEM;
-    int r = read_text(list, fd);
-    if (r == 0 && list->text_len) {
-        bool has_nul = memchr(list->text, '\0', list->text_len) != NULL;
-        r = add_names(list, nul || has_nul ? '\0' : '\n', root, report, ctx);
+    struct name_reader reader = {list, root, report, ctx};
+    int r = name_list_read_text(list, fd);
+    if (r == 0 && list->text.count) {
+        bool has_nul = memchr(list->text.at, '\0', list->text.count) != NULL;
+        r = name_add_all(&reader, nul || has_nul ? '\0' : '\n');
     }
     if (r < 0) {
         name_list_free(list);
         return r;
     }
-    if (list->count)
-        qsort_r(list->names, list->count, sizeof(*list->names), compare, list->text);
-    drop_repeated(list);
+    if (list->names.count)
+        qsort_r(list->names.at, list->names.count, sizeof(*list->names.at), name_compare,
+                list->text.at);
+    name_list_drop_repeated(list);
     *ret_list = list;
     return 0;
 }
 
 /* ---- directories ---- */
 
-/* The length of a path's first component. */
-static size_t first_part(const char *path)
-{
-    return strcspn(path, "/");
-}
-
 int name_list_children(const struct name_list *list, uint32_t number, size_t path_len,
                        struct listing *ret_listing)
 {
     struct listing_maker maker = {0};
-    const char *folder = number < list->count ? text_of(list, number) : "", *last = NULL;
+    const char *folder = number < list->names.count ? name_text(list, number) : "",
+               *last = NULL;
     size_t last_len = 0, i = number;
-    if (i < list->count && folder[path_len] == '\0') {
-        if (list->names[i] & WHOLE)
+    if (i < list->names.count && folder[path_len] == '\0') {
+        if (list->names.at[i] & WHOLE)
             return 1;
         i++; /* itself */
     }
-    for (; i < list->count && is_within(text_of(list, i), folder, path_len); i++) {
-        const char *part = text_of(list, i) + path_len + (path_len != 0);
-        size_t len = first_part(part);
+    for (; i < list->names.count && name_is_within(name_text(list, i), folder, path_len); i++) {
+        const char *part = name_text(list, i) + path_len + (path_len != 0);
+        size_t len = strcspn(part, "/");
         if (last && len == last_len && memcmp(part, last, len) == 0) {
-            listing_maker_last(&maker)->type = DT_DIR;
+            maker.names.at[maker.names.count - 1].type = DT_DIR;
             continue;
         }
-        bool is_folder = part[len] || list->names[i] & WHOLE;
+        bool is_folder = part[len] || list->names.at[i] & WHOLE;
         if (listing_maker_add(&maker, part, len, is_folder ? DT_DIR : DT_UNKNOWN, (uint32_t)i) <
             0) {
             listing_maker_free(&maker);

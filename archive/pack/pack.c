@@ -18,115 +18,105 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "numbers.h"
+#include "path.h"
 #include "compress.h"
 #include "folder.h"
 #include "output.h"
 #include "pipeline.h"
 #include "shard_exchange.h"
 
-struct source_folder {
-    char *name; /* in the archive; "" for the only source */
-    int fd;     /* -1: `input` is the source */
-    const struct input *input;
-    const char *path;
-};
-
 /* Everything that a run needs, from its options. */
 struct run {
     const struct pack_options *options;
-    struct source_folder *sources;
+    struct pack_source *sources;
     struct selection selection;
     struct name_list *names;
     struct shard_names shard_names;
     struct pack_result result;
 };
 
-static int source_fault(struct fault *fault, int err, const char *path)
+static int pack_source_fault(struct fault *fault, int err, const char *path)
 {
-    char text[128];
-    if (err == -ENOTDIR) {
-        fault_set(fault, err, path, FAULT_NO_OFFSET, "is not a directory");
-        fault_advise(fault, "name the directory that is to be packed");
-    } else {
-        fault_set(fault, err, path, FAULT_NO_OFFSET, "can't be packed: %s",
-                  strerror_r(-err, text, sizeof(text)));
-    }
+    if (err != -ENOTDIR)
+        return fault_set(fault, err, path, FAULT_NO_OFFSET, "can't be packed: %s",
+                         fault_errno(err));
+    fault_set(fault, err, path, FAULT_NO_OFFSET, "is not a directory");
+    fault_advise(fault, "name the directory that is to be packed");
     return err;
 }
 
 /* The last component of a path; "." and the like are resolved first. The caller frees it. */
-static int base_name(const char *path, char **ret_name)
+static int pack_base_name(const char *path, char **ret_name)
 {
     size_t len = strlen(path);
     while (len && path[len - 1] == '/')
         len--;
-    size_t start = len;
-    while (start && path[start - 1] != '/')
-        start--;
-    const char *base = path + start;
-    size_t base_len = len - start;
-    bool dots = (base_len == 1 && base[0] == '.') ||
-                (base_len == 2 && base[0] == '.' && base[1] == '.');
-    if (base_len && !dots) {
-        *ret_name = strndup(base, base_len);
-        return *ret_name ? 0 : -ENOMEM;
+    auto_free char *cut = strndup(path, len), *resolved = NULL;
+    if (!cut)
+        return -ENOMEM;
+    const char *base = path_base(cut);
+    if (!*base || strcmp(base, ".") == 0 || strcmp(base, "..") == 0) {
+        resolved = realpath(path, NULL);
+        if (!resolved)
+            return -errno;
+        base = path_base(resolved);
+        if (!*base)
+            return -EINVAL;
     }
-    auto_free char *resolved = realpath(path, NULL);
-    if (!resolved)
-        return -errno;
-    const char *slash = strrchr(resolved, '/');
-    if (!slash || !slash[1])
-        return -EINVAL;
-    *ret_name = strdup(slash + 1);
+    *ret_name = strdup(base);
     return *ret_name ? 0 : -ENOMEM;
 }
 
-/* An archive's name without the ending of its format. */
-static int archive_name(const char *path, char **ret_name)
+/* Removes one of the endings from a name that is more than that. */
+static void pack_cut_ending(char *name, const char *const *endings)
 {
-    static const char *const compressions[] = {".gz", ".bz2", ".xz", ".zst", ".lz4", ".lzma"};
-    static const char *const formats[] = {".tar",  ".tgz",      ".tbz2", ".txz",
-                                          ".sqfs", ".squashfs", ".sqsh", ".img"};
-    int r = base_name(path, ret_name);
+    char *dot = strrchr(name, '.');
+    for (size_t i = 0; dot && dot != name && endings[i]; i++)
+        if (strcmp(dot, endings[i]) == 0)
+            *dot = '\0';
+}
+
+/* An archive's name without the ending of its format. */
+static int pack_archive_name(const char *path, char **ret_name)
+{
+    static const char *const compressions[] = {".gz",  ".bz2",  ".xz", ".zst",
+                                               ".lz4", ".lzma", NULL};
+    static const char *const formats[] = {".tar",      ".tgz",  ".tbz2", ".txz", ".sqfs",
+                                          ".squashfs", ".sqsh", ".img",  NULL};
+    static const char *const own[] = {".onepot", NULL};
+    int r = pack_base_name(path, ret_name);
     if (r < 0)
         return r;
-    char *dot = strrchr(*ret_name, '.');
-    for (size_t i = 0; dot && i < sizeof(compressions) / sizeof(compressions[0]); i++)
-        if (strcmp(dot, compressions[i]) == 0 && dot != *ret_name)
-            *dot = '\0';
-    dot = strrchr(*ret_name, '.');
-    for (size_t i = 0; dot && i < sizeof(formats) / sizeof(formats[0]); i++)
-        if (strcmp(dot, formats[i]) == 0 && dot != *ret_name)
-            *dot = '\0';
-    dot = strrchr(*ret_name, '.');
-    if (dot && strcmp(dot, ".onepot") == 0 && dot != *ret_name)
-        *dot = '\0';
+    pack_cut_ending(*ret_name, compressions);
+    pack_cut_ending(*ret_name, formats);
+    pack_cut_ending(*ret_name, own);
     return 0;
 }
 
 int pack_default_output(const char *source, bool is_archive, char **ret_name)
 {
     auto_free char *base = NULL;
-    int r = is_archive ? archive_name(source, &base) : base_name(source, &base);
+    int r = is_archive ? pack_archive_name(source, &base) : pack_base_name(source, &base);
     if (r < 0)
         return r;
     return asprintf(ret_name, "%s.onepot.tar", base) < 0 ? -ENOMEM : 0;
 }
 
-static int open_source(struct source_folder *s, const char *path, const struct input *input,
-                       bool alone, struct fault *fault)
+static int pack_open_source(struct pack_source *s, const char *path, const struct input *input,
+                            bool alone, struct fault *fault)
 {
     s->path = path;
     s->input = input;
     if (!input)
         s->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (!input && s->fd < 0)
-        return source_fault(fault, -errno, path);
+        return pack_source_fault(fault, -errno, path);
     if (alone) {
         s->name = strdup("");
         return s->name ? 0 : -ENOMEM;
     }
-    int r = input ? archive_name(path, &s->name) : base_name(path, &s->name);
+    int r = input ? pack_archive_name(path, &s->name) : pack_base_name(path, &s->name);
     if (r == -EINVAL) {
         fault_set(fault, r, path, FAULT_NO_OFFSET, "has no name for its folder in the archive");
         fault_advise(fault, "pack it alone");
@@ -134,22 +124,23 @@ static int open_source(struct source_folder *s, const char *path, const struct i
     return r;
 }
 
-static int compare_sources(const void *a, const void *b)
+static int pack_compare_sources(const void *a, const void *b)
 {
-    const struct source_folder *x = a, *y = b;
+    const struct pack_source *x = a, *y = b;
     return strcmp(x->name, y->name);
 }
 
-static int open_sources(const struct pack_options *o, struct source_folder *sources,
-                        struct fault *fault)
+static int pack_open_sources(const struct pack_options *o, struct pack_source *sources,
+                             struct fault *fault)
 {
     for (size_t i = 0; i < o->source_count; i++) {
         const struct input *input = o->inputs ? o->inputs[i] : NULL;
-        int r = open_source(&sources[i], o->sources[i], input, o->source_count == 1, fault);
+        int r =
+            pack_open_source(&sources[i], o->sources[i], input, o->source_count == 1, fault);
         if (r < 0)
             return r;
     }
-    qsort(sources, o->source_count, sizeof(*sources), compare_sources);
+    qsort(sources, o->source_count, sizeof(*sources), pack_compare_sources);
     for (size_t i = 1; i < o->source_count; i++) {
         if (strcmp(sources[i - 1].name, sources[i].name) != 0)
             continue;
@@ -161,51 +152,46 @@ static int open_sources(const struct pack_options *o, struct source_folder *sour
     return 0;
 }
 
-/* Makes the folder whose names are the sources, and lists the sources in the same order. */
-static int make_root(const struct run *run, struct folder_set *set,
-                     struct pipeline_sources *sources)
+/* Makes the folder whose names are the sources. They are sorted already. */
+static int pack_make_root(const struct run *run, struct folder_set *set,
+                          struct folder **ret_root)
 {
-    size_t count = run->options->source_count;
     struct listing_maker maker = {0};
     struct listing listing;
-    for (size_t i = 0; i < count; i++) {
-        struct source_folder *s = &run->sources[i];
+    for (size_t i = 0; i < run->options->source_count; i++) {
+        const struct pack_source *s = &run->sources[i];
         uint32_t number = s->input ? INDEX_ROOT : run->names ? 0 : FOLDER_NAME_ALL;
         if (listing_maker_add(&maker, s->name, strlen(s->name), DT_DIR, number) < 0) {
             listing_maker_free(&maker);
             return -ENOMEM;
         }
-        sources->fds[i] = s->fd;
-        sources->inputs[i] = s->input;
-        s->fd = -1;
     }
     listing_maker_finish(&maker, &listing);
-    return folder_new(set, NULL, "", 0, -1, 0, 0, &listing, &sources->root);
+    return folder_new(set, NULL, "", 0, -1, (struct file_id){0}, &listing, ret_root);
 }
 
 /* How many descriptors the process may have. */
-static uint64_t most_files(void)
+static uint64_t pack_most_files(void)
 {
     struct rlimit limit;
     return getrlimit(RLIMIT_NOFILE, &limit) < 0 ? 1024 : limit.rlim_cur;
 }
 
 /* How many descriptors folders and threads may take. */
-static unsigned descriptors(void)
+static unsigned pack_descriptors(void)
 {
-    uint64_t most = most_files();
+    uint64_t most = pack_most_files();
     return most > 2048 ? 2048 : most < 64 ? 32 : (unsigned)most - 32;
 }
 
 /* Each thread has a folder and a file open. */
-static unsigned max_threads(void)
+static unsigned pack_max_threads(void)
 {
-    unsigned most = descriptors() / 4;
-    return most < PACK_THREADS_MAX ? most : PACK_THREADS_MAX;
+    return min_u32(pack_descriptors() / 4, PACK_THREADS_MAX);
 }
 
 /* Finds out how much there is to do, if that is known beforehand, to estimate the time left. */
-static void find_totals(const struct run *run, struct pipeline_sources *sources)
+static void pack_find_totals(const struct run *run, struct pipeline_sources *sources)
 {
     uint32_t world = run->selection.world;
     for (size_t i = 0; i < run->options->source_count; i++) {
@@ -219,35 +205,29 @@ static void find_totals(const struct run *run, struct pipeline_sources *sources)
         sources->total_members = name_list_count(run->names) / world;
 }
 
-static int fill(struct run *run, struct shard_set *shards, struct fault *fault)
+static int pack_fill(struct run *run, struct shard_set *shards, struct fault *fault)
 {
-    size_t count = run->options->source_count;
-    struct folder_set set = {.most = descriptors() / 4};
-    auto_free int *fds = calloc(count, sizeof(*fds));
-    auto_free const struct input **inputs = calloc(count, sizeof(const struct input *));
-    struct pipeline_sources sources = {.fds = fds, .inputs = inputs};
-    find_totals(run, &sources);
-    int r = fds && inputs ? make_root(run, &set, &sources) : -ENOMEM;
+    struct folder_set set = {.most = pack_descriptors() / 4};
+    struct pipeline_sources sources = {.at = run->sources};
+    pack_find_totals(run, &sources);
+    int r = pack_make_root(run, &set, &sources.root);
     if (r < 0)
         return r;
-    r = pipeline_run(run->options, &sources, &run->selection, shards, &set, max_threads(),
+    r = pipeline_run(run->options, &sources, &run->selection, shards, &set, pack_max_threads(),
                      &run->result, fault);
-    for (size_t i = 0; i < count; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
     folder_unref(&set, sources.root);
     return r;
 }
 
-static int write_shards(struct run *run, const char *letters, const struct writer_options *how,
-                        struct fault *fault)
+static int pack_write_shards(struct run *run, const char *letters,
+                             const struct writer_options *how, struct fault *fault)
 {
     const struct pack_options *o = run->options;
     struct shard_set *shards;
     int r = shard_set_open(o->output, letters, &run->selection, how, fault, &shards);
     if (r < 0)
         return r;
-    r = fill(run, shards, fault);
+    r = pack_fill(run, shards, fault);
     if (r == 0 && o->stop && atomic_load(o->stop))
         r = -EINTR;
     if (r < 0) {
@@ -261,7 +241,7 @@ static int write_shards(struct run *run, const char *letters, const struct write
 
 /* ---- which shards belong together ---- */
 
-static void mix(uint64_t *sum, const void *bytes, size_t len)
+static void pack_mix(uint64_t *sum, const void *bytes, size_t len)
 {
     *sum = XXH3_64bits_withSeed(bytes, len, *sum);
 }
@@ -271,7 +251,7 @@ static void mix(uint64_t *sum, const void *bytes, size_t len)
  * differ for other options, and for another start if the launcher tells starts apart. A process
  * that runs alone draws its own.
  */
-static int find_letters(const struct run *run, char letters[PARTIAL_LETTER_COUNT + 1])
+static int pack_find_letters(const struct run *run, char letters[PARTIAL_LETTER_COUNT + 1])
 {
     const struct pack_options *o = run->options;
     const uint64_t numbers[] = {
@@ -279,13 +259,13 @@ static int find_letters(const struct run *run, char letters[PARTIAL_LETTER_COUNT
     uint64_t sum = 0;
     if (run->selection.world <= 1 && getrandom(&sum, sizeof(sum), 0) != sizeof(sum))
         return -EIO;
-    mix(&sum, numbers, sizeof(numbers));
+    pack_mix(&sum, numbers, sizeof(numbers));
     for (size_t i = 0; i < o->source_count; i++)
-        mix(&sum, o->sources[i], strlen(o->sources[i]));
+        pack_mix(&sum, o->sources[i], strlen(o->sources[i]));
     for (size_t i = 0; i < o->exclude_count; i++)
-        mix(&sum, o->excludes[i], strlen(o->excludes[i]));
+        pack_mix(&sum, o->excludes[i], strlen(o->excludes[i]));
     if (o->files_from)
-        mix(&sum, o->files_from, strlen(o->files_from));
+        pack_mix(&sum, o->files_from, strlen(o->files_from));
     partial_letters(sum, letters);
     return 0;
 }
@@ -293,54 +273,54 @@ static int find_letters(const struct run *run, char letters[PARTIAL_LETTER_COUNT
 /* ---- what killed runs left ---- */
 
 /* Among the shards only our own: other ranks remove theirs. */
-static bool is_own_shard(const void *ctx, const char *name, size_t len)
+static bool pack_is_own_shard(const void *ctx, const char *name, size_t len)
 {
     const struct selection *s = ctx;
     uint32_t number;
     return shard_names_find(s->outputs, name, len, &number) && selection_has(s, number);
 }
 
-static void report_leftover(void *ctx, enum leftover what, const char *name)
+static void pack_report_leftover(void *ctx, enum leftover what, const char *name)
 {
+    static const struct {
+        int err;
+        const char *what;
+    } reports[] = {
+        [LEFTOVER_REMOVED] = {-EEXIST, "removed: it was left there by a run that did not end"},
+        [LEFTOVER_BUSY] = {-EBUSY, "another process is writing the same archive"},
+        [LEFTOVER_UNKNOWN] = {-EBUSY, "left by a run that did not end, or being written on "
+                                      "another node"},
+    };
     const struct pack_options *o = ((const struct run *)ctx)->options;
     struct fault fault = {0};
-    if (!o->report)
-        return;
-    if (what == LEFTOVER_REMOVED) {
-        fault_set(&fault, -EEXIST, name, FAULT_NO_OFFSET,
-                  "removed: it was left there by a run that did not end");
-    } else if (what == LEFTOVER_BUSY) {
-        fault_set(&fault, -EBUSY, name, FAULT_NO_OFFSET,
-                  "another process is writing the same archive");
-    } else {
-        fault_set(&fault, -EBUSY, name, FAULT_NO_OFFSET,
-                  "left by a run that did not end, or being written on another node");
+    fault_set(&fault, reports[what].err, name, FAULT_NO_OFFSET, "%s", reports[what].what);
+    if (what == LEFTOVER_UNKNOWN)
         fault_advise(&fault, "remove it if there is none");
-    }
-    o->report(o->ctx, PACK_NOTE, &fault);
+    if (o->report)
+        o->report(o->ctx, PACK_NOTE, &fault);
 }
 
-static void remove_leftovers(struct run *run)
+static void pack_remove_leftovers(struct run *run)
 {
-    struct leftovers how = {.found = report_leftover, .ctx = run};
+    struct leftovers how = {.found = pack_report_leftover, .ctx = run};
     auto_free char *shard = NULL;
     if (run->selection.outputs) {
         if (shard_name(run->selection.outputs, run->selection.rank, &shard) < 0)
             return;
-        how.match = is_own_shard;
+        how.match = pack_is_own_shard;
         how.match_ctx = &run->selection;
     }
     output_clean(shard ? shard : run->options->output, &how);
 }
 
 /* Shards that this rank had ready must not be mistaken for those that it is about to write. */
-static int clear_shards(struct run *run, const char *letters, struct fault *fault)
+static int pack_clear_shards(struct run *run, const char *letters, struct fault *fault)
 {
     struct shard_exchange x;
     int r = shard_exchange_begin(run->selection.outputs, run->options->stop, fault, &x);
     if (r < 0)
         return r;
-    remove_leftovers(run);
+    pack_remove_leftovers(run);
     for (uint32_t i = 0; i < run->selection.shards; i++)
         if (selection_has(&run->selection, i))
             shard_exchange_withdraw(&x, i, letters);
@@ -348,7 +328,7 @@ static int clear_shards(struct run *run, const char *letters, struct fault *faul
     return 0;
 }
 
-static int write_archive(struct run *run, struct fault *fault)
+static int pack_write_archive(struct run *run, struct fault *fault)
 {
     char letters[PARTIAL_LETTER_COUNT + 1];
     const struct pack_options *o = run->options;
@@ -357,22 +337,22 @@ static int write_archive(struct run *run, struct fault *fault)
                                  .zstd_level = o->zstd_level,
                                  .block_bytes = o->block_bytes,
                                  .align_bytes = o->align_bytes};
-    int r = find_letters(run, letters);
+    int r = pack_find_letters(run, letters);
     if (r == 0 && run->selection.outputs)
-        r = clear_shards(run, letters, fault);
+        r = pack_clear_shards(run, letters, fault);
     else if (r == 0)
-        remove_leftovers(run);
+        pack_remove_leftovers(run);
     if (r == 0 && o->zstd_level)
         r = compress_pool_new(o->threads, o->zstd_level, &how.pool);
     if (r == 0)
-        r = write_shards(run, letters, &how, fault);
+        r = pack_write_shards(run, letters, &how, fault);
     compress_pool_free(how.pool);
     return r;
 }
 
 /* ---- what is selected ---- */
 
-static int report_name(void *ctx, const struct fault *what)
+static int pack_report_name(void *ctx, const struct fault *what)
 {
     struct run *run = ctx;
     const struct pack_options *o = run->options;
@@ -382,44 +362,41 @@ static int report_name(void *ctx, const struct fault *what)
     return o->strict ? -what->err : 0;
 }
 
-static int read_names(struct run *run, struct fault *fault)
+static int pack_read_names(struct run *run, struct fault *fault)
 {
     const struct pack_options *o = run->options;
-    char text[128];
     bool input = strcmp(o->files_from, "-") == 0;
+    const char *name = input ? "standard input" : o->files_from;
     auto_close int own = input ? -1 : open(o->files_from, O_RDONLY | O_CLOEXEC);
     int r = !input && own < 0 ? -errno : 0;
     auto_free char *root =
         o->sources[0][0] == '/' ? strdup(o->sources[0]) : realpath(o->sources[0], NULL);
     if (r == 0)
-        r = name_list_read(input ? STDIN_FILENO : own, o->files_from_nul, root, report_name,
-                           run, &run->names);
-    if (r < 0 && !run->result.problems)
-        fault_set(fault, r, input ? "standard input" : o->files_from, FAULT_NO_OFFSET,
-                  "the list of names can't be read: %s",
-                  r == -E2BIG ? "it is too long" : strerror_r(-r, text, sizeof(text)));
+        r = name_list_read(input ? STDIN_FILENO : own, o->files_from_nul, root,
+                           pack_report_name, run, &run->names);
+    if (r == -E2BIG)
+        fault_set(fault, r, name, FAULT_NO_OFFSET,
+                  "the list of names can't be read: it is too long");
+    else if (r < 0 && !run->result.problems)
+        fault_set(fault, r, name, FAULT_NO_OFFSET, "the list of names can't be read: %s",
+                  fault_errno(r));
     run->selection.names = run->names;
     return r;
 }
 
 /* Finds the folder where shards are written, so that they are not packed themselves. */
-static int find_output_folder(struct run *run)
+static int pack_find_output_folder(struct run *run)
 {
-    const char *slash = strrchr(run->options->output, '/');
-    auto_free char *folder =
-        slash ? strndup(run->options->output, (size_t)(slash - run->options->output) + 1)
-              : strdup(".");
+    auto_free char *folder = path_folder(run->options->output);
+    struct stat st;
     if (!folder)
         return -ENOMEM;
-    struct stat st;
-    if (stat(folder, &st) < 0)
-        return 0; /* the writer will report the error */
-    run->selection.output_dev = st.st_dev;
-    run->selection.output_ino = st.st_ino;
+    if (stat(folder, &st) == 0) /* else the writer will report the error */
+        run->selection.output_folder = file_id_of(&st);
     return 0;
 }
 
-static int prepare_shards(struct run *run, struct fault *fault)
+static int pack_prepare_shards(struct run *run, struct fault *fault)
 {
     const struct pack_options *o = run->options;
     struct selection *s = &run->selection;
@@ -438,35 +415,35 @@ static int prepare_shards(struct run *run, struct fault *fault)
         return r;
     s->outputs = &run->shard_names;
     uint64_t own = (o->shards + s->world - 1 - s->rank) / s->world;
-    if (own * 2 > most_files() / 2) {
+    if (own * 2 > pack_most_files() / 2) {
         fault_set(fault, -EMFILE, NULL, FAULT_NO_OFFSET,
                   "%llu shards at once take more open files than this process may have",
                   (unsigned long long)own);
         fault_advise(fault, "use fewer shards or more ranks, or raise ulimit -n");
         return -EMFILE;
     }
-    return find_output_folder(run);
+    return pack_find_output_folder(run);
 }
 
-static int select_files(struct run *run, struct fault *fault)
+static int pack_select_files(struct run *run, struct fault *fault)
 {
     const struct pack_options *o = run->options;
     run->selection.excludes = o->excludes;
     run->selection.exclude_count = o->exclude_count;
-    int r = prepare_shards(run, fault);
+    int r = pack_prepare_shards(run, fault);
     if (r == 0 && o->files_from)
-        r = o->source_count == 1 && !(o->inputs && o->inputs[0]) ? read_names(run, fault)
+        r = o->source_count == 1 && !(o->inputs && o->inputs[0]) ? pack_read_names(run, fault)
                                                                  : -EINVAL;
     return r;
 }
 
 /* Is there no shard for this rank? */
-static bool has_no_share(const struct pack_options *o)
+static bool pack_has_no_share(const struct pack_options *o)
 {
     return o->shards && o->rank >= o->shards;
 }
 
-static void close_run(struct run *run)
+static void pack_close_run(struct run *run)
 {
     for (size_t i = 0; run->sources && i < run->options->source_count; i++) {
         if (run->sources[i].fd >= 0)
@@ -489,13 +466,13 @@ int pack_run(const struct pack_options *options, struct fault *fault,
         return -ENOMEM;
     for (size_t i = 0; i < options->source_count; i++)
         run.sources[i].fd = -1;
-    int r = open_sources(options, run.sources, fault);
+    int r = pack_open_sources(options, run.sources, fault);
     if (r == 0)
-        r = select_files(&run, fault);
-    if (r == 0 && !has_no_share(options))
-        r = write_archive(&run, fault);
+        r = pack_select_files(&run, fault);
+    if (r == 0 && !pack_has_no_share(options))
+        r = pack_write_archive(&run, fault);
     if (r == 0)
         *ret_result = run.result;
-    close_run(&run);
+    pack_close_run(&run);
     return r;
 }

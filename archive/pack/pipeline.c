@@ -19,7 +19,7 @@
  * Memory: when too much is in flight, only the first in the list is taken, which the writer
  * needs; everything in flight before it will be written.
  */
-#include "pipeline_private.h"
+#include "pipeline.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -30,11 +30,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <xxhash.h>
-
+#include "checksum.h"
+#include "cleanup.h"
 #include "clock.h"
 #include "gather.h"
-#include "links.h"
+#include "map.h"
+#include "numbers.h"
+#include "thread.h"
 
 /* Limits on what is in flight: enough that no thread waits for one slow file. */
 #define FLIGHT_ITEMS_PER_THREAD 128u
@@ -54,9 +56,74 @@
 #define SAMPLES 16u
 #define SLOW_READ_NS UINT64_C(200000)
 
+#define THREAD_STACK_BYTES ((size_t)2 << 20)
+
+enum item_kind {
+    ITEM_MEMBER,
+    ITEM_PIECE,    /* of a large file */
+    CURSOR_FOLDER, /* names that were not taken yet */
+    CURSOR_STREAM, /* the rest of a large file */
+};
+
+struct item {
+    enum item_kind kind;
+    bool ready; /* can be written */
+    struct item *before, *after;
+    size_t flight_bytes;
+
+    struct folder
+        *folder; /* MEMBER: the folder it is in; CURSOR_FOLDER: the folder of the names */
+    struct folder *below; /* MEMBER: a directory's content, or NULL */
+    uint32_t shard;       /* the shard it goes to */
+    const struct input *input;
+    const struct folder_name *name;
+    int folder_fd; /* pinned; or -errno */
+    int source_fd;
+    struct gathered gathered;
+
+    struct stream *stream; /* PIECE, CURSOR_STREAM */
+    uint64_t offset;
+    size_t len;
+    bool last;
+    uint8_t *bytes;
+    struct fault *problem;
+};
+
+struct pipeline {
+    const struct pack_options *options;
+    const struct pipeline_sources *sources;
+    const struct selection *selection;
+    struct shard_set *shards;
+    struct folder_set *set;
+
+    pthread_mutex_t lock; /* for all below, and for folders and cursors */
+    pthread_cond_t wake;
+    unsigned waiting;
+    int error;
+    struct item *first, *last;
+    struct item *first_cursor;
+    unsigned flight_items;
+    size_t flight_bytes;
+    bool writing;
+    pthread_t threads[PACK_THREADS_MAX];
+    unsigned started;              /* threads, the caller's included */
+    unsigned most_threads;         /* upper limit, if reads turn out to be slow */
+    unsigned reads, samples, slow; /* for deciding on more threads */
+
+    /* Used only by the thread that writes. */
+    struct map *links; /* for each shard: files with several names, to the first's number */
+    VECTOR(char *) first_names;
+    struct pack_result *result;
+    struct fault *fault;
+    struct progress progress;
+    uint64_t read_bytes; /* of files' data */
+    uint64_t reported_offset;
+    unsigned silent; /* items since the last progress report */
+};
+
 /* ---- the list ---- */
 
-static struct item *new_item(enum kind kind)
+static struct item *pipeline_new_item(enum item_kind kind)
 {
     struct item *item = calloc(1, sizeof(*item));
     if (item) {
@@ -66,13 +133,13 @@ static struct item *new_item(enum kind kind)
     return item;
 }
 
-static bool is_cursor(const struct item *item)
+static bool pipeline_is_cursor(const struct item *item)
 {
     return item->kind == CURSOR_FOLDER || item->kind == CURSOR_STREAM;
 }
 
 /* Puts an item before another one (NULL: at the end). */
-static void insert_before(struct pipeline *p, struct item *item, struct item *place)
+static void pipeline_insert_before(struct pipeline *p, struct item *item, struct item *place)
 {
     item->after = place;
     item->before = place ? place->before : p->last;
@@ -80,44 +147,40 @@ static void insert_before(struct pipeline *p, struct item *item, struct item *pl
     *(place ? &place->before : &p->last) = item;
 }
 
-static void remove_item(struct pipeline *p, struct item *item)
+static void pipeline_remove_item(struct pipeline *p, struct item *item)
 {
     *(item->before ? &item->before->after : &p->first) = item->after;
     *(item->after ? &item->after->before : &p->last) = item->before;
 }
 
-static void insert_cursor(struct pipeline *p, struct item *cursor, struct item *place)
+/* The first cursor from an item on (may be NULL). */
+static struct item *pipeline_next_cursor(struct item *item)
 {
-    insert_before(p, cursor, place);
-    struct item *next = place;
-    while (next && !is_cursor(next))
-        next = next->after;
-    struct item *previous = next ? next->cursor_before : NULL;
-    if (!next) {
-        previous = p->first_cursor;
-        while (previous && previous->cursor_after)
-            previous = previous->cursor_after;
-    }
-    cursor->cursor_after = next;
-    cursor->cursor_before = previous;
-    *(previous ? &previous->cursor_after : &p->first_cursor) = cursor;
-    if (next)
-        next->cursor_before = cursor;
+    while (item && !pipeline_is_cursor(item))
+        item = item->after;
+    return item;
 }
 
-static void unref_stream(struct stream *stream)
+static void pipeline_insert_cursor(struct pipeline *p, struct item *cursor, struct item *place)
+{
+    if (pipeline_next_cursor(place) == p->first_cursor)
+        p->first_cursor = cursor;
+    pipeline_insert_before(p, cursor, place);
+}
+
+static void pipeline_unref_stream(struct stream *stream)
 {
     if (stream && --stream->refs == 0)
         stream_free(stream);
 }
 
 /* The lock is held, and the item is in no list. */
-static void free_item(struct pipeline *p, struct item *item)
+static void pipeline_free_item(struct pipeline *p, struct item *item)
 {
     folder_unref(p->set, item->folder);
     folder_unref(p->set, item->below);
     gather_free(&item->gathered);
-    unref_stream(item->stream);
+    pipeline_unref_stream(item->stream);
     if (item->source_fd >= 0)
         close(item->source_fd);
     free(item->bytes);
@@ -125,32 +188,23 @@ static void free_item(struct pipeline *p, struct item *item)
     free(item);
 }
 
-static void remove_cursor(struct pipeline *p, struct item *cursor)
+static int pipeline_add_folder_cursor(struct pipeline *p, struct folder *folder,
+                                      struct item *place)
 {
-    *(cursor->cursor_before ? &cursor->cursor_before->cursor_after : &p->first_cursor) =
-        cursor->cursor_after;
-    if (cursor->cursor_after)
-        cursor->cursor_after->cursor_before = cursor->cursor_before;
-    remove_item(p, cursor);
-    free_item(p, cursor);
-}
-
-static int add_folder_cursor(struct pipeline *p, struct folder *folder, struct item *place)
-{
-    struct item *cursor = new_item(CURSOR_FOLDER);
+    struct item *cursor = pipeline_new_item(CURSOR_FOLDER);
     if (!cursor)
         return -ENOMEM;
     folder_ref(folder);
     cursor->folder = folder;
-    insert_cursor(p, cursor, place);
+    pipeline_insert_cursor(p, cursor, place);
     return 0;
 }
 
 /* Takes the stream. */
-static int add_stream_cursor(struct pipeline *p, struct stream *stream, uint32_t shard,
-                             struct item *place)
+static int pipeline_add_stream_cursor(struct pipeline *p, struct stream *stream, uint32_t shard,
+                                      struct item *place)
 {
-    struct item *cursor = new_item(CURSOR_STREAM);
+    struct item *cursor = pipeline_new_item(CURSOR_STREAM);
     if (!cursor) {
         stream_free(stream);
         return -ENOMEM;
@@ -158,18 +212,18 @@ static int add_stream_cursor(struct pipeline *p, struct stream *stream, uint32_t
     stream->refs = 1;
     cursor->stream = stream;
     cursor->shard = shard;
-    insert_cursor(p, cursor, place);
+    pipeline_insert_cursor(p, cursor, place);
     return 0;
 }
 
 /* ---- taking work; the lock is held ---- */
 
-static int take_name(struct pipeline *p, struct item *cursor, struct item **ret_item)
+static int pipeline_take_name(struct pipeline *p, struct item *cursor, struct item **ret_item)
 {
     struct folder *folder = cursor->folder;
     if (folder->next == folder->listing.count)
         return 0;
-    struct item *item = new_item(ITEM_MEMBER);
+    struct item *item = pipeline_new_item(ITEM_MEMBER);
     if (!item)
         return -ENOMEM;
     size_t number = folder->next++;
@@ -178,9 +232,8 @@ static int take_name(struct pipeline *p, struct item *cursor, struct item **ret_
     folder_ref(folder);
     item->input = folder->input;
     if (folder == p->sources->root) {
-        item->source_fd = p->sources->fds[number];
-        item->input = p->sources->inputs[number];
-        p->sources->fds[number] = -1;
+        item->source_fd = steal_fd(&p->sources->at[number].fd);
+        item->input = p->sources->at[number].input;
     } else if (!folder->input) {
         int r = folder_pin(p->set, folder, &item->folder_fd);
         if (r < 0)
@@ -190,9 +243,9 @@ static int take_name(struct pipeline *p, struct item *cursor, struct item **ret_
     return 1;
 }
 
-static int take_piece(struct item *cursor, struct item **ret_item)
+static int pipeline_take_piece(struct item *cursor, struct item **ret_item)
 {
-    struct item *item = new_item(ITEM_PIECE);
+    struct item *item = pipeline_new_item(ITEM_PIECE);
     if (!item)
         return -ENOMEM;
     if (!stream_next(cursor->stream, &item->offset, &item->len, &item->last)) {
@@ -208,7 +261,7 @@ static int take_piece(struct item *cursor, struct item **ret_item)
 }
 
 /* Is less in flight than the limit, divided by `share`? */
-static bool has_room(const struct pipeline *p, unsigned share)
+static bool pipeline_has_room(const struct pipeline *p, unsigned share)
 {
     size_t most_bytes = FLIGHT_BYTES_MIN + p->started * FLIGHT_BYTES_PER_THREAD;
     return p->flight_items < p->started * FLIGHT_ITEMS_PER_THREAD / share &&
@@ -216,35 +269,43 @@ static bool has_room(const struct pipeline *p, unsigned share)
 }
 
 /* The next item to read, or NULL if there is none now. */
-static struct item *take(struct pipeline *p)
+static struct item *pipeline_take(struct pipeline *p)
 {
     while (p->first_cursor) {
         struct item *cursor = p->first_cursor, *item;
-        if (!has_room(p, 1) && cursor->before)
+        if (!pipeline_has_room(p, 1) && cursor->before)
             return NULL;
-        int r = cursor->kind == CURSOR_FOLDER ? take_name(p, cursor, &item)
-                                              : take_piece(cursor, &item);
-        if (r < 0)
+        int r = cursor->kind == CURSOR_FOLDER ? pipeline_take_name(p, cursor, &item)
+                                              : pipeline_take_piece(cursor, &item);
+        if (r < 0) {
             p->error = r;
-        if (r < 0)
             return NULL;
+        }
         if (r > 0) {
-            insert_before(p, item, cursor);
+            pipeline_insert_before(p, item, cursor);
             p->flight_items++;
             p->flight_bytes += item->flight_bytes;
             return item;
         }
-        remove_cursor(p, cursor);
+        p->first_cursor = pipeline_next_cursor(cursor->after);
+        pipeline_remove_item(p, cursor);
+        pipeline_free_item(p, cursor);
     }
     return NULL;
 }
 
 /* ---- reading; without the lock ---- */
 
-struct gather_from pipeline_place(const struct pipeline *p, const struct item *item,
-                                  int folder_fd)
+/* Length of the part of the member's path that names the source. */
+static size_t pipeline_root_len(const struct pipeline *p, const struct item *item)
 {
-    bool source = item->folder == p->sources->root;
+    return item->folder == p->sources->root ? strlen(item->name->name) : item->folder->root_len;
+}
+
+/* Where to gather the item's member from. */
+static struct gather_from pipeline_place_of(const struct pipeline *p, const struct item *item,
+                                            int folder_fd)
+{
     return (struct gather_from){
         .selection = p->selection,
         .input = item->input,
@@ -253,11 +314,11 @@ struct gather_from pipeline_place(const struct pipeline *p, const struct item *i
         .name = item->name->name,
         .type = item->name->type,
         .number = item->name->number,
-        .root_len = source ? strlen(item->name->name) : item->folder->root_len,
+        .root_len = pipeline_root_len(p, item),
     };
 }
 
-static int read_member(const struct pipeline *p, struct item *item)
+static int pipeline_read_member(const struct pipeline *p, struct item *item)
 {
     char *path;
     size_t len;
@@ -267,16 +328,15 @@ static int read_member(const struct pipeline *p, struct item *item)
     item->shard = selection_shard(p->selection, path, len);
     if (item->folder_fd < 0 && item->source_fd < 0 && !item->input)
         return gather_nothing(path, item->folder_fd, &item->gathered);
-    struct gather_from from = pipeline_place(p, item, item->folder_fd);
-    from.opened_fd = item->source_fd;
-    item->source_fd = -1;
+    struct gather_from from = pipeline_place_of(p, item, item->folder_fd);
+    from.opened_fd = steal_fd(&item->source_fd);
     return gather_member(&from, path, len, &item->gathered);
 }
 
-static int read_item(const struct pipeline *p, struct item *item)
+static int pipeline_read_item(const struct pipeline *p, struct item *item)
 {
     if (item->kind == ITEM_MEMBER)
-        return read_member(p, item);
+        return pipeline_read_member(p, item);
     item->bytes = malloc(item->len);
     if (!item->bytes)
         return -ENOMEM;
@@ -286,33 +346,28 @@ static int read_item(const struct pipeline *p, struct item *item)
 
 /* ---- what was read; the lock is held ---- */
 
-static int open_below(struct pipeline *p, struct item *item)
+static int pipeline_open_below(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
     struct folder *folder;
-    int fd = g->fd;
-    g->fd = -1;
     g->is_folder = false;
-    int r = folder_new(p->set, item->folder, item->name->name, strlen(item->name->name), fd,
-                       g->dev, g->ino, &g->listing, &folder);
+    int r = folder_new(p->set, item->folder, item->name->name, strlen(item->name->name),
+                       steal_fd(&g->fd), g->id, &g->listing, &folder);
     if (r < 0)
         return r;
     folder->input = item->input;
-    folder->root_len =
-        item->folder == p->sources->root ? strlen(item->name->name) : item->folder->root_len;
+    folder->root_len = pipeline_root_len(p, item);
     item->below = folder;
-    return add_folder_cursor(p, folder, item->after);
+    return pipeline_add_folder_cursor(p, folder, item->after);
 }
 
 /* The archive that is being written must not become a member of itself. */
-static int leave_out_output(struct gathered *g)
+static int pipeline_leave_out_output(struct gathered *g)
 {
     g->skip = true;
     g->again = false;
-    stream_free(g->stream);
-    g->stream = NULL;
-    free(g->problem);
-    g->problem = NULL;
+    stream_free(steal_ptr(&g->stream));
+    free(steal_ptr(&g->problem));
     g->note = calloc(1, sizeof(*g->note));
     if (!g->note)
         return -ENOMEM;
@@ -321,30 +376,28 @@ static int leave_out_output(struct gathered *g)
     return 0;
 }
 
-/* Queues what a member leads to. */
-int pipeline_follow_up(struct pipeline *p, struct item *item)
+/* Queues what a member leads to: a directory's names, the rest of a large file. */
+static int pipeline_queue_rest(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
     int r = 0;
     if (S_ISREG(g->member.mode) && !g->skip && !item->input &&
-        shard_set_is_output(p->shards, g->dev, g->ino))
-        r = leave_out_output(g);
+        shard_set_is_output(p->shards, g->id))
+        r = pipeline_leave_out_output(g);
     if (r == 0 && g->is_folder && !g->skip)
-        r = open_below(p, item);
-    if (r == 0 && g->stream && !g->skip) {
-        r = add_stream_cursor(p, g->stream, item->shard, item->after);
-        g->stream = NULL;
-    }
+        r = pipeline_open_below(p, item);
+    if (r == 0 && g->stream && !g->skip)
+        r = pipeline_add_stream_cursor(p, steal_ptr(&g->stream), item->shard, item->after);
     return r;
 }
 
-static void finish_reading(struct pipeline *p, struct item *item, int r)
+static void pipeline_finish_reading(struct pipeline *p, struct item *item, int r)
 {
     if (item->kind == ITEM_MEMBER) {
         if (item->folder_fd >= 0)
             folder_unpin(p->set, item->folder);
         if (r == 0)
-            r = pipeline_follow_up(p, item);
+            r = pipeline_queue_rest(p, item);
         if (item->gathered.data)
             item->flight_bytes = (size_t)item->gathered.member.size_bytes;
         p->flight_bytes += item->flight_bytes;
@@ -354,47 +407,225 @@ static void finish_reading(struct pipeline *p, struct item *item, int r)
     item->ready = true;
 }
 
+/*
+ * ---- writing the front of the list ----
+ *
+ * One thread at a time does this, without the lock: settles links, reports problems, compares
+ * sums, shows progress. So all of it happens in the order of the archive, whichever thread
+ * read an item.
+ */
+
+static int pipeline_report(struct pipeline *p, enum pack_report kind, const struct fault *what)
+{
+    const struct pack_options *o = p->options;
+    if (!what)
+        return 0;
+    if (kind == PACK_PROBLEM && o->strict) {
+        if (p->fault && !p->fault->err)
+            *p->fault = *what;
+        return -what->err;
+    }
+    if (kind == PACK_PROBLEM)
+        p->result->problems++;
+    if (o->report)
+        o->report(o->ctx, kind, what);
+    return 0;
+}
+
+static int pipeline_report_gathered(struct pipeline *p, const struct gathered *g)
+{
+    if (g->note && S_ISSOCK(g->member.mode))
+        p->result->sockets++;
+    int r = pipeline_report(p, PACK_NOTE, g->note);
+    return r < 0 ? r : pipeline_report(p, PACK_PROBLEM, g->problem);
+}
+
+/* Another name of a file that is in the archive: becomes a hard link, whatever was read. */
+static int pipeline_make_link(struct gathered *g, const char *first)
+{
+    pax_buffer_free(&g->header);
+    g->member.hardlink = true;
+    g->member.link = first;
+    g->member.link_len = strlen(first);
+    g->member.sparse = false;
+    return pax_encode(&g->member, &g->header);
+}
+
+/* Later names of the file, in the same shard, will be links to this one. */
+static int pipeline_keep_first(struct pipeline *p, struct map *links, const struct gathered *g)
+{
+    char *path = strdup(g->path);
+    int r = path ? vector_push(&p->first_names, path) : -ENOMEM;
+    if (r < 0) {
+        free(path);
+        return r;
+    }
+    r = map_put(links, (struct map_key){g->id.dev, g->id.ino}, p->first_names.count - 1);
+    return r == -EEXIST ? 0 : r;
+}
+
+/* The first name of a file with several names: its data is read now. */
+static int pipeline_read_first(struct pipeline *p, struct item *item)
+{
+    struct gathered *g = &item->gathered;
+    int fd = -1, r = 0;
+    pthread_mutex_lock(&p->lock);
+    if (!item->input)
+        r = folder_pin(p->set, item->folder, &fd);
+    pthread_mutex_unlock(&p->lock);
+    if (r < 0) {
+        char *path = steal_ptr(&g->path);
+        gather_free(g);
+        return gather_nothing(path, r, g);
+    }
+    struct gather_from from = pipeline_place_of(p, item, fd);
+    r = gather_data(&from, g);
+
+    pthread_mutex_lock(&p->lock);
+    if (!item->input)
+        folder_unpin(p->set, item->folder);
+    if (r == 0)
+        r = pipeline_queue_rest(p, item);
+    pthread_mutex_unlock(&p->lock);
+    return r;
+}
+
+/*
+ * A file with several names: the first in a shard has the data, the others are links. Names in
+ * different shards become separate files, because two processes would have to consult each
+ * other to link them.
+ */
+static int pipeline_settle_links(struct pipeline *p, struct item *item, bool *ret_is_link)
+{
+    struct gathered *g = &item->gathered;
+    struct map *links = &p->links[item->shard];
+    uint64_t first;
+    if (g->skip || g->nlink <= 1 || S_ISDIR(g->member.mode))
+        return 0;
+    if (map_get(links, (struct map_key){g->id.dev, g->id.ino}, &first) == 0) {
+        *ret_is_link = true;
+        return pipeline_make_link(g, p->first_names.at[first]);
+    }
+    int r = g->again ? pipeline_read_first(p, item) : 0;
+    return r == 0 && !g->skip ? pipeline_keep_first(p, links, g) : r;
+}
+
+static int pipeline_write_member(struct pipeline *p, struct item *item)
+{
+    struct gathered *g = &item->gathered;
+    bool is_link = false;
+    int r = pipeline_settle_links(p, item, &is_link);
+    if (r == 0)
+        r = pipeline_report_gathered(p, g);
+    if (r < 0 || g->skip)
+        return r;
+    if (S_ISDIR(g->member.mode))
+        return shard_set_add_folder(p->shards, item->folder, item->below, g, p->fault);
+    r = shard_set_add(p->shards, item->shard, item->folder, &g->member, &g->header,
+                      g->data ? &g->sum : NULL, p->fault);
+    if (r == 0 && g->data && !is_link) {
+        p->read_bytes += g->member.size_bytes;
+        r = shard_set_data(p->shards, item->shard, steal_ptr(&g->data),
+                           (size_t)g->member.size_bytes, p->fault);
+    }
+    return r;
+}
+
+/* Pieces come here in order, so their sum is complete at the last one. */
+static int pipeline_check_sum(struct pipeline *p, const struct item *item)
+{
+    struct stream *s = item->stream;
+    if (!s->checksum)
+        return 0;
+    checksum_add(s->checksum, item->bytes, item->len);
+    if (!item->last || s->reported || checksum_value(s->checksum) == s->sum)
+        return 0;
+    struct fault fault = {0};
+    gather_sum_fault(s->path, &fault);
+    return pipeline_report(p, PACK_PROBLEM, &fault);
+}
+
+static int pipeline_write_piece(struct pipeline *p, struct item *item)
+{
+    int r = 0;
+    if (!item->stream->reported) /* a file that shrank by a terabyte is one problem */
+        r = pipeline_report(p, PACK_PROBLEM, item->problem);
+    if (item->problem)
+        item->stream->reported = true;
+    if (r == 0)
+        r = pipeline_check_sum(p, item);
+    if (r < 0)
+        return r;
+    p->read_bytes += item->len;
+    return shard_set_data(p->shards, item->shard, steal_ptr(&item->bytes), item->len, p->fault);
+}
+
+/* Reports progress: in bytes of the input if its size is known, else of the output. */
+static void pipeline_report_progress(struct pipeline *p, const struct item *item)
+{
+    const struct pack_options *o = p->options;
+    uint64_t offset = p->sources->total_bytes ? p->read_bytes : shard_set_offset(p->shards);
+    if (item->kind == ITEM_MEMBER)
+        atomic_fetch_add_explicit(&p->progress.members, 1, memory_order_relaxed);
+    if (!o->progress || (offset - p->reported_offset < (1u << 20) && ++p->silent < 4096))
+        return;
+    p->silent = 0;
+    p->reported_offset = offset;
+    atomic_store_explicit(&p->progress.bytes_done, offset, memory_order_relaxed);
+    o->progress(o->ctx, "packing", &p->progress);
+}
+
+static int pipeline_write_item(struct pipeline *p, struct item *item)
+{
+    int r = item->kind == ITEM_MEMBER ? pipeline_write_member(p, item)
+                                      : pipeline_write_piece(p, item);
+    if (r == 0)
+        pipeline_report_progress(p, item);
+    return r;
+}
+
 /* ---- threads ---- */
 
-static bool stopped(const struct pipeline *p)
+static bool pipeline_stopped(const struct pipeline *p)
 {
     const _Atomic int *stop = p->options->stop;
     return stop && atomic_load_explicit(stop, memory_order_relaxed);
 }
 
-static bool may_write(const struct pipeline *p)
+static bool pipeline_may_write(const struct pipeline *p)
 {
     return !p->error && !p->writing && p->first && p->first->ready;
 }
 
 /* Writes the ready items at the front of the list. The lock is held, but released meanwhile. */
-static void drain(struct pipeline *p)
+static void pipeline_drain(struct pipeline *p)
 {
     bool wrote = false;
-    while (may_write(p)) {
+    while (pipeline_may_write(p)) {
         struct item *item = p->first;
         p->writing = wrote = true;
         pthread_mutex_unlock(&p->lock);
-        int r = pipeline_write(p, item);
+        int r = pipeline_write_item(p, item);
         pthread_mutex_lock(&p->lock);
         p->writing = false;
         p->flight_items--;
         p->flight_bytes -= item->flight_bytes;
-        remove_item(p, item);
-        free_item(p, item);
+        pipeline_remove_item(p, item);
+        pipeline_free_item(p, item);
         if (r < 0)
             p->error = r;
     }
-    if (wrote && p->waiting && (has_room(p, 2) || p->error || !p->first || is_cursor(p->first)))
+    if (wrote && p->waiting &&
+        (pipeline_has_room(p, 2) || p->error || !p->first || pipeline_is_cursor(p->first)))
         pthread_cond_broadcast(&p->wake);
 }
 
-static void *run_thread(void *arg);
+static void *pipeline_run_thread(void *arg);
 
-static void start_threads(struct pipeline *p, unsigned count)
+static void pipeline_start_threads(struct pipeline *p, unsigned count)
 {
-    while (p->started < count &&
-           pthread_create(&p->threads[p->started], NULL, run_thread, p) == 0)
+    while (p->started < count && thread_start(&p->threads[p->started], THREAD_STACK_BYTES,
+                                              pipeline_run_thread, p) == 0)
         p->started++;
 }
 
@@ -404,7 +635,7 @@ struct moment {
     long sleeps;
 };
 
-static struct moment now(void)
+static struct moment moment_now(void)
 {
     struct rusage usage;
     getrusage(RUSAGE_THREAD, &usage);
@@ -414,52 +645,53 @@ static struct moment now(void)
 /*
  * Counts one more read, from `start` to `end`, and decides on more threads. The lock is held.
  */
-static void judge_read(struct pipeline *p, const struct moment *start, const struct moment *end)
+static void pipeline_judge_read(struct pipeline *p, const struct moment *start,
+                                const struct moment *end)
 {
     p->slow += end->sleeps != start->sleeps && end->ns - start->ns >= SLOW_READ_NS;
     if (++p->samples < SAMPLES)
         return;
     if (p->slow > SAMPLES / 2 && !p->error)
-        start_threads(p, p->started * 2 < p->most_threads ? p->started * 2 : p->most_threads);
+        pipeline_start_threads(p, min_u32(p->started * 2, p->most_threads));
     p->samples = p->slow = 0;
 }
 
 /* Takes, reads and hands on one item. The lock is held, but released while reading. */
-static bool work(struct pipeline *p)
+static bool pipeline_work(struct pipeline *p)
 {
-    struct item *item = take(p);
+    struct item *item = pipeline_take(p);
     if (!item)
         return false;
     bool judged = p->started < p->most_threads && p->reads++ % READS_A_SAMPLE == 0;
     pthread_mutex_unlock(&p->lock);
     struct moment start = {0}, end = {0};
     if (judged)
-        start = now();
-    int r = read_item(p, item);
+        start = moment_now();
+    int r = pipeline_read_item(p, item);
     if (judged)
-        end = now();
+        end = moment_now();
     pthread_mutex_lock(&p->lock);
     if (judged)
-        judge_read(p, &start, &end);
+        pipeline_judge_read(p, &start, &end);
     const struct item *cursor = p->first_cursor;
-    finish_reading(p, item, r);
-    bool more = p->first_cursor != cursor || (item->after && is_cursor(item->after));
+    pipeline_finish_reading(p, item, r);
+    bool more = p->first_cursor != cursor || (item->after && pipeline_is_cursor(item->after));
     if (p->waiting && (p->error || more))
         pthread_cond_broadcast(&p->wake);
     return true;
 }
 
-static void *run_thread(void *arg)
+static void *pipeline_run_thread(void *arg)
 {
     struct pipeline *p = arg;
     pthread_mutex_lock(&p->lock);
     while (!p->error) {
-        if (stopped(p)) {
+        if (pipeline_stopped(p)) {
             p->error = -EINTR;
             break;
         }
-        drain(p);
-        if (p->error || work(p) || may_write(p))
+        pipeline_drain(p);
+        if (p->error || pipeline_work(p) || pipeline_may_write(p))
             continue;
         if (!p->first)
             break;
@@ -475,25 +707,32 @@ static void *run_thread(void *arg)
 /*
  * When the caller's own thread has finished, no item is left that could start another thread.
  */
-static void run_threads(struct pipeline *p, unsigned first)
+static void pipeline_run_threads(struct pipeline *p, unsigned first)
 {
     pthread_mutex_lock(&p->lock);
     p->started = 1;
-    start_threads(p, first);
+    pipeline_start_threads(p, first);
     pthread_mutex_unlock(&p->lock);
-    run_thread(p);
+    pipeline_run_thread(p);
     for (unsigned i = 1; i < p->started; i++)
         pthread_join(p->threads[i], NULL);
 }
 
-static void free_list(struct pipeline *p)
+static void pipeline_free(struct pipeline *p, uint32_t shards)
 {
     while (p->first) {
         struct item *item = p->first;
-        remove_item(p, item);
-        free_item(p, item);
+        pipeline_remove_item(p, item);
+        pipeline_free_item(p, item);
     }
-    p->first_cursor = NULL;
+    for (uint32_t i = 0; i < shards; i++)
+        map_free(&p->links[i]);
+    free(p->links);
+    for (size_t i = 0; i < p->first_names.count; i++)
+        free(p->first_names.at[i]);
+    vector_free(&p->first_names);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
 }
 
 int pipeline_run(const struct pack_options *options, const struct pipeline_sources *sources,
@@ -507,7 +746,7 @@ int pipeline_run(const struct pack_options *options, const struct pipeline_sourc
                          .selection = selection,
                          .shards = shards,
                          .set = set,
-                         .links = calloc(count, sizeof(struct links)),
+                         .links = calloc(count, sizeof(struct map)),
                          .result = result,
                          .fault = fault};
     if (!p.links)
@@ -516,16 +755,11 @@ int pipeline_run(const struct pack_options *options, const struct pipeline_sourc
     pthread_cond_init(&p.wake, NULL);
     atomic_store(&p.progress.bytes_total, sources->total_bytes);
     atomic_store(&p.progress.members_total, sources->total_members);
-    p.error = add_folder_cursor(&p, sources->root, NULL);
+    p.error = pipeline_add_folder_cursor(&p, sources->root, NULL);
     unsigned first = options->threads ? options->threads : THREADS_FIRST;
     unsigned last = options->threads ? options->threads : THREADS_LAST;
-    p.most_threads = last < max_threads ? last : max_threads;
-    run_threads(&p, first < max_threads ? first : max_threads);
-    free_list(&p);
-    for (uint32_t i = 0; i < count; i++)
-        links_free(&p.links[i]);
-    free(p.links);
-    pthread_cond_destroy(&p.wake);
-    pthread_mutex_destroy(&p.lock);
+    p.most_threads = min_u32(last, max_threads);
+    pipeline_run_threads(&p, min_u32(first, max_threads));
+    pipeline_free(&p, count);
     return p.error;
 }

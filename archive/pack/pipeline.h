@@ -12,12 +12,18 @@
 #include "selection.h"
 #include "shard_set.h"
 
+struct pack_source {
+    char *name; /* in the archive; "" for the only source */
+    const char *path;
+    int fd; /* its directory, which the pipeline takes; -1: `input` is the source */
+    const struct input *input;
+};
+
 struct pipeline_sources {
-    struct folder *root;         /* has no descriptor; its names are the sources */
-    int *fds;                    /* each source's directory, taken; -1: an archive */
-    const struct input **inputs; /* each source's archive, or NULL */
-    uint64_t total_bytes;        /* of files' data, if known; else 0 */
-    uint64_t total_members;      /* number of members, if known; else 0 */
+    struct folder *root;    /* has no descriptor; its names are those of the sources */
+    struct pack_source *at; /* in the same order */
+    uint64_t total_bytes;   /* of files' data, if known; else 0 */
+    uint64_t total_members; /* number of members, if known; else 0 */
 };
 
 /*

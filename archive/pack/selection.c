@@ -15,10 +15,11 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "path.h"
 
 /* ---- patterns ---- */
 
-static bool matches(const char *pattern, const char *path, bool is_folder)
+static bool selection_matches(const char *pattern, const char *path, bool is_folder)
 {
     size_t len = strlen(pattern);
     bool folders_only = len > 1 && pattern[len - 1] == '/';
@@ -26,17 +27,15 @@ static bool matches(const char *pattern, const char *path, bool is_folder)
         return false;
     auto_free char *cut = folders_only ? strndup(pattern, len - 1) : NULL;
     const char *p = cut ? cut : pattern;
-    if (!strchr(p, '/')) {
-        const char *slash = strrchr(path, '/');
-        path = slash ? slash + 1 : path;
-    }
+    if (!strchr(p, '/'))
+        path = path_base(path);
     return fnmatch(*p == '/' ? p + 1 : p, path, 0) == 0;
 }
 
 bool selection_excludes(const struct selection *s, const char *path, bool is_folder)
 {
     for (size_t i = 0; i < s->exclude_count; i++)
-        if (matches(s->excludes[i], path, is_folder))
+        if (selection_matches(s->excludes[i], path, is_folder))
             return true;
     return false;
 }
@@ -55,46 +54,30 @@ bool selection_has(const struct selection *s, uint32_t shard)
 
 /* ---- listings ---- */
 
-/* A path that grows by one name after another. */
-struct path {
-    char *text;
+/* A path whose last component is replaced by one name after another. */
+struct selection_path {
+    VECTOR(char) text;
     size_t folder_len; /* with its slash */
-    size_t len, capacity;
 };
 
-static int set_name(struct path *p, const char *name)
+static int selection_set_name(struct selection_path *p, const char *name)
 {
-    size_t len = strlen(name);
-    if (p->folder_len + len + 1 > p->capacity) {
-        size_t capacity = (p->folder_len + len + 1) * 2;
-        char *text = realloc(p->text, capacity);
-        if (!text)
-            return -ENOMEM;
-        p->text = text;
-        p->capacity = capacity;
-    }
-    memcpy(p->text + p->folder_len, name, len + 1);
-    p->len = p->folder_len + len;
-    return 0;
+    p->text.count = p->folder_len;
+    return vector_append(&p->text, name, strlen(name) + 1);
 }
 
-static int start_path(struct path *p, const char *folder, size_t len)
+static int selection_start_path(struct selection_path *p, const char *folder, size_t len)
 {
-    *p = (struct path){.text = malloc(len + 256), .capacity = len + 256};
-    if (!p->text)
-        return -ENOMEM;
-    memcpy(p->text, folder, len);
-    if (len)
-        p->text[len++] = '/';
-    p->folder_len = len;
-    return 0;
+    *p = (struct selection_path){.folder_len = len + (len != 0)};
+    return vector_append(&p->text, folder, len) < 0 || vector_push(&p->text, '/') < 0 ? -ENOMEM
+                                                                                      : 0;
 }
 
 /*
  * Finds out whether the entry is a directory, if a decision depends on it. For listed names it
  * does not: a directory without listed names below it goes to the shard of its own name.
  */
-static void find_type(const struct selection *s, int folder_fd, struct folder_name *n)
+static void selection_find_type(const struct selection *s, int folder_fd, struct folder_name *n)
 {
     struct stat st;
     bool matters = s->exclude_count || (s->world > 1 && n->number == FOLDER_NAME_ALL);
@@ -103,28 +86,30 @@ static void find_type(const struct selection *s, int folder_fd, struct folder_na
         n->type = (unsigned char)IFTODT(st.st_mode);
 }
 
-static bool is_wanted(const struct selection *s, const struct path *p, size_t root_len,
-                      const struct folder_name *n)
+static bool selection_wants(const struct selection *s, const struct selection_path *p,
+                            size_t root_len, const struct folder_name *n)
 {
-    const char *in_source = p->text + root_len + (root_len != 0);
+    const char *in_source = p->text.at + root_len + (root_len != 0);
     if (selection_excludes(s, in_source, n->type == DT_DIR))
         return false;
-    return n->type == DT_DIR || selection_has(s, selection_shard(s, p->text, p->len));
+    return n->type == DT_DIR ||
+           selection_has(s, selection_shard(s, p->text.at, p->text.count - 1));
 }
 
-static bool is_output_folder(const struct selection *s, const struct selection_folder *f)
+static bool selection_is_output_folder(const struct selection *s,
+                                       const struct selection_folder *f)
 {
-    return s->outputs && f->ino == s->output_ino && f->dev == s->output_dev;
+    return s->outputs && file_id_equal(f->id, s->output_folder);
 }
 
 int selection_apply(const struct selection *s, const struct selection_folder *f,
                     struct listing *listing)
 {
-    struct path p;
-    bool has_outputs = is_output_folder(s, f);
+    struct selection_path p;
+    bool has_outputs = selection_is_output_folder(s, f);
     if (!s->exclude_count && s->world <= 1 && !has_outputs)
         return 0;
-    int r = start_path(&p, f->path, f->path_len), outputs = 0;
+    int r = selection_start_path(&p, f->path, f->path_len), outputs = 0;
     size_t kept = 0;
     for (size_t i = 0; r == 0 && i < listing->count; i++) {
         struct folder_name *n = &listing->names[i];
@@ -132,14 +117,14 @@ int selection_apply(const struct selection *s, const struct selection_folder *f,
             outputs++;
             continue;
         }
-        r = set_name(&p, n->name);
+        r = selection_set_name(&p, n->name);
         if (r < 0)
             break;
-        find_type(s, f->fd, n);
-        if (is_wanted(s, &p, f->root_len, n))
+        selection_find_type(s, f->fd, n);
+        if (selection_wants(s, &p, f->root_len, n))
             listing->names[kept++] = *n;
     }
-    free(p.text);
+    vector_free(&p.text);
     if (r < 0)
         return r;
     listing->count = kept;

@@ -24,7 +24,7 @@ struct selection {
     uint32_t rank, world;
 
     /* The folder where shards are written, and their names in it. NULL: no shards. */
-    uint64_t output_dev, output_ino;
+    struct file_id output_folder;
     const struct shard_names *outputs;
 };
 
@@ -51,7 +51,7 @@ struct selection_folder {
     size_t path_len;
     size_t root_len;   /* length of the part of the path that names the source */
     int fd;            /* for entries of unknown type, if that matters; -1: none */
-    uint64_t dev, ino; /* 0: it has none */
+    struct file_id id; /* all zero: it has none */
 };
 
 /*

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "path.h"
 #include "shard_exchange.h"
 
 struct shard {
@@ -42,23 +43,21 @@ struct kept_folder {
 /* ---- all together ---- */
 
 /* With several shards the fault must name the shard. */
-static int name_fault(const struct shard_set *s, uint32_t i, int err, struct fault *fault)
+static int shard_set_name_fault(const struct shard_set *s, uint32_t i, int err,
+                                struct fault *fault)
 {
-    if (s->count > 1 && fault && !fault->member[0]) {
-        char text[128];
-        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "%s",
-                  strerror_r(-err, text, sizeof(text)));
-        strncpy(fault->member, s->shard[i].path, sizeof(fault->member) - 1);
-    }
+    if (err >= 0 || s->count == 1 || !fault || fault->member[0])
+        return err;
+    fault_set(fault, err, NULL, FAULT_NO_OFFSET, "%s", fault_errno(err));
+    strncpy(fault->member, s->shard[i].path, sizeof(fault->member) - 1);
     return err;
 }
 
 /* A waiting shard must be able to take this name by a rename. */
-static int check_path(const char *path, struct fault *fault)
+static int shard_set_check_path(const char *path, struct fault *fault)
 {
-    const char *slash = strrchr(path, '/');
     struct stat st;
-    if (strlen(slash ? slash + 1 : path) > NAME_MAX - PARTIAL_EXTRA_LEN)
+    if (strlen(path_base(path)) > NAME_MAX - PARTIAL_EXTRA_LEN)
         return fault_set(fault, -ENAMETOOLONG, NULL, FAULT_NO_OFFSET, "name is too long");
     if (lstat(path, &st) < 0 || !S_ISLNK(st.st_mode))
         return 0;
@@ -67,8 +66,8 @@ static int check_path(const char *path, struct fault *fault)
     return -EEXIST;
 }
 
-static int open_shard(struct shard_set *s, uint32_t i, const char *output,
-                      const struct writer_options *options, struct fault *fault)
+static int shard_set_open_one(struct shard_set *s, uint32_t i, const char *output,
+                              const struct writer_options *options, struct fault *fault)
 {
     int r = 0;
     if (s->selection->outputs)
@@ -77,10 +76,10 @@ static int open_shard(struct shard_set *s, uint32_t i, const char *output,
         r = -ENOMEM;
     if (r < 0)
         return r;
-    r = s->selection->outputs ? check_path(s->shard[i].path, fault) : 0;
+    r = s->selection->outputs ? shard_set_check_path(s->shard[i].path, fault) : 0;
     if (r == 0)
         r = writer_open(s->shard[i].path, options, fault, &s->shard[i].writer);
-    return r < 0 ? name_fault(s, i, r, fault) : 0;
+    return shard_set_name_fault(s, i, r, fault);
 }
 
 int shard_set_open(const char *output, const char *letters, const struct selection *selection,
@@ -99,19 +98,12 @@ int shard_set_open(const char *output, const char *letters, const struct selecti
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < count; i++)
         if (selection_has(selection, i))
-            r = open_shard(s, i, output, options, fault);
+            r = shard_set_open_one(s, i, output, options, fault);
     if (r < 0)
         shard_set_discard(s);
     else
         *ret_shards = s;
     return r;
-}
-
-static void shard_set_free(struct shard_set *s)
-{
-    for (uint32_t i = 0; i < s->count; i++)
-        free(s->shard[i].path);
-    free(s);
 }
 
 void shard_set_discard(struct shard_set *s)
@@ -121,14 +113,15 @@ void shard_set_discard(struct shard_set *s)
     for (uint32_t i = 0; i < s->count; i++) {
         writer_discard(s->shard[i].writer);
         output_discard(s->shard[i].output);
+        free(s->shard[i].path);
     }
-    shard_set_free(s);
+    free(s);
 }
 
-bool shard_set_is_output(const struct shard_set *s, uint64_t dev, uint64_t ino)
+bool shard_set_is_output(const struct shard_set *s, struct file_id id)
 {
     for (uint32_t i = 0; i < s->count; i++)
-        if (s->shard[i].writer && writer_is_output(s->shard[i].writer, dev, ino))
+        if (s->shard[i].writer && writer_is_output(s->shard[i].writer, id))
             return true;
     return false;
 }
@@ -138,32 +131,26 @@ uint64_t shard_set_offset(const struct shard_set *s)
     return s->offset;
 }
 
-static void add_totals(struct writer_totals *sum, const struct writer_totals *t)
+static void shard_set_add_totals(struct writer_totals *sum, const struct writer_totals *t)
 {
-    uint64_t members = sum->members + t->members, files = sum->files + t->files;
-    uint64_t directories = sum->directories + t->directories;
-    uint64_t hardlinks = sum->hardlinks + t->hardlinks;
-    uint64_t data_bytes = sum->data_bytes + t->data_bytes;
-    uint64_t index_bytes = sum->index_bytes + t->index_bytes;
-    uint64_t file_bytes = sum->file_bytes + t->file_bytes;
-    *sum = *t;
-    sum->members = members;
-    sum->files = files;
-    sum->directories = directories;
-    sum->hardlinks = hardlinks;
-    sum->data_bytes = data_bytes;
-    sum->index_bytes = index_bytes;
-    sum->file_bytes = file_bytes;
+    sum->members += t->members;
+    sum->files += t->files;
+    sum->directories += t->directories;
+    sum->hardlinks += t->hardlinks;
+    sum->data_bytes += t->data_bytes;
+    sum->index_bytes += t->index_bytes;
+    sum->file_bytes += t->file_bytes;
+    memcpy(sum->identifier, t->identifier, sizeof(sum->identifier));
 }
 
-static bool is_stopped(const _Atomic int *stop)
+static bool shard_set_is_stopped(const _Atomic int *stop)
 {
     return stop && atomic_load(stop);
 }
 
 /* Completes the archives. From here on shards wait for each other. */
-static int finish_shards(struct shard_set *s, const _Atomic int *stop, struct fault *fault,
-                         struct writer_totals *sum)
+static int shard_set_finish(struct shard_set *s, const _Atomic int *stop, struct fault *fault,
+                            struct writer_totals *sum)
 {
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < s->count; i++) {
@@ -171,50 +158,47 @@ static int finish_shards(struct shard_set *s, const _Atomic int *stop, struct fa
         struct writer_totals totals;
         if (!shard->writer)
             continue;
-        if (is_stopped(stop))
+        if (shard_set_is_stopped(stop))
             return -EINTR;
         r = writer_finish(steal_ptr(&shard->writer), fault, &totals, &shard->output);
         if (r == 0 && s->selection->outputs)
             r = output_ready(shard->output, s->letters, s->sync, fault);
         if (r < 0)
-            name_fault(s, i, r, fault);
+            shard_set_name_fault(s, i, r, fault);
         else
-            add_totals(sum, &totals);
+            shard_set_add_totals(sum, &totals);
     }
     return r;
 }
 
-/* Lets go of the archives, which stay on the disk under their present names. */
-static void release_shards(struct shard_set *s)
+/* Ends the work on complete shards. With `keep` they stay under their present names. */
+static void shard_set_end(struct shard_set *s, bool keep)
 {
     for (uint32_t i = 0; i < s->count; i++) {
-        if (s->shard[i].output)
-            output_release(s->shard[i].output);
-        s->shard[i].output = NULL;
+        struct output *output = steal_ptr(&s->shard[i].output);
+        if (keep && output)
+            output_release(output);
+        else
+            output_discard(output);
     }
 }
 
-static int exchange(struct shard_set *s, const _Atomic int *stop, struct fault *fault)
+static int shard_set_exchange(struct shard_set *s, const _Atomic int *stop, struct fault *fault)
 {
     struct shard_exchange x;
     bool alone = s->selection->world <= 1;
     int r = shard_exchange_begin(s->selection->outputs, stop, fault, &x);
     if (r < 0) {
-        if (!alone) /* without the lock ready shards stay: others may count on them */
-            release_shards(s);
+        shard_set_end(s, !alone); /* without the lock: others may count on ready shards */
         return r;
     }
-    r = is_stopped(stop) ? -EINTR
-                         : shard_exchange_run(&x, s->letters, s->overwrite, s->sync, fault);
+    r = shard_set_is_stopped(stop)
+            ? -EINTR
+            : shard_exchange_run(&x, s->letters, s->overwrite, s->sync, fault);
     if (r == 0 && alone)
         r = fault_set(fault, -EBUSY, NULL, FAULT_NO_OFFSET,
                       "somebody else removed or replaced what was ready of it");
-    if (r >= 0 || x.committed)
-        release_shards(s);
-    for (uint32_t i = 0; i < s->count; i++) { /* while the set is locked */
-        output_discard(s->shard[i].output);
-        s->shard[i].output = NULL;
-    }
+    shard_set_end(s, r >= 0 || x.committed); /* while the set is locked */
     shard_exchange_end(&x);
     return r;
 }
@@ -223,9 +207,9 @@ int shard_set_close(struct shard_set *s, const _Atomic int *stop, struct fault *
                     struct writer_totals *ret_totals)
 {
     struct writer_totals sum = {0};
-    int r = finish_shards(s, stop, fault, &sum);
+    int r = shard_set_finish(s, stop, fault, &sum);
     if (r == 0 && s->selection->outputs) {
-        r = exchange(s, stop, fault);
+        r = shard_set_exchange(s, stop, fault);
     } else if (r == 0) {
         r = output_commit(steal_ptr(&s->shard[0].output), s->sync, fault);
         r = r < 0 ? r : 1;
@@ -238,47 +222,46 @@ int shard_set_close(struct shard_set *s, const _Atomic int *stop, struct fault *
 
 /* ---- members ---- */
 
-static int add(struct shard_set *s, uint32_t shard, const struct pax_member *member,
-               struct pax_buffer *header, const uint64_t *sum, struct fault *fault)
+static int shard_set_put(struct shard_set *s, uint32_t shard, const struct pax_member *member,
+                         struct pax_buffer *header, const uint64_t *sum, struct fault *fault)
 {
     struct writer *w = s->shard[shard].writer;
-    uint64_t before = writer_offset(w);
+    s->offset -= writer_offset(w);
     int r = writer_add(w, member, header, sum, fault);
-    s->offset += writer_offset(w) - before;
-    return r < 0 ? name_fault(s, shard, r, fault) : 0;
+    s->offset += writer_offset(w);
+    return shard_set_name_fault(s, shard, r, fault);
 }
 
-static int add_kept(struct shard_set *s, uint32_t shard, struct kept_folder *kept,
-                    struct fault *fault)
+static int shard_set_put_kept(struct shard_set *s, uint32_t shard, struct kept_folder *kept,
+                              struct fault *fault)
 {
     struct pax_buffer *header = &kept->gathered.header;
-    struct pax_buffer copy = {malloc(header->len), header->len, header->len};
-    if (!copy.bytes)
-        return -ENOMEM;
-    memcpy(copy.bytes, header->bytes, header->len);
-    int r = add(s, shard, &kept->gathered.member, &copy, NULL, fault);
+    struct pax_buffer copy = {0};
+    int r = pax_buffer_append(&copy, header->bytes, header->len);
+    if (r == 0)
+        r = shard_set_put(s, shard, &kept->gathered.member, &copy, NULL, fault);
     pax_buffer_free(&copy);
     if (r == 0)
         kept->written[shard / 8] |= (uint8_t)(1u << shard % 8);
     return r;
 }
 
-static bool is_missing(const struct folder *f, uint32_t shard)
+static bool shard_set_misses(const struct folder *f, uint32_t shard)
 {
     const struct kept_folder *kept = f ? f->kept : NULL;
     return kept && !(kept->written[shard / 8] >> shard % 8 & 1);
 }
 
 /* Adds the directories that lead to the folder's members, unless the shard has them. */
-static int add_missing_folders(struct shard_set *s, uint32_t shard, const struct folder *folder,
-                               struct fault *fault)
+static int shard_set_put_missing(struct shard_set *s, uint32_t shard,
+                                 const struct folder *folder, struct fault *fault)
 {
     int r = 0;
-    while (r == 0 && is_missing(folder, shard)) {
+    while (r == 0 && shard_set_misses(folder, shard)) {
         const struct folder *top = folder;
-        while (is_missing(top->parent, shard))
+        while (shard_set_misses(top->parent, shard))
             top = top->parent;
-        r = add_kept(s, shard, top->kept, fault);
+        r = shard_set_put_kept(s, shard, top->kept, fault);
     }
     return r;
 }
@@ -287,21 +270,21 @@ int shard_set_add(struct shard_set *s, uint32_t shard, const struct folder *fold
                   const struct pax_member *member, struct pax_buffer *header,
                   const uint64_t *sum, struct fault *fault)
 {
-    int r = add_missing_folders(s, shard, folder, fault);
-    return r < 0 ? r : add(s, shard, member, header, sum, fault);
+    int r = shard_set_put_missing(s, shard, folder, fault);
+    return r < 0 ? r : shard_set_put(s, shard, member, header, sum, fault);
 }
 
 int shard_set_data(struct shard_set *s, uint32_t shard, void *bytes, size_t len,
                    struct fault *fault)
 {
     struct writer *w = s->shard[shard].writer;
-    uint64_t before = writer_offset(w);
+    s->offset -= writer_offset(w);
     int r = writer_data(w, bytes, len, fault);
-    s->offset += writer_offset(w) - before;
-    return r < 0 ? name_fault(s, shard, r, fault) : 0;
+    s->offset += writer_offset(w);
+    return shard_set_name_fault(s, shard, r, fault);
 }
 
-static void free_kept(void *p)
+static void shard_set_free_kept(void *p)
 {
     struct kept_folder *kept = p;
     gather_free(&kept->gathered);
@@ -312,7 +295,7 @@ int shard_set_add_folder(struct shard_set *s, const struct folder *folder, struc
                          struct gathered *g, struct fault *fault)
 {
     if (s->count == 1)
-        return add(s, 0, &g->member, &g->header, NULL, fault);
+        return shard_set_put(s, 0, &g->member, &g->header, NULL, fault);
     struct kept_folder *kept = calloc(1, sizeof(*kept) + s->count / 8 + 1);
     if (!kept)
         return -ENOMEM;
@@ -326,15 +309,15 @@ int shard_set_add_folder(struct shard_set *s, const struct folder *folder, struc
     for (uint32_t i = 0; r == 0 && i < s->count; i++) {
         if (!s->shard[i].writer || (i != own && !root))
             continue;
-        r = add_missing_folders(s, i, folder, fault);
+        r = shard_set_put_missing(s, i, folder, fault);
         if (r == 0)
-            r = add_kept(s, i, kept, fault);
+            r = shard_set_put_kept(s, i, kept, fault);
     }
     if (r == 0 && below) {
         below->kept = kept;
-        below->free_kept = free_kept;
+        below->free_kept = shard_set_free_kept;
     } else {
-        free_kept(kept);
+        shard_set_free_kept(kept);
     }
     return r;
 }

@@ -27,7 +27,7 @@ int shard_set_open(const char *output, const char *letters, const struct selecti
                    struct shard_set **ret_shards);
 
 /* Is this an archive being written, or one that will be replaced? */
-bool shard_set_is_output(const struct shard_set *shards, uint64_t dev, uint64_t ino);
+bool shard_set_is_output(const struct shard_set *shards, struct file_id id);
 
 /* As writer_add and writer_data. `folder` is the folder that the member is in. */
 int shard_set_add(struct shard_set *shards, uint32_t shard, const struct folder *folder,

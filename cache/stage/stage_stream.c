@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "nameless.h"
+#include "output.h"
 #include "stage_private.h"
 
 #define MEMORY_SHARE 2 /* half of what the job has left; readers of the data need some, too */
@@ -48,7 +48,7 @@ static int make_private_in(struct stage *stage, const char *place, const char *a
 {
     if (!has_room(place, stage->bytes))
         return -ENOSPC;
-    int fd = nameless_open(place);
+    int fd = output_nameless(place);
     if (fd < 0)
         return fd;
     stage->copy_fd = fd;
