@@ -54,3 +54,11 @@ int options_read(void *into, size_t size, const void *given, struct onepot_error
     memcpy(into, given, given_size < size ? given_size : size);
     return 0;
 }
+
+void result_write(void *to, const void *from, size_t size)
+{
+    size_t room;
+    memcpy(&room, to, sizeof(room));
+    memcpy(to, from, room < size ? room : size);
+    memcpy(to, &room, sizeof(room));
+}

@@ -89,7 +89,7 @@ static int begin_runtime(const struct gpu *g, struct onepot_error *error)
         return r;
     cudaError_t e = cudaFree(NULL);
     r = gpu_checked(e, "the runtime can't be begun", error);
-    gpu_leave();
+    gpu_left(0);
     if (e == cudaErrorInsufficientDriver)
         return say_versions(error);
     gpu_watch_exit();
@@ -135,7 +135,7 @@ static int info(void *device, struct onepot_error *error, struct onepot_device_i
     if (r < 0)
         return r;
     r = gpu_checked(cudaMemGetInfo(&free_bytes, &total_bytes), "the device's memory", error);
-    gpu_leave();
+    gpu_left(0);
     ret_info->numa_node = g->node;
     ret_info->free_bytes = free_bytes;
     ret_info->total_bytes = total_bytes;
@@ -151,11 +151,9 @@ static int stream_new(void *device, struct onepot_error *error, void **ret_strea
 {
     cudaStream_t stream = NULL;
     int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream",
-                    error);
-    gpu_leave();
+    if (r == 0)
+        r = gpu_left(gpu_checked(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                                 "a stream", error));
     if (r == 0)
         *ret_stream = stream;
     return r;
@@ -163,11 +161,8 @@ static int stream_new(void *device, struct onepot_error *error, void **ret_strea
 
 static void stream_free(void *device, void *stream)
 {
-    struct onepot_error unseen;
-    if (gpu_enter(device, &unseen) < 0)
-        return;
-    gpu_checked(cudaStreamDestroy(stream), "a stream", &unseen);
-    gpu_leave();
+    if (gpu_enter(device, NULL) == 0)
+        gpu_left(gpu_checked(cudaStreamDestroy(stream), "a stream", NULL));
 }
 
 /* ---- events ---- */
@@ -177,10 +172,9 @@ static int event_new(void *device, struct onepot_error *error, void **ret_event)
 {
     cudaEvent_t event = NULL;
     int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(cudaEventCreateWithFlags(&event, cudaEventBlockingSync), "an event", error);
-    gpu_leave();
+    if (r == 0)
+        r = gpu_left(gpu_checked(cudaEventCreateWithFlags(&event, cudaEventBlockingSync),
+                                 "an event", error));
     if (r == 0)
         *ret_event = event;
     return r;
@@ -188,11 +182,8 @@ static int event_new(void *device, struct onepot_error *error, void **ret_event)
 
 static void event_free(void *device, void *event)
 {
-    struct onepot_error unseen;
-    if (gpu_enter(device, &unseen) < 0)
-        return;
-    gpu_checked(cudaEventDestroy(event), "an event", &unseen);
-    gpu_leave();
+    if (gpu_enter(device, NULL) == 0)
+        gpu_left(gpu_checked(cudaEventDestroy(event), "an event", NULL));
 }
 
 /*
@@ -214,18 +205,16 @@ static int record(void *device, void *event, void *stream, struct onepot_error *
         cudaDeviceSynchronize();
         cudaGetLastError();
     }
-    gpu_leave();
+    gpu_left(0);
     return r;
 }
 
 static int follow(void *device, void *stream, void *event, struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(cudaStreamWaitEvent(stream, event, 0), "a stream can't wait", error);
-    gpu_leave();
-    return r;
+    return r < 0 ? r
+                 : gpu_left(gpu_checked(cudaStreamWaitEvent(stream, event, 0),
+                                        "a stream can't wait", error));
 }
 
 static int is_done(void *device, void *event, struct onepot_error *error)
@@ -238,18 +227,16 @@ static int is_done(void *device, void *event, struct onepot_error *error)
         cudaGetLastError();
     else
         r = gpu_checked(e, "work on the device", error);
-    gpu_leave();
+    gpu_left(0);
     return r < 0 ? r : e == cudaSuccess;
 }
 
 static int event_wait(void *device, void *event, struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(cudaEventSynchronize(event), "work on the device", error);
-    gpu_leave();
-    return r;
+    return r < 0 ? r
+                 : gpu_left(
+                       gpu_checked(cudaEventSynchronize(event), "work on the device", error));
 }
 
 /* Through an event, since a wait for a stream spins. cudaStreamPerThread is this thread's. */
@@ -260,10 +247,8 @@ static int stream_wait(void *device, void *stream, struct onepot_error *error)
     if (r < 0)
         return r;
     r = gpu_enter(device, error);
-    if (r == 0) {
-        r = gpu_checked(cudaEventRecord(event, stream), "work on the device", error);
-        gpu_leave();
-    }
+    if (r == 0)
+        r = gpu_left(gpu_checked(cudaEventRecord(event, stream), "work on the device", error));
     if (r == 0)
         r = event_wait(device, event, error);
     event_free(device, event);
@@ -284,7 +269,7 @@ static int elapsed(void *device, void *from, void *to, struct onepot_error *erro
     } else {
         r = gpu_checked(e, "a copy's time", error);
     }
-    gpu_leave();
+    gpu_left(0);
     if (r == 0)
         *ret_ns = (uint64_t)((double)ms * 1e6);
     return r;
@@ -296,22 +281,17 @@ static int record_all(void *device, void *event, struct onepot_error *error)
     if (!gpu_driver.record_context)
         return gpu_say(error, -ENOTSUP, "CUDA: the driver has no events of a whole context");
     int r = gpu_enter(g, error);
-    if (r < 0)
-        return r;
-    r = gpu_driver_checked(gpu_driver.record_context(g->context, event),
-                           "an event of the context can't be recorded", error);
-    gpu_leave();
-    return r;
+    return r < 0 ? r
+                 : gpu_left(gpu_driver_checked(gpu_driver.record_context(g->context, event),
+                                               "an event of the context can't be recorded",
+                                               error));
 }
 
 static int wait_all(void *device, struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(cudaDeviceSynchronize(), "work on the device", error);
-    gpu_leave();
-    return r;
+    return r < 0 ? r
+                 : gpu_left(gpu_checked(cudaDeviceSynchronize(), "work on the device", error));
 }
 
 /* ---- what is queued ---- */
@@ -320,23 +300,19 @@ static int copy(void *device, void *stream, void *to, const void *from, size_t b
                 struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "a copy",
-                    error);
-    gpu_leave();
-    return r;
+    return r < 0 ? r
+                 : gpu_left(
+                       gpu_checked(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream),
+                                   "a copy", error));
 }
 
 static int call(void *device, void *stream, void (*function)(void *ctx), void *ctx,
                 struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(cudaLaunchHostFunc(stream, function, ctx), "a call", error);
-    gpu_leave();
-    return r;
+    return r < 0 ? r
+                 : gpu_left(
+                       gpu_checked(cudaLaunchHostFunc(stream, function, ctx), "a call", error));
 }
 
 #ifdef ONEPOT_CUDA_KERNELS
@@ -345,22 +321,16 @@ static int gather(void *device, void *stream, const struct device_gather *g,
                   struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(kernels_gather(stream, g), "gathering", error);
-    gpu_leave();
-    return r;
+    return r < 0 ? r : gpu_left(gpu_checked(kernels_gather(stream, g), "gathering", error));
 }
 
 static int convert(void *device, void *stream, const struct onepot_images *images, uint64_t n,
                    const uint8_t *from, void *to, struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(kernels_convert(stream, images, n, from, to), "images", error);
-    gpu_leave();
-    return r;
+    return r < 0 ? r
+                 : gpu_left(gpu_checked(kernels_convert(stream, images, n, from, to), "images",
+                                        error));
 }
 
 #else

@@ -31,6 +31,8 @@ static pid_t driver_pid;                 /* of the process that started it */
 int gpu_say(struct onepot_error *error, int err, const char *format, ...)
 {
     va_list args;
+    if (!error)
+        return err;
     va_start(args, format);
     vsnprintf(error->text, sizeof(error->text), format, args);
     va_end(args);
@@ -119,10 +121,8 @@ static void load_driver(void)
 int gpu_need_driver(struct onepot_error *error)
 {
     pthread_once(&driver_once, load_driver);
-    if (driver_error.code < 0) {
-        *error = driver_error;
-        return error->code;
-    }
+    if (driver_error.code < 0)
+        return gpu_say(error, driver_error.code, "%s", driver_error.text);
     return driver_pid == getpid() ? 0 : gpu_say(error, -ENODEV, FORKED);
 }
 
@@ -172,9 +172,10 @@ int gpu_enter(const struct gpu *g, struct onepot_error *error)
     return 0;
 }
 
-void gpu_leave(void)
+int gpu_left(int result)
 {
     CUcontext ours;
     gpu_driver.exchange_capture_mode(&kept_mode);
     gpu_driver.pop(&ours);
+    return result;
 }

@@ -46,7 +46,7 @@ struct gpu_driver {
 };
 extern struct gpu_driver gpu_driver;
 
-/* Fills *error and returns err. */
+/* Fills *error (NULL is fine) and returns err. */
 __attribute__((format(printf, 3, 4))) int gpu_say(struct onepot_error *error, int err,
                                                   const char *format, ...);
 
@@ -58,9 +58,15 @@ int gpu_driver_checked(CUresult e, const char *what, struct onepot_error *error)
 /* Loads and starts the driver. -ENODEV with the reason in *error. */
 int gpu_need_driver(struct onepot_error *error);
 
-/* Be on the device until gpu_leave, which restores the thread's own context. */
+/*
+ * Be on the device until gpu_left, which restores the thread's own context and returns its
+ * argument:
+ *
+ *     int r = gpu_enter(g, error);
+ *     return r < 0 ? r : gpu_left(gpu_checked(cudaEventRecord(event, stream), "...", error));
+ */
 int gpu_enter(const struct gpu *g, struct onepot_error *error);
-void gpu_leave(void);
+int gpu_left(int result);
 
 /* Watches for the end of the process, since nothing may be called once that has begun. Call it
  * when the runtime has started, so that the end is noticed before the runtime itself ends. */

@@ -39,24 +39,20 @@ static int register_pages(const struct gpu *g, const void *memory, size_t bytes,
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     bytes = (bytes + page - 1) & ~(page - 1);
+    more |= cudaHostRegisterPortable | cudaHostRegisterMapped;
     int r = gpu_enter(g, error);
-    if (r < 0)
-        return r;
-    cudaError_t e = cudaHostRegister((void *)(uintptr_t)memory, bytes,
-                                     cudaHostRegisterPortable | cudaHostRegisterMapped | more);
-    r = gpu_checked(e, "memory can't be page-locked (ulimit -l?)", error);
-    gpu_leave();
-    return r;
+    return r < 0
+               ? r
+               : gpu_left(gpu_checked(cudaHostRegister((void *)(uintptr_t)memory, bytes, more),
+                                      "memory can't be page-locked (ulimit -l?)", error));
 }
 
 /* False: the device does not answer any more, and its tasks may still read the pages. */
 static bool unregister_pages(const struct gpu *g, const void *memory)
 {
-    struct onepot_error unseen;
-    if (gpu_enter(g, &unseen) < 0)
+    if (gpu_enter(g, NULL) < 0)
         return false;
-    gpu_checked(cudaHostUnregister((void *)(uintptr_t)memory), "unlock", &unseen);
-    gpu_leave();
+    gpu_left(gpu_checked(cudaHostUnregister((void *)(uintptr_t)memory), "unlock", NULL));
     return true;
 }
 
@@ -128,11 +124,9 @@ int gpu_address(void *device, const void *memory, struct onepot_error *error,
 {
     void *there = NULL;
     int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(cudaHostGetDevicePointer(&there, (void *)(uintptr_t)memory, 0),
-                    "memory of the host can't be seen by the device", error);
-    gpu_leave();
+    if (r == 0)
+        r = gpu_left(gpu_checked(cudaHostGetDevicePointer(&there, (void *)(uintptr_t)memory, 0),
+                                 "memory of the host can't be seen by the device", error));
     if (r == 0)
         *ret_address = (uintptr_t)there;
     return r;
@@ -181,7 +175,7 @@ int gpu_allocate(void *device, enum device_memory where, size_t bytes,
     if (r < 0)
         return r;
     cudaError_t e = cudaMalloc(ret_memory, bytes);
-    gpu_leave();
+    gpu_left(0);
     if (e == cudaErrorMemoryAllocation) {
         cudaGetLastError();
         return gpu_say(
@@ -195,14 +189,10 @@ int gpu_allocate(void *device, enum device_memory where, size_t bytes,
 
 void gpu_release(void *device, enum device_memory where, void *memory, size_t bytes)
 {
-    struct onepot_error unseen;
-    if (where == DEVICE_MEMORY_LOCKED) {
-        if (unregister_pages(device, memory))
-            munmap(memory, bytes);
-        return;
+    if (where == DEVICE_MEMORY_OWN) {
+        if (gpu_enter(device, NULL) == 0)
+            gpu_left(gpu_checked(cudaFree(memory), "release", NULL));
+    } else if (unregister_pages(device, memory)) {
+        munmap(memory, bytes);
     }
-    if (gpu_enter(device, &unseen) < 0)
-        return;
-    gpu_checked(cudaFree(memory), "release", &unseen);
-    gpu_leave();
 }

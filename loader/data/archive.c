@@ -268,7 +268,7 @@ int onepot_archive_part(const struct onepot_archive *archive, uint64_t sample, u
     archive_records(archive, sample, &first, &end);
     if (part >= end - first)
         return -ERANGE;
-    struct onepot_part found = {.size = sizeof(found)};
+    struct onepot_part found = {0};
     for (uint64_t i = 0; i < part; i++)
         found.offset += d->records[first + i].size_bytes;
     const struct record *record = &d->records[first + part];
@@ -283,8 +283,7 @@ int onepot_archive_part(const struct onepot_archive *archive, uint64_t sample, u
         found.name_len -= skip;
     }
     found.bytes = record->size_bytes;
-    found.size = ret_part->size;
-    memcpy(ret_part, &found, found.size < sizeof(found) ? found.size : sizeof(found));
+    result_write(ret_part, &found, sizeof(found));
     return 0;
 }
 

@@ -140,12 +140,9 @@ static int open_index(const struct device_type *type, uint32_t index,
 int onepot_device_open(const char *name, struct onepot_error *error,
                        struct onepot_device **ret_device)
 {
-    struct onepot_error unseen;
     const struct device_type *type;
     const char *colon = strchr(name, ':');
     uint32_t count, index = 0;
-    if (!error)
-        error = &unseen;
     int r = type_of(name, colon ? (size_t)(colon - name) : strlen(name), error, &type);
     if (r == 0)
         r = type->count(error, &count);
@@ -177,10 +174,7 @@ void onepot_device_close(struct onepot_device *device)
 
 int onepot_device_count(const char *kind, struct onepot_error *error, uint32_t *ret_count)
 {
-    struct onepot_error unseen;
     const struct device_type *type;
-    if (!error)
-        error = &unseen;
     int r = type_of(kind, strlen(kind), error, &type);
     return r < 0 ? r : type->count(error, ret_count);
 }
@@ -199,27 +193,18 @@ static int check_own(const struct onepot_device *device, struct onepot_error *er
 int onepot_device_info(struct onepot_device *device, struct onepot_error *error,
                        struct onepot_device_info *ret_info)
 {
-    struct onepot_error unseen;
     struct onepot_device_info info = {.index = device->index};
-    size_t size = ret_info->size;
-    if (!error)
-        error = &unseen;
     int r = check_own(device, error);
     if (r == 0)
         r = device->type->info(device->device, error, &info);
-    if (r < 0)
-        return r;
-    info.size = size;
-    memcpy(ret_info, &info, size < sizeof(info) ? size : sizeof(info));
-    return 0;
+    if (r == 0)
+        result_write(ret_info, &info, sizeof(info));
+    return r;
 }
 
 int onepot_device_stream_new(struct onepot_device *device, struct onepot_error *error,
                              void **ret_stream)
 {
-    struct onepot_error unseen;
-    if (!error)
-        error = &unseen;
     int r = check_own(device, error);
     return r < 0 ? r : device->type->stream_new(device->device, error, ret_stream);
 }
@@ -233,9 +218,6 @@ void onepot_device_stream_free(struct onepot_device *device, void *stream)
 int onepot_device_stream_wait(struct onepot_device *device, void *stream,
                               struct onepot_error *error)
 {
-    struct onepot_error unseen;
-    if (!error)
-        error = &unseen;
     int r = check_own(device, error);
     return r < 0 ? r : device->type->stream_wait(device->device, stream, error);
 }
@@ -243,9 +225,6 @@ int onepot_device_stream_wait(struct onepot_device *device, void *stream,
 int onepot_device_copy(struct onepot_device *device, void *stream, void *to, const void *from,
                        size_t bytes, struct onepot_error *error)
 {
-    struct onepot_error unseen;
-    if (!error)
-        error = &unseen;
     int r = check_own(device, error);
     return r < 0 ? r : device->type->copy(device->device, stream, to, from, bytes, error);
 }
@@ -253,9 +232,6 @@ int onepot_device_copy(struct onepot_device *device, void *stream, void *to, con
 int onepot_device_call(struct onepot_device *device, void *stream, void (*function)(void *ctx),
                        void *ctx, struct onepot_error *error)
 {
-    struct onepot_error unseen;
-    if (!error)
-        error = &unseen;
     int r = check_own(device, error);
     return r < 0 ? r : device->type->call(device->device, stream, function, ctx, error);
 }
@@ -264,10 +240,7 @@ int onepot_device_convert(struct onepot_device *device, void *stream,
                           const struct onepot_images *images, uint64_t count,
                           const uint8_t *from, void *to, struct onepot_error *error)
 {
-    struct onepot_error unseen;
     struct onepot_images known = {0};
-    if (!error)
-        error = &unseen;
     int r = options_read(&known, sizeof(known), images, error);
     if (r == 0)
         r = check_own(device, error);

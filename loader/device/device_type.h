@@ -5,8 +5,8 @@
  *
  * `device` is the result of open. Streams and events are pointers that only the device
  * understands; the consumer's streams come from outside. Several threads may call any function
- * at once. Functions that return int return 0 or a negative errno, with one line in *error,
- * which is never NULL. Functions without a result can't fail, or their failure does not matter.
+ * at once. Functions that return int return 0 or a negative errno, with one line in *error
+ * (NULL is fine). Functions without a result can't fail, or their failure does not matter.
  */
 #ifndef ONEPOT_DEVICE_TYPE_H
 #define ONEPOT_DEVICE_TYPE_H
@@ -16,7 +16,7 @@
 
 #include "onepot_device.h"
 
-#define DEVICE_VERSION 3u
+#define DEVICE_VERSION 4u
 
 enum device_memory {
     DEVICE_MEMORY_LOCKED, /* the host's; copies of the device read it directly */

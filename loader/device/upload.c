@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "vector.h"
 
 #define EPOCHS 4u
 
@@ -41,20 +42,21 @@ struct twin {
     bool settled;       /* the copy was waited for, with or without success */
     bool unmeasured;    /* the times were not taken yet, of: */
     uint64_t epoch, bytes;
-    struct use *uses;
-    unsigned use_count, use_room;
-    unsigned retired; /* uses of the batch before, which the next copy has to follow */
-    bool lent;        /* other streams may read the batch, too */
+    VECTOR(struct use) uses; /* more than are in use have their events already */
+    size_t use_count;
+    size_t retired; /* uses of the batch before, which the next copy has to follow */
+    bool lent;      /* other streams may read the batch, too */
     enum guard guard;
     void *all;
 };
 
 struct upload {
     _Atomic unsigned users;
-    struct onepot_device *device;
-    const struct device_type *type;
-    struct onepot_images images; /* 0 channels: none */
-    struct locked *locked;       /* NULL: the host gathers */
+    struct onepot_device *shared;
+    const struct device_type *type; /* its functions, */
+    void *device;                   /* and their first argument */
+    struct onepot_images images;    /* 0 channels: none */
+    struct locked *locked;          /* NULL: the host gathers */
     uint64_t batch_size;
     void *stream;
     pthread_mutex_t lock; /* for the rest, and for tasks queued for one batch */
@@ -66,7 +68,7 @@ struct upload {
 
 /* ---- errors and times; under the lock ---- */
 
-static int failed(struct upload *u, int r, const struct onepot_error *error)
+static int upload_note(struct upload *u, int r, const struct onepot_error *error)
 {
     if (r < 0)
         u->error = *error;
@@ -95,10 +97,9 @@ static void *arrival(const struct twin *t)
  */
 static void measure(struct upload *u, struct twin *t)
 {
-    struct onepot_error unseen;
     uint64_t ns;
     if (!t->unmeasured || t->epoch > u->epoch + 1 ||
-        u->type->elapsed(u->device->device, t->begun, t->sent, &unseen, &ns))
+        u->type->elapsed(u->device, t->begun, t->sent, NULL, &ns))
         return;
     t->unmeasured = false;
     struct onepot_transfer *to = transfer_of(u, t->epoch);
@@ -113,21 +114,16 @@ static void measure(struct upload *u, struct twin *t)
 
 static void free_twin(struct upload *u, struct twin *t)
 {
-    void *device = u->device->device;
-    for (unsigned i = 0; i < t->use_room; i++)
-        if (t->uses[i].event)
-            u->type->event_free(device, t->uses[i].event);
-    if (t->begun)
-        u->type->event_free(device, t->begun);
-    if (t->sent)
-        u->type->event_free(device, t->sent);
-    if (t->converted)
-        u->type->event_free(device, t->converted);
-    if (t->all)
-        u->type->event_free(device, t->all);
+    for (size_t i = 0; i < t->uses.count; i++)
+        if (t->uses.at[i].event)
+            u->type->event_free(u->device, t->uses.at[i].event);
+    void *const events[] = {t->begun, t->sent, t->converted, t->all};
+    for (unsigned i = 0; i < sizeof(events) / sizeof(events[0]); i++)
+        if (events[i])
+            u->type->event_free(u->device, events[i]);
     if (t->images)
-        u->type->release(device, DEVICE_MEMORY_OWN, t->images, t->image_bytes);
-    free(t->uses);
+        u->type->release(u->device, DEVICE_MEMORY_OWN, t->images, t->image_bytes);
+    vector_free(&t->uses);
     free(t);
 }
 
@@ -142,23 +138,22 @@ static size_t image_room(const struct upload *u, size_t bytes)
 static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,
                      struct twin **ret_twin)
 {
-    void *device = u->device->device, *memory = NULL;
+    void *memory = NULL;
     struct twin *t = calloc(1, sizeof(*t));
     if (!t)
         return error_set(error, -ENOMEM, "no memory for a batch");
     t->upload = u;
     t->image_bytes = image_room(u, bytes);
-    int r = u->type->event_new(device, error, &t->begun);
-    if (r == 0)
-        r = u->type->event_new(device, error, &t->sent);
-    if (r == 0)
-        r = u->type->event_new(device, error, &t->all);
+    void **const events[] = {&t->begun, &t->sent, &t->all,
+                             t->image_bytes ? &t->converted : NULL};
+    int r = 0;
+    for (unsigned i = 0; i < sizeof(events) / sizeof(events[0]) && r == 0; i++)
+        if (events[i])
+            r = u->type->event_new(u->device, error, events[i]);
     if (r == 0 && t->image_bytes)
-        r = u->type->event_new(device, error, &t->converted);
-    if (r == 0 && t->image_bytes)
-        r = u->type->allocate(device, DEVICE_MEMORY_OWN, t->image_bytes, error, &t->images);
+        r = u->type->allocate(u->device, DEVICE_MEMORY_OWN, t->image_bytes, error, &t->images);
     if (r == 0)
-        r = u->type->allocate(device, DEVICE_MEMORY_OWN, bytes, error, &memory);
+        r = u->type->allocate(u->device, DEVICE_MEMORY_OWN, bytes, error, &memory);
     if (r < 0) {
         free_twin(u, t);
         return r;
@@ -174,18 +169,17 @@ static size_t host_bytes(const struct upload *u, size_t bytes)
     return u->locked ? slab_tables_bytes(u->batch_size) : bytes;
 }
 
-static int allocate(struct slab *slab, size_t bytes, void *ctx)
+static int upload_allocate(struct slab *slab, size_t bytes, void *ctx)
 {
     struct upload *u = ctx;
     struct onepot_error error;
     void *memory;
-    int r = u->type->allocate(u->device->device, DEVICE_MEMORY_LOCKED, host_bytes(u, bytes),
-                              &error, &memory);
+    int r = u->type->allocate(u->device, DEVICE_MEMORY_LOCKED, host_bytes(u, bytes), &error,
+                              &memory);
     if (r == 0) {
         r = make_twin(u, bytes, &error, &slab->twin);
         if (r < 0)
-            u->type->release(u->device->device, DEVICE_MEMORY_LOCKED, memory,
-                             host_bytes(u, bytes));
+            u->type->release(u->device, DEVICE_MEMORY_LOCKED, memory, host_bytes(u, bytes));
     }
     pthread_mutex_lock(&u->lock);
     if (r == 0) {
@@ -194,33 +188,32 @@ static int allocate(struct slab *slab, size_t bytes, void *ctx)
         slab->twin->next = u->twins;
         u->twins = slab->twin;
     }
-    failed(u, r, &error);
+    upload_note(u, r, &error);
     pthread_mutex_unlock(&u->lock);
     return r;
 }
 
 /* Waits for everything that may still read or write the memory. */
-static void release(struct slab *slab, void *ctx)
+static void upload_release(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
     struct twin *t = slab->twin, **at = &u->twins;
-    struct onepot_error unseen;
-    void *device = u->device->device;
-    u->type->event_wait(device, arrival(t), &unseen);
-    for (unsigned i = 0; i < t->retired; i++)
-        u->type->event_wait(device, t->uses[i].event, &unseen);
+    u->type->event_wait(u->device, arrival(t), NULL);
+    for (size_t i = 0; i < t->retired; i++)
+        u->type->event_wait(u->device, t->uses.at[i].event, NULL);
     if (t->guard == GUARD_EVENT)
-        u->type->event_wait(device, t->all, &unseen);
+        u->type->event_wait(u->device, t->all, NULL);
     else if (t->guard == GUARD_WAIT)
-        u->type->wait_all(device, &unseen);
+        u->type->wait_all(u->device, NULL);
     pthread_mutex_lock(&u->lock);
     measure(u, t);
     while (*at != t)
         at = &(*at)->next;
     *at = t->next;
     pthread_mutex_unlock(&u->lock);
-    u->type->release(device, DEVICE_MEMORY_OWN, t->memory, slab->capacity);
-    u->type->release(device, DEVICE_MEMORY_LOCKED, slab->memory, host_bytes(u, slab->capacity));
+    u->type->release(u->device, DEVICE_MEMORY_OWN, t->memory, slab->capacity);
+    u->type->release(u->device, DEVICE_MEMORY_LOCKED, slab->memory,
+                     host_bytes(u, slab->capacity));
     free_twin(u, t);
     slab->twin = NULL;
 }
@@ -245,42 +238,41 @@ static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error
                                    .offsets = on_device(slab, slab->offsets),
                                    .sizes = on_device(slab, slab->sizes),
                                    .width = locked_width(u->locked)};
-    int r = u->type->copy(u->device->device, u->stream,
-                          slab->twin->memory + slab_tables_at(batch->bytes), slab->memory,
-                          (size_t)(end - slab->memory), error);
-    return r < 0 ? r : u->type->gather(u->device->device, u->stream, &gather, error);
+    int r =
+        u->type->copy(u->device, u->stream, slab->twin->memory + slab_tables_at(batch->bytes),
+                      slab->memory, (size_t)(end - slab->memory), error);
+    return r < 0 ? r : u->type->gather(u->device, u->stream, &gather, error);
 }
 
 /* One copy of the data and the tables behind it. */
 static int queue_copy(struct upload *u, struct slab *slab, struct onepot_error *error)
 {
     const uint8_t *end = slab->valid + slab->batch.samples;
-    return u->type->copy(u->device->device, u->stream, slab->twin->memory, slab->memory,
+    return u->type->copy(u->device, u->stream, slab->twin->memory, slab->memory,
                          (size_t)(end - slab->memory), error);
 }
 
 static int queue_batch(struct upload *u, struct slab *slab, struct onepot_error *error)
 {
     struct twin *t = slab->twin;
-    void *device = u->device->device;
     int r = u->locked ? queue_gather(u, slab, error) : queue_copy(u, slab, error);
     if (r == 0)
-        r = u->type->record(device, t->sent, u->stream, error);
+        r = u->type->record(u->device, t->sent, u->stream, error);
     if (r < 0 || !t->images)
         return r;
     /* Not part of the copy's time, but the consumer waits for it. */
-    r = u->type->convert(device, u->stream, &u->images, slab->batch.samples, t->memory,
+    r = u->type->convert(u->device, u->stream, &u->images, slab->batch.samples, t->memory,
                          t->images, error);
-    return r < 0 ? r : u->type->record(device, t->converted, u->stream, error);
+    return r < 0 ? r : u->type->record(u->device, t->converted, u->stream, error);
 }
 
 static int follow_users(struct upload *u, struct twin *t, struct onepot_error *error)
 {
     int r = 0;
-    for (unsigned i = 0; i < t->retired && r == 0; i++)
-        r = u->type->follow(u->device->device, u->stream, t->uses[i].event, error);
+    for (size_t i = 0; i < t->retired && r == 0; i++)
+        r = u->type->follow(u->device, u->stream, t->uses.at[i].event, error);
     if (r == 0 && t->guard == GUARD_EVENT)
-        r = u->type->follow(u->device->device, u->stream, t->all, error);
+        r = u->type->follow(u->device, u->stream, t->all, error);
     if (r == 0) {
         t->retired = 0;
         t->guard = GUARD_NONE;
@@ -288,26 +280,26 @@ static int follow_users(struct upload *u, struct twin *t, struct onepot_error *e
     return r;
 }
 
-static int send(struct slab *slab, void *ctx)
+static int upload_send(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
     struct twin *t = slab->twin;
     struct onepot_error error;
     u->type->range("onepot upload");
-    int r = t->guard == GUARD_WAIT ? u->type->wait_all(u->device->device, &error) : 0;
+    int r = t->guard == GUARD_WAIT ? u->type->wait_all(u->device, &error) : 0;
     pthread_mutex_lock(&u->lock);
     measure(u, t);
     if (r == 0)
         r = follow_users(u, t, &error);
     if (r == 0)
-        r = u->type->record(u->device->device, t->begun, u->stream, &error);
+        r = u->type->record(u->device, t->begun, u->stream, &error);
     if (r == 0)
         r = queue_batch(u, slab, &error);
     t->settled = false;
     t->unmeasured = r == 0;
     t->epoch = slab->batch.epoch;
     t->bytes = slab->batch.bytes;
-    failed(u, r, &error);
+    upload_note(u, r, &error);
     pthread_mutex_unlock(&u->lock);
     u->type->range(NULL);
     return r;
@@ -316,22 +308,20 @@ static int send(struct slab *slab, void *ctx)
 /* ---- the rest of a slab's life ---- */
 
 /* On an error the copy may still run, so the answer is no. */
-static bool is_settled(struct slab *slab, void *ctx)
+static bool upload_is_settled(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
-    struct onepot_error unseen;
-    return slab->twin->settled ||
-           u->type->is_done(u->device->device, slab->twin->sent, &unseen) > 0;
+    return slab->twin->settled || u->type->is_done(u->device, slab->twin->sent, NULL) > 0;
 }
 
 /* On an error the device is lost, and to wait once more would not help. */
-static void settle(struct slab *slab, void *ctx)
+static void upload_settle(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
     struct onepot_error error;
-    int r = u->type->event_wait(u->device->device, slab->twin->sent, &error);
+    int r = u->type->event_wait(u->device, slab->twin->sent, &error);
     pthread_mutex_lock(&u->lock);
-    failed(u, r, &error);
+    upload_note(u, r, &error);
     slab->twin->settled = true;
     measure(u, slab->twin);
     pthread_mutex_unlock(&u->lock);
@@ -342,23 +332,21 @@ static void settle(struct slab *slab, void *ctx)
 static void retire_uses(struct upload *u, struct twin *t)
 {
     struct onepot_error error;
-    for (unsigned i = 0; i < t->use_count; i++) {
-        const struct use *use = &t->uses[i];
-        failed(u, u->type->record(u->device->device, use->event, use->stream, &error), &error);
+    for (size_t i = 0; i < t->use_count; i++) {
+        const struct use *use = &t->uses.at[i];
+        upload_note(u, u->type->record(u->device, use->event, use->stream, &error), &error);
     }
     t->retired = t->use_count;
 }
 
 /* A batch that was not sent has no users. Then the users of the batch before it stay. */
-static void retire(struct slab *slab, void *ctx)
+static void upload_retire(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
     struct twin *t = slab->twin;
-    struct onepot_error unseen;
     pthread_mutex_lock(&u->lock);
     if (t->lent)
-        t->guard = u->type->record_all(u->device->device, t->all, &unseen) < 0 ? GUARD_WAIT
-                                                                               : GUARD_EVENT;
+        t->guard = u->type->record_all(u->device, t->all, NULL) < 0 ? GUARD_WAIT : GUARD_EVENT;
     else if (t->use_count)
         retire_uses(u, t);
     t->use_count = 0;
@@ -372,12 +360,12 @@ static void close_upload(void *ctx)
 }
 
 const struct slab_memory upload_memory = {
-    .allocate = allocate,
-    .release = release,
-    .send = send,
-    .retire = retire,
-    .is_settled = is_settled,
-    .settle = settle,
+    .allocate = upload_allocate,
+    .release = upload_release,
+    .send = upload_send,
+    .retire = upload_retire,
+    .is_settled = upload_is_settled,
+    .settle = upload_settle,
     .close = close_upload,
 };
 
@@ -385,8 +373,8 @@ const struct slab_memory upload_memory = {
 
 static bool is_known(const struct twin *t, const void *stream)
 {
-    for (unsigned i = 0; i < t->use_count; i++)
-        if (t->uses[i].stream == stream)
+    for (size_t i = 0; i < t->use_count; i++)
+        if (t->uses.at[i].stream == stream)
             return true;
     return false;
 }
@@ -394,17 +382,10 @@ static bool is_known(const struct twin *t, const void *stream)
 /* Add a use, with an event that an earlier batch may have left there. */
 static int add_use(struct upload *u, struct twin *t, void *stream, struct onepot_error *error)
 {
-    if (t->use_count == t->use_room) {
-        unsigned room = t->use_room ? 2 * t->use_room : 2;
-        struct use *uses = realloc(t->uses, room * sizeof(*uses));
-        if (!uses)
-            return error_set(error, -ENOMEM, "no memory for an event");
-        memset(uses + t->use_room, 0, (room - t->use_room) * sizeof(*uses));
-        t->uses = uses;
-        t->use_room = room;
-    }
-    struct use *use = &t->uses[t->use_count];
-    int r = use->event ? 0 : u->type->event_new(u->device->device, error, &use->event);
+    if (t->use_count == t->uses.count && vector_push(&t->uses, (struct use){0}) < 0)
+        return error_set(error, -ENOMEM, "no memory for an event");
+    struct use *use = &t->uses.at[t->use_count];
+    int r = use->event ? 0 : u->type->event_new(u->device, error, &use->event);
     if (r < 0)
         return r;
     use->stream = stream;
@@ -412,51 +393,62 @@ static int add_use(struct upload *u, struct twin *t, void *stream, struct onepot
     return 0;
 }
 
-int upload_use(struct slab *slab, void *stream, struct onepot_error *error)
+int onepot_batch_use(const struct onepot_batch *batch, void *stream, struct onepot_error *error)
 {
-    struct twin *t = slab->twin;
+    struct twin *t = slab_of(batch)->twin;
+    struct onepot_error why;
+    if (!t)
+        return 0;
     struct upload *u = t->upload;
     pthread_mutex_lock(&u->lock);
-    int r = is_known(t, stream) ? 0 : add_use(u, t, stream, error);
+    int r = is_known(t, stream) ? 0 : add_use(u, t, stream, &why);
     if (r == 0)
-        r = u->type->follow(u->device->device, stream, arrival(t), error);
-    failed(u, r, error);
+        r = u->type->follow(u->device, stream, arrival(t), &why);
+    upload_note(u, r, &why);
+    if (r < 0 && error)
+        *error = why;
     pthread_mutex_unlock(&u->lock);
     return r;
 }
 
-int upload_lend(struct slab *slab, void *stream, struct onepot_error *error)
+int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
+                      struct onepot_error *error)
 {
-    struct twin *t = slab->twin;
-    struct upload *u = t->upload;
-    pthread_mutex_lock(&u->lock);
+    struct twin *t = slab_of(batch)->twin;
+    if (!t)
+        return 0;
+    pthread_mutex_lock(&t->upload->lock);
     t->lent = t->lent || stream == ONEPOT_NO_STREAM || !is_known(t, stream);
-    pthread_mutex_unlock(&u->lock);
-    return stream == ONEPOT_NO_STREAM ? 0 : upload_use(slab, stream, error);
+    pthread_mutex_unlock(&t->upload->lock);
+    return stream == ONEPOT_NO_STREAM ? 0 : onepot_batch_use(batch, stream, error);
 }
 
-int upload_wait(struct slab *slab, struct onepot_error *error)
+int onepot_batch_wait(const struct onepot_batch *batch, struct onepot_error *error)
 {
-    struct upload *u = slab->twin->upload;
-    return u->type->event_wait(u->device->device, arrival(slab->twin), error);
+    struct twin *t = slab_of(batch)->twin;
+    return t ? t->upload->type->event_wait(t->upload->device, arrival(t), error) : 0;
 }
 
-void upload_where(const struct slab *slab, struct onepot_device_batch *ret_where)
+int onepot_batch_on_device(const struct onepot_batch *batch,
+                           struct onepot_device_batch *ret_where)
 {
+    const struct slab *slab = slab_of(batch);
     const struct twin *t = slab->twin;
+    if (!t)
+        return -ENOTSUP;
     struct onepot_device_batch where = {
-        .size = ret_where->size,
-        .data = slab->twin->memory,
-        .bytes = slab->batch.bytes,
+        .data = t->memory,
+        .bytes = batch->bytes,
         .offsets = on_device(slab, slab->offsets),
         .sizes = on_device(slab, slab->sizes),
         .indices = on_device(slab, slab->indices),
         .labels = on_device(slab, slab->labels),
         .valid = on_device(slab, slab->valid),
         .images = t->images,
-        .image_bytes = t->images ? image_room(t->upload, slab->batch.bytes) : 0,
+        .image_bytes = t->images ? image_room(t->upload, batch->bytes) : 0,
     };
-    memcpy(ret_where, &where, where.size < sizeof(where) ? where.size : sizeof(where));
+    result_write(ret_where, &where, sizeof(where));
+    return 0;
 }
 
 int upload_error(struct upload *upload, struct onepot_error *error)
@@ -506,14 +498,15 @@ int upload_new(const struct upload_options *options, struct onepot_error *error,
     u->users = 1;
     u->locked = options->locked;
     u->batch_size = options->batch_size;
-    int r = device_share(options->device, error, &u->device);
+    int r = device_share(options->device, error, &u->shared);
     if (r == 0) {
-        u->type = u->device->type;
-        r = u->type->stream_new(u->device->device, error, &u->stream);
+        u->type = u->shared->type;
+        u->device = u->shared->device;
+        r = u->type->stream_new(u->device, error, &u->stream);
     }
     if (r < 0) {
         locked_free(u->locked);
-        onepot_device_close(u->device);
+        onepot_device_close(u->shared);
         free(u);
         return r;
     }
@@ -531,11 +524,10 @@ void upload_close(struct upload *upload)
 {
     if (!upload || atomic_fetch_sub(&upload->users, 1) > 1)
         return;
-    struct onepot_error unseen;
-    upload->type->stream_wait(upload->device->device, upload->stream, &unseen);
-    upload->type->stream_free(upload->device->device, upload->stream);
+    upload->type->stream_wait(upload->device, upload->stream, NULL);
+    upload->type->stream_free(upload->device, upload->stream);
     locked_free(upload->locked);
-    onepot_device_close(upload->device);
+    onepot_device_close(upload->shared);
     pthread_mutex_destroy(&upload->lock);
     free(upload);
 }

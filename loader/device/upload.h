@@ -42,12 +42,6 @@ void upload_close(struct upload *upload); /* ends one use; NULL is fine */
 /* The memory of an engine. Its context is the upload; the engine ends one use of it. */
 extern const struct slab_memory upload_memory;
 
-/* They do what their callers in onepot_device.h promise. */
-int upload_use(struct slab *slab, void *stream, struct onepot_error *error);
-int upload_lend(struct slab *slab, void *stream, struct onepot_error *error);
-int upload_wait(struct slab *slab, struct onepot_error *error);
-void upload_where(const struct slab *slab, struct onepot_device_batch *ret_where);
-
 /* The last error: fills *error and returns its code. 0: there was none. */
 int upload_error(struct upload *upload, struct onepot_error *error);
 

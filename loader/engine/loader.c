@@ -16,7 +16,7 @@
 #include "error.h"
 #include "loader_private.h"
 #include "portion.h"
-#include "trial.h"
+#include "measure.h"
 #include "upload.h"
 #include "view.h"
 
@@ -76,17 +76,17 @@ static int plan_device(struct onepot_loader *loader, const struct onepot_loader_
 /* With AUTO: is gathering by the device worth it? And how wide should it be? */
 static bool try_gathering(struct onepot_loader *loader, struct locked *locked)
 {
-    struct onepot_error unseen;
-    struct trial_result result;
+    struct measure_result result;
     uint64_t peak = 0;
     bool open = loader->gather == ONEPOT_GATHER_AUTO;
     /* Measure the peak first: that wakes the link up. */
-    int r = open ? onepot_device_peak(loader->device, &unseen, &peak) : 0;
+    int r = open ? onepot_device_peak(loader->device, NULL, &peak) : 0;
     if (r == 0)
-        r = trial(loader->device, locked_bases(locked), loader->archive, &unseen, &result);
+        r = measure_gathering(loader->device, locked_bases(locked), loader->archive, NULL,
+                              &result);
     if (r == 0)
         locked_set_width(locked, result.width);
-    return !open || (r == 0 && trial_is_won(&result, peak, loader->options.threads));
+    return !open || (r == 0 && measure_device_wins(&result, peak, loader->options.threads));
 }
 
 /* Lock the archives that the device collects from. NULL: the host gathers, by choice. */
@@ -95,11 +95,8 @@ static int lock_archives(struct onepot_loader *loader, struct onepot_error *erro
 {
     const struct fill_plan *fill = &loader->options.fill;
     struct locked *locked = NULL;
-    struct onepot_error unseen;
     uint64_t part = loader->gather == ONEPOT_GATHER_AUTO ? 8 : 2;
     *ret_locked = NULL;
-    if (!error)
-        error = &unseen;
     if (loader->gather == ONEPOT_GATHER_HOST)
         return 0;
     int r = fill->npy || fill->decode || fill->verify
@@ -118,9 +115,8 @@ static int lock_archives(struct onepot_loader *loader, struct onepot_error *erro
 /* After a fork the device is the parent's: replace it by one of our own. */
 static int own_device(struct onepot_loader *loader, struct onepot_error *error)
 {
-    struct onepot_error unseen;
     struct onepot_device *own;
-    int r = device_share(loader->device, error ? error : &unseen, &own);
+    int r = device_share(loader->device, error, &own);
     if (r < 0)
         return r;
     onepot_device_close(loader->device);
@@ -355,22 +351,17 @@ int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch)
 
 int onepot_loader_npy(const struct onepot_loader *loader, struct onepot_npy *ret_npy)
 {
-    size_t size = ret_npy->size;
     if (!loader->options.fill.npy)
         return -ENOTSUP;
-    struct onepot_npy npy = loader->options.fill.kind;
-    npy.size = size;
-    memcpy(ret_npy, &npy, size < sizeof(npy) ? size : sizeof(npy));
+    result_write(ret_npy, &loader->options.fill.kind, sizeof(*ret_npy));
     return 0;
 }
 
 void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_stats)
 {
     struct engine_stats e;
-    size_t size = ret_stats->size;
     engine_stats(loader->engine, &e);
     struct onepot_stats stats = {
-        .size = size,
         .batches = e.batches,
         .samples = e.samples,
         .bytes = e.bytes,
@@ -384,14 +375,13 @@ void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_
         .part_bytes = e.part_bytes,
     };
     dataset_cache_stats(loader->archive->dataset, &stats);
-    memcpy(ret_stats, &stats, size < sizeof(stats) ? size : sizeof(stats));
+    result_write(ret_stats, &stats, sizeof(stats));
 }
 
 int onepot_loader_transfer(struct onepot_loader *loader, bool previous,
                            struct onepot_error *error, struct onepot_transfer *ret_transfer)
 {
     struct onepot_transfer transfer;
-    size_t size = ret_transfer->size;
     uint64_t peak = 0;
     if (!loader->upload || !engine_is_own(loader->engine))
         return error_set(error, -ENOTSUP, "the loader has no device");
@@ -399,8 +389,7 @@ int onepot_loader_transfer(struct onepot_loader *loader, bool previous,
     if (r < 0 && r != -ENOMEM) /* if training has all the memory, that is no reason to fail */
         return r;
     upload_transfer(loader->upload, previous, &transfer);
-    transfer.size = size;
     transfer.peak_bytes_per_second = peak;
-    memcpy(ret_transfer, &transfer, size < sizeof(transfer) ? size : sizeof(transfer));
+    result_write(ret_transfer, &transfer, sizeof(transfer));
     return 0;
 }

@@ -52,18 +52,15 @@ int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error
                         struct onepot_state *ret_state)
 {
     struct onepot_state state;
-    size_t size = ret_state->size;
     int r = loader_own_engine(loader, error);
     if (r < 0)
         return r;
     pthread_mutex_lock(&loader->lock);
     r = present_state(loader, error, &state);
     pthread_mutex_unlock(&loader->lock);
-    if (r < 0)
-        return r;
-    state.size = size;
-    memcpy(ret_state, &state, size < sizeof(state) ? size : sizeof(state));
-    return 0;
+    if (r == 0)
+        result_write(ret_state, &state, sizeof(state));
+    return r;
 }
 
 /* With the lock. */

@@ -16,7 +16,8 @@
 #include "device.h"
 #include "claims.h"
 #include "locked.h"
-#include "trial.h"
+#include "error.h"
+#include "measure.h"
 #include "upload.h"
 #include "suite.h"
 
@@ -366,9 +367,10 @@ START_TEST(gathering_by_the_device_is_measured)
 {
     struct locked *locked = NULL;
     struct onepot_error error = {0};
-    struct trial_result result = {0};
+    struct measure_result result = {0};
     good(locked_new(device, ragged_archive, 1 << 30, &error, &locked), &error);
-    good(trial(device, locked_bases(locked), ragged_archive, &error, &result), &error);
+    good(measure_gathering(device, locked_bases(locked), ragged_archive, &error, &result),
+         &error);
     ck_assert_uint_gt(result.device_rate, 0);
     ck_assert_uint_gt(result.thread_rate, 0);
     ck_assert_uint_gt(result.width, 0);
@@ -423,11 +425,11 @@ END_TEST
 /* The link is what both have to go over, and the host has as many threads as it has. */
 START_TEST(gathering_by_the_device_is_chosen_where_it_is_about_as_fast)
 {
-    const struct trial_result result = {.device_rate = 40, .thread_rate = 10};
-    ck_assert(trial_is_won(&result, 50, 16));
-    ck_assert(!trial_is_won(&result, 60, 16));
-    ck_assert(!trial_is_won(&result, 60, 6));
-    ck_assert(trial_is_won(&result, 60, 5));
+    const struct measure_result result = {.device_rate = 40, .thread_rate = 10};
+    ck_assert(measure_device_wins(&result, 50, 16));
+    ck_assert(!measure_device_wins(&result, 60, 16));
+    ck_assert(!measure_device_wins(&result, 60, 6));
+    ck_assert(measure_device_wins(&result, 60, 5));
 }
 END_TEST
 
@@ -674,9 +676,9 @@ START_TEST(nor_after_a_batch_that_was_never_sent)
     uint8_t got[SLAB_SAMPLE] = {0}, want[SLAB_SAMPLE];
     void *stream = new_stream();
     begin_slab(&slab, &upload);
-    upload_where(&slab, &w);
+    onepot_batch_on_device(&slab.batch, &w);
     send_slab(&slab, upload, 1);
-    good(upload_use(&slab, stream, &error), &error);
+    good(onepot_batch_use(&slab.batch, stream, &error), &error);
     queue_call(stream, take_time, (void *)100);
     queue_copy(stream, got, w.data, sizeof(got));
     upload_memory.retire(&slab, upload);
@@ -694,8 +696,7 @@ END_TEST
 static int fail_to_tell(void *d, void *event, struct onepot_error *error)
 {
     (void)d, (void)event;
-    strcpy(error->text, "can't be told");
-    return error->code = -EIO;
+    return error_set(error, -EIO, "can't be told");
 }
 
 /* A consumer that wants the batch in one stream and reads it in another, as DLPack allows. */
@@ -720,8 +721,7 @@ static int copy_at_once(void *d, void *stream, void *to, const void *from, size_
 static int fail_to_record_all(void *d, void *event, struct onepot_error *error)
 {
     (void)d, (void)event;
-    strcpy(error->text, "there is no such event");
-    return error->code = -ENOTSUP;
+    return error_set(error, -ENOTSUP, "there is no such event");
 }
 
 static int fail_to_wait_all(void *d, struct onepot_error *error)
@@ -752,12 +752,12 @@ static void check_lent(const struct device_type *type, void *named, bool is_told
     good(real->allocate(device->device, DEVICE_MEMORY_LOCKED, SLAB_SAMPLE, &error, &got),
          &error);
     begin_slab(&slab, &upload);
-    upload_where(&slab, &w);
+    onepot_batch_on_device(&slab.batch, &w);
     send_slab(&slab, upload, 1);
     if (is_told)
-        good(upload_use(&slab, named, &error), &error);
-    good(upload_lend(&slab, named, &error), &error);
-    good(upload_wait(&slab, &error), &error);
+        good(onepot_batch_use(&slab.batch, named, &error), &error);
+    good(onepot_batch_lend(&slab.batch, named, &error), &error);
+    good(onepot_batch_wait(&slab.batch, &error), &error);
     queue_call(reads, stand_at, &lent_gate);
     good(real->copy(device->device, reads, got, w.data, SLAB_SAMPLE, &error), &error);
     upload_memory.retire(&slab, upload);
@@ -830,7 +830,7 @@ START_TEST(what_can_not_be_waited_for_is_an_error_and_not_written_to)
     device->type = &type;
     begin_slab(&slab, &upload);
     send_slab(&slab, upload, 1);
-    good(upload_lend(&slab, ONEPOT_NO_STREAM, &error), &error);
+    good(onepot_batch_lend(&slab.batch, ONEPOT_NO_STREAM, &error), &error);
     upload_memory.retire(&slab, upload);
     upload_memory.settle(&slab, upload);
     ck_assert_int_eq(upload_memory.send(&slab, upload), -EIO);

@@ -2,13 +2,13 @@
  * Measures how fast a device collects samples of page-locked archives itself, how much of it
  * has to work on that, and how fast a thread of the host copies the same samples.
  */
-#ifndef ONEPOT_TRIAL_H
-#define ONEPOT_TRIAL_H
+#ifndef ONEPOT_MEASURE_H
+#define ONEPOT_MEASURE_H
 
 #include "dataset.h"
 #include "device.h"
 
-struct trial_result {
+struct measure_result {
     uint64_t device_rate; /* bytes a second */
     uint64_t thread_rate; /* of one thread */
     uint32_t width;       /* for `gather`: the least that is as fast as any */
@@ -16,14 +16,14 @@ struct trial_result {
 
 /* `bases`: see locked_bases. Takes some milliseconds. -ENOTSUP: there is nothing to gather, or
  * the device can't do it; -ENOMEM; -EIO. */
-int trial(struct onepot_device *device, const uint64_t *bases,
-          const struct onepot_archive *archive, struct onepot_error *error,
-          struct trial_result *ret);
+int measure_gathering(struct onepot_device *device, const uint64_t *bases,
+                      const struct onepot_archive *archive, struct onepot_error *error,
+                      struct measure_result *ret);
 
 /*
  * Is the device faster than so many threads, whose batches then go over the link at `peak` at
  * most? Nearly as fast is enough, because it needs no CPU.
  */
-bool trial_is_won(const struct trial_result *result, uint64_t peak, uint32_t threads);
+bool measure_device_wins(const struct measure_result *result, uint64_t peak, uint32_t threads);
 
 #endif
