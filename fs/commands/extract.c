@@ -8,11 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "budget.h"
 #include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
+#include "crew.h"
 #include "format.h"
 #include "extract.h"
 #include "interrupt.h"
@@ -91,19 +91,9 @@ static int fail(const struct arguments *a, int err, const struct fault *fault,
     return CLI_FAILED;
 }
 
-/* Blocks are used once, one after another, so a few for each thread suffice. */
-static uint64_t cache_bytes(const struct pot *pot, unsigned threads)
-{
-    uint64_t bytes = (uint64_t)index_info(pot->index)->block_bytes * threads * 8;
-    uint64_t most = budget_cache_bytes();
-    if (bytes < (32u << 20))
-        bytes = 32u << 20;
-    return bytes < most ? bytes : most;
-}
-
 static int extract_pot(struct arguments *a, struct pot *pot)
 {
-    struct reader_options options = {.cache_bytes = cache_bytes(pot, a->options.threads)};
+    struct reader_options options = {.cache_bytes = crew_cache_bytes(pot, a->options.threads)};
     struct extract_result result = {0};
     struct fault fault = {0};
     struct reader *reader;

@@ -8,6 +8,7 @@
 #include "budget.h"
 #include "cli.h"
 #include "commands.h"
+#include "crew.h"
 #include "format.h"
 #include "interrupt.h"
 #include "json.h"
@@ -147,9 +148,7 @@ static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result
 {
     struct fault fault = {0};
     struct reader *reader;
-    uint64_t bytes = (uint64_t)index_info(pot->index)->block_bytes * a->options.threads * 8;
-    uint64_t most = budget_cache_bytes();
-    struct reader_options options = {.cache_bytes = bytes < most ? bytes : most};
+    struct reader_options options = {.cache_bytes = crew_cache_bytes(pot, a->options.threads)};
     int r = reader_new(pot, &options, &fault, &reader);
     if (r == 0) {
         r = verify_run(pot, reader, &a->options, &fault, ret_result);

@@ -20,7 +20,6 @@
 #include "cleanup.h"
 #include "extract_private.h"
 
-#define PROGRESS_PERIOD_MS 100
 #define LARGE_BYTES (2 * PIECE_BYTES)
 
 /* ---- problems ---- */
@@ -143,30 +142,20 @@ static int find_wanted(struct extraction *x)
 static int add_large(struct extraction *x, const struct node *node, uint32_t position,
                      uint64_t *key)
 {
-    if (x->large_count == x->large_size) {
-        size_t size = x->large_size ? x->large_size * 2 : 16;
-        struct large *large = reallocarray(x->large, size, sizeof(*large));
-        if (!large)
-            return -ENOMEM;
-        x->large = large;
-        x->large_size = size;
-    }
     uint32_t pieces = (uint32_t)((node->size_bytes - 1) / PIECE_BYTES) + 1;
     struct large l = {.position = position, .pieces = pieces, .left = pieces, .fd = -1};
     l.written = calloc(pieces, 1);
     if (x->has_sums && checksum_new(index_info(x->index)->sum_kind, &l.state) < 0)
         l.state = NULL;
-    x->large[x->large_count++] = l;
+    int r = vector_push(&x->large, l);
     x->large_key = worklist_key(x->index, position, 0, *key);
-    if (!l.written || (x->has_sums && !l.state))
-        return -ENOMEM;
-    for (uint32_t i = 0; i < pieces; i++) {
+    if (r == 0 && (!l.written || (x->has_sums && !l.state)))
+        r = -ENOMEM;
+    for (uint32_t i = 0; r == 0 && i < pieces; i++) {
         *key = worklist_key(x->index, position, i * PIECE_BYTES, *key);
-        int r = worklist_add(x->list, (struct work_item){*key, position, i + 1});
-        if (r < 0)
-            return r;
+        r = worklist_add(x->list, (struct work_item){*key, position, i + 1});
     }
-    return 0;
+    return r;
 }
 
 /* At least half of the file must be data: a huge hole is no work. */
@@ -188,25 +177,11 @@ static int add_work(struct extraction *x, const struct node *node, uint32_t posi
      * one.
      */
     if (is_large(node) &&
-        (!x->large_count || worklist_key(x->index, position, 0, *key) != x->large_key))
+        (!x->large.count || worklist_key(x->index, position, 0, *key) != x->large_key))
         return add_large(x, node, position, key);
     if (S_ISREG(node->mode))
         *key = worklist_key(x->index, position, 0, *key);
     return worklist_add(x->list, (struct work_item){*key, position, 0});
-}
-
-static int add_link(struct extraction *x, uint32_t inode, uint32_t position)
-{
-    if (x->link_count == x->link_size) {
-        size_t size = x->link_size ? x->link_size * 2 : 256;
-        struct link_name *links = reallocarray(x->links, size, sizeof(*links));
-        if (!links)
-            return -ENOMEM;
-        x->links = links;
-        x->link_size = size;
-    }
-    x->links[x->link_count++] = (struct link_name){inode, position};
-    return 0;
 }
 
 static int compare_links(const void *a, const void *b)
@@ -222,15 +197,15 @@ static int add_first_names(struct extraction *x)
 {
     uint64_t key = 0;
     int r = 0;
-    if (x->link_count)
-        qsort(x->links, x->link_count, sizeof(*x->links), compare_links);
-    for (size_t i = 0; r == 0 && i < x->link_count; i++) {
+    if (x->links.count)
+        qsort(x->links.at, x->links.count, sizeof(*x->links.at), compare_links);
+    for (size_t i = 0; r == 0 && i < x->links.count; i++) {
         struct node node;
-        if (i > 0 && x->links[i].inode == x->links[i - 1].inode)
+        if (i > 0 && x->links.at[i].inode == x->links.at[i - 1].inode)
             continue;
-        r = index_node(x->index, x->links[i].position, &node);
+        r = index_node(x->index, x->links.at[i].position, &node);
         if (r == 0)
-            r = add_work(x, &node, x->links[i].position, &key);
+            r = add_work(x, &node, x->links.at[i].position, &key);
     }
     return r;
 }
@@ -263,7 +238,7 @@ static int visit_child(struct extraction *x, struct folders *folders, uint32_t p
         return r < 0 ? r : x->error;
     }
     if (node.position != position || node.nlink > 1)
-        return add_link(x, node.position, position);
+        return vector_push(&x->links, (struct link_name){node.position, position});
     return add_work(x, &node, position, key);
 }
 
@@ -292,47 +267,28 @@ static int visit_all(struct extraction *x, struct folders *folders)
     int r = tree_add_folder(x, INDEX_ROOT);
     while (r == 0 && x->unvisited) {
         x->visited = x->unvisited - 1;
-        x->unvisited = x->made[x->visited].next;
-        r = visit_folder(x, folders, x->made[x->visited].position, &key);
+        x->unvisited = x->made.at[x->visited].next;
+        r = visit_folder(x, folders, x->made.at[x->visited].position, &key);
         if (r == 0 && extract_stopped(x))
             r = x->error ? x->error : -EINTR;
     }
     if (r == 0)
         r = add_first_names(x);
-    if (x->large_count)
-        qsort(x->large, x->large_count, sizeof(*x->large), compare_large);
+    if (x->large.count)
+        qsort(x->large.at, x->large.count, sizeof(*x->large.at), compare_large);
     return r;
 }
 
 /* ---- threads ---- */
 
-static void *extractor_main(void *arg)
+static void do_item(struct worker *w, const struct work_item *item)
 {
-    struct extractor *e = arg;
-    struct extraction *x = e->x;
-    const struct work_item *items;
-    size_t n;
-    while (!extract_stopped(x) && (n = worklist_take(x->list, e->number, &items)) > 0)
-        for (size_t i = 0; i < n && !extract_stopped(x); i++) {
-            content_expect(e->content, worklist_near_end(items, n, i, CONTENT_NEAR_BYTES / 4));
-            if (items[i].piece)
-                member_extract_piece(e, items[i].position, items[i].piece - 1);
-            else
-                member_extract(e, items[i].position);
-        }
-    pthread_mutex_lock(&x->lock);
-    x->running--;
-    pthread_cond_signal(&x->done);
-    pthread_mutex_unlock(&x->lock);
-    return NULL;
-}
-
-static void extractor_free(struct extractor *e)
-{
-    content_free(e->content);
-    folders_free(&e->folders);
-    free(e->read_back);
-    checksum_free(e->hash);
+    struct extraction *x = w->crew->job;
+    struct extractor *e = &x->extractors[w->number];
+    if (item->piece)
+        member_extract_piece(e, item->position, item->piece - 1);
+    else
+        member_extract(e, item->position);
 }
 
 /* Each thread keeps some descriptors of folders, within the process's limit. */
@@ -344,98 +300,67 @@ static unsigned folder_slots(unsigned threads)
     return each > FOLDER_SLOTS_MAX ? FOLDER_SLOTS_MAX : (unsigned)each;
 }
 
-static int extractor_init(struct extraction *x, struct extractor *e, unsigned number)
-{
-    e->x = x;
-    e->number = number;
-    e->read_back = malloc(READ_BACK_BYTES);
-    int r = checksum_new(index_info(x->index)->sum_kind, &e->hash);
-    if (r < 0)
-        return r;
-    r = folders_init(&e->folders, folder_slots(x->options->threads));
-    if (r == 0)
-        r = content_new(x->pot, x->reader, CONTENT_OWN_BLOCKS, &e->content);
-    if (r == 0 && x->has_sums)
-        content_skip_sums(e->content);
-    return r == 0 && !e->read_back ? -ENOMEM : r;
-}
-
-/* Show progress until all threads have ended. */
-static void wait_for_threads(struct extraction *x)
-{
-    pthread_mutex_lock(&x->lock);
-    while (x->running > 0) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += PROGRESS_PERIOD_MS * 1000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&x->done, &x->lock, &until);
-        if (x->options->progress)
-            x->options->progress(x->options->ctx, "extracting", &x->progress);
-    }
-    pthread_mutex_unlock(&x->lock);
-}
-
-static int run_threads(struct extraction *x, struct extractor *extractors, unsigned count)
-{
-    unsigned started = 0;
-    int r = 0;
-    x->running = count;
-    for (; started < count && r == 0; started += r == 0)
-        r = -pthread_create(&extractors[started].thread, NULL, extractor_main,
-                            &extractors[started]);
-    pthread_mutex_lock(&x->lock);
-    x->running -= count - started;
-    pthread_mutex_unlock(&x->lock);
-    if (started > 0)
-        r = 0; /* the others take over its range */
-    wait_for_threads(x);
-    for (unsigned i = 0; i < started; i++)
-        pthread_join(extractors[i].thread, NULL);
-    return r;
-}
-
 /* ---- the steps ---- */
 
 static void extract_links(struct extraction *x, struct extractor *e)
 {
     uint32_t first = 0;
-    for (size_t i = 0; i < x->link_count && !extract_stopped(x); i++) {
-        if (i == 0 || x->links[i].inode != x->links[i - 1].inode)
-            first = x->links[i].position;
+    for (size_t i = 0; i < x->links.count && !extract_stopped(x); i++) {
+        if (i == 0 || x->links.at[i].inode != x->links.at[i - 1].inode)
+            first = x->links.at[i].position;
         else
-            member_link(e, first, x->links[i].position);
+            member_link(e, first, x->links.at[i].position);
     }
 }
 
-static int extract_all(struct extraction *x, struct extractor *extractors, unsigned count)
+static int extract_all(struct extraction *x, struct crew *crew)
 {
     int r = find_wanted(x);
     if (r == 0)
-        r = visit_all(x, &extractors[0].folders);
+        r = visit_all(x, &x->extractors[0].folders);
     if (r == 0)
-        r = worklist_begin(x->list, count);
+        r = crew_run(crew);
     if (r == 0)
-        r = run_threads(x, extractors, count);
-    if (r == 0)
-        extract_links(x, &extractors[0]);
-    member_discard_large(x, &extractors[0].folders);
-    return r < 0 ? r : tree_finish_folders(x, &extractors[0].folders);
+        extract_links(x, &x->extractors[0]);
+    member_discard_large(x, &x->extractors[0].folders);
+    return r < 0 ? r : tree_finish_folders(x, &x->extractors[0].folders);
 }
 
-static int with_threads(struct extraction *x)
+static bool is_stopped(const void *job)
 {
-    unsigned count = x->options->threads, made = 0;
-    struct extractor *extractors = calloc(count, sizeof(*extractors));
-    int r = extractors ? 0 : -ENOMEM;
-    for (; r == 0 && made < count; made++)
-        r = extractor_init(x, &extractors[made], made);
+    return extract_stopped(job);
+}
+
+static int with_crew(struct extraction *x)
+{
+    const struct extract_options *o = x->options;
+    struct crew crew = {.pot = x->pot,
+                        .reader = x->reader,
+                        .list = x->list,
+                        .threads = o->threads,
+                        .buffer_bytes = READ_BACK_BYTES,
+                        .job = x,
+                        .work = do_item,
+                        .is_stopped = is_stopped,
+                        .lock = &x->lock,
+                        .doing = "extracting",
+                        .show = o->progress,
+                        .ctx = o->ctx,
+                        .progress = &x->progress};
+    x->extractors = calloc(o->threads, sizeof(*x->extractors));
+    int r = x->extractors ? crew_init(&crew) : -ENOMEM;
+    for (unsigned i = 0; r == 0 && i < o->threads; i++) {
+        x->extractors[i] = (struct extractor){.x = x, .worker = &crew.workers[i]};
+        folders_init(&x->extractors[i].folders, folder_slots(o->threads));
+        if (x->has_sums)
+            content_skip_sums(crew.workers[i].content);
+    }
     if (r == 0)
-        r = extract_all(x, extractors, count);
-    for (unsigned i = 0; i < made; i++)
-        extractor_free(&extractors[i]);
-    free(extractors);
+        r = extract_all(x, &crew);
+    for (unsigned i = 0; x->extractors && i < o->threads; i++)
+        folders_free(&x->extractors[i].folders);
+    free(x->extractors);
+    crew_free(&crew);
     return r;
 }
 
@@ -451,11 +376,10 @@ static void release(struct extraction *x)
     if (x->root_fd >= 0)
         close(x->root_fd);
     worklist_free(x->list);
-    free(x->links);
-    free(x->large);
-    free(x->made);
+    vector_free(&x->links);
+    vector_free(&x->large);
+    vector_free(&x->made);
     free(x->flags);
-    pthread_cond_destroy(&x->done);
     pthread_mutex_destroy(&x->lock);
 }
 
@@ -467,19 +391,18 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
         .pot = pot,
         .index = pot->index,
         .reader = reader,
-        .archive = pot->identity,
+        .archive = {pot->identity.dev, pot->identity.ino},
         .has_sums = index_info(pot->index)->has_sums,
         .root_fd = -1,
         .uid = geteuid(),
         .gid = getegid(),
     };
     pthread_mutex_init(&x.lock, NULL);
-    pthread_cond_init(&x.done, NULL);
     mode_t before = umask(0);
     x.umask = options->exact_modes ? 0 : before;
     int r = prepare(&x, fault);
     if (r == 0)
-        r = with_threads(&x);
+        r = with_crew(&x);
     umask(before);
     int whole = r == -EINTR ? 0 : pot_check_whole(pot, fault);
     if (whole < 0)

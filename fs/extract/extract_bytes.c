@@ -3,6 +3,7 @@
  * in the CPU's cache.
  */
 #include "extract_private.h"
+#include "numbers.h"
 #include "write_at.h"
 
 struct copy {
@@ -30,7 +31,8 @@ int bytes_copy(struct extractor *e, uint32_t position, uint64_t from, uint64_t t
 {
     struct copy c = {.x = e->x, .fd = fd, .hash = hash};
     trouble->doing = "can't be read";
-    int r = content_read(e->content, position, from, to, write_piece, &c, &trouble->offset);
+    int r =
+        content_read(e->worker->content, position, from, to, write_piece, &c, &trouble->offset);
     if (c.write_failed)
         trouble->doing = "can't be written";
     return r;
@@ -40,13 +42,13 @@ static int hash_range(struct extractor *e, uint64_t from, uint64_t to, int fd,
                       struct checksum *hash)
 {
     while (from < to) {
-        size_t n = to - from < READ_BACK_BYTES ? (size_t)(to - from) : READ_BACK_BYTES;
-        ssize_t got = pread(fd, e->read_back, n, (off_t)from);
+        size_t n = min_u64(to - from, READ_BACK_BYTES);
+        ssize_t got = pread(fd, e->worker->buffer, n, (off_t)from);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
             return got < 0 ? -errno : -EIO;
-        checksum_add(hash, e->read_back, (size_t)got);
+        checksum_add(hash, e->worker->buffer, (size_t)got);
         from += (uint64_t)got;
     }
     return 0;
@@ -60,7 +62,7 @@ int bytes_hash_written(struct extractor *e, uint32_t position, uint64_t from, ui
         int r = index_extent(e->x->index, position, from, &extent);
         if (r < 0)
             return r;
-        uint64_t len = extent.length < to - from ? extent.length : to - from;
+        uint64_t len = min_u64(extent.length, to - from);
         if (extent.kind != EXTENT_HOLE)
             r = hash_range(e, from, from + len, fd, hash);
         if (r < 0)

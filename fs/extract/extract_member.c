@@ -17,6 +17,7 @@
 
 #include "cleanup.h"
 #include "extract_private.h"
+#include "numbers.h"
 
 #define XATTR_VALUE_MAX 65536u /* Linux's limit */
 
@@ -99,13 +100,33 @@ static int set_xattrs(struct extraction *x, int fd, const char *path, uint32_t p
     return r == -ENOENT ? 0 : r;
 }
 
+/* Times as futimens takes them: that of the last access stays. */
+struct times {
+    struct timespec at[2];
+};
+
+static struct times node_times(const struct node *node)
+{
+    return (struct times){
+        {{.tv_nsec = UTIME_OMIT},
+         {.tv_sec = (time_t)node->mtime_sec, .tv_nsec = (long)node->mtime_nsec}}};
+}
+
+int member_set_time(int folder_fd, const char *name, const struct node *node)
+{
+    return utimensat(folder_fd, name, node_times(node).at, AT_SYMLINK_NOFOLLOW) < 0 ? -errno
+                                                                                    : 0;
+}
+
+static bool needs_chown(const struct extraction *x, const struct node *node)
+{
+    return x->options->owners && (!member_keeps_owner(x, node) || x->inherits);
+}
+
 int member_finish(struct extraction *x, int fd, const struct node *node, mode_t have_mode)
 {
-    const struct timespec times[2] = {
-        {.tv_nsec = UTIME_OMIT},
-        {.tv_sec = (time_t)node->mtime_sec, .tv_nsec = (long)node->mtime_nsec}};
     mode_t mode = member_mode(x, node);
-    bool chown = x->options->owners && (!member_keeps_owner(x, node) || x->inherits);
+    bool chown = needs_chown(x, node);
     int r = 0;
     if (chown && fchown(fd, node->uid, node->gid) < 0)
         return -errno;
@@ -115,18 +136,15 @@ int member_finish(struct extraction *x, int fd, const struct node *node, mode_t 
         return r;
     if ((have_mode != mode || chown || x->inherits || mode & 07000) && fchmod(fd, mode) < 0)
         return -errno;
-    return futimens(fd, times) < 0 ? -errno : 0;
+    return futimens(fd, node_times(node).at) < 0 ? -errno : 0;
 }
 
 /* The same by name, for entries without a descriptor. Links have no mode. */
 static int finish_name(struct extraction *x, int folder_fd, const char *name,
                        const struct node *node)
 {
-    const struct timespec times[2] = {
-        {.tv_nsec = UTIME_OMIT},
-        {.tv_sec = (time_t)node->mtime_sec, .tv_nsec = (long)node->mtime_nsec}};
-    bool chown = x->options->owners && (!member_keeps_owner(x, node) || x->inherits);
-    if (chown && fchownat(folder_fd, name, node->uid, node->gid, AT_SYMLINK_NOFOLLOW) < 0)
+    if (needs_chown(x, node) &&
+        fchownat(folder_fd, name, node->uid, node->gid, AT_SYMLINK_NOFOLLOW) < 0)
         return -errno;
     if (node->has_xattrs) {
         /* The name is one component, so lsetxattr follows only the path to the open folder. */
@@ -136,7 +154,7 @@ static int finish_name(struct extraction *x, int folder_fd, const char *name,
         if (r < 0)
             return r;
     }
-    return utimensat(folder_fd, name, times, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
+    return member_set_time(folder_fd, name, node);
 }
 
 /* ---- making ---- */
@@ -246,7 +264,7 @@ static int write_file(struct extractor *e, int fd, const struct node *node, mode
                       struct trouble *trouble)
 {
     struct extraction *x = e->x;
-    struct checksum *hash = x->has_sums ? e->hash : NULL;
+    struct checksum *hash = x->has_sums ? e->worker->hash : NULL;
     if (hash)
         checksum_reset(hash);
     int r = bytes_copy(e, node->position, 0, node->size_bytes, fd, hash, trouble);
@@ -305,15 +323,15 @@ void member_extract(struct extractor *e, uint32_t position)
 
 static struct large *find_large(struct extraction *x, uint32_t position)
 {
-    size_t low = 0, high = x->large_count;
+    size_t low = 0, high = x->large.count;
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        if (x->large[mid].position < position)
+        if (x->large.at[mid].position < position)
             low = mid + 1;
         else
             high = mid;
     }
-    return &x->large[low];
+    return &x->large.at[low];
 }
 
 /* Under the lock. The first piece makes the file. */
@@ -344,8 +362,8 @@ static int hash_front(struct extractor *e, struct large *l, const struct node *n
     while (r == 0 && l->hashed < l->pieces && l->written[l->hashed] && !l->failed) {
         uint64_t from = l->hashed * PIECE_BYTES, to = from + PIECE_BYTES;
         pthread_mutex_unlock(&x->lock);
-        r = bytes_hash_written(e, node->position, from,
-                               to < node->size_bytes ? to : node->size_bytes, l->fd, l->state);
+        r = bytes_hash_written(e, node->position, from, min_u64(to, node->size_bytes), l->fd,
+                               l->state);
         pthread_mutex_lock(&x->lock);
         l->hashed++;
     }
@@ -425,8 +443,8 @@ void member_extract_piece(struct extractor *e, uint32_t position, uint32_t piece
     pthread_mutex_unlock(&x->lock);
     if (!skip) {
         uint64_t from = piece * PIECE_BYTES, to = from + PIECE_BYTES;
-        r = bytes_copy(e, node.position, from, to < node.size_bytes ? to : node.size_bytes,
-                       l->fd, NULL, &trouble);
+        r = bytes_copy(e, node.position, from, min_u64(to, node.size_bytes), l->fd, NULL,
+                       &trouble);
     }
     pthread_mutex_lock(&x->lock);
     l->failed |= r < 0;
@@ -442,10 +460,10 @@ void member_extract_piece(struct extractor *e, uint32_t position, uint32_t piece
 
 void member_discard_large(struct extraction *x, struct folders *folders)
 {
-    for (size_t i = 0; i < x->large_count; i++) {
-        discard_large(x, folders, &x->large[i]);
-        checksum_free(x->large[i].state);
-        free(x->large[i].written);
+    for (size_t i = 0; i < x->large.count; i++) {
+        discard_large(x, folders, &x->large.at[i]);
+        checksum_free(x->large.at[i].state);
+        free(x->large.at[i].written);
     }
 }
 

@@ -14,8 +14,10 @@
 #include <time.h>
 
 #include "checksum.h"
+#include "crew.h"
 #include "extract.h"
-#include "content.h"
+#include "file_id.h"
+#include "vector.h"
 #include "worklist.h"
 
 /* Flags of an entry. */
@@ -50,8 +52,7 @@ struct folders {
         int fd; /* O_PATH; -1: free */
     } slots[FOLDER_SLOTS_MAX];
     unsigned slot_count;
-    uint32_t *way; /* from a folder up to one with an open descriptor */
-    size_t way_size;
+    VECTOR(uint32_t) way; /* from a folder up to one with an open descriptor */
     /* The folder whose children are being extracted. */
     uint32_t directory, first, count;
 };
@@ -65,12 +66,16 @@ struct made_folder {
 
 #define READ_BACK_BYTES (256u << 10)
 
+struct link_name {
+    uint32_t inode, position;
+};
+
 struct extraction {
     const struct extract_options *options;
     struct pot *pot;
     const struct index *index;
     struct reader *reader;
-    struct source_identity archive; /* the archive's file, which is never replaced */
+    struct file_id archive; /* the archive's file, which is never replaced */
     bool has_sums;
 
     int root_fd;
@@ -80,44 +85,31 @@ struct extraction {
     uid_t uid;     /* owner that new files get */
     gid_t gid;
 
-    uint8_t *flags;           /* ENTRY_*, one for each entry; written by one thread at a time */
-    struct made_folder *made; /* in the order of creation, the root first */
-    size_t made_size;
-    uint32_t made_count;
-    uint32_t visited;   /* the folder whose children are being made */
-    uint32_t unvisited; /* the next one + 1; 0: none */
+    uint8_t *flags; /* ENTRY_*, one for each entry; written by one thread at a time */
+    VECTOR(struct made_folder) made; /* in the order of creation, the root first */
+    uint32_t visited;                /* the folder whose children are being made */
+    uint32_t unvisited;              /* the next one + 1; 0: none */
     struct worklist *list;
-    struct link_name *links; /* names of inodes with several, sorted by inode and position */
-    size_t link_count, link_size;
-    struct large *large; /* sorted by position */
-    size_t large_count, large_size;
-    uint64_t large_key; /* key of the first piece of the last of them */
+    struct extractor *extractors;
+    VECTOR(struct link_name) links; /* names of inodes with several, sorted */
+    VECTOR(struct large) large;     /* sorted by position */
+    uint64_t large_key;             /* key of the first piece of the last of them */
 
     pthread_mutex_t lock;      /* for large files and for reports */
     _Atomic uint32_t quitting; /* an error that ends the run has occurred */
     int error;
     struct fault fault;
-    unsigned running;
-    pthread_cond_t done;
 
     struct progress progress;
     _Atomic uint64_t files, others, problems, lost_xattrs;
     uint64_t directories, unprivileged;
 };
 
-struct link_name {
-    uint32_t inode, position;
-};
-
 /* The data of one thread. */
 struct extractor {
     struct extraction *x;
-    unsigned number;
-    pthread_t thread;
-    struct content *content;
+    struct worker *worker;
     struct folders folders;
-    struct checksum *hash;
-    uint8_t *read_back;
 };
 
 static inline bool extract_stopped(const struct extraction *x)
@@ -135,7 +127,7 @@ int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t o
 
 /* ---- extract_tree.c ---- */
 
-int folders_init(struct folders *folders, unsigned slots);
+void folders_init(struct folders *folders, unsigned slots);
 void folders_free(struct folders *folders);
 
 /* Get the descriptor of the folder at `directory`, valid until the next call. */
@@ -171,6 +163,8 @@ bool member_keeps_owner(const struct extraction *x, const struct node *node);
 bool member_lacks_privileges(const struct extraction *x, const struct node *node);
 /* The mode that an inode gets here. */
 mode_t member_mode(const struct extraction *x, const struct node *node);
+/* Set the time of an entry by its name, without following it. */
+int member_set_time(int folder_fd, const char *name, const struct node *node);
 /* Set owner, extended attributes, mode, time; `have_mode` is the current mode. */
 int member_finish(struct extraction *x, int fd, const struct node *node, mode_t have_mode);
 

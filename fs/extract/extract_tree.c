@@ -24,15 +24,12 @@
 
 /* ---- descriptors ---- */
 
-int folders_init(struct folders *f, unsigned slots)
+void folders_init(struct folders *f, unsigned slots)
 {
     f->slot_count = slots < 4 ? 4 : slots > FOLDER_SLOTS_MAX ? FOLDER_SLOTS_MAX : slots;
     for (unsigned i = 0; i < FOLDER_SLOTS_MAX; i++)
         f->slots[i].fd = -1;
     f->directory = UINT32_MAX;
-    f->way_size = 64;
-    f->way = malloc(f->way_size * sizeof(*f->way));
-    return f->way ? 0 : -ENOMEM;
 }
 
 void folders_free(struct folders *f)
@@ -40,7 +37,7 @@ void folders_free(struct folders *f)
     for (unsigned i = 0; i < f->slot_count; i++)
         if (f->slots[i].fd >= 0)
             close(f->slots[i].fd);
-    free(f->way);
+    vector_free(&f->way);
 }
 
 static int copy_name(const struct index *index, uint32_t position, char name[])
@@ -74,37 +71,27 @@ static int slot_fd(const struct extraction *x, const struct folders *f, uint32_t
     return f->slots[slot].position == directory ? f->slots[slot].fd : -1;
 }
 
-/* The folders from `directory` up to, but excluding, one with an open descriptor. */
+/* Fill f->way with the folders from `directory` up to, but excluding, an open one. */
 static int find_way(const struct extraction *x, struct folders *f, uint32_t directory,
-                    size_t *ret_count, int *ret_fd)
+                    int *ret_fd)
 {
-    size_t n = 0;
-    int fd;
-    while ((fd = slot_fd(x, f, directory)) < 0) {
-        if (n == f->way_size) {
-            uint32_t *way = reallocarray(f->way, n * 2, sizeof(*way));
-            if (!way)
-                return -ENOMEM;
-            f->way = way;
-            f->way_size = n * 2;
-        }
-        f->way[n++] = directory;
-        int r = index_parent(x->index, directory, &directory);
+    f->way.count = 0;
+    while ((*ret_fd = slot_fd(x, f, directory)) < 0) {
+        int r = vector_push(&f->way, directory);
+        if (r == 0)
+            r = index_parent(x->index, directory, &directory);
         if (r < 0)
             return r;
     }
-    *ret_count = n;
-    *ret_fd = fd;
     return 0;
 }
 
 int folders_get(struct extraction *x, struct folders *f, uint32_t directory, int *ret_fd)
 {
-    size_t n;
-    int fd, r = find_way(x, f, directory, &n, &fd);
-    while (r == 0 && n > 0) {
+    int fd, r = find_way(x, f, directory, &fd);
+    while (r == 0 && f->way.count > 0) {
         char name[INDEX_NAME_MAX + 1];
-        uint32_t position = f->way[--n];
+        uint32_t position = f->way.at[--f->way.count];
         r = copy_name(x->index, position, name);
         if (r < 0)
             break;
@@ -176,11 +163,6 @@ int tree_open_root(struct extraction *x, struct fault *fault)
 
 /* ---- making folders ---- */
 
-static bool is_archive(const struct extraction *x, const struct stat *st)
-{
-    return x->archive.ino && st->st_dev == x->archive.dev && st->st_ino == x->archive.ino;
-}
-
 int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *name)
 {
     struct stat st;
@@ -190,7 +172,7 @@ int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *na
         return errno == ENOENT ? 0 : -errno;
     if (S_ISDIR(st.st_mode))
         return -EISDIR;
-    if (is_archive(x, &st))
+    if (x->archive.ino && file_id_equal(file_id_of(&st), x->archive))
         return -ETXTBSY;
     return unlinkat(folder_fd, name, 0) < 0 && errno != ENOENT ? -errno : 0;
 }
@@ -249,18 +231,11 @@ static int make_folder(struct extraction *x, int parent_fd, const char *name, mo
 
 int tree_add_folder(struct extraction *x, uint32_t position)
 {
-    if (x->made_count == x->made_size) {
-        size_t size = x->made_size ? x->made_size * 2 : 256;
-        struct made_folder *made = reallocarray(x->made, size, sizeof(*made));
-        if (!made)
-            return -ENOMEM;
-        x->made = made;
-        x->made_size = size;
-    }
-    uint32_t depth = x->made_count ? x->made[x->visited].depth + 1 : 0;
-    x->made[x->made_count++] = (struct made_folder){position, depth, x->unvisited};
-    x->unvisited = x->made_count;
-    return 0;
+    uint32_t depth = x->made.count ? x->made.at[x->visited].depth + 1 : 0;
+    int r = vector_push(&x->made, (struct made_folder){position, depth, x->unvisited});
+    if (r == 0)
+        x->unvisited = (uint32_t)x->made.count;
+    return r;
 }
 
 int tree_make_folder(struct extraction *x, struct folders *f, const struct node *node,
@@ -269,7 +244,7 @@ int tree_make_folder(struct extraction *x, struct folders *f, const struct node 
     char name[INDEX_NAME_MAX + 1];
     bool at_once = false, is_new = false;
     int fd, r = -ENAMETOOLONG; /* only in an index forged to be so deep */
-    if (x->made[x->visited].depth < DEPTH_MAX)
+    if (x->made.at[x->visited].depth < DEPTH_MAX)
         r = folders_find(x, f, position, &fd, name);
     if (r == 0) {
         at_once = has_mode_at_once(x, node, f->directory);
@@ -288,14 +263,6 @@ int tree_make_folder(struct extraction *x, struct folders *f, const struct node 
 
 /* ---- attributes of folders ---- */
 
-static int set_time(int parent_fd, const char *name, const struct node *node)
-{
-    const struct timespec times[2] = {
-        {.tv_nsec = UTIME_OMIT},
-        {.tv_sec = (time_t)node->mtime_sec, .tv_nsec = (long)node->mtime_nsec}};
-    return utimensat(parent_fd, name, times, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
-}
-
 static int finish_folder(struct extraction *x, struct folders *f, uint32_t position)
 {
     char name[INDEX_NAME_MAX + 1];
@@ -309,15 +276,15 @@ static int finish_folder(struct extraction *x, struct folders *f, uint32_t posit
     if (r < 0)
         return r;
     if (x->flags[position] & ENTRY_HAS_MODE)
-        return set_time(fd, name, &node);
+        return member_set_time(fd, name, &node);
     auto_close int own = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     return own < 0 ? -errno : member_finish(x, own, &node, (mode_t)-1);
 }
 
 int tree_finish_folders(struct extraction *x, struct folders *f)
 {
-    for (uint32_t i = x->made_count; i-- > 0;) {
-        uint32_t position = x->made[i].position;
+    for (size_t i = x->made.count; i-- > 0;) {
+        uint32_t position = x->made.at[i].position;
         if (extract_stopped(x))
             return x->error ? x->error : -EINTR;
         if (!(x->flags[position] & ENTRY_MADE))

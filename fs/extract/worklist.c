@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "vector.h"
+
 #define PORTION_ITEMS 64u
 #define PORTION_BYTES (1u << 20)
 
@@ -18,8 +20,7 @@ struct range {
 };
 
 struct worklist {
-    struct work_item *items;
-    size_t count, size;
+    VECTOR(struct work_item) items;
     bool sorted;
     struct range *ranges; /* one for each thread */
     unsigned threads;
@@ -43,11 +44,11 @@ void worklist_free(struct worklist *list)
         return;
     pthread_mutex_destroy(&list->lock);
     free(list->ranges);
-    free(list->items);
+    vector_free(&list->items);
     free(list);
 }
 
-static int compare(const void *a, const void *b)
+static int compare_items(const void *a, const void *b)
 {
     const struct work_item *x = a, *y = b;
     if (x->key != y->key)
@@ -59,29 +60,20 @@ static int compare(const void *a, const void *b)
 
 int worklist_add(struct worklist *list, struct work_item item)
 {
-    if (list->count == list->size) {
-        size_t size = list->size ? list->size * 2 : 1024;
-        struct work_item *items = reallocarray(list->items, size, sizeof(*items));
-        if (!items)
-            return -ENOMEM;
-        list->items = items;
-        list->size = size;
-    }
-    if (list->count && compare(&list->items[list->count - 1], &item) > 0)
+    if (list->items.count && compare_items(&list->items.at[list->items.count - 1], &item) > 0)
         list->sorted = false;
-    list->items[list->count++] = item;
-    return 0;
+    return vector_push(&list->items, item);
 }
 
 size_t worklist_count(const struct worklist *list)
 {
-    return list->count;
+    return list->items.count;
 }
 
 /* The first place from `at` on where a block ends. */
 static size_t next_border(const struct worklist *list, size_t at, size_t end)
 {
-    while (at > 0 && at < end && list->items[at].key == list->items[at - 1].key)
+    while (at > 0 && at < end && list->items.at[at].key == list->items.at[at - 1].key)
         at++;
     return at;
 }
@@ -93,11 +85,12 @@ int worklist_begin(struct worklist *list, unsigned threads)
         return -ENOMEM;
     list->threads = threads;
     if (!list->sorted)
-        qsort(list->items, list->count, sizeof(*list->items), compare);
+        qsort(list->items.at, list->items.count, sizeof(*list->items.at), compare_items);
     size_t at = 0;
     for (unsigned t = 0; t < threads; t++) {
-        size_t end = t + 1 == threads ? list->count : list->count / threads * (t + 1);
-        end = next_border(list, end > at ? end : at, list->count);
+        size_t end =
+            t + 1 == threads ? list->items.count : list->items.count / threads * (t + 1);
+        end = next_border(list, end > at ? end : at, list->items.count);
         list->ranges[t] = (struct range){at, end};
         at = end;
     }
@@ -124,7 +117,7 @@ static bool steal(struct worklist *list, struct range *mine)
 
 static size_t portion(const struct worklist *list, const struct range *range)
 {
-    const struct work_item *first = &list->items[range->next];
+    const struct work_item *first = &list->items.at[range->next];
     size_t left = range->end - range->next, n = 1;
     while (n < left && (first[n].key == first[n - 1].key ||
                         (n < PORTION_ITEMS && first[n].key - first->key < PORTION_BYTES)))
@@ -139,7 +132,7 @@ size_t worklist_take(struct worklist *list, unsigned thread, const struct work_i
     pthread_mutex_lock(&list->lock);
     if (mine->next < mine->end || steal(list, mine)) {
         n = portion(list, mine);
-        *ret_items = &list->items[mine->next];
+        *ret_items = &list->items.at[mine->next];
         mine->next += n;
     }
     pthread_mutex_unlock(&list->lock);

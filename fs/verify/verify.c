@@ -15,24 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "backend.h"
 #include "content.h"
 #include "coverage.h"
+#include "crew.h"
 #include "onepot_format.h"
 
-#define PROGRESS_PERIOD_MS 100
 #define A_WINDOW UINT32_MAX /* position of a work item whose `piece` is a window */
-
-struct verifier {
-    struct verification *v;
-    unsigned number;
-    pthread_t thread;
-    struct content *content;
-    struct checksum *hash;
-    uint8_t *window;
-};
 
 /* ---- problems ---- */
 
@@ -194,13 +184,14 @@ static int check_tree(struct verification *v)
 
 static int take_bytes(void *ctx, const void *bytes, size_t len, uint64_t offset)
 {
-    struct verifier *t = ctx;
+    struct worker *w = ctx;
+    struct verification *v = w->crew->job;
     (void)offset;
-    if (verify_stopped(t->v))
+    if (verify_stopped(v))
         return -EINTR;
-    if (t->v->has_sums)
-        checksum_add(t->hash, bytes, len);
-    atomic_fetch_add_explicit(&t->v->progress.bytes_done, len, memory_order_relaxed);
+    if (v->has_sums)
+        checksum_add(w->hash, bytes, len);
+    atomic_fetch_add_explicit(&v->progress.bytes_done, len, memory_order_relaxed);
     return 0;
 }
 
@@ -216,21 +207,21 @@ static const char *describe(int err)
     }
 }
 
-static void check_member(struct verifier *t, uint32_t position)
+static void check_member(struct worker *w, uint32_t position)
 {
-    struct verification *v = t->v;
+    struct verification *v = w->crew->job;
     struct node node;
     uint64_t where = FAULT_NO_OFFSET, sum = 0;
-    checksum_reset(t->hash);
+    checksum_reset(w->hash);
     int r = index_node(v->index, position, &node);
     if (r == 0)
-        r = content_read(t->content, position, 0, node.size_bytes, take_bytes, t, &where);
+        r = content_read(w->content, position, 0, node.size_bytes, take_bytes, w, &where);
     if (r == -EINTR)
         return;
     if (r < 0) {
         report_member(v, position, r, where, describe(r));
     } else if (v->has_sums &&
-               (index_sum(v->index, position, &sum) < 0 || sum != checksum_value(t->hash))) {
+               (index_sum(v->index, position, &sum) < 0 || sum != checksum_value(w->hash))) {
         where = worklist_key(v->index, position, 0, FAULT_NO_OFFSET);
         report_member(v, position, -EBADMSG, where,
                       "its bytes do not have the sum that they were packed with");
@@ -267,101 +258,53 @@ static void report_window(struct verification *v, uint64_t window, const struct 
     verify_report(v, &told);
 }
 
-static void check_window(struct verifier *t, uint64_t window)
+static void check_window(struct worker *w, uint64_t window)
 {
+    struct verification *v = w->crew->job;
     struct fault fault = {0};
-    int r = coverage_check_window(t->v->coverage, t->v->pot->source, window, t->window, &fault);
+    int r = coverage_check_window(v->coverage, v->pot->source, window, w->buffer, &fault);
     if (r < 0) {
         fault_set(&fault, r, NULL, window * INDEX_WINDOW_BYTES, "can't be read: %s",
                   fault_errno(r));
-        report_window(t->v, window, &fault);
+        report_window(v, window, &fault);
     }
 }
 
 /* ---- threads ---- */
 
-static void *verifier_main(void *arg)
+static void do_item(struct worker *w, const struct work_item *item)
 {
-    struct verifier *t = arg;
-    struct verification *v = t->v;
-    const struct work_item *items;
-    size_t n;
-    while (!verify_stopped(v) && (n = worklist_take(v->list, t->number, &items)) > 0)
-        for (size_t i = 0; i < n && !verify_stopped(v); i++) {
-            content_expect(t->content, worklist_near_end(items, n, i, CONTENT_NEAR_BYTES / 4));
-            if (items[i].position == A_WINDOW)
-                check_window(t, items[i].piece);
-            else
-                check_member(t, items[i].position);
-        }
-    pthread_mutex_lock(&v->lock);
-    v->running--;
-    pthread_cond_signal(&v->done);
-    pthread_mutex_unlock(&v->lock);
-    return NULL;
+    if (item->position == A_WINDOW)
+        check_window(w, item->piece);
+    else
+        check_member(w, item->position);
 }
 
-static void wait_for_threads(struct verification *v)
+static bool is_stopped(const void *job)
 {
-    pthread_mutex_lock(&v->lock);
-    while (v->running > 0) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += PROGRESS_PERIOD_MS * 1000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&v->done, &v->lock, &until);
-        if (v->options->progress)
-            v->options->progress(v->options->ctx, "verifying", &v->progress);
-    }
-    pthread_mutex_unlock(&v->lock);
-}
-
-static int start_and_wait(struct verification *v, struct verifier *verifiers, unsigned count)
-{
-    unsigned started = 0;
-    int r = worklist_begin(v->list, count);
-    if (r < 0)
-        return r;
-    v->running = count;
-    for (; started < count && r == 0; started += r == 0)
-        r = -pthread_create(&verifiers[started].thread, NULL, verifier_main,
-                            &verifiers[started]);
-    pthread_mutex_lock(&v->lock);
-    v->running -= count - started;
-    pthread_mutex_unlock(&v->lock);
-    wait_for_threads(v);
-    for (unsigned i = 0; i < started; i++)
-        pthread_join(verifiers[i].thread, NULL);
-    return started > 0 ? 0 : r; /* the started threads did the missing ones' work */
-}
-
-static int verifier_init(struct verification *v, struct verifier *t, unsigned number)
-{
-    t->v = v;
-    t->number = number;
-    t->window = malloc(INDEX_WINDOW_BYTES);
-    int r = checksum_new(index_info(v->index)->sum_kind, &t->hash);
-    if (r == 0)
-        r = content_new(v->pot, v->reader, CONTENT_OWN_BLOCKS, &t->content);
-    return r == 0 && !t->window ? -ENOMEM : r;
+    return verify_stopped(job);
 }
 
 static int check_data(struct verification *v)
 {
-    unsigned count = v->options->threads, made = 0;
-    struct verifier *verifiers = calloc(count, sizeof(*verifiers));
-    int r = verifiers ? 0 : -ENOMEM;
-    for (; r == 0 && made < count; made++)
-        r = verifier_init(v, &verifiers[made], made);
+    const struct verify_options *o = v->options;
+    struct crew crew = {.pot = v->pot,
+                        .reader = v->reader,
+                        .list = v->list,
+                        .threads = o->threads,
+                        .buffer_bytes = INDEX_WINDOW_BYTES,
+                        .job = v,
+                        .work = do_item,
+                        .is_stopped = is_stopped,
+                        .lock = &v->lock,
+                        .doing = "verifying",
+                        .show = o->progress,
+                        .ctx = o->ctx,
+                        .progress = &v->progress};
+    int r = crew_init(&crew);
     if (r == 0)
-        r = start_and_wait(v, verifiers, count);
-    for (unsigned i = 0; i < made; i++) {
-        content_free(verifiers[i].content);
-        checksum_free(verifiers[i].hash);
-        free(verifiers[i].window);
-    }
-    free(verifiers);
+        r = crew_run(&crew);
+    crew_free(&crew);
     return r;
 }
 
@@ -437,13 +380,11 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
         .has_sums = index_info(pot->index)->has_sums,
     };
     pthread_mutex_init(&v.lock, NULL);
-    pthread_cond_init(&v.done, NULL);
     int r = worklist_new(&v.list);
     if (r == 0)
         r = check_all(&v);
     if (r < 0)
-        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be verified: %s",
-                  fault_errno(r));
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be verified: %s", fault_errno(r));
     *ret_result = (struct verify_result){
         .entries = index_info(pot->index)->entries,
         .files = v.files,
@@ -454,7 +395,6 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
     };
     coverage_free(v.coverage);
     worklist_free(v.list);
-    pthread_cond_destroy(&v.done);
     pthread_mutex_destroy(&v.lock);
     return r;
 }

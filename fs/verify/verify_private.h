@@ -23,10 +23,7 @@ struct verification {
     uint64_t data_end;         /* end of the last stored data, or block */
     struct coverage *coverage; /* NULL: the archive has no sums of the bytes outside of files */
 
-    pthread_mutex_t lock; /* for reports and `running` */
-    pthread_cond_t done;
-    unsigned running;
-    int error;
+    pthread_mutex_t lock; /* for reports, and the crew's */
     struct progress progress;
     _Atomic uint64_t files, problems;
 };
