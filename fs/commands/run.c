@@ -120,9 +120,9 @@ static void execute(void *ctx)
 /* Its PID, or -errno. In a private namespace it was started earlier, and waits. */
 static pid_t start_command(struct run *run)
 {
-    if (run->m.ns.sock >= 0) {
-        pid_t pid = run->m.ns.child;
-        int r = namespace_go(&run->m.ns);
+    if (run->m.mounted.ns.sock >= 0) {
+        pid_t pid = run->m.mounted.ns.child;
+        int r = namespace_go(&run->m.mounted.ns);
         return r < 0 ? r : pid;
     }
     pid_t pid = fork();

@@ -194,32 +194,20 @@ static void see_protocol(struct findings *f, const struct init *init)
                         "this kernel is old: %s", features[i].without);
 }
 
-static const char *method_name(enum mount_method method)
-{
-    switch (method) {
-    case MOUNT_BY_SYSCALL:
-        return "by mount(2)";
-    case MOUNT_BY_FUSERMOUNT3:
-        return "by fusermount3";
-    case MOUNT_BY_FUSERMOUNT:
-        return "by fusermount";
-    default:
-        return "";
-    }
-}
-
 static int try_mount(const char *folder, unsigned methods, struct mount_report *report,
                      enum mount_method *ret_method, struct init *ret_init)
 {
-    const struct mount_request request = {.mountpoint = folder, .fsname = "onepot-doctor"};
-    int fd;
-    int r = mountpoint_mount(&request, methods, report, ret_method, &fd);
+    const struct mount_request request = {
+        .methods = methods, .mountpoint = folder, .fsname = "onepot-doctor"};
+    struct mounted mounted;
+    int r = mountpoint_mount(&request, report, &mounted);
     if (r < 0)
         return r;
-    if (!read_init(fd, ret_init))
+    if (!read_init(mounted.fuse_fd, ret_init))
         *ret_init = (struct init){0};
     mountpoint_unmount(folder, true);
-    close(fd);
+    close(mounted.fuse_fd);
+    *ret_method = mounted.method;
     return 0;
 }
 
@@ -315,7 +303,7 @@ void doctor_mounting(struct findings *f)
     int r = try_in_folder(methods, &report, &method, &init);
     if (r == 0) {
         finding_add(f, FINDING_GOOD, "mounting", "trial", "a mount works, %s",
-                    method_name(method));
+                    mount_method_name(method));
         if (init.major)
             see_protocol(f, &init);
         return;

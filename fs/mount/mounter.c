@@ -21,17 +21,21 @@
 
 /* ---- the mount ---- */
 
+static int cannot_lock(const struct mounter *m, int r)
+{
+    return cli_failf(m->slot->folder, "it can't be locked: %s", strerror(-r));
+}
+
 /* 0: the directory is empty; -ENOTEMPTY; or the error of reading it. */
 static int check_empty(const char *path)
 {
-    DIR *dir = opendir(path);
+    auto_closedir DIR *dir = opendir(path);
     int entries = 0;
 
     if (!dir)
         return -errno;
     while (entries <= 2 && readdir(dir))
         entries++;
-    closedir(dir);
     return entries <= 2 ? 0 : -ENOTEMPTY; /* "." and ".." */
 }
 
@@ -84,90 +88,74 @@ static int prepare_directory(struct mounter *m)
     return r < 0 && r != -ENOTEMPTY ? cli_fail(m->at, r, NULL) : 0;
 }
 
+/* Others find the mount by its device. */
 static void note_device(struct mounter *m)
 {
     struct counters *c = m->slot->counters;
-    struct mount_entry entry;
 
-    c->private_namespace = m->method == MOUNT_BY_NAMESPACE || m->method == MOUNT_BY_PARENT;
-    if (m->method == MOUNT_BY_NAMESPACE) {
-        c->mount_dev_major = m->ns.dev_major;
-        c->mount_dev_minor = m->ns.dev_minor;
-    }
-    if (!c->private_namespace && mountinfo_find(m->path, &entry) == 0) {
-        c->mount_dev_major = entry.dev_major;
-        c->mount_dev_minor = entry.dev_minor;
-    }
+    c->private_namespace = !mounted_is_visible(&m->mounted);
+    c->mount_dev_major = m->mounted.dev_major;
+    c->mount_dev_minor = m->mounted.dev_minor;
 }
 
-static int mount_by_any_way(struct mounter *m)
+static int mount_failed(const struct mounter *m, struct mount_report *report)
 {
-    struct mount_report report = {""};
-    int r = -EPERM;
-
-    if (!m->is_private)
-        r = mountpoint_mount(&m->request, m->methods, &report, &m->method, &m->fuse_fd);
-    if (r < 0 && mounter_may_be_private(m)) {
-        r = namespace_start(&m->request, &report, m->launch, m->launch_ctx, &m->ns,
-                            &m->fuse_fd);
-        if (r == 0)
-            m->method = MOUNT_BY_NAMESPACE;
-    }
-    if (r < 0 && !report.tried[0])
-        mount_report_add(&report, "ONEPOT_MOUNT_METHODS", "it leaves no way");
-    if (r < 0 && m->taken[0])
+    if (!report->tried[0])
+        mount_report_add(report, "ONEPOT_MOUNT_METHODS", "it leaves no way");
+    if (m->taken[0])
         return cli_failf(m->path,
                          "%s, and a namespace in which this command alone would see its own is "
                          "not possible here (%s); take another --at, or none: then it is in a "
                          "directory of its own",
-                         m->taken, report.tried);
-    if (r < 0)
-        return cli_failf(
-            m->path, "it can't be mounted (%s); %s", report.tried,
-            mount_advice(m->for_run ? m->methods : m->methods & ~(unsigned)MOUNT_BY_NAMESPACE));
-    return 0;
+                         m->taken, report->tried);
+    return cli_failf(
+        m->path, "it can't be mounted (%s); %s", report->tried,
+        mount_advice(m->for_run ? m->methods : m->methods & ~(unsigned)MOUNT_BY_NAMESPACE));
 }
 
 static int mount_archive(struct mounter *m)
 {
     const struct mount_options *o = m->options;
-    struct registry registry;
-    int r;
+    auto_registry registry = REGISTRY_NONE;
+    struct mount_report report = {""};
+    int r = 0;
 
-    if (m->parent_fd >= 0) {
-        m->fuse_fd = steal_fd(&m->parent_fd);
-        m->method = MOUNT_BY_PARENT;
-        note_device(m);
-        return 0;
-    }
     m->request = (struct mount_request){
         .mountpoint = m->path,
         .fsname = o->fsname ? o->fsname : m->archive,
         .allow_other = o->allow_other,
         .default_permissions = o->default_permissions,
         .noexec = o->noexec,
+        .launch = m->launch,
+        .launch_ctx = m->launch_ctx,
+        .parent_fd = m->parent_fd,
     };
     /* Locked, so that no daemon that ends removes the directory meanwhile. */
-    r = registry_lock(m->slot->folder, false, &registry);
+    if (m->parent_fd < 0)
+        r = registry_lock(m->slot->folder, false, &registry);
     if (r < 0)
-        return cli_failf(m->slot->folder, "it can't be locked: %s", strerror(-r));
-    r = m->at[0] ? prepare_directory(m) : 0;
-    if (r == 0)
-        r = mount_by_any_way(m);
-    if (r == 0)
-        note_device(m);
-    registry_unlock(&registry);
-    return r;
+        return cannot_lock(m, r);
+    r = m->at[0] && m->parent_fd < 0 ? prepare_directory(m) : 0;
+    if (r != 0)
+        return r;
+    /* prepare_directory may have found that it must be private. */
+    m->request.methods = m->methods;
+    if (!m->for_run)
+        m->request.methods &= ~(unsigned)MOUNT_BY_NAMESPACE;
+    if (m->is_private && m->parent_fd < 0)
+        m->request.methods &= MOUNT_BY_NAMESPACE;
+    r = mountpoint_mount(&m->request, &report, &m->mounted);
+    if (r < 0)
+        return mount_failed(m, &report);
+    m->parent_fd = -1;
+    note_device(m);
+    return 0;
 }
 
 static int check_answers(struct mounter *m)
 {
-    int r = 0;
+    int r = mounted_answers(&m->mounted, m->path, ANSWER_LIMIT_MS);
 
-    if (m->method == MOUNT_BY_NAMESPACE)
-        r = namespace_answers(&m->ns, ANSWER_LIMIT_MS);
-    else if (m->method != MOUNT_BY_PARENT)
-        r = mountpoint_answers(m->path, ANSWER_LIMIT_MS);
     if (r == -EINTR && mounter_caught())
         return CLI_FAILED;
     return r < 0 ? cli_failf(m->path, "the mount does not answer: %s%s", strerror(-r),
@@ -178,18 +166,18 @@ static int check_answers(struct mounter *m)
 void mounter_offer_namespace(const struct mounter *m, struct counters *c)
 {
     c->namespace_pid = getpid();
-    c->user_namespace_fd = m->ns.user_ns;
-    c->mount_namespace_fd = m->ns.mnt_ns;
+    c->user_namespace_fd = m->mounted.ns.user_ns;
+    c->mount_namespace_fd = m->mounted.ns.mnt_ns;
 }
 
 /* From now on others may share it. */
 static int open_to_others(struct mounter *m)
 {
-    struct registry registry;
+    auto_registry registry = REGISTRY_NONE;
     int r = registry_lock(m->slot->folder, false, &registry);
 
     if (r < 0)
-        return cli_failf(m->slot->folder, "it can't be locked: %s", strerror(-r));
+        return cannot_lock(m, r);
     mounter_offer_namespace(m, m->slot->counters);
     if (m->for_run) {
         r = slot_lock(m->slot, false, true);
@@ -197,8 +185,7 @@ static int open_to_others(struct mounter *m)
         atomic_store(&m->slot->counters->holders, 1);
         slot_unlock(m->slot);
     }
-    registry_unlock(&registry);
-    return r < 0 ? cli_failf(m->slot->folder, "it can't be locked: %s", strerror(-r)) : 0;
+    return r < 0 ? cannot_lock(m, r) : 0;
 }
 
 /* ---- all of it ---- */
@@ -239,32 +226,27 @@ int mounter_start(struct mounter *m)
 /* Undo a mount that was never announced: nobody uses it, except by chance. */
 static void undo_mount(struct mounter *m)
 {
-    struct registry registry;
+    auto_registry registry = REGISTRY_NONE;
     int unmounted = 0;
 
-    if (m->method == MOUNT_BY_NAMESPACE)
-        namespace_close(&m->ns);
-    else if (m->method && m->method != MOUNT_BY_PARENT)
+    namespace_close(&m->mounted.ns);
+    if (mounted_is_visible(&m->mounted))
         unmounted = mountpoint_unmount(m->path, true);
-    if (m->session) {
-        control_stop(m->session, false);
-        m->session = NULL;
-    }
-    if (m->fuse_fd >= 0)
-        close(steal_fd(&m->fuse_fd));
+    if (m->session)
+        control_stop(steal_ptr(&m->session), false);
+    if (m->mounted.fuse_fd >= 0)
+        close(steal_fd(&m->mounted.fuse_fd));
     if (m->daemon_sock >= 0)
         unmounter_finish(m->slot, DAEMON_END_MS, true);
     /*
      * Better without the registry's lock (no descriptor is left, for example) than not at all.
      */
-    bool locked =
-        slot_is_current(m->slot) && registry_lock(m->slot->folder, false, &registry) == 0;
+    if (slot_is_current(m->slot))
+        registry_lock(m->slot->folder, false, &registry);
     if (!unmounter_forget(m->slot))
         cli_failf(m->path,
                   "it is mounted still, and answers nobody: %s; 'onepot umount' ends it",
                   strerror(-unmounted));
-    if (locked)
-        registry_unlock(&registry);
 }
 
 void mounter_abandon(struct mounter *m)
@@ -283,23 +265,21 @@ void mounter_abandon(struct mounter *m)
 /* If nobody else uses the mount, this process now holds its lock exclusively. */
 static bool is_last(struct mounter *m)
 {
-    struct registry registry;
-    bool last;
+    auto_registry registry = REGISTRY_NONE;
 
     if (registry_lock(m->slot->folder, false, &registry) < 0)
         return false;
-    last = slot_is_current(m->slot) && slot_lock(m->slot, true, false) == 0 &&
-           atomic_load(&m->slot->counters->holders) == 0;
+    bool last = slot_is_current(m->slot) && slot_lock(m->slot, true, false) == 0 &&
+                atomic_load(&m->slot->counters->holders) == 0;
     if (!last)
         slot_unlock(m->slot);
-    registry_unlock(&registry);
     return last;
 }
 
 /* End a mount that nobody else uses; bounded, even if the command left processes in it. */
 static void end_mount(struct mounter *m, bool died)
 {
-    const struct namespace *ns = m->ns.mnt_ns >= 0 ? &m->ns : NULL;
+    const struct namespace *ns = m->mounted.ns.mnt_ns >= 0 ? &m->mounted.ns : NULL;
     char line[SUMMARY_MAX], users[512];
     int r = unmounter_unmount(m->slot, RELEASE_WAIT_MS, false, ns);
 
@@ -308,7 +288,7 @@ static void end_mount(struct mounter *m, bool died)
                   ns ? "in use" : unmounter_explain(m->slot, users, sizeof(users)));
         r = unmounter_unmount(m->slot, 0, true, ns);
     }
-    namespace_close(&m->ns); /* or it would keep the mount alive */
+    namespace_close(&m->mounted.ns); /* or it would keep the mount alive */
     if (r < 0 && r != -ECHILD && !died)
         cli_failf(m->path, "it can't be unmounted: %s", strerror(-r));
     if (unmounter_finish(m->slot, DAEMON_END_MS, true) < 0)
@@ -332,7 +312,7 @@ enum mounter_end mounter_release(struct mounter *m)
 void mounter_free(struct mounter *m)
 {
     bool stuck = m->stage && stage_stop(m->stage) < 0;
-    namespace_close(&m->ns);
+    namespace_close(&m->mounted.ns);
     recorder_abandon(m->recorder);
     known_reads_free(m->order);
     reader_free(m->reader);
@@ -342,7 +322,7 @@ void mounter_free(struct mounter *m)
     slot_close(m->slot);
     process_watch_close(&m->owner);
     vector_free(&m->inherited);
-    int *const fds[] = {&m->log.fd, &m->fuse_fd, &m->parent_fd, &m->daemon_sock,
+    int *const fds[] = {&m->log.fd, &m->mounted.fuse_fd, &m->parent_fd, &m->daemon_sock,
                         &m->daemon_lock_fd};
     for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
         if (*fds[i] >= 0)

@@ -48,8 +48,9 @@ struct mounter {
     bool is_private; /* run: in its own namespace, even if others are possible */
     /* If so: the mount that others see at --at, and its owner; "" if that is not the reason. */
     char taken[2 * PATH_MAX];
-    pid_t daemon;        /* run: the daemon, if it is a child of this process; else 0 */
-    struct namespace ns; /* run: where it is mounted, unless visible to all */
+    pid_t daemon; /* run: the daemon, if it is a child of this process; else 0 */
+    /* The mount, and run: the namespace that it is in, unless all see it. */
+    struct mounted mounted;
 
     /* ---- of mounter*.c ---- */
     struct inherited inherited;
@@ -59,7 +60,6 @@ struct mounter {
     struct source_identity identity;
     uint64_t options_hash;
     unsigned methods;
-    enum mount_method method; /* 0: not mounted (yet) */
     struct mount_request request;
     struct control_log log;
     struct process_watch owner;
@@ -70,7 +70,6 @@ struct mounter {
     uint32_t root;
     struct known_reads *order; /* --order */
     struct recorder *recorder; /* --record; belongs to the session once that starts */
-    int fuse_fd;               /* -1 before the mount and once the daemon has it */
     int parent_fd;             /* /dev/fuse that a parent mounted; -1: none */
     int daemon_sock;
     int daemon_lock_fd;      /* mount -f */

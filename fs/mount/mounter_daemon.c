@@ -36,15 +36,9 @@ struct start_word {
 
 /* ---- the work of a serving process, forked or not ---- */
 
-/* Is the mount where this process can see it? */
-static bool is_visible(const struct mounter *m)
-{
-    return m->method != MOUNT_BY_NAMESPACE && m->method != MOUNT_BY_PARENT;
-}
-
 static bool is_parents(const struct mounter *m)
 {
-    return m->method == MOUNT_BY_PARENT;
+    return m->mounted.method == MOUNT_BY_PARENT;
 }
 
 static struct control_config control_config(struct mounter *m, struct slot *slot, int sock)
@@ -56,7 +50,7 @@ static struct control_config control_config(struct mounter *m, struct slot *slot
         .archive = m->options->archive,
         .log = &m->log,
         .foreground = m->options->foreground || is_parents(m),
-        .can_unmount = is_visible(m),
+        .can_unmount = mounted_is_visible(&m->mounted),
         .can_leave = is_parents(m),
         .grace_s = m->options->grace_s,
         .idle_s = m->options->idle_s,
@@ -92,7 +86,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
     struct counters *c = slot->counters;
     struct process_facts self;
     const struct session_config config = {
-        .fuse_fd = m->fuse_fd,
+        .fuse_fd = m->mounted.fuse_fd,
         .pot = m->pot,
         .reader = m->reader,
         .stage = m->stage,
@@ -104,7 +98,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .threads = o->threads,
         .verify = o->verify,
         .io_timeout_s = o->io_timeout_s,
-        .mountpoint = is_visible(m) ? c->mountpoint : NULL,
+        .mountpoint = mounted_is_visible(&m->mounted) ? c->mountpoint : NULL,
         .readahead_bytes = o->readahead_bytes,
         .order = m->order,
         .recorder = m->recorder,
@@ -112,7 +106,8 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         /*
          * In a user namespace there are no other users, and the IDs of lists have no meaning.
          */
-        .access_lists = o->default_permissions && (is_visible(m) || geteuid() == 0),
+        .access_lists =
+            o->default_permissions && (mounted_is_visible(&m->mounted) || geteuid() == 0),
         .override_uid = o->override_uid,
         .override_gid = o->override_gid,
         .uid = o->uid,
@@ -132,7 +127,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
     atomic_store(&c->shared_ns, c->started_ns);
     if (process_look(c->daemon_pid, &self) == 0)
         c->daemon_start_ticks = self.start_ticks;
-    m->fuse_fd = -1; /* the session owns it from now on, even on failure */
+    m->mounted.fuse_fd = -1; /* the session owns it from now on, even on failure */
     m->recorder = NULL;
     if (m->stage)
         start_stage(m); /* it may fork, so before other threads exist */
@@ -216,7 +211,7 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
     struct slot *slot = NULL;
 
     close(m->daemon_sock);
-    namespace_forget(&m->ns);
+    namespace_forget(&m->mounted.ns);
     control_prepare(is_parents(m));
     word.err = detach_here(&m->inherited, m->log.fd);
     if (word.err == 0)
@@ -229,7 +224,8 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
      * If the start failed and the starter is gone, only this process can remove the mount.
      * After a good start control_serve notices that the starter is gone.
      */
-    if (send(sock, &word, sizeof(word), MSG_NOSIGNAL) < 0 && word.err < 0 && is_visible(m))
+    if (send(sock, &word, sizeof(word), MSG_NOSIGNAL) < 0 && word.err < 0 &&
+        mounted_is_visible(&m->mounted))
         mountpoint_unmount(m->path, true); /* nobody else knows of the mount */
     if (word.err < 0)
         _exit(1);
@@ -291,7 +287,7 @@ static int start_in_background(struct mounter *m)
 
     if (r < 0)
         return cli_failf(NULL, "no daemon can be started: %s%s", strerror(-r), fault_limit(r));
-    close(steal_fd(&m->fuse_fd));
+    close(steal_fd(&m->mounted.fuse_fd));
     r = hear(m, &word);
     if (r == 0 && word.err < 0)
         return cli_fail(m->options->archive, word.err, &word.fault);

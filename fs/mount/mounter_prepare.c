@@ -59,10 +59,9 @@ int mounter_init(struct mounter *m, const struct mount_options *options, bool fo
     *m = (struct mounter){
         .options = options,
         .for_run = for_run,
-        .ns = NAMESPACE_NONE,
+        .mounted = MOUNTED_NONE,
         .owner = PROCESS_WATCH_NONE,
         .log = {.fd = -1, .stderr_too = options->foreground},
-        .fuse_fd = -1,
         .parent_fd = -1,
         .daemon_sock = -1,
         .daemon_lock_fd = -1,
@@ -110,6 +109,7 @@ static int resolve_at(struct mounter *m)
         m->parent_fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
         if (m->parent_fd < 0)
             return cli_failf(at, "no such descriptor was handed over: %s", strerror(errno));
+        m->methods = MOUNT_BY_PARENT;
         snprintf(m->at, sizeof(m->at), "%s", at);
         return 0;
     }

@@ -42,7 +42,7 @@ static bool is_same(const struct mounter *m, const struct counters *c)
 /* May mounts with these options be shared at all? */
 static bool is_shareable(const struct mounter *m)
 {
-    return !m->options->foreground && m->parent_fd < 0;
+    return !m->options->foreground && m->methods != MOUNT_BY_PARENT;
 }
 
 /* A mount of `mount` belongs to its job; those of `run` and -f end with their process. */
@@ -54,7 +54,7 @@ static void note_owner(const struct mounter *m, struct counters *counters)
 
 bool mounter_may_be_private(const struct mounter *m)
 {
-    return m->for_run && (m->methods & MOUNT_BY_NAMESPACE) && m->parent_fd < 0;
+    return m->for_run && (m->methods & MOUNT_BY_NAMESPACE);
 }
 
 /* Join the namespace of another `run`, and become the next that others may enter through. */
@@ -64,7 +64,7 @@ static bool join_namespace(struct mounter *m, struct counters *c)
         return false;
     strcpy(m->path, c->mountpoint); /* for the child */
     if (namespace_join(c->namespace_pid, c->user_namespace_fd, c->mount_namespace_fd, m->path,
-                       m->launch, m->launch_ctx, &m->ns) < 0)
+                       m->launch, m->launch_ctx, &m->mounted.ns) < 0)
         return false;
     mounter_offer_namespace(m, c);
     return true;
@@ -307,7 +307,7 @@ static int try_folder(struct mounter *m, const char *folder, uint64_t *patience_
 
 void mounter_unshare(struct mounter *m)
 {
-    namespace_close(&m->ns); /* its child has a copy of the lock */
+    namespace_close(&m->mounted.ns); /* its child has a copy of the lock */
     if (!m->for_run)
         atomic_fetch_sub(&m->slot->counters->holders, 1);
     slot_close(m->slot);
@@ -318,8 +318,7 @@ void mounter_unshare(struct mounter *m)
 /* Only a mount that answers is shared. -EAGAIN: its daemon has just died. */
 static int check_shared(struct mounter *m, unsigned *tries)
 {
-    int r = m->ns.sock >= 0 ? namespace_answers(&m->ns, ANSWER_LIMIT_MS)
-                            : mountpoint_answers(m->path, ANSWER_LIMIT_MS);
+    int r = mounted_answers(&m->mounted, m->path, ANSWER_LIMIT_MS);
     if (r == 0)
         return 0;
     pid_t pid = m->slot->counters->daemon_pid;

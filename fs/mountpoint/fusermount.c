@@ -13,16 +13,23 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "fusermount.h"
+#include "message.h"
+#include "vector.h"
 
 #define HELPER_LIMIT_MS 10000
 #define REAP_STEP_US 200
 
 extern char **environ;
+
+struct helper_environment {
+    char **at;
+    size_t count, capacity;
+};
 
 int fusermount_find(const char *program, char ret_path[PATH_MAX])
 {
@@ -43,39 +50,33 @@ int fusermount_find(const char *program, char ret_path[PATH_MAX])
     return -ENOENT;
 }
 
-/* Our environment, with the C locale and the socket. The array is one allocation. */
-static int helper_environment(const char *commfd, char ***ret_env)
+/* Our environment, with the C locale and the socket. */
+static int helper_environment(const char *commfd, struct helper_environment *env)
 {
     static char locale[] = "LC_ALL=C";
-    size_t count = 0, n = 0;
+    int r = vector_push(env, locale);
 
-    while (environ && environ[count])
-        count++;
-    char **env = calloc(count + 3, sizeof(*env));
-    if (!env)
-        return -ENOMEM;
-    for (size_t i = 0; i < count; i++)
-        if (strncmp(environ[i], "LC_ALL=", 7) != 0 &&
-            strncmp(environ[i], "_FUSE_COMMFD", 12) != 0)
-            env[n++] = environ[i];
-    env[n++] = locale;
-    if (commfd)
-        env[n] = (char *)commfd;
-    *ret_env = env;
-    return 0;
+    for (char **e = environ; r == 0 && e && *e; e++)
+        if (strncmp(*e, "LC_ALL=", 7) != 0 && strncmp(*e, "_FUSE_COMMFD", 12) != 0)
+            r = vector_push(env, *e);
+    if (r == 0 && commfd)
+        r = vector_push(env, (char *)commfd);
+    return r == 0 ? vector_push(env, NULL) : r;
 }
 
 /* Start it with no input, all output to the pipe, and signals as at login. */
-static int spawn(char *const argv[], const char *commfd, int output, pid_t *ret_pid)
+static int helper_spawn(char *const argv[], const char *commfd, int output, pid_t *ret_pid)
 {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attr;
-    auto_free char **env = NULL;
+    struct helper_environment env = {0};
     sigset_t none, all;
     int r = helper_environment(commfd, &env);
 
-    if (r < 0)
+    if (r < 0) {
+        vector_free(&env);
         return r;
+    }
     sigemptyset(&none);
     sigfillset(&all);
     posix_spawn_file_actions_init(&actions);
@@ -86,29 +87,22 @@ static int spawn(char *const argv[], const char *commfd, int output, pid_t *ret_
     posix_spawnattr_setsigmask(&attr, &none);
     posix_spawnattr_setsigdefault(&attr, &all);
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-    r = -posix_spawn(ret_pid, argv[0], &actions, &attr, argv, env);
+    r = -posix_spawn(ret_pid, argv[0], &actions, &attr, argv, env.at);
+    vector_free(&env);
     posix_spawnattr_destroy(&attr);
     posix_spawn_file_actions_destroy(&actions);
     return r;
 }
 
-static long since_ms(const struct timespec *start)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (now.tv_sec - start->tv_sec) * 1000 + (now.tv_nsec - start->tv_nsec) / 1000000;
-}
-
 /* Read its output until it closes that or the time is over; keep the first line. */
-static void listen_to(int fd, const struct timespec *start, char said[FUSERMOUNT_SAID_MAX])
+static void helper_listen(int fd, uint64_t end_ms, char said[FUSERMOUNT_SAID_MAX])
 {
     size_t len = 0;
     char rest[256];
 
-    for (;;) {
+    for (uint64_t now; (now = now_ms()) < end_ms;) {
         struct pollfd p = {.fd = fd, .events = POLLIN};
-        long left = HELPER_LIMIT_MS - since_ms(start);
-        if (left <= 0 || (poll(&p, 1, (int)left) == 0))
+        if (poll(&p, 1, (int)(end_ms - now)) == 0)
             break;
         bool room = len < FUSERMOUNT_SAID_MAX - 1;
         ssize_t n = read(fd, room ? said + len : rest,
@@ -124,13 +118,13 @@ static void listen_to(int fd, const struct timespec *start, char said[FUSERMOUNT
 }
 
 /* Its exit status, 0 to 255; -ETIMEDOUT after it was killed. */
-static int reap(pid_t pid, const struct timespec *start)
+static int helper_reap(pid_t pid, uint64_t end_ms)
 {
     int status;
     pid_t got;
 
     while ((got = waitpid(pid, &status, WNOHANG)) == 0 || (got < 0 && errno == EINTR)) {
-        if (since_ms(start) > HELPER_LIMIT_MS) {
+        if (now_ms() > end_ms) {
             kill(pid, SIGKILL);
             poll(NULL, 0, 100);
             waitpid(pid, &status, WNOHANG); /* unless it is stuck in the kernel */
@@ -141,27 +135,26 @@ static int reap(pid_t pid, const struct timespec *start)
     return got == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
-static int run_helper(char *const argv[], const char *commfd, char said[FUSERMOUNT_SAID_MAX])
+static int helper_run(char *const argv[], const char *commfd, char said[FUSERMOUNT_SAID_MAX])
 {
     auto_close int read_end = -1, write_end = -1;
-    struct timespec start;
+    uint64_t end_ms = now_ms() + HELPER_LIMIT_MS;
     int pipe_fds[2];
     pid_t pid;
 
     said[0] = '\0';
-    clock_gettime(CLOCK_MONOTONIC, &start);
     if (pipe2(pipe_fds, O_CLOEXEC) < 0)
         return -errno;
     read_end = pipe_fds[0];
     write_end = pipe_fds[1];
-    int r = spawn(argv, commfd, write_end, &pid);
+    int r = helper_spawn(argv, commfd, write_end, &pid);
     if (r < 0) {
         snprintf(said, FUSERMOUNT_SAID_MAX, "%s: %s", argv[0], strerror(-r));
         return r;
     }
     close(steal_fd(&write_end));
-    listen_to(read_end, &start, said);
-    r = reap(pid, &start);
+    helper_listen(read_end, end_ms, said);
+    r = helper_reap(pid, end_ms);
     if (r == -ETIMEDOUT)
         snprintf(said, FUSERMOUNT_SAID_MAX, "%s: no answer within %d s", argv[0],
                  HELPER_LIMIT_MS / 1000);
@@ -170,36 +163,13 @@ static int run_helper(char *const argv[], const char *commfd, char said[FUSERMOU
     return r > 0 ? -EPERM : r;
 }
 
-/* Receive the descriptor that the helper sent before it exited. */
-static int receive_fd(int sock, int *ret_fd)
-{
-    char byte;
-    struct iovec iov = {.iov_base = &byte, .iov_len = 1};
-    union {
-        struct cmsghdr align;
-        char buf[CMSG_SPACE(sizeof(int))];
-    } control;
-    struct msghdr msg = {.msg_iov = &iov,
-                         .msg_iovlen = 1,
-                         .msg_control = control.buf,
-                         .msg_controllen = sizeof(control.buf)};
-
-    if (recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) < 0)
-        return -errno;
-    struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
-    if (!c || c->cmsg_type != SCM_RIGHTS || c->cmsg_len != CMSG_LEN(sizeof(int)))
-        return -EPROTO;
-    memcpy(ret_fd, CMSG_DATA(c), sizeof(int));
-    return 0;
-}
-
 int fusermount_mount(const char *path, const char *mountpoint, const char *options,
                      char said[FUSERMOUNT_SAID_MAX], int *ret_fd)
 {
     char *argv[] = {(char *)path, (char *)"-o",       (char *)options,
                     (char *)"--", (char *)mountpoint, NULL};
     auto_close int ours = -1, its = -1;
-    char commfd[32];
+    char commfd[32], byte;
     int pair[2];
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
@@ -209,10 +179,13 @@ int fusermount_mount(const char *path, const char *mountpoint, const char *optio
     if (fcntl(its, F_SETFD, 0) < 0) /* the one descriptor that it inherits */
         return -errno;
     snprintf(commfd, sizeof(commfd), "_FUSE_COMMFD=%d", its);
-    int r = run_helper(argv, commfd, said);
+    int r = helper_run(argv, commfd, said);
     if (r < 0)
         return r;
-    r = receive_fd(ours, ret_fd);
+    /* It sent the descriptor before it exited. */
+    r = message_receive(ours, &byte, 1, MSG_DONTWAIT, ret_fd);
+    if (r == 0 && *ret_fd < 0)
+        r = -EPROTO;
     if (r < 0)
         snprintf(said, FUSERMOUNT_SAID_MAX, "%s: it sent no descriptor", path);
     return r;
@@ -223,6 +196,6 @@ int fusermount_unmount(const char *path, const char *mountpoint, bool lazy,
 {
     char *argv[] = {(char *)path, (char *)(lazy ? "-uz" : "-u"), (char *)"--",
                     (char *)mountpoint, NULL};
-    int r = run_helper(argv, NULL, said);
+    int r = helper_run(argv, NULL, said);
     return r == -EPERM && strstr(said, "busy") ? -EBUSY : r;
 }

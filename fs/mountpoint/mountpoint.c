@@ -3,42 +3,170 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
+#include <sys/prctl.h>
 #include <sys/vfs.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "fusermount.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
+#include "process.h"
 #include "session.h"
 
 #define LINKS_MAX 40 /* as many symbolic links as Linux follows */
+#define OPTIONS_MAX 256
 
-/* ---- the ways to mount ---- */
+/* ---- mount ---- */
 
-static const struct way {
-    const char *name;
-    unsigned method;
+/* The part of the options that the kernel and the helpers understand alike. */
+static void common_options(const struct mount_request *rq, char ret_options[OPTIONS_MAX])
+{
+    snprintf(ret_options, OPTIONS_MAX, "%s%s%s", session_mount_options(),
+             rq->allow_other ? ",allow_other" : "",
+             rq->default_permissions ? ",default_permissions" : "");
+}
+
+int mountpoint_mount_here(const struct mount_request *rq, int *ret_fd)
+{
+    unsigned long flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOATIME;
+    char options[OPTIONS_MAX], data[OPTIONS_MAX + 128];
+    auto_close int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+
+    if (fd < 0)
+        return -errno;
+    common_options(rq, options);
+    snprintf(data, sizeof(data), "fd=%d,rootmode=40000,user_id=%u,group_id=%u,%s", fd,
+             (unsigned)geteuid(), (unsigned)getegid(), options);
+    if (rq->noexec)
+        flags |= MS_NOEXEC;
+    if (mount(rq->fsname, rq->mountpoint, "fuse.onepot", flags, data) < 0)
+        return -errno;
+    *ret_fd = steal_fd(&fd);
+    return 0;
+}
+
+static int mount_by_syscall(const char *program, const struct mount_request *rq,
+                            struct mount_report *report, struct mounted *mounted)
+{
+    (void)program;
+    int r = mountpoint_mount_here(rq, &mounted->fuse_fd);
+    if (r < 0)
+        mount_report_add(report,
+                         access("/dev/fuse", R_OK | W_OK) < 0 ? "/dev/fuse" : "mount(2)",
+                         strerror(-r));
+    return r;
+}
+
+/* The list after -o, with commas and backslashes in the archive's name escaped. */
+static char *helper_options(const struct mount_request *rq)
+{
+    char common[OPTIONS_MAX], *options;
+    size_t size = 2 * strlen(rq->fsname) + OPTIONS_MAX + 64;
+
+    options = malloc(size);
+    if (!options)
+        return NULL;
+    common_options(rq, common);
+    char *to = options + snprintf(options, size,
+                                  "ro,nosuid,nodev,noatime,subtype=onepot,%s%s,fsname=", common,
+                                  rq->noexec ? ",noexec" : "");
+    for (const char *p = rq->fsname; *p; p++) {
+        if (*p == ',' || *p == '\\')
+            *to++ = '\\';
+        *to++ = *p;
+    }
+    *to = '\0';
+    return options;
+}
+
+static int mount_by_helper(const char *program, const struct mount_request *rq,
+                           struct mount_report *report, struct mounted *mounted)
+{
+    char path[PATH_MAX], said[FUSERMOUNT_SAID_MAX] = "";
+
+    if (fusermount_find(program, path) < 0) {
+        mount_report_add(report, program, "not found");
+        return -ENOENT;
+    }
+    if (access("/proc/self/mountinfo", R_OK) < 0) {
+        /*
+         * Without it the helper would mount, but then fail to find the mount and refuse to
+         * unmount it.
+         */
+        mount_report_add(report, program, "it needs /proc");
+        return -ENOENT;
+    }
+    auto_free char *options = helper_options(rq);
+    int r = options ? fusermount_mount(path, rq->mountpoint, options, said, &mounted->fuse_fd)
+                    : -ENOMEM;
+    if (r < 0)
+        mount_report_add(report, program, said[0] ? said : strerror(-r));
+    return r;
+}
+
+static int mount_in_namespace(const char *program, const struct mount_request *rq,
+                              struct mount_report *report, struct mounted *mounted)
+{
+    (void)program;
+    return rq->launch ? namespace_start(rq, report, &mounted->ns, &mounted->fuse_fd) : -EPERM;
+}
+
+static int mount_by_parent(const char *program, const struct mount_request *rq,
+                           struct mount_report *report, struct mounted *mounted)
+{
+    (void)program;
+    (void)report;
+    mounted->fuse_fd = rq->parent_fd;
+    return 0;
+}
+
+/* ---- the table ---- */
+
+static const struct mount_way {
+    enum mount_method method;
+    const char *name; /* in $ONEPOT_MOUNT_METHODS, and a helper's program; NULL: none */
+    const char *shown;
+    int (*mount)(const char *program, const struct mount_request *rq,
+                 struct mount_report *report, struct mounted *mounted);
+    bool is_helper;
+    bool is_visible; /* to everybody on the node */
 } ways[] = {
-    {"mount", MOUNT_BY_SYSCALL},
-    {"fusermount3", MOUNT_BY_FUSERMOUNT3},
-    {"fusermount", MOUNT_BY_FUSERMOUNT},
-    {"namespace", MOUNT_BY_NAMESPACE},
+    {MOUNT_BY_SYSCALL, "mount", "by mount(2)", mount_by_syscall, false, true},
+    {MOUNT_BY_FUSERMOUNT3, "fusermount3", "by fusermount3", mount_by_helper, true, true},
+    {MOUNT_BY_FUSERMOUNT, "fusermount", "by fusermount", mount_by_helper, true, true},
+    {MOUNT_BY_NAMESPACE, "namespace", "in a private namespace", mount_in_namespace, false,
+     false},
+    {MOUNT_BY_PARENT, NULL, "by a parent", mount_by_parent, false, false},
 };
 #define WAY_COUNT (sizeof(ways) / sizeof(ways[0]))
+
+static const struct mount_way *way_of(enum mount_method method)
+{
+    for (size_t i = 0; i < WAY_COUNT; i++)
+        if (ways[i].method == method)
+            return &ways[i];
+    return NULL;
+}
+
+const char *mount_method_name(enum mount_method method)
+{
+    return way_of(method)->shown;
+}
+
+bool mounted_is_visible(const struct mounted *mounted)
+{
+    return mounted->method && way_of(mounted->method)->is_visible;
+}
 
 static unsigned method_named(const char *word, size_t len)
 {
     for (size_t i = 0; i < WAY_COUNT; i++)
-        if (strlen(ways[i].name) == len && memcmp(ways[i].name, word, len) == 0)
+        if (ways[i].name && strlen(ways[i].name) == len && memcmp(ways[i].name, word, len) == 0)
             return ways[i].method;
     return 0;
 }
@@ -62,6 +190,34 @@ int mount_methods(unsigned *ret_methods)
     return 0;
 }
 
+int mountpoint_mount(const struct mount_request *rq, struct mount_report *report,
+                     struct mounted *ret_mounted)
+{
+    struct mounted mounted = MOUNTED_NONE;
+    struct mount_entry entry;
+    int r = -EPERM;
+
+    for (size_t i = 0; i < WAY_COUNT && r < 0; i++) {
+        if (!(rq->methods & ways[i].method))
+            continue;
+        r = ways[i].mount(ways[i].name, rq, report, &mounted);
+        mounted.method = ways[i].method;
+    }
+    if (r < 0)
+        return r;
+    if (mounted.method == MOUNT_BY_NAMESPACE) {
+        mounted.dev_major = mounted.ns.dev_major;
+        mounted.dev_minor = mounted.ns.dev_minor;
+    } else if (mounted_is_visible(&mounted) && mountinfo_find(rq->mountpoint, &entry) == 0) {
+        mounted.dev_major = entry.dev_major;
+        mounted.dev_minor = entry.dev_minor;
+    }
+    *ret_mounted = mounted;
+    return 0;
+}
+
+/* ---- reports ---- */
+
 void mount_report_add(struct mount_report *report, const char *way, const char *said)
 {
     size_t len = strlen(report->tried), n = strlen(way);
@@ -76,26 +232,8 @@ void mount_report_add(struct mount_report *report, const char *way, const char *
 static long read_number(const char *path, long otherwise)
 {
     long value;
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return otherwise;
-    if (fscanf(f, "%ld", &value) != 1)
-        value = otherwise;
-    fclose(f);
-    return value;
-}
-
-static bool no_new_privs(void)
-{
-    char line[128];
-    int set = 0;
-    FILE *f = fopen("/proc/self/status", "re");
-    while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "NoNewPrivs: %d", &set) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return set;
+    auto_fclose FILE *f = fopen(path, "re");
+    return f && fscanf(f, "%ld", &value) == 1 ? value : otherwise;
 }
 
 const char *mount_advice(unsigned methods)
@@ -107,14 +245,13 @@ const char *mount_advice(unsigned methods)
                "a container, to pass the device in)";
     if (access("/dev/fuse", R_OK | W_OK) < 0)
         return "/dev/fuse is closed to you: ask the administrators of this node to open it "
-               "(mode "
-               "0666); 'onepot extract' needs no mount";
+               "(mode 0666); 'onepot extract' needs no mount";
     if (access("/proc/self/mountinfo", R_OK) < 0)
         return "there is no /proc here; mount it first, or run outside of this chroot or "
                "container";
     if (fusermount_find("fusermount3", path) < 0 && fusermount_find("fusermount", path) < 0)
         return "ask for the package fuse3 (fusermount3) on this node";
-    if (no_new_privs())
+    if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
         return "no_new_privs is set for this process, so that fusermount3, which is setuid, "
                "can't help: mount before it is set, or outside of the container";
     if ((methods & MOUNT_BY_NAMESPACE) &&
@@ -127,114 +264,6 @@ const char *mount_advice(unsigned methods)
     if (!(methods & MOUNT_BY_NAMESPACE))
         return "'onepot run' may still work, by a private namespace";
     return "'onepot extract' makes plain files of it, without a mount";
-}
-
-/* ---- mount ---- */
-
-int mountpoint_mount_here(const struct mount_request *rq, int *ret_fd)
-{
-    unsigned long flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOATIME;
-    char data[256];
-    auto_close int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-
-    if (fd < 0)
-        return -errno;
-    snprintf(data, sizeof(data), "fd=%d,rootmode=40000,user_id=%u,group_id=%u,%s%s%s", fd,
-             (unsigned)geteuid(), (unsigned)getegid(), session_mount_options(),
-             rq->allow_other ? ",allow_other" : "",
-             rq->default_permissions ? ",default_permissions" : "");
-    if (rq->noexec)
-        flags |= MS_NOEXEC;
-    if (mount(rq->fsname, rq->mountpoint, "fuse.onepot", flags, data) < 0)
-        return -errno;
-    *ret_fd = steal_fd(&fd);
-    return 0;
-}
-
-static int by_syscall(const struct mount_request *rq, struct mount_report *report, int *ret_fd)
-{
-    int r = mountpoint_mount_here(rq, ret_fd);
-    if (r < 0)
-        mount_report_add(report,
-                         access("/dev/fuse", R_OK | W_OK) < 0 ? "/dev/fuse" : "mount(2)",
-                         strerror(-r));
-    return r;
-}
-
-/* The list after -o, with commas and backslashes in the archive's name escaped. */
-static int helper_options(const struct mount_request *rq, char **ret_options)
-{
-    size_t size = 2 * strlen(rq->fsname) + 256, n;
-    char *options = malloc(size);
-
-    if (!options)
-        return -ENOMEM;
-    n = (size_t)snprintf(
-        options, size,
-        "ro,nosuid,nodev,noatime,subtype=onepot,%s%s%s%s,fsname=", session_mount_options(),
-        rq->noexec ? ",noexec" : "", rq->allow_other ? ",allow_other" : "",
-        rq->default_permissions ? ",default_permissions" : "");
-    for (const char *p = rq->fsname; *p; p++) {
-        if (*p == ',' || *p == '\\')
-            options[n++] = '\\';
-        options[n++] = *p;
-    }
-    options[n] = '\0';
-    *ret_options = options;
-    return 0;
-}
-
-static int by_helper(const char *program, const struct mount_request *rq,
-                     struct mount_report *report, int *ret_fd)
-{
-    char path[PATH_MAX], said[FUSERMOUNT_SAID_MAX] = "";
-    auto_free char *options = NULL;
-    int r = fusermount_find(program, path);
-
-    if (r < 0) {
-        mount_report_add(report, program, "not found");
-        return r;
-    }
-    if (access("/proc/self/mountinfo", R_OK) < 0) {
-        /*
-         * Without it the helper would mount, but then fail to find the mount and refuse to
-         * unmount it.
-         */
-        mount_report_add(report, program, "it needs /proc");
-        return -ENOENT;
-    }
-    r = helper_options(rq, &options);
-    if (r == 0)
-        r = fusermount_mount(path, rq->mountpoint, options, said, ret_fd);
-    if (r < 0)
-        mount_report_add(report, program, said[0] ? said : strerror(-r));
-    return r;
-}
-
-int mountpoint_mount(const struct mount_request *rq, unsigned methods,
-                     struct mount_report *report, enum mount_method *ret_method, int *ret_fd)
-{
-    static const struct {
-        enum mount_method method;
-        const char *helper; /* NULL: mount(2) */
-    } order[] = {
-        {MOUNT_BY_SYSCALL, NULL},
-        {MOUNT_BY_FUSERMOUNT3, "fusermount3"},
-        {MOUNT_BY_FUSERMOUNT, "fusermount"},
-    };
-    int r = -EPERM;
-
-    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
-        if (!(methods & order[i].method))
-            continue;
-        r = order[i].helper ? by_helper(order[i].helper, rq, report, ret_fd)
-                            : by_syscall(rq, report, ret_fd);
-        if (r == 0) {
-            *ret_method = order[i].method;
-            return 0;
-        }
-    }
-    return r;
 }
 
 /* ---- paths ---- */
@@ -308,12 +337,9 @@ int mountpoint_unmount(const char *path, bool lazy)
 
     if (mount_methods(&methods) < 0 || (methods & MOUNT_BY_SYSCALL))
         r = umount2(path, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)) < 0 ? -errno : 0;
-    for (size_t i = 0; i < WAY_COUNT && r == -EPERM; i++) {
-        if (!(ways[i].method & (MOUNT_BY_FUSERMOUNT3 | MOUNT_BY_FUSERMOUNT)) ||
-            fusermount_find(ways[i].name, helper) < 0)
-            continue;
-        r = fusermount_unmount(helper, path, lazy, said);
-    }
+    for (size_t i = 0; i < WAY_COUNT && r == -EPERM; i++)
+        if (ways[i].is_helper && fusermount_find(ways[i].name, helper) == 0)
+            r = fusermount_unmount(helper, path, lazy, said);
     if (r == -EPERM && mountinfo_find(path, &entry) == -ENOENT)
         return -EINVAL;
     return r;
@@ -321,36 +347,23 @@ int mountpoint_unmount(const char *path, bool lazy)
 
 /* ---- answers ---- */
 
+/* stat may be answered by the kernel, long after the daemon died; statfs is not. */
+static int ask_statfs(void *path)
+{
+    struct statfs st;
+    return statfs(path, &st) < 0 ? -errno : 0;
+}
+
 int mountpoint_answers(const char *path, int timeout_ms)
 {
-    auto_close int read_end = -1, write_end = -1;
-    int fds[2], status;
+    int r = process_try(ask_statfs, (void *)path, timeout_ms);
+    return r == -ECONNABORTED ? -ENOTCONN : r; /* the daemon died before it answered */
+}
 
-    if (pipe2(fds, O_CLOEXEC) < 0)
-        return -errno;
-    read_end = fds[0];
-    write_end = fds[1];
-    pid_t pid = fork();
-    if (pid < 0)
-        return -errno;
-    if (pid == 0) {
-        struct statfs st; /* stat may be answered by the kernel, long after the daemon died */
-        _exit(statfs(path, &st) < 0 ? errno : 0);
-    }
-    close(steal_fd(&write_end)); /* the child closes its copy by ending */
-    struct pollfd p = {.fd = read_end, .events = POLLIN};
-    int r = poll(&p, 1, timeout_ms);
-    if (r <= 0) {
-        int err = r < 0 ? errno : ETIMEDOUT;
-        kill(pid, SIGKILL); /* it ends when the kernel permits */
-        waitpid(pid, &status, WNOHANG);
-        return -err;
-    }
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return -errno;
-    if (!WIFEXITED(status))
-        return -EIO;
-    /* ECONNABORTED: the daemon died before it answered. */
-    return WEXITSTATUS(status) == ECONNABORTED ? -ENOTCONN : -WEXITSTATUS(status);
+int mounted_answers(const struct mounted *mounted, const char *path, int timeout_ms)
+{
+    if (mounted->method == MOUNT_BY_PARENT)
+        return 0;
+    return mounted->ns.sock >= 0 ? namespace_answers(&mounted->ns, timeout_ms)
+                                 : mountpoint_answers(path, timeout_ms);
 }

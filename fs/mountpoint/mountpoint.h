@@ -1,6 +1,25 @@
 /*
- * Mount points: resolve their path, mount a FUSE filesystem there by any way that this node
- * allows, unmount it again. None of this asks the mounted filesystem anything, so a mount whose
+ * The one place that mounts. A table has the ways in which a FUSE filesystem can be mounted,
+ * and each has the same interface:
+ *
+ *     mount(2)                 root, or root of a user namespace
+ *     fusermount3, fusermount  the setuid helpers of libfuse 3 and 2, by the protocol that
+ *                              fusermount3 documents (_FUSE_COMMFD; fusermount.h)
+ *     namespace                a private namespace, for the command of `run` (namespace.h)
+ *     parent                   /dev/fd/N: the process that started us has mounted
+ *
+ *     struct mounted mounted = MOUNTED_NONE;
+ *     r = mountpoint_mount(&request, &report, &mounted);
+ *     ... a daemon serves mounted.fuse_fd ...
+ *     mounted_answers(&mounted, path, timeout_ms)
+ *     mountpoint_unmount(path, lazy)
+ *
+ * libfuse's fuse_session_mount is not used: it tries mount(2) and fusermount3 only, prints the
+ * reason of a failure where we have to tell it, waits for the helper without a limit, and ties
+ * the mount to a session in the same process, but here one process mounts and another serves,
+ * which may be in another namespace.
+ *
+ * None of this asks the mounted filesystem anything but mounted_answers, so a mount whose
  * daemon is dead or hangs is handled like any other.
  */
 #ifndef ONEPOT_MOUNTPOINT_H
@@ -9,27 +28,33 @@
 #include <limits.h>
 #include <stdbool.h>
 
-/* Ways to mount, in the order in which they are tried. */
+#include "namespace.h"
+
+/* In the order in which they are tried. */
 enum mount_method {
-    MOUNT_BY_SYSCALL = 1,     /* mount(2): root, or root of a user namespace */
-    MOUNT_BY_FUSERMOUNT3 = 2, /* the setuid helper of libfuse 3 */
-    MOUNT_BY_FUSERMOUNT = 4,  /* that of libfuse 2 */
-    MOUNT_BY_NAMESPACE = 8,   /* a private namespace: namespace.h */
-    MOUNT_BY_PARENT = 16,     /* /dev/fd/N: mounted by the process that started us */
+    MOUNT_BY_SYSCALL = 1,
+    MOUNT_BY_FUSERMOUNT3 = 2,
+    MOUNT_BY_FUSERMOUNT = 4,
+    MOUNT_BY_NAMESPACE = 8,
+    MOUNT_BY_PARENT = 16,
 };
 
 /*
  * The ways that $ONEPOT_MOUNT_METHODS allows, a list of mount, fusermount3, fusermount,
- * namespace; all if it is not set. -EINVAL for any other word.
+ * namespace; all of these if it is not set. -EINVAL for any other word.
  */
 int mount_methods(unsigned *ret_methods);
 
 struct mount_request {
+    unsigned methods;       /* those to try */
     const char *mountpoint; /* canonical, an existing directory */
     const char *fsname;     /* shown as the device: the archive */
     bool allow_other;
     bool default_permissions;
     bool noexec;
+    void (*launch)(void *ctx); /* MOUNT_BY_NAMESPACE: see namespace.h */
+    void *launch_ctx;
+    int parent_fd; /* MOUNT_BY_PARENT: the device; the result takes it over */
 };
 
 #define MOUNT_REPORT_MAX 1536
@@ -40,15 +65,35 @@ struct mount_report {
 };
 void mount_report_add(struct mount_report *report, const char *way, const char *said);
 
-/*
- * Try the ways among `methods`, except namespace and parent, which are handled elsewhere. 0 and
- * the descriptor of /dev/fuse, or -EPERM (or another reason) and the report.
- */
-int mountpoint_mount(const struct mount_request *request, unsigned methods,
-                     struct mount_report *report, enum mount_method *ret_method, int *ret_fd);
+struct mounted {
+    enum mount_method method;      /* 0: not mounted */
+    int fuse_fd;                   /* of /dev/fuse; -1: handed over */
+    unsigned dev_major, dev_minor; /* of the mount; 0: not known */
+    struct namespace ns;           /* MOUNT_BY_NAMESPACE */
+};
+#define MOUNTED_NONE ((struct mounted){.fuse_fd = -1, .ns = NAMESPACE_NONE})
 
-/* mount(2) only: 0 or -errno. Works for root of the namespaces that the caller is in. */
+/*
+ * Try the ways of the request until one works. 0, or -EPERM (or another reason) and the report.
+ * The process must have only one thread.
+ */
+int mountpoint_mount(const struct mount_request *request, struct mount_report *report,
+                     struct mounted *ret_mounted);
+
+/* mount(2) alone: 0 or -errno. Works for root of the namespaces that the caller is in. */
 int mountpoint_mount_here(const struct mount_request *request, int *ret_fd);
+
+/* "by mount(2)" */
+const char *mount_method_name(enum mount_method method);
+
+/* Does everybody on this node see it, and not one command or a container alone? */
+bool mounted_is_visible(const struct mounted *mounted);
+
+/*
+ * Does the mount answer? It is asked from where it is seen: as mountpoint_answers,
+ * namespace_answers; 0 for a parent's, which can't be asked.
+ */
+int mounted_answers(const struct mounted *mounted, const char *path, int timeout_ms);
 
 /* Advice after a failure, derived from this node's state: "load the ...". */
 const char *mount_advice(unsigned methods);

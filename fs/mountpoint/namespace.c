@@ -25,8 +25,11 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "file_id.h"
+#include "message.h"
 #include "mountinfo.h"
-#include "namespace.h"
+#include "mountpoint.h"
+#include "process.h"
 
 #define ENTER_LIMIT_MS 10000
 
@@ -39,54 +42,20 @@ struct word {
 
 /* ---- talk over the socket ---- */
 
-static int send_word(int sock, struct word word, int fd)
-{
-    union {
-        struct cmsghdr align;
-        char buf[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct iovec iov = {.iov_base = &word, .iov_len = sizeof(word)};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-
-    if (fd >= 0) {
-        msg.msg_control = control.buf;
-        msg.msg_controllen = sizeof(control.buf);
-        struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(c), &fd, sizeof(int));
-    }
-    return sendmsg(sock, &msg, MSG_NOSIGNAL) < 0 ? -errno : 0;
-}
-
-/* The next message; -EPIPE when the other side is gone. *ret_fd is -1 if no descriptor came. */
+/* The next message; -EPIPE when the other side is gone. */
 static int receive_word(int sock, int timeout_ms, struct word *ret_word, int *ret_fd)
 {
-    union {
-        struct cmsghdr align;
-        char buf[CMSG_SPACE(sizeof(int))];
-    } control;
-    struct iovec iov = {.iov_base = ret_word, .iov_len = sizeof(*ret_word)};
-    struct msghdr msg = {.msg_iov = &iov,
-                         .msg_iovlen = 1,
-                         .msg_control = control.buf,
-                         .msg_controllen = sizeof(control.buf)};
     struct pollfd p = {.fd = sock, .events = POLLIN};
-
     int r = poll(&p, 1, timeout_ms);
+
     if (r <= 0)
         return r < 0 ? -errno : -ETIMEDOUT;
-    ssize_t n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
-    if (n < 0)
-        return -errno;
-    if (n != sizeof(*ret_word))
-        return -EPIPE;
-    struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
-    *ret_fd = -1;
-    if (c && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
-        memcpy(ret_fd, CMSG_DATA(c), sizeof(int));
-    return 0;
+    return message_receive(sock, ret_word, sizeof(*ret_word), 0, ret_fd);
+}
+
+static int send_word(int sock, struct word word, int fd)
+{
+    return message_send(sock, &word, sizeof(word), fd);
 }
 
 /* ---- in the child ---- */
@@ -146,20 +115,25 @@ static int enter_other(const struct namespace *ns)
     int r = set_namespaces(ns);
     if (r < 0)
         return r;
-    if (stat("/", &after) < 0 || after.st_dev != before.st_dev || after.st_ino != before.st_ino)
+    if (stat("/", &after) < 0 || !file_id_equal(file_id_of(&before), file_id_of(&after)))
         return -EXDEV; /* a chroot */
     return chdir(cwd) < 0 ? -errno : 0;
 }
 
+struct launch {
+    void (*run)(void *ctx); /* does not return */
+    void *ctx;
+};
+
 /* Serve the parent's requests: '?' asks whether the mount answers, '!' launches. */
-static void obey(int sock, const char *mountpoint, void (*launch)(void *ctx), void *ctx)
+static _Noreturn void obey(int sock, const char *mountpoint, struct launch launch)
 {
     char wish;
     while (read(sock, &wish, 1) == 1) {
         struct statfs st;
         if (wish == '!') {
             close(sock);
-            launch(ctx);
+            launch.run(launch.ctx);
             break;
         }
         int err = statfs(mountpoint, &st) < 0 ? -errno : 0;
@@ -204,9 +178,8 @@ static int mount_there(int sock, const struct mount_request *rq)
 }
 
 /* `rq` is NULL for namespaces that exist already. */
-static _Noreturn void child(int sock, const struct namespace *ns,
-                            const struct mount_request *rq, void (*launch)(void *ctx),
-                            void *ctx)
+static _Noreturn void namespace_child(int sock, const struct namespace *ns,
+                                      const struct mount_request *rq, struct launch launch)
 {
     int r = rq ? enter_new() : enter_other(ns);
 
@@ -214,20 +187,22 @@ static _Noreturn void child(int sock, const struct namespace *ns,
     if (r == 0 && rq)
         r = mount_there(sock, rq);
     if (r == 0)
-        obey(sock, ns->mountpoint, launch, ctx);
+        obey(sock, ns->mountpoint, launch);
     _exit(125);
 }
 
 /* ---- in the parent ---- */
 
-static int open_namespaces(struct namespace *ns)
+/* Open two descriptors in a folder of /proc. */
+/* Open the namespaces at two places, below a process's folder in /proc. */
+static int open_namespaces(struct namespace *ns, pid_t pid, const char *user, const char *mnt)
 {
     char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/ns/user", (int)ns->child);
-    ns->user_ns = open(path, O_RDONLY | O_CLOEXEC);
-    snprintf(path, sizeof(path), "/proc/%d/ns/mnt", (int)ns->child);
-    ns->mnt_ns = open(path, O_RDONLY | O_CLOEXEC);
-    return ns->user_ns < 0 || ns->mnt_ns < 0 ? -errno : 0;
+    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, user);
+    ns->user_ns = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, mnt);
+    ns->mnt_ns = ns->user_ns < 0 ? -1 : open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    return ns->mnt_ns < 0 ? -errno : 0;
 }
 
 /* Read the child's messages until it has mounted. */
@@ -243,7 +218,7 @@ static int hear(struct namespace *ns, struct mount_report *report, int *ret_fuse
     if (r == 0 && fd < 0)
         r = -EPROTO;
     if (r == 0)
-        r = open_namespaces(ns);
+        r = open_namespaces(ns, ns->child, "ns/user", "ns/mnt");
     if (r < 0) {
         mount_report_add(
             report, word.about == ENTERED ? "namespace" : "mount(2) in a private namespace",
@@ -259,7 +234,7 @@ static int hear(struct namespace *ns, struct mount_report *report, int *ret_fuse
 }
 
 static int fork_child(struct namespace *ns, const struct mount_request *rq,
-                      void (*launch)(void *ctx), void *ctx)
+                      struct launch launch)
 {
     int pair[2];
 
@@ -268,7 +243,7 @@ static int fork_child(struct namespace *ns, const struct mount_request *rq,
     ns->child = fork();
     if (ns->child == 0) {
         close(pair[0]);
-        child(pair[1], ns, rq, launch, ctx);
+        namespace_child(pair[1], ns, rq, launch);
     }
     int r = ns->child < 0 ? -errno : 0;
     close(pair[1]);
@@ -277,50 +252,44 @@ static int fork_child(struct namespace *ns, const struct mount_request *rq,
 }
 
 int namespace_start(const struct mount_request *rq, struct mount_report *report,
-                    void (*launch)(void *ctx), void *ctx, struct namespace *ret_namespace,
-                    int *ret_fuse_fd)
+                    struct namespace *ret_namespace, int *ret_fuse_fd)
 {
     struct namespace ns = NAMESPACE_NONE;
 
     ns.mountpoint = rq->mountpoint;
-    int r = fork_child(&ns, rq, launch, ctx);
+    int r = fork_child(&ns, rq, (struct launch){rq->launch, rq->launch_ctx});
     if (r == 0)
         r = hear(&ns, report, ret_fuse_fd);
-    if (r < 0) {
+    if (r < 0)
         namespace_close(&ns);
-        return r;
-    }
-    *ret_namespace = ns;
-    return 0;
+    else
+        *ret_namespace = ns;
+    return r;
 }
 
 int namespace_join(pid_t pid, int user_fd, int mount_fd, const char *mountpoint,
                    void (*launch)(void *ctx), void *ctx, struct namespace *ret_namespace)
 {
     struct namespace ns = NAMESPACE_NONE;
+    char user[32], mnt[32];
     struct word word;
-    char path[64];
-    int fd, r = 0;
+    int fd;
 
     ns.mountpoint = mountpoint;
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, user_fd);
-    ns.user_ns = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, mount_fd);
-    ns.mnt_ns = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (ns.user_ns < 0 || ns.mnt_ns < 0)
-        r = -errno;
+    snprintf(user, sizeof(user), "fd/%d", user_fd);
+    snprintf(mnt, sizeof(mnt), "fd/%d", mount_fd);
+    int r = open_namespaces(&ns, pid, user, mnt);
     if (r == 0)
-        r = fork_child(&ns, NULL, launch, ctx);
+        r = fork_child(&ns, NULL, (struct launch){launch, ctx});
     if (r == 0)
         r = receive_word(ns.sock, ENTER_LIMIT_MS, &word, &fd);
     if (r == 0)
         r = word.err;
-    if (r < 0) {
+    if (r < 0)
         namespace_close(&ns);
-        return r;
-    }
-    *ret_namespace = ns;
-    return 0;
+    else
+        *ret_namespace = ns;
+    return r;
 }
 
 int namespace_answers(const struct namespace *ns, int timeout_ms)
@@ -341,34 +310,32 @@ int namespace_go(struct namespace *ns)
     return r;
 }
 
+struct unmounting {
+    const struct namespace *ns;
+    int flags;
+};
+
+static int unmount_inside(void *ctx)
+{
+    const struct unmounting *u = ctx;
+    int r = set_namespaces(u->ns);
+    if (r == 0 && umount2(u->ns->mountpoint, u->flags) < 0)
+        r = -errno;
+    return r;
+}
+
 int namespace_unmount(const struct namespace *ns, bool lazy)
 {
-    int status;
-    pid_t pid = fork();
-
-    if (pid < 0)
-        return -errno;
-    if (pid == 0) {
-        int r = set_namespaces(ns);
-        if (r < 0)
-            _exit(-r);
-        _exit(umount2(ns->mountpoint, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)) < 0 ? errno
-                                                                                     : 0);
-    }
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return -errno;
-    return WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
+    struct unmounting u = {ns, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)};
+    return process_try(unmount_inside, &u, -1);
 }
 
 void namespace_forget(struct namespace *ns)
 {
-    if (ns->sock >= 0)
-        close(ns->sock);
-    if (ns->user_ns >= 0)
-        close(ns->user_ns);
-    if (ns->mnt_ns >= 0)
-        close(ns->mnt_ns);
+    const int fds[] = {ns->sock, ns->user_ns, ns->mnt_ns};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
     *ns = NAMESPACE_NONE;
 }
 

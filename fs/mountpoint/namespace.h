@@ -4,7 +4,7 @@
  * for one process and its children, if the kernel allows user namespaces. Only `run` can use
  * that: its command is that process.
  *
- *     namespace_start(&request, report, launch, ctx, &ns, &fuse_fd)
+ *     namespace_start(&request, report, &ns, &fuse_fd)
  *         a child enters the namespaces, mounts, hands back the descriptor, waits
  *     ... a daemon serves the descriptor, outside of the namespaces ...
  *     namespace_answers(&ns, timeout)    the child sees its mount
@@ -20,7 +20,8 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "mountpoint.h"
+struct mount_request;
+struct mount_report;
 
 struct namespace
 {
@@ -32,10 +33,11 @@ struct namespace
 };
 #define NAMESPACE_NONE ((struct namespace){.sock = -1, .user_ns = -1, .mnt_ns = -1})
 
-/* `launch` must not return. The request's strings must live as long as the namespace. */
+/*
+ * The request's `launch` must not return. Its strings must live as long as the namespace.
+ */
 int namespace_start(const struct mount_request *request, struct mount_report *report,
-                    void (*launch)(void *ctx), void *ctx, struct namespace *ret_namespace,
-                    int *ret_fuse_fd);
+                    struct namespace *ret_namespace, int *ret_fuse_fd);
 
 /*
  * Start a child in the namespaces that process `pid`, of the same user, holds by these
