@@ -12,7 +12,6 @@
 #include "shards.h"
 #include "view.h"
 
-#define NAME_ROOM (16 * PATH_MAX)
 #define HOLES_TO_DATA 16u
 
 int onepot_archive_open(const char *const *paths, size_t path_count,
@@ -86,10 +85,8 @@ int archive_name(const struct onepot_archive *archive, uint64_t sample, char *bu
                  size_t *ret_len)
 {
     const struct dataset *d = archive->dataset;
-    uint64_t first, end;
     size_t len;
-    archive_records(archive, sample, &first, &end);
-    int r = dataset_path(d, &d->records[first], buf, size, &len);
+    int r = dataset_path(d, archive_first(archive, sample), buf, size, &len);
     if (r < 0)
         return r;
     if (d->group != ONEPOT_GROUP_NONE) {
@@ -136,12 +133,12 @@ int onepot_archive_find(const struct onepot_archive *archive, const char *name,
 {
     if (archive->dataset->group == ONEPOT_GROUP_NONE)
         return find_file(archive, name, ret_sample);
-    auto_free char *buf = malloc(NAME_ROOM);
+    auto_free char *buf = malloc(MEMBER_PATH_MAX);
     if (!buf)
         return -ENOMEM;
     for (uint64_t i = 0; i < archive->count; i++) {
         size_t len;
-        int r = archive_name(archive, i, buf, NAME_ROOM, &len);
+        int r = archive_name(archive, i, buf, MEMBER_PATH_MAX, &len);
         if (r < 0)
             return r;
         if (strcmp(buf, name) == 0) {
@@ -229,11 +226,9 @@ uint64_t onepot_archive_common_size(const struct onepot_archive *archive)
 int onepot_archive_label(const struct onepot_archive *archive, uint64_t sample,
                          int64_t *ret_label)
 {
-    uint64_t first, end;
     if (sample >= archive->count)
         return -ERANGE;
-    archive_records(archive, sample, &first, &end);
-    *ret_label = archive->dataset->records[first].label;
+    *ret_label = archive_first(archive, sample)->label;
     return 0;
 }
 

@@ -18,6 +18,7 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "vector.h"
 
 #define HOLE_BYTES (UINT64_C(64) << 20)
 #define WALK_RUN 128u /* children that are looked at together */
@@ -35,8 +36,7 @@ struct walk {
     struct dataset *dataset;
     const struct dataset_options *options;
     struct onepot_error *error;
-    struct folder *folders;
-    size_t folder_count, folder_room;
+    VECTOR(struct folder) folders;
     char *path; /* MEMBER_PATH_MAX: of the file that is looked at */
 };
 
@@ -44,20 +44,15 @@ struct walk {
 
 static int add_folder(struct walk *w, uint32_t archive, uint32_t position, const char *path)
 {
-    if (w->folder_count == w->folder_room) {
-        size_t room = w->folder_room ? 2 * w->folder_room : 64;
-        struct folder *folders = reallocarray(w->folders, room, sizeof(*folders));
-        if (!folders)
-            return -ENOMEM;
-        w->folders = folders;
-        w->folder_room = room;
-    }
     char *copy = strdup(path);
     if (!copy)
         return -ENOMEM;
-    w->folders[w->folder_count++] =
-        (struct folder){.path = copy, .archive = archive, .position = position, .label = -1};
-    return 0;
+    int r = vector_push(
+        &w->folders,
+        (struct folder){.path = copy, .archive = archive, .position = position, .label = -1});
+    if (r < 0)
+        free(copy);
+    return r;
 }
 
 static int compare_text(const void *a, const void *b)
@@ -82,11 +77,11 @@ static int make_classes(struct walk *w)
 {
     struct dataset *d = w->dataset;
     size_t count = 0;
-    d->classes = calloc(w->folder_count + 1, sizeof(*d->classes));
+    d->classes = calloc(w->folders.count + 1, sizeof(*d->classes));
     if (!d->classes)
         return -ENOMEM;
-    for (size_t i = 0; i < w->folder_count; i++) {
-        const char *path = w->folders[i].path;
+    for (size_t i = 0; i < w->folders.count; i++) {
+        const char *path = w->folders.at[i].path;
         if (!*path || strchr(path, '/'))
             continue;
         if (!(d->classes[count++] = strdup(path)))
@@ -108,8 +103,8 @@ static int make_classes(struct walk *w)
 static void label_folders(struct walk *w)
 {
     struct dataset *d = w->dataset;
-    for (size_t i = 0; i < w->folder_count; i++) {
-        struct folder *f = &w->folders[i];
+    for (size_t i = 0; i < w->folders.count; i++) {
+        struct folder *f = &w->folders.at[i];
         size_t len = strcspn(f->path, "/");
         char kept = f->path[len];
         f->path[len] = '\0';
@@ -215,7 +210,7 @@ static int walk_children(struct walk *w, uint32_t archive, uint32_t first, uint3
 
 static int walk_folder(struct walk *w, size_t number)
 {
-    struct folder *f = &w->folders[number]; /* moves when one is added */
+    struct folder *f = &w->folders.at[number]; /* moves when one is added */
     uint32_t archive = f->archive, first, count;
     size_t len = strlen(f->path);
     int r = index_children(w->dataset->pots[archive]->index, f->position, &first, &count);
@@ -226,8 +221,8 @@ static int walk_folder(struct walk *w, size_t number)
         w->path[len++] = '/';
     uint64_t start = w->dataset->record_count;
     r = walk_children(w, archive, first, count, len);
-    w->folders[number].first = start;
-    w->folders[number].count = w->dataset->record_count - start;
+    w->folders.at[number].first = start;
+    w->folders.at[number].count = w->dataset->record_count - start;
     return r;
 }
 
@@ -238,10 +233,10 @@ static int walk_archive(struct walk *w, uint32_t archive)
     int r = index_resolve(pot->index, w->options->root ? w->options->root : "", &root);
     if (r == -ENOENT || r == -ENOTDIR)
         return 0; /* another archive may have it */
-    size_t number = w->folder_count;
+    size_t number = w->folders.count;
     if (r == 0)
         r = add_folder(w, archive, root, "");
-    for (; r == 0 && number < w->folder_count; number++)
+    for (; r == 0 && number < w->folders.count; number++)
         r = walk_folder(w, number);
     if (r == -EUCLEAN)
         return error_set(w->error, r, "%s: its index is damaged", pot->path);
@@ -269,10 +264,10 @@ static struct record *map_records(uint64_t count, size_t *ret_bytes)
 static bool in_order(const struct walk *w)
 {
     uint64_t next = 0;
-    for (size_t i = 0; i < w->folder_count; i++) {
-        if (w->folders[i].count && w->folders[i].first != next)
+    for (size_t i = 0; i < w->folders.count; i++) {
+        if (w->folders.at[i].count && w->folders.at[i].first != next)
             return false;
-        next += w->folders[i].count;
+        next += w->folders.at[i].count;
     }
     return true;
 }
@@ -286,8 +281,8 @@ static int arrange_records(struct walk *w)
     if (!in_order(w) && !(sorted = map_records(d->record_count, &bytes)))
         return -ENOMEM;
     uint64_t at = 0;
-    for (size_t i = 0; i < w->folder_count; i++) {
-        struct folder *f = &w->folders[i];
+    for (size_t i = 0; i < w->folders.count; i++) {
+        struct folder *f = &w->folders.at[i];
         if (sorted != d->records)
             memcpy(sorted + at, d->records + f->first, f->count * sizeof(*sorted));
         for (uint64_t j = 0; j < f->count; j++)
@@ -350,8 +345,8 @@ static void drop_hidden(struct walk *w)
 {
     struct dataset *d = w->dataset;
     uint64_t kept = 0;
-    for (size_t i = 0; i < w->folder_count; i++) {
-        struct folder *f = &w->folders[i];
+    for (size_t i = 0; i < w->folders.count; i++) {
+        struct folder *f = &w->folders.at[i];
         uint64_t start = kept;
         for (uint64_t j = f->first; j < f->first + f->count; j++)
             if (!is_hidden(d, j))
@@ -376,8 +371,8 @@ static int make_groups(struct walk *w)
         return -ENOMEM;
     d->group_count = 0;
     int r = 0;
-    for (size_t i = 0; i < w->folder_count && r == 0; i++) {
-        const struct folder *f = &w->folders[i];
+    for (size_t i = 0; i < w->folders.count && r == 0; i++) {
+        const struct folder *f = &w->folders.at[i];
         if (d->group == ONEPOT_GROUP_BASE_NAME)
             r = group_by_base(d, f);
         else if (f->count)
@@ -404,14 +399,14 @@ static int build(struct walk *w)
         if (r < 0)
             return r;
     }
-    if (w->folder_count == 0)
+    if (w->folders.count == 0)
         return error_set(w->error, -ENOENT, "%s: there is no directory '%s' in it",
                          d->pots[0]->path, w->options->root);
     int r = make_classes(w);
     if (r < 0)
         return r;
     label_folders(w);
-    qsort(w->folders, w->folder_count, sizeof(*w->folders), compare_folders);
+    qsort(w->folders.at, w->folders.count, sizeof(*w->folders.at), compare_folders);
     r = arrange_records(w);
     return r < 0 ? r : make_groups(w);
 }
@@ -452,9 +447,9 @@ int dataset_new(struct pot **pots, size_t count, const struct dataset_options *o
         if (whole < 0)
             r = error_from_fault(&words, whole, &fault, pots[i]->path);
     }
-    for (size_t i = 0; i < w.folder_count; i++)
-        free(w.folders[i].path);
-    free(w.folders);
+    for (size_t i = 0; i < w.folders.count; i++)
+        free(w.folders.at[i].path);
+    vector_free(&w.folders);
     free(w.path);
     if (r < 0) {
         if (words.code == 0)
@@ -466,10 +461,36 @@ int dataset_new(struct pot **pots, size_t count, const struct dataset_options *o
     return 0;
 }
 
+bool dataset_is_mapped(const struct dataset *d)
+{
+    for (size_t i = 0; i < d->pot_count; i++)
+        if (!d->maps[i] || !source_is_local(d->pots[i]->source))
+            return false;
+    return true;
+}
+
 int dataset_path(const struct dataset *dataset, const struct record *record, char *buf,
                  size_t size, size_t *ret_len)
 {
     const struct index *index = dataset->pots[record_archive(record)]->index;
     int r = index_path(index, record->entry, buf, size, ret_len);
     return index_is_lost(index) ? -EIO : r;
+}
+
+void dataset_free(struct dataset *dataset)
+{
+    if (!dataset || atomic_fetch_sub(&dataset->users, 1) > 1)
+        return;
+    dataset_free_readers(dataset);
+    for (size_t i = 0; i < dataset->pot_count; i++)
+        pot_close(dataset->pots[i]);
+    free(dataset->pots);
+    free(dataset->maps);
+    if (dataset->records)
+        munmap(dataset->records, dataset->record_bytes);
+    free(dataset->group_starts);
+    for (uint32_t i = 0; dataset->classes && i < dataset->class_count; i++)
+        free(dataset->classes[i]);
+    free(dataset->classes);
+    free(dataset);
 }

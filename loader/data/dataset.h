@@ -12,12 +12,10 @@
 #define ONEPOT_DATASET_H
 
 #include <limits.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 #include "index.h"
 #include "onepot.h"
@@ -47,27 +45,8 @@ static inline uint64_t record_offset(const struct record *record)
     return record->where & RECORD_OFFSET_NONE;
 }
 
-/* A process's own readers: after a fork the child can't trust the locks of the old ones. */
-struct readers {
-    pid_t pid;
-    size_t count;         /* of archives */
-    pthread_mutex_t lock; /* over the idle cursors */
-    struct cursor *idle;
-    struct share *share;          /* of the caches, with others of the job; NULL: with nobody */
-    uint64_t *weights;            /* bytes of each archive that its cache could hold; */
-    uint64_t weight;              /* of all */
-    _Atomic uint64_t cache_bytes; /* what the caches may have now */
-    _Atomic uint64_t reads, read_bytes; /* past the readers */
-    _Atomic uint64_t clock;             /* samples that were read by loaders */
-    struct reader *reader[];            /* one an archive */
-};
-
-/* What one thread needs to read: the scratch of each archive, made at its first use. */
-struct cursor {
-    struct readers *readers;
-    struct cursor *next;
-    struct reader_scratch *scratch[];
-};
+struct readers;
+struct cursor;
 
 struct dataset {
     _Atomic unsigned users;
@@ -103,6 +82,15 @@ static inline void archive_records(const struct onepot_archive *archive, uint64_
     *ret_end = dataset->group_starts ? dataset->group_starts[group + 1] : group + 1;
 }
 
+/* The first record of sample i, which exists: of a file the only one. */
+static inline const struct record *archive_first(const struct onepot_archive *archive,
+                                                 uint64_t i)
+{
+    uint64_t first, end;
+    archive_records(archive, i, &first, &end);
+    return &archive->dataset->records[first];
+}
+
 struct dataset_options {
     const char *const *filters; /* globs */
     size_t filter_count;
@@ -118,6 +106,9 @@ struct dataset_options {
 int dataset_new(struct pot **pots, size_t count, const struct dataset_options *options,
                 struct onepot_error *error, struct dataset **ret_dataset);
 void dataset_free(struct dataset *dataset);
+
+/* Are all its archives mapped, and on this node? */
+bool dataset_is_mapped(const struct dataset *dataset);
 
 /* The path of a record within its archive; -ENAMETOOLONG. */
 int dataset_path(const struct dataset *dataset, const struct record *record, char *buf,
@@ -152,16 +143,7 @@ void cursor_advance(struct cursor *cursor, uint64_t samples);
 /* The fields of the caches and of the storage, of this process. */
 void dataset_cache_stats(struct dataset *dataset, struct onepot_stats *stats);
 
-/* ---- readers.c ---- */
-
-/* The readers of this process, made at the first call. */
-int readers_get(struct dataset *dataset, struct onepot_error *error,
-                struct readers **ret_readers);
-
-/* Those of the dataset, if they are this process's; no cursor may be in use. */
-void readers_free_own(struct dataset *dataset);
-
-/* Is it worth it to keep stored bytes that are read from storage? */
-bool readers_keep(const struct readers *readers);
+/* The readers of this process; no cursor may be in use. */
+void dataset_free_readers(struct dataset *dataset);
 
 #endif

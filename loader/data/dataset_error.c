@@ -34,42 +34,43 @@ static const char *describe(int err, const struct record *record, char *buf, siz
     }
 }
 
-int dataset_error(struct onepot_error *error, int err, const struct dataset *dataset,
-                  const struct record *record)
+static int file_error(struct onepot_error *error, int err, const struct dataset *dataset,
+                      const struct record *record, const char *words, const char *advice)
 {
     const struct pot *pot = dataset->pots[record_archive(record)];
     struct fault fault = {0};
-    char words[128];
     size_t len;
     auto_free char *path = calloc(1, MEMBER_PATH_MAX);
-    if (err == -EUCLEAN && index_is_lost(pot->index))
-        err = -EIO;
     if (path && dataset_path(dataset, record, path, MEMBER_PATH_MAX, &len) < 0)
         path[0] = '\0';
     uint64_t offset =
         record_offset(record) == RECORD_OFFSET_NONE ? FAULT_NO_OFFSET : record_offset(record);
-    fault_set(&fault, err, path, offset, "%s", describe(err, record, words, sizeof(words)));
-    if (err == -EFBIG)
-        fault_advise(&fault,
-                     "read it in pieces, or allow it when the archive is opened (hole_bytes)");
-    if (err == -EUCLEAN || err == -ENODATA || err == -EBADMSG)
-        fault_advise(&fault, "compare the archive with its original, or copy it again");
+    fault_set(&fault, err, path, offset, "%s", words);
+    if (advice)
+        fault_advise(&fault, "%s", advice);
     return error_from_fault(error, err, &fault, pot->path);
+}
+
+int dataset_error(struct onepot_error *error, int err, const struct dataset *dataset,
+                  const struct record *record)
+{
+    char words[128];
+    const char *advice = NULL;
+    if (err == -EUCLEAN && index_is_lost(dataset->pots[record_archive(record)]->index))
+        err = -EIO;
+    if (err == -EFBIG)
+        advice = "read it in pieces, or allow it when the archive is opened (hole_bytes)";
+    if (err == -EUCLEAN || err == -ENODATA || err == -EBADMSG)
+        advice = "compare the archive with its original, or copy it again";
+    return file_error(error, err, dataset, record, describe(err, record, words, sizeof(words)),
+                      advice);
 }
 
 int dataset_stalled(struct onepot_error *error, const struct dataset *dataset,
                     const struct record *record, uint64_t age_ns)
 {
-    const struct pot *pot = dataset->pots[record_archive(record)];
-    struct fault fault = {0};
-    size_t len;
-    auto_free char *path = calloc(1, MEMBER_PATH_MAX);
-    if (path && dataset_path(dataset, record, path, MEMBER_PATH_MAX, &len) < 0)
-        path[0] = '\0';
-    uint64_t offset =
-        record_offset(record) == RECORD_OFFSET_NONE ? FAULT_NO_OFFSET : record_offset(record);
-    fault_set(&fault, -ETIME, path, offset, "a read has been waiting for %.1f s",
-              (double)age_ns / 1e9);
-    fault_advise(&fault, "look after the storage, or allow more time (io_timeout)");
-    return error_from_fault(error, -ETIME, &fault, pot->path);
+    char words[64];
+    snprintf(words, sizeof(words), "a read has been waiting for %.1f s", (double)age_ns / 1e9);
+    return file_error(error, -ETIME, dataset, record, words,
+                      "look after the storage, or allow more time (io_timeout)");
 }

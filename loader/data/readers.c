@@ -11,7 +11,9 @@
  * other mounts and loaders have a say in (share.h). What is mapped needs none of it.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include "budget.h"
@@ -24,6 +26,31 @@
 #define KEEP_LEAST 16u
 #define ROOM_BYTES (UINT64_C(4) << 20) /* of what the cache itself needs */
 #define STUCK_MS 30000u                /* who reads a block for longer is not waited for */
+
+/* Samples that threads read out of turn: what is due so lately may still be wanted. */
+#define CLOCK_LAG 4096u
+
+/* A process's own readers: after a fork the child can't trust the locks of the old ones. */
+struct readers {
+    pid_t pid;
+    size_t count;         /* of archives */
+    pthread_mutex_t lock; /* over the idle cursors */
+    struct cursor *idle;
+    struct share *share;          /* of the caches, with others of the job; NULL: with nobody */
+    uint64_t *weights;            /* bytes of each archive that its cache could hold; */
+    uint64_t weight;              /* of all */
+    _Atomic uint64_t cache_bytes; /* what the caches may have now */
+    _Atomic uint64_t reads, read_bytes; /* past the readers */
+    _Atomic uint64_t clock;             /* samples that were read by loaders */
+    struct reader *reader[];            /* one an archive */
+};
+
+/* What one thread needs to read: the scratch of each archive, made at its first use. */
+struct cursor {
+    struct readers *readers;
+    struct cursor *next;
+    struct reader_scratch *scratch[];
+};
 
 static void cursor_free(struct cursor *cursor, size_t count)
 {
@@ -57,7 +84,7 @@ static bool needs_cache(const struct dataset *d, size_t archive)
 }
 
 /* See struct share_options. */
-static uint64_t told(void *ctx, const struct share_part *part)
+static uint64_t readers_told_part(void *ctx, const struct share_part *part)
 {
     struct readers *readers = ctx;
     if (atomic_exchange(&readers->cache_bytes, part->bytes) == part->bytes)
@@ -71,14 +98,14 @@ static uint64_t told(void *ctx, const struct share_part *part)
 }
 
 /* As much as the data have, if the job has it. */
-static void share_memory(struct readers *readers, const struct dataset *d)
+static void readers_share_memory(struct readers *readers, const struct dataset *d)
 {
     const struct share_options options = {
         .total_bytes = budget_cache_bytes(),
         .fixed_bytes = d->cache_bytes,
         .most_bytes = readers->weight + readers->weight / 8 + ROOM_BYTES,
         .is_brief = true,
-        .told = told,
+        .told = readers_told_part,
         .ctx = readers,
     };
     struct share_part alone = {.bytes = d->cache_bytes};
@@ -87,10 +114,10 @@ static void share_memory(struct readers *readers, const struct dataset *d)
     readers->share = NULL;
     if (!alone.bytes)
         alone.bytes = options.total_bytes / portion_ranks();
-    told(readers, &alone);
+    readers_told_part(readers, &alone);
 }
 
-static int weigh(struct readers *readers, const struct dataset *d)
+static int readers_weigh(struct readers *readers, const struct dataset *d)
 {
     readers->weights = calloc(readers->count + 1, sizeof(*readers->weights));
     if (!readers->weights)
@@ -108,7 +135,8 @@ static int weigh(struct readers *readers, const struct dataset *d)
     return 0;
 }
 
-bool readers_keep(const struct readers *readers)
+/* Is it worth it to keep stored bytes that are read from storage? */
+static bool readers_keep(const struct readers *readers)
 {
     return atomic_load_explicit(&readers->cache_bytes, memory_order_relaxed) >=
            readers->weight / KEEP_LEAST;
@@ -120,7 +148,7 @@ bool readers_keep(const struct readers *readers)
  * Pages of what is read are dropped, since the cache has the bytes; but where several ranks of
  * the node read the same archive, the kernel's cache is the one that they have in common.
  */
-static int make_readers(struct dataset *d, struct onepot_error *error, struct readers *readers)
+static int readers_make(struct dataset *d, struct onepot_error *error, struct readers *readers)
 {
     struct reader_options options = {
         .cache_stored = true, .keep_pages = portion_ranks() > 1, .stuck_ms = STUCK_MS};
@@ -130,10 +158,10 @@ static int make_readers(struct dataset *d, struct onepot_error *error, struct re
         if (r < 0)
             return error_from_fault(error, r, &fault, d->pots[i]->path);
     }
-    int r = weigh(readers, d);
+    int r = readers_weigh(readers, d);
     if (r < 0)
         return error_set(error, r, "out of memory");
-    share_memory(readers, d);
+    readers_share_memory(readers, d);
     return 0;
 }
 
@@ -147,7 +175,7 @@ static int readers_new(struct dataset *dataset, struct onepot_error *error,
     readers->pid = getpid();
     readers->count = count;
     pthread_mutex_init(&readers->lock, NULL);
-    int r = make_readers(dataset, error, readers);
+    int r = readers_make(dataset, error, readers);
     if (r < 0) {
         readers_free(readers);
         return r;
@@ -157,8 +185,8 @@ static int readers_new(struct dataset *dataset, struct onepot_error *error,
 }
 
 /* Two threads may both make some; one of them keeps its own. */
-int readers_get(struct dataset *dataset, struct onepot_error *error,
-                struct readers **ret_readers)
+static int readers_get(struct dataset *dataset, struct onepot_error *error,
+                       struct readers **ret_readers)
 {
     struct readers *readers = atomic_load(&dataset->readers);
     if (!readers || readers->pid != getpid()) {
@@ -175,13 +203,103 @@ int readers_get(struct dataset *dataset, struct onepot_error *error,
     return 0;
 }
 
+/* ---- reading; a cursor goes back to the readers of the process that made it, or nowhere ----
+ */
+
+int cursor_get(struct dataset *dataset, struct onepot_error *error, struct cursor **ret_cursor)
+{
+    struct readers *readers;
+    int r = readers_get(dataset, error, &readers);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&readers->lock);
+    struct cursor *cursor = readers->idle;
+    if (cursor)
+        readers->idle = cursor->next;
+    pthread_mutex_unlock(&readers->lock);
+    if (!cursor) {
+        cursor =
+            calloc(1, sizeof(*cursor) + dataset->pot_count * sizeof(struct reader_scratch *));
+        if (!cursor)
+            return error_set(error, -ENOMEM, "out of memory");
+        cursor->readers = readers;
+    }
+    *ret_cursor = cursor;
+    return 0;
+}
+
+void cursor_put(struct cursor *cursor)
+{
+    struct readers *readers = cursor->readers;
+    if (readers->pid != getpid())
+        return; /* the parent's */
+    pthread_mutex_lock(&readers->lock);
+    cursor->next = readers->idle;
+    readers->idle = cursor;
+    pthread_mutex_unlock(&readers->lock);
+}
+
+static int read_past_cache(struct readers *readers, const struct source *source, void *buf,
+                           size_t len, uint64_t offset)
+{
+    int r = source_read(source, buf, len, offset);
+    atomic_fetch_add_explicit(&readers->reads, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&readers->read_bytes, len, memory_order_relaxed);
+    return r == 0 || r == -ENODATA ? r : -EIO;
+}
+
+int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct record *record,
+                uint64_t offset, void *buf, size_t len)
+{
+    uint32_t archive = record_archive(record);
+    struct pot *pot = dataset->pots[archive];
+    if (len == 0)
+        return 0;
+    bool in_one_piece = record_offset(record) != RECORD_OFFSET_NONE;
+    if (in_one_piece && (source_is_staged(pot->source) || dataset->maps[archive] ||
+                         !readers_keep(cursor->readers)))
+        return read_past_cache(cursor->readers, pot->source, buf, len,
+                               record_offset(record) + offset);
+    struct reader *reader = cursor->readers->reader[archive];
+    struct reader_scratch **scratch = &cursor->scratch[archive];
+    size_t got;
+    int r = *scratch ? 0 : reader_scratch_new(reader, scratch);
+    if (r == 0)
+        r = reader_copy(reader, *scratch, record->entry, offset, buf, len, &got);
+    if (r == 0 && got < len)
+        r = -EUCLEAN;
+    return r;
+}
+
+void cursor_again(struct dataset *dataset, struct cursor *cursor, const struct record *record,
+                  uint64_t distance)
+{
+    struct readers *readers = cursor->readers;
+    uint32_t archive = record_archive(record);
+    if (dataset->maps[archive] || record_offset(record) == RECORD_OFFSET_NONE ||
+        !readers_keep(readers))
+        return;
+    uint64_t now = atomic_load_explicit(&readers->clock, memory_order_relaxed);
+    reader_note_due(readers->reader[archive], record->entry, now + distance);
+}
+
+void cursor_advance(struct cursor *cursor, uint64_t samples)
+{
+    struct readers *readers = cursor->readers;
+    uint64_t now = samples + atomic_fetch_add(&readers->clock, samples);
+    for (size_t i = 0; i < readers->count && now > CLOCK_LAG; i++)
+        reader_passed(readers->reader[i], now - CLOCK_LAG);
+}
+
+/* ---- the readers of this process, if there are some ---- */
+
 static struct readers *readers_of(struct dataset *dataset)
 {
     struct readers *readers = atomic_load(&dataset->readers);
     return readers && readers->pid == getpid() ? readers : NULL;
 }
 
-void readers_free_own(struct dataset *dataset)
+void dataset_free_readers(struct dataset *dataset)
 {
     struct readers *readers = readers_of(dataset);
     if (readers)

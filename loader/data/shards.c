@@ -18,26 +18,26 @@
 #include "leftovers.h"
 #include "shard_exchange.h"
 #include "stage.h"
+#include "vector.h"
 
 #define INDEX_SUFFIX ".onepot-index"
 
-struct list {
-    struct pot **pots;
-    size_t count, room;
+struct shards {
+    VECTOR(struct pot *) pots;
     uint64_t memory_bytes;
     const char *stage;
     struct onepot_error *error;
 };
 
-static const char *place_of(const struct list *list)
+static const char *shards_place(const struct shards *list)
 {
     return list->stage && list->stage[0] ? list->stage : NULL;
 }
 
 /* What lies in memory needs no copy. */
-static int stage_pot(const struct list *list, struct pot *pot)
+static int shards_stage(const struct shards *list, struct pot *pot)
 {
-    const struct stage_options options = {.archive = pot->path, .place = place_of(list)};
+    const struct stage_options options = {.archive = pot->path, .place = shards_place(list)};
     struct fault fault = {0};
     struct stage *stage;
     int r = stage_open(pot->source, &options, &fault, &stage);
@@ -60,33 +60,27 @@ static uint32_t max_ratio(void)
     return ratio < POT_RATIO_OFF ? (uint32_t)ratio : POT_RATIO_OFF;
 }
 
-static int open_one(struct list *list, const char *path)
+static int shards_open_one(struct shards *list, const char *path)
 {
-    struct stage_store store = {.options = {.archive = path, .place = place_of(list)},
+    struct stage_store store = {.options = {.archive = path, .place = shards_place(list)},
                                 .is_private = !list->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
     struct pot_options options = {
         .memory_bytes = list->memory_bytes, .max_ratio = max_ratio(), .store = &pot_store};
     struct fault fault = {0};
-    if (list->count == list->room) {
-        size_t room = list->room ? 2 * list->room : 16;
-        struct pot **pots = reallocarray(list->pots, room, sizeof(*pots));
-        if (!pots)
-            return error_set(list->error, -ENOMEM, "out of memory");
-        list->pots = pots;
-        list->room = room;
-    }
-    if (list->count == ARCHIVES_MAX)
+    if (vector_reserve(&list->pots, 1) < 0)
+        return error_set(list->error, -ENOMEM, "out of memory");
+    if (list->pots.count == ARCHIVES_MAX)
         return error_set(list->error, -EOVERFLOW, "%s: more than %u archives", path,
                          ARCHIVES_MAX);
-    int r = pot_open(path, &options, &fault, &list->pots[list->count]);
+    int r = pot_open(path, &options, &fault, &list->pots.at[list->pots.count]);
     if (r < 0) {
         stage_close(store.stage);
         return error_from_fault(list->error, r, &fault, path);
     }
-    struct pot *pot = list->pots[list->count++];
+    struct pot *pot = list->pots.at[list->pots.count++];
     if (!store.stage)
-        return list->stage ? stage_pot(list, pot) : 0;
+        return list->stage ? shards_stage(list, pot) : 0;
     stage_give(store.stage, pot->source); /* it was unpacked there, or is from now on */
     r = stage_start(store.stage);
     return r < 0 ? error_errno(list->error, r, path) : 0;
@@ -105,16 +99,16 @@ static int by_name(const struct dirent **a, const struct dirent **b)
 }
 
 /* Several at once: 1 if an exchange of shards was finished, so that others are there. */
-static int open_one_of(struct list *list, const char *path)
+static int shards_open_one_of(struct shards *list, const char *path)
 {
     struct fault fault = {0};
     int r = shard_exchange_settle(path, &fault);
     if (r < 0)
         return error_from_fault(list->error, r, &fault, path);
-    return r > 0 ? 1 : open_one(list, path);
+    return r > 0 ? 1 : shards_open_one(list, path);
 }
 
-static int open_file_in(struct list *list, const char *folder, const char *name)
+static int shards_open_file_in(struct shards *list, const char *folder, const char *name)
 {
     auto_free char *path = NULL;
     struct stat st;
@@ -124,29 +118,29 @@ static int open_file_in(struct list *list, const char *folder, const char *name)
     }
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         return 0;
-    return open_one_of(list, path);
+    return shards_open_one_of(list, path);
 }
 
-static int open_folder(struct list *list, const char *path)
+static int shards_open_folder(struct shards *list, const char *path)
 {
     struct dirent **entries;
-    size_t before = list->count;
+    size_t before = list->pots.count;
     int n = scandir(path, &entries, is_shard, by_name);
     if (n < 0)
         return error_errno(list->error, -errno, path);
     int r = 0;
     for (int i = 0; i < n; i++) {
         if (r == 0)
-            r = open_file_in(list, path, entries[i]->d_name);
+            r = shards_open_file_in(list, path, entries[i]->d_name);
         free(entries[i]);
     }
     free(entries);
-    if (r == 0 && list->count == before)
+    if (r == 0 && list->pots.count == before)
         r = error_set(list->error, -ENOENT, "%s: there is no archive in this directory", path);
     return r;
 }
 
-static int open_pattern(struct list *list, const char *pattern)
+static int shards_open_pattern(struct shards *list, const char *pattern)
 {
     glob_t found = {0};
     int r = glob(pattern, 0, NULL, &found);
@@ -156,27 +150,28 @@ static int open_pattern(struct list *list, const char *pattern)
         r = error_set(list->error, r == GLOB_NOSPACE ? -ENOMEM : -EIO,
                       "%s: can't be looked for", pattern);
     for (size_t i = 0; r == 0 && i < found.gl_pathc; i++)
-        r = open_one_of(list, found.gl_pathv[i]);
+        r = shards_open_one_of(list, found.gl_pathv[i]);
     globfree(&found);
     return r;
 }
 
-static void close_from(struct list *list, size_t first)
+static void shards_close_from(struct shards *list, size_t first)
 {
-    while (list->count > first)
-        pot_close(list->pots[--list->count]);
+    while (list->pots.count > first)
+        pot_close(list->pots.at[--list->pots.count]);
 }
 
-static int open_path(struct list *list, const char *path)
+static int shards_open_path(struct shards *list, const char *path)
 {
     struct stat st;
     bool is_there = stat(path, &st) == 0;
     if (is_there ? !S_ISDIR(st.st_mode) : !strpbrk(path, "*?["))
-        return open_one(list, path);
-    size_t before = list->count;
+        return shards_open_one(list, path);
+    size_t before = list->pots.count;
     int r;
-    while ((r = is_there ? open_folder(list, path) : open_pattern(list, path)) > 0)
-        close_from(list, before);
+    while ((r = is_there ? shards_open_folder(list, path) : shards_open_pattern(list, path)) >
+           0)
+        shards_close_from(list, before);
     return r;
 }
 
@@ -184,16 +179,16 @@ int shards_open(const char *const *paths, size_t count, uint64_t memory_bytes,
                 const char *stage, struct onepot_error *error, struct pot ***ret_pots,
                 size_t *ret_count)
 {
-    struct list list = {.memory_bytes = memory_bytes, .stage = stage, .error = error};
+    struct shards list = {.memory_bytes = memory_bytes, .stage = stage, .error = error};
     int r = count ? 0 : error_set(error, -EINVAL, "no archive was named");
     for (size_t i = 0; i < count && r == 0; i++)
-        r = open_path(&list, paths[i]);
+        r = shards_open_path(&list, paths[i]);
     if (r < 0) {
-        close_from(&list, 0);
-        free(list.pots);
+        shards_close_from(&list, 0);
+        vector_free(&list.pots);
         return r;
     }
-    *ret_pots = list.pots;
-    *ret_count = list.count;
+    *ret_pots = list.pots.at;
+    *ret_count = list.pots.count;
     return 0;
 }

@@ -15,15 +15,13 @@
 #include "cleanup.h"
 #include "view.h"
 
-#define NAME_ROOM (16 * PATH_MAX)
-
-static struct onepot_archive *new_view(const struct onepot_archive *archive, uint64_t room)
+/* A view with room for so many samples, and none; 0: for all of the archive, without a list. */
+static struct onepot_archive *view_new(const struct onepot_archive *archive, uint64_t room)
 {
     struct onepot_archive *view = calloc(1, sizeof(*view));
-    if (!view)
-        return NULL;
-    view->chosen = malloc((room ? room : 1) * sizeof(*view->chosen));
-    if (!view->chosen) {
+    if (view && room)
+        view->chosen = malloc(room * sizeof(*view->chosen));
+    if (!view || (room && !view->chosen)) {
         free(view);
         return NULL;
     }
@@ -43,12 +41,12 @@ typedef bool wanted(const void *ctx, uint64_t hash);
 static int choose_by_hash(const struct onepot_archive *archive, uint64_t seed,
                           wanted *is_wanted, const void *ctx, struct onepot_archive **ret_part)
 {
-    auto_free char *name = malloc(NAME_ROOM);
-    struct onepot_archive *view = new_view(archive, archive->count);
+    auto_free char *name = malloc(MEMBER_PATH_MAX);
+    struct onepot_archive *view = view_new(archive, archive->count + 1);
     int r = name && view ? 0 : -ENOMEM;
     for (uint64_t i = 0; r == 0 && i < archive->count; i++) {
         size_t len;
-        r = archive_name(archive, i, name, NAME_ROOM, &len);
+        r = archive_name(archive, i, name, MEMBER_PATH_MAX, &len);
         if (r == 0 && is_wanted(ctx, XXH3_64bits_withSeed(name, len, seed)))
             view->chosen[view->count++] = chosen_at(archive, i);
     }
@@ -113,7 +111,7 @@ int onepot_archive_subset(const struct onepot_archive *archive, const uint64_t *
     for (uint64_t i = 0; i < count; i++)
         if (samples[i] >= archive->count)
             return -ERANGE;
-    struct onepot_archive *view = new_view(archive, count);
+    struct onepot_archive *view = view_new(archive, count + 1);
     if (!view)
         return -ENOMEM;
     for (uint64_t i = 0; i < count; i++)
@@ -125,20 +123,12 @@ int onepot_archive_subset(const struct onepot_archive *archive, const uint64_t *
 
 struct onepot_archive *archive_share(const struct onepot_archive *archive)
 {
-    struct onepot_archive *copy = calloc(1, sizeof(*copy));
+    struct onepot_archive *copy = view_new(archive, archive->chosen ? archive->count + 1 : 0);
     if (!copy)
         return NULL;
-    if (archive->chosen) {
-        copy->chosen = malloc((archive->count + 1) * sizeof(*copy->chosen));
-        if (!copy->chosen) {
-            free(copy);
-            return NULL;
-        }
+    if (copy->chosen)
         memcpy(copy->chosen, archive->chosen, archive->count * sizeof(*copy->chosen));
-    }
     copy->count = archive->count;
-    copy->dataset = archive->dataset;
-    atomic_fetch_add(&copy->dataset->users, 1);
     return copy;
 }
 

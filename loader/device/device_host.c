@@ -76,7 +76,7 @@ struct host {
 
 /* ---- the thread of a stream ---- */
 
-static void gather(const struct device_gather *g)
+static void host_gather(const struct device_gather *g)
 {
     for (uint64_t i = 0; i < g->count; i++) {
         uint64_t end = g->offsets[i] + g->sizes[i];
@@ -87,7 +87,7 @@ static void gather(const struct device_gather *g)
 }
 
 /* Without the lock. */
-static void work(const struct task *task)
+static void host_work(const struct task *task)
 {
     switch (task->kind) {
     case TASK_COPY:
@@ -97,7 +97,7 @@ static void work(const struct task *task)
         task->call.function(task->call.ctx);
         break;
     case TASK_GATHER:
-        gather(&task->gather);
+        host_gather(&task->gather);
         break;
     case TASK_CONVERT:
         images_convert(&task->convert.images, task->convert.count, task->convert.from,
@@ -108,28 +108,28 @@ static void work(const struct task *task)
     }
 }
 
-static void let_go(struct event *event)
+static void host_let_go(struct event *event)
 {
     if (--event->tasks == 0 && event->dropped)
         free(event);
 }
 
 /* Under the lock, which is given up for tasks that take long. */
-static void run(struct host *host, struct task *task)
+static void host_run(struct host *host, struct task *task)
 {
     struct event *event = task->event.event;
     if (task->kind == TASK_RECORD) {
         if (task->event.number > event->passed)
             event->passed = task->event.number;
         event->passed_ns = now_ns();
-        let_go(event);
+        host_let_go(event);
     } else if (task->kind == TASK_FOLLOW) {
         while (event->passed < task->event.number)
             pthread_cond_wait(&host->changed, &host->lock);
-        let_go(event);
+        host_let_go(event);
     } else {
         pthread_mutex_unlock(&host->lock);
-        work(task);
+        host_work(task);
         pthread_mutex_lock(&host->lock);
     }
 }
@@ -149,7 +149,7 @@ static void *stream_main(void *arg)
         if (!s->first)
             s->last = &s->first;
         s->busy = true;
-        run(host, task);
+        host_run(host, task);
         s->busy = false;
         free(task);
         pthread_cond_broadcast(&host->changed);
@@ -162,7 +162,7 @@ static void *stream_main(void *arg)
     return NULL;
 }
 
-static int stream_new(void *device, struct onepot_error *error, void **ret_stream)
+static int host_stream_new(void *device, struct onepot_error *error, void **ret_stream)
 {
     struct stream *s = calloc(1, sizeof(*s));
     int r = -ENOMEM;
@@ -184,7 +184,7 @@ static int stream_new(void *device, struct onepot_error *error, void **ret_strea
 }
 
 /* Does the stream's tasks first. */
-static void stream_free(void *device, void *stream)
+static void host_stream_free(void *device, void *stream)
 {
     struct host *host = device;
     struct stream *s = stream;
@@ -196,15 +196,15 @@ static void stream_free(void *device, void *stream)
     free(s);
 }
 
-static struct stream *stream_of(struct host *host, void *stream)
+static struct stream *host_stream_of(struct host *host, void *stream)
 {
     return stream ? stream : host->fallback;
 }
 
-static int stream_wait(void *device, void *stream, struct onepot_error *error)
+static int host_stream_wait(void *device, void *stream, struct onepot_error *error)
 {
     struct host *host = device;
-    const struct stream *s = stream_of(host, stream);
+    const struct stream *s = host_stream_of(host, stream);
     (void)error;
     pthread_mutex_lock(&host->lock);
     while (s->first || s->busy)
@@ -215,7 +215,7 @@ static int stream_wait(void *device, void *stream, struct onepot_error *error)
 
 /* ---- events ---- */
 
-static int event_new(void *device, struct onepot_error *error, void **ret_event)
+static int host_event_new(void *device, struct onepot_error *error, void **ret_event)
 {
     (void)device;
     *ret_event = calloc(1, sizeof(struct event));
@@ -223,103 +223,105 @@ static int event_new(void *device, struct onepot_error *error, void **ret_event)
 }
 
 /* Under the lock. */
-static void drop(struct event *event)
+static void host_drop(struct event *event)
 {
     event->dropped = true;
     event->tasks++;
-    let_go(event);
+    host_let_go(event);
 }
 
-static void event_free(void *device, void *event)
+static void host_event_free(void *device, void *event)
 {
     struct host *host = device;
     pthread_mutex_lock(&host->lock);
-    drop(event);
+    host_drop(event);
     pthread_mutex_unlock(&host->lock);
 }
 
 /* Under the lock. */
-static void queue(struct stream *s, const struct task *task, struct task *memory)
+static int host_queue(struct stream *s, const struct task *task, struct onepot_error *error)
 {
+    struct task *memory = malloc(sizeof(*memory));
+    if (!memory)
+        return error_set(error, -ENOMEM, "no memory for a task of a stream");
     *memory = *task;
     memory->next = NULL;
     *s->last = memory;
     s->last = &memory->next;
     pthread_cond_broadcast(&s->host->changed);
+    return 0;
 }
 
-static int give(struct host *host, void *stream, const struct task *task,
-                struct onepot_error *error)
+static int host_give(struct host *host, void *stream, const struct task *task,
+                     struct onepot_error *error)
 {
-    struct task *memory = malloc(sizeof(*memory));
-    if (!memory)
-        return error_set(error, -ENOMEM, "no memory for a task of a stream");
     pthread_mutex_lock(&host->lock);
-    queue(stream_of(host, stream), task, memory);
+    int r = host_queue(host_stream_of(host, stream), task, error);
     pthread_mutex_unlock(&host->lock);
-    return 0;
+    return r;
 }
 
 /* Under the lock. Queues a recording of an event, or the wait for its latest recording. */
-static int queue_event(struct stream *s, enum task_kind kind, struct event *e,
-                       struct onepot_error *error)
+static int host_queue_event(struct stream *s, enum task_kind kind, struct event *e,
+                            struct onepot_error *error)
 {
-    struct task *memory = malloc(sizeof(*memory));
-    if (!memory)
-        return error_set(error, -ENOMEM, "no memory for a task of a stream");
+    uint64_t number = e->recorded + (kind == TASK_RECORD);
+    int r = host_queue(s, &(struct task){.kind = kind, .event = {e, number}}, error);
+    if (r < 0)
+        return r;
     e->tasks++;
-    e->recorded += kind == TASK_RECORD;
-    queue(s, &(struct task){.kind = kind, .event = {e, e->recorded}}, memory);
+    e->recorded = number;
     return 0;
 }
 
-static int record(void *device, void *event, void *stream, struct onepot_error *error)
+static int host_give_event(struct host *host, void *stream, enum task_kind kind,
+                           struct event *event, struct onepot_error *error)
 {
-    struct host *host = device;
     pthread_mutex_lock(&host->lock);
-    int r = queue_event(stream_of(host, stream), TASK_RECORD, event, error);
+    int r = host_queue_event(host_stream_of(host, stream), kind, event, error);
     pthread_mutex_unlock(&host->lock);
     return r;
 }
 
-static int follow(void *device, void *stream, void *event, struct onepot_error *error)
+static int host_record(void *device, void *event, void *stream, struct onepot_error *error)
 {
-    struct host *host = device;
-    pthread_mutex_lock(&host->lock);
-    int r = queue_event(stream_of(host, stream), TASK_FOLLOW, event, error);
-    pthread_mutex_unlock(&host->lock);
-    return r;
+    return host_give_event(device, stream, TASK_RECORD, event, error);
+}
+
+static int host_follow(void *device, void *stream, void *event, struct onepot_error *error)
+{
+    return host_give_event(device, stream, TASK_FOLLOW, event, error);
 }
 
 /* Under the lock. */
-static int follow_one(struct host *host, struct stream *s, struct onepot_error *error)
+static int host_follow_one(struct host *host, struct stream *s, struct onepot_error *error)
 {
     void *end;
-    int r = event_new(host, error, &end);
+    int r = host_event_new(host, error, &end);
     if (r < 0)
         return r;
-    r = queue_event(s, TASK_RECORD, end, error);
+    r = host_queue_event(s, TASK_RECORD, end, error);
     if (r == 0)
-        r = queue_event(host->all, TASK_FOLLOW, end, error);
-    drop(end);
+        r = host_queue_event(host->all, TASK_FOLLOW, end, error);
+    host_drop(end);
     return r;
 }
 
 /* In a stream that follows all others. */
-static int record_all(void *device, void *event, struct onepot_error *error)
+static int host_record_all(void *device, void *event, struct onepot_error *error)
 {
     struct host *host = device;
     int r = 0;
     pthread_mutex_lock(&host->lock);
     for (struct stream *s = host->streams; s && r == 0; s = s->next)
-        r = follow_one(host, s, error);
+        r = host_follow_one(host, s, error);
     if (r == 0)
-        r = queue_event(host->all, TASK_RECORD, event, error);
+        r = host_queue_event(host->all, TASK_RECORD, event, error);
     pthread_mutex_unlock(&host->lock);
     return r;
 }
 
-static int is_done(void *device, void *event, struct onepot_error *error)
+static int host_is_done(void *device, void *event, struct onepot_error *error)
 {
     struct host *host = device;
     const struct event *e = event;
@@ -330,7 +332,7 @@ static int is_done(void *device, void *event, struct onepot_error *error)
     return done;
 }
 
-static int event_wait(void *device, void *event, struct onepot_error *error)
+static int host_event_wait(void *device, void *event, struct onepot_error *error)
 {
     struct host *host = device;
     const struct event *e = event;
@@ -342,21 +344,21 @@ static int event_wait(void *device, void *event, struct onepot_error *error)
     return 0;
 }
 
-static int wait_all(void *device, struct onepot_error *error)
+static int host_wait_all(void *device, struct onepot_error *error)
 {
     void *event;
-    int r = event_new(device, error, &event);
+    int r = host_event_new(device, error, &event);
     if (r < 0)
         return r;
-    r = record_all(device, event, error);
+    r = host_record_all(device, event, error);
     if (r == 0)
-        r = event_wait(device, event, error);
-    event_free(device, event);
+        r = host_event_wait(device, event, error);
+    host_event_free(device, event);
     return r;
 }
 
-static int elapsed(void *device, void *from, void *to, struct onepot_error *error,
-                   uint64_t *ret_ns)
+static int host_elapsed(void *device, void *from, void *to, struct onepot_error *error,
+                        uint64_t *ret_ns)
 {
     struct host *host = device;
     const struct event *a = from, *b = to;
@@ -371,37 +373,38 @@ static int elapsed(void *device, void *from, void *to, struct onepot_error *erro
 
 /* ---- tasks for a stream ---- */
 
-static int copy(void *device, void *stream, void *to, const void *from, size_t bytes,
-                struct onepot_error *error)
+static int host_copy(void *device, void *stream, void *to, const void *from, size_t bytes,
+                     struct onepot_error *error)
 {
-    return give(device, stream, &(struct task){.kind = TASK_COPY, .copy = {to, from, bytes}},
-                error);
+    return host_give(device, stream,
+                     &(struct task){.kind = TASK_COPY, .copy = {to, from, bytes}}, error);
 }
 
-static int call(void *device, void *stream, void (*function)(void *ctx), void *ctx,
-                struct onepot_error *error)
+static int host_call(void *device, void *stream, void (*function)(void *ctx), void *ctx,
+                     struct onepot_error *error)
 {
-    return give(device, stream, &(struct task){.kind = TASK_CALL, .call = {function, ctx}},
-                error);
+    return host_give(device, stream, &(struct task){.kind = TASK_CALL, .call = {function, ctx}},
+                     error);
 }
 
-static int queue_gather(void *device, void *stream, const struct device_gather *g,
+static int host_queue_gather(void *device, void *stream, const struct device_gather *g,
+                             struct onepot_error *error)
+{
+    return host_give(device, stream, &(struct task){.kind = TASK_GATHER, .gather = *g}, error);
+}
+
+static int host_convert(void *device, void *stream, const struct onepot_images *images,
+                        uint64_t count, const uint8_t *from, void *to,
                         struct onepot_error *error)
 {
-    return give(device, stream, &(struct task){.kind = TASK_GATHER, .gather = *g}, error);
-}
-
-static int convert(void *device, void *stream, const struct onepot_images *images,
-                   uint64_t count, const uint8_t *from, void *to, struct onepot_error *error)
-{
-    return give(device, stream,
-                &(struct task){.kind = TASK_CONVERT, .convert = {*images, count, from, to}},
-                error);
+    return host_give(
+        device, stream,
+        &(struct task){.kind = TASK_CONVERT, .convert = {*images, count, from, to}}, error);
 }
 
 /* ---- life and memory ---- */
 
-static int count(struct onepot_error *error, uint32_t *ret_count)
+static int host_count(struct onepot_error *error, uint32_t *ret_count)
 {
     (void)error;
     *ret_count = 1;
@@ -417,12 +420,12 @@ static int open_host(uint32_t index, struct onepot_error *error, void **ret_devi
         return error_set(error, -ENOMEM, "no memory for a device");
     pthread_mutex_init(&host->lock, NULL);
     pthread_cond_init(&host->changed, NULL);
-    int r = stream_new(host, error, &fallback);
+    int r = host_stream_new(host, error, &fallback);
     if (r == 0)
-        r = stream_new(host, error, &all);
+        r = host_stream_new(host, error, &all);
     if (r < 0) {
         if (fallback)
-            stream_free(host, fallback);
+            host_stream_free(host, fallback);
         free(host);
         return r;
     }
@@ -435,14 +438,15 @@ static int open_host(uint32_t index, struct onepot_error *error, void **ret_devi
 static void close_host(void *device)
 {
     struct host *host = device;
-    stream_free(host, host->fallback);
-    stream_free(host, host->all);
+    host_stream_free(host, host->fallback);
+    host_stream_free(host, host->all);
     pthread_cond_destroy(&host->changed);
     pthread_mutex_destroy(&host->lock);
     free(host);
 }
 
-static int info(void *device, struct onepot_error *error, struct onepot_device_info *ret_info)
+static int host_info(void *device, struct onepot_error *error,
+                     struct onepot_device_info *ret_info)
 {
     (void)device, (void)error;
     snprintf(ret_info->name, sizeof(ret_info->name), "host");
@@ -454,8 +458,8 @@ static int info(void *device, struct onepot_error *error, struct onepot_device_i
     return 0;
 }
 
-static int allocate(void *device, enum device_memory where, size_t bytes,
-                    struct onepot_error *error, void **ret_memory)
+static int host_allocate(void *device, enum device_memory where, size_t bytes,
+                         struct onepot_error *error, void **ret_memory)
 {
     (void)device, (void)where;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -465,33 +469,33 @@ static int allocate(void *device, enum device_memory where, size_t bytes,
     return 0;
 }
 
-static void release(void *device, enum device_memory where, void *memory, size_t bytes)
+static void host_release(void *device, enum device_memory where, void *memory, size_t bytes)
 {
     (void)device, (void)where;
     munmap(memory, bytes);
 }
 
-static int lock_pages(void *device, const void *memory, size_t bytes,
-                      struct onepot_error *error)
+static int host_lock_pages(void *device, const void *memory, size_t bytes,
+                           struct onepot_error *error)
 {
     (void)device, (void)memory, (void)bytes, (void)error;
     return 0;
 }
 
-static void unlock_pages(void *device, const void *memory, size_t bytes)
+static void host_unlock_pages(void *device, const void *memory, size_t bytes)
 {
     (void)device, (void)memory, (void)bytes;
 }
 
-static int address(void *device, const void *memory, struct onepot_error *error,
-                   uint64_t *ret_address)
+static int host_address(void *device, const void *memory, struct onepot_error *error,
+                        uint64_t *ret_address)
 {
     (void)device, (void)error;
     *ret_address = (uintptr_t)memory;
     return 0;
 }
 
-static void range(const char *name)
+static void host_range(const char *name)
 {
     (void)name;
 }
@@ -499,30 +503,30 @@ static void range(const char *name)
 const struct device_type device_host = {
     .version = DEVICE_VERSION,
     .kind = "host",
-    .count = count,
+    .count = host_count,
     .open = open_host,
     .close = close_host,
-    .info = info,
-    .allocate = allocate,
-    .release = release,
-    .lock = lock_pages,
-    .unlock = unlock_pages,
-    .address = address,
-    .stream_new = stream_new,
-    .stream_free = stream_free,
-    .stream_wait = stream_wait,
-    .event_new = event_new,
-    .event_free = event_free,
-    .record = record,
-    .follow = follow,
-    .is_done = is_done,
-    .event_wait = event_wait,
-    .elapsed = elapsed,
-    .record_all = record_all,
-    .wait_all = wait_all,
-    .copy = copy,
-    .call = call,
-    .gather = queue_gather,
-    .convert = convert,
-    .range = range,
+    .info = host_info,
+    .allocate = host_allocate,
+    .release = host_release,
+    .lock = host_lock_pages,
+    .unlock = host_unlock_pages,
+    .address = host_address,
+    .stream_new = host_stream_new,
+    .stream_free = host_stream_free,
+    .stream_wait = host_stream_wait,
+    .event_new = host_event_new,
+    .event_free = host_event_free,
+    .record = host_record,
+    .follow = host_follow,
+    .is_done = host_is_done,
+    .event_wait = host_event_wait,
+    .elapsed = host_elapsed,
+    .record_all = host_record_all,
+    .wait_all = host_wait_all,
+    .copy = host_copy,
+    .call = host_call,
+    .gather = host_queue_gather,
+    .convert = host_convert,
+    .range = host_range,
 };

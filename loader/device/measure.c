@@ -146,9 +146,8 @@ struct trial {
 
 static const struct record *trial_sample(const struct trial *t, uint64_t i)
 {
-    uint64_t first, end, count = t->archive->count, step = count % STEP ? STEP : OTHER_STEP;
-    archive_records(t->archive, (t->next + i) * step % count, &first, &end);
-    return &t->archive->dataset->records[first];
+    uint64_t count = t->archive->count, step = count % STEP ? STEP : OTHER_STEP;
+    return archive_first(t->archive, (t->next + i) * step % count);
 }
 
 /* Choose as many samples as there is room for. */

@@ -17,6 +17,7 @@
 
 #include "clock.h"
 #include "epoch.h"
+#include "numbers.h"
 #include "share.h"
 
 #define NO_PLACE UINT32_MAX
@@ -24,11 +25,8 @@
 void engine_destroy(struct engine *e)
 {
     share_free(e->share);
-    while (e->free_slabs) {
-        struct slab *slab = e->free_slabs;
-        e->free_slabs = slab->next;
-        engine_free_slab(e, slab);
-    }
+    while (e->free_slabs)
+        engine_drop_free(e);
     if (e->options.memory->close)
         e->options.memory->close(e->options.memory_ctx);
     order_free(e->order);
@@ -49,7 +47,7 @@ void engine_destroy(struct engine *e)
 /* ---- planning; under the lock ---- */
 
 /* Go on to the next epoch if this one is planned to its end. */
-static void turn_epoch(struct engine *e)
+static void engine_turn_epoch(struct engine *e)
 {
     if (e->plan.done < e->options.length)
         return;
@@ -70,17 +68,15 @@ static uint64_t comes_again(const struct engine *e, uint64_t i)
     return place == NO_PLACE ? SLAB_NOT_AGAIN : e->options.length - e->plan.done - i + place;
 }
 
-static void label_samples(struct engine *e, struct slab *slab, uint64_t count)
+static void engine_label_samples(struct engine *e, struct slab *slab, uint64_t count)
 {
     const struct onepot_archive *archive = e->options.fill.archive;
     for (uint64_t i = 0; i < count; i++) {
-        uint64_t first, end;
         bool valid;
         order_at(e->order, e->plan.done + i, &valid);
-        archive_records(archive, e->indices[i], &first, &end);
         slab->valid[i] = valid;
         slab->again[i] = comes_again(e, i);
-        slab->labels[i] = archive->dataset->records[first].label;
+        slab->labels[i] = archive_first(archive, e->indices[i])->label;
     }
     memcpy(slab->indices, e->indices, count * sizeof(*slab->indices));
     memcpy(slab->offsets, e->offsets, count * sizeof(*slab->offsets));
@@ -88,14 +84,14 @@ static void label_samples(struct engine *e, struct slab *slab, uint64_t count)
 }
 
 /* Plan the next batch into the ring. False: there is no room for it, or no order yet. */
-static bool plan_batch(struct engine *e)
+static bool engine_plan_batch(struct engine *e)
 {
     uint64_t bytes, left;
     bool valid;
     e->wants_settled = false;
     if (e->seeking || e->tail - e->head == e->options.ahead || e->options.length == 0)
         return false;
-    turn_epoch(e);
+    engine_turn_epoch(e);
     if (!e->order)
         return false;
     left = e->options.length - e->plan.done;
@@ -122,7 +118,7 @@ static bool plan_batch(struct engine *e)
     slab->batch.epoch = e->plan.epoch;
     slab->batch.first = e->plan.done;
     slab->batch.stride = e->options.fill.stride;
-    label_samples(e, slab, count);
+    engine_label_samples(e, slab, count);
     slab->claimed = slab->gathered = 0;
     slab->whole = slab->lost = slab->abandoned = slab->released = false;
     slab->err = 0;
@@ -134,7 +130,7 @@ static bool plan_batch(struct engine *e)
 }
 
 /* Is an order wanted? That of the epoch being planned, or in good time that of the next. */
-static bool wants_order(const struct engine *e, bool idle, bool *ret_next)
+static bool engine_wants_order(const struct engine *e, bool idle, bool *ret_next)
 {
     if (e->seeking || e->making || e->options.length == 0 || e->order_err)
         return false;
@@ -148,7 +144,7 @@ static bool wants_order(const struct engine *e, bool idle, bool *ret_next)
 /* ---- work of threads, done without the lock ---- */
 
 /* The place of each sample in an order; NO_PLACE: it is another rank's. NULL: unknown. */
-static uint32_t *find_places(const struct engine *e, const struct order *order)
+static uint32_t *engine_find_places(const struct engine *e, const struct order *order)
 {
     uint64_t samples = e->options.order.samples, length = e->options.length;
     uint32_t *places = length < NO_PLACE ? malloc(samples * sizeof(*places)) : NULL;
@@ -161,7 +157,7 @@ static uint32_t *find_places(const struct engine *e, const struct order *order)
     return places;
 }
 
-static void make_order(struct engine *e, bool is_next)
+static void engine_make_order(struct engine *e, bool is_next)
 {
     struct order_options options = e->options.order;
     struct order *order = NULL;
@@ -172,7 +168,7 @@ static void make_order(struct engine *e, bool is_next)
     pthread_mutex_unlock(&e->lock);
     int r = order_new(&options, &order);
     if (r == 0 && is_next && e->options.fill.foresee)
-        places = find_places(e, order);
+        places = engine_find_places(e, order);
     pthread_mutex_lock(&e->lock);
     e->making = false;
     if (generation != e->generation)
@@ -193,7 +189,7 @@ static void make_order(struct engine *e, bool is_next)
 }
 
 /* All samples of the slab are there. */
-static void finish(struct engine *e, struct slab *slab)
+static void engine_finish_slab(struct engine *e, struct slab *slab)
 {
     const struct slab_memory *memory = e->options.memory;
     if (memory->send && slab->err == 0) {
@@ -207,7 +203,7 @@ static void finish(struct engine *e, struct slab *slab)
 }
 
 /* Wait for the slab that was released first. False: there is none. */
-static bool settle_one(struct engine *e)
+static bool engine_settle_one(struct engine *e)
 {
     struct slab **oldest = NULL;
     if (!e->wants_settled || e->settling)
@@ -225,14 +221,13 @@ static bool settle_one(struct engine *e)
     pthread_mutex_lock(&e->lock);
     e->busy--;
     e->settling = false;
-    slab->next = e->free_slabs;
-    e->free_slabs = slab;
+    engine_push_free(e, slab);
     pthread_cond_broadcast(&e->work);
     pthread_cond_broadcast(&e->ready);
     return true;
 }
 
-static void gather_run(struct engine *e, struct worker *worker)
+static void engine_gather_run(struct engine *e, struct worker *worker)
 {
     struct slab *slab = e->open;
     uint64_t first = slab->claimed, left = slab->batch.samples - first, skipped = 0, bad = 0;
@@ -260,14 +255,14 @@ static void gather_run(struct engine *e, struct worker *worker)
     if (slab->abandoned || worker->lost)
         engine_came_back(e, worker, slab);
     else if (slab->gathered == slab->batch.samples)
-        finish(e, slab);
+        engine_finish_slab(e, slab);
     e->busy--;
     if (slab->whole || (e->seeking && e->busy == 0))
         pthread_cond_broadcast(&e->ready);
 }
 
 /* Wait while others of the job need the CPU. Pass on the wake-up that was for this thread. */
-static void park(struct engine *e, const struct worker *worker)
+static void engine_park(struct engine *e, const struct worker *worker)
 {
     while (!e->stop && worker->number >= e->allowed + e->lost) {
         pthread_cond_signal(&e->work);
@@ -278,18 +273,18 @@ static void park(struct engine *e, const struct worker *worker)
 void engine_work(struct engine *e, struct worker *worker)
 {
     pthread_mutex_lock(&e->lock);
-    while (park(e, worker), !e->stop) {
+    while (engine_park(e, worker), !e->stop) {
         bool next;
-        if (wants_order(e, false, &next)) {
-            make_order(e, next);
+        if (engine_wants_order(e, false, &next)) {
+            engine_make_order(e, next);
         } else if (e->open) {
-            gather_run(e, worker);
-        } else if (plan_batch(e)) {
+            engine_gather_run(e, worker);
+        } else if (engine_plan_batch(e)) {
             if (e->open->batch.samples > e->options.run)
                 pthread_cond_broadcast(&e->work);
-        } else if (wants_order(e, true, &next)) {
-            make_order(e, next);
-        } else if (!settle_one(e)) {
+        } else if (engine_wants_order(e, true, &next)) {
+            engine_make_order(e, next);
+        } else if (!engine_settle_one(e)) {
             pthread_cond_wait(&e->work, &e->lock);
         }
     }
@@ -311,7 +306,7 @@ static void init_locks(struct engine *e)
 }
 
 /* Plan batches from `place` on. The end of an epoch is the start of the next one. */
-static void set_place(struct engine *e, const struct place *place)
+static void engine_set_place(struct engine *e, const struct place *place)
 {
     e->taken = e->plan = *place;
     if (e->plan.done >= e->options.length) {
@@ -334,7 +329,7 @@ int engine_new(const struct engine_options *options, const struct place *place,
     e->users = 1;
     e->dataset = options->fill.archive->dataset;
     atomic_fetch_add(&e->dataset->users, 1);
-    set_place(e, place);
+    engine_set_place(e, place);
     init_locks(e);
     uint64_t count =
         options->batch_size < options->length ? options->batch_size : options->length;
@@ -364,7 +359,7 @@ bool engine_is_own(const struct engine *engine)
 }
 
 /* Put the ring's slabs back into the free list. Only lost threads may still work on them. */
-static void empty_ring(struct engine *e)
+static void engine_empty_ring(struct engine *e)
 {
     for (; e->head < e->tail; e->head++) {
         struct slab *slab = e->ring[e->head % ENGINE_AHEAD_MAX];
@@ -372,8 +367,7 @@ static void empty_ring(struct engine *e)
             slab->abandoned = slab->released = true;
             continue;
         }
-        slab->next = e->free_slabs;
-        e->free_slabs = slab;
+        engine_push_free(e, slab);
     }
     e->open = NULL;
 }
@@ -389,7 +383,7 @@ void engine_free(struct engine *engine)
     pthread_mutex_unlock(&engine->lock);
     engine_end_threads(engine);
     pthread_mutex_lock(&engine->lock);
-    empty_ring(engine);
+    engine_empty_ring(engine);
     bool last = --engine->users == 0;
     pthread_mutex_unlock(&engine->lock);
     if (last)
@@ -400,12 +394,7 @@ void engine_free(struct engine *engine)
 static void wait_until_ready(struct engine *e, uint64_t deadline_ns)
 {
     uint64_t stall_ns = engine_next_stall(e);
-    uint64_t until_ns = deadline_ns < stall_ns ? deadline_ns : stall_ns;
-    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
-                             .tv_nsec = (long)(until_ns % 1000000000u)};
-    if (until_ns == UINT64_MAX)
-        pthread_cond_wait(&e->ready, &e->lock);
-    else if (pthread_cond_timedwait(&e->ready, &e->lock, &until) == ETIMEDOUT)
+    if (!engine_wait_ready(e, min_u64(deadline_ns, stall_ns)))
         engine_give_up_stalled(e);
 }
 
@@ -417,7 +406,7 @@ void engine_seek(struct engine *engine, const struct place *place, uint64_t seed
     engine->open = NULL;
     while (engine->busy > 0)
         wait_until_ready(engine, UINT64_MAX);
-    empty_ring(engine);
+    engine_empty_ring(engine);
     order_free(engine->order);
     order_free(engine->next);
     engine->order = engine->next = NULL;
@@ -427,7 +416,7 @@ void engine_seek(struct engine *engine, const struct place *place, uint64_t seed
     engine->options.order.seed = seed;
     engine->starved = 0;
     engine->order_err = 0;
-    set_place(engine, place);
+    engine_set_place(engine, place);
     pthread_cond_broadcast(&engine->work);
     pthread_mutex_unlock(&engine->lock);
 }
@@ -447,7 +436,7 @@ void engine_place(const struct engine *engine, struct place *ret_place)
 
 /* 1: the next batch is there; 0: the end of an epoch; -EAGAIN: wait. Another consumer may take
  * batches meanwhile, so every look starts anew. */
-static int look(struct engine *e, uint64_t epoch, uint64_t *ret_need)
+static int engine_look(struct engine *e, uint64_t epoch, uint64_t *ret_need)
 {
     if (epoch != ANY_EPOCH && epoch != e->taken.epoch)
         return 0;
@@ -476,10 +465,10 @@ static int look(struct engine *e, uint64_t epoch, uint64_t *ret_need)
     return -EAGAIN;
 }
 
-static int wait_for_batch(struct engine *e, uint64_t epoch, uint64_t deadline_ns,
-                          uint64_t *ret_need)
+static int engine_wait_for_batch(struct engine *e, uint64_t epoch, uint64_t deadline_ns,
+                                 uint64_t *ret_need)
 {
-    int r = look(e, epoch, ret_need);
+    int r = engine_look(e, epoch, ret_need);
     if (r != -EAGAIN)
         return r;
     uint64_t start = now_ns(), now = start;
@@ -489,7 +478,7 @@ static int wait_for_batch(struct engine *e, uint64_t epoch, uint64_t deadline_ns
             break;
         }
         wait_until_ready(e, deadline_ns);
-        r = look(e, epoch, ret_need);
+        r = engine_look(e, epoch, ret_need);
         now = now_ns();
     }
     e->stats.wait_ns += now_ns() - start;
@@ -497,7 +486,7 @@ static int wait_for_batch(struct engine *e, uint64_t epoch, uint64_t deadline_ns
 }
 
 /* The consumer has got past this batch. */
-static void count_batch(struct engine *e, const struct slab *slab)
+static void engine_count_batch(struct engine *e, const struct slab *slab)
 {
     const struct onepot_batch *batch = &slab->batch;
     if (batch->epoch != e->taken.epoch || batch->first == 0)
@@ -518,10 +507,10 @@ int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns, uin
                 struct slab **ret_slab)
 {
     pthread_mutex_lock(&engine->lock);
-    int r = wait_for_batch(engine, epoch, deadline_ns, ret_need);
+    int r = engine_wait_for_batch(engine, epoch, deadline_ns, ret_need);
     if (r == 1) {
         struct slab *slab = engine->ring[engine->head++ % ENGINE_AHEAD_MAX];
-        count_batch(engine, slab);
+        engine_count_batch(engine, slab);
         engine->users++;
         slab->users = 1;
         *ret_slab = slab;
@@ -544,8 +533,7 @@ void engine_release(struct slab *slab)
     if (slab->gathered < slab->claimed) {
         slab->released = true;
     } else {
-        slab->next = e->free_slabs;
-        e->free_slabs = slab;
+        engine_push_free(e, slab);
     }
     e->starved = 0;
     engine_give_up_surplus(e);
@@ -556,18 +544,22 @@ void engine_release(struct slab *slab)
         engine_destroy(e);
 }
 
-void engine_stats(struct engine *engine, struct engine_stats *ret_stats)
+void engine_stats(struct engine *engine, struct onepot_stats *stats)
 {
-    if (!engine_is_own(engine)) {
-        *ret_stats = (struct engine_stats){0};
+    const struct onepot_stats *now = &engine->stats;
+    if (!engine_is_own(engine))
         return;
-    }
     pthread_mutex_lock(&engine->lock);
-    *ret_stats = engine->stats;
-    ret_stats->slab_bytes = engine->slab_bytes;
-    ret_stats->part_bytes = engine->options.memory_bytes;
-    if (engine->share && engine->part_bytes < ret_stats->part_bytes)
-        ret_stats->part_bytes = engine->part_bytes;
-    ret_stats->threads = engine->allowed;
+    stats->batches = now->batches;
+    stats->samples = now->samples;
+    stats->bytes = now->bytes;
+    stats->wait_ns = now->wait_ns;
+    stats->gather_ns = now->gather_ns;
+    stats->skipped = now->skipped;
+    stats->slab_bytes = engine->slab_bytes;
+    stats->part_bytes = engine->options.memory_bytes;
+    if (engine->share)
+        stats->part_bytes = min_u64(stats->part_bytes, engine->part_bytes);
+    stats->threads = engine->allowed;
     pthread_mutex_unlock(&engine->lock);
 }

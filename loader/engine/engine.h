@@ -53,13 +53,6 @@ struct place {
     struct onepot_delivered delivered; /* since the epoch was entered */
 };
 
-struct engine_stats {
-    uint64_t batches, samples, bytes;
-    uint64_t wait_ns, gather_ns, skipped, slab_bytes;
-    uint64_t part_bytes; /* for slabs now, after the share of others of the job */
-    uint32_t threads;    /* that may work now */
-};
-
 /*
  * Make an engine that delivers from `place` on. The options are copied. What they point to must
  * outlive the engine. -ENOMEM, -EAGAIN (no thread).
@@ -97,6 +90,7 @@ void engine_place(const struct engine *engine, struct place *ret_place);
 /* Count one sample. */
 void delivered_count(struct onepot_delivered *delivered, uint64_t index);
 
-void engine_stats(struct engine *engine, struct engine_stats *ret_stats);
+/* The figures of the engine; the others stay as they are. */
+void engine_stats(struct engine *engine, struct onepot_stats *stats);
 
 #endif

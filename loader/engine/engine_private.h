@@ -1,6 +1,6 @@
 /*
- * The parts of an engine. engine.c plans, gathers and hands out batches. engine_memory.c has
- * the slabs, and shares memory and CPUs with others of the job. engine_stall.c has the threads,
+ * The parts of an engine. engine.c plans, gathers and hands out batches. engine_slabs.c has the
+ * slabs, and shares memory and CPUs with others of the job. engine_threads.c has the threads,
  * and gives up reads that don't end.
  */
 #ifndef ONEPOT_ENGINE_PRIVATE_H
@@ -57,16 +57,16 @@ struct engine {
     uint64_t *offsets, *sizes;
 
     struct slab *free_slabs;
-    bool wants_settled;   /* no batch can be planned until a free slab is settled */
-    bool settling;        /* a thread waits for such a slab, which is not in the list */
-    uint64_t slab_bytes;  /* of all slabs */
-    uint64_t slab_count;  /* number of all slabs */
-    struct share *share;  /* with others of the job; NULL: nothing is shared */
-    uint64_t part_bytes;  /* of it, for slabs; UINT64_MAX if nothing is shared */
-    uint64_t asked_bytes; /* the share was asked for so much, */
-    bool asking;          /* and has not answered yet */
-    bool joining;         /* not known yet whether anything is shared */
-    struct engine_stats stats;
+    bool wants_settled;        /* no batch can be planned until a free slab is settled */
+    bool settling;             /* a thread waits for such a slab, which is not in the list */
+    uint64_t slab_bytes;       /* of all slabs */
+    uint64_t slab_count;       /* number of all slabs */
+    struct share *share;       /* with others of the job; NULL: nothing is shared */
+    uint64_t part_bytes;       /* of it, for slabs; UINT64_MAX if nothing is shared */
+    uint64_t asked_bytes;      /* the share was asked for so much, */
+    bool asking;               /* and has not answered yet */
+    bool joining;              /* not known yet whether anything is shared */
+    struct onepot_stats stats; /* what is counted of it */
 };
 
 /* ---- memory; under the lock ---- */
@@ -77,17 +77,28 @@ struct engine {
  * -ENOMEM.
  */
 int engine_get_slab(struct engine *engine, size_t bytes, struct slab **ret_slab);
-void engine_free_slab(struct engine *engine, struct slab *slab);
+
+/* The list of free slabs, and giving up the memory of the first one. */
+static inline void engine_push_free(struct engine *engine, struct slab *slab)
+{
+    slab->next = engine->free_slabs;
+    engine->free_slabs = slab;
+}
+void engine_drop_free(struct engine *engine);
 
 /* Give up free slabs whose memory others of the job are to have. */
 void engine_give_up_surplus(struct engine *engine);
 
-/* ---- threads; engine_stall.c ---- */
+/* ---- threads; engine_threads.c ---- */
 
 /* The work of a thread until the engine ends. In engine.c. */
 void engine_work(struct engine *engine, struct worker *worker);
 /* Called for the last user, see users. In engine.c. */
 void engine_destroy(struct engine *engine);
+
+/* Under the lock. Wait for `ready` until that time (CLOCK_MONOTONIC ns; UINT64_MAX: as long as
+ * it takes). False: the time is up. */
+bool engine_wait_ready(struct engine *engine, uint64_t until_ns);
 
 int engine_start_threads(struct engine *engine);
 /* Without the lock, once `stop` is set. Threads that are left behind have become users. */

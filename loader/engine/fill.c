@@ -19,7 +19,17 @@
 /* A watcher sees a longer read as several: storage may be slow, but it moves. */
 #define READ_BYTES (UINT64_C(8) << 20)
 
+#define ALIGN_MAX (1u << 20)
+
 /* ---- places ---- */
+
+int fill_check_align(uint32_t align, struct onepot_error *error)
+{
+    if (align & (align - 1) || align > ALIGN_MAX)
+        return error_set(error, -EINVAL, "an alignment of %u is no power of two up to %u",
+                         align, ALIGN_MAX);
+    return 0;
+}
 
 static bool place_alone(const struct fill_plan *plan, uint64_t size, uint64_t *at,
                         uint64_t *ret_offset)
@@ -300,11 +310,8 @@ int fill_npy_kind(struct fill_plan *plan, struct onepot_error *error)
 
 static void prefetch(const struct fill_plan *plan, uint64_t sample)
 {
-    const struct dataset *d = plan->archive->dataset;
-    uint64_t first, end;
-    archive_records(plan->archive, sample, &first, &end);
-    const struct record *record = &d->records[first];
-    const uint8_t *map = d->maps[record_archive(record)];
+    const struct record *record = archive_first(plan->archive, sample);
+    const uint8_t *map = plan->archive->dataset->maps[record_archive(record)];
     if (!map || record_offset(record) == RECORD_OFFSET_NONE || record->size_bytes < 256)
         return;
     for (unsigned i = 0; i < 4; i++)
@@ -336,11 +343,8 @@ static int fill_one(const struct fill_plan *plan, struct filler *filler, struct 
 static void name_sources(const struct fill_plan *plan, struct slab *slab, uint64_t first,
                          uint64_t end)
 {
-    const struct dataset *d = plan->archive->dataset;
     for (uint64_t i = first; i < end; i++) {
-        uint64_t at, behind;
-        archive_records(plan->archive, slab->indices[i], &at, &behind);
-        const struct record *record = &d->records[at];
+        const struct record *record = archive_first(plan->archive, slab->indices[i]);
         slab->sources[i] = plan->bases[record_archive(record)] + record_offset(record);
     }
 }

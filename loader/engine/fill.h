@@ -23,6 +23,9 @@ struct fill_plan {
     const uint64_t *bases;
 };
 
+/* -EINVAL: it is no power of two, or too large. 0 is a default. */
+int fill_check_align(uint32_t align, struct onepot_error *error);
+
 /* The state of one thread. */
 struct filler {
     struct cursor *cursor; /* NULL before the first read */

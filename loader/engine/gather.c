@@ -16,8 +16,6 @@
 #include "thread.h"
 #include "view.h"
 
-#define DEFAULT_ALIGN BATCH_FIT_ALIGN
-#define ALIGN_MAX (1u << 20)
 #define HELPERS 31u   /* together with the caller, 32 reads in flight */
 #define HELPER_RUN 4u /* samples that each takes at a time */
 #define HELPER_STACK_BYTES (512u << 10)
@@ -28,16 +26,13 @@ static int make_plan(const struct onepot_archive *archive, const uint64_t *sampl
                      uint64_t count, uint32_t align, struct onepot_error *error,
                      struct fill_plan *plan)
 {
-    if (align & (align - 1) || align > ALIGN_MAX)
-        return error_set(error, -EINVAL, "an alignment of %u is no power of two up to %u",
-                         align, ALIGN_MAX);
-    for (uint64_t i = 0; i < count; i++) {
-        int r = onepot_archive_check(archive, samples[i], error);
-        if (r < 0)
-            return r;
-    }
+    int r = fill_check_align(align, error);
+    for (uint64_t i = 0; i < count && r == 0; i++)
+        r = onepot_archive_check(archive, samples[i], error);
+    if (r < 0)
+        return r;
     *plan = (struct fill_plan){.archive = (struct onepot_archive *)(uintptr_t)archive,
-                               .align = align ? align : DEFAULT_ALIGN};
+                               .align = align ? align : BATCH_FIT_ALIGN};
     return 0;
 }
 
@@ -94,9 +89,7 @@ static void gather_all(struct gathering *g)
     const struct dataset *d = g->plan->archive->dataset;
     uint64_t count = g->slab->batch.samples, runs;
     pthread_t threads[HELPERS];
-    bool mapped = true;
-    for (size_t i = 0; i < d->pot_count; i++)
-        mapped = mapped && d->maps[i] && source_is_local(d->pots[i]->source);
+    bool mapped = dataset_is_mapped(d);
     g->run = mapped ? count : HELPER_RUN;
     runs = mapped || !count ? 1 : (count - 1) / g->run + 1;
     uint32_t helpers = start_helpers(g, threads, runs > HELPERS ? HELPERS : (uint32_t)runs - 1);
@@ -139,13 +132,15 @@ int onepot_archive_gather(const struct onepot_archive *archive, const uint64_t *
 int onepot_archive_batch_for(const struct onepot_archive *archive, uint64_t bytes,
                              uint32_t align, uint64_t *ret_mean, uint64_t *ret_worst)
 {
-    if (align & (align - 1) || align > ALIGN_MAX)
-        return -EINVAL;
+    int r = fill_check_align(align, NULL);
+    if (r < 0)
+        return r;
     auto_free uint64_t *sizes = calloc(archive->count + 1, sizeof(*sizes));
     if (!sizes)
         return -ENOMEM;
     for (uint64_t i = 0; i < archive->count; i++)
         sizes[i] = archive_size(archive, i);
-    batch_fit(sizes, archive->count, bytes, align ? align : DEFAULT_ALIGN, ret_mean, ret_worst);
+    batch_fit(sizes, archive->count, bytes, align ? align : BATCH_FIT_ALIGN, ret_mean,
+              ret_worst);
     return 0;
 }

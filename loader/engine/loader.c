@@ -20,8 +20,8 @@
 #include "upload.h"
 #include "view.h"
 
-static int check_images(const struct onepot_images *images, const struct fill_plan *fill,
-                        struct onepot_error *error)
+static int loader_check_images(const struct onepot_images *images, const struct fill_plan *fill,
+                               struct onepot_error *error)
 {
     int r = images_check(images, error);
     if (r < 0)
@@ -36,8 +36,9 @@ static int check_images(const struct onepot_images *images, const struct fill_pl
 }
 
 /* The device, and what it has to do. */
-static int plan_device(struct onepot_loader *loader, const struct onepot_loader_options *given,
-                       struct onepot_error *error)
+static int loader_plan_device(struct onepot_loader *loader,
+                              const struct onepot_loader_options *given,
+                              struct onepot_error *error)
 {
     struct onepot_device_info info = {.size = sizeof(info)};
     struct engine_options *o = &loader->options;
@@ -50,7 +51,7 @@ static int plan_device(struct onepot_loader *loader, const struct onepot_loader_
     if (given->images) {
         r = options_read(&loader->images, sizeof(loader->images), given->images, error);
         if (r == 0)
-            r = check_images(&loader->images, &o->fill, error);
+            r = loader_check_images(&loader->images, &o->fill, error);
     }
     if (r == 0)
         r = device_share(given->device, error, &loader->device);
@@ -74,7 +75,7 @@ static int plan_device(struct onepot_loader *loader, const struct onepot_loader_
 }
 
 /* With AUTO: is gathering by the device worth it? And how wide should it be? */
-static bool try_gathering(struct onepot_loader *loader, struct locked *locked)
+static bool loader_try_gathering(struct onepot_loader *loader, struct locked *locked)
 {
     struct measure_result result;
     uint64_t peak = 0;
@@ -90,8 +91,8 @@ static bool try_gathering(struct onepot_loader *loader, struct locked *locked)
 }
 
 /* Lock the archives that the device collects from. NULL: the host gathers, by choice. */
-static int lock_archives(struct onepot_loader *loader, struct onepot_error *error,
-                         struct locked **ret_locked)
+static int loader_lock_archives(struct onepot_loader *loader, struct onepot_error *error,
+                                struct locked **ret_locked)
 {
     const struct fill_plan *fill = &loader->options.fill;
     struct locked *locked = NULL;
@@ -104,7 +105,7 @@ static int lock_archives(struct onepot_loader *loader, struct onepot_error *erro
                             "a device gathers bytes as they are, without npy, decode or verify")
                 : locked_new(loader->device, loader->archive,
                              budget_memory_bytes("") / part / portion_ranks(), error, &locked);
-    if (r == 0 && !try_gathering(loader, locked)) {
+    if (r == 0 && !loader_try_gathering(loader, locked)) {
         locked_free(locked);
         locked = NULL;
     }
@@ -113,7 +114,7 @@ static int lock_archives(struct onepot_loader *loader, struct onepot_error *erro
 }
 
 /* After a fork the device is the parent's: replace it by one of our own. */
-static int own_device(struct onepot_loader *loader, struct onepot_error *error)
+static int loader_own_device(struct onepot_loader *loader, struct onepot_error *error)
 {
     struct onepot_device *own;
     int r = device_share(loader->device, error, &own);
@@ -125,16 +126,16 @@ static int own_device(struct onepot_loader *loader, struct onepot_error *error)
 }
 
 /* A new upload each time, since after a fork the old one is the parent's. */
-static int start_upload(struct onepot_loader *loader, struct onepot_error *error)
+static int loader_start_upload(struct onepot_loader *loader, struct onepot_error *error)
 {
     struct upload_options options = {
         .images = loader->images.channels ? &loader->images : NULL,
         .batch_size = loader->options.batch_size,
     };
-    int r = own_device(loader, error);
+    int r = loader_own_device(loader, error);
     options.device = loader->device;
     if (r == 0)
-        r = lock_archives(loader, error, &options.locked);
+        r = loader_lock_archives(loader, error, &options.locked);
     if (r == 0)
         r = upload_new(&options, error, &loader->upload);
     if (r < 0)
@@ -145,10 +146,10 @@ static int start_upload(struct onepot_loader *loader, struct onepot_error *error
     return 0;
 }
 
-static int start(struct onepot_loader *loader, const struct place *place,
-                 struct onepot_error *error)
+static int loader_start(struct onepot_loader *loader, const struct place *place,
+                        struct onepot_error *error)
 {
-    int r = loader->device ? start_upload(loader, error) : 0;
+    int r = loader->device ? loader_start_upload(loader, error) : 0;
     if (r < 0)
         return r;
     struct engine *engine;
@@ -180,9 +181,9 @@ int onepot_loader_new(const struct onepot_archive *archive,
     loader->seed = given.seed;
     r = loader_plan(&given, &loader->options, error);
     if (r == 0)
-        r = plan_device(loader, &given, error);
+        r = loader_plan_device(loader, &given, error);
     if (r == 0)
-        r = start(loader, &(struct place){.epoch = given.epoch}, error);
+        r = loader_start(loader, &(struct place){.epoch = given.epoch}, error);
     if (r < 0) {
         onepot_loader_free(loader);
         return r;
@@ -208,12 +209,12 @@ void onepot_loader_free(struct onepot_loader *loader)
 }
 
 /* Makes a new lock, since a thread of the parent may have held the old one at the fork. */
-static int start_as_child(struct onepot_loader *loader, struct onepot_error *error)
+static int loader_start_as_child(struct onepot_loader *loader, struct onepot_error *error)
 {
     struct place place;
     pthread_mutex_init(&loader->lock, NULL);
     engine_place(loader->engine, &place);
-    int r = start(loader, &place, error);
+    int r = loader_start(loader, &place, error);
     if (r < 0)
         atomic_store(&loader->owner, 0);
     return r;
@@ -226,7 +227,7 @@ int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error)
     while (!engine_is_own(loader->engine)) {
         int owner = atomic_load(&loader->owner);
         if (owner != pid && atomic_compare_exchange_strong(&loader->owner, &owner, pid))
-            return start_as_child(loader, error);
+            return loader_start_as_child(loader, error);
         sched_yield();
     }
     return 0;
@@ -234,9 +235,10 @@ int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error)
 
 /* ---- batches ---- */
 
-static int full(const struct onepot_loader *loader, uint64_t need, struct onepot_error *error)
+static int loader_say_full(const struct onepot_loader *loader, uint64_t need,
+                           struct onepot_error *error)
 {
-    struct engine_stats stats;
+    struct onepot_stats stats = {0};
     engine_stats(loader->engine, &stats);
     return error_set(error, -ENOBUFS,
                      "the next batch needs %" PRIu64 " bytes, but batches that are kept have "
@@ -247,8 +249,8 @@ static int full(const struct onepot_loader *loader, uint64_t need, struct onepot
 }
 
 /* A batch with an error is released at once. */
-static int hand_back(struct onepot_loader *loader, struct slab *slab,
-                     struct onepot_error *error)
+static int loader_fail_batch(struct onepot_loader *loader, struct slab *slab,
+                             struct onepot_error *error)
 {
     const struct dataset *d = loader->archive->dataset;
     int r = slab->err;
@@ -281,7 +283,7 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
     if (loader->upload && (r == 1 || r == -ETIMEDOUT))
         upload_waited(loader->upload, onepot_loader_epoch(loader, NULL), now_ns() - start_ns);
     if (r == -ENOBUFS)
-        return full(loader, need, error);
+        return loader_say_full(loader, need, error);
     if (r == -ETIME)
         return dataset_stalled(error, loader->archive->dataset,
                                &loader->archive->dataset->records[need],
@@ -293,7 +295,7 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
     if (r <= 0)
         return r;
     if (slab->err)
-        return hand_back(loader, slab, error);
+        return loader_fail_batch(loader, slab, error);
     *ret_batch = &slab->batch;
     return 1;
 }
@@ -359,21 +361,9 @@ int onepot_loader_npy(const struct onepot_loader *loader, struct onepot_npy *ret
 
 void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_stats)
 {
-    struct engine_stats e;
-    engine_stats(loader->engine, &e);
-    struct onepot_stats stats = {
-        .batches = e.batches,
-        .samples = e.samples,
-        .bytes = e.bytes,
-        .wait_ns = e.wait_ns,
-        .gather_ns = e.gather_ns,
-        .skipped = e.skipped,
-        .slab_bytes = e.slab_bytes,
-        .threads = e.threads,
-        .prefetch = loader->options.ahead,
-        .memory_bytes = loader->options.memory_bytes,
-        .part_bytes = e.part_bytes,
-    };
+    struct onepot_stats stats = {.prefetch = loader->options.ahead,
+                                 .memory_bytes = loader->options.memory_bytes};
+    engine_stats(loader->engine, &stats);
     dataset_cache_stats(loader->archive->dataset, &stats);
     result_write(ret_stats, &stats, sizeof(stats));
 }

@@ -4,19 +4,19 @@
 #include <errno.h>
 #include <inttypes.h>
 
+#include "batch_fit.h"
 #include "budget.h"
 #include "cpus.h"
 #include "error.h"
 #include "loader_private.h"
+#include "numbers.h"
 #include "portion.h"
 #include "view.h"
 
-#define DEFAULT_ALIGN 64u
 #define RUN_MAPPED 64u   /* samples that a thread takes at a time, */
 #define RUN_READ 4u      /* and where each may wait for a device */
 #define THREADS_READ 32u /* reads in flight that suit slow storage */
 #define AHEAD_LEAST 4u
-#define ALIGN_MAX (1u << 20)
 #define IO_TIMEOUT_MS 60000u
 
 /* ---- defaults ---- */
@@ -26,27 +26,17 @@ static uint64_t free_bytes(void)
     return budget_free_bytes("");
 }
 
-static bool is_mapped(const struct dataset *d)
-{
-    for (size_t i = 0; i < d->pot_count; i++)
-        if (!d->maps[i] || !source_is_local(d->pots[i]->source))
-            return false;
-    return true;
-}
-
 /* How many batches to have ahead: enough for two runs for every thread. */
 static uint32_t ahead_for(const struct engine_options *o)
 {
     uint64_t samples = 2 * o->run * o->threads;
-    uint64_t ahead = samples / (o->batch_size ? o->batch_size : 1) + 2;
-    if (ahead < AHEAD_LEAST)
-        ahead = AHEAD_LEAST;
-    return ahead < ENGINE_AHEAD_MAX ? (uint32_t)ahead : ENGINE_AHEAD_MAX;
+    uint64_t ahead = samples / o->batch_size + 2;
+    return (uint32_t)min_u64(max_u64(ahead, AHEAD_LEAST), ENGINE_AHEAD_MAX);
 }
 
 static void choose_threads(const struct onepot_loader_options *given, struct engine_options *o)
 {
-    bool mapped = is_mapped(o->fill.archive->dataset);
+    bool mapped = dataset_is_mapped(o->fill.archive->dataset);
     o->threads = given->threads ? given->threads : portion_cpus();
     if (!given->threads && !mapped && o->threads < THREADS_READ)
         o->threads = THREADS_READ;
@@ -65,26 +55,23 @@ static int check_options(const struct onepot_loader_options *o, struct onepot_er
         return error_set(error, -EINVAL, "more than %u threads", ENGINE_THREADS_MAX);
     if (o->prefetch > ENGINE_AHEAD_MAX)
         return error_set(error, -EINVAL, "more than %u batches ahead", ENGINE_AHEAD_MAX);
-    if (o->align & (o->align - 1) || o->align > ALIGN_MAX)
-        return error_set(error, -EINVAL, "an alignment of %u is no power of two up to %u",
-                         o->align, ALIGN_MAX);
     if (o->npy && o->decode)
         return error_set(error, -EINVAL, "npy and a decoder exclude each other");
     if (o->decode && o->decoded_bytes == 0)
         return error_set(error, -EINVAL,
                          "the room for what is decoded is missing (decoded_bytes)");
-    return 0;
+    return fill_check_align(o->align, error);
 }
 
 static int plan_fill(const struct onepot_loader_options *given, struct fill_plan *fill,
                      struct onepot_error *error)
 {
-    fill->align = given->align ? given->align : DEFAULT_ALIGN;
+    fill->align = given->align ? given->align : BATCH_FIT_ALIGN;
     fill->verify = given->verify;
     fill->skip_errors = given->skip_errors;
     /* A single rank reads all samples again in the next epoch, and no order lets a cache keep
      * more for its start than fits. With several ranks, each epoch wants another part. */
-    fill->foresee = given->world_size > 1 && !is_mapped(fill->archive->dataset);
+    fill->foresee = given->world_size > 1 && !dataset_is_mapped(fill->archive->dataset);
     fill->npy = given->npy;
     fill->decode = given->decode;
     fill->decode_ctx = given->decode_ctx;

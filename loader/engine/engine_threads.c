@@ -81,12 +81,13 @@ static bool is_awaited(struct engine *e, bool had_its_time)
     return any;
 }
 
-static void wait_a_moment(struct engine *e)
+bool engine_wait_ready(struct engine *e, uint64_t until_ns)
 {
-    uint64_t until_ns = now_ns() + LOOK_NS;
     struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
                              .tv_nsec = (long)(until_ns % 1000000000u)};
-    pthread_cond_timedwait(&e->ready, &e->lock, &until);
+    if (until_ns == UINT64_MAX)
+        return pthread_cond_wait(&e->ready, &e->lock) == 0;
+    return pthread_cond_timedwait(&e->ready, &e->lock, &until) != ETIMEDOUT;
 }
 
 void engine_end_threads(struct engine *e)
@@ -94,7 +95,7 @@ void engine_end_threads(struct engine *e)
     uint64_t start = now_ns();
     pthread_mutex_lock(&e->lock);
     while (is_awaited(e, now_ns() - start > GRACE_NS))
-        wait_a_moment(e);
+        engine_wait_ready(e, now_ns() + LOOK_NS);
     for (uint32_t i = 0; i < e->thread_count; i++) {
         struct worker *worker = &e->workers[i];
         worker->left = !worker->ended;
@@ -188,7 +189,6 @@ void engine_came_back(struct engine *e, struct worker *worker, struct slab *slab
     }
     if (slab->gathered < slab->claimed || !slab->released)
         return;
-    slab->next = e->free_slabs;
-    e->free_slabs = slab;
+    engine_push_free(e, slab);
     pthread_cond_signal(&e->work);
 }

@@ -2,8 +2,8 @@
  * The memory of slabs, and sharing it with others of the job.
  *
  * An engine always gets the few slabs without which nothing moves. It asks for more in steps,
- * and the share's thread grants them or not (`told`). Slabs that the consumer has are never
- * taken away, but those that come back while there are too many are given up. Threads are
+ * and the share's thread grants them or not (engine_told_part). Slabs that the consumer has are
+ * never taken away, but those that come back while there are too many are given up. Threads are
  * parked if others leave too few CPUs for them.
  */
 #include <errno.h>
@@ -26,13 +26,15 @@ static void give_memory_back(struct engine *e, struct slab *slab)
     slab->capacity = 0;
 }
 
-void engine_free_slab(struct engine *e, struct slab *slab)
+void engine_drop_free(struct engine *e)
 {
+    struct slab *slab = e->free_slabs;
+    e->free_slabs = slab->next;
     give_memory_back(e, slab);
     free(slab);
 }
 
-static bool is_settled(const struct engine *e, struct slab *slab)
+static bool slab_is_settled(const struct engine *e, struct slab *slab)
 {
     const struct slab_memory *memory = e->options.memory;
     return !memory->is_settled || memory->is_settled(slab, e->options.memory_ctx);
@@ -42,12 +44,12 @@ static bool is_settled(const struct engine *e, struct slab *slab)
  * A free slab that is large enough, else any free one, else none. -EAGAIN: a device still reads
  * from all that are free. To wait for one is better than to have ever more of them.
  */
-static int take_free(struct engine *e, size_t bytes, struct slab **ret_slab)
+static int engine_take_free(struct engine *e, size_t bytes, struct slab **ret_slab)
 {
     struct slab **best = NULL;
     bool unsettled = e->settling;
     for (struct slab **s = &e->free_slabs; *s; s = &(*s)->next) {
-        if (!is_settled(e, *s)) {
+        if (!slab_is_settled(e, *s)) {
             unsettled = true;
             continue;
         }
@@ -65,13 +67,10 @@ static int take_free(struct engine *e, size_t bytes, struct slab **ret_slab)
 }
 
 /* Make room by dropping free slabs that are not needed now. */
-static void drop_free(struct engine *e, uint64_t room)
+static void engine_make_free_room(struct engine *e, uint64_t room)
 {
-    while (e->free_slabs && room > e->options.memory_bytes - e->slab_bytes) {
-        struct slab *slab = e->free_slabs;
-        e->free_slabs = slab->next;
-        engine_free_slab(e, slab);
-    }
+    while (e->free_slabs && room > e->options.memory_bytes - e->slab_bytes)
+        engine_drop_free(e);
 }
 
 /* A little more than asked for, so that the next batch fits, too. */
@@ -82,7 +81,7 @@ static size_t capacity_for(size_t bytes)
 }
 
 /* -EINPROGRESS: the share was asked; -ENOBUFS: others of the job have the rest. */
-static int within_part(struct engine *e, uint64_t bytes)
+static int engine_within_part(struct engine *e, uint64_t bytes)
 {
     if (e->joining)
         return -EINPROGRESS;
@@ -108,12 +107,12 @@ static uint64_t slabs_least(const struct engine *e)
  * the consumer works on, and the one that it is about to take, they have to fit in our part.
  * Beyond that, they may only use memory that nobody of the job uses.
  */
-static int may_grow(struct engine *e, size_t capacity)
+static int engine_may_grow(struct engine *e, size_t capacity)
 {
     uint64_t slabs = e->slab_bytes / capacity;
     if (slabs < slabs_least(e) || e->slab_count < slabs_least(e))
         return 0;
-    int r = within_part(e, e->slab_bytes + capacity);
+    int r = engine_within_part(e, e->slab_bytes + capacity);
     if (r < 0 || !e->options.free_bytes || slabs < e->options.ahead + 2)
         return r;
     uint64_t unused = e->options.free_bytes();
@@ -122,14 +121,12 @@ static int may_grow(struct engine *e, size_t capacity)
 }
 
 /* Make room, also by dropping free slabs of other sizes. */
-static int make_room(struct engine *e, size_t capacity)
+static int engine_make_room(struct engine *e, size_t capacity)
 {
-    int r = may_grow(e, capacity);
+    int r = engine_may_grow(e, capacity);
     while (r == -ENOBUFS && e->free_slabs) {
-        struct slab *slab = e->free_slabs;
-        e->free_slabs = slab->next;
-        engine_free_slab(e, slab);
-        r = may_grow(e, capacity);
+        engine_drop_free(e);
+        r = engine_may_grow(e, capacity);
     }
     return r;
 }
@@ -144,10 +141,8 @@ static bool has_too_much(const struct engine *e)
 void engine_give_up_surplus(struct engine *e)
 {
     bool did = false;
-    while (has_too_much(e) && is_settled(e, e->free_slabs)) {
-        struct slab *slab = e->free_slabs;
-        e->free_slabs = slab->next;
-        engine_free_slab(e, slab);
+    while (has_too_much(e) && slab_is_settled(e, e->free_slabs)) {
+        engine_drop_free(e);
         did = true;
     }
     if (did && e->share)
@@ -155,7 +150,7 @@ void engine_give_up_surplus(struct engine *e)
 }
 
 /* The share's answer, see struct share_options. */
-static uint64_t told(void *ctx, const struct share_part *part)
+static uint64_t engine_told_part(void *ctx, const struct share_part *part)
 {
     struct engine *e = ctx;
     pthread_mutex_lock(&e->lock);
@@ -176,7 +171,7 @@ static uint64_t told(void *ctx, const struct share_part *part)
 }
 
 /* Report to others what is used without asking. */
-static void say_so(struct engine *e)
+static void engine_report_use(struct engine *e)
 {
     if (!e->share || e->slab_bytes <= e->part_bytes)
         return;
@@ -188,7 +183,7 @@ static void say_so(struct engine *e)
 int engine_get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
 {
     struct slab *slab;
-    int r = take_free(e, bytes, &slab);
+    int r = engine_take_free(e, bytes, &slab);
     if (r < 0)
         return r;
     if (!slab && !(slab = calloc(1, sizeof(*slab))))
@@ -196,11 +191,11 @@ int engine_get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
     if (slab->capacity < bytes) {
         give_memory_back(e, slab);
         size_t capacity = capacity_for(bytes);
-        drop_free(e, capacity);
+        engine_make_free_room(e, capacity);
         if (capacity > e->options.memory_bytes - e->slab_bytes)
             capacity = (bytes + 4095) & ~(size_t)4095;
         r = capacity > e->options.memory_bytes - e->slab_bytes ? -ENOBUFS
-                                                               : make_room(e, capacity);
+                                                               : engine_make_room(e, capacity);
         if (r < 0) {
             free(slab);
             return e->settling ? -EAGAIN : r; /* the slab that settles may be dropped then */
@@ -213,7 +208,7 @@ int engine_get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
         slab->capacity = capacity;
         e->slab_bytes += capacity;
         e->slab_count++;
-        say_so(e);
+        engine_report_use(e);
     }
     *ret_slab = slab;
     return 0;
@@ -227,7 +222,7 @@ void engine_join_others(struct engine *e)
         .most_bytes = 1, /* the least; more is asked for when needed */
         .works = e->options.cpus > 0,
         .is_brief = true,
-        .told = told,
+        .told = engine_told_part,
         .ctx = e,
     };
     struct share *share = NULL;
@@ -241,7 +236,7 @@ void engine_join_others(struct engine *e)
         e->part_bytes = UINT64_MAX;
         e->allowed = e->options.threads;
     }
-    say_so(e);
+    engine_report_use(e);
     pthread_cond_broadcast(&e->parked);
     pthread_cond_broadcast(&e->work);
     pthread_mutex_unlock(&e->lock);
