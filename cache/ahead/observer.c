@@ -14,8 +14,6 @@
 #include "futex.h"
 #include "numbers.h"
 
-#define RING 4096u /* a power of two */
-
 enum { AWAKE, PAUSED, IDLE };
 
 struct observer {
@@ -23,7 +21,7 @@ struct observer {
     _Alignas(64) _Atomic uint32_t written; /* by its thread */
     _Atomic uint64_t lost;
     _Alignas(64) _Atomic uint32_t taken; /* by the planner */
-    struct observation ring[RING];
+    struct observation ring[OBSERVER_RING];
 };
 
 struct observers {
@@ -93,16 +91,16 @@ void observer_note(struct observer *o, const struct observation *observation)
     uint32_t at = atomic_load_explicit(&o->written, memory_order_relaxed);
     uint32_t used = at - atomic_load_explicit(&o->taken, memory_order_acquire);
 
-    if (used >= RING) {
+    if (used >= OBSERVER_RING) {
         atomic_fetch_add_explicit(&o->lost, 1, memory_order_relaxed);
         return;
     }
-    o->ring[at % RING] = *observation;
+    o->ring[at % OBSERVER_RING] = *observation;
     /* Ordered with the load of `sleep`: either this thread sees that the planner sleeps, or
      * the planner sees this observation. */
     atomic_store(&o->written, at + 1);
     uint32_t sleep = atomic_load(&o->all->sleep);
-    if (sleep == IDLE || (sleep == PAUSED && used >= RING / 2))
+    if (sleep == IDLE || (sleep == PAUSED && used >= OBSERVER_RING / 2))
         observers_end_sleep(o->all);
 }
 
@@ -113,7 +111,7 @@ static unsigned observer_take(struct observer *o, struct observation *batch, uns
     unsigned n = min_u32(there, max);
 
     for (unsigned i = 0; i < n; i++)
-        batch[i] = o->ring[(from + i) % RING];
+        batch[i] = o->ring[(from + i) % OBSERVER_RING];
     atomic_store_explicit(&o->taken, from + n, memory_order_release);
     return n;
 }

@@ -28,6 +28,7 @@ struct observation {
 };
 
 #define OBSERVERS_MAX 512u
+#define OBSERVER_RING 4096u /* observations; a power of two */
 
 int observers_new(struct observers **ret_observers);
 void observers_free(struct observers *observers); /* and each observer of them; NULL is fine */

@@ -5,12 +5,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "cleanup.h"
+
 #define NO_PLACE UINT32_MAX
 
 struct archive_files {
     uint32_t count, entries;
-    uint32_t *at;     /* positions, by place */
     uint32_t *places; /* by position */
+    uint32_t at[];    /* positions, by place; then come the places */
 };
 
 struct file {
@@ -38,7 +40,7 @@ int archive_files_offset(const struct index *index, uint32_t position, uint64_t 
     return r;
 }
 
-static int compare(const void *a, const void *b)
+static int compare_files(const void *a, const void *b)
 {
     const struct file *x = a, *y = b;
 
@@ -47,7 +49,7 @@ static int compare(const void *a, const void *b)
     return (x->in_block > y->in_block) - (x->in_block < y->in_block);
 }
 
-static uint32_t collect(const struct index *index, struct file *files)
+static uint32_t collect_files(const struct index *index, struct file *files)
 {
     uint32_t entries = index_info(index)->entries, count = 0;
     struct extent extent;
@@ -70,36 +72,27 @@ int archive_files_new(const struct index *index, uint64_t most_bytes,
 
     if (entries > most_bytes / sizeof(struct file))
         return -E2BIG;
-    struct archive_files *o = calloc(1, sizeof(*o));
-    struct file *files = malloc((size_t)entries * sizeof(*files));
-    if (o) {
-        o->entries = entries;
-        o->at = malloc((size_t)entries * sizeof(*o->at));
-        o->places = malloc((size_t)entries * sizeof(*o->places));
-    }
-    if (!o || !files || !o->at || !o->places) {
-        free(files);
-        archive_files_free(o);
+    auto_free struct file *files = malloc((size_t)entries * sizeof(*files));
+    struct archive_files *o = calloc(1, sizeof(*o) + 2 * (size_t)entries * sizeof(*o->at));
+    if (!files || !o) {
+        free(o);
         return -ENOMEM;
     }
-    o->count = collect(index, files);
-    qsort(files, o->count, sizeof(*files), compare);
+    o->entries = entries;
+    o->places = o->at + entries;
+    o->count = collect_files(index, files);
+    qsort(files, o->count, sizeof(*files), compare_files);
     memset(o->places, 0xff, (size_t)entries * sizeof(*o->places));
     for (uint32_t i = 0; i < o->count; i++) {
         o->at[i] = files[i].position;
         o->places[files[i].position] = i;
     }
-    free(files);
     *ret_order = o;
     return 0;
 }
 
 void archive_files_free(struct archive_files *order)
 {
-    if (!order)
-        return;
-    free(order->at);
-    free(order->places);
     free(order);
 }
 

@@ -13,18 +13,25 @@
 #include <strings.h>
 #include <sys/stat.h>
 
+#include "vector.h"
+
 struct folder_files {
     _Atomic unsigned owners;
-    uint32_t *files; /* by number */
-    uint32_t count, room;
-    uint32_t *numbers; /* sorted by the positions of their files; NULL: ascending */
+    VECTOR(uint32_t) files; /* by number */
+    uint32_t *numbers;      /* sorted by the positions of their files; NULL: ascending */
 };
 
-struct walk {
+struct place {
+    uint32_t directory;
+    char *path;
+};
+
+struct folder_walk {
     const struct index *index;
     struct folder_files *folder;
     bool images_only;
     uint64_t most;
+    VECTOR(struct place) places; /* the directories of a class */
 };
 
 static bool has_image_name(const struct index *index, uint32_t entry)
@@ -44,26 +51,9 @@ static bool has_image_name(const struct index *index, uint32_t entry)
     return false;
 }
 
-static int append(struct walk *w, uint32_t position)
-{
-    struct folder_files *f = w->folder;
-
-    if (f->count >= w->most)
-        return -E2BIG;
-    if (f->count == f->room) {
-        uint32_t room = f->room < 1024 ? 1024 : f->room + f->room / 2;
-        uint32_t *files = realloc(f->files, room * sizeof(*files));
-        if (!files)
-            return -ENOMEM;
-        f->files = files;
-        f->room = room;
-    }
-    f->files[f->count++] = position;
-    return 0;
-}
-
-/* The files directly in a directory. */
-static int add_directory(struct walk *w, uint32_t directory)
+static int walk_children(struct folder_walk *w, uint32_t directory,
+                         int (*visit)(struct folder_walk *w, uint32_t entry,
+                                      const struct node *node))
 {
     uint32_t first, count;
     struct node node;
@@ -71,113 +61,62 @@ static int add_directory(struct walk *w, uint32_t directory)
 
     for (uint32_t i = first; r == 0 && i < first + count; i++) {
         r = index_node(w->index, i, &node);
-        if (r < 0 || S_ISDIR(node.mode) || (w->images_only && !has_image_name(w->index, i)))
-            continue;
-        r = append(w, S_ISREG(node.mode) ? node.position : FOLDER_NO_FILE);
+        if (r == 0)
+            r = visit(w, i, &node);
     }
     return r;
 }
 
-struct place {
-    uint32_t directory;
-    char *path;
-};
+static int visit_file(struct folder_walk *w, uint32_t entry, const struct node *node)
+{
+    if (S_ISDIR(node->mode) || (w->images_only && !has_image_name(w->index, entry)))
+        return 0;
+    if (w->folder->files.count >= w->most)
+        return -E2BIG;
+    return vector_push(&w->folder->files,
+                       S_ISREG(node->mode) ? node->position : FOLDER_NO_FILE);
+}
+
+static int add_place(struct folder_walk *w, uint32_t directory)
+{
+    char path[PATH_MAX];
+    size_t len;
+    int r = index_path(w->index, directory, path, sizeof(path), &len);
+    char *copy = r == 0 ? strdup(path) : NULL;
+
+    if (!copy)
+        return r < 0 ? r : -ENOMEM;
+    r = vector_push(&w->places, (struct place){directory, copy});
+    if (r < 0)
+        free(copy);
+    return r;
+}
+
+static int visit_place(struct folder_walk *w, uint32_t entry, const struct node *node)
+{
+    (void)entry;
+    return S_ISDIR(node->mode) ? add_place(w, node->position) : 0;
+}
 
 static int compare_paths(const void *a, const void *b)
 {
     return strcmp(((const struct place *)a)->path, ((const struct place *)b)->path);
 }
 
-struct places {
-    struct place *at;
-    size_t count, room;
-};
-
-static int add_place(const struct walk *w, struct places *p, uint32_t directory)
+static int visit_class(struct folder_walk *w, uint32_t entry, const struct node *node)
 {
-    char path[PATH_MAX];
-    size_t len;
-    int r = index_path(w->index, directory, path, sizeof(path), &len);
+    int r = visit_place(w, entry, node);
 
-    if (r == 0 && p->count == p->room) {
-        size_t room = p->room ? 2 * p->room : 16;
-        struct place *at = realloc(p->at, room * sizeof(*at));
-        if (!at)
-            return -ENOMEM;
-        p->at = at;
-        p->room = room;
-    }
-    char *copy = r == 0 ? strdup(path) : NULL;
-    if (!copy)
-        return r < 0 ? r : -ENOMEM;
-    p->at[p->count++] = (struct place){directory, copy};
-    return 0;
-}
-
-/* All directories below the one that is in the list already. */
-static int collect_places(const struct walk *w, struct places *p)
-{
-    uint32_t first, count;
-    struct node node;
-    int r = 0;
-
-    for (size_t done = 0; r == 0 && done < p->count; done++) {
-        r = index_children(w->index, p->at[done].directory, &first, &count);
-        for (uint32_t i = first; r == 0 && i < first + count; i++) {
-            r = index_node(w->index, i, &node);
-            if (r == 0 && S_ISDIR(node.mode))
-                r = add_place(w, p, node.position);
-        }
-    }
-    return r;
-}
-
-static int has_directories(const struct index *index, uint32_t directory, bool *ret_has)
-{
-    uint32_t first, count;
-    struct node node;
-    int r = index_children(index, directory, &first, &count);
-
-    *ret_has = false;
-    for (uint32_t i = first; r == 0 && !*ret_has && i < first + count; i++)
-        if ((r = index_node(index, i, &node)) == 0)
-            *ret_has = S_ISDIR(node.mode);
-    return r;
-}
-
-static int add_class(struct walk *w, uint32_t directory)
-{
-    struct places p = {0};
-    bool nested;
-    int r = has_directories(w->index, directory, &nested);
-
-    if (r < 0 || !nested)
-        return r < 0 ? r : add_directory(w, directory);
-    r = add_place(w, &p, directory);
-    if (r == 0)
-        r = collect_places(w, &p);
-    if (r == 0)
-        qsort(p.at, p.count, sizeof(p.at[0]), compare_paths);
-    for (size_t i = 0; i < p.count; i++) {
+    for (size_t i = 0; r == 0 && i < w->places.count; i++)
+        r = walk_children(w, w->places.at[i].directory, visit_place);
+    if (r == 0 && w->places.count > 1)
+        qsort(w->places.at, w->places.count, sizeof(w->places.at[0]), compare_paths);
+    for (size_t i = 0; i < w->places.count; i++) {
         if (r == 0)
-            r = add_directory(w, p.at[i].directory);
-        free(p.at[i].path);
+            r = walk_children(w, w->places.at[i].directory, visit_file);
+        free(w->places.at[i].path);
     }
-    free(p.at);
-    return r;
-}
-
-static int add_classes(struct walk *w, uint32_t directory)
-{
-    uint32_t first, count;
-    struct node node;
-    int r = index_children(w->index, directory, &first, &count);
-
-    for (uint32_t i = first; r == 0 && i < first + count; i++) {
-        r = index_node(w->index, i, &node);
-        if (r == 0 && S_ISDIR(node.mode))
-            r = add_class(w, node.position);
-    }
+    w->places.count = 0;
     return r;
 }
 
@@ -192,16 +131,16 @@ static int sort_numbers(struct folder_files *f)
 {
     bool ascending = true;
 
-    for (uint32_t i = 1; ascending && i < f->count; i++)
-        ascending = f->files[i] > f->files[i - 1];
+    for (size_t i = 1; ascending && i < f->files.count; i++)
+        ascending = f->files.at[i] > f->files.at[i - 1];
     if (ascending)
         return 0;
-    f->numbers = malloc(f->count * sizeof(*f->numbers));
+    f->numbers = malloc(f->files.count * sizeof(*f->numbers));
     if (!f->numbers)
         return -ENOMEM;
-    for (uint32_t i = 0; i < f->count; i++)
+    for (uint32_t i = 0; i < f->files.count; i++)
         f->numbers[i] = i;
-    qsort_r(f->numbers, f->count, sizeof(*f->numbers), compare_numbers, f->files);
+    qsort_r(f->numbers, f->files.count, sizeof(*f->numbers), compare_numbers, f->files.at);
     return 0;
 }
 
@@ -209,12 +148,14 @@ int folder_files_new(const struct index *index, uint32_t directory, enum folder_
                      bool images_only, uint64_t most, struct folder_files **ret_folder)
 {
     struct folder_files *f = calloc(1, sizeof(*f));
-    struct walk w = {index, f, images_only, most};
+    struct folder_walk w = {
+        .index = index, .folder = f, .images_only = images_only, .most = most};
 
     if (!f)
         return -ENOMEM;
     f->owners = 1;
-    int r = kind == FOLDER_FLAT ? add_directory(&w, directory) : add_classes(&w, directory);
+    int r = walk_children(&w, directory, kind == FOLDER_FLAT ? visit_file : visit_class);
+    vector_free(&w.places);
     if (r == 0)
         r = sort_numbers(f);
     if (r < 0) {
@@ -235,37 +176,37 @@ void folder_files_free(struct folder_files *folder)
 {
     if (!folder || atomic_fetch_sub(&folder->owners, 1) > 1)
         return;
-    free(folder->files);
+    vector_free(&folder->files);
     free(folder->numbers);
     free(folder);
 }
 
 uint32_t folder_files_count(const struct folder_files *folder)
 {
-    return folder->count;
+    return (uint32_t)folder->files.count;
 }
 
 uint32_t folder_files_at(const struct folder_files *folder, uint32_t i)
 {
-    return folder->files[i];
+    return folder->files.at[i];
 }
 
 int folder_files_number(const struct folder_files *f, uint32_t position, uint32_t *ret_number)
 {
-    uint32_t low = 0, high = f->count;
+    uint32_t low = 0, high = (uint32_t)f->files.count;
 
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         uint32_t number = f->numbers ? f->numbers[middle] : middle;
-        if (f->files[number] < position)
+        if (f->files.at[number] < position)
             low = middle + 1;
         else
             high = middle;
     }
-    if (low == f->count)
+    if (low == f->files.count)
         return -ENOENT;
     uint32_t number = f->numbers ? f->numbers[low] : low;
-    if (f->files[number] != position)
+    if (f->files.at[number] != position)
         return -ENOENT;
     *ret_number = number;
     return 0;

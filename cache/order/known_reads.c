@@ -18,6 +18,26 @@ struct known_reads {
     uint32_t *places; /* shuffle: by number; list: sorted by file, then by place */
 };
 
+/* Takes over `files`, also on failure. */
+static int new_reads(uint32_t *files, uint64_t count, struct known_reads **ret_order)
+{
+    struct known_reads *o = calloc(1, sizeof(*o));
+    uint32_t *places = malloc((count + 1) * sizeof(*places));
+
+    if (!o || !places) {
+        free(files);
+        free(places);
+        free(o);
+        return -ENOMEM;
+    }
+    o->owners = 1;
+    o->count = count;
+    o->files = files;
+    o->places = places;
+    *ret_order = o;
+    return 0;
+}
+
 /* ---- a shuffle ---- */
 
 static int fill_shuffle(struct known_reads *o, uint64_t seed)
@@ -36,38 +56,21 @@ static int fill_shuffle(struct known_reads *o, uint64_t seed)
     return 0;
 }
 
-static struct known_reads *allocate(uint64_t count)
-{
-    struct known_reads *o = calloc(1, sizeof(*o));
-
-    if (!o)
-        return NULL;
-    o->owners = 1;
-    o->count = count;
-    o->places = malloc((count + 1) * sizeof(*o->places));
-    if (!o->places) {
-        free(o);
-        return NULL;
-    }
-    return o;
-}
-
 int known_reads_shuffled(struct folder_files *folder, uint64_t seed, uint64_t most_bytes,
                          struct known_reads **ret_order)
 {
     uint64_t count = folder_files_count(folder);
+    uint32_t *files = NULL;
     struct known_reads *o;
-    int r = -ENOMEM;
 
-    if (count > most_bytes / (2 * sizeof(uint32_t)))
+    if (count > most_bytes / (2 * sizeof(*files)))
         return -E2BIG;
-    o = allocate(count);
-    if (!o)
-        return -ENOMEM;
+    files = malloc((count + 1) * sizeof(*files));
+    int r = files ? new_reads(files, count, &o) : -ENOMEM;
+    if (r < 0)
+        return r;
     o->folder = folder_files_share(folder);
-    o->files = malloc((count + 1) * sizeof(*o->files));
-    if (o->files)
-        r = fill_shuffle(o, seed);
+    r = fill_shuffle(o, seed);
     if (r < 0) {
         known_reads_free(o);
         return r;
@@ -88,13 +91,11 @@ static int compare_places(const void *a, const void *b, void *files)
 
 int known_reads_listed(uint32_t *positions, uint64_t count, struct known_reads **ret_order)
 {
-    struct known_reads *o = count < UINT32_MAX ? allocate(count) : NULL;
+    struct known_reads *o;
+    int r = new_reads(positions, count, &o);
 
-    if (!o) {
-        free(positions);
-        return -ENOMEM;
-    }
-    o->files = positions;
+    if (r < 0)
+        return r;
     for (uint32_t i = 0; i < count; i++)
         o->places[i] = i;
     qsort_r(o->places, count, sizeof(*o->places), compare_places, o->files);

@@ -11,7 +11,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "fault.h"
 #include "folder_files.h"
 
 struct known_reads;
@@ -28,26 +27,6 @@ int known_reads_shuffled(struct folder_files *folder, uint64_t seed, uint64_t mo
  * `positions` (from malloc), also on failure. -ENOMEM.
  */
 int known_reads_listed(uint32_t *positions, uint64_t count, struct known_reads **ret_order);
-
-/* The lines of an order file. */
-struct read_list_lines {
-    uint64_t used, left_out;
-    struct fault first; /* what is wrong with the first line that was left out */
-};
-
-/*
- * The list in the text of an order file: one file a line, with lines and paths as in
- * list_paths.h. A line is the path of a file below `root`. But where the first line is a
- * decimal number and no name in `root`, each line is the number of a file, counted from 0, in
- * FOLDER_CLASSES of `root` (FOLDER_FLAT where it has no directories). Only images have numbers
- * if there are any, else all files do.
- *
- * Lines that name no file are left out. -EINVAL: they outnumber the others; the fault reports
- * the first of them. -E2BIG: more than `most` lines.
- */
-int read_list_parse(const struct index *index, uint32_t root, const char *text, size_t len,
-                    uint64_t most, struct fault *fault, struct read_list_lines *ret_lines,
-                    struct known_reads **ret_order);
 
 struct known_reads *known_reads_share(struct known_reads *order);
 void known_reads_free(struct known_reads *order); /* NULL is fine */

@@ -1,9 +1,8 @@
 /*
- * An order from a text that a person or a program wrote, perhaps for another version of the
- * data. So lines that name no file are left out and counted, and the first of them is reported.
- * Where they outnumber the others, the text is not a list of this archive's files.
+ * Lines that name no file are left out and counted, and the first of them is reported. Where
+ * they outnumber the others, the text is not a list of this archive's files.
  */
-#include "known_reads.h"
+#include "read_list.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -13,8 +12,9 @@
 #include <sys/stat.h>
 
 #include "list_paths.h"
+#include "vector.h"
 
-struct parse {
+struct list_parse {
     struct list_paths paths;
     struct folder_files *numbered; /* lines are numbers in this folder; NULL: they are paths */
     uint64_t most;
@@ -23,8 +23,7 @@ struct parse {
     struct fault first; /* the first line that was left out */
     uint64_t left_out;
 
-    uint32_t *positions;
-    uint64_t count, room;
+    VECTOR(uint32_t) positions;
 };
 
 static bool is_number(const char *line, size_t len)
@@ -36,7 +35,7 @@ static bool is_number(const char *line, size_t len)
 }
 
 /* Note what the line says, fit for a message, and what is wrong with it. */
-static int leave_out(struct parse *p, const char *line, size_t len, const char *what)
+static int list_leave_out(struct list_parse *p, const char *line, size_t len, const char *what)
 {
     char shown[96];
     size_t n = len < sizeof(shown) - 1 ? len : sizeof(shown) - 1;
@@ -51,37 +50,28 @@ static int leave_out(struct parse *p, const char *line, size_t len, const char *
     return 0;
 }
 
-static int add_line(struct parse *p, uint32_t position)
+static int list_add(struct list_parse *p, uint32_t position)
 {
-    if (p->count == p->most)
+    if (p->positions.count == p->most)
         return fault_set(p->fault, -E2BIG, NULL, FAULT_NO_OFFSET, "it has more than %llu lines",
                          (unsigned long long)p->most);
-    if (p->count == p->room) {
-        uint64_t room = p->room ? p->room + p->room / 2 : 4096;
-        uint32_t *positions = realloc(p->positions, room * sizeof(*positions));
-        if (!positions)
-            return -ENOMEM;
-        p->positions = positions;
-        p->room = room;
-    }
-    p->positions[p->count++] = position;
-    return 0;
+    return vector_push(&p->positions, position);
 }
 
-static int parse_number(struct parse *p, const char *line, size_t len)
+static int list_parse_number(struct list_parse *p, const char *line, size_t len)
 {
     uint64_t number = 0;
 
     if (!is_number(line, len))
-        return leave_out(p, line, len, "is no number, as the first line is");
+        return list_leave_out(p, line, len, "is no number, as the first line is");
     for (size_t i = 0; i < len; i++)
         number = 10 * number + (uint64_t)(line[i] - '0');
     if (number >= folder_files_count(p->numbered))
-        return leave_out(p, line, len, "is more than there are files");
-    return add_line(p, folder_files_at(p->numbered, (uint32_t)number));
+        return list_leave_out(p, line, len, "is more than there are files");
+    return list_add(p, folder_files_at(p->numbered, (uint32_t)number));
 }
 
-static int parse_path(struct parse *p, const char *line, size_t len)
+static int list_parse_path(struct list_parse *p, const char *line, size_t len)
 {
     uint32_t position;
     struct node node;
@@ -90,16 +80,16 @@ static int parse_path(struct parse *p, const char *line, size_t len)
     if (r == 0)
         r = index_node(p->paths.index, position, &node);
     if (r == -ENOENT || r == -ENOTDIR || r == -EINVAL || r == -ENAMETOOLONG)
-        return leave_out(p, line, len, "is not in the archive");
+        return list_leave_out(p, line, len, "is not in the archive");
     if (r < 0)
         return r;
     if (S_ISDIR(node.mode))
-        return leave_out(p, line, len, "is a directory");
-    return add_line(p, S_ISREG(node.mode) ? node.position : FOLDER_NO_FILE);
+        return list_leave_out(p, line, len, "is a directory");
+    return list_add(p, S_ISREG(node.mode) ? node.position : FOLDER_NO_FILE);
 }
 
 /* Numbers refer to the folder that training code would make of the mount point. */
-static int number_files(struct parse *p)
+static int list_number_files(struct list_parse *p)
 {
     static const struct {
         enum folder_kind kind;
@@ -127,7 +117,7 @@ static size_t without_return(const char *line, size_t len)
 }
 
 /* The first line decides whether lines are numbers or paths. */
-static int decide(struct parse *p)
+static int list_decide(struct list_parse *p)
 {
     struct list_text text = p->text;
     const struct index *index = p->paths.index;
@@ -140,31 +130,32 @@ static int decide(struct parse *p)
     len = without_return(line, len);
     if (is_number(line, len) &&
         index_lookup(index, p->paths.root, line, len, &position) == -ENOENT)
-        return number_files(p);
+        return list_number_files(p);
     list_paths_find(&p->paths, index, p->paths.root, &p->text);
     return 0;
 }
 
-static int parse_lines(struct parse *p)
+static int list_parse_lines(struct list_parse *p)
 {
     const char *line;
     size_t len;
-    int r = decide(p);
+    int r = list_decide(p);
 
     while (r == 0 && list_text_next(&p->text, &line, &len))
-        r = p->numbered ? parse_number(p, line, without_return(line, len))
-                        : parse_path(p, line, len);
+        r = p->numbered ? list_parse_number(p, line, without_return(line, len))
+                        : list_parse_path(p, line, len);
     return r;
 }
 
 /* At least half of the lines must name files of this archive. */
-static int check_known(struct parse *p)
+static int list_check_known(struct list_parse *p)
 {
-    if (p->count == 0 && p->left_out == 0)
+    unsigned long long left_out = p->left_out, lines = left_out + p->positions.count;
+
+    if (lines == 0)
         return fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "it names no file");
-    if (p->count >= p->left_out)
+    if (p->positions.count >= left_out)
         return 0;
-    unsigned long long left_out = p->left_out, lines = left_out + p->count;
     fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "%s, and so are %llu of %llu lines",
               p->first.what, left_out, lines);
     fault_advise(p->fault, "each line is the path of a file below the mount point, or each "
@@ -176,19 +167,19 @@ int read_list_parse(const struct index *index, uint32_t root, const char *text, 
                     uint64_t most, struct fault *fault, struct read_list_lines *ret_lines,
                     struct known_reads **ret_order)
 {
-    struct parse p = {.paths = {.index = index, .root = root, .directory = root},
-                      .most = most,
-                      .fault = fault};
+    struct list_parse p = {.paths = {.index = index, .root = root, .directory = root},
+                           .most = most,
+                           .fault = fault};
 
     list_text_init(&p.text, text, len);
-    int r = parse_lines(&p);
+    int r = list_parse_lines(&p);
     if (r == 0)
-        r = check_known(&p);
+        r = list_check_known(&p);
     folder_files_free(p.numbered);
     if (r < 0) {
-        free(p.positions);
+        vector_free(&p.positions);
         return r;
     }
-    *ret_lines = (struct read_list_lines){p.count, p.left_out, p.first};
-    return known_reads_listed(p.positions, p.count, ret_order);
+    *ret_lines = (struct read_list_lines){p.positions.count, p.left_out, p.first};
+    return known_reads_listed(p.positions.at, p.positions.count, ret_order);
 }

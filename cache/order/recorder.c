@@ -3,13 +3,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "list_paths.h"
+#include "write_at.h"
 
 #define BUFFER_BYTES (64u << 10)
 
@@ -20,8 +20,8 @@ struct recorder {
     uint32_t entries;
     uint8_t *times; /* by position */
     int fd, error;
-    bool empty; /* no file was read yet */
-    size_t used;
+    uint64_t written; /* bytes */
+    size_t used;      /* of the buffer */
     char path[PATH_MAX], part[PATH_MAX];
     char buffer[BUFFER_BYTES];
 };
@@ -35,7 +35,6 @@ int recorder_new(const char *path, const struct index *index, uint32_t root,
     if (!rec)
         return -ENOMEM;
     rec->fd = -1;
-    rec->empty = true;
     rec->index = index;
     rec->entries = index_info(index)->entries;
     rec->times = calloc(rec->entries, 1);
@@ -59,20 +58,14 @@ int recorder_new(const char *path, const struct index *index, uint32_t root,
 
 void recorder_flush(struct recorder *rec)
 {
-    size_t done = 0;
-
-    while (done < rec->used && !rec->error) {
-        ssize_t n = write(rec->fd, rec->buffer + done, rec->used - done);
-        if (n > 0)
-            done += (size_t)n;
-        else if (n < 0 && errno != EINTR)
-            rec->error = -errno;
-    }
+    if (!rec->error)
+        rec->error = write_at(rec->fd, rec->buffer, rec->used, rec->written);
+    rec->written += rec->used;
     rec->used = 0;
 }
 
 /* The path below the root. NULL: the name leads elsewhere. */
-static const char *below_root(const struct recorder *rec, const char *path, size_t len)
+static const char *recorder_below_root(const struct recorder *rec, const char *path, size_t len)
 {
     if (rec->root_len == 0)
         return path;
@@ -82,14 +75,13 @@ static const char *below_root(const struct recorder *rec, const char *path, size
     return path + rec->root_len + 1;
 }
 
-static void write_line(struct recorder *rec, const char *line, size_t len)
+static void recorder_write(struct recorder *rec, const char *line, size_t len)
 {
     if (rec->used + len + 1 > sizeof(rec->buffer))
         recorder_flush(rec);
     memcpy(rec->buffer + rec->used, line, len);
     rec->buffer[rec->used + len] = '\n';
     rec->used += len + 1;
-    rec->empty = false;
 }
 
 void recorder_note(struct recorder *rec, uint32_t position)
@@ -101,17 +93,17 @@ void recorder_note(struct recorder *rec, uint32_t position)
         index_path(rec->index, position, path, sizeof(path), &len) < 0)
         return;
     rec->times[position]++;
-    const char *line = below_root(rec, path, len);
+    const char *line = recorder_below_root(rec, path, len);
     if (!line)
         return;
     len = strlen(line);
     if (list_path_is_odd(line, len))
-        write_line(rec, quoted, list_path_quote(line, len, quoted));
+        recorder_write(rec, quoted, list_path_quote(line, len, quoted));
     else
-        write_line(rec, line, len);
+        recorder_write(rec, line, len);
 }
 
-static void free_recorder(struct recorder *rec)
+static void recorder_free(struct recorder *rec)
 {
     if (rec->fd >= 0)
         close(rec->fd);
@@ -125,12 +117,12 @@ void recorder_abandon(struct recorder *rec)
         return;
     if (rec->fd >= 0)
         unlink(rec->part);
-    free_recorder(rec);
+    recorder_free(rec);
 }
 
 int recorder_finish(struct recorder *rec)
 {
-    if (rec->empty) {
+    if (rec->written + rec->used == 0) { /* no file was read */
         recorder_abandon(rec);
         return 0;
     }
@@ -138,12 +130,12 @@ int recorder_finish(struct recorder *rec)
     int r = rec->error;
     if (r == 0 && rename(rec->part, rec->path) < 0)
         r = -errno;
-    free_recorder(rec);
+    recorder_free(rec);
     return r;
 }
 
 void recorder_forget(struct recorder *rec)
 {
     if (rec)
-        free_recorder(rec);
+        recorder_free(rec);
 }

@@ -13,6 +13,7 @@
 #include "budget.h"
 #include "cleanup.h"
 #include "mounter_private.h"
+#include "read_list.h"
 
 #define ORDER_BYTES_MOST (UINT64_C(4) << 30)
 #define ORDER_LINES_MOST (UINT64_C(1) << 28) /* a gigabyte of positions */

@@ -2,14 +2,8 @@
  * What is read ahead, decided from reads alone: each kind is found, nothing is fetched for a
  * reader in random order, and orders are recognised, lost and found again.
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <stdatomic.h>
-
 #include "index_helper.h"
-#include "observer.h"
 #include "plan.h"
-#include "recorder.h"
 #include "training.h"
 #include "suite.h"
 
@@ -405,146 +399,6 @@ START_TEST(without_a_window_nothing_is_fetched)
 }
 END_TEST
 
-/* ---- what it is told by ---- */
-
-static void *note_many(void *arg)
-{
-    struct observer *o = arg;
-
-    for (uint32_t i = 0; i < 100000; i++) {
-        const struct observation one = {.time_ns = i, .position = i};
-        observer_note(o, &one);
-    }
-    return NULL;
-}
-
-START_TEST(observations_arrive_once_or_are_counted_as_lost)
-{
-    struct observers *all;
-    struct observer *mine[3];
-    pthread_t threads[3];
-    static struct observation batch[1000];
-    uint64_t got = 0;
-
-    ck_assert_int_eq(observers_new(&all), 0);
-    for (unsigned i = 0; i < 3; i++)
-        ck_assert_int_eq(observer_new(all, &mine[i]), 0);
-    for (unsigned i = 0; i < 3; i++)
-        ck_assert_int_eq(pthread_create(&threads[i], NULL, note_many, mine[i]), 0);
-    while (got + observers_lost(all) < 300000) {
-        unsigned n = observers_take(all, batch, 1000);
-        for (unsigned i = 1; i < n; i++)
-            ck_assert_uint_le(batch[i - 1].time_ns, batch[i].time_ns);
-        got += n;
-        if (n == 0)
-            observers_wait(all, 100);
-    }
-    for (unsigned i = 0; i < 3; i++)
-        pthread_join(threads[i], NULL);
-    ck_assert_uint_eq(got + observers_take(all, batch, 1000) + observers_lost(all), 300000);
-    observers_free(all);
-}
-END_TEST
-
-static void *wake_later(void *arg)
-{
-    const struct observation one = {.position = 7};
-
-    usleep(20000);
-    observer_note(arg, &one);
-    return NULL;
-}
-
-START_TEST(one_that_sleeps_is_woken_by_the_first)
-{
-    struct observers *all;
-    struct observer *mine;
-    struct observation got;
-    pthread_t thread;
-
-    ck_assert_int_eq(observers_new(&all), 0);
-    ck_assert_int_eq(observer_new(all, &mine), 0);
-    ck_assert_int_eq(pthread_create(&thread, NULL, wake_later, mine), 0);
-    while (observers_take(all, &got, 1) == 0)
-        observers_wait(all, 0);
-    ck_assert_uint_eq(got.position, 7);
-    pthread_join(thread, NULL);
-    observers_free(all);
-}
-END_TEST
-
-START_TEST(a_call_that_comes_before_the_sleep_is_not_lost)
-{
-    struct observers *all;
-
-    ck_assert_int_eq(observers_new(&all), 0);
-    observers_wake(all);
-    observers_wait(all, 0);
-    observers_free(all);
-}
-END_TEST
-
-/* ---- records ---- */
-
-static char *read_text(const char *path)
-{
-    static char text[4096];
-    int fd = open(path, O_RDONLY);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
-
-    if (n < 0)
-        return NULL;
-    close(fd);
-    text[n] = '\0';
-    return text;
-}
-
-START_TEST(a_record_is_an_order)
-{
-    char directory[] = "/tmp/onepot-record-XXXXXX", path[64], part[72];
-    struct recorder *recorder;
-    struct known_reads *order;
-    struct read_list_lines lines;
-    struct fault fault = {0};
-    uint32_t root = position_of(tree, "train");
-
-    ck_assert_ptr_nonnull(mkdtemp(directory));
-    snprintf(path, sizeof(path), "%s/record", directory);
-    snprintf(part, sizeof(part), "%s.part", path);
-    ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
-    recorder_note(recorder, folder_files_at(train, 1000));
-    recorder_note(recorder, position_of(tree, "large")); /* outside of what is shown */
-    recorder_note(recorder, folder_files_at(train, 0));
-    recorder_flush(recorder);
-    ck_assert_ptr_null(read_text(path));
-    ck_assert_str_eq(read_text(part), "class01/00001.jpg\nclass00/00000.jpg\n");
-    for (unsigned i = 0; i < 20; i++)
-        recorder_note(recorder, folder_files_at(train, 0));
-    ck_assert_int_eq(recorder_finish(recorder), 0);
-    ck_assert_ptr_null(read_text(part));
-    const char *text = read_text(path);
-    ck_assert_int_eq(
-        read_list_parse(tree, root, text, strlen(text), 100, &fault, &lines, &order), 0);
-    ck_assert_uint_eq(known_reads_count(order), 1 + RECORDER_TIMES);
-    ck_assert_uint_eq(known_reads_at(order, 0), folder_files_at(train, 1000));
-    known_reads_free(order);
-
-    ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
-    recorder_abandon(recorder);
-    ck_assert_ptr_null(read_text(part));
-    ck_assert_ptr_nonnull(read_text(path));
-
-    /* A job that read nothing does not replace the record of one that did. */
-    ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
-    ck_assert_int_eq(recorder_finish(recorder), 0);
-    ck_assert_ptr_null(read_text(part));
-    ck_assert_str_eq(read_text(path), text);
-    ck_assert_int_eq(recorder_new("/nowhere/at/all", tree, root, &recorder), -ENOENT);
-    unlink(path);
-    rmdir(directory);
-}
-END_TEST
-
 int main(void)
 {
     Suite *s = suite_create("plan");
@@ -566,10 +420,6 @@ int main(void)
     tcase_add_test(c, a_given_order_is_followed_before_the_first_read);
     tcase_add_test(c, readers_that_do_not_keep_to_the_given_order_pause_it);
     tcase_add_test(c, without_a_window_nothing_is_fetched);
-    tcase_add_test(c, observations_arrive_once_or_are_counted_as_lost);
-    tcase_add_test(c, one_that_sleeps_is_woken_by_the_first);
-    tcase_add_test(c, a_call_that_comes_before_the_sleep_is_not_lost);
-    tcase_add_test(c, a_record_is_an_order);
     suite_add_tcase(s, c);
     return run_suite(s);
 }

@@ -5,12 +5,10 @@
 #include "index_helper.h"
 #include "recognise.h"
 #include "training.h"
-#include "world.h"
 #include "suite.h"
 
 #define CLASSES 20u
 #define FILES 10000u
-#define SEED 7654321u /* nobody's habit */
 
 static struct index *tree;
 static struct folder_files *train;
@@ -232,60 +230,6 @@ START_TEST(too_many_files_for_the_memory_are_said)
 }
 END_TEST
 
-/* ---- which ranks are here ---- */
-
-static void expect_world(struct training t, unsigned count, uint32_t size, uint32_t local)
-{
-    struct world_read reads[WORLD_READS_MAX];
-    struct training_read read;
-    struct world world;
-    uint32_t *inverse = malloc(FILES * sizeof(*inverse));
-
-    t.n = FILES;
-    training_epoch(&t, 0);
-    for (uint32_t i = 0; i < FILES; i++)
-        inverse[permutation_at(t.permutation, i)] = i;
-    for (unsigned i = 0; i < count; i++) {
-        ck_assert(training_next(&t, &read));
-        reads[i] = (struct world_read){inverse[read.number], read.task};
-    }
-    ck_assert_int_eq(world_infer(reads, count, &world), 0);
-    ck_assert_uint_eq(world.size, size);
-    ck_assert_uint_eq(world.local, local);
-    for (unsigned i = 0; i < t.ranks; i++)
-        ck_assert(world_reads(&world, t.first_rank + i + 3 * (uint64_t)size));
-    permutation_free(t.permutation);
-    free(inverse);
-}
-
-START_TEST(the_world_is_found)
-{
-    expect_world((struct training){.world = 1, .ranks = 1, .workers = 1, .batch = 4}, 20, 1, 1);
-    expect_world((struct training){.world = 1, .ranks = 1, .workers = 8, .batch = 64}, 64, 1,
-                 1);
-    expect_world(
-        (struct training){.world = 64, .ranks = 8, .workers = 2, .batch = 8, .first_rank = 16},
-        128, 64, 8);
-    expect_world(
-        (struct training){.world = 7, .ranks = 1, .workers = 4, .batch = 8, .first_rank = 6},
-        64, 7, 1);
-    expect_world((struct training){.world = 4, .ranks = 4, .workers = 2, .batch = 16}, 128, 4,
-                 4);
-}
-END_TEST
-
-START_TEST(too_few_reads_of_a_thread_say_nothing_of_the_world)
-{
-    struct world_read reads[64];
-    struct world world;
-
-    for (unsigned i = 0; i < 64; i++)
-        reads[i] = (struct world_read){i * 64, i};
-    ck_assert_int_eq(world_infer(reads, 64, &world), -EAGAIN);
-    ck_assert_int_eq(world_infer(reads, 0, &world), -EAGAIN);
-}
-END_TEST
-
 int main(void)
 {
     Suite *s = suite_create("recognise");
@@ -301,8 +245,6 @@ int main(void)
     tcase_add_test(c, random_reads_are_never_recognised);
     tcase_add_test(c, a_scan_is_no_shuffle);
     tcase_add_test(c, too_many_files_for_the_memory_are_said);
-    tcase_add_test(c, the_world_is_found);
-    tcase_add_test(c, too_few_reads_of_a_thread_say_nothing_of_the_world);
     suite_add_tcase(s, c);
     return run_suite(s);
 }

@@ -6,7 +6,7 @@
 
 #include "index_helper.h"
 #include "list_paths.h"
-#include "known_reads.h"
+#include "read_list.h"
 #include "permutation.h"
 #include "suite.h"
 

@@ -1,0 +1,87 @@
+/*
+ * A record of what was read is an order that a later job can follow.
+ */
+#include "recorder.h"
+
+#include <fcntl.h>
+
+#include "index_helper.h"
+#include "read_list.h"
+#include "suite.h"
+
+static char *read_text(const char *path)
+{
+    static char text[4096];
+    int fd = open(path, O_RDONLY);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+
+    if (n < 0)
+        return NULL;
+    close(fd);
+    text[n] = '\0';
+    return text;
+}
+
+START_TEST(a_record_is_an_order)
+{
+    char directory[] = "/tmp/onepot-record-XXXXXX", path[64], part[72];
+    struct recorder *recorder;
+    struct known_reads *order;
+    struct read_list_lines lines;
+    struct fault fault = {0};
+    struct builder *b = new_builder();
+
+    add_file(b, "train/class00/00000.jpg", 512, 100);
+    add_file(b, "train/class01/00001.jpg", 1536, 100);
+    add_file(b, "large", 2560, 100);
+    struct index *tree = build(b, &tar_header);
+    uint32_t root = position_of(tree, "train");
+    uint32_t first = position_of(tree, "train/class00/00000.jpg");
+    uint32_t second = position_of(tree, "train/class01/00001.jpg");
+
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+    snprintf(path, sizeof(path), "%s/record", directory);
+    snprintf(part, sizeof(part), "%s.part", path);
+    ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
+    recorder_note(recorder, second);
+    recorder_note(recorder, position_of(tree, "large")); /* outside of what is shown */
+    recorder_note(recorder, first);
+    recorder_flush(recorder);
+    ck_assert_ptr_null(read_text(path));
+    ck_assert_str_eq(read_text(part), "class01/00001.jpg\nclass00/00000.jpg\n");
+    for (unsigned i = 0; i < 20; i++)
+        recorder_note(recorder, first);
+    ck_assert_int_eq(recorder_finish(recorder), 0);
+    ck_assert_ptr_null(read_text(part));
+    const char *text = read_text(path);
+    ck_assert_int_eq(
+        read_list_parse(tree, root, text, strlen(text), 100, &fault, &lines, &order), 0);
+    ck_assert_uint_eq(known_reads_count(order), 1 + RECORDER_TIMES);
+    ck_assert_uint_eq(known_reads_at(order, 0), second);
+    known_reads_free(order);
+
+    ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
+    recorder_abandon(recorder);
+    ck_assert_ptr_null(read_text(part));
+    ck_assert_ptr_nonnull(read_text(path));
+
+    /* A job that read nothing does not replace the record of one that did. */
+    ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);
+    ck_assert_int_eq(recorder_finish(recorder), 0);
+    ck_assert_ptr_null(read_text(part));
+    ck_assert_str_eq(read_text(path), text);
+    ck_assert_int_eq(recorder_new("/nowhere/at/all", tree, root, &recorder), -ENOENT);
+    unlink(path);
+    rmdir(directory);
+    index_close(tree);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("recorder");
+    TCase *c = tcase_create("recorder");
+    tcase_add_test(c, a_record_is_an_order);
+    suite_add_tcase(s, c);
+    return run_suite(s);
+}
