@@ -465,12 +465,7 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
 
 int pot_check_whole(const struct pot *pot, struct fault *fault)
 {
-    struct stat st;
-    bool is_file = !source_is_staged(pot->source) && fstat(source_fd(pot->source), &st) == 0 &&
-                   S_ISREG(st.st_mode);
-    int r = is_file && (uint64_t)st.st_size < source_size(pot->source) ? -ENODATA
-            : index_is_lost(pot->index)                                ? -EIO
-                                                                       : 0;
+    int r = !source_is_whole(pot->source) ? -ENODATA : index_is_lost(pot->index) ? -EIO : 0;
     if (r < 0)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "%s",
                   r == -ENODATA ? "it was cut short while it was read"

@@ -26,7 +26,7 @@
 #include "cleanup.h"
 #include "output.h"
 #include "pot_private.h"
-#include "source_guard.h"
+#include "source_retry.h"
 
 enum {
     GUESSED_RATIO = 3, /* how much compression usually shrinks a tar */

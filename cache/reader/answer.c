@@ -176,7 +176,7 @@ static int check_mapped(const struct reader *reader, uint64_t offset, uint64_t l
 {
     char byte;
     uint64_t last = offset + len - 1;
-    if (reader->is_copy) /* it may have holes anywhere, and is never cut short */
+    if (reader->is_kept) /* it may have holes anywhere, and is never cut short */
         return source_has(reader->source, offset, len) ? 0 : -EAGAIN;
     int r = source_read_cached(reader->source, &byte, 1, last);
     if (r == 0 && last / reader->page != offset / reader->page)
@@ -200,7 +200,7 @@ static int add_stored(struct reader *reader, struct reader_scratch *scratch,
     if (reader->map && (run->length > COPY_BYTES_MAX || reader->ask_mincore)) {
         int r = check_mapped(reader, run->source_offset, run->length);
         if (r == 0) {
-            came_from(scratch, reader->is_copy ? READER_FROM_COPY : READER_FROM_PAGES);
+            came_from(scratch, reader->is_kept ? READER_FROM_COPY : READER_FROM_PAGES);
             add_iov(span, reader->map + run->source_offset, run->length);
             count_read(reader, run->length, run->source_offset);
         }

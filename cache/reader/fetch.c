@@ -41,7 +41,7 @@ void count_read(struct reader *reader, size_t len, uint64_t offset)
     atomic_fetch_add_explicit(&reader->source_reads, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&reader->source_read_bytes, len, memory_order_relaxed);
     if (reader->cache_stored && !reader->keep_pages)
-        source_drop_pages(reader->source, offset, len);
+        source_advise(reader->source, SOURCE_DROP, offset, len);
 }
 
 int read_source(struct reader *reader, struct reader_scratch *scratch, void *buf, size_t len,
@@ -51,7 +51,7 @@ int read_source(struct reader *reader, struct reader_scratch *scratch, void *buf
     if (scratch->on_wait && !scratch->waited)
         r = source_read_cached(reader->source, buf, len, offset);
     bool at_once = r != -EAGAIN;
-    bool copied = reader->is_copy && (at_once || source_has(reader->source, offset, len));
+    bool copied = reader->is_kept && (at_once || source_has(reader->source, offset, len));
     came_from(scratch, copied    ? READER_FROM_COPY
                        : at_once ? READER_FROM_PAGES
                                  : READER_FROM_STORAGE);

@@ -60,7 +60,7 @@ static int prefetch_extent(struct prefetch *p, const struct extent *extent, uint
     case EXTENT_STORED:
         if (reader->cache_stored)
             return prefetch_piece(p, extent, *ret_len, due, ret_len);
-        source_expect(reader->source, extent->source_offset, *ret_len);
+        source_advise(reader->source, SOURCE_SOON, extent->source_offset, *ret_len);
         return 0;
     case EXTENT_BLOCK:
         if (p->count > 0 && !block_cache_has(reader->cache, extent->source_offset)) {

@@ -78,15 +78,15 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     reader->source_bytes = source_size(pot->source);
     reader->map = source_map(pot->source);
     reader->page = (size_t)sysconf(_SC_PAGESIZE);
-    reader->is_copy = source_is_staged(pot->source);
-    reader->ask_mincore = reader->map && !reader->is_copy && !can_tell_cached(pot->source);
+    reader->is_kept = source_keeps(pot->source);
+    reader->ask_mincore = reader->map && !reader->is_kept && !can_tell_cached(pot->source);
     reader->block_bytes = info->block_bytes;
     reader->zeros = map_zeros(READER_SPAN_MAX, PROT_READ);
     r = reader->zeros ? 0 : -ENOMEM;
-    reader->cache_stored = options->cache_stored && !reader->map && !reader->is_copy;
+    reader->cache_stored = options->cache_stored && !reader->map && !reader->is_kept;
     reader->keep_pages = options->keep_pages;
     if (reader->cache_stored)
-        source_use_at_random(pot->source);
+        source_advise(pot->source, SOURCE_AT_RANDOM, 0, 0);
     const struct block_cache_options cache = {
         .budget_bytes = options->cache_bytes,
         .block_bytes = block_size(reader, info),

@@ -17,7 +17,7 @@ struct reader {
     uint64_t source_bytes;
     const uint8_t *map; /* NULL: not mapped */
     size_t page;
-    bool is_copy;         /* the source is a copy that is made while it is read */
+    bool is_kept;         /* the source keeps what was read of it (source_keeps) */
     bool ask_mincore;     /* the filesystem does not report whether a read is cached */
     bool cache_stored;    /* stored bytes go through the block cache, not the page cache */
     bool keep_pages;      /* or through both */

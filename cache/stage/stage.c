@@ -209,7 +209,7 @@ int stage_open(struct source *source, const struct stage_options *options, struc
         return r;
     }
     if (!source_is_local(source)) /* each byte is read once, by any reader */
-        source_use_at_random(source);
+        source_advise(source, SOURCE_AT_RANDOM, 0, 0);
     *ret_stage = stage;
     return 0;
 }

@@ -5,7 +5,7 @@
  * removes it.
  *
  *     stage_open(source, &options, &fault, &stage);   finds the copy, or makes room for it
- *     stage_attach(stage, source);                    reads use the copy as far as it is there
+ *     stage_attach(stage, &source);                   reads use the copy as far as it is there
  *     stage_start(stage);                             in the process that serves: copies
  *     ...
  *     stage_stop(stage); source_close(source); stage_close(stage);
@@ -100,11 +100,14 @@ struct pot_store stage_pot_store(struct stage_store *store);
 int stage_store_open(void *store, struct source *packed, const struct pot_unpacker *unpacker,
                      struct fault *fault, struct source **ret_source);
 
-/* Let `source`, which the stage was opened with, read through it. */
-void stage_attach(struct stage *stage, struct source *source);
+/*
+ * Put a source that reads through the stage around *source, in its place, before anybody else
+ * uses it. *source is the one that the stage was opened with, or of the same bytes. -ENOMEM.
+ */
+int stage_attach(struct stage *stage, struct source **source);
 
-/* The same; and closing the source closes the stage. Call it after stage_start. */
-void stage_give(struct stage *stage, struct source *source);
+/* The same; and closing the source closes the stage. */
+int stage_give(struct stage *stage, struct source **source);
 
 /* Report trouble to `note` from now on, in place of options.note. Before stage_start. */
 void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *line), void *ctx);

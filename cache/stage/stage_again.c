@@ -13,7 +13,7 @@
 #include <time.h>
 
 #include "clock.h"
-#include "source_guard.h"
+#include "source_retry.h"
 #include "stage_private.h"
 
 #define PAUSE_FIRST_MS 250u

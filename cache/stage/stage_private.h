@@ -132,6 +132,9 @@ bool stage_was_changed(const struct stage *stage);
 /* Wait until the stream has reached the chunk. False: it never will. */
 bool stage_await_stream(struct stage *stage, uint64_t chunk);
 
+/* The content of a stream as a source, as far as it was unpacked. */
+int stage_stream_source(struct stage *stage, const char *name, struct source **ret_source);
+
 /* Start and end the threads. */
 int stage_copier_start(struct stage *stage);
 int stage_copier_stop(struct stage *stage);

@@ -9,11 +9,14 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "numbers.h"
+#include "source_ops.h"
 #include "stage_private.h"
 
 #define WAIT_MS 200u
@@ -50,12 +53,6 @@ static int write_copy(const struct stage *stage, const uint8_t *buf, size_t len,
     return 0;
 }
 
-/* The page cache need not keep copied bytes, too, unless the source lies in memory anyway. */
-static void drop_pages(const struct stage *stage, uint64_t offset, size_t len)
-{
-    posix_fadvise(source_fd(stage->source), (off_t)offset, (off_t)len, POSIX_FADV_DONTNEED);
-}
-
 static bool claim_is_young(const struct timespec *begun)
 {
     struct timespec now;
@@ -69,12 +66,12 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
     size_t len = stage_chunk_len(stage->state, chunk);
     struct timespec begun;
     clock_gettime(CLOCK_MONOTONIC, &begun);
-    int r = source_read_origin(stage->source, buf, len, offset);
+    int r = source_read(stage->source, buf, len, offset);
     if (r < 0) {
         stage_settle(stage->state, chunk, CHUNK_ABSENT);
         return r;
     }
-    drop_pages(stage, offset, len);
+    source_advise(stage->source, SOURCE_DROP, offset, len); /* the copy keeps them */
     r = write_copy(stage, buf, len, offset);
     /*
      * The part that was written helps nobody, and others may want the room. But after a while
@@ -133,7 +130,7 @@ static bool await_chunk(struct stage *stage, uint64_t chunk, uint8_t **buf, bool
 static int read_past(const struct stage *stage, uint8_t *to, size_t len, uint64_t offset)
 {
     atomic_fetch_add_explicit(&stage->state->past_bytes, len, memory_order_relaxed);
-    return source_read_origin(stage->source, to, len, offset);
+    return source_read(stage->source, to, len, offset);
 }
 
 /* If the copy itself fails, as a disk may, read the source, if that has the same bytes. */
@@ -156,23 +153,27 @@ static int read_wanted(struct stage *stage, uint8_t *to, size_t len, uint64_t of
     return 0;
 }
 
-static bool is_whole(void *ctx)
+/* ---- the source ---- */
+
+struct stage_source {
+    struct source source;
+    struct stage *stage;
+    bool owns_stage; /* and closes it */
+};
+
+static struct stage *stage_of(const struct source *source)
 {
-    const struct stage *stage = ctx;
+    return ((const struct stage_source *)source)->stage;
+}
+
+static bool is_whole(const struct stage *stage)
+{
     return atomic_load_explicit(&stage->state->whole, memory_order_acquire) != 0;
 }
 
-/* Also once the stream has ended, since a thread that waited may not have read yet. */
-static uint64_t further_ns(void *ctx)
+static bool has(const struct stage *stage, uint64_t offset, uint64_t len)
 {
-    const struct stage *stage = ctx;
-    return stage->expands ? atomic_load(&stage->state->progress_ns) : 0;
-}
-
-static bool has(void *ctx, uint64_t offset, uint64_t len)
-{
-    const struct stage *stage = ctx;
-    if (is_whole(ctx) || len == 0)
+    if (is_whole(stage) || len == 0)
         return true;
     for (uint64_t i = offset / STAGE_CHUNK_BYTES; i <= (offset + len - 1) / STAGE_CHUNK_BYTES;
          i++)
@@ -182,44 +183,50 @@ static bool has(void *ctx, uint64_t offset, uint64_t len)
 }
 
 /* From a copy on a disk, only bytes in memory. -EAGAIN: they may be on the disk alone. */
-static int read_now(struct stage *stage, uint8_t *to, size_t len, uint64_t offset)
+static int staged_read_cached(const struct source *source, void *buf, size_t len,
+                              uint64_t offset)
 {
-    struct iovec iov = {.iov_base = to, .iov_len = len};
+    struct stage *stage = stage_of(source);
+    struct iovec iov = {.iov_base = buf, .iov_len = len};
+    if (!has(stage, offset, len))
+        return -EAGAIN;
     if (stage->in_memory)
-        return read_here(stage, to, len, offset);
+        return read_here(stage, buf, len, offset);
     ssize_t n = preadv2(stage->copy_fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
     if (n < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL))
-        return read_here(stage, to, len, offset); /* no way to know */
+        return read_here(stage, buf, len, offset); /* no way to know */
     return n == (ssize_t)len ? 0 : -EAGAIN;
 }
 
-static int read_staged(void *ctx, void *buf, size_t len, uint64_t offset, bool may_wait)
+static int staged_read(const struct source *source, struct source_cursor *cursor)
 {
-    struct stage *stage = ctx;
-    uint8_t *to = buf;
-    bool here = has(ctx, offset, len);
-    if (!may_wait)
-        return here ? read_now(stage, to, len, offset) : -EAGAIN;
-    if (here)
-        return read_here(stage, to, len, offset);
+    struct stage *stage = stage_of(source);
     auto_free uint8_t *chunk = NULL; /* not from a pool, whose lock a fork could inherit */
-    int r = 0;
-    while (r == 0 && len > 0) {
-        size_t left = STAGE_CHUNK_BYTES - (size_t)(offset % STAGE_CHUNK_BYTES);
-        size_t n = len < left ? len : left;
-        r = read_wanted(stage, to, n, offset, &chunk);
-        to += n;
-        offset += n;
-        len -= n;
+    while (cursor->count > 0) {
+        uint64_t offset = cursor->offset;
+        size_t n = cursor->iov->iov_len;
+        int r;
+        if (has(stage, offset, n)) {
+            r = read_here(stage, cursor->iov->iov_base, n, offset);
+        } else {
+            n = min_u64(n, STAGE_CHUNK_BYTES - offset % STAGE_CHUNK_BYTES);
+            r = read_wanted(stage, cursor->iov->iov_base, n, offset, &chunk);
+        }
+        if (r < 0)
+            return r;
+        source_cursor_step(cursor, n);
     }
-    return r;
+    return 0;
 }
 
-static int bring(void *ctx, uint64_t offset, uint64_t len)
+static int staged_bring(const struct source *source, uint64_t offset, uint64_t len,
+                        bool may_wait)
 {
-    struct stage *stage = ctx;
-    if (has(ctx, offset, len))
+    struct stage *stage = stage_of(source);
+    if (has(stage, offset, len))
         return 0;
+    if (!may_wait)
+        return -EAGAIN;
     auto_free uint8_t *buf = NULL;
     bool ignored;
     for (uint64_t i = offset / STAGE_CHUNK_BYTES; i <= (offset + len - 1) / STAGE_CHUNK_BYTES;
@@ -229,9 +236,40 @@ static int bring(void *ctx, uint64_t offset, uint64_t len)
     return 0;
 }
 
-static bool release(void *ctx)
+static const uint8_t *staged_map(const struct source *source)
 {
-    struct stage *stage = ctx;
+    return stage_of(source)->map;
+}
+
+/* The archive may be cut short while it is copied; then only its copier notices. */
+static bool staged_is_whole(const struct source *source)
+{
+    struct stat st;
+    return fstat(stage_of(source)->copy_fd, &st) == 0 &&
+           (uint64_t)st.st_size >= source->size_bytes;
+}
+
+static void staged_state(const struct source *source, struct source_state *ret_state)
+{
+    const struct stage *stage = stage_of(source);
+    *ret_state = (struct source_state){
+        .is_local = is_whole(stage),
+        .keeps = true,
+        /* Also once the stream has ended, since a thread that waited may not have read yet. */
+        .progress_ns = stage->expands ? atomic_load(&stage->state->progress_ns) : 0};
+}
+
+static void staged_advise(const struct source *source, enum source_advice advice,
+                          uint64_t offset, uint64_t len)
+{
+    (void)source, (void)advice, (void)offset, (void)len;
+}
+
+static bool staged_close(struct source *source)
+{
+    struct stage *stage = stage_of(source);
+    if (!((struct stage_source *)source)->owns_stage)
+        return true;
     if (stage_stop(stage) < 0) {
         stage_abandon(stage);
         return false;
@@ -240,25 +278,46 @@ static bool release(void *ctx)
     return true;
 }
 
-static void attach(struct stage *stage, struct source *source, bool (*on_close)(void *ctx))
+static const struct source_ops staged_ops = {
+    .read = staged_read,
+    .read_cached = staged_read_cached,
+    .map = staged_map,
+    .bring = staged_bring,
+    .is_whole = staged_is_whole,
+    .state = staged_state,
+    .advise = staged_advise,
+    .close = staged_close,
+};
+
+int stage_attach(struct stage *stage, struct source **source)
 {
-    source_set_copy(source, &(struct source_copy){.read = read_staged,
-                                                  .has = has,
-                                                  .bring = bring,
-                                                  .is_whole = is_whole,
-                                                  .further_ns = further_ns,
-                                                  .release = on_close,
-                                                  .map = stage->map,
-                                                  .fd = stage->copy_fd,
-                                                  .ctx = stage});
+    struct stage_source *staged = calloc(1, sizeof(*staged));
+    if (!staged)
+        return -ENOMEM;
+    staged->stage = stage;
+    source_wrap(&staged->source, &staged_ops, source);
+    return 0;
 }
 
-void stage_attach(struct stage *stage, struct source *source)
+int stage_give(struct stage *stage, struct source **source)
 {
-    attach(stage, source, NULL);
+    int r = (*source)->ops == &staged_ops ? 0 : stage_attach(stage, source);
+    if (r == 0)
+        ((struct stage_source *)*source)->owns_stage = true;
+    return r;
 }
 
-void stage_give(struct stage *stage, struct source *source)
+int stage_stream_source(struct stage *stage, const char *name, struct source **ret_source)
 {
-    attach(stage, source, release);
+    struct stage_source *staged = calloc(1, sizeof(*staged));
+    char *copied = staged ? strdup(name) : NULL;
+    if (!copied) {
+        free(staged);
+        return -ENOMEM;
+    }
+    staged->stage = stage;
+    staged->source = (struct source){
+        .ops = &staged_ops, .name = copied, .size_bytes = stage->bytes, .fd = stage->copy_fd};
+    *ret_source = &staged->source;
+    return 0;
 }

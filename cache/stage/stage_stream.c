@@ -114,10 +114,7 @@ static int store_expand(void *ctx, const struct pot_stream *stream, struct fault
     int r = stage_open_stream(stream, &store->options, store->is_private, fault, &store->stage);
     if (r < 0)
         return r == -ENOMEM ? r : -ENOSPC;
-    r = stage_source(store->stage, source_name(stream->packed), ret_source);
-    if (r == 0)
-        stage_attach(store->stage, *ret_source);
-    return r;
+    return stage_stream_source(store->stage, source_name(stream->packed), ret_source);
 }
 
 struct pot_store stage_pot_store(struct stage_store *store)

@@ -28,6 +28,7 @@
 #include "json.h"
 #include "owner.h"
 #include "process.h"
+#include "source_retry.h"
 #include "stage.h"
 #include "verify.h"
 #ifdef HAVE_FUSE
@@ -222,9 +223,9 @@ static int stage_one(struct arguments *a, const char *archive)
     struct stage *stage = store.stage;
     if (status == CLI_OK && !stage) {
         int r = stage_open(source, &options, &fault, &stage);
-        status = r < 0 ? cli_fail(archive, r, &fault) : CLI_OK;
         if (r == 0)
-            stage_attach(stage, source);
+            r = stage_attach(stage, pot ? &pot->source : &source);
+        status = r < 0 ? cli_fail(archive, r, &fault) : CLI_OK;
     }
     bool stuck = false;
     if (status == CLI_OK) {

@@ -19,6 +19,7 @@
 
 #include "clock.h"
 #include "internal.h"
+#include "source_retry.h"
 #include "thread.h"
 
 #define INIT_WAIT_MS 10000
@@ -370,7 +371,7 @@ int session_stop(struct session *s, bool connected)
     share_stop(s);
     if (!all)
         return -EBUSY;
-    source_on_trouble(s->config.pot->source, NULL, NULL); /* others may still read it */
+    source_on_error(s->config.pot->source, NULL, NULL); /* others may still read it */
     for (unsigned i = 0; i < s->worker_count; i++)
         free_worker(s, s->workers[i]);
     populate_release(s);

@@ -1,5 +1,5 @@
 /*
- * Failures and retries of the archive's storage (archive/source/source.h) are counted and
+ * Failures and retries of the archive's storage (archive/source/source_retry.h) are counted and
  * logged. A read that succeeded after a retry is nobody's error, but it explains why a job is
  * slow. So it gets a line in the log, though not one for each of thousands.
  */
@@ -8,6 +8,7 @@
 
 #include "clock.h"
 #include "internal.h"
+#include "source_retry.h"
 
 #define TELL_EVERY_NS UINT64_C(10000000000)
 
@@ -39,7 +40,7 @@ static void tell_retry(struct session *s, int err, unsigned long long offset)
                 s->config.pot->path, offset, strerror(-err), more);
 }
 
-static void on_trouble(void *ctx, enum source_trouble what, int err, uint64_t offset)
+static void on_trouble(void *ctx, enum source_error what, int err, uint64_t offset)
 {
     struct session *s = ctx;
 
@@ -62,15 +63,14 @@ static void on_trouble(void *ctx, enum source_trouble what, int err, uint64_t of
 
 void trouble_start(struct session *s)
 {
-    source_on_trouble(s->config.pot->source, on_trouble, s);
+    source_on_error(s->config.pot->source, on_trouble, s);
 }
 
 void trouble_update_counters(struct session *s)
 {
     struct counters *c = s->config.counters;
-    struct source_troubles t;
+    const struct source_error_counts t = source_error_counts(s->config.pot->source);
 
-    source_troubles(s->config.pot->source, &t);
     atomic_store(&c->source_retries, t.retried);
     atomic_store(&c->source_failures, t.failed);
     atomic_store(&c->source_reopened, t.reopened);

@@ -117,7 +117,7 @@ static bool look(struct session *s)
      * A read that waits for a stream being unpacked is not stalled while unpacking makes
      * progress.
      */
-    uint64_t further_ns = source_further_ns(s->config.pot->source);
+    uint64_t further_ns = source_progress_ns(s->config.pot->source);
 
     pthread_mutex_lock(&s->turn_lock);
     count = s->worker_count;

@@ -71,8 +71,8 @@ static void look(struct archive_watch *w)
     struct stat st;
     uint64_t fingerprint;
 
-    if (source_is_copied(w->source)) /* nothing is read from the archive any more */
-        return;
+    if (source_keeps(w->source) && source_is_local(w->source))
+        return; /* nothing is read from the archive any more */
     if (fstat(source_fd(w->source), &st) < 0 || is_seen(w, &st))
         return;
     bool is_cut = S_ISREG(st.st_mode) && (uint64_t)st.st_size < w->opened.size_bytes;

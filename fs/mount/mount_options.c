@@ -10,7 +10,7 @@
 
 #include "cleanup.h"
 #include "mount_options.h"
-#include "source.h"
+#include "source_retry.h"
 
 #define SECONDS_MAX (366u * 24 * 3600)
 

@@ -17,6 +17,7 @@
 #include "interrupt.h"
 #include "mounter_private.h"
 #include "resolve.h"
+#include "source_retry.h"
 #include "storage_watch.h"
 
 /* ---- signals while it works ---- */
@@ -220,7 +221,9 @@ static int stage_archive(struct mounter *m)
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
     if (!m->pot->compression) /* else it is read where it was unpacked to */
-        stage_attach(m->stage, m->pot->source);
+        r = stage_attach(m->stage, &m->pot->source);
+    if (r < 0)
+        return cli_fail(o->archive, r, &fault);
     stage_get_report(m->stage, &report);
     struct counters *c = m->slot->counters;
     snprintf(c->stage_folder, sizeof(c->stage_folder), "%s", report.folder);

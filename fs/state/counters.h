@@ -96,7 +96,7 @@ struct counters {
     _Atomic uint64_t source_reads, source_bytes; /* of the archive or its mapping */
     /* Blocks that were fetched before readers asked: see struct block_cache_stats. */
     _Atomic uint64_t prefetched, prefetched_used, prefetched_dropped;
-    /* Of the archive's storage: see struct source_troubles. */
+    /* Of the archive's storage: see struct source_error_counts. */
     _Atomic uint64_t source_retries, source_failures, source_reopened;
     char last_error[512]; /* the log's newest error line */
 

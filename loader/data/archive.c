@@ -10,6 +10,7 @@
 #include "dataset.h"
 #include "error.h"
 #include "shards.h"
+#include "source_retry.h"
 #include "view.h"
 
 #define HOLES_TO_DATA 16u
@@ -297,7 +298,7 @@ int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
     struct source *source = d->pots[record_archive(record)]->source;
     if (end - first != 1 || !map || record_offset(record) == RECORD_OFFSET_NONE ||
         source_bring(source, record_offset(record), record->size_bytes) < 0 ||
-        !source_map_is_whole(source))
+        !source_is_whole(source))
         return -ENOTSUP;
     *ret_bytes = map + record_offset(record);
     *ret_len = record->size_bytes;

@@ -80,7 +80,7 @@ static bool needs_cache(const struct dataset *d, size_t archive)
 {
     const struct pot *pot = d->pots[archive];
     return index_info(pot->index)->block_bytes > 0 ||
-           (!d->maps[archive] && !source_is_staged(pot->source));
+           (!d->maps[archive] && !source_keeps(pot->source));
 }
 
 /* See struct share_options. */
@@ -256,7 +256,7 @@ int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct rec
     if (len == 0)
         return 0;
     bool in_one_piece = record_offset(record) != RECORD_OFFSET_NONE;
-    if (in_one_piece && (source_is_staged(pot->source) || dataset->maps[archive] ||
+    if (in_one_piece && (source_keeps(pot->source) || dataset->maps[archive] ||
                          !readers_keep(cursor->readers)))
         return read_past_cache(cursor->readers, pot->source, buf, len,
                                record_offset(record) + offset);

@@ -34,6 +34,16 @@ static const char *shards_place(const struct shards *list)
     return list->stage && list->stage[0] ? list->stage : NULL;
 }
 
+static int shards_give_stage(struct pot *pot, struct stage *stage)
+{
+    int r = stage_give(stage, &pot->source);
+    if (r < 0) {
+        stage_close(stage);
+        return r;
+    }
+    return stage_start(stage);
+}
+
 /* What lies in memory needs no copy. */
 static int shards_stage(const struct shards *list, struct pot *pot)
 {
@@ -45,8 +55,7 @@ static int shards_stage(const struct shards *list, struct pot *pot)
         return 0;
     if (r < 0)
         return error_from_fault(list->error, r, &fault, pot->path);
-    stage_give(stage, pot->source);
-    r = stage_start(stage);
+    r = shards_give_stage(pot, stage);
     return r < 0 ? error_errno(list->error, r, pot->path) : 0;
 }
 
@@ -81,8 +90,7 @@ static int shards_open_one(struct shards *list, const char *path)
     struct pot *pot = list->pots.at[list->pots.count++];
     if (!store.stage)
         return list->stage ? shards_stage(list, pot) : 0;
-    stage_give(store.stage, pot->source); /* it was unpacked there, or is from now on */
-    r = stage_start(store.stage);
+    r = shards_give_stage(pot, store.stage); /* it was unpacked there, or is from now on */
     return r < 0 ? error_errno(list->error, r, path) : 0;
 }
 

@@ -8,7 +8,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "budget.h"
 #include "claims.h"
@@ -65,15 +64,12 @@ static int check_room(const struct dataset *d, uint64_t room, struct onepot_erro
 }
 
 /* Bring all of the source into the mapping, and check its length. */
-static int bring(const struct source *source)
+static int bring(struct source *source)
 {
-    struct stat st;
     int r = source_bring(source, 0, source_size(source));
     if (r < 0)
         return r;
-    if (fstat(source_map_fd(source), &st) < 0)
-        return -errno;
-    return S_ISREG(st.st_mode) && (uint64_t)st.st_size < source_size(source) ? -ENODATA : 0;
+    return source_is_whole(source) ? 0 : -ENODATA;
 }
 
 /* ---- locking ---- */
@@ -85,7 +81,7 @@ static int lock_copy(struct locked *l, struct piece *piece, struct source *sourc
                               &piece->copy);
     if (r == 0)
         memcpy(piece->copy, map, piece->bytes);
-    if (r == 0 && !source_map_is_whole(source))
+    if (r == 0 && !source_is_whole(source))
         r = error_errno(error, -ENODATA, source_name(source));
     return r;
 }

@@ -130,7 +130,7 @@ static uint64_t waits_since(const struct engine *e, struct worker *worker)
     if (!since)
         return 0;
     const struct record *record = &e->dataset->records[atomic_load(&worker->filler.record)];
-    uint64_t further = source_further_ns(e->dataset->pots[record_archive(record)]->source);
+    uint64_t further = source_progress_ns(e->dataset->pots[record_archive(record)]->source);
     return further > since ? further : since;
 }
 

@@ -69,7 +69,7 @@ static void use_mapping(struct filler *filler, struct source *source)
 {
     if (filler->mapped == source)
         return;
-    if (filler->mapped && !source_map_is_whole(filler->mapped))
+    if (filler->mapped && !source_is_whole(filler->mapped))
         filler->is_torn = true;
     filler->mapped = source;
 }
@@ -132,7 +132,7 @@ static int mapped_bytes(struct filler *filler, const struct dataset *d,
     const uint8_t *map = d->maps[archive];
     struct source *source = d->pots[archive]->source;
     *ret_bytes = NULL;
-    if (!map || record_offset(record) == RECORD_OFFSET_NONE || source_map_was_cut(source))
+    if (!map || record_offset(record) == RECORD_OFFSET_NONE || source_was_cut(source))
         return 0;
     int r = bring(filler, d, record);
     if (r < 0)

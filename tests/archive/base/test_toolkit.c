@@ -8,6 +8,7 @@
 
 #include "bytes.h"
 #include "file_id.h"
+#include "pause.h"
 #include "suite.h"
 #include "vector.h"
 
@@ -104,6 +105,26 @@ START_TEST(name_that_leads_elsewhere_is_another_file)
 }
 END_TEST
 
+static void *pause_long(void *arg)
+{
+    return (void *)(uintptr_t)pause_for(arg, UINT64_C(3600000000000));
+}
+
+START_TEST(long_pause_is_ended_by_another_thread)
+{
+    struct pause pause;
+    pthread_t thread;
+    void *went_on = &pause;
+    pause_init(&pause);
+    ck_assert_int_eq(pthread_create(&thread, NULL, pause_long, &pause), 0);
+    pause_end(&pause);
+    ck_assert_int_eq(pthread_join(thread, &went_on), 0);
+    ck_assert_ptr_null(went_on);
+    ck_assert(!pause_for(&pause, 1));
+    pause_destroy(&pause);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("toolkit");
@@ -114,6 +135,7 @@ int main(void)
     tcase_add_test(tests, cursor_takes_no_more_than_there_is);
     tcase_add_test(tests, integers_are_read_in_both_orders);
     tcase_add_test(tests, name_that_leads_elsewhere_is_another_file);
+    tcase_add_test(tests, long_pause_is_ended_by_another_thread);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

@@ -109,7 +109,7 @@ static int try_open(struct staged *s, struct fault *fault)
     if (r < 0)
         source_close(s->source);
     else
-        stage_attach(s->stage, s->source);
+        ck_assert_int_eq(stage_attach(s->stage, &s->source), 0);
     return r;
 }
 
@@ -197,14 +197,14 @@ static void path_of(const char *suffix, char ret_path[PATH_MAX])
 START_TEST(all_of_it_is_copied_and_read_from_there)
 {
     struct staged s = must_open();
-    ck_assert(!source_is_local(s.source) && !source_is_copied(s.source));
+    ck_assert(source_keeps(s.source) && !source_is_local(s.source));
     ck_assert_int_eq(stage_start(s.stage), 0);
     check_reads(&s);
     ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
     struct stage_report r = report(&s);
     ck_assert_uint_eq(r.bytes_here, BYTES);
     ck_assert_uint_eq(r.stream_bytes + r.demand_bytes, BYTES);
-    ck_assert(source_is_local(s.source) && source_is_copied(s.source));
+    ck_assert(source_is_local(s.source));
     ck_assert_ptr_nonnull(source_map(s.source));
     ck_assert_mem_eq(source_map(s.source), bytes, BYTES);
     ck_assert_int_eq(truncate(archive, 0), 0); /* not needed any more */
@@ -654,7 +654,7 @@ START_TEST(a_copy_may_stay)
     ck_assert_int_eq(stage_each(place, count_copies, &count), 0);
     ck_assert_uint_eq(count, 1);
     s = must_open();
-    ck_assert(source_is_copied(s.source));
+    ck_assert((source_keeps(s.source) && source_is_local(s.source)));
     close_staged(&s);
     ck_assert_int_eq(stage_each(place, remove_copies, NULL), 0);
     ck_assert_uint_eq(files_left(), 0);

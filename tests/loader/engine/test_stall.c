@@ -8,7 +8,10 @@
 #include <pthread.h>
 #include <time.h>
 
+#include "clock.h"
 #include "dataset.h"
+#include "source_ops.h"
+#include "source_retry.h"
 #include "suite.h"
 
 #define FILES 96u
@@ -38,45 +41,54 @@ static struct onepot_archive *archive;
 
 /* ---- a source that hangs ---- */
 
-static int slow_read(void *ctx, void *buf, size_t len, uint64_t offset, bool may_wait)
+static int slow_read_cached(const struct source *source, void *buf, size_t len, uint64_t offset)
 {
-    struct slow *s = ctx;
-    pthread_mutex_lock(&s->lock);
-    while (may_wait && s->closed && (s->only == UINT64_MAX || s->only == offset))
-        pthread_cond_wait(&s->opened, &s->lock);
-    pthread_mutex_unlock(&s->lock);
-    if (offset > s->len || len > s->len - offset)
+    (void)source;
+    if (offset > slow.len || len > slow.len - offset)
         return -EIO;
-    memcpy(buf, s->bytes + offset, len);
+    memcpy(buf, slow.bytes + offset, len);
     return 0;
 }
 
-static bool slow_has(void *ctx, uint64_t offset, uint64_t len)
+static int slow_read(const struct source *source, struct source_cursor *cursor)
 {
-    (void)ctx, (void)offset, (void)len;
+    int r = 0;
+    pthread_mutex_lock(&slow.lock);
+    while (slow.closed && (slow.only == UINT64_MAX || slow.only == cursor->offset))
+        pthread_cond_wait(&slow.opened, &slow.lock);
+    pthread_mutex_unlock(&slow.lock);
+    while (r == 0 && cursor->count > 0) {
+        size_t n = cursor->iov->iov_len;
+        r = slow_read_cached(source, cursor->iov->iov_base, n, cursor->offset);
+        source_cursor_step(cursor, n);
+    }
+    return r;
+}
+
+static const uint8_t *slow_map(const struct source *source)
+{
+    (void)source;
+    return NULL;
+}
+
+static void slow_state(const struct source *source, struct source_state *ret_state)
+{
+    (void)source;
+    *ret_state = (struct source_state){
+        .keeps = true, .progress_ns = atomic_load(&slow.goes_on) ? now_ns() : 0};
+}
+
+static bool slow_close(struct source *source)
+{
+    (void)source;
     return true;
 }
 
-static int slow_bring(void *ctx, uint64_t offset, uint64_t len)
-{
-    (void)ctx, (void)offset, (void)len;
-    return 0;
-}
-
-static bool slow_is_whole(void *ctx)
-{
-    (void)ctx;
-    return false;
-}
-
-static uint64_t slow_further_ns(void *ctx)
-{
-    struct slow *s = ctx;
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return atomic_load(&s->goes_on) ? (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec
-                                    : 0;
-}
+static const struct source_ops slow_ops = {.read = slow_read,
+                                           .read_cached = slow_read_cached,
+                                           .map = slow_map,
+                                           .state = slow_state,
+                                           .close = slow_close};
 
 static void set_gate(bool closed, uint64_t only)
 {
@@ -121,14 +133,9 @@ static void setup(void)
     tree_pack(&tree, PACKING_ONEPOT);
     archive = tree_open(&tree, NULL);
     open_slow();
-    const struct source_copy copy = {.read = slow_read,
-                                     .has = slow_has,
-                                     .bring = slow_bring,
-                                     .is_whole = slow_is_whole,
-                                     .further_ns = slow_further_ns,
-                                     .fd = slow.fd,
-                                     .ctx = &slow};
-    source_set_copy(archive->dataset->pots[0]->source, &copy);
+    struct source *wrapper = calloc(1, sizeof(*wrapper));
+    ck_assert_ptr_nonnull(wrapper);
+    source_wrap(wrapper, &slow_ops, &archive->dataset->pots[0]->source);
 }
 
 static void teardown(void)
@@ -321,7 +328,6 @@ START_TEST(a_read_that_fails_is_tried_as_often_as_was_said)
     struct onepot_archive *failing = tree_open(&tree, &o);
     struct source *source = failing->dataset->pots[0]->source;
     struct onepot_error error = {0};
-    struct source_troubles troubles;
     char bytes[SAMPLE];
     size_t got;
     int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
@@ -330,9 +336,9 @@ START_TEST(a_read_that_fails_is_tried_as_often_as_was_said)
     close(fd);
     ck_assert_int_eq(onepot_archive_read(failing, 5, 0, bytes, SAMPLE, &error, &got), -EIO);
     ck_assert_ptr_nonnull(strstr(error.text, "0000005.bin"));
-    source_troubles(source, &troubles);
-    ck_assert_uint_eq(troubles.retried, cases[_i].expected);
-    ck_assert_uint_eq(troubles.failed, 1);
+    struct source_error_counts errors = source_error_counts(source);
+    ck_assert_uint_eq(errors.retried, cases[_i].expected);
+    ck_assert_uint_eq(errors.failed, 1);
     onepot_archive_close(failing);
 }
 END_TEST

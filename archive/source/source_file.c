@@ -1,0 +1,383 @@
+/*
+ * Files, and memory. The filesystem decides whether a file may be mapped. Only filesystems
+ * known to be on this node qualify, since a mapping turns a lost server into a SIGBUS, and page
+ * faults over a network are slow. Memory is a sealed memory file, so that it has a descriptor,
+ * too.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "lost_pages.h"
+#include "source_ops.h"
+#include "source_retry.h"
+#include "write_at.h"
+
+struct source_file {
+    struct source source;
+    bool is_local;
+    bool is_memory;               /* the pages are the storage: no device to wait for */
+    _Atomic bool no_cached_reads; /* the filesystem lacks RWF_NOWAIT */
+    _Atomic bool map_failed;
+    struct lost_pages *_Atomic map; /* the mapping, guarded */
+};
+
+/* What changes in it is atomic. */
+static struct source_file *file_of(const struct source *source)
+{
+    return (struct source_file *)(uintptr_t)source;
+}
+
+/* ---- the filesystem ---- */
+
+/* Magic numbers missing from <linux/magic.h> of older systems. */
+enum {
+    MAGIC_XFS = 0x58465342,
+    MAGIC_F2FS = (int)0xf2f52010,
+    MAGIC_ZFS = 0x2fc12fc1,
+    MAGIC_EROFS = (int)0xe0f5e1e2,
+    MAGIC_BCACHEFS = (int)0xca451a4e,
+    MAGIC_OVERLAY = 0x794c7630,
+    MAGIC_BTRFS = (int)0x9123683e,
+    MAGIC_NTFS3 = 0x7366746e,
+    MAGIC_EXFAT = 0x2011bab0,
+    MAGIC_UDF = 0x15013346,
+    MAGIC_JFS = 0x3153464a,
+};
+
+static bool is_memory_filesystem(uint32_t type)
+{
+    return type == TMPFS_MAGIC || type == (uint32_t)RAMFS_MAGIC ||
+           type == (uint32_t)HUGETLBFS_MAGIC;
+}
+
+static bool is_local_filesystem(uint32_t type)
+{
+    static const uint32_t local[] = {
+        EXT4_SUPER_MAGIC /* also ext2, ext3 */,
+        (uint32_t)MAGIC_XFS,
+        (uint32_t)MAGIC_BTRFS,
+        (uint32_t)MAGIC_F2FS,
+        (uint32_t)MAGIC_ZFS,
+        (uint32_t)MAGIC_BCACHEFS,
+        (uint32_t)MAGIC_OVERLAY,
+        SQUASHFS_MAGIC,
+        (uint32_t)MAGIC_EROFS,
+        REISERFS_SUPER_MAGIC,
+        (uint32_t)MAGIC_JFS,
+        NILFS_SUPER_MAGIC,
+        MSDOS_SUPER_MAGIC,
+        (uint32_t)MAGIC_EXFAT,
+        (uint32_t)MAGIC_NTFS3,
+        ISOFS_SUPER_MAGIC,
+        (uint32_t)MAGIC_UDF,
+        CRAMFS_MAGIC,
+    };
+    for (size_t i = 0; i < sizeof(local) / sizeof(local[0]); i++)
+        if (local[i] == type)
+            return true;
+    return is_memory_filesystem(type);
+}
+
+struct storage storage_of(int fd)
+{
+    struct statfs fs;
+    if (fstatfs(fd, &fs) < 0)
+        return (struct storage){0}; /* unknown: treated as a network */
+    /* f_type is signed and its width varies; the magic numbers are 32 bits. */
+    uint32_t type = (uint32_t)fs.f_type;
+    return (struct storage){is_local_filesystem(type), is_memory_filesystem(type)};
+}
+
+/* ---- the mapping ---- */
+
+/* Under a limit on addresses (ulimit -v), others need them more. */
+static bool may_be_mapped(uint64_t bytes)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY ||
+           bytes <= limit.rlim_cur / 8;
+}
+
+static const uint8_t *start_of(const struct lost_pages *map)
+{
+    return (const uint8_t *)atomic_load_explicit(&map->start, memory_order_relaxed);
+}
+
+static void file_unmap(struct lost_pages *map, uint64_t bytes)
+{
+    const uint8_t *start = start_of(map);
+    lost_pages_release(map);
+    munmap((void *)(uintptr_t)start, bytes);
+}
+
+static const uint8_t *file_map(const struct source *source)
+{
+    struct source_file *file = file_of(source);
+    uint64_t bytes = source->size_bytes;
+    struct lost_pages *map = atomic_load_explicit(&file->map, memory_order_acquire);
+    if (map)
+        return start_of(map);
+    if (!file->is_local || bytes == 0 || atomic_load(&file->map_failed))
+        return NULL;
+
+    /* No lock: a process forked now would inherit it locked for ever. */
+    void *made = may_be_mapped(bytes) ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, source->fd, 0)
+                                      : MAP_FAILED;
+    struct lost_pages *guard = made == MAP_FAILED ? NULL : lost_pages_guard(made, bytes);
+    if (!guard) {
+        if (made != MAP_FAILED)
+            munmap(made, bytes);
+        atomic_store(&file->map_failed, true);
+        return NULL;
+    }
+    if (atomic_compare_exchange_strong(&file->map, &map, guard))
+        return made;
+    file_unmap(guard, bytes);
+    return start_of(map);
+}
+
+/* Also checks the length, as the last page reads as zeros past the file's end. */
+static bool file_is_whole(const struct source *source)
+{
+    struct stat st;
+    const struct lost_pages *map = atomic_load(&file_of(source)->map);
+    if (lost_pages_any(map))
+        return false;
+    if (fstat(source->fd, &st) < 0)
+        return !map; /* reads will tell */
+    return !S_ISREG(st.st_mode) || (uint64_t)st.st_size >= source->size_bytes;
+}
+
+/* All of a mapping is there. */
+static int file_bring(const struct source *source, uint64_t offset, uint64_t len, bool may_wait)
+{
+    (void)source, (void)offset, (void)len, (void)may_wait;
+    return 0;
+}
+
+/* ---- reads ---- */
+
+static int file_read(const struct source *source, struct source_cursor *cursor)
+{
+    while (cursor->count > 0) {
+        ssize_t n = preadv(source->fd, cursor->iov, cursor->count, (off_t)cursor->offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -ENODATA;
+        source_cursor_step(cursor, (size_t)n);
+    }
+    return 0;
+}
+
+static int file_read_cached(const struct source *source, void *buf, size_t len, uint64_t offset)
+{
+    struct source_file *file = file_of(source);
+    struct iovec iov = {buf, len};
+    struct source_cursor cursor = {&iov, 1, offset};
+    source_cursor_step(&cursor, 0);
+    while (cursor.count > 0) {
+        if (atomic_load_explicit(&file->no_cached_reads, memory_order_relaxed))
+            return file->is_memory ? file_read(source, &cursor) : -EAGAIN;
+        ssize_t n = preadv2(source->fd, &iov, 1, (off_t)cursor.offset, RWF_NOWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)) {
+            atomic_store_explicit(&file->no_cached_reads, true, memory_order_relaxed);
+            continue;
+        }
+        if (n < 0) /* a read that may wait will retry */
+            return source_error_may_pass(-errno) ? -EAGAIN : -errno;
+        if (n == 0)
+            return -ENODATA;
+        source_cursor_step(&cursor, (size_t)n);
+    }
+    return 0;
+}
+
+/* ---- the rest ---- */
+
+static void file_state(const struct source *source, struct source_state *ret_state)
+{
+    *ret_state = (struct source_state){.is_local = file_of(source)->is_local};
+}
+
+static void file_advise(const struct source *source, enum source_advice advice, uint64_t offset,
+                        uint64_t len)
+{
+    static const int advices[] = {[SOURCE_AT_RANDOM] = POSIX_FADV_RANDOM,
+                                  [SOURCE_DROP] = POSIX_FADV_DONTNEED,
+                                  [SOURCE_SOON] = POSIX_FADV_WILLNEED};
+    if (file_of(source)->is_memory || (advice == SOURCE_AT_RANDOM && file_map(source)))
+        return;
+    if (advice == SOURCE_DROP) { /* the kernel would leave pages that lie partly in the range */
+        uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
+        len = (offset + len + page - 1) / page * page - first;
+        offset = first;
+    }
+    posix_fadvise(source->fd, (off_t)offset, (off_t)len, advices[advice]);
+}
+
+static bool file_close(struct source *source)
+{
+    struct lost_pages *map = atomic_load(&file_of(source)->map);
+    if (map)
+        file_unmap(map, source->size_bytes);
+    close(source->fd);
+    return true;
+}
+
+static const struct source_ops file_ops = {
+    .read = file_read,
+    .read_cached = file_read_cached,
+    .map = file_map,
+    .bring = file_bring,
+    .is_whole = file_is_whole,
+    .state = file_state,
+    .advise = file_advise,
+    .close = file_close,
+};
+
+/* ---- opening ---- */
+
+static int file_identify(struct source *source)
+{
+    struct stat st;
+    if (fstat(source->fd, &st) < 0)
+        return -errno;
+    if (S_ISDIR(st.st_mode))
+        return -EISDIR;
+    if (!S_ISBLK(st.st_mode) && !S_ISREG(st.st_mode))
+        return -EINVAL;
+    off_t end = S_ISBLK(st.st_mode) ? lseek(source->fd, 0, SEEK_END) : st.st_size;
+    if (end < 0)
+        return -errno;
+    source->size_bytes = (uint64_t)end;
+    source->identity = (struct source_identity){
+        .dev = st.st_dev,
+        .ino = st.st_ino,
+        .size_bytes = source->size_bytes,
+        .mtime_sec = st.st_mtim.tv_sec,
+        .mtime_nsec = (uint32_t)st.st_mtim.tv_nsec,
+    };
+    return 0;
+}
+
+/* Takes over fd. */
+static int file_new(int fd, const char *name, struct source_file **ret_file)
+{
+    struct source_file *file = calloc(1, sizeof(*file));
+    if (!file) {
+        close(fd);
+        return -ENOMEM;
+    }
+    file->source.ops = &file_ops;
+    file->source.fd = fd;
+    file->source.name = strdup(name);
+    int r = file->source.name ? file_identify(&file->source) : -ENOMEM;
+    if (r < 0) {
+        source_close(&file->source);
+        return r;
+    }
+    *ret_file = file;
+    return 0;
+}
+
+int source_from_fd(int fd, const char *name, struct source **ret_source)
+{
+    struct source_file *file;
+    const char *remote = getenv("ONEPOT_ASSUME_REMOTE"); /* for tests */
+    int r = file_new(fd, name, &file);
+    if (r < 0)
+        return r;
+    if (!remote || strcmp(remote, "1") != 0) {
+        struct storage storage = storage_of(fd);
+        file->is_local = storage.is_local;
+        file->is_memory = storage.is_memory;
+    }
+    struct source *source = &file->source;
+    r = source_retry(&source);
+    if (r < 0) {
+        source_close(source);
+        return r;
+    }
+    *ret_source = source;
+    return 0;
+}
+
+int source_open_fault(const char *path, struct fault *fault, int err)
+{
+    switch (-err) {
+    case EISDIR:
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "is a directory, not an archive");
+        fault_advise(fault, "make an archive of it with 'onepot pack'");
+        break;
+    case EINVAL:
+    case ENXIO:
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "is no regular file");
+        fault_advise(fault, "archives are read at random: save it as a file first");
+        break;
+    case ENOENT:
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "no such file");
+        fault_advise(fault,
+                     strstr(path, "://")
+                         ? "a URL is no path: copy the archive to a filesystem first"
+                         : "check the path; a job may see other filesystems than you do");
+        break;
+    case EACCES:
+    case EPERM:
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "permission denied");
+        fault_advise(fault, "ask its owner for read permission on it and on its folders");
+        break;
+    default: {
+        char text[128];
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "can't be opened: %s",
+                  strerror_r(-err, text, sizeof(text)));
+    }
+    }
+    return err;
+}
+
+int source_open(const char *path, struct fault *fault, struct source **ret_source)
+{
+    /* O_NONBLOCK makes a fifo an error instead of a wait. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0)
+        return source_open_fault(path, fault, -errno);
+    int r = source_from_fd(fd, path, ret_source);
+    if (r < 0)
+        return source_open_fault(path, fault, r);
+    fcntl(fd, F_SETFL, O_RDONLY);
+    return 0;
+}
+
+int source_from_memory(const void *bytes, size_t len, const char *name,
+                       struct source **ret_source)
+{
+    struct source_file *file;
+    auto_close int fd = memfd_create("onepot-source", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -errno;
+    int r = write_at(fd, bytes, len, 0);
+    if (r < 0)
+        return r;
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+        return -errno;
+    r = file_new(steal_fd(&fd), name, &file);
+    if (r < 0)
+        return r;
+    file->is_local = file->is_memory = true;
+    file->source.identity = (struct source_identity){0};
+    *ret_source = &file->source;
+    return 0;
+}

@@ -1,0 +1,70 @@
+/*
+ * For those who make sources. A source does what its table says; an operation that it leaves
+ * out is that of the source it wraps. So a source that retries, or one that keeps a copy, is a
+ * wrapper that has only its own operations:
+ *
+ *     staged (cache/stage)  ->  retrying (source_retry.c)  ->  file (source_file.c)
+ *
+ * The innermost source has all operations. Ranges lie within the source; what an operation
+ * changes in it must be safe for any number of threads.
+ */
+#ifndef ONEPOT_SOURCE_OPS_H
+#define ONEPOT_SOURCE_OPS_H
+
+#include <stdatomic.h>
+
+#include "source.h"
+
+/* The buffers that a read has still to fill, in order, and where their bytes lie. */
+struct source_cursor {
+    struct iovec *iov;
+    int count;
+    uint64_t offset;
+};
+
+/* `n` more bytes were read. Empty buffers are passed, so a count of 0 means the end. */
+void source_cursor_step(struct source_cursor *cursor, size_t n);
+
+/* What is true of a source now: see the functions of these names. */
+struct source_state {
+    bool is_local, keeps;
+    uint64_t progress_ns;
+};
+
+struct source_ops {
+    /* Read all that the cursor asks for: 0 or -errno; the cursor says how far it came. */
+    int (*read)(const struct source *source, struct source_cursor *cursor);
+    /* The same of one buffer, without waiting: -EAGAIN if it would have to. */
+    int (*read_cached)(const struct source *source, void *buf, size_t len, uint64_t offset);
+    const uint8_t *(*map)(const struct source *source);
+    /* Bring the range into the mapping. Unless `may_wait`, -EAGAIN if it is not there yet. */
+    int (*bring)(const struct source *source, uint64_t offset, uint64_t len, bool may_wait);
+    bool (*is_whole)(const struct source *source);
+    void (*state)(const struct source *source, struct source_state *ret_state);
+    void (*advise)(const struct source *source, enum source_advice advice, uint64_t offset,
+                   uint64_t len);
+    /*
+     * Release what is this source's own, but neither the structure nor what it wraps. False: a
+     * thread is stuck in a read, so all of them must stay.
+     */
+    bool (*close)(struct source *source);
+};
+
+/* The first member of each kind of source. */
+struct source {
+    const struct source_ops *ops;
+    struct source *wrapped; /* closed with it; NULL: none */
+    char *name;             /* of the innermost source, which owns it */
+    uint64_t size_bytes;
+    struct source_identity identity;
+    int fd;
+    _Atomic bool was_cut;
+};
+
+/* Begin a wrapper (all zero) around *source, and put it in its place. */
+void source_wrap(struct source *wrapper, const struct source_ops *ops, struct source **source);
+
+/* Read the rest of what the cursor asks for. */
+int source_read_on(const struct source *source, struct source_cursor *cursor);
+
+#endif
