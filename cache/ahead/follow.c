@@ -71,7 +71,7 @@ static uint64_t absolute(uint64_t a, uint64_t b)
     return a > b ? a - b : b - a;
 }
 
-static int follow_set_leg(struct leg *leg, struct known_reads *order)
+static int leg_set(struct leg *leg, struct known_reads *order)
 {
     uint8_t *state = calloc(known_reads_count(order) + 1, 1);
 
@@ -81,14 +81,14 @@ static int follow_set_leg(struct leg *leg, struct known_reads *order)
     return 0;
 }
 
-static void follow_free_leg(struct leg *leg)
+static void leg_free(struct leg *leg)
 {
     known_reads_free(leg->order);
     free(leg->state);
     *leg = (struct leg){0};
 }
 
-static void set_world(struct follow *f, const struct world *world)
+static void follow_set_world(struct follow *f, const struct world *world)
 {
     f->world = *world;
     f->stats->world = world->size;
@@ -105,7 +105,7 @@ int follow_new(const struct follow_options *options, struct known_reads *order,
     f->options = *options;
     f->stats = options->stats;
     f->base = options->first_due;
-    if (follow_set_leg(&f->now, order) < 0) {
+    if (leg_set(&f->now, order) < 0) {
         free(f);
         return -ENOMEM;
     }
@@ -113,7 +113,7 @@ int follow_new(const struct follow_options *options, struct known_reads *order,
     if (!options->shared) {
         struct world all;
         world_all(&all);
-        set_world(f, &all);
+        follow_set_world(f, &all);
     }
     *ret_follow = f;
     return 0;
@@ -123,30 +123,30 @@ void follow_free(struct follow *f)
 {
     if (!f)
         return;
-    follow_free_leg(&f->now);
-    follow_free_leg(&f->next);
+    leg_free(&f->now);
+    leg_free(&f->next);
     f->stats->waiting_bytes = 0;
     free(f);
 }
 
-static uint8_t *state_of(struct follow *f, uint64_t place)
+static uint8_t *follow_state(struct follow *f, uint64_t place)
 {
     return place < f->now.count ? &f->now.state[place] : &f->next.state[place - f->now.count];
 }
 
-static uint32_t file_at(const struct follow *f, uint64_t place)
+static uint32_t follow_file(const struct follow *f, uint64_t place)
 {
     return place < f->now.count ? known_reads_at(f->now.order, place)
                                 : known_reads_at(f->next.order, place - f->now.count);
 }
 
-static uint64_t end_of(const struct follow *f)
+static uint64_t follow_end(const struct follow *f)
 {
     return f->now.count + f->next.count;
 }
 
 /* How far apart readers may be. */
-static uint64_t reach(const struct follow *f)
+static uint64_t follow_reach(const struct follow *f)
 {
     uint64_t part = f->now.count / (f->options.shared ? 16 : 6);
 
@@ -154,13 +154,13 @@ static uint64_t reach(const struct follow *f)
 }
 
 /* Recent reads were out of order. */
-static bool is_in_doubt(const struct follow *f)
+static bool follow_is_in_doubt(const struct follow *f)
 {
     return (unsigned)__builtin_popcount(f->verdicts & 0xff) >= DOUBT_AT;
 }
 
 /* The place up to which all readers have passed: nothing before it will be asked for. */
-static uint64_t tail(const struct follow *f)
+static uint64_t follow_tail(const struct follow *f)
 {
     uint64_t slack = 2 * f->lag + 64 * (uint64_t)max_u32(f->world.size, 1);
 
@@ -171,8 +171,8 @@ static uint64_t tail(const struct follow *f)
 /* ---- where the readers are ---- */
 
 /* The place of this read in a leg: the first one that was not read. -ENOENT. */
-static int place_in(const struct leg *leg, uint32_t position, uint64_t from,
-                    uint64_t *ret_place)
+static int leg_place(const struct leg *leg, uint32_t position, uint64_t from,
+                     uint64_t *ret_place)
 {
     int r = leg->order ? known_reads_place(leg->order, position, from, ret_place) : -ENOENT;
 
@@ -187,13 +187,13 @@ static uint64_t place_in_leg(const struct follow *f, uint64_t place)
     return place < f->now.count ? place : place - f->now.count;
 }
 
-static bool is_near(const struct follow *f, uint64_t place)
+static bool follow_is_near(const struct follow *f, uint64_t place)
 {
-    return absolute(place, f->head) <= reach(f);
+    return absolute(place, f->head) <= follow_reach(f);
 }
 
 /* Is it a place of the ranks on this node? */
-static bool is_ours(const struct follow *f, uint64_t place)
+static bool follow_is_ours(const struct follow *f, uint64_t place)
 {
     return f->world.size && world_reads(&f->world, place_in_leg(f, place));
 }
@@ -203,28 +203,28 @@ static bool is_ours(const struct follow *f, uint64_t place)
  * here. So a file that is due here in the next epoch is taken as read in that one. -EEXIST: a
  * file of the order that was read in both.
  */
-static int find_place(const struct follow *f, uint32_t position, uint64_t *ret_place)
+static int follow_find(const struct follow *f, uint32_t position, uint64_t *ret_place)
 {
     uint64_t first, place, next;
 
     if (known_reads_place(f->now.order, position, 0, &first) < 0)
         return -ENOENT;
-    bool is_now = place_in(&f->now, position, 0, &place) == 0 && is_near(f, place);
+    bool is_now = leg_place(&f->now, position, 0, &place) == 0 && follow_is_near(f, place);
     bool is_next = false;
-    if (!is_now || !is_ours(f, place)) {
-        is_next = place_in(&f->next, position, 0, &next) == 0 &&
-                  is_near(f, next + f->now.count) &&
-                  (!is_now || is_ours(f, next + f->now.count));
+    if (!is_now || !follow_is_ours(f, place)) {
+        is_next = leg_place(&f->next, position, 0, &next) == 0 &&
+                  follow_is_near(f, next + f->now.count) &&
+                  (!is_now || follow_is_ours(f, next + f->now.count));
     }
     if (is_now || is_next) {
         *ret_place = is_next ? next + f->now.count : place;
         return 0;
     }
     /* A file that occurs several times may be due at a later place. */
-    uint64_t low = f->head > reach(f) ? f->head - reach(f) : 0;
-    if (place_in(&f->now, position, low, ret_place) == 0)
+    uint64_t low = f->head > follow_reach(f) ? f->head - follow_reach(f) : 0;
+    if (leg_place(&f->now, position, low, ret_place) == 0)
         return 0;
-    return place_in(&f->now, position, 0, ret_place) == 0 ? 0 : -EEXIST;
+    return leg_place(&f->now, position, 0, ret_place) == 0 ? 0 : -EEXIST;
 }
 
 /* ---- what waits ---- */
@@ -234,31 +234,31 @@ static bool waits(uint8_t state)
     return (state & (ISSUED | READ | LEFT)) == ISSUED;
 }
 
-static void begin_wait(struct follow *f, uint64_t place, uint64_t bytes)
+static void follow_begin_wait(struct follow *f, uint64_t place, uint64_t bytes)
 {
-    *state_of(f, place) |= ISSUED;
+    *follow_state(f, place) |= ISSUED;
     f->waiting++;
     f->stats->waiting_bytes += bytes;
     f->settled = min_u64(f->settled, place);
 }
 
-static void end_wait(struct follow *f, uint64_t place)
+static void follow_end_wait(struct follow *f, uint64_t place)
 {
-    uint64_t bytes = want_bytes(f->options.ahead->index, file_at(f, place));
+    uint64_t bytes = want_bytes(f->options.ahead->index, follow_file(f, place));
 
     f->waiting--;
     f->stats->waiting_bytes -= min_u64(bytes, f->stats->waiting_bytes);
 }
 
 /* Nobody will ask for what waits before this place. */
-static void leave_behind(struct follow *f, uint64_t until)
+static void follow_leave_behind(struct follow *f, uint64_t until)
 {
     for (; f->settled < until; f->settled++) {
-        uint8_t *state = state_of(f, f->settled);
+        uint8_t *state = follow_state(f, f->settled);
         if (!waits(*state))
             continue;
         *state |= LEFT;
-        end_wait(f, f->settled);
+        follow_end_wait(f, f->settled);
         f->stats->unused++;
     }
 }
@@ -266,12 +266,12 @@ static void leave_behind(struct follow *f, uint64_t until)
 /* ---- reads ---- */
 
 /* All readers are in the next epoch: its order becomes the present one. */
-static void turn(struct follow *f)
+static void follow_turn(struct follow *f)
 {
     uint64_t passed = f->now.count;
 
-    leave_behind(f, passed);
-    follow_free_leg(&f->now);
+    follow_leave_behind(f, passed);
+    leg_free(&f->now);
     f->now = f->next;
     f->next = (struct leg){0};
     f->base += passed;
@@ -286,7 +286,7 @@ static void turn(struct follow *f)
 }
 
 /* Infer again which readers read which places. */
-static void infer_world(struct follow *f)
+static void follow_infer_world(struct follow *f)
 {
     struct world found;
 
@@ -300,11 +300,11 @@ static void infer_world(struct follow *f)
     } else if (f->world.size && world_holds(&f->world, &found)) {
         return;
     }
-    set_world(f, &found);
-    f->at = min_u64(f->at, tail(f));
+    follow_set_world(f, &found);
+    f->at = min_u64(f->at, follow_tail(f));
 }
 
-static void note_place(struct follow *f, uint64_t place, uint32_t task)
+static void follow_note_place(struct follow *f, uint64_t place, uint32_t task)
 {
     place = place_in_leg(f, place);
     if (f->read_count == WORLD_READS_MAX) {
@@ -318,10 +318,10 @@ static void note_place(struct follow *f, uint64_t place, uint32_t task)
     bool from_elsewhere = f->world.size && !world_reads(&f->world, place);
     if (f->since_inferred >= INFER_READS || (!f->world.size && f->since_inferred >= 8) ||
         (from_elsewhere && f->since_inferred >= 4))
-        infer_world(f);
+        follow_infer_world(f);
 }
 
-static void advance(struct follow *f, uint64_t place)
+static void follow_advance(struct follow *f, uint64_t place)
 {
     uint64_t behind = place < f->head ? f->head - place : 0;
 
@@ -329,26 +329,19 @@ static void advance(struct follow *f, uint64_t place)
     f->head = max_u64(f->head, place);
     f->started = true;
     f->next_reads += place >= f->now.count;
-    if (f->next_reads >= TURN_READS && tail(f) >= f->now.count && !is_in_doubt(f))
-        turn(f);
+    if (f->next_reads >= TURN_READS && follow_tail(f) >= f->now.count && !follow_is_in_doubt(f))
+        follow_turn(f);
 }
 
-static void judge(struct follow *f, bool unexpected)
+static void follow_judge(struct follow *f, bool unexpected)
 {
     f->verdicts = f->verdicts << 1 | unexpected;
     if (f->judged < VERDICTS)
         f->judged++;
 }
 
-static int compare_places(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* Out of order, but close to other such reads: then the readers are there now. */
-static void note_stray(struct follow *f, uint64_t place)
+static void follow_note_stray(struct follow *f, uint64_t place)
 {
     uint64_t sorted[STRAYS];
     unsigned together = 0;
@@ -357,9 +350,9 @@ static void note_stray(struct follow *f, uint64_t place)
     if (f->stray_count < STRAYS)
         return;
     memcpy(sorted, f->strays, sizeof(sorted));
-    qsort(sorted, STRAYS, sizeof(sorted[0]), compare_places);
+    qsort(sorted, STRAYS, sizeof(sorted[0]), compare_u64);
     for (unsigned i = 0; i < STRAYS; i++)
-        together += absolute(sorted[i], sorted[STRAYS / 2]) <= reach(f) / 4;
+        together += absolute(sorted[i], sorted[STRAYS / 2]) <= follow_reach(f) / 4;
     if (together < STRAYS_TOGETHER)
         return;
     f->head = sorted[STRAYS / 2];
@@ -372,25 +365,25 @@ static void note_stray(struct follow *f, uint64_t place)
 enum follow_verdict follow_read(struct follow *f, uint32_t position, uint32_t task)
 {
     uint64_t place;
-    int r = find_place(f, position, &place);
+    int r = follow_find(f, position, &place);
 
     if (r == -ENOENT)
         return FOLLOW_FOREIGN;
-    if (r < 0 || absolute(place, f->head) > reach(f)) {
+    if (r < 0 || absolute(place, f->head) > follow_reach(f)) {
         if (r == 0)
-            note_stray(f, place);
-        judge(f, true);
+            follow_note_stray(f, place);
+        follow_judge(f, true);
         return FOLLOW_UNEXPECTED;
     }
-    uint8_t *state = state_of(f, place), before = *state;
+    uint8_t *state = follow_state(f, place), before = *state;
     bool found = before & HERE, late = (before & (ISSUED | HERE)) == ISSUED;
     if (waits(before))
-        end_wait(f, place);
+        follow_end_wait(f, place);
     *state |= READ;
     f->held_back = false;
-    judge(f, false);
-    note_place(f, place, task);
-    advance(f, place);
+    follow_judge(f, false);
+    follow_note_place(f, place, task);
+    follow_advance(f, place);
     f->stats->in_order++;
     f->stats->found += found;
     f->stats->late += late;
@@ -410,30 +403,30 @@ bool follow_is_sure(const struct follow *f)
 
 /* ---- what to fetch ---- */
 
-static bool has_room(struct follow *f)
+static bool follow_has_room(struct follow *f)
 {
-    leave_behind(f, tail(f));
+    follow_leave_behind(f, follow_tail(f));
     return !f->held_back && f->waiting < WAITING_MAX &&
            f->stats->waiting_bytes < f->options.ahead->window_bytes;
 }
 
 bool follow_next(struct follow *f, struct reader_want *ret_want)
 {
-    uint64_t end = end_of(f);
+    uint64_t end = follow_end(f);
 
-    if (!f->world.size || !f->started || is_in_doubt(f) || !has_room(f))
+    if (!f->world.size || !f->started || follow_is_in_doubt(f) || !follow_has_room(f))
         return false;
-    f->at = max_u64(f->at, tail(f));
+    f->at = max_u64(f->at, follow_tail(f));
     for (unsigned i = 0; i < SCAN_MAX && f->at < end; i++) {
         uint64_t place = f->at++;
         if (!world_reads(&f->world, place_in_leg(f, place)) ||
-            *state_of(f, place) & (ISSUED | READ))
+            *follow_state(f, place) & (ISSUED | READ))
             continue;
-        uint32_t position = file_at(f, place);
+        uint32_t position = follow_file(f, place);
         uint64_t bytes = want_bytes(f->options.ahead->index, position);
         if (bytes == 0)
             continue;
-        begin_wait(f, place, bytes);
+        follow_begin_wait(f, place, bytes);
         *ret_want = (struct reader_want){position, 0, bytes, f->base + place};
         return true;
     }
@@ -441,18 +434,18 @@ bool follow_next(struct follow *f, struct reader_want *ret_want)
 }
 
 /* False: it is not due in this epoch or the next. */
-static bool find_due(const struct follow *f, uint64_t due, uint64_t *ret_place)
+static bool follow_find_due(const struct follow *f, uint64_t due, uint64_t *ret_place)
 {
     *ret_place = due - f->base;
-    return due >= f->base && *ret_place < end_of(f);
+    return due >= f->base && *ret_place < follow_end(f);
 }
 
 void follow_done(struct follow *f, uint64_t due)
 {
     uint64_t place;
 
-    if (find_due(f, due, &place))
-        *state_of(f, place) |= HERE;
+    if (follow_find_due(f, due, &place))
+        *follow_state(f, place) |= HERE;
 }
 
 void follow_refused(struct follow *f, uint64_t due)
@@ -460,11 +453,11 @@ void follow_refused(struct follow *f, uint64_t due)
     uint64_t place;
 
     f->held_back = true;
-    if (!find_due(f, due, &place) || *state_of(f, place) & READ)
+    if (!follow_find_due(f, due, &place) || *follow_state(f, place) & READ)
         return;
-    if (waits(*state_of(f, place))) {
-        end_wait(f, place);
-        *state_of(f, place) &= (uint8_t)~ISSUED;
+    if (waits(*follow_state(f, place))) {
+        follow_end_wait(f, place);
+        *follow_state(f, place) &= (uint8_t)~ISSUED;
     }
     f->at = min_u64(f->at, place);
 }
@@ -473,12 +466,12 @@ void follow_refused(struct follow *f, uint64_t due)
 
 uint64_t follow_passed(const struct follow *f)
 {
-    return f->base + tail(f);
+    return f->base + follow_tail(f);
 }
 
 uint64_t follow_end_due(const struct follow *f)
 {
-    return f->base + end_of(f);
+    return f->base + follow_end(f);
 }
 
 bool follow_wants_next(struct follow *f)
@@ -492,7 +485,7 @@ bool follow_wants_next(struct follow *f)
 
 int follow_set_next(struct follow *f, struct known_reads *order)
 {
-    return f->next.order ? 0 : follow_set_leg(&f->next, order);
+    return f->next.order ? 0 : leg_set(&f->next, order);
 }
 
 bool follow_has_turned(struct follow *f)

@@ -116,14 +116,6 @@ static unsigned observer_take(struct observer *o, struct observation *batch, uns
     return n;
 }
 
-static int compare_times(const void *a, const void *b)
-{
-    uint64_t x = ((const struct observation *)a)->time_ns;
-    uint64_t y = ((const struct observation *)b)->time_ns;
-
-    return (x > y) - (x < y);
-}
-
 unsigned observers_take(struct observers *all, struct observation *batch, unsigned max)
 {
     unsigned rings = atomic_load_explicit(&all->count, memory_order_acquire), n = 0, from = 0;
@@ -134,7 +126,7 @@ unsigned observers_take(struct observers *all, struct observation *batch, unsign
         n += got;
     }
     if (from > 1)
-        qsort(batch, n, sizeof(*batch), compare_times);
+        qsort(batch, n, sizeof(*batch), compare_u64);
     return n;
 }
 

@@ -20,8 +20,8 @@ struct observers;
 struct observer;
 
 struct observation {
-    uint64_t time_ns;
-    uint64_t offset; /* in the file */
+    uint64_t time_ns; /* first, as they are sorted by it */
+    uint64_t offset;  /* in the file */
     uint32_t position;
     uint32_t len;
     uint32_t task; /* the thread that reads */

@@ -411,13 +411,6 @@ static void plan_log_recognised(struct plan *p, const struct recognised *found)
              p->repeats ? ", again (the sampler's set_epoch is not called)" : "");
 }
 
-static int compare_places(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* The first reads of the epoch lie at places up to this, except a few by others. */
 static uint64_t plan_spread(const struct plan *p, const struct known_reads *order)
 {
@@ -426,7 +419,7 @@ static uint64_t plan_spread(const struct plan *p, const struct known_reads *orde
 
     for (unsigned i = 0; i < p->kept && count < RECOGNISE_READS_MAX; i++)
         count += known_reads_place(order, p->kept_files[i], 0, &places[count]) == 0;
-    qsort(places, count, sizeof(places[0]), compare_places);
+    qsort(places, count, sizeof(places[0]), compare_u64);
     return count ? places[count - 1 - count / 10] : 0;
 }
 

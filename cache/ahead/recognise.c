@@ -121,7 +121,7 @@ struct ancestors {
     unsigned count;
 };
 
-static void count_ancestor(struct ancestors *a, uint32_t directory, enum folder_kind kind)
+static void ancestors_count_one(struct ancestors *a, uint32_t directory, enum folder_kind kind)
 {
     for (unsigned i = 0; i < a->count; i++)
         if (a->at[i].directory == directory && a->at[i].kind == kind) {
@@ -133,23 +133,23 @@ static void count_ancestor(struct ancestors *a, uint32_t directory, enum folder_
 }
 
 /* Count the directory of a file, and all directories above it that the mount shows. */
-static void count_ancestors(const struct recogniser *r, struct ancestors *a, uint32_t position)
+static void ancestors_count(const struct recogniser *r, struct ancestors *a, uint32_t position)
 {
     uint32_t directory;
 
     if (index_parent(r->index, position, &directory) < 0)
         return;
-    count_ancestor(a, directory, FOLDER_FLAT);
+    ancestors_count_one(a, directory, FOLDER_FLAT);
     while (directory != r->root && directory != INDEX_ROOT) {
         if (index_parent(r->index, directory, &directory) < 0)
             return;
-        count_ancestor(a, directory, FOLDER_CLASSES);
+        ancestors_count_one(a, directory, FOLDER_CLASSES);
     }
 }
 
 /* A folder, new or kept from the last time. NULL: there is none. */
-static struct kept_folder *keep_folder(struct recogniser *r, uint32_t directory,
-                                       enum folder_kind kind, bool images_only)
+static struct kept_folder *recogniser_folder(struct recogniser *r, uint32_t directory,
+                                             enum folder_kind kind, bool images_only)
 {
     struct kept_folder *oldest = &r->kept[0];
 
@@ -180,7 +180,7 @@ struct trial {
     unsigned reads;  /* reads of files in the folder */
 };
 
-static double divergence(double q, double p)
+static double trial_divergence(double q, double p)
 {
     double d = q * log(q / p);
 
@@ -188,15 +188,15 @@ static double divergence(double q, double p)
 }
 
 /* How far beyond chance `hits` reads among the first `m` places are, in nats. */
-static double nats(const struct trial *t, unsigned hits, uint32_t m)
+static double trial_nats(const struct trial *t, unsigned hits, uint32_t m)
 {
     double q = (double)hits / t->reads, p = (double)m / t->n;
 
-    return q > p && p < 1 ? t->reads * divergence(q, p) : 0;
+    return q > p && p < 1 ? t->reads * trial_divergence(q, p) : 0;
 }
 
 /* ln of the number of combinations in all, for a dozen candidate folders. */
-static double ln_combinations(void)
+static double trial_ln_combinations(void)
 {
     double sum = 0;
 
@@ -206,7 +206,7 @@ static double ln_combinations(void)
 }
 
 /* Try the front of one permutation, in all sizes up to `places`. */
-static bool fits(const struct trial *t, uint64_t seed, uint32_t places, double wanted)
+static bool trial_fits(const struct trial *t, uint64_t seed, uint32_t places, double wanted)
 {
     uint32_t *front = t->recogniser->front, next = FRONT_LEAST;
     unsigned hits = 0;
@@ -216,7 +216,7 @@ static bool fits(const struct trial *t, uint64_t seed, uint32_t places, double w
     for (uint32_t i = 0; i < places; i++) {
         hits += t->marks[front[i] / 64] >> (front[i] % 64) & 1;
         if (i + 1 == next || i + 1 == places) {
-            if (nats(t, hits, i + 1) >= wanted)
+            if (trial_nats(t, hits, i + 1) >= wanted)
                 return true;
             next *= 2;
         }
@@ -224,15 +224,15 @@ static bool fits(const struct trial *t, uint64_t seed, uint32_t places, double w
     return false;
 }
 
-static bool is_stopped(const struct recogniser *r)
+static bool recogniser_is_stopped(const struct recogniser *r)
 {
     return r->options.stop && atomic_load_explicit(r->options.stop, memory_order_relaxed);
 }
 
 /* The epoch whose permutation fits. */
-static int find_epoch(const struct trial *t, uint64_t *ret_epoch)
+static int trial_find_epoch(const struct trial *t, uint64_t *ret_epoch)
 {
-    double wanted = ln_combinations() + NATS_BEYOND_CHANCE;
+    double wanted = trial_ln_combinations() + NATS_BEYOND_CHANCE;
     uint32_t before = 0;
 
     for (size_t i = 0; i < TIERS; i++) {
@@ -241,9 +241,9 @@ static int find_epoch(const struct trial *t, uint64_t *ret_epoch)
             break; /* the folder is that small */
         before = places;
         for (uint32_t epoch = 0; epoch < tiers[i].seeds; epoch++) {
-            if (is_stopped(t->recogniser))
+            if (recogniser_is_stopped(t->recogniser))
                 return -ECANCELED;
-            if (fits(t, t->recogniser->options.seed + epoch, places, wanted)) {
+            if (trial_fits(t, t->recogniser->options.seed + epoch, places, wanted)) {
                 *ret_epoch = epoch;
                 return 0;
             }
@@ -252,7 +252,7 @@ static int find_epoch(const struct trial *t, uint64_t *ret_epoch)
     return -ENOENT;
 }
 
-static void mark_reads(struct trial *t, const uint32_t *positions, unsigned count)
+static void trial_mark_reads(struct trial *t, const uint32_t *positions, unsigned count)
 {
     uint32_t number;
 
@@ -265,8 +265,9 @@ static void mark_reads(struct trial *t, const uint32_t *positions, unsigned coun
     }
 }
 
-static int try_folder(struct recogniser *r, const struct kept_folder *kept,
-                      const uint32_t *positions, unsigned count, struct recognised *found)
+static int recogniser_try_folder(struct recogniser *r, const struct kept_folder *kept,
+                                 const uint32_t *positions, unsigned count,
+                                 struct recognised *found)
 {
     struct trial t = {.recogniser = r, .folder = kept->order};
     int err = -ENOENT;
@@ -277,9 +278,9 @@ static int try_folder(struct recogniser *r, const struct kept_folder *kept,
     t.marks = calloc(t.n / 64 + 1, sizeof(*t.marks));
     if (!t.marks)
         return -ENOMEM;
-    mark_reads(&t, positions, count);
+    trial_mark_reads(&t, positions, count);
     if (t.reads >= RECOGNISE_READS_MIN)
-        err = find_epoch(&t, &found->epoch);
+        err = trial_find_epoch(&t, &found->epoch);
     free(t.marks);
     if (err == 0)
         err = known_reads_shuffled(kept->order, r->options.seed + found->epoch,
@@ -295,23 +296,24 @@ static int try_folder(struct recogniser *r, const struct kept_folder *kept,
 }
 
 /* With images alone, and with all files where there are more of them. */
-static int try_directory(struct recogniser *r, const struct ancestor *a,
-                         const uint32_t *positions, unsigned count, struct recognised *found)
+static int recogniser_try_directory(struct recogniser *r, const struct ancestor *a,
+                                    const uint32_t *positions, unsigned count,
+                                    struct recognised *found)
 {
-    const struct kept_folder *kept = keep_folder(r, a->directory, a->kind, true);
+    const struct kept_folder *kept = recogniser_folder(r, a->directory, a->kind, true);
     uint32_t images = 0;
     int err = kept->error;
 
     if (err == 0) {
         images = folder_files_count(kept->order);
-        err = try_folder(r, kept, positions, count, found);
+        err = recogniser_try_folder(r, kept, positions, count, found);
     }
     if (err != -ENOENT)
         return err;
-    kept = keep_folder(r, a->directory, a->kind, false);
+    kept = recogniser_folder(r, a->directory, a->kind, false);
     if (kept->error < 0 || folder_files_count(kept->order) == images)
         return kept->error < 0 ? kept->error : -ENOENT;
-    return try_folder(r, kept, positions, count, found);
+    return recogniser_try_folder(r, kept, positions, count, found);
 }
 
 int recogniser_try(struct recogniser *r, const uint32_t *positions, unsigned count,
@@ -329,12 +331,12 @@ int recogniser_try(struct recogniser *r, const uint32_t *positions, unsigned cou
     if (!a)
         return -ENOMEM;
     for (unsigned i = 0; i < count; i++)
-        count_ancestors(r, a, positions[i]);
+        ancestors_count(r, a, positions[i]);
     for (unsigned i = 0; i < a->count; i++) {
         if (a->at[i].below < count - count / 4)
             continue;
         struct recognised found = {0};
-        int e = try_directory(r, &a->at[i], positions, count, &found);
+        int e = recogniser_try_directory(r, &a->at[i], positions, count, &found);
         if (e == 0)
             *ret_recognised = found;
         if (e != -ENOENT)

@@ -70,45 +70,45 @@ struct ahead {
 
 /* ---- the fetcher of a reader ---- */
 
-static int fetch_begin(void *reader, void **ret_scratch)
+static int reader_fetcher_begin(void *reader, void **ret_scratch)
 {
     return reader_scratch_new(reader, (struct reader_scratch **)ret_scratch);
 }
 
-static int fetch_from_reader(void *reader, void *scratch, const struct reader_want *wants,
-                             size_t count)
+static int reader_fetcher_fetch(void *reader, void *scratch, const struct reader_want *wants,
+                                size_t count)
 {
     return reader_prefetch(reader, scratch, wants, count);
 }
 
-static void fetch_end(void *scratch)
+static void reader_fetcher_end(void *scratch)
 {
     reader_scratch_free(scratch);
 }
 
-static void fetch_passed(void *reader, uint64_t due)
+static void reader_fetcher_passed(void *reader, uint64_t due)
 {
     reader_passed(reader, due);
 }
 
-static void fetch_forget_order(void *reader)
+static void reader_fetcher_forget_order(void *reader)
 {
     reader_forget_order(reader);
 }
 
 const struct fetcher ahead_reader_fetcher = {
-    .begin = fetch_begin,
-    .fetch = fetch_from_reader,
-    .end = fetch_end,
-    .passed = fetch_passed,
-    .forget_order = fetch_forget_order,
+    .begin = reader_fetcher_begin,
+    .fetch = reader_fetcher_fetch,
+    .end = reader_fetcher_end,
+    .passed = reader_fetcher_passed,
+    .forget_order = reader_fetcher_forget_order,
 };
 
 /* ---- fetch threads; all but their main function are called under the lock ---- */
 
 static void *fetch_thread_main(void *arg);
 
-static struct fetch_thread *free_fetch_thread(struct ahead *a)
+static struct fetch_thread *fetch_thread_find_free(struct ahead *a)
 {
     for (unsigned i = 0; i < THREADS_MAX; i++) {
         struct fetch_thread *t = &a->threads[i];
@@ -120,9 +120,9 @@ static struct fetch_thread *free_fetch_thread(struct ahead *a)
     return NULL; /* all of them hang */
 }
 
-static void start_fetch_thread(struct ahead *a)
+static void fetch_thread_start(struct ahead *a)
 {
-    struct fetch_thread *t = free_fetch_thread(a);
+    struct fetch_thread *t = fetch_thread_find_free(a);
 
     if (!t)
         return;
@@ -135,18 +135,18 @@ static void start_fetch_thread(struct ahead *a)
 }
 
 /* Have one more thread look for work. */
-static void call_fetch_thread(struct ahead *a)
+static void fetch_thread_call(struct ahead *a)
 {
     if (atomic_load(&a->ended)) /* ahead_join may be done with all but the hung ones */
         return;
     if (a->idle > 0)
         pthread_cond_signal(&a->fetch);
     else if (a->running < a->options.fetchers && !a->no_threads)
-        start_fetch_thread(a);
+        fetch_thread_start(a);
 }
 
 /* Now and then. */
-static void look_for_hung(struct ahead *a)
+static void fetch_threads_look_for_hung(struct ahead *a)
 {
     uint64_t now = a->options.now_ns(), stuck_ns = a->options.stuck_ms * UINT64_C(1000000);
     unsigned hanging = 0;
@@ -169,7 +169,7 @@ static void look_for_hung(struct ahead *a)
 }
 
 /* A thread is back from its work. False: it is one too many. */
-static bool come_back(struct ahead *a, struct fetch_thread *t)
+static bool fetch_thread_comes_back(struct ahead *a, struct fetch_thread *t)
 {
     t->began_ns = 0;
     if (t->state != FETCH_HANGS)
@@ -181,7 +181,7 @@ static bool come_back(struct ahead *a, struct fetch_thread *t)
     return true;
 }
 
-static size_t take_wants(struct ahead *a, struct reader_want *wants)
+static size_t ahead_take(struct ahead *a, struct reader_want *wants)
 {
     size_t count = a->held_count;
 
@@ -192,26 +192,26 @@ static size_t take_wants(struct ahead *a, struct reader_want *wants)
     return count;
 }
 
-static void fetch_all(struct fetch_thread *t, void *scratch)
+static void fetch_thread_work(struct fetch_thread *t, void *scratch)
 {
     struct reader_want wants[WANTS_MAX];
     struct ahead *a = t->ahead;
 
     while (!atomic_load(&a->ended)) {
-        size_t count = take_wants(a, wants);
+        size_t count = ahead_take(a, wants);
         if (count == 0) {
             a->idle++;
             pthread_cond_wait(&a->fetch, &a->lock);
             a->idle--;
             continue;
         }
-        call_fetch_thread(a);
+        fetch_thread_call(a);
         t->began_ns = a->options.now_ns();
         pthread_mutex_unlock(&a->lock);
         int r = a->options.fetcher->fetch(a->options.fetcher_ctx, scratch, wants, count);
         pthread_mutex_lock(&a->lock);
         plan_finished(a->plan, wants, count, r);
-        if (!come_back(a, t))
+        if (!fetch_thread_comes_back(a, t))
             return;
     }
 }
@@ -226,7 +226,7 @@ static void *fetch_thread_main(void *arg)
     int r = a->options.fetcher->begin(a->options.fetcher_ctx, &scratch);
     pthread_mutex_lock(&a->lock);
     if (r == 0)
-        fetch_all(t, scratch);
+        fetch_thread_work(t, scratch);
     else
         a->no_threads = true;
     a->running -= t->state == FETCH_RUNS;
@@ -264,7 +264,7 @@ static void *worker_main(void *arg)
 }
 
 /* Under the lock. */
-static void call_worker(struct ahead *a)
+static void worker_call(struct ahead *a)
 {
     struct plan_job *job;
 
@@ -282,14 +282,14 @@ static void call_worker(struct ahead *a)
 
 /* ---- the planner ---- */
 
-static void record_reads(struct ahead *a, unsigned count)
+static void ahead_record(struct ahead *a, unsigned count)
 {
     for (unsigned i = 0; a->options.recorder && i < count; i++)
         if (a->batch[i].offset == 0)
             recorder_note(a->options.recorder, a->batch[i].position);
 }
 
-static void plan_reads(struct ahead *a, unsigned count)
+static void planner_plan(struct ahead *a, unsigned count)
 {
     const struct fetcher *fetcher = a->options.fetcher;
 
@@ -301,12 +301,12 @@ static void plan_reads(struct ahead *a, unsigned count)
     if (plan_order_changed(a->plan))
         fetcher->forget_order(a->options.fetcher_ctx);
     fetcher->passed(a->options.fetcher_ctx, plan_passed(a->plan));
-    call_worker(a);
-    look_for_hung(a);
+    worker_call(a);
+    fetch_threads_look_for_hung(a);
     if (a->held_count == 0)
         a->held_count = plan_take(a->plan, a->held, WANTS_MAX);
     if (a->held_count > 0)
-        call_fetch_thread(a);
+        fetch_thread_call(a);
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -318,8 +318,8 @@ static void *planner_main(void *arg)
     prctl(PR_SET_NAME, "onepot-plan");
     while (!atomic_load(&a->ended)) {
         unsigned count = observers_take(a->observers, a->batch, BATCH);
-        record_reads(a, count);
-        plan_reads(a, count);
+        ahead_record(a, count);
+        planner_plan(a, count);
         calm_us = count ? 0 : calm_us + TICK_US;
         if (count == BATCH)
             continue;
@@ -388,18 +388,18 @@ void ahead_end(struct ahead *a)
 }
 
 /* Record what is left. The planner has ended. */
-static int finish_record(struct ahead *a)
+static int ahead_finish_record(struct ahead *a)
 {
     struct recorder *recorder = a->options.recorder;
     unsigned count;
 
     while ((count = observers_take(a->observers, a->batch, BATCH)) > 0)
-        record_reads(a, count);
+        ahead_record(a, count);
     a->options.recorder = NULL;
     return recorder_finish(recorder);
 }
 
-static bool was_started(struct ahead *a, const struct fetch_thread *t)
+static bool fetch_thread_was_started(struct ahead *a, const struct fetch_thread *t)
 {
     pthread_mutex_lock(&a->lock);
     bool started = t->state != FETCH_NONE;
@@ -413,9 +413,9 @@ int ahead_join(struct ahead *a, const struct timespec *until, int *ret_recorded)
 
     *ret_recorded = 0;
     if (r == 0 && a->options.recorder)
-        *ret_recorded = finish_record(a);
+        *ret_recorded = ahead_finish_record(a);
     for (unsigned i = 0; i < THREADS_MAX; i++)
-        if (was_started(a, &a->threads[i]))
+        if (fetch_thread_was_started(a, &a->threads[i]))
             r |= thread_join_until(a->threads[i].thread, until);
     if (a->working)
         r |= thread_join_until(a->worker, until);

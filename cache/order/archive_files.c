@@ -40,7 +40,7 @@ int archive_files_offset(const struct index *index, uint32_t position, uint64_t 
     return r;
 }
 
-static int compare_files(const void *a, const void *b)
+static int archive_files_compare(const void *a, const void *b)
 {
     const struct file *x = a, *y = b;
 
@@ -49,7 +49,7 @@ static int compare_files(const void *a, const void *b)
     return (x->in_block > y->in_block) - (x->in_block < y->in_block);
 }
 
-static uint32_t collect_files(const struct index *index, struct file *files)
+static uint32_t archive_files_collect(const struct index *index, struct file *files)
 {
     uint32_t entries = index_info(index)->entries, count = 0;
     struct extent extent;
@@ -80,8 +80,8 @@ int archive_files_new(const struct index *index, uint64_t most_bytes,
     }
     o->entries = entries;
     o->places = o->at + entries;
-    o->count = collect_files(index, files);
-    qsort(files, o->count, sizeof(*files), compare_files);
+    o->count = archive_files_collect(index, files);
+    qsort(files, o->count, sizeof(*files), archive_files_compare);
     memset(o->places, 0xff, (size_t)entries * sizeof(*o->places));
     for (uint32_t i = 0; i < o->count; i++) {
         o->at[i] = files[i].position;

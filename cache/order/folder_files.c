@@ -51,9 +51,9 @@ static bool has_image_name(const struct index *index, uint32_t entry)
     return false;
 }
 
-static int walk_children(struct folder_walk *w, uint32_t directory,
-                         int (*visit)(struct folder_walk *w, uint32_t entry,
-                                      const struct node *node))
+static int folder_walk_children(struct folder_walk *w, uint32_t directory,
+                                int (*visit)(struct folder_walk *w, uint32_t entry,
+                                             const struct node *node))
 {
     uint32_t first, count;
     struct node node;
@@ -67,7 +67,7 @@ static int walk_children(struct folder_walk *w, uint32_t directory,
     return r;
 }
 
-static int visit_file(struct folder_walk *w, uint32_t entry, const struct node *node)
+static int folder_visit_file(struct folder_walk *w, uint32_t entry, const struct node *node)
 {
     if (S_ISDIR(node->mode) || (w->images_only && !has_image_name(w->index, entry)))
         return 0;
@@ -77,7 +77,7 @@ static int visit_file(struct folder_walk *w, uint32_t entry, const struct node *
                        S_ISREG(node->mode) ? node->position : FOLDER_NO_FILE);
 }
 
-static int add_place(struct folder_walk *w, uint32_t directory)
+static int folder_add_place(struct folder_walk *w, uint32_t directory)
 {
     char path[PATH_MAX];
     size_t len;
@@ -92,10 +92,10 @@ static int add_place(struct folder_walk *w, uint32_t directory)
     return r;
 }
 
-static int visit_place(struct folder_walk *w, uint32_t entry, const struct node *node)
+static int folder_visit_place(struct folder_walk *w, uint32_t entry, const struct node *node)
 {
     (void)entry;
-    return S_ISDIR(node->mode) ? add_place(w, node->position) : 0;
+    return S_ISDIR(node->mode) ? folder_add_place(w, node->position) : 0;
 }
 
 static int compare_paths(const void *a, const void *b)
@@ -103,17 +103,17 @@ static int compare_paths(const void *a, const void *b)
     return strcmp(((const struct place *)a)->path, ((const struct place *)b)->path);
 }
 
-static int visit_class(struct folder_walk *w, uint32_t entry, const struct node *node)
+static int folder_visit_class(struct folder_walk *w, uint32_t entry, const struct node *node)
 {
-    int r = visit_place(w, entry, node);
+    int r = folder_visit_place(w, entry, node);
 
     for (size_t i = 0; r == 0 && i < w->places.count; i++)
-        r = walk_children(w, w->places.at[i].directory, visit_place);
+        r = folder_walk_children(w, w->places.at[i].directory, folder_visit_place);
     if (r == 0 && w->places.count > 1)
         qsort(w->places.at, w->places.count, sizeof(w->places.at[0]), compare_paths);
     for (size_t i = 0; i < w->places.count; i++) {
         if (r == 0)
-            r = walk_children(w, w->places.at[i].directory, visit_file);
+            r = folder_walk_children(w, w->places.at[i].directory, folder_visit_file);
         free(w->places.at[i].path);
     }
     w->places.count = 0;
@@ -154,7 +154,8 @@ int folder_files_new(const struct index *index, uint32_t directory, enum folder_
     if (!f)
         return -ENOMEM;
     f->owners = 1;
-    int r = walk_children(&w, directory, kind == FOLDER_FLAT ? visit_file : visit_class);
+    int r = folder_walk_children(&w, directory,
+                                 kind == FOLDER_FLAT ? folder_visit_file : folder_visit_class);
     vector_free(&w.places);
     if (r == 0)
         r = sort_numbers(f);

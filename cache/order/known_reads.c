@@ -19,7 +19,7 @@ struct known_reads {
 };
 
 /* Takes over `files`, also on failure. */
-static int new_reads(uint32_t *files, uint64_t count, struct known_reads **ret_order)
+static int known_reads_new(uint32_t *files, uint64_t count, struct known_reads **ret_order)
 {
     struct known_reads *o = calloc(1, sizeof(*o));
     uint32_t *places = malloc((count + 1) * sizeof(*places));
@@ -40,7 +40,7 @@ static int new_reads(uint32_t *files, uint64_t count, struct known_reads **ret_o
 
 /* ---- a shuffle ---- */
 
-static int fill_shuffle(struct known_reads *o, uint64_t seed)
+static int known_reads_fill_shuffle(struct known_reads *o, uint64_t seed)
 {
     struct permutation *p;
     int r = permutation_new(o->count, seed, &p);
@@ -66,11 +66,11 @@ int known_reads_shuffled(struct folder_files *folder, uint64_t seed, uint64_t mo
     if (count > most_bytes / (2 * sizeof(*files)))
         return -E2BIG;
     files = malloc((count + 1) * sizeof(*files));
-    int r = files ? new_reads(files, count, &o) : -ENOMEM;
+    int r = files ? known_reads_new(files, count, &o) : -ENOMEM;
     if (r < 0)
         return r;
     o->folder = folder_files_share(folder);
-    r = fill_shuffle(o, seed);
+    r = known_reads_fill_shuffle(o, seed);
     if (r < 0) {
         known_reads_free(o);
         return r;
@@ -92,7 +92,7 @@ static int compare_places(const void *a, const void *b, void *files)
 int known_reads_listed(uint32_t *positions, uint64_t count, struct known_reads **ret_order)
 {
     struct known_reads *o;
-    int r = new_reads(positions, count, &o);
+    int r = known_reads_new(positions, count, &o);
 
     if (r < 0)
         return r;
@@ -104,7 +104,8 @@ int known_reads_listed(uint32_t *positions, uint64_t count, struct known_reads *
 }
 
 /* The first of the sorted places whose file is `position`, from `from` on, or one behind it. */
-static uint64_t bisect(const struct known_reads *o, uint32_t position, uint64_t from)
+static uint64_t known_reads_bisect(const struct known_reads *o, uint32_t position,
+                                   uint64_t from)
 {
     uint64_t low = 0, high = o->count;
 
@@ -155,7 +156,7 @@ int known_reads_place(const struct known_reads *o, uint32_t position, uint64_t f
     uint32_t number;
 
     if (!o->folder) {
-        uint64_t at = bisect(o, position, from);
+        uint64_t at = known_reads_bisect(o, position, from);
         if (at == o->count || o->files[o->places[at]] != position)
             return -ENOENT;
         *ret_place = o->places[at];

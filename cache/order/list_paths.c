@@ -64,7 +64,8 @@ size_t list_path_quote(const char *path, size_t len, char *ret_quoted)
 }
 
 /* -EINVAL: the line is not quoted, or not correctly. */
-static int unquote(const char *line, size_t len, char ret_path[PATH_MAX], size_t *ret_len)
+static int list_path_unquote(const char *line, size_t len, char ret_path[PATH_MAX],
+                             size_t *ret_len)
 {
     size_t n = 0;
 
@@ -89,8 +90,8 @@ static int unquote(const char *line, size_t len, char ret_path[PATH_MAX], size_t
 
 /* ---- paths ---- */
 
-static int walk(const struct index *index, uint32_t at, const char *path, size_t len,
-                uint32_t *ret_position)
+static int list_paths_walk(const struct index *index, uint32_t at, const char *path, size_t len,
+                           uint32_t *ret_position)
 {
     while (len > 0) {
         const char *slash = memchr(path, '/', len);
@@ -109,13 +110,14 @@ static int walk(const struct index *index, uint32_t at, const char *path, size_t
     return 0;
 }
 
-static int resolve_path(const struct list_paths *p, const char *path, size_t len,
-                        uint32_t *ret_position)
+static int list_paths_resolve_one(const struct list_paths *p, const char *path, size_t len,
+                                  uint32_t *ret_position)
 {
     if (p->prefix_len && len > p->prefix_len && memcmp(path, p->prefix, p->prefix_len) == 0 &&
-        walk(p->index, p->root, path + p->prefix_len, len - p->prefix_len, ret_position) == 0)
+        list_paths_walk(p->index, p->root, path + p->prefix_len, len - p->prefix_len,
+                        ret_position) == 0)
         return 0;
-    return walk(p->index, p->directory, path, len, ret_position);
+    return list_paths_walk(p->index, p->directory, path, len, ret_position);
 }
 
 int list_paths_resolve(const struct list_paths *p, const char *line, size_t len,
@@ -127,11 +129,11 @@ int list_paths_resolve(const struct list_paths *p, const char *line, size_t len,
 
     if (len > LINE_MOST)
         return -ENAMETOOLONG;
-    if (unquote(line, len - returns, path, &path_len) == 0 &&
-        resolve_path(p, path, path_len, ret_position) == 0)
+    if (list_path_unquote(line, len - returns, path, &path_len) == 0 &&
+        list_paths_resolve_one(p, path, path_len, ret_position) == 0)
         return 0;
-    int r = resolve_path(p, line, len, ret_position);
-    if (r < 0 && returns && resolve_path(p, line, len - 1, ret_position) == 0)
+    int r = list_paths_resolve_one(p, line, len, ret_position);
+    if (r < 0 && returns && list_paths_resolve_one(p, line, len - 1, ret_position) == 0)
         return 0;
     return r;
 }
@@ -139,8 +141,8 @@ int list_paths_resolve(const struct list_paths *p, const char *line, size_t len,
 /* ---- how to read the paths ---- */
 
 /* How many of the first lines name a file if they are read this way. */
-static unsigned count_known(const struct list_paths *p, struct list_text text,
-                            unsigned *ret_lines)
+static unsigned list_paths_count_known(const struct list_paths *p, struct list_text text,
+                                       unsigned *ret_lines)
 {
     const char *line;
     uint32_t position;
@@ -161,9 +163,9 @@ struct search {
     unsigned known, lines;
 };
 
-static void try_way(struct search *s, const struct list_paths *way)
+static void list_paths_try(struct search *s, const struct list_paths *way)
 {
-    unsigned known = count_known(way, *s->text, &s->lines);
+    unsigned known = list_paths_count_known(way, *s->text, &s->lines);
 
     if (known <= s->known)
         return;
@@ -172,7 +174,7 @@ static void try_way(struct search *s, const struct list_paths *way)
 }
 
 /* Try as a prefix what the first line starts with, up to each of its directories. */
-static void try_prefixes(struct search *s, struct list_paths way)
+static void list_paths_try_prefixes(struct search *s, struct list_paths way)
 {
     struct list_text text = *s->text;
     unsigned tried = 0;
@@ -188,12 +190,12 @@ static void try_prefixes(struct search *s, struct list_paths way)
         if (way.prefix[i] != '/')
             continue;
         way.prefix_len = i + 1;
-        try_way(s, &way);
+        list_paths_try(s, &way);
         tried++;
     }
 }
 
-static void try_directories(struct search *s, struct list_paths way)
+static void list_paths_try_directories(struct search *s, struct list_paths way)
 {
     uint32_t first, count, tried = 0;
     struct node node;
@@ -206,7 +208,7 @@ static void try_directories(struct search *s, struct list_paths way)
         if (index_node(way.index, i, &node) < 0 || !S_ISDIR(node.mode))
             continue;
         way.directory = node.position;
-        try_way(s, &way);
+        list_paths_try(s, &way);
         tried++;
     }
 }
@@ -218,9 +220,9 @@ void list_paths_find(struct list_paths *paths, const struct index *index, uint32
 
     *paths = (struct list_paths){.index = index, .root = root, .directory = root};
     const struct list_paths plain = *paths;
-    try_way(&s, &plain);
+    list_paths_try(&s, &plain);
     if (s.known < s.lines)
-        try_prefixes(&s, plain);
+        list_paths_try_prefixes(&s, plain);
     if (s.known < s.lines)
-        try_directories(&s, plain);
+        list_paths_try_directories(&s, plain);
 }

@@ -69,17 +69,17 @@ static void twister_refill(struct twister *t)
     t->used = 0;
 }
 
-static inline uint32_t draw(struct twister *t)
+static inline uint32_t twister_draw(struct twister *t)
 {
     if (t->used == TWISTER_STATE)
         twister_refill(t);
     return t->drawn[t->used++];
 }
 
-static inline uint64_t draw_64(struct twister *t)
+static inline uint64_t twister_draw_64(struct twister *t)
 {
-    uint64_t high = draw(t);
-    return high << 32 | draw(t);
+    uint64_t high = twister_draw(t);
+    return high << 32 | twister_draw(t);
 }
 
 /* ---- shuffles ---- */
@@ -94,7 +94,7 @@ static inline uint64_t draw_64(struct twister *t)
             unsigned count = n - 1 - i < AHEAD ? (unsigned)(n - 1 - i) : AHEAD;                \
             for (unsigned j = 0; j < count; j++) {                                             \
                 uint64_t left = n - i - j;                                                     \
-                uint32_t r = draw(t);                                                          \
+                uint32_t r = twister_draw(t);                                                  \
                 places[j] = i + j + (left > UINT32_MAX ? r : r % (uint32_t)left);              \
                 __builtin_prefetch(&a[places[j]], 1);                                          \
             }                                                                                  \
@@ -112,7 +112,7 @@ static inline uint64_t draw_64(struct twister *t)
         for (uint64_t i = 0; i < n;) {                                                         \
             unsigned count = n - i < AHEAD ? (unsigned)(n - i) : AHEAD;                        \
             for (unsigned j = 0; j < count; j++) {                                             \
-                places[j] = draw_64(t) % (i + j + 1);                                          \
+                places[j] = twister_draw_64(t) % (i + j + 1);                                  \
                 __builtin_prefetch(&a[places[j]], 1);                                          \
             }                                                                                  \
             for (unsigned j = 0; j < count; j++, i++) {                                        \
@@ -129,7 +129,7 @@ DEFINE_SHUFFLES(wide, uint64_t)
 
 /* ---- memory ---- */
 
-static void *map_elements(uint64_t count, bool wide, size_t *ret_bytes)
+static void *elements_map(uint64_t count, bool wide, size_t *ret_bytes)
 {
     size_t bytes;
     if (__builtin_mul_overflow(count ? count : 1, wide ? sizeof(uint64_t) : sizeof(uint32_t),
@@ -144,14 +144,14 @@ static void *map_elements(uint64_t count, bool wide, size_t *ret_bytes)
     return memory;
 }
 
-static int new_elements(uint64_t n, struct permutation **ret_permutation)
+static int elements_new(uint64_t n, struct permutation **ret_permutation)
 {
     struct permutation *p = calloc(1, sizeof(*p));
     if (!p)
         return -ENOMEM;
     p->size = n;
     p->wide = n > UINT64_C(1) << 32;
-    p->memory = map_elements(n, p->wide, &p->bytes);
+    p->memory = elements_map(n, p->wide, &p->bytes);
     if (!p->memory) {
         free(p);
         return -ENOMEM;
@@ -160,7 +160,7 @@ static int new_elements(uint64_t n, struct permutation **ret_permutation)
     return 0;
 }
 
-static inline void set(struct permutation *p, uint64_t i, uint64_t value)
+static inline void element_set(struct permutation *p, uint64_t i, uint64_t value)
 {
     if (p->wide)
         p->wide_at[i] = value;
@@ -183,14 +183,14 @@ uint64_t permutation_at(const struct permutation *permutation, uint64_t i)
 
 /* ---- three ways to make a permutation ---- */
 
-static void identity(struct permutation *p)
+static void elements_identity(struct permutation *p)
 {
     for (uint64_t i = 0; i < p->size; i++)
-        set(p, i, i);
+        element_set(p, i, i);
 }
 
-static void shuffle_range(struct permutation *p, uint64_t first, uint64_t count,
-                          struct twister *t)
+static void elements_shuffle(struct permutation *p, uint64_t first, uint64_t count,
+                             struct twister *t)
 {
     if (p->wide)
         swap_down_wide(p->wide_at + first, count, t);
@@ -203,13 +203,13 @@ int permutation_new_as(uint64_t n, uint64_t seed, bool draw_64_bits,
 {
     struct permutation *p;
     struct twister twister;
-    int r = new_elements(n, &p);
+    int r = elements_new(n, &p);
     if (r < 0)
         return r;
     twister_seed(&twister, seed);
     if (!draw_64_bits) {
-        identity(p);
-        shuffle_range(p, 0, n, &twister);
+        elements_identity(p);
+        elements_shuffle(p, 0, n, &twister);
     } else if (p->wide) {
         insert_up_wide(p->wide_at, n, &twister);
     } else {
@@ -233,7 +233,7 @@ struct moved {
     uint32_t place, value; /* place UINT32_MAX: free */
 };
 
-static struct moved *find_moved(struct moved *table, uint32_t mask, uint32_t place)
+static struct moved *moved_find(struct moved *table, uint32_t mask, uint32_t place)
 {
     uint32_t at = place * 2654435761u;
     at ^= at >> 15;
@@ -242,9 +242,9 @@ static struct moved *find_moved(struct moved *table, uint32_t mask, uint32_t pla
     return &table[at & mask];
 }
 
-static uint32_t take_moved(struct moved *table, uint32_t mask, uint32_t place)
+static uint32_t moved_take(struct moved *table, uint32_t mask, uint32_t place)
 {
-    struct moved *m = find_moved(table, mask, place);
+    struct moved *m = moved_find(table, mask, place);
     return m->place == place ? m->value : place;
 }
 
@@ -262,9 +262,10 @@ int permutation_front(uint64_t n, uint64_t seed, uint32_t count, uint32_t *ret_e
     memset(table, 0xff, size * sizeof(*table));
     twister_seed(&twister, seed);
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t left = (uint32_t)n - i, place = left > 1 ? i + draw(&twister) % left : i;
-        uint32_t own = take_moved(table, size - 1, i);
-        struct moved *m = find_moved(table, size - 1, place);
+        uint32_t left = (uint32_t)n - i,
+                 place = left > 1 ? i + twister_draw(&twister) % left : i;
+        uint32_t own = moved_take(table, size - 1, i);
+        struct moved *m = moved_find(table, size - 1, place);
         ret_elements[i] = place == i ? own : m->place == place ? m->value : place;
         *m = (struct moved){place, own};
     }
@@ -283,7 +284,7 @@ int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t w
     int r = permutation_new(count, seed, &blocks);
     if (r < 0)
         return r;
-    r = new_elements(n, &p);
+    r = elements_new(n, &p);
     if (r < 0) {
         permutation_free(blocks);
         return r;
@@ -294,9 +295,9 @@ int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t w
     for (uint64_t i = 0; i < count; i++) {
         uint64_t first = permutation_at(blocks, i) * block;
         for (uint64_t j = 0; j < block && j < n - first; j++)
-            set(p, filled++, first + j);
+            element_set(p, filled++, first + j);
         if ((i + 1) % window == 0 || i + 1 == count) {
-            shuffle_range(p, window_start, filled - window_start, &twister);
+            elements_shuffle(p, window_start, filled - window_start, &twister);
             window_start = filled;
         }
     }
@@ -309,12 +310,12 @@ int permutation_take(struct permutation *permutation, uint64_t first, uint64_t s
                      uint64_t count)
 {
     struct permutation taken = {.size = count, .wide = permutation->wide};
-    taken.memory = map_elements(count, taken.wide, &taken.bytes);
+    taken.memory = elements_map(count, taken.wide, &taken.bytes);
     if (!taken.memory)
         return -ENOMEM;
     uint64_t n = permutation->size, at = n ? first % n : 0, stride = n ? step % n : 0;
     for (uint64_t i = 0; i < count; i++) {
-        set(&taken, i, permutation_at(permutation, at));
+        element_set(&taken, i, permutation_at(permutation, at));
         at = at >= n - stride ? at - (n - stride) : at + stride;
     }
     munmap(permutation->memory, permutation->bytes);

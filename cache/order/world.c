@@ -9,8 +9,8 @@ void world_all(struct world *world)
 }
 
 /* Distances between successive reads of the same task. */
-static unsigned find_distances(const struct world_read *reads, unsigned count,
-                               uint64_t *ret_distances)
+static unsigned world_find_distances(const struct world_read *reads, unsigned count,
+                                     uint64_t *ret_distances)
 {
     unsigned found = 0;
 
@@ -26,7 +26,7 @@ static unsigned find_distances(const struct world_read *reads, unsigned count,
     return found;
 }
 
-static bool divides_nearly_all(uint64_t size, const uint64_t *distances, unsigned count)
+static bool world_divides_nearly_all(uint64_t size, const uint64_t *distances, unsigned count)
 {
     unsigned misses = 0;
 
@@ -36,7 +36,7 @@ static bool divides_nearly_all(uint64_t size, const uint64_t *distances, unsigne
     return true;
 }
 
-static void find_local(struct world *w, const struct world_read *reads, unsigned count)
+static void world_find_local(struct world *w, const struct world_read *reads, unsigned count)
 {
     uint64_t once[WORLD_MAX / 64] = {0};
 
@@ -60,13 +60,13 @@ int world_infer(const struct world_read *reads, unsigned count, struct world *re
         reads += count - WORLD_READS_MAX;
         count = WORLD_READS_MAX;
     }
-    unsigned found = find_distances(reads, count, distances);
+    unsigned found = world_find_distances(reads, count, distances);
     if (found < WORLD_DISTANCES_MIN)
         return -EAGAIN;
     w.size = WORLD_MAX;
-    while (w.size > 1 && !divides_nearly_all(w.size, distances, found))
+    while (w.size > 1 && !world_divides_nearly_all(w.size, distances, found))
         w.size--;
-    find_local(&w, reads, count);
+    world_find_local(&w, reads, count);
     if (w.local == 0)
         return -EAGAIN;
     *ret_world = w;
