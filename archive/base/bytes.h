@@ -1,7 +1,8 @@
 /*
  * Integers of a fixed byte order in untrusted bytes. bytes_le32(p) and the like read where the
  * caller knows that the bytes are there. A cursor checks: it takes integers and ranges from the
- * front of a buffer, and each call says whether there was enough.
+ * front of a buffer, and each call says whether there was enough. bytes_put_le32(p, v) and the
+ * like write.
  *
  *     struct cursor c = {header, len};
  *     if (!cursor_le32(&c, &magic) || !cursor_le16(&c, &name_len) ||
@@ -17,12 +18,17 @@
 #include <stdint.h>
 #include <string.h>
 
-#define BYTES_DEFINE(order, to_host, bits)                                                     \
+#define BYTES_DEFINE(order, to_host, to_order, bits)                                           \
     static inline uint##bits##_t bytes_##order##bits(const void *p)                            \
     {                                                                                          \
         uint##bits##_t v;                                                                      \
         memcpy(&v, p, sizeof(v));                                                              \
         return to_host(v);                                                                     \
+    }                                                                                          \
+    static inline void bytes_put_##order##bits(void *p, uint##bits##_t v)                      \
+    {                                                                                          \
+        v = to_order(v);                                                                       \
+        memcpy(p, &v, sizeof(v));                                                              \
     }                                                                                          \
     static inline bool cursor_##order##bits(struct cursor *c, uint##bits##_t *ret)             \
     {                                                                                          \
@@ -39,12 +45,12 @@ struct cursor {
     size_t left;
 };
 
-BYTES_DEFINE(le, le16toh, 16)
-BYTES_DEFINE(le, le32toh, 32)
-BYTES_DEFINE(le, le64toh, 64)
-BYTES_DEFINE(be, be16toh, 16)
-BYTES_DEFINE(be, be32toh, 32)
-BYTES_DEFINE(be, be64toh, 64)
+BYTES_DEFINE(le, le16toh, htole16, 16)
+BYTES_DEFINE(le, le32toh, htole32, 32)
+BYTES_DEFINE(le, le64toh, htole64, 64)
+BYTES_DEFINE(be, be16toh, htobe16, 16)
+BYTES_DEFINE(be, be32toh, htobe32, 32)
+BYTES_DEFINE(be, be64toh, htobe64, 64)
 #undef BYTES_DEFINE
 
 /* Take `len` bytes, which stay in the buffer. */

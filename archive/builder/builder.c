@@ -8,52 +8,24 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include <xxhash.h>
-
 #include "builder_private.h"
 
 const struct disk_attr builder_directory = {.mode = S_IFDIR | 0755, .flags = DATA_KIND_NONE};
 
 /* ---- attributes ---- */
 
-static size_t attr_slot(const struct builder *b, const struct disk_attr *attr)
-{
-    size_t mask = b->attr_slot_count - 1;
-    size_t slot = XXH3_64bits(attr, sizeof(*attr)) & mask;
-    while (b->attr_slots[slot] &&
-           memcmp(&b->attrs.at[b->attr_slots[slot] - 1], attr, sizeof(*attr)) != 0)
-        slot = (slot + 1) & mask;
-    return slot;
-}
-
-static int grow_attr_slots(struct builder *b)
-{
-    size_t count = b->attr_slot_count ? b->attr_slot_count * 2 : 64;
-    uint32_t *slots = calloc(count, sizeof(*slots));
-    if (!slots)
-        return -ENOMEM;
-    free(b->attr_slots);
-    b->attr_slots = slots;
-    b->attr_slot_count = count;
-    for (size_t i = 0; i < b->attrs.count; i++)
-        slots[attr_slot(b, &b->attrs.at[i])] = (uint32_t)i + 1;
-    return 0;
-}
-
 int builder_intern_attr(struct builder *b, const struct disk_attr *attr, uint32_t *ret_attr)
 {
-    if (b->attrs.count * 2 >= b->attr_slot_count && grow_attr_slots(b) < 0)
-        return -ENOMEM;
-    size_t slot = attr_slot(b, attr);
-    if (!b->attr_slots[slot]) {
-        if (b->attrs.count == DISK_ATTR_LIMIT)
+    uint64_t number;
+    if (map_get(&b->attr_numbers, builder_attr_key(attr), &number) < 0) {
+        number = b->attrs.count;
+        if (number == DISK_ATTR_LIMIT)
             return -EOVERFLOW;
-        if (vector_reserve(&b->attrs, 1) < 0)
+        if (vector_push(&b->attrs, *attr) < 0 ||
+            map_put(&b->attr_numbers, builder_attr_key(attr), number) < 0)
             return -ENOMEM;
-        b->attrs.at[b->attrs.count++] = *attr;
-        b->attr_slots[slot] = (uint32_t)b->attrs.count;
     }
-    *ret_attr = b->attr_slots[slot] - 1;
+    *ret_attr = (uint32_t)number;
     return 0;
 }
 
@@ -66,10 +38,8 @@ int builder_change_flags(struct builder *b, uint32_t inode, uint32_t clear, uint
 
 int builder_add_side(struct builder *b, uint32_t inode, uint32_t kind, uint64_t value)
 {
-    if (vector_reserve(&b->sides, 1) < 0)
-        return -ENOMEM;
-    b->sides.at[b->sides.count++] = (struct builder_side){inode, kind, value};
-    return 0;
+    struct builder_side side = {inode, kind, b->sides.count, value};
+    return vector_push(&b->sides, side);
 }
 
 /* ---- life ---- */
@@ -107,7 +77,7 @@ void builder_free(struct builder *b)
     vector_free(&b->text);
     free(b->slots);
     vector_free(&b->attrs);
-    free(b->attr_slots);
+    map_free(&b->attr_numbers);
     vector_free(&b->last_path);
     vector_free(&b->strings);
     vector_free(&b->extents);
@@ -117,7 +87,7 @@ void builder_free(struct builder *b)
     vector_free(&b->pending_bytes);
     vector_free(&b->xattrs);
     vector_free(&b->xattr_of);
-    free(b->set_slots);
+    map_free(&b->sets);
     vector_free(&b->dirs);
     vector_free(&b->left_out);
     vector_free(&b->sums);

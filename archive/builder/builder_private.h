@@ -13,6 +13,7 @@
 
 #include "builder.h"
 #include "index_format.h"
+#include "map.h"
 #include "vector.h"
 
 /* A name: an entry of the tree. Names are never removed, only bound to another inode. */
@@ -42,6 +43,7 @@ struct builder_inode {
 struct builder_side {
     uint32_t inode;
     uint32_t kind;
+    uint64_t number; /* in the order of arrival */
     uint64_t value;
 };
 
@@ -62,8 +64,7 @@ struct builder {
     uint64_t seed;
 
     VECTOR(struct disk_attr) attrs; /* in host order */
-    uint32_t *attr_slots;           /* number + 1 */
-    size_t attr_slot_count;
+    struct map attr_numbers;
 
     /* Path of the directory that the last member was in. */
     VECTOR(char) last_path;
@@ -83,8 +84,7 @@ struct builder {
     VECTOR(char) pending_bytes;
     VECTOR(char) xattrs;       /* sets, as on disk */
     VECTOR(uint64_t) xattr_of; /* by inode: offset of its set + 1, or 0 */
-    uint64_t *set_slots;       /* offset + 1 */
-    size_t set_slot_count, sets;
+    struct map sets;           /* offset in `xattrs`, by a sum of the set */
 
     VECTOR(uint32_t) dirs; /* as on disk */
 
@@ -122,6 +122,13 @@ static inline const struct disk_attr *inode_attr(const struct builder *b, uint32
 static inline bool is_directory_inode(const struct builder *b, uint32_t inode)
 {
     return S_ISDIR(inode_attr(b, inode)->mode);
+}
+
+/* The record itself is the key. */
+static inline struct map_key builder_attr_key(const struct disk_attr *attr)
+{
+    return (struct map_key){(uint64_t)attr->mode << 32 | attr->uid,
+                            (uint64_t)attr->gid << 32 | attr->flags};
 }
 
 /* The number of an attribute record. -EOVERFLOW: too many; -ENOMEM. */

@@ -249,6 +249,27 @@ static_assert(sizeof(struct disk_block) == 16, "block");
 #define BLOCK_STORED 0x80000000u
 #define BLOCK_CODEC_SHIFT 56 /* in source_offset */
 
+/* The size of a section's records. */
+static inline uint32_t disk_record_bytes(enum disk_section_id id)
+{
+    static const uint8_t bytes[SECTION_IDS] = {
+        [SECTION_ENTRIES] = sizeof(struct disk_entry),
+        [SECTION_NAMES] = 1,
+        [SECTION_ATTRS] = sizeof(struct disk_attr),
+        [SECTION_DIRS] = 4,
+        [SECTION_EXTENTS] = 8,
+        [SECTION_BLOCKS] = sizeof(struct disk_block),
+        [SECTION_EXTRA] = sizeof(struct disk_extra),
+        [SECTION_STRINGS] = 1,
+        [SECTION_XATTRS] = 8,
+        [SECTION_SUMS] = 8,
+        [SECTION_REST] = 8,
+        [SECTION_EXPANDED] = 8,
+        [SECTION_LEFT_OUT] = 8,
+    };
+    return bytes[id];
+}
+
 #define DISK_LEFT_OUT_TOLD 100u /* nobody reads more of a million */
 #define DISK_LEFT_OUT_HEAD 16u  /* the numbers of its record; the texts after them take: */
 

@@ -212,26 +212,6 @@ static int check_area(struct index *index, const struct disk_header *h, const ui
     return index->page_good ? 0 : -ENOMEM;
 }
 
-static uint32_t record_bytes(uint32_t id)
-{
-    static const uint32_t bytes[SECTION_IDS] = {
-        [SECTION_ENTRIES] = sizeof(struct disk_entry),
-        [SECTION_NAMES] = 1,
-        [SECTION_ATTRS] = sizeof(struct disk_attr),
-        [SECTION_DIRS] = 4,
-        [SECTION_EXTENTS] = 8,
-        [SECTION_BLOCKS] = sizeof(struct disk_block),
-        [SECTION_EXTRA] = sizeof(struct disk_extra),
-        [SECTION_STRINGS] = 1,
-        [SECTION_XATTRS] = 8,
-        [SECTION_SUMS] = 8,
-        [SECTION_REST] = 8,
-        [SECTION_EXPANDED] = 8,
-        [SECTION_LEFT_OUT] = 8,
-    };
-    return bytes[id];
-}
-
 static int read_sections(struct index *index, const struct disk_header *h, const uint8_t *image,
                          uint64_t offset, struct fault *fault)
 {
@@ -251,8 +231,8 @@ static int read_sections(struct index *index, const struct disk_header *h, const
         uint64_t length = le64toh(s.length);
         if (id == 0 || id >= SECTION_IDS)
             continue;
-        if (index->sections[id].bytes || le32toh(s.record_bytes) != record_bytes(id) ||
-            length % record_bytes(id) || at % 8 || at < area_offset ||
+        if (index->sections[id].bytes || le32toh(s.record_bytes) != disk_record_bytes(id) ||
+            length % disk_record_bytes(id) || at % 8 || at < area_offset ||
             at - area_offset > index->area_bytes ||
             length > index->area_bytes - (at - area_offset))
             return damaged(fault, offset, "a section does not lie where sections may");
