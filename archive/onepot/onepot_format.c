@@ -9,9 +9,11 @@
  */
 #include "onepot_format.h"
 
+#include <assert.h>
 #include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -33,26 +35,13 @@
 #define SKIPPABLE_MAGIC 0x184d2a5au
 #define SKIPPABLE_BYTES 8u /* a frame's header: magic and length */
 
-/* Offsets in the footer. All other bytes are zero. */
-enum footer_offset {
-    AT_MAGIC = 0,
-    AT_VERSION = 8,
-    AT_FOOTER_BYTES = 12,
-    AT_INCOMPATIBLE = 16,
-    AT_IDENTIFIER = 32,
-    AT_END_MARKER = 48,
-    AT_IMAGE_OFFSET = 56,
-    AT_IMAGE_BYTES = 64,
-    AT_FILE_BYTES = 72,
-    AT_ARCHIVE_BYTES = 80,
-    AT_TAR_BYTES = 88,
-    AT_STRIDE = 96,
-    AT_SUM = FOOTER_BYTES - 8,
-};
-
+/* As it is on disk; in memory in host order. Bytes without a name are zero. */
 struct footer {
+    char magic[8];
     uint32_t version;
+    uint32_t footer_bytes;
     uint64_t incompatible;
+    uint8_t zeros[8];
     uint8_t identifier[16];
     uint64_t end_marker_offset;
     uint64_t image_offset;
@@ -61,19 +50,26 @@ struct footer {
     uint64_t archive_bytes;
     uint64_t tar_bytes;
     uint64_t stride;
-    bool zstd;
+    uint8_t more_zeros[400];
+    uint64_t sum; /* XXH3-64 of all before it */
 };
+static_assert(sizeof(struct footer) == FOOTER_BYTES, "footer");
 
-static void footer_put32(uint8_t *bytes, enum footer_offset at, uint32_t value)
+/* From host order to that on disk, or back. */
+static void footer_convert(struct footer *f)
 {
-    value = htole32(value);
-    memcpy(bytes + at, &value, sizeof(value));
+    uint64_t *const numbers[] = {&f->incompatible,      &f->image_offset, &f->image_bytes,
+                                 &f->end_marker_offset, &f->file_bytes,   &f->archive_bytes,
+                                 &f->tar_bytes,         &f->stride,       &f->sum};
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        *numbers[i] = le64toh(*numbers[i]);
+    f->version = le32toh(f->version);
+    f->footer_bytes = le32toh(f->footer_bytes);
 }
 
-static void footer_put64(uint8_t *bytes, enum footer_offset at, uint64_t value)
+static bool footer_is_zstd(const struct footer *f)
 {
-    value = htole64(value);
-    memcpy(bytes + at, &value, sizeof(value));
+    return f->incompatible & FOOTER_ZSTD;
 }
 
 /* Where the file ends, if its index ends at `image_end`. 0: that is not a 63-bit number. */
@@ -88,26 +84,19 @@ static uint64_t footer_end_of_file(uint64_t image_end)
 
 static void footer_encode(uint8_t bytes[FOOTER_BYTES], const struct footer *f)
 {
-    memset(bytes, 0, FOOTER_BYTES);
-    memcpy(bytes + AT_MAGIC, FOOTER_MAGIC, 8);
-    footer_put32(bytes, AT_VERSION, FOOTER_VERSION);
-    footer_put32(bytes, AT_FOOTER_BYTES, FOOTER_BYTES);
-    footer_put64(bytes, AT_INCOMPATIBLE, f->zstd ? FOOTER_ZSTD : 0);
-    memcpy(bytes + AT_IDENTIFIER, f->identifier, sizeof(f->identifier));
-    footer_put64(bytes, AT_END_MARKER, f->end_marker_offset);
-    footer_put64(bytes, AT_IMAGE_OFFSET, f->image_offset);
-    footer_put64(bytes, AT_IMAGE_BYTES, f->image_bytes);
-    footer_put64(bytes, AT_FILE_BYTES, f->file_bytes);
-    footer_put64(bytes, AT_ARCHIVE_BYTES, f->archive_bytes);
-    footer_put64(bytes, AT_TAR_BYTES, f->tar_bytes);
-    footer_put64(bytes, AT_STRIDE, f->stride);
-    footer_put64(bytes, AT_SUM, XXH3_64bits(bytes, AT_SUM));
+    struct footer disk = *f;
+    memcpy(disk.magic, FOOTER_MAGIC, sizeof(disk.magic));
+    disk.version = FOOTER_VERSION;
+    disk.footer_bytes = FOOTER_BYTES;
+    footer_convert(&disk);
+    disk.sum = htole64(XXH3_64bits(&disk, offsetof(struct footer, sum)));
+    memcpy(bytes, &disk, sizeof(disk));
 }
 
 static void put_skippable(uint8_t bytes[SKIPPABLE_BYTES], uint64_t content_bytes)
 {
-    footer_put32(bytes, 0, SKIPPABLE_MAGIC);
-    footer_put32(bytes, 4, (uint32_t)content_bytes);
+    bytes_put_le32(bytes, SKIPPABLE_MAGIC);
+    bytes_put_le32(bytes + 4, (uint32_t)content_bytes);
 }
 
 /*
@@ -197,7 +186,7 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
         .end_marker_offset = tar->end_marker_offset,
         .archive_bytes = tar->zstd ? tar->archive_bytes : tar->tar_bytes,
         .tar_bytes = tar->tar_bytes,
-        .zstd = tar->zstd,
+        .incompatible = tar->zstd ? FOOTER_ZSTD : 0,
     };
     memcpy(f.identifier, tar->identifier, sizeof(f.identifier));
     f.image_offset = tar->zstd ? zstd_image_offset(f.archive_bytes) : tar->tar_bytes;
@@ -221,24 +210,22 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
 
 /* ---- the reader's side ---- */
 
-/* Reads the last block of the file. 1; 0: it is not a footer; -errno. */
-static int footer_read(const struct source *source, uint8_t bytes[FOOTER_BYTES])
+/* Reads the last block of the file, as it is on disk. 1; 0: it is not a footer; -errno. */
+static int footer_read(const struct source *source, struct footer *ret_footer)
 {
     uint64_t size = source_size(source);
     if (size < FOOTER_BYTES)
         return 0;
-    int r = source_read(source, bytes, FOOTER_BYTES, size - FOOTER_BYTES);
-    if (r < 0)
-        return r;
-    return memcmp(bytes + AT_MAGIC, FOOTER_MAGIC, 8) == 0;
+    int r = source_read(source, ret_footer, FOOTER_BYTES, size - FOOTER_BYTES);
+    return r < 0 ? r : memcmp(ret_footer->magic, FOOTER_MAGIC, 8) == 0;
 }
 
 static int onepot_probe(const struct source *source, const uint8_t *head, size_t head_len)
 {
     (void)head;
     (void)head_len;
-    uint8_t bytes[FOOTER_BYTES];
-    return footer_read(source, bytes);
+    struct footer footer;
+    return footer_read(source, &footer);
 }
 
 static int onepot_damaged(struct fault *fault, uint64_t offset, const char *what)
@@ -270,45 +257,30 @@ static int footer_check_layout(const struct footer *f, uint64_t at, struct fault
     if (__builtin_add_overflow(f->image_offset, f->image_bytes, &end) || end > f->file_bytes ||
         f->image_bytes < sizeof(struct disk_header))
         return footer_impossible(fault, at, "the index");
-    if (!f->zstd &&
+    if (!footer_is_zstd(f) &&
         (f->stride || f->image_offset != f->tar_bytes || f->archive_bytes != f->tar_bytes ||
          footer_end_of_file(end) != f->file_bytes))
         return footer_impossible(fault, at, "the index");
-    if (f->zstd && (f->stride % DISK_PAGE_BYTES || f->stride < 2 * DISK_PAGE_BYTES ||
-                    f->stride > DISK_STRIDE_MAX || f->archive_bytes > f->image_offset ||
-                    f->image_offset != zstd_image_offset(f->archive_bytes) ||
-                    footer_image_end(f) + SKIPPABLE_BYTES + FOOTER_BYTES != f->file_bytes))
+    if (footer_is_zstd(f) &&
+        (f->stride % DISK_PAGE_BYTES || f->stride < 2 * DISK_PAGE_BYTES ||
+         f->stride > DISK_STRIDE_MAX || f->archive_bytes > f->image_offset ||
+         f->image_offset != zstd_image_offset(f->archive_bytes) ||
+         footer_image_end(f) + SKIPPABLE_BYTES + FOOTER_BYTES != f->file_bytes))
         return footer_impossible(fault, at, "the index");
     return 0;
 }
 
-static int footer_decode(const uint8_t bytes[FOOTER_BYTES], uint64_t size, struct fault *fault,
-                         struct footer *ret_footer)
+static int footer_decode(struct footer *f, uint64_t size, struct fault *fault)
 {
-    uint64_t at = size - FOOTER_BYTES;
-    if (bytes_le64(bytes + AT_SUM) != XXH3_64bits(bytes, AT_SUM))
+    uint64_t at = size - FOOTER_BYTES, sum = XXH3_64bits(f, offsetof(struct footer, sum));
+    footer_convert(f);
+    if (f->sum != sum)
         return onepot_damaged(fault, at, "footer is damaged: its sum is wrong");
-    struct footer f = {
-        .version = bytes_le32(bytes + AT_VERSION),
-        .incompatible = bytes_le64(bytes + AT_INCOMPATIBLE),
-        .end_marker_offset = bytes_le64(bytes + AT_END_MARKER),
-        .image_offset = bytes_le64(bytes + AT_IMAGE_OFFSET),
-        .image_bytes = bytes_le64(bytes + AT_IMAGE_BYTES),
-        .file_bytes = bytes_le64(bytes + AT_FILE_BYTES),
-        .archive_bytes = bytes_le64(bytes + AT_ARCHIVE_BYTES),
-        .tar_bytes = bytes_le64(bytes + AT_TAR_BYTES),
-        .stride = bytes_le64(bytes + AT_STRIDE),
-    };
-    f.zstd = f.incompatible & FOOTER_ZSTD;
-    memcpy(f.identifier, bytes + AT_IDENTIFIER, sizeof(f.identifier));
-    if (f.version != FOOTER_VERSION || f.incompatible & ~FOOTER_ZSTD)
+    if (f->version != FOOTER_VERSION || f->incompatible & ~FOOTER_ZSTD)
         return onepot_stale(fault, at, "its index was made by a later version of onepot");
-    if (f.file_bytes != size)
+    if (f->file_bytes != size)
         return onepot_stale(fault, at, "the file has another size than when it was packed");
-    int r = footer_check_layout(&f, at, fault);
-    if (r == 0)
-        *ret_footer = f;
-    return r;
+    return footer_check_layout(f, at, fault);
 }
 
 static int footer_check_marker(const struct source *source, const struct footer *f,
@@ -316,7 +288,7 @@ static int footer_check_marker(const struct source *source, const struct footer 
 {
     static const uint8_t zeros[ONEPOT_MARKER_BYTES];
     uint8_t marker[ONEPOT_MARKER_BYTES];
-    if (f->zstd)
+    if (footer_is_zstd(f))
         return 0; /* compressed archives are not changed in place */
     int r = source_read(source, marker, sizeof(marker), f->end_marker_offset);
     if (r < 0)
@@ -352,19 +324,13 @@ static int footer_check_image(const struct source *source, const struct footer *
 
 static int footer_find(struct source *source, struct fault *fault, struct footer *ret_footer)
 {
-    uint8_t bytes[FOOTER_BYTES];
-    struct footer footer;
-    int r = footer_read(source, bytes);
+    int r = footer_read(source, ret_footer);
     if (r <= 0)
         return r < 0 ? r : -ENOENT;
-    r = footer_decode(bytes, source_size(source), fault, &footer);
+    r = footer_decode(ret_footer, source_size(source), fault);
     if (r == 0)
-        r = footer_check_marker(source, &footer, fault);
-    if (r == 0)
-        r = footer_check_image(source, &footer, fault);
-    if (r == 0)
-        *ret_footer = footer;
-    return r;
+        r = footer_check_marker(source, ret_footer, fault);
+    return r < 0 ? r : footer_check_image(source, ret_footer, fault);
 }
 
 static int onepot_find(struct source *source, struct fault *fault,
@@ -431,7 +397,7 @@ int onepot_check_trailer(struct source *source, const struct index *index, struc
         r = index_check(index, fault);
     if (r < 0)
         return r;
-    if (!f.zstd)
+    if (!footer_is_zstd(&f))
         return onepot_check_zeros(source, footer_image_end(&f), f.file_bytes - FOOTER_BYTES,
                                   fault);
     r = onepot_check_index_frames(source, &f, fault);

@@ -73,12 +73,9 @@ struct item {
 
     struct folder
         *folder; /* MEMBER: the folder it is in; CURSOR_FOLDER: the folder of the names */
-    struct folder *below; /* MEMBER: a directory's content, or NULL */
-    uint32_t shard;       /* the shard it goes to */
-    const struct input *input;
-    const struct folder_name *name;
-    int folder_fd; /* pinned; or -errno */
-    int source_fd;
+    struct folder *below;    /* MEMBER: a directory's content, or NULL */
+    uint32_t shard;          /* the shard it goes to */
+    struct gather_from from; /* MEMBER: `folder_fd` is pinned, or -errno */
     struct gathered gathered;
 
     struct stream *stream; /* PIECE, CURSOR_STREAM */
@@ -128,7 +125,7 @@ static struct item *pipeline_new_item(enum item_kind kind)
     struct item *item = calloc(1, sizeof(*item));
     if (item) {
         item->kind = kind;
-        item->folder_fd = item->source_fd = item->gathered.fd = -1;
+        item->from.folder_fd = item->from.opened_fd = item->gathered.fd = -1;
     }
     return item;
 }
@@ -181,8 +178,8 @@ static void pipeline_free_item(struct pipeline *p, struct item *item)
     folder_unref(p->set, item->below);
     gather_free(&item->gathered);
     pipeline_unref_stream(item->stream);
-    if (item->source_fd >= 0)
-        close(item->source_fd);
+    if (item->from.opened_fd >= 0)
+        close(item->from.opened_fd);
     free(item->bytes);
     free(item->problem);
     free(item);
@@ -227,17 +224,25 @@ static int pipeline_take_name(struct pipeline *p, struct item *cursor, struct it
     if (!item)
         return -ENOMEM;
     size_t number = folder->next++;
-    item->name = &folder->listing.names[number];
+    const struct folder_name *name = &folder->listing.names[number];
     item->folder = folder;
     folder_ref(folder);
-    item->input = folder->input;
+    item->from = (struct gather_from){.selection = p->selection,
+                                      .input = folder->input,
+                                      .folder_fd = -1,
+                                      .opened_fd = -1,
+                                      .name = name->name,
+                                      .type = name->type,
+                                      .number = name->number,
+                                      .root_len = folder->root_len};
     if (folder == p->sources->root) {
-        item->source_fd = steal_fd(&p->sources->at[number].fd);
-        item->input = p->sources->at[number].input;
+        item->from.opened_fd = steal_fd(&p->sources->at[number].fd);
+        item->from.input = p->sources->at[number].input;
+        item->from.root_len = strlen(name->name);
     } else if (!folder->input) {
-        int r = folder_pin(p->set, folder, &item->folder_fd);
+        int r = folder_pin(p->set, folder, &item->from.folder_fd);
         if (r < 0)
-            item->folder_fd = r;
+            item->from.folder_fd = r;
     }
     *ret_item = item;
     return 1;
@@ -296,40 +301,18 @@ static struct item *pipeline_take(struct pipeline *p)
 
 /* ---- reading; without the lock ---- */
 
-/* Length of the part of the member's path that names the source. */
-static size_t pipeline_root_len(const struct pipeline *p, const struct item *item)
-{
-    return item->folder == p->sources->root ? strlen(item->name->name) : item->folder->root_len;
-}
-
-/* Where to gather the item's member from. */
-static struct gather_from pipeline_place_of(const struct pipeline *p, const struct item *item,
-                                            int folder_fd)
-{
-    return (struct gather_from){
-        .selection = p->selection,
-        .input = item->input,
-        .folder_fd = folder_fd,
-        .opened_fd = -1,
-        .name = item->name->name,
-        .type = item->name->type,
-        .number = item->name->number,
-        .root_len = pipeline_root_len(p, item),
-    };
-}
-
 static int pipeline_read_member(const struct pipeline *p, struct item *item)
 {
     char *path;
     size_t len;
-    int r = folder_path(item->folder, item->name->name, &path, &len);
+    struct gather_from from = item->from;
+    int r = folder_path(item->folder, from.name, &path, &len);
     if (r < 0)
         return r;
     item->shard = selection_shard(p->selection, path, len);
-    if (item->folder_fd < 0 && item->source_fd < 0 && !item->input)
-        return gather_nothing(path, item->folder_fd, &item->gathered);
-    struct gather_from from = pipeline_place_of(p, item, item->folder_fd);
-    from.opened_fd = steal_fd(&item->source_fd);
+    if (from.folder_fd < 0 && from.opened_fd < 0 && !from.input)
+        return gather_nothing(path, from.folder_fd, &item->gathered);
+    item->from.opened_fd = -1;
     return gather_member(&from, path, len, &item->gathered);
 }
 
@@ -351,12 +334,12 @@ static int pipeline_open_below(struct pipeline *p, struct item *item)
     struct gathered *g = &item->gathered;
     struct folder *folder;
     g->is_folder = false;
-    int r = folder_new(p->set, item->folder, item->name->name, strlen(item->name->name),
+    int r = folder_new(p->set, item->folder, item->from.name, strlen(item->from.name),
                        steal_fd(&g->fd), g->id, &g->listing, &folder);
     if (r < 0)
         return r;
-    folder->input = item->input;
-    folder->root_len = pipeline_root_len(p, item);
+    folder->input = item->from.input;
+    folder->root_len = item->from.root_len;
     item->below = folder;
     return pipeline_add_folder_cursor(p, folder, item->after);
 }
@@ -381,7 +364,7 @@ static int pipeline_queue_rest(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
     int r = 0;
-    if (S_ISREG(g->member.mode) && !g->skip && !item->input &&
+    if (S_ISREG(g->member.mode) && !g->skip && !item->from.input &&
         shard_set_is_output(p->shards, g->id))
         r = pipeline_leave_out_output(g);
     if (r == 0 && g->is_folder && !g->skip)
@@ -394,7 +377,7 @@ static int pipeline_queue_rest(struct pipeline *p, struct item *item)
 static void pipeline_finish_reading(struct pipeline *p, struct item *item, int r)
 {
     if (item->kind == ITEM_MEMBER) {
-        if (item->folder_fd >= 0)
+        if (item->from.folder_fd >= 0)
             folder_unpin(p->set, item->folder);
         if (r == 0)
             r = pipeline_queue_rest(p, item);
@@ -468,21 +451,21 @@ static int pipeline_keep_first(struct pipeline *p, struct map *links, const stru
 static int pipeline_read_first(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
-    int fd = -1, r = 0;
+    struct gather_from from = item->from;
+    int r = 0;
     pthread_mutex_lock(&p->lock);
-    if (!item->input)
-        r = folder_pin(p->set, item->folder, &fd);
+    if (!from.input)
+        r = folder_pin(p->set, item->folder, &from.folder_fd);
     pthread_mutex_unlock(&p->lock);
     if (r < 0) {
         char *path = steal_ptr(&g->path);
         gather_free(g);
         return gather_nothing(path, r, g);
     }
-    struct gather_from from = pipeline_place_of(p, item, fd);
     r = gather_data(&from, g);
 
     pthread_mutex_lock(&p->lock);
-    if (!item->input)
+    if (!from.input)
         folder_unpin(p->set, item->folder);
     if (r == 0)
         r = pipeline_queue_rest(p, item);
