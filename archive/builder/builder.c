@@ -57,13 +57,13 @@ int builder_new(struct builder **ret_builder)
     uint32_t inode;
     if (builder_intern_attr(b, &(struct disk_attr){0}, &root.attr) < 0 || /* used by no entry */
         builder_intern_attr(b, &builder_directory, &root.attr) < 0 ||
-        builder_new_inode(b, &root, &inode) < 0 || vector_reserve(&b->names, 1) < 0 ||
+        builder_new_inode(b, &root, &inode) < 0 ||
+        vector_push(&b->names, (struct builder_name){0}) < 0 ||
         vector_reserve(&b->last_path, 1) < 0 || vector_reserve(&b->text, 1) < 0 ||
         builder_grow_slots(b) < 0) {
         builder_free(b);
         return -ENOMEM;
     }
-    b->names.at[b->names.count++] = (struct builder_name){0};
     *ret_builder = b;
     return 0;
 }

@@ -188,7 +188,7 @@ int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
 uint32_t builder_entries(const struct builder *builder);
 
 /*
- * The sums of the archive's windows, see index_rest_sum. `sums` stays the caller's and must
+ * The sums of the archive's windows, see index_window_sum. `sums` stays the caller's and must
  * live until builder_write returns.
  */
 void builder_set_rest_sums(struct builder *builder, const uint64_t *sums, uint64_t count);
@@ -205,7 +205,7 @@ struct builder_header {
     uint64_t archive_fingerprint;
     uint8_t identifier[16];
     uint64_t end_marker_offset;
-    const uint64_t *expanded_sums; /* see index_expanded_sum; NULL: none */
+    const uint64_t *expanded_sums; /* see index_window_sum; NULL: none */
     uint64_t expanded_count;
 };
 

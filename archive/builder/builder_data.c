@@ -9,15 +9,16 @@
 #include <string.h>
 
 #include "builder_private.h"
+#include "numbers.h"
 
-static bool in_archive(const struct builder *b, uint64_t offset, uint64_t len)
+static bool builder_in_archive(const struct builder *b, uint64_t offset, uint64_t len)
 {
     uint64_t end;
     return !__builtin_add_overflow(offset, len, &end) &&
            (!b->archive_bytes || end <= b->archive_bytes);
 }
 
-static bool has_kind(const struct builder *b, uint32_t inode, uint32_t kind)
+static bool builder_has_kind(const struct builder *b, uint32_t inode, uint32_t kind)
 {
     return !b->is_written && inode < b->inodes.count &&
            (inode_attr(b, inode)->flags & DATA_KIND_MASK) == kind;
@@ -26,13 +27,13 @@ static bool has_kind(const struct builder *b, uint32_t inode, uint32_t kind)
 int builder_add_extent(struct builder *b, uint32_t inode, uint64_t offset, uint64_t length,
                        uint64_t source_offset)
 {
-    if (!has_kind(b, inode, DATA_KIND_EXTENTS))
+    if (!builder_has_kind(b, inode, DATA_KIND_EXTENTS))
         return -EINVAL;
     struct builder_inode *file = &b->inodes.at[inode];
     if (length == 0)
         return 0;
     if (offset > file->size || length > file->size - offset ||
-        !in_archive(b, source_offset, length))
+        !builder_in_archive(b, source_offset, length))
         return -EUCLEAN;
     if (vector_reserve(&b->extents, 5) < 0)
         return -ENOMEM;
@@ -66,30 +67,27 @@ int builder_add_extent(struct builder *b, uint32_t inode, uint64_t offset, uint6
     return 0;
 }
 
-static int append_block(struct builder *b, const struct builder_block *block)
+static int builder_append_block(struct builder *b, const struct builder_block *block)
 {
     if (block->block_bytes == 0 || block->packed_bytes >= BLOCK_STORED ||
         block->codec >= CODEC_COUNT || block->source_offset >> BLOCK_CODEC_SHIFT ||
         (block->stored && block->packed_bytes > block->block_bytes) ||
-        !in_archive(b, block->source_offset, block->packed_bytes))
+        !builder_in_archive(b, block->source_offset, block->packed_bytes))
         return -EUCLEAN;
     if (b->blocks.count >= UINT32_MAX)
         return -EOVERFLOW;
-    if (vector_reserve(&b->blocks, 1) < 0)
-        return -ENOMEM;
-    if (block->block_bytes > b->block_bytes_max)
-        b->block_bytes_max = block->block_bytes;
+    b->block_bytes_max = max_u32(b->block_bytes_max, block->block_bytes);
     bool is_packed = block->packed_bytes && !block->stored;
     uint64_t codec = is_packed ? block->codec : CODEC_NONE;
     b->codecs |= codec ? 1u << codec : 0;
-    b->blocks.at[b->blocks.count++] = (struct disk_block){
+    struct disk_block disk = {
         .source_offset = htole64(
             block->packed_bytes ? block->source_offset | codec << BLOCK_CODEC_SHIFT : 0),
         .packed = htole32(block->packed_bytes |
                           (block->stored && block->packed_bytes ? BLOCK_STORED : 0)),
         .block_bytes = htole32(block->block_bytes),
     };
-    return 0;
+    return vector_push(&b->blocks, disk);
 }
 
 int builder_add_fragment(struct builder *b, const struct builder_block *block,
@@ -99,7 +97,7 @@ int builder_add_fragment(struct builder *b, const struct builder_block *block,
         return -EINVAL;
     if (block->packed_bytes == 0)
         return -EUCLEAN;
-    int r = append_block(b, block);
+    int r = builder_append_block(b, block);
     if (r < 0)
         return r;
     *ret_number = b->fragments++;
@@ -107,12 +105,12 @@ int builder_add_fragment(struct builder *b, const struct builder_block *block,
 }
 
 /* Bytes in a block; for a compressed one only the maximum is known. */
-static uint32_t capacity(const struct builder_block *block)
+static uint32_t builder_capacity(const struct builder_block *block)
 {
     return block->stored && block->packed_bytes ? block->packed_bytes : block->block_bytes;
 }
 
-static uint32_t fragment_capacity(const struct builder *b, uint32_t fragment)
+static uint32_t builder_fragment_capacity(const struct builder *b, uint32_t fragment)
 {
     const struct disk_block *block = &b->blocks.at[fragment];
     uint32_t packed = le32toh(block->packed);
@@ -123,15 +121,17 @@ static uint32_t fragment_capacity(const struct builder *b, uint32_t fragment)
  * Do these blocks and a tail make a file of this size? All but the last block have one size,
  * the same for all files; a tail is shorter than that.
  */
-static int check_blocks(struct builder *b, uint64_t size, const struct builder_block *blocks,
-                        uint32_t count, uint32_t fragment, uint32_t fragment_offset)
+static int builder_check_blocks(struct builder *b, uint64_t size,
+                                const struct builder_block *blocks, uint32_t count,
+                                uint32_t fragment, uint32_t fragment_offset)
 {
     bool has_tail = fragment != BUILDER_NO_FRAGMENT;
     uint32_t full = has_tail ? count : count - (count > 0);
     for (uint32_t i = 0; i < full; i++) {
         if (b->block_bytes == 0)
             b->block_bytes = blocks[i].block_bytes;
-        if (blocks[i].block_bytes != b->block_bytes || capacity(&blocks[i]) != b->block_bytes)
+        if (blocks[i].block_bytes != b->block_bytes ||
+            builder_capacity(&blocks[i]) != b->block_bytes)
             return -EUCLEAN;
     }
     uint64_t begin = (uint64_t)full * b->block_bytes;
@@ -139,12 +139,12 @@ static int check_blocks(struct builder *b, uint64_t size, const struct builder_b
     if (has_tail) {
         if (fragment >= b->fragments)
             return -EUCLEAN;
-        uint32_t fragment_bytes = fragment_capacity(b, fragment);
+        uint32_t fragment_bytes = builder_fragment_capacity(b, fragment);
         room = fragment_offset < fragment_bytes ? fragment_bytes - fragment_offset : 0;
         if (b->block_bytes && full > 0 && room >= b->block_bytes)
             room = b->block_bytes - 1;
     } else if (count > 0) {
-        room = capacity(&blocks[count - 1]);
+        room = builder_capacity(&blocks[count - 1]);
         if (b->block_bytes && full > 0 && room > b->block_bytes)
             room = b->block_bytes;
     }
@@ -154,17 +154,14 @@ static int check_blocks(struct builder *b, uint64_t size, const struct builder_b
 }
 
 /* Bytes of the file in blocks that are holes. */
-static uint64_t hole_bytes(const struct builder *b, uint64_t size,
-                           const struct builder_block *blocks, uint32_t count)
+static uint64_t builder_hole_bytes(const struct builder *b, uint64_t size,
+                                   const struct builder_block *blocks, uint32_t count)
 {
     uint64_t holes = 0;
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t begin = (uint64_t)i * b->block_bytes;
-        uint64_t bytes = size - begin;
-        if (b->block_bytes && bytes > b->block_bytes)
-            bytes = b->block_bytes;
+        uint64_t rest = size - (uint64_t)i * b->block_bytes;
         if (blocks[i].packed_bytes == 0)
-            holes += bytes;
+            holes += b->block_bytes ? min_u64(rest, b->block_bytes) : rest;
     }
     return holes;
 }
@@ -172,17 +169,17 @@ static uint64_t hole_bytes(const struct builder *b, uint64_t size,
 int builder_set_blocks(struct builder *b, uint32_t inode, const struct builder_block *blocks,
                        uint32_t count, uint32_t fragment, uint32_t fragment_offset)
 {
-    if (!has_kind(b, inode, DATA_KIND_BLOCKS) || b->inodes.at[inode].data != DATA_UNSET)
+    if (!builder_has_kind(b, inode, DATA_KIND_BLOCKS) || b->inodes.at[inode].data != DATA_UNSET)
         return -EINVAL;
     uint64_t size = b->inodes.at[inode].size;
     bool has_tail = fragment != BUILDER_NO_FRAGMENT;
-    int r = check_blocks(b, size, blocks, count, fragment, fragment_offset);
+    int r = builder_check_blocks(b, size, blocks, count, fragment, fragment_offset);
     if (r < 0)
         return r;
 
     uint64_t data = b->blocks.count;
     for (uint32_t i = 0; i < count; i++) {
-        r = append_block(b, &blocks[i]);
+        r = builder_append_block(b, &blocks[i]);
         if (r < 0)
             return r;
     }
@@ -191,15 +188,12 @@ int builder_set_blocks(struct builder *b, uint32_t inode, const struct builder_b
         kind = has_tail ? DATA_KIND_FRAGMENT : DATA_KIND_STORED;
         data = has_tail ? fragment | (uint64_t)fragment_offset << 32 : 0;
     } else if (has_tail) {
-        if (vector_reserve(&b->blocks, 1) < 0)
+        struct disk_block tail = {htole64(fragment), htole32(fragment_offset),
+                                  htole32(DISK_TAIL)};
+        if (vector_push(&b->blocks, tail) < 0)
             return -ENOMEM;
-        b->blocks.at[b->blocks.count++] = (struct disk_block){
-            .source_offset = htole64(fragment),
-            .packed = htole32(fragment_offset),
-            .block_bytes = htole32(DISK_TAIL),
-        };
     }
-    uint64_t holes = hole_bytes(b, size, blocks, count);
+    uint64_t holes = builder_hole_bytes(b, size, blocks, count);
     if (holes > 0) {
         kind |= ATTR_HOLES | ATTR_DATA_BYTES;
         r = builder_add_side(b, inode, EXTRA_DATA_BYTES, size - holes);
@@ -211,8 +205,8 @@ int builder_set_blocks(struct builder *b, uint32_t inode, const struct builder_b
 }
 
 /* Are these the full fragments of a file of blocks, in sequence? */
-static bool is_run(const struct builder *b, uint64_t size, const struct builder_piece *pieces,
-                   size_t count)
+static bool builder_is_run(const struct builder *b, uint64_t size,
+                           const struct builder_piece *pieces, size_t count)
 {
     uint64_t block_bytes = pieces[0].length, end = 0;
     if (b->ranges_only || count < 2 || (b->block_bytes && b->block_bytes != block_bytes))
@@ -221,30 +215,31 @@ static bool is_run(const struct builder *b, uint64_t size, const struct builder_
         const struct builder_piece *p = &pieces[i];
         if (p->fragment == BUILDER_NO_FRAGMENT || p->fragment != pieces[0].fragment + i ||
             p->fragment_offset || p->offset != end || p->length > block_bytes ||
-            (i + 1 < count &&
-             (p->length != block_bytes || fragment_capacity(b, p->fragment) != block_bytes)))
+            (i + 1 < count && (p->length != block_bytes ||
+                               builder_fragment_capacity(b, p->fragment) != block_bytes)))
             return false;
         end += p->length;
     }
     return end == size;
 }
 
-static int check_piece(const struct builder *b, uint64_t size, uint64_t last_end,
-                       const struct builder_piece *p)
+static int builder_check_piece(const struct builder *b, uint64_t size, uint64_t last_end,
+                               const struct builder_piece *p)
 {
     if (p->length == 0 || p->offset < last_end || p->offset > size ||
         p->length > size - p->offset)
         return -EUCLEAN;
     if (p->fragment == BUILDER_NO_FRAGMENT)
-        return in_archive(b, p->source_offset, p->length) ? 0 : -EUCLEAN;
+        return builder_in_archive(b, p->source_offset, p->length) ? 0 : -EUCLEAN;
     if (p->fragment >= b->fragments || p->fragment_offset >> 31)
         return -EUCLEAN;
-    uint32_t room = fragment_capacity(b, p->fragment);
+    uint32_t room = builder_fragment_capacity(b, p->fragment);
     return p->fragment_offset <= room && p->length <= room - p->fragment_offset ? 0 : -EUCLEAN;
 }
 
-static int append_ranges(struct builder *b, uint64_t size, const struct builder_piece *pieces,
-                         size_t count, uint64_t *ret_data)
+static int builder_append_ranges(struct builder *b, uint64_t size,
+                                 const struct builder_piece *pieces, size_t count,
+                                 uint64_t *ret_data)
 {
     size_t words = 0;
     if (count > UINT32_MAX)
@@ -254,7 +249,7 @@ static int append_ranges(struct builder *b, uint64_t size, const struct builder_
     uint64_t *list = b->extents.at + b->extents.count, data_bytes = 0, end = 0;
     for (size_t i = 0; i < count; i++) {
         const struct builder_piece *p = &pieces[i];
-        int r = check_piece(b, size, end, p);
+        int r = builder_check_piece(b, size, end, p);
         if (r < 0)
             return r;
         bool packed = p->fragment != BUILDER_NO_FRAGMENT;
@@ -281,13 +276,13 @@ void builder_use_ranges(struct builder *b)
 int builder_set_pieces(struct builder *b, uint32_t inode, const struct builder_piece *pieces,
                        size_t count)
 {
-    if (!has_kind(b, inode, DATA_KIND_BLOCKS) || b->inodes.at[inode].data != DATA_UNSET ||
-        count == 0)
+    if (!builder_has_kind(b, inode, DATA_KIND_BLOCKS) ||
+        b->inodes.at[inode].data != DATA_UNSET || count == 0)
         return -EINVAL;
     uint64_t data, size = b->inodes.at[inode].size;
     uint32_t kind = DATA_KIND_EXTENTS;
     bool is_whole = count == 1 && pieces[0].length == size;
-    int r = is_whole ? check_piece(b, size, 0, &pieces[0]) : 0;
+    int r = is_whole ? builder_check_piece(b, size, 0, &pieces[0]) : 0;
     if (r < 0)
         return r;
     if (is_whole && pieces[0].fragment == BUILDER_NO_FRAGMENT) {
@@ -296,13 +291,13 @@ int builder_set_pieces(struct builder *b, uint32_t inode, const struct builder_p
     } else if (is_whole) {
         kind = DATA_KIND_FRAGMENT;
         data = pieces[0].fragment | (uint64_t)pieces[0].fragment_offset << 32;
-    } else if (is_run(b, size, pieces, count)) {
+    } else if (builder_is_run(b, size, pieces, count)) {
         kind = DATA_KIND_BLOCKS;
         data = pieces[0].fragment;
         b->block_bytes = (uint32_t)pieces[0].length;
-        r = check_piece(b, size, 0, &pieces[count - 1]);
+        r = builder_check_piece(b, size, 0, &pieces[count - 1]);
     } else {
-        r = append_ranges(b, size, pieces, count, &data);
+        r = builder_append_ranges(b, size, pieces, count, &data);
     }
     if (r < 0)
         return r;

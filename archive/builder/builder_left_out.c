@@ -8,37 +8,26 @@
  */
 #include "builder.h"
 
-#include <endian.h>
 #include <string.h>
 
 #include "builder_private.h"
+#include "bytes.h"
 
 static void put_record(char *at, const struct fault *why, uint32_t member_len,
                        uint32_t what_len)
 {
-    uint64_t offset = htole64(why->offset);
-    uint32_t lengths[] = {htole32(member_len), htole32(what_len)};
     memset(at, 0, DISK_LEFT_OUT_HEAD + disk_left_out_texts(member_len, what_len));
-    memcpy(at, &offset, sizeof(offset));
-    memcpy(at + 8, lengths, sizeof(lengths));
+    bytes_put_le64(at, why->offset);
+    bytes_put_le32(at + 8, member_len);
+    bytes_put_le32(at + 12, what_len);
     memcpy(at + DISK_LEFT_OUT_HEAD, why->member, member_len);
     memcpy(at + DISK_LEFT_OUT_HEAD + member_len, why->what, what_len);
 }
 
 bool builder_may_leave_out(int err)
 {
-    switch (err) {
-    case -ENOENT:
-    case -EPERM:
-    case -ENOTDIR:
-    case -EISDIR:
-    case -EINVAL:
-    case -ENAMETOOLONG:
-    case -ELOOP:
-        return true;
-    default:
-        return false;
-    }
+    return err == -ENOENT || err == -EPERM || err == -ENOTDIR || err == -EISDIR ||
+           err == -EINVAL || err == -ENAMETOOLONG || err == -ELOOP;
 }
 
 int builder_leave_out(struct builder *b, const struct fault *why)
@@ -50,8 +39,7 @@ int builder_leave_out(struct builder *b, const struct fault *why)
         return -ENOMEM;
     if (b->left_out_count == 0)
         b->left_out.count = sizeof(uint64_t);
-    uint64_t count = htole64(++b->left_out_count);
-    memcpy(b->left_out.at, &count, sizeof(count));
+    bytes_put_le64(b->left_out.at, ++b->left_out_count);
     if (b->left_out_count > DISK_LEFT_OUT_TOLD)
         return 0;
     put_record(b->left_out.at + b->left_out.count, why, member_len, what_len);

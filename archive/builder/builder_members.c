@@ -27,11 +27,8 @@ int builder_new_inode(struct builder *b, const struct builder_inode *inode, uint
 {
     if (b->inodes.count >= ENTRIES_MAX)
         return -EOVERFLOW;
-    if (vector_reserve(&b->inodes, 1) < 0)
-        return -ENOMEM;
     *ret_inode = (uint32_t)b->inodes.count;
-    b->inodes.at[b->inodes.count++] = *inode;
-    return 0;
+    return vector_push(&b->inodes, *inode);
 }
 
 /* ---- members ---- */
@@ -77,13 +74,9 @@ static int check_symlink(struct builder *b, const struct place *place,
                               INDEX_SYMLINK_MAX);
     if (memchr(m->symlink, '\0', m->symlink_len))
         return builder_refuse(place, -EINVAL, "is a symbolic link with a zero byte");
-    if (vector_reserve(&b->strings, m->symlink_len) < 0)
-        return -ENOMEM;
     inode->size = m->symlink_len;
     inode->data = b->strings.count;
-    memcpy(b->strings.at + b->strings.count, m->symlink, m->symlink_len);
-    b->strings.count += m->symlink_len;
-    return 0;
+    return vector_append(&b->strings, m->symlink, m->symlink_len);
 }
 
 /* Turn a member into an inode, without names yet. */
@@ -129,14 +122,6 @@ static int make_inode(struct builder *b, const struct place *place,
         return r;
     *ret_inode = inode;
     return 0;
-}
-
-/* A directory that comes again, or the root: new attributes, same children. */
-static void replace_attributes(struct builder *b, uint32_t number,
-                               const struct builder_inode *inode)
-{
-    b->inodes.at[number].attr = inode->attr;
-    b->inodes.at[number].mtime = inode->mtime;
 }
 
 /* Bind the place's name to an existing inode. */
@@ -196,8 +181,10 @@ static int add_member(struct builder *b, const struct place *place,
     bool is_new = number == UINT32_MAX;
     if (is_new)
         r = builder_new_inode(b, &inode, &number);
-    else
-        replace_attributes(b, number, &inode);
+    else { /* a directory that comes again, or the root: the same children */
+        b->inodes.at[number].attr = inode.attr;
+        b->inodes.at[number].mtime = inode.mtime;
+    }
     if (r == 0 && is_wide)
         r = builder_add_side(b, number, EXTRA_MTIME, (uint64_t)m->mtime_sec);
     if (r == 0 && is_new)

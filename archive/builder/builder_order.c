@@ -206,9 +206,8 @@ int builder_number(struct builder *b, uint32_t *order)
         place_children(b, dir, by_parent + (ends[name] - children), items, items + largest,
                        order, placed);
         placed += children;
-        if (vector_reserve(&b->dirs, 1) < 0)
+        if (vector_push(&b->dirs, htole32(position)) < 0)
             return -ENOMEM;
-        b->dirs.at[b->dirs.count++] = htole32(position);
     }
     return 0;
 }

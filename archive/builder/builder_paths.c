@@ -44,8 +44,8 @@ int builder_refuse(const struct place *place, int err, const char *format, ...)
 
 /* ---- names ---- */
 
-static uint32_t hash_name(const struct builder *b, uint32_t parent, const char *name,
-                          size_t len)
+static uint32_t path_hash_name(const struct builder *b, uint32_t parent, const char *name,
+                               size_t len)
 {
     uint64_t seed = b->seed ^ parent * UINT64_C(0x9e3779b97f4a7c15);
     return (uint32_t)(XXH3_64bits_withSeed(name, len, seed) >> 32);
@@ -72,10 +72,10 @@ int builder_grow_slots(struct builder *b)
 }
 
 /* Find the name that is already at the spot. */
-static void find_name(const struct builder *b, struct spot *spot)
+static void path_find_name(const struct builder *b, struct spot *spot)
 {
     size_t mask = b->slot_count - 1;
-    spot->hash = hash_name(b, spot->dir, spot->name, spot->len);
+    spot->hash = path_hash_name(b, spot->dir, spot->name, spot->len);
     spot->found = 0; /* the root is no directory's child */
     for (size_t slot = spot->hash & mask; b->slots[slot]; slot = (slot + 1) & mask) {
         uint32_t other = (uint32_t)b->slots[slot];
@@ -94,7 +94,7 @@ uint64_t builder_path_bytes(const struct builder *b, const struct spot *spot)
     return above + (above > 0) + spot->len;
 }
 
-static int refuse_long_path(const struct place *place)
+static int path_refuse_long(const struct place *place)
 {
     return builder_refuse(place, -ENAMETOOLONG,
                           "has a path of more than %u bytes, which no program can name",
@@ -107,7 +107,7 @@ int builder_new_name(struct builder *b, const struct place *place, const struct 
     size_t len = spot->len;
     uint64_t path_bytes = builder_path_bytes(b, spot);
     if (path_bytes > INDEX_PATH_MAX)
-        return refuse_long_path(place);
+        return path_refuse_long(place);
     if (b->names.count >= ENTRIES_MAX)
         return builder_refuse(place, -EOVERFLOW, "is one member more than an index can have");
     if (b->text.count + len >= DISK_NAME_LIMIT)
@@ -116,13 +116,11 @@ int builder_new_name(struct builder *b, const struct place *place, const struct 
     if ((b->names.count + 1) / 4 * 5 >= b->slot_count && b->slot_count <= UINT32_MAX &&
         builder_grow_slots(b) < 0)
         return -ENOMEM;
-    if (vector_reserve(&b->names, 1) < 0 || vector_reserve(&b->text, len) < 0)
+    uint32_t number = (uint32_t)b->names.count;
+    struct builder_name name = {spot->dir, inode, b->text.count << 8 | len};
+    if (vector_reserve(&b->text, len) < 0 || vector_push(&b->names, name) < 0)
         return -ENOMEM;
-
-    uint32_t number = (uint32_t)b->names.count++;
-    b->names.at[number] = (struct builder_name){spot->dir, inode, b->text.count << 8 | len};
-    memcpy(b->text.at + b->text.count, spot->name, len);
-    b->text.count += len;
+    (void)vector_append(&b->text, spot->name, len);
 
     size_t mask = b->slot_count - 1;
     size_t slot = spot->hash & mask;
@@ -145,7 +143,7 @@ bool builder_pack_mtime(int64_t sec, uint32_t nsec, uint64_t *ret_mtime)
 
 /* ---- paths ---- */
 
-static int check_part(const struct place *place, const char *part, size_t len)
+static int path_check_part(const struct place *place, const char *part, size_t len)
 {
     if (len == 2 && part[0] == '.' && part[1] == '.')
         return builder_refuse(place, -EINVAL, "has '..' in its name");
@@ -156,7 +154,8 @@ static int check_part(const struct place *place, const char *part, size_t len)
 }
 
 /* The next name of a path, which is advanced past it; false at the end. */
-static bool next_part(const char **path, size_t *len, const char **ret_part, size_t *ret_len)
+static bool path_next_part(const char **path, size_t *len, const char **ret_part,
+                           size_t *ret_len)
 {
     while (*len > 0) {
         const char *part = *path, *slash = memchr(part, '/', *len);
@@ -174,22 +173,22 @@ static bool next_part(const char **path, size_t *len, const char **ret_part, siz
 }
 
 /* Check the names on the way to a member before any of their directories is created. */
-static int check_way(const struct place *place, size_t len)
+static int path_check_way(const struct place *place, size_t len)
 {
     const char *path = place->path, *part;
     size_t part_len, path_bytes = 0;
     int r = 0;
-    while (r == 0 && next_part(&path, &len, &part, &part_len)) {
+    while (r == 0 && path_next_part(&path, &len, &part, &part_len)) {
         path_bytes += part_len + 1;
-        r = path_bytes < INDEX_PATH_MAX ? check_part(place, part, part_len)
-                                        : refuse_long_path(place);
+        r = path_bytes < INDEX_PATH_MAX ? path_check_part(place, part, part_len)
+                                        : path_refuse_long(place);
     }
     return r;
 }
 
 /* Add a directory that must exist although no member announced it. */
-static int add_parent(struct builder *b, const struct place *place, const struct spot *spot,
-                      uint32_t *ret_name)
+static int path_add_parent(struct builder *b, const struct place *place,
+                           const struct spot *spot, uint32_t *ret_name)
 {
     struct disk_attr attr = builder_directory;
     attr.uid = place->uid;
@@ -222,11 +221,11 @@ struct way {
     uint64_t bytes; /* total length of their targets */
 };
 
-static int walk(struct builder *b, struct way *way, uint32_t dir, const char *path, size_t len,
-                uint32_t *ret_dir);
+static int path_walk(struct builder *b, struct way *way, uint32_t dir, const char *path,
+                     size_t len, uint32_t *ret_dir);
 
 /* The directory that the symbolic link `link` leads to. */
-static int follow(struct builder *b, struct way *way, uint32_t link, uint32_t *ret_dir)
+static int path_follow(struct builder *b, struct way *way, uint32_t link, uint32_t *ret_dir)
 {
     const struct builder_inode *inode = &b->inodes.at[b->names.at[link].inode];
     const char *target = b->strings.at + inode->data; /* b->strings does not grow on the way */
@@ -241,14 +240,14 @@ static int follow(struct builder *b, struct way *way, uint32_t link, uint32_t *r
         return builder_refuse(way->place, -ELOOP,
                               "lies below symbolic links that lead in circles, or too far");
     way->depth++;
-    int r = walk(b, way, b->names.at[link].parent, target, len, ret_dir);
+    int r = path_walk(b, way, b->names.at[link].parent, target, len, ret_dir);
     way->depth--;
     return r;
 }
 
 /* The directory called `name` in `dir`. */
-static int enter(struct builder *b, struct way *way, uint32_t dir, const char *name, size_t len,
-                 uint32_t *ret_dir)
+static int path_enter(struct builder *b, struct way *way, uint32_t dir, const char *name,
+                      size_t len, uint32_t *ret_dir)
 {
     if (way->depth > 0 && len == 2 && name[0] == '.' && name[1] == '.') {
         *ret_dir = b->names.at[dir].parent;
@@ -257,19 +256,19 @@ static int enter(struct builder *b, struct way *way, uint32_t dir, const char *n
                                          "lies below a symbolic link that leads out of the "
                                          "archive");
     }
-    int r = check_part(way->place, name, len);
+    int r = path_check_part(way->place, name, len);
     if (r < 0)
         return r;
     struct spot spot = {.dir = dir, .name = name, .len = len};
-    find_name(b, &spot);
+    path_find_name(b, &spot);
     if (!spot.found && !way->create)
         return -ENOENT;
-    r = spot.found ? 0 : add_parent(b, way->place, &spot, &spot.found);
+    r = spot.found ? 0 : path_add_parent(b, way->place, &spot, &spot.found);
     if (r < 0)
         return r;
     uint32_t mode = inode_attr(b, b->names.at[spot.found].inode)->mode;
     if (S_ISLNK(mode))
-        return follow(b, way, spot.found, ret_dir);
+        return path_follow(b, way, spot.found, ret_dir);
     if (!S_ISDIR(mode))
         return builder_refuse(way->place, -ENOTDIR, "lies below a member that is no directory");
     *ret_dir = spot.found;
@@ -277,13 +276,13 @@ static int enter(struct builder *b, struct way *way, uint32_t dir, const char *n
 }
 
 /* The directory at `path`, relative to `dir`. */
-static int walk(struct builder *b, struct way *way, uint32_t dir, const char *path, size_t len,
-                uint32_t *ret_dir)
+static int path_walk(struct builder *b, struct way *way, uint32_t dir, const char *path,
+                     size_t len, uint32_t *ret_dir)
 {
     const char *part;
     size_t part_len;
-    while (next_part(&path, &len, &part, &part_len)) {
-        int r = enter(b, way, dir, part, part_len, &dir);
+    while (path_next_part(&path, &len, &part, &part_len)) {
+        int r = path_enter(b, way, dir, part, part_len, &dir);
         if (r < 0)
             return r;
     }
@@ -298,8 +297,8 @@ void builder_forget_path(struct builder *b)
 }
 
 /* The directory at the first `len` bytes of the path; the last result is remembered. */
-static int find_directory(struct builder *b, const struct place *place, size_t len, bool create,
-                          uint32_t *ret_dir)
+static int path_find_directory(struct builder *b, const struct place *place, size_t len,
+                               bool create, uint32_t *ret_dir)
 {
     if (len == b->last_path.count && memcmp(b->last_path.at, place->path, len) == 0 &&
         is_directory_inode(b, b->names.at[b->last_dir].inode)) {
@@ -307,22 +306,20 @@ static int find_directory(struct builder *b, const struct place *place, size_t l
         return 0;
     }
     struct way way = {.place = place, .create = create};
-    int r = check_way(place, len);
+    int r = path_check_way(place, len);
     if (r == 0)
-        r = walk(b, &way, 0, place->path, len, ret_dir);
+        r = path_walk(b, &way, 0, place->path, len, ret_dir);
     if (r < 0)
         return r;
     builder_forget_path(b);
-    if (vector_reserve(&b->last_path, len + 1) < 0)
+    if (vector_append(&b->last_path, place->path, len) < 0)
         return -ENOMEM;
-    memcpy(b->last_path.at, place->path, len);
-    b->last_path.count = len;
     b->last_dir = *ret_dir;
     return 0;
 }
 
 /* Split a path into its directory and its last name; a length of 0 means the root. */
-static int split_path(const struct place *place, size_t *ret_dir_len, const char **ret_name,
+static int path_split(const struct place *place, size_t *ret_dir_len, const char **ret_name,
                       size_t *ret_len)
 {
     const char *path = place->path;
@@ -342,7 +339,7 @@ static int split_path(const struct place *place, size_t *ret_dir_len, const char
     *ret_dir_len = start;
     *ret_name = path + start;
     *ret_len = end - start;
-    return check_part(place, path + start, end - start);
+    return path_check_part(place, path + start, end - start);
 }
 
 int builder_locate(struct builder *b, const struct place *place, bool create,
@@ -350,11 +347,11 @@ int builder_locate(struct builder *b, const struct place *place, bool create,
 {
     size_t dir_len = 0;
     *ret_spot = (struct spot){.dir = 0};
-    int r = split_path(place, &dir_len, &ret_spot->name, &ret_spot->len);
+    int r = path_split(place, &dir_len, &ret_spot->name, &ret_spot->len);
     if (r < 0 || ret_spot->len == 0)
         return r;
-    r = find_directory(b, place, dir_len, create, &ret_spot->dir);
+    r = path_find_directory(b, place, dir_len, create, &ret_spot->dir);
     if (r == 0)
-        find_name(b, ret_spot);
+        path_find_name(b, ret_spot);
     return r;
 }

@@ -5,12 +5,13 @@
  */
 #include "digest.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include <xxhash.h>
+
+#include "bytes.h"
 
 int digest_begin(struct digest *digest, bool sums)
 {
@@ -23,39 +24,22 @@ int digest_begin(struct digest *digest, bool sums)
     return 0;
 }
 
-static size_t put32(uint8_t *at, uint64_t value)
-{
-    uint32_t le = htole32((uint32_t)value);
-    memcpy(at, &le, sizeof(le));
-    return sizeof(le);
-}
-
-static size_t put64(uint8_t *at, uint64_t value)
-{
-    uint64_t le = htole64(value);
-    memcpy(at, &le, sizeof(le));
-    return sizeof(le);
-}
-
 void digest_add(struct digest *digest, const struct digest_entry *e)
 {
-    uint8_t record[2 * 4 + INDEX_NAME_MAX + 2 * 8];
+    uint8_t record[2 * 4 + INDEX_NAME_MAX + 2 * 8], *at = record + 8;
     uint32_t type = e->mode & S_IFMT;
-    size_t len = put32(record, type);
-    len += put32(record + len, e->name_len);
+    bool is_device = S_ISCHR(type) || S_ISBLK(type);
+    bytes_put_le32(record, type);
+    bytes_put_le32(record + 4, (uint32_t)e->name_len);
     if (e->name_len)
-        memcpy(record + len, e->name, e->name_len);
-    len += e->name_len;
-    if (S_ISDIR(type) || S_ISREG(type))
-        len += put64(record + len, e->first);
-    if (S_ISREG(type) && digest->sums)
-        len += put64(record + len, e->second);
-    if (S_ISLNK(type))
-        len += put64(record + len, e->target_len);
-    if (S_ISCHR(type) || S_ISBLK(type)) {
-        len += put32(record + len, e->first);
-        len += put32(record + len, e->second);
-    }
+        at = mempcpy(at, e->name, e->name_len);
+    bytes_put_le64(at, S_ISLNK(type) ? e->target_len
+                       : is_device   ? (uint32_t)e->first | e->second << 32
+                                     : e->first);
+    at += S_ISDIR(type) || S_ISREG(type) || S_ISLNK(type) || is_device ? 8 : 0;
+    bytes_put_le64(at, e->second);
+    at += S_ISREG(type) && digest->sums ? 8 : 0;
+    size_t len = (size_t)(at - record);
     XXH3_128bits_update(digest->state, record, len);
     if (S_ISLNK(type))
         XXH3_128bits_update(digest->state, e->target, e->target_len);

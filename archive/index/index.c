@@ -6,7 +6,7 @@
  * binary search in DIRS, whatever DIRS holds. The positions for which that search ends at one
  * place of DIRS form a range, and the ranges of different places do not overlap. So if the
  * first and the last child of a directory both lead to its place, then so do all between them,
- * and no other directory can claim one. check_children() tests just this, once for each
+ * and no other directory can claim one. index_check_children() tests just this, once for each
  * directory used; hence a walk of the whole tree meets each entry once at most.
  *
  * The size of a directory is reported as 4096, as ext4 does for a small one: 0 makes some
@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 
 #include "index_private.h"
+#include "numbers.h"
 
 #define DIRECTORY_SIZE 4096u
 
@@ -110,23 +111,16 @@ int index_extra(const struct index *index, uint32_t position, enum disk_extra_ki
 }
 
 /* Are these type bits that a file can have, without any bits outside a mode? */
-static bool mode_valid(uint32_t mode)
+static bool index_mode_valid(uint32_t mode)
 {
-    switch (mode & S_IFMT) {
-    case S_IFREG:
-    case S_IFDIR:
-    case S_IFLNK:
-    case S_IFIFO:
-    case S_IFSOCK:
-    case S_IFCHR:
-    case S_IFBLK:
-        return (mode & ~(uint32_t)(S_IFMT | 07777)) == 0;
-    default:
-        return false;
-    }
+    uint32_t type = mode & S_IFMT;
+    return !(mode & ~(uint32_t)(S_IFMT | 07777)) &&
+           (S_ISREG(type) || S_ISDIR(type) || S_ISLNK(type) || S_ISFIFO(type) ||
+            S_ISSOCK(type) || S_ISCHR(type) || S_ISBLK(type));
 }
 
-static int node_times(const struct index *index, const struct index_entry *e, struct node *node)
+static int index_node_times(const struct index *index, const struct index_entry *e,
+                            struct node *node)
 {
     node->mtime_nsec = (uint32_t)(e->mtime & ((1u << DISK_NSEC_BITS) - 1));
     node->mtime_sec = (int64_t)(e->mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS;
@@ -142,7 +136,8 @@ static int node_times(const struct index *index, const struct index_entry *e, st
     return 0;
 }
 
-static int node_links(const struct index *index, const struct index_entry *e, struct node *node)
+static int index_node_links(const struct index *index, const struct index_entry *e,
+                            struct node *node)
 {
     uint64_t value = 1;
     if (S_ISDIR(e->attr.mode)) {
@@ -162,7 +157,7 @@ static int node_links(const struct index *index, const struct index_entry *e, st
  * Is the index large enough to lead to so many bytes, and the archive large enough to hold
  * them?
  */
-static bool size_possible(const struct index *index, const struct index_entry *e)
+static bool index_size_possible(const struct index *index, const struct index_entry *e)
 {
     uint64_t block = index->info.block_bytes;
     if (e->size == 0)
@@ -185,16 +180,14 @@ static bool size_possible(const struct index *index, const struct index_entry *e
  * The bytes of a list of ranges, as the list states; checked against the most that its ranges
  * can cover.
  */
-static int ranges_bytes(const struct index *index, const struct index_entry *e,
-                        uint64_t *ret_bytes)
+static int index_ranges_bytes(const struct index *index, const struct index_entry *e,
+                              uint64_t *ret_bytes)
 {
     const uint64_t *list = index_bytes(index, SECTION_EXTENTS, e->data, 16);
     if (!list || e->data % 8 || le64toh(list[0]) >> 32 != DISK_RANGES)
         return -EUCLEAN;
     uint64_t count = (uint32_t)le64toh(list[0]), bytes = le64toh(list[1]), most;
-    uint64_t each = index->info.archive_bytes;
-    if (each < index->info.block_bytes)
-        each = index->info.block_bytes;
+    uint64_t each = max_u64(index->info.archive_bytes, index->info.block_bytes);
     if (count > (index->sections[SECTION_EXTENTS].length - e->data - 16) / 24 ||
         (bytes == 0) != (count == 0) ||
         (!__builtin_mul_overflow(count, each, &most) && bytes > most))
@@ -203,11 +196,12 @@ static int ranges_bytes(const struct index *index, const struct index_entry *e,
     return 0;
 }
 
-static int node_bytes(const struct index *index, const struct index_entry *e, struct node *node)
+static int index_node_bytes(const struct index *index, const struct index_entry *e,
+                            struct node *node)
 {
     uint64_t data = e->size;
     int r = 0;
-    if (e->size > INT64_MAX || !size_possible(index, e))
+    if (e->size > INT64_MAX || !index_size_possible(index, e))
         return -EUCLEAN;
     node->size_bytes = e->size;
     switch (e->attr.flags & DATA_KIND_MASK) {
@@ -215,7 +209,7 @@ static int node_bytes(const struct index *index, const struct index_entry *e, st
     case DATA_KIND_FRAGMENT:
         break;
     case DATA_KIND_EXTENTS:
-        r = ranges_bytes(index, e, &data);
+        r = index_ranges_bytes(index, e, &data);
         break;
     case DATA_KIND_BLOCKS:
     case DATA_KIND_TAIL:
@@ -245,10 +239,10 @@ int index_node(const struct index *index, uint32_t position, struct node *ret_no
         .gid = e.attr.gid,
         .has_xattrs = e.attr.flags & ATTR_XATTRS,
     };
-    if (!mode_valid(node.mode))
+    if (!index_mode_valid(node.mode))
         return -EUCLEAN;
     if (S_ISREG(node.mode)) {
-        r = node_bytes(index, &e, &node);
+        r = index_node_bytes(index, &e, &node);
     } else if (S_ISDIR(node.mode)) {
         node.size_bytes = DIRECTORY_SIZE;
     } else if (S_ISLNK(node.mode)) {
@@ -260,21 +254,19 @@ int index_node(const struct index *index, uint32_t position, struct node *ret_no
     }
     if (r < 0)
         return r;
-    r = node_times(index, &e, &node);
-    if (r < 0)
-        return r;
-    r = node_links(index, &e, &node);
-    if (r < 0)
-        return r;
-    *ret_node = node;
-    return 0;
+    r = index_node_times(index, &e, &node);
+    if (r == 0)
+        r = index_node_links(index, &e, &node);
+    if (r == 0)
+        *ret_node = node;
+    return r;
 }
 
 /* ---- names and directories ---- */
 
 /* Where the name of an entry lies; whether a file may have that name is not checked. */
-static int raw_name(const struct index *index, uint32_t position, const char **ret_name,
-                    size_t *ret_len)
+static int index_raw_name(const struct index *index, uint32_t position, const char **ret_name,
+                          size_t *ret_len)
 {
     uint32_t records = position + 1 < index->info.entries ? 2 : 1;
     const struct disk_entry *e = index_bytes(
@@ -295,7 +287,7 @@ static int raw_name(const struct index *index, uint32_t position, const char **r
 }
 
 /* The length was checked already. */
-static bool name_valid(const char *name, size_t len)
+static bool index_name_valid(const char *name, size_t len)
 {
     if (name[0] == '.' && (len == 1 || (len == 2 && name[1] == '.')))
         return false;
@@ -312,20 +304,12 @@ int index_name(const struct index *index, uint32_t position, const char **ret_na
         *ret_len = 0;
         return 0;
     }
-    const char *name;
-    size_t len;
-    int r = raw_name(index, position, &name, &len);
-    if (r < 0)
-        return r;
-    if (!name_valid(name, len))
-        return -EUCLEAN;
-    *ret_name = name;
-    *ret_len = len;
-    return 0;
+    int r = index_raw_name(index, position, ret_name, ret_len);
+    return r == 0 && !index_name_valid(*ret_name, *ret_len) ? -EUCLEAN : r;
 }
 
 /* The directory at a given place of DIRS. */
-static int dir_at(const struct index *index, uint32_t place, struct index_entry *ret_dir)
+static int index_dir_at(const struct index *index, uint32_t place, struct index_entry *ret_dir)
 {
     const uint32_t *p = index_bytes(index, SECTION_DIRS, (uint64_t)place * 4, 4);
     if (!p || le32toh(*p) >= index->info.entries)
@@ -337,14 +321,14 @@ static int dir_at(const struct index *index, uint32_t place, struct index_entry 
  * The last place in DIRS whose directory has its first child at or before `position`. The
  * proof at the head of this file relies on this being a plain binary search.
  */
-static int find_owner(const struct index *index, uint32_t position, uint32_t *ret_place,
-                      struct index_entry *ret_dir)
+static int index_find_owner(const struct index *index, uint32_t position, uint32_t *ret_place,
+                            struct index_entry *ret_dir)
 {
     uint32_t low = 0, high = index->dirs;
     while (high - low > 1) {
         uint32_t mid = low + (high - low) / 2;
         struct index_entry dir;
-        int r = dir_at(index, mid, &dir);
+        int r = index_dir_at(index, mid, &dir);
         if (r < 0)
             return r;
         if ((uint32_t)dir.data <= position)
@@ -353,10 +337,10 @@ static int find_owner(const struct index *index, uint32_t position, uint32_t *re
             high = mid;
     }
     *ret_place = low;
-    return dir_at(index, low, ret_dir);
+    return index_dir_at(index, low, ret_dir);
 }
 
-static int check_children(const struct index *index, const struct index_entry *dir)
+static int index_check_children(const struct index *index, const struct index_entry *dir)
 {
     _Atomic uint8_t *good = &index->dir_good[dir->position / 8];
     uint8_t bit = (uint8_t)(1u << (dir->position % 8));
@@ -371,10 +355,10 @@ static int check_children(const struct index *index, const struct index_entry *d
     if (count > 0) {
         uint32_t place, last_place;
         struct index_entry owner;
-        int r = find_owner(index, first, &place, &owner);
+        int r = index_find_owner(index, first, &place, &owner);
         if (r < 0)
             return r;
-        r = find_owner(index, first + count - 1, &last_place, &owner);
+        r = index_find_owner(index, first + count - 1, &last_place, &owner);
         if (r < 0)
             return r;
         if (place != last_place || owner.position != dir->position)
@@ -393,7 +377,7 @@ int index_children(const struct index *index, uint32_t directory, uint32_t *ret_
         return r;
     if (!S_ISDIR(dir.attr.mode))
         return -ENOTDIR;
-    r = check_children(index, &dir);
+    r = index_check_children(index, &dir);
     if (r < 0)
         return r;
     *ret_first = (uint32_t)dir.data;
@@ -412,12 +396,12 @@ int index_lookup(const struct index *index, uint32_t directory, const char *name
         uint32_t half = count / 2;
         const char *other;
         size_t other_len;
-        r = raw_name(index, low + half, &other, &other_len);
+        r = index_raw_name(index, low + half, &other, &other_len);
         if (r < 0)
             return r;
         int order = memcmp(name, other, len < other_len ? len : other_len);
         if (order == 0 && len == other_len) {
-            if (!name_valid(other, other_len))
+            if (!index_name_valid(other, other_len))
                 return -EUCLEAN;
             *ret_position = low + half;
             return 0;
@@ -442,7 +426,7 @@ int index_parent(const struct index *index, uint32_t position, uint32_t *ret_par
     }
     uint32_t place;
     struct index_entry dir;
-    int r = find_owner(index, position, &place, &dir);
+    int r = index_find_owner(index, position, &place, &dir);
     if (r < 0)
         return r;
     uint32_t first = (uint32_t)dir.data;

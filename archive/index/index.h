@@ -265,23 +265,20 @@ int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTE
                  enum digest_kind *ret_kind);
 
 /*
- * Sums of the archive's other bytes. The first info->archive_bytes of the archive are cut into
- * windows of INDEX_WINDOW_BYTES. The sum of a window is XXH3-64 of its bytes that are not
- * stored data of a member (see coverage.h). Returns the number of sums, 0 if the index has
- * none.
+ * Sums of windows of INDEX_WINDOW_BYTES; the last may be shorter.
+ *
+ *   WINDOWS_OF_REST   of the first info->archive_bytes of the archive: XXH3-64 of the bytes
+ *                     that are not stored data of a member (see coverage.h)
+ *   WINDOWS_EXPANDED  if the archive is one compressed stream: of the tar inside, which is
+ *                     info->archive_bytes long
+ *
+ * index_windows returns their number, 0 if the index has none. -EINVAL, -EUCLEAN.
  */
 #define INDEX_WINDOW_BYTES (1u << 20)
-uint64_t index_rest_windows(const struct index *index);
-int index_rest_sum(const struct index *index, uint64_t window, uint64_t *ret_sum);
-
-/*
- * Sums of an expanded archive. The index of an archive that is one compressed stream describes
- * the tar inside, which is info->archive_bytes long, and has a sum for each window of that
- * tar. These functions return the number of sums (0 for all other archives) and one sum.
- * -EINVAL, -EUCLEAN.
- */
-uint64_t index_expanded_windows(const struct index *index);
-int index_expanded_sum(const struct index *index, uint64_t window, uint64_t *ret_sum);
+enum index_windows { WINDOWS_OF_REST, WINDOWS_EXPANDED };
+uint64_t index_windows(const struct index *index, enum index_windows kind);
+int index_window_sum(const struct index *index, enum index_windows kind, uint64_t window,
+                     uint64_t *ret_sum);
 
 /*
  * Members of the archive that no directory can show, so that the tree lacks them: their

@@ -12,15 +12,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "bytes.h"
 #include "digest.h"
 #include "index_private.h"
+#include "numbers.h"
 
-static uint32_t min_u32(uint64_t a, uint64_t b)
-{
-    return (uint32_t)(a < b ? a : b);
-}
-
-static bool in_archive(const struct index *index, uint64_t offset, uint64_t len)
+static bool index_in_archive(const struct index *index, uint64_t offset, uint64_t len)
 {
     uint64_t end;
     return !__builtin_add_overflow(offset, len, &end) && end <= index->info.archive_bytes;
@@ -28,10 +25,10 @@ static bool in_archive(const struct index *index, uint64_t offset, uint64_t len)
 
 /* ---- stored files and ranges ---- */
 
-static int stored_extent(const struct index *index, const struct index_entry *e,
-                         uint64_t offset, struct extent *ret_extent)
+static int index_stored_extent(const struct index *index, const struct index_entry *e,
+                               uint64_t offset, struct extent *ret_extent)
 {
-    if (!in_archive(index, e->data, e->size))
+    if (!index_in_archive(index, e->data, e->size))
         return -EUCLEAN;
     *ret_extent = (struct extent){
         .kind = EXTENT_STORED,
@@ -50,8 +47,8 @@ struct range {
     uint64_t length;
 };
 
-static int read_range(const struct index *index, uint64_t list, uint64_t number,
-                      struct range *ret_range)
+static int index_read_range(const struct index *index, uint64_t list, uint64_t number,
+                            struct range *ret_range)
 {
     const uint64_t *p = index_bytes(index, SECTION_EXTENTS, list + 16 + number * 24, 24);
     if (!p)
@@ -62,14 +59,14 @@ static int read_range(const struct index *index, uint64_t list, uint64_t number,
 }
 
 /* The number of the first range that begins after `offset`. */
-static int range_behind(const struct index *index, uint64_t list, uint64_t count,
-                        uint64_t offset, uint64_t *ret_number)
+static int index_range_behind(const struct index *index, uint64_t list, uint64_t count,
+                              uint64_t offset, uint64_t *ret_number)
 {
     uint64_t low = 0, high = count;
     while (low < high) {
         uint64_t mid = low + (high - low) / 2;
         struct range range;
-        int r = read_range(index, list, mid, &range);
+        int r = index_read_range(index, list, mid, &range);
         if (r < 0)
             return r;
         if (range.logical <= offset)
@@ -96,8 +93,8 @@ struct block_record {
     bool is_stored;
 };
 
-static int read_block(const struct index *index, uint64_t number,
-                      struct block_record *ret_block)
+static int index_read_block(const struct index *index, uint64_t number,
+                            struct block_record *ret_block)
 {
     const struct disk_block *b =
         index_bytes(index, SECTION_BLOCKS, number * sizeof(*b), sizeof(*b));
@@ -115,15 +112,15 @@ static int read_block(const struct index *index, uint64_t number,
     };
     if (block.block_bytes == 0 || block.block_bytes > index->info.block_bytes ||
         (codec && (codec >= CODEC_COUNT || !(index->info.codecs & 1u << codec))) ||
-        !in_archive(index, block.source_offset, block.packed_bytes))
+        !index_in_archive(index, block.source_offset, block.packed_bytes))
         return -EUCLEAN;
     *ret_block = block;
     return 0;
 }
 
 /* Take `length` bytes from `skip` on in a block, which must have them. */
-static int cut_block(const struct block_record *block, uint32_t skip, uint32_t length,
-                     struct extent *extent)
+static int index_cut_block(const struct block_record *block, uint32_t skip, uint32_t length,
+                           struct extent *extent)
 {
     uint32_t have = block->is_stored ? block->packed_bytes : block->block_bytes;
     if (skip > have || length > have - skip)
@@ -151,18 +148,18 @@ static int cut_block(const struct block_record *block, uint32_t skip, uint32_t l
  * `skip` is the offset in the fragment of a byte of the file. The file's part of the fragment
  * begins `own` bytes before that byte.
  */
-static int fragment_extent(const struct index *index, uint64_t number, uint32_t skip,
-                           uint64_t own, uint32_t length, struct extent *extent)
+static int index_fragment_extent(const struct index *index, uint64_t number, uint32_t skip,
+                                 uint64_t own, uint32_t length, struct extent *extent)
 {
     struct block_record block;
     if (number >= index->fragments)
         return -EUCLEAN;
-    int r = read_block(index, number, &block);
+    int r = index_read_block(index, number, &block);
     if (r < 0)
         return r;
     if (block.packed_bytes == 0)
         return -EUCLEAN;
-    r = cut_block(&block, skip, length, extent);
+    r = index_cut_block(&block, skip, length, extent);
     extent->whole_offset += skip - own;
     extent->whole_length -= skip - own;
     return r;
@@ -172,18 +169,16 @@ static int fragment_extent(const struct index *index, uint64_t number, uint32_t 
  * Extend a stored extent or a hole by the blocks that follow it without a gap. Only full
  * blocks qualify: `blocks` of them remain, and the next one is number `next`.
  */
-static void merge_blocks(const struct index *index, uint64_t next, uint64_t blocks,
-                         struct extent *extent)
+static void index_merge_blocks(const struct index *index, uint64_t next, uint64_t blocks,
+                               struct extent *extent)
 {
     if (extent->kind == EXTENT_BLOCK)
         return;
-    if (blocks > MERGE_BLOCKS_MAX)
-        blocks = MERGE_BLOCKS_MAX;
-    for (; blocks > 0; next++, blocks--) {
+    for (blocks = min_u64(blocks, MERGE_BLOCKS_MAX); blocks > 0; next++, blocks--) {
         struct block_record block;
         struct extent more = {0};
-        if (read_block(index, next, &block) < 0 ||
-            cut_block(&block, 0, index->info.block_bytes, &more) < 0 ||
+        if (index_read_block(index, next, &block) < 0 ||
+            index_cut_block(&block, 0, index->info.block_bytes, &more) < 0 ||
             more.kind != extent->kind ||
             (more.kind == EXTENT_STORED &&
              more.source_offset != extent->source_offset + extent->length))
@@ -192,8 +187,8 @@ static void merge_blocks(const struct index *index, uint64_t next, uint64_t bloc
     }
 }
 
-static int blocks_extent(const struct index *index, const struct index_entry *e,
-                         uint64_t offset, struct extent *extent)
+static int index_blocks_extent(const struct index *index, const struct index_entry *e,
+                               uint64_t offset, struct extent *extent)
 {
     uint32_t block_bytes = index->info.block_bytes;
     if (block_bytes == 0)
@@ -201,7 +196,7 @@ static int blocks_extent(const struct index *index, const struct index_entry *e,
     uint64_t number = offset / block_bytes;
     uint64_t full = e->size / block_bytes;
     uint32_t skip = (uint32_t)(offset % block_bytes);
-    uint32_t length = min_u32(e->size - offset, block_bytes - skip);
+    uint32_t length = (uint32_t)min_u64(e->size - offset, block_bytes - skip);
     uint64_t record;
     if (__builtin_add_overflow(e->data, number, &record) || record >= index->blocks)
         return -EUCLEAN;
@@ -213,26 +208,26 @@ static int blocks_extent(const struct index *index, const struct index_entry *e,
         if (!tail || le32toh(tail->block_bytes) != DISK_TAIL ||
             __builtin_add_overflow(le32toh(tail->packed), skip, &in_fragment))
             return -EUCLEAN;
-        return fragment_extent(index, le64toh(tail->source_offset), in_fragment, skip, length,
-                               extent);
+        return index_fragment_extent(index, le64toh(tail->source_offset), in_fragment, skip,
+                                     length, extent);
     }
     struct block_record block;
-    int r = read_block(index, record, &block);
+    int r = index_read_block(index, record, &block);
     if (r < 0)
         return r;
-    r = cut_block(&block, skip, length, extent);
+    r = index_cut_block(&block, skip, length, extent);
     if (r < 0)
         return r;
     if (number + 1 < full)
-        merge_blocks(index, record + 1, full - number - 1, extent);
+        index_merge_blocks(index, record + 1, full - number - 1, extent);
     return 0;
 }
 
 /* ---- ranges ---- */
 
 /* The extent from `skip` on in a range. */
-static int range_extent(const struct index *index, const struct range *range, uint64_t skip,
-                        struct extent *ret_extent)
+static int index_range_extent(const struct index *index, const struct range *range,
+                              uint64_t skip, struct extent *ret_extent)
 {
     struct extent extent = {
         .kind = EXTENT_STORED,
@@ -246,19 +241,20 @@ static int range_extent(const struct index *index, const struct range *range, ui
         uint64_t in_fragment = (range->source & ~RANGE_PACKED) >> 32;
         if (range->length > UINT32_MAX || in_fragment + skip > UINT32_MAX)
             return -EUCLEAN;
-        int r = fragment_extent(index, (uint32_t)range->source, (uint32_t)(in_fragment + skip),
-                                skip, (uint32_t)extent.length, &extent);
+        int r = index_fragment_extent(index, (uint32_t)range->source,
+                                      (uint32_t)(in_fragment + skip), skip,
+                                      (uint32_t)extent.length, &extent);
         if (r < 0)
             return r;
-    } else if (!in_archive(index, range->source, range->length)) {
+    } else if (!index_in_archive(index, range->source, range->length)) {
         return -EUCLEAN;
     }
     *ret_extent = extent;
     return 0;
 }
 
-static int ranges_extent(const struct index *index, const struct index_entry *e,
-                         uint64_t offset, struct extent *ret_extent)
+static int index_ranges_extent(const struct index *index, const struct index_entry *e,
+                               uint64_t offset, struct extent *ret_extent)
 {
     uint64_t length = index->sections[SECTION_EXTENTS].length;
     const uint64_t *list = index_bytes(index, SECTION_EXTENTS, e->data, 16);
@@ -268,24 +264,24 @@ static int ranges_extent(const struct index *index, const struct index_entry *e,
     if (count > (length - e->data - 16) / 24)
         return -EUCLEAN;
     uint64_t next;
-    int r = range_behind(index, e->data, count, offset, &next);
+    int r = index_range_behind(index, e->data, count, offset, &next);
     if (r < 0)
         return r;
 
     struct range range;
     if (next > 0) {
-        r = read_range(index, e->data, next - 1, &range);
+        r = index_read_range(index, e->data, next - 1, &range);
         if (r < 0)
             return r;
         uint64_t skip = offset - range.logical;
         if (skip < range.length)
             return range.length > e->size - range.logical
                        ? -EUCLEAN
-                       : range_extent(index, &range, skip, ret_extent);
+                       : index_range_extent(index, &range, skip, ret_extent);
     }
     uint64_t end = e->size;
     if (next < count) {
-        r = read_range(index, e->data, next, &range);
+        r = index_read_range(index, e->data, next, &range);
         if (r < 0)
             return r;
         if (range.logical <= offset)
@@ -315,21 +311,21 @@ int index_extent(const struct index *index, uint32_t position, uint64_t offset,
     struct extent extent = {.offset = offset};
     switch (e.attr.flags & DATA_KIND_MASK) {
     case DATA_KIND_STORED:
-        r = stored_extent(index, &e, offset, &extent);
+        r = index_stored_extent(index, &e, offset, &extent);
         break;
     case DATA_KIND_EXTENTS:
-        r = ranges_extent(index, &e, offset, &extent);
+        r = index_ranges_extent(index, &e, offset, &extent);
         break;
     case DATA_KIND_BLOCKS:
     case DATA_KIND_TAIL:
-        r = blocks_extent(index, &e, offset, &extent);
+        r = index_blocks_extent(index, &e, offset, &extent);
         break;
     case DATA_KIND_FRAGMENT: {
         uint64_t skip = (e.data >> 32) + offset;
         r = skip > UINT32_MAX || e.size - offset > UINT32_MAX
                 ? -EUCLEAN
-                : fragment_extent(index, (uint32_t)e.data, (uint32_t)skip, offset,
-                                  (uint32_t)(e.size - offset), &extent);
+                : index_fragment_extent(index, (uint32_t)e.data, (uint32_t)skip, offset,
+                                        (uint32_t)(e.size - offset), &extent);
         break;
     }
     default:
@@ -359,26 +355,12 @@ int index_symlink(const struct index *index, uint32_t position, const char **ret
     return 0;
 }
 
-/* Two adjacent u32, at any alignment. */
-static int read_pair(const struct index *index, uint64_t offset, uint32_t *ret_first,
-                     uint32_t *ret_second)
-{
-    const uint8_t *p = index_bytes(index, SECTION_XATTRS, offset, 8);
-    uint32_t pair[2];
-    if (!p)
-        return -EUCLEAN;
-    memcpy(pair, p, sizeof(pair));
-    *ret_first = le32toh(pair[0]);
-    *ret_second = le32toh(pair[1]);
-    return 0;
-}
-
 /*
  * The attribute set of an inode: start of its first attribute, and end of its last one.
  * *ret_end is 0 if it has none.
  */
-static int xattr_set(const struct index *index, uint32_t position, uint64_t *ret_start,
-                     uint64_t *ret_end)
+static int index_xattr_set(const struct index *index, uint32_t position, uint64_t *ret_start,
+                           uint64_t *ret_end)
 {
     struct index_entry e;
     int r = index_inode(index, position, &e);
@@ -389,13 +371,11 @@ static int xattr_set(const struct index *index, uint32_t position, uint64_t *ret
         return 0;
     }
     uint64_t set;
-    uint32_t count, bytes;
     r = index_extra(index, e.position, EXTRA_XATTRS, &set);
     if (r < 0)
         return r;
-    r = read_pair(index, set, &count, &bytes);
-    if (r < 0)
-        return r;
+    const uint8_t *head = index_bytes(index, SECTION_XATTRS, set, 8);
+    uint32_t count = head ? bytes_le32(head) : 0, bytes = head ? bytes_le32(head + 4) : 0;
     if (count == 0 || bytes == 0 || bytes > index->sections[SECTION_XATTRS].length - set - 8)
         return -EUCLEAN;
     *ret_start = set + 8;
@@ -403,12 +383,13 @@ static int xattr_set(const struct index *index, uint32_t position, uint64_t *ret
     return 0;
 }
 
-static int read_xattr(const struct index *index, uint64_t at, uint64_t end,
-                      struct xattr *ret_xattr, uint64_t *ret_next)
+static int index_read_xattr(const struct index *index, uint64_t at, uint64_t end,
+                            struct xattr *ret_xattr, uint64_t *ret_next)
 {
-    uint32_t name_len, value_len;
-    if (end - at < 8 || read_pair(index, at, &name_len, &value_len) < 0)
+    const uint8_t *head = end - at < 8 ? NULL : index_bytes(index, SECTION_XATTRS, at, 8);
+    if (!head)
         return -EUCLEAN;
+    uint32_t name_len = bytes_le32(head), value_len = bytes_le32(head + 4);
     uint64_t left = end - at - 8;
     if (name_len == 0 || name_len > INDEX_NAME_MAX || name_len > left ||
         value_len > left - name_len)
@@ -426,7 +407,7 @@ int index_xattr_next(const struct index *index, uint32_t position, uint64_t *cur
                      struct xattr *ret_xattr)
 {
     uint64_t at, end;
-    int r = xattr_set(index, position, &at, &end);
+    int r = index_xattr_set(index, position, &at, &end);
     if (r < 0)
         return r;
     if (*cursor != 0) {
@@ -436,32 +417,28 @@ int index_xattr_next(const struct index *index, uint32_t position, uint64_t *cur
     }
     if (at == end)
         return -ENOENT;
-    return read_xattr(index, at, end, ret_xattr, cursor);
+    return index_read_xattr(index, at, end, ret_xattr, cursor);
 }
 
 int index_xattr_get(const struct index *index, uint32_t position, const char *name, size_t len,
                     struct xattr *ret_xattr)
 {
     uint64_t at, end;
-    int r = xattr_set(index, position, &at, &end);
-    if (r < 0)
-        return r;
-    while (at < end) {
+    int r = index_xattr_set(index, position, &at, &end);
+    while (r == 0 && at < end) {
         struct xattr xattr;
-        r = read_xattr(index, at, end, &xattr, &at);
-        if (r < 0)
-            return r;
-        if (xattr.name_len == len && memcmp(xattr.name, name, len) == 0) {
+        r = index_read_xattr(index, at, end, &xattr, &at);
+        if (r == 0 && xattr.name_len == len && memcmp(xattr.name, name, len) == 0) {
             *ret_xattr = xattr;
             return 0;
         }
     }
-    return -ENODATA;
+    return r < 0 ? r : -ENODATA;
 }
 
 /* Record `number` of a section that holds sums. */
-static int sum_at(const struct index *index, enum disk_section_id section, uint64_t number,
-                  uint64_t *ret_sum)
+static int index_sum_at(const struct index *index, enum disk_section_id section,
+                        uint64_t number, uint64_t *ret_sum)
 {
     const uint64_t *sum = index_bytes(index, section, number * 8, 8);
     if (!sum)
@@ -480,34 +457,29 @@ int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum)
         return -EINVAL;
     if (!index->info.has_sums)
         return -ENODATA;
-    return sum_at(index, SECTION_SUMS, e.position, ret_sum);
+    return index_sum_at(index, SECTION_SUMS, e.position, ret_sum);
 }
 
-uint64_t index_rest_windows(const struct index *index)
+static const enum disk_section_id window_sections[] = {
+    [WINDOWS_OF_REST] = SECTION_REST,
+    [WINDOWS_EXPANDED] = SECTION_EXPANDED,
+};
+
+uint64_t index_windows(const struct index *index, enum index_windows kind)
 {
-    return index->sections[SECTION_REST].length / 8;
+    return index->sections[window_sections[kind]].length / 8;
 }
 
-int index_rest_sum(const struct index *index, uint64_t window, uint64_t *ret_sum)
+int index_window_sum(const struct index *index, enum index_windows kind, uint64_t window,
+                     uint64_t *ret_sum)
 {
-    if (window >= index_rest_windows(index))
+    if (window >= index_windows(index, kind))
         return -EINVAL;
-    return sum_at(index, SECTION_REST, window, ret_sum);
+    return index_sum_at(index, window_sections[kind], window, ret_sum);
 }
 
-uint64_t index_expanded_windows(const struct index *index)
-{
-    return index->sections[SECTION_EXPANDED].length / 8;
-}
-
-int index_expanded_sum(const struct index *index, uint64_t window, uint64_t *ret_sum)
-{
-    if (window >= index_expanded_windows(index))
-        return -EINVAL;
-    return sum_at(index, SECTION_EXPANDED, window, ret_sum);
-}
-
-static int digest_position(const struct index *index, uint32_t position, struct digest *digest)
+static int index_digest_position(const struct index *index, uint32_t position,
+                                 struct digest *digest)
 {
     struct index_entry e;
     struct digest_entry d = {0};
@@ -536,7 +508,7 @@ int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTE
     if (r < 0)
         return r;
     for (uint32_t i = 0; r == 0 && i < index->info.entries; i++)
-        r = digest_position(index, i, &digest);
+        r = index_digest_position(index, i, &digest);
     *ret_kind = digest.sums ? DIGEST_CONTENT : DIGEST_SIZES;
     digest_end(&digest, r == 0 ? ret_digest : NULL);
     return r;

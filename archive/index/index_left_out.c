@@ -5,13 +5,14 @@
 
 #include <string.h>
 
+#include "bytes.h"
 #include "index_private.h"
+#include "numbers.h"
 
 uint64_t index_left_out(const struct index *index)
 {
     const uint64_t *count = index_bytes(index, SECTION_LEFT_OUT, 0, sizeof(*count));
-    uint64_t n = count ? le64toh(*count) : 0;
-    return n < UINT32_MAX ? n : UINT32_MAX; /* callers add these numbers */
+    return min_u64(count ? le64toh(*count) : 0, UINT32_MAX); /* callers add these numbers */
 }
 
 /* Copy a text of the record, truncated to the room in the fault. */
@@ -30,16 +31,12 @@ int index_left_out_next(const struct index *index, uint64_t *cursor, struct faul
     const char *head = index_bytes(index, SECTION_LEFT_OUT, at, DISK_LEFT_OUT_HEAD);
     if (!head)
         return -EUCLEAN;
-    uint64_t offset;
-    uint32_t lengths[2];
-    memcpy(&offset, head, sizeof(offset));
-    memcpy(lengths, head + 8, sizeof(lengths));
-    uint32_t member_len = le32toh(lengths[0]), what_len = le32toh(lengths[1]);
+    uint32_t member_len = bytes_le32(head + 8), what_len = bytes_le32(head + 12);
     uint64_t text_len = disk_left_out_texts(member_len, what_len);
     const char *text = index_bytes(index, SECTION_LEFT_OUT, at + DISK_LEFT_OUT_HEAD, text_len);
     if (!text)
         return -EUCLEAN;
-    *ret_why = (struct fault){.err = EUCLEAN, .offset = le64toh(offset)};
+    *ret_why = (struct fault){.err = EUCLEAN, .offset = bytes_le64(head)};
     copy_text(ret_why->member, sizeof(ret_why->member), text, member_len);
     copy_text(ret_why->what, sizeof(ret_why->what), text + member_len, what_len);
     *cursor = at + DISK_LEFT_OUT_HEAD + text_len;

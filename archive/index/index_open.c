@@ -25,11 +25,11 @@
 #include "checksum.h"
 #include "cleanup.h"
 #include "index_private.h"
+#include "numbers.h"
 
-static int damaged(struct fault *fault, uint64_t offset, const char *what)
+static int image_damaged(struct fault *fault, uint64_t offset, const char *what)
 {
-    fault_set(fault, -EUCLEAN, NULL, offset, "the index is damaged: %s", what);
-    return -EUCLEAN;
+    return fault_set(fault, -EUCLEAN, NULL, offset, "the index is damaged: %s", what);
 }
 
 /* The place of an image in its file. */
@@ -39,13 +39,12 @@ struct image_place {
     size_t len;
 };
 
-static int read_pieces(const struct source *source, const struct image_place *place,
-                       uint8_t *bytes)
+static int image_read_pieces(const struct source *source, const struct image_place *place,
+                             uint8_t *bytes)
 {
     for (uint64_t at = 0, room; at < place->len; at += room) {
         uint64_t offset = disk_place(place->offset, place->stride, at, &room);
-        if (room > place->len - at)
-            room = place->len - at;
+        room = min_u64(room, place->len - at);
         int r = source_read(source, bytes + at, (size_t)room, offset);
         if (r < 0)
             return r;
@@ -54,14 +53,14 @@ static int read_pieces(const struct source *source, const struct image_place *pl
 }
 
 /* Read the image into memory that no other process can change. */
-static int read_copy(const struct source *source, const struct image_place *place,
-                     void **ret_map)
+static int image_read_copy(const struct source *source, const struct image_place *place,
+                           void **ret_map)
 {
     void *map =
         mmap(NULL, place->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
         return -errno;
-    int r = read_pieces(source, place, map);
+    int r = image_read_pieces(source, place, map);
     if (r == 0 && mprotect(map, place->len, PROT_READ) < 0)
         r = -errno;
     if (r < 0)
@@ -72,8 +71,8 @@ static int read_copy(const struct source *source, const struct image_place *plac
 }
 
 /* Map the pieces one after the other, beginning `skip` bytes into the mapping. */
-static void *map_pieces(const struct source *source, const struct image_place *place,
-                        size_t skip)
+static void *image_map_pieces(const struct source *source, const struct image_place *place,
+                              size_t skip)
 {
     size_t len = place->len + skip;
     uint8_t *map =
@@ -81,8 +80,7 @@ static void *map_pieces(const struct source *source, const struct image_place *p
     for (uint64_t at = 0, room; map != MAP_FAILED && at < place->len; at += room) {
         uint64_t offset = disk_place(place->offset, place->stride, at, &room);
         size_t before = at ? 0 : skip;
-        if (room > place->len - at)
-            room = place->len - at;
+        room = min_u64(room, place->len - at);
         if (mmap(map + skip + at - before, (size_t)room + before, PROT_READ,
                  MAP_SHARED | MAP_FIXED, source_fd(source),
                  (off_t)(offset - before)) == MAP_FAILED) {
@@ -94,14 +92,14 @@ static void *map_pieces(const struct source *source, const struct image_place *p
 }
 
 /* Map or read an image; *ret_image is the address of its bytes. */
-static int map_image(struct index *index, struct source *source,
+static int image_map(struct index *index, struct source *source,
                      const struct image_place *place, const uint8_t **ret_image)
 {
     size_t skip = 0, page = (size_t)sysconf(_SC_PAGESIZE);
     void *map = MAP_FAILED;
     if (source_is_local(source) && source_is_ours(source) && page <= DISK_PAGE_BYTES) {
         skip = (size_t)(place->offset & (page - 1));
-        map = map_pieces(source, place, skip);
+        map = image_map_pieces(source, place, skip);
         if (map != MAP_FAILED && !(index->guard = lost_pages_guard(map, place->len + skip))) {
             munmap(map, place->len + skip);
             map = MAP_FAILED;
@@ -109,7 +107,7 @@ static int map_image(struct index *index, struct source *source,
     }
     if (map == MAP_FAILED) {
         skip = 0;
-        int r = read_copy(source, place, &map);
+        int r = image_read_copy(source, place, &map);
         if (r < 0)
             return r;
     }
@@ -119,7 +117,7 @@ static int map_image(struct index *index, struct source *source,
     return 0;
 }
 
-static void decode_info(const struct disk_header *h, struct index_info *info)
+static void image_decode_info(const struct disk_header *h, struct index_info *info)
 {
     uint32_t features = le32toh(h->features);
     *info = (struct index_info){
@@ -156,26 +154,26 @@ static void decode_info(const struct disk_header *h, struct index_info *info)
  * Check the first bytes of the image: enough to know the lengths of header and table, and that
  * they are as written. Nothing is copied except the field of the sum.
  */
-static int check_header(const uint8_t *image, uint64_t offset, uint64_t len,
-                        struct fault *fault)
+static int image_check_header(const uint8_t *image, uint64_t offset, uint64_t len,
+                              struct fault *fault)
 {
     struct disk_header h;
     if (len < sizeof(h))
-        return damaged(fault, offset, "it is too short");
+        return image_damaged(fault, offset, "it is too short");
     memcpy(&h, image, sizeof(h));
     if (memcmp(h.magic, DISK_MAGIC, sizeof(h.magic)) != 0)
-        return damaged(fault, offset, "it does not begin as an index does");
+        return image_damaged(fault, offset, "it does not begin as an index does");
 
     uint32_t header_bytes = le32toh(h.header_bytes);
     if (header_bytes < sizeof(h) || header_bytes > DISK_HEADER_MAX || header_bytes > len)
-        return damaged(fault, offset, "its header has a wrong length");
+        return image_damaged(fault, offset, "its header has a wrong length");
     auto_free uint8_t *copy = malloc(header_bytes);
     if (!copy)
         return -ENOMEM;
     memcpy(copy, image, header_bytes);
     memset(copy + offsetof(struct disk_header, header_sum), 0, sizeof(h.header_sum));
     if (XXH3_64bits(copy, header_bytes) != le64toh(h.header_sum))
-        return damaged(fault, offset, "its header does not have the sum it should have");
+        return image_damaged(fault, offset, "its header does not have the sum it should have");
 
     if (le32toh(h.version) != DISK_VERSION || (le64toh(h.incompatible) & ~DISK_NEEDS_KNOWN)) {
         fault_set(fault, -ENOTSUP, NULL, offset, "the index was made by a later onepot");
@@ -183,13 +181,13 @@ static int check_header(const uint8_t *image, uint64_t offset, uint64_t len,
         return -ENOTSUP;
     }
     if (le64toh(h.image_bytes) > len)
-        return damaged(fault, offset, "it is cut off");
+        return image_damaged(fault, offset, "it is cut off");
     return 0;
 }
 
 /* Check that area and page sums lie in the image, and that the sums are intact. */
-static int check_area(struct index *index, const struct disk_header *h, const uint8_t *image,
-                      uint64_t offset, struct fault *fault)
+static int image_check_area(struct index *index, const struct disk_header *h,
+                            const uint8_t *image, uint64_t offset, struct fault *fault)
 {
     uint64_t image_bytes = le64toh(h->image_bytes);
     uint64_t area_offset = le64toh(h->area_offset);
@@ -197,13 +195,13 @@ static int check_area(struct index *index, const struct disk_header *h, const ui
     uint64_t sums_offset = le64toh(h->sums_offset);
     if (le32toh(h->page_bytes) != DISK_PAGE_BYTES || area_offset % 8 || sums_offset % 8 ||
         area_offset > image_bytes || area_bytes > image_bytes - area_offset || area_bytes == 0)
-        return damaged(fault, offset, "its parts do not fit in it");
+        return image_damaged(fault, offset, "its parts do not fit in it");
 
     uint64_t pages = (area_bytes - 1) / DISK_PAGE_BYTES + 1;
     if (sums_offset > image_bytes || pages * 8 > image_bytes - sums_offset)
-        return damaged(fault, offset, "its page sums do not fit in it");
+        return image_damaged(fault, offset, "its page sums do not fit in it");
     if (XXH3_64bits(image + sums_offset, pages * 8) != le64toh(h->sums_sum))
-        return damaged(fault, offset + sums_offset, "its page sums are not sound");
+        return image_damaged(fault, offset + sums_offset, "its page sums are not sound");
 
     index->area = image + area_offset;
     index->area_bytes = area_bytes;
@@ -212,8 +210,8 @@ static int check_area(struct index *index, const struct disk_header *h, const ui
     return index->page_good ? 0 : -ENOMEM;
 }
 
-static int read_sections(struct index *index, const struct disk_header *h, const uint8_t *image,
-                         uint64_t offset, struct fault *fault)
+static int image_read_sections(struct index *index, const struct disk_header *h,
+                               const uint8_t *image, uint64_t offset, struct fault *fault)
 {
     uint64_t table = le32toh(h->sections_offset);
     uint64_t count = le32toh(h->sections);
@@ -221,7 +219,7 @@ static int read_sections(struct index *index, const struct disk_header *h, const
     uint64_t header_bytes = le32toh(h->header_bytes);
     if (table % 8 || table > header_bytes ||
         count * sizeof(struct disk_section) > header_bytes - table)
-        return damaged(fault, offset, "its section table does not fit in its header");
+        return image_damaged(fault, offset, "its section table does not fit in its header");
 
     for (uint64_t i = 0; i < count; i++) {
         struct disk_section s;
@@ -235,7 +233,7 @@ static int read_sections(struct index *index, const struct disk_header *h, const
             length % disk_record_bytes(id) || at % 8 || at < area_offset ||
             at - area_offset > index->area_bytes ||
             length > index->area_bytes - (at - area_offset))
-            return damaged(fault, offset, "a section does not lie where sections may");
+            return image_damaged(fault, offset, "a section does not lie where sections may");
         index->sections[id] = (struct index_section){
             .bytes = image + at,
             .area_offset = at - area_offset,
@@ -245,8 +243,8 @@ static int read_sections(struct index *index, const struct disk_header *h, const
     return 0;
 }
 
-static int count_records(struct index *index, const struct disk_header *h, uint64_t offset,
-                         struct fault *fault)
+static int image_count_records(struct index *index, const struct disk_header *h,
+                               uint64_t offset, struct fault *fault)
 {
     const struct index_section *s = index->sections;
     uint64_t entries = le32toh(h->entries);
@@ -259,7 +257,7 @@ static int count_records(struct index *index, const struct disk_header *h, uint6
         blocks > UINT32_MAX || fragments > blocks ||
         s[SECTION_NAMES].length >= DISK_NAME_LIMIT ||
         (s[SECTION_SUMS].bytes && s[SECTION_SUMS].length != entries * 8))
-        return damaged(fault, offset, "the sizes of its sections contradict each other");
+        return image_damaged(fault, offset, "the sizes of its sections contradict each other");
 
     index->attrs = (uint32_t)attrs;
     index->dirs = (uint32_t)dirs;
@@ -272,41 +270,37 @@ static int count_records(struct index *index, const struct disk_header *h, uint6
     return index->dir_good ? 0 : -ENOMEM;
 }
 
-static int check_root(const struct index *index, uint64_t offset, struct fault *fault)
+static int image_check_root(const struct index *index, uint64_t offset, struct fault *fault)
 {
     struct index_entry root;
     if (index_entry(index, INDEX_ROOT, &root) < 0)
-        return damaged(fault, offset, "its first entry can't be read");
+        return image_damaged(fault, offset, "its first entry can't be read");
     if (!S_ISDIR(root.attr.mode))
-        return damaged(fault, offset, "its first entry is no directory");
+        return image_damaged(fault, offset, "its first entry is no directory");
     return 0;
 }
 
-static int open_image(struct index *index, const uint8_t *image, uint64_t offset, uint64_t len,
+static int image_open(struct index *index, const uint8_t *image, uint64_t offset, uint64_t len,
                       struct fault *fault)
 {
-    int r = check_header(image, offset, len, fault);
+    int r = image_check_header(image, offset, len, fault);
     if (r < 0)
         return r;
     struct disk_header h;
     memcpy(&h, image, sizeof(h));
     index->image = image;
     index->offset = offset;
-    decode_info(&h, &index->info);
-    r = check_area(index, &h, image, offset, fault);
-    if (r < 0)
-        return r;
-    r = read_sections(index, &h, image, offset, fault);
-    if (r < 0)
-        return r;
-    r = count_records(index, &h, offset, fault);
-    if (r < 0)
-        return r;
-    return check_root(index, offset, fault);
+    image_decode_info(&h, &index->info);
+    r = image_check_area(index, &h, image, offset, fault);
+    if (r == 0)
+        r = image_read_sections(index, &h, image, offset, fault);
+    if (r == 0)
+        r = image_count_records(index, &h, offset, fault);
+    return r < 0 ? r : image_check_root(index, offset, fault);
 }
 
 /* Does the last byte of the image lie within its file? */
-static bool in_file(const struct image_place *place, uint64_t size)
+static bool image_in_file(const struct image_place *place, uint64_t size)
 {
     uint64_t room, last = disk_place(place->offset, place->stride, place->len - 1, &room);
     return last >= place->offset && last < size;
@@ -325,17 +319,17 @@ int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint
     uint64_t size = source_size(source);
     if (offset % 8 || len == 0 || offset > size || len > size - offset ||
         stride % DISK_PAGE_BYTES || stride > DISK_STRIDE_MAX || stride == DISK_PAGE_BYTES ||
-        !in_file(&place, size))
-        return damaged(fault, offset, "it does not lie within its file");
+        !image_in_file(&place, size))
+        return image_damaged(fault, offset, "it does not lie within its file");
     struct index *index = calloc(1, sizeof(*index));
     if (!index)
         return -ENOMEM;
     const uint8_t *image;
-    int r = map_image(index, source, &place, &image);
+    int r = image_map(index, source, &place, &image);
     if (r < 0)
-        fault_set(fault, r, NULL, offset, "the index can't be read: %s", strerror(-r));
+        fault_set(fault, r, NULL, offset, "the index can't be read: %s", fault_errno(r));
     else
-        r = open_image(index, image, offset, len, fault);
+        r = image_open(index, image, offset, len, fault);
     if (r < 0) {
         index_close(index);
         return r;
@@ -369,9 +363,7 @@ bool index_is_lost(const struct index *index)
 bool index_check_page(const struct index *index, uint64_t page)
 {
     uint64_t at = page << DISK_PAGE_BITS;
-    uint64_t len = index->area_bytes - at;
-    if (len > DISK_PAGE_BYTES)
-        len = DISK_PAGE_BYTES;
+    uint64_t len = min_u64(index->area_bytes - at, DISK_PAGE_BYTES);
     if (XXH3_64bits(index->area + at, len) != le64toh(index->page_sums[page]))
         return false;
     atomic_store_explicit(&index->page_good[page], 1, memory_order_release);
@@ -380,34 +372,26 @@ bool index_check_page(const struct index *index, uint64_t page)
 
 /* ---- the whole of it ---- */
 
-static int check_zeros(const struct index *index, uint64_t from, uint64_t to,
-                       struct fault *fault)
-{
-    for (uint64_t at = from; at < to; at++)
-        if (index->image[at])
-            return damaged(fault, index->offset + at, "there is something between its parts");
-    return 0;
-}
-
 int index_check(const struct index *index, struct fault *fault)
 {
     struct disk_header h;
     memcpy(&h, index->image, sizeof(h));
     uint64_t area_offset = le64toh(h.area_offset), sums_offset = le64toh(h.sums_offset);
-    uint64_t area_end = area_offset + index->area_bytes;
     uint64_t pages = (index->area_bytes - 1) / DISK_PAGE_BYTES + 1;
-    int r = check_header(index->image, index->offset, le64toh(h.image_bytes), fault);
+    int r = image_check_header(index->image, index->offset, le64toh(h.image_bytes), fault);
     if (r == 0 && XXH3_64bits(index->page_sums, pages * 8) != le64toh(h.sums_sum))
-        r = damaged(fault, index->offset + sums_offset, "its page sums are not sound");
+        r = image_damaged(fault, index->offset + sums_offset, "its page sums are not sound");
     for (uint64_t page = 0; r == 0 && page < pages; page++)
         if (!index_check_page(index, page))
-            r = damaged(fault, index->offset + area_offset + (page << DISK_PAGE_BITS),
-                        "a page of it does not have the sum it should have");
-    if (r == 0)
-        r = check_zeros(index, le32toh(h.header_bytes), area_offset, fault);
-    if (r == 0)
-        r = check_zeros(index, area_end, sums_offset, fault);
-    if (r == 0)
-        r = check_zeros(index, sums_offset + pages * 8, le64toh(h.image_bytes), fault);
+            r = image_damaged(fault, index->offset + area_offset + (page << DISK_PAGE_BITS),
+                              "a page of it does not have the sum it should have");
+    const uint64_t gaps[][2] = {{le32toh(h.header_bytes), area_offset},
+                                {area_offset + index->area_bytes, sums_offset},
+                                {sums_offset + pages * 8, le64toh(h.image_bytes)}};
+    for (size_t i = 0; i < 3; i++)
+        for (uint64_t at = gaps[i][0]; r == 0 && at < gaps[i][1]; at++)
+            if (index->image[at])
+                r = image_damaged(fault, index->offset + at,
+                                  "there is something between its parts");
     return r;
 }

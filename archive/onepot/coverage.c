@@ -98,7 +98,7 @@ static int coverage_check_overlap(const struct coverage *c, struct fault *fault)
 
 static int coverage_collect(struct coverage *c, struct fault *fault)
 {
-    if (index_rest_windows(c->index) != coverage_windows(c))
+    if (index_windows(c->index, WINDOWS_OF_REST) != coverage_windows(c))
         return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the index lacks sums of what is no data");
     int r = coverage_add_files(c, fault);
@@ -187,7 +187,7 @@ int coverage_check_window(const struct coverage *c, const struct source *source,
         return -EINVAL;
     uint64_t sum, from = window * INDEX_WINDOW_BYTES;
     uint64_t to = from + min_u64(c->archive_bytes - from, INDEX_WINDOW_BYTES);
-    int r = index_rest_sum(c->index, window, &sum);
+    int r = index_window_sum(c->index, WINDOWS_OF_REST, window, &sum);
     if (r < 0)
         return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "the index is damaged");
     r = source_read(source, buf, (size_t)(to - from), from);

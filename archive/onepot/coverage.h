@@ -3,7 +3,7 @@
  *
  *   - data of a member that is stored as it is: the member's sum, index_sum;
  *   - all else before the index (headers, padding, compressed frames, the headers of frames
- *     and raw blocks): the sums of the archive's windows, index_rest_sum;
+ *     and raw blocks): the sums of the archive's windows, index_window_sum;
  *   - the index, the footer, and what frames them: sums of their own, or a fixed value.
  *
  * So these three steps check the whole file:

@@ -322,7 +322,7 @@ static int use_frames(struct opening *o, const char *compression)
                              : o->options->names_only || o->options->save == POT_SAVE_ALWAYS;
     int r = use_saved(o);
     o->key.is_stream = false;
-    if (r == 0 && index_expanded_windows(o->pot->index) > 0)
+    if (r == 0 && index_windows(o->pot->index, WINDOWS_EXPANDED) > 0)
         r = use_stream(o, compression);
     if (r != -ENOENT)
         return r;

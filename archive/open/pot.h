@@ -78,7 +78,7 @@ struct pot_unpacker {
 struct pot_stream {
     const struct backend *backend;
     struct source *packed;
-    const struct index *index; /* with sums, see index_expanded_sum */
+    const struct index *index; /* with sums, see index_window_sum */
     uint64_t bytes;            /* of the content */
 };
 

@@ -78,7 +78,8 @@ int saved_key_fingerprint(struct saved_key *key)
 /* Does the index describe the expected number of bytes? */
 static bool has_size(const struct index *index, const struct saved_key *key)
 {
-    uint64_t bytes = index_info(index)->archive_bytes, sums = index_expanded_windows(index);
+    uint64_t bytes = index_info(index)->archive_bytes,
+             sums = index_windows(index, WINDOWS_EXPANDED);
     if (sums == 0)
         return bytes == key->archive_bytes;
     return key->is_stream && bytes <= INT64_MAX &&

@@ -71,7 +71,7 @@ static int check_chunk(struct expanding *e, uint64_t chunk)
     int r = read_chunk(e, len, offset);
     if (r < 0)
         return fault_set(&e->fault, r, NULL, FAULT_NO_OFFSET, "its copy can't be read");
-    r = index_expanded_sum(e->stage->stream.index, chunk, &sum);
+    r = index_window_sum(e->stage->stream.index, WINDOWS_EXPANDED, chunk, &sum);
     if (r < 0)
         return fault_set(&e->fault, r, NULL, FAULT_NO_OFFSET, "its saved index is damaged");
     if (XXH3_64bits(e->buf, len) != sum)

@@ -631,7 +631,7 @@ static int expand(void *ctx, const struct pot_stream *stream, struct fault *faul
     (void)fault;
     e->count++;
     e->bytes = stream->bytes;
-    e->sums = index_expanded_windows(stream->index);
+    e->sums = index_windows(stream->index, WINDOWS_EXPANDED);
     return e->err ? e->err : source_open("a.tar", NULL, ret_source);
 }
 
