@@ -59,10 +59,11 @@ struct fetcher {
      */
     int (*fetch)(void *ctx, void *scratch, const struct reader_want *wants, size_t count);
     void (*end)(void *scratch);
-    /* What is due before `due` is of no use any more. */
-    void (*passed)(void *ctx, uint64_t due);
-    /* The order is another one: places that earlier wants were due at mean nothing now. */
-    void (*forget_order)(void *ctx);
+    /*
+     * What is due before `due` is of no use any more. `is_new_order`: places that earlier wants
+     * were due at mean nothing now.
+     */
+    void (*passed)(void *ctx, uint64_t due, bool is_new_order);
 };
 
 /* Into the block cache, or of a mapped archive into the kernel's page cache. ctx: a reader. */

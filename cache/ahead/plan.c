@@ -60,7 +60,8 @@ struct plan {
     bool paused;                 /* readers don't keep to the given order */
     bool changed;
     bool wants_next;
-    struct recognised last; /* the last recognised epoch, without folder and order */
+    struct recognised_folder last_folder; /* of the order that was recognised last, */
+    uint64_t last_epoch;                  /* and where that has got to */
 
     struct recogniser *recogniser;
     uint32_t kept_files[READS_KEPT], kept_tasks[READS_KEPT];
@@ -222,7 +223,7 @@ static bool plan_order_read(struct plan *p, const struct observation *o)
 
     if (follow_has_turned(p->follow) && !p->given) {
         p->stats.order_epoch += !p->repeats;
-        p->last.epoch = p->stats.order_epoch;
+        p->last_epoch = p->stats.order_epoch;
     }
     p->wants_next |= follow_wants_next(p->follow);
     if (follow_is_lost(p->follow))
@@ -400,14 +401,15 @@ static void plan_log_recognised(struct plan *p, const struct recognised *found)
     char path[PATH_MAX];
     size_t len;
 
-    if (index_path(p->options.index, found->directory, path, sizeof(path), &len) < 0 || !len)
+    if (index_path(p->options.index, found->folder.directory, path, sizeof(path), &len) < 0 ||
+        !len)
         snprintf(path, sizeof(path), ".");
     plan_log(p,
              "the order is recognised after %llu reads: the %llu %s of %.200s, epoch %llu of "
              "seed %llu%s",
-             (unsigned long long)p->stats.order_reads, (unsigned long long)found->files,
-             found->images_only ? "images" : "files", path, (unsigned long long)found->epoch,
-             (unsigned long long)p->options.seed,
+             (unsigned long long)p->stats.order_reads, (unsigned long long)p->stats.order_files,
+             found->folder.images_only ? "images" : "files", path,
+             (unsigned long long)found->epoch, (unsigned long long)p->options.seed,
              p->repeats ? ", again (the sampler's set_epoch is not called)" : "");
 }
 
@@ -423,33 +425,23 @@ static uint64_t plan_spread(const struct plan *p, const struct known_reads *orde
     return count ? places[count - 1 - count / 10] : 0;
 }
 
-/* Is it an epoch of the same folder as the last, and the same one? */
-static bool plan_repeats(const struct plan *p, const struct recognised *found)
-{
-    const struct recognised *last = &p->last;
-
-    return last->files == found->files && last->directory == found->directory &&
-           last->kind == found->kind && last->images_only == found->images_only &&
-           last->epoch == found->epoch;
-}
-
 /* Follow a recognised order: feed it the reads since the anchor. */
 static void plan_adopt(struct plan *p, struct recognised *found)
 {
     plan_drop_order(p);
     if (plan_follow(p, found->order, false, plan_spread(p, found->order)) < 0)
         return;
-    p->repeats = plan_repeats(p, found);
-    p->folder = folder_files_share(found->folder);
+    p->repeats =
+        p->last_epoch == found->epoch && recognised_folder_is(&p->last_folder, &found->folder);
+    p->last_folder = found->folder;
+    p->last_epoch = found->epoch;
+    p->folder = folder_files_share(found->files);
     p->stats.order_epoch = found->epoch;
-    p->stats.order_directory = found->directory;
+    p->stats.order_directory = found->folder.directory;
     p->stats.order_reads = p->since_anchor;
     p->stats.orders_recognised++;
     for (unsigned i = 0; i < p->kept; i++)
         follow_read(p->follow, p->kept_files[i], p->kept_tasks[i]);
-    p->last = *found;
-    p->last.folder = NULL;
-    p->last.order = NULL;
     plan_log_recognised(p, found);
 }
 
@@ -463,7 +455,7 @@ static void plan_end_try(struct plan *p, struct plan_job *job)
     }
     if (job->result == 0 && job->anchor == p->anchor)
         plan_adopt(p, &job->found);
-    folder_files_free(job->found.folder);
+    folder_files_free(job->found.files);
     known_reads_free(job->found.order);
 }
 

@@ -62,12 +62,10 @@ static const struct tier {
 #define ANCESTORS_MAX 2048u /* distinct directories above the files that were read */
 
 struct kept_folder {
-    uint32_t directory;
-    enum folder_kind kind;
-    bool images_only;
+    struct recognised_folder folder;
     uint64_t used; /* when */
-    int error;     /* why there is no folder */
-    struct folder_files *order;
+    int error;     /* why there are no files */
+    struct folder_files *files;
 };
 
 struct recogniser {
@@ -103,7 +101,7 @@ void recogniser_free(struct recogniser *r)
     if (!r)
         return;
     for (unsigned i = 0; i < FOLDERS_KEPT; i++)
-        folder_files_free(r->kept[i].order);
+        folder_files_free(r->kept[i].files);
     free(r->front);
     free(r);
 }
@@ -147,26 +145,26 @@ static void ancestors_count(const struct recogniser *r, struct ancestors *a, uin
     }
 }
 
-/* A folder, new or kept from the last time. NULL: there is none. */
-static struct kept_folder *recogniser_folder(struct recogniser *r, uint32_t directory,
-                                             enum folder_kind kind, bool images_only)
+/* A folder, new or kept from the last time. */
+static struct kept_folder *recogniser_keep(struct recogniser *r, uint32_t directory,
+                                           enum folder_kind kind, bool images_only)
 {
+    const struct recognised_folder wanted = {directory, kind, images_only};
     struct kept_folder *oldest = &r->kept[0];
 
     for (unsigned i = 0; i < FOLDERS_KEPT; i++) {
         struct kept_folder *k = &r->kept[i];
-        if (k->used && k->directory == directory && k->kind == kind &&
-            k->images_only == images_only) {
+        if (k->used && recognised_folder_is(&k->folder, &wanted)) {
             k->used = ++r->uses;
             return k;
         }
         if (k->used < oldest->used)
             oldest = k;
     }
-    folder_files_free(oldest->order);
-    *oldest = (struct kept_folder){directory, kind, images_only, ++r->uses, 0, NULL};
+    folder_files_free(oldest->files);
+    *oldest = (struct kept_folder){.folder = wanted, .used = ++r->uses};
     oldest->error = folder_files_new(r->index, directory, kind, images_only,
-                                     r->options.most_bytes / sizeof(uint64_t), &oldest->order);
+                                     r->options.most_bytes / sizeof(uint64_t), &oldest->files);
     return oldest;
 }
 
@@ -269,10 +267,10 @@ static int recogniser_try_folder(struct recogniser *r, const struct kept_folder 
                                  const uint32_t *positions, unsigned count,
                                  struct recognised *found)
 {
-    struct trial t = {.recogniser = r, .folder = kept->order};
+    struct trial t = {
+        .recogniser = r, .folder = kept->files, .n = folder_files_count(kept->files)};
     int err = -ENOENT;
 
-    t.n = folder_files_count(kept->order);
     if (t.n < RECOGNISE_FILES_MIN)
         return -ENOENT;
     t.marks = calloc(t.n / 64 + 1, sizeof(*t.marks));
@@ -283,15 +281,12 @@ static int recogniser_try_folder(struct recogniser *r, const struct kept_folder 
         err = trial_find_epoch(&t, &found->epoch);
     free(t.marks);
     if (err == 0)
-        err = known_reads_shuffled(kept->order, r->options.seed + found->epoch,
+        err = known_reads_shuffled(kept->files, r->options.seed + found->epoch,
                                    r->options.most_bytes, &found->order);
     if (err < 0)
         return err;
-    found->directory = kept->directory;
-    found->kind = kept->kind;
-    found->images_only = kept->images_only;
-    found->files = t.n;
-    found->folder = folder_files_share(kept->order);
+    found->folder = kept->folder;
+    found->files = folder_files_share(kept->files);
     return 0;
 }
 
@@ -300,20 +295,18 @@ static int recogniser_try_directory(struct recogniser *r, const struct ancestor 
                                     const uint32_t *positions, unsigned count,
                                     struct recognised *found)
 {
-    const struct kept_folder *kept = recogniser_folder(r, a->directory, a->kind, true);
     uint32_t images = 0;
-    int err = kept->error;
+    int err = -ENOENT;
 
-    if (err == 0) {
-        images = folder_files_count(kept->order);
-        err = recogniser_try_folder(r, kept, positions, count, found);
+    for (int images_only = 1; err == -ENOENT && images_only >= 0; images_only--) {
+        const struct kept_folder *kept = recogniser_keep(r, a->directory, a->kind, images_only);
+        if (kept->error < 0)
+            return kept->error;
+        if (images_only || folder_files_count(kept->files) != images)
+            err = recogniser_try_folder(r, kept, positions, count, found);
+        images = folder_files_count(kept->files);
     }
-    if (err != -ENOENT)
-        return err;
-    kept = recogniser_folder(r, a->directory, a->kind, false);
-    if (kept->error < 0 || folder_files_count(kept->order) == images)
-        return kept->error < 0 ? kept->error : -ENOENT;
-    return recogniser_try_folder(r, kept, positions, count, found);
+    return err;
 }
 
 int recogniser_try(struct recogniser *r, const uint32_t *positions, unsigned count,

@@ -27,14 +27,25 @@ struct recogniser_options {
     const _Atomic bool *stop; /* true ends a search at once; NULL: never */
 };
 
-struct recognised {
+/* A directory whose files are numbered in one way. */
+struct recognised_folder {
     uint32_t directory;
     enum folder_kind kind;
     bool images_only;
-    uint64_t files; /* n */
+};
+
+static inline bool recognised_folder_is(const struct recognised_folder *a,
+                                        const struct recognised_folder *b)
+{
+    return a->directory == b->directory && a->kind == b->kind &&
+           a->images_only == b->images_only;
+}
+
+struct recognised {
+    struct recognised_folder folder;
     uint64_t epoch;
-    struct folder_files *folder; /* the caller's: folder_files_free */
-    struct known_reads *order;   /* the caller's: known_reads_free */
+    struct folder_files *files; /* the caller's: folder_files_free */
+    struct known_reads *order;  /* the caller's: known_reads_free */
 };
 
 int recogniser_new(const struct index *index, uint32_t root,

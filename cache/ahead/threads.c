@@ -86,14 +86,11 @@ static void reader_fetcher_end(void *scratch)
     reader_scratch_free(scratch);
 }
 
-static void reader_fetcher_passed(void *reader, uint64_t due)
+static void reader_fetcher_passed(void *reader, uint64_t due, bool is_new_order)
 {
+    if (is_new_order)
+        reader_forget_order(reader);
     reader_passed(reader, due);
-}
-
-static void reader_fetcher_forget_order(void *reader)
-{
-    reader_forget_order(reader);
 }
 
 const struct fetcher ahead_reader_fetcher = {
@@ -101,7 +98,6 @@ const struct fetcher ahead_reader_fetcher = {
     .fetch = reader_fetcher_fetch,
     .end = reader_fetcher_end,
     .passed = reader_fetcher_passed,
-    .forget_order = reader_fetcher_forget_order,
 };
 
 /* ---- fetch threads; all but their main function are called under the lock ---- */
@@ -291,16 +287,13 @@ static void ahead_record(struct ahead *a, unsigned count)
 
 static void planner_plan(struct ahead *a, unsigned count)
 {
-    const struct fetcher *fetcher = a->options.fetcher;
-
     if (!a->options.window_bytes)
         return;
     pthread_mutex_lock(&a->lock);
     for (unsigned i = 0; i < count; i++)
         plan_observe(a->plan, &a->batch[i]);
-    if (plan_order_changed(a->plan))
-        fetcher->forget_order(a->options.fetcher_ctx);
-    fetcher->passed(a->options.fetcher_ctx, plan_passed(a->plan));
+    bool is_new_order = plan_order_changed(a->plan);
+    a->options.fetcher->passed(a->options.fetcher_ctx, plan_passed(a->plan), is_new_order);
     worker_call(a);
     fetch_threads_look_for_hung(a);
     if (a->held_count == 0)

@@ -58,7 +58,7 @@ struct fake {
     unsigned to_hold, to_refuse;
     bool released, cannot_begin;
     uint64_t passed, passes; /* the last, and how often it was told */
-    unsigned forgotten;
+    unsigned orders;
 };
 
 static int fake_begin(void *ctx, void **ret_scratch)
@@ -109,31 +109,20 @@ static void fake_end(void *scratch)
     pthread_mutex_unlock(&f->lock);
 }
 
-static void fake_passed(void *ctx, uint64_t due)
+static void fake_passed(void *ctx, uint64_t due, bool is_new_order)
 {
     struct fake *f = ctx;
 
     pthread_mutex_lock(&f->lock);
     f->passed = due;
     f->passes++;
+    f->orders += is_new_order;
     pthread_cond_broadcast(&f->changed);
     pthread_mutex_unlock(&f->lock);
 }
 
-static void fake_forget_order(void *ctx)
-{
-    struct fake *f = ctx;
-
-    pthread_mutex_lock(&f->lock);
-    f->forgotten++;
-    pthread_mutex_unlock(&f->lock);
-}
-
-static const struct fetcher fake_fetcher = {.begin = fake_begin,
-                                            .fetch = fake_fetch,
-                                            .end = fake_end,
-                                            .passed = fake_passed,
-                                            .forget_order = fake_forget_order};
+static const struct fetcher fake_fetcher = {
+    .begin = fake_begin, .fetch = fake_fetch, .end = fake_end, .passed = fake_passed};
 
 /* Wait until something holds of the fake. */
 #define AWAIT(f, condition)                                                                    \
@@ -358,7 +347,7 @@ START_TEST(the_fetcher_learns_what_readers_have_passed)
     ck_assert_uint_eq(stats.order_files, FILES);
     ck_assert_uint_eq(stats.observations_lost, 0);
     ck_assert_int_eq(stop(&f), 0);
-    ck_assert_uint_eq(f.fake.forgotten, 1); /* when it began to follow the order */
+    ck_assert_uint_eq(f.fake.orders, 1); /* when it began to follow the order */
 }
 END_TEST
 

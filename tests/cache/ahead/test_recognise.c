@@ -64,7 +64,7 @@ static int try(const uint32_t *positions, unsigned count, uint64_t seed,
 
 static void drop(struct recognised *found)
 {
-    folder_files_free(found->folder);
+    folder_files_free(found->files);
     known_reads_free(found->order);
 }
 
@@ -92,9 +92,9 @@ static void expect_epoch(struct training t, uint64_t epoch, unsigned count)
     int r = try(positions, count, t.seed, &found);
     ck_assert_msg(r == 0, "epoch %u with %u reads: %d", (unsigned)epoch, count, r);
     ck_assert_uint_eq(found.epoch, epoch);
-    ck_assert_uint_eq(found.files, FILES);
-    ck_assert_uint_eq(found.directory, position_of(tree, "data/train"));
-    ck_assert(found.kind == FOLDER_CLASSES && found.images_only);
+    ck_assert_uint_eq(folder_files_count(found.files), FILES);
+    ck_assert_uint_eq(found.folder.directory, position_of(tree, "data/train"));
+    ck_assert(found.folder.kind == FOLDER_CLASSES && found.folder.images_only);
     ck_assert_uint_eq(known_reads_count(found.order), FILES);
     drop(&found);
 }
@@ -165,9 +165,9 @@ START_TEST(all_files_of_a_flat_directory)
         positions[i] = position_of(tree, path);
     }
     ck_assert_int_eq(try(positions, 64, 0, &found), 0);
-    ck_assert(found.kind == FOLDER_FLAT && !found.images_only);
+    ck_assert(found.folder.kind == FOLDER_FLAT && !found.folder.images_only);
     ck_assert_uint_eq(found.epoch, 9);
-    ck_assert_uint_eq(found.files, 600);
+    ck_assert_uint_eq(folder_files_count(found.files), 600);
     drop(&found);
     permutation_free(p);
 }
