@@ -31,8 +31,8 @@ static const char *const kind_marks[] = {
 static void print_text(const struct findings *f)
 {
     for (size_t i = 0; i < f->count; i++) {
-        const struct finding *item = &f->items[i];
-        if (i == 0 || strcmp(item->section, f->items[i - 1].section) != 0)
+        const struct finding *item = &f->at[i];
+        if (i == 0 || strcmp(item->section, f->at[i - 1].section) != 0)
             printf("%s%s\n", i ? "\n" : "", item->section);
         printf("  %s ", kind_marks[item->kind]);
         cli_print_safe(stdout, item->subject, strlen(item->subject));
@@ -53,7 +53,7 @@ static void print_json(const struct findings *f, bool works)
     json_bool(&j, "mount_works", works);
     json_open(&j, "findings", '[');
     for (size_t i = 0; i < f->count; i++) {
-        const struct finding *item = &f->items[i];
+        const struct finding *item = &f->at[i];
         json_open(&j, NULL, '{');
         json_text(&j, "kind", kind_names[item->kind], SIZE_MAX);
         json_text(&j, "section", item->section, SIZE_MAX);
@@ -70,7 +70,7 @@ static void print_json(const struct findings *f, bool works)
 static bool has_wrong(const struct findings *f)
 {
     for (size_t i = 0; i < f->count; i++)
-        if (f->items[i].kind == FINDING_WRONG)
+        if (f->at[i].kind == FINDING_WRONG)
             return true;
     return f->failed;
 }
@@ -78,9 +78,9 @@ static bool has_wrong(const struct findings *f)
 #ifndef HAVE_FUSE
 void doctor_mounting(struct findings *f)
 {
-    struct finding *finding =
-        finding_add(f, FINDING_WRONG, "mounting", "FUSE", "this onepot was built without it");
-    finding_advise(finding, "build it where libfuse3's development files are installed");
+    f->section = "mounting";
+    finding_add(f, FINDING_WRONG, "FUSE", "this onepot was built without it");
+    finding_advise(f, "build it where libfuse3's development files are installed");
 }
 
 void doctor_leftovers(struct findings *f)

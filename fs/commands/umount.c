@@ -85,7 +85,7 @@ static enum verdict judge_alive(struct slot *slot, const struct request *rq)
     struct counters *c = slot->counters;
     uint32_t holders = atomic_load(&c->holders);
 
-    bool here = mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
+    bool here = slot_is_mounted(slot);
 
     if (atomic_load(&c->state) == MOUNT_ENDED && !here)
         return VERDICT_GONE;
@@ -140,18 +140,15 @@ static enum verdict judge(struct slot *slot, const struct request *rq)
 
 static enum verdict judge_locked(struct slot *slot, const struct request *rq)
 {
-    struct registry registry;
+    auto_registry registry = REGISTRY_NONE;
     int r = registry_lock(slot->folder, false, &registry);
 
+    if (r == 0)
+        return judge(slot, rq);
     if (r == -ENOENT)
         return VERDICT_DONE;
-    if (r < 0) {
-        cli_failf(slot->folder, "it can't be locked: %s", strerror(-r));
-        return VERDICT_FAILED;
-    }
-    enum verdict verdict = judge(slot, rq);
-    registry_unlock(&registry);
-    return verdict;
+    cli_failf(slot->folder, "it can't be locked: %s", strerror(-r));
+    return VERDICT_FAILED;
 }
 
 static bool is_stopped(const struct counters *c)
@@ -159,7 +156,7 @@ static bool is_stopped(const struct counters *c)
     return process_is_stopped(c->daemon_pid, c->daemon_start_ticks);
 }
 
-static int busy(const struct slot *slot)
+static int report_busy(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
     char text[512];
@@ -174,7 +171,7 @@ static int busy(const struct slot *slot)
 }
 
 /* Detached, but still in use. */
-static int detached(struct slot *slot)
+static int report_detached(struct slot *slot)
 {
     const struct counters *c = slot->counters;
 
@@ -194,7 +191,7 @@ static int detached(struct slot *slot)
 /*
  * Unmounted here, but its daemon lives: a container started meanwhile has a copy of the mount.
  */
-static int lingers(const struct counters *c)
+static int report_lingering(const struct counters *c)
 {
     struct mount_user users[HOLDERS_SHOWN];
     char text[256];
@@ -221,9 +218,9 @@ static int end_slot(struct slot *slot, const struct request *rq)
     int r = unmounter_unmount(slot, (int)rq->wait_s * 1000, rq->lazy, NULL);
 
     if (r == -EBUSY)
-        return busy(slot);
+        return report_busy(slot);
     if (r == -ECHILD)
-        return detached(slot);
+        return report_detached(slot);
     if (r < 0)
         return cli_failf(c->mountpoint, "it can't be unmounted: %s", strerror(-r));
     if (c->mount_dev_minor &&
@@ -235,7 +232,7 @@ static int end_slot(struct slot *slot, const struct request *rq)
     /* A stopped daemon does not notice its end. One that runs may be serving a container. */
     r = unmounter_finish(slot, is_stopped(c) ? 0 : DAEMON_END_MS, is_stopped(c));
     cli_note("%s: %s", c->archive, summary_line(c, line, sizeof(line)));
-    return r < 0 ? lingers(c) : CLI_OK;
+    return r < 0 ? report_lingering(c) : CLI_OK;
 }
 
 static int umount_slot(struct slot *slot, const struct request *rq)
@@ -253,7 +250,7 @@ static int umount_slot(struct slot *slot, const struct request *rq)
     if (verdict == VERDICT_FAILED)
         return CLI_FAILED;
     if (verdict == VERDICT_GONE)
-        return detached(slot);
+        return report_detached(slot);
     int status = end_slot(slot, rq);
     slot_unlock(slot);
     return status;
@@ -350,13 +347,6 @@ static bool absolute(const char *given, char path[PATH_MAX])
            snprintf(path, PATH_MAX, "%s/%s", folder, given) < PATH_MAX;
 }
 
-/* Is it the visible mount at its place? Another may be mounted over it for one command. */
-static bool is_here(const struct slot *slot)
-{
-    const struct counters *c = slot->counters;
-    return mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
-}
-
 /*
  * The innermost mount that a path names or leads into, from text alone, since asking the
  * filesystem could hang. NULL: none of ours. *rest is the part after the mount point.
@@ -370,7 +360,7 @@ static struct slot *mount_around(const struct slot_list *list, const char *path,
     for (size_t i = 0; i < list->count; i++) {
         const char *mountpoint = list->at[i]->counters->mountpoint;
         size_t len = strlen(mountpoint);
-        if ((len > longest || (len == longest && is_here(list->at[i]))) &&
+        if ((len > longest || (len == longest && slot_is_mounted(list->at[i]))) &&
             strncmp(path, mountpoint, len) == 0 && (path[len] == '/' || path[len] == '\0') &&
             !leads_out(path + len) && slot_is_current(list->at[i])) {
             found = list->at[i];

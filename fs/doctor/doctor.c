@@ -13,39 +13,34 @@
 #include "cli.h"
 #include "cpus.h"
 #include "job.h"
+#include "vector.h"
 
 void findings_free(struct findings *f)
 {
-    free(f->items);
-    *f = (struct findings){0};
+    vector_free(f);
 }
 
-struct finding *finding_add(struct findings *f, enum finding_kind kind, const char *section,
-                            const char *subject, const char *format, ...)
+void finding_add(struct findings *f, enum finding_kind kind, const char *subject,
+                 const char *format, ...)
 {
-    struct finding *items = realloc(f->items, (f->count + 1) * sizeof(*items));
-    if (!items) {
-        f->failed = true;
-        return NULL;
-    }
-    f->items = items;
-    struct finding *finding = &items[f->count++];
-    *finding = (struct finding){.kind = kind, .section = section};
-    snprintf(finding->subject, sizeof(finding->subject), "%s", subject);
+    struct finding finding = {.kind = kind, .section = f->section};
     va_list args;
+
+    snprintf(finding.subject, sizeof(finding.subject), "%s", subject);
     va_start(args, format);
-    vsnprintf(finding->text, sizeof(finding->text), format, args);
+    vsnprintf(finding.text, sizeof(finding.text), format, args);
     va_end(args);
-    return finding;
+    f->failed |= vector_push(f, finding) < 0;
 }
 
-void finding_advise(struct finding *finding, const char *format, ...)
+void finding_advise(struct findings *f, const char *format, ...)
 {
-    if (!finding)
-        return;
     va_list args;
+
+    if (f->failed)
+        return;
     va_start(args, format);
-    vsnprintf(finding->advice, sizeof(finding->advice), format, args);
+    vsnprintf(f->at[f->count - 1].advice, sizeof(f->at->advice), format, args);
     va_end(args);
 }
 
@@ -57,13 +52,12 @@ static void see_limit(void *ctx, const char *path, uint64_t limit, uint64_t used
     struct findings *f = ctx;
     char text[CLI_TEXT_LEN], used_text[CLI_TEXT_LEN];
     if (limit == UINT64_MAX)
-        finding_add(f, FINDING_FACT, "memory", path, "no limit");
+        finding_add(f, FINDING_FACT, path, "no limit");
     else if (used == UINT64_MAX)
-        finding_add(f, FINDING_FACT, "memory", path, "%s%s", cli_format_bytes(limit, text),
+        finding_add(f, FINDING_FACT, path, "%s%s", cli_format_bytes(limit, text),
                     strstr(path, "meminfo") ? " available on the node now" : "");
     else
-        finding_add(f, FINDING_FACT, "memory", path,
-                    "%s, of which %s are used, page cache included",
+        finding_add(f, FINDING_FACT, path, "%s, of which %s are used, page cache included",
                     cli_format_bytes(limit, text), cli_format_bytes(used, used_text));
 }
 
@@ -74,32 +68,32 @@ static void see_claims(struct findings *f)
     char text[CLI_TEXT_LEN];
     job_detect(&job);
     if (job.id[0])
-        finding_add(f, FINDING_FACT, "memory", "job", "%s", job.id);
+        finding_add(f, FINDING_FACT, "job", "%s", job.id);
     else
-        finding_add(f, FINDING_FACT, "memory", "job", "none: no batch system has said so");
+        finding_add(f, FINDING_FACT, "job", "none: no batch system has said so");
     if (claims_of_job(job.id, &others) < 0)
         return;
     if (others.count == 0)
-        finding_add(f, FINDING_FACT, "memory", "others of it",
-                    "no mount and no loader shares it");
+        finding_add(f, FINDING_FACT, "others of it", "no mount and no loader shares it");
     else
-        finding_add(f, FINDING_FACT, "memory", "others of it", "%u mount%s, which may take %s",
+        finding_add(f, FINDING_FACT, "others of it", "%u mount%s, which may take %s",
                     others.count, others.count == 1 ? " or loader" : "s and loaders",
                     cli_format_bytes(others.using_bytes, text));
 }
 
 void doctor_memory(struct findings *f)
 {
+    f->section = "memory";
     char text[CLI_TEXT_LEN], cache[CLI_TEXT_LEN];
     uint64_t least = budget_memory_bytes("");
     budget_explain("", see_limit, f);
     if (least == UINT64_MAX)
-        finding_add(f, FINDING_WARNING, "memory", "the job's share",
+        finding_add(f, FINDING_WARNING, "the job's share",
                     "not known: neither cgroups nor /proc/meminfo could be read");
     else
-        finding_add(f, FINDING_FACT, "memory", "the job's share", "%s, the least of these",
+        finding_add(f, FINDING_FACT, "the job's share", "%s, the least of these",
                     cli_format_bytes(least, text));
-    finding_add(f, FINDING_FACT, "memory", "cache of mounts",
+    finding_add(f, FINDING_FACT, "cache of mounts",
                 "%s, a quarter of that, unless --cache says otherwise",
                 cli_format_bytes(budget_cache_bytes(), cache));
     see_claims(f);
@@ -110,13 +104,14 @@ void doctor_memory(struct findings *f)
 static void see_count(struct findings *f, const char *subject, unsigned count, const char *none)
 {
     if (count)
-        finding_add(f, FINDING_FACT, "CPUs", subject, "%u", count);
+        finding_add(f, FINDING_FACT, subject, "%u", count);
     else
-        finding_add(f, FINDING_FACT, "CPUs", subject, "%s", none);
+        finding_add(f, FINDING_FACT, subject, "%s", none);
 }
 
 void doctor_cpus(struct findings *f)
 {
+    f->section = "CPUs";
     struct cpus cpus;
     cpus_look("", &cpus);
     see_count(f, "of the node", cpus.online, "not known");
@@ -124,10 +119,9 @@ void doctor_cpus(struct findings *f)
     see_count(f, "set of the cgroup", cpus.cpuset, "none, or not known");
     see_count(f, "quota of the cgroup", cpus.quota, "none");
     unsigned allowed = cpus_allowed();
-    struct finding *finding =
-        finding_add(f, FINDING_FACT, "CPUs", "threads by default", "%u", allowed);
+    finding_add(f, FINDING_FACT, "threads by default", "%u", allowed);
     if (cpus.mask && cpus.cpuset > cpus.mask && cpus.cpuset < cpus.online)
-        finding_advise(finding,
+        finding_advise(f,
                        "this task is bound to fewer than the job has; a mount uses the "
                        "%u of the job",
                        cpus.cpuset);

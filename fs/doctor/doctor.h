@@ -26,19 +26,19 @@ struct finding {
     char advice[FINDING_TEXT_MAX]; /* "" or what to do */
 };
 
-struct findings {
-    struct finding *items;
-    size_t count;
-    bool failed; /* out of memory: some findings are missing */
+struct findings { /* a vector */
+    struct finding *at;
+    size_t count, capacity;
+    const char *section; /* of those that are added now */
+    bool failed;         /* out of memory: some findings are missing */
 };
 
 void findings_free(struct findings *findings);
 
-/* Add a finding; the caller may set `advice` in the result (NULL: no memory). */
-struct finding *finding_add(struct findings *findings, enum finding_kind kind,
-                            const char *section, const char *subject, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
-void finding_advise(struct finding *finding, const char *format, ...)
+void finding_add(struct findings *findings, enum finding_kind kind, const char *subject,
+                 const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* What to do about the finding that was added last. */
+void finding_advise(struct findings *findings, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* Can this user mount on this node? Tries it for a moment in a private folder. */

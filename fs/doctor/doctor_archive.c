@@ -17,10 +17,9 @@
 
 static void see_fault(struct findings *f, const char *path, const struct fault *fault)
 {
-    struct finding *finding = finding_add(f, FINDING_WRONG, "archive", path, "%s%s%s",
-                                          fault->member[0] ? fault->member : "",
-                                          fault->member[0] ? ": " : "", fault->what);
-    finding_advise(finding, "%s", fault->advice);
+    finding_add(f, FINDING_WRONG, path, "%s%s%s", fault->member[0] ? fault->member : "",
+                fault->member[0] ? ": " : "", fault->what);
+    finding_advise(f, "%s", fault->advice);
 }
 
 static void see_place_of(struct findings *f, const struct source *source)
@@ -29,16 +28,14 @@ static void see_place_of(struct findings *f, const struct source *source)
     struct source_identity id;
     source_identity(source, &id);
     doctor_filesystem(major(id.dev), minor(id.dev), type);
-    finding_add(f, FINDING_FACT, "archive", "size", "%s",
-                cli_format_bytes(id.size_bytes, text));
+    finding_add(f, FINDING_FACT, "size", "%s", cli_format_bytes(id.size_bytes, text));
     bool local = source_is_local(source);
-    struct finding *finding =
-        finding_add(f, FINDING_FACT, "archive", "filesystem", "%s, %s", type,
-                    local ? "on this node: it is mapped, and the kernel caches it"
-                          : "not on this node, as far as is known: it is read piece by piece, "
-                            "and the mount caches it");
+    finding_add(f, FINDING_FACT, "filesystem", "%s, %s", type,
+                local ? "on this node: it is mapped, and the kernel caches it"
+                      : "not on this node, as far as is known: it is read piece by piece, "
+                        "and the mount caches it");
     if (!local)
-        finding_advise(finding, "--stage copies it to this node while it is read");
+        finding_advise(f, "--stage copies it to this node while it is read");
 }
 
 /*
@@ -60,13 +57,13 @@ static bool see_saved(struct findings *f, const char *path, const struct source 
     const struct index_info *info = r == 0 ? index_info(index) : NULL;
     if (info && info->archive_mtime_sec == id.mtime_sec &&
         info->archive_mtime_nsec == id.mtime_nsec)
-        finding_add(f, FINDING_GOOD, "archive", "index", "saved in %s", path);
+        finding_add(f, FINDING_GOOD, "index", "saved in %s", path);
     else if (info)
-        finding_add(f, FINDING_WARNING, "archive", "index",
+        finding_add(f, FINDING_WARNING, "index",
                     "the one in %s is of the archive as it was before: it is made anew", path);
     else
-        finding_add(f, FINDING_WARNING, "archive", "index", "the one in %s can't be used: %s",
-                    path, fault.what[0] ? fault.what : strerror(-r));
+        finding_add(f, FINDING_WARNING, "index", "the one in %s can't be used: %s", path,
+                    fault.what[0] ? fault.what : strerror(-r));
     if (index)
         index_close(index);
     source_close(file);
@@ -82,7 +79,7 @@ static void see_index(struct findings *f, const char *path, struct source *sourc
     const char *compression = NULL;
     bool packed = backend_compression(backend, source, &compression) > 0;
     if (!packed && backend->find && backend->find(source, &fault, &where) == 0) {
-        finding_add(f, FINDING_GOOD, "archive", "index", "in the archive");
+        finding_add(f, FINDING_GOOD, "index", "in the archive");
         return;
     }
     if (pot_index_path(path, &beside) == 0 && see_saved(f, beside, source))
@@ -90,23 +87,23 @@ static void see_index(struct findings *f, const char *path, struct source *sourc
     if (pot_cached_index_path(path, &cached) == 0 && see_saved(f, cached, source))
         return;
     if (packed) {
-        struct finding *finding = finding_add(
-            f, FINDING_WARNING, "archive", "index",
+        finding_add(
+            f, FINDING_WARNING, "index",
             "none: if it is one stream of %s, each mount has to unpack it first; if it has "
             "several frames, one is made for the first mount",
             compression);
-        finding_advise(finding, "make an onepot archive of it with 'onepot pack'");
+        finding_advise(f, "make an onepot archive of it with 'onepot pack'");
         return;
     }
-    struct finding *finding =
-        finding_add(f, FINDING_FACT, "archive", "index",
-                    "none in it, none beside it, none in $XDG_CACHE_HOME: it is made for the "
-                    "first mount");
-    finding_advise(finding, "'onepot index %s' does that ahead of time", path);
+    finding_add(f, FINDING_FACT, "index",
+                "none in it, none beside it, none in $XDG_CACHE_HOME: it is made for the "
+                "first mount");
+    finding_advise(f, "'onepot index %s' does that ahead of time", path);
 }
 
 void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
 {
+    f->section = "archive";
     struct fault fault = {0};
     struct source *source = NULL;
     const struct backend *backend;
@@ -120,7 +117,7 @@ void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
         return;
     }
     *ret_bytes = source_size(source);
-    finding_add(f, FINDING_GOOD, "archive", path, "%s", backend->name);
+    finding_add(f, FINDING_GOOD, path, "%s", backend->name);
     see_place_of(f, source);
     see_index(f, path, source, backend);
     source_close(source);

@@ -9,10 +9,11 @@
 
 #include "cli.h"
 #include "doctor.h"
+#include "process.h"
 
 /* A daemon opens an archive, its state, a device for each thread, and a copy's files. */
 #define FILES_WANTED 256u
-#define IO_TIMEOUT_S 60u /* the default of --io-timeout */
+#define IO_TIMEOUT_S 60 /* the default of --io-timeout */
 
 /* ---- of the process ---- */
 
@@ -20,9 +21,9 @@ static void see_locked(struct findings *f, const struct rlimit *limit)
 {
     char text[CLI_TEXT_LEN];
     if (limit->rlim_cur == RLIM_INFINITY)
-        finding_add(f, FINDING_GOOD, "limits", "locked memory", "no limit");
+        finding_add(f, FINDING_GOOD, "locked memory", "no limit");
     else
-        finding_add(f, FINDING_FACT, "limits", "locked memory",
+        finding_add(f, FINDING_FACT, "locked memory",
                     "at most %s (ulimit -l); batches for a device want theirs locked",
                     cli_format_bytes(limit->rlim_cur, text));
 }
@@ -30,15 +31,13 @@ static void see_locked(struct findings *f, const struct rlimit *limit)
 static void see_files(struct findings *f, const struct rlimit *limit)
 {
     bool few = limit->rlim_cur < FILES_WANTED;
-    struct finding *finding =
-        finding_add(f, few ? FINDING_WARNING : FINDING_GOOD, "limits", "open files",
-                    "%" PRIu64 " (ulimit -n)%s", (uint64_t)limit->rlim_cur,
-                    few ? ": a mount may not start, or fall behind" : "");
+    finding_add(f, few ? FINDING_WARNING : FINDING_GOOD, "open files",
+                "%" PRIu64 " (ulimit -n)%s", (uint64_t)limit->rlim_cur,
+                few ? ": a mount may not start, or fall behind" : "");
     if (few)
-        finding_advise(finding,
-                       "'ulimit -n %u' in the job script, if the hard limit (%" PRIu64
-                       ") allows it",
-                       FILES_WANTED, (uint64_t)limit->rlim_max);
+        finding_advise(
+            f, "'ulimit -n %u' in the job script, if the hard limit (%" PRIu64 ") allows it",
+            FILES_WANTED, (uint64_t)limit->rlim_max);
 }
 
 /* An archive is mapped as a whole, which takes addresses but no memory. */
@@ -49,12 +48,12 @@ static void see_addresses(struct findings *f, const struct rlimit *limit,
     if (limit->rlim_cur == RLIM_INFINITY)
         return;
     bool small = archive_bytes > limit->rlim_cur / 2;
-    struct finding *finding = finding_add(
-        f, FINDING_WARNING, "limits", "address space", "at most %s (ulimit -v)%s",
-        cli_format_bytes(limit->rlim_cur, text),
-        small ? ", too little to map the archive: it is read through a smaller cache" : "");
-    finding_advise(finding, "'ulimit -v unlimited': mapped files count in it, though they take "
-                            "no memory of the job");
+    finding_add(f, FINDING_WARNING, "address space", "at most %s (ulimit -v)%s",
+                cli_format_bytes(limit->rlim_cur, text),
+                small ? ", too little to map the archive: it is read through a smaller cache"
+                      : "");
+    finding_advise(f, "'ulimit -v unlimited': mapped files count in it, though they take "
+                      "no memory of the job");
 }
 
 static void see_file_size(struct findings *f, const struct rlimit *limit,
@@ -64,50 +63,40 @@ static void see_file_size(struct findings *f, const struct rlimit *limit,
     if (limit->rlim_cur == RLIM_INFINITY)
         return;
     bool small = archive_bytes > limit->rlim_cur;
-    finding_add(f, small ? FINDING_WARNING : FINDING_FACT, "limits", "size of files",
+    finding_add(f, small ? FINDING_WARNING : FINDING_FACT, "size of files",
                 "at most %s (ulimit -f)%s", cli_format_bytes(limit->rlim_cur, text),
                 small ? ": the archive can't be copied with --stage" : "");
 }
 
 /* ---- of the kernel's FUSE ---- */
 
-static bool read_number(const char *path, unsigned long *ret)
-{
-    FILE *file = fopen(path, "re");
-    bool got = file && fscanf(file, "%lu", ret) == 1;
-    if (file)
-        fclose(file);
-    return got;
-}
-
 static void see_request_limit(struct findings *f)
 {
-    unsigned long seconds;
-    if (!read_number("/proc/sys/fs/fuse/max_request_timeout", &seconds) || !seconds)
+    long seconds = proc_number("/proc/sys/fs/fuse/max_request_timeout", 0);
+    if (!seconds)
         return;
-    struct finding *finding = finding_add(
-        f, seconds <= IO_TIMEOUT_S ? FINDING_WARNING : FINDING_FACT, "limits", "FUSE requests",
-        "the kernel ends a mount that leaves one unanswered for %lu s "
-        "(fs.fuse.max_request_timeout)",
-        seconds);
+    finding_add(f, seconds <= IO_TIMEOUT_S ? FINDING_WARNING : FINDING_FACT, "FUSE requests",
+                "the kernel ends a mount that leaves one unanswered for %ld s "
+                "(fs.fuse.max_request_timeout)",
+                seconds);
     if (seconds <= IO_TIMEOUT_S)
-        finding_advise(finding,
-                       "mount with --io-timeout %lu, so that a read that stalls is "
+        finding_advise(f,
+                       "mount with --io-timeout %ld, so that a read that stalls is "
                        "answered before",
                        seconds > 2 ? seconds / 2 : 1);
 }
 
 static void see_background(struct findings *f)
 {
-    unsigned long requests;
-    if (read_number("/sys/module/fuse/parameters/max_user_bgreq", &requests))
-        finding_add(f, requests < 64 ? FINDING_WARNING : FINDING_FACT, "limits",
-                    "FUSE read-ahead", "%lu requests at a time for users (max_user_bgreq)",
-                    requests);
+    long requests = proc_number("/sys/module/fuse/parameters/max_user_bgreq", -1);
+    if (requests >= 0)
+        finding_add(f, requests < 64 ? FINDING_WARNING : FINDING_FACT, "FUSE read-ahead",
+                    "%ld requests at a time for users (max_user_bgreq)", requests);
 }
 
 void doctor_limits(struct findings *f, uint64_t archive_bytes)
 {
+    f->section = "limits";
     struct rlimit limit;
     if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0)
         see_locked(f, &limit);

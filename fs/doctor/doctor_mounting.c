@@ -25,6 +25,7 @@
 #include "fusermount.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
+#include "process.h"
 
 #define INIT_WAIT_MS 2000
 #define TRIAL_LIMIT_S 60    /* it never takes this long */
@@ -47,7 +48,7 @@ static void see_kernel(struct findings *f)
 {
     struct utsname name;
     if (uname(&name) == 0)
-        finding_add(f, FINDING_FACT, "mounting", "kernel", "%s %s", name.sysname, name.release);
+        finding_add(f, FINDING_FACT, "kernel", "%s %s", name.sysname, name.release);
 }
 
 static bool see_device(struct findings *f)
@@ -55,17 +56,15 @@ static bool see_device(struct findings *f)
     auto_close int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     int err = errno;
     if (fd >= 0) {
-        finding_add(f, FINDING_GOOD, "mounting", "/dev/fuse", "is there, and can be opened");
+        finding_add(f, FINDING_GOOD, "/dev/fuse", "is there, and can be opened");
         return true;
     }
-    struct finding *finding =
-        finding_add(f, FINDING_WARNING, "mounting", "/dev/fuse",
-                    err == ENOENT ? "is not there" : "can't be opened: %s", strerror(err));
-    finding_advise(finding,
-                   err == ENOENT || err == ENODEV
-                       ? "ask the administrators of this node to load the module fuse; "
-                         "in a container, pass the device in"
-                       : "ask the administrators of this node for access to it");
+    finding_add(f, FINDING_WARNING, "/dev/fuse",
+                err == ENOENT ? "is not there" : "can't be opened: %s", strerror(err));
+    finding_advise(f, err == ENOENT || err == ENODEV
+                          ? "ask the administrators of this node to load the module fuse; "
+                            "in a container, pass the device in"
+                          : "ask the administrators of this node for access to it");
     return false;
 }
 
@@ -76,31 +75,19 @@ static void see_helper(struct findings *f)
     if (geteuid() == 0)
         return;
     if (fusermount_find("fusermount3", path) < 0 && fusermount_find("fusermount", path) < 0) {
-        finding_add(f, FINDING_FACT, "mounting", "fusermount3",
-                    "is not there; it is in the package fuse3");
+        finding_add(f, FINDING_FACT, "fusermount3", "is not there; it is in the package fuse3");
         return;
     }
     bool setuid = stat(path, &st) == 0 && st.st_uid == 0 && st.st_mode & S_ISUID;
-    finding_add(f, setuid ? FINDING_GOOD : FINDING_FACT, "mounting", "fusermount3", "%s, %s",
-                path, setuid ? "setuid root" : "not setuid root: of no use to you");
+    finding_add(f, setuid ? FINDING_GOOD : FINDING_FACT, "fusermount3", "%s, %s", path,
+                setuid ? "setuid root" : "not setuid root: of no use to you");
     if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
-        finding_add(f, FINDING_WARNING, "mounting", "no_new_privs",
+        finding_add(f, FINDING_WARNING, "no_new_privs",
                     "is set for this process: setuid programs like fusermount3 can't help it");
 }
 
-static long number_in(const char *path, long otherwise)
-{
-    long number;
-    FILE *file = fopen(path, "re");
-    if (!file || fscanf(file, "%ld", &number) != 1)
-        number = otherwise;
-    if (file)
-        fclose(file);
-    return number;
-}
-
 /* Find which of the administrators' switches is the reason. */
-static void explain_namespaces(struct finding *finding)
+static void explain_namespaces(struct findings *f)
 {
     static const struct {
         const char *path, *name;
@@ -112,8 +99,8 @@ static void explain_namespaces(struct finding *finding)
          "kernel.apparmor_restrict_unprivileged_userns", 1},
     };
     for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++)
-        if (number_in(switches[i].path, !switches[i].off) == switches[i].off) {
-            finding_advise(finding,
+        if (proc_number(switches[i].path, !switches[i].off) == switches[i].off) {
+            finding_advise(f,
                            "%s is %ld; 'onepot run' can do without where another way "
                            "to mount works",
                            switches[i].name, switches[i].off);
@@ -126,52 +113,44 @@ static void see_allow_other(struct findings *f)
 {
     char line[256], word[64];
     bool allowed = false;
-    FILE *file = fopen("/etc/fuse.conf", "re");
-    if (geteuid() == 0) {
-        if (file)
-            fclose(file);
+    auto_fclose FILE *file = geteuid() == 0 ? NULL : fopen("/etc/fuse.conf", "re");
+
+    if (geteuid() == 0)
         return;
-    }
     while (file && fgets(line, sizeof(line), file))
         allowed |= sscanf(line, " %63s", word) == 1 && strcmp(word, "user_allow_other") == 0;
-    if (file)
-        fclose(file);
-    finding_add(f, FINDING_FACT, "mounting", "--allow-other", "%s",
+    finding_add(f, FINDING_FACT, "--allow-other", "%s",
                 allowed ? "is allowed to users (user_allow_other in /etc/fuse.conf)"
                         : "is not for users: /etc/fuse.conf has no user_allow_other");
+}
+
+static int try_namespaces(void *ctx)
+{
+    (void)ctx;
+    return unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0 ? -errno : 0;
 }
 
 /* Does the kernel allow us namespaces of our own? Tried in a child, which ends with them. */
 static bool see_namespaces(struct findings *f)
 {
-    int status;
-    pid_t pid = fork();
-    if (pid == 0)
-        _exit(unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0 ? errno : 0);
-    if (pid < 0 || waitpid(pid, &status, 0) < 0 || !WIFEXITED(status)) {
-        finding_add(f, FINDING_FACT, "mounting", "user namespaces", "not known");
-        return false;
+    int r = process_try(try_namespaces, NULL, -1);
+    if (r == 0) {
+        finding_add(f, FINDING_GOOD, "user namespaces", "are allowed");
+        return true;
     }
-    if (WEXITSTATUS(status) == 0)
-        finding_add(f, FINDING_GOOD, "mounting", "user namespaces", "are allowed");
-    else
-        explain_namespaces(finding_add(f, FINDING_FACT, "mounting", "user namespaces",
-                                       "are not allowed: %s", strerror(WEXITSTATUS(status))));
-    return WEXITSTATUS(status) == 0;
+    finding_add(f, FINDING_FACT, "user namespaces", "are not allowed: %s", strerror(-r));
+    explain_namespaces(f);
+    return false;
 }
 
 /* Read the kernel's first request. It is not answered, since the mount is removed again. */
-static bool read_init(int fd, struct init *ret_init)
+static void read_init(int fd, struct init *ret_init)
 {
     static char request[1 << 20];
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    if (poll(&p, 1, INIT_WAIT_MS) <= 0)
-        return false;
-    ssize_t n = read(fd, request, sizeof(request));
-    if (n < (ssize_t)(INIT_HEADER_BYTES + sizeof(*ret_init)))
-        return false;
-    memcpy(ret_init, request + INIT_HEADER_BYTES, sizeof(*ret_init));
-    return true;
+    if (poll(&p, 1, INIT_WAIT_MS) > 0 &&
+        read(fd, request, sizeof(request)) >= (ssize_t)(INIT_HEADER_BYTES + sizeof(*ret_init)))
+        memcpy(ret_init, request + INIT_HEADER_BYTES, sizeof(*ret_init));
 }
 
 static void see_protocol(struct findings *f, const struct init *init)
@@ -186,28 +165,32 @@ static void see_protocol(struct findings *f, const struct init *init)
         {FLAG_PARALLEL_DIROPS, "look-ups in one directory wait for each other"},
         {FLAG_CACHE_SYMLINKS, "symbolic links are read each time"},
     };
-    finding_add(f, FINDING_FACT, "mounting", "FUSE protocol", "%u.%u, read-ahead of %u KiB",
-                init->major, init->minor, init->readahead_bytes >> 10);
+    finding_add(f, FINDING_FACT, "FUSE protocol", "%u.%u, read-ahead of %u KiB", init->major,
+                init->minor, init->readahead_bytes >> 10);
     for (size_t i = 0; i < sizeof(features) / sizeof(features[0]); i++)
         if (!(init->flags & features[i].flag))
-            finding_add(f, FINDING_WARNING, "mounting", "FUSE protocol",
-                        "this kernel is old: %s", features[i].without);
+            finding_add(f, FINDING_WARNING, "FUSE protocol", "this kernel is old: %s",
+                        features[i].without);
 }
 
-static int try_mount(const char *folder, unsigned methods, struct mount_report *report,
-                     enum mount_method *ret_method, struct init *ret_init)
+struct trial {
+    struct mount_report report;
+    enum mount_method method;
+    struct init init; /* all zero: the kernel has not asked */
+};
+
+static int try_mount(const char *folder, unsigned methods, struct trial *trial)
 {
     const struct mount_request request = {
         .methods = methods, .mountpoint = folder, .fsname = "onepot-doctor"};
     struct mounted mounted;
-    int r = mountpoint_mount(&request, report, &mounted);
+    int r = mountpoint_mount(&request, &trial->report, &mounted);
     if (r < 0)
         return r;
-    if (!read_init(mounted.fuse_fd, ret_init))
-        *ret_init = (struct init){0};
+    read_init(mounted.fuse_fd, &trial->init);
     mountpoint_unmount(folder, true);
     close(mounted.fuse_fd);
-    *ret_method = mounted.method;
+    trial->method = mounted.method;
     return 0;
 }
 
@@ -236,15 +219,13 @@ static void sweep_trials(void)
 {
     char folder[PATH_MAX];
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
-        DIR *dir = opendir(places[i]);
+        auto_closedir DIR *dir = opendir(places[i]);
         for (struct dirent *e; dir && (e = readdir(dir));) {
             if (strncmp(e->d_name, trial_prefix, sizeof(trial_prefix) - 1) != 0)
                 continue;
             snprintf(folder, sizeof(folder), "%s/%s", places[i], e->d_name);
             sweep_trial(folder);
         }
-        if (dir)
-            closedir(dir);
     }
 }
 
@@ -262,8 +243,7 @@ static int make_folder(char folder[64])
 /*
  * The same in a folder of its own, which is removed with it, whatever signal comes meanwhile.
  */
-static int try_in_folder(unsigned methods, struct mount_report *report,
-                         enum mount_method *ret_method, struct init *ret_init)
+static int try_in_folder(unsigned methods, struct trial *trial)
 {
     char folder[64];
     sigset_t ending, before;
@@ -273,9 +253,9 @@ static int try_in_folder(unsigned methods, struct mount_report *report,
     sigprocmask(SIG_BLOCK, &ending, &before);
     int r = make_folder(folder);
     if (r < 0)
-        mount_report_add(report, "a folder for it can't be made", strerror(-r));
+        mount_report_add(&trial->report, "a folder for it can't be made", strerror(-r));
     else
-        r = try_mount(folder, methods, report, ret_method, ret_init);
+        r = try_mount(folder, methods, trial);
     if (folder[0])
         rmdir(folder);
     sigprocmask(SIG_SETMASK, &before, NULL);
@@ -284,9 +264,8 @@ static int try_in_folder(unsigned methods, struct mount_report *report,
 
 void doctor_mounting(struct findings *f)
 {
-    struct mount_report report = {0};
-    struct init init;
-    enum mount_method method;
+    f->section = "mounting";
+    struct trial trial = {0};
     unsigned methods;
 
     see_kernel(f);
@@ -295,22 +274,21 @@ void doctor_mounting(struct findings *f)
     see_allow_other(f);
     bool namespaces = see_namespaces(f);
     if (mount_methods(&methods) < 0) {
-        finding_add(f, FINDING_WRONG, "mounting", "trial",
+        finding_add(f, FINDING_WRONG, "trial",
                     "ONEPOT_MOUNT_METHODS names a way that there is not");
         return;
     }
     sweep_trials();
-    int r = try_in_folder(methods, &report, &method, &init);
+    int r = try_in_folder(methods, &trial);
     if (r == 0) {
-        finding_add(f, FINDING_GOOD, "mounting", "trial", "a mount works, %s",
-                    mount_method_name(method));
-        if (init.major)
-            see_protocol(f, &init);
+        finding_add(f, FINDING_GOOD, "trial", "a mount works, %s",
+                    mount_method_name(trial.method));
+        if (trial.init.major)
+            see_protocol(f, &trial.init);
         return;
     }
-    struct finding *finding = finding_add(f, FINDING_WRONG, "mounting", "trial",
-                                          "a mount does not work: %s", report.tried);
-    finding_advise(finding, "%s",
+    finding_add(f, FINDING_WRONG, "trial", "a mount does not work: %s", trial.report.tried);
+    finding_advise(f, "%s",
                    device && namespaces && methods & MOUNT_BY_NAMESPACE
                        ? "'onepot run' can do it in a private namespace"
                        : mount_advice(methods));

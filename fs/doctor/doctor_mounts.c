@@ -12,37 +12,30 @@
 
 #define ANSWER_MS 2000
 
-static bool is_mounted(const struct counters *c)
-{
-    return mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
-}
-
 static void see_dead(struct findings *f, const struct slot *slot)
 {
     const struct counters *c = slot->counters;
-    if (slot_daemon_lives(slot) || !is_mounted(c))
+    if (slot_daemon_lives(slot) || !slot_is_mounted(slot))
         return;
-    struct finding *finding = finding_add(f, FINDING_WARNING, "mounts", c->mountpoint,
-                                          "its daemon is dead: every use of it is an error");
-    finding_advise(finding, "'onepot umount %s' removes it", c->mountpoint);
+    finding_add(f, FINDING_WARNING, c->mountpoint,
+                "its daemon is dead: every use of it is an error");
+    finding_advise(f, "'onepot umount %s' removes it", c->mountpoint);
 }
 
 void doctor_leftovers(struct findings *f)
 {
-    struct slot_list list;
+    f->section = "mounts";
+    auto_slots struct slot_list list = {0};
     size_t before = f->count;
     int r = state_list(&list);
     if (r < 0) {
-        finding_add(f, FINDING_WARNING, "mounts", "of this user", "not known: %s",
-                    strerror(-r));
+        finding_add(f, FINDING_WARNING, "of this user", "not known: %s", strerror(-r));
         return;
     }
     for (size_t i = 0; i < list.count; i++)
         see_dead(f, list.at[i]);
     if (f->count == before)
-        finding_add(f, FINDING_GOOD, "mounts", "of this user", "%zu, none of them dead",
-                    list.count);
-    slot_list_free(&list);
+        finding_add(f, FINDING_GOOD, "of this user", "%zu, none of them dead", list.count);
 }
 
 static void see_mount(struct findings *f, const struct slot *slot)
@@ -50,36 +43,34 @@ static void see_mount(struct findings *f, const struct slot *slot)
     const struct counters *c = slot->counters;
     int r = slot_daemon_lives(slot) ? mountpoint_answers(c->mountpoint, ANSWER_MS) : -ENOTCONN;
     if (r == 0) {
-        finding_add(f, FINDING_GOOD, "mount", c->mountpoint, "answers; daemon %d, of %s",
+        finding_add(f, FINDING_GOOD, c->mountpoint, "answers; daemon %d, of %s",
                     (int)c->daemon_pid, c->archive);
     } else {
-        struct finding *finding = finding_add(
-            f, FINDING_WRONG, "mount", c->mountpoint, "%s",
-            r == -ENOTCONN    ? "its daemon is dead"
-            : r == -ETIMEDOUT ? "does not answer: the storage of its archive may hang"
-                              : strerror(-r));
-        finding_advise(finding,
+        finding_add(f, FINDING_WRONG, c->mountpoint, "%s",
+                    r == -ENOTCONN    ? "its daemon is dead"
+                    : r == -ETIMEDOUT ? "does not answer: the storage of its archive may hang"
+                                      : strerror(-r));
+        finding_advise(f,
                        r == -ENOTCONN ? "'onepot umount %s' removes it"
                                       : "'onepot umount --lazy %s' takes it away",
                        c->mountpoint);
     }
     if (c->last_error[0])
-        finding_add(f, FINDING_WARNING, "mount", "last error", "%.*s",
-                    (int)sizeof(c->last_error), c->last_error);
+        finding_add(f, FINDING_WARNING, "last error", "%.*s", (int)sizeof(c->last_error),
+                    c->last_error);
 }
 
 bool doctor_mount(struct findings *f, const char *path)
 {
+    f->section = "mount";
     char resolved[PATH_MAX];
-    struct slot_list list;
-    bool found = false;
+    auto_slots struct slot_list list = {0};
     if (mountpoint_resolve(path, resolved) < 0 || state_list(&list) < 0)
         return false;
-    for (size_t i = 0; i < list.count && !found; i++) {
-        found = strcmp(list.at[i]->counters->mountpoint, resolved) == 0;
-        if (found)
+    for (size_t i = 0; i < list.count; i++)
+        if (strcmp(list.at[i]->counters->mountpoint, resolved) == 0) {
             see_mount(f, list.at[i]);
-    }
-    slot_list_free(&list);
-    return found;
+            return true;
+        }
+    return false;
 }

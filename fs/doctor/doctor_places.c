@@ -30,15 +30,13 @@ void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32])
     unsigned major_here, minor_here;
 
     snprintf(type, 32, "type not known");
-    FILE *f = fopen("/proc/self/mountinfo", "re");
+    auto_fclose FILE *f = fopen("/proc/self/mountinfo", "re");
     while (f && getline(&line, &size, f) > 0) {
         const char *end = strstr(line, " - ");
         if (end && sscanf(line, "%*u %*u %u:%u", &major_here, &minor_here) == 2 &&
             major_here == dev_major && minor_here == dev_minor)
             sscanf(end, " - %31s", type);
     }
-    if (f)
-        fclose(f);
 }
 
 /* ---- quotas ---- */
@@ -76,14 +74,14 @@ static uint64_t see_quotas(struct findings *f, const char *path, int fd, bool is
             limit == UINT64_MAX)
             continue;
         uint64_t left = limit > used ? limit - used : 0;
-        finding_add(f, left ? FINDING_FACT : FINDING_WARNING, "places", path,
+        finding_add(f, left ? FINDING_FACT : FINDING_WARNING, path,
                     "quota of your %s: %s of %s are used", quotas[i].name,
                     cli_format_bytes(used, a), cli_format_bytes(limit, b));
         least = left < least ? left : least;
     }
     if (!is_local)
         finding_add(
-            f, FINDING_FACT, "places", path,
+            f, FINDING_FACT, path,
             "quotas of a filesystem that is not on this node are not known; ask it with "
             "its own program");
     return least;
@@ -100,13 +98,13 @@ static void see_fit(struct findings *f, const char *path, uint64_t bytes, uint64
     if (room > free_bytes)
         room = free_bytes;
     room -= room / 16; /* staging leaves this much free */
-    struct finding *finding = finding_add(
-        f, bytes <= room ? FINDING_GOOD : FINDING_FACT, "places", path,
-        bytes <= room ? "a copy of the archive (%s) fits: --stage=%s"
-                      : "a copy of the archive (%s) does not fit in %s",
-        cli_format_bytes(bytes, need), bytes <= room ? path : cli_format_bytes(room, have));
+    finding_add(f, bytes <= room ? FINDING_GOOD : FINDING_FACT, path,
+                bytes <= room ? "a copy of the archive (%s) fits: --stage=%s"
+                              : "a copy of the archive (%s) does not fit in %s",
+                cli_format_bytes(bytes, need),
+                bytes <= room ? path : cli_format_bytes(room, have));
     if (is_memory && bytes > room && bytes <= free_bytes)
-        finding_advise(finding, "there is room on the filesystem, but not in the job's memory");
+        finding_advise(f, "there is room on the filesystem, but not in the job's memory");
 }
 
 static void see_place(struct findings *f, const char *path, uint64_t archive_bytes)
@@ -116,15 +114,14 @@ static void see_place(struct findings *f, const char *path, uint64_t archive_byt
     struct stat st;
     auto_close int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fstatvfs(fd, &fs) < 0 || fstat(fd, &st) < 0) {
-        finding_add(f, FINDING_WARNING, "places", path, "can't be used: %s", strerror(errno));
+        finding_add(f, FINDING_WARNING, path, "can't be used: %s", strerror(errno));
         return;
     }
     uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
     struct storage storage = storage_of(fd);
     bool writable = access(path, W_OK | X_OK) == 0;
     doctor_filesystem(major(st.st_dev), minor(st.st_dev), type);
-    finding_add(f, writable ? FINDING_GOOD : FINDING_WARNING, "places", path,
-                "%s%s, %s free%s%s", type,
+    finding_add(f, writable ? FINDING_GOOD : FINDING_WARNING, path, "%s%s, %s free%s%s", type,
                 storage.is_memory  ? " (memory)"
                 : storage.is_local ? " (on this node)"
                                    : " (not known to be on this node)",
@@ -139,6 +136,7 @@ static void see_place(struct findings *f, const char *path, uint64_t archive_byt
 
 void doctor_storage(struct findings *f, uint64_t archive_bytes)
 {
+    f->section = "places";
     const char *tmpdir = getenv("TMPDIR"), *own = getenv("ONEPOT_RUNTIME_DIR");
     if (own && *own)
         see_place(f, own, 0);
@@ -146,7 +144,7 @@ void doctor_storage(struct findings *f, uint64_t archive_bytes)
     if (tmpdir && *tmpdir && strcmp(tmpdir, "/tmp") != 0)
         see_place(f, tmpdir, archive_bytes);
     else if (!tmpdir || !*tmpdir)
-        finding_add(f, FINDING_FACT, "places", "$TMPDIR", "not set");
+        finding_add(f, FINDING_FACT, "$TMPDIR", "not set");
     see_place(f, "/tmp", archive_bytes);
 }
 
@@ -163,26 +161,26 @@ static int see_copy(void *ctx, const struct stage_copy_info *info)
     char here[CLI_TEXT_LEN], all[CLI_TEXT_LEN];
     bool left = !info->used && !info->owner;
     c->count++;
-    struct finding *finding =
-        finding_add(c->findings, left ? FINDING_WARNING : FINDING_FACT, "copies", info->archive,
-                    "%s of %s in %s, %s", cli_format_bytes(info->report.bytes_here, here),
-                    cli_format_bytes(info->report.bytes, all), info->folder,
-                    info->used    ? "in use"
-                    : info->owner ? "kept for later"
-                                  : "left by a process that was killed");
+    finding_add(c->findings, left ? FINDING_WARNING : FINDING_FACT, info->archive,
+                "%s of %s in %s, %s", cli_format_bytes(info->report.bytes_here, here),
+                cli_format_bytes(info->report.bytes, all), info->folder,
+                info->used    ? "in use"
+                : info->owner ? "kept for later"
+                              : "left by a process that was killed");
     if (left)
-        finding_advise(finding, "the next mount or 'onepot unstage --all' removes it");
+        finding_advise(c->findings, "the next mount or 'onepot unstage --all' removes it");
     else if (!info->used)
-        finding_advise(finding, "'onepot unstage' removes it; it takes room until then");
+        finding_advise(c->findings, "'onepot unstage' removes it; it takes room until then");
     return 0;
 }
 
 void doctor_copies(struct findings *f)
 {
+    f->section = "copies";
     struct copies copies = {f, 0};
     int r = stage_each(NULL, see_copy, &copies);
     if (r < 0)
-        finding_add(f, FINDING_WARNING, "copies", "of archives", "not known: %s", strerror(-r));
+        finding_add(f, FINDING_WARNING, "of archives", "not known: %s", strerror(-r));
     else if (copies.count == 0)
-        finding_add(f, FINDING_FACT, "copies", "of archives", "none of yours on this node");
+        finding_add(f, FINDING_FACT, "of archives", "none of yours on this node");
 }

@@ -23,27 +23,13 @@
 #define STACK_BYTES (128u << 10)
 
 struct archive_watch {
-    const struct source *source;
+    struct archive_sight sight;
     const struct counters *counters;
-    struct source_identity opened; /* as it was when its index was read */
-    struct stat seen;              /* at the last look */
-    uint64_t fingerprint;
-    bool has_fingerprint;
-    uint64_t looked_ns; /* time of the last request at the last look */
+    uint64_t used_ns; /* time of the last request at the last look */
     pthread_t thread;
     int stop_fd, news_fd;
     _Atomic int state;
 };
-
-static void tell(struct archive_watch *w, enum archive_state state)
-{
-    uint64_t one = 1;
-    if ((int)state <= atomic_load(&w->state))
-        return;
-    atomic_store(&w->state, (int)state);
-    if (write(w->news_fd, &one, sizeof(one)) < 0)
-        return; /* it is readable already */
-}
 
 static bool same_moment(const struct timespec *a, const struct timespec *b)
 {
@@ -51,61 +37,66 @@ static bool same_moment(const struct timespec *a, const struct timespec *b)
 }
 
 /* Nothing has happened to it since the last look. */
-static bool is_seen(const struct archive_watch *w, const struct stat *st)
+static bool is_seen(const struct archive_sight *a, const struct stat *st)
 {
-    return w->has_fingerprint && st->st_size == w->seen.st_size &&
-           same_moment(&st->st_mtim, &w->seen.st_mtim) &&
-           same_moment(&st->st_ctim, &w->seen.st_ctim);
+    return a->has_fingerprint && st->st_size == a->seen.st_size &&
+           same_moment(&st->st_mtim, &a->seen.st_mtim) &&
+           same_moment(&st->st_ctim, &a->seen.st_ctim);
 }
 
-static bool is_as_opened(const struct archive_watch *w, const struct stat *st)
+static bool is_as_opened(const struct archive_sight *a, const struct stat *st)
 {
-    return st->st_mtim.tv_sec == w->opened.mtime_sec &&
-           st->st_mtim.tv_nsec == (long)w->opened.mtime_nsec &&
-           (!S_ISREG(st->st_mode) || (uint64_t)st->st_size == w->opened.size_bytes);
+    return st->st_mtim.tv_sec == a->opened.mtime_sec &&
+           st->st_mtim.tv_nsec == (long)a->opened.mtime_nsec &&
+           (!S_ISREG(st->st_mode) || (uint64_t)st->st_size == a->opened.size_bytes);
 }
 
-/* The first look records the content's samples. */
-static void look(struct archive_watch *w)
+enum archive_state archive_look(struct archive_sight *a)
 {
     struct stat st;
     uint64_t fingerprint;
 
-    if (source_keeps(w->source) && source_is_local(w->source))
-        return; /* nothing is read from the archive any more */
-    if (fstat(source_fd(w->source), &st) < 0 || is_seen(w, &st))
-        return;
-    bool is_cut = S_ISREG(st.st_mode) && (uint64_t)st.st_size < w->opened.size_bytes;
-    int r = is_cut ? -ENODATA : source_fingerprint(w->source, &fingerprint);
-    if (r < 0 && r != -ENODATA)
-        return; /* its storage fails; readers see that for themselves */
-    if (r < 0 || (w->has_fingerprint && fingerprint != w->fingerprint)) {
-        tell(w, ARCHIVE_CHANGED);
-        return;
-    }
-    if (!is_as_opened(w, &st))
-        tell(w, ARCHIVE_TOUCHED);
-    w->fingerprint = fingerprint;
-    w->has_fingerprint = true;
-    w->seen = st;
+    if (source_keeps(a->source) && source_is_local(a->source))
+        return ARCHIVE_SAME; /* nothing is read from the archive any more */
+    if (fstat(source_fd(a->source), &st) < 0 || is_seen(a, &st))
+        return ARCHIVE_SAME;
+    bool is_cut = S_ISREG(st.st_mode) && (uint64_t)st.st_size < a->opened.size_bytes;
+    int r = is_cut ? -ENODATA : source_fingerprint(a->source, &fingerprint);
+    if (r == -ENODATA || (r == 0 && a->has_fingerprint && fingerprint != a->fingerprint))
+        return ARCHIVE_CHANGED;
+    if (r < 0)
+        return ARCHIVE_SAME;
+    a->fingerprint = fingerprint;
+    a->has_fingerprint = true;
+    a->seen = st;
+    return is_as_opened(a, &st) ? ARCHIVE_SAME : ARCHIVE_TOUCHED;
 }
 
-static void *watch(void *arg)
+/* ---- the thread ---- */
+
+static void archive_watch_look(struct archive_watch *w)
+{
+    enum archive_state state = archive_look(&w->sight);
+    if ((int)state <= atomic_load(&w->state))
+        return;
+    atomic_store(&w->state, (int)state);
+    eventfd_write(w->news_fd, 1);
+}
+
+static void *archive_watch_run(void *arg)
 {
     struct archive_watch *w = arg;
     struct pollfd p = {.fd = w->stop_fd, .events = POLLIN};
 
-    look(w);
-    while (atomic_load(&w->state) != ARCHIVE_CHANGED) {
-        if (poll(&p, 1, LOOK_EVERY_MS) > 0)
-            break;
+    archive_watch_look(w);
+    while (atomic_load(&w->state) != ARCHIVE_CHANGED && poll(&p, 1, LOOK_EVERY_MS) <= 0) {
         /* Without requests nobody gets wrong bytes, and the file's server is spared. */
         uint64_t used_ns = summary_last_use_ns(w->counters);
-        if (used_ns != w->looked_ns)
-            look(w);
-        w->looked_ns = used_ns;
+        if (used_ns != w->used_ns)
+            archive_watch_look(w);
+        w->used_ns = used_ns;
     }
-    look(w);
+    archive_watch_look(w);
     return NULL;
 }
 
@@ -118,18 +109,6 @@ static void free_watch(struct archive_watch *w)
     free(w);
 }
 
-static int start_thread(struct archive_watch *w)
-{
-    pthread_attr_t attr;
-    int r = pthread_attr_init(&attr);
-    if (r != 0)
-        return -r;
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
-    r = pthread_create(&w->thread, &attr, watch, w);
-    pthread_attr_destroy(&attr);
-    return -r;
-}
-
 int archive_watch_start(struct pot *pot, const struct counters *counters,
                         struct archive_watch **ret_watch)
 {
@@ -138,12 +117,13 @@ int archive_watch_start(struct pot *pot, const struct counters *counters,
     struct archive_watch *w = calloc(1, sizeof(*w));
     if (!w)
         return -ENOMEM;
-    w->source = pot->source;
+    w->sight = (struct archive_sight){.source = pot->source, .opened = pot->identity};
     w->counters = counters;
-    w->opened = pot->identity;
     w->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     w->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int r = w->stop_fd < 0 || w->news_fd < 0 ? -EMFILE : start_thread(w);
+    int r = w->stop_fd < 0 || w->news_fd < 0
+                ? -EMFILE
+                : thread_start(&w->thread, STACK_BYTES, archive_watch_run, w);
     if (r < 0) {
         free_watch(w);
         return r;
@@ -159,19 +139,16 @@ int archive_watch_fd(const struct archive_watch *w)
 
 enum archive_state archive_watch_state(struct archive_watch *w)
 {
-    uint64_t count;
-    if (read(w->news_fd, &count, sizeof(count)) < 0)
-        count = 0; /* nothing new */
+    eventfd_t count;
+    eventfd_read(w->news_fd, &count); /* it fails if there is nothing new */
     return (enum archive_state)atomic_load(&w->state);
 }
 
 int archive_watch_stop(struct archive_watch *w, enum archive_state *ret_state)
 {
     struct timespec until;
-    uint64_t one = 1;
 
-    if (write(w->stop_fd, &one, sizeof(one)) < 0)
-        return -EBUSY;
+    eventfd_write(w->stop_fd, 1);
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += LAST_LOOK_LIMIT_MS * 1000000L;
     until.tv_sec += until.tv_nsec / 1000000000L;

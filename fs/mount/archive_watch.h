@@ -10,6 +10,8 @@
 #define ONEPOT_ARCHIVE_WATCH_H
 
 #include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
 
 #include "counters.h"
 #include "pot.h"
@@ -19,6 +21,21 @@ enum archive_state {
     ARCHIVE_TOUCHED, /* its times differ; of its bytes few, if any */
     ARCHIVE_CHANGED, /* truncated, or its bytes differ */
 };
+
+/* What is known of an archive that is looked at again and again. */
+struct archive_sight {
+    const struct source *source;
+    struct source_identity opened; /* as it was when its index was read */
+    bool has_fingerprint;          /* at the last look: */
+    uint64_t fingerprint;
+    struct stat seen;
+};
+
+/*
+ * Look at the archive; the first look records samples of its content. What is found out, or
+ * ARCHIVE_SAME if nothing was or its storage fails, which readers see for themselves.
+ */
+enum archive_state archive_look(struct archive_sight *sight);
 
 struct archive_watch;
 

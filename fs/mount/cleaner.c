@@ -22,6 +22,7 @@
 #include "stage.h"
 #include "state.h"
 #include "unmounter.h"
+#include "vector.h"
 
 #define USER_LIMIT_S 60
 #define DAEMON_END_MS 2000
@@ -47,24 +48,25 @@ static int end_mount(struct slot *slot)
 /* Remove the slot if its daemon is dead, under the registry's lock. True: it lives. */
 static bool heal(struct slot *slot, int *status)
 {
-    struct registry registry;
+    const char *mountpoint = slot->counters->mountpoint;
+    auto_registry registry = REGISTRY_NONE;
 
     if (registry_lock(slot->folder, false, &registry) < 0)
         return false;
     enum slot_condition condition = slot_condition(slot);
-    int r = condition == SLOT_DEAD && slot_is_current(slot) ? unmounter_heal(slot) : 1;
-    registry_unlock(&registry);
+    if (condition != SLOT_DEAD || !slot_is_current(slot))
+        return condition == SLOT_ALIVE;
+    int r = unmounter_heal(slot);
     if (r < 0)
-        *status = cli_failf(slot->counters->mountpoint,
-                            "it is dead, and can't be unmounted: %s", strerror(-r));
-    else if (r == 0)
-        cli_note("%s: its daemon was dead; it is cleaned up", slot->counters->mountpoint);
-    return condition == SLOT_ALIVE;
+        *status = cli_failf(mountpoint, "it is dead, and can't be unmounted: %s", strerror(-r));
+    else
+        cli_note("%s: its daemon was dead; it is cleaned up", mountpoint);
+    return false;
 }
 
 int cleaner_own(const char *job)
 {
-    struct slot_list list;
+    auto_slots struct slot_list list = {0};
     int status = CLI_OK, r = state_list(&list);
 
     if (r < 0)
@@ -76,7 +78,6 @@ int cleaner_own(const char *job)
             status = CLI_FAILED;
         unmounter_sweep_copy(slot->counters);
     }
-    slot_list_free(&list);
     unmounter_sweep_all(); /* leftovers that form no whole slot */
     stage_sweep(NULL);
     return status;
@@ -140,40 +141,32 @@ static bool is_folder_of(int dir, const char *name, uid_t *ret_uid)
            st.st_uid == uid;
 }
 
-struct users {
-    uid_t *uids;
-    size_t count;
+struct users { /* a vector */
+    uid_t *at;
+    size_t count, capacity;
 };
 
 static int add_user(struct users *users, uid_t uid)
 {
     for (size_t i = 0; i < users->count; i++)
-        if (users->uids[i] == uid)
+        if (users->at[i] == uid)
             return 0;
-    uid_t *grown = realloc(users->uids, (users->count + 1) * sizeof(*grown));
-    if (!grown)
-        return -ENOMEM;
-    users->uids = grown;
-    grown[users->count++] = uid;
-    return 0;
+    return vector_push(users, uid);
 }
 
 static int find_users(struct users *users)
 {
-    char(*places)[PATH_MAX] = malloc(RUNTIME_FOLDERS_MAX * PATH_MAX);
-    size_t count = places ? runtime_places(places) : 0;
-    int r = places ? 0 : -ENOMEM;
+    char places[RUNTIME_FOLDERS_MAX][PATH_MAX];
+    size_t count = runtime_places(places);
+    int r = 0;
 
-    for (size_t i = 0; r == 0 && i < count; i++) {
-        DIR *dir = opendir(places[i]);
+    for (size_t i = 0; i < count; i++) {
+        auto_closedir DIR *dir = opendir(places[i]);
         uid_t uid;
         for (struct dirent *e; r == 0 && dir && (e = readdir(dir));)
             if (is_folder_of(dirfd(dir), e->d_name, &uid))
                 r = add_user(users, uid);
-        if (dir)
-            closedir(dir);
     }
-    free(places);
     return r;
 }
 
@@ -185,8 +178,8 @@ int cleaner_all(const char *job)
     if (r < 0)
         status = cli_fail(NULL, r, NULL);
     for (size_t i = 0; i < users.count; i++)
-        if (cleaner_user(users.uids[i], job) != CLI_OK)
+        if (cleaner_user(users.at[i], job) != CLI_OK)
             status = CLI_FAILED;
-    free(users.uids);
+    vector_free(&users);
     return status;
 }

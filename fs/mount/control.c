@@ -20,28 +20,17 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "control.h"
+#include "ending.h"
 #include "lost_pages.h"
 #include "mountinfo.h"
 #include "owner.h"
 #include "summary.h"
 #include "unmounter.h"
 
-#define SECOND_NS UINT64_C(1000000000)
-#define QUIET_NS (2 * SECOND_NS)           /* without a request: nobody reads */
-#define LEAVE_LIMIT_NS (5 * SECOND_NS)     /* --grace, of a device that a parent mounted */
-#define OWNER_LIMIT_NS (10 * SECOND_NS)    /* after the owner's end, busy or not */
-#define IMPATIENT_LIMIT_NS (3 * SECOND_NS) /* after a second Ctrl-C */
-#define RETRY_NS SECOND_NS                 /* to unmount, while draining */
-#define IDLE_RETRY_NS (10 * SECOND_NS)     /* unused for long, but a file is open */
-#define STEP_MS 200                        /* while draining */
-#define LOOK_MS 1000                       /* between looks at what can't be polled */
+#define LEAVE_LIMIT_NS (5 * SECOND_NS)  /* --grace, of a device that a parent mounted */
+#define OWNER_LIMIT_NS (10 * SECOND_NS) /* after the owner's end, busy or not */
+#define RETRY_POLL_MS 1000
 #define STOP_LIMIT_S 5
-
-enum phase {
-    SERVING,
-    DRAINING,
-    UNMOUNTED, /* detached; processes that still have a file open are served */
-};
 
 struct control {
     const struct control_config *config;
@@ -51,12 +40,9 @@ struct control {
     struct process_watch owner, wrapper;
     int starter_fd;
     int signal_fd;
-    enum phase phase;
-    bool orphaned;        /* made by a `run` that has ended */
-    uint64_t deadline_ns; /* end of draining; 0: none */
-    uint64_t retry_ns;    /* next attempt to unmount */
-    int interrupts;
-    bool stop; /* end at once, whatever its users lose */
+    struct ending ending;
+    bool orphaned; /* made by a `run` that has ended */
+    bool stop;     /* end at once, whatever its users lose */
 };
 
 /* ---- the log ---- */
@@ -114,7 +100,7 @@ static void say(const struct control *c, const char *format, ...)
 
 /* ---- signals ---- */
 
-static bool is_ignored(int number)
+static bool signal_is_ignored(int number)
 {
     struct sigaction old;
     return sigaction(number, NULL, &old) == 0 && old.sa_handler == SIG_IGN;
@@ -125,7 +111,8 @@ static void wanted_signals(bool foreground, sigset_t *ret_set)
     sigemptyset(ret_set);
     sigaddset(ret_set, SIGTERM);
     sigaddset(ret_set, SIGINT);
-    if (foreground && !is_ignored(SIGHUP)) /* the terminal is gone, and there is no nohup */
+    if (foreground &&
+        !signal_is_ignored(SIGHUP)) /* the terminal is gone, and there is no nohup */
         sigaddset(ret_set, SIGHUP);
 }
 
@@ -155,14 +142,14 @@ void control_prepare(bool foreground)
 
 /* ---- unmounting ---- */
 
-static void unmounted(struct control *c)
+static void set_unmounted(struct control *c)
 {
-    c->phase = UNMOUNTED;
+    c->ending.phase = ENDING_UNMOUNTED;
     atomic_store(&c->config->slot->counters->state, MOUNT_ENDED);
 }
 
 /* May we end it: does no `run` use it? Under the registry's lock; takes NAME.lock. */
-static bool claim(const struct control *c)
+static bool claim_slot(const struct control *c)
 {
     return slot_lock(c->config->slot, true, false) == 0;
 }
@@ -171,32 +158,31 @@ static bool claim(const struct control *c)
 static bool lock_registry(const struct control *c, struct registry *ret_registry)
 {
     int r = registry_lock(c->config->slot->folder, false, ret_registry);
-    if (r < 0)
-        ret_registry->lock_fd = -1;
     return r == 0 || r == -ENOENT;
+}
+
+static void say_kept(const struct control *c, int r)
+{
+    say(c, "it can't be unmounted: %s", strerror(-r));
 }
 
 /* Unmount unless somebody uses it. */
 static void try_unmount(struct control *c)
 {
     const struct slot *slot = c->config->slot;
-    struct registry registry;
-    int r = -EBUSY;
+    auto_registry registry = REGISTRY_NONE;
 
-    c->retry_ns = now_ns() + (c->phase == DRAINING ? RETRY_NS : IDLE_RETRY_NS);
-    if (c->config->can_leave && c->phase == DRAINING)
+    ending_tried(&c->ending, now_ns());
+    if (c->config->can_leave && c->ending.phase == ENDING_DRAINING)
         c->stop = true;
-    if (!c->config->can_unmount || !lock_registry(c, &registry))
+    if (!c->config->can_unmount || !lock_registry(c, &registry) || !claim_slot(c))
         return;
-    if (claim(c)) {
-        r = unmounter_try(slot, false);
-        if (r == 0 || r == -EINVAL) /* or somebody else did */
-            unmounted(c);
-        slot_unlock(slot);
-    }
-    registry_unlock(&registry);
-    if (r < 0 && r != -EBUSY && r != -EINVAL)
-        say(c, "it can't be unmounted: %s", strerror(-r));
+    int r = unmounter_try(slot, false);
+    slot_unlock(slot);
+    if (r == 0 || r == -EINVAL) /* or somebody else did */
+        set_unmounted(c);
+    else if (r != -EBUSY)
+        say_kept(c, r);
 }
 
 /* Detach it, even if it is in use; its users are served until they are done. */
@@ -207,32 +193,24 @@ static void detach(struct control *c)
         c->stop = true;
         return;
     }
-    int r = c->config->can_unmount ? unmounter_try(c->config->slot, true) : 0;
-    if (r < 0 && r != -EINVAL)
-        say(c, "it can't be unmounted: %s", strerror(-r));
-    else if (r == 0 && c->config->can_unmount)
+    int r = c->config->can_unmount ? unmounter_try(c->config->slot, true) : -EINVAL;
+    if (r == 0)
         say(c, "still in use, and taken out of the tree; open files stay readable");
-    unmounted(c);
+    else if (r != -EINVAL)
+        say_kept(c, r);
+    set_unmounted(c);
 }
 
 static void drain(struct control *c, uint64_t limit_ns, const char *why)
 {
-    uint64_t deadline = limit_ns ? now_ns() + limit_ns : 0;
+    char limit[32] = "";
 
-    if (c->phase == UNMOUNTED)
+    if (!ending_begin(&c->ending, now_ns(), limit_ns))
         return;
-    if (deadline && (!c->deadline_ns || deadline < c->deadline_ns))
-        c->deadline_ns = deadline;
-    if (c->phase == DRAINING)
-        return;
-    c->phase = DRAINING;
-    c->retry_ns = 0;
     atomic_store(&c->config->slot->counters->state, MOUNT_DRAINING);
-    if (deadline)
-        say(c, "%s: ending when nobody uses the mount any more, in %u s at most", why,
-            (unsigned)((limit_ns + SECOND_NS - 1) / SECOND_NS));
-    else
-        say(c, "%s: ending when nobody uses the mount any more", why);
+    if (limit_ns)
+        snprintf(limit, sizeof(limit), ", in %u s at most", (unsigned)(limit_ns / SECOND_NS));
+    say(c, "%s: ending when nobody uses the mount any more%s", why, limit);
 }
 
 /* How long users of the mount have after a signal; 0: no limit. */
@@ -254,11 +232,11 @@ static void on_signal(struct control *c)
         drain(c, grace_ns(c), info.ssi_signo == SIGHUP ? "hangup" : "asked to end");
         return;
     }
-    c->interrupts++;
-    if (c->interrupts == 1)
-        drain(c, grace_ns(c), "interrupted (again: within 3 s)");
-    else if (c->interrupts == 2)
-        drain(c, IMPATIENT_LIMIT_NS, "interrupted (again: at once)");
+    static const char *const whys[] = {"interrupted (again: within 3 s)",
+                                       "interrupted (again: at once)"};
+    uint64_t limit_ns;
+    if (ending_interrupt(&c->ending, grace_ns(c), &limit_ns))
+        drain(c, limit_ns, whys[c->ending.interrupts - 1]);
     else
         c->stop = true;
 }
@@ -267,29 +245,24 @@ static void on_signal(struct control *c)
 static bool is_abandoned(const struct control *c)
 {
     const struct slot *slot = c->config->slot;
-    struct registry registry;
-    bool abandoned = false;
+    auto_registry registry = REGISTRY_NONE;
 
-    if (atomic_load(&slot->counters->holders) > 0 || !lock_registry(c, &registry))
+    if (atomic_load(&slot->counters->holders) > 0 || !lock_registry(c, &registry) ||
+        !claim_slot(c))
         return false;
-    if (claim(c)) {
-        abandoned = atomic_load(&slot->counters->holders) == 0;
-        slot_unlock(slot);
-    }
-    registry_unlock(&registry);
+    bool abandoned = atomic_load(&slot->counters->holders) == 0;
+    slot_unlock(slot);
     return abandoned;
 }
 
 /* Find the next living owner, under the lock under which owners are added. */
 static void find_owner(struct control *c)
 {
-    struct registry registry;
-    bool locked = lock_registry(c, &registry);
+    auto_registry registry = REGISTRY_NONE;
 
+    lock_registry(c, &registry);
     if (!owner_watch(c->config->slot->counters, &c->owner))
         drain(c, grace_ns(c), "the job or session that it was made in has ended");
-    if (locked)
-        registry_unlock(&registry);
 }
 
 static void look_at_others(struct control *c)
@@ -307,7 +280,7 @@ static void look_at_others(struct control *c)
         process_watch_close(&c->wrapper);
         c->orphaned = true;
     }
-    if (!c->orphaned || c->phase != SERVING)
+    if (!c->orphaned || c->ending.phase != ENDING_SERVING)
         return;
     if (is_abandoned(c))
         drain(c, 0, "the command that it was for has ended");
@@ -380,37 +353,26 @@ static bool end_watch(struct control *c)
     return true;
 }
 
-static uint64_t quiet_ns(const struct control *c)
+static uint64_t last_use_ns(const struct control *c)
 {
-    uint64_t now = now_ns(), last = summary_last_use_ns(c->config->slot->counters);
-    return now > last ? now - last : 0;
+    return summary_last_use_ns(c->config->slot->counters);
 }
 
-/*
- * A reader of cached files causes one request a second, so less than two seconds of silence
- * mean nothing.
- */
-static uint64_t idle_limit_ns(const struct control *c)
+static void take_step(struct control *c)
 {
-    uint64_t ns = c->config->idle_s * SECOND_NS;
-    return ns && ns < QUIET_NS ? QUIET_NS : ns;
-}
-
-static void step(struct control *c)
-{
-    uint64_t idle_ns = idle_limit_ns(c);
-
     look_at_others(c);
-    if (c->stop || c->phase == UNMOUNTED)
+    if (c->stop)
         return;
-    if (c->phase == DRAINING && c->deadline_ns && now_ns() >= c->deadline_ns)
+    switch (ending_next(&c->ending, now_ns(), last_use_ns(c))) {
+    case ENDING_TRY:
+        try_unmount(c);
+        break;
+    case ENDING_DETACH:
         detach(c);
-    else if (now_ns() < c->retry_ns)
-        return;
-    else if (c->phase == DRAINING && quiet_ns(c) >= QUIET_NS)
-        try_unmount(c);
-    else if (c->phase == SERVING && idle_ns && quiet_ns(c) >= idle_ns)
-        try_unmount(c);
+        break;
+    case ENDING_WAIT:
+        break;
+    }
 }
 
 /* ---- the loop ---- */
@@ -419,19 +381,8 @@ static void step(struct control *c)
 static int patience_ms(const struct control *c)
 {
     bool blind = (c->owner.pid && c->owner.fd < 0) || (c->wrapper.pid && c->wrapper.fd < 0);
-    uint64_t now = now_ns(), left_ms = UINT64_MAX;
-
-    if (c->phase == DRAINING)
-        return STEP_MS;
-    if (c->phase == SERVING && c->config->idle_s) {
-        uint64_t next = now - quiet_ns(c) + idle_limit_ns(c);
-        if (next < c->retry_ns)
-            next = c->retry_ns;
-        left_ms = next > now ? (next - now) / 1000000 + 1 : 1;
-    }
-    if ((blind || (c->orphaned && c->phase == SERVING)) && left_ms > LOOK_MS)
-        left_ms = LOOK_MS;
-    return left_ms < INT32_MAX ? (int)left_ms : -1;
+    bool orphaned = c->orphaned && c->ending.phase == ENDING_SERVING;
+    return ending_patience_ms(&c->ending, now_ns(), last_use_ns(c), blind || orphaned);
 }
 
 static void serve_until_ended(struct control *c)
@@ -450,7 +401,7 @@ static void serve_until_ended(struct control *c)
             [WRAPPER] = {.fd = c->wrapper.fd, .events = POLLIN},
         };
         if (poll(p, COUNT, patience_ms(c)) < 0 && errno != EINTR)
-            poll(NULL, 0, LOOK_MS); /* no memory: go on, a little later */
+            poll(NULL, 0, RETRY_POLL_MS); /* no memory: go on, a little later */
         if (p[ENDED].revents)
             return;
         if (p[SIGNAL].revents)
@@ -461,7 +412,7 @@ static void serve_until_ended(struct control *c)
             on_lost_page(c);
         if (p[ARCHIVE].revents)
             note_archive(c, archive_watch_state(c->archive));
-        step(c);
+        take_step(c);
     }
 }
 
@@ -469,11 +420,9 @@ static void serve_until_ended(struct control *c)
 
 static void remove_slot(const struct slot *slot)
 {
-    struct registry registry;
-    if (registry_lock(slot->folder, false, &registry) < 0)
-        return;
-    unmounter_forget(slot);
-    registry_unlock(&registry);
+    auto_registry registry = REGISTRY_NONE;
+    if (registry_lock(slot->folder, false, &registry) == 0)
+        unmounter_forget(slot);
 }
 
 static void on_alarm(int number)
@@ -497,17 +446,15 @@ void control_stop(struct session *session, bool connected)
     alarm(0);
 }
 
-static void finish(struct control *c)
+static void end_serving(struct control *c)
 {
     const struct counters *counters = c->config->slot->counters;
     char line[SUMMARY_MAX];
 
     session_update_counters(c->session);
-    unmounted(c);
+    set_unmounted(c);
     /* Aborted, not unmounted: the dead mount that is left there answers nobody. */
-    if (c->config->can_unmount && counters->mount_dev_minor &&
-        mountinfo_has(counters->mountpoint, counters->mount_dev_major,
-                      counters->mount_dev_minor))
+    if (c->config->can_unmount && slot_is_mounted(c->config->slot))
         unmounter_try(c->config->slot, true);
     say(c, "%s", summary_line(counters, line, sizeof(line)));
     session_give_back(c->session); /* its files lie in the folder that is to be removed */
@@ -531,7 +478,8 @@ int control_serve(const struct control_config *config, struct session *session)
                         .session = session,
                         .owner = config->owner,
                         .wrapper = config->wrapper,
-                        .starter_fd = config->starter_fd};
+                        .starter_fd = config->starter_fd,
+                        .ending = {.idle_ns = config->idle_s * SECOND_NS}};
     sigset_t wanted;
 
     wanted_signals(config->foreground, &wanted);
@@ -543,7 +491,7 @@ int control_serve(const struct control_config *config, struct session *session)
         find_owner(&c);
     serve_until_ended(&c);
     bool all_ended = end_watch(&c);
-    finish(&c);
+    end_serving(&c);
     all_ended &= end_stage(&c);
     control_stop(session, c.stop);
     if (!all_ended)

@@ -2,9 +2,9 @@
  * Shared by the files of the mounter.
  *
  *   mounter.c         the order of steps, the mount itself, undoing
- *   mounter_prepare.c the request, resolved; the archive
- *   mounter_order.c   --order and --record
+ *   mounter_request.c what the options name, resolved; signals meanwhile
  *   mounter_slot.c    a mount to share, or a new slot
+ *   mounter_archive.c the archive, its reader and its copy; --order and --record
  *   mounter_daemon.c  the daemon: forked, or this process
  */
 #ifndef ONEPOT_MOUNTER_PRIVATE_H
@@ -17,11 +17,14 @@
 /* Resolve the options: paths, job, owner, log. 0, or CLI_FAILED after an error. */
 int mounter_prepare(struct mounter *m);
 
-/* Open the archive and its reader, and describe it in the counters. 0, or CLI_FAILED. */
+/*
+ * Open the archive, its reader and the files of --order and --record, and describe the archive
+ * in the counters. 0, or CLI_FAILED.
+ */
 int mounter_open_archive(struct mounter *m);
 
-/* Open the files of --order and --record for the opened archive. 0, or CLI_FAILED. */
-int mounter_open_orders(struct mounter *m);
+/* What this command returns if it can't mount. */
+int mounter_status_of_failure(const struct mounter *m);
 
 /*
  * Find a mount to share (sets m->shared and counts this process among its users), or create a

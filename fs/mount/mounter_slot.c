@@ -71,7 +71,7 @@ static bool join_namespace(struct mounter *m, struct counters *c)
 }
 
 /* Count this process among the users of a mount: `run` by a lock, `mount` by a number. */
-static enum look join(struct mounter *m, struct slot *slot)
+static enum look join_slot(struct mounter *m, struct slot *slot)
 {
     struct counters *c = slot->counters;
 
@@ -90,32 +90,23 @@ static enum look join(struct mounter *m, struct slot *slot)
     return LOOK_SHARED;
 }
 
-/* Is it mounted where this process sees it, and not inside a container? */
-static bool is_visible(const struct counters *c)
-{
-    return !c->private_namespace &&
-           mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
-}
-
 /* Name the mount in the way and its owner, for messages. */
 static void describe_taken(struct mounter *m, const struct counters *c)
 {
-    if (strcmp(c->job, m->job.id) != 0 && c->job[0])
-        snprintf(m->taken, sizeof(m->taken), "%s is mounted there by job %s (process %d)",
-                 c->archive, c->job, c->daemon_pid);
-    else if (strcmp(c->job, m->job.id) != 0)
-        snprintf(m->taken, sizeof(m->taken), "%s is mounted there outside of jobs (process %d)",
-                 c->archive, c->daemon_pid);
-    else
-        snprintf(m->taken, sizeof(m->taken), "%s is mounted there%s (process %d)", c->archive,
-                 c->archive_dev == m->identity.dev && c->archive_ino == m->identity.ino
-                     ? " already, with other options or as it was before"
-                     : "",
-                 c->daemon_pid);
+    bool same_file = c->archive_dev == m->identity.dev && c->archive_ino == m->identity.ino;
+    char whose[JOB_ID_MAX + 64] = " outside of jobs";
+
+    if (strcmp(c->job, m->job.id) == 0)
+        snprintf(whose, sizeof(whose), "%s",
+                 same_file ? " already, with other options or as it was before" : "");
+    else if (c->job[0])
+        snprintf(whose, sizeof(whose), " by job %s", c->job);
+    snprintf(m->taken, sizeof(m->taken), "%s is mounted there%s (process %d)", c->archive,
+             whose, c->daemon_pid);
 }
 
 /* Another mount is at our place. It stays, and ours covers it, for the command only. */
-static enum look taken(struct mounter *m, const struct counters *c)
+static enum look place_taken(struct mounter *m, const struct counters *c)
 {
     describe_taken(m, c);
     if (!mounter_may_be_private(m))
@@ -125,7 +116,7 @@ static enum look taken(struct mounter *m, const struct counters *c)
 }
 
 /* How this one slot concerns us. */
-static enum look judge(struct mounter *m, struct slot *slot)
+static enum look judge_slot(struct mounter *m, struct slot *slot)
 {
     const struct counters *c = slot->counters;
     enum slot_condition condition = slot_condition(slot);
@@ -143,44 +134,40 @@ static enum look judge(struct mounter *m, struct slot *slot)
     if (state == MOUNT_ENDED)
         return LOOK_ENDING;
     if (state != MOUNT_STARTING && c->private_namespace)
-        return same && state == MOUNT_SERVING ? join(m, slot) : LOOK_NOTHING;
-    if (state != MOUNT_STARTING && !is_visible(c))
+        return same && state == MOUNT_SERVING ? join_slot(m, slot) : LOOK_NOTHING;
+    if (state != MOUNT_STARTING && !slot_is_mounted(slot))
         return LOOK_NOTHING;
     if (state == MOUNT_DRAINING || !(same || starts) ||
         (m->is_private && state != MOUNT_STARTING))
-        return same_place ? taken(m, c) : LOOK_NOTHING;
-    return condition == SLOT_STARTING ? LOOK_STARTING : join(m, slot);
+        return same_place ? place_taken(m, c) : LOOK_NOTHING;
+    return condition == SLOT_STARTING ? LOOK_STARTING : join_slot(m, slot);
 }
 
 /* The first slot that concerns us; one that is about to go only if no other does. */
-static enum look look(struct mounter *m, const struct registry *registry,
-                      struct slot **ret_slot)
+static enum look look_through(struct mounter *m, const struct registry *registry,
+                              struct slot **ret_slot)
 {
-    struct slot_list list;
-    struct slot *ending = NULL;
+    auto_slots struct slot_list list = {0};
     enum look found = LOOK_NOTHING;
+    size_t chosen = 0;
 
     registry_sweep(registry);
     if (registry_list(registry, &list) < 0)
         return LOOK_NOTHING;
-    for (size_t i = 0; i < list.count; i++) {
-        found = judge(m, list.at[i]);
-        if (found == LOOK_ENDING && !ending)
-            ending = steal_ptr(&list.at[i]);
-        if (found == LOOK_SHARED || found == LOOK_STARTING || found == LOOK_CONFLICT) {
-            *ret_slot = steal_ptr(&list.at[i]);
-            slot_close(ending);
-            slot_list_free(&list);
-            return found;
-        }
+    for (size_t i = 0; i < list.count && (found == LOOK_NOTHING || found == LOOK_ENDING); i++) {
+        enum look here = judge_slot(m, list.at[i]);
+        if (here == LOOK_NOTHING || here == found)
+            continue;
+        found = here;
+        chosen = i;
     }
-    slot_list_free(&list);
-    *ret_slot = ending;
-    return ending ? LOOK_ENDING : LOOK_NOTHING;
+    if (found != LOOK_NOTHING)
+        *ret_slot = steal_ptr(&list.at[chosen]);
+    return found;
 }
 
 /* Create a slot of our own, as others may find it before it serves. */
-static int create(struct mounter *m, const struct registry *registry)
+static int make_slot(struct mounter *m, const struct registry *registry)
 {
     char name[STATE_NAME_MAX];
 
@@ -210,7 +197,7 @@ static int create(struct mounter *m, const struct registry *registry)
 }
 
 /* Wait for the process that holds a slot, or for a daemon to exit. -EINTR: a signal came. */
-static int wait_for(enum look found, struct slot *slot, uint64_t *patience_ns)
+static int wait_for_slot(enum look found, struct slot *slot, uint64_t *patience_ns)
 {
     if (found == LOOK_STARTING) {
         /* No time limit: an index may be under construction. The lock ends with its process. */
@@ -238,7 +225,7 @@ static bool is_dying(const struct mounter *m, const struct counters *c)
            mountpoint_answers(m->at, STOPPED_LIMIT_MS) == -ENOTCONN;
 }
 
-static int conflict(const struct mounter *m, const struct counters *c)
+static int report_conflict(const struct mounter *m, const struct counters *c)
 {
     uint32_t state = atomic_load(&c->state);
 
@@ -254,7 +241,7 @@ static int conflict(const struct mounter *m, const struct counters *c)
         m->taken, m->for_run ? "" : "; 'onepot run' can mount it there for its command alone");
 }
 
-static int stuck(const struct mounter *m, const struct counters *c)
+static int report_stuck(const struct mounter *m, const struct counters *c)
 {
     return cli_failf(m->at,
                      "the mount of %s there has lost its daemon (process %d), which does not "
@@ -269,40 +256,32 @@ static int stuck(const struct mounter *m, const struct counters *c)
 static int try_folder(struct mounter *m, const char *folder, uint64_t *patience_ns)
 {
     struct registry registry;
-    struct slot *slot = NULL;
+    auto_slot struct slot *slot = NULL;
     int r = registry_lock(folder, true, &registry);
 
     if (r < 0)
         return r;
-    enum look found = look(m, &registry, &slot);
-    if (found == LOOK_ENDING && *patience_ns && now_ns() > *patience_ns) {
-        /* Detached but still in use: it occupies no place in the tree any more. */
-        slot_close(slot);
-        found = LOOK_NOTHING;
-    }
+    enum look found = look_through(m, &registry, &slot);
+    bool patient = !*patience_ns || now_ns() <= *patience_ns;
+    if (found == LOOK_ENDING && !patient)
+        found = LOOK_NOTHING; /* detached but in use: it occupies no place in the tree */
     if (found == LOOK_NOTHING)
-        r = create(m, &registry);
+        r = make_slot(m, &registry);
     registry_unlock(&registry);
     if (found == LOOK_NOTHING)
         return r;
     if (found == LOOK_SHARED) {
-        m->slot = slot;
+        m->slot = steal_ptr(&slot);
         m->shared = true;
-        strcpy(m->path, slot->counters->mountpoint);
+        strcpy(m->path, m->slot->counters->mountpoint);
         return 0;
     }
     bool dying = found == LOOK_CONFLICT && is_dying(m, slot->counters);
-    bool patient = !*patience_ns || now_ns() <= *patience_ns;
     if (dying && patient)
         found = LOOK_ENDING;
-    if (found == LOOK_CONFLICT) {
-        r = dying ? stuck(m, slot->counters) : conflict(m, slot->counters);
-    } else {
-        r = wait_for(found, slot, patience_ns);
-        r = r == -EINTR ? CLI_FAILED : -EAGAIN;
-    }
-    slot_close(slot);
-    return r;
+    if (found == LOOK_CONFLICT)
+        return dying ? report_stuck(m, slot->counters) : report_conflict(m, slot->counters);
+    return wait_for_slot(found, slot, patience_ns) == -EINTR ? CLI_FAILED : -EAGAIN;
 }
 
 void mounter_unshare(struct mounter *m)
@@ -334,14 +313,12 @@ static int check_shared(struct mounter *m, unsigned *tries)
 
 int mounter_find_slot(struct mounter *m)
 {
-    char(*folders)[PATH_MAX] = malloc(RUNTIME_FOLDERS_MAX * PATH_MAX);
+    char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
+    size_t count = runtime_folders(folders), i = 0;
     uint64_t patience_ns = 0;
     unsigned tries = 0;
     int r = -ENOENT;
 
-    if (!folders)
-        return cli_failf(NULL, "out of memory");
-    size_t count = runtime_folders(folders), i = 0;
     while (i < count) {
         r = mounter_caught() ? CLI_FAILED : try_folder(m, folders[i], &patience_ns);
         if (r == 0 && m->shared)
@@ -359,6 +336,5 @@ int mounter_find_slot(struct mounter *m)
             strerror(-r));
     while (r == 0 && ++i < count) /* leftovers of jobs in folders that are not searched */
         unmounter_sweep(folders[i]);
-    free(folders);
     return r;
 }

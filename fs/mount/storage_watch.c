@@ -60,39 +60,50 @@ static bool asks_storage(const struct storage_watch *w)
     return false;
 }
 
-struct task {
-    uint64_t waits; /* how often it slept: constant during one wait */
-    int signal;     /* pending for it: its handler runs when the call returns */
-};
-
 static unsigned long long number_behind(const char *text, const char *name, int base)
 {
     const char *at = strstr(text, name);
     return at ? strtoull(at + strlen(name), NULL, base) : 0;
 }
 
-static void look_at_task(const struct storage_watch *w, struct task *ret_task)
+static void look_at_thread(const struct storage_watch *w, struct storage_look *ret_look)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     char text[4096];
 
-    *ret_task = (struct task){0};
+    *ret_look = (struct storage_look){0};
     if (!read_task(w, "status", text, sizeof(text)))
         return;
-    ret_task->waits = number_behind(text, "\nvoluntary_ctxt_switches:", 10);
+    ret_look->asks_storage = asks_storage(w);
+    ret_look->waits = number_behind(text, "\nvoluntary_ctxt_switches:", 10);
     uint64_t pending =
         number_behind(text, "\nSigPnd:", 16) | number_behind(text, "\nShdPnd:", 16);
     for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
         if (pending & (UINT64_C(1) << (signals[i] - 1)))
-            ret_task->signal = signals[i];
+            ret_look->signal = signals[i];
 }
 
-static void give_up(const struct storage_watch *w)
+enum storage_verdict storage_judge(struct storage_wait *w, const struct storage_look *look,
+                                   uint64_t now)
+{
+    if (!look->asks_storage || look->waits != w->waits)
+        w->since_ns = now;
+    w->waits = look->waits;
+    if (!look->signal)
+        w->asked_ns = now;
+    else if (now - w->asked_ns > PATIENCE_NS && now - w->since_ns > PATIENCE_NS)
+        return STORAGE_DIE;
+    return w->timeout_s && now - w->since_ns > w->timeout_s * UINT64_C(1000000000)
+               ? STORAGE_GIVE_UP
+               : STORAGE_WAIT;
+}
+
+static void storage_give_up(const struct storage_watch *w)
 {
     cli_failf(w->path,
               "its storage has not answered for %u s; try again, or wait longer with "
               "--io-timeout",
-              w->timeout_s);
+              w->wait.timeout_s);
     fflush(NULL);
     _exit(w->status);
 }
@@ -101,26 +112,20 @@ static void give_up(const struct storage_watch *w)
  * Allocates nothing. The watched thread forks, and not every allocator is intact in a child
  * whose parent was using it just then. The same holds while a thread starts, hence `runs`.
  */
-static void *watch_thread(void *arg)
+static void *storage_watch_run(void *arg)
 {
     struct storage_watch *w = arg;
     struct pollfd p = {.fd = w->end_fd, .events = POLLIN};
-    uint64_t waits = 0, since_ns = now_ns(), asked_ns = 0;
+    struct storage_look look;
 
     sem_post(&w->runs);
     while (poll(&p, 1, LOOK_EVERY_MS) <= 0) {
-        uint64_t now = now_ns();
-        struct task task;
-        look_at_task(w, &task);
-        if (!asks_storage(w) || task.waits != waits)
-            since_ns = now;
-        waits = task.waits;
-        if (!task.signal)
-            asked_ns = now;
-        else if (now - asked_ns > PATIENCE_NS && now - since_ns > PATIENCE_NS)
-            interrupt_die_of(task.signal);
-        if (w->timeout_s && now - since_ns > w->timeout_s * UINT64_C(1000000000))
-            give_up(w);
+        look_at_thread(w, &look);
+        enum storage_verdict verdict = storage_judge(&w->wait, &look, now_ns());
+        if (verdict == STORAGE_DIE)
+            interrupt_die_of(look.signal);
+        if (verdict == STORAGE_GIVE_UP)
+            storage_give_up(w);
     }
     return NULL;
 }
@@ -130,13 +135,14 @@ void storage_watch_begin(struct storage_watch *w, const char *path, unsigned tim
 {
     *w = (struct storage_watch){
         .path = path,
-        .timeout_s = timeout_s,
+        .wait = {.timeout_s = timeout_s, .since_ns = now_ns()},
         .status = status,
         .thread_id = (pid_t)syscall(SYS_gettid),
         .end_fd = eventfd(0, EFD_CLOEXEC),
     };
     sem_init(&w->runs, 0, 0);
-    w->started = w->end_fd >= 0 && thread_start(&w->thread, STACK_BYTES, watch_thread, w) == 0;
+    w->started =
+        w->end_fd >= 0 && thread_start(&w->thread, STACK_BYTES, storage_watch_run, w) == 0;
     while (w->started && sem_wait(&w->runs) < 0)
         ; /* interrupted by a signal */
 }

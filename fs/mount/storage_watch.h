@@ -19,11 +19,34 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/* How long the watched thread has been in one call. Times are of one clock, in nanoseconds. */
+struct storage_wait {
+    unsigned timeout_s; /* for one call; 0: no limit */
+    uint64_t waits;     /* how often it had slept at the last look: constant during one wait */
+    uint64_t since_ns;  /* it is in this call for as long at least */
+    uint64_t asked_ns;  /* a signal waits for it since then */
+};
+
+/* What a look at the thread shows. */
+struct storage_look {
+    bool asks_storage; /* it is in a call of a filesystem */
+    uint64_t waits;    /* how often it has slept in its life */
+    int signal;        /* pending for it, 0: none: its handler runs when the call returns */
+};
+
+enum storage_verdict {
+    STORAGE_WAIT,
+    STORAGE_DIE,     /* of the signal: a person or the batch system wants an end */
+    STORAGE_GIVE_UP, /* the time is over */
+};
+enum storage_verdict storage_judge(struct storage_wait *wait, const struct storage_look *look,
+                                   uint64_t now_ns);
+
 struct storage_watch {
     const char *path;
-    unsigned timeout_s; /* for one call; 0: no limit */
-    int status;         /* exit status of the process that it ends */
-    pid_t thread_id;    /* of the watched thread */
+    struct storage_wait wait;
+    int status;      /* exit status of the process that it ends */
+    pid_t thread_id; /* of the watched thread */
     int end_fd;
     pthread_t thread;
     bool started;

@@ -25,22 +25,26 @@
 #define KILLED_LIMIT_MS 500
 #define USERS_SHOWN 8
 
-/* Somebody else's mount is on top at its path: -EBUSY if ours lies below, -EINVAL if not. */
-static int covered(const struct counters *c)
+static bool is_its_device(const struct counters *c, const struct mount_entry *entry)
 {
+    return entry->dev_major == c->mount_dev_major && entry->dev_minor == c->mount_dev_minor;
+}
+
+/* Somebody else's mount is on top at its path: -EBUSY if ours lies below, -EINVAL if not. */
+static int unmounter_covered(const struct slot *slot)
+{
+    const struct counters *c = slot->counters;
     struct mount_entry top;
 
     if ((!c->mount_dev_major && !c->mount_dev_minor) ||
-        mountinfo_find(c->mountpoint, &top) < 0 ||
-        (top.dev_major == c->mount_dev_major && top.dev_minor == c->mount_dev_minor))
+        mountinfo_find(c->mountpoint, &top) < 0 || is_its_device(c, &top))
         return 0;
-    return mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor) ? -EBUSY
-                                                                                : -EINVAL;
+    return slot_is_mounted(slot) ? -EBUSY : -EINVAL;
 }
 
 int unmounter_try(const struct slot *slot, bool lazy)
 {
-    int r = covered(slot->counters);
+    int r = unmounter_covered(slot);
     return r < 0 ? r : mountpoint_unmount(slot->counters->mountpoint, lazy);
 }
 
@@ -90,10 +94,7 @@ static void kill_daemon(const struct slot *slot)
 
 bool unmounter_forget(const struct slot *slot)
 {
-    const struct counters *c = slot->counters;
-
-    if (!c->private_namespace && (c->mount_dev_major || c->mount_dev_minor) &&
-        mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor))
+    if (!slot->counters->private_namespace && slot_is_mounted(slot))
         return false;
     slot_remove(slot);
     return true;
@@ -101,41 +102,36 @@ bool unmounter_forget(const struct slot *slot)
 
 int unmounter_finish(struct slot *slot, int wait_ms, bool kill)
 {
-    struct registry registry;
+    auto_registry registry = REGISTRY_NONE;
     int r = slot_wait_daemon(slot, wait_ms);
 
     if (r < 0 && kill) {
         abort_connection(slot->counters);
         r = slot_wait_daemon(slot, KILLED_LIMIT_MS);
-        if (r < 0) {
-            kill_daemon(slot);
-            r = slot_wait_daemon(slot, KILLED_LIMIT_MS);
-        }
+    }
+    if (r < 0 && kill) {
+        kill_daemon(slot);
+        r = slot_wait_daemon(slot, KILLED_LIMIT_MS);
     }
     if (r < 0)
         return -EBUSY;
-    if (!slot_is_current(slot) || registry_lock(slot->folder, false, &registry) < 0)
-        return 0;
-    unmounter_forget(slot);
-    registry_unlock(&registry);
+    if (slot_is_current(slot) && registry_lock(slot->folder, false, &registry) == 0)
+        unmounter_forget(slot);
     return 0;
 }
 
 int unmounter_heal(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
+    bool known = c->mount_dev_major || c->mount_dev_minor;
     struct mount_entry entry;
     int r = 0;
 
     if (!c->private_namespace && c->mountpoint[0] == '/' &&
-        mountinfo_find(c->mountpoint, &entry) == 0 && entry.is_onepot) {
-        bool known = c->mount_dev_major || c->mount_dev_minor;
-        bool ours = (!known || (entry.dev_major == c->mount_dev_major &&
-                                entry.dev_minor == c->mount_dev_minor)) &&
-                    mountpoint_answers(c->mountpoint, ANSWER_LIMIT_MS) == -ENOTCONN;
-        if (ours)
-            r = mountpoint_unmount(c->mountpoint, true);
-    }
+        mountinfo_find(c->mountpoint, &entry) == 0 && entry.is_onepot &&
+        (!known || is_its_device(c, &entry)) &&
+        mountpoint_answers(c->mountpoint, ANSWER_LIMIT_MS) == -ENOTCONN)
+        r = mountpoint_unmount(c->mountpoint, true);
     if (r < 0 && r != -EINVAL)
         return r;
     slot_remove(slot);
@@ -157,29 +153,25 @@ void unmounter_sweep_copy(const struct counters *counters)
 
 void unmounter_sweep(const char *folder)
 {
-    struct registry registry;
-    struct slot_list list;
+    auto_registry registry = REGISTRY_NONE;
+    auto_slots struct slot_list list = {0};
 
     if (registry_lock(folder, false, &registry) < 0)
         return;
     registry_sweep(&registry);
-    if (registry_list(&registry, &list) == 0) {
-        for (size_t i = 0; i < list.count; i++)
-            if (slot_condition(list.at[i]) == SLOT_DEAD)
-                unmounter_heal(list.at[i]);
-        slot_list_free(&list);
-    }
-    registry_unlock(&registry);
+    registry_list(&registry, &list);
+    for (size_t i = 0; i < list.count; i++)
+        if (slot_condition(list.at[i]) == SLOT_DEAD)
+            unmounter_heal(list.at[i]);
 }
 
 void unmounter_sweep_all(void)
 {
-    char(*folders)[PATH_MAX] = malloc(RUNTIME_FOLDERS_MAX * PATH_MAX);
-    size_t count = folders ? runtime_folders(folders) : 0;
+    char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
+    size_t count = runtime_folders(folders);
 
     for (size_t i = 0; i < count; i++)
         unmounter_sweep(folders[i]);
-    free(folders);
 }
 
 const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)
@@ -188,7 +180,7 @@ const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)
     struct mount_entry entry;
     size_t count = 0;
 
-    if (covered(slot->counters) == -EBUSY) {
+    if (unmounter_covered(slot) == -EBUSY) {
         snprintf(buf, size, "covered: something else is mounted over it");
         return buf;
     }

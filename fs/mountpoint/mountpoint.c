@@ -228,14 +228,6 @@ void mount_report_add(struct mount_report *report, const char *way, const char *
              said);
 }
 
-/* The number in a file of /proc, or `otherwise`. */
-static long read_number(const char *path, long otherwise)
-{
-    long value;
-    auto_fclose FILE *f = fopen(path, "re");
-    return f && fscanf(f, "%ld", &value) == 1 ? value : otherwise;
-}
-
 const char *mount_advice(unsigned methods)
 {
     char path[PATH_MAX];
@@ -255,10 +247,10 @@ const char *mount_advice(unsigned methods)
         return "no_new_privs is set for this process, so that fusermount3, which is setuid, "
                "can't help: mount before it is set, or outside of the container";
     if ((methods & MOUNT_BY_NAMESPACE) &&
-        read_number("/proc/sys/user/max_user_namespaces", 1) == 0)
+        proc_number("/proc/sys/user/max_user_namespaces", 1) == 0)
         return "user namespaces are switched off as well (user.max_user_namespaces is 0)";
     if ((methods & MOUNT_BY_NAMESPACE) &&
-        read_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", 0) != 0)
+        proc_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", 0) != 0)
         return "user namespaces are restricted by AppArmor "
                "(kernel.apparmor_restrict_unprivileged_userns is 1)";
     if (!(methods & MOUNT_BY_NAMESPACE))

@@ -39,9 +39,7 @@ static int absolute_path(const char *path, char **ret_path)
 /* How good a guess a mount is: better if it lives, and if it is mounted where we see it. */
 static int rank(const struct slot *slot)
 {
-    const struct counters *c = slot->counters;
-    return 2 * slot_daemon_lives(slot) +
-           mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
+    return 2 * slot_daemon_lives(slot) + slot_is_mounted(slot);
 }
 
 /* Of several mounts that had this mount point, the best guess; else the newest. */

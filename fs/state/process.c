@@ -31,6 +31,15 @@ static int read_small(const char *path, char *buf, size_t size)
     return 0;
 }
 
+long proc_number(const char *path, long otherwise)
+{
+    char buf[64];
+    long number;
+    return read_small(path, buf, sizeof(buf)) == 0 && sscanf(buf, "%ld", &number) == 1
+               ? number
+               : otherwise;
+}
+
 int process_look(pid_t pid, struct process_facts *ret_facts)
 {
     struct process_facts facts = {.pid = pid};

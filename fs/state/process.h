@@ -11,6 +11,9 @@
 
 #define PROCESS_NAME_MAX 64
 
+/* The number in a file of /proc, or `otherwise`. */
+long proc_number(const char *path, long otherwise);
+
 struct process_facts {
     pid_t pid, parent, session;
     bool has_terminal;

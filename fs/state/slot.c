@@ -20,6 +20,7 @@
 
 #include "cleanup.h"
 #include "file_id.h"
+#include "mountinfo.h"
 #include "state.h"
 
 #define DAEMON_POLL_MS 2
@@ -203,6 +204,13 @@ bool slot_daemon_lives(const struct slot *slot)
         return true;
     flock(slot->stat_fd, LOCK_UN);
     return false;
+}
+
+bool slot_is_mounted(const struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+    return (c->mount_dev_major || c->mount_dev_minor) &&
+           mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
 }
 
 int slot_wait_daemon(const struct slot *slot, int timeout_ms)

@@ -48,6 +48,12 @@ static inline void slot_closep(struct slot **slot)
 /* Does a daemon serve this slot? The caller needs no lock. */
 bool slot_daemon_lives(const struct slot *slot);
 
+/*
+ * Is it mounted where this process sees it, and not inside a container? Maybe something else is
+ * mounted over it.
+ */
+bool slot_is_mounted(const struct slot *slot);
+
 /* Wait until no daemon serves the slot: 0, or -ETIMEDOUT. */
 int slot_wait_daemon(const struct slot *slot, int timeout_ms);
 

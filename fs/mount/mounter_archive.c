@@ -1,12 +1,11 @@
 /*
- * Before anything is mounted: resolve the options, and open the archive, which the first
- * process to want it does.
+ * The archive of a mount: opened by the first process that wants it, with its reader, its copy
+ * on this node (--stage), and the files of --order and --record. All this comes before there is
+ * a daemon, so that errors show on the command line.
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,157 +13,13 @@
 #include "budget.h"
 #include "cleanup.h"
 #include "clock.h"
-#include "interrupt.h"
 #include "mounter_private.h"
+#include "numbers.h"
+#include "read_list.h"
 #include "resolve.h"
 #include "source_retry.h"
 #include "storage_watch.h"
-
-/* ---- signals while it works ---- */
-
-static volatile sig_atomic_t caught;
-
-static void on_signal(int number)
-{
-    caught = number;
-}
-
-int mounter_caught(void)
-{
-    return caught;
-}
-
-/*
- * Makes a file-size limit the error EFBIG. Caught, not ignored: the command that is run gets
- * the default.
- */
-static void on_limit(int number)
-{
-    (void)number;
-}
-
-/* Blocking calls return on a signal, and the command cleans up. */
-static void catch_signals(void)
-{
-    struct sigaction limit;
-    interrupt_handle(on_signal);
-    if (sigaction(SIGXFSZ, NULL, &limit) == 0 && limit.sa_handler == SIG_DFL)
-        signal(SIGXFSZ, on_limit);
-    signal(SIGCHLD, SIG_DFL); /* if ignored, our children's exit status would be lost */
-}
-
-/* ---- resolving the request ---- */
-
-int mounter_init(struct mounter *m, const struct mount_options *options, bool for_run)
-{
-    *m = (struct mounter){
-        .options = options,
-        .for_run = for_run,
-        .mounted = MOUNTED_NONE,
-        .owner = PROCESS_WATCH_NONE,
-        .log = {.fd = -1, .stderr_too = options->foreground},
-        .parent_fd = -1,
-        .daemon_sock = -1,
-        .daemon_lock_fd = -1,
-    };
-    catch_signals();
-    return detach_note_inherited(&m->inherited);
-}
-
-static int status_of_failure(const struct mounter *m)
-{
-    return m->for_run ? CLI_RUN_FAILED : CLI_FAILED;
-}
-
-static int identify_archive(struct mounter *m)
-{
-    const char *given = m->options->archive;
-    struct storage_watch watch;
-    struct fault fault = {0};
-    struct stat st;
-
-    storage_watch_begin(&watch, given, m->options->io_timeout_s, status_of_failure(m));
-    int r = !realpath(given, m->archive) || stat(m->archive, &st) < 0 ? -errno : 0;
-    storage_watch_end(&watch);
-    if (r < 0)
-        return cli_fail(given, source_open_fault(given, &fault, r), &fault);
-    m->identity = (struct source_identity){
-        .dev = st.st_dev,
-        .ino = st.st_ino,
-        .size_bytes = (uint64_t)st.st_size,
-        .mtime_sec = st.st_mtim.tv_sec,
-        .mtime_nsec = (uint32_t)st.st_mtim.tv_nsec,
-    };
-    return 0;
-}
-
-/* --at: a directory, or the device of a parent that has mounted. */
-static int resolve_at(struct mounter *m)
-{
-    const char *at = m->options->at;
-    int n = -1, fd;
-
-    if (!at)
-        return 0;
-    if (sscanf(at, "/dev/fd/%d%n", &fd, &n) == 1 && n > 0 && !at[n]) {
-        m->parent_fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-        if (m->parent_fd < 0)
-            return cli_failf(at, "no such descriptor was handed over: %s", strerror(errno));
-        m->methods = MOUNT_BY_PARENT;
-        snprintf(m->at, sizeof(m->at), "%s", at);
-        return 0;
-    }
-    int r = mountpoint_resolve(at, m->at);
-    if (r == -ENOENT)
-        return cli_failf(at, "the directory above it does not exist; make that first");
-    return r < 0 ? cli_fail(at, r, NULL) : 0;
-}
-
-static int watch_owner(struct mounter *m)
-{
-    if (m->options->owner <= 0)
-        return 0;
-    int r = process_watch_open(m->options->owner, &m->owner);
-    if (r < 0)
-        return cli_failf(NULL, "--owner: there is no process %d", (int)m->options->owner);
-    return 0;
-}
-
-static int open_log(struct mounter *m)
-{
-    const char *path = m->options->log;
-    if (!path)
-        return 0;
-    m->log.fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
-    return m->log.fd < 0 ? cli_fail(path, -errno, NULL) : 0;
-}
-
-int mounter_prepare(struct mounter *m)
-{
-    const struct mount_options *o = m->options;
-
-    stage_sweep(NULL); /* leftovers of killed processes use the job's memory */
-    if (mount_methods(&m->methods) < 0)
-        return cli_failf(NULL,
-                         "ONEPOT_MOUNT_METHODS names another way than mount, fusermount3, "
-                         "fusermount, namespace");
-    if (o->private_mode == PRIVATE_OFF)
-        m->methods &= ~(unsigned)MOUNT_BY_NAMESPACE;
-    m->is_private = o->private_mode == PRIVATE_ON;
-    job_detect(&m->job);
-    int r = identify_archive(m);
-    if (r == 0)
-        r = resolve_at(m);
-    if (r == 0)
-        r = watch_owner(m);
-    if (r == 0)
-        r = open_log(m);
-    m->options_hash = mount_options_hash(o, m->at, m->identity.mtime_sec,
-                                         m->identity.mtime_nsec, m->owner.start_ticks);
-    return r;
-}
-
-/* ---- the archive ---- */
+#include "vector.h"
 
 static int find_root(struct mounter *m)
 {
@@ -266,6 +121,114 @@ static void log_progress(void *ctx, const char *doing, const struct progress *pr
     control_log(&o->log, line);
 }
 
+/* ---- --order and --record ---- */
+
+#define ORDER_BYTES_MOST (UINT64_C(4) << 30)
+#define ORDER_LINES_MOST (UINT64_C(1) << 28) /* a gigabyte of positions */
+/* This many epochs, of lines this long on average, are more than any order needs. */
+#define ORDER_EPOCHS_MOST 64u
+#define ORDER_LINE_BYTES 256u
+#define ORDER_BYTES_LEAST (UINT64_C(1) << 20)
+#define ORDER_READ_BYTES (1u << 16)
+
+/*
+ * How large an order of this archive may be. It is held in memory, and a wrong file (a device,
+ * a pipe that never ends, the archive itself) must not use up the job's memory.
+ */
+static uint64_t bytes_allowed(const struct mounter *m)
+{
+    uint64_t entries = index_info(m->pot->index)->entries;
+    uint64_t bytes = ORDER_BYTES_LEAST + entries * ORDER_EPOCHS_MOST * ORDER_LINE_BYTES;
+    uint64_t room = budget_room_bytes("") / 2;
+
+    bytes = min_u64(bytes, ORDER_BYTES_MOST);
+    return room < ORDER_BYTES_LEAST ? bytes : min_u64(bytes, room);
+}
+
+struct text {
+    char *at;
+    size_t count, capacity;
+};
+
+/* Read a whole file, or standard input ("-"). -EFBIG: more than `most` bytes. */
+static int read_order_file(const char *path, uint64_t most, struct text *ret_text)
+{
+    auto_close int opened =
+        strcmp(path, "-") == 0 ? -1 : open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    int fd = strcmp(path, "-") == 0 ? STDIN_FILENO : opened;
+
+    if (fd < 0)
+        return -errno;
+    for (;;) {
+        if (vector_reserve(ret_text, ORDER_READ_BYTES) < 0)
+            return -ENOMEM;
+        ssize_t n =
+            read(fd, ret_text->at + ret_text->count, ret_text->capacity - ret_text->count);
+        if (n < 0 && errno == EINTR && !mounter_caught())
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : 0;
+        ret_text->count += (size_t)n;
+        if (ret_text->count > most)
+            return -EFBIG;
+    }
+}
+
+static void tell_left_out(const char *path, const struct read_list_lines *lines)
+{
+    unsigned long long left_out = lines->left_out, all = left_out + lines->used;
+    if (left_out)
+        cli_note("%s: %s; %llu of %llu lines are left out", path, lines->first.what, left_out,
+                 all);
+}
+
+static int open_order(struct mounter *m)
+{
+    const char *path = m->options->order, *name = path;
+    struct read_list_lines lines = {0};
+    struct fault fault = {0};
+    struct text text = {0};
+
+    if (!path)
+        return 0;
+    if (strcmp(path, "-") == 0)
+        name = "standard input";
+    uint64_t most = bytes_allowed(m);
+    int r = read_order_file(path, most, &text);
+    if (r == -EFBIG) {
+        fault_set(&fault, r, NULL, FAULT_NO_OFFSET,
+                  "it has more than the %llu bytes that an order of %u entries may have",
+                  (unsigned long long)most, index_info(m->pot->index)->entries);
+        fault_advise(&fault, "one epoch is enough, each file once");
+    }
+    if (r == 0)
+        r = read_list_parse(m->pot->index, m->root, text.at, text.count, ORDER_LINES_MOST,
+                            &fault, &lines, &m->order);
+    vector_free(&text);
+    if (r < 0)
+        return cli_fail(name, r, &fault);
+    tell_left_out(name, &lines);
+    return 0;
+}
+
+static int open_record(struct mounter *m)
+{
+    const char *given = m->options->record;
+    char path[PATH_MAX];
+    struct stat st;
+
+    if (!given)
+        return 0;
+    /* The daemon works in another directory. The file may not exist yet. */
+    int r =
+        *given && given[strlen(given) - 1] == '/' ? -EISDIR : mountpoint_resolve(given, path);
+    if (r == 0 && stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        r = S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
+    if (r == 0)
+        r = recorder_new(path, m->pot->index, m->root, &m->recorder);
+    return r < 0 ? cli_fail(given, r, NULL) : 0;
+}
+
 /* ---- the archive, with its readers ---- */
 
 #define STUCK_MAX_S 1000000u
@@ -310,7 +273,8 @@ static int open_archive(struct mounter *m)
                  "by 'onepot pack' has",
                  o->archive);
     describe_archive(m);
-    return mounter_open_orders(m);
+    r = open_order(m);
+    return r == 0 ? open_record(m) : r;
 }
 
 int mounter_open_archive(struct mounter *m)
@@ -318,7 +282,7 @@ int mounter_open_archive(struct mounter *m)
     struct storage_watch watch;
 
     storage_watch_begin(&watch, m->options->archive, m->options->io_timeout_s,
-                        status_of_failure(m));
+                        mounter_status_of_failure(m));
     int r = open_archive(m);
     storage_watch_end(&watch);
     return r;
