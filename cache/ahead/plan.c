@@ -431,8 +431,8 @@ static void plan_adopt(struct plan *p, struct recognised *found)
     plan_drop_order(p);
     if (plan_follow(p, found->order, false, plan_spread(p, found->order)) < 0)
         return;
-    p->repeats =
-        p->last_epoch == found->epoch && recognised_folder_is(&p->last_folder, &found->folder);
+    p->repeats = p->stats.orders_recognised > 0 && p->last_epoch == found->epoch &&
+                 recognised_folder_is(&p->last_folder, &found->folder);
     p->last_folder = found->folder;
     p->last_epoch = found->epoch;
     p->folder = folder_files_share(found->files);

@@ -315,6 +315,35 @@ START_TEST(the_same_epoch_again_and_again)
 }
 END_TEST
 
+/* Not even that of all files in the root, which is the first of all folders. */
+START_TEST(the_first_epoch_repeats_none)
+{
+    struct training t = {.n = 1000, .world = 1, .ranks = 1, .workers = 1, .batch = 16};
+    struct builder *b = new_builder();
+    struct training_read read;
+    struct folder_files *all;
+    struct fixture f;
+    char path[16];
+
+    for (unsigned i = 0; i < t.n; i++) {
+        snprintf(path, sizeof(path), "%05u.bin", i);
+        add_file(b, path, 512 + 2048 * (uint64_t)i, FILE_BYTES);
+    }
+    index_close(tree);
+    tree = build(b, &tar_header); /* in this test's own process */
+    ck_assert_int_eq(folder_files_new(tree, INDEX_ROOT, FOLDER_FLAT, false, t.n, &all), 0);
+    begin(&f, 1u << 20, NULL);
+    training_epoch(&t, 0);
+    for (unsigned i = 0; i < 100 && training_next(&t, &read); i++)
+        read_file(&f, folder_files_at(all, read.number), 1);
+    ck_assert_uint_eq(stats(&f).orders_recognised, 1);
+    ck_assert_msg(strstr(said, "epoch 0") && !strstr(said, "again"), "%s", said);
+    permutation_free(t.permutation);
+    folder_files_free(all);
+    plan_free(f.plan);
+}
+END_TEST
+
 START_TEST(an_order_that_ends_is_lost_and_costs_nothing_more)
 {
     struct training t = {.n = FILES, .world = 1, .ranks = 1, .workers = 1, .batch = 16};
@@ -416,6 +445,7 @@ int main(void)
     tcase_add_test(c, a_shuffle_is_recognised_and_followed_from_epoch_to_epoch);
     tcase_add_test(c, the_same_epoch_again_and_again);
     tcase_add_test(c, ranks_elsewhere_stay_there);
+    tcase_add_test(c, the_first_epoch_repeats_none);
     tcase_add_test(c, an_order_that_ends_is_lost_and_costs_nothing_more);
     tcase_add_test(c, a_given_order_is_followed_before_the_first_read);
     tcase_add_test(c, readers_that_do_not_keep_to_the_given_order_pause_it);
