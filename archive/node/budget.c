@@ -12,27 +12,23 @@
 #include <sys/resource.h>
 
 #include "cgroup.h"
+#include "numbers.h"
 
 #define CACHE_LEAST_BYTES (UINT64_C(16) << 20)
 #define CACHE_MOST_BYTES (UINT64_C(1) << 40)
 #define V1_NO_LIMIT (UINT64_C(1) << 62) /* version 1 states "none" as a huge number */
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* A walk over the groups of one hierarchy. */
-struct walk {
+struct budget_walk {
     budget_see *see;
     void *ctx;
     const char *limit, *used; /* file names */
 };
 
 /* cgroup_visit */
-static bool see_level(void *ctx, const char *folder)
+static bool budget_see_level(void *ctx, const char *folder)
 {
-    const struct walk *walk = ctx;
+    const struct budget_walk *walk = ctx;
     char path[4 * PATH_MAX], line[64];
     if (!cgroup_line(folder, walk->limit, line, sizeof(line)))
         return true; /* the top has no such file, nor do groups without the controller */
@@ -43,7 +39,7 @@ static bool see_level(void *ctx, const char *folder)
     return true;
 }
 
-static void see_available(const char *root, budget_see *see, void *ctx)
+static void budget_see_available(const char *root, budget_see *see, void *ctx)
 {
     char path[PATH_MAX], line[256];
     uint64_t kb;
@@ -59,48 +55,41 @@ static void see_available(const char *root, budget_see *see, void *ctx)
 
 void budget_explain(const char *root, budget_see *see, void *ctx)
 {
-    struct walk walks[] = {
+    struct budget_walk walks[] = {
         {see, ctx, "memory.max", "memory.current"},
         {see, ctx, "memory.high", "memory.current"},
         {see, ctx, "memory.limit_in_bytes", "memory.usage_in_bytes"},
     };
-    see_available(root, see, ctx);
-    cgroup_walk(root, NULL, see_level, &walks[0]);
-    cgroup_walk(root, NULL, see_level, &walks[1]);
-    cgroup_walk(root, "memory", see_level, &walks[2]);
+    budget_see_available(root, see, ctx);
+    cgroup_walk(root, NULL, budget_see_level, &walks[0]);
+    cgroup_walk(root, NULL, budget_see_level, &walks[1]);
+    cgroup_walk(root, "memory", budget_see_level, &walks[2]);
 }
 
 /* budget_see */
-static void take_limit(void *ctx, const char *path, uint64_t limit, uint64_t used)
+static void budget_take_limit(void *ctx, const char *path, uint64_t limit, uint64_t used)
 {
     uint64_t *bytes = ctx;
     (void)path;
     (void)used;
-    *bytes = least(*bytes, limit);
+    *bytes = min_u64(*bytes, limit);
 }
 
 /* budget_see */
-static void take_room(void *ctx, const char *path, uint64_t limit, uint64_t used)
+static void budget_take_room(void *ctx, const char *path, uint64_t limit, uint64_t used)
 {
     uint64_t *bytes = ctx;
     (void)path;
     if (limit != UINT64_MAX && used != UINT64_MAX)
         limit = used < limit ? limit - used : 0;
-    *bytes = least(*bytes, limit);
-}
-
-uint64_t budget_room_bytes(const char *root)
-{
-    uint64_t bytes = UINT64_MAX;
-    budget_explain(root, take_room, &bytes);
-    return bytes;
+    *bytes = min_u64(*bytes, limit);
 }
 
 /*
  * Memory of a group that is file pages. The kernel's count "file" includes tmpfs pages, so the
  * active and inactive lists are added instead. `limit` is a file of the group.
  */
-static uint64_t file_pages(const char *limit)
+static uint64_t budget_file_pages(const char *limit)
 {
     static const char *const names[] = {"inactive_file %" SCNu64, "active_file %" SCNu64,
                                         "total_inactive_file %" SCNu64,
@@ -121,28 +110,36 @@ static uint64_t file_pages(const char *limit)
 }
 
 /* budget_see */
-static void take_free(void *ctx, const char *path, uint64_t limit, uint64_t used)
+static void budget_take_free(void *ctx, const char *path, uint64_t limit, uint64_t used)
 {
-    uint64_t pages = limit != UINT64_MAX && used != UINT64_MAX ? file_pages(path) : 0;
-    take_room(ctx, path, limit, pages < used ? used - pages : 0);
+    uint64_t pages = limit != UINT64_MAX && used != UINT64_MAX ? budget_file_pages(path) : 0;
+    budget_take_room(ctx, path, limit, pages < used ? used - pages : 0);
+}
+
+static uint64_t budget_least(const char *root, budget_see *take)
+{
+    uint64_t bytes = UINT64_MAX;
+    budget_explain(root, take, &bytes);
+    return bytes;
+}
+
+uint64_t budget_room_bytes(const char *root)
+{
+    return budget_least(root, budget_take_room);
 }
 
 uint64_t budget_free_bytes(const char *root)
 {
-    uint64_t bytes = UINT64_MAX;
-    budget_explain(root, take_free, &bytes);
-    return bytes;
+    return budget_least(root, budget_take_free);
 }
 
 uint64_t budget_memory_bytes(const char *root)
 {
-    uint64_t bytes = UINT64_MAX;
-    budget_explain(root, take_limit, &bytes);
-    return bytes;
+    return budget_least(root, budget_take_limit);
 }
 
 /* The process's limit on addresses or data (ulimit -v, -d), which some batch systems set. */
-static uint64_t own_limit(void)
+static uint64_t budget_own_limit(void)
 {
     static const int kinds[] = {RLIMIT_AS, RLIMIT_DATA};
     uint64_t bytes = UINT64_MAX;
@@ -150,13 +147,13 @@ static uint64_t own_limit(void)
 
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
         if (getrlimit(kinds[i], &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-            bytes = least(bytes, limit.rlim_cur);
+            bytes = min_u64(bytes, limit.rlim_cur);
     return bytes;
 }
 
 uint64_t budget_cache_bytes(void)
 {
     uint64_t bytes = budget_memory_bytes("") / 4;
-    bytes = bytes < CACHE_LEAST_BYTES ? CACHE_LEAST_BYTES : least(bytes, CACHE_MOST_BYTES);
-    return least(bytes, own_limit() / 4);
+    bytes = min_u64(max_u64(bytes, CACHE_LEAST_BYTES), CACHE_MOST_BYTES);
+    return min_u64(bytes, budget_own_limit() / 4);
 }

@@ -11,40 +11,40 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cleanup.h"
 #include "mountinfo.h"
 
-struct line {
+struct mount_line {
     unsigned dev_major, dev_minor;
     char *root, *path; /* escaped */
     char *type, *super_options;
 };
 
 /* The next field of the line that strtok_r is splitting. */
-static char *field(char **save)
+static char *mount_line_field(char **save)
 {
     return strtok_r(NULL, " \n", save);
 }
 
-static bool parse(char *text, struct line *ret)
+static bool mount_line_parse(char *text, struct mount_line *ret)
 {
     char *save, *word = strtok_r(text, " \n", &save);
-    char *parent = word ? field(&save) : NULL, *dev = parent ? field(&save) : NULL;
+    char *parent = word ? mount_line_field(&save) : NULL,
+         *dev = parent ? mount_line_field(&save) : NULL;
 
-    ret->root = dev ? field(&save) : NULL;
-    ret->path = ret->root ? field(&save) : NULL;
+    ret->root = dev ? mount_line_field(&save) : NULL;
+    ret->path = ret->root ? mount_line_field(&save) : NULL;
     if (!ret->path || sscanf(dev, "%u:%u", &ret->dev_major, &ret->dev_minor) != 2)
         return false;
-    while ((word = field(&save)) && strcmp(word, "-") != 0)
+    while ((word = mount_line_field(&save)) && strcmp(word, "-") != 0)
         ;
-    ret->type = word ? field(&save) : NULL;
-    char *source = ret->type ? field(&save) : NULL;
-    ret->super_options = source ? field(&save) : NULL;
+    ret->type = word ? mount_line_field(&save) : NULL;
+    char *source = ret->type ? mount_line_field(&save) : NULL;
+    ret->super_options = source ? mount_line_field(&save) : NULL;
     return ret->type != NULL;
 }
 
 /* False if the path does not fit; then it can't be one that a caller looks for. */
-static bool unescape(const char *text, char ret_path[PATH_MAX])
+static bool mount_unescape(const char *text, char ret_path[PATH_MAX])
 {
     size_t n = 0;
     while (*text && n < PATH_MAX - 1) {
@@ -60,103 +60,93 @@ static bool unescape(const char *text, char ret_path[PATH_MAX])
     return !*text;
 }
 
-/* Call visit for each line until it returns true. */
-static int each_line(const char *file, bool (*visit)(void *ctx, const struct line *line),
-                     void *ctx)
-{
-    auto_free char *text = NULL;
-    size_t size = 0;
-    bool found = false;
-    FILE *f = fopen(file, "re");
-
-    if (!f)
-        return -errno;
-    while (!found && getline(&text, &size, f) > 0) {
-        struct line line;
-        if (parse(text, &line))
-            found = visit(ctx, &line);
-    }
-    fclose(f);
-    return found ? 0 : -ENOENT;
-}
-
-struct search {
-    const char *path;
-    struct mount_entry *entry;
-    bool found;
-    unsigned dev_major, dev_minor;
+/* The file while it is read, line by line. */
+struct mount_list {
+    FILE *file;
+    char *text;
+    size_t size;
 };
 
-/* Later mounts cover earlier ones, so all lines are checked. */
-static bool match_path(void *ctx, const struct line *line)
+static int mount_list_open(const char *file, struct mount_list *list)
 {
-    struct search *search = ctx;
-    struct mount_entry *e = search->entry;
-    char path[PATH_MAX];
+    *list = (struct mount_list){.file = fopen(file, "re")};
+    return list->file ? 0 : -errno;
+}
 
-    if (!unescape(line->path, path) || strcmp(path, search->path) != 0)
-        return false;
-    search->found = true;
-    e->dev_major = line->dev_major;
-    e->dev_minor = line->dev_minor;
-    strcpy(e->path, path);
-    e->is_onepot = strcmp(line->type, "fuse.onepot") == 0;
-    const char *user = line->super_options ? strstr(line->super_options, "user_id=") : NULL;
-    e->uid = user ? (unsigned)strtoul(user + strlen("user_id="), NULL, 10) : 0;
+/* The next line, valid until the next call; false at the end. */
+static bool mount_list_next(struct mount_list *list, struct mount_line *line)
+{
+    while (getline(&list->text, &list->size, list->file) > 0)
+        if (mount_line_parse(list->text, line))
+            return true;
     return false;
+}
+
+static void mount_list_close(struct mount_list *list)
+{
+    fclose(list->file);
+    free(list->text);
+}
+
+static void mount_entry_take(const struct mount_line *line, struct mount_entry *ret_entry)
+{
+    const char *user = line->super_options ? strstr(line->super_options, "user_id=") : NULL;
+    ret_entry->dev_major = line->dev_major;
+    ret_entry->dev_minor = line->dev_minor;
+    ret_entry->is_onepot = strcmp(line->type, "fuse.onepot") == 0;
+    ret_entry->uid = user ? (unsigned)strtoul(user + strlen("user_id="), NULL, 10) : 0;
 }
 
 int mountinfo_find(const char *path, struct mount_entry *ret_entry)
 {
-    struct search search = {.path = path, .entry = ret_entry};
-    int r = each_line("/proc/self/mountinfo", match_path, &search);
-    return r < 0 && r != -ENOENT ? r : search.found ? 0 : -ENOENT;
+    struct mount_list list;
+    struct mount_line line;
+    char at[PATH_MAX];
+    int r = mount_list_open("/proc/self/mountinfo", &list);
+    if (r < 0)
+        return r;
+    r = -ENOENT;
+    while (mount_list_next(&list, &line)) { /* later mounts cover earlier ones */
+        if (!mount_unescape(line.path, at) || strcmp(at, path) != 0)
+            continue;
+        mount_entry_take(&line, ret_entry);
+        strcpy(ret_entry->path, at);
+        r = 0;
+    }
+    mount_list_close(&list);
+    return r;
 }
 
-static bool match_device(void *ctx, const struct line *line)
+/* The first place of the device; with `path`, only that one. */
+static int mountinfo_device(const char *file, unsigned dev_major, unsigned dev_minor,
+                            const char *path, char ret_path[PATH_MAX])
 {
-    struct search *search = ctx;
-    char path[PATH_MAX];
-    return line->dev_major == search->dev_major && line->dev_minor == search->dev_minor &&
-           unescape(line->path, path) && strcmp(path, search->path) == 0;
+    struct mount_list list;
+    struct mount_line line;
+    bool found = false;
+    int r = mount_list_open(file, &list);
+    if (r < 0)
+        return r;
+    while (!found && mount_list_next(&list, &line))
+        found = line.dev_major == dev_major && line.dev_minor == dev_minor &&
+                mount_unescape(line.path, ret_path) && (!path || strcmp(ret_path, path) == 0);
+    mount_list_close(&list);
+    return found ? 0 : -ENOENT;
 }
 
 bool mountinfo_has(const char *path, unsigned dev_major, unsigned dev_minor)
 {
-    struct search search = {.path = path, .dev_major = dev_major, .dev_minor = dev_minor};
-    return each_line("/proc/self/mountinfo", match_device, &search) == 0;
-}
-
-struct device_search {
-    unsigned dev_major, dev_minor;
-    char *path;
-};
-
-static bool match_any_path(void *ctx, const struct line *line)
-{
-    struct device_search *search = ctx;
-    return line->dev_major == search->dev_major && line->dev_minor == search->dev_minor &&
-           unescape(line->path, search->path);
+    char at[PATH_MAX];
+    return mountinfo_device("/proc/self/mountinfo", dev_major, dev_minor, path, at) == 0;
 }
 
 int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor,
                         char ret_path[PATH_MAX])
 {
-    struct device_search search = {dev_major, dev_minor, ret_path};
-    return each_line(file, match_any_path, &search);
+    return mountinfo_device(file, dev_major, dev_minor, NULL, ret_path);
 }
 
-int mountinfo_find_device(unsigned dev_major, unsigned dev_minor, char ret_path[PATH_MAX])
-{
-    return mountinfo_device_in("/proc/self/mountinfo", dev_major, dev_minor, ret_path);
-}
-
-struct cgroup_search {
-    const char *controller;
-    char *path, *root;
-};
-
-static bool has_option(const char *options, const char *word)
+static bool mount_has_option(const char *options, const char *word)
 {
     size_t n = strlen(word);
     for (const char *p = options; p; p = strchr(p, ',')) {
@@ -167,19 +157,19 @@ static bool has_option(const char *options, const char *word)
     return false;
 }
 
-static bool match_cgroup(void *ctx, const struct line *line)
-{
-    struct cgroup_search *search = ctx;
-    if (search->controller ? strcmp(line->type, "cgroup") != 0 || !line->super_options ||
-                                 !has_option(line->super_options, search->controller)
-                           : strcmp(line->type, "cgroup2") != 0)
-        return false;
-    return unescape(line->path, search->path) && unescape(line->root, search->root);
-}
-
 int mountinfo_cgroup(const char *file, const char *controller, char ret_path[PATH_MAX],
                      char ret_root[PATH_MAX])
 {
-    struct cgroup_search search = {controller, ret_path, ret_root};
-    return each_line(file, match_cgroup, &search);
+    struct mount_list list;
+    struct mount_line line;
+    bool found = false;
+    int r = mount_list_open(file, &list);
+    if (r < 0)
+        return r;
+    while (!found && mount_list_next(&list, &line))
+        found = strcmp(line.type, controller ? "cgroup" : "cgroup2") == 0 &&
+                (!controller || mount_has_option(line.super_options, controller)) &&
+                mount_unescape(line.path, ret_path) && mount_unescape(line.root, ret_root);
+    mount_list_close(&list);
+    return found ? 0 : -ENOENT;
 }

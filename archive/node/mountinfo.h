@@ -21,10 +21,10 @@ int mountinfo_find(const char *path, struct mount_entry *ret_entry);
 /* Is the device still mounted at this path, maybe below another mount? */
 bool mountinfo_has(const char *path, unsigned dev_major, unsigned dev_minor);
 
-/* The first place listed where the device is mounted; a bind mount counts. -ENOENT: none. */
-int mountinfo_find_device(unsigned dev_major, unsigned dev_minor, char ret_path[PATH_MAX]);
-
-/* The same for another process, from its /proc/PID/mountinfo. */
+/*
+ * The first place listed in a file like /proc/self/mountinfo where the device is mounted; a
+ * bind mount counts. -ENOENT: none.
+ */
 int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor,
                         char ret_path[PATH_MAX]);
 

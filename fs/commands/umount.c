@@ -223,8 +223,8 @@ static int end_slot(struct slot *slot, const struct request *rq)
         return report_detached(slot);
     if (r < 0)
         return cli_failf(c->mountpoint, "it can't be unmounted: %s", strerror(-r));
-    if (c->mount_dev_minor &&
-        mountinfo_find_device(c->mount_dev_major, c->mount_dev_minor, other) == 0)
+    if (c->mount_dev_minor && mountinfo_device_in("/proc/self/mountinfo", c->mount_dev_major,
+                                                  c->mount_dev_minor, other) == 0)
         return cli_failf(c->mountpoint,
                          "unmounted, but it is mounted at %s, too (a bind mount), and served "
                          "until that is unmounted",
