@@ -53,6 +53,13 @@ BYTES_DEFINE(be, be32toh, htobe32, 32)
 BYTES_DEFINE(be, be64toh, htobe64, 64)
 #undef BYTES_DEFINE
 
+/* The order of two names, as by memcmp; of two that begin alike, the shorter is first. */
+static inline int bytes_compare(const void *a, size_t a_len, const void *b, size_t b_len)
+{
+    int order = memcmp(a, b, a_len < b_len ? a_len : b_len);
+    return order ? order : (a_len > b_len) - (a_len < b_len);
+}
+
 /* Take `len` bytes, which stay in the buffer. */
 static inline bool cursor_take(struct cursor *c, size_t len, const uint8_t **ret_bytes)
 {

@@ -63,6 +63,14 @@ static inline int vector_grow(void *at, size_t count, size_t more, size_t *capac
                 : (void)0,                                                                     \
             (v)->count += (n), 0))
 
+/* Add items that are all zero until there are `n`: 0 or -ENOMEM. No item is removed. */
+#define vector_extend(v, n)                                                                    \
+    ((v)->count >= (n) ? 0                                                                     \
+     : vector_reserve((v), (n) - (v)->count) < 0                                               \
+         ? -ENOMEM                                                                             \
+         : (memset((v)->at + (v)->count, 0, ((n) - (v)->count) * sizeof(*(v)->at)),            \
+            (v)->count = (n), 0))
+
 /* Free the memory and leave an empty vector. */
 #define vector_free(v)                                                                         \
     do {                                                                                       \

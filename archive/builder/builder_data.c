@@ -310,15 +310,9 @@ int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)
 {
     if (b->is_written || inode >= b->inodes.count)
         return -EINVAL;
-    if (b->sums.count <= inode) {
-        size_t more = (size_t)inode + 1 - b->sums.count;
-        if (vector_reserve(&b->sums, more) < 0 || vector_reserve(&b->has_sum, more) < 0)
-            return -ENOMEM;
-        memset(b->sums.at + b->sums.count, 0, more * sizeof(uint64_t));
-        memset(b->has_sum.at + b->has_sum.count, 0, more);
-        b->sums.count += more;
-        b->has_sum.count += more;
-    }
+    if (vector_extend(&b->sums, (size_t)inode + 1) < 0 ||
+        vector_extend(&b->has_sum, (size_t)inode + 1) < 0)
+        return -ENOMEM;
     b->sums.at[inode] = sum;
     b->has_sum.at[inode] = 1;
     return 0;

@@ -157,19 +157,8 @@ static struct sort_item *sort_room(const struct builder *b, size_t *ret_largest)
     return calloc((size_t)largest * 2, sizeof(struct sort_item));
 }
 
-/* Append the children of one directory to the order, sorted. */
-static void append_children(const struct builder *b, const uint32_t *children, uint32_t count,
-                            struct sort_item *items, struct sort_item *spare, uint32_t *order)
-{
-    for (uint32_t i = 0; i < count; i++)
-        items[i].name = children[i];
-    sort_names(b, items, count, spare);
-    for (uint32_t i = 0; i < count; i++)
-        order[i] = (uint32_t)items[i].name;
-}
-
 /*
- * Append the positions of a directory's children to the order, and store in the directory
+ * Append a directory's children to the order, sorted, and store in the directory
  * where they are, as its entry on disk will.
  */
 static void place_children(struct builder *b, struct builder_inode *dir,
@@ -177,7 +166,11 @@ static void place_children(struct builder *b, struct builder_inode *dir,
                            struct sort_item *spare, uint32_t *order, uint32_t placed)
 {
     uint32_t count = (uint32_t)dir->data;
-    append_children(b, children, count, items, spare, order + placed);
+    for (uint32_t i = 0; i < count; i++)
+        items[i].name = children[i];
+    sort_names(b, items, count, spare);
+    for (uint32_t i = 0; i < count; i++)
+        order[placed + i] = (uint32_t)items[i].name;
     dir->data = placed | (uint64_t)count << 32;
     dir->size = 0;
     for (uint32_t i = placed; i < placed + count; i++)

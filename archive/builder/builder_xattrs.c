@@ -19,9 +19,7 @@
 static int compare_names(const struct builder_xattr *x, const struct builder_xattr *y,
                          const char *bytes)
 {
-    size_t len = x->name_len < y->name_len ? x->name_len : y->name_len;
-    int order = memcmp(bytes + x->name, bytes + y->name, len);
-    return order ? order : (x->name_len > y->name_len) - (x->name_len < y->name_len);
+    return bytes_compare(bytes + x->name, x->name_len, bytes + y->name, y->name_len);
 }
 
 /* By name; for equal names in order of arrival, which is that of their bytes. */
@@ -120,13 +118,8 @@ static int builder_begin_xattrs(struct builder *b, uint32_t inode)
     int r = builder_flush_xattrs(b);
     if (r < 0)
         return r;
-    if (b->xattr_of.count <= inode) {
-        size_t more = (size_t)inode + 1 - b->xattr_of.count;
-        if (vector_reserve(&b->xattr_of, more) < 0)
-            return -ENOMEM;
-        memset(b->xattr_of.at + b->xattr_of.count, 0, more * sizeof(uint64_t));
-        b->xattr_of.count += more;
-    }
+    if (vector_extend(&b->xattr_of, (size_t)inode + 1) < 0)
+        return -ENOMEM;
     b->pending_inode = inode;
     if (!b->xattr_of.at[inode])
         return 0;

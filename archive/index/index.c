@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "bytes.h"
 #include "index_private.h"
 #include "numbers.h"
 
@@ -399,14 +400,14 @@ int index_lookup(const struct index *index, uint32_t directory, const char *name
         r = index_raw_name(index, low + half, &other, &other_len);
         if (r < 0)
             return r;
-        int order = memcmp(name, other, len < other_len ? len : other_len);
-        if (order == 0 && len == other_len) {
+        int order = bytes_compare(name, len, other, other_len);
+        if (order == 0) {
             if (!index_name_valid(other, other_len))
                 return -EUCLEAN;
             *ret_position = low + half;
             return 0;
         }
-        if (order > 0 || (order == 0 && len > other_len)) {
+        if (order > 0) {
             low += half + 1;
             count -= half + 1;
         } else {

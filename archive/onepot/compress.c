@@ -229,7 +229,6 @@ void compressor_end(struct compressor *c)
     struct compress_pool *p = c->pool;
     pthread_mutex_lock(&p->lock);
     for (struct compress_job *job = c->first; job; job = job->next) {
-        p->flight_bytes -= job->in_len;
         struct compress_job **at = &p->todo, *before = NULL;
         while (*at && *at != job) {
             before = *at;
@@ -245,5 +244,4 @@ void compressor_end(struct compressor *c)
             pthread_cond_wait(&p->done, &p->lock);
     }
     pthread_mutex_unlock(&p->lock);
-    c->first = c->last = NULL;
 }

@@ -7,7 +7,7 @@
  *     compressor_put(&c, &job->compress) ...
  *     while ((job = compressor_take(&c, compressor_is_full(&c, block_bytes)))
  *         ...                                        in order, each when it is done
- *     compressor_end(&c);
+ *     compressor_end(&c);                            and take what is left, to free it
  *     compress_pool_free(pool);
  *
  * With one thread, compressor_put does the work in its caller's thread. With more, a caller
@@ -60,7 +60,10 @@ bool compressor_is_full(const struct compressor *compressor, size_t block_bytes)
 /* The oldest job, if it is done. With `wait`, waits until it is. NULL: not done, or no job. */
 struct compress_job *compressor_take(struct compressor *compressor, bool wait);
 
-/* Drops the jobs that were not taken. No thread works on any of them afterwards. */
+/*
+ * Ends the work on jobs that were not taken; no thread works on any of them afterwards. They
+ * can be taken at once then, done or not.
+ */
 void compressor_end(struct compressor *compressor);
 
 #endif

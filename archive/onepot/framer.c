@@ -60,7 +60,6 @@ struct place {
 
 struct frame {
     struct compress_job job; /* must be first */
-    struct frame *next;
     bool raw;
     uint8_t *in; /* block_bytes long; NULL in a raw frame */
     size_t len;
@@ -86,7 +85,6 @@ struct framer {
     size_t block_bytes;
 
     struct frame *open;
-    struct frame *first, *last; /* in flight */
     uint64_t run_bytes; /* length of the current run of data that does not get smaller */
 
     struct pax_buffer header; /* of a member whose data has not come yet */
@@ -348,16 +346,12 @@ static void framer_put_frame_head(uint8_t *head, size_t len)
     memcpy(head + sizeof(fixed), &size, sizeof(size));
 }
 
-/* Upper limit: each block but the last is full, or ends where a place begins. */
-static size_t framer_most_blocks(const struct frame *frame)
-{
-    return frame->len / RAW_BLOCK_BYTES + frame->places.count + 1;
-}
-
 static int framer_emit_raw(struct framer *f, struct frame *frame, struct fault *fault)
 {
     struct raw_writer raw = {.f = f, .frame = frame};
-    raw.heads = malloc(RAW_HEADER_BYTES + 3 * framer_most_blocks(frame));
+    /* Each block but the last is full, or ends where a place begins. */
+    size_t most_blocks = frame->len / RAW_BLOCK_BYTES + frame->places.count + 1;
+    raw.heads = malloc(RAW_HEADER_BYTES + 3 * most_blocks);
     if (!raw.heads)
         return -ENOMEM;
     uint8_t *head = raw.heads;
@@ -407,9 +401,7 @@ static int framer_drain(struct framer *f, bool wait, struct fault *fault)
     struct compress_job *job;
     while ((job = compressor_take(
                 &f->compressor, wait || compressor_is_full(&f->compressor, f->block_bytes)))) {
-        struct frame *frame = f->first;
-        f->first = frame->next;
-        int r = framer_emit_frame(f, frame, fault);
+        int r = framer_emit_frame(f, (struct frame *)job, fault);
         if (r < 0)
             return r;
     }
@@ -429,8 +421,6 @@ static int framer_close_frame(struct framer *f, struct fault *fault)
     }
     frame->job.in = frame->in;
     frame->job.in_len = frame->len;
-    *(f->first ? &f->last->next : &f->first) = frame;
-    f->last = frame;
     compressor_put(&f->compressor, &frame->job);
     return framer_drain(f, false, fault);
 }
@@ -488,12 +478,6 @@ static int framer_put_raw(struct framer *f, uint8_t *bytes, size_t len, bool dat
     return frame_add_part(frame, bytes, len, bytes);
 }
 
-static void framer_count_pairs(const uint8_t *bytes, size_t len, uint32_t counts[256])
-{
-    for (size_t i = 0; i < len; i++)
-        counts[bytes[i]]++;
-}
-
 /*
  * Takes four samples of 256 bytes, spread over the data. In n random bytes each byte equals (n
  * - 1)/256 others, within about 2 percent. Up to a third more still counts as random: JPEG has
@@ -506,8 +490,8 @@ static bool framer_looks_random(const uint8_t *bytes, size_t len)
     if (len < SAMPLE_LEAST)
         return false;
     size_t step = (len - PIECE) / (PIECES - 1);
-    for (size_t i = 0; i < PIECES; i++)
-        framer_count_pairs(bytes + i * step, PIECE, counts);
+    for (size_t i = 0; i < N; i++)
+        counts[bytes[i / PIECE * step + i % PIECE]]++;
     for (size_t i = 0; i < 256; i++)
         squares += counts[i] * counts[i];
     return (squares - N) / 4 * 3 < N * (N - 1u) / 256;
@@ -663,13 +647,11 @@ void framer_free(struct framer *f)
 {
     if (!f)
         return;
-    compressor_end(&f->compressor); /* before the frames, which it may be working on */
+    struct compress_job *job;
+    compressor_end(&f->compressor);
+    while ((job = compressor_take(&f->compressor, true)))
+        frame_free((struct frame *)job);
     compress_pool_free(f->own_pool);
-    while (f->first) {
-        struct frame *frame = f->first;
-        f->first = frame->next;
-        frame_free(frame);
-    }
     if (f->open)
         frame_free(f->open);
     while (f->first_map) {

@@ -22,6 +22,7 @@
 
 #include <xxhash.h>
 
+#include "numbers.h"
 #include "onepot_format.h"
 #include "output.h"
 #include "writer_private.h"
@@ -40,7 +41,8 @@ static void writer_free(struct writer *w)
         free(w->owned[i]);
     framer_free(w->framer);
     builder_free(w->builder);
-    rest_sums_free(&w->rest);
+    XXH3_freeState(w->rest_state);
+    vector_free(&w->rest_sums);
     XXH3_freeState(w->identifier_state);
     XXH3_freeState(w->sum_state);
     free(w);
@@ -73,7 +75,8 @@ int writer_open(const char *path, const struct writer_options *options, struct f
     w->block_bytes = options->block_bytes ? options->block_bytes : WRITER_BLOCK_BYTES;
     w->identifier_state = XXH3_createState();
     w->sum_state = XXH3_createState();
-    int r = w->identifier_state && w->sum_state ? rest_sums_init(&w->rest) : -ENOMEM;
+    w->rest_state = XXH3_createState();
+    int r = w->identifier_state && w->sum_state && w->rest_state ? 0 : -ENOMEM;
     if (r == 0)
         r = builder_new(&w->builder);
     if (r == 0 && options->zstd_level)
@@ -85,6 +88,7 @@ int writer_open(const char *path, const struct writer_options *options, struct f
         return r;
     }
     XXH3_128bits_reset(w->identifier_state);
+    XXH3_64bits_reset(w->rest_state);
     *ret_writer = w;
     return 0;
 }
@@ -174,10 +178,32 @@ static int writer_flush(struct writer *w, struct fault *fault)
     return 0;
 }
 
+static int writer_end_window(struct writer *w)
+{
+    int r = vector_push(&w->rest_sums, XXH3_64bits_digest(w->rest_state));
+    XXH3_64bits_reset(w->rest_state);
+    return r;
+}
+
+/* Sums the next bytes of the file, window by window. NULL: they are stored data. */
+static int writer_sum_rest(struct writer *w, const uint8_t *bytes, size_t len)
+{
+    int r = 0;
+    for (size_t done = 0, n; r == 0 && done < len; done += n) {
+        uint64_t room = INDEX_WINDOW_BYTES - (w->offset + done) % INDEX_WINDOW_BYTES;
+        n = (size_t)min_u64(len - done, room);
+        if (bytes)
+            XXH3_64bits_update(w->rest_state, bytes + done, n);
+        if (n == room)
+            r = writer_end_window(w);
+    }
+    return r;
+}
+
 int writer_put(struct writer *w, void *bytes, size_t len, void *owned, bool data,
                struct fault *fault)
 {
-    int r = rest_sums_add(&w->rest, data ? NULL : bytes, len);
+    int r = writer_sum_rest(w, data ? NULL : bytes, len);
     if (r < 0 || len == 0) {
         free(owned);
         return r;
@@ -349,15 +375,15 @@ static int writer_write_end_marker(struct writer *w, struct fault *fault,
                              fault);
     if (r == 0 && w->framer)
         r = framer_finish(w->framer, fault);
-    if (r == 0)
-        r = rest_sums_end(&w->rest);
+    if (r == 0 && w->offset % INDEX_WINDOW_BYTES)
+        r = writer_end_window(w);
     if (r == 0)
         r = writer_flush(w, fault);
     if (r < 0)
         return r;
     tar.tar_bytes = w->tar_offset;
     tar.archive_bytes = w->offset;
-    builder_set_rest_sums(w->builder, w->rest.sums.at, w->rest.sums.count);
+    builder_set_rest_sums(w->builder, w->rest_sums.at, w->rest_sums.count);
     XXH128_canonical_t id;
     XXH128_canonicalFromHash(&id, XXH3_128bits_digest(w->identifier_state));
     memcpy(tar.identifier, id.digest, sizeof(tar.identifier));

@@ -8,7 +8,7 @@
 #include <sys/uio.h>
 
 #include "builder.h"
-#include "rest_sums.h"
+#include "vector.h"
 #include "writer.h"
 
 #define WRITER_QUEUE_MAX 256
@@ -29,7 +29,9 @@ struct writer {
     int queued;
     size_t queued_bytes;
 
-    struct rest_sums rest;
+    /* Sums of the archive's windows without stored data; coverage.h is the reading side. */
+    void *rest_state;
+    VECTOR(uint64_t) rest_sums; /* of the complete windows */
     void *identifier_state;
     void *sum_state; /* for the current member's data */
 

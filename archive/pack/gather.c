@@ -23,6 +23,7 @@
 
 #include <xxhash.h>
 
+#include "bytes.h"
 #include "checksum.h"
 #include "cleanup.h"
 #include "numbers.h"
@@ -129,9 +130,7 @@ int gather_add_xattr(struct gathered *g, const char *name, size_t name_len, cons
 static int gather_compare_xattrs(const void *a, const void *b)
 {
     const struct pax_xattr *x = a, *y = b;
-    size_t len = x->name_len < y->name_len ? x->name_len : y->name_len;
-    int order = memcmp(x->name, y->name, len);
-    return order ? order : (x->name_len > y->name_len) - (x->name_len < y->name_len);
+    return bytes_compare(x->name, x->name_len, y->name, y->name_len);
 }
 
 void gather_end_xattrs(struct gathered *g)
