@@ -47,6 +47,7 @@ static inline uint64_t record_offset(const struct record *record)
 
 struct readers;
 struct cursor;
+struct loader_clock;
 
 struct dataset {
     _Atomic unsigned users;
@@ -64,6 +65,7 @@ struct dataset {
     uint64_t cache_bytes; /* of all archives, as it was asked for; 0: a part of the job's */
     uint64_t hole_bytes;  /* of a file that is mostly holes, at most */
     _Atomic(struct readers *) readers;
+    const struct loader_clock *clock; /* a test's; NULL: the system's */
 };
 
 struct onepot_archive {

@@ -17,6 +17,7 @@
 
 #include "clock.h"
 #include "epoch.h"
+#include "loader_clock.h"
 #include "numbers.h"
 #include "share.h"
 
@@ -471,7 +472,7 @@ static int engine_wait_for_batch(struct engine *e, uint64_t epoch, uint64_t dead
     int r = engine_look(e, epoch, ret_need);
     if (r != -EAGAIN)
         return r;
-    uint64_t start = now_ns(), now = start;
+    uint64_t start = loader_now_ns(e->dataset), now = start;
     while (r == -EAGAIN && now < deadline_ns) {
         if (engine_is_stuck(e, ret_need)) {
             r = -ETIME;
@@ -479,9 +480,9 @@ static int engine_wait_for_batch(struct engine *e, uint64_t epoch, uint64_t dead
         }
         wait_until_ready(e, deadline_ns);
         r = engine_look(e, epoch, ret_need);
-        now = now_ns();
+        now = loader_now_ns(e->dataset);
     }
-    e->stats.wait_ns += now_ns() - start;
+    e->stats.wait_ns += loader_now_ns(e->dataset) - start;
     return r == -EAGAIN ? -ETIMEDOUT : r;
 }
 

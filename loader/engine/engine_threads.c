@@ -12,8 +12,8 @@
 #include <errno.h>
 #include <time.h>
 
-#include "clock.h"
 #include "engine_private.h"
+#include "loader_clock.h"
 #include "thread.h"
 
 #define STACK_BYTES (512u << 10)
@@ -83,8 +83,11 @@ static bool is_awaited(struct engine *e, bool had_its_time)
 
 bool engine_wait_ready(struct engine *e, uint64_t until_ns)
 {
+    const struct loader_clock *clock = e->dataset->clock;
     struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
                              .tv_nsec = (long)(until_ns % 1000000000u)};
+    if (clock)
+        return clock->wait(clock->ctx, &e->ready, &e->lock, until_ns);
     if (until_ns == UINT64_MAX)
         return pthread_cond_wait(&e->ready, &e->lock) == 0;
     return pthread_cond_timedwait(&e->ready, &e->lock, &until) != ETIMEDOUT;
@@ -92,10 +95,10 @@ bool engine_wait_ready(struct engine *e, uint64_t until_ns)
 
 void engine_end_threads(struct engine *e)
 {
-    uint64_t start = now_ns();
+    uint64_t start = loader_now_ns(e->dataset);
     pthread_mutex_lock(&e->lock);
-    while (is_awaited(e, now_ns() - start > GRACE_NS))
-        engine_wait_ready(e, now_ns() + LOOK_NS);
+    while (is_awaited(e, loader_now_ns(e->dataset) - start > GRACE_NS))
+        engine_wait_ready(e, loader_now_ns(e->dataset) + LOOK_NS);
     for (uint32_t i = 0; i < e->thread_count; i++) {
         struct worker *worker = &e->workers[i];
         worker->left = !worker->ended;
@@ -136,7 +139,7 @@ static uint64_t waits_since(const struct engine *e, struct worker *worker)
 
 void engine_give_up_stalled(struct engine *e)
 {
-    uint64_t now = now_ns(), timeout_ns = e->options.io_timeout_ns;
+    uint64_t now = loader_now_ns(e->dataset), timeout_ns = e->options.io_timeout_ns;
     uint32_t before = e->lost;
     for (uint32_t i = 0; timeout_ns && i < e->thread_count; i++) {
         struct worker *worker = &e->workers[i];
@@ -160,7 +163,7 @@ void engine_give_up_stalled(struct engine *e)
 
 uint64_t engine_next_stall(const struct engine *e)
 {
-    uint64_t timeout_ns = e->options.io_timeout_ns, first = now_ns();
+    uint64_t timeout_ns = e->options.io_timeout_ns, first = loader_now_ns(e->dataset);
     if (!timeout_ns)
         return UINT64_MAX;
     for (uint32_t i = 0; i < e->thread_count; i++) {

@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include "checksum.h"
-#include "clock.h"
 #include "engine.h"
 #include "error.h"
+#include "loader_clock.h"
 #include "npy.h"
 #include "view.h"
 
@@ -90,7 +90,7 @@ static void begin_read(struct filler *filler, const struct dataset *d,
 {
     atomic_store_explicit(&filler->record, (uint64_t)(record - d->records),
                           memory_order_relaxed);
-    atomic_store(&filler->since_ns, now_ns());
+    atomic_store(&filler->since_ns, loader_now_ns(d));
 }
 
 static int end_read(struct filler *filler, int result)

@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 #include "budget.h"
-#include "clock.h"
 #include "epoch.h"
 #include "error.h"
+#include "loader_clock.h"
 #include "loader_private.h"
 #include "portion.h"
 #include "measure.h"
@@ -273,15 +273,16 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
     if (r < 0)
         return r;
     if (timeout_ms >= 0)
-        deadline = now_ns() + (uint64_t)timeout_ms * 1000000u;
-    uint64_t start_ns = now_ns();
+        deadline = loader_now_ns(loader->archive->dataset) + (uint64_t)timeout_ms * 1000000u;
+    uint64_t start_ns = loader_now_ns(loader->archive->dataset);
     if (loader->device)
         loader->device->type->range("onepot wait");
     r = engine_take(loader->engine, epoch, deadline, &need, &slab);
     if (loader->device)
         loader->device->type->range(NULL);
     if (loader->upload && (r == 1 || r == -ETIMEDOUT))
-        upload_waited(loader->upload, onepot_loader_epoch(loader, NULL), now_ns() - start_ns);
+        upload_waited(loader->upload, onepot_loader_epoch(loader, NULL),
+                      loader_now_ns(loader->archive->dataset) - start_ns);
     if (r == -ENOBUFS)
         return loader_say_full(loader, need, error);
     if (r == -ETIME)
