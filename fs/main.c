@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "backend.h"
 #include "cli.h"
 #include "commands.h"
 
@@ -48,11 +49,14 @@ static const struct command commands[] = {
 
 static void print_help(FILE *out)
 {
-    fputs("Usage: onepot COMMAND [OPTION...] ARGUMENT...\n"
-          "Turn an archive (tar, SquashFS, onepot's own) into a directory, at native speed.\n"
-          "\n"
-          "Commands:\n",
-          out);
+    char formats[BACKEND_LIST_BYTES];
+    backend_list(false, formats);
+    fprintf(out,
+            "Usage: onepot COMMAND [OPTION...] ARGUMENT...\n"
+            "Turn an archive (%s) into a directory, at native speed.\n"
+            "\n"
+            "Commands:\n",
+            formats);
     for (size_t i = 0; i < COMMAND_COUNT; i++)
         fprintf(out, "  %-8s %s%s\n", commands[i].name, commands[i].summary,
                 commands[i].run ? "" : " (not in this build)");

@@ -1,27 +1,17 @@
 /*
- * The registry of formats: finds the back end that knows a file.
- *
- * The order matters: an onepot archive is also a tar, and a magic at a fixed place is surer
- * than tar's sums.
+ * Finds the back end that knows a file.
  */
 #include "backend.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cleanup.h"
-#include "stranger.h"
+#include "unknown_format.h"
 
-static const struct backend *const backends[] = {
-#ifdef HAVE_SQUASHFUSE
-    &backend_squashfs,
-#endif
-    &backend_onepot,
-    &backend_tar,
-};
 enum {
-    BACKEND_COUNT = sizeof(backends) / sizeof(backends[0]),
     HEAD_BYTES = 64 << 10,
 };
 
@@ -53,7 +43,7 @@ static int fits_packed(const struct backend *backend, const struct source *sourc
     if (!backend->is_packed)
         return 0;
     int r = backend->probe(source, head, len);
-    return r < 0 ? r : r > 0 ? 0 : backend->is_packed(head, len, ret_compression);
+    return r < 0 ? r : r > 0 ? 0 : backend->is_packed(source, head, len, ret_compression);
 }
 
 static int fits(const struct backend *backend, const struct source *source, const uint8_t *head,
@@ -67,7 +57,7 @@ static int fits(const struct backend *backend, const struct source *source, cons
 static int unknown(const uint8_t *head, size_t len, struct fault *fault)
 {
     if (len > 0)
-        return stranger_describe(head, len, fault);
+        return unknown_format_describe(head, len, fault);
     fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is empty");
     fault_advise(fault, "whatever wrote it did not finish: make it again");
     return -ENOMSG;
@@ -84,13 +74,13 @@ int backend_find(const struct source *source, struct fault *fault,
     if (r < 0)
         return fault_set(fault, r, NULL, 0, "read error: %s", strerror(-r));
 
-    for (size_t i = 0; i < BACKEND_COUNT; i++) {
-        r = fits(backends[i], source, head, len);
+    for (size_t i = 0; backend_registry[i]; i++) {
+        r = fits(backend_registry[i], source, head, len);
         if (r < 0)
             return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "could not be examined: %s",
                              strerror(-r));
         if (r > 0) {
-            *ret_backend = backends[i];
+            *ret_backend = backend_registry[i];
             return 0;
         }
     }
@@ -104,4 +94,27 @@ int backend_compression(const struct backend *backend, const struct source *sour
     size_t len = 0;
     int r = read_head(source, &head, &len);
     return r < 0 ? r : fits_packed(backend, source, head, len, ret_compression);
+}
+
+void backend_list(bool as_files, char buf[BACKEND_LIST_BYTES])
+{
+    size_t count = 0, len = 0;
+    while (backend_registry[count])
+        count++;
+    buf[0] = '\0';
+    for (size_t i = count; i-- > 0 && len < BACKEND_LIST_BYTES;) { /* the best known first */
+        const struct backend *backend = backend_registry[i];
+        const char *between = i + 1 == count ? "" : i > 0 ? ", " : " or ";
+        len += (size_t)snprintf(buf + len, BACKEND_LIST_BYTES - len, "%s%s", between,
+                                as_files ? backend->file : backend->name);
+    }
+}
+
+bool backend_has_ending(const char *ending)
+{
+    for (size_t i = 0; backend_registry[i]; i++)
+        for (const char *const *e = backend_registry[i]->endings; e && *e; e++)
+            if (strcmp(*e, ending) == 0)
+                return true;
+    return false;
 }

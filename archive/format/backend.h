@@ -1,8 +1,13 @@
 /*
- * A back end knows one archive format. It is one const table of functions and one line in the
- * registry (backend.c); the rest of the program never asks which format it has. Back ends only
- * find out where bytes lie. The layers above read them, and never call a back end again once
- * the index exists.
+ * A back end knows one archive format. It is one const table in a folder of its own, and one
+ * line in the registry (registry.c); the rest of the program never asks which format it has.
+ * Back ends only find out where bytes lie. The layers above read them, and never call a back
+ * end again once the index exists. tests/archive/format/cpio.c is a whole one in few lines.
+ *
+ * What an index can say (builder.h) is the same for all formats: data stored in ranges, or in
+ * blocks of up to CODEC_BLOCK_MAX bytes that may each have a codec of their own; sums of one of
+ * several kinds. A member compressed as one longer stream does not fit in. For a file with such
+ * members `is_packed` says 1, and `unpack` writes a tar of it.
  *
  * `index` and `unpack` run in a child process with limits (sandbox.h), because they pass
  * untrusted bytes to libraries: they may crash, and nothing of theirs survives but the file
@@ -44,9 +49,39 @@ struct embedded_index {
     uint64_t stride; /* distance between its pieces, see index_open_pieces; 0: one piece */
 };
 
+/* The end of an opened archive, see `check_end`. */
+struct archive_end {
+    const struct backend *backend; /* of the archive */
+    struct source *source;         /* the bytes that the index describes */
+    const char *path;              /* of the file, which holds them compressed as a whole: */
+    const char *compression;       /* "zstd"; NULL: it is `source` */
+    const struct index_info *info;
+    uint64_t data_end;       /* end of the last stored data, or block */
+    const _Atomic int *stop; /* NULL, or: give up when it is not 0 */
+    /* Call it for each problem. */
+    void (*report)(void *ctx, const struct fault *fault);
+    void *ctx;
+};
+
+static inline bool archive_end_stopped(const struct archive_end *end)
+{
+    return end->stop && atomic_load_explicit(end->stop, memory_order_relaxed);
+}
+
 struct backend {
-    const char *name; /* for people: "tar", "SquashFS" */
-    enum format format;
+    const char *name;           /* for people: "tar", "SquashFS" */
+    const char *file;           /* the same for a file: "a tar", "a SquashFS image" */
+    const char *const *endings; /* of its files' names, NULL at the end: ".tar"; or NULL */
+    enum format format;         /* on disk, in indexes */
+
+    /* Memory that indexing a file of any size may take. 0: one GiB. */
+    uint64_t least_memory_bytes;
+
+    /*
+     * What a file is when the index that it should carry is damaged or of another content.
+     * NULL: `find` is NULL, too.
+     */
+    const struct backend *without_index;
 
     /*
      * Is this the format? `head` is the start of the file (up to 64 KB); the source is for
@@ -59,7 +94,8 @@ struct backend {
      * Is the file compressed as a whole, so that it must be unpacked before it can be indexed?
      * 1 and the name of the compression, or 0. NULL: never.
      */
-    int (*is_packed)(const uint8_t *head, size_t head_len, const char **ret_compression);
+    int (*is_packed)(const struct source *source, const uint8_t *head, size_t head_len,
+                     const char **ret_compression);
 
     /*
      * Unpack the whole file into `fd`, from offset 0; zeros may stay holes. The file gets the
@@ -79,7 +115,8 @@ struct backend {
 
     /*
      * Read the whole archive, add every member to the builder, and fill in what the format
-     * determines in *header (codec, block_bytes). In the child.
+     * determines in *header (codec, block_bytes, sum_kind). In the child. NULL only with
+     * `without_index`.
      */
     int (*index)(struct source *source, struct builder *builder, struct builder_header *header,
                  struct progress *progress, struct fault *fault);
@@ -92,7 +129,24 @@ struct backend {
     int (*index_packed)(struct source *source, const char *compression, struct builder *builder,
                         struct builder_header *header, struct progress *progress,
                         struct fault *fault);
+
+    /*
+     * Report what shows that the end of an archive was lost or changed, for `onepot verify`.
+     * Each back end is asked about the archives of all formats, since an archive whose end is
+     * lost may be taken for another format. -errno: it can't be read. NULL: nothing shows it.
+     */
+    int (*check_end)(const struct archive_end *end);
 };
+
+/* The back ends, in the order in which they are asked; NULL at the end. */
+extern const struct backend *const backend_registry[];
+
+/* The formats in a sentence, as `name` or as `file` of each: "tar, onepot or SquashFS". */
+#define BACKEND_LIST_BYTES 150
+void backend_list(bool as_files, char buf[BACKEND_LIST_BYTES]);
+
+/* Does a format's file have a name with this ending, such as ".tar"? */
+bool backend_has_ending(const char *ending);
 
 /* Find the back end for a source. -ENOMSG with a fault if no format matches. */
 int backend_find(const struct source *source, struct fault *fault,
@@ -105,9 +159,7 @@ int backend_find(const struct source *source, struct fault *fault,
 int backend_compression(const struct backend *backend, const struct source *source,
                         const char **ret_compression);
 
-/* One table per file; a format whose library is missing at build time is left out. */
-extern const struct backend backend_onepot;   /* onepot_format.c */
-extern const struct backend backend_tar;      /* tar.c */
-extern const struct backend backend_squashfs; /* squashfs.c */
+/* Formats that others build on, or that tests call by name. */
+extern const struct backend backend_onepot, backend_tar, backend_squashfs;
 
 #endif

@@ -26,9 +26,9 @@
 #include "source.h"
 #include "write_at.h"
 
-#define FOOTER_MAGIC "onepotFT"
+#define FOOTER_MAGIC ONEPOT_FOOTER_MAGIC
 #define FOOTER_VERSION 1u
-#define FOOTER_BYTES 512u
+#define FOOTER_BYTES ONEPOT_FOOTER_BYTES
 #define FOOTER_ZSTD                                                                            \
     UINT64_C(1) /* incompatible: the tar is in zstd frames, the trailer in skippable ones */
 
@@ -406,17 +406,12 @@ int onepot_check_trailer(struct source *source, const struct index *index, struc
 }
 
 /* Without its trailer it is a tar like any other, up to the first end-of-archive marker. */
-static int onepot_index_as_tar(struct source *source, struct builder *builder,
-                               struct builder_header *header, struct progress *progress,
-                               struct fault *fault)
-{
-    return backend_tar.index(source, builder, header, progress, fault);
-}
-
 const struct backend backend_onepot = {
     .name = "onepot",
+    .file = "an onepot archive",
     .format = FORMAT_ONEPOT,
+    .without_index = &backend_tar,
     .probe = onepot_probe,
     .find = onepot_find,
-    .index = onepot_index_as_tar,
+    .check_end = onepot_check_end,
 };

@@ -15,7 +15,9 @@
 #include "source.h"
 
 #define ONEPOT_RECORD_BYTES 10240u /* tar's record: 20 blocks of 512 */
-#define ONEPOT_MARKER_BYTES 1024u  /* the end-of-archive marker: two blocks of zeros */
+#define ONEPOT_FOOTER_MAGIC "onepotFT"
+#define ONEPOT_FOOTER_BYTES 512u
+#define ONEPOT_MARKER_BYTES 1024u /* the end-of-archive marker: two blocks of zeros */
 
 /* Facts about the tar, known when it is complete. */
 struct onepot_tar {
@@ -47,5 +49,14 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
  * -EUCLEAN: see `find` of struct backend. Together with coverage.h this checks the whole file.
  */
 int onepot_check_trailer(struct source *source, const struct index *index, struct fault *fault);
+
+/*
+ * Does the file end in a footer that is good but for its magic? 0: no; -EUCLEAN with a fault.
+ */
+int onepot_check_lost_footer(const struct source *source, struct fault *fault);
+
+/* check_end of struct backend: remains of an index, behind what counts as a plain tar. */
+struct archive_end;
+int onepot_check_end(const struct archive_end *end);
 
 #endif

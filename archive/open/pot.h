@@ -122,8 +122,8 @@ int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
  * Does the storage of the packed file answer at this offset? 0, or why not; errors and threads
  * as of pot_expand.
  */
-int pot_knock(const struct pot_stream *stream, uint64_t offset,
-              const struct pot_patience *patience);
+int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
+                      const struct pot_patience *patience);
 
 struct pot_options {
     enum pot_save save;

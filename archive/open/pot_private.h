@@ -1,6 +1,6 @@
 /*
- * Shared by the files of the pot. pot.c opens an archive, pot_notes.c reports to the user,
- * saved_index.c keeps indexes on disk, unpacked.c unpacks archives compressed as a whole.
+ * Shared by the files of the pot. pot.c opens an archive; saved_index.c, built_index.c and
+ * unpacked.c are its ways to an index; pot_notes.c reports to the user.
  */
 #ifndef ONEPOT_POT_PRIVATE_H
 #define ONEPOT_POT_PRIVATE_H
@@ -27,53 +27,76 @@ int pot_run(const struct pot_options *options, const char *path, const char *doi
 
 /* ---- pot.c ---- */
 
-/* Memory that may be used now: what the node has available, within what the caller allows. */
+/* The pot while it is being opened: what its openers know and leave for one another. */
+struct opening {
+    struct pot *pot;
+    const struct pot_options *options;
+    const char *compression;    /* of pot->source as a whole; NULL: none */
+    struct index *stream_index; /* of the content of pot->source, which is one stream */
+    uint64_t unpack_ms;         /* that unpacking took */
+    bool has_fingerprint;       /* of the archive file: it is computed only when needed */
+    uint64_t fingerprint;
+};
+
+/*
+ * One way to open an archive. 0: pot->index is open. OPENER_NOT_MINE: the archive is not opened
+ * in this way; the next opener tries, with what this one found out. Else -errno and maybe a
+ * fault. A fault does not count without an error.
+ */
+typedef int opener(struct opening *o, struct fault *fault);
+#define OPENER_NOT_MINE 1
+
+/* The archive file, packed or not. */
+static inline struct source *pot_file(const struct pot *pot)
+{
+    return pot->packed ? pot->packed : pot->source;
+}
+
+/*
+ * Check that the archive size in the index is not more than the file's, as the index's ranges
+ * are checked against it.
+ */
+int pot_check_index(const struct pot *pot, struct fault *fault);
+
+/* ---- built_index.c ---- */
+
+/* Make an index of the frames of a compressed file. */
+opener built_index_of_frames;
+
+/* Make an index of the source. Never OPENER_NOT_MINE. */
+opener built_index_open;
+
+/* Memory that may be used now: what the job has available, within what the caller allows. */
 uint64_t pot_memory_bytes(const struct pot_options *options);
 
 /* ---- unpacked.c ---- */
 
 /*
- * Unpack `packed` into a private file and open that. Fault and error are those of the back
- * end; -ENOSPC: it fits nowhere.
+ * Unpack a file that is compressed as a whole, and put its content in place of the source, for
+ * the openers that follow.
  */
-int unpacked_open(const struct backend *backend, struct source *packed, const char *compression,
-                  const struct pot_options *options, struct fault *fault,
-                  struct source **ret_source);
+opener unpacked_open;
 
-/* How many bytes other than zeros the options allow a stream to hold. */
-uint64_t unpacked_most(const struct source *packed, const struct pot_options *options);
+/*
+ * Use o->stream_index, which is that of the stream's content, and leave it to the store to
+ * unpack the stream while it is read.
+ */
+opener unpacked_open_stream;
 
 /* Sums of the whole unpacked content, for its index. In the child, whose end frees them. */
 int unpacked_sums(struct source *source, struct builder_header *header,
                   struct progress *progress);
 
-/* Memory for unpacking, besides the room for the output. */
-#define UNPACK_MEMORY_BYTES (UINT64_C(3) << 30) /* xz and zstd may want large windows */
-
 /* ---- saved_index.c ---- */
 
-/* Properties of an archive that an index must state to be used for it. */
-struct saved_key {
-    enum format format;
-    const struct source *source;
-    struct source_identity identity;
-    uint64_t archive_bytes; /* that the index describes: not the file's if unpacked */
-    bool is_stream; /* the index may describe a stream's content, of any size, if it has sums of
-                       it */
-    bool has_fingerprint; /* it is computed only when needed */
-    uint64_t fingerprint;
-};
-
 /* Compute the fingerprint, unless that was done already. */
-int saved_key_fingerprint(struct saved_key *key);
+int opening_fingerprint(struct opening *o);
 
 /*
- * A saved index that still describes the archive, and its path (caller frees). -ENOENT: there
- * is none, whatever the reason.
+ * Use a saved index that still describes the archive. One of the content of a stream is left
+ * in o->stream_index.
  */
-int saved_index_find(const char *archive, struct saved_key *key,
-                     const struct pot_options *options, struct index **ret_index,
-                     char **ret_path);
+opener saved_index_open;
 
 /*
  * Save the image in `fd` beside the archive, else in the cache folder. *ret_fd is the file

@@ -66,33 +66,43 @@ int pot_cached_index_path(const char *archive, char **ret_path)
 
 /* ---- finding ---- */
 
-int saved_key_fingerprint(struct saved_key *key)
+int opening_fingerprint(struct opening *o)
 {
-    if (key->has_fingerprint)
+    if (o->has_fingerprint)
         return 0;
-    int r = source_fingerprint(key->source, &key->fingerprint);
-    key->has_fingerprint = r == 0;
+    int r = source_fingerprint(pot_file(o->pot), &o->fingerprint);
+    o->has_fingerprint = r == 0;
     return r;
 }
 
+/* Can the content of a stream be used by its index alone, or unpacked while it is read? */
+static bool may_be_stream(const struct opening *o)
+{
+    const struct pot_options *options = o->options;
+    return o->compression &&
+           (options->store ? options->store->expand != NULL
+                           : options->names_only || options->save == POT_SAVE_ALWAYS);
+}
+
 /* Does the index describe the expected number of bytes? */
-static bool has_size(const struct index *index, const struct saved_key *key)
+static bool has_size(const struct index *index, const struct opening *o)
 {
     uint64_t bytes = index_info(index)->archive_bytes,
              sums = index_windows(index, WINDOWS_EXPANDED);
     if (sums == 0)
-        return bytes == key->archive_bytes;
-    return key->is_stream && bytes <= INT64_MAX &&
+        return bytes == source_size(o->pot->source);
+    return may_be_stream(o) && bytes <= INT64_MAX &&
            sums == bytes / INDEX_WINDOW_BYTES + (bytes % INDEX_WINDOW_BYTES != 0);
 }
 
-static bool describes(const struct index *index, struct saved_key *key)
+static bool describes(const struct index *index, struct opening *o)
 {
     const struct index_info *info = index_info(index);
-    return info->format == key->format && has_size(index, key) &&
-           info->archive_mtime_sec == key->identity.mtime_sec &&
-           info->archive_mtime_nsec == key->identity.mtime_nsec &&
-           saved_key_fingerprint(key) == 0 && info->archive_fingerprint == key->fingerprint;
+    const struct source_identity *id = &o->pot->identity;
+    return info->format == o->pot->backend->format && has_size(index, o) &&
+           info->archive_mtime_sec == id->mtime_sec &&
+           info->archive_mtime_nsec == id->mtime_nsec && opening_fingerprint(o) == 0 &&
+           info->archive_fingerprint == o->fingerprint;
 }
 
 /* Why this file can't be trusted to describe the archive; NULL if it can. */
@@ -108,24 +118,22 @@ static const char *mistrust(const struct source *file, const struct source *arch
 }
 
 /* -ENOENT: no usable index here. */
-static int try_path(const char *path, struct saved_key *key, const struct pot_options *options,
-                    struct index **ret_index)
+static int try_path(const char *path, struct opening *o, struct index **ret_index)
 {
     struct source *file = NULL;
     struct index *index = NULL;
-    struct fault fault = {0};
     if (source_open(path, NULL, &file) < 0)
         return -ENOENT;
-    const char *why = mistrust(file, key->source);
-    int r = why ? -EPERM : index_open(file, 0, source_size(file), &fault, &index);
+    const char *why = mistrust(file, o->pot->source);
+    int r = why ? -EPERM : index_open(file, 0, source_size(file), NULL, &index);
     if (why)
-        pot_note(options, path, "is not used: it %s", why);
+        pot_note(o->options, path, "is not used: it %s", why);
     if (r == -EUCLEAN)
-        pot_note(options, path, "this saved index is damaged: it is made anew");
+        pot_note(o->options, path, "this saved index is damaged: it is made anew");
     source_close(file);
     if (r < 0)
         return r == -ENOMEM ? r : -ENOENT;
-    if (!describes(index, key)) {
+    if (!describes(index, o)) {
         index_close(index);
         return -ENOENT;
     }
@@ -133,23 +141,30 @@ static int try_path(const char *path, struct saved_key *key, const struct pot_op
     return 0;
 }
 
-int saved_index_find(const char *archive, struct saved_key *key,
-                     const struct pot_options *options, struct index **ret_index,
-                     char **ret_path)
+int saved_index_open(struct opening *o, struct fault *fault)
 {
     static int (*const places[])(const char *, char **) = {pot_index_path,
                                                            pot_cached_index_path};
-    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+    struct index *index;
+    int r = -ENOENT;
+    (void)fault;
+    for (size_t i = 0; !o->options->rebuild && r == -ENOENT && i < 2; i++) {
         auto_free char *path = NULL;
-        if (places[i](archive, &path) < 0)
+        if (places[i](o->pot->path, &path) < 0)
             continue;
-        int r = try_path(path, key, options, ret_index);
+        r = try_path(path, o, &index);
         if (r == 0)
-            *ret_path = steal_ptr(&path);
-        if (r != -ENOENT)
-            return r;
+            o->pot->index_path = steal_ptr(&path);
     }
-    return -ENOENT;
+    if (r < 0)
+        return r == -ENOENT ? OPENER_NOT_MINE : r;
+    o->pot->origin = POT_INDEX_SAVED;
+    if (index_windows(index, WINDOWS_EXPANDED) > 0) {
+        o->stream_index = index;
+        return OPENER_NOT_MINE;
+    }
+    o->pot->index = index;
+    return 0;
 }
 
 /* ---- writing ---- */

@@ -24,16 +24,19 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "output.h"
 #include "pot_private.h"
 #include "source_retry.h"
+
+#define UNPACK_MEMORY_BYTES (UINT64_C(3) << 30) /* xz and zstd may want large windows */
 
 enum {
     GUESSED_RATIO = 3, /* how much compression usually shrinks a tar */
     MEMORY_SHARE = 2,  /* one half of the memory */
     PLACES = 3,
     EXPAND_WATCH_MS = 20,
-    KNOCK_BYTES = 256 << 10, /* as much as is read at once */
+    PROBE_BYTES = 256 << 10, /* as much as is read at once */
 };
 
 struct unpacking {
@@ -46,7 +49,7 @@ struct unpacking {
     const char *folder; /* that it was unpacked to; NULL: nowhere */
 };
 
-uint64_t unpacked_most(const struct source *packed, const struct pot_options *options)
+static uint64_t unpacked_most(const struct source *packed, const struct pot_options *options)
 {
     uint64_t most, ratio = options->max_ratio ? options->max_ratio : POT_RATIO;
     if (ratio == POT_RATIO_OFF || __builtin_mul_overflow(source_size(packed), ratio, &most))
@@ -180,26 +183,26 @@ int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
 
 /* ---- does its storage answer? ---- */
 
-struct knock {
+struct storage_probe {
     const struct source *packed;
     uint64_t offset;
 };
 
-static int run_knock(void *arg, struct progress *progress, struct fault *fault)
+static int run_probe(void *arg, struct progress *progress, struct fault *fault)
 {
-    static uint8_t bytes[KNOCK_BYTES];
-    const struct knock *knock = arg;
-    uint64_t left = source_size(knock->packed) - knock->offset;
+    static uint8_t bytes[PROBE_BYTES];
+    const struct storage_probe *probe = arg;
+    uint64_t left = source_size(probe->packed) - probe->offset;
     (void)progress, (void)fault;
-    return source_read(knock->packed, bytes,
-                       left < sizeof(bytes) ? (size_t)left : sizeof(bytes), knock->offset);
+    return source_read(probe->packed, bytes,
+                       left < sizeof(bytes) ? (size_t)left : sizeof(bytes), probe->offset);
 }
 
-int pot_knock(const struct pot_stream *stream, uint64_t offset,
-              const struct pot_patience *patience)
+int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
+                      const struct pot_patience *patience)
 {
     uint64_t size = source_size(stream->packed);
-    struct knock knock = {stream->packed, offset < size ? offset : 0};
+    struct storage_probe probe = {stream->packed, offset < size ? offset : 0};
     int keep[] = {source_fd(stream->packed)};
     struct sandbox_limits limits = {
         .keep_fds = keep,
@@ -208,11 +211,11 @@ int pot_knock(const struct pot_stream *stream, uint64_t offset,
         .watch_ms = EXPAND_WATCH_MS,
         .stop = patience->stop,
     };
-    int r = sandbox_run(run_knock, &knock, &limits, NULL, NULL, NULL);
+    int r = sandbox_run(run_probe, &probe, &limits, NULL, NULL, NULL);
     /* Only this process can open a stale handle again, and a stale handle answers at once. */
     if (r < 0 && r != -ETIMEDOUT && source_error_may_pass(r)) {
         uint8_t byte;
-        r = source_read(stream->packed, &byte, 1, knock.offset);
+        r = source_read(stream->packed, &byte, 1, probe.offset);
     }
     return r;
 }
@@ -238,32 +241,81 @@ int unpacked_sums(struct source *source, struct builder_header *header,
     return r;
 }
 
-int unpacked_open(const struct backend *backend, struct source *packed, const char *compression,
-                  const struct pot_options *options, struct fault *fault,
-                  struct source **ret_source)
+/* Unpack the source, into the store if there is one, and open that. */
+static int open_content(struct unpacking *u, const char *compression, struct fault *fault,
+                        struct source **ret_source)
 {
-    struct unpacking u = {.backend = backend,
-                          .packed = packed,
-                          .options = options,
-                          .most = unpacked_most(packed, options)};
-    const struct pot_unpacker unpacker = {unpack_into, &u};
-    const struct pot_store *store = options->store;
-    const char *name = source_name(packed);
-    struct source *unpacked = NULL;
+    const struct pot_unpacker unpacker = {unpack_into, u};
+    const struct pot_store *store = u->options->store;
+    const char *name = source_name(u->packed);
     int fd = -1, r;
     if (store && store->open) {
-        r = store->open(store->ctx, packed, &unpacker, fault, &unpacked);
+        r = store->open(store->ctx, u->packed, &unpacker, fault, ret_source);
     } else {
-        r = unpack_somewhere(&u, fault, &fd);
-        r = r < 0 ? r : source_from_fd(fd, name, &unpacked);
+        r = unpack_somewhere(u, fault, &fd);
+        r = r < 0 ? r : source_from_fd(fd, name, ret_source);
     }
-    if (r < 0)
-        return r;
-    if (u.folder)
-        pot_note(options, name,
+    if (r == 0 && u->folder)
+        pot_note(u->options, name,
                  "is one %s stream: unpacked %" PRIu64
                  " bytes to %s; an archive by 'onepot pack' would make this unnecessary",
-                 compression, source_size(unpacked), u.folder);
-    *ret_source = unpacked;
+                 compression, source_size(*ret_source), u->folder);
+    return r;
+}
+
+int unpacked_open(struct opening *o, struct fault *fault)
+{
+    struct pot *pot = o->pot;
+    struct source *content = NULL;
+    uint64_t start_ms = now_ms();
+    if (!o->compression)
+        return OPENER_NOT_MINE;
+    struct unpacking u = {.backend = pot->backend,
+                          .packed = pot->source,
+                          .options = o->options,
+                          .most = unpacked_most(pot->source, o->options)};
+    int r = open_content(&u, o->compression, fault, &content);
+    if (r < 0)
+        return r;
+    o->unpack_ms = now_ms() - start_ms;
+    pot->compression = o->compression;
+    o->compression = NULL;
+    pot->packed = pot->source; /* saved indexes are found by the packed file */
+    pot->source = content;
+    r = backend_find(content, fault, &pot->backend);
+    return r < 0 ? r : OPENER_NOT_MINE;
+}
+
+int unpacked_open_stream(struct opening *o, struct fault *fault)
+{
+    struct pot *pot = o->pot;
+    const struct pot_store *store = o->options->store;
+    struct source *source = NULL;
+    if (!o->stream_index)
+        return OPENER_NOT_MINE;
+    const struct pot_stream stream = {.backend = pot->backend,
+                                      .packed = pot->source,
+                                      .index = o->stream_index,
+                                      .bytes = index_info(o->stream_index)->archive_bytes};
+    /*
+     * Without a store, the caller needs only the index. A long stream is unpacked first, as
+     * only that shows how many of its bytes are zeros.
+     */
+    int r = !store ? 0
+            : stream.bytes > unpacked_most(pot->source, o->options)
+                ? -ENOSPC
+                : store->expand(store->ctx, &stream, fault, &source);
+    if (r < 0) {
+        free(pot->index_path);
+        pot->index_path = NULL;
+        return r == -ENOSPC ? OPENER_NOT_MINE : r;
+    }
+    if (source) {
+        pot->packed = pot->source;
+        pot->source = source;
+    }
+    pot->compression = o->compression;
+    pot->index = o->stream_index;
+    o->stream_index = NULL;
     return 0;
 }

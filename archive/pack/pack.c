@@ -17,6 +17,7 @@
 
 #include <xxhash.h>
 
+#include "backend.h"
 #include "cleanup.h"
 #include "numbers.h"
 #include "path.h"
@@ -82,14 +83,14 @@ static int pack_archive_name(const char *path, char **ret_name)
 {
     static const char *const compressions[] = {".gz",  ".bz2",  ".xz", ".zst",
                                                ".lz4", ".lzma", NULL};
-    static const char *const formats[] = {".tar",      ".tgz",  ".tbz2", ".txz", ".sqfs",
-                                          ".squashfs", ".sqsh", ".img",  NULL};
     static const char *const own[] = {".onepot", NULL};
     int r = pack_base_name(path, ret_name);
     if (r < 0)
         return r;
     pack_cut_ending(*ret_name, compressions);
-    pack_cut_ending(*ret_name, formats);
+    char *dot = strrchr(*ret_name, '.');
+    if (dot && dot != *ret_name && backend_has_ending(dot))
+        *dot = '\0';
     pack_cut_ending(*ret_name, own);
     return 0;
 }

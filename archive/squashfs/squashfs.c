@@ -775,9 +775,15 @@ static int squashfs_index(struct source *source, struct builder *builder,
     return r;
 }
 
+static const char *const endings[] = {".sqfs", ".squashfs", ".sqsh", ".img", NULL};
+
 const struct backend backend_squashfs = {
     .name = "SquashFS",
+    .file = "a SquashFS image",
+    .endings = endings,
     .format = FORMAT_SQUASHFS,
+    .least_memory_bytes = UINT64_C(4)
+                          << 30, /* metadata is compressed: many inodes in few bytes */
     .probe = squashfs_probe,
     .index = squashfs_index,
 };

@@ -611,12 +611,17 @@ static int tar_index_packed(struct source *source, const char *compression,
     return r;
 }
 
+static const char *const endings[] = {".tar", ".tgz", ".tbz2", ".txz", NULL};
+
 const struct backend backend_tar = {
     .name = "tar",
+    .file = "a tar",
+    .endings = endings,
     .format = FORMAT_TAR,
     .probe = tar_probe,
     .is_packed = tar_is_packed,
     .unpack = tar_unpack,
     .index = tar_index,
     .index_packed = tar_index_packed,
+    .check_end = tar_check_end,
 };

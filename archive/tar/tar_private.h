@@ -39,7 +39,14 @@ bool tar_is_zero(const uint8_t *bytes, size_t len);
 bool tar_probe_head(const uint8_t *head, size_t head_len);
 
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
-int tar_is_packed(const uint8_t *head, size_t head_len, const char **ret_compression);
+int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_len,
+                  const char **ret_compression);
+
+/*
+ * check_end of struct backend: without an end-of-archive marker a tar may have been cut off
+ * between two members, which tar programs take for its end.
+ */
+int tar_check_end(const struct archive_end *end);
 
 /* ---- tar_records.c ---- */
 

@@ -11,6 +11,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "numbers.h"
+
 /* Fields of a header block: offset and length. */
 enum {
     MODE_AT = 100,
@@ -94,8 +96,10 @@ static bool is_lzma(const uint8_t *head, size_t len)
            (memcmp(head + 5, unknown, 8) == 0 || (head[11] == 0 && head[12] == 0));
 }
 
-int tar_is_packed(const uint8_t *head, size_t head_len, const char **ret_compression)
+int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_len,
+                  const char **ret_compression)
 {
+    (void)source;
     static const struct {
         const char *name;
         uint8_t magic[6];
@@ -124,4 +128,40 @@ int tar_is_packed(const uint8_t *head, size_t head_len, const char **ret_compres
         return 0;
     *ret_compression = "lzma";
     return 1;
+}
+
+/* Is there a block of zeros after the last data? */
+static int has_end_marker(const struct archive_end *end, bool *ret_has)
+{
+    uint8_t blocks[64][TAR_BLOCK_BYTES];
+    uint64_t size = source_size(end->source);
+    uint64_t at = (end->data_end + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
+    *ret_has = false;
+    while (!*ret_has && at < size && size - at >= TAR_BLOCK_BYTES &&
+           !archive_end_stopped(end)) {
+        size_t n = (size_t)min_u64(size - at, sizeof(blocks));
+        int r = source_read(end->source, blocks, n, at);
+        if (r < 0)
+            return r;
+        for (size_t i = 0; i < n / TAR_BLOCK_BYTES && !*ret_has; i++)
+            *ret_has = tar_is_zero(blocks[i], TAR_BLOCK_BYTES);
+        at += n;
+    }
+    return 0;
+}
+
+int tar_check_end(const struct archive_end *end)
+{
+    bool has_marker;
+    if (end->backend != &backend_tar || end->compression || end->info->codec != CODEC_NONE)
+        return 0;
+    int r = has_end_marker(end, &has_marker);
+    if (r < 0 || has_marker)
+        return r;
+    struct fault fault = {0};
+    fault_set(&fault, -EUCLEAN, NULL, source_size(end->source),
+              "it has no end-of-archive marker: maybe it was cut off, and members are missing");
+    fault_advise(&fault, "compare it with its original, or copy it again");
+    end->report(end->ctx, &fault);
+    return 0;
 }

@@ -261,7 +261,7 @@ int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
     int r = source_read(source, head, size < sizeof(head) ? (size_t)size : sizeof(head), 0);
     if (r < 0)
         return r;
-    if (tar_is_packed(head, sizeof(head), &u.compression) != 1)
+    if (tar_is_packed(source, head, sizeof(head), &u.compression) != 1)
         return -ENOMSG;
     progress->bytes_total = size;
     if (strcmp(u.compression, "gzip") == 0) {

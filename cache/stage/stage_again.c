@@ -1,8 +1,8 @@
 /*
  * Goes on with a stream when its storage was away. A stream has to be unpacked from its
- * beginning once more, which is too dear to try blindly. So a small child (pot_knock) reads
- * where the last one stopped until storage answers, with pauses that grow to a quarter of a
- * minute.
+ * beginning once more, which is too dear to try blindly. So a small child (pot_probe_storage)
+ * reads where the last one stopped until storage answers, with pauses that grow to a quarter of
+ * a minute.
  *
  * Three things end a stream, since no patience helps: the archive was changed; the error is not
  * one of storage; or storage answers whenever it is asked, but unpacking never gets past the
@@ -57,7 +57,7 @@ bool stage_again(struct stage *stage, struct stage_again *again, int err, uint64
     tell_away(stage, again, err);
     unsigned pause_ms = PAUSE_FIRST_MS;
     while (rest(pause_ms, patience->stop)) {
-        int r = pot_knock(&stage->stream, packed_at, patience);
+        int r = pot_probe_storage(&stage->stream, packed_at, patience);
         if (r == 0)
             return !stage_was_changed(stage);
         if (r < 0 && !source_error_may_pass(r))

@@ -36,7 +36,7 @@ static inline bool verify_stopped(const struct verification *v)
 /* Report and count a problem. */
 void verify_report(struct verification *v, const struct fault *fault);
 
-/* Check for losses at the end of a tar without a trailer. -errno: it can't be read. */
+/* Ask the back ends what shows losses at the archive's end. -errno: it can't be read. */
 int verify_lost_end(struct verification *v);
 
 #endif

@@ -43,7 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = size};
 
     backend_tar.probe(source, tar, head);
-    backend_tar.is_packed(tar, head, &compression);
+    backend_tar.is_packed(NULL, tar, head, &compression);
     free(tar);
     if (builder_new(&builder) < 0)
         abort();

@@ -756,7 +756,7 @@ START_TEST(what_is_no_archive_is_refused_with_a_reason)
 }
 END_TEST
 
-START_TEST(strangers_are_called_by_their_name)
+START_TEST(files_of_other_formats_are_called_by_their_name)
 {
     static const struct {
         off_t at;
@@ -774,14 +774,14 @@ START_TEST(strangers_are_called_by_their_name)
         {1024, "\xe2\xe1\xf5\xe0", 4, "EROFS"},
         {32, "SIF_MAGIC", 9, "SIF"},
     };
-    auto_close int fd = open("stranger", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    auto_close int fd = open("foreign", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     ck_assert_int_eq(ftruncate(fd, 100000), 0);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct fault fault;
         struct pot *pot = NULL;
         ck_assert_int_eq(pwrite(fd, cases[i].bytes, cases[i].len, cases[i].at),
                          (ssize_t)cases[i].len);
-        ck_assert_int_eq(open_with("stranger", defaults, &fault, &pot), -ENOMSG);
+        ck_assert_int_eq(open_with("foreign", defaults, &fault, &pot), -ENOMSG);
         ck_assert_msg(strstr(fault.what, cases[i].what) != NULL, "%zu: %s", i, fault.what);
         ck_assert_str_ne(fault.advice, "");
     }
@@ -1003,7 +1003,7 @@ int main(void)
     tcase_add_test(tests, compressed_onepot_archive_brings_its_index);
     tcase_add_test(tests, member_called_like_a_magic_is_no_compression);
     tcase_add_test(tests, what_is_no_archive_is_refused_with_a_reason);
-    tcase_add_test(tests, strangers_are_called_by_their_name);
+    tcase_add_test(tests, files_of_other_formats_are_called_by_their_name);
     tcase_add_test(tests, truncated_archives_are_errors);
     tcase_add_test(tests, what_is_left_out_is_a_note_each_time);
     tcase_add_test(tests, notes_can_not_write_to_the_terminal);

@@ -1,11 +1,13 @@
 /*
  * Recognizes magic numbers only: nothing acts on the answer.
  */
-#include "stranger.h"
+#include "unknown_format.h"
 
 #include <errno.h>
 #include <stdbool.h>
 #include <string.h>
+
+#include "backend.h"
 
 #define SQUASHFS_VERSION_AT 28u /* two numbers of two bytes, in the image's byte order */
 
@@ -14,15 +16,15 @@ static const struct {
     size_t at;
     const char *magic;
     size_t len;
-    const char *what, *advice;
-} strangers[] = {
+    const char *what, *advice; /* advice NULL: which formats are known */
+} formats[] = {
     {32, "SIF_MAGIC", 9, "is a container image (SIF), not the image within",
      "find that with apptainer sif list, take it out with apptainer sif dump"},
     {1024, "\xe2\xe1\xf5\xe0", 4, "is an EROFS image", "copy its files out and pack them"},
     {1080, "\x53\xef", 2, "is an image of ext2, ext3 or ext4", "copy its files out and pack them"},
     {32769, "CD001", 5, "is an ISO 9660 image", "make it a tar: bsdtar -cf FILE.tar @FILE.iso"},
     {0, "PK\3\4", 4, "is a zip archive", "make it a tar: bsdtar -cf FILE.tar @FILE.zip"},
-    {0, "\x89HDF\r\n\x1a\n", 8, "is an HDF5 file", "give a tar, a SquashFS image or an onepot archive"},
+    {0, "\x89HDF\r\n\x1a\n", 8, "is an HDF5 file", NULL},
 };
 /* clang-format on */
 
@@ -30,6 +32,13 @@ static bool has_magic(const uint8_t *head, size_t head_len, size_t at, const cha
                       size_t len)
 {
     return head_len >= at + len && memcmp(head + at, magic, len) == 0;
+}
+
+static void advise_known(struct fault *fault)
+{
+    char list[BACKEND_LIST_BYTES];
+    backend_list(true, list);
+    fault_advise(fault, "give %s", list);
 }
 
 /* Before 4.0, SquashFS had two byte orders. */
@@ -50,18 +59,21 @@ static bool describe_squashfs(const uint8_t *head, size_t head_len, struct fault
     return true;
 }
 
-int stranger_describe(const uint8_t *head, size_t head_len, struct fault *fault)
+int unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *fault)
 {
     if (describe_squashfs(head, head_len, fault))
         return -ENOMSG;
-    for (size_t i = 0; i < sizeof(strangers) / sizeof(*strangers); i++) {
-        if (!has_magic(head, head_len, strangers[i].at, strangers[i].magic, strangers[i].len))
+    for (size_t i = 0; i < sizeof(formats) / sizeof(*formats); i++) {
+        if (!has_magic(head, head_len, formats[i].at, formats[i].magic, formats[i].len))
             continue;
-        fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "%s", strangers[i].what);
-        fault_advise(fault, "%s", strangers[i].advice);
+        fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "%s", formats[i].what);
+        if (formats[i].advice)
+            fault_advise(fault, "%s", formats[i].advice);
+        else
+            advise_known(fault);
         return -ENOMSG;
     }
     fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is no archive of a known format");
-    fault_advise(fault, "give a tar, a SquashFS image or an onepot archive");
+    advise_known(fault);
     return -ENOMSG;
 }

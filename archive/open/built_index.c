@@ -1,0 +1,227 @@
+/*
+ * A new index, made by the back end in a child process.
+ *
+ * Hostile bytes may have taken over the child. So its product is opened like a file from the
+ * net, and sealed first, so that nothing changes after it was checked.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "budget.h"
+#include "cleanup.h"
+#include "clock.h"
+#include "numbers.h"
+#include "pot_private.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+enum {
+    /*
+     * Memory that libarchive, builder and image take for a member with a name of usual length.
+     */
+    MEMBER_BYTES = 250,
+    LEAST_MEMBER = 512,    /* bytes of the archive; a format with smaller ones has a floor */
+    LEAST_MEMORY_MIB = 64, /* for the child, however little is available */
+    STALL_SECONDS = 60,
+    SAVE_AFTER_MS = 1000, /* POT_SAVE_AUTO: indexing that took longer is worth saving */
+};
+
+uint64_t pot_memory_bytes(const struct pot_options *options)
+{
+    uint64_t available = budget_memory_bytes("");
+    return options->memory_bytes ? min_u64(options->memory_bytes, available) : available;
+}
+
+struct build {
+    struct source *source;
+    const struct backend *backend;
+    struct builder_header header;
+    const char *compression; /* index its frames; NULL: the source is plain */
+    bool is_unpacked;        /* the source is the content of a compressed stream */
+    int fd;
+};
+
+/* The builder's errors about a member (no target, no directory) become "damaged archive". */
+static int as_archive_error(int err)
+{
+    return builder_may_leave_out(err) ? -EUCLEAN : err;
+}
+
+/* Runs in the child, whose end frees all that it allocated. */
+static int build_index(void *arg, struct progress *progress, struct fault *fault)
+{
+    struct build *build = arg;
+    struct builder *builder;
+    int r = builder_new(&builder);
+    if (r < 0)
+        return r;
+    builder_set_archive_size(builder, source_size(build->source));
+    if (build->compression)
+        r = build->backend->index_packed(build->source, build->compression, builder,
+                                         &build->header, progress, fault);
+    else
+        r = build->backend->index(build->source, builder, &build->header, progress, fault);
+    if (r < 0)
+        return as_archive_error(r);
+    progress->beats++;
+    if (build->is_unpacked)
+        r = unpacked_sums(build->source, &build->header, progress);
+    if (r < 0)
+        return r;
+    uint64_t ignored;
+    return builder_write(builder, &build->header, build->fd, 0, fault, &ignored);
+}
+
+/*
+ * Memory for the child. The number of members is bounded by the size of the archive, except for
+ * one in frames. The limit is always the memory available.
+ */
+static struct sandbox_limits index_limits(const struct opening *o, bool in_frames)
+{
+    uint64_t size = source_size(o->pot->source), least = o->pot->backend->least_memory_bytes;
+    uint64_t want = in_frames ? UINT64_MAX : size / LEAST_MEMBER * MEMBER_BYTES;
+    uint64_t bytes = min_u64(max_u64(want, least ? least : 1024 * MIB),
+                             max_u64(pot_memory_bytes(o->options), LEAST_MEMORY_MIB * MIB));
+    return (struct sandbox_limits){
+        .memory_bytes = bytes,
+        .file_bytes = bytes,
+        .stall_seconds = STALL_SECONDS + (uint32_t)(size >> 34), /* sorting grows, too */
+    };
+}
+
+static bool is_unchanged(const struct pot *pot)
+{
+    struct stat st;
+    const struct source_identity *id = &pot->identity;
+    return fstat(source_fd(pot_file(pot)), &st) == 0 &&
+           (!S_ISREG(st.st_mode) || (uint64_t)st.st_size == id->size_bytes) &&
+           st.st_mtim.tv_sec == id->mtime_sec && st.st_mtim.tv_nsec == (long)id->mtime_nsec;
+}
+
+/* Run the child; *ret_fd is the image that it wrote, sealed. */
+static int make_image(struct opening *o, const char *frames_of, struct fault *fault,
+                      int *ret_fd)
+{
+    const struct pot *pot = o->pot;
+    int r = opening_fingerprint(o);
+    if (r < 0)
+        return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "read error: %s", fault_errno(r));
+    auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -errno;
+    struct build build = {
+        .source = pot->source,
+        .backend = pot->backend,
+        .header = {.format = pot->backend->format,
+                   .archive_bytes = source_size(pot->source),
+                   .archive_mtime_sec = pot->identity.mtime_sec,
+                   .archive_mtime_nsec = pot->identity.mtime_nsec,
+                   .archive_fingerprint = o->fingerprint},
+        .compression = frames_of,
+        .is_unpacked = pot->packed != NULL,
+        .fd = fd,
+    };
+    struct sandbox_limits limits = index_limits(o, frames_of);
+    int keep[] = {source_fd(pot->source), fd};
+    limits.keep_fds = keep;
+    limits.keep_fd_count = 2;
+    r = pot_run(o->options, pot->path, "indexing", build_index, &build, &limits, fault);
+    if (r < 0)
+        return r;
+    if (!is_unchanged(pot)) {
+        fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET, "was changed while it was indexed");
+        fault_advise(fault, "wait until it is written");
+        return -ESTALE;
+    }
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+        return -errno;
+    *ret_fd = steal_fd(&fd);
+    return 0;
+}
+
+static int open_image(struct pot *pot, int fd, struct fault *fault, uint64_t *ret_bytes)
+{
+    struct source *image = NULL;
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    int r = copy < 0 ? -errno : source_from_fd(copy, pot->path, &image);
+    if (r < 0)
+        return r;
+    *ret_bytes = source_size(image);
+    r = index_open(image, 0, *ret_bytes, fault, &pot->index);
+    source_close(image);
+    return r < 0 ? r : pot_check_index(pot, fault);
+}
+
+/*
+ * Use the saved file instead of the memory that the index was made in, if both serve equally
+ * well: memory backed by a file can be reclaimed and is shared by mounts. `fd` is the file
+ * that was written, even if its path leads elsewhere by now. Takes over fd.
+ */
+static void use_file(struct opening *o, int fd)
+{
+    struct source *file = NULL;
+    struct index *index = NULL;
+    if (source_from_fd(fd, o->pot->index_path, &file) < 0)
+        return;
+    if (source_is_local(file) && source_is_ours(file) &&
+        index_open(file, 0, source_size(file), NULL, &index) == 0) {
+        index_close(o->pot->index);
+        o->pot->index = index;
+    }
+    source_close(file);
+}
+
+/*
+ * Save the index if that was requested or is worth it. Failure is an error only if requested.
+ */
+static int save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_ms,
+                struct fault *fault)
+{
+    enum pot_save how = o->options->save;
+    if (how == POT_SAVE_NEVER ||
+        (how == POT_SAVE_AUTO &&
+         ((o->pot->packed && !o->options->store) || took_ms + o->unpack_ms < SAVE_AFTER_MS)))
+        return 0;
+    int file, r = saved_index_write(o->pot->path, pot_file(o->pot), fd, image_bytes, fault,
+                                    &o->pot->index_path, &file);
+    if (r == 0)
+        use_file(o, file);
+    if (r == 0 || how == POT_SAVE_ALWAYS)
+        return r;
+    fault_advise(fault, "it stays in memory, and is made anew for the next mount");
+    pot_note_fault(o->options, o->pot->path, fault);
+    return 0;
+}
+
+static int build_and_save(struct opening *o, const char *frames_of, struct fault *fault)
+{
+    uint64_t start_ms = now_ms(), image_bytes = 0;
+    auto_close int fd = -1;
+    int r = make_image(o, frames_of, fault, &fd);
+    if (r < 0)
+        return r;
+    uint64_t took_ms = now_ms() - start_ms;
+    r = open_image(o->pot, fd, fault, &image_bytes);
+    if (r < 0)
+        return r;
+    o->pot->origin = POT_INDEX_BUILT;
+    return save(o, fd, image_bytes, took_ms, fault);
+}
+
+int built_index_of_frames(struct opening *o, struct fault *fault)
+{
+    if (!o->compression || !o->pot->backend->index_packed)
+        return OPENER_NOT_MINE;
+    int r = build_and_save(o, o->compression, fault);
+    return r == -ENOTSUP ? OPENER_NOT_MINE : r;
+}
+
+int built_index_open(struct opening *o, struct fault *fault)
+{
+    return build_and_save(o, NULL, fault);
+}
