@@ -1,0 +1,158 @@
+"""A format that only tests have, in one file (tests/archive/format/cpio.c) and one line of the
+registry: all commands, mounts and the loader take it like any other.
+"""
+
+import json
+import os
+import stat
+
+import harness
+from harness import check, check_equal, onepot, run
+
+DATA = {"dir/a.bin": os.urandom(4_000_000), "dir/b.txt": b"hello\n", "empty": b"",
+        "dir/sub/c": b"x" * 4096}
+
+
+def member(name, data=b"", mode=stat.S_IFREG | 0o644, ino=0, nlink=1):
+    name = name.encode() + b"\0"
+    fields = (ino, mode, 1000, 1000, nlink, 1_600_000_000, len(data), 8, 1, 0, 0, len(name), 0)
+    head = b"070701" + b"".join(b"%08x" % f for f in fields) + name
+    return head + b"\0" * (-len(head) % 4) + data + b"\0" * (-len(data) % 4)
+
+
+def archive_bytes():
+    return (member("dir", mode=stat.S_IFDIR | 0o755, nlink=2)
+            + b"".join(member(n, d, ino=i + 10) for i, (n, d) in enumerate(DATA.items()))
+            + member("first", ino=90, nlink=2) + member("second", b"shared", ino=90, nlink=2)
+            + member("none", ino=91, nlink=2) + member("link", b"dir/b.txt", stat.S_IFLNK | 0o777)
+            + member("fifo", mode=stat.S_IFIFO | 0o600) + member("TRAILER!!!"))
+
+
+def make(work):
+    path = work / "a.cpio"
+    with open(path, "wb") as f:
+        f.write(archive_bytes())
+    return path
+
+
+def check_tree(root, what):
+    for name, data in {**DATA, "first": b"shared", "second": b"shared", "none": b"",
+                       "link": DATA["dir/b.txt"]}.items():
+        with open(os.path.join(root, name), "rb") as f:
+            check_equal(f.read(), data, f"{what}: {name}")
+    first, second = os.stat(os.path.join(root, "first")), os.stat(os.path.join(root, "second"))
+    check(first.st_ino == second.st_ino and first.st_nlink == 2, f"{what}: a hard link")
+    check(stat.S_ISFIFO(os.lstat(os.path.join(root, "fifo")).st_mode), f"{what}: a fifo")
+    check_equal(first.st_mtime, 1_600_000_000, f"{what}: a time")
+
+
+def test_commands_take_it(work):
+    archive = make(work)
+    check(b"dir/sub/c" in onepot("ls", "-R", archive).stdout, "ls")
+    check_equal(onepot("cat", archive, "dir/b.txt").stdout, b"hello\n", "cat")
+    info = json.loads(onepot("info", "--json", archive).stdout)
+    info = info[0] if isinstance(info, list) else info
+    check_equal(info["format"], "cpio", "info")
+    check(b"CRC-32" in onepot("info", archive).stdout, "the kind of sums in info")
+    check(b"cpio" in onepot("--help").stdout, "the formats in the help")
+    onepot("verify", archive)
+    os.mkdir(work / "out")
+    onepot("extract", "-C", work / "out", archive)
+    check_tree(work / "out", "extract")
+
+
+def test_saved_index_is_used(work):
+    archive = make(work)
+    onepot("index", archive)
+    check(os.path.exists(f"{archive}.onepot-index"), "no saved index")
+    check(b"saved" in onepot("info", archive).stdout, "info does not say that it is saved")
+    check_equal(onepot("cat", archive, "second").stdout, b"shared", "cat by the saved index")
+
+
+def test_sums_are_compared(work):
+    archive = make(work)
+    onepot("index", archive)
+    times = os.stat(archive)
+    raw = bytearray(archive_bytes())
+    raw[100_000] ^= 1  # in dir/a.bin, and not where the fingerprint looks
+    onepot("extract", "-C", make_folder(work, "whole"), archive)
+    with open(archive, "r+b") as f:
+        f.write(raw)
+    os.utime(archive, ns=(times.st_atime_ns, times.st_mtime_ns))
+    done = onepot("extract", "-C", make_folder(work, "damaged"), archive, status=1)
+    check(b"dir/a.bin" in done.stderr and b"sum" in done.stderr, f"extract: {done.stderr}")
+    done = onepot("pack", "-o", work / "damaged.tar", archive, status=1)
+    check(b"dir/a.bin" in done.stderr and b"checksum" in done.stderr, f"pack: {done.stderr}")
+    at = onepot("mount", "--verify", archive).stdout.decode().strip()
+    try:
+        with open(os.path.join(at, "dir/b.txt"), "rb") as f:
+            check_equal(f.read(), b"hello\n", "a good file of a damaged archive")
+        try:
+            with open(os.path.join(at, "dir/a.bin"), "rb") as f:
+                f.read()
+        except OSError:
+            pass
+        else:
+            check(False, "mount --verify gave damaged bytes")
+    finally:
+        onepot("umount", at)
+
+
+def make_folder(work, name):
+    os.mkdir(work / name)
+    return work / name
+
+
+def test_mount_shows_it(work):
+    at = onepot("mount", make(work)).stdout.decode().strip()
+    try:
+        check_tree(at, "mount")
+    finally:
+        onepot("umount", at)
+
+
+def test_packed_from(work):
+    onepot("pack", "-o", work / "a.tar", make(work))
+    onepot("verify", work / "a.tar")
+    os.mkdir(work / "out")
+    run("tar", "-C", work / "out", "-xf", work / "a.tar")
+    check_tree(work / "out", "pack")
+
+
+def test_loader_reads_it(work):
+    loader = os.environ["EXAMPLE_LOADER"]
+    archive = make(work)
+    onepot("pack", "-o", work / "a.tar", archive)
+    said = [run(loader, path, "1", work / "state" + str(i)).stdout.decode()
+            for i, path in enumerate((archive, work / "a.tar"))]
+    check("epoch 0: " in said[0], f"the loader says {said[0]!r}")
+    check_equal(said[0].splitlines()[-1], said[1].splitlines()[-1], "bytes of all samples")
+
+
+def refuse(work, raw, what, status=1):
+    path = work / "bad.cpio"
+    with open(path, "wb") as f:
+        f.write(raw)
+    done = onepot("ls", path, status=status)
+    check_equal(len(done.stderr.splitlines()), 1, f"{what}: lines of {done.stderr!r}")
+
+
+def test_cut_anywhere_it_is_refused(work):
+    raw = member("f", b"data") + member("d", mode=stat.S_IFDIR | 0o755) + member("TRAILER!!!")
+    for length in range(len(raw)):
+        refuse(work, raw[:length], f"{length} bytes")
+
+
+def test_absurd_numbers_are_refused(work):
+    good = member("f", b"data") + member("TRAILER!!!")
+    for field, what in ((6, "size"), (11, "length of the name")):
+        for value in (b"ffffffff", b"7fffffff", b"00001000", b"zzzzzzzz"):
+            at = 6 + 8 * field
+            refuse(work, good[:at] + value + good[at + 8:], f"{what} {value}")
+    refuse(work, member("../f", b"x") + member("TRAILER!!!"), "a path out of the tree")
+    refuse(work, member("l", b"", stat.S_IFLNK) + member("TRAILER!!!"), "an empty link")
+    refuse(work, member("l", b"x" * 4096, stat.S_IFLNK) + member("TRAILER!!!"), "a long link")
+
+
+if __name__ == "__main__":
+    harness.main(globals())
