@@ -100,5 +100,5 @@ grep -q 'dead' text || fail "the summary of a dead mount: $(cat text)"
 status=0
 "$onepot" stat "$mount" 2>err || status=$?
 if [ "$status" -ne 1 ]; then fail "stat of no mount ended with $status"; fi
-grep -q "^onepot: $mount: no onepot mount of yours is there" err || fail "stat of no mount: $(cat err)"
+grep -q "^onepot: $mount: you have no onepot mount there" err || fail "stat of no mount: $(cat err)"
 echo 'stat tells what happened'

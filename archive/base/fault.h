@@ -41,7 +41,7 @@ void fault_advise(struct fault *f, const char *format, ...)
 const char *fault_limit(int err);
 
 /*
- * What an error (errno, of either sign) is called: "No such file or directory". Any thread;
+ * The name of an error (errno, of either sign): "No such file or directory". Any thread;
  * valid until its next call in this thread.
  */
 const char *fault_errno(int err);

@@ -9,14 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What follows the last slash. */
+/* The part behind the last slash. */
 static inline const char *path_base(const char *path)
 {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
 
-/* What precedes the last slash, or "." without one. The caller frees it. NULL: no memory. */
+/* The part before the last slash, or "." without one. The caller frees it. NULL: no memory. */
 static inline char *path_folder(const char *path)
 {
     const char *slash = strrchr(path, '/');

@@ -59,7 +59,7 @@ static int unknown(const uint8_t *head, size_t len, struct fault *fault)
     if (len > 0)
         return unknown_format_describe(head, len, fault);
     fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is empty");
-    fault_advise(fault, "whatever wrote it did not finish: make it again");
+    fault_advise(fault, "its writer did not finish: make it again");
     return -ENOMSG;
 }
 

@@ -19,7 +19,7 @@ static const struct {
     const char *what, *advice; /* advice NULL: which formats are known */
 } formats[] = {
     {32, "SIF_MAGIC", 9, "is a container image (SIF), not the image within",
-     "find that with apptainer sif list, take it out with apptainer sif dump"},
+     "find the image with apptainer sif list, extract it with apptainer sif dump"},
     {1024, "\xe2\xe1\xf5\xe0", 4, "is an EROFS image", "copy its files out and pack them"},
     {1080, "\x53\xef", 2, "is an image of ext2, ext3 or ext4", "copy its files out and pack them"},
     {32769, "CD001", 5, "is an ISO 9660 image", "make it a tar: bsdtar -cf FILE.tar @FILE.iso"},

@@ -96,7 +96,7 @@ static int no_number(struct fault *fault, const char *name, const char *value)
 {
     fault_set(fault, -EINVAL, name, FAULT_NO_OFFSET, "'%s' is not a number that it can have",
               value);
-    fault_advise(fault, "unset it, or tell rank and world size by options");
+    fault_advise(fault, "unset it, or give rank and world size by options");
     return -EINVAL;
 }
 
@@ -129,7 +129,7 @@ bool launcher_in_slurm_step(launcher_getenv *get, void *ctx)
 static int no_world(const struct names *n, struct fault *fault)
 {
     fault_set(fault, -EINVAL, n->rank, FAULT_NO_OFFSET, "is set, but %s is not", n->world[0]);
-    fault_advise(fault, "set both or neither, or tell rank and world size by options");
+    fault_advise(fault, "set both or neither, or give rank and world size by options");
     return -EINVAL;
 }
 
@@ -145,7 +145,7 @@ static int read_launcher(const struct environment *e, const struct names *n, uin
         fault_set(fault, -EINVAL, n->rank, FAULT_NO_OFFSET,
                   "is %llu, but %s is %llu: ranks count from 0", (unsigned long long)rank, name,
                   (unsigned long long)world);
-        fault_advise(fault, "unset both, or tell rank and world size by options");
+        fault_advise(fault, "unset both, or give rank and world size by options");
         return -EINVAL;
     }
     r = number_of(e, n->local, fault, &name, &local);

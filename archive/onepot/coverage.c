@@ -100,7 +100,7 @@ static int coverage_collect(struct coverage *c, struct fault *fault)
 {
     if (index_windows(c->index, WINDOWS_OF_REST) != coverage_windows(c))
         return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                         "the index lacks sums of what is no data");
+                         "the index lacks sums of bytes that are no data");
     int r = coverage_add_files(c, fault);
     if (r < 0)
         return r;

@@ -148,7 +148,7 @@ static int unpack_somewhere(struct unpacking *u, struct fault *fault, int *ret_f
             most = room;
     }
     fault_set(fault, -ENOSPC, NULL, FAULT_NO_OFFSET,
-              "has to be unpacked, for which there is no room: at most %" PRIu64
+              "has to be unpacked, but there is no room: at most %" PRIu64
               " MiB in /dev/shm, $TMPDIR or /tmp",
               most >> 20);
     fault_advise(fault, "set TMPDIR to a folder with more room, or make an onepot archive of "

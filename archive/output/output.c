@@ -266,8 +266,7 @@ int output_ready(struct output *output, const char *letters, bool sync, struct f
     }
     if (renameat(dir, output->partial_name, dir, ready) < 0)
         return fault_set(fault, -errno, NULL, FAULT_NO_OFFSET,
-                         "can't be given the name under which it waits: %s",
-                         fault_errno(errno));
+                         "can't be renamed to its waiting name: %s", fault_errno(errno));
     free(output->partial_name);
     output->partial_name = steal_ptr(&ready);
     return 0;

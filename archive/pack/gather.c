@@ -286,8 +286,8 @@ static int gather_no_folder(const struct gather_from *from, struct gathered *g, 
     bool other = err == ENOTDIR || err == ELOOP;
     if (gather_is_listed(from) && (other || err == ENOENT))
         return gather_skip(g, other ? -ENOTDIR : -ENOENT,
-                           other ? "left out with what is listed in it: it is no directory"
-                                 : "left out with what is listed in it: it does not exist");
+                           other ? "left out with everything listed in it: it is no directory"
+                                 : "left out with everything listed in it: it does not exist");
     if (other)
         return gather_changed_kind(g);
     return gather_closed_folder(g, from->folder_fd, from->name, -err);
@@ -365,7 +365,7 @@ static int gather_empty(struct gathered *g, int fd)
     if (pread(fd, &byte, 1, 0) <= 0)
         return 0;
     return gather_fault(&g->problem, g->path, -EFBIG,
-                        "packed as empty: its size is 0, though there is something in it");
+                        "packed as empty: its size is 0, but it has content");
 }
 
 void gather_sum_fault(const char *path, struct fault *fault)

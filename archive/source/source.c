@@ -1,5 +1,5 @@
 /*
- * What all sources have in common. Each call goes to the outermost source of a chain that has
+ * The part that all sources share. Each call goes to the outermost source of a chain that has
  * this operation.
  */
 #include "source.h"

@@ -128,7 +128,7 @@ bool source_keeps(const struct source *source);
  */
 uint64_t source_progress_ns(const struct source *source);
 
-/* What will become of a range. Without effect on memory, and on a source that keeps a copy. */
+/* The future use of a range. Without effect on memory, and on a source that keeps a copy. */
 enum source_advice {
     /* All of the file is read at random: no read-ahead. Without effect on a mapped source. */
     SOURCE_AT_RANDOM,

@@ -31,7 +31,7 @@ struct source_file {
     struct lost_pages *_Atomic map; /* the mapping, guarded */
 };
 
-/* What changes in it is atomic. */
+/* Its members that change are atomic. */
 static struct source_file *file_of(const struct source *source)
 {
     return (struct source_file *)(uintptr_t)source;

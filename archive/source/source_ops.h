@@ -25,7 +25,7 @@ struct source_cursor {
 /* `n` more bytes were read. Empty buffers are passed, so a count of 0 means the end. */
 void source_cursor_step(struct source_cursor *cursor, size_t n);
 
-/* What is true of a source now: see the functions of these names. */
+/* The present state of a source: see the functions of these names. */
 struct source_state {
     bool is_local, keeps;
     uint64_t progress_ns;

@@ -200,7 +200,7 @@ static bool try_again(struct source_retry *retry, struct attempt *attempt, int e
 
 /* ---- the source ---- */
 
-/* What changes in it is atomic, or under a lock. */
+/* Its members that change are atomic, or under a lock. */
 static struct source_retry *retry_of(const struct source *source)
 {
     return (struct source_retry *)(uintptr_t)source;

@@ -136,7 +136,7 @@ static int check_super(struct walk *w)
     const struct super *super = &w->super;
     if (super->block_log < 12 || super->block_log > 20 ||
         super->block_bytes != 1u << super->block_log)
-        return fault_set(w->fault, -EUCLEAN, NULL, 12, "blocks of %u bytes can't be",
+        return fault_set(w->fault, -EUCLEAN, NULL, 12, "blocks of %u bytes are impossible",
                          super->block_bytes);
     if (super->bytes_used > source_size(w->source)) {
         fault_set(w->fault, -EUCLEAN, NULL, source_size(w->source),
@@ -236,7 +236,7 @@ static int make_block(struct walk *w, uint64_t source_offset, uint32_t size_word
         source_offset > w->super.bytes_used || size > w->super.bytes_used - source_offset ||
         (size > 0 && source_offset < SUPER_BYTES))
         return fault_set(w->fault, -EUCLEAN, w->path, source_offset,
-                         "a block of %u bytes can't lie there", size);
+                         "a block of %u bytes is impossible there", size);
     *ret_block = (struct builder_block){
         .source_offset = source_offset,
         .packed_bytes = size,
@@ -281,7 +281,8 @@ static int load_fragments(struct walk *w)
         if (r == 0)
             r = builder_add_fragment(w->builder, &w->fragments[i], &number);
         if (r < 0)
-            return fault_set(w->fault, r, NULL, FAULT_NO_OFFSET, "fragment %u can't be", i);
+            return fault_set(w->fault, r, NULL, FAULT_NO_OFFSET, "fragment %u is impossible",
+                             i);
     }
     return 0;
 }
@@ -439,7 +440,7 @@ static int add_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes
                                tail_bytes > 0 ? inode->xtra.reg.frag_idx : BUILDER_NO_FRAGMENT,
                                inode->xtra.reg.frag_off);
     if (r < 0)
-        return fault_set(w->fault, r, w->path, FAULT_NO_OFFSET, "its blocks can't be");
+        return fault_set(w->fault, r, w->path, FAULT_NO_OFFSET, "its blocks are impossible");
     return 0;
 }
 

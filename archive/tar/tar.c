@@ -510,7 +510,7 @@ static int inspect_end(struct walk *w)
     if (at + TAR_BLOCK_BYTES <= len && tar_is_header(tail + at))
         note(w,
              "its end-of-archive marker is followed by more members at %" PRIu64
-             ": they are ignored, as tar does",
+             ": they are ignored, as by tar",
              end + at);
     return 0;
 }
@@ -522,7 +522,7 @@ static void note_oddities(struct walk *w)
     if (w->odd.xattrs)
         note(w, "attributes that exceed the system's limits are not shown");
     if (w->odd.acls)
-        note(w, "access lists that name users without a number are not shown");
+        note(w, "access lists with users without a number are not shown");
     if (w->odd.members)
         note(w, "members of unknown type are not shown");
     if (w->globals.has_others)

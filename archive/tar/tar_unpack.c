@@ -106,7 +106,7 @@ static int check_head(struct unpacking *u, bool at_end)
     /* libarchive does not always report damage. For gzip every sum was checked. */
     if (u->bytes == 0 && strcmp(u->compression, "gzip") != 0)
         return fault_set(u->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                         "damaged %s data: nothing comes out of it", u->compression);
+                         "damaged %s data: it unpacks to nothing", u->compression);
     uint8_t head[HEAD_BYTES];
     ssize_t len = pread(u->fd, head, sizeof(head), 0);
     if (len < 0)

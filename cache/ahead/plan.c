@@ -205,8 +205,7 @@ static void plan_lose_order(struct plan *p)
         return;
     p->stats.orders_lost++;
     if (p->given) {
-        plan_log(p, "the order that was given is not the one in which files are read: "
-                    "nothing is read ahead by it for now");
+        plan_log(p, "files are read in another order than the given one: reading ahead pauses");
         p->paused = true;
         return;
     }

@@ -51,7 +51,7 @@ struct scan {
     struct file_stream files[FILE_STREAMS];
     uint64_t file_clock;
 
-    /* What was fetched and not used yet. */
+    /* Files that were fetched and not used yet. */
     uint64_t *waits; /* a bit for each entry */
     uint32_t ring[FILES_WAITING];
     uint32_t ring_first, ring_count;

@@ -75,11 +75,10 @@ static int check_chunk(struct expanding *e, uint64_t chunk)
     if (r < 0)
         return fault_set(&e->fault, r, NULL, FAULT_NO_OFFSET, "its saved index is damaged");
     if (XXH3_64bits(e->buf, len) != sum)
-        return fault_set(
-            &e->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-            "what is in it is not what its saved index speaks of, from byte %" PRIu64
-            " of the tar on: it is damaged, or was changed",
-            offset);
+        return fault_set(&e->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                         "its content differs from its saved index from byte %" PRIu64
+                         " of the tar on: it is damaged, or was changed",
+                         offset);
     return 0;
 }
 
@@ -175,7 +174,7 @@ static void fail(struct expanding *e, int err)
     struct stage_state *state = e->stage->state;
     if (err == 0 || err == -EFBIG)
         fault_set(&e->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                  "there are %s bytes in it than its saved index speaks of: it was changed",
+                  "there are %s bytes in it than its saved index says: it was changed",
                   err == 0 ? "fewer" : "more");
     if (e->err == 0 && err != -ENOSPC && stage_was_changed(e->stage)) {
         e->fault = (struct fault){0};

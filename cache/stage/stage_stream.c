@@ -78,7 +78,7 @@ static int make_private(struct stage *stage, const char *archive, struct fault *
         r = make_private_in(stage, places[i], archive);
     free(places);
     return r < 0 ? fault_set(fault, -ENOSPC, NULL, FAULT_NO_OFFSET,
-                             "has to be unpacked, for which there is no room")
+                             "has to be unpacked, but there is no room")
                  : 0;
 }
 

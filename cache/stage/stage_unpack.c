@@ -178,7 +178,7 @@ static int make(struct unpacking *u, char places[][PATH_MAX], size_t count)
             return r;
     }
     fault_set(u->fault, -ENOSPC, NULL, FAULT_NO_OFFSET,
-              "has to be unpacked, for which there is no room: at most %llu MiB",
+              "has to be unpacked, but there is no room: at most %llu MiB",
               (unsigned long long)(u->most >> 20));
     fault_advise(u->fault,
                  "name a folder of this node with more room (--stage=DIR), or make an "

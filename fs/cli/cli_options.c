@@ -295,7 +295,7 @@ static void print_usage(const struct cli_usage *usage, const struct cli_option *
 #define ID_VERSION 0x1000
 #define ID_FIRST 0x2000 /* of the table's options, beyond letters */
 
-/* What getopt wants to know. */
+/* The tables that getopt needs. */
 struct getopt_tables {
     char letters[2 * LONGS_MAX];
     struct option longs[LONGS_MAX + 1];

@@ -13,7 +13,7 @@ static void break_line(const struct json *j)
     fprintf(j->out, "\n%*s", (int)(2 * j->depth), "");
 }
 
-/* What comes before a value: comma, line, key. */
+/* The part before a value: comma, line, key. */
 static void begin_item(struct json *j, const char *key)
 {
     if (j->has_items)

@@ -10,9 +10,9 @@
 
 static const struct cli_usage usage = {
     "doctor", "[--json] [ARCHIVE|MOUNTPOINT]",
-    "Say what this node allows and what is wrong: ways to mount, memory and CPUs of the\n"
-    "job, places for copies, mounts that are dead; and how an archive would be read, or\n"
-    "whether a mount answers. Exits with 0 if nothing is wrong.\n"};
+    "Show what this node allows and what is wrong: ways to mount, memory and CPUs of the\n"
+    "job, places for copies, dead mounts; and how an archive would be read, or whether a\n"
+    "mount answers. Exits with 0 if nothing is wrong.\n"};
 
 static const char *const kind_names[] = {
     [FINDING_FACT] = "fact",

@@ -19,9 +19,9 @@
 
 static const struct cli_usage usage = {
     "extract", "[-f] [-j N] [-C DIR] ARCHIVE... [[--] PATH...]",
-    "Make files of what archives hold: of everything, or of the files and directories\n"
-    "PATH... of the archives. Behind the first archive, PATHs begin where there is no file of\n"
-    "that name; '--' in front of them makes it sure.\n"};
+    "Extract archives: everything, or only the files and directories PATH... in them. Behind\n"
+    "the first archive, the first word that names no file here is a PATH, and so are all\n"
+    "words after it, or after '--'.\n"};
 
 struct arguments {
     struct extract_options options;

@@ -20,7 +20,7 @@
 #include "resolve.h"
 
 static const struct cli_usage usage = {"ls", "[-l] [-R] [-0] [--json] [--path PATH] ARCHIVE...",
-                                       "List what archives hold.\n"};
+                                       "List the contents of archives.\n"};
 
 struct listing {
     bool is_long, recursive, ends_with_nul, as_json;

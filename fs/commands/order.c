@@ -13,9 +13,9 @@
 
 static const struct cli_usage usage = {
     "order", "--size N [--rank R --world W] [OPTION...]",
-    "Print the order in which a rank reads N samples in an epoch, one index a line: that\n"
-    "of torch.utils.data.DistributedSampler. Rank and world size are by default those that\n"
-    "a launcher (torchrun, mpirun, srun...) gave to this process, else 0 of 1.\n"};
+    "Print the order in which a rank reads N samples in an epoch, one index a line, as\n"
+    "torch.utils.data.DistributedSampler has it. Rank and world size come from the launcher\n"
+    "(torchrun, mpirun, srun...) by default; without one they are 0 and 1.\n"};
 
 #define INDICES_AT_ONCE 4096
 #define DIGITS_MAX 20
@@ -59,12 +59,12 @@ static int take_worker(const struct cli_usage *u, void *ctx, const char *text)
     char first[DIGITS_MAX + 1] = "";
     const char *slash = strchr(text, '/');
     if (!slash || (size_t)(slash - text) >= sizeof(first))
-        return cli_usage_error(u, "'%s' is no worker: it looks like 0/4", text);
+        return cli_usage_error(u, "'%s' is no worker; write it as 0/4", text);
     memcpy(first, text, (size_t)(slash - text));
     if (cli_parse_number(first, 0, UINT32_MAX, &options->worker) < 0 ||
         cli_parse_number(slash + 1, 1, UINT32_MAX, &options->workers) < 0 ||
         options->worker >= options->workers)
-        return cli_usage_error(u, "'%s' is no worker: it looks like 0/4", text);
+        return cli_usage_error(u, "'%s' is no worker; write it as 0/4", text);
     return 0;
 }
 
@@ -107,7 +107,7 @@ int command_order(int argc, char **argv)
          "beginning)",
          .flag = &o->drop_last},
         {"--no-shuffle", "in the order of the archive", .flag = &o->no_shuffle},
-        {"--no-padding", "don't print what only fills up", .flag = &request.no_padding},
+        {"--no-padding", "don't print samples that only fill up", .flag = &request.no_padding},
         {"--worker=K/N", "the share of worker K of N of this rank", .take = take_worker,
          .ctx = o},
         {"--block=B", "shuffle blocks of B samples, then within windows of them",

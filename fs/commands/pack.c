@@ -23,9 +23,9 @@
 static const struct cli_usage usage = {
     "pack", "[-f] [-o OUT] [-j N] [--exclude GLOB]... [--files-from LIST] [--shards N] SRC...",
     "Pack directories, or archives of any format that onepot reads, into an archive that\n"
-    "mounts at once, and that every tar program extracts. One SRC: its content is the root\n"
-    "of the archive; several: each is a folder in it. The archive appears under its name\n"
-    "when it is complete.\n"};
+    "mounts at once, and that every tar program extracts. The content of a single SRC is the\n"
+    "root of the archive; several become folders in it. The archive gets its name when it is\n"
+    "complete.\n"};
 
 /* For decompressed blocks of a source that is a compressed archive. */
 #define INPUT_CACHE_BYTES (UINT64_C(64) << 20)
@@ -94,7 +94,7 @@ static void summarize(const struct arguments *a, const struct pack_result *resul
         cli_note("%s: %s %s, %s in %s of %s, %s%s", a->options.output, cli_count(count),
                  count == 1 ? "file" : "files", cli_bytes(result->totals.data_bytes), output,
                  cli_bytes(result->totals.file_bytes), cli_time(ns),
-                 result->waits ? "; named when those of all ranks are there" : "");
+                 result->waits ? "; named when all ranks are complete" : "");
     if (result->problems)
         cli_note("%s: complete but for %s %s, listed above", a->options.output,
                  cli_count(result->problems), result->problems == 1 ? "problem" : "problems");
@@ -131,8 +131,8 @@ static int open_archive(struct arguments *a, size_t i)
         return r;
     a->left_out += index_left_out(o->pot->index);
     if (a->left_out && a->options.strict) {
-        cli_failf(path, "not all that is in it can be packed; leave --strict away to pack the "
-                        "rest");
+        cli_failf(path,
+                  "not everything in it can be packed; without --strict the rest is packed");
         return -EUCLEAN;
     }
     r = archive_input_new(o->pot, INPUT_CACHE_BYTES, &fault, &o->input);
@@ -246,10 +246,10 @@ static int check_format(struct arguments *a)
     if (r != 0)
         return r;
     if (o->block_bytes && !o->zstd_level)
-        return cli_usage_error(&usage, "--block is about --zstd");
+        return cli_usage_error(&usage, "--block needs --zstd");
     if (o->align_bytes && o->zstd_level)
-        return cli_usage_error(&usage, "--align is for archives without --zstd: in compressed "
-                                       "ones nothing lies at a place of its own");
+        return cli_usage_error(
+            &usage, "--align and --zstd exclude each other: compressed data can't be aligned");
     return 0;
 }
 
@@ -257,7 +257,7 @@ static int parse_options(struct arguments *a, int argc, char **argv)
 {
     struct pack_options *o = &a->options;
     const struct cli_option options[] = {
-        {"-o, --output=OUT", "its name (default: SRC.onepot.tar in the present directory)",
+        {"-o, --output=OUT", "name of the archive (default: SRC.onepot.tar in the current directory)",
          .text = &o->output},
         {"-f, --force", "replace OUT if it exists", .flag = &o->overwrite},
         {"--exclude=GLOB",
@@ -267,7 +267,7 @@ static int parse_options(struct arguments *a, int argc, char **argv)
          .take = take_exclude, .ctx = a},
         {"--files-from=LIST",
          "pack only the files that LIST names (-: standard input), by paths relative to SRC "
-         "(default: the present directory)",
+         "(default: the current directory)",
          .text = &o->files_from},
         {"--null", "names in LIST end with a NUL byte (detected if there is one)",
          .flag = &o->files_from_nul},
@@ -337,7 +337,7 @@ static int check_sources(struct arguments *a)
     if (!o->source_count)
         return cli_usage_error(&usage, "no directory or archive was named");
     if (o->files_from_nul && !o->files_from)
-        return cli_usage_error(&usage, "--null is about the names of --files-from");
+        return cli_usage_error(&usage, "--null needs --files-from");
     if (o->files_from && (o->source_count > 1 || is_archive(o->sources[0])))
         return cli_usage_error(&usage, "--files-from takes one directory");
     int r = check_format(a);
@@ -351,7 +351,7 @@ static int check_output(struct arguments *a, char **ret_default)
             return cli_usage_error(&usage, "several sources: name the archive with -o");
         const char *source = a->options.sources[0];
         if (pack_default_output(source, is_archive(source), ret_default) < 0)
-            return cli_usage_error(&usage, "%s has no name to call the archive by; use -o",
+            return cli_usage_error(&usage, "%s gives no name for the archive; use -o",
                                    a->options.sources[0]);
         if (a->options.zstd_level) {
             char *name = *ret_default;

@@ -29,9 +29,9 @@ enum {
 static const struct cli_usage usage = {
     "run", "[OPTION...] ARCHIVE [--at DIR] -- COMMAND [ARGUMENT...]",
     "Mount an archive, run COMMAND, unmount. {} in COMMAND and its arguments becomes the\n"
-    "path of the mount, and so does the variable ONEPOT_MOUNT. The status is COMMAND's;\n"
-    "128 and a signal's number if that ended it; 125 if there was no mount for it, 126 if\n"
-    "it can't be executed, 127 if it was not found.\n"};
+    "path of the mount; the variable ONEPOT_MOUNT has it, too. The exit status is that of\n"
+    "COMMAND: 128 and the number of a signal that ended it; 125 if there was no mount, 126\n"
+    "if it can't be executed, 127 if it was not found.\n"};
 
 struct run {
     struct mounter m;

@@ -37,8 +37,8 @@
 
 static const struct cli_usage usage = {
     "stage", "[--dir DIR] [--owner PID|none] ARCHIVE...",
-    "Copy archives to this node before they are mounted: 'onepot mount --stage' finds the\n"
-    "copies. They go with this job or session (a login), or by 'onepot unstage'.\n"};
+    "Copy archives to this node, where 'onepot mount --stage' finds the copies. They are\n"
+    "removed when this job or session (a login) ends, or by 'onepot unstage'.\n"};
 
 struct arguments {
     const char *place;

@@ -23,9 +23,9 @@
 
 static const struct cli_usage usage = {
     "top", "[-n COUNT] [-d SECONDS] [MOUNTPOINT]...",
-    "Show what mounts do, again and again; without MOUNTPOINT all of yours on this node.\n"
-    "q ends it, the space bar looks at once. When standard output is no terminal, what it\n"
-    "shows is printed, one picture after the other.\n"};
+    "Show continually what mounts do; without MOUNTPOINT, all of yours on this node. q ends\n"
+    "it, the space bar updates it at once. If standard output is no terminal, pictures are\n"
+    "printed one after another.\n"};
 
 #define WAIT_MOST_NS UINT64_C(300000000)
 #define DELAY_DEFAULT_NS UINT64_C(2000000000)

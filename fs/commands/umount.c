@@ -34,7 +34,7 @@
 
 static const struct cli_usage usage = {
     "umount", "[--wait SECONDS] [--lazy] MOUNTPOINT|ARCHIVE... | --all",
-    "End mounts of onepot, and say what they have done.\n"};
+    "End mounts, and print a summary of each.\n"};
 
 struct request {
     struct job job;
@@ -178,12 +178,11 @@ static int report_detached(struct slot *slot)
     if (unmounter_finish(slot, DETACHED_END_MS, false) == 0)
         return CLI_OK;
     if (is_stopped(c))
-        cli_note(
-            "%s: taken out of the tree; whoever uses it hangs, because its daemon (process "
-            "%d) is stopped: continue or kill it",
-            c->mountpoint, c->daemon_pid);
+        cli_note("%s: taken out of the tree; its users hang, because its daemon (process "
+                 "%d) is stopped: continue or kill it",
+                 c->mountpoint, c->daemon_pid);
     else
-        cli_note("%s: taken out of the tree; whoever uses it is served until it is done",
+        cli_note("%s: taken out of the tree; its users are served until they are done",
                  c->mountpoint);
     return CLI_OK;
 }
@@ -206,7 +205,7 @@ static int report_lingering(const struct counters *c)
             c->daemon_pid);
     return cli_failf(
         c->mountpoint,
-        "unmounted, but seen still by %s, in a container or another mount namespace, "
+        "unmounted, but still seen by %s, in a container or another mount namespace, "
         "and served until that ends",
         users_describe(users, count, text, sizeof(text)));
 }

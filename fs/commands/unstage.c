@@ -17,8 +17,8 @@
 
 static const struct cli_usage usage = {
     "unstage", "[--dir DIR] ARCHIVE... | --all",
-    "Remove the copies of archives that 'onepot stage' made on this node. A copy that is\n"
-    "in use goes with its last user.\n"};
+    "Remove copies of archives that 'onepot stage' made on this node. A copy that is in use\n"
+    "is removed with its last user.\n"};
 
 struct search {
     const char *archive; /* NULL: all */

@@ -137,10 +137,9 @@ int foresee_join(struct session *s, const struct timespec *until)
     int recorded, r = s->ahead ? ahead_join(s->ahead, until, &recorded) : 0;
 
     if (s->ahead && recorded < 0)
-        session_log(s, "the record of what was read could not be written: %s",
-                    strerror(-recorded));
+        session_log(s, "the record of reads could not be written: %s", strerror(-recorded));
     else if (s->ahead && s->config.recorder && atomic_load(&s->config.counters->foreseen_lost))
-        session_log(s, "the record of what was read is not whole: %llu reads came too fast",
+        session_log(s, "the record of reads is incomplete: %llu reads came too fast",
                     (unsigned long long)atomic_load(&s->config.counters->foreseen_lost));
     return r;
 }

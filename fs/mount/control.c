@@ -189,7 +189,7 @@ static void try_unmount(struct control *c)
 static void detach(struct control *c)
 {
     if (c->config->can_leave) {
-        say(c, "still in use, and left: whoever reads on gets an error");
+        say(c, "still in use, and left: later reads get an error");
         c->stop = true;
         return;
     }
@@ -303,7 +303,7 @@ static void on_starter(struct control *c)
     if (atomic_load(&counters->holders) > 1) /* others already share it */
         atomic_fetch_sub(&counters->holders, 1);
     else
-        drain(c, 0, "whoever asked for the mount has ended");
+        drain(c, 0, "the process that asked for the mount has ended");
 }
 
 static void on_lost_page(struct control *c)
@@ -338,7 +338,7 @@ static void watch_archive(struct control *c)
 {
     int r = archive_watch_start(c->config->pot, c->config->slot->counters, &c->archive);
     if (r < 0 && r != -ENOTSUP)
-        say(c, "whether it is changed meanwhile is not watched: %s", strerror(-r));
+        say(c, "changes of it are not watched: %s", strerror(-r));
 }
 
 /* Look once more. False: the look hangs in a read of the archive. */

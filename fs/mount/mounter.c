@@ -245,7 +245,7 @@ static void undo_mount(struct mounter *m)
         registry_lock(m->slot->folder, false, &registry);
     if (!unmounter_forget(m->slot))
         cli_failf(m->path,
-                  "it is mounted still, and answers nobody: %s; 'onepot umount' ends it",
+                  "it is still mounted, but does not answer: %s; 'onepot umount' ends it",
                   strerror(-unmounted));
 }
 

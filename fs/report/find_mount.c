@@ -74,8 +74,9 @@ int find_named_mount(const struct slot_list *list, const char *mountpoint,
 {
     int r = find_mount(list, mountpoint, ret_slot);
     if (r == -ENOENT)
-        return cli_failf(mountpoint, "no onepot mount of yours is there; 'onepot stat' lists "
-                                     "all on this node");
+        return cli_failf(
+            mountpoint,
+            "you have no onepot mount there; 'onepot stat' lists yours on this node");
     return r < 0 ? cli_fail(mountpoint, r, NULL) : CLI_OK;
 }
 

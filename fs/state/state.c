@@ -160,7 +160,7 @@ void registry_sweep(const struct registry *registry)
             sweep_entry(registry->folder, dirfd(dir), e->d_name);
 }
 
-/* What a folder holds besides its lock. If it can't be read it counts as in use. */
+/* Find out what a folder holds besides its lock. If it can't be read it counts as in use. */
 static void look_into(const char *folder, bool *ret_slots, bool *ret_others)
 {
     char name[STATE_NAME_MAX];

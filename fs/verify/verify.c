@@ -172,7 +172,7 @@ static int check_tree(struct verification *v)
         r = check_directory(v->index, i, &next);
         if (r < 0)
             report_member(v, i, r, FAULT_NO_OFFSET,
-                          "the list of what is in it is damaged in the index");
+                          "its list of entries is damaged in the index");
     }
     if (!verify_stopped(v) && next != entries && v->problems == 0)
         report_member(v, INDEX_ROOT, -EUCLEAN, FAULT_NO_OFFSET,
@@ -251,10 +251,10 @@ static void report_window(struct verification *v, uint64_t window, const struct 
         told = *fault;
     else if (n == 1)
         fault_set(&told, -EUCLEAN, first, from,
-                  "what lies before or behind its data is damaged");
+                  "headers or padding beside its data are damaged");
     else
         fault_set(&told, -EUCLEAN, first, from,
-                  "headers between this and %.200s are damaged, or the padding", last);
+                  "headers or padding between this and %.200s are damaged", last);
     verify_report(v, &told);
 }
 

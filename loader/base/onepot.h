@@ -419,7 +419,7 @@ typedef int onepot_decode(void *ctx, uint64_t sample, const void *bytes, size_t 
 struct onepot_device;
 struct onepot_images;
 
-/* Who puts the samples of a batch together, if it is for a device. */
+/* Says who puts the samples of a batch together, if it is for a device. */
 enum onepot_gather {
     /* A GPU, where it does that nearly as fast as it copies; else the host. */
     ONEPOT_GATHER_AUTO = 0,
@@ -456,7 +456,7 @@ struct onepot_loader_options {
     uint64_t decoded_bytes; /* room for what decode makes of one sample */
     /* Batches go over to a device: see onepot_device.h. NULL: they stay with the host. */
     struct onepot_device *device;
-    /* What the device makes of samples that are images of one size, bytes by rows. */
+    /* The device turns images of one size, bytes by rows, into this. */
     const struct onepot_images *images;
     /*
      * By the device: the archives are page-locked, as they are mapped or as a copy, and no
@@ -522,7 +522,7 @@ ONEPOT_API uint64_t onepot_loader_epoch(const struct onepot_loader *loader, uint
 /* Go to the start of an epoch. Costs nothing where the loader is there already. */
 ONEPOT_API int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch);
 
-/* What .npy samples are. */
+/* The kind of .npy samples. */
 struct onepot_npy {
     size_t size;
     char type[16]; /* numpy's name: "<f4" */
@@ -563,7 +563,7 @@ ONEPOT_API int onepot_loader_restore(struct onepot_loader *loader,
                                      struct onepot_error *error);
 
 /*
- * What was delivered in the present epoch (or since it was entered), padding not counted:
+ * Samples delivered in the present epoch (or since it was entered), without padding:
  * a number and sums of hashes, which don't depend on order. Those of all ranks, added up, are
  * those of the archive if each sample came once.
  */
@@ -587,7 +587,7 @@ struct onepot_stats {
     uint32_t threads, prefetch;       /* threads: that may work now, beside others of the job */
     uint64_t memory_bytes;
     uint64_t part_bytes; /* of these, what slabs may have now, beside others of the job */
-    /* What this process has of the archive, all its loaders together: reads that were answered
+    /* This process's use of the archive, all its loaders together: reads that were answered
      * from the cache and that were not, the bytes that it holds and may hold, and what was
      * asked of the storage, where it is not mapped. */
     uint64_t cache_hits, cache_misses, cache_bytes, cache_part_bytes;

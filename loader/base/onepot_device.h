@@ -156,7 +156,7 @@ ONEPOT_API int onepot_device_convert(struct onepot_device *device, void *stream,
 
 /* ---- how well it goes ---- */
 
-/* What a loader had copied for an epoch until now. */
+/* The copies of a loader for an epoch until now. */
 struct onepot_transfer {
     size_t size;
     uint64_t epoch;

@@ -88,7 +88,7 @@ static int begin_runtime(const struct gpu *g, struct onepot_error *error)
     if (r < 0)
         return r;
     cudaError_t e = cudaFree(NULL);
-    r = gpu_checked(e, "the runtime can't be begun", error);
+    r = gpu_checked(e, "the runtime can't be started", error);
     gpu_left(0);
     if (e == cudaErrorInsufficientDriver)
         return say_versions(error);

@@ -114,7 +114,7 @@ static void load_driver(void)
     if (e == CUDA_ERROR_NOT_INITIALIZED)
         gpu_say(&driver_error, -ENODEV, FORKED);
     else if (e != CUDA_SUCCESS && e != CUDA_ERROR_NO_DEVICE)
-        gpu_driver_checked(e, "the driver can't be begun", &driver_error);
+        gpu_driver_checked(e, "the driver can't be started", &driver_error);
     driver_pid = getpid();
 }
 

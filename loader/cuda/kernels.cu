@@ -52,7 +52,7 @@ static __device__ void copy_words(uint8_t *to, const uint8_t *from, uint64_t wor
 }
 
 /*
- * What comes over the link is read by 16 aligned bytes, wherever it lies and goes to: small
+ * Bytes that come over the link are read 16 at a time, aligned, wherever it lies and goes to: small
  * reads cost as much there as large ones, small writes to the device's own memory next to
  * nothing.
  */

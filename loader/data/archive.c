@@ -26,7 +26,7 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
     if (r < 0)
         return r;
     if ((unsigned)o.group > ONEPOT_GROUP_DIRECTORY)
-        return error_set(error, -EINVAL, "there is no way %d of grouping", (int)o.group);
+        return error_set(error, -EINVAL, "there is no grouping of kind %d", (int)o.group);
     struct onepot_archive *archive = calloc(1, sizeof(*archive));
     if (!archive)
         return error_set(error, -ENOMEM, "out of memory");

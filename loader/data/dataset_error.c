@@ -1,5 +1,5 @@
 /*
- * What is wrong with a file of an archive, in words that name both.
+ * Describes a fault of a file in an archive, in words that name both.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ static const char *describe(int err, const struct record *record, char *buf, siz
     case EBADMSG:
         return "its data does not match its sum";
     case EPROTOTYPE:
-        return "it has not the type and shape of the first sample";
+        return "it does not have the type and shape of the first sample";
     case EMSGSIZE:
         return "decoding it made more bytes than there is room for";
     case EIO:
@@ -72,5 +72,5 @@ int dataset_stalled(struct onepot_error *error, const struct dataset *dataset,
     char words[64];
     snprintf(words, sizeof(words), "a read has been waiting for %.1f s", (double)age_ns / 1e9);
     return file_error(error, -ETIME, dataset, record, words,
-                      "look after the storage, or allow more time (io_timeout)");
+                      "check the storage, or allow more time (io_timeout)");
 }

@@ -45,7 +45,7 @@ struct readers {
     struct reader *reader[];            /* one an archive */
 };
 
-/* What one thread needs to read: the scratch of each archive, made at its first use. */
+/* The memory that one thread needs to read: the scratch of each archive, made at its first use. */
 struct cursor {
     struct readers *readers;
     struct cursor *next;

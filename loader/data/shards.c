@@ -44,7 +44,7 @@ static int shards_give_stage(struct pot *pot, struct stage *stage)
     return stage_start(stage);
 }
 
-/* What lies in memory needs no copy. */
+/* An archive in memory needs no copy. */
 static int shards_stage(const struct shards *list, struct pot *pot)
 {
     const struct stage_options options = {.archive = pot->path, .place = shards_place(list)};

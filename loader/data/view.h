@@ -1,6 +1,6 @@
 /*
- * What the files of this folder know of archives beyond onepot.h. `sample` is below the
- * number of samples.
+ * The interface to archives for the files of this folder, beyond onepot.h. `sample` is below
+ * the number of samples.
  */
 #ifndef ONEPOT_VIEW_H
 #define ONEPOT_VIEW_H

@@ -1,5 +1,5 @@
 /*
- * What a device can do: the peak of its link, how fast it gathers, and how many samples a batch
+ * Measures a device: the peak of its link, how fast it gathers, and how many samples a batch
  * for it may have.
  *
  * To measure gathering, samples are taken that lie apart, and others each time, so that no

@@ -180,7 +180,7 @@ static PyObject *buffer_row(PyObject *self, Py_ssize_t i)
     return (PyObject *)row;
 }
 
-/* What memoryview makes of it, but for rows, which it does not know. */
+/* The same as of a memoryview, except for rows, which that does not know. */
 static PyObject *buffer_subscript(PyObject *self, PyObject *key)
 {
     if (PyIndex_Check(key) && ((struct py_buffer *)self)->dimensions > 1) {

@@ -20,7 +20,7 @@ struct py_loader {
     _Atomic int resumes;
 };
 
-/* What batches will be, for their views. */
+/* Find out the kind of batches, for their views. */
 static int loader_find_kind(const struct onepot_loader *loader,
                             const struct onepot_loader_options *o, struct batch_kind *ret)
 {
@@ -210,7 +210,7 @@ static PyObject *loader_next(PyObject *self)
 /* ---- an epoch ---- */
 
 /*
- * What iter() gives. It is not the loader itself: iter() of an iterator has to be without
+ * The result of iter(). It is not the loader itself: iter() of an iterator has to be without
  * effect (some versions of Python call it twice for a comprehension), that of a loader begins
  * an epoch. It ends with its epoch, also where others take batches of it, or of the next.
  */
@@ -296,7 +296,7 @@ static PyObject *loader_sampler(PyObject *self, void *unused)
     return Py_NewRef(self);
 }
 
-/* What each sample is: "float32 (3, 5)". */
+/* The kind of each sample: "float32 (3, 5)". */
 static PyObject *loader_kind_text(const struct batch_kind *kind)
 {
     Py_ssize_t shape[32] = {kind->images.channels, kind->images.height, kind->images.width};

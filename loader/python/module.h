@@ -175,7 +175,7 @@ uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize
 PyObject *archive_layout(PyObject *self, PyObject *args);
 PyObject *archive_fill(PyObject *self, PyObject *args);
 
-/* What all batches of a loader are. */
+/* The kind of all batches of a loader. */
 struct batch_kind {
     int item; /* of .npy samples, whose type and shape data has; -1: bytes */
     struct onepot_npy npy;

@@ -181,7 +181,7 @@ static PyObject *sampler_load_state_dict(PyObject *self, PyObject *dict)
     return sampler_go_to(self, state.epoch, &state.yielded);
 }
 
-/* What one function of the library says of it: the closure. */
+/* The result of one function of the library, which is the closure. */
 static PyObject *sampler_number(PyObject *self, void *function)
 {
     struct onepot_sampler *sampler = sampler_of(self);

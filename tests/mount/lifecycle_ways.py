@@ -485,7 +485,7 @@ def test_the_limit_of_processes_is_named_where_it_is_the_reason(work):
     reasons = [line for line in said(done).splitlines() if "temporarily unavailable" in line]
     check(reasons, f"no limit was reached: {said(done)!r}")
     for line in reasons:
-        check("ulimit -u" in line or "mounted still" in line, f"it says {line!r}")
+        check("ulimit -u" in line or "still mounted" in line, f"it says {line!r}")
     life.check_no_state_of(USER)
 
 
@@ -508,8 +508,8 @@ def test_a_mount_that_its_helper_does_not_end_is_found_again(work):
     broken = work / "broken"
     touch = f"touch {broken}"
     for command, word in ((["run", archive, "--", "sh", "-c", touch], "can't be unmounted"),
-                          (["mount", archive], "mounted still")):
-        if word == "mounted still":
+                          (["mount", archive], "still mounted")):
+        if word == "still mounted":
             run("sh", "-c", touch)
         done = onepot(*command, env=env, status=None)
         check(word in said(done), f"{command[0]} says {said(done)!r}")

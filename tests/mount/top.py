@@ -142,7 +142,7 @@ def test_wrong_words_are_refused(work):
     for words in (("-d", "0"), ("-d", "x"), ("-n", "0"), ("-n", "-1"), ("--nonsense",)):
         run(harness.onepot_program(), "top", *words, status=2)
     said = run(harness.onepot_program(), "top", "-n", "1", work.path, status=1).stderr.decode()
-    check("no onepot mount of yours is there" in said, said)
+    check("you have no onepot mount there" in said, said)
     text = harness.onepot("top", "-n", "1").stdout.decode()
     check("0 mounts" in text, f"without mounts: {text}")
 
