@@ -60,7 +60,7 @@ struct fetcher {
     int (*fetch)(void *ctx, void *scratch, const struct reader_want *wants, size_t count);
     void (*end)(void *scratch);
     /*
-     * What is due before `due` is of no use any more. `is_new_order`: places that earlier wants
+     * Wants that are due before `due` are of no use any more. `is_new_order`: places that earlier wants
      * were due at mean nothing now.
      */
     void (*passed)(void *ctx, uint64_t due, bool is_new_order);

@@ -70,7 +70,7 @@ static void see_claims(struct findings *f)
     if (job.id[0])
         finding_add(f, FINDING_FACT, "job", "%s", job.id);
     else
-        finding_add(f, FINDING_FACT, "job", "none: no batch system has said so");
+        finding_add(f, FINDING_FACT, "job", "none: no batch system names one");
     if (claims_of_job(job.id, &others) < 0)
         return;
     if (others.count == 0)

@@ -274,8 +274,7 @@ void doctor_mounting(struct findings *f)
     see_allow_other(f);
     bool namespaces = see_namespaces(f);
     if (mount_methods(&methods) < 0) {
-        finding_add(f, FINDING_WRONG, "trial",
-                    "ONEPOT_MOUNT_METHODS names a way that there is not");
+        finding_add(f, FINDING_WRONG, "trial", "ONEPOT_MOUNT_METHODS names an unknown way");
         return;
     }
     sweep_trials();

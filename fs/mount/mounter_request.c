@@ -112,7 +112,7 @@ static int resolve_at(struct mounter *m)
     }
     int r = mountpoint_resolve(at, m->at);
     if (r == -ENOENT)
-        return cli_failf(at, "the directory above it does not exist; make that first");
+        return cli_failf(at, "its parent directory does not exist; make that first");
     return r < 0 ? cli_fail(at, r, NULL) : 0;
 }
 
