@@ -21,8 +21,8 @@ int pot_check_index(const struct pot *pot, struct fault *fault)
     if (described <= size)
         return 0;
     return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                     "its index speaks of %" PRIu64 " bytes, the file has %" PRIu64, described,
-                     size);
+                     "its index is of a file of %" PRIu64 " bytes, the file has %" PRIu64,
+                     described, size);
 }
 
 /* The index in the archive. Without a good one, the archive counts as one of a plainer format.
