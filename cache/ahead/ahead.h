@@ -15,6 +15,10 @@
  * outside of it may be sequences (scan.h, streams.h). The values of `onepot stat` are those of
  * struct ahead_stats: "foreseen" is what was planned, "prefetched" what the block cache got.
  *
+ * On this node's storage without a known order nothing is planned here. There files are fetched
+ * through the mount itself, into the kernel's cache of it, by processes of the daemon; their
+ * plans lie in memory that they share.
+ *
  *     ahead_new(&options, &ahead);
  *     ahead_observer(ahead, &observer);        once in each thread that answers readers
  *     observer_note(observer, &observation);   there, before a read is answered
