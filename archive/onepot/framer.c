@@ -55,7 +55,7 @@ struct place {
     uint32_t offset; /* in the frame */
     uint32_t length;
     bool last;       /* the member's data ends here */
-    uint64_t stream; /* offset in the member's data */
+    uint64_t stream; /* offset in the file */
 };
 
 struct frame {
@@ -68,16 +68,6 @@ struct frame {
     VECTOR(struct place) places;
 };
 
-/* The extents of a sparse member whose data is not yet written. */
-struct sparse_map {
-    struct sparse_map *next;
-    uint32_t inode;
-    size_t count;
-    struct pax_extent extents[];
-};
-
-typedef VECTOR(struct builder_piece) framer_pieces;
-
 struct framer {
     struct writer *w;
     struct compressor compressor;
@@ -87,13 +77,15 @@ struct framer {
     struct frame *open;
     uint64_t run_bytes; /* length of the current run of data that does not get smaller */
 
-    struct pax_buffer header; /* of a member whose data has not come yet */
-    uint32_t inode;           /* of the current member */
-    uint64_t stored, done;    /* bytes of its data: in all, so far */
+    struct pax_buffer header;          /* of a member whose data has not come yet */
+    uint32_t inode;                    /* of the current member */
+    uint64_t stored, done;             /* bytes of its data: in all, so far */
+    VECTOR(struct pax_extent) extents; /* of its data: a file without holes has one */
+    size_t extent;                     /* the next byte of data is in this one, */
+    uint64_t extent_done;              /* after so many others */
 
     /* For the member whose data is being written. */
-    framer_pieces pieces;
-    struct sparse_map *first_map, *last_map;
+    VECTOR(struct builder_piece) pieces;
 };
 
 /* ---- frames ---- */
@@ -140,79 +132,43 @@ static int frame_add_part(struct frame *frame, uint8_t *bytes, size_t len, void 
     return r;
 }
 
-/* Records that the next `len` bytes of the frame are data of the current member. */
+/*
+ * Records that the next `len` bytes of the frame are data of the current member: a place for
+ * each of its extents. The writer lets no more data in than the extents have.
+ */
 static int frame_add_place(struct framer *f, struct frame *frame, size_t len)
 {
-    struct place place = {f->inode, (uint32_t)frame->len, (uint32_t)len, false, f->done};
-    struct place *last =
-        frame->places.count ? &frame->places.at[frame->places.count - 1] : NULL;
-    if (last && last->inode == f->inode && last->offset + last->length == frame->len &&
-        last->stream + last->length == f->done)
-        last->length += (uint32_t)len;
-    else if (vector_push(&frame->places, place) < 0)
-        return -ENOMEM;
-    f->done += len;
+    uint32_t at = (uint32_t)frame->len;
+    while (len > 0) {
+        const struct pax_extent *e = &f->extents.at[f->extent];
+        uint32_t n = (uint32_t)min_u64(len, e->length - f->extent_done);
+        struct place place = {f->inode, at, n, false, e->offset + f->extent_done};
+        struct place *last =
+            frame->places.count ? &frame->places.at[frame->places.count - 1] : NULL;
+        if (f->extent_done && last && last->inode == f->inode &&
+            last->offset + last->length == at)
+            last->length += n;
+        else if (vector_push(&frame->places, place) < 0)
+            return -ENOMEM;
+        f->done += n;
+        f->extent_done += n;
+        if (f->extent_done == e->length) {
+            f->extent++;
+            f->extent_done = 0;
+        }
+        at += n;
+        len -= n;
+    }
     frame->places.at[frame->places.count - 1].last = f->done == f->stored;
     return 0;
 }
 
 /* ---- output: the places of members' data go to the index ---- */
 
-/* The part of a piece from `skip` on with this `length`, placed at `offset`. */
-static struct builder_piece framer_cut_piece(const struct builder_piece *piece, uint64_t skip,
-                                             uint64_t length, uint64_t offset)
-{
-    struct builder_piece cut = *piece;
-    cut.offset = offset;
-    cut.length = length;
-    if (piece->fragment == BUILDER_NO_FRAGMENT)
-        cut.source_offset += skip;
-    else
-        cut.fragment_offset += (uint32_t)skip;
-    return cut;
-}
-
-/* The pieces describe the data as it is stored; moves them to where the extents put it. */
-static int framer_spread_pieces(struct framer *f, const struct sparse_map *map)
-{
-    framer_pieces stored = f->pieces;
-    size_t piece = 0;
-    uint64_t skip = 0;
-    f->pieces = (framer_pieces){0};
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < map->count; i++) {
-        const struct pax_extent *e = &map->extents[i];
-        for (uint64_t at = 0, length; r == 0 && at < e->length; at += length) {
-            if (piece == stored.count) {
-                r = -EINVAL;
-                break;
-            }
-            const struct builder_piece *from = &stored.at[piece];
-            length = min_u64(e->length - at, from->length - skip);
-            r = vector_push(&f->pieces, framer_cut_piece(from, skip, length, e->offset + at));
-            skip += length;
-            if (skip == from->length) {
-                piece++;
-                skip = 0;
-            }
-        }
-    }
-    vector_free(&stored);
-    return r;
-}
-
 /* All data of an inode was written. */
 static int framer_end_pieces(struct framer *f, uint32_t inode)
 {
-    struct sparse_map *map = f->first_map;
-    int r = 0;
-    if (map && map->inode == inode) {
-        r = framer_spread_pieces(f, map);
-        f->first_map = map->next;
-        free(map);
-    }
-    if (r == 0)
-        r = builder_set_pieces(f->w->builder, inode, f->pieces.at, f->pieces.count);
+    int r = builder_set_pieces(f->w->builder, inode, f->pieces.at, f->pieces.count);
     f->pieces.count = 0;
     return r;
 }
@@ -538,20 +494,6 @@ static int framer_flush_header(struct framer *f, bool raw, struct fault *fault)
     return r;
 }
 
-static int framer_keep_map(struct framer *f, const struct pax_member *m)
-{
-    struct sparse_map *map = malloc(sizeof(*map) + m->extent_count * sizeof(map->extents[0]));
-    if (!map)
-        return -ENOMEM;
-    map->next = NULL;
-    map->inode = f->inode;
-    map->count = m->extent_count;
-    memcpy(map->extents, m->extents, m->extent_count * sizeof(map->extents[0]));
-    *(f->first_map ? &f->last_map->next : &f->first_map) = map;
-    f->last_map = map;
-    return 0;
-}
-
 int framer_member(struct framer *f, const struct pax_member *member, struct pax_buffer *header,
                   uint64_t stored, struct fault *fault)
 {
@@ -560,7 +502,9 @@ int framer_member(struct framer *f, const struct pax_member *member, struct pax_
     f->inode = f->w->inode;
     f->stored = stored;
     f->done = 0;
-    int r = stored && member->sparse ? framer_keep_map(f, member) : 0;
+    f->extents.count = f->extent = f->extent_done = 0;
+    int r = member->sparse ? vector_append(&f->extents, member->extents, member->extent_count)
+                           : vector_push(&f->extents, (struct pax_extent){0, stored});
     if (r < 0 || stored)
         return r;
     size_t len = f->header.len;
@@ -654,12 +598,8 @@ void framer_free(struct framer *f)
     compress_pool_free(f->own_pool);
     if (f->open)
         frame_free(f->open);
-    while (f->first_map) {
-        struct sparse_map *map = f->first_map;
-        f->first_map = map->next;
-        free(map);
-    }
     pax_buffer_free(&f->header);
     vector_free(&f->pieces);
+    vector_free(&f->extents);
     free(f);
 }

@@ -37,6 +37,20 @@ START_TEST(vector_appends_arrays_of_any_length)
 }
 END_TEST
 
+START_TEST(vector_is_extended_by_zeros_and_never_cut)
+{
+    VECTOR(uint32_t) v = {0};
+    ck_assert_int_eq(vector_push(&v, 7), 0);
+    ck_assert_int_eq(vector_extend(&v, 100u), 0);
+    ck_assert_int_eq(vector_extend(&v, 5u), 0);
+    ck_assert_uint_eq(v.count, 100);
+    ck_assert_uint_eq(v.at[0], 7);
+    for (size_t i = 1; i < 100; i++)
+        ck_assert_uint_eq(v.at[i], 0);
+    vector_free(&v);
+}
+END_TEST
+
 START_TEST(vector_too_long_for_memory_is_an_error)
 {
     VECTOR(uint64_t) v = {0};
@@ -76,6 +90,26 @@ START_TEST(integers_are_read_in_both_orders)
     ck_assert_uint_eq(bytes_be64(bytes + 1), UINT64_C(0x0102030405060708));
     ck_assert_uint_eq(bytes_le32(bytes + 1), 0x04030201);
     ck_assert_uint_eq(bytes_be32(bytes + 1), 0x01020304);
+}
+END_TEST
+
+START_TEST(integers_are_written_as_they_are_read)
+{
+    uint8_t bytes[9] = {0};
+    bytes_put_le64(bytes + 1, UINT64_C(0x0102030405060708));
+    ck_assert_uint_eq(bytes_le64(bytes + 1), UINT64_C(0x0102030405060708));
+    ck_assert_uint_eq(bytes[1], 8);
+    bytes_put_be32(bytes + 1, 0x01020304);
+    ck_assert_uint_eq(bytes[1], 1);
+    ck_assert_uint_eq(bytes[0], 0);
+}
+END_TEST
+
+START_TEST(shorter_of_two_names_that_begin_alike_is_first)
+{
+    ck_assert_int_lt(bytes_compare("ab", 2, "abc", 3), 0);
+    ck_assert_int_gt(bytes_compare("b", 1, "abc", 3), 0);
+    ck_assert_int_eq(bytes_compare("abd", 2, "abc", 2), 0);
 }
 END_TEST
 
@@ -131,9 +165,12 @@ int main(void)
     TCase *tests = tcase_create("all");
     tcase_add_test(tests, vector_keeps_what_was_pushed);
     tcase_add_test(tests, vector_appends_arrays_of_any_length);
+    tcase_add_test(tests, vector_is_extended_by_zeros_and_never_cut);
     tcase_add_test(tests, vector_too_long_for_memory_is_an_error);
     tcase_add_test(tests, cursor_takes_no_more_than_there_is);
     tcase_add_test(tests, integers_are_read_in_both_orders);
+    tcase_add_test(tests, integers_are_written_as_they_are_read);
+    tcase_add_test(tests, shorter_of_two_names_that_begin_alike_is_first);
     tcase_add_test(tests, name_that_leads_elsewhere_is_another_file);
     tcase_add_test(tests, long_pause_is_ended_by_another_thread);
     suite_add_tcase(suite, tests);
