@@ -15,7 +15,7 @@
 
 #define NLINK_MAX (UINT32_MAX - 1) /* builder_write.c gives the last value a meaning */
 
-static int no_memory(const struct builder *b, struct fault *fault)
+static int member_no_memory(const struct builder *b, struct fault *fault)
 {
     return fault_set(fault, -ENOMEM, NULL, FAULT_NO_OFFSET,
                      "not enough memory to index more than %zu members", b->names.count);
@@ -33,9 +33,9 @@ int builder_new_inode(struct builder *b, const struct builder_inode *inode, uint
 
 /* ---- members ---- */
 
-static int check_regular(struct builder *b, const struct place *place,
-                         const struct builder_member *m, struct builder_inode *inode,
-                         uint32_t *ret_kind)
+static int member_regular(struct builder *b, const struct place *place,
+                          const struct builder_member *m, struct builder_inode *inode,
+                          uint32_t *ret_kind)
 {
     uint64_t end;
     if (m->size_bytes > INT64_MAX)
@@ -63,8 +63,8 @@ static int check_regular(struct builder *b, const struct place *place,
     return builder_refuse(place, -EINVAL, "has data of an unknown kind");
 }
 
-static int check_symlink(struct builder *b, const struct place *place,
-                         const struct builder_member *m, struct builder_inode *inode)
+static int member_symlink(struct builder *b, const struct place *place,
+                          const struct builder_member *m, struct builder_inode *inode)
 {
     if (m->symlink_len == 0)
         return builder_refuse(place, -EINVAL, "is a symbolic link to nothing");
@@ -80,9 +80,9 @@ static int check_symlink(struct builder *b, const struct place *place,
 }
 
 /* Turn a member into an inode, without names yet. */
-static int make_inode(struct builder *b, const struct place *place,
-                      const struct builder_member *m, struct builder_inode *ret_inode,
-                      bool *ret_is_wide)
+static int member_make_inode(struct builder *b, const struct place *place,
+                             const struct builder_member *m, struct builder_inode *ret_inode,
+                             bool *ret_is_wide)
 {
     struct builder_inode inode = {.nlink = 0};
     uint32_t kind = DATA_KIND_NONE;
@@ -92,10 +92,10 @@ static int make_inode(struct builder *b, const struct place *place,
                               "has a time with more than 999999999 nanoseconds");
     switch (m->mode & S_IFMT) {
     case S_IFREG:
-        r = check_regular(b, place, m, &inode, &kind);
+        r = member_regular(b, place, m, &inode, &kind);
         break;
     case S_IFLNK:
-        r = check_symlink(b, place, m, &inode);
+        r = member_symlink(b, place, m, &inode);
         break;
     case S_IFCHR:
     case S_IFBLK:
@@ -125,7 +125,7 @@ static int make_inode(struct builder *b, const struct place *place,
 }
 
 /* Bind the place's name to an existing inode. */
-static int bind_name(struct builder *b, const struct place *place, uint32_t inode)
+static int member_bind(struct builder *b, const struct place *place, uint32_t inode)
 {
     struct spot spot;
     int r = builder_locate(b, place, true, &spot);
@@ -155,7 +155,8 @@ static int bind_name(struct builder *b, const struct place *place, uint32_t inod
 }
 
 /* The directory that has the place's name already; UINT32_MAX if there is none. */
-static int existing_directory(struct builder *b, const struct place *place, uint32_t *ret_inode)
+static int member_find_directory(struct builder *b, const struct place *place,
+                                 uint32_t *ret_inode)
 {
     struct spot spot;
     int r = builder_locate(b, place, true, &spot);
@@ -167,15 +168,15 @@ static int existing_directory(struct builder *b, const struct place *place, uint
     return 0;
 }
 
-static int add_member(struct builder *b, const struct place *place,
+static int member_add(struct builder *b, const struct place *place,
                       const struct builder_member *m, uint32_t *ret_inode)
 {
     struct builder_inode inode;
     bool is_wide = false;
     uint32_t number = UINT32_MAX;
-    int r = make_inode(b, place, m, &inode, &is_wide);
+    int r = member_make_inode(b, place, m, &inode, &is_wide);
     if (r == 0 && S_ISDIR(m->mode))
-        r = existing_directory(b, place, &number);
+        r = member_find_directory(b, place, &number);
     if (r < 0)
         return r;
     bool is_new = number == UINT32_MAX;
@@ -188,7 +189,7 @@ static int add_member(struct builder *b, const struct place *place,
     if (r == 0 && is_wide)
         r = builder_add_side(b, number, EXTRA_MTIME, (uint64_t)m->mtime_sec);
     if (r == 0 && is_new)
-        r = bind_name(b, place, number);
+        r = member_bind(b, place, number);
     if (r < 0)
         return r;
     *ret_inode = number;
@@ -210,8 +211,8 @@ int builder_add(struct builder *b, const char *path, size_t len,
         .mtime_sec = member->mtime_sec,
         .mtime_nsec = member->mtime_nsec,
     };
-    int r = add_member(b, &place, member, ret_inode);
-    return r == -ENOMEM ? no_memory(b, fault) : r;
+    int r = member_add(b, &place, member, ret_inode);
+    return r == -ENOMEM ? member_no_memory(b, fault) : r;
 }
 
 int builder_has(struct builder *b, const char *path, size_t len)
@@ -223,8 +224,8 @@ int builder_has(struct builder *b, const char *path, size_t len)
 }
 
 /* The inode that `target` has now. */
-static int find_target(struct builder *b, const struct place *link, const char *target,
-                       size_t target_len, uint32_t *ret_inode)
+static int link_find_target(struct builder *b, const struct place *link, const char *target,
+                            size_t target_len, uint32_t *ret_inode)
 {
     struct place place = {.path = target, .len = target_len};
     struct spot spot;
@@ -246,7 +247,7 @@ static int find_target(struct builder *b, const struct place *link, const char *
     return 0;
 }
 
-static int link_inode(struct builder *b, struct place *place, uint32_t inode)
+static int link_add(struct builder *b, struct place *place, uint32_t inode)
 {
     const struct builder_inode *target = &b->inodes.at[inode];
     if (target->nlink >= NLINK_MAX)
@@ -256,7 +257,7 @@ static int link_inode(struct builder *b, struct place *place, uint32_t inode)
     place->gid = attr->gid;
     place->mtime_sec = (int64_t)(target->mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS;
     place->mtime_nsec = (uint32_t)(target->mtime & ((1u << DISK_NSEC_BITS) - 1));
-    return bind_name(b, place, inode);
+    return member_bind(b, place, inode);
 }
 
 int builder_link(struct builder *b, const char *path, size_t len, const char *target,
@@ -267,11 +268,11 @@ int builder_link(struct builder *b, const char *path, size_t len, const char *ta
         return -EINVAL;
     struct place place = {path, len, header_offset, fault, .uid = 0};
     uint32_t inode = 0;
-    int r = find_target(b, &place, target, target_len, &inode);
+    int r = link_find_target(b, &place, target, target_len, &inode);
     if (r == 0)
-        r = link_inode(b, &place, inode);
+        r = link_add(b, &place, inode);
     if (r < 0)
-        return r == -ENOMEM ? no_memory(b, fault) : r;
+        return r == -ENOMEM ? member_no_memory(b, fault) : r;
     *ret_inode = inode;
     return 0;
 }
@@ -284,6 +285,6 @@ int builder_link_inode(struct builder *b, const char *path, size_t len, uint32_t
         return -EINVAL;
     if (is_directory_inode(b, inode))
         return builder_refuse(&place, -EPERM, "is a hard link to a directory");
-    int r = link_inode(b, &place, inode);
-    return r == -ENOMEM ? no_memory(b, fault) : r;
+    int r = link_add(b, &place, inode);
+    return r == -ENOMEM ? member_no_memory(b, fault) : r;
 }

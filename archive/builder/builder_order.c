@@ -23,7 +23,7 @@ struct sort_item {
 /* Up to this count, moving items one by one is faster than counting bytes. */
 #define INSERTION_MAX 32
 
-static void insertion_sort(struct sort_item *items, size_t count)
+static void order_insertion_sort(struct sort_item *items, size_t count)
 {
     for (size_t i = 1; i < count; i++) {
         struct sort_item item = items[i];
@@ -35,7 +35,7 @@ static void insertion_sort(struct sort_item *items, size_t count)
 }
 
 /* By bytes from the last to the first, skipping a byte that all keys share. */
-static void radix_sort(struct sort_item *items, size_t count, struct sort_item *spare)
+static void order_radix_sort(struct sort_item *items, size_t count, struct sort_item *spare)
 {
     size_t counts[8][256] = {0};
     for (size_t i = 0; i < count; i++)
@@ -64,8 +64,8 @@ static void radix_sort(struct sort_item *items, size_t count, struct sort_item *
 }
 
 /* How many bytes all names have in common from `depth` on. */
-static size_t common_length(const struct builder *b, const struct sort_item *items,
-                            size_t count, size_t depth)
+static size_t order_common_length(const struct builder *b, const struct sort_item *items,
+                                  size_t count, size_t depth)
 {
     uint32_t first = (uint32_t)items[0].name;
     const char *text = name_text(b, first) + depth;
@@ -85,7 +85,7 @@ static size_t common_length(const struct builder *b, const struct sort_item *ite
 }
 
 /* A name that ends here sorts first, as it should, since no name has a zero byte. */
-static uint64_t name_key(const struct builder *b, uint32_t name, size_t depth)
+static uint64_t order_key(const struct builder *b, uint32_t name, size_t depth)
 {
     size_t len = name_length(b, name);
     uint64_t key = 0;
@@ -94,34 +94,34 @@ static uint64_t name_key(const struct builder *b, uint32_t name, size_t depth)
     return be64toh(key);
 }
 
-static void sort_from(const struct builder *b, struct sort_item *items, size_t count,
-                      struct sort_item *spare, size_t depth)
+static void order_sort_from(const struct builder *b, struct sort_item *items, size_t count,
+                            struct sort_item *spare, size_t depth)
 {
-    depth += common_length(b, items, count, depth);
+    depth += order_common_length(b, items, count, depth);
     bool is_sorted = true;
     for (size_t i = 0; i < count; i++) {
-        items[i].key = name_key(b, (uint32_t)items[i].name, depth);
+        items[i].key = order_key(b, (uint32_t)items[i].name, depth);
         is_sorted = is_sorted && (i == 0 || items[i - 1].key <= items[i].key);
     }
     if (!is_sorted && count <= INSERTION_MAX)
-        insertion_sort(items, count);
+        order_insertion_sort(items, count);
     else if (!is_sorted)
-        radix_sort(items, count, spare);
+        order_radix_sort(items, count, spare);
 
     for (size_t i = 0, end; i < count; i = end) {
         for (end = i + 1; end < count && items[end].key == items[i].key; end++)
             ;
         if (end - i > 1)
-            sort_from(b, items + i, end - i, spare, depth + 8);
+            order_sort_from(b, items + i, end - i, spare, depth + 8);
     }
 }
 
 /* All are children of one directory. `spare` is as large as `items`. */
-static void sort_names(const struct builder *b, struct sort_item *items, size_t count,
+static void order_sort(const struct builder *b, struct sort_item *items, size_t count,
                        struct sort_item *spare)
 {
     if (count > 1)
-        sort_from(b, items, count, spare, 0);
+        order_sort_from(b, items, count, spare, 0);
 }
 
 /* ---- the tree ---- */
@@ -130,7 +130,7 @@ static void sort_names(const struct builder *b, struct sort_item *items, size_t 
  * Group names by parent, in the order in which they were added. Those of `p` end up in
  * by_parent[ends[p - 1] .. ends[p]). Both arrays have one item for each name.
  */
-static void group_children(const struct builder *b, uint32_t *by_parent, uint32_t *ends)
+static void order_group_children(const struct builder *b, uint32_t *by_parent, uint32_t *ends)
 {
     size_t count = b->names.count;
     memset(ends, 0, count * sizeof(*ends));
@@ -147,7 +147,7 @@ static void group_children(const struct builder *b, uint32_t *by_parent, uint32_
 }
 
 /* Room for the largest directory, twice. */
-static struct sort_item *sort_room(const struct builder *b, size_t *ret_largest)
+static struct sort_item *order_room(const struct builder *b, size_t *ret_largest)
 {
     uint64_t largest = 1;
     for (size_t i = 0; i < b->inodes.count; i++)
@@ -161,14 +161,14 @@ static struct sort_item *sort_room(const struct builder *b, size_t *ret_largest)
  * Append a directory's children to the order, sorted, and store in the directory
  * where they are, as its entry on disk will.
  */
-static void place_children(struct builder *b, struct builder_inode *dir,
-                           const uint32_t *children, struct sort_item *items,
-                           struct sort_item *spare, uint32_t *order, uint32_t placed)
+static void order_place_children(struct builder *b, struct builder_inode *dir,
+                                 const uint32_t *children, struct sort_item *items,
+                                 struct sort_item *spare, uint32_t *order, uint32_t placed)
 {
     uint32_t count = (uint32_t)dir->data;
     for (uint32_t i = 0; i < count; i++)
         items[i].name = children[i];
-    sort_names(b, items, count, spare);
+    order_sort(b, items, count, spare);
     for (uint32_t i = 0; i < count; i++)
         order[placed + i] = (uint32_t)items[i].name;
     dir->data = placed | (uint64_t)count << 32;
@@ -182,10 +182,10 @@ int builder_number(struct builder *b, uint32_t *order)
     size_t count = b->names.count, largest;
     auto_free uint32_t *by_parent = calloc(count, sizeof(*by_parent));
     auto_free uint32_t *ends = calloc(count, sizeof(*ends));
-    auto_free struct sort_item *items = sort_room(b, &largest);
+    auto_free struct sort_item *items = order_room(b, &largest);
     if (!by_parent || !ends || !items)
         return -ENOMEM;
-    group_children(b, by_parent, ends);
+    order_group_children(b, by_parent, ends);
 
     uint32_t placed = 1;
     order[0] = 0;
@@ -196,8 +196,8 @@ int builder_number(struct builder *b, uint32_t *order)
             continue;
         struct builder_inode *dir = &b->inodes.at[inode];
         uint32_t children = (uint32_t)dir->data;
-        place_children(b, dir, by_parent + (ends[name] - children), items, items + largest,
-                       order, placed);
+        order_place_children(b, dir, by_parent + (ends[name] - children), items,
+                             items + largest, order, placed);
         placed += children;
         if (vector_push(&b->dirs, htole32(position)) < 0)
             return -ENOMEM;

@@ -13,7 +13,8 @@
 #include "index_private.h"
 
 /* The general way, which also handles entries that are not files. */
-static int look_up(const struct index *index, uint32_t position, struct index_file *ret_file)
+static int index_file_look_up(const struct index *index, uint32_t position,
+                              struct index_file *ret_file)
 {
     struct node node;
     struct extent extent;
@@ -33,7 +34,7 @@ static int look_up(const struct index *index, uint32_t position, struct index_fi
 }
 
 /* Are files with this record of ATTRS inodes that are stored in one piece? */
-static bool is_plain(const struct index *index, uint64_t attr)
+static bool index_file_is_plain(const struct index *index, uint64_t attr)
 {
     const struct disk_attr *a =
         index_bytes(index, SECTION_ATTRS, attr * sizeof(*a), sizeof(*a));
@@ -42,8 +43,8 @@ static bool is_plain(const struct index *index, uint64_t attr)
 }
 
 /* False: the entry is damaged. */
-static bool read_plain(const struct index *index, const struct disk_entry *e, uint32_t mode,
-                       struct index_file *ret_file)
+static bool index_file_read_plain(const struct index *index, const struct disk_entry *e,
+                                  uint32_t mode, struct index_file *ret_file)
 {
     uint64_t size = le64toh(e->size), offset = le64toh(e->data);
     uint64_t archive_bytes = index->info.archive_bytes;
@@ -73,14 +74,14 @@ int index_files(const struct index *index, uint32_t first, uint32_t count,
     for (uint32_t i = 0; i < count; i++) {
         uint64_t attr = le64toh(e[i].name_attr) >> DISK_NAME_BITS;
         if (attr == plain) {
-            if (!read_plain(index, &e[i], mode, &ret_files[i]))
+            if (!index_file_read_plain(index, &e[i], mode, &ret_files[i]))
                 return -EUCLEAN;
             continue;
         }
-        int r = look_up(index, first + i, &ret_files[i]);
+        int r = index_file_look_up(index, first + i, &ret_files[i]);
         if (r < 0)
             return r;
-        if (is_plain(index, attr)) {
+        if (index_file_is_plain(index, attr)) {
             plain = attr;
             mode = ret_files[i].mode;
         }

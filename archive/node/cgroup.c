@@ -42,7 +42,7 @@ bool cgroup_line(const char *folder, const char *file, char *line, size_t size)
  * The group that /proc/self/cgroup names for the controller: "4:cpu,memory:/path", or
  * "0::/path" for version 2, whose controller is "".
  */
-static bool own_group(const char *root, const char *controller, char ret_path[PATH_MAX])
+static bool cgroup_own(const char *root, const char *controller, char ret_path[PATH_MAX])
 {
     char file[PATH_MAX];
     auto_free char *line = NULL;
@@ -74,7 +74,7 @@ int cgroup_walk(const char *root, const char *controller, cgroup_visit *visit, v
     char path[3 * PATH_MAX];
 
     snprintf(mountinfo, sizeof(mountinfo), "%s/proc/self/mountinfo", root);
-    if (!own_group(root, controller ? controller : "", own) ||
+    if (!cgroup_own(root, controller ? controller : "", own) ||
         mountinfo_cgroup(mountinfo, controller, mounted, seen) < 0)
         return -ENOENT;
     size_t n = strcmp(seen, "/") == 0 ? 0 : strlen(seen);

@@ -16,7 +16,7 @@
 
 #define CPUS_MAX 8192
 
-static unsigned mask_count(void)
+static unsigned cpus_mask_count(void)
 {
     cpu_set_t *set = CPU_ALLOC(CPUS_MAX);
     size_t size = CPU_ALLOC_SIZE(CPUS_MAX);
@@ -25,7 +25,7 @@ static unsigned mask_count(void)
     return n > 0 ? (unsigned)n : 0;
 }
 
-static void lower(unsigned *least, uint64_t time, uint64_t period)
+static void cpus_lower(unsigned *least, uint64_t time, uint64_t period)
 {
     if (period == 0 || time == 0 || time / period >= CPUS_MAX)
         return;
@@ -35,29 +35,29 @@ static void lower(unsigned *least, uint64_t time, uint64_t period)
 }
 
 /* cgroup_visit, version 2: "TIME PERIOD", or "max PERIOD". */
-static bool see_max(void *ctx, const char *folder)
+static bool cpus_see_max(void *ctx, const char *folder)
 {
     char line[64];
     unsigned long long time, period;
     if (cgroup_line(folder, "cpu.max", line, sizeof(line)) &&
         sscanf(line, "%llu %llu", &time, &period) == 2)
-        lower(ctx, time, period);
+        cpus_lower(ctx, time, period);
     return true;
 }
 
 /* cgroup_visit, version 1: two files; -1 means no limit. */
-static bool see_cfs(void *ctx, const char *folder)
+static bool cpus_see_cfs(void *ctx, const char *folder)
 {
     char line[64];
     long long time;
     if (cgroup_line(folder, "cpu.cfs_quota_us", line, sizeof(line)) &&
         sscanf(line, "%lld", &time) == 1 && time > 0)
-        lower(ctx, (uint64_t)time, cgroup_number(folder, "cpu.cfs_period_us"));
+        cpus_lower(ctx, (uint64_t)time, cgroup_number(folder, "cpu.cfs_period_us"));
     return true;
 }
 
 /* Count the CPUs in a list such as "0-3,8". */
-static unsigned list_count(const char *list)
+static unsigned cpus_list_count(const char *list)
 {
     unsigned total = 0, first, last;
     int n;
@@ -78,7 +78,7 @@ static unsigned list_count(const char *list)
 /*
  * cgroup_visit: the nearest group with a set counts; groups without the controller have none.
  */
-static bool see_cpuset(void *ctx, const char *folder)
+static bool cpus_see_cpuset(void *ctx, const char *folder)
 {
     static const char *const files[] = {"cpuset.cpus.effective", "cpuset.effective_cpus",
                                         "cpuset.cpus"};
@@ -86,7 +86,7 @@ static bool see_cpuset(void *ctx, const char *folder)
     unsigned *count = ctx;
     for (unsigned i = 0; i < 3 && *count == 0; i++)
         if (cgroup_line(folder, files[i], line, sizeof(line)))
-            *count = list_count(line);
+            *count = cpus_list_count(line);
     return *count == 0;
 }
 
@@ -94,12 +94,12 @@ void cpus_look(const char *root, struct cpus *ret_cpus)
 {
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     *ret_cpus =
-        (struct cpus){.mask = mask_count(), .online = online > 0 ? (unsigned)online : 0};
-    cgroup_walk(root, NULL, see_max, &ret_cpus->quota);
-    cgroup_walk(root, "cpu", see_cfs, &ret_cpus->quota);
-    cgroup_walk(root, "cpuset", see_cpuset, &ret_cpus->cpuset);
+        (struct cpus){.mask = cpus_mask_count(), .online = online > 0 ? (unsigned)online : 0};
+    cgroup_walk(root, NULL, cpus_see_max, &ret_cpus->quota);
+    cgroup_walk(root, "cpu", cpus_see_cfs, &ret_cpus->quota);
+    cgroup_walk(root, "cpuset", cpus_see_cpuset, &ret_cpus->cpuset);
     if (ret_cpus->cpuset == 0)
-        cgroup_walk(root, NULL, see_cpuset, &ret_cpus->cpuset);
+        cgroup_walk(root, NULL, cpus_see_cpuset, &ret_cpus->cpuset);
 }
 
 unsigned cpus_allowed(void)
@@ -132,7 +132,7 @@ bool cpus_may_widen(const struct cpus *cpus, bool all_ours)
 }
 
 /* Does the batch system say that the job has all CPUs of the node? */
-static bool job_has_node(unsigned online)
+static bool cpus_job_has_node(unsigned online)
 {
     const char *text = getenv("SLURM_CPUS_ON_NODE");
     unsigned long n = text ? strtoul(text, NULL, 10) : 0;
@@ -143,7 +143,7 @@ bool cpus_widen(void)
 {
     struct cpus cpus;
     cpus_look("", &cpus);
-    if (!cpus_may_widen(&cpus, job_has_node(cpus.online)))
+    if (!cpus_may_widen(&cpus, cpus_job_has_node(cpus.online)))
         return false;
     cpu_set_t *set = CPU_ALLOC(CPUS_MAX);
     size_t size = CPU_ALLOC_SIZE(CPUS_MAX);
@@ -152,5 +152,5 @@ bool cpus_widen(void)
     memset(set, 0xff, size);
     bool done = sched_setaffinity(0, size, set) == 0;
     CPU_FREE(set);
-    return done && mask_count() > cpus.mask;
+    return done && cpus_mask_count() > cpus.mask;
 }

@@ -27,7 +27,7 @@ static const struct batch_system {
     {"JOB_ID", "SGE_TASK_ID", "SGE_CELL"},
 };
 
-static const char *variable(const char *name)
+static const char *job_variable(const char *name)
 {
     const char *value = name ? getenv(name) : NULL;
     return value && *value ? value : NULL;
@@ -50,11 +50,11 @@ void job_detect(struct job *ret_job)
     *ret_job = (struct job){0};
     for (size_t i = 0; i < sizeof(systems) / sizeof(systems[0]); i++) {
         const struct batch_system *s = &systems[i];
-        if (!variable(s->id) || (s->witness && !variable(s->witness)))
+        if (!job_variable(s->id) || (s->witness && !job_variable(s->witness)))
             continue;
         ret_job->variable = s->id;
-        copy_safe(ret_job->id, variable(s->id));
-        copy_safe(ret_job->step, variable(s->step));
+        copy_safe(ret_job->id, job_variable(s->id));
+        copy_safe(ret_job->step, job_variable(s->step));
         return;
     }
 }

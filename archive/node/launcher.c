@@ -71,14 +71,14 @@ const char *launcher_environment(void *ctx, const char *name)
     return getenv(name);
 }
 
-static const char *value_of(const struct environment *e, const char *name)
+static const char *launcher_value(const struct environment *e, const char *name)
 {
     const char *value = e->get(e->ctx, name);
     return value && *value ? value : NULL;
 }
 
 /* Decimal digits and nothing else, at most `max`. */
-static bool parse(const char *text, uint64_t max, uint64_t *ret_number)
+static bool launcher_parse(const char *text, uint64_t max, uint64_t *ret_number)
 {
     uint64_t number = 0;
     for (const char *c = text; *c; c++) {
@@ -92,7 +92,7 @@ static bool parse(const char *text, uint64_t max, uint64_t *ret_number)
     return true;
 }
 
-static int no_number(struct fault *fault, const char *name, const char *value)
+static int launcher_no_number(struct fault *fault, const char *name, const char *value)
 {
     fault_set(fault, -EINVAL, name, FAULT_NO_OFFSET, "'%s' is not a number that it can have",
               value);
@@ -101,15 +101,15 @@ static int no_number(struct fault *fault, const char *name, const char *value)
 }
 
 /* 1: *ret_number is the value of the first variable set, named *ret_name. 0: none is set. */
-static int number_of(const struct environment *e, const char *const names[ALTERNATIVES],
-                     struct fault *fault, const char **ret_name, uint64_t *ret_number)
+static int launcher_number(const struct environment *e, const char *const names[ALTERNATIVES],
+                           struct fault *fault, const char **ret_name, uint64_t *ret_number)
 {
     for (int i = 0; i < ALTERNATIVES && names[i]; i++) {
-        const char *value = value_of(e, names[i]);
+        const char *value = launcher_value(e, names[i]);
         if (!value)
             continue;
-        if (!parse(value, WORLD_MAX, ret_number))
-            return no_number(fault, names[i], value);
+        if (!launcher_parse(value, WORLD_MAX, ret_number))
+            return launcher_no_number(fault, names[i], value);
         *ret_name = names[i];
         return 1;
     }
@@ -119,28 +119,28 @@ static int number_of(const struct environment *e, const char *const names[ALTERN
 bool launcher_in_slurm_step(launcher_getenv *get, void *ctx)
 {
     const struct environment e = {get, ctx};
-    const char *step = value_of(&e, "SLURM_STEP_ID");
+    const char *step = launcher_value(&e, "SLURM_STEP_ID");
     if (!step)
-        step = value_of(&e, "SLURM_STEPID");
+        step = launcher_value(&e, "SLURM_STEPID");
     uint64_t number;
-    return step && parse(step, SLURM_STEP_MAX, &number);
+    return step && launcher_parse(step, SLURM_STEP_MAX, &number);
 }
 
-static int no_world(const struct names *n, struct fault *fault)
+static int launcher_no_world(const struct names *n, struct fault *fault)
 {
     fault_set(fault, -EINVAL, n->rank, FAULT_NO_OFFSET, "is set, but %s is not", n->world[0]);
     fault_advise(fault, "set both or neither, or give rank and world size by options");
     return -EINVAL;
 }
 
-static int read_launcher(const struct environment *e, const struct names *n, uint64_t rank,
+static int launcher_read(const struct environment *e, const struct names *n, uint64_t rank,
                          struct fault *fault, struct launcher *ret_launcher)
 {
     const char *name;
     uint64_t world, local;
-    int r = number_of(e, n->world, fault, &name, &world);
+    int r = launcher_number(e, n->world, fault, &name, &world);
     if (r <= 0)
-        return r < 0 ? r : no_world(n, fault);
+        return r < 0 ? r : launcher_no_world(n, fault);
     if (rank >= world) {
         fault_set(fault, -EINVAL, n->rank, FAULT_NO_OFFSET,
                   "is %llu, but %s is %llu: ranks count from 0", (unsigned long long)rank, name,
@@ -148,7 +148,7 @@ static int read_launcher(const struct environment *e, const struct names *n, uin
         fault_advise(fault, "unset both, or give rank and world size by options");
         return -EINVAL;
     }
-    r = number_of(e, n->local, fault, &name, &local);
+    r = launcher_number(e, n->local, fault, &name, &local);
     if (r < 0)
         return r;
     *ret_launcher = (struct launcher){.name = n->launcher,
@@ -162,19 +162,19 @@ static int read_launcher(const struct environment *e, const struct names *n, uin
  * Does the rank belong to the step's own task, rather than come from an mpiexec within the
  * step?
  */
-static bool is_slurms(const struct environment *e, const struct names *n,
-                      const struct launcher *launcher)
+static bool launcher_is_slurms(const struct environment *e, const struct names *n,
+                               const struct launcher *launcher)
 {
-    const char *task = value_of(e, "SLURM_PROCID");
+    const char *task = launcher_value(e, "SLURM_PROCID");
     uint64_t rank;
     if (n->slurm)
         return true;
     return (strcmp(n->launcher, "PMIx") == 0 || strcmp(n->launcher, "PMI") == 0) &&
-           launcher_in_slurm_step(e->get, e->ctx) && !value_of(e, "MPI_LOCALRANKID") && task &&
-           parse(task, WORLD_MAX, &rank) && rank == launcher->rank;
+           launcher_in_slurm_step(e->get, e->ctx) && !launcher_value(e, "MPI_LOCALRANKID") &&
+           task && launcher_parse(task, WORLD_MAX, &rank) && rank == launcher->rank;
 }
 
-static bool has_terminal(void)
+static bool launcher_has_terminal(void)
 {
     int fd = open("/dev/tty", O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
     if (fd >= 0)
@@ -183,10 +183,10 @@ static bool has_terminal(void)
 }
 
 /* See launcher_find. */
-static void look_for_a_person(const struct environment *e, const struct names *n,
-                              struct launcher *launcher)
+static void launcher_check_terminal(const struct environment *e, const struct names *n,
+                                    struct launcher *launcher)
 {
-    if (launcher->world == 1 || !is_slurms(e, n, launcher) || !has_terminal())
+    if (launcher->world == 1 || !launcher_is_slurms(e, n, launcher) || !launcher_has_terminal())
         return;
     uint32_t rank = launcher->rank, world = launcher->world;
     if (getpgrp() == getsid(0)) {
@@ -213,13 +213,13 @@ int launcher_find(launcher_getenv *get, void *ctx, struct fault *fault,
         uint64_t number;
         if (table[i].slurm && !launcher_in_slurm_step(get, ctx))
             continue;
-        int r = number_of(&e, rank, fault, &name, &number);
+        int r = launcher_number(&e, rank, fault, &name, &number);
         if (r == 0)
             continue;
         if (r > 0)
-            r = read_launcher(&e, &table[i], number, fault, ret_launcher);
+            r = launcher_read(&e, &table[i], number, fault, ret_launcher);
         if (r == 0)
-            look_for_a_person(&e, &table[i], ret_launcher);
+            launcher_check_terminal(&e, &table[i], ret_launcher);
         return r;
     }
     *ret_launcher = (struct launcher){.world = 1, .local_rank = -1};
@@ -244,7 +244,8 @@ uint64_t launcher_start(launcher_getenv *get, void *ctx, const char *launcher)
     uint64_t start = 0;
     for (size_t i = 0; launcher && i < sizeof(starts) / sizeof(starts[0]); i++)
         for (int k = 0; strcmp(starts[i].launcher, launcher) == 0 && k < ALTERNATIVES; k++) {
-            const char *name = starts[i].tells[k], *value = name ? value_of(&e, name) : NULL;
+            const char *name = starts[i].tells[k],
+                       *value = name ? launcher_value(&e, name) : NULL;
             if (value)
                 start = XXH3_64bits_withSeed(value, strlen(value), start + 1);
         }

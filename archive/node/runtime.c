@@ -17,8 +17,8 @@
 #define AGAIN_MOST 1000 /* times a removed folder is created again */
 
 /* Add a directory that is not in the list yet. */
-static size_t add_place(char places[RUNTIME_FOLDERS_MAX][PATH_MAX], size_t count,
-                        const char *path)
+static size_t runtime_add_place(char places[RUNTIME_FOLDERS_MAX][PATH_MAX], size_t count,
+                                const char *path)
 {
     char real[PATH_MAX];
     struct stat st;
@@ -35,12 +35,12 @@ static size_t add_place(char places[RUNTIME_FOLDERS_MAX][PATH_MAX], size_t count
 
 size_t runtime_places(char places[RUNTIME_FOLDERS_MAX][PATH_MAX])
 {
-    size_t count = add_place(places, 0, getenv("ONEPOT_RUNTIME_DIR"));
+    size_t count = runtime_add_place(places, 0, getenv("ONEPOT_RUNTIME_DIR"));
     if (count)
         return count;
-    count = add_place(places, count, "/dev/shm");
-    count = add_place(places, count, getenv("TMPDIR"));
-    return add_place(places, count, "/tmp");
+    count = runtime_add_place(places, count, "/dev/shm");
+    count = runtime_add_place(places, count, getenv("TMPDIR"));
+    return runtime_add_place(places, count, "/tmp");
 }
 
 size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX])
@@ -58,7 +58,7 @@ size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX])
 }
 
 /* With `create`, -ENOENT means that another process removed the folder again meanwhile. */
-static int open_once(const char *folder, bool create, int *ret_fd)
+static int runtime_open_once(const char *folder, bool create, int *ret_fd)
 {
     struct stat st;
 
@@ -81,8 +81,8 @@ static int open_once(const char *folder, bool create, int *ret_fd)
 
 int runtime_open(const char *folder, bool create, int *ret_fd)
 {
-    int r = open_once(folder, create, ret_fd);
+    int r = runtime_open_once(folder, create, ret_fd);
     for (int again = 0; create && r == -ENOENT && again < AGAIN_MOST; again++)
-        r = open_once(folder, create, ret_fd);
+        r = runtime_open_once(folder, create, ret_fd);
     return r;
 }

@@ -93,7 +93,7 @@ static void footer_encode(uint8_t bytes[FOOTER_BYTES], const struct footer *f)
     memcpy(bytes, &disk, sizeof(disk));
 }
 
-static void put_skippable(uint8_t bytes[SKIPPABLE_BYTES], uint64_t content_bytes)
+static void onepot_put_skippable(uint8_t bytes[SKIPPABLE_BYTES], uint64_t content_bytes)
 {
     bytes_put_le32(bytes, SKIPPABLE_MAGIC);
     bytes_put_le32(bytes + 4, (uint32_t)content_bytes);
@@ -128,14 +128,14 @@ static uint64_t footer_image_end(const struct footer *f)
  * Writes the headers of the frames that hold the index, and the zeros between them and their
  * pieces.
  */
-static int write_index_frames(int fd, const struct footer *f)
+static int onepot_write_index_frames(int fd, const struct footer *f)
 {
     static const uint8_t zeros[DISK_PAGE_BYTES];
     int r = 0;
     for (uint64_t at = 0; r == 0 && at < f->image_bytes;) {
         struct index_frame frame = index_frame(f, at);
         uint8_t head[SKIPPABLE_BYTES];
-        put_skippable(head, frame.end - frame.start - SKIPPABLE_BYTES);
+        onepot_put_skippable(head, frame.end - frame.start - SKIPPABLE_BYTES);
         r = write_at(fd, head, sizeof(head), frame.start);
         if (r == 0)
             r = write_at(fd, zeros, (size_t)(frame.piece - frame.start - SKIPPABLE_BYTES),
@@ -146,21 +146,21 @@ static int write_index_frames(int fd, const struct footer *f)
 }
 
 /* Writes the footer behind the index of a compressed archive, in a frame of its own. */
-static int write_zstd_end(int fd, struct footer *f)
+static int onepot_write_zstd_end(int fd, struct footer *f)
 {
     uint8_t end[SKIPPABLE_BYTES + FOOTER_BYTES];
     uint64_t end_of_image = footer_image_end(f);
     f->file_bytes = end_of_image + sizeof(end);
     if (f->file_bytes > INT64_MAX)
         return -EFBIG;
-    int r = write_index_frames(fd, f);
-    put_skippable(end, FOOTER_BYTES);
+    int r = onepot_write_index_frames(fd, f);
+    onepot_put_skippable(end, FOOTER_BYTES);
     footer_encode(end + SKIPPABLE_BYTES, f);
     return r < 0 ? r : write_at(fd, end, sizeof(end), end_of_image);
 }
 
 /* Writes zeros up to the end of the file, with the footer in its last block. */
-static int write_plain_end(int fd, struct footer *f)
+static int onepot_write_plain_end(int fd, struct footer *f)
 {
     uint8_t end[ONEPOT_RECORD_BYTES + FOOTER_BYTES] = {0};
     uint64_t end_of_image = footer_image_end(f);
@@ -173,7 +173,7 @@ static int write_plain_end(int fd, struct footer *f)
 }
 
 /* Where the image begins whose frame begins at `start`. */
-static uint64_t zstd_image_offset(uint64_t start)
+static uint64_t footer_zstd_image_offset(uint64_t start)
 {
     return (start + SKIPPABLE_BYTES + 7) & ~UINT64_C(7);
 }
@@ -189,7 +189,7 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
         .incompatible = tar->zstd ? FOOTER_ZSTD : 0,
     };
     memcpy(f.identifier, tar->identifier, sizeof(f.identifier));
-    f.image_offset = tar->zstd ? zstd_image_offset(f.archive_bytes) : tar->tar_bytes;
+    f.image_offset = tar->zstd ? footer_zstd_image_offset(f.archive_bytes) : tar->tar_bytes;
     if (tar->zstd)
         f.stride = tar->stride ? tar->stride : DISK_STRIDE_MAX;
     header->format = FORMAT_ONEPOT;
@@ -200,7 +200,7 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
     int r = builder_write_pieces(builder, header, fd, f.image_offset, f.stride, fault,
                                  &f.image_bytes);
     if (r == 0)
-        r = tar->zstd ? write_zstd_end(fd, &f) : write_plain_end(fd, &f);
+        r = tar->zstd ? onepot_write_zstd_end(fd, &f) : onepot_write_plain_end(fd, &f);
     if (r == -EFBIG)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "archive grows too large");
     if (r == 0)
@@ -264,7 +264,7 @@ static int footer_check_layout(const struct footer *f, uint64_t at, struct fault
     if (footer_is_zstd(f) &&
         (f->stride % DISK_PAGE_BYTES || f->stride < 2 * DISK_PAGE_BYTES ||
          f->stride > DISK_STRIDE_MAX || f->archive_bytes > f->image_offset ||
-         f->image_offset != zstd_image_offset(f->archive_bytes) ||
+         f->image_offset != footer_zstd_image_offset(f->archive_bytes) ||
          footer_image_end(f) + SKIPPABLE_BYTES + FOOTER_BYTES != f->file_bytes))
         return footer_impossible(fault, at, "the index");
     return 0;
@@ -366,7 +366,7 @@ static int onepot_check_skippable(const struct source *source, uint64_t start, u
                                   struct fault *fault)
 {
     uint8_t wanted[SKIPPABLE_BYTES], found[SKIPPABLE_BYTES];
-    put_skippable(wanted, end - start - SKIPPABLE_BYTES);
+    onepot_put_skippable(wanted, end - start - SKIPPABLE_BYTES);
     int r = source_read(source, found, sizeof(found), start);
     if (r < 0)
         return fault_set(fault, r, NULL, start, "read error: %s", fault_errno(r));

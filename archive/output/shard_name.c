@@ -18,7 +18,8 @@
 static const char *const endings[] = {".onepot.tar.zst", ".onepot.tar", ".tar.zst", ".tar"};
 
 /* The place of %d or %0Nd and its length, or NULL. */
-static const char *find_pattern(const char *name, size_t *ret_len, unsigned *ret_digits)
+static const char *shard_name_find_pattern(const char *name, size_t *ret_len,
+                                           unsigned *ret_digits)
 {
     for (const char *p = strchr(name, '%'); p; p = strchr(p + 1, '%')) {
         size_t len = 1 + strspn(p + 1, DIGITS);
@@ -31,8 +32,8 @@ static const char *find_pattern(const char *name, size_t *ret_len, unsigned *ret
     return NULL;
 }
 
-static int parse_pattern(const char *output, const char *place, size_t len,
-                         struct shard_names *names)
+static int shard_name_parse(const char *output, const char *place, size_t len,
+                            struct shard_names *names)
 {
     if (strchr(place, '/') || names->digits > 100)
         return -EINVAL;
@@ -41,7 +42,7 @@ static int parse_pattern(const char *output, const char *place, size_t len,
     return names->before && names->after ? 0 : -ENOMEM;
 }
 
-static size_t ending_of(const char *output, size_t len)
+static size_t shard_name_ending(const char *output, size_t len)
 {
     for (size_t i = 0; i < sizeof(endings) / sizeof(endings[0]); i++) {
         size_t ending = strlen(endings[i]);
@@ -51,9 +52,9 @@ static size_t ending_of(const char *output, size_t len)
     return 0;
 }
 
-static int insert_number(const char *output, struct shard_names *names)
+static int shard_name_insert(const char *output, struct shard_names *names)
 {
-    size_t len = strlen(output), ending = ending_of(output, len);
+    size_t len = strlen(output), ending = shard_name_ending(output, len);
     names->digits = 5;
     if (asprintf(&names->before, "%.*s-", (int)(len - ending), output) < 0)
         names->before = NULL;
@@ -66,8 +67,9 @@ int shard_names_parse(const char *output, uint32_t count, struct shard_names *re
 {
     struct shard_names names = {.count = count};
     size_t len;
-    const char *place = find_pattern(output, &len, &names.digits);
-    int r = place ? parse_pattern(output, place, len, &names) : insert_number(output, &names);
+    const char *place = shard_name_find_pattern(output, &len, &names.digits);
+    int r = place ? shard_name_parse(output, place, len, &names)
+                  : shard_name_insert(output, &names);
     if (r < 0)
         shard_names_free(&names);
     else
@@ -118,7 +120,7 @@ char *shard_record_name(const char *before, size_t before_len, const char *after
                                                                                      : name;
 }
 
-static bool is_record(const struct shard_names *names, const char *name)
+static bool shard_name_is_record(const struct shard_names *names, const char *name)
 {
     const char *before = path_base(names->before);
     auto_free char *record = shard_record_name(before, strlen(before), names->after);
@@ -131,5 +133,5 @@ bool shard_names_match(const struct shard_names *names, const char *name)
     uint32_t number;
     return shard_names_find(names, name, len, &number) ||
            (partial_name_parse(name, &len) && shard_names_find(names, name, len, &number)) ||
-           (name[0] == '.' && is_record(names, name));
+           (name[0] == '.' && shard_name_is_record(names, name));
 }
