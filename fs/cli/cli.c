@@ -15,7 +15,8 @@
 /* ---- messages ---- */
 
 /* "onepot COMMAND: FILE: text\n" to standard error; command and file may be NULL. */
-static void say(const char *command, const char *file, const char *format, va_list args)
+static void print_message(const char *command, const char *file, const char *format,
+                          va_list args)
 {
     auto_free char *text = NULL;
     auto_free char *line = NULL;
@@ -45,7 +46,7 @@ int cli_failf(const char *file, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    say(NULL, file, format, args);
+    print_message(NULL, file, format, args);
     va_end(args);
     return CLI_FAILED;
 }
@@ -64,7 +65,7 @@ void cli_note(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    say(NULL, NULL, format, args);
+    print_message(NULL, NULL, format, args);
     va_end(args);
 }
 

@@ -10,7 +10,7 @@ struct opening {
     const struct pot_options *given; /* NULL: none */
 };
 
-static void note(void *ctx, const char *text)
+static void opening_note(void *ctx, const char *text)
 {
     struct opening *o = ctx;
     cli_progress_note(&o->line, text);
@@ -18,7 +18,7 @@ static void note(void *ctx, const char *text)
         o->given->note(o->given->ctx, text);
 }
 
-static void show(void *ctx, const char *doing, const struct progress *progress)
+static void opening_show(void *ctx, const char *doing, const struct progress *progress)
 {
     struct opening *o = ctx;
     cli_progress_show(&o->line, doing, progress);
@@ -33,8 +33,8 @@ int cli_open_pot(const char *path, const struct pot_options *options,
     struct pot_options all = options ? *options : (struct pot_options){0};
     struct fault fault = {0};
     cli_progress_start(&opening.line, mode);
-    all.note = note;
-    all.progress = show;
+    all.note = opening_note;
+    all.progress = opening_show;
     all.ctx = &opening;
     all.max_ratio = cli_max_ratio();
     if (!all.memory_bytes)

@@ -98,7 +98,7 @@ static unsigned least3(unsigned a, unsigned b, unsigned c)
 /*
  * The number of insertions, deletions, replacements and swaps of neighbours that turn a into b.
  */
-static unsigned distance(const char *a, size_t a_len, const char *b, size_t b_len)
+static unsigned word_distance(const char *a, size_t a_len, const char *b, size_t b_len)
 {
     unsigned d[NEAREST_MAX + 1][NEAREST_MAX + 1];
     for (unsigned i = 0; i <= a_len; i++)
@@ -128,7 +128,7 @@ const char *cli_nearest(const char *word, const char *const *candidates)
         size_t candidate_len = strlen(*candidates);
         if (candidate_len > NEAREST_MAX)
             continue;
-        unsigned d = distance(word, len, *candidates, candidate_len);
+        unsigned d = word_distance(word, len, *candidates, candidate_len);
         if (len >= 2 && strncmp(*candidates, word, len) == 0)
             d = 1; /* a prefix of it */
         if (d < best_distance || (d == best_distance && !best && d < candidate_len)) {

@@ -50,8 +50,8 @@ static uint64_t time_left_ns(double left, double done, double seconds)
     return (uint64_t)(left / done * seconds * 1e9);
 }
 
-static void describe(const struct cli_progress *p, uint64_t now, const struct snapshot *s,
-                     char line[LINE_MAX_BYTES])
+static void describe_progress(const struct cli_progress *p, uint64_t now,
+                              const struct snapshot *s, char line[LINE_MAX_BYTES])
 {
     char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
     snprintf(line, LINE_MAX_BYTES, "%s: %s", p->doing, cli_format_bytes(s->done, a));
@@ -79,7 +79,7 @@ static void describe(const struct cli_progress *p, uint64_t now, const struct sn
                                b));
 }
 
-static unsigned columns(void)
+static unsigned terminal_columns(void)
 {
     struct winsize size;
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20 ? size.ws_col : 80;
@@ -108,9 +108,9 @@ void cli_progress_show(void *progress, const char *doing, const struct progress 
         .total = atomic_load_explicit(&state->bytes_total, memory_order_relaxed),
         .members = atomic_load_explicit(&state->members, memory_order_relaxed),
         .members_total = atomic_load_explicit(&state->members_total, memory_order_relaxed)};
-    describe(p, now, &snapshot, line);
+    describe_progress(p, now, &snapshot, line);
     if (p->terminal)
-        fprintf(stderr, "\r\033[K%.*s", (int)columns() - 1, line);
+        fprintf(stderr, "\r\033[K%.*s", (int)terminal_columns() - 1, line);
     else
         fprintf(stderr, "onepot: %s\n", line);
     p->drawn = p->terminal;

@@ -24,7 +24,7 @@ static bool has_listener(void)
 }
 
 /* Print the mount's path for the caller; without that nobody would own the mount. */
-static int tell(struct mounter *m)
+static int announce_mount(struct mounter *m)
 {
     int status = CLI_OK;
 
@@ -51,7 +51,7 @@ int command_mount(int argc, char **argv)
         return cli_fail(NULL, r, NULL);
     status = mounter_start(&m);
     if (status == CLI_GO_ON)
-        status = tell(&m);
+        status = announce_mount(&m);
     if (status == 0 && !options.foreground &&
         launcher_in_slurm_step(launcher_environment, NULL))
         cli_note("%s: the mount ends with this step of srun; 'srun onepot run' is for one "

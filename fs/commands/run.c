@@ -95,7 +95,7 @@ static void uncatch_signals(void)
 }
 
 /* In the child: become the command. */
-static void execute(void *ctx)
+static void execute_command(void *ctx)
 {
     struct run *run = ctx;
 
@@ -127,44 +127,40 @@ static pid_t start_command(struct run *run)
     }
     pid_t pid = fork();
     if (pid == 0)
-        execute(run);
+        execute_command(run);
     return pid < 0 ? -errno : pid;
 }
 
 /* ---- signals ---- */
 
-/* Signals that are passed on, whoever sent them. */
-static const int passed_on[] = {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
-#define PASSED_ON_COUNT (sizeof(passed_on) / sizeof(passed_on[0]))
+/* Signals that are waited for. */
+static const struct {
+    int number;
+    bool is_passed_on; /* whoever sent it; else only if a process did */
+    bool is_early;     /* may come before the command that it is for, and waits for it */
+} signals[] = {
+    {SIGTERM, true, false},  {SIGHUP, true, false},   {SIGUSR1, true, true},
+    {SIGUSR2, true, true},   {SIGINT, false, false},  {SIGQUIT, false, false},
+    {SIGCHLD, false, false}, {SIGTSTP, false, false}, {SIGCONT, false, false},
+};
+#define SIGNAL_COUNT (sizeof(signals) / sizeof(signals[0]))
 
 static bool is_passed_on(int number)
 {
-    for (size_t i = 0; i < PASSED_ON_COUNT; i++)
-        if (passed_on[i] == number)
-            return true;
+    for (size_t i = 0; i < SIGNAL_COUNT; i++)
+        if (signals[i].number == number)
+            return signals[i].is_passed_on;
     return false;
 }
 
-/* Blocks signals that may come before the command that they should be passed on to. */
-static void block_early(struct run *run)
+/* Block all of them, or the early ones; *ret_before is the mask as it was. */
+static void block_signals(bool early_only, sigset_t *ret_set, sigset_t *ret_before)
 {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGUSR1);
-    sigaddset(&set, SIGUSR2);
-    sigprocmask(SIG_BLOCK, &set, &run->mask);
-}
-
-static void block_all(sigset_t *ret_set)
-{
-    static const int others[] = {SIGINT, SIGQUIT, SIGCHLD, SIGTSTP, SIGCONT};
-
     sigemptyset(ret_set);
-    for (size_t i = 0; i < PASSED_ON_COUNT; i++)
-        sigaddset(ret_set, passed_on[i]);
-    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
-        sigaddset(ret_set, others[i]);
-    sigprocmask(SIG_BLOCK, ret_set, NULL);
+    for (size_t i = 0; i < SIGNAL_COUNT; i++)
+        if (signals[i].is_early || !early_only)
+            sigaddset(ret_set, signals[i].number);
+    sigprocmask(SIG_BLOCK, ret_set, ret_before);
 }
 
 /* Stop as the terminal wants it; but go on in a group that nobody could continue. */
@@ -203,7 +199,7 @@ static void report_daemon(struct run *run, int status)
 }
 
 /* True when the command has ended. */
-static bool reap(struct run *run, pid_t command, int *ret_status)
+static bool reap_children(struct run *run, pid_t command, int *ret_status)
 {
     pid_t pid;
     int status;
@@ -230,7 +226,7 @@ static int wait_command(struct run *run, pid_t command, const sigset_t *set)
             continue; /* EINTR: an unrelated signal */
         if (info.si_signo != SIGCHLD)
             pass_on(command, &info);
-        else if (reap(run, command, &status))
+        else if (reap_children(run, command, &status))
             break;
     }
     return WIFSIGNALED(status) ? RUN_SIGNALLED + WTERMSIG(status) : WEXITSTATUS(status);
@@ -241,7 +237,7 @@ static int run_command(struct run *run)
     sigset_t set;
 
     mounter_keep(&run->m); /* if the daemon has already died, that is reported later */
-    block_all(&set);
+    block_signals(false, &set, NULL);
     pid_t command = mounter_caught() ? -EINTR : start_command(run);
     if (command < 0) {
         if (!mounter_caught())
@@ -274,6 +270,7 @@ static int find_command(int argc, char **argv)
 int command_run(int argc, char **argv)
 {
     struct run run = {0};
+    sigset_t early;
     struct mount_options options;
     int at = find_command(argc, argv);
     int status = mount_options_parse(&usage, true, at ? at - 1 : argc, argv, &options);
@@ -283,11 +280,11 @@ int command_run(int argc, char **argv)
     if (!at || at == argc)
         return cli_usage_error(&usage, "no command was given: write it after '--'");
     run.command = argv + at;
-    block_early(&run);
+    block_signals(true, &early, &run.mask);
     int r = mounter_init(&run.m, &options, true);
     if (r < 0)
         return cli_fail(NULL, r, NULL), RUN_FAILED;
-    run.m.launch = execute;
+    run.m.launch = execute_command;
     run.m.launch_ctx = &run;
     status = mounter_start(&run.m) == CLI_GO_ON ? run_command(&run) : RUN_FAILED;
     mounter_free(&run.m);

@@ -116,7 +116,7 @@ static enum verdict judge_alive(struct slot *slot, const struct request *rq)
 }
 
 /* Under the registry's lock. */
-static enum verdict judge(struct slot *slot, const struct request *rq)
+static enum verdict judge_slot(struct slot *slot, const struct request *rq)
 {
     if (!slot_is_current(slot))
         return VERDICT_DONE;
@@ -144,7 +144,7 @@ static enum verdict judge_locked(struct slot *slot, const struct request *rq)
     int r = registry_lock(slot->folder, false, &registry);
 
     if (r == 0)
-        return judge(slot, rq);
+        return judge_slot(slot, rq);
     if (r == -ENOENT)
         return VERDICT_DONE;
     cli_failf(slot->folder, "it can't be locked: %s", strerror(-r));
@@ -336,7 +336,7 @@ static bool leads_out(const char *rest)
 /*
  * An absolute path for `given`, from its text alone. False: there is none, or it is too long.
  */
-static bool absolute(const char *given, char path[PATH_MAX])
+static bool absolute_text(const char *given, char path[PATH_MAX])
 {
     char folder[PATH_MAX];
 
@@ -376,7 +376,7 @@ static int umount_one(const struct slot_list *list, const char *given, const str
     char path[PATH_MAX];
     int status = CLI_OK, r;
     const char *rest;
-    struct slot *around = absolute(given, path) ? mount_around(list, path, &rest) : NULL;
+    struct slot *around = absolute_text(given, path) ? mount_around(list, path, &rest) : NULL;
 
     if (around && !rest[strspn(rest, "/")])
         return umount_slot(around, rq);

@@ -30,7 +30,7 @@
 /* ---- as one user ---- */
 
 /* End a mount of a job that has ended: unmount it and end its daemon. */
-static int end_mount(struct slot *slot)
+static int end_mount_of_job(struct slot *slot)
 {
     const struct counters *c = slot->counters;
 
@@ -46,7 +46,7 @@ static int end_mount(struct slot *slot)
 }
 
 /* Remove the slot if its daemon is dead, under the registry's lock. True: it lives. */
-static bool heal(struct slot *slot, int *status)
+static bool heal_if_dead(struct slot *slot, int *status)
 {
     const char *mountpoint = slot->counters->mountpoint;
     auto_registry registry = REGISTRY_NONE;
@@ -73,8 +73,8 @@ int cleaner_own(const char *job)
         return cli_fail(NULL, r, NULL);
     for (size_t i = 0; i < list.count; i++) {
         struct slot *slot = list.at[i];
-        if (heal(slot, &status) && job && strcmp(slot->counters->job, job) == 0 &&
-            end_mount(slot) != CLI_OK)
+        if (heal_if_dead(slot, &status) && job && strcmp(slot->counters->job, job) == 0 &&
+            end_mount_of_job(slot) != CLI_OK)
             status = CLI_FAILED;
         unmounter_sweep_copy(slot->counters);
     }
@@ -86,7 +86,7 @@ int cleaner_own(const char *job)
 /* ---- as other users ---- */
 
 /* For good: also gives up what a signal or a helper could take back. */
-static int become(uid_t uid)
+static int become_user(uid_t uid)
 {
     const struct passwd *user = getpwuid(uid);
     gid_t gid = user ? user->pw_gid : 65534;
@@ -107,7 +107,7 @@ int cleaner_user(uid_t uid, const char *job)
         return cli_failf(NULL, "only root may clean up after other users");
     pid_t pid = fork();
     if (pid == 0) {
-        int r = become(uid);
+        int r = become_user(uid);
         alarm(USER_LIMIT_S); /* even if the user does something to delay it */
         _exit(r < 0 ? cli_fail(NULL, r, NULL) : cleaner_own(job));
     }

@@ -81,10 +81,10 @@ void control_log(void *ctx, const char *line)
         dprintf(2, "onepot: %s\n", safe);
 }
 
-static void say(const struct control *c, const char *format, ...)
+static void control_say(const struct control *c, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-static void say(const struct control *c, const char *format, ...)
+static void control_say(const struct control *c, const char *format, ...)
 {
     char line[1024];
     int n = snprintf(line, sizeof(line), "%s: ", c->config->archive);
@@ -163,7 +163,7 @@ static bool lock_registry(const struct control *c, struct registry *ret_registry
 
 static void say_kept(const struct control *c, int r)
 {
-    say(c, "it can't be unmounted: %s", strerror(-r));
+    control_say(c, "it can't be unmounted: %s", strerror(-r));
 }
 
 /* Unmount unless somebody uses it. */
@@ -186,22 +186,22 @@ static void try_unmount(struct control *c)
 }
 
 /* Detach it, even if it is in use; its users are served until they are done. */
-static void detach(struct control *c)
+static void detach_mount(struct control *c)
 {
     if (c->config->can_leave) {
-        say(c, "still in use, and left: later reads get an error");
+        control_say(c, "still in use, and left: later reads get an error");
         c->stop = true;
         return;
     }
     int r = c->config->can_unmount ? unmounter_try(c->config->slot, true) : -EINVAL;
     if (r == 0)
-        say(c, "still in use, and taken out of the tree; open files stay readable");
+        control_say(c, "still in use, and taken out of the tree; open files stay readable");
     else if (r != -EINVAL)
         say_kept(c, r);
     set_unmounted(c);
 }
 
-static void drain(struct control *c, uint64_t limit_ns, const char *why)
+static void begin_draining(struct control *c, uint64_t limit_ns, const char *why)
 {
     char limit[32] = "";
 
@@ -210,7 +210,7 @@ static void drain(struct control *c, uint64_t limit_ns, const char *why)
     atomic_store(&c->config->slot->counters->state, MOUNT_DRAINING);
     if (limit_ns)
         snprintf(limit, sizeof(limit), ", in %u s at most", (unsigned)(limit_ns / SECOND_NS));
-    say(c, "%s: ending when nobody uses the mount any more%s", why, limit);
+    control_say(c, "%s: ending when nobody uses the mount any more%s", why, limit);
 }
 
 /* How long users of the mount have after a signal; 0: no limit. */
@@ -229,14 +229,14 @@ static void on_signal(struct control *c)
     if (read(c->signal_fd, &info, sizeof(info)) != sizeof(info))
         return;
     if (info.ssi_signo != SIGINT || !c->config->foreground) {
-        drain(c, grace_ns(c), info.ssi_signo == SIGHUP ? "hangup" : "asked to end");
+        begin_draining(c, grace_ns(c), info.ssi_signo == SIGHUP ? "hangup" : "asked to end");
         return;
     }
     static const char *const whys[] = {"interrupted (again: within 3 s)",
                                        "interrupted (again: at once)"};
     uint64_t limit_ns;
     if (ending_interrupt(&c->ending, grace_ns(c), &limit_ns))
-        drain(c, limit_ns, whys[c->ending.interrupts - 1]);
+        begin_draining(c, limit_ns, whys[c->ending.interrupts - 1]);
     else
         c->stop = true;
 }
@@ -262,7 +262,7 @@ static void find_owner(struct control *c)
 
     lock_registry(c, &registry);
     if (!owner_watch(c->config->slot->counters, &c->owner))
-        drain(c, grace_ns(c), "the job or session that it was made in has ended");
+        begin_draining(c, grace_ns(c), "the job or session that it was made in has ended");
 }
 
 static void look_at_others(struct control *c)
@@ -272,7 +272,7 @@ static void look_at_others(struct control *c)
     if (process_watch_ended(&c->owner)) {
         process_watch_close(&c->owner);
         if (is_given)
-            drain(c, OWNER_LIMIT_NS, "its owner has ended");
+            begin_draining(c, OWNER_LIMIT_NS, "its owner has ended");
         else
             find_owner(c);
     }
@@ -283,7 +283,7 @@ static void look_at_others(struct control *c)
     if (!c->orphaned || c->ending.phase != ENDING_SERVING)
         return;
     if (is_abandoned(c))
-        drain(c, 0, "the command that it was for has ended");
+        begin_draining(c, 0, "the command that it was for has ended");
     else if (!c->owner.pid && atomic_load(&c->config->slot->counters->holders) > 0)
         find_owner(c); /* of those who share it by `onepot mount` */
 }
@@ -303,7 +303,7 @@ static void on_starter(struct control *c)
     if (atomic_load(&counters->holders) > 1) /* others already share it */
         atomic_fetch_sub(&counters->holders, 1);
     else
-        drain(c, 0, "the process that asked for the mount has ended");
+        begin_draining(c, 0, "the process that asked for the mount has ended");
 }
 
 static void on_lost_page(struct control *c)
@@ -338,7 +338,7 @@ static void watch_archive(struct control *c)
 {
     int r = archive_watch_start(c->config->pot, c->config->slot->counters, &c->archive);
     if (r < 0 && r != -ENOTSUP)
-        say(c, "changes of it are not watched: %s", strerror(-r));
+        control_say(c, "changes of it are not watched: %s", strerror(-r));
 }
 
 /* Look once more. False: the look hangs in a read of the archive. */
@@ -368,7 +368,7 @@ static void take_step(struct control *c)
         try_unmount(c);
         break;
     case ENDING_DETACH:
-        detach(c);
+        detach_mount(c);
         break;
     case ENDING_WAIT:
         break;
@@ -456,7 +456,7 @@ static void end_serving(struct control *c)
     /* Aborted, not unmounted: the dead mount that is left there answers nobody. */
     if (c->config->can_unmount && slot_is_mounted(c->config->slot))
         unmounter_try(c->config->slot, true);
-    say(c, "%s", summary_line(counters, line, sizeof(line)));
+    control_say(c, "%s", summary_line(counters, line, sizeof(line)));
     session_give_back(c->session); /* its files lie in the folder that is to be removed */
     remove_slot(c->config->slot);
 }
@@ -485,7 +485,7 @@ int control_serve(const struct control_config *config, struct session *session)
     wanted_signals(config->foreground, &wanted);
     c.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
     if (c.signal_fd < 0)
-        say(&c, "signals can't be read: %s", strerror(errno));
+        control_say(&c, "signals can't be read: %s", strerror(errno));
     watch_archive(&c);
     if (!c.owner.pid && config->slot->counters->owners)
         find_owner(&c);

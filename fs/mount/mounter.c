@@ -40,7 +40,7 @@ static int check_empty(const char *path)
 }
 
 /* A mount of onepot is at --at: ours covers it, for the command only. */
-static bool covers(const struct mounter *m)
+static bool covers_a_mount(const struct mounter *m)
 {
     struct mount_entry entry;
     return m->is_private && mountinfo_find(m->at, &entry) == 0 && entry.is_onepot;
@@ -71,9 +71,9 @@ static int clear_stale(struct mounter *m)
 /* The directory at --at, made if need be. */
 static int prepare_directory(struct mounter *m)
 {
-    int r = covers(m) ? 0 : clear_stale(m);
+    int r = covers_a_mount(m) ? 0 : clear_stale(m);
 
-    if (r != 0 || covers(m))
+    if (r != 0 || covers_a_mount(m))
         return r;
     if (mkdir(m->at, 0700) == 0) {
         m->slot->counters->owns_mountpoint = 1;

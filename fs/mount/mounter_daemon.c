@@ -74,7 +74,7 @@ static void start_stage(struct mounter *m)
 }
 
 /* The report for .onepot/stat. */
-static int report(void *ctx, bool json, char **ret_text, size_t *ret_len)
+static int report_of_mount(void *ctx, bool json, char **ret_text, size_t *ret_len)
 {
     return report_render(ctx, json, ret_text, ret_len);
 }
@@ -114,7 +114,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .gid = o->gid,
         .log = control_log,
         .log_ctx = &m->log,
-        .report = report,
+        .report = report_of_mount,
         .report_ctx = c,
     };
 
@@ -264,7 +264,7 @@ static int fork_daemon(struct mounter *m)
 }
 
 /* Wait for the daemon's report. */
-static int hear(struct mounter *m, struct start_word *ret_word)
+static int hear_daemon(struct mounter *m, struct start_word *ret_word)
 {
     for (;;) {
         struct pollfd p = {.fd = m->daemon_sock, .events = POLLIN};
@@ -288,7 +288,7 @@ static int start_in_background(struct mounter *m)
     if (r < 0)
         return cli_failf(NULL, "no daemon can be started: %s%s", strerror(-r), fault_limit(r));
     close(steal_fd(&m->mounted.fuse_fd));
-    r = hear(m, &word);
+    r = hear_daemon(m, &word);
     if (r == 0 && word.err < 0)
         return cli_fail(m->options->archive, word.err, &word.fault);
     if (r == -EPIPE)

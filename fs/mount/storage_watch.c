@@ -14,6 +14,7 @@
 #include "cli.h"
 #include "clock.h"
 #include "interrupt.h"
+#include "process.h"
 #include "thread.h"
 
 #define STACK_BYTES (128u << 10)
@@ -33,53 +34,29 @@ static const long calls_of_files[] = {
 };
 /* clang-format on */
 
-/* Read a file of /proc about the thread. */
-static bool read_task(const struct storage_watch *w, const char *file, char *buf, size_t size)
-{
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/self/task/%d/%s", (int)w->thread_id, file);
-    auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, buf, size - 1);
-    buf[n > 0 ? n : 0] = '\0';
-    return n > 0;
-}
-
 /* Is it in a system call to a filesystem? */
 static bool asks_storage(const struct storage_watch *w)
 {
-    char text[256], *end;
-
-    if (!read_task(w, "syscall", text, sizeof(text)))
-        return false;
-    long call = strtol(text, &end, 10);
-    if (end == text)
-        return false; /* it is running */
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/syscall", (int)w->thread_id);
+    long call = proc_number(path, -1); /* "running" is no number */
     for (size_t i = 0; i < sizeof(calls_of_files) / sizeof(calls_of_files[0]); i++)
         if (call == calls_of_files[i])
             return true;
     return false;
 }
 
-static unsigned long long number_behind(const char *text, const char *name, int base)
-{
-    const char *at = strstr(text, name);
-    return at ? strtoull(at + strlen(name), NULL, base) : 0;
-}
-
 static void look_at_thread(const struct storage_watch *w, struct storage_look *ret_look)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
-    char text[4096];
+    uint64_t of_thread = 0, of_process = 0;
 
-    *ret_look = (struct storage_look){0};
-    if (!read_task(w, "status", text, sizeof(text)))
-        return;
-    ret_look->asks_storage = asks_storage(w);
-    ret_look->waits = number_behind(text, "\nvoluntary_ctxt_switches:", 10);
-    uint64_t pending =
-        number_behind(text, "\nSigPnd:", 16) | number_behind(text, "\nShdPnd:", 16);
+    *ret_look = (struct storage_look){.asks_storage = asks_storage(w)};
+    process_status_number(w->thread_id, "\nvoluntary_ctxt_switches:", 10, &ret_look->waits);
+    process_status_number(w->thread_id, "\nSigPnd:", 16, &of_thread);
+    process_status_number(w->thread_id, "\nShdPnd:", 16, &of_process);
     for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
-        if (pending & (UINT64_C(1) << (signals[i] - 1)))
+        if ((of_thread | of_process) & (UINT64_C(1) << (signals[i] - 1)))
             ret_look->signal = signals[i];
 }
 

@@ -261,7 +261,7 @@ const char *mount_advice(unsigned methods)
 /* ---- paths ---- */
 
 /* Split `path` into the folder and the last component; false if that is "." or "..". */
-static bool split(const char *path, char folder[PATH_MAX], char base[PATH_MAX])
+static bool split_path(const char *path, char folder[PATH_MAX], char base[PATH_MAX])
 {
     size_t len = strlen(path);
 
@@ -278,7 +278,7 @@ static bool split(const char *path, char folder[PATH_MAX], char base[PATH_MAX])
 }
 
 /* Follow one symbolic link at `path`, which lies in `folder`. 0: there was none. */
-static int follow_link(const char *folder, char path[PATH_MAX])
+static int follow_last_link(const char *folder, char path[PATH_MAX])
 {
     char target[PATH_MAX];
     ssize_t n = readlink(path, target, sizeof(target) - 1);
@@ -301,13 +301,13 @@ int mountpoint_resolve(const char *path, char ret_path[PATH_MAX])
     if (snprintf(at, sizeof(at), "%s", path) >= PATH_MAX)
         return -ENAMETOOLONG;
     for (int links = 0; links < LINKS_MAX; links++) {
-        if (!split(at, folder, base))
+        if (!split_path(at, folder, base))
             return realpath(at, ret_path) ? 0 : -errno;
         if (!realpath(folder, real))
             return -errno;
         if (snprintf(at, sizeof(at), "%s/%s", strcmp(real, "/") ? real : "", base) >= PATH_MAX)
             return -ENAMETOOLONG;
-        int r = mountinfo_find(at, &entry) == 0 ? 0 : follow_link(real, at);
+        int r = mountinfo_find(at, &entry) == 0 ? 0 : follow_last_link(real, at);
         if (r < 0)
             return r;
         if (r == 0) {

@@ -126,7 +126,7 @@ struct launch {
 };
 
 /* Serve the parent's requests: '?' asks whether the mount answers, '!' launches. */
-static _Noreturn void obey(int sock, const char *mountpoint, struct launch launch)
+static _Noreturn void serve_wishes(int sock, const char *mountpoint, struct launch launch)
 {
     char wish;
     while (read(sock, &wish, 1) == 1) {
@@ -187,7 +187,7 @@ static _Noreturn void namespace_child(int sock, const struct namespace *ns,
     if (r == 0 && rq)
         r = mount_there(sock, rq);
     if (r == 0)
-        obey(sock, ns->mountpoint, launch);
+        serve_wishes(sock, ns->mountpoint, launch);
     _exit(125);
 }
 
@@ -206,7 +206,7 @@ static int open_namespaces(struct namespace *ns, pid_t pid, const char *user, co
 }
 
 /* Read the child's messages until it has mounted. */
-static int hear(struct namespace *ns, struct mount_report *report, int *ret_fuse_fd)
+static int hear_child(struct namespace *ns, struct mount_report *report, int *ret_fuse_fd)
 {
     struct word word = {.about = ENTERED};
     int fd = -1, r = 0;
@@ -259,7 +259,7 @@ int namespace_start(const struct mount_request *rq, struct mount_report *report,
     ns.mountpoint = rq->mountpoint;
     int r = fork_child(&ns, rq, (struct launch){rq->launch, rq->launch_ctx});
     if (r == 0)
-        r = hear(&ns, report, ret_fuse_fd);
+        r = hear_child(&ns, report, ret_fuse_fd);
     if (r < 0)
         namespace_close(&ns);
     else

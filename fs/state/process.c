@@ -63,8 +63,7 @@ int process_look(pid_t pid, struct process_facts *ret_facts)
     return 0;
 }
 
-/* Read a number of /proc/PID/status, after "Name:". */
-static bool status_number(pid_t pid, const char *name, int base, uint64_t *ret_number)
+bool process_status_number(pid_t pid, const char *name, int base, uint64_t *ret_number)
 {
     char path[32], buf[4096];
 
@@ -78,13 +77,14 @@ static bool status_number(pid_t pid, const char *name, int base, uint64_t *ret_n
 bool process_is_ours(pid_t pid)
 {
     uint64_t uid;
-    return status_number(pid, "\nUid:", 10, &uid) && uid == getuid();
+    return process_status_number(pid, "\nUid:", 10, &uid) && uid == getuid();
 }
 
 bool process_controls_jobs(pid_t pid)
 {
     uint64_t ignored;
-    return status_number(pid, "\nSigIgn:", 16, &ignored) && (ignored >> (SIGTSTP - 1) & 1);
+    return process_status_number(pid, "\nSigIgn:", 16, &ignored) &&
+           (ignored >> (SIGTSTP - 1) & 1);
 }
 
 bool process_lives(pid_t pid, uint64_t start_ticks)

@@ -25,6 +25,12 @@ struct process_facts {
 /* Errors: -ESRCH. */
 int process_look(pid_t pid, struct process_facts *ret_facts);
 
+/*
+ * Read a number of /proc/PID/status, after "\nName:"; a thread's number is a PID as well.
+ * False: there is none. Allocates nothing.
+ */
+bool process_status_number(pid_t pid, const char *name, int base, uint64_t *ret_number);
+
 /* Does it run as our user? False also if that is unknown. */
 bool process_is_ours(pid_t pid);
 
