@@ -45,16 +45,15 @@ struct request {
 
 /* ---- one slot ---- */
 
+/* What to do with a mount: a status that the command ends with, or one of these. */
 enum verdict {
-    VERDICT_GO,    /* we may end it: this process holds its lock */
-    VERDICT_FORCE, /* --lazy: without the lock, which a `run` holds */
-    VERDICT_DONE,  /* nothing (more) to do */
-    VERDICT_GONE,  /* already detached; its daemon still runs */
-    VERDICT_WAIT,  /* a process is starting or ending it right now */
-    VERDICT_FAILED,
+    VERDICT_GO = CLI_USAGE + 1, /* we may end it: this process holds its lock */
+    VERDICT_FORCE,              /* --lazy: without the lock, which a `run` holds */
+    VERDICT_GONE,               /* already detached; its daemon still runs */
+    VERDICT_WAIT,               /* a process is starting or ending it right now */
 };
 
-static enum verdict judge_held(struct slot *slot, const struct request *rq)
+static int judge_held(struct slot *slot, const struct request *rq)
 {
     struct counters *c = slot->counters;
     char text[256] = "";
@@ -66,46 +65,39 @@ static enum verdict judge_held(struct slot *slot, const struct request *rq)
     if (atomic_load(&c->holders) > 0 && !rq->lazy) {
         atomic_store(&c->holders, 0);
         cli_note("%s: it stays until 'onepot run' (process %s) has ended", c->mountpoint, text);
-        return VERDICT_DONE;
+        return CLI_OK;
     }
-    if (!rq->lazy) {
-        cli_failf(c->mountpoint,
-                  "'onepot run' (process %s) uses it, and unmounts it at its end; "
-                  "--lazy takes it away",
-                  text);
-        return VERDICT_FAILED;
-    }
+    if (!rq->lazy)
+        return cli_failf(c->mountpoint,
+                         "'onepot run' (process %s) uses it, and unmounts it at its end; "
+                         "--lazy takes it away",
+                         text);
     atomic_store(&c->state, MOUNT_DRAINING); /* nobody shares it any more */
     return VERDICT_FORCE;
 }
 
 /* A daemon lives: decide whether we may end its mount. */
-static enum verdict judge_alive(struct slot *slot, const struct request *rq)
+static int judge_alive(struct slot *slot, const struct request *rq)
 {
     struct counters *c = slot->counters;
     uint32_t holders = atomic_load(&c->holders);
-
     bool here = slot_is_mounted(slot);
 
     if (atomic_load(&c->state) == MOUNT_ENDED && !here)
         return VERDICT_GONE;
-    if (c->private_namespace) {
-        cli_failf(c->archive, "it is mounted for process %d alone, and ends with it",
-                  c->daemon_pid);
-        return VERDICT_FAILED;
-    }
-    if (!here && c->mount_dev_minor) {
-        cli_failf(c->mountpoint,
-                  "it is mounted inside of a container or another namespace, by "
-                  "process %d, and can only be unmounted there",
-                  c->daemon_pid);
-        return VERDICT_FAILED;
-    }
+    if (c->private_namespace)
+        return cli_failf(c->archive, "it is mounted for process %d alone, and ends with it",
+                         c->daemon_pid);
+    if (!here && c->mount_dev_minor)
+        return cli_failf(c->mountpoint,
+                         "it is mounted inside of a container or another namespace, by "
+                         "process %d, and can only be unmounted there",
+                         c->daemon_pid);
     if (holders > 1 && !rq->all && !rq->lazy) {
         atomic_store(&c->holders, holders - 1);
         cli_note("%s: it stays, for %u other mount command%s", c->mountpoint, holders - 1,
                  holders == 2 ? "" : "s");
-        return VERDICT_DONE;
+        return CLI_OK;
     }
     if (slot_lock(slot, true, false) == 0)
         return VERDICT_GO;
@@ -116,10 +108,10 @@ static enum verdict judge_alive(struct slot *slot, const struct request *rq)
 }
 
 /* Under the registry's lock. */
-static enum verdict judge_slot(struct slot *slot, const struct request *rq)
+static int judge_slot(struct slot *slot, const struct request *rq)
 {
     if (!slot_is_current(slot))
-        return VERDICT_DONE;
+        return CLI_OK;
     switch (slot_condition(slot)) {
     case SLOT_ALIVE:
         return judge_alive(slot, rq);
@@ -128,17 +120,10 @@ static enum verdict judge_slot(struct slot *slot, const struct request *rq)
     case SLOT_DEAD:
         break;
     }
-    int r = unmounter_heal(slot);
-    if (r < 0) {
-        cli_failf(slot->counters->mountpoint,
-                  "its daemon is dead, and it can't be unmounted: %s", strerror(-r));
-        return VERDICT_FAILED;
-    }
-    cli_note("%s: its daemon was dead; it is cleaned up", slot->counters->mountpoint);
-    return VERDICT_DONE;
+    return cleaner_heal(slot);
 }
 
-static enum verdict judge_locked(struct slot *slot, const struct request *rq)
+static int judge_locked(struct slot *slot, const struct request *rq)
 {
     auto_registry registry = REGISTRY_NONE;
     int r = registry_lock(slot->folder, false, &registry);
@@ -146,9 +131,8 @@ static enum verdict judge_locked(struct slot *slot, const struct request *rq)
     if (r == 0)
         return judge_slot(slot, rq);
     if (r == -ENOENT)
-        return VERDICT_DONE;
-    cli_failf(slot->folder, "it can't be locked: %s", strerror(-r));
-    return VERDICT_FAILED;
+        return CLI_OK;
+    return cli_failf(slot->folder, "it can't be locked: %s", strerror(-r));
 }
 
 static bool is_stopped(const struct counters *c)
@@ -237,17 +221,15 @@ static int end_slot(struct slot *slot, const struct request *rq)
 static int umount_slot(struct slot *slot, const struct request *rq)
 {
     uint64_t end = now_ms() + rq->wait_s * 1000;
-    enum verdict verdict;
+    int verdict;
 
     while ((verdict = judge_locked(slot, rq)) == VERDICT_WAIT && now_ms() < end)
         poll(NULL, 0, RETRY_MS);
     if (verdict == VERDICT_WAIT)
         return cli_failf(slot->counters->mountpoint,
                          "another process is mounting or unmounting it");
-    if (verdict == VERDICT_DONE)
-        return CLI_OK;
-    if (verdict == VERDICT_FAILED)
-        return CLI_FAILED;
+    if (verdict < VERDICT_GO)
+        return verdict;
     if (verdict == VERDICT_GONE)
         return report_detached(slot);
     int status = end_slot(slot, rq);

@@ -19,6 +19,7 @@
 
 #include "cleanup.h"
 #include "cli.h"
+#include "process.h"
 #include "stage.h"
 #include "state.h"
 #include "unmounter.h"
@@ -45,23 +46,29 @@ static int end_mount_of_job(struct slot *slot)
     return CLI_OK;
 }
 
-/* Remove the slot if its daemon is dead, under the registry's lock. True: it lives. */
-static bool heal_if_dead(struct slot *slot, int *status)
+int cleaner_heal(const struct slot *slot)
 {
     const char *mountpoint = slot->counters->mountpoint;
+    int r = unmounter_heal(slot);
+
+    if (r < 0)
+        return cli_failf(mountpoint, "its daemon is dead, and it can't be unmounted: %s",
+                         strerror(-r));
+    cli_note("%s: its daemon was dead; it is cleaned up", mountpoint);
+    return CLI_OK;
+}
+
+/* Remove the slot if its daemon is dead. True: it lives. */
+static bool heal_if_dead(struct slot *slot, int *status)
+{
     auto_registry registry = REGISTRY_NONE;
 
     if (registry_lock(slot->folder, false, &registry) < 0)
         return false;
     enum slot_condition condition = slot_condition(slot);
-    if (condition != SLOT_DEAD || !slot_is_current(slot))
-        return condition == SLOT_ALIVE;
-    int r = unmounter_heal(slot);
-    if (r < 0)
-        *status = cli_failf(mountpoint, "it is dead, and can't be unmounted: %s", strerror(-r));
-    else
-        cli_note("%s: its daemon was dead; it is cleaned up", mountpoint);
-    return false;
+    if (condition == SLOT_DEAD && slot_is_current(slot) && cleaner_heal(slot) != CLI_OK)
+        *status = CLI_FAILED;
+    return condition == SLOT_ALIVE;
 }
 
 int cleaner_own(const char *job)
@@ -119,8 +126,7 @@ int cleaner_user(uid_t uid, const char *job)
         return WEXITSTATUS(status);
     if (WIFSTOPPED(status)) { /* its user may stop it, and its alarm would then never come */
         kill(pid, SIGKILL);
-        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-            ;
+        process_reap(pid, NULL);
     }
     return cli_failf(NULL, "what user %u left could not be cleaned up: %s", (unsigned)uid,
                      WIFSTOPPED(status) ? "somebody stopped it" : "it took a minute");

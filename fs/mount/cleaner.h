@@ -12,6 +12,8 @@
 
 #include <sys/types.h>
 
+#include "state.h"
+
 /*
  * Clean up as this user. With `job`, also end the mounts of that job that still serve: the job
  * has ended, so any remaining user is no part of it. CLI_OK, or CLI_FAILED after an error was
@@ -24,5 +26,11 @@ int cleaner_user(uid_t uid, const char *job);
 
 /* The same as each user who has a folder here. */
 int cleaner_all(const char *job);
+
+/*
+ * Remove what a dead daemon left, and say so: as unmounter_heal, under the registry's lock.
+ * CLI_OK or CLI_FAILED.
+ */
+int cleaner_heal(const struct slot *slot);
 
 #endif

@@ -198,8 +198,8 @@ static void start_watcher(const struct slot *slot)
             _exit(0);
         watch_daemon(slot->counters, &inherited, self);
     }
-    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        ;
+    if (pid > 0)
+        process_reap(pid, NULL);
     process_watch_close(&self);
     vector_free(&inherited);
 }
@@ -239,7 +239,7 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
 static int fork_daemon(struct mounter *m)
 {
     struct process_watch self = PROCESS_WATCH_NONE;
-    int pair[2], status;
+    int pair[2];
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
         return -errno;
@@ -258,8 +258,7 @@ static int fork_daemon(struct mounter *m)
     if (r == 0 && m->for_run)
         m->daemon = pid;
     else if (r == 0)
-        while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-            ;
+        process_reap(pid, NULL);
     return r;
 }
 

@@ -147,6 +147,14 @@ void process_watch_close(struct process_watch *watch)
     *watch = PROCESS_WATCH_NONE;
 }
 
+int process_reap(pid_t pid, int *ret_status)
+{
+    while (waitpid(pid, ret_status, 0) < 0)
+        if (errno != EINTR)
+            return -errno;
+    return 0;
+}
+
 int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms)
 {
     auto_close int ended = -1;
@@ -167,11 +175,12 @@ int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms)
         r = poll(&p, 1, timeout_ms);
         r = r < 0 ? -errno : r == 0 ? -ETIMEDOUT : 0;
     }
-    if (r < 0)
+    if (r < 0) {
         kill(pid, SIGKILL);
-    while (waitpid(pid, &status, r < 0 ? WNOHANG : 0) < 0)
-        if (errno != EINTR)
-            return -errno;
+        waitpid(pid, &status, WNOHANG); /* it ends when the kernel permits */
+        return r;
+    }
+    r = process_reap(pid, &status);
     if (r < 0)
         return r;
     return WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;

@@ -59,6 +59,9 @@ int process_watch_open(pid_t pid, struct process_watch *ret_watch);
 bool process_watch_ended(const struct process_watch *watch);
 void process_watch_close(struct process_watch *watch);
 
+/* Wait for a child's end, whatever signals come: 0 and its status, or -errno. */
+int process_reap(pid_t pid, int *ret_status);
+
 /*
  * Do something that may hang, or that changes the process, in a child: what `work` returns, 0
  * or -errno. -ETIMEDOUT: the child has been killed, and goes when the kernel permits. Without
