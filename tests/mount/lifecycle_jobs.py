@@ -180,6 +180,7 @@ def test_a_command_in_a_terminal_of_its_own_is_its_program_s(work):
     try:
         wait_for(lambda: mountpoints(work.path), "the mount")
         path = mountpoints(work.path)[0]
+        wait_for(lambda: life.daemon_of(path), "its daemon, which starts after it is mounted")
         pid = life.daemon_of(path)
         wait_for(lambda: watched(pid) == [program], "the daemon to wait for the program")
     finally:
