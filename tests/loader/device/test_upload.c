@@ -1,0 +1,403 @@
+/*
+ * Uploads on a device that only writes down what it is asked for: which tasks and events are
+ * queued for a slab, in which order, from its first batch to its end.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <check.h>
+
+#include "device.h"
+#include "error.h"
+#include "suite.h"
+#include "upload.h"
+
+#define SAMPLE_BYTES 60u /* an image of 4 by 5 pixels */
+
+/* Streams and events are numbers: stream 1 is the upload's, the first events are those around
+ * the copy (1, 2) and the one behind everything (3). */
+static struct written {
+    char text[1024];
+    size_t len;
+    uintptr_t streams, events;
+    int kept; /* streams, events and pieces of memory that are not given back */
+    int record_all, copy, is_done;
+} written;
+
+static void note(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n =
+        vsnprintf(written.text + written.len, sizeof(written.text) - written.len, format, args);
+    va_end(args);
+    written.len += (size_t)n;
+    ck_assert_uint_lt(written.len, sizeof(written.text));
+}
+
+/* What was asked for since the last call. */
+static void check_written(const char *wanted)
+{
+    ck_assert_str_eq(written.text, wanted);
+    written.len = 0;
+    written.text[0] = '\0';
+}
+
+static int number(const void *p)
+{
+    return (int)(uintptr_t)p;
+}
+
+static int noted_stream_new(void *d, struct onepot_error *error, void **ret_stream)
+{
+    (void)d, (void)error;
+    written.kept++;
+    *ret_stream = (void *)++written.streams;
+    return 0;
+}
+
+static void noted_stream_free(void *d, void *stream)
+{
+    (void)d, (void)stream;
+    written.kept--;
+}
+
+static int noted_stream_wait(void *d, void *stream, struct onepot_error *error)
+{
+    (void)d, (void)error;
+    note("await stream %d; ", number(stream));
+    return 0;
+}
+
+static int noted_event_new(void *d, struct onepot_error *error, void **ret_event)
+{
+    (void)d, (void)error;
+    written.kept++;
+    *ret_event = (void *)++written.events;
+    return 0;
+}
+
+static void noted_event_free(void *d, void *event)
+{
+    (void)d, (void)event;
+    written.kept--;
+}
+
+static int noted_record(void *d, void *event, void *stream, struct onepot_error *error)
+{
+    (void)d, (void)error;
+    note("record %d in %d; ", number(event), number(stream));
+    return 0;
+}
+
+static int noted_follow(void *d, void *stream, void *event, struct onepot_error *error)
+{
+    (void)d, (void)error;
+    note("%d follows %d; ", number(stream), number(event));
+    return 0;
+}
+
+static int noted_is_done(void *d, void *event, struct onepot_error *error)
+{
+    (void)d, (void)event, (void)error;
+    return written.is_done;
+}
+
+static int noted_event_wait(void *d, void *event, struct onepot_error *error)
+{
+    (void)d, (void)error;
+    note("await %d; ", number(event));
+    return 0;
+}
+
+static int noted_elapsed(void *d, void *from, void *to, struct onepot_error *error,
+                         uint64_t *ret_ns)
+{
+    (void)d, (void)from, (void)to, (void)error;
+    *ret_ns = 1000;
+    return 0;
+}
+
+static int noted_record_all(void *d, void *event, struct onepot_error *error)
+{
+    (void)d;
+    note("record %d behind all; ", number(event));
+    return error_set(error, written.record_all, "no such event");
+}
+
+static int noted_wait_all(void *d, struct onepot_error *error)
+{
+    (void)d, (void)error;
+    note("await all; ");
+    return 0;
+}
+
+static int noted_copy(void *d, void *stream, void *to, const void *from, size_t bytes,
+                      struct onepot_error *error)
+{
+    (void)d, (void)to, (void)from, (void)bytes;
+    note("copy in %d; ", number(stream));
+    return error_set(error, written.copy, "the copy fails");
+}
+
+static int noted_convert(void *d, void *stream, const struct onepot_images *images,
+                         uint64_t count, const uint8_t *from, void *to,
+                         struct onepot_error *error)
+{
+    (void)d, (void)images, (void)from, (void)to, (void)error;
+    note("convert %d in %d; ", (int)count, number(stream));
+    return 0;
+}
+
+static int noted_allocate(void *d, enum device_memory where, size_t bytes,
+                          struct onepot_error *error, void **ret_memory)
+{
+    (void)d, (void)where, (void)error;
+    written.kept++;
+    *ret_memory = calloc(1, bytes);
+    return 0;
+}
+
+static void noted_release(void *d, enum device_memory where, void *memory, size_t bytes)
+{
+    (void)d, (void)where, (void)bytes;
+    written.kept--;
+    free(memory);
+}
+
+static void noted_range(const char *name)
+{
+    (void)name;
+}
+
+static const struct device_type noted = {
+    .version = DEVICE_VERSION,
+    .kind = "noted",
+    .allocate = noted_allocate,
+    .release = noted_release,
+    .stream_new = noted_stream_new,
+    .stream_free = noted_stream_free,
+    .stream_wait = noted_stream_wait,
+    .event_new = noted_event_new,
+    .event_free = noted_event_free,
+    .record = noted_record,
+    .follow = noted_follow,
+    .is_done = noted_is_done,
+    .event_wait = noted_event_wait,
+    .elapsed = noted_elapsed,
+    .record_all = noted_record_all,
+    .wait_all = noted_wait_all,
+    .copy = noted_copy,
+    .convert = noted_convert,
+    .range = noted_range,
+};
+
+/* ---- a slab, as an engine would treat it ---- */
+
+static struct onepot_device device;
+static struct upload *upload;
+static struct slab slab;
+
+static void make_slab(const struct onepot_images *images)
+{
+    written = (struct written){.is_done = 1};
+    device = (struct onepot_device){.type = &noted, .pid = getpid(), .users = 1};
+    struct upload_options options = {.device = &device, .images = images, .batch_size = 1};
+    slab = (struct slab){.capacity = 4096};
+    ck_assert_int_eq(upload_new(&options, NULL, &upload), 0);
+    ck_assert_int_eq(upload_memory.allocate(&slab, slab.capacity, upload), 0);
+    slab_lay_out(&slab, 1, SAMPLE_BYTES);
+    check_written("");
+}
+
+static void begin(void)
+{
+    make_slab(NULL);
+}
+
+static void end(void)
+{
+    upload_memory.release(&slab, upload);
+    upload_memory.close(upload);
+    ck_assert_int_eq(written.kept, 0);
+}
+
+static void send_slab(void)
+{
+    ck_assert_int_eq(upload_memory.send(&slab, upload), 0);
+}
+
+static void use_slab(uintptr_t stream)
+{
+    ck_assert_int_eq(onepot_batch_use(&slab.batch, (void *)stream, NULL), 0);
+}
+
+START_TEST(a_copy_lies_between_two_events)
+{
+    send_slab();
+    check_written("record 1 in 1; copy in 1; record 2 in 1; ");
+}
+END_TEST
+
+START_TEST(a_consumer_follows_the_copy_and_the_next_copy_all_consumers)
+{
+    send_slab();
+    check_written("record 1 in 1; copy in 1; record 2 in 1; ");
+    use_slab(20);
+    use_slab(30);
+    use_slab(20); /* known */
+    check_written("20 follows 2; 30 follows 2; 20 follows 2; ");
+    upload_memory.retire(&slab, upload);
+    check_written("record 4 in 20; record 5 in 30; ");
+    send_slab();
+    check_written("1 follows 4; 1 follows 5; record 1 in 1; copy in 1; record 2 in 1; ");
+    upload_memory.retire(&slab, upload);
+    send_slab(); /* nobody used that batch */
+    check_written("record 1 in 1; copy in 1; record 2 in 1; ");
+}
+END_TEST
+
+START_TEST(events_of_consumers_are_used_again)
+{
+    for (unsigned i = 0; i < 3; i++) {
+        send_slab();
+        use_slab(20 + i);
+        use_slab(30 + i);
+        upload_memory.retire(&slab, upload);
+    }
+    ck_assert_uint_eq(written.events, 5);
+}
+END_TEST
+
+START_TEST(a_batch_that_was_not_sent_leaves_the_consumers_of_the_one_before)
+{
+    send_slab();
+    use_slab(20);
+    upload_memory.retire(&slab, upload);
+    upload_memory.retire(&slab, upload);
+    written.len = 0;
+    send_slab();
+    check_written("1 follows 4; record 1 in 1; copy in 1; record 2 in 1; ");
+}
+END_TEST
+
+START_TEST(behind_a_batch_that_was_lent_the_next_copy_follows_everything)
+{
+    send_slab();
+    ck_assert_int_eq(onepot_batch_lend(&slab.batch, ONEPOT_NO_STREAM, NULL), 0);
+    written.len = 0;
+    upload_memory.retire(&slab, upload);
+    check_written("record 3 behind all; ");
+    send_slab();
+    check_written("1 follows 3; record 1 in 1; copy in 1; record 2 in 1; ");
+}
+END_TEST
+
+START_TEST(or_a_thread_waits_for_everything)
+{
+    written.record_all = -ENOTSUP;
+    send_slab();
+    ck_assert_int_eq(onepot_batch_lend(&slab.batch, (void *)20, NULL), 0);
+    upload_memory.retire(&slab, upload);
+    written.len = 0;
+    send_slab();
+    check_written("await all; record 1 in 1; copy in 1; record 2 in 1; ");
+}
+END_TEST
+
+START_TEST(a_stream_that_was_told_before_is_not_lent)
+{
+    send_slab();
+    use_slab(20);
+    ck_assert_int_eq(onepot_batch_lend(&slab.batch, (void *)20, NULL), 0);
+    written.len = 0;
+    upload_memory.retire(&slab, upload);
+    check_written("record 4 in 20; ");
+}
+END_TEST
+
+START_TEST(the_host_writes_again_when_the_copy_is_done_or_was_waited_for)
+{
+    send_slab();
+    ck_assert(upload_memory.is_settled(&slab, upload));
+    written.is_done = 0;
+    ck_assert(!upload_memory.is_settled(&slab, upload));
+    written.is_done = -EIO; /* it may still run */
+    ck_assert(!upload_memory.is_settled(&slab, upload));
+    written.len = 0;
+    upload_memory.settle(&slab, upload);
+    check_written("await 2; ");
+    ck_assert(upload_memory.is_settled(&slab, upload));
+    send_slab();
+    ck_assert(!upload_memory.is_settled(&slab, upload));
+}
+END_TEST
+
+START_TEST(a_copy_that_fails_is_told_and_counts_nowhere)
+{
+    struct onepot_error error = {0};
+    struct onepot_transfer transfer;
+    written.copy = -EIO;
+    ck_assert_int_eq(upload_memory.send(&slab, upload), -EIO);
+    ck_assert_int_eq(upload_error(upload, &error), -EIO);
+    ck_assert_str_eq(error.text, "the copy fails");
+    upload_transfer(upload, false, &transfer);
+    ck_assert_uint_eq(transfer.batches, 0);
+    written.copy = 0;
+    send_slab();
+    upload_transfer(upload, false, &transfer);
+    ck_assert_uint_eq(transfer.batches, 1);
+    ck_assert_uint_eq(transfer.copy_bytes, SAMPLE_BYTES);
+    ck_assert_uint_eq(transfer.copy_ns, 1000);
+}
+END_TEST
+
+START_TEST(images_are_waited_for_as_well)
+{
+    const struct onepot_images images = {
+        .size = sizeof(images), .height = 4, .width = 5, .channels = 3, .type = ONEPOT_FLOAT};
+    end();
+    make_slab(&images);
+    send_slab();
+    check_written("record 1 in 1; copy in 1; record 2 in 1; convert 1 in 1; record 4 in 1; ");
+    use_slab(20);
+    ck_assert_int_eq(onepot_batch_wait(&slab.batch, NULL), 0);
+    check_written("20 follows 4; await 4; ");
+}
+END_TEST
+
+START_TEST(memory_goes_when_nobody_uses_it)
+{
+    send_slab();
+    use_slab(20);
+    upload_memory.retire(&slab, upload);
+    written.len = 0;
+    end();
+    check_written("await 2; await 4; await stream 1; ");
+    begin();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("upload");
+    TCase *t = tcase_create("upload");
+    tcase_add_checked_fixture(t, begin, end);
+    tcase_add_test(t, a_copy_lies_between_two_events);
+    tcase_add_test(t, a_consumer_follows_the_copy_and_the_next_copy_all_consumers);
+    tcase_add_test(t, events_of_consumers_are_used_again);
+    tcase_add_test(t, a_batch_that_was_not_sent_leaves_the_consumers_of_the_one_before);
+    tcase_add_test(t, behind_a_batch_that_was_lent_the_next_copy_follows_everything);
+    tcase_add_test(t, or_a_thread_waits_for_everything);
+    tcase_add_test(t, a_stream_that_was_told_before_is_not_lent);
+    tcase_add_test(t, the_host_writes_again_when_the_copy_is_done_or_was_waited_for);
+    tcase_add_test(t, a_copy_that_fails_is_told_and_counts_nowhere);
+    tcase_add_test(t, images_are_waited_for_as_well);
+    tcase_add_test(t, memory_goes_when_nobody_uses_it);
+    suite_add_tcase(s, t);
+    return run_suite(s);
+}
