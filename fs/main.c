@@ -34,16 +34,16 @@ static const struct command commands[] = {
     {"stage", command_stage, "copy archives to this node ahead of time"},
     {"unstage", command_unstage, "remove such copies"},
     {"clean", command_clean, "remove what ended jobs left on this node"},
-    {"stat", command_stat, "what a mount has done so far"},
-    {"top", command_top, "what mounts do, live"},
-    {"doctor", command_doctor, "what this node allows, and what is wrong"},
-    {"extract", command_extract, "make files of what an archive holds"},
-    {"ls", command_ls, "list what an archive holds"},
+    {"stat", command_stat, "show what a mount has done so far"},
+    {"top", command_top, "show what mounts do, live"},
+    {"doctor", command_doctor, "show what this node allows, and what is wrong"},
+    {"extract", command_extract, "extract files from an archive"},
+    {"ls", command_ls, "list the contents of an archive"},
     {"cat", command_cat, "write files of an archive to standard output"},
-    {"info", command_info, "what kind of archive it is, and what is in it"},
+    {"info", command_info, "describe an archive"},
     {"verify", command_verify, "check every bound and every checksum"},
     {"index", command_index, "save the index of a foreign archive"},
-    {"order", command_order, "the order in which the loader reads samples"},
+    {"order", command_order, "print the order in which the loader reads samples"},
 };
 #define COMMAND_COUNT (sizeof commands / sizeof commands[0])
 
@@ -53,7 +53,7 @@ static void print_help(FILE *out)
     backend_list(false, formats);
     fprintf(out,
             "Usage: onepot COMMAND [OPTION...] ARGUMENT...\n"
-            "Turn an archive (%s) into a directory, at native speed.\n"
+            "Show an archive (%s) as a directory, at native speed.\n"
             "\n"
             "Commands:\n",
             formats);
@@ -61,8 +61,8 @@ static void print_help(FILE *out)
         fprintf(out, "  %-8s %s%s\n", commands[i].name, commands[i].summary,
                 commands[i].run ? "" : " (not in this build)");
     fputs("\n"
-          "onepot COMMAND --help tells more about a command, as does man onepot-COMMAND.\n"
-          "onepot --version prints the version.\n",
+          "'onepot COMMAND --help' and 'man onepot-COMMAND' describe a command;\n"
+          "'onepot --version' prints the version.\n",
           out);
 }
 
@@ -80,8 +80,6 @@ static int unknown_command(const char *word)
     return CLI_USAGE;
 }
 
-enum { COMMAND_NOT_RUN = 125 }; /* as in onepot-run(1) */
-
 static int run_command(int argc, char **argv)
 {
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
@@ -91,7 +89,7 @@ static int run_command(int argc, char **argv)
             cli_failf(argv[0], "this onepot was built without it; build it where libfuse3's "
                                "development files are installed");
             /* For `run`, 1 would be an exit status of its command. */
-            return strcmp(argv[0], "run") == 0 ? COMMAND_NOT_RUN : CLI_FAILED;
+            return strcmp(argv[0], "run") == 0 ? CLI_RUN_FAILED : CLI_FAILED;
         }
         return commands[i].run(argc, argv);
     }

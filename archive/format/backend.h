@@ -4,7 +4,7 @@
  * Back ends only find out where bytes lie. The layers above read them, and never call a back
  * end again once the index exists. tests/archive/format/cpio.c is a whole one in few lines.
  *
- * What an index can say (builder.h) is the same for all formats: data stored in ranges, or in
+ * An index (builder.h) can describe the same for all formats: data stored in ranges, or in
  * blocks of up to CODEC_BLOCK_MAX bytes that may each have a codec of their own; sums of one of
  * several kinds. A member compressed as one longer stream does not fit in. For a file with such
  * members `is_packed` says 1, and `unpack` writes a tar of it.
@@ -78,7 +78,7 @@ struct backend {
     uint64_t least_memory_bytes;
 
     /*
-     * What a file is when the index that it should carry is damaged or of another content.
+     * The format of a file whose own index is damaged or of another content.
      * NULL: `find` is NULL, too.
      */
     const struct backend *without_index;

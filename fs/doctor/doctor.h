@@ -37,7 +37,7 @@ void findings_free(struct findings *findings);
 
 void finding_add(struct findings *findings, enum finding_kind kind, const char *subject,
                  const char *format, ...) __attribute__((format(printf, 4, 5)));
-/* What to do about the finding that was added last. */
+/* Advise what to do about the finding that was added last. */
 void finding_advise(struct findings *findings, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

@@ -65,11 +65,6 @@ int worklist_add(struct worklist *list, struct work_item item)
     return vector_push(&list->items, item);
 }
 
-size_t worklist_count(const struct worklist *list)
-{
-    return list->items.count;
-}
-
 /* The first place from `at` on where a block ends. */
 static size_t next_border(const struct worklist *list, size_t at, size_t end)
 {

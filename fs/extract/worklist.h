@@ -46,8 +46,6 @@ size_t worklist_take(struct worklist *list, unsigned thread,
  */
 uint64_t worklist_near_end(const struct work_item *items, size_t n, size_t at, uint64_t gap);
 
-size_t worklist_count(const struct worklist *list);
-
 /*
  * Start of a regular file's bytes from `offset` in it on, holes skipped. `otherwise` if there
  * are none, or if the index is damaged there; reading the file reports that damage.

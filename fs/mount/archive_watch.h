@@ -22,7 +22,7 @@ enum archive_state {
     ARCHIVE_CHANGED, /* truncated, or its bytes differ */
 };
 
-/* What is known of an archive that is looked at again and again. */
+/* An archive that is looked at again and again. */
 struct archive_sight {
     const struct source *source;
     struct source_identity opened; /* as it was when its index was read */

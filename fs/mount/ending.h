@@ -43,7 +43,7 @@ enum ending_step {
     ENDING_DETACH, /* even if it is */
 };
 
-/* What to do now. `last_ns`: the last use. */
+/* Decide what to do now. `last_ns`: the last use. */
 enum ending_step ending_next(const struct ending *ending, uint64_t now_ns, uint64_t last_ns);
 
 /* An attempt to unmount is made now: when is the next one? */

@@ -23,7 +23,7 @@ int mounter_prepare(struct mounter *m);
  */
 int mounter_open_archive(struct mounter *m);
 
-/* What this command returns if it can't mount. */
+/* The exit status of this command if it can't mount. */
 int mounter_status_of_failure(const struct mounter *m);
 
 /*

@@ -27,7 +27,7 @@ struct storage_wait {
     uint64_t asked_ns;  /* a signal waits for it since then */
 };
 
-/* What a look at the thread shows. */
+/* The result of a look at the thread. */
 struct storage_look {
     bool asks_storage; /* it is in a call of a filesystem */
     uint64_t waits;    /* how often it has slept in its life */
