@@ -37,7 +37,7 @@ def names_in_the_page():
     """What it sets in italics behind "What it has", and the tags there that are fields."""
     with open(PAGE, encoding="utf-8") as f:
         text = f.read()
-    text = text[text.index("What it has:"):text.index(".SH EXIT STATUS")]
+    text = text[text.index("The fields:"):text.index(".SH EXIT STATUS")]
     names = set()
     for line in text.splitlines():
         if not line.startswith((".I ", ".IR ")):
