@@ -86,8 +86,8 @@ static int run_command(int argc, char **argv)
         if (strcmp(commands[i].name, argv[0]) != 0)
             continue;
         if (!commands[i].run) {
-            cli_failf(argv[0], "this onepot was built without it; build it where libfuse3's "
-                               "development files are installed");
+            cli_failf(argv[0], "this onepot was built without it; build it where "
+                               "linux/fuse.h is installed");
             /* For `run`, 1 would be an exit status of its command. */
             return strcmp(argv[0], "run") == 0 ? CLI_RUN_FAILED : CLI_FAILED;
         }

@@ -80,7 +80,7 @@ void doctor_mounting(struct findings *f)
 {
     f->section = "mounting";
     finding_add(f, FINDING_WRONG, "FUSE", "this onepot was built without it");
-    finding_advise(f, "build it where libfuse3's development files are installed");
+    finding_advise(f, "build it where linux/fuse.h is installed");
 }
 
 void doctor_leftovers(struct findings *f)

@@ -28,9 +28,10 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "core.h"
 #include "cpus.h"
 #include "futex.h"
-#include "internal.h"
+#include "thread.h"
 
 #define CALM_REQUESTS 64  /* requests without a backlog until a second worker parks */
 #define FOLLOW_REQUESTS 8 /* requests between two looks at the reader's CPU, 4 us each */
@@ -62,12 +63,13 @@ static void clone_device(struct worker *w)
     w->owns_fd = false;
 }
 
+static void *worker_thread(void *arg);
+
 static int worker_spawn(struct worker *w)
 {
-    pthread_attr_t attr;
     int r;
 
-    w->buffer = map_private(w->session->buffer_bytes);
+    w->buffer = map_private(REQUEST_BYTES);
     w->reply_buffer = map_private(LISTING_BYTES);
     if (!w->buffer || !w->reply_buffer)
         return -ENOMEM;
@@ -75,41 +77,38 @@ static int worker_spawn(struct worker *w)
     if (r < 0)
         return r;
     reader_scratch_on_wait(w->scratch, loop_about_to_wait, w);
-    r = foresee_worker(w);
+    r = features_add_worker(&w->session->features, w);
     if (r < 0)
         return r;
     clone_device(w);
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
-    r = -pthread_create(&w->thread, &attr, loop_worker, w);
-    pthread_attr_destroy(&attr);
+    r = thread_start(&w->thread, STACK_BYTES, worker_thread, w);
     w->started = r == 0;
     return r;
 }
 
 /* A new worker, parked and without a thread. -EAGAIN when there are too many. */
-static int worker_add(struct session *s, int cpu, struct worker **ret_worker)
+static int worker_add(struct session *s, int cpu)
 {
+    struct loop *l = &s->loop;
     struct worker *w;
 
-    if (s->worker_count == SESSION_WORKERS_MAX)
+    if (l->worker_count == SESSION_WORKERS_MAX)
         return -EAGAIN;
     w = calloc(1, sizeof(*w));
     if (!w)
         return -ENOMEM;
     w->session = s;
-    w->number = s->worker_count;
+    w->number = l->worker_count;
     w->cpu = cpu;
     w->fd = -1;
     w->parked = 1;
     w->last_resort = w->number == SESSION_WORKERS_MAX - 1;
     w->slot = &s->config.counters->slots[w->number % COUNTERS_SLOTS];
-    s->workers[s->worker_count++] = w;
-    *ret_worker = w;
+    l->workers[l->worker_count++] = w;
     return 0;
 }
 
-static int unpark_locked(struct worker *w)
+static int worker_unpark_locked(struct worker *w)
 {
     int r = 0;
 
@@ -120,238 +119,261 @@ static int unpark_locked(struct worker *w)
     else
         futex_wake(&w->parked, 1, FUTEX_OF_PROCESS);
     if (r == 0)
-        w->session->active++;
+        w->session->loop.active++;
     else
         atomic_store(&w->parked, 1);
     return r;
 }
 
-static bool is_free(const struct worker *w)
+static bool worker_is_free(const struct worker *w)
 {
     return atomic_load(&w->parked) && !w->dismissed;
 }
 
 /*
- * How many workers there may be. Reads of a stream that is still being unpacked may all wait
- * for minutes, and must not hold up other requests; nor may the last resort answer them.
+ * Reads of a stream that is still being unpacked may all wait for minutes, and must not hold up
+ * other requests; nor may the last resort answer them.
  */
-static unsigned workers_limit(const struct session *s, unsigned stuck)
+unsigned loop_workers_limit(unsigned bound, unsigned stuck, bool has_stream)
 {
-    unsigned limit = s->bound_count + EXTRA_WORKERS + stuck, most = SESSION_WORKERS_MAX - 1;
-    bool has_stream = s->config.stage && stage_stream_progress_ns(s->config.stage) > 0;
+    unsigned limit = bound + EXTRA_WORKERS + stuck;
 
-    return has_stream && limit < most ? most : limit;
+    return has_stream && limit < SESSION_WORKERS_MAX - 1 ? SESSION_WORKERS_MAX - 1 : limit;
 }
 
 int loop_wake_another_locked(struct session *s)
 {
+    struct loop *l = &s->loop;
+    const struct stage *stage = s->config.stage;
     unsigned stuck = 0;
-    struct worker *w;
-    int r;
 
     if (atomic_load(&s->ended))
         return -ESHUTDOWN; /* session_stop waits only for the workers that exist */
-    for (unsigned i = 0; i < s->worker_count; i++) {
-        if (is_free(s->workers[i]))
-            return unpark_locked(s->workers[i]);
-        stuck += s->workers[i]->dismissed;
+    for (unsigned i = 0; i < l->worker_count; i++) {
+        if (worker_is_free(l->workers[i]))
+            return worker_unpark_locked(l->workers[i]);
+        stuck += l->workers[i]->dismissed;
     }
-    if (s->worker_count >= workers_limit(s, stuck))
+    bool has_stream = stage && stage_stream_progress_ns(stage) > 0;
+    if (l->worker_count >= loop_workers_limit(l->bound_count, stuck, has_stream))
         return -EAGAIN;
-    r = worker_add(s, -1, &w);
-    return r < 0 ? r : unpark_locked(w);
+    int r = worker_add(s, -1);
+    return r < 0 ? r : worker_unpark_locked(l->workers[l->worker_count - 1]);
 }
 
-int loop_ensure_waiter_locked(struct session *s)
+/* How many workers take requests, and not one that may take long. */
+static unsigned loop_waiting(const struct loop *l)
 {
-    return s->active > s->blocked ? 0 : loop_wake_another_locked(s);
+    return l->active - l->blocked;
+}
+
+/* Make a worker wait for requests if none does. It is not there if all are stuck. */
+static void loop_ensure_waiter_locked(struct session *s)
+{
+    if (s->loop.active <= s->loop.blocked)
+        loop_wake_another_locked(s);
 }
 
 void loop_about_to_wait(void *arg)
 {
     struct worker *w = arg;
     struct session *s = w->session;
+    struct loop *l = &s->loop;
 
-    watchdog_arm(s);
-    pthread_mutex_lock(&s->turn_lock);
+    features_on_request(&s->features);
+    pthread_mutex_lock(&l->lock);
     if (!w->blocked && !w->dismissed) { /* once per request; too late if dismissed */
         w->blocked = true;
-        s->blocked++;
+        l->blocked++;
         loop_ensure_waiter_locked(s);
     }
-    pthread_mutex_unlock(&s->turn_lock);
+    pthread_mutex_unlock(&l->lock);
 }
 
 void loop_dismiss_locked(struct worker *w)
 {
+    struct loop *l = &w->session->loop;
+
     w->dismissed = true;
-    w->session->active--;
-    if (w->blocked)
-        w->session->blocked--;
+    l->active--;
+    l->blocked -= w->blocked;
     loop_ensure_waiter_locked(w->session);
 }
 
 /* Wait until it is this worker's turn again. */
-static void park(struct worker *w)
+static void worker_park(struct worker *w)
 {
     while (atomic_load(&w->parked) && !atomic_load(&w->session->ended))
         futex_wait(&w->parked, 1, FUTEX_OF_PROCESS, NULL);
 }
 
-/* Give the turn back, under turn_lock. The caller parks after unlocking. */
-static void park_locked(struct worker *w)
+/* Give the turn back, under the lock. The caller parks after unlocking. */
+static void worker_park_locked(struct worker *w)
 {
     atomic_store(&w->parked, 1);
-    w->session->active--;
+    w->session->loop.active--;
+}
+
+int loop_parse_cpu(const char *stat)
+{
+    const char *p = strrchr(stat, ')'); /* the command's name may hold anything; 3 is next */
+
+    for (int field = 2; p && field < 39; field++)
+        p = strchr(p + 1, ' ');
+    return p ? atoi(p + 1) : -1;
 }
 
 /* The CPU on which the requesting thread last ran, or -1. */
 static int cpu_of(uint32_t pid)
 {
     char name[32], buf[1024];
-    auto_close int fd = -1;
-    const char *p;
-    ssize_t n;
 
     snprintf(name, sizeof(name), "/proc/%u/stat", pid);
-    fd = open(name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -1;
-    n = read(fd, buf, sizeof(buf) - 1);
+    auto_close int fd = open(name, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, buf, sizeof(buf) - 1);
     if (n <= 0)
         return -1;
     buf[n] = '\0';
-    p = strrchr(buf, ')'); /* the command's name may hold anything; field 3 is next */
-    for (int field = 2; p && field < 39; field++)
-        p = strchr(p + 1, ' ');
-    return p ? atoi(p + 1) : -1;
+    return loop_parse_cpu(buf);
 }
 
 /* Hand the turn to the worker on the reader's CPU. True: this worker parks. */
-static bool follow(struct worker *w, uint32_t pid)
+static bool worker_follow_reader(struct worker *w, uint32_t pid)
 {
-    struct session *s = w->session;
-    struct worker *other;
+    struct loop *l = &w->session->loop;
     int cpu = cpu_of(pid);
     bool hand_over = false;
 
-    if (cpu < 0 || cpu >= (int)(sizeof(s->cpu_worker) / sizeof(s->cpu_worker[0])) ||
-        cpu == w->cpu || s->cpu_worker[cpu] < 0)
+    if (cpu < 0 || cpu >= SESSION_CPUS_MAX || cpu == w->cpu || l->cpu_worker[cpu] < 0)
         return false;
-    pthread_mutex_lock(&s->turn_lock);
-    other = s->workers[s->cpu_worker[cpu]];
-    if (s->active - s->blocked == 1 && is_free(other) && unpark_locked(other) == 0) {
-        park_locked(w);
+    pthread_mutex_lock(&l->lock);
+    struct worker *other = l->workers[l->cpu_worker[cpu]];
+    if (loop_waiting(l) == 1 && worker_is_free(other) && worker_unpark_locked(other) == 0) {
+        worker_park_locked(w);
         hand_over = true;
     }
-    pthread_mutex_unlock(&s->turn_lock);
+    pthread_mutex_unlock(&l->lock);
     return hand_over;
 }
 
-/*
- * Is there another request behind this one? Or did this one wait while the last was being
- * answered (by decompression), so that it was received the moment that one was done?
- */
-static bool has_backlog(const struct worker *w, uint64_t received_ns)
+/* If it did, it was received the moment that the last one was done. */
+bool loop_has_waited(uint64_t took_ns, uint64_t done_ns, uint64_t received_ns)
+{
+    return took_ns > LONG_NS && received_ns - done_ns < PROMPT_NS;
+}
+
+/* Is another request behind this one, or was this one behind the last? */
+static bool worker_has_backlog(const struct worker *w, uint64_t received_ns)
 {
     struct pollfd p = {.fd = w->fd, .events = POLLIN};
 
-    return (w->took_ns > LONG_NS && received_ns - w->done_ns < PROMPT_NS) || poll(&p, 1, 0) > 0;
+    return loop_has_waited(w->took_ns, w->done_ns, received_ns) || poll(&p, 1, 0) > 0;
 }
 
 /* On a backlog, wake a second worker. */
-static void share_backlog(struct worker *w, uint64_t received_ns)
+static void worker_share_backlog(struct worker *w, uint64_t received_ns)
 {
-    struct session *s = w->session;
+    struct loop *l = &w->session->loop;
 
-    if (!has_backlog(w, received_ns)) {
+    if (!worker_has_backlog(w, received_ns)) {
         w->calm++;
         return;
     }
     w->calm = 0;
-    if (s->active - s->blocked >= s->running_max) /* a hint: checked again below */
+    if (loop_waiting(l) >= l->running_max) /* a hint: checked again below */
         return;
-    pthread_mutex_lock(&s->turn_lock);
-    if (s->active - s->blocked < s->running_max)
-        loop_wake_another_locked(s);
-    pthread_mutex_unlock(&s->turn_lock);
+    pthread_mutex_lock(&l->lock);
+    if (loop_waiting(l) < l->running_max)
+        loop_wake_another_locked(w->session);
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* An extra worker does so as soon as another one waits. */
+bool loop_steps_back(unsigned waiting, bool is_bound, unsigned calm)
+{
+    return waiting > 1 && (!is_bound || calm >= CALM_REQUESTS);
 }
 
 /* After an answer: if it is no longer this worker's turn, park until it is. */
-static void after_request(struct worker *w, uint32_t pid)
+static void worker_after_request(struct worker *w, uint32_t pid)
 {
-    struct session *s = w->session;
-    bool parks = false;
+    struct loop *l = &w->session->loop;
+    bool is_bound = w->cpu >= 0, parks = false;
 
-    if (w->blocked || w->calm >= CALM_REQUESTS || w->cpu < 0) {
-        pthread_mutex_lock(&s->turn_lock);
-        if (w->blocked) {
-            w->blocked = false;
-            s->blocked--;
-        }
-        /* An extra worker steps back as soon as another one waits. */
-        if (s->active - s->blocked > 1 && (w->cpu < 0 || w->calm >= CALM_REQUESTS)) {
-            park_locked(w);
-            parks = true;
-        }
+    if (w->blocked || w->calm >= CALM_REQUESTS || !is_bound) {
+        pthread_mutex_lock(&l->lock);
+        l->blocked -= w->blocked;
+        w->blocked = false;
+        parks = loop_steps_back(loop_waiting(l), is_bound, w->calm);
+        if (parks)
+            worker_park_locked(w);
         w->calm = 0;
-        pthread_mutex_unlock(&s->turn_lock);
+        pthread_mutex_unlock(&l->lock);
     }
     if (!parks && ++w->since_follow >= FOLLOW_REQUESTS && pid) {
         w->since_follow = 0;
-        if (w->cpu >= 0 && s->bound_count > 1 && s->active - s->blocked == 1)
-            parks = follow(w, pid);
+        if (is_bound && l->bound_count > 1 && loop_waiting(l) == 1)
+            parks = worker_follow_reader(w, pid);
     }
     if (parks)
-        park(w);
+        worker_park(w);
 }
 
 /*
  * The stalled read has ended after all. Others have taken this worker's place; it parks among
  * them until it is needed again.
  */
-static void come_back(struct worker *w)
+static void worker_come_back(struct worker *w)
 {
-    struct session *s = w->session;
+    struct loop *l = &w->session->loop;
 
-    pthread_mutex_lock(&s->turn_lock);
+    pthread_mutex_lock(&l->lock);
     w->blocked = w->lost = false;
     w->calm = 0;
     atomic_store(&w->parked, 1);
     w->dismissed = false;
-    pthread_mutex_unlock(&s->turn_lock);
-    park(w);
+    pthread_mutex_unlock(&l->lock);
+    worker_park(w);
+}
+
+static bool is_helper(const struct session *s, uint32_t pid)
+{
+    bool is = false;
+
+    for (unsigned i = 0; i < COUNTERS_AHEAD; i++)
+        is |= (uint32_t)atomic_load_explicit(&s->config.counters->ahead_pids[i],
+                                             memory_order_relaxed) == pid;
+    return is && pid;
 }
 
 /* Take one request and answer it. -errno of the device; -ENODEV is the end. */
-static int serve_one(struct worker *w)
+static int worker_serve_one(struct worker *w)
 {
     struct session *s = w->session;
     struct request rq = {.worker = w, .header = w->buffer};
-    ssize_t n = read(w->fd, w->buffer, s->buffer_bytes);
+    ssize_t n = read(w->fd, w->buffer, REQUEST_BYTES);
 
     if (n < 0)
         return errno == EINTR || errno == EAGAIN || errno == ENOENT ? 0 : -errno;
     if ((size_t)n < sizeof(*rq.header) || rq.header->len != (size_t)n)
         return 0;
     rq.received_ns = now_ns();
-    rq.own = helper_is(s, rq.header->pid);
+    rq.own = is_helper(s, rq.header->pid);
     rq.arg = rq.header + 1;
     rq.arg_len = (size_t)n - sizeof(*rq.header);
     atomic_store_explicit(&w->unique, rq.header->unique, memory_order_relaxed);
     atomic_store_explicit(&w->since_ns, rq.received_ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&w->turn, 1, memory_order_release);
-    if (!atomic_load_explicit(&s->watchdog_armed, memory_order_relaxed))
-        watchdog_arm(s);
-    share_backlog(w, rq.received_ns);
+    features_on_request(&s->features);
+    worker_share_backlog(w, rq.received_ns);
     if (w->last_resort && rq.header->opcode == FUSE_READ)
         reply_error(&rq, -EIO);
     else
         ops_dispatch(&rq);
     if (w->lost)
-        come_back(w);
+        worker_come_back(w);
     else
-        after_request(w, rq.own ? 0 : rq.header->pid);
+        worker_after_request(w, rq.own ? 0 : rq.header->pid);
     return 0;
 }
 
@@ -364,7 +386,7 @@ static void bind_to_cpu(int cpu)
     sched_setaffinity(0, sizeof(set), &set); /* if this fails, it still works */
 }
 
-void *loop_worker(void *arg)
+static void *worker_thread(void *arg)
 {
     struct worker *w = arg;
     struct session *s = w->session;
@@ -373,7 +395,7 @@ void *loop_worker(void *arg)
     if (w->cpu >= 0)
         bind_to_cpu(w->cpu);
     while (r == 0 && !atomic_load(&s->ended))
-        r = serve_one(w);
+        r = worker_serve_one(w);
     if (r < 0)
         loop_end(s);
     return NULL;
@@ -381,6 +403,7 @@ void *loop_worker(void *arg)
 
 void loop_end(struct session *s)
 {
+    struct loop *l = &s->loop;
     uint64_t one = 1;
 
     if (atomic_exchange(&s->ended, true))
@@ -388,55 +411,86 @@ void loop_end(struct session *s)
     /*
      * Change the futex words under the lock, or a worker about to sleep on one would miss it.
      */
-    pthread_mutex_lock(&s->turn_lock);
-    for (unsigned i = 0; i < s->worker_count; i++) {
-        atomic_store(&s->workers[i]->parked, 0);
-        futex_wake(&s->workers[i]->parked, 1, FUTEX_OF_PROCESS);
+    pthread_mutex_lock(&l->lock);
+    for (unsigned i = 0; i < l->worker_count; i++) {
+        atomic_store(&l->workers[i]->parked, 0);
+        futex_wake(&l->workers[i]->parked, 1, FUTEX_OF_PROCESS);
     }
-    pthread_mutex_unlock(&s->turn_lock);
-    atomic_store(&s->watchdog_armed, 1);
-    futex_wake(&s->watchdog_armed, 1, FUTEX_OF_PROCESS);
-    helper_end_all(s);
-    populate_end(s);
-    walk_end(s);
-    foresee_end(s);
-    trouble_end(s);
+    pthread_mutex_unlock(&l->lock);
+    features_end(&s->features);
     if (write(s->ended_fd, &one, sizeof(one)) < 0)
         return; /* can't fail on an eventfd at 0 */
 }
 
-static int start_locked(struct session *s)
+bool loop_join(struct session *s, const struct timespec *until)
 {
-    const int cpus = (int)(sizeof(s->cpu_worker) / sizeof(s->cpu_worker[0]));
+    struct loop *l = &s->loop;
+    bool all = true;
+
+    pthread_mutex_lock(&l->lock);
+    unsigned count = l->worker_count; /* there will be no more */
+    pthread_mutex_unlock(&l->lock);
+    for (unsigned i = 0; i < count; i++)
+        if (l->workers[i]->started)
+            all &= thread_join_until(l->workers[i]->thread, until) == 0;
+    return all;
+}
+
+static void worker_free(struct worker *w)
+{
+    reader_scratch_free(w->scratch);
+    if (w->buffer)
+        munmap(w->buffer, REQUEST_BYTES);
+    if (w->reply_buffer)
+        munmap(w->reply_buffer, LISTING_BYTES);
+    if (w->owns_fd)
+        close(w->fd);
+    free(w);
+}
+
+void loop_free(struct session *s)
+{
+    for (unsigned i = 0; i < s->loop.worker_count; i++)
+        worker_free(s->loop.workers[i]);
+    pthread_mutex_destroy(&s->loop.lock);
+}
+
+void loop_init(struct loop *l)
+{
+    pthread_mutex_init(&l->lock, NULL);
+    for (int cpu = 0; cpu < SESSION_CPUS_MAX; cpu++)
+        l->cpu_worker[cpu] = -1;
+}
+
+static int loop_start_locked(struct session *s)
+{
+    struct loop *l = &s->loop;
+    unsigned allowed_time = cpus_allowed();
     cpu_set_t allowed;
-    struct worker *w;
     int r = 0;
 
-    for (int cpu = 0; cpu < cpus; cpu++)
-        s->cpu_worker[cpu] = -1;
     if (sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
         CPU_ZERO(&allowed); /* more CPUs than the set holds: bind none */
-    for (int cpu = 0; cpu < cpus && r == 0; cpu++) {
+    for (int cpu = 0; cpu < SESSION_CPUS_MAX && r == 0; cpu++) {
         if (!CPU_ISSET(cpu, &allowed))
             continue;
-        s->cpu_worker[cpu] = (int)s->worker_count;
-        r = worker_add(s, cpu, &w);
+        l->cpu_worker[cpu] = (int)l->worker_count;
+        r = worker_add(s, cpu);
     }
-    s->bound_count = s->worker_count;
-    if (r == 0 && s->worker_count == 0)
-        r = worker_add(s, -1, &w);
+    l->bound_count = l->worker_count;
+    if (r == 0 && l->worker_count == 0)
+        r = worker_add(s, -1);
     /* A quota of CPU time may allow less than all of the CPUs. */
-    unsigned allowed_time = cpus_allowed();
-    s->running_max = s->config.threads                ? s->config.threads
-                     : allowed_time < s->worker_count ? allowed_time
-                                                      : s->worker_count;
-    return r < 0 ? r : unpark_locked(s->workers[0]);
+    l->running_max = s->config.threads                ? s->config.threads
+                     : allowed_time < l->worker_count ? allowed_time
+                                                      : l->worker_count;
+    return r < 0 ? r : worker_unpark_locked(l->workers[0]);
 }
 
 int loop_start(struct session *s)
 {
-    pthread_mutex_lock(&s->turn_lock); /* the watchdog is already running */
-    int r = start_locked(s);
-    pthread_mutex_unlock(&s->turn_lock);
+    pthread_mutex_lock(&s->loop.lock); /* the watchdog is already running */
+    int r = loop_start_locked(s);
+    pthread_mutex_unlock(&s->loop.lock);
     return r;
 }

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "clock.h"
-#include "internal.h"
+#include "core.h"
 
 #define READER_BLOCK_BYTES (128u << 10) /* st_blksize: makes readers read in large pieces */
 
@@ -119,6 +119,7 @@ void reply_error(struct request *rq, int err)
 {
     struct iovec iov[1];
 
+    err = err == -EUCLEAN ? -EIO : err; /* a damaged index */
     if (!claim(rq->worker))
         return;
     count(rq, err, 0);
@@ -126,15 +127,8 @@ void reply_error(struct request *rq, int err)
     count_time(rq);
 }
 
-void reply_bytes(struct request *rq, const void *bytes, size_t len)
-{
-    struct iovec iov[2];
-
-    iov[1] = (struct iovec){(void *)(uintptr_t)bytes, len};
-    reply_iov(rq, iov, 2);
-}
-
-void reply_iov(struct request *rq, struct iovec *iov, int n)
+/* iov[0] is free for the header. */
+static void reply_iov(struct request *rq, struct iovec *iov, int n)
 {
     size_t bytes = 0;
     int r;
@@ -161,6 +155,30 @@ void reply_iov(struct request *rq, struct iovec *iov, int n)
     count_time(rq);
 }
 
+void reply_bytes(struct request *rq, const void *bytes, size_t len)
+{
+    struct iovec iov[2];
+
+    iov[1] = (struct iovec){(void *)(uintptr_t)bytes, len};
+    reply_iov(rq, iov, 2);
+}
+
+void reply_result(struct request *rq, int err, const void *bytes, size_t len)
+{
+    if (err < 0)
+        reply_error(rq, err);
+    else
+        reply_bytes(rq, bytes, len);
+}
+
+void reply_span(struct request *rq, const struct span *span)
+{
+    struct iovec iov[READER_IOV_MAX + 1];
+
+    memcpy(iov + 1, span->iov, (size_t)span->iov_count * sizeof(*iov));
+    reply_iov(rq, iov, span->iov_count + 1);
+}
+
 void reply_none(struct request *rq)
 {
     if (!claim(rq->worker))
@@ -179,7 +197,8 @@ int reply_for_stalled(struct worker *w, uint64_t turn, uint64_t unique)
     return write(w->fd, &out, sizeof(out)) < 0 ? -errno : 0;
 }
 
-uint64_t reply_nodeid(const struct session *s, uint32_t position)
+/* The node id by which the kernel knows an inode position. */
+static uint64_t reply_nodeid(const struct session *s, uint32_t position)
 {
     return position == s->config.root ? FUSE_ROOT_ID : (uint64_t)position + 1;
 }

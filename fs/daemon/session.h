@@ -13,6 +13,7 @@
 
 #include "counters.h"
 #include "fault.h"
+#include "feature.h"
 #include "pot.h"
 #include "reader.h"
 #include "known_reads.h"
@@ -59,6 +60,7 @@ struct session_config {
      */
     int (*report)(void *ctx, bool json, char **ret_text, size_t *ret_len);
     void *report_ctx;
+    const struct feature *const *features; /* in order, with NULL at the end: see feature.h */
 };
 
 /*

@@ -21,6 +21,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "cpus.h"
+#include "feature_list.h"
 #include "mounter_private.h"
 #include "report.h"
 #include "unmounter.h"
@@ -116,6 +117,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .log_ctx = &m->log,
         .report = report_of_mount,
         .report_ctx = c,
+        .features = feature_list,
     };
 
     /* The starter may be bound to one core; the daemon serves every reader. */

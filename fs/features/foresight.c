@@ -7,12 +7,14 @@
  * to this file. The two are never active together. An archive that is copied whole to this node
  * (--stage) needs neither.
  */
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ahead.h"
 #include "budget.h"
 #include "clock.h"
-#include "internal.h"
+#include "core.h"
 #include "numbers.h"
 
 #define FETCHERS_REMOTE 32u
@@ -21,6 +23,13 @@
 #define ORDER_BYTES_MOST (UINT64_C(1) << 30)
 #define STUCK_MAX_S 1000000u
 #define ORDER_SHARE 8u /* of the free memory, for keeping known orders */
+
+struct foresight {
+    struct session *session;
+    struct ahead *ahead;
+    bool records;
+    struct observer *observers[SESSION_WORKERS_MAX]; /* by number of their workers */
+};
 
 static void note_order(void *ctx, const char *line)
 {
@@ -41,18 +50,11 @@ static uint64_t window_bytes(const struct session *s, bool local)
                                                   : config->counters->cache_budget_bytes / 2);
 }
 
-static bool is_wanted(const struct session *s)
-{
-    bool local = source_is_local(s->config.pot->source);
-
-    return s->config.recorder || window_bytes(s, local) > 0;
-}
-
-int foresee_start(struct session *s)
+static int foresight_start(struct session *s, void **ret_state)
 {
     bool local = source_is_local(s->config.pot->source);
     uint64_t room = budget_room_bytes("") / ORDER_SHARE;
-    struct ahead_options options = {
+    const struct ahead_options options = {
         .index = s->index,
         .root = s->config.root,
         .seed = s->config.seed,
@@ -69,26 +71,45 @@ int foresee_start(struct session *s)
         .now_ns = now_ns,
         .replaced = &s->config.counters->replacements,
     };
+    struct foresight *f;
+    int r;
 
-    if (!is_wanted(s))
+    if (!options.recorder && options.window_bytes == 0)
         return 0;
-    return ahead_new(&options, &s->ahead);
+    f = calloc(1, sizeof(*f));
+    if (!f)
+        return -ENOMEM;
+    f->session = s;
+    f->records = options.recorder;
+    r = ahead_new(&options, &f->ahead);
+    if (r < 0) {
+        free(f);
+        return r;
+    }
+    s->config.recorder = NULL; /* taken over */
+    *ret_state = f;
+    return 0;
 }
 
-int foresee_worker(struct worker *w)
+static int foresight_add_worker(void *state, struct worker *w)
 {
-    return w->session->ahead ? ahead_observer(w->session->ahead, &w->observer) : 0;
+    struct foresight *f = state;
+
+    return ahead_observer(f->ahead, &f->observers[w->number]);
 }
 
-void foresee_note(const struct request *rq, uint32_t position, uint64_t offset, uint32_t len)
+static int foresight_before_read(void *state, struct read *read)
 {
-    const struct observation seen = {rq->received_ns, offset, position, len, rq->header->pid};
+    const struct foresight *f = state;
+    const struct request *rq = read->rq;
+    const struct observation seen = {rq->received_ns, read->offset, read->position, read->size,
+                                     rq->header->pid};
 
-    if (rq->worker->observer)
-        observer_note(rq->worker->observer, &seen);
+    observer_note(f->observers[rq->worker->number], &seen);
+    return 0;
 }
 
-static void name_folder(struct session *s, uint32_t directory)
+static void name_folder(const struct session *s, uint32_t directory)
 {
     struct counters *c = s->config.counters;
     size_t len;
@@ -97,16 +118,16 @@ static void name_folder(struct session *s, uint32_t directory)
         c->order_folder[0] = '\0';
 }
 
-void foresee_update_counters(struct session *s)
+static void foresight_update_counters(void *state)
 {
+    const struct foresight *f = state;
+    const struct session *s = f->session;
     struct counters *c = s->config.counters;
     struct ahead_stats stats;
 
-    if (!s->ahead)
-        return;
     if (!source_is_local(s->config.pot->source))
-        ahead_set_window(s->ahead, window_bytes(s, false));
-    ahead_stats(s->ahead, &stats);
+        ahead_set_window(f->ahead, window_bytes(s, false));
+    ahead_stats(f->ahead, &stats);
     atomic_store(&c->foreseen_kind, stats.kind);
     atomic_store(&c->foreseen_requests, stats.requests);
     atomic_store(&c->foreseen_bytes, stats.bytes);
@@ -126,26 +147,43 @@ void foresee_update_counters(struct session *s)
     atomic_store(&c->order_local, stats.local);
 }
 
-void foresee_end(struct session *s)
+static void foresight_end(void *state)
 {
-    if (s->ahead)
-        ahead_end(s->ahead);
+    const struct foresight *f = state;
+
+    ahead_end(f->ahead);
 }
 
-int foresee_join(struct session *s, const struct timespec *until)
+static int foresight_join(void *state, const struct timespec *until)
 {
-    int recorded, r = s->ahead ? ahead_join(s->ahead, until, &recorded) : 0;
+    const struct foresight *f = state;
+    int recorded, r = ahead_join(f->ahead, until, &recorded);
+    struct ahead_stats stats;
 
-    if (s->ahead && recorded < 0)
-        session_log(s, "the record of reads could not be written: %s", strerror(-recorded));
-    else if (s->ahead && s->config.recorder && atomic_load(&s->config.counters->foreseen_lost))
-        session_log(s, "the record of reads is incomplete: %llu reads came too fast",
-                    (unsigned long long)atomic_load(&s->config.counters->foreseen_lost));
+    ahead_stats(f->ahead, &stats);
+    if (recorded < 0)
+        session_log(f->session, "the record of reads could not be written: %s",
+                    strerror(-recorded));
+    else if (f->records && stats.observations_lost > 0)
+        session_log(f->session, "the record of reads is incomplete: %llu reads came too fast",
+                    (unsigned long long)stats.observations_lost);
     return r;
 }
 
-void foresee_release(struct session *s)
+static void foresight_free(void *state)
 {
-    ahead_free(s->ahead);
-    s->ahead = NULL;
+    struct foresight *f = state;
+
+    ahead_free(f->ahead);
+    free(f);
 }
+
+const struct feature foresight_feature = {
+    .start = foresight_start,
+    .add_worker = foresight_add_worker,
+    .before_read = foresight_before_read,
+    .update_counters = foresight_update_counters,
+    .end = foresight_end,
+    .join = foresight_join,
+    .free = foresight_free,
+};

@@ -13,16 +13,14 @@
  */
 #include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 
 #include "checksum.h"
 #include "clock.h"
 #include "content.h"
-#include "internal.h"
+#include "core.h"
 
 enum finding {
     NOT_CHECKED,
@@ -32,42 +30,40 @@ enum finding {
 };
 
 struct sums {
-    _Atomic uint8_t *findings; /* enum finding, by position */
+    struct session *session;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    _Atomic uint64_t beats; /* progress of all checks */
+    _Atomic uint64_t beats;     /* progress of all checks */
+    _Atomic uint8_t findings[]; /* enum finding, by position */
 };
 
-int sums_start(struct session *s)
+static int sums_start(struct session *s, void **ret_state)
 {
     const struct index_info *info = index_info(s->index);
-    if (!info->has_sums)
+    pthread_condattr_t attr;
+    struct sums *sums;
+
+    if (!s->config.verify || !info->has_sums)
         return 0;
-    struct sums *sums = calloc(1, sizeof(*sums));
+    sums = calloc(1, sizeof(*sums) + info->entries);
     if (!sums)
         return -ENOMEM;
-    sums->findings = calloc(info->entries, sizeof(*sums->findings));
-    if (!sums->findings) {
-        free(sums);
-        return -ENOMEM;
-    }
-    pthread_condattr_t attr;
+    sums->session = s;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&sums->lock, NULL);
     pthread_cond_init(&sums->changed, &attr);
     pthread_condattr_destroy(&attr);
-    s->sums = sums;
+    *ret_state = sums;
     return 0;
 }
 
-void sums_free(struct sums *sums)
+static void sums_free(void *state)
 {
-    if (!sums)
-        return;
+    struct sums *sums = state;
+
     pthread_cond_destroy(&sums->changed);
     pthread_mutex_destroy(&sums->lock);
-    free((void *)sums->findings);
     free(sums);
 }
 
@@ -79,6 +75,7 @@ static enum finding finding_of(const struct sums *sums, uint32_t position)
 /* ---- one check ---- */
 
 struct check {
+    struct sums *sums;
     struct worker *worker;
     struct checksum *hash;
 };
@@ -92,28 +89,25 @@ static void show_life(struct worker *w)
 static int hash_piece(void *ctx, const void *bytes, size_t len, uint64_t offset)
 {
     struct check *c = ctx;
+
     (void)offset;
     checksum_add(c->hash, bytes, len);
-    atomic_fetch_add_explicit(&c->worker->session->sums->beats, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->sums->beats, 1, memory_order_relaxed);
     show_life(c->worker);
-    return atomic_load(&c->worker->session->ended) ? -EIO : 0;
+    return atomic_load(&c->sums->session->ended) ? -EIO : 0;
 }
 
 static void log_mismatch(struct session *s, uint32_t position)
 {
-    char path[4096];
-    size_t len;
-    struct extent extent;
-    unsigned long long where = 0;
+    char path[LOG_PATH_MAX];
+    struct extent extent = {0};
+    int r = index_extent(s->index, position, 0, &extent);
 
-    if (index_path(s->index, position, path, sizeof(path), &len) < 0)
-        snprintf(path, sizeof(path), "entry %u", position);
-    if (index_extent(s->index, position, 0, &extent) == 0)
-        where = extent.source_offset;
     session_log(s,
                 "%s: %s: its bytes do not have the sum that they were packed with (offset "
                 "%llu); readers get an input/output error",
-                s->config.pot->path, path, where);
+                s->config.pot->path, log_path(s, position, path),
+                r == 0 ? (unsigned long long)extent.source_offset : 0);
 }
 
 /* Does the file have the sum that it should have? */
@@ -127,13 +121,15 @@ static enum finding compare(struct session *s, uint32_t position, uint64_t sum)
 }
 
 /* Read all of a file. A read error is no finding, since the next attempt may succeed. */
-static int check_all(struct worker *w, const struct node *node, enum finding *ret_finding)
+static int check_all(struct sums *sums, struct worker *w, const struct node *node,
+                     enum finding *ret_finding)
 {
     struct session *s = w->session;
-    struct check check = {w, NULL};
+    struct check check = {sums, w, NULL};
     struct content *content = NULL;
     uint64_t where;
     int r = checksum_new(index_info(s->index)->sum_kind, &check.hash);
+
     if (r == 0)
         r = content_new(s->config.pot, s->config.reader, CONTENT_SHARED_BLOCKS, &content);
     if (r == 0)
@@ -149,9 +145,8 @@ static int check_all(struct worker *w, const struct node *node, enum finding *re
 /* ---- several readers of one file ---- */
 
 /* Another worker checks the file. This one counts as alive as long as any check does. */
-static void wait_for_finding(struct worker *w, uint32_t position)
+static void wait_for_finding(struct sums *sums, struct worker *w, uint32_t position)
 {
-    struct sums *sums = w->session->sums;
     uint64_t beats = atomic_load(&sums->beats);
     loop_about_to_wait(w);
     pthread_mutex_lock(&sums->lock);
@@ -175,64 +170,90 @@ static void settle(struct sums *sums, uint32_t position, enum finding finding)
     pthread_mutex_unlock(&sums->lock);
 }
 
-static int check_once(struct worker *w, const struct node *node)
+static int check_once(struct sums *sums, struct worker *w, const struct node *node)
 {
-    struct sums *sums = w->session->sums;
+    enum finding finding = NOT_CHECKED;
     uint8_t expected = NOT_CHECKED;
+
     if (!atomic_compare_exchange_strong(&sums->findings[node->position], &expected,
                                         BEING_CHECKED))
         return expected == BEING_CHECKED ? -EAGAIN : 0;
     loop_about_to_wait(w);
-    enum finding finding = NOT_CHECKED;
-    int r = check_all(w, node, &finding);
+    int r = check_all(sums, w, node, &finding);
     settle(sums, node->position, finding);
     return r;
 }
 
-int sums_check(struct worker *w, uint32_t position, uint64_t offset, size_t len,
-               bool *ret_later)
+/*
+ * 0, -EBADMSG if the file is not what was packed, or a read error. May take as long as reading
+ * the whole file. If sum_is_due is set, the bytes that are read are compared afterwards.
+ */
+static int sums_check(struct sums *sums, struct read *read)
 {
-    struct sums *sums = w->session->sums;
+    struct worker *w = read->rq->worker;
+    const struct session *s = sums->session;
+    uint32_t position;
     struct node node;
-    int r = index_inode_position(w->session->index, position, &position);
-    if (r < 0)
-        return r;
-    for (;;) {
+    int r = index_inode_position(s->index, read->position, &position);
+
+    while (r == 0) {
         enum finding finding = finding_of(sums, position);
-        if (finding == GOOD || finding == BAD || atomic_load(&w->session->ended))
+        if (finding == GOOD || finding == BAD || atomic_load(&s->ended))
             return finding == GOOD ? 0 : -EBADMSG;
-        r = index_node(w->session->index, position, &node);
-        if (r < 0)
+        r = index_node(s->index, position, &node);
+        if (r < 0 || !S_ISREG(node.mode))
             return r;
-        if (!S_ISREG(node.mode))
-            return 0;
-        if (offset == 0 && len >= node.size_bytes && !node.has_holes) {
-            *ret_later = true;
+        if (read->offset == 0 && read->size >= node.size_bytes && !node.has_holes) {
+            read->sum_is_due = true;
             return 0;
         }
-        r = check_once(w, &node);
-        if (r == -EAGAIN)
-            wait_for_finding(w, position);
-        else if (r < 0)
-            return r;
+        r = check_once(sums, w, &node);
+        if (r == -EAGAIN) {
+            wait_for_finding(sums, w, position);
+            r = 0;
+        }
     }
+    return r;
 }
 
-int sums_check_span(struct worker *w, uint32_t position, const struct span *span)
+static int sums_before_read(void *state, struct read *read)
 {
-    struct session *s = w->session;
+    int r = sums_check(state, read);
+
+    if (r < 0 && r != -EBADMSG) /* what is wrong with a bad file is logged once */
+        log_read_error(read->rq->worker->session, read->position, read->offset, r);
+    return r;
+}
+
+static int sums_check_span(struct sums *sums, uint32_t position, const struct span *span)
+{
+    const struct index *index = sums->session->index;
     struct checksum *hash;
-    int r = checksum_new(index_info(s->index)->sum_kind, &hash);
+    int r = checksum_new(index_info(index)->sum_kind, &hash);
+
     if (r < 0)
         return r;
     for (int i = 0; i < span->iov_count; i++)
         checksum_add(hash, span->iov[i].iov_base, span->iov[i].iov_len);
     uint64_t sum = checksum_value(hash);
     checksum_free(hash);
-    r = index_inode_position(s->index, position, &position);
+    r = index_inode_position(index, position, &position);
     if (r < 0)
         return r;
-    enum finding finding = compare(s, position, sum);
-    settle(s->sums, position, finding);
+    enum finding finding = compare(sums->session, position, sum);
+    settle(sums, position, finding);
     return finding == GOOD ? 0 : -EBADMSG;
 }
+
+static void sums_after_read(void *state, struct read *read)
+{
+    if (read->result == 0 && read->sum_is_due)
+        read->result = sums_check_span(state, read->position, read->span);
+}
+
+const struct feature sums_feature = {
+    .start = sums_start,
+    .before_read = sums_before_read,
+    .after_read = sums_after_read,
+    .free = sums_free,
+};

@@ -10,7 +10,7 @@
  * also suits a device or a decompressor best.
  *
  * There are two such processes, so that they get a fair share of the CPUs beside several
- * readers (why processes: helper.c). Each chunk is populated by one of them.
+ * readers (why processes: helper.h). Each chunk is populated by one of them.
  *
  * Choice of files. The index is cut into chunks of 256 entries; neighbours in a directory are
  * neighbours there. A chunk is wanted if a reader read from it, or from one of the few before
@@ -19,24 +19,24 @@
  * POPULATE_RATIO files per read, at half of the price of reading one, and only until the
  * allowance, a part of the free memory, is used up.
  */
+#include "populate.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "bits.h"
 #include "budget.h"
 #include "clock.h"
-#include "futex.h"
-#include "internal.h"
-#include "thread.h"
+#include "helper.h"
+#include "numbers.h"
 
-#define CHUNK_BITS 8
-#define CHUNK_ENTRIES (1u << CHUNK_BITS)
+#define CHUNK_ENTRIES (1u << POPULATE_CHUNK_BITS)
 #define CHUNKS_AHEAD 4u /* chunks after one that is read from, for readers that go in order */
 
 #define READS_FIRST 2048u  /* cold reads before population begins */
@@ -53,53 +53,13 @@
 #define INODE_BYTES 1200u /* of kernel memory for an inode and its name */
 #define ROOM_SHARE 2u     /* the part of the free memory that may be used */
 #define ROOM_LEAST (UINT64_C(32) << 20)
-#define STACK_BYTES (256u << 10)
-
-/* Shared by the daemon and its children. */
-struct ledger {
-    _Atomic uint64_t files, bytes;
-    size_t chunks;
-    _Atomic uint64_t *touched; /* bitmaps, by chunk */
-    _Atomic uint64_t *listed;
-    _Atomic uint64_t *taken; /* claimed by a child, which populates it or gives it back */
-};
 
 struct populate {
-    struct session *session;
-    pthread_t thread;
-    bool started;
-    uint64_t most_bytes; /* --readahead */
-    struct ledger *ledger;
-    size_t ledger_bytes;
-
-    _Atomic uint32_t asleep; /* futex */
+    struct helper helper; /* shares the ledger */
+    struct populate_ledger ledger;
     _Atomic uint64_t wanted; /* total of reads at which it should wake */
-    unsigned child_count;
     uint64_t child_allowance;
 };
-
-static bool take_bit(_Atomic uint64_t *bits, size_t i)
-{
-    uint64_t bit = UINT64_C(1) << (i % 64);
-
-    return !(atomic_fetch_or(&bits[i / 64], bit) & bit);
-}
-
-static void clear_bit(_Atomic uint64_t *bits, size_t i)
-{
-    atomic_fetch_and(&bits[i / 64], ~(UINT64_C(1) << (i % 64)));
-}
-
-static bool get_bit(const _Atomic uint64_t *bits, size_t i)
-{
-    return atomic_load_explicit(&bits[i / 64], memory_order_relaxed) >> (i % 64) & 1;
-}
-
-static void set_bit(_Atomic uint64_t *bits, size_t i)
-{
-    if (!get_bit(bits, i))
-        atomic_fetch_or_explicit(&bits[i / 64], UINT64_C(1) << (i % 64), memory_order_relaxed);
-}
 
 /* Files that readers had to ask for. */
 static uint64_t cold_reads(const struct session *s)
@@ -116,13 +76,13 @@ static uint64_t cold_reads(const struct session *s)
 
 struct child {
     const struct session *session;
-    struct ledger *ledger;
+    struct populate_ledger *ledger;
     int root_fd;
     uint64_t allowance; /* bytes, of this run */
     uint64_t used;
     unsigned batch_files;
     uint64_t batch_bytes;
-    uint64_t reads, reads_ns; /* total of reads when last seen, and when it last grew */
+    struct populate_pace pace;
     enum helper_outcome outcome;
     bool stop;
     char name[INDEX_NAME_MAX + 1];
@@ -135,19 +95,21 @@ static void end_with(struct child *c, enum helper_outcome outcome)
     c->stop = true;
 }
 
-/* After each batch: continue? */
-static void judge(struct child *c)
+bool populate_pace_is_lost(struct populate_pace *pace, uint64_t reads, uint64_t files,
+                           uint64_t now)
 {
-    uint64_t reads = cold_reads(c->session), now = now_ns();
+    if (reads != pace->reads)
+        *pace = (struct populate_pace){.reads = reads, .grown_ns = now};
+    return now - pace->grown_ns > QUIET_NS || files > reads * POPULATE_RATIO;
+}
 
-    if (reads != c->reads) {
-        c->reads = reads;
-        c->reads_ns = now;
-    }
+/* After each batch: continue? */
+static void judge_batch(struct child *c)
+{
     if (c->used > c->allowance)
         end_with(c, HELPER_FULL);
-    else if (now - c->reads_ns > QUIET_NS ||
-             atomic_load(&c->ledger->files) > reads * POPULATE_RATIO)
+    else if (populate_pace_is_lost(&c->pace, cold_reads(c->session),
+                                   atomic_load(&c->ledger->at->files), now_ns()))
         end_with(c, HELPER_PAUSED);
 }
 
@@ -163,8 +125,8 @@ static void populate_file(struct child *c, int dir_fd, uint64_t size)
         return;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
-    atomic_fetch_add_explicit(&c->ledger->files, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&c->ledger->bytes, size, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->ledger->at->files, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->ledger->at->bytes, size, memory_order_relaxed);
     c->used += size + INODE_BYTES;
     c->batch_bytes += size;
     if (++c->batch_files >= BATCH_FILES || c->batch_bytes >= BATCH_BYTES) {
@@ -172,7 +134,7 @@ static void populate_file(struct child *c, int dir_fd, uint64_t size)
         (void)n; /* a reader will get the error itself */
         c->batch_files = 0;
         c->batch_bytes = 0;
-        judge(c);
+        judge_batch(c);
     }
     close(fd);
 }
@@ -217,7 +179,7 @@ static void populate_range(struct child *c, uint32_t directory, uint32_t first, 
 
     if (fd < 0)
         return;
-    if (!get_bit(c->ledger->listed, from >> CHUNK_BITS))
+    if (!bit_get(c->ledger->listed, from >> POPULATE_CHUNK_BITS))
         list_range(c, fd, first, from, to);
     for (uint32_t i = from; i < to && !c->stop; i++)
         if (is_wanted(c, i, &size))
@@ -228,7 +190,7 @@ static void populate_range(struct child *c, uint32_t directory, uint32_t first, 
 static void populate_chunk(struct child *c, size_t chunk)
 {
     const struct index *index = c->session->index;
-    uint32_t entries = index_info(index)->entries, i = (uint32_t)(chunk << CHUNK_BITS);
+    uint32_t entries = index_info(index)->entries, i = (uint32_t)(chunk << POPULATE_CHUNK_BITS);
     uint32_t end = entries - i > CHUNK_ENTRIES ? i + CHUNK_ENTRIES : entries;
 
     while (i < end && !c->stop) {
@@ -245,15 +207,15 @@ static void populate_chunk(struct child *c, size_t chunk)
         i = to;
     }
     if (c->stop)
-        clear_bit(c->ledger->taken, chunk);
+        bit_clear(c->ledger->taken, chunk);
 }
 
-static bool chunk_is_wanted(const struct ledger *l, size_t chunk)
+bool populate_wants(const struct populate_ledger *l, size_t chunk)
 {
-    if (get_bit(l->taken, chunk))
+    if (bit_get(l->taken, chunk))
         return false;
     for (size_t i = 0; i <= CHUNKS_AHEAD && i <= chunk; i++)
-        if (get_bit(l->touched, chunk - i))
+        if (bit_get(l->touched, chunk - i))
             return true;
     return false;
 }
@@ -264,7 +226,7 @@ static bool populate_once(struct child *c)
     bool any = false;
 
     for (size_t i = 0; i < c->ledger->chunks && !c->stop; i++) {
-        if (!chunk_is_wanted(c->ledger, i) || !take_bit(c->ledger->taken, i))
+        if (!populate_wants(c->ledger, i) || !bit_take(c->ledger->taken, i))
             continue;
         any = true;
         populate_chunk(c, i);
@@ -272,93 +234,70 @@ static bool populate_once(struct child *c)
     return any;
 }
 
-static bool is_complete(const struct ledger *l)
+static bool is_complete(const struct populate_ledger *l)
 {
     for (size_t i = 0; i < l->chunks; i++)
-        if (!get_bit(l->taken, i))
+        if (!bit_get(l->taken, i))
             return false;
     return true;
 }
 
-static enum helper_outcome populate_work(void *arg, int root_fd)
+static enum helper_outcome populate_work(struct helper *h, int root_fd)
 {
     static struct child c; /* each process has its own copy */
-    const struct populate *p = arg;
+    struct populate *p = (struct populate *)(void *)h;
 
-    c = (struct child){.session = p->session,
-                       .ledger = p->ledger,
+    c = (struct child){.session = h->session,
+                       .ledger = &p->ledger,
                        .root_fd = root_fd,
                        .allowance = p->child_allowance,
-                       .reads = cold_reads(p->session),
-                       .reads_ns = now_ns()};
+                       .pace = {.reads = cold_reads(h->session), .grown_ns = now_ns()}};
     while (!c.stop && populate_once(&c))
         ;
     if (!c.stop)
-        c.outcome = is_complete(p->ledger) ? HELPER_DONE : HELPER_PAUSED;
+        c.outcome = is_complete(&p->ledger) ? HELPER_DONE : HELPER_PAUSED;
     return c.outcome;
 }
 
-/* ---- the thread that runs the children ---- */
+/* ---- the daemon ---- */
 
-static void sleep_until_wanted(struct populate *p, uint64_t more)
+/* Sleep until there are so many more reads. False: the session has ended. */
+static bool populate_sleep(struct populate *p, uint64_t more)
 {
-    atomic_store(&p->wanted, cold_reads(p->session) + more);
-    atomic_store(&p->asleep, 1);
-    while (atomic_load(&p->asleep) && !atomic_load(&p->session->ended))
-        futex_wait(&p->asleep, 1, FUTEX_OF_PROCESS, NULL);
+    atomic_store(&p->wanted, cold_reads(p->helper.session) + more);
+    return helper_sleep(&p->helper);
 }
 
 /* How many bytes may be brought in now. */
 static uint64_t allowance_of(const struct populate *p)
 {
-    uint64_t used = atomic_load(&p->ledger->bytes), room = budget_room_bytes("") / ROOM_SHARE;
-    uint64_t left = p->most_bytes > used ? p->most_bytes - used : 0;
+    uint64_t most = p->helper.session->config.readahead_bytes;
+    uint64_t used = atomic_load(&p->ledger.at->bytes),
+             room = budget_room_bytes("") / ROOM_SHARE;
 
-    return room < ROOM_LEAST ? 0 : left < room ? left : room;
+    return room < ROOM_LEAST || used > most ? 0 : min_u64(most - used, room);
 }
 
-static unsigned least_of(unsigned a, unsigned b)
-{
-    return a < b ? a : b;
-}
-
-/* True if there may be more to do later. */
-static bool run_children(struct populate *p, uint64_t allowance)
-{
-    bool more = false;
-
-    p->child_count = least_of(p->session->running_max, HELPERS_POPULATE);
-    p->child_allowance = allowance / p->child_count;
-    for (unsigned i = 0; i < p->child_count; i++)
-        helper_start(p->session, i, populate_work, p);
-    for (unsigned i = 0; i < p->child_count; i++) {
-        enum helper_outcome outcome = helper_await(p->session, i);
-        more |= outcome == HELPER_PAUSED || outcome == HELPER_FULL;
-    }
-    return more;
-}
-
-static void *populate_thread(void *arg)
+static void *populate_run(void *arg)
 {
     struct populate *p = arg;
-    uint64_t files = index_info(p->session->index)->files, allowance;
-    uint64_t more = files / READS_SHARE > READS_FIRST ? files / READS_SHARE : READS_FIRST;
+    const struct session *s = p->helper.session;
+    uint64_t more = max_u64(index_info(s->index)->files / READS_SHARE, READS_FIRST);
 
-    for (;;) {
-        sleep_until_wanted(p, more);
-        if (!source_is_local(p->session->config.pot->source) &&
-            !atomic_load(&p->session->ended)) {
+    while (populate_sleep(p, more)) {
+        if (!source_is_local(s->config.pot->source)) {
             more = READS_FIRST; /* a copy is in progress: the rest is still far away */
             continue;
         }
-        allowance = allowance_of(p);
-        if (atomic_load(&p->session->ended) || !allowance || !run_children(p, allowance))
-            return NULL;
+        unsigned children = min_u32(s->loop.running_max, HELPER_POPULATE_MAX);
+        p->child_allowance = allowance_of(p) / children;
+        if (!p->child_allowance ||
+            helper_run(&p->helper, children, populate_work) < HELPER_FULL)
+            break;
         more = READS_AGAIN;
     }
+    return NULL;
 }
-
-/* ---- reports from workers, on the path of a request ---- */
 
 /*
  * While a stream is unpacked, population would keep as many requests waiting as the kernel
@@ -369,105 +308,77 @@ static bool is_unpacking(const struct session *s)
     return s->config.stage && stage_stream_progress_ns(s->config.stage) != 0;
 }
 
-void populate_note_read(struct worker *w, uint32_t position)
+/* A reader had to ask for a file. */
+static void populate_after_read(void *state, struct read *read)
 {
-    struct populate *p = w->session->populate;
+    struct populate *p = state;
+    const struct session *s = p->helper.session;
+    const struct counter_slot *slot = read->rq->worker->slot;
 
-    if (!p)
+    if (read->result < 0 || read->offset > 0 || read->rq->own)
         return;
-    set_bit(p->ledger->touched, position >> CHUNK_BITS);
-    if (++w->reads_noted % READS_AGAIN == 0 &&
-        atomic_load_explicit(&p->asleep, memory_order_relaxed) &&
-        cold_reads(w->session) >= atomic_load_explicit(&p->wanted, memory_order_relaxed) &&
-        !is_unpacking(w->session) && atomic_exchange(&p->asleep, 0))
-        futex_wake(&p->asleep, 1, FUTEX_OF_PROCESS);
+    bit_take(p->ledger.touched, read->position >> POPULATE_CHUNK_BITS);
+    if (atomic_load_explicit(&slot->read_files, memory_order_relaxed) % READS_AGAIN == 0 &&
+        helper_is_asleep(&p->helper) &&
+        cold_reads(s) >= atomic_load_explicit(&p->wanted, memory_order_relaxed) &&
+        !is_unpacking(s))
+        helper_wake(&p->helper);
 }
 
-void populate_note_listing(const struct session *s, uint32_t from, uint32_t to)
+static void populate_after_listing(void *state, uint32_t from, uint32_t to)
 {
-    if (!s->populate)
-        return;
+    struct populate *p = state;
+
     for (uint32_t i = from | (CHUNK_ENTRIES - 1); i < to; i += CHUNK_ENTRIES)
-        set_bit(s->populate->ledger->listed, i >> CHUNK_BITS);
+        bit_take(p->ledger.listed, i >> POPULATE_CHUNK_BITS);
 }
 
-/* ---- start and end ---- */
-
-static int make_ledger(struct populate *p)
+size_t populate_ledger_bytes(uint32_t entries)
 {
-    size_t chunks = (index_info(p->session->index)->entries >> CHUNK_BITS) + 1;
-    size_t words = (chunks + 63) / 64;
-    struct ledger *l;
+    size_t chunks = (entries >> POPULATE_CHUNK_BITS) + 1;
 
-    p->ledger_bytes = sizeof(*l) + 3 * words * sizeof(uint64_t);
-    l = mmap(NULL, p->ledger_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (l == MAP_FAILED)
-        return -errno;
-    l->chunks = chunks;
-    l->touched = (void *)(l + 1);
-    l->listed = l->touched + words;
-    l->taken = l->listed + words;
-    p->ledger = l;
-    return 0;
+    return sizeof(struct populate_totals) + 3 * ((chunks + 63) / 64) * sizeof(uint64_t);
 }
 
-static void populate_free(struct populate *p)
+struct populate_ledger populate_ledger_at(void *shared, uint32_t entries)
 {
-    if (p->ledger)
-        munmap(p->ledger, p->ledger_bytes);
-    free(p);
+    struct populate_totals *at = shared;
+    struct populate_ledger l = {.at = at, .chunks = (entries >> POPULATE_CHUNK_BITS) + 1};
+    size_t words = (l.chunks + 63) / 64;
+
+    l.touched = (void *)(at + 1);
+    l.listed = l.touched + words;
+    l.taken = l.listed + words;
+    return l;
 }
 
-int populate_start(struct session *s)
+static int populate_start(struct session *s, void **ret_state)
 {
     const struct session_config *config = &s->config;
-    pthread_attr_t attr;
+    const struct index_info *info = index_info(s->index);
     struct populate *p;
-    int r;
 
     if (!config->readahead_bytes || !config->mountpoint || config->order ||
         !(config->stage || source_is_local(config->pot->source)) ||
-        index_info(s->index)->files < 2 * READS_FIRST)
+        info->files < 2 * READS_FIRST)
         return 0;
     p = calloc(1, sizeof(*p));
     if (!p)
         return -ENOMEM;
-    p->session = s;
-    p->most_bytes = config->readahead_bytes;
-    r = make_ledger(p);
-    if (r < 0) {
-        populate_free(p);
+    *ret_state = p;
+    int r = helper_init(&p->helper, s, HELPER_POPULATE, HELPER_POPULATE_MAX,
+                        populate_ledger_bytes(info->entries));
+    if (r < 0)
         return r;
-    }
-    s->populate = p;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
-    r = -pthread_create(&p->thread, &attr, populate_thread, p);
-    pthread_attr_destroy(&attr);
-    p->started = r == 0;
-    return r;
+    p->ledger = populate_ledger_at(p->helper.shared, info->entries);
+    return helper_start(&p->helper, populate_run);
 }
 
-void populate_end(struct session *s)
-{
-    struct populate *p = s->populate;
-
-    if (!p)
-        return;
-    atomic_store(&p->asleep, 0);
-    futex_wake(&p->asleep, 1, FUTEX_OF_PROCESS);
-}
-
-int populate_join(struct session *s, const struct timespec *until)
-{
-    struct populate *p = s->populate;
-
-    return p && p->started ? thread_join_until(p->thread, until) : 0;
-}
-
-void populate_release(struct session *s)
-{
-    if (s->populate)
-        populate_free(s->populate);
-    s->populate = NULL;
-}
+const struct feature populate_feature = {
+    .start = populate_start,
+    .after_read = populate_after_read,
+    .after_listing = populate_after_listing,
+    .end = helper_end,
+    .join = helper_join,
+    .free = helper_free,
+};

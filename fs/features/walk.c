@@ -2,27 +2,28 @@
  * Listing ahead. find, ls -lR, du, os.walk and rsync go through a tree in one order, a
  * directory before what is in it, and the index knows that order. The kernel's part of a
  * listing, an inode and a name for each entry, costs ten times ours, and the listing process
- * does all of it. So once a reader is seen on such a walk, a process of our own (helper.c)
+ * does all of it. So once a reader is seen on such a walk, a process of our own (helper.h)
  * lists the next directories on another CPU, and the reader finds names and attributes there.
  *
  * A reader's hits in the kernel's cache are not seen here. So one directory in four is left for
  * the reader to list: that shows where it is and that it continues, and is about the part that
  * it has time for. The helper stays at most AHEAD_DIRECTORIES in front of the reader and waits
  * for it there. It ends when the reader leaves the path or rests; after that, a walk must be
- * twice as long to be recognised. Listings that carry only names (told.c) are not worth it.
+ * twice as long to be recognised. Listings that carry only names (listing_budget.c) are not
+ * worth it.
  */
+#include "walk.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "clock.h"
 #include "futex.h"
-#include "internal.h"
-#include "thread.h"
+#include "helper.h"
 
 #define ENTRIES_LEAST 4096u   /* entries in an archive that make this worthwhile */
 #define STEPS_FIRST 4u        /* directories in walk order before it counts as a walk */
@@ -33,7 +34,6 @@
 #define DEPTH_MOST 64u
 #define GAP_MOST 64u /* entries from a directory to the next one beside it */
 #define REST_NS 300000000
-#define STACK_BYTES (64u << 10)
 
 /* Shared by the daemon and its child. */
 struct trail {
@@ -44,11 +44,7 @@ struct trail {
 };
 
 struct walk {
-    struct session *session;
-    pthread_t thread;
-    bool started;
-    struct trail *trail;
-    _Atomic uint32_t asleep;           /* futex of the thread */
+    struct helper helper;              /* shares a struct trail */
     _Atomic uint32_t in_order, wanted; /* steps: seen in a row, and needed to begin */
 };
 
@@ -71,40 +67,36 @@ static bool first_directory(const struct index *index, uint32_t from, uint32_t t
     return from < to;
 }
 
-/* The directory that a walk reaches after this one. False at the walk's end. */
-static bool next_directory(const struct session *s, uint32_t directory, uint32_t *ret_next)
+bool walk_next(const struct index *index, uint32_t root, uint32_t directory, uint32_t *ret_next)
 {
     uint32_t first, count, parent;
 
-    if (index_children(s->index, directory, &first, &count) == 0 &&
-        first_directory(s->index, first, first + count, ret_next))
+    if (index_children(index, directory, &first, &count) == 0 &&
+        first_directory(index, first, first + count, ret_next))
         return true;
-    for (unsigned i = 0; i < DEPTH_MOST && directory != s->config.root; i++) {
-        if (index_parent(s->index, directory, &parent) < 0 ||
-            index_children(s->index, parent, &first, &count) < 0 || directory < first)
+    for (unsigned i = 0; i < DEPTH_MOST && directory != root; i++) {
+        if (index_parent(index, directory, &parent) < 0 ||
+            index_children(index, parent, &first, &count) < 0 || directory < first)
             return false;
-        if (first_directory(s->index, directory + 1, first + count, ret_next))
+        if (first_directory(index, directory + 1, first + count, ret_next))
             return true;
         directory = parent;
     }
     return false;
 }
 
-/*
- * Does `to` come soon after `from` on a walk, without a look at what lies between? It does if
- * it is a child of `from`, or one of the next few of a directory that `from` lies in.
- */
-static bool is_on_the_way(const struct session *s, uint32_t from, uint32_t to)
+/* Is it a child of `from`, or one of the next few of a directory that `from` lies in? */
+bool walk_is_on_the_way(const struct index *index, uint32_t root, uint32_t from, uint32_t to)
 {
     uint32_t parent, below = 0;
 
-    if (index_parent(s->index, to, &parent) < 0)
+    if (index_parent(index, to, &parent) < 0)
         return false;
     for (unsigned i = 0; i < DEPTH_MOST; i++) {
         if (from == parent)
             return to > below && (below == 0 || to - below <= GAP_MOST);
         below = from;
-        if (from == s->config.root || index_parent(s->index, from, &from) < 0)
+        if (from == root || index_parent(index, from, &from) < 0)
             return false;
     }
     return false;
@@ -113,7 +105,7 @@ static bool is_on_the_way(const struct session *s, uint32_t from, uint32_t to)
 /* ---- the child ---- */
 
 struct guide {
-    struct session *session;
+    const struct session *session;
     struct trail *trail;
     int root_fd;
     uint32_t steps, at; /* the reader's, as last seen */
@@ -154,7 +146,7 @@ static bool find_reader(struct guide *g)
         pass(g, i);
         return true;
     }
-    if (!is_on_the_way(g->session, last, g->at))
+    if (!walk_is_on_the_way(g->session->index, g->session->config.root, last, g->at))
         return false;
     begin_way(g); /* the reader has overtaken us */
     return true;
@@ -189,7 +181,7 @@ static bool await_reader(struct guide *g)
 static bool is_worth_it(const struct guide *g)
 {
     return !atomic_load(&g->trail->full) &&
-           now_ns() < watchdog_last_request(g->session) + REST_NS;
+           now_ns() < session_last_request_ns(g->session) + REST_NS;
 }
 
 static void list_directory(struct guide *g, uint32_t directory)
@@ -209,7 +201,7 @@ static bool go_on(struct guide *g)
     uint32_t last = g->way[(g->end - 1) % AHEAD_DIRECTORIES], next, first, count = 0;
     bool lists = g->end % LEFT_FOR_READER != 0 && g->end > g->reader + 1;
 
-    if (!next_directory(g->session, last, &next))
+    if (!walk_next(g->session->index, g->session->config.root, last, &next))
         return false;
     if (lists && index_children(g->session->index, next, &first, &count) < 0)
         return false;
@@ -222,13 +214,12 @@ static bool go_on(struct guide *g)
     return true;
 }
 
-static enum helper_outcome walk_work(void *arg, int root_fd)
+static enum helper_outcome walk_work(struct helper *h, int root_fd)
 {
     static struct guide g; /* each process has its own copy */
-    const struct walk *k = arg;
 
-    g.session = k->session;
-    g.trail = k->trail;
+    g.session = h->session;
+    g.trail = h->shared;
     g.root_fd = root_fd;
     g.steps = atomic_load(&g.trail->steps);
     g.at = atomic_load(&g.trail->at);
@@ -242,22 +233,15 @@ static enum helper_outcome walk_work(void *arg, int root_fd)
     return HELPER_FULL;
 }
 
-/* ---- the thread that runs the child ---- */
+/* ---- the daemon ---- */
 
-static void *walk_thread(void *arg)
+static void *walk_run(void *arg)
 {
     struct walk *k = arg;
-    struct session *s = k->session;
     enum helper_outcome outcome = HELPER_DONE;
 
-    while (outcome != HELPER_FAILED && outcome != HELPER_FULL) {
-        atomic_store(&k->asleep, 1);
-        while (atomic_load(&k->asleep) && !atomic_load(&s->ended))
-            futex_wait(&k->asleep, 1, FUTEX_OF_PROCESS, NULL);
-        if (atomic_load(&s->ended))
-            break;
-        helper_start(s, HELPER_WALK, walk_work, k);
-        outcome = helper_await(s, HELPER_WALK);
+    while (outcome != HELPER_FAILED && outcome != HELPER_FULL && helper_sleep(&k->helper)) {
+        outcome = helper_run(&k->helper, HELPER_WALK_MAX, walk_work);
         if (outcome == HELPER_PAUSED && k->wanted < STEPS_MOST)
             k->wanted *= 2;
         k->in_order = 0;
@@ -265,87 +249,49 @@ static void *walk_thread(void *arg)
     return NULL;
 }
 
-/* ---- reports from workers, on the path of a request ---- */
-
-void walk_note(const struct request *rq, uint32_t directory, bool begins)
+static void walk_before_listing(void *state, const struct request *rq, uint32_t directory,
+                                bool begins, bool *attributes)
 {
-    const struct session *s = rq->worker->session;
-    struct walk *k = s->walk;
-    uint32_t before, steps;
+    struct walk *k = state;
+    const struct session *s = k->helper.session;
+    struct trail *trail = k->helper.shared;
 
-    if (!k)
-        return;
-    if (!told_may_more(s))
-        atomic_store(&k->trail->full, true);
+    if (!*attributes)
+        atomic_store(&trail->full, true);
     if (rq->own || !begins)
         return;
-    before = atomic_exchange(&k->trail->at, directory);
-    atomic_fetch_add(&k->trail->steps, 1);
-    if (atomic_load(&k->trail->waits))
-        futex_wake(&k->trail->steps, 1, FUTEX_OF_NODE);
-    steps = is_on_the_way(s, before, directory) ? k->in_order + 1 : 0;
+    uint32_t before = atomic_exchange(&trail->at, directory);
+    atomic_fetch_add(&trail->steps, 1);
+    if (atomic_load(&trail->waits))
+        futex_wake(&trail->steps, 1, FUTEX_OF_NODE);
+    bool follows = walk_is_on_the_way(s->index, s->config.root, before, directory);
+    uint32_t steps = follows ? k->in_order + 1 : 0;
     k->in_order = steps;
-    if (steps >= k->wanted && s->running_max > 1 && !atomic_load(&k->trail->full) &&
-        atomic_exchange(&k->asleep, 0))
-        futex_wake(&k->asleep, 1, FUTEX_OF_PROCESS);
+    if (steps >= k->wanted && s->loop.running_max > 1 && !atomic_load(&trail->full))
+        helper_wake(&k->helper);
 }
 
-/* ---- start and end ---- */
-
-static struct walk *walk_new(struct session *s)
+static int walk_start(struct session *s, void **ret_state)
 {
-    struct walk *k = calloc(1, sizeof(*k));
-
-    if (!k)
-        return NULL;
-    k->trail = mmap(NULL, sizeof(*k->trail), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                    -1, 0);
-    if (k->trail == MAP_FAILED) {
-        free(k);
-        return NULL;
-    }
-    k->session = s;
-    k->wanted = STEPS_FIRST;
-    return k;
-}
-
-int walk_start(struct session *s)
-{
-    pthread_attr_t attr;
+    struct walk *k;
     int r;
 
     if (!s->config.readahead_bytes || !s->config.mountpoint ||
         index_info(s->index)->entries < ENTRIES_LEAST)
         return 0;
-    s->walk = walk_new(s);
-    if (!s->walk)
+    k = calloc(1, sizeof(*k));
+    if (!k)
         return -ENOMEM;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, STACK_BYTES);
-    r = -pthread_create(&s->walk->thread, &attr, walk_thread, s->walk);
-    pthread_attr_destroy(&attr);
-    s->walk->started = r == 0;
-    return r;
+    *ret_state = k;
+    k->wanted = STEPS_FIRST;
+    r = helper_init(&k->helper, s, HELPER_WALK, HELPER_WALK_MAX, sizeof(struct trail));
+    return r < 0 ? r : helper_start(&k->helper, walk_run);
 }
 
-void walk_end(struct session *s)
-{
-    if (!s->walk)
-        return;
-    atomic_store(&s->walk->asleep, 0);
-    futex_wake(&s->walk->asleep, 1, FUTEX_OF_PROCESS);
-}
-
-int walk_join(struct session *s, const struct timespec *until)
-{
-    return s->walk && s->walk->started ? thread_join_until(s->walk->thread, until) : 0;
-}
-
-void walk_release(struct session *s)
-{
-    if (!s->walk)
-        return;
-    munmap(s->walk->trail, sizeof(*s->walk->trail));
-    free(s->walk);
-    s->walk = NULL;
-}
+const struct feature walk_feature = {
+    .start = walk_start,
+    .before_listing = walk_before_listing,
+    .end = helper_end,
+    .join = helper_join,
+    .free = helper_free,
+};

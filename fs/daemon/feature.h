@@ -1,0 +1,105 @@
+/*
+ * What a mount can do beside answering requests from the index is a feature: one file with one
+ * const table and a state of its own that nobody else sees. The session calls the tables of
+ * its list (session_config.features) and knows nothing else of them. To add a feature, write
+ * such a file in fs/features and name it in its list, feature_list.c.
+ *
+ * Order. Features start in the order of the list, before there are workers, and get reads in
+ * that order. What follows a read comes back through them in reverse, and so do join and free.
+ *
+ * Every member may be missing. None is called for a feature whose `start` left no state: the
+ * mount has no use for it. A read calls only the features that take part in reads, so that
+ * one more feature costs other mounts nothing.
+ */
+#ifndef ONEPOT_FEATURE_H
+#define ONEPOT_FEATURE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+struct request;
+struct session;
+struct span;
+struct worker;
+
+/* One READ on its way through the features. */
+struct read {
+    struct request *rq;
+    uint32_t position;
+    uint64_t offset;
+    uint32_t size;
+    struct span *span; /* the answer, once `result` is 0 after the read */
+    int result;        /* 0 or -errno */
+    bool sum_is_due;   /* used by sums.c */
+};
+
+struct feature {
+    /*
+     * Sets *ret_state as soon as there is something to free, even if it fails then. May start
+     * threads; they must not update counters before all features have started.
+     */
+    int (*start)(struct session *session, void **ret_state);
+    /* Before a worker's thread starts. */
+    int (*add_worker)(void *state, struct worker *worker);
+    /* A request has come, or is about to wait. Called for each one: it must be quick. */
+    void (*on_request)(void *state);
+    /* Before bytes are read. The first error is the result of the read. */
+    int (*before_read)(void *state, struct read *read);
+    /* Before the answer is sent, whatever the result; may turn it into an error. */
+    void (*after_read)(void *state, struct read *read);
+    /* A directory is about to be listed, from its beginning or further on. */
+    void (*before_listing)(void *state, const struct request *rq, uint32_t directory,
+                           bool begins, bool *attributes);
+    /* The kernel receives names and attributes of the entries [from, to). */
+    void (*after_listing)(void *state, uint32_t from, uint32_t to);
+    /*
+     * A request that the archive has no answer to: a look-up in the root of a name that is not
+     * there, or a node id beyond its entries. True: it is answered.
+     */
+    bool (*answer)(void *state, struct request *rq);
+    /* Under the session's counters_lock. */
+    void (*update_counters)(void *state);
+    /* The mount has ended: leave what it shares with others. May be called twice. */
+    void (*leave)(void *state);
+    /* End threads and waits, without waiting for them. From any thread, once. */
+    void (*end)(void *state);
+    /* Wait for all threads, at most until then. Not 0: some are left. */
+    int (*join)(void *state, const struct timespec *until);
+    void (*free)(void *state);
+};
+
+#define FEATURES_MAX 16u
+
+struct started_feature {
+    const struct feature *feature;
+    void *state;
+};
+
+struct feature_calls {
+    struct started_feature at[FEATURES_MAX];
+    unsigned count;
+};
+
+struct features {
+    struct feature_calls all;
+    struct feature_calls on_request, before_read, after_read; /* those that have the member */
+};
+
+int features_start(struct session *session);
+int features_add_worker(struct features *features, struct worker *worker);
+void features_on_request(const struct features *features);
+int features_before_read(const struct features *features, struct read *read);
+void features_after_read(const struct features *features, struct read *read);
+/* May the listing carry attributes? */
+bool features_before_listing(const struct features *features, const struct request *rq,
+                             uint32_t directory, bool begins);
+void features_after_listing(const struct features *features, uint32_t from, uint32_t to);
+bool features_answer(const struct features *features, struct request *rq);
+void features_update_counters(const struct features *features);
+void features_leave(const struct features *features);
+void features_end(const struct features *features);
+bool features_join(const struct features *features, const struct timespec *until);
+void features_free(struct features *features);
+
+#endif

@@ -1,0 +1,75 @@
+/*
+ * What is counted of a mount beside its answers, which reply.c counts: files, the block cache,
+ * reads of the archive, and the copy on this node.
+ */
+#include <string.h>
+
+#include "core.h"
+
+static int counters_start(struct session *s, void **ret_state)
+{
+    *ret_state = s;
+    return 0;
+}
+
+static void counters_after_read(void *state, struct read *read)
+{
+    struct counter_slot *slot = read->rq->worker->slot;
+
+    (void)state;
+    if (read->result == 0 && read->offset == 0)
+        atomic_fetch_add_explicit(read->rq->own ? &slot->ahead_files : &slot->read_files, 1,
+                                  memory_order_relaxed);
+}
+
+static void update_stage(struct session *s)
+{
+    struct counters *c = s->config.counters;
+    struct stage_report report;
+
+    stage_get_report(s->config.stage, &report);
+    if (report.failure && report.reason[0] && !c->stage_reason[0]) {
+        memcpy(c->stage_reason, report.reason, sizeof(c->stage_reason));
+        session_log(s,
+                    "%s: unpacking it has ended early: %s; what has arrived is served, reads "
+                    "of the rest fail",
+                    s->config.pot->path, report.reason);
+    }
+    atomic_store(&c->stage_here_bytes, report.bytes_here);
+    atomic_store(&c->stage_stream_bytes, report.stream_bytes);
+    atomic_store(&c->stage_stream_ns, report.stream_ns);
+    atomic_store(&c->stage_demands, report.demands);
+    atomic_store(&c->stage_demand_bytes, report.demand_bytes);
+    atomic_store(&c->stage_past_bytes, report.past_bytes);
+    atomic_store(&c->stage_away, (uint32_t)report.away);
+    atomic_store(&c->stage_failure, (uint32_t)report.failure); /* last: see stage_reason */
+}
+
+static void counters_update(void *state)
+{
+    struct session *s = state;
+    struct counters *c = s->config.counters;
+    struct block_cache_stats stats;
+    struct reader_source_stats source;
+
+    reader_cache_stats(s->config.reader, &stats);
+    reader_source_stats(s->config.reader, &source);
+    atomic_store(&c->cache_hits, stats.hits);
+    atomic_store(&c->cache_misses, stats.misses);
+    atomic_store(&c->cache_waits, stats.waits);
+    atomic_store(&c->cache_evictions, stats.evictions);
+    atomic_store(&c->cache_bytes, stats.bytes);
+    atomic_store(&c->prefetched, stats.ahead);
+    atomic_store(&c->prefetched_used, stats.ahead_used);
+    atomic_store(&c->prefetched_dropped, stats.ahead_dropped);
+    atomic_store(&c->source_reads, source.reads);
+    atomic_store(&c->source_bytes, source.bytes);
+    if (s->config.stage)
+        update_stage(s);
+}
+
+const struct feature counters_feature = {
+    .start = counters_start,
+    .after_read = counters_after_read,
+    .update_counters = counters_update,
+};

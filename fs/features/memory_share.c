@@ -1,0 +1,64 @@
+/*
+ * The block cache's share of the job's memory. Other mounts and loaders of the job have theirs,
+ * and come and go (share.h). Sharing alone never wakes an idle mount.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "cleanup.h"
+#include "core.h"
+#include "share.h"
+
+struct memory_share {
+    struct share *share; /* NULL: shared with nobody */
+};
+
+/* See struct share_options. */
+static uint64_t memory_share_set(void *ctx, const struct share_part *part)
+{
+    const struct session_config *config = ctx;
+    _Atomic uint64_t *budget = &config->counters->cache_budget_bytes;
+
+    if (atomic_load(budget) != part->bytes)
+        reader_set_budget(config->reader, part->bytes);
+    atomic_store(budget, part->bytes);
+    return part->bytes;
+}
+
+static int memory_share_start(struct session *s, void **ret_state)
+{
+    struct session_config *config = &s->config;
+    const struct share_part all = {.bytes = config->cache_bytes};
+    const struct share_options options = {
+        .job = config->job ? config->job : "",
+        .total_bytes = config->cache_bytes,
+        .fixed_bytes = config->cache_is_fixed ? config->cache_bytes : 0,
+        .told = memory_share_set,
+        .ctx = config,
+    };
+    struct memory_share *m;
+
+    atomic_store(&config->counters->cache_budget_bytes, config->cache_bytes);
+    if (config->cache_bytes == 0)
+        return 0;
+    m = calloc(1, sizeof(*m));
+    if (!m)
+        return -ENOMEM;
+    *ret_state = m;
+    if (share_new(&options, &m->share) < 0)
+        memory_share_set(config, &all); /* no folder for it: then nothing is shared */
+    return 0;
+}
+
+static void memory_share_leave(void *state)
+{
+    struct memory_share *m = state;
+
+    share_free(steal_ptr(&m->share));
+}
+
+const struct feature memory_share_feature = {
+    .start = memory_share_start,
+    .leave = memory_share_leave,
+    .free = free,
+};

@@ -1,0 +1,36 @@
+/*
+ * What the watchdog decides, by given times (CLOCK_MONOTONIC nanoseconds).
+ */
+#ifndef ONEPOT_WATCHDOG_H
+#define ONEPOT_WATCHDOG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/*
+ * Has a request that was received at `since_ns` waited for too long? Not while unpacking, which
+ * it may wait for, makes progress: the last was at `progress_ns`. `timeout_ns` 0: it never has.
+ */
+bool watchdog_has_stalled(uint64_t since_ns, uint64_t progress_ns, uint64_t now,
+                          uint64_t timeout_ns);
+
+/*
+ * Reads that were answered with EIO a moment ago, after a long time. The kernel reads ahead,
+ * then asks again for the page that the reader waits for; the reader should not wait twice. One
+ * thread at a time.
+ */
+#define STALLED_READS_MAX 64u
+struct stalled_reads {
+    struct stalled_read {
+        uint32_t position;
+        uint64_t at_ns; /* 0: nothing */
+    } at[STALLED_READS_MAX];
+    unsigned next;
+};
+/* The new one stays valid until as many more are added; set at_ns to 0 to take it back. */
+struct stalled_read *stalled_reads_add(struct stalled_reads *reads, uint32_t position,
+                                       uint64_t now);
+/* Was a read of this file just answered? True once for each. */
+bool stalled_reads_take(struct stalled_reads *reads, uint32_t position, uint64_t now);
+
+#endif
