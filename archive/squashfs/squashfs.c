@@ -15,7 +15,6 @@
  */
 #include "backend.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +24,9 @@
 #undef _POSIX_C_SOURCE
 #include <squashfuse/squashfuse.h>
 
+#include "bytes.h"
 #include "map.h"
+#include "vector.h"
 
 #define SUPER_BYTES 96u
 #define METADATA_BYTES 8192u
@@ -67,12 +68,10 @@ struct walk {
     bool is_open;                       /* fs must be destroyed */
     bool has_packed;                    /* some block is compressed */
 
-    struct level *levels; /* a stack */
-    size_t depth, depth_max;
-    char *path; /* of the current entry, terminated */
-    size_t path_len, path_max;
-    struct builder_block *blocks; /* of the current file */
-    size_t block_count, block_max;
+    VECTOR(struct level) levels;   /* a stack */
+    char path[INDEX_PATH_MAX + 2]; /* of the current entry, terminated */
+    size_t path_len;
+    VECTOR(struct builder_block) blocks; /* of the current file */
     uint8_t value[XATTR_VALUE_MAX];
 };
 
@@ -83,41 +82,20 @@ static int no_memory(struct walk *w)
 
 /* The superblock. */
 
-static uint16_t get16(const uint8_t *super, size_t at)
-{
-    uint16_t v;
-    memcpy(&v, super + at, sizeof(v));
-    return le16toh(v);
-}
-
-static uint32_t get32(const uint8_t *super, size_t at)
-{
-    uint32_t v;
-    memcpy(&v, super + at, sizeof(v));
-    return le32toh(v);
-}
-
-static uint64_t get64(const uint8_t *super, size_t at)
-{
-    uint64_t v;
-    memcpy(&v, super + at, sizeof(v));
-    return le64toh(v);
-}
-
 static void decode_super(const uint8_t bytes[SUPER_BYTES], struct super *super)
 {
     *super = (struct super){
-        .block_bytes = get32(bytes, 12),
-        .fragments = get32(bytes, 16),
-        .compression = get16(bytes, 20),
-        .block_log = get16(bytes, 22),
-        .id_count = get16(bytes, 26),
-        .major = get16(bytes, 28),
-        .minor = get16(bytes, 30),
-        .root_inode = get64(bytes, 32),
-        .bytes_used = get64(bytes, 40),
-        .inode_table = get64(bytes, 64),
-        .directory_table = get64(bytes, 72),
+        .block_bytes = bytes_le32(bytes + 12),
+        .fragments = bytes_le32(bytes + 16),
+        .compression = bytes_le16(bytes + 20),
+        .block_log = bytes_le16(bytes + 22),
+        .id_count = bytes_le16(bytes + 26),
+        .major = bytes_le16(bytes + 28),
+        .minor = bytes_le16(bytes + 30),
+        .root_inode = bytes_le64(bytes + 32),
+        .bytes_used = bytes_le64(bytes + 40),
+        .inode_table = bytes_le64(bytes + 64),
+        .directory_table = bytes_le64(bytes + 72),
     };
 }
 
@@ -303,27 +281,13 @@ static int open_image(struct walk *w)
 
 /* Data of a file. */
 
-static int push_block(struct walk *w, const struct builder_block *block)
-{
-    if (w->block_count == w->block_max) {
-        size_t max = w->block_max ? w->block_max * 2 : 256;
-        struct builder_block *blocks = reallocarray(w->blocks, max, sizeof(*blocks));
-        if (!blocks)
-            return no_memory(w);
-        w->blocks = blocks;
-        w->block_max = max;
-    }
-    w->blocks[w->block_count++] = *block;
-    return 0;
-}
-
 /* Reads the list of a file's blocks, without its tail, into w->blocks. */
 static int read_blocks(struct walk *w, sqfs_inode *inode)
 {
     uint64_t left = inode->xtra.reg.file_size;
     sqfs_blocklist list;
     sqfs_blocklist_init(&w->fs, inode, &list);
-    w->block_count = 0;
+    w->blocks.count = 0;
     if (list.remain > w->blocks_left || list.remain >= UINT32_MAX)
         return fault_set(w->fault, -EUCLEAN, w->path, FAULT_NO_OFFSET,
                          "size %llu is more than its list of blocks can describe",
@@ -337,10 +301,10 @@ static int read_blocks(struct walk *w, sqfs_inode *inode)
         bytes = left < bytes ? (uint32_t)left : bytes;
         struct builder_block block;
         int r = make_block(w, list.block, list.header, bytes, &block);
-        if (r == 0)
-            r = push_block(w, &block);
         if (r < 0)
             return r;
+        if (vector_push(&w->blocks, block) < 0)
+            return no_memory(w);
         left -= bytes;
     }
     return 0;
@@ -370,8 +334,8 @@ static int find_tail(struct walk *w, const sqfs_inode *inode, uint32_t *ret_byte
 /* Are all blocks, and the tail's fragment, stored uncompressed (or holes)? */
 static bool all_stored(const struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes)
 {
-    for (size_t i = 0; i < w->block_count; i++)
-        if (!w->blocks[i].stored && w->blocks[i].packed_bytes > 0)
+    for (size_t i = 0; i < w->blocks.count; i++)
+        if (!w->blocks.at[i].stored && w->blocks.at[i].packed_bytes > 0)
             return false;
     return tail_bytes == 0 || w->fragments[inode->xtra.reg.frag_idx].stored;
 }
@@ -379,9 +343,9 @@ static bool all_stored(const struct walk *w, const sqfs_inode *inode, uint32_t t
 /* The stored run from block *i on, which is not a hole. Moves *i behind it. */
 static struct run take_run(const struct walk *w, size_t *i)
 {
-    struct run run = {(uint64_t)*i * w->super.block_bytes, 0, w->blocks[*i].source_offset};
-    for (; *i < w->block_count; ++*i) {
-        const struct builder_block *block = &w->blocks[*i];
+    struct run run = {(uint64_t)*i * w->super.block_bytes, 0, w->blocks.at[*i].source_offset};
+    for (; *i < w->blocks.count; ++*i) {
+        const struct builder_block *block = &w->blocks.at[*i];
         if (block->packed_bytes == 0 || block->source_offset != run.source_offset + run.length)
             break;
         run.length += block->block_bytes;
@@ -392,8 +356,8 @@ static struct run take_run(const struct walk *w, size_t *i)
 static int add_runs(struct walk *w, uint32_t number)
 {
     int r = 0;
-    for (size_t i = 0; i < w->block_count && r == 0;) {
-        if (w->blocks[i].packed_bytes == 0) {
+    for (size_t i = 0; i < w->blocks.count && r == 0;) {
+        if (w->blocks.at[i].packed_bytes == 0) {
             i++;
             continue;
         }
@@ -416,15 +380,14 @@ static int plan_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_byte
         struct builder_block tail = w->fragments[inode->xtra.reg.frag_idx];
         tail.source_offset += inode->xtra.reg.frag_off;
         tail.packed_bytes = tail.block_bytes = tail_bytes;
-        int r = push_block(w, &tail);
-        if (r < 0)
-            return r;
+        if (vector_push(&w->blocks, tail) < 0)
+            return no_memory(w);
     }
     size_t i = 0;
     struct run first = {0};
-    if (w->block_count > 0 && w->blocks[0].packed_bytes > 0)
+    if (w->blocks.count > 0 && w->blocks.at[0].packed_bytes > 0)
         first = take_run(w, &i);
-    member->data = i == w->block_count ? DATA_STORED : DATA_EXTENTS;
+    member->data = i == w->blocks.count ? DATA_STORED : DATA_EXTENTS;
     member->data_offset = first.source_offset;
     return 0;
 }
@@ -436,7 +399,7 @@ static int add_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes
     if (data == DATA_EXTENTS)
         r = add_runs(w, number);
     else if (data == DATA_BLOCKS)
-        r = builder_set_blocks(w->builder, number, w->blocks, (uint32_t)w->block_count,
+        r = builder_set_blocks(w->builder, number, w->blocks.at, (uint32_t)w->blocks.count,
                                tail_bytes > 0 ? inode->xtra.reg.frag_idx : BUILDER_NO_FRAGMENT,
                                inode->xtra.reg.frag_off);
     if (r < 0)
@@ -585,15 +548,9 @@ static int enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
                          "is a directory that occurs twice");
     if (r < 0)
         return no_memory(w);
-    if (w->depth == w->depth_max) {
-        size_t max = w->depth_max ? w->depth_max * 2 : 16;
-        struct level *levels = reallocarray(w->levels, max, sizeof(*levels));
-        if (!levels)
-            return no_memory(w);
-        w->levels = levels;
-        w->depth_max = max;
-    }
-    struct level *level = &w->levels[w->depth];
+    if (vector_reserve(&w->levels, 1) < 0)
+        return no_memory(w);
+    struct level *level = &w->levels.at[w->levels.count];
     level->path_len = w->path_len;
     level->inode_offset = inode_offset;
     /* The size is three more than that of the entries: 3 means empty. */
@@ -603,27 +560,19 @@ static int enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
         (inode->xtra.dir.dir_size > 3 && !cursor_valid(w, &level->dir.cur)))
         return fault_set(w->fault, -EUCLEAN, w->path, inode_offset,
                          "is a directory whose list is damaged");
-    w->depth++;
+    w->levels.count++;
     return 0;
 }
 
 static int push_name(struct walk *w, const char *name, size_t len)
 {
-    size_t needed = w->path_len + len + 2;
-    if (needed - 1 > INDEX_PATH_MAX) {
+    if (w->path_len + len + 1 > INDEX_PATH_MAX) {
         struct fault why = {0};
         fault_set(&why, -ENAMETOOLONG, w->path, FAULT_NO_OFFSET,
                   "has a member whose path has more than %u bytes, which no program can name",
                   INDEX_PATH_MAX);
         int r = builder_leave_out(w->builder, &why);
         return r < 0 ? r : -ENAMETOOLONG;
-    }
-    if (needed > w->path_max) {
-        char *path = realloc(w->path, needed * 2);
-        if (!path)
-            return no_memory(w);
-        w->path = path;
-        w->path_max = needed * 2;
     }
     if (w->path_len > 0)
         w->path[w->path_len++] = '/';
@@ -711,8 +660,8 @@ static int walk_tree(struct walk *w)
     int r = push_name(w, "", 0);
     if (r == 0)
         r = add_entry(w, sqfs_inode_root(&w->fs), SQUASHFS_DIR_TYPE);
-    while (r == 0 && w->depth > 0) {
-        struct level *level = &w->levels[w->depth - 1];
+    while (r == 0 && w->levels.count > 0) {
+        struct level *level = &w->levels.at[w->levels.count - 1];
         sqfs_dir_entry entry;
         char name[INDEX_NAME_MAX];
         size_t len = 0;
@@ -720,7 +669,7 @@ static int walk_tree(struct walk *w)
         w->path[w->path_len] = '\0';
         r = next_entry(w, level, &entry, name, &len);
         if (r == 0 && len == 0) {
-            w->depth--;
+            w->levels.count--;
             continue;
         }
         if (r == 0)
@@ -743,9 +692,8 @@ static void walk_free(struct walk *w)
     map_free(&w->directories);
     free(w->ids);
     free(w->fragments);
-    free(w->levels);
-    free(w->path);
-    free(w->blocks);
+    vector_free(&w->levels);
+    vector_free(&w->blocks);
     free(w);
 }
 

@@ -30,10 +30,8 @@ struct tar_framed {
     struct progress *progress;
     int err; /* of the frame that could not be read */
     uint32_t inode;
-    struct tar_range *ranges; /* of that inode */
-    size_t range_count, range_room;
-    struct builder_piece *pieces;
-    size_t piece_room;
+    VECTOR(struct tar_range) ranges; /* of that inode */
+    tar_pieces pieces;
 };
 
 int tar_framed_new(struct source *source, const char *compression, struct builder *builder,
@@ -59,8 +57,8 @@ void tar_framed_free(struct tar_framed *t)
     if (!t)
         return;
     tar_frames_free(t->frames);
-    free(t->ranges);
-    free(t->pieces);
+    vector_free(&t->ranges);
+    vector_free(&t->pieces);
     free(t);
 }
 
@@ -110,31 +108,22 @@ int tar_framed_add(struct tar_framed *t, uint32_t inode, uint64_t offset, uint64
 {
     if (length == 0)
         return 0;
-    if (t->range_count == t->range_room) {
-        size_t room = t->range_room ? 2 * t->range_room : 16;
-        struct tar_range *ranges = reallocarray(t->ranges, room, sizeof(*ranges));
-        if (!ranges)
-            return -ENOMEM;
-        t->ranges = ranges;
-        t->range_room = room;
-    }
     t->inode = inode;
-    t->ranges[t->range_count++] = (struct tar_range){offset, length, file_offset};
-    return 0;
+    return vector_push(&t->ranges, (struct tar_range){offset, length, file_offset});
 }
 
 int tar_framed_settle(struct tar_framed *t)
 {
-    size_t count = 0;
     int r = 0;
-    if (t->range_count == 0)
+    if (t->ranges.count == 0)
         return 0;
-    for (size_t i = 0; r == 0 && i < t->range_count; i++)
-        r = tar_frames_locate(t->frames, t->ranges[i].offset, t->ranges[i].length,
-                              t->ranges[i].file_offset, &t->pieces, &count, &t->piece_room);
+    t->pieces.count = 0;
+    for (size_t i = 0; r == 0 && i < t->ranges.count; i++)
+        r = tar_frames_locate(t->frames, t->ranges.at[i].offset, t->ranges.at[i].length,
+                              t->ranges.at[i].file_offset, &t->pieces);
     if (r == 0)
-        r = builder_set_pieces(t->builder, t->inode, t->pieces, count);
-    t->range_count = 0;
+        r = builder_set_pieces(t->builder, t->inode, t->pieces.at, t->pieces.count);
+    t->ranges.count = 0;
     return r;
 }
 

@@ -19,6 +19,8 @@
 #include <libdeflate.h>
 #endif
 
+#include "numbers.h"
+
 /* No codec makes a frame much larger than its content; the reader rejects such frames. */
 #define PACKED_BYTES_MAX (TAR_FRAME_BYTES_MAX + TAR_FRAME_BYTES_MAX / 8)
 #define WINDOW_FIRST_BYTES (4u << 20)
@@ -57,8 +59,7 @@ struct tar_frames {
     uint64_t window_offset; /* in the file */
 
     struct buffer out, before; /* the last frame, and the one before it */
-    struct frame *list;
-    size_t count, room;
+    VECTOR(struct frame) list;
     ZSTD_DCtx *zstd;
 #ifdef HAVE_LIBDEFLATE
     struct libdeflate_decompressor *deflate;
@@ -123,7 +124,7 @@ void tar_frames_free(struct tar_frames *f)
     free(f->window);
     free(f->out.at);
     free(f->before.at);
-    free(f->list);
+    vector_free(&f->list);
     free(f);
 }
 
@@ -316,24 +317,13 @@ static int add_frame(struct tar_frames *f, const struct found *found)
         .packed_bytes = (uint32_t)found->packed,
         .block_bytes = (uint32_t)found->bytes,
     };
-    if (f->count == f->room) {
-        size_t room = f->room ? 2 * f->room : 1024;
-        struct frame *list = reallocarray(f->list, room, sizeof(*list));
-        if (!list)
-            return -ENOMEM;
-        f->list = list;
-        f->room = room;
-    }
-    struct frame *frame = &f->list[f->count];
-    *frame = (struct frame){.start = f->bytes, .bytes = block.block_bytes};
-    int r = builder_add_fragment(f->builder, &block, &frame->fragment);
-    if (r < 0)
-        return r;
-    f->count++;
+    struct frame frame = {.start = f->bytes, .bytes = block.block_bytes};
+    int r = builder_add_fragment(f->builder, &block, &frame.fragment);
+    if (r == 0)
+        r = vector_push(&f->list, frame);
     f->bytes += found->bytes;
-    if (block.block_bytes > f->largest)
-        f->largest = block.block_bytes;
-    return 0;
+    f->largest = max_u32(f->largest, block.block_bytes);
+    return r;
 }
 
 /* Can the reader handle this frame, and is this way worth it for the file? */
@@ -342,7 +332,7 @@ static bool is_fit(const struct tar_frames *f, const struct found *found)
     uint64_t offset = f->offset + found->packed, bytes = f->bytes + found->bytes;
     if (found->packed > found->bytes + found->bytes / 8 + 4096)
         return false;
-    if (f->count == 0 && offset == f->size_bytes) /* the only frame */
+    if (f->list.count == 0 && offset == f->size_bytes) /* the only frame */
         return false;
     return bytes < EXPANSION_FROM || bytes / offset < EXPANSION_MAX;
 }
@@ -359,7 +349,7 @@ int tar_frames_next(struct tar_frames *f, const void **ret_bytes, size_t *ret_le
         struct found found = {0};
         int r = find_frame(f, &found);
         /* Unpacking reports more about this. But for gzip it checks only the last sum. */
-        if (r == -EUCLEAN && f->count == 0 && f->codec != CODEC_GZIP)
+        if (r == -EUCLEAN && f->list.count == 0 && f->codec != CODEC_GZIP)
             return -ENOTSUP;
         if (r < 0)
             return r;
@@ -378,7 +368,7 @@ int tar_frames_next(struct tar_frames *f, const void **ret_bytes, size_t *ret_le
             return 0;
         }
     }
-    return f->count < 2 ? -ENOTSUP : 0;
+    return f->list.count < 2 ? -ENOTSUP : 0;
 }
 
 uint64_t tar_frames_packed_bytes(const struct tar_frames *f)
@@ -403,7 +393,7 @@ uint32_t tar_frames_largest(const struct tar_frames *f)
 
 size_t tar_frames_count(const struct tar_frames *f)
 {
-    return f->count;
+    return f->list.count;
 }
 
 int tar_frames_read(const struct tar_frames *f, void *buf, size_t len, uint64_t offset)
@@ -426,10 +416,10 @@ int tar_frames_read(const struct tar_frames *f, void *buf, size_t len, uint64_t 
 /* The frame that holds the byte at `offset`, which must have been read. */
 static size_t frame_of(const struct tar_frames *f, uint64_t offset)
 {
-    size_t low = 0, high = f->count;
+    size_t low = 0, high = f->list.count;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
-        if (f->list[middle].start <= offset)
+        if (f->list.at[middle].start <= offset)
             low = middle;
         else
             high = middle;
@@ -438,30 +428,19 @@ static size_t frame_of(const struct tar_frames *f, uint64_t offset)
 }
 
 int tar_frames_locate(const struct tar_frames *f, uint64_t offset, uint64_t length,
-                      uint64_t file_offset, struct builder_piece **pieces, size_t *count,
-                      size_t *room)
+                      uint64_t file_offset, tar_pieces *pieces)
 {
     if (offset > f->bytes || length > f->bytes - offset)
         return -EUCLEAN;
     for (size_t i = frame_of(f, offset); length > 0; i++) {
-        const struct frame *frame = &f->list[i];
-        uint64_t at = offset - frame->start, n = frame->bytes - at;
-        if (n > length)
-            n = length;
-        if (*count == *room) {
-            size_t larger = *room ? 2 * *room : 64;
-            struct builder_piece *list = reallocarray(*pieces, larger, sizeof(*list));
-            if (!list)
-                return -ENOMEM;
-            *pieces = list;
-            *room = larger;
-        }
-        (*pieces)[(*count)++] = (struct builder_piece){
-            .offset = file_offset,
-            .length = n,
-            .fragment = frame->fragment,
-            .fragment_offset = (uint32_t)at,
-        };
+        const struct frame *frame = &f->list.at[i];
+        uint64_t at = offset - frame->start, n = min_u64(frame->bytes - at, length);
+        struct builder_piece piece = {.offset = file_offset,
+                                      .length = n,
+                                      .fragment = frame->fragment,
+                                      .fragment_offset = (uint32_t)at};
+        if (vector_push(pieces, piece) < 0)
+            return -ENOMEM;
         offset += n;
         file_offset += n;
         length -= n;

@@ -19,6 +19,7 @@
 #include "fault.h"
 #include "index.h"
 #include "source.h"
+#include "vector.h"
 
 /* Larger frames are not worth supporting: each read of a file decompresses a whole frame. */
 #define TAR_FRAME_BYTES_MAX (64u << 20)
@@ -52,12 +53,11 @@ int tar_frames_read(const struct tar_frames *frames, void *buf, size_t len, uint
 /*
  * Appends to *pieces where [offset, offset + length) of the tar lies, in the form that
  * builder_set_pieces takes. The first piece is at file_offset of a file; the others follow. The
- * range must have been read. *pieces grows by realloc and stays the caller's. -ENOMEM;
- * -EUCLEAN: the range lies behind what was read.
+ * range must have been read. -ENOMEM; -EUCLEAN: the range lies behind what was read.
  */
+typedef VECTOR(struct builder_piece) tar_pieces;
 int tar_frames_locate(const struct tar_frames *frames, uint64_t offset, uint64_t length,
-                      uint64_t file_offset, struct builder_piece **pieces, size_t *count,
-                      size_t *room);
+                      uint64_t file_offset, tar_pieces *pieces);
 
 enum codec tar_frames_codec(const struct tar_frames *frames);
 uint32_t tar_frames_largest(const struct tar_frames *frames);

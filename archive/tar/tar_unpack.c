@@ -19,6 +19,7 @@
 #include <libdeflate.h>
 #endif
 
+#include "bytes.h"
 #include "source.h"
 #include "write_at.h"
 
@@ -66,11 +67,6 @@ static int enable_filter(struct archive *a, const char *compression)
     return -ENOTSUP;
 }
 
-static uint32_t read_le32(const uint8_t *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
 /* Skips the frames that pzstd and others begin with: libarchive 3.6 can't. */
 static int skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
 {
@@ -82,7 +78,7 @@ static int skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
             return r;
         if ((head[0] & 0xf0) != 0x50 || memcmp(head + 1, "\x2a\x4d\x18", 3) != 0)
             break;
-        offset += sizeof(head) + (uint64_t)read_le32(head + 4); /* < 2^33: no overflow */
+        offset += sizeof(head) + (uint64_t)bytes_le32(head + 4); /* < 2^33: no overflow */
     }
     *ret_offset = offset;
     return 0;
@@ -170,7 +166,7 @@ static int check_gzip_sum(struct unpacking *u)
     if (r < 0)
         return r;
 #ifdef HAVE_LIBDEFLATE
-    if (read_le32(trailer + 4) == (uint32_t)u->bytes && read_le32(trailer) != u->crc)
+    if (bytes_le32(trailer + 4) == (uint32_t)u->bytes && bytes_le32(trailer) != u->crc)
         return fault_set(u->fault, -EUCLEAN, NULL, size - sizeof(trailer),
                          "damaged gzip data: its checksum does not fit");
 #endif
