@@ -16,7 +16,7 @@ enum {
 };
 
 /* The first bytes of a file. The caller frees them. */
-static int read_head(const struct source *source, uint8_t **ret_head, size_t *ret_len)
+static int backend_read_head(const struct source *source, uint8_t **ret_head, size_t *ret_len)
 {
     uint64_t size = source_size(source);
     size_t len = size < HEAD_BYTES ? (size_t)size : (size_t)HEAD_BYTES;
@@ -37,8 +37,8 @@ static int read_head(const struct source *source, uint8_t **ret_head, size_t *re
  * Does the back end find the file compressed as a whole? The uncompressed format is checked
  * first, as a member's name may look like a compression's magic.
  */
-static int fits_packed(const struct backend *backend, const struct source *source,
-                       const uint8_t *head, size_t len, const char **ret_compression)
+static int backend_fits_packed(const struct backend *backend, const struct source *source,
+                               const uint8_t *head, size_t len, const char **ret_compression)
 {
     if (!backend->is_packed)
         return 0;
@@ -46,15 +46,15 @@ static int fits_packed(const struct backend *backend, const struct source *sourc
     return r < 0 ? r : r > 0 ? 0 : backend->is_packed(source, head, len, ret_compression);
 }
 
-static int fits(const struct backend *backend, const struct source *source, const uint8_t *head,
-                size_t len)
+static int backend_fits(const struct backend *backend, const struct source *source,
+                        const uint8_t *head, size_t len)
 {
     const char *compression;
     int r = backend->probe(source, head, len);
-    return r ? r : fits_packed(backend, source, head, len, &compression);
+    return r ? r : backend_fits_packed(backend, source, head, len, &compression);
 }
 
-static int unknown(const uint8_t *head, size_t len, struct fault *fault)
+static int backend_unknown(const uint8_t *head, size_t len, struct fault *fault)
 {
     if (len > 0)
         return unknown_format_describe(head, len, fault);
@@ -68,14 +68,14 @@ int backend_find(const struct source *source, struct fault *fault,
 {
     auto_free uint8_t *head = NULL;
     size_t len = 0;
-    int r = read_head(source, &head, &len);
+    int r = backend_read_head(source, &head, &len);
     if (r == -ENOMEM)
         return r;
     if (r < 0)
         return fault_set(fault, r, NULL, 0, "read error: %s", strerror(-r));
 
     for (size_t i = 0; backend_registry[i]; i++) {
-        r = fits(backend_registry[i], source, head, len);
+        r = backend_fits(backend_registry[i], source, head, len);
         if (r < 0)
             return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "could not be examined: %s",
                              strerror(-r));
@@ -84,7 +84,7 @@ int backend_find(const struct source *source, struct fault *fault,
             return 0;
         }
     }
-    return unknown(head, len, fault);
+    return backend_unknown(head, len, fault);
 }
 
 int backend_compression(const struct backend *backend, const struct source *source,
@@ -92,8 +92,8 @@ int backend_compression(const struct backend *backend, const struct source *sour
 {
     auto_free uint8_t *head = NULL;
     size_t len = 0;
-    int r = read_head(source, &head, &len);
-    return r < 0 ? r : fits_packed(backend, source, head, len, ret_compression);
+    int r = backend_read_head(source, &head, &len);
+    return r < 0 ? r : backend_fits_packed(backend, source, head, len, ret_compression);
 }
 
 void backend_list(bool as_files, char buf[BACKEND_LIST_BYTES])

@@ -28,13 +28,13 @@ static const struct {
 };
 /* clang-format on */
 
-static bool has_magic(const uint8_t *head, size_t head_len, size_t at, const char *magic,
-                      size_t len)
+static bool unknown_has_magic(const uint8_t *head, size_t head_len, size_t at,
+                              const char *magic, size_t len)
 {
     return head_len >= at + len && memcmp(head + at, magic, len) == 0;
 }
 
-static void advise_known(struct fault *fault)
+static void unknown_advise_known(struct fault *fault)
 {
     char list[BACKEND_LIST_BYTES];
     backend_list(true, list);
@@ -42,12 +42,12 @@ static void advise_known(struct fault *fault)
 }
 
 /* Before 4.0, SquashFS had two byte orders. */
-static bool describe_squashfs(const uint8_t *head, size_t head_len, struct fault *fault)
+static bool unknown_describe_squashfs(const uint8_t *head, size_t head_len, struct fault *fault)
 {
     const uint8_t *v = head + SQUASHFS_VERSION_AT;
-    bool big = has_magic(head, head_len, 0, "sqsh", 4);
+    bool big = unknown_has_magic(head, head_len, 0, "sqsh", 4);
     if (head_len < SQUASHFS_VERSION_AT + 4 ||
-        (!big && !has_magic(head, head_len, 0, "hsqs", 4)))
+        (!big && !unknown_has_magic(head, head_len, 0, "hsqs", 4)))
         return false;
     unsigned major = big ? v[0] << 8 | v[1] : v[1] << 8 | v[0];
     unsigned minor = big ? v[2] << 8 | v[3] : v[3] << 8 | v[2];
@@ -61,19 +61,19 @@ static bool describe_squashfs(const uint8_t *head, size_t head_len, struct fault
 
 int unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *fault)
 {
-    if (describe_squashfs(head, head_len, fault))
+    if (unknown_describe_squashfs(head, head_len, fault))
         return -ENOMSG;
     for (size_t i = 0; i < sizeof(formats) / sizeof(*formats); i++) {
-        if (!has_magic(head, head_len, formats[i].at, formats[i].magic, formats[i].len))
+        if (!unknown_has_magic(head, head_len, formats[i].at, formats[i].magic, formats[i].len))
             continue;
         fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "%s", formats[i].what);
         if (formats[i].advice)
             fault_advise(fault, "%s", formats[i].advice);
         else
-            advise_known(fault);
+            unknown_advise_known(fault);
         return -ENOMSG;
     }
     fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is no archive of a known format");
-    advise_known(fault);
+    unknown_advise_known(fault);
     return -ENOMSG;
 }

@@ -47,13 +47,13 @@ struct build {
 };
 
 /* The builder's errors about a member (no target, no directory) become "damaged archive". */
-static int as_archive_error(int err)
+static int built_as_archive_error(int err)
 {
     return builder_may_leave_out(err) ? -EUCLEAN : err;
 }
 
 /* Runs in the child, whose end frees all that it allocated. */
-static int build_index(void *arg, struct progress *progress, struct fault *fault)
+static int built_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
     struct build *build = arg;
     struct builder *builder;
@@ -67,7 +67,7 @@ static int build_index(void *arg, struct progress *progress, struct fault *fault
     else
         r = build->backend->index(build->source, builder, &build->header, progress, fault);
     if (r < 0)
-        return as_archive_error(r);
+        return built_as_archive_error(r);
     progress->beats++;
     if (build->is_unpacked)
         r = unpacked_sums(build->source, &build->header, progress);
@@ -81,7 +81,7 @@ static int build_index(void *arg, struct progress *progress, struct fault *fault
  * Memory for the child. The number of members is bounded by the size of the archive, except for
  * one in frames. The limit is always the memory available.
  */
-static struct sandbox_limits index_limits(const struct opening *o, bool in_frames)
+static struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames)
 {
     uint64_t size = source_size(o->pot->source), least = o->pot->backend->least_memory_bytes;
     uint64_t want = in_frames ? UINT64_MAX : size / LEAST_MEMBER * MEMBER_BYTES;
@@ -94,7 +94,7 @@ static struct sandbox_limits index_limits(const struct opening *o, bool in_frame
     };
 }
 
-static bool is_unchanged(const struct pot *pot)
+static bool built_is_unchanged(const struct pot *pot)
 {
     struct stat st;
     const struct source_identity *id = &pot->identity;
@@ -104,8 +104,8 @@ static bool is_unchanged(const struct pot *pot)
 }
 
 /* Run the child; *ret_fd is the image that it wrote, sealed. */
-static int make_image(struct opening *o, const char *frames_of, struct fault *fault,
-                      int *ret_fd)
+static int built_make_image(struct opening *o, const char *frames_of, struct fault *fault,
+                            int *ret_fd)
 {
     const struct pot *pot = o->pot;
     int r = opening_fingerprint(o);
@@ -126,14 +126,14 @@ static int make_image(struct opening *o, const char *frames_of, struct fault *fa
         .is_unpacked = pot->packed != NULL,
         .fd = fd,
     };
-    struct sandbox_limits limits = index_limits(o, frames_of);
+    struct sandbox_limits limits = built_index_limits(o, frames_of);
     int keep[] = {source_fd(pot->source), fd};
     limits.keep_fds = keep;
     limits.keep_fd_count = 2;
-    r = pot_run(o->options, pot->path, "indexing", build_index, &build, &limits, fault);
+    r = pot_run(o->options, pot->path, "indexing", built_in_child, &build, &limits, fault);
     if (r < 0)
         return r;
-    if (!is_unchanged(pot)) {
+    if (!built_is_unchanged(pot)) {
         fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET, "was changed while it was indexed");
         fault_advise(fault, "wait until it is written");
         return -ESTALE;
@@ -144,7 +144,7 @@ static int make_image(struct opening *o, const char *frames_of, struct fault *fa
     return 0;
 }
 
-static int open_image(struct pot *pot, int fd, struct fault *fault, uint64_t *ret_bytes)
+static int built_open_image(struct pot *pot, int fd, struct fault *fault, uint64_t *ret_bytes)
 {
     struct source *image = NULL;
     int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -162,7 +162,7 @@ static int open_image(struct pot *pot, int fd, struct fault *fault, uint64_t *re
  * well: memory backed by a file can be reclaimed and is shared by mounts. `fd` is the file
  * that was written, even if its path leads elsewhere by now. Takes over fd.
  */
-static void use_file(struct opening *o, int fd)
+static void built_use_file(struct opening *o, int fd)
 {
     struct source *file = NULL;
     struct index *index = NULL;
@@ -179,8 +179,8 @@ static void use_file(struct opening *o, int fd)
 /*
  * Save the index if that was requested or is worth it. Failure is an error only if requested.
  */
-static int save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_ms,
-                struct fault *fault)
+static int built_save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_ms,
+                      struct fault *fault)
 {
     enum pot_save how = o->options->save;
     if (how == POT_SAVE_NEVER ||
@@ -190,7 +190,7 @@ static int save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_m
     int file, r = saved_index_write(o->pot->path, pot_file(o->pot), fd, image_bytes, fault,
                                     &o->pot->index_path, &file);
     if (r == 0)
-        use_file(o, file);
+        built_use_file(o, file);
     if (r == 0 || how == POT_SAVE_ALWAYS)
         return r;
     fault_advise(fault, "it stays in memory, and is made anew for the next mount");
@@ -198,30 +198,30 @@ static int save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_m
     return 0;
 }
 
-static int build_and_save(struct opening *o, const char *frames_of, struct fault *fault)
+static int built_and_save(struct opening *o, const char *frames_of, struct fault *fault)
 {
     uint64_t start_ms = now_ms(), image_bytes = 0;
     auto_close int fd = -1;
-    int r = make_image(o, frames_of, fault, &fd);
+    int r = built_make_image(o, frames_of, fault, &fd);
     if (r < 0)
         return r;
     uint64_t took_ms = now_ms() - start_ms;
-    r = open_image(o->pot, fd, fault, &image_bytes);
+    r = built_open_image(o->pot, fd, fault, &image_bytes);
     if (r < 0)
         return r;
     o->pot->origin = POT_INDEX_BUILT;
-    return save(o, fd, image_bytes, took_ms, fault);
+    return built_save(o, fd, image_bytes, took_ms, fault);
 }
 
 int built_index_of_frames(struct opening *o, struct fault *fault)
 {
     if (!o->compression || !o->pot->backend->index_packed)
         return OPENER_NOT_MINE;
-    int r = build_and_save(o, o->compression, fault);
+    int r = built_and_save(o, o->compression, fault);
     return r == -ENOTSUP ? OPENER_NOT_MINE : r;
 }
 
 int built_index_open(struct opening *o, struct fault *fault)
 {
-    return build_and_save(o, NULL, fault);
+    return built_and_save(o, NULL, fault);
 }

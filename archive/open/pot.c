@@ -27,7 +27,7 @@ int pot_check_index(const struct pot *pot, struct fault *fault)
 
 /* The index in the archive. Without a good one, the archive counts as one of a plainer format.
  */
-static int open_embedded(struct opening *o, struct fault *fault)
+static int pot_open_embedded(struct opening *o, struct fault *fault)
 {
     struct pot *pot = o->pot;
     struct embedded_index where;
@@ -58,12 +58,12 @@ static int open_embedded(struct opening *o, struct fault *fault)
 }
 
 static opener *const openers[] = {
-    open_embedded,         saved_index_open, unpacked_open_stream,
+    pot_open_embedded,     saved_index_open, unpacked_open_stream,
     built_index_of_frames, unpacked_open, /* always leaves it to those that follow: */
-    open_embedded,         built_index_open,
+    pot_open_embedded,     built_index_open,
 };
 
-static int open_index(struct opening *o, struct fault *fault)
+static int pot_open_index(struct opening *o, struct fault *fault)
 {
     int r = OPENER_NOT_MINE;
     for (size_t i = 0; r == OPENER_NOT_MINE; i++) {
@@ -75,7 +75,7 @@ static int open_index(struct opening *o, struct fault *fault)
     return r;
 }
 
-static int open_source(struct opening *o, struct fault *fault)
+static int pot_open_source(struct opening *o, struct fault *fault)
 {
     struct pot *pot = o->pot;
     int r = source_open(pot->path, fault, &pot->source);
@@ -99,9 +99,9 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
     pot->path = strdup(path);
     int r = pot->path ? shard_exchange_settle(path, fault) : -ENOMEM;
     if (r >= 0)
-        r = open_source(&o, fault);
+        r = pot_open_source(&o, fault);
     if (r == 0)
-        r = open_index(&o, fault);
+        r = pot_open_index(&o, fault);
     index_close(o.stream_index);
     if (r < 0) {
         pot_close(pot);

@@ -53,7 +53,7 @@ struct watching {
     char note[sizeof(((struct progress *)0)->note)];
 };
 
-static void watch(void *ctx, const struct progress *progress)
+static void pot_note_progress(void *ctx, const struct progress *progress)
 {
     struct watching *w = ctx;
     memcpy(w->note, progress->note, sizeof(w->note));
@@ -67,7 +67,7 @@ int pot_run(const struct pot_options *options, const char *path, const char *doi
             const struct sandbox_limits *limits, struct fault *fault)
 {
     struct watching w = {.options = options, .doing = doing};
-    int r = sandbox_run(fn, arg, limits, watch, &w, fault);
+    int r = sandbox_run(fn, arg, limits, pot_note_progress, &w, fault);
     if (r == 0 && w.note[0])
         pot_note(options, path, "%s", w.note);
     return r;

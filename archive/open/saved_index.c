@@ -38,7 +38,7 @@ int pot_index_path(const char *archive, char **ret_path)
 }
 
 /* The folder for indexes that can't lie beside their archive. -ENOENT: there is none. */
-static int cache_folder(char **ret_folder)
+static int saved_cache_folder(char **ret_folder)
 {
     const char *base = getenv("XDG_CACHE_HOME");
     if (base && base[0] == '/')
@@ -54,7 +54,7 @@ int pot_cached_index_path(const char *archive, char **ret_path)
     auto_free char *folder = NULL, *full = realpath(archive, NULL);
     if (!full)
         return -errno;
-    int r = cache_folder(&folder);
+    int r = saved_cache_folder(&folder);
     if (r < 0)
         return r;
     const char *name = strrchr(full, '/') + 1;
@@ -76,7 +76,7 @@ int opening_fingerprint(struct opening *o)
 }
 
 /* Can the content of a stream be used by its index alone, or unpacked while it is read? */
-static bool may_be_stream(const struct opening *o)
+static bool saved_may_be_stream(const struct opening *o)
 {
     const struct pot_options *options = o->options;
     return o->compression &&
@@ -85,28 +85,28 @@ static bool may_be_stream(const struct opening *o)
 }
 
 /* Does the index describe the expected number of bytes? */
-static bool has_size(const struct index *index, const struct opening *o)
+static bool saved_has_size(const struct index *index, const struct opening *o)
 {
     uint64_t bytes = index_info(index)->archive_bytes,
              sums = index_windows(index, WINDOWS_EXPANDED);
     if (sums == 0)
         return bytes == source_size(o->pot->source);
-    return may_be_stream(o) && bytes <= INT64_MAX &&
+    return saved_may_be_stream(o) && bytes <= INT64_MAX &&
            sums == bytes / INDEX_WINDOW_BYTES + (bytes % INDEX_WINDOW_BYTES != 0);
 }
 
-static bool describes(const struct index *index, struct opening *o)
+static bool saved_describes(const struct index *index, struct opening *o)
 {
     const struct index_info *info = index_info(index);
     const struct source_identity *id = &o->pot->identity;
-    return info->format == o->pot->backend->format && has_size(index, o) &&
+    return info->format == o->pot->backend->format && saved_has_size(index, o) &&
            info->archive_mtime_sec == id->mtime_sec &&
            info->archive_mtime_nsec == id->mtime_nsec && opening_fingerprint(o) == 0 &&
            info->archive_fingerprint == o->fingerprint;
 }
 
 /* Why this file can't be trusted to describe the archive; NULL if it can. */
-static const char *mistrust(const struct source *file, const struct source *archive)
+static const char *saved_mistrust(const struct source *file, const struct source *archive)
 {
     struct stat ours, theirs;
     if (fstat(source_fd(file), &ours) < 0 || fstat(source_fd(archive), &theirs) < 0)
@@ -118,13 +118,13 @@ static const char *mistrust(const struct source *file, const struct source *arch
 }
 
 /* -ENOENT: no usable index here. */
-static int try_path(const char *path, struct opening *o, struct index **ret_index)
+static int saved_try_path(const char *path, struct opening *o, struct index **ret_index)
 {
     struct source *file = NULL;
     struct index *index = NULL;
     if (source_open(path, NULL, &file) < 0)
         return -ENOENT;
-    const char *why = mistrust(file, o->pot->source);
+    const char *why = saved_mistrust(file, o->pot->source);
     int r = why ? -EPERM : index_open(file, 0, source_size(file), NULL, &index);
     if (why)
         pot_note(o->options, path, "is not used: it %s", why);
@@ -133,7 +133,7 @@ static int try_path(const char *path, struct opening *o, struct index **ret_inde
     source_close(file);
     if (r < 0)
         return r == -ENOMEM ? r : -ENOENT;
-    if (!describes(index, o)) {
+    if (!saved_describes(index, o)) {
         index_close(index);
         return -ENOENT;
     }
@@ -152,7 +152,7 @@ int saved_index_open(struct opening *o, struct fault *fault)
         auto_free char *path = NULL;
         if (places[i](o->pot->path, &path) < 0)
             continue;
-        r = try_path(path, o, &index);
+        r = saved_try_path(path, o, &index);
         if (r == 0)
             o->pot->index_path = steal_ptr(&path);
     }
@@ -169,7 +169,7 @@ int saved_index_open(struct opening *o, struct fault *fault)
 
 /* ---- writing ---- */
 
-static int copy_image(int from, int to, uint64_t len)
+static int saved_copy_image(int from, int to, uint64_t len)
 {
     auto_free uint8_t *buf = malloc(COPY_BYTES);
     if (!buf)
@@ -192,7 +192,7 @@ static int copy_image(int from, int to, uint64_t len)
 }
 
 /* Let those who may read the archive read its index, and nobody else. */
-static int set_permissions(int fd, const struct stat *archive)
+static int saved_set_permissions(int fd, const struct stat *archive)
 {
     mode_t mode = 0600 | (archive->st_mode & 0044);
     if (fchown(fd, (uid_t)-1, archive->st_gid) < 0)
@@ -204,15 +204,15 @@ static int set_permissions(int fd, const struct stat *archive)
  * Give the file to the archive's owner, who must be able to read it: root can do that. Done
  * last, since only the owner removes what is left of an interrupted save.
  */
-static void hand_over(int fd, const struct stat *archive)
+static void saved_hand_over(int fd, const struct stat *archive)
 {
     if (archive->st_uid != geteuid() && fchown(fd, archive->st_uid, (gid_t)-1) < 0)
         errno = 0; /* then the owner stays the same */
 }
 
 /* *ret_fd is the file, which then has its name. */
-static int write_to(const char *path, const struct source *archive, int image, uint64_t len,
-                    int *ret_fd)
+static int saved_write_to(const char *path, const struct source *archive, int image,
+                          uint64_t len, int *ret_fd)
 {
     struct output *output = NULL;
     struct stat theirs;
@@ -220,9 +220,9 @@ static int write_to(const char *path, const struct source *archive, int image, u
     int r = fstat(source_fd(archive), &theirs) < 0 ? -errno : output_open_own(path, &output);
     if (r < 0)
         return r;
-    r = copy_image(image, output->fd, len);
+    r = saved_copy_image(image, output->fd, len);
     if (r == 0)
-        r = set_permissions(output->fd, &theirs);
+        r = saved_set_permissions(output->fd, &theirs);
     if (r == 0 && (fd = fcntl(output->fd, F_DUPFD_CLOEXEC, 0)) < 0)
         r = -errno;
     if (r < 0)
@@ -231,13 +231,13 @@ static int write_to(const char *path, const struct source *archive, int image, u
         r = output_commit(output, true, NULL);
     if (r < 0)
         return r;
-    hand_over(fd, &theirs);
+    saved_hand_over(fd, &theirs);
     *ret_fd = steal_fd(&fd);
     return 0;
 }
 
 /* Create the missing folders of a path, for this user alone. */
-static void make_folders(char *path)
+static void saved_make_folders(char *path)
 {
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
@@ -248,7 +248,7 @@ static void make_folders(char *path)
     }
 }
 
-static int save_failed(int beside, const char *cached, int in_cache, struct fault *fault)
+static int saved_fault(int beside, const char *cached, int in_cache, struct fault *fault)
 {
     if (!cached)
         return fault_set(fault, beside, NULL, FAULT_NO_OFFSET,
@@ -267,18 +267,18 @@ int saved_index_write(const char *archive, const struct source *source, int imag
     auto_free char *path = NULL, *cached = NULL;
     int beside = pot_index_path(archive, &path);
     if (beside == 0)
-        beside = write_to(path, source, image, image_bytes, ret_fd);
+        beside = saved_write_to(path, source, image, image_bytes, ret_fd);
     if (beside == 0) {
         *ret_path = steal_ptr(&path);
         return 0;
     }
     int r = pot_cached_index_path(archive, &cached);
     if (r == 0) {
-        make_folders(cached);
-        r = write_to(cached, source, image, image_bytes, ret_fd);
+        saved_make_folders(cached);
+        r = saved_write_to(cached, source, image, image_bytes, ret_fd);
     }
     if (r < 0)
-        return save_failed(beside, cached, r, fault);
+        return saved_fault(beside, cached, r, fault);
     *ret_path = steal_ptr(&cached);
     return 0;
 }

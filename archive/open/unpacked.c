@@ -57,14 +57,14 @@ static uint64_t unpacked_most(const struct source *packed, const struct pot_opti
     return most > POT_RATIO_FLOOR_BYTES ? most : POT_RATIO_FLOOR_BYTES;
 }
 
-static int run_unpack(void *arg, struct progress *progress, struct fault *fault)
+static int unpacked_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
     struct unpacking *u = arg;
     return u->backend->unpack(u->packed, u->fd, u->kept, u->most, progress, fault);
 }
 
 /* Bytes that may be written there; 0 if none can be. */
-static uint64_t room_in(const char *folder, const struct pot_options *options)
+static uint64_t unpacked_room_in(const char *folder, const struct pot_options *options)
 {
     struct statvfs space;
     struct statfs fs;
@@ -82,8 +82,8 @@ static uint64_t room_in(const char *folder, const struct pot_options *options)
 }
 
 /* struct pot_unpacker. -ENOSPC when it does not fit. */
-static int unpack_into(void *arg, int fd, const char *folder, uint64_t room,
-                       struct fault *fault)
+static int unpacked_into(void *arg, int fd, const char *folder, uint64_t room,
+                         struct fault *fault)
 {
     struct unpacking *u = arg;
     char doing[128];
@@ -97,30 +97,31 @@ static int unpack_into(void *arg, int fd, const char *folder, uint64_t room,
         .keep_fds = keep,
         .keep_fd_count = 2,
     };
-    int r = pot_run(u->options, source_name(u->packed), doing, run_unpack, u, &limits, fault);
+    int r = pot_run(u->options, source_name(u->packed), doing, unpacked_in_child, u, &limits,
+                    fault);
     return r == -EFBIG || r == -EDQUOT ? -ENOSPC : r;
 }
 
-static int unpack_privately(struct unpacking *u, const char *folder, uint64_t room,
-                            struct fault *fault, int *ret_fd)
+static int unpacked_privately(struct unpacking *u, const char *folder, uint64_t room,
+                              struct fault *fault, int *ret_fd)
 {
     auto_close int fd = output_nameless(folder);
     if (fd < 0)
         return fd;
-    int r = unpack_into(u, fd, folder, room, fault);
+    int r = unpacked_into(u, fd, folder, room, fault);
     if (r == 0)
         *ret_fd = steal_fd(&fd);
     return r;
 }
 
-static bool means_another_place(int err)
+static bool unpacked_means_another_place(int err)
 {
     return err == -ENOSPC || err == -EACCES || err == -EPERM || err == -ENOENT ||
            err == -ENOTDIR || err == -EROFS || err == -EOPNOTSUPP;
 }
 
 /* Unpack into the first place where it fits. */
-static int unpack_somewhere(struct unpacking *u, struct fault *fault, int *ret_fd)
+static int unpacked_somewhere(struct unpacking *u, struct fault *fault, int *ret_fd)
 {
     const char *const places[PLACES] = {"/dev/shm", getenv("TMPDIR"), "/tmp"};
     uint64_t guess = source_size(u->packed) * GUESSED_RATIO;
@@ -128,7 +129,7 @@ static int unpack_somewhere(struct unpacking *u, struct fault *fault, int *ret_f
     for (int i = 0; i < PLACES; i++) {
         if (!places[i] || places[i][0] != '/')
             continue;
-        uint64_t room = room_in(places[i], u->options);
+        uint64_t room = unpacked_room_in(places[i], u->options);
         /*
          * Try memory only if the content probably fits; on disk the only way to know is to
          * try.
@@ -136,10 +137,10 @@ static int unpack_somewhere(struct unpacking *u, struct fault *fault, int *ret_f
         if (room == 0 || (i == 0 && guess > room))
             continue;
         struct fault ignored = {0};
-        int r = unpack_privately(u, places[i], room, &ignored, ret_fd);
+        int r = unpacked_privately(u, places[i], room, &ignored, ret_fd);
         if (r == 0)
             return 0;
-        if (!means_another_place(r)) {
+        if (!unpacked_means_another_place(r)) {
             if (fault && !fault->err)
                 *fault = ignored;
             return r;
@@ -178,7 +179,7 @@ int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
         .watch_at_once = true,
         .stop = patience->stop,
     };
-    return sandbox_run(run_unpack, &u, &limits, watch, ctx, fault);
+    return sandbox_run(unpacked_in_child, &u, &limits, watch, ctx, fault);
 }
 
 /* ---- does its storage answer? ---- */
@@ -188,7 +189,7 @@ struct storage_probe {
     uint64_t offset;
 };
 
-static int run_probe(void *arg, struct progress *progress, struct fault *fault)
+static int unpacked_run_probe(void *arg, struct progress *progress, struct fault *fault)
 {
     static uint8_t bytes[PROBE_BYTES];
     const struct storage_probe *probe = arg;
@@ -211,7 +212,7 @@ int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
         .watch_ms = EXPAND_WATCH_MS,
         .stop = patience->stop,
     };
-    int r = sandbox_run(run_probe, &probe, &limits, NULL, NULL, NULL);
+    int r = sandbox_run(unpacked_run_probe, &probe, &limits, NULL, NULL, NULL);
     /* Only this process can open a stale handle again, and a stale handle answers at once. */
     if (r < 0 && r != -ETIMEDOUT && source_error_may_pass(r)) {
         uint8_t byte;
@@ -242,17 +243,17 @@ int unpacked_sums(struct source *source, struct builder_header *header,
 }
 
 /* Unpack the source, into the store if there is one, and open that. */
-static int open_content(struct unpacking *u, const char *compression, struct fault *fault,
-                        struct source **ret_source)
+static int unpacked_open_content(struct unpacking *u, const char *compression,
+                                 struct fault *fault, struct source **ret_source)
 {
-    const struct pot_unpacker unpacker = {unpack_into, u};
+    const struct pot_unpacker unpacker = {unpacked_into, u};
     const struct pot_store *store = u->options->store;
     const char *name = source_name(u->packed);
     int fd = -1, r;
     if (store && store->open) {
         r = store->open(store->ctx, u->packed, &unpacker, fault, ret_source);
     } else {
-        r = unpack_somewhere(u, fault, &fd);
+        r = unpacked_somewhere(u, fault, &fd);
         r = r < 0 ? r : source_from_fd(fd, name, ret_source);
     }
     if (r == 0 && u->folder)
@@ -274,7 +275,7 @@ int unpacked_open(struct opening *o, struct fault *fault)
                           .packed = pot->source,
                           .options = o->options,
                           .most = unpacked_most(pot->source, o->options)};
-    int r = open_content(&u, o->compression, fault, &content);
+    int r = unpacked_open_content(&u, o->compression, fault, &content);
     if (r < 0)
         return r;
     o->unpack_ms = now_ms() - start_ms;

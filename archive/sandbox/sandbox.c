@@ -78,7 +78,7 @@ struct run {
 
 /* ---- the child ---- */
 
-static void set_limit(int resource, uint64_t value)
+static void sandbox_set_limit(int resource, uint64_t value)
 {
     struct rlimit limit;
     if (getrlimit((__rlimit_resource_t)resource, &limit) < 0)
@@ -90,7 +90,7 @@ static void set_limit(int resource, uint64_t value)
 }
 
 /* Private memory inherited from the parent, which RLIMIT_DATA counts already. */
-static uint64_t inherited_data_bytes(void)
+static uint64_t sandbox_inherited_data_bytes(void)
 {
     char text[256];
     int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
@@ -112,7 +112,7 @@ static uint64_t inherited_data_bytes(void)
  * (counters, the state of a copy). An attacker who takes over this process must not write
  * there. `kept` is the memory shared with this child.
  */
-static void drop_shared_memory(const void *kept)
+static void sandbox_drop_shared_memory(const void *kept)
 {
     char line[PATH_MAX + 128], mode[5];
     uintptr_t from, to;
@@ -125,30 +125,30 @@ static void drop_shared_memory(const void *kept)
         fclose(maps);
 }
 
-static void limit_resources(const struct sandbox_limits *limits, uint64_t memory_bytes)
+static void sandbox_limit_resources(const struct sandbox_limits *limits, uint64_t memory_bytes)
 {
     uint64_t data_bytes;
-    if (!__builtin_add_overflow(inherited_data_bytes(), memory_bytes, &data_bytes))
-        set_limit(RLIMIT_DATA, data_bytes);
-    set_limit(RLIMIT_CORE, 0);
-    set_limit(RLIMIT_NPROC, 0);
-    set_limit(RLIMIT_NOFILE, 0); /* no new descriptors; those it has stay open */
+    if (!__builtin_add_overflow(sandbox_inherited_data_bytes(), memory_bytes, &data_bytes))
+        sandbox_set_limit(RLIMIT_DATA, data_bytes);
+    sandbox_set_limit(RLIMIT_CORE, 0);
+    sandbox_set_limit(RLIMIT_NPROC, 0);
+    sandbox_set_limit(RLIMIT_NOFILE, 0); /* no new descriptors; those it has stay open */
     if (limits->file_bytes) {
         signal(SIGXFSZ, SIG_IGN); /* write(2) returns EFBIG instead */
-        set_limit(RLIMIT_FSIZE, limits->file_bytes);
+        sandbox_set_limit(RLIMIT_FSIZE, limits->file_bytes);
     }
     /* A core may also be piped to a program, which RLIMIT_CORE does not prevent. */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
 
-static int compare_fds(const void *a, const void *b)
+static int sandbox_compare_fds(const void *a, const void *b)
 {
     int x = *(const int *)a, y = *(const int *)b;
     return x < y ? -1 : x > y;
 }
 
-static bool is_kept(const struct sandbox_limits *limits, int fd)
+static bool sandbox_is_kept(const struct sandbox_limits *limits, int fd)
 {
     for (size_t i = 0; i < limits->keep_fd_count; i++)
         if (limits->keep_fds[i] == fd)
@@ -157,7 +157,7 @@ static bool is_kept(const struct sandbox_limits *limits, int fd)
 }
 
 /* Close all descriptors but those to keep; redirect 0, 1 and 2 to /dev/null. */
-static void drop_descriptors(const struct sandbox_limits *limits)
+static void sandbox_drop_descriptors(const struct sandbox_limits *limits)
 {
     enum { KEEP_MAX = 16 };
     int keep[KEEP_MAX];
@@ -165,11 +165,11 @@ static void drop_descriptors(const struct sandbox_limits *limits)
     for (size_t i = 0; i < limits->keep_fd_count && count < KEEP_MAX; i++)
         if (limits->keep_fds[i] > STDERR_FILENO)
             keep[count++] = limits->keep_fds[i];
-    qsort(keep, count, sizeof(keep[0]), compare_fds);
+    qsort(keep, count, sizeof(keep[0]), sandbox_compare_fds);
 
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
-        if (is_kept(limits, fd))
+        if (sandbox_is_kept(limits, fd))
             continue;
         if (null < 0 || (fd != null && dup2(null, fd) < 0))
             close(fd);
@@ -187,7 +187,7 @@ static void drop_descriptors(const struct sandbox_limits *limits)
  * signals sent to the whole job (Ctrl-C that a program handles, SIGUSR1 of a batch system):
  * its parent decides when it ends, and takes it along when killed.
  */
-static void reset_signals(bool in_background)
+static void sandbox_reset_signals(bool in_background)
 {
     for (int s = 1; s < NSIG; s++) {
         /* Ignored signals stay ignored: a job in the background must not react to Ctrl-C. */
@@ -203,8 +203,8 @@ static void reset_signals(bool in_background)
     sigprocmask(SIG_SETMASK, &blocked, NULL);
 }
 
-static int run_function(int (*fn)(void *, struct progress *, struct fault *), void *arg,
-                        struct shared *shared)
+static int sandbox_run_function(int (*fn)(void *, struct progress *, struct fault *), void *arg,
+                                struct shared *shared)
 {
     int r = fn(arg, &shared->progress, &shared->fault);
     shared->result = r;
@@ -214,7 +214,7 @@ static int run_function(int (*fn)(void *, struct progress *, struct fault *), vo
 
 /* ---- the parent ---- */
 
-static double now_s(clockid_t clock)
+static double sandbox_now_s(clockid_t clock)
 {
     struct timespec t;
     if (clock_gettime(clock, &t) < 0)
@@ -222,14 +222,14 @@ static double now_s(clockid_t clock)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static double child_cpu_s(const struct run *run)
+static double sandbox_child_cpu_s(const struct run *run)
 {
     clockid_t clock;
-    return clock_getcpuclockid(run->pid, &clock) == 0 ? now_s(clock) : 0;
+    return clock_getcpuclockid(run->pid, &clock) == 0 ? sandbox_now_s(clock) : 0;
 }
 
 /* True when the child is gone. */
-static bool reap(struct run *run)
+static bool sandbox_reap(struct run *run)
 {
     pid_t r;
     do {
@@ -240,7 +240,7 @@ static bool reap(struct run *run)
 }
 
 /* Wait at most `ms` for the child's end, with signals unblocked. -EINTR or 0. */
-static int pause_for(const struct run *run, long ms, const sigset_t *signals)
+static int sandbox_pause_for(const struct run *run, long ms, const sigset_t *signals)
 {
     struct pollfd p = {.fd = run->pidfd, .events = POLLIN};
     if (run->pidfd < 0 && ms > TICK_MS)
@@ -253,22 +253,22 @@ static int pause_for(const struct run *run, long ms, const sigset_t *signals)
  * Kill the child and reap it. A child that hangs in an uninterruptible read can't be killed;
  * it is left behind after a while, so that the caller can report the problem.
  */
-static void end_child(struct run *run)
+static void sandbox_end_child(struct run *run)
 {
     kill(run->pid, SIGKILL);
-    double end = now_s(CLOCK_MONOTONIC) + REAP_MS * 1e-3;
-    while (!reap(run) && now_s(CLOCK_MONOTONIC) < end)
-        pause_for(run, WATCH_MS, NULL);
+    double end = sandbox_now_s(CLOCK_MONOTONIC) + REAP_MS * 1e-3;
+    while (!sandbox_reap(run) && sandbox_now_s(CLOCK_MONOTONIC) < end)
+        sandbox_pause_for(run, WATCH_MS, NULL);
 }
 
 /* Account for `elapsed_s` in which the child did not end; an error if that was too long. */
-static int check_stall(struct run *run, double elapsed_s, struct fault *fault)
+static int sandbox_check_stall(struct run *run, double elapsed_s, struct fault *fault)
 {
     const struct progress *progress = &run->shared->progress;
     uint64_t bytes = atomic_load(&progress->bytes_done);
     uint64_t members = atomic_load(&progress->members);
     uint64_t beats = atomic_load(&progress->beats);
-    double cpu_s = child_cpu_s(run);
+    double cpu_s = sandbox_child_cpu_s(run);
     if (bytes != run->bytes_seen || members != run->members_seen || beats != run->beats_seen) {
         run->bytes_seen = bytes;
         run->members_seen = members;
@@ -291,31 +291,31 @@ static int check_stall(struct run *run, double elapsed_s, struct fault *fault)
 }
 
 /* Wait for the child's end. -EINTR, or the error of a stall: then the child was killed. */
-static int supervise(struct run *run, sandbox_watch *watch, void *watch_ctx,
-                     struct fault *fault)
+static int sandbox_supervise(struct run *run, sandbox_watch *watch, void *watch_ctx,
+                             struct fault *fault)
 {
-    double looked_s = now_s(CLOCK_MONOTONIC);
+    double looked_s = sandbox_now_s(CLOCK_MONOTONIC);
     for (;;) {
-        int r = pause_for(run, run->watch_ms, &run->signals_waiting);
-        if (reap(run))
+        int r = sandbox_pause_for(run, run->watch_ms, &run->signals_waiting);
+        if (sandbox_reap(run))
             return 0;
-        double now = now_s(CLOCK_MONOTONIC);
+        double now = sandbox_now_s(CLOCK_MONOTONIC);
         if (r == 0 && now - looked_s >= (double)run->watch_ms * 0.9e-3) {
             if (watch)
                 watch(watch_ctx, &run->shared->progress);
-            r = check_stall(run, now - looked_s, fault);
+            r = sandbox_check_stall(run, now - looked_s, fault);
             looked_s = now;
         }
         if (r == 0 && run->stop && atomic_load(run->stop))
             r = -ECANCELED;
         if (r < 0) {
-            end_child(run);
+            sandbox_end_child(run);
             return r;
         }
     }
 }
 
-static int crash(int signal, struct fault *fault)
+static int sandbox_crash(int signal, struct fault *fault)
 {
     switch (signal) {
     case SIGINT:
@@ -340,10 +340,10 @@ static int crash(int signal, struct fault *fault)
 }
 
 /* The result that an ended child left, or the error that its death means. */
-static int outcome(const struct run *run, struct fault *fault)
+static int sandbox_outcome(const struct run *run, struct fault *fault)
 {
     if (!run->status_lost && WIFSIGNALED(run->status))
-        return crash(WTERMSIG(run->status), fault);
+        return sandbox_crash(WTERMSIG(run->status), fault);
     if (!atomic_load(&run->shared->done))
         return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the archive made its parser give up: damaged archive");
@@ -373,7 +373,7 @@ static int outcome(const struct run *run, struct fault *fault)
  * ask it to end. A program with a profiler's timer, or whose batch system sends SIGUSR1, wants
  * to go on; it gets those signals after the wait. Unhandled signals act at once, as usual.
  */
-static void block_chatter(struct run *run)
+static void sandbox_block_chatter(struct run *run)
 {
     run->signals_waiting = run->signals_before;
     for (int number = 1; number < NSIG; number++) {
@@ -407,19 +407,19 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &run.signals_before);
-    block_chatter(&run);
+    sandbox_block_chatter(&run);
     pid_t parent = getpid();
     run.pid = fork();
     if (run.pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
         if (getppid() != parent)
             _exit(1); /* the parent died before the line above */
-        reset_signals(limits->stop != NULL);
-        drop_descriptors(limits);
-        drop_shared_memory(run.shared);
-        limit_resources(limits, run.memory_bytes);
+        sandbox_reset_signals(limits->stop != NULL);
+        sandbox_drop_descriptors(limits);
+        sandbox_drop_shared_memory(run.shared);
+        sandbox_limit_resources(limits, run.memory_bytes);
         sandbox_filter_system_calls();
-        _exit(run_function(fn, arg, run.shared) < 0);
+        _exit(sandbox_run_function(fn, arg, run.shared) < 0);
     }
 
     int r = run.pid < 0 ? -errno : 0;
@@ -427,11 +427,11 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
         run.pidfd = syscall_pidfd_open(run.pid);
         if (watch && limits->watch_at_once)
             watch(watch_ctx, &run.shared->progress);
-        r = supervise(&run, watch, watch_ctx, fault);
+        r = sandbox_supervise(&run, watch, watch_ctx, fault);
         if (watch && r != -ECANCELED)
             watch(watch_ctx, &run.shared->progress);
         if (r == 0)
-            r = outcome(&run, fault);
+            r = sandbox_outcome(&run, fault);
         if (run.pidfd >= 0)
             close(run.pidfd);
     }

@@ -80,27 +80,27 @@ struct program {
     unsigned short len;
 };
 
-static void emit(struct program *p, uint16_t code, uint32_t k, uint8_t jt, uint8_t jf)
+static void filter_emit(struct program *p, uint16_t code, uint32_t k, uint8_t jt, uint8_t jf)
 {
     p->code[p->len++] = (struct sock_filter){.code = code, .jt = jt, .jf = jf, .k = k};
 }
 
-static void emit_return(struct program *p, uint32_t action)
+static void filter_emit_return(struct program *p, uint32_t action)
 {
-    emit(p, BPF_RET | BPF_K, action, 0, 0);
+    filter_emit(p, BPF_RET | BPF_K, action, 0, 0);
 }
 
 #define ACTION_DENY (SECCOMP_RET_ERRNO | (EPERM & SECCOMP_RET_DATA))
 
-static void emit_machine_check(struct program *p)
+static void filter_emit_machine_check(struct program *p)
 {
-    emit(p, BPF_LD | BPF_W | BPF_ABS, DATA(arch), 0, 0);
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SANDBOX_ARCH, 1, 0);
-    emit_return(p, ACTION_DENY);
-    emit(p, BPF_LD | BPF_W | BPF_ABS, DATA(nr), 0, 0);
+    filter_emit(p, BPF_LD | BPF_W | BPF_ABS, DATA(arch), 0, 0);
+    filter_emit(p, BPF_JMP | BPF_JEQ | BPF_K, SANDBOX_ARCH, 1, 0);
+    filter_emit_return(p, ACTION_DENY);
+    filter_emit(p, BPF_LD | BPF_W | BPF_ABS, DATA(nr), 0, 0);
 #ifdef __x86_64__
-    emit(p, BPF_JMP | BPF_JGE | BPF_K, 0x40000000u, 0, 1); /* the numbers of x32 */
-    emit_return(p, ACTION_DENY);
+    filter_emit(p, BPF_JMP | BPF_JGE | BPF_K, 0x40000000u, 0, 1); /* the numbers of x32 */
+    filter_emit_return(p, ACTION_DENY);
 #endif
 }
 
@@ -108,47 +108,47 @@ static void emit_machine_check(struct program *p)
  * Allow `call` only if its argument passes. BPF_JEQ asks whether it equals `value`, BPF_JSET
  * whether it has any of the bits of `value`; the answer must be `wanted`.
  */
-static void emit_tested(struct program *p, int call, unsigned argument, uint16_t test,
-                        uint32_t value, bool wanted)
+static void filter_emit_tested(struct program *p, int call, unsigned argument, uint16_t test,
+                               uint32_t value, bool wanted)
 {
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)call, 0, 4);
-    emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(argument), 0, 0);
-    emit(p, BPF_JMP | test | BPF_K, value, wanted, !wanted);
-    emit_return(p, ACTION_DENY);
-    emit_return(p, SECCOMP_RET_ALLOW);
+    filter_emit(p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)call, 0, 4);
+    filter_emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(argument), 0, 0);
+    filter_emit(p, BPF_JMP | test | BPF_K, value, wanted, !wanted);
+    filter_emit_return(p, ACTION_DENY);
+    filter_emit_return(p, SECCOMP_RET_ALLOW);
 }
 
 /*
  * Allow mmap, but no code, and no memory that RLIMIT_DATA leaves out: shared memory without a
  * file, and memory that grows downwards as a stack does.
  */
-static void emit_mmap(struct program *p)
+static void filter_emit_mmap(struct program *p)
 {
     const uint32_t uncounted = MAP_SHARED | MAP_ANONYMOUS;
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 8);
-    emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(2), 0, 0);
-    emit(p, BPF_JMP | BPF_JSET | BPF_K, PROT_EXEC, 4, 0);
-    emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(3), 0, 0);
-    emit(p, BPF_JMP | BPF_JSET | BPF_K, MAP_GROWSDOWN, 2, 0);
-    emit(p, BPF_ALU | BPF_AND | BPF_K, uncounted, 0, 0);
-    emit(p, BPF_JMP | BPF_JEQ | BPF_K, uncounted, 0, 1);
-    emit_return(p, ACTION_DENY);
-    emit_return(p, SECCOMP_RET_ALLOW);
+    filter_emit(p, BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 8);
+    filter_emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(2), 0, 0);
+    filter_emit(p, BPF_JMP | BPF_JSET | BPF_K, PROT_EXEC, 4, 0);
+    filter_emit(p, BPF_LD | BPF_W | BPF_ABS, ARGUMENT(3), 0, 0);
+    filter_emit(p, BPF_JMP | BPF_JSET | BPF_K, MAP_GROWSDOWN, 2, 0);
+    filter_emit(p, BPF_ALU | BPF_AND | BPF_K, uncounted, 0, 0);
+    filter_emit(p, BPF_JMP | BPF_JEQ | BPF_K, uncounted, 0, 1);
+    filter_emit_return(p, ACTION_DENY);
+    filter_emit_return(p, SECCOMP_RET_ALLOW);
 }
 
 void sandbox_filter_system_calls(void)
 {
     struct program p = {.len = 0};
-    emit_machine_check(&p);
-    emit_mmap(&p);
+    filter_emit_machine_check(&p);
+    filter_emit_mmap(&p);
     for (size_t i = 0; i < sizeof(allowed_calls) / sizeof(allowed_calls[0]); i++) {
-        emit(&p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)allowed_calls[i], 0, 1);
-        emit_return(&p, SECCOMP_RET_ALLOW);
+        filter_emit(&p, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)allowed_calls[i], 0, 1);
+        filter_emit_return(&p, SECCOMP_RET_ALLOW);
     }
-    emit_tested(&p, SYS_mprotect, 2, BPF_JSET, PROT_EXEC, false);
-    emit_tested(&p, SYS_tgkill, 0, BPF_JEQ, (uint32_t)getpid(), true); /* abort(3) */
-    emit_tested(&p, SYS_fcntl, 1, BPF_JEQ, F_GETFL, true);
-    emit_return(&p, ACTION_DENY);
+    filter_emit_tested(&p, SYS_mprotect, 2, BPF_JSET, PROT_EXEC, false);
+    filter_emit_tested(&p, SYS_tgkill, 0, BPF_JEQ, (uint32_t)getpid(), true); /* abort(3) */
+    filter_emit_tested(&p, SYS_fcntl, 1, BPF_JEQ, F_GETFL, true);
+    filter_emit_return(&p, ACTION_DENY);
 
     struct sock_fprog program = {.len = p.len, .filter = p.code};
 #ifdef SECCOMP_FILTER_FLAG_SPEC_ALLOW

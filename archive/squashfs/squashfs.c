@@ -75,14 +75,14 @@ struct walk {
     uint8_t value[XATTR_VALUE_MAX];
 };
 
-static int no_memory(struct walk *w)
+static int squashfs_no_memory(struct walk *w)
 {
     return fault_set(w->fault, -ENOMEM, NULL, FAULT_NO_OFFSET, "not enough memory to index it");
 }
 
 /* The superblock. */
 
-static void decode_super(const uint8_t bytes[SUPER_BYTES], struct super *super)
+static void squashfs_decode_super(const uint8_t bytes[SUPER_BYTES], struct super *super)
 {
     *super = (struct super){
         .block_bytes = bytes_le32(bytes + 12),
@@ -105,11 +105,11 @@ static int squashfs_probe(const struct source *source, const uint8_t *head, size
     if (head_len < SUPER_BYTES || memcmp(head, "hsqs", 4) != 0)
         return 0;
     struct super super;
-    decode_super(head, &super);
+    squashfs_decode_super(head, &super);
     return super.major == 4 && super.minor == 0;
 }
 
-static int check_super(struct walk *w)
+static int squashfs_check_super(struct walk *w)
 {
     const struct super *super = &w->super;
     if (super->block_log < 12 || super->block_log > 20 ||
@@ -137,31 +137,31 @@ static int check_super(struct walk *w)
  * The most bytes that `bytes` of metadata can decompress to: each metadata block takes a header
  * of two bytes and at least one more.
  */
-static uint64_t metadata_room(uint64_t bytes)
+static uint64_t squashfs_metadata_room(uint64_t bytes)
 {
     return (bytes / 3 + 1) * METADATA_BYTES;
 }
 
-static int read_super(struct walk *w)
+static int squashfs_read_super(struct walk *w)
 {
     uint8_t bytes[SUPER_BYTES];
     int r = source_read(w->source, bytes, sizeof(bytes), 0);
     if (r < 0)
         return fault_set(w->fault, r, NULL, 0, "the superblock can't be read");
-    decode_super(bytes, &w->super);
-    r = check_super(w);
+    squashfs_decode_super(bytes, &w->super);
+    r = squashfs_check_super(w);
     if (r < 0)
         return r;
     const struct super *super = &w->super;
-    w->entries_left = metadata_room(super->bytes_used - super->directory_table) / 9;
-    w->blocks_left = metadata_room(super->directory_table - super->inode_table) / 4;
+    w->entries_left = squashfs_metadata_room(super->bytes_used - super->directory_table) / 9;
+    w->blocks_left = squashfs_metadata_room(super->directory_table - super->inode_table) / 4;
     return 0;
 }
 
 /* Metadata. */
 
 /* Does this cursor point into a metadata block, not behind its end? */
-static bool cursor_valid(struct walk *w, const sqfs_md_cursor *cursor)
+static bool squashfs_cursor_valid(struct walk *w, const sqfs_md_cursor *cursor)
 {
     sqfs_off_t pos = cursor->block;
     sqfs_block *block;
@@ -170,29 +170,29 @@ static bool cursor_valid(struct walk *w, const sqfs_md_cursor *cursor)
 }
 
 /* Are all entries of the table present? */
-static bool table_valid(struct walk *w, const sqfs_table *table, uint64_t count)
+static bool squashfs_table_valid(struct walk *w, const sqfs_table *table, uint64_t count)
 {
     uint64_t bytes = count * table->each;
     for (uint64_t i = 0; i * METADATA_BYTES < bytes; i++) {
         uint64_t here = bytes - i * METADATA_BYTES;
         here = here < METADATA_BYTES ? here : METADATA_BYTES;
         sqfs_md_cursor last = {(sqfs_off_t)table->blocks[i], (size_t)here - 1};
-        if (!cursor_valid(w, &last))
+        if (!squashfs_cursor_valid(w, &last))
             return false;
     }
     return true;
 }
 
 /* Loads all user and group numbers: they are few, and each inode needs them. */
-static int load_ids(struct walk *w)
+static int squashfs_load_ids(struct walk *w)
 {
     uint32_t count = w->super.id_count;
-    if (!table_valid(w, &w->fs.id_table, count))
+    if (!squashfs_table_valid(w, &w->fs.id_table, count))
         return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the table of owners is damaged");
     w->ids = calloc(count, sizeof(*w->ids));
     if (!w->ids)
-        return no_memory(w);
+        return squashfs_no_memory(w);
     for (uint32_t i = 0; i < count; i++) {
         sqfs_id_t id;
         if (sqfs_id_get(&w->fs, (uint16_t)i, &id))
@@ -204,8 +204,8 @@ static int load_ids(struct walk *w)
 }
 
 /* Checks a block's place and size on disk. `size_word` includes the stored bit. */
-static int make_block(struct walk *w, uint64_t source_offset, uint32_t size_word,
-                      uint32_t block_bytes, struct builder_block *ret_block)
+static int squashfs_make_block(struct walk *w, uint64_t source_offset, uint32_t size_word,
+                               uint32_t block_bytes, struct builder_block *ret_block)
 {
     bool packed;
     uint32_t size;
@@ -226,36 +226,36 @@ static int make_block(struct walk *w, uint64_t source_offset, uint32_t size_word
 }
 
 /* A stored fragment has any size; a compressed one holds at most a block. */
-static int make_fragment(struct walk *w, const struct squashfs_fragment_entry *entry,
-                         struct builder_block *ret_block)
+static int squashfs_make_fragment(struct walk *w, const struct squashfs_fragment_entry *entry,
+                                  struct builder_block *ret_block)
 {
     bool packed;
     uint32_t size;
     sqfs_data_header(entry->size, &packed, &size);
     if (size == 0)
         return fault_set(w->fault, -EUCLEAN, NULL, entry->start_block, "a fragment is empty");
-    return make_block(w, entry->start_block, entry->size, packed ? w->super.block_bytes : size,
-                      ret_block);
+    return squashfs_make_block(w, entry->start_block, entry->size,
+                               packed ? w->super.block_bytes : size, ret_block);
 }
 
-static int load_fragments(struct walk *w)
+static int squashfs_load_fragments(struct walk *w)
 {
     uint32_t count = w->super.fragments;
     if (count == 0)
         return 0;
-    if (!table_valid(w, &w->fs.frag_table, count))
+    if (!squashfs_table_valid(w, &w->fs.frag_table, count))
         return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the table of fragments is damaged");
     w->fragments = calloc(count, sizeof(*w->fragments));
     if (!w->fragments)
-        return no_memory(w);
+        return squashfs_no_memory(w);
     for (uint32_t i = 0; i < count; i++) {
         struct squashfs_fragment_entry entry;
         uint32_t number;
         if (sqfs_frag_entry(&w->fs, &entry, i))
             return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                              "the table of fragments is damaged");
-        int r = make_fragment(w, &entry, &w->fragments[i]);
+        int r = squashfs_make_fragment(w, &entry, &w->fragments[i]);
         if (r == 0)
             r = builder_add_fragment(w->builder, &w->fragments[i], &number);
         if (r < 0)
@@ -265,24 +265,24 @@ static int load_fragments(struct walk *w)
     return 0;
 }
 
-static int open_image(struct walk *w)
+static int squashfs_open_image(struct walk *w)
 {
     if (sqfs_init(&w->fs, source_fd(w->source), 0))
         return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the tables at its end are damaged");
     w->is_open = true;
     if (w->fs.xattr_info.xattr_ids > 0 &&
-        !table_valid(w, &w->fs.xattr_table, w->fs.xattr_info.xattr_ids))
+        !squashfs_table_valid(w, &w->fs.xattr_table, w->fs.xattr_info.xattr_ids))
         return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the table of extended attributes is damaged");
-    int r = load_ids(w);
-    return r < 0 ? r : load_fragments(w);
+    int r = squashfs_load_ids(w);
+    return r < 0 ? r : squashfs_load_fragments(w);
 }
 
 /* Data of a file. */
 
 /* Reads the list of a file's blocks, without its tail, into w->blocks. */
-static int read_blocks(struct walk *w, sqfs_inode *inode)
+static int squashfs_read_blocks(struct walk *w, sqfs_inode *inode)
 {
     uint64_t left = inode->xtra.reg.file_size;
     sqfs_blocklist list;
@@ -300,11 +300,11 @@ static int read_blocks(struct walk *w, sqfs_inode *inode)
         uint32_t bytes = w->super.block_bytes;
         bytes = left < bytes ? (uint32_t)left : bytes;
         struct builder_block block;
-        int r = make_block(w, list.block, list.header, bytes, &block);
+        int r = squashfs_make_block(w, list.block, list.header, bytes, &block);
         if (r < 0)
             return r;
         if (vector_push(&w->blocks, block) < 0)
-            return no_memory(w);
+            return squashfs_no_memory(w);
         left -= bytes;
     }
     return 0;
@@ -313,7 +313,7 @@ static int read_blocks(struct walk *w, sqfs_inode *inode)
 /*
  * Finds the rest of a file behind its blocks, which is in a fragment; 0 bytes if there is none.
  */
-static int find_tail(struct walk *w, const sqfs_inode *inode, uint32_t *ret_bytes)
+static int squashfs_find_tail(struct walk *w, const sqfs_inode *inode, uint32_t *ret_bytes)
 {
     uint32_t number = inode->xtra.reg.frag_idx, offset = inode->xtra.reg.frag_off;
     *ret_bytes = 0;
@@ -332,7 +332,8 @@ static int find_tail(struct walk *w, const sqfs_inode *inode, uint32_t *ret_byte
 }
 
 /* Are all blocks, and the tail's fragment, stored uncompressed (or holes)? */
-static bool all_stored(const struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes)
+static bool squashfs_all_stored(const struct walk *w, const sqfs_inode *inode,
+                                uint32_t tail_bytes)
 {
     for (size_t i = 0; i < w->blocks.count; i++)
         if (!w->blocks.at[i].stored && w->blocks.at[i].packed_bytes > 0)
@@ -341,7 +342,7 @@ static bool all_stored(const struct walk *w, const sqfs_inode *inode, uint32_t t
 }
 
 /* The stored run from block *i on, which is not a hole. Moves *i behind it. */
-static struct run take_run(const struct walk *w, size_t *i)
+static struct run squashfs_take_run(const struct walk *w, size_t *i)
 {
     struct run run = {(uint64_t)*i * w->super.block_bytes, 0, w->blocks.at[*i].source_offset};
     for (; *i < w->blocks.count; ++*i) {
@@ -353,7 +354,7 @@ static struct run take_run(const struct walk *w, size_t *i)
     return run;
 }
 
-static int add_runs(struct walk *w, uint32_t number)
+static int squashfs_add_runs(struct walk *w, uint32_t number)
 {
     int r = 0;
     for (size_t i = 0; i < w->blocks.count && r == 0;) {
@@ -361,17 +362,17 @@ static int add_runs(struct walk *w, uint32_t number)
             i++;
             continue;
         }
-        struct run run = take_run(w, &i);
+        struct run run = squashfs_take_run(w, &i);
         r = builder_add_extent(w->builder, number, run.logical, run.length, run.source_offset);
     }
     return r;
 }
 
 /* Decides how the builder gets the places of a file's bytes. `tail_bytes` is from find_tail. */
-static int plan_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes,
-                     struct builder_member *member)
+static int squashfs_plan_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes,
+                              struct builder_member *member)
 {
-    if (!all_stored(w, inode, tail_bytes)) {
+    if (!squashfs_all_stored(w, inode, tail_bytes)) {
         member->data = DATA_BLOCKS;
         return 0;
     }
@@ -381,23 +382,23 @@ static int plan_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_byte
         tail.source_offset += inode->xtra.reg.frag_off;
         tail.packed_bytes = tail.block_bytes = tail_bytes;
         if (vector_push(&w->blocks, tail) < 0)
-            return no_memory(w);
+            return squashfs_no_memory(w);
     }
     size_t i = 0;
     struct run first = {0};
     if (w->blocks.count > 0 && w->blocks.at[0].packed_bytes > 0)
-        first = take_run(w, &i);
+        first = squashfs_take_run(w, &i);
     member->data = i == w->blocks.count ? DATA_STORED : DATA_EXTENTS;
     member->data_offset = first.source_offset;
     return 0;
 }
 
-static int add_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes,
-                    enum builder_data data, uint32_t number)
+static int squashfs_add_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes,
+                             enum builder_data data, uint32_t number)
 {
     int r = 0;
     if (data == DATA_EXTENTS)
-        r = add_runs(w, number);
+        r = squashfs_add_runs(w, number);
     else if (data == DATA_BLOCKS)
         r = builder_set_blocks(w->builder, number, w->blocks.at, (uint32_t)w->blocks.count,
                                tail_bytes > 0 ? inode->xtra.reg.frag_idx : BUILDER_NO_FRAGMENT,
@@ -413,7 +414,8 @@ static int add_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes
  * A name with its namespace. The library's own prefixes have "trusted." and
  * "security." the wrong way round.
  */
-static int read_xattr_name(sqfs_xattr *x, char name[INDEX_NAME_MAX + 1], size_t *ret_len)
+static int squashfs_read_xattr_name(sqfs_xattr *x, char name[INDEX_NAME_MAX + 1],
+                                    size_t *ret_len)
 {
     static const char *const prefixes[] = {
         [SQUASHFS_XATTR_USER] = "user.",
@@ -432,30 +434,30 @@ static int read_xattr_name(sqfs_xattr *x, char name[INDEX_NAME_MAX + 1], size_t 
     return 0;
 }
 
-static int add_xattr(struct walk *w, sqfs_xattr *x, uint32_t number)
+static int squashfs_add_xattr(struct walk *w, sqfs_xattr *x, uint32_t number)
 {
     char name[INDEX_NAME_MAX + 1];
     size_t name_len, value_len;
-    if (sqfs_xattr_read(x) || read_xattr_name(x, name, &name_len) < 0 ||
+    if (sqfs_xattr_read(x) || squashfs_read_xattr_name(x, name, &name_len) < 0 ||
         sqfs_xattr_value_size(x, &value_len) || value_len > sizeof(w->value) ||
         sqfs_xattr_value(x, w->value))
         return -EUCLEAN;
     return builder_add_xattr(w->builder, number, name, name_len, w->value, value_len);
 }
 
-static int add_xattrs(struct walk *w, sqfs_inode *inode, uint32_t number)
+static int squashfs_add_xattrs(struct walk *w, sqfs_inode *inode, uint32_t number)
 {
     if (inode->xattr == SQUASHFS_INVALID_XATTR || w->fs.xattr_info.xattr_ids == 0)
         return 0;
     sqfs_xattr x;
     int r = 0;
     if (inode->xattr >= w->fs.xattr_info.xattr_ids || sqfs_xattr_open(&w->fs, inode, &x) ||
-        x.remain > XATTRS_MAX || (x.remain > 0 && !cursor_valid(w, &x.c_next)))
+        x.remain > XATTRS_MAX || (x.remain > 0 && !squashfs_cursor_valid(w, &x.c_next)))
         r = -EUCLEAN;
     while (r == 0 && x.remain > 0)
-        r = add_xattr(w, &x, number);
+        r = squashfs_add_xattr(w, &x, number);
     if (r == -ENOMEM)
-        return no_memory(w);
+        return squashfs_no_memory(w);
     if (r < 0)
         return fault_set(w->fault, r, w->path, FAULT_NO_OFFSET,
                          "its extended attributes are damaged");
@@ -464,8 +466,8 @@ static int add_xattrs(struct walk *w, sqfs_inode *inode, uint32_t number)
 
 /* Entries. */
 
-static int read_symlink(struct walk *w, sqfs_inode *inode, char *target, size_t size,
-                        struct builder_member *member)
+static int squashfs_read_symlink(struct walk *w, sqfs_inode *inode, char *target, size_t size,
+                                 struct builder_member *member)
 {
     if (inode->xtra.symlink_size == 0 || inode->xtra.symlink_size >= size ||
         sqfs_readlink(&w->fs, inode, target, &size) ||
@@ -477,13 +479,13 @@ static int read_symlink(struct walk *w, sqfs_inode *inode, char *target, size_t 
     return 0;
 }
 
-static int read_inode(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
-                      struct builder_member *member)
+static int squashfs_read_inode(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
+                               struct builder_member *member)
 {
     sqfs_md_cursor cursor;
     sqfs_md_cursor_inode(&cursor, id, (sqfs_off_t)w->super.inode_table);
     uint64_t offset = w->super.inode_table + (id >> 16);
-    if (offset >= w->super.directory_table || !cursor_valid(w, &cursor) ||
+    if (offset >= w->super.directory_table || !squashfs_cursor_valid(w, &cursor) ||
         sqfs_inode_get(&w->fs, inode, id) || inode->base.uid >= w->super.id_count ||
         inode->base.guid >= w->super.id_count)
         return fault_set(w->fault, -EUCLEAN, w->path, offset, "its inode is damaged");
@@ -498,21 +500,22 @@ static int read_inode(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
 }
 
 /* Fills in what the inode's type determines. *ret_tail_bytes: see find_tail. */
-static int read_type(struct walk *w, sqfs_inode *inode, char *target, size_t target_size,
-                     struct builder_member *member, uint32_t *ret_tail_bytes)
+static int squashfs_read_type(struct walk *w, sqfs_inode *inode, char *target,
+                              size_t target_size, struct builder_member *member,
+                              uint32_t *ret_tail_bytes)
 {
     int r = 0;
     switch (member->mode & S_IFMT) {
     case S_IFREG:
         member->size_bytes = inode->xtra.reg.file_size;
-        r = read_blocks(w, inode);
+        r = squashfs_read_blocks(w, inode);
         if (r == 0)
-            r = find_tail(w, inode, ret_tail_bytes);
+            r = squashfs_find_tail(w, inode, ret_tail_bytes);
         if (r == 0)
-            r = plan_data(w, inode, *ret_tail_bytes, member);
+            r = squashfs_plan_data(w, inode, *ret_tail_bytes, member);
         return r;
     case S_IFLNK:
-        return read_symlink(w, inode, target, target_size, member);
+        return squashfs_read_symlink(w, inode, target, target_size, member);
     case S_IFCHR:
     case S_IFBLK:
         member->rdev_major = (uint32_t)inode->xtra.dev.major;
@@ -524,32 +527,32 @@ static int read_type(struct walk *w, sqfs_inode *inode, char *target, size_t tar
 }
 
 /* Adds the inode at w->path. */
-static int add_inode(struct walk *w, sqfs_inode *inode, struct builder_member *member,
-                     uint32_t *ret_number)
+static int squashfs_add_inode(struct walk *w, sqfs_inode *inode, struct builder_member *member,
+                              uint32_t *ret_number)
 {
     char target[INDEX_SYMLINK_MAX + 1];
     uint32_t tail_bytes = 0;
-    int r = read_type(w, inode, target, sizeof(target), member, &tail_bytes);
+    int r = squashfs_read_type(w, inode, target, sizeof(target), member, &tail_bytes);
     if (r == 0)
         r = builder_add(w->builder, w->path, w->path_len, member, w->fault, ret_number);
     if (r == 0 && S_ISREG(member->mode))
-        r = add_data(w, inode, tail_bytes, member->data, *ret_number);
+        r = squashfs_add_data(w, inode, tail_bytes, member->data, *ret_number);
     if (r == 0)
-        r = add_xattrs(w, inode, *ret_number);
+        r = squashfs_add_xattrs(w, inode, *ret_number);
     return r;
 }
 
-static int enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
-                           uint64_t inode_offset)
+static int squashfs_enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
+                                    uint64_t inode_offset)
 {
     int r = map_put(&w->directories, map_key_of(id), 0);
     if (r == -EEXIST)
         return fault_set(w->fault, -EUCLEAN, w->path, inode_offset,
                          "is a directory that occurs twice");
     if (r < 0)
-        return no_memory(w);
+        return squashfs_no_memory(w);
     if (vector_reserve(&w->levels, 1) < 0)
-        return no_memory(w);
+        return squashfs_no_memory(w);
     struct level *level = &w->levels.at[w->levels.count];
     level->path_len = w->path_len;
     level->inode_offset = inode_offset;
@@ -557,14 +560,14 @@ static int enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode *inode,
     if (inode->xtra.dir.dir_size <= 3)
         inode->xtra.dir.dir_size = 3;
     if (sqfs_dir_open(&w->fs, inode, &level->dir, 0) ||
-        (inode->xtra.dir.dir_size > 3 && !cursor_valid(w, &level->dir.cur)))
+        (inode->xtra.dir.dir_size > 3 && !squashfs_cursor_valid(w, &level->dir.cur)))
         return fault_set(w->fault, -EUCLEAN, w->path, inode_offset,
                          "is a directory whose list is damaged");
     w->levels.count++;
     return 0;
 }
 
-static int push_name(struct walk *w, const char *name, size_t len)
+static int squashfs_push_name(struct walk *w, const char *name, size_t len)
 {
     if (w->path_len + len + 1 > INDEX_PATH_MAX) {
         struct fault why = {0};
@@ -582,7 +585,7 @@ static int push_name(struct walk *w, const char *name, size_t len)
     return 0;
 }
 
-static bool name_valid(const char *name, size_t len)
+static bool squashfs_name_valid(const char *name, size_t len)
 {
     return !memchr(name, '\0', len) && !memchr(name, '/', len) &&
            !(len == 1 && name[0] == '.') && !(len == 2 && name[0] == '.' && name[1] == '.');
@@ -593,8 +596,8 @@ static bool name_valid(const char *name, size_t len)
  * It is read from the place before it, once its length is known to be sane. *ret_len is 0 at
  * the end.
  */
-static int next_entry(struct walk *w, struct level *level, sqfs_dir_entry *entry,
-                      char name[INDEX_NAME_MAX], size_t *ret_len)
+static int squashfs_next_entry(struct walk *w, struct level *level, sqfs_dir_entry *entry,
+                               char name[INDEX_NAME_MAX], size_t *ret_len)
 {
     sqfs_err err = SQFS_OK;
     sqfs_md_cursor cursor = level->dir.cur;
@@ -609,7 +612,7 @@ static int next_entry(struct walk *w, struct level *level, sqfs_dir_entry *entry
     if (!found || len == 0 || len > INDEX_NAME_MAX || level->dir.offset > level->dir.total ||
         w->entries_left-- == 0 ||
         sqfs_md_read(&w->fs, &cursor, NULL, (size_t)(level->dir.offset - before) - len) ||
-        sqfs_md_read(&w->fs, &cursor, name, len) || !name_valid(name, len))
+        sqfs_md_read(&w->fs, &cursor, name, len) || !squashfs_name_valid(name, len))
         return fault_set(w->fault, -EUCLEAN, w->path, level->inode_offset,
                          "is a directory whose list is damaged");
     *ret_len = len;
@@ -617,7 +620,7 @@ static int next_entry(struct walk *w, struct level *level, sqfs_dir_entry *entry
 }
 
 /* Adds the entry at w->path: another name of an inode, or a new inode. */
-static int add_entry(struct walk *w, sqfs_inode_id id, int type)
+static int squashfs_add_entry(struct walk *w, sqfs_inode_id id, int type)
 {
     uint64_t known;
     uint32_t number;
@@ -628,17 +631,17 @@ static int add_entry(struct walk *w, sqfs_inode_id id, int type)
                                   w->super.inode_table + (id >> 16), w->fault);
     sqfs_inode inode;
     struct builder_member member;
-    int r = read_inode(w, id, &inode, &member);
+    int r = squashfs_read_inode(w, id, &inode, &member);
     if (r < 0)
         return r;
     if (S_ISDIR(member.mode) != is_directory)
         return fault_set(w->fault, -EUCLEAN, w->path, member.header_offset,
                          "is of one type in its directory and of another in its inode");
-    r = add_inode(w, &inode, &member, &number);
+    r = squashfs_add_inode(w, &inode, &member, &number);
     if (r == 0 && is_directory)
-        r = enter_directory(w, id, &inode, member.header_offset);
+        r = squashfs_enter_directory(w, id, &inode, member.header_offset);
     else if (r == 0 && inode.nlink > 1 && map_put(&w->links, map_key_of(id), number) < 0)
-        r = no_memory(w);
+        r = squashfs_no_memory(w);
     return r;
 }
 
@@ -646,20 +649,20 @@ static int add_entry(struct walk *w, sqfs_inode_id id, int type)
  * As add_entry, in the directory whose inode lies at `offset`. Refuses a name that exists
  * already: the builder would merge the two, as in a tar.
  */
-static int add_child(struct walk *w, sqfs_dir_entry *entry, uint64_t offset)
+static int squashfs_add_child(struct walk *w, sqfs_dir_entry *entry, uint64_t offset)
 {
     uint32_t before = builder_entries(w->builder);
-    int r = add_entry(w, sqfs_dentry_inode(entry), sqfs_dentry_type(entry));
+    int r = squashfs_add_entry(w, sqfs_dentry_inode(entry), sqfs_dentry_type(entry));
     if (r == 0 && builder_entries(w->builder) == before)
         return fault_set(w->fault, -EUCLEAN, w->path, offset, "occurs twice in its directory");
     return r;
 }
 
-static int walk_tree(struct walk *w)
+static int squashfs_walk(struct walk *w)
 {
-    int r = push_name(w, "", 0);
+    int r = squashfs_push_name(w, "", 0);
     if (r == 0)
-        r = add_entry(w, sqfs_inode_root(&w->fs), SQUASHFS_DIR_TYPE);
+        r = squashfs_add_entry(w, sqfs_inode_root(&w->fs), SQUASHFS_DIR_TYPE);
     while (r == 0 && w->levels.count > 0) {
         struct level *level = &w->levels.at[w->levels.count - 1];
         sqfs_dir_entry entry;
@@ -667,22 +670,22 @@ static int walk_tree(struct walk *w)
         size_t len = 0;
         w->path_len = level->path_len;
         w->path[w->path_len] = '\0';
-        r = next_entry(w, level, &entry, name, &len);
+        r = squashfs_next_entry(w, level, &entry, name, &len);
         if (r == 0 && len == 0) {
             w->levels.count--;
             continue;
         }
         if (r == 0)
-            r = push_name(w, name, len);
+            r = squashfs_push_name(w, name, len);
         if (r == 0)
-            r = add_child(w, &entry, level->inode_offset);
+            r = squashfs_add_child(w, &entry, level->inode_offset);
         else if (r == -ENAMETOOLONG) /* the entry is left out */
             r = 0;
     }
     return r;
 }
 
-static void walk_free(struct walk *w)
+static void squashfs_free(struct walk *w)
 {
     if (w->is_open) {
         sqfs_table_destroy(&w->fs.xattr_table); /* the library forgets this one */
@@ -708,11 +711,11 @@ static int squashfs_index(struct source *source, struct builder *builder,
     w->builder = builder;
     w->progress = progress;
     w->fault = fault;
-    int r = read_super(w);
+    int r = squashfs_read_super(w);
     if (r == 0)
-        r = open_image(w);
+        r = squashfs_open_image(w);
     if (r == 0)
-        r = walk_tree(w);
+        r = squashfs_walk(w);
     if (r == 0) {
         header->block_bytes = w->super.block_bytes;
         /*
@@ -720,7 +723,7 @@ static int squashfs_index(struct source *source, struct builder *builder,
          */
         header->codec = w->has_packed ? (enum codec)w->super.compression : CODEC_NONE;
     }
-    walk_free(w);
+    squashfs_free(w);
     return r;
 }
 

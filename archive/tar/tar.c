@@ -65,10 +65,11 @@ struct walk {
 
 /* ---- messages ---- */
 
-static void note(struct walk *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void tar_walk_remark(struct walk *w, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* Appends a remark, as far as it fits. */
-static void note(struct walk *w, const char *format, ...)
+static void tar_walk_remark(struct walk *w, const char *format, ...)
 {
     char *text = w->progress->note;
     size_t size = sizeof(w->progress->note), len = strnlen(text, size - 1);
@@ -83,7 +84,7 @@ static void note(struct walk *w, const char *format, ...)
 }
 
 /* `what` stands where the next header should be. */
-static int header_fault(struct walk *w, const char *what)
+static int tar_walk_header_fault(struct walk *w, const char *what)
 {
     fault_set(w->fault, -EUCLEAN, w->last, w->expected, "%s %s",
               w->members ? "is followed by" : "begins with", what);
@@ -91,21 +92,21 @@ static int header_fault(struct walk *w, const char *what)
     return -EUCLEAN;
 }
 
-static int damaged_header(struct walk *w)
+static int tar_walk_damaged_header(struct walk *w)
 {
     char what[192];
     snprintf(what, sizeof(what), "a damaged header (%s)", tar_complaint(w->archive));
-    return header_fault(w, what);
+    return tar_walk_header_fault(w, what);
 }
 
-static int member_fault(struct walk *w, int err, const char *what)
+static int tar_walk_member_fault(struct walk *w, int err, const char *what)
 {
     return fault_set(w->fault, err, w->last, (uint64_t)archive_read_header_position(w->archive),
                      "%s", what);
 }
 
 /* libarchive could not go on; `status` is what it returned. */
-static int read_fault(struct walk *w, int status)
+static int tar_walk_read_fault(struct walk *w, int status)
 {
     if (w->framed && tar_framed_error(w->framed) < 0)
         return tar_framed_error(w->framed);
@@ -122,13 +123,13 @@ static int read_fault(struct walk *w, int status)
         fault_advise(w->fault, "make the archive again, or copy it again");
         return -EUCLEAN;
     }
-    return status == ARCHIVE_RETRY ? header_fault(w, "something that is no tar header")
-                                   : damaged_header(w);
+    return status == ARCHIVE_RETRY ? tar_walk_header_fault(w, "something that is no tar header")
+                                   : tar_walk_damaged_header(w);
 }
 
 /* ---- data ---- */
 
-static uint64_t stored_bytes(struct walk *w, const struct builder_member *member)
+static uint64_t tar_walk_stored_bytes(struct walk *w, const struct builder_member *member)
 {
     if (member->data != DATA_EXTENTS)
         return member->size_bytes;
@@ -144,9 +145,10 @@ static uint64_t stored_bytes(struct walk *w, const struct builder_member *member
  * Where the member's data ends, not counting holes. The map of holes is read twice, here and in
  * add_extents, because a member's range must be checked before it is added.
  */
-static int find_data_end(struct walk *w, const struct builder_member *member, uint64_t *ret_end)
+static int tar_walk_find_data_end(struct walk *w, const struct builder_member *member,
+                                  uint64_t *ret_end)
 {
-    uint64_t stored = stored_bytes(w, member), end;
+    uint64_t stored = tar_walk_stored_bytes(w, member), end;
     if (__builtin_add_overflow(member->data_offset, stored, &end))
         end = UINT64_MAX;
     w->is_cut = end > w->size_bytes && w->size_bytes % RECORD_BYTES == 0 && !w->framed;
@@ -166,14 +168,15 @@ static int find_data_end(struct walk *w, const struct builder_member *member, ui
 }
 
 /* Adds a range of a file's data in the form that the builder needs. */
-static int add_range(struct walk *w, uint32_t inode, uint64_t offset, uint64_t length,
-                     uint64_t source_offset)
+static int tar_walk_add_range(struct walk *w, uint32_t inode, uint64_t offset, uint64_t length,
+                              uint64_t source_offset)
 {
     return w->framed ? tar_framed_add(w->framed, inode, source_offset, length, offset)
                      : builder_add_extent(w->builder, inode, offset, length, source_offset);
 }
 
-static int add_extents(struct walk *w, const struct builder_member *member, uint32_t inode)
+static int tar_walk_add_extents(struct walk *w, const struct builder_member *member,
+                                uint32_t inode)
 {
     uint64_t source_offset = member->data_offset;
     la_int64_t offset, length;
@@ -181,9 +184,9 @@ static int add_extents(struct walk *w, const struct builder_member *member, uint
     while (archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK) {
         if (length == 0)
             continue; /* GNU tar marks the file's size with an empty range */
-        int r = add_range(w, inode, (uint64_t)offset, (uint64_t)length, source_offset);
+        int r = tar_walk_add_range(w, inode, (uint64_t)offset, (uint64_t)length, source_offset);
         if (r == -EUCLEAN)
-            return member_fault(w, r, "its map of holes makes no sense");
+            return tar_walk_member_fault(w, r, "its map of holes makes no sense");
         if (r < 0)
             return r;
         source_offset += (uint64_t)length;
@@ -193,17 +196,17 @@ static int add_extents(struct walk *w, const struct builder_member *member, uint
 
 /* ---- members ---- */
 
-static int add_named(struct walk *w, const char *path, struct builder_member *member)
+static int tar_walk_add_named(struct walk *w, const char *path, struct builder_member *member)
 {
     uint32_t inode;
     bool has_map = member->data == DATA_EXTENTS;
-    if (w->framed && stored_bytes(w, member) > 0)
+    if (w->framed && tar_walk_stored_bytes(w, member) > 0)
         member->data = DATA_BLOCKS;
     else if (w->framed)
         member->data_offset = 0; /* an offset in the tar is not one in the file */
     int r = builder_add(w->builder, path, strlen(path), member, w->fault, &inode);
     if (r == 0 && has_map)
-        r = add_extents(w, member, inode);
+        r = tar_walk_add_extents(w, member, inode);
     else if (r == 0 && member->data == DATA_BLOCKS)
         r = tar_framed_add(w->framed, inode, member->data_offset, member->size_bytes, 0);
     if (r == 0)
@@ -215,8 +218,8 @@ static int add_named(struct walk *w, const char *path, struct builder_member *me
  * Adds a hard link. If it carries data (pax allows that), the data equals its target's and is
  * needed only when the target is not in the archive.
  */
-static int add_link(struct walk *w, const char *path, const char *target,
-                    struct builder_member *member)
+static int tar_walk_add_link(struct walk *w, const char *path, const char *target,
+                             struct builder_member *member)
 {
     uint32_t inode;
     int r = builder_link(w->builder, path, strlen(path), target, strlen(target),
@@ -224,13 +227,13 @@ static int add_link(struct walk *w, const char *path, const char *target,
     if (r == -ENOENT && member->size_bytes > 0) {
         *w->fault = (struct fault){0};
         member->mode = S_IFREG | tar_permissions(w->entry);
-        return add_named(w, path, member);
+        return tar_walk_add_named(w, path, member);
     }
     return r;
 }
 
 /* tar_read. In frames, only bytes near the end of what was read so far can be read. */
-static int read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
+static int tar_walk_read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
 {
     const struct walk *w = ctx;
     if (w->feed.map && offset <= w->size_bytes && len <= w->size_bytes - offset) {
@@ -245,23 +248,24 @@ static int read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
  * A member of a type that the system lacks: the rest of a file that GNU tar began in an earlier
  * volume, or an unknown type.
  */
-static int add_other(struct walk *w, const struct builder_member *member)
+static int tar_walk_add_other(struct walk *w, const struct builder_member *member)
 {
     uint8_t header[TAR_BLOCK_BYTES];
     if (member->data_offset >= sizeof(header) &&
-        read_tar(w, header, sizeof(header), member->data_offset - sizeof(header)) == 0 &&
+        tar_walk_read_tar(w, header, sizeof(header), member->data_offset - sizeof(header)) ==
+            0 &&
         header[TAR_TYPE_AT] == 'M')
-        return member_fault(w, -EINVAL,
-                            "is the rest of a file that begins in another volume of this tar");
+        return tar_walk_member_fault(
+            w, -EINVAL, "is the rest of a file that begins in another volume of this tar");
     w->odd.members = true;
     return 0;
 }
 
-static int add_by_type(struct walk *w, const char *path, struct builder_member *member)
+static int tar_walk_add_by_type(struct walk *w, const char *path, struct builder_member *member)
 {
     const char *target = archive_entry_hardlink(w->entry);
     if (target)
-        return add_link(w, path, target, member);
+        return tar_walk_add_link(w, path, target, member);
 
     mode_t type = archive_entry_filetype(w->entry);
     member->mode = type | tar_permissions(w->entry);
@@ -278,25 +282,25 @@ static int add_by_type(struct walk *w, const char *path, struct builder_member *
     case AE_IFLNK:
         member->symlink = archive_entry_symlink(w->entry);
         if (!member->symlink || !member->symlink[0])
-            return member_fault(w, -EINVAL, "is a symbolic link without a target");
+            return tar_walk_member_fault(w, -EINVAL, "is a symbolic link without a target");
         member->symlink_len = strlen(member->symlink);
         member->mode = S_IFLNK | 0777; /* what the system shows, whatever was stored */
         break;
     default:
-        return add_other(w, member);
+        return tar_walk_add_other(w, member);
     }
     if (type != AE_IFREG) {
         member->size_bytes = 0;
         member->data = DATA_STORED;
     }
-    return add_named(w, path, member);
+    return tar_walk_add_named(w, path, member);
 }
 
-static int restore_minus(struct walk *w, struct builder_member *member)
+static int tar_walk_restore_minus(struct walk *w, struct builder_member *member)
 {
     bool negative;
-    int r = tar_time_is_negative(read_tar, w, member->header_offset, member->data_offset,
-                                 &negative);
+    int r = tar_time_is_negative(tar_walk_read_tar, w, member->header_offset,
+                                 member->data_offset, &negative);
     if (r == -ENODATA && w->framed) /* the headers fill whole frames */
         return 0;
     if (r == 0 && negative) {
@@ -306,14 +310,14 @@ static int restore_minus(struct walk *w, struct builder_member *member)
     return r;
 }
 
-static int apply_globals(struct walk *w, struct builder_member *member)
+static int tar_walk_apply_globals(struct walk *w, struct builder_member *member)
 {
-    int r = tar_apply_globals(&w->globals, read_tar, w, member->header_offset,
+    int r = tar_apply_globals(&w->globals, tar_walk_read_tar, w, member->header_offset,
                               member->data_offset, member, &w->odd);
     return r == -ENODATA && w->framed ? 0 : r; /* the headers fill whole frames */
 }
 
-static int read_member(struct walk *w)
+static int tar_walk_read_member(struct walk *w)
 {
     const char *path = archive_entry_pathname(w->entry);
     size_t len = path ? strlen(path) : 0;
@@ -331,29 +335,30 @@ static int read_member(struct walk *w)
         .header_offset = (uint64_t)archive_read_header_position(w->archive),
     };
     tar_mtime(w->entry, &member);
-    if (member.mtime_sec == 0 && member.mtime_nsec > 0 && restore_minus(w, &member) < 0)
-        return member_fault(w, -EIO, "its extended header can't be read again");
-    if (apply_globals(w, &member) < 0)
-        return member_fault(w, -EIO, "its extended header can't be read again");
+    if (member.mtime_sec == 0 && member.mtime_nsec > 0 &&
+        tar_walk_restore_minus(w, &member) < 0)
+        return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");
+    if (tar_walk_apply_globals(w, &member) < 0)
+        return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");
     if (archive_entry_size(w->entry) < 0)
-        return member_fault(w, -EUCLEAN, "its size is negative");
+        return tar_walk_member_fault(w, -EUCLEAN, "its size is negative");
 
     uint64_t end = 0;
-    int r = find_data_end(w, &member, &end);
+    int r = tar_walk_find_data_end(w, &member, &end);
     if (r < 0)
         return r;
     w->expected = (end + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
     if (len == 0)
-        return member_fault(w, -EINVAL, "a member has no name");
-    return add_by_type(w, path, &member);
+        return tar_walk_member_fault(w, -EINVAL, "a member has no name");
+    return tar_walk_add_by_type(w, path, &member);
 }
 
 /* Adds the member just read. A member that can't be shown is left out, without an error. */
-static int add_member(struct walk *w)
+static int tar_walk_add_member(struct walk *w)
 {
     struct fault *fault = w->fault, own = {0};
     w->fault = &own;
-    int r = read_member(w);
+    int r = tar_walk_read_member(w);
     w->fault = fault;
     if (builder_may_leave_out(r) && own.err)
         return builder_leave_out(w->builder, &own);
@@ -363,7 +368,7 @@ static int add_member(struct walk *w)
 }
 
 /* The last member's data has to end where libarchive found the next header. */
-static int check_position(struct walk *w)
+static int tar_walk_check_position(struct walk *w)
 {
     uint64_t at = (uint64_t)archive_read_header_position(w->archive);
     if (at == w->expected)
@@ -375,81 +380,82 @@ static int check_position(struct walk *w)
 }
 
 /* The previous member's data has now been read, so its frames are known. */
-static int settle(struct walk *w)
+static int tar_walk_settle(struct walk *w)
 {
     int r = tar_framed_settle(w->framed);
-    return r == -EUCLEAN ? member_fault(w, r, "its data is not where it should be") : r;
+    return r == -EUCLEAN ? tar_walk_member_fault(w, r, "its data is not where it should be")
+                         : r;
 }
 
 /*
  * Is this a warning about a name that is not ASCII, or about an extended header that a later
  * one replaces? All other warnings mean lost data.
  */
-static bool is_harmless(struct walk *w)
+static bool tar_walk_is_harmless(struct walk *w)
 {
     bool repeats = false;
     uint64_t from = (uint64_t)archive_read_header_position(w->archive);
     uint64_t to = (uint64_t)archive_filter_bytes(w->archive, 0);
     return archive_errno(w->archive) == EILSEQ ||
-           (tar_repeats_extended(read_tar, w, from, to, &repeats) == 0 && repeats);
+           (tar_repeats_extended(tar_walk_read_tar, w, from, to, &repeats) == 0 && repeats);
 }
 
 /* 1: a member was read; 0: the end. */
-static int next_member(struct walk *w)
+static int tar_walk_next_member(struct walk *w)
 {
     int r = archive_read_next_header2(w->archive, w->entry);
     switch (r) {
     case ARCHIVE_EOF:
-        r = check_position(w);
-        return r == 0 && w->framed ? settle(w) : r;
+        r = tar_walk_check_position(w);
+        return r == 0 && w->framed ? tar_walk_settle(w) : r;
     case ARCHIVE_WARN:
-        if (!is_harmless(w))
-            return damaged_header(w);
+        if (!tar_walk_is_harmless(w))
+            return tar_walk_damaged_header(w);
         break;
     case ARCHIVE_OK:
         break;
     default:
-        return read_fault(w, r);
+        return tar_walk_read_fault(w, r);
     }
-    r = check_position(w);
+    r = tar_walk_check_position(w);
     if (r == 0 && w->framed)
-        r = settle(w);
+        r = tar_walk_settle(w);
     return r < 0 ? r : 1;
 }
 
-static void tell_progress(struct walk *w)
+static void tar_walk_tell_progress(struct walk *w)
 {
     w->progress->members = w->members;
     if (!w->framed)
         w->progress->bytes_done = w->expected;
 }
 
-static int read_members(struct walk *w)
+static int tar_walk_read_members(struct walk *w)
 {
     int r = 0;
-    while (!w->is_cut && (r = next_member(w)) == 1) {
-        r = add_member(w);
+    while (!w->is_cut && (r = tar_walk_next_member(w)) == 1) {
+        r = tar_walk_add_member(w);
         if (r < 0)
             return r;
         w->members++;
         if (w->members % PROGRESS_MEMBERS == 0)
-            tell_progress(w);
+            tar_walk_tell_progress(w);
     }
-    tell_progress(w);
+    tar_walk_tell_progress(w);
     return r < 0 ? r : 0;
 }
 
 /* ---- the end ---- */
 
 /* A tar without members is all zeros. Disk images and other files may also begin with zeros. */
-static int check_empty(struct walk *w)
+static int tar_walk_check_empty(struct walk *w)
 {
     auto_free uint8_t *bytes = malloc(TAIL_SEARCH_BYTES);
     int r = bytes ? 0 : -ENOMEM;
     for (uint64_t at = 0; r == 0 && at < w->size_bytes; at += TAIL_SEARCH_BYTES) {
         uint64_t left = w->size_bytes - at;
         size_t len = left < TAIL_SEARCH_BYTES ? (size_t)left : (size_t)TAIL_SEARCH_BYTES;
-        r = read_tar(w, bytes, len, at);
+        r = tar_walk_read_tar(w, bytes, len, at);
         if (r == 0 && !tar_is_zero(bytes, len))
             return fault_set(w->fault, -EUCLEAN, NULL, at,
                              "begins with zeros, as an empty tar does, but is none: other "
@@ -457,18 +463,19 @@ static int check_empty(struct walk *w)
         w->progress->beats++;
     }
     if (r == 0 && w->size_bytes > RECORD_BYTES)
-        note(w, "it holds nothing but zeros: an empty tar, or a file that was never written");
+        tar_walk_remark(
+            w, "it holds nothing but zeros: an empty tar, or a file that was never written");
     return r;
 }
 
 /* Does a block of zeros end the archive? `end` is the offset behind what was read. */
-static int has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
+static int tar_walk_has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
 {
     uint8_t block[TAR_BLOCK_BYTES];
     *ret_has = false;
     if (end < w->expected + TAR_BLOCK_BYTES || end > w->size_bytes)
         return 0;
-    int r = read_tar(w, block, sizeof(block), end - sizeof(block));
+    int r = tar_walk_read_tar(w, block, sizeof(block), end - sizeof(block));
     *ret_has = r == 0 && tar_is_zero(block, sizeof(block));
     if (r == -ENODATA && w->framed) { /* it was passed long ago: more data follows */
         *ret_has = true;
@@ -481,18 +488,19 @@ static int has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
  * Leaves a remark if a person should know about the end. The end marker may be followed by
  * zeros, which are tar's padding, or by bytes that are no header, which tar ignores.
  */
-static int inspect_end(struct walk *w)
+static int tar_walk_inspect_end(struct walk *w)
 {
     if (w->framed)
         w->size_bytes = tar_framed_bytes(w->framed);
     uint64_t end = (uint64_t)archive_filter_bytes(w->archive, 0);
     bool has_marker = false;
-    int r = has_end_marker(w, end, &has_marker);
+    int r = tar_walk_has_end_marker(w, end, &has_marker);
     if (r < 0)
         return r;
     if (!has_marker) {
-        note(w, "it has no end-of-archive marker: if its writer was interrupted, members "
-                "are missing");
+        tar_walk_remark(
+            w, "it has no end-of-archive marker: if its writer was interrupted, members "
+               "are missing");
         return 0;
     }
 
@@ -501,56 +509,57 @@ static int inspect_end(struct walk *w)
     auto_free uint8_t *tail = malloc(TAIL_SEARCH_BYTES);
     if (!tail)
         return -ENOMEM;
-    r = read_tar(w, tail, len, end);
+    r = tar_walk_read_tar(w, tail, len, end);
     if (r < 0)
         return r == -ENODATA && w->framed ? 0 : r;
     size_t at = 0;
     while (at + TAR_BLOCK_BYTES <= len && tar_is_zero(tail + at, TAR_BLOCK_BYTES))
         at += TAR_BLOCK_BYTES;
     if (at + TAR_BLOCK_BYTES <= len && tar_is_header(tail + at))
-        note(w,
-             "its end-of-archive marker is followed by more members at %" PRIu64
-             ": they are ignored, as by tar",
-             end + at);
+        tar_walk_remark(w,
+                        "its end-of-archive marker is followed by more members at %" PRIu64
+                        ": they are ignored, as by tar",
+                        end + at);
     return 0;
 }
 
-static void note_oddities(struct walk *w)
+static void tar_walk_note_oddities(struct walk *w)
 {
     if (w->odd.owners)
-        note(w, "owners that do not fit are shown as %d", TAR_NOBODY);
+        tar_walk_remark(w, "owners that do not fit are shown as %d", TAR_NOBODY);
     if (w->odd.xattrs)
-        note(w, "attributes that exceed the system's limits are not shown");
+        tar_walk_remark(w, "attributes that exceed the system's limits are not shown");
     if (w->odd.acls)
-        note(w, "access lists with users without a number are not shown");
+        tar_walk_remark(w, "access lists with users without a number are not shown");
     if (w->odd.members)
-        note(w, "members of unknown type are not shown");
+        tar_walk_remark(w, "members of unknown type are not shown");
     if (w->globals.has_others)
-        note(w, "global headers with more than times and owners are not applied");
+        tar_walk_remark(w, "global headers with more than times and owners are not applied");
 }
 
-static int walk_archive(struct walk *w)
+static int tar_walk_archive(struct walk *w)
 {
     /* The format is known, and libarchive's own guess rejects a time that is not a number. */
     archive_read_set_format(w->archive, ARCHIVE_FORMAT_TAR);
     int r = w->framed ? tar_framed_open(w->framed, w->archive)
                       : tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
     if (r == 0)
-        r = read_members(w);
+        r = tar_walk_read_members(w);
     else if (r == -EUCLEAN)
-        r = read_fault(w, ARCHIVE_FATAL);
+        r = tar_walk_read_fault(w, ARCHIVE_FATAL);
     if (r == 0 && w->members == 0)
-        return w->framed ? -ENOTSUP : check_empty(w);
+        return w->framed ? -ENOTSUP : tar_walk_check_empty(w);
     if (r == 0 && !w->is_cut)
-        r = inspect_end(w);
+        r = tar_walk_inspect_end(w);
     if (r == 0)
-        note_oddities(w);
+        tar_walk_note_oddities(w);
     return r;
 }
 
 /* Walks through the tar in the source: the source itself, or the content of its frames. */
-static int walk_source(struct source *source, struct tar_framed *framed,
-                       struct builder *builder, struct progress *progress, struct fault *fault)
+static int tar_walk_source(struct source *source, struct tar_framed *framed,
+                           struct builder *builder, struct progress *progress,
+                           struct fault *fault)
 {
     auto_free struct walk *w = calloc(1, sizeof(*w));
     if (!w)
@@ -570,7 +579,7 @@ static int walk_source(struct source *source, struct tar_framed *framed,
     locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     if (w->entry && c_locale) {
         locale_t before = uselocale(c_locale);
-        r = walk_archive(w);
+        r = tar_walk_archive(w);
         uselocale(before);
     }
     if (c_locale)
@@ -592,7 +601,7 @@ static int tar_index(struct source *source, struct builder *builder,
 {
     header->codec = CODEC_NONE;
     header->block_bytes = 0;
-    return walk_source(source, NULL, builder, progress, fault);
+    return tar_walk_source(source, NULL, builder, progress, fault);
 }
 
 static int tar_index_packed(struct source *source, const char *compression,
@@ -604,7 +613,7 @@ static int tar_index_packed(struct source *source, const char *compression,
     if (r < 0)
         return r;
     builder_use_ranges(builder);
-    r = walk_source(source, framed, builder, progress, fault);
+    r = tar_walk_source(source, framed, builder, progress, fault);
     if (r == 0)
         r = tar_framed_finish(framed, header);
     tar_framed_free(framed);

@@ -51,7 +51,7 @@ struct attribute {
     size_t order;
 };
 
-static int compare_attributes(const void *a, const void *b)
+static int attributes_compare(const void *a, const void *b)
 {
     const struct attribute *x = a, *y = b;
     int r = strcmp(x->name, y->name);
@@ -59,7 +59,7 @@ static int compare_attributes(const void *a, const void *b)
 }
 
 /* GNU tar writes "=" in a name as %3D, because "=" ends the name, and "%" as %25. */
-static void decode_name(char *name)
+static void attributes_decode_name(char *name)
 {
     char *to = name;
     for (const char *from = name; *from; from++) {
@@ -70,7 +70,7 @@ static void decode_name(char *name)
     *to = '\0';
 }
 
-static void free_attributes(struct attribute *list, size_t count)
+static void attributes_free(struct attribute *list, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         free(list[i].name);
@@ -78,7 +78,7 @@ static void free_attributes(struct attribute *list, size_t count)
 }
 
 /* `count` attributes, sorted. The caller frees them. */
-static int read_attributes(struct archive_entry *entry, size_t count,
+static int attributes_read(struct archive_entry *entry, size_t count,
                            struct attribute **ret_list)
 {
     struct attribute *list = calloc(count, sizeof(*list));
@@ -92,14 +92,14 @@ static int read_attributes(struct archive_entry *entry, size_t count,
         else if (!(list[i].name = strdup(name)))
             r = -ENOMEM;
         else
-            decode_name(list[i].name);
+            attributes_decode_name(list[i].name);
     }
     if (r < 0) {
         if (list)
-            free_attributes(list, count);
+            attributes_free(list, count);
         return r;
     }
-    qsort(list, count, sizeof(*list), compare_attributes);
+    qsort(list, count, sizeof(*list), attributes_compare);
     *ret_list = list;
     return 0;
 }
@@ -108,14 +108,14 @@ static int read_attributes(struct archive_entry *entry, size_t count,
  * Adds attributes, each name once: bsdtar writes every attribute in two forms. libarchive lists
  * the header's last one first, and the last one counts.
  */
-static int add_xattrs(struct archive_entry *entry, struct builder *builder, uint32_t inode,
-                      struct tar_oddities *odd)
+static int attributes_add_xattrs(struct archive_entry *entry, struct builder *builder,
+                                 uint32_t inode, struct tar_oddities *odd)
 {
     size_t count = (size_t)archive_entry_xattr_reset(entry);
     if (count == 0)
         return 0;
     struct attribute *list;
-    int r = read_attributes(entry, count, &list);
+    int r = attributes_read(entry, count, &list);
     if (r < 0)
         return r;
     for (size_t i = 0; r == 0 && i < count; i++) {
@@ -133,7 +133,7 @@ static int add_xattrs(struct archive_entry *entry, struct builder *builder, uint
             break;
         }
     }
-    free_attributes(list, count);
+    attributes_free(list, count);
     return r;
 }
 
@@ -157,7 +157,7 @@ enum {
 };
 #define ACL_NO_ID UINT32_MAX
 
-static uint16_t acl_tag(int tag)
+static uint16_t attributes_acl_tag(int tag)
 {
     switch (tag) {
     case ARCHIVE_ENTRY_ACL_USER_OBJ:
@@ -177,7 +177,7 @@ static uint16_t acl_tag(int tag)
     }
 }
 
-static int compare_acl_entries(const void *a, const void *b)
+static int attributes_compare_acl_entries(const void *a, const void *b)
 {
     const struct acl_entry *x = a, *y = b;
     if (x->tag != y->tag)
@@ -188,15 +188,15 @@ static int compare_acl_entries(const void *a, const void *b)
 /*
  * The entries of one list, sorted as the kernel requires; 0 entries: the list can't be shown.
  */
-static size_t read_acl(struct archive_entry *entry, int type, struct acl_entry *list,
-                       size_t count, struct tar_oddities *odd)
+static size_t attributes_read_acl(struct archive_entry *entry, int type, struct acl_entry *list,
+                                  size_t count, struct tar_oddities *odd)
 {
     int got_type, permissions, tag, id;
     const char *name;
     size_t n = 0;
     while (n < count && archive_entry_acl_next(entry, type, &got_type, &permissions, &tag, &id,
                                                &name) == ARCHIVE_OK) {
-        struct acl_entry e = {acl_tag(tag), (uint16_t)(permissions & 7), ACL_NO_ID};
+        struct acl_entry e = {attributes_acl_tag(tag), (uint16_t)(permissions & 7), ACL_NO_ID};
         if (e.tag == 0)
             return 0;
         if (e.tag == ACL_USER || e.tag == ACL_GROUP) {
@@ -209,12 +209,13 @@ static size_t read_acl(struct archive_entry *entry, int type, struct acl_entry *
         }
         list[n++] = e;
     }
-    qsort(list, n, sizeof(*list), compare_acl_entries);
+    qsort(list, n, sizeof(*list), attributes_compare_acl_entries);
     return n;
 }
 
-static int add_acl(struct archive_entry *entry, struct builder *builder, uint32_t inode,
-                   int type, const char *name, struct tar_oddities *odd)
+static int attributes_add_acl(struct archive_entry *entry, struct builder *builder,
+                              uint32_t inode, int type, const char *name,
+                              struct tar_oddities *odd)
 {
     int count = archive_entry_acl_reset(entry, type);
     if (count <= 0 || (size_t)count > XATTR_SIZE_MAX / sizeof(struct acl_entry) - 1)
@@ -223,7 +224,7 @@ static int add_acl(struct archive_entry *entry, struct builder *builder, uint32_
     auto_free uint8_t *value = calloc((size_t)count + 1, sizeof(*list));
     if (!list || !value)
         return -ENOMEM;
-    size_t n = read_acl(entry, type, list, (size_t)count, odd);
+    size_t n = attributes_read_acl(entry, type, list, (size_t)count, odd);
     if (n == 0)
         return 0;
     value[0] = ACL_VERSION;
@@ -243,17 +244,17 @@ static int add_acl(struct archive_entry *entry, struct builder *builder, uint32_
     return r;
 }
 
-static int add_acls(struct archive_entry *entry, struct builder *builder, uint32_t inode,
-                    struct tar_oddities *odd)
+static int attributes_add_acls(struct archive_entry *entry, struct builder *builder,
+                               uint32_t inode, struct tar_oddities *odd)
 {
     int types = archive_entry_acl_types(entry);
     int r = 0;
     if (types & ARCHIVE_ENTRY_ACL_TYPE_ACCESS)
-        r = add_acl(entry, builder, inode, ARCHIVE_ENTRY_ACL_TYPE_ACCESS,
-                    "system.posix_acl_access", odd);
+        r = attributes_add_acl(entry, builder, inode, ARCHIVE_ENTRY_ACL_TYPE_ACCESS,
+                               "system.posix_acl_access", odd);
     if (r == 0 && types & ARCHIVE_ENTRY_ACL_TYPE_DEFAULT)
-        r = add_acl(entry, builder, inode, ARCHIVE_ENTRY_ACL_TYPE_DEFAULT,
-                    "system.posix_acl_default", odd);
+        r = attributes_add_acl(entry, builder, inode, ARCHIVE_ENTRY_ACL_TYPE_DEFAULT,
+                               "system.posix_acl_default", odd);
     return r;
 }
 
@@ -279,6 +280,6 @@ uint32_t tar_permissions(struct archive_entry *entry)
 int tar_add_attributes(struct archive_entry *entry, struct builder *builder, uint32_t inode,
                        struct tar_oddities *odd)
 {
-    int r = add_xattrs(entry, builder, inode, odd);
-    return r < 0 ? r : add_acls(entry, builder, inode, odd);
+    int r = attributes_add_xattrs(entry, builder, inode, odd);
+    return r < 0 ? r : attributes_add_acls(entry, builder, inode, odd);
 }

@@ -62,7 +62,7 @@ void tar_framed_free(struct tar_framed *t)
     free(t);
 }
 
-static ssize_t feed_read(struct archive *a, void *ctx, const void **ret_bytes)
+static ssize_t framed_feed(struct archive *a, void *ctx, const void **ret_bytes)
 {
     struct tar_framed *t = ctx;
     size_t len = 0;
@@ -78,7 +78,7 @@ static ssize_t feed_read(struct archive *a, void *ctx, const void **ret_bytes)
 
 int tar_framed_open(struct tar_framed *t, struct archive *a)
 {
-    archive_read_set_read_callback(a, feed_read);
+    archive_read_set_read_callback(a, framed_feed);
     archive_read_set_callback_data(a, t);
     int r = archive_read_open1(a);
     if (t->err < 0)

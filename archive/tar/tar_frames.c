@@ -75,7 +75,7 @@ struct view {
 
 /* ---- making one ---- */
 
-static int set_codec(struct tar_frames *f, const char *compression)
+static int frames_set_codec(struct tar_frames *f, const char *compression)
 {
     if (strcmp(compression, "zstd") == 0) {
         f->codec = CODEC_ZSTD;
@@ -103,7 +103,7 @@ int tar_frames_new(struct source *source, const char *compression, struct builde
     f->fault = fault;
     f->size_bytes = source_size(source);
     f->map = source_map(source);
-    int r = set_codec(f, compression);
+    int r = frames_set_codec(f, compression);
     if (r < 0) {
         tar_frames_free(f);
         return r;
@@ -133,7 +133,7 @@ void tar_frames_free(struct tar_frames *f)
 /*
  * Makes at least `len` bytes from the current offset visible, or all up to the end of the file.
  */
-static int fill_window(struct tar_frames *f, size_t len)
+static int frames_fill_window(struct tar_frames *f, size_t len)
 {
     size_t skip = (size_t)(f->offset - f->window_offset), left;
     if (skip > f->window_len)
@@ -163,7 +163,7 @@ static int fill_window(struct tar_frames *f, size_t len)
     return r;
 }
 
-static int look(struct tar_frames *f, size_t len, struct view *ret_view)
+static int frames_view(struct tar_frames *f, size_t len, struct view *ret_view)
 {
     uint64_t left = f->size_bytes - f->offset;
     size_t most = left < PACKED_BYTES_MAX ? (size_t)left : PACKED_BYTES_MAX;
@@ -175,7 +175,7 @@ static int look(struct tar_frames *f, size_t len, struct view *ret_view)
     }
     uint64_t seen = f->window_offset + f->window_len;
     if (f->offset < f->window_offset || f->offset > seen || seen - f->offset < len) {
-        int r = fill_window(f, len);
+        int r = frames_fill_window(f, len);
         if (r < 0)
             return r;
     }
@@ -196,7 +196,7 @@ struct found {
 /* Result: more of the file is needed. */
 #define NEED_MORE 1
 
-static int damaged(struct tar_frames *f, const char *what)
+static int frames_damaged(struct tar_frames *f, const char *what)
 {
     return fault_set(f->fault, -EUCLEAN, NULL, f->offset, "damaged %s data: %s",
                      f->codec == CODEC_ZSTD ? "zstd" : "gzip", what);
@@ -205,7 +205,7 @@ static int damaged(struct tar_frames *f, const char *what)
 /*
  * Makes room for `len` bytes and drops the old content. -ENOTSUP: more than a frame may have.
  */
-static int out_room(struct tar_frames *f, uint64_t len)
+static int frames_out_room(struct tar_frames *f, uint64_t len)
 {
     if (len > TAR_FRAME_BYTES_MAX)
         return -ENOTSUP;
@@ -221,15 +221,16 @@ static int out_room(struct tar_frames *f, uint64_t len)
 }
 
 /* Doubles the room when a decompressor has run out of it. */
-static int more_room(struct tar_frames *f)
+static int frames_more_room(struct tar_frames *f)
 {
     if (f->out.room >= TAR_FRAME_BYTES_MAX)
         return -ENOTSUP;
     size_t len = f->out.room ? 2 * f->out.room : OUT_FIRST_BYTES;
-    return out_room(f, len < TAR_FRAME_BYTES_MAX ? len : TAR_FRAME_BYTES_MAX);
+    return frames_out_room(f, len < TAR_FRAME_BYTES_MAX ? len : TAR_FRAME_BYTES_MAX);
 }
 
-static int unpack_zstd(struct tar_frames *f, const struct view *v, struct found *ret_found)
+static int frames_unpack_zstd(struct tar_frames *f, const struct view *v,
+                              struct found *ret_found)
 {
     size_t packed = ZSTD_findFrameCompressedSize(v->bytes, v->len);
     if (ZSTD_isError(packed)) {
@@ -237,13 +238,13 @@ static int unpack_zstd(struct tar_frames *f, const struct view *v, struct found 
             return NEED_MORE;
         if (v->len == PACKED_BYTES_MAX)
             return -ENOTSUP;
-        return damaged(f, v->len < 4 || memcmp(v->bytes, "\x28\xb5\x2f\xfd", 4) == 0
-                              ? "it is cut off"
-                              : "no frame begins here");
+        return frames_damaged(f, v->len < 4 || memcmp(v->bytes, "\x28\xb5\x2f\xfd", 4) == 0
+                                     ? "it is cut off"
+                                     : "no frame begins here");
     }
     unsigned long long bytes = ZSTD_getFrameContentSize(v->bytes, packed);
     bool known = bytes != ZSTD_CONTENTSIZE_UNKNOWN && bytes != ZSTD_CONTENTSIZE_ERROR;
-    int r = out_room(f, known && bytes > OUT_FIRST_BYTES ? bytes : OUT_FIRST_BYTES);
+    int r = frames_out_room(f, known && bytes > OUT_FIRST_BYTES ? bytes : OUT_FIRST_BYTES);
     while (r == 0) {
         size_t n = ZSTD_decompressDCtx(f->zstd, f->out.at, f->out.room, v->bytes, packed);
         if (!ZSTD_isError(n)) {
@@ -252,21 +253,22 @@ static int unpack_zstd(struct tar_frames *f, const struct view *v, struct found 
         }
         /* (Error codes have no stable names, so a frame of unknown size gets more room.) */
         if (known || f->out.room >= TAR_FRAME_BYTES_MAX)
-            return damaged(f, ZSTD_getErrorName(n));
-        r = more_room(f);
+            return frames_damaged(f, ZSTD_getErrorName(n));
+        r = frames_more_room(f);
     }
     return r;
 }
 
 #ifdef HAVE_LIBDEFLATE
-static int unpack_gzip(struct tar_frames *f, const struct view *v, struct found *ret_found)
+static int frames_unpack_gzip(struct tar_frames *f, const struct view *v,
+                              struct found *ret_found)
 {
     size_t packed = 0, bytes = 0;
     if (v->len < 2 || memcmp(v->bytes, "\x1f\x8b", 2) != 0) {
         *ret_found = (struct found){0}; /* padding, which gzip ignores, too */
-        return f->offset > 0 ? 0 : damaged(f, "no member begins here");
+        return f->offset > 0 ? 0 : frames_damaged(f, "no member begins here");
     }
-    int r = f->out.room ? 0 : out_room(f, OUT_FIRST_BYTES);
+    int r = f->out.room ? 0 : frames_out_room(f, OUT_FIRST_BYTES);
     while (r == 0) {
         enum libdeflate_result result = libdeflate_gzip_decompress_ex(
             f->deflate, v->bytes, v->len, f->out.at, f->out.room, &packed, &bytes);
@@ -276,32 +278,33 @@ static int unpack_gzip(struct tar_frames *f, const struct view *v, struct found 
         }
         if (result != LIBDEFLATE_INSUFFICIENT_SPACE) {
             /* (A frame that is too large runs out of space earlier.) */
-            return v->is_all ? damaged(f, "it is cut off, or a sum is wrong") : NEED_MORE;
+            return v->is_all ? frames_damaged(f, "it is cut off, or a sum is wrong")
+                             : NEED_MORE;
         }
-        r = more_room(f);
+        r = frames_more_room(f);
     }
     return r;
 }
 #endif
 
-static int unpack(struct tar_frames *f, const struct view *v, struct found *ret_found)
+static int frames_unpack(struct tar_frames *f, const struct view *v, struct found *ret_found)
 {
 #ifdef HAVE_LIBDEFLATE
     if (f->codec == CODEC_GZIP)
-        return unpack_gzip(f, v, ret_found);
+        return frames_unpack_gzip(f, v, ret_found);
 #endif
-    return unpack_zstd(f, v, ret_found);
+    return frames_unpack_zstd(f, v, ret_found);
 }
 
 /* Finds the frame at the current offset, using as much of the file as it needs. */
-static int find_frame(struct tar_frames *f, struct found *ret_found)
+static int frames_find_next(struct tar_frames *f, struct found *ret_found)
 {
     size_t len = WINDOW_FIRST_BYTES;
     for (;;) {
         struct view view;
-        int r = look(f, len, &view);
+        int r = frames_view(f, len, &view);
         if (r == 0)
-            r = unpack(f, &view, ret_found);
+            r = frames_unpack(f, &view, ret_found);
         if (r != NEED_MORE)
             return r;
         len = view.len < len ? len * 2 : view.len * 2;
@@ -310,7 +313,7 @@ static int find_frame(struct tar_frames *f, struct found *ret_found)
 
 /* ---- the table ---- */
 
-static int add_frame(struct tar_frames *f, const struct found *found)
+static int frames_add(struct tar_frames *f, const struct found *found)
 {
     const struct builder_block block = {
         .source_offset = f->offset,
@@ -327,7 +330,7 @@ static int add_frame(struct tar_frames *f, const struct found *found)
 }
 
 /* Can the reader handle this frame, and is this way worth it for the file? */
-static bool is_fit(const struct tar_frames *f, const struct found *found)
+static bool frames_is_fit(const struct tar_frames *f, const struct found *found)
 {
     uint64_t offset = f->offset + found->packed, bytes = f->bytes + found->bytes;
     if (found->packed > found->bytes + found->bytes / 8 + 4096)
@@ -347,7 +350,7 @@ int tar_frames_next(struct tar_frames *f, const void **ret_bytes, size_t *ret_le
     *ret_len = 0;
     while (f->offset < f->size_bytes) {
         struct found found = {0};
-        int r = find_frame(f, &found);
+        int r = frames_find_next(f, &found);
         /* Unpacking reports more about this. But for gzip it checks only the last sum. */
         if (r == -EUCLEAN && f->list.count == 0 && f->codec != CODEC_GZIP)
             return -ENOTSUP;
@@ -356,7 +359,7 @@ int tar_frames_next(struct tar_frames *f, const void **ret_bytes, size_t *ret_le
         if (found.packed == 0)
             break;
         if (found.bytes > 0) { /* else a skippable frame or an end marker */
-            r = is_fit(f, &found) ? add_frame(f, &found) : -ENOTSUP;
+            r = frames_is_fit(f, &found) ? frames_add(f, &found) : -ENOTSUP;
             if (r < 0)
                 return r;
         }
@@ -414,7 +417,7 @@ int tar_frames_read(const struct tar_frames *f, void *buf, size_t len, uint64_t 
 }
 
 /* The frame that holds the byte at `offset`, which must have been read. */
-static size_t frame_of(const struct tar_frames *f, uint64_t offset)
+static size_t frames_find(const struct tar_frames *f, uint64_t offset)
 {
     size_t low = 0, high = f->list.count;
     while (high - low > 1) {
@@ -432,7 +435,7 @@ int tar_frames_locate(const struct tar_frames *f, uint64_t offset, uint64_t leng
 {
     if (offset > f->bytes || length > f->bytes - offset)
         return -EUCLEAN;
-    for (size_t i = frame_of(f, offset); length > 0; i++) {
+    for (size_t i = frames_find(f, offset); length > 0; i++) {
         const struct frame *frame = &f->list.at[i];
         uint64_t at = offset - frame->start, n = min_u64(frame->bytes - at, length);
         struct builder_piece piece = {.offset = file_offset,

@@ -36,23 +36,23 @@ struct gunzip {
     struct fault *fault;
 };
 
-static uint32_t le32(const uint8_t *p)
+static uint32_t gunzip_le32(const uint8_t *p)
 {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-static uint64_t position(const struct gunzip *g)
+static uint64_t gunzip_position(const struct gunzip *g)
 {
     return g->offset - g->z.avail_in;
 }
 
-static int damaged(const struct gunzip *g, uint64_t offset, const char *what)
+static int gunzip_damaged(const struct gunzip *g, uint64_t offset, const char *what)
 {
     return fault_set(g->fault, -EUCLEAN, NULL, offset, "damaged gzip data: %s", what);
 }
 
 /* Gets more input; at the end of the file there is none. */
-static int refill(struct gunzip *g)
+static int gunzip_refill(struct gunzip *g)
 {
     uint64_t left = source_size(g->source) - g->offset;
     size_t len = left < IN_BYTES ? (size_t)left : (size_t)IN_BYTES;
@@ -66,7 +66,7 @@ static int refill(struct gunzip *g)
 }
 
 /* Keeps the member's last bytes, wherever the buffers split them. */
-static void keep_trailer(struct gunzip *g, const uint8_t *consumed, size_t len)
+static void gunzip_keep_trailer(struct gunzip *g, const uint8_t *consumed, size_t len)
 {
     size_t keep = len < TRAILER_BYTES ? TRAILER_BYTES - len : 0;
     for (size_t i = 0; i < keep; i++)
@@ -75,23 +75,25 @@ static void keep_trailer(struct gunzip *g, const uint8_t *consumed, size_t len)
         g->trailer[i] = consumed[len - TRAILER_BYTES + i];
 }
 
-static int check_trailer(const struct gunzip *g)
+static int gunzip_check_trailer(const struct gunzip *g)
 {
-    uint64_t at = position(g) - TRAILER_BYTES;
-    if (le32(g->trailer) != g->crc)
-        return damaged(g, at, "its checksum does not fit");
-    return le32(g->trailer + 4) == g->bytes ? 0 : damaged(g, at, "its length does not fit");
+    uint64_t at = gunzip_position(g) - TRAILER_BYTES;
+    if (gunzip_le32(g->trailer) != g->crc)
+        return gunzip_damaged(g, at, "its checksum does not fit");
+    return gunzip_le32(g->trailer + 4) == g->bytes
+               ? 0
+               : gunzip_damaged(g, at, "its length does not fit");
 }
 
 /* One step of zlib: 1 at the end of a member, 0, or an error. */
-static int step(struct gunzip *g, tar_take *take, void *ctx)
+static int gunzip_step(struct gunzip *g, tar_take *take, void *ctx)
 {
     if (g->z.avail_in == 0) {
-        int r = refill(g);
+        int r = gunzip_refill(g);
         if (r < 0)
             return r;
         if (g->z.avail_in == 0)
-            return damaged(g, g->offset, "it ends too early");
+            return gunzip_damaged(g, g->offset, "it ends too early");
     }
     const uint8_t *before = g->z.next_in;
     g->z.next_out = g->out;
@@ -100,34 +102,34 @@ static int step(struct gunzip *g, tar_take *take, void *ctx)
     if (z == Z_MEM_ERROR)
         return -ENOMEM;
     if (z != Z_OK && z != Z_STREAM_END && z != Z_BUF_ERROR)
-        return damaged(g, position(g), g->z.msg ? g->z.msg : "it makes no sense");
-    keep_trailer(g, before, (size_t)(g->z.next_in - before));
+        return gunzip_damaged(g, gunzip_position(g), g->z.msg ? g->z.msg : "it makes no sense");
+    gunzip_keep_trailer(g, before, (size_t)(g->z.next_in - before));
     size_t len = OUT_BYTES - g->z.avail_out;
     g->crc = libdeflate_crc32(g->crc, g->out, len);
     g->bytes += (uint32_t)len;
-    int r = len ? take(ctx, g->out, len, position(g)) : 0;
+    int r = len ? take(ctx, g->out, len, gunzip_position(g)) : 0;
     if (r < 0)
         return r;
     return z == Z_STREAM_END ? 1 : 0;
 }
 
-static int read_member(struct gunzip *g, tar_take *take, void *ctx)
+static int gunzip_read_member(struct gunzip *g, tar_take *take, void *ctx)
 {
     int r;
     g->crc = g->bytes = 0;
     if (inflateReset2(&g->z, GZIP_WINDOW) != Z_OK)
         return -ENOMEM;
     inflateValidate(&g->z, 0); /* zlib's own sum is slower than inflating */
-    while ((r = step(g, take, ctx)) == 0)
+    while ((r = gunzip_step(g, take, ctx)) == 0)
         ;
-    return r < 0 ? r : check_trailer(g);
+    return r < 0 ? r : gunzip_check_trailer(g);
 }
 
 /* Does another member begin here? */
-static int has_more(const struct gunzip *g, struct progress *progress, bool *ret_more)
+static int gunzip_has_more(const struct gunzip *g, struct progress *progress, bool *ret_more)
 {
     uint8_t next[512];
-    uint64_t at = position(g), left = source_size(g->source) - at;
+    uint64_t at = gunzip_position(g), left = source_size(g->source) - at;
     size_t len = left < sizeof(next) ? (size_t)left : sizeof(next);
     int r = source_read(g->source, next, len, at);
     if (r < 0)
@@ -140,14 +142,15 @@ static int has_more(const struct gunzip *g, struct progress *progress, bool *ret
     return 0;
 }
 
-static int read_members(struct gunzip *g, struct progress *progress, tar_take *take, void *ctx)
+static int gunzip_read_members(struct gunzip *g, struct progress *progress, tar_take *take,
+                               void *ctx)
 {
     bool more = true;
     int r = 0;
     while (r == 0 && more) {
-        r = read_member(g, take, ctx);
+        r = gunzip_read_member(g, take, ctx);
         if (r == 0)
-            r = has_more(g, progress, &more);
+            r = gunzip_has_more(g, progress, &more);
     }
     return r;
 }
@@ -161,7 +164,7 @@ int tar_gunzip(struct source *source, struct progress *progress, tar_take *take,
         return -ENOMEM;
     g.in = in;
     g.out = out;
-    int r = read_members(&g, progress, take, ctx);
+    int r = gunzip_read_members(&g, progress, take, ctx);
     inflateEnd(&g.z);
     return r;
 }

@@ -24,7 +24,7 @@ enum {
 };
 
 /* Reads octal digits between spaces and NULs. Sets *ret_value only if that succeeds. */
-static bool read_octal(const uint8_t *field, size_t len, uint32_t *ret_value)
+static bool probe_read_octal(const uint8_t *field, size_t len, uint32_t *ret_value)
 {
     size_t i = 0;
     uint32_t value = 0;
@@ -42,11 +42,11 @@ static bool read_octal(const uint8_t *field, size_t len, uint32_t *ret_value)
 }
 
 /* Octal, binary (GNU, star), or empty. */
-static bool is_number(const uint8_t *field, size_t len)
+static bool probe_is_number(const uint8_t *field, size_t len)
 {
     uint32_t ignored;
-    return (field[0] & 0x80) || tar_is_zero(field, len) || read_octal(field, len, &ignored) ||
-           memcmp(field, "            ", len) == 0;
+    return (field[0] & 0x80) || tar_is_zero(field, len) ||
+           probe_read_octal(field, len, &ignored) || memcmp(field, "            ", len) == 0;
 }
 
 bool tar_is_zero(const uint8_t *bytes, size_t len)
@@ -57,7 +57,7 @@ bool tar_is_zero(const uint8_t *bytes, size_t len)
 bool tar_is_header(const uint8_t *block)
 {
     uint32_t expected;
-    if (!read_octal(block + SUM_AT, SUM_BYTES, &expected))
+    if (!probe_read_octal(block + SUM_AT, SUM_BYTES, &expected))
         return false;
 
     /* The sum counts its own field as spaces. Some old programs added signed bytes. */
@@ -73,8 +73,8 @@ bool tar_is_header(const uint8_t *block)
     uint8_t type = block[TAR_TYPE_AT];
     bool type_fits = type == 0 || (type >= '0' && type <= '9') ||
                      (type >= 'A' && type <= 'Z') || (type >= 'a' && type <= 'z');
-    return type_fits && is_number(block + MODE_AT, MODE_BYTES) &&
-           is_number(block + SIZE_AT, SIZE_BYTES);
+    return type_fits && probe_is_number(block + MODE_AT, MODE_BYTES) &&
+           probe_is_number(block + SIZE_AT, SIZE_BYTES);
 }
 
 bool tar_probe_head(const uint8_t *head, size_t head_len)
@@ -89,7 +89,7 @@ int tar_probe(const struct source *source, const uint8_t *head, size_t head_len)
 }
 
 /* A .lzma header has no magic: look for the usual properties and a plausible size. */
-static bool is_lzma(const uint8_t *head, size_t len)
+static bool probe_is_lzma(const uint8_t *head, size_t len)
 {
     static const uint8_t unknown[8] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
     return len >= 13 && head[0] == 0x5d && head[1] == 0 && head[2] == 0 &&
@@ -124,14 +124,14 @@ int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_
         *ret_compression = forms[i].name;
         return 1;
     }
-    if (!is_lzma(head, head_len))
+    if (!probe_is_lzma(head, head_len))
         return 0;
     *ret_compression = "lzma";
     return 1;
 }
 
 /* Is there a block of zeros after the last data? */
-static int has_end_marker(const struct archive_end *end, bool *ret_has)
+static int probe_has_end_marker(const struct archive_end *end, bool *ret_has)
 {
     uint8_t blocks[64][TAR_BLOCK_BYTES];
     uint64_t size = source_size(end->source);
@@ -155,7 +155,7 @@ int tar_check_end(const struct archive_end *end)
     bool has_marker;
     if (end->backend != &backend_tar || end->compression || end->info->codec != CODEC_NONE)
         return 0;
-    int r = has_end_marker(end, &has_marker);
+    int r = probe_has_end_marker(end, &has_marker);
     if (r < 0 || has_marker)
         return r;
     struct fault fault = {0};

@@ -28,7 +28,7 @@
  */
 typedef void take_record(void *ctx, char type, const char *key, const char *value);
 
-static uint64_t octal(const uint8_t *field, size_t len)
+static uint64_t records_octal(const uint8_t *field, size_t len)
 {
     uint64_t value = 0;
     for (size_t i = 0; i < len && field[i] >= '0' && field[i] <= '7'; i++)
@@ -40,7 +40,7 @@ static uint64_t octal(const uint8_t *field, size_t len)
  * Reads records "LENGTH KEY=VALUE\n", one behind the other, and terminates key and value in
  * place. Stops at a malformed record. Returns true if all were read.
  */
-static bool take_records(char *at, size_t len, char type, take_record *take, void *take_ctx)
+static bool records_take_all(char *at, size_t len, char type, take_record *take, void *take_ctx)
 {
     take(take_ctx, type, NULL, NULL);
     while (len > 0) {
@@ -62,7 +62,7 @@ static bool take_records(char *at, size_t len, char type, take_record *take, voi
     return true;
 }
 
-static int read_records(tar_read *read, const void *ctx, uint64_t offset, uint64_t len,
+static int records_read(tar_read *read, const void *ctx, uint64_t offset, uint64_t len,
                         char type, take_record *take, void *take_ctx, bool *ret_whole)
 {
     auto_free char *records = len <= RECORDS_MAX ? malloc(len + 1) : NULL;
@@ -72,7 +72,7 @@ static int read_records(tar_read *read, const void *ctx, uint64_t offset, uint64
     if (r < 0)
         return r;
     records[len] = '\0';
-    *ret_whole = take_records(records, len, type, take, take_ctx);
+    *ret_whole = records_take_all(records, len, type, take, take_ctx);
     return 0;
 }
 
@@ -80,7 +80,7 @@ static int read_records(tar_read *read, const void *ctx, uint64_t offset, uint64
  * Passes on all records before the member whose headers lie in [from, to). *ret_whole: the last
  * header's records could be read to the end.
  */
-static int walk_records(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+static int records_walk(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
                         take_record *take, void *take_ctx, bool *ret_whole)
 {
     while (from < to && to - from > TAR_BLOCK_BYTES) {
@@ -88,13 +88,13 @@ static int walk_records(tar_read *read, const void *ctx, uint64_t from, uint64_t
         int r = read(ctx, header, sizeof(header), from);
         if (r < 0)
             return r;
-        uint64_t len = octal(header + SIZE_AT, SIZE_LEN);
+        uint64_t len = records_octal(header + SIZE_AT, SIZE_LEN);
         char type = (char)header[TAR_TYPE_AT];
         from += TAR_BLOCK_BYTES;
         if (!memchr("xXgLK", type, 5) || len > to - from)
             return 0;
         if (type == 'x' || type == 'X' || type == 'g')
-            r = read_records(read, ctx, from, len, type, take, take_ctx, ret_whole);
+            r = records_read(read, ctx, from, len, type, take, take_ctx, ret_whole);
         if (r < 0)
             return r;
         from += (len + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
@@ -104,7 +104,7 @@ static int walk_records(tar_read *read, const void *ctx, uint64_t from, uint64_t
 
 /* ---- two extended headers ---- */
 
-static void count_headers(void *ctx, char type, const char *key, const char *value)
+static void records_count_headers(void *ctx, char type, const char *key, const char *value)
 {
     unsigned *count = ctx;
     (void)value;
@@ -116,14 +116,14 @@ int tar_repeats_extended(tar_read *read, const void *ctx, uint64_t from, uint64_
 {
     unsigned count = 0;
     bool whole = false;
-    int r = walk_records(read, ctx, from, to, count_headers, &count, &whole);
+    int r = records_walk(read, ctx, from, to, records_count_headers, &count, &whole);
     *ret_repeats = count > 1 && whole;
     return r;
 }
 
 /* ---- the sign of a time ---- */
 
-static void take_sign(void *ctx, char type, const char *key, const char *value)
+static void records_take_sign(void *ctx, char type, const char *key, const char *value)
 {
     bool *negative = ctx;
     if (type != 'g' && !key)
@@ -137,13 +137,13 @@ int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_
 {
     *ret_negative = false;
     bool whole;
-    return walk_records(read, ctx, from, to, take_sign, ret_negative, &whole);
+    return records_walk(read, ctx, from, to, records_take_sign, ret_negative, &whole);
 }
 
 /* ---- global records ---- */
 
 /* Decimal seconds. In tar the fraction counts away from zero; in the system always upwards. */
-static bool parse_time(const char *text, int64_t *ret_sec, uint32_t *ret_nsec)
+static bool records_parse_time(const char *text, int64_t *ret_sec, uint32_t *ret_nsec)
 {
     char *end;
     bool negative = text[0] == '-';
@@ -163,7 +163,7 @@ static bool parse_time(const char *text, int64_t *ret_sec, uint32_t *ret_nsec)
 }
 
 /* 1 to 18 digits. */
-static bool parse_owner(const char *text, int64_t *ret_id)
+static bool records_parse_owner(const char *text, int64_t *ret_id)
 {
     size_t digits = strspn(text, "0123456789");
     if (digits == 0 || digits > 18 || text[digits])
@@ -172,7 +172,7 @@ static bool parse_owner(const char *text, int64_t *ret_id)
     return true;
 }
 
-static bool would_matter(const char *key)
+static bool records_would_matter(const char *key)
 {
     return strcmp(key, "path") == 0 || strcmp(key, "linkpath") == 0 ||
            strcmp(key, "size") == 0 || strncmp(key, "GNU.sparse.", 11) == 0 ||
@@ -181,7 +181,7 @@ static bool would_matter(const char *key)
 }
 
 /* An empty value cancels what an earlier header set. */
-static void take_global(void *ctx, char type, const char *key, const char *value)
+static void records_take_global(void *ctx, char type, const char *key, const char *value)
 {
     struct tar_globals *g = ctx;
     if (!key) {
@@ -196,13 +196,13 @@ static void take_global(void *ctx, char type, const char *key, const char *value
         g->own_uid |= is_uid;
         g->own_gid |= is_gid;
     } else if (is_time) {
-        g->has_mtime = parse_time(value, &g->mtime_sec, &g->mtime_nsec);
+        g->has_mtime = records_parse_time(value, &g->mtime_sec, &g->mtime_nsec);
     } else if (is_uid) {
-        g->has_uid = parse_owner(value, &g->uid);
+        g->has_uid = records_parse_owner(value, &g->uid);
     } else if (is_gid) {
-        g->has_gid = parse_owner(value, &g->gid);
+        g->has_gid = records_parse_owner(value, &g->gid);
     } else {
-        g->has_others |= value[0] && would_matter(key);
+        g->has_others |= value[0] && records_would_matter(key);
     }
 }
 
@@ -216,7 +216,7 @@ int tar_apply_globals(struct tar_globals *g, tar_read *read, const void *ctx, ui
     if (to - from > TAR_BLOCK_BYTES) { /* there is an extended header or a sparse map */
         r = read(ctx, first, sizeof(first), from);
         if (r == 0 && (has_any || first[TAR_TYPE_AT] == 'g'))
-            r = walk_records(read, ctx, from, to, take_global, g, &whole);
+            r = records_walk(read, ctx, from, to, records_take_global, g, &whole);
     }
     if (r < 0)
         return r;

@@ -45,7 +45,7 @@ struct unpacking {
     struct fault *fault;
 };
 
-static int enable_filter(struct archive *a, const char *compression)
+static int tar_unpack_enable_filter(struct archive *a, const char *compression)
 {
     static const struct {
         const char *name;
@@ -68,7 +68,7 @@ static int enable_filter(struct archive *a, const char *compression)
 }
 
 /* Skips the frames that pzstd and others begin with: libarchive 3.6 can't. */
-static int skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
+static int tar_unpack_skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
 {
     uint64_t offset = 0;
     for (;;) {
@@ -84,7 +84,7 @@ static int skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
     return 0;
 }
 
-static int complain(struct unpacking *u)
+static int tar_unpack_complain(struct unpacking *u)
 {
     if (u->feed.err < 0)
         return u->feed.err;
@@ -95,7 +95,7 @@ static int complain(struct unpacking *u)
 }
 
 /* Is this a tar? Checked once enough is unpacked to decide, or everything. */
-static int check_head(struct unpacking *u, bool at_end)
+static int tar_unpack_check_head(struct unpacking *u, bool at_end)
 {
     if (u->is_tar || (u->bytes < HEAD_BYTES && !at_end))
         return 0;
@@ -114,7 +114,8 @@ static int check_head(struct unpacking *u, bool at_end)
     return 0;
 }
 
-static int write_data(struct unpacking *u, const uint8_t *bytes, size_t len, uint64_t offset)
+static int tar_unpack_write_data(struct unpacking *u, const uint8_t *bytes, size_t len,
+                                 uint64_t offset)
 {
     u->data += len;
     if (u->data <= u->most)
@@ -129,21 +130,21 @@ static int write_data(struct unpacking *u, const uint8_t *bytes, size_t len, uin
 }
 
 /* Writes data that is neither zeros nor in the file already. */
-static int write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
+static int tar_unpack_write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
 {
     uint64_t there = u->kept > u->bytes ? u->kept - u->bytes : 0;
     size_t from = there < len ? (size_t)there : len; /* not yet written */
     for (size_t at = from; at < len;) {
         size_t n = len - at < HOLE_BYTES ? len - at : HOLE_BYTES;
         if (u->bytes >= HEAD_BYTES && n == HOLE_BYTES && tar_is_zero(bytes + at, n)) {
-            int r = write_data(u, bytes + from, at - from, u->bytes + from);
+            int r = tar_unpack_write_data(u, bytes + from, at - from, u->bytes + from);
             if (r < 0)
                 return r;
             from = at + n;
         }
         at += n;
     }
-    int r = write_data(u, bytes + from, len - from, u->bytes + from);
+    int r = tar_unpack_write_data(u, bytes + from, len - from, u->bytes + from);
     if (r < 0)
         return r;
     u->bytes += len;
@@ -156,7 +157,7 @@ static int write_sparse(struct unpacking *u, const uint8_t *bytes, size_t len)
  * the file, followed by the length. If the file has several streams, or ends with something
  * else, the length differs and the sum is not checked.
  */
-static int check_gzip_sum(struct unpacking *u)
+static int tar_unpack_check_gzip_sum(struct unpacking *u)
 {
     uint8_t trailer[8];
     uint64_t size = source_size(u->source);
@@ -174,27 +175,27 @@ static int check_gzip_sum(struct unpacking *u)
 }
 
 /* tar_take */
-static int take_block(void *ctx, const void *bytes, size_t len, uint64_t offset)
+static int tar_unpack_take_block(void *ctx, const void *bytes, size_t len, uint64_t offset)
 {
     struct unpacking *u = ctx;
-    int r = write_sparse(u, bytes, len);
+    int r = tar_unpack_write_sparse(u, bytes, len);
     if (r < 0)
         return r;
     u->progress->bytes_done = offset;
     u->progress->bytes_out = u->bytes;
     u->progress->beats++;
-    return check_head(u, false);
+    return tar_unpack_check_head(u, false);
 }
 
-static int end(struct unpacking *u)
+static int tar_unpack_finish(struct unpacking *u)
 {
     off_t size = lseek(u->fd, 0, SEEK_END); /* the sandbox does not allow fstat */
     if (size < 0 || ((uint64_t)size < u->bytes && ftruncate(u->fd, (off_t)u->bytes) < 0))
         return -errno;
-    return check_head(u, true);
+    return tar_unpack_check_head(u, true);
 }
 
-static int unpack_all(struct unpacking *u)
+static int tar_unpack_all(struct unpacking *u)
 {
     struct archive_entry *entry;
     int r = archive_read_next_header(u->archive, &entry);
@@ -209,24 +210,24 @@ static int unpack_all(struct unpacking *u)
         if (strcmp(u->compression, "gzip") == 0)
             u->crc = libdeflate_crc32(u->crc, bytes, len);
 #endif
-        int err = take_block(u, bytes, len, u->feed.offset);
+        int err = tar_unpack_take_block(u, bytes, len, u->feed.offset);
         if (err < 0)
             return err;
     }
     if (r != ARCHIVE_EOF)
-        return complain(u);
-    int err = check_gzip_sum(u);
-    return err < 0 ? err : end(u);
+        return tar_unpack_complain(u);
+    int err = tar_unpack_check_gzip_sum(u);
+    return err < 0 ? err : tar_unpack_finish(u);
 }
 
-static int open_and_unpack(struct unpacking *u)
+static int tar_unpack_stream(struct unpacking *u)
 {
     uint64_t offset = 0;
     int r = 0;
     if (strcmp(u->compression, "zstd") == 0)
-        r = skip_zstd_frames(u->source, &offset);
+        r = tar_unpack_skip_zstd_frames(u->source, &offset);
     if (r == 0)
-        r = enable_filter(u->archive, u->compression);
+        r = tar_unpack_enable_filter(u->archive, u->compression);
     if (r == -ENOTSUP)
         return fault_set(u->fault, r, NULL, FAULT_NO_OFFSET,
                          "is %s data, which this libarchive can't unpack", u->compression);
@@ -239,8 +240,8 @@ static int open_and_unpack(struct unpacking *u)
      * libarchive takes data that fails at its first byte for empty, but leaves an error code.
      */
     if (r == -EUCLEAN || (r == 0 && archive_errno(u->archive) != 0))
-        return complain(u);
-    return r < 0 ? r : unpack_all(u);
+        return tar_unpack_complain(u);
+    return r < 0 ? r : tar_unpack_all(u);
 }
 
 int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
@@ -261,14 +262,14 @@ int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
         return -ENOMSG;
     progress->bytes_total = size;
     if (strcmp(u.compression, "gzip") == 0) {
-        r = tar_gunzip(source, progress, take_block, &u, fault);
+        r = tar_gunzip(source, progress, tar_unpack_take_block, &u, fault);
         if (r != -ENOSYS)
-            return r < 0 ? r : end(&u);
+            return r < 0 ? r : tar_unpack_finish(&u);
     }
     u.archive = archive_read_new();
     if (!u.archive)
         return -ENOMEM;
-    r = open_and_unpack(&u);
+    r = tar_unpack_stream(&u);
     archive_read_free(u.archive);
     tar_feed_close(&u.feed);
     return r;
