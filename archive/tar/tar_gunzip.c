@@ -15,7 +15,9 @@
 #include <libdeflate.h>
 #include <zlib.h>
 
+#include "bytes.h"
 #include "cleanup.h"
+#include "numbers.h"
 #include "source.h"
 
 enum {
@@ -36,11 +38,6 @@ struct gunzip {
     struct fault *fault;
 };
 
-static uint32_t gunzip_le32(const uint8_t *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
 static uint64_t gunzip_position(const struct gunzip *g)
 {
     return g->offset - g->z.avail_in;
@@ -55,7 +52,7 @@ static int gunzip_damaged(const struct gunzip *g, uint64_t offset, const char *w
 static int gunzip_refill(struct gunzip *g)
 {
     uint64_t left = source_size(g->source) - g->offset;
-    size_t len = left < IN_BYTES ? (size_t)left : (size_t)IN_BYTES;
+    size_t len = (size_t)min_u64(left, IN_BYTES);
     int r = g->map || len == 0 ? 0 : source_read(g->source, g->in, len, g->offset);
     if (r < 0)
         return fault_set(g->fault, r, NULL, g->offset, "read error");
@@ -78,9 +75,9 @@ static void gunzip_keep_trailer(struct gunzip *g, const uint8_t *consumed, size_
 static int gunzip_check_trailer(const struct gunzip *g)
 {
     uint64_t at = gunzip_position(g) - TRAILER_BYTES;
-    if (gunzip_le32(g->trailer) != g->crc)
+    if (bytes_le32(g->trailer) != g->crc)
         return gunzip_damaged(g, at, "its checksum does not fit");
-    return gunzip_le32(g->trailer + 4) == g->bytes
+    return bytes_le32(g->trailer + 4) == g->bytes
                ? 0
                : gunzip_damaged(g, at, "its length does not fit");
 }
@@ -130,7 +127,7 @@ static int gunzip_has_more(const struct gunzip *g, struct progress *progress, bo
 {
     uint8_t next[512];
     uint64_t at = gunzip_position(g), left = source_size(g->source) - at;
-    size_t len = left < sizeof(next) ? (size_t)left : sizeof(next);
+    size_t len = (size_t)min_u64(left, sizeof(next));
     int r = source_read(g->source, next, len, at);
     if (r < 0)
         return r;
