@@ -1,5 +1,14 @@
 /*
- * Finds frames by reading them. The end of a frame is known only after it was decompressed
+ * A tar in frames that are compressed one by one: zstd frames (pzstd, t2sz, the seekable
+ * format), or members of a gzip file (bgzip). Each frame can be decompressed alone. So an index
+ * can point into frames, and no unpacked copy is needed.
+ *
+ * Frames are read one after the other, whole, while libarchive reads the tar in them. The table
+ * that this makes gives the frames in which a member's bytes lie. Tables of frames that files
+ * carry themselves (seekable zstd, .gzi) are not read: they could lie. A member's data follows
+ * its header, so its ranges wait until libarchive has found the next header.
+ *
+ * The end of a frame is known only after it was decompressed
  * (gzip) or its blocks were walked through (zstd). Until then nothing that a frame claims is
  * believed: its sizes only choose the first buffer.
  *
@@ -7,20 +16,28 @@
  * frame. If a frame does not end within the largest supported size, the file has to be unpacked
  * as a whole (-ENOTSUP). So does a file that is one frame.
  */
-#include "tar_frames.h"
+#include "tar_private.h"
 
 #include <errno.h>
-#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <archive.h>
 #include <zstd.h>
 #ifdef HAVE_LIBDEFLATE
 #include <libdeflate.h>
 #endif
 
 #include "numbers.h"
+#include "vector.h"
 
+/* Larger frames are not worth supporting: each read of a file decompresses a whole frame. */
+#define TAR_FRAME_BYTES_MAX (64u << 20)
+/* Frames larger than this are worth a remark. */
+#define LARGE_FRAME_BYTES (1u << 20)
+/* How much behind the end-of-archive marker is read to look for damage. */
+#define DRAIN_BYTES (64u << 20)
 /* No codec makes a frame much larger than its content; the reader rejects such frames. */
 #define PACKED_BYTES_MAX (TAR_FRAME_BYTES_MAX + TAR_FRAME_BYTES_MAX / 8)
 #define WINDOW_FIRST_BYTES (4u << 20)
@@ -37,16 +54,24 @@ struct frame {
     uint32_t fragment; /* its number in the builder */
 };
 
+struct tar_range {
+    uint64_t offset; /* in the tar */
+    uint64_t length;
+    uint64_t file_offset;
+};
+
 struct buffer {
     uint8_t *at;
     size_t room, len;
     uint64_t start; /* in the tar */
 };
 
-struct tar_frames {
+struct tar_framed {
     struct source *source;
     struct builder *builder;
+    struct progress *progress;
     struct fault *fault;
+    int err; /* of the frame that could not be read */
     enum codec codec;
     uint64_t size_bytes; /* of the file */
     uint64_t offset;     /* of the next frame */
@@ -60,6 +85,9 @@ struct tar_frames {
 
     struct buffer out, before; /* the last frame, and the one before it */
     VECTOR(struct frame) list;
+    uint32_t inode;
+    VECTOR(struct tar_range) ranges; /* of that inode: where its data lie in the tar */
+    VECTOR(struct builder_piece) pieces;
     ZSTD_DCtx *zstd;
 #ifdef HAVE_LIBDEFLATE
     struct libdeflate_decompressor *deflate;
@@ -75,7 +103,7 @@ struct view {
 
 /* ---- making one ---- */
 
-static int frames_set_codec(struct tar_frames *f, const char *compression)
+static int frames_set_codec(struct tar_framed *f, const char *compression)
 {
     if (strcmp(compression, "zstd") == 0) {
         f->codec = CODEC_ZSTD;
@@ -92,27 +120,29 @@ static int frames_set_codec(struct tar_frames *f, const char *compression)
     return -ENOTSUP;
 }
 
-int tar_frames_new(struct source *source, const char *compression, struct builder *builder,
-                   struct fault *fault, struct tar_frames **ret_frames)
+int tar_framed_new(struct source *source, const char *compression, struct builder *builder,
+                   struct progress *progress, struct fault *fault,
+                   struct tar_framed **ret_framed)
 {
-    struct tar_frames *f = calloc(1, sizeof(*f));
+    struct tar_framed *f = calloc(1, sizeof(*f));
     if (!f)
         return -ENOMEM;
     f->source = source;
     f->builder = builder;
+    f->progress = progress;
     f->fault = fault;
     f->size_bytes = source_size(source);
     f->map = source_map(source);
     int r = frames_set_codec(f, compression);
     if (r < 0) {
-        tar_frames_free(f);
+        tar_framed_free(f);
         return r;
     }
-    *ret_frames = f;
+    *ret_framed = f;
     return 0;
 }
 
-void tar_frames_free(struct tar_frames *f)
+void tar_framed_free(struct tar_framed *f)
 {
     if (!f)
         return;
@@ -125,6 +155,8 @@ void tar_frames_free(struct tar_frames *f)
     free(f->out.at);
     free(f->before.at);
     vector_free(&f->list);
+    vector_free(&f->ranges);
+    vector_free(&f->pieces);
     free(f);
 }
 
@@ -133,7 +165,7 @@ void tar_frames_free(struct tar_frames *f)
 /*
  * Makes at least `len` bytes from the current offset visible, or all up to the end of the file.
  */
-static int frames_fill_window(struct tar_frames *f, size_t len)
+static int frames_fill_window(struct tar_framed *f, size_t len)
 {
     size_t skip = (size_t)(f->offset - f->window_offset), left;
     if (skip > f->window_len)
@@ -163,7 +195,7 @@ static int frames_fill_window(struct tar_frames *f, size_t len)
     return r;
 }
 
-static int frames_view(struct tar_frames *f, size_t len, struct view *ret_view)
+static int frames_view(struct tar_framed *f, size_t len, struct view *ret_view)
 {
     uint64_t left = f->size_bytes - f->offset;
     size_t most = left < PACKED_BYTES_MAX ? (size_t)left : PACKED_BYTES_MAX;
@@ -196,7 +228,7 @@ struct found {
 /* Result: more of the file is needed. */
 #define NEED_MORE 1
 
-static int frames_damaged(struct tar_frames *f, const char *what)
+static int frames_damaged(struct tar_framed *f, const char *what)
 {
     return fault_set(f->fault, -EUCLEAN, NULL, f->offset, "damaged %s data: %s",
                      f->codec == CODEC_ZSTD ? "zstd" : "gzip", what);
@@ -205,7 +237,7 @@ static int frames_damaged(struct tar_frames *f, const char *what)
 /*
  * Makes room for `len` bytes and drops the old content. -ENOTSUP: more than a frame may have.
  */
-static int frames_out_room(struct tar_frames *f, uint64_t len)
+static int frames_out_room(struct tar_framed *f, uint64_t len)
 {
     if (len > TAR_FRAME_BYTES_MAX)
         return -ENOTSUP;
@@ -221,7 +253,7 @@ static int frames_out_room(struct tar_frames *f, uint64_t len)
 }
 
 /* Doubles the room when a decompressor has run out of it. */
-static int frames_more_room(struct tar_frames *f)
+static int frames_more_room(struct tar_framed *f)
 {
     if (f->out.room >= TAR_FRAME_BYTES_MAX)
         return -ENOTSUP;
@@ -229,7 +261,7 @@ static int frames_more_room(struct tar_frames *f)
     return frames_out_room(f, len < TAR_FRAME_BYTES_MAX ? len : TAR_FRAME_BYTES_MAX);
 }
 
-static int frames_unpack_zstd(struct tar_frames *f, const struct view *v,
+static int frames_unpack_zstd(struct tar_framed *f, const struct view *v,
                               struct found *ret_found)
 {
     size_t packed = ZSTD_findFrameCompressedSize(v->bytes, v->len);
@@ -260,7 +292,7 @@ static int frames_unpack_zstd(struct tar_frames *f, const struct view *v,
 }
 
 #ifdef HAVE_LIBDEFLATE
-static int frames_unpack_gzip(struct tar_frames *f, const struct view *v,
+static int frames_unpack_gzip(struct tar_framed *f, const struct view *v,
                               struct found *ret_found)
 {
     size_t packed = 0, bytes = 0;
@@ -287,7 +319,7 @@ static int frames_unpack_gzip(struct tar_frames *f, const struct view *v,
 }
 #endif
 
-static int frames_unpack(struct tar_frames *f, const struct view *v, struct found *ret_found)
+static int frames_unpack(struct tar_framed *f, const struct view *v, struct found *ret_found)
 {
 #ifdef HAVE_LIBDEFLATE
     if (f->codec == CODEC_GZIP)
@@ -297,7 +329,7 @@ static int frames_unpack(struct tar_frames *f, const struct view *v, struct foun
 }
 
 /* Finds the frame at the current offset, using as much of the file as it needs. */
-static int frames_find_next(struct tar_frames *f, struct found *ret_found)
+static int frames_find_next(struct tar_framed *f, struct found *ret_found)
 {
     size_t len = WINDOW_FIRST_BYTES;
     for (;;) {
@@ -313,7 +345,7 @@ static int frames_find_next(struct tar_frames *f, struct found *ret_found)
 
 /* ---- the table ---- */
 
-static int frames_add(struct tar_frames *f, const struct found *found)
+static int frames_add(struct tar_framed *f, const struct found *found)
 {
     const struct builder_block block = {
         .source_offset = f->offset,
@@ -330,7 +362,7 @@ static int frames_add(struct tar_frames *f, const struct found *found)
 }
 
 /* Can the reader handle this frame, and is this way worth it for the file? */
-static bool frames_is_fit(const struct tar_frames *f, const struct found *found)
+static bool frames_is_fit(const struct tar_framed *f, const struct found *found)
 {
     uint64_t offset = f->offset + found->packed, bytes = f->bytes + found->bytes;
     if (found->packed > found->bytes + found->bytes / 8 + 4096)
@@ -340,7 +372,12 @@ static bool frames_is_fit(const struct tar_frames *f, const struct found *found)
     return bytes < EXPANSION_FROM || bytes / offset < EXPANSION_MAX;
 }
 
-int tar_frames_next(struct tar_frames *f, const void **ret_bytes, size_t *ret_len)
+/*
+ * The next frame's bytes, valid until the next call; 0 bytes at the end. -ENOTSUP: a frame is
+ * too large, or the whole file is one frame, so that it has to be unpacked instead. -EUCLEAN:
+ * the frame is damaged, and the fault names its offset. Also errors of reading.
+ */
+static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret_len)
 {
     struct buffer spare = f->before;
     f->before = f->out;
@@ -374,32 +411,7 @@ int tar_frames_next(struct tar_frames *f, const void **ret_bytes, size_t *ret_le
     return f->list.count < 2 ? -ENOTSUP : 0;
 }
 
-uint64_t tar_frames_packed_bytes(const struct tar_frames *f)
-{
-    return f->offset;
-}
-
-uint64_t tar_frames_bytes(const struct tar_frames *f)
-{
-    return f->bytes;
-}
-
-enum codec tar_frames_codec(const struct tar_frames *f)
-{
-    return f->codec;
-}
-
-uint32_t tar_frames_largest(const struct tar_frames *f)
-{
-    return f->largest;
-}
-
-size_t tar_frames_count(const struct tar_frames *f)
-{
-    return f->list.count;
-}
-
-int tar_frames_read(const struct tar_frames *f, void *buf, size_t len, uint64_t offset)
+int tar_framed_read(const struct tar_framed *f, void *buf, size_t len, uint64_t offset)
 {
     const struct buffer *const kept[] = {&f->before, &f->out};
     uint8_t *to = buf;
@@ -417,7 +429,7 @@ int tar_frames_read(const struct tar_frames *f, void *buf, size_t len, uint64_t 
 }
 
 /* The frame that holds the byte at `offset`, which must have been read. */
-static size_t frames_find(const struct tar_frames *f, uint64_t offset)
+static size_t frames_find(const struct tar_framed *f, uint64_t offset)
 {
     size_t low = 0, high = f->list.count;
     while (high - low > 1) {
@@ -430,9 +442,10 @@ static size_t frames_find(const struct tar_frames *f, uint64_t offset)
     return low;
 }
 
-int tar_frames_locate(const struct tar_frames *f, uint64_t offset, uint64_t length,
-                      uint64_t file_offset, tar_pieces *pieces)
+/* Append to f->pieces where this range of the tar, which must have been read, lies. */
+static int frames_locate(struct tar_framed *f, const struct tar_range *range)
 {
+    uint64_t offset = range->offset, length = range->length, file_offset = range->file_offset;
     if (offset > f->bytes || length > f->bytes - offset)
         return -EUCLEAN;
     for (size_t i = frames_find(f, offset); length > 0; i++) {
@@ -442,11 +455,96 @@ int tar_frames_locate(const struct tar_frames *f, uint64_t offset, uint64_t leng
                                       .length = n,
                                       .fragment = frame->fragment,
                                       .fragment_offset = (uint32_t)at};
-        if (vector_push(pieces, piece) < 0)
+        if (vector_push(&f->pieces, piece) < 0)
             return -ENOMEM;
         offset += n;
         file_offset += n;
         length -= n;
     }
+    return 0;
+}
+
+/* ---- for the walk over the members ---- */
+
+static ssize_t frames_feed(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct tar_framed *f = ctx;
+    size_t len = 0;
+    f->err = frames_next(f, ret_bytes, &len);
+    if (f->err < 0) {
+        archive_set_error(a, -f->err, "read error");
+        return ARCHIVE_FATAL;
+    }
+    f->progress->bytes_done = f->offset;
+    f->progress->beats++;
+    return (ssize_t)len;
+}
+
+int tar_framed_open(struct tar_framed *f, struct archive *a)
+{
+    archive_read_set_read_callback(a, frames_feed);
+    archive_read_set_callback_data(a, f);
+    int r = archive_read_open1(a);
+    if (f->err < 0)
+        return f->err;
+    if (r == ARCHIVE_OK)
+        return 0;
+    return archive_errno(a) == ENOMEM ? -ENOMEM : -EUCLEAN;
+}
+
+int tar_framed_error(const struct tar_framed *f)
+{
+    return f->err;
+}
+
+uint64_t tar_framed_bytes(const struct tar_framed *f)
+{
+    return f->bytes;
+}
+
+int tar_framed_add(struct tar_framed *f, uint32_t inode, uint64_t offset, uint64_t length,
+                   uint64_t file_offset)
+{
+    if (length == 0)
+        return 0;
+    f->inode = inode;
+    return vector_push(&f->ranges, (struct tar_range){offset, length, file_offset});
+}
+
+int tar_framed_settle(struct tar_framed *f)
+{
+    int r = 0;
+    if (f->ranges.count == 0)
+        return 0;
+    f->pieces.count = 0;
+    for (size_t i = 0; r == 0 && i < f->ranges.count; i++)
+        r = frames_locate(f, &f->ranges.at[i]);
+    if (r == 0)
+        r = builder_set_pieces(f->builder, f->inode, f->pieces.at, f->pieces.count);
+    f->ranges.count = 0;
+    return r;
+}
+
+int tar_framed_finish(struct tar_framed *f, struct builder_header *header)
+{
+    uint64_t end = f->bytes + DRAIN_BYTES;
+    const void *ignored;
+    size_t len = 1;
+    int r = 0;
+    while (r == 0 && len > 0 && f->bytes < end)
+        r = frames_next(f, &ignored, &len);
+    if (r == 0 && f->list.count < 2)
+        r = -ENOTSUP;
+    if (r < 0)
+        return r;
+    uint32_t largest = f->largest;
+    if (largest > LARGE_FRAME_BYTES && !f->progress->note[0])
+        snprintf(
+            f->progress->note, sizeof(f->progress->note),
+            "is read through its frames, of up to %u MiB: each read at random decompresses "
+            "a whole one; 'onepot pack --zstd' makes small ones",
+            (largest + (1u << 20) - 1) >> 20);
+    header->codec = f->codec;
+    header->block_bytes = largest;
     return 0;
 }

@@ -5,7 +5,7 @@
  *   tar_feed.c                         hands a source to libarchive
  *   tar_attributes.c, tar_records.c    attributes of a member
  *   tar_unpack.c, tar_gunzip.c         unpack a compressed tar
- *   tar_frames.c, tar_framed.c         read a compressed tar by its frames
+ *   tar_frames.c                       reads a compressed tar by its frames
  *   tar.c                              reads members
  *
  * All but tar_probe.c see libarchive.
@@ -18,7 +18,6 @@
 #include <stdint.h>
 
 #include "backend.h"
-#include "tar_frames.h"
 
 #define TAR_BLOCK_BYTES 512u
 #define TAR_TYPE_AT 156u /* in a header */
@@ -127,10 +126,14 @@ void tar_mtime(struct archive_entry *entry, struct builder_member *member);
 int tar_add_attributes(struct archive_entry *entry, struct builder *builder, uint32_t inode,
                        struct tar_oddities *odd);
 
-/* ---- tar_framed.c ---- */
+/* ---- tar_frames.c ---- */
 
 struct tar_framed;
 
+/*
+ * `compression` is the file's: "zstd" or "gzip". -ENOTSUP: frames of other formats can't be
+ * found, or the library is not built in.
+ */
 int tar_framed_new(struct source *source, const char *compression, struct builder *builder,
                    struct progress *progress, struct fault *fault,
                    struct tar_framed **ret_framed);
@@ -140,6 +143,9 @@ int tar_framed_open(struct tar_framed *framed, struct archive *a);
 /* -errno of the frame that could not be read (its fault is set), or 0. */
 int tar_framed_error(const struct tar_framed *framed);
 uint64_t tar_framed_bytes(const struct tar_framed *framed); /* of the tar, so far */
+/*
+ * Reads bytes of the tar that were in the last frame or the one before. -ENODATA: other bytes.
+ */
 int tar_framed_read(const struct tar_framed *framed, void *buf, size_t len, uint64_t offset);
 /*
  * Adds [offset, offset + length) of the tar as bytes of this file (DATA_BLOCKS), in ascending
