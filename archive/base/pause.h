@@ -23,6 +23,7 @@ struct pause {
     _Atomic uint64_t *test_ns; /* a test's clock; NULL: CLOCK_MONOTONIC */
 };
 
+/* Nothing has to be freed: a forked child could hang in that. */
 static inline void pause_init(struct pause *p)
 {
     pthread_condattr_t attr;
@@ -33,12 +34,6 @@ static inline void pause_init(struct pause *p)
     pthread_condattr_destroy(&attr);
     p->ended = false;
     p->test_ns = NULL;
-}
-
-static inline void pause_destroy(struct pause *p)
-{
-    pthread_cond_destroy(&p->end);
-    pthread_mutex_destroy(&p->lock);
 }
 
 static inline uint64_t pause_now_ns(const struct pause *p)

@@ -1,4 +1,4 @@
-/* Write all the bytes, or fail: write(2) may be interrupted or write less than asked. */
+/* Read or write all the bytes, or fail: one call may be interrupted, or do less than asked. */
 #ifndef ONEPOT_WRITE_AT_H
 #define ONEPOT_WRITE_AT_H
 
@@ -17,6 +17,23 @@ static inline int write_at(int fd, const void *bytes, size_t len, uint64_t offse
         if (n <= 0)
             return n < 0 ? -errno : -EIO;
         from += n;
+        len -= (size_t)n;
+        offset += (uint64_t)n;
+    }
+    return 0;
+}
+
+/* 0 or -errno; -ENODATA if the file ends before. */
+static inline int read_at(int fd, void *bytes, size_t len, uint64_t offset)
+{
+    uint8_t *to = bytes;
+    while (len > 0) {
+        ssize_t n = pread(fd, to, len, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -ENODATA;
+        to += n;
         len -= (size_t)n;
         offset += (uint64_t)n;
     }

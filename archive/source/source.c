@@ -56,6 +56,22 @@ void source_identity(const struct source *source, struct source_identity *ret_id
     *ret_identity = source->identity;
 }
 
+bool source_identity_equal(const struct source_identity *a, const struct source_identity *b)
+{
+    return a->dev == b->dev && a->ino == b->ino && a->size_bytes == b->size_bytes &&
+           a->mtime_sec == b->mtime_sec && a->mtime_nsec == b->mtime_nsec;
+}
+
+int source_was_changed(const struct source *source)
+{
+    const struct source_identity *id = &source->identity;
+    struct stat st;
+    if (fstat(source->fd, &st) < 0)
+        return -errno;
+    return (S_ISREG(st.st_mode) && (uint64_t)st.st_size != id->size_bytes) ||
+           st.st_mtim.tv_sec != id->mtime_sec || st.st_mtim.tv_nsec != (long)id->mtime_nsec;
+}
+
 bool source_is_ours(const struct source *source)
 {
     struct stat st;

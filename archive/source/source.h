@@ -57,6 +57,13 @@ const char *source_name(const struct source *source);
 uint64_t source_size(const struct source *source);
 int source_fd(const struct source *source); /* owned by the source */
 void source_identity(const struct source *source, struct source_identity *ret_identity);
+bool source_identity_equal(const struct source_identity *a, const struct source_identity *b);
+
+/*
+ * Has the file another length or time of change than when it was opened? 1, 0, or -errno if it
+ * can't be asked.
+ */
+int source_was_changed(const struct source *source);
 
 /*
  * True if the file lies on storage of this node (or in memory), so that mapping it is safe and

@@ -232,7 +232,6 @@ static void retry_advise(const struct source *source, enum source_advice advice,
 static bool retry_close(struct source *source)
 {
     struct source_retry *retry = retry_of(source);
-    pause_destroy(&retry->pause);
     pthread_mutex_destroy(&retry->open_lock);
     free(retry->path);
     return true;

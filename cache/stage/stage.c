@@ -58,13 +58,8 @@ struct reasons {
     char text[300];
 };
 
-static uint64_t mib(uint64_t bytes)
-{
-    return bytes >> 20;
-}
-
-__attribute__((format(printf, 3, 4))) static int refuse(struct reasons *reasons, int err,
-                                                        const char *format, ...)
+__attribute__((format(printf, 3, 4))) static int reasons_add(struct reasons *reasons, int err,
+                                                             const char *format, ...)
 {
     size_t n = strlen(reasons->text);
     va_list args;
@@ -78,30 +73,27 @@ __attribute__((format(printf, 3, 4))) static int refuse(struct reasons *reasons,
 }
 
 /* Is there room for the whole copy? Under the folder's lock. */
-static int check_room(const struct stage *stage, const struct stage_folder *folder,
-                      struct reasons *reasons)
+static int stage_check_room(const struct stage *stage, const struct stage_folder *folder,
+                            struct reasons *reasons)
 {
-    uint64_t bytes = stage->bytes, pending = stage_pending(folder);
-    uint64_t need = bytes + stage_state_size(bytes);
+    uint64_t need = stage->bytes + stage_state_size(stage->bytes);
     struct stage_room room;
     int r = stage_room_of(stage->place, &room);
     if (r < 0)
-        return refuse(reasons, r, "%s: %s", stage->place, strerror(-r));
+        return reasons_add(reasons, r, "%s: %s", stage->place, strerror(-r));
     if (!room.is_local)
-        return refuse(reasons, -ENOTSUP, "%s is on a network filesystem", stage->place);
-    bool is_memory = room.memory_bytes < room.free_bytes;
-    uint64_t has = is_memory ? room.memory_bytes : room.free_bytes;
-    has -= has / STAGE_SPARE_SHARE;
-    has = has > pending ? has - pending : 0;
+        return reasons_add(reasons, -ENOTSUP, "%s is on a network filesystem", stage->place);
+    uint64_t has = stage_room_left(&room, folder);
     if (need > has)
-        return refuse(reasons, -ENOSPC, "%s has %" PRIu64 " MiB for it%s", stage->place,
-                      mib(has), is_memory ? " (memory that this job has left)" : "");
+        return reasons_add(
+            reasons, -ENOSPC, "%s has %" PRIu64 " MiB for it%s", stage->place, has >> 20,
+            room.memory_bytes < room.free_bytes ? " (memory that this job has left)" : "");
     return 0;
 }
 
 /* In one place: find the copy, or make it if `create`. */
-static int try_place(struct stage *stage, const char *place, const char *archive, bool create,
-                     struct reasons *reasons)
+static int stage_try_place(struct stage *stage, const char *place, const char *archive,
+                           bool create, struct reasons *reasons)
 {
     struct stage_folder folder;
     snprintf(stage->place, sizeof(stage->place), "%s", place);
@@ -109,34 +101,34 @@ static int try_place(struct stage *stage, const char *place, const char *archive
     if (r == -ENOENT && !create)
         return r;
     if (r == -EPERM)
-        return refuse(reasons, r,
-                      "the folder for copies in %s belongs to somebody else, or is "
-                      "open to others",
-                      place);
+        return reasons_add(reasons, r,
+                           "the folder for copies in %s belongs to somebody else, or is "
+                           "open to others",
+                           place);
     if (r < 0)
-        return refuse(reasons, r, "%s: %s", place, strerror(-r));
+        return reasons_add(reasons, r, "%s: %s", place, strerror(-r));
     strcpy(stage->folder, folder.path);
     stage_sweep_folder(&folder);
     r = stage_use(stage, &folder);
     if (r == -ENOENT && create) {
-        r = check_room(stage, &folder, reasons);
+        r = stage_check_room(stage, &folder, reasons);
         if (r == 0) {
             r = stage_create(stage, &folder, archive);
             if (r < 0)
-                refuse(reasons, r, "%s: %s", place, strerror(-r));
+                reasons_add(reasons, r, "%s: %s", place, strerror(-r));
         }
     } else if (r < 0 && r != -ENOENT) {
-        refuse(reasons, r, "%s: %s", place, strerror(-r));
+        reasons_add(reasons, r, "%s: %s", place, strerror(-r));
     }
     stage_folder_unlock(&folder);
     return r;
 }
 
-static int complain(const struct stage *stage, const struct reasons *reasons,
-                    struct fault *fault)
+static int reasons_fault(const struct stage *stage, const struct reasons *reasons,
+                         struct fault *fault)
 {
     fault_set(fault, reasons->err, NULL, FAULT_NO_OFFSET, "%" PRIu64 " MiB can't be staged: %s",
-              mib(stage->bytes) + 1, reasons->text);
+              (stage->bytes >> 20) + 1, reasons->text);
     fault_advise(fault,
                  reasons->err == -ENOSPC
                      ? "name a folder of this node with more room (--stage=DIR), ask for "
@@ -150,25 +142,21 @@ int stage_find_or_make(struct stage *stage, const char *archive, const char *giv
                        struct fault *fault)
 {
     struct reasons reasons = {-ENOENT, ""};
-    char(*places)[PATH_MAX] = malloc(STAGE_PLACES_MAX * PATH_MAX);
-    if (!places)
-        return -ENOMEM;
-    size_t count = stage_places(given, places);
+    const struct stage_places places = stage_places(given);
     int r = -ENOENT;
-    for (size_t i = 0; r < 0 && i < count; i++)
-        r = try_place(stage, places[i], archive, false, &(struct reasons){0, ""});
-    for (size_t i = 0; r < 0 && i < count; i++)
-        r = try_place(stage, places[i], archive, true, &reasons);
-    if (r < 0 && count == 0)
-        refuse(&reasons, -ENOENT, "there is no directory %s",
-               given ? given : "/dev/shm or /tmp");
-    free(places);
-    return r < 0 ? complain(stage, &reasons, fault) : 0;
+    for (size_t i = 0; r < 0 && i < places.count; i++)
+        r = stage_try_place(stage, places.path[i], archive, false, &(struct reasons){0, ""});
+    for (size_t i = 0; r < 0 && i < places.count; i++)
+        r = stage_try_place(stage, places.path[i], archive, true, &reasons);
+    if (r < 0 && places.count == 0)
+        reasons_add(&reasons, -ENOENT, "there is no directory %s",
+                    given ? given : "/dev/shm or /tmp");
+    return r < 0 ? reasons_fault(stage, &reasons, fault) : 0;
 }
 
 /* ---- opening and closing ---- */
 
-static int check_source(const struct source *source, struct fault *fault)
+static int stage_check_source(const struct source *source, struct fault *fault)
 {
     if (source_size(source) == 0)
         return fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET, "is empty");
@@ -189,13 +177,14 @@ struct stage *stage_new(const struct source *source, const struct stage_options 
     stage->streams = options->streams ? options->streams : STAGE_STREAMS;
     stage->note = options->note;
     stage->note_ctx = options->ctx;
+    pause_init(&stage->pause);
     return stage;
 }
 
 int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
                struct stage **ret_stage)
 {
-    int r = check_source(source, fault);
+    int r = stage_check_source(source, fault);
     if (r < 0)
         return r;
     struct stage *stage = stage_new(source, options);
@@ -218,17 +207,6 @@ void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *lin
 {
     stage->note = note;
     stage->note_ctx = ctx;
-}
-
-int stage_start(struct stage *stage)
-{
-    return stage_copier_start(stage);
-}
-
-int stage_stop(struct stage *stage)
-{
-    atomic_store(&stage->stopping, true);
-    return stage_copier_stop(stage);
 }
 
 void stage_abandon(struct stage *stage)
@@ -275,7 +253,7 @@ bool stage_wait_whole(struct stage *stage, unsigned timeout_ms)
 
 /* ---- reports ---- */
 
-static void report_of(const struct stage_state *state, struct stage_report *report)
+static void stage_report_of(const struct stage_state *state, struct stage_report *report)
 {
     report->bytes = state->bytes;
     report->whole = atomic_load(&state->whole) != 0;
@@ -301,17 +279,17 @@ static void report_of(const struct stage_state *state, struct stage_report *repo
 void stage_get_report(const struct stage *stage, struct stage_report *ret_report)
 {
     ret_report->folder = stage->folder;
-    report_of(stage->state, ret_report);
+    stage_report_of(stage->state, ret_report);
 }
 
-struct each {
+struct stage_each {
     int (*fn)(void *ctx, const struct stage_copy_info *info);
     void *ctx;
 };
 
-static int each_copy(void *ctx, const struct stage_folder *folder, const char *name)
+static int stage_each_copy(void *ctx, const struct stage_folder *folder, const char *name)
 {
-    const struct each *each = ctx;
+    const struct stage_each *each = ctx;
     struct stage_state *state;
     auto_close int fd = -1;
     if (stage_folder_open(folder, name, ".state", false, &fd) < 0 ||
@@ -323,7 +301,7 @@ static int each_copy(void *ctx, const struct stage_folder *folder, const char *n
                                    .used = !stage_is_unused(fd),
                                    .owner = state->owner_pid};
     info.report.folder = folder->path;
-    report_of(state, &info.report);
+    stage_report_of(state, &info.report);
     int r = each->fn(each->ctx, &info);
     if (r > 0) {
         atomic_store(&state->pinned, 0);
@@ -337,24 +315,20 @@ static int each_copy(void *ctx, const struct stage_folder *folder, const char *n
 int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_info *info),
                void *ctx)
 {
-    struct each each = {fn, ctx};
-    char(*places)[PATH_MAX] = malloc(STAGE_PLACES_MAX * PATH_MAX);
-    if (!places)
-        return -ENOMEM;
-    size_t count = stage_places(place, places);
+    struct stage_each each = {fn, ctx};
+    const struct stage_places places = stage_places(place);
     int r = 0, foreign = 0;
-    for (size_t i = 0; r == 0 && i < count; i++) {
+    for (size_t i = 0; r == 0 && i < places.count; i++) {
         struct stage_folder folder;
-        int locked = stage_folder_lock(places[i], false, &folder);
+        int locked = stage_folder_lock(places.path[i], false, &folder);
         foreign += locked == -EPERM;
         if (locked < 0) {
             r = locked == -ENOENT || locked == -EPERM ? 0 : locked;
             continue;
         }
         stage_sweep_folder(&folder);
-        r = stage_folder_each(&folder, each_copy, &each);
+        r = stage_folder_each(&folder, stage_each_copy, &each);
         stage_folder_unlock(&folder);
     }
-    free(places);
     return r < 0 ? r : foreign;
 }

@@ -18,20 +18,22 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "numbers.h"
 #include "stage_private.h"
 
-#define NAME_PART 80 /* of the archive's name that goes into the copy's name */
+#define SPARE_SHARE 16u /* of the room stays free, in memory and in a filesystem */
+#define NAME_PART 80    /* of the archive's name that goes into the copy's name */
 
 /* ---- owners of copies that stay ---- */
 
-static uint64_t own_namespace(void)
+static uint64_t owner_own_namespace(void)
 {
     struct stat st;
     return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
 }
 
 /* When a process started, in ticks; 0: there is none, or only its zombie. */
-static uint64_t start_ticks(pid_t pid)
+static uint64_t owner_start_ticks(pid_t pid)
 {
     char path[64], line[1024];
     uint64_t ticks = 0;
@@ -52,9 +54,9 @@ bool stage_stays(const struct stage_state *state)
 {
     if (!atomic_load(&state->pinned))
         return false;
-    if (state->owner_pid == 0 || state->owner_namespace != own_namespace())
+    if (state->owner_pid == 0 || state->owner_namespace != owner_own_namespace())
         return true; /* in another namespace nobody can tell */
-    uint64_t ticks = start_ticks(state->owner_pid);
+    uint64_t ticks = owner_start_ticks(state->owner_pid);
     return ticks != 0 && ticks == state->owner_start_ticks;
 }
 
@@ -62,8 +64,8 @@ void stage_pin(struct stage *stage, pid_t owner)
 {
     struct stage_state *state = stage->state;
     state->owner_pid = owner;
-    state->owner_start_ticks = owner ? start_ticks(owner) : 0;
-    state->owner_namespace = own_namespace();
+    state->owner_start_ticks = owner ? owner_start_ticks(owner) : 0;
+    state->owner_namespace = owner_own_namespace();
     atomic_store(&state->pinned, 1);
 }
 
@@ -76,21 +78,21 @@ bool stage_is_unused(int state_fd)
 }
 
 /* A copy without a state: a process unpacks into it, or was killed. */
-static void sweep_half(const struct stage_folder *folder, const char *name)
+static void stage_sweep_half(const struct stage_folder *folder, const char *name)
 {
     auto_close int fd = -1;
     if (stage_folder_open(folder, name, ".copy", false, &fd) < 0 || stage_is_unused(fd))
         stage_folder_remove(folder, name);
 }
 
-static int sweep_one(void *ctx, const struct stage_folder *folder, const char *name)
+static int stage_sweep_one(void *ctx, const struct stage_folder *folder, const char *name)
 {
     struct stage_state *state;
     auto_close int fd = -1;
     (void)ctx;
     int r = stage_folder_open(folder, name, ".state", false, &fd);
     if (r == -ENOENT)
-        sweep_half(folder, name);
+        stage_sweep_half(folder, name);
     if (r < 0 || !stage_is_unused(fd))
         return 0;
     r = stage_state_map(fd, &state);
@@ -103,26 +105,24 @@ static int sweep_one(void *ctx, const struct stage_folder *folder, const char *n
 
 void stage_sweep_folder(const struct stage_folder *folder)
 {
-    stage_folder_each(folder, sweep_one, NULL);
+    stage_folder_each(folder, stage_sweep_one, NULL);
 }
 
 void stage_sweep(const char *place)
 {
-    char(*places)[PATH_MAX] = malloc(STAGE_PLACES_MAX * PATH_MAX);
-    size_t count = places ? stage_places(place, places) : 0;
-    for (size_t i = 0; i < count; i++) {
+    const struct stage_places places = stage_places(place);
+    for (size_t i = 0; i < places.count; i++) {
         struct stage_folder folder;
-        if (stage_folder_lock(places[i], false, &folder) < 0)
+        if (stage_folder_lock(places.path[i], false, &folder) < 0)
             continue;
         stage_sweep_folder(&folder);
         stage_folder_unlock(&folder);
     }
-    free(places);
 }
 
 /* Room that a copy takes: that of its bytes, or of all that was reserved. */
-static uint64_t bytes_taken(const struct stage_folder *folder, const char *name,
-                            const struct stage_state *state)
+static uint64_t stage_bytes_taken(const struct stage_folder *folder, const char *name,
+                                  const struct stage_state *state)
 {
     uint64_t bytes = stage_bytes_here(state);
     struct stat st;
@@ -130,10 +130,10 @@ static uint64_t bytes_taken(const struct stage_folder *folder, const char *name,
     if (stage_folder_open(folder, name, ".copy", false, &fd) == 0 && fstat(fd, &st) == 0 &&
         (uint64_t)st.st_blocks * 512 > bytes)
         bytes = (uint64_t)st.st_blocks * 512;
-    return bytes < state->bytes ? bytes : state->bytes;
+    return min_u64(bytes, state->bytes);
 }
 
-static int add_pending(void *ctx, const struct stage_folder *folder, const char *name)
+static int stage_add_pending(void *ctx, const struct stage_folder *folder, const char *name)
 {
     uint64_t *pending = ctx;
     struct stage_state *state;
@@ -142,16 +142,17 @@ static int add_pending(void *ctx, const struct stage_folder *folder, const char 
         stage_state_map(fd, &state) < 0)
         return 0;
     if (!atomic_load(&state->failure))
-        *pending += state->bytes - bytes_taken(folder, name, state);
+        *pending += state->bytes - stage_bytes_taken(folder, name, state);
     stage_state_unmap(state);
     return 0;
 }
 
-uint64_t stage_pending(const struct stage_folder *folder)
+uint64_t stage_room_left(const struct stage_room *room, const struct stage_folder *folder)
 {
-    uint64_t pending = 0;
-    stage_folder_each(folder, add_pending, &pending);
-    return pending;
+    uint64_t pending = 0, has = min_u64(room->memory_bytes, room->free_bytes);
+    stage_folder_each(folder, stage_add_pending, &pending);
+    has -= has / SPARE_SHARE;
+    return has > pending ? has - pending : 0;
 }
 
 /* ---- a copy that is there ---- */
@@ -204,7 +205,7 @@ void stage_release(struct stage *stage)
 }
 
 /* With a descriptor of its own, since a mapping would keep another one's lock alive. */
-static int map_state(struct stage *stage, const struct stage_folder *folder)
+static int stage_map_state(struct stage *stage, const struct stage_folder *folder)
 {
     auto_close int fd = -1;
     int r = stage_folder_open(folder, stage->name, ".state", false, &fd);
@@ -220,8 +221,8 @@ int stage_use(struct stage *stage, const struct stage_folder *folder)
     if (r == 0)
         r = flock(stage->state_fd, LOCK_SH | LOCK_NB) < 0 ? -EUCLEAN : 0;
     if (r == 0)
-        r = map_state(stage, folder);
-    if (r == 0 && !stage_state_is_of(stage->state, &id))
+        r = stage_map_state(stage, folder);
+    if (r == 0 && !source_identity_equal(&stage->state->identity, &id))
         r = -EUCLEAN;
     if (r == 0 && stage->expands && stage->state->bytes != stage->bytes)
         r = -EUCLEAN;
@@ -240,7 +241,7 @@ int stage_use(struct stage *stage, const struct stage_folder *folder)
 /* ---- a new one ---- */
 
 /* A disk's space is reserved at once. On a tmpfs, a write fails when it is full. */
-static int make_copy_file(struct stage *stage, const struct stage_folder *folder)
+static int stage_make_copy(struct stage *stage, const struct stage_folder *folder)
 {
     uint64_t bytes = stage->bytes;
     int r = stage_folder_open(folder, stage->name, ".copy", true, &stage->copy_fd);
@@ -253,10 +254,9 @@ static int make_copy_file(struct stage *stage, const struct stage_folder *folder
 }
 
 /* Its pages are reserved at once, since it is written through a mapping. */
-static int make_state_file(struct stage *stage, const struct stage_folder *folder,
-                           const char *archive, uint64_t bytes)
+static int stage_make_state(struct stage *stage, const struct stage_folder *folder,
+                            const char *archive, uint64_t bytes)
 {
-    struct source_identity id;
     size_t size = stage_state_size(bytes);
     int r = stage_folder_open(folder, stage->name, ".state", true, &stage->state_fd);
     if (r == 0 && posix_fallocate(stage->state_fd, 0, (off_t)size) != 0)
@@ -272,18 +272,17 @@ static int make_state_file(struct stage *stage, const struct stage_folder *folde
     struct stage_state *state = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (state == MAP_FAILED)
         return -errno;
-    source_identity(stage->source, &id);
-    stage_state_init(state, &id, bytes, archive, stage->place);
+    stage_state_init(state, stage->source, bytes, archive, stage->place);
     munmap(state, size);
-    return map_state(stage, folder);
+    return stage_map_state(stage, folder);
 }
 
 int stage_create(struct stage *stage, const struct stage_folder *folder, const char *archive)
 {
-    int r = make_copy_file(stage, folder);
-    bool is_other = r == -EEXIST; /* a process unpacks into it: see stage_unpack.c */
+    int r = stage_make_copy(stage, folder);
+    bool is_other = r == -EEXIST; /* a process unpacks into it: see stage_store.c */
     if (r == 0)
-        r = make_state_file(stage, folder, archive, stage->bytes);
+        r = stage_make_state(stage, folder, archive, stage->bytes);
     if (r == 0)
         r = stage_map_copy(stage);
     if (r < 0)
@@ -298,7 +297,7 @@ int stage_adopt(struct stage *stage, const struct stage_folder *folder, const ch
     struct stat st;
     if (fstat(stage->copy_fd, &st) < 0)
         return -errno;
-    int r = make_state_file(stage, folder, archive, (uint64_t)st.st_size);
+    int r = stage_make_state(stage, folder, archive, (uint64_t)st.st_size);
     if (r < 0)
         return r;
     struct stage_state *state = stage->state;

@@ -25,18 +25,21 @@
 #define LOCK_WAIT_MS 10000
 #define LOCK_POLL_MS 2
 
-size_t stage_places(const char *given, char places[STAGE_PLACES_MAX][PATH_MAX])
+struct stage_places stage_places(const char *given)
 {
+    struct stage_places places;
     struct stat st;
-
     if (!given)
-        return runtime_places(places);
-    return realpath(given, places[0]) && stat(places[0], &st) == 0 && S_ISDIR(st.st_mode);
+        places.count = runtime_places(places.path);
+    else
+        places.count = realpath(given, places.path[0]) && stat(places.path[0], &st) == 0 &&
+                       S_ISDIR(st.st_mode);
+    return places;
 }
 
 /* ---- the folder and its lock ---- */
 
-static int lock_file(int fd)
+static int folder_wait_lock(int fd)
 {
     for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; waited += LOCK_POLL_MS) {
         if (errno != EWOULDBLOCK && errno != EINTR)
@@ -49,7 +52,7 @@ static int lock_file(int fd)
 }
 
 /* -ESTALE if the folder was removed while we waited for its lock. */
-static int try_lock(const char *path, bool create, struct stage_folder *folder)
+static int folder_try_lock(const char *path, bool create, struct stage_folder *folder)
 {
     struct stat st;
     auto_close int dir = -1;
@@ -59,7 +62,7 @@ static int try_lock(const char *path, bool create, struct stage_folder *folder)
     auto_close int fd = openat(dir, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return errno == ENOENT ? -ESTALE : -errno;
-    r = lock_file(fd);
+    r = folder_wait_lock(fd);
     if (r < 0)
         return r;
     if (fstat(fd, &st) < 0)
@@ -80,20 +83,20 @@ int stage_folder_lock(const char *place, bool create, struct stage_folder *ret_f
         return -ENAMETOOLONG;
     int r;
     do
-        r = try_lock(folder.path, create, &folder);
+        r = folder_try_lock(folder.path, create, &folder);
     while (r == -ESTALE);
     if (r == 0)
         *ret_folder = folder;
     return r;
 }
 
-static bool is_dots(const char *name)
+static bool folder_is_dots(const char *name)
 {
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
 /* A stream of the folder's entries with a descriptor of its own. */
-static DIR *open_list(const struct stage_folder *folder)
+static DIR *folder_list(const struct stage_folder *folder)
 {
     int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
@@ -102,12 +105,12 @@ static DIR *open_list(const struct stage_folder *folder)
     return dir;
 }
 
-static bool is_empty(const struct stage_folder *folder)
+static bool folder_is_empty(const struct stage_folder *folder)
 {
-    DIR *dir = open_list(folder);
+    DIR *dir = folder_list(folder);
     bool empty = dir != NULL;
     for (struct dirent *e; empty && (e = readdir(dir));)
-        empty = is_dots(e->d_name) || strcmp(e->d_name, "lock") == 0;
+        empty = folder_is_dots(e->d_name) || strcmp(e->d_name, "lock") == 0;
     if (dir)
         closedir(dir);
     return empty;
@@ -117,7 +120,7 @@ void stage_folder_unlock(struct stage_folder *folder)
 {
     if (folder->lock_fd < 0)
         return;
-    if (is_empty(folder)) {
+    if (folder_is_empty(folder)) {
         unlinkat(folder->fd, "lock", 0);
         rmdir(folder->path);
     }
@@ -156,7 +159,8 @@ void stage_folder_remove(const struct stage_folder *folder, const char *name)
     }
 }
 
-static bool cut_suffix(const char *file, const char *suffix, char ret_name[STAGE_NAME_MAX])
+static bool folder_cut_suffix(const char *file, const char *suffix,
+                              char ret_name[STAGE_NAME_MAX])
 {
     size_t n = strlen(file), m = strlen(suffix);
     if (n <= m || n - m >= STAGE_NAME_MAX || strcmp(file + n - m, suffix) != 0)
@@ -166,7 +170,7 @@ static bool cut_suffix(const char *file, const char *suffix, char ret_name[STAGE
     return true;
 }
 
-static bool has_state(const struct stage_folder *folder, const char *name)
+static bool folder_has_state(const struct stage_folder *folder, const char *name)
 {
     char file[STAGE_NAME_MAX + 16];
     struct stat st;
@@ -179,13 +183,13 @@ int stage_folder_each(const struct stage_folder *folder,
                       void *ctx)
 {
     char name[STAGE_NAME_MAX];
-    DIR *dir = open_list(folder);
+    DIR *dir = folder_list(folder);
     int r = 0;
     if (!dir)
         return -errno;
     for (struct dirent *e; r == 0 && (e = readdir(dir));)
-        if (cut_suffix(e->d_name, ".state", name) ||
-            (cut_suffix(e->d_name, ".copy", name) && !has_state(folder, name)))
+        if (folder_cut_suffix(e->d_name, ".state", name) ||
+            (folder_cut_suffix(e->d_name, ".copy", name) && !folder_has_state(folder, name)))
             r = fn(ctx, folder, name);
     closedir(dir);
     return r;

@@ -23,11 +23,14 @@
 #include "runtime.h"
 #include "fault.h"
 
-#define STAGE_PLACES_MAX RUNTIME_FOLDERS_MAX
 #define STAGE_NAME_MAX 160
 
 /* "/dev/shm" and so on: the places that exist, best first. With `given`, that one alone. */
-size_t stage_places(const char *given, char places[STAGE_PLACES_MAX][PATH_MAX]);
+struct stage_places {
+    size_t count;
+    char path[RUNTIME_FOLDERS_MAX][PATH_MAX];
+};
+struct stage_places stage_places(const char *given);
 
 struct stage_folder {
     char path[PATH_MAX]; /* "/dev/shm/onepot-stage-1000" */

@@ -2,30 +2,27 @@
  * Shared by the files of staging:
  *
  *   stage.c         finds or makes a copy, and chooses the place; the end; reports
- *   stage_unpack.c  the same for archives that are unpacked first
- *   stage_stream.c  the same for archives that are unpacked while they are read
- *   stage_expand.c  unpacks a stream, and waits for it
- *   stage_again.c   goes on with a stream when its storage was away
+ *   stage_store.c   the same for archives that are compressed in one piece
  *   stage_files.c   the files of a copy
  *   stage_copier.c  the threads that make it
- *   stage_read.c    reads through it
+ *   stage_stream.c  unpacks a stream into it, and waits for that
+ *   stage_source.c  reads through it
  *   stage_folder.c  where it lies
  *   stage_state.c   which parts of it are there
  */
 #ifndef ONEPOT_STAGE_PRIVATE_H
 #define ONEPOT_STAGE_PRIVATE_H
 
-#include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 
+#include "pause.h"
 #include "stage.h"
 #include "stage_folder.h"
 #include "stage_state.h"
 
 #define STAGE_STREAMS 28u
 #define STAGE_STREAMS_MAX 64u
-#define STAGE_SPARE_SHARE 16u /* of the room stays free, in memory and in a filesystem */
 
 struct copier; /* of stage_copier.c */
 
@@ -44,8 +41,8 @@ struct stage {
     uint64_t bytes;     /* of the copy */
     bool expands;       /* the copy is unpacked while it is read: */
     struct pot_stream stream;
-    uint32_t idle_s;       /* how long its storage may be silent; 0: five minutes */
-    _Atomic bool stopping; /* readers that wait for a stream give up */
+    uint32_t idle_s;    /* how long its storage may be silent; 0: five minutes */
+    struct pause pause; /* of the copier, and of readers that wait for a stream */
     void (*note)(void *ctx, const char *line);
     void *note_ctx;
     struct copier *copier; /* NULL: not started */
@@ -71,8 +68,11 @@ bool stage_is_unused(int state_fd);
 bool stage_stays(const struct stage_state *state);
 void stage_sweep_folder(const struct stage_folder *folder);
 
-/* How many bytes the copies in this folder will still take. */
-uint64_t stage_pending(const struct stage_folder *folder);
+/*
+ * How many more bytes may be put there: without a spare share, and without what the copies in
+ * this folder will still take.
+ */
+uint64_t stage_room_left(const struct stage_room *room, const struct stage_folder *folder);
 
 /* Use the copy that is there. -ENOENT: none; -EUCLEAN: one in use, but not of this archive. */
 int stage_use(struct stage *stage, const struct stage_folder *folder);
@@ -101,14 +101,17 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf);
 /* Nobody works on the copy any more. Reported once. */
 void stage_fail(struct stage *stage, int err);
 
+/* Copy what is missing until the copy is whole, has failed, or pauses are ended. */
+void stage_copy(struct stage *stage);
+
 /*
- * Unpack the stream into the copy until that is whole, has failed, or *stop is true. `begun` is
- * posted once the child that unpacks has been forked.
+ * The same of a stream, by unpacking it. `begun` is posted once the child that unpacks has been
+ * forked.
  */
-void stage_expand(struct stage *stage, const _Atomic bool *stop, sem_t *begun);
+void stage_expand(struct stage *stage, sem_t *begun);
 
 /* Attempts to go on with a stream whose storage fails. */
-struct stage_again {
+struct stage_retry {
     uint64_t chunk; /* the chunk that did not come the last time */
     unsigned vain;  /* attempts that stopped at that chunk */
     bool told;      /* the user knows that it is tried again */
@@ -120,23 +123,13 @@ struct stage_again {
  * read up to `packed_at`. Waits until its storage answers there. True: try again. False: trying
  * is in vain, or the end was asked for.
  */
-bool stage_again(struct stage *stage, struct stage_again *again, int err, uint64_t chunk,
-                 uint64_t packed_at, const struct pot_patience *patience);
-
-/* The stream has come further. */
-void stage_is_back(struct stage *stage, struct stage_again *again);
-
-/* Was the archive changed since it was opened? */
-bool stage_was_changed(const struct stage *stage);
+bool stage_retry(struct stage *stage, struct stage_retry *retry, int err, uint64_t chunk,
+                 uint64_t packed_at);
 
 /* Wait until the stream has reached the chunk. False: it never will. */
 bool stage_await_stream(struct stage *stage, uint64_t chunk);
 
 /* The content of a stream as a source, as far as it was unpacked. */
 int stage_stream_source(struct stage *stage, const char *name, struct source **ret_source);
-
-/* Start and end the threads. */
-int stage_copier_start(struct stage *stage);
-int stage_copier_stop(struct stage *stage);
 
 #endif

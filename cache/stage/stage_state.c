@@ -16,6 +16,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "futex.h"
+#include "numbers.h"
 
 #define MAGIC "onepotS"
 #define VERSION 3u
@@ -25,7 +26,7 @@
 
 /* ---- the file ---- */
 
-static void read_boot_id(char ret_id[40])
+static void state_boot_id(char ret_id[40])
 {
     memset(ret_id, 0, 40);
     auto_close int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -39,13 +40,13 @@ size_t stage_state_size(uint64_t bytes)
     return sizeof(struct stage_state) + (size_t)chunks * sizeof(uint32_t);
 }
 
-void stage_state_init(struct stage_state *state, const struct source_identity *identity,
-                      uint64_t bytes, const char *archive, const char *place)
+void stage_state_init(struct stage_state *state, const struct source *source, uint64_t bytes,
+                      const char *archive, const char *place)
 {
     state->version = VERSION;
     state->chunk_bytes = STAGE_CHUNK_BYTES;
-    read_boot_id(state->boot_id);
-    state->identity = *identity;
+    state_boot_id(state->boot_id);
+    source_identity(source, &state->identity);
     state->bytes = bytes;
     state->chunks =
         (stage_state_size(state->bytes) - sizeof(struct stage_state)) / sizeof(uint32_t);
@@ -55,10 +56,10 @@ void stage_state_init(struct stage_state *state, const struct source_identity *i
     memcpy(state->magic, MAGIC, sizeof(MAGIC));
 }
 
-static bool is_sane(const struct stage_state *state, uint64_t file_bytes)
+static bool state_is_sane(const struct stage_state *state, uint64_t file_bytes)
 {
     char boot_id[40];
-    read_boot_id(boot_id);
+    state_boot_id(boot_id);
     return memcmp(state->magic, MAGIC, sizeof(MAGIC)) == 0 && state->version == VERSION &&
            state->chunk_bytes == STAGE_CHUNK_BYTES &&
            memcmp(state->boot_id, boot_id, sizeof(boot_id)) == 0 &&
@@ -80,7 +81,7 @@ int stage_state_map(int fd, struct stage_state **ret_state)
         mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (state == MAP_FAILED)
         return -errno;
-    if (!is_sane(state, (uint64_t)st.st_size)) {
+    if (!state_is_sane(state, (uint64_t)st.st_size)) {
         munmap(state, (size_t)st.st_size);
         return -EUCLEAN;
     }
@@ -94,35 +95,26 @@ void stage_state_unmap(struct stage_state *state)
         munmap(state, stage_state_size(state->bytes));
 }
 
-bool stage_state_is_of(const struct stage_state *state, const struct source_identity *identity)
-{
-    const struct source_identity *a = &state->identity;
-    return a->dev == identity->dev && a->ino == identity->ino &&
-           a->size_bytes == identity->size_bytes && a->mtime_sec == identity->mtime_sec &&
-           a->mtime_nsec == identity->mtime_nsec;
-}
-
 /* ---- chunks ---- */
 
 size_t stage_chunk_len(const struct stage_state *state, uint64_t chunk)
 {
     uint64_t at = chunk * STAGE_CHUNK_BYTES;
-    return state->bytes - at < STAGE_CHUNK_BYTES ? (size_t)(state->bytes - at)
-                                                 : STAGE_CHUNK_BYTES;
+    return (size_t)min_u64(state->bytes - at, STAGE_CHUNK_BYTES);
 }
 
-static uint32_t now_stamp(void)
+static uint32_t claim_now(void)
 {
     uint32_t stamp = (uint32_t)now_ms() & (CLAIM_STREAM - 1);
     return stamp < CLAIM_FIRST ? CLAIM_FIRST : stamp;
 }
 
-static bool is_old(uint32_t stamp)
+static bool claim_is_old(uint32_t stamp)
 {
-    return ((now_stamp() - stamp) & (CLAIM_STREAM - 1)) > DEMAND_OLD_MS;
+    return ((claim_now() - stamp) & (CLAIM_STREAM - 1)) > DEMAND_OLD_MS;
 }
 
-static bool take(struct stage_state *state, uint64_t chunk, uint32_t seen, uint32_t claim)
+static bool claim_take(struct stage_state *state, uint64_t chunk, uint32_t seen, uint32_t claim)
 {
     return atomic_compare_exchange_strong(&state->chunk[chunk], &seen, claim);
 }
@@ -131,14 +123,14 @@ bool stage_claim_stream(struct stage_state *state, uint64_t chunk, uint32_t gene
 {
     uint32_t claim = CLAIM_STREAM | generation;
     uint32_t seen = atomic_load_explicit(&state->chunk[chunk], memory_order_relaxed);
-    if (seen == CHUNK_HERE || seen == CHUNK_BAD || seen == claim)
+    if (seen == CHUNK_HERE || seen == claim)
         return false;
-    if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !is_old(seen))
+    if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !claim_is_old(seen))
         return false;
-    return take(state, chunk, seen, claim);
+    return claim_take(state, chunk, seen, claim);
 }
 
-static bool is_stuck(const struct stage_state *state)
+static bool copier_is_stuck(const struct stage_state *state)
 {
     uint64_t since_ns = atomic_load(&state->progress_ns), now = now_ns();
     return now > since_ns && now - since_ns > DEMAND_OLD_MS * UINT64_C(1000000);
@@ -148,11 +140,11 @@ bool stage_claim_demand(struct stage_state *state, uint64_t chunk)
 {
     uint32_t seen = atomic_load_explicit(&state->chunk[chunk], memory_order_relaxed);
     uint32_t current = CLAIM_STREAM | atomic_load(&state->generation);
-    if (seen == CHUNK_HERE || seen == CHUNK_BAD || (seen == current && !is_stuck(state)))
+    if (seen == CHUNK_HERE || (seen == current && !copier_is_stuck(state)))
         return false;
-    if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !is_old(seen))
+    if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !claim_is_old(seen))
         return false;
-    return take(state, chunk, seen, now_stamp());
+    return claim_take(state, chunk, seen, claim_now());
 }
 
 void stage_settle(struct stage_state *state, uint64_t chunk, uint32_t outcome)
@@ -182,4 +174,12 @@ uint64_t stage_bytes_here(const struct stage_state *state)
         if (stage_chunk_here(state, i))
             bytes += stage_chunk_len(state, i);
     return bytes;
+}
+
+uint64_t stage_bytes_in_order(const struct stage_state *state)
+{
+    uint64_t chunk = 0;
+    while (chunk < state->chunks && stage_chunk_here(state, chunk))
+        chunk++;
+    return min_u64(chunk * STAGE_CHUNK_BYTES, state->bytes);
 }

@@ -64,20 +64,17 @@ struct stage_state {
 enum {
     CHUNK_ABSENT = 0,
     CHUNK_HERE = 1,
-    CHUNK_BAD = 2, /* can't be read from the archive: not tried again for the copy */
 };
 
 size_t stage_state_size(uint64_t bytes);
 
 /* Fill the mapping of a new state file, which is all zeros. */
-void stage_state_init(struct stage_state *state, const struct source_identity *identity,
-                      uint64_t bytes, const char *archive, const char *place);
+void stage_state_init(struct stage_state *state, const struct source *source, uint64_t bytes,
+                      const char *archive, const char *place);
 
 /* Map a state file. -EUCLEAN: it is not one, or not of this boot and version. */
 int stage_state_map(int fd, struct stage_state **ret_state);
 void stage_state_unmap(struct stage_state *state);
-
-bool stage_state_is_of(const struct stage_state *state, const struct source_identity *identity);
 
 /* Bytes of a chunk; only the last one may be shorter. */
 size_t stage_chunk_len(const struct stage_state *state, uint64_t chunk);
@@ -97,7 +94,7 @@ bool stage_claim_stream(struct stage_state *state, uint64_t chunk, uint32_t gene
  */
 bool stage_claim_demand(struct stage_state *state, uint64_t chunk);
 
-/* End a claim with CHUNK_HERE, CHUNK_ABSENT or CHUNK_BAD, and wake the threads that wait. */
+/* End a claim with CHUNK_HERE or CHUNK_ABSENT, and wake the threads that wait. */
 void stage_settle(struct stage_state *state, uint64_t chunk, uint32_t outcome);
 
 /* Wait while somebody else makes it, for at most so long. Does not report the outcome. */
@@ -105,5 +102,13 @@ void stage_wait(struct stage_state *state, uint64_t chunk, unsigned timeout_ms);
 
 /* How many bytes are there. Looks at every chunk. */
 uint64_t stage_bytes_here(const struct stage_state *state);
+
+/* How many bytes are there from the start, without a gap. */
+uint64_t stage_bytes_in_order(const struct stage_state *state);
+
+static inline bool stage_is_complete(const struct stage_state *state)
+{
+    return stage_bytes_in_order(state) == state->bytes;
+}
 
 #endif

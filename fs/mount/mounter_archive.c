@@ -40,12 +40,6 @@ static int find_root(struct mounter *m)
     return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
 }
 
-static bool was_replaced(const struct source_identity *a, const struct source_identity *b)
-{
-    return a->dev != b->dev || a->ino != b->ino || a->size_bytes != b->size_bytes ||
-           a->mtime_sec != b->mtime_sec || a->mtime_nsec != b->mtime_nsec;
-}
-
 static void describe_archive(const struct mounter *m)
 {
     const struct index_info *info = index_info(m->pot->index);
@@ -255,7 +249,7 @@ static int open_archive(struct mounter *m)
     if (r < 0)
         return CLI_FAILED;
     source_set_retries(m->pot->packed ? m->pot->packed : m->pot->source, o->retries);
-    if (was_replaced(&m->pot->identity, &m->identity))
+    if (!source_identity_equal(&m->pot->identity, &m->identity))
         return cli_failf(o->archive, "it was changed while it was opened; try again");
     r = find_root(m);
     if (r != 0)

@@ -334,10 +334,11 @@ END_TEST
 /* Its reads may never be answered; those of a reader may. */
 START_TEST(what_a_copier_that_hangs_is_at_is_made_by_readers)
 {
-    const struct source_identity none = {0};
+    struct source *none;
+    ck_assert_int_eq(source_from_memory("", 0, "none", &none), 0);
     struct stage_state *state = calloc(1, stage_state_size(2 * MIB));
     ck_assert_ptr_nonnull(state);
-    stage_state_init(state, &none, 2 * MIB, "archive", "place");
+    stage_state_init(state, none, 2 * MIB, "archive", "place");
     atomic_store(&state->generation, 1);
     ck_assert(stage_claim_stream(state, 0, 1));
     atomic_store(&state->progress_ns, now_ns());
@@ -346,6 +347,7 @@ START_TEST(what_a_copier_that_hangs_is_at_is_made_by_readers)
     ck_assert(stage_claim_demand(state, 0));
     ck_assert(!stage_claim_demand(state, 0));
     stage_settle(state, 0, CHUNK_HERE);
+    source_close(none);
     stage_settle(state, 0, CHUNK_ABSENT); /* the copier, late and in vain */
     ck_assert(stage_chunk_here(state, 0));
     free(state);

@@ -11,73 +11,35 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "numbers.h"
 #include "source_ops.h"
 #include "stage_private.h"
+#include "write_at.h"
 
 #define WAIT_MS 200u
 #define WAITS 10 /* two seconds in all */
-
-static int read_copy(const struct stage *stage, uint8_t *buf, size_t len, uint64_t offset)
-{
-    while (len > 0) {
-        ssize_t n = pread(stage->copy_fd, buf, len, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -ENODATA;
-        buf += n;
-        offset += (uint64_t)n;
-        len -= (size_t)n;
-    }
-    return 0;
-}
-
-static int write_copy(const struct stage *stage, const uint8_t *buf, size_t len,
-                      uint64_t offset)
-{
-    while (len > 0) {
-        ssize_t n = pwrite(stage->copy_fd, buf, len, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EIO;
-        buf += n;
-        offset += (uint64_t)n;
-        len -= (size_t)n;
-    }
-    return 0;
-}
-
-static bool claim_is_young(const struct timespec *begun)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec - begun->tv_sec < STAGE_CLAIM_OLD_S / 2;
-}
 
 int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
 {
     uint64_t offset = chunk * STAGE_CHUNK_BYTES;
     size_t len = stage_chunk_len(stage->state, chunk);
-    struct timespec begun;
-    clock_gettime(CLOCK_MONOTONIC, &begun);
+    uint64_t begun_ms = now_ms();
     int r = source_read(stage->source, buf, len, offset);
     if (r < 0) {
         stage_settle(stage->state, chunk, CHUNK_ABSENT);
         return r;
     }
     source_advise(stage->source, SOURCE_DROP, offset, len); /* the copy keeps them */
-    r = write_copy(stage, buf, len, offset);
+    r = write_at(stage->copy_fd, buf, len, offset);
     /*
      * The part that was written helps nobody, and others may want the room. But after a while
      * another process may have the claim, and have written the same bytes.
      */
-    if (r < 0 && claim_is_young(&begun))
+    if (r < 0 && now_ms() - begun_ms < STAGE_CLAIM_OLD_S * 1000 / 2)
         fallocate(stage->copy_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
                   (off_t)len);
     stage_settle(stage->state, chunk, r < 0 ? CHUNK_ABSENT : CHUNK_HERE);
@@ -87,7 +49,7 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
 }
 
 /* Fetch a chunk for a reader. 0: it is in `buf`; else -errno. */
-static int fetch_wanted(struct stage *stage, uint64_t chunk, uint8_t *buf)
+static int staged_fetch(struct stage *stage, uint64_t chunk, uint8_t *buf)
 {
     struct stage_state *state = stage->state;
     int r = stage_fetch(stage, chunk, buf);
@@ -98,57 +60,57 @@ static int fetch_wanted(struct stage *stage, uint64_t chunk, uint8_t *buf)
     return 0;
 }
 
-static bool may_keep(const struct stage *stage)
+static bool staged_may_keep(const struct stage *stage)
 {
     int failure = atomic_load_explicit(&stage->state->failure, memory_order_relaxed);
     return failure != ENOSPC && failure != EDQUOT;
 }
 
 /* Have a chunk made, by this reader or another process. False: it won't be there soon. */
-static bool await_chunk(struct stage *stage, uint64_t chunk, uint8_t **buf, bool *ret_in_buf)
+static bool staged_await(struct stage *stage, uint64_t chunk, uint8_t **buf, bool *ret_in_buf)
 {
     struct stage_state *state = stage->state;
     *ret_in_buf = false;
     if (stage->expands)
         return stage_await_stream(stage, chunk);
     for (int tries = 0; !stage_chunk_here(state, chunk); tries++) {
-        if (may_keep(stage) && stage_claim_demand(state, chunk)) {
+        if (staged_may_keep(stage) && stage_claim_demand(state, chunk)) {
             if (!*buf)
                 *buf = malloc(STAGE_CHUNK_BYTES);
             if (!*buf)
                 stage_settle(state, chunk, CHUNK_ABSENT);
-            return *ret_in_buf = *buf && fetch_wanted(stage, chunk, *buf) == 0;
+            return *ret_in_buf = *buf && staged_fetch(stage, chunk, *buf) == 0;
         }
         if (tries == WAITS || atomic_load(&state->failure) ||
-            atomic_load(&state->chunk[chunk]) <= CHUNK_BAD)
+            atomic_load(&state->chunk[chunk]) <= CHUNK_HERE)
             return stage_chunk_here(state, chunk);
         stage_wait(state, chunk, WAIT_MS);
     }
     return true;
 }
 
-static int read_past(const struct stage *stage, uint8_t *to, size_t len, uint64_t offset)
+static int staged_read_past(const struct stage *stage, uint8_t *to, size_t len, uint64_t offset)
 {
     atomic_fetch_add_explicit(&stage->state->past_bytes, len, memory_order_relaxed);
     return source_read(stage->source, to, len, offset);
 }
 
 /* If the copy itself fails, as a disk may, read the source, if that has the same bytes. */
-static int read_here(struct stage *stage, uint8_t *to, size_t len, uint64_t offset)
+static int staged_read_here(struct stage *stage, uint8_t *to, size_t len, uint64_t offset)
 {
-    int r = read_copy(stage, to, len, offset);
-    return r < 0 && !stage->unpacked ? read_past(stage, to, len, offset) : r;
+    int r = read_at(stage->copy_fd, to, len, offset);
+    return r < 0 && !stage->unpacked ? staged_read_past(stage, to, len, offset) : r;
 }
 
-static int read_wanted(struct stage *stage, uint8_t *to, size_t len, uint64_t offset,
-                       uint8_t **buf)
+static int staged_read_wanted(struct stage *stage, uint8_t *to, size_t len, uint64_t offset,
+                              uint8_t **buf)
 {
     uint64_t chunk = offset / STAGE_CHUNK_BYTES;
     bool in_buf;
-    if (!await_chunk(stage, chunk, buf, &in_buf))
-        return stage->unpacked ? -EIO : read_past(stage, to, len, offset);
+    if (!staged_await(stage, chunk, buf, &in_buf))
+        return stage->unpacked ? -EIO : staged_read_past(stage, to, len, offset);
     if (!in_buf)
-        return read_here(stage, to, len, offset);
+        return staged_read_here(stage, to, len, offset);
     memcpy(to, *buf + offset % STAGE_CHUNK_BYTES, len);
     return 0;
 }
@@ -166,14 +128,14 @@ static struct stage *stage_of(const struct source *source)
     return ((const struct stage_source *)source)->stage;
 }
 
-static bool is_whole(const struct stage *stage)
+static bool staged_has_all(const struct stage *stage)
 {
     return atomic_load_explicit(&stage->state->whole, memory_order_acquire) != 0;
 }
 
-static bool has(const struct stage *stage, uint64_t offset, uint64_t len)
+static bool staged_has(const struct stage *stage, uint64_t offset, uint64_t len)
 {
-    if (is_whole(stage) || len == 0)
+    if (staged_has_all(stage) || len == 0)
         return true;
     for (uint64_t i = offset / STAGE_CHUNK_BYTES; i <= (offset + len - 1) / STAGE_CHUNK_BYTES;
          i++)
@@ -188,13 +150,13 @@ static int staged_read_cached(const struct source *source, void *buf, size_t len
 {
     struct stage *stage = stage_of(source);
     struct iovec iov = {.iov_base = buf, .iov_len = len};
-    if (!has(stage, offset, len))
+    if (!staged_has(stage, offset, len))
         return -EAGAIN;
     if (stage->in_memory)
-        return read_here(stage, buf, len, offset);
+        return staged_read_here(stage, buf, len, offset);
     ssize_t n = preadv2(stage->copy_fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
     if (n < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL))
-        return read_here(stage, buf, len, offset); /* no way to know */
+        return staged_read_here(stage, buf, len, offset); /* no way to know */
     return n == (ssize_t)len ? 0 : -EAGAIN;
 }
 
@@ -206,11 +168,11 @@ static int staged_read(const struct source *source, struct source_cursor *cursor
         uint64_t offset = cursor->offset;
         size_t n = cursor->iov->iov_len;
         int r;
-        if (has(stage, offset, n)) {
-            r = read_here(stage, cursor->iov->iov_base, n, offset);
+        if (staged_has(stage, offset, n)) {
+            r = staged_read_here(stage, cursor->iov->iov_base, n, offset);
         } else {
             n = min_u64(n, STAGE_CHUNK_BYTES - offset % STAGE_CHUNK_BYTES);
-            r = read_wanted(stage, cursor->iov->iov_base, n, offset, &chunk);
+            r = staged_read_wanted(stage, cursor->iov->iov_base, n, offset, &chunk);
         }
         if (r < 0)
             return r;
@@ -223,7 +185,7 @@ static int staged_bring(const struct source *source, uint64_t offset, uint64_t l
                         bool may_wait)
 {
     struct stage *stage = stage_of(source);
-    if (has(stage, offset, len))
+    if (staged_has(stage, offset, len))
         return 0;
     if (!may_wait)
         return -EAGAIN;
@@ -231,8 +193,8 @@ static int staged_bring(const struct source *source, uint64_t offset, uint64_t l
     bool ignored;
     for (uint64_t i = offset / STAGE_CHUNK_BYTES; i <= (offset + len - 1) / STAGE_CHUNK_BYTES;
          i++)
-        if (!await_chunk(stage, i, &buf, &ignored) || !stage_chunk_here(stage->state, i))
-            return may_keep(stage) ? -EIO : -ENOSPC;
+        if (!staged_await(stage, i, &buf, &ignored) || !stage_chunk_here(stage->state, i))
+            return staged_may_keep(stage) ? -EIO : -ENOSPC;
     return 0;
 }
 
@@ -253,7 +215,7 @@ static void staged_state(const struct source *source, struct source_state *ret_s
 {
     const struct stage *stage = stage_of(source);
     *ret_state = (struct source_state){
-        .is_local = is_whole(stage),
+        .is_local = staged_has_all(stage),
         .keeps = true,
         /* Also once the stream has ended, since a thread that waited may not have read yet. */
         .progress_ns = stage->expands ? atomic_load(&stage->state->progress_ns) : 0};
