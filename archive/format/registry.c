@@ -16,6 +16,8 @@
 extern const struct backend ONEPOT_TEST_BACKEND;
 #endif
 
+/* One line a format. */
+/* clang-format off */
 const struct backend *const backend_registry[] = {
 #ifdef ONEPOT_TEST_BACKEND
     &ONEPOT_TEST_BACKEND,
@@ -23,5 +25,8 @@ const struct backend *const backend_registry[] = {
 #ifdef HAVE_SQUASHFUSE
     &backend_squashfs,
 #endif
-    &backend_onepot,      &backend_tar, NULL,
+    &backend_onepot,
+    &backend_tar,
+    NULL,
 };
+/* clang-format on */
