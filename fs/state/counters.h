@@ -100,7 +100,7 @@ struct counters {
     _Atomic uint64_t source_retries, source_failures, source_reopened;
     char last_error[512]; /* the log's newest error line */
 
-    /* Read ahead by foresee.c: see struct plan_stats. */
+    /* Read ahead by foresight.c: see struct ahead_stats. */
     _Atomic uint64_t foreseen_kind; /* 0: nothing; report_text.c has the words */
     _Atomic uint64_t foreseen_requests, foreseen_bytes;
     _Atomic uint64_t foreseen_used, foreseen_late, foreseen_unused; /* files */
