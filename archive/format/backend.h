@@ -160,6 +160,6 @@ int backend_compression(const struct backend *backend, const struct source *sour
                         const char **ret_compression);
 
 /* Formats that others build on, or that tests call by name. */
-extern const struct backend backend_onepot, backend_tar, backend_squashfs;
+extern const struct backend backend_onepot, backend_tar, backend_squashfs, backend_zip;
 
 #endif

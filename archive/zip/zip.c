@@ -1,0 +1,476 @@
+/*
+ * The zip back end: reads the central directory, and of each member the local header, whose
+ * length says where the data begins.
+ *
+ * A parser of its own rather than a library's: libarchive does not tell where the data of a
+ * compressed member lies, and minizip trusts the directory. What programs disagree about is
+ * refused, since an archive that shows one thing here and another there is an attack or
+ * damage: a member whose local header says something else than the directory, and members
+ * that share bytes (the bombs that expand without nesting are made of these).
+ *
+ * A stored member is a range of the archive, a compressed one a block of its own. A member that
+ * can't be shown (encrypted, compressed by a method that nobody here knows, or longer than a
+ * block may be) is left out, and the index says why.
+ *
+ * The end of central directory holds offsets from the start of the zip. Where something was put
+ * in front (a program that unpacks itself), the directory lies further behind than it says,
+ * and so does everything else, by the same distance.
+ */
+#include "backend.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#ifdef HAVE_LIBDEFLATE
+#include <libdeflate.h>
+#endif
+
+#include "bytes.h"
+#include "cleanup.h"
+#include "numbers.h"
+#include "vector.h"
+#include "zip_records.h"
+
+#define BLOCK_MAX (64u << 20)   /* of a compressed member; what codecs take */
+#define WINDOW_BYTES (1u << 20) /* of the directory at once; more than the longest entry */
+#define LOCAL_WINDOW_BYTES (32u << 10)
+#define DEFLATE_RATIO 1032u /* deflate can't do better */
+#define RATIO_SLACK 1024u
+#define PROGRESS_MEMBERS 64u
+
+/* A part of the source in memory, for records that lie near one another. */
+struct window {
+    struct source *source;
+    const uint8_t *map; /* of the whole source; NULL: not local */
+    uint8_t *buf;
+    size_t size, len;
+    uint64_t offset;
+};
+
+/* What a member takes of the archive. */
+struct zip_range {
+    uint64_t start, end;
+};
+
+struct zip {
+    struct source *source;
+    struct builder *builder;
+    struct progress *progress;
+    struct fault *fault;
+    struct zip_end end;
+    uint64_t prefix; /* bytes in front of the zip */
+    uint64_t directory;
+    struct window entries, headers;
+    VECTOR(struct zip_range) ranges;
+    uint32_t largest_block;
+    char name[512]; /* of the member that is read, for messages */
+};
+
+/* ---- windows ---- */
+
+static int window_open(struct window *w, struct source *source, size_t bytes)
+{
+    *w = (struct window){.source = source, .map = source_map(source), .size = bytes};
+    if (!w->map && !(w->buf = malloc(bytes)))
+        return -ENOMEM;
+    return 0;
+}
+
+/*
+ * `len` bytes at `offset`, or what is left of the source there: *ret_len may be less. Valid
+ * until the next call, and not set where *ret_len is 0.
+ */
+static int window_get(struct window *w, uint64_t offset, size_t len, const uint8_t **ret_bytes,
+                      size_t *ret_len)
+{
+    uint64_t size = source_size(w->source);
+    len = offset < size ? (size_t)min_u64(len, size - offset) : 0;
+    *ret_len = len;
+    if (len == 0)
+        return 0;
+    if (w->map) {
+        *ret_bytes = w->map + offset;
+        return 0;
+    }
+    if (offset < w->offset || offset + len > w->offset + w->len) {
+        size_t fill = (size_t)min_u64(w->size, size - min_u64(offset, size));
+        w->len = 0;
+        int r = source_read(w->source, w->buf, fill, offset);
+        if (r < 0)
+            return r;
+        w->offset = offset;
+        w->len = fill;
+    }
+    *ret_bytes = w->buf + (offset - w->offset);
+    return 0;
+}
+
+/* ---- the end ---- */
+
+static int zip_damaged(struct zip *z, uint64_t offset, const char *what)
+{
+    fault_set(z->fault, -EUCLEAN, z->name, offset, "%s", what);
+    fault_advise(z->fault, "make the archive again, or copy it again");
+    return -EUCLEAN;
+}
+
+static int zip_read_fault(struct zip *z, int err, uint64_t offset)
+{
+    return fault_set(z->fault, err, z->name, offset, "read error: %s", fault_errno(err));
+}
+
+/* Bytes of the source's end, where the end of central directory is looked for. */
+static int read_tail(const struct source *source, uint8_t **ret_tail, size_t *ret_len)
+{
+    uint64_t size = source_size(source);
+    size_t len = (size_t)min_u64(size, ZIP_END_BYTES + ZIP_COMMENT_MAX);
+    auto_free uint8_t *tail = malloc(len ? len : 1);
+    if (!tail)
+        return -ENOMEM;
+    int r = source_read(source, tail, len, size - len);
+    if (r < 0)
+        return r;
+    *ret_tail = steal_ptr(&tail);
+    *ret_len = len;
+    return 0;
+}
+
+/* The zip64 end, if there is one. It lies right before its locator, or where that says. */
+static int read_end64(struct zip *z, uint64_t end_at, uint64_t *ret_directory_end)
+{
+    uint8_t locator[ZIP_LOCATOR_BYTES], bytes[ZIP_END64_BYTES];
+    uint64_t recorded, at = 0;
+    if (end_at < sizeof(locator) + sizeof(bytes))
+        return 0;
+    int r = source_read(z->source, locator, sizeof(locator), end_at - sizeof(locator));
+    if (r < 0)
+        return zip_read_fault(z, r, end_at - sizeof(locator));
+    if (!zip_read_locator(locator, &recorded))
+        return z->end.has_64
+                   ? zip_damaged(z, end_at, "the zip64 end of its directory is missing")
+                   : 0;
+    const uint64_t places[] = {recorded, end_at - sizeof(locator) - sizeof(bytes)};
+    bool found = false;
+    for (size_t i = 0; i < 2 && !found; i++) {
+        at = places[i];
+        if (at > end_at - sizeof(locator) - sizeof(bytes))
+            continue;
+        r = source_read(z->source, bytes, sizeof(bytes), at);
+        if (r < 0)
+            return zip_read_fault(z, r, at);
+        found = zip_read_end64(bytes, &z->end);
+    }
+    if (!found)
+        return zip_damaged(z, recorded, "the zip64 end of its directory is missing");
+    *ret_directory_end = at;
+    return 0;
+}
+
+static int find_directory(struct zip *z)
+{
+    auto_free uint8_t *tail = NULL;
+    size_t len, at;
+    int r = read_tail(z->source, &tail, &len);
+    if (r < 0)
+        return zip_read_fault(z, r, 0);
+    uint64_t size = source_size(z->source);
+    if (!zip_find_end(tail, len, &at))
+        return zip_damaged(z, size,
+                           "the archive is truncated: the directory at its end is missing");
+    uint64_t end_at = size - len + at, directory_end = end_at;
+    zip_read_end(tail + at, &z->end);
+    r = read_end64(z, end_at, &directory_end);
+    if (r < 0)
+        return r;
+    if (z->end.is_split) {
+        fault_set(z->fault, -EINVAL, NULL, end_at, "is one volume of a zip of several");
+        fault_advise(z->fault, "join them first: zip -s 0 FIRST.zip --out WHOLE.zip");
+        return -EINVAL;
+    }
+    if (z->end.directory_bytes > directory_end ||
+        z->end.directory_offset > directory_end - z->end.directory_bytes)
+        return zip_damaged(z, end_at,
+                           "its directory lies outside the archive: bytes are missing");
+    z->directory = directory_end - z->end.directory_bytes;
+    z->prefix = z->directory - z->end.directory_offset;
+    if (z->end.entries > z->end.directory_bytes / ZIP_ENTRY_BYTES)
+        return zip_damaged(z, end_at, "its directory is too short for its members");
+    return 0;
+}
+
+static int zip_probe(const struct source *source, const uint8_t *head, size_t head_len)
+{
+    if (head_len >= ZIP_END_BYTES &&
+        (memcmp(head, ZIP_LOCAL_MAGIC, 4) == 0 || memcmp(head, ZIP_END_MAGIC, 4) == 0 ||
+         memcmp(head, ZIP_SPANNED_MAGIC, 4) == 0))
+        return 1;
+    auto_free uint8_t *tail = NULL;
+    size_t len, at;
+    int r = read_tail(source, &tail, &len);
+    if (r < 0)
+        return r;
+    /* Behind something else: only if the file ends with it, to the byte. */
+    return zip_find_end(tail, len, &at) &&
+           at + ZIP_END_BYTES + bytes_le16(tail + at + 20) == len;
+}
+
+/* ---- members ---- */
+
+/* The error means that only this member can't be shown. */
+static int leave_out(struct zip *z, int err)
+{
+    if (!builder_may_leave_out(err) && err != -ENOTSUP)
+        return err;
+    int r = builder_leave_out(z->builder, z->fault);
+    *z->fault = (struct fault){0};
+    return r;
+}
+
+static int method_codec(uint16_t method, enum codec *ret_codec)
+{
+    switch (method) {
+    case ZIP_DEFLATED:
+        *ret_codec = CODEC_DEFLATE;
+        return 0;
+    case ZIP_ZSTD:
+        *ret_codec = CODEC_ZSTD;
+        return 0;
+    case ZIP_XZ:
+        *ret_codec = CODEC_XZ;
+        return 0;
+    default:
+        return -ENOTSUP;
+    }
+}
+
+/* Can its content be shown? 0, -ENOTSUP with a fault, or -EUCLEAN for what can't be. */
+static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
+{
+    enum codec codec;
+    if (e->flags & (ZIP_ENCRYPTED | ZIP_HIDDEN))
+        return fault_set(z->fault, -ENOTSUP, z->name, at, "is encrypted");
+    if (e->flags & ZIP_PATCH)
+        return fault_set(z->fault, -ENOTSUP, z->name, at, "is a patch of another file");
+    if (e->method == ZIP_STORED)
+        return e->packed_bytes == e->size_bytes
+                   ? 0
+                   : zip_damaged(z, at, "is stored, and has two sizes");
+    if (method_codec(e->method, &codec) < 0)
+        return fault_set(z->fault, -ENOTSUP, z->name, at,
+                         "is compressed by method %u of zip, which onepot lacks", e->method);
+    if (codec == CODEC_DEFLATE && e->size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
+        return zip_damaged(z, at, "claims more bytes than its data can hold");
+    if (e->size_bytes > BLOCK_MAX || e->packed_bytes >= 1u << 31)
+        return fault_set(z->fault, -ENOTSUP, z->name, at,
+                         "is compressed, and longer than %u MiB", BLOCK_MAX >> 20);
+    return 0;
+}
+
+/* Where the member's data begins. */
+static int find_data(struct zip *z, const struct zip_entry *e, uint64_t at, uint64_t *ret_data)
+{
+    const uint8_t *bytes;
+    size_t len;
+    uint64_t header_bytes, end;
+    int r = window_get(&z->headers, at, ZIP_LOCAL_BYTES + e->raw_name_len, &bytes, &len);
+    if (r < 0)
+        return zip_read_fault(z, r, at);
+    const char *wrong = len < ZIP_LOCAL_BYTES ? "has its header outside the archive"
+                                              : zip_check_local(bytes, len, e, &header_bytes);
+    if (wrong)
+        return zip_damaged(z, at, wrong);
+    if (__builtin_add_overflow(at + header_bytes, e->packed_bytes, &end) || end > z->directory)
+        return zip_damaged(z, at, "has data that lies outside the archive");
+    *ret_data = at + header_bytes;
+    return vector_push(&z->ranges, (struct zip_range){at, end});
+}
+
+/* The target of a symbolic link is its content. */
+static int read_target(struct zip *z, const struct zip_entry *e, uint64_t data, char *target)
+{
+    if (e->size_bytes == 0 || e->size_bytes > INDEX_SYMLINK_MAX)
+        return fault_set(z->fault, -EINVAL, z->name, data,
+                         "is a symbolic link of %" PRIu64 " bytes", e->size_bytes);
+    if (e->method == ZIP_STORED)
+        return source_read(z->source, target, e->size_bytes, data);
+#ifdef HAVE_LIBDEFLATE
+    uint8_t packed[2 * INDEX_SYMLINK_MAX];
+    if (e->method == ZIP_DEFLATED && e->packed_bytes <= sizeof(packed)) {
+        int r = source_read(z->source, packed, e->packed_bytes, data);
+        struct libdeflate_decompressor *d = r == 0 ? libdeflate_alloc_decompressor() : NULL;
+        if (!d)
+            return r < 0 ? r : -ENOMEM;
+        enum libdeflate_result result = libdeflate_deflate_decompress(
+            d, packed, e->packed_bytes, target, e->size_bytes, NULL);
+        libdeflate_free_decompressor(d);
+        return result == LIBDEFLATE_SUCCESS ? 0 : zip_damaged(z, data, "is damaged");
+    }
+#endif
+    return fault_set(z->fault, -ENOTSUP, z->name, data,
+                     "is a symbolic link that is compressed");
+}
+
+/* Add a compressed file: one block, which nobody else shares. */
+static int add_block(struct zip *z, const struct zip_entry *e, uint32_t inode, uint64_t data)
+{
+    struct builder_block block = {
+        .source_offset = data,
+        .packed_bytes = (uint32_t)e->packed_bytes,
+        .block_bytes = (uint32_t)e->size_bytes,
+    };
+    struct builder_piece piece = {.length = e->size_bytes};
+    method_codec(e->method, &block.codec);
+    z->largest_block = max_u32(z->largest_block, block.block_bytes);
+    int r = builder_add_fragment(z->builder, &block, &piece.fragment);
+    if (r == 0)
+        r = builder_set_pieces(z->builder, inode, &piece, 1);
+    return r;
+}
+
+static int add_typed(struct zip *z, const struct zip_entry *e, struct builder_member *member)
+{
+    uint64_t data = 0;
+    uint32_t inode;
+    char target[INDEX_SYMLINK_MAX];
+    int r =
+        S_ISREG(e->mode) || S_ISLNK(e->mode) ? check_content(z, e, member->header_offset) : 0;
+    if (r == 0)
+        r = find_data(z, e, member->header_offset, &data);
+    if (r == 0 && S_ISLNK(e->mode)) {
+        r = read_target(z, e, data, target);
+        member->symlink = target;
+        member->symlink_len = e->size_bytes;
+        member->mode = S_IFLNK | 0777; /* what the system shows, whatever was stored */
+    } else if (S_ISREG(e->mode)) {
+        member->size_bytes = e->size_bytes;
+        member->data = e->method == ZIP_STORED || !e->size_bytes ? DATA_STORED : DATA_BLOCKS;
+        member->data_offset = data;
+    } else if (!S_ISDIR(e->mode) && !S_ISFIFO(e->mode) && !S_ISSOCK(e->mode)) {
+        r = r < 0 ? r
+                  : fault_set(z->fault, -ENOTSUP, z->name, data,
+                              "is a device, whose number a zip lacks");
+    }
+    if (r == 0)
+        r = builder_add(z->builder, (const char *)e->name, e->name_len, member, z->fault,
+                        &inode);
+    if (r == 0 && member->data == DATA_BLOCKS)
+        r = add_block(z, e, inode, data);
+    if (r == 0 && S_ISREG(e->mode))
+        r = builder_set_sum(z->builder, inode, e->crc32);
+    return r;
+}
+
+static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
+{
+    struct builder_member member = {
+        .mode = e->mode,
+        .uid = e->uid,
+        .gid = e->gid,
+        .mtime_sec = e->mtime_sec,
+        .mtime_nsec = e->mtime_nsec,
+        .data = DATA_STORED,
+    };
+    size_t keep = min_u64(e->name_len, sizeof(z->name) - 1);
+    memcpy(z->name, e->name, keep);
+    z->name[keep] = '\0';
+    if (__builtin_add_overflow(z->prefix, e->local_offset, &member.header_offset))
+        return zip_damaged(z, record, "has its header outside the archive");
+    if (memchr(e->name, '\0', e->name_len) || e->name_len == 0)
+        return leave_out(
+            z, fault_set(z->fault, -EINVAL, z->name, record,
+                         e->name_len ? "has a name with a zero byte" : "has no name"));
+    int r = add_typed(z, e, &member);
+    if (r < 0)
+        r = leave_out(z, r);
+    return r;
+}
+
+static int read_directory(struct zip *z)
+{
+    uint64_t at = z->directory, end = z->directory + z->end.directory_bytes;
+    for (uint64_t i = 0; i < z->end.entries; i++) {
+        const uint8_t *bytes;
+        size_t len, record_bytes;
+        struct zip_entry entry;
+        int r = window_get(&z->entries, at, ZIP_ENTRY_MAX, &bytes, &len);
+        if (r < 0)
+            return zip_read_fault(z, r, at);
+        len = min_u64(len, end - at);
+        record_bytes = len < ZIP_ENTRY_BYTES ? 0 : zip_entry_bytes(bytes);
+        if (record_bytes == 0 || record_bytes > len)
+            return zip_damaged(z, at,
+                               "is followed by a damaged entry of the central directory");
+        const char *wrong = zip_read_entry(bytes, &entry);
+        if (wrong)
+            return zip_damaged(z, at, wrong);
+        r = add_entry(z, &entry, at);
+        if (r < 0)
+            return r;
+        at += record_bytes;
+        if (i % PROGRESS_MEMBERS == 0) {
+            z->progress->members = i;
+            z->progress->bytes_done = at - z->directory;
+        }
+    }
+    z->name[0] = '\0';
+    return 0;
+}
+
+static int compare_ranges(const void *a, const void *b)
+{
+    const struct zip_range *x = a, *y = b;
+    return (x->start > y->start) - (x->start < y->start);
+}
+
+static int check_overlaps(struct zip *z)
+{
+    bool is_sorted = true;
+    for (size_t i = 1; i < z->ranges.count && is_sorted; i++)
+        is_sorted = z->ranges.at[i - 1].start <= z->ranges.at[i].start;
+    if (!is_sorted)
+        qsort(z->ranges.at, z->ranges.count, sizeof(struct zip_range), compare_ranges);
+    for (size_t i = 1; i < z->ranges.count; i++)
+        if (z->ranges.at[i].start < z->ranges.at[i - 1].end)
+            return zip_damaged(z, z->ranges.at[i].start, "two members overlap here");
+    return 0;
+}
+
+static int zip_index(struct source *source, struct builder *builder,
+                     struct builder_header *header, struct progress *progress,
+                     struct fault *fault)
+{
+    struct zip z = {.source = source, .builder = builder, .progress = progress, .fault = fault};
+    int r = find_directory(&z);
+    if (r == 0)
+        r = window_open(&z.entries, source, WINDOW_BYTES);
+    if (r == 0)
+        r = window_open(&z.headers, source, LOCAL_WINDOW_BYTES);
+    progress->members_total = z.end.entries;
+    progress->bytes_total = z.end.directory_bytes;
+    if (r == 0)
+        r = read_directory(&z);
+    if (r == 0)
+        r = check_overlaps(&z);
+    progress->members = z.end.entries;
+    header->sum_kind = SUM_CRC32;
+    header->block_bytes = z.largest_block;
+    free(z.entries.buf);
+    free(z.headers.buf);
+    vector_free(&z.ranges);
+    return r;
+}
+
+static const char *const endings[] = {".zip", NULL};
+
+const struct backend backend_zip = {
+    .name = "zip",
+    .file = "a zip",
+    .endings = endings,
+    .format = FORMAT_ZIP,
+    .probe = zip_probe,
+    .index = zip_index,
+};

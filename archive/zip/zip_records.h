@@ -1,0 +1,95 @@
+/*
+ * The records of a zip (PKWARE's APPNOTE.TXT 6.3), as bytes. Nothing here allocates, reads a
+ * source or keeps state: each function takes bytes and says what they mean, or that they make
+ * no sense.
+ *
+ * Threads: any.
+ */
+#ifndef ONEPOT_ZIP_RECORDS_H
+#define ONEPOT_ZIP_RECORDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ZIP_END_BYTES 22u     /* end of central directory, without its comment */
+#define ZIP_LOCATOR_BYTES 20u /* of the zip64 end, right before the end */
+#define ZIP_END64_BYTES 56u   /* zip64 end of central directory */
+#define ZIP_ENTRY_BYTES 46u   /* entry of the central directory, without names */
+#define ZIP_LOCAL_BYTES 30u   /* local header, without names */
+#define ZIP_COMMENT_MAX 65535u
+#define ZIP_ENTRY_MAX (ZIP_ENTRY_BYTES + 3 * 65535u)
+
+#define ZIP_LOCAL_MAGIC "PK\3\4"
+#define ZIP_END_MAGIC "PK\5\6"
+#define ZIP_SPANNED_MAGIC "PK\7\10" /* before the first member of what was to be split */
+
+enum zip_method {
+    ZIP_STORED = 0,
+    ZIP_DEFLATED = 8,
+    ZIP_ZSTD = 93,
+    ZIP_XZ = 95,
+};
+
+enum zip_flag {
+    ZIP_ENCRYPTED = 1u << 0,
+    ZIP_HAS_DESCRIPTOR = 1u << 3, /* sizes and CRC-32 follow the data */
+    ZIP_PATCH = 1u << 5,
+    ZIP_HIDDEN = 1u << 13, /* the local header is masked: an encrypted directory */
+};
+
+/* Where the central directory is. */
+struct zip_end {
+    uint64_t entries;
+    uint64_t directory_bytes;
+    uint64_t directory_offset; /* as recorded: from the first byte of the first volume */
+    bool is_split;             /* one of several volumes */
+    bool has_64;               /* some values are in the zip64 end */
+};
+
+/*
+ * Find the end of central directory in `tail`, the last bytes of the file (ZIP_END_BYTES +
+ * ZIP_COMMENT_MAX of them, or the whole file). One whose comment reaches the end of the file
+ * exactly is preferred to a later one. False: there is none.
+ */
+bool zip_find_end(const uint8_t *tail, size_t len, size_t *ret_at);
+
+void zip_read_end(const uint8_t bytes[ZIP_END_BYTES], struct zip_end *ret_end);
+
+/* Offset of the zip64 end, as recorded. False: these bytes are no locator. */
+bool zip_read_locator(const uint8_t bytes[ZIP_LOCATOR_BYTES], uint64_t *ret_offset);
+
+/* False: these bytes are no zip64 end. */
+bool zip_read_end64(const uint8_t bytes[ZIP_END64_BYTES], struct zip_end *ret_end);
+
+/* A member, as the central directory has it. Names are not terminated. */
+struct zip_entry {
+    const uint8_t *name; /* in UTF-8 where the archive has that */
+    size_t name_len;
+    const uint8_t *raw_name; /* as in the local header */
+    size_t raw_name_len;
+    uint16_t method, flags;
+    uint32_t crc32;
+    uint64_t packed_bytes, size_bytes;
+    uint64_t local_offset; /* as recorded */
+    uint32_t mode;         /* with type; from the DOS attributes where Unix' are not there */
+    uint32_t uid, gid;     /* 0 where they are not recorded */
+    int64_t mtime_sec;
+    uint32_t mtime_nsec;
+    size_t record_bytes; /* of the whole entry */
+};
+
+/* How many bytes the entry at `bytes` (ZIP_ENTRY_BYTES of it) has. 0: it is none. */
+size_t zip_entry_bytes(const uint8_t *bytes);
+
+/* Read an entry of record_bytes bytes. NULL, or what is wrong with it. */
+const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry);
+
+/*
+ * Compare a local header (ZIP_LOCAL_BYTES, followed by its name as far as `len` goes) with its
+ * entry: NULL and the number of bytes up to the data, or how the two disagree.
+ */
+const char *zip_check_local(const uint8_t *bytes, size_t len, const struct zip_entry *entry,
+                            uint64_t *ret_header_bytes);
+
+#endif

@@ -1,0 +1,292 @@
+"""Zips as directories, beside what Python's zipfile reads of them, and zips that lie."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import random
+import stat
+import struct
+import sys
+import warnings
+import zipfile
+import zlib
+
+import harness
+from harness import check, check_equal, onepot
+
+STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+
+
+def content(seed, size):
+    """Compresses to about a half."""
+    rng = random.Random(seed)
+    return bytes(rng.choice(b"abcdefgh") for _ in range(min(size, 5000))) * (size // 5000 + 1)
+
+
+def entry(name, mode=0o100644, date=(2020, 2, 29, 12, 34, 56)):
+    info = zipfile.ZipInfo(name, date)
+    info.create_system = 3
+    info.external_attr = mode << 16
+    return info
+
+
+def make(path, members, **options):
+    """members: (ZipInfo or name, bytes, method)."""
+    with zipfile.ZipFile(path, "w", **options) as z:
+        for name, data, method in members:
+            z.writestr(name, data, method)
+    return path
+
+
+def mixed():
+    members = [(entry("readme"), b"hello\n", STORED), (entry("empty"), b"", DEFLATED),
+               (entry("d/", 0o40750), b"", STORED), (entry("d/é\n"), b"odd", DEFLATED),
+               (entry("link", 0o120777), b"readme", STORED),
+               (entry("packed link", 0o120777), b"d/../readme" * 20, DEFLATED),
+               (entry("run", 0o100755), content(1, 70000), DEFLATED)]
+    for i in range(200):
+        members.append((entry(f"many/{i % 7}/{i}"), content(i, i * 321 % 40000),
+                        DEFLATED if i % 3 else STORED))
+    return members
+
+
+def check_same(mount, path, leave=()):
+    """The mounted tree is what zipfile says."""
+    seen = 0
+    with zipfile.ZipFile(path) as z:
+        for info in z.infolist():
+            if info.filename in leave:
+                continue
+            there = os.lstat(mount / info.filename)
+            mode = info.external_attr >> 16
+            check_equal(stat.S_IFMT(there.st_mode), stat.S_IFMT(mode), info.filename)
+            if stat.S_ISREG(mode):
+                with open(mount / info.filename, "rb") as f:
+                    check(f.read() == z.read(info), f"{info.filename} differs")
+                check_equal(there.st_mode & 0o7777, mode & 0o7777, f"mode of {info.filename}")
+            elif stat.S_ISLNK(mode):
+                check_equal(os.fsencode(os.readlink(mount / info.filename)), z.read(info),
+                            info.filename)
+            seen += 1
+    return seen
+
+
+def test_mount_shows_what_zipfile_reads(work):
+    path = make(work / "a.zip", mixed())
+    with work.mount(path) as mount:
+        check_equal(check_same(mount, path), 207, "members")
+        check_equal(os.stat(mount / "readme").st_mtime, 1582979696, "a DOS time, taken as UTC")
+        stat_text = mount.stat()
+        check(stat_text, "no report")
+
+
+def test_all_commands(work):
+    path = make(work / "a.zip", mixed())
+    onepot("verify", path)
+    onepot("index", path)
+    check_equal(onepot("cat", path, "readme").stdout, b"hello\n", "cat")
+    check_equal(len(onepot("ls", "--path", "many/3", path).stdout.split()), 29, "names")
+    onepot("extract", path, "-C", work / "out")
+    check_same(pathlib.Path(work / "out"), path)
+    onepot("pack", "-o", work / "b.tar", path)
+    onepot("extract", work / "b.tar", "-C", work / "again")
+    check_same(pathlib.Path(work / "again"), path)
+    info, = json.loads(onepot("info", "--json", path).stdout)
+    check_equal((info["format"], info["files"]), ("zip", 204), "info")
+
+
+def test_data_descriptors_prefix_comment_and_zip64(work):
+    class Pipe(io.RawIOBase):
+        """Can't seek: sizes come after the data."""
+        def __init__(self, path):
+            self.file = open(path, "wb")  # closed below
+
+        def writable(self):
+            return True
+
+        def write(self, data):
+            return self.file.write(data)
+
+    pipe = Pipe(work / "stream.zip")
+    make(pipe, mixed())
+    pipe.file.close()
+    plain = pathlib.Path(make(work / "a.zip", mixed())).read_bytes()
+    pathlib.Path(work / "prefix.zip").write_bytes(b"#!/bin/sh\nexit 1\n" * 99 + plain)
+    with zipfile.ZipFile(work / "comment.zip", "w") as z:
+        for name, data, method in mixed():
+            z.writestr(name, data, method)
+        z.comment = b"PK\5\6 is what an end begins with, " * 900
+    with zipfile.ZipFile(work / "large.zip", "w") as z:
+        for name, data, method in mixed():
+            name.compress_type = method
+            with z.open(name, "w", force_zip64=True) as f:
+                f.write(data)
+    for name in ("stream.zip", "prefix.zip", "comment.zip", "large.zip"):
+        onepot("verify", work / name)
+        with work.mount(work / name, name=name + ".d") as mount:
+                # zipfile takes the comment for the end
+            oracle = "a.zip" if name == "comment.zip" else name
+            check_equal(check_same(mount, work / oracle), 207, name)
+
+
+def test_more_members_than_16_bits_can_count(work):
+    path = make(work / "a.zip", [(entry(f"{i % 100}/{i}"), b"%d" % i, STORED) for i in range(66000)])
+    with work.mount(path) as mount:
+        for i in (0, 1, 33333, 65999):
+            check_equal(pathlib.Path(mount / f"{i % 100}/{i}").read_bytes(), b"%d" % i, f"file {i}")
+        check_equal(sum(len(f) for _, _, f in os.walk(mount / ".")), 66000, "files")
+
+
+def test_times_and_owners_of_extra_fields(work):
+    members = []
+    for name, extra in (("ut", struct.pack("<HHBi", 0x5455, 5, 1, -5)),
+                        ("ntfs", struct.pack("<HHIHHQQQ", 10, 32, 0, 1, 24,
+                                             (1500000000 + 11644473600) * 10**7 + 1234567, 0, 0)),
+                        ("ux", struct.pack("<HHBBIBI", 0x7875, 11, 1, 4, 1234, 4, 5678)),
+                        ("cut", struct.pack("<HHB", 0x5455, 99, 1))):
+        info = entry(name)
+        info.extra = extra
+        members.append((info, b"x", STORED))
+    with work.mount(make(work / "a.zip", members)) as mount:
+        check_equal(os.stat(mount / "ut").st_mtime, -5, "time of UT")
+        check_equal(os.stat(mount / "ntfs").st_mtime_ns, 1500000000123456700, "time of NTFS")
+        there = os.stat(mount / "ux")
+        check_equal((there.st_uid, there.st_gid), (1234, 5678), "owner")
+        check_equal(os.stat(mount / "cut").st_mtime, 1582979696, "time beside a field cut off")
+
+
+def test_names_are_bytes_unless_a_field_has_them_in_utf8(work):
+    plain = "caf_".encode()
+    raw = b"caf\x82"  # é in code page 437
+    data = bytearray(pathlib.Path(make(work / "a.zip", [(entry(plain.decode()), b"1", STORED)])).read_bytes())
+    pathlib.Path(work / "b.zip").write_bytes(bytes(data).replace(plain, raw))
+    with work.mount(work / "b.zip") as mount:
+        check_equal(os.listdir(os.fsencode(str(mount / "."))), [raw], "a name of bytes")
+    info = entry(plain.decode())
+    utf8 = "café".encode()
+    info.extra = struct.pack("<HHBI", 0x7075, 5 + len(utf8), 1, zlib.crc32(plain)) + utf8
+    with work.mount(make(work / "c.zip", [(info, b"1", STORED)]), name="c") as mount:
+        check_equal(os.listdir(mount / "."), ["café"], "the name in UTF-8")
+
+
+# ---- what is left out, and what is refused ----
+
+def change(path, to, what, after):
+    data = pathlib.Path(path).read_bytes()
+    check(what in data, f"there is no {what!r} to change")
+    pathlib.Path(to).write_bytes(data.replace(what, after))
+    return to
+
+
+def directory_of(data):
+    """Offsets of the entries of the central directory."""
+    at, = struct.unpack_from("<I", data, data.rindex(b"PK\5\6") + 16)
+    while data[at:at + 4] == b"PK\1\2":
+        yield at
+        at += 46 + sum(struct.unpack_from("<HHH", data, at + 28))
+
+
+def patched(path, to, field, form, value, which=0):
+    """Change one field of one entry of the directory."""
+    data = bytearray(pathlib.Path(path).read_bytes())
+    struct.pack_into(form, data, list(directory_of(data))[which] + field, value)
+    pathlib.Path(to).write_bytes(data)
+    return to
+
+
+def test_encrypted_and_unknown_methods_are_left_out_alone(work):
+    path = make(work / "a.zip", [(entry("one"), b"1", STORED), (entry("two"), b"2" * 100, DEFLATED),
+                                 (entry("three"), b"3" * 1000, zipfile.ZIP_LZMA)])
+    for what, field, value, words in (("locked", 8, 1, b"one: is encrypted"),
+                                      ("method", 10, 14, b"three: is compressed by method 14")):
+        zipped = patched(path, work / f"{what}.zip", field, "<H", value, 0 if what == "locked" else 2)
+        with work.mount(zipped, name=what) as mount:
+            check("two" in os.listdir(mount / "."), "the others are not there")
+        done = onepot("ls", zipped)
+        check(words in done.stderr, f"it says {done.stderr!r}")
+        check(onepot("verify", zipped, status=1), "it verifies")
+
+
+def test_directory_that_disagrees_with_headers_is_refused(work):
+    path = make(work / "a.zip", [(entry("one"), b"1" * 50, STORED), (entry("two"), b"2" * 500, DEFLATED)])
+    size = os.path.getsize(path)
+    for field, form, value, words in (
+            (10, "<H", 93, b"in one way by its header"), (16, "<I", 7, b"another size or sum"),
+            (24, "<I", 51, b""), (42, "<I", size, b"outside"), (42, "<I", 2**32 - 2, b"outside"),
+            (42, "<I", 3, b"no header where"), (20, "<I", size, b""), (34, "<H", 2, b"another volume"),
+            (28, "<H", 65535, b"damaged entry")):
+        zipped = patched(path, work / "bad.zip", field, form, value, 1)
+        done = onepot("ls", zipped, status=1)
+        check(words in done.stderr and b"two" in done.stderr or b"one" in done.stderr,
+              f"field {field}: {done.stderr!r}")
+    named = pathlib.Path(path).read_bytes().replace(b"two", b"tvo", 1)
+    pathlib.Path(work / "named.zip").write_bytes(named)
+    check(b"another name" in onepot("ls", work / "named.zip", status=1).stderr, "two names")
+
+
+def test_members_that_overlap_are_refused(work):
+    kernel = zlib.compress(b"\0" * 10**6, 9)[2:-4]
+    head = struct.pack("<4s5HIIIHH", b"PK\3\4", 20, 0, 8, 0, 33, zlib.crc32(b"\0" * 10**6),
+                       len(kernel), 10**6, 1, 0)
+    body = head + b"a" + kernel
+    record = struct.pack("<4s6HIIIHHHHHII", b"PK\1\2", 0x314, 20, 0, 8, 0, 33,
+                         zlib.crc32(b"\0" * 10**6), len(kernel), 10**6, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    records = record * 30000
+    end = struct.pack("<4s4HIIH", b"PK\5\6", 0, 0, 30000, 30000, len(records), len(body), 0)
+    pathlib.Path(work / "bomb.zip").write_bytes(body + records + end)
+    check(b"overlap" in onepot("ls", work / "bomb.zip", status=1).stderr, "a bomb is not refused")
+
+
+def test_claims_beyond_what_deflate_can_do_are_refused(work):
+    path = make(work / "a.zip", [(entry("one"), b"1" * 5000, DEFLATED)])
+    data = bytearray(pathlib.Path(path).read_bytes())
+    at = next(directory_of(data))
+    struct.pack_into("<I", data, at + 24, 2**31)
+    struct.pack_into("<I", data, 22, 2**31)
+    pathlib.Path(work / "b.zip").write_bytes(data)
+    check(b"claims more" in onepot("ls", work / "b.zip", status=1).stderr, "petabytes")
+
+
+def test_damaged_content_is_found(work):
+    path = make(work / "a.zip", [(entry("one"), content(1, 30000), DEFLATED), (entry("two"), b"2" * 99, STORED)])
+    data = bytearray(pathlib.Path(path).read_bytes())
+    for at, name in ((60, b"one"), (bytes(data).index(b"2" * 99), b"two")):
+        bad = bytearray(data)
+        bad[at] ^= 1
+        pathlib.Path(work / "bad.zip").write_bytes(bad)
+        done = onepot("verify", work / "bad.zip", status=1)
+        check(name in done.stderr, f"it says {done.stderr!r}")
+        with work.mount(work / "bad.zip", "--verify", name="v" + name.decode()) as mount:
+            with contextlib.suppress(OSError):
+                pathlib.Path(mount / name.decode()).read_bytes()
+                raise harness.Failure(f"{name} is read with a wrong sum")
+
+
+def test_every_truncation_is_refused(work):
+    whole = pathlib.Path(make(work / "a.zip", mixed()[:6])).read_bytes()
+    for size in list(range(4, len(whole))):
+        pathlib.Path(work / "cut.zip").write_bytes(whole[:size])
+        done = onepot("ls", work / "cut.zip", status=1)
+        check(done.stderr.startswith(b"onepot: ") and done.stderr.count(b"\n") == 1,
+              f"{size} bytes: {done.stderr!r}")
+
+
+def test_empty_zip_is_an_empty_directory(work):
+    path = make(work / "a.zip", [])
+    with work.mount(path) as mount:
+        check_equal(os.listdir(mount / "."), [], "names")
+
+
+def test_volume_of_several_is_refused(work):
+    data = bytearray(pathlib.Path(make(work / "a.zip", mixed())).read_bytes())
+    struct.pack_into("<HH", data, data.rindex(b"PK\5\6") + 4, 1, 1)
+    pathlib.Path(work / "a.z02").write_bytes(data)
+    check(b"one volume" in onepot("ls", work / "a.z02", status=1).stderr, "a volume")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    sys.setrecursionlimit(10000)
+    harness.main(globals())
