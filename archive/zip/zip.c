@@ -262,6 +262,8 @@ static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
     if (method_codec(e->method, &codec) < 0)
         return fault_set(z->fault, -ENOTSUP, z->name, at,
                          "is compressed by method %u of zip, which onepot lacks", e->method);
+    if (e->packed_bytes == 0 && e->size_bytes > 0)
+        return zip_damaged(z, at, "has no data, and claims some");
     if (codec == CODEC_DEFLATE && e->size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
         return zip_damaged(z, at, "claims more bytes than its data can hold");
     if (e->size_bytes > BLOCK_MAX || e->packed_bytes >= 1u << 31)
