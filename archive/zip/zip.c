@@ -35,7 +35,6 @@
 #include "vector.h"
 #include "zip_records.h"
 
-#define BLOCK_MAX (64u << 20)   /* of a compressed member; what codecs take */
 #define WINDOW_BYTES (1u << 20) /* of the directory at once; more than the longest entry */
 #define LOCAL_WINDOW_BYTES (32u << 10)
 #define DEFLATE_RATIO 1032u /* deflate can't do better */
@@ -230,27 +229,30 @@ static int leave_out(struct zip *z, int err)
     return r;
 }
 
-static int method_codec(uint16_t method, enum codec *ret_codec)
+/* A method whose members are blocks. */
+struct zip_codec {
+    uint16_t method;
+    enum codec codec;
+    uint32_t block_max; /* what the codec takes at once */
+};
+
+static const struct zip_codec *zip_codec_of(uint16_t method)
 {
-    switch (method) {
-    case ZIP_DEFLATED:
-        *ret_codec = CODEC_DEFLATE;
-        return 0;
-    case ZIP_ZSTD:
-        *ret_codec = CODEC_ZSTD;
-        return 0;
-    case ZIP_XZ:
-        *ret_codec = CODEC_XZ;
-        return 0;
-    default:
-        return -ENOTSUP;
-    }
+    static const struct zip_codec codecs[] = {
+        {ZIP_DEFLATED, CODEC_DEFLATE, 64u << 20},
+        {ZIP_ZSTD, CODEC_ZSTD, 64u << 20},
+        {ZIP_XZ, CODEC_XZ, 1u << 20},
+    };
+    for (size_t i = 0; i < sizeof(codecs) / sizeof(codecs[0]); i++)
+        if (codecs[i].method == method)
+            return &codecs[i];
+    return NULL;
 }
 
 /* Can its content be shown? 0, -ENOTSUP with a fault, or -EUCLEAN for what can't be. */
 static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
 {
-    enum codec codec;
+    const struct zip_codec *codec = zip_codec_of(e->method);
     if (e->flags & (ZIP_ENCRYPTED | ZIP_HIDDEN))
         return fault_set(z->fault, -ENOTSUP, z->name, at, "is encrypted");
     if (e->flags & ZIP_PATCH)
@@ -259,16 +261,17 @@ static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
         return e->packed_bytes == e->size_bytes
                    ? 0
                    : zip_damaged(z, at, "is stored, and has two sizes");
-    if (method_codec(e->method, &codec) < 0)
+    if (!codec)
         return fault_set(z->fault, -ENOTSUP, z->name, at,
                          "is compressed by method %u of zip, which onepot lacks", e->method);
     if (e->packed_bytes == 0 && e->size_bytes > 0)
         return zip_damaged(z, at, "has no data, and claims some");
-    if (codec == CODEC_DEFLATE && e->size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
+    if (codec->codec == CODEC_DEFLATE &&
+        e->size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
         return zip_damaged(z, at, "claims more bytes than its data can hold");
-    if (e->size_bytes > BLOCK_MAX || e->packed_bytes >= 1u << 31)
+    if (e->size_bytes > codec->block_max || e->packed_bytes >= 1u << 31)
         return fault_set(z->fault, -ENOTSUP, z->name, at,
-                         "is compressed, and longer than %u MiB", BLOCK_MAX >> 20);
+                         "is compressed, and longer than %u MiB", codec->block_max >> 20);
     return 0;
 }
 
@@ -323,9 +326,9 @@ static int add_block(struct zip *z, const struct zip_entry *e, uint32_t inode, u
         .source_offset = data,
         .packed_bytes = (uint32_t)e->packed_bytes,
         .block_bytes = (uint32_t)e->size_bytes,
+        .codec = zip_codec_of(e->method)->codec,
     };
     struct builder_piece piece = {.length = e->size_bytes};
-    method_codec(e->method, &block.codec);
     z->largest_block = max_u32(z->largest_block, block.block_bytes);
     int r = builder_add_fragment(z->builder, &block, &piece.fragment);
     if (r == 0)
