@@ -133,14 +133,29 @@ static void print_sizes(const struct survey *survey)
         print_histogram(survey);
 }
 
+/* The codecs of the archive's blocks: "zstd", or "deflate, xz" where each block names its own.
+ */
+static const char *codec_list(const struct index_info *info, char buf[96])
+{
+    size_t len = 0;
+    if (!info->codecs)
+        return codec_name(info->codec);
+    for (unsigned codec = 1; codec < CODEC_COUNT; codec++)
+        if (info->codecs & 1u << codec)
+            len += (size_t)snprintf(buf + len, 96 - len, "%s%s", len ? ", " : "",
+                                    codec_name((enum codec)codec));
+    return buf;
+}
+
 static void print_compression(const struct pot *pot, const struct index_info *info)
 {
+    char codecs[96];
     if (pot->compression)
         printf("  %-12s %s, of the whole archive\n", "compression", pot->compression);
-    else if (info->codec == CODEC_NONE)
+    else if (info->codec == CODEC_NONE && !info->codecs)
         printf("  %-12s none\n", "compression");
     else
-        printf("  %-12s %s, in blocks of at most %s\n", "compression", codec_name(info->codec),
+        printf("  %-12s %s, in blocks of at most %s\n", "compression", codec_list(info, codecs),
                cli_bytes(info->block_bytes));
 }
 
@@ -278,12 +293,13 @@ static void print_json(struct json *j, const struct pot *pot, const struct index
                        const struct survey *survey, const struct batch *batch)
 {
     uint64_t known = info->files + info->directories;
+    char codecs[96];
     json_open(j, NULL, '{');
     json_text(j, "archive", pot->path, SIZE_MAX);
     json_text(j, "format", pot->backend->name, SIZE_MAX);
     json_number(j, "size_bytes", pot->identity.size_bytes);
     json_text(j, "compression", pot->compression, SIZE_MAX);
-    json_text(j, "codec", codec_name(info->codec), SIZE_MAX);
+    json_text(j, "codec", codec_list(info, codecs), SIZE_MAX);
     json_number(j, "block_bytes", info->block_bytes);
     json_number(j, "entries", info->entries);
     json_number(j, "files", info->files);
