@@ -23,7 +23,6 @@ static const struct {
     {1024, "\xe2\xe1\xf5\xe0", 4, "is an EROFS image", "copy its files out and pack them"},
     {1080, "\x53\xef", 2, "is an image of ext2, ext3 or ext4", "copy its files out and pack them"},
     {32769, "CD001", 5, "is an ISO 9660 image", "make it a tar: bsdtar -cf FILE.tar @FILE.iso"},
-    {0, "PK\3\4", 4, "is a zip archive", "make it a tar: bsdtar -cf FILE.tar @FILE.zip"},
     {0, "\x89HDF\r\n\x1a\n", 8, "is an HDF5 file", NULL},
 };
 /* clang-format on */
