@@ -64,8 +64,8 @@ struct fetcher {
     int (*fetch)(void *ctx, void *scratch, const struct reader_want *wants, size_t count);
     void (*end)(void *scratch);
     /*
-     * Wants that are due before `due` are of no use any more. `is_new_order`: places that earlier wants
-     * were due at mean nothing now.
+     * Wants that are due before `due` are of no use any more. `is_new_order`: places that
+     * earlier wants were due at mean nothing now.
      */
     void (*passed)(void *ctx, uint64_t due, bool is_new_order);
 };

@@ -14,7 +14,8 @@
 static const struct cli_usage usage = {
     "clean", "[--job ID | --user NAME | --all]",
     "Remove what your ended jobs left on this node: mounts whose process was killed, their\n"
-    "state, and copies of archives. Nothing that is in use or has a living owner is removed.\n"};
+    "state, and copies of archives. Nothing that is in use or has a living owner is "
+    "removed.\n"};
 
 /* A user's name, or the number of a user who no longer has a name. */
 static int clean_user(const char *name)

@@ -257,7 +257,8 @@ static int parse_options(struct arguments *a, int argc, char **argv)
 {
     struct pack_options *o = &a->options;
     const struct cli_option options[] = {
-        {"-o, --output=OUT", "name of the archive (default: SRC.onepot.tar in the current directory)",
+        {"-o, --output=OUT",
+         "name of the archive (default: SRC.onepot.tar in the current directory)",
          .text = &o->output},
         {"-f, --force", "replace OUT if it exists", .flag = &o->overwrite},
         {"--exclude=GLOB",

@@ -45,7 +45,8 @@ struct readers {
     struct reader *reader[];            /* one an archive */
 };
 
-/* The memory that one thread needs to read: the scratch of each archive, made at its first use. */
+/* The memory that one thread needs to read: the scratch of each archive, made at its first use.
+ */
 struct cursor {
     struct readers *readers;
     struct cursor *next;
@@ -256,8 +257,8 @@ int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct rec
     if (len == 0)
         return 0;
     bool in_one_piece = record_offset(record) != RECORD_OFFSET_NONE;
-    if (in_one_piece && (source_keeps(pot->source) || dataset->maps[archive] ||
-                         !readers_keep(cursor->readers)))
+    if (in_one_piece &&
+        (source_keeps(pot->source) || dataset->maps[archive] || !readers_keep(cursor->readers)))
         return read_past_cache(cursor->readers, pot->source, buf, len,
                                record_offset(record) + offset);
     struct reader *reader = cursor->readers->reader[archive];

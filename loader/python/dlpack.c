@@ -3,8 +3,8 @@
  * header; version 0.8 (a capsule "dltensor") is what all consumers take, version 1
  * ("versioned") is for those that ask for it, and can tell that memory is read-only.
  *
- * Parts of a batch that a consumer has are counted in C, so that it is given back by any thread, without
- * the interpreter, also when that is about to end.
+ * Parts of a batch that a consumer has are counted in C, so that it is given back by any
+ * thread, without the interpreter, also when that is about to end.
  *
  * On a device the consumer's stream waits for the batch. Whether the consumer reads it in that
  * stream is not said: a consumer with streams of its own may name one that is there for this
