@@ -15,7 +15,7 @@ command:pkg-config pkg-config
 pkg:libxxhash libxxhash-dev
 pkg:libarchive libarchive-dev
 pkg:libzstd libzstd-dev
-pkg:fuse3 libfuse3-dev
+file:/usr/include/linux/fuse.h linux-libc-dev
 command:fusermount3 fuse3
 pkg:squashfuse libsquashfuse-dev
 pkg:libdeflate libdeflate-dev
@@ -27,6 +27,7 @@ pkg:liblzma liblzma-dev
 
 # shellcheck disable=SC2034
 test_needs='
+pkg:fuse3 libfuse3-dev
 pkg:check check
 file:/usr/bin/python3 python3
 pkg:python3 python3-dev
