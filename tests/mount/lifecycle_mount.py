@@ -115,7 +115,7 @@ def test_failures_are_one_line_and_leave_nothing(work):
             ([archive, "--subdir", "absent"], ["--subdir", "absent"]),
             ([archive, "--subdir", "readme"], ["--subdir"]),
             ([archive, "--at", "noise"], ["noise", "directory"]),
-            ([archive, "--at", "no/such/dir"], ["no/such/dir", "above it", "make that"]),
+            ([archive, "--at", "no/such/dir"], ["no/such/dir", "parent directory", "make that"]),
             ([archive, "--at", "full"], ["not empty", "nonempty"]),
             ([archive, "--owner", str(dead.pid)], ["--owner", str(dead.pid)]),
             ([archive, "--log", "no/such/log"], ["no/such/log"]),
