@@ -34,8 +34,9 @@ static inline void syscall_close_range(unsigned first, unsigned last)
     struct rlimit limit;
     if (first > last || syscall(SYS_close_range, first, last, 0u) == 0)
         return;
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > 65536)
-        limit.rlim_cur = 65536;
+    /* The kernel's default for the highest limit (fs.nr_open). */
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > 1u << 20)
+        limit.rlim_cur = 1u << 20;
     for (unsigned fd = first; fd <= last && fd < limit.rlim_cur; fd++)
         close((int)fd);
 }

@@ -24,6 +24,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "cleanup.h"
 #include "vector.h"
 
 #define NAME_BYTES 100u
@@ -353,10 +354,11 @@ static int pax_make_records(const struct pax_member *m, const struct pax_name *n
 static int pax_append_long_name(struct pax_buffer *buffer, char type, const char *bytes,
                                 size_t len)
 {
-    char *terminated = strndup(bytes, len);
-    int r = terminated ? pax_append_extension(buffer, type, terminated, len + 1) : -ENOMEM;
-    free(terminated);
-    return r;
+    auto_free char *terminated = calloc(1, len + 1);
+    if (!terminated)
+        return -ENOMEM;
+    memcpy(terminated, bytes, len);
+    return pax_append_extension(buffer, type, terminated, len + 1);
 }
 
 static int pax_append_extensions(struct pax_buffer *buffer, const struct pax_member *m,

@@ -218,7 +218,7 @@ int built_index_of_frames(struct opening *o, struct fault *fault)
     if (!o->compression || !o->pot->backend->index_packed)
         return OPENER_NOT_MINE;
     int r = built_and_save(o, o->compression, fault);
-    return r == -ENOTSUP ? OPENER_NOT_MINE : r;
+    return r == -ENOTSUP && !o->pot->index ? OPENER_NOT_MINE : r;
 }
 
 int built_index_open(struct opening *o, struct fault *fault)

@@ -30,6 +30,7 @@
 #endif
 
 #include "bytes.h"
+#include "checksum.h"
 #include "cleanup.h"
 #include "numbers.h"
 #include "vector.h"
@@ -74,7 +75,7 @@ struct zip {
 static int window_open(struct window *w, struct source *source, size_t bytes)
 {
     *w = (struct window){.source = source, .map = source_map(source), .size = bytes};
-    if (!w->map && !(w->buf = malloc(bytes)))
+    if (!w->map && !(w->buf = malloc(max_u64(bytes, ZIP_ENTRY_MAX))))
         return -ENOMEM;
     return 0;
 }
@@ -96,7 +97,7 @@ static int window_get(struct window *w, uint64_t offset, size_t len, const uint8
         return 0;
     }
     if (offset < w->offset || offset + len > w->offset + w->len) {
-        size_t fill = (size_t)min_u64(w->size, size - min_u64(offset, size));
+        size_t fill = (size_t)min_u64(max_u64(w->size, len), size - offset);
         w->len = 0;
         int r = source_read(w->source, w->buf, fill, offset);
         if (r < 0)
@@ -239,9 +240,13 @@ struct zip_codec {
 static const struct zip_codec *zip_codec_of(uint16_t method)
 {
     static const struct zip_codec codecs[] = {
+#ifdef HAVE_LIBDEFLATE
         {ZIP_DEFLATED, CODEC_DEFLATE, 64u << 20},
-        {ZIP_ZSTD, CODEC_ZSTD, 64u << 20},
+#endif
+#ifdef HAVE_XZ
         {ZIP_XZ, CODEC_XZ, 1u << 20},
+#endif
+        {ZIP_ZSTD, CODEC_ZSTD, 64u << 20},
     };
     for (size_t i = 0; i < sizeof(codecs) / sizeof(codecs[0]); i++)
         if (codecs[i].method == method)
@@ -294,14 +299,25 @@ static int find_data(struct zip *z, const struct zip_entry *e, uint64_t at, uint
     return vector_push(&z->ranges, (struct zip_range){at, end});
 }
 
+static int check_target(struct zip *z, const struct zip_entry *e, uint64_t data,
+                        const char *target)
+{
+    return checksum_available(SUM_CRC32) &&
+                   checksum_of(SUM_CRC32, target, e->size_bytes) != e->crc32
+               ? zip_damaged(z, data, "is a symbolic link whose sum is wrong")
+               : 0;
+}
+
 /* The target of a symbolic link is its content. */
 static int read_target(struct zip *z, const struct zip_entry *e, uint64_t data, char *target)
 {
     if (e->size_bytes == 0 || e->size_bytes > INDEX_SYMLINK_MAX)
         return fault_set(z->fault, -EINVAL, z->name, data,
                          "is a symbolic link of %" PRIu64 " bytes", e->size_bytes);
-    if (e->method == ZIP_STORED)
-        return source_read(z->source, target, e->size_bytes, data);
+    if (e->method == ZIP_STORED) {
+        int r = source_read(z->source, target, e->size_bytes, data);
+        return r < 0 ? zip_read_fault(z, r, data) : check_target(z, e, data, target);
+    }
 #ifdef HAVE_LIBDEFLATE
     uint8_t packed[2 * INDEX_SYMLINK_MAX];
     if (e->method == ZIP_DEFLATED && e->packed_bytes <= sizeof(packed)) {
@@ -312,7 +328,8 @@ static int read_target(struct zip *z, const struct zip_entry *e, uint64_t data, 
         enum libdeflate_result result = libdeflate_deflate_decompress(
             d, packed, e->packed_bytes, target, e->size_bytes, NULL);
         libdeflate_free_decompressor(d);
-        return result == LIBDEFLATE_SUCCESS ? 0 : zip_damaged(z, data, "is damaged");
+        return result == LIBDEFLATE_SUCCESS ? check_target(z, e, data, target)
+                                            : zip_damaged(z, data, "is damaged");
     }
 #endif
     return fault_set(z->fault, -ENOTSUP, z->name, data,
@@ -369,6 +386,14 @@ static int add_typed(struct zip *z, const struct zip_entry *e, struct builder_me
     return r;
 }
 
+/* The member that messages name from now on. */
+static void zip_set_name(struct zip *z, const struct zip_entry *e)
+{
+    size_t keep = min_u64(e->name_len, sizeof(z->name) - 1);
+    memcpy(z->name, e->name, keep);
+    z->name[keep] = '\0';
+}
+
 static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
 {
     struct builder_member member = {
@@ -379,9 +404,6 @@ static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
         .mtime_nsec = e->mtime_nsec,
         .data = DATA_STORED,
     };
-    size_t keep = min_u64(e->name_len, sizeof(z->name) - 1);
-    memcpy(z->name, e->name, keep);
-    z->name[keep] = '\0';
     if (__builtin_add_overflow(z->prefix, e->local_offset, &member.header_offset))
         return zip_damaged(z, record, "has its header outside the archive");
     if (memchr(e->name, '\0', e->name_len) || e->name_len == 0)
@@ -396,8 +418,8 @@ static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
 
 static int read_directory(struct zip *z)
 {
-    uint64_t at = z->directory, end = z->directory + z->end.directory_bytes;
-    for (uint64_t i = 0; i < z->end.entries; i++) {
+    uint64_t at = z->directory, end = z->directory + z->end.directory_bytes, i = 0;
+    for (; at < end; i++) {
         const uint8_t *bytes;
         size_t len, record_bytes;
         struct zip_entry entry;
@@ -405,11 +427,14 @@ static int read_directory(struct zip *z)
         if (r < 0)
             return zip_read_fault(z, r, at);
         len = min_u64(len, end - at);
+        if (zip_is_signature(bytes, len))
+            break;
         record_bytes = len < ZIP_ENTRY_BYTES ? 0 : zip_entry_bytes(bytes);
         if (record_bytes == 0 || record_bytes > len)
             return zip_damaged(z, at,
                                "is followed by a damaged entry of the central directory");
         const char *wrong = zip_read_entry(bytes, &entry);
+        zip_set_name(z, &entry);
         if (wrong)
             return zip_damaged(z, at, wrong);
         r = add_entry(z, &entry, at);
@@ -422,6 +447,11 @@ static int read_directory(struct zip *z)
         }
     }
     z->name[0] = '\0';
+    /* Without zip64, old programs store what 16 bits hold of the number. */
+    if (z->end.has_64 ? i != z->end.entries : (uint16_t)i != z->end.entries)
+        return zip_damaged(z, at,
+                           "its directory has another number of members than its end says");
+    z->end.entries = i;
     return 0;
 }
 
@@ -444,12 +474,30 @@ static int check_overlaps(struct zip *z)
     return 0;
 }
 
+/* What begins as a zip has a member at its start, so nothing was put in front of it. */
+static int check_front(struct zip *z)
+{
+    uint8_t magic[4];
+    if (z->prefix == 0)
+        return 0;
+    int r = source_read(z->source, magic, sizeof(magic), 0);
+    if (r < 0)
+        return zip_read_fault(z, r, 0);
+    return memcmp(magic, ZIP_LOCAL_MAGIC, 4) != 0
+               ? 0
+               : zip_damaged(z, 0,
+                             "the directory at its end is not its own: the archive was cut "
+                             "off, or has more than 4 GiB without zip64");
+}
+
 static int zip_index(struct source *source, struct builder *builder,
                      struct builder_header *header, struct progress *progress,
                      struct fault *fault)
 {
     struct zip z = {.source = source, .builder = builder, .progress = progress, .fault = fault};
     int r = find_directory(&z);
+    if (r == 0)
+        r = check_front(&z);
     if (r == 0)
         r = window_open(&z.entries, source, WINDOW_BYTES);
     if (r == 0)
@@ -476,6 +524,7 @@ const struct backend backend_zip = {
     .file = "a zip",
     .endings = endings,
     .format = FORMAT_ZIP,
+    .least_memory_bytes = UINT64_C(4) << 30, /* members may be smaller than a tar's blocks */
     .probe = zip_probe,
     .index = zip_index,
 };

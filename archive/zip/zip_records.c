@@ -53,8 +53,9 @@ void zip_read_end(const uint8_t bytes[ZIP_END_BYTES], struct zip_end *ret_end)
         .directory_offset = bytes_le32(bytes + 16),
     };
     uint16_t volume = bytes_le16(bytes + 4), first = bytes_le16(bytes + 6);
-    end.has_64 = entries == UINT16_MAX || end.directory_bytes == UINT32_MAX ||
-                 end.directory_offset == UINT32_MAX || volume == UINT16_MAX;
+    /* A count of 65535 may be just that: Python writes it without zip64. */
+    end.has_64 = end.directory_bytes == UINT32_MAX || end.directory_offset == UINT32_MAX ||
+                 volume == UINT16_MAX;
     end.is_split =
         !end.has_64 && (volume != 0 || first != 0 || bytes_le16(bytes + 8) != entries);
     *ret_end = end;
@@ -91,6 +92,12 @@ size_t zip_entry_bytes(const uint8_t *bytes)
         return 0;
     return (size_t)ZIP_ENTRY_BYTES + bytes_le16(bytes + 28) + bytes_le16(bytes + 30) +
            bytes_le16(bytes + 32);
+}
+
+bool zip_is_signature(const uint8_t *bytes, size_t len)
+{
+    return len >= 6 && memcmp(bytes, "PK\5\5", 4) == 0 &&
+           (size_t)6 + bytes_le16(bytes + 4) == len;
 }
 
 /* Days from 1970-01-01 to a day of the Gregorian calendar. */
@@ -255,7 +262,8 @@ const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
 }
 
 /*
- * Method and name must be the same in both. Sizes and sum, too, unless they follow the data;
+ * Method and name must be the same in both. Sizes and sum, too, unless they follow the data or
+ * are 0, as some writers leave them;
  * where they were too large for 32 bits, the local header has them in a field of its own, which
  * nobody reads, since the directory counts.
  */
@@ -266,7 +274,8 @@ const char *zip_check_local(const uint8_t *bytes, size_t len, const struct zip_e
         return "has no header where the central directory says";
     size_t name_len = bytes_le16(bytes + 26);
     uint16_t flags = bytes_le16(bytes + 6);
-    uint32_t packed = bytes_le32(bytes + 18), size = bytes_le32(bytes + 22);
+    uint32_t crc32 = bytes_le32(bytes + 14), packed = bytes_le32(bytes + 18),
+             size = bytes_le32(bytes + 22);
     if (bytes_le16(bytes + 8) != entry->method)
         return "is compressed in one way by its header and in another by the central directory";
     if (len < ZIP_LOCAL_BYTES + name_len)
@@ -275,9 +284,9 @@ const char *zip_check_local(const uint8_t *bytes, size_t len, const struct zip_e
         memcmp(bytes + ZIP_LOCAL_BYTES, entry->raw_name, name_len) != 0)
         return "has another name in its header than in the central directory";
     if (!((flags | entry->flags) & ZIP_HAS_DESCRIPTOR) &&
-        ((packed != UINT32_MAX && packed != entry->packed_bytes) ||
-         (size != UINT32_MAX && size != entry->size_bytes) ||
-         bytes_le32(bytes + 14) != entry->crc32))
+        ((packed && packed != UINT32_MAX && packed != entry->packed_bytes) ||
+         (size && size != UINT32_MAX && size != entry->size_bytes) ||
+         (crc32 && crc32 != entry->crc32)))
         return "has another size or sum in its header than in the central directory";
     *ret_header_bytes = (uint64_t)ZIP_LOCAL_BYTES + name_len + bytes_le16(bytes + 28);
     return NULL;

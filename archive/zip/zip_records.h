@@ -82,6 +82,9 @@ struct zip_entry {
 /* How many bytes the entry at `bytes` (ZIP_ENTRY_BYTES of it) has. 0: it is none. */
 size_t zip_entry_bytes(const uint8_t *bytes);
 
+/* Is this a digital signature of the directory, which ends it? */
+bool zip_is_signature(const uint8_t *bytes, size_t len);
+
 /* Read an entry of record_bytes bytes. NULL, or what is wrong with it. */
 const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry);
 

@@ -253,7 +253,7 @@ static void follow_end_wait(struct follow *f, uint64_t place)
 /* Nobody will ask for what waits before this place. */
 static void follow_leave_behind(struct follow *f, uint64_t until)
 {
-    for (; f->settled < until; f->settled++) {
+    for (; f->settled < until && f->waiting > 0; f->settled++) {
         uint8_t *state = follow_state(f, f->settled);
         if (!waits(*state))
             continue;
@@ -261,6 +261,7 @@ static void follow_leave_behind(struct follow *f, uint64_t until)
         follow_end_wait(f, f->settled);
         f->stats->unused++;
     }
+    f->settled = max_u64(f->settled, until);
 }
 
 /* ---- reads ---- */

@@ -105,8 +105,13 @@ static int compare_paths(const void *a, const void *b)
 
 static int folder_visit_class(struct folder_walk *w, uint32_t entry, const struct node *node)
 {
-    int r = folder_visit_place(w, entry, node);
-
+    (void)entry;
+    if (!S_ISDIR(node->mode))
+        return 0;
+    char *own = strdup(""); /* it sorts before what is below it */
+    int r = own ? vector_push(&w->places, (struct place){node->position, own}) : -ENOMEM;
+    if (r < 0)
+        free(own);
     for (size_t i = 0; r == 0 && i < w->places.count; i++)
         r = folder_walk_children(w, w->places.at[i].directory, folder_visit_place);
     if (r == 0 && w->places.count > 1)

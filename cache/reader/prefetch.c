@@ -95,7 +95,10 @@ static int prefetch_want(struct prefetch *p, const struct reader_want *want)
 int reader_prefetch(struct reader *reader, struct reader_scratch *scratch,
                     const struct reader_want *wants, size_t count)
 {
-    struct prefetch p = {.reader = reader, .scratch = scratch};
+    struct prefetch p; /* its pieces are not cleared */
+    p.reader = reader;
+    p.scratch = scratch;
+    p.count = 0;
     int r = 0;
     for (size_t i = 0; r == 0 && i < count; i++)
         r = prefetch_want(&p, &wants[i]);

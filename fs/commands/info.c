@@ -140,6 +140,7 @@ static const char *codec_list(const struct index_info *info, char buf[96])
     size_t len = 0;
     if (!info->codecs)
         return codec_name(info->codec);
+    snprintf(buf, 96, "unknown");
     for (unsigned codec = 1; codec < CODEC_COUNT; codec++)
         if (info->codecs & 1u << codec)
             len += (size_t)snprintf(buf + len, 96 - len, "%s%s", len ? ", " : "",

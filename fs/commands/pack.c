@@ -52,8 +52,9 @@ struct arguments {
     enum cli_progress_mode progress;
     bool quiet;
     bool has_rank, has_world;
-    uint64_t block_bytes, align_bytes; /* 0: the defaults */
-    const char *launcher;              /* that set the rank; NULL: none */
+    bool has_block, has_align;
+    uint64_t block_bytes, align_bytes;
+    const char *launcher; /* that set the rank; NULL: none */
     const char **excludes;
     struct opened *opened; /* one for each source */
     const struct input **inputs;
@@ -224,11 +225,10 @@ static int take_level(const struct cli_usage *u, void *ctx, const char *text)
     return 0;
 }
 
-/* 0 stands for an option that was not given. */
-static int check_power(const char *option, uint64_t bytes, uint32_t min, uint32_t max,
-                       uint32_t *ret_bytes)
+static int check_power(const char *option, bool given, uint64_t bytes, uint32_t min,
+                       uint32_t max, uint32_t *ret_bytes)
 {
-    if (bytes && (bytes < min || bytes > max || (bytes & (bytes - 1))))
+    if (given && (bytes < min || bytes > max || (bytes & (bytes - 1))))
         return cli_usage_error(&usage, "%s takes a power of two from %u to %u", option, min,
                                max);
     *ret_bytes = (uint32_t)bytes;
@@ -238,11 +238,11 @@ static int check_power(const char *option, uint64_t bytes, uint32_t min, uint32_
 static int check_format(struct arguments *a)
 {
     struct pack_options *o = &a->options;
-    int r = check_power("--block", a->block_bytes, WRITER_BLOCK_MIN, WRITER_BLOCK_MAX,
-                        &o->block_bytes);
+    int r = check_power("--block", a->has_block, a->block_bytes, WRITER_BLOCK_MIN,
+                        WRITER_BLOCK_MAX, &o->block_bytes);
     if (r == 0)
-        r = check_power("--align", a->align_bytes, PAX_BLOCK_BYTES, WRITER_ALIGN_MAX,
-                        &o->align_bytes);
+        r = check_power("--align", a->has_align, a->align_bytes, PAX_BLOCK_BYTES,
+                        WRITER_ALIGN_MAX, &o->align_bytes);
     if (r != 0)
         return r;
     if (o->block_bytes && !o->zstd_level)
@@ -286,9 +286,9 @@ static int parse_options(struct arguments *a, int argc, char **argv)
          "compress so much together, all of which a random read decompresses (4K to 8M, "
          "default "
          "512K)",
-         .size = &a->block_bytes},
+         .flag = &a->has_block, .size = &a->block_bytes},
         {"--align=BYTES", "begin the data of each file at a multiple of BYTES",
-         .size = &a->align_bytes},
+         .flag = &a->has_align, .size = &a->align_bytes},
         {"-j, --jobs=N",
          "read and compress with N threads; the archive is the same (default: 4, and up to 128 "
          "where reading is slow; one for each CPU to compress)",

@@ -27,6 +27,9 @@
 #ifndef FOPEN_NOFLUSH /* headers before Linux 5.16 */
 #define FOPEN_NOFLUSH (1u << 5)
 #endif
+#ifndef FUSE_NO_OPENDIR_SUPPORT /* headers before Linux 5.1 */
+#define FUSE_NO_OPENDIR_SUPPORT (1u << 24)
+#endif
 
 struct worker {
     struct session *session;

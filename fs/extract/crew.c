@@ -17,12 +17,13 @@
 
 static int worker_init(struct crew *crew, struct worker *w, unsigned number)
 {
+    const struct index_info *info = index_info(crew->pot->index);
     w->crew = crew;
     w->number = number;
     w->buffer = malloc(crew->buffer_bytes);
     int r = w->buffer ? 0 : -ENOMEM;
-    if (r == 0)
-        r = checksum_new(index_info(crew->pot->index)->sum_kind, &w->hash);
+    if (r == 0 && info->has_sums)
+        r = checksum_new(info->sum_kind, &w->hash);
     if (r == 0)
         r = content_new(crew->pot, crew->reader, CONTENT_OWN_BLOCKS, &w->content);
     return r;

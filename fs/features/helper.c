@@ -135,9 +135,10 @@ void helper_wake(struct helper *h)
         futex_wake(&h->asleep, 1, FUTEX_OF_PROCESS);
 }
 
-static _Atomic int32_t *pid_of(const struct helper *h, unsigned i)
+static void set_pid(struct helper *h, unsigned i, pid_t pid)
 {
-    return &h->session->config.counters->ahead_pids[h->slot + i];
+    atomic_store(&h->pids[i], pid);
+    atomic_store(&h->session->config.counters->ahead_pids[h->slot + i], pid);
 }
 
 static void start_child(struct helper *h, unsigned i, helper_work *work)
@@ -148,13 +149,13 @@ static void start_child(struct helper *h, unsigned i, helper_work *work)
     pid_t pid = h->stopped ? -1 : fork();
     if (pid == 0)
         child_main(h, work, parent);
-    atomic_store(pid_of(h, i), pid > 0 ? pid : 0);
+    set_pid(h, i, pid > 0 ? pid : 0);
     pthread_mutex_unlock(&h->lock);
 }
 
 static enum helper_outcome await_child(struct helper *h, unsigned i)
 {
-    pid_t pid = atomic_load(pid_of(h, i));
+    pid_t pid = atomic_load(&h->pids[i]);
     int status = 0;
     siginfo_t info;
 
@@ -165,7 +166,7 @@ static enum helper_outcome await_child(struct helper *h, unsigned i)
     pthread_mutex_lock(&h->lock); /* so that no other process is signalled */
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
-    atomic_store(pid_of(h, i), 0);
+    set_pid(h, i, 0);
     pthread_mutex_unlock(&h->lock);
     return WIFEXITED(status) ? (enum helper_outcome)WEXITSTATUS(status) : HELPER_FAILED;
 }
@@ -190,8 +191,8 @@ void helper_end(void *helper)
     pthread_mutex_lock(&h->lock);
     h->stopped = true;
     for (unsigned i = 0; i < h->children; i++)
-        if (atomic_load(pid_of(h, i)))
-            kill(atomic_load(pid_of(h, i)), SIGKILL);
+        if (atomic_load(&h->pids[i]))
+            kill(atomic_load(&h->pids[i]), SIGKILL);
     pthread_mutex_unlock(&h->lock);
     helper_wake(h);
 }

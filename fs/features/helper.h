@@ -40,7 +40,9 @@ struct helper {
     bool started;
     _Atomic uint32_t asleep; /* futex of the thread */
     unsigned slot, children; /* the places of its children in counters->ahead_pids */
-    pthread_mutex_t lock;    /* of the children's process IDs */
+    /* The same, which others can't change; 0: none. */
+    _Atomic int32_t pids[COUNTERS_AHEAD];
+    pthread_mutex_t lock; /* of the children's process IDs */
     bool stopped;
 };
 

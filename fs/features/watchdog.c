@@ -89,12 +89,13 @@ static int watchdog_before_read(void *state, struct read *read)
 {
     struct watchdog *d = state;
     struct loop *loop = &d->session->loop;
-    uint64_t now, last = atomic_load_explicit(&d->stalled_ns, memory_order_relaxed);
+    uint64_t last = atomic_load_explicit(&d->stalled_ns, memory_order_relaxed);
 
-    if (last == 0 || (now = now_ns()) - last > ASKED_AGAIN_NS)
+    if (last == 0 || now_ns() - last > ASKED_AGAIN_NS)
         return 0;
     pthread_mutex_lock(&loop->lock);
-    bool found = stalled_reads_take(&d->stalled, read->position, now);
+    bool found =
+        stalled_reads_take(&d->stalled, read->position, now_ns()); /* not before the lock */
     pthread_mutex_unlock(&loop->lock);
     return found ? -EIO : 0;
 }

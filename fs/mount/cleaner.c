@@ -85,6 +85,7 @@ int cleaner_own(const char *job)
             status = CLI_FAILED;
         unmounter_sweep_copy(slot->counters);
     }
+    slot_list_free(&list); /* with the locks taken above, which the sweep respects */
     unmounter_sweep_all(); /* leftovers that form no whole slot */
     stage_sweep(NULL);
     return status;

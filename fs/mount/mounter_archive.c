@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include "clock.h"
 #include "mounter_private.h"
 #include "numbers.h"
+#include "path.h"
 #include "read_list.h"
 #include "resolve.h"
 #include "source_retry.h"
@@ -205,6 +207,22 @@ static int open_order(struct mounter *m)
     return 0;
 }
 
+/* The daemon works in another directory. The file may not exist yet; a link is not followed. */
+static int record_path(const char *given, char ret_path[PATH_MAX])
+{
+    const char *name = path_base(given);
+    if (!*name)
+        return -EISDIR;
+    auto_free char *folder = path_folder(given);
+    if (!folder)
+        return -ENOMEM;
+    auto_free char *real = realpath(folder, NULL);
+    if (!real)
+        return -errno;
+    int n = snprintf(ret_path, PATH_MAX, "%s/%s", real[1] ? real : "", name);
+    return n >= PATH_MAX ? -ENAMETOOLONG : 0;
+}
+
 static int open_record(struct mounter *m)
 {
     const char *given = m->options->record;
@@ -213,9 +231,7 @@ static int open_record(struct mounter *m)
 
     if (!given)
         return 0;
-    /* The daemon works in another directory. The file may not exist yet. */
-    int r =
-        *given && given[strlen(given) - 1] == '/' ? -EISDIR : mountpoint_resolve(given, path);
+    int r = record_path(given, path);
     if (r == 0 && stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         r = S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
     if (r == 0)

@@ -38,7 +38,8 @@ static const long calls_of_files[] = {
 static bool asks_storage(const struct storage_watch *w)
 {
     char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/syscall", (int)w->thread_id);
+    /* Through self: where /proc is another PID namespace's, there is no such thread. */
+    snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", (int)w->thread_id);
     long call = proc_number(path, -1); /* "running" is no number */
     for (size_t i = 0; i < sizeof(calls_of_files) / sizeof(calls_of_files[0]); i++)
         if (call == calls_of_files[i])

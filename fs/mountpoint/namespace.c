@@ -193,7 +193,6 @@ static _Noreturn void namespace_child(int sock, const struct namespace *ns,
 
 /* ---- in the parent ---- */
 
-/* Open two descriptors in a folder of /proc. */
 /* Open the namespaces at two places, below a process's folder in /proc. */
 static int open_namespaces(struct namespace *ns, pid_t pid, const char *user, const char *mnt)
 {

@@ -158,16 +158,17 @@ int process_reap(pid_t pid, int *ret_status)
 int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms)
 {
     auto_close int ended = -1;
-    int fds[2], status = 0, r;
+    int fds[2] = {-1, -1}, status = 0, r;
 
-    if (pipe2(fds, O_CLOEXEC) < 0)
+    if (timeout_ms >= 0 && pipe2(fds, O_CLOEXEC) < 0)
         return -errno;
     ended = fds[0];
     pid_t pid = fork();
     if (pid == 0)
         _exit(-work(ctx));
     r = pid < 0 ? -errno : 0;
-    close(fds[1]); /* the child closes its copy by ending */
+    if (fds[1] >= 0)
+        close(fds[1]); /* the child closes its copy by ending */
     if (r < 0)
         return r;
     if (timeout_ms >= 0) {

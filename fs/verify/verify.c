@@ -212,7 +212,8 @@ static void check_member(struct worker *w, uint32_t position)
     struct verification *v = w->crew->job;
     struct node node;
     uint64_t where = FAULT_NO_OFFSET, sum = 0;
-    checksum_reset(w->hash);
+    if (v->has_sums)
+        checksum_reset(w->hash);
     int r = index_node(v->index, position, &node);
     if (r == 0)
         r = content_read(w->content, position, 0, node.size_bytes, take_bytes, w, &where);

@@ -131,12 +131,22 @@ def test_data_descriptors_prefix_comment_and_zip64(work):
             check_equal(check_same(mount, work / oracle), 207, name)
 
 
-def test_more_members_than_16_bits_can_count(work):
-    path = make(work / "a.zip", [(entry(f"{i % 100}/{i}"), b"%d" % i, STORED) for i in range(66000)])
-    with work.mount(path) as mount:
-        for i in (0, 1, 33333, 65999):
-            check_equal(pathlib.Path(mount / f"{i % 100}/{i}").read_bytes(), b"%d" % i, f"file {i}")
-        check_equal(sum(len(f) for _, _, f in os.walk(mount / ".")), 66000, "files")
+def test_as_many_members_as_16_bits_can_count_and_more(work):
+    for count in (65535, 65536, 66000):
+        path = make(work / f"{count}.zip",
+                    [(entry(f"{i % 100}/{i}"), b"%d" % i, STORED) for i in range(count)])
+        with work.mount(path, name=str(count)) as mount:
+            for i in (0, 1, 33333, count - 1):
+                check_equal(pathlib.Path(mount / f"{i % 100}/{i}").read_bytes(), b"%d" % i,
+                            f"file {i}")
+            check_equal(sum(len(f) for _, _, f in os.walk(mount / ".")), count, "files")
+
+
+def test_storage_that_is_not_mapped(work):
+    members = [*mixed(), (entry("n" * 40000), b"a name that nobody can show", STORED)]
+    path = make(work / "a.zip", members)
+    with work.mount(path, env=harness.environment(ONEPOT_ASSUME_REMOTE="1")) as mount:
+        check_equal(check_same(mount, path, leave=("n" * 40000,)), 207, "members")
 
 
 def test_times_and_owners_of_extra_fields(work):
@@ -277,6 +287,48 @@ def test_empty_zip_is_an_empty_directory(work):
     path = make(work / "a.zip", [])
     with work.mount(path) as mount:
         check_equal(os.listdir(mount / "."), [], "names")
+
+
+def test_number_of_members_that_is_not_the_directorys_is_refused(work):
+    data = bytearray(pathlib.Path(make(work / "a.zip", mixed())).read_bytes())
+    at = data.rindex(b"PK\5\6")
+    for count in (206, 208, 0):
+        struct.pack_into("<HH", data, at + 8, count, count)
+        pathlib.Path(work / "b.zip").write_bytes(data)
+        check(b"another number" in onepot("ls", work / "b.zip", status=1).stderr, f"{count}")
+    old = count_of_16_bits(work, 65540)
+    check_equal(len(onepot("ls", "-R", old).stdout.split()), 65540, "names of an old program's")
+
+
+def count_of_16_bits(work, count):
+    """A zip of a program that knows no zip64, and counts modulo 65536."""
+    body, records = bytearray(), bytearray()
+    for i in range(count):
+        name, at = b"%06d" % i, len(body)
+        body += struct.pack("<4s5HIIIHH", b"PK\3\4", 20, 0, 0, 0, 33, 0, 0, 0, len(name), 0) + name
+        records += struct.pack("<4s6HIIIHHHHHII", b"PK\1\2", 0x314, 20, 0, 0, 0, 33, 0, 0, 0,
+                               len(name), 0, 0, 0, 0, 0o100644 << 16, at) + name
+    end = struct.pack("<4s4HIIH", b"PK\5\6", 0, 0, count & 65535, count & 65535, len(records),
+                      len(body), 0)
+    pathlib.Path(work / "old.zip").write_bytes(body + records + end)
+    return work / "old.zip"
+
+
+def test_zip_cut_off_behind_one_in_it_is_not_that_one(work):
+    inner = pathlib.Path(make(work / "in.zip", [(entry("inside"), b"1", STORED)])).read_bytes()
+    path = make(work / "a.zip", [(entry("in.zip"), inner, STORED), (entry("other"), b"2", STORED)])
+    whole = pathlib.Path(path).read_bytes()
+    end = whole.index(inner) + len(inner)
+    for size in range(end, len(whole)):
+        pathlib.Path(work / "cut.zip").write_bytes(whole[:size])
+        onepot("ls", work / "cut.zip", status=1)
+
+
+def test_links_target_has_a_sum_too(work):
+    data = pathlib.Path(make(work / "a.zip", [(entry("l", 0o120777), b"readme", STORED)])).read_bytes()
+    pathlib.Path(work / "b.zip").write_bytes(data.replace(b"readme", b"reedme"))
+    check(b"l: is a symbolic link whose sum is wrong" in onepot("verify", work / "b.zip", status=1).stderr,
+          "the target")
 
 
 def test_volume_of_several_is_refused(work):

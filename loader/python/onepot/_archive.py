@@ -1,6 +1,7 @@
 """Archive: the samples of archives, and other selections of them."""
 import os
 from collections.abc import Sequence
+from operator import index
 
 from onepot import _core
 
@@ -17,9 +18,12 @@ def _texts(given):
 
 def _retries(given):
     """As the library counts: 0 is the default, and never has a number of its own."""
-    if given == _core.NEVER:
+    if given is None:
+        return 0
+    number = index(given)
+    if number == _core.NEVER:
         raise ValueError("retries are below %d" % _core.NEVER)
-    return 0 if given is None else given or _core.NEVER
+    return number or _core.NEVER
 
 
 class Archive(_core.Archive):
@@ -52,7 +56,7 @@ class Archive(_core.Archive):
         super().__init__(_texts(paths), _texts(filter), _texts(extensions),
                          dict(options, group=_GROUPS[group], retries=_retries(retries)))
         usual = Archive.__init__.__kwdefaults__
-        given = {name: value for name, value in options.items() if value != usual[name]}
+        given = {name: value for name, value in options.items() if value is not usual[name]}
         self._arguments = paths, given, ()
 
     def _part(self, method, *args):

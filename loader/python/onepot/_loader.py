@@ -37,10 +37,11 @@ def _images(shape, dtype, mean, scale):
         return None
     if not isinstance(shape, tuple) or len(shape) != 3:
         raise TypeError("images is (height, width, channels)")
-    if not 1 <= shape[2] <= 4:
+    channels = index(shape[2])
+    if not 1 <= channels <= 4:
         raise ValueError("images have 1 to 4 channels")
-    return (*shape, _FLOATS[dtype], _for_channels(mean, "mean", 0, shape[2]),
-            _for_channels(scale, "scale", 1, shape[2]))
+    return (*shape, _FLOATS[dtype], _for_channels(mean, "mean", 0, channels),
+            _for_channels(scale, "scale", 1, channels))
 
 
 def _milliseconds(seconds):

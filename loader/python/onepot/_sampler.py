@@ -32,9 +32,10 @@ class DistributedSampler(TorchAware, _core.Sampler):
 
     def __init__(self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0,
                  drop_last=False, *, block=0, window=0, worker=0, workers=0):
-        self._more = {"block": block, "window": window, "worker": worker, "workers": workers}
+        more = {"block": block, "window": window, "worker": worker, "workers": workers}
         super().__init__(_count(dataset), rank, num_replicas,
-                         dict(self._more, shuffle=shuffle, seed=seed, drop_last=drop_last))
+                         dict(more, shuffle=shuffle, seed=seed, drop_last=drop_last))
+        self._more = more
         self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
 
     @property
