@@ -98,9 +98,15 @@ int take_rank(PyObject *rank, PyObject *world, const char *world_name, uint64_t 
 
 /* ---- structs as dicts ---- */
 
-static void take_text(PyObject *value, const char **ret)
+static void take_text(PyObject *value, const char *name, const char **ret)
 {
-    Py_ssize_t len;
+    Py_ssize_t len = 0;
+    if (value != Py_None && !PyUnicode_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "%s must be str or None, not %.200s", name,
+                     Py_TYPE(value)->tp_name);
+        *ret = NULL;
+        return;
+    }
     *ret = value == Py_None ? NULL : PyUnicode_AsUTF8AndSize(value, &len);
     if (*ret && strlen(*ret) != (size_t)len)
         PyErr_SetString(PyExc_ValueError, "embedded null character");
@@ -126,7 +132,7 @@ static void take_field(const struct field *field, PyObject *value, void *at)
         *(bool *)at = is_true == (field->kind == FIELD_FLAG);
         break;
     case FIELD_TEXT:
-        take_text(value, at);
+        take_text(value, field->name, at);
         break;
     default:
         text = PyUnicode_AsUTF8(value);

@@ -80,7 +80,7 @@ class Archive(_core.Archive):
         return self._part("subset", tuple(indices))
 
     def _slice(self, key):
-        return self.subset(range(*key.indices(len(self))))
+        return Archive.subset(self, range(*key.indices(len(self))))
 
     @property
     def names(self):

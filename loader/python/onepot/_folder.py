@@ -135,11 +135,11 @@ class ImageFolder(Dataset):
 
     def _place(self, path, i):
         """Its number in the archive, most likely i; None: it is not there."""
-        names = self.archive.names
-        if -len(names) <= i < len(names) and names[i] == path:
+        archive = self.archive
+        if -len(archive) <= i < len(archive) and archive._name(i) == path:
             return i
         if self._places is None:
-            self._places = {name: i for i, name in enumerate(names)}
+            self._places = {name: i for i, name in enumerate(archive.names)}
         return self._places.get(path)
 
     def _one(self, i):

@@ -31,6 +31,6 @@ class Writer(_core.Writer):
     def __exit__(self, kind, error, trace):
         """close(), or discard() after an exception."""
         if kind is None:
-            self.close()
+            Writer.close(self)
         else:
-            self.discard()
+            Writer.discard(self)
