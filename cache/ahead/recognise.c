@@ -212,7 +212,7 @@ static bool trial_fits(const struct trial *t, uint64_t seed, uint32_t places, do
     if (permutation_front(t->n, seed, places, front) < 0)
         return false;
     for (uint32_t i = 0; i < places; i++) {
-        hits += t->marks[front[i] / 64] >> (front[i] % 64) & 1;
+        hits += (unsigned)(t->marks[front[i] / 64] >> (front[i] % 64) & 1);
         if (i + 1 == next || i + 1 == places) {
             if (trial_nats(t, hits, i + 1) >= wanted)
                 return true;
