@@ -349,8 +349,10 @@ static int pipeline_leave_out_output(struct gathered *g)
 {
     g->skip = true;
     g->again = false;
-    stream_free(steal_ptr(&g->stream));
-    free(steal_ptr(&g->problem));
+    stream_free(g->stream);
+    free(g->problem);
+    g->stream = NULL;
+    g->problem = NULL;
     g->note = calloc(1, sizeof(*g->note));
     if (!g->note)
         return -ENOMEM;

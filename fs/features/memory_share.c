@@ -54,7 +54,8 @@ static void memory_share_leave(void *state)
 {
     struct memory_share *m = state;
 
-    share_free(steal_ptr(&m->share));
+    share_free(m->share);
+    m->share = NULL;
 }
 
 const struct feature memory_share_feature = {
