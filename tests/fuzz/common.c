@@ -13,6 +13,7 @@
 
 #include <xxhash.h>
 
+#include "backend.h"
 #include "builder.h"
 #include "fuzz.h"
 #include "index.h"
@@ -149,6 +150,27 @@ void fuzz_walk_built(struct builder *builder, const struct builder_header *heade
     require(index_open(source, 0, bytes, &fault, &index) == 0);
     fuzz_walk(index);
     index_close(index);
+    source_close(source);
+}
+
+void fuzz_index(const struct backend *backend, const uint8_t *data, size_t size)
+{
+    struct source *source = fuzz_source(data, size);
+    struct builder_header header = {.format = backend->format, .archive_bytes = size};
+    struct progress progress = {0};
+    struct fault fault = {0};
+    struct builder *builder;
+
+    if (builder_new(&builder) < 0)
+        abort();
+    builder_set_archive_size(builder, size);
+    if (backend->probe(source, data, size) == 1) {
+        if (backend->index(source, builder, &header, &progress, &fault) == 0)
+            fuzz_walk_built(builder, &header);
+        else
+            require(fault.err);
+    }
+    builder_free(builder);
     source_close(source);
 }
 

@@ -37,6 +37,14 @@ struct builder_header;
 /* Write the index, open and walk it, as the parent of an indexing child does. */
 void fuzz_walk_built(struct builder *builder, const struct builder_header *header);
 
+struct backend;
+
+/*
+ * Index bytes that the back end takes for its own, in this process, and walk what it built. An
+ * error must come with a fault.
+ */
+void fuzz_index(const struct backend *backend, const uint8_t *data, size_t size);
+
 /* Bytes to begin with: a tar of all kinds of members, in a format of libarchive's ("pax"). */
 uint8_t *fuzz_make_tar(const char *format, size_t *ret_size);
 

@@ -20,23 +20,7 @@ const char *__lsan_default_suppressions(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct source *source = fuzz_source(data, size);
-    struct builder_header header = {.format = FORMAT_SQUASHFS, .archive_bytes = size};
-    struct progress progress = {0};
-    struct fault fault = {0};
-    struct builder *builder;
-
-    if (builder_new(&builder) < 0)
-        abort();
-    builder_set_archive_size(builder, size);
-    if (backend_squashfs.probe(source, data, size) == 1) {
-        if (backend_squashfs.index(source, builder, &header, &progress, &fault) == 0)
-            fuzz_walk_built(builder, &header);
-        else
-            require(fault.err);
-    }
-    builder_free(builder);
-    source_close(source);
+    fuzz_index(&backend_squashfs, data, size);
     return 0;
 }
 
