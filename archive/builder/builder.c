@@ -69,16 +69,25 @@ bool builder_may_leave_out(int err)
            err == -EINVAL || err == -ENAMETOOLONG || err == -ELOOP;
 }
 
+int builder_leave_out_more(struct builder *b, uint64_t count)
+{
+    if (count == 0)
+        return 0;
+    if (vector_extend(&b->left_out, sizeof(uint64_t)) < 0)
+        return -ENOMEM;
+    if (__builtin_add_overflow(b->left_out_count, count, &b->left_out_count))
+        b->left_out_count = UINT64_MAX;
+    bytes_put_le64(b->left_out.at, b->left_out_count);
+    return 0;
+}
+
 int builder_leave_out(struct builder *b, const struct fault *why)
 {
     uint32_t member_len = (uint32_t)strnlen(why->member, sizeof(why->member));
     uint32_t what_len = (uint32_t)strnlen(why->what, sizeof(why->what));
     size_t bytes = DISK_LEFT_OUT_HEAD + disk_left_out_texts(member_len, what_len);
-    if (vector_reserve(&b->left_out, sizeof(uint64_t) + bytes) < 0)
+    if (builder_leave_out_more(b, 1) < 0 || vector_reserve(&b->left_out, bytes) < 0)
         return -ENOMEM;
-    if (b->left_out_count == 0)
-        b->left_out.count = sizeof(uint64_t);
-    bytes_put_le64(b->left_out.at, ++b->left_out_count);
     if (b->left_out_count > DISK_LEFT_OUT_TOLD)
         return 0;
     builder_put_left_out(b->left_out.at + b->left_out.count, why, member_len, what_len);

@@ -107,9 +107,40 @@ int builder_link(struct builder *builder, const char *path, size_t len, const ch
 bool builder_may_leave_out(int err);
 int builder_leave_out(struct builder *builder, const struct fault *why);
 
+/* Count members that were left out elsewhere, whose names are not known. -ENOMEM. */
+int builder_leave_out_more(struct builder *builder, uint64_t count);
+
 /* Add a name for an inode returned by an earlier call (formats with inode numbers). */
 int builder_link_inode(struct builder *builder, const char *path, size_t len, uint32_t inode,
                        uint64_t header_offset, struct fault *fault);
+
+/*
+ * ---- by name in a directory ----
+ *
+ * For trees that exist already, which archive/compose takes over: no path is resolved and no
+ * symbolic link followed. `directory` is BUILDER_ROOT or the number of an entry that is a
+ * directory.
+ */
+#define BUILDER_ROOT 0u
+
+struct builder_entry {
+    uint32_t number;
+    uint32_t inode;
+    uint32_t mode; /* as st_mode */
+};
+
+/*
+ * 0: the member is added. 1: nothing is, as the name is taken, and *ret_entry has it. Errors
+ * are those of builder_add; its fault names the last part of the path alone.
+ */
+int builder_add_child(struct builder *builder, uint32_t directory, const char *name, size_t len,
+                      const struct builder_member *member, struct fault *fault,
+                      struct builder_entry *ret_entry);
+
+/* The same for one more name of an inode. */
+int builder_link_child(struct builder *builder, uint32_t directory, const char *name,
+                       size_t len, uint32_t inode, struct fault *fault,
+                       struct builder_entry *ret_entry);
 
 /*
  * Add an extended attribute. The name includes its namespace ("user.x"). An empty value is
@@ -119,6 +150,9 @@ int builder_link_inode(struct builder *builder, const char *path, size_t len, ui
 #define BUILDER_XATTRS_MAX 9362u /* of "user.x": a list of names has at most 64 KB */
 int builder_add_xattr(struct builder *builder, uint32_t inode, const char *name,
                       size_t name_len, const void *value, size_t value_len);
+
+/* Give an inode without attributes those of another. -ENOMEM, -E2BIG. */
+int builder_share_xattrs(struct builder *builder, uint32_t inode, uint32_t other);
 
 /*
  * DATA_EXTENTS: bytes [offset, offset + length) of the file lie at source_offset. Extents must
@@ -184,6 +218,9 @@ void builder_use_ranges(struct builder *builder);
  * inodes get one or none; otherwise builder_write returns -EINVAL.
  */
 int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
+
+/* Drop all sums: of some files none are known. */
+void builder_forget_sums(struct builder *builder);
 
 uint32_t builder_entries(const struct builder *builder);
 

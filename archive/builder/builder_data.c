@@ -318,6 +318,12 @@ int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)
     return 0;
 }
 
+void builder_forget_sums(struct builder *b)
+{
+    vector_free(&b->sums);
+    vector_free(&b->has_sum);
+}
+
 void builder_set_rest_sums(struct builder *b, const uint64_t *sums, uint64_t count)
 {
     b->rest_sums = sums;

@@ -288,3 +288,70 @@ int builder_link_inode(struct builder *b, const char *path, size_t len, uint32_t
     int r = link_add(b, &place, inode);
     return r == -ENOMEM ? member_no_memory(b, fault) : r;
 }
+
+/* ---- by name in a directory ---- */
+
+/* 1: the name is taken, by *ret_entry. */
+static int child_find(const struct builder *b, const struct place *place, uint32_t directory,
+                      struct spot *ret_spot, struct builder_entry *ret_entry)
+{
+    if (b->is_written)
+        return -EINVAL;
+    int r = builder_locate_child(b, place, directory, ret_spot);
+    if (r < 0 || !ret_spot->found)
+        return r;
+    uint32_t inode = b->names.at[ret_spot->found].inode;
+    *ret_entry = (struct builder_entry){ret_spot->found, inode, inode_attr(b, inode)->mode};
+    return 1;
+}
+
+static int child_name(struct builder *b, const struct place *place, const struct spot *spot,
+                      uint32_t inode, struct builder_entry *ret_entry)
+{
+    int r = builder_new_name(b, place, spot, inode);
+    if (r < 0)
+        return r;
+    b->inodes.at[inode].nlink++;
+    *ret_entry =
+        (struct builder_entry){(uint32_t)b->names.count - 1, inode, inode_attr(b, inode)->mode};
+    return 0;
+}
+
+int builder_add_child(struct builder *b, uint32_t directory, const char *name, size_t len,
+                      const struct builder_member *member, struct fault *fault,
+                      struct builder_entry *ret_entry)
+{
+    const struct place place = {name, len, member->header_offset, fault, .uid = 0};
+    struct spot spot;
+    struct builder_inode inode;
+    bool is_wide = false;
+    uint32_t number = 0;
+    int r = child_find(b, &place, directory, &spot, ret_entry);
+    if (r != 0)
+        return r;
+    r = member_make_inode(b, &place, member, &inode, &is_wide);
+    if (r == 0)
+        r = builder_new_inode(b, &inode, &number);
+    if (r == 0 && is_wide)
+        r = builder_add_side(b, number, EXTRA_MTIME, (uint64_t)member->mtime_sec);
+    if (r == 0)
+        r = child_name(b, &place, &spot, number, ret_entry);
+    return r == -ENOMEM ? member_no_memory(b, fault) : r;
+}
+
+int builder_link_child(struct builder *b, uint32_t directory, const char *name, size_t len,
+                       uint32_t inode, struct fault *fault, struct builder_entry *ret_entry)
+{
+    const struct place place = {name, len, FAULT_NO_OFFSET, fault, .uid = 0};
+    struct spot spot;
+    if (inode >= b->inodes.count)
+        return -EINVAL;
+    if (is_directory_inode(b, inode))
+        return builder_refuse(&place, -EPERM, "is a hard link to a directory");
+    if (b->inodes.at[inode].nlink >= NLINK_MAX)
+        return builder_refuse(&place, -EMLINK, "is one link more than a file can have");
+    int r = child_find(b, &place, directory, &spot, ret_entry);
+    if (r == 0)
+        r = child_name(b, &place, &spot, inode, ret_entry);
+    return r == -ENOMEM ? member_no_memory(b, fault) : r;
+}
