@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 static struct lost_pages *_Atomic guards;
+static _Atomic int free_guards; /* about so many of them are of no mapping */
 static struct sigaction before; /* the handler installed before ours */
 static _Atomic bool catches_all;
 static _Atomic unsigned lost;
@@ -104,9 +105,12 @@ static void install_once(void)
 /* Take a free item, or a new one. */
 static struct lost_pages *take(void)
 {
-    for (struct lost_pages *g = atomic_load(&guards); g; g = g->next)
-        if (!atomic_exchange(&g->is_taken, true))
+    for (struct lost_pages *g = atomic_load(&guards); g && atomic_load(&free_guards) > 0;
+         g = g->next)
+        if (!atomic_exchange(&g->is_taken, true)) {
+            atomic_fetch_sub(&free_guards, 1);
             return g;
+        }
     struct lost_pages *g = calloc(1, sizeof(*g));
     if (!g)
         return NULL;
@@ -135,6 +139,7 @@ void lost_pages_release(struct lost_pages *guard)
         return;
     atomic_store(&guard->end, 0);
     atomic_store(&guard->is_taken, false);
+    atomic_fetch_add(&free_guards, 1);
 }
 
 /* ---- for a daemon ---- */

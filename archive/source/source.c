@@ -62,7 +62,31 @@ bool source_identity_equal(const struct source_identity *a, const struct source_
            a->mtime_sec == b->mtime_sec && a->mtime_nsec == b->mtime_nsec;
 }
 
-int source_was_changed(const struct source *source)
+/* ---- its members ---- */
+
+/* The source of several within this one, or NULL. */
+static const struct source *several_in(const struct source *source)
+{
+    while (source && !source->ops->member)
+        source = source->wrapped;
+    return source;
+}
+
+const struct source *source_member(const struct source *source, size_t i)
+{
+    const struct source *several = several_in(source);
+    if (several)
+        return several->ops->member(several, i);
+    return i == 0 ? source : NULL;
+}
+
+const struct source *source_at(const struct source *source, uint64_t *offset)
+{
+    const struct source *several = several_in(source);
+    return several ? several->ops->at(several, offset) : source;
+}
+
+static int file_was_changed(const struct source *source)
 {
     const struct source_identity *id = &source->identity;
     struct stat st;
@@ -72,7 +96,16 @@ int source_was_changed(const struct source *source)
            st.st_mtim.tv_sec != id->mtime_sec || st.st_mtim.tv_nsec != (long)id->mtime_nsec;
 }
 
-bool source_is_ours(const struct source *source)
+int source_was_changed(const struct source *source)
+{
+    const struct source *member;
+    int r = 0;
+    for (size_t i = 0; r == 0 && (member = source_member(source, i)); i++)
+        r = file_was_changed(member);
+    return r;
+}
+
+static bool file_is_ours(const struct source *source)
 {
     struct stat st;
     int seals = fcntl(source->fd, F_GET_SEALS), all = F_SEAL_SHRINK | F_SEAL_WRITE;
@@ -83,6 +116,15 @@ bool source_is_ours(const struct source *source)
            (st.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
+bool source_is_ours(const struct source *source)
+{
+    const struct source *member;
+    bool ours = true;
+    for (size_t i = 0; ours && (member = source_member(source, i)); i++)
+        ours = file_is_ours(member);
+    return ours;
+}
+
 static bool in_range(const struct source *source, uint64_t len, uint64_t offset)
 {
     return offset <= source->size_bytes && len <= source->size_bytes - offset;
@@ -90,7 +132,7 @@ static bool in_range(const struct source *source, uint64_t len, uint64_t offset)
 
 /* ---- its state ---- */
 
-static struct source_state state_of(const struct source *source)
+struct source_state source_state_of(const struct source *source)
 {
     struct source_state state;
     while (!source->ops->state)
@@ -101,17 +143,22 @@ static struct source_state state_of(const struct source *source)
 
 bool source_is_local(const struct source *source)
 {
-    return state_of(source).is_local;
+    return source_state_of(source).is_local;
+}
+
+bool source_is_memory(const struct source *source)
+{
+    return source_state_of(source).is_memory;
 }
 
 bool source_keeps(const struct source *source)
 {
-    return state_of(source).keeps;
+    return source_state_of(source).keeps;
 }
 
 uint64_t source_progress_ns(const struct source *source)
 {
-    return state_of(source).progress_ns;
+    return source_state_of(source).progress_ns;
 }
 
 bool source_was_cut(const struct source *source)
@@ -219,7 +266,7 @@ enum {
 /* The source itself, or the one that it keeps a copy of. */
 static const struct source *origin_of(const struct source *source)
 {
-    while (source->wrapped && state_of(source).keeps)
+    while (source->wrapped && source_state_of(source).keeps)
         source = source->wrapped;
     return source;
 }
@@ -234,7 +281,7 @@ static int hash_range(const struct source *source, uint8_t *buf, uint64_t offset
     return r;
 }
 
-int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint)
+static int file_fingerprint(const struct source *source, uint64_t *ret_fingerprint)
 {
     uint64_t size = source->size_bytes;
     uint64_t parts[3 + FINGERPRINT_PLACES] = {htole64(size)};
@@ -253,4 +300,22 @@ int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint)
     if (r == 0)
         *ret_fingerprint = XXH3_64bits(parts, sizeof(parts));
     return r;
+}
+
+int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint)
+{
+    const struct source *member = source_member(source, 0);
+    uint64_t all = 0;
+    if (member == source)
+        return file_fingerprint(source, ret_fingerprint);
+    for (size_t i = 0; (member = source_member(source, i)); i++) {
+        uint64_t parts[2] = {htole64(all)};
+        int r = file_fingerprint(member, &parts[1]);
+        if (r < 0)
+            return r;
+        parts[1] = htole64(parts[1]);
+        all = XXH3_64bits(parts, sizeof(parts));
+    }
+    *ret_fingerprint = all;
+    return 0;
 }

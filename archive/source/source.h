@@ -55,9 +55,18 @@ void source_close(struct source *source); /* NULL is fine */
 
 const char *source_name(const struct source *source);
 uint64_t source_size(const struct source *source);
-int source_fd(const struct source *source); /* owned by the source */
+int source_fd(const struct source *source); /* owned by the source; -1: it has several */
 void source_identity(const struct source *source, struct source_identity *ret_identity);
 bool source_identity_equal(const struct source_identity *a, const struct source_identity *b);
+
+/*
+ * A source may be several files, one behind the other (source_concat.h). Member `i`, or NULL if
+ * there are not so many; a plain source has one, itself.
+ */
+const struct source *source_member(const struct source *source, size_t i);
+
+/* The member with the byte at *offset, which becomes the offset in that member. */
+const struct source *source_at(const struct source *source, uint64_t *offset);
 
 /*
  * Has the file another length or time of change than when it was opened? 1, 0, or -errno if it
@@ -70,6 +79,9 @@ int source_was_changed(const struct source *source);
  * cheap; false for network filesystems and for unknown ones.
  */
 bool source_is_local(const struct source *source);
+
+/* True if its bytes lie in memory: a file of a tmpfs, or no file at all. */
+bool source_is_memory(const struct source *source);
 
 /*
  * True if only this user and root can change the bytes: the file belongs to one of them and

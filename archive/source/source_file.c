@@ -209,7 +209,8 @@ static int file_read_cached(const struct source *source, void *buf, size_t len, 
 
 static void file_state(const struct source *source, struct source_state *ret_state)
 {
-    *ret_state = (struct source_state){.is_local = file_of(source)->is_local};
+    *ret_state = (struct source_state){.is_local = file_of(source)->is_local,
+                                       .is_memory = file_of(source)->is_memory};
 }
 
 static void file_advise(const struct source *source, enum source_advice advice, uint64_t offset,

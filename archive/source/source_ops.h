@@ -5,8 +5,9 @@
  *
  *     staged (cache/stage)  ->  retrying (source_retry.c)  ->  file (source_file.c)
  *
- * The innermost source has all operations. Ranges lie within the source; what an operation
- * changes in it must be safe for any number of threads.
+ * The innermost source has all operations; it is a file, or several sources behind each other
+ * (source_concat.c), each with wrappers of its own. Ranges lie within the source; what an
+ * operation changes in it must be safe for any number of threads.
  */
 #ifndef ONEPOT_SOURCE_OPS_H
 #define ONEPOT_SOURCE_OPS_H
@@ -27,9 +28,10 @@ void source_cursor_step(struct source_cursor *cursor, size_t n);
 
 /* The present state of a source: see the functions of these names. */
 struct source_state {
-    bool is_local, keeps;
+    bool is_local, is_memory, keeps;
     uint64_t progress_ns;
 };
+struct source_state source_state_of(const struct source *source);
 
 struct source_ops {
     /* Read all that the cursor asks for: 0 or -errno; the cursor says how far it came. */
@@ -43,6 +45,9 @@ struct source_ops {
     void (*state)(const struct source *source, struct source_state *ret_state);
     void (*advise)(const struct source *source, enum source_advice advice, uint64_t offset,
                    uint64_t len);
+    /* Of a source that is made of several: source_member and source_at. No other has them. */
+    const struct source *(*member)(const struct source *source, size_t i);
+    const struct source *(*at)(const struct source *source, uint64_t *offset);
     /*
      * Release what is this source's own, but neither the structure nor what it wraps. False: a
      * thread is stuck in a read, so all of them must stay.

@@ -64,7 +64,7 @@ static void tell(struct source_retry *retry, enum source_error what, int err, ui
 {
     source_error_hook *hook = atomic_load(&retry->hook);
     if (hook)
-        hook(atomic_load(&retry->hook_ctx), what, err, offset);
+        hook(atomic_load(&retry->hook_ctx), source_name(&retry->source), what, err, offset);
 }
 
 /* Is the descriptor unusable, while the path may still work? */
@@ -262,38 +262,53 @@ static struct source_retry *retry_in(const struct source *source)
     return source ? retry_of(source) : NULL;
 }
 
+/* The next retrying source of a source, which may have several members. NULL: no more. */
+static struct source_retry *retry_next(const struct source *source, size_t *member)
+{
+    const struct source *one;
+    while ((one = source_member(source, *member))) {
+        struct source_retry *retry = retry_in(one);
+        ++*member;
+        if (retry)
+            return retry;
+    }
+    return NULL;
+}
+
 void source_set_retries(struct source *source, unsigned retries)
 {
-    struct source_retry *retry = retry_in(source);
-    if (retry)
+    struct source_retry *retry;
+    for (size_t i = 0; (retry = retry_next(source, &i));)
         atomic_store(&retry->retries, retries);
 }
 
 void source_cancel_retries(struct source *source)
 {
-    struct source_retry *retry = retry_in(source);
-    if (retry)
+    struct source_retry *retry;
+    for (size_t i = 0; (retry = retry_next(source, &i));)
         pause_end(&retry->pause);
 }
 
 void source_on_error(struct source *source, source_error_hook *hook, void *ctx)
 {
-    struct source_retry *retry = retry_in(source);
-    if (!retry)
-        return;
-    if (hook) /* when the hook is removed, a call about to be made keeps its ctx */
-        atomic_store(&retry->hook_ctx, ctx);
-    atomic_store(&retry->hook, hook);
+    struct source_retry *retry;
+    for (size_t i = 0; (retry = retry_next(source, &i));) {
+        if (hook) /* when the hook is removed, a call about to be made keeps its ctx */
+            atomic_store(&retry->hook_ctx, ctx);
+        atomic_store(&retry->hook, hook);
+    }
 }
 
 struct source_error_counts source_error_counts(const struct source *source)
 {
-    const struct source_retry *retry = retry_in(source);
-    if (!retry)
-        return (struct source_error_counts){0};
-    return (struct source_error_counts){.retried = atomic_load(&retry->retried),
-                                        .failed = atomic_load(&retry->failed),
-                                        .reopened = atomic_load(&retry->reopened)};
+    struct source_error_counts sum = {0};
+    const struct source_retry *retry;
+    for (size_t i = 0; (retry = retry_next(source, &i));) {
+        sum.retried += atomic_load(&retry->retried);
+        sum.failed += atomic_load(&retry->failed);
+        sum.reopened += atomic_load(&retry->reopened);
+    }
+    return sum;
 }
 
 void source_retry_test_clock(struct source *source, _Atomic uint64_t *clock_ns)

@@ -2,8 +2,8 @@
  * A source that retries what fails: which errors are worth a retry, how long to wait before it,
  * and how to replace a stale handle. It wraps a file; source_open and source_from_fd make one.
  *
- * The settings below are those of the retrying source within `source`; without one they have no
- * effect. Any number of threads may call them at once.
+ * The settings below are those of the retrying source within `source`, or within each of its
+ * members; without one they have no effect. Any number of threads may call them at once.
  */
 #ifndef ONEPOT_SOURCE_RETRY_H
 #define ONEPOT_SOURCE_RETRY_H
@@ -42,10 +42,12 @@ enum source_error {
 };
 
 /*
- * Have `hook(ctx, what, err, offset)` called when the storage fails, in the reading thread;
- * calls may run concurrently. Set once; NULL ends further calls, but not one that has begun.
+ * Have `hook(ctx, name, what, err, offset)` called when the storage of the file `name` fails,
+ * in the reading thread; calls may run concurrently. Set once; NULL ends further calls, but not
+ * one that has begun.
  */
-typedef void source_error_hook(void *ctx, enum source_error what, int err, uint64_t offset);
+typedef void source_error_hook(void *ctx, const char *name, enum source_error what, int err,
+                               uint64_t offset);
 void source_on_error(struct source *source, source_error_hook *hook, void *ctx);
 
 struct source_error_counts {

@@ -163,9 +163,11 @@ static bool page_cached(const struct reader *reader, uint64_t offset)
 static bool range_cached(const struct reader *reader, uint64_t offset, uint64_t last)
 {
     struct stat st;
+    uint64_t end = last;
+    const struct source *file = source_at(reader->source, &end);
     return page_cached(reader, offset) && page_cached(reader, last) &&
-           fstat(source_fd(reader->source), &st) == 0 &&
-           (!S_ISREG(st.st_mode) || last < (uint64_t)st.st_size);
+           fstat(source_fd(file), &st) == 0 &&
+           (!S_ISREG(st.st_mode) || end < (uint64_t)st.st_size);
 }
 
 /*

@@ -9,11 +9,11 @@
 #include "archive_input.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "numbers.h"
 #include "reader.h"
 
 #define PIECE_BYTES (UINT64_C(4) << 20)
@@ -71,8 +71,8 @@ static void ask_for(struct archive_input *in, uint64_t piece)
     if (piece >= in->pieces ||
         atomic_fetch_or_explicit(&in->asked[piece / 8], bit, memory_order_relaxed) & bit)
         return;
-    posix_fadvise(source_fd(in->pot->source), (off_t)(piece * PIECE_BYTES), (off_t)PIECE_BYTES,
-                  POSIX_FADV_WILLNEED);
+    uint64_t offset = piece * PIECE_BYTES, size = source_size(in->pot->source);
+    source_advise(in->pot->source, SOURCE_SOON, offset, min_u64(PIECE_BYTES, size - offset));
 }
 
 /* Reads ahead the pieces that a read touches. */

@@ -160,7 +160,7 @@ static int stage_check_source(const struct source *source, struct fault *fault)
 {
     if (source_size(source) == 0)
         return fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET, "is empty");
-    if (source_is_local(source) && storage_of(source_fd(source)).is_memory)
+    if (source_is_local(source) && source_is_memory(source))
         return fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET,
                          "lies in this node's memory already, and is not copied");
     return 0;

@@ -34,7 +34,7 @@ static bool may_log_retry(struct storage_errors *e, uint64_t *ret_silent)
     return true;
 }
 
-static void log_retry(struct storage_errors *e, int err, uint64_t offset)
+static void log_retry(struct storage_errors *e, const char *name, int err, uint64_t offset)
 {
     char more[64] = "";
     uint64_t silent;
@@ -45,29 +45,29 @@ static void log_retry(struct storage_errors *e, int err, uint64_t offset)
         snprintf(more, sizeof(more), " (as were %llu reads before it)",
                  (unsigned long long)silent);
     session_log(e->session,
-                "%s: a read of the archive failed (offset %llu): %s; it is tried again%s",
-                e->session->config.pot->path, (unsigned long long)offset, strerror(-err), more);
+                "%s: a read of the archive failed (offset %llu): %s; it is tried again%s", name,
+                (unsigned long long)offset, strerror(-err), more);
 }
 
-static void on_source_error(void *ctx, enum source_error what, int err, uint64_t offset)
+static void on_source_error(void *ctx, const char *name, enum source_error what, int err,
+                            uint64_t offset)
 {
     struct storage_errors *e = ctx;
-    const char *path = e->session->config.pot->path;
 
     switch (what) {
     case SOURCE_RETRIED:
-        log_retry(e, err, offset);
+        log_retry(e, name, err, offset);
         break;
     case SOURCE_REOPENED:
         session_log(e->session,
-                    "%s: its handle was not valid any more (%s); it was opened again", path,
+                    "%s: its handle was not valid any more (%s); it was opened again", name,
                     strerror(-err));
         break;
     case SOURCE_REPLACED:
         session_log(e->session,
                     "%s: its handle is not valid any more (%s), and its path leads to another "
                     "file now; mount it anew",
-                    path, strerror(-err));
+                    name, strerror(-err));
         break;
     }
 }

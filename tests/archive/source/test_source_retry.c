@@ -51,9 +51,10 @@ static bool failing_close(struct source *s)
 
 static const struct source_ops failing_ops = {.read = failing_read, .close = failing_close};
 
-static void on_error(void *ctx, enum source_error what, int err, uint64_t offset)
+static void on_error(void *ctx, const char *name, enum source_error what, int err, uint64_t offset)
 {
     ck_assert_ptr_eq(ctx, told);
+    ck_assert_str_eq(name, "file");
     ck_assert_int_lt(err, 0);
     ck_assert_uint_eq(offset, AT);
     told[what]++;
@@ -80,6 +81,7 @@ static void setup(void)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ck_assert_int_eq(fstat(fd, &st), 0);
     file->source = (struct source){.ops = &failing_ops,
+                                   .name = strdup("file"),
                                    .size_bytes = 2 * AT,
                                    .fd = fd,
                                    .identity = {.dev = st.st_dev,
@@ -178,9 +180,9 @@ END_TEST
 
 static unsigned heard;
 
-static void hear(void *ctx, enum source_error what, int err, uint64_t offset)
+static void hear(void *ctx, const char *name, enum source_error what, int err, uint64_t offset)
 {
-    (void)what, (void)err, (void)offset;
+    (void)name, (void)what, (void)err, (void)offset;
     ck_assert_ptr_eq(ctx, &heard);
     heard++;
 }

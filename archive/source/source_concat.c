@@ -1,0 +1,355 @@
+/*
+ * A request goes to the member with its first byte, which is found by bisection; one that
+ * reaches beyond the member goes on in the next. Nearly all lie in one member, since no file of
+ * an archive lies in two.
+ *
+ * The mapping is one range of addresses. Each member is mapped by itself first, which tells
+ * whether it can be, and that mapping is then repeated in its place of the range (mremap with
+ * an old size of 0). One guard watches the whole range for lost pages.
+ */
+#include "source_concat.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <xxhash.h>
+
+#include "cleanup.h"
+#include "lost_pages.h"
+#include "numbers.h"
+#include "source_ops.h"
+
+struct concat_member {
+    struct source *source;
+    uint64_t base;
+};
+
+struct source_concat {
+    struct source source;
+    _Atomic bool map_failed;
+    struct lost_pages *_Atomic map;
+    size_t count;
+    struct concat_member members[];
+};
+
+/* Its members that change are atomic. */
+static struct source_concat *concat_of(const struct source *source)
+{
+    return (struct source_concat *)(uintptr_t)source;
+}
+
+/* A range within one member, or within the gap behind it. */
+struct concat_place {
+    const struct concat_member *member;
+    uint64_t within; /* offset in the member */
+    uint64_t length;
+    bool is_gap;
+};
+
+/* The place of the byte at `offset`, and of at most `len` bytes from there on. */
+static struct concat_place concat_find(const struct source_concat *c, uint64_t offset,
+                                       uint64_t len)
+{
+    size_t low = 0, high = c->count;
+    while (high - low > 1) { /* the last one that begins at or before the offset */
+        size_t middle = low + (high - low) / 2;
+        if (c->members[middle].base <= offset)
+            low = middle;
+        else
+            high = middle;
+    }
+    const struct concat_member *member = &c->members[low];
+    struct concat_place place = {.member = member, .within = offset - member->base};
+    uint64_t bytes = member->source->size_bytes;
+    place.is_gap = place.within >= bytes;
+    uint64_t room = place.is_gap
+                        ? (low + 1 < c->count ? c->members[low + 1].base : UINT64_MAX) - offset
+                        : bytes - place.within;
+    place.length = min_u64(room, len);
+    return place;
+}
+
+/* ---- reads ---- */
+
+static uint64_t concat_wanted(const struct source_cursor *cursor)
+{
+    uint64_t len = 0;
+    for (int i = 0; i < cursor->count; i++)
+        len += cursor->iov[i].iov_len;
+    return len;
+}
+
+/* All of the request is one member's: its buffers go on to it as they are. */
+static int concat_read_all(const struct concat_place *place, struct source_cursor *cursor)
+{
+    struct source_cursor own = {cursor->iov, cursor->count, place->within};
+    int r = source_read_on(place->member->source, &own);
+    *cursor = (struct source_cursor){own.iov, own.count, place->member->base + own.offset};
+    return r;
+}
+
+static int concat_read(const struct source *source, struct source_cursor *cursor)
+{
+    const struct source_concat *c = concat_of(source);
+    while (cursor->count > 0) {
+        uint64_t wanted = concat_wanted(cursor);
+        struct concat_place place = concat_find(c, cursor->offset, wanted);
+        if (!place.is_gap && place.length == wanted)
+            return concat_read_all(&place, cursor);
+        size_t n = min_u64(place.length, cursor->iov->iov_len);
+        int r = 0;
+        if (place.is_gap)
+            memset(cursor->iov->iov_base, 0, n);
+        else
+            r = source_read(place.member->source, cursor->iov->iov_base, n, place.within);
+        if (r < 0)
+            return r;
+        source_cursor_step(cursor, n);
+    }
+    return 0;
+}
+
+static int concat_read_cached(const struct source *source, void *buf, size_t len,
+                              uint64_t offset)
+{
+    for (uint8_t *to = buf; len > 0;) {
+        struct concat_place place = concat_find(concat_of(source), offset, len);
+        int r = 0;
+        if (place.is_gap)
+            memset(to, 0, place.length);
+        else
+            r = source_read_cached(place.member->source, to, place.length, place.within);
+        if (r < 0)
+            return r;
+        to += place.length;
+        offset += place.length;
+        len -= place.length;
+    }
+    return 0;
+}
+
+static int concat_bring(const struct source *source, uint64_t offset, uint64_t len,
+                        bool may_wait)
+{
+    int r = 0;
+    while (r == 0 && len > 0) {
+        struct concat_place place = concat_find(concat_of(source), offset, len);
+        const struct source *member = place.member->source;
+        if (!place.is_gap && may_wait)
+            r = source_bring(member, place.within, place.length);
+        else if (!place.is_gap && !source_has(member, place.within, place.length))
+            r = -EAGAIN;
+        offset += place.length;
+        len -= place.length;
+    }
+    return r;
+}
+
+static void concat_advise(const struct source *source, enum source_advice advice,
+                          uint64_t offset, uint64_t len)
+{
+    const struct source_concat *c = concat_of(source);
+    if (advice == SOURCE_AT_RANDOM) {
+        for (size_t i = 0; i < c->count; i++)
+            source_advise(c->members[i].source, advice, 0, 0);
+        return;
+    }
+    while (len > 0) {
+        struct concat_place place = concat_find(c, offset, len);
+        if (!place.is_gap)
+            source_advise(place.member->source, advice, place.within, place.length);
+        offset += place.length;
+        len -= place.length;
+    }
+}
+
+/* ---- the mapping ---- */
+
+static const uint8_t *start_of(const struct lost_pages *map)
+{
+    return (const uint8_t *)atomic_load_explicit(&map->start, memory_order_relaxed);
+}
+
+static void concat_unmap(struct lost_pages *map, uint64_t bytes)
+{
+    const uint8_t *start = start_of(map);
+    lost_pages_release(map);
+    munmap((void *)(uintptr_t)start, bytes);
+}
+
+/* Repeat the mapping of a member at its place: false if it has none. */
+static bool concat_map_member(const struct concat_member *member, uint8_t *start)
+{
+    const struct source *source = member->source;
+    if (source->size_bytes == 0)
+        return true;
+    const uint8_t *map = source_map(source);
+    return map && mremap((void *)(uintptr_t)map, 0, source->size_bytes,
+                         MREMAP_MAYMOVE | MREMAP_FIXED, start + member->base) != MAP_FAILED;
+}
+
+/* A guarded mapping of everything, or NULL. */
+static struct lost_pages *concat_map_all(const struct source_concat *c)
+{
+    uint64_t bytes = c->source.size_bytes;
+    uint8_t *start =
+        mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED)
+        return NULL;
+    bool good = true;
+    for (size_t i = 0; good && i < c->count; i++)
+        good = concat_map_member(&c->members[i], start);
+    struct lost_pages *guard = good ? lost_pages_guard(start, bytes) : NULL;
+    if (!guard)
+        munmap(start, bytes);
+    return guard;
+}
+
+static const uint8_t *concat_map(const struct source *source)
+{
+    struct source_concat *c = concat_of(source);
+    struct lost_pages *map = atomic_load_explicit(&c->map, memory_order_acquire);
+    if (map)
+        return start_of(map);
+    if (source->size_bytes == 0 || !source_is_local(source) || atomic_load(&c->map_failed))
+        return NULL;
+    struct lost_pages *guard = concat_map_all(c); /* no lock, as in source_file.c */
+    if (!guard) {
+        atomic_store(&c->map_failed, true);
+        return NULL;
+    }
+    if (atomic_compare_exchange_strong(&c->map, &map, guard))
+        return start_of(guard);
+    concat_unmap(guard, source->size_bytes);
+    return start_of(map);
+}
+
+static bool concat_is_whole(const struct source *source)
+{
+    const struct source_concat *c = concat_of(source);
+    bool whole = !lost_pages_any(atomic_load(&c->map));
+    for (size_t i = 0; i < c->count; i++) /* all, since each of them remembers */
+        whole &= source_is_whole(c->members[i].source);
+    return whole;
+}
+
+/* ---- the rest ---- */
+
+static void concat_state(const struct source *source, struct source_state *ret_state)
+{
+    const struct source_concat *c = concat_of(source);
+    struct source_state all = {.is_local = true, .is_memory = true};
+    for (size_t i = 0; i < c->count; i++) {
+        struct source_state state = source_state_of(c->members[i].source);
+        all.is_local &= state.is_local;
+        all.is_memory &= state.is_memory;
+        all.keeps |= state.keeps;
+        all.progress_ns = max_u64(all.progress_ns, state.progress_ns);
+    }
+    *ret_state = all;
+}
+
+static const struct source *concat_member(const struct source *source, size_t i)
+{
+    const struct source_concat *c = concat_of(source);
+    return i < c->count ? c->members[i].source : NULL;
+}
+
+static const struct source *concat_at(const struct source *source, uint64_t *offset)
+{
+    struct concat_place place = concat_find(concat_of(source), *offset, 1);
+    *offset = place.within;
+    return place.member->source;
+}
+
+static bool concat_close(struct source *source)
+{
+    struct source_concat *c = concat_of(source);
+    struct lost_pages *map = atomic_load(&c->map);
+    if (map)
+        concat_unmap(map, source->size_bytes);
+    for (size_t i = 0; i < c->count; i++)
+        source_close(c->members[i].source);
+    return true;
+}
+
+static const struct source_ops concat_ops = {
+    .read = concat_read,
+    .read_cached = concat_read_cached,
+    .map = concat_map,
+    .bring = concat_bring,
+    .is_whole = concat_is_whole,
+    .state = concat_state,
+    .advise = concat_advise,
+    .member = concat_member,
+    .at = concat_at,
+    .close = concat_close,
+};
+
+/* A file that no file is: the newest of its times, and a hash of all identities. */
+static int concat_identify(struct source_concat *c)
+{
+    struct source_identity *id = &c->source.identity;
+    auto_free struct source_identity *all = calloc(c->count, sizeof(*all));
+    if (!all)
+        return -ENOMEM;
+    for (size_t i = 0; i < c->count; i++) {
+        const struct source_identity *one = &c->members[i].source->identity;
+        /* One by one, as the padding may hold anything. */
+        all[i].dev = one->dev;
+        all[i].ino = one->ino;
+        all[i].size_bytes = one->size_bytes;
+        all[i].mtime_sec = one->mtime_sec;
+        all[i].mtime_nsec = one->mtime_nsec;
+        if (i == 0 || one->mtime_sec > id->mtime_sec ||
+            (one->mtime_sec == id->mtime_sec && one->mtime_nsec > id->mtime_nsec)) {
+            id->mtime_sec = one->mtime_sec;
+            id->mtime_nsec = one->mtime_nsec;
+        }
+    }
+    XXH128_hash_t hash = XXH3_128bits(all, c->count * sizeof(*all));
+    id->dev = hash.high64;
+    id->ino = hash.low64;
+    id->size_bytes = c->source.size_bytes;
+    return 0;
+}
+
+int source_concat(struct source *const *members, size_t count, const char *name,
+                  struct source **ret_source)
+{
+    struct source_concat *c = calloc(1, sizeof(*c) + count * sizeof(c->members[0]));
+    if (!c)
+        return -ENOMEM;
+    c->source.ops = &concat_ops;
+    c->source.fd = -1;
+    c->count = count;
+    uint64_t end = 0;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        uint64_t base = source_concat_next(end);
+        c->members[i] = (struct concat_member){members[i], base};
+        if (base > INT64_MAX || source_size(members[i]) > INT64_MAX - base)
+            r = -EFBIG;
+        end = base + source_size(members[i]);
+    }
+    c->source.size_bytes = end;
+    c->source.name = r == 0 ? strdup(name) : NULL;
+    if (r == 0)
+        r = c->source.name ? concat_identify(c) : -ENOMEM;
+    if (r < 0) {
+        free(c->source.name);
+        free(c);
+        return r;
+    }
+    *ret_source = &c->source;
+    return 0;
+}
+
+uint64_t source_concat_base(const struct source *concat, size_t i)
+{
+    while (concat->ops != &concat_ops)
+        concat = concat->wrapped;
+    return concat_of(concat)->members[i].base;
+}

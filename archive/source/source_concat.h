@@ -1,0 +1,45 @@
+/*
+ * Several sources as one: the bytes of each lie behind those of the one before it. A tree of
+ * many archives has such a source, so that whatever reads one archive reads many.
+ *
+ *     source_concat(members, count, "train-*.tar", &source);
+ *     source_concat_base(source, 7)       where the bytes of members[7] begin
+ *     source_at(source, &offset)          the member with that byte, for a message
+ *
+ * A member begins at a multiple of SOURCE_CONCAT_ALIGN, so that its mapping can take its place
+ * in one mapping of all. The gaps between members read as zeros.
+ *
+ * An error of one member is an error of the reads that touch it, and of no others. Retries,
+ * stale handles and lost pages are each member's own. The concatenation is local, in memory,
+ * whole or unchanged if all of its members are. Its identity is made of all of theirs.
+ */
+#ifndef ONEPOT_SOURCE_CONCAT_H
+#define ONEPOT_SOURCE_CONCAT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "source.h"
+
+#define SOURCE_CONCAT_ALIGN UINT64_C(65536) /* the largest page of any Linux */
+
+/* Where a member begins that follows one that ends at `end`; UINT64_MAX: too far to count. */
+static inline uint64_t source_concat_next(uint64_t end)
+{
+    return end > INT64_MAX - SOURCE_CONCAT_ALIGN
+               ? UINT64_MAX
+               : (end + SOURCE_CONCAT_ALIGN - 1) / SOURCE_CONCAT_ALIGN * SOURCE_CONCAT_ALIGN;
+}
+
+/*
+ * Put `count` sources, at least one, behind each other. Messages call the whole `name`. On
+ * success the members belong to *ret_source, which closes them. -ENOMEM; -EFBIG: more bytes
+ * than a file can have.
+ */
+int source_concat(struct source *const *members, size_t count, const char *name,
+                  struct source **ret_source);
+
+/* Where the bytes of member `i`, which exists, begin. */
+uint64_t source_concat_base(const struct source *concat, size_t i);
+
+#endif
