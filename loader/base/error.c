@@ -1,7 +1,7 @@
 /*
- * Words for errors, and the reading of option structs. A struct that is longer than ours
- * comes from a program that was built with a newer header: it is fine as long as what we
- * don't know of is zero, which is what "not wanted" looks like.
+ * Words for errors, and the reading of option structs. A struct longer than ours comes from a
+ * program built with a newer header. It is accepted as long as the members that we don't know
+ * are zero, which means "not wanted".
  */
 #include "error.h"
 

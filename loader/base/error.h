@@ -1,5 +1,6 @@
 /*
- * Turns error values of the layers below into the words of the public interface.
+ * Turns the error values of the floors below into the words of the public interface. Any thread
+ * may call these functions.
  */
 #ifndef ONEPOT_LOADER_ERROR_H
 #define ONEPOT_LOADER_ERROR_H
@@ -7,21 +8,24 @@
 #include "fault.h"
 #include "onepot.h"
 
-/* Fill `error` (NULL is fine) and return `err`. */
+/* Fill `error`, which may be NULL. Returns `err`. */
 int error_set(struct onepot_error *error, int err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* "FILE: the words of strerror(3) for err" */
+/* Fill `error` with "FILE: the words of strerror(3) for err". Returns `err`. */
 int error_errno(struct onepot_error *error, int err, const char *file);
 
-/* "FILE: MEMBER: what (offset N); advice" */
+/* Fill `error` with "FILE: MEMBER: what is wrong (offset N); advice". Returns `err`. */
 int error_from_fault(struct onepot_error *error, int err, const struct fault *fault,
                      const char *file);
 
 /*
- * Copy a caller's option struct, whose first member is its size, over the `size` bytes of zeros
- * at `into`. Members that the caller does not know stay 0. NULL: all are zero. -EINVAL: its
- * size was not set; -E2BIG: it sets an option that only later versions have.
+ * Copy a caller's option struct over the `size` zero bytes at `into`. The first member of the
+ * struct is its size in bytes. Members that the caller does not know stay 0; NULL leaves all of
+ * them 0.
+ *
+ * -EINVAL: the caller did not set the size. -E2BIG: the struct sets an option that only later
+ * versions have.
  */
 int options_read(void *into, size_t size, const void *given, struct onepot_error *error);
 

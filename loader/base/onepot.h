@@ -1,18 +1,17 @@
 /*
- * libonepot: samples of packed archives, in the order of training, as batches in memory.
+ * libonepot: reads samples from packed archives in training order, as batches in memory.
  *
  * Conventions, for every function here:
  *
- * - Functions return 0 or a negative errno; results come back through trailing `ret_`
- *   parameters, which are written on success only. Where a function takes a `struct
- *   onepot_error *`, that may be NULL; on failure it is filled with one line that names
- *   file and member.
- * - Options are structs whose first member is their own size: set it to sizeof, leave
- *   what you don't need 0. A program that was built with an older header goes on working;
- *   one that sets what this library does not know yet gets -E2BIG.
- * - Nothing is printed, no signal is handled, there is no global state.
- * - Handles may be used by several threads at once where their section says so. After
- *   fork(2) a handle works on in the child; both processes close their own.
+ * - Functions return 0 or a negative errno. Results come back through trailing `ret_`
+ *   parameters, which are written on success only. A `struct onepot_error *` may be NULL; on
+ *   failure it receives one line that names file and member.
+ * - The first member of an option struct is its own size. Set it to sizeof, and leave what you
+ *   don't need 0. A program built with an older header goes on working. One that sets an option
+ *   unknown to this library gets -E2BIG.
+ * - The library prints nothing, handles no signal and has no global state.
+ * - Several threads may use a handle at once where its section says so. After fork(2) a handle
+ *   works on in the child; parent and child each close their own.
  *
  * Sizes are bytes; indices count samples from 0.
  */
@@ -31,7 +30,7 @@ extern "C" {
 
 #define ONEPOT_ERROR_MAX 1024
 
-/* For options whose 0 is a default: no time is too long, no second try. */
+/* For options whose 0 means a default: wait without a time limit, or never retry. */
 #define ONEPOT_NEVER UINT32_MAX
 
 struct onepot_error {
@@ -45,74 +44,74 @@ ONEPOT_API const char *onepot_version(void);
 /* ---- sampler: which sample comes when ---- */
 
 /*
- * The order of torch.utils.data.DistributedSampler, bit for bit: element i of a rank is
+ * The order of torch.utils.data.DistributedSampler, bit for bit. Element i of a rank is
  *
  *     a[(rank + i * world_size) % samples],  i < length
  *
- * where a is the permutation that torch.randperm makes with seed + epoch (or 0, 1, 2...
- * without shuffle), and the length is samples / world_size, rounded up, or down with
- * drop_last. Where rounding up made some ranks' streams longer than there are samples,
- * the surplus is padding: samples that came before. It is marked as not valid, so that an
- * evaluation can leave it out. Every rank has the same length, always.
+ * where a is the permutation that torch.randperm makes with seed + epoch (without shuffle: 0,
+ * 1, 2...). The length is samples / world_size, rounded up, or down with drop_last. All ranks
+ * have the same length. Where rounding up needs more elements than there are samples, the
+ * surplus is padding: it repeats earlier samples. Padding is marked as not valid, so that an
+ * evaluation can leave it out.
  *
- * Threads: functions that take a const sampler may run at once, set_epoch may not.
+ * Threads: functions that take a const sampler may run at once; set_epoch may not.
  */
 struct onepot_sampler;
 
 struct onepot_sampler_options {
     size_t size;
-    uint64_t samples;    /* how many there are */
+    uint64_t samples;    /* number of samples */
     uint64_t rank;       /* < world_size */
-    uint64_t world_size; /* 0: rank and size by the launcher's environment, else 0 of 1 */
+    uint64_t world_size; /* 0: rank and world size by the launcher's environment, else 0 of 1 */
     uint64_t seed;       /* the same on all ranks; seed + epoch seeds the shuffle */
     uint64_t epoch;
     bool no_shuffle;
     bool drop_last;
     /*
-     * For several processes that read for one rank: process `worker` of `workers` has
-     * every workers-th element of the rank's stream. 0 workers: one.
+     * For several processes that read for one rank: process `worker` of `workers` has every
+     * workers-th element of the rank's stream. 0 workers means 1.
      */
     uint64_t worker, workers;
     /*
-     * Block shuffle, for data larger than memory on slow storage; 0: a true shuffle.
-     * Blocks of `block` neighbours are shuffled, then the samples within each `window`
-     * (0: 64) blocks that follow one another. Not torch's order.
+     * Block shuffle, for data larger than memory on slow storage. 0: a true shuffle. Blocks of
+     * `block` neighbours are shuffled, then the samples within each `window` consecutive blocks
+     * (0: 64). This is not torch's order.
      */
     uint64_t block, window;
 };
 
 /*
- * Which rank of how many this process is, as samplers and loaders take it from the launcher's
- * environment: 0; 1 where a person should be told what is in `note`: in a shell on a terminal
- * that Slurm started as one of several tasks (srun -n2 --pty bash), Slurm's rank does not
- * count. -EINVAL: an environment that makes no sense.
+ * The rank of this process and the number of ranks, as samplers and loaders take them from the
+ * launcher's environment. Returns 0, or 1 if a person should read `note`: Slurm's rank does not
+ * count in an interactive shell that Slurm started as one of several tasks (srun -n2 --pty
+ * bash). -EINVAL: the environment makes no sense.
  */
 ONEPOT_API int onepot_launcher_rank(uint64_t *ret_rank, uint64_t *ret_world_size,
                                     struct onepot_error *note);
 
 /*
- * -EINVAL: rank or worker out of range, or an environment that makes no sense; -ENOMEM.
- * Costs 4 bytes for each sample (8 from 2^32 on) while it shuffles, and keeps those of
- * the rank's own elements.
+ * While it shuffles, this takes 4 bytes for each sample (8 from 2^32 samples on). Afterwards
+ * the sampler keeps those of the rank's own elements. -EINVAL: rank or worker out of range, or
+ * an environment that makes no sense. -ENOMEM.
  */
 ONEPOT_API int onepot_sampler_new(const struct onepot_sampler_options *options,
                                   struct onepot_error *error,
                                   struct onepot_sampler **ret_sampler);
 ONEPOT_API void onepot_sampler_free(struct onepot_sampler *sampler); /* NULL is fine */
 
-/* Elements in an epoch of this rank (and worker). */
+/* Elements in an epoch of this rank (of this worker, where there are several). */
 ONEPOT_API uint64_t onepot_sampler_length(const struct onepot_sampler *sampler);
 
 ONEPOT_API uint64_t onepot_sampler_rank(const struct onepot_sampler *sampler);
 ONEPOT_API uint64_t onepot_sampler_world_size(const struct onepot_sampler *sampler);
 ONEPOT_API uint64_t onepot_sampler_epoch(const struct onepot_sampler *sampler);
 
-/* Shuffle for another epoch. -ENOMEM: then the epoch is the one before. */
+/* Shuffle for another epoch. -ENOMEM: the sampler keeps its present epoch. */
 ONEPOT_API int onepot_sampler_set_epoch(struct onepot_sampler *sampler, uint64_t epoch);
 
 /*
- * Elements [first, first + count): their indices, and 1 or 0 for valid or padding (NULL:
- * not wanted). -ERANGE past the end.
+ * Elements [first, first + count): their indices, and 1 for valid or 0 for padding. `ret_valid`
+ * may be NULL. -ERANGE: past the end.
  */
 ONEPOT_API int onepot_sampler_get(const struct onepot_sampler *sampler, uint64_t first,
                                   uint64_t count, uint64_t *ret_indices, uint8_t *ret_valid);
@@ -120,148 +119,160 @@ ONEPOT_API int onepot_sampler_get(const struct onepot_sampler *sampler, uint64_t
 /* ---- archives: which samples there are ---- */
 
 /*
- * Samples are the regular files of one or more archives (whatever onepot mounts), or groups
- * of them. Their order is stable: by class, then by directory, then by archive, then by name,
- * in byte order. Labels are the first directory level, sorted: what torchvision's
- * ImageFolder gives to the extracted tree. Symbolic links and other special files are left
- * out.
+ * Samples are the regular files of one or more archives of any format that onepot mounts, or
+ * groups of such files. Their order is stable: by class, then directory, then archive, then
+ * name, in byte order. Labels number the sorted directories of the first level, as
+ * torchvision's ImageFolder does for the extracted tree. Symbolic links and other special files
+ * are left out.
  *
- * Threads: all functions on an archive may run at once, but for close.
+ * Threads: all functions on an archive may run at once, except close.
  */
 struct onepot_archive;
 
 enum onepot_group {
     ONEPOT_GROUP_NONE = 0, /* each file is a sample */
-    /* Files of one directory that agree up to the first dot, as in WebDataset: the sample
-     * "a/x" has the parts "jpg" and "cls" if there are a/x.jpg and a/x.cls. Files without
-     * a dot are samples of their own; those that begin with one are left out. */
+    /*
+     * Files of one directory whose names agree up to the first dot, as in WebDataset: the
+     * sample "a/x" has the parts "jpg" and "cls" if a/x.jpg and a/x.cls exist. A file without a
+     * dot is a sample of its own. Files that begin with a dot are left out.
+     */
     ONEPOT_GROUP_BASE_NAME = 1,
     ONEPOT_GROUP_DIRECTORY = 2, /* all files of one directory */
 };
 
 struct onepot_archive_options {
     size_t size;
-    /* Only files that match one of these globs; one with a slash in it is matched against
-     * the path, others against the name. Not in groups, only files count. */
+    /*
+     * Only files that match one of these globs. A glob with a slash is matched against the
+     * path, any other against the name. For single files only, not for groups.
+     */
     const char *const *filters;
     size_t filter_count;
-    /* Only files that end with one of these (".jpg"), in upper or lower case. */
+    /* Only files whose names end with one of these (".jpg"), in upper or lower case. */
     const char *const *extensions;
     size_t extension_count;
-    const char *root; /* only what is below this directory; classes are its children */
+    const char *root; /* only files below this directory; its children are the classes */
     enum onepot_group group;
     uint64_t memory_bytes; /* for unpacking and indexing; 0: what the node has */
     /*
-     * For decompressed blocks, and for samples of archives on network filesystems, in each
-     * process that reads; 0: as much as the data have, but not more than others of the job
-     * leave of a quarter of its memory.
+     * Cache of each process that reads: for decompressed blocks, and for samples of archives on
+     * network filesystems. 0: as much as the data needs, up to what others of the job leave of
+     * a quarter of its memory.
      */
     uint64_t cache_bytes;
     /*
-     * Copy the archives to this node in the background, and read what has arrived from there: a
-     * directory of this node; "" is memory, $TMPDIR or /tmp, the first with room; NULL: don't.
-     * All processes of the user share one copy of an archive, mounts too (onepot-mount(1),
-     * --stage). -ENOSPC where it does not fit.
+     * Copy the archives to this directory of the node in the background, and read from there
+     * what has arrived. "": memory, $TMPDIR or /tmp, the first with enough room. NULL: no copy.
+     * All processes of the user share one copy of an archive, mounts included (onepot-mount(1),
+     * --stage). -ENOSPC: it does not fit.
      */
     const char *stage;
     /*
-     * How often a read of the storage that fails, with an error that may pass, is tried again,
-     * after pauses that grow; a handle that went stale is opened again, if the same file is
-     * there. 0: four times, within 2.6 s; ONEPOT_NEVER.
+     * How often to retry a read of the storage that failed with an error that may pass. The
+     * pauses between tries grow. A stale handle is opened again if the same file is still
+     * there. 0: four times, within 2.6 s. ONEPOT_NEVER: not at all.
      */
     uint32_t retries;
     /*
-     * A sample with more bytes of holes than this, and more than 16 times what it has of
-     * others, is refused where all of it would be brought into memory (-EFBIG): an archive of a
-     * few kilobytes can hold files of terabytes. onepot_archive_read reads any range of it. 0:
-     * 64 MiB; UINT64_MAX: none is refused.
+     * Protects memory: an archive of a few kilobytes can hold files of terabytes. A sample with
+     * more bytes of holes than this, and more than 16 times its other bytes, is refused
+     * (-EFBIG) where all of it would be brought into memory. onepot_archive_read still reads
+     * any range of it. 0: 64 MiB. UINT64_MAX: none is refused.
      */
     uint64_t hole_bytes;
 };
 
 /*
- * Each path is an archive, a directory whose files are archives (shards), or a pattern as a
- * shell has it ("train-*.tar"). Names that begin with a dot, and saved indexes, are not
- * taken for archives. Errors name the file: of open(2), -EUCLEAN (damaged), -ENOENT
- * (nothing matches), -ENOTSUP, -ENOMEM, -EOVERFLOW (2^32 files or more).
+ * Each path is an archive, a directory whose files are archives (shards), or a shell pattern
+ * ("train-*.tar"). Saved indexes and names that begin with a dot are not taken for archives.
+ * Errors name the file: those of open(2), -EUCLEAN (damaged), -ENOENT (nothing matches),
+ * -ENOTSUP, -ENOMEM, -EOVERFLOW (2^32 files or more).
  */
 ONEPOT_API int onepot_archive_open(const char *const *paths, size_t path_count,
                                    const struct onepot_archive_options *options,
                                    struct onepot_error *error,
                                    struct onepot_archive **ret_archive);
 
-/* Pointers that were handed out end with the last archive that shares them (see split);
- * loaders keep what they need. NULL is fine. */
+/*
+ * Pointers that were handed out stay valid until the last archive that shares them is closed
+ * (see split). Loaders keep what they need. NULL is fine.
+ */
 ONEPOT_API void onepot_archive_close(struct onepot_archive *archive);
 
 ONEPOT_API uint64_t onepot_archive_samples(const struct onepot_archive *archive);
 
 /*
- * The path of a sample in its archive (of a group: the directory, or the path up to the first
- * dot), terminated. -ERANGE: no such sample; -ENAMETOOLONG; -EUCLEAN.
+ * The path of a sample in its archive, NUL-terminated. For a group: the directory, or the path
+ * up to the first dot. -ERANGE: no such sample. -ENAMETOOLONG: longer than the buffer.
+ * -EUCLEAN: damaged.
  */
 ONEPOT_API int onepot_archive_name(const struct onepot_archive *archive, uint64_t sample,
                                    char *buf, size_t size, size_t *ret_len);
 
-/* Bytes of a sample; of a group: of all its parts together. -ERANGE. */
+/* The size of a sample in bytes; for a group, of all its parts together. -ERANGE. */
 ONEPOT_API int onepot_archive_size(const struct onepot_archive *archive, uint64_t sample,
                                    uint64_t *ret_bytes);
 
-/* 0, or -EFBIG for a sample that is refused as nearly all of it are holes (hole_bytes).
- * -ERANGE. */
+/*
+ * 0, or -EFBIG for a sample that is refused because nearly all of it is holes (hole_bytes).
+ * -ERANGE.
+ */
 ONEPOT_API int onepot_archive_check(const struct onepot_archive *archive, uint64_t sample,
                                     struct onepot_error *error);
 
-/* Bytes of each sample, where all have the same size and none is refused; else 0. Looks at all
- * of them. */
+/*
+ * The size in bytes that all samples have, if none is refused; 0 if sizes differ. Looks at all
+ * samples.
+ */
 ONEPOT_API uint64_t onepot_archive_common_size(const struct onepot_archive *archive);
 
 /*
- * Members that no directory can show, and that are therefore no samples: of all archives that
- * were opened, whatever was selected. 'onepot verify' lists them.
+ * Members of all opened archives that no directory can show, and that therefore are no samples.
+ * They count whatever was selected. 'onepot verify' lists them.
  */
 ONEPOT_API uint64_t onepot_archive_left_out(const struct onepot_archive *archive);
 
-/* The number of its class, or -1 if it has none. -ERANGE. */
+/* The number of the sample's class, or -1 if it has none. -ERANGE. */
 ONEPOT_API int onepot_archive_label(const struct onepot_archive *archive, uint64_t sample,
                                     int64_t *ret_label);
 
-/* Classes are all directories of the first level, also those without a sample. */
+/* The number of classes: all directories of the first level, also those without a sample. */
 ONEPOT_API uint32_t onepot_archive_classes(const struct onepot_archive *archive);
 ONEPOT_API const char *onepot_archive_class(const struct onepot_archive *archive,
                                             uint32_t label); /* NULL: no such class */
 
-/* The first sample that is called `name`. -ENOENT. Looks through all of them. */
+/* The first sample with this name. Looks through all of them. -ENOENT: there is none. */
 ONEPOT_API int onepot_archive_find(const struct onepot_archive *archive, const char *name,
                                    uint64_t *ret_sample);
 
 /*
- * The bytes of a sample where they lie in the mapped archive, not to be written to, for as long
- * as the archive is open; of an archive that is being staged, once they have arrived. -ENOTSUP
- * where they don't (compressed, with holes, in parts, on a network filesystem): then they have
- * to be read. Should the archive be cut short meanwhile, or its storage fail, what is lost
- * becomes zeros (see NOTES of onepot(3)); asked once more, it is -ENOTSUP, and reading tells
- * what is wrong.
+ * The bytes of a sample where they lie in the mapped archive: read-only, valid as long as the
+ * archive is open. -ENOTSUP: the sample does not lie there in one piece (compressed, with
+ * holes, in parts, on a network filesystem, or staged and not arrived yet), and has to be read.
+ * If the archive is cut short meanwhile, or its storage fails, lost bytes become zeros (NOTES
+ * in onepot(3)); a later call then returns -ENOTSUP, and reading tells what is wrong.
  */
 ONEPOT_API int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
                                     const void **ret_bytes, uint64_t *ret_len);
 
 /*
- * Read `len` bytes of a sample from `offset` on (parts one after another); *ret_len is less at
- * its end. Errors name archive and member: -EIO, -EUCLEAN, -ENODATA (archive cut short).
+ * Read `len` bytes of a sample from `offset` on, its parts one after another. *ret_len is less
+ * at the sample's end. Errors name archive and member: -EIO, -EUCLEAN, -ENODATA (the archive
+ * was cut short).
  */
 ONEPOT_API int onepot_archive_read(const struct onepot_archive *archive, uint64_t sample,
                                    uint64_t offset, void *buf, size_t len,
                                    struct onepot_error *error, size_t *ret_len);
 
 /*
- * Batches without a loader, for who has an order, threads or processes of their own: first
- * the places of samples in one piece of memory, one behind the other, each at a multiple of
- * `align` (a power of two; 0: 64), and how many bytes all of them take; then their bytes to
- * these places, zeros between them. `buf` has to have that many bytes. Where the archive lies
- * on slow storage several threads read at once, for as long as the call takes.
- * -ERANGE: no such sample; -EFBIG: one is refused (hole_bytes); -EINVAL: no such alignment;
- * -EOVERFLOW; those of reading.
+ * Batches without a loader, for programs with an order, threads or processes of their own.
+ * onepot_archive_places lays the samples out in one piece of memory, each at a multiple of
+ * `align` (a power of two; 0: 64), and tells how many bytes they take. onepot_archive_gather
+ * reads them to these places in `buf`, which must have that many bytes, and puts zeros between
+ * them. On slow storage several threads read at once during the call.
+ *
+ * -ERANGE: no such sample. -EFBIG: a sample is refused (hole_bytes). -EINVAL: no such
+ * alignment. -EOVERFLOW. Gathering also fails with the errors of onepot_archive_read.
  */
 ONEPOT_API int onepot_archive_places(const struct onepot_archive *archive,
                                      const uint64_t *samples, uint64_t count, uint32_t align,
@@ -272,19 +283,19 @@ ONEPOT_API int onepot_archive_gather(const struct onepot_archive *archive,
                                      void *buf, uint64_t size, struct onepot_error *error);
 
 /*
- * How many samples a batch may have so that it takes at most `bytes`, as a loader lays it out
- * (samples at multiples of `align`, 0: 64, and 33 bytes of tables for each): on average, and
- * in the worst case, with the largest samples in it. 0: not even one. -ENOMEM.
+ * The largest number of samples whose batch takes at most `bytes` in the layout of a loader:
+ * samples at multiples of `align` (0: 64), and 33 bytes of tables for each. One result is for
+ * samples of average size, the other for the largest samples. 0: not even one fits. -ENOMEM.
  */
 ONEPOT_API int onepot_archive_batch_for(const struct onepot_archive *archive, uint64_t bytes,
                                         uint32_t align, uint64_t *ret_mean,
                                         uint64_t *ret_worst);
 
-/* A part of a sample; a file is the only part of itself. */
+/* A part of a sample. A sample of one file has one part. */
 struct onepot_part {
     size_t size;      /* of this struct; set by the caller */
     const char *name; /* what follows the first dot ("jpg"), or the name in a directory; */
-    size_t name_len;  /* not terminated; lives as long as the archive */
+    size_t name_len;  /* not NUL-terminated; lives as long as the archive */
     uint64_t bytes;   /* its size */
     uint64_t offset;  /* where it begins in the sample's bytes */
 };
@@ -296,15 +307,15 @@ ONEPOT_API int onepot_archive_part(const struct onepot_archive *archive, uint64_
                                    uint64_t part, struct onepot_part *ret_part);
 
 /*
- * Parts of an archive as archives of their own, which share all but a list of samples. They
- * are chosen by a hash of the sample's name and the seed: files that are added later move
- * none of the old ones from one part to another. The order stays that of the archive.
+ * Parts of an archive as archives of their own, which share everything but a list of samples. A
+ * hash of the sample's name and the seed decides, so that files added later move no older file
+ * from one part to another. The order of the archive stays.
  *
- * split: samples whose hash lies in [low, high) of [0, 1): train 0 to 0.8, test 0.8 to 1.
- * fold: those of fold k of n (held out), or all others.
- * subset: the ones that are listed, in the order of the list.
+ * - split: samples whose hash lies in [low, high) of [0, 1): train 0 to 0.8, test 0.8 to 1.
+ * - fold: samples of fold k of n (held out), or all others.
+ * - subset: the listed samples, in the order of the list.
  *
- * -EINVAL: a fraction or a fold that makes no sense; -ERANGE: no such sample; -ENOMEM.
+ * -EINVAL: a fraction or a fold that makes no sense. -ERANGE: no such sample. -ENOMEM.
  */
 ONEPOT_API int onepot_archive_split(const struct onepot_archive *archive, double low,
                                     double high, uint64_t seed,
@@ -319,9 +330,9 @@ ONEPOT_API int onepot_archive_subset(const struct onepot_archive *archive,
 #define ONEPOT_DIGEST_BYTES 16
 
 /*
- * Names this selection of samples: a hash of the content of the archives (names, and sums of
- * the members where the archive has them, else sizes) and of which samples are chosen.
- * The first call may walk over all members. -EUCLEAN, -ENOMEM.
+ * A hash that identifies this selection of samples: of the archives' content (names, and the
+ * members' sums where the archive has them, else sizes) and of which samples are chosen. The
+ * first call may walk over all members. -EUCLEAN, -ENOMEM.
  */
 ONEPOT_API int onepot_archive_digest(const struct onepot_archive *archive,
                                      uint8_t ret_digest[ONEPOT_DIGEST_BYTES]);
@@ -329,64 +340,69 @@ ONEPOT_API int onepot_archive_digest(const struct onepot_archive *archive,
 /* ---- writer: a new archive, file by file ---- */
 
 /*
- * Makes an onepot archive of files that are in memory, for preprocessing that would otherwise
- * write millions of small files first. The archive gets its name when it is finished, and
- * nothing is left of one that is not:
+ * Makes an onepot archive of files in memory, for preprocessing that would otherwise write
+ * millions of small files first. The archive gets its name when it is finished; an unfinished
+ * one leaves nothing behind:
  *
  *     onepot_writer_new("train.tar", NULL, &error, &writer);
  *     for each sample:  onepot_writer_add(writer, "class/name.jpg", bytes, len, NULL, &error);
  *     onepot_writer_finish(writer, &error);
  *
- * Samples lie in the archive as they were added. Directories need not be added.
+ * Samples lie in the archive in the order in which they were added. Directories need not be
+ * added.
  *
- * Threads: a writer belongs to one thread at a time; it compresses with threads of its own.
- * A child process can't use its parent's.
+ * Threads: a writer belongs to one thread at a time; it compresses with threads of its own. A
+ * child process can't use its parent's writer.
  */
 struct onepot_writer;
 
 struct onepot_writer_options {
     size_t size;
-    bool overwrite; /* replace a file of that name; else -EEXIST */
-    bool no_sync;   /* don't wait until it is on the disk */
-    uint32_t zstd;  /* compress: 1 to 22; 0: don't */
+    bool overwrite; /* replace an existing file; else -EEXIST */
+    bool no_sync;   /* don't wait until the archive is on the disk */
+    uint32_t zstd;  /* compression level, 1 to 22; 0: store */
     uint32_t block; /* bytes of a compressed block, a power of two of 4 KB to 8 MB; 0: 512 KB */
     uint32_t align; /* of data in the archive, a power of two of 512 to 64 KB; not with zstd */
-    uint32_t threads; /* that compress; 0: as many as there are CPUs for this process */
+    uint32_t threads; /* that compress; 0: one for each CPU of this process */
 };
 
-/* -EINVAL: options that make no sense; of open(2); -EEXIST. */
+/* -EINVAL: options that make no sense. -EEXIST. Errors of open(2). */
 ONEPOT_API int onepot_writer_new(const char *path, const struct onepot_writer_options *options,
                                  struct onepot_error *error, struct onepot_writer **ret_writer);
 
 struct onepot_file {
     size_t size;
     uint32_t mode;       /* permissions; 0: 0644 */
-    uint32_t uid, gid;   /* 0: of root, so that equal content makes equal archives */
+    uint32_t uid, gid;   /* 0: root, so that equal content makes equal archives */
     int64_t mtime_sec;   /* 0: the epoch, for the same reason */
     uint32_t mtime_nsec; /* < 10^9 */
 };
 
 /*
- * `len` bytes as the file `name`, a path with "/" between its parts; they are copied. `file`
- * may be NULL. -EINVAL: a name that no file can have (empty, with "..", ends with "/");
- * -EEXIST: one that an earlier file or its directory has, or that leads through an earlier
- * file. After these the archive is as good as before; after others, which are those of
- * write(2), nothing more can be added.
+ * Add `len` bytes, which are copied, as the file `name`, a path with "/" between its parts.
+ * `file` may be NULL.
+ *
+ * -EINVAL: no file can have this name (empty, with "..", ends with "/"). -EEXIST: an earlier
+ * file or its directory has the name, or the path leads through an earlier file. After these
+ * two the archive is as good as before. After any other error, which is one of write(2),
+ * nothing more can be added.
  */
 ONEPOT_API int onepot_writer_add(struct onepot_writer *writer, const char *name,
                                  const void *bytes, size_t len, const struct onepot_file *file,
                                  struct onepot_error *error);
 
-/* The index, and its name for the archive. Frees the writer, also on failure: then there is no
- * file. */
+/*
+ * Write the index and give the archive its name. Frees the writer, also on failure; a failure
+ * leaves no file.
+ */
 ONEPOT_API int onepot_writer_finish(struct onepot_writer *writer, struct onepot_error *error);
 ONEPOT_API void onepot_writer_discard(struct onepot_writer *writer); /* NULL is fine */
 
 /* ---- loader: batches in memory ---- */
 
 /*
- * A loader's threads gather the samples of a batch into one contiguous piece of memory, a
- * slab, ahead of its consumer, who takes one batch after the other:
+ * The threads of a loader gather the samples of a batch into one contiguous piece of memory, a
+ * slab. They work ahead of the consumer, which takes one batch after another:
  *
  *     struct onepot_loader_options options = {.size = sizeof(options), .batch_size = 256};
  *     onepot_loader_new(archive, &options, &error, &loader);
@@ -398,20 +414,21 @@ ONEPOT_API void onepot_writer_discard(struct onepot_writer *writer); /* NULL is 
  *     }                                       0: the epoch is over; the next call begins
  *     onepot_loader_free(loader);             the one after it, without a gap
  *
- * Slabs are used again once they are released. A consumer that keeps batches makes the
- * loader use more of them, up to memory_bytes; beyond that onepot_loader_next fails
- * with -ENOBUFS until something is released. It never waits for that. What is kept is never
- * taken away, also when others of the job come and want their part.
+ * Released slabs are used again. A consumer that keeps batches makes the loader use more slabs,
+ * up to memory_bytes. Beyond that onepot_loader_next does not wait: it fails with -ENOBUFS
+ * until something is released. Kept batches are never taken away, not even when other processes
+ * of the job start and want their part.
  *
- * Threads: all functions on a loader may run at once, but for free; of several that go to
- * another place the last one counts. After a fork the child's loader goes on from the same
+ * Threads: all functions on a loader may run at once, except free. If several threads go to
+ * another place, the last one counts. After a fork the child's loader goes on from the same
  * place with threads of its own.
  */
 struct onepot_loader;
 
 /*
- * Called on the loader's threads, several at once: make of the `len` bytes of a sample what
- * goes to `out`, at most `room` bytes; 0 and how many there are, or a negative errno.
+ * Decodes one sample: turns the `len` bytes at `bytes` into at most `room` bytes at `out`.
+ * Called on the loader's threads, several at once. Returns 0 and the number of bytes, or a
+ * negative errno.
  */
 typedef int onepot_decode(void *ctx, uint64_t sample, const void *bytes, size_t len, void *out,
                           size_t room, size_t *ret_len);
@@ -419,153 +436,161 @@ typedef int onepot_decode(void *ctx, uint64_t sample, const void *bytes, size_t 
 struct onepot_device;
 struct onepot_images;
 
-/* Says who puts the samples of a batch together, if it is for a device. */
+/* Which side puts the samples of a batch together, if the batch is for a device. */
 enum onepot_gather {
-    /* A GPU, where it does that nearly as fast as it copies; else the host. */
+    /* A GPU that gathers nearly as fast as it copies, else the host. */
     ONEPOT_GATHER_AUTO = 0,
     ONEPOT_GATHER_HOST = 1,
-    ONEPOT_GATHER_DEVICE = 2, /* or it is an error */
+    ONEPOT_GATHER_DEVICE = 2, /* fail where a device can't */
 };
 
 struct onepot_loader_options {
     size_t size;
     uint64_t batch_size;       /* samples, of this rank */
-    uint64_t rank, world_size; /* as the sampler's: world size 0 asks the environment */
+    uint64_t rank, world_size; /* as for the sampler: world size 0 asks the environment */
     uint64_t seed, epoch;
     bool no_shuffle;
     bool drop_last; /* leave out padding, and the last batch if it is not full */
     uint64_t block, window;
-    uint32_t threads;  /* 0: as many as this process may use CPUs, beside other loaders of the
-                          job; more if storage is slow */
+    uint32_t threads;  /* 0: one for each CPU that this process may use beside other loaders of
+                          the job, more if storage is slow */
     uint32_t prefetch; /* batches ahead; 0: a few, more where storage is slow */
     /*
-     * Of slabs; 0: a quarter of what the job has, by ranks of the node, as far as the job's
-     * other mounts and loaders on the node leave it, and nobody else uses it.
+     * Of slabs. 0: this rank's share of a quarter of the job's memory, as far as nobody else
+     * uses that memory and other mounts and loaders of the job on this node leave it.
      */
     uint64_t memory_bytes;
     uint32_t align;   /* of a sample in its slab, a power of two; 0: 64 */
-    bool skip_errors; /* a sample that can't be read is left empty and not valid */
+    bool skip_errors; /* leave an unreadable sample empty and not valid */
     bool verify;      /* compare with the archive's sums, where it has some */
     /*
-     * Samples are .npy files: headers are taken off, and data is the dense array that the
-     * samples make. All must have the type and the shape of the first.
+     * Samples are .npy files: headers are removed, and `data` is the dense array of all
+     * samples. All samples must have the type and the shape of the first.
      */
     bool npy;
     onepot_decode *decode; /* NULL: bytes as they are */
     void *decode_ctx;
-    uint64_t decoded_bytes; /* room for what decode makes of one sample */
-    /* Batches go over to a device: see onepot_device.h. NULL: they stay with the host. */
+    uint64_t decoded_bytes; /* room for one decoded sample */
+    /* Move batches to a device, see onepot_device.h. NULL: they stay in host memory. */
     struct onepot_device *device;
-    /* The device turns images of one size, bytes by rows, into this. */
+    /* The device turns images of one size, bytes by rows, into this format. */
     const struct onepot_images *images;
     /*
-     * By the device: the archives are page-locked, as they are mapped or as a copy, and no
-     * CPU touches a sample. They have to be stored in one piece each, without npy, decode or
-     * verify, and take at most half of the job's memory (an eighth if it is not asked for).
-     * `data` of batches is NULL then.
+     * If the device gathers, the archives are page-locked, as they are mapped or as a copy, and
+     * no CPU touches a sample. This needs samples that are stored in one piece each, without
+     * npy, decode or verify, and archives of at most half of the job's memory (an eighth with
+     * ONEPOT_GATHER_AUTO). `data` of batches is then NULL.
      */
     enum onepot_gather gather;
     /*
      * A read of the storage that takes longer is given up: onepot_loader_next fails with -ETIME
-     * and names the sample, its batch is lost, and the next call goes on behind it, with
-     * another thread in place of the one that hangs. 0: 60 s; ONEPOT_NEVER.
+     * and names the sample, and its batch is lost. The next call goes on with the next batch,
+     * with a new thread in place of the one that hangs. 0: 60 s. ONEPOT_NEVER: wait.
      */
     uint32_t io_timeout_ms;
 };
 
-/* A batch: samples in the order of the sampler. All of it lives until it is released, also
- * if the loader is freed before. Data may be written to. */
+/*
+ * A batch: samples in the order of the sampler. It lives until it is released, even if the
+ * loader is freed before. Its data may be written to.
+ */
 struct onepot_batch {
     size_t size;
     uint64_t samples; /* in the batch */
     uint64_t epoch;
-    uint64_t first;          /* of the elements of this rank in the epoch */
-    uint8_t *data;           /* page-aligned; NULL: on the device alone; */
-    uint64_t bytes;          /* so many; bytes between samples are zero */
-    const uint64_t *offsets; /* [samples]: where each begins in data */
+    uint64_t first; /* index of the first sample among this rank's elements in the epoch */
+    uint8_t *data;  /* page-aligned; NULL: on the device alone */
+    uint64_t bytes; /* of data; bytes between samples are zero */
+    const uint64_t *offsets; /* [samples]: where each sample begins in data */
     const uint64_t *sizes;   /* [samples] */
     const int64_t *labels;   /* [samples]: class, or -1 */
-    const uint64_t *indices; /* [samples]: in the archive */
-    const uint8_t *valid;    /* [samples]: 0 for padding, and for what was skipped */
-    uint64_t stride;         /* all samples have this size and follow each other; else 0 */
+    const uint64_t *indices; /* [samples]: the sample's number in the archive */
+    const uint8_t *valid;    /* [samples]: 0 for padding and for skipped samples */
+    uint64_t stride; /* all samples have this size and follow each other; 0: they don't */
 };
 
-/* -EINVAL: an option makes no sense, samples are no .npy files of one kind; -ENOMEM;
- * -EAGAIN: no thread could be started; and read errors of the first sample for npy. */
+/*
+ * -EINVAL: an option makes no sense, or samples are not .npy files of one kind. -ENOMEM.
+ * -EAGAIN: no thread could be started. For npy also the errors of reading the first sample.
+ */
 ONEPOT_API int onepot_loader_new(const struct onepot_archive *archive,
                                  const struct onepot_loader_options *options,
                                  struct onepot_error *error, struct onepot_loader **ret_loader);
-/* A thread that hangs in a read is left behind after a second. NULL is fine. */
+/* Leaves a thread that hangs in a read behind after one second. NULL is fine. */
 ONEPOT_API void onepot_loader_free(struct onepot_loader *loader);
 
 /*
- * 1 and the next batch; 0 at the end of an epoch. -ETIMEDOUT: not ready after
- * `timeout_ms` (-1: wait as long as it takes). -ENOBUFS: the batches that are kept use all
- * of memory_bytes. -ETIME: a read takes longer than io_timeout_ms; with skip_errors, too.
- * Errors of a sample name it, -EFBIG (hole_bytes) as those of reading; the batch is lost then,
- * and the next call goes on behind it.
+ * 1 and the next batch, or 0 at the end of an epoch.
+ *
+ * -ETIMEDOUT: not ready after `timeout_ms` (-1: wait as long as it takes). -ENOBUFS: kept
+ * batches use all of memory_bytes. -ETIME: a read took longer than io_timeout_ms, also with
+ * skip_errors. -EFBIG (hole_bytes) and errors of reading name the sample. After -ETIME, -EFBIG
+ * or an error of reading the batch is lost, and the next call goes on with the next one.
  */
 ONEPOT_API int onepot_loader_next(struct onepot_loader *loader, int timeout_ms,
                                   struct onepot_error *error,
                                   const struct onepot_batch **ret_batch);
-ONEPOT_API void onepot_batch_release(const struct onepot_batch *batch); /* NULL is fine */
-/* One more release is needed. Any thread may call both, at any time. */
+/* Give a batch back; the last release ends it. Any thread, at any time. NULL is fine. */
+ONEPOT_API void onepot_batch_release(const struct onepot_batch *batch);
+/* Ask for one more release before the batch ends. Any thread, at any time. */
 ONEPOT_API void onepot_batch_keep(const struct onepot_batch *batch);
 
 /* Batches and samples in an epoch of this rank. */
 ONEPOT_API uint64_t onepot_loader_batches(const struct onepot_loader *loader);
 ONEPOT_API uint64_t onepot_loader_samples(const struct onepot_loader *loader);
 
-/* The epoch of the next batch, and where in it: elements of this rank already delivered. */
+/* The epoch of the next batch. *ret_done: elements of this rank that were delivered in it. */
 ONEPOT_API uint64_t onepot_loader_epoch(const struct onepot_loader *loader, uint64_t *ret_done);
 
-/* Go to the start of an epoch. Costs nothing where the loader is there already. */
+/* Go to the start of an epoch. Costs nothing if the loader is there already. */
 ONEPOT_API int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch);
 
-/* The kind of .npy samples. */
+/* Type and shape of .npy samples. */
 struct onepot_npy {
     size_t size;
-    char type[16]; /* numpy's name: "<f4" */
+    char type[16]; /* numpy's name of the type: "<f4" */
     bool fortran_order;
     uint32_t dimensions;
     uint64_t shape[32];
     uint64_t bytes; /* of one sample */
 };
-/* -ENOTSUP: the loader was not made for them. */
+/* -ENOTSUP: the loader was made without `npy`. */
 ONEPOT_API int onepot_loader_npy(const struct onepot_loader *loader,
                                  struct onepot_npy *ret_npy);
 
 /* ---- where a loader is: to go on in another job ---- */
 
 /*
- * Batches that were delivered count, those gathered ahead do not. A loader with another
- * number of ranks goes on where this one was, as long as the global batch (batch size times
- * world size) is the same. All numbers may be printed and read back.
+ * Delivered batches count; batches gathered ahead do not. A loader with another number of ranks
+ * can go on from this state if the global batch (batch size times world size) is the same. All
+ * numbers may be printed and read back.
  */
 struct onepot_state {
     size_t size;
     uint64_t version; /* 1 */
     uint64_t samples; /* of the archive */
     uint64_t seed, epoch;
-    uint64_t done; /* elements of the epoch that all ranks together have had */
+    uint64_t done; /* elements of the epoch that all ranks together have received */
     uint64_t shuffle, drop_last, block, window;
     char digest[2 * ONEPOT_DIGEST_BYTES + 1]; /* of the archive, hexadecimal */
 };
 
-/* The digest may take a walk over the archive, once. */
+/* Where the loader is now. The first call may walk over the archive, for the digest. */
 ONEPOT_API int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error,
                                    struct onepot_state *ret_state);
 
-/* -ESTALE: the state is another archive's; -EINVAL: it can't be continued by these ranks, or
- * not with these options. The seed is taken over. */
+/*
+ * Go to a saved place; its seed is taken over. -ESTALE: the state belongs to another archive.
+ * -EINVAL: these ranks or these options can't continue it.
+ */
 ONEPOT_API int onepot_loader_restore(struct onepot_loader *loader,
                                      const struct onepot_state *state,
                                      struct onepot_error *error);
 
 /*
- * Samples delivered in the present epoch (or since it was entered), without padding:
- * a number and sums of hashes, which don't depend on order. Those of all ranks, added up, are
- * those of the archive if each sample came once.
+ * Samples delivered in the present epoch (or since it was entered), without padding: their
+ * number, and sums of hashes that don't depend on order. Added up over all ranks they equal
+ * those of the archive if each sample came exactly once.
  */
 struct onepot_delivered {
     uint64_t samples, sum_a, sum_b;
@@ -580,16 +605,18 @@ ONEPOT_API void onepot_delivered_add(struct onepot_delivered *to,
 struct onepot_stats {
     size_t size;
     uint64_t batches, samples, bytes; /* delivered */
-    uint64_t wait_ns;                 /* that next waited for a batch */
-    uint64_t gather_ns;               /* that the threads worked, added up */
+    uint64_t wait_ns;                 /* time that onepot_loader_next waited */
+    uint64_t gather_ns;               /* time that the threads worked, added up */
     uint64_t skipped;                 /* samples that could not be read */
     uint64_t slab_bytes;              /* in use now, at most memory_bytes */
-    uint32_t threads, prefetch;       /* threads: that may work now, beside others of the job */
+    uint32_t threads, prefetch; /* threads: those that may work now, beside others of the job */
     uint64_t memory_bytes;
-    uint64_t part_bytes; /* of these, what slabs may have now, beside others of the job */
-    /* This process's use of the archive, all its loaders together: reads that were answered
-     * from the cache and that were not, the bytes that it holds and may hold, and what was
-     * asked of the storage, where it is not mapped. */
+    uint64_t part_bytes; /* of memory_bytes, for slabs now, beside others of the job */
+    /*
+     * This process's use of the archive, by all its loaders together: reads answered from the
+     * cache, other reads, the bytes that the cache holds and may hold, and what was asked of
+     * the storage where it is not mapped.
+     */
     uint64_t cache_hits, cache_misses, cache_bytes, cache_part_bytes;
     uint64_t reads, read_bytes;
 };

@@ -22,8 +22,8 @@ uint32_t portion_ranks(void)
 }
 
 /*
- * A rank that is bound may use only its own CPUs. Then the node has at least as many CPUs as
- * ranks times these. A rank that is not bound sees the CPUs of all ranks.
+ * A bound rank may use only its own CPUs, so the node has at least ranks times as many. A rank
+ * that is not bound sees the CPUs of all ranks.
  */
 uint32_t portion_cpus(void)
 {

@@ -1,5 +1,5 @@
 /*
- * Which libonepot this is.
+ * The library's version.
  */
 #include "onepot.h"
 

@@ -81,7 +81,7 @@ static int say_versions(struct onepot_error *error)
         driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
 
-/* Finds a driver that is too old for the runtime here, not at the first batch. */
+/* Report a driver that is too old for this runtime now, not at the first batch. */
 static int begin_runtime(const struct gpu *g, struct onepot_error *error)
 {
     int r = gpu_enter(g, error);
@@ -239,7 +239,7 @@ static int event_wait(void *device, void *event, struct onepot_error *error)
                        gpu_checked(cudaEventSynchronize(event), "work on the device", error));
 }
 
-/* Through an event, since a wait for a stream spins. cudaStreamPerThread is this thread's. */
+/* A wait for a stream spins, so wait for an event. cudaStreamPerThread means this thread's. */
 static int stream_wait(void *device, void *stream, struct onepot_error *error)
 {
     void *event = NULL;

@@ -1,7 +1,7 @@
 /*
- * The kernels. Gathering reads host memory over the link: what counts is how many bytes are on
- * their way, so that every thread asks for eight times 16 before it stores any. A few dozen
- * blocks keep a link busy that way, and leave the rest of the GPU to who computes.
+ * The kernels. Gathering reads host memory over the link, whose speed depends on how many bytes
+ * are in flight. So each thread loads eight times 16 bytes before it stores any. A few dozen
+ * blocks keep a link busy that way, and leave the rest of the GPU to other kernels.
  */
 #include "kernels.h"
 #include "images_round.h"
@@ -11,10 +11,10 @@
 #define BLOCKS 32768u
 #define GATHER_BLOCKS 64u
 #define UNROLL 8u
-#define PIECE_BYTES (UNROLL * WARP * 16) /* a power of two: what a warp has on its way */
-#define ROUNDS 8u                        /* of pieces, at least: the last one is not full */
+#define PIECE_BYTES (UNROLL * WARP * 16) /* what a warp has in flight; a power of two */
+#define ROUNDS 8u                        /* least number of pieces for each warp, since the last one is not full */
 
-#ifdef __CUDACC__ /* the tests have another one */
+#ifdef __CUDACC__ /* the tests define their own */
 template <typename... A>
 static cudaError_t launch(void (*kernel)(A...), dim3 grid, unsigned threads,
                           cudaStream_t stream, A... args)
@@ -25,8 +25,8 @@ static cudaError_t launch(void (*kernel)(A...), dim3 grid, unsigned threads,
 #endif
 
 /*
- * The lanes of a warp copy 16 bytes each, so many of them before any is stored: that is what is
- * on its way of one warp. `from` is at a multiple of 16 bytes, `to` at one of the size of T.
+ * Copy 16 bytes with each lane of a warp, UNROLL times before any is stored: so many bytes one
+ * warp has in flight. `from` is a multiple of 16 bytes, `to` a multiple of the size of T.
  */
 template <typename T>
 static __device__ void copy_words(uint8_t *to, const uint8_t *from, uint64_t words,
@@ -52,9 +52,9 @@ static __device__ void copy_words(uint8_t *to, const uint8_t *from, uint64_t wor
 }
 
 /*
- * Bytes that come over the link are read 16 at a time, aligned, wherever it lies and goes to: small
- * reads cost as much there as large ones, small writes to the device's own memory next to
- * nothing.
+ * Read over the link in aligned units of 16 bytes, however source and target are aligned: small
+ * reads cost as much there as large ones, while small writes to the device's own memory cost
+ * next to nothing.
  */
 static __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t bytes,
                                   unsigned lane)
@@ -75,8 +75,8 @@ static __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t byt
         to[tail] = from[tail];
 }
 
-/* A warp takes a piece of a sample, of which each has so many, some of them empty; who has the
- * first one clears what is behind the sample. */
+/* Each sample has `pieces` pieces, some of them empty, and a warp copies one at a time. The warp
+ * with the first piece also clears the gap after the sample. */
 static __global__ void gather_samples(struct device_gather g, uint32_t pieces)
 {
     unsigned lane = threadIdx.x % WARP;
@@ -98,7 +98,7 @@ static __global__ void gather_samples(struct device_gather g, uint32_t pieces)
     }
 }
 
-/* Few samples are cut into so many pieces that all warps have the same to do. */
+/* Cut a few samples into as many pieces as it takes to give all warps equal work. */
 cudaError_t kernels_gather(cudaStream_t stream, const struct device_gather *gather)
 {
     unsigned blocks = gather->width ? gather->width : GATHER_BLOCKS;
@@ -138,7 +138,7 @@ static __device__ void store(bfloat16_bits *to, uint64_t at, float x)
     to[at].bits = images_bfloat16(x);
 }
 
-/* A thread has all channels of a pixel, so that neighbours write neighbours. */
+/* A thread converts all channels of a pixel, so that neighbouring threads write neighbours. */
 template <typename T>
 static __global__ void convert_pixels(struct plan plan, const uint8_t *from, T *to)
 {

@@ -1,5 +1,5 @@
 /*
- * The public face of a dataset: opening, and questions about single samples.
+ * The public archive: opening it, and questions about single samples.
  */
 #include <errno.h>
 #include <limits.h>
@@ -71,7 +71,7 @@ uint64_t onepot_archive_samples(const struct onepot_archive *archive)
 
 /* ---- names ---- */
 
-/* Cut a file's path down to what names its group. */
+/* The length of the part of a file's path that names its group. */
 static size_t group_name_length(enum onepot_group group, const char *path, size_t len)
 {
     const char *slash = memrchr(path, '/', len);
@@ -106,7 +106,7 @@ int onepot_archive_name(const struct onepot_archive *archive, uint64_t sample, c
     return archive_name(archive, sample, buf, size, ret_len);
 }
 
-/* Of a file the index can tell, without a look at the names of others. */
+/* Samples that are single files: the index finds the file without looking at other names. */
 static int find_file(const struct onepot_archive *archive, const char *name,
                      uint64_t *ret_sample)
 {
@@ -161,7 +161,7 @@ uint64_t archive_size(const struct onepot_archive *archive, uint64_t sample)
     return bytes;
 }
 
-/* Records that are in one piece, or small enough, cost a comparison. */
+/* Records in one piece and small records cost one comparison. */
 int archive_check(const struct onepot_archive *archive, uint64_t sample, uint64_t *ret_record)
 {
     const struct dataset *d = archive->dataset;

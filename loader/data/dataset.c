@@ -1,9 +1,8 @@
 /*
- * How the table is made: each archive is walked directory by directory, and the files of a
- * directory become a run of records. Then the directories are sorted, and the runs put in
- * their order. An index holds the children of a directory sorted, so that no file is ever
- * compared with another: ten million files in a thousand directories cost a sort of a
- * thousand paths.
+ * Makes the table of records. Each archive is walked directory by directory, and the files of a
+ * directory become a run of records. Then the directories are sorted, and the runs put in their
+ * order. An index holds the children of a directory sorted, so files are never compared: ten
+ * million files in a thousand directories cost a sort of a thousand paths.
  */
 #include "dataset.h"
 
@@ -21,7 +20,7 @@
 #include "vector.h"
 
 #define HOLE_BYTES (UINT64_C(64) << 20)
-#define WALK_RUN 128u /* children that are looked at together */
+#define WALK_RUN 128u /* children looked up in one call */
 
 /* A directory, and the run of its files. */
 struct folder {
@@ -37,7 +36,7 @@ struct walk {
     const struct dataset_options *options;
     struct onepot_error *error;
     VECTOR(struct folder) folders;
-    char *path; /* MEMBER_PATH_MAX: of the file that is looked at */
+    char *path; /* MEMBER_PATH_MAX bytes, for the path of the present file */
 };
 
 /* ---- folders and classes ---- */
@@ -158,7 +157,9 @@ static int add_file(struct walk *w, uint32_t archive, uint32_t position,
     return 0;
 }
 
-/* The path of a child: `w->path` ends at `dir_len` with the folder's and a slash. */
+/*
+ * Write a child's path into w->path, which holds the folder's path and a slash up to `dir_len`.
+ */
 static int complete_path(struct walk *w, uint32_t archive, uint32_t position, size_t dir_len)
 {
     const char *name;
@@ -173,7 +174,7 @@ static int complete_path(struct walk *w, uint32_t archive, uint32_t position, si
     return 0;
 }
 
-/* One child of a folder. The name of a file is only looked at where it decides something. */
+/* Take one child of a folder in. A file's name is read only if a filter needs it. */
 static int look_at(struct walk *w, uint32_t archive, uint32_t position, size_t dir_len,
                    const struct index_file *file)
 {
@@ -232,7 +233,7 @@ static int walk_archive(struct walk *w, uint32_t archive)
     uint32_t root;
     int r = index_resolve(pot->index, w->options->root ? w->options->root : "", &root);
     if (r == -ENOENT || r == -ENOTDIR)
-        return 0; /* another archive may have it */
+        return 0; /* another archive may have that root */
     size_t number = w->folders.count;
     if (r == 0)
         r = add_folder(w, archive, root, "");
@@ -272,7 +273,7 @@ static bool in_order(const struct walk *w)
     return true;
 }
 
-/* Records into the order of the sorted folders, with their labels. */
+/* Put the records into the order of the sorted folders, and set their labels. */
 static int arrange_records(struct walk *w)
 {
     struct dataset *d = w->dataset;
@@ -300,7 +301,7 @@ static int arrange_records(struct walk *w)
 
 /* ---- groups ---- */
 
-/* How long the common part of a name is: up to its first dot, or all of it. */
+/* The length of a name's common part: up to its first dot, or all of it. */
 static size_t base_length(const char *name, size_t len)
 {
     const char *dot = memchr(name, '.', len);
@@ -314,7 +315,7 @@ static int record_name(const struct dataset *d, uint64_t i, const char **ret_nam
     return index_name(d->pots[record_archive(record)]->index, record->entry, ret_name, ret_len);
 }
 
-/* Names of one directory are sorted, so what agrees up to the first dot lies together. */
+/* Names in a directory are sorted, so names that agree up to the first dot are neighbours. */
 static int group_by_base(struct dataset *d, const struct folder *f)
 {
     const char *last = NULL, *name;
@@ -340,7 +341,7 @@ static bool is_hidden(const struct dataset *d, uint64_t i)
     return record_name(d, i, &name, &len) == 0 && len > 0 && name[0] == '.';
 }
 
-/* WebDataset's samples have a name before the dot: files without one go. */
+/* WebDataset's samples have a name before the dot, so files without one are dropped. */
 static void drop_hidden(struct walk *w)
 {
     struct dataset *d = w->dataset;

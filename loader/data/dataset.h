@@ -1,10 +1,10 @@
 /*
- * The samples of opened archives: one table of records in a stable order, and views of it
- * (all of it, a split, a fold) that share it. What an onepot_archive points to.
+ * The samples of opened archives: one table of records in a stable order, and views that share
+ * it (the whole, a split, a fold). An onepot_archive points to a view.
  *
- * Order of records: by class (first directory level, byte order), then by the path of the
- * directory, then by archive, then by name: what torchvision's ImageFolder makes of the same
- * tree. Files at the top have no class and come first.
+ * Order of records: by class (first directory level, byte order), then by path of the
+ * directory, then by archive, then by name, as torchvision's ImageFolder orders the same tree.
+ * Files at the top have no class and come first.
  *
  * Threads: a dataset never changes after it was opened. A cursor belongs to one thread.
  */
@@ -27,12 +27,13 @@
 #define ARCHIVES_MAX 65535u
 #define MEMBER_PATH_MAX (16 * PATH_MAX)
 
-/* A file. */
+/* One file. */
 struct record {
-    uint64_t where; /* archive << 48 | offset of its bytes, or RECORD_OFFSET_NONE: in extents */
+    /* archive << 48 | offset of its bytes; RECORD_OFFSET_NONE as offset: see its extents */
+    uint64_t where;
     uint64_t size_bytes;
-    uint32_t entry; /* its position in the archive's index */
-    int32_t label;  /* its class, or -1 */
+    uint32_t entry; /* position in the archive's index */
+    int32_t label;  /* class, or -1 */
 };
 
 static inline uint32_t record_archive(const struct record *record)
@@ -52,29 +53,30 @@ struct loader_clock;
 struct dataset {
     _Atomic unsigned users;
     struct pot **pots;
-    const uint8_t **maps; /* of each archive, NULL: it is read */
+    const uint8_t **maps; /* one for each archive; NULL: that archive is read, not mapped */
     size_t pot_count;
     struct record *records;
-    size_t record_bytes; /* of the mapping */
+    size_t record_bytes; /* length of the mapping that holds the records */
     uint64_t record_count;
-    uint64_t group_count;    /* samples */
-    uint32_t *group_starts;  /* first record of each sample, and the end; NULL: a file each */
+    uint64_t group_count; /* samples */
+    /* first record of each sample, and the end; NULL: each file is a sample */
+    uint32_t *group_starts;
     enum onepot_group group; /* what the samples are */
     char **classes;
     uint32_t class_count;
-    uint64_t cache_bytes; /* of all archives, as it was asked for; 0: a part of the job's */
-    uint64_t hole_bytes;  /* of a file that is mostly holes, at most */
+    uint64_t cache_bytes; /* for all archives, as requested; 0: a part of the job's memory */
+    uint64_t hole_bytes;  /* most bytes of holes in a file that is mostly holes */
     _Atomic(struct readers *) readers;
-    const struct loader_clock *clock; /* a test's; NULL: the system's */
+    const struct loader_clock *clock; /* NULL: the system's; tests have their own */
 };
 
 struct onepot_archive {
     struct dataset *dataset;
-    uint32_t *chosen; /* samples of the dataset; NULL: all */
+    uint32_t *chosen; /* numbers of the chosen samples; NULL: all */
     uint64_t count;
 };
 
-/* Records [*ret_first, *ret_end) of sample i, which exists. */
+/* The records [*ret_first, *ret_end) of sample i. The sample must exist. */
 static inline void archive_records(const struct onepot_archive *archive, uint64_t i,
                                    uint64_t *ret_first, uint64_t *ret_end)
 {
@@ -84,7 +86,7 @@ static inline void archive_records(const struct onepot_archive *archive, uint64_
     *ret_end = dataset->group_starts ? dataset->group_starts[group + 1] : group + 1;
 }
 
-/* The first record of sample i, which exists: of a file the only one. */
+/* The first record of sample i, which must exist. A sample of one file has no other. */
 static inline const struct record *archive_first(const struct onepot_archive *archive,
                                                  uint64_t i)
 {
@@ -98,54 +100,54 @@ struct dataset_options {
     size_t filter_count;
     const char *const *extensions;
     size_t extension_count;
-    const char *root; /* the directory of which the classes are children */
+    const char *root; /* the directory whose children are the classes */
     enum onepot_group group;
     uint64_t cache_bytes;
     uint64_t hole_bytes; /* 0: the default */
 };
 
-/* Takes the pots over, also on failure. */
+/* Make the table. Takes the pots over, also on failure. */
 int dataset_new(struct pot **pots, size_t count, const struct dataset_options *options,
                 struct onepot_error *error, struct dataset **ret_dataset);
 void dataset_free(struct dataset *dataset);
 
-/* Are all its archives mapped, and on this node? */
+/* Are all archives mapped, and on this node? */
 bool dataset_is_mapped(const struct dataset *dataset);
 
-/* The path of a record within its archive; -ENAMETOOLONG. */
+/* Write a record's path within its archive. -ENAMETOOLONG. */
 int dataset_path(const struct dataset *dataset, const struct record *record, char *buf,
                  size_t size, size_t *ret_len);
 
-/* "FILE: MEMBER: what it means": returns err. */
+/* Put "FILE: MEMBER: what is wrong" into *error. Returns err. */
 int dataset_error(struct onepot_error *error, int err, const struct dataset *dataset,
                   const struct record *record);
 
-/* A read of it has been waiting for so long: returns -ETIME. */
+/* Say in *error how long a read of the record has been waiting. Returns -ETIME. */
 int dataset_stalled(struct onepot_error *error, const struct dataset *dataset,
                     const struct record *record, uint64_t age_ns);
 
-/* A cursor of this process; -ENOMEM, -ENOTSUP. To be put back when it isn't used for long. */
+/* A cursor of this process, to be put back when it is not used for long. -ENOMEM, -ENOTSUP. */
 int cursor_get(struct dataset *dataset, struct onepot_error *error, struct cursor **ret_cursor);
 void cursor_put(struct cursor *cursor);
 
-/* `len` bytes at `offset` of a file, all of which exist. By reads, never by the mapping. */
+/* Read `len` bytes at `offset` of a file, all of which must exist. Never uses the mapping. */
 int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct record *record,
                 uint64_t offset, void *buf, size_t len);
 
 /*
- * A file that was just read will be read again, so many samples of this loader later: its
- * cached bytes are kept by that (see readers.c).
+ * Tell the cache after how many samples of this loader the file just read will be read again.
+ * The cache decides by that what it keeps (readers.c).
  */
 void cursor_again(struct dataset *dataset, struct cursor *cursor, const struct record *record,
                   uint64_t distance);
 
-/* A loader has read so many samples. */
+/* Tell the cache that a loader has read `samples` more. */
 void cursor_advance(struct cursor *cursor, uint64_t samples);
 
-/* The fields of the caches and of the storage, of this process. */
+/* Fill in the statistics of this process's caches and storage. */
 void dataset_cache_stats(struct dataset *dataset, struct onepot_stats *stats);
 
-/* The readers of this process; no cursor may be in use. */
+/* Free the readers of this process. No cursor may be in use. */
 void dataset_free_readers(struct dataset *dataset);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Describes a fault of a file in an archive, in words that name both.
+ * Describes what is wrong with a file in an archive, naming both.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /*
- * A small parser for the dict: keys may come in any order and with any spaces.
+ * A small parser for the dict of the header: keys in any order, with any spaces.
  */
 #include "npy.h"
 
@@ -40,7 +40,7 @@ static bool take_word(struct text *t, const char *word)
     return true;
 }
 
-/* A string in either kind of quotes, without escapes. */
+/* A string in single or double quotes, without escapes. */
 static bool take_string(struct text *t, char *buf, size_t size)
 {
     skip_spaces(t);
@@ -117,7 +117,7 @@ static bool take_dict(struct text *t, struct onepot_npy *npy)
     return seen == 7;
 }
 
-/* "<f4": how many bytes an element has; 0 for what is no plain number. */
+/* The bytes of an element of this type ("<f4": 4); 0 if the type is not a plain number. */
 static uint64_t item_bytes(const char *type)
 {
     static const char known[] = "biufcSUV";

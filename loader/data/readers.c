@@ -1,14 +1,15 @@
 /*
- * The readers of a process, one an archive, and their caches. Readers hold locks and caches,
- * and a thread of the parent may have been inside one when the process forked; so a child never
- * touches them, and makes its own at its first read. What it leaves alone costs it nothing but
- * address space.
+ * The readers of a process, one for each archive, and their caches. A fork may happen while a
+ * thread is inside a reader, with its locks taken. So a child never touches its parent's
+ * readers, and makes its own at its first read. The unused ones cost it nothing but address
+ * space.
  *
- * Caches. Decompressed blocks, and stored samples of an archive that is read from storage, are
- * kept until the cache is full, and stay: in each epoch as large a share of the reads finds its
- * bytes as there is room for of the data. One rank of several is told which of them it reads
- * again in the next epoch (cursor_again), and those are kept. How much room there is, the job's
- * other mounts and loaders have a say in (share.h). What is mapped needs none of it.
+ * The caches hold decompressed blocks, and stored samples of archives that are read from
+ * storage. Once a cache is full its content stays, so that the share of reads it answers in
+ * each epoch is the share of the data it has room for. With several ranks, a loader also tells
+ * which samples this rank reads again in the next epoch (cursor_again), and the cache keeps
+ * those. Other mounts and loaders of the job decide how much room there is (share.h). Mapped
+ * archives need no cache.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -22,31 +23,34 @@
 #include "portion.h"
 #include "share.h"
 
-/* Less than that share of the data is not worth a second copy of each sample that is read. */
+/* A cache for a smaller share of the data is not worth a second copy of each sample. */
 #define KEEP_LEAST 16u
-#define ROOM_BYTES (UINT64_C(4) << 20) /* of what the cache itself needs */
-#define STUCK_MS 30000u                /* who reads a block for longer is not waited for */
+#define ROOM_BYTES (UINT64_C(4) << 20) /* what the cache needs for itself */
+#define STUCK_MS                                                                               \
+    30000u /* after this time nobody waits for another thread's read of a block                \
+            */
 
-/* Samples that threads read out of turn: what is due so lately may still be wanted. */
+/*
+ * Threads read samples out of turn, so one that became due this recently may still be wanted.
+ */
 #define CLOCK_LAG 4096u
 
-/* A process's own readers: after a fork the child can't trust the locks of the old ones. */
+/* The readers of one process. */
 struct readers {
     pid_t pid;
     size_t count;         /* of archives */
     pthread_mutex_t lock; /* over the idle cursors */
     struct cursor *idle;
     struct share *share;          /* of the caches, with others of the job; NULL: with nobody */
-    uint64_t *weights;            /* bytes of each archive that its cache could hold; */
-    uint64_t weight;              /* of all */
-    _Atomic uint64_t cache_bytes; /* what the caches may have now */
-    _Atomic uint64_t reads, read_bytes; /* past the readers */
-    _Atomic uint64_t clock;             /* samples that were read by loaders */
-    struct reader *reader[];            /* one an archive */
+    uint64_t *weights;            /* for each archive, the bytes that its cache could hold */
+    uint64_t weight;              /* sum of the weights */
+    _Atomic uint64_t cache_bytes; /* that all caches may have now */
+    _Atomic uint64_t reads, read_bytes; /* of storage, where it is not mapped */
+    _Atomic uint64_t clock;             /* samples that loaders have read */
+    struct reader *reader[];            /* one for each archive */
 };
 
-/* The memory that one thread needs to read: the scratch of each archive, made at its first use.
- */
+/* What one thread needs to read: scratch memory for each archive, made when first used. */
 struct cursor {
     struct readers *readers;
     struct cursor *next;
@@ -75,7 +79,7 @@ static void readers_free(struct readers *readers)
     free(readers);
 }
 
-/* ---- what the caches may have ---- */
+/* ---- the size of the caches ---- */
 
 static bool needs_cache(const struct dataset *d, size_t archive)
 {
@@ -84,7 +88,7 @@ static bool needs_cache(const struct dataset *d, size_t archive)
            (!d->maps[archive] && !source_keeps(pot->source));
 }
 
-/* See struct share_options. */
+/* The share's answer, see struct share_options. */
 static uint64_t readers_told_part(void *ctx, const struct share_part *part)
 {
     struct readers *readers = ctx;
@@ -98,7 +102,7 @@ static uint64_t readers_told_part(void *ctx, const struct share_part *part)
     return part->bytes;
 }
 
-/* As much as the data have, if the job has it. */
+/* Ask for as much memory as the data needs. */
 static void readers_share_memory(struct readers *readers, const struct dataset *d)
 {
     const struct share_options options = {
@@ -136,18 +140,19 @@ static int readers_weigh(struct readers *readers, const struct dataset *d)
     return 0;
 }
 
-/* Is it worth it to keep stored bytes that are read from storage? */
+/* Is it worth keeping stored bytes of an archive that is read from storage? */
 static bool readers_keep(const struct readers *readers)
 {
     return atomic_load_explicit(&readers->cache_bytes, memory_order_relaxed) >=
            readers->weight / KEEP_LEAST;
 }
 
-/* ---- making them ---- */
+/* ---- making readers ---- */
 
 /*
- * Pages of what is read are dropped, since the cache has the bytes; but where several ranks of
- * the node read the same archive, the kernel's cache is the one that they have in common.
+ * With one rank the kernel need not keep what our cache holds, so pages are dropped after a
+ * read. Several ranks of a node that read the same archive share the kernel's cache, so there
+ * the pages stay.
  */
 static int readers_make(struct dataset *d, struct onepot_error *error, struct readers *readers)
 {
@@ -185,7 +190,7 @@ static int readers_new(struct dataset *dataset, struct onepot_error *error,
     return 0;
 }
 
-/* Two threads may both make some; one of them keeps its own. */
+/* If two threads make readers at once, one of them keeps its own. */
 static int readers_get(struct dataset *dataset, struct onepot_error *error,
                        struct readers **ret_readers)
 {
@@ -204,8 +209,7 @@ static int readers_get(struct dataset *dataset, struct onepot_error *error,
     return 0;
 }
 
-/* ---- reading; a cursor goes back to the readers of the process that made it, or nowhere ----
- */
+/* ---- reading; a cursor returns only to the readers of the process that made it ---- */
 
 int cursor_get(struct dataset *dataset, struct onepot_error *error, struct cursor **ret_cursor)
 {
@@ -233,7 +237,7 @@ void cursor_put(struct cursor *cursor)
 {
     struct readers *readers = cursor->readers;
     if (readers->pid != getpid())
-        return; /* the parent's */
+        return; /* made by the parent */
     pthread_mutex_lock(&readers->lock);
     cursor->next = readers->idle;
     readers->idle = cursor;
@@ -292,7 +296,7 @@ void cursor_advance(struct cursor *cursor, uint64_t samples)
         reader_passed(readers->reader[i], now - CLOCK_LAG);
 }
 
-/* ---- the readers of this process, if there are some ---- */
+/* ---- the readers of this process, if it has any ---- */
 
 static struct readers *readers_of(struct dataset *dataset)
 {

@@ -1,6 +1,6 @@
 /*
- * Which files are meant. A path that exists is taken as it is, whatever characters it has;
- * only one that does not may be a pattern.
+ * Finds the files that are meant. A path that exists is taken literally, whatever characters it
+ * has. Only a path that does not exist may be a pattern.
  */
 #include "shards.h"
 
@@ -59,7 +59,7 @@ static int shards_stage(const struct shards *list, struct pot *pot)
     return r < 0 ? error_errno(list->error, r, pot->path) : 0;
 }
 
-/* ONEPOT_MAX_RATIO, for struct pot_options: what is no number is as if it were not set. */
+/* ONEPOT_MAX_RATIO, for struct pot_options. A value that is not a number counts as unset. */
 static uint32_t max_ratio(void)
 {
     const char *text = getenv("ONEPOT_MAX_RATIO");
@@ -90,7 +90,8 @@ static int shards_open_one(struct shards *list, const char *path)
     struct pot *pot = list->pots.at[list->pots.count++];
     if (!store.stage)
         return list->stage ? shards_stage(list, pot) : 0;
-    r = shards_give_stage(pot, store.stage); /* it was unpacked there, or is from now on */
+    /* it was unpacked there, or goes there from now on */
+    r = shards_give_stage(pot, store.stage);
     return r < 0 ? error_errno(list->error, r, path) : 0;
 }
 
@@ -106,7 +107,10 @@ static int by_name(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* Several at once: 1 if an exchange of shards was finished, so that others are there. */
+/*
+ * Open one path, which may stand for several files. Returns 1 if an exchange of shards was
+ * finished on the way, so that the files are different now.
+ */
 static int shards_open_one_of(struct shards *list, const char *path)
 {
     struct fault fault = {0};

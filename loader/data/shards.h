@@ -1,5 +1,5 @@
 /*
- * From what a caller names (archives, directories of shards, patterns) to opened archives.
+ * From the paths of a caller (archives, directories of shards, patterns) to opened archives.
  */
 #ifndef ONEPOT_SHARDS_H
 #define ONEPOT_SHARDS_H
@@ -10,8 +10,11 @@
 #include "onepot.h"
 #include "pot.h"
 
-/* The archives (staged, if `stage` is not NULL: onepot_archive_options), in the order of their
- * names where one path stands for several. *ret_pots is allocated, as is each of them. */
+/*
+ * Open all archives; with `stage`, staged (see onepot_archive_options). Where one path stands
+ * for several files, they come in the order of their names. *ret_pots and each of its members
+ * are allocated.
+ */
 int shards_open(const char *const *paths, size_t count, uint64_t memory_bytes,
                 const char *stage, struct onepot_error *error, struct pot ***ret_pots,
                 size_t *ret_count);

@@ -1,7 +1,7 @@
 /*
- * Splits, folds and subsets: a list of samples over a dataset that is shared. Which ones are
- * in it is decided by a hash of each sample's own name, so that a file that is added, or one
- * that is taken away, changes nothing for the others.
+ * Splits, folds and subsets: lists of samples over a shared dataset. A hash of each sample's
+ * own name decides what is in a split or fold, so that adding or removing a file changes
+ * nothing for the others.
  */
 #include <endian.h>
 #include <errno.h>
@@ -15,7 +15,10 @@
 #include "cleanup.h"
 #include "view.h"
 
-/* A view with room for so many samples, and none; 0: for all of the archive, without a list. */
+/*
+ * A view with room for `room` samples, and none in it yet. 0: a view of the whole archive,
+ * without a list.
+ */
 static struct onepot_archive *view_new(const struct onepot_archive *archive, uint64_t room)
 {
     struct onepot_archive *view = calloc(1, sizeof(*view));
@@ -35,7 +38,7 @@ static uint32_t chosen_at(const struct onepot_archive *archive, uint64_t i)
     return archive->chosen ? archive->chosen[i] : (uint32_t)i;
 }
 
-/* Does a hash belong to the view? */
+/* Does a sample with this hash belong to the view? */
 typedef bool wanted(const void *ctx, uint64_t hash);
 
 static int choose_by_hash(const struct onepot_archive *archive, uint64_t seed,
@@ -68,7 +71,7 @@ static bool in_range(const void *ctx, uint64_t hash)
     return hash >= range->low && hash <= range->high;
 }
 
-/* The first hash that is not below a fraction < 1. */
+/* The first hash that is not below `fraction`, which is below 1. */
 static uint64_t scale(double fraction)
 {
     return (uint64_t)ldexp(fraction, 64);
@@ -79,7 +82,7 @@ int onepot_archive_split(const struct onepot_archive *archive, double low, doubl
 {
     if (!(low >= 0 && high <= 1 && low <= high))
         return -EINVAL;
-    if (low == high) /* none */
+    if (low == high) /* nothing is selected */
         return onepot_archive_subset(archive, NULL, 0, ret_part);
     struct range range = {.low = scale(low), .high = high == 1 ? UINT64_MAX : scale(high) - 1};
     return choose_by_hash(archive, seed, in_range, &range, ret_part);

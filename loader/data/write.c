@@ -1,6 +1,6 @@
 /*
- * The public writer: files from memory into a new archive, over the writer of archive/. A name
- * is looked at before anything is written, so that a bad one spoils nothing.
+ * The public writer: puts files from memory into a new archive, through the writer of archive/.
+ * Names are checked before anything is written, so that a bad name spoils nothing.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,8 +17,8 @@
 struct onepot_writer {
     struct writer *writer;
     char *path;
-    pid_t pid;                 /* a child must not remove what its parent writes */
-    struct onepot_error first; /* what went wrong: nothing is added after that */
+    pid_t pid; /* the process that writes: its children must not remove the file */
+    struct onepot_error first; /* the first failure: nothing can be added after it */
 };
 
 static int read_options(const struct onepot_writer_options *options,
@@ -67,7 +67,7 @@ int onepot_writer_new(const char *path, const struct onepot_writer_options *opti
     output_clean(path, &(struct leftovers){0});
     r = writer_open(path, &given, &fault, &w->writer);
     if (r < 0) {
-        if (r == -EEXIST) /* the advice is for the program's users */
+        if (r == -EEXIST) /* the usual advice is for users of the program */
             error_set(error, r, "%s: exists already, and is not to be overwritten", path);
         else
             error_from_fault(error, r, &fault, path);
@@ -79,7 +79,7 @@ int onepot_writer_new(const char *path, const struct onepot_writer_options *opti
     return 0;
 }
 
-/* Parts between slashes, none of which is empty, "." or "..". */
+/* Is the name made of parts between slashes, none of which is empty, "." or ".."? */
 static bool is_good_name(const char *name)
 {
     for (;;) {
@@ -93,7 +93,7 @@ static bool is_good_name(const char *name)
     }
 }
 
-/* A name that can't be added spoils nothing: this comes before anything is written. */
+/* Refuse a name that can't be added before anything is written, so that it spoils nothing. */
 static int check_free(struct onepot_writer *w, const char *name, struct onepot_error *error)
 {
     int r = writer_has(w->writer, name, strlen(name));
@@ -122,7 +122,7 @@ static int add_member(struct onepot_writer *w, const struct pax_member *member,
     return writer_data(w->writer, copy, len, fault);
 }
 
-/* The error that ended it is told again, and not what its number means for a file. */
+/* Report the error that ended the writer again, not its errno's usual words. */
 static int ended(const struct onepot_writer *w, struct onepot_error *error)
 {
     return error_set(error, w->first.code,
@@ -198,7 +198,7 @@ void onepot_writer_discard(struct onepot_writer *writer)
 {
     if (!writer)
         return;
-    if (writer->pid == getpid()) /* else the threads and the file are the parent's */
+    if (writer->pid == getpid()) /* in a child, threads and file are the parent's */
         writer_discard(writer->writer);
     free_writer(writer);
 }

@@ -9,8 +9,8 @@
 #define ANY_EPOCH UINT64_MAX
 
 /*
- * Like onepot_loader_next, but only for this epoch. Returns 0 at its end, and where the loader
- * went to another epoch. Every thread that asks gets that 0, however many there are.
+ * Like onepot_loader_next, but for this epoch only. Returns 0 at its end, or if the loader went
+ * to another epoch. Every thread that calls gets that 0, however many there are.
  */
 int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
                    struct onepot_error *error, const struct onepot_batch **ret_batch);

@@ -17,7 +17,9 @@ struct onepot_archive *archive_of(PyObject *self)
 
 /* ---- opening ---- */
 
-/* The texts of a tuple of bytes, to be freed with PyMem_Free; they live as long as the tuple.
+/*
+ * The texts of a tuple of bytes. They live as long as the tuple; free the array with
+ * PyMem_Free.
  */
 static char **take_texts(PyObject *tuple, size_t *ret_count)
 {
@@ -34,7 +36,7 @@ static char **take_texts(PyObject *tuple, size_t *ret_count)
     return texts;
 }
 
-/* Becomes the Archive of a handle, which is taken over. */
+/* Give an Archive object its handle, which is taken over. */
 static int archive_become(PyObject *self, struct onepot_archive *archive)
 {
     struct py_archive *a = (struct py_archive *)self;
@@ -103,7 +105,7 @@ static void archive_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-/* ---- parts: what an Archive without a handle becomes of another one ---- */
+/* ---- parts: fill an Archive without a handle with a part of another one ---- */
 
 static PyObject *archive_take_split(PyObject *self, PyObject *args)
 {
@@ -246,7 +248,7 @@ static PyObject *archive_classes(PyObject *self, void *unused)
     return classes;
 }
 
-/* int64 of each sample: its size, or, with a closure, its label. */
+/* int64 for each sample: its size, or its label if the closure is not NULL. */
 static PyObject *archive_numbers(PyObject *self, void *labels)
 {
     struct onepot_archive *archive = archive_of(self);
@@ -303,13 +305,16 @@ static PyObject *archive_left_out(PyObject *self, void *unused)
 static PyGetSetDef archive_fields[] = {
     {"classes", archive_classes, NULL, "Names of the classes, sorted: list of str.", NULL},
     {"common_size", archive_common_size, NULL,
-     "Bytes of each sample if all have the same; else 0.", NULL},
+     "Size of every sample in bytes, if all have the same size; else 0.", NULL},
     {"left_out", archive_left_out, NULL,
-     "Members that can't be shown, and are no samples: 'onepot verify' lists them.", NULL},
-    {"labels", archive_numbers, NULL, "Label of each sample, -1 without: Buffer of int64.",
+     "Number of members that can't be shown and are no samples; 'onepot verify' lists them.",
+     NULL},
+    {"labels", archive_numbers, NULL, "Label of each sample, or -1: Buffer, int64 [samples].",
      &archive_type},
-    {"sizes", archive_numbers, NULL, "Bytes of each sample: Buffer of int64.", NULL},
-    {"digest", archive_digest, NULL, "Names this selection of samples: 32 hexadecimal digits.",
+    {"sizes", archive_numbers, NULL, "Size of each sample in bytes: Buffer, int64 [samples].",
+     NULL},
+    {"digest", archive_digest, NULL,
+     "Identifies this selection of samples: 32 hexadecimal digits. May walk over all members.",
      NULL},
     {0}};
 
@@ -317,10 +322,11 @@ static PyMethodDef archive_methods[] = {
     {"_take_split", archive_take_split, METH_VARARGS, "(whole, low, high, seed)"},
     {"_take_fold", archive_take_fold, METH_VARARGS, "(whole, folds, fold, held_out, seed)"},
     {"_take_subset", archive_take_subset, METH_VARARGS, "(whole, indices)"},
-    {"_name", archive_name, METH_O, "The name of a sample."},
-    {"find", archive_find, METH_O, "find(name): the index of a sample; KeyError."},
+    {"_name", archive_name, METH_O, "The name of the sample with this number."},
+    {"find", archive_find, METH_O,
+     "find(name): the index of the first sample with this name. KeyError: there is none."},
     {"batch_for", archive_batch_for, METH_VARARGS,
-     "batch_for(bytes): how many samples fit on average, and in the worst case: (int, int)."},
+     "batch_for(bytes): how many samples fit into so many bytes: (on average, at worst)."},
     {"_layout", archive_layout, METH_VARARGS, "For the datasets of the package."},
     {"_fill", archive_fill, METH_VARARGS, "For the datasets of the package."},
     {0}};
@@ -342,5 +348,5 @@ PyTypeObject archive_type = {
     .tp_as_mapping = &archive_mapping,
     .tp_methods = archive_methods,
     .tp_getset = archive_fields,
-    .tp_doc = "What onepot.Archive does; see there.",
+    .tp_doc = "The part of onepot.Archive in C; see there.",
 };

@@ -1,6 +1,6 @@
 /*
- * Batch: what a loader hands out. It goes back to the loader when it and the last view of it
- * are gone. Of a loader with a device, all views are of the device's memory.
+ * Batch: what a loader hands out. It returns to the loader when the object and the last view of
+ * it are gone. If the loader has a device, all views show the device's memory.
  */
 #include "module.h"
 
@@ -35,7 +35,7 @@ PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *ba
     return (PyObject *)b;
 }
 
-/* A view of its memory. */
+/* A view of the batch's memory. */
 static struct py_buffer *view_new(struct py_batch *self, const void *bytes, Py_ssize_t len,
                                   enum item item)
 {
@@ -59,7 +59,7 @@ static Py_ssize_t batch_length(PyObject *self)
     return (Py_ssize_t)((struct py_batch *)self)->batch->samples;
 }
 
-/* Set dimensions from `first` on to these, each row next to the one before. */
+/* Set the dimensions from number `first` on to `shape`, in C order. */
 static void view_shape(struct py_buffer *b, int first, int count, const uint64_t *shape,
                        bool fortran_order)
 {
@@ -73,7 +73,7 @@ static void view_shape(struct py_buffer *b, int first, int count, const uint64_t
     }
 }
 
-/* One sample; in the shape of an array, if it is one. */
+/* One sample; .npy samples have the shape of their array. */
 static PyObject *batch_view_one(struct py_batch *self, uint64_t i)
 {
     const struct onepot_batch *batch = self->batch;
@@ -87,7 +87,7 @@ static PyObject *batch_view_one(struct py_batch *self, uint64_t i)
     return (PyObject *)b;
 }
 
-/* All samples; with a dimension for them, if they have one size. */
+/* All samples; if they have one size, they are rows. */
 static PyObject *batch_view_all(struct py_batch *self)
 {
     const struct onepot_batch *batch = self->batch;
@@ -147,7 +147,7 @@ static PyObject *batch_table(PyObject *self, void *table)
     return (PyObject *)view_new(b, numbers, bytes, t->item);
 }
 
-/* A number of struct onepot_batch, which begins so far behind its start. */
+/* A number in struct onepot_batch, at this offset. */
 static PyObject *batch_number(PyObject *self, void *offset)
 {
     const char *batch = (const char *)((struct py_batch *)self)->batch;
@@ -173,7 +173,7 @@ static PyObject *batch_images(PyObject *self, void *unused)
     return (PyObject *)b;
 }
 
-/* A number, or what torch (cuda_stream) and cupy (ptr) call a stream. */
+/* A stream given as a number, or as an object of torch (cuda_stream) or cupy (ptr). */
 static PyObject *stream_number(PyObject *stream)
 {
     static const char *const names[] = {"cuda_stream", "ptr"};
@@ -216,7 +216,7 @@ static PyObject *batch_wait(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* Of the images, where there are some, else of the data. */
+/* The images if there are some, else the data. */
 static PyObject *batch_main(PyObject *self)
 {
     struct py_batch *b = (struct py_batch *)self;
@@ -256,35 +256,45 @@ static PyObject *batch_dlpack_device(PyObject *self, PyObject *unused)
 }
 
 static PyMethodDef batch_methods[] = {
-    {"tensors", batch_tensors, METH_NOARGS, "A list of Buffers, one a sample; no copies."},
+    {"tensors", batch_tensors, METH_NOARGS,
+     "A list of Buffers, uint8 [size], one for each sample; no copies."},
     {"record_stream", batch_record_stream, METH_O,
-     "A stream that reads the batch, and that no __dlpack__() was told of: it waits for the\n"
-     "batch, and the memory is not used again before what it will have been given by then\n"
-     "is done. A number, torch.cuda.Stream or cupy.cuda.Stream. __dlpack__() with a stream\n"
-     "that was told before takes it for the only one of that consumer."},
-    {"wait", batch_wait, METH_NOARGS, "Until the batch is on its device."},
+     "record_stream(stream): call it for each stream that reads the batch, unless "
+     "__dlpack__()\n"
+     "was given that stream. The stream waits for the batch, and the memory is not used again\n"
+     "before the stream has done all it was given until the batch was released. stream: a\n"
+     "number, torch.cuda.Stream or cupy.cuda.Stream. A later __dlpack__() with this stream\n"
+     "assumes that its consumer reads in no other. OSError: the device's errors."},
+    {"wait", batch_wait, METH_NOARGS,
+     "Wait on the host until the batch has arrived on its device."},
     {"__dlpack__", (PyCFunction)(void *)batch_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "Of images, where the loader makes some, else of data."},
+     "A DLPack capsule of images if the loader makes some, else of data."},
     {"__dlpack_device__", batch_dlpack_device, METH_NOARGS, "(1, 0): the CPU; (2, N): CUDA."},
     {0}};
 
 static PyGetSetDef batch_fields[] = {
     {"data", batch_data, NULL,
-     "All bytes: a writable Buffer, uint8 [bytes]; [samples, bytes of one] where all samples\n"
-     "have one size; of .npy samples [samples, *shape] in their type.",
+     "All samples: a writable Buffer, uint8 [bytes]; uint8 [samples, size] if all samples "
+     "have\n"
+     "one size; [samples, *shape] in their own type for .npy samples.",
      NULL},
     {"images", batch_images, NULL,
-     "What the device made of the data: [samples, channels, height, width], or None.", NULL},
-    {"offsets", batch_table, NULL, "Where each sample begins: int64 [samples], bytes.",
-     &table_offsets},
-    {"sizes", batch_table, NULL, "int64 [samples], bytes.", &table_sizes},
-    {"labels", batch_table, NULL, "Classes, or -1: int64 [samples].", &table_labels},
-    {"indices", batch_table, NULL, "Numbers in the archive: int64 [samples].", &table_indices},
-    {"valid", batch_table, NULL, "False for padding and for what was skipped: bool [samples].",
+     "Images that the device made of data: Buffer [samples, channels, height, width], or None.",
+     NULL},
+    {"offsets", batch_table, NULL,
+     "Where each sample begins in data, in bytes: int64 [samples].", &table_offsets},
+    {"sizes", batch_table, NULL, "Size of each sample in bytes: int64 [samples].",
+     &table_sizes},
+    {"labels", batch_table, NULL, "Class of each sample, or -1: int64 [samples].",
+     &table_labels},
+    {"indices", batch_table, NULL, "Each sample's number in the archive: int64 [samples].",
+     &table_indices},
+    {"valid", batch_table, NULL, "False for padding and for skipped samples: bool [samples].",
      &table_valid},
-    {"epoch", batch_number, NULL, "The epoch that it is of.",
+    {"epoch", batch_number, NULL, "The epoch that the batch belongs to.",
      (void *)offsetof(struct onepot_batch, epoch)},
-    {"first", batch_number, NULL, "Which element of the rank's epoch its first one is.",
+    {"first", batch_number, NULL,
+     "Position of its first sample among the rank's elements of the epoch.",
      (void *)offsetof(struct onepot_batch, first)},
     {0}};
 
@@ -299,6 +309,7 @@ PyTypeObject batch_type = {
     .tp_as_sequence = &batch_sequence,
     .tp_methods = batch_methods,
     .tp_getset = batch_fields,
-    .tp_doc = "Samples in one piece of memory; len(batch), batch[i].\n"
-              "The memory is used again once the batch and all views of it are gone.",
+    .tp_doc = "The samples of one batch in one piece of memory; len(batch), batch[i].\n"
+              "The memory is used again when the batch and all views of it are gone.\n"
+              "Any number of threads may use a batch.",
 };

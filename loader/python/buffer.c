@@ -1,11 +1,11 @@
 /*
- * Buffer: memory of a batch or a sample as Python sees it, and the types of its elements.
+ * Buffer: memory of a batch or a sample as Python sees it, and its element types.
  */
 #include "module.h"
 
 #include <string.h>
 
-/* ---- types of elements ---- */
+/* ---- element types ---- */
 
 enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
 
@@ -40,7 +40,7 @@ enum item item_of_images(enum onepot_float type)
                                  : ITEM_BFLOAT16;
 }
 
-/* ---- making them ---- */
+/* ---- making buffers ---- */
 
 struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
                              enum item item)
@@ -84,7 +84,7 @@ static void buffer_dealloc(PyObject *self)
     PyObject_Free(self);
 }
 
-/* Is it memory of the host, and has it arrived? */
+/* Is it host memory, and has it arrived? */
 static int buffer_check_readable(const struct py_buffer *b)
 {
     struct onepot_error error = {0};
@@ -104,7 +104,7 @@ static int buffer_check_readable(const struct py_buffer *b)
     return r;
 }
 
-/* The order that a consumer takes for granted; 0: it looks at the strides. */
+/* The order that a consumer assumes; 0: it looks at the strides. */
 static char buffer_order_for(int flags)
 {
     if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES ||
@@ -160,7 +160,7 @@ static Py_ssize_t buffer_length(PyObject *self)
     return b->dimensions ? b->shape[0] : 0;
 }
 
-/* Of several dimensions: what of it has this first index, as a Buffer. */
+/* Of a Buffer with several dimensions: the part with this first index, as a Buffer. */
 static PyObject *buffer_row(PyObject *self, Py_ssize_t i)
 {
     struct py_buffer *b = (struct py_buffer *)self;
@@ -180,7 +180,7 @@ static PyObject *buffer_row(PyObject *self, Py_ssize_t i)
     return (PyObject *)row;
 }
 
-/* The same as of a memoryview, except for rows, which that does not know. */
+/* Like a memoryview, but with rows of several dimensions, which a memoryview can't return. */
 static PyObject *buffer_subscript(PyObject *self, PyObject *key)
 {
     if (PyIndex_Check(key) && ((struct py_buffer *)self)->dimensions > 1) {
@@ -206,7 +206,7 @@ static PyObject *buffer_item(PyObject *self, Py_ssize_t i)
 
 static PySequenceMethods buffer_sequence = {.sq_length = buffer_length, .sq_item = buffer_item};
 
-/* ---- what it is ---- */
+/* ---- shape and type ---- */
 
 static PyObject *shape_tuple(const Py_ssize_t *shape, int dimensions)
 {
@@ -256,8 +256,9 @@ static PyObject *buffer_dtype(PyObject *self, void *unused)
 }
 
 static PyGetSetDef buffer_fields[] = {
-    {"shape", buffer_shape, NULL, "Tuple of int.", NULL},
-    {"dtype", buffer_dtype, NULL, "numpy's name of its type, as a str; or bfloat16.", NULL},
+    {"shape", buffer_shape, NULL, "Length of each dimension: tuple of int.", NULL},
+    {"dtype", buffer_dtype, NULL, "Type of the elements: numpy's name as a str, or 'bfloat16'.",
+     NULL},
     {0}};
 
 static PyMappingMethods buffer_mapping = {.mp_length = buffer_length,
@@ -281,9 +282,10 @@ PyTypeObject buffer_type = {
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = buffer_methods,
     .tp_doc =
-        "Memory of a batch or a sample: numpy.asarray(), memoryview(), torch.from_dlpack(),\n"
-        "torch.frombuffer() show it without a copy, and keep it alive. A sequence: of "
-        "numbers,\n"
-        "or, with more than one dimension, of Buffers. That of a sample is read-only, which\n"
-        "torch does not know of: it warns, and a write ends the process; use Sample.read().",
+        "Memory of a batch or a sample. numpy.asarray(), memoryview(), torch.from_dlpack() "
+        "and\n"
+        "torch.frombuffer() show it without a copy, and keep it alive. It is a sequence of\n"
+        "numbers, or, with more than one dimension, of Buffers. Sample.data is read-only, "
+        "which\n"
+        "torch can't express: torch warns, and a write ends the process; use Sample.read().",
 };

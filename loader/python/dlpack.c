@@ -1,15 +1,14 @@
 /*
- * DLPack: how torch, numpy, cupy see a Buffer without a copy. The structs are those of its
- * header; version 0.8 (a capsule "dltensor") is what all consumers take, version 1
- * ("versioned") is for those that ask for it, and can tell that memory is read-only.
+ * DLPack shows a Buffer to torch, numpy and cupy without a copy. The structs are those of
+ * DLPack's header. All consumers take version 0.8 (a capsule "dltensor"). Version 1
+ * ("versioned") is for consumers that ask for it; it can tell that memory is read-only.
  *
- * Parts of a batch that a consumer has are counted in C, so that it is given back by any
- * thread, without the interpreter, also when that is about to end.
+ * The parts of a batch that a consumer holds are counted in C. So any thread can give the batch
+ * back, without the interpreter, even while that is ending.
  *
- * On a device the consumer's stream waits for the batch. Whether the consumer reads it in that
- * stream is not said: a consumer with streams of its own may name one that is there for this
- * alone. So the batch is lent (onepot_batch_lend), except to a default stream, which is
- * nobody's own.
+ * On a device the consumer's stream waits for the batch. DLPack does not tell whether the
+ * consumer also reads in that stream: it may have streams of its own. So the batch is lent
+ * (onepot_batch_lend), except to a default stream, which is shared by all.
  */
 #include "module.h"
 
@@ -20,7 +19,7 @@
 enum { DL_CPU = 1, DL_CUDA = 2 };
 enum { DL_FLAG_READ_ONLY = 1 };
 
-/* Streams of CUDA that have numbers. */
+/* Streams of CUDA with fixed numbers. */
 enum { STREAM_LEGACY = 1, STREAM_PER_THREAD = 2, STREAM_NONE = -1 };
 
 struct dl_device {
@@ -55,7 +54,7 @@ struct dl_versioned {
     struct dl_tensor tensor;
 };
 
-/* Either of both, and what it keeps. */
+/* A DLPack tensor of either version, and the object that keeps its memory. */
 struct export
 {
     union {
@@ -88,7 +87,7 @@ static void delete_versioned(struct dl_versioned *self)
     export_free(self->context);
 }
 
-/* Nobody took the capsule: its name is still the first one. */
+/* Nobody took the capsule if it still has its first name. */
 static void capsule_free(PyObject *capsule)
 {
     const char *name = PyCapsule_GetName(capsule);
@@ -119,7 +118,7 @@ static void fill_tensor(const struct py_buffer *b, struct export *e, struct dl_t
     tensor->strides = e->strides;
 }
 
-/* ---- what the consumer asks for ---- */
+/* ---- the consumer's request ---- */
 
 struct request {
     PyObject *stream; /* or None */
@@ -156,7 +155,7 @@ static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *ke
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Without one it is the default stream, and not known to be the consumer's. */
+/* Without a stream, the default stream is assumed, but the consumer may read in another. */
 static int parse_stream(PyObject *given, long long *ret_stream)
 {
     *ret_stream = STREAM_LEGACY;
@@ -173,7 +172,7 @@ static int parse_stream(PyObject *given, long long *ret_stream)
     return 0;
 }
 
-/* The consumer's stream follows the batch; one that knows of no streams finds it there. */
+/* Make the consumer's stream follow the batch. Without streams, wait until it has arrived. */
 static int synchronise(const struct py_buffer *b, PyObject *given)
 {
     struct onepot_error error = {0};
@@ -200,7 +199,7 @@ PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
     if (parse_request(b, args, keywords, &request) < 0)
         return NULL;
     if (b->read_only && !request.versioned) {
-        /* The consumer can't be told that it may not write: it gets a copy. */
+        /* The consumer can't learn that the memory is read-only, so it gets a copy. */
         PyObject *copy = request.never_copy ? NULL : (PyObject *)buffer_copy(b);
         PyObject *capsule = copy ? buffer_dlpack(copy, args, keywords) : NULL;
         if (request.never_copy)

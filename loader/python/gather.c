@@ -1,7 +1,7 @@
 /*
- * Batches in memory that somebody else has made: tensors of torch in shared memory, or a
- * bytearray. The layout is that of a loader's slab: data, then five tables, each at a multiple
- * of 64 bytes: offsets, sizes, labels, indices (8 bytes a sample), valid (1 byte).
+ * Batches in memory that the caller provides: torch tensors in shared memory, or a bytearray.
+ * The layout is that of a loader's slab: data, then five tables, each at a multiple of 64
+ * bytes: offsets, sizes, labels, indices (8 bytes a sample), valid (1 byte).
  */
 #include "module.h"
 
@@ -11,9 +11,9 @@
 #define TABLE_ALIGN 64u
 
 struct layout {
-    uint64_t count, data_bytes, table; /* table: bytes from one to the next */
-    uint64_t at;                       /* of the first one */
-    uint64_t bytes;                    /* of all */
+    uint64_t count, data_bytes, table; /* table: bytes from one table to the next */
+    uint64_t at;                       /* of the first table */
+    uint64_t bytes;                    /* of data and tables */
 };
 
 static uint64_t rounded(uint64_t bytes)
@@ -140,7 +140,7 @@ static int fill_memory(struct onepot_archive *archive, const struct request *q, 
     return r;
 }
 
-/* Where torch has the memory it is an address; else anything that can be written to. */
+/* The memory is an address, as torch gives it, or any writable buffer. */
 PyObject *archive_fill(PyObject *self, PyObject *args)
 {
     PyObject *indices, *memory;

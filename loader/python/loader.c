@@ -1,6 +1,6 @@
 /*
- * The part of Loader that is written in C: its life, its iterators, where it is and what it has
- * done. onepot/_loader.py says what its arguments mean.
+ * The part of Loader that is written in C: its life, iterators, position and statistics.
+ * onepot/_loader.py explains the arguments.
  */
 #include "module.h"
 
@@ -8,19 +8,19 @@
 
 #include "epoch.h"
 
-#define POLL_MS 100 /* how long Ctrl-C may have to wait */
+#define POLL_MS 100 /* longest delay of Ctrl-C */
 
 struct py_loader {
     PyObject_HEAD struct onepot_loader *loader;
     PyObject *archive;
-    struct batch_kind kind; /* of all its batches */
+    struct batch_kind kind; /* of all batches */
     uint64_t batch_size;
-    PyObject *decode; /* kept, for its context */
-    /* A state was loaded: the next iteration goes on, and begins no epoch. */
+    PyObject *decode; /* kept because of its context */
+    /* A state was loaded, so the next iteration continues it and begins no new epoch. */
     _Atomic int resumes;
 };
 
-/* Find out the kind of batches, for their views. */
+/* Determine the kind of batches, which their views need. */
 static int loader_find_kind(const struct onepot_loader *loader,
                             const struct onepot_loader_options *o, struct batch_kind *ret)
 {
@@ -61,7 +61,7 @@ static int loader_open(struct py_loader *l, PyObject *archive, const char *devic
         return -1;
     }
     r = loader_find_kind(loader, o, &kind);
-    onepot_device_close(o->device); /* the loader has its own use of it */
+    onepot_device_close(o->device); /* the loader has its own reference */
     Py_BEGIN_CRITICAL_SECTION(l);
     is_first = r == 0 && !l->loader;
     if (is_first) {
@@ -80,7 +80,7 @@ static int loader_open(struct py_loader *l, PyObject *archive, const char *devic
     return -1;
 }
 
-/* A function in C: a capsule "onepot.decode", whose context is handed to it. */
+/* A C function in a capsule "onepot.decode"; the capsule's context is passed to it. */
 static int loader_take_decode(PyObject *decode, struct onepot_loader_options *o)
 {
     if (decode == Py_None)
@@ -114,7 +114,9 @@ static int loader_take_images(PyObject *given, struct onepot_images *images,
     return 0;
 }
 
-/* Loader(archive, device, decode, images, rank, world_size, options): a text or None, a dict.
+/*
+ * Loader(archive, device, decode, images, rank, world_size, options): device is a str or None,
+ * options a dict.
  */
 static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
 {
@@ -160,7 +162,7 @@ static void loader_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-/* NULL with an exception: it was not initialised. */
+/* NULL with an exception: the loader was not initialised. */
 static struct onepot_loader *loader_of(PyObject *self)
 {
     struct onepot_loader *loader = ((struct py_loader *)self)->loader;
@@ -210,9 +212,10 @@ static PyObject *loader_next(PyObject *self)
 /* ---- an epoch ---- */
 
 /*
- * The result of iter(). It is not the loader itself: iter() of an iterator has to be without
- * effect (some versions of Python call it twice for a comprehension), that of a loader begins
- * an epoch. It ends with its epoch, also where others take batches of it, or of the next.
+ * The result of iter(). It can't be the loader itself: iter() of an iterator must have no
+ * effect (some versions of Python call it twice for a comprehension), while iter() of a loader
+ * begins an epoch. The iterator ends with its epoch, even if others take batches of this epoch
+ * or the next.
  */
 struct py_loader_iterator {
     PyObject_HEAD PyObject *loader;
@@ -254,12 +257,12 @@ PyTypeObject loader_iterator_type = {
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_iter = PyObject_SelfIter,
     .tp_iternext = loader_iterator_next,
-    .tp_doc = "The batches of a Loader from where it is to the end of the epoch. One of an "
-              "epoch that\n"
-              "the loader has left is at its end.",
+    .tp_doc =
+        "The batches of a Loader, from its position to the end of the epoch. It also ends\n"
+        "when the loader goes to another epoch.",
 };
 
-/* An epoch that was left in its middle is over: the next one begins. */
+/* An epoch that was left halfway is over, so the next one begins. */
 static PyObject *loader_iter(PyObject *self)
 {
     struct py_loader *l = (struct py_loader *)self;
@@ -296,7 +299,7 @@ static PyObject *loader_sampler(PyObject *self, void *unused)
     return Py_NewRef(self);
 }
 
-/* The kind of each sample: "float32 (3, 5)". */
+/* The type and shape of each sample: "float32 (3, 5)". */
 static PyObject *loader_kind_text(const struct batch_kind *kind)
 {
     Py_ssize_t shape[32] = {kind->images.channels, kind->images.height, kind->images.width};
@@ -326,7 +329,7 @@ static PyObject *loader_repr(PyObject *self)
     return text;
 }
 
-/* ---- where it is, and what it has done ---- */
+/* ---- position and statistics ---- */
 
 static const struct field state_fields[] = {
     {"version", FIELD_COUNT, offsetof(struct onepot_state, version)},
@@ -428,23 +431,23 @@ static PyObject *loader_delivered(PyObject *self, void *unused)
 
 static PyMethodDef loader_methods[] = {
     {"set_epoch", loader_set_epoch, METH_O,
-     "Go to the start of an epoch; costs nothing where the loader is there."},
+     "Go to the start of an epoch. Costs nothing if the loader is there already."},
     {"state_dict", loader_state_dict, METH_NOARGS,
-     "Where the loader is, as numbers and a digest: what was delivered counts."},
+     "The loader's position as a dict of numbers and a digest. Delivered batches count."},
     {"load_state_dict", loader_load_state_dict, METH_O,
-     "Go on from a state, also on another world size with the same global batch.\n"
-     "ValueError: it is another archive's, or can't be dealt to so many ranks."},
-    {"_transfer", loader_transfer, METH_O, "What transfer() computes with."},
+     "Go on from a state, even with another world size if the global batch is the same.\n"
+     "ValueError: the state belongs to another archive, or these ranks can't continue it."},
+    {"_transfer", loader_transfer, METH_O, "The raw figures for transfer()."},
     {0}};
 
 static PyGetSetDef loader_fields[] = {
     {"epoch", loader_epoch, NULL, "The epoch of the next batch.", NULL},
-    {"sampler", loader_sampler, NULL, "The loader itself: for loops that call set_epoch on it.",
-     NULL},
-    {"stats", loader_stats, NULL, "What was delivered and waited for: dict.", NULL},
+    {"sampler", loader_sampler, NULL,
+     "The loader itself, for loops that call loader.sampler.set_epoch().", NULL},
+    {"stats", loader_stats, NULL, "Counts, bytes and seconds of this loader: dict.", NULL},
     {"delivered", loader_delivered, NULL,
-     "(samples, sum, sum) of this epoch; the same, added over ranks modulo 2**64, for any\n"
-     "order in which each sample came once.",
+     "(samples, sum, sum) of what was delivered in this epoch, padding left out. Added over\n"
+     "all ranks modulo 2**64 they are the same for any order with each sample once.",
      NULL},
     {0}};
 
@@ -463,5 +466,5 @@ PyTypeObject loader_type = {
     .tp_as_sequence = &loader_sequence,
     .tp_methods = loader_methods,
     .tp_getset = loader_fields,
-    .tp_doc = "What onepot.Loader does; see there.",
+    .tp_doc = "The part of onepot.Loader in C; see there.",
 };

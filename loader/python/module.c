@@ -1,5 +1,5 @@
 /*
- * The module itself, its errors, and numbers and structs that come from Python.
+ * The module, its errors, and the conversion of numbers and structs from Python.
  */
 #include "module.h"
 
@@ -24,8 +24,10 @@ PyObject *raise_error(int err, const struct onepot_error *error)
             PyErr_SetString(types[i].type, text);
             return NULL;
         }
-    /* OSError chooses its subclass (FileNotFoundError...) by the number. It is made here, since
-     * before Python 3.12 'except' looks at the type that was set. */
+    /*
+     * OSError chooses its subclass (FileNotFoundError...) by the number. The object is made
+     * here because before Python 3.12 'except' looks at the type that was set.
+     */
     PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
     PyObject *raised =
         message ? PyObject_CallFunction(PyExc_OSError, "iN", -err, message) : NULL;
@@ -207,7 +209,7 @@ static int module_exec(PyObject *module)
     return PyModule_AddStringConstant(module, "__version__", onepot_version());
 }
 
-/* Memory that another object keeps, for the package's own use. */
+/* Memory that another object keeps alive; for the package's own use. */
 static PyObject *module_view(PyObject *self, PyObject *args)
 {
     PyObject *owner;
@@ -223,7 +225,7 @@ static PyObject *module_view(PyObject *self, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"_view", module_view, METH_VARARGS,
-     "_view(owner, address, size, is_kept): a Buffer, which keeps its owner or does not."},
+     "_view(owner, address, size, is_kept): a Buffer; is_kept: it keeps its owner alive."},
     {0}};
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec},
@@ -235,7 +237,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec},
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "onepot._core",
-    .m_doc = "What of the package onepot is written in C; use it by way of onepot.",
+    .m_doc = "The part of the package onepot that is written in C. Use it through onepot.",
     .m_methods = functions,
     .m_slots = slots,
 };

@@ -1,14 +1,14 @@
 /*
- * Shared by the files of the Python module. They know of the library what onepot.h says. What
- * needs no speed is written in Python (onepot/): arguments are checked and completed there.
+ * Shared by the files of the Python module. They use only what onepot.h offers. What needs no
+ * speed is written in Python (onepot/), arguments checks included.
  *
- * The lock of the interpreter is given up around everything that reads, waits, or walks over
- * many samples.
+ * The interpreter's lock is given up around everything that reads, waits, or walks over many
+ * samples.
  *
- * Where there is no such lock (free threading): the handle of an object is set once, by
- * __init__, and a second __init__ is refused; the library's handles may be used by all threads.
- * Everything else that changes is changed and looked at within critical sections of its object,
- * or is atomic. Where there is a lock, critical sections are nothing.
+ * With free threading there is no such lock. Then an object's handle is set once, by __init__,
+ * and a second __init__ is refused; all threads may use the library's handles. Everything else
+ * that changes is atomic, or used only within critical sections of its object. With the lock,
+ * critical sections do nothing.
  */
 #ifndef ONEPOT_PYTHON_MODULE_H
 #define ONEPOT_PYTHON_MODULE_H
@@ -45,13 +45,15 @@ extern PyTypeObject archive_type, sample_type, sampler_type, sampler_iterator_ty
 /* The exception for an error: OSError with its errno, ValueError, MemoryError, IndexError. */
 PyObject *raise_error(int err, const struct onepot_error *error);
 
-/* The same with a text for -EINVAL: ValueError. */
+/* Like raise_error, but -EINVAL gives a ValueError with `text`. */
 PyObject *raise_invalid(int err, const char *text);
 
-/* ---- numbers, and structs of the library as dicts ---- */
+/* ---- numbers, and the library's structs as dicts ---- */
 
-/* For O&: what is an integer to Python, of numpy's types, too, and not negative. 0 with an
- * exception. */
+/*
+ * Converters for O&: anything that Python takes for an integer, numpy's types included, and
+ * that is not negative. They return 0 with an exception set on failure.
+ */
 int take_count(PyObject *given, void *ret_uint64);
 int take_small(PyObject *given, void *ret_uint32); /* below 2^32 */
 
@@ -60,26 +62,30 @@ enum field_kind {
     FIELD_SMALL,   /* uint32_t, or an enum */
     FIELD_SEED,    /* uint64_t, of any sign */
     FIELD_FLAG,    /* bool */
-    FIELD_NOT,     /* bool, the other way round */
+    FIELD_NOT,     /* bool, negated */
     FIELD_SECONDS, /* uint64_t: nanoseconds, a float in Python; not for fields_take */
     FIELD_TEXT,    /* const char *, or None; lives as long as the dict */
     FIELD_DIGEST,  /* char[2 * ONEPOT_DIGEST_BYTES + 1] */
 };
 
-/* A member of a struct, and its name in Python. A list of them ends with one without a name. */
+/*
+ * A member of a struct, and its name in Python. A list of them ends with an entry without a
+ * name.
+ */
 struct field {
     const char *name;
     enum field_kind kind;
     size_t offset;
 };
 
-/* Set all of them from a mapping. -1 with an exception: KeyError, TypeError, OverflowError. */
+/* Set all fields from a mapping. -1 with an exception: KeyError, TypeError, OverflowError. */
 int fields_take(const struct field *fields, PyObject *mapping, void *into);
 PyObject *fields_dict(const struct field *fields, const void *from);
 
 /*
- * Rank and world size: as given, or both None: those of the launcher, with a warning where they
- * are not what one may think. -1 with an exception. `world_name` is the argument's name.
+ * Rank and world size, as given, or the launcher's if both are None. Warns if the launcher's
+ * may surprise (onepot_launcher_rank). `world_name` is the argument's name in messages. -1 with
+ * an exception.
  */
 int take_rank(PyObject *rank, PyObject *world, const char *world_name, uint64_t *ret_rank,
               uint64_t *ret_world);
@@ -99,19 +105,19 @@ enum item {
     ITEM_FLOAT16,
     ITEM_FLOAT32,
     ITEM_FLOAT64,
-    ITEM_BFLOAT16, /* only DLPack knows it */
+    ITEM_BFLOAT16, /* known to DLPack only */
 };
 
 struct item_type {
-    const char *letter; /* of the struct module: "B", "q" */
-    const char *name;   /* numpy's, and bfloat16 */
-    const char *npy;    /* in .npy files, behind the byte order; NULL: it is not there */
+    const char *letter; /* code of the struct module: "B", "q" */
+    const char *name;   /* numpy's name, or "bfloat16" */
+    const char *npy;    /* code in .npy files after the byte order; NULL: there is none */
     Py_ssize_t bytes;
     uint8_t dlpack_code;
 };
 extern const struct item_type item_types[];
 
-/* Of numpy's "<f4", and of what images are made of. -1: there is none. */
+/* The item of a type as in .npy files ("<f4"), and of an image type. -1: there is none. */
 int item_of_npy(const char *type);
 enum item item_of_images(enum onepot_float type);
 
@@ -120,13 +126,13 @@ PyObject *type_and_shape(enum item item, const Py_ssize_t *shape, int dimensions
 
 enum buffer_where {
     BUFFER_HOST,
-    BUFFER_HOST_DEVICE, /* of the host that plays a device: it may still be on its way */
+    BUFFER_HOST_DEVICE, /* memory of the host device; it may still be on its way */
     BUFFER_CUDA,
 };
 
 /*
- * Memory that Python sees, through the buffer protocol and DLPack: what keeps it (owner), its
- * place and its shape. Also the type of the views that batches and samples hand out.
+ * Memory that Python sees through the buffer protocol and DLPack: its owner, which keeps it
+ * alive, its address and its shape. Batches and samples hand out views of this type.
  */
 struct py_buffer {
     PyObject_HEAD PyObject *owner;
@@ -136,16 +142,17 @@ struct py_buffer {
     enum item item;
     int dimensions;
     Py_ssize_t shape[34], strides[34];
-    const struct onepot_batch *batch; /* that it is of, kept by the owner; or NULL */
+    /* the batch it belongs to, which the owner keeps; or NULL */
+    const struct onepot_batch *batch;
     enum buffer_where where;
     int device_index;
 };
 
-/* `owner` is referred to. With one dimension. */
+/* A buffer of one dimension. Takes a reference to `owner`. */
 struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
                              enum item item);
 
-/* The same bytes in memory of their own, which may be written to. */
+/* A writable copy of the same bytes. */
 struct py_buffer *buffer_copy(const struct py_buffer *buffer);
 
 /* DLPack. */
@@ -158,26 +165,30 @@ struct py_archive {
     PyObject_HEAD struct onepot_archive *archive;
 };
 
-/* The archive; NULL with an exception: it was not opened. */
+/* The archive's handle. NULL with an exception: it was not opened. */
 struct onepot_archive *archive_of(PyObject *archive);
 
-/* A sample of an Archive, which exists. */
+/* A sample of an Archive; the sample must exist. */
 PyObject *sample_new(PyObject *archive, uint64_t index);
 PyObject *sample_name_of(const struct onepot_archive *archive, uint64_t index);
 
-/* Numbers of samples, to be freed with PyMem_Free. Negative ones count from the end, or don't
- * exist. */
+/*
+ * Sample numbers, to be freed with PyMem_Free. With `from_end`, negative numbers count from the
+ * end; otherwise they are an error.
+ */
 uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize_t *ret_count);
 
-/* Methods of Archive by which the package's datasets make batches in memory of their own:
- * _layout(indices, align=0): (bytes of data, bytes of all);
- * _fill(indices, align, memory[, size]): into a buffer, or into `size` bytes at an address. */
+/*
+ * Methods of Archive with which the package's datasets make batches in memory of their own:
+ * _layout(indices, align=0): (bytes of data, bytes of everything);
+ * _fill(indices, align, memory[, size]): into a buffer, or into `size` bytes at an address.
+ */
 PyObject *archive_layout(PyObject *self, PyObject *args);
 PyObject *archive_fill(PyObject *self, PyObject *args);
 
-/* The kind of all batches of a loader. */
+/* The kind of a loader's batches. */
 struct batch_kind {
-    int item; /* of .npy samples, whose type and shape data has; -1: bytes */
+    int item; /* type of .npy samples; -1: bytes */
     struct onepot_npy npy;
     enum buffer_where where;
     int device_index;

@@ -1,5 +1,5 @@
 /*
- * Sample: refers to its Archive, and looks up there what it is asked for.
+ * Sample: refers to its Archive, where it looks everything up.
  */
 #include "module.h"
 
@@ -81,9 +81,9 @@ static PyObject *sample_size(PyObject *self, void *unused)
 }
 
 /*
- * `size` bytes from `offset` on, which exist. Those that are copied from the mapped archive,
- * for half the cost of a system call that reads a small sample, count if it is whole behind
- * that, too.
+ * Read `size` bytes from `offset` on, all of which must exist. Copying a small sample from the
+ * mapped archive costs half as much as a system call. Such a copy counts only if the archive is
+ * still intact afterwards.
  */
 static int sample_read_range(PyObject *self, uint64_t offset, char *to, Py_ssize_t size)
 {
@@ -104,7 +104,7 @@ static int sample_read_range(PyObject *self, uint64_t offset, char *to, Py_ssize
     return r;
 }
 
-/* The same in memory of its own. */
+/* The same bytes in new memory. */
 static struct py_buffer *sample_read_buffer(PyObject *self, uint64_t offset, Py_ssize_t size)
 {
     PyObject *memory = PyByteArray_FromStringAndSize(NULL, size);
@@ -115,7 +115,7 @@ static struct py_buffer *sample_read_buffer(PyObject *self, uint64_t offset, Py_
     return b;
 }
 
-/* All of it, if it is nearly all holes. */
+/* Is the sample refused because nearly all of it is holes? */
 static int sample_is_refused(PyObject *self)
 {
     struct onepot_error error = {0};
@@ -156,7 +156,8 @@ static PyObject *sample_data(PyObject *self, void *unused)
         return NULL;
     struct py_buffer *b = sample_read_buffer(self, 0, sample_length(self));
     if (b)
-        b->read_only = 1; /* as where it is the archive: code that writes fails everywhere */
+        /* as in the mapped archive, so that code that writes fails in all cases */
+        b->read_only = 1;
     return (PyObject *)b;
 }
 
@@ -209,7 +210,7 @@ static PyObject *sample_repr(PyObject *self)
     return text;
 }
 
-/* By its archive and its number. */
+/* Pickled by its archive and its number. */
 static PyObject *sample_reduce(PyObject *self, PyObject *unused)
 {
     struct py_sample *s = (struct py_sample *)self;
@@ -220,23 +221,26 @@ static PyObject *sample_reduce(PyObject *self, PyObject *unused)
 
 static PyMethodDef sample_methods[] = {
     {"read", (PyCFunction)(void *)sample_read, METH_VARARGS | METH_KEYWORDS,
-     "read(offset=0, size=all): its bytes in memory of their own, a writable Buffer, uint8.\n"
-     "OSError names what can't be read."},
+     "read(offset=0, size=all): a copy of its bytes as a writable Buffer, uint8 [size].\n"
+     "OSError names archive and member that can't be read."},
     {"__bytes__", sample_bytes, METH_NOARGS, "A copy of the data."},
     {"__reduce__", sample_reduce, METH_NOARGS, "Pickled by its archive and its number."},
     {0}};
 
 static PyGetSetDef sample_fields[] = {
     {"name", sample_name, NULL, "Path in the archive.", NULL},
-    {"label", sample_label, NULL, "Number of its class, or -1.", NULL},
+    {"label", sample_label, NULL, "The number of its class, or -1.", NULL},
     {"index", sample_index, NULL, "Its number in the archive.", NULL},
-    {"size", sample_size, NULL, "Bytes.", NULL},
+    {"size", sample_size, NULL, "Its size in bytes.", NULL},
     {"data", sample_data, NULL,
-     "Its bytes: a read-only Buffer, uint8 [size]. Where they are stored it shows the archive\n"
-     "itself, else a new copy. read() gives bytes that may be written to. OSError names what\n"
-     "can't be read.",
+     "Its bytes: a read-only Buffer, uint8 [size]. It shows the mapped archive if the bytes "
+     "are\n"
+     "stored there in one piece, else a new copy. read() returns writable bytes. OSError "
+     "names\n"
+     "archive and member that can't be read.",
      NULL},
-    {"parts", sample_parts, NULL, "Of a group: dict of part name to Buffer.", NULL},
+    {"parts", sample_parts, NULL,
+     "The parts of a group: dict from a part's name to its Buffer.", NULL},
     {0}};
 
 static PySequenceMethods sample_sequence = {.sq_length = sample_length};
@@ -250,5 +254,5 @@ PyTypeObject sample_type = {
     .tp_as_sequence = &sample_sequence,
     .tp_methods = sample_methods,
     .tp_getset = sample_fields,
-    .tp_doc = "One sample of an archive; len() is its size in bytes.",
+    .tp_doc = "One sample of an archive; len() is its size in bytes. Any thread may use it.",
 };

@@ -1,5 +1,5 @@
 /*
- * The order of DistributedSampler; onepot/_sampler.py makes a drop-in for torch's of it.
+ * The order of DistributedSampler. onepot/_sampler.py makes a drop-in for torch's class of it.
  */
 #include "module.h"
 
@@ -7,12 +7,12 @@
 
 struct py_sampler {
     PyObject_HEAD struct onepot_sampler *sampler;
-    PyObject *keeps;   /* of an iterator: the sampler that it walks over; else NULL */
+    PyObject *keeps;   /* of an iterator: its sampler; else NULL */
     uint64_t at, skip; /* iterator: next element; sampler: where the next iterator begins */
     uint64_t length;
 };
 
-/* Sampler(samples, rank, world_size, options): a dict. */
+/* Sampler(samples, rank, world_size, options): options is a dict. */
 static int sampler_init(PyObject *self, PyObject *args, PyObject *unused)
 {
     static const struct field fields[] = {
@@ -73,7 +73,7 @@ static void sampler_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-/* NULL with an exception: a subclass may ask before it has called our __init__. */
+/* NULL with an exception: a subclass may call a method before our __init__. */
 static struct onepot_sampler *sampler_of(PyObject *self)
 {
     struct py_sampler *s = (struct py_sampler *)self;
@@ -127,14 +127,17 @@ PyTypeObject sampler_iterator_type = {
     .tp_iternext = sampler_iterator_next,
 };
 
-/* `skip`: elements that the next iterator passes over; NULL: as before. */
+/* `skip`: how many elements the next iterator passes over. NULL: as before. */
 static PyObject *sampler_go_to(PyObject *self, uint64_t epoch, const uint64_t *skip)
 {
     struct onepot_sampler *sampler = sampler_of(self);
     int r;
     if (!sampler)
         return NULL;
-    /* The interpreter's lock is kept: an iterator may look at the order that goes. */
+    /*
+     * The interpreter's lock is kept, because an iterator may be reading the order that goes
+     * away.
+     */
     Py_BEGIN_CRITICAL_SECTION(self);
     r = onepot_sampler_set_epoch(sampler, epoch);
     if (r == 0 && skip)
@@ -149,7 +152,7 @@ static PyObject *sampler_set_epoch(PyObject *self, PyObject *epoch)
     return take_count(epoch, &e) ? sampler_go_to(self, e, NULL) : NULL;
 }
 
-/* A state, and the members of a sampler that it sets. */
+/* A sampler's state, and its fields. */
 struct state {
     uint64_t epoch, yielded;
 };
@@ -181,7 +184,7 @@ static PyObject *sampler_load_state_dict(PyObject *self, PyObject *dict)
     return sampler_go_to(self, state.epoch, &state.yielded);
 }
 
-/* The result of one function of the library, which is the closure. */
+/* Calls one function of the library, given as the closure. */
 static PyObject *sampler_number(PyObject *self, void *function)
 {
     struct onepot_sampler *sampler = sampler_of(self);
@@ -201,16 +204,18 @@ static uint64_t (*number_rank)(const struct onepot_sampler *) = onepot_sampler_r
 static uint64_t (*number_world)(const struct onepot_sampler *) = onepot_sampler_world_size;
 
 static PyGetSetDef sampler_fields[] = {
-    {"epoch", sampler_number, NULL, "The epoch, as set_epoch() chose it.", &number_epoch},
-    {"rank", sampler_number, NULL, "Which of num_replicas this is.", &number_rank},
+    {"epoch", sampler_number, NULL, "The epoch that set_epoch() chose.", &number_epoch},
+    {"rank", sampler_number, NULL, "The number of this rank, below num_replicas.",
+     &number_rank},
     {"num_replicas", sampler_number, NULL, "The number of ranks.", &number_world},
     {0}};
 
 static PyMethodDef sampler_methods[] = {
-    {"set_epoch", sampler_set_epoch, METH_O, "Shuffle for an epoch."},
-    {"state_dict", sampler_state_dict, METH_NOARGS, "The epoch, and where in it to begin."},
+    {"set_epoch", sampler_set_epoch, METH_O, "Shuffle for another epoch."},
+    {"state_dict", sampler_state_dict, METH_NOARGS,
+     "The epoch and the position in it, as a dict."},
     {"load_state_dict", sampler_load_state_dict, METH_O,
-     "Begin where a state says: 'epoch', and 'yielded', the elements to pass over."},
+     "Go to the position of a state: 'epoch', and 'yielded', the elements to pass over."},
     {0}};
 
 static PySequenceMethods sampler_sequence = {.sq_length = sampler_length};
@@ -226,5 +231,5 @@ PyTypeObject sampler_type = {
     .tp_as_sequence = &sampler_sequence,
     .tp_methods = sampler_methods,
     .tp_getset = sampler_fields,
-    .tp_doc = "What onepot.DistributedSampler does; see there.",
+    .tp_doc = "The part of onepot.DistributedSampler in C; see there.",
 };

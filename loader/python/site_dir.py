@@ -1,9 +1,9 @@
-"""Prints the directory that the package is installed into, for the prefix that is its argument.
+"""Prints the directory to install the package into, for the prefix given as argument.
 
-Of the directories where this Python looks for modules: its environment's own, if it is one's (venv);
-else the one below the prefix, which may be the user's own (~/.local). Debian's Python looks at neither
-place that its sysconfig, and so meson, names. Where this Python looks at nothing below the prefix,
-the usual name there, for PYTHONPATH."""
+It is one of the directories where this Python looks for modules: that of a virtual environment, else
+one below the prefix, which may be the user's (~/.local). meson's own answer comes from sysconfig, and
+Debian's Python looks at neither directory named there. If this Python looks nowhere below the prefix,
+the usual directory is printed, and PYTHONPATH has to name it."""
 import os
 import site
 import sys

@@ -7,11 +7,11 @@
 
 struct py_writer {
     PyObject_HEAD struct onepot_writer *writer; /* NULL: finished, or never opened */
-    int busy;                                   /* a thread is inside, without the lock */
+    int busy; /* a thread is inside, without the interpreter's lock */
     int opened;
 };
 
-/* Writer(path, options): bytes, and a dict. */
+/* Writer(path, options): path is bytes, options a dict. */
 static int writer_init(PyObject *self, PyObject *args, PyObject *unused)
 {
     static const struct field fields[] = {
@@ -61,7 +61,7 @@ static void writer_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-/* The writer for one call of this thread, which ends with writer_leave(). */
+/* Claim the writer for one call of this thread; writer_leave() gives it back. */
 static struct onepot_writer *writer_enter(struct py_writer *w)
 {
     struct onepot_writer *writer;
@@ -79,7 +79,7 @@ static struct onepot_writer *writer_enter(struct py_writer *w)
     return busy ? NULL : writer;
 }
 
-/* `ended`: it is no more. */
+/* `ended`: the writer is gone. */
 static void writer_leave(struct py_writer *w, int ended)
 {
     Py_BEGIN_CRITICAL_SECTION(w);
@@ -130,7 +130,7 @@ static PyObject *writer_add(PyObject *self, PyObject *args, PyObject *keywords)
     Py_RETURN_NONE;
 }
 
-/* Both end the writer. */
+/* close() and discard() both end the writer. */
 static PyObject *writer_end(PyObject *self, int keep)
 {
     struct py_writer *w = (struct py_writer *)self;
@@ -166,12 +166,14 @@ static PyObject *writer_discard(PyObject *self, PyObject *unused)
 
 static PyMethodDef writer_methods[] = {
     {"add", (PyCFunction)(void *)writer_add, METH_VARARGS | METH_KEYWORDS,
-     "add(name, data, *, mode=0o644, mtime=0): bytes (or any buffer) as a file. name: its "
-     "path\n"
-     "in the archive. mtime: seconds since 1970. ValueError: no name for a file; OSError."},
+     "add(name, data, *, mode=0o644, mtime=0): add bytes, or any buffer, as a file. name: its\n"
+     "path in the archive. mode: permissions. mtime: seconds since 1970. ValueError: no file "
+     "can\n"
+     "have this name or time. FileExistsError: the name is taken. OSError: it can't be "
+     "written."},
     {"close", writer_close, METH_NOARGS,
-     "Write the index and give the archive its name. Again: does nothing."},
-    {"discard", writer_discard, METH_NOARGS, "Give up: nothing is left of the archive."},
+     "Write the index and give the archive its name. A second call does nothing."},
+    {"discard", writer_discard, METH_NOARGS, "Give up the archive; nothing is left of it."},
     {0}};
 
 PyTypeObject writer_type = {
@@ -182,5 +184,5 @@ PyTypeObject writer_type = {
     .tp_dealloc = writer_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_methods = writer_methods,
-    .tp_doc = "What onepot.Writer does; see there.",
+    .tp_doc = "The part of onepot.Writer in C; see there.",
 };

@@ -1,13 +1,14 @@
-"""Samples of packed archives, in torch's order, as batches in memory.
+"""Reads samples from packed archives, in torch's order, as batches in memory.
 
     archive = onepot.Archive("train.tar")
     for batch in onepot.Loader(archive, batch_size=256):
         images, labels = batch.tensors(), batch.labels
 
-Without a change of the training loop: onepot.ImageFolder in the place of torchvision's, and
-onepot.Dataset for torch's own DataLoader. Without any change at all: onepot.mount().
+To keep the training loop, use onepot.ImageFolder in place of torchvision's, or onepot.Dataset
+with torch's own DataLoader. To change nothing but a path, use onepot.mount().
 
-torch is used where the program has imported it, and is never imported by this package.
+The package uses torch if the program has imported it, and never imports torch itself. Only
+collate() needs it.
 """
 from onepot._archive import Archive, Names
 from onepot._batch import SampleList, TensorBatch, collate

@@ -1,10 +1,10 @@
-# Types of the package onepot. Shapes, units and errors are told at the fields and functions
-# here, and with more words in the docstrings.
+# Types of the package onepot. Fields and functions here have their shapes, units and errors
+# beside them; the docstrings explain them.
 #
-# Errors, everywhere: OSError (its subclass by errno; the text names archive and member) for what
-# can't be read, ValueError for arguments that make no sense, IndexError for a sample that does
-# not exist. Threads: Archive, Sample, Loader, Batch and Dataset may be used by any number of
-# threads; samplers, writers and iterators by one at a time.
+# Errors, everywhere: OSError for an archive or a member that can't be read (a subclass by errno;
+# the text names both), ValueError for arguments that make no sense, IndexError for a sample that
+# does not exist. Threads: any number may use an Archive, Sample, Loader, Batch or Dataset; one
+# at a time may use a sampler, writer or iterator.
 from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
@@ -34,8 +34,8 @@ Path = Union[str, bytes, "PathLike[str]"]
 IMG_EXTENSIONS: "tuple[str, ...]"
 
 class Buffer:
-    """Memory of a batch or a sample; kept alive by what shows it. Shape and type as said where
-    it comes from."""
+    """Memory of a batch or a sample, kept alive by all that show it. The field that returns it
+    tells its shape and type."""
 
     @property
     def shape(self) -> "tuple[int, ...]": ...
@@ -88,10 +88,10 @@ class Archive:
         extensions: Union[None, str, Sequence[str]] = None,
         root: Optional[str] = None,
         group: Optional[str] = None,
-        cache: int = 0,  # bytes, of blocks and of samples from slow storage; 0: the job's part
-        stage: str | None = None,  # a directory of this node; "": where there is room
-        retries: Optional[int] = None,  # of a read that fails; None: 4
-        hole_bytes: int = 0,  # at most, of a sample that is nearly all holes; 0: 64 MiB
+        cache: int = 0,  # bytes, for blocks and samples of slow storage; 0: the job's part
+        stage: str | None = None,  # a directory of this node; "": the first place with room
+        retries: Optional[int] = None,  # of a failed read; None: 4; 0: none
+        hole_bytes: int = 0,  # most holes in a sample that is nearly all holes; 0: 64 MiB
     ) -> None: ...
     def __len__(self) -> int: ...
     @overload
@@ -109,9 +109,9 @@ class Archive:
     @property
     def names(self) -> Names: ...
     @property
-    def common_size(self) -> int: ...  # bytes; 0: they differ
+    def common_size(self) -> int: ...  # bytes; 0: sizes differ
     @property
-    def left_out(self) -> int: ...  # members that can't be shown: onepot verify lists them
+    def left_out(self) -> int: ...  # members that can't be shown; onepot verify lists them
     @property
     def classes(self) -> "list[str]": ...
     @property
@@ -217,17 +217,17 @@ class Loader:
         block: int = 0,
         window: int = 0,
         decoded_bytes: int = 0,
-        # "cuda:0", "cuda": by the local rank, a number of CUDA's, "host"; "cpu": none
+        # "cuda:0" or 0; "cuda": by the local rank; "host"; "cpu": no device
         device: "Union[None, str, int, torch.device]" = None,
         images: "Optional[tuple[int, int, int]]" = None,  # height, width, channels
         dtype: str = "float32",  # of images; or "float16", "bfloat16"
         mean: Union[None, float, Sequence[float]] = None,  # of bytes; None: 0
         scale: Union[None, float, Sequence[float]] = None,  # None: 1
         gather: str = "auto",  # or "host", "device"
-        io_timeout: Optional[float] = None,  # seconds for a read; None: 60; 0: never
+        io_timeout: Optional[float] = None,  # seconds for a read; None: 60; 0: no limit
     ) -> None: ...
     def __len__(self) -> int: ...
-    # A next epoch, unless this one has not begun; it ends where the loader goes to another.
+    # Begins the next epoch, unless this one has not begun. Ends if the loader goes to another.
     def __iter__(self) -> Iterator[Batch]: ...
     def __next__(self) -> Batch: ...  # BufferError: kept batches have all memory
     def set_epoch(self, epoch: int) -> None: ...
@@ -244,7 +244,7 @@ class Loader:
     def transfer(self, previous: bool = False) -> "dict[str, Any]": ...  # of an epoch
 
 class TensorBatch:
-    """A batch in one piece of memory: tensors where torch is loaded, else memoryviews."""
+    """A batch in one piece of memory: tensors if torch is loaded, else memoryviews."""
 
     slab: Any  # uint8 [bytes of all]
     def __len__(self) -> int: ...
@@ -321,7 +321,7 @@ class ImageFolder(Dataset):
     root: Any  # as it was given
     extensions: "Optional[tuple[str, ...]]"
     transforms: Optional[Callable[[Any, int], "tuple[Any, Any]"]]
-    samples: "list[tuple[str, int]]"  # made at first use; what dataset[i] gives from then on
+    samples: "list[tuple[str, int]]"  # made at first use; from then on dataset[i] follows it
     imgs: "list[tuple[str, int]]"  # the same list
     targets: "list[int]"
     def __init__(
@@ -334,7 +334,7 @@ class ImageFolder(Dataset):
         allow_empty: bool = False,
         *,
         extensions: Optional[Sequence[str]] = None,
-        folder: str = "",  # in the archive, whose children are the classes
+        folder: str = "",  # directory in the archive whose children are the classes
     ) -> None: ...  # FileNotFoundError: no class, or one without a file
     def find_classes(self, directory: Any) -> "tuple[list[str], dict[str, int]]": ...
 

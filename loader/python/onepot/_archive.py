@@ -1,4 +1,4 @@
-"""Archive: the samples of archives, and other selections of them."""
+"""Archive: the samples of archives, and selections of them."""
 import os
 from collections.abc import Sequence
 from operator import index
@@ -17,7 +17,7 @@ def _texts(given):
 
 
 def _retries(given):
-    """As the library counts: 0 is the default, and never has a number of its own."""
+    """The library's number: 0 is its default, and _core.NEVER means none."""
     if given is None:
         return 0
     number = index(given)
@@ -30,22 +30,29 @@ class Archive(_core.Archive):
     """Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
             stage=None, retries=None, hole_bytes=0)
 
-    Samples of archives. paths: an archive, a directory of shards, a pattern
-    ('train-*.tar'), or a list of these. filter: globs; extensions: endings ('.jpg').
-    root: the directory whose children are the classes. group: 'file' (each is a
-    sample), 'basename' (as WebDataset), 'directory'. cache: bytes for decompressed
-    blocks and for samples of slow storage; 0: what the job has for this process. stage:
-    copy archives to this node as they are read, into this directory, or
-    '' for memory, $TMPDIR or /tmp, whichever has room. hole_bytes: samples with more bytes
-    of holes (0: 64 MiB), and nearly nothing else, are not read as a whole: OSError (EFBIG).
+    The samples of one or more archives. len(archive) is their number, archive[i] is a Sample,
+    archive[10:20] is an Archive of ten samples.
 
-    len(archive), archive[i]: a Sample; archive[10:20]: an Archive of these. OSError names the
-    file that can't be read. Any number of
-    threads may use an archive; it works on after a fork, and pickles by reference.
+    paths       an archive, a directory of shards, a pattern ('train-*.tar'), or a list of these
+    filter      only files that match a glob, or one of several
+    extensions  only files with one of these endings ('.jpg'), in upper or lower case
+    root        only files below this directory; its children are the classes
+    group       'file': each file is a sample (the default); 'basename': files that agree up to
+                the first dot are one, as in WebDataset; 'directory': files of one directory are
+    cache       bytes for decompressed blocks and for samples of slow storage; 0: this process's
+                part of the job's memory
+    stage       copy the archives to this directory of the node while they are read; '' chooses
+                memory, $TMPDIR or /tmp, the first with enough room
+    retries     how often a failed read of the storage is tried again; None: 4
+    hole_bytes  most bytes of holes (0: 64 MiB) in a sample that is nearly all holes; a sample
+                with more is not read as a whole: OSError (EFBIG)
+
+    OSError names the file that can't be read. ValueError: an argument makes no sense. Any number
+    of threads may use an archive. It works on after a fork, and pickles by reference.
     """
 
     __module__ = "onepot"
-    __slots__ = ("_arguments",)  # by which another process opens the same, and takes its part
+    __slots__ = ("_arguments",)  # with which another process opens the same selection
 
     def __init__(self, paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
                  stage=None, retries=None, hole_bytes=0):
@@ -67,16 +74,18 @@ class Archive(_core.Archive):
         return part
 
     def split(self, low, high, seed=0):
-        """split(low, high, seed=0): samples whose name's hash lies in [low, high) of [0, 1)."""
+        """split(low, high, seed=0): an Archive of the samples whose name's hash lies in
+        [low, high) of [0, 1): train 0 to 0.8, test 0.8 to 1. ValueError: no such fractions."""
         return self._part("split", low, high, seed)
 
     def fold(self, folds, fold, held_out=False, seed=0):
-        """fold(folds, fold, held_out=False, seed=0): all samples but those of one fold, or
-        (held_out) these alone."""
+        """fold(folds, fold, held_out=False, seed=0): an Archive of all samples except those of
+        one fold; with held_out, of the samples in that fold. ValueError: no such fold."""
         return self._part("fold", folds, fold, held_out, seed)
 
     def subset(self, indices):
-        """subset(indices): these samples, in this order."""
+        """subset(indices): an Archive of these samples, in this order. IndexError: no such
+        sample."""
         return self._part("subset", tuple(indices))
 
     def _slice(self, key):
@@ -84,13 +93,13 @@ class Archive(_core.Archive):
 
     @property
     def names(self):
-        """Name of each sample: a lazy sequence of str."""
+        """The name of each sample: a sequence of str, looked up on access."""
         len(self)  # ValueError if it was not opened
         return Names(self)
 
     @property
     def class_to_idx(self):
-        """Label of each class: dict."""
+        """From the name of each class to its label: dict."""
         return {name: number for number, name in enumerate(self.classes)}
 
     def __repr__(self):
@@ -117,7 +126,7 @@ class Archive(_core.Archive):
 
 
 class Names(Sequence):
-    """Names of an archive's samples, looked up when they are asked for."""
+    """The names of an archive's samples, looked up on access."""
 
     __module__ = "onepot"
     __slots__ = ("_archive",)
@@ -144,5 +153,5 @@ class Names(Sequence):
 
 
 def as_archive(archive):
-    """An Archive as it is; paths are opened."""
+    """Return an Archive as it is, and open anything else as paths."""
     return archive if isinstance(archive, Archive) else Archive(archive)

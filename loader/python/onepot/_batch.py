@@ -1,6 +1,6 @@
-"""Batches in one piece of memory, which torch's DataLoader hands on without a copy.
+"""Batches in one piece of memory, which torch's DataLoader passes on without a copy.
 
-The layout is that of a loader's slab: the data, then five tables at multiples of 64 bytes:
+The layout is that of a loader's slab: data, then five tables at multiples of 64 bytes:
 offsets, sizes, labels, indices, valid.
 """
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ def _rounded(size):
 
 
 def _new_memory(size, is_sent):
-    """uint8 [size] for a batch: of torch where it is loaded. What a worker process will send
-    lies in shared memory, so that it goes to the training process as it is."""
+    """Memory for a batch, uint8 [size], and its Place or None. It is a tensor if torch is loaded.
+    If a worker process will send it, it is shared memory, which needs no copy on the way to the
+    training process."""
     t = torch()
     if t is None:
         return memoryview(bytearray(size)), None
@@ -27,8 +28,8 @@ def _new_memory(size, is_sent):
 
 
 def gather(archive, indices, stride=0, is_sent=False):
-    """The TensorBatch of these samples. stride: the size of each, where all have the same;
-    is_sent: a DataLoader's worker is about to hand it on."""
+    """The TensorBatch of these samples. stride: the size of every sample, or 0 if sizes differ.
+    is_sent: a DataLoader's worker is about to send the batch."""
     if hasattr(indices, "tolist"):
         indices = indices.tolist()
     align = 1 if stride else _ALIGN
@@ -44,26 +45,25 @@ def gather(archive, indices, stride=0, is_sent=False):
 
 
 class TensorBatch:
-    """Samples of a batch in one piece of memory.
+    """The samples of one batch in one piece of memory, `slab`, and views of it: tensors if torch
+    is loaded, memoryviews otherwise.
 
-    Tensors where torch is loaded, memoryviews otherwise; all of them are views of `slab`:
-
-    data      uint8 [bytes], or [samples, bytes of one] where all samples have one size
-    offsets   int64 [samples]: where each begins in slab, bytes
-    sizes     int64 [samples], bytes
-    labels    int64 [samples]: classes, or -1
-    indices   int64 [samples]: numbers in the archive
+    data      uint8 [bytes], or uint8 [samples, size] if all samples have one size
+    offsets   int64 [samples]: where each sample begins in slab, in bytes
+    sizes     int64 [samples]: size of each sample in bytes
+    labels    int64 [samples]: class of each sample, or -1
+    indices   int64 [samples]: number of each sample in the archive
     valid     bool [samples]
 
-    batch[i] is the data of one sample, uint8 [size]. to() and pin_memory() move all of it in
-    one copy; a DataLoader with pin_memory=True does that by itself.
+    batch[i] is the data of one sample, uint8 [size]. to() and pin_memory() move everything in
+    one copy; a DataLoader with pin_memory=True calls pin_memory() itself.
     """
 
     __slots__ = ("slab", "_count", "_bytes", "_stride", "_place")
 
     def __init__(self, slab, count, data_bytes, stride):
         self.slab, self._count, self._bytes, self._stride = slab, count, data_bytes, stride
-        self._place = None  # in a worker: the slab that it is in
+        self._place = None  # in a worker: which shared slab it lies in
 
     def _table(self, number, kind, width):
         first = _rounded(self._bytes) + number * _rounded(8 * self._count)
@@ -102,7 +102,7 @@ class TensorBatch:
         return self._table(4, "bool", 1)
 
     def tensors(self):
-        """A list of views, one a sample: uint8 [size]."""
+        """A list of views, uint8 [size], one for each sample."""
         slab = self.slab
         return [slab[first : first + size]
                 for first, size in zip(self.offsets.tolist(), self.sizes.tolist())]
@@ -118,11 +118,11 @@ class TensorBatch:
         return TensorBatch(slab, self._count, self._bytes, self._stride)
 
     def pin_memory(self, device=None):
-        """The batch in page-locked memory."""
+        """A copy of the batch in page-locked memory."""
         return self._moved(self.slab.pin_memory())
 
     def to(self, *args, **keywords):
-        """The batch on another device: to("cuda", non_blocking=True). One copy."""
+        """The batch on another device, in one copy: to("cuda", non_blocking=True)."""
         return self._moved(self.slab.to(*args, **keywords))
 
     def __reduce__(self):
@@ -136,8 +136,8 @@ def _batch(slab, count, data_bytes, stride):
 
 
 def _reduce(batch):
-    """To another process by a queue of multiprocessing: a slab that is known there already is
-    only named."""
+    """Pickle a batch for a queue of multiprocessing. If the other process knows the slab already,
+    only its number is sent."""
     if batch._place is None:
         return batch.__reduce__()
     place, batch._place = batch._place, None
@@ -152,8 +152,8 @@ _shared.register(TensorBatch, _reduce)
 
 
 class SampleList(Sequence):
-    """The pairs (data, label) of a batch, as views of it, for collate functions that want a list
-    of samples. `batch` is the batch itself."""
+    """A batch as a list of pairs (data, label), which are views of it, for collate functions that
+    expect a list of samples. `batch` is the TensorBatch."""
 
     def __init__(self, batch, target_transform=None):
         self.batch = batch
@@ -173,15 +173,15 @@ class SampleList(Sequence):
 
 
 def collate(samples):
-    """The collate function for onepot.Dataset: no copy.
+    """The collate function for onepot.Dataset.
 
-    Of a Dataset without transforms the TensorBatch; of what transforms have made, and of any
-    other list, what torch's default_collate makes.
+    Without transforms it returns the TensorBatch, and copies nothing. Any other list, and what
+    transforms return, goes to torch's default_collate.
     """
     if isinstance(samples, TensorBatch):
         return samples
     if isinstance(samples, SampleList) and samples._target is None:
         return samples.batch
-    from torch.utils.data import default_collate  # who calls this has torch
+    from torch.utils.data import default_collate  # only DataLoader calls this, so torch is there
 
     return default_collate(samples)

@@ -1,5 +1,5 @@
-"""Datasets for torch's DataLoader. They pickle by reference, and work in its workers under
-fork, spawn and forkserver."""
+"""Datasets for torch's DataLoader. They pickle by reference, so that they work in its worker
+processes under fork, spawn and forkserver."""
 from itertools import islice
 
 from onepot import _core
@@ -9,7 +9,7 @@ from onepot._torch import TorchAware, torch, worker
 
 
 def _as_tensor(sample):
-    """Its bytes, uint8 [size], in memory of their own; a Buffer where torch is not loaded."""
+    """A copy of a sample's bytes, uint8 [size]: a tensor, or a Buffer if torch is not loaded."""
     t, buffer = torch(), sample.read()
     if t is None:
         return buffer
@@ -17,12 +17,12 @@ def _as_tensor(sample):
 
 
 def _is_many(index):
-    """A tensor of no dimensions has a __len__, and is one number."""
+    """Are these several indices? A tensor without dimensions is one, though it has a __len__."""
     return hasattr(index, "__len__") and bool(getattr(index, "ndim", 1))
 
 
 def _is_overridden(cls):
-    """Does a subclass of ours say what a sample is, but not what several are?"""
+    """Does a subclass of ours define __getitem__, but not __getitems__?"""
     for base in cls.__mro__:
         if "__getitems__" in vars(base) or base.__module__.startswith("onepot."):
             return False
@@ -34,29 +34,31 @@ def _is_overridden(cls):
 class Dataset(TorchAware):
     """Dataset(archive, transform=None, target_transform=None, *, root=None)
 
-    Map-style: dataset[i] is (data, label), data being uint8 [bytes], a tensor where torch is
-    loaded and else a Buffer; a copy, which may be written to. transform is called with data,
-    target_transform with the label (int, -1 without a class).
+    A map-style dataset: dataset[i] is (data, label). data is a writable copy, uint8 [size]: a
+    tensor if torch is loaded, else a Buffer. transform is called with data, target_transform
+    with the label (int; -1: no class).
 
-    A list of numbers, dataset[[3, 1]], gives the samples gathered in one piece of memory: a
-    TensorBatch, or with transforms a list of pairs. DataLoader (torch 2.0 and later) asks so
-    for whole batches:
+    dataset[[3, 1]] gathers several samples in one piece of memory: a TensorBatch, or with
+    transforms a list of pairs. DataLoader (torch 2.0 and later) asks for whole batches in this
+    way:
 
         DataLoader(onepot.Dataset("train.tar"), batch_size=256, num_workers=2,
                    collate_fn=onepot.collate)
 
-    and its workers gather right into the memory that they share with it. Before torch 2.0 the
-    same is had by DataLoader(dataset, batch_size=None, sampler=BatchSampler(...)).
+    Its workers then gather into memory that they share with the training process. Before torch
+    2.0, DataLoader(dataset, batch_size=None, sampler=BatchSampler(...)) does the same.
 
-    A subclass that has its own __getitem__ and no __getitems__ is asked for one sample at a time.
+    A subclass with a __getitem__ of its own and no __getitems__ is asked for one sample at a
+    time.
 
-    archive: an Archive, or what Archive() takes; root: another name for it. OSError names a sample that can't be read.
-    Any number of threads and processes may use a dataset.
+    archive: an Archive, or anything that Archive() takes; root: another name for this argument.
+    OSError names a sample that can't be read. Any number of threads and processes may use a
+    dataset.
     """
 
     def __init__(self, archive=None, transform=None, target_transform=None, *, root=None):
         if (archive is None) == (root is None):
-            raise TypeError("an archive is wanted: its path, or an Archive")
+            raise TypeError("give one of archive and root: an Archive, or the path of an archive")
         self.archive = as_archive(root if archive is None else archive)
         self.transform = transform
         self.target_transform = target_transform
@@ -82,7 +84,7 @@ class Dataset(TorchAware):
         return self._pair(_as_tensor(sample), sample.label)
 
     def __getitems__(self, indices):
-        if _is_overridden(type(self)):  # what a subclass makes of a sample would be missed
+        if _is_overridden(type(self)):  # else the subclass's __getitem__ would be missed
             return [self[int(i)] for i in indices]
         return self._many(indices)
 
@@ -105,23 +107,24 @@ class IterableDataset(TorchAware):
                     seed=0, drop_last=False, transform=None, target_transform=None,
                     block=0, window=0)
 
-    The samples of this rank and of this worker of a DataLoader, in the order of
-    DistributedSampler; every rank has equally many. A subclass of torch's IterableDataset where
-    torch is loaded.
+    The samples of this rank, and of this worker of a DataLoader, in the order of
+    DistributedSampler. All ranks have the same number of samples. If torch is loaded, this is a
+    subclass of torch's IterableDataset.
 
-    Without batch_size: pairs (data, label) as Dataset has them, every k-th of the rank's
-    order for each of k workers. With it: a TensorBatch of so many samples (or, with
-    transforms, a list of pairs), every k-th batch, so that DataLoader(dataset,
-    batch_size=None, num_workers=k) delivers the same batches in the same order for each k.
-    drop_last leaves out the padding, and a last batch that is not full.
+    Without batch_size it yields pairs (data, label) like Dataset; with k workers, each has every
+    k-th sample of the rank's order. With batch_size it yields a TensorBatch of that many samples
+    (with transforms, a list of pairs); each worker has every k-th batch, so that
+    DataLoader(dataset, batch_size=None, num_workers=k) delivers the same batches in the same
+    order for every k. drop_last leaves out padding, and a last batch that is not full.
 
-    Rank and world size come from the launcher where they are not given. set_epoch() chooses
-    the epoch of the next iteration, also for persistent workers; without it each iteration
-    has the same order. An iterator belongs to one thread.
+    rank and world_size: None asks the launcher's environment. block, window: see
+    DistributedSampler. set_epoch() chooses the epoch of the next iteration, also for persistent
+    workers; without it all iterations have the same order. ValueError: an argument makes no
+    sense. OSError names a sample that can't be read. An iterator belongs to one thread.
     """
 
     _torch_name = "IterableDataset"
-    _AT_ONCE = 32  # samples that are gathered together where no batches are asked for
+    _AT_ONCE = 32  # samples gathered together if no batches are asked for
 
     def __init__(self, archive, batch_size=None, *, rank=None, world_size=None, shuffle=True,
                  seed=0, drop_last=False, transform=None, target_transform=None, block=0,
@@ -137,7 +140,7 @@ class IterableDataset(TorchAware):
                               dict(self._order, shuffle=False))
         self.rank, self.world_size, self._samples = whole.rank, whole.num_replicas, len(whole)
         t = torch()
-        # Shared, so that workers that live on see what set_epoch() says here.
+        # Shared, so that persistent workers see the epoch that set_epoch() sets here.
         self._epoch = t.zeros(1, dtype=t.int64).share_memory_() if t else [0]
 
     @property
@@ -149,7 +152,7 @@ class IterableDataset(TorchAware):
         self._epoch[0] = epoch
 
     def __len__(self):
-        """Samples of this rank, or its batches: of all workers together."""
+        """Number of samples, or with batch_size of batches, of this rank; of all its workers."""
         if self.batch_size is None:
             return self._samples
         more = 0 if self.drop_last else self.batch_size - 1

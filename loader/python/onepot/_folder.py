@@ -1,4 +1,4 @@
-"""torchvision's ImageFolder over an archive."""
+"""torchvision's ImageFolder for an archive."""
 import io
 import os
 
@@ -12,19 +12,19 @@ class _File(io.BytesIO):
     """A sample as a binary file with a name."""
 
     def __init__(self, sample, name):
-        super().__init__(bytes(sample))  # which it takes as they are
+        super().__init__(bytes(sample))
         self.name = name
 
 
 def pil_loader(file):
-    """An RGB image of PIL from a binary file."""
+    """Read a binary file as an RGB image of PIL."""
     from PIL import Image
 
     return Image.open(file).convert("RGB")
 
 
 class _Transforms:
-    """Both transforms as one function, as torchvision's datasets have it."""
+    """Both transforms as one function, like the attribute of torchvision's datasets."""
 
     def __init__(self, transform, target_transform):
         self.transform, self.target_transform = transform, target_transform
@@ -39,25 +39,30 @@ class ImageFolder(Dataset):
                 is_valid_file=None, allow_empty=False, *, extensions=None, folder="")
 
     A drop-in for torchvision.datasets.ImageFolder: dataset[i] is (image, class number), with the
-    classes, numbers and order that torchvision gives to the extracted tree. root: an archive's
-    path, or an Archive, whose samples are taken as they were chosen there. folder: the directory
-    in the archive whose children are the classes.
+    classes, numbers and order that torchvision gives to the extracted tree.
 
-    loader is called with a binary file (seekable, .name is the path in the archive), where
-    torchvision's is called with a path. Without is_valid_file (called with a path in the
-    archive) the files that end with one of extensions are taken, see IMG_EXTENSIONS.
+    root           path of an archive, or an Archive, whose selection of samples is used
+    loader         called with a seekable binary file whose .name is the path in the archive;
+                   torchvision calls its loader with a path
+    is_valid_file  called with a path in the archive; without it, files with one of extensions
+                   are taken
+    extensions     endings of file names; default: IMG_EXTENSIONS
+    folder         the directory in the archive whose children are the classes
+    allow_empty    accept classes without a file
 
-    classes           list of str, sorted: what find_classes(root) gives, which a subclass may
-    class_to_idx      dict of str to int     have its own of
-    samples, imgs     list of (path in the archive, class number)
-    targets           list of int
+    Attributes:
+
+    classes        list of str, sorted; from find_classes(root), which a subclass may override
+    class_to_idx   dict from str to int; likewise
+    samples, imgs  list of (path in the archive, class number)
+    targets        list of int
     root, loader, extensions, transform, target_transform, transforms, archive
 
-    The lists are made when they are first asked for, and are the user's: what is assigned to
-    samples, or changed in it, is what dataset[i] gives. A path that the archive has not is opened
-    as a file.
+    The lists are made on first access and belong to the user: dataset[i] follows a change of
+    samples. If the archive lacks a path in samples, it is opened as a file.
 
-    FileNotFoundError: no class, or (without allow_empty) one without a file.
+    FileNotFoundError: no class, or (without allow_empty) a class without a file. OSError names a
+    sample that can't be read. Any number of threads may use a dataset.
     """
 
     def __init__(self, root, transform=None, target_transform=None, loader=pil_loader,
@@ -69,8 +74,8 @@ class ImageFolder(Dataset):
         if not isinstance(root, Archive):
             root = Archive(root, root=folder or None, extensions=self.extensions)
         elif folder or extensions:
-            raise ValueError("folder (as root) and extensions are given to the Archive where there"
-                             " is one already")
+            raise ValueError("an Archive has its folder and extensions already: give them to"
+                             " Archive() as root and extensions")
         super().__init__(root, transform, target_transform)
         self.transforms = None
         if transform or target_transform:
@@ -85,7 +90,8 @@ class ImageFolder(Dataset):
         self._samples = self._targets = self._places = None
 
     def find_classes(self, directory):
-        """The names of the classes and the number of each; `directory` is the dataset's root."""
+        """The names of the classes, and a dict from each name to its number. `directory` is the
+        dataset's root."""
         return self.archive.classes, self.archive.class_to_idx
 
     def _numbers(self):
@@ -134,7 +140,7 @@ class ImageFolder(Dataset):
         return len(self.archive) if self._samples is None else len(self._samples)
 
     def _place(self, path, i):
-        """Its number in the archive, most likely i; None: it is not there."""
+        """The number of the sample at this path, most likely i; None: the archive lacks it."""
         archive = self.archive
         if -len(archive) <= i < len(archive) and archive._name(i) == path:
             return i

@@ -1,4 +1,4 @@
-"""Loader: what its arguments mean. The batches are made in C."""
+"""Loader: its arguments. The batches are made in C."""
 from operator import index
 
 from onepot import _core
@@ -9,7 +9,7 @@ _GATHERS = {"auto": 0, "host": 1, "device": 2}
 
 
 def _device_name(device):
-    """"cuda:0", torch.device("cuda:0") or 0 as the name of a device; None for "cpu"."""
+    """The name of a device given as "cuda:0", torch.device("cuda:0") or 0; None for "cpu"."""
     if device is None:
         return None
     if not hasattr(device, "__index__"):
@@ -22,34 +22,34 @@ def _device_name(device):
 
 
 def _for_channels(given, what, usual, channels):
-    """A number for each channel, or one for all, as four numbers."""
+    """Four numbers, from one number for all channels or one for each."""
     given = usual if given is None else given
     each = list(given) if hasattr(given, "__len__") else [given] * channels
     if len(each) != channels:
-        raise ValueError("%s is one number, or one for each channel" % what)
+        raise ValueError("%s must be one number, or one for each channel" % what)
     return (*each, *[0] * (4 - channels))
 
 
 def _images(shape, dtype, mean, scale):
     if dtype not in _FLOATS:
-        raise ValueError("images are float32, float16 or bfloat16, not %s" % dtype)
+        raise ValueError("dtype must be float32, float16 or bfloat16, not %s" % dtype)
     if shape is None:
         return None
     if not isinstance(shape, tuple) or len(shape) != 3:
-        raise TypeError("images is (height, width, channels)")
+        raise TypeError("images must be a tuple (height, width, channels)")
     channels = index(shape[2])
     if not 1 <= channels <= 4:
-        raise ValueError("images have 1 to 4 channels")
+        raise ValueError("images must have 1 to 4 channels")
     return (*shape, _FLOATS[dtype], _for_channels(mean, "mean", 0, channels),
             _for_channels(scale, "scale", 1, channels))
 
 
 def _milliseconds(seconds):
-    """As the library counts: 0 is the default, and never has a number of its own."""
+    """The library's number: 0 is its default, and _core.NEVER means no limit."""
     if seconds is None:
         return 0
     if not 0 <= seconds < 4e6:
-        raise ValueError("io_timeout is a number of seconds, or 0: never")
+        raise ValueError("io_timeout must be a number of seconds, or 0 for no limit")
     return max(1, int(seconds * 1000)) if seconds else _core.NEVER
 
 
@@ -60,24 +60,38 @@ class Loader(_core.Loader):
            window=0, decoded_bytes=0, device=None, images=None, dtype='float32',
            mean=None, scale=None, gather='auto', io_timeout=None)
 
-    Batches of the samples of an archive (an Archive, or its path) in the order of
-    DistributedSampler, gathered ahead
-    by threads that need no interpreter. Each iteration is the next epoch. Rank and
-    world size come from the launcher where they are not given. memory: bytes that
-    batches, kept ones included, may have; BufferError beyond that.
-    decode: 'npy' (as npy=True: dense arrays of .npy files), or a capsule 'onepot.decode'
-    of an onepot_decode function (onepot.h), which is called on the loader's threads with
-    decoded_bytes of room for each sample.
-    device: 'cuda:0', 0, torch.device('cuda:0'), 'cuda' (by the local rank) or 'host' (the
-    host playing a GPU): batches go
-    over in one copy each, ahead of their use. images=(height, width, channels): samples are
-    bytes by rows, of which the device makes (byte - mean) * scale, channels first.
-    gather: 'device' lets the GPU collect the samples from the page-locked archive, 'host' the
-    CPU; 'auto' measures.
-    io_timeout: seconds after which a read of the storage is given up (None: 60; 0: never).
-    OSError or ValueError names a sample that can't be read; next() of the same
-    iterator goes on with the next batch. Any thread may take batches. In a forked child
-    the loader goes on by itself.
+    Batches of an archive's samples in the order of DistributedSampler. Threads that need no
+    interpreter gather them ahead. Each iteration is one epoch, the next after the one before.
+    Every batch is an onepot.Batch.
+
+    archive        an Archive, or anything that Archive() takes
+    batch_size     samples in a batch of this rank
+    rank, world_size
+                   None: from the launcher's environment
+    seed, shuffle, drop_last, block, window
+                   see DistributedSampler; drop_last also drops a last batch that is not full
+    threads        None: one for each CPU of this process, more for slow storage
+    prefetch       batches ahead; None: a few, more for slow storage
+    epoch          the first epoch
+    memory         bytes for all batches, kept ones included (0: this rank's part of a quarter of
+                   the job's memory); BufferError beyond that
+    align          samples begin at multiples of this many bytes (0: 64)
+    skip_errors    leave an unreadable sample empty and not valid
+    verify         compare with the archive's sums, if it has any
+    decode         'npy', the same as npy=True: samples are .npy files, batches dense arrays; or
+                   a capsule 'onepot.decode' of an onepot_decode function (onepot.h), which the
+                   loader's threads call with decoded_bytes of room for each sample
+    device         'cuda:0', 0, torch.device('cuda:0'), 'cuda' (by the local rank), or 'host'
+                   (the host playing a GPU): each batch goes there in one copy, ahead of its use
+    images         (height, width, channels): samples are bytes by rows, and the device makes
+                   (byte - mean) * scale of them, channels first, in dtype
+    gather         which side collects the samples for a device: 'device', from the page-locked
+                   archive, or 'host'; 'auto' measures
+    io_timeout     seconds after which a read of the storage is given up (None: 60; 0: never)
+
+    OSError or ValueError names a sample that can't be read; next() of the same iterator then
+    goes on with the next batch. Any thread may take batches. In a forked child the loader goes
+    on with threads of its own.
     """
 
     __module__ = "onepot"
@@ -101,8 +115,9 @@ class Loader(_core.Loader):
                          _images(images, dtype, mean, scale), rank, world_size, options)
 
     def transfer(self, previous=False):
-        """transfer(previous=False): of this epoch, or of the one before, what was waited for, and
-        what was copied to the device how fast: dict. The first call measures the link's peak."""
+        """transfer(previous=False): what was copied to the device in this epoch or the one
+        before, how fast, and how long the consumer waited: dict of bytes, seconds and bytes per
+        second. The first call measures the link's peak. OSError: the loader has no device."""
         figures = self._transfer(previous)
         seconds, peak = figures["copy_seconds"], float(figures.pop("peak"))
         rate = figures["copy_bytes"] / seconds if seconds else 0.0

@@ -1,4 +1,4 @@
-"""A mount for the length of a block, for notebooks and scripts that open files by name."""
+"""mount(): an archive as a directory, for notebooks and scripts that open files by name."""
 import contextlib
 import os
 import shutil
@@ -6,7 +6,7 @@ import subprocess
 
 
 def _program():
-    """The program `onepot`: of the installation that this package is part of, else in PATH."""
+    """The program `onepot`: in the installation that has this package, else in PATH."""
     folder = os.path.dirname(os.path.abspath(__file__))
     while folder != os.path.dirname(folder):
         beside = os.path.join(folder, "bin", "onepot")
@@ -21,7 +21,7 @@ def _program():
 
 
 def _run(*command):
-    """Its output, by os.fsdecode; OSError with what it said when it failed."""
+    """The command's output as str. OSError with its messages if it failed."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, check=False)
     if done.returncode:
@@ -33,15 +33,15 @@ def _run(*command):
 def mount(archive, at=None, options=()):
     """mount(archive, at=None, options=())
 
-    The archive as a directory, whose path is the value of the block:
+    A context manager that shows an archive as a directory and yields its path:
 
         with onepot.mount("train.tar") as path:
             os.listdir(path)
 
-    archive: a path, or several; at: the mount point, else a private one is made; options: for
-    `onepot mount`, such as ["--cache", "2G"]. The mount ends with the block, and in any case
-    with this process. OSError with the program's line where it can't be made, or is still in
-    use at the end of the block.
+    archive: a path, or a list of paths. at: the mount point; None makes a private one. options:
+    for `onepot mount`, such as ["--cache", "2G"]. The mount ends with the block, and in any case
+    with this process. OSError, with the program's message: the archive can't be mounted, or the
+    mount is still in use at the end of the block.
     """
     program = _program()
     several = isinstance(archive, (list, tuple))

@@ -1,4 +1,4 @@
-"""torch's DistributedSampler, with an order that is made in C."""
+"""torch's DistributedSampler, with its order made in C."""
 from onepot import _core
 from onepot._torch import TorchAware
 
@@ -11,21 +11,23 @@ class DistributedSampler(TorchAware, _core.Sampler):
     """DistributedSampler(dataset, num_replicas=None, rank=None, shuffle=True, seed=0,
                        drop_last=False, *, block=0, window=0, worker=0, workers=0)
 
-    The order of torch.utils.data.DistributedSampler, bit for bit, in a fraction of the memory;
-    a subclass of it where torch is loaded. `dataset` is anything with a length, or a number.
-    Without num_replicas and rank they come from the launcher's environment (torchrun, MPI,
-    Slurm...).
+    The order of torch.utils.data.DistributedSampler, bit for bit, in a fraction of the memory.
+    If torch is loaded, this is a subclass of torch's class.
 
-    block, window: blocks of so many samples are shuffled, then the samples within each `window`
-    blocks: not torch's order, but kind to slow storage. worker, workers: every workers-th
-    element of the rank's order, from that one on.
+    dataset          anything with a length, or a number of samples
+    num_replicas, rank
+                     None: from the launcher's environment (torchrun, MPI, Slurm...)
+    block, window    shuffle blocks of `block` samples, then the samples within each `window`
+                     blocks: not torch's order, but faster on slow storage
+    worker, workers  only every workers-th element of the rank's order, from number `worker` on
 
-    dataset, num_replicas, rank, shuffle, seed, drop_last, epoch: as they were given
-    num_samples     elements of this rank (of this worker)
-    total_size      elements of all ranks, padding included
+    Attributes: the arguments dataset, num_replicas, rank, shuffle, seed and drop_last; epoch; and
 
-    ValueError: a rank that is not below num_replicas. Any number of threads may use it;
-    iterators that were begun follow set_epoch().
+    num_samples      elements of this rank (of this worker)
+    total_size       elements of all ranks, padding included
+
+    ValueError: rank is not below num_replicas, or worker not below workers. Any number of threads
+    may use a sampler; an iterator belongs to one. Running iterators follow set_epoch().
     """
 
     _torch_name = "DistributedSampler"

@@ -1,12 +1,12 @@
-"""Memory for batches that is used again and again: shared between a DataLoader's workers and the
-training process, or of one process alone.
+"""Reusable memory for batches: shared between a DataLoader's workers and the training process,
+or private to one process.
 
-New shared memory for each batch costs more than the batch: pages that are touched for the first
-time by two processes, a file descriptor that travels through a socket, two mappings. So a worker
-keeps its slabs. It sends each to the training process once, and from then on its number only. Two
-flags at a slab's head say who has views of the batch that is in it: the process that made it, and
-the one that received it. The worker sets them, the first when it takes the slab and the second
-when it sends the batch; either is cleared by its own process when the last view there is gone.
+New shared memory for each batch costs more than the batch itself: two processes touch new pages, a
+file descriptor travels through a socket, and two mappings are made. So a worker keeps its slabs. It
+sends each slab to the training process once, and from then on only the slab's number. Two flags at
+the head of a slab tell which processes have views of its batch: the maker, and the receiver. The
+worker sets both, the first when it takes the slab, the second when it sends the batch. Each process
+clears its own flag when its last view is gone.
 """
 import os
 import threading
@@ -15,13 +15,13 @@ from multiprocessing.reduction import ForkingPickler
 from onepot import _core
 from onepot._torch import torch
 
-_HEAD = 64  # bytes before the batch: the flags, one a side
+_HEAD = 64  # bytes before the batch, with one flag for each side
 _SIDES = 2
 _MAKER, _RECEIVER = range(_SIDES)
 _ROUND = 1 << 16
-_MOST = 64  # slabs of a worker; a training process that keeps more batches gets memory of torch
-_MOST_ALONE = 4  # of a process that shares none
-_SMALL = 1 << 18  # what the C library keeps for itself when it is freed
+_MOST = 64  # slabs of a worker; if the training process keeps more batches, torch makes new memory
+_MOST_ALONE = 4  # slabs of a process for itself
+_SMALL = 1 << 18  # the C library reuses freed memory up to this size
 
 
 def new_shared(size):
@@ -39,8 +39,8 @@ def _flags_of(tensor):
 
 
 class _Lease:
-    """Keeps a slab in use for as long as this process has views of its batch; a forked child, which
-    has a copy of the lease, ends nothing."""
+    """Keeps a slab in use as long as this process has views of its batch. The copy of a lease in
+    a forked child does nothing when it ends."""
 
     def __init__(self, tensor, side):
         self._tensor, self._side, self._pid = tensor, side, os.getpid()
@@ -70,7 +70,7 @@ class _Slab:
 
 
 class _Pool:
-    """Of one process."""
+    """The slabs of one process."""
 
     def __init__(self, make, most):
         self.pid, self.name, self.lock = os.getpid(), os.urandom(8), threading.Lock()
@@ -78,7 +78,7 @@ class _Pool:
         self._make, self._most = make, most
 
     def take(self, size):
-        """A slab with so much room, flagged; None: there are too many."""
+        """A slab with room for `size` bytes, its maker's flag set; None: too many are in use."""
         with self.lock:
             return self._take(size)
 
@@ -88,7 +88,7 @@ class _Pool:
             if slab.size >= size:
                 slab.flags[_MAKER] = 1
                 return slab
-        for slab in free[:1]:  # too small: its place is for a larger one
+        for slab in free[:1]:  # too small: a larger slab takes its place
             self.slabs.remove(slab)
             self.forgotten.append(slab.number)
         if len(self.slabs) == self._most:
@@ -104,7 +104,7 @@ _pool = _alone = None
 
 
 class Place:
-    """Where a worker has put a batch: what _reduce needs to send it."""
+    """The slab in which a worker has put a batch; _reduce needs it to send the batch."""
 
     __slots__ = ("pool", "slab", "lease", "size")
 
@@ -114,7 +114,7 @@ class Place:
 
 
 def take(size):
-    """In a worker: (uint8 [size] in a slab, its Place); (shared memory of torch, None) where all
+    """In a worker: (uint8 [size] in a slab, its Place), or (shared memory of torch, None) if all
     slabs are in use."""
     global _pool
     if _pool is None or _pool.pid != os.getpid():
@@ -127,7 +127,7 @@ def take(size):
 
 
 def take_alone(size):
-    """uint8 [size] for this process."""
+    """uint8 [size] for this process alone."""
     global _alone
     if size < _SMALL:
         return _new_alone(size)
@@ -138,7 +138,7 @@ def take_alone(size):
 
 
 def send(place):
-    """What the other side needs to find the batch, which from now on is in use there too."""
+    """The arguments with which the other side finds the batch; marks it as in use there."""
     pool, slab = place.pool, place.slab
     tensor = None if slab.sent else slab.tensor
     forgotten, pool.forgotten = pool.forgotten, []
@@ -146,12 +146,13 @@ def send(place):
     return pool.name, pool.pid, slab.number, tensor, forgotten, place.size
 
 
-_known = {}  # of a worker's pool: its pid, and its slabs by number
+_known = {}  # from the name of a worker's pool to its pid and its slabs by number
 _lock = threading.Lock()
 
 
 def receive(name, pid, number, tensor, forgotten, size):
-    """In the training process: the batch's memory, uint8 [size]."""
+    """In the training process: the memory of a sent batch, uint8 [size]. RuntimeError: another
+    process received the slab."""
     with _lock:
         if name not in _known:
             for other in [n for n, (p, _) in _known.items() if not os.path.exists("/proc/%d" % p)]:
@@ -165,10 +166,10 @@ def receive(name, pid, number, tensor, forgotten, size):
         shared = slabs.get(number)
     if shared is None:
         raise RuntimeError("a batch of a DataLoader's worker can only be received by the process"
-                           " that received the first one")
+                           " that received its first batch")
     return _Lease(shared, _RECEIVER).view(size)
 
 
 def register(kind, reduce):
-    """For the queues of multiprocessing, and for nothing else that pickles."""
+    """Pickle objects of this kind with `reduce`, but only for the queues of multiprocessing."""
     ForkingPickler.register(kind, reduce)

@@ -1,4 +1,4 @@
-"""torch, if the program has imported it; never imported from here."""
+"""torch, if the program has imported it. This package never imports it here."""
 import sys
 import types
 
@@ -6,7 +6,7 @@ _classes = {}
 
 
 def torch():
-    """The module, or None."""
+    """The module torch, or None if it is not loaded."""
     module = sys.modules.get("torch")
     return module if module is not None and hasattr(module, "utils") else None
 
@@ -17,7 +17,7 @@ def in_worker():
 
 
 def worker():
-    """What torch tells of this worker process (.id, .num_workers), or None."""
+    """torch's description of this worker process (.id, .num_workers), or None."""
     data = sys.modules.get("torch.utils.data")
     return data.get_worker_info() if data is not None else None
 
@@ -29,10 +29,10 @@ def _rebuild(cls, state):
 
 
 class TorchAware:
-    """Instances are of a subclass of torch's class too, where torch is loaded by then.
+    """Makes instances that also belong to torch's class, if torch is loaded when they are made.
 
-    So it does not matter which of both was imported first, and a program without torch can
-    use the same classes.
+    So torch and this package may be imported in any order, and a program without torch can use
+    the same classes.
     """
 
     _torch_name = "Dataset"
@@ -45,7 +45,7 @@ class TorchAware:
         return _rebuild, (_plain.get(cls, cls), self.__dict__)
 
 
-_plain = {}  # the other way round
+_plain = {}  # from the classes made for torch back to ours
 
 
 def _torch_class(cls):

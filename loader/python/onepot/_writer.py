@@ -1,4 +1,4 @@
-"""Writer: a context manager. An exception leaves no archive."""
+"""Writer: makes a new archive. An exception leaves none behind."""
 import os
 
 from onepot import _core
@@ -7,15 +7,23 @@ from onepot import _core
 class Writer(_core.Writer):
     """Writer(path, *, zstd=0, block=0, align=0, threads=0, overwrite=False, sync=True)
 
-    A new archive of files that are in memory:
+    Makes a new archive of files in memory:
 
         with onepot.Writer('train.tar') as writer:
             writer.add('cat/0001.jpg', data)
 
-    It gets its name at the end of the block; after an exception nothing is left of it.
-    zstd: level, 1 to 22; block: bytes of a compressed block (0: 1 MiB); align: data
-    begins at multiples of so many bytes; threads: that compress; sync: wait until it is
-    on the disk. FileExistsError without overwrite. One thread at a time.
+    The archive gets its name at the end of the block; an exception leaves nothing behind.
+
+    zstd       compression level, 1 to 22; 0: store
+    block      bytes of a compressed block, a power of two from 4 KB to 8 MB; 0: 512 KB
+    align      data begins at multiples of this many bytes, a power of two from 512 to 64 KB; not
+               with zstd
+    threads    that compress; 0: one for each CPU of this process
+    overwrite  replace an existing file; else FileExistsError
+    sync       wait until the archive is on the disk
+
+    ValueError: an argument makes no sense. OSError: the file can't be written. One thread at a
+    time may use a writer.
     """
 
     __module__ = "onepot"
