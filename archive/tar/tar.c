@@ -7,11 +7,12 @@
  * that libarchive reads differently from what its writer meant is an error, never wrong data.
  *
  * A member that can't be shown (a hard link to a missing file, a name of 300 bytes, a member
- * below a file) is left out. Programs that extract do the same: they complain, extract the
- * rest, and fail at the end. The index records what was left out and why. Damage to the tar
- * itself (a bad header, data that ends too early) fails the whole archive, because nothing
- * behind it is known. One exception: where GNU tar continues on another volume (-M), the file
- * ends in the data of a member, with a whole record. Only that member is left out.
+ * below a file, an extended header that makes no sense) is left out. Programs that extract do
+ * the same: they complain, extract the rest, and fail at the end. The index records what was
+ * left out and why. Damage to the tar itself (a bad header, data that ends too early) fails the
+ * whole archive, because nothing behind it is known. One exception: where GNU tar continues on
+ * another volume (-M), the file ends in the data of a member, with a whole record. Only that
+ * member is left out.
  *
  * Names are bytes. In any locale but "C", libarchive converts the names in pax headers from
  * UTF-8 to the locale's charset and composes accents (Unicode form C). In the C locale it can
@@ -58,6 +59,7 @@ struct walk {
     uint64_t expected; /* where the next header must start */
     uint64_t members;
     bool is_cut;    /* the last member's data continues in another volume */
+    bool is_odd;    /* libarchive can't read all that the member's headers say */
     char last[512]; /* path of the last member read, for messages */
     struct tar_oddities odd;
     struct tar_globals globals;
@@ -350,6 +352,9 @@ static int tar_walk_read_member(struct walk *w)
     w->expected = (end + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
     if (len == 0)
         return tar_walk_member_fault(w, -EINVAL, "a member has no name");
+    if (w->is_odd)
+        return fault_set(w->fault, -EINVAL, w->last, member.header_offset,
+                         "has headers that can't be read (%s)", tar_complaint(w->archive));
     return tar_walk_add_by_type(w, path, &member);
 }
 
@@ -389,7 +394,7 @@ static int tar_walk_settle(struct walk *w)
 
 /*
  * Is this a warning about a name that is not ASCII, or about an extended header that a later
- * one replaces? All other warnings mean lost data.
+ * one replaces? All other warnings mean that something of the member is lost.
  */
 static bool tar_walk_is_harmless(struct walk *w)
 {
@@ -400,18 +405,44 @@ static bool tar_walk_is_harmless(struct walk *w)
            (tar_repeats_extended(tar_walk_read_tar, w, from, to, &repeats) == 0 && repeats);
 }
 
+/*
+ * Is this a warning about this member alone? libarchive has words for it, but no number. After
+ * some other warnings it reads the next members wrongly, too (those about maps of holes).
+ */
+static bool tar_walk_is_odd(struct walk *w)
+{
+    static const char *const own[] = {"Ignoring malformed pax", "Malformed Solaris ACL"};
+    const char *complaint = tar_complaint(w->archive);
+    return strncmp(complaint, own[0], strlen(own[0])) == 0 ||
+           strncmp(complaint, own[1], strlen(own[1])) == 0;
+}
+
+/*
+ * Reads a header. libarchive takes a file whose name ends in a slash for a directory, as the
+ * oldest tars have them, and the file's data for headers, which it can't read.
+ */
+static int tar_walk_next_header(struct walk *w)
+{
+    int r;
+    do
+        r = archive_read_next_header2(w->archive, w->entry);
+    while (r == ARCHIVE_RETRY &&
+           (uint64_t)archive_read_header_position(w->archive) < w->expected);
+    return r;
+}
+
 /* 1: a member was read; 0: the end. */
 static int tar_walk_next_member(struct walk *w)
 {
-    int r = archive_read_next_header2(w->archive, w->entry);
+    int r = tar_walk_next_header(w);
+    w->is_odd = r == ARCHIVE_WARN && !tar_walk_is_harmless(w);
+    if (w->is_odd && !tar_walk_is_odd(w))
+        return tar_walk_damaged_header(w);
     switch (r) {
     case ARCHIVE_EOF:
         r = tar_walk_check_position(w);
         return r == 0 && w->framed ? tar_walk_settle(w) : r;
     case ARCHIVE_WARN:
-        if (!tar_walk_is_harmless(w))
-            return tar_walk_damaged_header(w);
-        break;
     case ARCHIVE_OK:
         break;
     default:
@@ -462,6 +493,8 @@ static int tar_walk_check_empty(struct walk *w)
                              "bytes follow");
         w->progress->beats++;
     }
+    if (w->size_bytes == 0)
+        tar_walk_remark(w, "it is empty: an archive of nothing, or its writer did not finish");
     if (r == 0 && w->size_bytes > RECORD_BYTES)
         tar_walk_remark(
             w, "it holds nothing but zeros: an empty tar, or a file that was never written");
@@ -539,6 +572,8 @@ static void tar_walk_note_oddities(struct walk *w)
 
 static int tar_walk_archive(struct walk *w)
 {
+    if (w->size_bytes == 0)
+        return tar_walk_check_empty(w);
     /* The format is known, and libarchive's own guess rejects a time that is not a number. */
     archive_read_set_format(w->archive, ARCHIVE_FORMAT_TAR);
     int r = w->framed ? tar_framed_open(w->framed, w->archive)

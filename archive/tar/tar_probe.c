@@ -4,7 +4,8 @@
  * This runs in the calling process, on bytes of unknown origin, and so calls no library. Tar's
  * oldest form has no magic, but every form has the sum of the header's bytes, in octal, in the
  * header. Together with a mode and a size that are numbers, the sum is surer than most magics.
- * (The time need not be a number: tar reads an invalid one as 0.)
+ * (The time need not be a number: tar reads an invalid one as 0. A type that is not known is
+ * a file.)
  */
 #include "tar_private.h"
 
@@ -23,30 +24,32 @@ enum {
     SUM_BYTES = 8,
 };
 
-/* Reads octal digits between spaces and NULs. Sets *ret_value only if that succeeds. */
-static bool probe_read_octal(const uint8_t *field, size_t len, uint32_t *ret_value)
+static bool probe_is_blank(uint8_t byte)
+{
+    return byte == ' ' || byte == 0;
+}
+
+/* Reads octal digits, maybe behind blanks. Returns where they end; 0: there are none. */
+static size_t probe_read_octal(const uint8_t *field, size_t len, uint32_t *ret_value)
 {
     size_t i = 0;
     uint32_t value = 0;
-    while (i < len && (field[i] == ' ' || field[i] == 0))
+    while (i < len && probe_is_blank(field[i]))
         i++;
     size_t first = i;
     for (; i < len && field[i] >= '0' && field[i] <= '7'; i++)
         value = value << 3 | (uint32_t)(field[i] - '0');
-    if (i == first)
-        return false;
-    while (i < len && (field[i] == ' ' || field[i] == 0))
-        i++;
     *ret_value = value;
-    return i == len;
+    return i > first ? i : 0;
 }
 
-/* Octal, binary (GNU, star), or empty. */
+/* Octal, with anything behind its end; binary (GNU, star); or empty. */
 static bool probe_is_number(const uint8_t *field, size_t len)
 {
     uint32_t ignored;
-    return (field[0] & 0x80) || tar_is_zero(field, len) ||
-           probe_read_octal(field, len, &ignored) || memcmp(field, "            ", len) == 0;
+    size_t end = probe_read_octal(field, len, &ignored);
+    return (end && (end == len || probe_is_blank(field[end]))) || (field[0] & 0x80) ||
+           tar_is_zero(field, len) || memcmp(field, "            ", len) == 0;
 }
 
 bool tar_is_zero(const uint8_t *bytes, size_t len)
@@ -57,8 +60,12 @@ bool tar_is_zero(const uint8_t *bytes, size_t len)
 bool tar_is_header(const uint8_t *block)
 {
     uint32_t expected;
-    if (!probe_read_octal(block + SUM_AT, SUM_BYTES, &expected))
+    size_t end = probe_read_octal(block + SUM_AT, SUM_BYTES, &expected);
+    if (!end)
         return false;
+    for (; end < SUM_BYTES; end++)
+        if (!probe_is_blank(block[SUM_AT + end]))
+            return false;
 
     /* The sum counts its own field as spaces. Some old programs added signed bytes. */
     uint32_t sum = 0, signed_sum = 0;
@@ -70,10 +77,7 @@ bool tar_is_header(const uint8_t *block)
     if (sum != expected && signed_sum != expected)
         return false;
 
-    uint8_t type = block[TAR_TYPE_AT];
-    bool type_fits = type == 0 || (type >= '0' && type <= '9') ||
-                     (type >= 'A' && type <= 'Z') || (type >= 'a' && type <= 'z');
-    return type_fits && probe_is_number(block + MODE_AT, MODE_BYTES) &&
+    return probe_is_number(block + MODE_AT, MODE_BYTES) &&
            probe_is_number(block + SIZE_AT, SIZE_BYTES);
 }
 
@@ -82,10 +86,17 @@ bool tar_probe_head(const uint8_t *head, size_t head_len)
     return head_len >= TAR_BLOCK_BYTES && (tar_is_header(head) || tar_is_zero(head, head_len));
 }
 
+/* A file without bytes has nothing but its name to say what it is. */
+static bool probe_is_named_tar(const struct source *source)
+{
+    const char *name = source_name(source);
+    size_t len = strlen(name);
+    return len > 4 && strcmp(name + len - 4, ".tar") == 0;
+}
+
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len)
 {
-    (void)source;
-    return tar_probe_head(head, head_len);
+    return head_len ? tar_probe_head(head, head_len) : probe_is_named_tar(source);
 }
 
 /* A .lzma header has no magic: look for the usual properties and a plausible size. */

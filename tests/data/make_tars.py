@@ -263,12 +263,17 @@ def by_hand():
     hand("binary_size", header("f", raw_size=base256(5)) + pad(b"12345"), member("g", b"2"), END)
     hand("old_folder", member("d/", mode=0o755, kind=b"\0", magic="v7"),
          member("d/f", b"1", kind=b"\0", magic="v7"), END)
+    # libarchive takes it for a folder, and its data for headers.
+    hand("file_with_slash", member("f", b"1"), member("g/", b"2"), member("z", b"3"), END, extracted=False)
+    hand("unknown_type", member("f", b"1", kind=b"~"), member("g", b"2", kind=b"~"), END)
+    hand("size_with_rubbish", header("f", raw_size=b"5\0 rubbish  ") + pad(b"12345"), member("g", b"2"), END)
     hand("contiguous", member("f", b"typ 7", kind=b"7"), member("g", b"2"), END)
     hand("no_end", member("f", b"1"))
     hand("lone_zero_block", member("f", b"1"), bytes(512), member("ignored", b"2"), END)
     hand("concatenated", member("f", b"1"), END, member("ignored", b"2"), END)
     hand("rubbish_behind", member("f", b"1"), END, b"\xa5" * 5000)
     hand("empty", bytes(10240))
+    hand("empty_file", extracted=False)
     hand("empty_block", bytes(512))
     hand("empty_odd", bytes(1000))
     hand("empty_long", bytes(1 << 20))
@@ -333,6 +338,13 @@ def partly():
     # GNU tar takes the dots from the beginning of such a name.
     hand("part_no_name", f, member("", b"2"), z, END)
     hand("part_volume", f, member("g", b"2", kind=b"M"), z, END, extracted=False)
+    broken = member("P", b"999 path=x\n", kind=b"x")
+    hand("part_pax_record", f, broken, member("g", b"2"), z, END, extracted=False)
+    hand("part_pax_twice", f, pax("", [("path", "lost")])[:-512], broken, member("g", b"2"), z, END,
+         extracted=False)
+    hand("part_pax_padded", f, member("P", b"9 path=x\n" + bytes(9), kind=b"x"), member("g", b"2"), z, END,
+         extracted=False)
+    hand("part_solaris_acl", f, member("A", b"nonsense", kind=b"A"), member("g", b"2"), z, END, extracted=False)
     hand("part_dotdot", f, member("a/../../b", b"2"), z, END, extracted=False)
 
 
@@ -373,9 +385,6 @@ def bad():
     hand("bad_overflowing_size", f, header("g", raw_size=base256((1 << 63) - 1)), END, extracted=False)
     hand("bad_negative_size", f, header("g", raw_size=b"\xff" * 12), END, extracted=False)
     hand("bad_checksum", f, header("g")[:5] + b"?" + header("g")[6:], END, extracted=False)
-    hand("bad_pax_record", f, member("P", b"999 path=x\n", kind=b"x"), f, END, extracted=False)
-    hand("bad_pax_twice", f, pax("", [("path", "lost")])[:-512], member("P", b"999 path=x\n", kind=b"x"), f, END,
-         extracted=False)
     hand("bad_cut", f, header("g", 20000) + bytes(10240 - 1024), extracted=False)
     hand("bad_sparse_past_data",
          pax("f", [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.name", "f"),

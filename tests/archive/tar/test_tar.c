@@ -465,6 +465,7 @@ START_TEST(remarks_tell_of_odd_ends)
         {"empty_block", NULL},
         {"empty_odd", NULL},
         {"empty_long", "nothing but zeros"},
+        {"empty_file", "it is empty"},
         {"volume_gnu", NULL},
         {"gnu_pax", NULL},
         {"gnu_gnu", NULL},
@@ -617,6 +618,21 @@ START_TEST(a_time_that_is_no_number_is_0)
     ck_assert_int_eq(node.mtime_sec, 0);
     lookup(&o, "g", &position, &node);
     ck_assert_int_eq(node.mtime_sec, 0);
+    ck_assert_uint_eq(node.size_bytes, 1);
+    close_opened(&o);
+}
+END_TEST
+
+START_TEST(a_file_whose_name_ends_in_a_slash_does_not_hide_what_follows)
+{
+    struct opened o = {0};
+    uint32_t position;
+    struct node node;
+    must_open("file_with_slash", &o);
+    ck_assert_uint_eq(index_info(o.index)->entries, 4);
+    lookup(&o, "g", &position, &node);
+    ck_assert(S_ISDIR(node.mode));
+    lookup(&o, "z", &position, &node);
     ck_assert_uint_eq(node.size_bytes, 1);
     close_opened(&o);
 }
@@ -986,6 +1002,7 @@ int main(void)
     tcase_add_test(tests, members_that_cannot_be_shown_are_left_out);
     tcase_add_test(tests, first_volumes_are_shown_without_the_member_that_goes_on);
     tcase_add_test(tests, a_time_that_is_no_number_is_0);
+    tcase_add_test(tests, a_file_whose_name_ends_in_a_slash_does_not_hide_what_follows);
     tcase_add_test(tests, members_below_links_are_where_the_links_lead);
     tcase_add_test(tests, hostile_archives_are_refused_by_member_and_offset);
     tcase_add_test(tests, truncated_archives_are_errors_or_say_so);
