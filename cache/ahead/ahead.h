@@ -15,9 +15,11 @@
  * outside of it may be sequences (scan.h, streams.h). The values of `onepot stat` are those of
  * struct ahead_stats: "foreseen" is what was planned, "prefetched" what the block cache got.
  *
- * On this node's storage without a known order nothing is planned here. There files are fetched
- * through the mount itself, into the kernel's cache of it, by processes of the daemon; their
- * plans lie in memory that they share.
+ * On this node's storage without a known order nothing is planned here. There files and names
+ * are fetched through the mount itself, into the kernel's cache of it, by processes that share
+ * their plans with the daemon (mount_fetcher.h). These have a table of their own, since such a
+ * process may neither lock nor allocate, and fetches directories as well as bytes. Their part
+ * in the vocabulary is the same: a reader was *seen*, a plan is *run* with a fetcher.
  *
  *     ahead_new(&options, &ahead);
  *     ahead_observer(ahead, &observer);        once in each thread that answers readers

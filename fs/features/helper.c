@@ -1,5 +1,6 @@
 #include "helper.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -15,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "futex.h"
 #include "syscalls.h"
 #include "thread.h"
@@ -57,27 +59,37 @@ static void child_prepare(pid_t parent)
     sigprocmask(SIG_SETMASK, &none, NULL);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
-        _exit(HELPER_FAILED);
+        _exit(MOUNT_FETCH_FAILED);
     prctl(PR_SET_NAME, "onepot-ahead");
     sched_setscheduler(0, SCHED_BATCH, &param);
 }
 
+struct child {
+    const struct session *session;
+    int root_fd, directory_fd;
+    _Alignas(struct dirent64) char dirents[MOUNT_FETCHER_LIST_BYTES];
+};
+
 static _Noreturn void child_main(struct helper *h, helper_work *work, pid_t parent)
 {
+    static struct child child; /* each process has its own copy */
     const struct session_config *config = &h->session->config;
 
     child_prepare(parent);
     if (!take_private_view(config->mountpoint))
-        _exit(HELPER_FAILED);
-    int root_fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (root_fd < 0 || !is_own_mount(config->counters, root_fd))
-        _exit(HELPER_FAILED);
-    _exit((int)work(h, root_fd));
+        _exit(MOUNT_FETCH_FAILED);
+    child.session = h->session;
+    child.root_fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (child.root_fd < 0 || !is_own_mount(config->counters, child.root_fd))
+        _exit(MOUNT_FETCH_FAILED);
+    _exit((int)work(h, &child));
 }
 
-int helper_open_directory(const struct session *s, int root_fd, uint32_t directory)
+/* A descriptor of a directory below the mount's root, or -1. */
+static int child_open_directory(const struct child *c, uint32_t directory)
 {
     static char root[4096], buf[4096]; /* private to this process */
+    const struct session *s = c->session;
     const char *path = buf;
     size_t root_len, len;
 
@@ -91,8 +103,93 @@ int helper_open_directory(const struct session *s, int root_fd, uint32_t directo
         return -1;
     else if (root_len > 0)
         path = buf + root_len + 1;
-    return openat(root_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return openat(c->root_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
+
+/* ---- what a plan fetches by ---- */
+
+static bool helper_fetch_open(void *ctx, uint32_t directory, uint32_t skip)
+{
+    struct child *c = ctx;
+
+    c->directory_fd = child_open_directory(c, directory);
+    if (c->directory_fd >= 0 && skip > 0)
+        lseek(c->directory_fd, (off_t)skip + 2,
+              SEEK_SET); /* entry 0 comes after "." and ".." */
+    return c->directory_fd >= 0;
+}
+
+static uint32_t helper_fetch_list(void *ctx, size_t buffer_bytes)
+{
+    struct child *c = ctx;
+    long n = syscall(SYS_getdents64, c->directory_fd, c->dirents, buffer_bytes);
+    uint32_t count = 0;
+
+    for (long i = 0; i < n; count++)
+        i += ((const struct dirent64 *)(const void *)(c->dirents + i))->d_reclen;
+    return count;
+}
+
+static int helper_fetch_read(void *ctx, const char *name, uint64_t size_bytes, bool wait)
+{
+    const struct child *c = ctx;
+    int fd = openat(c->directory_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    char last;
+
+    if (fd < 0)
+        return -errno;
+    posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+    if (wait) {
+        ssize_t n = pread(fd, &last, 1, (off_t)size_bytes - 1);
+        (void)n; /* a reader will get the error itself */
+    }
+    close(fd);
+    return 0;
+}
+
+static void helper_fetch_close(void *ctx)
+{
+    const struct child *c = ctx;
+
+    close(c->directory_fd);
+}
+
+uint64_t helper_cold_reads(const struct session *s)
+{
+    uint64_t sum = 0;
+
+    for (unsigned i = 0; i < COUNTERS_SLOTS; i++)
+        sum += atomic_load_explicit(&s->config.counters->slots[i].read_files,
+                                    memory_order_relaxed);
+    return sum;
+}
+
+static struct mount_readers helper_fetch_readers(void *ctx)
+{
+    const struct child *c = ctx;
+
+    return (struct mount_readers){now_ns(), session_last_request_ns(c->session),
+                                  helper_cold_reads(c->session)};
+}
+
+static void helper_fetch_wait(void *ctx, _Atomic uint32_t *word, uint32_t value,
+                              uint64_t most_ns)
+{
+    const struct timespec most = {.tv_sec = (time_t)(most_ns / 1000000000u),
+                                  .tv_nsec = (long)(most_ns % 1000000000u)};
+
+    (void)ctx;
+    futex_wait(word, value, FUTEX_OF_NODE, &most);
+}
+
+const struct mount_fetcher helper_fetcher = {
+    .open = helper_fetch_open,
+    .list = helper_fetch_list,
+    .read = helper_fetch_read,
+    .close = helper_fetch_close,
+    .readers = helper_fetch_readers,
+    .wait = helper_fetch_wait,
+};
 
 /* ---- the daemon ---- */
 
@@ -153,14 +250,14 @@ static void start_child(struct helper *h, unsigned i, helper_work *work)
     pthread_mutex_unlock(&h->lock);
 }
 
-static enum helper_outcome await_child(struct helper *h, unsigned i)
+static enum mount_fetch await_child(struct helper *h, unsigned i)
 {
     pid_t pid = atomic_load(&h->pids[i]);
     int status = 0;
     siginfo_t info;
 
     if (!pid)
-        return HELPER_FAILED;
+        return MOUNT_FETCH_FAILED;
     while (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) < 0 && errno == EINTR)
         ;
     pthread_mutex_lock(&h->lock); /* so that no other process is signalled */
@@ -168,17 +265,17 @@ static enum helper_outcome await_child(struct helper *h, unsigned i)
         ;
     set_pid(h, i, 0);
     pthread_mutex_unlock(&h->lock);
-    return WIFEXITED(status) ? (enum helper_outcome)WEXITSTATUS(status) : HELPER_FAILED;
+    return WIFEXITED(status) ? (enum mount_fetch)WEXITSTATUS(status) : MOUNT_FETCH_FAILED;
 }
 
-enum helper_outcome helper_run(struct helper *h, unsigned count, helper_work *work)
+enum mount_fetch helper_run(struct helper *h, unsigned count, helper_work *work)
 {
-    enum helper_outcome outcome = HELPER_FAILED;
+    enum mount_fetch outcome = MOUNT_FETCH_FAILED;
 
     for (unsigned i = 0; i < count; i++)
         start_child(h, i, work);
     for (unsigned i = 0; i < count; i++) {
-        enum helper_outcome one = await_child(h, i);
+        enum mount_fetch one = await_child(h, i);
         outcome = one > outcome ? one : outcome;
     }
     return outcome;

@@ -9,6 +9,8 @@
  *         while (helper_sleep(helper))             until somebody calls helper_wake
  *             helper_run(helper, 2, work);         `work` gets the helper, in two processes
  *
+ * `work` runs a plan (mount_fetcher.h) with helper_fetcher and the `ctx` that it got.
+ *
  * helper_end, helper_join and helper_free are for the feature's table.
  *
  * Why a process. A thread that waits in its own mount keeps the descriptors of its process
@@ -23,14 +25,7 @@
 #define ONEPOT_HELPER_H
 
 #include "core.h"
-
-/* How a child ended. Of several, helper_run tells what leaves most to do: the greatest. */
-enum helper_outcome {
-    HELPER_FAILED = 1,
-    HELPER_DONE,   /* no work is left */
-    HELPER_FULL,   /* its allowance is used up */
-    HELPER_PAUSED, /* readers have paused */
-};
+#include "mount_fetcher.h"
 
 struct helper {
     struct session *session;
@@ -46,7 +41,7 @@ struct helper {
     bool stopped;
 };
 
-typedef enum helper_outcome helper_work(struct helper *helper, int root_fd);
+typedef enum mount_fetch helper_work(struct helper *helper, void *ctx);
 
 enum { HELPER_POPULATE = 0, HELPER_POPULATE_MAX = COUNTERS_AHEAD - 1 };
 enum { HELPER_WALK = HELPER_POPULATE_MAX, HELPER_WALK_MAX = 1 };
@@ -62,10 +57,12 @@ static inline bool helper_is_asleep(const struct helper *helper)
 {
     return atomic_load_explicit(&helper->asleep, memory_order_relaxed);
 }
-/* Start so many children and wait until all have ended. */
-enum helper_outcome helper_run(struct helper *helper, unsigned count, helper_work *work);
-/* In the child: a descriptor of a directory below the mount's root, or -1. */
-int helper_open_directory(const struct session *session, int root_fd, uint32_t directory);
+/* Start so many children and wait until all have ended. Returns their greatest outcome. */
+enum mount_fetch helper_run(struct helper *helper, unsigned count, helper_work *work);
+/* For children. */
+extern const struct mount_fetcher helper_fetcher;
+/* Files that readers had to ask for. */
+uint64_t helper_cold_reads(const struct session *session);
 
 void helper_end(void *helper);
 int helper_join(void *helper, const struct timespec *until);
