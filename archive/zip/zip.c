@@ -22,7 +22,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #ifdef HAVE_LIBDEFLATE
@@ -33,6 +32,7 @@
 #include "checksum.h"
 #include "cleanup.h"
 #include "numbers.h"
+#include "source_window.h"
 #include "vector.h"
 #include "zip_records.h"
 
@@ -41,15 +41,6 @@
 #define DEFLATE_RATIO 1032u /* deflate can't do better */
 #define RATIO_SLACK 1024u
 #define PROGRESS_MEMBERS 64u
-
-/* A part of the source in memory, for records that lie near one another. */
-struct window {
-    struct source *source;
-    const uint8_t *map; /* of the whole source; NULL: not local */
-    uint8_t *buf;
-    size_t size, len;
-    uint64_t offset;
-};
 
 /* What a member takes of the archive. */
 struct zip_range {
@@ -64,50 +55,11 @@ struct zip {
     struct zip_end end;
     uint64_t prefix; /* bytes in front of the zip */
     uint64_t directory;
-    struct window entries, headers;
+    struct source_window entries, headers;
     VECTOR(struct zip_range) ranges;
     uint32_t largest_block;
     char name[512]; /* of the member that is read, for messages */
 };
-
-/* ---- windows ---- */
-
-static int window_open(struct window *w, struct source *source, size_t bytes)
-{
-    *w = (struct window){.source = source, .map = source_map(source), .size = bytes};
-    if (!w->map && !(w->buf = malloc(max_u64(bytes, ZIP_ENTRY_MAX))))
-        return -ENOMEM;
-    return 0;
-}
-
-/*
- * `len` bytes at `offset`, or what is left of the source there: *ret_len may be less. Valid
- * until the next call, and not set where *ret_len is 0.
- */
-static int window_get(struct window *w, uint64_t offset, size_t len, const uint8_t **ret_bytes,
-                      size_t *ret_len)
-{
-    uint64_t size = source_size(w->source);
-    len = offset < size ? (size_t)min_u64(len, size - offset) : 0;
-    *ret_len = len;
-    if (len == 0)
-        return 0;
-    if (w->map) {
-        *ret_bytes = w->map + offset;
-        return 0;
-    }
-    if (offset < w->offset || offset + len > w->offset + w->len) {
-        size_t fill = (size_t)min_u64(max_u64(w->size, len), size - offset);
-        w->len = 0;
-        int r = source_read(w->source, w->buf, fill, offset);
-        if (r < 0)
-            return r;
-        w->offset = offset;
-        w->len = fill;
-    }
-    *ret_bytes = w->buf + (offset - w->offset);
-    return 0;
-}
 
 /* ---- the end ---- */
 
@@ -286,7 +238,7 @@ static int find_data(struct zip *z, const struct zip_entry *e, uint64_t at, uint
     const uint8_t *bytes;
     size_t len;
     uint64_t header_bytes, end;
-    int r = window_get(&z->headers, at, ZIP_LOCAL_BYTES + e->raw_name_len, &bytes, &len);
+    int r = source_window_get(&z->headers, at, ZIP_LOCAL_BYTES + e->raw_name_len, &bytes, &len);
     if (r < 0)
         return zip_read_fault(z, r, at);
     const char *wrong = len < ZIP_LOCAL_BYTES ? "has its header outside the archive"
@@ -423,7 +375,7 @@ static int read_directory(struct zip *z)
         const uint8_t *bytes;
         size_t len, record_bytes;
         struct zip_entry entry;
-        int r = window_get(&z->entries, at, ZIP_ENTRY_MAX, &bytes, &len);
+        int r = source_window_get(&z->entries, at, ZIP_ENTRY_MAX, &bytes, &len);
         if (r < 0)
             return zip_read_fault(z, r, at);
         len = min_u64(len, end - at);
@@ -499,9 +451,9 @@ static int zip_index(struct source *source, struct builder *builder,
     if (r == 0)
         r = check_front(&z);
     if (r == 0)
-        r = window_open(&z.entries, source, WINDOW_BYTES);
+        r = source_window_open(&z.entries, source, WINDOW_BYTES);
     if (r == 0)
-        r = window_open(&z.headers, source, LOCAL_WINDOW_BYTES);
+        r = source_window_open(&z.headers, source, LOCAL_WINDOW_BYTES);
     progress->members_total = z.end.entries;
     progress->bytes_total = z.end.directory_bytes;
     if (r == 0)
@@ -511,8 +463,8 @@ static int zip_index(struct source *source, struct builder *builder,
     progress->members = z.end.entries;
     header->sum_kind = SUM_CRC32;
     header->block_bytes = z.largest_block;
-    free(z.entries.buf);
-    free(z.headers.buf);
+    source_window_close(&z.entries);
+    source_window_close(&z.headers);
     vector_free(&z.ranges);
     return r;
 }
