@@ -45,7 +45,7 @@ struct writer_options {
 
 /*
  * Size of a frame: what a random read decompresses, and how much of the small files is
- * compressed together. A power of two. See onepot-pack(1) and bench/README.md for measurements.
+ * compressed together. A power of two. Measurements: onepot-pack(1), bench/RESULTS.md.
  */
 #define WRITER_BLOCK_BYTES (512u << 10)
 #define WRITER_BLOCK_MIN 4096u

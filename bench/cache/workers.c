@@ -51,7 +51,7 @@ struct plan {
     size_t count, space;
 };
 
-/* What a worker tells, in memory that all of them share. */
+/* A worker's results, in memory that all workers share. */
 struct report {
     _Alignas(64) _Atomic uint32_t finished; /* batches */
     uint32_t batches;

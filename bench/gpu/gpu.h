@@ -1,4 +1,4 @@
-/* What the files of the benchmark share. */
+/* Shared by the files of the benchmark. */
 #ifndef BENCH_GPU_H
 #define BENCH_GPU_H
 

@@ -1,5 +1,5 @@
 /*
- * What a saved index costs to open and to ask: one line of JSON.
+ * Measures what it costs to open a saved index and to look things up: one line of JSON.
  *
  *     openindex INDEX
  *

@@ -1,6 +1,6 @@
 /*
- * What every contender does with a batch: it looks at a byte of each cache line. In one place,
- * so that C and Python do the same.
+ * Every contender consumes a batch in this way: it reads a byte of each cache line. C and
+ * Python share this function.
  */
 #ifndef BENCH_CONSUME_H
 #define BENCH_CONSUME_H

@@ -204,7 +204,7 @@ class Rows:
 
         return self.rounds("synthetic", {"onepot": take}, 1)
 
-    # What slowfs itself sustains.
+    # The throughput of slowfs itself.
 
     def stream(self, total_bytes):
         """Bytes a second of readers that stream one file, and give pages back as they go."""

@@ -3,8 +3,8 @@
  * and cost it nothing but their own work. The one thread sleeps until the next of them is due
  * or the kernel has another.
  *
- * What an operation does to the tree below it is done when it is due. The tree should lie in
- * memory (tmpfs or page cache), since the time that it takes itself is added, for all.
+ * An operation works on the tree below only when it is due. The tree should lie in memory
+ * (tmpfs or page cache), because the time of that work is added for all requests.
  *
  * Closing a file costs nothing, and permissions are not asked for: clients of a parallel file
  * system do the first in the background and the second themselves.
@@ -508,7 +508,7 @@ static void answer_due(struct serve *s)
     }
 }
 
-/* What the kernel has now. 0, or the error that ends the loop. */
+/* Take the kernel's next request. 0, or the error that ends the loop. */
 static int receive(struct serve *s, struct fuse_session *session, struct fuse_buf *buf)
 {
     (void)s;

@@ -68,7 +68,7 @@ struct server;
 /* 0 or -ENOMEM. */
 int server_new(const struct server_config *config, struct server **ret_server);
 
-/* What was submitted and not taken stays with its owner. */
+/* Operations that were submitted and not taken stay with their owner. */
 void server_free(struct server *s);
 
 /* The operation belongs to the server until it is taken. -ENOMEM: it was not accepted. */

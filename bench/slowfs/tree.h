@@ -1,6 +1,6 @@
 /*
- * What slowfs shows: an existing directory (passthrough.c), or files without number that are
- * made up when somebody asks (synthetic.c). Nothing here knows of latency or of FUSE replies.
+ * The tree that slowfs shows: an existing directory (passthrough.c), or any number of files
+ * that are made up on request (synthetic.c). Nothing here knows of latency or of FUSE replies.
  *
  * Functions return 0, or a number of bytes, or -errno. One thread calls them.
  */

@@ -90,7 +90,7 @@ struct ahead_options {
     void *fetcher_ctx;         /* outlives it */
     unsigned fetchers;         /* threads that fetch, at most AHEAD_FETCHERS_MAX */
     struct recorder *recorder; /* taken over; NULL: nothing is recorded */
-    /* A thread that is at one fetch for longer is taken for stuck and replaced. 0: never. */
+    /* A thread that spends longer on one fetch counts as stuck and is replaced. 0: never. */
     uint32_t stuck_ms;
     uint64_t (*now_ns)(void);   /* as in clock.h; tests have a clock of their own */
     _Atomic uint64_t *replaced; /* counts the replaced threads; outlives it; may be NULL */
@@ -108,11 +108,11 @@ struct ahead_stats {
     uint64_t in_order, found;                /* reads in a known order; of these in time */
     uint64_t waiting_bytes;                  /* of a known order */
     uint64_t orders_recognised, orders_lost; /* how many times */
-    /* Of the order that is followed; 0 where there is none. */
+    /* Of the order that is followed; 0: there is none. */
     uint64_t order_files, order_epoch, order_reads; /* reads until it was recognised */
     uint32_t order_directory;
     uint32_t world, local;      /* ranks of the job and of this node; 0: not known */
-    uint64_t observations_lost; /* for want of room */
+    uint64_t observations_lost; /* because a ring was full */
 };
 void ahead_stats(struct ahead *ahead, struct ahead_stats *ret_stats);
 
@@ -122,8 +122,8 @@ void ahead_set_window(struct ahead *ahead, uint64_t window_bytes);
 /* May be called from any thread. */
 void ahead_end(struct ahead *ahead);
 /*
- * Wait for all its threads until then. -EBUSY: one is still at a fetch. In any case the record
- * is complete, or *ret_recorded says why not.
+ * Wait for all threads until `until`. -EBUSY: one is still at a fetch. In any case the record
+ * is complete, or *ret_recorded is the error.
  */
 int ahead_join(struct ahead *ahead, const struct timespec *until, int *ret_recorded);
 void ahead_free(struct ahead *ahead); /* after ahead_join; NULL is fine */

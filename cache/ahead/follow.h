@@ -33,8 +33,8 @@ struct follow_options {
      * Otherwise fetching begins before the first read.
      */
     bool shared;
-    uint64_t spread;    /* readers are known to be within so many places; 0: not known */
-    uint64_t first_due; /* of its first place; those of earlier orders are below */
+    uint64_t spread;    /* readers are known to be within this many places; 0: not known */
+    uint64_t first_due; /* `due` of its first place; places of earlier orders are below */
 };
 
 /* Shares the order. -ENOMEM. */
@@ -53,10 +53,12 @@ enum follow_verdict {
 /* A thread reads a file for the first time in this epoch. */
 enum follow_verdict follow_read(struct follow *follow, uint32_t position, uint32_t task);
 
-/* Too many of the last reads were out of order for it to be this one. */
+/* Too many of the last reads were out of order: the readers don't follow this order. */
 bool follow_is_lost(const struct follow *follow);
-/* So few of the last reads were out of order that it is surely this one. Some numbers of them
- * are neither, so that the answer does not change with every read. */
+/*
+ * Few enough of the last reads were out of order to be sure of this order. Between "lost" and
+ * "sure" lies a gap, so that the answer does not change with every read.
+ */
 bool follow_is_sure(const struct follow *follow);
 
 /* False: nothing to fetch for the moment. */

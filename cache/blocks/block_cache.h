@@ -16,13 +16,18 @@
  * the room of used blocks, and then of blocks that are due later than themselves. Without a
  * known place they take the room of newcomers.
  *
- * There are two ways to get blocks. One block at a time, filled by a function:
+ * One block at a time, filled by a function:
+ *
  *     block_cache_get(cache, key, size, fill, wait, ctx, &block); ... block_cache_put(...)
+ *
  * Several at once, filled by one read of the archive:
- *     for each: block_cache_begin(cache, key, size, &block)
- *     read those for which it returned BLOCK_MINE, and for each: block_cache_end(cache, block,
- * ...) then, for each BLOCK_LOADING: block_cache_wait(cache, block, ...) End all blocks that
- * are MINE before waiting for one, or two threads could wait for each other.
+ *
+ *     for each block:       block_cache_begin(cache, key, size, &block)
+ *     for each BLOCK_MINE:  read it, then block_cache_end(cache, block, ...)
+ *     for each BLOCK_LOADING:  block_cache_wait(cache, block, ...)
+ *
+ * End all blocks that are MINE before waiting for one, or two threads could wait for each
+ * other.
  */
 #ifndef ONEPOT_BLOCK_CACHE_H
 #define ONEPOT_BLOCK_CACHE_H

@@ -27,7 +27,7 @@ int recorder_new(const char *path, const struct index *index, uint32_t root,
 
 void recorder_note(struct recorder *recorder, uint32_t position);
 
-/* Write what was noted. recorder_finish reports errors of write(2). */
+/* Write the reads noted so far. recorder_finish reports errors of write(2). */
 void recorder_flush(struct recorder *recorder);
 
 /*

@@ -202,8 +202,8 @@ static int make_file_in(struct claim *claim)
 }
 
 /*
- * While several processes come and go without a pause, a slow one may find the folder removed
- * any number of times.
+ * Several processes that come and go without a pause may remove the folder any number of times
+ * before a slow process gets in, so retry for FOLDER_NS.
  */
 static int try_folder(struct claim *claim)
 {

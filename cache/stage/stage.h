@@ -39,7 +39,7 @@ struct stage_options {
     const char *place;   /* a directory on this node; NULL: /dev/shm, else $TMPDIR, else /tmp */
     unsigned streams;    /* reads in flight; 0: as many as suit a parallel filesystem */
     uint32_t idle_s;     /* a stream's storage may be silent so long before a new try; 0: 300 */
-    /* Receives a line (no newline) about each trouble, from some thread. May be NULL. */
+    /* Receives a line (no newline) about each problem, from any thread. May be NULL. */
     void (*note)(void *ctx, const char *line);
     void *ctx;
 };
@@ -109,7 +109,7 @@ int stage_attach(struct stage *stage, struct source **source);
 /* The same; and closing the source closes the stage. */
 int stage_give(struct stage *stage, struct source **source);
 
-/* Report trouble to `note` from now on, in place of options.note. Before stage_start. */
+/* Report problems to `note` instead of options.note from now on. Call it before stage_start. */
 void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *line), void *ctx);
 
 /* Make the copy, or watch the process that makes it and take over if it dies. -EAGAIN, etc. */

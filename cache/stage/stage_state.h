@@ -21,7 +21,7 @@
 
 #include "source.h"
 
-/* A chunk that was claimed for so long may be taken over. */
+/* A chunk that was claimed this long ago may be taken over. */
 #define STAGE_CLAIM_OLD_S 10
 
 #define STAGE_CHUNK_BYTES (1u << 20)
@@ -97,7 +97,9 @@ bool stage_claim_demand(struct stage_state *state, uint64_t chunk);
 /* End a claim with CHUNK_HERE or CHUNK_ABSENT, and wake the threads that wait. */
 void stage_settle(struct stage_state *state, uint64_t chunk, uint32_t outcome);
 
-/* Wait while somebody else makes it, for at most so long. Does not report the outcome. */
+/*
+ * Wait at most `timeout_ms` while somebody else makes the chunk. Does not report the outcome.
+ */
 void stage_wait(struct stage_state *state, uint64_t chunk, unsigned timeout_ms);
 
 /* How many bytes are there. Looks at every chunk. */

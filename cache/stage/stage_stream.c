@@ -100,7 +100,7 @@ bool stage_retry(struct stage *stage, struct stage_retry *retry, int err, uint64
     return false;
 }
 
-/* The stream has come further. */
+/* Unpacking made progress: storage answers again. */
 static void retry_ended(struct stage *stage, struct stage_retry *retry)
 {
     if (!atomic_exchange(&stage->state->away, 0) || !retry->told)

@@ -45,7 +45,7 @@ struct request {
 
 /* ---- one slot ---- */
 
-/* What to do with a mount: a status that the command ends with, or one of these. */
+/* What umount does with a mount: an exit status of the command, or one of these. */
 enum verdict {
     VERDICT_GO = CLI_USAGE + 1, /* we may end it: this process holds its lock */
     VERDICT_FORCE,              /* --lazy: without the lock, which a `run` holds */

@@ -1,15 +1,15 @@
 /*
- * What a mount can do beside answering requests from the index is a feature: one file with one
- * const table and a state of its own that nobody else sees. The session calls the tables of
- * its list (session_config.features) and knows nothing else of them. To add a feature, write
- * such a file in fs/features and name it in its list, feature_list.c.
+ * A feature is something that a mount does beside answering requests from the index: one file
+ * with one const table and a state of its own that nobody else sees. The session calls the
+ * tables of its list (session_config.features) and knows nothing else of them. To add a
+ * feature, write such a file in fs/features and name it in the list, feature_list.c.
  *
- * Order. Features start in the order of the list, before there are workers, and get reads in
- * that order. What follows a read comes back through them in reverse, and so do join and free.
+ * Order. Features start in the order of the list, before there are workers. A read passes
+ * through them in that order, and its answer in reverse; join and free also go in reverse.
  *
- * Every member may be missing. None is called for a feature whose `start` left no state: the
- * mount has no use for it. A read calls only the features that take part in reads, so that
- * one more feature costs other mounts nothing.
+ * Every member may be missing. If `start` left no state, because the mount has no use for the
+ * feature, none is called. A read calls only the features that take part in reads, so one more
+ * feature costs other mounts nothing.
  */
 #ifndef ONEPOT_FEATURE_H
 #define ONEPOT_FEATURE_H
@@ -54,8 +54,8 @@ struct feature {
     /* The kernel receives names and attributes of the entries [from, to). */
     void (*after_listing)(void *state, uint32_t from, uint32_t to);
     /*
-     * A request that the archive has no answer to: a look-up in the root of a name that is not
-     * there, or a node id beyond its entries. True: it is answered.
+     * Answer a request for which the archive has no answer: a look-up in the root of a name
+     * that does not exist, or a node id beyond the entries. True: it is answered.
      */
     bool (*answer)(void *state, struct request *rq);
     /* Under the session's counters_lock. */
@@ -64,7 +64,7 @@ struct feature {
     void (*leave)(void *state);
     /* End threads and waits, without waiting for them. From any thread, once. */
     void (*end)(void *state);
-    /* Wait for all threads, at most until then. Not 0: some are left. */
+    /* Wait for all threads, at most until `until`. Not 0: some are left. */
     int (*join)(void *state, const struct timespec *until);
     void (*free)(void *state);
 };

@@ -19,8 +19,9 @@
 #define BACKGROUND_REQUESTS 512 /* the default of 12 splits read-ahead of small files */
 
 /*
- * What helps an immutable tree, as far as the kernel offers it. Not wanted: AUTO_INVAL_DATA and
- * READDIRPLUS_AUTO, which cost requests, and all that concerns writing.
+ * Features that help an immutable tree, as far as the kernel has them. AUTO_INVAL_DATA and
+ * READDIRPLUS_AUTO are left out because they cost requests, and everything that concerns
+ * writing.
  */
 static const uint32_t wanted = FUSE_ASYNC_READ | FUSE_ATOMIC_O_TRUNC | FUSE_EXPORT_SUPPORT |
                                FUSE_BIG_WRITES | FUSE_DO_READDIRPLUS | FUSE_ASYNC_DIO |

@@ -1,5 +1,5 @@
 /*
- * What is counted of a mount beside its answers, which reply.c counts: files, the block cache,
+ * Counters of a mount beside those of its answers, which reply.c keeps: files, the block cache,
  * reads of the archive, and the copy on this node.
  */
 #include <string.h>

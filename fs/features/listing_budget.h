@@ -15,7 +15,10 @@
 
 struct listing_budget;
 
-/* For an archive of so many entries, in a job with this much memory. Free it with free(3). */
+/*
+ * For an archive of this many entries, in a job with this much memory. Free it with free(3).
+ * -ENOMEM.
+ */
 int listing_budget_new(uint32_t entries, uint64_t memory_bytes,
                        struct listing_budget **ret_budget);
 bool listing_budget_is_left(const struct listing_budget *budget);

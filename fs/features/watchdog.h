@@ -1,5 +1,5 @@
 /*
- * What the watchdog decides, by given times (CLOCK_MONOTONIC nanoseconds).
+ * The watchdog's decisions, for given times (CLOCK_MONOTONIC nanoseconds).
  */
 #ifndef ONEPOT_WATCHDOG_H
 #define ONEPOT_WATCHDOG_H
@@ -8,8 +8,9 @@
 #include <stdint.h>
 
 /*
- * Has a request that was received at `since_ns` waited for too long? Not while unpacking, which
- * it may wait for, makes progress: the last was at `progress_ns`. `timeout_ns` 0: it never has.
+ * Has a request received at `since_ns` waited for too long? It may wait for unpacking, and does
+ * not count as stalled while that makes progress (last at `progress_ns`). `timeout_ns` 0:
+ * never.
  */
 bool watchdog_has_stalled(uint64_t since_ns, uint64_t progress_ns, uint64_t now,
                           uint64_t timeout_ns);
@@ -27,7 +28,10 @@ struct stalled_reads {
     } at[STALLED_READS_MAX];
     unsigned next;
 };
-/* The new one stays valid until as many more are added; set at_ns to 0 to take it back. */
+/*
+ * Add a read. It stays valid until STALLED_READS_MAX more are added; set at_ns to 0 to take it
+ * back.
+ */
 struct stalled_read *stalled_reads_add(struct stalled_reads *reads, uint32_t position,
                                        uint64_t now);
 /* Was a read of this file just answered? True once for each. */

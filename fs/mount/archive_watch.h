@@ -32,8 +32,8 @@ struct archive_sight {
 };
 
 /*
- * Look at the archive; the first look records samples of its content. What is found out, or
- * ARCHIVE_SAME if nothing was or its storage fails, which readers see for themselves.
+ * Look at the archive. The first look records samples of its content. Returns what has changed;
+ * ARCHIVE_SAME also if its storage fails, which readers notice themselves.
  */
 enum archive_state archive_look(struct archive_sight *sight);
 
@@ -49,7 +49,7 @@ int archive_watch_start(struct pot *pot, const struct counters *counters,
 /* Readable when there is news. */
 int archive_watch_fd(const struct archive_watch *watch);
 
-/* The state so far, which never improves. Clears the descriptor. */
+/* The state so far, which never improves. Makes the descriptor unreadable again. */
 enum archive_state archive_watch_state(struct archive_watch *watch);
 
 /*

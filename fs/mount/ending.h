@@ -22,7 +22,7 @@ struct ending {
     uint64_t idle_ns;     /* end after so long without use; 0: never */
     uint64_t deadline_ns; /* end of draining; 0: none */
     uint64_t retry_ns;    /* next attempt to unmount */
-    int interrupts;       /* so often a person has pressed Ctrl-C */
+    int interrupts;       /* how often a person has pressed Ctrl-C */
 };
 
 /*
@@ -46,12 +46,12 @@ enum ending_step {
 /* Decide what to do now. `last_ns`: the last use. */
 enum ending_step ending_next(const struct ending *ending, uint64_t now_ns, uint64_t last_ns);
 
-/* An attempt to unmount is made now: when is the next one? */
+/* An attempt to unmount is made now; schedule the next one. */
 void ending_tried(struct ending *ending, uint64_t now_ns);
 
 /*
- * For how many milliseconds nothing has to be done unless something happens; -1: for ever.
- * `must_look`: there is something that can't be waited for.
+ * How many milliseconds nothing has to be done unless something happens; -1: for ever.
+ * `must_look`: something must be looked at that can't be waited for.
  */
 int ending_patience_ms(const struct ending *ending, uint64_t now_ns, uint64_t last_ns,
                        bool must_look);

@@ -23,8 +23,8 @@
 struct storage_wait {
     unsigned timeout_s; /* for one call; 0: no limit */
     uint64_t waits;     /* how often it had slept at the last look: constant during one wait */
-    uint64_t since_ns;  /* it is in this call for as long at least */
-    uint64_t asked_ns;  /* a signal waits for it since then */
+    uint64_t since_ns;  /* it has been in this call at least since then */
+    uint64_t asked_ns;  /* a signal has been pending for it since then */
 };
 
 /* The result of a look at the thread. */

@@ -1,5 +1,5 @@
 /*
- * Finds a mount by its mount point without touching that.
+ * Finds a mount by its mount point without touching the mount point.
  */
 #include "find_mount.h"
 

@@ -1,8 +1,9 @@
 /*
- * Session leaders would suffice but for batch systems that start all of a job in a session of
- * their daemon's, which does not even include salloc's shell. So a job is recognised by the
- * variable that its processes inherit. An ancestor's is read from the environment that it was
- * started with; that read can't block, since an ancestor only waits for us.
+ * A session leader would be owner enough, except under batch systems that start all processes
+ * of a job in a session of their own daemon, and salloc's shell in yet another. So a job is
+ * recognised by the variable that its processes inherit. An ancestor's value is read from the
+ * environment that it was started with; that read can't block, since an ancestor only waits for
+ * us.
  */
 #include "owner.h"
 

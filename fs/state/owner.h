@@ -33,9 +33,9 @@ pid_t owner_find(void);
 void owner_add(struct counters *counters, pid_t pid);
 
 /*
- * Watch one of the owners that live; an owner that has ended is replaced by the rest of its
- * session. True: one is watched, or none can be known and *ret_watch is PROCESS_WATCH_NONE.
- * False: all have ended. The calling process doesn't count.
+ * Watch one living owner. An owner that has ended is replaced by the rest of its session. True:
+ * one is watched, or none can be known and *ret_watch is PROCESS_WATCH_NONE. False: all have
+ * ended. The calling process doesn't count.
  */
 bool owner_watch(const struct counters *counters, struct process_watch *ret_watch);
 
