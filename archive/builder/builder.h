@@ -244,6 +244,8 @@ struct builder_header {
     uint64_t end_marker_offset;
     const uint64_t *expanded_sums; /* see index_window_sum; NULL: none */
     uint64_t expanded_count;
+    const void *recipe; /* see index_recipe; NULL: none */
+    size_t recipe_len;
 };
 
 /*

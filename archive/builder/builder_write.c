@@ -484,6 +484,9 @@ static int image_put_area(struct image *image)
                            image->about->expanded_count);
     if (r == 0)
         r = image_put_section(image, SECTION_LEFT_OUT, b->left_out.at, b->left_out.count / 8);
+    if (r == 0)
+        r = image_put_section(image, SECTION_RECIPE, image->about->recipe,
+                              image->about->recipe_len);
     return r < 0 ? r : image_flush(image);
 }
 
@@ -497,8 +500,8 @@ static int image_put_area(struct image *image)
  */
 static size_t image_table_room(const struct image *image)
 {
-    size_t records =
-        SECTIONS_MAX - (image->about->expanded_count == 0) - (image->b->left_out_count == 0);
+    size_t records = SECTIONS_MAX - (image->about->expanded_count == 0) -
+                     (image->b->left_out_count == 0) - (image->about->recipe_len == 0);
     return records * sizeof(struct disk_section);
 }
 

@@ -75,6 +75,11 @@ void grafter_free(struct grafter *g)
     free(g);
 }
 
+uint32_t grafter_entries(const struct grafter *g)
+{
+    return builder_entries(g->builder);
+}
+
 void grafter_finish(struct grafter *g, struct builder_header *header)
 {
     if (g->lacks_sums)
@@ -314,14 +319,30 @@ static const char *graft_origin(const struct grafter *g, uint32_t inode)
     return g->parts.at[low].name;
 }
 
+/* The path in this archive of what became an inode of the builder; false: nothing of it. */
+static bool graft_path_of(const struct grafting *s, uint32_t inode, char *buf, size_t size)
+{
+    uint32_t entries = index_info(s->graft.index)->entries;
+    size_t len;
+    for (uint32_t i = 0; i < entries; i++)
+        if (s->inode_of[i] == inode + 1)
+            return index_path(s->graft.index, i, buf, size, &len) == 0;
+    return false;
+}
+
 /* The name is taken. 1: that is no conflict. */
-static int graft_conflict(struct grafting *s, uint32_t position, uint32_t mode,
+static int graft_conflict(struct grafting *s, uint32_t position, const struct node *node,
                           const struct builder_entry *taken)
 {
-    if ((S_ISDIR(mode) && S_ISDIR(taken->mode)) || s->graft.on_conflict == GRAFT_KEEP)
+    if ((S_ISDIR(node->mode) && S_ISDIR(taken->mode)) || s->graft.on_conflict == GRAFT_KEEP ||
+        s->inode_of[node->position] == taken->inode + 1)
         return 1;
     const struct grafter *g = s->grafter;
-    char what[sizeof(s->fault->what)];
+    char what[sizeof(s->fault->what)], other[INDEX_PATH_MAX + 1];
+    if (graft_path_of(s, taken->inode, other, sizeof(other))) {
+        snprintf(what, sizeof(what), "would have the name that '%.150s' has", other);
+        return grafting_fail(s, position, -EEXIST, what);
+    }
     snprintf(what, sizeof(what), "is in '%.100s' and in '%.100s'",
              graft_origin(g, taken->inode), g->parts.at[g->parts.count - 1].name);
     return grafting_fail(s, position, -EEXIST, what);
@@ -356,7 +377,7 @@ static int graft_put(struct grafting *s, uint32_t position, const struct node *n
                                        &why, ret_entry)
                   : graft_new(s, node, directory, name, len, &why, ret_entry);
     if (r == 1)
-        return graft_conflict(s, position, node->mode, ret_entry);
+        return graft_conflict(s, position, node, ret_entry);
     if (r < 0)
         return why.err ? grafting_fail(s, position, r, why.what)
                        : grafting_damaged(s, position, r);
@@ -545,17 +566,41 @@ static int graft_copy_left_out(struct grafting *s)
     return builder_leave_out_more(b, count - known);
 }
 
-static int graft_tree(struct grafting *s)
+/* The path of the directory where a walk begins, with its slash. */
+static int graft_start_path(struct graft_walk *w, uint32_t position)
+{
+    size_t len;
+    if (position == INDEX_ROOT)
+        return 0;
+    if (vector_reserve(&w->path, INDEX_PATH_MAX + 2) < 0)
+        return -ENOMEM;
+    int r = index_path(w->s->graft.index, position, w->path.at, INDEX_PATH_MAX + 1, &len);
+    if (r < 0)
+        return grafting_damaged(w->s, position, r);
+    w->path.at[len] = '/';
+    w->path.count = len + 1;
+    return 0;
+}
+
+int grafting_put_tree(struct grafting *s, uint32_t position, uint32_t directory)
 {
     struct graft_walk w = {.s = s};
-    uint32_t directory;
-    int r = graft_find_root(s, &directory);
+    int r = graft_start_path(&w, position);
     if (r == 0)
-        r = graft_enter(&w, INDEX_ROOT, directory, 0);
+        r = graft_enter(&w, position, directory, w.path.count);
     while (r == 0 && w.levels.count > 0)
         r = graft_step(&w);
     vector_free(&w.levels);
     vector_free(&w.path);
+    return r;
+}
+
+static int graft_tree(struct grafting *s)
+{
+    uint32_t directory;
+    int r = graft_find_root(s, &directory);
+    if (r == 0)
+        r = grafting_put_tree(s, INDEX_ROOT, directory);
     if (r == 0)
         r = graft_copy_left_out(s);
     return r < 0 ? r : 0;

@@ -38,7 +38,7 @@
 struct grafter;
 
 enum graft_conflict {
-    GRAFT_REFUSE, /* -EEXIST; the fault names both archives */
+    GRAFT_REFUSE, /* -EEXIST; the fault names both archives, or both members of one */
     GRAFT_KEEP,   /* what is there stays; the new one, with all below it, is left out */
 };
 
@@ -76,6 +76,9 @@ void grafter_free(struct grafter *grafter); /* NULL is fine */
  */
 int graft_add(struct grafter *grafter, const struct graft *graft, struct fault *fault);
 
+/* Names in the new tree so far, the root included. */
+uint32_t grafter_entries(const struct grafter *grafter);
+
 /* Fill in the header's codec, block_bytes and sum_kind. After the last archive. */
 void grafter_finish(struct grafter *grafter, struct builder_header *header);
 
@@ -86,9 +89,9 @@ void grafter_finish(struct grafter *grafter, struct builder_header *header);
  *     grafting_put(grafting, position, directory, name, len, &entry); ...
  *     grafting_end(grafting);
  *
- * For who knows which entries to take, and under which names. `place` and `under` do not
- * count. An entry that is put under several names, other than a directory, is one inode with
- * several links.
+ * For who knows which entries to take, and under which names. `under` does not count, nor
+ * does `place` but where it says so. An entry that is put under several names, other than a
+ * directory, is one inode with several links.
  */
 struct grafting;
 int grafting_begin(struct grafter *grafter, const struct graft *graft, struct fault *fault,
@@ -102,6 +105,12 @@ void grafting_end(struct grafting *grafting);       /* NULL is fine */
  */
 int grafting_put(struct grafting *grafting, uint32_t position, uint32_t directory,
                  const char *name, size_t len, struct builder_entry *ret_entry);
+
+/*
+ * Put everything below the directory at `position` into a directory. `place` counts here; its
+ * paths are those in the archive.
+ */
+int grafting_put_tree(struct grafting *grafting, uint32_t position, uint32_t directory);
 
 /* Give the root of the new tree the attributes of this archive's. */
 int grafting_put_root(struct grafting *grafting);

@@ -281,6 +281,12 @@ int index_window_sum(const struct index *index, enum index_windows kind, uint64_
                      uint64_t *ret_sum);
 
 /*
+ * What an index composed of others was made of, and how: bytes of recipe.h. -ENODATA: it is not
+ * composed; -EUCLEAN.
+ */
+int index_recipe(const struct index *index, const void **ret_bytes, size_t *ret_len);
+
+/*
  * Members of the archive that no directory can show, so that the tree lacks them: their
  * number, and the first of them one by one, each with the reason, its name and the offset of
  * its header. *cursor is 0 for the first; -ENOENT: no more are listed; -EUCLEAN.

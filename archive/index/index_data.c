@@ -514,6 +514,16 @@ int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTE
     return r;
 }
 
+int index_recipe(const struct index *index, const void **ret_bytes, size_t *ret_len)
+{
+    uint64_t len = index->sections[SECTION_RECIPE].length;
+    if (len == 0)
+        return -ENODATA;
+    *ret_bytes = index_bytes(index, SECTION_RECIPE, 0, len);
+    *ret_len = (size_t)len;
+    return *ret_bytes ? 0 : -EUCLEAN;
+}
+
 /* ---- members of the archive that the tree lacks ---- */
 
 uint64_t index_left_out(const struct index *index)

@@ -86,6 +86,7 @@
  *     LEFT_OUT  8  members of the archive that the tree lacks: their number as a u64; then
  *                  for the first DISK_LEFT_OUT_TOLD {u64 offset of the header, u32
  *                  member_len, u32 what_len, member, what}, each padded to a multiple of 8
+ *     RECIPE    1  of an index composed of others: what it was made of, and how (recipe.h)
  *
  * Zeros are invalid wherever possible: the last field of an entry, a range, a tail, a block
  * and an extra is never 0, nor are the flags of an attribute, nor does a name or a target hold
@@ -171,6 +172,7 @@ enum disk_section_id {
     SECTION_REST = 11,
     SECTION_EXPANDED = 12,
     SECTION_LEFT_OUT = 13,
+    SECTION_RECIPE = 14,
     SECTION_IDS, /* one more than the last */
 };
 
@@ -266,6 +268,7 @@ static inline uint32_t disk_record_bytes(enum disk_section_id id)
         [SECTION_REST] = 8,
         [SECTION_EXPANDED] = 8,
         [SECTION_LEFT_OUT] = 8,
+        [SECTION_RECIPE] = 1,
     };
     return bytes[id];
 }

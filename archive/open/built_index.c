@@ -138,42 +138,37 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
         fault_advise(fault, "wait until it is written");
         return -ESTALE;
     }
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
-        return -errno;
     *ret_fd = steal_fd(&fd);
     return 0;
 }
 
-static int built_open_image(struct pot *pot, int fd, struct fault *fault, uint64_t *ret_bytes)
+int built_index_open_image(int fd, const char *name, struct fault *fault, uint64_t *ret_bytes,
+                           struct index **ret_index)
 {
     struct source *image = NULL;
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+        return -errno;
     int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    int r = copy < 0 ? -errno : source_from_fd(copy, pot->path, &image);
+    int r = copy < 0 ? -errno : source_from_fd(copy, name, &image);
     if (r < 0)
         return r;
     *ret_bytes = source_size(image);
-    r = index_open(image, 0, *ret_bytes, fault, &pot->index);
+    r = index_open(image, 0, *ret_bytes, fault, ret_index);
     source_close(image);
-    return r < 0 ? r : pot_check_index(pot, fault);
+    return r;
 }
 
-/*
- * Use the saved file instead of the memory that the index was made in, if both serve equally
- * well: memory backed by a file can be reclaimed and is shared by mounts. `fd` is the file
- * that was written, even if its path leads elsewhere by now. Takes over fd.
- */
-static void built_use_file(struct opening *o, int fd)
+int built_index_open_file(int fd, const char *path, struct index **ret_index)
 {
     struct source *file = NULL;
-    struct index *index = NULL;
-    if (source_from_fd(fd, o->pot->index_path, &file) < 0)
-        return;
-    if (source_is_local(file) && source_is_ours(file) &&
-        index_open(file, 0, source_size(file), NULL, &index) == 0) {
-        index_close(o->pot->index);
-        o->pot->index = index;
-    }
+    int r = source_from_fd(fd, path, &file);
+    if (r < 0)
+        return r;
+    r = source_is_local(file) && source_is_ours(file)
+            ? index_open(file, 0, source_size(file), NULL, ret_index)
+            : -ENOTSUP;
     source_close(file);
+    return r;
 }
 
 /*
@@ -187,10 +182,13 @@ static int built_save(struct opening *o, int fd, uint64_t image_bytes, uint64_t 
         (how == POT_SAVE_AUTO &&
          ((o->pot->packed && !o->options->store) || took_ms + o->unpack_ms < SAVE_AFTER_MS)))
         return 0;
+    struct index *saved = NULL;
     int file, r = saved_index_write(o->pot->path, pot_file(o->pot), fd, image_bytes, fault,
                                     &o->pot->index_path, &file);
-    if (r == 0)
-        built_use_file(o, file);
+    if (r == 0 && built_index_open_file(file, o->pot->index_path, &saved) == 0) {
+        index_close(o->pot->index);
+        o->pot->index = saved;
+    }
     if (r == 0 || how == POT_SAVE_ALWAYS)
         return r;
     fault_advise(fault, "it stays in memory, and is made anew for the next mount");
@@ -206,7 +204,9 @@ static int built_and_save(struct opening *o, const char *frames_of, struct fault
     if (r < 0)
         return r;
     uint64_t took_ms = now_ms() - start_ms;
-    r = built_open_image(o->pot, fd, fault, &image_bytes);
+    r = built_index_open_image(fd, o->pot->path, fault, &image_bytes, &o->pot->index);
+    if (r == 0)
+        r = pot_check_index(o->pot, fault);
     if (r < 0)
         return r;
     o->pot->origin = POT_INDEX_BUILT;

@@ -58,7 +58,7 @@ static int pot_open_embedded(struct opening *o, struct fault *fault)
 }
 
 static opener *const openers[] = {
-    pot_open_embedded,     saved_index_open, unpacked_open_stream,
+    composed_open_saved,   pot_open_embedded, saved_index_open, unpacked_open_stream,
     built_index_of_frames, unpacked_open, /* always leaves it to those that follow: */
     pot_open_embedded,     built_index_open,
 };
@@ -102,7 +102,10 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
         r = pot_open_source(&o, fault);
     if (r == 0)
         r = pot_open_index(&o, fault);
+    if (r == 0)
+        r = composed_apply(&o, fault);
     index_close(o.stream_index);
+    recipe_free(&o.recipe);
     if (r < 0) {
         pot_close(pot);
         return r;
@@ -130,6 +133,7 @@ void pot_close(struct pot *pot)
     source_close(pot->source); /* first, as the rest provides its copy */
     source_close(pot->packed);
     index_close(pot->index);
+    index_close(pot->stream_index);
     free(pot->index_path);
     free(pot->path);
     free(pot);

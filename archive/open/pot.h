@@ -36,6 +36,7 @@
 #include "index.h"
 #include "sandbox.h"
 #include "source.h"
+#include "tree_view.h"
 
 /* Origin of the index, for `onepot info`. */
 enum pot_index_origin {
@@ -48,6 +49,7 @@ struct pot {
     struct source *source; /* the bytes that the index describes */
     struct source *packed; /* the packed file behind `source`, if kept; else NULL */
     struct index *index;
+    struct index *stream_index; /* of a stream that is unpacked while it is read, or NULL */
     const struct backend *backend;
     enum pot_index_origin origin;
     const char *compression;         /* of the whole file: "gzip"; NULL if none */
@@ -125,7 +127,16 @@ int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
 int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
                       const struct pot_patience *patience);
 
+/*
+ * What to show in place of the archive's own tree. The index of that is made of the archive's,
+ * and saved in the cache folder if it took long, under the hash of all it depends on.
+ */
+struct pot_compose {
+    const struct view *view; /* a part of the tree, or other names: tree_view.h; NULL: all of it */
+};
+
 struct pot_options {
+    const struct pot_compose *compose; /* NULL: the archive's tree as it is */
     enum pot_save save;
     bool rebuild;        /* don't use a saved index */
     bool lists_left_out; /* the caller reports index_left_out itself: no note */

@@ -1,11 +1,14 @@
 /*
  * Shared by the files of the pot. pot.c opens an archive; saved_index.c, built_index.c and
- * unpacked.c are its ways to an index; pot_notes.c reports to the user.
+ * unpacked.c are its ways to an index; composed.c makes one of others; pot_notes.c reports to
+ * the user.
  */
 #ifndef ONEPOT_POT_PRIVATE_H
 #define ONEPOT_POT_PRIVATE_H
 
+#include "builder.h"
 #include "pot.h"
+#include "recipe.h"
 
 /* ---- pot_notes.c ---- */
 
@@ -36,6 +39,8 @@ struct opening {
     uint64_t unpack_ms;         /* that unpacking took */
     bool has_fingerprint;       /* of the archive file: it is computed only when needed */
     uint64_t fingerprint;
+    struct recipe recipe; /* of options->compose and the archive */
+    bool is_composed;     /* pot->index is what the recipe describes */
 };
 
 /*
@@ -65,6 +70,17 @@ opener built_index_of_frames;
 
 /* Make an index of the source. Never OPENER_NOT_MINE. */
 opener built_index_open;
+
+/* Seal the image in `fd`, so that it stays as it is checked, and open it. */
+int built_index_open_image(int fd, const char *name, struct fault *fault, uint64_t *ret_bytes,
+                           struct index **ret_index);
+
+/*
+ * The index in the saved file, if that serves as well as the memory it was made in: memory
+ * backed by a file can be reclaimed and is shared by mounts. -ENOTSUP: it does not. Takes over
+ * fd.
+ */
+int built_index_open_file(int fd, const char *path, struct index **ret_index);
 
 /* Memory that may be used now: what the job has available, within what the caller allows. */
 uint64_t pot_memory_bytes(const struct pot_options *options);
@@ -105,5 +121,46 @@ opener saved_index_open;
  */
 int saved_index_write(const char *archive, const struct source *source, int fd,
                       uint64_t image_bytes, struct fault *fault, char **ret_path, int *ret_fd);
+
+/* The path in the cache folder of an index called NAME-KEY. -ENOENT: there is no such folder.
+ */
+int saved_index_cache_path(const char *name, const char *key, char **ret_path);
+
+/* The index in a file, if it can be trusted to describe the archive. -ENOENT, -ENOMEM. */
+int saved_index_open_file(const char *path, const struct pot_options *options,
+                          const struct source *archive, struct index **ret_index);
+
+/* Save the image in `fd` under a path in the cache folder. *ret_fd is the file written. */
+int saved_index_write_file(const char *path, const struct source *archive, int fd,
+                           uint64_t image_bytes, int *ret_fd);
+
+/* ---- composed.c ---- */
+
+/* An index composed of others: what it is made of, and whose it is. */
+struct composed {
+    const struct pot_options *options; /* whether to use and to save it */
+    const struct recipe *recipe;
+    const struct source *archive; /* its owner and readers may read a saved one */
+    const char *name;             /* of the archive; messages and a saved index have it */
+};
+
+/* A saved index with this recipe; *ret_path is its file. -ENOENT, -ENOMEM. */
+int composed_find(const struct composed *what, char **ret_path, struct index **ret_index);
+
+/* Add all members to the builder, and describe the archive in the header. */
+typedef int composer(void *arg, struct builder *builder, struct builder_header *header,
+                     struct fault *fault);
+
+/*
+ * Make the index, and save it if that took long. *ret_path is its file; NULL: it is not saved.
+ */
+int composed_make(const struct composed *what, composer *compose, void *arg,
+                  struct fault *fault, char **ret_path, struct index **ret_index);
+
+/* Use a saved index of what options->compose describes, if it needs no other index. */
+opener composed_open_saved;
+
+/* Put what options->compose describes in the place of pot->index, unless that is it already. */
+int composed_apply(struct opening *o, struct fault *fault);
 
 #endif

@@ -49,19 +49,24 @@ static int saved_cache_folder(char **ret_folder)
     return asprintf(ret_folder, "%s/.cache/onepot", base) < 0 ? -ENOMEM : 0;
 }
 
-int pot_cached_index_path(const char *archive, char **ret_path)
+int saved_index_cache_path(const char *name, const char *key, char **ret_path)
 {
-    auto_free char *folder = NULL, *full = realpath(archive, NULL);
-    if (!full)
-        return -errno;
+    auto_free char *folder = NULL;
     int r = saved_cache_folder(&folder);
     if (r < 0)
         return r;
-    const char *name = strrchr(full, '/') + 1;
-    return asprintf(ret_path, "%s/%.*s-%016" PRIx64 SUFFIX, folder, NAME_PART, name,
-                    (uint64_t)XXH3_64bits(full, strlen(full))) < 0
-               ? -ENOMEM
-               : 0;
+    return asprintf(ret_path, "%s/%.*s-%s" SUFFIX, folder, NAME_PART, name, key) < 0 ? -ENOMEM
+                                                                                     : 0;
+}
+
+int pot_cached_index_path(const char *archive, char **ret_path)
+{
+    char key[17];
+    auto_free char *full = realpath(archive, NULL);
+    if (!full)
+        return -errno;
+    snprintf(key, sizeof(key), "%016" PRIx64, (uint64_t)XXH3_64bits(full, strlen(full)));
+    return saved_index_cache_path(strrchr(full, '/') + 1, key, ret_path);
 }
 
 /* ---- finding ---- */
@@ -117,22 +122,29 @@ static const char *saved_mistrust(const struct source *file, const struct source
     return ours.st_mode & 0022 & ~writers ? "can be written to by others" : NULL;
 }
 
+int saved_index_open_file(const char *path, const struct pot_options *options,
+                          const struct source *archive, struct index **ret_index)
+{
+    struct source *file = NULL;
+    if (source_open(path, NULL, &file) < 0)
+        return -ENOENT;
+    const char *why = saved_mistrust(file, archive);
+    int r = why ? -EPERM : index_open(file, 0, source_size(file), NULL, ret_index);
+    if (why)
+        pot_note(options, path, "is not used: it %s", why);
+    if (r == -EUCLEAN)
+        pot_note(options, path, "this saved index is damaged: it is made anew");
+    source_close(file);
+    return r < 0 && r != -ENOMEM ? -ENOENT : r;
+}
+
 /* -ENOENT: no usable index here. */
 static int saved_try_path(const char *path, struct opening *o, struct index **ret_index)
 {
-    struct source *file = NULL;
     struct index *index = NULL;
-    if (source_open(path, NULL, &file) < 0)
-        return -ENOENT;
-    const char *why = saved_mistrust(file, o->pot->source);
-    int r = why ? -EPERM : index_open(file, 0, source_size(file), NULL, &index);
-    if (why)
-        pot_note(o->options, path, "is not used: it %s", why);
-    if (r == -EUCLEAN)
-        pot_note(o->options, path, "this saved index is damaged: it is made anew");
-    source_close(file);
+    int r = saved_index_open_file(path, o->options, o->pot->source, &index);
     if (r < 0)
-        return r == -ENOMEM ? r : -ENOENT;
+        return r;
     if (!saved_describes(index, o)) {
         index_close(index);
         return -ENOENT;
@@ -248,6 +260,16 @@ static void saved_make_folders(char *path)
     }
 }
 
+int saved_index_write_file(const char *path, const struct source *archive, int image,
+                           uint64_t image_bytes, int *ret_fd)
+{
+    auto_free char *folders = strdup(path);
+    if (!folders)
+        return -ENOMEM;
+    saved_make_folders(folders);
+    return saved_write_to(path, archive, image, image_bytes, ret_fd);
+}
+
 static int saved_fault(int beside, const char *cached, int in_cache, struct fault *fault)
 {
     if (!cached)
@@ -273,10 +295,8 @@ int saved_index_write(const char *archive, const struct source *source, int imag
         return 0;
     }
     int r = pot_cached_index_path(archive, &cached);
-    if (r == 0) {
-        saved_make_folders(cached);
-        r = saved_write_to(cached, source, image, image_bytes, ret_fd);
-    }
+    if (r == 0)
+        r = saved_index_write_file(cached, source, image, image_bytes, ret_fd);
     if (r < 0)
         return saved_fault(beside, cached, r, fault);
     *ret_path = steal_ptr(&cached);

@@ -171,6 +171,15 @@ static int name_compare(const void *a, const void *b, void *ctx)
     return name_weight(*x) - name_weight(*y);
 }
 
+/* A list that a program made often is. */
+static bool name_list_is_sorted(const struct name_list *list)
+{
+    for (size_t i = 1; i < list->names.count; i++)
+        if (name_compare(&list->names.at[i - 1], &list->names.at[i], list->text.at) > 0)
+            return false;
+    return true;
+}
+
 /* Is `name` the directory `folder`, or in it? */
 static bool name_is_within(const char *name, const char *folder, size_t folder_len)
 {
@@ -213,12 +222,18 @@ int name_list_read(int fd, bool nul, const char *root, name_list_report *report,
         name_list_free(list);
         return r;
     }
-    if (list->names.count)
+    if (!name_list_is_sorted(list))
         qsort_r(list->names.at, list->names.count, sizeof(*list->names.at), name_compare,
                 list->text.at);
     name_list_drop_repeated(list);
     *ret_list = list;
     return 0;
+}
+
+const char *name_list_name(const struct name_list *list, size_t number, bool *ret_whole)
+{
+    *ret_whole = list->names.at[number] & WHOLE;
+    return name_text(list, number);
 }
 
 /* ---- directories ---- */

@@ -36,6 +36,12 @@ void name_list_free(struct name_list *list); /* NULL is fine */
 uint64_t name_list_count(const struct name_list *list);
 
 /*
+ * Name `number` of the list, without the slash at its end; *ret_whole: it had one. Names are in
+ * the order of an archive's members, depth first.
+ */
+const char *name_list_name(const struct name_list *list, size_t number, bool *ret_whole);
+
+/*
  * The listed names in a directory. `number` is the number of its own name in a listing (0 for
  * the root), and `path_len` the length of its path. A name with listed names below it is
  * DT_DIR, others are DT_UNKNOWN. Returns 1 and no listing if everything in the directory is

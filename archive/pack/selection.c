@@ -19,7 +19,7 @@
 
 /* ---- patterns ---- */
 
-static bool selection_matches(const char *pattern, const char *path, bool is_folder)
+bool selection_matches(const char *pattern, const char *path, bool is_folder)
 {
     size_t len = strlen(pattern);
     bool folders_only = len > 1 && pattern[len - 1] == '/';

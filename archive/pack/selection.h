@@ -16,7 +16,7 @@
 #include "shard_name.h"
 
 struct selection {
-    const char *const *excludes; /* see selection_excludes */
+    const char *const *excludes; /* see selection_matches */
     size_t exclude_count;
     const struct name_list *names; /* NULL: all */
 
@@ -29,11 +29,14 @@ struct selection {
 };
 
 /*
- * Is the file left out? `path` is its path within the source. Patterns are those of fnmatch(3).
- * A pattern without a slash is matched with the last component. A pattern with a slash, not
- * counting a leading one, is matched with the whole path, and '*' also matches slashes. A slash
- * at the end restricts the pattern to directories.
+ * Does the pattern match a path within the source? Patterns are those of fnmatch(3). A pattern
+ * without a slash is matched with the last component. A pattern with a slash, not counting a
+ * leading one, is matched with the whole path, and '*' also matches slashes. A slash at the end
+ * restricts the pattern to directories.
  */
+bool selection_matches(const char *pattern, const char *path, bool is_folder);
+
+/* Is the file left out? */
 bool selection_excludes(const struct selection *selection, const char *path, bool is_folder);
 
 /*

@@ -482,8 +482,11 @@ START_TEST(one_entry_may_have_several_names)
     ck_assert_uint_eq(d.number, e.number);
     ck_assert_int_eq(grafting_put(s, f, d.number, "1", 1, &e), 0);
     ck_assert_int_eq(grafting_put(s, f, BUILDER_ROOT, "2", 1, &e), 0);
-    ck_assert_int_eq(grafting_put(s, f, d.number, "1", 1, &e), -EEXIST);
-    ck_assert_str_eq(c.fault.what, "is in 'it' and in 'it'");
+    ck_assert_int_eq(grafting_put(s, f, d.number, "1", 1, &e), 1);
+    ck_assert_int_eq(grafting_put(s, position_of(old, "d/same"), d.number, "1", 1, &e),
+                     -EEXIST);
+    ck_assert_str_eq(c.fault.member, "d/same");
+    ck_assert_str_eq(c.fault.what, "would have the name that 'a' has");
     static const char *const bad[] = {"", ".", "..", "a/b"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         ck_assert_int_eq(grafting_put(s, f, d.number, bad[i], strlen(bad[i]), &e), -EINVAL);

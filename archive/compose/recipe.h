@@ -1,0 +1,41 @@
+/*
+ * A recipe: bytes that name everything a composed index depends on, in one form only. Two
+ * compositions with equal recipes are equal. A composed index carries its recipe
+ * (index_recipe), and is saved under a name made of the recipe's hash.
+ *
+ *     struct recipe recipe = {0};
+ *     recipe_add(&recipe, "include", pattern, strlen(pattern));
+ *     recipe_number(&recipe, "size", bytes);
+ *     if (recipe.err < 0) ...
+ *     recipe_free(&recipe);
+ *
+ * Each item has a name, so that no two sequences of items have the same bytes. What is long
+ * (a list of a million names) is added by its sum.
+ */
+#ifndef ONEPOT_RECIPE_H
+#define ONEPOT_RECIPE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "vector.h"
+
+/* Empty when all zero. */
+struct recipe {
+    VECTOR(char) bytes;
+    int err; /* -ENOMEM: something is missing */
+};
+
+void recipe_add(struct recipe *recipe, const char *item, const void *bytes, size_t len);
+void recipe_number(struct recipe *recipe, const char *item, uint64_t number);
+
+/* The bytes' XXH3-128 in place of them. */
+void recipe_sum(struct recipe *recipe, const char *item, const void *bytes, size_t len);
+
+/* 32 hexadecimal digits for the whole recipe. */
+#define RECIPE_NAME_LEN 32
+void recipe_name(const struct recipe *recipe, char ret_name[RECIPE_NAME_LEN + 1]);
+
+void recipe_free(struct recipe *recipe);
+
+#endif

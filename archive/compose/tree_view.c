@@ -1,0 +1,295 @@
+/*
+ * Views: reading, patterns.
+ *
+ * A pattern with a slash can match only below the directories that its beginning names, up to
+ * the first character that is not literal. So a walk leaves out other directories whole: of ten
+ * million files, `--include 'train/n01*'` looks at those of train/n01* alone.
+ */
+#include "tree_view.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "cleanup.h"
+#include "selection.h"
+#include "tree_view_private.h"
+
+#define READ_BYTES ((size_t)64 << 10)
+
+/* ---- patterns ---- */
+
+/* What the patterns say of this path alone. */
+static enum view_verdict view_match(const struct view *view, const char *path, bool is_folder)
+{
+    for (size_t i = 0; i < view->pattern_count; i++)
+        if (selection_matches(view->patterns[i].glob, path, is_folder))
+            return view->patterns[i].includes ? VIEW_SHOWN : VIEW_HIDDEN;
+    return VIEW_NOTHING;
+}
+
+/*
+ * The verdict on the first `len` bytes of the filter's folder, which end at a slash or the end.
+ */
+static enum view_verdict view_folder_verdict(struct view_filter *f, size_t len)
+{
+    enum view_verdict verdict = VIEW_NOTHING;
+    char *text = f->folder.at;
+    for (size_t end = 0; end < len && verdict != VIEW_HIDDEN; end++) {
+        end += strcspn(text + end, "/");
+        char kept = text[end];
+        text[end] = '\0';
+        enum view_verdict own = view_match(f->view, text, true);
+        text[end] = kept;
+        if (own != VIEW_NOTHING)
+            verdict = own;
+    }
+    return verdict;
+}
+
+/* The verdict on a path and so on what it inherits. -ENOMEM. */
+static int view_filter_verdict(struct view_filter *f, const char *path, size_t len,
+                               bool is_folder)
+{
+    const char *slash = memrchr(path, '/', len);
+    size_t folder_len = slash ? (size_t)(slash - path) : 0;
+    bool is_known =
+        f->folder.count == folder_len + 1 && memcmp(f->folder.at, path, folder_len) == 0;
+    if (!is_known) {
+        f->folder.count = 0;
+        if (vector_append(&f->folder, path, folder_len) < 0 ||
+            vector_push(&f->folder, '\0') < 0)
+            return -ENOMEM;
+        f->folder_verdict = view_folder_verdict(f, folder_len);
+    }
+    if (f->folder_verdict == VIEW_HIDDEN)
+        return VIEW_HIDDEN;
+    enum view_verdict own = view_match(f->view, path, is_folder);
+    return own == VIEW_NOTHING ? f->folder_verdict : own;
+}
+
+int view_filter_shows(struct view_filter *f, const char *path, size_t len, bool is_folder)
+{
+    int verdict = view_filter_verdict(f, path, len, is_folder);
+    if (verdict < 0)
+        return verdict;
+    return verdict == VIEW_SHOWN || (verdict == VIEW_NOTHING && f->view->shows_rest);
+}
+
+/* Can the pattern match something below this directory? */
+static bool view_reaches(const char *glob, const char *folder, size_t len)
+{
+    glob += *glob == '/';
+    const char *slash = strchr(glob, '/');
+    if (!slash || !slash[1])
+        return true;
+    size_t literal = strcspn(glob, "*?[\\");
+    if (literal <= len)
+        return memcmp(glob, folder, literal) == 0;
+    return memcmp(glob, folder, len) == 0 && glob[len] == '/';
+}
+
+int view_place(void *ctx, const char *path, size_t len, uint32_t position, uint32_t mode)
+{
+    struct view_filter *f = ctx;
+    const struct view *view = f->view;
+    int verdict = view_filter_verdict(f, path, len, S_ISDIR(mode));
+    (void)position;
+    if (verdict < 0)
+        return verdict;
+    if (verdict == VIEW_SHOWN || (verdict == VIEW_NOTHING && view->shows_rest))
+        return GRAFT_TAKE;
+    if (verdict == VIEW_HIDDEN || !S_ISDIR(mode))
+        return GRAFT_LEAVE_OUT;
+    for (size_t i = 0; i < view->pattern_count; i++)
+        if (view->patterns[i].includes && view_reaches(view->patterns[i].glob, path, len))
+            return GRAFT_IF_NEEDED;
+    return GRAFT_LEAVE_OUT;
+}
+
+/* ---- reading ---- */
+
+static int view_copy_patterns(struct view *view, const struct view_options *options)
+{
+    size_t count = options->pattern_count;
+    view->patterns = calloc(count + 1, sizeof(*view->patterns));
+    if (!view->patterns)
+        return -ENOMEM;
+    for (; view->pattern_count < count; view->pattern_count++) {
+        struct view_pattern *p = &view->patterns[view->pattern_count];
+        *p = options->patterns[view->pattern_count];
+        p->glob = strdup(p->glob);
+        if (!p->glob)
+            return -ENOMEM;
+    }
+    view->shows_rest = count == 0 || !options->patterns[count - 1].includes;
+    return 0;
+}
+
+/* A name that can't be in any archive. */
+static int view_refuse_name(void *ctx, const struct fault *what)
+{
+    struct fault *fault = ctx;
+    fault_set(fault, -EINVAL, what->member, FAULT_NO_OFFSET, "no archive has such a name: %s",
+              what->what);
+    fault_advise(fault, "%s", what->advice);
+    return -EINVAL;
+}
+
+static int view_read_map(struct view *view, int fd, struct fault *fault)
+{
+    ssize_t n = 1;
+    view->has_map = true;
+    while (n != 0) {
+        if (vector_reserve(&view->map.text, READ_BYTES) < 0)
+            return -ENOMEM;
+        n = read(fd, view->map.text.at + view->map.text.count, READ_BYTES);
+        if (n < 0 && errno != EINTR)
+            return -errno;
+        view->map.text.count += n > 0 ? (size_t)n : 0;
+    }
+    if (vector_push(&view->map.text, '\n') < 0)
+        return -ENOMEM;
+    return view_map_parse(&view->map, fault);
+}
+
+static int view_read_file(struct view *view, const struct view_options *options,
+                          struct fault *fault)
+{
+    const char *path = options->map ? options->map : options->files_from;
+    bool is_input = strcmp(path, "-") == 0;
+    struct fault own = {0};
+    auto_close int file = is_input ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    view->file = strdup(is_input ? "standard input" : path);
+    if (!view->file)
+        return -ENOMEM;
+    if (!is_input && file < 0)
+        return -errno;
+    int fd = is_input ? STDIN_FILENO : file;
+    int r = options->map ? view_read_map(view, fd, &own)
+                         : name_list_read(fd, false, "/", view_refuse_name, &own, &view->names);
+    if (r < 0 && fault && own.err)
+        *fault = own;
+    return r;
+}
+
+int view_read(const struct view_options *options, struct fault *fault, const char **ret_file,
+              struct view **ret_view)
+{
+    *ret_file = NULL;
+    if (options->files_from && options->map)
+        return fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET,
+                         "a list of files and a map exclude each other");
+    struct view *view = calloc(1, sizeof(*view));
+    if (!view)
+        return -ENOMEM;
+    int r = view_copy_patterns(view, options);
+    if (r == 0 && (options->files_from || options->map)) {
+        r = view_read_file(view, options, fault);
+        *ret_file = options->map ? options->map : options->files_from;
+    }
+    if (r < 0) {
+        view_free(view);
+        return r;
+    }
+    *ret_view = view;
+    return 0;
+}
+
+void view_free(struct view *view)
+{
+    if (!view)
+        return;
+    for (size_t i = 0; i < view->pattern_count; i++)
+        free((char *)view->patterns[i].glob);
+    free(view->patterns);
+    name_list_free(view->names);
+    view_map_free(&view->map);
+    free(view->file);
+    free(view);
+}
+
+/* ---- what it shows ---- */
+
+static void view_describe_names(const struct view *view, struct recipe *recipe)
+{
+    XXH3_state_t *state = XXH3_createState();
+    if (!state) {
+        recipe->err = -ENOMEM;
+        return;
+    }
+    XXH3_128bits_reset(state);
+    for (size_t i = 0; i < name_list_count(view->names); i++) {
+        bool whole;
+        const char *name = name_list_name(view->names, i, &whole);
+        XXH3_128bits_update(state, name, strlen(name) + 1);
+        XXH3_128bits_update(state, whole ? "/" : "", 1);
+    }
+    XXH128_canonical_t sum;
+    XXH128_canonicalFromHash(&sum, XXH3_128bits_digest(state));
+    XXH3_freeState(state);
+    recipe_add(recipe, "names", sum.digest, sizeof(sum.digest));
+}
+
+/* The text of a map was changed where it was parsed, but each line in one way. */
+static void view_describe_map(const struct view *view, struct recipe *recipe)
+{
+    recipe_number(recipe, "lines", view->map.lines.count);
+    recipe_sum(recipe, "map", view->map.text.at, view->map.text.count);
+}
+
+void view_describe(const struct view *view, struct recipe *recipe)
+{
+    for (size_t i = 0; i < view->pattern_count; i++)
+        recipe_add(recipe, view->patterns[i].includes ? "include" : "exclude",
+                   view->patterns[i].glob, strlen(view->patterns[i].glob));
+    if (view->names)
+        view_describe_names(view, recipe);
+    if (view->has_map)
+        view_describe_map(view, recipe);
+}
+
+/* A pattern that was meant to show something, in a view of nothing. */
+static int view_found_nothing(const struct view *view, struct fault *fault)
+{
+    size_t i = 0;
+    while (!view->patterns[i].includes)
+        i++;
+    fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "nothing in it matches --include '%.100s'",
+              view->patterns[i].glob);
+    fault_advise(fault, "'onepot ls -R' lists what it has");
+    return -ENOENT;
+}
+
+int view_graft(const struct view *view, struct grafter *grafter, const struct graft *given,
+               struct fault *fault)
+{
+    struct view_filter filter = {.view = view};
+    struct graft graft = *given;
+    struct grafting *s;
+    int r;
+    graft.under = "";
+    graft.on_conflict = GRAFT_REFUSE;
+    graft.place = view->pattern_count ? view_place : NULL;
+    graft.ctx = &filter;
+    if (!view->names && !view->has_map) {
+        r = graft_add(grafter, &graft, fault);
+        if (r == 0 && !view->shows_rest && grafter_entries(grafter) == 1)
+            r = view_found_nothing(view, fault);
+    } else {
+        r = grafting_begin(grafter, &graft, fault, &s);
+        if (r < 0)
+            return r;
+        r = grafting_put_root(s);
+        if (r == 0)
+            r = view_graft_names(view, s, graft.index, &filter, fault);
+        grafting_end(s);
+    }
+    vector_free(&filter.folder);
+    return r;
+}

@@ -1,0 +1,62 @@
+/*
+ * A view: a part of an archive's tree, or members under other names.
+ *
+ * Patterns (--include, --exclude) are tried in their order; the first that matches an entry's
+ * path decides, as in rsync. A directory that is excluded goes with all below it; in one that
+ * is included, everything is shown that no pattern excludes. What no pattern matches, nor a
+ * directory above it, is shown if the last pattern excludes, and hidden if it includes. Which
+ * paths a pattern matches: selection_matches.
+ *
+ * A list (--files-from) has the names that are shown; see name_list.h. A map (--map) has names
+ * in the archive and names to show them under; see view_map.h. Patterns apply to the names in
+ * the archive that these two have. A name that the archive lacks is an error.
+ *
+ * A directory is shown, with its attributes, if it is named, matched, or has something in it
+ * that is shown. Hard links among what is shown are hard links in the view.
+ *
+ * Threads: a view never changes; any number may use it.
+ */
+#ifndef ONEPOT_TREE_VIEW_H
+#define ONEPOT_TREE_VIEW_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "fault.h"
+#include "graft.h"
+#include "recipe.h"
+
+struct view_pattern {
+    const char *glob;
+    bool includes;
+};
+
+struct view_options {
+    const struct view_pattern *patterns;
+    size_t pattern_count;
+    const char *files_from; /* a file, "-" for standard input; NULL: all */
+    const char *map;        /* the same. At most one of the two, -EINVAL */
+};
+
+struct view;
+
+/*
+ * Read list and map; all is copied. *ret_file is the file that an error is about, or NULL.
+ * Errors of reading, -EINVAL for a line that can't be right, -ENOMEM.
+ */
+int view_read(const struct view_options *options, struct fault *fault, const char **ret_file,
+              struct view **ret_view);
+void view_free(struct view *view); /* NULL is fine */
+
+/* Add to the recipe of an index what the view shows. */
+void view_describe(const struct view *view, struct recipe *recipe);
+
+/*
+ * Add what the view shows of an archive; graft->place, ctx, under and on_conflict do not count.
+ * -ENOENT: the archive lacks names of the list or map, or a pattern that includes matches
+ * nothing; -EEXIST: two members would be shown under one name.
+ */
+int view_graft(const struct view *view, struct grafter *grafter, const struct graft *graft,
+               struct fault *fault);
+
+#endif

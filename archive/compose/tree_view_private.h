@@ -1,0 +1,42 @@
+/*
+ * Shared by the files of the view: tree_view.c reads it and decides by patterns, view_names.c
+ * grafts the names of lists and maps.
+ */
+#ifndef ONEPOT_TREE_VIEW_PRIVATE_H
+#define ONEPOT_TREE_VIEW_PRIVATE_H
+
+#include "name_list.h"
+#include "tree_view.h"
+#include "view_map.h"
+
+struct view {
+    struct view_pattern *patterns; /* with text of their own */
+    size_t pattern_count;
+    bool shows_rest; /* what no pattern matches */
+    struct name_list *names;
+    bool has_map;
+    struct view_map map;
+    char *file; /* of list or map, for messages */
+};
+
+/* What patterns say of a path, and so of what is below it unless they say otherwise. */
+enum view_verdict { VIEW_NOTHING, VIEW_SHOWN, VIEW_HIDDEN };
+
+/* The patterns, on the way through one archive. */
+struct view_filter {
+    const struct view *view;
+    VECTOR(char) folder; /* the last one asked about */
+    enum view_verdict folder_verdict;
+};
+
+/* `place` of a graft, with a struct view_filter as ctx. */
+int view_place(void *ctx, const char *path, size_t len, uint32_t position, uint32_t mode);
+
+/* Is the entry itself shown? 1, 0, -ENOMEM. `path` ends with a NUL. */
+int view_filter_shows(struct view_filter *filter, const char *path, size_t len, bool is_folder);
+
+/* Add what list or map name; see view_graft. */
+int view_graft_names(const struct view *view, struct grafting *s, const struct index *index,
+                     struct view_filter *filter, struct fault *fault);
+
+#endif

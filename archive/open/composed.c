@@ -1,0 +1,238 @@
+/*
+ * Indexes composed of others: made here, since that needs no parser, saved in the cache folder,
+ * and found there by their recipe.
+ *
+ * The file's name has the recipe's hash, and the index the recipe itself. So one that was saved
+ * for another archive, another view or by a version that composes otherwise is never used. All
+ * else that holds for saved indexes (saved_index.c) holds for these.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "graft.h"
+#include "path.h"
+#include "pot_private.h"
+
+enum {
+    COMPOSED_VERSION = 1, /* raise it when the same recipe makes another index */
+    SAVE_AFTER_MS = 200,  /* POT_SAVE_AUTO: what takes longer to compose is worth saving */
+};
+
+static bool composed_has_recipe(const struct index *index, const struct recipe *recipe)
+{
+    const void *bytes;
+    size_t len;
+    return index_recipe(index, &bytes, &len) == 0 && len == recipe->bytes.count &&
+           memcmp(bytes, recipe->bytes.at, len) == 0;
+}
+
+static int composed_path(const struct composed *what, char **ret_path)
+{
+    char key[RECIPE_NAME_LEN + 1];
+    recipe_name(what->recipe, key);
+    return saved_index_cache_path(path_base(what->name), key, ret_path);
+}
+
+int composed_find(const struct composed *what, char **ret_path, struct index **ret_index)
+{
+    auto_free char *path = NULL;
+    struct index *index = NULL;
+    if (what->options->rebuild)
+        return -ENOENT;
+    int r = composed_path(what, &path);
+    if (r == 0)
+        r = saved_index_open_file(path, what->options, what->archive, &index);
+    if (r < 0)
+        return r;
+    if (!composed_has_recipe(index, what->recipe)) {
+        index_close(index);
+        return -ENOENT;
+    }
+    *ret_path = steal_ptr(&path);
+    *ret_index = index;
+    return 0;
+}
+
+/* ---- making ---- */
+
+static int composed_write_image(const struct composed *what, composer *compose, void *arg,
+                                int fd, struct fault *fault)
+{
+    struct builder *builder;
+    struct builder_header header = {.recipe = what->recipe->bytes.at,
+                                    .recipe_len = what->recipe->bytes.count};
+    uint64_t ignored;
+    int r = builder_new(&builder);
+    if (r < 0)
+        return r;
+    r = compose(arg, builder, &header, fault);
+    if (r == 0)
+        r = builder_write(builder, &header, fd, 0, fault, &ignored);
+    builder_free(builder);
+    return r;
+}
+
+static int composed_save(const struct composed *what, int fd, uint64_t bytes,
+                         struct fault *fault, char **ret_path, struct index **index)
+{
+    auto_free char *path = NULL;
+    struct index *saved = NULL;
+    int file, r = composed_path(what, &path);
+    if (r == 0)
+        r = saved_index_write_file(path, what->archive, fd, bytes, &file);
+    if (r < 0)
+        return fault_set(fault, r, NULL, FAULT_NO_OFFSET,
+                         "the index of this view could not be saved in the cache folder: %s",
+                         fault_errno(r));
+    if (built_index_open_file(file, path, &saved) == 0) {
+        index_close(*index);
+        *index = saved;
+    }
+    *ret_path = steal_ptr(&path);
+    return 0;
+}
+
+int composed_make(const struct composed *what, composer *compose, void *arg,
+                  struct fault *fault, char **ret_path, struct index **ret_index)
+{
+    uint64_t start_ms = now_ms(), bytes = 0;
+    struct index *index = NULL;
+    struct fault why = {0};
+    enum pot_save save = what->options->save;
+    auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int r = fd < 0 ? -errno : composed_write_image(what, compose, arg, fd, fault);
+    if (r == 0)
+        r = built_index_open_image(fd, what->name, fault, &bytes, &index);
+    if (r < 0)
+        return r;
+    *ret_path = NULL;
+    if (save == POT_SAVE_ALWAYS ||
+        (save == POT_SAVE_AUTO && now_ms() - start_ms >= SAVE_AFTER_MS))
+        r = composed_save(what, fd, bytes, &why, ret_path, &index);
+    if (r < 0 && save == POT_SAVE_ALWAYS) {
+        index_close(index);
+        if (fault)
+            *fault = why;
+        return r;
+    }
+    if (r < 0)
+        pot_note_fault(what->options, what->name, &why);
+    *ret_index = index;
+    return 0;
+}
+
+/* ---- of one archive ---- */
+
+/* The recipe of what the options want of this archive. */
+static int composed_describe(struct opening *o)
+{
+    const struct source_identity *id = &o->pot->identity;
+    struct recipe *recipe = &o->recipe;
+    int r = opening_fingerprint(o);
+    if (r < 0)
+        return r;
+    recipe_number(recipe, "version", COMPOSED_VERSION);
+    recipe_number(recipe, "format", o->pot->backend->format);
+    recipe_number(recipe, "size", id->size_bytes);
+    recipe_number(recipe, "seconds", (uint64_t)id->mtime_sec);
+    recipe_number(recipe, "nanoseconds", id->mtime_nsec);
+    recipe_number(recipe, "fingerprint", o->fingerprint);
+    if (o->options->compose->view)
+        view_describe(o->options->compose->view, recipe);
+    return recipe->err;
+}
+
+static struct composed composed_of(const struct opening *o)
+{
+    return (struct composed){.options = o->options,
+                             .recipe = &o->recipe,
+                             .archive = pot_file(o->pot),
+                             .name = o->pot->path};
+}
+
+static int composed_use_saved(struct opening *o)
+{
+    const struct composed what = composed_of(o);
+    struct pot *pot = o->pot;
+    struct index *index;
+    char *path;
+    int r = composed_find(&what, &path, &index);
+    if (r < 0)
+        return r;
+    free(pot->index_path);
+    pot->index_path = path;
+    if (pot->packed) /* it may be unpacked by what its own index says */
+        pot->stream_index = pot->index;
+    else
+        index_close(pot->index);
+    pot->index = index;
+    pot->origin = POT_INDEX_SAVED;
+    o->is_composed = true;
+    return 0;
+}
+
+int composed_open_saved(struct opening *o, struct fault *fault)
+{
+    if (!o->options->compose)
+        return OPENER_NOT_MINE;
+    int r = composed_describe(o);
+    if (r == 0 && !o->compression) /* whose bytes are there without another index */
+        r = composed_use_saved(o);
+    else if (r == 0)
+        r = -ENOENT;
+    if (r == -ENOENT)
+        return OPENER_NOT_MINE;
+    return r < 0 ? r : pot_check_index(o->pot, fault);
+}
+
+static int composed_view(void *arg, struct builder *builder, struct builder_header *header,
+                         struct fault *fault)
+{
+    const struct opening *o = arg;
+    const struct index_info *info = index_info(o->pot->index);
+    const struct graft graft = {.index = o->pot->index, .name = o->pot->path};
+    struct grafter *grafter;
+    header->format = info->format;
+    header->archive_bytes = info->archive_bytes;
+    header->archive_mtime_sec = info->archive_mtime_sec;
+    header->archive_mtime_nsec = info->archive_mtime_nsec;
+    header->archive_fingerprint = info->archive_fingerprint;
+    builder_set_archive_size(builder, info->archive_bytes);
+    int r = grafter_new(builder, &grafter);
+    if (r < 0)
+        return r;
+    r = view_graft(o->options->compose->view, grafter, &graft, fault);
+    grafter_finish(grafter, header);
+    grafter_free(grafter);
+    return r;
+}
+
+int composed_apply(struct opening *o, struct fault *fault)
+{
+    struct pot *pot = o->pot;
+    if (!o->options->compose || o->is_composed)
+        return 0;
+    int r = composed_use_saved(o);
+    if (r != -ENOENT)
+        return r;
+    const struct composed what = composed_of(o);
+    struct index *index;
+    char *path;
+    r = composed_make(&what, composed_view, o, fault, &path, &index);
+    if (r < 0)
+        return r;
+    free(pot->index_path);
+    pot->index_path = path;
+    if (pot->packed)
+        pot->stream_index = pot->index;
+    else
+        index_close(pot->index);
+    pot->index = index;
+    pot->origin = POT_INDEX_BUILT;
+    return 0;
+}
