@@ -106,6 +106,12 @@ int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_
                     block_wait *wait, void *ctx, struct block **ret_block);
 void block_cache_put(struct block_cache *cache, struct block *block);
 
+/*
+ * Nobody will want this block of the caller soon: it does not stay, and when its users have put
+ * it the next block takes over its memory, which is still in the CPU's caches.
+ */
+void block_cache_let_go(struct block_cache *cache, struct block *block);
+
 /* Returns a block and a value of enum block_begun (>= 0), or -ENOMEM. */
 int block_cache_begin(struct block_cache *cache, uint64_t key, size_t size,
                       struct block **ret_block);

@@ -187,11 +187,8 @@ static void ahead_to_held(struct block_cache *cache, struct shard *shard, struct
     show(shard);
 }
 
-/*
- * Drops an entry that has a place. Returns it if nobody uses it, to be freed without the lock;
- * otherwise its last user frees it.
- */
-static struct entry *evict(struct block_cache *cache, struct shard *shard, struct entry *entry)
+/* Takes its place from an entry, which leaves the table, too. Its last user frees it. */
+static void displace(struct block_cache *cache, struct shard *shard, struct entry *entry)
 {
     if (entry->place == PLACE_RECENT) {
         subtract(&cache->recent_bytes, cost(entry));
@@ -204,10 +201,27 @@ static struct entry *evict(struct block_cache *cache, struct shard *shard, struc
     }
     subtract(&cache->blocks, 1);
     entry->place = PLACE_NOWHERE;
+    table_unlink(shard, entry);
+}
+
+/* Drops an entry that has a place. Returns it if nobody uses it, to be freed without the lock.
+ */
+static struct entry *evict(struct block_cache *cache, struct shard *shard, struct entry *entry)
+{
+    displace(cache, shard, entry);
     shard->evictions++;
     shard->ahead_dropped += entry->unused;
-    table_unlink(shard, entry);
     return entry->users == 0 ? entry : NULL;
+}
+
+void block_cache_let_go(struct block_cache *cache, struct block *block)
+{
+    struct entry *entry = (struct entry *)block;
+    struct shard *shard = shard_of(cache, entry->key);
+    pthread_mutex_lock(&shard->lock);
+    if (entry->place != PLACE_NOWHERE)
+        displace(cache, shard, entry);
+    pthread_mutex_unlock(&shard->lock);
 }
 
 /* ---- the ring ---- */

@@ -257,6 +257,8 @@ static int add_run(struct reader *reader, struct reader_scratch *scratch,
         r = get_block(reader, scratch, run, &block);
         if (r < 0)
             return r;
+        if (reader->lets_go && run->length == block->len)
+            block_cache_let_go(reader->cache, block);
         span->pinned[span->pinned_count++] = block;
         add_iov(span, block->bytes + run->block_offset, run->length);
         return 0;

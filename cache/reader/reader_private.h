@@ -21,6 +21,7 @@ struct reader {
     bool ask_mincore;     /* the filesystem does not report whether a read is cached */
     bool cache_stored;    /* stored bytes go through the block cache, not the page cache */
     bool keep_pages;      /* or through both */
+    bool lets_go;         /* of compressed blocks that were read whole */
     uint32_t block_bytes; /* of the largest */
     struct block_cache *cache;
     void *zeros; /* READER_SPAN_MAX bytes, for every hole */

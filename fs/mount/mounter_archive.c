@@ -243,6 +243,16 @@ static int open_record(struct mounter *m)
 
 #define STUCK_MAX_S 1000000u
 
+/*
+ * Will the kernel's page cache hold all files, once read? Otherwise the block cache is of use
+ * even where it holds the same as the page cache: under a shuffle, the kernel's choice of what
+ * to drop gives hardly a hit.
+ */
+static bool fits_page_cache(const struct pot *pot)
+{
+    return index_info(pot->index)->data_bytes <= budget_memory_bytes("") / 2;
+}
+
 static int open_archive(struct mounter *m)
 {
     const struct mount_options *o = m->options;
@@ -275,6 +285,7 @@ static int open_archive(struct mounter *m)
         return r;
     m->cache_bytes = o->cache_given ? o->cache_bytes : budget_cache_bytes();
     reader.cache_bytes = m->cache_bytes;
+    reader.is_kept_above = fits_page_cache(m->pot);
     r = reader_new(m->pot, &reader, &fault, &m->reader);
     if (r < 0)
         return cli_fail(o->archive, r, &fault);

@@ -481,6 +481,34 @@ START_TEST(block_in_use_outlives_its_eviction)
 }
 END_TEST
 
+START_TEST(block_let_go_serves_its_users_and_leaves_its_memory_to_the_next)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    struct block *first, *again, *next;
+    ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, NULL, &filler, &first), 0);
+    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, NULL, &filler, &again), 0);
+    ck_assert_ptr_eq(first, again);
+    const uint8_t *memory = first->bytes;
+    block_cache_let_go(cache, first);
+    block_cache_let_go(cache, again);
+    ck_assert(!block_cache_has(cache, 1));
+    ck_assert_uint_eq(stats_of(cache).blocks, 0);
+    ck_assert_uint_eq(stats_of(cache).bytes, 0);
+    ck_assert_uint_eq(stats_of(cache).evictions, 0);
+    block_cache_put(cache, first);
+    ck_assert(right(again, 1));
+    block_cache_put(cache, again);
+    ck_assert_int_eq(block_cache_get(cache, 2, BLOCK, fill, NULL, &filler, &next), 0);
+    ck_assert_ptr_eq(next->bytes, memory);
+    block_cache_put(cache, next);
+    ck_assert(!touch(cache, &filler, 1, BLOCK));
+    ck_assert(touch(cache, &filler, 2, BLOCK));
+    block_cache_free(cache);
+}
+END_TEST
+
 START_TEST(failure_is_returned_and_not_kept)
 {
     struct block_cache *cache;
@@ -808,6 +836,7 @@ int main(void)
     tcase_add_test(tests, full_cache_still_bridges_the_reads_of_one_block);
     tcase_add_test(tests, cache_follows_a_job_that_turns_to_other_data);
     tcase_add_test(tests, block_in_use_outlives_its_eviction);
+    tcase_add_test(tests, block_let_go_serves_its_users_and_leaves_its_memory_to_the_next);
     tcase_add_test(tests, failure_is_returned_and_not_kept);
     tcase_add_test(tests, fill_that_claims_too_much_is_refused);
     tcase_add_test(tests, size_that_cannot_be_had_is_an_error);

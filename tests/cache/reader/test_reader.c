@@ -40,7 +40,7 @@ struct fixture {
     unsigned file_count;
     unsigned seed;
     enum codec codec;
-    bool cache_stored;
+    bool cache_stored, is_kept_above;
     char path[64]; /* of the archive, if it lies in a file */
     struct pot pot;
     struct reader *reader;
@@ -219,7 +219,8 @@ static void finish_in(struct fixture *f, bool in_file, uint64_t cache_bytes)
                          0);
     open_source(f, in_file);
     struct reader_options options = {.cache_bytes = cache_bytes,
-                                     .cache_stored = f->cache_stored};
+                                     .cache_stored = f->cache_stored,
+                                     .is_kept_above = f->is_kept_above};
     ck_assert_int_eq(reader_new(&f->pot, &options, &fault, &f->reader), 0);
     ck_assert_int_eq(reader_scratch_new(f->reader, &f->scratch), 0);
 }
@@ -476,6 +477,25 @@ START_TEST(blocks_are_decompressed_once)
     reader_cache_stats(f.reader, &stats);
     ck_assert_uint_eq(stats.misses, 4);
     ck_assert_uint_eq(stats.blocks, 4);
+    end(&f);
+}
+END_TEST
+
+START_TEST(block_read_whole_is_not_kept_twice)
+{
+    struct fixture f;
+    struct block_cache_stats stats;
+    begin(&f);
+    f.is_kept_above = true;
+    add_blocks(&f, "file", 2 * BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    finish_in(&f, true, 8u << 20);
+    ck_assert(read_is_right(&f, f.scratch, 0, 0, 2 * BLOCK));
+    reader_cache_stats(f.reader, &stats);
+    ck_assert_uint_eq(stats.misses, 2);
+    ck_assert_uint_eq(stats.blocks, 0);
+    ck_assert(read_is_right(&f, f.scratch, 0, 0, BLOCK / 2)); /* the other half may follow */
+    reader_cache_stats(f.reader, &stats);
+    ck_assert_uint_eq(stats.blocks, 1);
     end(&f);
 }
 END_TEST
@@ -895,6 +915,7 @@ int main(void)
     tcase_add_test(tests, files_that_lie_together_are_prefetched_by_one_read);
     tcase_add_test(tests, stored_bytes_are_handed_out_where_they_lie);
     tcase_add_test(tests, blocks_are_decompressed_once);
+    tcase_add_test(tests, block_read_whole_is_not_kept_twice);
     tcase_add_test(tests, span_keeps_its_blocks);
     tcase_add_test(tests, many_ranges_fit_one_span);
     tcase_add_test(tests, reads_past_the_end_are_empty);
