@@ -279,6 +279,7 @@ static void stage_report_of(const struct stage_state *state, struct stage_report
 void stage_get_report(const struct stage *stage, struct stage_report *ret_report)
 {
     ret_report->folder = stage->folder;
+    ret_report->is_private = stage->state_fd < 0;
     stage_report_of(stage->state, ret_report);
 }
 

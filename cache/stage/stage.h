@@ -138,6 +138,7 @@ struct stage_report {
     uint64_t bytes, bytes_here;
     bool whole;
     bool pinned;
+    bool is_private;    /* the copy has no name, and goes with its processes */
     int failure;        /* 0, or the errno for which nobody works on it any more */
     int away;           /* 0, or the errno that holds a stream up at present */
     char reason[256];   /* the failure of a stream in words; else "" */

@@ -187,12 +187,16 @@ static _Noreturn void watch_daemon(const struct counters *c, const struct inheri
     _exit(0);
 }
 
-static void start_watcher(const struct slot *slot)
+static void start_watcher(const struct mounter *m, const struct slot *slot)
 {
     struct process_watch self = PROCESS_WATCH_NONE;
     struct inherited inherited;
+    struct stage_report report;
 
-    if (!slot->counters->stage_folder[0] || detach_note_inherited(&inherited) < 0)
+    if (!m->stage)
+        return;
+    stage_get_report(m->stage, &report);
+    if (report.is_private || detach_note_inherited(&inherited) < 0)
         return;
     pid_t pid = process_watch_open(getpid(), &self) == 0 ? fork() : -1;
     if (pid == 0) {
@@ -219,7 +223,7 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
     if (word.err == 0)
         word.err = own_slot(m, &slot);
     if (word.err == 0)
-        start_watcher(slot);
+        start_watcher(m, slot);
     if (word.err == 0)
         word.err = start_session(m, slot, &word.fault, &session);
     /*
@@ -317,7 +321,7 @@ static int start_here(struct mounter *m)
     control_prepare(true);
     int r = slot_claim_daemon(m->slot, &m->daemon_lock_fd);
     if (r == 0)
-        start_watcher(m->slot);
+        start_watcher(m, m->slot);
     if (r == 0)
         r = start_session(m, m->slot, &fault, &m->session);
     return r < 0 ? cli_fail(m->options->archive, r, &fault) : 0;
