@@ -27,7 +27,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { READ_MAX = 1 << 20, LISTING_MAX = 128 << 10, XATTR_MAX = 64 << 10, BATCH = 64 };
+enum {
+    READ_MAX = 1 << 20,
+    LISTING_MAX = 128 << 10,
+    XATTR_MAX = 64 << 10,
+    BATCH = 64,
+    HELD_MIN = 1 << 20, /* smaller files are read at once */
+};
 
 static const char stats_xattr[] = "user.slowfs.stats";
 
@@ -207,6 +213,16 @@ static void do_statfs(struct serve *s, struct job *j)
     fuse_reply_statfs(j->request, &st);
 }
 
+/* Is the toggle meant for this read? A stretch is held that no sample of the file lies in, as
+ * one takes to tell whether it is still the same. */
+static bool is_in_reach(const struct serve *s, const struct job *j)
+{
+    uint64_t size = handle_of(j->handle)->size, at = (uint64_t)j->at;
+    uint64_t from = size / 32 * 9, to = from + size / 256;
+
+    return !s->config.hold || (size >= HELD_MIN && at < to && at + j->size > from);
+}
+
 /* 0, or how this read fails. */
 static int injected(const struct serve *s, const struct job *j)
 {
@@ -215,7 +231,7 @@ static int injected(const struct serve *s, const struct job *j)
 
     if (((const struct handle *)handle_of(j->handle))->stale)
         return -ESTALE;
-    if (s->toggled && c->toggle == TOGGLE_FAIL)
+    if (s->toggled && c->toggle == TOGGLE_FAIL && is_in_reach(s, j))
         return error;
     if (c->fail_after > 0 && s->reads > c->fail_after)
         return error;
@@ -247,9 +263,10 @@ static void carry_out(struct serve *s, struct job *j)
         [OP_READ] = do_read,
     };
 
-    bool stalls = s->config.toggle == TOGGLE_STALL || s->config.toggle == TOGGLE_LOSE;
+    bool stalls = s->config.toggle == TOGGLE_STALL || s->config.toggle == TOGGLE_LOSE ||
+                  (s->config.toggle == TOGGLE_STALE && s->config.hold);
 
-    if (j->op.kind == OP_READ && s->toggled && stalls) {
+    if (j->op.kind == OP_READ && s->toggled && stalls && is_in_reach(s, j)) {
         j->next = s->stalled;
         s->stalled = j;
         return;
@@ -610,6 +627,7 @@ int serve_new(const struct serve_config *config, const struct server_config *ser
         return -ENOMEM;
     }
     s->config = *config;
+    s->toggled = config->hold;
     s->tree = tree;
     *ret_serve = s;
     return 0;

@@ -25,7 +25,8 @@ enum toggle {
     TOGGLE_FAIL,  /* every read fails */
     TOGGLE_STALL, /* no read is answered; those that wait are when it ends */
     TOGGLE_LOSE,  /* the same, but those that wait then never are */
-    TOGGLE_STALE, /* files that are open at the moment answer ESTALE for good; no end */
+    TOGGLE_STALE, /* files that are open at the moment answer ESTALE for good; no end (with
+                     `hold`, reads stall until then) */
 };
 
 struct serve_config {
@@ -37,6 +38,7 @@ struct serve_config {
     uint64_t fail_after;     /* and all after so many; 0: none */
     int fail_error;          /* with this errno; 0: EIO */
     enum toggle toggle;      /* what SIGUSR2 does */
+    bool hold;               /* it is so from the start, for a stretch of large files alone */
     const char *stats;       /* file for the counts, or NULL for standard error */
 };
 

@@ -67,6 +67,9 @@ static const char usage_text[] =
     "                          stall, none is answered until then; lose, those of that time\n"
     "                          never are; stale, files that are open answer ESTALE for good\n"
     "                          (every signal)\n"
+    "      --hold              the toggle is on from the start, for the reads of one stretch\n"
+    "                          a quarter into each file of 1 MiB and more; before 'stale',\n"
+    "                          these stall\n"
     "      --stats=FILE        counts, at the end and on SIGUSR1 (default: standard error)\n"
     "      --synthetic=FILES   a made-up tree, a thousand files to a directory\n"
     "      --file-bytes=SIZE   the size of its files (default 100)\n"
@@ -90,6 +93,7 @@ enum option_code {
     CODE_FAIL_AFTER,
     CODE_FAIL_ERROR,
     CODE_TOGGLE,
+    CODE_HOLD,
     CODE_STATS,
     CODE_SYNTHETIC,
     CODE_FILE_BYTES,
@@ -111,6 +115,7 @@ static const struct option longs[] = {
     {"fail-after", required_argument, NULL, CODE_FAIL_AFTER},
     {"fail-error", required_argument, NULL, CODE_FAIL_ERROR},
     {"toggle", required_argument, NULL, CODE_TOGGLE},
+    {"hold", no_argument, NULL, CODE_HOLD},
     {"stats", required_argument, NULL, CODE_STATS},
     {"synthetic", required_argument, NULL, CODE_SYNTHETIC},
     {"file-bytes", required_argument, NULL, CODE_FILE_BYTES},
@@ -279,6 +284,9 @@ static void take_serve_option(struct serve_config *c, int code, const char *word
         break;
     case CODE_TOGGLE:
         c->toggle = toggle_of(word);
+        break;
+    case CODE_HOLD:
+        c->hold = true;
         break;
     case CODE_STATS:
         c->stats = word;

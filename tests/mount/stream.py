@@ -2,8 +2,8 @@
 unpacked, each as soon as its bytes have come; what is wrong with the stream is named, and what
 came before is served.
 
-The archive lies on a slow file system, so that a mount is ready long before its stream. Where a
-test needs a stream that stands still, the process that unpacks is stopped.
+The archive lies on a file system (slowfs --hold) that does not answer reads of one stretch until
+the test says so: however slow or fast the machine is, the stream stands still there until then.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import harness
 from harness import check, check_equal, onepot, run, wait_for
 from slowfs import Slow
 
-FILES, FILE_BYTES = 40, 500_000
+FILES, FILE_BYTES = 40, 200_000
 
 
 def content(i):
@@ -26,7 +26,7 @@ def content(i):
 
 
 def make_stream(work, program="gzip -1", suffix="gz"):
-    """A stream of 20 MB that does not shrink, its index beside it, alone in its folder."""
+    """A stream of 8 MB that does not shrink, its index beside it, alone in its folder."""
     harness.need_program(program.split()[0])
     tree, source = work / "tree", work / "source"
     os.makedirs(tree, exist_ok=True)
@@ -42,17 +42,12 @@ def make_stream(work, program="gzip -1", suffix="gz"):
 
 
 @contextlib.contextmanager
-def storage_of_stream(work, *options):
-    """A slow file system, and the path of a stream on it that takes seven seconds to be read."""
+def held_stream(work, *options, toggle="stall"):
+    """A file system, and the path of a stream on it that stands still in its second quarter until
+    slow.toggle(). It stalls there, or what else is said."""
     archive = make_stream(work)
-    with Slow(work, "--bandwidth=3M", *options, os.path.dirname(archive)) as slow:
+    with Slow(work, "--hold", f"--toggle={toggle}", *options, os.path.dirname(archive)) as slow:
         yield slow, slow / os.path.basename(archive)
-
-
-@contextlib.contextmanager
-def slow_stream(work):
-    with storage_of_stream(work) as (_, archive):
-        yield archive
 
 
 def read(path, i):
@@ -91,18 +86,10 @@ def unpacker(mount):
     return None
 
 
-@contextlib.contextmanager
-def standing_still(mount):
-    """The stream comes no further; gives the process that unpacks. It goes on afterwards."""
+def await_unpacker(mount):
     found = []
     wait_for(lambda: found.append(unpacker(mount)) or found[-1], "the process that unpacks")
-    pid = found[-1]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield pid
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    return found[-1]
 
 
 def log_of(path):
@@ -111,7 +98,12 @@ def log_of(path):
 
 
 def await_whole(mount):
-    wait_for(lambda: staged(mount)["here_bytes"] == staged(mount)["bytes"], "the whole stream")
+    def ended():
+        stage = staged(mount)
+        check(not stage["failure"], f"the stream has failed: {stage['reason']}")
+        return stage["here_bytes"] == stage["bytes"]
+
+    wait_for(ended, "the whole stream")
 
 
 def leftovers(work):
@@ -119,14 +111,32 @@ def leftovers(work):
             if os.path.isfile(path) and not path.endswith("/lock")]
 
 
+def watchers():
+    """Processes that would remove a copy that a killed daemon leaves."""
+    names = []
+    for pid in harness.marked_processes(os.environ[harness.MARK]):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8") as f:
+            names.append(f.read().strip())
+    return names.count("onepot-watch")
+
+
+def test_a_copy_without_a_name_needs_no_watcher(work):
+    with held_stream(work) as (slow, archive):
+        with work.mount(archive, name="private"):
+            check_equal(watchers(), 0, "watchers of a copy that goes with its processes")
+            slow.toggle()
+        with work.mount("--stage", archive, name="shared"):
+            check_equal(watchers(), 1, "watchers of a copy that others may use")
+
+
 def test_files_are_read_while_they_come(work):
     log = work / "log"
-    with slow_stream(work) as archive, work.mount("--log", log, archive) as mount:
+    with held_stream(work) as (slow, archive), work.mount("--log", log, archive) as mount:
         check("unpacked" not in mount.notes, f"it was unpacked first: {mount.notes}")
-        with standing_still(mount):
-            names = sorted(os.listdir(mount.path))
-            check_equal(names, [f"f{i:03}" for i in range(FILES)], "names")
-            check(staged(mount)["unpacks"], "it is not told that it is unpacked")
+        names = sorted(os.listdir(mount.path))
+        check_equal(names, [f"f{i:03}" for i in range(FILES)], "names")
+        check(staged(mount)["unpacks"], "it is not told that it is unpacked")
+        check_file(mount.path, 0)
         threads = []
         wrong = []
 
@@ -137,6 +147,7 @@ def test_files_are_read_while_they_come(work):
         for i in range(FILES - 32, FILES):  # all at once, the last first
             threads.append(threading.Thread(target=look, args=(FILES * 2 - 33 - i,)))
             threads[-1].start()
+        slow.toggle()
         for thread in threads:
             thread.join()
         check_equal(wrong, [], "files with other bytes")
@@ -150,13 +161,13 @@ def test_files_are_read_while_they_come(work):
 
 def test_who_wants_something_else_does_not_wait_with_many_readers(work):
     """More of them than workers for slow reads; of each file several parts that lie apart."""
-    with slow_stream(work) as archive, work.mount("--io-timeout=100", archive) as mount:
+    with held_stream(work) as (slow, archive), work.mount("--io-timeout=100", archive) as mount:
         answers = []
 
         def look(fd, i, at):
             answers.append(os.pread(fd, 1000, at) == content(i)[at:at + 1000])
 
-        with contextlib.ExitStack() as stack, standing_still(mount):
+        with contextlib.ExitStack() as stack:
             threads = []
             for i in range(FILES - 10, FILES):
                 fd = os.open(os.path.join(mount.path, f"f{i:03}"), os.O_RDONLY)
@@ -168,20 +179,24 @@ def test_who_wants_something_else_does_not_wait_with_many_readers(work):
             tasks = f"/proc/{mount.stat()['daemon_pid']}/task"
             wait_for(lambda: len(os.listdir(tasks)) > len(threads), "a worker for each read")
             run("stat", os.path.join(mount.path, "f000"), timeout=90)
-            os.kill(unpacker(mount), signal.SIGCONT)
+            slow.toggle()
             for thread in threads:
                 thread.join()
         check_equal(answers, [True] * len(threads), "answers")
 
 
 def test_a_read_waits_as_long_as_the_stream_goes_on(work):
-    """With a limit far shorter than the stream; one that stands still is a stall."""
-    with storage_of_stream(work, "--toggle=stall", "--pages=none") as (slow, archive):
-        with work.mount("--io-timeout=3", archive) as mount:
+    """With a limit shorter than the stream takes: five seconds."""
+    archive = make_stream(work)
+    with Slow(work, "--bandwidth=1600K", "--pages=none", os.path.dirname(archive)) as slow:
+        with work.mount("--io-timeout=3", slow / "a.tar.gz") as mount:
             check_file(mount.path, FILES - 1)
             check_equal(mount.stat()["stalls"], 0, "stalls")
-        with work.mount("--io-timeout=3", archive, name="two") as mount:
-            slow.toggle()
+
+
+def test_a_read_of_a_stream_that_stands_still_is_a_stall(work):
+    with held_stream(work, "--pages=none") as (slow, archive):
+        with work.mount("--io-timeout=1", archive) as mount:
             check(fails(mount.path, FILES - 1), "a read of what does not come was answered")
             slow.toggle()
             await_whole(mount)
@@ -190,10 +205,10 @@ def test_a_read_waits_as_long_as_the_stream_goes_on(work):
 
 def test_a_killed_unpacker_is_named_and_the_rest_served(work):
     log = work / "log"
-    with slow_stream(work) as archive, work.mount("--log", log, archive) as mount:
+    with held_stream(work) as (slow, archive), work.mount("--log", log, archive) as mount:
         check_file(mount.path, 3)
-        with standing_still(mount) as pid:
-            os.kill(pid, signal.SIGKILL)
+        os.kill(await_unpacker(mount), signal.SIGKILL)
+        slow.toggle()
         wait_for(lambda: staged(mount)["failure"], "the failure")
         check(fails(mount.path, FILES - 1), "a file that never came was read")
         check_file(mount.path, 2)
@@ -202,18 +217,17 @@ def test_a_killed_unpacker_is_named_and_the_rest_served(work):
     check_equal(leftovers(work), [], "files afterwards")
 
 
-def check_return(work, kind, ends_by_itself=False):
+def check_return(work, toggle, *options, is_noticed=True):
     log = work / "log"
-    with storage_of_stream(work, f"--toggle={kind}") as (slow, archive), \
-            work.mount("--log", log, "--retries=1", "--io-timeout=2", archive) as mount:
+    with held_stream(work, *options, toggle=toggle) as (slow, archive), \
+            work.mount("--log", log, "--retries=1", "--io-timeout=1", archive) as mount:
         check_file(mount.path, 3)
-        slow.toggle()
-        if not ends_by_itself:
+        if is_noticed:
             wait_for(lambda: staged(mount)["away"], "that its end is noticed", 60)
             check("waits for its storage" in onepot("stat", mount.path).stdout.decode(),
                   "stat does not say that it waits")
             check_file(mount.path, 3)
-            slow.toggle()
+        slow.toggle()
         await_whole(mount)
         for i in range(FILES):
             check_file(mount.path, i)
@@ -232,15 +246,14 @@ def test_a_stream_goes_on_when_its_storage_answers_again(work):
 
 
 def test_a_stream_goes_on_when_its_open_file_was_forgotten(work):
-    """Which nothing mends but to open it anew."""
-    check_return(work, "stale", ends_by_itself=True)
+    """Which nothing mends but to open it anew. (For a page that stalled the kernel says EIO.)"""
+    check_return(work, "stale", "--pages=none", is_noticed=False)
 
 
 def test_a_stream_that_waits_for_its_storage_ends_at_once(work):
-    with storage_of_stream(work, "--toggle=stall") as (slow, archive):
+    with held_stream(work) as (slow, archive):
         with work.mount("--io-timeout=1", "--stage", archive) as mount:
             check_file(mount.path, 3)
-            slow.toggle()
             wait_for(lambda: staged(mount)["away"], "that its end is noticed")
             check(fails(mount.path, FILES - 1), "a read of what does not come was answered")
             mount.end()
@@ -273,12 +286,12 @@ def flip(path, at):
 
 
 def test_a_stream_that_is_cut_short_says_so(work):
-    archive = make_stream(work)
-    with Slow(work, "--bandwidth=3M", "--pages=none", "--attr-timeout=0",
-              os.path.dirname(archive)) as slow:
-        with work.mount("--io-timeout=5", "--retries=1", slow / "a.tar.gz") as mount:
+    with held_stream(work, "--pages=none", "--attr-timeout=0") as (slow, archive):
+        with work.mount("--io-timeout=5", "--retries=1", archive) as mount:
             check_file(mount.path, 3)
-            os.truncate(archive, os.path.getsize(archive) // 2)
+            below = os.path.join(work / "source", "a.tar.gz")
+            os.truncate(below, os.path.getsize(below) // 2)
+            slow.toggle()
             wait_for(lambda: staged(mount)["failure"], "the failure", 60)
             check_file(mount.path, 3)
             check(fails(mount.path, FILES - 1), "what was cut off was read")
@@ -300,36 +313,39 @@ def test_damage_is_named_and_never_served(work):
         check_equal(log_of(log).count("unpacking it has ended early"), 1, log_of(log))
 
 
-def end_lazily(mount, pid):
+def end_lazily(mount, slow):
     """Its reader is served until it is done."""
     mount.mounted = False
     onepot("umount", "--lazy", mount.path)
-    os.kill(pid, signal.SIGCONT)
+    slow.toggle()
 
 
-def end_by_kill(mount, pid):
+def end_by_kill(mount, slow):
     os.kill(mount.stat()["daemon_pid"], signal.SIGKILL)
-    wait_for(lambda: life_of(pid) == "Z", "the end of the process that unpacks")
+    slow.toggle()
     mount.mounted = False
     harness.detach(mount.path)
 
 
 def test_the_end_comes_at_once_and_leaves_nothing(work):
-    with storage_of_stream(work, "--pages=none") as (_, archive):
-        with work.mount("--io-timeout=100", archive, name="idle") as mount, \
-                standing_still(mount) as pid:
+    with held_stream(work, "--pages=none") as (slow, archive):
+        with work.mount("--io-timeout=100", archive, name="idle") as mount:
+            pid = await_unpacker(mount)
             mount.end()
+            slow.toggle()  # no process ends while the kernel has a read of it
             wait_for(lambda: life_of(pid) == "Z", "the end of the process that unpacks")
         for end in (end_lazily, end_by_kill):
-            with work.mount("--io-timeout=100", archive, name=end.__name__) as mount, \
-                    standing_still(mount) as pid:
+            slow.toggle()
+            with work.mount("--io-timeout=100", archive, name=end.__name__) as mount:
+                pid = await_unpacker(mount)
                 reader = threading.Thread(target=fails, args=(mount.path, FILES - 1))
                 reader.start()
                 wait_for(lambda m=mount: "READ" in m.stat()["requests"] or not reader.is_alive()
                          or m.stat()["requests_total"] > 2, "a reader")
-                end(mount, pid)
+                end(mount, slow)
                 reader.join(60)
                 check(not reader.is_alive(), f"{end.__name__}: the reader hangs")
+                wait_for(lambda p=pid: life_of(p) == "Z", "the end of the process that unpacks")
         onepot("umount", "--all", status=None)
         wait_for(lambda: not leftovers(work), "the end of all that is left")
 
@@ -343,16 +359,16 @@ def life_of(pid):
 
 
 def test_mounts_share_a_stream_and_outlive_each_other(work):
-    with slow_stream(work) as archive, \
+    with held_stream(work) as (slow, archive), \
             work.mount("--stage", archive, name="one") as first:
         with work.mount("--stage", "--idle=1000", archive, name="two") as second:
             check_equal(unpacker(second), None, "who unpacks for the second")
             check_file(second.path, 1)
-            with standing_still(first):
-                os.kill(first.stat()["daemon_pid"], signal.SIGKILL)
-                wait_for(lambda: first.stat()["state"] == "dead", "the daemon's end")
-                first.mounted = False
-                harness.detach(first.path)
+            os.kill(first.stat()["daemon_pid"], signal.SIGKILL)
+            wait_for(lambda: first.stat()["state"] == "dead", "the daemon's end")
+            first.mounted = False
+            harness.detach(first.path)
+            slow.toggle()
             check_file(second.path, FILES - 1)
             await_whole(second)
             for i in range(FILES):
@@ -378,14 +394,14 @@ def test_no_room_is_told_and_nothing_hangs(work):
     """The place for the copy fills up while it is unpacked."""
     harness.need_root("mount a filesystem of its own")
     place = work.make("small")
-    run("mount", "-t", "tmpfs", "-o", "size=30M", "tmpfs", place)
+    run("mount", "-t", "tmpfs", "-o", "size=20M", "tmpfs", place)
     try:
-        with slow_stream(work) as archive, work.mount(f"--stage={place}", archive) as mount:
-            with standing_still(mount):
-                with open(os.path.join(place, "filler"), "wb") as f, \
-                        contextlib.suppress(OSError):
-                    while f.write(bytes(1 << 16)):
-                        f.flush()
+        with held_stream(work) as (slow, archive), \
+                work.mount(f"--stage={place}", archive) as mount:
+            with open(os.path.join(place, "filler"), "wb") as f, contextlib.suppress(OSError):
+                while f.write(bytes(1 << 16)):
+                    f.flush()
+            slow.toggle()
             wait_for(lambda: staged(mount)["failure"], "the failure")
             check(fails(mount.path, FILES - 1), "what there was no room for was read")
             check("No space" in onepot("stat", mount.path).stdout.decode(), "stat does not say")
