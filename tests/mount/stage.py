@@ -278,8 +278,11 @@ def test_a_copy_goes_with_its_owner(work):
 
 
 def keepers():
-    return [pid for pid in harness.marked_processes(os.environ[harness.MARK])
-            if b"stage" in open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")]
+    found = []
+    for pid in harness.marked_processes(os.environ[harness.MARK]):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as f:  # it may end
+            found += [pid] if b"stage" in f.read().split(b"\0") else []
+    return found
 
 
 def test_a_keeper_that_is_asked_to_end_removes_what_nobody_uses(work):
