@@ -15,8 +15,7 @@ enum {
     HEAD_BYTES = 64 << 10,
 };
 
-/* The first bytes of a file. The caller frees them. */
-static int backend_read_head(const struct source *source, uint8_t **ret_head, size_t *ret_len)
+int backend_read_head(const struct source *source, uint8_t **ret_head, size_t *ret_len)
 {
     uint64_t size = source_size(source);
     size_t len = size < HEAD_BYTES ? (size_t)size : (size_t)HEAD_BYTES;

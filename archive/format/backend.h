@@ -63,6 +63,25 @@ struct archive_end {
     void *ctx;
 };
 
+/* The bytes of a script or a program that an archive may lie behind (container.h). */
+struct front {
+    const struct source *source; /* the whole file */
+    const uint8_t *bytes;
+    size_t len;
+    uint64_t offset; /* of the bytes in the file */
+    bool is_script;
+};
+
+/* Where an archive may begin, and the bytes there. */
+struct front_place {
+    const uint8_t *bytes;
+    size_t len;
+    uint64_t offset;
+};
+
+/* The next place, with *cursor 0 for the first. False: there is none. */
+bool front_next(const struct front *front, size_t *cursor, struct front_place *ret_place);
+
 static inline bool archive_end_stopped(const struct archive_end *end)
 {
     return end->stop && atomic_load_explicit(end->stop, memory_order_relaxed);
@@ -89,6 +108,13 @@ struct backend {
      * formats with the surest magic come first.
      */
     int (*probe)(const struct source *source, const uint8_t *head, size_t head_len);
+
+    /*
+     * Find an archive of this format behind a script or a program: 1 and where in the file it
+     * begins, 0, or -errno. As surely as `probe`, and in this process too. NULL: it is not
+     * found so (or `probe` finds it there).
+     */
+    int (*find_behind)(const struct front *front, uint64_t *ret_offset);
 
     /*
      * Is the file compressed as a whole, so that it must be unpacked before it can be indexed?
@@ -147,6 +173,9 @@ void backend_list(bool as_files, char buf[BACKEND_LIST_BYTES]);
 
 /* Does a format's file have a name with this ending, such as ".tar"? */
 bool backend_has_ending(const char *ending);
+
+/* The first bytes of a file, as `probe` takes them. The caller frees them. */
+int backend_read_head(const struct source *source, uint8_t **ret_head, size_t *ret_len);
 
 /* Find the back end for a source. -ENOMSG with a fault if no format matches. */
 int backend_find(const struct source *source, struct fault *fault,

@@ -18,12 +18,14 @@ static const struct {
     size_t len;
     const char *what, *advice; /* advice NULL: which formats are known */
 } formats[] = {
-    {32, "SIF_MAGIC", 9, "is a container image (SIF), not the image within",
-     "find the image with apptainer sif list, extract it with apptainer sif dump"},
     {1024, "\xe2\xe1\xf5\xe0", 4, "is an EROFS image", "copy its files out and pack them"},
     {1080, "\x53\xef", 2, "is an image of ext2, ext3 or ext4", "copy its files out and pack them"},
     {32769, "CD001", 5, "is an ISO 9660 image", "make it a tar: bsdtar -cf FILE.tar @FILE.iso"},
     {0, "\x89HDF\r\n\x1a\n", 8, "is an HDF5 file", NULL},
+    {0, "#!", 2, "is a script, without an archive that could be found behind it",
+     "where one is, say where it begins: --offset=BYTES"},
+    {0, "\177ELF", 4, "is a program, without an archive that could be found behind it",
+     "where one is, say where it begins: --offset=BYTES"},
 };
 /* clang-format on */
 

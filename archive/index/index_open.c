@@ -83,7 +83,7 @@ static void *image_map_pieces(const struct source *source, const struct image_pl
         room = min_u64(room, place->len - at);
         if (mmap(map + skip + at - before, (size_t)room + before, PROT_READ,
                  MAP_SHARED | MAP_FIXED, source_fd(source),
-                 (off_t)(offset - before)) == MAP_FAILED) {
+                 (off_t)(source_start(source) + offset - before)) == MAP_FAILED) {
             munmap(map, len);
             map = MAP_FAILED;
         }
@@ -96,9 +96,11 @@ static int image_map(struct index *index, struct source *source,
                      const struct image_place *place, const uint8_t **ret_image)
 {
     size_t skip = 0, page = (size_t)sysconf(_SC_PAGESIZE);
+    bool is_aligned = (source_start(source) + place->offset) % sizeof(uint64_t) == 0;
     void *map = MAP_FAILED;
-    if (source_is_local(source) && source_is_ours(source) && page <= DISK_PAGE_BYTES) {
-        skip = (size_t)(place->offset & (page - 1));
+    if (is_aligned && source_is_local(source) && source_is_ours(source) &&
+        page <= DISK_PAGE_BYTES) {
+        skip = (size_t)((source_start(source) + place->offset) & (page - 1));
         map = image_map_pieces(source, place, skip);
         if (map != MAP_FAILED && !(index->guard = lost_pages_guard(map, place->len + skip))) {
             munmap(map, place->len + skip);

@@ -300,14 +300,14 @@ static int footer_check_marker(const struct source *source, const struct footer 
 }
 
 /*
- * Does the index that the footer names belong to this archive? index_open checks the rest of
- * it.
+ * Does the index that the footer names belong to this archive, which begins at `start`?
+ * index_open checks the rest of it.
  */
-static int footer_check_image(const struct source *source, const struct footer *f,
-                              struct fault *fault)
+static int footer_check_image(const struct source *source, uint64_t start,
+                              const struct footer *f, struct fault *fault)
 {
     struct disk_header header;
-    int r = source_read(source, &header, sizeof(header), f->image_offset);
+    int r = source_read(source, &header, sizeof(header), start + f->image_offset);
     if (r < 0)
         return r;
     if (memcmp(header.magic, DISK_MAGIC, sizeof(header.magic)) != 0)
@@ -330,7 +330,23 @@ static int footer_find(struct source *source, struct fault *fault, struct footer
     r = footer_decode(ret_footer, source_size(source), fault);
     if (r == 0)
         r = footer_check_marker(source, ret_footer, fault);
-    return r < 0 ? r : footer_check_image(source, ret_footer, fault);
+    return r < 0 ? r : footer_check_image(source, 0, ret_footer, fault);
+}
+
+/* The footer says how long the archive is, and so where it begins. */
+static int onepot_find_behind(const struct front *front, uint64_t *ret_offset)
+{
+    struct footer f;
+    uint64_t size = source_size(front->source);
+    int r = footer_read(front->source, &f);
+    if (r <= 0)
+        return r;
+    uint64_t bytes = le64toh(f.file_bytes);
+    if (bytes >= size || footer_decode(&f, bytes, NULL) < 0)
+        return 0;
+    r = footer_check_image(front->source, size - bytes, &f, NULL);
+    *ret_offset = size - bytes;
+    return r == 0 ? 1 : r == -EUCLEAN ? 0 : r;
 }
 
 static int onepot_find(struct source *source, struct fault *fault,
@@ -412,6 +428,7 @@ const struct backend backend_onepot = {
     .format = FORMAT_ONEPOT,
     .without_index = &backend_tar,
     .probe = onepot_probe,
+    .find_behind = onepot_find_behind,
     .find = onepot_find,
     .check_end = onepot_check_end,
 };

@@ -183,8 +183,8 @@ static int built_save(struct opening *o, int fd, uint64_t image_bytes, uint64_t 
          ((o->pot->packed && !o->options->store) || took_ms + o->unpack_ms < SAVE_AFTER_MS)))
         return 0;
     struct index *saved = NULL;
-    int file, r = saved_index_write(o->pot->path, pot_file(o->pot), fd, image_bytes, fault,
-                                    &o->pot->index_path, &file);
+    int file, r = saved_index_write(o->pot->path, o->options->offset, pot_file(o->pot), fd,
+                                    image_bytes, fault, &o->pot->index_path, &file);
     if (r == 0 && built_index_open_file(file, o->pot->index_path, &saved) == 0) {
         index_close(o->pot->index);
         o->pot->index = saved;

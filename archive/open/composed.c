@@ -142,6 +142,7 @@ static int composed_describe(struct opening *o)
     recipe_number(recipe, "seconds", (uint64_t)id->mtime_sec);
     recipe_number(recipe, "nanoseconds", id->mtime_nsec);
     recipe_number(recipe, "fingerprint", o->fingerprint);
+    recipe_number(recipe, "offset", o->pot->container.offset);
     if (o->options->compose->view)
         view_describe(o->options->compose->view, recipe);
     return recipe->err;

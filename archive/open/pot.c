@@ -13,6 +13,7 @@
 
 #include "pot_private.h"
 #include "shard_exchange.h"
+#include "source_slice.h"
 
 int pot_check_index(const struct pot *pot, struct fault *fault)
 {
@@ -75,13 +76,47 @@ static int pot_open_index(struct opening *o, struct fault *fault)
     return r;
 }
 
-static int pot_open_source(struct opening *o, struct fault *fault)
+/* Put the archive's own bytes in place of the file, where they are a part of it. */
+static int pot_slice(struct source **source, uint64_t offset, struct fault *fault,
+                     struct container *ret_container)
+{
+    uint64_t size = source_size(*source);
+    *ret_container = (struct container){0};
+    if (offset == 0) {
+        int r = container_find(*source, fault, ret_container);
+        return r < 0 || !ret_container->name
+                   ? r
+                   : source_slice(source, ret_container->offset, ret_container->length);
+    }
+    if (offset >= size)
+        return fault_set(fault, -EINVAL, NULL, size, "ends before the offset %" PRIu64, offset);
+    *ret_container = (struct container){"a file", offset, size - offset};
+    return source_slice(source, offset, size - offset);
+}
+
+int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
+                    struct container *ret_container, struct source **ret_source)
+{
+    struct source *source = NULL;
+    int r = source_open(path, fault, &source);
+    if (r == 0)
+        r = pot_slice(&source, offset, fault, ret_container);
+    if (r < 0)
+        source_close(source);
+    else
+        *ret_source = source;
+    return r;
+}
+
+static int pot_find_format(struct opening *o, struct fault *fault)
 {
     struct pot *pot = o->pot;
-    int r = source_open(pot->path, fault, &pot->source);
+    int r =
+        pot_open_source(pot->path, o->options->offset, fault, &pot->container, &pot->source);
     if (r < 0)
         return r;
     source_identity(pot->source, &pot->identity);
+    pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
     r = backend_find(pot->source, fault, &pot->backend);
     if (r == 0)
         r = backend_compression(pot->backend, pot->source, &o->compression);
@@ -99,7 +134,7 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
     pot->path = strdup(path);
     int r = pot->path ? shard_exchange_settle(path, fault) : -ENOMEM;
     if (r >= 0)
-        r = pot_open_source(&o, fault);
+        r = pot_find_format(&o, fault);
     if (r == 0)
         r = pot_open_index(&o, fault);
     if (r == 0)
@@ -107,6 +142,9 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
     index_close(o.stream_index);
     recipe_free(&o.recipe);
     if (r < 0) {
+        /* What was found in the archive is told by its place in the file. */
+        if (pot->backend && !pot->packed && fault && fault->offset != FAULT_NO_OFFSET)
+            fault->offset += pot->container.offset;
         pot_close(pot);
         return r;
     }

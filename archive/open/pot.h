@@ -22,6 +22,10 @@
  * A member that no directory can show (a hard link to nothing, a name of 300 bytes) is left
  * out. A note reports that each time the archive is opened, as the index records it.
  *
+ * An archive may lie inside another file: in a container, behind a script or a program (see
+ * container.h), or at an offset that the caller gives. `source` is then a slice, so that all
+ * offsets count from the archive's start. Only faults say where it is in the file.
+ *
  * Errors are those of the steps; -EINTR if SIGINT, SIGTERM, SIGHUP or SIGQUIT came and the
  * caller handles it. After an error nothing is left behind: no child, no file.
  */
@@ -32,6 +36,7 @@
 #include <stdint.h>
 
 #include "backend.h"
+#include "container.h"
 #include "fault.h"
 #include "index.h"
 #include "sandbox.h"
@@ -54,6 +59,7 @@ struct pot {
     enum pot_index_origin origin;
     const char *compression;         /* of the whole file: "gzip"; NULL if none */
     char *path;                      /* as given */
+    struct container container;      /* around the archive; offset 0: there is none */
     char *index_path;                /* of the saved index that was used or written, or NULL */
     struct source_identity identity; /* of the archive file, even if it was unpacked */
 };
@@ -156,6 +162,7 @@ struct pot_options {
      * refused, as a few kilobytes could fill all memory.
      */
     uint32_t max_ratio;
+    uint64_t offset; /* where the archive begins in its file; 0: find out */
     /* NULL: unpack into a private file, and save its index only if that is requested. */
     const struct pot_store *store;
     /* Called with one line (no newline) for the user. May be NULL. */
@@ -170,18 +177,28 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
 void pot_close(struct pot *pot); /* NULL is fine */
 
 /*
+ * The first step of pot_open: the bytes of the archive, which may be a part of the file.
+ * `offset` as in the options.
+ */
+int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
+                    struct container *ret_container, struct source **ret_source);
+
+/*
  * Call after reading the whole archive: was all of it still there? -ENODATA (cut short) or
  * -EIO, with a fault: then anything may be missing from the result.
  */
 int pot_check_whole(const struct pot *pot, struct fault *fault);
 
-/* The path beside `archive` at which its index would be saved. Caller frees. -ENOMEM. */
-int pot_index_path(const char *archive, char **ret_path);
+/*
+ * The path beside `archive` at which its index would be saved. `offset` is that of the options:
+ * a file with several archives has an index for each. Caller frees. -ENOMEM.
+ */
+int pot_index_path(const char *archive, uint64_t offset, char **ret_path);
 
 /*
  * The path of its index in the cache folder, used if saving beside the archive fails. -ENOENT:
  * there is no cache folder either.
  */
-int pot_cached_index_path(const char *archive, char **ret_path);
+int pot_cached_index_path(const char *archive, uint64_t offset, char **ret_path);
 
 #endif

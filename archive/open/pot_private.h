@@ -119,7 +119,7 @@ opener saved_index_open;
  * written, even if its path leads elsewhere by then. If both fail, the fault names both
  * reasons.
  */
-int saved_index_write(const char *archive, const struct source *source, int fd,
+int saved_index_write(const char *archive, uint64_t offset, const struct source *source, int fd,
                       uint64_t image_bytes, struct fault *fault, char **ret_path, int *ret_fd);
 
 /* The path in the cache folder of an index called NAME-KEY. -ENOENT: there is no such folder.

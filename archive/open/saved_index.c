@@ -32,9 +32,11 @@ enum {
     NAME_PART = 100, /* of the archive's name, within the name of a cached index */
 };
 
-int pot_index_path(const char *archive, char **ret_path)
+int pot_index_path(const char *archive, uint64_t offset, char **ret_path)
 {
-    return asprintf(ret_path, "%s" SUFFIX, archive) < 0 ? -ENOMEM : 0;
+    return asprintf(ret_path, offset ? "%s@%" PRIu64 SUFFIX : "%s" SUFFIX, archive, offset) < 0
+               ? -ENOMEM
+               : 0;
 }
 
 /* The folder for indexes that can't lie beside their archive. -ENOENT: there is none. */
@@ -59,13 +61,15 @@ int saved_index_cache_path(const char *name, const char *key, char **ret_path)
                                                                                      : 0;
 }
 
-int pot_cached_index_path(const char *archive, char **ret_path)
+int pot_cached_index_path(const char *archive, uint64_t offset, char **ret_path)
 {
-    char key[17];
+    char key[40];
     auto_free char *full = realpath(archive, NULL);
     if (!full)
         return -errno;
-    snprintf(key, sizeof(key), "%016" PRIx64, (uint64_t)XXH3_64bits(full, strlen(full)));
+    uint64_t hash = XXH3_64bits(full, strlen(full));
+    snprintf(key, sizeof(key), offset ? "%016" PRIx64 "@%" PRIu64 : "%016" PRIx64, hash,
+             offset);
     return saved_index_cache_path(strrchr(full, '/') + 1, key, ret_path);
 }
 
@@ -155,14 +159,14 @@ static int saved_try_path(const char *path, struct opening *o, struct index **re
 
 int saved_index_open(struct opening *o, struct fault *fault)
 {
-    static int (*const places[])(const char *, char **) = {pot_index_path,
-                                                           pot_cached_index_path};
+    static int (*const places[])(const char *, uint64_t, char **) = {pot_index_path,
+                                                                     pot_cached_index_path};
     struct index *index;
     int r = -ENOENT;
     (void)fault;
     for (size_t i = 0; !o->options->rebuild && r == -ENOENT && i < 2; i++) {
         auto_free char *path = NULL;
-        if (places[i](o->pot->path, &path) < 0)
+        if (places[i](o->pot->path, o->options->offset, &path) < 0)
             continue;
         r = saved_try_path(path, o, &index);
         if (r == 0)
@@ -283,18 +287,19 @@ static int saved_fault(int beside, const char *cached, int in_cache, struct faul
                      strerror(-in_cache));
 }
 
-int saved_index_write(const char *archive, const struct source *source, int image,
-                      uint64_t image_bytes, struct fault *fault, char **ret_path, int *ret_fd)
+int saved_index_write(const char *archive, uint64_t offset, const struct source *source,
+                      int image, uint64_t image_bytes, struct fault *fault, char **ret_path,
+                      int *ret_fd)
 {
     auto_free char *path = NULL, *cached = NULL;
-    int beside = pot_index_path(archive, &path);
+    int beside = pot_index_path(archive, offset, &path);
     if (beside == 0)
         beside = saved_write_to(path, source, image, image_bytes, ret_fd);
     if (beside == 0) {
         *ret_path = steal_ptr(&path);
         return 0;
     }
-    int r = pot_cached_index_path(archive, &cached);
+    int r = pot_cached_index_path(archive, offset, &cached);
     if (r == 0)
         r = saved_index_write_file(cached, source, image, image_bytes, ret_fd);
     if (r < 0)

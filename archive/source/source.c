@@ -51,6 +51,11 @@ int source_fd(const struct source *source)
     return source->fd;
 }
 
+uint64_t source_start(const struct source *source)
+{
+    return source->start;
+}
+
 void source_identity(const struct source *source, struct source_identity *ret_identity)
 {
     *ret_identity = source->identity;
@@ -59,7 +64,8 @@ void source_identity(const struct source *source, struct source_identity *ret_id
 bool source_identity_equal(const struct source_identity *a, const struct source_identity *b)
 {
     return a->dev == b->dev && a->ino == b->ino && a->size_bytes == b->size_bytes &&
-           a->mtime_sec == b->mtime_sec && a->mtime_nsec == b->mtime_nsec;
+           a->mtime_sec == b->mtime_sec && a->mtime_nsec == b->mtime_nsec &&
+           a->slice_start == b->slice_start && a->slice_bytes == b->slice_bytes;
 }
 
 /* ---- its members ---- */

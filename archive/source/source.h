@@ -27,6 +27,8 @@ struct source_identity {
     uint64_t size_bytes;
     int64_t mtime_sec;
     uint32_t mtime_nsec;
+    /* Of a part of the file (source_slice.h): its place. 0, 0: all of the file. */
+    uint64_t slice_start, slice_bytes;
 };
 
 /*
@@ -56,6 +58,10 @@ void source_close(struct source *source); /* NULL is fine */
 const char *source_name(const struct source *source);
 uint64_t source_size(const struct source *source);
 int source_fd(const struct source *source); /* owned by the source; -1: it has several */
+
+/* Where in the descriptor's file the source begins: 0, unless it is a slice. */
+uint64_t source_start(const struct source *source);
+
 void source_identity(const struct source *source, struct source_identity *ret_identity);
 bool source_identity_equal(const struct source_identity *a, const struct source_identity *b);
 

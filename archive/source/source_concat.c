@@ -303,6 +303,8 @@ static int concat_identify(struct source_concat *c)
         all[i].size_bytes = one->size_bytes;
         all[i].mtime_sec = one->mtime_sec;
         all[i].mtime_nsec = one->mtime_nsec;
+        all[i].slice_start = one->slice_start;
+        all[i].slice_bytes = one->slice_bytes;
         if (i == 0 || one->mtime_sec > id->mtime_sec ||
             (one->mtime_sec == id->mtime_sec && one->mtime_nsec > id->mtime_nsec)) {
             id->mtime_sec = one->mtime_sec;

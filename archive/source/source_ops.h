@@ -61,6 +61,7 @@ struct source {
     struct source *wrapped; /* closed with it; NULL: none */
     char *name;             /* of the innermost source, which owns it */
     uint64_t size_bytes;
+    uint64_t start; /* in the file behind `fd` */
     struct source_identity identity;
     int fd;
     _Atomic bool was_cut;

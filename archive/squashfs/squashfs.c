@@ -109,6 +109,22 @@ static int squashfs_probe(const struct source *source, const uint8_t *head, size
     return super.major == 4 && super.minor == 0;
 }
 
+static int squashfs_find_behind(const struct front *front, uint64_t *ret_offset)
+{
+    struct front_place place;
+    struct super super;
+    for (size_t cursor = 0; front_next(front, &cursor, &place);) {
+        if (squashfs_probe(front->source, place.bytes, place.len) != 1)
+            continue;
+        squashfs_decode_super(place.bytes, &super);
+        if (super.block_log > 20 || super.block_bytes != 1u << super.block_log)
+            continue;
+        *ret_offset = place.offset;
+        return 1;
+    }
+    return 0;
+}
+
 static int squashfs_check_super(struct walk *w)
 {
     const struct super *super = &w->super;
@@ -267,7 +283,7 @@ static int squashfs_load_fragments(struct walk *w)
 
 static int squashfs_open_image(struct walk *w)
 {
-    if (sqfs_init(&w->fs, source_fd(w->source), 0))
+    if (sqfs_init(&w->fs, source_fd(w->source), (size_t)source_start(w->source)))
         return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the tables at its end are damaged");
     w->is_open = true;
@@ -737,5 +753,6 @@ const struct backend backend_squashfs = {
     .least_memory_bytes = UINT64_C(4)
                           << 30, /* metadata is compressed: many inodes in few bytes */
     .probe = squashfs_probe,
+    .find_behind = squashfs_find_behind,
     .index = squashfs_index,
 };

@@ -663,6 +663,7 @@ const struct backend backend_tar = {
     .endings = endings,
     .format = FORMAT_TAR,
     .probe = tar_probe,
+    .find_behind = tar_find_behind,
     .is_packed = tar_is_packed,
     .unpack = tar_unpack,
     .index = tar_index,

@@ -38,6 +38,7 @@ bool tar_is_zero(const uint8_t *bytes, size_t len);
 bool tar_probe_head(const uint8_t *head, size_t head_len);
 
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
+int tar_find_behind(const struct front *front, uint64_t *ret_offset);
 int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_len,
                   const char **ret_compression);
 

@@ -141,6 +141,32 @@ int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_
     return 1;
 }
 
+/* The magic of some compressions is text, but what follows it is not. */
+static bool probe_is_text(const uint8_t *bytes, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if ((bytes[i] < ' ' && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] > '~')
+            return false;
+    return true;
+}
+
+int tar_find_behind(const struct front *front, uint64_t *ret_offset)
+{
+    enum { SAMPLE_BYTES = 64 };
+    struct front_place place;
+    const char *compression;
+    for (size_t cursor = 0; front_next(front, &cursor, &place);) {
+        bool is_tar = place.len >= TAR_BLOCK_BYTES && tar_is_header(place.bytes);
+        if (!is_tar &&
+            (tar_is_packed(front->source, place.bytes, place.len, &compression) != 1 ||
+             probe_is_text(place.bytes, min_u64(place.len, SAMPLE_BYTES))))
+            continue;
+        *ret_offset = place.offset;
+        return 1;
+    }
+    return 0;
+}
+
 /* Is there a block of zeros after the last data? */
 static int probe_has_end_marker(const struct archive_end *end, bool *ret_has)
 {

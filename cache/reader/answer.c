@@ -152,8 +152,8 @@ static void add_iov(struct span *span, const void *bytes, size_t len)
 static bool page_cached(const struct reader *reader, uint64_t offset)
 {
     unsigned char state = 0;
-    void *page = (void *)(uintptr_t)(reader->map + offset - offset % reader->page);
-    return mincore(page, 1, &state) == 0 && state & 1;
+    uintptr_t at = (uintptr_t)(reader->map + offset);
+    return mincore((void *)(at - at % reader->page), 1, &state) == 0 && state & 1;
 }
 
 /*
@@ -167,7 +167,7 @@ static bool range_cached(const struct reader *reader, uint64_t offset, uint64_t 
     const struct source *file = source_at(reader->source, &end);
     return page_cached(reader, offset) && page_cached(reader, last) &&
            fstat(source_fd(file), &st) == 0 &&
-           (!S_ISREG(st.st_mode) || end < (uint64_t)st.st_size);
+           (!S_ISREG(st.st_mode) || source_start(file) + end < (uint64_t)st.st_size);
 }
 
 /*
@@ -181,7 +181,8 @@ static int check_mapped(const struct reader *reader, uint64_t offset, uint64_t l
     if (reader->is_kept) /* it may have holes anywhere, and is never cut short */
         return source_has(reader->source, offset, len) ? 0 : -EAGAIN;
     int r = source_read_cached(reader->source, &byte, 1, last);
-    if (r == 0 && last / reader->page != offset / reader->page)
+    uintptr_t map = (uintptr_t)reader->map;
+    if (r == 0 && (map + last) / reader->page != (map + offset) / reader->page)
         r = source_read_cached(reader->source, &byte, 1, offset);
     if (r == -EAGAIN && reader->ask_mincore && range_cached(reader, offset, last))
         r = 0;

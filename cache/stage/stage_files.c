@@ -163,8 +163,8 @@ void stage_name_for(struct stage *stage, const char *archive, bool unpacked)
     char *ret_name = stage->name;
     stage->unpacked = unpacked;
     source_identity(stage->source, &id);
-    const uint64_t parts[] = {id.dev,        id.ino,  id.size_bytes, (uint64_t)id.mtime_sec,
-                              id.mtime_nsec, unpacked};
+    const uint64_t parts[] = {id.dev,        id.ino,   id.size_bytes,  (uint64_t)id.mtime_sec,
+                              id.mtime_nsec, unpacked, id.slice_start, id.slice_bytes};
     const char *base = strrchr(archive, '/');
     base = base ? base + 1 : archive;
     size_t n = 0;

@@ -19,7 +19,7 @@
 #include "numbers.h"
 
 #define MAGIC "onepotS"
-#define VERSION 3u
+#define VERSION 4u
 #define CLAIM_STREAM (UINT32_C(1) << 31)
 #define CLAIM_FIRST 16u /* smaller words have meanings of their own */
 #define DEMAND_OLD_MS (STAGE_CLAIM_OLD_S * 1000u)

@@ -97,8 +97,18 @@ struct cli_option {
         "--max-ratio=N", "a compressed stream may unpack to N times its size, or 'off'",       \
             .take = cli_take_max_ratio                                                         \
     }
+#define CLI_OFFSET                                                                             \
+    {                                                                                          \
+        "--offset=BYTES", "where the archive begins in its file, if that is not found out",    \
+            .take = cli_take_offset                                                            \
+    }
 extern const char *const cli_progress_words[];
 int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text);
+
+int cli_take_offset(const struct cli_usage *usage, void *ctx, const char *text);
+
+/* The value of --offset, for struct pot_options; 0: not given. */
+uint64_t cli_offset(void);
 
 /* The value of --max-ratio, for struct pot_options; 0: not given. */
 uint32_t cli_max_ratio(void);

@@ -37,6 +37,7 @@ int cli_open_pot(const char *path, const struct pot_options *options,
     all.progress = opening_show;
     all.ctx = &opening;
     all.max_ratio = cli_max_ratio();
+    all.offset = cli_offset();
     if (!all.memory_bytes)
         all.memory_bytes = budget_memory_bytes("");
     int r = pot_open(path, &all, &fault, ret_pot);

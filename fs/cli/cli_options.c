@@ -87,6 +87,19 @@ int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *tex
     return r;
 }
 
+static uint64_t archive_offset;
+
+uint64_t cli_offset(void)
+{
+    return archive_offset;
+}
+
+int cli_take_offset(const struct cli_usage *usage, void *ctx, const char *text)
+{
+    (void)ctx;
+    return cli_size_option(usage, "--offset", text, &archive_offset);
+}
+
 #define NEAREST_MAX 32
 
 static unsigned least3(unsigned a, unsigned b, unsigned c)

@@ -206,6 +206,7 @@ static int parse(struct arguments *a, int argc, char **argv)
         {"-q, --quiet", "no summary", .flag = &a->quiet},
         CLI_PROGRESS(&a->progress),
         CLI_MAX_RATIO,
+        CLI_OFFSET,
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

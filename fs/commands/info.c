@@ -69,10 +69,20 @@ static void print_members(const struct survey *survey)
     putchar('\n');
 }
 
+static void print_format(const struct pot *pot)
+{
+    printf("  %-12s %s", "format", pot->backend->name);
+    if (pot->container.name)
+        printf(" in %s, at offset %" PRIu64, pot->container.name, pot->container.offset);
+    putchar('\n');
+}
+
 /* The archive's size compared with that of its contents. */
 static void print_ratio(const struct pot *pot, const struct index_info *info)
 {
-    double packed = (double)pot->identity.size_bytes, data = (double)info->data_bytes;
+    double packed =
+               (double)(pot->container.name ? pot->container.length : pot->identity.size_bytes),
+           data = (double)info->data_bytes;
     if (data == 0)
         return;
     printf("  %-12s the archive has %.1f %% of the bytes in it", "ratio",
@@ -237,7 +247,7 @@ static void print_text(const struct pot *pot, const struct index_info *info,
 {
     cli_print_name(stdout, pot->path, strlen(pot->path));
     fputs(":\n", stdout);
-    printf("  %-12s %s\n", "format", pot->backend->name);
+    print_format(pot);
     print_size("size", pot->identity.size_bytes);
     print_members(survey);
     print_left_out(pot);
@@ -299,6 +309,8 @@ static void print_json(struct json *j, const struct pot *pot, const struct index
     json_text(j, "archive", pot->path, SIZE_MAX);
     json_text(j, "format", pot->backend->name, SIZE_MAX);
     json_number(j, "size_bytes", pot->identity.size_bytes);
+    json_text(j, "container", pot->container.name, SIZE_MAX);
+    json_number(j, "offset", pot->container.offset);
     json_text(j, "compression", pot->compression, SIZE_MAX);
     json_text(j, "codec", codec_list(info, codecs), SIZE_MAX);
     json_number(j, "block_bytes", info->block_bytes);
@@ -446,6 +458,7 @@ int command_info(int argc, char **argv)
         {"--json", "print one array of objects", .flag = &json},
         CLI_PROGRESS(&progress),
         CLI_MAX_RATIO,
+        CLI_OFFSET,
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

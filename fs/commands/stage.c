@@ -187,8 +187,9 @@ static int open_source(const struct arguments *a, const char *archive,
 {
     const struct pot_store pot_store = stage_pot_store(store);
     const struct pot_options options = {.store = &pot_store};
+    struct container ignored;
     struct fault fault = {0};
-    int r = source_open(archive, &fault, ret_source);
+    int r = pot_open_source(archive, cli_offset(), &fault, &ignored, ret_source);
     if (r == 0)
         r = is_packed(*ret_source, &fault);
     if (r < 0)
@@ -387,6 +388,7 @@ static int parse_options(struct arguments *a, int argc, char **argv)
         {"-q, --quiet", "say nothing if all is well", .flag = &a->quiet},
         CLI_PROGRESS(&a->progress),
         CLI_MAX_RATIO,
+        CLI_OFFSET,
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

@@ -126,11 +126,12 @@ static int open_pot(struct arguments *a, struct pot **ret_pot)
         .rebuild = true, /* a saved index was not read from the archive just now */
         .memory_bytes = budget_memory_bytes(""),
         .max_ratio = cli_max_ratio(),
+        .offset = cli_offset(),
         .note = note,
         .progress = show,
         .ctx = a,
     };
-    int r = verify_trailer(a->archive, &fault);
+    int r = verify_trailer(a->archive, cli_offset(), &fault);
     a->is_plain = r < 0;
     a->options.trailer_is_good = r == 0;
     if (r < 0)
@@ -218,6 +219,7 @@ int command_verify(int argc, char **argv)
         {"-q, --quiet", "print only what is wrong", .flag = &a.quiet},
         CLI_PROGRESS(&a.progress),
         CLI_MAX_RATIO,
+        CLI_OFFSET,
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

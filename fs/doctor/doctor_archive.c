@@ -82,9 +82,9 @@ static void see_index(struct findings *f, const char *path, struct source *sourc
         finding_add(f, FINDING_GOOD, "index", "in the archive");
         return;
     }
-    if (pot_index_path(path, &beside) == 0 && see_saved(f, beside, source))
+    if (pot_index_path(path, 0, &beside) == 0 && see_saved(f, beside, source))
         return;
-    if (pot_cached_index_path(path, &cached) == 0 && see_saved(f, cached, source))
+    if (pot_cached_index_path(path, 0, &cached) == 0 && see_saved(f, cached, source))
         return;
     if (packed) {
         finding_add(
@@ -108,7 +108,8 @@ void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
     struct source *source = NULL;
     const struct backend *backend;
     *ret_bytes = 0;
-    int r = source_open(path, &fault, &source);
+    struct container container = {0};
+    int r = pot_open_source(path, 0, &fault, &container, &source);
     if (r == 0)
         r = backend_find(source, &fault, &backend);
     if (r < 0) {
@@ -117,7 +118,10 @@ void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
         return;
     }
     *ret_bytes = source_size(source);
-    finding_add(f, FINDING_GOOD, path, "%s", backend->name);
+    if (container.name)
+        finding_add(f, FINDING_GOOD, path, "%s in %s", backend->name, container.name);
+    else
+        finding_add(f, FINDING_GOOD, path, "%s", backend->name);
     see_place_of(f, source);
     see_index(f, path, source, backend);
     source_close(source);

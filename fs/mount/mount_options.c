@@ -39,11 +39,13 @@ static int take_fuse_word(const struct cli_usage *usage, const char *word,
             *words[i].flag = words[i].value;
             return 0;
         }
+    if (strncmp(word, "offset=", 7) == 0)
+        return cli_take_offset(usage, NULL, word + 7);
     if (strncmp(word, "fsname=", 7) != 0 || !word[7])
         return cli_usage_error(usage,
                                "-o %s is not supported (a mount is always "
                                "ro,nosuid,nodev,noatime; known are exec, noexec, nonempty, "
-                               "default_permissions, allow_other, fsname=NAME)",
+                               "default_permissions, allow_other, fsname=NAME, offset=BYTES)",
                                word);
     o->fsname = word + 7;
     return 0;
@@ -158,10 +160,12 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
         {"--gid=ID", "show every file as owned by this group", .flag = &o->override_gid,
          .count = &o->gid, .max = UINT32_MAX - 1},
         {"--log=FILE", "append what happens to FILE", .text = &o->log},
-        {"-o OPTION[,...]", "noexec, nonempty, default_permissions, allow_other, fsname=NAME",
+        {"-o OPTION[,...]",
+         "noexec, nonempty, default_permissions, allow_other, fsname=NAME, offset=BYTES",
          .take = take_fuse_words, .ctx = o},
         CLI_PROGRESS(&o->progress),
         CLI_MAX_RATIO,
+        CLI_OFFSET,
         {NULL},
     };
     return cli_parse(usage, options, argc, argv);
@@ -222,14 +226,14 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
     int n = asprintf(
         &text,
         "%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%d%d%d%d%d%d%d %" PRIu32 " %" PRIu32
-        " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld",
+        " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld %" PRIu64,
         at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
         o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
         o->seed, o->stage, o->stage_place ? o->stage_place : "", o->foreground, o->allow_other,
         o->default_permissions, o->noexec, o->override_uid, o->override_gid, o->cache_given,
         o->nonempty, o->uid, o->gid, o->threads, o->idle_s, o->grace_s, o->io_timeout_s,
         o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner, owner_start_ticks,
-        mtime_sec, mtime_nsec);
+        mtime_sec, mtime_nsec, cli_offset());
     if (n < 0) {
         text = NULL;
         return 0;

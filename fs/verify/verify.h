@@ -53,6 +53,6 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
  * archive for the plain format without it. 0: there is no trailer, or it is good enough to find
  * the index. Else an error with a fault.
  */
-int verify_trailer(const char *path, struct fault *fault);
+int verify_trailer(const char *path, uint64_t offset, struct fault *fault);
 
 #endif

@@ -34,12 +34,13 @@ int verify_lost_end(struct verification *v)
     return r;
 }
 
-int verify_trailer(const char *path, struct fault *fault)
+int verify_trailer(const char *path, uint64_t offset, struct fault *fault)
 {
     struct source *source;
     const struct backend *backend;
     struct embedded_index where;
-    int r = source_open(path, NULL, &source);
+    struct container container;
+    int r = pot_open_source(path, offset, NULL, &container, &source);
     if (r < 0)
         return 0; /* pot_open reports that */
     struct index *index = NULL;
