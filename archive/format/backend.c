@@ -71,13 +71,13 @@ int backend_find(const struct source *source, struct fault *fault,
     if (r == -ENOMEM)
         return r;
     if (r < 0)
-        return fault_set(fault, r, NULL, 0, "read error: %s", strerror(-r));
+        return fault_set(fault, r, NULL, 0, "read error: %s", fault_errno(r));
 
     for (size_t i = 0; backend_registry[i]; i++) {
         r = backend_fits(backend_registry[i], source, head, len);
         if (r < 0)
             return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "could not be examined: %s",
-                             strerror(-r));
+                             fault_errno(r));
         if (r > 0) {
             *ret_backend = backend_registry[i];
             return 0;

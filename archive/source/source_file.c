@@ -340,11 +340,8 @@ int source_open_fault(const char *path, struct fault *fault, int err)
         fault_set(fault, err, NULL, FAULT_NO_OFFSET, "permission denied");
         fault_advise(fault, "ask its owner for read permission on it and on its folders");
         break;
-    default: {
-        char text[128];
-        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "can't be opened: %s",
-                  strerror_r(-err, text, sizeof(text)));
-    }
+    default:
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "can't be opened: %s", fault_errno(err));
     }
     return err;
 }

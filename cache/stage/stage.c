@@ -37,7 +37,6 @@ void stage_say(const struct stage *stage, const char *format, ...)
 void stage_fail(struct stage *stage, int err)
 {
     int32_t none = 0;
-    char text[128];
     if (!atomic_compare_exchange_strong(&stage->state->failure, &none, err))
         return;
     if (err == ESTALE)
@@ -47,7 +46,7 @@ void stage_fail(struct stage *stage, int err)
         stage_say(stage,
                   "staging to %s has ended early (%s): what is there is used, the rest is read "
                   "from the archive",
-                  stage->folder, strerror_r(err, text, sizeof(text)));
+                  stage->folder, fault_errno(err));
 }
 
 /* ---- which place ---- */
@@ -80,7 +79,7 @@ static int stage_check_room(const struct stage *stage, const struct stage_folder
     struct stage_room room;
     int r = stage_room_of(stage->place, &room);
     if (r < 0)
-        return reasons_add(reasons, r, "%s: %s", stage->place, strerror(-r));
+        return reasons_add(reasons, r, "%s: %s", stage->place, fault_errno(r));
     if (!room.is_local)
         return reasons_add(reasons, -ENOTSUP, "%s is on a network filesystem", stage->place);
     uint64_t has = stage_room_left(&room, folder);
@@ -106,7 +105,7 @@ static int stage_try_place(struct stage *stage, const char *place, const char *a
                            "open to others",
                            place);
     if (r < 0)
-        return reasons_add(reasons, r, "%s: %s", place, strerror(-r));
+        return reasons_add(reasons, r, "%s: %s", place, fault_errno(r));
     strcpy(stage->folder, folder.path);
     stage_sweep_folder(&folder);
     r = stage_use(stage, &folder);
@@ -115,10 +114,10 @@ static int stage_try_place(struct stage *stage, const char *place, const char *a
         if (r == 0) {
             r = stage_create(stage, &folder, archive);
             if (r < 0)
-                reasons_add(reasons, r, "%s: %s", place, strerror(-r));
+                reasons_add(reasons, r, "%s: %s", place, fault_errno(r));
         }
     } else if (r < 0 && r != -ENOENT) {
-        reasons_add(reasons, r, "%s: %s", place, strerror(-r));
+        reasons_add(reasons, r, "%s: %s", place, fault_errno(r));
     }
     stage_folder_unlock(&folder);
     return r;

@@ -63,7 +63,6 @@ struct expanding {
 
 static void retry_say_away(struct stage *stage, struct stage_retry *retry, int err)
 {
-    char text[128];
     atomic_store(&stage->state->away, -err);
     if (retry->told)
         return;
@@ -72,7 +71,7 @@ static void retry_say_away(struct stage *stage, struct stage_retry *retry, int e
     stage_say(stage,
               "its storage fails (%s): what was unpacked is served; unpacking goes on when the "
               "storage answers",
-              strerror_r(-err, text, sizeof(text)));
+              fault_errno(err));
 }
 
 bool stage_retry(struct stage *stage, struct stage_retry *retry, int err, uint64_t chunk,

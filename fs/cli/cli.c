@@ -79,6 +79,7 @@ int cli_finish(int status)
     /* A program started without standard output may print nothing. */
     if (!failed && (!err || (err == EBADF && !pending)))
         return status;
-    cli_failf("standard output", "%s", err ? strerror(err) : "not everything could be written");
+    cli_failf("standard output", "%s",
+              err ? fault_errno(err) : "not everything could be written");
     return status ? status : CLI_FAILED;
 }

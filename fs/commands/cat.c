@@ -75,7 +75,7 @@ static int copy_file(struct output *o, uint32_t position, uint64_t *ret_offset)
             return -ENODATA;
         }
         if (r < 0) {
-            cli_failf("standard output", "%s", strerror(-r));
+            cli_failf("standard output", "%s", fault_errno(r));
             o->broken = true;
             return 0;
         }
@@ -97,7 +97,7 @@ static const char *describe(int err)
     case ENODATA:
         return "the archive ends before the file does";
     default:
-        return resolve_error(err) ? resolve_error(err) : strerror(-err);
+        return resolve_error(err) ? resolve_error(err) : fault_errno(err);
     }
 }
 

@@ -241,7 +241,7 @@ static int run_command(struct run *run)
     pid_t command = mounter_caught() ? -EINTR : start_command(run);
     if (command < 0) {
         if (!mounter_caught())
-            cli_failf(NULL, "the command can't be started: %s%s", strerror(-command),
+            cli_failf(NULL, "the command can't be started: %s%s", fault_errno(command),
                       fault_limit(command));
         mounter_release(&run->m);
         return RUN_FAILED;

@@ -146,7 +146,7 @@ static int not_staged(const char *archive, const struct stage *stage, int err)
     struct stage_report report;
     stage_get_report(stage, &report);
     return cli_failf(archive, "it could not be staged: %s",
-                     report.reason[0] ? report.reason : strerror(-err));
+                     report.reason[0] ? report.reason : fault_errno(err));
 }
 
 /* The steps from opening the copy to pinning it. */

@@ -132,7 +132,7 @@ static int judge_locked(struct slot *slot, const struct request *rq)
         return judge_slot(slot, rq);
     if (r == -ENOENT)
         return CLI_OK;
-    return cli_failf(slot->folder, "it can't be locked: %s", strerror(-r));
+    return cli_failf(slot->folder, "it can't be locked: %s", fault_errno(r));
 }
 
 static bool is_stopped(const struct counters *c)
@@ -205,7 +205,7 @@ static int end_slot(struct slot *slot, const struct request *rq)
     if (r == -ECHILD)
         return report_detached(slot);
     if (r < 0)
-        return cli_failf(c->mountpoint, "it can't be unmounted: %s", strerror(-r));
+        return cli_failf(c->mountpoint, "it can't be unmounted: %s", fault_errno(r));
     if (c->mount_dev_minor && mountinfo_device_in("/proc/self/mountinfo", c->mount_dev_major,
                                                   c->mount_dev_minor, other) == 0)
         return cli_failf(c->mountpoint,
@@ -302,7 +302,7 @@ static int umount_unknown(const struct mount_entry *entry, const struct request 
     if (r == -EBUSY && rq->lazy)
         r = mountpoint_unmount(path, true);
     if (r < 0)
-        return cli_failf(path, "it can't be unmounted: %s", strerror(-r));
+        return cli_failf(path, "it can't be unmounted: %s", fault_errno(r));
     /* If its daemon is dead nothing else removes its state, and the copy of its archive. */
     return geteuid() == 0 ? cleaner_user(entry->uid, NULL) : CLI_OK;
 }

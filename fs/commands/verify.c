@@ -139,7 +139,7 @@ static int open_pot(struct arguments *a, struct pot **ret_pot)
     fault = (struct fault){0};
     r = pot_open(a->archive, &options, &fault, ret_pot);
     if (r < 0) {
-        fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "can't be opened: %s", strerror(-r));
+        fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "can't be opened: %s", fault_errno(r));
         report_problem(a, &fault);
     }
     return r;

@@ -97,5 +97,5 @@ void log_read_error(struct session *s, uint32_t position, uint64_t offset, int e
 
     session_log(s, "%s: %s: can't be read (offset %llu): %s", s->config.pot->path,
                 log_path(s, position, path), (unsigned long long)offset,
-                err == -ENODATA ? "the archive ends before it" : strerror(-err));
+                err == -ENODATA ? "the archive ends before it" : fault_errno(err));
 }

@@ -109,7 +109,7 @@ int session_start(const struct session_config *config, struct fault *fault,
         recorder_abandon(s->config.recorder);
         session_stop(s, false);
         return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "the session can't start: %s%s",
-                         strerror(-r), fault_limit(r));
+                         fault_errno(r), fault_limit(r));
     }
     *ret_session = s;
     return 0;

@@ -63,7 +63,7 @@ static bool see_saved(struct findings *f, const char *path, const struct source 
                     "the one in %s is of the archive as it was before: it is made anew", path);
     else
         finding_add(f, FINDING_WARNING, "index", "the one in %s can't be used: %s", path,
-                    fault.what[0] ? fault.what : strerror(-r));
+                    fault.what[0] ? fault.what : fault_errno(r));
     if (index)
         index_close(index);
     source_close(file);

@@ -22,6 +22,7 @@
 
 #include "cleanup.h"
 #include "doctor.h"
+#include "fault.h"
 #include "fusermount.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
@@ -60,7 +61,7 @@ static bool see_device(struct findings *f)
         return true;
     }
     finding_add(f, FINDING_WARNING, "/dev/fuse",
-                err == ENOENT ? "is not there" : "can't be opened: %s", strerror(err));
+                err == ENOENT ? "is not there" : "can't be opened: %s", fault_errno(err));
     finding_advise(f, err == ENOENT || err == ENODEV
                           ? "ask the administrators of this node to load the module fuse; "
                             "in a container, pass the device in"
@@ -138,7 +139,7 @@ static bool see_namespaces(struct findings *f)
         finding_add(f, FINDING_GOOD, "user namespaces", "are allowed");
         return true;
     }
-    finding_add(f, FINDING_FACT, "user namespaces", "are not allowed: %s", strerror(-r));
+    finding_add(f, FINDING_FACT, "user namespaces", "are not allowed: %s", fault_errno(r));
     explain_namespaces(f);
     return false;
 }
@@ -253,7 +254,7 @@ static int try_in_folder(unsigned methods, struct trial *trial)
     sigprocmask(SIG_BLOCK, &ending, &before);
     int r = make_folder(folder);
     if (r < 0)
-        mount_report_add(&trial->report, "a folder for it can't be made", strerror(-r));
+        mount_report_add(&trial->report, "a folder for it can't be made", fault_errno(r));
     else
         r = try_mount(folder, methods, trial);
     if (folder[0])

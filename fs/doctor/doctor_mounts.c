@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "doctor.h"
+#include "fault.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "state.h"
@@ -29,7 +30,7 @@ void doctor_leftovers(struct findings *f)
     size_t before = f->count;
     int r = state_list(&list);
     if (r < 0) {
-        finding_add(f, FINDING_WARNING, "of this user", "not known: %s", strerror(-r));
+        finding_add(f, FINDING_WARNING, "of this user", "not known: %s", fault_errno(r));
         return;
     }
     for (size_t i = 0; i < list.count; i++)
@@ -49,7 +50,7 @@ static void see_mount(struct findings *f, const struct slot *slot)
         finding_add(f, FINDING_WRONG, c->mountpoint, "%s",
                     r == -ENOTCONN    ? "its daemon is dead"
                     : r == -ETIMEDOUT ? "does not answer: the storage of its archive may hang"
-                                      : strerror(-r));
+                                      : fault_errno(r));
         finding_advise(f,
                        r == -ENOTCONN ? "'onepot umount %s' removes it"
                                       : "'onepot umount --lazy %s' takes it away",

@@ -114,7 +114,7 @@ static void see_place(struct findings *f, const char *path, uint64_t archive_byt
     struct stat st;
     auto_close int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fstatvfs(fd, &fs) < 0 || fstat(fd, &st) < 0) {
-        finding_add(f, FINDING_WARNING, path, "can't be used: %s", strerror(errno));
+        finding_add(f, FINDING_WARNING, path, "can't be used: %s", fault_errno(errno));
         return;
     }
     uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
@@ -180,7 +180,7 @@ void doctor_copies(struct findings *f)
     struct copies copies = {f, 0};
     int r = stage_each(NULL, see_copy, &copies);
     if (r < 0)
-        finding_add(f, FINDING_WARNING, "of archives", "not known: %s", strerror(-r));
+        finding_add(f, FINDING_WARNING, "of archives", "not known: %s", fault_errno(r));
     else if (copies.count == 0)
         finding_add(f, FINDING_FACT, "of archives", "none of yours on this node");
 }

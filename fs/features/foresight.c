@@ -163,7 +163,7 @@ static int foresight_join(void *state, const struct timespec *until)
     ahead_stats(f->ahead, &stats);
     if (recorded < 0)
         session_log(f->session, "the record of reads could not be written: %s",
-                    strerror(-recorded));
+                    fault_errno(recorded));
     else if (f->records && stats.observations_lost > 0)
         session_log(f->session, "the record of reads is incomplete: %llu reads came too fast",
                     (unsigned long long)stats.observations_lost);

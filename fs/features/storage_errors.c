@@ -46,7 +46,7 @@ static void log_retry(struct storage_errors *e, const char *name, int err, uint6
                  (unsigned long long)silent);
     session_log(e->session,
                 "%s: a read of the archive failed (offset %llu): %s; it is tried again%s", name,
-                (unsigned long long)offset, strerror(-err), more);
+                (unsigned long long)offset, fault_errno(err), more);
 }
 
 static void on_source_error(void *ctx, const char *name, enum source_error what, int err,
@@ -61,13 +61,13 @@ static void on_source_error(void *ctx, const char *name, enum source_error what,
     case SOURCE_REOPENED:
         session_log(e->session,
                     "%s: its handle was not valid any more (%s); it was opened again", name,
-                    strerror(-err));
+                    fault_errno(err));
         break;
     case SOURCE_REPLACED:
         session_log(e->session,
                     "%s: its handle is not valid any more (%s), and its path leads to another "
                     "file now; mount it anew",
-                    name, strerror(-err));
+                    name, fault_errno(err));
         break;
     }
 }

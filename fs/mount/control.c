@@ -163,7 +163,7 @@ static bool lock_registry(const struct control *c, struct registry *ret_registry
 
 static void say_kept(const struct control *c, int r)
 {
-    control_say(c, "it can't be unmounted: %s", strerror(-r));
+    control_say(c, "it can't be unmounted: %s", fault_errno(r));
 }
 
 /* Unmount unless somebody uses it. */
@@ -338,7 +338,7 @@ static void watch_archive(struct control *c)
 {
     int r = archive_watch_start(c->config->pot, c->config->slot->counters, &c->archive);
     if (r < 0 && r != -ENOTSUP)
-        control_say(c, "changes of it are not watched: %s", strerror(-r));
+        control_say(c, "changes of it are not watched: %s", fault_errno(r));
 }
 
 /* Look once more. False: the look hangs in a read of the archive. */
@@ -485,7 +485,7 @@ int control_serve(const struct control_config *config, struct session *session)
     wanted_signals(config->foreground, &wanted);
     c.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
     if (c.signal_fd < 0)
-        control_say(&c, "signals can't be read: %s", strerror(errno));
+        control_say(&c, "signals can't be read: %s", fault_errno(errno));
     watch_archive(&c);
     if (!c.owner.pid && config->slot->counters->owners)
         find_owner(&c);

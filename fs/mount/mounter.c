@@ -23,7 +23,7 @@
 
 static int cannot_lock(const struct mounter *m, int r)
 {
-    return cli_failf(m->slot->folder, "it can't be locked: %s", strerror(-r));
+    return cli_failf(m->slot->folder, "it can't be locked: %s", fault_errno(r));
 }
 
 /* 0: the directory is empty; -ENOTEMPTY; or the error of reading it. */
@@ -64,7 +64,7 @@ static int clear_stale(struct mounter *m)
                                 "another --at, or unmount it if it is yours");
     r = mountpoint_unmount(m->at, true);
     return r < 0 ? cli_failf(m->at, "a dead mount is there, and can't be unmounted: %s",
-                             strerror(-r))
+                             fault_errno(r))
                  : 0;
 }
 
@@ -158,7 +158,7 @@ static int check_answers(struct mounter *m)
 
     if (r == -EINTR && mounter_caught())
         return CLI_FAILED;
-    return r < 0 ? cli_failf(m->path, "the mount does not answer: %s%s", strerror(-r),
+    return r < 0 ? cli_failf(m->path, "the mount does not answer: %s%s", fault_errno(r),
                              fault_limit(r))
                  : 0;
 }
@@ -246,7 +246,7 @@ static void undo_mount(struct mounter *m)
     if (!unmounter_forget(m->slot))
         cli_failf(m->path,
                   "it is still mounted, but does not answer: %s; 'onepot umount' ends it",
-                  strerror(-unmounted));
+                  fault_errno(unmounted));
 }
 
 void mounter_abandon(struct mounter *m)
@@ -290,7 +290,7 @@ static void end_mount(struct mounter *m, bool died)
     }
     namespace_close(&m->mounted.ns); /* or it would keep the mount alive */
     if (r < 0 && r != -ECHILD && !died)
-        cli_failf(m->path, "it can't be unmounted: %s", strerror(-r));
+        cli_failf(m->path, "it can't be unmounted: %s", fault_errno(r));
     if (unmounter_finish(m->slot, DAEMON_END_MS, true) < 0)
         cli_failf(m->path, "its daemon (process %d) does not end: it is stuck in a read",
                   m->slot->counters->daemon_pid);

@@ -38,7 +38,7 @@ static int find_root(struct mounter *m)
         r = -ENOTDIR;
     if (r < 0)
         return cli_failf(m->options->archive, "--subdir %s: %s", subdir,
-                         resolve_error(r) ? resolve_error(r) : strerror(-r));
+                         resolve_error(r) ? resolve_error(r) : fault_errno(r));
     return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
 }
 

@@ -70,7 +70,7 @@ static void start_stage(struct mounter *m)
     if (r == 0)
         return;
     snprintf(line, sizeof(line), "the archive is not copied in the background: %s",
-             strerror(-r));
+             fault_errno(r));
     control_log(&m->log, line);
 }
 
@@ -291,7 +291,8 @@ static int start_in_background(struct mounter *m)
     int r = fork_daemon(m);
 
     if (r < 0)
-        return cli_failf(NULL, "no daemon can be started: %s%s", strerror(-r), fault_limit(r));
+        return cli_failf(NULL, "no daemon can be started: %s%s", fault_errno(r),
+                         fault_limit(r));
     close(steal_fd(&m->mounted.fuse_fd));
     r = hear_daemon(m, &word);
     if (r == 0 && word.err < 0)
@@ -299,7 +300,7 @@ static int start_in_background(struct mounter *m)
     if (r == -EPIPE)
         return cli_failf(m->options->archive, "the daemon died while it started");
     if (r < 0 && !mounter_caught())
-        return cli_failf(m->options->archive, "the daemon does not start: %s", strerror(-r));
+        return cli_failf(m->options->archive, "the daemon does not start: %s", fault_errno(r));
     return r < 0 ? CLI_FAILED : 0;
 }
 

@@ -105,7 +105,7 @@ static int resolve_at(struct mounter *m)
     if (sscanf(at, "/dev/fd/%d%n", &fd, &n) == 1 && n > 0 && !at[n]) {
         m->parent_fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
         if (m->parent_fd < 0)
-            return cli_failf(at, "no such descriptor was handed over: %s", strerror(errno));
+            return cli_failf(at, "no such descriptor was handed over: %s", fault_errno(errno));
         m->methods = MOUNT_BY_PARENT;
         snprintf(m->at, sizeof(m->at), "%s", at);
         return 0;

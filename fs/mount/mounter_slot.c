@@ -333,7 +333,7 @@ int mounter_find_slot(struct mounter *m)
             count ? folders[count - 1] : NULL,
             "no folder can be used for the state of the mount (tried $ONEPOT_RUNTIME_DIR, or "
             "else /dev/shm, $TMPDIR, /tmp): %s",
-            strerror(-r));
+            fault_errno(r));
     while (r == 0 && ++i < count) /* leftovers of jobs in folders that are not searched */
         unmounter_sweep(folders[i]);
     return r;

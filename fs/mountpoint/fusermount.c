@@ -17,6 +17,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "fault.h"
 #include "fusermount.h"
 #include "message.h"
 #include "vector.h"
@@ -149,7 +150,7 @@ static int helper_run(char *const argv[], const char *commfd, char said[FUSERMOU
     write_end = pipe_fds[1];
     int r = helper_spawn(argv, commfd, write_end, &pid);
     if (r < 0) {
-        snprintf(said, FUSERMOUNT_SAID_MAX, "%s: %s", argv[0], strerror(-r));
+        snprintf(said, FUSERMOUNT_SAID_MAX, "%s: %s", argv[0], fault_errno(r));
         return r;
     }
     close(steal_fd(&write_end));

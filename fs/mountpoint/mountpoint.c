@@ -58,7 +58,7 @@ static int mount_by_syscall(const char *program, const struct mount_request *rq,
     if (r < 0)
         mount_report_add(report,
                          access("/dev/fuse", R_OK | W_OK) < 0 ? "/dev/fuse" : "mount(2)",
-                         strerror(-r));
+                         fault_errno(r));
     return r;
 }
 
@@ -105,7 +105,7 @@ static int mount_by_helper(const char *program, const struct mount_request *rq,
     int r = options ? fusermount_mount(path, rq->mountpoint, options, said, &mounted->fuse_fd)
                     : -ENOMEM;
     if (r < 0)
-        mount_report_add(report, program, said[0] ? said : strerror(-r));
+        mount_report_add(report, program, said[0] ? said : fault_errno(r));
     return r;
 }
 

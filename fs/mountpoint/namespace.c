@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "fault.h"
 #include "file_id.h"
 #include "message.h"
 #include "mountinfo.h"
@@ -221,7 +222,7 @@ static int hear_child(struct namespace *ns, struct mount_report *report, int *re
     if (r < 0) {
         mount_report_add(
             report, word.about == ENTERED ? "namespace" : "mount(2) in a private namespace",
-            strerror(-r));
+            fault_errno(r));
         if (fd >= 0)
             close(fd);
         return r;

@@ -201,9 +201,9 @@ static void print_stage(FILE *out, const struct counters *c)
     if (failure)
         fprintf(out, "  %-12s %s has ended early: %s\n", "",
                 c->stage_unpacks ? "it" : "the copy",
-                reason[0] ? reason : strerror((int)failure));
+                reason[0] ? reason : fault_errno((int)failure));
     else if (away)
-        fprintf(out, "  %-12s it waits for its storage: %s\n", "", strerror((int)away));
+        fprintf(out, "  %-12s it waits for its storage: %s\n", "", fault_errno((int)away));
 }
 
 static void print_trouble(FILE *out, const struct report *v)

@@ -34,8 +34,7 @@ int error_from_fault(struct onepot_error *error, int err, const struct fault *fa
 
 int error_errno(struct onepot_error *error, int err, const char *file)
 {
-    char buf[128];
-    return error_set(error, err, "%s: %s", file, strerror_r(-err, buf, sizeof(buf)));
+    return error_set(error, err, "%s: %s", file, fault_errno(err));
 }
 
 int options_read(void *into, size_t size, const void *given, struct onepot_error *error)

@@ -12,7 +12,7 @@
 int error_set(struct onepot_error *error, int err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Fill `error` with "FILE: the words of strerror(3) for err". Returns `err`. */
+/* Fill `error` with "FILE: the name of err". Returns `err`. */
 int error_errno(struct onepot_error *error, int err, const char *file);
 
 /* Fill `error` with "FILE: MEMBER: what is wrong (offset N); advice". Returns `err`. */

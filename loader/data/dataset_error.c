@@ -30,7 +30,7 @@ static const char *describe(int err, const struct record *record, char *buf, siz
     case EIO:
         return "it can't be read";
     default:
-        return strerror_r(-err, buf, size);
+        return fault_errno(err);
     }
 }
 
