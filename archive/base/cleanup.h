@@ -35,17 +35,10 @@ static inline void cleanup_closedirp(DIR **dir)
         closedir(*dir);
 }
 
-static inline void cleanup_unlockp(pthread_mutex_t **m)
-{
-    if (*m)
-        pthread_mutex_unlock(*m);
-}
-
 #define auto_free __attribute__((cleanup(cleanup_freep)))
 #define auto_close __attribute__((cleanup(cleanup_closep)))
 #define auto_fclose __attribute__((cleanup(cleanup_fclosep)))
 #define auto_closedir __attribute__((cleanup(cleanup_closedirp)))
-#define auto_unlock __attribute__((cleanup(cleanup_unlockp), unused))
 
 static inline int steal_fd(int *fd)
 {

@@ -6,8 +6,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* "." or "..", as in a folder's list. */
+static inline bool path_is_dots(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
 
 /* The part behind the last slash. */
 static inline const char *path_base(const char *path)

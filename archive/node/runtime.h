@@ -28,4 +28,16 @@ size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX]);
  */
 int runtime_open(const char *folder, bool create, int *ret_fd);
 
+/*
+ * The same, and take the lock of the folder, its file "lock". What shares the folder comes, is
+ * judged and goes only under this lock. The wait is bounded, because its holder may have been
+ * stopped: -ETIMEDOUT after ten seconds.
+ */
+int runtime_lock(const char *folder, bool create, int *ret_fd, int *ret_lock_fd);
+/* Give it up, and remove the folder first if nothing but the lock is left in it. */
+void runtime_unlock(const char *folder, int *lock_fd, bool remove);
+
+/* Is `file` a NAME shorter than `size` and this suffix? */
+bool runtime_cut_suffix(const char *file, const char *suffix, char *ret_name, size_t size);
+
 #endif

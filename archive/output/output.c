@@ -58,7 +58,7 @@ static int output_open_folder(struct output *output, const char *path, struct fa
     if (!output->name)
         return -ENOMEM;
     size_t len = strlen(output->name);
-    if (len == 0 || strcmp(output->name, ".") == 0 || strcmp(output->name, "..") == 0)
+    if (len == 0 || path_is_dots(output->name))
         return fault_set(fault, -EISDIR, NULL, FAULT_NO_OFFSET, "is no name for a file");
     if (len > NAME_MAX)
         return fault_set(fault, -ENAMETOOLONG, NULL, FAULT_NO_OFFSET, "name is too long");

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "path.h"
 
 /* ---- listings ---- */
 
@@ -69,7 +70,7 @@ int listing_read(int fd, struct listing *listing)
     const struct dirent *d;
     int r = 0;
     while (r == 0 && (errno = 0, d = readdir(dir)))
-        if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0)
+        if (!path_is_dots(d->d_name))
             r = listing_maker_add(&maker, d->d_name, strlen(d->d_name), d->d_type,
                                   FOLDER_NAME_ALL);
     if (r == 0)

@@ -57,7 +57,7 @@ static int pack_base_name(const char *path, char **ret_name)
     if (!cut)
         return -ENOMEM;
     const char *base = path_base(cut);
-    if (!*base || strcmp(base, ".") == 0 || strcmp(base, "..") == 0) {
+    if (!*base || path_is_dots(base)) {
         resolved = realpath(path, NULL);
         if (!resolved)
             return -errno;

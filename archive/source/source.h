@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 
@@ -30,6 +31,17 @@ struct source_identity {
     /* Of a part of the file (source_slice.h): its place. 0, 0: all of the file. */
     uint64_t slice_start, slice_bytes;
 };
+
+static inline struct source_identity source_identity_of(const struct stat *st)
+{
+    return (struct source_identity){
+        .dev = st->st_dev,
+        .ino = st->st_ino,
+        .size_bytes = (uint64_t)st->st_size,
+        .mtime_sec = st->st_mtim.tv_sec,
+        .mtime_nsec = (uint32_t)st->st_mtim.tv_nsec,
+    };
+}
 
 /*
  * Record in `fault` why opening the file at `path` failed with `err` (-errno), and what a

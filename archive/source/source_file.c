@@ -264,13 +264,8 @@ static int file_identify(struct source *source)
     if (end < 0)
         return -errno;
     source->size_bytes = (uint64_t)end;
-    source->identity = (struct source_identity){
-        .dev = st.st_dev,
-        .ino = st.st_ino,
-        .size_bytes = source->size_bytes,
-        .mtime_sec = st.st_mtim.tv_sec,
-        .mtime_nsec = (uint32_t)st.st_mtim.tv_nsec,
-    };
+    source->identity = source_identity_of(&st);
+    source->identity.size_bytes = source->size_bytes;
     return 0;
 }
 

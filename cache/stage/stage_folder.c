@@ -7,11 +7,9 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
@@ -19,11 +17,9 @@
 
 #include "budget.h"
 #include "cleanup.h"
+#include "path.h"
 #include "runtime.h"
 #include "source.h"
-
-#define LOCK_WAIT_MS 10000
-#define LOCK_POLL_MS 2
 
 struct stage_places stage_places(const char *given)
 {
@@ -39,41 +35,6 @@ struct stage_places stage_places(const char *given)
 
 /* ---- the folder and its lock ---- */
 
-static int folder_wait_lock(int fd)
-{
-    for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; waited += LOCK_POLL_MS) {
-        if (errno != EWOULDBLOCK && errno != EINTR)
-            return -errno;
-        if (waited > LOCK_WAIT_MS)
-            return -ETIMEDOUT;
-        poll(NULL, 0, LOCK_POLL_MS);
-    }
-    return 0;
-}
-
-/* -ESTALE if the folder was removed while we waited for its lock. */
-static int folder_try_lock(const char *path, bool create, struct stage_folder *folder)
-{
-    struct stat st;
-    auto_close int dir = -1;
-    int r = runtime_open(path, create, &dir);
-    if (r < 0)
-        return r;
-    auto_close int fd = openat(dir, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return errno == ENOENT ? -ESTALE : -errno;
-    r = folder_wait_lock(fd);
-    if (r < 0)
-        return r;
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    if (st.st_nlink == 0)
-        return -ESTALE;
-    folder->fd = steal_fd(&dir);
-    folder->lock_fd = steal_fd(&fd);
-    return 0;
-}
-
 int stage_folder_lock(const char *place, bool create, struct stage_folder *ret_folder)
 {
     struct stage_folder folder = {.fd = -1, .lock_fd = -1};
@@ -81,18 +42,10 @@ int stage_folder_lock(const char *place, bool create, struct stage_folder *ret_f
                      strcmp(place, "/") ? place : "", (unsigned)geteuid());
     if (n < 0 || (size_t)n >= sizeof(folder.path))
         return -ENAMETOOLONG;
-    int r;
-    do
-        r = folder_try_lock(folder.path, create, &folder);
-    while (r == -ESTALE);
+    int r = runtime_lock(folder.path, create, &folder.fd, &folder.lock_fd);
     if (r == 0)
         *ret_folder = folder;
     return r;
-}
-
-static bool folder_is_dots(const char *name)
-{
-    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
 /* A stream of the folder's entries with a descriptor of its own. */
@@ -110,7 +63,7 @@ static bool folder_is_empty(const struct stage_folder *folder)
     DIR *dir = folder_list(folder);
     bool empty = dir != NULL;
     for (struct dirent *e; empty && (e = readdir(dir));)
-        empty = folder_is_dots(e->d_name) || strcmp(e->d_name, "lock") == 0;
+        empty = path_is_dots(e->d_name) || strcmp(e->d_name, "lock") == 0;
     if (dir)
         closedir(dir);
     return empty;
@@ -120,12 +73,7 @@ void stage_folder_unlock(struct stage_folder *folder)
 {
     if (folder->lock_fd < 0)
         return;
-    if (folder_is_empty(folder)) {
-        unlinkat(folder->fd, "lock", 0);
-        rmdir(folder->path);
-    }
-    flock(folder->lock_fd, LOCK_UN); /* a child may have inherited the descriptor */
-    close(steal_fd(&folder->lock_fd));
+    runtime_unlock(folder->path, &folder->lock_fd, folder_is_empty(folder));
     close(steal_fd(&folder->fd));
 }
 
@@ -159,17 +107,6 @@ void stage_folder_remove(const struct stage_folder *folder, const char *name)
     }
 }
 
-static bool folder_cut_suffix(const char *file, const char *suffix,
-                              char ret_name[STAGE_NAME_MAX])
-{
-    size_t n = strlen(file), m = strlen(suffix);
-    if (n <= m || n - m >= STAGE_NAME_MAX || strcmp(file + n - m, suffix) != 0)
-        return false;
-    memcpy(ret_name, file, n - m);
-    ret_name[n - m] = '\0';
-    return true;
-}
-
 static bool folder_has_state(const struct stage_folder *folder, const char *name)
 {
     char file[STAGE_NAME_MAX + 16];
@@ -188,8 +125,9 @@ int stage_folder_each(const struct stage_folder *folder,
     if (!dir)
         return -errno;
     for (struct dirent *e; r == 0 && (e = readdir(dir));)
-        if (folder_cut_suffix(e->d_name, ".state", name) ||
-            (folder_cut_suffix(e->d_name, ".copy", name) && !folder_has_state(folder, name)))
+        if (runtime_cut_suffix(e->d_name, ".state", name, sizeof(name)) ||
+            (runtime_cut_suffix(e->d_name, ".copy", name, sizeof(name)) &&
+             !folder_has_state(folder, name)))
             r = fn(ctx, folder, name);
     closedir(dir);
     return r;

@@ -20,12 +20,6 @@ static inline uint64_t per_second(uint64_t count, uint64_t ns)
     return ns ? (uint64_t)((double)count * 1e9 / (double)ns) : 0;
 }
 
-/* The ending of a plural. */
-static inline const char *plural(uint64_t count)
-{
-    return count == 1 ? "" : "s";
-}
-
 static inline double percent(uint64_t part, uint64_t whole)
 {
     return whole ? 100.0 * (double)part / (double)whole : 0;

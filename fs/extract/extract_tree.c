@@ -18,6 +18,7 @@
 
 #include "cleanup.h"
 #include "extract_private.h"
+#include "path.h"
 
 #define DEPTH_MAX ((INDEX_PATH_MAX + 1) / 2) /* names of one byte each */
 #define ACL_DEFAULT "system.posix_acl_default"
@@ -51,10 +52,7 @@ static int copy_name(const struct index *index, uint32_t position, char name[])
         return -EUCLEAN;
     memcpy(name, bytes, len); /* copied first, so that the checked bytes are the used ones */
     name[len] = '\0';
-    return strlen(name) != len || strchr(name, '/') || strcmp(name, ".") == 0 ||
-                   strcmp(name, "..") == 0
-               ? -EUCLEAN
-               : 0;
+    return strlen(name) != len || strchr(name, '/') || path_is_dots(name) ? -EUCLEAN : 0;
 }
 
 /* Nested folders, whose positions may lie any distance apart, get slots of their own. */

@@ -84,13 +84,7 @@ static int identify_archive(struct mounter *m)
     storage_watch_end(&watch);
     if (r < 0)
         return cli_fail(given, source_open_fault(given, &fault, r), &fault);
-    m->identity = (struct source_identity){
-        .dev = st.st_dev,
-        .ino = st.st_ino,
-        .size_bytes = (uint64_t)st.st_size,
-        .mtime_sec = st.st_mtim.tv_sec,
-        .mtime_nsec = (uint32_t)st.st_mtim.tv_nsec,
-    };
+    m->identity = source_identity_of(&st);
     return 0;
 }
 

@@ -15,6 +15,7 @@
 #include "fusermount.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
+#include "path.h"
 #include "process.h"
 #include "session.h"
 
@@ -274,7 +275,7 @@ static bool split_path(const char *path, char folder[PATH_MAX], char base[PATH_M
     snprintf(folder, PATH_MAX, "%.*s", (int)start, path);
     if (start == 0)
         strcpy(folder, ".");
-    return base[0] && strcmp(base, ".") != 0 && strcmp(base, "..") != 0;
+    return base[0] && !path_is_dots(base);
 }
 
 /* Follow one symbolic link at `path`, which lies in `folder`. 0: there was none. */

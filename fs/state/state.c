@@ -3,12 +3,11 @@
  *
  * All decisions (create, share, last one out, heal) are made under the registry's lock, and
  * only they try NAME.lock: a probe at another time could make another process believe that the
- * mount is in use. The wait for that lock is bounded, because its holder may have been stopped.
+ * mount is in use.
  */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,60 +16,21 @@
 #include <unistd.h>
 
 #include "cleanup.h"
-#include "clock.h"
+#include "path.h"
 #include "runtime.h"
 #include "state.h"
 #include "vector.h"
 
-#define REGISTRY_WAIT_MS 10000
-#define REGISTRY_POLL_MS 2
-
 /* ---- the registry's lock ---- */
-
-static int lock_before(int fd, uint64_t end_ms)
-{
-    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-        if (errno != EWOULDBLOCK && errno != EINTR)
-            return -errno;
-        if (now_ms() > end_ms)
-            return -ETIMEDOUT;
-        poll(NULL, 0, REGISTRY_POLL_MS);
-    }
-    return 0;
-}
-
-/* One attempt: -ESTALE if the folder was removed while we waited for its lock. */
-static int try_registry_lock(const char *folder, bool create, uint64_t end_ms, int *ret_fd)
-{
-    auto_close int dir = -1;
-    struct stat st;
-    int r = runtime_open(folder, create, &dir);
-    if (r < 0)
-        return r;
-    auto_close int fd = openat(dir, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return errno == ENOENT ? -ESTALE : -errno;
-    r = lock_before(fd, end_ms);
-    if (r < 0)
-        return r;
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    if (st.st_nlink == 0)
-        return -ESTALE;
-    *ret_fd = steal_fd(&fd);
-    return 0;
-}
 
 int registry_lock(const char *folder, bool create, struct registry *ret_registry)
 {
-    uint64_t end_ms = now_ms() + REGISTRY_WAIT_MS;
-    int r, fd = -1;
+    auto_close int folder_fd = -1;
+    int fd, r;
 
     if (strlen(folder) >= sizeof(ret_registry->folder))
         return -ENAMETOOLONG;
-    do
-        r = try_registry_lock(folder, create, end_ms, &fd);
-    while (r == -ESTALE);
+    r = runtime_lock(folder, create, &folder_fd, &fd);
     if (r < 0)
         return r;
     strcpy(ret_registry->folder, folder);
@@ -79,16 +39,6 @@ int registry_lock(const char *folder, bool create, struct registry *ret_registry
 }
 
 /* ---- leftovers ---- */
-
-/* Is `file` NAME and a suffix, and NAME that of a slot? */
-static bool stem_of(const char *file, const char *suffix, char ret_name[STATE_NAME_MAX])
-{
-    size_t n = strlen(file), m = strlen(suffix);
-    if (n <= m || n - m >= STATE_NAME_MAX || strcmp(file + n - m, suffix) != 0)
-        return false;
-    snprintf(ret_name, STATE_NAME_MAX, "%.*s", (int)(n - m), file);
-    return true;
-}
 
 static bool unlink_unlocked(const char *path)
 {
@@ -135,10 +85,10 @@ static void sweep_entry(const char *folder, int folder_fd, const char *file)
     snprintf(path, sizeof(path), "%s/%s", folder, file);
     if (!has_file(folder_fd, file, ".stat") && rmdir(path) == 0)
         return;
-    if (stem_of(file, ".lock", name)) {
+    if (runtime_cut_suffix(file, ".lock", name, sizeof(name))) {
         if (!has_file(folder_fd, name, ".stat"))
             unlink_unlocked(path);
-    } else if (stem_of(file, ".stat", name)) {
+    } else if (runtime_cut_suffix(file, ".stat", name, sizeof(name))) {
         if (has_file(folder_fd, name, ".lock"))
             sweep_foreign(folder, name);
         else
@@ -146,17 +96,12 @@ static void sweep_entry(const char *folder, int folder_fd, const char *file)
     }
 }
 
-static bool is_dots(const char *name)
-{
-    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
-}
-
 void registry_sweep(const struct registry *registry)
 {
     auto_closedir DIR *dir = opendir(registry->folder);
 
     for (struct dirent *e; dir && (e = readdir(dir));)
-        if (!is_dots(e->d_name))
+        if (!path_is_dots(e->d_name))
             sweep_entry(registry->folder, dirfd(dir), e->d_name);
 }
 
@@ -168,14 +113,13 @@ static void look_into(const char *folder, bool *ret_slots, bool *ret_others)
 
     *ret_slots = *ret_others = !dir;
     for (struct dirent *e; dir && (e = readdir(dir));) {
-        *ret_slots |= stem_of(e->d_name, ".stat", name);
-        *ret_others |= !is_dots(e->d_name) && strcmp(e->d_name, "lock") != 0;
+        *ret_slots |= runtime_cut_suffix(e->d_name, ".stat", name, sizeof(name));
+        *ret_others |= !path_is_dots(e->d_name) && strcmp(e->d_name, "lock") != 0;
     }
 }
 
 void registry_unlock(struct registry *registry)
 {
-    char path[PATH_MAX + 8];
     bool slots, others;
     if (registry->lock_fd < 0)
         return;
@@ -184,14 +128,7 @@ void registry_unlock(struct registry *registry)
         registry_sweep(registry); /* only leftovers of killed processes remain */
         look_into(registry->folder, &slots, &others);
     }
-    if (!others) {
-        snprintf(path, sizeof(path), "%s/lock", registry->folder);
-        unlink(path);
-        rmdir(registry->folder);
-    }
-    flock(registry->lock_fd, LOCK_UN); /* a child may have inherited the descriptor */
-    close(registry->lock_fd);
-    registry->lock_fd = -1;
+    runtime_unlock(registry->folder, &registry->lock_fd, !others);
 }
 
 /* ---- lists ---- */
@@ -209,7 +146,7 @@ static int list_file(struct slot_list *list, const char *folder, const char *fil
     char name[STATE_NAME_MAX];
     auto_slot struct slot *slot = NULL;
 
-    if (!stem_of(file, ".stat", name))
+    if (!runtime_cut_suffix(file, ".stat", name, sizeof(name)))
         return 0;
     int r = slot_open(folder, name, &slot);
     if (r == 0)
