@@ -485,6 +485,13 @@ class Loaders(unittest.TestCase):
                 self.loader(device=device)
         del batch
 
+    def test_arguments_are_checked_before_an_archive_is_opened(self):
+        for wrong in ({"batch_size": -1}, {"align": 2**64}, {"rank": 5}, {"decode": 3}):
+            with self.assertRaises((ValueError, OverflowError, TypeError)):
+                onepot.Loader("no such archive", **{"batch_size": 4, **wrong})
+        with self.assertRaises(FileNotFoundError):
+            onepot.Loader("no such archive", 4)
+
     def test_a_state_goes_on_at_every_step(self):
         whole = drain(self.loader(seed=9))
         for step in range(12):

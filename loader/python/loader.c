@@ -115,8 +115,8 @@ static int loader_take_images(PyObject *given, struct onepot_images *images,
 }
 
 /*
- * Loader(archive, device, decode, images, rank, world_size, options): device is a str or None,
- * options a dict.
+ * Loader(given, open, device, decode, images, rank, world_size, options): open(given) is the
+ * archive, opened only once the rest is right; device is a str or None, options a dict.
  */
 static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
 {
@@ -139,18 +139,25 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
         {"gather", FIELD_SMALL, offsetof(struct onepot_loader_options, gather)},
         {"io_timeout", FIELD_SMALL, offsetof(struct onepot_loader_options, io_timeout_ms)},
         {0}};
-    PyObject *archive, *decode, *shape, *rank, *world, *options;
+    PyObject *given, *open, *decode, *shape, *rank, *world, *options;
     const char *device;
     struct onepot_images images = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
     (void)unused;
-    if (!PyArg_ParseTuple(args, "O!zOOOOO!", &archive_type, &archive, &device, &decode, &shape,
-                          &rank, &world, &PyDict_Type, &options) ||
-        !archive_of(archive) || fields_take(fields, options, &o) < 0 ||
+    if (!PyArg_ParseTuple(args, "OOzOOOOO!", &given, &open, &device, &decode, &shape, &rank,
+                          &world, &PyDict_Type, &options) ||
+        fields_take(fields, options, &o) < 0 ||
         take_rank(rank, world, "world_size", &o.rank, &o.world_size) < 0 ||
         loader_take_decode(decode, &o) < 0 || loader_take_images(shape, &images, &o) < 0)
         return -1;
-    return loader_open((struct py_loader *)self, archive, device, decode, &o);
+    PyObject *archive = PyObject_CallOneArg(open, given);
+    int r = -1;
+    if (archive && !PyObject_TypeCheck(archive, &archive_type))
+        PyErr_SetString(PyExc_TypeError, "that is no archive");
+    else if (archive && archive_of(archive))
+        r = loader_open((struct py_loader *)self, archive, device, decode, &o);
+    Py_XDECREF(archive);
+    return r;
 }
 
 static void loader_dealloc(PyObject *self)

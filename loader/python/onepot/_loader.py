@@ -111,7 +111,7 @@ class Loader(_core.Loader):
                        align=align, skip_errors=skip_errors, verify=verify, npy=npy or is_npy,
                        block=block, window=window, decoded_bytes=decoded_bytes,
                        gather=_GATHERS[gather], io_timeout=_milliseconds(io_timeout))
-        super().__init__(as_archive(archive), _device_name(device), None if is_npy else decode,
+        super().__init__(archive, as_archive, _device_name(device), None if is_npy else decode,
                          _images(images, dtype, mean, scale), rank, world_size, options)
 
     def transfer(self, previous=False):
