@@ -86,6 +86,15 @@ int backend_find(const struct source *source, struct fault *fault,
     return backend_unknown(head, len, fault);
 }
 
+const struct backend *backend_of_head(const struct source *source, const uint8_t *head,
+                                      size_t head_len)
+{
+    for (size_t i = 0; backend_registry[i]; i++)
+        if (backend_registry[i]->probe(source, head, head_len) == 1)
+            return backend_registry[i];
+    return NULL;
+}
+
 int backend_compression(const struct backend *backend, const struct source *source,
                         const char **ret_compression)
 {

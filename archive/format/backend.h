@@ -92,6 +92,7 @@ struct backend {
     const char *file;           /* the same for a file: "a tar", "a SquashFS image" */
     const char *const *endings; /* of its files' names, NULL at the end: ".tar"; or NULL */
     enum format format;         /* on disk, in indexes */
+    const char *checked; /* what `check_end` found if it reports nothing, in words; or NULL */
 
     /* Memory that indexing a file of any size may take. 0: one GiB. */
     uint64_t least_memory_bytes;
@@ -157,9 +158,10 @@ struct backend {
                         struct fault *fault);
 
     /*
-     * Report what shows that the end of an archive was lost or changed, for `onepot verify`.
-     * Each back end is asked about the archives of all formats, since an archive whose end is
-     * lost may be taken for another format. -errno: it can't be read. NULL: nothing shows it.
+     * Report what shows that the end of an archive was lost or changed, for `onepot verify`,
+     * and what sums say that are not of files. Each back end is asked about the archives of all
+     * formats, since an archive whose end is lost may be taken for another format. -errno: it
+     * can't be read. NULL: nothing shows it.
      */
     int (*check_end)(const struct archive_end *end);
 };
@@ -181,6 +183,10 @@ int backend_read_head(const struct source *source, uint8_t **ret_head, size_t *r
 int backend_find(const struct source *source, struct fault *fault,
                  const struct backend **ret_backend);
 
+/* The format that begins with these bytes, as far as they tell; NULL: none that is known. */
+const struct backend *backend_of_head(const struct source *source, const uint8_t *head,
+                                      size_t head_len);
+
 /*
  * Is the file compressed as a whole, so that it must be unpacked first? 1 and the name of the
  * compression, or 0, or -errno. `backend` comes from backend_find.
@@ -189,6 +195,7 @@ int backend_compression(const struct backend *backend, const struct source *sour
                         const char **ret_compression);
 
 /* Formats that others build on, or that tests call by name. */
-extern const struct backend backend_onepot, backend_tar, backend_squashfs, backend_zip;
+extern const struct backend backend_onepot, backend_tar, backend_squashfs, backend_zip,
+    backend_tfrecord;
 
 #endif

@@ -27,6 +27,7 @@ const struct backend *const backend_registry[] = {
 #endif
     &backend_onepot,
     &backend_tar,
+    &backend_tfrecord,
     &backend_zip, /* found by its end, too, which may be the last member of a tar */
     NULL,
 };

@@ -50,6 +50,7 @@ enum codec {
     CODEC_ZSTD = 6,
     CODEC_GZIP = 7,    /* a member of a gzip file */
     CODEC_DEFLATE = 8, /* raw deflate, as in a zip */
+    CODEC_INT64 = 9,   /* a list of integers of protobuf, whose content is text */
     CODEC_COUNT,       /* at most 16, see struct disk_header */
 };
 
@@ -59,6 +60,7 @@ enum format {
     FORMAT_SQUASHFS = 2,
     FORMAT_ONEPOT = 3,
     FORMAT_ZIP = 4,
+    FORMAT_TFRECORD = 5,
 };
 
 /* Kind of the sums of files. Values are on disk. */

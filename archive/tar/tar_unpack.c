@@ -104,6 +104,15 @@ static int tar_unpack_check_head(struct unpacking *u, bool at_end)
     if (len < 0)
         return -errno;
     u->is_tar = tar_probe_head(head, (size_t)len);
+    const struct backend *other =
+        u->is_tar || len == 0 ? NULL : backend_of_head(u->source, head, (size_t)len);
+    if (other) {
+        fault_set(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                  "is %s data of %s, which can't be read where it is compressed as a whole",
+                  u->compression, other->file);
+        fault_advise(u->fault, "decompress it first: %s -d FILE", u->compression);
+        return -ENOMSG;
+    }
     if (!u->is_tar)
         return fault_set(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
                          "is %s data, but there is no tar archive in it", u->compression);

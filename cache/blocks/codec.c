@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "protobuf.h"
+
 #define ZSTD_STATIC_LINKING_ONLY /* for ZSTD_d_forceIgnoreChecksum */
 #include <zstd.h>
 #ifdef HAVE_ZLIB
@@ -150,6 +152,14 @@ static int unpack_lz4(struct codec_context *context, const void *packed, size_t 
 #define unpack_lz4 NULL
 #endif
 
+static int unpack_int64(struct codec_context *context, const void *packed, size_t packed_len,
+                        void *block, size_t size, size_t *ret_len)
+{
+    uint64_t numbers;
+    (void)context;
+    return protobuf_int64_text(packed, packed_len, block, size, ret_len, &numbers);
+}
+
 #ifdef HAVE_XZ
 /* Restarting a decoder on a used lzma_stream keeps its memory. */
 static int unpack_xz(struct codec_context *context, const void *packed, size_t packed_len,
@@ -196,6 +206,7 @@ static const struct {
     [CODEC_ZSTD] = {"zstd", unpack_zstd, LARGE},
     [CODEC_GZIP] = {"gzip members", unpack_gzip, LARGE},
     [CODEC_DEFLATE] = {"deflate", unpack_deflate, LARGE},
+    [CODEC_INT64] = {"integers", unpack_int64, LARGE},
 };
 
 bool codec_available(enum codec codec)

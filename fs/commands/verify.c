@@ -77,6 +77,8 @@ static const char *coverage_text(const struct pot *pot, const struct verify_resu
         return "every byte of the archive has the sum that it should have";
     if (result->has_sums)
         return "every file has the sum that it should have";
+    if (pot->backend->checked)
+        return pot->backend->checked;
     if (pot->compression)
         return "unpacked and read; a tar has no sums of its files";
     if (index_info(pot->index)->codec != CODEC_NONE)

@@ -1,0 +1,417 @@
+/*
+ * The TFRecord back end: TensorFlow's files of records.
+ *
+ *     each record:  u64 length | u32 sum of the length | data | u32 sum of the data
+ *
+ * A record is a sample, and its number the beginning of the names of its files. Of a
+ * tf.train.Example each feature is a file, as in a tar for WebDataset:
+ *
+ *     00000000.image.encoded.jpg    bytes; a slash in a feature's name is shown as a dot
+ *     00000000.label.cls            integers, in decimal, one a line
+ *     00000000.box.f32              floats, as they lie there: little-endian
+ *     00000000.frames.0             bytes of several values: a file each
+ *
+ * The ending of bytes tells what their first bytes show (JPEG, PNG). Endings that a name has
+ * already are not put there twice. A feature without values has no file. Any other record is
+ * one file, 00000000.bin.
+ *
+ * Files lie in place. Integers have no fixed width in the file, so each list of them is a block
+ * of a codec that makes text of it.
+ *
+ * An index takes the lengths and names alone. Sums of the data, which are of whole records, are
+ * compared by `check_end`, for verify.
+ */
+#include "backend.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "bytes.h"
+#include "cleanup.h"
+#include "crc32c.h"
+#include "example.h"
+#include "numbers.h"
+#include "source_window.h"
+
+#define HEAD_BYTES 12u /* a length and its sum */
+#define TAIL_BYTES 4u  /* the data's sum */
+#define WINDOW_BYTES (1u << 20)
+#define EXAMPLE_MAX (256u << 20) /* a longer record is one file */
+#define LIST_MAX (64u << 20)     /* integers: what a block may have */
+#define PROGRESS_RECORDS 64u
+
+struct tfrecord {
+    struct source *source;
+    struct builder *builder;
+    struct progress *progress;
+    struct fault *fault;
+    struct source_window window;
+    struct source_identity identity;
+    uint64_t number; /* of the record */
+    uint64_t at;     /* of its data */
+    uint32_t largest_block;
+    char stem[16 + INDEX_NAME_MAX]; /* NUMBER.FEATURE */
+};
+
+static bool tfrecord_is_head(const uint8_t *head)
+{
+    return crc32c_masked(crc32c(0, head, 8)) == bytes_le32(head + 8);
+}
+
+static int tfrecord_fault(struct fault *fault, int err, uint64_t number, uint64_t offset,
+                          const char *what)
+{
+    char member[40];
+    snprintf(member, sizeof(member), "record %" PRIu64, number);
+    fault_set(fault, err, member, offset, "%s", what);
+    if (err == -EUCLEAN)
+        fault_advise(fault, "make the file again, or copy it again");
+    return err;
+}
+
+/*
+ * The length of the record at `at`, whose first bytes are `head`. -EUCLEAN: it is damaged, or
+ * goes beyond the file.
+ */
+static int tfrecord_read_head(const uint8_t *head, size_t head_len, uint64_t at,
+                              uint64_t size_bytes, uint64_t number, struct fault *fault,
+                              uint64_t *ret_length)
+{
+    if (head_len < HEAD_BYTES)
+        return tfrecord_fault(fault, -EUCLEAN, number, at,
+                              "the file is truncated in its length");
+    if (!tfrecord_is_head(head))
+        return tfrecord_fault(fault, -EUCLEAN, number, at,
+                              "its length is damaged: it does not have the sum that it should "
+                              "have");
+    uint64_t length = bytes_le64(head), left = size_bytes - at - HEAD_BYTES;
+    if (left < TAIL_BYTES || length > left - TAIL_BYTES)
+        return tfrecord_fault(fault, -EUCLEAN, number, at, "the file is truncated in it");
+    *ret_length = length;
+    return 0;
+}
+
+/* ---- files ---- */
+
+/* The error means that only this file can't be shown. */
+static int tfrecord_leave_out(struct tfrecord *t, int err)
+{
+    if (!builder_may_leave_out(err) && err != -ENOTSUP)
+        return err;
+    int r = builder_leave_out(t->builder, t->fault);
+    *t->fault = (struct fault){0};
+    return r;
+}
+
+static int tfrecord_add(struct tfrecord *t, const char *name, struct builder_member *member,
+                        uint32_t *ret_inode)
+{
+    size_t len = strlen(name);
+    member->mode = S_IFREG | 0644;
+    member->mtime_sec = t->identity.mtime_sec;
+    member->mtime_nsec = t->identity.mtime_nsec;
+    member->header_offset = t->at - HEAD_BYTES;
+    int r = len > INDEX_NAME_MAX ? 0 : builder_has(t->builder, name, len);
+    if (r == 1)
+        r = fault_set(t->fault, -EINVAL, name, member->header_offset,
+                      "is the name of two features");
+    return r < 0 ? r : builder_add(t->builder, name, len, member, t->fault, ret_inode);
+}
+
+/* Puts the stem and an ending together, if the stem does not end so. */
+static void tfrecord_name(const struct tfrecord *t, const char *ending,
+                          char name[sizeof(t->stem) + 32])
+{
+    size_t len = strlen(t->stem), more = strlen(ending);
+    bool has_it = len >= more && strcmp(t->stem + len - more, ending) == 0;
+    snprintf(name, sizeof(t->stem) + 32, "%s%s", t->stem, has_it ? "" : ending);
+}
+
+static int tfrecord_add_whole(struct tfrecord *t, uint64_t length)
+{
+    char name[40];
+    uint32_t inode;
+    struct builder_member member = {
+        .size_bytes = length, .data = DATA_STORED, .data_offset = t->at};
+    snprintf(name, sizeof(name), "%08" PRIu64 ".bin", t->number);
+    return tfrecord_add(t, name, &member, &inode);
+}
+
+/* ---- features ---- */
+
+static const char *feature_ending(struct cursor value)
+{
+    static const struct {
+        const char *magic, *ending;
+    } types[] = {{"\xff\xd8\xff", ".jpg"}, {"\x89PNG\r\n\x1a\n", ".png"}};
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        size_t len = strlen(types[i].magic);
+        if (value.left >= len && memcmp(value.at, types[i].magic, len) == 0)
+            return types[i].ending;
+    }
+    return "";
+}
+
+/* `record` is the record's data in memory. */
+static int tfrecord_add_bytes(struct tfrecord *t, const struct feature *f,
+                              const uint8_t *record)
+{
+    char name[sizeof(t->stem) + 32], ending[32];
+    struct cursor list = f->list, value;
+    int r = 0;
+    for (uint64_t i = 0; r == 0 && feature_next(&list, &value); i++) {
+        struct builder_member member = {.size_bytes = value.left,
+                                        .data = DATA_STORED,
+                                        .data_offset = t->at + (uint64_t)(value.at - record)};
+        uint32_t inode;
+        if (f->values == 1)
+            snprintf(ending, sizeof(ending), "%s", feature_ending(value));
+        else
+            snprintf(ending, sizeof(ending), ".%" PRIu64 "%s", i, feature_ending(value));
+        tfrecord_name(t, ending, name);
+        r = tfrecord_add(t, name, &member, &inode);
+        if (r < 0)
+            r = tfrecord_leave_out(t, r);
+    }
+    return r;
+}
+
+static int tfrecord_add_floats(struct tfrecord *t, const struct feature *f,
+                               const uint8_t *record)
+{
+    char name[sizeof(t->stem) + 32];
+    struct cursor list = f->list, row;
+    struct builder_member member = {.size_bytes = f->values * 4, .data = DATA_EXTENTS};
+    uint32_t inode;
+    tfrecord_name(t, ".f32", name);
+    int r = tfrecord_add(t, name, &member, &inode);
+    for (uint64_t offset = 0; r == 0 && feature_next(&list, &row); offset += row.left)
+        r = builder_add_extent(t->builder, inode, offset, row.left,
+                               t->at + (uint64_t)(row.at - record));
+    return r;
+}
+
+static int tfrecord_add_integers(struct tfrecord *t, const struct feature *f,
+                                 const uint8_t *record)
+{
+    char name[sizeof(t->stem) + 32];
+    struct builder_member member = {.size_bytes = f->text_bytes, .data = DATA_BLOCKS};
+    struct builder_piece piece = {.length = f->text_bytes};
+    uint64_t most = max_u64(f->text_bytes, f->list.left);
+    uint32_t inode;
+    tfrecord_name(t, ".cls", name);
+    if (most > LIST_MAX)
+        return fault_set(t->fault, -ENOTSUP, name, t->at - HEAD_BYTES,
+                         "has more integers than fit in %u MiB of text", LIST_MAX >> 20);
+    struct builder_block block = {
+        .source_offset = t->at + (uint64_t)(f->list.at - record),
+        .packed_bytes = (uint32_t)f->list.left,
+        .block_bytes = (uint32_t)most,
+        .codec = CODEC_INT64,
+    };
+    int r = tfrecord_add(t, name, &member, &inode);
+    if (r == 0)
+        r = builder_add_fragment(t->builder, &block, &piece.fragment);
+    if (r == 0)
+        r = builder_set_pieces(t->builder, inode, &piece, 1);
+    t->largest_block = max_u32(t->largest_block, block.block_bytes);
+    return r;
+}
+
+/* NUMBER.FEATURE. -EINVAL, -ENAMETOOLONG. */
+static int tfrecord_set_stem(struct tfrecord *t, const struct feature *f)
+{
+    if (f->name.left > INDEX_NAME_MAX)
+        return tfrecord_fault(t->fault, -ENAMETOOLONG, t->number, t->at - HEAD_BYTES,
+                              "has a feature whose name is longer than a file's may be");
+    if (f->name.left && memchr(f->name.at, '\0', f->name.left))
+        return tfrecord_fault(t->fault, -EINVAL, t->number, t->at - HEAD_BYTES,
+                              "has a feature with a zero byte in its name");
+    snprintf(t->stem, sizeof(t->stem), "%08" PRIu64 ".%.*s", t->number, (int)f->name.left,
+             f->name.left ? (const char *)f->name.at : "");
+    for (char *p = t->stem; (p = strchr(p, '/'));)
+        *p = '.';
+    return 0;
+}
+
+static int tfrecord_add_feature(struct tfrecord *t, const struct feature *f,
+                                const uint8_t *record)
+{
+    if (f->values == 0)
+        return 0;
+    int r = tfrecord_set_stem(t, f);
+    if (r == 0 && f->kind == FEATURE_BYTES)
+        r = tfrecord_add_bytes(t, f, record);
+    else if (r == 0 && f->kind == FEATURE_FLOATS)
+        r = tfrecord_add_floats(t, f, record);
+    else if (r == 0)
+        r = tfrecord_add_integers(t, f, record);
+    return r < 0 ? tfrecord_leave_out(t, r) : r;
+}
+
+/* ---- records ---- */
+
+/* How many values an Example has; 0: the record is none, or is empty. */
+static uint64_t tfrecord_count_values(const uint8_t *record, size_t length)
+{
+    struct example e = {.message = {record, length}};
+    struct feature f;
+    uint64_t values = 0;
+    int r;
+    while ((r = example_next(&e, &f)) == 1)
+        values += f.values;
+    return r < 0 ? 0 : values;
+}
+
+static int tfrecord_add_record(struct tfrecord *t, uint64_t length)
+{
+    const uint8_t *record;
+    size_t len = 0;
+    int r = 0;
+    if (length <= EXAMPLE_MAX)
+        r = source_window_get(&t->window, t->at, (size_t)length, &record, &len);
+    if (r < 0)
+        return tfrecord_fault(t->fault, r, t->number, t->at, "can't be read");
+    if (len == 0 || tfrecord_count_values(record, len) == 0)
+        return tfrecord_add_whole(t, length);
+    struct example e = {.message = {record, len}};
+    struct feature f;
+    while (r == 0 && example_next(&e, &f) == 1) {
+        r = tfrecord_add_feature(t, &f, record);
+        t->progress->beats++;
+    }
+    return r;
+}
+
+static int tfrecord_add_records(struct tfrecord *t)
+{
+    uint64_t size = source_size(t->source), length;
+    for (uint64_t at = 0; at < size; at += HEAD_BYTES + length + TAIL_BYTES, t->number++) {
+        const uint8_t *head;
+        size_t len;
+        int r = source_window_get(&t->window, at, HEAD_BYTES, &head, &len);
+        if (r < 0)
+            return tfrecord_fault(t->fault, r, t->number, at, "can't be read");
+        r = tfrecord_read_head(head, len, at, size, t->number, t->fault, &length);
+        t->at = at + HEAD_BYTES;
+        if (r == 0)
+            r = tfrecord_add_record(t, length);
+        if (r < 0)
+            return r;
+        if (t->number % PROGRESS_RECORDS == 0) {
+            t->progress->members = t->number;
+            t->progress->bytes_done = at;
+        }
+    }
+    return 0;
+}
+
+static int tfrecord_index(struct source *source, struct builder *builder,
+                          struct builder_header *header, struct progress *progress,
+                          struct fault *fault)
+{
+    struct tfrecord t = {
+        .source = source, .builder = builder, .progress = progress, .fault = fault};
+    struct builder_member root = {.mode = S_IFDIR | 0755};
+    uint32_t inode;
+    source_identity(source, &t.identity);
+    root.mtime_sec = t.identity.mtime_sec;
+    root.mtime_nsec = t.identity.mtime_nsec;
+    progress->bytes_total = source_size(source);
+    int r = builder_add(builder, ".", 1, &root, fault, &inode);
+    if (r == 0)
+        r = source_window_open(&t.window, source, WINDOW_BYTES);
+    if (r == 0)
+        r = tfrecord_add_records(&t);
+    source_window_close(&t.window);
+    progress->members = t.number;
+    header->block_bytes = t.largest_block;
+    return r;
+}
+
+/* ---- what is known without an index ---- */
+
+/* A file of no records has no bytes: only its name says what it is. */
+static int tfrecord_probe(const struct source *source, const uint8_t *head, size_t head_len)
+{
+    const char *ending = strrchr(source_name(source), '.');
+    return head_len >= HEAD_BYTES
+               ? tfrecord_is_head(head)
+               : head_len == 0 && ending &&
+                     (strcmp(ending, ".tfrecord") == 0 || strcmp(ending, ".tfrecords") == 0);
+}
+
+/* The sum of the data of one record. */
+static int tfrecord_sum(const struct archive_end *end, uint64_t at, uint64_t length,
+                        uint8_t *buf, uint32_t *ret_sum)
+{
+    uint32_t sum = 0;
+    for (uint64_t done = 0; done < length && !archive_end_stopped(end);) {
+        size_t n = (size_t)min_u64(length - done, WINDOW_BYTES);
+        int r = source_read(end->source, buf, n, at + done);
+        if (r < 0)
+            return r;
+        sum = crc32c(sum, buf, n);
+        done += n;
+    }
+    *ret_sum = crc32c_masked(sum);
+    return 0;
+}
+
+static int tfrecord_check_record(const struct archive_end *end, uint64_t at, uint64_t number,
+                                 uint8_t *buf, uint64_t *ret_next)
+{
+    struct fault fault = {0};
+    uint8_t head[HEAD_BYTES], tail[TAIL_BYTES];
+    uint64_t length, size = source_size(end->source);
+    uint32_t sum;
+    size_t head_len = (size_t)min_u64(sizeof(head), size - at);
+    int r = source_read(end->source, head, head_len, at);
+    if (r < 0)
+        return r;
+    if (tfrecord_read_head(head, head_len, at, size, number, &fault, &length) < 0) {
+        end->report(end->ctx, &fault);
+        *ret_next = size;
+        return 0;
+    }
+    uint64_t data = at + HEAD_BYTES;
+    r = tfrecord_sum(end, data, length, buf, &sum);
+    if (r == 0)
+        r = source_read(end->source, tail, sizeof(tail), data + length);
+    if (r == 0 && !archive_end_stopped(end) && sum != bytes_le32(tail)) {
+        tfrecord_fault(&fault, -EBADMSG, number, data,
+                       "its bytes do not have the sum that they were written with");
+        end->report(end->ctx, &fault);
+    }
+    *ret_next = data + length + TAIL_BYTES;
+    return r;
+}
+
+static int tfrecord_check_end(const struct archive_end *end)
+{
+    if (end->backend != &backend_tfrecord)
+        return 0;
+    auto_free uint8_t *buf = malloc(WINDOW_BYTES);
+    int r = buf ? 0 : -ENOMEM;
+    uint64_t size = source_size(end->source), number = 0;
+    for (uint64_t at = 0; r == 0 && at < size && !archive_end_stopped(end); number++)
+        r = tfrecord_check_record(end, at, number, buf, &at);
+    return r;
+}
+
+static const char *const endings[] = {".tfrecord", ".tfrecords", NULL};
+
+const struct backend backend_tfrecord = {
+    .name = "TFRecord",
+    .file = "a TFRecord file",
+    .endings = endings,
+    .checked = "every record has the sum that it was written with",
+    .format = FORMAT_TFRECORD,
+    .probe = tfrecord_probe,
+    .index = tfrecord_index,
+    .check_end = tfrecord_check_end,
+};
