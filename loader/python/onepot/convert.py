@@ -1,0 +1,460 @@
+"""python -m onepot.convert IN OUT: datasets of other libraries as archives, and back.
+
+IN    HDF5 (.h5, .hdf5), Parquet, Arrow (.arrow, .feather), LMDB (a directory with data.mdb, or
+      .lmdb, .mdb), or anything that onepot reads (a tar, a zip, an image, TFRecord, ...)
+OUT   a .tar: an archive of onepot, which WebDataset reads, too; with a number in its name
+      (train-%06d.tar): shards; .tfrecord: a tf.train.Example for each sample
+
+Each row, or each entry of an LMDB, is a sample; see `onepot-convert(1)` for how its files are
+called. h5py, pyarrow and lmdb are imported where they are needed. They trust the files that they
+read: a file that somebody made for the purpose can crash this process or do worse.
+"""
+import argparse
+import json
+import os
+import re
+import stat
+import struct
+import sys
+import time
+
+from onepot import Archive, Writer
+
+IMAGE_MAGIC = ((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG\r\n\x1a\n", ".png"))
+LABEL_NAMES = ("label", "labels", "target", "cls", "class", "label.cls")
+BLOCK_ROWS, BLOCK_BYTES = 64, 32 << 20  # what is read of HDF5 at once
+
+
+class Refused(Exception):
+    """What a person should read, in place of a traceback."""
+
+
+def library(name, package):
+    """A library that not everybody has."""
+    try:
+        return __import__(name, fromlist=["x"])
+    except ImportError as e:
+        raise Refused("this needs the Python module %s: pip install %s (%s)"
+                      % (name, package, e)) from None
+
+
+# ---- values ----
+
+def ending(data):
+    for magic, name in IMAGE_MAGIC:
+        if bytes(data[:len(magic)]) == magic:
+            return name
+    return ""
+
+
+def with_ending(name, wanted):
+    return name if (name == wanted[1:] or name.endswith(wanted)) else name + wanted
+
+
+def part_name(name):
+    """A column or feature as a part of a file's name: without slashes and controls."""
+    return re.sub(r"[/\0-\x1f]", ".", name).strip(".") or "_"
+
+
+def put(parts, name, value):
+    """Add what a value is made of to the parts of a sample: name -> bytes."""
+    if value is None:
+        return
+    if isinstance(value, dict) and "bytes" in value and set(value) <= {"bytes", "path"}:
+        if value["bytes"] is None and value.get("path"):
+            raise Refused("the bytes of %s are not in the file, but in %s" % (name, value["path"]))
+        put(parts, name, value["bytes"])  # an image, as the hub of datasets stores it
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        parts[with_ending(name, ending(value)) if ending(value) else name] = bytes(value)
+    elif isinstance(value, str):
+        parts[with_ending(name, ".txt")] = value.encode("utf-8", "surrogateescape")
+    elif isinstance(value, (bool, int)):
+        parts[with_ending(name, ".cls")] = b"%d" % value
+    elif hasattr(value, "dtype") and hasattr(value, "tobytes"):
+        put_array(parts, name, value)
+    else:
+        parts[with_ending(name, ".json")] = json.dumps(value, default=str).encode()
+
+
+def put_array(parts, name, value):
+    """A scalar or an array of numpy. Arrays keep their shape and type as .npy."""
+    if value.dtype.kind in "OSU" and value.shape == ():
+        put(parts, name, value.item())
+    elif value.shape == () and value.dtype.kind in "biu":
+        parts[with_ending(name, ".cls")] = b"%d" % int(value)
+    elif value.shape == () and value.dtype.kind == "f":
+        put(parts, name, float(value))
+    elif value.dtype.kind == "u" and value.dtype.itemsize == 1 and ending(value.tobytes()[:8]):
+        put(parts, name, value.tobytes())  # a picture in a file, as HDF5 has bytes
+    elif value.dtype.hasobject:
+        parts[with_ending(name, ".json")] = json.dumps(value.tolist(), default=str).encode()
+    else:
+        import io
+        import numpy
+        out = io.BytesIO()
+        numpy.lib.format.write_array(out, numpy.asarray(value), allow_pickle=False)
+        parts[with_ending(name, ".npy")] = out.getvalue()
+
+
+# ---- sources: each gives its number of samples (or None), names of classes, and (key, columns) ----
+
+def open_hdf5(path):
+    h5py = library("h5py", "h5py")
+    file = h5py.File(path, "r")
+    found = {}
+    file.visititems(lambda name, item: found.update({name: item})
+                    if isinstance(item, h5py.Dataset) and item.shape else None)
+    if not found:
+        raise Refused("%s: has no dataset with rows" % path)
+    counts = {item.shape[0] for item in found.values()}
+    if len(counts) > 1:
+        raise Refused("%s: its datasets have different numbers of rows: %s" % (
+            path, ", ".join("%s %d" % (name, item.shape[0]) for name, item in sorted(found.items()))))
+
+    count = max(counts)
+    row_bytes = sum(item.nbytes for item in found.values()) // max(count, 1) + 1
+    step = max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
+
+    def rows():
+        for start in range(0, count, step):
+            blocks = {name: item[start:start + step] for name, item in found.items()}
+            for i in range(min(step, count - start)):
+                yield None, {name: block[i] for name, block in blocks.items()}
+    return count, None, rows()
+
+
+def class_names(schema):
+    """Names of a label's classes, as the hub's library leaves them in the schema."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return {}
+    return {name: feature["names"] for name, feature in features.items()
+            if isinstance(feature, dict) and isinstance(feature.get("names"), list)}
+
+
+def rows_of(batches):
+    for batch in batches:
+        columns = batch.schema.names
+        for i in range(batch.num_rows):
+            yield None, {name: batch.column(j)[i].as_py() for j, name in enumerate(columns)}
+
+
+def open_parquet(path):
+    parquet = library("pyarrow.parquet", "pyarrow")
+    file = parquet.ParquetFile(path)
+    return (file.metadata.num_rows, class_names(file.schema_arrow),
+            rows_of(file.iter_batches(batch_size=64)))
+
+
+def open_arrow(path):
+    """A file (feather of version 2 is one), or a stream, as the hub's library caches them."""
+    ipc, pa = library("pyarrow.ipc", "pyarrow"), library("pyarrow", "pyarrow")
+    source = pa.memory_map(os.fspath(path))
+    try:
+        file = ipc.open_file(source)
+    except pa.ArrowInvalid:
+        source.seek(0)
+        stream = ipc.open_stream(source)
+        return None, class_names(stream.schema), rows_of(stream)
+    batches = range(file.num_record_batches)
+    return (sum(file.get_batch(i).num_rows for i in batches), class_names(file.schema),
+            rows_of(file.get_batch(i) for i in batches))
+
+
+def open_lmdb(path):
+    lmdb = library("lmdb", "lmdb")
+    try:
+        environment = lmdb.open(os.fspath(path), subdir=os.path.isdir(path), readonly=True, lock=False)
+    except lmdb.Error as e:
+        raise Refused(str(e)) from None
+
+    def rows():
+        with environment.begin() as transaction:
+            for key, value in transaction.cursor():
+                yield key.decode("utf-8", "surrogateescape"), {"": value}
+    return environment.stat()["entries"], None, rows()
+
+
+class Files(dict):
+    """Columns that are files already, with their endings."""
+
+
+def open_archive(path):
+    archive = Archive(path, group="basename")
+
+    def rows():
+        for sample in archive:
+            yield sample.name, Files((name, bytes(part)) for name, part in sample.parts.items())
+    return len(archive), None, rows()
+
+
+def open_source(path):
+    """By the name's ending, or by the first bytes."""
+    name = os.fspath(path).lower()
+    kinds = ((open_hdf5, (".h5", ".hdf5"), b"\x89HDF\r\n\x1a\n"), (open_parquet, (".parquet",), b"PAR1"),
+             (open_arrow, (".arrow", ".feather"), b"ARROW1"), (open_lmdb, (".lmdb", ".mdb"), None))
+    if os.path.isdir(path):
+        is_lmdb = os.path.exists(os.path.join(path, "data.mdb"))
+        return open_lmdb(path) if is_lmdb else open_archive(path)
+    if not any(c in name for c in "*?["):
+        with open(path, "rb") as f:
+            head = f.read(16)
+        for opener, endings, magic in kinds:
+            if name.endswith(endings) or (magic and head.startswith(magic)):
+                return opener(path)
+    return open_archive(path)
+
+
+# ---- samples: (name, parts) ----
+
+def safe_key(key, number):
+    """A key as the beginning of a name: no dot in its last part, which would end it."""
+    parts = [part for part in re.sub(r"[\0-\x1f]", "_", key).split("/") if part not in ("", ".", "..")]
+    if not parts:
+        return "%08d" % number
+    return "/".join(parts[:-1] + [parts[-1].replace(".", "_")])
+
+
+def pick(columns, wanted, usual):
+    if wanted and wanted not in columns:
+        raise Refused("there is no column '%s': there are %s" % (wanted, ", ".join(columns)))
+    return wanted or next((name for name in usual if name in columns), None)
+
+
+def label_text(value, names):
+    """The directory of a class."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "surrogateescape")
+    if isinstance(value, int) and names and 0 <= value < len(names):
+        value = names[value]
+    return part_name(str(value))
+
+
+def files_of(columns):
+    """name -> bytes of a row; a value without a name is called by its type alone."""
+    parts = {}
+    for column, value in columns.items():
+        put(parts, part_name(column) if column else "", value)
+    return {name.lstrip(".") or "bin": data for name, data in parts.items()}
+
+
+def samples(rows, names, options):
+    """(name, {part: bytes}) of each row."""
+    for number, (key, columns) in enumerate(rows):
+        folder = ""
+        if options.classes:
+            label = pick(columns, options.label, LABEL_NAMES)
+            if label is None:
+                raise Refused("which column has the label? --label=NAME; there are %s" % ", ".join(columns))
+            folder = label_text(columns.pop(label), (names or {}).get(label)) + "/"
+        name = safe_key(key, number) if key is not None else "%08d" % number
+        yield folder + name, columns if isinstance(columns, Files) else files_of(columns)
+
+
+# ---- targets: each has add(name, parts), close() and discard() ----
+
+class Tars:
+    """An archive, or shards of about so many bytes. A sample is in one shard."""
+
+    def __init__(self, path, options):
+        self.path, self.options = path, options
+        self.is_many = re.search(r"%0?\d*d", path) is not None
+        self.number, self.bytes, self.writer, self.done = 0, 0, None, []
+
+    def _open(self):
+        path = self.path % self.number if self.is_many else self.path
+        self.writer = Writer(path, overwrite=self.options.force, zstd=self.options.zstd)
+        self.done.append(path)
+        self.number, self.bytes = self.number + 1, 0
+
+    def add(self, name, parts):
+        size = sum(map(len, parts.values()))
+        if self.writer and self.is_many and self.bytes and self.bytes + size > self.options.shard_bytes:
+            self.writer.close()
+            self.writer = None
+        if self.writer is None:
+            self._open()
+        for part in sorted(parts):
+            self.writer.add("%s.%s" % (name, part) if part else name, parts[part])
+        self.bytes += size
+
+    def close(self):
+        if self.writer is None:
+            self._open()
+        self.writer.close()
+
+    def discard(self):
+        """Nothing is left but whole shards, which would look complete: they go, too."""
+        if self.writer is not None:
+            self.writer.discard()
+            self.done.pop()
+        for path in self.done:
+            os.unlink(path)
+
+
+def crc32c_table():
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        yield byte
+
+
+def crc32c():
+    """The fastest at hand: google-crc32c, crc32c, or a slow one of our own (2 MB/s)."""
+    for module, function in (("google_crc32c", "value"), ("crc32c", "crc32c")):
+        try:
+            return getattr(__import__(module), function)
+        except ImportError:
+            pass
+    table = tuple(crc32c_table())
+
+    def slow(data):
+        crc = 0xFFFFFFFF
+        for byte in data:
+            crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
+        return crc ^ 0xFFFFFFFF
+    return slow
+
+
+def varint(value):
+    out = bytearray()
+    value &= (1 << 64) - 1
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def field(number, data):
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def feature(part, data):
+    """Name and message: .cls is integers, .f32 floats, all else bytes."""
+    if part == "cls" or part.endswith(".cls"):
+        try:
+            numbers = [int(line) for line in data.split()]
+            if all(-2**63 <= n < 2**63 for n in numbers):
+                name = part[:-4] if part.endswith(".cls") else part
+                return name, field(3, field(1, b"".join(map(varint, numbers))))
+        except ValueError:
+            pass
+    if part.endswith(".f32") and len(data) % 4 == 0:
+        return part[:-4], field(2, field(1, data))
+    return part, field(1, field(1, data))
+
+
+class Records:
+    """A TFRecord file. It has its name when it is complete."""
+
+    def __init__(self, path, options):
+        if os.path.exists(path) and not options.force:
+            raise FileExistsError(17, "it is there already; --force replaces it", path)
+        self.path, self.partial = path, "%s.%d.partial" % (path, os.getpid())
+        self.file, self.crc = open(self.partial, "xb"), crc32c()
+
+    def _sum(self, data):
+        crc = self.crc(data)
+        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    def add(self, name, parts):
+        features = dict(feature(part, parts[part]) for part in sorted(parts))
+        features.setdefault("__key__", field(1, field(1, os.fsencode(name))))
+        data = field(1, b"".join(field(1, field(1, os.fsencode(key)) + field(2, message))
+                                 for key, message in features.items()))
+        length = struct.pack("<Q", len(data))
+        self.file.write(length + self._sum(length) + data + self._sum(data))
+
+    def close(self):
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        os.replace(self.partial, self.path)
+
+    def discard(self):
+        self.file.close()
+        os.unlink(self.partial)
+
+
+# ---- the command ----
+
+class Progress:
+    """A line on a terminal, a few times a second."""
+
+    def __init__(self, total):
+        self.total, self.count, self.bytes, self.shown = total, 0, 0, 0.0
+        self.is_shown = stat.S_ISCHR(os.fstat(2).st_mode) and os.isatty(2)
+
+    def step(self, parts):
+        self.count += 1
+        self.bytes += sum(map(len, parts.values()))
+        now = time.monotonic()
+        if self.is_shown and now - self.shown > 0.2:
+            self.shown = now
+            of = " of %d" % self.total if self.total else ""
+            print("\r%d%s samples, %.1f MiB\033[K" % (self.count, of, self.bytes / 2**20), end="",
+                  file=sys.stderr, flush=True)
+
+    def end(self):
+        if self.is_shown and self.shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def convert(source, out, options):
+    """Returns the numbers of samples and bytes. Nothing is left of OUT if it fails."""
+    total, names, rows = open_source(source)
+    is_records = out.endswith((".tfrecord", ".tfrecords"))
+    target = (Records if is_records else Tars)(out, options)
+    progress = Progress(total)
+    try:
+        for name, parts in samples(rows, names, options):
+            target.add(name, parts)
+            progress.step(parts)
+        target.close()
+    except BaseException:
+        target.discard()
+        raise
+    finally:
+        progress.end()
+    return progress.count, progress.bytes
+
+
+def size(text):
+    match = re.fullmatch(r"(\d+)([KMGT]?)", text)
+    if not match or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError("a size is a number, maybe with K, M, G or T")
+    return int(match[1]) << 10 * " KMGT".index(match[2] or " ")
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m onepot.convert", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__.partition("\n\n")[2], allow_abbrev=False)
+    parser.add_argument("source", metavar="IN")
+    parser.add_argument("out", metavar="OUT")
+    parser.add_argument("--classes", action="store_true",
+                        help="a directory for each class, in place of a file NAME.cls beside each sample")
+    parser.add_argument("--label", metavar="NAME", help="the column that has the class (default: label)")
+    parser.add_argument("--shard-bytes", type=size, default=1 << 30, metavar="SIZE",
+                        help="start another shard after so many bytes (default: 1G)")
+    parser.add_argument("--zstd", type=int, default=0, metavar="LEVEL", help="compress the archive")
+    parser.add_argument("--force", action="store_true", help="replace OUT")
+    options = parser.parse_args(arguments)
+    try:
+        count, written = convert(options.source, options.out, options)
+    except KeyboardInterrupt:
+        print("convert: interrupted", file=sys.stderr)
+        return 130
+    except (Refused, OSError, ValueError, KeyError) as e:
+        print("convert: %s" % e, file=sys.stderr)
+        return 1
+    print("%s: %d samples, %d bytes" % (options.out, count, written))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
