@@ -107,7 +107,7 @@ grep -q '^prw' out || fail 'ls -l shows no fifo'
 run 1 "$onepot" ls --path nowhere tree.tar
 says err 'onepot: tree.tar: nowhere: no such file or directory in the archive'
 run 1 "$onepot" ls --path plain/x tree.tar
-says err 'is no directory'
+says err 'is not a directory'
 run 1 "$onepot" ls absent.tar tree.tar
 one_line 'ls of an absent archive'
 says out 'plain'

@@ -90,7 +90,7 @@ same a.tar b.tar 'absolute names, here'
 printf 'size/10240\n./hl//a\nnope\nsize/nope\n../x\nlnup/size\nxa\nmode/\nhl/a\nhl/b\n' >list
 run 1 "$onepot" pack -o l.tar --files-from list tree
 says '^onepot: nope: left out: .* not exist' '^onepot: size/nope: ' '^onepot: \.\./x: ' \
-    '^onepot: lnup: .* no directory' 'for 4 problems' '^onepot: xa: packed without'
+    '^onepot: lnup: .* not a directory' 'for 4 problems' '^onepot: xa: packed without'
 run 0 "$onepot" ls -R l.tar
 (cd tree && printf '%s\n' hl hl/a hl/b mode mode/* size size/10240 xa) | sort >expected
 sort out | cmp -s - expected || fail "a list makes: $(cat out)"

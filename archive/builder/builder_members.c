@@ -132,7 +132,8 @@ static int member_bind(struct builder *b, const struct place *place, uint32_t in
     if (r < 0)
         return r;
     if (spot.len == 0)
-        return builder_refuse(place, -EISDIR, "is no directory, and is called as the root is");
+        return builder_refuse(place, -EISDIR,
+                              "is not a directory, but has the name of the root");
     if (!spot.found) {
         r = builder_new_name(b, place, &spot, inode);
         if (r < 0)

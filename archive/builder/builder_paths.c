@@ -270,7 +270,8 @@ static int path_enter(struct builder *b, struct way *way, uint32_t dir, const ch
     if (S_ISLNK(mode))
         return path_follow(b, way, spot.found, ret_dir);
     if (!S_ISDIR(mode))
-        return builder_refuse(way->place, -ENOTDIR, "lies below a member that is no directory");
+        return builder_refuse(way->place, -ENOTDIR,
+                              "lies below a member that is not a directory");
     *ret_dir = spot.found;
     return 0;
 }
@@ -364,7 +365,7 @@ int builder_locate_child(const struct builder *b, const struct place *place, uin
     if (len == 0 || memchr(name, '/', len) || memchr(name, '\0', len) ||
         (len == 1 && name[0] == '.') || directory >= b->names.count ||
         !is_directory_inode(b, b->names.at[directory].inode))
-        return builder_refuse(place, -EINVAL, "is no name in a directory");
+        return builder_refuse(place, -EINVAL, "is not a name in a directory");
     int r = path_check_part(place, name, len);
     if (r < 0)
         return r;

@@ -74,7 +74,7 @@ int unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *
             unknown_advise_known(fault);
         return -ENOMSG;
     }
-    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is no archive of a known format");
+    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is not an archive of a known format");
     unknown_advise_known(fault);
     return -ENOMSG;
 }

@@ -59,7 +59,7 @@ static int output_open_folder(struct output *output, const char *path, struct fa
         return -ENOMEM;
     size_t len = strlen(output->name);
     if (len == 0 || path_is_dots(output->name))
-        return fault_set(fault, -EISDIR, NULL, FAULT_NO_OFFSET, "is no name for a file");
+        return fault_set(fault, -EISDIR, NULL, FAULT_NO_OFFSET, "is not a name for a file");
     if (len > NAME_MAX)
         return fault_set(fault, -ENAMETOOLONG, NULL, FAULT_NO_OFFSET, "name is too long");
     output->folder_fd = path_open_folder(path);
@@ -82,7 +82,7 @@ static int output_check_existing(struct output *output, struct fault *fault)
         return -EISDIR;
     }
     if (!S_ISREG(st.st_mode))
-        return fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET, "is no regular file");
+        return fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET, "is not a regular file");
     if (!output->overwrite)
         return output_exists(fault);
     output->replaced = file_id_of(&st);

@@ -267,7 +267,7 @@ static int exchange_check_place(const struct shard_exchange *x, uint32_t number,
                                : fault_set(fault, -errno, name, FAULT_NO_OFFSET,
                                            "can't be examined: %s", fault_errno(errno));
     if (!S_ISREG(st.st_mode))
-        return fault_set(fault, -EEXIST, name, FAULT_NO_OFFSET, "is no regular file");
+        return fault_set(fault, -EEXIST, name, FAULT_NO_OFFSET, "is not a regular file");
     if (!overwrite)
         return fault_set(fault, -EEXIST, name, FAULT_NO_OFFSET, "already exists");
     uid_t me = geteuid();

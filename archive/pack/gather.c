@@ -286,8 +286,9 @@ static int gather_no_folder(const struct gather_from *from, struct gathered *g, 
     bool other = err == ENOTDIR || err == ELOOP;
     if (gather_is_listed(from) && (other || err == ENOENT))
         return gather_skip(g, other ? -ENOTDIR : -ENOENT,
-                           other ? "left out with everything listed in it: it is no directory"
-                                 : "left out with everything listed in it: it does not exist");
+                           other
+                               ? "left out with everything listed in it: it is not a directory"
+                               : "left out with everything listed in it: it does not exist");
     if (other)
         return gather_changed_kind(g);
     return gather_closed_folder(g, from->folder_fd, from->name, -err);

@@ -320,14 +320,14 @@ int source_open_fault(const char *path, struct fault *fault, int err)
         break;
     case EINVAL:
     case ENXIO:
-        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "is no regular file");
+        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "is not a regular file");
         fault_advise(fault, "archives are read at random: save it as a file first");
         break;
     case ENOENT:
         fault_set(fault, err, NULL, FAULT_NO_OFFSET, "no such file");
         fault_advise(fault,
                      strstr(path, "://")
-                         ? "a URL is no path: copy the archive to a filesystem first"
+                         ? "a URL is not a path: copy the archive to a filesystem first"
                          : "check the path; a job may see other filesystems than you do");
         break;
     case EACCES:

@@ -125,8 +125,9 @@ static int tar_walk_read_fault(struct walk *w, int status)
         fault_advise(w->fault, "make the archive again, or copy it again");
         return -EUCLEAN;
     }
-    return status == ARCHIVE_RETRY ? tar_walk_header_fault(w, "something that is no tar header")
-                                   : tar_walk_damaged_header(w);
+    return status == ARCHIVE_RETRY
+               ? tar_walk_header_fault(w, "something other than a tar header")
+               : tar_walk_damaged_header(w);
 }
 
 /* ---- data ---- */

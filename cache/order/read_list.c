@@ -63,7 +63,7 @@ static int list_parse_number(struct list_parse *p, const char *line, size_t len)
     uint64_t number = 0;
 
     if (!is_number(line, len))
-        return list_leave_out(p, line, len, "is no number, as the first line is");
+        return list_leave_out(p, line, len, "is not a number, but the first line is");
     for (size_t i = 0; i < len; i++)
         number = 10 * number + (uint64_t)(line[i] - '0');
     if (number >= folder_files_count(p->numbered))
@@ -156,7 +156,7 @@ static int list_check_known(struct list_parse *p)
         return fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "it names no file");
     if (p->positions.count >= left_out)
         return 0;
-    fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "%s, and so are %llu of %llu lines",
+    fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "%s; %llu of %llu lines name no file",
               p->first.what, left_out, lines);
     fault_advise(p->fault, "each line is the path of a file below the mount point, or each "
                            "is a number");

@@ -46,7 +46,7 @@ static int unknown_long(const struct cli_usage *usage, const char *given,
     auto_free char *word = strndup(given + 2, len);
     const char *near = word ? cli_nearest(word, names) : NULL;
     if (near)
-        return cli_usage_error(usage, "there is no option '%.*s'; did you mean '--%s'?",
+        return cli_usage_error(usage, "there is no option '%.*s', did you mean '--%s'?",
                                (int)len + 2, given, near);
     return cli_usage_error(usage, "there is no option '%.*s'", (int)len + 2, given);
 }
@@ -211,8 +211,8 @@ int cli_size_option(const struct cli_usage *usage, const char *option, const cha
     if (r == -ERANGE)
         return cli_usage_error(usage, "%s: '%s' is too large", option, text);
     if (r < 0)
-        return cli_usage_error(usage, "%s: '%s' is no size; write a number with K, M, G or T",
-                               option, text);
+        return cli_usage_error(
+            usage, "%s: '%s' is not a size; write a number with K, M, G or T", option, text);
     return 0;
 }
 
@@ -224,7 +224,7 @@ int cli_number_option(const struct cli_usage *usage, const char *option, const c
         return cli_usage_error(usage, "%s: '%s' is not between %" PRIu64 " and %" PRIu64,
                                option, text, min, max);
     if (r < 0)
-        return cli_usage_error(usage, "%s: '%s' is no number", option, text);
+        return cli_usage_error(usage, "%s: '%s' is not a number", option, text);
     return 0;
 }
 
@@ -257,7 +257,7 @@ static int take_word(const struct cli_usage *usage, const char *option, const ch
         }
         snprintf(list + len, sizeof(list) - len, "%s%s", i ? ", " : "", words[i]);
     }
-    return cli_usage_error(usage, "%s: '%s' is none of %s", option, text, list);
+    return cli_usage_error(usage, "%s: '%s' is not one of %s", option, text, list);
 }
 
 /* ---- help ---- */

@@ -105,7 +105,7 @@ const char *resolve_error(int err)
     case ENOENT:
         return "no such file or directory in the archive";
     case ENOTDIR:
-        return "a component of the path is no directory";
+        return "a component of the path is not a directory";
     case ELOOP:
         return "too many symbolic links";
     case EXDEV:

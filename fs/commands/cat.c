@@ -91,7 +91,7 @@ static const char *describe(int err)
     case EISDIR:
         return "it is a directory";
     case EINVAL:
-        return "it is no regular file";
+        return "it is not a regular file";
     case EUCLEAN:
         return "the archive is damaged here";
     case ENODATA:

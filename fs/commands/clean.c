@@ -47,7 +47,7 @@ int command_clean(int argc, char **argv)
     if (status != CLI_GO_ON)
         return status;
     if (optind < argc)
-        return cli_usage_error(&usage, "'%s' is one too many", argv[optind]);
+        return cli_usage_error(&usage, "unexpected argument '%s'", argv[optind]);
     if ((job != NULL) + (user != NULL) + all > 1)
         return cli_usage_error(&usage, "--job, --user and --all exclude each other");
     if (job && !*job)

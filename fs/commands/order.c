@@ -59,12 +59,14 @@ static int take_worker(const struct cli_usage *u, void *ctx, const char *text)
     char first[DIGITS_MAX + 1] = "";
     const char *slash = strchr(text, '/');
     if (!slash || (size_t)(slash - text) >= sizeof(first))
-        return cli_usage_error(u, "'%s' is no worker; write it as 0/4", text);
+        return cli_usage_error(u, "--worker: '%s' is not K/N with K below N, such as 0/4",
+                               text);
     memcpy(first, text, (size_t)(slash - text));
     if (cli_parse_number(first, 0, UINT32_MAX, &options->worker) < 0 ||
         cli_parse_number(slash + 1, 1, UINT32_MAX, &options->workers) < 0 ||
         options->worker >= options->workers)
-        return cli_usage_error(u, "'%s' is no worker; write it as 0/4", text);
+        return cli_usage_error(u, "--worker: '%s' is not K/N with K below N, such as 0/4",
+                               text);
     return 0;
 }
 
@@ -122,7 +124,7 @@ int command_order(int argc, char **argv)
     if (status != CLI_GO_ON)
         return status;
     if (optind < argc)
-        return cli_usage_error(&usage, "'%s' is one word too many", argv[optind]);
+        return cli_usage_error(&usage, "unexpected argument '%s'", argv[optind]);
     if (check_request(&request) != 0)
         return CLI_USAGE;
     uint64_t rank, world;

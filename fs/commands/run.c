@@ -113,7 +113,10 @@ static void execute_command(void *ctx)
     int err = errno;
     if (err == EACCES && !is_in_path(run->command[0]))
         err = ENOENT;
-    cli_fail(run->command[0], err, NULL);
+    if (err == ENOENT && !strchr(run->command[0], '/'))
+        cli_failf(run->command[0], "no such command in $PATH");
+    else
+        cli_failf(run->command[0], "can't be executed: %s", fault_errno(err));
     _exit(err == ENOENT ? RUN_NOT_FOUND : RUN_NOT_EXECUTABLE);
 }
 

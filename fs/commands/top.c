@@ -186,7 +186,7 @@ static int take_delay(const struct cli_usage *u, void *ctx, const char *text)
     char *end;
     double seconds = strtod(text, &end);
     if (end == text || *end || !(seconds >= 0.1 && seconds <= 3600))
-        return cli_usage_error(u, "--delay: '%s' is no number of seconds from 0.1 to 3600",
+        return cli_usage_error(u, "--delay: '%s' is not a number of seconds from 0.1 to 3600",
                                text);
     *(uint64_t *)ctx = (uint64_t)(seconds * 1e9);
     return 0;

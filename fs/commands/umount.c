@@ -378,7 +378,8 @@ static int umount_one(const struct slot_list *list, const char *given, const str
         return cli_failf(given, "what is mounted there is not onepot's");
     if (umount_archive(list, path, given, rq, &status) > 0)
         return status;
-    return cli_failf(given, "it is not mounted, and no archive that this job mounted here");
+    return cli_failf(given, "it is not mounted, nor an archive that this job mounted here; "
+                            "'onepot stat' lists your mounts");
 }
 
 static int umount_named(const struct slot_list *list, char **names, const struct request *rq)
@@ -419,7 +420,7 @@ int command_umount(int argc, char **argv)
     if (status != CLI_GO_ON)
         return status;
     if (rq.all != (optind == argc))
-        return cli_usage_error(&usage, rq.all ? "--all stands alone"
+        return cli_usage_error(&usage, rq.all ? "--all takes no mount point or archive"
                                               : "no mount point and no archive was named");
     job_detect(&rq.job);
     int r = state_list(&list);

@@ -29,12 +29,12 @@ static const char *describe(const struct extraction *x, int err)
     switch (-err) {
     case EEXIST:
         return x->options->overwrite ? "something else is put there again and again"
-                                     : "it is there already";
+                                     : "it exists already";
     case EISDIR:
         return "a directory is in its place";
     case ENOTDIR:
     case ELOOP:
-        return "what is there is no directory";
+        return "what is there is not a directory";
     case ETXTBSY:
         return "the archive itself is in its place";
     case EUCLEAN:

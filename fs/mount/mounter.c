@@ -85,6 +85,8 @@ static int prepare_directory(struct mounter *m)
     if (r == -ENOTEMPTY && !m->options->nonempty)
         return cli_failf(m->at, "the directory is not empty, and a mount would hide what it "
                                 "holds; take another one, or -o nonempty");
+    if (r == -ENOTDIR)
+        return cli_failf(m->at, "is not a directory; name one, or a new path, with --at");
     return r < 0 && r != -ENOTEMPTY ? cli_fail(m->at, r, NULL) : 0;
 }
 

@@ -196,6 +196,9 @@ static int open_order(struct mounter *m)
                   "it has more than the %llu bytes that an order of %u entries may have",
                   (unsigned long long)most, index_info(m->pot->index)->entries);
         fault_advise(&fault, "one epoch is enough, each file once");
+    } else if (r < 0) {
+        fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "the order can't be read: %s",
+                  fault_errno(r));
     }
     if (r == 0)
         r = read_list_parse(m->pot->index, m->root, text.at, text.count, ORDER_LINES_MOST,
@@ -236,7 +239,7 @@ static int open_record(struct mounter *m)
         r = S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
     if (r == 0)
         r = recorder_new(path, m->pot->index, m->root, &m->recorder);
-    return r < 0 ? cli_fail(given, r, NULL) : 0;
+    return r < 0 ? cli_failf(given, "the record can't be made: %s", fault_errno(r)) : 0;
 }
 
 /* ---- the archive, with its readers ---- */

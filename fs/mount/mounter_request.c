@@ -126,7 +126,8 @@ static int open_log(struct mounter *m)
     if (!path)
         return 0;
     m->log.fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
-    return m->log.fd < 0 ? cli_fail(path, -errno, NULL) : 0;
+    return m->log.fd < 0 ? cli_failf(path, "the log can't be opened: %s", fault_errno(errno))
+                         : 0;
 }
 
 int mounter_prepare(struct mounter *m)

@@ -244,7 +244,8 @@ static int walk_archive(struct walk *w, uint32_t archive)
     if (r == -EOVERFLOW)
         return error_set(w->error, r, "%s: there are more than 4 billion samples", pot->path);
     if (r == -ENOTDIR)
-        return error_set(w->error, r, "%s: '%s' is no directory", pot->path, w->options->root);
+        return error_set(w->error, r, "%s: '%s' is not a directory", pot->path,
+                         w->options->root);
     return r < 0 ? error_errno(w->error, r, pot->path) : 0;
 }
 

@@ -34,11 +34,11 @@ static int read_options(const struct onepot_writer_options *options,
     if (o->block && (o->block & (o->block - 1) || o->block < WRITER_BLOCK_MIN ||
                      o->block > WRITER_BLOCK_MAX))
         return error_set(error, -EINVAL,
-                         "a block of %u bytes is no power of two of 4 KB to 8 MB", o->block);
+                         "a block of %u bytes is not a power of two of 4 KB to 8 MB", o->block);
     if (o->align && (o->align & (o->align - 1) || o->align < PAX_BLOCK_BYTES ||
                      o->align > WRITER_ALIGN_MAX))
         return error_set(error, -EINVAL,
-                         "an alignment of %u is no power of two of 512 to 64 KB", o->align);
+                         "an alignment of %u is not a power of two of 512 to 64 KB", o->align);
     return 0;
 }
 
@@ -141,7 +141,7 @@ int onepot_writer_add(struct onepot_writer *writer, const char *name, const void
     if (writer->pid != getpid())
         return error_set(error, -EINVAL, "%s: is written by another process", writer->path);
     if (!is_good_name(name))
-        return error_set(error, -EINVAL, "%s: '%.200s' is no name for a file in it",
+        return error_set(error, -EINVAL, "%s: '%.200s' is not a name for a file in it",
                          writer->path, name);
     if (f.mode & ~(uint32_t)07777 || f.mtime_nsec >= 1000000000u)
         return error_set(error, -EINVAL, "%s: %.200s: no such permissions or time",

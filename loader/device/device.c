@@ -110,7 +110,7 @@ static int index_of(const char *number, uint32_t count, struct onepot_error *err
     errno = 0;
     unsigned long n = strtoul(number, &end, 10);
     if (*number < '0' || *number > '9' || *end || errno)
-        return error_set(error, -EINVAL, "\"%s\" is no number of a device", number);
+        return error_set(error, -EINVAL, "\"%s\" is not a device number", number);
     if (n >= count)
         return error_set(error, -ENODEV, "there is no device %lu; this process sees %u", n,
                          count);

@@ -26,7 +26,7 @@
 int fill_check_align(uint32_t align, struct onepot_error *error)
 {
     if (align & (align - 1) || align > ALIGN_MAX)
-        return error_set(error, -EINVAL, "an alignment of %u is no power of two up to %u",
+        return error_set(error, -EINVAL, "an alignment of %u is not a power of two up to %u",
                          align, ALIGN_MAX);
     return 0;
 }
@@ -300,7 +300,7 @@ int fill_npy_kind(struct fill_plan *plan, struct onepot_error *error)
     if (r < 0)
         dataset_error(error, r, plan->archive->dataset, &plan->archive->dataset->records[bad]);
     if (r == -EINVAL)
-        error_set(error, r, "the first sample is no .npy file of numbers");
+        error_set(error, r, "the first sample is not a .npy file of numbers");
     plan->stride = plan->kind.bytes;
     filler_free(&filler);
     return r;

@@ -149,7 +149,7 @@ def test_damaged_lengths_are_refused_and_damaged_data_is_found(work):
         number = int(at >= first)
         done = onepot("verify", path, status=1)
         if at < 12:
-            check(b"no archive of a known format" in done.stderr, f"byte {at}: {done.stderr!r}")
+            check(b"not an archive of a known format" in done.stderr, f"byte {at}: {done.stderr!r}")
         elif first <= at < first + 12:
             check(b"record 1: its length is damaged" in done.stderr, f"byte {at}: {done.stderr!r}")
         else:

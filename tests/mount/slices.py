@@ -157,7 +157,7 @@ def test_damaged_sifs_are_refused(work):
         "negative length": (make_sif([(image, {"length": -1})]), "past its end"),
         "short length": (make_sif([(image, {"length": 4096})]), "is cut off"),
         "no length": (make_sif([(image, {"length": 0})]), "is empty"),
-        "wrong place": (make_sif([(image, {"offset": 40000, "length": 4096})]), "no archive of a known format"),
+        "wrong place": (make_sif([(image, {"offset": 40000, "length": 4096})]), "not an archive of a known format"),
         "cut table": (whole[:5000], "past its end"),
         "cut image": (whole[:40000], "past its end"),
     }
@@ -246,10 +246,10 @@ def test_an_offset_that_is_given(work):
     odd = write(work, "odd", b"anything" + image)
     check_mounts(work, tree, odd, "--offset=8", name="odd.d")
     for offset, message in ((len(image) + 8, b"ends before"), (1 << 63, b"ends before"),
-                            (9, b"no archive of a known format")):
+                            (9, b"not an archive of a known format")):
         said = onepot("ls", f"--offset={offset}", odd, status=1).stderr
         check(message in said, said)
-    check(b"is no size" in onepot("ls", "--offset=x", odd, status=2).stderr, "no number")
+    check(b"is not a size" in onepot("ls", "--offset=x", odd, status=2).stderr, "no number")
 
 
 def make_tree_of_one(work):

@@ -737,7 +737,7 @@ START_TEST(what_is_no_archive_is_refused_with_a_reason)
     } cases[] = {
         {"nothing", ENOENT, "no such file"},
         {"tree", EISDIR, "directory"},
-        {"tree/sub/numbers", ENOMSG, "no archive"},
+        {"tree/sub/numbers", ENOMSG, "not an archive"},
         {"empty", ENOMSG, "empty"},
         {"fifo", EINVAL, "regular"},
         {"numbers.gz", ENOMSG, "no tar"},
@@ -764,11 +764,11 @@ START_TEST(files_of_other_formats_are_called_by_their_name)
         size_t len;
         const char *what;
     } cases[] = {
-        {0, "hsqs", 4, "no archive"}, /* and version 0.0 */
+        {0, "hsqs", 4, "not an archive"}, /* and version 0.0 */
         {28, "\3\0\1\0", 4, "SquashFS image of version 3.1"},
-        {0, "sqsh", 4, "no archive"}, /* the other byte order: of version 768 */
+        {0, "sqsh", 4, "not an archive"}, /* the other byte order: of version 768 */
         {28, "\0\2\0\1", 4, "SquashFS image of version 2.1"},
-        {0, "none", 4, "no archive"},
+        {0, "none", 4, "not an archive"},
         {32769, "CD001", 5, "ISO 9660"},
         {1080, "\x53\xef", 2, "ext4"},
         {1024, "\xe2\xe1\xf5\xe0", 4, "EROFS"},

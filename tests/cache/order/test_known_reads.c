@@ -223,7 +223,7 @@ START_TEST(a_line_that_names_no_file_is_left_out_and_told)
     expect_left_out("b/1.jpg/x\nb/1.jpg\na/1.jpg\na/note\n", "line 1");
     expect_left_out("b/1.jpg\nb/../b/1.jpg\na/1.jpg\na/note\n", "line 2");
     expect_left_out("0\n1\n4\n2", "line 3: '4' is more than there are files");
-    expect_left_out("0\nb/1.jpg\n1\n2", "line 2: 'b/1.jpg' is no number");
+    expect_left_out("0\nb/1.jpg\n1\n2", "line 2: 'b/1.jpg' is not a number");
     expect_left_out("0\n99999999999999999999\n1\n2", "line 2");
     expect_left_out("b/1.jpg\n\x1b[31m\na/note\na/1.jpg", "'?[31m'");
 }
@@ -232,8 +232,8 @@ END_TEST
 START_TEST(a_text_that_is_mostly_something_else_is_refused)
 {
     expect_fault("b/1.jpg\nb/3.jpg\nb/4.jpg\n",
-                 "line 2: 'b/3.jpg' is not in the archive, and so are 2 of 3 lines");
-    expect_fault("7\n8\n", "line 1: '7' is more than there are files, and so are 2 of 2");
+                 "line 2: 'b/3.jpg' is not in the archive; 2 of 3 lines name no file");
+    expect_fault("7\n8\n", "line 1: '7' is more than there are files; 2 of 2");
     expect_fault("99999999999999999999\n", "line 1");
     expect_fault("b\n", "line 1: 'b' is a directory");
     expect_fault("", "names no file");

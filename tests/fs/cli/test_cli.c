@@ -296,15 +296,15 @@ START_TEST(wrong_options_are_usage_errors_that_name_the_nearest)
     static const struct {
         const char *arg, *err;
     } cases[] = {
-        {"--lnog", "there is no option '--lnog'; did you mean '--long'?"},
-        {"--pth=x", "there is no option '--pth'; did you mean '--path'?"},
+        {"--lnog", "there is no option '--lnog', did you mean '--long'?"},
+        {"--pth=x", "there is no option '--pth', did you mean '--path'?"},
         {"--zzzzzz", "there is no option '--zzzzzz'"},
         {"-x", "there is no option '-x'"},
         {"-lx", "there is no option '-x'"},
         {"--path", "option '--path' needs an argument"},
         {"-C", "option '-C' needs an argument"},
         {"--long=1", "option '--long' takes no argument"},
-        {"--he\nlp", "there is no option '--he\\x0alp'; did you mean '--help'?"},
+        {"--he\nlp", "there is no option '--he\\x0alp', did you mean '--help'?"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char expected[256];
@@ -364,12 +364,12 @@ START_TEST(wrong_arguments_name_their_option)
     struct output o = in_child(bad_arguments, NULL, NULL);
     ck_assert_int_eq(o.status, CLI_USAGE);
     ck_assert_str_eq(
-        o.err, "onepot test: --cache: '1X' is no size; write a number with K, M, G or T; "
+        o.err, "onepot test: --cache: '1X' is not a size; write a number with K, M, G or T; "
                "see 'onepot test --help'\n"
                "onepot test: --cache: '99999999T' is too large; see 'onepot test --help'\n"
                "onepot test: --threads: '0' is not between 1 and 64; "
                "see 'onepot test --help'\n"
-               "onepot test: --progress: 'sometimes' is none of auto, always, never; "
+               "onepot test: --progress: 'sometimes' is not one of auto, always, never; "
                "see 'onepot test --help'\n");
 }
 END_TEST

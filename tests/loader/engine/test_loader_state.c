@@ -85,7 +85,7 @@ START_TEST(an_option_that_makes_no_sense_is_named)
         {{.batch_size = 1, .rank = 2, .world_size = 2}, "rank 2 is not below"},
         {{.batch_size = 1, .world_size = 1, .images = &images}, "need a device"},
         {{.batch_size = 1, .world_size = 1, .gather = ONEPOT_GATHER_DEVICE}, "need a device"},
-        {{.batch_size = 1, .world_size = 1, .npy = true}, "no .npy file"},
+        {{.batch_size = 1, .world_size = 1, .npy = true}, "not a .npy file"},
     };
     struct onepot_loader_options o = cases[_i].options;
     struct onepot_loader *loader = NULL;
