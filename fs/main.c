@@ -80,7 +80,7 @@ static int unknown_command(const char *word)
     return CLI_USAGE;
 }
 
-static int run_command(int argc, char **argv)
+static int main_run_command(int argc, char **argv)
 {
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
         if (strcmp(commands[i].name, argv[0]) != 0)
@@ -105,7 +105,7 @@ static int help_command(int argc, char **argv)
     }
     char option[] = "--help";
     char *help_argv[] = {argv[1], option, NULL};
-    return run_command(2, help_argv);
+    return main_run_command(2, help_argv);
 }
 
 /*
@@ -152,7 +152,7 @@ int main(int argc, char **argv)
                   argv[1]);
         status = CLI_USAGE;
     } else {
-        status = run_command(argc - 1, argv + 1);
+        status = main_run_command(argc - 1, argv + 1);
     }
     return cli_finish(status);
 }

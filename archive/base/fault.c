@@ -55,7 +55,7 @@ struct out {
     size_t len;
 };
 
-static void put(struct out *o, const char *bytes, size_t count)
+static void fault_put(struct out *o, const char *bytes, size_t count)
 {
     for (size_t i = 0; i < count; i++, o->len++)
         if (o->len + 1 < o->size)
@@ -64,7 +64,7 @@ static void put(struct out *o, const char *bytes, size_t count)
 
 static void put_string(struct out *o, const char *s)
 {
-    put(o, s, strlen(s));
+    fault_put(o, s, strlen(s));
 }
 
 static void put_escaped(struct out *o, const char *text, size_t size)
@@ -73,7 +73,7 @@ static void put_escaped(struct out *o, const char *text, size_t size)
     for (size_t i = 0; i < len;) {
         size_t n = utf8_printable_length(text + i, len - i);
         if (n) {
-            put(o, text + i, n);
+            fault_put(o, text + i, n);
             i += n;
         } else {
             char hex[5];

@@ -16,8 +16,8 @@
 
 #define XATTR_VALUE_MAX 65536u /* XATTR_SIZE_MAX of Linux */
 
-static int compare_names(const struct builder_xattr *x, const struct builder_xattr *y,
-                         const char *bytes)
+static int xattrs_compare_names(const struct builder_xattr *x, const struct builder_xattr *y,
+                                const char *bytes)
 {
     return bytes_compare(bytes + x->name, x->name_len, bytes + y->name, y->name_len);
 }
@@ -26,7 +26,7 @@ static int compare_names(const struct builder_xattr *x, const struct builder_xat
 static int compare_xattrs(const void *a, const void *b, void *bytes)
 {
     const struct builder_xattr *x = a, *y = b;
-    int order = compare_names(x, y, bytes);
+    int order = xattrs_compare_names(x, y, bytes);
     return order ? order : (x->name > y->name) - (x->name < y->name);
 }
 
@@ -38,7 +38,8 @@ static int builder_append_set(struct builder *b, size_t *ret_bytes)
             b->pending_bytes.at);
     for (size_t i = 0; i < b->pending.count; i++) {
         const struct builder_xattr *x = &b->pending.at[i];
-        if (i + 1 < b->pending.count && compare_names(x, x + 1, b->pending_bytes.at) == 0)
+        if (i + 1 < b->pending.count &&
+            xattrs_compare_names(x, x + 1, b->pending_bytes.at) == 0)
             continue; /* the last of equal names counts */
         bytes += 8 + (size_t)x->name_len + x->value_len;
         b->pending.at[kept++] = *x;

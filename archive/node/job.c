@@ -34,7 +34,7 @@ static const char *job_variable(const char *name)
 }
 
 /* Copy, keeping what is safe in a file name, whatever the locale. */
-static void copy_safe(char to[JOB_ID_MAX], const char *from)
+static void job_copy_safe(char to[JOB_ID_MAX], const char *from)
 {
     size_t n = 0;
     for (; from && from[n] && n < JOB_ID_MAX - 1; n++) {
@@ -53,8 +53,8 @@ void job_detect(struct job *ret_job)
         if (!job_variable(s->id) || (s->witness && !job_variable(s->witness)))
             continue;
         ret_job->variable = s->id;
-        copy_safe(ret_job->id, job_variable(s->id));
-        copy_safe(ret_job->step, job_variable(s->step));
+        job_copy_safe(ret_job->id, job_variable(s->id));
+        job_copy_safe(ret_job->step, job_variable(s->step));
         return;
     }
 }

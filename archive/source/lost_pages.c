@@ -57,7 +57,7 @@ static bool replace_page(uintptr_t address)
  * Act as if we were not there. A signal that ends the process does so when the address is
  * touched again, or when a sent signal is delivered again.
  */
-static void pass_on(int number, siginfo_t *info, void *context)
+static void lost_pages_pass_on(int number, siginfo_t *info, void *context)
 {
     if (before.sa_flags & SA_SIGINFO) {
         before.sa_sigaction(number, info, context);
@@ -82,11 +82,11 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     bool is_told = is_sent && (atomic_load(&catches_all) ||
                                (info->si_pid == getpid() && before.sa_handler == SIG_DFL));
     if (!is_told && (is_sent || !replace_page((uintptr_t)info->si_addr)))
-        pass_on(number, info, context);
+        lost_pages_pass_on(number, info, context);
     errno = saved;
 }
 
-static void install(void)
+static void lost_pages_install(void)
 {
     struct sigaction action = {.sa_sigaction = on_bus_error,
                                .sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK};
@@ -99,11 +99,11 @@ static void install(void)
 static void install_once(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, install);
+    pthread_once(&once, lost_pages_install);
 }
 
 /* Take a free item, or a new one. */
-static struct lost_pages *take(void)
+static struct lost_pages *lost_pages_take(void)
 {
     for (struct lost_pages *g = atomic_load(&guards); g && atomic_load(&free_guards) > 0;
          g = g->next)
@@ -124,7 +124,7 @@ static struct lost_pages *take(void)
 struct lost_pages *lost_pages_guard(const void *start, size_t bytes)
 {
     install_once();
-    struct lost_pages *g = take();
+    struct lost_pages *g = lost_pages_take();
     if (!g)
         return NULL;
     atomic_store(&g->has_lost, false);

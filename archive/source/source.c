@@ -131,7 +131,7 @@ bool source_is_ours(const struct source *source)
     return ours;
 }
 
-static bool in_range(const struct source *source, uint64_t len, uint64_t offset)
+static bool source_in_range(const struct source *source, uint64_t len, uint64_t offset)
 {
     return offset <= source->size_bytes && len <= source->size_bytes - offset;
 }
@@ -188,7 +188,7 @@ void source_advise(const struct source *source, enum source_advice advice, uint6
 {
     while (!source->ops->advise)
         source = source->wrapped;
-    if (in_range(source, len, offset))
+    if (source_in_range(source, len, offset))
         source->ops->advise(source, advice, offset, len);
 }
 
@@ -219,7 +219,7 @@ int source_readv(const struct source *source, struct iovec *iov, int count, uint
     for (int i = 0; i < count; i++)
         len += iov[i].iov_len;
     source_cursor_step(&cursor, 0);
-    return in_range(source, len, offset) ? source_read_on(source, &cursor) : -ENODATA;
+    return source_in_range(source, len, offset) ? source_read_on(source, &cursor) : -ENODATA;
 }
 
 int source_read(const struct source *source, void *buf, size_t len, uint64_t offset)
@@ -229,7 +229,7 @@ int source_read(const struct source *source, void *buf, size_t len, uint64_t off
 
 int source_read_cached(const struct source *source, void *buf, size_t len, uint64_t offset)
 {
-    if (!in_range(source, len, offset))
+    if (!source_in_range(source, len, offset))
         return -ENODATA;
     while (!source->ops->read_cached)
         source = source->wrapped;
@@ -243,7 +243,8 @@ const uint8_t *source_map(const struct source *source)
     return source->ops->map(source);
 }
 
-static int bring(const struct source *source, uint64_t offset, uint64_t len, bool may_wait)
+static int source_call_bring(const struct source *source, uint64_t offset, uint64_t len,
+                             bool may_wait)
 {
     while (!source->ops->bring)
         source = source->wrapped;
@@ -252,12 +253,12 @@ static int bring(const struct source *source, uint64_t offset, uint64_t len, boo
 
 bool source_has(const struct source *source, uint64_t offset, uint64_t len)
 {
-    return bring(source, offset, len, false) == 0;
+    return source_call_bring(source, offset, len, false) == 0;
 }
 
 int source_bring(const struct source *source, uint64_t offset, uint64_t len)
 {
-    return bring(source, offset, len, true);
+    return source_call_bring(source, offset, len, true);
 }
 
 /* ---- the fingerprint ---- */
@@ -277,8 +278,8 @@ static const struct source *origin_of(const struct source *source)
     return source;
 }
 
-static int hash_range(const struct source *source, uint8_t *buf, uint64_t offset, size_t len,
-                      uint64_t *ret_hash)
+static int source_hash_range(const struct source *source, uint8_t *buf, uint64_t offset,
+                             size_t len, uint64_t *ret_hash)
 {
     len = (size_t)min_u64(len, source->size_bytes - offset);
     int r = source_read(source, buf, len, offset);
@@ -296,13 +297,13 @@ static int file_fingerprint(const struct source *source, uint64_t *ret_fingerpri
         return -ENOMEM;
 
     source = origin_of(source);
-    int r = hash_range(source, buf, 0, FINGERPRINT_END_BYTES, &parts[1]);
+    int r = source_hash_range(source, buf, 0, FINGERPRINT_END_BYTES, &parts[1]);
     uint64_t last = size > FINGERPRINT_END_BYTES ? size - FINGERPRINT_END_BYTES : 0;
     if (r == 0)
-        r = hash_range(source, buf, last, FINGERPRINT_END_BYTES, &parts[2]);
+        r = source_hash_range(source, buf, last, FINGERPRINT_END_BYTES, &parts[2]);
     for (uint64_t i = 0; r == 0 && i < FINGERPRINT_PLACES; i++)
-        r = hash_range(source, buf, size / (FINGERPRINT_PLACES + 1) * (i + 1),
-                       FINGERPRINT_PLACE_BYTES, &parts[3 + i]);
+        r = source_hash_range(source, buf, size / (FINGERPRINT_PLACES + 1) * (i + 1),
+                              FINGERPRINT_PLACE_BYTES, &parts[3 + i]);
     if (r == 0)
         *ret_fingerprint = XXH3_64bits(parts, sizeof(parts));
     return r;

@@ -167,14 +167,14 @@ static void concat_advise(const struct source *source, enum source_advice advice
 
 /* ---- the mapping ---- */
 
-static const uint8_t *start_of(const struct lost_pages *map)
+static const uint8_t *concat_start_of(const struct lost_pages *map)
 {
     return (const uint8_t *)atomic_load_explicit(&map->start, memory_order_relaxed);
 }
 
 static void concat_unmap(struct lost_pages *map, uint64_t bytes)
 {
-    const uint8_t *start = start_of(map);
+    const uint8_t *start = concat_start_of(map);
     lost_pages_release(map);
     munmap((void *)(uintptr_t)start, bytes);
 }
@@ -212,7 +212,7 @@ static const uint8_t *concat_map(const struct source *source)
     struct source_concat *c = concat_of(source);
     struct lost_pages *map = atomic_load_explicit(&c->map, memory_order_acquire);
     if (map)
-        return start_of(map);
+        return concat_start_of(map);
     if (source->size_bytes == 0 || !source_is_local(source) || atomic_load(&c->map_failed))
         return NULL;
     struct lost_pages *guard = concat_map_all(c); /* no lock, as in source_file.c */
@@ -221,9 +221,9 @@ static const uint8_t *concat_map(const struct source *source)
         return NULL;
     }
     if (atomic_compare_exchange_strong(&c->map, &map, guard))
-        return start_of(guard);
+        return concat_start_of(guard);
     concat_unmap(guard, source->size_bytes);
-    return start_of(map);
+    return concat_start_of(map);
 }
 
 static bool concat_is_whole(const struct source *source)

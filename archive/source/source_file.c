@@ -108,14 +108,14 @@ static bool may_be_mapped(uint64_t bytes)
            bytes <= limit.rlim_cur / 8;
 }
 
-static const uint8_t *start_of(const struct lost_pages *map)
+static const uint8_t *file_start_of(const struct lost_pages *map)
 {
     return (const uint8_t *)atomic_load_explicit(&map->start, memory_order_relaxed);
 }
 
 static void file_unmap(struct lost_pages *map, uint64_t bytes)
 {
-    const uint8_t *start = start_of(map);
+    const uint8_t *start = file_start_of(map);
     lost_pages_release(map);
     munmap((void *)(uintptr_t)start, bytes);
 }
@@ -126,7 +126,7 @@ static const uint8_t *file_map(const struct source *source)
     uint64_t bytes = source->size_bytes;
     struct lost_pages *map = atomic_load_explicit(&file->map, memory_order_acquire);
     if (map)
-        return start_of(map);
+        return file_start_of(map);
     if (!file->is_local || bytes == 0 || atomic_load(&file->map_failed))
         return NULL;
 
@@ -143,7 +143,7 @@ static const uint8_t *file_map(const struct source *source)
     if (atomic_compare_exchange_strong(&file->map, &map, guard))
         return made;
     file_unmap(guard, bytes);
-    return start_of(map);
+    return file_start_of(map);
 }
 
 /* Also checks the length, as the last page reads as zeros past the file's end. */

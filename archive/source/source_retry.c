@@ -60,7 +60,8 @@ struct attempt {
     uint32_t opening; /* which opening of the file the last try used */
 };
 
-static void tell(struct source_retry *retry, enum source_error what, int err, uint64_t offset)
+static void retry_tell(struct source_retry *retry, enum source_error what, int err,
+                       uint64_t offset)
 {
     source_error_hook *hook = atomic_load(&retry->hook);
     if (hook)
@@ -118,7 +119,7 @@ static void reopen_locked(struct source_retry *retry, int err, uint64_t offset)
         return; /* not there yet: the next try checks again */
     if (!is_same_file(&retry->source.identity, fd)) {
         if (!atomic_exchange(&retry->replaced, true))
-            tell(retry, SOURCE_REPLACED, err, offset);
+            retry_tell(retry, SOURCE_REPLACED, err, offset);
         return;
     }
     fcntl(fd, F_SETFL, O_RDONLY);
@@ -129,12 +130,12 @@ static void reopen_locked(struct source_retry *retry, int err, uint64_t offset)
     atomic_store(&retry->replaced, false);
     atomic_fetch_add(&retry->opening, 1);
     atomic_fetch_add(&retry->reopened, 1);
-    tell(retry, SOURCE_REOPENED, err, offset);
+    retry_tell(retry, SOURCE_REOPENED, err, offset);
 }
 
 /* Open the file again, unless another thread has done so since this read began. */
-static void reopen(struct source_retry *retry, const struct attempt *attempt, int err,
-                   uint64_t offset)
+static void retry_reopen(struct source_retry *retry, const struct attempt *attempt, int err,
+                         uint64_t offset)
 {
     if (!retry->path)
         return;
@@ -188,12 +189,12 @@ static bool try_again(struct source_retry *retry, struct attempt *attempt, int e
         return give_up(retry);
     atomic_fetch_add(&retry->retried, 1);
     if (attempt->made == 1)
-        tell(retry, SOURCE_RETRIED, err, offset);
+        retry_tell(retry, SOURCE_RETRIED, err, offset);
     bool at_once = hopeless || (is_stale(err) && attempt->made == 1);
     if (!at_once && !pause_for(&retry->pause, pause_ns(attempt->made)))
         return give_up(retry);
     if (is_stale(err))
-        reopen(retry, attempt, err, offset);
+        retry_reopen(retry, attempt, err, offset);
     attempt->opening = atomic_load(&retry->opening);
     return true;
 }

@@ -22,16 +22,16 @@
 #define HUGE_ALL_BUDGET (1024u << 20)
 
 /* Keys are offsets, which share their low bits: mix them (the finaliser of MurmurHash3). */
-static uint64_t hash(uint64_t key)
+static uint64_t block_hash(uint64_t key)
 {
     key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdu;
     key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53u;
     return key ^ (key >> 33);
 }
 
-struct shard *shard_of(struct block_cache *cache, uint64_t key)
+struct shard *block_shard_of(struct block_cache *cache, uint64_t key)
 {
-    return &cache->shards[hash(key) >> 58]; /* 6 bits: SHARDS */
+    return &cache->shards[block_hash(key) >> 58]; /* 6 bits: SHARDS */
 }
 
 static int pool_new(const struct block_cache_options *o, struct buffer_pool **ret_pool)
@@ -62,7 +62,7 @@ int block_cache_new(const struct block_cache_options *options, struct block_cach
         struct shard *shard = &cache->shards[i];
         pthread_mutex_init(&shard->lock, NULL);
         pthread_cond_init(&shard->loaded, &clock);
-        shard->random = hash(i + 1);
+        shard->random = block_hash(i + 1);
         shard->bucket_mask = FIRST_BUCKETS - 1;
         shard->buckets = calloc(FIRST_BUCKETS, sizeof(*shard->buckets));
         if (!shard->buckets)
@@ -109,21 +109,21 @@ void block_cache_set_budget(struct block_cache *cache, uint64_t budget_bytes)
 
 /* The hash table of a shard; all functions need its lock. */
 
-static struct entry **bucket_of(struct shard *shard, uint64_t key)
+static struct entry **block_table_bucket_of(struct shard *shard, uint64_t key)
 {
-    return &shard->buckets[hash(key) & shard->bucket_mask];
+    return &shard->buckets[block_hash(key) & shard->bucket_mask];
 }
 
-struct entry *table_find(struct shard *shard, uint64_t key)
+struct entry *block_table_find(struct shard *shard, uint64_t key)
 {
-    struct entry *entry = *bucket_of(shard, key);
+    struct entry *entry = *block_table_bucket_of(shard, key);
     while (entry && entry->key != key)
         entry = entry->next;
     return entry;
 }
 
 /* Doubles the buckets. Without memory for that, only the chains get longer. */
-static void table_grow(struct shard *shard)
+static void block_table_grow(struct shard *shard)
 {
     size_t old_count = shard->bucket_mask + 1;
     struct entry **old = shard->buckets;
@@ -136,7 +136,7 @@ static void table_grow(struct shard *shard)
         struct entry *next;
         for (struct entry *entry = old[b]; entry; entry = next) {
             next = entry->next;
-            struct entry **bucket = bucket_of(shard, entry->key);
+            struct entry **bucket = block_table_bucket_of(shard, entry->key);
             entry->next = *bucket;
             *bucket = entry;
         }
@@ -147,19 +147,19 @@ static void table_grow(struct shard *shard)
 static void table_link(struct shard *shard, struct entry *entry)
 {
     if (shard->entries > shard->bucket_mask)
-        table_grow(shard);
-    struct entry **bucket = bucket_of(shard, entry->key);
+        block_table_grow(shard);
+    struct entry **bucket = block_table_bucket_of(shard, entry->key);
     entry->next = *bucket;
     *bucket = entry;
     entry->linked = true;
     shard->entries++;
 }
 
-void table_unlink(struct shard *shard, struct entry *entry)
+void block_table_unlink(struct shard *shard, struct entry *entry)
 {
     if (!entry->linked)
         return;
-    struct entry **link = bucket_of(shard, entry->key);
+    struct entry **link = block_table_bucket_of(shard, entry->key);
     while (*link != entry)
         link = &(*link)->next;
     *link = entry->next;
@@ -169,7 +169,7 @@ void table_unlink(struct shard *shard, struct entry *entry)
 
 /* ---- entries ---- */
 
-void entry_free(struct block_cache *cache, struct entry *entry)
+void block_entry_free(struct block_cache *cache, struct entry *entry)
 {
     if (!entry)
         return;
@@ -179,7 +179,7 @@ void entry_free(struct block_cache *cache, struct entry *entry)
 }
 
 /* A new entry, LOADING, with one user. */
-static struct entry *entry_new(struct block_cache *cache, uint64_t key, size_t size)
+static struct entry *block_entry_new(struct block_cache *cache, uint64_t key, size_t size)
 {
     struct entry *entry = calloc(1, sizeof(*entry));
     if (!entry)
@@ -197,25 +197,25 @@ static struct entry *entry_new(struct block_cache *cache, uint64_t key, size_t s
  * Stops using an entry. If this was its last user and nothing keeps the entry, returns it, to
  * be freed without the lock.
  */
-static struct entry *entry_leave(struct shard *shard, struct entry *entry)
+static struct entry *block_entry_leave(struct shard *shard, struct entry *entry)
 {
     if (--entry->users > 0 || entry->place != PLACE_NOWHERE)
         return NULL;
-    table_unlink(shard, entry);
+    block_table_unlink(shard, entry);
     return entry;
 }
 
 /* Puts the entry in the table. If its key is there already, returns the entry with that key. */
-static struct entry *entry_link(struct shard *shard, struct entry *fresh)
+static struct entry *block_entry_link(struct shard *shard, struct entry *fresh)
 {
-    struct entry *entry = table_find(shard, fresh->key);
+    struct entry *entry = block_table_find(shard, fresh->key);
     if (!entry)
         table_link(shard, fresh);
     return entry;
 }
 
 /* Moves a block that is much smaller than its buffer to one that fits. */
-static void trim(struct block_cache *cache, struct entry *entry)
+static void block_trim(struct block_cache *cache, struct entry *entry)
 {
     size_t old = entry->capacity, fitting = buffer_pool_capacity(cache->pool, entry->block.len);
     void *bytes;
@@ -231,7 +231,7 @@ static void trim(struct block_cache *cache, struct entry *entry)
 /*
  * Ends the fill and wakes the waiting threads. False: they took the fill for stuck, and left.
  */
-static bool publish(struct shard *shard, struct entry *entry, int err)
+static bool block_publish(struct shard *shard, struct entry *entry, int err)
 {
     pthread_mutex_lock(&shard->lock);
     if (entry->state != LOADING) {
@@ -241,7 +241,7 @@ static bool publish(struct shard *shard, struct entry *entry, int err)
     entry->state = err < 0 ? FAILED : READY;
     entry->err = err;
     if (err < 0)
-        table_unlink(shard, entry); /* the next thread that asks tries again */
+        block_table_unlink(shard, entry); /* the next thread that asks tries again */
     pthread_cond_broadcast(&shard->loaded);
     pthread_mutex_unlock(&shard->lock);
     return true;
@@ -259,11 +259,11 @@ int block_cache_end(struct block_cache *cache, struct block *block, int result, 
         result = -EUCLEAN;
     if (result == 0) {
         block->len = len;
-        trim(cache, entry);
+        block_trim(cache, entry);
     } else {
         keep_unreserve(cache, entry);
     }
-    bool wanted = publish(shard_of(cache, entry->key), entry, result);
+    bool wanted = block_publish(block_shard_of(cache, entry->key), entry, result);
     if (!wanted)
         keep_unreserve(cache, entry); /* another thread fills it in its place */
     else if (result == 0)
@@ -296,7 +296,7 @@ static void wait_loaded(const struct block_cache *cache, struct shard *shard,
         return;
     entry->state = FAILED;
     entry->err = -EAGAIN;
-    table_unlink(shard, entry);
+    block_table_unlink(shard, entry);
     pthread_cond_broadcast(&shard->loaded);
 }
 
@@ -338,8 +338,8 @@ static int begin_mine(struct block_cache *cache, struct entry *entry, struct blo
 /* ---- for readers ---- */
 
 /* Uses an entry of the table. With the lock. */
-static enum block_begun join(struct block_cache *cache, struct shard *shard,
-                             struct entry *entry)
+static enum block_begun block_join(struct block_cache *cache, struct shard *shard,
+                                   struct entry *entry)
 {
     bool foreseen = entry->unused;
 
@@ -355,12 +355,12 @@ static enum block_begun join(struct block_cache *cache, struct shard *shard,
 
 int block_cache_try(struct block_cache *cache, uint64_t key, struct block **ret_block)
 {
-    struct shard *shard = shard_of(cache, key);
+    struct shard *shard = block_shard_of(cache, key);
     pthread_mutex_lock(&shard->lock);
-    struct entry *entry = table_find(shard, key);
+    struct entry *entry = block_table_find(shard, key);
     int begun = -EAGAIN;
     if (entry && entry->state == READY) {
-        begun = join(cache, shard, entry);
+        begun = block_join(cache, shard, entry);
         *ret_block = &entry->block;
     }
     pthread_mutex_unlock(&shard->lock);
@@ -369,9 +369,9 @@ int block_cache_try(struct block_cache *cache, uint64_t key, struct block **ret_
 
 bool block_cache_has(struct block_cache *cache, uint64_t key)
 {
-    struct shard *shard = shard_of(cache, key);
+    struct shard *shard = block_shard_of(cache, key);
     pthread_mutex_lock(&shard->lock);
-    bool has = table_find(shard, key) != NULL;
+    bool has = block_table_find(shard, key) != NULL;
     pthread_mutex_unlock(&shard->lock);
     return has;
 }
@@ -383,15 +383,15 @@ int block_cache_begin(struct block_cache *cache, uint64_t key, size_t size,
     if (begun >= 0)
         return begun;
     /* Allocated before the lock is taken; a second look then shows whether it is needed. */
-    struct entry *fresh = entry_new(cache, key, size);
+    struct entry *fresh = block_entry_new(cache, key, size);
     if (!fresh)
         return -ENOMEM;
-    struct shard *shard = shard_of(cache, key);
+    struct shard *shard = block_shard_of(cache, key);
     begun = BLOCK_MINE;
     pthread_mutex_lock(&shard->lock);
-    struct entry *entry = entry_link(shard, fresh);
+    struct entry *entry = block_entry_link(shard, fresh);
     if (entry) {
-        begun = join(cache, shard, entry);
+        begun = block_join(cache, shard, entry);
     } else {
         shard->misses++;
         keep_used(cache, shard, fresh);
@@ -408,7 +408,7 @@ int block_cache_wait(struct block_cache *cache, struct block *block, block_wait 
                      void *ctx)
 {
     struct entry *entry = (struct entry *)block, *gone = NULL;
-    struct shard *shard = shard_of(cache, entry->key);
+    struct shard *shard = block_shard_of(cache, entry->key);
     pthread_mutex_lock(&shard->lock);
     if (wait && entry->state == LOADING) {
         pthread_mutex_unlock(&shard->lock);
@@ -418,9 +418,9 @@ int block_cache_wait(struct block_cache *cache, struct block *block, block_wait 
     wait_loaded(cache, shard, entry);
     int r = entry->state == FAILED ? entry->err : 0;
     if (r < 0)
-        gone = entry_leave(shard, entry);
+        gone = block_entry_leave(shard, entry);
     pthread_mutex_unlock(&shard->lock);
-    entry_free(cache, gone);
+    block_entry_free(cache, gone);
     return r;
 }
 
@@ -451,11 +451,11 @@ int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_
 void block_cache_put(struct block_cache *cache, struct block *block)
 {
     struct entry *entry = (struct entry *)block;
-    struct shard *shard = shard_of(cache, entry->key);
+    struct shard *shard = block_shard_of(cache, entry->key);
     pthread_mutex_lock(&shard->lock);
-    struct entry *gone = entry_leave(shard, entry);
+    struct entry *gone = block_entry_leave(shard, entry);
     pthread_mutex_unlock(&shard->lock);
-    entry_free(cache, gone);
+    block_entry_free(cache, gone);
 }
 
 /* ---- ahead of readers ---- */
@@ -467,7 +467,7 @@ int block_cache_begin_ahead(struct block_cache *cache, uint64_t key, size_t size
         block_cache_note_due(cache, key, due);
         return -EEXIST;
     }
-    struct entry *fresh = entry_new(cache, key, size);
+    struct entry *fresh = block_entry_new(cache, key, size);
     if (!fresh)
         return -ENOMEM;
     fresh->due = due;
@@ -477,9 +477,9 @@ int block_cache_begin_ahead(struct block_cache *cache, uint64_t key, size_t size
         free(fresh);
         return r;
     }
-    struct shard *shard = shard_of(cache, key);
+    struct shard *shard = block_shard_of(cache, key);
     pthread_mutex_lock(&shard->lock);
-    struct entry *entry = entry_link(shard, fresh);
+    struct entry *entry = block_entry_link(shard, fresh);
     pthread_mutex_unlock(&shard->lock);
     if (!entry)
         return begin_mine(cache, fresh, ret_block);

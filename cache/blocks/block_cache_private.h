@@ -86,10 +86,10 @@ struct block_cache {
 
 /* ---- block_cache.c ---- */
 
-struct shard *shard_of(struct block_cache *cache, uint64_t key);
-struct entry *table_find(struct shard *shard, uint64_t key);
-void table_unlink(struct shard *shard, struct entry *entry);
-void entry_free(struct block_cache *cache, struct entry *entry); /* NULL is fine */
+struct shard *block_shard_of(struct block_cache *cache, uint64_t key);
+struct entry *block_table_find(struct shard *shard, uint64_t key);
+void block_table_unlink(struct shard *shard, struct entry *entry);
+void block_entry_free(struct block_cache *cache, struct entry *entry); /* NULL is fine */
 
 /* ---- block_keep.c ---- */
 

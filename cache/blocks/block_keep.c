@@ -43,29 +43,30 @@
 #define PASSED_STEP 128u
 #define PASSED_PART 16u
 
-static uint64_t least(uint64_t a, uint64_t b)
+static uint64_t keep_least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
-static uint64_t most(uint64_t a, uint64_t b)
+static uint64_t keep_most(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
 }
 
 /* The cost of a block: its buffer, its entry, its place in a bucket and in lists. */
-static uint64_t cost_of(size_t capacity)
+static uint64_t keep_cost_of(size_t capacity)
 {
     return capacity + sizeof(struct entry) + 4 * sizeof(void *);
 }
 
-static uint64_t cost(const struct entry *entry)
+static uint64_t keep_cost(const struct entry *entry)
 {
-    return cost_of(entry->capacity);
+    return keep_cost_of(entry->capacity);
 }
 
 /* Takes `bytes` from what is left below the limit. */
-static bool reserve(_Atomic uint64_t *used, const _Atomic uint64_t *limit_now, uint64_t bytes)
+static bool keep_reserve_bytes(_Atomic uint64_t *used, const _Atomic uint64_t *limit_now,
+                               uint64_t bytes)
 {
     uint64_t limit = atomic_load_explicit(limit_now, memory_order_relaxed);
     uint64_t now = atomic_load_explicit(used, memory_order_relaxed);
@@ -77,12 +78,12 @@ static bool reserve(_Atomic uint64_t *used, const _Atomic uint64_t *limit_now, u
     return true;
 }
 
-static void add(_Atomic uint64_t *counter, uint64_t n)
+static void keep_add(_Atomic uint64_t *counter, uint64_t n)
 {
     atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
 
-static void subtract(_Atomic uint64_t *counter, uint64_t n)
+static void keep_subtract(_Atomic uint64_t *counter, uint64_t n)
 {
     atomic_fetch_sub_explicit(counter, n, memory_order_relaxed);
 }
@@ -108,7 +109,7 @@ static void list_set(struct entry_list *list, uint32_t slot, struct entry *entry
     entry->slot = slot;
 }
 
-static void show(struct shard *shard)
+static void keep_show(struct shard *shard)
 {
     const struct entry_list *ahead = &shard->ahead;
     atomic_store_explicit(&shard->held_count, shard->held.count, memory_order_relaxed);
@@ -183,30 +184,31 @@ static void ahead_to_held(struct block_cache *cache, struct shard *shard, struct
     list_remove(shard, entry);
     entry->place = PLACE_HELD;
     held_add(shard, entry);
-    subtract(&cache->ahead_bytes, cost(entry));
-    show(shard);
+    keep_subtract(&cache->ahead_bytes, keep_cost(entry));
+    keep_show(shard);
 }
 
 /* Takes its place from an entry, which leaves the table, too. Its last user frees it. */
 static void displace(struct block_cache *cache, struct shard *shard, struct entry *entry)
 {
     if (entry->place == PLACE_RECENT) {
-        subtract(&cache->recent_bytes, cost(entry));
+        keep_subtract(&cache->recent_bytes, keep_cost(entry));
     } else {
         list_remove(shard, entry);
-        subtract(&cache->held_bytes, cost(entry));
+        keep_subtract(&cache->held_bytes, keep_cost(entry));
         if (entry->place == PLACE_AHEAD)
-            subtract(&cache->ahead_bytes, cost(entry));
-        show(shard);
+            keep_subtract(&cache->ahead_bytes, keep_cost(entry));
+        keep_show(shard);
     }
-    subtract(&cache->blocks, 1);
+    keep_subtract(&cache->blocks, 1);
     entry->place = PLACE_NOWHERE;
-    table_unlink(shard, entry);
+    block_table_unlink(shard, entry);
 }
 
 /* Drops an entry that has a place. Returns it if nobody uses it, to be freed without the lock.
  */
-static struct entry *evict(struct block_cache *cache, struct shard *shard, struct entry *entry)
+static struct entry *keep_evict(struct block_cache *cache, struct shard *shard,
+                                struct entry *entry)
 {
     displace(cache, shard, entry);
     shard->evictions++;
@@ -217,7 +219,7 @@ static struct entry *evict(struct block_cache *cache, struct shard *shard, struc
 void block_cache_let_go(struct block_cache *cache, struct block *block)
 {
     struct entry *entry = (struct entry *)block;
-    struct shard *shard = shard_of(cache, entry->key);
+    struct shard *shard = block_shard_of(cache, entry->key);
     pthread_mutex_lock(&shard->lock);
     if (entry->place != PLACE_NOWHERE)
         displace(cache, shard, entry);
@@ -234,20 +236,20 @@ static void ring_write(struct block_cache *cache, uint64_t key);
  */
 static void ring_drop(struct block_cache *cache, uint64_t key, bool may_spare)
 {
-    struct shard *shard = shard_of(cache, key);
+    struct shard *shard = block_shard_of(cache, key);
     struct entry *gone = NULL;
     bool spare = false;
     pthread_mutex_lock(&shard->lock);
-    struct entry *entry = table_find(shard, key);
+    struct entry *entry = block_table_find(shard, key);
     if (entry && entry->place == PLACE_RECENT) {
         spare = may_spare && entry->unused && !entry->spared;
         if (spare)
             entry->spared = true;
         else
-            gone = evict(cache, shard, entry);
+            gone = keep_evict(cache, shard, entry);
     }
     pthread_mutex_unlock(&shard->lock);
-    entry_free(cache, gone);
+    block_entry_free(cache, gone);
     if (spare)
         ring_write(cache, key);
 }
@@ -278,7 +280,7 @@ static bool ring_reserve(struct block_cache *cache, uint64_t bytes)
 {
     if (bytes > atomic_load_explicit(&cache->recent_limit, memory_order_relaxed))
         return false;
-    while (!reserve(&cache->recent_bytes, &cache->recent_limit, bytes))
+    while (!keep_reserve_bytes(&cache->recent_bytes, &cache->recent_limit, bytes))
         if (!ring_evict(cache))
             return false;
     return true;
@@ -334,9 +336,9 @@ static bool drop_held_of(struct block_cache *cache, struct shard *shard, bool on
     pthread_mutex_lock(&shard->lock);
     struct entry *victim = choose_held(shard, only_disused);
     if (victim)
-        gone = evict(cache, shard, victim);
+        gone = keep_evict(cache, shard, victim);
     pthread_mutex_unlock(&shard->lock);
-    entry_free(cache, gone);
+    block_entry_free(cache, gone);
     return victim;
 }
 
@@ -371,9 +373,9 @@ static bool drop_due_after(struct block_cache *cache, uint64_t due)
     pthread_mutex_lock(&shard->lock);
     struct entry *top = shard->ahead.count ? shard->ahead.items[0] : NULL;
     if (top && top->due > due)
-        gone = evict(cache, shard, top);
+        gone = keep_evict(cache, shard, top);
     pthread_mutex_unlock(&shard->lock);
-    entry_free(cache, gone);
+    block_entry_free(cache, gone);
     return true; /* or it was used meanwhile: the caller looks again */
 }
 
@@ -384,7 +386,7 @@ static bool make_room(struct block_cache *cache, struct shard *shard, uint64_t b
     if (bytes > atomic_load_explicit(&cache->held_limit, memory_order_relaxed))
         return false;
     for (unsigned i = 0; i < ROOM_TRIES; i++) {
-        if (reserve(&cache->held_bytes, &cache->held_limit, bytes))
+        if (keep_reserve_bytes(&cache->held_bytes, &cache->held_limit, bytes))
             return true;
         if (!drop_held(cache, shard) && !drop_due_after(cache, due))
             return false;
@@ -402,12 +404,12 @@ static bool replace_held(struct block_cache *cache, uint64_t key, uint64_t bytes
     if (turn % REPLACE_ONE_IN != REPLACE_ONE_IN - 1 ||
         bytes > atomic_load_explicit(&cache->held_limit, memory_order_relaxed))
         return false;
-    struct shard *shard = shard_of(cache, key);
+    struct shard *shard = block_shard_of(cache, key);
     for (unsigned i = 0; i < REPLACE_TRIES; i++) {
         bool none_held = atomic_load_explicit(&shard->held_count, memory_order_relaxed) == 0;
         if (!drop_held_of(cache, shard, true) && !(none_held && drop_due_after(cache, 0)))
             return false;
-        if (reserve(&cache->held_bytes, &cache->held_limit, bytes))
+        if (keep_reserve_bytes(&cache->held_bytes, &cache->held_limit, bytes))
             return true;
     }
     return false;
@@ -430,7 +432,7 @@ static void keep_within(struct block_cache *cache)
 
 uint64_t keep_spare_bytes(uint64_t budget_bytes)
 {
-    return least(budget_bytes / SPARE_PART, SPARE_MAX);
+    return keep_least(budget_bytes / SPARE_PART, SPARE_MAX);
 }
 
 /*
@@ -439,9 +441,10 @@ uint64_t keep_spare_bytes(uint64_t budget_bytes)
  */
 static uint64_t ring_part(uint64_t usable, uint64_t block_bytes)
 {
-    uint64_t block = cost_of(block_bytes + block_bytes / 8);
-    uint64_t wanted = most(least(usable / RING_PART, RING_ENOUGH), RING_BLOCKS * block);
-    return least(usable, least(wanted, most(usable / 2, 2 * block)));
+    uint64_t block = keep_cost_of(block_bytes + block_bytes / 8);
+    uint64_t wanted =
+        keep_most(keep_least(usable / RING_PART, RING_ENOUGH), RING_BLOCKS * block);
+    return keep_least(usable, keep_least(wanted, keep_most(usable / 2, 2 * block)));
 }
 
 /* Memory that huge pages take beyond what is in use. */
@@ -461,7 +464,7 @@ void keep_set_budget(struct block_cache *cache, uint64_t budget_bytes)
 {
     uint64_t taken = keep_spare_bytes(budget_bytes) + huge_part(&cache->options);
     uint64_t usable = budget_bytes > taken ? budget_bytes - taken : 0;
-    uint64_t recent = ring_part(usable, least(cache->options.block_bytes, BLOCK_MAX));
+    uint64_t recent = ring_part(usable, keep_least(cache->options.block_bytes, BLOCK_MAX));
     atomic_store(&cache->budget, budget_bytes);
     atomic_store(&cache->recent_limit, recent);
     atomic_store(&cache->held_limit, usable - recent);
@@ -488,7 +491,7 @@ void keep_used(struct block_cache *cache, struct shard *shard, struct entry *ent
 /* Gives the entry a place for which it has room. */
 static void set_place(struct block_cache *cache, struct entry *entry, enum entry_place place)
 {
-    struct shard *shard = shard_of(cache, entry->key);
+    struct shard *shard = block_shard_of(cache, entry->key);
     bool placed = true;
     pthread_mutex_lock(&shard->lock);
     shard->ahead_filled += entry->reserved != PLACE_NOWHERE;
@@ -500,12 +503,12 @@ static void set_place(struct block_cache *cache, struct entry *entry, enum entry
         placed = held_add(shard, entry);
     if (placed) {
         entry->place = place;
-        add(&cache->blocks, 1);
+        keep_add(&cache->blocks, 1);
         if (place == PLACE_AHEAD)
-            add(&cache->ahead_bytes, cost(entry));
-        show(shard);
+            keep_add(&cache->ahead_bytes, keep_cost(entry));
+        keep_show(shard);
     } else {
-        subtract(&cache->held_bytes, cost(entry));
+        keep_subtract(&cache->held_bytes, keep_cost(entry));
     }
     pthread_mutex_unlock(&shard->lock);
     /* Set its place first: the thread that takes the key out of the ring must find it so. */
@@ -515,10 +518,10 @@ static void set_place(struct block_cache *cache, struct entry *entry, enum entry
 
 void keep_place(struct block_cache *cache, struct entry *entry)
 {
-    uint64_t bytes = cost(entry);
+    uint64_t bytes = keep_cost(entry);
     if (entry->reserved != PLACE_NOWHERE)
         set_place(cache, entry, entry->reserved);
-    else if (reserve(&cache->held_bytes, &cache->held_limit, bytes) ||
+    else if (keep_reserve_bytes(&cache->held_bytes, &cache->held_limit, bytes) ||
              replace_held(cache, entry->key, bytes))
         set_place(cache, entry, PLACE_HELD);
     else if (ring_reserve(cache, bytes))
@@ -528,9 +531,9 @@ void keep_place(struct block_cache *cache, struct entry *entry)
 
 static bool reserve_recent_or_held(struct block_cache *cache, struct entry *entry)
 {
-    if (reserve(&cache->held_bytes, &cache->held_limit, cost(entry)))
+    if (keep_reserve_bytes(&cache->held_bytes, &cache->held_limit, keep_cost(entry)))
         entry->reserved = PLACE_HELD;
-    else if (ring_reserve(cache, cost(entry)))
+    else if (ring_reserve(cache, keep_cost(entry)))
         entry->reserved = PLACE_RECENT;
     return entry->reserved != PLACE_NOWHERE;
 }
@@ -539,7 +542,7 @@ int keep_reserve(struct block_cache *cache, struct entry *entry)
 {
     if (entry->due == BLOCK_DUE_UNKNOWN)
         return reserve_recent_or_held(cache, entry) ? 0 : -ENOBUFS;
-    if (!make_room(cache, shard_of(cache, entry->key), cost(entry), entry->due))
+    if (!make_room(cache, block_shard_of(cache, entry->key), keep_cost(entry), entry->due))
         return -ENOBUFS;
     entry->reserved = PLACE_AHEAD;
     return 0;
@@ -553,14 +556,15 @@ static _Atomic uint64_t *account_of(struct block_cache *cache, enum entry_place 
 void keep_unreserve(struct block_cache *cache, struct entry *entry)
 {
     if (entry->reserved != PLACE_NOWHERE)
-        subtract(account_of(cache, entry->reserved), cost(entry));
+        keep_subtract(account_of(cache, entry->reserved), keep_cost(entry));
     entry->reserved = PLACE_NOWHERE;
 }
 
 void keep_shrink_reserved(struct block_cache *cache, struct entry *entry, size_t capacity)
 {
     if (entry->reserved != PLACE_NOWHERE)
-        subtract(account_of(cache, entry->reserved), cost_of(capacity) - cost(entry));
+        keep_subtract(account_of(cache, entry->reserved),
+                      keep_cost_of(capacity) - keep_cost(entry));
 }
 
 /* Gives a held or recent entry a place in the order; its bytes count as held. */
@@ -573,48 +577,48 @@ static bool to_ahead(struct block_cache *cache, struct shard *shard, struct entr
     bool moved = heap_add(shard, entry);
     if (moved) {
         entry->place = PLACE_AHEAD;
-        add(&cache->ahead_bytes, cost(entry));
+        keep_add(&cache->ahead_bytes, keep_cost(entry));
     } else if (entry->place == PLACE_HELD) {
         held_add(shard, entry); /* back to its place: there is room */
     }
-    show(shard);
+    keep_show(shard);
     return moved;
 }
 
 /* Moves a block out of the ring, which first needs room among the held. */
-static void promote(struct block_cache *cache, uint64_t key, uint64_t due, uint64_t bytes)
+static void keep_promote(struct block_cache *cache, uint64_t key, uint64_t due, uint64_t bytes)
 {
-    struct shard *shard = shard_of(cache, key);
+    struct shard *shard = block_shard_of(cache, key);
     if (!make_room(cache, shard, bytes, due))
         return;
     pthread_mutex_lock(&shard->lock);
-    struct entry *entry = table_find(shard, key);
-    bool moved = entry && entry->place == PLACE_RECENT && cost(entry) == bytes &&
+    struct entry *entry = block_table_find(shard, key);
+    bool moved = entry && entry->place == PLACE_RECENT && keep_cost(entry) == bytes &&
                  to_ahead(cache, shard, entry, due);
     pthread_mutex_unlock(&shard->lock);
-    subtract(moved ? &cache->recent_bytes : &cache->held_bytes, bytes);
+    keep_subtract(moved ? &cache->recent_bytes : &cache->held_bytes, bytes);
 }
 
 void block_cache_note_due(struct block_cache *cache, uint64_t key, uint64_t due)
 {
-    struct shard *shard = shard_of(cache, key);
+    struct shard *shard = block_shard_of(cache, key);
     uint64_t recent_bytes = 0;
     if (due == BLOCK_DUE_UNKNOWN)
         return;
     pthread_mutex_lock(&shard->lock);
-    struct entry *entry = table_find(shard, key);
+    struct entry *entry = block_table_find(shard, key);
     if (entry && entry->place == PLACE_AHEAD) {
         entry->due = due;
         heap_moved(&shard->ahead, entry);
-        show(shard);
+        keep_show(shard);
     } else if (entry && entry->place == PLACE_HELD) {
         to_ahead(cache, shard, entry, due);
     } else if (entry && entry->place == PLACE_RECENT) {
-        recent_bytes = cost(entry);
+        recent_bytes = keep_cost(entry);
     }
     pthread_mutex_unlock(&shard->lock);
     if (recent_bytes)
-        promote(cache, key, due, recent_bytes);
+        keep_promote(cache, key, due, recent_bytes);
 }
 
 void block_cache_forget_order(struct block_cache *cache)
@@ -648,12 +652,12 @@ static void release_passed(struct block_cache *cache, struct shard *shard, uint6
         entry->place = PLACE_HELD;
         entry->used_at = shard->clock - LEAVE_UNUSED;
         list_set(&shard->held, shard->held.count++, entry); /* heap_add made room for it */
-        subtract(&cache->ahead_bytes, cost(entry));
+        keep_subtract(&cache->ahead_bytes, keep_cost(entry));
     }
     ahead->count = kept;
     for (uint32_t i = kept / 2; i-- > 0;)
         heap_down(ahead, ahead->items[i]);
-    show(shard);
+    keep_show(shard);
 }
 
 void block_cache_passed(struct block_cache *cache, uint64_t due)

@@ -149,8 +149,8 @@ static int stack_grow(struct stack *stack, size_t count)
  * 512 pays more than anything else here. Otherwise none: a huge page would be charged for the
  * first of a few buffers.
  */
-static int map(const struct buffer_pool *pool, size_t capacity, size_t len,
-               struct mapping *mapping, char **ret_start)
+static int pool_map(const struct buffer_pool *pool, size_t capacity, size_t len,
+                    struct mapping *mapping, char **ret_start)
 {
     bool huge = capacity >= pool->huge_min && capacity <= pool->huge_max && !pool->scarce;
     mapping->len = huge ? len + HUGE_BYTES : len; /* room for alignment */
@@ -167,7 +167,7 @@ static int map(const struct buffer_pool *pool, size_t capacity, size_t len,
 }
 
 /* Maps more buffers for a class whose stacks are empty. With its lock. */
-static int carve(const struct buffer_pool *pool, struct size_class *class, size_t capacity)
+static int pool_carve(const struct buffer_pool *pool, struct size_class *class, size_t capacity)
 {
     size_t bytes = pool->scarce ? CARVE_SCARCE_BYTES : CARVE_BYTES;
     size_t count = bytes / capacity + (capacity > bytes);
@@ -178,7 +178,7 @@ static int carve(const struct buffer_pool *pool, struct size_class *class, size_
     if (!mapping)
         return -ENOMEM;
     char *start;
-    if (map(pool, capacity, count * capacity, mapping, &start) < 0) {
+    if (pool_map(pool, capacity, count * capacity, mapping, &start) < 0) {
         free(mapping);
         return -ENOMEM;
     }
@@ -205,7 +205,7 @@ int buffer_pool_get(struct buffer_pool *pool, size_t size, void **ret_buffer)
         atomic_fetch_sub_explicit(&pool->spare, capacity, memory_order_relaxed);
     } else {
         if (class->cold.count == 0)
-            r = carve(pool, class, capacity);
+            r = pool_carve(pool, class, capacity);
         if (r == 0)
             *ret_buffer = class->cold.items[--class->cold.count];
     }
@@ -240,7 +240,7 @@ void buffer_pool_put(struct buffer_pool *pool, void *buffer, size_t size)
 }
 
 /* Gives back warm buffers of a class while there is too much spare memory. */
-static void cool(struct buffer_pool *pool, struct size_class *class)
+static void pool_cool(struct buffer_pool *pool, struct size_class *class)
 {
     pthread_mutex_lock(&class->lock);
     while (class->warm.count > 0 &&
@@ -313,5 +313,5 @@ void buffer_pool_set_spare(struct buffer_pool *pool, uint64_t spare_bytes)
 {
     atomic_store(&pool->spare_limit, spare_bytes);
     for (unsigned i = 0; i < CLASS_COUNT; i++)
-        cool(pool, &pool->classes[i]);
+        pool_cool(pool, &pool->classes[i]);
 }

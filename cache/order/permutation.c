@@ -43,7 +43,7 @@ static void twister_seed(struct twister *t, uint64_t seed)
     t->used = TWISTER_STATE;
 }
 
-static uint32_t twist(uint32_t upper, uint32_t lower)
+static uint32_t twister_twist(uint32_t upper, uint32_t lower)
 {
     uint32_t y = (upper & 0x80000000u) | (lower & 0x7fffffffu);
     return y >> 1 ^ ((0u - (lower & 1u)) & 0x9908b0dfu);
@@ -55,10 +55,10 @@ static void twister_refill(struct twister *t)
     uint32_t *s = t->state;
     unsigned i;
     for (i = 0; i < TWISTER_STATE - TWISTER_SHIFT; i++)
-        s[i] = s[i + TWISTER_SHIFT] ^ twist(s[i], s[i + 1]);
+        s[i] = s[i + TWISTER_SHIFT] ^ twister_twist(s[i], s[i + 1]);
     for (; i < TWISTER_STATE - 1; i++)
-        s[i] = s[i + TWISTER_SHIFT - TWISTER_STATE] ^ twist(s[i], s[i + 1]);
-    s[i] = s[TWISTER_SHIFT - 1] ^ twist(s[i], s[0]);
+        s[i] = s[i + TWISTER_SHIFT - TWISTER_STATE] ^ twister_twist(s[i], s[i + 1]);
+    s[i] = s[TWISTER_SHIFT - 1] ^ twister_twist(s[i], s[0]);
     for (i = 0; i < TWISTER_STATE; i++) {
         uint32_t y = s[i];
         y ^= y >> 11;

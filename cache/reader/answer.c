@@ -75,9 +75,9 @@ static int copy_run(struct reader *reader, struct reader_scratch *scratch,
         memset(buf, 0, run->length);
         return 0;
     case EXTENT_STORED:
-        return read_source(reader, scratch, buf, run->length, run->source_offset);
+        return reader_read_source(reader, scratch, buf, run->length, run->source_offset);
     case EXTENT_BLOCK:
-        r = get_block(reader, scratch, run, &block);
+        r = reader_get_block(reader, scratch, run, &block);
         if (r < 0)
             return r;
         memcpy(buf, block->bytes + run->block_offset, run->length);
@@ -94,15 +94,16 @@ static int copy_pieces(struct reader *reader, struct reader_scratch *scratch, ui
     struct piece pieces[PIECES_MAX];
     unsigned count = 0;
     size_t done = 0;
-    int r = get_pieces(reader, scratch, position, offset, len, PIECES_MAX, pieces, &count);
+    int r =
+        reader_get_pieces(reader, scratch, position, offset, len, PIECES_MAX, pieces, &count);
     for (unsigned i = 0; i < count; i++) {
         const struct piece *piece = &pieces[i];
         if (piece->block) {
             memcpy(buf + done, piece->block->bytes + piece->start, piece->length);
             block_cache_put(reader->cache, piece->block);
         } else if (r == 0) {
-            r = read_source(reader, scratch, buf + done, piece->length,
-                            piece->source_offset + piece->start);
+            r = reader_read_source(reader, scratch, buf + done, piece->length,
+                                   piece->source_offset + piece->start);
         }
         done += piece->length;
     }
@@ -111,8 +112,8 @@ static int copy_pieces(struct reader *reader, struct reader_scratch *scratch, ui
 }
 
 /* reader_copy within a request: `waited` stays as it is. */
-static int copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-                uint64_t offset, uint8_t *buf, size_t len, size_t *ret_len)
+static int answer_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                       uint64_t offset, uint8_t *buf, size_t len, size_t *ret_len)
 {
     size_t done = 0;
     while (done < len) {
@@ -138,7 +139,7 @@ int reader_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t 
                 uint64_t offset, void *buf, size_t len, size_t *ret_len)
 {
     begin_request(scratch);
-    return copy(reader, scratch, position, offset, buf, len, ret_len);
+    return answer_copy(reader, scratch, position, offset, buf, len, ret_len);
 }
 
 static void add_iov(struct span *span, const void *bytes, size_t len)
@@ -186,11 +187,11 @@ static int check_mapped(const struct reader *reader, uint64_t offset, uint64_t l
         r = source_read_cached(reader->source, &byte, 1, offset);
     if (r == -EAGAIN && reader->ask_mincore && range_cached(reader, offset, last))
         r = 0;
-    return r == -EAGAIN ? r : source_error(r);
+    return r == -EAGAIN ? r : reader_source_error(r);
 }
 
 /* Takes room from the scratch buffer: a span never needs more than READER_SPAN_MAX. */
-static uint8_t *take_scratch(struct reader_scratch *scratch, size_t len)
+static uint8_t *answer_take_scratch(struct reader_scratch *scratch, size_t len)
 {
     uint8_t *bytes = scratch->buffer + scratch->used;
     scratch->used += len;
@@ -203,16 +204,16 @@ static int add_stored(struct reader *reader, struct reader_scratch *scratch,
     if (reader->map && (run->length > COPY_BYTES_MAX || reader->ask_mincore)) {
         int r = check_mapped(reader, run->source_offset, run->length);
         if (r == 0) {
-            came_from(scratch, reader->is_kept ? READER_FROM_COPY : READER_FROM_PAGES);
+            reader_came_from(scratch, reader->is_kept ? READER_FROM_COPY : READER_FROM_PAGES);
             add_iov(span, reader->map + run->source_offset, run->length);
-            count_read(reader, run->length, run->source_offset);
+            reader_count_read(reader, run->length, run->source_offset);
         }
         if (r != -EAGAIN)
             return r;
-        may_wait(scratch);
+        reader_may_wait(scratch);
     }
-    uint8_t *bytes = take_scratch(scratch, run->length);
-    int r = read_source(reader, scratch, bytes, run->length, run->source_offset);
+    uint8_t *bytes = answer_take_scratch(scratch, run->length);
+    int r = reader_read_source(reader, scratch, bytes, run->length, run->source_offset);
     if (r == 0)
         add_iov(span, bytes, run->length);
     return r;
@@ -224,7 +225,7 @@ static int add_pieces(struct reader *reader, struct reader_scratch *scratch, uin
 {
     struct piece pieces[PIECES_MAX];
     unsigned count = 0, room = (unsigned)(READER_IOV_MAX - 1 - span->iov_count);
-    int r = get_pieces(reader, scratch, position, offset, len, room, pieces, &count);
+    int r = reader_get_pieces(reader, scratch, position, offset, len, room, pieces, &count);
     for (unsigned i = 0; i < count; i++) { /* pinned first, so that an error finds them */
         if (pieces[i].block)
             span->pinned[span->pinned_count++] = pieces[i].block;
@@ -235,9 +236,9 @@ static int add_pieces(struct reader *reader, struct reader_scratch *scratch, uin
             add_iov(span, piece->block->bytes + piece->start, piece->length);
             continue;
         }
-        uint8_t *bytes = take_scratch(scratch, piece->length);
-        r = read_source(reader, scratch, bytes, piece->length,
-                        piece->source_offset + piece->start);
+        uint8_t *bytes = answer_take_scratch(scratch, piece->length);
+        r = reader_read_source(reader, scratch, bytes, piece->length,
+                               piece->source_offset + piece->start);
         add_iov(span, bytes, piece->length);
     }
     return r;
@@ -255,7 +256,7 @@ static int add_run(struct reader *reader, struct reader_scratch *scratch,
     case EXTENT_STORED:
         return add_stored(reader, scratch, run, span);
     case EXTENT_BLOCK:
-        r = get_block(reader, scratch, run, &block);
+        r = reader_get_block(reader, scratch, run, &block);
         if (r < 0)
             return r;
         if (reader->lets_go && run->length == block->len)
@@ -272,8 +273,8 @@ static int add_rest(struct reader *reader, struct reader_scratch *scratch, uint3
                     uint64_t offset, size_t len, struct span *span)
 {
     size_t copied;
-    uint8_t *bytes = take_scratch(scratch, len);
-    int r = copy(reader, scratch, position, offset, bytes, len, &copied);
+    uint8_t *bytes = answer_take_scratch(scratch, len);
+    int r = answer_copy(reader, scratch, position, offset, bytes, len, &copied);
     if (r == 0 && copied > 0)
         add_iov(span, bytes, copied);
     return r;

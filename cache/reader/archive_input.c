@@ -36,7 +36,7 @@ struct archive_input {
 
 /* ---- scratches ---- */
 
-static int take_scratch(struct archive_input *in, struct spare **ret_spare)
+static int input_take_scratch(struct archive_input *in, struct spare **ret_spare)
 {
     pthread_mutex_lock(&in->lock);
     struct spare *spare = in->spares;
@@ -88,12 +88,12 @@ static void read_ahead(struct archive_input *in, uint32_t position, uint64_t off
         ask_for(in, piece);
 }
 
-static int read_file(void *ctx, uint32_t position, uint64_t offset, void *bytes, size_t len,
-                     size_t *ret_len)
+static int input_read_file(void *ctx, uint32_t position, uint64_t offset, void *bytes,
+                           size_t len, size_t *ret_len)
 {
     struct archive_input *in = ctx;
     struct spare *spare;
-    int r = take_scratch(in, &spare);
+    int r = input_take_scratch(in, &spare);
     if (r < 0)
         return r;
     read_ahead(in, position, offset, len);
@@ -112,7 +112,7 @@ int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault
         return -ENOMEM;
     pthread_mutex_init(&in->lock, NULL);
     in->pot = pot;
-    in->input = (struct input){.index = pot->index, .read = read_file, .ctx = in};
+    in->input = (struct input){.index = pot->index, .read = input_read_file, .ctx = in};
     in->pieces = source_size(pot->source) / PIECE_BYTES + 1;
     in->asked = calloc(in->pieces / 8 + 1, sizeof(*in->asked));
     struct reader_options options = {.cache_bytes = cache_bytes};

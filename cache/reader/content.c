@@ -71,7 +71,7 @@ void content_expect(struct content *s, uint64_t end)
     s->near_end = end;
 }
 
-static int failed(const struct reading *r, int err, uint64_t where)
+static int content_failed(const struct reading *r, int err, uint64_t where)
 {
     *r->where = where;
     return err == -ENODATA || err == -EUCLEAN || err == -ENOMEM ? err : -EIO;
@@ -106,7 +106,7 @@ static int read_stored(const struct reading *r, const struct extent *extent, uin
             offset - s->window_start > s->window_len - n) {
             int err = fill_window(s, offset, n);
             if (err < 0)
-                return failed(r, err, offset);
+                return content_failed(r, err, offset);
         }
         int err =
             r->sink(r->ctx, s->window + (offset - s->window_start), n, extent->offset + done);
@@ -122,7 +122,7 @@ static int read_own_block(const struct reading *r, const struct extent *extent, 
     const uint8_t *bytes;
     int err = own_blocks_get(&r->content->own, extent, &bytes);
     if (err < 0)
-        return failed(r, err, extent->source_offset);
+        return content_failed(r, err, extent->source_offset);
     return r->sink(r->ctx, bytes, (size_t)len, extent->offset);
 }
 
@@ -137,7 +137,7 @@ static int read_shared_block(const struct reading *r, const struct extent *exten
         if (err == 0 && span.bytes == 0)
             err = -EUCLEAN;
         if (err < 0)
-            return failed(r, err, extent->source_offset);
+            return content_failed(r, err, extent->source_offset);
         for (int i = 0; err == 0 && i < span.iov_count; i++) {
             err = r->sink(r->ctx, span.iov[i].iov_base, span.iov[i].iov_len,
                           extent->offset + done);
@@ -160,7 +160,7 @@ int content_read(struct content *s, uint32_t position, uint64_t from, uint64_t t
         if (r == -ENXIO)
             break;
         if (r < 0)
-            return failed(&reading, r, FAULT_NO_OFFSET);
+            return content_failed(&reading, r, FAULT_NO_OFFSET);
         uint64_t len = extent.length < to - from ? extent.length : to - from;
         if (extent.kind == EXTENT_STORED)
             r = read_stored(&reading, &extent, len);

@@ -17,7 +17,7 @@
 #define GAP_BYTES 4096u
 #define READ_BYTES_MAX (1u << 20)
 
-void may_wait(struct reader_scratch *scratch)
+void reader_may_wait(struct reader_scratch *scratch)
 {
     if (scratch->on_wait && !scratch->waited) {
         scratch->waited = true;
@@ -25,18 +25,18 @@ void may_wait(struct reader_scratch *scratch)
     }
 }
 
-void came_from(struct reader_scratch *scratch, enum reader_origin origin)
+void reader_came_from(struct reader_scratch *scratch, enum reader_origin origin)
 {
     if (origin > scratch->origin)
         scratch->origin = origin;
 }
 
-int source_error(int err)
+int reader_source_error(int err)
 {
     return err == 0 || err == -ENODATA || err == -ENOMEM ? err : -EIO;
 }
 
-void count_read(struct reader *reader, size_t len, uint64_t offset)
+void reader_count_read(struct reader *reader, size_t len, uint64_t offset)
 {
     atomic_fetch_add_explicit(&reader->source_reads, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&reader->source_read_bytes, len, memory_order_relaxed);
@@ -44,23 +44,23 @@ void count_read(struct reader *reader, size_t len, uint64_t offset)
         source_advise(reader->source, SOURCE_DROP, offset, len);
 }
 
-int read_source(struct reader *reader, struct reader_scratch *scratch, void *buf, size_t len,
-                uint64_t offset)
+int reader_read_source(struct reader *reader, struct reader_scratch *scratch, void *buf,
+                       size_t len, uint64_t offset)
 {
     int r = -EAGAIN;
     if (scratch->on_wait && !scratch->waited)
         r = source_read_cached(reader->source, buf, len, offset);
     bool at_once = r != -EAGAIN;
     bool copied = reader->is_kept && (at_once || source_has(reader->source, offset, len));
-    came_from(scratch, copied    ? READER_FROM_COPY
-                       : at_once ? READER_FROM_PAGES
-                                 : READER_FROM_STORAGE);
+    reader_came_from(scratch, copied    ? READER_FROM_COPY
+                              : at_once ? READER_FROM_PAGES
+                                        : READER_FROM_STORAGE);
     if (!at_once) {
-        may_wait(scratch);
+        reader_may_wait(scratch);
         r = source_read(reader->source, buf, len, offset);
     }
-    count_read(reader, len, offset);
-    return source_error(r);
+    reader_count_read(reader, len, offset);
+    return reader_source_error(r);
 }
 
 /* ---- compressed blocks ---- */
@@ -102,7 +102,8 @@ static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *r
     if (r == 0 && !scratch->codec)
         r = new_codec(scratch);
     if (r == 0)
-        r = read_source(request->reader, scratch, scratch->packed, request->packed_bytes, key);
+        r = reader_read_source(request->reader, scratch, scratch->packed, request->packed_bytes,
+                               key);
     if (r == 0)
         r = codec_unpack(scratch->codec, request->codec, scratch->packed, request->packed_bytes,
                          buf, size, ret_len);
@@ -113,8 +114,8 @@ static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *r
 static void wait_for_block(void *ctx)
 {
     const struct block_request *request = ctx;
-    came_from(request->scratch, READER_FROM_ANOTHER);
-    may_wait(request->scratch);
+    reader_came_from(request->scratch, READER_FROM_ANOTHER);
+    reader_may_wait(request->scratch);
 }
 
 /* No codec makes a block much larger than its content. */
@@ -140,12 +141,12 @@ size_t reader_block_bytes(const struct reader *reader)
     return reader->block_bytes;
 }
 
-int get_block(struct reader *reader, struct reader_scratch *scratch,
-              const struct extent *extent, struct block **ret_block)
+int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
+                     const struct extent *extent, struct block **ret_block)
 {
     struct block *block;
     int r = block_cache_try(reader->cache, extent->source_offset, &block);
-    came_from(scratch, r == BLOCK_FORESEEN ? READER_FROM_AHEAD : READER_FROM_CACHE);
+    reader_came_from(scratch, r == BLOCK_FORESEEN ? READER_FROM_AHEAD : READER_FROM_CACHE);
     if (r == -EAGAIN) {
         if (!sane_block(reader, extent))
             return -EUCLEAN;
@@ -164,8 +165,8 @@ int get_block(struct reader *reader, struct reader_scratch *scratch,
     return 0;
 }
 
-int prefetch_block(struct reader *reader, struct reader_scratch *scratch,
-                   const struct extent *extent, uint64_t due)
+int reader_prefetch_block(struct reader *reader, struct reader_scratch *scratch,
+                          const struct extent *extent, uint64_t due)
 {
     struct block *block;
     size_t len = 0;
@@ -188,13 +189,13 @@ int prefetch_block(struct reader *reader, struct reader_scratch *scratch,
 
 /* ---- pieces of stored files ---- */
 
-uint64_t piece_key(const struct piece *piece)
+uint64_t reader_piece_key(const struct piece *piece)
 {
     return piece->source_offset | STORED_KEY;
 }
 
-int find_piece(const struct reader *reader, const struct extent *extent, uint64_t len,
-               struct piece *ret_piece)
+int reader_find_piece(const struct reader *reader, const struct extent *extent, uint64_t len,
+                      struct piece *ret_piece)
 {
     uint64_t end, in_whole = extent->source_offset - extent->whole_offset;
     if (__builtin_add_overflow(extent->whole_offset, extent->whole_length, &end) ||
@@ -221,7 +222,7 @@ int find_piece(const struct reader *reader, const struct extent *extent, uint64_
  * How many pieces from this one on, all MINE, one read can fetch. *ret_bytes: the length of
  * that read.
  */
-static unsigned joined(const struct piece *pieces, unsigned count, size_t *ret_bytes)
+static unsigned fetch_joined(const struct piece *pieces, unsigned count, size_t *ret_bytes)
 {
     size_t bytes = pieces[0].block_bytes;
     unsigned n = 1;
@@ -252,32 +253,32 @@ static int read_joined(struct reader *reader, struct reader_scratch *scratch,
                                   .iov_len = pieces[i].block_bytes};
         at = pieces[i].source_offset + pieces[i].block_bytes;
     }
-    came_from(scratch, READER_FROM_STORAGE);
-    may_wait(scratch);
+    reader_came_from(scratch, READER_FROM_STORAGE);
+    reader_may_wait(scratch);
     int r = source_readv(reader->source, iov, n, pieces[0].source_offset);
-    count_read(reader, bytes, pieces[0].source_offset);
-    return source_error(r);
+    reader_count_read(reader, bytes, pieces[0].source_offset);
+    return reader_source_error(r);
 }
 
-static void end_piece(struct reader *reader, struct piece *piece, int result)
+static void fetch_end_piece(struct reader *reader, struct piece *piece, int result)
 {
     piece->begun = block_cache_end(reader->cache, piece->block, result, piece->block_bytes);
     if (piece->begun < 0)
         piece->block = NULL;
 }
 
-void read_pieces(struct reader *reader, struct reader_scratch *scratch, struct piece *pieces,
-                 unsigned count)
+void reader_read_pieces(struct reader *reader, struct reader_scratch *scratch,
+                        struct piece *pieces, unsigned count)
 {
     for (unsigned i = 0, n; i < count; i += n) {
         size_t bytes;
         n = 1;
         if (pieces[i].begun != BLOCK_MINE)
             continue;
-        n = joined(&pieces[i], count - i, &bytes);
+        n = fetch_joined(&pieces[i], count - i, &bytes);
         int r = read_joined(reader, scratch, &pieces[i], n, bytes);
         for (unsigned k = i; k < i + n; k++)
-            end_piece(reader, &pieces[k], r);
+            fetch_end_piece(reader, &pieces[k], r);
     }
 }
 
@@ -311,43 +312,45 @@ static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
 }
 
 /* Finds the next piece, and begins it. -ENXIO: no stored bytes follow. */
-static int begin_piece(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-                       uint64_t offset, size_t len, struct piece *ret_piece)
+static int fetch_begin_piece(struct reader *reader, struct reader_scratch *scratch,
+                             uint32_t position, uint64_t offset, size_t len,
+                             struct piece *ret_piece)
 {
     struct extent extent;
     int r = index_extent(reader->index, position, offset, &extent);
     if (r == 0 && extent.kind != EXTENT_STORED)
         return -ENXIO;
     if (r == 0)
-        r = find_piece(reader, &extent, len, ret_piece);
+        r = reader_find_piece(reader, &extent, len, ret_piece);
     if (r < 0)
         return r;
-    ret_piece->begun = block_cache_begin(reader->cache, piece_key(ret_piece),
+    ret_piece->begun = block_cache_begin(reader->cache, reader_piece_key(ret_piece),
                                          ret_piece->block_bytes, &ret_piece->block);
     if (ret_piece->begun == -ENOMEM) { /* then go without the cache */
         ret_piece->begun = BLOCK_READY;
         ret_piece->block = NULL;
     }
-    came_from(scratch,
-              ret_piece->begun == BLOCK_FORESEEN ? READER_FROM_AHEAD : READER_FROM_CACHE);
+    reader_came_from(scratch, ret_piece->begun == BLOCK_FORESEEN ? READER_FROM_AHEAD
+                                                                 : READER_FROM_CACHE);
     return ret_piece->begun < 0 ? ret_piece->begun : 0;
 }
 
-int get_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-               uint64_t offset, size_t len, unsigned max, struct piece *pieces,
-               unsigned *ret_count)
+int reader_get_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                      uint64_t offset, size_t len, unsigned max, struct piece *pieces,
+                      unsigned *ret_count)
 {
     unsigned count = 0;
     size_t done = 0;
     int r = 0;
     while (r == 0 && done < len && count < max) {
-        r = begin_piece(reader, scratch, position, offset + done, len - done, &pieces[count]);
+        r = fetch_begin_piece(reader, scratch, position, offset + done, len - done,
+                              &pieces[count]);
         if (r == 0)
             done += pieces[count++].length;
     }
     if (r == -ENXIO && count > 0)
         r = 0;
-    read_pieces(reader, scratch, pieces, count);
+    reader_read_pieces(reader, scratch, pieces, count);
     int err = settle_pieces(reader, scratch, pieces, count);
     if (err == 0 && r < 0)
         for (unsigned i = 0; i < count; i++)

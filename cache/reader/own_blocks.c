@@ -19,7 +19,7 @@ void own_blocks_free(struct own_blocks *b)
         free(b->slots[i].bytes);
 }
 
-static struct own_block *find(struct own_blocks *b, uint64_t source_offset)
+static struct own_block *own_blocks_find(struct own_blocks *b, uint64_t source_offset)
 {
     for (unsigned i = 0; i < OWN_BLOCKS; i++)
         if (b->slots[i].len > 0 && b->slots[i].source_offset == source_offset)
@@ -27,7 +27,7 @@ static struct own_block *find(struct own_blocks *b, uint64_t source_offset)
     return NULL;
 }
 
-static struct own_block *choose(struct own_blocks *b, const struct extent *extent)
+static struct own_block *own_blocks_choose(struct own_blocks *b, const struct extent *extent)
 {
     if (extent->block_offset == 0 && extent->length == extent->block_bytes)
         return &b->slots[0];
@@ -38,7 +38,8 @@ static struct own_block *choose(struct own_blocks *b, const struct extent *exten
     return oldest;
 }
 
-static int fill(struct own_blocks *b, struct own_block *slot, const struct extent *extent)
+static int own_blocks_fill(struct own_blocks *b, struct own_block *slot,
+                           const struct extent *extent)
 {
     size_t size = reader_block_bytes(b->reader);
     slot->len = 0;
@@ -52,10 +53,10 @@ static int fill(struct own_blocks *b, struct own_block *slot, const struct exten
 
 int own_blocks_get(struct own_blocks *b, const struct extent *extent, const uint8_t **ret_bytes)
 {
-    struct own_block *slot = find(b, extent->source_offset);
+    struct own_block *slot = own_blocks_find(b, extent->source_offset);
     if (!slot) {
-        slot = choose(b, extent);
-        int r = fill(b, slot, extent);
+        slot = own_blocks_choose(b, extent);
+        int r = own_blocks_fill(b, slot, extent);
         if (r < 0) {
             slot->len = 0;
             return r;

@@ -19,7 +19,7 @@ struct prefetch {
 static int prefetch_flush(struct prefetch *p)
 {
     int err = 0;
-    read_pieces(p->reader, p->scratch, p->pieces, p->count);
+    reader_read_pieces(p->reader, p->scratch, p->pieces, p->count);
     for (unsigned i = 0; i < p->count; i++) {
         if (p->pieces[i].block)
             block_cache_put(p->reader->cache, p->pieces[i].block);
@@ -34,12 +34,12 @@ static int prefetch_piece(struct prefetch *p, const struct extent *extent, uint6
                           uint64_t due, uint64_t *ret_len)
 {
     struct piece *piece = &p->pieces[p->count];
-    int r = find_piece(p->reader, extent, len, piece);
+    int r = reader_find_piece(p->reader, extent, len, piece);
     if (r < 0)
         return r;
     *ret_len = piece->length;
-    r = block_cache_begin_ahead(p->reader->cache, piece_key(piece), piece->block_bytes, due,
-                                &piece->block);
+    r = block_cache_begin_ahead(p->reader->cache, reader_piece_key(piece), piece->block_bytes,
+                                due, &piece->block);
     if (r == -EEXIST)
         return 0;
     if (r < 0)
@@ -68,7 +68,7 @@ static int prefetch_extent(struct prefetch *p, const struct extent *extent, uint
             if (r < 0)
                 return r;
         }
-        return prefetch_block(reader, p->scratch, extent, due);
+        return reader_prefetch_block(reader, p->scratch, extent, due);
     }
     return -EUCLEAN;
 }
@@ -115,9 +115,9 @@ void reader_note_due(struct reader *reader, uint32_t position, uint64_t due)
         if (extent.kind == EXTENT_BLOCK)
             return;
         if (extent.kind == EXTENT_STORED) {
-            if (find_piece(reader, &extent, extent.length, &piece) < 0)
+            if (reader_find_piece(reader, &extent, extent.length, &piece) < 0)
                 return;
-            block_cache_note_due(reader->cache, piece_key(&piece), due);
+            block_cache_note_due(reader->cache, reader_piece_key(&piece), due);
         }
         if (piece.length == 0)
             return;

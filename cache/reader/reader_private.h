@@ -54,50 +54,50 @@ struct piece {
 #define PIECES_MAX READER_IOV_MAX
 
 /* Calls on_wait, unless it was called for this request already. */
-void may_wait(struct reader_scratch *scratch);
+void reader_may_wait(struct reader_scratch *scratch);
 
 /* Notes that some of the current answer has this origin. */
-void came_from(struct reader_scratch *scratch, enum reader_origin origin);
+void reader_came_from(struct reader_scratch *scratch, enum reader_origin origin);
 
 /* Translates an error of a source to one of this interface. */
-int source_error(int err);
+int reader_source_error(int err);
 
 /*
  * After a read of the source: counts it, and lets the kernel drop pages that we keep ourselves.
  */
-void count_read(struct reader *reader, size_t len, uint64_t offset);
+void reader_count_read(struct reader *reader, size_t len, uint64_t offset);
 
 /* Reads bytes of the archive into our own memory. */
-int read_source(struct reader *reader, struct reader_scratch *scratch, void *buf, size_t len,
-                uint64_t offset);
+int reader_read_source(struct reader *reader, struct reader_scratch *scratch, void *buf,
+                       size_t len, uint64_t offset);
 
 /*
  * Gets the compressed block of an extent, pinned, and checked to hold what the extent claims.
  */
-int get_block(struct reader *reader, struct reader_scratch *scratch,
-              const struct extent *extent, struct block **ret_block);
+int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
+                     const struct extent *extent, struct block **ret_block);
 
 /* Brings the block to the cache ahead of its use. 0 also if it is there already. */
-int prefetch_block(struct reader *reader, struct reader_scratch *scratch,
-                   const struct extent *extent, uint64_t due);
+int reader_prefetch_block(struct reader *reader, struct reader_scratch *scratch,
+                          const struct extent *extent, uint64_t due);
 
-uint64_t piece_key(const struct piece *piece);
+uint64_t reader_piece_key(const struct piece *piece);
 
 /* Finds the piece in which a stored extent begins, and at most `len` bytes of it. -ENODATA. */
-int find_piece(const struct reader *reader, const struct extent *extent, uint64_t len,
-               struct piece *ret_piece);
+int reader_find_piece(const struct reader *reader, const struct extent *extent, uint64_t len,
+                      struct piece *ret_piece);
 
 /* Reads all pieces that are MINE, with as few reads as possible, and ends them. */
-void read_pieces(struct reader *reader, struct reader_scratch *scratch, struct piece *pieces,
-                 unsigned count);
+void reader_read_pieces(struct reader *reader, struct reader_scratch *scratch,
+                        struct piece *pieces, unsigned count);
 
 /*
  * Gets the stored bytes at `offset` of a file as pinned pieces: at most `max` pieces and `len`
  * bytes, and at least one piece, since the byte at `offset` is known to be stored. On error
  * none is pinned.
  */
-int get_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-               uint64_t offset, size_t len, unsigned max, struct piece *pieces,
-               unsigned *ret_count);
+int reader_get_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                      uint64_t offset, size_t len, unsigned max, struct piece *pieces,
+                      unsigned *ret_count);
 
 #endif

@@ -82,7 +82,7 @@ static int write_record(struct claim *claim)
     return 0;
 }
 
-static uint64_t pid_namespace(void)
+static uint64_t claim_pid_namespace(void)
 {
     struct stat st;
     return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
@@ -91,11 +91,11 @@ static uint64_t pid_namespace(void)
 /* Has the process that made the claim ended? A forked child may still hold the lock. */
 static bool is_dead(const struct claim_record *record)
 {
-    return record->namespace != 0 && record->namespace == pid_namespace() &&
+    return record->namespace != 0 && record->namespace == claim_pid_namespace() &&
            kill((pid_t)record->pid, 0) < 0 && errno == ESRCH;
 }
 
-static int remember(struct seen *seen, const struct claim_record *record)
+static int claims_remember(struct seen *seen, const struct claim_record *record)
 {
     if (seen->count == seen->room) {
         size_t room = seen->room ? 2 * seen->room : 16;
@@ -110,7 +110,7 @@ static int remember(struct seen *seen, const struct claim_record *record)
 }
 
 /* Adds a file's record if its process lives; else removes the file. */
-static int look_at(int dir, const char *name, ino_t own, struct seen *seen)
+static int claims_look_at(int dir, const char *name, ino_t own, struct seen *seen)
 {
     struct claim_record record;
     struct stat st;
@@ -131,11 +131,11 @@ static int look_at(int dir, const char *name, ino_t own, struct seen *seen)
     seen->others.using_bytes += record.using_bytes;
     seen->others.fixed_bytes += record.fixed_bytes;
     seen->others.sharing += record.fixed_bytes == 0;
-    return remember(seen, &record);
+    return claims_remember(seen, &record);
 }
 
 /* The caller frees the records, also on failure. */
-static int look(const char *folder, const char *prefix, ino_t own, struct seen *ret_seen)
+static int claims_look(const char *folder, const char *prefix, ino_t own, struct seen *ret_seen)
 {
     int fd;
     *ret_seen = (struct seen){0};
@@ -149,13 +149,13 @@ static int look(const char *folder, const char *prefix, ino_t own, struct seen *
     }
     for (struct dirent *e; r == 0 && (e = readdir(dir));)
         if (strncmp(e->d_name, prefix, strlen(prefix)) == 0)
-            r = look_at(dirfd(dir), e->d_name, own, ret_seen);
+            r = claims_look_at(dirfd(dir), e->d_name, own, ret_seen);
     closedir(dir);
     return r;
 }
 
 /* Makes a file that gets its name only once it is locked and written. */
-static int make_file(struct claim *claim, int dir)
+static int claim_make_file(struct claim *claim, int dir)
 {
     char self[64];
     struct stat st;
@@ -190,7 +190,7 @@ static int make_file_in(struct claim *claim)
     int r = runtime_open(claim->folder, true, &dir);
     if (r < 0)
         return r;
-    r = make_file(claim, dir);
+    r = claim_make_file(claim, dir);
     if (r < 0 && claim->fd >= 0)
         close(steal_fd(&claim->fd));
     claim->has_said = claim->has_said && r == 0; /* false if the file was closed again */
@@ -205,7 +205,7 @@ static int make_file_in(struct claim *claim)
  * Several processes that come and go without a pause may remove the folder any number of times
  * before a slow process gets in, so retry for FOLDER_NS.
  */
-static int try_folder(struct claim *claim)
+static int claim_try_folder(struct claim *claim)
 {
     uint64_t end = now_ns() + FOLDER_NS;
     int r;
@@ -253,12 +253,12 @@ int claim_new(const struct claim_options *options, struct claim **ret_claim)
         .fixed_bytes = options->fixed_bytes,
         .most_bytes = options->most_bytes ? options->most_bytes : UINT64_MAX,
         .pid = (uint64_t)getpid(),
-        .namespace = pid_namespace(),
+        .namespace = claim_pid_namespace(),
         .cpus_key = options->cpus_key,
     };
     for (size_t i = 0; i < count && r < 0; i++) {
         memcpy(claim->folder, folders[i], sizeof(claim->folder));
-        r = try_folder(claim);
+        r = claim_try_folder(claim);
     }
     if (r < 0) {
         free(claim);
@@ -290,7 +290,7 @@ static uint64_t at_least(uint64_t bytes)
     return bytes > CLAIM_LEAST_BYTES ? bytes : CLAIM_LEAST_BYTES;
 }
 
-static uint64_t minus(uint64_t a, uint64_t b)
+static uint64_t claims_minus(uint64_t a, uint64_t b)
 {
     return a > b ? a - b : 0;
 }
@@ -307,7 +307,7 @@ static int by_most(const void *a, const void *b)
  */
 static uint64_t fair_part(const struct claim *claim, struct seen *seen)
 {
-    uint64_t rest = minus(claim->total_bytes, seen->others.fixed_bytes);
+    uint64_t rest = claims_minus(claim->total_bytes, seen->others.fixed_bytes);
     uint64_t own = claim->record.most_bytes, sharing = seen->others.sharing + 1;
     if (seen->count > 1)
         qsort(seen->records, seen->count, sizeof(*seen->records), by_most);
@@ -327,7 +327,7 @@ static uint64_t fair_part(const struct claim *claim, struct seen *seen)
 static uint64_t part_of(const struct claim *claim, struct seen *seen)
 {
     uint64_t part = fair_part(claim, seen);
-    uint64_t left = minus(claim->total_bytes, seen->others.using_bytes);
+    uint64_t left = claims_minus(claim->total_bytes, seen->others.using_bytes);
     return at_least(part < left ? part : left);
 }
 
@@ -360,7 +360,7 @@ static int find_part(struct claim *claim, uint64_t *ret_bytes)
     struct claim_record *record = &claim->record;
     uint64_t before = claim->part_bytes, wanted = record->fixed_bytes;
     struct seen seen;
-    int r = look(claim->folder, claim->prefix, claim->ino, &seen);
+    int r = claims_look(claim->folder, claim->prefix, claim->ino, &seen);
     if (r == 0) {
         claim->processes = count_processes(record, &seen);
         if (record->fixed_bytes == 0)
@@ -376,7 +376,7 @@ static int find_part(struct claim *claim, uint64_t *ret_bytes)
         record->using_bytes = wanted;
         r = write_record(claim);
         if (r == 0)
-            r = look(claim->folder, claim->prefix, claim->ino, &seen);
+            r = claims_look(claim->folder, claim->prefix, claim->ino, &seen);
         if (r == 0)
             wanted = part_of(claim, &seen);
         free(seen.records);
@@ -414,7 +414,7 @@ int claims_of_job(const char *job, struct claim_others *ret_others)
     prefix_of(job, prefix);
     for (size_t i = 0; i < count && ret_others->count == 0; i++) {
         struct seen seen;
-        if (look(folders[i], prefix, 0, &seen) == 0)
+        if (claims_look(folders[i], prefix, 0, &seen) == 0)
             *ret_others = seen.others;
         free(seen.records);
     }

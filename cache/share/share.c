@@ -31,18 +31,18 @@ struct share {
 };
 
 /* claim_set */
-static uint64_t tell(void *ctx, uint64_t bytes)
+static uint64_t share_tell(void *ctx, uint64_t bytes)
 {
     struct share *share = ctx;
     const struct share_part part = {bytes, share->looked_for, claim_processes(share->claim)};
     return share->options.told(share->options.ctx, &part);
 }
 
-static void look(struct share *share)
+static void share_look_now(struct share *share)
 {
     share->looked_for = atomic_load(&share->most_bytes);
     claim_want(share->claim, share->looked_for);
-    claim_update(share->claim, tell, share);
+    claim_update(share->claim, share_tell, share);
 }
 
 /* Sleeps for `timeout_ms`, or until the bell rings, and then returns true. */
@@ -68,14 +68,14 @@ static void wait_for_change(struct share *share)
         wait_for_bell(share, SETTLE_MS);
 }
 
-static void *look_at_others(void *arg)
+static void *share_look_at_others(void *arg)
 {
     struct share *share = arg;
 
     while (!atomic_load(&share->end)) {
         wait_for_change(share);
         if (!atomic_load(&share->end))
-            look(share);
+            share_look_now(share);
     }
     return NULL;
 }
@@ -116,8 +116,8 @@ int share_new(const struct share_options *options, struct share **ret_share)
         free(share);
         return r;
     }
-    look(share);
-    r = thread_start(&share->thread, STACK_BYTES, look_at_others, share);
+    share_look_now(share);
+    r = thread_start(&share->thread, STACK_BYTES, share_look_at_others, share);
     if (r < 0) {
         claim_free(share->claim);
         close(share->bell_fd);

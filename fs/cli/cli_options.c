@@ -102,7 +102,7 @@ int cli_take_offset(const struct cli_usage *usage, void *ctx, const char *text)
 
 #define NEAREST_MAX 32
 
-static unsigned least3(unsigned a, unsigned b, unsigned c)
+static unsigned cli_least_of(unsigned a, unsigned b, unsigned c)
 {
     unsigned least = a < b ? a : b;
     return least < c ? least : c;
@@ -121,7 +121,7 @@ static unsigned word_distance(const char *a, size_t a_len, const char *b, size_t
     for (size_t i = 1; i <= a_len; i++) {
         for (size_t j = 1; j <= b_len; j++) {
             unsigned replaced = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            d[i][j] = least3(d[i - 1][j] + 1, d[i][j - 1] + 1, replaced);
+            d[i][j] = cli_least_of(d[i - 1][j] + 1, d[i][j - 1] + 1, replaced);
             if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
                 d[i - 2][j - 2] + 1 < d[i][j])
                 d[i][j] = d[i - 2][j - 2] + 1;
@@ -245,8 +245,8 @@ unsigned cli_default_jobs(void)
 
 const char *const cli_progress_words[] = {"auto", "always", "never", NULL};
 
-static int take_word(const struct cli_usage *usage, const char *option, const char *text,
-                     const char *const *words, unsigned *ret_place)
+static int cli_take_word(const struct cli_usage *usage, const char *option, const char *text,
+                         const char *const *words, unsigned *ret_place)
 {
     char list[64] = "";
     for (unsigned i = 0; words[i]; i++) {
@@ -354,7 +354,7 @@ static int store_number(const struct cli_usage *usage, const struct cli_option *
 }
 
 /* Store what the command line says: 0 or the exit status. */
-static int store(const struct cli_usage *usage, const struct cli_option *o)
+static int cli_store(const struct cli_usage *usage, const struct cli_option *o)
 {
     char name[NAME_BYTES];
     const char *from = strstr(o->spelling, "--");
@@ -369,7 +369,7 @@ static int store(const struct cli_usage *usage, const struct cli_option *o)
     if (o->number || o->count)
         r = store_number(usage, o, name);
     if (o->word)
-        r = take_word(usage, name, optarg, o->words, o->word);
+        r = cli_take_word(usage, name, optarg, o->words, o->word);
     return r == 0 && o->take ? o->take(usage, o->ctx, optarg) : r;
 }
 
@@ -398,7 +398,7 @@ int cli_parse(const struct cli_usage *usage, const struct cli_option *options, i
             puts("onepot " ONEPOT_VERSION);
         if (id == 'h' || id == ID_VERSION)
             return CLI_OK;
-        r = store(usage, find_option(options, id));
+        r = cli_store(usage, find_option(options, id));
     }
     return r == 0 ? CLI_GO_ON : r;
 }

@@ -15,7 +15,7 @@
 
 static _Atomic int flag;
 
-static void on_signal(int number)
+static void interrupt_on_signal(int number)
 {
     static _Atomic uint64_t first_ns;
     uint64_t now = now_ns(), first = 0;
@@ -40,7 +40,7 @@ void interrupt_handle(void (*handler)(int))
 
 void interrupt_catch(void)
 {
-    interrupt_handle(on_signal);
+    interrupt_handle(interrupt_on_signal);
 }
 
 const _Atomic int *interrupt_flag(void)

@@ -55,7 +55,7 @@ static int write_all(struct iovec *iov, int count)
 }
 
 /* 0, or an error of the archive with *ret_offset; errors of standard output set o->broken. */
-static int copy_file(struct output *o, uint32_t position, uint64_t *ret_offset)
+static int cat_copy_file(struct output *o, uint32_t position, uint64_t *ret_offset)
 {
     uint64_t offset = 0;
     for (;;) {
@@ -85,7 +85,7 @@ static int copy_file(struct output *o, uint32_t position, uint64_t *ret_offset)
     }
 }
 
-static const char *describe(int err)
+static const char *cat_describe(int err)
 {
     switch (-err) {
     case EISDIR:
@@ -104,7 +104,7 @@ static const char *describe(int err)
 static int fail_path(const struct output *o, const char *path, int err, uint64_t offset)
 {
     struct fault fault = {0};
-    fault_set(&fault, err, path, offset, "%s", describe(err));
+    fault_set(&fault, err, path, offset, "%s", cat_describe(err));
     if (err == -EUCLEAN || err == -ENODATA)
         fault_advise(&fault, "compare the archive with its original, or copy it again");
     return cli_fail(o->archive, err, &fault);
@@ -123,7 +123,7 @@ static int cat_path(struct output *o, const char *path)
     else if (r == 0 && !S_ISREG(node.mode))
         r = -EINVAL;
     else if (r == 0)
-        r = copy_file(o, node.position, &offset);
+        r = cat_copy_file(o, node.position, &offset);
     if (r < 0)
         return fail_path(o, path, r, offset);
     return o->broken ? CLI_FAILED : CLI_OK;

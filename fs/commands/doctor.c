@@ -28,7 +28,7 @@ static const char *const kind_marks[] = {
     [FINDING_WRONG] = "!!",
 };
 
-static void print_text(const struct findings *f)
+static void command_doctor_text(const struct findings *f)
 {
     for (size_t i = 0; i < f->count; i++) {
         const struct finding *item = &f->at[i];
@@ -46,7 +46,7 @@ static void print_text(const struct findings *f)
     }
 }
 
-static void print_json(const struct findings *f, bool works)
+static void command_doctor_json(const struct findings *f, bool works)
 {
     struct json j = {.out = stdout, .lines = 2};
     json_open(&j, NULL, '{');
@@ -121,9 +121,9 @@ int command_doctor(int argc, char **argv)
     doctor_leftovers(&f);
     bool good = !has_wrong(&f);
     if (json)
-        print_json(&f, works);
+        command_doctor_json(&f, works);
     else
-        print_text(&f);
+        command_doctor_text(&f);
     findings_free(&f);
     return good ? CLI_OK : CLI_FAILED;
 }

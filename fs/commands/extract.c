@@ -34,14 +34,14 @@ struct arguments {
     struct cli_progress line;
 };
 
-static void report_problem(void *ctx, const struct fault *what)
+static void command_extract_report(void *ctx, const struct fault *what)
 {
     struct arguments *a = ctx;
     cli_progress_end(&a->line);
     cli_fail(a->archive, -what->err, what);
 }
 
-static void show(void *ctx, const char *doing, const struct progress *progress)
+static void command_extract_show(void *ctx, const char *doing, const struct progress *progress)
 {
     struct arguments *a = ctx;
     cli_progress_show(&a->line, doing, progress);
@@ -56,8 +56,8 @@ static bool found_any(const struct extract_options *o)
     return o->path_count == 0;
 }
 
-static void summarize(const struct arguments *a, const struct extract_result *result,
-                      uint64_t ns)
+static void command_extract_summarize(const struct arguments *a,
+                                      const struct extract_result *result, uint64_t ns)
 {
     if (!a->quiet)
         cli_note("%s: %s %s, %s into %s, %s (%s/s)", a->archive, cli_count(result->files),
@@ -80,8 +80,8 @@ static void summarize(const struct arguments *a, const struct extract_result *re
 }
 
 /* Report a run's error; after a signal, die of it, so that the shell sees it. */
-static int fail(const struct arguments *a, int err, const struct fault *fault,
-                const struct extract_result *result)
+static int command_extract_fail(const struct arguments *a, int err, const struct fault *fault,
+                                const struct extract_result *result)
 {
     if (err != -EINTR || !atomic_load(interrupt_flag()))
         return cli_fail(a->archive, err, fault);
@@ -107,11 +107,11 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     reader_free(reader);
     a->options.directory_is_ours |= result.made_directory;
     if (r < 0)
-        return fail(a, r, &fault, &result);
+        return command_extract_fail(a, r, &fault, &result);
     if (a->options.path_count == 0)
         result.problems += index_left_out(pot->index); /* reported when it was opened */
     if (found_any(&a->options))
-        summarize(a, &result, now_ns() - start);
+        command_extract_summarize(a, &result, now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 
@@ -182,7 +182,7 @@ static int guess_paths(int argc, char **argv)
     return i < argc ? argc - i : 0;
 }
 
-static int parse(struct arguments *a, int argc, char **argv)
+static int command_extract_parse(struct arguments *a, int argc, char **argv)
 {
     int paths = count_paths(argc, argv);
     const struct cli_option options[] = {
@@ -230,8 +230,8 @@ int command_extract(int argc, char **argv)
     struct arguments a = {
         .options = {.directory = ".",
                     .threads = cli_default_jobs(),
-                    .report = report_problem,
-                    .progress = show,
+                    .report = command_extract_report,
+                    .progress = command_extract_show,
                     .ctx = &a,
                     .stop = interrupt_flag(),
                     .exact_modes = geteuid() == 0},
@@ -240,6 +240,6 @@ int command_extract(int argc, char **argv)
     if (!paths)
         return cli_failf(NULL, "out of memory");
     a.options.paths = a.paths = paths;
-    int status = parse(&a, argc, argv);
+    int status = command_extract_parse(&a, argc, argv);
     return status == CLI_GO_ON ? extract_archives(&a) : status;
 }

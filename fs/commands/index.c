@@ -15,7 +15,7 @@ static const struct cli_usage usage = {
     "not possible, in $XDG_CACHE_HOME/onepot. An archive that 'onepot pack' made carries\n"
     "its own index and needs none.\n"};
 
-static void report(const struct pot *pot)
+static void command_index_report(const struct pot *pot)
 {
     if (pot->origin == POT_INDEX_EMBEDDED) {
         cli_note("%s: this archive carries its own index; there is nothing to save", pot->path);
@@ -40,7 +40,7 @@ static int index_archives(char **archives, int count, bool rebuild,
             status = CLI_FAILED;
             continue;
         }
-        report(pot);
+        command_index_report(pot);
         pot_close(pot);
     }
     return status;

@@ -111,7 +111,7 @@ static void print_bar(uint64_t count, uint64_t most)
 }
 
 /* Files by size: a line for each power of two between the smallest and the largest. */
-static void print_histogram(const struct survey *survey)
+static void command_info_histogram(const struct survey *survey)
 {
     unsigned first = survey_class(survey->smallest_bytes);
     unsigned last = survey_class(survey->largest_bytes);
@@ -140,7 +140,7 @@ static void print_sizes(const struct survey *survey)
     printf("  %-12s %s to %s, %s on average\n", "of a file", cli_bytes(survey->smallest_bytes),
            cli_bytes(survey->largest_bytes), cli_bytes(bytes / survey->files));
     if (isatty(STDOUT_FILENO))
-        print_histogram(survey);
+        command_info_histogram(survey);
 }
 
 /* The codecs of the archive's blocks: "zstd", or "deflate, xz" where each block names its own.
@@ -242,8 +242,8 @@ static void print_batch(const struct batch *batch)
            cli_bytes(batch->bytes), cli_count(batch->mean), cli_count(batch->worst));
 }
 
-static void print_text(const struct pot *pot, const struct index_info *info,
-                       const struct survey *survey, const struct batch *batch)
+static void command_info_text(const struct pot *pot, const struct index_info *info,
+                              const struct survey *survey, const struct batch *batch)
 {
     cli_print_name(stdout, pot->path, strlen(pot->path));
     fputs(":\n", stdout);
@@ -300,8 +300,9 @@ static void json_origin(struct json *j, const struct pot *pot, const struct inde
               sizeof(info->made_by));
 }
 
-static void print_json(struct json *j, const struct pot *pot, const struct index_info *info,
-                       const struct survey *survey, const struct batch *batch)
+static void command_info_json(struct json *j, const struct pot *pot,
+                              const struct index_info *info, const struct survey *survey,
+                              const struct batch *batch)
 {
     uint64_t known = info->files + info->directories;
     char codecs[96];
@@ -371,10 +372,10 @@ static int show_archive(const char *archive, struct json *json, uint64_t batch_b
         return CLI_FAILED;
     int status = count_contents(pot, &survey, &batch);
     if (status == CLI_OK && json)
-        print_json(json, pot, index_info(pot->index), &survey, &batch);
+        command_info_json(json, pot, index_info(pot->index), &survey, &batch);
     if (status == CLI_OK && !json) {
         fputs(first ? "" : "\n", stdout);
-        print_text(pot, index_info(pot->index), &survey, &batch);
+        command_info_text(pot, index_info(pot->index), &survey, &batch);
     }
     pot_close(pot);
     return status;

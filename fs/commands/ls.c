@@ -40,7 +40,7 @@ struct type {
     const char *name;
 };
 
-static const struct type *type_of(uint32_t mode)
+static const struct type *command_ls_type_of(uint32_t mode)
 {
     static const struct type types[] = {
         {S_IFDIR, 'd', "directory"},
@@ -59,7 +59,7 @@ static const struct type *type_of(uint32_t mode)
 
 static void format_mode(uint32_t mode, char text[11])
 {
-    text[0] = type_of(mode)->letter;
+    text[0] = command_ls_type_of(mode)->letter;
     for (unsigned i = 0; i < 9; i++)
         text[1 + i] = mode & (0400u >> i) ? "rwx"[i % 3] : '-';
     if (mode & S_ISUID)
@@ -99,8 +99,8 @@ static void print_long(const struct node *node)
     printf("%s %2" PRIu32 " %-11s %11s %s ", mode, node->nlink, owner, size, mtime);
 }
 
-static void print_json(struct listing *l, const char *path, size_t len, const struct node *node,
-                       const char *target, size_t target_len)
+static void command_ls_json(struct listing *l, const char *path, size_t len,
+                            const struct node *node, const char *target, size_t target_len)
 {
     struct json *j = &l->json;
     char mode[8];
@@ -108,7 +108,7 @@ static void print_json(struct listing *l, const char *path, size_t len, const st
     json_open(j, NULL, '{');
     json_text(j, "archive", l->archive, SIZE_MAX);
     json_text(j, "path", path, len);
-    json_text(j, "type", type_of(node->mode)->name, SIZE_MAX);
+    json_text(j, "type", command_ls_type_of(node->mode)->name, SIZE_MAX);
     json_text(j, "mode", mode, SIZE_MAX);
     json_number(j, "uid", node->uid);
     json_number(j, "gid", node->gid);
@@ -137,7 +137,7 @@ static int print_entry(struct listing *l, const char *path, size_t len, uint32_t
             return r;
     }
     if (l->as_json) {
-        print_json(l, path, len, node, target, target_len);
+        command_ls_json(l, path, len, node, target, target_len);
         return 0;
     }
     if (l->is_long)

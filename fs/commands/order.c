@@ -34,7 +34,7 @@ static char *put_number(char *out, uint64_t number)
     return out + len + 1;
 }
 
-static void print_order(const struct onepot_sampler *sampler, bool padding)
+static void command_order_print(const struct onepot_sampler *sampler, bool padding)
 {
     static uint64_t indices[INDICES_AT_ONCE];
     static uint8_t valid[INDICES_AT_ONCE];
@@ -132,7 +132,7 @@ int command_order(int argc, char **argv)
         cli_note("%s", error.text);
     if (onepot_sampler_new(o, &error, &sampler) < 0)
         return cli_failf(NULL, "%s", error.text);
-    print_order(sampler, !request.no_padding);
+    command_order_print(sampler, !request.no_padding);
     onepot_sampler_free(sampler);
     return CLI_OK;
 }

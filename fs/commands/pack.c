@@ -33,7 +33,7 @@ static const struct cli_usage usage = {
 /* More files than this would be unmanageable. */
 #define SHARDS_MAX 1000000u
 
-static void report_problem(void *progress, enum pack_report kind, const struct fault *what)
+static void command_pack_report(void *progress, enum pack_report kind, const struct fault *what)
 {
     (void)kind;
     char line[2048];
@@ -86,7 +86,8 @@ static void describe_output(const struct arguments *a, char *text, size_t size)
                  a->launcher ? a->launcher : "");
 }
 
-static void summarize(const struct arguments *a, const struct pack_result *result, uint64_t ns)
+static void command_pack_summarize(const struct arguments *a, const struct pack_result *result,
+                                   uint64_t ns)
 {
     char output[128];
     uint64_t count = result->totals.files + result->totals.hardlinks;
@@ -102,7 +103,7 @@ static void summarize(const struct arguments *a, const struct pack_result *resul
 }
 
 /* Report a run's error; after a signal, die of it, so that the shell sees it. */
-static int fail(const struct arguments *a, int err, const struct fault *fault)
+static int command_pack_fail(const struct arguments *a, int err, const struct fault *fault)
 {
     if (err != -EINTR || !atomic_load(interrupt_flag()))
         return cli_fail(fault->member[0] ? NULL : a->options.output, err, fault);
@@ -122,7 +123,7 @@ static bool is_archive(const char *path)
     return stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
 }
 
-static int open_archive(struct arguments *a, size_t i)
+static int command_pack_open(struct arguments *a, size_t i)
 {
     struct fault fault = {0};
     struct opened *o = &a->opened[i];
@@ -153,7 +154,7 @@ static int open_archives(struct arguments *a)
         return cli_fail(NULL, -ENOMEM, NULL), -ENOMEM;
     a->options.inputs = a->inputs;
     for (size_t i = 0; i < count; i++) {
-        int r = is_archive(a->options.sources[i]) ? open_archive(a, i) : 0;
+        int r = is_archive(a->options.sources[i]) ? command_pack_open(a, i) : 0;
         if (r < 0)
             return r;
     }
@@ -172,23 +173,23 @@ static void close_archives(struct arguments *a)
 
 /* ---- the run ---- */
 
-static int pack(struct arguments *a)
+static int command_pack_run(struct arguments *a)
 {
     struct cli_progress progress;
     struct pack_result result;
     struct fault fault = {0};
     uint64_t start = now_ns();
     cli_progress_start(&progress, a->progress);
-    a->options.report = report_problem;
+    a->options.report = command_pack_report;
     a->options.progress = cli_progress_show;
     a->options.ctx = &progress;
     a->options.stop = interrupt_flag();
     int r = pack_run(&a->options, &fault, &result);
     cli_progress_end(&progress);
     if (r < 0)
-        return fail(a, r, &fault);
+        return command_pack_fail(a, r, &fault);
     result.problems += a->left_out;
-    summarize(a, &result, now_ns() - start);
+    command_pack_summarize(a, &result, now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 
@@ -200,7 +201,9 @@ static int pack_sources(struct arguments *a)
     if (a->options.shards)
         cli_raise_file_limit(); /* each shard being written takes two descriptors */
     int r = open_archives(a);
-    int status = r == -EINTR ? fail(a, r, NULL) : r < 0 ? CLI_FAILED : pack(a);
+    int status = r == -EINTR ? command_pack_fail(a, r, NULL)
+                 : r < 0     ? CLI_FAILED
+                             : command_pack_run(a);
     close_archives(a);
     return status;
 }
@@ -253,7 +256,7 @@ static int check_format(struct arguments *a)
     return 0;
 }
 
-static int parse_options(struct arguments *a, int argc, char **argv)
+static int command_pack_parse(struct arguments *a, int argc, char **argv)
 {
     struct pack_options *o = &a->options;
     const struct cli_option options[] = {
@@ -378,7 +381,7 @@ int command_pack(int argc, char **argv)
         return cli_fail(NULL, -ENOMEM, NULL);
     a.excludes = excludes;
     a.options.excludes = excludes;
-    int status = parse_options(&a, argc, argv);
+    int status = command_pack_parse(&a, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     a.options.sources = (const char *const *)argv + optind;

@@ -177,7 +177,7 @@ static void stop_here(void)
     sigprocmask(SIG_SETMASK, &old, NULL);
 }
 
-static void pass_on(pid_t command, const siginfo_t *info)
+static void command_run_pass_on(pid_t command, const siginfo_t *info)
 {
     bool by_process = info->si_code <= 0;
 
@@ -228,14 +228,14 @@ static int wait_command(struct run *run, pid_t command, const sigset_t *set)
         if (sigwaitinfo(set, &info) < 0)
             continue; /* EINTR: an unrelated signal */
         if (info.si_signo != SIGCHLD)
-            pass_on(command, &info);
+            command_run_pass_on(command, &info);
         else if (reap_children(run, command, &status))
             break;
     }
     return WIFSIGNALED(status) ? RUN_SIGNALLED + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-static int run_command(struct run *run)
+static int command_run_run(struct run *run)
 {
     sigset_t set;
 
@@ -289,7 +289,7 @@ int command_run(int argc, char **argv)
         return cli_fail(NULL, r, NULL), RUN_FAILED;
     run.m.launch = execute_command;
     run.m.launch_ctx = &run;
-    status = mounter_start(&run.m) == CLI_GO_ON ? run_command(&run) : RUN_FAILED;
+    status = mounter_start(&run.m) == CLI_GO_ON ? command_run_run(&run) : RUN_FAILED;
     mounter_free(&run.m);
     if (mounter_caught()) /* before the command existed */
         interrupt_die_of(mounter_caught());

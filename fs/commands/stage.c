@@ -54,7 +54,7 @@ struct arguments {
 
 /* ---- one archive ---- */
 
-static void show(struct cli_progress *line, const struct stage *stage)
+static void command_stage_show(struct cli_progress *line, const struct stage *stage)
 {
     struct stage_report report;
     struct progress progress = {0};
@@ -73,7 +73,7 @@ static bool is_away_too_long(const struct stage_report *report, uint64_t *since_
 }
 
 /* Wait until the copy is whole: 0, or -errno. */
-static int copy(const struct arguments *a, struct stage *stage)
+static int command_stage_copy(const struct arguments *a, struct stage *stage)
 {
     struct cli_progress line = {0};
     struct stage_report report;
@@ -85,7 +85,7 @@ static int copy(const struct arguments *a, struct stage *stage)
         r = atomic_load(interrupt_flag()) ? -EINTR : -report.failure;
         if (r == 0 && is_away_too_long(&report, &since_ns))
             r = -report.away;
-        show(&line, stage);
+        command_stage_show(&line, stage);
     }
     cli_progress_end(&line);
     return r;
@@ -112,7 +112,8 @@ static int verify_copy(const struct arguments *a, const char *archive, struct po
     return CLI_OK;
 }
 
-static void print_json(struct json *j, const char *archive, const struct stage_report *report)
+static void command_stage_json(struct json *j, const char *archive,
+                               const struct stage_report *report)
 {
     json_open(j, NULL, '{');
     json_text(j, "archive", archive, SIZE_MAX);
@@ -150,13 +151,13 @@ static int not_staged(const char *archive, const struct stage *stage, int err)
 }
 
 /* The steps from opening the copy to pinning it. */
-static int finish(struct arguments *a, const char *archive, struct pot *pot,
-                  struct stage *stage)
+static int command_stage_finish(struct arguments *a, const char *archive, struct pot *pot,
+                                struct stage *stage)
 {
     struct stage_report report;
     stage_get_report(stage, &report);
     bool was_whole = report.whole;
-    int r = copy(a, stage);
+    int r = command_stage_copy(a, stage);
     if (r == -EINTR)
         return CLI_FAILED;
     if (r < 0)
@@ -167,7 +168,7 @@ static int finish(struct arguments *a, const char *archive, struct pot *pot,
     stage_get_report(stage, &report);
     print_result(a, archive, &report, was_whole);
     if (a->as_json)
-        print_json(&a->json, archive, &report);
+        command_stage_json(&a->json, archive, &report);
     return CLI_OK;
 }
 
@@ -230,7 +231,7 @@ static int stage_one(struct arguments *a, const char *archive)
     }
     bool stuck = false;
     if (status == CLI_OK) {
-        status = finish(a, archive, pot, stage);
+        status = command_stage_finish(a, archive, pot, stage);
         source_cancel_retries(pot ? pot->source : source);
         stuck = stage_stop(stage) < 0;
     }
@@ -359,7 +360,7 @@ static int stage_archives(struct arguments *a, char **archives, int count)
     return status;
 }
 
-static int take_owner(const struct cli_usage *u, void *ctx, const char *text)
+static int command_stage_owner(const struct cli_usage *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
     struct process_facts facts;
@@ -376,12 +377,12 @@ static int take_owner(const struct cli_usage *u, void *ctx, const char *text)
     return 0;
 }
 
-static int parse_options(struct arguments *a, int argc, char **argv)
+static int command_stage_parse(struct arguments *a, int argc, char **argv)
 {
     const struct cli_option options[] = {
         {"--dir=DIR", "copy to DIR, not to memory, $TMPDIR or /tmp", .text = &a->place},
         {"--owner=PID", "remove the copies when this process has ended; 'none': never",
-         .take = take_owner, .ctx = a},
+         .take = command_stage_owner, .ctx = a},
         {"--keep", "the same as --owner=none", .flag = &a->keep},
         {"--verify", "compare the copy with the archive's sums", .flag = &a->verify},
         {"--json", "print what was copied where", .flag = &a->as_json},
@@ -407,7 +408,7 @@ int command_stage(int argc, char **argv)
     char place[PATH_MAX];
     if (detach_note_inherited(&a.inherited) < 0)
         return cli_failf(NULL, "out of memory");
-    int status = parse_options(&a, argc, argv);
+    int status = command_stage_parse(&a, argc, argv);
     if (a.place && realpath(a.place, place))
         a.place = place; /* the keeper works in another directory */
     if (status == CLI_GO_ON) {

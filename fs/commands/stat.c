@@ -19,7 +19,7 @@ static const struct cli_usage usage = {
     "node. It asks neither the mount nor its daemon, so it works even when they hang.\n"};
 
 /* Print one mount: as JSON if there is a writer. */
-static void show(const struct slot *slot, struct json *json)
+static void command_stat_show(const struct slot *slot, struct json *json)
 {
     struct report report;
     report_take(slot->counters, find_mount_state(slot), &report);
@@ -36,7 +36,7 @@ static int show_all(const struct slot_list *list, struct json *json)
     for (size_t i = 0; i < list->count; i++) {
         if (!json && i > 0)
             putchar('\n');
-        show(list->at[i], json);
+        command_stat_show(list->at[i], json);
     }
     if (json)
         json_close(json, ']');
@@ -68,7 +68,7 @@ int command_stat(int argc, char **argv)
     if (optind == argc)
         status = show_all(&list, json);
     else if ((status = find_named_mount(&list, argv[optind], &slot)) == CLI_OK)
-        show(slot, json);
+        command_stat_show(slot, json);
     if (json && status == CLI_OK)
         putchar('\n');
     slot_list_free(&list);

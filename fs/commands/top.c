@@ -52,8 +52,8 @@ static const struct top_sample *last_sample(const struct top *t, const struct co
 }
 
 /* Choose the mounts to show: all, or the named ones that exist. -errno. */
-static int choose(const struct top *t, const struct slot_list *list,
-                  const struct slot ***ret_chosen, size_t *ret_count)
+static int command_top_choose(const struct top *t, const struct slot_list *list,
+                              const struct slot ***ret_chosen, size_t *ret_count)
 {
     size_t room = t->count ? (size_t)t->count : list->count, n = 0;
     const struct slot **chosen = calloc(room ? room : 1, sizeof(struct slot *));
@@ -113,7 +113,7 @@ static int take_picture(struct top *t, char **ret_text, size_t *ret_len, size_t 
         slot_list_free(&list);
         return -ENOMEM;
     }
-    r = choose(t, &list, &mounts, ret_count);
+    r = command_top_choose(t, &list, &mounts, ret_count);
     if (r == 0) {
         r = print_mounts(t, out, mounts, *ret_count);
         free(mounts);

@@ -108,7 +108,7 @@ static int judge_alive(struct slot *slot, const struct request *rq)
 }
 
 /* Under the registry's lock. */
-static int judge_slot(struct slot *slot, const struct request *rq)
+static int umount_judge_slot(struct slot *slot, const struct request *rq)
 {
     if (!slot_is_current(slot))
         return CLI_OK;
@@ -129,13 +129,13 @@ static int judge_locked(struct slot *slot, const struct request *rq)
     int r = registry_lock(slot->folder, false, &registry);
 
     if (r == 0)
-        return judge_slot(slot, rq);
+        return umount_judge_slot(slot, rq);
     if (r == -ENOENT)
         return CLI_OK;
     return cli_failf(slot->folder, "it can't be locked: %s", fault_errno(r));
 }
 
-static bool is_stopped(const struct counters *c)
+static bool umount_is_stopped(const struct counters *c)
 {
     return process_is_stopped(c->daemon_pid, c->daemon_start_ticks);
 }
@@ -146,7 +146,7 @@ static int report_busy(const struct slot *slot)
     char text[512];
 
     unmounter_explain(slot, text, sizeof(text));
-    if (is_stopped(c))
+    if (umount_is_stopped(c))
         return cli_failf(
             c->mountpoint,
             "%s; its daemon (process %d) is stopped: 'kill -CONT %d' lets it go on", text,
@@ -161,7 +161,7 @@ static int report_detached(struct slot *slot)
 
     if (unmounter_finish(slot, DETACHED_END_MS, false) == 0)
         return CLI_OK;
-    if (is_stopped(c))
+    if (umount_is_stopped(c))
         cli_note("%s: taken out of the tree; its users hang, because its daemon (process "
                  "%d) is stopped: continue or kill it",
                  c->mountpoint, c->daemon_pid);
@@ -213,7 +213,7 @@ static int end_slot(struct slot *slot, const struct request *rq)
                          "until that is unmounted",
                          other);
     /* A stopped daemon does not notice its end. One that runs may be serving a container. */
-    r = unmounter_finish(slot, is_stopped(c) ? 0 : DAEMON_END_MS, is_stopped(c));
+    r = unmounter_finish(slot, umount_is_stopped(c) ? 0 : DAEMON_END_MS, umount_is_stopped(c));
     cli_note("%s: %s", c->archive, summary_line(c, line, sizeof(line)));
     return r < 0 ? report_lingering(c) : CLI_OK;
 }
@@ -239,7 +239,7 @@ static int umount_slot(struct slot *slot, const struct request *rq)
 
 /* ---- which slots ---- */
 
-static bool is_of_job(const struct slot *slot, const struct request *rq)
+static bool umount_is_of_job(const struct slot *slot, const struct request *rq)
 {
     return strcmp(slot->counters->job, rq->job.id) == 0;
 }
@@ -262,7 +262,7 @@ static int umount_all(struct slot_list *list, const struct request *rq)
     if (list->count)
         qsort(list->at, list->count, sizeof(list->at[0]), newer_first);
     for (size_t i = 0; i < list->count; i++)
-        if (is_of_job(list->at[i], rq) && umount_slot(list->at[i], rq) != CLI_OK)
+        if (umount_is_of_job(list->at[i], rq) && umount_slot(list->at[i], rq) != CLI_OK)
             status = CLI_FAILED;
     return status;
 }
@@ -281,7 +281,7 @@ static size_t umount_archive(const struct slot_list *list, const char *path, con
         const struct counters *c = list->at[i]->counters;
         bool same = exists ? c->archive_dev == st.st_dev && c->archive_ino == st.st_ino
                            : strcmp(c->archive, path) == 0;
-        if (!same || !is_of_job(list->at[i], rq))
+        if (!same || !umount_is_of_job(list->at[i], rq))
             continue;
         found++;
         if (umount_slot(list->at[i], rq) != CLI_OK)

@@ -44,7 +44,7 @@ static void json_problem(struct json *j, const struct fault *what)
     json_close(j, '}');
 }
 
-static void report_problem(void *ctx, const struct fault *what)
+static void command_verify_report(void *ctx, const struct fault *what)
 {
     struct arguments *a = ctx;
     a->problems++;
@@ -55,14 +55,14 @@ static void report_problem(void *ctx, const struct fault *what)
         cli_fail(a->archive, -what->err, what);
 }
 
-static void show(void *ctx, const char *doing, const struct progress *progress)
+static void command_verify_show(void *ctx, const char *doing, const struct progress *progress)
 {
     struct arguments *a = ctx;
     cli_progress_show(&a->line, doing, progress);
 }
 
 /* Print the indexer's notes, unless the trailer was already reported as worthless. */
-static void note(void *ctx, const char *line)
+static void command_verify_note(void *ctx, const char *line)
 {
     struct arguments *a = ctx;
     if (!a->is_plain && !a->quiet)
@@ -103,8 +103,8 @@ static void print_summary(const struct arguments *a, const struct pot *pot,
            coverage_text(pot, result));
 }
 
-static void print_json(struct arguments *a, const struct pot *pot,
-                       const struct verify_result *result)
+static void command_verify_json(struct arguments *a, const struct pot *pot,
+                                const struct verify_result *result)
 {
     struct json *j = &a->json;
     json_close(j, ']');
@@ -129,20 +129,20 @@ static int open_pot(struct arguments *a, struct pot **ret_pot)
         .memory_bytes = budget_memory_bytes(""),
         .max_ratio = cli_max_ratio(),
         .offset = cli_offset(),
-        .note = note,
-        .progress = show,
+        .note = command_verify_note,
+        .progress = command_verify_show,
         .ctx = a,
     };
     int r = verify_trailer(a->archive, cli_offset(), &fault);
     a->is_plain = r < 0;
     a->options.trailer_is_good = r == 0;
     if (r < 0)
-        report_problem(a, &fault);
+        command_verify_report(a, &fault);
     fault = (struct fault){0};
     r = pot_open(a->archive, &options, &fault, ret_pot);
     if (r < 0) {
         fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "can't be opened: %s", fault_errno(r));
-        report_problem(a, &fault);
+        command_verify_report(a, &fault);
     }
     return r;
 }
@@ -158,7 +158,7 @@ static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result
         reader_free(reader);
     }
     if (r < 0 && r != -EINTR)
-        report_problem(a, &fault);
+        command_verify_report(a, &fault);
     return r;
 }
 
@@ -179,7 +179,7 @@ static int verify_archive(struct arguments *a, const char *archive)
         r = verify_pot(a, pot, &result);
     cli_progress_end(&a->line);
     if (a->as_json)
-        print_json(a, pot, &result);
+        command_verify_json(a, pot, &result);
     else if (r == 0)
         print_summary(a, pot, &result);
     pot_close(pot);
@@ -210,8 +210,8 @@ int command_verify(int argc, char **argv)
 {
     struct arguments a = {.json = {.out = stdout, .lines = 3}};
     a.options = (struct verify_options){.threads = cli_default_jobs(),
-                                        .report = report_problem,
-                                        .progress = show,
+                                        .report = command_verify_report,
+                                        .progress = command_verify_show,
                                         .ctx = &a,
                                         .stop = interrupt_flag()};
     const struct cli_option options[] = {

@@ -28,8 +28,8 @@ static void op_no_terminal(struct request *rq)
     reply_error(rq, -ENOTTY); /* isatty() of Python's open() */
 }
 
-static int lookup(const struct session *s, uint32_t parent, const char *name, size_t len,
-                  uint32_t *ret_position)
+static int ops_lookup(const struct session *s, uint32_t parent, const char *name, size_t len,
+                      uint32_t *ret_position)
 {
     *ret_position = parent;
     if (len == 1 && name[0] == '.')
@@ -49,7 +49,7 @@ static void op_lookup(struct request *rq)
     int r = request_position(rq, &parent);
 
     if (r == 0)
-        r = lookup(s, parent, rq->arg, strnlen(rq->arg, rq->arg_len), &position);
+        r = ops_lookup(s, parent, rq->arg, strnlen(rq->arg, rq->arg_len), &position);
     if (r == 0)
         r = reply_fill_entry(s, parent, position, &entry);
     if (r == -ENOENT && parent == s->config.root && features_answer(&s->features, rq))

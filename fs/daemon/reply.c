@@ -21,19 +21,19 @@ static bool take_turn(struct worker *w, uint64_t turn)
 }
 
 /* The right to answer: false when the watchdog was first. */
-static bool claim(struct worker *w)
+static bool reply_claim(struct worker *w)
 {
     w->took_ns = now_ns() - atomic_load_explicit(&w->since_ns, memory_order_relaxed);
     w->lost = !take_turn(w, atomic_load_explicit(&w->turn, memory_order_relaxed) | 1);
     return !w->lost;
 }
 
-static inline void add(_Atomic uint64_t *counter, uint64_t n)
+static inline void reply_add(_Atomic uint64_t *counter, uint64_t n)
 {
     atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
 
-static unsigned bucket_of(uint64_t ns)
+static unsigned reply_bucket_of(uint64_t ns)
 {
     uint64_t us = ns / 1000;
     unsigned b = us ? 63u - (unsigned)__builtin_clzll(us) : 0;
@@ -44,7 +44,7 @@ static unsigned bucket_of(uint64_t ns)
 _Static_assert(COUNTERS_ORIGINS == READER_ORIGINS, "READs are counted by their origin");
 
 /* Counted before the answer is sent, so that its reader finds it counted. */
-static void count(struct request *rq, int err, size_t bytes)
+static void reply_count(struct request *rq, int err, size_t bytes)
 {
     struct worker *w = rq->worker;
     struct counter_slot *slot = w->slot;
@@ -53,20 +53,20 @@ static void count(struct request *rq, int err, size_t bytes)
     if (rq->unseen)
         return;
     if (rq->own) {
-        add(&slot->ahead_requests, 1);
-        add(&slot->ahead_bytes, opcode == FUSE_READ ? bytes : 0);
+        reply_add(&slot->ahead_requests, 1);
+        reply_add(&slot->ahead_bytes, opcode == FUSE_READ ? bytes : 0);
         return;
     }
-    add(&slot->requests[opcode], 1);
+    reply_add(&slot->requests[opcode], 1);
     if (opcode == FUSE_READ) {
-        add(&slot->read_bytes, bytes);
-        add(&slot->reads_waited, w->blocked);
+        reply_add(&slot->read_bytes, bytes);
+        reply_add(&slot->reads_waited, w->blocked);
         if (!err)
-            add(&slot->origins[reader_scratch_origin(w->scratch)], 1);
+            reply_add(&slot->origins[reader_scratch_origin(w->scratch)], 1);
     }
     if (err && err != -ENOENT && err != -ENOSYS && err != -ENODATA && err != -ENOTTY &&
         err != -ENXIO && err != -ERANGE && err != -ENAMETOOLONG)
-        add(&slot->errors, 1);
+        reply_add(&slot->errors, 1);
 }
 
 /* A counted answer was not delivered. -ENOENT: nobody waited for it any more. */
@@ -80,7 +80,7 @@ static void count_unsent(struct request *rq, int err, size_t bytes)
         atomic_fetch_sub_explicit(rq->own ? &slot->ahead_bytes : &slot->read_bytes, bytes,
                                   memory_order_relaxed);
     if (err == -EIO && !rq->own)
-        add(&slot->errors, 1);
+        reply_add(&slot->errors, 1);
 }
 
 /* Counted after sending, because sending reads the mapped bytes. */
@@ -92,11 +92,11 @@ static void count_time(struct request *rq)
     rq->worker->done_ns = now;
     if (rq->unseen || rq->own)
         return;
-    add(&slot->service_ns, took);
+    reply_add(&slot->service_ns, took);
     atomic_store_explicit(&slot->last_request_ns, now, memory_order_relaxed);
     if (rq->header->opcode == FUSE_READ) {
-        add(&slot->read_service_ns, took);
-        add(&slot->histogram[bucket_of(took)], 1);
+        reply_add(&slot->read_service_ns, took);
+        reply_add(&slot->histogram[reply_bucket_of(took)], 1);
     }
 }
 
@@ -120,9 +120,9 @@ void reply_error(struct request *rq, int err)
     struct iovec iov[1];
 
     err = err == -EUCLEAN ? -EIO : err; /* a damaged index */
-    if (!claim(rq->worker))
+    if (!reply_claim(rq->worker))
         return;
-    count(rq, err, 0);
+    reply_count(rq, err, 0);
     send_iov(rq, err, iov, 1, 0);
     count_time(rq);
 }
@@ -135,9 +135,9 @@ static void reply_iov(struct request *rq, struct iovec *iov, int n)
 
     for (int i = 1; i < n; i++)
         bytes += iov[i].iov_len;
-    if (!claim(rq->worker))
+    if (!reply_claim(rq->worker))
         return;
-    count(rq, 0, bytes);
+    reply_count(rq, 0, bytes);
     r = send_iov(rq, 0, iov, n, bytes);
     if (r == -EFAULT) {
         /*
@@ -181,9 +181,9 @@ void reply_span(struct request *rq, const struct span *span)
 
 void reply_none(struct request *rq)
 {
-    if (!claim(rq->worker))
+    if (!reply_claim(rq->worker))
         return;
-    count(rq, 0, 0);
+    reply_count(rq, 0, 0);
     count_time(rq);
 }
 
@@ -193,7 +193,7 @@ int reply_for_stalled(struct worker *w, uint64_t turn, uint64_t unique)
 
     if (!take_turn(w, turn))
         return -EALREADY;
-    add(&w->slot->errors, 1);
+    reply_add(&w->slot->errors, 1);
     return write(w->fd, &out, sizeof(out)) < 0 ? -errno : 0;
 }
 

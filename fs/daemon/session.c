@@ -63,7 +63,7 @@ static int answer_init(struct session *s, const struct fuse_in_header *header,
 }
 
 /* Read requests until the kernel has its answer to INIT. */
-static int negotiate(struct session *s, struct fault *fault)
+static int session_negotiate(struct session *s, struct fault *fault)
 {
     /* The rest stays zero: older kernels send a shorter INIT. */
     struct fuse_in_header *header = calloc(1, REQUEST_BYTES);
@@ -100,7 +100,7 @@ int session_start(const struct session_config *config, struct fault *fault,
     log_init(&s->log);
     pthread_mutex_init(&s->counters_lock, NULL);
     s->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    r = s->ended_fd < 0 ? -errno : negotiate(s, fault);
+    r = s->ended_fd < 0 ? -errno : session_negotiate(s, fault);
     if (r == 0)
         r = features_start(s);
     if (r == 0)

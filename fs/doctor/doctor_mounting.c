@@ -230,7 +230,7 @@ static void sweep_trials(void)
     }
 }
 
-static int make_folder(char folder[64])
+static int trial_make_folder(char folder[64])
 {
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         snprintf(folder, 64, "%s/%sXXXXXX", places[i], trial_prefix);
@@ -252,7 +252,7 @@ static int try_in_folder(unsigned methods, struct trial *trial)
     for (size_t i = 0; i < sizeof(ending_signals) / sizeof(ending_signals[0]); i++)
         sigaddset(&ending, ending_signals[i]);
     sigprocmask(SIG_BLOCK, &ending, &before);
-    int r = make_folder(folder);
+    int r = trial_make_folder(folder);
     if (r < 0)
         mount_report_add(&trial->report, "a folder for it can't be made", fault_errno(r));
     else

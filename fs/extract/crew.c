@@ -50,7 +50,7 @@ void crew_free(struct crew *crew)
     pthread_cond_destroy(&crew->done);
 }
 
-static void *worker_main(void *arg)
+static void *crew_worker_main(void *arg)
 {
     struct worker *w = arg;
     struct crew *crew = w->crew;
@@ -92,7 +92,7 @@ int crew_run(struct crew *crew)
         return r;
     crew->running = crew->threads;
     for (; started < crew->threads && r == 0; started += r == 0)
-        r = thread_start(&crew->workers[started].thread, STACK_BYTES, worker_main,
+        r = thread_start(&crew->workers[started].thread, STACK_BYTES, crew_worker_main,
                          &crew->workers[started]);
     pthread_mutex_lock(crew->lock);
     crew->running -= crew->threads - started;

@@ -24,7 +24,7 @@
 
 /* ---- problems ---- */
 
-static const char *describe(const struct extraction *x, int err)
+static const char *extract_describe(const struct extraction *x, int err)
 {
     switch (-err) {
     case EEXIST:
@@ -48,7 +48,7 @@ static const char *describe(const struct extraction *x, int err)
     }
 }
 
-static const char *advice(const struct extraction *x, int err)
+static const char *extract_advice(const struct extraction *x, int err)
 {
     switch (-err) {
     case EEXIST:
@@ -87,11 +87,11 @@ int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t o
         err = -EIO;
     if (index_path(x->index, position, path, sizeof(path), &len) < 0)
         snprintf(path, sizeof(path), "entry %" PRIu32, position);
-    const char *why = describe(x, err);
+    const char *why = extract_describe(x, err);
     fault_set(&fault, err, path, offset, "%s%s%s", doing, *doing && *why ? ": " : "",
               why ? why : "");
-    if (*advice(x, err))
-        fault_advise(&fault, "%s", advice(x, err));
+    if (*extract_advice(x, err))
+        fault_advise(&fault, "%s", extract_advice(x, err));
 
     pthread_mutex_lock(&x->lock);
     if (!is_over) {
@@ -281,7 +281,7 @@ static int visit_all(struct extraction *x, struct folders *folders)
 
 /* ---- threads ---- */
 
-static void do_item(struct worker *w, const struct work_item *item)
+static void extract_do_item(struct worker *w, const struct work_item *item)
 {
     struct extraction *x = w->crew->job;
     struct extractor *e = &x->extractors[w->number];
@@ -326,7 +326,7 @@ static int extract_all(struct extraction *x, struct crew *crew)
     return r < 0 ? r : tree_finish_folders(x, &x->extractors[0].folders);
 }
 
-static bool is_stopped(const void *job)
+static bool extract_is_stopped(const void *job)
 {
     return extract_stopped(job);
 }
@@ -340,8 +340,8 @@ static int with_crew(struct extraction *x)
                         .threads = o->threads,
                         .buffer_bytes = READ_BACK_BYTES,
                         .job = x,
-                        .work = do_item,
-                        .is_stopped = is_stopped,
+                        .work = extract_do_item,
+                        .is_stopped = extract_is_stopped,
                         .lock = &x->lock,
                         .doing = "extracting",
                         .show = o->progress,
@@ -364,14 +364,14 @@ static int with_crew(struct extraction *x)
     return r;
 }
 
-static int prepare(struct extraction *x, struct fault *fault)
+static int extract_prepare(struct extraction *x, struct fault *fault)
 {
     x->flags = calloc(index_info(x->index)->entries, 1);
     int r = x->flags ? worklist_new(&x->list) : -ENOMEM;
     return r < 0 ? r : tree_open_root(x, fault);
 }
 
-static void release(struct extraction *x)
+static void extract_release(struct extraction *x)
 {
     if (x->root_fd >= 0)
         close(x->root_fd);
@@ -400,7 +400,7 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
     pthread_mutex_init(&x.lock, NULL);
     mode_t before = umask(0);
     x.umask = options->exact_modes ? 0 : before;
-    int r = prepare(&x, fault);
+    int r = extract_prepare(&x, fault);
     if (r == 0)
         r = with_crew(&x);
     umask(before);
@@ -419,6 +419,6 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
         .lost_xattrs = x.lost_xattrs,
         .unprivileged = x.unprivileged,
     };
-    release(&x);
+    extract_release(&x);
     return r;
 }

@@ -38,8 +38,8 @@ int bytes_copy(struct extractor *e, uint32_t position, uint64_t from, uint64_t t
     return r;
 }
 
-static int hash_range(struct extractor *e, uint64_t from, uint64_t to, int fd,
-                      struct checksum *hash)
+static int bytes_hash_range(struct extractor *e, uint64_t from, uint64_t to, int fd,
+                            struct checksum *hash)
 {
     while (from < to) {
         size_t n = min_u64(to - from, READ_BACK_BYTES);
@@ -64,7 +64,7 @@ int bytes_hash_written(struct extractor *e, uint32_t position, uint64_t from, ui
             return r;
         uint64_t len = min_u64(extent.length, to - from);
         if (extent.kind != EXTENT_HOLE)
-            r = hash_range(e, from, from + len, fd, hash);
+            r = bytes_hash_range(e, from, from + len, fd, hash);
         if (r < 0)
             return r;
         from += len;

@@ -171,8 +171,8 @@ static mode_t first_mode(const struct extraction *x, const struct node *node)
     return node->has_xattrs ? mode | 0600 : mode;
 }
 
-static int make_file(struct extraction *x, int folder_fd, const char *name, int flags,
-                     mode_t mode, int *ret_fd)
+static int member_make_file(struct extraction *x, int folder_fd, const char *name, int flags,
+                            mode_t mode, int *ret_fd)
 {
     for (int attempt = 0; attempt < 3; attempt++) {
         int fd = openat(folder_fd, name,
@@ -205,8 +205,8 @@ static int make_special(struct extraction *x, int folder_fd, const char *name,
     return -EEXIST;
 }
 
-static int read_target(const struct index *index, uint32_t position,
-                       char target[INDEX_SYMLINK_MAX + 1])
+static int member_read_target(const struct index *index, uint32_t position,
+                              char target[INDEX_SYMLINK_MAX + 1])
 {
     const char *bytes;
     size_t len;
@@ -227,7 +227,7 @@ static int extract_special(struct extractor *e, int folder_fd, const char *name,
     struct extraction *x = e->x;
     char target[INDEX_SYMLINK_MAX + 1];
     bool is_link = S_ISLNK(node->mode);
-    int r = is_link ? read_target(x->index, node->position, target) : 0;
+    int r = is_link ? member_read_target(x->index, node->position, target) : 0;
     if (r == 0)
         r = make_special(x, folder_fd, name, node, is_link ? target : NULL);
     if (r < 0) {
@@ -285,7 +285,7 @@ static int extract_file(struct extractor *e, int folder_fd, const char *name,
                         const struct node *node, struct trouble *trouble)
 {
     mode_t mode = first_mode(e->x, node);
-    int fd, r = make_file(e->x, folder_fd, name, O_WRONLY, mode, &fd);
+    int fd, r = member_make_file(e->x, folder_fd, name, O_WRONLY, mode, &fd);
     if (r < 0) {
         trouble->doing = "can't be made";
         return r;
@@ -341,7 +341,7 @@ static int open_large(struct extractor *e, struct large *l, const struct node *n
     char name[INDEX_NAME_MAX + 1];
     int folder_fd, r = folders_find(e->x, &e->folders, l->position, &folder_fd, name);
     if (r == 0)
-        r = make_file(e->x, folder_fd, name, O_RDWR, first_mode(e->x, node), &l->fd);
+        r = member_make_file(e->x, folder_fd, name, O_RDWR, first_mode(e->x, node), &l->fd);
     if (r < 0)
         trouble->doing = "can't be made";
     return r;
@@ -404,8 +404,8 @@ static void discard_large(struct extraction *x, struct folders *folders, struct 
 }
 
 /* Under the lock. */
-static int begin_piece(struct extractor *e, struct large *l, const struct node *node,
-                       struct trouble *trouble)
+static int member_begin_piece(struct extractor *e, struct large *l, const struct node *node,
+                              struct trouble *trouble)
 {
     if (l->failed || l->made)
         return 0;
@@ -416,8 +416,8 @@ static int begin_piece(struct extractor *e, struct large *l, const struct node *
 }
 
 /* The piece was written, or failed. Under the lock. */
-static int end_piece(struct extractor *e, struct large *l, uint32_t piece,
-                     const struct node *node, struct trouble *trouble)
+static int member_end_piece(struct extractor *e, struct large *l, uint32_t piece,
+                            const struct node *node, struct trouble *trouble)
 {
     int r = 0;
     l->written[piece] = 1;
@@ -438,7 +438,7 @@ void member_extract_piece(struct extractor *e, uint32_t position, uint32_t piece
     struct large *l = find_large(x, position);
     int r = index_node(x->index, position, &node);
     if (r == 0)
-        r = begin_piece(e, l, &node, &trouble);
+        r = member_begin_piece(e, l, &node, &trouble);
     bool skip = l->failed || r < 0;
     pthread_mutex_unlock(&x->lock);
     if (!skip) {
@@ -448,7 +448,7 @@ void member_extract_piece(struct extractor *e, uint32_t position, uint32_t piece
     }
     pthread_mutex_lock(&x->lock);
     l->failed |= r < 0;
-    int end = end_piece(e, l, piece, &node, &trouble);
+    int end = member_end_piece(e, l, piece, &node, &trouble);
     r = r < 0 ? r : end;
     l->failed |= r < 0;
     if (l->failed && l->left == 0)

@@ -206,8 +206,8 @@ static bool has_mode_at_once(const struct extraction *x, const struct node *node
            (mode & 07700) == 0700 && (!x->options->owners || member_keeps_owner(x, node));
 }
 
-static int make_folder(struct extraction *x, int parent_fd, const char *name, mode_t mode,
-                       bool *ret_new)
+static int tree_make_new_folder(struct extraction *x, int parent_fd, const char *name,
+                                mode_t mode, bool *ret_new)
 {
     *ret_new = false;
     for (int attempt = 0; attempt < 3; attempt++) {
@@ -246,7 +246,7 @@ int tree_make_folder(struct extraction *x, struct folders *f, const struct node 
         r = folders_find(x, f, position, &fd, name);
     if (r == 0) {
         at_once = has_mode_at_once(x, node, f->directory);
-        r = make_folder(x, fd, name, at_once ? member_mode(x, node) : 0700, &is_new);
+        r = tree_make_new_folder(x, fd, name, at_once ? member_mode(x, node) : 0700, &is_new);
     }
     if (r < 0) {
         extract_problem(x, position, r, FAULT_NO_OFFSET, "the directory can't be made");

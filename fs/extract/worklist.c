@@ -93,7 +93,7 @@ int worklist_begin(struct worklist *list, unsigned threads)
 }
 
 /* Give the thread half of the longest range: false when all are empty. */
-static bool steal(struct worklist *list, struct range *mine)
+static bool worklist_steal(struct worklist *list, struct range *mine)
 {
     struct range *longest = &list->ranges[0];
     for (unsigned t = 1; t < list->threads; t++)
@@ -110,7 +110,7 @@ static bool steal(struct worklist *list, struct range *mine)
     return true;
 }
 
-static size_t portion(const struct worklist *list, const struct range *range)
+static size_t worklist_portion(const struct worklist *list, const struct range *range)
 {
     const struct work_item *first = &list->items.at[range->next];
     size_t left = range->end - range->next, n = 1;
@@ -125,8 +125,8 @@ size_t worklist_take(struct worklist *list, unsigned thread, const struct work_i
     struct range *mine = &list->ranges[thread];
     size_t n = 0;
     pthread_mutex_lock(&list->lock);
-    if (mine->next < mine->end || steal(list, mine)) {
-        n = portion(list, mine);
+    if (mine->next < mine->end || worklist_steal(list, mine)) {
+        n = worklist_portion(list, mine);
         *ret_items = &list->items.at[mine->next];
         mine->next += n;
     }

@@ -48,7 +48,7 @@ struct control {
 /* ---- the log ---- */
 
 /* A name may hold any byte; this keeps a line to one line, harmless to a terminal. */
-static void copy_safe(char *to, size_t size, const char *line)
+static void control_copy_safe(char *to, size_t size, const char *line)
 {
     size_t n = 0;
     for (; *line && n + 5 < size; line++) {
@@ -68,7 +68,7 @@ void control_log(void *ctx, const char *line)
     time_t now = time(NULL);
     struct tm tm;
 
-    copy_safe(safe, sizeof(safe), line);
+    control_copy_safe(safe, sizeof(safe), line);
     if (log->fd >= 0 && localtime_r(&now, &tm)) {
         strftime(stamp, sizeof(stamp), "%Y-%m-%d %H:%M:%S", &tm);
         int n = snprintf(text, sizeof(text), "%s onepot[%d]: %s\n", stamp, (int)getpid(), safe);
@@ -222,7 +222,7 @@ static uint64_t grace_ns(const struct control *c)
 
 /* ---- reasons to end ---- */
 
-static void on_signal(struct control *c)
+static void control_on_signal(struct control *c)
 {
     struct signalfd_siginfo info;
 
@@ -265,7 +265,7 @@ static void find_owner(struct control *c)
         begin_draining(c, grace_ns(c), "the job or session that it was made in has ended");
 }
 
-static void look_at_others(struct control *c)
+static void control_look_at_others(struct control *c)
 {
     bool is_given = c->config->owner.pid != 0;
 
@@ -360,7 +360,7 @@ static uint64_t last_use_ns(const struct control *c)
 
 static void take_step(struct control *c)
 {
-    look_at_others(c);
+    control_look_at_others(c);
     if (c->stop)
         return;
     switch (ending_next(&c->ending, now_ns(), last_use_ns(c))) {
@@ -405,7 +405,7 @@ static void serve_until_ended(struct control *c)
         if (p[ENDED].revents)
             return;
         if (p[SIGNAL].revents)
-            on_signal(c);
+            control_on_signal(c);
         if (p[STARTER].revents)
             on_starter(c);
         if (p[LOST_PAGE].revents)

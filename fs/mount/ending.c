@@ -33,7 +33,7 @@ bool ending_interrupt(struct ending *e, uint64_t grace_ns, uint64_t *ret_limit_n
     return ++e->interrupts <= 2;
 }
 
-static uint64_t since(uint64_t now, uint64_t last)
+static uint64_t ending_since(uint64_t now, uint64_t last)
 {
     return now > last ? now - last : 0;
 }
@@ -51,7 +51,7 @@ enum ending_step ending_next(const struct ending *e, uint64_t now, uint64_t last
         return ENDING_WAIT;
     if (e->phase == ENDING_DRAINING && e->deadline_ns && now >= e->deadline_ns)
         return ENDING_DETACH;
-    return now >= e->retry_ns && since(now, last) >= limit ? ENDING_TRY : ENDING_WAIT;
+    return now >= e->retry_ns && ending_since(now, last) >= limit ? ENDING_TRY : ENDING_WAIT;
 }
 
 void ending_tried(struct ending *e, uint64_t now)
@@ -66,8 +66,8 @@ int ending_patience_ms(const struct ending *e, uint64_t now, uint64_t last, bool
     if (e->phase == ENDING_DRAINING)
         return STEP_MS;
     if (e->phase == ENDING_SERVING && e->idle_ns) {
-        uint64_t next = max_u64(now - since(now, last) + idle_limit_ns(e), e->retry_ns);
-        left_ms = min_u64(left_ms, since(next, now) / 1000000 + 1);
+        uint64_t next = max_u64(now - ending_since(now, last) + idle_limit_ns(e), e->retry_ns);
+        left_ms = min_u64(left_ms, ending_since(next, now) / 1000000 + 1);
     }
     return left_ms < INT32_MAX ? (int)left_ms : -1;
 }

@@ -61,7 +61,7 @@ static int take_fuse_words(const struct cli_usage *usage, void *ctx, const char 
     return r;
 }
 
-static int take_owner(const struct cli_usage *usage, void *ctx, const char *text)
+static int mount_take_owner(const struct cli_usage *usage, void *ctx, const char *text)
 {
     struct mount_options *o = ctx;
     uint64_t pid = 0;
@@ -147,7 +147,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
          "end when this process has ended; 'none': never (default: with the job or session "
          "that "
          "made it)",
-         .take = take_owner, .ctx = o},
+         .take = mount_take_owner, .ctx = o},
         {"--io-timeout=SEC", "a read that takes longer fails; 0: never (default 60)",
          .count = &o->io_timeout_s, .max = SECONDS_MAX},
         {"--retries=N", "how often to repeat a failed read of the archive (default 4)",

@@ -256,7 +256,7 @@ static bool fits_page_cache(const struct pot *pot)
     return index_info(pot->index)->data_bytes <= budget_memory_bytes("") / 2;
 }
 
-static int open_archive(struct mounter *m)
+static int mounter_open_pot(struct mounter *m)
 {
     const struct mount_options *o = m->options;
     struct reader_options reader = {
@@ -307,7 +307,7 @@ int mounter_open_archive(struct mounter *m)
 
     storage_watch_begin(&watch, m->options->archive, m->options->io_timeout_s,
                         mounter_status_of_failure(m));
-    int r = open_archive(m);
+    int r = mounter_open_pot(m);
     storage_watch_end(&watch);
     return r;
 }

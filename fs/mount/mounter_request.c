@@ -20,7 +20,7 @@
 
 static volatile sig_atomic_t caught;
 
-static void on_signal(int number)
+static void mounter_on_signal(int number)
 {
     caught = number;
 }
@@ -43,7 +43,7 @@ static void on_limit(int number)
 static void catch_signals(void)
 {
     struct sigaction limit;
-    interrupt_handle(on_signal);
+    interrupt_handle(mounter_on_signal);
     if (sigaction(SIGXFSZ, NULL, &limit) == 0 && limit.sa_handler == SIG_DFL)
         signal(SIGXFSZ, on_limit);
     signal(SIGCHLD, SIG_DFL); /* if ignored, our children's exit status would be lost */

@@ -116,7 +116,7 @@ static enum look place_taken(struct mounter *m, const struct counters *c)
 }
 
 /* How this one slot concerns us. */
-static enum look judge_slot(struct mounter *m, struct slot *slot)
+static enum look mounter_judge_slot(struct mounter *m, struct slot *slot)
 {
     const struct counters *c = slot->counters;
     enum slot_condition condition = slot_condition(slot);
@@ -155,7 +155,7 @@ static enum look look_through(struct mounter *m, const struct registry *registry
     if (registry_list(registry, &list) < 0)
         return LOOK_NOTHING;
     for (size_t i = 0; i < list.count && (found == LOOK_NOTHING || found == LOOK_ENDING); i++) {
-        enum look here = judge_slot(m, list.at[i]);
+        enum look here = mounter_judge_slot(m, list.at[i]);
         if (here == LOOK_NOTHING || here == found)
             continue;
         found = here;
@@ -253,7 +253,7 @@ static int report_stuck(const struct mounter *m, const struct counters *c)
  * Share or create in one folder. 0; CLI_FAILED after an error; -EAGAIN to look again; other
  * errors: this folder can't be used.
  */
-static int try_folder(struct mounter *m, const char *folder, uint64_t *patience_ns)
+static int mounter_try_folder(struct mounter *m, const char *folder, uint64_t *patience_ns)
 {
     struct registry registry;
     auto_slot struct slot *slot = NULL;
@@ -320,7 +320,7 @@ int mounter_find_slot(struct mounter *m)
     int r = -ENOENT;
 
     while (i < count) {
-        r = mounter_caught() ? CLI_FAILED : try_folder(m, folders[i], &patience_ns);
+        r = mounter_caught() ? CLI_FAILED : mounter_try_folder(m, folders[i], &patience_ns);
         if (r == 0 && m->shared)
             r = check_shared(m, &tries);
         if (r >= 0)

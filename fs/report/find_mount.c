@@ -37,7 +37,7 @@ static int absolute_path(const char *path, char **ret_path)
 }
 
 /* How good a guess a mount is: better if it lives, and if it is mounted where we see it. */
-static int rank(const struct slot *slot)
+static int find_mount_rank(const struct slot *slot)
 {
     return 2 * slot_daemon_lives(slot) + slot_is_mounted(slot);
 }
@@ -50,7 +50,7 @@ static const struct slot *best_of(const struct slot_list *list, const char *path
         const struct slot *slot = list->at[i];
         if (strncmp(slot->counters->mountpoint, path, sizeof(slot->counters->mountpoint)) != 0)
             continue;
-        int better = best ? rank(slot) - rank(best) : 1;
+        int better = best ? find_mount_rank(slot) - find_mount_rank(best) : 1;
         if (better > 0 || (better == 0 && slot->counters->started_realtime_sec >
                                               best->counters->started_realtime_sec))
             best = slot;

@@ -23,7 +23,7 @@ static void print_name(FILE *out, const char *bytes, size_t len)
         cli_print_safe(out, bytes, len);
 }
 
-static void print_text(FILE *out, const char *label, const char *text, size_t size)
+static void report_print_text(FILE *out, const char *label, const char *text, size_t size)
 {
     fprintf(out, "  %-12s ", label);
     print_name(out, text, strnlen(text, size));
@@ -36,9 +36,9 @@ static void print_mount(FILE *out, const struct report *v)
     const char *uptime = v->uptime_s ? cli_time(v->uptime_s * 1000000000u) : "less than 1 s";
     print_name(out, c->mountpoint, strnlen(c->mountpoint, sizeof(c->mountpoint)));
     fputs(":\n", out);
-    print_text(out, "archive", c->archive, sizeof(c->archive));
+    report_print_text(out, "archive", c->archive, sizeof(c->archive));
     if (c->job[0])
-        print_text(out, "job", c->job, sizeof(c->job));
+        report_print_text(out, "job", c->job, sizeof(c->job));
     uint32_t users = atomic_load_explicit(&c->holders, memory_order_relaxed);
     fprintf(out, "  %-12s %s, process %d, up %s, %" PRIu32 " user%s%s\n", "daemon", v->state,
             c->daemon_pid, uptime, users, users == 1 ? "" : "s",
@@ -63,7 +63,7 @@ static void print_work(FILE *out, const struct report *v)
 }
 
 /* Of READs: how many had to wait, and for how long. */
-static void print_waits(FILE *out, const struct report *v)
+static void report_print_waits(FILE *out, const struct report *v)
 {
     uint64_t reads = v->sum.requests[COUNTERS_READ];
     fprintf(out, "  %-12s %s in %s reads", "waited", cli_time(v->sum.read_service_ns),
@@ -100,7 +100,7 @@ static void print_origins(FILE *out, const struct summary *sum)
     fputc('\n', out);
 }
 
-static void print_cache(FILE *out, const struct counters *c)
+static void report_print_cache(FILE *out, const struct counters *c)
 {
     uint64_t hits = counter_get(&c->cache_hits), waits = counter_get(&c->cache_waits);
     uint64_t misses = counter_get(&c->cache_misses);
@@ -140,7 +140,7 @@ static void print_foreseen(FILE *out, const struct counters *c)
             cli_count(counter_get(&c->foreseen_unused)));
 }
 
-static void print_order(FILE *out, const struct counters *c)
+static void report_print_order(FILE *out, const struct counters *c)
 {
     uint64_t files = counter_get(&c->order_files);
     if (!files)
@@ -219,7 +219,7 @@ static void print_trouble(FILE *out, const struct report *v)
         fprintf(out, "  %-12s %s failed reads tried again, %s given up, opened anew %s times\n",
                 "storage", cli_count(retries), cli_count(failures), cli_count(reopened));
     if (c->last_error[0])
-        print_text(out, "last error", c->last_error, sizeof(c->last_error));
+        report_print_text(out, "last error", c->last_error, sizeof(c->last_error));
     if (v->idle_ns != UINT64_MAX)
         fprintf(out, "  %-12s %s ago\n", "last request", cli_time(v->idle_ns));
 }
@@ -234,7 +234,7 @@ static void print_requests(FILE *out, const struct summary *sum)
                     cli_count(sum->requests[i]));
 }
 
-static void print_histogram(FILE *out, const struct summary *sum)
+static void report_print_histogram(FILE *out, const struct summary *sum)
 {
     static const char bar[] = "########################################";
     uint64_t most = 0;
@@ -257,15 +257,15 @@ void report_text(FILE *out, const struct report *v)
 {
     print_mount(out, v);
     print_work(out, v);
-    print_waits(out, v);
+    report_print_waits(out, v);
     print_origins(out, &v->sum);
-    print_cache(out, v->counters);
+    report_print_cache(out, v->counters);
     print_prefetched(out, v->counters);
     print_foreseen(out, v->counters);
-    print_order(out, v->counters);
+    report_print_order(out, v->counters);
     print_fetched(out, v);
     print_stage(out, v->counters);
     print_trouble(out, v);
     print_requests(out, &v->sum);
-    print_histogram(out, &v->sum);
+    report_print_histogram(out, &v->sum);
 }

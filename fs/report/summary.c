@@ -87,10 +87,10 @@ struct line {
     size_t size, length;
 };
 
-static void put(struct line *line, const char *format, ...)
+static void summary_put(struct line *line, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-static void put(struct line *line, const char *format, ...)
+static void summary_put(struct line *line, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -106,19 +106,20 @@ static void put_read(struct line *line, const struct counters *counters,
                      const struct summary *sum)
 {
     uint64_t ns = busy_ns(counters);
-    put(line, "%s file%s, %s read in %s (%s/s)", cli_count(sum->read_files),
-        sum->read_files == 1 ? "" : "s", cli_bytes(sum->read_bytes), cli_time(ns),
-        cli_rate(sum->read_bytes, ns));
+    summary_put(line, "%s file%s, %s read in %s (%s/s)", cli_count(sum->read_files),
+                sum->read_files == 1 ? "" : "s", cli_bytes(sum->read_bytes), cli_time(ns),
+                cli_rate(sum->read_bytes, ns));
     if (sum->ahead_bytes && sum->read_bytes)
-        put(line, ", %.0f%% of it ahead of them", percent(sum->ahead_bytes, sum->read_bytes));
+        summary_put(line, ", %.0f%% of it ahead of them",
+                    percent(sum->ahead_bytes, sum->read_bytes));
 }
 
 static void put_waits(struct line *line, const struct summary *sum)
 {
-    put(line, "; readers waited %s", cli_time(sum->read_service_ns));
+    summary_put(line, "; readers waited %s", cli_time(sum->read_service_ns));
     uint64_t ns = summary_wait_ns(sum, 0.99);
     if (ns)
-        put(line, ", 99%% of reads within %s", cli_time(ns));
+        summary_put(line, ", 99%% of reads within %s", cli_time(ns));
 }
 
 /* Hits by kind. Bytes without a source (holes) are neither hit nor miss. */
@@ -136,7 +137,7 @@ static void put_origins(struct line *line, const struct summary *sum)
     for (unsigned i = READER_FROM_CACHE; i < COUNTERS_ORIGINS; i++) {
         if (!sum->origins[i])
             continue;
-        put(line, "%s%s %.0f%%", separator, names[i], percent(sum->origins[i], all));
+        summary_put(line, "%s%s %.0f%%", separator, names[i], percent(sum->origins[i], all));
         separator = ", ";
     }
 }
@@ -147,18 +148,18 @@ static void put_fetched(struct line *line, const struct counters *counters,
     uint64_t ahead = counter_get(&counters->foreseen_bytes);
     double ratio = summary_fetched_per_byte(counters, sum);
     if (counters->stage_folder[0])
-        put(line, "; %.0f%% staged, %s of it at once for readers",
-            counters->stage_bytes
-                ? percent(counter_get(&counters->stage_here_bytes), counters->stage_bytes)
-                : 100.0,
-            cli_bytes(counter_get(&counters->stage_demand_bytes)));
+        summary_put(line, "; %.0f%% staged, %s of it at once for readers",
+                    counters->stage_bytes ? percent(counter_get(&counters->stage_here_bytes),
+                                                    counters->stage_bytes)
+                                          : 100.0,
+                    cli_bytes(counter_get(&counters->stage_demand_bytes)));
     else if (ratio >= 0)
-        put(line, "; %.2f bytes fetched for each one read", ratio);
+        summary_put(line, "; %.2f bytes fetched for each one read", ratio);
     if (ahead)
-        put(line, "; %s read ahead, %.0f%% of its files used", cli_bytes(ahead),
-            percent(counter_get(&counters->foreseen_used),
-                    counter_get(&counters->foreseen_used) +
-                        counter_get(&counters->foreseen_unused)));
+        summary_put(line, "; %s read ahead, %.0f%% of its files used", cli_bytes(ahead),
+                    percent(counter_get(&counters->foreseen_used),
+                            counter_get(&counters->foreseen_used) +
+                                counter_get(&counters->foreseen_unused)));
 }
 
 static void put_trouble(struct line *line, const struct counters *counters)
@@ -166,8 +167,8 @@ static void put_trouble(struct line *line, const struct counters *counters)
     uint64_t failed = counter_get(&counters->source_failures),
              again = counter_get(&counters->source_retries);
     if (failed || again)
-        put(line, "; reads of the archive that failed: %s tried again, %s given up",
-            cli_count(again), cli_count(failed));
+        summary_put(line, "; reads of the archive that failed: %s tried again, %s given up",
+                    cli_count(again), cli_count(failed));
 }
 
 const char *summary_line(const struct counters *counters, char *buf, size_t size)
@@ -178,7 +179,7 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
     buf[0] = '\0';
     summary_read(counters, &sum);
     if (!sum.read_files && !sum.read_bytes) {
-        put(&line, "nothing was read");
+        summary_put(&line, "nothing was read");
         return buf;
     }
     put_read(&line, counters, &sum);

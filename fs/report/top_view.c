@@ -31,12 +31,12 @@ struct rates {
     const struct top_sample *was, *is;
 };
 
-static uint64_t rate(const struct rates *r, uint64_t was, uint64_t is)
+static uint64_t top_rate(const struct rates *r, uint64_t was, uint64_t is)
 {
     return is > was ? (uint64_t)((double)(is - was) / r->seconds + 0.5) : 0;
 }
 
-static uint64_t grown(uint64_t was, uint64_t is)
+static uint64_t top_grown(uint64_t was, uint64_t is)
 {
     return is > was ? is - was : 0;
 }
@@ -46,19 +46,19 @@ static void print_now(FILE *out, const struct rates *r)
     const struct summary *was = &r->was->sum, *is = &r->is->sum;
     fprintf(out, "  %-12s %s files/s, %s/s, %s requests/s\n",
             r->was->at_ns ? "now" : "on average",
-            cli_count(rate(r, was->read_files, is->read_files)),
-            cli_bytes(rate(r, was->read_bytes, is->read_bytes)),
-            cli_count(rate(r, was->requests_all, is->requests_all)));
+            cli_count(top_rate(r, was->read_files, is->read_files)),
+            cli_bytes(top_rate(r, was->read_bytes, is->read_bytes)),
+            cli_count(top_rate(r, was->requests_all, is->requests_all)));
 }
 
 /* One second of waiting per second: one reader did nothing but wait. */
-static void print_waits(FILE *out, const struct rates *r)
+static void top_print_waits(FILE *out, const struct rates *r)
 {
     const struct summary *was = &r->was->sum, *is = &r->is->sum;
-    uint64_t reads = grown(was->requests[COUNTERS_READ], is->requests[COUNTERS_READ]);
-    uint64_t waited = grown(was->reads_waited, is->reads_waited);
+    uint64_t reads = top_grown(was->requests[COUNTERS_READ], is->requests[COUNTERS_READ]);
+    uint64_t waited = top_grown(was->reads_waited, is->reads_waited);
     double waiting =
-        (double)grown(was->read_service_ns, is->read_service_ns) / 1e9 / r->seconds;
+        (double)top_grown(was->read_service_ns, is->read_service_ns) / 1e9 / r->seconds;
     fprintf(out, "  %-12s %.2f readers on average", "waiting", waiting);
     if (reads)
         fprintf(out, "; %.1f %% of reads from memory", 100.0 - percent(waited, reads));
@@ -71,14 +71,14 @@ static void print_archive(FILE *out, const struct rates *r)
     if (!is->source_reads)
         return;
     fprintf(out, "  %-12s %s/s by %s reads/s of the archive\n", "fetching",
-            cli_bytes(rate(r, was->source_bytes, is->source_bytes)),
-            cli_count(rate(r, was->source_reads, is->source_reads)));
+            cli_bytes(top_rate(r, was->source_bytes, is->source_bytes)),
+            cli_count(top_rate(r, was->source_reads, is->source_reads)));
 }
 
-static void print_cache(FILE *out, const struct counters *c, const struct rates *r)
+static void top_print_cache(FILE *out, const struct counters *c, const struct rates *r)
 {
-    uint64_t hits = grown(r->was->cache_hits, r->is->cache_hits);
-    uint64_t misses = grown(r->was->cache_misses, r->is->cache_misses);
+    uint64_t hits = top_grown(r->was->cache_hits, r->is->cache_hits);
+    uint64_t misses = top_grown(r->was->cache_misses, r->is->cache_misses);
     if (r->is->cache_hits + r->is->cache_misses == 0)
         return;
     fprintf(out, "  %-12s %s of %s", "block cache", cli_bytes(counter_get(&c->cache_bytes)),
@@ -104,7 +104,7 @@ static void print_troubles(FILE *out, const struct counters *c, const struct rat
 
 static void print_all(FILE *out, const struct counters *c, const struct rates *r)
 {
-    uint64_t up_ns = grown(c->started_ns, r->is->at_ns);
+    uint64_t up_ns = top_grown(c->started_ns, r->is->at_ns);
     fprintf(out, "  %-12s %s files, %s in %s\n", "in all", cli_count(r->is->sum.read_files),
             cli_bytes(r->is->sum.read_bytes), cli_time(up_ns));
 }
@@ -115,7 +115,7 @@ void top_print(FILE *out, const struct counters *c, const char *state,
     uint64_t since = was->at_ns ? was->at_ns : c->started_ns;
     struct rates r = {.was = was, .is = is};
 
-    r.seconds = (double)grown(since, is->at_ns) / 1e9;
+    r.seconds = (double)top_grown(since, is->at_ns) / 1e9;
     if (r.seconds < 1e-3)
         r.seconds = 1e-3;
     cli_print_safe(out, c->mountpoint, strnlen(c->mountpoint, sizeof(c->mountpoint)));
@@ -123,9 +123,9 @@ void top_print(FILE *out, const struct counters *c, const char *state,
     cli_print_safe(out, c->archive, strnlen(c->archive, sizeof(c->archive)));
     fputc('\n', out);
     print_now(out, &r);
-    print_waits(out, &r);
+    top_print_waits(out, &r);
     print_archive(out, &r);
-    print_cache(out, c, &r);
+    top_print_cache(out, c, &r);
     print_all(out, c, &r);
     print_troubles(out, c, &r);
 }

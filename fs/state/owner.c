@@ -22,7 +22,7 @@
 /* ---- the owning process ---- */
 
 /* Was it started with this job's id? */
-static bool is_of_job(pid_t pid, const struct job *job)
+static bool owner_is_of_job(pid_t pid, const struct job *job)
 {
     auto_free char *line = NULL, *wanted = NULL;
     char path[32];
@@ -46,7 +46,7 @@ static pid_t owner_of_job(const struct job *job)
     pid_t owner = 0, pid = getppid();
 
     for (int i = 0; i < ANCESTORS_MAX && pid > 0 && process_look(pid, &facts) == 0; i++) {
-        if (is_of_job(pid, job))
+        if (owner_is_of_job(pid, job))
             owner = pid;
         else if (owner)
             break;
@@ -98,7 +98,7 @@ pid_t owner_find(void)
 
 /* ---- the owners of a mount ---- */
 
-static uint64_t pid_namespace(void)
+static uint64_t owner_pid_namespace(void)
 {
     struct stat st;
     return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
@@ -112,8 +112,8 @@ void owner_add(struct counters *counters, pid_t pid)
     if (count > COUNTERS_OWNERS)
         return;
     if (count == 0)
-        counters->owner_namespace = pid_namespace();
-    if (pid == 0 || counters->owner_namespace != pid_namespace() ||
+        counters->owner_namespace = owner_pid_namespace();
+    if (pid == 0 || counters->owner_namespace != owner_pid_namespace() ||
         process_look(pid, &facts) < 0) {
         counters->owners = COUNTERS_OWNERS + 1;
         return;
@@ -145,7 +145,8 @@ static pid_t member_of(pid_t session)
 bool owner_watch(const struct counters *counters, struct process_watch *ret_watch)
 {
     *ret_watch = PROCESS_WATCH_NONE;
-    if (counters->owners > COUNTERS_OWNERS || counters->owner_namespace != pid_namespace())
+    if (counters->owners > COUNTERS_OWNERS ||
+        counters->owner_namespace != owner_pid_namespace())
         return true;
     for (uint32_t i = 0; i < counters->owners; i++) {
         const struct counter_owner *owner = &counters->owner[i];

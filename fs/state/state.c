@@ -171,7 +171,7 @@ static int list_folder(struct slot_list *list, const char *folder)
     return r;
 }
 
-static int by_name(const void *a, const void *b)
+static int state_by_name(const void *a, const void *b)
 {
     return strcmp((*(struct slot *const *)a)->name, (*(struct slot *const *)b)->name);
 }
@@ -181,7 +181,7 @@ static int list_done(struct slot_list *list, int r, struct slot_list *ret_list)
     if (r < 0)
         slot_list_free(list);
     if (list->count > 1)
-        qsort(list->at, list->count, sizeof(list->at[0]), by_name);
+        qsort(list->at, list->count, sizeof(list->at[0]), state_by_name);
     *ret_list = *list;
     return r;
 }

@@ -113,7 +113,7 @@ static int check_entry(struct verification *v, uint32_t position, const char **r
     return r;
 }
 
-static int compare_names(const struct index *index, uint32_t a, uint32_t b)
+static int verify_compare_names(const struct index *index, uint32_t a, uint32_t b)
 {
     const char *x, *y;
     size_t x_len, y_len;
@@ -133,7 +133,7 @@ static int check_directory(const struct index *index, uint32_t position, uint32_
     if (r == 0 && count > 0 && first != *next)
         r = -EUCLEAN;
     for (uint32_t i = 1; r == 0 && i < count; i++)
-        if (compare_names(index, first + i - 1, first + i) >= 0)
+        if (verify_compare_names(index, first + i - 1, first + i) >= 0)
             r = -EUCLEAN;
     if (r == 0)
         *next += count;
@@ -195,7 +195,7 @@ static int take_bytes(void *ctx, const void *bytes, size_t len, uint64_t offset)
     return 0;
 }
 
-static const char *describe(int err)
+static const char *verify_describe(int err)
 {
     switch (-err) {
     case ENODATA:
@@ -220,7 +220,7 @@ static void check_member(struct worker *w, uint32_t position)
     if (r == -EINTR)
         return;
     if (r < 0) {
-        report_member(v, position, r, where, describe(r));
+        report_member(v, position, r, where, verify_describe(r));
     } else if (v->has_sums &&
                (index_sum(v->index, position, &sum) < 0 || sum != checksum_value(w->hash))) {
         where = worklist_key(v->index, position, 0, FAULT_NO_OFFSET);
@@ -273,7 +273,7 @@ static void check_window(struct worker *w, uint64_t window)
 
 /* ---- threads ---- */
 
-static void do_item(struct worker *w, const struct work_item *item)
+static void verify_do_item(struct worker *w, const struct work_item *item)
 {
     if (item->position == A_WINDOW)
         check_window(w, item->piece);
@@ -281,7 +281,7 @@ static void do_item(struct worker *w, const struct work_item *item)
         check_member(w, item->position);
 }
 
-static bool is_stopped(const void *job)
+static bool verify_is_stopped(const void *job)
 {
     return verify_stopped(job);
 }
@@ -295,8 +295,8 @@ static int check_data(struct verification *v)
                         .threads = o->threads,
                         .buffer_bytes = INDEX_WINDOW_BYTES,
                         .job = v,
-                        .work = do_item,
-                        .is_stopped = is_stopped,
+                        .work = verify_do_item,
+                        .is_stopped = verify_is_stopped,
                         .lock = &v->lock,
                         .doing = "verifying",
                         .show = o->progress,
@@ -356,7 +356,7 @@ static int add_windows(struct verification *v)
     return r;
 }
 
-static int check_all(struct verification *v)
+static int verify_check_all(struct verification *v)
 {
     int r = v->pot->origin == POT_INDEX_EMBEDDED ? check_whole(v) : 0;
     if (r == 0)
@@ -383,7 +383,7 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
     pthread_mutex_init(&v.lock, NULL);
     int r = worklist_new(&v.list);
     if (r == 0)
-        r = check_all(&v);
+        r = verify_check_all(&v);
     if (r < 0)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be verified: %s", fault_errno(r));
     *ret_result = (struct verify_result){

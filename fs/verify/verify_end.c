@@ -9,7 +9,7 @@
 #include "backend.h"
 #include "onepot_format.h"
 
-static void report(void *ctx, const struct fault *fault)
+static void verify_end_report(void *ctx, const struct fault *fault)
 {
     verify_report(ctx, fault);
 }
@@ -24,7 +24,7 @@ int verify_lost_end(struct verification *v)
         .info = index_info(v->index),
         .data_end = v->data_end,
         .stop = v->options->stop,
-        .report = report,
+        .report = verify_end_report,
         .ctx = v,
     };
     int r = 0;

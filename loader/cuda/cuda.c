@@ -20,7 +20,7 @@
 
 /* ---- devices ---- */
 
-static int count(struct onepot_error *error, uint32_t *ret_count)
+static int cuda_count(struct onepot_error *error, uint32_t *ret_count)
 {
     int n = 0, r = gpu_need_driver(error);
     if (r < 0)
@@ -123,7 +123,8 @@ static int open_gpu(uint32_t index, struct onepot_error *error, void **ret_devic
     return 0;
 }
 
-static int info(void *device, struct onepot_error *error, struct onepot_device_info *ret_info)
+static int cuda_info(void *device, struct onepot_error *error,
+                     struct onepot_device_info *ret_info)
 {
     struct gpu *g = device;
     size_t free_bytes = 0, total_bytes = 0;
@@ -193,7 +194,7 @@ static void event_free(void *device, void *event)
  * Each thread has its own cudaStreamPerThread, and the thread that releases a batch may not be
  * the one whose stream used it. Only the legacy stream waits for all of these streams.
  */
-static int record(void *device, void *event, void *stream, struct onepot_error *error)
+static int cuda_record(void *device, void *event, void *stream, struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
     if (r < 0)
@@ -209,7 +210,7 @@ static int record(void *device, void *event, void *stream, struct onepot_error *
     return r;
 }
 
-static int follow(void *device, void *stream, void *event, struct onepot_error *error)
+static int cuda_follow(void *device, void *stream, void *event, struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
     return r < 0 ? r
@@ -255,8 +256,8 @@ static int stream_wait(void *device, void *stream, struct onepot_error *error)
     return r;
 }
 
-static int elapsed(void *device, void *from, void *to, struct onepot_error *error,
-                   uint64_t *ret_ns)
+static int cuda_elapsed(void *device, void *from, void *to, struct onepot_error *error,
+                        uint64_t *ret_ns)
 {
     float ms = 0;
     int r = gpu_enter(device, error);
@@ -296,8 +297,8 @@ static int wait_all(void *device, struct onepot_error *error)
 
 /* ---- what is queued ---- */
 
-static int copy(void *device, void *stream, void *to, const void *from, size_t bytes,
-                struct onepot_error *error)
+static int cuda_copy(void *device, void *stream, void *to, const void *from, size_t bytes,
+                     struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
     return r < 0 ? r
@@ -306,8 +307,8 @@ static int copy(void *device, void *stream, void *to, const void *from, size_t b
                                    "a copy", error));
 }
 
-static int call(void *device, void *stream, void (*function)(void *ctx), void *ctx,
-                struct onepot_error *error)
+static int cuda_call(void *device, void *stream, void (*function)(void *ctx), void *ctx,
+                     struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
     return r < 0 ? r
@@ -317,15 +318,15 @@ static int call(void *device, void *stream, void (*function)(void *ctx), void *c
 
 #ifdef ONEPOT_CUDA_KERNELS
 
-static int gather(void *device, void *stream, const struct device_gather *g,
-                  struct onepot_error *error)
+static int cuda_gather(void *device, void *stream, const struct device_gather *g,
+                       struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
     return r < 0 ? r : gpu_left(gpu_checked(kernels_gather(stream, g), "gathering", error));
 }
 
-static int convert(void *device, void *stream, const struct onepot_images *images, uint64_t n,
-                   const uint8_t *from, void *to, struct onepot_error *error)
+static int cuda_convert(void *device, void *stream, const struct onepot_images *images,
+                        uint64_t n, const uint8_t *from, void *to, struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
     return r < 0 ? r
@@ -342,15 +343,15 @@ static int no_kernels(struct onepot_error *error)
                    "kernels");
 }
 
-static int gather(void *device, void *stream, const struct device_gather *g,
-                  struct onepot_error *error)
+static int cuda_gather(void *device, void *stream, const struct device_gather *g,
+                       struct onepot_error *error)
 {
     (void)device, (void)stream, (void)g;
     return no_kernels(error);
 }
 
-static int convert(void *device, void *stream, const struct onepot_images *images, uint64_t n,
-                   const uint8_t *from, void *to, struct onepot_error *error)
+static int cuda_convert(void *device, void *stream, const struct onepot_images *images,
+                        uint64_t n, const uint8_t *from, void *to, struct onepot_error *error)
 {
     (void)device, (void)stream, (void)images, (void)n, (void)from, (void)to;
     return no_kernels(error);
@@ -366,7 +367,7 @@ static void begin_ranges(void)
 }
 #endif
 
-static void range(const char *name)
+static void cuda_range(const char *name)
 {
 #ifdef HAVE_NVTX
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -383,10 +384,10 @@ static void range(const char *name)
 static const struct device_type cuda = {
     .version = DEVICE_VERSION,
     .kind = "cuda",
-    .count = count,
+    .count = cuda_count,
     .open = open_gpu,
     .close = close_gpu,
-    .info = info,
+    .info = cuda_info,
     .allocate = gpu_allocate,
     .release = gpu_release,
     .lock = gpu_lock,
@@ -397,18 +398,18 @@ static const struct device_type cuda = {
     .stream_wait = stream_wait,
     .event_new = event_new,
     .event_free = event_free,
-    .record = record,
-    .follow = follow,
+    .record = cuda_record,
+    .follow = cuda_follow,
     .is_done = is_done,
     .event_wait = event_wait,
-    .elapsed = elapsed,
+    .elapsed = cuda_elapsed,
     .record_all = record_all,
     .wait_all = wait_all,
-    .copy = copy,
-    .call = call,
-    .gather = gather,
-    .convert = convert,
-    .range = range,
+    .copy = cuda_copy,
+    .call = cuda_call,
+    .gather = cuda_gather,
+    .convert = cuda_convert,
+    .range = cuda_range,
 };
 
 __attribute__((visibility("default"))) device_entry onepot_device_type;

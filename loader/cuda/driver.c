@@ -140,7 +140,7 @@ static void note_the_end(void)
     atomic_store(&ending, true);
 }
 
-static void watch(void)
+static void driver_watch(void)
 {
     atexit(note_the_end); /* runs before earlier handlers, such as the runtime's */
 }
@@ -148,7 +148,7 @@ static void watch(void)
 void gpu_watch_exit(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch);
+    pthread_once(&once, driver_watch);
 }
 
 /* ---- being on a device ---- */

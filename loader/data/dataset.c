@@ -175,8 +175,8 @@ static int complete_path(struct walk *w, uint32_t archive, uint32_t position, si
 }
 
 /* Take one child of a folder in. A file's name is read only if a filter needs it. */
-static int look_at(struct walk *w, uint32_t archive, uint32_t position, size_t dir_len,
-                   const struct index_file *file)
+static int dataset_look_at(struct walk *w, uint32_t archive, uint32_t position, size_t dir_len,
+                           const struct index_file *file)
 {
     bool by_name = w->options->filter_count || w->options->extension_count;
     if (S_ISREG(file->mode) && !by_name)
@@ -201,7 +201,7 @@ static int walk_children(struct walk *w, uint32_t archive, uint32_t first, uint3
         uint32_t run = count - i < WALK_RUN ? count - i : WALK_RUN;
         int r = index_files(w->dataset->pots[archive]->index, first + i, run, files);
         for (uint32_t j = 0; j < run && r == 0; j++)
-            r = look_at(w, archive, first + i + j, dir_len, &files[j]);
+            r = dataset_look_at(w, archive, first + i + j, dir_len, &files[j]);
         if (r < 0)
             return r;
         i += run;
@@ -386,7 +386,7 @@ static int make_groups(struct walk *w)
 
 /* ---- all of it ---- */
 
-static int build(struct walk *w)
+static int dataset_build(struct walk *w)
 {
     struct dataset *d = w->dataset;
     uint64_t entries = 0;
@@ -442,7 +442,7 @@ int dataset_new(struct pot **pots, size_t count, const struct dataset_options *o
     struct walk w = {.dataset = d, .options = options, .error = &words};
     int r = map_archives(d);
     if (r == 0)
-        r = build(&w);
+        r = dataset_build(&w);
     for (size_t i = 0; i < count && r != -ENOMEM; i++) {
         struct fault fault = {0};
         int whole = pot_check_whole(pots[i], &fault);

@@ -10,7 +10,8 @@
 #include "dataset.h"
 #include "error.h"
 
-static const char *describe(int err, const struct record *record, char *buf, size_t size)
+static const char *dataset_describe(int err, const struct record *record, char *buf,
+                                    size_t size)
 {
     switch (-err) {
     case EFBIG:
@@ -62,8 +63,8 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
         advice = "read it in pieces, or allow it when the archive is opened (hole_bytes)";
     if (err == -EUCLEAN || err == -ENODATA || err == -EBADMSG)
         advice = "compare the archive with its original, or copy it again";
-    return file_error(error, err, dataset, record, describe(err, record, words, sizeof(words)),
-                      advice);
+    return file_error(error, err, dataset, record,
+                      dataset_describe(err, record, words, sizeof(words)), advice);
 }
 
 int dataset_stalled(struct onepot_error *error, const struct dataset *dataset,

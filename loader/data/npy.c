@@ -21,7 +21,7 @@ static void skip_spaces(struct text *t)
         t->at++;
 }
 
-static bool take(struct text *t, char c)
+static bool npy_take(struct text *t, char c)
 {
     skip_spaces(t);
     if (t->at == t->end || *t->at != c)
@@ -30,7 +30,7 @@ static bool take(struct text *t, char c)
     return true;
 }
 
-static bool take_word(struct text *t, const char *word)
+static bool npy_take_word(struct text *t, const char *word)
 {
     size_t n = strlen(word);
     skip_spaces(t);
@@ -72,14 +72,14 @@ static bool take_number(struct text *t, uint64_t *ret)
 static bool take_shape(struct text *t, struct onepot_npy *npy)
 {
     npy->dimensions = 0;
-    if (!take(t, '('))
+    if (!npy_take(t, '('))
         return false;
-    while (!take(t, ')')) {
+    while (!npy_take(t, ')')) {
         if (npy->dimensions == DIMENSIONS_MAX || !take_number(t, &npy->shape[npy->dimensions]))
             return false;
         npy->dimensions++;
-        if (!take(t, ','))
-            return take(t, ')');
+        if (!npy_take(t, ','))
+            return npy_take(t, ')');
     }
     return true;
 }
@@ -87,7 +87,7 @@ static bool take_shape(struct text *t, struct onepot_npy *npy)
 static bool take_entry(struct text *t, struct onepot_npy *npy, unsigned *seen)
 {
     char key[16];
-    if (!take_string(t, key, sizeof(key)) || !take(t, ':'))
+    if (!take_string(t, key, sizeof(key)) || !npy_take(t, ':'))
         return false;
     if (strcmp(key, "descr") == 0) {
         *seen |= 1;
@@ -100,19 +100,19 @@ static bool take_entry(struct text *t, struct onepot_npy *npy, unsigned *seen)
     if (strcmp(key, "fortran_order") != 0)
         return false;
     *seen |= 4;
-    npy->fortran_order = take_word(t, "True");
-    return npy->fortran_order || take_word(t, "False");
+    npy->fortran_order = npy_take_word(t, "True");
+    return npy->fortran_order || npy_take_word(t, "False");
 }
 
 static bool take_dict(struct text *t, struct onepot_npy *npy)
 {
     unsigned seen = 0;
-    if (!take(t, '{'))
+    if (!npy_take(t, '{'))
         return false;
-    while (!take(t, '}')) {
+    while (!npy_take(t, '}')) {
         if (!take_entry(t, npy, &seen))
             return false;
-        take(t, ',');
+        npy_take(t, ',');
     }
     return seen == 7;
 }

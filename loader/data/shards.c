@@ -102,7 +102,7 @@ static int is_shard(const struct dirent *entry)
            (len < n || strcmp(entry->d_name + len - n, INDEX_SUFFIX) != 0);
 }
 
-static int by_name(const struct dirent **a, const struct dirent **b)
+static int shards_by_name(const struct dirent **a, const struct dirent **b)
 {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
@@ -137,7 +137,7 @@ static int shards_open_folder(struct shards *list, const char *path)
 {
     struct dirent **entries;
     size_t before = list->pots.count;
-    int n = scandir(path, &entries, is_shard, by_name);
+    int n = scandir(path, &entries, is_shard, shards_by_name);
     if (n < 0)
         return error_errno(list->error, -errno, path);
     int r = 0;

@@ -65,14 +65,14 @@ struct range {
     uint64_t low, high; /* high is included */
 };
 
-static bool in_range(const void *ctx, uint64_t hash)
+static bool view_in_range(const void *ctx, uint64_t hash)
 {
     const struct range *range = ctx;
     return hash >= range->low && hash <= range->high;
 }
 
 /* The first hash that is not below `fraction`, which is below 1. */
-static uint64_t scale(double fraction)
+static uint64_t view_scale(double fraction)
 {
     return (uint64_t)ldexp(fraction, 64);
 }
@@ -84,8 +84,9 @@ int onepot_archive_split(const struct onepot_archive *archive, double low, doubl
         return -EINVAL;
     if (low == high) /* nothing is selected */
         return onepot_archive_subset(archive, NULL, 0, ret_part);
-    struct range range = {.low = scale(low), .high = high == 1 ? UINT64_MAX : scale(high) - 1};
-    return choose_by_hash(archive, seed, in_range, &range, ret_part);
+    struct range range = {.low = view_scale(low),
+                          .high = high == 1 ? UINT64_MAX : view_scale(high) - 1};
+    return choose_by_hash(archive, seed, view_in_range, &range, ret_part);
 }
 
 struct fold {

@@ -123,7 +123,7 @@ static int add_member(struct onepot_writer *w, const struct pax_member *member,
 }
 
 /* Report the error that ended the writer again, not its errno's usual words. */
-static int ended(const struct onepot_writer *w, struct onepot_error *error)
+static int writer_ended(const struct onepot_writer *w, struct onepot_error *error)
 {
     return error_set(error, w->first.code,
                      "%s: is not complete, because of an earlier error: %s", w->path,
@@ -147,7 +147,7 @@ int onepot_writer_add(struct onepot_writer *writer, const char *name, const void
         return error_set(error, -EINVAL, "%s: %.200s: no such permissions or time",
                          writer->path, name);
     if (writer->first.code < 0)
-        return ended(writer, error);
+        return writer_ended(writer, error);
     r = check_free(writer, name, error);
     if (r < 0)
         return r;
@@ -183,7 +183,7 @@ int onepot_writer_finish(struct onepot_writer *writer, struct onepot_error *erro
     if (writer->pid != getpid()) {
         r = error_set(error, -EINVAL, "%s: is written by another process", writer->path);
     } else if (writer->first.code < 0) {
-        r = ended(writer, error);
+        r = writer_ended(writer, error);
         writer_discard(writer->writer);
     } else {
         r = writer_close(writer->writer, &fault, &totals);

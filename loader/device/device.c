@@ -79,8 +79,8 @@ int device_load_cuda(struct onepot_error *error, const struct device_type **ret_
 
 /* ---- names ---- */
 
-static int type_of(const char *kind, size_t len, struct onepot_error *error,
-                   const struct device_type **ret_type)
+static int device_type_of(const char *kind, size_t len, struct onepot_error *error,
+                          const struct device_type **ret_type)
 {
     if (len == 4 && memcmp(kind, "host", 4) == 0) {
         *ret_type = &device_host;
@@ -143,7 +143,7 @@ int onepot_device_open(const char *name, struct onepot_error *error,
     const struct device_type *type;
     const char *colon = strchr(name, ':');
     uint32_t count, index = 0;
-    int r = type_of(name, colon ? (size_t)(colon - name) : strlen(name), error, &type);
+    int r = device_type_of(name, colon ? (size_t)(colon - name) : strlen(name), error, &type);
     if (r == 0)
         r = type->count(error, &count);
     if (r < 0)
@@ -175,7 +175,7 @@ void onepot_device_close(struct onepot_device *device)
 int onepot_device_count(const char *kind, struct onepot_error *error, uint32_t *ret_count)
 {
     const struct device_type *type;
-    int r = type_of(kind, strlen(kind), error, &type);
+    int r = device_type_of(kind, strlen(kind), error, &type);
     return r < 0 ? r : type->count(error, ret_count);
 }
 

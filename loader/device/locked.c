@@ -64,7 +64,7 @@ static int check_room(const struct dataset *d, uint64_t room, struct onepot_erro
 }
 
 /* Bring all of the source into the mapping, and check its length. */
-static int bring(struct source *source)
+static int locked_bring(struct source *source)
 {
     int r = source_bring(source, 0, source_size(source));
     if (r < 0)
@@ -91,7 +91,7 @@ static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
 {
     struct piece *piece = &l->pieces[i];
     const void *map = d->maps[i];
-    int r = map ? bring(d->pots[i]->source) : 0;
+    int r = map ? locked_bring(d->pots[i]->source) : 0;
     if (r < 0)
         return error_errno(error, r, d->pots[i]->path);
     piece->bytes = source_size(d->pots[i]->source);
@@ -109,7 +109,7 @@ static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
 
 /* ---- reports to the rest of the job ---- */
 
-static uint64_t use(void *ctx, uint64_t bytes)
+static uint64_t locked_use(void *ctx, uint64_t bytes)
 {
     (void)ctx;
     return bytes;
@@ -132,7 +132,7 @@ static void claim_copies(struct locked *l)
     if (claim_new(&o, &l->claim) < 0)
         l->claim = NULL;
     else
-        claim_update(l->claim, use, NULL);
+        claim_update(l->claim, locked_use, NULL);
 }
 
 int locked_new(struct onepot_device *device, const struct onepot_archive *archive,

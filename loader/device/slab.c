@@ -11,7 +11,7 @@
 #define TABLE_ALIGN 64u
 #define HUGE_BYTES (2u << 20)
 
-static int allocate(struct slab *slab, size_t bytes, void *ctx)
+static int slab_host_allocate(struct slab *slab, size_t bytes, void *ctx)
 {
     (void)ctx;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -23,22 +23,23 @@ static int allocate(struct slab *slab, size_t bytes, void *ctx)
     return 0;
 }
 
-static void release(struct slab *slab, void *ctx)
+static void slab_host_release(struct slab *slab, void *ctx)
 {
     (void)ctx;
     munmap(slab->memory, slab->capacity);
 }
 
-const struct slab_memory slab_host_memory = {.allocate = allocate, .release = release};
+const struct slab_memory slab_host_memory = {.allocate = slab_host_allocate,
+                                             .release = slab_host_release};
 
-static uint64_t rounded(uint64_t bytes)
+static uint64_t slab_rounded(uint64_t bytes)
 {
     return (bytes + TABLE_ALIGN - 1) & ~(uint64_t)(TABLE_ALIGN - 1);
 }
 
 size_t slab_tables_at(uint64_t data_bytes)
 {
-    return rounded(data_bytes);
+    return slab_rounded(data_bytes);
 }
 
 /* Five tables of 8 bytes a sample and one of 1 byte, each rounded up. */
@@ -51,21 +52,21 @@ size_t slab_bytes(uint64_t samples, uint64_t data_bytes)
 {
     size_t bytes;
     if (samples > UINT32_MAX || data_bytes > SIZE_MAX / 2 ||
-        __builtin_add_overflow(rounded(data_bytes), slab_tables_bytes(samples), &bytes))
+        __builtin_add_overflow(slab_rounded(data_bytes), slab_tables_bytes(samples), &bytes))
         return 0;
     return bytes;
 }
 
 void slab_lay_out(struct slab *slab, uint64_t samples, uint64_t data_bytes)
 {
-    uint8_t *at = slab->memory + (slab->tables_only ? 0 : rounded(data_bytes));
-    uint64_t table = rounded(samples * sizeof(uint64_t));
+    uint8_t *at = slab->memory + (slab->tables_only ? 0 : slab_rounded(data_bytes));
+    uint64_t table = slab_rounded(samples * sizeof(uint64_t));
     slab->offsets = (uint64_t *)(void *)at;
     slab->sizes = (uint64_t *)(void *)(at + table);
     slab->labels = (int64_t *)(void *)(at + 2 * table);
     slab->indices = (uint64_t *)(void *)(at + 3 * table);
     slab->valid = at + 4 * table;
-    slab->sources = (uint64_t *)(void *)(slab->valid + rounded(samples));
+    slab->sources = (uint64_t *)(void *)(slab->valid + slab_rounded(samples));
     struct onepot_batch *batch = &slab->batch;
     batch->size = sizeof(*batch);
     batch->samples = samples;

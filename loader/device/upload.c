@@ -85,7 +85,7 @@ static struct onepot_transfer *transfer_of(struct upload *u, uint64_t epoch)
 }
 
 /* The event after which all of the batch is there, images included. */
-static void *arrival(const struct twin *t)
+static void *upload_arrival(const struct twin *t)
 {
     return t->images ? t->converted : t->sent;
 }
@@ -95,7 +95,7 @@ static void *arrival(const struct twin *t)
  * to later epochs. Their times are taken when the consumer gets there, which is before their
  * slab is used again.
  */
-static void measure(struct upload *u, struct twin *t)
+static void upload_measure(struct upload *u, struct twin *t)
 {
     uint64_t ns;
     if (!t->unmeasured || t->epoch > u->epoch + 1 ||
@@ -198,7 +198,7 @@ static void upload_release(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
     struct twin *t = slab->twin, **at = &u->twins;
-    u->type->event_wait(u->device, arrival(t), NULL);
+    u->type->event_wait(u->device, upload_arrival(t), NULL);
     for (size_t i = 0; i < t->retired; i++)
         u->type->event_wait(u->device, t->uses.at[i].event, NULL);
     if (t->guard == GUARD_EVENT)
@@ -206,7 +206,7 @@ static void upload_release(struct slab *slab, void *ctx)
     else if (t->guard == GUARD_WAIT)
         u->type->wait_all(u->device, NULL);
     pthread_mutex_lock(&u->lock);
-    measure(u, t);
+    upload_measure(u, t);
     while (*at != t)
         at = &(*at)->next;
     *at = t->next;
@@ -288,7 +288,7 @@ static int upload_send(struct slab *slab, void *ctx)
     u->type->range("onepot upload");
     int r = t->guard == GUARD_WAIT ? u->type->wait_all(u->device, &error) : 0;
     pthread_mutex_lock(&u->lock);
-    measure(u, t);
+    upload_measure(u, t);
     if (r == 0)
         r = follow_users(u, t, &error);
     if (r == 0)
@@ -323,7 +323,7 @@ static void upload_settle(struct slab *slab, void *ctx)
     pthread_mutex_lock(&u->lock);
     upload_note(u, r, &error);
     slab->twin->settled = true;
-    measure(u, slab->twin);
+    upload_measure(u, slab->twin);
     pthread_mutex_unlock(&u->lock);
 }
 
@@ -403,7 +403,7 @@ int onepot_batch_use(const struct onepot_batch *batch, void *stream, struct onep
     pthread_mutex_lock(&u->lock);
     int r = is_known(t, stream) ? 0 : add_use(u, t, stream, &why);
     if (r == 0)
-        r = u->type->follow(u->device, stream, arrival(t), &why);
+        r = u->type->follow(u->device, stream, upload_arrival(t), &why);
     upload_note(u, r, &why);
     if (r < 0 && error)
         *error = why;
@@ -426,7 +426,7 @@ int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
 int onepot_batch_wait(const struct onepot_batch *batch, struct onepot_error *error)
 {
     struct twin *t = slab_of(batch)->twin;
-    return t ? t->upload->type->event_wait(t->upload->device, arrival(t), error) : 0;
+    return t ? t->upload->type->event_wait(t->upload->device, upload_arrival(t), error) : 0;
 }
 
 int onepot_batch_on_device(const struct onepot_batch *batch,
@@ -475,7 +475,7 @@ void upload_transfer(struct upload *upload, bool previous, struct onepot_transfe
 {
     pthread_mutex_lock(&upload->lock);
     for (struct twin *t = upload->twins; t; t = t->next)
-        measure(upload, t);
+        upload_measure(upload, t);
     uint64_t epoch = upload->epoch - (previous && upload->epoch > 0);
     const struct onepot_transfer *t = transfer_of(upload, epoch);
     *ret = t ? *t : (struct onepot_transfer){.epoch = epoch};

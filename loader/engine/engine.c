@@ -498,7 +498,7 @@ static void engine_count_batch(struct engine *e, const struct slab *slab)
         return;
     for (uint64_t i = 0; i < batch->samples; i++)
         if (batch->valid[i])
-            delivered_count(&e->taken.delivered, batch->indices[i]);
+            engine_delivered_count(&e->taken.delivered, batch->indices[i]);
     e->stats.batches++;
     e->stats.samples += batch->samples;
     e->stats.bytes += batch->bytes;

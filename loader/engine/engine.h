@@ -88,7 +88,7 @@ void engine_release(struct slab *slab);
 void engine_place(const struct engine *engine, struct place *ret_place);
 
 /* Count one sample. */
-void delivered_count(struct onepot_delivered *delivered, uint64_t index);
+void engine_delivered_count(struct onepot_delivered *delivered, uint64_t index);
 
 /* The figures of the engine; the others stay as they are. */
 void engine_stats(struct engine *engine, struct onepot_stats *stats);

@@ -114,7 +114,8 @@ void engine_end_threads(struct engine *e)
 
 /* ---- reads that stall ---- */
 
-static void abandon(struct engine *e, struct slab *slab, uint64_t record, uint64_t age_ns)
+static void engine_abandon(struct engine *e, struct slab *slab, uint64_t record,
+                           uint64_t age_ns)
 {
     if (slab->abandoned)
         return;
@@ -150,7 +151,7 @@ void engine_give_up_stalled(struct engine *e)
         e->lost++;
         e->busy--;
         atomic_store(&worker->filler.given_up, true);
-        abandon(e, worker->slab, atomic_load(&worker->filler.record), now - since);
+        engine_abandon(e, worker->slab, atomic_load(&worker->filler.record), now - since);
     }
     if (e->lost == before)
         return;

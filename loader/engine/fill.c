@@ -99,8 +99,8 @@ static int end_read(struct filler *filler, int result)
     return atomic_load(&filler->given_up) ? -ECANCELED : result;
 }
 
-static int read_file(struct filler *filler, struct dataset *d, const struct record *record,
-                     uint8_t *to)
+static int fill_read_file(struct filler *filler, struct dataset *d, const struct record *record,
+                          uint8_t *to)
 {
     int r = 0;
     for (uint64_t at = 0; r == 0 && at < record->size_bytes; at += READ_BYTES) {
@@ -114,7 +114,8 @@ static int read_file(struct filler *filler, struct dataset *d, const struct reco
 }
 
 /* Bring the record into the mapping, if it is not there yet. */
-static int bring(struct filler *filler, const struct dataset *d, const struct record *record)
+static int fill_bring(struct filler *filler, const struct dataset *d,
+                      const struct record *record)
 {
     const struct source *source = d->pots[record_archive(record)]->source;
     if (source_has(source, record_offset(record), record->size_bytes))
@@ -134,7 +135,7 @@ static int mapped_bytes(struct filler *filler, const struct dataset *d,
     *ret_bytes = NULL;
     if (!map || record_offset(record) == RECORD_OFFSET_NONE || source_was_cut(source))
         return 0;
-    int r = bring(filler, d, record);
+    int r = fill_bring(filler, d, record);
     if (r < 0)
         return r == -ECANCELED ? r : 0;
     *ret_bytes = map + record_offset(record);
@@ -147,8 +148,8 @@ static int get_cursor(struct filler *filler, struct dataset *d)
     return filler->cursor ? 0 : cursor_get(d, NULL, &filler->cursor);
 }
 
-static int copy_file(const struct fill_plan *plan, struct filler *filler,
-                     const struct record *record, uint8_t *to)
+static int fill_copy_file(const struct fill_plan *plan, struct filler *filler,
+                          const struct record *record, uint8_t *to)
 {
     struct dataset *d = plan->archive->dataset;
     const uint8_t *bytes;
@@ -161,13 +162,14 @@ static int copy_file(const struct fill_plan *plan, struct filler *filler,
     }
     r = get_cursor(filler, d);
     if (r == 0)
-        r = read_file(filler, d, record, to);
+        r = fill_read_file(filler, d, record, to);
     if (r == 0 && plan->foresee && filler->again != SLAB_NOT_AGAIN)
         cursor_again(d, filler->cursor, record, filler->again);
     return r;
 }
 
-static int verify(const struct dataset *d, const struct record *record, const uint8_t *bytes)
+static int fill_verify(const struct dataset *d, const struct record *record,
+                       const uint8_t *bytes)
 {
     const struct index *index = d->pots[record_archive(record)]->index;
     struct node node;
@@ -195,9 +197,9 @@ static int copy_sample(const struct fill_plan *plan, struct filler *filler, uint
     archive_records(plan->archive, sample, &first, &end);
     for (; first < end; first++) {
         const struct record *record = &d->records[first];
-        int r = copy_file(plan, filler, record, to);
+        int r = fill_copy_file(plan, filler, record, to);
         if (r == 0 && plan->verify)
-            r = verify(d, record, to);
+            r = fill_verify(d, record, to);
         if (r < 0) {
             *bad = first;
             return r;
@@ -208,8 +210,9 @@ static int copy_sample(const struct fill_plan *plan, struct filler *filler, uint
 }
 
 /* The bytes of a sample wherever they are, for callers that only look at them. */
-static int sample_bytes(const struct fill_plan *plan, struct filler *filler, uint64_t sample,
-                        const uint8_t **ret_bytes, uint64_t *ret_len, uint64_t *bad)
+static int fill_sample_bytes(const struct fill_plan *plan, struct filler *filler,
+                             uint64_t sample, const uint8_t **ret_bytes, uint64_t *ret_len,
+                             uint64_t *bad)
 {
     struct dataset *d = plan->archive->dataset;
     uint64_t first, end, len = archive_size(plan->archive, sample);
@@ -259,7 +262,7 @@ static int decode_sample(const struct fill_plan *plan, struct filler *filler, ui
 {
     const uint8_t *bytes;
     uint64_t len;
-    int r = sample_bytes(plan, filler, sample, &bytes, &len, bad);
+    int r = fill_sample_bytes(plan, filler, sample, &bytes, &len, bad);
     if (r < 0)
         return r;
     if (plan->npy)
@@ -280,7 +283,7 @@ static int first_kind(struct fill_plan *plan, struct filler *filler, uint64_t *b
     const uint8_t *bytes;
     uint64_t len;
     size_t start;
-    int r = sample_bytes(plan, filler, 0, &bytes, &len, bad);
+    int r = fill_sample_bytes(plan, filler, 0, &bytes, &len, bad);
     if (r == 0 && npy_parse(bytes, len, &plan->kind, &start) < 0)
         r = -EINVAL;
     return r;
@@ -308,7 +311,7 @@ int fill_npy_kind(struct fill_plan *plan, struct onepot_error *error)
 
 /* ---- a run of samples ---- */
 
-static void prefetch(const struct fill_plan *plan, uint64_t sample)
+static void fill_prefetch(const struct fill_plan *plan, uint64_t sample)
 {
     const struct record *record = archive_first(plan->archive, sample);
     const uint8_t *map = plan->archive->dataset->maps[record_archive(record)];
@@ -355,7 +358,7 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
     for (uint64_t i = first; i < end; i++) {
         *bad = 0;
         if (i + 1 < end)
-            prefetch(plan, slab->indices[i + 1]);
+            fill_prefetch(plan, slab->indices[i + 1]);
         int r = fill_one(plan, filler, slab, i, bad);
         if (r < 0 && !was_whole(filler)) {
             filler->is_torn = true; /* so is the whole run */

@@ -47,7 +47,8 @@ static void choose_threads(const struct onepot_loader_options *given, struct eng
 
 /* ---- options ---- */
 
-static int check_options(const struct onepot_loader_options *o, struct onepot_error *error)
+static int loader_check_options(const struct onepot_loader_options *o,
+                                struct onepot_error *error)
 {
     if (o->batch_size == 0 || o->batch_size > UINT32_MAX)
         return error_set(error, -EINVAL, "a batch has 1 to %" PRIu32 " samples", UINT32_MAX);
@@ -111,7 +112,7 @@ static int plan_order(struct onepot_loader_options *given, struct engine_options
 int loader_plan(struct onepot_loader_options *given, struct engine_options *o,
                 struct onepot_error *error)
 {
-    int r = check_options(given, error);
+    int r = loader_check_options(given, error);
     if (r == 0)
         r = plan_order(given, o, error);
     if (r == 0)

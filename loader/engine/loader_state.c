@@ -64,8 +64,8 @@ int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error
 }
 
 /* With the lock. */
-static int restore(struct onepot_loader *loader, const struct onepot_state *state,
-                   struct onepot_error *error)
+static int loader_restore_locked(struct onepot_loader *loader, const struct onepot_state *state,
+                                 struct onepot_error *error)
 {
     struct onepot_state now;
     uint64_t world = loader->options.order.world_size;
@@ -110,7 +110,7 @@ int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_stat
     if (r < 0)
         return r;
     pthread_mutex_lock(&loader->lock);
-    r = restore(loader, &then, error);
+    r = loader_restore_locked(loader, &then, error);
     pthread_mutex_unlock(&loader->lock);
     return r;
 }
@@ -133,7 +133,7 @@ static uint64_t mix_b(uint64_t x)
     return x ^ x >> 32;
 }
 
-void delivered_count(struct onepot_delivered *delivered, uint64_t index)
+void engine_delivered_count(struct onepot_delivered *delivered, uint64_t index)
 {
     delivered->samples++;
     delivered->sum_a += mix_a(index + 1);
@@ -153,7 +153,7 @@ void onepot_archive_all(const struct onepot_archive *archive,
 {
     *ret_delivered = (struct onepot_delivered){0};
     for (uint64_t i = 0; i < archive->count; i++)
-        delivered_count(ret_delivered, i);
+        engine_delivered_count(ret_delivered, i);
 }
 
 void onepot_delivered_add(struct onepot_delivered *to, const struct onepot_delivered *more)

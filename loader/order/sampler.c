@@ -37,7 +37,7 @@ uint64_t order_length(const struct order_options *options)
     return all / options->workers + (options->worker < all % options->workers);
 }
 
-static int check_options(const struct order_options *o)
+static int order_check_options(const struct order_options *o)
 {
     uint64_t stride, last;
     if (o->world_size == 0 || o->rank >= o->world_size || o->workers == 0 ||
@@ -50,7 +50,7 @@ static int check_options(const struct order_options *o)
     return 0;
 }
 
-static int shuffle(struct order *order)
+static int order_shuffle(struct order *order)
 {
     const struct order_options *o = &order->options;
     int r = o->block ? permutation_new_blocks(o->samples, o->seed, o->block, o->window,
@@ -63,7 +63,7 @@ static int shuffle(struct order *order)
 
 int order_new(const struct order_options *options, struct order **ret_order)
 {
-    int r = check_options(options);
+    int r = order_check_options(options);
     if (r < 0)
         return r;
     struct order *order = calloc(1, sizeof(*order));
@@ -74,7 +74,7 @@ int order_new(const struct order_options *options, struct order **ret_order)
     order->first = options->rank + options->worker * options->world_size;
     order->step = options->world_size * options->workers;
     if (options->shuffle && order->length > 0)
-        r = shuffle(order);
+        r = order_shuffle(order);
     if (r < 0) {
         order_free(order);
         return r;

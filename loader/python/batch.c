@@ -36,8 +36,8 @@ PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *ba
 }
 
 /* A view of the batch's memory. */
-static struct py_buffer *view_new(struct py_batch *self, const void *bytes, Py_ssize_t len,
-                                  enum item item)
+static struct py_buffer *batch_view_new(struct py_batch *self, const void *bytes,
+                                        Py_ssize_t len, enum item item)
 {
     struct py_buffer *b = buffer_new((PyObject *)self, (void *)(uintptr_t)bytes, len, 0, item);
     if (!b)
@@ -80,8 +80,8 @@ static PyObject *batch_view_one(struct py_batch *self, uint64_t i)
     const struct onepot_npy *npy = &self->kind.npy;
     int is_array = self->kind.item >= 0;
     struct py_buffer *b =
-        view_new(self, self->there.data + batch->offsets[i], (Py_ssize_t)batch->sizes[i],
-                 is_array ? (enum item)self->kind.item : ITEM_UINT8);
+        batch_view_new(self, self->there.data + batch->offsets[i], (Py_ssize_t)batch->sizes[i],
+                       is_array ? (enum item)self->kind.item : ITEM_UINT8);
     if (b && is_array && batch->stride)
         view_shape(b, 0, (int)npy->dimensions, npy->shape, npy->fortran_order);
     return (PyObject *)b;
@@ -93,8 +93,8 @@ static PyObject *batch_view_all(struct py_batch *self)
     const struct onepot_batch *batch = self->batch;
     const struct onepot_npy *npy = &self->kind.npy;
     int is_array = self->kind.item >= 0;
-    struct py_buffer *b = view_new(self, self->there.data, (Py_ssize_t)batch->bytes,
-                                   is_array ? (enum item)self->kind.item : ITEM_UINT8);
+    struct py_buffer *b = batch_view_new(self, self->there.data, (Py_ssize_t)batch->bytes,
+                                         is_array ? (enum item)self->kind.item : ITEM_UINT8);
     if (!b || !batch->stride)
         return (PyObject *)b;
     b->shape[0] = (Py_ssize_t)batch->samples;
@@ -144,7 +144,7 @@ static PyObject *batch_table(PyObject *self, void *table)
     const struct table *t = table;
     const void *numbers = *(void *const *)(const void *)((const char *)&b->there + t->offset);
     Py_ssize_t bytes = (Py_ssize_t)b->batch->samples * item_types[t->item].bytes;
-    return (PyObject *)view_new(b, numbers, bytes, t->item);
+    return (PyObject *)batch_view_new(b, numbers, bytes, t->item);
 }
 
 /* A number in struct onepot_batch, at this offset. */
@@ -166,8 +166,8 @@ static PyObject *batch_images(PyObject *self, void *unused)
     (void)unused;
     if (!s->there.images)
         Py_RETURN_NONE;
-    struct py_buffer *b = view_new(s, s->there.images, (Py_ssize_t)s->there.image_bytes,
-                                   item_of_images(images->type));
+    struct py_buffer *b = batch_view_new(s, s->there.images, (Py_ssize_t)s->there.image_bytes,
+                                         item_of_images(images->type));
     if (b)
         view_shape(b, 0, 4, shape, false);
     return (PyObject *)b;

@@ -173,7 +173,7 @@ static int parse_stream(PyObject *given, long long *ret_stream)
 }
 
 /* Make the consumer's stream follow the batch. Without streams, wait until it has arrived. */
-static int synchronise(const struct py_buffer *b, PyObject *given)
+static int buffer_synchronise(const struct py_buffer *b, PyObject *given)
 {
     struct onepot_error error = {0};
     long long n;
@@ -212,7 +212,7 @@ PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
     if (!e)
         return PyErr_NoMemory();
     fill_tensor(b, e, request.versioned ? &e->versioned.tensor : &e->managed.tensor);
-    if (synchronise(b, request.stream) < 0) {
+    if (buffer_synchronise(b, request.stream) < 0) {
         free(e);
         return NULL;
     }

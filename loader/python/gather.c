@@ -16,16 +16,17 @@ struct layout {
     uint64_t bytes;                    /* of data and tables */
 };
 
-static uint64_t rounded(uint64_t bytes)
+static uint64_t layout_rounded(uint64_t bytes)
 {
     return (bytes + TABLE_ALIGN - 1) & ~(uint64_t)(TABLE_ALIGN - 1);
 }
 
 static struct layout lay_out(uint64_t count, uint64_t data_bytes)
 {
-    struct layout l = {.count = count, .data_bytes = data_bytes, .table = rounded(8 * count)};
-    l.at = rounded(data_bytes);
-    l.bytes = l.at + 4 * l.table + rounded(count);
+    struct layout l = {
+        .count = count, .data_bytes = data_bytes, .table = layout_rounded(8 * count)};
+    l.at = layout_rounded(data_bytes);
+    l.bytes = l.at + 4 * l.table + layout_rounded(count);
     return l;
 }
 
