@@ -1,7 +1,7 @@
 /*
- * A map from 128-bit keys to 64-bit values: inode numbers of an archive, files by device and
- * inode. Keys are never removed. The order of keys can't be chosen by whoever names them: the
- * hash has a random seed. One thread at a time.
+ * A map from 128-bit keys to 64-bit values, such as inode numbers of an archive, or files by
+ * device and inode. Keys are never removed. The hash has a random seed, so that nobody can
+ * choose keys that collide. One thread at a time.
  */
 #ifndef ONEPOT_MAP_H
 #define ONEPOT_MAP_H

@@ -224,7 +224,7 @@ static int graft_pieces(struct grafting *s, const struct node *node)
     return 0;
 }
 
-/* What the member's data is, as far as the builder wants to know first. */
+/* Fill in what the builder needs first about the member's data. */
 static int graft_describe_data(struct grafting *s, const struct node *node,
                                struct builder_member *member)
 {
@@ -330,7 +330,7 @@ static bool graft_path_of(const struct grafting *s, uint32_t inode, char *buf, s
     return false;
 }
 
-/* The name is taken. 1: that is no conflict. */
+/* The name is taken. Returns 1 if that is no conflict. */
 static int graft_conflict(struct grafting *s, uint32_t position, const struct node *node,
                           const struct builder_entry *taken)
 {
@@ -452,7 +452,7 @@ static int graft_leave_out(struct graft_walk *w, int err)
     return r;
 }
 
-/* Make the directories that only now turn out to be needed. 1: the name is another's. */
+/* Make the directories that turn out to be needed only now. 1: another entry has a name. */
 static int graft_make_way(struct graft_walk *w)
 {
     size_t i = w->levels.count;
@@ -479,7 +479,7 @@ static int graft_make_way(struct graft_walk *w)
     return 0;
 }
 
-/* What to do with the entry, whose path is then in `path`. */
+/* Decide about the entry, whose path is left in `path`. */
 static int graft_ask(struct graft_walk *w, size_t path_len, uint32_t position, const char *name,
                      size_t len, uint32_t mode)
 {
@@ -530,7 +530,7 @@ static int graft_step(struct graft_walk *w)
     return goes_on ? graft_enter(w, position, entry.number, path_len + len + 1) : 0;
 }
 
-/* The directory that takes the root; 1: there is none, as something else has its name. */
+/* The directory that takes the root. 1: there is none, because another entry has its name. */
 static int graft_find_root(struct grafting *s, uint32_t *ret_directory)
 {
     struct builder_entry at = {.number = BUILDER_ROOT};
@@ -548,7 +548,9 @@ static int graft_find_root(struct grafting *s, uint32_t *ret_directory)
     return at.number == BUILDER_ROOT && !s->grafter->has_root ? grafting_put_root(s) : 0;
 }
 
-/* What the archive's own index lacks, this one lacks as well. */
+/*
+ * Members that the archive's own index lacks are missing here, too; copy the remarks on them.
+ */
 static int graft_copy_left_out(struct grafting *s)
 {
     struct builder *b = s->grafter->builder;

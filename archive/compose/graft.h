@@ -7,10 +7,10 @@
  *     builder_write(builder, &header, ...);
  *     grafter_free(grafter);
  *
- * What an entry of an index has comes along: attributes, extended attributes, hard links, the
- * place of its bytes (by their offset plus that of the archive), its sum if all archives have
- * sums of one kind. A compressed block keeps its codec and size, and one that files share is
- * shared in the new index, too.
+ * An entry brings everything along that its index has: attributes, extended attributes, hard
+ * links, the place of its bytes (by their offset plus that of the archive), its sum if all
+ * archives have sums of one kind. A compressed block keeps its codec and size, and one that
+ * files share is shared in the new index, too.
  *
  * Directories of one name are merged, and keep the attributes that they got first. If anything
  * else has a name already, `on_conflict` decides. To let the last of several archives win,

@@ -24,7 +24,7 @@
 
 /* ---- patterns ---- */
 
-/* What the patterns say of this path alone. */
+/* The patterns' verdict on this path alone. */
 static enum view_verdict view_match(const struct view *view, const char *path, bool is_folder)
 {
     for (size_t i = 0; i < view->pattern_count; i++)

@@ -19,7 +19,10 @@ struct view {
     char *file; /* of list or map, for messages */
 };
 
-/* What patterns say of a path, and so of what is below it unless they say otherwise. */
+/*
+ * The patterns' verdict on a path. It also holds for everything below, unless a pattern says
+ * otherwise there.
+ */
 enum view_verdict { VIEW_NOTHING, VIEW_SHOWN, VIEW_HIDDEN };
 
 /* The patterns, on the way through one archive. */

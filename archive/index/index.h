@@ -283,8 +283,8 @@ int index_window_sum(const struct index *index, enum index_windows kind, uint64_
                      uint64_t *ret_sum);
 
 /*
- * What an index composed of others was made of, and how: bytes of recipe.h. -ENODATA: it is not
- * composed; -EUCLEAN.
+ * The recipe of an index composed of others (recipe.h): its parts, and how they were joined.
+ * -ENODATA: the index is not composed. -EUCLEAN.
  */
 int index_recipe(const struct index *index, const void **ret_bytes, size_t *ret_len);
 

@@ -134,11 +134,12 @@ int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
                       const struct pot_patience *patience);
 
 /*
- * What to show in place of the archive's own tree. The index of that is made of the archive's,
+ * The tree to show in place of the archive's own. The index of that is made of the archive's,
  * and saved in the cache folder if it took long, under the hash of all it depends on.
  */
 struct pot_compose {
-    const struct view *view; /* a part of the tree, or other names: tree_view.h; NULL: all of it */
+    const struct view
+        *view; /* a part of the tree, or other names: tree_view.h; NULL: all of it */
 };
 
 struct pot_options {

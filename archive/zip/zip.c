@@ -42,7 +42,7 @@
 #define RATIO_SLACK 1024u
 #define PROGRESS_MEMBERS 64u
 
-/* What a member takes of the archive. */
+/* The bytes of the archive that a member occupies. */
 struct zip_range {
     uint64_t start, end;
 };
@@ -426,7 +426,9 @@ static int check_overlaps(struct zip *z)
     return 0;
 }
 
-/* What begins as a zip has a member at its start, so nothing was put in front of it. */
+/*
+ * A file that begins like a zip has a member at its start, so nothing was put in front of it.
+ */
 static int check_front(struct zip *z)
 {
     uint8_t magic[4];

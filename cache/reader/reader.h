@@ -52,7 +52,7 @@ struct reader_options {
     bool cache_stored;     /* stored bytes of a source that is not mapped use the cache, too */
     bool keep_pages;       /* leaves them in the page cache as well: others read the source */
     /*
-     * Who reads keeps the bytes, as the kernel does those of a mounted file. A block that one
+     * The caller keeps the bytes, as the kernel does those of a mounted file. A block that one
      * request took whole is not kept a second time, if the archive is mapped here: to
      * decompress it again costs less than fresh memory for each block.
      */

@@ -45,7 +45,7 @@ struct request {
 
 /* ---- one slot ---- */
 
-/* What umount does with a mount: an exit status of the command, or one of these. */
+/* The verdict on a mount: an exit status of the command, or one of these. */
 enum verdict {
     VERDICT_GO = CLI_USAGE + 1, /* we may end it: this process holds its lock */
     VERDICT_FORCE,              /* --lazy: without the lock, which a `run` holds */

@@ -50,7 +50,7 @@ struct readers {
     struct reader *reader[];            /* one for each archive */
 };
 
-/* What one thread needs to read: scratch memory for each archive, made when first used. */
+/* Memory with which one thread reads: scratch for each archive, made when first used. */
 struct cursor {
     struct readers *readers;
     struct cursor *next;

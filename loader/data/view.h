@@ -1,6 +1,6 @@
 /*
- * What the files of this folder know of archives beyond onepot.h. `sample` must be below the
- * number of samples.
+ * Functions on archives for the files of this folder, beyond onepot.h. `sample` must be below
+ * the number of samples.
  */
 #ifndef ONEPOT_VIEW_H
 #define ONEPOT_VIEW_H
