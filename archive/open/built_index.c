@@ -78,10 +78,10 @@ static int built_in_child(void *arg, struct progress *progress, struct fault *fa
 }
 
 /*
- * Memory for the child. The number of members is bounded by the size of the archive, except for
- * one in frames. The limit is always the memory available.
+ * The number of members is bounded by the size of the archive, except for one in frames. The
+ * limit is always the memory available.
  */
-static struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames)
+struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames)
 {
     uint64_t size = source_size(o->pot->source), least = o->pot->backend->least_memory_bytes;
     uint64_t want = in_frames ? UINT64_MAX : size / LEAST_MEMBER * MEMBER_BYTES;

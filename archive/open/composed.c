@@ -1,6 +1,6 @@
 /*
- * Indexes composed of others: made here, since that needs no parser, saved in the cache folder,
- * and found there by their recipe.
+ * Indexes composed of others: made here, or in the sandbox where archives in the archive have
+ * to be parsed for it; saved in the cache folder, and found there by their recipe.
  *
  * The file's name has the recipe's hash, and the index the recipe itself. So one that was saved
  * for another archive, another view or by a version that composes otherwise is never used. All
@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "graft.h"
+#include "nested.h"
 #include "path.h"
 #include "pot_private.h"
 
@@ -97,15 +99,18 @@ static int composed_save(const struct composed *what, int fd, uint64_t bytes,
     return 0;
 }
 
-int composed_make(const struct composed *what, composer *compose, void *arg,
-                  struct fault *fault, char **ret_path, struct index **ret_index)
+/* Writes the image of an index to `fd`. */
+typedef int composed_writer(void *arg, int fd, struct fault *fault);
+
+static int composed_make_by(const struct composed *what, composed_writer *write, void *arg,
+                            struct fault *fault, char **ret_path, struct index **ret_index)
 {
     uint64_t start_ms = now_ms(), bytes = 0;
     struct index *index = NULL;
     struct fault why = {0};
     enum pot_save save = what->options->save;
     auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    int r = fd < 0 ? -errno : composed_write_image(what, compose, arg, fd, fault);
+    int r = fd < 0 ? -errno : write(arg, fd, fault);
     if (r == 0)
         r = built_index_open_image(fd, what->name, fault, &bytes, &index);
     if (r < 0)
@@ -126,6 +131,25 @@ int composed_make(const struct composed *what, composer *compose, void *arg,
     return 0;
 }
 
+struct composed_here {
+    const struct composed *what;
+    composer *compose;
+    void *arg;
+};
+
+static int composed_write_here(void *arg, int fd, struct fault *fault)
+{
+    const struct composed_here *here = arg;
+    return composed_write_image(here->what, here->compose, here->arg, fd, fault);
+}
+
+int composed_make(const struct composed *what, composer *compose, void *arg,
+                  struct fault *fault, char **ret_path, struct index **ret_index)
+{
+    struct composed_here here = {what, compose, arg};
+    return composed_make_by(what, composed_write_here, &here, fault, ret_path, ret_index);
+}
+
 /* ---- of one archive ---- */
 
 /* The recipe of what the options want of this archive. */
@@ -143,6 +167,11 @@ static int composed_describe(struct opening *o)
     recipe_number(recipe, "nanoseconds", id->mtime_nsec);
     recipe_number(recipe, "fingerprint", o->fingerprint);
     recipe_number(recipe, "offset", o->pot->container.offset);
+    if (o->options->compose->nested) {
+        const char *glob = o->options->compose->nested_glob;
+        recipe_add(recipe, "nested", glob, glob ? strlen(glob) : 0);
+        recipe_number(recipe, "by ending", !glob);
+    }
     if (o->options->compose->view)
         view_describe(o->options->compose->view, recipe);
     return recipe->err;
@@ -191,25 +220,126 @@ int composed_open_saved(struct opening *o, struct fault *fault)
     return r < 0 ? r : pot_check_index(o->pot, fault);
 }
 
-static int composed_view(void *arg, struct builder *builder, struct builder_header *header,
-                         struct fault *fault)
+/* What the new index says of the archive is what that of the archive says. */
+static void composed_begin(const struct index *index, struct builder *builder,
+                           struct builder_header *header)
 {
-    const struct opening *o = arg;
-    const struct index_info *info = index_info(o->pot->index);
-    const struct graft graft = {.index = o->pot->index, .name = o->pot->path};
-    struct grafter *grafter;
+    const struct index_info *info = index_info(index);
     header->format = info->format;
     header->archive_bytes = info->archive_bytes;
     header->archive_mtime_sec = info->archive_mtime_sec;
     header->archive_mtime_nsec = info->archive_mtime_nsec;
     header->archive_fingerprint = info->archive_fingerprint;
     builder_set_archive_size(builder, info->archive_bytes);
+}
+
+static int composed_view(void *arg, struct builder *builder, struct builder_header *header,
+                         struct fault *fault)
+{
+    const struct opening *o = arg;
+    const struct graft graft = {.index = o->pot->index, .name = o->pot->path};
+    struct grafter *grafter;
+    composed_begin(o->pot->index, builder, header);
     int r = grafter_new(builder, &grafter);
     if (r < 0)
         return r;
     r = view_graft(o->options->compose->view, grafter, &graft, fault);
     grafter_finish(grafter, header);
     grafter_free(grafter);
+    return r;
+}
+
+/* ---- archives in the archive ---- */
+
+struct composed_nested {
+    struct opening *o;
+    struct composed what;
+    struct source *scratch;
+    struct progress *progress;
+    int fd;
+};
+
+static void composed_tell_left(struct progress *progress, const struct nested_result *result)
+{
+    if (result->left == 1)
+        snprintf(progress->note, sizeof(progress->note), "%s stays a file: %s", result->first,
+                 result->why);
+    else if (result->left > 1)
+        snprintf(progress->note, sizeof(progress->note),
+                 "%" PRIu64 " archives in it stay files; the first is %s: %s", result->left,
+                 result->first, result->why);
+}
+
+static int composed_add_nested(void *arg, struct builder *builder,
+                               struct builder_header *header, struct fault *fault)
+{
+    const struct composed_nested *n = arg;
+    const struct pot *pot = n->o->pot;
+    const struct nested nested = {.source = pot->source,
+                                  .index = pot->index,
+                                  .name = pot->path,
+                                  .glob = n->o->options->compose->nested_glob,
+                                  .scratch = n->scratch,
+                                  .progress = n->progress};
+    struct nested_result result;
+    struct grafter *grafter;
+    composed_begin(pot->index, builder, header);
+    int r = grafter_new(builder, &grafter);
+    if (r < 0)
+        return r;
+    r = nested_graft(&nested, grafter, fault, &result);
+    grafter_finish(grafter, header);
+    grafter_free(grafter);
+    if (r == 0)
+        composed_tell_left(n->progress, &result);
+    return r;
+}
+
+/* A view of all that is there then; its names may lie in inner archives. */
+static int composed_view_nested(struct composed_nested *n, struct fault *fault)
+{
+    struct builder *builder;
+    struct builder_header header = {0};
+    int r = builder_new(&builder);
+    if (r < 0)
+        return r;
+    r = composed_add_nested(n, builder, &header, fault);
+    if (r == 0)
+        r = nested_scratch_index(n->scratch, builder, &header, fault, &n->o->pot->index);
+    builder_free(builder);
+    return r < 0 ? r : composed_write_image(&n->what, composed_view, n->o, n->fd, fault);
+}
+
+/* In the child, whose end frees all that it allocated. */
+static int composed_in_child(void *arg, struct progress *progress, struct fault *fault)
+{
+    struct composed_nested *n = arg;
+    n->progress = progress;
+    if (n->o->options->compose->view)
+        return composed_view_nested(n, fault);
+    return composed_write_image(&n->what, composed_add_nested, n, n->fd, fault);
+}
+
+static int composed_write_nested(void *arg, int fd, struct fault *fault)
+{
+    struct opening *o = arg;
+    struct composed_nested n = {.o = o, .what = composed_of(o), .fd = fd};
+    if (o->pot->compression) {
+        fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                  "is one compressed stream: archives in it can't be read in place");
+        fault_advise(fault, "decompress it first");
+        return -ENOTSUP;
+    }
+    int r = nested_scratch_new(&n.scratch);
+    if (r < 0)
+        return r;
+    int keep[] = {source_fd(o->pot->source), fd, source_fd(n.scratch)};
+    struct sandbox_limits limits = built_index_limits(o, true);
+    limits.keep_fds = keep;
+    limits.keep_fd_count = 3;
+    r = pot_run(o->options, o->pot->path, "indexing archives in it", composed_in_child, &n,
+                &limits, fault);
+    source_close(n.scratch);
     return r;
 }
 
@@ -224,7 +354,10 @@ int composed_apply(struct opening *o, struct fault *fault)
     const struct composed what = composed_of(o);
     struct index *index;
     char *path;
-    r = composed_make(&what, composed_view, o, fault, &path, &index);
+    if (o->options->compose->nested)
+        r = composed_make_by(&what, composed_write_nested, o, fault, &path, &index);
+    else
+        r = composed_make(&what, composed_view, o, fault, &path, &index);
     if (r < 0)
         return r;
     free(pot->index_path);

@@ -139,7 +139,9 @@ int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
  */
 struct pot_compose {
     const struct view
-        *view; /* a part of the tree, or other names: tree_view.h; NULL: all of it */
+        *view;   /* a part of the tree, or other names: tree_view.h; NULL: all of it */
+    bool nested; /* archives in the archive are directories: nested.h. Before `view`. */
+    const char *nested_glob; /* which; NULL: by their names' endings */
 };
 
 struct pot_options {

@@ -71,6 +71,12 @@ opener built_index_of_frames;
 /* Make an index of the source. Never OPENER_NOT_MINE. */
 opener built_index_open;
 
+/*
+ * Limits for a child that indexes. `in_frames`: the size of the file does not tell how much
+ * there may be in it.
+ */
+struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames);
+
 /* Seal the image in `fd`, so that it stays as it is checked, and open it. */
 int built_index_open_image(int fd, const char *name, struct fault *fault, uint64_t *ret_bytes,
                            struct index **ret_index);

@@ -86,3 +86,10 @@ int source_slice(struct source **source, uint64_t offset, uint64_t length)
     slice->source.identity.slice_bytes = length;
     return 0;
 }
+
+void source_unslice(struct source **source)
+{
+    struct source *slice = *source;
+    *source = slice->wrapped;
+    free(slice);
+}

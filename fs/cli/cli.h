@@ -102,6 +102,13 @@ struct cli_option {
         "--offset=BYTES", "where the archive begins in its file, if that is not found out",    \
             .take = cli_take_offset                                                            \
     }
+#define CLI_NESTED                                                                             \
+    {                                                                                          \
+        "--nested[=GLOB]",                                                                     \
+            "archives in the archive are directories: those with the ending of one, or what "  \
+            "matches GLOB",                                                                    \
+            .take = cli_take_nested                                                            \
+    }
 extern const char *const cli_progress_words[];
 int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text);
 
@@ -109,6 +116,11 @@ int cli_take_offset(const struct cli_usage *usage, void *ctx, const char *text);
 
 /* The value of --offset, for struct pot_options; 0: not given. */
 uint64_t cli_offset(void);
+
+int cli_take_nested(const struct cli_usage *usage, void *ctx, const char *text);
+
+/* Was --nested given? *ret_glob is NULL without a pattern. For struct pot_compose. */
+bool cli_nested(const char **ret_glob);
 
 /* The value of --max-ratio, for struct pot_options; 0: not given. */
 uint32_t cli_max_ratio(void);

@@ -38,6 +38,10 @@ int cli_open_pot(const char *path, const struct pot_options *options,
     all.ctx = &opening;
     all.max_ratio = cli_max_ratio();
     all.offset = cli_offset();
+    struct pot_compose compose = all.compose ? *all.compose : (struct pot_compose){0};
+    compose.nested = cli_nested(&compose.nested_glob);
+    if (compose.nested)
+        all.compose = &compose;
     if (!all.memory_bytes)
         all.memory_bytes = budget_memory_bytes("");
     int r = pot_open(path, &all, &fault, ret_pot);

@@ -100,6 +100,25 @@ int cli_take_offset(const struct cli_usage *usage, void *ctx, const char *text)
     return cli_size_option(usage, "--offset", text, &archive_offset);
 }
 
+static bool is_nested;
+static const char *nested_glob;
+
+bool cli_nested(const char **ret_glob)
+{
+    *ret_glob = nested_glob;
+    return is_nested;
+}
+
+int cli_take_nested(const struct cli_usage *usage, void *ctx, const char *text)
+{
+    (void)ctx;
+    if (text && !*text)
+        return cli_usage_error(usage, "--nested= needs a pattern");
+    is_nested = true;
+    nested_glob = text;
+    return 0;
+}
+
 #define NEAREST_MAX 32
 
 static unsigned cli_least_of(unsigned a, unsigned b, unsigned c)

@@ -173,6 +173,7 @@ int command_cat(int argc, char **argv)
     const struct cli_option options[] = {
         CLI_PROGRESS(&progress),
         CLI_MAX_RATIO,
+        CLI_NESTED,
         CLI_OFFSET,
         {NULL},
     };

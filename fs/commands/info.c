@@ -459,6 +459,7 @@ int command_info(int argc, char **argv)
         {"--json", "print one array of objects", .flag = &json},
         CLI_PROGRESS(&progress),
         CLI_MAX_RATIO,
+        CLI_NESTED,
         CLI_OFFSET,
         {NULL},
     };

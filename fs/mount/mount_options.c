@@ -165,6 +165,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
          .take = take_fuse_words, .ctx = o},
         CLI_PROGRESS(&o->progress),
         CLI_MAX_RATIO,
+        CLI_NESTED,
         CLI_OFFSET,
         {NULL},
     };
@@ -223,17 +224,20 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
                             long mtime_nsec, uint64_t owner_start_ticks)
 {
     auto_free char *text = NULL;
+    const char *glob;
+    bool nested = cli_nested(&glob);
     int n = asprintf(
         &text,
         "%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%d%d%d%d%d%d%d %" PRIu32 " %" PRIu32
-        " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld %" PRIu64,
+        " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld %" PRIu64
+        " %d%s",
         at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
         o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
         o->seed, o->stage, o->stage_place ? o->stage_place : "", o->foreground, o->allow_other,
         o->default_permissions, o->noexec, o->override_uid, o->override_gid, o->cache_given,
         o->nonempty, o->uid, o->gid, o->threads, o->idle_s, o->grace_s, o->io_timeout_s,
         o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner, owner_start_ticks,
-        mtime_sec, mtime_nsec, cli_offset());
+        mtime_sec, mtime_nsec, cli_offset(), nested, glob ? glob : "");
     if (n < 0) {
         text = NULL;
         return 0;

@@ -1,0 +1,417 @@
+/*
+ * Each archive is grafted without the members that may be archives themselves; these follow one
+ * by one. Members that turn out to be none that can be read in place are added as files in a
+ * second pass over the same index.
+ *
+ * The index of an inner archive that has none of its own is made as any other, written to the
+ * scratch file and read back into memory. So there is one file for any number of archives,
+ * since the sandbox can open no other.
+ */
+#include "nested.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "cleanup.h"
+#include "map.h"
+#include "selection.h"
+#include "source_slice.h"
+#include "vector.h"
+
+#define SCRATCH_BYTES (INT64_C(1) << 42) /* all of it a hole */
+
+/* An archive whose tree is being added. */
+struct nested_level {
+    const struct index *index;
+    uint64_t base;     /* of its bytes in the outermost archive */
+    const char *under; /* its directory in the new tree */
+    unsigned depth;
+    struct map meant; /* members that may be archives, by position; 1: it stays a file */
+    VECTOR(uint32_t) members;
+};
+
+struct nested_walk {
+    const struct nested *nested;
+    struct grafter *grafter;
+    struct fault *fault;
+    struct nested_result *result;
+    uint64_t left_bytes[NESTED_DEPTH + 1]; /* that archives of this depth may still have */
+};
+
+int nested_scratch_new(struct source **ret_source)
+{
+    auto_close int fd = memfd_create("onepot-nested", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, SCRATCH_BYTES) < 0)
+        return -errno;
+    return source_from_fd(steal_fd(&fd), "memory", ret_source);
+}
+
+/* ---- which members ---- */
+
+/* The length of a name without the ending of an archive's; 0: it has none. */
+static size_t nested_stem(const char *name, size_t len)
+{
+    char ending[16];
+    const char *dot = memrchr(name, '.', len);
+    if (!dot || dot == name)
+        return 0;
+    size_t stem = (size_t)(dot - name), n = len - stem;
+    if (stem > 4 && memcmp(dot - 4, ".tar", 4) == 0)
+        return stem - 4; /* .tar.gz, whatever the compression */
+    if (n >= sizeof(ending))
+        return 0;
+    memcpy(ending, dot, n);
+    ending[n] = '\0';
+    return backend_has_ending(ending) ? stem : 0;
+}
+
+static bool nested_is_name(const char *name, size_t len)
+{
+    return len > 0 && !(len == 1 && name[0] == '.') &&
+           !(len == 2 && name[0] == '.' && name[1] == '.');
+}
+
+/* 1: the member at a position is meant, and *ret_stem is the length of its directory's name. */
+static int nested_is_meant(const struct nested_walk *w, const struct nested_level *level,
+                           uint32_t position, const char **ret_name, size_t *ret_stem)
+{
+    char path[INDEX_PATH_MAX + 1];
+    size_t len, ignored;
+    int r = index_name(level->index, position, ret_name, &len);
+    if (r < 0)
+        return r;
+    *ret_stem = nested_stem(*ret_name, len);
+    if (!w->nested->glob)
+        return *ret_stem > 0 && nested_is_name(*ret_name, *ret_stem);
+    if (index_path(level->index, position, path, sizeof(path), &ignored) < 0 ||
+        !selection_matches(w->nested->glob, path, false))
+        return 0;
+    if (!nested_is_name(*ret_name, *ret_stem))
+        *ret_stem = len;
+    return 1;
+}
+
+/* ---- what stays a file ---- */
+
+static int nested_path(const struct nested_level *level, uint32_t position,
+                       char path[2 * INDEX_PATH_MAX])
+{
+    size_t n = strlen(level->under), ignored;
+    if (n >= INDEX_PATH_MAX)
+        return -ENAMETOOLONG;
+    memcpy(path, level->under, n);
+    if (n > 0)
+        path[n++] = '/';
+    return index_path(level->index, position, path + n, INDEX_PATH_MAX, &ignored);
+}
+
+static void nested_leave(struct nested_walk *w, const struct nested_level *level,
+                         uint32_t position, const char *why)
+{
+    char path[2 * INDEX_PATH_MAX];
+    if (w->result->left++ > 0)
+        return;
+    w->result->why = why;
+    if (nested_path(level, position, path) == 0)
+        snprintf(w->result->first, sizeof(w->result->first), "%.*s",
+                 (int)sizeof(w->result->first) - 1, path);
+}
+
+/* Is the directory's name free? Of two members that want one name, the first gets it. */
+static int nested_claim_name(const struct nested_level *level, struct map *names,
+                             uint32_t position, const char *name, size_t len)
+{
+    uint32_t directory, there;
+    int r = index_parent(level->index, position, &directory);
+    if (r < 0)
+        return r;
+    r = index_lookup(level->index, directory, name, len, &there);
+    if (r == 0 && there != position)
+        return -EEXIST;
+    return r < 0 && r != -ENOENT
+               ? r
+               : map_put(names, (struct map_key){directory, XXH3_64bits(name, len)}, 0);
+}
+
+/* The range of a member that is stored in one. -ENOTSUP: it is not. */
+static int nested_range(const struct nested_level *level, uint32_t position,
+                        struct extent *ret_extent)
+{
+    struct node node;
+    int r = index_node(level->index, position, &node);
+    if (r == 0)
+        r = index_extent(level->index, position, 0, ret_extent);
+    if (r == -ENXIO)
+        return -ENOTSUP;
+    return r < 0                                  ? r
+           : ret_extent->kind != EXTENT_STORED    ? -ENOTSUP
+           : ret_extent->length < node.size_bytes ? -ENOTSUP
+                                                  : 0;
+}
+
+/* Note a member that may be an archive. */
+static int nested_consider(struct nested_walk *w, struct nested_level *level, struct map *names,
+                           uint32_t position)
+{
+    struct extent extent;
+    const char *name;
+    size_t stem;
+    int r = nested_is_meant(w, level, position, &name, &stem);
+    if (r <= 0)
+        return r;
+    r = nested_range(level, position, &extent);
+    if (r == -ENOTSUP) {
+        nested_leave(w, level, position, "it is compressed, or in pieces");
+        return 0;
+    }
+    if (r == 0 && level->depth == NESTED_DEPTH) {
+        nested_leave(w, level, position, "it lies too deep");
+        return 0;
+    }
+    if (r == 0)
+        r = nested_claim_name(level, names, position, name, stem);
+    if (r == -EEXIST) {
+        nested_leave(w, level, position, "the name of its directory is taken");
+        return 0;
+    }
+    if (r == 0)
+        r = map_put(&level->meant, map_key_of(position), 0);
+    return r < 0 ? r : vector_push(&level->members, position);
+}
+
+static int nested_find(struct nested_walk *w, struct nested_level *level)
+{
+    enum { BATCH = 1024 };
+    struct index_file files[BATCH];
+    uint32_t entries = index_info(level->index)->entries, inode;
+    struct map names = {0};
+    int r = 0;
+    for (uint32_t first = 0; r == 0 && first < entries; first += BATCH) {
+        uint32_t count = entries - first < BATCH ? entries - first : BATCH;
+        r = index_files(level->index, first, count, files);
+        for (uint32_t i = 0; r == 0 && i < count; i++)
+            if (S_ISREG(files[i].mode) && files[i].size_bytes > 0 &&
+                index_inode_position(level->index, first + i, &inode) == 0 &&
+                inode == first + i) /* of several names, the first */
+                r = nested_consider(w, level, &names, first + i);
+    }
+    map_free(&names);
+    return r;
+}
+
+/* ---- the index of one ---- */
+
+int nested_scratch_index(struct source *scratch, struct builder *builder,
+                         const struct builder_header *header, struct fault *fault,
+                         struct index **ret_index)
+{
+    uint64_t bytes;
+    int fd = source_fd(scratch);
+    if (ftruncate(fd, 0) < 0) /* gaps in an image must be zeros */
+        return -errno;
+    int r = builder_write(builder, header, fd, 0, fault, &bytes);
+    return r < 0 ? r : index_open(scratch, 0, bytes, fault, ret_index);
+}
+
+static int nested_make_index(const struct nested *n, const struct backend *backend,
+                             struct source *source, const char *compression,
+                             struct fault *fault, struct index **ret_index)
+{
+    struct builder_header header = {.format = backend->format,
+                                    .archive_bytes = source_size(source)};
+    struct builder *builder;
+    int r = builder_new(&builder);
+    if (r < 0)
+        return r;
+    builder_set_archive_size(builder, header.archive_bytes);
+    r = !compression ? backend->index(source, builder, &header, n->progress, fault)
+        : backend->index_packed
+            ? backend->index_packed(source, compression, builder, &header, n->progress, fault)
+            : -ENOTSUP;
+    n->progress->note[0] = '\0'; /* it would be taken for one on the outer archive */
+    n->progress->beats++;
+    if (r == 0)
+        r = nested_scratch_index(n->scratch, builder, &header, fault, ret_index);
+    builder_free(builder);
+    return builder_may_leave_out(r) ? -EUCLEAN : r;
+}
+
+/*
+ * The index in the archive, or a new one. -ENOMSG: it is no archive; -ENOTSUP: none that can be
+ * read in place.
+ */
+static int nested_open_index(const struct nested *n, struct source *source, struct fault *fault,
+                             struct index **ret_index)
+{
+    const struct backend *backend;
+    const char *compression = NULL;
+    struct embedded_index where;
+    int r = backend_find(source, fault, &backend);
+    if (r < 0)
+        return r;
+    if (backend->find) {
+        struct fault ignored = {0};
+        r = backend->find(source, &ignored, &where);
+        if (r == 0)
+            r = index_open_pieces(source, where.offset, where.length, where.stride, &ignored,
+                                  ret_index);
+        if (r == 0 && index_info(*ret_index)->archive_bytes <= source_size(source))
+            return 0;
+        if (r == 0)
+            index_close(*ret_index);
+        *ret_index = NULL;
+        backend = backend->without_index;
+    }
+    r = backend_compression(backend, source, &compression);
+    return r < 0 ? r
+                 : nested_make_index(n, backend, source, r > 0 ? compression : NULL, fault,
+                                     ret_index);
+}
+
+/* ---- the tree ---- */
+
+static int nested_place(void *ctx, const char *path, size_t len, uint32_t position,
+                        uint32_t mode)
+{
+    const struct nested_level *level = ctx;
+    uint64_t ignored;
+    (void)path, (void)len, (void)mode;
+    return map_get(&level->meant, map_key_of(position), &ignored) == 0 ? GRAFT_LEAVE_OUT
+                                                                       : GRAFT_TAKE;
+}
+
+/* The second pass: members that stay files after all. */
+static int nested_place_left(void *ctx, const char *path, size_t len, uint32_t position,
+                             uint32_t mode)
+{
+    const struct map *left = ctx;
+    uint64_t ignored;
+    (void)path, (void)len;
+    if (S_ISDIR(mode))
+        return GRAFT_IF_NEEDED;
+    return map_get(left, map_key_of(position), &ignored) == 0 ? GRAFT_TAKE : GRAFT_LEAVE_OUT;
+}
+
+static int nested_add_tree(struct nested_walk *w, struct nested_level *level);
+
+/* What is wrong, with the member's path in the outer archive and its place there. */
+static int nested_fail(struct nested_walk *w, const char *path, uint64_t base, int err,
+                       const struct fault *why)
+{
+    uint64_t at = why->offset == FAULT_NO_OFFSET || !why->err ? base : base + why->offset;
+    if (err == -ENOMEM)
+        return err;
+    fault_set(w->fault, err, path, at, "is an archive that can't be read: %s%s%s", why->member,
+              why->member[0] ? ": " : "", why->err ? why->what : fault_errno(err));
+    fault_advise(w->fault, "copy it again, or name the others: --nested=GLOB");
+    return err;
+}
+
+/* 0; 1: it stays a file. */
+static int nested_add_member(struct nested_walk *w, struct nested_level *level,
+                             uint32_t position)
+{
+    char path[2 * INDEX_PATH_MAX];
+    struct extent extent;
+    struct fault why = {0};
+    struct index *index = NULL;
+    struct source *slice = w->nested->source;
+    int r = nested_path(level, position, path);
+    if (r == -ENAMETOOLONG || (r == 0 && strlen(path) > INDEX_PATH_MAX)) {
+        nested_leave(w, level, position, "its path is too long");
+        return 1;
+    }
+    if (r == 0)
+        r = nested_range(level, position, &extent);
+    if (r < 0)
+        return r;
+    uint64_t base = level->base + extent.source_offset,
+             *left = &w->left_bytes[level->depth + 1];
+    if (extent.length > *left)
+        return fault_set(w->fault, -EUCLEAN, path, base,
+                         "overlaps other archives: there are more bytes in them than around");
+    *left -= extent.length;
+    r = source_slice(&slice, base, extent.length);
+    if (r < 0)
+        return r;
+    r = nested_open_index(w->nested, slice, &why, &index);
+    source_unslice(&slice);
+    if (r == -ENOTSUP)
+        nested_leave(w, level, position, "it is one compressed stream");
+    if (r == -ENOTSUP || r == -ENOMSG)
+        return 1;
+    if (r < 0)
+        return nested_fail(w, path, base, r, &why);
+    const char *name = strrchr(path, '/');
+    size_t at = name ? (size_t)(name + 1 - path) : 0,
+           stem = nested_stem(path + at, strlen(path + at));
+    if (nested_is_name(path + at, stem))
+        path[at + stem] = '\0';
+    struct nested_level inner = {
+        .index = index, .base = base, .under = path, .depth = level->depth + 1};
+    w->result->opened++;
+    r = nested_add_tree(w, &inner);
+    index_close(index);
+    return r;
+}
+
+static int nested_add_members(struct nested_walk *w, struct nested_level *level,
+                              const struct graft *graft)
+{
+    struct map files = {0};
+    int r = 0;
+    for (size_t i = 0; r >= 0 && i < level->members.count; i++) {
+        r = nested_add_member(w, level, level->members.at[i]);
+        if (r == 1)
+            r = map_put(&files, map_key_of(level->members.at[i]), 0);
+    }
+    struct graft again = *graft;
+    again.place = nested_place_left;
+    again.ctx = &files;
+    again.on_conflict = GRAFT_KEEP;
+    if (r == 0 && files.count > 0)
+        r = graft_add(w->grafter, &again, w->fault);
+    map_free(&files);
+    return r;
+}
+
+static int nested_add_tree(struct nested_walk *w, struct nested_level *level)
+{
+    const struct graft graft = {.index = level->index,
+                                .name = w->nested->name,
+                                .base = level->base,
+                                .under = level->under,
+                                .place = nested_place,
+                                .ctx = level};
+    int r = nested_find(w, level);
+    if (r == 0)
+        r = graft_add(w->grafter, &graft, w->fault);
+    if (r == 0)
+        r = nested_add_members(w, level, &graft);
+    map_free(&level->meant);
+    vector_free(&level->members);
+    return r;
+}
+
+int nested_graft(const struct nested *nested, struct grafter *grafter, struct fault *fault,
+                 struct nested_result *ret_result)
+{
+    struct nested_level outer = {.index = nested->index, .under = ""};
+    struct nested_walk w = {
+        .nested = nested, .grafter = grafter, .fault = fault, .result = ret_result};
+    for (size_t i = 0; i <= NESTED_DEPTH; i++)
+        w.left_bytes[i] = source_size(nested->source);
+    *ret_result = (struct nested_result){0};
+    int r = nested_add_tree(&w, &outer);
+    if (r == -EUCLEAN && fault && !fault->err)
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its index is damaged");
+    return r;
+}

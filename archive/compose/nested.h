@@ -1,0 +1,63 @@
+/*
+ * Archives inside an archive become directories: the tree of each is grafted in place of the
+ * member that it is, under the member's name without the ending. Nothing is copied. An inner
+ * archive must lie in one stored range of the outer one; its own parts are ranges of the outer
+ * archive then, too.
+ *
+ * Which members: without a pattern, those whose names end as those of archives do; else those
+ * that match it (selection_matches). In both cases only what a format takes for its own. What
+ * can't be read in place (compressed in the outer archive, or itself compressed without parts
+ * that can be read alone), whose directory's name is taken, or which lies more than
+ * NESTED_DEPTH archives deep, stays a file, and the result counts it. A damaged one is an
+ * error: a data set that silently lacks a class is worse than none.
+ *
+ * The archives of one level lie beside each other. So those of a level can't have more bytes
+ * than the archive that holds them all, and one that makes them overlap, in order to be read
+ * again and again, is refused.
+ *
+ * Back ends parse what is found: call this in the sandbox.
+ */
+#ifndef ONEPOT_NESTED_H
+#define ONEPOT_NESTED_H
+
+#include "backend.h"
+#include "fault.h"
+#include "graft.h"
+#include "index.h"
+#include "source.h"
+
+#define NESTED_DEPTH 4u
+
+struct nested {
+    struct source *source; /* of the outer archive, */
+    const struct index *index;
+    const char *name;       /* and its name for messages */
+    const char *glob;       /* NULL: by the endings of names */
+    struct source *scratch; /* a file without a name, for one image at a time */
+    struct progress *progress;
+};
+
+/* What became of the members that were meant. */
+struct nested_result {
+    uint64_t opened;
+    uint64_t left; /* that stay files; the first of them, and why: */
+    char first[160];
+    const char *why;
+};
+
+/* A source that `scratch` may be, made before the sandbox. */
+int nested_scratch_new(struct source **ret_source);
+
+/* Write an index to the scratch file, and open it in private memory. */
+int nested_scratch_index(struct source *scratch, struct builder *builder,
+                         const struct builder_header *header, struct fault *fault,
+                         struct index **ret_index);
+
+/*
+ * Add the tree. Errors: -EUCLEAN for a damaged inner archive, with a fault that names it; those
+ * of back ends, graft_add, reads; -ENOMEM.
+ */
+int nested_graft(const struct nested *nested, struct grafter *grafter, struct fault *fault,
+                 struct nested_result *ret_result);
+
+#endif
