@@ -808,11 +808,9 @@ START_TEST(flipped_bytes_are_errors_or_harmless)
             struct fault fault;
             char note[256];
             uint8_t before = bytes[at];
-            for (size_t k = 0; k < sizeof(flips); k++) {
-                bytes[at] = before ^ flips[k];
-                int r = try_bytes(bytes, len, &fault, note);
-                ck_assert(r == 0 || fault.err != 0);
-            }
+            bytes[at] = before ^ flips[at % sizeof(flips)];
+            int r = try_bytes(bytes, len, &fault, note);
+            ck_assert(r == 0 || fault.err != 0);
             bytes[at] = before;
         }
     }
@@ -829,6 +827,13 @@ static void fix_sum(uint8_t *block)
     snprintf((char *)block + 148, 8, "%06o", sum);
 }
 
+/* The next byte of a header to change: one of nine in names, each of all other fields. */
+static size_t next_in_header(size_t at)
+{
+    bool in_name = at < 100 || (at > 156 && at < 257) || (at >= 265 && at < 329);
+    return at + (in_name ? 9 : 1);
+}
+
 START_TEST(changed_headers_with_right_sums_are_errors_or_harmless)
 {
     static const uint8_t values[] = {0, ' ', '0', '7', '9', 'x', '/', '.', 0x80, 0xff};
@@ -840,7 +845,7 @@ START_TEST(changed_headers_with_right_sums_are_errors_or_harmless)
             memcpy(before, bytes + block, 512);
             if (before[257] != 'u' && before[100] != '0')
                 continue; /* data */
-            for (size_t at = 0; at < 345; at += at < 100 ? 9 : 1) {
+            for (size_t at = 0; at < 345; at = next_in_header(at)) {
                 for (size_t k = 0; k < sizeof(values); k++) {
                     struct fault fault;
                     char note[256];
