@@ -83,6 +83,12 @@ static void put_escaped(struct out *o, const char *text, size_t size)
     }
 }
 
+void fault_set_file(struct fault *f, const char *file)
+{
+    if (f && f->err && !f->file[0])
+        snprintf(f->file, sizeof(f->file), "%s", file);
+}
+
 const char *fault_limit(int err)
 {
     if (err == -EMFILE || err == EMFILE)
@@ -110,7 +116,10 @@ int fault_describe(const struct fault *f, int err, const char *file, char *buf,
                    unsigned long size)
 {
     struct out o = {.buf = buf, .size = size};
-    if (file) {
+    if (f && f->err && f->file[0]) {
+        put_escaped(&o, f->file, sizeof(f->file));
+        put_string(&o, ": ");
+    } else if (file) {
         put_escaped(&o, file, SIZE_MAX);
         put_string(&o, ": ");
     }

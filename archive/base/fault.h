@@ -20,6 +20,7 @@ struct fault {
     char member[512]; /* raw bytes of the member's path, maybe truncated; "" if none */
     char what[256];   /* what is wrong, no newline: "size 99 lies past the end of file" */
     char advice[192]; /* what to do about it, or "" */
+    char file[512];   /* which file it is about; "": the one that the caller named */
 };
 
 /*
@@ -33,6 +34,12 @@ int fault_set(struct fault *f, int err, const char *member, uint64_t offset, con
 /* Set the advice of a fault already set; does nothing if no error is recorded. */
 void fault_advise(struct fault *f, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/*
+ * Name the file that a fault already set is about, unless it is named: for callers that named
+ * several at once.
+ */
+void fault_set_file(struct fault *f, const char *file);
 
 /*
  * Advice on the limit behind an error, such as "; raise the limit of open files ('ulimit
@@ -49,7 +56,8 @@ const char *fault_errno(int err);
 /*
  * Format the line for a person: "FILE: MEMBER: what is wrong (offset N); what to do". Control
  * bytes and bytes that are not valid UTF-8 are written as \xNN. Returns the length that
- * snprintf would. With nothing recorded, describes `err` by fault_errno.
+ * snprintf would. A file that the fault names comes before `file`. With nothing recorded,
+ * describes `err` by fault_errno.
  */
 int fault_describe(const struct fault *f, int err, const char *file, char *buf,
                    unsigned long size);

@@ -64,11 +64,14 @@ static opener *const openers[] = {
     pot_open_embedded,     built_index_open,
 };
 
-static int pot_open_index(struct opening *o, struct fault *fault)
+/* -EAGAIN: it would take time, and must not. */
+static int pot_open_index(struct opening *o, bool may_take_time, struct fault *fault)
 {
     int r = OPENER_NOT_MINE;
     for (size_t i = 0; r == OPENER_NOT_MINE; i++) {
         struct fault own = {0};
+        if (!may_take_time && openers[i] == unpacked_open_stream)
+            return -EAGAIN;
         r = openers[i](o, &own);
         if (r < 0 && fault && !fault->err)
             *fault = own;
@@ -111,8 +114,10 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
 static int pot_find_format(struct opening *o, struct fault *fault)
 {
     struct pot *pot = o->pot;
-    int r =
-        pot_open_source(pot->path, o->options->offset, fault, &pot->container, &pot->source);
+    int r = 0;
+    if (!pot->source)
+        r = pot_open_source(pot->path, o->options->offset, fault, &pot->container,
+                            &pot->source);
     if (r < 0)
         return r;
     source_identity(pot->source, &pot->identity);
@@ -123,20 +128,21 @@ static int pot_find_format(struct opening *o, struct fault *fault)
     return r < 0 ? r : 0;
 }
 
-int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
-             struct pot **ret_pot)
+int pot_open_on(const char *path, struct source *source, const struct pot_options *options,
+                bool may_take_time, struct fault *fault, struct pot **ret_pot)
 {
     static const struct pot_options defaults = {0};
     struct pot *pot = calloc(1, sizeof(*pot));
-    if (!pot)
+    if (!pot) {
+        source_close(source);
         return -ENOMEM;
+    }
     struct opening o = {.pot = pot, .options = options ? options : &defaults};
+    pot->source = source;
     pot->path = strdup(path);
-    int r = pot->path ? shard_exchange_settle(path, fault) : -ENOMEM;
-    if (r >= 0)
-        r = pot_find_format(&o, fault);
+    int r = pot->path ? pot_find_format(&o, fault) : -ENOMEM;
     if (r == 0)
-        r = pot_open_index(&o, fault);
+        r = pot_open_index(&o, may_take_time, fault);
     if (r == 0)
         r = composed_apply(&o, fault);
     index_close(o.stream_index);
@@ -145,6 +151,8 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
         /* What was found in the archive is told by its place in the file. */
         if (pot->backend && !pot->packed && fault && fault->offset != FAULT_NO_OFFSET)
             fault->offset += pot->container.offset;
+        if (r == -EAGAIN && !may_take_time)
+            pot->source = NULL;
         pot_close(pot);
         return r;
     }
@@ -154,6 +162,24 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
     return 0;
 }
 
+int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
+             struct pot **ret_pot)
+{
+    int r = shard_exchange_settle(path, fault);
+    return r < 0 ? r : pot_open_on(path, NULL, options, true, fault, ret_pot);
+}
+
+/* Which archive of a union was cut short. */
+static void pot_name_cut(const struct pot *pot, struct fault *fault)
+{
+    const struct source *member;
+    for (size_t i = 0; pot->parts && (member = source_member(pot->source, i)); i++)
+        if (source_was_cut(member) || source_was_changed(member) > 0) {
+            fault_set_file(fault, source_name(member));
+            return;
+        }
+}
+
 int pot_check_whole(const struct pot *pot, struct fault *fault)
 {
     int r = !source_is_whole(pot->source) ? -ENODATA : index_is_lost(pot->index) ? -EIO : 0;
@@ -161,6 +187,8 @@ int pot_check_whole(const struct pot *pot, struct fault *fault)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "%s",
                   r == -ENODATA ? "it was cut short while it was read"
                                 : "its index can't be read any more");
+    if (r == -ENODATA)
+        pot_name_cut(pot, fault);
     return r;
 }
 
@@ -172,6 +200,9 @@ void pot_close(struct pot *pot)
     source_close(pot->packed);
     index_close(pot->index);
     index_close(pot->stream_index);
+    for (size_t i = 0; i < pot->part_count; i++)
+        free(pot->parts[i].path);
+    free(pot->parts);
     free(pot->index_path);
     free(pot->path);
     free(pot);

@@ -50,6 +50,12 @@ enum pot_index_origin {
     POT_INDEX_BUILT,
 };
 
+/* One of several archives that make a union. */
+struct pot_part {
+    char *path;
+    const struct backend *backend;
+};
+
 struct pot {
     struct source *source; /* the bytes that the index describes */
     struct source *packed; /* the packed file behind `source`, if kept; else NULL */
@@ -62,6 +68,8 @@ struct pot {
     struct container container;      /* around the archive; offset 0: there is none */
     char *index_path;                /* of the saved index that was used or written, or NULL */
     struct source_identity identity; /* of the archive file, even if it was unpacked */
+    struct pot_part *parts;          /* of a union (pot_open_many), in order; else NULL */
+    size_t part_count;
 };
 
 #define POT_RATIO 200u
@@ -144,8 +152,23 @@ struct pot_compose {
     const char *nested_glob; /* which; NULL: by their names' endings */
 };
 
+/* How several archives become one tree. */
+enum pot_conflict {
+    POT_CONFLICT_ERROR, /* a name in two archives is an error that names both */
+    POT_CONFLICT_FIRST, /* the first archive with a name has it */
+    POT_CONFLICT_LAST,
+};
+struct pot_together {
+    bool each; /* each archive is a directory, of its name without the ending */
+    enum pot_conflict on_conflict;
+    bool skip_damaged; /* an archive that can't be opened is left out, with a note */
+};
+
+extern const struct backend backend_union; /* of a pot of several archives */
+
 struct pot_options {
     const struct pot_compose *compose; /* NULL: the archive's tree as it is */
+    struct pot_together together;      /* of pot_open_many */
     enum pot_save save;
     bool rebuild;        /* don't use a saved index */
     bool lists_left_out; /* the caller reports index_left_out itself: no note */
@@ -177,6 +200,20 @@ struct pot_options {
 
 int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
              struct pot **ret_pot);
+
+/*
+ * Open several archives as one tree, in which directories of one name are merged. Messages call
+ * it `name`. Its format is backend_union, its source has all of theirs one behind the other
+ * (source_concat.h), and its index is composed of theirs, and saved in the cache folder if that
+ * took long: then the next call reads no index of an archive. Archives that are one compressed
+ * stream are unpacked into private files; options->store and names_only have no effect.
+ *
+ * Errors are those of pot_open, of the first archive that has one; the fault names its file.
+ * -EEXIST: two archives have one name.
+ */
+int pot_open_many(const char *const *paths, size_t count, const char *name,
+                  const struct pot_options *options, struct fault *fault, struct pot **ret_pot);
+
 void pot_close(struct pot *pot); /* NULL is fine */
 
 /*

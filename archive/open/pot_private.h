@@ -51,6 +51,14 @@ struct opening {
 typedef int opener(struct opening *o, struct fault *fault);
 #define OPENER_NOT_MINE 1
 
+/*
+ * pot_open of a file that is open. Unless `may_take_time`, -EAGAIN if the archive would have to
+ * be indexed or unpacked; then the source stays the caller's. Otherwise it is taken over, also
+ * if this fails.
+ */
+int pot_open_on(const char *path, struct source *source, const struct pot_options *options,
+                bool may_take_time, struct fault *fault, struct pot **ret_pot);
+
 /* The archive file, packed or not. */
 static inline struct source *pot_file(const struct pot *pot)
 {

@@ -68,6 +68,29 @@ bool source_identity_equal(const struct source_identity *a, const struct source_
            a->slice_start == b->slice_start && a->slice_bytes == b->slice_bytes;
 }
 
+void source_identity_join(const struct source_identity *all, size_t count,
+                          struct source_identity *ret_identity)
+{
+    struct source_identity joined = {0};
+    XXH128_hash_t hash = {0};
+    for (size_t i = 0; i < count; i++) {
+        const struct source_identity *one = &all[i];
+        const uint64_t parts[] = {hash.high64,    hash.low64,      one->dev,
+                                  one->ino,       one->size_bytes, (uint64_t)one->mtime_sec,
+                                  one->mtime_nsec};
+        hash = XXH3_128bits(parts, sizeof(parts));
+        joined.size_bytes += one->size_bytes;
+        if (i == 0 || one->mtime_sec > joined.mtime_sec ||
+            (one->mtime_sec == joined.mtime_sec && one->mtime_nsec > joined.mtime_nsec)) {
+            joined.mtime_sec = one->mtime_sec;
+            joined.mtime_nsec = one->mtime_nsec;
+        }
+    }
+    joined.dev = hash.high64;
+    joined.ino = hash.low64;
+    *ret_identity = joined;
+}
+
 /* ---- its members ---- */
 
 /* The source of several within this one, or NULL. */

@@ -77,6 +77,10 @@ uint64_t source_start(const struct source *source);
 void source_identity(const struct source *source, struct source_identity *ret_identity);
 bool source_identity_equal(const struct source_identity *a, const struct source_identity *b);
 
+/* The identity of several files together: the newest of their times, and a hash of all else. */
+void source_identity_join(const struct source_identity *all, size_t count,
+                          struct source_identity *ret_identity);
+
 /*
  * A source may be several files, one behind the other (source_concat.h). Member `i`, or NULL if
  * there are not so many; a plain source has one, itself.

@@ -21,9 +21,12 @@
 #include "numbers.h"
 #include "source_ops.h"
 
+#define SAMPLE_BYTES 4096
+
 struct concat_member {
     struct source *source;
     uint64_t base;
+    _Atomic bool is_distrusted;
 };
 
 struct source_concat {
@@ -85,6 +88,8 @@ static uint64_t concat_wanted(const struct source_cursor *cursor)
 static int concat_read_all(const struct concat_place *place, struct source_cursor *cursor)
 {
     struct source_cursor own = {cursor->iov, cursor->count, place->within};
+    if (place->member->is_distrusted)
+        return -ESTALE;
     int r = source_read_on(place->member->source, &own);
     *cursor = (struct source_cursor){own.iov, own.count, place->member->base + own.offset};
     return r;
@@ -102,6 +107,8 @@ static int concat_read(const struct source *source, struct source_cursor *cursor
         int r = 0;
         if (place.is_gap)
             memset(cursor->iov->iov_base, 0, n);
+        else if (place.member->is_distrusted)
+            r = -ESTALE;
         else
             r = source_read(place.member->source, cursor->iov->iov_base, n, place.within);
         if (r < 0)
@@ -119,6 +126,8 @@ static int concat_read_cached(const struct source *source, void *buf, size_t len
         int r = 0;
         if (place.is_gap)
             memset(to, 0, place.length);
+        else if (place.member->is_distrusted)
+            r = -ESTALE;
         else
             r = source_read_cached(place.member->source, to, place.length, place.within);
         if (r < 0)
@@ -288,33 +297,14 @@ static const struct source_ops concat_ops = {
     .close = concat_close,
 };
 
-/* A file that no file is: the newest of its times, and a hash of all identities. */
 static int concat_identify(struct source_concat *c)
 {
-    struct source_identity *id = &c->source.identity;
     auto_free struct source_identity *all = calloc(c->count, sizeof(*all));
     if (!all)
         return -ENOMEM;
-    for (size_t i = 0; i < c->count; i++) {
-        const struct source_identity *one = &c->members[i].source->identity;
-        /* One by one, as the padding may hold anything. */
-        all[i].dev = one->dev;
-        all[i].ino = one->ino;
-        all[i].size_bytes = one->size_bytes;
-        all[i].mtime_sec = one->mtime_sec;
-        all[i].mtime_nsec = one->mtime_nsec;
-        all[i].slice_start = one->slice_start;
-        all[i].slice_bytes = one->slice_bytes;
-        if (i == 0 || one->mtime_sec > id->mtime_sec ||
-            (one->mtime_sec == id->mtime_sec && one->mtime_nsec > id->mtime_nsec)) {
-            id->mtime_sec = one->mtime_sec;
-            id->mtime_nsec = one->mtime_nsec;
-        }
-    }
-    XXH128_hash_t hash = XXH3_128bits(all, c->count * sizeof(*all));
-    id->dev = hash.high64;
-    id->ino = hash.low64;
-    id->size_bytes = c->source.size_bytes;
+    for (size_t i = 0; i < c->count; i++)
+        all[i] = c->members[i].source->identity;
+    source_identity_join(all, c->count, &c->source.identity);
     return 0;
 }
 
@@ -331,7 +321,8 @@ int source_concat(struct source *const *members, size_t count, const char *name,
     int r = 0;
     for (size_t i = 0; r == 0 && i < count; i++) {
         uint64_t base = source_concat_next(end);
-        c->members[i] = (struct concat_member){members[i], base};
+        c->members[i].source = members[i];
+        c->members[i].base = base;
         if (base > INT64_MAX || source_size(members[i]) > INT64_MAX - base)
             r = -EFBIG;
         end = base + source_size(members[i]);
@@ -349,9 +340,34 @@ int source_concat(struct source *const *members, size_t count, const char *name,
     return 0;
 }
 
+static struct source_concat *concat_in(const struct source *source)
+{
+    while (source->ops != &concat_ops)
+        source = source->wrapped;
+    return concat_of(source);
+}
+
 uint64_t source_concat_base(const struct source *concat, size_t i)
 {
-    while (concat->ops != &concat_ops)
-        concat = concat->wrapped;
-    return concat_of(concat)->members[i].base;
+    return concat_in(concat)->members[i].base;
+}
+
+void source_concat_distrust(const struct source *concat, size_t i)
+{
+    atomic_store(&concat_in(concat)->members[i].is_distrusted, true);
+}
+
+int source_concat_sample(const struct source *file, uint64_t *ret_sample)
+{
+    uint64_t size = source_size(file), sums[2];
+    uint8_t bytes[SAMPLE_BYTES];
+    size_t len = min_u64(size, SAMPLE_BYTES);
+    int r = source_read(file, bytes, len, 0);
+    sums[0] = XXH3_64bits(bytes, r == 0 ? len : 0);
+    if (r == 0)
+        r = source_read(file, bytes, len, size - len);
+    sums[1] = XXH3_64bits(bytes, r == 0 ? len : 0);
+    if (r == 0)
+        *ret_sample = XXH3_64bits(sums, sizeof(sums));
+    return r;
 }

@@ -42,4 +42,16 @@ int source_concat(struct source *const *members, size_t count, const char *name,
 /* Where the bytes of member `i`, which exists, begin. */
 uint64_t source_concat_base(const struct source *concat, size_t i);
 
+/*
+ * From now on fail reads of member `i`, since its bytes are not those that it was opened with.
+ * Any thread.
+ */
+void source_concat_distrust(const struct source *concat, size_t i);
+
+/*
+ * XXH3-64 of the first and the last bytes of a file, which differ between any two archives that
+ * were packed. source_fingerprint would read twenty times as much of each of a thousand files.
+ */
+int source_concat_sample(const struct source *file, uint64_t *ret_sample);
+
 #endif

@@ -39,6 +39,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "archive_list.h"
 #include "fault.h"
 #include "pot.h"
 
@@ -125,6 +126,21 @@ bool cli_nested(const char **ret_glob);
 /* The value of --max-ratio, for struct pot_options; 0: not given. */
 uint32_t cli_max_ratio(void);
 
+/* How the archives that one word stands for become one tree: three options of several commands.
+ */
+#define CLI_TOGETHER                                                                           \
+    {"--each", "show each archive in a directory of its name without the ending",              \
+     .flag = &cli_together.each},                                                              \
+        {"--on-conflict=WHICH",                                                                \
+         "error, first or last: which archive has a name that is in several (default error)",  \
+         .word = &cli_together.on_conflict, .words = cli_conflict_words},                      \
+    {                                                                                          \
+        "--skip-damaged", "leave out archives that can't be opened",                           \
+            .flag = &cli_together.skip_damaged                                                 \
+    }
+extern struct pot_together cli_together;
+extern const char *const cli_conflict_words[];
+
 /*
  * Parse the options; the table ends with {NULL}. optind is then the first argument. CLI_GO_ON,
  * or the exit status: help was printed, or an error that names the wrong option.
@@ -153,6 +169,10 @@ int cli_size_option(const struct cli_usage *usage, const char *option, const cha
                     uint64_t *ret_bytes);
 int cli_number_option(const struct cli_usage *usage, const char *option, const char *text,
                       uint64_t min, uint64_t max, uint64_t *ret_number);
+
+/* "train.tar", or of several words "train-0.tar and 3 more"; returns buf. */
+#define CLI_NAME_LEN 512
+const char *cli_name_of(char *const *words, size_t count, char buf[CLI_NAME_LEN]);
 
 /* Raise the limit on open descriptors as far as this process may. */
 void cli_raise_file_limit(void);
@@ -209,10 +229,17 @@ void cli_progress_end(struct cli_progress *progress);
 /* ---- archives ---- */
 
 /*
- * pot_open with notes and progress on standard error, and also to the callbacks of `options`
- * (NULL: the defaults), if it has any. 0, or -errno after the error was printed.
+ * Open what a word stands for: one archive, or all those of a folder, a pattern or a list as
+ * one tree (archive_list.h), by the options of CLI_TOGETHER. Notes and progress go to standard
+ * error, and also to the callbacks of `options` (NULL: the defaults), if it has any. 0, or
+ * -errno after the error was printed.
  */
-int cli_open_pot(const char *path, const struct pot_options *options,
+int cli_open_pot(const char *word, const struct pot_options *options,
                  enum cli_progress_mode mode, struct pot **ret_pot);
+
+/* The same of archives that were listed. Messages call them `name`. */
+int cli_open_list(const struct archive_list *list, const char *name,
+                  const struct pot_options *options, enum cli_progress_mode mode,
+                  struct pot **ret_pot);
 
 #endif

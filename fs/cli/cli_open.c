@@ -26,8 +26,12 @@ static void opening_show(void *ctx, const char *doing, const struct progress *pr
         o->given->progress(o->given->ctx, doing, progress);
 }
 
-int cli_open_pot(const char *path, const struct pot_options *options,
-                 enum cli_progress_mode mode, struct pot **ret_pot)
+/* So many archives may be open in the limit that most systems begin with. */
+#define FEW_ARCHIVES 100
+
+int cli_open_list(const struct archive_list *list, const char *name,
+                  const struct pot_options *options, enum cli_progress_mode mode,
+                  struct pot **ret_pot)
 {
     struct opening opening = {.given = options};
     struct pot_options all = options ? *options : (struct pot_options){0};
@@ -42,11 +46,29 @@ int cli_open_pot(const char *path, const struct pot_options *options,
     compose.nested = cli_nested(&compose.nested_glob);
     if (compose.nested)
         all.compose = &compose;
+    all.together = cli_together;
     if (!all.memory_bytes)
         all.memory_bytes = budget_memory_bytes("");
-    int r = pot_open(path, &all, &fault, ret_pot);
+    if (list->count > FEW_ARCHIVES)
+        cli_raise_file_limit();
+    int r =
+        pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);
     cli_progress_end(&opening.line);
     if (r < 0)
-        cli_fail(path, r, &fault);
+        cli_fail(list->count == 1 ? list->at[0] : name, r, &fault);
+    return r;
+}
+
+int cli_open_pot(const char *word, const struct pot_options *options,
+                 enum cli_progress_mode mode, struct pot **ret_pot)
+{
+    struct archive_list list = {0};
+    struct fault fault = {0};
+    int r = archive_list_add(&list, word, &fault);
+    if (r < 0)
+        cli_fail(word, r, &fault);
+    else
+        r = cli_open_list(&list, word, options, mode, ret_pot);
+    archive_list_free(&list);
     return r;
 }

@@ -247,6 +247,22 @@ int cli_number_option(const struct cli_usage *usage, const char *option, const c
     return 0;
 }
 
+struct pot_together cli_together;
+const char *const cli_conflict_words[] = {[POT_CONFLICT_ERROR] = "error",
+                                          [POT_CONFLICT_FIRST] = "first",
+                                          [POT_CONFLICT_LAST] = "last",
+                                          NULL};
+
+const char *cli_name_of(char *const *words, size_t count, char buf[CLI_NAME_LEN])
+{
+    if (count == 1)
+        snprintf(buf, CLI_NAME_LEN, "%s", words[0]);
+    else
+        snprintf(buf, CLI_NAME_LEN, "%.*s and %zu more", CLI_NAME_LEN - 64, words[0],
+                 count - 1);
+    return buf;
+}
+
 void cli_raise_file_limit(void)
 {
     struct rlimit limit;

@@ -101,12 +101,23 @@ static const char *cat_describe(int err)
     }
 }
 
+/* Of a union, the archive that has the file. */
+static void name_part(const struct output *o, const char *path, struct fault *fault)
+{
+    uint32_t position;
+    struct extent extent;
+    if (o->pot->parts && resolve_path(o->pot->index, path, &position) == 0 &&
+        index_extent(o->pot->index, position, 0, &extent) == 0 && extent.kind != EXTENT_HOLE)
+        fault_set_file(fault, source_name(source_at(o->pot->source, &extent.source_offset)));
+}
+
 static int fail_path(const struct output *o, const char *path, int err, uint64_t offset)
 {
     struct fault fault = {0};
     fault_set(&fault, err, path, offset, "%s", cat_describe(err));
     if (err == -EUCLEAN || err == -ENODATA)
         fault_advise(&fault, "compare the archive with its original, or copy it again");
+    name_part(o, path, &fault);
     return cli_fail(o->archive, err, &fault);
 }
 
@@ -171,6 +182,7 @@ int command_cat(int argc, char **argv)
 {
     enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
     const struct cli_option options[] = {
+        CLI_TOGETHER,
         CLI_PROGRESS(&progress),
         CLI_MAX_RATIO,
         CLI_NESTED,

@@ -242,12 +242,27 @@ static void print_batch(const struct batch *batch)
            cli_bytes(batch->bytes), cli_count(batch->mean), cli_count(batch->worst));
 }
 
+/* "12 archives: tar, zip" */
+static void print_parts(const struct pot *pot)
+{
+    printf("  %-12s %s: ", "archives", cli_count(pot->part_count));
+    for (size_t i = 0, named = 0; backend_registry[i]; i++)
+        for (size_t part = 0; part < pot->part_count; part++)
+            if (pot->parts[part].backend == backend_registry[i]) {
+                printf("%s%s", named++ ? ", " : "", backend_registry[i]->name);
+                break;
+            }
+    putchar('\n');
+}
+
 static void command_info_text(const struct pot *pot, const struct index_info *info,
                               const struct survey *survey, const struct batch *batch)
 {
     cli_print_name(stdout, pot->path, strlen(pot->path));
     fputs(":\n", stdout);
     print_format(pot);
+    if (pot->parts)
+        print_parts(pot);
     print_size("size", pot->identity.size_bytes);
     print_members(survey);
     print_left_out(pot);
@@ -309,6 +324,13 @@ static void command_info_json(struct json *j, const struct pot *pot,
     json_open(j, NULL, '{');
     json_text(j, "archive", pot->path, SIZE_MAX);
     json_text(j, "format", pot->backend->name, SIZE_MAX);
+    json_number(j, "archive_count", pot->parts ? pot->part_count : 1);
+    json_open(j, "archives", '[');
+    for (size_t i = 0; i < pot->part_count; i++)
+        json_text(j, NULL, pot->parts[i].path, SIZE_MAX);
+    if (!pot->parts)
+        json_text(j, NULL, pot->path, SIZE_MAX);
+    json_close(j, ']');
     json_number(j, "size_bytes", pot->identity.size_bytes);
     json_text(j, "container", pot->container.name, SIZE_MAX);
     json_number(j, "offset", pot->container.offset);
@@ -457,6 +479,7 @@ int command_info(int argc, char **argv)
         {"--gpu", "GPUs and their free memory, and the batch that it has room for",
          .flag = &gpu},
         {"--json", "print one array of objects", .flag = &json},
+        CLI_TOGETHER,
         CLI_PROGRESS(&progress),
         CLI_MAX_RATIO,
         CLI_NESTED,

@@ -14,8 +14,10 @@
 #include "mounter.h"
 
 static const struct cli_usage usage = {
-    "mount", "[OPTION...] ARCHIVE [--at DIR]",
-    "Show an archive as a directory. Returns when it is ready, and prints its path.\n"};
+    "mount", "[OPTION...] ARCHIVE... [--at DIR]",
+    "Show an archive as a directory, or several as one. An ARCHIVE may also be a folder of\n"
+    "archives, a pattern ('train-*.tar') or @LIST, a file with a name a line. Returns when it\n"
+    "is ready, and prints its path.\n"};
 
 /* Was the command started with a standard output? main() has replaced a missing one. */
 static bool has_listener(void)

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,8 +28,9 @@ enum {
 };
 
 static const struct cli_usage usage = {
-    "run", "[OPTION...] ARCHIVE [--at DIR] -- COMMAND [ARGUMENT...]",
-    "Mount an archive, run COMMAND, unmount. {} in COMMAND and its arguments becomes the\n"
+    "run", "[OPTION...] ARCHIVE... [--at DIR] -- COMMAND [ARGUMENT...]",
+    "Mount archives as one directory, run COMMAND, unmount. {} in COMMAND and its arguments "
+    "becomes the\n"
     "path of the mount; the variable ONEPOT_MOUNT has it, too. The exit status is that of\n"
     "COMMAND: 128 and the number of a signal that ended it; 125 if there was no mount, 126\n"
     "if it can't be executed, 127 if it was not found.\n"};
@@ -36,7 +38,8 @@ static const struct cli_usage usage = {
 struct run {
     struct mounter m;
     char **command; /* NULL-terminated */
-    sigset_t mask;  /* as this process found it; the command gets it */
+    sigset_t mask;  /* as this process found them; the command gets them: */
+    struct rlimit files;
 };
 
 /* ---- the command ---- */
@@ -109,6 +112,7 @@ static void execute_command(void *ctx)
         _exit(RUN_FAILED);
     uncatch_signals();
     sigprocmask(SIG_SETMASK, &run->mask, NULL);
+    setrlimit(RLIMIT_NOFILE, &run->files); /* raised for many archives */
     execvp(run->command[0], run->command);
     int err = errno;
     if (err == EACCES && !is_in_path(run->command[0]))
@@ -283,6 +287,7 @@ int command_run(int argc, char **argv)
     if (!at || at == argc)
         return cli_usage_error(&usage, "no command was given: write it after '--'");
     run.command = argv + at;
+    getrlimit(RLIMIT_NOFILE, &run.files);
     block_signals(true, &early, &run.mask);
     int r = mounter_init(&run.m, &options, true);
     if (r < 0)

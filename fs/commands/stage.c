@@ -190,7 +190,13 @@ static int open_source(const struct arguments *a, const char *archive,
     const struct pot_options options = {.store = &pot_store};
     struct container ignored;
     struct fault fault = {0};
-    int r = pot_open_source(archive, cli_offset(), &fault, &ignored, ret_source);
+    int r = archive_list_is_set(archive) ? -EISDIR : pot_open_source(archive, cli_offset(), &fault, &ignored, ret_source);
+    if (r == -EISDIR) { /* several, of which the copy has all */
+        if (cli_open_pot(archive, &options, a->progress, ret_pot) < 0)
+            return CLI_FAILED;
+        *ret_source = (*ret_pot)->source;
+        return CLI_OK;
+    }
     if (r == 0)
         r = is_packed(*ret_source, &fault);
     if (r < 0)

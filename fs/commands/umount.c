@@ -267,6 +267,16 @@ static int umount_all(struct slot_list *list, const struct request *rq)
     return status;
 }
 
+/* Is it one of the archives of a union? */
+static bool has_archive(const struct counters *c, const char *path)
+{
+    for (size_t at = 0; at < c->archive_names_bytes;
+         at += strnlen(c->archive_names + at, c->archive_names_bytes - at) + 1)
+        if (strcmp(c->archive_names + at, path) == 0)
+            return true;
+    return false;
+}
+
 /*
  * End mounts of an archive by this job. Returns their number; *status is not OK if one failed.
  */
@@ -280,7 +290,8 @@ static size_t umount_archive(const struct slot_list *list, const char *path, con
     for (size_t i = 0; i < list->count; i++) {
         const struct counters *c = list->at[i]->counters;
         bool same = exists ? c->archive_dev == st.st_dev && c->archive_ino == st.st_ino
-                           : strcmp(c->archive, path) == 0;
+                           : strcmp(c->archive, path) == 0 || strcmp(c->archive, given) == 0;
+        same |= has_archive(c, path);
         if (!same || !umount_is_of_job(list->at[i], rq))
             continue;
         found++;

@@ -186,6 +186,23 @@ static int verify_archive(struct arguments *a, const char *archive)
     return r < 0 || a->problems ? CLI_FAILED : CLI_OK;
 }
 
+/* Each archive of a folder, a pattern or a list, by itself. */
+static int verify_word(struct arguments *a, const char *word)
+{
+    struct archive_list list = {0};
+    struct fault fault = {0};
+    int status = CLI_OK;
+    int r = archive_list_add(&list, word, &fault);
+    if (r < 0)
+        status = cli_fail(word, r, &fault);
+    for (size_t i = 0; i < list.count && !atomic_load(interrupt_flag()); i++)
+        if (verify_archive(a, list.at[i]) != CLI_OK)
+            status = CLI_FAILED;
+    a->archive = word;
+    archive_list_free(&list);
+    return status;
+}
+
 static int verify_archives(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK;
@@ -193,7 +210,7 @@ static int verify_archives(struct arguments *a, char **archives, int count)
     if (a->as_json)
         json_open(&a->json, NULL, '[');
     for (int i = 0; i < count && !atomic_load(interrupt_flag()); i++)
-        if (verify_archive(a, archives[i]) != CLI_OK)
+        if (verify_word(a, archives[i]) != CLI_OK)
             status = CLI_FAILED;
     if (a->as_json) {
         json_close(&a->json, ']');

@@ -126,6 +126,9 @@ void log_init(struct log *log);
 void log_destroy(struct log *log);
 /* An entry's path, or a number if it has none; in `buf`. */
 #define LOG_PATH_MAX 4096u
+/* The archive with an entry, for messages: of a union, the one that has its first byte. */
+const char *log_archive(const struct session *session, uint32_t position);
+
 const char *log_path(const struct session *session, uint32_t position, char buf[LOG_PATH_MAX]);
 void log_read_error(struct session *session, uint32_t position, uint64_t offset, int err);
 

@@ -91,11 +91,22 @@ const char *log_path(const struct session *s, uint32_t position, char buf[LOG_PA
     return buf;
 }
 
+const char *log_archive(const struct session *s, uint32_t position)
+{
+    const struct pot *pot = s->config.pot;
+    struct extent extent;
+
+    if (!pot->parts || index_extent(s->index, position, 0, &extent) < 0 ||
+        extent.kind == EXTENT_HOLE)
+        return pot->path;
+    return source_name(source_at(pot->source, &extent.source_offset));
+}
+
 void log_read_error(struct session *s, uint32_t position, uint64_t offset, int err)
 {
     char path[LOG_PATH_MAX];
 
-    session_log(s, "%s: %s: can't be read (offset %llu): %s", s->config.pot->path,
+    session_log(s, "%s: %s: can't be read (offset %llu): %s", log_archive(s, position),
                 log_path(s, position, path), (unsigned long long)offset,
                 err == -ENODATA ? "the archive ends before it" : fault_errno(err));
 }

@@ -103,10 +103,12 @@ static void log_mismatch(struct session *s, uint32_t position)
     struct extent extent = {0};
     int r = index_extent(s->index, position, 0, &extent);
 
+    if (r == 0)
+        source_at(s->config.pot->source, &extent.source_offset);
     session_log(s,
                 "%s: %s: its bytes do not have the sum that they were packed with (offset "
                 "%llu); readers get an input/output error",
-                s->config.pot->path, log_path(s, position, path),
+                log_archive(s, position), log_path(s, position, path),
                 r == 0 ? (unsigned long long)extent.source_offset : 0);
 }
 

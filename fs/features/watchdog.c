@@ -138,7 +138,7 @@ static void answer_for(struct watchdog *d, struct worker *w, uint64_t turn, uint
     session_log(s,
                 "%s: %s: a read has been waiting for %.1f s; answered with an input/output "
                 "error (see --io-timeout)",
-                s->config.pot->path, log_path(s, position, path), (double)age_ns / 1e9);
+                log_archive(s, position), log_path(s, position, path), (double)age_ns / 1e9);
 }
 
 static unsigned count_workers(struct loop *loop)

@@ -14,21 +14,30 @@
 #include <unistd.h>
 
 #include "archive_watch.h"
-#include "cleanup.h"
+#include "source_concat.h"
 #include "summary.h"
 #include "thread.h"
 
 #define LOOK_EVERY_MS 2000
 #define LAST_LOOK_LIMIT_MS 300
+#define LOOK_AT_ONCE 32u /* archives of a union on a distant filesystem */
 #define STACK_BYTES (128u << 10)
 
-struct archive_watch {
+struct watched {
     struct archive_sight sight;
+    _Atomic int state;
+    int told; /* the state that archive_watch_news told last */
+};
+
+struct archive_watch {
+    struct pot *pot;
     const struct counters *counters;
     uint64_t used_ns; /* time of the last request at the last look */
     pthread_t thread;
     int stop_fd, news_fd;
-    _Atomic int state;
+    size_t next; /* archive of a union */
+    size_t count;
+    struct watched archives[];
 };
 
 static bool same_moment(const struct timespec *a, const struct timespec *b)
@@ -61,7 +70,9 @@ enum archive_state archive_look(struct archive_sight *a)
     if (fstat(source_fd(a->source), &st) < 0 || is_seen(a, &st))
         return ARCHIVE_SAME;
     bool is_cut = S_ISREG(st.st_mode) && (uint64_t)st.st_size < a->opened.size_bytes;
-    int r = is_cut ? -ENODATA : source_fingerprint(a->source, &fingerprint);
+    int r = is_cut              ? -ENODATA
+            : a->is_one_of_many ? source_concat_sample(a->source, &fingerprint)
+                                : source_fingerprint(a->source, &fingerprint);
     if (r == -ENODATA || (r == 0 && a->has_fingerprint && fingerprint != a->fingerprint))
         return ARCHIVE_CHANGED;
     if (r < 0)
@@ -74,13 +85,33 @@ enum archive_state archive_look(struct archive_sight *a)
 
 /* ---- the thread ---- */
 
+static void watch_look_at(struct archive_watch *w, size_t i)
+{
+    struct watched *watched = &w->archives[i];
+    if (atomic_load(&watched->state) == ARCHIVE_CHANGED)
+        return;
+    enum archive_state state = archive_look(&watched->sight);
+    if ((int)state <= atomic_load(&watched->state))
+        return;
+    if (state == ARCHIVE_CHANGED && w->pot->parts)
+        source_concat_distrust(w->pot->source, i);
+    atomic_store(&watched->state, (int)state);
+    eventfd_write(w->news_fd, 1);
+}
+
 static void archive_watch_look(struct archive_watch *w)
 {
-    enum archive_state state = archive_look(&w->sight);
-    if ((int)state <= atomic_load(&w->state))
-        return;
-    atomic_store(&w->state, (int)state);
-    eventfd_write(w->news_fd, 1);
+    const struct source *source = w->pot->source;
+    bool is_local = source_is_local(source);
+    if (source_keeps(source) && is_local)
+        return; /* nothing is read from the archives any more */
+    for (size_t i = 0; i < w->count && (is_local || i < LOOK_AT_ONCE); i++)
+        watch_look_at(w, w->next++ % w->count);
+}
+
+static bool watch_is_needed(const struct archive_watch *w)
+{
+    return w->count > 1 || atomic_load(&w->archives[0].state) != ARCHIVE_CHANGED;
 }
 
 static void *archive_watch_run(void *arg)
@@ -89,7 +120,7 @@ static void *archive_watch_run(void *arg)
     struct pollfd p = {.fd = w->stop_fd, .events = POLLIN};
 
     archive_watch_look(w);
-    while (atomic_load(&w->state) != ARCHIVE_CHANGED && poll(&p, 1, LOOK_EVERY_MS) <= 0) {
+    while (watch_is_needed(w) && poll(&p, 1, LOOK_EVERY_MS) <= 0) {
         /* Without requests nobody gets wrong bytes, and the file's server is spared. */
         uint64_t used_ns = summary_last_use_ns(w->counters);
         if (used_ns != w->used_ns)
@@ -100,7 +131,7 @@ static void *archive_watch_run(void *arg)
     return NULL;
 }
 
-static void free_watch(struct archive_watch *w)
+void archive_watch_free(struct archive_watch *w)
 {
     if (w->stop_fd >= 0)
         close(w->stop_fd);
@@ -109,23 +140,38 @@ static void free_watch(struct archive_watch *w)
     free(w);
 }
 
+static void watch_begin(struct archive_watch *w, size_t i)
+{
+    const struct pot *pot = w->pot;
+    struct archive_sight *sight = &w->archives[i].sight;
+    sight->source = pot->parts ? source_member(pot->source, i) : pot->source;
+    sight->opened = pot->identity;
+    sight->is_one_of_many = pot->parts != NULL;
+    if (pot->parts)
+        source_identity(sight->source, &sight->opened);
+}
+
 int archive_watch_start(struct pot *pot, const struct counters *counters,
                         struct archive_watch **ret_watch)
 {
+    size_t count = pot->parts ? pot->part_count : 1;
     if (pot->compression)
         return -ENOTSUP;
-    struct archive_watch *w = calloc(1, sizeof(*w));
+    struct archive_watch *w = calloc(1, sizeof(*w) + count * sizeof(w->archives[0]));
     if (!w)
         return -ENOMEM;
-    w->sight = (struct archive_sight){.source = pot->source, .opened = pot->identity};
+    w->pot = pot;
     w->counters = counters;
+    w->count = count;
+    for (size_t i = 0; i < count; i++)
+        watch_begin(w, i);
     w->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     w->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int r = w->stop_fd < 0 || w->news_fd < 0
                 ? -EMFILE
                 : thread_start(&w->thread, STACK_BYTES, archive_watch_run, w);
     if (r < 0) {
-        free_watch(w);
+        archive_watch_free(w);
         return r;
     }
     *ret_watch = w;
@@ -137,14 +183,25 @@ int archive_watch_fd(const struct archive_watch *w)
     return w->news_fd;
 }
 
-enum archive_state archive_watch_state(struct archive_watch *w)
+bool archive_watch_news(struct archive_watch *w, enum archive_state *ret_state,
+                        const char **ret_name)
 {
     eventfd_t count;
     eventfd_read(w->news_fd, &count); /* it fails if there is nothing new */
-    return (enum archive_state)atomic_load(&w->state);
+    for (size_t i = 0; i < w->count; i++) {
+        struct watched *watched = &w->archives[i];
+        int state = atomic_load(&watched->state);
+        if (state == watched->told)
+            continue;
+        watched->told = state;
+        *ret_state = (enum archive_state)state;
+        *ret_name = w->pot->parts ? w->pot->parts[i].path : NULL;
+        return true;
+    }
+    return false;
 }
 
-int archive_watch_stop(struct archive_watch *w, enum archive_state *ret_state)
+int archive_watch_stop(struct archive_watch *w)
 {
     struct timespec until;
 
@@ -153,9 +210,5 @@ int archive_watch_stop(struct archive_watch *w, enum archive_state *ret_state)
     until.tv_nsec += LAST_LOOK_LIMIT_MS * 1000000L;
     until.tv_sec += until.tv_nsec / 1000000000L;
     until.tv_nsec %= 1000000000L;
-    if (thread_join_until(w->thread, &until) != 0)
-        return -EBUSY;
-    *ret_state = (enum archive_state)atomic_load(&w->state);
-    free_watch(w);
-    return 0;
+    return thread_join_until(w->thread, &until) != 0 ? -EBUSY : 0;
 }

@@ -2,7 +2,8 @@
  * Notices when the archive is written to while it is mounted. A reader can't notice that a
  * file's bytes were replaced underneath; it would then get a piece of something else. So while
  * the mount is used, a thread looks at size and times now and then, and where they have changed
- * compares samples of the content (source_fingerprint).
+ * compares samples of the content (source_fingerprint). Of a union on a distant filesystem,
+ * each look takes some archives in turn.
  *
  * It is a thread of its own, because a filesystem that hangs may block it for ever.
  */
@@ -26,6 +27,7 @@ enum archive_state {
 struct archive_sight {
     const struct source *source;
     struct source_identity opened; /* as it was when its index was read */
+    bool is_one_of_many;           /* few samples are taken: source_concat_sample */
     bool has_fingerprint;          /* at the last look: */
     uint64_t fingerprint;
     struct stat seen;
@@ -49,13 +51,19 @@ int archive_watch_start(struct pot *pot, const struct counters *counters,
 /* Readable when there is news. */
 int archive_watch_fd(const struct archive_watch *watch);
 
-/* The state so far, which never improves. Makes the descriptor unreadable again. */
-enum archive_state archive_watch_state(struct archive_watch *watch);
+/*
+ * The next archive whose state became worse since it was last reported here; false: there is
+ * none, and the descriptor is unreadable again. *ret_name is the file of an archive of a union,
+ * whose reads fail by then if it was changed; else NULL.
+ */
+bool archive_watch_news(struct archive_watch *watch, enum archive_state *ret_state,
+                        const char **ret_name);
 
 /*
  * Look once more and end the thread. -EBUSY when it is stuck in a read: it is left behind, and
- * pot and counters must stay until the process ends.
+ * pot and counters must stay until the process ends. Else archive_watch_free frees the watch.
  */
-int archive_watch_stop(struct archive_watch *watch, enum archive_state *ret_state);
+int archive_watch_stop(struct archive_watch *watch);
+void archive_watch_free(struct archive_watch *watch);
 
 #endif

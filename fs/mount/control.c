@@ -36,7 +36,6 @@ struct control {
     const struct control_config *config;
     struct session *session;
     struct archive_watch *archive; /* NULL: not watched */
-    enum archive_state archive_state;
     struct process_watch owner, wrapper;
     int starter_fd;
     int signal_fd;
@@ -313,13 +312,14 @@ static void on_lost_page(struct control *c)
                 c->config->archive, lost_pages_count());
 }
 
-/* Logs each state once. */
-static void note_archive(struct control *c, enum archive_state state)
+static void note_archive(struct control *c, enum archive_state state, const char *one_of_many)
 {
-    if (state == c->archive_state)
-        return;
-    c->archive_state = state;
-    if (state == ARCHIVE_CHANGED) {
+    if (state == ARCHIVE_CHANGED && one_of_many) {
+        session_log(c->session,
+                    "%s: it was changed while it is mounted: reads of its files fail from now "
+                    "on, and what was read of them just before may be wrong; mount it anew",
+                    one_of_many);
+    } else if (state == ARCHIVE_CHANGED) {
         session_distrust(c->session);
         session_log(c->session,
                     "%s: it was changed while it is mounted: reads fail from now on, and what "
@@ -330,8 +330,16 @@ static void note_archive(struct control *c, enum archive_state state)
             c->session,
             "%s: its time was changed while it is mounted: if its bytes were, too, what "
             "is read may be wrong; mount it anew then",
-            c->config->archive);
+            one_of_many ? one_of_many : c->config->archive);
     }
+}
+
+static void note_archives(struct control *c)
+{
+    enum archive_state state;
+    const char *name;
+    while (archive_watch_news(c->archive, &state, &name))
+        note_archive(c, state, name);
 }
 
 static void watch_archive(struct control *c)
@@ -344,12 +352,13 @@ static void watch_archive(struct control *c)
 /* Look once more. False: the look hangs in a read of the archive. */
 static bool end_watch(struct control *c)
 {
-    enum archive_state state;
     if (!c->archive)
         return true;
-    if (archive_watch_stop(c->archive, &state) < 0)
+    if (archive_watch_stop(c->archive) < 0)
         return false;
-    note_archive(c, state);
+    note_archives(c);
+    archive_watch_free(c->archive);
+    c->archive = NULL;
     return true;
 }
 
@@ -411,7 +420,7 @@ static void serve_until_ended(struct control *c)
         if (p[LOST_PAGE].revents)
             on_lost_page(c);
         if (p[ARCHIVE].revents)
-            note_archive(c, archive_watch_state(c->archive));
+            note_archives(c);
         take_step(c);
     }
 }

@@ -119,6 +119,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
              : NULL,
          .word = &o->private_mode, .words = private_words},
         {"--subdir=PATH", "show only this directory of the archive", .text = &o->subdir},
+        CLI_TOGETHER,
         {"--threads=N", "answer at most N requests at once (default: the CPUs of the job)",
          .count = &o->threads, .max = 1024},
         {"--cache=SIZE",
@@ -178,17 +179,10 @@ static int check_together(const struct cli_usage *usage, bool for_run, int count
 {
     if (count == 0)
         return cli_usage_error(usage, "no archive was named");
-    if (count > 1) /* or the syntax of other programs */
-        return cli_usage_error(
-            usage,
-            "'%s' is one too many: this version of onepot mounts one archive "
-            "at a time; %s",
-            archives[1],
-            for_run ? "a command is written after '--'"
-                    : "a directory for it is named by --at");
-    if (!*o->archive)
-        return cli_usage_error(usage,
-                               "the archive's name is empty: a variable that is not set?");
+    for (int i = 0; i < count; i++)
+        if (!*archives[i])
+            return cli_usage_error(usage,
+                                   "the archive's name is empty: a variable that is not set?");
     if (o->at && !*o->at)
         return cli_usage_error(usage, "--at needs a directory");
     if (for_run && o->foreground)
@@ -210,13 +204,15 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
         .io_timeout_s = 60, .retries = SOURCE_RETRIES_DEFAULT, .readahead_bytes = UINT64_MAX};
     int status = parse_table(usage, for_run, argc, argv, &o);
 
-    o.archive = optind < argc ? argv[optind] : "";
+    o.archives = argv + optind;
+    o.archive_count = (size_t)(argc - optind);
     if (status == CLI_GO_ON)
         status = check_together(usage, for_run, argc - optind, argv + optind, &o);
     if (status != CLI_GO_ON)
         return status;
     o.default_permissions |= o.allow_other;
     *ret_options = o;
+    ret_options->archive = cli_name_of(o.archives, o.archive_count, ret_options->archive_name);
     return CLI_GO_ON;
 }
 
@@ -228,16 +224,18 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
     bool nested = cli_nested(&glob);
     int n = asprintf(
         &text,
-        "%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%d%d%d%d%d%d%d %" PRIu32 " %" PRIu32
+        "%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32 " %" PRIu32
         " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld %" PRIu64
         " %d%s",
         at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
         o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
         o->seed, o->stage, o->stage_place ? o->stage_place : "", o->foreground, o->allow_other,
         o->default_permissions, o->noexec, o->override_uid, o->override_gid, o->cache_given,
-        o->nonempty, o->uid, o->gid, o->threads, o->idle_s, o->grace_s, o->io_timeout_s,
-        o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner, owner_start_ticks,
-        mtime_sec, mtime_nsec, cli_offset(), nested, glob ? glob : "");
+        o->nonempty, cli_together.each, (int)cli_together.on_conflict,
+        cli_together.skip_damaged, o->uid, o->gid, o->threads, o->idle_s, o->grace_s,
+        o->io_timeout_s, o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner,
+        owner_start_ticks, mtime_sec, mtime_nsec, cli_offset(), nested,
+        glob ? glob : "");
     if (n < 0) {
         text = NULL;
         return 0;

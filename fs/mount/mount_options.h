@@ -20,9 +20,12 @@ enum private_mode {
 };
 
 struct mount_options {
-    const char *archive; /* as given */
-    const char *at;      /* NULL: a private directory is chosen */
-    const char *subdir;  /* NULL: the whole archive */
+    char *const *archives; /* words as given: archives, folders, patterns, lists */
+    size_t archive_count;
+    const char *archive; /* for messages: the one, or "the first and 3 more" */
+    char archive_name[CLI_NAME_LEN];
+    const char *at;     /* NULL: a private directory is chosen */
+    const char *subdir; /* NULL: the whole archive */
     const char *log;
     const char *fsname; /* -o fsname=; NULL: the archive's path */
     enum private_mode private_mode;
@@ -49,8 +52,8 @@ struct mount_options {
 };
 
 /*
- * Read options and the one archive from argv[1..argc-1]. CLI_GO_ON, or the exit status after
- * help or an error was printed.
+ * Read options and archives from argv[1..argc-1]. CLI_GO_ON, or the exit status after help or
+ * an error was printed.
  */
 int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, char **argv,
                         struct mount_options *ret_options);
@@ -58,6 +61,7 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
 /*
  * A number that is equal for equal options, as they were given. Defaults that depend on the
  * process (its CPUs) are left out, so they do not keep the ranks of a job from sharing a mount.
+ * So are the archives, whose identities are compared apart.
  * The archive's time stamp and the owner's start time are part of it.
  */
 uint64_t mount_options_hash(const struct mount_options *options, const char *at,

@@ -315,6 +315,7 @@ void mounter_free(struct mounter *m)
 {
     bool stuck = m->stage && stage_stop(m->stage) < 0;
     namespace_close(&m->mounted.ns);
+    archive_list_free(&m->archives);
     recorder_abandon(m->recorder);
     known_reads_free(m->order);
     reader_free(m->reader);

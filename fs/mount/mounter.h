@@ -55,8 +55,9 @@ struct mounter {
     /* ---- of mounter*.c ---- */
     struct inherited inherited;
     struct job job;
-    char at[PATH_MAX];      /* canonical --at, or "" */
-    char archive[PATH_MAX]; /* canonical */
+    char at[PATH_MAX]; /* canonical --at, or "" */
+    struct archive_list archives;
+    char archive[PATH_MAX]; /* canonical; of several, as mount_options.archive */
     struct source_identity identity;
     uint64_t options_hash;
     unsigned methods;

@@ -42,6 +42,25 @@ static int find_root(struct mounter *m)
     return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
 }
 
+/* The canonical names of all archives, as far as there is room. */
+static void describe_parts(const struct mounter *m)
+{
+    struct counters *c = m->slot->counters;
+    size_t used = 0;
+
+    c->archives = m->pot->parts ? (uint32_t)m->pot->part_count : 1;
+    for (size_t i = 0; i < m->pot->part_count; i++) {
+        char path[PATH_MAX];
+        const char *name = realpath(m->pot->parts[i].path, path) ? path : m->pot->parts[i].path;
+        size_t len = strlen(name) + 1;
+        if (len > sizeof(c->archive_names) - used)
+            break;
+        memcpy(c->archive_names + used, name, len);
+        used += len;
+    }
+    c->archive_names_bytes = (uint32_t)used;
+}
+
 static void describe_archive(const struct mounter *m)
 {
     const struct index_info *info = index_info(m->pot->index);
@@ -51,6 +70,7 @@ static void describe_archive(const struct mounter *m)
     c->entries = info->entries;
     c->files = info->files;
     c->total_bytes = info->total_bytes;
+    describe_parts(m);
 }
 
 /*
@@ -273,12 +293,14 @@ static int mounter_open_pot(struct mounter *m)
     struct opening_log log = {.log = {.fd = m->log.fd}, .told_ns = now_ns()};
     const struct pot_options options = {
         .store = &pot_store, .note = log_note, .progress = log_progress, .ctx = &log};
-    int r = cli_open_pot(o->archive, &options, o->progress, &m->pot);
+    int r = cli_open_list(&m->archives, o->archive, &options, o->progress, &m->pot);
     m->stage = store.stage;
     if (r < 0)
         return CLI_FAILED;
     source_set_retries(m->pot->packed ? m->pot->packed : m->pot->source, o->retries);
-    if (!source_identity_equal(&m->pot->identity, &m->identity))
+    /* Those that were skipped are in one of the two only. */
+    bool may_differ = m->pot->parts && cli_together.skip_damaged;
+    if (!may_differ && !source_identity_equal(&m->pot->identity, &m->identity))
         return cli_failf(o->archive, "it was changed while it was opened; try again");
     r = find_root(m);
     if (r != 0)

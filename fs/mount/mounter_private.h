@@ -38,6 +38,12 @@ int mounter_find_slot(struct mounter *m);
  */
 int mounter_start_daemon(struct mounter *m);
 
+/* Does it show several archives as one tree? */
+static inline bool mounter_is_union(const struct mounter *m)
+{
+    return m->archives.count > 1 || cli_together.each;
+}
+
 /* May a `run` mount in a namespace of its own? */
 bool mounter_may_be_private(const struct mounter *m);
 

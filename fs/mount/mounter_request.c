@@ -72,20 +72,61 @@ int mounter_status_of_failure(const struct mounter *m)
     return m->for_run ? CLI_RUN_FAILED : CLI_FAILED;
 }
 
-static int identify_archive(struct mounter *m)
+static int list_archives(struct mounter *m)
 {
-    const char *given = m->options->archive;
-    struct storage_watch watch;
+    const struct mount_options *o = m->options;
+    for (size_t i = 0; i < o->archive_count; i++) {
+        struct fault fault = {0};
+        int r = archive_list_add(&m->archives, o->archives[i], &fault);
+        if (r < 0)
+            return cli_fail(o->archives[i], r, &fault);
+    }
+    return 0;
+}
+
+static int identify_file(const char *path, struct source_identity *ret_identity)
+{
     struct fault fault = {0};
     struct stat st;
-
-    storage_watch_begin(&watch, given, m->options->io_timeout_s, mounter_status_of_failure(m));
-    int r = !realpath(given, m->archive) || stat(m->archive, &st) < 0 ? -errno : 0;
-    storage_watch_end(&watch);
-    if (r < 0)
-        return cli_fail(given, source_open_fault(given, &fault, r), &fault);
-    m->identity = source_identity_of(&st);
+    if (stat(path, &st) < 0)
+        return cli_fail(path, source_open_fault(path, &fault, -errno), &fault);
+    *ret_identity = source_identity_of(&st);
     return 0;
+}
+
+static int identify_files(struct mounter *m)
+{
+    const struct archive_list *list = &m->archives;
+    auto_free struct source_identity *all = calloc(list->count, sizeof(*all));
+    struct stat st;
+    int r = 0;
+    if (!all)
+        return cli_fail(NULL, -ENOMEM, NULL);
+    for (size_t i = 0; r == 0 && i < list->count; i++)
+        if (!cli_together.skip_damaged || stat(list->at[i], &st) == 0)
+            r = identify_file(list->at[i], &all[i]);
+    source_identity_join(all, list->count, &m->identity);
+    snprintf(m->archive, sizeof(m->archive), "%s", m->options->archive);
+    return r;
+}
+
+static int identify_archives(struct mounter *m)
+{
+    struct storage_watch watch;
+    struct fault fault = {0};
+
+    storage_watch_begin(&watch, m->options->archive, m->options->io_timeout_s,
+                        mounter_status_of_failure(m));
+    int r = list_archives(m);
+    if (r == 0 && mounter_is_union(m))
+        r = identify_files(m);
+    else if (r == 0 && !realpath(m->archives.at[0], m->archive))
+        r = cli_fail(m->archives.at[0], source_open_fault(m->archives.at[0], &fault, -errno),
+                     &fault);
+    else if (r == 0)
+        r = identify_file(m->archive, &m->identity);
+    storage_watch_end(&watch);
+    return r;
 }
 
 /* --at: a directory, or the device of a parent that has mounted. */
@@ -143,7 +184,7 @@ int mounter_prepare(struct mounter *m)
         m->methods &= ~(unsigned)MOUNT_BY_NAMESPACE;
     m->is_private = o->private_mode == PRIVATE_ON;
     job_detect(&m->job);
-    int r = identify_archive(m);
+    int r = identify_archives(m);
     if (r == 0)
         r = resolve_at(m);
     if (r == 0)

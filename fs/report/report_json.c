@@ -4,11 +4,26 @@
 #include "json.h"
 #include "report.h"
 
+/* Of a union as many names as the counters have; of one archive its own. */
+static void json_archives(struct json *j, const struct counters *c)
+{
+    json_open(j, "archives", '[');
+    if (c->archive_names_bytes == 0)
+        json_text(j, NULL, c->archive, sizeof(c->archive));
+    for (size_t at = 0, len; at < c->archive_names_bytes; at += len + 1) {
+        len = strnlen(c->archive_names + at, c->archive_names_bytes - at);
+        json_text(j, NULL, c->archive_names + at, len);
+    }
+    json_close(j, ']');
+}
+
 static void json_mount(struct json *j, const struct report *v)
 {
     const struct counters *c = v->counters;
     json_text(j, "mountpoint", c->mountpoint, sizeof(c->mountpoint));
     json_text(j, "archive", c->archive, sizeof(c->archive));
+    json_number(j, "archive_count", c->archives);
+    json_archives(j, c);
     json_text(j, "format", c->format, sizeof(c->format));
     json_text(j, "job", c->job, sizeof(c->job));
     json_text(j, "step", c->step, sizeof(c->step));

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 7u
+#define COUNTERS_VERSION 8u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 3 /* helper processes: two that read, one that lists */
 #define COUNTERS_OWNERS 16
@@ -64,7 +64,10 @@ struct counters {
     char job[64]; /* "" outside a job */
     char step[64];
     char mountpoint[4096];
-    char archive[4096];
+    char archive[4096]; /* of several, a name for all of them */
+    uint32_t archives;  /* how many */
+    uint32_t archive_names_bytes;
+    char archive_names[32768]; /* of several, each terminated: as many as there is room for */
     char format[32];
     char version_text[32]; /* version of the program */
     uint64_t archive_dev, archive_ino, archive_bytes;

@@ -1,5 +1,5 @@
 /*
- * From the paths of a caller (archives, directories of shards, patterns) to opened archives.
+ * From what a caller names (archives, folders of shards, patterns, lists) to opened archives.
  */
 #ifndef ONEPOT_SHARDS_H
 #define ONEPOT_SHARDS_H

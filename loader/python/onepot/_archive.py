@@ -33,7 +33,8 @@ class Archive(_core.Archive):
     The samples of one or more archives. len(archive) is their number, archive[i] is a Sample,
     archive[10:20] is an Archive of ten samples.
 
-    paths       an archive, a directory of shards, a pattern ('train-*.tar'), or a list of these
+    paths       an archive, a directory of shards, a pattern ('train-*.tar'), "@LIST" (a file
+                with a path a line), or a list of these
     filter      only files that match a glob, or one of several
     extensions  only files with one of these endings ('.jpg'), in upper or lower case
     root        only files below this directory; its children are the classes

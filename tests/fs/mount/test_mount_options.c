@@ -46,6 +46,7 @@ START_TEST(all_options_arrive)
               false, &o),
         CLI_GO_ON);
     ck_assert_str_eq(o.archive, "a.tar");
+    ck_assert_uint_eq(o.archive_count, 1);
     ck_assert_str_eq(o.at, "/mnt");
     ck_assert_str_eq(o.subdir, "x/y");
     ck_assert_str_eq(o.log, "l");
@@ -100,7 +101,7 @@ START_TEST(what_is_not_served_is_refused)
 {
     static const char *const lines[] = {
         "",
-        "a.tar b.tar",
+        "a.tar --on-conflict any",
         "a.tar --stage=",
         "a.tar --readahead much",
         "a.tar --seed x",

@@ -1,0 +1,267 @@
+/*
+ * A folder or a pattern is looked through again if an interrupted exchange of shards was
+ * finished on the way, since other files are there then.
+ */
+#include "archive_list.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "backend.h"
+#include "cleanup.h"
+#include "leftovers.h"
+#include "shard_exchange.h"
+#include "vector.h"
+
+#define INDEX_SUFFIX ".onepot-index"
+#define LIST_BYTES_MAX (64u << 20)
+#define LIST_READ_BYTES 65536u
+
+enum word_kind { WORD_PATH, WORD_FOLDER, WORD_PATTERN, WORD_LIST };
+
+static enum word_kind word_kind(const char *word)
+{
+    struct stat st;
+    if (stat(word, &st) == 0)
+        return S_ISDIR(st.st_mode) ? WORD_FOLDER : WORD_PATH;
+    if (word[0] == '@' && word[1])
+        return WORD_LIST;
+    return strpbrk(word, "*?[") ? WORD_PATTERN : WORD_PATH;
+}
+
+bool archive_list_is_set(const char *word)
+{
+    return word_kind(word) != WORD_PATH;
+}
+
+static void list_cut(struct archive_list *list, size_t count)
+{
+    while (list->count > count)
+        free(list->at[--list->count]);
+}
+
+void archive_list_free(struct archive_list *list)
+{
+    list_cut(list, 0);
+    vector_free(list);
+    list->is_set = false;
+}
+
+/* Takes over the path; NULL: it could not be allocated. */
+static int list_put(struct archive_list *list, char *path)
+{
+    if (!path || vector_push(list, path) < 0) {
+        free(path);
+        return -ENOMEM;
+    }
+    return 0;
+}
+
+/* 1: an exchange of shards was finished, so others are there. */
+static int list_settle(const char *path, struct fault *fault)
+{
+    int r = shard_exchange_settle(path, fault);
+    if (r < 0)
+        fault_set_file(fault, path);
+    return r;
+}
+
+/* ---- folders ---- */
+
+static int is_shard(const struct dirent *entry)
+{
+    size_t len = strlen(entry->d_name), n = strlen(INDEX_SUFFIX), own;
+    return entry->d_name[0] != '.' && !partial_name_parse(entry->d_name, &own) &&
+           (len < n || strcmp(entry->d_name + len - n, INDEX_SUFFIX) != 0);
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* Add a name in a folder if it is a file: 0, 1 as list_settle, or -errno. */
+static int list_name(struct archive_list *list, const char *folder, const char *name,
+                     struct fault *fault)
+{
+    struct stat st;
+    auto_free char *path = NULL;
+    size_t len = strlen(folder);
+    if (asprintf(&path, "%s%s%s", folder, folder[len - 1] == '/' ? "" : "/", name) < 0) {
+        path = NULL;
+        return -ENOMEM;
+    }
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return 0;
+    int r = list_settle(path, fault);
+    return r == 0 ? list_put(list, steal_ptr(&path)) : r;
+}
+
+static int list_folder(struct archive_list *list, const char *path, struct fault *fault)
+{
+    struct dirent **entries;
+    size_t before = list->count;
+    int n = scandir(path, &entries, is_shard, by_name);
+    if (n < 0)
+        return fault_set(fault, -errno, NULL, FAULT_NO_OFFSET, "can't be listed: %s",
+                         fault_errno(errno));
+    int r = 0;
+    for (int i = 0; i < n; i++) {
+        if (r == 0)
+            r = list_name(list, path, entries[i]->d_name, fault);
+        free(entries[i]);
+    }
+    free(entries);
+    if (r == 0 && list->count == before) {
+        r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET,
+                      "there is no archive in this directory");
+        fault_advise(fault, "'onepot pack' makes one of its files; the directory of a mount is "
+                            "named by --at");
+    }
+    return r;
+}
+
+/* ---- patterns ---- */
+
+static int list_pattern(struct archive_list *list, const char *pattern, struct fault *fault)
+{
+    glob_t found = {0};
+    int r = glob(pattern, 0, NULL, &found);
+    if (r == GLOB_NOMATCH)
+        r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "no file matches");
+    else if (r != 0)
+        r = fault_set(fault, r == GLOB_NOSPACE ? -ENOMEM : -EIO, NULL, FAULT_NO_OFFSET,
+                      "can't be looked for");
+    for (size_t i = 0; r == 0 && i < found.gl_pathc; i++) {
+        r = list_settle(found.gl_pathv[i], fault);
+        if (r == 0)
+            r = list_put(list, strdup(found.gl_pathv[i]));
+    }
+    globfree(&found);
+    return r;
+}
+
+/* ---- lists ---- */
+
+struct text {
+    char *at;
+    size_t count, capacity;
+};
+
+static int list_read(int fd, struct text *text)
+{
+    for (;;) {
+        if (vector_reserve(text, LIST_READ_BYTES) < 0)
+            return -ENOMEM;
+        ssize_t n = read(fd, text->at + text->count, text->capacity - text->count);
+        if (n < 0)
+            return -errno;
+        if (n == 0)
+            return 0;
+        text->count += (size_t)n;
+        if (text->count > LIST_BYTES_MAX)
+            return -EFBIG;
+    }
+}
+
+static int list_lines(struct archive_list *list, const struct text *text)
+{
+    char end = text->count && memchr(text->at, '\0', text->count) ? '\0' : '\n';
+    for (size_t at = 0, len; at < text->count; at += len + 1) {
+        const char *next = memchr(text->at + at, end, text->count - at);
+        len = next ? (size_t)(next - text->at) - at : text->count - at;
+        int r = len ? list_put(list, strndup(text->at + at, len)) : 0;
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static int list_file(struct archive_list *list, const char *path, struct fault *fault)
+{
+    struct text text = {0};
+    size_t before = list->count;
+    bool is_stdin = strcmp(path, "-") == 0;
+    auto_close int opened = is_stdin ? -1 : open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    if (opened < 0 && !is_stdin) {
+        fault_set(fault, -errno, NULL, FAULT_NO_OFFSET, "the list can't be opened: %s",
+                  fault_errno(errno));
+        return -fault->err;
+    }
+    int r = list_read(is_stdin ? STDIN_FILENO : opened, &text);
+    if (r == 0)
+        r = list_lines(list, &text);
+    vector_free(&text);
+    if (r == -EFBIG)
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET,
+                  "is no list: it has more than %u MiB; a list has a path a line",
+                  LIST_BYTES_MAX >> 20);
+    else if (r < 0)
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "the list can't be read: %s",
+                  fault_errno(r));
+    else if (list->count == before)
+        r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "the list names no archive");
+    return r;
+}
+
+int archive_list_add(struct archive_list *list, const char *word, struct fault *fault)
+{
+    struct fault own = {0};
+    enum word_kind kind = word_kind(word);
+    size_t before = list->count;
+    int r = 0;
+    list->is_set |= kind != WORD_PATH;
+    switch (kind) {
+    case WORD_PATH:
+        return list_put(list, strdup(word));
+    case WORD_LIST:
+        r = list_file(list, word + 1, &own);
+        break;
+    case WORD_FOLDER:
+    case WORD_PATTERN:
+        while ((r = kind == WORD_FOLDER ? list_folder(list, word, &own)
+                                        : list_pattern(list, word, &own)) > 0)
+            list_cut(list, before);
+        break;
+    }
+    if (r < 0) {
+        list_cut(list, before);
+        if (fault && !fault->err)
+            *fault = own;
+    }
+    return r;
+}
+
+/* ---- names ---- */
+
+static bool ends_in(const char *name, size_t len, const char *ending)
+{
+    size_t n = strlen(ending);
+    return len > n && memcmp(name + len - n, ending, n) == 0;
+}
+
+size_t archive_stem(const char *name)
+{
+    static const char *const compressions[] = {".gz",  ".bz2", ".xz",  ".zst",
+                                               ".lz4", ".lz",  ".lzma"};
+    size_t len = strlen(name);
+    for (size_t i = 0; i < sizeof(compressions) / sizeof(compressions[0]); i++) {
+        size_t n = strlen(compressions[i]);
+        if (ends_in(name, len, compressions[i]) && ends_in(name, len - n, ".tar")) {
+            len -= n + strlen(".tar");
+            return ends_in(name, len, ".onepot") ? len - strlen(".onepot") : len;
+        }
+    }
+    const char *dot = strrchr(name, '.');
+    if (!dot || dot == name || !backend_has_ending(dot))
+        return len;
+    len = (size_t)(dot - name);
+    return ends_in(name, len, ".onepot") ? len - strlen(".onepot") : len;
+}

@@ -1,0 +1,45 @@
+/*
+ * Which archives are meant: from the words of a command line, or of a loader's caller, to
+ * paths.
+ *
+ *   a path that exists    itself; of a folder, all files in it but hidden ones, unfinished
+ *                         archives and saved indexes, by name
+ *   a pattern (* ? [])    what it matches, by name; -ENOENT: nothing
+ *   @LIST                 the paths in the file LIST, a line each, as they are; where it has a
+ *                         NUL byte, NULs separate them; @-: standard input
+ *
+ * A path is never taken for a pattern or a list if there is a file of that name. If a set of
+ * shards is just being exchanged by a pack, the new ones are listed.
+ */
+#ifndef ONEPOT_ARCHIVE_LIST_H
+#define ONEPOT_ARCHIVE_LIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "fault.h"
+
+struct archive_list { /* a vector; all zero is an empty list */
+    char **at;
+    size_t count, capacity;
+    bool is_set; /* a folder, a pattern or a list was among the words */
+};
+
+/*
+ * Add what `word` stands for. Errors come with a fault, which names the file that it is about
+ * if that is not `word`: -ENOENT (nothing there), -EFBIG (a list of absurd length), -ENOMEM,
+ * and those of files. A plain path is added whether it exists or not.
+ */
+int archive_list_add(struct archive_list *list, const char *word, struct fault *fault);
+void archive_list_free(struct archive_list *list);
+
+/* Is it a folder, a pattern or a list? */
+bool archive_list_is_set(const char *word);
+
+/*
+ * The length of an archive's name without its endings: 5 of "train.tar.gz", "train.zip" and
+ * "train.onepot.tar".
+ */
+size_t archive_stem(const char *name);
+
+#endif

@@ -1,0 +1,492 @@
+/*
+ * Several archives as one: their sources one behind the other (source_concat.h), and an index
+ * composed of theirs (graft.h).
+ *
+ *   1. Look at every file: its state and samples of its content. These, the policies and the
+ *      order of the archives are the recipe of the index.
+ *   2. If an index with this recipe was saved, that is all. Only archives that are compressed
+ *      as a whole are opened for their bytes.
+ *   3. Else open all archives, and graft their trees into a new index.
+ *
+ * Several threads do what waits for storage: looking, and opening what has an index already.
+ * Archives that must be indexed or unpacked come one by one, since each takes a child process
+ * and shows its progress.
+ */
+#include <errno.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "archive_list.h"
+#include "cleanup.h"
+#include "graft.h"
+#include "path.h"
+#include "pot_private.h"
+#include "shard_exchange.h"
+#include "source_concat.h"
+#include "source_ops.h"
+#include "thread.h"
+
+enum {
+    MANY_VERSION = 1,     /* raise it when the same recipe makes another index */
+    MANY_THREADS = 8,     /* more than CPUs, as they wait for storage */
+    MANY_EACH_THREAD = 8, /* archives that are worth a thread */
+    MANY_STACK_BYTES = 256 << 10,
+};
+
+const struct backend backend_union = {.name = "union", .file = "several archives"};
+
+struct part {
+    const char *path;
+    char *directory;       /* --each: its name without the ending */
+    struct source *source; /* NULL once it belongs to `pot` or to the concatenation */
+    struct container container;
+    struct source_identity identity;
+    uint64_t samples;
+    const struct backend *backend;
+    const char *compression;
+    struct pot *pot; /* NULL: not opened */
+    bool needs_time; /* to be indexed or unpacked */
+    int err;
+    struct fault fault;
+};
+
+struct many {
+    const char *name;
+    const struct pot_options *options;
+    struct pot_options part_options;
+    struct part *parts;
+    size_t count;
+    _Atomic size_t next; /* part that a thread takes */
+    void (*step)(struct many *many, struct part *part);
+    struct recipe recipe;
+};
+
+/* ---- all parts, by several threads ---- */
+
+static void *many_run(void *arg)
+{
+    struct many *many = arg;
+    for (size_t i; (i = atomic_fetch_add(&many->next, 1)) < many->count;)
+        if (many->parts[i].err == 0)
+            many->step(many, &many->parts[i]);
+    return NULL;
+}
+
+static void many_each(struct many *many, void (*step)(struct many *many, struct part *part))
+{
+    pthread_t threads[MANY_THREADS];
+    unsigned count = 0;
+    many->step = step;
+    atomic_store(&many->next, 0);
+    while (count < MANY_THREADS && many->count > (count + 1) * MANY_EACH_THREAD &&
+           thread_start(&threads[count], MANY_STACK_BYTES, many_run, many) == 0)
+        count++;
+    many_run(many);
+    for (unsigned i = 0; i < count; i++)
+        pthread_join(threads[i], NULL);
+}
+
+/* ---- looking ---- */
+
+static void part_look(struct many *many, struct part *part)
+{
+    struct fault *fault = &part->fault;
+    int r = shard_exchange_settle(part->path, fault);
+    if (r >= 0)
+        r = pot_open_source(part->path, many->options->offset, fault, &part->container,
+                            &part->source);
+    if (r < 0) {
+        part->err = r;
+        return;
+    }
+    source_identity(part->source, &part->identity);
+    r = source_concat_sample(part->source, &part->samples);
+    if (r < 0)
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "read error: %s", fault_errno(r));
+    if (r == 0)
+        r = backend_find(part->source, fault, &part->backend);
+    if (r == 0)
+        r = backend_compression(part->backend, part->source, &part->compression);
+    part->err = r < 0 ? r : 0;
+}
+
+static void part_free(struct part *part)
+{
+    pot_close(part->pot);
+    part->pot = NULL;
+    source_close(part->source);
+    part->source = NULL;
+    free(part->directory);
+    part->directory = NULL;
+}
+
+/* The part because of which nothing can be opened, or NULL. */
+static struct part *many_failed(const struct many *many)
+{
+    struct part *first = NULL;
+    size_t failed = 0;
+    for (size_t i = 0; i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        if (part->err == 0)
+            continue;
+        if (!part->fault.err)
+            fault_set(&part->fault, part->err, NULL, FAULT_NO_OFFSET, "can't be opened: %s%s",
+                      fault_errno(part->err), fault_limit(part->err));
+        fault_set_file(&part->fault, part->path);
+        /* These are no fault of the archive. */
+        if (part->err == -ENOMEM || part->err == -EINTR || part->err == -EMFILE)
+            return part;
+        first = first ? first : part;
+        failed++;
+    }
+    return many->options->together.skip_damaged && failed < many->count ? NULL : first;
+}
+
+/* Parts that failed: everything fails with them, or they are named and left out. */
+static int many_check(struct many *many, struct fault *fault)
+{
+    const struct part *failed = many_failed(many);
+    size_t kept = 0;
+    if (failed) {
+        if (fault && !fault->err)
+            *fault = failed->fault;
+        return failed->err;
+    }
+    for (size_t i = 0; i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        if (part->err == 0) {
+            many->parts[kept++] = *part;
+            continue;
+        }
+        snprintf(part->fault.advice, sizeof(part->fault.advice), "it is skipped");
+        pot_note_fault(many->options, part->path, &part->fault);
+        part_free(part);
+    }
+    many->count = kept;
+    return 0;
+}
+
+/* ---- the recipe ---- */
+
+static int many_describe(struct many *many)
+{
+    const struct pot_together *together = &many->options->together;
+    struct recipe *recipe = &many->recipe;
+    recipe_free(recipe);
+    *recipe = (struct recipe){0};
+    recipe_number(recipe, "union", MANY_VERSION);
+    recipe_number(recipe, "each", together->each);
+    recipe_number(recipe, "conflict", together->on_conflict);
+    for (size_t i = 0; i < many->count; i++) {
+        const struct part *part = &many->parts[i];
+        const uint64_t about[] = {part->backend->format, part->identity.size_bytes,
+                                  (uint64_t)part->identity.mtime_sec, part->identity.mtime_nsec,
+                                  part->samples};
+        recipe_add(recipe, "archive", about, sizeof(about));
+        if (together->each)
+            recipe_add(recipe, "directory", part->directory, strlen(part->directory));
+    }
+    return recipe->err;
+}
+
+static struct composed many_composed(const struct many *many)
+{
+    return (struct composed){.options = many->options,
+                             .recipe = &many->recipe,
+                             .archive = many->parts[0].source ? many->parts[0].source
+                                                              : pot_file(many->parts[0].pot),
+                             .name = many->name};
+}
+
+static int many_find(struct many *many, struct pot *pot)
+{
+    struct composed what = many_composed(many);
+    int r = many_describe(many);
+    if (r == 0)
+        r = composed_find(&what, &pot->index_path, &pot->index);
+    if (r == 0)
+        pot->origin = POT_INDEX_SAVED;
+    return r;
+}
+
+/* ---- opening ---- */
+
+static int part_open(struct many *many, struct part *part, bool may_take_time)
+{
+    struct pot_options options = many->part_options;
+    if (!may_take_time) { /* by one of several threads, and maybe a second time */
+        options.lists_left_out = true;
+        options.note = NULL;
+        options.progress = NULL;
+    }
+    part->fault = (struct fault){0};
+    int r = pot_open_on(part->path, part->source, &options, may_take_time, &part->fault,
+                        &part->pot);
+    if (r != -EAGAIN)
+        part->source = NULL; /* it is the pot's, or closed */
+    if (r == 0)
+        part->pot->container = part->container;
+    return r;
+}
+
+static void part_open_ready(struct many *many, struct part *part)
+{
+    int r = part_open(many, part, false);
+    part->needs_time = r == -EAGAIN;
+    part->err = part->needs_time ? 0 : r;
+}
+
+static int many_open(struct many *many, struct fault *fault)
+{
+    many_each(many, part_open_ready);
+    for (size_t i = 0; i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        if (part->needs_time)
+            part->err = part_open(many, part, true);
+        else if (part->pot && !many->options->lists_left_out)
+            pot_note_left_out(many->options, part->pot);
+        if (part->err < 0 && !many->options->together.skip_damaged)
+            break; /* the rest would take its time in vain */
+    }
+    return many_check(many, fault);
+}
+
+/* Archives that are compressed as a whole have their bytes elsewhere. */
+static int many_open_packed(struct many *many, struct fault *fault)
+{
+    for (size_t i = 0; i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        if (part->compression)
+            part->err = part_open(many, part, true);
+        if (part->err < 0)
+            break;
+    }
+    /* Not many_check: one that fails now can't be left out of the index that was found. */
+    const struct part *failed = many_failed(many);
+    for (size_t i = 0; !failed && i < many->count; i++)
+        failed = many->parts[i].err ? &many->parts[i] : NULL;
+    if (failed && fault && !fault->err)
+        *fault = failed->fault;
+    return failed ? failed->err : 0;
+}
+
+/* ---- the index ---- */
+
+static int by_directory(const void *a, const void *b)
+{
+    const struct part *const *x = a, *const *y = b;
+    return strcmp((*x)->directory, (*y)->directory);
+}
+
+/* --each: two archives with one name are merged only if that was asked for. */
+static int many_check_directories(const struct many *many, struct fault *fault)
+{
+    const struct pot_together *together = &many->options->together;
+    if (!together->each || together->on_conflict != POT_CONFLICT_ERROR)
+        return 0;
+    auto_free const struct part **sorted = calloc(many->count, sizeof(*sorted));
+    if (!sorted)
+        return -ENOMEM;
+    for (size_t i = 0; i < many->count; i++)
+        sorted[i] = &many->parts[i];
+    qsort((void *)sorted, many->count, sizeof(*sorted), by_directory);
+    for (size_t i = 1; i < many->count; i++) {
+        const struct part *one = sorted[i - 1], *other = sorted[i];
+        if (strcmp(one->directory, other->directory) != 0)
+            continue;
+        fault_set(fault, -EEXIST, one->directory, FAULT_NO_OFFSET,
+                  "is the directory of %s as well", one->path);
+        fault_advise(fault, "rename one, or merge them with --on-conflict=first or last");
+        fault_set_file(fault, other->path);
+        return -EEXIST;
+    }
+    return 0;
+}
+
+/* Put the sources of all parts one behind the other. */
+static int many_join(struct many *many, struct pot *pot)
+{
+    auto_free struct source **sources = calloc(many->count, sizeof(struct source *));
+    if (!sources)
+        return -ENOMEM;
+    for (size_t i = 0; i < many->count; i++)
+        sources[i] = many->parts[i].pot ? many->parts[i].pot->source : many->parts[i].source;
+    int r = source_concat(sources, many->count, many->name, &pot->source);
+    if (r == 0) /* the same each time, also if members were unpacked */
+        pot->source->identity = pot->identity;
+    for (size_t i = 0; r == 0 && i < many->count; i++) {
+        if (many->parts[i].pot)
+            many->parts[i].pot->source = NULL;
+        many->parts[i].source = NULL;
+    }
+    return r;
+}
+
+struct composing {
+    const struct many *many;
+    const struct pot *pot;
+};
+
+static int many_graft(const struct composing *c, size_t i, struct grafter *grafter,
+                      struct fault *fault)
+{
+    const struct part *part = &c->many->parts[i];
+    const struct pot_together *together = &c->many->options->together;
+    const struct graft graft = {
+        .index = part->pot->index,
+        .name = part->path,
+        .base = source_concat_base(c->pot->source, i),
+        .under = together->each ? part->directory : "",
+        .on_conflict = together->on_conflict == POT_CONFLICT_ERROR ? GRAFT_REFUSE : GRAFT_KEEP};
+    int r = graft_add(grafter, &graft, fault);
+    if (r == -EEXIST)
+        fault_advise(fault, "choose one with --on-conflict=first or last, or give each archive "
+                            "a directory with --each");
+    if (r < 0)
+        fault_set_file(fault, part->path);
+    return r;
+}
+
+/* Let the last one win: its names are there first. */
+static int many_compose(void *arg, struct builder *builder, struct builder_header *header,
+                        struct fault *fault)
+{
+    const struct composing *c = arg;
+    const struct source_identity *id = &c->pot->identity;
+    bool backwards = c->many->options->together.on_conflict == POT_CONFLICT_LAST;
+    struct grafter *grafter;
+    header->format = c->many->parts[0].backend->format;
+    header->archive_bytes = source_size(c->pot->source);
+    header->archive_mtime_sec = id->mtime_sec;
+    header->archive_mtime_nsec = id->mtime_nsec;
+    builder_set_archive_size(builder, header->archive_bytes);
+    int r = grafter_new(builder, &grafter);
+    if (r < 0)
+        return r;
+    for (size_t i = 0; r == 0 && i < c->many->count; i++)
+        r = many_graft(c, backwards ? c->many->count - 1 - i : i, grafter, fault);
+    grafter_finish(grafter, header);
+    grafter_free(grafter);
+    return r;
+}
+
+static int many_make(struct many *many, struct pot *pot, struct fault *fault)
+{
+    struct composing composing = {many, pot};
+    struct composed what = many_composed(many);
+    what.archive = source_member(pot->source, 0);
+    int r =
+        composed_make(&what, many_compose, &composing, fault, &pot->index_path, &pot->index);
+    malloc_trim(0); /* a daemon lives on with what is left */
+    pot->origin = POT_INDEX_BUILT;
+    return r;
+}
+
+/* ---- all of it ---- */
+
+static int many_list(const struct many *many, struct pot *pot)
+{
+    auto_free struct source_identity *all = calloc(many->count, sizeof(*all));
+    pot->parts = calloc(many->count, sizeof(*pot->parts));
+    if (!all || !pot->parts)
+        return -ENOMEM;
+    for (; pot->part_count < many->count; pot->part_count++) {
+        const struct part *from = &many->parts[pot->part_count];
+        struct pot_part *part = &pot->parts[pot->part_count];
+        part->backend = from->pot ? from->pot->backend : from->backend;
+        all[pot->part_count] = from->identity;
+        part->path = strdup(from->path);
+        if (!part->path)
+            return -ENOMEM;
+    }
+    source_identity_join(all, many->count, &pot->identity);
+    return 0;
+}
+
+/* Open the archives for their indexes. *ret_found: there is a saved one without the skipped. */
+static int many_open_for_indexes(struct many *many, struct pot *pot, struct fault *fault,
+                                 bool *ret_found)
+{
+    size_t looked_at = many->count;
+    int r = many_open(many, fault);
+    if (r < 0 || many->count == looked_at)
+        return r;
+    r = many_find(many, pot);
+    *ret_found = r == 0;
+    return r == -ENOENT ? 0 : r;
+}
+
+static int many_open_all(struct many *many, struct pot *pot, struct fault *fault)
+{
+    many_each(many, part_look);
+    int r = many_check(many, fault);
+    if (r == 0)
+        r = many_check_directories(many, fault);
+    if (r < 0)
+        return r;
+    r = many_find(many, pot);
+    bool found = r == 0;
+    if (found)
+        r = many_open_packed(many, fault);
+    else if (r == -ENOENT)
+        r = many_open_for_indexes(many, pot, fault, &found);
+    if (r == 0)
+        r = many_list(many, pot);
+    if (r == 0)
+        r = many_join(many, pot);
+    if (r == 0 && !found)
+        r = many_make(many, pot, fault);
+    return r < 0 ? r : pot_check_index(pot, fault);
+}
+
+static int many_begin(struct many *many, const char *const *paths, size_t count)
+{
+    many->parts = calloc(count, sizeof(*many->parts));
+    if (!many->parts)
+        return -ENOMEM;
+    for (; many->count < count; many->count++) {
+        struct part *part = &many->parts[many->count];
+        const char *base = path_base(paths[many->count]);
+        part->path = paths[many->count];
+        part->directory = strndup(base, archive_stem(base));
+        if (!part->directory)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+int pot_open_many(const char *const *paths, size_t count, const char *name,
+                  const struct pot_options *options, struct fault *fault, struct pot **ret_pot)
+{
+    static const struct pot_options defaults = {0};
+    struct many many = {.name = name, .options = options ? options : &defaults};
+    if (count == 1 && !many.options->together.each)
+        return pot_open(paths[0], options, fault, ret_pot);
+    if (many.options->compose)
+        return fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                         "parts of trees, and archives in archives, are shown of one archive only");
+    many.part_options = *many.options;
+    many.part_options.store = NULL;
+    many.part_options.names_only = false;
+    struct pot *pot = calloc(1, sizeof(*pot));
+    int r = pot ? many_begin(&many, paths, count) : -ENOMEM;
+    if (r == 0) {
+        pot->backend = &backend_union;
+        pot->path = strdup(name);
+        r = pot->path ? many_open_all(&many, pot, fault) : -ENOMEM;
+    }
+    for (size_t i = 0; i < many.count; i++)
+        part_free(&many.parts[i]);
+    free(many.parts);
+    recipe_free(&many.recipe);
+    if (r < 0) {
+        pot_close(pot);
+        return r;
+    }
+    if (pot->origin == POT_INDEX_SAVED && !many.options->lists_left_out)
+        pot_note_left_out(many.options, pot); /* else each of them did that */
+    *ret_pot = pot;
+    return 0;
+}
