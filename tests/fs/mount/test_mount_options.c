@@ -106,8 +106,6 @@ START_TEST(what_is_not_served_is_refused)
         "a.tar --readahead much",
         "a.tar --seed x",
         "a.tar --order",
-        "a.tar --on-conflict first",
-        "a.tar --nested",
         "a.tar --threads -1",
         "a.tar --threads 5000",
         "a.tar --idle 0",
