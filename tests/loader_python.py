@@ -95,6 +95,36 @@ class Archives(unittest.TestCase):
         self.assertEqual((list(archive.names), archive.left_out), (["a"], 1))
         self.assertEqual(onepot.Archive([path, TAR, path]).left_out, 2)
 
+    def test_view_is_an_archive_of_what_it_shows(self):
+        def names(**view):
+            return list(onepot.Archive(TAR, **view).names)
+        self.assertEqual(names(include="class1"), ["class1/%03d.bin" % i for i in range(30, 60)])
+        self.assertEqual(names(exclude="*[1-9].bin", include=["class0/*", "class1/"]),
+                         ["class%d/%03d.bin" % (i // 30, i) for i in range(0, 60, 10)])
+        self.assertEqual(names(files_from=["class2/061.bin", "class0/007.bin"]),
+                         ["class0/007.bin", "class2/061.bin"])
+        mapped = onepot.Archive(TAR, map={"class0": "cat", "class1/031.bin": ["dog/a", "b\\\t\n"]})
+        self.assertEqual(mapped.classes, ["cat", "dog"])
+        self.assertEqual(bytes(mapped[mapped.find("dog/a")]), content(31))
+        self.assertEqual(bytes(mapped[mapped.find("b\\\t\n")]), content(31))
+        self.assertEqual(list(pickle.loads(pickle.dumps(mapped)).names), list(mapped.names))
+        with self.assertRaisesRegex(FileNotFoundError, "none: the archive does not have it"):
+            names(files_from=["none"])
+        with self.assertRaisesRegex(ValueError, "line 1 has an empty name"):
+            names(map={"class0": ".."})
+        with self.assertRaisesRegex(ValueError, "exclude each other"):
+            names(map={"class0": "x"}, files_from=["class0"])
+
+    def test_list_of_a_fold_shows_that_fold(self):
+        path = os.path.join(WORK, "fold")
+        fold = onepot.Archive(TAR).fold(3, 1, held_out=True)
+        fold.save_list(path)
+        shown = onepot.Archive(TAR, files_from=path)
+        self.assertEqual(list(shown.names), list(fold.names))
+        self.assertEqual(len(onepot.Archive([TAR, TAR], files_from=path)), 2 * len(fold))
+        with self.assertRaises(ValueError):
+            onepot.Archive(TAR, group="directory").save_list(path)
+
     def test_samples_have_name_label_and_bytes(self):
         archive = onepot.Archive(TAR)
         self.assertEqual(len(archive), FILES)

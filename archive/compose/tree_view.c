@@ -73,12 +73,13 @@ static int view_filter_verdict(struct view_filter *f, const char *path, size_t l
     return own == VIEW_NOTHING ? f->folder_verdict : own;
 }
 
-int view_filter_shows(struct view_filter *f, const char *path, size_t len, bool is_folder)
+int view_filter_shows_named(struct view_filter *f, const char *path, size_t len, bool is_folder)
 {
     int verdict = view_filter_verdict(f, path, len, is_folder);
     if (verdict < 0)
         return verdict;
-    return verdict == VIEW_SHOWN || (verdict == VIEW_NOTHING && f->view->shows_rest);
+    return verdict == VIEW_SHOWN ||
+           (verdict == VIEW_NOTHING && (is_folder || f->view->shows_rest));
 }
 
 /* Can the pattern match something below this directory? */
@@ -188,6 +189,7 @@ int view_read(const struct view_options *options, struct fault *fault, const cha
     struct view *view = calloc(1, sizeof(*view));
     if (!view)
         return -ENOMEM;
+    view->is_of_several = options->is_of_several;
     int r = view_copy_patterns(view, options);
     if (r == 0 && (options->files_from || options->map)) {
         r = view_read_file(view, options, fault);
@@ -279,7 +281,8 @@ int view_graft(const struct view *view, struct grafter *grafter, const struct gr
     graft.ctx = &filter;
     if (!view->names && !view->has_map) {
         r = graft_add(grafter, &graft, fault);
-        if (r == 0 && !view->shows_rest && grafter_entries(grafter) == 1)
+        if (r == 0 && !view->shows_rest && !view->is_of_several &&
+            grafter_entries(grafter) == 1)
             r = view_found_nothing(view, fault);
     } else {
         r = grafting_begin(grafter, &graft, fault, &s);

@@ -36,6 +36,7 @@ struct view_options {
     size_t pattern_count;
     const char *files_from; /* a file, "-" for standard input; NULL: all */
     const char *map;        /* the same. At most one of the two, -EINVAL */
+    bool is_of_several;     /* archives: what one of them lacks is no error */
 };
 
 struct view;

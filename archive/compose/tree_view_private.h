@@ -12,7 +12,8 @@
 struct view {
     struct view_pattern *patterns; /* with text of their own */
     size_t pattern_count;
-    bool shows_rest; /* what no pattern matches */
+    bool shows_rest;    /* what no pattern matches */
+    bool is_of_several; /* see view_options */
     struct name_list *names;
     bool has_map;
     struct view_map map;
@@ -35,8 +36,12 @@ struct view_filter {
 /* `place` of a graft, with a struct view_filter as ctx. */
 int view_place(void *ctx, const char *path, size_t len, uint32_t position, uint32_t mode);
 
-/* Is the entry itself shown? 1, 0, -ENOMEM. `path` ends with a NUL. */
-int view_filter_shows(struct view_filter *filter, const char *path, size_t len, bool is_folder);
+/*
+ * Is an entry shown that a list or map names? 1, 0, -ENOMEM. Of a directory: is it not
+ * excluded, so that something in it may be shown? `path` ends with a NUL.
+ */
+int view_filter_shows_named(struct view_filter *filter, const char *path, size_t len,
+                            bool is_folder);
 
 /* Add what list or map name; see view_graft. */
 int view_graft_names(const struct view *view, struct grafting *s, const struct index *index,

@@ -196,7 +196,7 @@ static int names_choose(struct names_walk *w, const char *path, uint64_t line,
         return fault_set(w->fault, r, path, FAULT_NO_OFFSET,
                          "its entry in the index is damaged");
     return w->view->pattern_count && len
-               ? view_filter_shows(w->filter, path, len, S_ISDIR(ret_node->mode))
+               ? view_filter_shows_named(w->filter, path, len, S_ISDIR(ret_node->mode))
                : 1;
 }
 
@@ -338,7 +338,7 @@ int view_graft_names(const struct view *view, struct grafting *s, const struct i
     if (r == 0)
         r = view->has_map ? names_put_map(&w) : names_put_list(&w);
     if (r >= 0)
-        r = w.lacking ? names_report_lacking(&w) : 0;
+        r = w.lacking && !view->is_of_several ? names_report_lacking(&w) : 0;
     vector_free(&w.way.path);
     vector_free(&w.way.levels);
     vector_free(&w.target.path);

@@ -142,6 +142,30 @@ extern struct pot_together cli_together;
 extern const char *const cli_conflict_words[];
 
 /*
+ * The part of an archive that a command sees (tree_view.h). All archives that cli_open_pot
+ * opens are seen so.
+ */
+#define CLI_VIEW                                                                               \
+    {"--include=GLOB", "show only what matches GLOB; the first pattern that matches decides",  \
+     .take = cli_take_view, .ctx = &cli_view_words[0]},                                        \
+        {"--exclude=GLOB", "leave out what matches GLOB", .take = cli_take_view,               \
+         .ctx = &cli_view_words[1]},                                                           \
+        {"--files-from=LIST", "show only the names in the file LIST ('-': standard input)",    \
+         .take = cli_take_view, .ctx = &cli_view_words[2]},                                    \
+    {                                                                                          \
+        "--map=FILE", "show members under other names: lines of NAME, a tab, NAME TO SHOW",    \
+            .take = cli_take_view, .ctx = &cli_view_words[3]                                   \
+    }
+extern unsigned cli_view_words[4];
+int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text);
+
+/*
+ * What those options say, for struct pot_options; NULL: none was given. Reads list or map at
+ * the first call. -errno after an error was printed.
+ */
+int cli_view(const struct pot_compose **ret_compose);
+
+/*
  * Parse the options; the table ends with {NULL}. optind is then the first argument. CLI_GO_ON,
  * or the exit status: help was printed, or an error that names the wrong option.
  */

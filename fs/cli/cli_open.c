@@ -36,23 +36,26 @@ int cli_open_list(const struct archive_list *list, const char *name,
     struct opening opening = {.given = options};
     struct pot_options all = options ? *options : (struct pot_options){0};
     struct fault fault = {0};
-    cli_progress_start(&opening.line, mode);
     all.note = opening_note;
     all.progress = opening_show;
     all.ctx = &opening;
     all.max_ratio = cli_max_ratio();
     all.offset = cli_offset();
-    struct pot_compose compose = all.compose ? *all.compose : (struct pot_compose){0};
+    const struct pot_compose *view;
+    int r = cli_view(&view);
+    if (r < 0)
+        return r;
+    struct pot_compose compose = view ? *view : (struct pot_compose){0};
     compose.nested = cli_nested(&compose.nested_glob);
-    if (compose.nested)
+    if (view || compose.nested)
         all.compose = &compose;
     all.together = cli_together;
     if (!all.memory_bytes)
         all.memory_bytes = budget_memory_bytes("");
+    cli_progress_start(&opening.line, mode);
     if (list->count > FEW_ARCHIVES)
         cli_raise_file_limit();
-    int r =
-        pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);
+    r = pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);
     cli_progress_end(&opening.line);
     if (r < 0)
         cli_fail(list->count == 1 ? list->at[0] : name, r, &fault);

@@ -184,6 +184,7 @@ int command_cat(int argc, char **argv)
     const struct cli_option options[] = {
         CLI_TOGETHER,
         CLI_PROGRESS(&progress),
+        CLI_VIEW,
         CLI_MAX_RATIO,
         CLI_NESTED,
         CLI_OFFSET,

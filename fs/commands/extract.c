@@ -206,6 +206,7 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
         {"-q, --quiet", "no summary", .flag = &a->quiet},
         CLI_TOGETHER,
         CLI_PROGRESS(&a->progress),
+        CLI_VIEW,
         CLI_MAX_RATIO,
         CLI_NESTED,
         CLI_OFFSET,

@@ -54,6 +54,7 @@ int command_index(int argc, char **argv)
         {"-f, --force", "make it anew, even where a saved one still fits", .flag = &rebuild},
         CLI_TOGETHER,
         CLI_PROGRESS(&progress),
+        CLI_VIEW,
         CLI_MAX_RATIO,
         CLI_NESTED,
         CLI_OFFSET,

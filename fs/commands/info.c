@@ -481,6 +481,7 @@ int command_info(int argc, char **argv)
         {"--json", "print one array of objects", .flag = &json},
         CLI_TOGETHER,
         CLI_PROGRESS(&progress),
+        CLI_VIEW,
         CLI_MAX_RATIO,
         CLI_NESTED,
         CLI_OFFSET,

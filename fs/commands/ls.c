@@ -284,6 +284,7 @@ int command_ls(int argc, char **argv)
         {"--path=PATH", "only the directory or file PATH of the archive", .text = &l.path},
         CLI_TOGETHER,
         CLI_PROGRESS(&l.progress),
+        CLI_VIEW,
         CLI_MAX_RATIO,
         CLI_NESTED,
         CLI_OFFSET,

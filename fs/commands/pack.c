@@ -53,6 +53,7 @@ struct arguments {
     bool quiet;
     bool has_rank, has_world;
     bool has_block, has_align;
+    bool has_view; /* --include or --map: for archives alone */
     uint64_t block_bytes, align_bytes;
     const char *launcher; /* that set the rank; NULL: none */
     const char **excludes;
@@ -210,12 +211,26 @@ static int pack_sources(struct arguments *a)
 
 /* ---- options ---- */
 
+/* Of an archive the view leaves it out, in the order of the patterns. */
 static int take_exclude(const struct cli_usage *u, void *ctx, const char *text)
 {
-    (void)u;
     struct arguments *a = ctx;
     a->excludes[a->options.exclude_count++] = text;
-    return 0;
+    return cli_take_view(u, &cli_view_words[1], text);
+}
+
+static int take_include(const struct cli_usage *u, void *ctx, const char *text)
+{
+    struct arguments *a = ctx;
+    a->has_view = true;
+    return cli_take_view(u, &cli_view_words[0], text);
+}
+
+static int take_map(const struct cli_usage *u, void *ctx, const char *text)
+{
+    struct arguments *a = ctx;
+    a->has_view = true;
+    return cli_take_view(u, &cli_view_words[3], text);
 }
 
 static int take_level(const struct cli_usage *u, void *ctx, const char *text)
@@ -273,6 +288,12 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
          "pack only the files that LIST names (-: standard input), by paths relative to SRC "
          "(default: the current directory)",
          .text = &o->files_from},
+        {"--include=GLOB",
+         "of archives, pack only what matches; the first pattern that matches decides",
+         .take = take_include, .ctx = a},
+        {"--map=FILE",
+         "of archives, pack members under other names: lines of NAME, a tab, NAME TO SHOW",
+         .take = take_map, .ctx = a},
         {"--null", "names in LIST end with a NUL byte (detected if there is one)",
          .flag = &o->files_from_nul},
         {"--shards=N",
@@ -330,6 +351,23 @@ static int find_rank(struct arguments *a)
     return 0;
 }
 
+/* What directories can't have; for an archive the list is the view's. */
+static int check_view(struct arguments *a)
+{
+    struct pack_options *o = &a->options;
+    for (size_t i = 0; a->has_view && i < o->source_count; i++)
+        if (!is_archive(o->sources[i]))
+            return cli_usage_error(&usage, "--include and --map are for archives; %s is none",
+                                   o->sources[i]);
+    if (a->has_view)
+        o->exclude_count = 0; /* the view has them, in their order */
+    if (!o->files_from || !is_archive(o->sources[0]))
+        return 0;
+    int r = cli_take_view(&usage, &cli_view_words[2], o->files_from);
+    o->files_from = NULL;
+    return r;
+}
+
 static int check_sources(struct arguments *a)
 {
     static const char *const here[] = {"."};
@@ -342,9 +380,11 @@ static int check_sources(struct arguments *a)
         return cli_usage_error(&usage, "no directory or archive was named");
     if (o->files_from_nul && !o->files_from)
         return cli_usage_error(&usage, "--null needs --files-from");
-    if (o->files_from && (o->source_count > 1 || is_archive(o->sources[0])))
-        return cli_usage_error(&usage, "--files-from takes one directory");
-    int r = check_format(a);
+    if (o->files_from && o->source_count > 1)
+        return cli_usage_error(&usage, "--files-from takes one directory or archive");
+    int r = check_view(a);
+    if (r == 0)
+        r = check_format(a);
     return r ? r : find_rank(a);
 }
 

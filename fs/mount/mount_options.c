@@ -164,6 +164,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
         {"-o OPTION[,...]",
          "noexec, nonempty, default_permissions, allow_other, fsname=NAME, offset=BYTES",
          .take = take_fuse_words, .ctx = o},
+        CLI_VIEW,
         CLI_PROGRESS(&o->progress),
         CLI_MAX_RATIO,
         CLI_NESTED,
@@ -197,6 +198,21 @@ static int check_together(const struct cli_usage *usage, bool for_run, int count
     return CLI_GO_ON;
 }
 
+/* Read what the view's options name now, before a daemon has another standard input. */
+static int read_view(char ret_view[RECIPE_NAME_LEN + 1])
+{
+    const struct pot_compose *compose;
+    struct recipe recipe = {0};
+    if (cli_view(&compose) < 0)
+        return CLI_FAILED;
+    if (!compose)
+        return CLI_GO_ON;
+    view_describe(compose->view, &recipe);
+    recipe_name(&recipe, ret_view);
+    recipe_free(&recipe);
+    return recipe.err < 0 ? cli_fail(NULL, recipe.err, NULL) : CLI_GO_ON;
+}
+
 int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, char **argv,
                         struct mount_options *ret_options)
 {
@@ -208,6 +224,8 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
     o.archive_count = (size_t)(argc - optind);
     if (status == CLI_GO_ON)
         status = check_together(usage, for_run, argc - optind, argv + optind, &o);
+    if (status == CLI_GO_ON)
+        status = read_view(o.view);
     if (status != CLI_GO_ON)
         return status;
     o.default_permissions |= o.allow_other;
@@ -224,18 +242,17 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
     bool nested = cli_nested(&glob);
     int n = asprintf(
         &text,
-        "%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32 " %" PRIu32
-        " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld %" PRIu64
-        " %d%s",
+        "%s\n%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32
+        " %" PRIu32 " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64
+        " %ld %" PRIu64 " %d%s",
         at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
         o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
-        o->seed, o->stage, o->stage_place ? o->stage_place : "", o->foreground, o->allow_other,
-        o->default_permissions, o->noexec, o->override_uid, o->override_gid, o->cache_given,
-        o->nonempty, cli_together.each, (int)cli_together.on_conflict,
+        o->view, o->seed, o->stage, o->stage_place ? o->stage_place : "", o->foreground,
+        o->allow_other, o->default_permissions, o->noexec, o->override_uid, o->override_gid,
+        o->cache_given, o->nonempty, cli_together.each, (int)cli_together.on_conflict,
         cli_together.skip_damaged, o->uid, o->gid, o->threads, o->idle_s, o->grace_s,
         o->io_timeout_s, o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner,
-        owner_start_ticks, mtime_sec, mtime_nsec, cli_offset(), nested,
-        glob ? glob : "");
+        owner_start_ticks, mtime_sec, mtime_nsec, cli_offset(), nested, glob ? glob : "");
     if (n < 0) {
         text = NULL;
         return 0;

@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "cli.h"
+#include "recipe.h"
 
 #define MOUNT_NO_OWNER (-1)
 
@@ -40,14 +41,15 @@ struct mount_options {
     unsigned io_timeout_s; /* 0: never */
     unsigned retries;      /* after a failed read of the archive */
     uint64_t cache_bytes;
-    bool cache_given;         /* false: derived from the job's memory */
-    uint64_t readahead_bytes; /* 0: off; UINT64_MAX: by the free memory */
-    pid_t owner;              /* 0: owner_find; MOUNT_NO_OWNER: nobody */
-    const char *order;        /* a file, or "-"; NULL: no order is given */
-    const char *record;       /* NULL: nothing is written down */
-    uint64_t seed;            /* of shuffles to recognise */
-    bool stage;               /* copy the archive to this node */
-    const char *stage_place;  /* to this place; NULL: where there is room */
+    bool cache_given;               /* false: derived from the job's memory */
+    uint64_t readahead_bytes;       /* 0: off; UINT64_MAX: by the free memory */
+    pid_t owner;                    /* 0: owner_find; MOUNT_NO_OWNER: nobody */
+    const char *order;              /* a file, or "-"; NULL: no order is given */
+    const char *record;             /* NULL: nothing is written down */
+    char view[RECIPE_NAME_LEN + 1]; /* that of cli_view; "": none */
+    uint64_t seed;                  /* of shuffles to recognise */
+    bool stage;                     /* copy the archive to this node */
+    const char *stage_place;        /* to this place; NULL: where there is room */
     enum cli_progress_mode progress;
 };
 

@@ -180,6 +180,18 @@ struct onepot_archive_options {
      * any range of it. 0: 64 MiB. UINT64_MAX: none is refused.
      */
     uint64_t hole_bytes;
+    /*
+     * A part of the archives, or members under other names, as onepot-mount(1) has them: globs
+     * to leave out and to show, in this order (the first that matches decides; then what none
+     * matches is shown only if there are no includes); a file of names; a file of names in the
+     * archive and names to show. What one of several archives lacks is no error.
+     */
+    const char *const *excludes;
+    size_t exclude_count;
+    const char *const *includes;
+    size_t include_count;
+    const char *files_from;
+    const char *map;
 };
 
 /*

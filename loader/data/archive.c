@@ -30,7 +30,7 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
     struct onepot_archive *archive = calloc(1, sizeof(*archive));
     if (!archive)
         return error_set(error, -ENOMEM, "out of memory");
-    r = shards_open(paths, path_count, o.memory_bytes, o.stage, error, &pots, &count);
+    r = shards_open(paths, path_count, &o, error, &pots, &count);
     if (r == 0) {
         struct dataset_options d = {
             .filters = o.filters,

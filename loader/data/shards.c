@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "archive_list.h"
+#include "cleanup.h"
 #include "dataset.h"
 #include "error.h"
 #include "stage.h"
@@ -18,6 +19,7 @@ struct shards {
     VECTOR(struct pot *) pots;
     uint64_t memory_bytes;
     const char *stage;
+    struct pot_compose compose; /* its view is ours */
     struct onepot_error *error;
 };
 
@@ -66,8 +68,10 @@ static int shards_open_one(struct shards *list, const char *path)
     struct stage_store store = {.options = {.archive = path, .place = shards_place(list)},
                                 .is_private = !list->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
-    struct pot_options options = {
-        .memory_bytes = list->memory_bytes, .max_ratio = max_ratio(), .store = &pot_store};
+    struct pot_options options = {.compose = list->compose.view ? &list->compose : NULL,
+                                  .memory_bytes = list->memory_bytes,
+                                  .max_ratio = max_ratio(),
+                                  .store = &pot_store};
     struct fault fault = {0};
     if (vector_reserve(&list->pots, 1) < 0)
         return error_set(list->error, -ENOMEM, "out of memory");
@@ -107,14 +111,53 @@ static int shards_open_word(struct shards *list, const char *word)
     return r;
 }
 
-int shards_open(const char *const *paths, size_t count, uint64_t memory_bytes,
-                const char *stage, struct onepot_error *error, struct pot ***ret_pots,
-                size_t *ret_count)
+static bool shards_are_one_file(const char *const *paths, size_t count)
 {
-    struct shards list = {.memory_bytes = memory_bytes, .stage = stage, .error = error};
+    struct stat st;
+    return count == 1 && stat(paths[0], &st) == 0 && !S_ISDIR(st.st_mode);
+}
+
+/* Read what the options want to be seen of the archives. */
+static int shards_read_view(const char *const *paths, size_t count,
+                            const struct onepot_archive_options *o, struct onepot_error *error,
+                            struct view **ret_view)
+{
+    size_t n = o->exclude_count + o->include_count;
+    struct fault fault = {0};
+    const char *file;
+    *ret_view = NULL;
+    if (n == 0 && !o->files_from && !o->map)
+        return 0;
+    auto_free struct view_pattern *patterns = calloc(n + 1, sizeof(*patterns));
+    if (!patterns)
+        return error_set(error, -ENOMEM, "out of memory");
+    for (size_t i = 0; i < n; i++)
+        patterns[i] = i < o->exclude_count
+                          ? (struct view_pattern){o->excludes[i], false}
+                          : (struct view_pattern){o->includes[i - o->exclude_count], true};
+    const struct view_options options = {.patterns = patterns,
+                                         .pattern_count = n,
+                                         .files_from = o->files_from,
+                                         .map = o->map,
+                                         .is_of_several = !shards_are_one_file(paths, count)};
+    int r = view_read(&options, &fault, &file, ret_view);
+    return r < 0 ? error_from_fault(error, r, &fault, file ? file : "Archive") : 0;
+}
+
+int shards_open(const char *const *paths, size_t count,
+                const struct onepot_archive_options *options, struct onepot_error *error,
+                struct pot ***ret_pots, size_t *ret_count)
+{
+    struct view *view = NULL;
+    struct shards list = {
+        .memory_bytes = options->memory_bytes, .stage = options->stage, .error = error};
     int r = count ? 0 : error_set(error, -EINVAL, "no archive was named");
+    if (r == 0)
+        r = shards_read_view(paths, count, options, error, &view);
+    list.compose.view = view;
     for (size_t i = 0; i < count && r == 0; i++)
         r = shards_open_word(&list, paths[i]);
+    view_free(view);
     if (r < 0) {
         shards_close_from(&list, 0);
         vector_free(&list.pots);

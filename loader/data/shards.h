@@ -11,12 +11,12 @@
 #include "pot.h"
 
 /*
- * Open all archives; with `stage`, staged (see onepot_archive_options). Where one path stands
+ * Open all archives: staged, and as a view, as the options say. Where one path stands
  * for several files, they come in the order of their names. *ret_pots and each of its members
  * are allocated.
  */
-int shards_open(const char *const *paths, size_t count, uint64_t memory_bytes,
-                const char *stage, struct onepot_error *error, struct pot ***ret_pots,
-                size_t *ret_count);
+int shards_open(const char *const *paths, size_t count,
+                const struct onepot_archive_options *options, struct onepot_error *error,
+                struct pot ***ret_pots, size_t *ret_count);
 
 #endif

@@ -69,7 +69,10 @@ static int archive_open(PyObject *self, char **paths, size_t path_count,
     return r < 0 ? -1 : archive_become(self, archive);
 }
 
-/* Archive(paths, filters, extensions, options): three tuples of bytes, and a dict. */
+/*
+ * Archive(paths, filters, extensions, includes, excludes, options): five tuples of bytes, and a
+ * dict.
+ */
 static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
 {
     static const struct field fields[] = {
@@ -78,24 +81,37 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
         {"cache", FIELD_COUNT, offsetof(struct onepot_archive_options, cache_bytes)},
         {"stage", FIELD_TEXT, offsetof(struct onepot_archive_options, stage)},
         {"retries", FIELD_SMALL, offsetof(struct onepot_archive_options, retries)},
+        {"files_from", FIELD_TEXT, offsetof(struct onepot_archive_options, files_from)},
+        {"map", FIELD_TEXT, offsetof(struct onepot_archive_options, map)},
         {"hole_bytes", FIELD_COUNT, offsetof(struct onepot_archive_options, hole_bytes)},
         {0}};
-    PyObject *paths, *filters, *extensions, *options;
+    PyObject *paths, *texts[4], *options;
+    char **arrays[4] = {NULL};
     struct onepot_archive_options o = {.size = sizeof(o)};
     size_t count = 0;
     (void)unused;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyTuple_Type, &paths, &PyTuple_Type, &filters,
-                          &PyTuple_Type, &extensions, &PyDict_Type, &options) ||
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!", &PyTuple_Type, &paths, &PyTuple_Type, &texts[0],
+                          &PyTuple_Type, &texts[1], &PyTuple_Type, &texts[2], &PyTuple_Type,
+                          &texts[3], &PyDict_Type, &options) ||
         fields_take(fields, options, &o) < 0)
         return -1;
-    char **p = take_texts(paths, &count), **f = p ? take_texts(filters, &o.filter_count) : NULL,
-         **e = f ? take_texts(extensions, &o.extension_count) : NULL;
-    o.filters = (const char *const *)f;
-    o.extensions = (const char *const *)e;
-    int r = e ? archive_open(self, p, count, &o) : -1;
+    size_t *const counts[] = {&o.filter_count, &o.extension_count, &o.include_count,
+                              &o.exclude_count};
+    char **p = take_texts(paths, &count);
+    int r = p ? 0 : -1;
+    for (int i = 0; r == 0 && i < 4; i++) {
+        arrays[i] = take_texts(texts[i], counts[i]);
+        r = arrays[i] ? 0 : -1;
+    }
+    o.filters = (const char *const *)arrays[0];
+    o.extensions = (const char *const *)arrays[1];
+    o.includes = (const char *const *)arrays[2];
+    o.excludes = (const char *const *)arrays[3];
+    if (r == 0)
+        r = archive_open(self, p, count, &o);
     PyMem_Free(p);
-    PyMem_Free(f);
-    PyMem_Free(e);
+    for (int i = 0; i < 4; i++)
+        PyMem_Free(arrays[i]);
     return r;
 }
 

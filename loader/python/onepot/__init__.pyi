@@ -92,6 +92,10 @@ class Archive:
         stage: str | None = None,  # a directory of this node; "": the first place with room
         retries: Optional[int] = None,  # of a failed read; None: 4; 0: none
         hole_bytes: int = 0,  # most holes in a sample that is nearly all holes; 0: 64 MiB
+        include: Union[None, str, Sequence[str]] = None,
+        exclude: Union[None, str, Sequence[str]] = None,
+        files_from: Union[None, Path, Iterable[Path]] = None,  # a file of names, or names
+        map: Union[None, Path, "Mapping[Path, Union[Path, Sequence[Path]]]"] = None,
     ) -> None: ...
     def __len__(self) -> int: ...
     @overload
@@ -104,6 +108,7 @@ class Archive:
         self, folds: int, fold: int, held_out: bool = False, seed: int = 0
     ) -> "Archive": ...
     def subset(self, indices: Iterable[int]) -> "Archive": ...
+    def save_list(self, path: Path) -> None: ...  # names, for files_from; ValueError for groups
     def find(self, name: Path) -> int: ...  # KeyError
     def batch_for(self, bytes: int) -> "tuple[int, int]": ...  # samples: on average, at worst
     @property

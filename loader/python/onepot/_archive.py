@@ -26,9 +26,44 @@ def _retries(given):
     return number or _core.NEVER
 
 
+def _list_text(names):
+    return b"".join(os.fsencode(name) + b"\0" for name in names)
+
+
+def _map_text(names):
+    """The lines of a dict from a name to a name, or to several."""
+    def escaped(name):
+        name = os.fsencode(name).replace(b"\\", b"\\\\")
+        return name.replace(b"\t", b"\\t").replace(b"\n", b"\\n")
+    return b"".join(b"%s\t%s\n" % (escaped(name), escaped(shown))
+                    for name, given in names.items() for shown in _texts(given))
+
+
+class _Lists:
+    """Names given in memory, as the files that the library reads."""
+
+    def __enter__(self):
+        self._files = []
+        return self
+
+    def __exit__(self, *unused):
+        for fd in self._files:
+            os.close(fd)
+
+    def file(self, given, text):
+        if given is None or isinstance(given, (str, bytes)) or hasattr(given, "__fspath__"):
+            return given
+        fd = os.memfd_create("onepot-names", os.MFD_CLOEXEC)
+        self._files.append(fd)
+        with open(fd, "wb", closefd=False) as f:
+            f.write(text(given))
+        return "/proc/self/fd/%d" % fd
+
+
 class Archive(_core.Archive):
     """Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
-            stage=None, retries=None, hole_bytes=0)
+            stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
+            files_from=None, map=None)
 
     The samples of one or more archives. len(archive) is their number, archive[i] is a Sample,
     archive[10:20] is an Archive of ten samples.
@@ -47,6 +82,11 @@ class Archive(_core.Archive):
     retries     how often a failed read of the storage is tried again; None: 4
     hole_bytes  most bytes of holes (0: 64 MiB) in a sample that is nearly all holes; a sample
                 with more is not read as a whole: OSError (EFBIG)
+    exclude     leave out what matches a glob, or one of several, as 'onepot mount --exclude'
+    include     then show only what matches a glob, or one of several
+    files_from  show only these names: a file that lists them (save_list), or a list of them
+    map         show members under other names: a file of lines (name, tab, name to show), or a
+                dict from a name to one name, or to a list of names
 
     OSError names the file that can't be read. ValueError: an argument makes no sense. Any number
     of threads may use an archive. It works on after a fork, and pickles by reference.
@@ -56,13 +96,20 @@ class Archive(_core.Archive):
     __slots__ = ("_arguments",)  # with which another process opens the same selection
 
     def __init__(self, paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
-                 stage=None, retries=None, hole_bytes=0):
+                 stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
+                 files_from=None, map=None):
         if group not in _GROUPS:
             raise ValueError("group is 'file', 'basename' or 'directory'")
         options = dict(filter=filter, extensions=extensions, root=root, group=group, cache=cache,
-                       stage=stage, retries=retries, hole_bytes=hole_bytes)
-        super().__init__(_texts(paths), _texts(filter), _texts(extensions),
-                         dict(options, group=_GROUPS[group], retries=_retries(retries)))
+                       stage=stage, retries=retries, hole_bytes=hole_bytes, include=include,
+                       exclude=exclude, files_from=files_from, map=map)
+        core = dict(options, group=_GROUPS[group], retries=_retries(retries))
+        del core["include"], core["exclude"]
+        with _Lists() as lists:
+            core["files_from"] = lists.file(files_from, _list_text)
+            core["map"] = lists.file(map, _map_text)
+            super().__init__(_texts(paths), _texts(filter), _texts(extensions), _texts(include),
+                             _texts(exclude), core)
         usual = Archive.__init__.__kwdefaults__
         given = {name: value for name, value in options.items() if value is not usual[name]}
         self._arguments = paths, given, ()
@@ -91,6 +138,17 @@ class Archive(_core.Archive):
 
     def _slice(self, key):
         return Archive.subset(self, range(*key.indices(len(self))))
+
+    def save_list(self, path):
+        """save_list(path): write the names of the samples, for files_from and 'onepot mount
+        --files-from': a line each, or ended by NULs if one has a newline. ValueError: samples
+        are groups of files."""
+        if self._arguments[1].get("group") not in (None, "file"):
+            raise ValueError("a list has names of files, and samples are groups of files here")
+        names = [os.fsencode(name) for name in self.names]
+        end = b"\0" if any(b"\n" in name for name in names) else b"\n"
+        with open(path, "wb") as f:
+            f.writelines(name + end for name in names)
 
     @property
     def names(self):

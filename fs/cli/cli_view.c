@@ -1,0 +1,61 @@
+/*
+ * The options that say which part of an archive a command sees. What they gather belongs to the
+ * process, as its arguments do.
+ */
+#include <string.h>
+
+#include "cli.h"
+#include "tree_view.h"
+#include "vector.h"
+
+enum { VIEW_INCLUDE, VIEW_EXCLUDE, VIEW_FILES_FROM, VIEW_MAP };
+
+unsigned cli_view_words[4] = {VIEW_INCLUDE, VIEW_EXCLUDE, VIEW_FILES_FROM, VIEW_MAP};
+
+static struct {
+    VECTOR(struct view_pattern) patterns;
+    struct view_options options;
+    struct view *view;
+    struct pot_compose compose;
+} chosen;
+
+int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text)
+{
+    unsigned word = *(unsigned *)ctx;
+    if (!text || !*text)
+        return cli_usage_error(usage, "--include, --exclude, --files-from and --map need a "
+                                      "pattern or a file");
+    if (word == VIEW_FILES_FROM)
+        chosen.options.files_from = text;
+    else if (word == VIEW_MAP)
+        chosen.options.map = text;
+    else if (vector_push(&chosen.patterns, (struct view_pattern){text, word == VIEW_INCLUDE}) <
+             0)
+        return cli_failf(NULL, "out of memory");
+    if (chosen.options.files_from && chosen.options.map)
+        return cli_usage_error(usage, "--files-from and --map exclude each other: a map shows "
+                                      "the names it has, and no others");
+    return 0;
+}
+
+int cli_view(const struct pot_compose **ret_compose)
+{
+    struct view_options *o = &chosen.options;
+    struct fault fault = {0};
+    const char *file;
+    *ret_compose = NULL;
+    o->patterns = chosen.patterns.at;
+    o->pattern_count = chosen.patterns.count;
+    if (!o->pattern_count && !o->files_from && !o->map)
+        return 0;
+    if (!chosen.view) {
+        int r = view_read(o, &fault, &file, &chosen.view);
+        if (r < 0) {
+            cli_fail(file && strcmp(file, "-") == 0 ? "standard input" : file, r, &fault);
+            return r;
+        }
+        chosen.compose.view = chosen.view;
+    }
+    *ret_compose = &chosen.compose;
+    return 0;
+}

@@ -1,0 +1,254 @@
+/* Views: which entries of an index they show, and under which names. */
+#include "index_helper.h"
+#include "suite.h"
+#include "tree_view.h"
+
+/* A view with these patterns, "+glob" or "-glob", and the text of a list or map. */
+static struct view *new_view(const char *const *patterns, const char *list, const char *map)
+{
+    struct view_pattern all[8];
+    struct view_options o = {.patterns = all};
+    struct fault fault = {0};
+    struct view *view = NULL;
+    const char *file;
+    char path[32];
+    int fd = memfd_create("names", 0);
+    for (; patterns && patterns[o.pattern_count]; o.pattern_count++)
+        all[o.pattern_count] = (struct view_pattern){patterns[o.pattern_count] + 1,
+                                                     patterns[o.pattern_count][0] == '+'};
+    const char *text = list ? list : map ? map : "";
+    ck_assert_int_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    o.files_from = list ? path : NULL;
+    o.map = map ? path : NULL;
+    int r = view_read(&o, &fault, &file, &view);
+    ck_assert_msg(r == 0, "%d %s", r, fault.what);
+    close(fd);
+    return view;
+}
+
+static int try_view(const struct view *view, const struct index *old, struct fault *fault,
+                    struct index **ret_index)
+{
+    struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = UINT64_C(1) << 40};
+    struct builder *b = new_builder();
+    struct grafter *grafter;
+    const struct graft graft = {.index = old, .name = "a.tar"};
+    ck_assert_int_eq(grafter_new(b, &grafter), 0);
+    int r = view_graft(view, grafter, &graft, fault);
+    grafter_finish(grafter, &header);
+    grafter_free(grafter);
+    if (r == 0)
+        *ret_index = build(b, &header);
+    else
+        builder_free(b);
+    return r;
+}
+
+static struct index *base(void)
+{
+    struct builder *b = new_builder();
+    add_dir(b, ".", 0700);
+    add_dir(b, "a", 0711);
+    add_file(b, "a/1.jpg", 1000, 1);
+    add_file(b, "a/2.txt", 2000, 1);
+    add_file(b, "a/b/3.jpg", 3000, 1);
+    add_link(b, "a/b/link", "a/1.jpg");
+    add_file(b, "a.b/4.jpg", 4000, 1); /* sorts between "a" and "a/..." in other orders */
+    add_file(b, "c", 5000, 1);
+    add_dir(b, "empty", 0755);
+    return build(b, &tar_header);
+}
+
+/* All paths but the root's, each with a space behind it. */
+static void list_tree(const struct index *index, uint32_t directory, char *text)
+{
+    uint32_t first, count;
+    struct node node;
+    char path[256];
+    size_t len;
+    ck_assert_int_eq(index_children(index, directory, &first, &count), 0);
+    for (uint32_t i = first; i < first + count; i++) {
+        ck_assert_int_eq(index_path(index, i, path, sizeof(path), &len), 0);
+        strcat(strcat(text, path), " ");
+        ck_assert_int_eq(index_node(index, i, &node), 0);
+        if (S_ISDIR(node.mode))
+            list_tree(index, i, text);
+    }
+}
+
+static void check_view(struct view *view, const char *expected)
+{
+    struct index *old = base(), *new = NULL;
+    struct fault fault = {0};
+    char text[1000] = "";
+    int r = try_view(view, old, &fault, &new);
+    ck_assert_msg(r == 0, "%s: %s", fault.member, fault.what);
+    list_tree(new, INDEX_ROOT, text);
+    ck_assert_str_eq(text, expected);
+    ck_assert_uint_eq(node_of(new, "").mode, S_IFDIR | 0700);
+    index_close(new);
+    index_close(old);
+    view_free(view);
+}
+
+#define PATTERNS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+START_TEST(patterns_decide_in_their_order)
+{
+    check_view(new_view(PATTERNS("+*.jpg"), NULL, NULL),
+               "a a/1.jpg a/b a/b/3.jpg a.b a.b/4.jpg ");
+    check_view(new_view(PATTERNS("-*.jpg"), NULL, NULL), "a a/2.txt a/b a/b/link a.b c empty ");
+    check_view(new_view(PATTERNS("+a/*"), NULL, NULL),
+               "a a/1.jpg a/2.txt a/b a/b/3.jpg a/b/link ");
+    check_view(new_view(PATTERNS("+a/b/"), NULL, NULL), "a a/b a/b/3.jpg a/b/link ");
+    check_view(new_view(PATTERNS("+/a"), NULL, NULL),
+               "a a/1.jpg a/2.txt a/b a/b/3.jpg a/b/link ");
+    check_view(new_view(PATTERNS("-*.jpg", "+a"), NULL, NULL), "a a/2.txt a/b a/b/link ");
+    check_view(new_view(PATTERNS("+1.jpg", "-*.jpg", "+c"), NULL, NULL), "a a/1.jpg c ");
+    check_view(new_view(PATTERNS("+1.jpg", "-*.jpg"), NULL, NULL),
+               "a a/1.jpg a/2.txt a/b a/b/link a.b c empty ");
+    check_view(new_view(PATTERNS("-a", "+3.jpg", "+c"), NULL, NULL), "c ");
+    check_view(new_view(PATTERNS("+empty"), NULL, NULL), "empty ");
+    check_view(new_view(PATTERNS("-*"), NULL, NULL), "");
+}
+END_TEST
+
+START_TEST(lists_have_names_in_any_order)
+{
+    check_view(new_view(NULL, "a.b/4.jpg\na/b/\nc\na/1.jpg\n", NULL),
+               "a a/1.jpg a/b a/b/3.jpg a/b/link a.b a.b/4.jpg c ");
+    check_view(new_view(NULL, "/a//b\n./empty\n", NULL), "a a/b empty ");
+    check_view(new_view(NULL, "./\n", NULL),
+               "a a/1.jpg a/2.txt a/b a/b/3.jpg a/b/link a.b a.b/4.jpg c empty ");
+    check_view(new_view(NULL, "", NULL), "");
+    check_view(new_view(PATTERNS("-*.jpg"), "a/\nc\na.b/4.jpg\n", NULL),
+               "a a/2.txt a/b a/b/link c ");
+    check_view(new_view(PATTERNS("+3.*"), "a/\nc\n", NULL), "a a/b a/b/3.jpg ");
+}
+END_TEST
+
+START_TEST(maps_give_names)
+{
+    check_view(new_view(NULL, NULL, "a/b\tx/y\nc\tx/c\nc\tz\n"),
+               "x x/c x/y x/y/3.jpg x/y/link z ");
+    check_view(new_view(PATTERNS("-3.jpg"), NULL, "a/b\tx/y\nc\tx/c\n"), "x x/c x/y x/y/link ");
+    check_view(new_view(PATTERNS("-a"), NULL, "a/b\tx/y\nc\tx/c\n"), "x x/c ");
+    struct index *old = base(), *new = NULL;
+    struct view *view = new_view(NULL, NULL, "a/1.jpg\tone\na/b/link\tsub/two\na\tthree\n");
+    ck_assert_int_eq(try_view(view, old, NULL, &new), 0);
+    ck_assert_uint_eq(node_of(new, "one").position, node_of(new, "sub/two").position);
+    ck_assert_uint_eq(node_of(new, "one").nlink, 4);
+    ck_assert_uint_eq(node_of(new, "three").mode, S_IFDIR | 0711);
+    ck_assert_uint_eq(node_of(new, "sub").mode, S_IFDIR | 0700); /* as the root */
+    ck_assert_uint_eq(extent_of(new, "three/b/3.jpg", 0).source_offset, 3000);
+    index_close(new);
+    index_close(old);
+    view_free(view);
+}
+END_TEST
+
+START_TEST(what_the_archive_lacks_is_counted)
+{
+    static const struct {
+        const char *list, *map, *member;
+    } cases[] = {{"c\nnone\nc/x\nzz\n", NULL, "c/x"},
+                 {NULL, "c\tx\nnone\ty\n\nc/z\tz\nzz\tw\n", "none"}};
+    struct index *old = base(), *new = NULL;
+    for (size_t i = 0; i < 2; i++) {
+        struct fault fault = {0};
+        struct view *view = new_view(NULL, cases[i].list, cases[i].map);
+        ck_assert_int_eq(try_view(view, old, &fault, &new), -ENOENT);
+        ck_assert_str_eq(fault.member, cases[i].member);
+        ck_assert_ptr_nonnull(strstr(fault.what, "nor 2 more of its names"));
+        view_free(view);
+    }
+    index_close(old);
+}
+END_TEST
+
+/* A list finds each name, from whichever one it comes. */
+START_TEST(names_are_found_in_any_order)
+{
+    struct builder *b = new_builder();
+    char path[32], text[20 * 400] = "";
+    unsigned seed = 5;
+    for (unsigned i = 0; i < 3000; i++) {
+        snprintf(path, sizeof(path), "%u/%u", i % 3, i);
+        add_file(b, path, i * 100, 10);
+    }
+    struct index *old = build(b, &tar_header), *new = NULL;
+    for (unsigned round = 0; round < 20; round++) {
+        text[0] = '\0';
+        for (unsigned i = 0; i < 300; i++) {
+            unsigned file = (unsigned)rand_r(&seed) % 3000;
+            sprintf(text + strlen(text), "%u/%u\t%u\n", file % 3, file, file);
+        }
+        struct view *view = new_view(NULL, NULL, text);
+        ck_assert_int_eq(try_view(view, old, NULL, &new), 0);
+        for (char *line = text; *line; line = strchr(line, '\n') + 1) {
+            unsigned file = (unsigned)strtoul(strchr(line, '\t'), NULL, 10);
+            snprintf(path, sizeof(path), "%u", file);
+            ck_assert_uint_eq(extent_of(new, path, 0).source_offset, file * 100);
+        }
+        index_close(new);
+        view_free(view);
+    }
+    index_close(old);
+}
+END_TEST
+
+static void recipe_of(const char *const *patterns, const char *list, const char *map,
+                      char name[RECIPE_NAME_LEN + 1])
+{
+    struct recipe recipe = {0};
+    struct view *view = new_view(patterns, list, map);
+    view_describe(view, &recipe);
+    ck_assert_int_eq(recipe.err, 0);
+    recipe_name(&recipe, name);
+    recipe_free(&recipe);
+    view_free(view);
+}
+
+START_TEST(views_that_differ_have_recipes_that_differ)
+{
+    const struct {
+        const char *const *patterns;
+        const char *list, *map;
+    } views[] = {{PATTERNS("+a"), NULL, NULL},
+                 {PATTERNS("-a"), NULL, NULL},
+                 {PATTERNS("+a", "+b"), NULL, NULL},
+                 {PATTERNS("+b", "+a"), NULL, NULL},
+                 {PATTERNS("+ab"), NULL, NULL},
+                 {NULL, "a\nb\n", NULL},
+                 {NULL, "a\nb/\n", NULL},
+                 {NULL, "ab\n", NULL},
+                 {NULL, "", NULL},
+                 {NULL, NULL, ""},
+                 {NULL, NULL, "a\tb\n"},
+                 {NULL, NULL, "b\ta\n"}};
+    enum { COUNT = sizeof(views) / sizeof(views[0]) };
+    char names[COUNT][RECIPE_NAME_LEN + 1], again[RECIPE_NAME_LEN + 1];
+    for (size_t i = 0; i < COUNT; i++) {
+        recipe_of(views[i].patterns, views[i].list, views[i].map, names[i]);
+        for (size_t j = 0; j < i; j++)
+            ck_assert_str_ne(names[i], names[j]);
+    }
+    recipe_of(NULL, "b\n./a\nb\n", NULL, again); /* the same names */
+    ck_assert_str_eq(again, names[5]);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tree_view");
+    TCase *tc = tcase_create("tree_view");
+    tcase_add_test(tc, patterns_decide_in_their_order);
+    tcase_add_test(tc, lists_have_names_in_any_order);
+    tcase_add_test(tc, maps_give_names);
+    tcase_add_test(tc, what_the_archive_lacks_is_counted);
+    tcase_add_test(tc, names_are_found_in_any_order);
+    tcase_add_test(tc, views_that_differ_have_recipes_that_differ);
+    suite_add_tcase(suite, tc);
+    return run_suite(suite);
+}

@@ -1,0 +1,55 @@
+/*
+ * The parser of --map: what it accepts are names that the builder accepts, or refuses for their
+ * length alone.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "builder.h"
+#include "fuzz.h"
+#include "view_map.h"
+
+static void check_name(const struct view_map *map, size_t offset)
+{
+    struct builder *b;
+    uint32_t inode;
+    require(offset < map->text.count &&
+            memchr(map->text.at + offset, '\0', map->text.count - offset));
+    const char *name = map->text.at + offset;
+    require(builder_new(&b) == 0);
+    int r = builder_add(b, name, strlen(name), &(struct builder_member){.mode = 0100644}, NULL,
+                        &inode);
+    require(name[0] && name[0] != '/' && name[strlen(name) - 1] != '/');
+    require(r == 0 || r == -ENAMETOOLONG);
+    builder_free(b);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct view_map map = {0};
+    struct fault fault = {0};
+    require(vector_append(&map.text, (const char *)data, size) == 0);
+    require(vector_push(&map.text, '\n') == 0);
+    int r = view_map_parse(&map, &fault);
+    require(r == 0 || (r == -EINVAL && fault.what[0] && fault.advice[0]));
+    for (size_t i = 0; r == 0 && i < map.lines.count; i++) {
+        check_name(&map, map.lines.at[i].from);
+        check_name(&map, map.lines.at[i].to);
+    }
+    view_map_free(&map);
+    return 0;
+}
+
+uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
+{
+    static const char *const seeds[] = {"a\tb\nc/d\te/f\n", "\n\na\\tb\\n\\\\\t./x//y/\n",
+                                        "d/\t/e\n#\t#\n",   "a/b/c\t.\n",
+                                        "\xff\t\xfe\n",     "a\tb\0c\n",
+                                        "..\tx\n",          "a b\n",
+                                        "a\tb\tc\n",        "x\\q\ty\n"};
+    if (number >= sizeof(seeds) / sizeof(seeds[0]))
+        return NULL;
+    *ret_size = strlen(seeds[number]);
+    return (uint8_t *)strdup(seeds[number]);
+}
