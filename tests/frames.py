@@ -7,6 +7,7 @@ no file of frames is unpacked as ever.
 
 import gzip
 import json
+import lzma
 import os
 import random
 import shutil
@@ -64,6 +65,22 @@ def bgzf(data, size=65280):
     return out + bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
+def member(data):
+    """With all the fields that a header may have."""
+    packed = gzip.compress(data)[10:]
+    head = struct.pack("<4BI2B", 31, 139, 8, 2 + 4 + 8 + 16, 0, 0, 255)
+    head += struct.pack("<H", 9) + b"XY\x05\0extra" + b"a name\0" + b"a comment\0"
+    return head + struct.pack("<H", zlib.crc32(head) & 0xffff) + packed
+
+
+def flushed(data):
+    """One stream with many empty blocks, some of them at odd bits."""
+    c = zlib.compressobj(6, zlib.DEFLATED, 31)
+    modes = (zlib.Z_SYNC_FLUSH, zlib.Z_PARTIAL_FLUSH, zlib.Z_FULL_FLUSH, zlib.Z_BLOCK)
+    parts = [c.compress(p) + c.flush(modes[i % 4]) for i, p in enumerate(pieces(data, 70_003))]
+    return b"".join(parts) + c.flush()
+
+
 def zstd(data, *options):
     return run("zstd", "-q", "-c", *options, input=data).stdout
 
@@ -83,6 +100,12 @@ def archives(data):
     if os.environ.get("READS_GZIP_MEMBERS"):
         yield "bgzf.tar.gz", bgzf(data)
         yield "members.tar.gz", b"".join(gzip.compress(p) for p in pieces(data, 300_001))
+        yield "one.tar.gz", gzip.compress(data)
+        yield "long.tar.gz", b"".join(member(p) for p in pieces(data, 1_700_001))
+        yield "stored.tar.gz", gzip.compress(data, 0)
+        yield "mixed.tar.gz", (gzip.compress(data[:1000]) + gzip.compress(b"") + member(data[1000:])
+                               + gzip.compress(b""))
+        yield "flushed.tar.gz", flushed(data)
         yield "padded.tar.gz", b"".join(gzip.compress(p) for p in pieces(data, 300_001)) + bytes(700)
     else:
         print("skipped part: built without libdeflate, gzip's members are unpacked")
@@ -113,7 +136,8 @@ def check_framed(name, plain_listing):
     about = json.loads(run(ONEPOT, "info", "--json", name).stdout)[0]
     if name.startswith("pzstd") and about["compression"]:
         return  # made one frame of so little
-    check(about["compression"] is None and about["codec"] in ("zstd", "gzip members"),
+    check(about["compression"] is None and
+          about["codec"].split(", ")[0] in ("zstd", "gzip members", "deflate from points"),
           f"{name}: it was unpacked: {about}")
     for remote in ("0", "1"):
         check(listing(name, ONEPOT_ASSUME_REMOTE=remote) == plain_listing,
@@ -146,13 +170,11 @@ def check_damaged(name, data):
 
 
 def check_single(data):
-    """One stream: as ever."""
-    with open("single.tar.gz", "wb") as f:
-        f.write(gzip.compress(data))
-    about = json.loads(run(ONEPOT, "info", "--json", "single.tar.gz").stdout)[0]
-    check(about["compression"] == "gzip", f"one stream: {about}")
-    if os.environ.get("READS_GZIP_MEMBERS"):
-        check_damaged("single.tar.gz", gzip.compress(data))
+    """One stream without points: as ever."""
+    with open("single.tar.xz", "wb") as f:
+        f.write(lzma.compress(data))
+    about = json.loads(run(ONEPOT, "info", "--json", "single.tar.xz").stdout)[0]
+    check(about["compression"] == "xz", f"one stream: {about}")
     with open("text.gz", "wb") as f:
         f.write(gzip.compress(b"no tar " * 50_000) + gzip.compress(b"at all " * 50_000))
     check(b"no tar archive in it" in run(ONEPOT, "ls", "text.gz", status=1).stderr, "no tar")
@@ -181,7 +203,7 @@ def main():
         with open(name, "wb") as f:
             f.write(packed)
         check_framed(name, plain_listing)
-        if name in ("bgzf.tar.gz", "sums.tar.zst"):
+        if name in ("bgzf.tar.gz", "one.tar.gz", "long.tar.gz", "sums.tar.zst"):
             check_damaged(name, packed)
             check_mounted(name)
     check_single(data)

@@ -239,6 +239,15 @@ static inline void walk_data(struct walk *w, uint32_t position, const struct nod
             ck_assert(e.block_bytes <= index_info(w->index)->block_bytes);
             ck_assert(e.block_offset + e.length <= e.block_bytes);
         }
+        struct block_point point;
+        if (e.kind == EXTENT_BLOCK && codec_has_point(e.codec) &&
+            walk_answer(w, index_point(w->index, e.block, &point), 0)) {
+            ck_assert(point.first_bit < 8 && point.last_bits > 0 && point.last_bits <= 8);
+            ck_assert_uint_le(point.window_bytes, POINT_WINDOW_MAX);
+            walk_note(w, &point.sum, sizeof(point.sum));
+            if (point.window_bytes > 0)
+                walk_note(w, point.window, point.window_packed);
+        }
         uint64_t facts[] = {e.kind,         e.offset,      e.length,      e.source_offset,
                             e.packed_bytes, e.block_bytes, e.block_offset};
         walk_note(w, facts, sizeof(facts));

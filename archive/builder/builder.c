@@ -135,6 +135,8 @@ void builder_free(struct builder *b)
     vector_free(&b->strings);
     vector_free(&b->extents);
     vector_free(&b->blocks);
+    vector_free(&b->points);
+    vector_free(&b->windows);
     vector_free(&b->sides);
     vector_free(&b->pending);
     vector_free(&b->pending_bytes);

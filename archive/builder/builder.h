@@ -169,6 +169,8 @@ struct builder_block {
     uint32_t block_bytes;  /* maximum decompressed size; never 0, even for a hole */
     bool stored;           /* not compressed */
     enum codec codec;      /* if it is not the header's; else 0 */
+    /* Of a codec of parts of streams, else NULL; copied. Such a codec is never the header's. */
+    const struct block_point *point;
 };
 
 /*

@@ -67,15 +67,42 @@ int builder_add_extent(struct builder *b, uint32_t inode, uint64_t offset, uint6
     return 0;
 }
 
+/* Append the point of the block that comes next. */
+static int builder_append_point(struct builder *b, const struct block_point *point)
+{
+    if (point->first_bit > 7 || point->last_bits == 0 || point->last_bits > 8 ||
+        point->window_bytes > POINT_WINDOW_MAX ||
+        (point->window_bytes == 0) != (point->window_packed == 0))
+        return -EUCLEAN;
+    const struct disk_point disk = {
+        .sum = htole64(point->sum),
+        .window = htole64(b->windows.count),
+        .block = htole32((uint32_t)b->blocks.count),
+        .window_packed = htole32(point->window_packed),
+        .window_bytes = htole32(point->window_bytes),
+        .first_bit = htole16((uint16_t)point->first_bit),
+        .last_bits = htole16((uint16_t)point->last_bits),
+    };
+    if (point->window_packed > 0 &&
+        vector_append(&b->windows, (const char *)point->window, point->window_packed) < 0)
+        return -ENOMEM;
+    return vector_push(&b->points, disk);
+}
+
 static int builder_append_block(struct builder *b, const struct builder_block *block)
 {
     if (block->block_bytes == 0 || block->packed_bytes >= BLOCK_STORED ||
         block->codec >= CODEC_COUNT || block->source_offset >> BLOCK_CODEC_SHIFT ||
         (block->stored && block->packed_bytes > block->block_bytes) ||
+        codec_has_point(block->codec) != (block->point != NULL) ||
+        (block->point && (block->stored || block->packed_bytes == 0)) ||
         !builder_in_archive(b, block->source_offset, block->packed_bytes))
         return -EUCLEAN;
     if (b->blocks.count >= UINT32_MAX)
         return -EOVERFLOW;
+    int r = block->point ? builder_append_point(b, block->point) : 0;
+    if (r < 0)
+        return r;
     b->block_bytes_max = max_u32(b->block_bytes_max, block->block_bytes);
     bool is_packed = block->packed_bytes && !block->stored;
     uint64_t codec = is_packed ? block->codec : CODEC_NONE;

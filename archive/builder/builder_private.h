@@ -74,8 +74,10 @@ struct builder {
     VECTOR(uint64_t) extents;         /* as on disk */
     VECTOR(struct disk_block) blocks; /* as on disk, fragments first */
     uint32_t fragments;
-    uint32_t block_bytes;     /* of every block but the last of a file; 0: unknown */
-    uint32_t block_bytes_max; /* largest size so far */
+    uint32_t block_bytes;             /* of every block but the last of a file; 0: unknown */
+    uint32_t block_bytes_max;         /* largest size so far */
+    VECTOR(struct disk_point) points; /* as on disk */
+    VECTOR(char) windows;
     VECTOR(struct builder_side) sides;
 
     /* Attributes of one inode are collected, and become a set when another inode's come. */

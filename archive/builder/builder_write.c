@@ -472,6 +472,8 @@ static int image_put_area(struct image *image)
         {SECTION_EXTRA, image->extras.at, image->extras.count},
         {SECTION_STRINGS, b->strings.at, b->strings.count},
         {SECTION_XATTRS, b->xattrs.at, b->xattrs.count / 8},
+        {SECTION_POINTS, b->points.at, b->points.count},
+        {SECTION_WINDOWS, b->windows.at, b->windows.count},
     };
     for (size_t i = 0; r == 0 && i < sizeof(sections) / sizeof(sections[0]); i++)
         r = image_put_section(image, sections[i].id, sections[i].bytes, sections[i].records);
@@ -501,7 +503,8 @@ static int image_put_area(struct image *image)
 static size_t image_table_room(const struct image *image)
 {
     size_t records = SECTIONS_MAX - (image->about->expanded_count == 0) -
-                     (image->b->left_out_count == 0) - (image->about->recipe_len == 0);
+                     (image->b->left_out_count == 0) - (image->about->recipe_len == 0) -
+                     (image->b->points.count == 0) - (image->b->windows.count == 0);
     return records * sizeof(struct disk_section);
 }
 
@@ -517,7 +520,8 @@ static void image_begin_header(struct image *image)
         .page_bytes = htole32(DISK_PAGE_BYTES),
         .format = htole32(about->format),
         .incompatible = htole64((b->codecs ? DISK_NEEDS_CODECS : 0) |
-                                (about->sum_kind ? DISK_NEEDS_SUM_KIND : 0)),
+                                (about->sum_kind ? DISK_NEEDS_SUM_KIND : 0) |
+                                (b->points.count ? DISK_NEEDS_POINTS : 0)),
         .codec = htole32(about->codec),
         .codecs = htole16((uint16_t)b->codecs),
         .sum_kind = htole16((uint16_t)about->sum_kind),
@@ -663,7 +667,8 @@ int builder_write_pieces(struct builder *b, const struct builder_header *header,
                          uint64_t offset, uint64_t stride, struct fault *fault,
                          uint64_t *ret_image_bytes)
 {
-    if (b->is_written || offset % 8 || b->block_bytes_max > header->block_bytes ||
+    if (b->is_written || offset % 8 || codec_has_point(header->codec) ||
+        b->block_bytes_max > header->block_bytes ||
         (b->block_bytes && b->block_bytes != header->block_bytes))
         return builder_write_fault(fault, -EINVAL);
     b->is_written = true;

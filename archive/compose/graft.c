@@ -5,8 +5,8 @@
  * of the builder; no path is resolved. So the cost of an entry is that of reading it, one probe
  * of the builder's table of names, and its data.
  *
- * Blocks have no number that an index tells. A block is recognised by its place in the archive,
- * size and codec; one that a file fills completely is rarely shared, and not looked up.
+ * A block is recognised by its place in the archive, size and codec; one that a file fills
+ * completely is rarely shared, and not looked up.
  *
  * A hostile index may let a million entries refer to the same list of a million ranges. In an
  * index that the builder made, no two inodes share such a thing. So what is copied is counted,
@@ -168,6 +168,7 @@ static int graft_fragment(struct grafting *s, const struct extent *e, uint32_t *
     struct grafter *g = s->grafter;
     struct builder_block block = {
         .packed_bytes = e->packed_bytes, .block_bytes = e->block_bytes, .codec = e->codec};
+    struct block_point point;
     if (__builtin_add_overflow(s->graft.base, e->source_offset, &block.source_offset))
         return -EUCLEAN;
     bool may_be_shared = e->block_offset > 0 || e->length < e->block_bytes;
@@ -179,7 +180,15 @@ static int graft_fragment(struct grafting *s, const struct extent *e, uint32_t *
         *ret_fragment = (uint32_t)number;
         return 0;
     }
-    int r = builder_add_fragment(g->builder, &block, ret_fragment);
+    int r = 0;
+    if (codec_has_point(e->codec)) {
+        r = index_point(s->graft.index, e->block, &point);
+        if (r == 0)
+            r = grafting_spend(s, point.window_packed);
+        block.point = &point;
+    }
+    if (r == 0)
+        r = builder_add_fragment(g->builder, &block, ret_fragment);
     if (r == 0 && may_be_shared)
         r = map_put(&g->fragments, key, *ret_fragment);
     return r;

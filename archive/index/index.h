@@ -51,8 +51,15 @@ enum codec {
     CODEC_GZIP = 7,    /* a member of a gzip file */
     CODEC_DEFLATE = 8, /* raw deflate, as in a zip */
     CODEC_INT64 = 9,   /* a list of integers of protobuf, whose content is text */
-    CODEC_COUNT,       /* at most 16, see struct disk_header */
+    /* Parts of a longer stream, which have a struct block_point: */
+    CODEC_DEFLATE_POINT = 10, /* raw deflate, from one of its blocks to another */
+    CODEC_COUNT,              /* at most 16, see struct disk_header */
 };
+
+static inline bool codec_has_point(enum codec codec)
+{
+    return codec >= CODEC_DEFLATE_POINT && codec < CODEC_COUNT;
+}
 
 /* Format of the archive. Values are on disk. */
 enum format {
@@ -219,6 +226,7 @@ struct extent {
     uint32_t packed_bytes;  /* BLOCK: its compressed size */
     uint32_t block_bytes;   /* BLOCK: its maximum decompressed size */
     uint32_t block_offset;  /* BLOCK: where that byte lies in the decompressed block */
+    uint32_t block;         /* BLOCK: its number, for index_point */
     /*
      * STORED: the whole stored piece around that byte, as a range of the archive; the same for
      * each byte of the piece. (`length` may reach beyond it, if the next piece follows
@@ -234,6 +242,27 @@ struct extent {
  */
 int index_extent(const struct index *index, uint32_t position, uint64_t offset,
                  struct extent *ret_extent);
+
+/*
+ * What else it takes to decompress a block that is a part of a longer stream: it may begin and
+ * end within a byte, and refer to bytes before it (the window). Bits are counted as the
+ * stream's format does. Such a block decompresses to exactly its block_bytes.
+ */
+struct block_point {
+    uint64_t sum;          /* XXH3-64 of the decompressed block */
+    unsigned first_bit;    /* of its first byte: 0 to 7 */
+    unsigned last_bits;    /* how many bits of its last byte belong to it: 1 to 8 */
+    uint32_t window_bytes; /* decompressed bytes right before it, which it refers to; 0: none */
+    uint32_t window_packed; /* they take so many bytes as a zstd frame, */
+    const void *window;     /* which lies here */
+};
+#define POINT_WINDOW_MAX 32768u
+
+/* The point of block number `block` (extent.block). -EUCLEAN. */
+int index_point(const struct index *index, uint32_t block, struct block_point *ret_point);
+
+/* How many blocks have a point. */
+uint64_t index_points(const struct index *index);
 
 /* An entry, as a table of files needs it. */
 struct index_file {

@@ -86,6 +86,7 @@ static int index_range_behind(const struct index *index, uint64_t list, uint64_t
 #define MERGE_BLOCKS_MAX 64u
 
 struct block_record {
+    uint32_t number;
     uint64_t source_offset;
     uint32_t packed_bytes; /* 0: a hole */
     uint32_t block_bytes;
@@ -104,6 +105,7 @@ static int index_read_block(const struct index *index, uint64_t number,
     uint64_t offset = le64toh(b->source_offset);
     uint32_t codec = (uint32_t)(offset >> BLOCK_CODEC_SHIFT);
     struct block_record block = {
+        .number = (uint32_t)number,
         .source_offset = offset & ((UINT64_C(1) << BLOCK_CODEC_SHIFT) - 1),
         .codec = codec ? (enum codec)codec : index->info.codec,
         .packed_bytes = packed & ~BLOCK_STORED,
@@ -140,6 +142,7 @@ static int index_cut_block(const struct block_record *block, uint32_t skip, uint
         extent->packed_bytes = block->packed_bytes;
         extent->block_bytes = block->block_bytes;
         extent->block_offset = skip;
+        extent->block = block->number;
     }
     return 0;
 }
@@ -220,6 +223,64 @@ static int index_blocks_extent(const struct index *index, const struct index_ent
         return r;
     if (number + 1 < full)
         index_merge_blocks(index, record + 1, full - number - 1, extent);
+    return 0;
+}
+
+/* ---- points ---- */
+
+uint64_t index_points(const struct index *index)
+{
+    return index->points;
+}
+
+/* The point of this block. -EUCLEAN: it has none. */
+static int index_find_point(const struct index *index, uint32_t block,
+                            struct disk_point *ret_point)
+{
+    uint64_t low = 0, high = index->points;
+    while (low < high) {
+        uint64_t mid = low + (high - low) / 2;
+        const struct disk_point *p =
+            index_bytes(index, SECTION_POINTS, mid * sizeof(*p), sizeof(*p));
+        if (!p)
+            return -EUCLEAN;
+        uint32_t number = le32toh(p->block);
+        if (number == block) {
+            *ret_point = *p;
+            return 0;
+        }
+        if (number < block)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return -EUCLEAN;
+}
+
+int index_point(const struct index *index, uint32_t block, struct block_point *ret_point)
+{
+    struct disk_point disk;
+    int r = index_find_point(index, block, &disk);
+    if (r < 0)
+        return r;
+    struct block_point point = {
+        .sum = le64toh(disk.sum),
+        .first_bit = le16toh(disk.first_bit),
+        .last_bits = le16toh(disk.last_bits),
+        .window_bytes = le32toh(disk.window_bytes),
+        .window_packed = le32toh(disk.window_packed),
+    };
+    if (point.first_bit > 7 || point.last_bits == 0 || point.last_bits > 8 ||
+        point.window_bytes > POINT_WINDOW_MAX ||
+        (point.window_bytes == 0) != (point.window_packed == 0))
+        return -EUCLEAN;
+    if (point.window_bytes > 0) {
+        point.window =
+            index_bytes(index, SECTION_WINDOWS, le64toh(disk.window), point.window_packed);
+        if (!point.window)
+            return -EUCLEAN;
+    }
+    *ret_point = point;
     return 0;
 }
 

@@ -83,15 +83,25 @@
  *                  of its bytes that are not stored data
  *     EXPANDED  8  if the archive is one compressed stream and the index describes the tar
  *                  in it: XXH3-64 of each window of INDEX_WINDOW_BYTES of that tar
+ *     POINTS   32  struct disk_point, sorted by block: for each block whose codec is that of a
+ *                  part of a stream (codec_has_point). DISK_NEEDS_POINTS is set where there
+ *                  are any. `first_bit` bits of the block's first byte belong to what comes
+ *                  before it, and the first `last_bits` bits of its last byte to the block, as
+ *                  the stream's format counts bits. The decompressed bytes right before it
+ *                  that it refers to, at most 32768, are a zstd frame of `window_packed` bytes
+ *                  at `window` in WINDOWS; bytes of them that nothing refers to may be zeros.
+ *                  The block decompresses to exactly its `block_bytes`, and `sum` is their
+ *                  XXH3-64.
+ *     WINDOWS   1  see POINTS
  *     LEFT_OUT  8  members of the archive that the tree lacks: their number as a u64; then
  *                  for the first DISK_LEFT_OUT_TOLD {u64 offset of the header, u32
  *                  member_len, u32 what_len, member, what}, each padded to a multiple of 8
  *     RECIPE    1  of an index composed of others: what it was made of, and how (recipe.h)
  *
- * Zeros are invalid wherever possible: the last field of an entry, a range, a tail, a block
- * and an extra is never 0, nor are the flags of an attribute, nor does a name or a target hold
- * a zero byte. The reason: a file cut short while it is mapped reads as zeros from there on,
- * even in pages whose sum was checked before.
+ * Zeros are invalid wherever possible: the last field of an entry, a range, a tail, a block,
+ * a point and an extra is never 0, nor are the flags of an attribute, nor does a name or a
+ * target hold a zero byte. The reason: a file cut short while it is mapped reads as zeros from
+ * there on, even in pages whose sum was checked before.
  */
 #ifndef ONEPOT_INDEX_FORMAT_H
 #define ONEPOT_INDEX_FORMAT_H
@@ -151,7 +161,8 @@ static_assert(sizeof(struct disk_header) == 264, "header");
  */
 #define DISK_NEEDS_CODECS 1u   /* `codecs` is not 0: blocks have codecs of their own */
 #define DISK_NEEDS_SUM_KIND 2u /* `sum_kind` is not 0 */
-#define DISK_NEEDS_KNOWN (DISK_NEEDS_CODECS | DISK_NEEDS_SUM_KIND)
+#define DISK_NEEDS_POINTS 4u   /* there are blocks that are parts of streams */
+#define DISK_NEEDS_KNOWN (DISK_NEEDS_CODECS | DISK_NEEDS_SUM_KIND | DISK_NEEDS_POINTS)
 
 #define DISK_HAS_XATTRS 1u
 #define DISK_HAS_HOLES 2u
@@ -173,6 +184,8 @@ enum disk_section_id {
     SECTION_EXPANDED = 12,
     SECTION_LEFT_OUT = 13,
     SECTION_RECIPE = 14,
+    SECTION_POINTS = 15,
+    SECTION_WINDOWS = 16,
     SECTION_IDS, /* one more than the last */
 };
 
@@ -248,6 +261,17 @@ struct disk_block {
 };
 static_assert(sizeof(struct disk_block) == 16, "block");
 
+struct disk_point {
+    uint64_t sum;
+    uint64_t window;
+    uint32_t block;
+    uint32_t window_packed;
+    uint32_t window_bytes;
+    uint16_t first_bit;
+    uint16_t last_bits;
+};
+static_assert(sizeof(struct disk_point) == 32, "point");
+
 #define BLOCK_STORED 0x80000000u
 #define BLOCK_CODEC_SHIFT 56 /* in source_offset */
 
@@ -269,6 +293,8 @@ static inline uint32_t disk_record_bytes(enum disk_section_id id)
         [SECTION_EXPANDED] = 8,
         [SECTION_LEFT_OUT] = 8,
         [SECTION_RECIPE] = 1,
+        [SECTION_POINTS] = sizeof(struct disk_point),
+        [SECTION_WINDOWS] = 1,
     };
     return bytes[id];
 }

@@ -266,6 +266,7 @@ static int image_count_records(struct index *index, const struct disk_header *h,
     index->blocks = (uint32_t)blocks;
     index->fragments = (uint32_t)fragments;
     index->extras = s[SECTION_EXTRA].length / sizeof(struct disk_extra);
+    index->points = s[SECTION_POINTS].length / sizeof(struct disk_point);
     index->info.has_sums = index->info.has_sums && s[SECTION_SUMS].bytes &&
                            checksum_available(index->info.sum_kind);
     index->dir_good = calloc(entries / 8 + 1, 1);

@@ -32,6 +32,7 @@ struct index {
     uint32_t dirs;
     uint32_t blocks;
     uint64_t extras;
+    uint64_t points;
 
     const uint8_t *area;
     uint64_t area_bytes;

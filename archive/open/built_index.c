@@ -28,7 +28,8 @@ enum {
     LEAST_MEMBER = 512,    /* bytes of the archive; a format with smaller ones has a floor */
     LEAST_MEMORY_MIB = 64, /* for the child, however little is available */
     STALL_SECONDS = 60,
-    SAVE_AFTER_MS = 1000, /* POT_SAVE_AUTO: indexing that took longer is worth saving */
+    SAVE_AFTER_MS = 1000, /* POT_SAVE_AUTO: indexing that took longer is worth saving, */
+                          /* and points, which take reading a whole stream */
 };
 
 uint64_t pot_memory_bytes(const struct pot_options *options)
@@ -180,7 +181,8 @@ static int built_save(struct opening *o, int fd, uint64_t image_bytes, uint64_t 
     enum pot_save how = o->options->save;
     if (how == POT_SAVE_NEVER ||
         (how == POT_SAVE_AUTO &&
-         ((o->pot->packed && !o->options->store) || took_ms + o->unpack_ms < SAVE_AFTER_MS)))
+         ((o->pot->packed && !o->options->store) ||
+          (took_ms + o->unpack_ms < SAVE_AFTER_MS && index_points(o->pot->index) == 0))))
         return 0;
     struct index *saved = NULL;
     int file, r = saved_index_write(o->pot->path, o->options->offset, pot_file(o->pot), fd,

@@ -58,9 +58,9 @@ struct walk {
     struct fault *fault;
     uint64_t expected; /* where the next header must start */
     uint64_t members;
-    bool is_cut;    /* the last member's data continues in another volume */
-    bool is_odd;    /* libarchive can't read all that the member's headers say */
-    char last[512]; /* path of the last member read, for messages */
+    bool is_cut; /* the last member's data continues in another volume */
+    bool is_odd; /* libarchive can't read all that the member's headers say */
+    char last[sizeof((struct fault){0}.member)]; /* the last member read, for messages */
     struct tar_oddities odd;
     struct tar_globals globals;
 };
@@ -110,8 +110,11 @@ static int tar_walk_member_fault(struct walk *w, int err, const char *what)
 /* libarchive could not go on; `status` is what it returned. */
 static int tar_walk_read_fault(struct walk *w, int status)
 {
-    if (w->framed && tar_framed_error(w->framed) < 0)
+    if (w->framed && tar_framed_error(w->framed) < 0) {
+        if (w->fault && w->fault->err && !w->fault->member[0])
+            memcpy(w->fault->member, w->last, sizeof(w->fault->member));
         return tar_framed_error(w->framed);
+    }
     if (w->framed)
         w->size_bytes = tar_framed_bytes(w->framed);
     if (w->feed.err < 0)

@@ -29,9 +29,13 @@
 #include <libdeflate.h>
 #endif
 
+#include "bytes.h"
+#include "deflate_scan.h"
 #include "numbers.h"
 #include "vector.h"
 
+/* Larger members of a gzip file are cut at points. */
+#define GZIP_MEMBER_BYTES_MAX (1u << 20)
 /* Larger frames are not worth supporting: each read of a file decompresses a whole frame. */
 #define TAR_FRAME_BYTES_MAX (64u << 20)
 /* Frames larger than this are worth a remark. */
@@ -77,6 +81,7 @@ struct tar_framed {
     uint64_t offset;     /* of the next frame */
     uint64_t bytes;      /* of the tar so far */
     uint32_t largest;
+    bool has_frames; /* not only parts of streams */
 
     const uint8_t *map; /* NULL: the window is in memory */
     uint8_t *window;
@@ -91,6 +96,8 @@ struct tar_framed {
     ZSTD_DCtx *zstd;
 #ifdef HAVE_LIBDEFLATE
     struct libdeflate_decompressor *deflate;
+    struct deflate_scan *scan; /* for members that are cut at points */
+    bool is_in_member, last_was_long;
 #endif
 };
 
@@ -114,7 +121,7 @@ static int frames_set_codec(struct tar_framed *f, const char *compression)
     if (strcmp(compression, "gzip") == 0) {
         f->codec = CODEC_GZIP;
         f->deflate = libdeflate_alloc_decompressor();
-        return f->deflate ? 0 : -ENOMEM;
+        return f->deflate ? deflate_scan_new(f->source, "gzip", &f->scan) : -ENOMEM;
     }
 #endif
     return -ENOTSUP;
@@ -150,6 +157,7 @@ void tar_framed_free(struct tar_framed *f)
 #ifdef HAVE_LIBDEFLATE
     if (f->deflate)
         libdeflate_free_decompressor(f->deflate);
+    deflate_scan_free(f->scan);
 #endif
     free(f->window);
     free(f->out.at);
@@ -221,8 +229,10 @@ static int frames_view(struct tar_framed *f, size_t len, struct view *ret_view)
 
 /* The frame found at the current offset. */
 struct found {
-    size_t packed; /* its bytes in the file; 0: nothing more follows */
-    size_t bytes;  /* its decompressed bytes, in f->out */
+    uint64_t packed; /* bytes of the file that it takes; 0: nothing more follows */
+    size_t bytes;    /* its decompressed bytes, in f->out */
+    bool is_part;    /* not a whole frame: */
+    struct deflate_part part;
 };
 
 /* Result: more of the file is needed. */
@@ -280,7 +290,7 @@ static int frames_unpack_zstd(struct tar_framed *f, const struct view *v,
     while (r == 0) {
         size_t n = ZSTD_decompressDCtx(f->zstd, f->out.at, f->out.room, v->bytes, packed);
         if (!ZSTD_isError(n)) {
-            *ret_found = (struct found){packed, n};
+            *ret_found = (struct found){.packed = packed, .bytes = n};
             return 0;
         }
         /* (Error codes have no stable names, so a frame of unknown size gets more room.) */
@@ -291,74 +301,189 @@ static int frames_unpack_zstd(struct tar_framed *f, const struct view *v,
     return r;
 }
 
-#ifdef HAVE_LIBDEFLATE
-static int frames_unpack_gzip(struct tar_framed *f, const struct view *v,
-                              struct found *ret_found)
-{
-    size_t packed = 0, bytes = 0;
-    if (v->len < 2 || memcmp(v->bytes, "\x1f\x8b", 2) != 0) {
-        *ret_found = (struct found){0}; /* padding, which gzip ignores, too */
-        return f->offset > 0 ? 0 : frames_damaged(f, "no member begins here");
-    }
-    int r = f->out.room ? 0 : frames_out_room(f, OUT_FIRST_BYTES);
-    while (r == 0) {
-        enum libdeflate_result result = libdeflate_gzip_decompress_ex(
-            f->deflate, v->bytes, v->len, f->out.at, f->out.room, &packed, &bytes);
-        if (result == LIBDEFLATE_SUCCESS) {
-            *ret_found = (struct found){packed, bytes};
-            return 0;
-        }
-        if (result != LIBDEFLATE_INSUFFICIENT_SPACE) {
-            /* (A frame that is too large runs out of space earlier.) */
-            return v->is_all ? frames_damaged(f, "it is cut off, or a sum is wrong")
-                             : NEED_MORE;
-        }
-        r = frames_more_room(f);
-    }
-    return r;
-}
-#endif
-
-static int frames_unpack(struct tar_framed *f, const struct view *v, struct found *ret_found)
-{
-#ifdef HAVE_LIBDEFLATE
-    if (f->codec == CODEC_GZIP)
-        return frames_unpack_gzip(f, v, ret_found);
-#endif
-    return frames_unpack_zstd(f, v, ret_found);
-}
-
-/* Finds the frame at the current offset, using as much of the file as it needs. */
-static int frames_find_next(struct tar_framed *f, struct found *ret_found)
+/* Finds the zstd frame at the current offset, using as much of the file as it needs. */
+static int frames_find_zstd(struct tar_framed *f, struct found *ret_found)
 {
     size_t len = WINDOW_FIRST_BYTES;
     for (;;) {
         struct view view;
         int r = frames_view(f, len, &view);
         if (r == 0)
-            r = frames_unpack(f, &view, ret_found);
+            r = frames_unpack_zstd(f, &view, ret_found);
         if (r != NEED_MORE)
             return r;
         len = view.len < len ? len * 2 : view.len * 2;
     }
 }
 
+/* ---- members of a gzip file ---- */
+
+#ifdef HAVE_LIBDEFLATE
+enum {
+    GZIP_HEAD_BYTES = 10,
+    GZIP_TRAILER_BYTES = 8,
+    GZIP_FLAGS_AT = 3,
+    GZIP_HAS_SUM = 2, /* flags */
+    GZIP_HAS_EXTRA = 4,
+    GZIP_HAS_NAME = 8,
+    GZIP_HAS_COMMENT = 16,
+    GZIP_FLAGS = 31,
+};
+
+/* The length of a member's header. 0: it is none, or longer than what is given. */
+static size_t gzip_header_bytes(const uint8_t *head, size_t len)
+{
+    if (len < GZIP_HEAD_BYTES || head[2] != 8 || head[GZIP_FLAGS_AT] & ~GZIP_FLAGS)
+        return 0;
+    unsigned flags = head[GZIP_FLAGS_AT];
+    size_t at = GZIP_HEAD_BYTES;
+    if (flags & GZIP_HAS_EXTRA)
+        at += len - at < 2 ? len : 2u + bytes_le16(head + at);
+    for (unsigned text = GZIP_HAS_NAME; text <= GZIP_HAS_COMMENT; text *= 2) {
+        const uint8_t *end = flags & text && at < len ? memchr(head + at, 0, len - at) : NULL;
+        if (flags & text)
+            at = end ? (size_t)(end - head) + 1 : len;
+    }
+    if (flags & GZIP_HAS_SUM)
+        at += 2;
+    return at < len ? at : 0;
+}
+
+/*
+ * Decompresses a whole short member. 0: it is not there, or not short, or damaged, and the scan
+ * finds out. 1: found.
+ */
+static int gzip_find_short(struct tar_framed *f, const struct view *v, struct found *ret_found)
+{
+    size_t packed = 0, bytes = 0;
+    int r = frames_out_room(f, GZIP_MEMBER_BYTES_MAX);
+    if (r < 0)
+        return r;
+    if (libdeflate_gzip_decompress_ex(f->deflate, v->bytes, v->len, f->out.at,
+                                      GZIP_MEMBER_BYTES_MAX, &packed,
+                                      &bytes) != LIBDEFLATE_SUCCESS)
+        return 0;
+    *ret_found = (struct found){.packed = packed, .bytes = bytes};
+    return 1;
+}
+
+/* What follows the last member is ignored, as gzip does, but not without a word. */
+static void gzip_note_rest(struct tar_framed *f, const struct view *v)
+{
+    size_t len = (size_t)min_u64(v->len, TAR_BLOCK_BYTES);
+    if (!tar_is_zero(v->bytes, len) && !f->progress->note[0])
+        snprintf(f->progress->note, sizeof(f->progress->note),
+                 "%llu bytes behind the end of its gzip data (offset %llu) are ignored",
+                 (unsigned long long)(f->size_bytes - f->offset),
+                 (unsigned long long)f->offset);
+}
+
+/*
+ * Begins the member at the current offset: 1 if it is a short one, which is found already, 0 if
+ * the scan has to go on in it or (ret_found->packed is 0) no member follows.
+ */
+static int gzip_begin_member(struct tar_framed *f, struct found *ret_found)
+{
+    struct view v;
+    int r = frames_view(f, WINDOW_FIRST_BYTES, &v);
+    if (r < 0)
+        return r;
+    if (v.len < 2 || memcmp(v.bytes, "\x1f\x8b", 2) != 0) {
+        gzip_note_rest(f, &v);
+        return f->offset > 0 ? 1 : frames_damaged(f, "no member begins here");
+    }
+    r = f->last_was_long ? 0 : gzip_find_short(f, &v, ret_found);
+    if (r != 0)
+        return r;
+    size_t header = gzip_header_bytes(v.bytes, v.len);
+    if (header == 0)
+        return frames_damaged(f, "it has no sound header");
+    f->is_in_member = true;
+    return deflate_scan_begin(f->scan, f->offset + header, f->size_bytes);
+}
+
+static int gzip_end_member(struct tar_framed *f)
+{
+    uint8_t trailer[GZIP_TRAILER_BYTES];
+    uint64_t bytes = deflate_scan_bytes(f->scan);
+    f->is_in_member = false;
+    f->last_was_long = bytes > GZIP_MEMBER_BYTES_MAX;
+    f->offset = deflate_scan_offset(f->scan);
+    if (f->size_bytes - f->offset < sizeof(trailer)) {
+        f->offset = f->size_bytes;
+        return frames_damaged(f, "it ends too early");
+    }
+    int r = source_read(f->source, trailer, sizeof(trailer), f->offset);
+    if (r < 0)
+        return r;
+    if (bytes_le32(trailer) != deflate_scan_crc(f->scan))
+        return frames_damaged(f, "its checksum does not fit");
+    if (bytes_le32(trailer + 4) != (uint32_t)bytes)
+        return frames_damaged(f, "its length does not fit");
+    return 0;
+}
+
+/* Finds the next member, or the next part of one. */
+static int frames_find_gzip(struct tar_framed *f, struct found *ret_found)
+{
+    uint64_t offset = f->offset;
+    if (!f->is_in_member) {
+        int r = gzip_begin_member(f, ret_found);
+        if (r != 0)
+            return r < 0 ? r : 0;
+    }
+    struct deflate_buffer out = {f->out.at, f->out.room};
+    int r = deflate_scan_next(f->scan, &out, f->fault, &ret_found->part);
+    f->out.at = out.at;
+    f->out.room = out.room;
+    if (r < 0)
+        return r;
+    ret_found->is_part = true;
+    ret_found->bytes = ret_found->part.block.block_bytes;
+    uint64_t end = deflate_scan_offset(f->scan);
+    if (ret_found->part.is_last) {
+        r = gzip_end_member(f);
+        f->offset = offset;
+        end += GZIP_TRAILER_BYTES;
+    }
+    ret_found->packed = end - offset;
+    return r;
+}
+#endif
+
+static int frames_find_next(struct tar_framed *f, struct found *ret_found)
+{
+#ifdef HAVE_LIBDEFLATE
+    if (f->codec == CODEC_GZIP)
+        return frames_find_gzip(f, ret_found);
+#endif
+    return frames_find_zstd(f, ret_found);
+}
+
 /* ---- the table ---- */
 
 static int frames_add(struct tar_framed *f, const struct found *found)
 {
-    const struct builder_block block = {
+    const struct builder_block whole = {
         .source_offset = f->offset,
         .packed_bytes = (uint32_t)found->packed,
         .block_bytes = (uint32_t)found->bytes,
     };
+    const struct builder_block block = found->is_part ? found->part.block : whole;
     struct frame frame = {.start = f->bytes, .bytes = block.block_bytes};
     int r = builder_add_fragment(f->builder, &block, &frame.fragment);
     if (r == 0)
         r = vector_push(&f->list, frame);
     f->bytes += found->bytes;
     f->largest = max_u32(f->largest, block.block_bytes);
+    f->has_frames = f->has_frames || !found->is_part;
     return r;
+}
+
+/* Can parts of the tar be read alone? */
+static bool frames_are_enough(const struct tar_framed *f)
+{
+    return f->list.count >= (f->codec == CODEC_ZSTD ? 2 : 1);
 }
 
 /* Can the reader handle this frame, and is this way worth it for the file? */
@@ -367,7 +492,7 @@ static bool frames_is_fit(const struct tar_framed *f, const struct found *found)
     uint64_t offset = f->offset + found->packed, bytes = f->bytes + found->bytes;
     if (found->packed > found->bytes + found->bytes / 8 + 4096)
         return false;
-    if (f->list.count == 0 && offset == f->size_bytes) /* the only frame */
+    if (f->codec == CODEC_ZSTD && f->list.count == 0 && offset == f->size_bytes) /* only one */
         return false;
     return bytes < EXPANSION_FROM || bytes / offset < EXPANSION_MAX;
 }
@@ -408,7 +533,7 @@ static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret
             return 0;
         }
     }
-    return f->list.count < 2 ? -ENOTSUP : 0;
+    return frames_are_enough(f) ? 0 : -ENOTSUP;
 }
 
 int tar_framed_read(const struct tar_framed *f, void *buf, size_t len, uint64_t offset)
@@ -533,18 +658,18 @@ int tar_framed_finish(struct tar_framed *f, struct builder_header *header)
     int r = 0;
     while (r == 0 && len > 0 && f->bytes < end)
         r = frames_next(f, &ignored, &len);
-    if (r == 0 && f->list.count < 2)
+    if (r == 0 && !frames_are_enough(f))
         r = -ENOTSUP;
     if (r < 0)
         return r;
     uint32_t largest = f->largest;
-    if (largest > LARGE_FRAME_BYTES && !f->progress->note[0])
+    if (f->codec == CODEC_ZSTD && largest > LARGE_FRAME_BYTES && !f->progress->note[0])
         snprintf(
             f->progress->note, sizeof(f->progress->note),
             "is read through its frames, of up to %u MiB: each read at random decompresses "
             "a whole one; 'onepot pack --zstd' makes small ones",
             (largest + (1u << 20) - 1) >> 20);
-    header->codec = f->codec;
+    header->codec = f->has_frames ? f->codec : CODEC_NONE;
     header->block_bytes = largest;
     return 0;
 }

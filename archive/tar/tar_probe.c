@@ -190,7 +190,7 @@ static int probe_has_end_marker(const struct archive_end *end, bool *ret_has)
 int tar_check_end(const struct archive_end *end)
 {
     bool has_marker;
-    if (end->backend != &backend_tar || end->compression || end->info->codec != CODEC_NONE)
+    if (end->backend != &backend_tar || end->compression || end->info->block_bytes > 0)
         return 0;
     int r = probe_has_end_marker(end, &has_marker);
     if (r < 0 || has_marker)

@@ -8,9 +8,10 @@
  * damage: a member whose local header says something else than the directory, and members
  * that share bytes (the bombs that expand without nesting are made of these).
  *
- * A stored member is a range of the archive, a compressed one a block of its own. A member that
- * can't be shown (encrypted, compressed by a method that nobody here knows, or longer than a
- * block may be) is left out, and the index says why.
+ * A stored member is a range of the archive, a compressed one a block of its own. A deflated
+ * member that is longer than a block may be is decompressed once, here, and cut into parts. A
+ * member that can't be shown (encrypted, compressed by a method that nobody here knows, or too
+ * long for its method) is left out, and the index says why.
  *
  * The end of central directory holds offsets from the start of the zip. Where something was put
  * in front (a program that unpacks itself), the directory lies further behind than it says,
@@ -31,6 +32,7 @@
 #include "bytes.h"
 #include "checksum.h"
 #include "cleanup.h"
+#include "deflate_scan.h"
 #include "numbers.h"
 #include "source_window.h"
 #include "vector.h"
@@ -58,7 +60,11 @@ struct zip {
     struct source_window entries, headers;
     VECTOR(struct zip_range) ranges;
     uint32_t largest_block;
-    char name[512]; /* of the member that is read, for messages */
+    struct deflate_scan *scan; /* NULL before the first long member */
+    struct deflate_buffer part;
+    VECTOR(struct builder_piece) pieces; /* of the long member */
+    uint64_t scanned;                    /* compressed bytes of long members so far */
+    char name[512];                      /* of the member that is read, for messages */
 };
 
 /* ---- the end ---- */
@@ -206,6 +212,13 @@ static const struct zip_codec *zip_codec_of(uint16_t method)
     return NULL;
 }
 
+/* Is it deflated, and too long to be one block? */
+static bool is_long_deflated(const struct zip_entry *e)
+{
+    return e->method == ZIP_DEFLATED && zip_codec_of(ZIP_DEFLATED) &&
+           (e->size_bytes > DEFLATE_PART_MAX || e->packed_bytes >= 1u << 31);
+}
+
 /* Can its content be shown? 0, -ENOTSUP with a fault, or -EUCLEAN for what can't be. */
 static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
 {
@@ -226,7 +239,8 @@ static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
     if (codec->codec == CODEC_DEFLATE &&
         e->size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
         return zip_damaged(z, at, "claims more bytes than its data can hold");
-    if (e->size_bytes > codec->block_max || e->packed_bytes >= 1u << 31)
+    if (!is_long_deflated(e) &&
+        (e->size_bytes > codec->block_max || e->packed_bytes >= 1u << 31))
         return fault_set(z->fault, -ENOTSUP, z->name, at,
                          "is compressed, and longer than %u MiB", codec->block_max >> 20);
     return 0;
@@ -288,6 +302,67 @@ static int read_target(struct zip *z, const struct zip_entry *e, uint64_t data, 
                      "is a symbolic link that is compressed");
 }
 
+/* The member's data is not what the directory says: only this member is left out. */
+static int long_is_damaged(struct zip *z, uint64_t offset, const char *what)
+{
+    return fault_set(z->fault, -ENOTSUP, z->name, offset, "%s", what);
+}
+
+static int add_part(struct zip *z, const struct deflate_part *part, uint64_t at)
+{
+    struct builder_piece piece = {.offset = at, .length = part->block.block_bytes};
+    if (piece.length == 0)
+        return 0;
+    z->largest_block = max_u32(z->largest_block, part->block.block_bytes);
+    int r = builder_add_fragment(z->builder, &part->block, &piece.fragment);
+    return r < 0 ? r : vector_push(&z->pieces, piece);
+}
+
+/* The next part of a long member, of which `at` bytes are known. */
+static int scan_part(struct zip *z, const struct zip_entry *e, uint64_t at,
+                     struct deflate_part *part)
+{
+    struct fault fault = {0};
+    uint64_t offset = deflate_scan_offset(z->scan);
+    int r = deflate_scan_next(z->scan, &z->part, &fault, part);
+    z->progress->beats++;
+    if (r == -EUCLEAN)
+        return long_is_damaged(z, fault.offset, fault.what);
+    if (r == -ENOTSUP)
+        return long_is_damaged(z, offset,
+                               "is longer than 64 MiB, and can't be entered in the middle");
+    if (r < 0)
+        return fault_set(z->fault, r, z->name, offset, "%s", fault_errno(r));
+    if (part->block.block_bytes > e->size_bytes - at)
+        return long_is_damaged(z, offset, "has more bytes than the directory says");
+    return add_part(z, part, at);
+}
+
+/*
+ * Cuts a long member into parts: z->pieces. Members that overlap are found later, so the work
+ * is limited here: all of them together have no more bytes than the archive.
+ */
+static int scan_long(struct zip *z, const struct zip_entry *e, uint64_t data)
+{
+    struct deflate_part part = {0};
+    uint64_t at = 0;
+    if (e->packed_bytes > source_size(z->source) - z->scanned)
+        return zip_damaged(z, data, "shares its bytes with other members");
+    z->scanned += e->packed_bytes;
+    z->pieces.count = 0;
+    int r = z->scan ? 0 : deflate_scan_new(z->source, "deflate", &z->scan);
+    if (r == 0)
+        r = deflate_scan_begin(z->scan, data, data + e->packed_bytes);
+    for (; r == 0 && !part.is_last; at += part.block.block_bytes)
+        r = scan_part(z, e, at, &part);
+    if (r < 0)
+        return r;
+    if (at != e->size_bytes || deflate_scan_offset(z->scan) != data + e->packed_bytes)
+        return long_is_damaged(z, data, "has fewer bytes than the directory says");
+    return deflate_scan_crc(z->scan) == e->crc32 ? 0
+                                                 : long_is_damaged(z, data, "has a wrong sum");
+}
+
 /* Add a compressed file: one block, which nobody else shares. */
 static int add_block(struct zip *z, const struct zip_entry *e, uint32_t inode, uint64_t data)
 {
@@ -297,6 +372,8 @@ static int add_block(struct zip *z, const struct zip_entry *e, uint32_t inode, u
         .block_bytes = (uint32_t)e->size_bytes,
         .codec = zip_codec_of(e->method)->codec,
     };
+    if (is_long_deflated(e))
+        return builder_set_pieces(z->builder, inode, z->pieces.at, z->pieces.count);
     struct builder_piece piece = {.length = e->size_bytes};
     z->largest_block = max_u32(z->largest_block, block.block_bytes);
     int r = builder_add_fragment(z->builder, &block, &piece.fragment);
@@ -314,6 +391,8 @@ static int add_typed(struct zip *z, const struct zip_entry *e, struct builder_me
         S_ISREG(e->mode) || S_ISLNK(e->mode) ? check_content(z, e, member->header_offset) : 0;
     if (r == 0)
         r = find_data(z, e, member->header_offset, &data);
+    if (r == 0 && S_ISREG(e->mode) && is_long_deflated(e))
+        r = scan_long(z, e, data);
     if (r == 0 && S_ISLNK(e->mode)) {
         r = read_target(z, e, data, target);
         member->symlink = target;
@@ -449,6 +528,7 @@ static int zip_index(struct source *source, struct builder *builder,
                      struct fault *fault)
 {
     struct zip z = {.source = source, .builder = builder, .progress = progress, .fault = fault};
+    builder_use_ranges(builder); /* parts have several sizes */
     int r = find_directory(&z);
     if (r == 0)
         r = check_front(&z);
@@ -465,6 +545,9 @@ static int zip_index(struct source *source, struct builder *builder,
     progress->members = z.end.entries;
     header->sum_kind = SUM_CRC32;
     header->block_bytes = z.largest_block;
+    deflate_scan_free(z.scan);
+    free(z.part.at);
+    vector_free(&z.pieces);
     source_window_close(&z.entries);
     source_window_close(&z.headers);
     vector_free(&z.ranges);

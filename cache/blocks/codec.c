@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <xxhash.h>
+
 #include "protobuf.h"
 
 #define ZSTD_STATIC_LINKING_ONLY /* for ZSTD_d_forceIgnoreChecksum */
@@ -28,6 +30,8 @@
 #include <lzma.h>
 #endif
 
+#include "codec_parts.h"
+
 /*
  * A block of at most 1 MiB needs a dictionary of no more than that; the filters and the decoder
  * itself take little. A stream that claims to need more is not honest.
@@ -40,6 +44,7 @@ typedef int unpack_fn(struct codec_context *context, const void *packed, size_t 
 struct codec_context {
     ZSTD_DCtx *zstd;
     bool skip_sums;
+    struct codec_parts *parts; /* NULL before the first part of a stream */
 #ifdef HAVE_ZLIB
     struct libdeflate_decompressor *deflate;
 #endif
@@ -183,6 +188,20 @@ static int unpack_xz(struct codec_context *context, const void *packed, size_t p
 #define unpack_xz NULL
 #endif
 
+/* A part of a stream, without its point: a damaged index. */
+static int unpack_no_point(struct codec_context *context, const void *packed, size_t packed_len,
+                           void *block, size_t size, size_t *ret_len)
+{
+    (void)context, (void)packed, (void)packed_len, (void)block, (void)size, (void)ret_len;
+    return -EUCLEAN;
+}
+
+#ifdef HAVE_ZLIB
+#define unpack_deflate_point unpack_no_point
+#else
+#define unpack_deflate_point NULL
+#endif
+
 /*
  * Larger blocks are refused: each thread that decompresses one needs room and time for it. All
  * decoders take time in proportion to their input and output. The slowest rates found: zstd 130
@@ -207,6 +226,7 @@ static const struct {
     [CODEC_GZIP] = {"gzip members", unpack_gzip, LARGE},
     [CODEC_DEFLATE] = {"deflate", unpack_deflate, LARGE},
     [CODEC_INT64] = {"integers", unpack_int64, LARGE},
+    [CODEC_DEFLATE_POINT] = {"deflate from points", unpack_deflate_point, LARGE},
 };
 
 bool codec_available(enum codec codec)
@@ -241,6 +261,7 @@ void codec_context_free(struct codec_context *context)
     if (!context)
         return;
     ZSTD_freeDCtx(context->zstd);
+    codec_parts_free(context->parts);
 #ifdef HAVE_ZLIB
     if (context->deflate)
         libdeflate_free_decompressor(context->deflate);
@@ -262,4 +283,18 @@ int codec_unpack(struct codec_context *context, enum codec codec, const void *pa
     if (!codec_available(codec))
         return -ENOTSUP;
     return codecs[codec].unpack(context, packed, packed_len, block, size, ret_len);
+}
+
+int codec_unpack_part(struct codec_context *context, enum codec codec,
+                      const struct block_point *point, const void *packed, size_t packed_len,
+                      void *block, size_t size)
+{
+    if (!codec_available(codec) || !codec_has_point(codec))
+        return -ENOTSUP;
+    int r = context->parts ? 0 : codec_parts_new(&context->parts);
+    if (r == 0)
+        r = codec_parts_unpack(context->parts, codec, point, packed, packed_len, block, size);
+    if (r == 0 && !context->skip_sums && XXH3_64bits(block, size) != point->sum)
+        r = -EUCLEAN;
+    return r;
 }

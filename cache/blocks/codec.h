@@ -1,6 +1,7 @@
 /*
  * Decompresses one block, for every codec that an index can name. Libraries are called with
- * whole blocks on both sides, never as streams.
+ * whole blocks on both sides, never as streams. A part of a longer stream is a block, too; then
+ * the index says what came before it (struct block_point).
  *
  * Threads: a codec context belongs to one thread at a time.
  */
@@ -30,6 +31,15 @@ void codec_context_free(struct codec_context *context);
  * before the first block.
  */
 void codec_context_skip_sums(struct codec_context *context);
+
+/*
+ * Decompresses a part of a longer stream, for codecs with codec_has_point, into exactly `size`
+ * bytes, and compares them with the point's sum (unless codec_context_skip_sums). -EUCLEAN,
+ * -ENOTSUP, -ENOMEM.
+ */
+int codec_unpack_part(struct codec_context *context, enum codec codec,
+                      const struct block_point *point, const void *packed, size_t packed_len,
+                      void *block, size_t size);
 
 /*
  * Decompresses `packed` into `block` (capacity `size`). Returns 0 and the length, or -EUCLEAN

@@ -68,8 +68,7 @@ int reader_read_source(struct reader *reader, struct reader_scratch *scratch, vo
 struct block_request {
     struct reader *reader;
     struct reader_scratch *scratch;
-    uint32_t packed_bytes;
-    enum codec codec;
+    const struct extent *extent; /* NULL: only to wait */
 };
 
 static int packed_room(struct reader_scratch *scratch, size_t size)
@@ -93,21 +92,42 @@ static int new_codec(struct reader_scratch *scratch)
     return r;
 }
 
+/* Decompresses what was read: a part of a longer stream. */
+static int unpack_part(const struct block_request *request, void *buf, size_t size,
+                       size_t *ret_len)
+{
+    const struct extent *extent = request->extent;
+    struct reader_scratch *scratch = request->scratch;
+    struct block_point point;
+    int r = extent->block_bytes > size
+                ? -EUCLEAN
+                : index_point(request->reader->index, extent->block, &point);
+    if (r == 0)
+        r = codec_unpack_part(scratch->codec, extent->codec, &point, scratch->packed,
+                              extent->packed_bytes, buf, extent->block_bytes);
+    if (r == 0)
+        *ret_len = extent->block_bytes;
+    return r;
+}
+
 /* block_fill: reads and decompresses. `key` is the offset of the block in the archive. */
 static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
 {
     const struct block_request *request = ctx;
+    const struct extent *extent = request->extent;
     struct reader_scratch *scratch = request->scratch;
-    int r = packed_room(scratch, request->packed_bytes);
+    int r = packed_room(scratch, extent->packed_bytes);
     if (r == 0 && !scratch->codec)
         r = new_codec(scratch);
     if (r == 0)
-        r = reader_read_source(request->reader, scratch, scratch->packed, request->packed_bytes,
+        r = reader_read_source(request->reader, scratch, scratch->packed, extent->packed_bytes,
                                key);
-    if (r == 0)
-        r = codec_unpack(scratch->codec, request->codec, scratch->packed, request->packed_bytes,
-                         buf, size, ret_len);
-    return r;
+    if (r < 0)
+        return r;
+    if (codec_has_point(extent->codec))
+        return unpack_part(request, buf, size, ret_len);
+    return codec_unpack(scratch->codec, extent->codec, scratch->packed, extent->packed_bytes,
+                        buf, size, ret_len);
 }
 
 /* block_wait: another thread fills this block, and may itself wait for a device. */
@@ -131,7 +151,7 @@ int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
 {
     if (!sane_block(reader, extent))
         return -EUCLEAN;
-    struct block_request request = {reader, scratch, extent->packed_bytes, extent->codec};
+    struct block_request request = {reader, scratch, extent};
     int r = fill_block(&request, extent->source_offset, buf, extent->block_bytes, ret_len);
     return r == 0 && *ret_len > extent->block_bytes ? -EUCLEAN : r;
 }
@@ -150,7 +170,7 @@ int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
     if (r == -EAGAIN) {
         if (!sane_block(reader, extent))
             return -EUCLEAN;
-        struct block_request request = {reader, scratch, extent->packed_bytes, extent->codec};
+        struct block_request request = {reader, scratch, extent};
         r = block_cache_get(reader->cache, extent->source_offset, extent->block_bytes,
                             fill_block, wait_for_block, &request, &block);
     }
@@ -178,7 +198,7 @@ int reader_prefetch_block(struct reader *reader, struct reader_scratch *scratch,
         return 0;
     if (r < 0)
         return r;
-    struct block_request request = {reader, scratch, extent->packed_bytes, extent->codec};
+    struct block_request request = {reader, scratch, extent};
     r = fill_block(&request, extent->source_offset, block_buffer(block), extent->block_bytes,
                    &len);
     r = block_cache_end(reader->cache, block, r, len);
@@ -290,7 +310,7 @@ void reader_read_pieces(struct reader *reader, struct reader_scratch *scratch,
 static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
                          struct piece *pieces, unsigned count)
 {
-    struct block_request request = {reader, scratch, 0, CODEC_NONE};
+    struct block_request request = {reader, scratch, NULL};
     int err = 0;
     for (unsigned i = 0; i < count; i++) {
         struct piece *piece = &pieces[i];

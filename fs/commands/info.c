@@ -143,24 +143,27 @@ static void print_sizes(const struct survey *survey)
         command_info_histogram(survey);
 }
 
+#define CODEC_LIST_BYTES 200 /* for all of them */
+
 /* The codecs of the archive's blocks: "zstd", or "deflate, xz" where each block names its own.
  */
-static const char *codec_list(const struct index_info *info, char buf[96])
+static const char *codec_list(const struct index_info *info, char buf[CODEC_LIST_BYTES])
 {
     size_t len = 0;
+    uint32_t codecs = info->codecs | (info->codec ? 1u << info->codec : 0);
     if (!info->codecs)
         return codec_name(info->codec);
-    snprintf(buf, 96, "unknown");
+    snprintf(buf, CODEC_LIST_BYTES, "unknown");
     for (unsigned codec = 1; codec < CODEC_COUNT; codec++)
-        if (info->codecs & 1u << codec)
-            len += (size_t)snprintf(buf + len, 96 - len, "%s%s", len ? ", " : "",
+        if (codecs & 1u << codec)
+            len += (size_t)snprintf(buf + len, CODEC_LIST_BYTES - len, "%s%s", len ? ", " : "",
                                     codec_name((enum codec)codec));
     return buf;
 }
 
 static void print_compression(const struct pot *pot, const struct index_info *info)
 {
-    char codecs[96];
+    char codecs[CODEC_LIST_BYTES];
     if (pot->compression)
         printf("  %-12s %s, of the whole archive\n", "compression", pot->compression);
     else if (info->codec == CODEC_NONE && !info->codecs)
@@ -320,7 +323,7 @@ static void command_info_json(struct json *j, const struct pot *pot,
                               const struct batch *batch)
 {
     uint64_t known = info->files + info->directories;
-    char codecs[96];
+    char codecs[CODEC_LIST_BYTES];
     json_open(j, NULL, '{');
     json_text(j, "archive", pot->path, SIZE_MAX);
     json_text(j, "format", pot->backend->name, SIZE_MAX);

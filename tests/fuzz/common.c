@@ -53,6 +53,10 @@ static void walk_extents(const struct index *index, uint32_t position, uint64_t 
         if (extent.kind != EXTENT_HOLE)
             require(!__builtin_add_overflow(extent.source_offset, bytes, &end) &&
                     end <= index_info(index)->archive_bytes);
+        struct block_point point;
+        if (extent.kind == EXTENT_BLOCK && codec_has_point(extent.codec) &&
+            index_point(index, extent.block, &point) == 0)
+            require(point.window_bytes <= POINT_WINDOW_MAX && point.first_bit < 8);
         at += extent.length;
     }
     if (at >= size)

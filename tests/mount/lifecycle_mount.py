@@ -193,6 +193,7 @@ def make_source(work):
 
 def signal_while_reading(archive, number):
     """Its exit status and words, or None when it was ready before the signal came."""
+    run("rm", "-f", f"{archive}.onepot-index")
     with life.background("mount", archive) as starter:
         wait_for(lambda: "slow.tar.gz.stat" in slots(), "the slot")
         if starter.poll() is None:

@@ -238,8 +238,8 @@ def test_staged_ahead_of_time(work):
 
 def test_a_compressed_tar_is_unpacked_once(work):
     source, _ = make_archive(work)
-    archive = os.path.join(source, "a.tar.gz")
-    run("tar", "-czf", archive, "-C", work / "tree", ".")
+    archive = os.path.join(source, "a.tar.zst")
+    run("tar", "--zstd", "-cf", archive, "-C", work / "tree", ".")
     with work.mount("--stage", archive, name="one") as first:
         check("unpacked" in first.notes and "onepot pack" in first.notes, first.notes)
         with work.mount("--stage", "--idle=1000", archive, name="two") as second:

@@ -18,15 +18,15 @@ import harness
 from harness import check, check_equal, onepot, run, wait_for
 from slowfs import Slow
 
-FILES, FILE_BYTES = 40, 200_000
+FILES, FILE_BYTES = 40, 400_000
 
 
 def content(i):
     return hashlib.shake_128(str(i).encode()).digest(FILE_BYTES)
 
 
-def make_stream(work, program="gzip -1", suffix="gz"):
-    """A stream of 8 MB that does not shrink, its index beside it, alone in its folder."""
+def make_stream(work, program="zstd -q -1", suffix="zst"):
+    """A stream of 16 MB that does not shrink, its index beside it, alone in its folder."""
     harness.need_program(program.split()[0])
     tree, source = work / "tree", work / "source"
     os.makedirs(tree, exist_ok=True)
@@ -188,8 +188,8 @@ def test_who_wants_something_else_does_not_wait_with_many_readers(work):
 def test_a_read_waits_as_long_as_the_stream_goes_on(work):
     """With a limit shorter than the stream takes: five seconds."""
     archive = make_stream(work)
-    with Slow(work, "--bandwidth=1600K", "--pages=none", os.path.dirname(archive)) as slow:
-        with work.mount("--io-timeout=3", slow / "a.tar.gz") as mount:
+    with Slow(work, "--bandwidth=3200K", "--pages=none", os.path.dirname(archive)) as slow:
+        with work.mount("--io-timeout=3", slow / "a.tar.zst") as mount:
             check_file(mount.path, FILES - 1)
             check_equal(mount.stat()["stalls"], 0, "stalls")
 
@@ -269,7 +269,7 @@ def test_names_of_an_indexed_stream_are_told_without_unpacking_it(work):
     flip(archive, os.path.getsize(archive) // 2 + 12345)
     check_equal(onepot("ls", archive).stdout.decode().split(), names, "names")
     info = onepot("info", "--json", archive).stdout.decode()
-    for text in ('"index_origin": "saved"', '"compression": "gzip"', f'"files": {FILES},'):
+    for text in ('"index_origin": "saved"', '"compression": "zstd"', f'"files": {FILES},'):
         check(text in info, f"not in what info says: {text}")
     check(onepot("cat", archive, "f039", status=None).returncode != 0,
           "bytes of a damaged stream were given")
@@ -289,7 +289,7 @@ def test_a_stream_that_is_cut_short_says_so(work):
     with held_stream(work, "--pages=none", "--attr-timeout=0") as (slow, archive):
         with work.mount("--io-timeout=5", "--retries=1", archive) as mount:
             check_file(mount.path, 3)
-            below = os.path.join(work / "source", "a.tar.gz")
+            below = os.path.join(work / "source", "a.tar.zst")
             os.truncate(below, os.path.getsize(below) // 2)
             slow.toggle()
             wait_for(lambda: staged(mount)["failure"], "the failure", 60)

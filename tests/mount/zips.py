@@ -219,6 +219,43 @@ def test_encrypted_and_unknown_methods_are_left_out_alone(work):
         check(onepot("verify", zipped, status=1), "it verifies")
 
 
+def long_member(folder):
+    """A zip with a deflated member of 70 MB, half of which does not shrink; and its content."""
+    block = random.Random(1).randbytes(1 << 19)
+    data = b"".join(block[i * 997:] + b"%d" % i * 500_000 + block[:i * 997] for i in range(50))
+    check(len(data) > 64 << 20, "it is too short")
+    return make(folder / "a.zip", [(entry("long"), data, DEFLATED),
+                                   (entry("other"), b"short", DEFLATED)], compresslevel=1), data
+
+
+def test_long_deflated_members_are_read_in_parts(work):
+    path, data = long_member(work)
+    onepot("verify", path)
+    with work.mount(path) as mount, open(mount / "long", "rb") as f:
+        check_equal(f.read(), data, "the content")
+        for at in range(0, len(data), 7_654_321):
+            f.seek(at)
+            check_equal(f.read(1000), data[at:at + 1000], f"bytes at {at}")
+    check(os.path.exists(f"{path}.onepot-index"), "its index was not saved")
+    check_equal(onepot("cat", path, "long").stdout, data, "cat")
+
+
+def test_long_members_that_are_damaged_are_left_out(work):
+    whole = bytearray(pathlib.Path(long_member(work)[0]).read_bytes())
+    at = next(directory_of(whole))
+    for name, where, bits in (("middle", at // 2, 0x55), ("sum", at + 16, 1), ("size", at + 24, 1)):
+        changed = bytearray(whole)
+        changed[where] ^= bits
+        if where >= at:  # in the local header, too
+            changed[where - at - 2] ^= bits
+        path = work / f"{name}.zip"
+        pathlib.Path(path).write_bytes(changed)
+        with work.mount(path) as mount:
+            check_equal(os.listdir(mount.path), ["other"], name)
+            check("long: " in mount.notes, f"{name}: it said {mount.notes}")
+        onepot("verify", path, status=1)
+
+
 def test_directory_that_disagrees_with_headers_is_refused(work):
     path = make(work / "a.zip", [(entry("one"), b"1" * 50, STORED), (entry("two"), b"2" * 500, DEFLATED)])
     size = os.path.getsize(path)

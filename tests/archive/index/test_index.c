@@ -248,7 +248,7 @@ START_TEST(a_later_version_is_told_from_damage)
     h->version = 2;
     ck_assert_int_eq(open_changed(image, len, &index), -ENOTSUP);
     h->version = 1;
-    h->incompatible = 4;
+    h->incompatible = 8;
     ck_assert_int_eq(open_changed(image, len, &index), -ENOTSUP);
     h->incompatible = 0;
     ck_assert_int_eq(open_changed(image, len, &index), 0);
@@ -731,6 +731,123 @@ START_TEST(children_end_where_the_index_ends_whenever_they_are_asked_for)
 }
 END_TEST
 
+/* ---- parts of streams ---- */
+
+static const struct block_point sound_points[] = {
+    {.sum = 1, .last_bits = 3},
+    {.sum = 2,
+     .first_bit = 3,
+     .last_bits = 8,
+     .window_bytes = POINT_WINDOW_MAX,
+     .window_packed = 6,
+     .window = "window"},
+    {.sum = 3,
+     .first_bit = 7,
+     .last_bits = 1,
+     .window_bytes = 1,
+     .window_packed = 1,
+     .window = "x"},
+};
+
+/* A file of three parts of a stream, with another block among them. */
+static struct builder *builder_of_parts(void)
+{
+    struct builder *b = new_builder();
+    struct builder_piece pieces[4];
+    struct builder_block block = {.packed_bytes = 100, .block_bytes = 4096};
+    for (uint32_t i = 0; i < 4; i++) {
+        block.source_offset = 1000 + i * 100;
+        block.codec = i == 1 ? CODEC_DEFLATE : CODEC_DEFLATE_POINT;
+        block.point = i == 1 ? NULL : &sound_points[i - (i > 1)];
+        pieces[i] = (struct builder_piece){.offset = i * 4096, .length = 4096};
+        ck_assert_int_eq(builder_add_fragment(b, &block, &pieces[i].fragment), 0);
+    }
+    builder_use_ranges(b);
+    uint32_t inode = add(b, "file",
+                         &(struct builder_member){
+                             .mode = S_IFREG | 0600, .data = DATA_BLOCKS, .size_bytes = 16384});
+    ck_assert_int_eq(builder_set_pieces(b, inode, pieces, 4), 0);
+    return b;
+}
+
+START_TEST(a_part_of_a_stream_has_its_point)
+{
+    struct index *index = build(builder_of_parts(), &header);
+    ck_assert_uint_eq(index_points(index), 3);
+    for (uint32_t i = 0; i < 4; i++) {
+        struct extent e = extent_of(index, "file", i * 4096);
+        struct block_point point, expected = sound_points[i - (i > 1)];
+        ck_assert_int_eq((int)e.codec, i == 1 ? CODEC_DEFLATE : CODEC_DEFLATE_POINT);
+        ck_assert_int_eq(index_point(index, e.block, &point), i == 1 ? -EUCLEAN : 0);
+        if (i == 1)
+            continue;
+        ck_assert_uint_eq(point.sum, expected.sum);
+        ck_assert_uint_eq(point.first_bit, expected.first_bit);
+        ck_assert_uint_eq(point.last_bits, expected.last_bits);
+        ck_assert_uint_eq(point.window_bytes, expected.window_bytes);
+        ck_assert_uint_eq(point.window_packed, expected.window_packed);
+        ck_assert(!point.window_packed ||
+                  memcmp(point.window, expected.window, point.window_packed) == 0);
+    }
+    struct block_point point;
+    ck_assert_int_eq(index_point(index, 4, &point), -EUCLEAN);
+    ck_assert_int_eq(index_point(index, UINT32_MAX, &point), -EUCLEAN);
+    ck_assert_uint_eq(walk_all(index).errors, 0);
+    index_close(index);
+}
+END_TEST
+
+static struct disk_section section_of(const uint8_t *image, enum disk_section_id id)
+{
+    struct disk_header h;
+    struct disk_section s = {0};
+    memcpy(&h, image, sizeof(h));
+    for (uint32_t i = 0; i < h.sections && s.id != id; i++)
+        memcpy(&s, image + h.sections_offset + i * sizeof(s), sizeof(s));
+    ck_assert_uint_eq(s.id, id);
+    return s;
+}
+
+START_TEST(each_field_of_a_point_is_checked)
+{
+    size_t len;
+    uint8_t *image = build_image(builder_of_parts(), &header, &len);
+    struct disk_header h;
+    memcpy(&h, image, sizeof(h));
+    ck_assert_uint_eq(h.incompatible, DISK_NEEDS_CODECS | DISK_NEEDS_POINTS);
+    struct disk_section s = section_of(image, SECTION_POINTS);
+    struct disk_point sound;
+    memcpy(&sound, image + s.offset + sizeof(sound), sizeof(sound));
+    ck_assert_uint_eq(sound.block, 2);
+    struct disk_point bad[9];
+    for (size_t i = 0; i < 9; i++)
+        bad[i] = sound;
+    bad[0].window = 2; /* of 7 bytes, it has 6 */
+    bad[1].window = UINT64_MAX - 2;
+    bad[2].block = 9;
+    bad[3].window_packed = UINT32_MAX;
+    bad[4].window_packed = 0;
+    bad[5].window_bytes = POINT_WINDOW_MAX + 1;
+    bad[6].window_bytes = 0;
+    bad[7].first_bit = 8;
+    bad[8].last_bits = 0;
+    for (size_t i = 0; i < 10; i++) {
+        struct index *index = NULL;
+        struct block_point point;
+        if (i < 9)
+            memcpy(image + s.offset + sizeof(sound), &bad[i], sizeof(sound));
+        else
+            memset(image + s.offset, 0, s.length); /* as of a file that was cut short */
+        reseal(image, len);
+        ck_assert_int_eq(open_image(image, len, &index), 0);
+        ck_assert_msg(index_point(index, 2, &point) == -EUCLEAN, "%zu", i);
+        ck_assert_uint_gt(walk_all(index).errors, 0);
+        index_close(index);
+    }
+    free(image);
+}
+END_TEST
+
 /* ---- large images, threads, memory ---- */
 
 static struct builder *large_tree(unsigned count)
@@ -854,6 +971,8 @@ int main(void)
     tcase_add_test(tc, a_size_is_no_more_than_archive_and_index_can_hold);
     tcase_add_test(tc, what_others_may_change_is_read_once);
     tcase_add_test(tc, children_end_where_the_index_ends_whenever_they_are_asked_for);
+    tcase_add_test(tc, a_part_of_a_stream_has_its_point);
+    tcase_add_test(tc, each_field_of_a_point_is_checked);
     tcase_add_test(tc, one_damaged_page_spoils_only_what_lies_in_it);
     tcase_add_test(tc, threads_agree);
     tcase_add_test(tc, an_index_costs_at_most_40_bytes_a_file_and_its_name);

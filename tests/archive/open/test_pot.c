@@ -527,29 +527,29 @@ static void check_unpacked(const char *path, const char *compression, const char
 
 START_TEST(compressed_tar_is_unpacked_into_memory)
 {
-    ck_assert_int_eq(command("gzip -k a.tar && xz -k a.tar && bzip2 -k a.tar"), 0);
-    check_unpacked("a.tar.gz", "gzip", "/dev/shm", defaults);
+    ck_assert_int_eq(command("zstd -q a.tar && xz -k a.tar && bzip2 -k a.tar"), 0);
+    check_unpacked("a.tar.zst", "zstd", "/dev/shm", defaults);
     check_unpacked("a.tar.xz", "xz", "/dev/shm", defaults);
     check_unpacked("a.tar.bz2", "bzip2", "/dev/shm", defaults);
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
-    check_unpacked("a.tar.gz", "gzip", "/dev/shm", defaults);
+    check_unpacked("a.tar.zst", "zstd", "/dev/shm", defaults);
 }
 END_TEST
 
 START_TEST(compressed_tar_that_does_not_fit_in_memory_goes_to_disk)
 {
-    ck_assert_int_eq(command("gzip -k a.tar"), 0);
+    ck_assert_int_eq(command("zstd -q a.tar"), 0);
     /* By the guess; then only when it is being written. */
-    check_unpacked("a.tar.gz", "gzip", folder, (struct pot_options){.memory_bytes = 4096});
+    check_unpacked("a.tar.zst", "zstd", folder, (struct pot_options){.memory_bytes = 4096});
     ck_assert_int_eq(
         command("head -c 3000000 /dev/zero > tree/zeros && tar -cf z.tar -C tree . "
-                "&& gzip z.tar"),
+                "&& zstd -q z.tar"),
         0);
-    check_unpacked("z.tar.gz", "gzip", folder, (struct pot_options){.memory_bytes = 4000000});
+    check_unpacked("z.tar.zst", "zstd", folder, (struct pot_options){.memory_bytes = 4000000});
     setenv("TMPDIR", "/nonexistent-folder-of-onepot", 1);
-    check_unpacked("z.tar.gz", "gzip", "/tmp", (struct pot_options){.memory_bytes = 4000000});
+    check_unpacked("z.tar.zst", "zstd", "/tmp", (struct pot_options){.memory_bytes = 4000000});
     unsetenv("TMPDIR");
-    check_unpacked("z.tar.gz", "gzip", "/tmp", (struct pot_options){.memory_bytes = 4000000});
+    check_unpacked("z.tar.zst", "zstd", "/tmp", (struct pot_options){.memory_bytes = 4000000});
 }
 END_TEST
 
@@ -645,29 +645,29 @@ START_TEST(index_of_a_stream_is_saved_for_who_can_use_it)
 {
     struct stat st;
     struct expansion e = {0};
-    ck_assert_int_eq(command("gzip -k a.tar"), 0);
+    ck_assert_int_eq(command("zstd -q a.tar"), 0);
     ck_assert_int_eq(stat("a.tar", &st), 0);
-    pot_close(open_stream("a.tar.gz", &e));
+    pot_close(open_stream("a.tar.zst", &e));
     ck_assert_uint_eq(e.count, 0); /* there is no index yet */
 
-    struct pot *pot = must_open("a.tar.gz", always);
+    struct pot *pot = must_open("a.tar.zst", always);
     ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    ck_assert_str_eq(pot->index_path, "a.tar.gz.onepot-index");
+    ck_assert_str_eq(pot->index_path, "a.tar.zst.onepot-index");
     pot_close(pot);
-    pot = must_open("a.tar.gz", always);
+    pot = must_open("a.tar.zst", always);
     ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
     pot_close(pot);
 
-    pot = open_stream("a.tar.gz", &e);
+    pot = open_stream("a.tar.zst", &e);
     ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
-    ck_assert_str_eq(pot->compression, "gzip");
+    ck_assert_str_eq(pot->compression, "zstd");
     ck_assert_uint_eq(e.count, 1);
     ck_assert_uint_eq(e.bytes, (uint64_t)st.st_size);
     ck_assert_uint_eq(e.sums, ((uint64_t)st.st_size - 1) / INDEX_WINDOW_BYTES + 1);
     check_content(pot);
     pot_close(pot);
 
-    pot = must_open("a.tar.gz", never); /* who can't is not led astray */
+    pot = must_open("a.tar.zst", never); /* who can't is not led astray */
     ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
     check_content(pot);
     pot_close(pot);
@@ -677,9 +677,9 @@ END_TEST
 START_TEST(a_stream_without_room_is_unpacked_as_ever)
 {
     struct expansion e = {.err = -ENOSPC};
-    ck_assert_int_eq(command("gzip -k a.tar"), 0);
-    pot_close(must_open("a.tar.gz", always));
-    struct pot *pot = open_stream("a.tar.gz", &e);
+    ck_assert_int_eq(command("zstd -q a.tar"), 0);
+    pot_close(must_open("a.tar.zst", always));
+    struct pot *pot = open_stream("a.tar.zst", &e);
     ck_assert_uint_eq(e.count, 1);
     ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
     check_content(pot);
@@ -690,18 +690,18 @@ END_TEST
 START_TEST(index_of_a_stream_is_of_that_stream)
 {
     struct expansion e = {0};
-    ck_assert_int_eq(command("gzip -k a.tar && xz -k a.tar"), 0);
-    pot_close(must_open("a.tar.gz", always));
-    ck_assert_int_eq(command("mv a.tar.gz.onepot-index a.tar.xz.onepot-index"), 0);
+    ck_assert_int_eq(command("zstd -q a.tar && xz -k a.tar"), 0);
+    pot_close(must_open("a.tar.zst", always));
+    ck_assert_int_eq(command("mv a.tar.zst.onepot-index a.tar.xz.onepot-index"), 0);
     pot_close(open_stream("a.tar.xz", &e));
     ck_assert_int_eq(command("cp -p a.tar.xz.onepot-index a.tar.onepot-index"), 0);
     struct pot *pot = must_open("a.tar", never);
     ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
     pot_close(pot);
-    ck_assert_int_eq(command("mv a.tar.xz.onepot-index a.tar.gz.onepot-index && "
-                             "touch -d @1 a.tar.gz"),
+    ck_assert_int_eq(command("mv a.tar.xz.onepot-index a.tar.zst.onepot-index && "
+                             "touch -d @1 a.tar.zst"),
                      0);
-    pot_close(open_stream("a.tar.gz", &e));
+    pot_close(open_stream("a.tar.zst", &e));
     ck_assert_uint_eq(e.count, 0);
 }
 END_TEST
@@ -709,8 +709,8 @@ END_TEST
 START_TEST(compressed_onepot_archive_brings_its_index)
 {
     make_onepot("p.tar");
-    ck_assert_int_eq(command("gzip p.tar"), 0);
-    struct pot *pot = must_open("p.tar.gz", defaults);
+    ck_assert_int_eq(command("zstd -q p.tar"), 0);
+    struct pot *pot = must_open("p.tar.zst", defaults);
     check_content(pot);
     ck_assert_int_eq((int)pot->origin, POT_INDEX_EMBEDDED);
     pot_close(pot);
@@ -831,8 +831,8 @@ END_TEST
 
 START_TEST(notes_can_not_write_to_the_terminal)
 {
-    ck_assert_int_eq(command("cp a.tar \"$(printf 'x\\033[31m.tar')\" && gzip x*.tar"), 0);
-    struct pot *pot = must_open("x\033[31m.tar.gz", defaults);
+    ck_assert_int_eq(command("cp a.tar \"$(printf 'x\\033[31m.tar')\" && zstd -q x*.tar"), 0);
+    struct pot *pot = must_open("x\033[31m.tar.zst", defaults);
     ck_assert_str_ne(notes, "");
     ck_assert_ptr_null(strchr(notes, '\033'));
     pot_close(pot);

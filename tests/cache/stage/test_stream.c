@@ -53,10 +53,10 @@ static void set_up(void)
     ck_assert_ptr_nonnull(f);
     ck_assert_uint_eq(fwrite(bytes, 1, FILE_BYTES, f), FILE_BYTES);
     ck_assert_int_eq(fclose(f), 0);
-    ck_assert_int_eq(command("tar -cf - data | gzip -1 > a.tar.gz"), 0);
+    ck_assert_int_eq(command("tar -cf - data | zstd -q > a.tar.zst"), 0);
     struct pot *pot = NULL;
     ck_assert_int_eq(
-        pot_open("a.tar.gz", &(struct pot_options){.save = POT_SAVE_ALWAYS}, NULL, &pot), 0);
+        pot_open("a.tar.zst", &(struct pot_options){.save = POT_SAVE_ALWAYS}, NULL, &pot), 0);
     pot_close(pot);
 }
 
@@ -82,7 +82,7 @@ static void open_stream(struct opened *o, bool is_private)
     *o = (struct opened){.store = {.is_private = is_private}};
     const struct pot_store pot_store = stage_pot_store(&o->store);
     ck_assert_int_eq(
-        pot_open("a.tar.gz", &(struct pot_options){.store = &pot_store}, NULL, &o->pot), 0);
+        pot_open("a.tar.zst", &(struct pot_options){.store = &pot_store}, NULL, &o->pot), 0);
     ck_assert_ptr_nonnull(o->store.stage);
     ck_assert_int_eq((int)o->pot->origin, POT_INDEX_SAVED);
     ck_assert_int_eq(index_resolve(o->pot->index, "data", &position), 0);
@@ -201,8 +201,8 @@ END_TEST
 static void damage(void)
 {
     struct stat st;
-    ck_assert_int_eq(stat("a.tar.gz", &st), 0);
-    auto_close int fd = open("a.tar.gz", O_RDWR);
+    ck_assert_int_eq(stat("a.tar.zst", &st), 0);
+    auto_close int fd = open("a.tar.zst", O_RDWR);
     off_t at = st.st_size / 17 * 9 + st.st_size / 34;
     uint8_t byte;
     ck_assert_int_eq(pread(fd, &byte, 1, at), 1);
@@ -274,8 +274,8 @@ START_TEST(a_copy_that_others_unpack_stays_theirs)
     struct stage *stage = NULL;
     struct source *packed = NULL;
     ck_assert_int_eq(
-        pot_open("a.tar.gz", &(struct pot_options){.save = POT_SAVE_ALWAYS}, NULL, &pot), 0);
-    ck_assert_int_eq(source_open("a.tar.gz", NULL, &packed), 0);
+        pot_open("a.tar.zst", &(struct pot_options){.save = POT_SAVE_ALWAYS}, NULL, &pot), 0);
+    ck_assert_int_eq(source_open("a.tar.zst", NULL, &packed), 0);
     const struct pot_stream stream = {.backend = pot->backend,
                                       .packed = packed,
                                       .index = pot->index,
@@ -326,7 +326,7 @@ END_TEST
 
 START_TEST(a_loader_reads_it_too)
 {
-    const char *path = "a.tar.gz";
+    const char *path = "a.tar.zst";
     for (int i = 0; i < 2; i++) {
         const struct onepot_archive_options options = {.size = sizeof(options),
                                                        .stage = i ? folder : NULL};

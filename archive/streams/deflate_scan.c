@@ -1,0 +1,400 @@
+/*
+ * zlib stops between blocks if asked to (Z_BLOCK), and says how many bits of the last byte it
+ * left. That is where a part can end.
+ *
+ * Which bytes of the window does a part refer to? Only its first 32 KB can, so these are
+ * decompressed twice more, with windows whose bytes name their places. What comes out differs
+ * wherever it came from the window, and together both bytes say from where.
+ */
+#include "deflate_scan.h"
+
+#include <errno.h>
+
+#ifdef HAVE_ZLIB
+#include <stdlib.h>
+#include <string.h>
+
+#include <libdeflate.h>
+#include <xxhash.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include "numbers.h"
+
+#define IN_BYTES (256u << 10)
+#define MAPPED_BYTES (1u << 30) /* zlib counts in 32 bits */
+#define OUT_FIRST_BYTES (1u << 20)
+#define PACKED_MAX (1u << 30)
+#define PROBE_IN_BYTES (64u << 10)
+#define WINDOW_LEVEL 6 /* of zstd: higher ones gain less than a hundredth */
+/* What a point costs besides its window: its records, and a page sum now and then. */
+#define POINT_BYTES 56u
+#define WINDOW_GUESS_BYTES 2048u
+#define STREAM_SHARE 100u /* of the stream's bytes, one may be spent on points */
+#define FIRST_SHARE_BYTES 4096u
+#define RAW_DEFLATE (-15)
+
+struct deflate_scan {
+    struct source *source;
+    const char *name;
+    const uint8_t *map;
+    uint8_t *in;     /* only without a map */
+    uint64_t offset; /* of the next byte to hand to zlib */
+    uint64_t end;    /* of the stream, at most */
+    z_stream z;      /* all of the stream */
+    z_stream probe;  /* the beginning of a part */
+    uint32_t crc;
+    uint64_t bytes; /* decompressed */
+    uint64_t start; /* of the stream */
+    uint64_t spent; /* on its points */
+    uint64_t guess; /* bytes that the next point takes */
+    bool cuts_often;
+
+    /* The part that comes next. */
+    uint64_t part_offset;
+    unsigned first_bit;
+    size_t window_len;
+    uint8_t window[POINT_WINDOW_MAX];
+
+    ZSTD_CCtx *zstd;
+    uint8_t *packed_window; /* of the last part */
+    uint8_t marked[2][POINT_WINDOW_MAX], probed[2][POINT_WINDOW_MAX];
+    bool used[POINT_WINDOW_MAX];
+    uint8_t sparse[POINT_WINDOW_MAX];
+    uint8_t probe_in[PROBE_IN_BYTES];
+};
+
+/* The bytes that stand for place i in the two windows. They always differ. */
+static uint8_t mark_of(unsigned which, uint32_t i)
+{
+    uint8_t low = (uint8_t)i;
+    return which == 0 ? low : (uint8_t)(low ^ (uint8_t)((i >> 8) + 1));
+}
+
+static uint32_t marked_place(uint8_t first, uint8_t second)
+{
+    return (uint32_t)((first ^ second) - 1) << 8 | first;
+}
+
+int deflate_scan_new(struct source *source, const char *name, struct deflate_scan **ret_scan)
+{
+    struct deflate_scan *s = calloc(1, sizeof(*s));
+    if (!s)
+        return -ENOMEM;
+    s->source = source;
+    s->name = name;
+    s->map = source_map(source);
+    s->guess = WINDOW_GUESS_BYTES + POINT_BYTES;
+    s->in = s->map ? NULL : malloc(IN_BYTES);
+    s->zstd = ZSTD_createCCtx();
+    s->packed_window = malloc(ZSTD_compressBound(POINT_WINDOW_MAX));
+    for (uint32_t i = 0; i < POINT_WINDOW_MAX; i++) {
+        s->marked[0][i] = mark_of(0, i);
+        s->marked[1][i] = mark_of(1, i);
+    }
+    if ((!s->map && !s->in) || !s->zstd || !s->packed_window ||
+        inflateInit2(&s->z, RAW_DEFLATE) != Z_OK ||
+        inflateInit2(&s->probe, RAW_DEFLATE) != Z_OK) {
+        deflate_scan_free(s);
+        return -ENOMEM;
+    }
+    *ret_scan = s;
+    return 0;
+}
+
+void deflate_scan_free(struct deflate_scan *s)
+{
+    if (!s)
+        return;
+    inflateEnd(&s->z);
+    inflateEnd(&s->probe);
+    ZSTD_freeCCtx(s->zstd);
+    free(s->packed_window);
+    free(s->in);
+    free(s);
+}
+
+int deflate_scan_begin(struct deflate_scan *s, uint64_t offset, uint64_t end)
+{
+    if (inflateReset(&s->z) != Z_OK)
+        return -ENOMEM;
+    s->z.avail_in = 0;
+    s->offset = s->start = s->part_offset = offset;
+    s->end = min_u64(end, source_size(s->source));
+    s->crc = 0;
+    s->bytes = s->spent = 0;
+    s->first_bit = 0;
+    s->window_len = 0;
+    return 0;
+}
+
+void deflate_scan_cut_often(struct deflate_scan *s)
+{
+    s->cuts_often = true;
+}
+
+uint64_t deflate_scan_offset(const struct deflate_scan *s)
+{
+    return s->offset - s->z.avail_in;
+}
+
+uint32_t deflate_scan_crc(const struct deflate_scan *s)
+{
+    return s->crc;
+}
+
+uint64_t deflate_scan_bytes(const struct deflate_scan *s)
+{
+    return s->bytes;
+}
+
+/* ---- the windows ---- */
+
+/* The first bytes of a part, up to PROBE_IN_BYTES. */
+static int scan_part_start(struct deflate_scan *s, uint32_t packed, const uint8_t **ret_bytes,
+                           size_t *ret_len)
+{
+    *ret_len = (size_t)min_u64(packed, PROBE_IN_BYTES);
+    *ret_bytes = s->map ? s->map + s->part_offset : s->probe_in;
+    return s->map ? 0 : source_read(s->source, s->probe_in, *ret_len, s->part_offset);
+}
+
+/* Decompresses the start of the part with another window. False: that does not work. */
+static bool scan_probe_with(struct deflate_scan *s, const uint8_t *packed, size_t packed_len,
+                            const uint8_t *window, uint8_t *out, size_t len)
+{
+    z_stream *z = &s->probe;
+    unsigned skip = s->first_bit;
+    if (inflateReset(z) != Z_OK ||
+        (skip && inflatePrime(z, (int)(8 - skip), packed[0] >> skip) != Z_OK) ||
+        inflateSetDictionary(z, window, (uInt)s->window_len) != Z_OK)
+        return false;
+    z->next_in = (Bytef *)(uintptr_t)(packed + (skip != 0));
+    z->avail_in = (uInt)(packed_len - (skip != 0));
+    z->next_out = out;
+    z->avail_out = (uInt)len;
+    int r = inflate(z, Z_SYNC_FLUSH);
+    return (r == Z_OK || r == Z_STREAM_END || r == Z_BUF_ERROR) && z->avail_out == 0;
+}
+
+/* Finds out which bytes of the window the part refers to. In doubt, all. */
+static int scan_find_used(struct deflate_scan *s, uint32_t packed, uint32_t bytes)
+{
+    const uint8_t *start;
+    size_t start_len, len = (size_t)min_u64(bytes, POINT_WINDOW_MAX);
+    int r = scan_part_start(s, packed, &start, &start_len);
+    if (r < 0)
+        return r;
+    bool is_known = true;
+    for (unsigned i = 0; i < 2 && is_known; i++)
+        is_known = scan_probe_with(s, start, start_len, s->marked[i], s->probed[i], len);
+    memset(s->used, !is_known, sizeof(s->used));
+    for (size_t i = 0; is_known && i < len; i++)
+        if (s->probed[0][i] != s->probed[1][i])
+            s->used[marked_place(s->probed[0][i], s->probed[1][i]) % POINT_WINDOW_MAX] = true;
+    return 0;
+}
+
+static int scan_make_window(struct deflate_scan *s, uint32_t packed, uint32_t bytes,
+                            struct block_point *point)
+{
+    size_t first = 0, n = s->window_len;
+    point->window = NULL;
+    point->window_bytes = point->window_packed = 0;
+    if (n == 0 || bytes == 0)
+        return 0;
+    int r = scan_find_used(s, packed, bytes);
+    if (r < 0)
+        return r;
+    while (first < n && !s->used[first])
+        first++;
+    if (first == n)
+        return 0;
+    for (size_t i = first; i < n; i++)
+        s->sparse[i] = s->used[i] ? s->window[i] : 0;
+    size_t len = ZSTD_compressCCtx(s->zstd, s->packed_window, ZSTD_compressBound(n - first),
+                                   s->sparse + first, n - first, WINDOW_LEVEL);
+    if (ZSTD_isError(len))
+        return -ENOMEM;
+    point->window = s->packed_window;
+    point->window_bytes = (uint32_t)(n - first);
+    point->window_packed = (uint32_t)len;
+    return 0;
+}
+
+/* The last bytes of the part, and of the window before it, are the next one's window. */
+static void scan_move_window(struct deflate_scan *s, const uint8_t *out, size_t len)
+{
+    if (len >= POINT_WINDOW_MAX) {
+        memcpy(s->window, out + len - POINT_WINDOW_MAX, POINT_WINDOW_MAX);
+        s->window_len = POINT_WINDOW_MAX;
+        return;
+    }
+    size_t keep = (size_t)min_u64(s->window_len, POINT_WINDOW_MAX - len);
+    memmove(s->window, s->window + s->window_len - keep, keep);
+    if (len > 0)
+        memcpy(s->window + keep, out, len);
+    s->window_len = keep + len;
+}
+
+/* ---- parts ---- */
+
+static int scan_damaged(const struct deflate_scan *s, struct fault *fault, const char *what)
+{
+    return fault_set(fault, -EUCLEAN, NULL, deflate_scan_offset(s), "damaged %s data: %s",
+                     s->name, what);
+}
+
+/* Gets more input. At the end there is none. */
+static int scan_refill(struct deflate_scan *s, struct fault *fault)
+{
+    size_t len = (size_t)min_u64(s->end - s->offset, s->map ? MAPPED_BYTES : IN_BYTES);
+    int r = s->map || len == 0 ? 0 : source_read(s->source, s->in, len, s->offset);
+    if (r < 0)
+        return fault_set(fault, r, NULL, s->offset, "read error: %s", fault_errno(r));
+    s->z.next_in = (Bytef *)(uintptr_t)(s->map ? s->map + s->offset : s->in);
+    s->z.avail_in = (uInt)len;
+    s->offset += len;
+    return 0;
+}
+
+/* Makes room behind `len` bytes. */
+static int scan_grow(struct deflate_buffer *buffer, size_t len)
+{
+    if (len < buffer->room)
+        return 0;
+    if (buffer->room >= DEFLATE_PART_MAX)
+        return -ENOTSUP;
+    size_t room = buffer->room ? 2 * buffer->room : OUT_FIRST_BYTES;
+    uint8_t *larger = realloc(buffer->at, room);
+    if (!larger)
+        return -ENOMEM;
+    buffer->at = larger;
+    buffer->room = room;
+    return 0;
+}
+
+/* Does it pay to end the part here, between two blocks? */
+static bool scan_may_cut(const struct deflate_scan *s, size_t len)
+{
+    uint64_t share = (deflate_scan_offset(s) - s->start) / STREAM_SHARE + FIRST_SHARE_BYTES;
+    return len >= DEFLATE_PART_LARGE || (s->cuts_often && len > 0) ||
+           (len >= DEFLATE_PART_LEAST && s->spent + s->guess <= share);
+}
+
+/* Decompresses to the end of a part: 1 if it is the stream's end, or 0. */
+static int scan_inflate(struct deflate_scan *s, struct deflate_buffer *buffer,
+                        struct fault *fault, size_t *ret_len)
+{
+    for (size_t len = 0;;) {
+        int r = scan_grow(buffer, len);
+        if (r == 0 && s->z.avail_in == 0)
+            r = scan_refill(s, fault);
+        if (r < 0)
+            return r;
+        size_t room = buffer->room - len;
+        bool is_end = s->z.avail_in == 0;
+        s->z.next_out = buffer->at + len;
+        s->z.avail_out = (uInt)room;
+        int z = inflate(&s->z, Z_BLOCK);
+        len += room - s->z.avail_out;
+        *ret_len = len;
+        if (z == Z_STREAM_END)
+            return 1;
+        if (z == Z_MEM_ERROR)
+            return -ENOMEM;
+        if (z != Z_OK && z != Z_BUF_ERROR)
+            return scan_damaged(s, fault, s->z.msg ? s->z.msg : "it makes no sense");
+        if (is_end && z == Z_BUF_ERROR && !(s->z.data_type & 128))
+            return scan_damaged(s, fault, "it ends too early");
+        if (deflate_scan_offset(s) - s->part_offset > PACKED_MAX)
+            return -ENOTSUP;
+        if ((s->z.data_type & (128 | 64)) == 128 && scan_may_cut(s, len))
+            return 0;
+    }
+}
+
+int deflate_scan_next(struct deflate_scan *s, struct deflate_buffer *buffer,
+                      struct fault *fault, struct deflate_part *ret_part)
+{
+    size_t len = 0;
+    int r = scan_inflate(s, buffer, fault, &len);
+    if (r < 0)
+        return r;
+    bool is_last = r == 1;
+    unsigned unused = is_last ? 0 : s->z.data_type & 7;
+    uint64_t end = deflate_scan_offset(s);
+    *ret_part = (struct deflate_part){
+        .block = {.source_offset = s->part_offset,
+                  .packed_bytes = (uint32_t)(end - s->part_offset),
+                  .block_bytes = (uint32_t)len,
+                  .codec = CODEC_DEFLATE_POINT,
+                  .point = &ret_part->point},
+        .point = {.sum = XXH3_64bits(buffer->at, len),
+                  .first_bit = s->first_bit,
+                  .last_bits = 8 - unused},
+        .is_last = is_last,
+    };
+    r = scan_make_window(s, ret_part->block.packed_bytes, (uint32_t)len, &ret_part->point);
+    if (r < 0)
+        return fault_set(fault, r, NULL, s->part_offset, "read error: %s", fault_errno(r));
+    s->guess = ret_part->point.window_packed + POINT_BYTES;
+    s->spent += s->guess;
+    s->crc = libdeflate_crc32(s->crc, buffer->at, len);
+    s->bytes += len;
+    scan_move_window(s, buffer->at, len);
+    s->part_offset = end - (unused != 0);
+    s->first_bit = (8 - unused) % 8;
+    return 0;
+}
+
+#else
+
+int deflate_scan_new(struct source *source, const char *name, struct deflate_scan **ret_scan)
+{
+    (void)source, (void)name, (void)ret_scan;
+    return -ENOTSUP;
+}
+
+void deflate_scan_free(struct deflate_scan *scan)
+{
+    (void)scan;
+}
+
+int deflate_scan_begin(struct deflate_scan *scan, uint64_t offset, uint64_t end)
+{
+    (void)scan, (void)offset, (void)end;
+    return -ENOTSUP;
+}
+
+int deflate_scan_next(struct deflate_scan *scan, struct deflate_buffer *buffer,
+                      struct fault *fault, struct deflate_part *ret_part)
+{
+    (void)scan, (void)buffer, (void)fault, (void)ret_part;
+    return -ENOTSUP;
+}
+
+void deflate_scan_cut_often(struct deflate_scan *scan)
+{
+    (void)scan;
+}
+
+uint64_t deflate_scan_offset(const struct deflate_scan *scan)
+{
+    (void)scan;
+    return 0;
+}
+
+uint32_t deflate_scan_crc(const struct deflate_scan *scan)
+{
+    (void)scan;
+    return 0;
+}
+
+uint64_t deflate_scan_bytes(const struct deflate_scan *scan)
+{
+    (void)scan;
+    return 0;
+}
+
+#endif

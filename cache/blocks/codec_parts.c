@@ -1,0 +1,213 @@
+/*
+ * Deflate. libdeflate decompresses whole streams only, but twice as fast as zlib. So the part
+ * becomes a whole stream:
+ *
+ *     the window, as a stored block | filler | the part | an empty last block
+ *
+ * The part keeps its place within bytes, because stored blocks in it are aligned to bytes. The
+ * filler brings the stream to the bit in which the part begins. It is made of blocks without
+ * content: of fixed codes with 10 bits each, and, for an odd number of bits, of codes of its
+ * own with 99. The window comes out again before the part, and is dropped.
+ */
+#include "codec_parts.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <zstd.h>
+#ifdef HAVE_ZLIB
+#include <libdeflate.h>
+#endif
+
+#define STORED_HEAD_BYTES 5u
+#define FILLER_BYTES 20u /* 99 bits, three times 10, and the part's first byte */
+#define LAST_BYTES 3u
+
+struct parts_buffer {
+    uint8_t *at;
+    size_t room;
+};
+
+struct codec_parts {
+    ZSTD_DCtx *zstd; /* for windows */
+    struct parts_buffer in, out;
+#ifdef HAVE_ZLIB
+    struct libdeflate_decompressor *deflate;
+#endif
+};
+
+int codec_parts_new(struct codec_parts **ret_parts)
+{
+    struct codec_parts *parts = calloc(1, sizeof(*parts));
+    if (!parts)
+        return -ENOMEM;
+    parts->zstd = ZSTD_createDCtx();
+    bool is_made = parts->zstd != NULL;
+#ifdef HAVE_ZLIB
+    parts->deflate = libdeflate_alloc_decompressor();
+    is_made = is_made && parts->deflate;
+#endif
+    if (!is_made) {
+        codec_parts_free(parts);
+        return -ENOMEM;
+    }
+    *ret_parts = parts;
+    return 0;
+}
+
+void codec_parts_free(struct codec_parts *parts)
+{
+    if (!parts)
+        return;
+    ZSTD_freeDCtx(parts->zstd);
+#ifdef HAVE_ZLIB
+    if (parts->deflate)
+        libdeflate_free_decompressor(parts->deflate);
+#endif
+    free(parts->in.at);
+    free(parts->out.at);
+    free(parts);
+}
+
+static int parts_room(struct parts_buffer *buffer, size_t len)
+{
+    if (len <= buffer->room)
+        return 0;
+    free(buffer->at);
+    buffer->at = malloc(len);
+    buffer->room = buffer->at ? len : 0;
+    return buffer->at ? 0 : -ENOMEM;
+}
+
+/* How many bits of `packed_len` bytes belong to the part and what comes before it; 0: none. */
+static size_t parts_bits(const struct block_point *point, size_t packed_len)
+{
+    size_t end = packed_len * 8 - (8 - point->last_bits);
+    return packed_len > 0 && end > point->first_bit ? end : 0;
+}
+
+#ifdef HAVE_ZLIB
+/* Writes bits as deflate does: from the lowest bit of each byte on. The bytes are zero. */
+struct bits_out {
+    uint8_t *bytes;
+    size_t bit;
+};
+
+static void bits_put(struct bits_out *out, uint32_t value, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++, out->bit++)
+        out->bytes[out->bit / 8] |= (uint8_t)((value >> i & 1) << out->bit % 8);
+}
+
+/*
+ * A block without content of 99 bits. The lengths of its codes, 116 + 138 zeros and then 1, 2,
+ * 2, 0, are themselves in a code with four symbols (0, 1, 2 and "11 to 138 zeros") of two bits.
+ */
+static void bits_put_odd_block(struct bits_out *out)
+{
+    static const uint8_t lengths[18] = {[2] = 2, [3] = 2, [15] = 2, [17] = 2};
+    enum { ZERO = 0, ONE = 2, TWO = 1, MANY_ZEROS = 3 }; /* codes begin with the highest bit */
+    bits_put(out, 2u << 1, 3);                           /* not the last block; own codes */
+    bits_put(out, 0, 5);                                 /* 257 codes for literals, */
+    bits_put(out, 0, 5);                                 /* 1 for distances, */
+    bits_put(out, sizeof(lengths) - 4, 4);
+    for (size_t i = 0; i < sizeof(lengths); i++)
+        bits_put(out, lengths[i], 3);
+    bits_put(out, MANY_ZEROS, 2);
+    bits_put(out, 138 - 11, 7);
+    bits_put(out, MANY_ZEROS, 2);
+    bits_put(out, 116 - 11, 7);
+    bits_put(out, ONE, 2);
+    bits_put(out, TWO, 2);
+    bits_put(out, TWO, 2); /* of the end of the block, whose code is then 11 */
+    bits_put(out, ZERO, 2);
+    bits_put(out, 3, 2);
+}
+
+/* The filler up to the part's first bit. */
+static void bits_put_filler(struct bits_out *out, unsigned first_bit)
+{
+    if (first_bit % 2)
+        bits_put_odd_block(out);
+    while (out->bit % 8 != first_bit)
+        bits_put(out, 1u << 1, 10); /* not the last block, fixed codes: and at its end */
+}
+
+static size_t put_window(struct codec_parts *parts, const struct block_point *point,
+                         uint8_t *to)
+{
+    uint32_t n = point->window_bytes;
+    if (n == 0)
+        return 0;
+    const uint8_t head[STORED_HEAD_BYTES] = {0, (uint8_t)n, (uint8_t)(n >> 8), (uint8_t)~n,
+                                             (uint8_t)(~n >> 8)};
+    memcpy(to, head, sizeof(head));
+    size_t len = ZSTD_decompressDCtx(parts->zstd, to + sizeof(head), n, point->window,
+                                     point->window_packed);
+    return ZSTD_isError(len) || len != n ? 0 : sizeof(head) + n;
+}
+
+/* Makes a whole stream of the part, in `in`. -EUCLEAN: it can't be one. */
+static int make_deflate_stream(struct codec_parts *parts, const struct block_point *point,
+                               const uint8_t *packed, size_t packed_len, size_t *ret_len)
+{
+    size_t bits = parts_bits(point, packed_len);
+    if (bits == 0)
+        return -EUCLEAN;
+    int r = parts_room(&parts->in, STORED_HEAD_BYTES + point->window_bytes + FILLER_BYTES +
+                                       packed_len + LAST_BYTES);
+    if (r < 0)
+        return r;
+    size_t len = put_window(parts, point, parts->in.at);
+    if (len == 0 && point->window_bytes > 0)
+        return -EUCLEAN;
+
+    struct bits_out out = {.bytes = parts->in.at + len};
+    memset(out.bytes, 0, FILLER_BYTES);
+    bits_put_filler(&out, point->first_bit);
+    uint8_t *part = out.bytes + out.bit / 8, before = point->first_bit ? *part : 0;
+    memcpy(part, packed, packed_len);
+    part[0] = (uint8_t)((part[0] & (0xff << point->first_bit)) | before);
+
+    out = (struct bits_out){.bytes = part, .bit = bits};
+    if (bits % 8)
+        part[bits / 8] &= (uint8_t)(0xff >> (8 - bits % 8));
+    memset(part + (bits + 7) / 8, 0, LAST_BYTES);
+    bits_put(&out, 1 | 1u << 1, 10);
+    *ret_len = (size_t)(part - parts->in.at) + (out.bit + 7) / 8;
+    return 0;
+}
+
+static int unpack_deflate_part(struct codec_parts *parts, const struct block_point *point,
+                               const void *packed, size_t packed_len, void *block, size_t size)
+{
+    size_t len, whole = point->window_bytes + size;
+    int r = make_deflate_stream(parts, point, packed, packed_len, &len);
+    if (r == 0)
+        r = parts_room(&parts->out, whole);
+    if (r < 0)
+        return r;
+    if (libdeflate_deflate_decompress(parts->deflate, parts->in.at, len, parts->out.at, whole,
+                                      NULL) != LIBDEFLATE_SUCCESS)
+        return -EUCLEAN;
+    memcpy(block, parts->out.at + point->window_bytes, size);
+    return 0;
+}
+#endif
+
+int codec_parts_unpack(struct codec_parts *parts, enum codec codec,
+                       const struct block_point *point, const void *packed, size_t packed_len,
+                       void *block, size_t size)
+{
+    switch (codec) {
+#ifdef HAVE_ZLIB
+    case CODEC_DEFLATE_POINT:
+        return unpack_deflate_part(parts, point, packed, packed_len, block, size);
+#endif
+    default:
+        return -ENOTSUP;
+    }
+}

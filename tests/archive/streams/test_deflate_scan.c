@@ -1,0 +1,331 @@
+/* Parts of deflate streams: each is decompressed alone, and together they are the stream. */
+#include <check.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "codec.h"
+#include "deflate_scan.h"
+#include "suite.h"
+
+#ifdef HAVE_ZLIB
+#include <xxhash.h>
+#include <zlib.h>
+
+#define FRONT 3u /* bytes before the stream, and as many behind it */
+
+struct stream {
+    uint8_t *plain, *packed; /* `packed` has FRONT bytes at both ends */
+    size_t plain_len, packed_len;
+};
+
+/* Bytes that refer to others, near and far. */
+static uint8_t *make_plain(size_t len, unsigned seed)
+{
+    uint8_t *plain = malloc(len + 1);
+    ck_assert_ptr_nonnull(plain);
+    for (size_t i = 0; i < len;) {
+        size_t n = 3 + (size_t)rand_r(&seed) % 40;
+        size_t from = i > 100 ? (size_t)rand_r(&seed) % (i < 40000 ? i : 40000) + 1 : 0;
+        bool copies = from > 0 && rand_r(&seed) % 3;
+        for (; n > 0 && i < len; n--, i++)
+            plain[i] = copies ? plain[i - from] : (uint8_t)rand_r(&seed);
+    }
+    return plain;
+}
+
+static struct stream make_stream(size_t len, int level, int strategy, bool flushes)
+{
+    static const int modes[] = {Z_SYNC_FLUSH, Z_PARTIAL_FLUSH, Z_BLOCK, Z_FULL_FLUSH};
+    struct stream s = {.plain = make_plain(len, (unsigned)len + 7), .plain_len = len};
+    size_t room = len + len / 4 + 10000;
+    s.packed = calloc(1, room);
+    ck_assert_ptr_nonnull(s.packed);
+    z_stream z = {0};
+    ck_assert_int_eq(deflateInit2(&z, level, Z_DEFLATED, -15, 8, strategy), Z_OK);
+    z.next_out = s.packed + FRONT;
+    z.avail_out = (uInt)(room - 2 * FRONT);
+    for (size_t at = 0, i = 0; at < len; i++) {
+        size_t n = len - at < 30011 ? len - at : 30011;
+        z.next_in = s.plain + at;
+        z.avail_in = (uInt)n;
+        ck_assert_int_eq(deflate(&z, flushes ? modes[i % 4] : Z_NO_FLUSH), Z_OK);
+        at += n;
+    }
+    ck_assert_int_eq(deflate(&z, Z_FINISH), Z_STREAM_END);
+    s.packed_len = z.total_out;
+    deflateEnd(&z);
+    return s;
+}
+
+static void free_stream(struct stream *s)
+{
+    free(s->plain);
+    free(s->packed);
+}
+
+static struct source *source_of(const struct stream *s, size_t packed_len)
+{
+    struct source *source = NULL;
+    int fd = memfd_create("stream", MFD_CLOEXEC);
+    ck_assert_int_eq(write(fd, s->packed, packed_len + 2 * FRONT),
+                     (ssize_t)(packed_len + 2 * FRONT));
+    ck_assert_int_eq(source_from_fd(fd, "stream", &source), 0);
+    return source;
+}
+
+/* A part as it is kept: with its own window. */
+struct kept {
+    struct builder_block block;
+    struct block_point point;
+    size_t at; /* of its content */
+};
+
+struct parts {
+    struct kept list[4000];
+    size_t count;
+    uint64_t windows; /* bytes */
+};
+
+static void keep(struct parts *parts, const struct deflate_part *part, size_t at)
+{
+    ck_assert_uint_lt(parts->count, sizeof(parts->list) / sizeof(parts->list[0]));
+    struct kept *kept = &parts->list[parts->count++];
+    *kept = (struct kept){part->block, part->point, at};
+    void *window = malloc(part->point.window_packed + 1);
+    if (part->point.window_packed > 0)
+        memcpy(window, part->point.window, part->point.window_packed);
+    kept->point.window = window;
+    parts->windows += part->point.window_packed;
+}
+
+static void free_parts(struct parts *parts)
+{
+    for (size_t i = 0; i < parts->count; i++)
+        free((void *)(uintptr_t)parts->list[i].point.window);
+    free(parts);
+}
+
+static struct parts *scan(const struct stream *s, struct source *source, bool often)
+{
+    struct parts *parts = calloc(1, sizeof(*parts));
+    struct deflate_scan *scan;
+    struct deflate_buffer buffer = {0};
+    struct deflate_part part = {0};
+    struct fault fault = {0};
+    ck_assert_int_eq(deflate_scan_new(source, "gzip", &scan), 0);
+    if (often)
+        deflate_scan_cut_often(scan);
+    ck_assert_int_eq(deflate_scan_begin(scan, FRONT, UINT64_MAX), 0);
+    for (size_t at = 0; !part.is_last; at += part.block.block_bytes) {
+        int r = deflate_scan_next(scan, &buffer, &fault, &part);
+        ck_assert_msg(r == 0, "%d %s", r, fault.what);
+        ck_assert(part.block.block_bytes > 0 || part.is_last);
+        ck_assert_uint_le(part.block.block_bytes, s->plain_len - at);
+        ck_assert_int_eq(memcmp(buffer.at, s->plain + at, part.block.block_bytes), 0);
+        keep(parts, &part, at);
+    }
+    ck_assert_uint_eq(deflate_scan_bytes(scan), s->plain_len);
+    ck_assert_uint_eq(deflate_scan_offset(scan), FRONT + s->packed_len);
+    ck_assert_uint_eq(deflate_scan_crc(scan), (uint32_t)crc32(0, s->plain, (uInt)s->plain_len));
+    free(buffer.at);
+    deflate_scan_free(scan);
+    return parts;
+}
+
+static int unpack(struct codec_context *context, const struct stream *s,
+                  const struct kept *kept, uint8_t *out)
+{
+    return codec_unpack_part(context, kept->block.codec, &kept->point,
+                             s->packed + kept->block.source_offset, kept->block.packed_bytes,
+                             out, kept->block.block_bytes);
+}
+
+/* Each part alone, from the last one to the first. */
+static void check_parts(const struct stream *s, const struct parts *parts)
+{
+    struct codec_context *context;
+    uint8_t *out = malloc(s->plain_len + 1);
+    ck_assert_int_eq(codec_context_new(&context), 0);
+    for (size_t i = parts->count; i-- > 0;) {
+        const struct kept *kept = &parts->list[i];
+        if (kept->block.block_bytes == 0)
+            continue;
+        memset(out, 0x55, kept->block.block_bytes + 1);
+        ck_assert_msg(unpack(context, s, kept, out) == 0, "part %zu of %zu", i, parts->count);
+        ck_assert_int_eq(memcmp(out, s->plain + kept->at, kept->block.block_bytes), 0);
+        ck_assert_uint_eq(out[kept->block.block_bytes], 0x55);
+    }
+    codec_context_free(context);
+    free(out);
+}
+
+static const struct {
+    int level, strategy;
+    bool flushes;
+} kinds[] = {
+    {6, Z_DEFAULT_STRATEGY, false}, {6, Z_DEFAULT_STRATEGY, true}, {1, Z_FIXED, true},
+    {9, Z_HUFFMAN_ONLY, false},     {0, Z_DEFAULT_STRATEGY, true}, {1, Z_RLE, true},
+};
+
+START_TEST(parts_are_the_stream)
+{
+    static const size_t lengths[] = {0, 1, 100, 32768, 1500000};
+    for (int remote = 0; remote < 2; remote++)
+        for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+            setenv("ONEPOT_ASSUME_REMOTE", remote ? "1" : "0", 1);
+            struct stream s =
+                make_stream(lengths[i], kinds[_i].level, kinds[_i].strategy, kinds[_i].flushes);
+            struct source *source = source_of(&s, s.packed_len);
+            struct parts *parts = scan(&s, source, true);
+            ck_assert(kinds[_i].strategy == Z_FIXED || lengths[i] < 1000000 ||
+                      parts->count > 5);
+            check_parts(&s, parts);
+            free_parts(parts);
+            source_close(source);
+            free_stream(&s);
+        }
+}
+END_TEST
+
+START_TEST(points_take_a_hundredth_of_the_stream)
+{
+    struct stream s = make_stream(12000000, 1, Z_DEFAULT_STRATEGY, false);
+    struct source *source = source_of(&s, s.packed_len);
+    struct parts *parts = scan(&s, source, false);
+    ck_assert_uint_gt(parts->count, 3);
+    ck_assert_uint_gt(parts->windows, 0);
+    ck_assert_uint_le(parts->windows + parts->count * 48, s.packed_len * 3 / 200 + 4096);
+    for (size_t i = 0; i + 1 < parts->count; i++)
+        ck_assert_uint_ge(parts->list[i].block.block_bytes, DEFLATE_PART_LEAST);
+    check_parts(&s, parts);
+    free_parts(parts);
+    source_close(source);
+    free_stream(&s);
+}
+END_TEST
+
+/* Scans to the end or the first error. */
+static int scan_all(const struct stream *s, struct source *source, uint64_t end,
+                    struct fault *fault, uint32_t *ret_crc)
+{
+    struct deflate_scan *scan;
+    struct deflate_buffer buffer = {0};
+    struct deflate_part part = {0};
+    int r = deflate_scan_new(source, "gzip", &scan);
+    ck_assert_int_eq(r, 0);
+    deflate_scan_cut_often(scan);
+    r = deflate_scan_begin(scan, FRONT, end);
+    while (r == 0 && !part.is_last)
+        r = deflate_scan_next(scan, &buffer, fault, &part);
+    *ret_crc = deflate_scan_crc(scan);
+    ck_assert_uint_le(deflate_scan_offset(scan), FRONT + s->packed_len + FRONT);
+    free(buffer.at);
+    deflate_scan_free(scan);
+    return r;
+}
+
+START_TEST(a_stream_that_was_cut_off_is_damaged)
+{
+    struct stream s = make_stream(3000, 6, Z_DEFAULT_STRATEGY, false);
+    struct source *source = source_of(&s, s.packed_len);
+    uint32_t crc;
+    for (size_t len = 0; len <= s.packed_len; len++) {
+        struct fault fault = {0};
+        int r = scan_all(&s, source, FRONT + len, &fault, &crc);
+        ck_assert_msg(r == (len == s.packed_len ? 0 : -EUCLEAN), "%zu: %d", len, r);
+        ck_assert(r == 0 || strstr(fault.what, "damaged gzip data: it ends too early"));
+        ck_assert(r == 0 || fault.offset == FRONT + len);
+    }
+    source_close(source);
+    free_stream(&s);
+}
+END_TEST
+
+START_TEST(a_damaged_stream_is_an_error_or_has_another_sum)
+{
+    struct stream s = make_stream(3000, 6, Z_DEFAULT_STRATEGY, false);
+    uint32_t sound = (uint32_t)crc32(0, s.plain, 3000), crc;
+    for (size_t at = FRONT; at < FRONT + s.packed_len; at++) {
+        struct fault fault = {0};
+        s.packed[at] ^= 0x10;
+        struct source *source = source_of(&s, s.packed_len);
+        int r = scan_all(&s, source, FRONT + s.packed_len, &fault, &crc);
+        ck_assert_msg(r == -EUCLEAN || (r == 0 && crc != sound) ||
+                          at + 1 == FRONT + s.packed_len,
+                      "byte %zu: %d", at, r);
+        ck_assert(r == 0 || fault.err == EUCLEAN);
+        source_close(source);
+        s.packed[at] ^= 0x10;
+    }
+    free_stream(&s);
+}
+END_TEST
+
+START_TEST(a_part_with_another_point_is_damaged)
+{
+    struct stream s = make_stream(400000, 6, Z_DEFAULT_STRATEGY, true);
+    struct source *source = source_of(&s, s.packed_len);
+    struct parts *parts = scan(&s, source, true);
+    struct codec_context *context;
+    uint8_t *out = malloc(s.plain_len);
+    unsigned tried = 0;
+    ck_assert_int_eq(codec_context_new(&context), 0);
+    for (size_t i = 1; i + 1 < parts->count; i++) {
+        const struct kept *sound = &parts->list[i];
+        if (sound->block.block_bytes < 1000 || sound->point.window_bytes < 2)
+            continue;
+        struct kept bad[9];
+        for (size_t k = 0; k < 9; k++)
+            bad[k] = *sound;
+        bad[0].point.first_bit = (sound->point.first_bit + 1) % 8;
+        bad[1].point.sum ^= 1;
+        bad[2].point.window_bytes--;
+        bad[3].point.window_packed--;
+        bad[4].point.window_bytes = bad[4].point.window_packed = 0;
+        bad[5].block.packed_bytes /= 2;
+        bad[6].block.packed_bytes = 0;
+        bad[7].block.block_bytes--;
+        bad[8].block.codec = CODEC_DEFLATE; /* which has no points */
+        for (size_t k = 1; k < 9; k++)
+            ck_assert_int_eq(unpack(context, &s, &bad[k], out), k == 8 ? -ENOTSUP : -EUCLEAN);
+        /* A stored block begins with padding, and may begin later: then it is the same. */
+        int r = unpack(context, &s, &bad[0], out);
+        ck_assert(r == -EUCLEAN ||
+                  (r == 0 && memcmp(out, s.plain + sound->at, sound->block.block_bytes) == 0));
+        ck_assert_int_eq(unpack(context, &s, sound, out), 0);
+        tried++;
+    }
+    ck_assert_uint_gt(tried, 2);
+    codec_context_skip_sums(context);
+    struct kept other = parts->list[0];
+    other.point.sum ^= 1;
+    ck_assert_int_eq(unpack(context, &s, &other, out), 0);
+    codec_context_free(context);
+    free(out);
+    free_parts(parts);
+    source_close(source);
+    free_stream(&s);
+}
+END_TEST
+#endif
+
+int main(void)
+{
+    Suite *suite = suite_create("deflate_scan");
+    TCase *tests = tcase_create("deflate_scan");
+#ifdef HAVE_ZLIB
+    tcase_add_loop_test(tests, parts_are_the_stream, 0, sizeof(kinds) / sizeof(kinds[0]));
+    tcase_add_test(tests, points_take_a_hundredth_of_the_stream);
+    tcase_add_test(tests, a_stream_that_was_cut_off_is_damaged);
+    tcase_add_test(tests, a_damaged_stream_is_an_error_or_has_another_sum);
+    tcase_add_test(tests, a_part_with_another_point_is_damaged);
+#endif
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}
