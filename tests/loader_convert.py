@@ -91,6 +91,12 @@ class Archives(Base):
         for out in ("a.tar", "s-%d.tar", "b.tfrecord"):
             self.assertIn("truncated", convert(source, self / out, status=1))
         self.assertEqual(os.listdir(self.work), ["in.tfrecord"])
+        # Not before the second sample, so that a shard is complete.
+        source = tfrecords.write(self / "in.tfrecord", [tfrecords.example({"label": 1, "x": "1"}),
+                                                        tfrecords.example({"x": "2"})])
+        for out in ("a.tar", "s-%d.tar", "b.tfrecord"):
+            self.assertIn("which column", convert(source, self / out, "--classes", "--shard-bytes=1", status=1))
+            self.assertEqual(os.listdir(self.work), ["in.tfrecord"])
         source = self.records(2)
         for out in ("a.tar", "b.tfrecord"):
             with open(self / out, "wb") as f:

@@ -129,6 +129,10 @@ struct builder_entry {
     uint32_t mode; /* as st_mode */
 };
 
+/* Is the name taken? 1: by *ret_entry; 0; -EINVAL, -ENAMETOOLONG: it can't be. */
+int builder_find_child(const struct builder *builder, uint32_t directory, const char *name,
+                       size_t len, struct builder_entry *ret_entry);
+
 /*
  * 0: the member is added. 1: nothing is, as the name is taken, and *ret_entry has it. Errors
  * are those of builder_add; its fault names the last part of the path alone.

@@ -306,6 +306,14 @@ static int child_find(const struct builder *b, const struct place *place, uint32
     return 1;
 }
 
+int builder_find_child(const struct builder *b, uint32_t directory, const char *name,
+                       size_t len, struct builder_entry *ret_entry)
+{
+    const struct place place = {name, len, FAULT_NO_OFFSET, NULL, .uid = 0};
+    struct spot spot;
+    return child_find(b, &place, directory, &spot, ret_entry);
+}
+
 static int child_name(struct builder *b, const struct place *place, const struct spot *spot,
                       uint32_t inode, struct builder_entry *ret_entry)
 {

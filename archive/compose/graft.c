@@ -139,7 +139,7 @@ void grafting_end(struct grafting *s)
 /* Record an error about the entry at a position, by its path in the archive. */
 static int grafting_fail(struct grafting *s, uint32_t position, int err, const char *what)
 {
-    char path[sizeof(s->fault->member)] = "";
+    char path[INDEX_PATH_MAX + 1] = ""; /* the fault keeps its beginning */
     size_t len;
     if (err == -ENOMEM)
         return err;
@@ -328,6 +328,13 @@ static const char *graft_origin(const struct grafter *g, uint32_t inode)
     return g->parts.at[low].name;
 }
 
+/* The end of a name, which tells more of two shards than its beginning. */
+static const char *graft_name_end(const char *name)
+{
+    size_t len = strlen(name);
+    return len > 100 ? name + len - 100 : name;
+}
+
 /* The path in this archive of what became an inode of the builder; false: nothing of it. */
 static bool graft_path_of(const struct grafting *s, uint32_t inode, char *buf, size_t size)
 {
@@ -353,7 +360,8 @@ static int graft_conflict(struct grafting *s, uint32_t position, const struct no
         return grafting_fail(s, position, -EEXIST, what);
     }
     snprintf(what, sizeof(what), "is in '%.100s' and in '%.100s'",
-             graft_origin(g, taken->inode), g->parts.at[g->parts.count - 1].name);
+             graft_name_end(graft_origin(g, taken->inode)),
+             graft_name_end(g->parts.at[g->parts.count - 1].name));
     return grafting_fail(s, position, -EEXIST, what);
 }
 
@@ -382,6 +390,10 @@ static int graft_put(struct grafting *s, uint32_t position, const struct node *n
 {
     struct fault why = {0};
     uint32_t known = S_ISDIR(node->mode) ? 0 : s->inode_of[node->position];
+    /* What stays out is not copied: no blocks for nothing, and no bytes of what may be. */
+    if (s->graft.on_conflict == GRAFT_KEEP &&
+        builder_find_child(s->grafter->builder, directory, name, len, ret_entry) == 1)
+        return graft_conflict(s, position, node, ret_entry);
     int r = known ? builder_link_child(s->grafter->builder, directory, name, len, known - 1,
                                        &why, ret_entry)
                   : graft_new(s, node, directory, name, len, &why, ret_entry);
@@ -612,7 +624,7 @@ static int graft_tree(struct grafting *s)
     int r = graft_find_root(s, &directory);
     if (r == 0)
         r = grafting_put_tree(s, INDEX_ROOT, directory);
-    if (r == 0)
+    if (r == 0 && !s->graft.is_again)
         r = graft_copy_left_out(s);
     return r < 0 ? r : 0;
 }

@@ -28,6 +28,7 @@
 #ifndef ONEPOT_GRAFT_H
 #define ONEPOT_GRAFT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -58,6 +59,7 @@ struct graft {
      */
     const char *under;
     enum graft_conflict on_conflict;
+    bool is_again; /* it was grafted before: its left-out members are told already */
     /*
      * Which entries to take: an enum graft_place, or -errno. `path` is that in the archive,
      * terminated; `mode` as st_mode; the root is not asked about. NULL: all.
@@ -71,8 +73,9 @@ int grafter_new(struct builder *builder, struct grafter **ret_grafter);
 void grafter_free(struct grafter *grafter); /* NULL is fine */
 
 /*
- * Add an archive's tree. -EUCLEAN: its index is damaged; -EEXIST: see above; -ENOTDIR: `under`
- * leads through something that is no directory; or builder_add's errors.
+ * Add an archive's tree. -EUCLEAN: its index is damaged; -EEXIST: see above, also if `under` leads
+ * through something that is no directory (with GRAFT_KEEP nothing is added); or builder_add's
+ * errors.
  */
 int graft_add(struct grafter *grafter, const struct graft *graft, struct fault *fault);
 

@@ -22,11 +22,13 @@
 
 #include "cleanup.h"
 #include "map.h"
+#include "numbers.h"
 #include "selection.h"
 #include "source_slice.h"
 #include "vector.h"
 
 #define SCRATCH_BYTES (INT64_C(1) << 42) /* all of it a hole */
+#define SHARING_MOST 8u /* equal members may share their bytes, as mksquashfs makes them */
 
 /* An archive whose tree is being added. */
 struct nested_level {
@@ -377,6 +379,7 @@ static int nested_add_members(struct nested_walk *w, struct nested_level *level,
     again.place = nested_place_left;
     again.ctx = &files;
     again.on_conflict = GRAFT_KEEP;
+    again.is_again = true;
     if (r == 0 && files.count > 0)
         r = graft_add(w->grafter, &again, w->fault);
     map_free(&files);
@@ -408,7 +411,8 @@ int nested_graft(const struct nested *nested, struct grafter *grafter, struct fa
     struct nested_walk w = {
         .nested = nested, .grafter = grafter, .fault = fault, .result = ret_result};
     for (size_t i = 0; i <= NESTED_DEPTH; i++)
-        w.left_bytes[i] = source_size(nested->source);
+        w.left_bytes[i] =
+            min_u64(source_size(nested->source), UINT64_MAX / SHARING_MOST) * SHARING_MOST;
     *ret_result = (struct nested_result){0};
     int r = nested_add_tree(&w, &outer);
     if (r == -EUCLEAN && fault && !fault->err)

@@ -11,9 +11,9 @@
  * NESTED_DEPTH archives deep, stays a file, and the result counts it. A damaged one is an
  * error: a data set that silently lacks a class is worse than none.
  *
- * The archives of one level lie beside each other. So those of a level can't have more bytes
- * than the archive that holds them all, and one that makes them overlap, in order to be read
- * again and again, is refused.
+ * The archives of one level lie beside each other, or share bytes because they are equal. So
+ * those of a level can't have many more bytes than the archive that holds them all, and one
+ * that makes them overlap, in order to be read again and again, is refused.
  *
  * Back ends parse what is found: call this in the sandbox.
  */

@@ -101,7 +101,7 @@ static int names_look_up(struct names_walk *w, const char *name, size_t len,
     int r = names_narrow(w->index, level, name, len, &low, &high);
     while (r == 0 && low < high) {
         uint32_t mid = low + (high - low) / 2;
-        int order;
+        int order = 0;
         r = names_compare(w->index, level->first + mid, name, len, &order);
         if (r == 0 && order == 0) {
             level->near = mid;

@@ -50,7 +50,7 @@ enum codec {
     CODEC_ZSTD = 6,
     CODEC_GZIP = 7,    /* a member of a gzip file */
     CODEC_DEFLATE = 8, /* raw deflate, as in a zip */
-    CODEC_INT64 = 9,   /* a list of integers of protobuf, whose content is text */
+    CODEC_INT64 = 9,   /* protobuf's list of int64, shown as decimal text */
     /* Parts of a longer stream, which have a struct block_point: */
     CODEC_DEFLATE_POINT = 10, /* raw deflate, from one of its blocks to another */
     CODEC_COUNT,              /* at most 16, see struct disk_header */

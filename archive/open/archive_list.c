@@ -17,6 +17,7 @@
 #include "backend.h"
 #include "cleanup.h"
 #include "leftovers.h"
+#include "path.h"
 #include "shard_exchange.h"
 #include "vector.h"
 
@@ -75,11 +76,17 @@ static int list_settle(const char *path, struct fault *fault)
 
 /* ---- folders ---- */
 
+/* A saved index or an unfinished archive is no archive. */
+static bool is_by_product(const char *name)
+{
+    size_t len = strlen(name), n = strlen(INDEX_SUFFIX), own;
+    return partial_name_parse(name, &own) ||
+           (len >= n && strcmp(name + len - n, INDEX_SUFFIX) == 0);
+}
+
 static int is_shard(const struct dirent *entry)
 {
-    size_t len = strlen(entry->d_name), n = strlen(INDEX_SUFFIX), own;
-    return entry->d_name[0] != '.' && !partial_name_parse(entry->d_name, &own) &&
-           (len < n || strcmp(entry->d_name + len - n, INDEX_SUFFIX) != 0);
+    return entry->d_name[0] != '.' && !is_by_product(entry->d_name);
 }
 
 static int by_name(const struct dirent **a, const struct dirent **b)
@@ -133,6 +140,7 @@ static int list_folder(struct archive_list *list, const char *path, struct fault
 static int list_pattern(struct archive_list *list, const char *pattern, struct fault *fault)
 {
     glob_t found = {0};
+    size_t before = list->count;
     int r = glob(pattern, 0, NULL, &found);
     if (r == GLOB_NOMATCH)
         r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "no file matches");
@@ -140,11 +148,15 @@ static int list_pattern(struct archive_list *list, const char *pattern, struct f
         r = fault_set(fault, r == GLOB_NOSPACE ? -ENOMEM : -EIO, NULL, FAULT_NO_OFFSET,
                       "can't be looked for");
     for (size_t i = 0; r == 0 && i < found.gl_pathc; i++) {
+        if (is_by_product(path_base(found.gl_pathv[i])))
+            continue;
         r = list_settle(found.gl_pathv[i], fault);
         if (r == 0)
             r = list_put(list, strdup(found.gl_pathv[i]));
     }
     globfree(&found);
+    if (r == 0 && list->count == before)
+        r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "no archive matches");
     return r;
 }
 

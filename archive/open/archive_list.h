@@ -4,7 +4,8 @@
  *
  *   a path that exists    itself; of a folder, all files in it but hidden ones, unfinished
  *                         archives and saved indexes, by name
- *   a pattern (* ? [])    what it matches, by name; -ENOENT: nothing
+ *   a pattern (* ? [])    what it matches, by name, but neither unfinished archives nor saved
+ *                         indexes; -ENOENT: nothing
  *   @LIST                 the paths in the file LIST, a line each, as they are; where it has a
  *                         NUL byte, NULs separate them; @-: standard input
  *

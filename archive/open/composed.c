@@ -37,7 +37,7 @@ static int composed_path(const struct composed *what, char **ret_path)
 {
     char key[RECIPE_NAME_LEN + 1];
     recipe_name(what->recipe, key);
-    return saved_index_cache_path(path_base(what->name), key, ret_path);
+    return saved_index_cache_path(path_base(what->file), key, ret_path);
 }
 
 int composed_find(const struct composed *what, char **ret_path, struct index **ret_index)
@@ -86,7 +86,8 @@ static int composed_save(const struct composed *what, int fd, uint64_t bytes,
     struct index *saved = NULL;
     int file, r = composed_path(what, &path);
     if (r == 0)
-        r = saved_index_write_file(path, what->archive, fd, bytes, &file);
+        r = saved_index_write_file(path, what->is_private ? NULL : what->archive, fd, bytes,
+                                   &file);
     if (r < 0)
         return fault_set(fault, r, NULL, FAULT_NO_OFFSET,
                          "the index of this view could not be saved in the cache folder: %s",
@@ -182,7 +183,8 @@ static struct composed composed_of(const struct opening *o)
     return (struct composed){.options = o->options,
                              .recipe = &o->recipe,
                              .archive = pot_file(o->pot),
-                             .name = o->pot->path};
+                             .name = o->pot->path,
+                             .file = o->pot->path};
 }
 
 static int composed_use_saved(struct opening *o)

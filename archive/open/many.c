@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "archive_list.h"
 #include "cleanup.h"
@@ -122,6 +123,13 @@ static void part_free(struct part *part)
     part->directory = NULL;
 }
 
+/* Is its error no fault of the archive, which then must not be left out? */
+static bool part_is_well(const struct part *part)
+{
+    return part->err == -ENOMEM || part->err == -EINTR || part->err == -EMFILE ||
+           part->err == -ENFILE || part->err == -EAGAIN; /* the limit of processes */
+}
+
 /* The part because of which nothing can be opened, or NULL. */
 static struct part *many_failed(const struct many *many)
 {
@@ -135,8 +143,7 @@ static struct part *many_failed(const struct many *many)
             fault_set(&part->fault, part->err, NULL, FAULT_NO_OFFSET, "can't be opened: %s%s",
                       fault_errno(part->err), fault_limit(part->err));
         fault_set_file(&part->fault, part->path);
-        /* These are no fault of the archive. */
-        if (part->err == -ENOMEM || part->err == -EINTR || part->err == -EMFILE)
+        if (part_is_well(part))
             return part;
         first = first ? first : part;
         failed++;
@@ -181,8 +188,12 @@ static int many_describe(struct many *many)
     recipe_number(recipe, "conflict", together->on_conflict);
     for (size_t i = 0; i < many->count; i++) {
         const struct part *part = &many->parts[i];
-        const uint64_t about[] = {part->backend->format, part->identity.size_bytes,
-                                  (uint64_t)part->identity.mtime_sec, part->identity.mtime_nsec,
+        const uint64_t about[] = {part->backend->format,
+                                  part->identity.size_bytes,
+                                  (uint64_t)part->identity.mtime_sec,
+                                  part->identity.mtime_nsec,
+                                  part->container.offset,
+                                  part->container.length,
                                   part->samples};
         recipe_add(recipe, "archive", about, sizeof(about));
         if (together->each)
@@ -191,13 +202,28 @@ static int many_describe(struct many *many)
     return recipe->err;
 }
 
+/* Do the archives differ in who may read them? Then nobody else may read names of all. */
+static bool many_is_private(const struct pot *pot, size_t count)
+{
+    struct stat first, st;
+    for (size_t i = 0; i < count; i++) {
+        if (fstat(source_fd(source_member(pot->source, i)), i ? &st : &first) < 0)
+            return true;
+        if (i && (st.st_uid != first.st_uid || st.st_gid != first.st_gid ||
+                  (st.st_mode ^ first.st_mode) & 0044))
+            return true;
+    }
+    return false;
+}
+
 static struct composed many_composed(const struct many *many)
 {
     return (struct composed){.options = many->options,
                              .recipe = &many->recipe,
                              .archive = many->parts[0].source ? many->parts[0].source
                                                               : pot_file(many->parts[0].pot),
-                             .name = many->name};
+                             .name = many->name,
+                             .file = many->parts[0].path};
 }
 
 static int many_find(struct many *many, struct pot *pot)
@@ -224,8 +250,8 @@ static int part_open(struct many *many, struct part *part, bool may_take_time)
     part->fault = (struct fault){0};
     int r = pot_open_on(part->path, part->source, &options, may_take_time, &part->fault,
                         &part->pot);
-    if (r != -EAGAIN)
-        part->source = NULL; /* it is the pot's, or closed */
+    if (r != -EAGAIN || may_take_time) /* where -EAGAIN is an error, as of fork */
+        part->source = NULL;           /* it is the pot's, or closed */
     if (r == 0)
         part->pot->container = part->container;
     return r;
@@ -247,7 +273,7 @@ static int many_open(struct many *many, struct fault *fault)
             part->err = part_open(many, part, true);
         else if (part->pot && !many->options->lists_left_out)
             pot_note_left_out(many->options, part->pot);
-        if (part->err < 0 && !many->options->together.skip_damaged)
+        if (part->err < 0 && (!many->options->together.skip_damaged || part_is_well(part)))
             break; /* the rest would take its time in vain */
     }
     return many_check(many, fault);
@@ -377,6 +403,7 @@ static int many_make(struct many *many, struct pot *pot, struct fault *fault)
     struct composing composing = {many, pot};
     struct composed what = many_composed(many);
     what.archive = source_member(pot->source, 0);
+    what.is_private = many_is_private(pot, many->count);
     int r =
         composed_make(&what, many_compose, &composing, fault, &pot->index_path, &pot->index);
     malloc_trim(0); /* a daemon lives on with what is left */
@@ -465,11 +492,16 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
     if (count == 1 && !many.options->together.each)
         return pot_open(paths[0], options, fault, ret_pot);
     if (many.options->compose)
-        return fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                         "parts of trees, and archives in archives, are shown of one archive only");
+        return fault_set(
+            fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+            "parts of trees, and archives in archives, are shown of one archive only");
     many.part_options = *many.options;
     many.part_options.store = NULL;
     many.part_options.names_only = false;
+    /* POT_SAVE_ALWAYS alone would leave a stream packed whose index is saved. */
+    static const struct pot_store keeps_nothing = {0};
+    if (many.options->save == POT_SAVE_ALWAYS)
+        many.part_options.store = &keeps_nothing;
     struct pot *pot = calloc(1, sizeof(*pot));
     int r = pot ? many_begin(&many, paths, count) : -ENOMEM;
     if (r == 0) {

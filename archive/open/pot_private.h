@@ -155,7 +155,10 @@ struct composed {
     const struct pot_options *options; /* whether to use and to save it */
     const struct recipe *recipe;
     const struct source *archive; /* its owner and readers may read a saved one */
-    const char *name;             /* of the archive; messages and a saved index have it */
+    const char *name;             /* for messages */
+    const char
+        *file;       /* a saved index is named after it: the archive, or the first of several */
+    bool is_private; /* only this user may read a saved one */
 };
 
 /* A saved index with this recipe; *ret_path is its file. -ENOENT, -ENOMEM. */

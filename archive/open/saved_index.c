@@ -231,9 +231,10 @@ static int saved_write_to(const char *path, const struct source *archive, int im
                           uint64_t len, int *ret_fd)
 {
     struct output *output = NULL;
-    struct stat theirs;
+    struct stat theirs = {.st_mode = 0600, .st_uid = geteuid(), .st_gid = getegid()};
     auto_close int fd = -1;
-    int r = fstat(source_fd(archive), &theirs) < 0 ? -errno : output_open_own(path, &output);
+    int r = archive && fstat(source_fd(archive), &theirs) < 0 ? -errno
+                                                              : output_open_own(path, &output);
     if (r < 0)
         return r;
     r = saved_copy_image(image, output->fd, len);

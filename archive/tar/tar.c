@@ -428,10 +428,11 @@ static bool tar_walk_is_odd(struct walk *w)
 static int tar_walk_next_header(struct walk *w)
 {
     int r;
-    do
+    do {
         r = archive_read_next_header2(w->archive, w->entry);
-    while (r == ARCHIVE_RETRY &&
-           (uint64_t)archive_read_header_position(w->archive) < w->expected);
+        w->progress->beats++;
+    } while (r == ARCHIVE_RETRY &&
+             (uint64_t)archive_read_header_position(w->archive) < w->expected);
     return r;
 }
 

@@ -176,6 +176,7 @@ static int tfrecord_add_bytes(struct tfrecord *t, const struct feature *f,
         r = tfrecord_add(t, name, &member, &inode);
         if (r < 0)
             r = tfrecord_leave_out(t, r);
+        t->progress->beats++;
     }
     return r;
 }
@@ -302,6 +303,7 @@ static int tfrecord_add_records(struct tfrecord *t)
             r = tfrecord_add_record(t, length);
         if (r < 0)
             return r;
+        t->progress->beats++;
         if (t->number % PROGRESS_RECORDS == 0) {
             t->progress->members = t->number;
             t->progress->bytes_done = at;
@@ -328,6 +330,9 @@ static int tfrecord_index(struct source *source, struct builder *builder,
     if (r == 0)
         r = tfrecord_add_records(&t);
     source_window_close(&t.window);
+    if (r == 0 && source_size(source) == 0)
+        snprintf(progress->note, sizeof(progress->note),
+                 "it is empty: a file of no records, or its writer did not finish");
     progress->members = t.number;
     header->block_bytes = t.largest_block;
     return r;
@@ -382,13 +387,15 @@ static int tfrecord_check_record(const struct archive_end *end, uint64_t at, uin
     r = tfrecord_sum(end, data, length, buf, &sum);
     if (r == 0)
         r = source_read(end->source, tail, sizeof(tail), data + length);
-    if (r == 0 && !archive_end_stopped(end) && sum != bytes_le32(tail)) {
+    if (r < 0)
+        tfrecord_fault(&fault, r, number, data, "can't be read");
+    else if (!archive_end_stopped(end) && sum != bytes_le32(tail))
         tfrecord_fault(&fault, -EBADMSG, number, data,
                        "its bytes do not have the sum that they were written with");
+    if (fault.err)
         end->report(end->ctx, &fault);
-    }
     *ret_next = data + length + TAIL_BYTES;
-    return r;
+    return 0;
 }
 
 static int tfrecord_check_end(const struct archive_end *end)
@@ -411,6 +418,7 @@ const struct backend backend_tfrecord = {
     .endings = endings,
     .checked = "every record has the sum that it was written with",
     .format = FORMAT_TFRECORD,
+    .least_memory_bytes = UINT64_MAX, /* features of few bytes: what is available */
     .probe = tfrecord_probe,
     .index = tfrecord_index,
     .check_end = tfrecord_check_end,

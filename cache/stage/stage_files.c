@@ -163,6 +163,9 @@ void stage_name_for(struct stage *stage, const char *archive, bool unpacked)
     char *ret_name = stage->name;
     stage->unpacked = unpacked;
     source_identity(stage->source, &id);
+    const struct source *first = source_member(stage->source, 0);
+    if (first != stage->source) /* several, which may be named in many ways */
+        archive = source_name(first);
     const uint64_t parts[] = {id.dev,        id.ino,   id.size_bytes,  (uint64_t)id.mtime_sec,
                               id.mtime_nsec, unpacked, id.slice_start, id.slice_bytes};
     const char *base = strrchr(archive, '/');

@@ -155,7 +155,7 @@ static const char *codec_list(const struct index_info *info, char buf[CODEC_LIST
         return codec_name(info->codec);
     snprintf(buf, CODEC_LIST_BYTES, "unknown");
     for (unsigned codec = 1; codec < CODEC_COUNT; codec++)
-        if (codecs & 1u << codec)
+        if (codecs & 1u << codec && codec != CODEC_INT64) /* which compresses nothing */
             len += (size_t)snprintf(buf + len, CODEC_LIST_BYTES - len, "%s%s", len ? ", " : "",
                                     codec_name((enum codec)codec));
     return buf;
@@ -166,7 +166,7 @@ static void print_compression(const struct pot *pot, const struct index_info *in
     char codecs[CODEC_LIST_BYTES];
     if (pot->compression)
         printf("  %-12s %s, of the whole archive\n", "compression", pot->compression);
-    else if (info->codec == CODEC_NONE && !info->codecs)
+    else if (info->codec == CODEC_NONE && !(info->codecs & ~(1u << CODEC_INT64)))
         printf("  %-12s none\n", "compression");
     else
         printf("  %-12s %s, in blocks of at most %s\n", "compression", codec_list(info, codecs),

@@ -190,8 +190,11 @@ static int open_source(const struct arguments *a, const char *archive,
     const struct pot_options options = {.store = &pot_store};
     struct container ignored;
     struct fault fault = {0};
-    int r = archive_list_is_set(archive) ? -EISDIR : pot_open_source(archive, cli_offset(), &fault, &ignored, ret_source);
-    if (r == -EISDIR) { /* several, of which the copy has all */
+    int r = archive_list_is_set(archive)
+                ? -EISDIR
+                : pot_open_source(archive, cli_offset(), &fault, &ignored, ret_source);
+    if (r == -EISDIR) { /* several, of which the copy has all, whatever their names are */
+        cli_together.on_conflict = POT_CONFLICT_FIRST;
         if (cli_open_pot(archive, &options, a->progress, ret_pot) < 0)
             return CLI_FAILED;
         *ret_source = (*ret_pot)->source;

@@ -210,12 +210,17 @@ def test_the_second_mount_uses_the_saved_index(work):
     place, files = mixed(work)
     onepot("index", str(place))
     saved = [p for p in pathlib.Path(work / ".home").rglob("*.onepot-index")
-             if p.name.startswith("shards-")]
+             if p.name.startswith("0.tar-")]
     check_equal(len(saved), 1, "saved indexes of the union")
     said = json.loads(onepot("info", "--json", str(place)).stdout)[0]
     check_equal(said["index_origin"], "saved", "origin")
     with work.mount(str(place)) as mount:
         check_equal(tree(mount), files, "files by the saved index")
+    for word in (str(place) + "/", "@" + str(work / "list")):
+        pathlib.Path(work / "list").write_text("\n".join(sorted(str(p) for p in place.glob("?.*")
+                                                               if "index" not in p.name)))
+        said = json.loads(onepot("info", "--json", word).stdout)[0]
+        check_equal(said["index_origin"], "saved", f"however they are named: {word}")
     said = json.loads(onepot("info", "--json", "--each", str(place)).stdout)[0]
     check_equal(said["index_origin"], "built", "another policy has another index")
     make_tar(place / "0.tar", {"new": b"new"})
@@ -223,6 +228,20 @@ def test_the_second_mount_uses_the_saved_index(work):
     check_equal(said["index_origin"], "built", "a changed shard is noticed")
     with work.mount(str(place)) as mount:
         check_equal(pathlib.Path(mount / "new").read_bytes(), b"new", "of the changed shard")
+
+
+def test_a_saved_index_of_a_stream_moves_no_bytes(work):
+    place = folder(work)
+    first, second = {"z": bytes(500000)}, {"r": content(3, 400000)}
+    make_tar(place / "0.tar.gz", first, "w:gz")
+    make_tar(place / "1.tar", second)
+    onepot("index", str(place / "0.tar.gz"), str(place / "1.tar"))
+    for options in ([], ["--each"], ["--force"]):
+        onepot("index", *options, str(place))
+    check_equal(onepot("cat", str(place), "r").stdout, second["r"], "behind the stream")
+    check_equal(onepot("cat", "--each", str(place), "1/r").stdout, second["r"], "the same, --each")
+    with work.mount(str(place)) as mount:
+        check_equal(tree(mount), {**first, **second}, "files")
 
 
 def damage(work):
@@ -233,6 +252,16 @@ def damage(work):
     pathlib.Path(work / "cut.zip").write_bytes(zipped[:-30])
     pathlib.Path(work / "text.tar").write_bytes(b"no archive at all\n" * 100)
     return ["cut.tar", "cut.zip", "text.tar", "vanished.tar"]
+
+
+def test_an_offset_has_an_index_of_its_own(work):
+    license = content(4, 3584)  # the first sample sees nothing else
+    one = pathlib.Path(make_tar(work / "1.tar", {"license": license, "one": bytes(100000)})).read_bytes()
+    two = pathlib.Path(make_tar(work / "2.tar", {"license": license, "two": bytes(90000)})).read_bytes()
+    both = pathlib.Path(work / "both")
+    both.write_bytes(one + two)
+    onepot("index", "--each", "--offset", str(len(one)), both)
+    check_equal(onepot("ls", "--each", "--path", "both", both).stdout, b"license\none\n", "names")
 
 
 def test_one_damaged_shard_is_named(work):

@@ -56,11 +56,19 @@ def part_name(name):
     return re.sub(r"[/\0-\x1f]", ".", name).strip(".") or "_"
 
 
+def is_file(value):
+    return isinstance(value, bytes) or (
+        isinstance(value, dict) and "bytes" in value and set(value) <= {"bytes", "path"})
+
+
 def put(parts, name, value):
     """Add what a value is made of to the parts of a sample: name -> bytes."""
     if value is None:
         return
-    if isinstance(value, dict) and "bytes" in value and set(value) <= {"bytes", "path"}:
+    if isinstance(value, list) and any(map(is_file, value)):
+        for i, one in enumerate(value):
+            put(parts, "%s.%d" % (name, i), one)
+    elif isinstance(value, dict) and "bytes" in value and set(value) <= {"bytes", "path"}:
         if value["bytes"] is None and value.get("path"):
             raise Refused("the bytes of %s are not in the file, but in %s" % (name, value["path"]))
         put(parts, name, value["bytes"])  # an image, as the hub of datasets stores it
@@ -162,6 +170,15 @@ def open_arrow(path):
             rows_of(file.get_batch(i) for i in batches))
 
 
+def key_text(key):
+    """A key that is no text, such as a number of 4 bytes, is hexadecimal: each its own."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return key.hex()
+    return text if text.isprintable() else key.hex()
+
+
 def open_lmdb(path):
     lmdb = library("lmdb", "lmdb")
     try:
@@ -172,7 +189,7 @@ def open_lmdb(path):
     def rows():
         with environment.begin() as transaction:
             for key, value in transaction.cursor():
-                yield key.decode("utf-8", "surrogateescape"), {"": value}
+                yield key_text(key), {"": value}
     return environment.stat()["entries"], None, rows()
 
 
@@ -237,8 +254,14 @@ def files_of(columns):
     """name -> bytes of a row; a value without a name is called by its type alone."""
     parts = {}
     for column, value in columns.items():
-        put(parts, part_name(column) if column else "", value)
-    return {name.lstrip(".") or "bin": data for name, data in parts.items()}
+        own = {}
+        put(own, part_name(column) if column else "", value)
+        for name, data in own.items():
+            name = name.lstrip(".") or "bin"
+            if name in parts:
+                raise Refused("two columns would be the file '%s'" % name)
+            parts[name] = data
+    return parts
 
 
 def samples(rows, names, options):
@@ -262,6 +285,10 @@ class Tars:
     def __init__(self, path, options):
         self.path, self.options = path, options
         self.is_many = re.search(r"%0?\d*d", path) is not None
+        try:
+            path % 0 if self.is_many else path
+        except (TypeError, ValueError):
+            raise Refused("%s: shards need one number in their name, such as %%06d" % path) from None
         self.number, self.bytes, self.writer, self.done = 0, 0, None, []
 
     def _open(self):
@@ -362,7 +389,12 @@ class Records:
         return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
     def add(self, name, parts):
-        features = dict(feature(part, parts[part]) for part in sorted(parts))
+        features = {}
+        for part in sorted(parts):
+            key, message = feature(part, parts[part])
+            if key in features or (key != part and key in parts):  # box.cls beside box.f32
+                key, message = part, field(1, field(1, parts[part]))
+            features[key] = message
         features.setdefault("__key__", field(1, field(1, os.fsencode(name))))
         data = field(1, b"".join(field(1, field(1, os.fsencode(key)) + field(2, message))
                                  for key, message in features.items()))
@@ -376,7 +408,10 @@ class Records:
         os.replace(self.partial, self.path)
 
     def discard(self):
-        self.file.close()
+        try:
+            self.file.close()
+        except OSError:
+            pass  # bytes that a full disk did not take once
         os.unlink(self.partial)
 
 
@@ -408,6 +443,8 @@ def convert(source, out, options):
     """Returns the numbers of samples and bytes. Nothing is left of OUT if it fails."""
     total, names, rows = open_source(source)
     is_records = out.endswith((".tfrecord", ".tfrecords"))
+    if is_records and re.search(r"%0?\d*d", out):
+        raise Refused("%s: TFRecords are one file: only archives (.tar) are made in shards" % out)
     target = (Records if is_records else Tars)(out, options)
     progress = Progress(total)
     try:
