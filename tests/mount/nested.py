@@ -2,8 +2,10 @@
 
 import gzip
 import io
+import lzma
 import os
 import pathlib
+import random
 import tarfile
 import zipfile
 
@@ -123,10 +125,18 @@ def test_which_members(work):
     check(b"needs a pattern" in onepot("ls", "--nested=", outer, status=2).stderr, "empty pattern")
 
 
+def test_gzip_is_read_from_its_points(work):
+    inner = {"big": " ".join(map(str, random.Random(1).choices(range(10**6), k=500000))).encode(),
+             **files("a")}
+    outer = write(work, "outer.tar", tar_of({"x": b"x", "a.tar.gz": gzip.compress(tar_of(inner))}))
+    with work.mount(outer, "--nested") as mount:
+        check_equal(tree(mount.path), {"x": b"x", **under("a", inner)}, "content")
+
+
 def test_what_stays_a_file(work):
     inner = tar_of(files("a"))
     cases = {
-        "compressed": ({"a.tar.gz": gzip.compress(inner)}, "one compressed stream", ["a.tar.gz"]),
+        "compressed": ({"a.tar.xz": lzma.compress(inner)}, "one compressed stream", ["a.tar.xz"]),
         "taken": ({"a.tar": inner, "a/x": b"x"}, "is taken", ["a.tar", "a/x"]),
         "taken by a file": ({"a": b"x", "a.tar": inner}, "is taken", ["a", "a.tar"]),
     }
@@ -147,8 +157,12 @@ def test_what_stays_a_file(work):
         check_equal(len(tree(mount.path)), 9, "files")
         check("9 archives in it stay files; the first is 0.tar: it is compressed" in mount.notes
               and mount.notes.count("\n") == 1, mount.notes)
-    # A stream as a whole.
     outer = write(work, "outer.tar.gz", gzip.compress(tar_of({"a.tar": inner})))
+    said = onepot("ls", "--nested", outer)
+    check_equal(said.stdout, b"a.tar\n", "in a stream with points")
+    check(b"stays a file: it is compressed" in said.stderr, said.stderr)
+    # A stream as a whole.
+    outer = write(work, "outer.tar.xz", lzma.compress(tar_of({"a.tar": inner})))
     said = onepot("ls", "--nested", outer, status=1).stderr
     check(b"can't be read in place" in said, said)
 
