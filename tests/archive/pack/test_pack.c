@@ -494,20 +494,20 @@ START_TEST(deep_trees_need_few_descriptors)
 }
 END_TEST
 
-START_TEST(a_hundred_thousand_files_lie_in_one_folder)
+START_TEST(twenty_thousand_files_lie_in_one_folder)
 {
     int fd = open("src", O_RDONLY | O_DIRECTORY);
     char name[16];
-    for (int i = 0; i < 100000; i++) {
-        snprintf(name, sizeof(name), "%d", i * 7919 % 100000);
+    for (int i = 0; i < 20000; i++) {
+        snprintf(name, sizeof(name), "%d", i * 7919 % 20000);
         close(openat(fd, name, O_CREAT | O_WRONLY, 0644));
     }
     close(fd);
     pack_src(2);
-    ck_assert_uint_eq(result.totals.files, 100000);
+    ck_assert_uint_eq(result.totals.files, 20000);
     open_archive("out.tar");
-    ck_assert_uint_eq(index_info(trailer)->entries, 100001);
-    position_of(trailer, "99999");
+    ck_assert_uint_eq(index_info(trailer)->entries, 20001);
+    position_of(trailer, "19999");
     close_archive();
 }
 END_TEST
@@ -886,7 +886,7 @@ int main(void)
     tcase_add_test(tests, several_sources_are_folders_of_the_root);
     tcase_add_test(tests, a_source_that_is_a_link_is_followed_and_a_link_inside_is_not);
     tcase_add_test(tests, deep_trees_need_few_descriptors);
-    tcase_add_test(tests, a_hundred_thousand_files_lie_in_one_folder);
+    tcase_add_test(tests, twenty_thousand_files_lie_in_one_folder);
 
     tests = new_case(suite, "problems");
     tcase_add_test(tests, a_socket_is_left_out_with_a_note);

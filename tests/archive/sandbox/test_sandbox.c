@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,17 +26,13 @@
 
 typedef int function(void *arg, struct progress *progress, struct fault *fault);
 
-static int run_with(uint32_t idle_seconds, function *fn, void *arg, struct fault *fault)
-{
-    memset(fault, 0, sizeof(*fault));
-    struct sandbox_limits limits = {.stall_seconds = 1, .idle_seconds = idle_seconds};
-    return sandbox_run(fn, arg, &limits, NULL, NULL, fault);
-}
+#define IDLE_S 1000 /* however long a busy machine lets the child wait */
 
-/* However long a busy machine lets the child wait. */
 static int run(function *fn, void *arg, struct fault *fault)
 {
-    return run_with(1000, fn, arg, fault);
+    memset(fault, 0, sizeof(*fault));
+    struct sandbox_limits limits = {.stall_seconds = 1, .idle_seconds = IDLE_S};
+    return sandbox_run(fn, arg, &limits, NULL, NULL, fault);
 }
 
 /* No child of this process is left, dead or alive. */
@@ -188,12 +182,40 @@ static int fn_spin(void *arg, struct progress *progress, struct fault *fault)
     return 0;
 }
 
-static int fn_sleep(void *arg, struct progress *progress, struct fault *fault)
+/* Says that it has begun, and waits for a word: for ever, if none comes. */
+static struct talk {
+    int begun[2], word[2];
+} talk;
+
+static int fn_wait(void *arg, struct progress *progress, struct fault *fault)
 {
+    char byte;
     (void)arg, (void)progress, (void)fault;
-    for (volatile bool on = true; on;)
-        usleep(100000);
-    return 0;
+    if (write(talk.begun[1], "x", 1) != 1)
+        return -errno;
+    return read(talk.word[0], &byte, 1) == 1 ? 0 : -EIO;
+}
+
+static int run_waiting(uint32_t idle_seconds, struct fault *fault)
+{
+    const int keep[] = {talk.begun[1], talk.word[0]};
+    struct sandbox_limits limits = {
+        .stall_seconds = 1, .idle_seconds = idle_seconds, .keep_fds = keep, .keep_fd_count = 2};
+    *fault = (struct fault){0};
+    return sandbox_run(fn_wait, NULL, &limits, NULL, NULL, fault);
+}
+
+static void begin_talk(void)
+{
+    ck_assert_int_eq(pipe(talk.begun) | pipe(talk.word), 0);
+}
+
+static void end_talk(void)
+{
+    for (int i = 0; i < 2; i++) {
+        close(talk.begun[i]);
+        close(talk.word[i]);
+    }
 }
 
 START_TEST(busy_child_without_progress_is_killed)
@@ -208,9 +230,11 @@ END_TEST
 START_TEST(idle_child_without_progress_is_killed)
 {
     struct fault fault;
-    ck_assert_int_eq(run_with(1, fn_sleep, NULL, &fault), -ETIMEDOUT);
+    begin_talk();
+    ck_assert_int_eq(run_waiting(1, &fault), -ETIMEDOUT);
     ck_assert_ptr_nonnull(strstr(fault.what, "did not answer for 1 seconds"));
     assert_no_children();
+    end_talk();
 }
 END_TEST
 
@@ -415,30 +439,43 @@ static void on_signal(int signal)
     signals_seen++;
 }
 
-static _Atomic bool interrupted;
+/* A thread that sends a signal to another one, whose child has begun, and then maybe a word. */
+struct sender {
+    pthread_t thread, to;
+    int signal;
+    bool lets_go;
+};
 
-/* Again and again: one that comes before the wait has begun ends nothing. */
-static void *terminate(void *thread)
+static void *send_signal(void *arg)
 {
-    while (!atomic_load(&interrupted)) {
-        usleep(20000);
-        pthread_kill(*(pthread_t *)thread, SIGTERM);
-    }
-    return NULL;
+    const struct sender *sender = arg;
+    char byte;
+    bool sent = read(talk.begun[0], &byte, 1) == 1 &&
+                pthread_kill(sender->to, sender->signal) == 0 &&
+                (!sender->lets_go || write(talk.word[1], "x", 1) == 1);
+    return sent ? arg : NULL;
+}
+
+/* Run a child during which this thread gets a signal. */
+static int run_with_signal(int signal, bool lets_go, struct fault *fault)
+{
+    struct sender sender = {.to = pthread_self(), .signal = signal, .lets_go = lets_go};
+    void *sent;
+    begin_talk();
+    ck_assert_int_eq(pthread_create(&sender.thread, NULL, send_signal, &sender), 0);
+    int r = run_waiting(IDLE_S, fault);
+    ck_assert_int_eq(pthread_join(sender.thread, &sent), 0);
+    ck_assert_ptr_nonnull(sent);
+    end_talk();
+    return r;
 }
 
 START_TEST(signal_to_end_interrupts)
 {
     struct sigaction action = {.sa_handler = on_signal}, before;
     sigaction(SIGTERM, &action, &before);
-    struct fault fault = {0};
-    struct sandbox_limits limits = {.stall_seconds = 60};
-    pthread_t self = pthread_self(), sender;
-    ck_assert_int_eq(pthread_create(&sender, NULL, terminate, &self), 0);
-    int r = sandbox_run(fn_sleep, NULL, &limits, NULL, NULL, &fault);
-    atomic_store(&interrupted, true);
-    pthread_join(sender, NULL);
-    ck_assert_int_eq(r, -EINTR);
+    struct fault fault;
+    ck_assert_int_eq(run_with_signal(SIGTERM, false, &fault), -EINTR);
     sigaction(SIGTERM, &before, NULL);
     assert_no_children();
     sigset_t mask;
@@ -448,26 +485,16 @@ START_TEST(signal_to_end_interrupts)
 }
 END_TEST
 
-static int fn_nap(void *arg, struct progress *progress, struct fault *fault)
-{
-    (void)arg, (void)progress, (void)fault;
-    usleep(300000);
-    return 0;
-}
-
 START_TEST(other_handled_signals_wait)
 {
     struct sigaction action = {.sa_handler = on_signal}, before;
-    struct itimerval often = {{0, 20000}, {0, 20000}}, never = {0};
     sigaction(SIGALRM, &action, &before);
     signals_seen = 0;
-    setitimer(ITIMER_REAL, &often, NULL);
-    struct fault fault = {0};
-    int r = run(fn_nap, NULL, &fault);
-    setitimer(ITIMER_REAL, &never, NULL);
+    struct fault fault;
+    int r = run_with_signal(SIGALRM, true, &fault);
     sigaction(SIGALRM, &before, NULL);
     ck_assert_int_eq(r, 0);
-    ck_assert_int_ge(signals_seen, 1);
+    ck_assert_int_eq(signals_seen, 1);
 }
 END_TEST
 
@@ -486,14 +513,10 @@ END_TEST
 
 static int fn_tell_pid(void *arg, struct progress *progress, struct fault *fault)
 {
-    (void)fault;
     pid_t pid = getpid();
     if (write(*(int *)arg, &pid, sizeof(pid)) != sizeof(pid))
         return -errno;
-    for (;;) {
-        progress->bytes_done++;
-        usleep(1000);
-    }
+    return fn_wait(NULL, progress, fault);
 }
 
 /* A parent that is killed takes its child with it. */
@@ -501,10 +524,12 @@ START_TEST(killed_parent_leaves_no_orphan)
 {
     int pipe_fds[2];
     ck_assert_int_eq(pipe(pipe_fds), 0);
+    begin_talk();
     pid_t parent = fork();
     if (parent == 0) {
         struct fault fault = {0};
-        struct sandbox_limits limits = {.keep_fds = &pipe_fds[1], .keep_fd_count = 1};
+        const int keep[] = {pipe_fds[1], talk.begun[1], talk.word[0]};
+        struct sandbox_limits limits = {.keep_fds = keep, .keep_fd_count = 3};
         sandbox_run(fn_tell_pid, &pipe_fds[1], &limits, NULL, NULL, &fault);
         _exit(0);
     }
@@ -521,6 +546,7 @@ START_TEST(killed_parent_leaves_no_orphan)
     /* The last writer is gone when this returns: the end of file proves it. */
     ck_assert_int_eq(read(pipe_fds[0], &byte, 1), 0);
     close(pipe_fds[0]);
+    end_talk();
 }
 END_TEST
 

@@ -240,30 +240,33 @@ START_TEST(what_a_killed_process_had_is_free_again)
 END_TEST
 
 /*
- * A process with two claims. `deep`: it has a child, which lives on with what it inherited, and
- * whose number is returned instead.
+ * A process with two claims. `deep`: it has a child, which lives on with what it inherited
+ * until *ret_life is closed.
  */
-static pid_t start_process(bool deep, pid_t *ret_child)
+static pid_t start_process(bool deep, int *ret_life)
 {
-    int pipe_fd[2];
+    int pipe_fd[2], life[2];
+    char byte;
     ck_assert_int_eq(pipe(pipe_fd), 0);
-    pid_t pid = fork(), child = 0;
+    ck_assert_int_eq(pipe(life), 0);
+    pid_t pid = fork();
     if (pid == 0) {
         struct user one, two;
+        close(life[1]);
         begin(&one, "12", 0);
         begin(&two, "12", 0);
         update(&one);
-        if (deep && (child = fork()) == 0) {
-            sleep(60);
-            _exit(0);
-        }
-        if (write(pipe_fd[1], &child, sizeof(child)) == sizeof(child))
+        if (deep && fork() == 0)
+            _exit(read(life[0], &byte, 1) == 0 ? 0 : 1);
+        if (write(pipe_fd[1], "x", 1) == 1)
             pause();
         _exit(1);
     }
-    ck_assert_int_eq(read(pipe_fd[0], ret_child, sizeof(*ret_child)), sizeof(*ret_child));
+    ck_assert_int_eq(read(pipe_fd[0], &byte, 1), 1);
     close(pipe_fd[0]);
     close(pipe_fd[1]);
+    close(life[0]);
+    *ret_life = life[1];
     return pid;
 }
 
@@ -276,14 +279,17 @@ static void kill_process(pid_t pid)
 START_TEST(processes_on_the_same_cpus_are_counted_once_each)
 {
     struct user a;
-    pid_t pids[2], none;
+    pid_t pids[2];
+    int lives[2];
     begin(&a, "12", 0);
     for (unsigned i = 0; i < 2; i++)
-        pids[i] = start_process(false, &none);
+        pids[i] = start_process(false, &lives[i]);
     update(&a);
     ck_assert_uint_eq(claim_processes(a.claim), 2);
-    for (unsigned i = 0; i < 2; i++)
+    for (unsigned i = 0; i < 2; i++) {
         kill_process(pids[i]);
+        close(lives[i]);
+    }
     update(&a);
     ck_assert_uint_eq(claim_processes(a.claim), 0);
     claim_free(a.claim);
@@ -293,11 +299,11 @@ END_TEST
 START_TEST(a_child_that_lives_on_keeps_no_claim_of_its_dead_parent)
 {
     struct user a;
-    pid_t child, pid = start_process(true, &child);
-    kill_process(pid);
+    int life;
+    kill_process(start_process(true, &life));
     begin(&a, "12", 0);
     update(&a);
-    kill(child, SIGKILL);
+    close(life);
     ck_assert_uint_eq(a.bytes, TOTAL);
     ck_assert_uint_eq(claim_processes(a.claim), 0);
     claim_free(a.claim);

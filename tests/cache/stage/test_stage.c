@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -24,8 +25,7 @@
 #include "clock.h"
 #include "runtime.h"
 #include "source.h"
-#include "stage.h"
-#include "stage_state.h"
+#include "stage_private.h"
 #include "suite.h"
 
 #define MIB (1u << 20)
@@ -310,6 +310,8 @@ START_TEST(a_copier_that_is_killed_is_replaced)
     int ready[2];
     char byte;
     ck_assert_int_eq(pipe(ready), 0);
+    _Atomic uint64_t clock_ns = 1;
+    s.stage->pause.test_ns = &clock_ns;
     pid_t pid = fork();
     if (pid == 0) { /* holds the copier's lock and copies nothing */
         char path[PATH_MAX];
@@ -322,8 +324,10 @@ START_TEST(a_copier_that_is_killed_is_replaced)
     ck_assert_int_eq(read(ready[0], &byte, 1), 1);
     ck_assert_int_eq(stage_start(s.stage), 0);
     check_reads(&s); /* readers don't depend on it */
-    usleep(300000);
-    ck_assert(!stage_wait_whole(s.stage, 10) || report(&s).stream_bytes == 0);
+    uint64_t looks_ns = atomic_load(&clock_ns) + UINT64_C(1000000000);
+    while (atomic_load(&clock_ns) < looks_ns) /* it looks in vain, again and again */
+        sched_yield();
+    ck_assert_uint_eq(report(&s).stream_bytes, 0);
     kill(pid, SIGKILL);
     ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
     ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
@@ -354,26 +358,28 @@ START_TEST(what_a_copier_that_hangs_is_at_is_made_by_readers)
 }
 END_TEST
 
+/* Fewer times than one call of runtime_open makes it anew. */
+#define REMOVALS 900
+
 /* As the last user of a copy does, while another one comes. */
 START_TEST(a_folder_that_others_remove_is_made_anew)
 {
     char path[PATH_MAX];
     ck_assert_int_lt(snprintf(path, sizeof(path), "%s/comes-and-goes", folder),
                      (int)sizeof(path));
-    pid_t pid = fork();
-    while (pid == 0)
-        rmdir(path);
-    ck_assert_int_gt(pid, 0);
-    int r = 0;
-    for (int i = 0; i < 20000 && r == 0; i++) {
-        int fd = -1;
-        r = runtime_open(path, true, &fd);
-        if (r == 0)
-            close(fd);
+    pid_t pid = fork(), ended;
+    if (pid == 0) {
+        for (int i = 0; i < REMOVALS; i += rmdir(path) == 0)
+            ;
+        _exit(0);
     }
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
-    ck_assert_int_eq(r, 0);
+    ck_assert_int_gt(pid, 0);
+    while ((ended = waitpid(pid, NULL, WNOHANG)) == 0) {
+        int fd = -1;
+        ck_assert_int_eq(runtime_open(path, true, &fd), 0);
+        close(fd);
+    }
+    ck_assert_int_eq(ended, pid);
 }
 END_TEST
 
@@ -537,16 +543,28 @@ END_TEST
 
 /* ---- what is unpacked ---- */
 
-static unsigned made; /* times in this process */
+static unsigned made;     /* times in this process */
+static int begun_fd = -1; /* unpacking tells it that it has begun, and awaits company */
 
-/* "Unpacks" to the bytes of the archive, twice, and takes its time. */
+static void await_company(int fd)
+{
+    char path[64], event[4096];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    auto_close int watch = inotify_init1(IN_CLOEXEC);
+    ck_assert_int_ge(inotify_add_watch(watch, path, IN_OPEN), 0);
+    ck_assert_int_eq(write(begun_fd, "x", 1), 1);
+    ck_assert_int_gt(read(watch, event, sizeof(event)), 0);
+}
+
+/* "Unpacks" to the bytes of the archive, twice. */
 static int unpack(void *arg, int fd, const char *to, uint64_t most, struct fault *fault)
 {
     int err = *(const int *)arg;
     made++;
     ck_assert_ptr_nonnull(strstr(to, "onepot-stage-"));
     ck_assert_uint_ge(most, 2 * BYTES);
-    usleep(100000);
+    if (begun_fd >= 0)
+        await_company(fd);
     for (int i = 0; i < 2; i++)
         ck_assert_int_eq(write(fd, bytes, BYTES), BYTES);
     return err < 0 ? fault_set(fault, err, NULL, FAULT_NO_OFFSET, "is damaged") : 0;
@@ -565,27 +583,49 @@ static int open_unpacked(int err, struct fault *fault, struct staged *s)
     return r;
 }
 
+/* A process that unpacks until another one comes, and uses that until *ret_life is closed. */
+static pid_t fork_unpacker(int *ret_life)
+{
+    struct staged s;
+    struct fault fault;
+    int begun[2], life[2];
+    char byte;
+    ck_assert_int_eq(pipe(begun), 0);
+    ck_assert_int_eq(pipe(life), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        begun_fd = begun[1];
+        close(life[1]);
+        ck_assert_int_eq(open_unpacked(0, &fault, &s), 0);
+        ck_assert_int_eq(read(life[0], &byte, 1), 0);
+        close_staged(&s);
+        _exit((int)made);
+    }
+    close(begun[1]);
+    close(life[0]);
+    ck_assert_int_eq(read(begun[0], &byte, 1), 1);
+    close(begun[0]);
+    *ret_life = life[1];
+    return pid;
+}
+
 START_TEST(what_is_unpacked_is_made_once_for_all)
 {
     struct staged a, b;
     struct fault fault;
-    pid_t pid = fork();
-    if (pid == 0) {
-        ck_assert_int_eq(open_unpacked(0, &fault, &a), 0);
-        close_staged(&a);
-        _exit((int)made);
-    }
+    int life;
+    pid_t pid = fork_unpacker(&life);
     ck_assert_int_eq(open_unpacked(0, &fault, &a), 0);
     ck_assert_int_eq(open_unpacked(0, &fault, &b), 0);
     ck_assert_uint_eq(source_size(b.source), 2 * BYTES);
     ck_assert_int_eq(read_range(&b, 0, BYTES), 0);
     ck_assert(report(&b).whole);
     int status;
+    close(life);
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);
     ck_assert(WIFEXITED(status));
-    /* The child may have come, gone and removed it before. */
-    ck_assert_uint_ge(made + (unsigned)WEXITSTATUS(status), 1);
-    ck_assert_uint_le(made, 1);
+    ck_assert_int_eq(WEXITSTATUS(status), 1);
+    ck_assert_uint_eq(made, 0);
     close_staged(&a);
     close_staged(&b);
     ck_assert_uint_eq(files_left(), 0);
@@ -610,16 +650,13 @@ START_TEST(an_unpacker_that_is_killed_is_replaced)
 {
     struct staged s;
     struct fault fault;
-    pid_t pid = fork();
-    if (pid == 0) {
-        open_unpacked(0, &fault, &s); /* 100 ms */
-        _exit(0);
-    }
-    for (unsigned i = 0; i < 1000 && files_left() < 3; i++)
-        usleep(1000); /* folder, lock, copy */
+    int life;
+    pid_t pid = fork_unpacker(&life);
     kill(pid, SIGKILL);
     ck_assert_int_eq(open_unpacked(0, &fault, &s), 0);
     ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+    close(life);
+    ck_assert_uint_eq(made, 1);
     ck_assert_uint_eq(source_size(s.source), 2 * BYTES);
     close_staged(&s);
     ck_assert_uint_eq(files_left(), 0);

@@ -22,7 +22,7 @@
 #include "onepot.h"
 #include "pot.h"
 #include "source.h"
-#include "stage.h"
+#include "stage_private.h"
 #include "suite.h"
 
 #define FILE_BYTES ((5u << 20) + 12345u)
@@ -244,9 +244,9 @@ START_TEST(signals_to_all_of_a_job_do_not_end_it)
     signal(SIGINT, ignore);
     signal(SIGUSR1, ignore);
     ck_assert_int_eq(stage_start(o.store.stage), 0);
-    for (int i = 0; i < 1000 && !report(&o).whole; i++) {
-        kill(0, i % 2 ? SIGINT : SIGUSR1);
-        usleep(100);
+    for (uint64_t at = 0; at + 1000 <= FILE_BYTES; at += 10000) {
+        kill(0, at % 20000 ? SIGINT : SIGUSR1);
+        ck_assert_int_eq(read_at(&o, at), 0); /* waits until it is unpacked so far */
     }
     ck_assert_int_eq(read_at(&o, FILE_BYTES - 1000), 0);
     ck_assert_int_eq(report(&o).failure, 0);
@@ -293,11 +293,12 @@ END_TEST
 
 START_TEST(its_end_is_at_any_time)
 {
-    for (useconds_t us = 0; us < 100000; us += 7000) {
+    for (uint64_t i = 0; i <= 14; i++) {
         struct opened o;
-        open_stream(&o, us / 7000 % 2);
+        open_stream(&o, i % 2);
         ck_assert_int_eq(stage_start(o.store.stage), 0);
-        usleep(us);
+        if (i > 0)
+            ck_assert_int_eq(read_at(&o, i * (FILE_BYTES - 1000) / 14), 0);
         close_stream(&o);
     }
     check_nothing_left();
@@ -312,8 +313,12 @@ static void *read_last(void *arg)
 START_TEST(who_waits_does_not_do_so_for_ever)
 {
     struct opened o;
+    _Atomic uint64_t clock_ns = 1;
     open_stream(&o, true);
-    ck_assert_int_eq(read_at(&o, 0), -EIO); /* nobody unpacks, for five seconds */
+    o.store.stage->pause.test_ns = &clock_ns;
+    ck_assert_int_eq(read_at(&o, 0), -EIO); /* nobody unpacks */
+    ck_assert_uint_gt(atomic_load(&clock_ns), UINT64_C(5000000000));
+    o.store.stage->pause.test_ns = NULL;
     pthread_t thread;
     void *result;
     ck_assert_int_eq(pthread_create(&thread, NULL, read_last, &o), 0);
