@@ -329,10 +329,15 @@ START_TEST(a_number_of_threads_that_was_asked_for_is_kept)
 {
     struct onepot_archive *a = tree_open(&tree, NULL);
     int end;
-    pid_t pid = loader_in_a_process(&end);
     struct onepot_loader *loader = make(a, 5);
     ck_assert_uint_eq(stats_of(loader).threads, 5);
-    usleep(600000);
+    uint64_t alone_bytes = stats_of(loader).part_bytes;
+    pid_t pid = loader_in_a_process(&end);
+    /* It learns of both with the same look: how much memory it has, and on how many CPUs. */
+    for (unsigned waited = 0; stats_of(loader).part_bytes == alone_bytes; waited += 10) {
+        ck_assert_uint_lt(waited, WAIT_MS);
+        nap();
+    }
     ck_assert_uint_eq(stats_of(loader).threads, 5);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
