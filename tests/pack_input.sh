@@ -96,7 +96,8 @@ run 0 "$onepot" ls -R l.tar
 sort out | cmp -s - expected || fail "a list makes: $(cat out)"
 run 0 tar -tvf l.tar
 grep -q 'hl/b link to hl/a' out || fail 'two names in a list are no hard link'
-run 2 "$onepot" pack --files-from list a.tar
+run 1 "$onepot" pack -o there.tar --files-from list a.tar
+says '^onepot: list: \.\./x: its name has '
 run 2 "$onepot" pack --null tree
 run 1 "$onepot" pack -o there.tar --files-from nowhere tree
 says '^onepot: nowhere: '

@@ -71,7 +71,7 @@ int builder_add_extent(struct builder *b, uint32_t inode, uint64_t offset, uint6
 static int builder_append_point(struct builder *b, const struct block_point *point)
 {
     if (point->first_bit > 7 || point->last_bits == 0 || point->last_bits > 8 ||
-        point->window_bytes > POINT_WINDOW_MAX ||
+        point->window_bytes > POINT_WINDOW_MAX || point->window_packed > POINT_PACKED_MAX ||
         (point->window_bytes == 0) != (point->window_packed == 0))
         return -EUCLEAN;
     const struct disk_point disk = {

@@ -390,7 +390,7 @@ static int graft_put(struct grafting *s, uint32_t position, const struct node *n
 {
     struct fault why = {0};
     uint32_t known = S_ISDIR(node->mode) ? 0 : s->inode_of[node->position];
-    /* What stays out is not copied: no blocks for nothing, and no bytes of what may be. */
+    /* Copy nothing of an entry that stays out: it would cost blocks and bytes. */
     if (s->graft.on_conflict == GRAFT_KEEP &&
         builder_find_child(s->grafter->builder, directory, name, len, ret_entry) == 1)
         return graft_conflict(s, position, node, ret_entry);

@@ -304,7 +304,7 @@ static int nested_place_left(void *ctx, const char *path, size_t len, uint32_t p
 
 static int nested_add_tree(struct nested_walk *w, struct nested_level *level);
 
-/* What is wrong, with the member's path in the outer archive and its place there. */
+/* Report an error with the member's path in the outer archive and its place there. */
 static int nested_fail(struct nested_walk *w, const char *path, uint64_t base, int err,
                        const struct fault *why)
 {

@@ -37,7 +37,7 @@ struct nested {
     struct progress *progress;
 };
 
-/* What became of the members that were meant. */
+/* How many of the members in question were opened, and how many were not. */
 struct nested_result {
     uint64_t opened;
     uint64_t left; /* that stay files; the first of them, and why: */

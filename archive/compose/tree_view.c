@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <locale.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -136,8 +137,9 @@ static int view_copy_patterns(struct view *view, const struct view_options *opti
 static int view_refuse_name(void *ctx, const struct fault *what)
 {
     struct fault *fault = ctx;
-    fault_set(fault, -EINVAL, what->member, FAULT_NO_OFFSET, "no archive has such a name: %s",
-              what->what);
+    static const char packs[] = "left out: ";
+    size_t skip = strncmp(what->what, packs, sizeof(packs) - 1) == 0 ? sizeof(packs) - 1 : 0;
+    fault_set(fault, -EINVAL, what->member, FAULT_NO_OFFSET, "%s", what->what + skip);
     fault_advise(fault, "%s", what->advice);
     return -EINVAL;
 }
@@ -238,11 +240,25 @@ static void view_describe_names(const struct view *view, struct recipe *recipe)
     recipe_add(recipe, "names", sum.digest, sizeof(sum.digest));
 }
 
-/* The text of a map was changed where it was parsed, but each line in one way. */
+/* Names, not the text: parsing left bytes behind them that may look like other names. */
 static void view_describe_map(const struct view *view, struct recipe *recipe)
 {
-    recipe_number(recipe, "lines", view->map.lines.count);
-    recipe_sum(recipe, "map", view->map.text.at, view->map.text.count);
+    XXH3_state_t *state = XXH3_createState();
+    if (!state) {
+        recipe->err = -ENOMEM;
+        return;
+    }
+    XXH3_128bits_reset(state);
+    for (size_t i = 0; i < view->map.lines.count; i++) {
+        const char *from = view->map.text.at + view->map.lines.at[i].from,
+                   *to = view->map.text.at + view->map.lines.at[i].to;
+        XXH3_128bits_update(state, from, strlen(from) + 1);
+        XXH3_128bits_update(state, to, strlen(to) + 1);
+    }
+    XXH128_canonical_t sum;
+    XXH128_canonicalFromHash(&sum, XXH3_128bits_digest(state));
+    XXH3_freeState(state);
+    recipe_add(recipe, "map", sum.digest, sizeof(sum.digest));
 }
 
 void view_describe(const struct view *view, struct recipe *recipe)
@@ -254,6 +270,8 @@ void view_describe(const struct view *view, struct recipe *recipe)
         view_describe_names(view, recipe);
     if (view->has_map)
         view_describe_map(view, recipe);
+    if (view->is_of_several) /* alone, an archive that lacks names is an error */
+        recipe_number(recipe, "of several", 1);
 }
 
 /* A pattern that was meant to show something, in a view of nothing. */
@@ -268,8 +286,8 @@ static int view_found_nothing(const struct view *view, struct fault *fault)
     return -ENOENT;
 }
 
-int view_graft(const struct view *view, struct grafter *grafter, const struct graft *given,
-               struct fault *fault)
+static int view_graft_here(const struct view *view, struct grafter *grafter,
+                           const struct graft *given, struct fault *fault)
 {
     struct view_filter filter = {.view = view};
     struct graft graft = *given;
@@ -294,5 +312,22 @@ int view_graft(const struct view *view, struct grafter *grafter, const struct gr
         grafting_end(s);
     }
     vector_free(&filter.folder);
+    return r;
+}
+
+/*
+ * Patterns match bytes, whatever the locale of the program that the library is in: '?' is one
+ * byte in Python, too, and a view that Python saved is that of 'onepot mount'.
+ */
+int view_graft(const struct view *view, struct grafter *grafter, const struct graft *graft,
+               struct fault *fault)
+{
+    locale_t bytes = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (!bytes)
+        return -ENOMEM;
+    locale_t before = uselocale(bytes);
+    int r = view_graft_here(view, grafter, graft, fault);
+    uselocale(before);
+    freelocale(bytes);
     return r;
 }

@@ -1,5 +1,5 @@
 /*
- * What a file says of its own length decides where the archive begins, so that no magic is
+ * The file's own statement of its length decides where the archive begins, so that no magic is
  * looked for in the middle of other data: a SIF has a table, a program its sections. A script
  * ends where its text ends: makers of installers append the archive to the last line. So each
  * line begins what may be the archive, up to the first line with a NUL byte, which is no text;

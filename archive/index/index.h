@@ -244,9 +244,9 @@ int index_extent(const struct index *index, uint32_t position, uint64_t offset,
                  struct extent *ret_extent);
 
 /*
- * What else it takes to decompress a block that is a part of a longer stream: it may begin and
- * end within a byte, and refer to bytes before it (the window). Bits are counted as the
- * stream's format does. Such a block decompresses to exactly its block_bytes.
+ * More that it takes to decompress a block of a longer stream: such a block may begin and end
+ * within a byte, and refer to bytes before it (the window). Bits are counted as the
+ * stream's format does. It decompresses to exactly its block_bytes.
  */
 struct block_point {
     uint64_t sum;          /* XXH3-64 of the decompressed block */
@@ -257,6 +257,7 @@ struct block_point {
     const void *window;     /* which lies here */
 };
 #define POINT_WINDOW_MAX 32768u
+#define POINT_PACKED_MAX (POINT_WINDOW_MAX + 1024u) /* what zstd makes of them at most */
 
 /* The point of block number `block` (extent.block). -EUCLEAN. */
 int index_point(const struct index *index, uint32_t block, struct block_point *ret_point);

@@ -271,7 +271,7 @@ int index_point(const struct index *index, uint32_t block, struct block_point *r
         .window_packed = le32toh(disk.window_packed),
     };
     if (point.first_bit > 7 || point.last_bits == 0 || point.last_bits > 8 ||
-        point.window_bytes > POINT_WINDOW_MAX ||
+        point.window_bytes > POINT_WINDOW_MAX || point.window_packed > POINT_PACKED_MAX ||
         (point.window_bytes == 0) != (point.window_packed == 0))
         return -EUCLEAN;
     if (point.window_bytes > 0) {

@@ -222,7 +222,7 @@ int composed_open_saved(struct opening *o, struct fault *fault)
     return r < 0 ? r : pot_check_index(o->pot, fault);
 }
 
-/* What the new index says of the archive is what that of the archive says. */
+/* The new index describes the archive as the archive's own index does. */
 static void composed_begin(const struct index *index, struct builder *builder,
                            struct builder_header *header)
 {

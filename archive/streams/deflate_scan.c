@@ -27,7 +27,7 @@
 #define PACKED_MAX (1u << 30)
 #define PROBE_IN_BYTES (64u << 10)
 #define WINDOW_LEVEL 6 /* of zstd: higher ones gain less than a hundredth */
-/* What a point costs besides its window: its records, and a page sum now and then. */
+/* The cost of a point besides its window: its records, and a page sum now and then. */
 #define POINT_BYTES 56u
 #define WINDOW_GUESS_BYTES 2048u
 #define STREAM_SHARE 100u /* of the stream's bytes, one may be spent on points */

@@ -367,7 +367,7 @@ static int gzip_find_short(struct tar_framed *f, const struct view *v, struct fo
     return 1;
 }
 
-/* What follows the last member is ignored, as gzip does, but not without a word. */
+/* Like gzip, ignore bytes behind the last member; but note them. */
 static void gzip_note_rest(struct tar_framed *f, const struct view *v)
 {
     size_t len = (size_t)min_u64(v->len, TAR_BLOCK_BYTES);

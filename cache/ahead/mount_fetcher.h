@@ -26,7 +26,7 @@ enum mount_fetch {
     MOUNT_FETCH_PAUSED, /* readers have paused, or do something else */
 };
 
-/* What readers have done so far. */
+/* The readers' activity so far. */
 struct mount_readers {
     uint64_t now_ns, last_request_ns; /* CLOCK_MONOTONIC */
     uint64_t cold_reads;              /* files that they had to ask for */

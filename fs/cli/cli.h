@@ -160,8 +160,8 @@ extern unsigned cli_view_words[4];
 int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text);
 
 /*
- * What those options say, for struct pot_options; NULL: none was given. Reads list or map at
- * the first call. -errno after an error was printed.
+ * The view that those options ask for, for struct pot_options; NULL: none was given. Reads list
+ * or map at the first call. -errno after an error was printed.
  */
 int cli_view(const struct pot_compose **ret_compose);
 

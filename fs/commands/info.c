@@ -150,7 +150,8 @@ static void print_sizes(const struct survey *survey)
 static const char *codec_list(const struct index_info *info, char buf[CODEC_LIST_BYTES])
 {
     size_t len = 0;
-    uint32_t codecs = info->codecs | (info->codec ? 1u << info->codec : 0);
+    bool has_own = info->codec > CODEC_NONE && info->codec < CODEC_COUNT;
+    uint32_t codecs = info->codecs | (has_own ? 1u << info->codec : 0);
     if (!info->codecs)
         return codec_name(info->codec);
     snprintf(buf, CODEC_LIST_BYTES, "unknown");

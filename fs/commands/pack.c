@@ -351,7 +351,7 @@ static int find_rank(struct arguments *a)
     return 0;
 }
 
-/* What directories can't have; for an archive the list is the view's. */
+/* Directories can't have a view; an archive's --files-from is a part of its view. */
 static int check_view(struct arguments *a)
 {
     struct pack_options *o = &a->options;

@@ -81,6 +81,8 @@ static const char *coverage_text(const struct pot *pot, const struct verify_resu
         return pot->backend->checked;
     if (pot->compression)
         return "unpacked and read; a tar has no sums of its files";
+    if (index_points(pot->index) > 0)
+        return "every block was decompressed and compared; a tar has no sums of its files";
     if (index_info(pot->index)->codec != CODEC_NONE)
         return "every block was decompressed; there are no sums to compare with";
     return "headers are sound and every file lies within the archive; a tar has no sums of "

@@ -130,8 +130,8 @@ def test_failures_are_one_line_and_leave_nothing(work):
 
 def test_options_that_are_not_served_are_refused(work):
     archive = make_archive(work)
-    for arguments in (["--stage="], ["--seed", "x"], ["--nested"],
-                      ["--on-conflict", "first"], ["--readahead", "much"], [archive],
+    for arguments in (["--stage="], ["--seed", "x"], ["--nested="],
+                      ["--on-conflict", "newest"], ["--readahead", "much"],
                       ["-o", "rw"], ["-o", "max_read=5"], ["--no-such-option"]):
         fails("mount", archive, *arguments, status=2)
     fails("mount", status=2)

@@ -8,12 +8,15 @@ from onepot import _core
 _GROUPS = {None: 0, "file": 0, "basename": 1, "directory": 2}
 
 
+def _is_path(given):
+    return isinstance(given, (str, bytes)) or hasattr(given, "__fspath__")
+
+
 def _texts(given):
     """A str, bytes or path, or several of them, as a tuple of bytes."""
     if given is None:
         return ()
-    alone = isinstance(given, (str, bytes)) or hasattr(given, "__fspath__")
-    return tuple(os.fsencode(text) for text in ([given] if alone else given))
+    return tuple(os.fsencode(text) for text in ([given] if _is_path(given) else given))
 
 
 def _retries(given):
@@ -51,7 +54,7 @@ class _Lists:
             os.close(fd)
 
     def file(self, given, text):
-        if given is None or isinstance(given, (str, bytes)) or hasattr(given, "__fspath__"):
+        if given is None or _is_path(given):
             return given
         fd = os.memfd_create("onepot-names", os.MFD_CLOEXEC)
         self._files.append(fd)
@@ -100,6 +103,8 @@ class Archive(_core.Archive):
                  files_from=None, map=None):
         if group not in _GROUPS:
             raise ValueError("group is 'file', 'basename' or 'directory'")
+        if files_from is not None and not _is_path(files_from):
+            files_from = list(files_from)  # an iterator gives its names once, and can't be pickled
         options = dict(filter=filter, extensions=extensions, root=root, group=group, cache=cache,
                        stage=stage, retries=retries, hole_bytes=hole_bytes, include=include,
                        exclude=exclude, files_from=files_from, map=map)
@@ -145,6 +150,8 @@ class Archive(_core.Archive):
         are groups of files."""
         if self._arguments[1].get("group") not in (None, "file"):
             raise ValueError("a list has names of files, and samples are groups of files here")
+        if self._arguments[1].get("map") is not None:
+            raise ValueError("a list has names in the archive, and a map shows others here")
         names = [os.fsencode(name) for name in self.names]
         end = b"\0" if any(b"\n" in name for name in names) else b"\n"
         with open(path, "wb") as f:

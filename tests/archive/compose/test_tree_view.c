@@ -226,7 +226,9 @@ START_TEST(views_that_differ_have_recipes_that_differ)
                  {NULL, "", NULL},
                  {NULL, NULL, ""},
                  {NULL, NULL, "a\tb\n"},
-                 {NULL, NULL, "b\ta\n"}};
+                 {NULL, NULL, "b\ta\n"},
+                 {NULL, NULL, "c/\td\n\n"},
+                 {NULL, NULL, "c\t\\td\n"}};
     enum { COUNT = sizeof(views) / sizeof(views[0]) };
     char names[COUNT][RECIPE_NAME_LEN + 1], again[RECIPE_NAME_LEN + 1];
     for (size_t i = 0; i < COUNT; i++) {
