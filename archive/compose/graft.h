@@ -73,9 +73,9 @@ int grafter_new(struct builder *builder, struct grafter **ret_grafter);
 void grafter_free(struct grafter *grafter); /* NULL is fine */
 
 /*
- * Add an archive's tree. -EUCLEAN: its index is damaged; -EEXIST: see above, also if `under` leads
- * through something that is no directory (with GRAFT_KEEP nothing is added); or builder_add's
- * errors.
+ * Add an archive's tree. -EUCLEAN: its index is damaged; -EEXIST: see above, also if `under`
+ * leads through something that is no directory (with GRAFT_KEEP nothing is added); or
+ * builder_add's errors.
  */
 int graft_add(struct grafter *grafter, const struct graft *graft, struct fault *fault);
 

@@ -51,7 +51,8 @@ static bool failing_close(struct source *s)
 
 static const struct source_ops failing_ops = {.read = failing_read, .close = failing_close};
 
-static void on_error(void *ctx, const char *name, enum source_error what, int err, uint64_t offset)
+static void on_error(void *ctx, const char *name, enum source_error what, int err,
+                     uint64_t offset)
 {
     ck_assert_ptr_eq(ctx, told);
     ck_assert_str_eq(name, "file");
