@@ -260,7 +260,11 @@ static int names_find_target(struct names_walk *w, const char *path, size_t len,
 {
     struct names_target *t = &w->target;
     struct builder_entry entry = {.number = BUILDER_ROOT};
-    if (len > 0 && t->path.count == len && memcmp(t->path.at, path, len) == 0) {
+    if (len == 0) {
+        *ret_directory = BUILDER_ROOT;
+        return 0;
+    }
+    if (t->path.count == len && memcmp(t->path.at, path, len) == 0) {
         *ret_directory = t->directory;
         return 0;
     }
