@@ -15,7 +15,8 @@ enum {
     HEAD_BYTES = 64 << 10,
 };
 
-int backend_read_head(const struct source *source, uint8_t **ret_head, size_t *ret_len)
+/* The first bytes of a file, as `probe` takes them. The caller frees them. */
+static int backend_read_head(const struct source *source, uint8_t **ret_head, size_t *ret_len)
 {
     uint64_t size = source_size(source);
     size_t len = size < HEAD_BYTES ? (size_t)size : (size_t)HEAD_BYTES;

@@ -177,9 +177,6 @@ void backend_list(bool as_files, char buf[BACKEND_LIST_BYTES]);
 /* Does a format's file have a name with this ending, such as ".tar"? */
 bool backend_has_ending(const char *ending);
 
-/* The first bytes of a file, as `probe` takes them. The caller frees them. */
-int backend_read_head(const struct source *source, uint8_t **ret_head, size_t *ret_len);
-
 /* Find the back end for a source. -ENOMSG with a fault if no format matches. */
 int backend_find(const struct source *source, struct fault *fault,
                  const struct backend **ret_backend);

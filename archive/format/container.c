@@ -18,6 +18,7 @@
 #include "numbers.h"
 #include "sif.h"
 
+#define HEAD_BYTES 128u         /* enough to know a container by */
 #define SCRIPT_BYTES (1u << 20) /* of a script before its archive */
 #define BEGIN_BYTES 4096u       /* enough to know a format by */
 
@@ -110,10 +111,10 @@ static int container_find_behind(const struct source *source, const uint8_t *hea
 int container_find(const struct source *source, struct fault *fault,
                    struct container *ret_container)
 {
-    auto_free uint8_t *head = NULL;
-    size_t len = 0;
+    uint8_t head[HEAD_BYTES];
+    size_t len = min_u64(source_size(source), HEAD_BYTES);
     struct container found = {0};
-    int r = backend_read_head(source, &head, &len);
+    int r = source_read(source, head, len, 0);
     if (r == 0 && sif_probe(head, len)) {
         r = sif_find_image(source, fault, &found.offset, &found.length);
         found.name = "a SIF";
