@@ -29,13 +29,6 @@ void recipe_number(struct recipe *recipe, const char *item, uint64_t number)
     recipe_add(recipe, item, bytes, sizeof(bytes));
 }
 
-void recipe_sum(struct recipe *recipe, const char *item, const void *bytes, size_t len)
-{
-    XXH128_canonical_t sum;
-    XXH128_canonicalFromHash(&sum, XXH3_128bits(bytes, len));
-    recipe_add(recipe, item, sum.digest, sizeof(sum.digest));
-}
-
 void recipe_name(const struct recipe *recipe, char ret_name[RECIPE_NAME_LEN + 1])
 {
     XXH128_hash_t sum = XXH3_128bits(recipe->bytes.at, recipe->bytes.count);

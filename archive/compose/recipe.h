@@ -29,9 +29,6 @@ struct recipe {
 void recipe_add(struct recipe *recipe, const char *item, const void *bytes, size_t len);
 void recipe_number(struct recipe *recipe, const char *item, uint64_t number);
 
-/* The bytes' XXH3-128 in place of them. */
-void recipe_sum(struct recipe *recipe, const char *item, const void *bytes, size_t len);
-
 /* 32 hexadecimal digits for the whole recipe. */
 #define RECIPE_NAME_LEN 32
 void recipe_name(const struct recipe *recipe, char ret_name[RECIPE_NAME_LEN + 1]);

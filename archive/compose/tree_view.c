@@ -136,11 +136,7 @@ static int view_copy_patterns(struct view *view, const struct view_options *opti
 /* A name that can't be in any archive. */
 static int view_refuse_name(void *ctx, const struct fault *what)
 {
-    struct fault *fault = ctx;
-    static const char packs[] = "left out: ";
-    size_t skip = strncmp(what->what, packs, sizeof(packs) - 1) == 0 ? sizeof(packs) - 1 : 0;
-    fault_set(fault, -EINVAL, what->member, FAULT_NO_OFFSET, "%s", what->what + skip);
-    fault_advise(fault, "%s", what->advice);
+    *(struct fault *)ctx = *what;
     return -EINVAL;
 }
 
@@ -220,28 +216,28 @@ void view_free(struct view *view)
 
 /* ---- what it shows ---- */
 
-static void view_describe_names(const struct view *view, struct recipe *recipe)
+typedef void view_update(const struct view *view, size_t i, XXH3_state_t *sum);
+
+static void view_update_name(const struct view *view, size_t i, XXH3_state_t *sum)
 {
-    XXH3_state_t *state = XXH3_createState();
-    if (!state) {
-        recipe->err = -ENOMEM;
-        return;
-    }
-    XXH3_128bits_reset(state);
-    for (size_t i = 0; i < name_list_count(view->names); i++) {
-        bool whole;
-        const char *name = name_list_name(view->names, i, &whole);
-        XXH3_128bits_update(state, name, strlen(name) + 1);
-        XXH3_128bits_update(state, whole ? "/" : "", 1);
-    }
-    XXH128_canonical_t sum;
-    XXH128_canonicalFromHash(&sum, XXH3_128bits_digest(state));
-    XXH3_freeState(state);
-    recipe_add(recipe, "names", sum.digest, sizeof(sum.digest));
+    bool whole;
+    const char *name = name_list_name(view->names, i, &whole);
+    XXH3_128bits_update(sum, name, strlen(name) + 1);
+    XXH3_128bits_update(sum, whole ? "/" : "", 1);
 }
 
 /* Names, not the text: parsing left bytes behind them that may look like other names. */
-static void view_describe_map(const struct view *view, struct recipe *recipe)
+static void view_update_line(const struct view *view, size_t i, XXH3_state_t *sum)
+{
+    const char *from = view->map.text.at + view->map.lines.at[i].from,
+               *to = view->map.text.at + view->map.lines.at[i].to;
+    XXH3_128bits_update(sum, from, strlen(from) + 1);
+    XXH3_128bits_update(sum, to, strlen(to) + 1);
+}
+
+/* Add the sum of `count` names or lines. */
+static void view_describe_sum(const struct view *view, struct recipe *recipe, const char *item,
+                              size_t count, view_update *update)
 {
     XXH3_state_t *state = XXH3_createState();
     if (!state) {
@@ -249,16 +245,12 @@ static void view_describe_map(const struct view *view, struct recipe *recipe)
         return;
     }
     XXH3_128bits_reset(state);
-    for (size_t i = 0; i < view->map.lines.count; i++) {
-        const char *from = view->map.text.at + view->map.lines.at[i].from,
-                   *to = view->map.text.at + view->map.lines.at[i].to;
-        XXH3_128bits_update(state, from, strlen(from) + 1);
-        XXH3_128bits_update(state, to, strlen(to) + 1);
-    }
+    for (size_t i = 0; i < count; i++)
+        update(view, i, state);
     XXH128_canonical_t sum;
     XXH128_canonicalFromHash(&sum, XXH3_128bits_digest(state));
     XXH3_freeState(state);
-    recipe_add(recipe, "map", sum.digest, sizeof(sum.digest));
+    recipe_add(recipe, item, sum.digest, sizeof(sum.digest));
 }
 
 void view_describe(const struct view *view, struct recipe *recipe)
@@ -267,9 +259,10 @@ void view_describe(const struct view *view, struct recipe *recipe)
         recipe_add(recipe, view->patterns[i].includes ? "include" : "exclude",
                    view->patterns[i].glob, strlen(view->patterns[i].glob));
     if (view->names)
-        view_describe_names(view, recipe);
+        view_describe_sum(view, recipe, "names", name_list_count(view->names),
+                          view_update_name);
     if (view->has_map)
-        view_describe_map(view, recipe);
+        view_describe_sum(view, recipe, "map", view->map.lines.count, view_update_line);
     if (view->is_of_several) /* alone, an archive that lacks names is an error */
         recipe_number(recipe, "of several", 1);
 }

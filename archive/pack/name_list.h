@@ -20,7 +20,7 @@
 
 struct name_list;
 
-/* Called for each name that can't be right, with a fault that has the name. */
+/* Called for each name that can't be right, with a fault that has the name and why. */
 typedef int name_list_report(void *ctx, const struct fault *what);
 
 /*

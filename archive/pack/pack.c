@@ -357,9 +357,12 @@ static int pack_report_name(void *ctx, const struct fault *what)
 {
     struct run *run = ctx;
     const struct pack_options *o = run->options;
+    struct fault fault = {0};
+    fault_set(&fault, -what->err, what->member, FAULT_NO_OFFSET, "left out: %s", what->what);
+    fault_advise(&fault, "%s", what->advice);
     run->result.problems++;
     if (o->report)
-        o->report(o->ctx, PACK_PROBLEM, what);
+        o->report(o->ctx, PACK_PROBLEM, &fault);
     return o->strict ? -what->err : 0;
 }
 
