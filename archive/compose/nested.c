@@ -23,6 +23,7 @@
 #include "cleanup.h"
 #include "map.h"
 #include "numbers.h"
+#include "path.h"
 #include "selection.h"
 #include "source_slice.h"
 #include "vector.h"
@@ -352,11 +353,10 @@ static int nested_add_member(struct nested_walk *w, struct nested_level *level,
         return 1;
     if (r < 0)
         return nested_fail(w, path, base, r, &why);
-    const char *name = strrchr(path, '/');
-    size_t at = name ? (size_t)(name + 1 - path) : 0,
-           stem = nested_stem(path + at, strlen(path + at));
-    if (nested_is_name(path + at, stem))
-        path[at + stem] = '\0';
+    const char *name = path_base(path);
+    size_t stem = nested_stem(name, strlen(name));
+    if (nested_is_name(name, stem))
+        path[(size_t)(name - path) + stem] = '\0';
     struct nested_level inner = {
         .index = index, .base = base, .under = path, .depth = level->depth + 1};
     w->result->opened++;

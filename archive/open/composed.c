@@ -187,15 +187,10 @@ static struct composed composed_of(const struct opening *o)
                              .file = o->pot->path};
 }
 
-static int composed_use_saved(struct opening *o)
+/* Takes over the index and its path, in place of the pot's own. */
+static void composed_take(struct pot *pot, struct index *index, char *path,
+                          enum pot_index_origin origin)
 {
-    const struct composed what = composed_of(o);
-    struct pot *pot = o->pot;
-    struct index *index;
-    char *path;
-    int r = composed_find(&what, &path, &index);
-    if (r < 0)
-        return r;
     free(pot->index_path);
     pot->index_path = path;
     if (pot->packed) /* it may be unpacked by what its own index says */
@@ -203,7 +198,18 @@ static int composed_use_saved(struct opening *o)
     else
         index_close(pot->index);
     pot->index = index;
-    pot->origin = POT_INDEX_SAVED;
+    pot->origin = origin;
+}
+
+static int composed_use_saved(struct opening *o)
+{
+    const struct composed what = composed_of(o);
+    struct index *index;
+    char *path;
+    int r = composed_find(&what, &path, &index);
+    if (r < 0)
+        return r;
+    composed_take(o->pot, index, path, POT_INDEX_SAVED);
     o->is_composed = true;
     return 0;
 }
@@ -347,7 +353,6 @@ static int composed_write_nested(void *arg, int fd, struct fault *fault)
 
 int composed_apply(struct opening *o, struct fault *fault)
 {
-    struct pot *pot = o->pot;
     if (!o->options->compose || o->is_composed)
         return 0;
     int r = composed_use_saved(o);
@@ -362,13 +367,6 @@ int composed_apply(struct opening *o, struct fault *fault)
         r = composed_make(&what, composed_view, o, fault, &path, &index);
     if (r < 0)
         return r;
-    free(pot->index_path);
-    pot->index_path = path;
-    if (pot->packed)
-        pot->stream_index = pot->index;
-    else
-        index_close(pot->index);
-    pot->index = index;
-    pot->origin = POT_INDEX_BUILT;
+    composed_take(o->pot, index, path, POT_INDEX_BUILT);
     return 0;
 }
