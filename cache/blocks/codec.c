@@ -188,16 +188,14 @@ static int unpack_xz(struct codec_context *context, const void *packed, size_t p
 #define unpack_xz NULL
 #endif
 
+#ifdef HAVE_ZLIB
 /* A part of a stream, without its point: a damaged index. */
-static int unpack_no_point(struct codec_context *context, const void *packed, size_t packed_len,
-                           void *block, size_t size, size_t *ret_len)
+static int unpack_deflate_point(struct codec_context *context, const void *packed,
+                                size_t packed_len, void *block, size_t size, size_t *ret_len)
 {
     (void)context, (void)packed, (void)packed_len, (void)block, (void)size, (void)ret_len;
     return -EUCLEAN;
 }
-
-#ifdef HAVE_ZLIB
-#define unpack_deflate_point unpack_no_point
 #else
 #define unpack_deflate_point NULL
 #endif

@@ -72,6 +72,7 @@ void codec_parts_free(struct codec_parts *parts)
     free(parts);
 }
 
+#ifdef HAVE_ZLIB
 static int parts_room(struct parts_buffer *buffer, size_t len)
 {
     if (len <= buffer->room)
@@ -89,7 +90,6 @@ static size_t parts_bits(const struct block_point *point, size_t packed_len)
     return packed_len > 0 && end > point->first_bit ? end : 0;
 }
 
-#ifdef HAVE_ZLIB
 /* Writes bits as deflate does: from the lowest bit of each byte on. The bytes are zero. */
 struct bits_out {
     uint8_t *bytes;
@@ -202,12 +202,12 @@ int codec_parts_unpack(struct codec_parts *parts, enum codec codec,
                        const struct block_point *point, const void *packed, size_t packed_len,
                        void *block, size_t size)
 {
-    switch (codec) {
 #ifdef HAVE_ZLIB
-    case CODEC_DEFLATE_POINT:
+    if (codec == CODEC_DEFLATE_POINT)
         return unpack_deflate_part(parts, point, packed, packed_len, block, size);
+#else
+    (void)parts, (void)codec, (void)point, (void)packed, (void)packed_len, (void)block,
+        (void)size;
 #endif
-    default:
-        return -ENOTSUP;
-    }
+    return -ENOTSUP;
 }
