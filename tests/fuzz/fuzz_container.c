@@ -65,8 +65,8 @@ static void put_program(uint8_t *seed)
 uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
 {
     static const char script[] = "#!/bin/sh\nexit\n\n";
-    static const char *const payloads[] = {"\x1f\x8b\x08\0\0\0\0\0\0\3", "BZh91AY&SY\x80\0\0\1",
-                                           "\3757zXZ\0\0\4", "hsqs\0\0\0\0\0\0"};
+    static const char payloads[][16] = {"\x1f\x8b\x08\0\0\0\0\0\0\3", "BZh91AY&SY\x80\0\0\1",
+                                        "\3757zXZ\0\0\4", "hsqs\0\0\0\0\0\0"};
     size_t tar_size = 0, room = 2000, at = strlen(script);
     uint8_t *tar = number == 2 ? fuzz_make_tar("ustar", &tar_size) : NULL;
     uint8_t *seed = number < 7 ? calloc(1, room + tar_size) : NULL;
