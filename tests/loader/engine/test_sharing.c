@@ -266,23 +266,48 @@ START_TEST(a_users_word_counts_for_others)
 }
 END_TEST
 
-static pid_t loader_in_a_process(int *ret_ready)
+/* Another rank. It is forked before this process has threads, which a sanitizer asks for. */
+struct rank {
+    pid_t pid;
+    int go, ready;
+};
+
+static struct rank rank_fork(void)
 {
-    int ends[2];
+    int go[2], ready[2];
     char byte;
-    ck_assert_int_eq(pipe(ends), 0);
+    ck_assert_int_eq(pipe(go), 0);
+    ck_assert_int_eq(pipe(ready), 0);
     pid_t pid = fork();
     if (pid == 0) {
-        struct onepot_archive *a = tree_open(&tree, NULL);
-        make(a, 0);
-        if (write(ends[1], "x", 1) == 1)
-            pause();
+        close(go[1]);
+        close(ready[0]);
+        if (read(go[0], &byte, 1) == 1) {
+            make(tree_open(&tree, NULL), 0);
+            if (write(ready[1], "x", 1) == 1)
+                pause();
+        }
         _exit(1);
     }
-    ck_assert_int_eq(read(ends[0], &byte, 1), 1);
-    close(ends[0]);
-    *ret_ready = ends[1];
-    return pid;
+    close(go[0]);
+    close(ready[1]);
+    return (struct rank){.pid = pid, .go = go[1], .ready = ready[0]};
+}
+
+/* Returns when it has a loader. */
+static void rank_start(const struct rank *rank)
+{
+    char byte;
+    ck_assert_int_eq(write(rank->go, "x", 1), 1);
+    ck_assert_int_eq(read(rank->ready, &byte, 1), 1);
+}
+
+static void rank_kill(const struct rank *rank)
+{
+    kill(rank->pid, SIGKILL);
+    waitpid(rank->pid, NULL, 0);
+    close(rank->go);
+    close(rank->ready);
 }
 
 static void wait_for_threads(struct onepot_loader *loader, uint32_t threads)
@@ -298,10 +323,11 @@ START_TEST(ranks_of_a_node_share_its_cpus_also_where_nobody_counts_them)
 {
     struct onepot_archive *a = tree_open(&tree, NULL);
     uint32_t cpus = cpus_allowed();
-    int ends[3];
-    pid_t pids[3];
+    struct rank ranks[3];
     for (unsigned i = 0; i < 3; i++)
-        pids[i] = loader_in_a_process(&ends[i]);
+        ranks[i] = rank_fork();
+    for (unsigned i = 0; i < 3; i++)
+        rank_start(&ranks[i]);
     struct onepot_loader *loader = make(a, 0), *second = make(a, 0);
     uint32_t fair = cpus / 4 ? cpus / 4 : 1;
     wait_for_threads(loader, fair); /* two loaders of one process are one rank */
@@ -313,11 +339,8 @@ START_TEST(ranks_of_a_node_share_its_cpus_also_where_nobody_counts_them)
         onepot_batch_release(b);
     }
     ck_assert_uint_eq(batches, (files + BATCH - 1) / BATCH);
-    for (unsigned i = 0; i < 3; i++) {
-        kill(pids[i], SIGKILL);
-        waitpid(pids[i], NULL, 0);
-        close(ends[i]);
-    }
+    for (unsigned i = 0; i < 3; i++)
+        rank_kill(&ranks[i]);
     wait_for_threads(loader, cpus); /* what the killed ones had is ours */
     onepot_loader_free(second);
     onepot_loader_free(loader);
@@ -327,21 +350,19 @@ END_TEST
 
 START_TEST(a_number_of_threads_that_was_asked_for_is_kept)
 {
+    struct rank rank = rank_fork();
     struct onepot_archive *a = tree_open(&tree, NULL);
-    int end;
     struct onepot_loader *loader = make(a, 5);
     ck_assert_uint_eq(stats_of(loader).threads, 5);
     uint64_t alone_bytes = stats_of(loader).part_bytes;
-    pid_t pid = loader_in_a_process(&end);
+    rank_start(&rank);
     /* It learns of both with the same look: how much memory it has, and on how many CPUs. */
     for (unsigned waited = 0; stats_of(loader).part_bytes == alone_bytes; waited += 10) {
         ck_assert_uint_lt(waited, WAIT_MS);
         nap();
     }
     ck_assert_uint_eq(stats_of(loader).threads, 5);
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
-    close(end);
+    rank_kill(&rank);
     onepot_loader_free(loader);
     onepot_archive_close(a);
 }
