@@ -11,12 +11,6 @@
 #include "cli.h"
 #include "commands.h"
 
-struct command {
-    const char *name;
-    int (*run)(int argc, char **argv); /* NULL: not built in */
-    const char *summary;
-};
-
 /* Without FUSE nothing can be mounted; all other commands are always built. */
 #ifndef HAVE_FUSE
 #define command_mount NULL
@@ -25,8 +19,7 @@ struct command {
 #define command_clean NULL
 #endif
 
-/* In the order in which a person needs them. */
-static const struct command commands[] = {
+const struct command command_list[] = {
     {"pack", command_pack, "make an archive of a directory"},
     {"mount", command_mount, "show an archive as a directory"},
     {"umount", command_umount, "end a mount"},
@@ -44,10 +37,15 @@ static const struct command commands[] = {
     {"verify", command_verify, "check every bound and every checksum"},
     {"index", command_index, "save the index of a foreign archive"},
     {"order", command_order, "print the order in which the loader reads samples"},
+    {"self-test", command_self_test, "try what onepot does on this node, in two seconds"},
+    {"help", command_help, "show a manual page"},
+    {"completions", command_completions, "print what completes command lines in a shell"},
+    {"licences", command_licences, "print the licences of all that is in this program"},
+    {NULL, NULL, NULL},
 };
-#define COMMAND_COUNT (sizeof commands / sizeof commands[0])
+#define COMMAND_COUNT (sizeof command_list / sizeof command_list[0] - 1)
 
-static void print_help(FILE *out)
+void command_print_list(FILE *out)
 {
     char formats[BACKEND_LIST_BYTES];
     backend_list(false, formats);
@@ -58,10 +56,10 @@ static void print_help(FILE *out)
             "Commands:\n",
             formats);
     for (size_t i = 0; i < COMMAND_COUNT; i++)
-        fprintf(out, "  %-8s %s%s\n", commands[i].name, commands[i].summary,
-                commands[i].run ? "" : " (not in this build)");
+        fprintf(out, "  %-11s %s%s\n", command_list[i].name, command_list[i].summary,
+                command_list[i].run ? "" : " (not in this build)");
     fputs("\n"
-          "'onepot COMMAND --help' and 'man onepot-COMMAND' describe a command;\n"
+          "'onepot COMMAND --help' and 'onepot help COMMAND' describe a command;\n"
           "'onepot --version' prints the version.\n",
           out);
 }
@@ -70,7 +68,7 @@ static int unknown_command(const char *word)
 {
     const char *names[COMMAND_COUNT + 1] = {NULL};
     for (size_t i = 0; i < COMMAND_COUNT; i++)
-        names[i] = commands[i].name;
+        names[i] = command_list[i].name;
     const char *near = cli_nearest(word, names);
     if (near)
         cli_failf(NULL, "there is no command '%s'; did you mean '%s'? See 'onepot --help'",
@@ -80,32 +78,20 @@ static int unknown_command(const char *word)
     return CLI_USAGE;
 }
 
-static int main_run_command(int argc, char **argv)
+int command_run_named(int argc, char **argv)
 {
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
-        if (strcmp(commands[i].name, argv[0]) != 0)
+        if (strcmp(command_list[i].name, argv[0]) != 0)
             continue;
-        if (!commands[i].run) {
+        if (!command_list[i].run) {
             cli_failf(argv[0], "this onepot was built without it; build it where "
                                "linux/fuse.h is installed");
             /* For `run`, 1 would be an exit status of its command. */
             return strcmp(argv[0], "run") == 0 ? CLI_RUN_FAILED : CLI_FAILED;
         }
-        return commands[i].run(argc, argv);
+        return command_list[i].run(argc, argv);
     }
     return unknown_command(argv[0]);
-}
-
-/* "onepot help ls" is "onepot ls --help". */
-static int help_command(int argc, char **argv)
-{
-    if (argc < 2) {
-        print_help(stdout);
-        return CLI_OK;
-    }
-    char option[] = "--help";
-    char *help_argv[] = {argv[1], option, NULL};
-    return main_run_command(2, help_argv);
 }
 
 /*
@@ -137,22 +123,20 @@ int main(int argc, char **argv)
     save_addresses();
     occupy_standard_descriptors();
     if (argc < 2) {
-        print_help(stderr);
+        command_print_list(stderr);
         status = CLI_USAGE;
     } else if (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0) {
-        print_help(stdout);
+        command_print_list(stdout);
         status = CLI_OK;
     } else if (strcmp(argv[1], "--version") == 0) {
         puts("onepot " ONEPOT_VERSION);
         status = CLI_OK;
-    } else if (strcmp(argv[1], "help") == 0) {
-        status = help_command(argc - 1, argv + 1);
     } else if (argv[1][0] == '-') {
         cli_failf(NULL, "there is no option '%s' before the command; see 'onepot --help'",
                   argv[1]);
         status = CLI_USAGE;
     } else {
-        status = main_run_command(argc - 1, argv + 1);
+        status = command_run_named(argc - 1, argv + 1);
     }
     return cli_finish(status);
 }

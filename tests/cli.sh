@@ -284,7 +284,7 @@ says out 'Usage: onepot COMMAND'
 run 0 "$onepot" --version
 grep -qE '^onepot [0-9]+\.[0-9]+' out || fail "--version: $(cat out)"
 "$onepot" --help >all_help
-sed -n 's/^  \([a-z]*\) .*/\1/p' all_help | while read -r command; do
+sed -n 's/^  \([a-z-]*\) .*/\1/p' all_help | while read -r command; do
     if grep -qE "^  $command .*not in this build" all_help; then continue; fi
     for option in -h --help --version; do
         if ! "$onepot" "$command" "$option" >out 2>err || [ -s err ] || [ ! -s out ]; then
@@ -293,8 +293,79 @@ sed -n 's/^  \([a-z]*\) .*/\1/p' all_help | while read -r command; do
         fi
     done
     "$onepot" help "$command" >out || exit 1
-    grep -q "^Usage: onepot $command" out || exit 1
+    if command -v mandoc >/dev/null; then
+        grep -q "^ONEPOT-${command^^}(1)" out || exit 1
+    else
+        grep -q "^Usage: onepot $command" out || exit 1
+    fi
 done || fail 'help of a command'
+run 0 "$onepot" help onepot
+run 0 "$onepot" help
+equal out all_help 'help'
+run 2 "$onepot" help frobnicate
+run 0 "$onepot" licences
+says out 'Apache License'
+
+# ---- completions, as bash makes them ----
+# completes LINE WORD...: what the last word of a command line, cut as bash cuts it, may become.
+completes() {
+    (
+        # shellcheck disable=SC2317 # the completion calls it
+        compopt() { :; }
+        # shellcheck source=/dev/null
+        . "$work/completion"
+        read -ra COMP_WORDS <<<"onepot $1"
+        if [[ $1 == *' ' ]]; then COMP_WORDS+=(''); fi
+        # shellcheck disable=SC2034 # bash's own variables
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        _onepot
+        printf '%s\n' "${COMPREPLY[@]}"
+    ) >out 2>err
+    printf '%s\n' "${@:2}" >expected
+    equal out expected "completion of '$1'"
+    if [ -s err ]; then fail "completion of '$1' complains: $(cat err)"; fi
+}
+run 0 "$onepot" completions bash
+mv out completion
+completes 'ca' cat
+completes 'ls --js' --json
+completes 'cat --prog' --progress=
+completes 'ls --progress = al' always
+completes 'ls --progress =' auto always never
+completes 'completions ' bash zsh fish
+completes 'help verif' verify
+completes 'extract -C tre' tree
+completes 'cat names' names0
+completes 'pack -o paths' paths0
+completes 'order --se' --seed=
+sed -n 's/^  \([a-z-]*\) .*/\1/p' all_help | while read -r command; do
+    if grep -qE "^  $command .*not in this build" all_help; then continue; fi
+    "$onepot" "$command" --help | grep -oE '^ +(-., )?--[a-z-]+' | grep -oE -e '--[a-z-]+' | sort >expected
+    sed -n "/^    $command)/,/options+/s/.*options+='//p" completion | grep -oE -e '--[a-z-]+' |
+        sort -u - <(printf '%s\n' --help --version) >out
+    cmp -s out expected || exit 1
+done || fail "the completion's options are not those of the commands"
+run 0 "$onepot" completions zsh
+if command -v zsh >/dev/null; then zsh -n out || fail 'the completion for zsh'; fi
+says out "'*'{-f,--force}'[make it anew, even where a saved one still fits]'"
+run 0 "$onepot" completions fish
+if command -v fish >/dev/null; then fish -n out || fail 'the completion for fish'; fi
+says out "-s f -l force -d 'make it anew, even where a saved one still fits'"
+run 2 "$onepot" completions csh
+
+# ---- self-test ----
+mkdir "$work/run"
+export ONEPOT_RUNTIME_DIR=$work/run
+if "$onepot" mount --help >/dev/null 2>&1 && [ ! -w /dev/fuse ]; then
+    run 1 "$onepot" self-test --dir "$work"
+    says out '2 of 6 do not work here'
+else
+    run 0 "$onepot" self-test --dir "$work"
+    says out 'everything works'
+fi
+if compgen -G "$work/onepot-self-test-*" >/dev/null; then fail 'self-test left something'; fi
+run 1 "$onepot" self-test --dir "$work/absent"
+one_line 'self-test in an absent directory'
 run 2 "$onepot"
 run 2 "$onepot" frobnicate
 run 2 "$onepot" --frobnicate

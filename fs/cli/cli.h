@@ -165,6 +165,24 @@ int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text);
  */
 int cli_view(const struct pot_compose **ret_compose);
 
+/* The parts of an option's spelling. */
+struct cli_spelling {
+    char letter;      /* or 0 */
+    const char *name; /* "output", of `name_len` bytes; NULL: there is only the letter */
+    size_t name_len;
+    int argument;      /* no_argument, required_argument or optional_argument */
+    const char *value; /* what stands for the argument: "OUT", "LEVEL]"; "" without one */
+};
+struct cli_spelling cli_spelling_of(const struct cli_option *option);
+
+/*
+ * From now on cli_parse shows a command's table to `see`, parses nothing and returns CLI_OK; so
+ * completions come from the tables themselves. NULL: it parses again.
+ */
+typedef void (*cli_see_options)(void *ctx, const struct cli_usage *usage,
+                                const struct cli_option *options);
+void cli_show_options(cli_see_options see, void *ctx);
+
 /*
  * Parse the options; the table ends with {NULL}. optind is then the first argument. CLI_GO_ON,
  * or the exit status: help was printed, or an error that names the wrong option.

@@ -300,16 +300,25 @@ static int cli_take_word(const struct cli_usage *usage, const char *option, cons
 #define HELP_COLUMN 24
 #define LINE_COLUMNS 84
 
-/* The option's letter, or 0. */
-static char letter_of(const struct cli_option *o)
+struct cli_spelling cli_spelling_of(const struct cli_option *o)
 {
-    return o->spelling[1] == '-' ? '\0' : o->spelling[1];
+    const char *name = strstr(o->spelling, "--");
+    const char *end = name ? name + strcspn(name, "[=") : o->spelling + 2;
+    return (struct cli_spelling){
+        .letter = o->spelling[1] == '-' ? '\0' : o->spelling[1],
+        .name = name ? name + 2 : NULL,
+        .name_len = name ? (size_t)(end - name - 2) : 0,
+        .argument = *end == '[' ? optional_argument
+                    : *end      ? required_argument
+                                : no_argument,
+        .value = end + strspn(end, "[= "),
+    };
 }
 
 /* "  -j, --jobs=N          with N threads", in lines of a limited length. */
 static void print_option(const struct cli_option *o)
 {
-    int column = printf("  %s%s", letter_of(o) ? "" : "    ", o->spelling);
+    int column = printf("  %s%s", cli_spelling_of(o).letter ? "" : "    ", o->spelling);
     if (column > HELP_COLUMN - 2)
         column = LINE_COLUMNS;
     for (const char *word = o->help; *word; word += strspn(word, " ")) {
@@ -352,15 +361,14 @@ struct getopt_tables {
 
 static void add_option(struct getopt_tables *t, const struct cli_option *o, size_t i, size_t *n)
 {
-    const char *name = strstr(o->spelling, "--");
-    const char *end = name ? name + strcspn(name, "[=") : o->spelling + 2;
-    int argument = *end == '[' ? optional_argument : *end ? required_argument : no_argument;
+    struct cli_spelling spelling = cli_spelling_of(o);
     size_t len = strlen(t->letters);
-    if (letter_of(o))
-        sprintf(t->letters + len, "%c%s", letter_of(o), argument ? ":" : "");
-    if (name) {
-        snprintf(t->names[i], NAME_BYTES, "%.*s", (int)(end - name - 2), name + 2);
-        t->longs[(*n)++] = (struct option){t->names[i], argument, NULL, ID_FIRST + (int)i};
+    if (spelling.letter)
+        sprintf(t->letters + len, "%c%s", spelling.letter, spelling.argument ? ":" : "");
+    if (spelling.name) {
+        snprintf(t->names[i], NAME_BYTES, "%.*s", (int)spelling.name_len, spelling.name);
+        t->longs[(*n)++] =
+            (struct option){t->names[i], spelling.argument, NULL, ID_FIRST + (int)i};
     }
 }
 
@@ -412,14 +420,27 @@ static const struct cli_option *find_option(const struct cli_option *options, in
 {
     if (id >= ID_FIRST)
         return &options[id - ID_FIRST];
-    while (letter_of(options) != id)
+    while (cli_spelling_of(options).letter != id)
         options++;
     return options;
+}
+
+static cli_see_options see_options;
+static void *see_options_ctx;
+
+void cli_show_options(cli_see_options see, void *ctx)
+{
+    see_options = see;
+    see_options_ctx = ctx;
 }
 
 int cli_parse(const struct cli_usage *usage, const struct cli_option *options, int argc,
               char **argv)
 {
+    if (see_options) {
+        see_options(see_options_ctx, usage, options);
+        return CLI_OK;
+    }
     struct getopt_tables tables = {0};
     int id, r = 0;
     fill_tables(&tables, options);

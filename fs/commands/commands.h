@@ -8,17 +8,38 @@
 #ifndef ONEPOT_COMMANDS_H
 #define ONEPOT_COMMANDS_H
 
+#include <stdio.h>
+
+struct command {
+    const char *name;
+    int (*run)(int argc, char **argv); /* NULL: not built in */
+    const char *summary;
+};
+
+/* In the order in which a person needs them. The last one has no name. */
+extern const struct command command_list[];
+
+/* Run the command argv[0]: its exit status, or that of an error about the name. */
+int command_run_named(int argc, char **argv);
+
+/* The list, for a person. */
+void command_print_list(FILE *out);
+
 int command_cat(int argc, char **argv);
 int command_clean(int argc, char **argv);
+int command_completions(int argc, char **argv);
 int command_doctor(int argc, char **argv);
 int command_extract(int argc, char **argv);
+int command_help(int argc, char **argv);
 int command_index(int argc, char **argv);
 int command_info(int argc, char **argv);
+int command_licences(int argc, char **argv);
 int command_ls(int argc, char **argv);
 int command_mount(int argc, char **argv);
 int command_order(int argc, char **argv);
 int command_pack(int argc, char **argv);
 int command_run(int argc, char **argv);
+int command_self_test(int argc, char **argv);
 int command_stage(int argc, char **argv);
 int command_stat(int argc, char **argv);
 int command_top(int argc, char **argv);

@@ -1,0 +1,25 @@
+/*
+ * Texts that the program carries, so that it is complete without any other file. The build
+ * makes them (carry.py).
+ */
+#ifndef ONEPOT_CARRIED_H
+#define ONEPOT_CARRIED_H
+
+struct carried {
+    const char *name;
+    const char *text;
+};
+
+/*
+ * The manual pages of man/ as text: "mount" for onepot-mount.1, "onepot" for onepot.1. The last
+ * one has no name. None, if the build had no mandoc.
+ */
+extern const struct carried carried_pages[];
+
+/*
+ * What is linked, each with its licence, beginning with onepot itself. A library that lies
+ * outside of the program has no text, for it comes with its own. The last one has no name.
+ */
+extern const struct carried carried_licences[];
+
+#endif

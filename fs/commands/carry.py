@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Writes a C file of the texts that the program carries (carried.h): manual pages, licences.
+
+Pages are formatted by mandoc, so that man/ stays their one source. Licences of libraries that
+are linked statically come from the packages that the libraries lie in, so that they are those
+of the versions that were linked; a library without one is an error, because a program that
+contains it may not be passed on so.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+
+COMMON_LICENCES = "/usr/share/common-licenses"
+
+
+def page_text(mandoc, page):
+    text = subprocess.run([mandoc, "-T", "ascii", "-O", "width=80", page], check=True,
+                          stdout=subprocess.PIPE).stdout.decode("ascii")
+    return re.sub(".\b", "", text)  # bold and underlined letters
+
+
+def page_name(page):
+    name = os.path.basename(page).rsplit(".", 1)[0]
+    return name[len("onepot-"):] if name.startswith("onepot-") else name
+
+
+def package_of(library):
+    """The Debian package of a static library."""
+    for place in "/usr/lib/*-linux-gnu", "/usr/lib/gcc/*":
+        found = subprocess.run(["dpkg-query", "-S", f"{place}/lib{library}.a"], check=False,
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode()
+        if found:
+            return sorted(found.splitlines())[0].rsplit(": ", 1)[0].split(",")[0]
+    sys.exit(f"lib{library}.a is in no package of Debian: its licence is not known")
+
+
+def copyright_of(library):
+    """Name and version of its source, and the text of its licences."""
+    package = package_of(library)
+    source = subprocess.run(["dpkg-query", "-W", "-f", "${source:Package} ${source:Version}",
+                             package], check=True, stdout=subprocess.PIPE).stdout.decode()
+    with open(f"/usr/share/doc/{package.split(':')[0]}/copyright", encoding="utf-8") as f:
+        return source, f.read()
+
+
+def licences_of(libraries):
+    """Each source once, and the licences to which their texts refer."""
+    found, common = {}, set()
+    for library in libraries:
+        source, text = copyright_of(library)
+        found[source] = text
+        common.update(re.findall(COMMON_LICENCES + r"/([A-Za-z]+(?:-[0-9.]*[0-9])?)", text))
+    for name in sorted(common):
+        path = os.path.realpath(os.path.join(COMMON_LICENCES, name))
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as f:
+                found[os.path.basename(path)] = f.read()
+    return found
+
+
+def literal(text):
+    """A C string: a line for each line, octal escapes for all that is not plain."""
+    lines = []
+    for line in text.encode().splitlines(keepends=True) or [b""]:
+        lines.append('    "' + "".join(
+            chr(c) if 32 <= c < 127 and c not in b'"\\?' else f"\\{c:03o}" for c in line) + '"')
+    return "\n".join(lines)
+
+
+def table(name, texts):
+    entries = "".join(f'    {{"{key}",\n{literal(text)}}},\n' if text is not None
+                      else f'    {{"{key}", NULL}},\n' for key, text in texts.items())
+    return f"const struct carried {name}[] = {{\n{entries}    {{NULL, NULL}},\n}};\n"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out")
+    parser.add_argument("pages", nargs="*")
+    parser.add_argument("--mandoc", help="without it, no pages")
+    parser.add_argument("--licence", required=True, help="onepot's own")
+    parser.add_argument("--static", action="store_true", help="the libraries are in the program")
+    parser.add_argument("--library", action="append", default=[])
+    given = parser.parse_args()
+
+    pages = {page_name(page): page_text(given.mandoc, page)
+             for page in given.pages} if given.mandoc else {}
+    with open(given.licence, encoding="utf-8") as f:
+        licences = {"onepot": f.read()}
+    licences.update(licences_of(given.library) if given.static
+                    else {"lib" + name: None for name in given.library})
+    with open(given.out, "w", encoding="ascii") as out:
+        out.write("#include <stddef.h>\n\n#include \"carried.h\"\n\n")
+        out.write(table("carried_pages", pages) + "\n" + table("carried_licences", licences))
+
+
+if __name__ == "__main__":
+    main()

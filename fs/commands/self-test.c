@@ -1,0 +1,419 @@
+/*
+ * onepot self-test: try on this node what a job will want of it.
+ *
+ * A tree of a few hundred files is packed, read in every way there is, and compared with what
+ * each file must hold. Commands run as children, through the same functions as from a command
+ * line, so that a crash or a hang of one is a result as well; what they print is shown only
+ * where one failed.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "cli.h"
+#include "clock.h"
+#include "commands.h"
+#include "interrupt.h"
+
+static const struct cli_usage usage = {
+    "self-test", "[--dir DIR]",
+    "Try on this node, in about two seconds, all that a job needs: pack a few hundred files,\n"
+    "read and extract them, mount the archive, compare, unmount. Tells what does not work and\n"
+    "why. Exits with 0 if everything works.\n"};
+
+enum {
+    FILES = 300,
+    FOLDERS = 10,
+    FILE_BYTES_MAX = 24000,
+    TIME_LIMIT_S = 60, /* for one command */
+    FIRST_TIME = 1000000000,
+};
+
+struct self_test {
+    char dir[PATH_MAX - 64]; /* private; room for the names in it */
+    char why[512];           /* what is wrong with the present step */
+    unsigned tried, failed;
+};
+
+static bool self_test_fail(struct self_test *t, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Note why a step fails; false. */
+static bool self_test_fail(struct self_test *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(t->why, sizeof(t->why), format, args);
+    va_end(args);
+    return false;
+}
+
+static const char *path_in(const struct self_test *t, const char *name, char path[PATH_MAX])
+{
+    snprintf(path, PATH_MAX, "%s/%s", t->dir, name);
+    return path;
+}
+
+/* ---- the files, which follow from their numbers ---- */
+
+static size_t self_test_content(unsigned number, uint8_t bytes[FILE_BYTES_MAX])
+{
+    size_t len = number == 0 ? 0 : number * 7919u % FILE_BYTES_MAX;
+    uint32_t state = number;
+    for (size_t i = 0; i < len; i++) {
+        state = state * 1664525u + 1013904223u;
+        bytes[i] = (uint8_t)(state >> (i & 64 ? 24 : 30)); /* a part compresses well */
+    }
+    return len;
+}
+
+static void self_test_name(unsigned number, char name[64])
+{
+    snprintf(name, 64, "class-%u/%05u.sample", number % FOLDERS, number);
+}
+
+static bool write_file(struct self_test *t, int tree, unsigned number)
+{
+    uint8_t bytes[FILE_BYTES_MAX];
+    char name[64];
+    size_t len = self_test_content(number, bytes);
+    struct timespec times[2] = {{FIRST_TIME + number, 0}, {FIRST_TIME + number, 123456789}};
+    self_test_name(number, name);
+    auto_close int fd = openat(tree, name, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+    if (fd < 0 || write(fd, bytes, len) != (ssize_t)len || fchmod(fd, 0640) < 0 ||
+        futimens(fd, times) < 0)
+        return self_test_fail(t, "%s: %s", name, strerror(errno));
+    return true;
+}
+
+static bool make_tree(struct self_test *t)
+{
+    char path[PATH_MAX];
+    if (mkdir(path_in(t, "tree", path), 0700) < 0)
+        return self_test_fail(t, "%s: %s", path, strerror(errno));
+    auto_close int tree = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    for (unsigned i = 0; i < FOLDERS; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "class-%u", i);
+        if (mkdirat(tree, name, 0700) < 0)
+            return self_test_fail(t, "%s: %s", name, strerror(errno));
+    }
+    for (unsigned i = 0; i < FILES; i++)
+        if (!write_file(t, tree, i))
+            return false;
+    if (symlinkat("class-1/00001.sample", tree, "link") < 0 ||
+        linkat(tree, "class-1/00001.sample", tree, "hard", 0) < 0)
+        return self_test_fail(t, "links: %s", strerror(errno));
+    return true;
+}
+
+/* As many bytes as there are, up to `size`; -1 with errno. */
+static ssize_t read_whole(int fd, uint8_t *bytes, size_t size)
+{
+    size_t done = 0;
+    while (done < size) {
+        ssize_t n = read(fd, bytes + done, size - done);
+        if (n < 0)
+            return -1;
+        if (n == 0)
+            break;
+        done += (size_t)n;
+    }
+    return (ssize_t)done;
+}
+
+static bool compare_file(struct self_test *t, int tree, unsigned number)
+{
+    uint8_t wanted[FILE_BYTES_MAX], found[FILE_BYTES_MAX + 1];
+    char name[64];
+    struct stat st;
+    size_t len = self_test_content(number, wanted);
+    self_test_name(number, name);
+    auto_close int fd = openat(tree, name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return self_test_fail(t, "%s: %s", name, strerror(errno));
+    ssize_t n = read_whole(fd, found, sizeof(found));
+    if (n < 0)
+        return self_test_fail(t, "%s: %s", name, strerror(errno));
+    if ((size_t)n != len || memcmp(found, wanted, len) != 0)
+        return self_test_fail(t, "%s holds other bytes than were packed", name);
+    if ((st.st_mode & 07777) != 0640 || (size_t)st.st_size != len ||
+        st.st_mtim.tv_sec != FIRST_TIME + (time_t)number || st.st_mtim.tv_nsec != 123456789)
+        return self_test_fail(t, "%s has another mode, size or time than was packed", name);
+    return true;
+}
+
+/* Is this what make_tree made? */
+static bool compare_tree(struct self_test *t, const char *path)
+{
+    char target[64] = "";
+    struct stat st = {0};
+    auto_close int tree = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (tree < 0)
+        return self_test_fail(t, "%s: %s", path, strerror(errno));
+    for (unsigned i = 0; i < FILES; i++)
+        if (!compare_file(t, tree, i))
+            return false;
+    if (readlinkat(tree, "link", target, sizeof(target) - 1) < 0 ||
+        strcmp(target, "class-1/00001.sample") != 0)
+        return self_test_fail(t, "the symbolic link leads to '%s'", target);
+    if (fstatat(tree, "hard", &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_nlink != 2)
+        return self_test_fail(t, "the hard link has %u names in place of 2",
+                              (unsigned)st.st_nlink);
+    return true;
+}
+
+/* ---- commands ---- */
+
+/* In a child. What it prints goes to the files "printed" and "said". */
+static int child_run(const struct self_test *t, int argc, char **argv)
+{
+    char path[PATH_MAX];
+    int out = open(path_in(t, "printed", path), O_CREAT | O_TRUNC | O_WRONLY, 0600);
+    int said = open(path_in(t, "said", path), O_CREAT | O_TRUNC | O_WRONLY, 0600);
+    if (dup2(out, STDOUT_FILENO) < 0 || dup2(said, STDERR_FILENO) < 0)
+        return CLI_FAILED;
+    close(out);
+    close(said);
+    setenv("XDG_CACHE_HOME", t->dir, 1);
+    alarm(TIME_LIMIT_S);
+    optind = 0;
+    return cli_finish(command_run_named(argc, argv));
+}
+
+/* The first line of a file that child_run wrote, without its end; "" if there is none. */
+static void first_line(const struct self_test *t, const char *name, char *line, size_t size)
+{
+    char path[PATH_MAX];
+    auto_close int fd = open(path_in(t, name, path), O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read_whole(fd, (uint8_t *)line, size - 1);
+    line[n > 0 ? n : 0] = '\0';
+    line[strcspn(line, "\n")] = '\0';
+}
+
+/* onepot ARGV[0] ...; false if it failed, with what it said. */
+static bool run_onepot(struct self_test *t, char *const *argv)
+{
+    int argc = 0, status;
+    char line[400];
+    while (argv[argc])
+        argc++;
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(child_run(t, argc, (char **)argv));
+    if (pid < 0)
+        return self_test_fail(t, "no process can be started: %s", strerror(errno));
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return self_test_fail(t, "waitpid: %s", strerror(errno));
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return true;
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
+        return self_test_fail(t, "'onepot %s' did not end within %d s", argv[0], TIME_LIMIT_S);
+    if (WIFSIGNALED(status))
+        return self_test_fail(t, "'onepot %s' was ended by signal %d", argv[0],
+                              WTERMSIG(status));
+    first_line(t, "said", line, sizeof(line));
+    return self_test_fail(t, "%s", line);
+}
+
+#define RUN_ONEPOT(t, ...) run_onepot(t, (char *[]){__VA_ARGS__, NULL})
+
+/* ---- steps ---- */
+
+static bool step_pack(struct self_test *t)
+{
+    char tree[PATH_MAX], archive[PATH_MAX];
+    path_in(t, "a.tar", archive);
+    return RUN_ONEPOT(t, "pack", "--quiet", "-o", archive, (char *)path_in(t, "tree", tree)) &&
+           RUN_ONEPOT(t, "verify", "--quiet", archive);
+}
+
+static bool step_compress(struct self_test *t)
+{
+    char tree[PATH_MAX], archive[PATH_MAX];
+    path_in(t, "a.tar.zst", archive);
+    return RUN_ONEPOT(t, "pack", "--zstd", "--quiet", "-o", archive,
+                      (char *)path_in(t, "tree", tree)) &&
+           RUN_ONEPOT(t, "verify", "--quiet", archive);
+}
+
+static bool extract_and_compare(struct self_test *t, const char *name, const char *to)
+{
+    char archive[PATH_MAX], out[PATH_MAX];
+    path_in(t, name, archive);
+    path_in(t, to, out);
+    return RUN_ONEPOT(t, "extract", "--quiet", "--preserve-permissions", "-C", out, archive) &&
+           compare_tree(t, out);
+}
+
+static bool step_extract(struct self_test *t)
+{
+    return extract_and_compare(t, "a.tar", "out") &&
+           extract_and_compare(t, "a.tar.zst", "out.zst");
+}
+
+/* A tar with something behind its end is any tar: its own index no longer counts. */
+static bool step_index(struct self_test *t)
+{
+    static const char more[10240];
+    char archive[PATH_MAX];
+    auto_close int fd = open(path_in(t, "a.tar", archive), O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (fd < 0 || write(fd, more, sizeof(more)) != (ssize_t)sizeof(more))
+        return self_test_fail(t, "%s: %s", archive, strerror(errno));
+    return RUN_ONEPOT(t, "index", archive) && extract_and_compare(t, "a.tar", "out.index");
+}
+
+static bool mount_and_compare(struct self_test *t, const char *name)
+{
+    char archive[PATH_MAX], mountpoint[PATH_MAX], owner[32];
+    snprintf(owner, sizeof(owner), "--owner=%d", (int)getpid());
+    if (!RUN_ONEPOT(t, "mount", owner, (char *)path_in(t, name, archive)))
+        return false;
+    first_line(t, "printed", mountpoint, sizeof(mountpoint));
+    bool same = compare_tree(t, mountpoint);
+    if (same)
+        return RUN_ONEPOT(t, "umount", mountpoint);
+    char why[sizeof(t->why)];
+    memcpy(why, t->why, sizeof(why));
+    RUN_ONEPOT(t, "umount", "--lazy", mountpoint);
+    memcpy(t->why, why, sizeof(why));
+    return false;
+}
+
+static bool step_mount(struct self_test *t)
+{
+    return mount_and_compare(t, "a.tar");
+}
+
+static bool step_mount_compressed(struct self_test *t)
+{
+    return mount_and_compare(t, "a.tar.zst");
+}
+
+static const struct step {
+    bool (*run)(struct self_test *t);
+    const char *what;
+    bool mounts;
+} steps[] = {
+    {step_pack, "pack an archive, check it", false},
+    {step_compress, "pack a compressed archive, check it", false},
+    {step_extract, "extract both, compare", false},
+    {step_mount, "mount, read, compare, unmount", true},
+    {step_mount_compressed, "the same of the compressed archive", true},
+    {step_index, "read a tar of another program", false},
+};
+#define STEP_COUNT (sizeof steps / sizeof steps[0])
+
+static bool can_mount(void)
+{
+    const struct command *c = command_list;
+    while (strcmp(c->name, "mount") != 0)
+        c++;
+    return c->run != NULL;
+}
+
+static void run_step(struct self_test *t, const struct step *step)
+{
+    char took[CLI_TEXT_LEN];
+    uint64_t since = now_ns();
+    if (step->mounts && !can_mount()) {
+        printf("  --     %s: not in this build\n", step->what);
+        return;
+    }
+    t->tried++;
+    if (step->run(t)) {
+        printf("  ok     %-38s %s\n", step->what, cli_format_time(now_ns() - since, took));
+        return;
+    }
+    t->failed++;
+    printf("  FAILED %s\n         ", step->what);
+    cli_print_safe(stdout, t->why, strlen(t->why));
+    putchar('\n');
+}
+
+/* ---- the directory ---- */
+
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st;
+    (void)type;
+    (void)ftw;
+    remove(path);
+    return 0;
+}
+
+static bool make_directory(struct self_test *t, const char *given)
+{
+    const char *tmp = getenv("TMPDIR");
+    const char *places[] = {given, given ? NULL : tmp, given ? NULL : "/tmp",
+                            given ? NULL : "/dev/shm"};
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        if (!places[i] || !*places[i] ||
+            snprintf(t->dir, sizeof(t->dir), "%s/onepot-self-test-XXXXXX", places[i]) >=
+                (int)sizeof(t->dir))
+            continue;
+        if (mkdtemp(t->dir))
+            return true;
+    }
+    cli_failf(given, "no directory can be made%s: %s; name another: --dir=DIR",
+              given ? "" : " in $TMPDIR, /tmp or /dev/shm", strerror(errno));
+    return false;
+}
+
+/* ---- the command ---- */
+
+static void self_test_run(struct self_test *t)
+{
+    for (size_t i = 0; i < STEP_COUNT && !atomic_load(interrupt_flag()); i++)
+        run_step(t, &steps[i]);
+    if (atomic_load(interrupt_flag()))
+        return;
+    if (t->failed)
+        printf("%u of %u do not work here; 'onepot doctor' shows what this node allows\n",
+               t->failed, t->tried);
+    else
+        printf("everything works\n");
+}
+
+int command_self_test(int argc, char **argv)
+{
+    struct self_test t = {0};
+    struct utsname system = {0};
+    const char *dir = NULL;
+    const struct cli_option options[] = {
+        {"--dir=DIR", "work in DIR (default: $TMPDIR, /tmp or /dev/shm)", .text = &dir},
+        {NULL},
+    };
+    int status = cli_parse(&usage, options, argc, argv);
+    if (status != CLI_GO_ON)
+        return status;
+    if (optind < argc)
+        return cli_usage_error(&usage, "unexpected argument '%s'", argv[optind]);
+    if (!make_directory(&t, dir))
+        return CLI_FAILED;
+    interrupt_catch();
+    umask(022);
+    uname(&system);
+    printf("onepot %s on Linux %s, %s, in %s\n", ONEPOT_VERSION, system.release, system.machine,
+           t.dir);
+    if (make_tree(&t))
+        self_test_run(&t);
+    else
+        t.failed = 1, cli_failf(t.dir, "the files for the test can't be made: %s", t.why);
+    nftw(t.dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    if (atomic_load(interrupt_flag()))
+        interrupt_die();
+    return t.failed ? CLI_FAILED : CLI_OK;
+}
