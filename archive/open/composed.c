@@ -106,7 +106,7 @@ typedef int composed_writer(void *arg, int fd, struct fault *fault);
 static int composed_make_by(const struct composed *what, composed_writer *write, void *arg,
                             struct fault *fault, char **ret_path, struct index **ret_index)
 {
-    uint64_t start_ms = now_ms(), bytes = 0;
+    uint64_t start_ms = what->start_ms ? what->start_ms : now_ms(), bytes = 0;
     struct index *index = NULL;
     struct fault why = {0};
     enum pot_save save = what->options->save;
@@ -153,6 +153,15 @@ int composed_make(const struct composed *what, composer *compose, void *arg,
 
 /* ---- of one archive ---- */
 
+void composed_describe_nested(const struct pot_compose *compose, struct recipe *recipe)
+{
+    const char *glob = compose->nested_glob;
+    if (!compose->nested)
+        return;
+    recipe_add(recipe, "nested", glob, glob ? strlen(glob) : 0);
+    recipe_number(recipe, "by ending", !glob);
+}
+
 /* The recipe of what the options want of this archive. */
 static int composed_describe(struct opening *o)
 {
@@ -168,11 +177,7 @@ static int composed_describe(struct opening *o)
     recipe_number(recipe, "nanoseconds", id->mtime_nsec);
     recipe_number(recipe, "fingerprint", o->fingerprint);
     recipe_number(recipe, "offset", o->pot->container.offset);
-    if (o->options->compose->nested) {
-        const char *glob = o->options->compose->nested_glob;
-        recipe_add(recipe, "nested", glob, glob ? strlen(glob) : 0);
-        recipe_number(recipe, "by ending", !glob);
-    }
+    composed_describe_nested(o->options->compose, recipe);
     if (o->options->compose->view)
         view_describe(o->options->compose->view, recipe);
     return recipe->err;
@@ -187,9 +192,8 @@ static struct composed composed_of(const struct opening *o)
                              .file = o->pot->path};
 }
 
-/* Takes over the index and its path, in place of the pot's own. */
-static void composed_take(struct pot *pot, struct index *index, char *path,
-                          enum pot_index_origin origin)
+void composed_take(struct pot *pot, struct index *index, char *path,
+                   enum pot_index_origin origin)
 {
     free(pot->index_path);
     pot->index_path = path;
@@ -241,20 +245,38 @@ static void composed_begin(const struct index *index, struct builder *builder,
     builder_set_archive_size(builder, info->archive_bytes);
 }
 
-static int composed_view(void *arg, struct builder *builder, struct builder_header *header,
-                         struct fault *fault)
+struct composed_view {
+    const struct view *view;
+    const struct pot *pot;
+};
+
+static int composed_add_view(void *arg, struct builder *builder, struct builder_header *header,
+                             struct fault *fault)
 {
-    const struct opening *o = arg;
-    const struct graft graft = {.index = o->pot->index, .name = o->pot->path};
+    const struct composed_view *v = arg;
+    const struct graft graft = {.index = v->pot->index, .name = v->pot->path};
     struct grafter *grafter;
-    composed_begin(o->pot->index, builder, header);
+    composed_begin(v->pot->index, builder, header);
     int r = grafter_new(builder, &grafter);
     if (r < 0)
         return r;
-    r = view_graft(o->options->compose->view, grafter, &graft, fault);
+    r = view_graft(v->view, grafter, &graft, fault);
     grafter_finish(grafter, header);
     grafter_free(grafter);
     return r;
+}
+
+int composed_view(const struct composed *what, const struct view *view, struct pot *pot,
+                  struct fault *fault)
+{
+    struct composed_view v = {view, pot};
+    struct index *index;
+    char *path;
+    int r = composed_make(what, composed_add_view, &v, fault, &path, &index);
+    if (r < 0)
+        return r;
+    composed_take(pot, index, path, POT_INDEX_BUILT);
+    return 0;
 }
 
 /* ---- archives in the archive ---- */
@@ -315,7 +337,8 @@ static int composed_view_nested(struct composed_nested *n, struct fault *fault)
     if (r == 0)
         r = nested_scratch_index(n->scratch, builder, &header, fault, &n->o->pot->index);
     builder_free(builder);
-    return r < 0 ? r : composed_write_image(&n->what, composed_view, n->o, n->fd, fault);
+    struct composed_view v = {n->o->options->compose->view, n->o->pot};
+    return r < 0 ? r : composed_write_image(&n->what, composed_add_view, &v, n->fd, fault);
 }
 
 /* In the child, whose end frees all that it allocated. */
@@ -351,20 +374,22 @@ static int composed_write_nested(void *arg, int fd, struct fault *fault)
     return r;
 }
 
-int composed_apply(struct opening *o, struct fault *fault)
+int composed_apply(struct opening *o, bool may_take_time, struct fault *fault)
 {
-    if (!o->options->compose || o->is_composed)
+    const struct pot_compose *compose = o->options->compose;
+    if (!compose || o->is_composed)
         return 0;
     int r = composed_use_saved(o);
     if (r != -ENOENT)
         return r;
+    if (compose->nested && !may_take_time)
+        return -EAGAIN;
     const struct composed what = composed_of(o);
     struct index *index;
     char *path;
-    if (o->options->compose->nested)
-        r = composed_make_by(&what, composed_write_nested, o, fault, &path, &index);
-    else
-        r = composed_make(&what, composed_view, o, fault, &path, &index);
+    if (!compose->nested)
+        return composed_view(&what, compose->view, o->pot, fault);
+    r = composed_make_by(&what, composed_write_nested, o, fault, &path, &index);
     if (r < 0)
         return r;
     composed_take(o->pot, index, path, POT_INDEX_BUILT);

@@ -6,7 +6,9 @@
  *      order of the archives are the recipe of the index.
  *   2. If an index with this recipe was saved, that is all. Only archives that are compressed
  *      as a whole are opened for their bytes.
- *   3. Else open all archives, and graft their trees into a new index.
+ *   3. Else open all archives, each with the archives in it (--nested), and graft their trees
+ *      into a new index.
+ *   4. A view is made of that index, and has a recipe and a saved index of its own.
  *
  * Several threads do what waits for storage: looking, and opening what has an index already.
  * Archives that must be indexed or unpacked come one by one, since each takes a child process
@@ -21,6 +23,7 @@
 
 #include "archive_list.h"
 #include "cleanup.h"
+#include "clock.h"
 #include "graft.h"
 #include "path.h"
 #include "pot_private.h"
@@ -53,15 +56,21 @@ struct part {
     struct fault fault;
 };
 
+/* What is to be made has two steps; a saved index may spare the first, or both. */
+enum many_found { FOUND_NOTHING, FOUND_UNION, FOUND_ALL };
+
 struct many {
     const char *name;
     const struct pot_options *options;
     struct pot_options part_options;
+    struct pot_compose part_compose;
+    const struct view *view; /* of the union; NULL: all of it is shown */
     struct part *parts;
     size_t count;
     _Atomic size_t next; /* part that a thread takes */
     void (*step)(struct many *many, struct part *part);
-    struct recipe recipe;
+    struct recipe union_recipe, view_recipe;
+    uint64_t start_ms; /* when the work for the union's index began */
 };
 
 /* ---- all parts, by several threads ---- */
@@ -177,15 +186,15 @@ static int many_check(struct many *many, struct fault *fault)
 
 /* ---- the recipe ---- */
 
-static int many_describe(struct many *many)
+static int many_describe(const struct many *many, struct recipe *recipe)
 {
     const struct pot_together *together = &many->options->together;
-    struct recipe *recipe = &many->recipe;
     recipe_free(recipe);
     *recipe = (struct recipe){0};
     recipe_number(recipe, "union", MANY_VERSION);
     recipe_number(recipe, "each", together->each);
     recipe_number(recipe, "conflict", together->on_conflict);
+    composed_describe_nested(&many->part_compose, recipe);
     for (size_t i = 0; i < many->count; i++) {
         const struct part *part = &many->parts[i];
         const uint64_t about[] = {part->backend->format,
@@ -216,25 +225,43 @@ static bool many_is_private(const struct pot *pot, size_t count)
     return false;
 }
 
-static struct composed many_composed(const struct many *many)
+static struct composed many_composed(const struct many *many, const struct recipe *recipe,
+                                     const struct source *first)
 {
     return (struct composed){.options = many->options,
-                             .recipe = &many->recipe,
-                             .archive = many->parts[0].source ? many->parts[0].source
-                                                              : pot_file(many->parts[0].pot),
+                             .recipe = recipe,
+                             .archive = first,
                              .name = many->name,
                              .file = many->parts[0].path};
 }
 
-static int many_find(struct many *many, struct pot *pot)
+static int many_find_saved(struct many *many, const struct recipe *recipe, struct pot *pot)
 {
-    struct composed what = many_composed(many);
-    int r = many_describe(many);
-    if (r == 0)
-        r = composed_find(&what, &pot->index_path, &pot->index);
-    if (r == 0)
-        pot->origin = POT_INDEX_SAVED;
-    return r;
+    const struct part *first = &many->parts[0];
+    struct composed what =
+        many_composed(many, recipe, first->source ? first->source : pot_file(first->pot));
+    return composed_find(&what, &pot->index_path, &pot->index);
+}
+
+static int many_find(struct many *many, struct pot *pot, enum many_found *ret_found)
+{
+    int r = many_describe(many, &many->union_recipe);
+    *ret_found = FOUND_NOTHING;
+    if (r == 0 && many->view) {
+        r = many_describe(many, &many->view_recipe);
+        view_describe(many->view, &many->view_recipe);
+        if (r == 0)
+            r = many->view_recipe.err;
+        if (r == 0)
+            r = many_find_saved(many, &many->view_recipe, pot);
+        *ret_found = r == 0 ? FOUND_ALL : FOUND_NOTHING;
+    }
+    if (*ret_found == FOUND_NOTHING && (r == 0 || r == -ENOENT)) {
+        r = many_find_saved(many, &many->union_recipe, pot);
+        *ret_found = r < 0 ? FOUND_NOTHING : many->view ? FOUND_UNION : FOUND_ALL;
+    }
+    pot->origin = *ret_found == FOUND_ALL ? POT_INDEX_SAVED : POT_INDEX_BUILT;
+    return r == -ENOENT ? 0 : r;
 }
 
 /* ---- opening ---- */
@@ -282,6 +309,7 @@ static int many_open(struct many *many, struct fault *fault)
 /* Archives that are compressed as a whole have their bytes elsewhere. */
 static int many_open_packed(struct many *many, struct fault *fault)
 {
+    many->part_options.compose = NULL; /* the bytes are all that is wanted */
     for (size_t i = 0; i < many->count; i++) {
         struct part *part = &many->parts[i];
         if (part->compression)
@@ -398,16 +426,23 @@ static int many_compose(void *arg, struct builder *builder, struct builder_heade
     return r;
 }
 
-static int many_make(struct many *many, struct pot *pot, struct fault *fault)
+static int many_make(struct many *many, struct pot *pot, enum many_found found,
+                     struct fault *fault)
 {
     struct composing composing = {many, pot};
-    struct composed what = many_composed(many);
-    what.archive = source_member(pot->source, 0);
+    struct composed what =
+        many_composed(many, &many->union_recipe, source_member(pot->source, 0));
     what.is_private = many_is_private(pot, many->count);
-    int r =
-        composed_make(&what, many_compose, &composing, fault, &pot->index_path, &pot->index);
+    what.start_ms = many->start_ms;
+    int r = 0;
+    if (found == FOUND_NOTHING)
+        r = composed_make(&what, many_compose, &composing, fault, &pot->index_path,
+                          &pot->index);
+    what.recipe = &many->view_recipe;
+    what.start_ms = 0;
+    if (r == 0 && many->view)
+        r = composed_view(&what, many->view, pot, fault);
     malloc_trim(0); /* a daemon lives on with what is left */
-    pot->origin = POT_INDEX_BUILT;
     return r;
 }
 
@@ -432,17 +467,14 @@ static int many_list(const struct many *many, struct pot *pot)
     return 0;
 }
 
-/* Open the archives for their indexes. *ret_found: there is a saved one without the skipped. */
+/* Open the archives for their indexes. There may be a saved one without the skipped. */
 static int many_open_for_indexes(struct many *many, struct pot *pot, struct fault *fault,
-                                 bool *ret_found)
+                                 enum many_found *found)
 {
     size_t looked_at = many->count;
+    many->start_ms = now_ms();
     int r = many_open(many, fault);
-    if (r < 0 || many->count == looked_at)
-        return r;
-    r = many_find(many, pot);
-    *ret_found = r == 0;
-    return r == -ENOENT ? 0 : r;
+    return r < 0 || many->count == looked_at ? r : many_find(many, pot, found);
 }
 
 static int many_open_all(struct many *many, struct pot *pot, struct fault *fault)
@@ -453,18 +485,20 @@ static int many_open_all(struct many *many, struct pot *pot, struct fault *fault
         r = many_check_directories(many, fault);
     if (r < 0)
         return r;
-    r = many_find(many, pot);
-    bool found = r == 0;
-    if (found)
+    enum many_found found;
+    r = many_find(many, pot, &found);
+    if (r == 0 && found != FOUND_NOTHING)
         r = many_open_packed(many, fault);
-    else if (r == -ENOENT)
+    else if (r == 0)
         r = many_open_for_indexes(many, pot, fault, &found);
     if (r == 0)
         r = many_list(many, pot);
     if (r == 0)
         r = many_join(many, pot);
-    if (r == 0 && !found)
-        r = many_make(many, pot, fault);
+    if (r == 0 && found == FOUND_UNION)
+        r = pot_check_index(pot, fault);
+    if (r == 0 && found != FOUND_ALL)
+        r = many_make(many, pot, found, fault);
     return r < 0 ? r : pot_check_index(pot, fault);
 }
 
@@ -491,11 +525,15 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
     struct many many = {.name = name, .options = options ? options : &defaults};
     if (count == 1 && !many.options->together.each)
         return pot_open(paths[0], options, fault, ret_pot);
-    if (many.options->compose)
-        return fault_set(
-            fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-            "parts of trees, and archives in archives, are shown of one archive only");
+    const struct pot_compose *compose = many.options->compose;
     many.part_options = *many.options;
+    many.part_options.compose = NULL;
+    if (compose && compose->nested) {
+        many.part_compose = *compose;
+        many.part_compose.view = NULL;
+        many.part_options.compose = &many.part_compose;
+    }
+    many.view = compose ? compose->view : NULL;
     many.part_options.store = NULL;
     many.part_options.names_only = false;
     /* POT_SAVE_ALWAYS alone would leave a stream packed whose index is saved. */
@@ -512,12 +550,13 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
     for (size_t i = 0; i < many.count; i++)
         part_free(&many.parts[i]);
     free(many.parts);
-    recipe_free(&many.recipe);
+    recipe_free(&many.union_recipe);
+    recipe_free(&many.view_recipe);
     if (r < 0) {
         pot_close(pot);
         return r;
     }
-    if (pot->origin == POT_INDEX_SAVED && !many.options->lists_left_out)
+    if (many.start_ms == 0 && !many.options->lists_left_out)
         pot_note_left_out(many.options, pot); /* else each of them did that */
     *ret_pot = pot;
     return 0;

@@ -144,7 +144,7 @@ int pot_open_on(const char *path, struct source *source, const struct pot_option
     if (r == 0)
         r = pot_open_index(&o, may_take_time, fault);
     if (r == 0)
-        r = composed_apply(&o, fault);
+        r = composed_apply(&o, may_take_time, fault);
     index_close(o.stream_index);
     recipe_free(&o.recipe);
     if (r < 0) {

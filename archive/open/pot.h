@@ -205,8 +205,10 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
  * Open several archives as one tree, in which directories of one name are merged. Messages call
  * it `name`. Its format is backend_union, its source has all of theirs one behind the other
  * (source_concat.h), and its index is composed of theirs, and saved in the cache folder if that
- * took long: then the next call reads no index of an archive. Archives that are one compressed
- * stream are unpacked into private files; options->store and names_only have no effect.
+ * took long: then the next call reads no index of an archive. What options->compose wants of
+ * archives in archives is done in each of them; its view is one of the whole tree. Archives
+ * that are one compressed stream are unpacked into private files; options->store and names_only
+ * have no effect.
  *
  * Errors are those of pot_open, of the first archive that has one; the fault names its file.
  * -EEXIST: two archives have one name.

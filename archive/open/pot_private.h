@@ -159,6 +159,7 @@ struct composed {
     const char
         *file;       /* a saved index is named after it: the archive, or the first of several */
     bool is_private; /* only this user may read a saved one */
+    uint64_t start_ms; /* when the work for it began (now_ms); 0: now */
 };
 
 /* A saved index with this recipe; *ret_path is its file. -ENOENT, -ENOMEM. */
@@ -174,10 +175,24 @@ typedef int composer(void *arg, struct builder *builder, struct builder_header *
 int composed_make(const struct composed *what, composer *compose, void *arg,
                   struct fault *fault, char **ret_path, struct index **ret_index);
 
+/* Put the view of pot->index in its place. */
+int composed_view(const struct composed *what, const struct view *view, struct pot *pot,
+                  struct fault *fault);
+
+/* Take over the index and its path, in place of the pot's own. */
+void composed_take(struct pot *pot, struct index *index, char *path,
+                   enum pot_index_origin origin);
+
+/* Add to a recipe that archives in archives are shown, if they are. */
+void composed_describe_nested(const struct pot_compose *compose, struct recipe *recipe);
+
 /* Use a saved index of what options->compose describes, if it needs no other index. */
 opener composed_open_saved;
 
-/* Put what options->compose describes in the place of pot->index, unless that is it already. */
-int composed_apply(struct opening *o, struct fault *fault);
+/*
+ * Put what options->compose describes in the place of pot->index, unless that is it already.
+ * -EAGAIN: archives in it would have to be indexed, and that may take no time.
+ */
+int composed_apply(struct opening *o, bool may_take_time, struct fault *fault);
 
 #endif

@@ -309,6 +309,72 @@ def test_a_shard_that_vanishes_is_read_on(work):
     check("train-1.tar" in refused(*(str(place / f"train-{i}.tar") for i in range(3))), "named")
 
 
+def shards_of_archives(work):
+    """Two shards, a tar and a zip, each with an archive of the same class in it."""
+    place = folder(work)
+    for i, make in enumerate((make_tar, make_zip)):
+        inner = make_tar(work / "inner.tar", {f"{i}.jpg": b"jpg %d" % i, f"{i}.txt": b"txt %d" % i})
+        make(place / f"s{i}.{('tar', 'zip')[i]}",
+             {"class.tar": pathlib.Path(inner).read_bytes(), f"plain{i}": b"plain %d" % i})
+    return place
+
+
+def listed(*arguments):
+    names = onepot("ls", "-R", "-0", *arguments).stdout.decode().split("\0")
+    return {name for name in names if name}
+
+
+def test_views_and_archives_in_archives(work):
+    place = str(shards_of_archives(work))
+    names, map_file = pathlib.Path(work / "list"), pathlib.Path(work / "map")
+    names.write_text("class/1.txt\nplain0\n")
+    map_file.write_text("class/0.jpg\tx/zero.jpg\nplain1\tone\n")
+    both = {f"class/{i}.{kind}" for i in (0, 1) for kind in ("jpg", "txt")}
+    cases = [
+        (["--nested"], {"class", "plain0", "plain1", *both}),
+        (["--on-conflict=first", "--include", "plain*"], {"plain0", "plain1"}),
+        (["--nested", "--include", "*.jpg"], {"class", "class/0.jpg", "class/1.jpg"}),
+        (["--nested", "--exclude", "class/0*"],
+         {"class", "plain0", "plain1", "class/1.jpg", "class/1.txt"}),
+        (["--nested", "--files-from", names], {"class", "class/1.txt", "plain0"}),
+        (["--nested", "--map", map_file], {"x", "x/zero.jpg", "one"}),
+        (["--nested", "--each", "--include", "s1/class"],
+         {"s1", "s1/class", "s1/class/1.jpg", "s1/class/1.txt"}),
+        (["--nested=other", "--on-conflict=last"], {"class.tar", "plain0", "plain1"}),
+    ]
+    for i, (options, expected) in enumerate(cases):
+        check_equal(listed(*options, place), expected, str(options))
+        if i > 2:
+            continue
+        onepot("index", *options, place)
+        said = json.loads(onepot("info", "--json", *options, place).stdout)[0]
+        check_equal(said["index_origin"], "saved", f"its own index is used: {options}")
+        check_equal(listed(*options, place), expected, f"by the saved index: {options}")
+    check_equal(listed("--nested", "--each", place + "/s0.tar"),
+                {"s0", "s0/plain0", "s0/class", "s0/class/0.jpg", "s0/class/0.txt"}, "of one")
+    onepot("extract", "-q", "--nested", "--map", map_file, "-C", work / "out", place)
+    check_equal(tree(work / "out"), {"x/zero.jpg": b"jpg 0", "one": b"plain 1"}, "extracted")
+    with work.mount("--nested", "--include", "*.txt", place) as mount:
+        check_equal(tree(mount), {"class/0.txt": b"txt 0", "class/1.txt": b"txt 1"}, "mounted")
+    names.write_text("class/0.jpg\nclass/2.jpg\n")
+    said = onepot("ls", "--nested", "--files-from", names, place, status=1).stderr.decode()
+    check("class/2.jpg" in said and "does not have it" in said, said)
+    again = make_tar(work / "again.tar", {"class/0.jpg": b"again"})
+    said = refused("--nested", place + "/s0.tar", again)
+    check("class/0.jpg" in said and again in said and "s0.tar" in said, f"both are named: {said}")
+
+
+def test_a_damaged_archive_in_one_of_several(work):
+    place = shards_of_archives(work)
+    whole = pathlib.Path(make_tar(work / "whole.tar", {"f": content(1, 5000)})).read_bytes()
+    make_tar(place / "s2.tar", {"bad.tar": whole[:3000]})
+    said = onepot("ls", "--nested", str(place), status=1).stderr.decode()
+    check("s2.tar: bad.tar: is an archive that can't be read" in said, said)
+    done = onepot("ls", "--nested", "--skip-damaged", str(place))
+    check_equal(done.stdout, b"class\nplain0\nplain1\n", "the others")
+    check(b"s2.tar: bad.tar" in done.stderr and b"it is skipped" in done.stderr, done.stderr)
+
+
 def test_mounts_of_the_same_archives_are_shared(work):
     place, files = three(work)
     with work.mount(str(place)) as mount:
