@@ -42,6 +42,32 @@ mkdir names
 run 0 "$onepot" pack -q -f -o b.tar plain.tar tree
 run 0 "$onepot" ls b.tar
 printf 'plain\ntree\n' | cmp -s - out || fail "two sources make: $(cat out)"
+# Several archives as one, and archives in them.
+mkdir set
+tar -cf set/inner.tar -C plain time
+tar -cf set/1.tar -C set inner.tar
+tar -cf set/2.tar -C plain size
+mkdir both both/inner
+cp -a plain/size both
+cp -a plain/time both/inner
+for options in --nested '--nested=inner.*'; do
+    run 0 "$onepot" pack -q -f "$options" -o b.tar 'set/[12].tar'
+    run 0 "$onepot" ls -R b.tar
+    (cd both && find . -mindepth 1 -printf '%P\n' | sort) >wanted
+    sort out | cmp -s - wanted || fail "$options of two archives: $(diff <(sort out) wanted | head -5)"
+done
+printf '%s\n' set/1.tar set/2.tar >list
+run 0 "$onepot" pack -q -f --each --nested --include '1/*' -o b.tar @list
+run 0 "$onepot" ls b.tar
+[ "$(cat out)" = 1 ] || fail "one of each: $(cat out)"
+run 2 "$onepot" pack -q 'set/[12].tar'
+says 'stands for several archives: name the new one'
+run 2 "$onepot" pack -q -o c.tar 'set/[12].tar' a.tar
+says 'stands for several archives: pack it alone'
+run 2 "$onepot" pack -q --nested -o c.tar tree
+says 'are for archives; tree is none'
+run 1 "$onepot" pack -q -o c.tar 'set/[89].tar'
+says 'no file matches'
 if has_squashfs; then
     mkdir -p whole/d
     for i in 1 2 3; do

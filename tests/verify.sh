@@ -35,6 +35,38 @@ assert foreign["good"] and not foreign["has_sums"] and foreign["format"] == "tar
 assert own["files"] == foreign["files"] > 50, (own, foreign)
 END
 
+# ---- what options show: the files of archives in an archive, and a part ----
+mkdir shown
+"$python" - <<'END'
+import io, zipfile
+inner = io.BytesIO()
+with zipfile.ZipFile(inner, "w") as z:
+    z.writestr("one", b"1" * 3000)
+    z.writestr("two", b"2" * 3000)
+data = inner.getvalue()
+for name, bad in ("good", b""), ("bad", b"2222"):
+    with zipfile.ZipFile("shown/%s.zip" % name, "w") as z:
+        z.writestr("in.zip", data.replace(bad, b"2223", 1) if bad else data)
+        z.writestr(name, b"")
+END
+run 0 "$onepot" verify shown/bad.zip
+run 0 "$onepot" verify --nested shown/good.zip
+says 'shown/good.zip: good: 3 files, .*every file shown'
+run 1 "$onepot" verify --nested --include '*/two' shown/bad.zip
+says 'shown/bad.zip: in/two: .*do not have the sum'
+run 0 "$onepot" verify --nested --include '*/one' shown/bad.zip
+says 'shown/bad.zip: good: 1 file, .*every file shown has the sum'
+run 1 "$onepot" verify --nested --each --include '*/two' shown
+says 'shown/bad.zip: bad/in/two: .*do not have the sum'
+run 0 "$onepot" verify --nested --each --exclude 'bad/in/two' shown
+echo in/three >shown.list
+run 1 "$onepot" verify --nested --files-from shown.list shown/good.zip
+says 'in/three: the archive does not have it'
+for option in --nested --include=x --exclude=x --files-from=x --map=x; do
+    run 2 "$onepot" stage $option shown/good.zip
+    says 'a copy is of whole archives'
+done
+
 # ---- damage where no file has any data (sanitizers look at the search for what lies there) ----
 mkdir nothing
 run 0 "$onepot" pack -q -o nothing.tar nothing

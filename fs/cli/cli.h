@@ -160,10 +160,10 @@ extern unsigned cli_view_words[4];
 int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text);
 
 /*
- * The view that those options ask for, for struct pot_options; NULL: none was given. Reads list
- * or map at the first call. -errno after an error was printed.
+ * What those options and --nested ask for, for struct pot_options; NULL: none was given. Reads
+ * list or map at the first call. -errno after an error was printed.
  */
-int cli_view(const struct pot_compose **ret_compose);
+int cli_compose(const struct pot_compose **ret_compose);
 
 /* The parts of an option's spelling. */
 struct cli_spelling {

@@ -41,14 +41,9 @@ int cli_open_list(const struct archive_list *list, const char *name,
     all.ctx = &opening;
     all.max_ratio = cli_max_ratio();
     all.offset = cli_offset();
-    const struct pot_compose *view;
-    int r = cli_view(&view);
+    int r = cli_compose(&all.compose);
     if (r < 0)
         return r;
-    struct pot_compose compose = view ? *view : (struct pot_compose){0};
-    compose.nested = cli_nested(&compose.nested_glob);
-    if (view || compose.nested)
-        all.compose = &compose;
     all.together = cli_together;
     if (!all.memory_bytes)
         all.memory_bytes = budget_memory_bytes("");

@@ -38,7 +38,7 @@ int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text)
     return 0;
 }
 
-int cli_view(const struct pot_compose **ret_compose)
+int cli_compose(const struct pot_compose **ret_compose)
 {
     struct view_options *o = &chosen.options;
     struct fault fault = {0};
@@ -46,9 +46,11 @@ int cli_view(const struct pot_compose **ret_compose)
     *ret_compose = NULL;
     o->patterns = chosen.patterns.at;
     o->pattern_count = chosen.patterns.count;
-    if (!o->pattern_count && !o->files_from && !o->map)
+    chosen.compose.nested = cli_nested(&chosen.compose.nested_glob);
+    bool has_view = o->pattern_count || o->files_from || o->map;
+    if (!has_view && !chosen.compose.nested)
         return 0;
-    if (!chosen.view) {
+    if (has_view && !chosen.view) {
         int r = view_read(o, &fault, &file, &chosen.view);
         if (r < 0) {
             cli_fail(file && strcmp(file, "-") == 0 ? "standard input" : file, r, &fault);

@@ -53,7 +53,7 @@ struct arguments {
     bool quiet;
     bool has_rank, has_world;
     bool has_block, has_align;
-    bool has_view; /* --include or --map: for archives alone */
+    bool has_view; /* --include, --map or --nested: for archives alone */
     uint64_t block_bytes, align_bytes;
     const char *launcher; /* that set the rank; NULL: none */
     const char **excludes;
@@ -116,12 +116,13 @@ static int command_pack_fail(const struct arguments *a, int err, const struct fa
 /* ---- sources ---- */
 
 /*
- * Any path that is not a directory is taken for an archive; a missing one fails as a directory.
+ * Any path that is not a directory is taken for an archive; a missing one fails as a directory,
+ * if it is neither a pattern nor a list.
  */
 static bool is_archive(const char *path)
 {
     struct stat st;
-    return stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
+    return stat(path, &st) == 0 ? !S_ISDIR(st.st_mode) : archive_list_is_set(path);
 }
 
 static int command_pack_open(struct arguments *a, size_t i)
@@ -233,6 +234,13 @@ static int take_map(const struct cli_usage *u, void *ctx, const char *text)
     return cli_take_view(u, &cli_view_words[3], text);
 }
 
+static int take_nested(const struct cli_usage *u, void *ctx, const char *text)
+{
+    struct arguments *a = ctx;
+    a->has_view = true;
+    return cli_take_nested(u, NULL, text);
+}
+
 static int take_level(const struct cli_usage *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
@@ -294,6 +302,10 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
         {"--map=FILE",
          "of archives, pack members under other names: lines of NAME, a tab, NAME TO SHOW",
          .take = take_map, .ctx = a},
+        {"--nested[=GLOB]",
+         "of archives, pack the archives in them as directories: those with the ending of one, "
+         "or what matches GLOB",
+         .take = take_nested, .ctx = a},
         {"--null", "names in LIST end with a NUL byte (detected if there is one)",
          .flag = &o->files_from_nul},
         {"--shards=N",
@@ -320,6 +332,7 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
         {"--strict", "give up at the first file that can't be packed", .flag = &o->strict},
         {"--no-sync", "don't wait until the archive is on the disk", .flag = &o->no_sync},
         {"-q, --quiet", "no summary", .flag = &a->quiet},
+        CLI_TOGETHER,
         CLI_PROGRESS(&a->progress),
         {NULL},
     };
@@ -357,7 +370,8 @@ static int check_view(struct arguments *a)
     struct pack_options *o = &a->options;
     for (size_t i = 0; a->has_view && i < o->source_count; i++)
         if (!is_archive(o->sources[i]))
-            return cli_usage_error(&usage, "--include and --map are for archives; %s is none",
+            return cli_usage_error(&usage,
+                                   "--include, --map and --nested are for archives; %s is none",
                                    o->sources[i]);
     if (a->has_view)
         o->exclude_count = 0; /* the view has them, in their order */
@@ -366,6 +380,25 @@ static int check_view(struct arguments *a)
     int r = cli_take_view(&usage, &cli_view_words[2], o->files_from);
     o->files_from = NULL;
     return r;
+}
+
+/* A pattern or a list has no name for an archive, nor for a folder in one. */
+static int check_sets(const struct pack_options *o)
+{
+    for (size_t i = 0; i < o->source_count; i++) {
+        const char *source = o->sources[i];
+        if (!is_archive(source) || !archive_list_is_set(source))
+            continue;
+        if (o->source_count > 1)
+            return cli_usage_error(&usage, "%s stands for several archives: pack it alone",
+                                   source);
+        if (!o->output)
+            return cli_usage_error(&usage,
+                                   "%s stands for several archives: name the new one "
+                                   "with -o",
+                                   source);
+    }
+    return 0;
 }
 
 static int check_sources(struct arguments *a)
@@ -382,7 +415,9 @@ static int check_sources(struct arguments *a)
         return cli_usage_error(&usage, "--null needs --files-from");
     if (o->files_from && o->source_count > 1)
         return cli_usage_error(&usage, "--files-from takes one directory or archive");
-    int r = check_view(a);
+    int r = check_sets(o);
+    if (r == 0)
+        r = check_view(a);
     if (r == 0)
         r = check_format(a);
     return r ? r : find_rank(a);

@@ -369,6 +369,16 @@ static int stage_archives(struct arguments *a, char **archives, int count)
     return status;
 }
 
+/* A copy of a part would be of no use to a mount that shows another one. */
+static int refuse_view(const struct cli_usage *u, void *ctx, const char *text)
+{
+    (void)ctx, (void)text;
+    return cli_usage_error(u,
+                           "a copy is of whole archives, and serves every part of them: give "
+                           "--nested, --include, --exclude, --files-from and --map to mount "
+                           "and run alone");
+}
+
 static int command_stage_owner(const struct cli_usage *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
@@ -399,6 +409,11 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         CLI_PROGRESS(&a->progress),
         CLI_MAX_RATIO,
         CLI_OFFSET,
+        {"--nested[=GLOB]", .take = refuse_view},
+        {"--include=GLOB", .take = refuse_view},
+        {"--exclude=GLOB", .take = refuse_view},
+        {"--files-from=LIST", .take = refuse_view},
+        {"--map=FILE", .take = refuse_view},
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

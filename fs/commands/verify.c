@@ -25,6 +25,8 @@ struct arguments {
     bool quiet, as_json;
     struct json json;
     const char *archive; /* the current one */
+    const struct pot_compose *compose;
+    bool is_tree; /* check what the options show, as one tree */
     struct cli_progress line;
     uint64_t problems; /* of this archive, so far */
     bool is_plain;     /* its trailer was reported as worthless */
@@ -71,8 +73,12 @@ static void command_verify_note(void *ctx, const char *line)
 
 /* ---- what was found ---- */
 
-static const char *coverage_text(const struct pot *pot, const struct verify_result *result)
+static const char *coverage_text(const struct arguments *a, const struct pot *pot,
+                                 const struct verify_result *result)
 {
+    if (a->is_tree)
+        return result->has_sums ? "every file shown has the sum that it should have"
+                                : "every file shown was read; not all have sums of one kind";
     if (result->has_sums && result->whole)
         return "every byte of the archive has the sum that it should have";
     if (result->has_sums)
@@ -102,7 +108,7 @@ static void print_summary(const struct arguments *a, const struct pot *pot,
     cli_print_name(stdout, a->archive, strlen(a->archive));
     printf(": good: %s %s, %s: %s\n", cli_count(result->files),
            result->files == 1 ? "file" : "files", cli_bytes(result->bytes),
-           coverage_text(pot, result));
+           coverage_text(a, pot, result));
 }
 
 static void command_verify_json(struct arguments *a, const struct pot *pot,
@@ -121,10 +127,12 @@ static void command_verify_json(struct arguments *a, const struct pot *pot,
 
 /* ---- one archive ---- */
 
-static int open_pot(struct arguments *a, struct pot **ret_pot)
+static int open_pot(struct arguments *a, char **paths, size_t count, struct pot **ret_pot)
 {
     struct fault fault = {0};
     struct pot_options options = {
+        .compose = a->compose,
+        .together = cli_together,
         .save = POT_SAVE_NEVER,
         .lists_left_out = true,
         .rebuild = true, /* a saved index was not read from the archive just now */
@@ -135,13 +143,13 @@ static int open_pot(struct arguments *a, struct pot **ret_pot)
         .progress = command_verify_show,
         .ctx = a,
     };
-    int r = verify_trailer(a->archive, cli_offset(), &fault);
+    int r = a->is_tree ? 0 : verify_trailer(a->archive, cli_offset(), &fault);
     a->is_plain = r < 0;
-    a->options.trailer_is_good = r == 0;
+    a->options.trailer_is_good = r == 0 && !a->is_tree;
     if (r < 0)
         command_verify_report(a, &fault);
     fault = (struct fault){0};
-    r = pot_open(a->archive, &options, &fault, ret_pot);
+    r = pot_open_many((const char *const *)paths, count, a->archive, &options, &fault, ret_pot);
     if (r < 0) {
         fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "can't be opened: %s", fault_errno(r));
         command_verify_report(a, &fault);
@@ -164,19 +172,20 @@ static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result
     return r;
 }
 
-static int verify_archive(struct arguments *a, const char *archive)
+/* One archive, or several as one tree. */
+static int verify_archive(struct arguments *a, const char *name, char **paths, size_t count)
 {
     struct verify_result result = {0};
     struct pot *pot = NULL;
-    a->archive = archive;
+    a->archive = name;
     a->problems = 0;
     if (a->as_json) {
         json_open(&a->json, NULL, '{');
-        json_text(&a->json, "archive", archive, SIZE_MAX);
+        json_text(&a->json, "archive", name, SIZE_MAX);
         json_open(&a->json, "problems", '[');
     }
     cli_progress_start(&a->line, a->progress);
-    int r = open_pot(a, &pot);
+    int r = open_pot(a, paths, count, &pot);
     if (r == 0)
         r = verify_pot(a, pot, &result);
     cli_progress_end(&a->line);
@@ -188,7 +197,8 @@ static int verify_archive(struct arguments *a, const char *archive)
     return r < 0 || a->problems ? CLI_FAILED : CLI_OK;
 }
 
-/* Each archive of a folder, a pattern or a list, by itself. */
+/* Each archive of a folder, a pattern or a list: by itself, or the tree that is shown of all.
+ */
 static int verify_word(struct arguments *a, const char *word)
 {
     struct archive_list list = {0};
@@ -197,8 +207,10 @@ static int verify_word(struct arguments *a, const char *word)
     int r = archive_list_add(&list, word, &fault);
     if (r < 0)
         status = cli_fail(word, r, &fault);
-    for (size_t i = 0; i < list.count && !atomic_load(interrupt_flag()); i++)
-        if (verify_archive(a, list.at[i]) != CLI_OK)
+    else if (a->is_tree)
+        status = verify_archive(a, word, list.at, list.count);
+    for (size_t i = 0; !a->is_tree && i < list.count && !atomic_load(interrupt_flag()); i++)
+        if (verify_archive(a, list.at[i], &list.at[i], 1) != CLI_OK)
             status = CLI_FAILED;
     a->archive = word;
     archive_list_free(&list);
@@ -208,6 +220,10 @@ static int verify_word(struct arguments *a, const char *word)
 static int verify_archives(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK;
+    if (cli_compose(&a->compose) < 0)
+        return CLI_FAILED;
+    a->is_tree = a->compose || cli_together.each || cli_together.skip_damaged ||
+                 cli_together.on_conflict != POT_CONFLICT_ERROR;
     interrupt_catch();
     if (a->as_json)
         json_open(&a->json, NULL, '[');
@@ -238,8 +254,11 @@ int command_verify(int argc, char **argv)
          .count = &a.options.threads, .min = 1, .max = VERIFY_THREADS_MAX},
         {"--json", "print one array of objects", .flag = &a.as_json},
         {"-q, --quiet", "print only what is wrong", .flag = &a.quiet},
+        CLI_TOGETHER,
         CLI_PROGRESS(&a.progress),
+        CLI_VIEW,
         CLI_MAX_RATIO,
+        CLI_NESTED,
         CLI_OFFSET,
         {NULL},
     };

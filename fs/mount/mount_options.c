@@ -203,9 +203,9 @@ static int read_view(char ret_view[RECIPE_NAME_LEN + 1])
 {
     const struct pot_compose *compose;
     struct recipe recipe = {0};
-    if (cli_view(&compose) < 0)
+    if (cli_compose(&compose) < 0)
         return CLI_FAILED;
-    if (!compose)
+    if (!compose || !compose->view)
         return CLI_GO_ON;
     view_describe(compose->view, &recipe);
     recipe_name(&recipe, ret_view);

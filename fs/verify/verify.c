@@ -28,10 +28,13 @@
 
 void verify_report(struct verification *v, const struct fault *fault)
 {
+    struct fault own = *fault;
+    if (v->pot->parts && own.offset != FAULT_NO_OFFSET)
+        fault_set_file(&own, source_name(source_at(v->pot->source, &own.offset)));
     pthread_mutex_lock(&v->lock);
     atomic_fetch_add(&v->problems, 1);
     if (v->options->report)
-        v->options->report(v->options->ctx, fault);
+        v->options->report(v->options->ctx, &own);
     pthread_mutex_unlock(&v->lock);
 }
 

@@ -215,7 +215,7 @@ def test_every_command_sees_the_view(work):
     onepot("pack", "-q", "--map", write(work / "map", b"train/a\tx"), archive, "-o", work / "m.tar")
     check(b"x/1.jpg" in shown(work / "m.tar"), "pack --map")
     done = onepot("pack", *view, work / "tree", "-o", work / "no.tar", status=2)
-    check(b"--include and --map are for archives" in done.stderr, done.stderr)
+    check(b"--include, --map and --nested are for archives" in done.stderr, done.stderr)
     done = onepot("run", *view, archive, "--at", work.make("run"), "--", "find", work / "run", "-type", "f")
     check_equal(len(done.stdout.splitlines()), 2, "run")
     with work.mount(*view, archive) as mount:
