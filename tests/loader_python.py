@@ -115,6 +115,22 @@ class Archives(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "exclude each other"):
             names(map={"class0": "x"}, files_from=["class0"])
 
+    def test_archives_in_an_archive_are_directories(self):
+        path = os.path.join(WORK, "outer.tar")
+        with tarfile.open(path, "w") as tar:
+            tar.add(TAR, "in.tar")
+            tar.add(TAR, "other")
+        for nested, classes in ((True, ["in"]), ("other", ["other"]), ("*", ["in", "other"])):
+            archive = onepot.Archive(path, nested=nested, include="*/class0/*")
+            self.assertEqual(archive.classes, classes)
+            self.assertEqual(bytes(archive[archive.find(classes[0] + "/class0/007.bin")]), content(7))
+            self.assertEqual(len(pickle.loads(pickle.dumps(archive))), 30 * len(classes))
+        self.assertEqual(list(onepot.Archive([path, path], nested=True, filter="007.bin").names),
+                         2 * ["in/class0/007.bin"])
+        self.assertEqual(list(onepot.Archive(path, nested=False).names), ["in.tar", "other"])
+        with self.assertRaises(ValueError):
+            onepot.Archive(path, nested="")
+
     def test_list_of_a_fold_shows_that_fold(self):
         path = os.path.join(WORK, "fold")
         fold = onepot.Archive(TAR).fold(3, 1, held_out=True)

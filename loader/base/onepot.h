@@ -192,6 +192,11 @@ struct onepot_archive_options {
     size_t include_count;
     const char *files_from;
     const char *map;
+    /*
+     * Archives in the archives are directories: those that match this glob; "": those with the
+     * ending of one, as 'onepot mount --nested' does. NULL: they are files.
+     */
+    const char *nested;
 };
 
 /*

@@ -20,6 +20,7 @@ struct shards {
     uint64_t memory_bytes;
     const char *stage;
     struct pot_compose compose; /* its view is ours */
+    bool composes;
     struct onepot_error *error;
 };
 
@@ -68,7 +69,7 @@ static int shards_open_one(struct shards *list, const char *path)
     struct stage_store store = {.options = {.archive = path, .place = shards_place(list)},
                                 .is_private = !list->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
-    struct pot_options options = {.compose = list->compose.view ? &list->compose : NULL,
+    struct pot_options options = {.compose = list->composes ? &list->compose : NULL,
                                   .memory_bytes = list->memory_bytes,
                                   .max_ratio = max_ratio(),
                                   .store = &pot_store};
@@ -155,6 +156,9 @@ int shards_open(const char *const *paths, size_t count,
     if (r == 0)
         r = shards_read_view(paths, count, options, error, &view);
     list.compose.view = view;
+    list.compose.nested = options->nested;
+    list.compose.nested_glob = options->nested && *options->nested ? options->nested : NULL;
+    list.composes = view || options->nested;
     for (size_t i = 0; i < count && r == 0; i++)
         r = shards_open_word(&list, paths[i]);
     view_free(view);

@@ -83,6 +83,7 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
         {"retries", FIELD_SMALL, offsetof(struct onepot_archive_options, retries)},
         {"files_from", FIELD_TEXT, offsetof(struct onepot_archive_options, files_from)},
         {"map", FIELD_TEXT, offsetof(struct onepot_archive_options, map)},
+        {"nested", FIELD_TEXT, offsetof(struct onepot_archive_options, nested)},
         {"hole_bytes", FIELD_COUNT, offsetof(struct onepot_archive_options, hole_bytes)},
         {0}};
     PyObject *paths, *texts[4], *options;

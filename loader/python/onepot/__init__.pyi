@@ -96,6 +96,7 @@ class Archive:
         exclude: Union[None, str, Sequence[str]] = None,
         files_from: Union[None, Path, Iterable[Path]] = None,  # a file of names, or names
         map: Union[None, Path, "Mapping[Path, Union[Path, Sequence[Path]]]"] = None,
+        nested: Union[None, bool, str] = None,  # archives in archives: all, or a glob
     ) -> None: ...
     def __len__(self) -> int: ...
     @overload
@@ -370,4 +371,6 @@ def mount(
     archive: Union[Path, Sequence[Path]],
     at: Optional[Path] = None,
     options: Sequence[str] = (),
+    *,
+    nested: Union[None, bool, str] = None,
 ) -> "AbstractContextManager[str]": ...

@@ -29,6 +29,15 @@ def _retries(given):
     return number or _core.NEVER
 
 
+def nested_glob(given):
+    """A glob, "" for what has the ending of an archive, or None."""
+    if given is True:
+        return ""
+    if given == "":
+        raise ValueError("nested is True, or a pattern")
+    return given or None
+
+
 def _list_text(names):
     return b"".join(os.fsencode(name) + b"\0" for name in names)
 
@@ -66,7 +75,7 @@ class _Lists:
 class Archive(_core.Archive):
     """Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
             stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
-            files_from=None, map=None)
+            files_from=None, map=None, nested=None)
 
     The samples of one or more archives. len(archive) is their number, archive[i] is a Sample,
     archive[10:20] is an Archive of ten samples.
@@ -90,6 +99,7 @@ class Archive(_core.Archive):
     files_from  show only these names: a file that lists them (save_list), or a list of them
     map         show members under other names: a file of lines (name, tab, name to show), or a
                 dict from a name to one name, or to a list of names
+    nested      archives in the archives are directories: True, or a glob of which ones
 
     OSError names the file that can't be read. ValueError: an argument makes no sense. Any number
     of threads may use an archive. It works on after a fork, and pickles by reference.
@@ -100,15 +110,16 @@ class Archive(_core.Archive):
 
     def __init__(self, paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
                  stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
-                 files_from=None, map=None):
+                 files_from=None, map=None, nested=None):
         if group not in _GROUPS:
             raise ValueError("group is 'file', 'basename' or 'directory'")
         if files_from is not None and not _is_path(files_from):
             files_from = list(files_from)  # an iterator gives its names once, and can't be pickled
         options = dict(filter=filter, extensions=extensions, root=root, group=group, cache=cache,
                        stage=stage, retries=retries, hole_bytes=hole_bytes, include=include,
-                       exclude=exclude, files_from=files_from, map=map)
-        core = dict(options, group=_GROUPS[group], retries=_retries(retries))
+                       exclude=exclude, files_from=files_from, map=map, nested=nested)
+        core = dict(options, group=_GROUPS[group], retries=_retries(retries),
+                    nested=nested_glob(nested))
         del core["include"], core["exclude"]
         with _Lists() as lists:
             core["files_from"] = lists.file(files_from, _list_text)

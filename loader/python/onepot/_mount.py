@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 
+from onepot._archive import nested_glob
+
 
 def _program():
     """The program `onepot`: in the installation that has this package, else in PATH."""
@@ -30,8 +32,8 @@ def _run(*command):
 
 
 @contextlib.contextmanager
-def mount(archive, at=None, options=()):
-    """mount(archive, at=None, options=())
+def mount(archive, at=None, options=(), *, nested=None):
+    """mount(archive, at=None, options=(), *, nested=None)
 
     A context manager that shows an archive as a directory and yields its path:
 
@@ -39,7 +41,8 @@ def mount(archive, at=None, options=()):
             os.listdir(path)
 
     archive: a path, or a list of paths. at: the mount point; None makes a private one. options:
-    for `onepot mount`, such as ["--cache", "2G"]. The mount ends with the block, and in any case
+    for `onepot mount`, such as ["--cache", "2G"]. nested: archives in the archive are directories:
+    True, or a glob of which ones. The mount ends with the block, and in any case
     with this process. OSError, with the program's message: the archive can't be mounted, or the
     mount is still in use at the end of the block.
     """
@@ -47,7 +50,9 @@ def mount(archive, at=None, options=()):
     several = isinstance(archive, (list, tuple))
     archives = [os.fspath(path) for path in (archive if several else [archive])]
     place = ["--at", os.fspath(at)] if at is not None else []
-    path = _run(program, "mount", "--owner", str(os.getpid()), *options, *archives, *place)
+    glob = nested_glob(nested)
+    inner = [] if glob is None else ["--nested=" + glob if glob else "--nested"]
+    path = _run(program, "mount", "--owner", str(os.getpid()), *options, *inner, *archives, *place)
     path = path.rstrip("\n")
     try:
         yield path
