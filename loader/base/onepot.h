@@ -197,6 +197,14 @@ struct onepot_archive_options {
      * ending of one, as 'onepot mount --nested' does. NULL: they are files.
      */
     const char *nested;
+    /*
+     * The part of each sample that has its label, an integer as text: "cls" of WebDataset's
+     * x.jpg and x.cls; the name of an integer feature of TFRecords ("image/class/label"). Of
+     * samples that are single files it is the file whose name agrees with theirs up to the
+     * first dot, even where a filter leaves that out. A sample without the part has the label
+     * -1. There are no classes then. NULL: classes are the labels.
+     */
+    const char *label_part;
 };
 
 /*
@@ -249,9 +257,12 @@ ONEPOT_API uint64_t onepot_archive_common_size(const struct onepot_archive *arch
  */
 ONEPOT_API uint64_t onepot_archive_left_out(const struct onepot_archive *archive);
 
-/* The number of the sample's class, or -1 if it has none. -ERANGE. */
+/*
+ * The number of the sample's class, or -1 if it has none. With label_part, the label that is
+ * read from that part: -EDOM if it is no integer, and errors of reading. -ERANGE.
+ */
 ONEPOT_API int onepot_archive_label(const struct onepot_archive *archive, uint64_t sample,
-                                    int64_t *ret_label);
+                                    struct onepot_error *error, int64_t *ret_label);
 
 /* The number of classes: all directories of the first level, also those without a sample. */
 ONEPOT_API uint32_t onepot_archive_classes(const struct onepot_archive *archive);

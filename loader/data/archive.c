@@ -9,6 +9,7 @@
 #include "cleanup.h"
 #include "dataset.h"
 #include "error.h"
+#include "label.h"
 #include "shards.h"
 #include "source_retry.h"
 #include "view.h"
@@ -25,6 +26,8 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
     int r = options_read(&o, sizeof(o), options, error);
     if (r < 0)
         return r;
+    if (o.label_part && !*o.label_part)
+        return error_set(error, -EINVAL, "the part that has the label needs a name");
     if ((unsigned)o.group > ONEPOT_GROUP_DIRECTORY)
         return error_set(error, -EINVAL, "there is no grouping of kind %d", (int)o.group);
     struct onepot_archive *archive = calloc(1, sizeof(*archive));
@@ -38,6 +41,7 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
             .extensions = o.extensions,
             .extension_count = o.extension_count,
             .root = o.root,
+            .label_part = o.label_part,
             .group = o.group,
             .cache_bytes = o.cache_bytes,
             .hole_bytes = o.hole_bytes,
@@ -225,11 +229,14 @@ uint64_t onepot_archive_common_size(const struct onepot_archive *archive)
 }
 
 int onepot_archive_label(const struct onepot_archive *archive, uint64_t sample,
-                         int64_t *ret_label)
+                         struct onepot_error *error, int64_t *ret_label)
 {
     if (sample >= archive->count)
-        return -ERANGE;
-    *ret_label = archive_first(archive, sample)->label;
+        return error_set(error, -ERANGE, "there is no sample %llu", (unsigned long long)sample);
+    const struct record *first = archive_first(archive, sample);
+    if (archive->dataset->label_part)
+        return label_read(archive->dataset, first, error, ret_label);
+    *ret_label = first->label;
     return 0;
 }
 

@@ -17,6 +17,7 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "label.h"
 #include "vector.h"
 
 #define HOLE_BYTES (UINT64_C(64) << 20)
@@ -386,6 +387,26 @@ static int make_groups(struct walk *w)
 
 /* ---- all of it ---- */
 
+static void dataset_free_classes(struct dataset *d)
+{
+    for (uint32_t i = 0; d->classes && i < d->class_count; i++)
+        free(d->classes[i]);
+    free(d->classes);
+    d->classes = NULL;
+    d->class_count = 0;
+}
+
+/* Take labels from a part of each sample, and none from its directory. */
+static int use_label_part(struct walk *w)
+{
+    struct dataset *d = w->dataset;
+    if (!w->options->label_part)
+        return 0;
+    dataset_free_classes(d);
+    int r = label_part_name(w->options->label_part, &d->label_part);
+    return r < 0 ? r : label_check(d, w->error);
+}
+
 static int dataset_build(struct walk *w)
 {
     struct dataset *d = w->dataset;
@@ -410,7 +431,9 @@ static int dataset_build(struct walk *w)
     label_folders(w);
     qsort(w->folders.at, w->folders.count, sizeof(*w->folders.at), compare_folders);
     r = arrange_records(w);
-    return r < 0 ? r : make_groups(w);
+    if (r == 0)
+        r = make_groups(w);
+    return r < 0 ? r : use_label_part(w);
 }
 
 static int map_archives(struct dataset *d)
@@ -491,8 +514,7 @@ void dataset_free(struct dataset *dataset)
     if (dataset->records)
         munmap(dataset->records, dataset->record_bytes);
     free(dataset->group_starts);
-    for (uint32_t i = 0; dataset->classes && i < dataset->class_count; i++)
-        free(dataset->classes[i]);
-    free(dataset->classes);
+    free(dataset->label_part);
+    dataset_free_classes(dataset);
     free(dataset);
 }

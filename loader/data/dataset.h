@@ -62,6 +62,7 @@ struct dataset {
     /* first record of each sample, and the end; NULL: each file is a sample */
     uint32_t *group_starts;
     enum onepot_group group; /* what the samples are */
+    char *label_part;        /* that has the label; NULL: classes are labels. See label.h */
     char **classes;
     uint32_t class_count;
     uint64_t cache_bytes; /* for all archives, as requested; 0: a part of the job's memory */
@@ -101,6 +102,7 @@ struct dataset_options {
     const char *const *extensions;
     size_t extension_count;
     const char *root; /* the directory whose children are the classes */
+    const char *label_part;
     enum onepot_group group;
     uint64_t cache_bytes;
     uint64_t hole_bytes; /* 0: the default */

@@ -9,6 +9,7 @@
 #include "cleanup.h"
 #include "dataset.h"
 #include "error.h"
+#include "label.h"
 
 static const char *dataset_describe(int err, const struct record *record, char *buf,
                                     size_t size)
@@ -28,6 +29,8 @@ static const char *dataset_describe(int err, const struct record *record, char *
         return "it does not have the type and shape of the first sample";
     case EMSGSIZE:
         return "decoding it made more bytes than there is room for";
+    case EDOM:
+        return "it is to be a label, and is no integer";
     case EIO:
         return "it can't be read";
     default:
@@ -57,13 +60,16 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
 {
     char words[128];
     const char *advice = NULL;
+    struct record label = *record;
+    if (err == -EDOM) /* of a sample: name the part */
+        (void)label_find(dataset, record, &label);
     if (err == -EUCLEAN && index_is_lost(dataset->pots[record_archive(record)]->index))
         err = -EIO;
     if (err == -EFBIG)
         advice = "read it in pieces, or allow it when the archive is opened (hole_bytes)";
     if (err == -EUCLEAN || err == -ENODATA || err == -EBADMSG)
         advice = "compare the archive with its original, or copy it again";
-    return file_error(error, err, dataset, record,
+    return file_error(error, err, dataset, &label,
                       dataset_describe(err, record, words, sizeof(words)), advice);
 }
 

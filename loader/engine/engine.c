@@ -72,12 +72,13 @@ static uint64_t comes_again(const struct engine *e, uint64_t i)
 static void engine_label_samples(struct engine *e, struct slab *slab, uint64_t count)
 {
     const struct onepot_archive *archive = e->options.fill.archive;
+    bool has_parts = archive->dataset->label_part; /* that are read with the sample */
     for (uint64_t i = 0; i < count; i++) {
         bool valid;
         order_at(e->order, e->plan.done + i, &valid);
         slab->valid[i] = valid;
         slab->again[i] = comes_again(e, i);
-        slab->labels[i] = archive_first(archive, e->indices[i])->label;
+        slab->labels[i] = has_parts ? -1 : archive_first(archive, e->indices[i])->label;
     }
     memcpy(slab->indices, e->indices, count * sizeof(*slab->indices));
     memcpy(slab->offsets, e->offsets, count * sizeof(*slab->offsets));

@@ -12,6 +12,7 @@
 #include "checksum.h"
 #include "engine.h"
 #include "error.h"
+#include "label.h"
 #include "loader_clock.h"
 #include "npy.h"
 #include "view.h"
@@ -85,11 +86,9 @@ static bool was_whole(struct filler *filler)
 
 /* ---- reads, which may take long ---- */
 
-static void begin_read(struct filler *filler, const struct dataset *d,
-                       const struct record *record)
+static void begin_read(struct filler *filler, const struct dataset *d)
 {
-    atomic_store_explicit(&filler->record, (uint64_t)(record - d->records),
-                          memory_order_relaxed);
+    atomic_store_explicit(&filler->record, filler->present, memory_order_relaxed);
     atomic_store(&filler->since_ns, loader_now_ns(d));
 }
 
@@ -105,7 +104,7 @@ static int fill_read_file(struct filler *filler, struct dataset *d, const struct
     int r = 0;
     for (uint64_t at = 0; r == 0 && at < record->size_bytes; at += READ_BYTES) {
         uint64_t left = record->size_bytes - at;
-        begin_read(filler, d, record);
+        begin_read(filler, d);
         r = cursor_read(d, filler->cursor, record, at, to + at,
                         (size_t)(left < READ_BYTES ? left : READ_BYTES));
         r = end_read(filler, r);
@@ -120,7 +119,7 @@ static int fill_bring(struct filler *filler, const struct dataset *d,
     const struct source *source = d->pots[record_archive(record)]->source;
     if (source_has(source, record_offset(record), record->size_bytes))
         return 0;
-    begin_read(filler, d, record);
+    begin_read(filler, d);
     int r = source_bring(source, record_offset(record), record->size_bytes);
     return end_read(filler, r);
 }
@@ -197,6 +196,7 @@ static int copy_sample(const struct fill_plan *plan, struct filler *filler, uint
     archive_records(plan->archive, sample, &first, &end);
     for (; first < end; first++) {
         const struct record *record = &d->records[first];
+        filler->present = first;
         int r = fill_copy_file(plan, filler, record, to);
         if (r == 0 && plan->verify)
             r = fill_verify(d, record, to);
@@ -219,7 +219,7 @@ static int fill_sample_bytes(const struct fill_plan *plan, struct filler *filler
     const uint8_t *bytes = NULL;
     int r = 0;
     archive_records(plan->archive, sample, &first, &end);
-    *bad = first;
+    *bad = filler->present = first;
     if (end - first == 1 && !plan->verify)
         r = mapped_bytes(filler, d, &d->records[first], &bytes);
     if (r == 0 && !bytes) {
@@ -309,6 +309,28 @@ int fill_npy_kind(struct fill_plan *plan, struct onepot_error *error)
     return r;
 }
 
+/* ---- labels that are parts ---- */
+
+static int fill_label(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
+                      uint64_t i, uint64_t *bad)
+{
+    struct dataset *d = plan->archive->dataset;
+    const struct record *first = archive_first(plan->archive, slab->indices[i]);
+    uint8_t text[LABEL_TEXT_MAX];
+    struct record part;
+    if (!d->label_part || !slab->labels)
+        return 0;
+    *bad = filler->present = (uint64_t)(first - d->records);
+    int r = label_find(d, first, &part);
+    if (r == -ENOENT)
+        return 0;
+    if (r == 0)
+        r = fill_copy_file(plan, filler, &part, text);
+    if (r == 0 && plan->verify)
+        r = fill_verify(d, &part, text);
+    return r < 0 ? r : label_parse(text, part.size_bytes, &slab->labels[i]);
+}
+
 /* ---- a run of samples ---- */
 
 static void fill_prefetch(const struct fill_plan *plan, uint64_t sample)
@@ -357,9 +379,11 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
 {
     for (uint64_t i = first; i < end; i++) {
         *bad = 0;
-        if (i + 1 < end)
+        if (i + 1 < end && !plan->bases)
             fill_prefetch(plan, slab->indices[i + 1]);
-        int r = fill_one(plan, filler, slab, i, bad);
+        int r = plan->bases ? 0 : fill_one(plan, filler, slab, i, bad);
+        if (r == 0)
+            r = fill_label(plan, filler, slab, i, bad);
         if (r < 0 && !was_whole(filler)) {
             filler->is_torn = true; /* so is the whole run */
             return r;
@@ -371,7 +395,7 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
             slab->valid[i] = 0;
             ++*skipped;
         }
-        if (!plan->stride || r < 0)
+        if (!plan->bases && (!plan->stride || r < 0))
             clear_gap(slab, i);
     }
     return 0;
@@ -382,10 +406,10 @@ int fill_samples(const struct fill_plan *plan, struct filler *filler, struct sla
 {
     uint64_t before = *skipped;
     int r;
-    if (plan->bases) {
+    if (plan->bases)
         name_sources(plan, slab, first, end);
+    if (plan->bases && !plan->archive->dataset->label_part)
         return 0;
-    }
     do {
         *skipped = before;
         r = fill_run(plan, filler, slab, first, end, skipped, ret_bad_record);

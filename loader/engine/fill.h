@@ -32,6 +32,7 @@ struct filler {
     uint8_t *buffer;       /* a sample that is not decoded yet */
     size_t room;
     uint64_t again;        /* of the present sample: see struct slab */
+    uint64_t present;      /* the record that is read, or whose label is */
     struct source *mapped; /* the mapping that samples were last copied from, or NULL */
     bool is_torn;          /* an earlier mapping was cut short while it was copied from */
     /* For threads that watch this one: since when it reads from storage (CLOCK_MONOTONIC; 0: it
@@ -45,9 +46,9 @@ bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t
                  uint64_t *ret_offsets, uint64_t *ret_sizes, uint64_t *ret_bytes);
 
 /*
- * Fill the places [first, end) of a slab. A sample that fails ends the call and returns its
- * record's number. If such samples are to be skipped, it is counted in *skipped instead.
- * -ECANCELED: the read was given up.
+ * Fill the places [first, end) of a slab, and their labels if these are parts. A sample that
+ * fails ends the call and returns its record's number. If such samples are to be skipped, it is
+ * counted in *skipped instead. -ECANCELED: the read was given up.
  */
 int fill_samples(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
                  uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *ret_bad_record);

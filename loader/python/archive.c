@@ -84,6 +84,7 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
         {"files_from", FIELD_TEXT, offsetof(struct onepot_archive_options, files_from)},
         {"map", FIELD_TEXT, offsetof(struct onepot_archive_options, map)},
         {"nested", FIELD_TEXT, offsetof(struct onepot_archive_options, nested)},
+        {"labels", FIELD_TEXT, offsetof(struct onepot_archive_options, label_part)},
         {"hole_bytes", FIELD_COUNT, offsetof(struct onepot_archive_options, hole_bytes)},
         {0}};
     PyObject *paths, *texts[4], *options;
@@ -276,13 +277,16 @@ static PyObject *archive_numbers(PyObject *self, void *labels)
     if (!memory)
         return NULL;
     int64_t *numbers = (int64_t *)(void *)PyByteArray_AS_STRING(memory);
-    Py_BEGIN_ALLOW_THREADS for (uint64_t i = 0; i < n; i++) if (labels)
-        onepot_archive_label(archive, i, &numbers[i]);
-    else onepot_archive_size(archive, i, (uint64_t *)&numbers[i]);
-    Py_END_ALLOW_THREADS struct py_buffer *b =
-        buffer_new(memory, numbers, (Py_ssize_t)(8 * n), 0, ITEM_INT64);
+    struct onepot_error error = {0};
+    int r = 0;
+    Py_BEGIN_ALLOW_THREADS for (uint64_t i = 0; r == 0 && i < n; i++) r =
+        labels ? onepot_archive_label(archive, i, &error, &numbers[i])
+               : onepot_archive_size(archive, i, (uint64_t *)&numbers[i]);
+    Py_END_ALLOW_THREADS PyObject *result =
+        r < 0 ? raise_error(r, &error)
+              : (PyObject *)buffer_new(memory, numbers, (Py_ssize_t)(8 * n), 0, ITEM_INT64);
     Py_DECREF(memory);
-    return (PyObject *)b;
+    return result;
 }
 
 static PyObject *archive_digest(PyObject *self, void *unused)
@@ -326,7 +330,8 @@ static PyGetSetDef archive_fields[] = {
     {"left_out", archive_left_out, NULL,
      "Number of members that can't be shown and are no samples; 'onepot verify' lists them.",
      NULL},
-    {"labels", archive_numbers, NULL, "Label of each sample, or -1: Buffer, int64 [samples].",
+    {"labels", archive_numbers, NULL,
+     "Label of each sample, or -1: Buffer, int64 [samples]. Reads them if they are parts.",
      &archive_type},
     {"sizes", archive_numbers, NULL, "Size of each sample in bytes: Buffer, int64 [samples].",
      NULL},

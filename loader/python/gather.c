@@ -108,8 +108,8 @@ PyObject *archive_layout(PyObject *self, PyObject *args)
                          (unsigned long long)q.layout.bytes);
 }
 
-static void write_tables(const struct onepot_archive *archive, const struct request *q,
-                         uint8_t *memory)
+static int write_tables(const struct onepot_archive *archive, const struct request *q,
+                        uint8_t *memory, struct onepot_error *error)
 {
     const struct layout *l = &q->layout;
     uint8_t *at = memory + l->at;
@@ -117,11 +117,14 @@ static void write_tables(const struct onepot_archive *archive, const struct requ
     memcpy(at + l->table, q->sizes, 8 * l->count);
     for (uint64_t i = 0; i < l->count; i++) {
         int64_t label = -1;
-        onepot_archive_label(archive, q->indices[i], &label);
+        int r = onepot_archive_label(archive, q->indices[i], error, &label);
+        if (r < 0)
+            return r;
         memcpy(at + 2 * l->table + 8 * i, &label, 8);
     }
     memcpy(at + 3 * l->table, q->indices, 8 * l->count);
     memset(at + 4 * l->table, 1, l->count);
+    return 0;
 }
 
 static int fill_memory(struct onepot_archive *archive, const struct request *q, uint8_t *memory,
@@ -136,7 +139,7 @@ static int fill_memory(struct onepot_archive *archive, const struct request *q, 
     Py_BEGIN_ALLOW_THREADS r = onepot_archive_gather(archive, q->indices, q->layout.count,
                                                      q->align, memory, size, &error);
     if (r == 0)
-        write_tables(archive, q, memory);
+        r = write_tables(archive, q, memory, &error);
     Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
     return r;
 }

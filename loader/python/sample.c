@@ -55,10 +55,13 @@ static PyObject *sample_name(PyObject *self, void *unused)
 
 static PyObject *sample_label(PyObject *self, void *unused)
 {
+    struct onepot_error error = {0};
     int64_t label = -1;
+    int r;
     (void)unused;
-    onepot_archive_label(sample_archive(self), ((struct py_sample *)self)->index, &label);
-    return PyLong_FromLongLong(label);
+    Py_BEGIN_ALLOW_THREADS r = onepot_archive_label(
+        sample_archive(self), ((struct py_sample *)self)->index, &error, &label);
+    Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : PyLong_FromLongLong(label);
 }
 
 static PyObject *sample_index(PyObject *self, void *unused)
@@ -229,7 +232,7 @@ static PyMethodDef sample_methods[] = {
 
 static PyGetSetDef sample_fields[] = {
     {"name", sample_name, NULL, "Path in the archive.", NULL},
-    {"label", sample_label, NULL, "The number of its class, or -1.", NULL},
+    {"label", sample_label, NULL, "The number of its class, or its label, or -1.", NULL},
     {"index", sample_index, NULL, "Its number in the archive.", NULL},
     {"size", sample_size, NULL, "Its size in bytes.", NULL},
     {"data", sample_data, NULL,

@@ -97,6 +97,7 @@ class Archive:
         files_from: Union[None, Path, Iterable[Path]] = None,  # a file of names, or names
         map: Union[None, Path, "Mapping[Path, Union[Path, Sequence[Path]]]"] = None,
         nested: Union[None, bool, str] = None,  # archives in archives: all, or a glob
+        labels: Optional[str] = None,  # the part of a sample that has its label
     ) -> None: ...
     def __len__(self) -> int: ...
     @overload

@@ -75,7 +75,7 @@ class _Lists:
 class Archive(_core.Archive):
     """Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
             stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
-            files_from=None, map=None, nested=None)
+            files_from=None, map=None, nested=None, labels=None)
 
     The samples of one or more archives. len(archive) is their number, archive[i] is a Sample,
     archive[10:20] is an Archive of ten samples.
@@ -100,6 +100,11 @@ class Archive(_core.Archive):
     map         show members under other names: a file of lines (name, tab, name to show), or a
                 dict from a name to one name, or to a list of names
     nested      archives in the archives are directories: True, or a glob of which ones
+    labels      the part of each sample that has its label, an integer as text: 'cls' for x.jpg
+                and x.cls of WebDataset, the name of an integer feature of a TFRecord
+                ('image/class/label'). It is found by the name up to the first dot, also where
+                filter, extensions or group leave it out. Without the part a label is -1, and
+                there are no classes. None: the class is the label
 
     OSError names the file that can't be read. ValueError: an argument makes no sense. Any number
     of threads may use an archive. It works on after a fork, and pickles by reference.
@@ -110,14 +115,15 @@ class Archive(_core.Archive):
 
     def __init__(self, paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
                  stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
-                 files_from=None, map=None, nested=None):
+                 files_from=None, map=None, nested=None, labels=None):
         if group not in _GROUPS:
             raise ValueError("group is 'file', 'basename' or 'directory'")
         if files_from is not None and not _is_path(files_from):
             files_from = list(files_from)  # an iterator gives its names once, and can't be pickled
         options = dict(filter=filter, extensions=extensions, root=root, group=group, cache=cache,
                        stage=stage, retries=retries, hole_bytes=hole_bytes, include=include,
-                       exclude=exclude, files_from=files_from, map=map, nested=nested)
+                       exclude=exclude, files_from=files_from, map=map, nested=nested,
+                       labels=labels)
         core = dict(options, group=_GROUPS[group], retries=_retries(retries),
                     nested=nested_glob(nested))
         del core["include"], core["exclude"]

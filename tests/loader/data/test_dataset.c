@@ -77,7 +77,7 @@ START_TEST(samples_are_in_imagefolders_order_with_its_labels)
             ck_assert_mem_eq(bytes, name, len);
             ck_assert_int_eq(onepot_archive_find(a, name, &found), 0);
             ck_assert_uint_eq(found, i);
-            ck_assert_int_eq(onepot_archive_label(a, i, &label), 0);
+            ck_assert_int_eq(onepot_archive_label(a, i, NULL, &label), 0);
             if (strchr(name, '/')) {
                 const char *class = onepot_archive_class(a, (uint32_t)label);
                 ck_assert_int_eq(strncmp(class, name, strlen(class)), 0);

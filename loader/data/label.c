@@ -1,0 +1,132 @@
+#include "label.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "error.h"
+
+int label_part_name(const char *given, char **ret_name)
+{
+    char *name = strdup(given);
+    if (!name)
+        return -ENOMEM;
+    for (char *at = name; (at = strchr(at, '/'));)
+        *at = '.';
+    *ret_name = name;
+    return 0;
+}
+
+static int label_look_up(const struct dataset *d, const struct index *index, uint32_t directory,
+                         const char *stem, size_t stem_len, const char *ending,
+                         uint32_t *ret_position)
+{
+    char name[INDEX_NAME_MAX + 1];
+    int len = snprintf(name, sizeof(name), "%.*s%s%s%s", (int)stem_len, stem,
+                       stem_len ? "." : "", d->label_part, ending);
+    return len < 0 || len > (int)INDEX_NAME_MAX
+               ? -ENOENT
+               : index_lookup(index, directory, name, (size_t)len, ret_position);
+}
+
+int label_find(const struct dataset *d, const struct record *first, struct record *ret_part)
+{
+    const struct index *index = d->pots[record_archive(first)]->index;
+    const char *name;
+    size_t len;
+    uint32_t directory, position;
+    struct index_file file;
+    int r = index_name(index, first->entry, &name, &len);
+    if (r == 0)
+        r = index_parent(index, first->entry, &directory);
+    if (r < 0)
+        return r;
+    const char *dot = memchr(name, '.', len);
+    size_t stem_len = d->group == ONEPOT_GROUP_DIRECTORY ? 0 : dot ? (size_t)(dot - name) : len;
+    r = label_look_up(d, index, directory, name, stem_len, "", &position);
+    if (r == -ENOENT) /* integers of a TFRecord have this ending, if their name has not */
+        r = label_look_up(d, index, directory, name, stem_len, ".cls", &position);
+    if (r == 0)
+        r = index_files(index, position, 1, &file);
+    if (r < 0)
+        return r;
+    if (!S_ISREG(file.mode))
+        return -ENOENT;
+    uint64_t offset = file.offset < RECORD_OFFSET_NONE ? file.offset : RECORD_OFFSET_NONE;
+    *ret_part =
+        (struct record){.where = (uint64_t)record_archive(first) << RECORD_OFFSET_BITS | offset,
+                        .size_bytes = file.size_bytes,
+                        .entry = position};
+    return file.size_bytes > LABEL_TEXT_MAX ? -EDOM : 0;
+}
+
+static bool label_is_blank(char c)
+{
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+int label_parse(const void *text, size_t len, int64_t *ret_label)
+{
+    const char *at = text, *end = at + len;
+    int64_t label = 0;
+    while (at < end && label_is_blank(*at))
+        at++;
+    bool is_negative = at < end && *at == '-';
+    at += at < end && (*at == '-' || *at == '+');
+    if (at == end || *at < '0' || *at > '9')
+        return -EDOM;
+    for (; at < end && *at >= '0' && *at <= '9'; at++) {
+        int digit = is_negative ? '0' - *at : *at - '0';
+        if (__builtin_mul_overflow(label, 10, &label) ||
+            __builtin_add_overflow(label, digit, &label))
+            return -EDOM;
+    }
+    while (at < end && label_is_blank(*at))
+        at++;
+    if (at < end)
+        return -EDOM;
+    *ret_label = label;
+    return 0;
+}
+
+int label_read(struct dataset *d, const struct record *first, struct onepot_error *error,
+               int64_t *ret_label)
+{
+    char text[LABEL_TEXT_MAX];
+    struct cursor *cursor;
+    struct record part;
+    int r = label_find(d, first, &part);
+    if (r == -ENOENT) {
+        *ret_label = -1;
+        return 0;
+    }
+    if (r == 0) {
+        r = cursor_get(d, error, &cursor);
+        if (r < 0)
+            return r;
+        r = cursor_read(d, cursor, &part, 0, text, part.size_bytes);
+        cursor_put(cursor);
+    }
+    if (r == 0)
+        r = label_parse(text, part.size_bytes, ret_label);
+    return r < 0 ? dataset_error(error, r, d, first) : 0;
+}
+
+int label_check(const struct dataset *d, struct onepot_error *error)
+{
+    for (uint64_t i = 0; i < d->group_count; i++) {
+        struct record part;
+        const struct record *first = &d->records[d->group_starts ? d->group_starts[i] : i];
+        int r = label_find(d, first, &part);
+        if (r != -ENOENT)
+            return r == -EDOM ? 0 : r; /* reading it reports that */
+    }
+    return d->group_count == 0
+               ? 0
+               : error_set(error, -ENOENT,
+                           "%s: no sample has a part '%s' or '%s.cls' for its label",
+                           d->pots[0]->path, d->label_part, d->label_part);
+}
