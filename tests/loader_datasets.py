@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -401,6 +402,14 @@ class Mounts(unittest.TestCase):
                 with open(os.path.join(folder, "class1", "040.bin"), "rb") as f:
                     self.assertEqual(f.read(), content(40))
             self.assertFalse(os.path.ismount(folder))
+            outer = os.path.join(WORK, "outer.tar")
+            with tarfile.open(outer, "w") as tar:
+                tar.add(TAR, "in.tar")
+                tar.add(TAR, "other")
+            for nested, expected in ((True, "in"), ("oth*", "other")):
+                with onepot.mount(outer, nested=nested) as folder:
+                    with open(os.path.join(folder, expected, "class1", "040.bin"), "rb") as f:
+                        self.assertEqual(f.read(), content(40))
             with self.assertRaisesRegex(OSError, "nowhere.tar"):
                 with onepot.mount(os.path.join(WORK, "nowhere.tar")):
                     pass

@@ -108,12 +108,37 @@ class Archives(unittest.TestCase):
         self.assertEqual(bytes(mapped[mapped.find("dog/a")]), content(31))
         self.assertEqual(bytes(mapped[mapped.find("b\\\t\n")]), content(31))
         self.assertEqual(list(pickle.loads(pickle.dumps(mapped)).names), list(mapped.names))
-        with self.assertRaisesRegex(FileNotFoundError, "none: the archive does not have it"):
+        with self.assertRaisesRegex(FileNotFoundError, r"none: the archive does not have it \(files_from\)"):
             names(files_from=["none"])
-        with self.assertRaisesRegex(ValueError, "line 1 has an empty name"):
+        with self.assertRaisesRegex(FileNotFoundError, r"none: .* \(line 2 of map\)"):
+            names(map={"class0": "a", "none": "b"})
+        with self.assertRaisesRegex(ValueError, "map: line 1 has an empty name"):
             names(map={"class0": ".."})
         with self.assertRaisesRegex(ValueError, "exclude each other"):
             names(map={"class0": "x"}, files_from=["class0"])
+
+    def test_what_all_of_several_archives_lack_is_an_error(self):
+        other = os.path.join(WORK, "one.tar")
+        with tarfile.open(other, "w") as tar:
+            tar.add(TAR, "d/e/only")
+        both = [TAR, other]
+
+        def count(**view):
+            return len(onepot.Archive(both, **view))
+        for view, expected in (({"files_from": ["class0/001.bin", "d/e/only"]}, 2),
+                               ({"files_from": ["class0/", "d/e/", "d"]}, 31),
+                               ({"files_from": ["class0/001.bin", "none"], "exclude": "none"}, 1),
+                               ({"map": {"class0/001.bin": "x", "d/e/only": ["y", "z/z"]}}, 3),
+                               ({"include": "only"}, 1), ({"exclude": "*"}, 0)):
+            self.assertEqual(count(**view), expected, view)
+            self.assertEqual(count(**view), expected, view)
+        for view, message in (({"files_from": ["d/e/only", "d/e/none", "class0/none"]},
+                               r"class0/none: none of the archives has it \(files_from\), nor 1 more"),
+                              ({"map": {"class0": "x", "d/none": "y"}},
+                               r"d/none: none of the archives has it \(line 2 of map\)"),
+                              ({"include": "none"}, "nothing in any of them matches .*none")):
+            with self.assertRaisesRegex(FileNotFoundError, message):
+                count(**view)
 
     def test_archives_in_an_archive_are_directories(self):
         path = os.path.join(WORK, "outer.tar")

@@ -53,8 +53,8 @@ class Records(unittest.TestCase):
         self.assertEqual(list(memoryview(archive.labels)), expected)
         self.assertEqual(archive.classes, [])
         for verify in (False, True):
-            with onepot.Loader(archive, batch_size=4, shuffle=False, verify=verify) as loader:
-                self.assertEqual([label for batch in loader for label in memoryview(batch.labels)], expected)
+            loader = onepot.Loader(archive, batch_size=4, shuffle=False, verify=verify)
+            self.assertEqual([label for batch in loader for label in memoryview(batch.labels)], expected)
 
     def test_a_feature_is_the_label(self):
         for labels in "label", "label.cls":
@@ -80,8 +80,7 @@ class Records(unittest.TestCase):
                          lambda: list(onepot.Loader(bad, batch_size=2, shuffle=False))):
                 with self.assertRaisesRegex(OSError, message):
                     read()
-            with onepot.Loader(bad, batch_size=2, shuffle=False, errors="skip") as loader:
-                batch = next(iter(loader))
+            for batch in onepot.Loader(bad, batch_size=2, shuffle=False, skip_errors=True):
                 self.assertEqual((list(memoryview(batch.labels)), list(memoryview(batch.valid))), ([-1, 7], [0, 1]))
         with self.assertRaisesRegex(FileNotFoundError, "no sample has a part 'c' or 'c.cls'"):
             onepot.Archive(path, group="basename", labels="c")

@@ -164,7 +164,9 @@ static int view_read_file(struct view *view, const struct view_options *options,
     bool is_input = strcmp(path, "-") == 0;
     struct fault own = {0};
     auto_close int file = is_input ? -1 : open(path, O_RDONLY | O_CLOEXEC);
-    view->file = strdup(is_input ? "standard input" : path);
+    view->file = strdup(options->list_name ? options->list_name
+                        : is_input         ? "standard input"
+                                           : path);
     if (!view->file)
         return -ENOMEM;
     if (!is_input && file < 0)
@@ -191,7 +193,9 @@ int view_read(const struct view_options *options, struct fault *fault, const cha
     int r = view_copy_patterns(view, options);
     if (r == 0 && (options->files_from || options->map)) {
         r = view_read_file(view, options, fault);
-        *ret_file = options->map ? options->map : options->files_from;
+        *ret_file = options->list_name ? options->list_name
+                    : options->map     ? options->map
+                                       : options->files_from;
     }
     if (r < 0) {
         view_free(view);
@@ -268,13 +272,13 @@ void view_describe(const struct view *view, struct recipe *recipe)
 }
 
 /* A pattern that was meant to show something, in a view of nothing. */
-static int view_found_nothing(const struct view *view, struct fault *fault)
+int view_found_nothing(const struct view *view, const char *where, struct fault *fault)
 {
     size_t i = 0;
     while (!view->patterns[i].includes)
         i++;
-    fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "nothing in it matches --include '%.100s'",
-              view->patterns[i].glob);
+    fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "nothing in %s matches --include '%.100s'",
+              where, view->patterns[i].glob);
     fault_advise(fault, "'onepot ls -R' lists what it has");
     return -ENOENT;
 }
@@ -294,7 +298,7 @@ static int view_graft_here(const struct view *view, struct grafter *grafter,
         r = graft_add(grafter, &graft, fault);
         if (r == 0 && !view->shows_rest && !view->is_of_several &&
             grafter_entries(grafter) == 1)
-            r = view_found_nothing(view, fault);
+            r = view_found_nothing(view, "it", fault);
     } else {
         r = grafting_begin(grafter, &graft, fault, &s);
         if (r < 0)
@@ -308,19 +312,29 @@ static int view_graft_here(const struct view *view, struct grafter *grafter,
     return r;
 }
 
-/*
- * Patterns match bytes, whatever the locale of the program that the library is in: '?' is one
- * byte in Python, too, and a view that Python saved is that of 'onepot mount'.
- */
+int view_bytes_begin(struct view_bytes *bytes)
+{
+    bytes->bytes = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (!bytes->bytes)
+        return -ENOMEM;
+    bytes->before = uselocale(bytes->bytes);
+    return 0;
+}
+
+void view_bytes_end(struct view_bytes *bytes)
+{
+    uselocale(bytes->before);
+    freelocale(bytes->bytes);
+}
+
 int view_graft(const struct view *view, struct grafter *grafter, const struct graft *graft,
                struct fault *fault)
 {
-    locale_t bytes = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    if (!bytes)
-        return -ENOMEM;
-    locale_t before = uselocale(bytes);
-    int r = view_graft_here(view, grafter, graft, fault);
-    uselocale(before);
-    freelocale(bytes);
+    struct view_bytes bytes;
+    int r = view_bytes_begin(&bytes);
+    if (r < 0)
+        return r;
+    r = view_graft_here(view, grafter, graft, fault);
+    view_bytes_end(&bytes);
     return r;
 }

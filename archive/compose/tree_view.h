@@ -36,6 +36,7 @@ struct view_options {
     size_t pattern_count;
     const char *files_from; /* a file, "-" for standard input; NULL: all */
     const char *map;        /* the same. At most one of the two, -EINVAL */
+    const char *list_name;  /* what messages call list or map; NULL: by its path */
     bool is_of_several;     /* archives: what one of them lacks is no error */
 };
 
@@ -59,5 +60,13 @@ void view_describe(const struct view *view, struct recipe *recipe);
  */
 int view_graft(const struct view *view, struct grafter *grafter, const struct graft *graft,
                struct fault *fault);
+
+/*
+ * Of several archives, from the indexes that view_graft made of each: -ENOENT if all of them
+ * lack a name, or if a pattern that includes matches nothing in any. A name that patterns hide
+ * is not missed; nor is a line of a map, if another one shows a member under the same name.
+ */
+int view_check_several(const struct view *view, const struct index *const *shown, size_t count,
+                       struct fault *fault);
 
 #endif

@@ -1,9 +1,11 @@
 /*
  * Shared by the files of the view: tree_view.c reads it and decides by patterns, view_names.c
- * grafts the names of lists and maps.
+ * grafts the names of lists and maps, view_check.c finds what several archives all lack.
  */
 #ifndef ONEPOT_TREE_VIEW_PRIVATE_H
 #define ONEPOT_TREE_VIEW_PRIVATE_H
+
+#include <locale.h>
 
 #include "name_list.h"
 #include "tree_view.h"
@@ -42,6 +44,24 @@ int view_place(void *ctx, const char *path, size_t len, uint32_t position, uint3
  */
 int view_filter_shows_named(struct view_filter *filter, const char *path, size_t len,
                             bool is_folder);
+
+/*
+ * While patterns match, they match bytes, whatever the locale of the program that the library
+ * is in: '?' is one byte in Python, too, and a view that Python saved is that of 'onepot
+ * mount'.
+ */
+struct view_bytes {
+    locale_t bytes, before;
+};
+int view_bytes_begin(struct view_bytes *bytes); /* -ENOMEM */
+void view_bytes_end(struct view_bytes *bytes);
+
+/* Report that a pattern that includes found nothing in `where`. -ENOENT. */
+int view_found_nothing(const struct view *view, const char *where, struct fault *fault);
+
+/* Report the first of `lacking` names of the list or map that are not there. -ENOENT. */
+int view_report_lacking(const struct view *view, size_t first, uint64_t lacking,
+                        const char *what, struct fault *fault);
 
 /* Add what list or map name; see view_graft. */
 int view_graft_names(const struct view *view, struct grafting *s, const struct index *index,

@@ -43,8 +43,7 @@ struct names_walk {
     struct names_way way;
     struct names_target target;
     uint64_t lacking; /* names that the archive lacks */
-    char first_lacking[sizeof(((struct fault *)0)->member)];
-    uint64_t first_line;
+    size_t first_lacking;
 };
 
 /* ---- finding ---- */
@@ -175,19 +174,17 @@ static int names_find(struct names_walk *w, const char *path, size_t len,
 }
 
 /*
- * The entry at a path that the list has, and whether it is to be shown: 1, 0, or an error. A
- * lacking one is counted.
+ * The entry at a path, which is that of name `number`, and whether it is to be shown: 1, 0, or
+ * an error. A lacking one is counted.
  */
-static int names_choose(struct names_walk *w, const char *path, uint64_t line,
+static int names_choose(struct names_walk *w, const char *path, size_t number,
                         uint32_t *ret_position, struct node *ret_node)
 {
     size_t len = strlen(path);
     int r = names_find(w, path, len, ret_position);
     if (r == -ENOENT) {
-        if (w->lacking++ == 0) {
-            snprintf(w->first_lacking, sizeof(w->first_lacking), "%s", path);
-            w->first_line = line;
-        }
+        if (w->lacking++ == 0)
+            w->first_lacking = number;
         return 0;
     }
     if (r == 0)
@@ -222,13 +219,15 @@ static int names_make_way(struct names_walk *w, uint32_t *ret_directory)
     return 0;
 }
 
-static int names_put_listed(struct names_walk *w, const char *path, bool whole)
+static int names_put_listed(struct names_walk *w, size_t number)
 {
+    bool whole;
+    const char *path = name_list_name(w->view->names, number, &whole);
     struct builder_entry entry = {.number = BUILDER_ROOT};
     uint32_t position, directory;
     struct node node;
     size_t len = strlen(path), folder_len, at = names_split(path, len, &folder_len);
-    int r = names_choose(w, path, 0, &position, &node);
+    int r = names_choose(w, path, number, &position, &node);
     if (r <= 0)
         return r;
     if (len) {
@@ -244,11 +243,8 @@ static int names_put_listed(struct names_walk *w, const char *path, bool whole)
 static int names_put_list(struct names_walk *w)
 {
     int r = 0;
-    for (size_t i = 0; r >= 0 && i < name_list_count(w->view->names); i++) {
-        bool whole;
-        const char *path = name_list_name(w->view->names, i, &whole);
-        r = names_put_listed(w, path, whole);
-    }
+    for (size_t i = 0; r >= 0 && i < name_list_count(w->view->names); i++)
+        r = names_put_listed(w, i);
     return r;
 }
 
@@ -283,14 +279,15 @@ static int names_find_target(struct names_walk *w, const char *path, size_t len,
     return 0;
 }
 
-static int names_put_mapped(struct names_walk *w, const struct view_map_line *line)
+static int names_put_mapped(struct names_walk *w, size_t number)
 {
+    const struct view_map_line *line = &w->view->map.lines.at[number];
     const char *from = w->view->map.text.at + line->from, *to = w->view->map.text.at + line->to;
     struct builder_entry entry;
     uint32_t position, directory;
     struct node node;
     size_t len = strlen(to), folder_len, at = names_split(to, len, &folder_len);
-    int r = names_choose(w, from, line->number, &position, &node);
+    int r = names_choose(w, from, number, &position, &node);
     if (r <= 0)
         return r;
     r = names_find_target(w, to, folder_len, &directory);
@@ -312,24 +309,28 @@ static int names_put_map(struct names_walk *w)
 {
     int r = 0;
     for (size_t i = 0; r >= 0 && i < w->view->map.lines.count; i++)
-        r = names_put_mapped(w, &w->view->map.lines.at[i]);
+        r = names_put_mapped(w, i);
     return r;
 }
 
 /* ---- both ---- */
 
-static int names_report_lacking(const struct names_walk *w)
+int view_report_lacking(const struct view *view, size_t first, uint64_t lacking,
+                        const char *what, struct fault *fault)
 {
     char more[100] = "", line[40] = "";
-    if (w->first_line)
-        snprintf(line, sizeof(line), "line %llu of ", (unsigned long long)w->first_line);
-    if (w->lacking > 1)
+    const struct view_map_line *mapped = view->has_map ? &view->map.lines.at[first] : NULL;
+    bool ignored;
+    const char *name = mapped ? view->map.text.at + mapped->from
+                              : name_list_name(view->names, first, &ignored);
+    if (mapped)
+        snprintf(line, sizeof(line), "line %llu of ", (unsigned long long)mapped->number);
+    if (lacking > 1)
         snprintf(more, sizeof(more), ", nor %llu more of its names",
-                 (unsigned long long)w->lacking - 1);
-    fault_set(w->fault, -ENOENT, w->first_lacking, FAULT_NO_OFFSET,
-              "the archive does not have it (%s%.60s)%s", line, w->view->file, more);
-    fault_advise(w->fault,
-                 "names are paths from the archive's root, as 'onepot ls -R' has them");
+                 (unsigned long long)lacking - 1);
+    fault_set(fault, -ENOENT, name, FAULT_NO_OFFSET, "%s (%s%.60s)%s", what, line, view->file,
+              more);
+    fault_advise(fault, "names are paths from the archive's root, as 'onepot ls -R' has them");
     return -ENOENT;
 }
 
@@ -342,7 +343,10 @@ int view_graft_names(const struct view *view, struct grafting *s, const struct i
     if (r == 0)
         r = view->has_map ? names_put_map(&w) : names_put_list(&w);
     if (r >= 0)
-        r = w.lacking && !view->is_of_several ? names_report_lacking(&w) : 0;
+        r = w.lacking && !view->is_of_several
+                ? view_report_lacking(view, w.first_lacking, w.lacking,
+                                      "the archive does not have it", fault)
+                : 0;
     vector_free(&w.way.path);
     vector_free(&w.way.levels);
     vector_free(&w.target.path);

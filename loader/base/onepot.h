@@ -184,7 +184,8 @@ struct onepot_archive_options {
      * A part of the archives, or members under other names, as onepot-mount(1) has them: globs
      * to leave out and to show, in this order (the first that matches decides; then what none
      * matches is shown only if there are no includes); a file of names; a file of names in the
-     * archive and names to show. What one of several archives lacks is no error.
+     * archive and names to show. What one of several archives lacks is no error, but what all
+     * of them lack is.
      */
     const char *const *excludes;
     size_t exclude_count;
@@ -205,6 +206,7 @@ struct onepot_archive_options {
      * -1. There are no classes then. NULL: classes are the labels.
      */
     const char *label_part;
+    const char *list_name; /* what messages call files_from or map; NULL: by its path */
 };
 
 /*

@@ -140,9 +140,23 @@ static int shards_read_view(const char *const *paths, size_t count,
                                          .pattern_count = n,
                                          .files_from = o->files_from,
                                          .map = o->map,
+                                         .list_name = o->list_name,
                                          .is_of_several = !shards_are_one_file(paths, count)};
     int r = view_read(&options, &fault, &file, ret_view);
     return r < 0 ? error_from_fault(error, r, &fault, file ? file : "Archive") : 0;
+}
+
+/* Names and patterns for which there is nothing in all the archives. */
+static int shards_check_view(const struct shards *list, const struct view *view)
+{
+    struct fault fault = {0};
+    auto_free const struct index **shown = calloc(list->pots.count + 1, sizeof(*shown));
+    if (!shown)
+        return error_set(list->error, -ENOMEM, "out of memory");
+    for (size_t i = 0; i < list->pots.count; i++)
+        shown[i] = list->pots.at[i]->index;
+    int r = view_check_several(view, shown, list->pots.count, &fault);
+    return r < 0 ? error_from_fault(list->error, r, &fault, "the archives") : 0;
 }
 
 int shards_open(const char *const *paths, size_t count,
@@ -161,6 +175,8 @@ int shards_open(const char *const *paths, size_t count,
     list.composes = view || options->nested;
     for (size_t i = 0; i < count && r == 0; i++)
         r = shards_open_word(&list, paths[i]);
+    if (r == 0 && view && !shards_are_one_file(paths, count))
+        r = shards_check_view(&list, view);
     view_free(view);
     if (r < 0) {
         shards_close_from(&list, 0);

@@ -55,18 +55,19 @@ class _Lists:
     """Names given in memory, as the files that the library reads."""
 
     def __enter__(self):
-        self._files = []
+        self._files, self.name = [], None
         return self
 
     def __exit__(self, *unused):
         for fd in self._files:
             os.close(fd)
 
-    def file(self, given, text):
+    def file(self, name, given, text):
         if given is None or _is_path(given):
             return given
         fd = os.memfd_create("onepot-names", os.MFD_CLOEXEC)
         self._files.append(fd)
+        self.name = name  # for messages
         with open(fd, "wb", closefd=False) as f:
             f.write(text(given))
         return "/proc/self/fd/%d" % fd
@@ -128,8 +129,9 @@ class Archive(_core.Archive):
                     nested=nested_glob(nested))
         del core["include"], core["exclude"]
         with _Lists() as lists:
-            core["files_from"] = lists.file(files_from, _list_text)
-            core["map"] = lists.file(map, _map_text)
+            core["files_from"] = lists.file("files_from", files_from, _list_text)
+            core["map"] = lists.file("map", map, _map_text)
+            core["list_name"] = lists.name
             super().__init__(_texts(paths), _texts(filter), _texts(extensions), _texts(include),
                              _texts(exclude), core)
         usual = Archive.__init__.__kwdefaults__

@@ -4,10 +4,11 @@
 #include "tree_view.h"
 
 /* A view with these patterns, "+glob" or "-glob", and the text of a list or map. */
-static struct view *new_view(const char *const *patterns, const char *list, const char *map)
+static struct view *read_view(const char *const *patterns, const char *list, const char *map,
+                              bool is_of_several)
 {
     struct view_pattern all[8];
-    struct view_options o = {.patterns = all};
+    struct view_options o = {.patterns = all, .is_of_several = is_of_several};
     struct fault fault = {0};
     struct view *view = NULL;
     const char *file;
@@ -25,6 +26,11 @@ static struct view *new_view(const char *const *patterns, const char *list, cons
     ck_assert_msg(r == 0, "%d %s", r, fault.what);
     close(fd);
     return view;
+}
+
+static struct view *new_view(const char *const *patterns, const char *list, const char *map)
+{
+    return read_view(patterns, list, map, false);
 }
 
 static int try_view(const struct view *view, const struct index *old, struct fault *fault,
@@ -167,6 +173,47 @@ START_TEST(what_the_archive_lacks_is_counted)
 }
 END_TEST
 
+START_TEST(what_all_of_several_lack_is_counted)
+{
+    const struct {
+        const char *const *patterns;
+        const char *list, *map, *lacking, *what;
+    } cases[] = {
+        {NULL, "c\nother/deep/x\n", NULL, NULL, NULL},
+        {NULL, "./\nother/\na/b\n", NULL, NULL, NULL},
+        {NULL, "c\nother/deep/x/y\nother/z\nc/d\n", NULL, "c/d", "nor 2 more of its names"},
+        {NULL, NULL, "c\tx/y\nother/deep/x\tx/z\n", NULL, NULL},
+        {NULL, NULL, "c\tx/y\n\nother/deep\tx/z\nother/no\tw\n", "other/no", "line 4 of"},
+        {PATTERNS("-z*"), "c\nzero\n", NULL, NULL, NULL},
+        {PATTERNS("-z*"), "c\nzero\none\n", NULL, "one", "none of the archives"},
+        {PATTERNS("+x"), NULL, NULL, NULL, NULL},
+        {PATTERNS("+y", "+z"), NULL, NULL, "", "nothing in any of them matches --include 'y'"},
+        {PATTERNS("-*"), NULL, NULL, NULL, NULL},
+        {NULL, "", NULL, NULL, NULL},
+    };
+    struct builder *b = new_builder();
+    add_file(b, "other/deep/x", 100, 10);
+    struct index *old[] = {base(), build(b, &tar_header)}, *new[2];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct fault fault = {0};
+        struct view *view = read_view(cases[i].patterns, cases[i].list, cases[i].map, true);
+        for (int j = 0; j < 2; j++)
+            ck_assert_int_eq(try_view(view, old[j], NULL, &new[j]), 0);
+        int r = view_check_several(view, (const struct index *const *)new, 2, &fault);
+        ck_assert_int_eq(r, cases[i].what ? -ENOENT : 0);
+        if (r < 0) {
+            ck_assert_str_eq(fault.member, cases[i].lacking);
+            ck_assert_msg(strstr(fault.what, cases[i].what) != NULL, "%s", fault.what);
+        }
+        for (int j = 0; j < 2; j++)
+            index_close(new[j]);
+        view_free(view);
+    }
+    index_close(old[0]);
+    index_close(old[1]);
+}
+END_TEST
+
 /* A list finds each name, from whichever one it comes. */
 START_TEST(names_are_found_in_any_order)
 {
@@ -249,6 +296,7 @@ int main(void)
     tcase_add_test(tc, lists_have_names_in_any_order);
     tcase_add_test(tc, maps_give_names);
     tcase_add_test(tc, what_the_archive_lacks_is_counted);
+    tcase_add_test(tc, what_all_of_several_lack_is_counted);
     tcase_add_test(tc, names_are_found_in_any_order);
     tcase_add_test(tc, views_that_differ_have_recipes_that_differ);
     suite_add_tcase(suite, tc);
