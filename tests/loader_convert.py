@@ -107,6 +107,24 @@ class Archives(Base):
             convert(source, self / out, "--force")
             self.assertEqual(len(onepot.Archive(self / out, group="basename")), 2)
 
+    def test_fewer_shards_replace_more(self):
+        def shards():
+            return sorted(name for name in os.listdir(self.work) if name != "in.tfrecord")
+        source, out = self.records(6), self / "s-%02d.tar"
+        convert(source, out, "--shard-bytes=1")
+        full = shards()
+        self.assertEqual(len(full), 6)
+        with open(self / "s-06.tar", "wb") as f:
+            f.write(b"not ours" * 100)
+        shutil.copy(self / "s-00.tar", self / "s-08.tar")
+        shutil.copy(self / "s-00.tar", self / "s-3.tar")
+        self.assertIn("exists already", convert(source, out, "--shard-bytes=1", status=1))
+        said = convert(source, out, "--shard-bytes=1G", "--force")
+        self.assertIn("convert: removed %s to %s: an earlier" % (self / "s-01.tar", self / "s-05.tar"), said)
+        self.assertEqual(shards(), ["s-00.tar", "s-06.tar", "s-08.tar", "s-3.tar"])
+        self.assertEqual(len(onepot.Archive(self / "s-00.tar", group="basename")), 6)
+        self.assertNotIn("removed", convert(source, out, "--shard-bytes=1G", "--force"))
+
     def test_a_terminal_sees_progress_and_a_file_does_not(self):
         source = self.records(3)
         ours, theirs = pty.openpty()

@@ -50,6 +50,8 @@ struct embedded_index {
     uint64_t stride; /* distance between its pieces, see index_open_pieces; 0: one piece */
 };
 
+#define ARCHIVE_PART_BYTES (1u << 20) /* of the buffer for check_part */
+
 /* The end of an opened archive, see `check_end`. */
 struct archive_end {
     const struct backend *backend; /* of the archive */
@@ -59,8 +61,13 @@ struct archive_end {
     const struct index_info *info;
     uint64_t data_end;       /* end of the last stored data, or block */
     const _Atomic int *stop; /* NULL, or: give up when it is not 0 */
-    /* Call it for each problem. */
+    /* Call it for each problem. Any thread. */
     void (*report)(void *ctx, const struct fault *fault);
+    /*
+     * Have `check_part` called for the part that begins at this offset. Other parts may be
+     * checked meanwhile by other threads. `number` is the part's own. -ENOMEM.
+     */
+    int (*add_part)(void *ctx, uint64_t offset, uint32_t number, uint64_t bytes);
     void *ctx;
 };
 
@@ -165,6 +172,13 @@ struct backend {
      * can't be read. NULL: nothing shows it.
      */
     int (*check_end)(const struct archive_end *end);
+
+    /*
+     * Check a part that `check_end` of this back end added. `buf` has ARCHIVE_PART_BYTES. Adds
+     * to *done what it has read, as it goes on. Any thread. NULL: it adds none.
+     */
+    void (*check_part)(const struct archive_end *end, uint64_t offset, uint32_t number,
+                       uint8_t *buf, _Atomic uint64_t *done);
 };
 
 /* The back ends, in the order in which they are asked; NULL at the end. */

@@ -19,19 +19,17 @@
  * of a codec that makes text of it.
  *
  * An index takes the lengths and names alone. Sums of the data, which are of whole records, are
- * compared by `check_end`, for verify.
+ * compared for verify: `check_end` finds the records by their lengths, and each is a part.
  */
 #include "backend.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "bytes.h"
-#include "cleanup.h"
 #include "crc32c.h"
 #include "example.h"
 #include "numbers.h"
@@ -352,62 +350,74 @@ static int tfrecord_probe(const struct source *source, const uint8_t *head, size
 
 /* The sum of the data of one record. */
 static int tfrecord_sum(const struct archive_end *end, uint64_t at, uint64_t length,
-                        uint8_t *buf, uint32_t *ret_sum)
+                        uint8_t *buf, _Atomic uint64_t *read_bytes, uint32_t *ret_sum)
 {
     uint32_t sum = 0;
     for (uint64_t done = 0; done < length && !archive_end_stopped(end);) {
-        size_t n = (size_t)min_u64(length - done, WINDOW_BYTES);
+        size_t n = (size_t)min_u64(length - done, ARCHIVE_PART_BYTES);
         int r = source_read(end->source, buf, n, at + done);
         if (r < 0)
             return r;
         sum = crc32c(sum, buf, n);
         done += n;
+        atomic_fetch_add_explicit(read_bytes, n, memory_order_relaxed);
     }
     *ret_sum = crc32c_masked(sum);
     return 0;
 }
 
-static int tfrecord_check_record(const struct archive_end *end, uint64_t at, uint64_t number,
-                                 uint8_t *buf, uint64_t *ret_next)
+/* The length of the record at `at`; the fault says why there is none. */
+static int tfrecord_length(const struct archive_end *end, uint64_t at, uint64_t number,
+                           struct fault *fault, uint64_t *ret_length)
 {
-    struct fault fault = {0};
-    uint8_t head[HEAD_BYTES], tail[TAIL_BYTES];
-    uint64_t length, size = source_size(end->source);
-    uint32_t sum;
+    uint8_t head[HEAD_BYTES];
+    uint64_t size = source_size(end->source);
     size_t head_len = (size_t)min_u64(sizeof(head), size - at);
     int r = source_read(end->source, head, head_len, at);
-    if (r < 0)
-        return r;
-    if (tfrecord_read_head(head, head_len, at, size, number, &fault, &length) < 0) {
-        end->report(end->ctx, &fault);
-        *ret_next = size;
-        return 0;
+    return r < 0 ? tfrecord_fault(fault, r, number, at, "can't be read")
+                 : tfrecord_read_head(head, head_len, at, size, number, fault, ret_length);
+}
+
+static void tfrecord_check_part(const struct archive_end *end, uint64_t offset, uint32_t number,
+                                uint8_t *buf, _Atomic uint64_t *done)
+{
+    struct fault fault = {0};
+    uint8_t tail[TAIL_BYTES];
+    uint64_t length, data = offset + HEAD_BYTES;
+    uint32_t sum;
+    if (tfrecord_length(end, offset, number, &fault, &length) == 0) {
+        int r = tfrecord_sum(end, data, length, buf, done, &sum);
+        if (r == 0)
+            r = source_read(end->source, tail, sizeof(tail), data + length);
+        if (r < 0)
+            tfrecord_fault(&fault, r, number, data, "can't be read");
+        else if (!archive_end_stopped(end) && sum != bytes_le32(tail))
+            tfrecord_fault(&fault, -EBADMSG, number, data,
+                           "its bytes do not have the sum that they were written with");
     }
-    uint64_t data = at + HEAD_BYTES;
-    r = tfrecord_sum(end, data, length, buf, &sum);
-    if (r == 0)
-        r = source_read(end->source, tail, sizeof(tail), data + length);
-    if (r < 0)
-        tfrecord_fault(&fault, r, number, data, "can't be read");
-    else if (!archive_end_stopped(end) && sum != bytes_le32(tail))
-        tfrecord_fault(&fault, -EBADMSG, number, data,
-                       "its bytes do not have the sum that they were written with");
     if (fault.err)
         end->report(end->ctx, &fault);
-    *ret_next = data + length + TAIL_BYTES;
-    return 0;
 }
 
 static int tfrecord_check_end(const struct archive_end *end)
 {
     if (end->backend != &backend_tfrecord)
         return 0;
-    auto_free uint8_t *buf = malloc(WINDOW_BYTES);
-    int r = buf ? 0 : -ENOMEM;
-    uint64_t size = source_size(end->source), number = 0;
-    for (uint64_t at = 0; r == 0 && at < size && !archive_end_stopped(end); number++)
-        r = tfrecord_check_record(end, at, number, buf, &at);
-    return r;
+    uint64_t size = source_size(end->source), number = 0, length;
+    for (uint64_t at = 0; at < size && !archive_end_stopped(end); number++) {
+        struct fault fault = {0};
+        int r = number > UINT32_MAX ? -EFBIG : 0;
+        if (r == 0 && tfrecord_length(end, at, number, &fault, &length) < 0) {
+            end->report(end->ctx, &fault);
+            break;
+        }
+        if (r == 0)
+            r = end->add_part(end->ctx, at, (uint32_t)number, length);
+        if (r < 0)
+            return r;
+        at += HEAD_BYTES + length + TAIL_BYTES;
+    }
+    return 0;
 }
 
 static const char *const endings[] = {".tfrecord", ".tfrecords", NULL};
@@ -422,4 +432,5 @@ const struct backend backend_tfrecord = {
     .probe = tfrecord_probe,
     .index = tfrecord_index,
     .check_end = tfrecord_check_end,
+    .check_part = tfrecord_check_part,
 };

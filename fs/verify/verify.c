@@ -7,6 +7,7 @@
 #include "checksum.h"
 #include "verify_private.h"
 
+#include <assert.h>
 #include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -22,7 +23,7 @@
 #include "crew.h"
 #include "onepot_format.h"
 
-#define A_WINDOW UINT32_MAX /* position of a work item whose `piece` is a window */
+static_assert(INDEX_WINDOW_BYTES >= ARCHIVE_PART_BYTES, "workers have one buffer for both");
 
 /* ---- problems ---- */
 
@@ -195,6 +196,7 @@ static int take_bytes(void *ctx, const void *bytes, size_t len, uint64_t offset)
     if (v->has_sums)
         checksum_add(w->hash, bytes, len);
     atomic_fetch_add_explicit(&v->progress.bytes_done, len, memory_order_relaxed);
+    atomic_fetch_add_explicit(&v->file_bytes, len, memory_order_relaxed);
     return 0;
 }
 
@@ -278,8 +280,10 @@ static void check_window(struct worker *w, uint64_t window)
 
 static void verify_do_item(struct worker *w, const struct work_item *item)
 {
-    if (item->position == A_WINDOW)
+    if (item->position == VERIFY_A_WINDOW)
         check_window(w, item->piece);
+    else if (item->position == VERIFY_A_PART)
+        verify_part(w->crew->job, item->key, item->piece, w->buffer);
     else
         check_member(w, item->position);
 }
@@ -354,8 +358,8 @@ static int add_windows(struct verification *v)
     uint64_t n = v->coverage ? coverage_windows(v->coverage) : 0;
     int r = n < UINT32_MAX ? 0 : -EFBIG;
     for (uint64_t i = 0; r == 0 && i < n; i++)
-        r = worklist_add(v->list, (struct work_item){(i + 1) * INDEX_WINDOW_BYTES - 1, A_WINDOW,
-                                                     (uint32_t)i});
+        r = worklist_add(v->list, (struct work_item){(i + 1) * INDEX_WINDOW_BYTES - 1,
+                                                     VERIFY_A_WINDOW, (uint32_t)i});
     return r;
 }
 
@@ -392,7 +396,7 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
     *ret_result = (struct verify_result){
         .entries = index_info(pot->index)->entries,
         .files = v.files,
-        .bytes = v.progress.bytes_done,
+        .bytes = v.file_bytes,
         .has_sums = v.has_sums,
         .whole = v.coverage != NULL,
         .problems = v.problems,

@@ -14,9 +14,21 @@ static void verify_end_report(void *ctx, const struct fault *fault)
     verify_report(ctx, fault);
 }
 
+static int verify_end_add_part(void *ctx, uint64_t offset, uint32_t number, uint64_t bytes)
+{
+    struct verification *v = ctx;
+    atomic_fetch_add(&v->progress.bytes_total, bytes);
+    return worklist_add(v->list, (struct work_item){offset, VERIFY_A_PART, number});
+}
+
+void verify_part(struct verification *v, uint64_t offset, uint32_t number, uint8_t *buf)
+{
+    v->pot->backend->check_part(&v->end, offset, number, buf, &v->progress.bytes_done);
+}
+
 int verify_lost_end(struct verification *v)
 {
-    const struct archive_end end = {
+    v->end = (struct archive_end){
         .backend = v->pot->backend,
         .source = v->pot->source,
         .path = v->pot->path,
@@ -25,12 +37,13 @@ int verify_lost_end(struct verification *v)
         .data_end = v->data_end,
         .stop = v->options->stop,
         .report = verify_end_report,
+        .add_part = verify_end_add_part,
         .ctx = v,
     };
     int r = 0;
     for (size_t i = 0; r == 0 && v->options->trailer_is_good && backend_registry[i]; i++)
         if (backend_registry[i]->check_end)
-            r = backend_registry[i]->check_end(&end);
+            r = backend_registry[i]->check_end(&v->end);
     return r;
 }
 

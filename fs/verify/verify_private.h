@@ -9,9 +9,16 @@
 
 #include <pthread.h>
 
+#include "backend.h"
 #include "coverage.h"
 #include "verify.h"
 #include "worklist.h"
+
+/* Positions of work items that are no members. */
+#define VERIFY_A_WINDOW UINT32_MAX /* `piece` is a window */
+#define VERIFY_A_PART                                                                          \
+    (UINT32_MAX - 1) /* a part that the back end knows, `piece` its number                     \
+                      */
 
 struct verification {
     const struct verify_options *options;
@@ -21,11 +28,12 @@ struct verification {
     bool has_sums;
     struct worklist *list;
     uint64_t data_end;         /* end of the last stored data, or block */
+    struct archive_end end;    /* set by verify_lost_end */
     struct coverage *coverage; /* NULL: the archive has no sums of the bytes outside of files */
 
     pthread_mutex_t lock; /* for reports, and the crew's */
     struct progress progress;
-    _Atomic uint64_t files, problems;
+    _Atomic uint64_t files, file_bytes, problems;
 };
 
 static inline bool verify_stopped(const struct verification *v)
@@ -36,7 +44,14 @@ static inline bool verify_stopped(const struct verification *v)
 /* Report and count a problem. */
 void verify_report(struct verification *v, const struct fault *fault);
 
-/* Ask the back ends what shows losses at the archive's end. -errno: it can't be read. */
+/*
+ * Ask the back ends what shows losses at the archive's end, and what parts they want to check.
+ * -errno: it can't be read.
+ */
 int verify_lost_end(struct verification *v);
+
+/* Check a part that verify_lost_end put into the list. `buf` is as for check_part. Any thread.
+ */
+void verify_part(struct verification *v, uint64_t offset, uint32_t number, uint8_t *buf);
 
 #endif

@@ -279,6 +279,16 @@ def samples(rows, names, options):
 
 # ---- targets: each has add(name, parts), close() and discard() ----
 
+def is_archive_of_onepot(path):
+    """Does it end as Writer ends one?"""
+    try:
+        with open(path, "rb") as f:
+            f.seek(-512, os.SEEK_END)
+            return stat.S_ISREG(os.fstat(f.fileno()).st_mode) and f.read(8) == b"onepotFT"
+    except OSError:
+        return False
+
+
 class Tars:
     """An archive, or shards of about so many bytes. A sample is in one shard."""
 
@@ -312,6 +322,18 @@ class Tars:
         if self.writer is None:
             self._open()
         self.writer.close()
+
+    def remove_old(self):
+        """The shards that an earlier run had more than this one: those with the numbers that follow,
+        as far as they are there and archives of onepot. The last goes first, so that a later run
+        finds the others if this one is interrupted."""
+        old = []
+        while self.is_many and self.options.force and is_archive_of_onepot(self.path % self.number):
+            old.append(self.path % self.number)
+            self.number += 1
+        for path in reversed(old):
+            os.unlink(path)
+        return old
 
     def discard(self):
         """Nothing is left but whole shards, which would look complete: they go, too."""
@@ -407,6 +429,9 @@ class Records:
         self.file.close()
         os.replace(self.partial, self.path)
 
+    def remove_old(self):
+        return []
+
     def discard(self):
         try:
             self.file.close()
@@ -457,6 +482,10 @@ def convert(source, out, options):
         raise
     finally:
         progress.end()
+    old = target.remove_old()
+    if old:
+        print("convert: removed %s%s: an earlier run made more shards"
+              % (old[0], " to " + old[-1] if len(old) > 1 else ""), file=sys.stderr)
     return progress.count, progress.bytes
 
 
@@ -479,7 +508,7 @@ def main(arguments=None):
     parser.add_argument("--shard-bytes", type=size, default=1 << 30, metavar="SIZE",
                         help="start another shard after so many bytes (default: 1G)")
     parser.add_argument("--zstd", type=int, default=0, metavar="LEVEL", help="compress the archive")
-    parser.add_argument("--force", action="store_true", help="replace OUT")
+    parser.add_argument("--force", action="store_true", help="replace OUT, and remove shards of an earlier run that it does not have")
     options = parser.parse_args(arguments)
     try:
         count, written = convert(options.source, options.out, options)
