@@ -579,8 +579,7 @@ static int tar_walk_archive(struct walk *w)
 {
     if (w->size_bytes == 0)
         return tar_walk_check_empty(w);
-    /* The format is known, and libarchive's own guess rejects a time that is not a number. */
-    archive_read_set_format(w->archive, ARCHIVE_FORMAT_TAR);
+    tar_set_format(w->archive);
     int r = w->framed ? tar_framed_open(w->framed, w->archive)
                       : tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
     if (r == 0)

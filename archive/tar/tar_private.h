@@ -79,6 +79,9 @@ struct tar_feed {
     int err;            /* -errno of the read that failed */
 };
 
+/* Before `a` is connected to its data. */
+void tar_set_format(struct archive *a);
+
 /*
  * Starts at `offset` and connects to `a`. Returns 0, -ENOMEM, or -EUCLEAN when libarchive does
  * not recognize the data (its error string has the reason).

@@ -2,11 +2,10 @@
  * onepot clean: remove what ended jobs left on this node. An administrator's epilog calls it as
  * root.
  */
-#include <pwd.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <unistd.h>
 
+#include "account.h"
 #include "cleaner.h"
 #include "cli.h"
 #include "commands.h"
@@ -16,18 +15,6 @@ static const struct cli_usage usage = {
     "Remove what your ended jobs left on this node: mounts whose process was killed, their\n"
     "state, and copies of archives. Nothing that is in use or has a living owner is "
     "removed.\n"};
-
-/* A user's name, or the number of a user who no longer has a name. */
-static int clean_user(const char *name)
-{
-    const struct passwd *user = getpwnam(name);
-    char *end;
-    unsigned long uid = user ? user->pw_uid : strtoul(name, &end, 10);
-
-    if (!user && (*name < '0' || *name > '9' || *end || uid >= UINT32_MAX))
-        return cli_failf(NULL, "--user: there is no user %s", name);
-    return cleaner_user((uid_t)uid, NULL);
-}
 
 int command_clean(int argc, char **argv)
 {
@@ -54,7 +41,10 @@ int command_clean(int argc, char **argv)
         return cli_usage_error(&usage, "--job: the id is empty: a variable that is not set?");
     if (all && geteuid() != 0)
         return cli_failf(NULL, "only root may clean up after other users");
+    uid_t uid;
+    if (user && !account_find(user, &uid))
+        return cli_failf(NULL, "--user: there is no user %s; name the number (id -u)", user);
     if (user)
-        return clean_user(user);
+        return cleaner_user(uid, NULL);
     return all || (job && geteuid() == 0) ? cleaner_all(job) : cleaner_own(job);
 }

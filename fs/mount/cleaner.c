@@ -7,8 +7,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
-#include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "account.h"
 #include "cleanup.h"
 #include "cli.h"
 #include "process.h"
@@ -93,18 +92,6 @@ int cleaner_own(const char *job)
 
 /* ---- as other users ---- */
 
-/* For good: also gives up what a signal or a helper could take back. */
-static int become_user(uid_t uid)
-{
-    const struct passwd *user = getpwuid(uid);
-    gid_t gid = user ? user->pw_gid : 65534;
-
-    if ((user ? initgroups(user->pw_name, gid) : setgroups(0, NULL)) < 0 ||
-        setresgid(gid, gid, gid) < 0 || setresuid(uid, uid, uid) < 0)
-        return -errno;
-    return 0;
-}
-
 int cleaner_user(uid_t uid, const char *job)
 {
     int status;
@@ -115,7 +102,7 @@ int cleaner_user(uid_t uid, const char *job)
         return cli_failf(NULL, "only root may clean up after other users");
     pid_t pid = fork();
     if (pid == 0) {
-        int r = become_user(uid);
+        int r = account_become(uid);
         alarm(USER_LIMIT_S); /* even if the user does something to delay it */
         _exit(r < 0 ? cli_fail(NULL, r, NULL) : cleaner_own(job));
     }

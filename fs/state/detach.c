@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,9 +38,22 @@ int detach_note_inherited(struct inherited *ret_inherited)
     return r;
 }
 
+/* A root that holds little more than the program has no /dev/null; an empty sealed file will
+ * do. */
+static int open_null(void)
+{
+    int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (fd >= 0 || errno != ENOENT)
+        return fd;
+    fd = memfd_create("onepot-null", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0)
+        fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_WRITE);
+    return fd;
+}
+
 int detach_here(const struct inherited *inherited, int log_fd)
 {
-    auto_close int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    auto_close int null = open_null();
     if (null < 0)
         return -errno;
     setsid(); /* fails only for a group leader, which a forked child is not */

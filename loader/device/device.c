@@ -20,6 +20,16 @@
 
 /* ---- the shared object ---- */
 
+#ifdef ONEPOT_STATIC
+int device_load_cuda(struct onepot_error *error, const struct device_type **ret_type)
+{
+    (void)ret_type;
+    return error_set(
+        error, -ENODEV,
+        "CUDA: this onepot is linked statically and can't load its part for it; the "
+        "Python module can");
+}
+#else
 /* The path of the file beside the one that this code is in. False: that is not known. */
 static bool beside_us(char *path, size_t size)
 {
@@ -76,6 +86,8 @@ int device_load_cuda(struct onepot_error *error, const struct device_type **ret_
     *ret_type = type;
     return 0;
 }
+
+#endif
 
 /* ---- names ---- */
 
