@@ -533,7 +533,7 @@ struct onepot_batch {
     uint64_t bytes; /* of data; bytes between samples are zero */
     const uint64_t *offsets; /* [samples]: where each sample begins in data */
     const uint64_t *sizes;   /* [samples] */
-    const int64_t *labels;   /* [samples]: class, or -1 */
+    const int64_t *labels;   /* [samples]: class or label, or -1 */
     const uint64_t *indices; /* [samples]: the sample's number in the archive */
     const uint8_t *valid;    /* [samples]: 0 for padding and for skipped samples */
     uint64_t stride; /* all samples have this size and follow each other; 0: they don't */

@@ -318,8 +318,6 @@ static int fill_label(const struct fill_plan *plan, struct filler *filler, struc
     const struct record *first = archive_first(plan->archive, slab->indices[i]);
     uint8_t text[LABEL_TEXT_MAX];
     struct record part;
-    if (!d->label_part || !slab->labels)
-        return 0;
     *bad = filler->present = (uint64_t)(first - d->records);
     int r = label_find(d, first, &part);
     if (r == -ENOENT)
@@ -377,12 +375,13 @@ static void name_sources(const struct fill_plan *plan, struct slab *slab, uint64
 static int fill_run(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
                     uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *bad)
 {
+    bool has_labels = plan->archive->dataset->label_part && slab->labels;
     for (uint64_t i = first; i < end; i++) {
         *bad = 0;
         if (i + 1 < end && !plan->bases)
             fill_prefetch(plan, slab->indices[i + 1]);
         int r = plan->bases ? 0 : fill_one(plan, filler, slab, i, bad);
-        if (r == 0)
+        if (r == 0 && has_labels)
             r = fill_label(plan, filler, slab, i, bad);
         if (r < 0 && !was_whole(filler)) {
             filler->is_torn = true; /* so is the whole run */

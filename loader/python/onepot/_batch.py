@@ -51,7 +51,7 @@ class TensorBatch:
     data      uint8 [bytes], or uint8 [samples, size] if all samples have one size
     offsets   int64 [samples]: where each sample begins in slab, in bytes
     sizes     int64 [samples]: size of each sample in bytes
-    labels    int64 [samples]: class of each sample, or -1
+    labels    int64 [samples]: class or label of each sample, or -1
     indices   int64 [samples]: number of each sample in the archive
     valid     bool [samples]
 
