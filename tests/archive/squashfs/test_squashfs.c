@@ -452,14 +452,15 @@ static void check_against_unsquashfs(struct opened *o, const char *image)
     sh("chmod -R u+rwX reference; rm -rf reference");
 }
 
-static void check_against_kernel(struct opened *o, const char *image)
+/* False: not here. */
+static bool check_against_kernel(struct opened *o, const char *image)
 {
     char command[256];
     snprintf(command, sizeof(command),
              "mkdir -p mounted && mount -t squashfs -o loop,ro %s mounted 2>/dev/null", image);
     if (!is_root || system(command) != 0) {
         printf("skipped: the kernel's SquashFS can't be mounted here, or not this one\n");
-        return;
+        return false;
     }
     struct comparison c = {.kernel = true};
     compare_tree(&c, o, "mounted");
@@ -467,6 +468,7 @@ static void check_against_kernel(struct opened *o, const char *image)
     sh("umount mounted");
     ck_assert_uint_eq(c.differences, 0);
     ck_assert_uint_eq(c.entries, entries);
+    return true;
 }
 
 /* ---- fidelity ---- */
@@ -509,8 +511,10 @@ START_TEST(image_shows_what_extraction_and_kernel_show)
     const struct index_info *info = index_info(o.pot.index);
     ck_assert_int_eq(info->codec, variants[_i].codec);
     ck_assert_uint_eq(info->entries, count_files("../tree"));
-    check_against_unsquashfs(&o, "image");
-    check_against_kernel(&o, "image");
+    /* Extraction, which takes longer, with one variant of each codec. */
+    bool is_first = _i == 0 || variants[_i].codec != variants[_i - 1].codec;
+    if (!check_against_kernel(&o, "image") || is_first)
+        check_against_unsquashfs(&o, "image");
     close_image(&o);
     end_folder();
 }
@@ -536,20 +540,20 @@ START_TEST(empty_tree_and_small_trees)
 }
 END_TEST
 
-START_TEST(directory_of_100000_entries)
+START_TEST(directory_of_40000_entries)
 {
     struct opened o;
     uint32_t first, count, position;
     begin_folder();
     /* Real ones: what mksquashfs makes up itself takes it minutes, for so many. */
-    sh("mkdir -p tree/d && cd tree/d && seq -f entry-%%07.0f 100000 | xargs touch");
+    sh("mkdir -p tree/d && cd tree/d && seq -f entry-%%07.0f 40000 | xargs touch");
     pack("image", "");
     open_image("image", &o);
     ck_assert_int_eq(index_resolve(o.pot.index, "d", &position), 0);
     ck_assert_int_eq(index_children(o.pot.index, position, &first, &count), 0);
-    ck_assert_uint_eq(count, 100000);
-    ck_assert_int_eq(index_resolve(o.pot.index, "d/entry-0077777", &position), 0);
-    ck_assert_int_eq(index_resolve(o.pot.index, "d/entry-0100001", &position), -ENOENT);
+    ck_assert_uint_eq(count, 40000);
+    ck_assert_int_eq(index_resolve(o.pot.index, "d/entry-0037777", &position), 0);
+    ck_assert_int_eq(index_resolve(o.pot.index, "d/entry-0040001", &position), -ENOENT);
     close_image(&o);
     end_folder();
 }
@@ -923,7 +927,7 @@ static void add_fidelity(Suite *suite)
     tcase_add_unchecked_fixture(tests, make_tree, NULL);
     tcase_add_loop_test(tests, image_shows_what_extraction_and_kernel_show, 0, VARIANTS);
     tcase_add_test(tests, empty_tree_and_small_trees);
-    tcase_add_test(tests, directory_of_100000_entries);
+    tcase_add_test(tests, directory_of_40000_entries);
     tcase_add_test(tests, depth_of_500_directories);
     tcase_add_loop_test(tests, sparse_file_of_5_gib, 0, 2);
     tcase_add_test(tests, stored_images_are_ranges_without_blocks);
