@@ -211,7 +211,7 @@ def main():
 
 sys.excepthook = lambda *a: (print("\n".join(failed)), sys.__excepthook__(*a))
 
-with tempfile.TemporaryDirectory(prefix="onepot-frames-") as folder:
+with tempfile.TemporaryDirectory(prefix="onepot-frames-", dir=os.environ.get("ONEPOT_TESTS_MEMORY")) as folder:
     os.chdir(folder)
     for variable, path in (("XDG_CACHE_HOME", "cache"), ("ONEPOT_RUNTIME_DIR", "run")):
         os.environ[variable] = os.path.join(folder, path)

@@ -7,7 +7,7 @@
 set -euo pipefail
 
 root=$1
-work=$(mktemp -d /tmp/onepot-install.XXXXXX)
+work=$(mktemp -d "${ONEPOT_TESTS_MEMORY:-/tmp}/onepot-install.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 skip() {

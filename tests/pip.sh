@@ -6,7 +6,7 @@
 set -euo pipefail
 
 onepot=$1 root=$2
-work=$(mktemp -d /tmp/onepot-pip.XXXXXX)
+work=$(mktemp -d "${ONEPOT_TESTS_MEMORY:-/tmp}/onepot-pip.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 skip() {

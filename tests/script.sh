@@ -11,7 +11,7 @@ onepot=$(realpath "$1")
 tests=$2/tests
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
-work=$(mktemp -d)
+work=$(TMPDIR=${ONEPOT_TESTS_MEMORY:-${TMPDIR:-/tmp}} mktemp -d)
 mounted=    # by a test: where
 background= # the process that a test has there
 failed=0

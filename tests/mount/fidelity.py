@@ -413,4 +413,4 @@ def test_changed_times_show(work):
 
 
 if __name__ == "__main__":
-    harness.main(globals())
+    harness.main(globals(), in_memory=True)

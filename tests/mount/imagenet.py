@@ -89,4 +89,4 @@ def test_the_script_shows_what_image_folder_expects(work):
 
 
 if __name__ == "__main__":
-    harness.main(globals())
+    harness.main(globals(), in_memory=True)

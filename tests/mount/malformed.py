@@ -694,4 +694,4 @@ def test_onepot_that_others_appended_to(work):
 
 
 if __name__ == "__main__":
-    harness.main(globals(), seconds=int(120 * max(1, ROUNDS)))
+    harness.main(globals(), in_memory=True, seconds=int(120 * max(1, ROUNDS)))

@@ -170,4 +170,4 @@ def test_compressed_ones_are_refused_by_name(work):
 
 
 if __name__ == "__main__":
-    harness.main(globals())
+    harness.main(globals(), in_memory=True)

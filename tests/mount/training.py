@@ -125,4 +125,4 @@ def test_ranks_with_new_workers_in_each_epoch(work):
 
 
 if __name__ == "__main__":
-    harness.main(globals())
+    harness.main(globals(), in_memory=True)

@@ -122,4 +122,4 @@ def test_an_archive_without_sums_is_mounted_with_a_note(work):
 
 
 if __name__ == "__main__":
-    harness.main(globals())
+    harness.main(globals(), in_memory=True)

@@ -330,4 +330,4 @@ def test_mounts_of_two_views_are_two(work):
 
 
 if __name__ == "__main__":
-    harness.main(globals())
+    harness.main(globals(), in_memory=True)

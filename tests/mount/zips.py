@@ -378,4 +378,4 @@ def test_volume_of_several_is_refused(work):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     sys.setrecursionlimit(10000)
-    harness.main(globals())
+    harness.main(globals(), in_memory=True)

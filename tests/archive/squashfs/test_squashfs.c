@@ -57,8 +57,11 @@ static void end_folder(void)
 
 static bool begin_base(void)
 {
-    const char *tmp = getenv("TMPDIR");
-    snprintf(base, sizeof(base), "%.30s/onepot-test-XXXXXX", tmp ? tmp : "/tmp");
+    const char *memory = getenv("ONEPOT_TESTS_MEMORY"), *tmp = getenv("TMPDIR");
+    snprintf(base, sizeof(base), "%.30s/onepot-test-XXXXXX",
+             memory ? memory
+             : tmp  ? tmp
+                    : "/tmp");
     return mkdtemp(base) && chdir(base) == 0;
 }
 
