@@ -23,12 +23,12 @@ struct onepot_archive *archive_of(PyObject *self)
  */
 static char **take_texts(PyObject *tuple, size_t *ret_count)
 {
-    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
+    Py_ssize_t n = PyTuple_Size(tuple);
     char **texts = PyMem_Calloc((size_t)n + 1, sizeof(*texts));
     if (!texts)
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; texts && i < n; i++)
-        if (PyBytes_AsStringAndSize(PyTuple_GET_ITEM(tuple, i), &texts[i], NULL) < 0) {
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(tuple, i), &texts[i], NULL) < 0) {
             PyMem_Free(texts);
             texts = NULL;
         }
@@ -121,7 +121,7 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
 static void archive_dealloc(PyObject *self)
 {
     onepot_archive_close(((struct py_archive *)self)->archive);
-    Py_TYPE(self)->tp_free(self);
+    object_free(self);
 }
 
 /* ---- parts: fill an Archive without a handle with a part of another one ---- */
@@ -133,7 +133,7 @@ static PyObject *archive_take_split(PyObject *self, PyObject *args)
     uint64_t seed;
     struct onepot_archive *part;
     int r;
-    if (!PyArg_ParseTuple(args, "O!ddO&", &archive_type, &whole, &low, &high, take_count,
+    if (!PyArg_ParseTuple(args, "O!ddO&", archive_type, &whole, &low, &high, take_count,
                           &seed) ||
         !archive_of(whole))
         return NULL;
@@ -150,7 +150,7 @@ static PyObject *archive_take_fold(PyObject *self, PyObject *args)
     int held_out, r;
     uint64_t seed;
     struct onepot_archive *part;
-    if (!PyArg_ParseTuple(args, "O!O&O&pO&", &archive_type, &whole, take_small, &folds,
+    if (!PyArg_ParseTuple(args, "O!O&O&pO&", archive_type, &whole, take_small, &folds,
                           take_small, &fold, &held_out, take_count, &seed) ||
         !archive_of(whole))
         return NULL;
@@ -166,7 +166,7 @@ static PyObject *archive_take_subset(PyObject *self, PyObject *args)
     PyObject *whole, *indices;
     struct onepot_archive *part;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "O!O", &archive_type, &whole, &indices) || !archive_of(whole))
+    if (!PyArg_ParseTuple(args, "O!O", archive_type, &whole, &indices) || !archive_of(whole))
         return NULL;
     uint64_t *samples =
         take_indices(indices, onepot_archive_samples(archive_of(whole)), 0, &count);
@@ -226,7 +226,7 @@ static PyObject *archive_find(PyObject *self, PyObject *name)
     if (!archive_of(self) || !PyUnicode_FSConverter(name, &bytes))
         return NULL;
     Py_BEGIN_ALLOW_THREADS r =
-        onepot_archive_find(archive_of(self), PyBytes_AS_STRING(bytes), &found);
+        onepot_archive_find(archive_of(self), PyBytes_AsString(bytes), &found);
     Py_END_ALLOW_THREADS Py_DECREF(bytes);
     if (r == -ENOENT) {
         PyErr_SetObject(PyExc_KeyError, name);
@@ -262,7 +262,7 @@ static PyObject *archive_classes(PyObject *self, void *unused)
         if (!name)
             Py_CLEAR(classes);
         else
-            PyList_SET_ITEM(classes, i, name);
+            PyList_SetItem(classes, i, name);
     }
     return classes;
 }
@@ -277,7 +277,7 @@ static PyObject *archive_numbers(PyObject *self, void *labels)
     PyObject *memory = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(8 * n));
     if (!memory)
         return NULL;
-    int64_t *numbers = (int64_t *)(void *)PyByteArray_AS_STRING(memory);
+    int64_t *numbers = (int64_t *)(void *)PyByteArray_AsString(memory);
     struct onepot_error error = {0};
     int r = 0;
     Py_BEGIN_ALLOW_THREADS for (uint64_t i = 0; r == 0 && i < n; i++) r =
@@ -333,7 +333,7 @@ static PyGetSetDef archive_fields[] = {
      NULL},
     {"labels", archive_numbers, NULL,
      "Label of each sample, or -1: Buffer, int64 [samples]. Reads them if they are parts.",
-     &archive_type},
+     archive_fields},
     {"sizes", archive_numbers, NULL, "Size of each sample in bytes: Buffer, int64 [samples].",
      NULL},
     {"digest", archive_digest, NULL,
@@ -354,22 +354,23 @@ static PyMethodDef archive_methods[] = {
     {"_fill", archive_fill, METH_VARARGS, "For the datasets of the package."},
     {0}};
 
-static PySequenceMethods archive_sequence = {.sq_length = archive_length,
-                                             .sq_item = archive_item};
+static PyType_Slot archive_slots[] = {
+    {Py_tp_new, (void *)PyType_GenericNew},
+    {Py_tp_init, (void *)archive_init},
+    {Py_tp_dealloc, (void *)archive_dealloc},
+    {Py_sq_length, (void *)archive_length},
+    {Py_sq_item, (void *)archive_item},
+    {Py_mp_length, (void *)archive_length},
+    {Py_mp_subscript, (void *)archive_subscript},
+    {Py_tp_methods, archive_methods},
+    {Py_tp_getset, archive_fields},
+    {Py_tp_doc, (void *)"The part of onepot.Archive in C; see there."},
+    {0, NULL},
+};
 
-static PyMappingMethods archive_mapping = {.mp_length = archive_length,
-                                           .mp_subscript = archive_subscript};
-
-PyTypeObject archive_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.Archive",
-    .tp_basicsize = sizeof(struct py_archive),
-    .tp_new = PyType_GenericNew,
-    .tp_init = archive_init,
-    .tp_dealloc = archive_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_as_sequence = &archive_sequence,
-    .tp_as_mapping = &archive_mapping,
-    .tp_methods = archive_methods,
-    .tp_getset = archive_fields,
-    .tp_doc = "The part of onepot.Archive in C; see there.",
+PyType_Spec archive_spec = {
+    .name = "onepot._core.Archive",
+    .basicsize = sizeof(struct py_archive),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = archive_slots,
 };

@@ -15,7 +15,7 @@ struct py_batch {
 
 PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *batch)
 {
-    struct py_batch *b = PyObject_New(struct py_batch, &batch_type);
+    struct py_batch *b = PyObject_New(struct py_batch, batch_type);
     if (!b) {
         onepot_batch_release(batch);
         return NULL;
@@ -51,7 +51,7 @@ static struct py_buffer *batch_view_new(struct py_batch *self, const void *bytes
 static void batch_dealloc(PyObject *self)
 {
     onepot_batch_release(((struct py_batch *)self)->batch);
-    PyObject_Free(self);
+    object_free(self);
 }
 
 static Py_ssize_t batch_length(PyObject *self)
@@ -298,18 +298,24 @@ static PyGetSetDef batch_fields[] = {
      (void *)offsetof(struct onepot_batch, first)},
     {0}};
 
-static PySequenceMethods batch_sequence = {.sq_length = batch_length, .sq_item = batch_item};
+static PyType_Slot batch_slots[] = {
+    {Py_tp_dealloc, (void *)batch_dealloc},
+    {Py_tp_repr, (void *)batch_repr},
+    {Py_sq_length, (void *)batch_length},
+    {Py_sq_item, (void *)batch_item},
+    {Py_tp_methods, batch_methods},
+    {Py_tp_getset, batch_fields},
+    {Py_tp_doc,
+     (void *)"The samples of one batch in one piece of memory; len(batch), batch[i].\n"
+             "The memory is used again when the batch and all views of it are gone.\n"
+             "Any number of threads may use a batch."},
+    {Py_tp_new, (void *)object_refuse_new},
+    {0, NULL},
+};
 
-PyTypeObject batch_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Batch",
-    .tp_basicsize = sizeof(struct py_batch),
-    .tp_dealloc = batch_dealloc,
-    .tp_repr = batch_repr,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_as_sequence = &batch_sequence,
-    .tp_methods = batch_methods,
-    .tp_getset = batch_fields,
-    .tp_doc = "The samples of one batch in one piece of memory; len(batch), batch[i].\n"
-              "The memory is used again when the batch and all views of it are gone.\n"
-              "Any number of threads may use a batch.",
+PyType_Spec batch_spec = {
+    .name = "onepot.Batch",
+    .basicsize = sizeof(struct py_batch),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = batch_slots,
 };

@@ -45,7 +45,7 @@ enum item item_of_images(enum onepot_float type)
 struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
                              enum item item)
 {
-    struct py_buffer *b = PyObject_New(struct py_buffer, &buffer_type);
+    struct py_buffer *b = PyObject_New(struct py_buffer, buffer_type);
     if (!b)
         return NULL;
     b->owner = owner;
@@ -67,7 +67,7 @@ struct py_buffer *buffer_copy(const struct py_buffer *buffer)
 {
     PyObject *memory = PyByteArray_FromStringAndSize(buffer->bytes, buffer->len);
     struct py_buffer *b =
-        memory ? buffer_new(memory, PyByteArray_AS_STRING(memory), buffer->len, 0, buffer->item)
+        memory ? buffer_new(memory, PyByteArray_AsString(memory), buffer->len, 0, buffer->item)
                : NULL;
     if (b) {
         b->dimensions = buffer->dimensions;
@@ -81,7 +81,7 @@ struct py_buffer *buffer_copy(const struct py_buffer *buffer)
 static void buffer_dealloc(PyObject *self)
 {
     Py_XDECREF(((struct py_buffer *)self)->owner);
-    PyObject_Free(self);
+    object_free(self);
 }
 
 /* Is it host memory, and has it arrived? */
@@ -152,8 +152,6 @@ static int buffer_get(PyObject *self, Py_buffer *view, int flags)
     return 0;
 }
 
-static PyBufferProcs buffer_procs = {.bf_getbuffer = buffer_get};
-
 static Py_ssize_t buffer_length(PyObject *self)
 {
     struct py_buffer *b = (struct py_buffer *)self;
@@ -204,8 +202,6 @@ static PyObject *buffer_item(PyObject *self, Py_ssize_t i)
     return item;
 }
 
-static PySequenceMethods buffer_sequence = {.sq_length = buffer_length, .sq_item = buffer_item};
-
 /* ---- shape and type ---- */
 
 static PyObject *shape_tuple(const Py_ssize_t *shape, int dimensions)
@@ -214,7 +210,7 @@ static PyObject *shape_tuple(const Py_ssize_t *shape, int dimensions)
     for (int i = 0; tuple && i < dimensions; i++) {
         PyObject *number = PyLong_FromSsize_t(shape[i]);
         if (number)
-            PyTuple_SET_ITEM(tuple, i, number);
+            PyTuple_SetItem(tuple, i, number);
         else
             Py_CLEAR(tuple);
     }
@@ -261,31 +257,39 @@ static PyGetSetDef buffer_fields[] = {
      NULL},
     {0}};
 
-static PyMappingMethods buffer_mapping = {.mp_length = buffer_length,
-                                          .mp_subscript = buffer_subscript};
-
 static PyMethodDef buffer_methods[] = {
     {"__dlpack__", (PyCFunction)(void *)buffer_dlpack, METH_VARARGS | METH_KEYWORDS,
      "A capsule for from_dlpack() of torch, numpy and others; no copy."},
     {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, "(1, 0): the CPU; (2, N): CUDA."},
     {0}};
 
-PyTypeObject buffer_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Buffer",
-    .tp_basicsize = sizeof(struct py_buffer),
-    .tp_dealloc = buffer_dealloc,
-    .tp_as_buffer = &buffer_procs,
-    .tp_as_sequence = &buffer_sequence,
-    .tp_as_mapping = &buffer_mapping,
-    .tp_repr = buffer_repr,
-    .tp_getset = buffer_fields,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_methods = buffer_methods,
-    .tp_doc =
-        "Memory of a batch or a sample. numpy.asarray(), memoryview(), torch.from_dlpack() "
-        "and\n"
-        "torch.frombuffer() show it without a copy, and keep it alive. It is a sequence of\n"
-        "numbers, or, with more than one dimension, of Buffers. Sample.data is read-only, "
-        "which\n"
-        "torch can't express: torch warns, and a write ends the process; use Sample.read().",
+static PyType_Slot buffer_slots[] = {
+    {Py_tp_dealloc, (void *)buffer_dealloc},
+    {Py_bf_getbuffer, (void *)buffer_get},
+    {Py_sq_length, (void *)buffer_length},
+    {Py_sq_item, (void *)buffer_item},
+    {Py_mp_length, (void *)buffer_length},
+    {Py_mp_subscript, (void *)buffer_subscript},
+    {Py_tp_repr, (void *)buffer_repr},
+    {Py_tp_getset, buffer_fields},
+    {Py_tp_methods, buffer_methods},
+    {Py_tp_doc,
+     (void
+          *)"Memory of a batch or a sample. numpy.asarray(), memoryview(), torch.from_dlpack() "
+            "and\n"
+            "torch.frombuffer() show it without a copy, and keep it alive. It is a sequence "
+            "of\n"
+            "numbers, or, with more than one dimension, of Buffers. Sample.data is read-only, "
+            "which\n"
+            "torch can't express: torch warns, and a write ends the process; use "
+            "Sample.read()."},
+    {Py_tp_new, (void *)object_refuse_new},
+    {0, NULL},
+};
+
+PyType_Spec buffer_spec = {
+    .name = "onepot.Buffer",
+    .basicsize = sizeof(struct py_buffer),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = buffer_slots,
 };

@@ -32,15 +32,15 @@ static struct layout lay_out(uint64_t count, uint64_t data_bytes)
 
 uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize_t *ret_count)
 {
-    PyObject *list = PySequence_Fast(given, "a sequence of numbers of samples is wanted");
+    PyObject *list = PySequence_Tuple(given);
     if (!list)
         return NULL;
-    Py_ssize_t n = PySequence_Fast_GET_SIZE(list);
+    Py_ssize_t n = PyTuple_Size(list);
     uint64_t *indices = PyMem_Calloc((size_t)n + 1, sizeof(*indices));
     if (!indices)
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; indices && i < n; i++) {
-        PyObject *number = PyNumber_Index(PySequence_Fast_GET_ITEM(list, i));
+        PyObject *number = PyNumber_Index(PyTuple_GetItem(list, i));
         int64_t index = number ? PyLong_AsLongLong(number) : -1;
         Py_XDECREF(number);
         indices[i] = (uint64_t)(index < 0 && from_end ? index + (int64_t)samples : index);

@@ -150,9 +150,9 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
         take_rank(rank, world, "world_size", &o.rank, &o.world_size) < 0 ||
         loader_take_decode(decode, &o) < 0 || loader_take_images(shape, &images, &o) < 0)
         return -1;
-    PyObject *archive = PyObject_CallOneArg(open, given);
+    PyObject *archive = PyObject_CallFunctionObjArgs(open, given, NULL);
     int r = -1;
-    if (archive && !PyObject_TypeCheck(archive, &archive_type))
+    if (archive && !PyObject_TypeCheck(archive, archive_type))
         PyErr_SetString(PyExc_TypeError, "that is no archive");
     else if (archive && archive_of(archive))
         r = loader_open((struct py_loader *)self, archive, device, decode, &o);
@@ -166,7 +166,7 @@ static void loader_dealloc(PyObject *self)
     Py_BEGIN_ALLOW_THREADS onepot_loader_free(l->loader);
     Py_END_ALLOW_THREADS Py_XDECREF(l->archive);
     Py_XDECREF(l->decode);
-    Py_TYPE(self)->tp_free(self);
+    object_free(self);
 }
 
 /* NULL with an exception: the loader was not initialised. */
@@ -232,7 +232,7 @@ struct py_loader_iterator {
 
 static PyObject *loader_iterator_new(PyObject *loader, uint64_t epoch)
 {
-    PyObject *self = loader_iterator_type.tp_alloc(&loader_iterator_type, 0);
+    PyObject *self = PyType_GenericAlloc(loader_iterator_type, 0);
     if (self) {
         ((struct py_loader_iterator *)self)->loader = Py_NewRef(loader);
         ((struct py_loader_iterator *)self)->epoch = epoch;
@@ -243,7 +243,7 @@ static PyObject *loader_iterator_new(PyObject *loader, uint64_t epoch)
 static void loader_iterator_dealloc(PyObject *self)
 {
     Py_XDECREF(((struct py_loader_iterator *)self)->loader);
-    Py_TYPE(self)->tp_free(self);
+    object_free(self);
 }
 
 static PyObject *loader_iterator_next(PyObject *self)
@@ -257,16 +257,23 @@ static PyObject *loader_iterator_next(PyObject *self)
     return batch;
 }
 
-PyTypeObject loader_iterator_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.LoaderIterator",
-    .tp_basicsize = sizeof(struct py_loader_iterator),
-    .tp_dealloc = loader_iterator_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = loader_iterator_next,
-    .tp_doc =
-        "The batches of a Loader, from its position to the end of the epoch. It also ends\n"
-        "when the loader goes to another epoch.",
+static PyType_Slot loader_iterator_slots[] = {
+    {Py_tp_dealloc, (void *)loader_iterator_dealloc},
+    {Py_tp_iter, (void *)PyObject_SelfIter},
+    {Py_tp_iternext, (void *)loader_iterator_next},
+    {Py_tp_doc,
+     (void
+          *)"The batches of a Loader, from its position to the end of the epoch. It also ends\n"
+            "when the loader goes to another epoch."},
+    {Py_tp_new, (void *)object_refuse_new},
+    {0, NULL},
+};
+
+PyType_Spec loader_iterator_spec = {
+    .name = "onepot._core.LoaderIterator",
+    .basicsize = sizeof(struct py_loader_iterator),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = loader_iterator_slots,
 };
 
 /* An epoch that was left halfway is over, so the next one begins. */
@@ -458,20 +465,23 @@ static PyGetSetDef loader_fields[] = {
      NULL},
     {0}};
 
-static PySequenceMethods loader_sequence = {.sq_length = loader_length};
+static PyType_Slot loader_slots[] = {
+    {Py_tp_new, (void *)PyType_GenericNew},
+    {Py_tp_init, (void *)loader_init},
+    {Py_tp_dealloc, (void *)loader_dealloc},
+    {Py_tp_repr, (void *)loader_repr},
+    {Py_tp_iter, (void *)loader_iter},
+    {Py_tp_iternext, (void *)loader_next},
+    {Py_sq_length, (void *)loader_length},
+    {Py_tp_methods, loader_methods},
+    {Py_tp_getset, loader_fields},
+    {Py_tp_doc, (void *)"The part of onepot.Loader in C; see there."},
+    {0, NULL},
+};
 
-PyTypeObject loader_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.Loader",
-    .tp_basicsize = sizeof(struct py_loader),
-    .tp_new = PyType_GenericNew,
-    .tp_init = loader_init,
-    .tp_dealloc = loader_dealloc,
-    .tp_repr = loader_repr,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_iter = loader_iter,
-    .tp_iternext = loader_next,
-    .tp_as_sequence = &loader_sequence,
-    .tp_methods = loader_methods,
-    .tp_getset = loader_fields,
-    .tp_doc = "The part of onepot.Loader in C; see there.",
+PyType_Spec loader_spec = {
+    .name = "onepot._core.Loader",
+    .basicsize = sizeof(struct py_loader),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = loader_slots,
 };

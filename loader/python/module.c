@@ -104,8 +104,7 @@ static void take_text(PyObject *value, const char *name, const char **ret)
 {
     Py_ssize_t len = 0;
     if (value != Py_None && !PyUnicode_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s must be str or None, not %.200s", name,
-                     Py_TYPE(value)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s must be str or None, not %R", name, Py_TYPE(value));
         *ret = NULL;
         return;
     }
@@ -137,7 +136,7 @@ static void take_field(const struct field *field, PyObject *value, void *at)
         take_text(value, field->name, at);
         break;
     default:
-        text = PyUnicode_AsUTF8(value);
+        text = PyUnicode_AsUTF8AndSize(value, NULL);
         if (text)
             strncpy(at, text, 2 * ONEPOT_DIGEST_BYTES);
     }
@@ -184,25 +183,55 @@ PyObject *fields_dict(const struct field *fields, const void *from)
 
 /* ---- module ---- */
 
+PyTypeObject *archive_type, *sample_type, *sampler_type, *sampler_iterator_type, *loader_type,
+    *loader_iterator_type, *batch_type, *buffer_type, *writer_type;
+
+void object_free(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+PyObject *object_refuse_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    (void)type;
+    (void)args;
+    (void)keywords;
+    PyErr_SetString(PyExc_TypeError, "objects of this type are made by onepot alone");
+    return NULL;
+}
+
+/* All interpreters of a process share the types. */
+static int module_make_type(PyType_Spec *spec, PyTypeObject **type)
+{
+    if (!*type)
+        *type = (PyTypeObject *)PyType_FromSpec(spec);
+    return *type ? 0 : -1;
+}
+
 static int module_exec(PyObject *module)
 {
     static const struct {
-        PyTypeObject *type;
-        const char *name;
-    } types[] = {{&archive_type, "Archive"}, {&sample_type, "Sample"},
-                 {&sampler_type, "Sampler"}, {&loader_type, "Loader"},
-                 {&batch_type, "Batch"},     {&buffer_type, "Buffer"},
-                 {&writer_type, "Writer"}};
-    if (PyType_Ready(&sampler_iterator_type) < 0 || PyType_Ready(&loader_iterator_type) < 0)
-        return -1;
+        PyType_Spec *spec;
+        PyTypeObject **type;
+        const char *name; /* in the module, or NULL */
+    } types[] = {{&archive_spec, &archive_type, "Archive"},
+                 {&sample_spec, &sample_type, "Sample"},
+                 {&sampler_spec, &sampler_type, "Sampler"},
+                 {&loader_spec, &loader_type, "Loader"},
+                 {&batch_spec, &batch_type, "Batch"},
+                 {&buffer_spec, &buffer_type, "Buffer"},
+                 {&writer_spec, &writer_type, "Writer"},
+                 {&sampler_iterator_spec, &sampler_iterator_type, NULL},
+                 {&loader_iterator_spec, &loader_iterator_type, NULL}};
     for (unsigned i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-        if (PyType_Ready(types[i].type) < 0)
+        if (module_make_type(types[i].spec, types[i].type) < 0)
             return -1;
-        Py_INCREF(types[i].type);
-        if (PyModule_AddObject(module, types[i].name, (PyObject *)types[i].type) < 0) {
-            Py_DECREF(types[i].type);
+        if (types[i].name &&
+            PyObject_SetAttrString(module, types[i].name, (PyObject *)*types[i].type) < 0)
             return -1;
-        }
     }
     if (PyModule_AddIntConstant(module, "NEVER", (long)ONEPOT_NEVER) < 0)
         return -1;

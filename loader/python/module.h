@@ -14,31 +14,24 @@
 #define ONEPOT_PYTHON_MODULE_H
 
 #define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "stable.h"
 
 #include <stdatomic.h>
 
 #include "onepot.h"
 #include "onepot_device.h"
 
-#if PY_VERSION_HEX < 0x030a0000
-static inline PyObject *onepot_new_ref(PyObject *object)
-{
-    Py_INCREF(object);
-    return object;
-}
-#define Py_NewRef(object) onepot_new_ref((PyObject *)(object))
-#endif
+/* The types, and what the module makes them of when it is first imported. */
+extern PyTypeObject *archive_type, *sample_type, *sampler_type, *sampler_iterator_type,
+    *loader_type, *loader_iterator_type, *batch_type, *buffer_type, *writer_type;
+extern PyType_Spec archive_spec, sample_spec, sampler_spec, sampler_iterator_spec, loader_spec,
+    loader_iterator_spec, batch_spec, buffer_spec, writer_spec;
 
-#ifndef Py_BEGIN_CRITICAL_SECTION
-#define Py_BEGIN_CRITICAL_SECTION(object) {
-#define Py_END_CRITICAL_SECTION() }
-#define Py_BEGIN_CRITICAL_SECTION2(one, two) {
-#define Py_END_CRITICAL_SECTION2() }
-#endif
+/* The last step of a dealloc: give up the memory, and the type. */
+void object_free(PyObject *self);
 
-extern PyTypeObject archive_type, sample_type, sampler_type, sampler_iterator_type, loader_type,
-    loader_iterator_type, batch_type, buffer_type, writer_type;
+/* tp_new of types whose objects only this module makes: a TypeError. */
+PyObject *object_refuse_new(PyTypeObject *type, PyObject *args, PyObject *keywords);
 
 /* ---- errors ---- */
 

@@ -28,7 +28,7 @@ PyObject *sample_name_of(const struct onepot_archive *archive, uint64_t index)
 
 PyObject *sample_new(PyObject *archive, uint64_t index)
 {
-    struct py_sample *sample = PyObject_New(struct py_sample, &sample_type);
+    struct py_sample *sample = PyObject_New(struct py_sample, sample_type);
     if (!sample)
         return NULL;
     sample->archive = Py_NewRef(archive);
@@ -44,7 +44,7 @@ static struct onepot_archive *sample_archive(PyObject *self)
 static void sample_dealloc(PyObject *self)
 {
     Py_DECREF(((struct py_sample *)self)->archive);
-    PyObject_Free(self);
+    object_free(self);
 }
 
 static PyObject *sample_name(PyObject *self, void *unused)
@@ -112,8 +112,8 @@ static struct py_buffer *sample_read_buffer(PyObject *self, uint64_t offset, Py_
 {
     PyObject *memory = PyByteArray_FromStringAndSize(NULL, size);
     struct py_buffer *b = NULL;
-    if (memory && sample_read_range(self, offset, PyByteArray_AS_STRING(memory), size) == 0)
-        b = buffer_new(memory, PyByteArray_AS_STRING(memory), size, 0, ITEM_UINT8);
+    if (memory && sample_read_range(self, offset, PyByteArray_AsString(memory), size) == 0)
+        b = buffer_new(memory, PyByteArray_AsString(memory), size, 0, ITEM_UINT8);
     Py_XDECREF(memory);
     return b;
 }
@@ -197,7 +197,7 @@ static PyObject *sample_bytes(PyObject *self, PyObject *unused)
     Py_ssize_t size = sample_length(self);
     (void)unused;
     PyObject *bytes = sample_is_refused(self) ? NULL : PyBytes_FromStringAndSize(NULL, size);
-    if (bytes && sample_read_range(self, 0, PyBytes_AS_STRING(bytes), size) < 0)
+    if (bytes && sample_read_range(self, 0, PyBytes_AsString(bytes), size) < 0)
         Py_CLEAR(bytes);
     return bytes;
 }
@@ -246,16 +246,21 @@ static PyGetSetDef sample_fields[] = {
      "The parts of a group: dict from a part's name to its Buffer.", NULL},
     {0}};
 
-static PySequenceMethods sample_sequence = {.sq_length = sample_length};
+static PyType_Slot sample_slots[] = {
+    {Py_tp_dealloc, (void *)sample_dealloc},
+    {Py_tp_repr, (void *)sample_repr},
+    {Py_sq_length, (void *)sample_length},
+    {Py_tp_methods, sample_methods},
+    {Py_tp_getset, sample_fields},
+    {Py_tp_doc,
+     (void *)"One sample of an archive; len() is its size in bytes. Any thread may use it."},
+    {Py_tp_new, (void *)object_refuse_new},
+    {0, NULL},
+};
 
-PyTypeObject sample_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.Sample",
-    .tp_basicsize = sizeof(struct py_sample),
-    .tp_dealloc = sample_dealloc,
-    .tp_repr = sample_repr,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_as_sequence = &sample_sequence,
-    .tp_methods = sample_methods,
-    .tp_getset = sample_fields,
-    .tp_doc = "One sample of an archive; len() is its size in bytes. Any thread may use it.",
+PyType_Spec sample_spec = {
+    .name = "onepot.Sample",
+    .basicsize = sizeof(struct py_sample),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = sample_slots,
 };

@@ -70,7 +70,7 @@ static void sampler_dealloc(PyObject *self)
         Py_DECREF(s->keeps);
     else
         onepot_sampler_free(s->sampler);
-    Py_TYPE(self)->tp_free(self);
+    object_free(self);
 }
 
 /* NULL with an exception: a subclass may call a method before our __init__. */
@@ -92,7 +92,7 @@ static PyObject *sampler_iter(PyObject *self)
     struct py_sampler *s = (struct py_sampler *)self;
     if (!sampler_of(self))
         return NULL;
-    struct py_sampler *i = PyObject_New(struct py_sampler, &sampler_iterator_type);
+    struct py_sampler *i = PyObject_New(struct py_sampler, sampler_iterator_type);
     if (!i)
         return NULL;
     i->sampler = s->sampler;
@@ -118,13 +118,19 @@ static PyObject *sampler_iterator_next(PyObject *self)
     return got ? PyLong_FromUnsignedLongLong(index) : NULL;
 }
 
-PyTypeObject sampler_iterator_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot.SamplerIterator",
-    .tp_basicsize = sizeof(struct py_sampler),
-    .tp_dealloc = sampler_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = sampler_iterator_next,
+static PyType_Slot sampler_iterator_slots[] = {
+    {Py_tp_dealloc, (void *)sampler_dealloc},
+    {Py_tp_iter, (void *)PyObject_SelfIter},
+    {Py_tp_iternext, (void *)sampler_iterator_next},
+    {Py_tp_new, (void *)object_refuse_new},
+    {0, NULL},
+};
+
+PyType_Spec sampler_iterator_spec = {
+    .name = "onepot.SamplerIterator",
+    .basicsize = sizeof(struct py_sampler),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = sampler_iterator_slots,
 };
 
 /* `skip`: how many elements the next iterator passes over. NULL: as before. */
@@ -218,18 +224,21 @@ static PyMethodDef sampler_methods[] = {
      "Go to the position of a state: 'epoch', and 'yielded', the elements to pass over."},
     {0}};
 
-static PySequenceMethods sampler_sequence = {.sq_length = sampler_length};
+static PyType_Slot sampler_slots[] = {
+    {Py_tp_new, (void *)PyType_GenericNew},
+    {Py_tp_init, (void *)sampler_init},
+    {Py_tp_dealloc, (void *)sampler_dealloc},
+    {Py_tp_iter, (void *)sampler_iter},
+    {Py_sq_length, (void *)sampler_length},
+    {Py_tp_methods, sampler_methods},
+    {Py_tp_getset, sampler_fields},
+    {Py_tp_doc, (void *)"The part of onepot.DistributedSampler in C; see there."},
+    {0, NULL},
+};
 
-PyTypeObject sampler_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.Sampler",
-    .tp_basicsize = sizeof(struct py_sampler),
-    .tp_new = PyType_GenericNew,
-    .tp_init = sampler_init,
-    .tp_dealloc = sampler_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_iter = sampler_iter,
-    .tp_as_sequence = &sampler_sequence,
-    .tp_methods = sampler_methods,
-    .tp_getset = sampler_fields,
-    .tp_doc = "The part of onepot.DistributedSampler in C; see there.",
+PyType_Spec sampler_spec = {
+    .name = "onepot._core.Sampler",
+    .basicsize = sizeof(struct py_sampler),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = sampler_slots,
 };

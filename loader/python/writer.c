@@ -58,7 +58,7 @@ static void writer_dealloc(PyObject *self)
 {
     struct py_writer *w = (struct py_writer *)self;
     onepot_writer_discard(w->writer);
-    Py_TYPE(self)->tp_free(self);
+    object_free(self);
 }
 
 /* Claim the writer for one call of this thread; writer_leave() gives it back. */
@@ -117,7 +117,7 @@ static PyObject *writer_add(PyObject *self, PyObject *args, PyObject *keywords)
     else
         set_time(&file, mtime);
     if (!PyErr_Occurred() && (writer = writer_enter(w))) {
-        Py_BEGIN_ALLOW_THREADS r = onepot_writer_add(writer, PyBytes_AS_STRING(name), data.buf,
+        Py_BEGIN_ALLOW_THREADS r = onepot_writer_add(writer, PyBytes_AsString(name), data.buf,
                                                      (size_t)data.len, &file, &error);
         Py_END_ALLOW_THREADS writer_leave(w, 0);
         if (r < 0)
@@ -176,13 +176,18 @@ static PyMethodDef writer_methods[] = {
     {"discard", writer_discard, METH_NOARGS, "Give up the archive; nothing is left of it."},
     {0}};
 
-PyTypeObject writer_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "onepot._core.Writer",
-    .tp_basicsize = sizeof(struct py_writer),
-    .tp_new = PyType_GenericNew,
-    .tp_init = writer_init,
-    .tp_dealloc = writer_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_methods = writer_methods,
-    .tp_doc = "The part of onepot.Writer in C; see there.",
+static PyType_Slot writer_slots[] = {
+    {Py_tp_new, (void *)PyType_GenericNew},
+    {Py_tp_init, (void *)writer_init},
+    {Py_tp_dealloc, (void *)writer_dealloc},
+    {Py_tp_methods, writer_methods},
+    {Py_tp_doc, (void *)"The part of onepot.Writer in C; see there."},
+    {0, NULL},
+};
+
+PyType_Spec writer_spec = {
+    .name = "onepot._core.Writer",
+    .basicsize = sizeof(struct py_writer),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = writer_slots,
 };
