@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "builder_private.h"
+#include "builder_copy_private.h"
 #include "bytes.h"
 
 const struct disk_attr builder_directory = {.mode = S_IFDIR | 0755, .flags = DATA_KIND_NONE};
@@ -147,6 +147,7 @@ void builder_free(struct builder *b)
     vector_free(&b->left_out);
     vector_free(&b->sums);
     vector_free(&b->has_sum);
+    copying_free(b->copying);
     free(b);
 }
 

@@ -90,6 +90,8 @@ struct builder {
 
     VECTOR(uint32_t) dirs; /* as on disk */
 
+    struct builder_copying *copying; /* in place of names and inodes; or NULL */
+
     VECTOR(char) left_out; /* as on disk; empty if nothing was left out */
     uint64_t left_out_count;
 

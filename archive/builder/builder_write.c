@@ -1,144 +1,25 @@
 /*
  * The builder, output: turns names and inodes into the image that index_format.h describes.
  *
- * Once the entries are in order, the sections are written one after the other through one
- * buffer, which takes a page's sum as the page fills. The header goes last, since it holds the
- * totals counted on the way. Tables needed only for adding are freed at the start, so that
- * writing takes no more memory than adding did.
+ * Once the entries are in order, the sections are written one after the other. Tables needed
+ * only for adding are freed at the start, so that writing takes no more memory than adding did.
  */
 #include "builder.h"
 
 #include <endian.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <xxhash.h>
-
-#include "builder_private.h"
+#include "builder_copy_private.h"
+#include "builder_image.h"
 #include "cleanup.h"
 #include "digest.h"
-#include "numbers.h"
-#include "write_at.h"
 
 /* How far ahead of its use a record is prefetched. */
 #define AHEAD 12
 
-#define OUT_BYTES (16u * DISK_PAGE_BYTES)
-
 /* Marks an inode that has its entry already: `data` is then its position. */
 #define NLINK_PLACED UINT32_MAX
-
-struct image {
-    struct builder *b;
-    const struct builder_header *about;
-    uint32_t *order; /* the name at each position */
-    VECTOR(struct disk_extra) extras;
-    uint64_t no_ranges; /* offset in EXTENTS of an empty list, for files that are one hole */
-    struct disk_header header;
-
-    int fd;
-    uint64_t offset; /* of the image in its file */
-    uint64_t stride; /* of the image's pieces */
-    uint8_t *buf;
-    size_t used;
-    uint64_t flushed; /* bytes of the area already written out */
-    VECTOR(uint64_t) page_sums;
-    VECTOR(struct disk_section) sections;
-};
-
-/* ---- output ---- */
-
-static int image_write(const struct image *image, const uint8_t *bytes, size_t len, uint64_t at)
-{
-    int r = 0;
-    for (size_t done = 0, n; r == 0 && done < len; done += n) {
-        uint64_t room, place = disk_place(image->offset, image->stride, at + done, &room);
-        n = (size_t)min_u64(len - done, room);
-        r = write_at(image->fd, bytes + done, n, place);
-    }
-    return r;
-}
-
-static int image_flush(struct image *image)
-{
-    for (size_t at = 0; at < image->used; at += DISK_PAGE_BYTES) {
-        size_t len = (size_t)min_u64(image->used - at, DISK_PAGE_BYTES);
-        if (vector_push(&image->page_sums, htole64(XXH3_64bits(image->buf + at, len))) < 0)
-            return -ENOMEM;
-    }
-    uint64_t area = le64toh(image->header.area_offset);
-    int r = image_write(image, image->buf, image->used, area + image->flushed);
-    image->flushed += image->used;
-    image->used = 0;
-    return r;
-}
-
-static int image_put(struct image *image, const void *bytes, size_t len)
-{
-    const uint8_t *p = bytes;
-    while (len > 0) {
-        size_t n = (size_t)min_u64(OUT_BYTES - image->used, len);
-        memcpy(image->buf + image->used, p, n);
-        image->used += n;
-        p += n;
-        len -= n;
-        if (image->used == OUT_BYTES) {
-            int r = image_flush(image);
-            if (r < 0)
-                return r;
-        }
-    }
-    return 0;
-}
-
-static int image_begin_section(struct image *image, enum disk_section_id id)
-{
-    static const uint8_t zeros[8];
-    int r = image_put(image, zeros, (8 - image->used % 8) % 8);
-    struct disk_section section = {
-        .id = htole32(id),
-        .record_bytes = htole32(disk_record_bytes(id)),
-        .offset = htole64(le64toh(image->header.area_offset) + image->flushed + image->used),
-    };
-    return r < 0 ? r : vector_push(&image->sections, section);
-}
-
-static void image_end_section(struct image *image)
-{
-    struct disk_section *s = &image->sections.at[image->sections.count - 1];
-    uint64_t end = le64toh(image->header.area_offset) + image->flushed + image->used;
-    s->length = htole64(end - le64toh(s->offset));
-}
-
-/* A section that lies in memory as it will on disk; omitted if empty. */
-static int image_put_section(struct image *image, enum disk_section_id id, const void *bytes,
-                             uint64_t records)
-{
-    if (records == 0)
-        return 0;
-    int r = image_begin_section(image, id);
-    if (r < 0)
-        return r;
-    r = image_put(image, bytes, records * disk_record_bytes(id));
-    image_end_section(image);
-    return r;
-}
-
-/* A section of sums, which are in host order; omitted if empty. */
-static int image_put_sums(struct image *image, enum disk_section_id id, const uint64_t *sums,
-                          uint64_t count)
-{
-    if (count == 0)
-        return 0;
-    int r = image_begin_section(image, id);
-    for (uint64_t i = 0; r == 0 && i < count; i++) {
-        uint64_t sum = htole64(sums[i]);
-        r = image_put(image, &sum, sizeof(sum));
-    }
-    image_end_section(image);
-    return r;
-}
 
 /* Names are not visited in memory order: fetches those that come after the one at `position`.
  */
@@ -213,14 +94,6 @@ static int image_add_extras(struct image *image, uint32_t position, uint32_t num
         r = image_add_extra(image, position, EXTRA_DATA_BYTES,
                             image_find_side(image, number, EXTRA_DATA_BYTES));
     return r;
-}
-
-static void image_add_saturated(uint64_t *sum, uint64_t value)
-{
-    uint64_t total;
-    if (__builtin_add_overflow(le64toh(*sum), value, &total))
-        total = UINT64_MAX;
-    *sum = htole64(total);
 }
 
 /*
@@ -438,6 +311,8 @@ static int image_make_digest(struct image *image)
 {
     const struct builder *b = image->b;
     struct digest digest;
+    if (b->copying)
+        return copying_begin_digest(image);
     if (!image_has_sums(b) || image->about->sum_kind != SUM_XXH3)
         return 0;
     int r = digest_begin(&digest, true);
@@ -456,9 +331,9 @@ static int image_make_digest(struct image *image)
 static int image_put_area(struct image *image)
 {
     struct builder *b = image->b;
-    int r = image_put_entries(image);
+    int r = b->copying ? copying_put_entries(image) : image_put_entries(image);
     if (r == 0)
-        r = image_put_names(image);
+        r = b->copying ? copying_put_names(image) : image_put_names(image);
     if (r == 0)
         r = image_put_attrs(image);
     const struct {
@@ -478,7 +353,7 @@ static int image_put_area(struct image *image)
     for (size_t i = 0; r == 0 && i < sizeof(sections) / sizeof(sections[0]); i++)
         r = image_put_section(image, sections[i].id, sections[i].bytes, sections[i].records);
     if (r == 0)
-        r = image_put_content_sums(image);
+        r = b->copying ? copying_put_sums(image) : image_put_content_sums(image);
     if (r == 0)
         r = image_put_sums(image, SECTION_REST, b->rest_sums, b->rest_sum_count);
     if (r == 0)
@@ -490,85 +365,6 @@ static int image_put_area(struct image *image)
         r = image_put_section(image, SECTION_RECIPE, image->about->recipe,
                               image->about->recipe_len);
     return r < 0 ? r : image_flush(image);
-}
-
-/* ---- header ---- */
-
-#define SECTIONS_MAX (SECTION_IDS - 1)
-
-/*
- * Room for the table, reserved before its content is known; sections that few archives have
- * take none in the others.
- */
-static size_t image_table_room(const struct image *image)
-{
-    size_t records = SECTIONS_MAX - (image->about->expanded_count == 0) -
-                     (image->b->left_out_count == 0) - (image->about->recipe_len == 0) -
-                     (image->b->points.count == 0) - (image->b->windows.count == 0);
-    return records * sizeof(struct disk_section);
-}
-
-static void image_begin_header(struct image *image)
-{
-    const struct builder *b = image->b;
-    const struct builder_header *about = image->about;
-    struct disk_header *h = &image->header;
-    *h = (struct disk_header){
-        .version = htole32(DISK_VERSION),
-        .sections_offset = htole32(sizeof(*h)),
-        .area_offset = htole64(sizeof(*h) + image_table_room(image)),
-        .page_bytes = htole32(DISK_PAGE_BYTES),
-        .format = htole32(about->format),
-        .incompatible = htole64((b->codecs ? DISK_NEEDS_CODECS : 0) |
-                                (about->sum_kind ? DISK_NEEDS_SUM_KIND : 0) |
-                                (b->points.count ? DISK_NEEDS_POINTS : 0)),
-        .codec = htole32(about->codec),
-        .codecs = htole16((uint16_t)b->codecs),
-        .sum_kind = htole16((uint16_t)about->sum_kind),
-        .block_bytes = htole32(about->block_bytes),
-        .entries = htole32((uint32_t)b->names.count),
-        .fragments = htole32(b->fragments),
-        .archive_mtime_nsec = htole32(about->archive_mtime_nsec),
-        .archive_bytes = htole64(about->archive_bytes),
-        .archive_mtime_sec = (int64_t)htole64((uint64_t)about->archive_mtime_sec),
-        .archive_fingerprint = htole64(about->archive_fingerprint),
-        .end_marker_offset = htole64(about->end_marker_offset),
-    };
-    memcpy(h->magic, DISK_MAGIC, sizeof(h->magic));
-    memcpy(h->identifier, about->identifier, sizeof(h->identifier));
-    static const char made_by[] = "onepot " ONEPOT_VERSION;
-    static_assert(sizeof(made_by) <= sizeof(h->made_by), "the name of the program");
-    memcpy(h->made_by, made_by, sizeof(made_by));
-}
-
-/* Write the page sums after the area, then header and section table before it. */
-static int image_put_header(struct image *image, uint64_t *ret_image_bytes)
-{
-    struct disk_header *h = &image->header;
-    uint64_t sums_offset = (le64toh(h->area_offset) + image->flushed + 7) & ~UINT64_C(7);
-    size_t sums_bytes = image->page_sums.count * 8;
-    h->area_bytes = htole64(image->flushed);
-    h->sums_offset = htole64(sums_offset);
-    h->sums_sum = htole64(XXH3_64bits(image->page_sums.at, sums_bytes));
-    h->image_bytes = htole64(sums_offset + sums_bytes);
-    h->directories = htole64(image->b->dirs.count);
-    h->sections = htole32((uint32_t)image->sections.count);
-
-    uint8_t bytes[sizeof(*h) + SECTIONS_MAX * sizeof(struct disk_section)] = {0};
-    size_t table_bytes = image->sections.count * sizeof(struct disk_section);
-    h->header_bytes = htole32((uint32_t)(sizeof(*h) + table_bytes));
-    h->header_sum = 0;
-    memcpy(bytes, h, sizeof(*h));
-    memcpy(bytes + sizeof(*h), image->sections.at, table_bytes);
-    h->header_sum = htole64(XXH3_64bits(bytes, sizeof(*h) + table_bytes));
-    memcpy(bytes, h, sizeof(*h));
-
-    int r = image_write(image, (uint8_t *)image->page_sums.at, sums_bytes, sums_offset);
-    if (r == 0)
-        r = image_write(image, bytes, sizeof(*h) + image_table_room(image), 0);
-    if (r == 0)
-        *ret_image_bytes = sums_offset + sums_bytes;
-    return r;
 }
 
 static int builder_compare_attrs(const void *a, const void *b, void *attrs)
@@ -627,23 +423,36 @@ static int builder_end_adding(struct builder *b)
     return r;
 }
 
+/* Put the names in order. */
+static int builder_arrange(struct image *image)
+{
+    struct builder *b = image->b;
+    if (b->copying) {
+        image->entries = copying_entries(b->copying);
+        return 0;
+    }
+    image->entries = (uint32_t)b->names.count;
+    image->order = calloc(b->names.count, sizeof(*image->order));
+    int r = image->order ? builder_number(b, image->order) : -ENOMEM;
+    return r == 0 && b->has_pieces ? builder_sort_attrs(b) : r;
+}
+
 static int builder_write_image(struct image *image, uint64_t *ret_image_bytes)
 {
     image->buf = malloc(OUT_BYTES);
-    image->order = calloc(image->b->names.count, sizeof(*image->order));
-    if (!image->buf || !image->order || vector_reserve(&image->sections, SECTIONS_MAX) < 0)
+    if (!image->buf || vector_reserve(&image->sections, SECTIONS_MAX) < 0)
         return -ENOMEM;
     int r = builder_end_adding(image->b);
     if (r == 0)
-        r = builder_number(image->b, image->order);
-    if (r == 0 && image->b->has_pieces)
-        r = builder_sort_attrs(image->b);
+        r = builder_arrange(image);
     if (r < 0)
         return r;
     image_begin_header(image);
     r = image_make_digest(image);
     if (r == 0)
         r = image_put_area(image);
+    int digest = image->b->copying ? copying_end_digest(image) : 0;
+    r = r < 0 ? r : digest;
     return r < 0 ? r : image_put_header(image, ret_image_bytes);
 }
 

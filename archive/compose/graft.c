@@ -569,24 +569,18 @@ static int graft_find_root(struct grafting *s, uint32_t *ret_directory)
     return at.number == BUILDER_ROOT && !s->grafter->has_root ? grafting_put_root(s) : 0;
 }
 
-/*
- * Members that the archive's own index lacks are missing here, too; copy the remarks on them.
- */
-static int graft_copy_left_out(struct grafting *s)
+int graft_copy_left_out(struct builder *b, const struct index *index)
 {
-    struct builder *b = s->grafter->builder;
-    uint64_t cursor = 0, count = index_left_out(s->graft.index), known = 0;
+    uint64_t cursor = 0, count = index_left_out(index), known = 0;
     struct fault why;
     int r = 0;
-    while (known < count && (r = index_left_out_next(s->graft.index, &cursor, &why)) == 0) {
+    while (known < count && (r = index_left_out_next(index, &cursor, &why)) == 0) {
         r = builder_leave_out(b, &why);
         if (r < 0)
             return r;
         known++;
     }
-    if (r < 0 && r != -ENOENT)
-        return grafting_damaged(s, INDEX_ROOT, r);
-    return builder_leave_out_more(b, count - known);
+    return r < 0 && r != -ENOENT ? r : builder_leave_out_more(b, count - known);
 }
 
 /* The path of the directory where a walk begins, with its slash. */
@@ -624,9 +618,10 @@ static int graft_tree(struct grafting *s)
     int r = graft_find_root(s, &directory);
     if (r == 0)
         r = grafting_put_tree(s, INDEX_ROOT, directory);
-    if (r == 0 && !s->graft.is_again)
-        r = graft_copy_left_out(s);
-    return r < 0 ? r : 0;
+    if (r != 0 || s->graft.is_again)
+        return r < 0 ? r : 0;
+    int left_out = graft_copy_left_out(s->grafter->builder, s->graft.index);
+    return left_out == -EUCLEAN ? grafting_damaged(s, INDEX_ROOT, left_out) : left_out;
 }
 
 int graft_add(struct grafter *g, const struct graft *graft, struct fault *fault)

@@ -86,6 +86,12 @@ uint32_t grafter_entries(const struct grafter *grafter);
 void grafter_finish(struct grafter *grafter, struct builder_header *header);
 
 /*
+ * Members that the archive's own index lacks are missing in the new one, too: copy the remarks
+ * on them. -EUCLEAN, -ENOMEM. graft_add does that itself.
+ */
+int graft_copy_left_out(struct builder *builder, const struct index *index);
+
+/*
  * ---- one entry at a time ----
  *
  *     grafting_begin(grafter, &graft, &fault, &grafting);

@@ -21,9 +21,28 @@
 
 #include "bytes.h"
 #include "index_private.h"
+#include "index_records.h"
 #include "numbers.h"
 
 #define DIRECTORY_SIZE 4096u
+
+/* ---- records ---- */
+
+uint64_t index_section_bytes(const struct index *index, enum disk_section_id id)
+{
+    return index->sections[id].length;
+}
+
+const void *index_records(const struct index *index, enum disk_section_id id, uint64_t offset,
+                          uint64_t len)
+{
+    return index_bytes(index, id, offset, len);
+}
+
+uint32_t index_fragments(const struct index *index)
+{
+    return index->fragments;
+}
 
 /* ---- entries ---- */
 

@@ -62,8 +62,8 @@ int composed_find(const struct composed *what, char **ret_path, struct index **r
 
 /* ---- making ---- */
 
-static int composed_write_image(const struct composed *what, composer *compose, void *arg,
-                                int fd, struct fault *fault)
+int composed_write_image(const struct composed *what, composer *compose, void *arg, int fd,
+                         struct fault *fault)
 {
     struct builder *builder;
     struct builder_header header = {.recipe = what->recipe->bytes.at,
@@ -100,11 +100,8 @@ static int composed_save(const struct composed *what, int fd, uint64_t bytes,
     return 0;
 }
 
-/* Writes the image of an index to `fd`. */
-typedef int composed_writer(void *arg, int fd, struct fault *fault);
-
-static int composed_make_by(const struct composed *what, composed_writer *write, void *arg,
-                            struct fault *fault, char **ret_path, struct index **ret_index)
+int composed_make_by(const struct composed *what, composed_writer *write, void *arg,
+                     struct fault *fault, char **ret_path, struct index **ret_index)
 {
     uint64_t start_ms = what->start_ms ? what->start_ms : now_ms(), bytes = 0;
     struct index *index = NULL;

@@ -20,11 +20,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "archive_list.h"
 #include "cleanup.h"
 #include "clock.h"
 #include "graft.h"
+#include "merge.h"
 #include "path.h"
 #include "pot_private.h"
 #include "shard_exchange.h"
@@ -381,6 +383,7 @@ static int many_join(struct many *many, struct pot *pot)
 struct composing {
     const struct many *many;
     const struct pot *pot;
+    struct composed what;
 };
 
 static int many_graft(const struct composing *c, size_t i, struct grafter *grafter,
@@ -403,41 +406,80 @@ static int many_graft(const struct composing *c, size_t i, struct grafter *graft
     return r;
 }
 
-/* Let the last one win: its names are there first. */
+static void many_describe_archive(const struct composing *c, struct builder_header *header)
+{
+    header->format = c->many->parts[0].backend->format;
+    header->archive_bytes = source_size(c->pot->source);
+    header->archive_mtime_sec = c->pot->identity.mtime_sec;
+    header->archive_mtime_nsec = c->pot->identity.mtime_nsec;
+}
+
+/* The number of the part that is the i-th to be added: where the last one wins, it is the
+ * first. */
+static size_t many_turn(const struct many *many, size_t i)
+{
+    return many->options->together.on_conflict == POT_CONFLICT_LAST ? many->count - 1 - i : i;
+}
+
 static int many_compose(void *arg, struct builder *builder, struct builder_header *header,
                         struct fault *fault)
 {
     const struct composing *c = arg;
-    const struct source_identity *id = &c->pot->identity;
-    bool backwards = c->many->options->together.on_conflict == POT_CONFLICT_LAST;
     struct grafter *grafter;
-    header->format = c->many->parts[0].backend->format;
-    header->archive_bytes = source_size(c->pot->source);
-    header->archive_mtime_sec = id->mtime_sec;
-    header->archive_mtime_nsec = id->mtime_nsec;
+    many_describe_archive(c, header);
     builder_set_archive_size(builder, header->archive_bytes);
     int r = grafter_new(builder, &grafter);
     if (r < 0)
         return r;
     for (size_t i = 0; r == 0 && i < c->many->count; i++)
-        r = many_graft(c, backwards ? c->many->count - 1 - i : i, grafter, fault);
+        r = many_graft(c, many_turn(c->many, i), grafter, fault);
     grafter_finish(grafter, header);
     grafter_free(grafter);
     return r;
 }
 
+static int many_merge(const struct composing *c, int fd, struct fault *fault)
+{
+    const struct many *many = c->many;
+    struct builder_header header = {.recipe = c->what.recipe->bytes.at,
+                                    .recipe_len = c->what.recipe->bytes.count};
+    auto_free struct merge_part *parts = calloc(many->count, sizeof(*parts));
+    if (!parts)
+        return -ENOMEM;
+    for (size_t i = 0; i < many->count; i++) {
+        size_t number = many_turn(many, i);
+        const struct part *part = &many->parts[number];
+        parts[i] =
+            (struct merge_part){part->pot->index, source_concat_base(c->pot->source, number),
+                                many->options->together.each ? part->directory : NULL};
+    }
+    many_describe_archive(c, &header);
+    return merge_write(parts, many->count, &header, fd, fault);
+}
+
+/* Merge them, or do what takes longer, and decides about names that several have. */
+static int many_write(void *arg, int fd, struct fault *fault)
+{
+    struct composing *c = arg;
+    int r = many_merge(c, fd, fault);
+    if (r != -ENOTSUP)
+        return r;
+    return ftruncate(fd, 0) < 0 ? -errno
+                                : composed_write_image(&c->what, many_compose, c, fd, fault);
+}
+
 static int many_make(struct many *many, struct pot *pot, enum many_found found,
                      struct fault *fault)
 {
-    struct composing composing = {many, pot};
     struct composed what =
         many_composed(many, &many->union_recipe, source_member(pot->source, 0));
     what.is_private = many_is_private(pot, many->count);
     what.start_ms = many->start_ms;
+    struct composing composing = {many, pot, what};
     int r = 0;
     if (found == FOUND_NOTHING)
-        r = composed_make(&what, many_compose, &composing, fault, &pot->index_path,
-                          &pot->index);
+        r = composed_make_by(&what, many_write, &composing, fault, &pot->index_path,
+                             &pot->index);
     what.recipe = &many->view_recipe;
     what.start_ms = 0;
     if (r == 0 && many->view)

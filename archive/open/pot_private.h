@@ -169,6 +169,13 @@ int composed_find(const struct composed *what, char **ret_path, struct index **r
 typedef int composer(void *arg, struct builder *builder, struct builder_header *header,
                      struct fault *fault);
 
+/* Writes the image of an index to `fd`, an empty file. */
+typedef int composed_writer(void *arg, int fd, struct fault *fault);
+
+/* The way of `composer`s. */
+int composed_write_image(const struct composed *what, composer *compose, void *arg, int fd,
+                         struct fault *fault);
+
 /*
  * Make the index, and save it if that took long. *ret_path is its file; NULL: it is not saved.
  */
@@ -185,6 +192,10 @@ void composed_take(struct pot *pot, struct index *index, char *path,
 
 /* Add to a recipe that archives in archives are shown, if they are. */
 void composed_describe_nested(const struct pot_compose *compose, struct recipe *recipe);
+
+/* The same by a writer. */
+int composed_make_by(const struct composed *what, composed_writer *write, void *arg,
+                     struct fault *fault, char **ret_path, struct index **ret_index);
 
 /* Use a saved index of what options->compose describes, if it needs no other index. */
 opener composed_open_saved;

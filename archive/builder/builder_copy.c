@@ -1,0 +1,920 @@
+/*
+ * The builder, copied entries.
+ *
+ * builder_copy takes over what entries refer to: sections of attributes, ranges, blocks, link
+ * targets and extended attributes are put behind each other, with the numbers in them shifted
+ * to their new places. The entries themselves, their names and sums go straight from the old
+ * image to the new one while that is written, run by run.
+ *
+ * The values of an entry are checked when it is written, which is when they are read anyway. So
+ * what can't be copied may turn up only then.
+ */
+#include "builder_copy.h"
+
+#include <endian.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "builder_copy_private.h"
+#include "builder_paths.h"
+#include "bytes.h"
+#include "digest.h"
+#include "index_records.h"
+#include "numbers.h"
+#include "thread.h"
+
+enum {
+    BATCH = 256, /* entries that are written at once */
+    DIGEST_STACK_BYTES = 128 << 10,
+    PARTIAL_BYTES = 256, /* of an entry that is copied, at most: else most is not needed */
+};
+
+#define COPY_EXTRAS (ATTR_NLINK | ATTR_XATTRS | ATTR_WIDE_MTIME | ATTR_DATA_BYTES)
+
+/* How the `data` of an entry becomes that of the new one. */
+enum copy_kind {
+    COPY_REFUSED, /* damaged */
+    COPY_PLAIN,   /* as it is */
+    COPY_DIRECTORY,
+    COPY_SYMLINK,
+    COPY_STORED,
+    COPY_EXTENTS,
+    COPY_BLOCKS,
+    COPY_FRAGMENT,
+    COPY_ALIAS,
+};
+
+/* What a part's record of attributes becomes. */
+struct copy_attr {
+    uint32_t number;
+    uint32_t mode, flags;
+    enum copy_kind kind;
+};
+
+struct copy_source {
+    const struct index *index;
+    uint64_t base;
+    const char *name;
+    uint64_t archive_bytes;
+    uint32_t entries;
+    size_t attrs; /* its first of `attrs` */
+    uint32_t attr_count;
+    /* Where its own begin in the new sections: bytes of these, */
+    uint64_t strings, extents, xattrs;
+    /* and numbers of these. */
+    uint32_t fragments, first_fragment, blocks, first_block;
+    uint32_t block_bytes;
+    bool has_blocks;     /* its blocks are as large as those of all */
+    uint64_t next_extra; /* the first of EXTRA that is not written */
+};
+
+struct builder_copying {
+    struct builder_copy copy;
+    struct copy_source *sources;
+    VECTOR(struct copy_attr) attrs;
+    uint32_t root_attr; /* of a root of no part */
+    uint32_t entries;
+    uint64_t name_bytes;
+    uint64_t last_extra; /* position and kind */
+    bool has_sums;
+    uint32_t flags; /* of all entries */
+    /* For aliases: new positions of the runs; the runs in the order of their parts. */
+    uint32_t *starts, *of_part, *ends;
+    pthread_t thread;
+    bool has_thread;
+    int digest_error;
+    uint8_t digest[INDEX_DIGEST_BYTES];
+};
+
+/* ---- what entries refer to ---- */
+
+static enum copy_kind copy_kind_of(uint32_t mode, uint32_t flags)
+{
+    static const enum copy_kind kinds[DATA_KIND_MASK + 1] = {[DATA_KIND_STORED] = COPY_STORED,
+                                                             [DATA_KIND_EXTENTS] = COPY_EXTENTS,
+                                                             [DATA_KIND_BLOCKS] = COPY_BLOCKS,
+                                                             [DATA_KIND_TAIL] = COPY_BLOCKS,
+                                                             [DATA_KIND_FRAGMENT] =
+                                                                 COPY_FRAGMENT};
+    uint32_t kind = flags & DATA_KIND_MASK;
+    if (kind == 0 || mode & ~(uint32_t)(S_IFMT | 07777))
+        return COPY_REFUSED;
+    if (kind == DATA_KIND_ALIAS)
+        return S_ISDIR(mode) ? COPY_REFUSED : COPY_ALIAS;
+    switch (mode & S_IFMT) {
+    case S_IFREG:
+        return kinds[kind];
+    case S_IFDIR:
+        return kind == DATA_KIND_NONE ? COPY_DIRECTORY : COPY_REFUSED;
+    case S_IFLNK:
+        return COPY_SYMLINK;
+    case S_IFCHR:
+    case S_IFBLK:
+    case S_IFIFO:
+    case S_IFSOCK:
+        return COPY_PLAIN;
+    default:
+        return COPY_REFUSED;
+    }
+}
+
+static int copy_attrs(struct builder *b, struct builder_copying *c, struct copy_source *s)
+{
+    uint64_t bytes = index_section_bytes(s->index, SECTION_ATTRS);
+    const struct disk_attr *from = index_records(s->index, SECTION_ATTRS, 0, bytes);
+    s->attrs = c->attrs.count;
+    s->attr_count = (uint32_t)(bytes / sizeof(*from));
+    if (!from)
+        return -ENOTSUP;
+    if (vector_reserve(&c->attrs, s->attr_count) < 0)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < s->attr_count; i++) {
+        const struct disk_attr attr = {le32toh(from[i].mode), le32toh(from[i].uid),
+                                       le32toh(from[i].gid), le32toh(from[i].flags)};
+        struct copy_attr *to = &c->attrs.at[c->attrs.count++];
+        *to = (struct copy_attr){0, attr.mode, attr.flags, copy_kind_of(attr.mode, attr.flags)};
+        int r = to->kind ? builder_intern_attr(b, &attr, &to->number) : 0;
+        if (r < 0)
+            return r == -EOVERFLOW ? -ENOTSUP : r;
+    }
+    return 0;
+}
+
+static bool copy_in_archive(const struct copy_source *s, uint64_t offset, uint64_t len)
+{
+    return len <= s->archive_bytes && offset <= s->archive_bytes - len;
+}
+
+static int copy_range(const struct copy_source *s, uint64_t *range)
+{
+    uint64_t source = le64toh(range[0]), length = le64toh(range[2]);
+    if (source & RANGE_PACKED) {
+        if ((uint32_t)source >= s->fragments)
+            return -ENOTSUP;
+        range[0] = htole64(source + s->first_fragment);
+        return 0;
+    }
+    if (length == 0 || !copy_in_archive(s, source, length))
+        return -ENOTSUP;
+    range[0] = htole64(source + s->base);
+    return 0;
+}
+
+/* The ranges of a list: ascending, without overlap, as many bytes as it says. */
+static int copy_ranges(const struct copy_source *s, uint64_t *list, uint64_t count)
+{
+    uint64_t end = 0, bytes = 0;
+    for (uint64_t *range = list + 2; count > 0; range += 3, count--) {
+        uint64_t logical = le64toh(range[1]), length = le64toh(range[2]);
+        if (logical < end || __builtin_add_overflow(logical, length, &end) ||
+            copy_range(s, range) < 0)
+            return -ENOTSUP;
+        bytes += length;
+    }
+    return bytes == le64toh(list[1]) ? 0 : -ENOTSUP;
+}
+
+static int copy_extents(struct builder *b, struct copy_source *s)
+{
+    uint64_t words = index_section_bytes(s->index, SECTION_EXTENTS) / 8;
+    const uint64_t *from = index_records(s->index, SECTION_EXTENTS, 0, words * 8);
+    size_t start = b->extents.count;
+    s->extents = start * 8;
+    if (words == 0)
+        return 0;
+    if (!from)
+        return -ENOTSUP;
+    if (vector_append(&b->extents, from, words) < 0)
+        return -ENOMEM;
+    for (uint64_t at = 0; at < words;) {
+        uint64_t *list = b->extents.at + start + at, left = words - at;
+        uint64_t count = left < 2 ? 0 : (uint32_t)le64toh(list[0]);
+        if (left < 2 || le64toh(list[0]) >> 32 != DISK_RANGES || count > (left - 2) / 3 ||
+            copy_ranges(s, list, count) < 0)
+            return -ENOTSUP;
+        at += 2 + 3 * count;
+    }
+    return 0;
+}
+
+/* The block's own codec, where the new index has no common one. */
+static int copy_codec(struct builder *b, const struct index_info *info, uint32_t codec,
+                      uint64_t *ret_codec)
+{
+    if (codec && (codec >= CODEC_COUNT || !(info->codecs & 1u << codec)))
+        return -ENOTSUP;
+    codec = codec ? codec : info->codec;
+    if (codec == CODEC_NONE || codec_has_point((enum codec)codec))
+        return -ENOTSUP;
+    b->codecs |= 1u << codec;
+    *ret_codec = codec;
+    return 0;
+}
+
+static int copy_block(struct builder *b, const struct copy_source *s, bool is_fragment,
+                      struct disk_block *block)
+{
+    uint64_t place = le64toh(block->source_offset), codec = place >> BLOCK_CODEC_SHIFT;
+    uint32_t packed = le32toh(block->packed), packed_bytes = packed & ~BLOCK_STORED;
+    uint32_t block_bytes = le32toh(block->block_bytes);
+    int r = 0;
+    if (block_bytes == DISK_TAIL && !is_fragment) {
+        block->source_offset = htole64(place + s->first_fragment);
+        return place < s->fragments ? 0 : -ENOTSUP;
+    }
+    place &= (UINT64_C(1) << BLOCK_CODEC_SHIFT) - 1;
+    if (block_bytes == 0 || block_bytes > s->block_bytes || (is_fragment && !packed_bytes) ||
+        !copy_in_archive(s, place, packed_bytes) || (place + s->base) >> BLOCK_CODEC_SHIFT)
+        return -ENOTSUP;
+    if (packed & BLOCK_STORED || packed_bytes == 0)
+        codec = 0;
+    else
+        r = copy_codec(b, index_info(s->index), (uint32_t)codec, &codec);
+    block->source_offset =
+        htole64(packed_bytes ? (place + s->base) | codec << BLOCK_CODEC_SHIFT : 0);
+    return r;
+}
+
+/* Its fragments, or all other blocks. */
+static int copy_blocks(struct builder *b, struct copy_source *s, bool fragments)
+{
+    uint32_t from = fragments ? 0 : s->fragments, count = fragments ? s->fragments : s->blocks;
+    const struct disk_block *records =
+        index_records(s->index, SECTION_BLOCKS, (uint64_t)from * sizeof(*records),
+                      (uint64_t)count * sizeof(*records));
+    size_t start = b->blocks.count;
+    if (fragments)
+        s->first_fragment = (uint32_t)start;
+    else
+        s->first_block = (uint32_t)start;
+    if (count == 0)
+        return 0;
+    if (!records || start + count > UINT32_MAX)
+        return -ENOTSUP;
+    if (vector_append(&b->blocks, records, count) < 0)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < count; i++)
+        if (copy_block(b, s, fragments, &b->blocks.at[start + i]) < 0)
+            return -ENOTSUP;
+    return 0;
+}
+
+/* A section of bytes without numbers. */
+static int copy_find_bytes(const struct copy_source *s, enum disk_section_id id,
+                           const char **ret_bytes, uint64_t *ret_len)
+{
+    *ret_len = index_section_bytes(s->index, id);
+    *ret_bytes = index_records(s->index, id, 0, *ret_len);
+    return *ret_bytes || *ret_len == 0 ? 0 : -ENOTSUP;
+}
+
+static int copy_sections(struct builder *b, struct copy_source *s)
+{
+    const char *bytes;
+    uint64_t len;
+    int r = copy_blocks(b, s, false);
+    if (r == 0)
+        r = copy_extents(b, s);
+    s->strings = b->strings.count;
+    s->xattrs = b->xattrs.count;
+    if (r == 0)
+        r = copy_find_bytes(s, SECTION_STRINGS, &bytes, &len);
+    if (r == 0)
+        r = vector_append(&b->strings, bytes, len);
+    if (r == 0)
+        r = copy_find_bytes(s, SECTION_XATTRS, &bytes, &len);
+    if (r == 0)
+        r = vector_append(&b->xattrs, bytes, len);
+    return r;
+}
+
+/* Would most of what is copied belong to entries that are not? */
+static bool copy_is_wasteful(const struct builder_copying *c, const struct index *index)
+{
+    static const enum disk_section_id whole[] = {SECTION_BLOCKS, SECTION_EXTENTS,
+                                                 SECTION_STRINGS, SECTION_XATTRS};
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < sizeof(whole) / sizeof(whole[0]); i++)
+        bytes += index_section_bytes(index, whole[i]);
+    return c->copy.is_partial && bytes / PARTIAL_BYTES > c->entries;
+}
+
+static int copy_begin_source(struct builder_copying *c, const struct builder_copy_part *part,
+                             struct copy_source *s)
+{
+    const struct index_info *info = index_info(part->index);
+    *s = (struct copy_source){
+        .index = part->index,
+        .base = part->base,
+        .name = part->name,
+        .archive_bytes = info->archive_bytes,
+        .entries = info->entries,
+        .fragments = index_fragments(part->index),
+        .block_bytes = info->block_bytes,
+    };
+    uint64_t blocks =
+        index_section_bytes(part->index, SECTION_BLOCKS) / sizeof(struct disk_block);
+    s->blocks = (uint32_t)blocks - s->fragments;
+    return index_points(part->index) > 0 || info->block_bytes >= DISK_TAIL ||
+                   part->base > INT64_MAX || info->archive_bytes > INT64_MAX - part->base ||
+                   copy_is_wasteful(c, part->index)
+               ? -ENOTSUP
+               : 0;
+}
+
+/* Fill in the header's part that depends on all. */
+static void copy_describe(struct builder_copying *c, struct builder_header *header)
+{
+    const struct index_info *first = index_info(c->copy.parts[0].index);
+    header->codec = CODEC_NONE;
+    header->block_bytes = 0;
+    header->sum_kind = first->sum_kind;
+    c->has_sums = true;
+    for (size_t i = 0; i < c->copy.part_count; i++) {
+        const struct index_info *info = index_info(c->copy.parts[i].index);
+        header->block_bytes = max_u32(header->block_bytes, info->block_bytes);
+        c->has_sums = c->has_sums && info->has_sums && info->sum_kind == first->sum_kind;
+    }
+    if (!c->has_sums)
+        header->sum_kind = SUM_XXH3;
+    for (size_t i = 0; i < c->copy.part_count; i++)
+        c->sources[i].has_blocks = c->sources[i].block_bytes == header->block_bytes;
+}
+
+static int copy_begin(struct builder *b, struct builder_copying *c)
+{
+    uint64_t entries = 0;
+    for (size_t i = 0; i < c->copy.run_count; i++)
+        entries += c->copy.runs[i].count;
+    if (entries == 0 || entries > ENTRIES_MAX || c->copy.part_count == 0 ||
+        c->copy.dir_count == 0)
+        return -ENOTSUP;
+    c->entries = (uint32_t)entries;
+    c->sources = calloc(c->copy.part_count, sizeof(*c->sources));
+    if (!c->sources)
+        return -ENOMEM;
+    int r = builder_intern_attr(b, &builder_directory, &c->root_attr);
+    for (size_t i = 0; r == 0 && i < c->copy.part_count; i++) {
+        r = copy_begin_source(c, &c->copy.parts[i], &c->sources[i]);
+        if (r == 0)
+            r = copy_attrs(b, c, &c->sources[i]);
+        if (r == 0)
+            r = copy_blocks(b, &c->sources[i], true);
+    }
+    b->fragments = (uint32_t)b->blocks.count;
+    for (size_t i = 0; r == 0 && i < c->copy.part_count; i++)
+        r = copy_sections(b, &c->sources[i]);
+    return r;
+}
+
+int builder_copy(struct builder *b, const struct builder_copy *copy,
+                 struct builder_header *header)
+{
+    struct builder_copying *c = calloc(1, sizeof(*c));
+    if (!c)
+        return -ENOMEM;
+    b->copying = c;
+    c->copy = *copy;
+    int r = copy_begin(b, c);
+    if (r == 0)
+        copy_describe(c, header);
+    return r;
+}
+
+void copying_free(struct builder_copying *c)
+{
+    if (!c)
+        return;
+    free(c->sources);
+    free(c->starts);
+    free(c->of_part);
+    free(c->ends);
+    vector_free(&c->attrs);
+    free(c);
+}
+
+uint32_t copying_entries(const struct builder_copying *c)
+{
+    return c->entries;
+}
+
+/* ---- names ---- */
+
+static uint64_t copy_name_offset(const struct disk_entry *e)
+{
+    return le64toh(e->name_attr) & (DISK_NAME_LIMIT - 1);
+}
+
+/* Entries of a run, and where the name of the last one ends. NULL: damaged. */
+static const struct disk_entry *copy_entries(const struct copy_source *s,
+                                             const struct builder_copy_run *run,
+                                             uint64_t *ret_name_end)
+{
+    bool is_last = run->first + run->count == s->entries;
+    if (run->first >= s->entries || run->count == 0 || run->count > s->entries - run->first)
+        return NULL;
+    const struct disk_entry *e =
+        index_records(s->index, SECTION_ENTRIES, (uint64_t)run->first * sizeof(*e),
+                      ((uint64_t)run->count + !is_last) * sizeof(*e));
+    if (!e)
+        return NULL;
+    *ret_name_end = is_last ? index_section_bytes(s->index, SECTION_NAMES)
+                            : copy_name_offset(&e[run->count]);
+    return e;
+}
+
+/* The names of a run. 0 bytes: that of the new root. -ENOTSUP. */
+static int copy_names(const struct copy_source *s, const struct builder_copy_run *run,
+                      const struct disk_entry *e, uint64_t end, bool is_root,
+                      const char **ret_names, uint64_t *ret_len)
+{
+    uint64_t start = copy_name_offset(e);
+    if (run->first == INDEX_ROOT) {
+        *ret_names = is_root || !s->name ? "" : s->name;
+        *ret_len = strlen(*ret_names);
+        return run->count == 1 && (*ret_len > 0 || is_root) ? 0 : -ENOTSUP;
+    }
+    if (end <= start)
+        return -ENOTSUP;
+    *ret_len = end - start;
+    *ret_names = index_records(s->index, SECTION_NAMES, start, *ret_len);
+    return *ret_names ? 0 : -ENOTSUP;
+}
+
+int copying_put_names(struct image *image)
+{
+    const struct builder_copying *c = image->b->copying;
+    int r = image_begin_section(image, SECTION_NAMES);
+    for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
+        const struct builder_copy_run *run = &c->copy.runs[i];
+        uint64_t end, len = 0;
+        const char *names = NULL;
+        if (run->part == BUILDER_COPY_NO_PART)
+            continue;
+        const struct copy_source *s = &c->sources[run->part];
+        const struct disk_entry *e = copy_entries(s, run, &end);
+        r = e ? copy_names(s, run, e, end, i == 0, &names, &len) : -ENOTSUP;
+        if (r == 0)
+            r = image_put(image, names, len);
+    }
+    image_end_section(image);
+    const struct disk_section *section = &image->sections.at[image->sections.count - 1];
+    return r == 0 && le64toh(section->length) != c->name_bytes ? -ENOTSUP : r;
+}
+
+/* ---- aliases ---- */
+
+/* The runs of each part, and their positions. */
+static int copy_find_starts(struct builder_copying *c)
+{
+    size_t parts = c->copy.part_count, runs = c->copy.run_count;
+    uint32_t position = 0, sum = 0;
+    c->starts = calloc(runs, sizeof(*c->starts));
+    c->of_part = calloc(runs, sizeof(*c->of_part));
+    c->ends = calloc(parts + 1, sizeof(*c->ends));
+    if (!c->starts || !c->of_part || !c->ends)
+        return -ENOMEM;
+    for (size_t i = 0; i < runs; i++) {
+        c->starts[i] = position;
+        position += c->copy.runs[i].count;
+        if (c->copy.runs[i].part != BUILDER_COPY_NO_PART)
+            c->ends[c->copy.runs[i].part]++;
+    }
+    for (size_t i = 0; i < parts; i++) {
+        uint32_t n = c->ends[i];
+        c->ends[i] = sum;
+        sum += n;
+    }
+    for (size_t i = 0; i < runs; i++)
+        if (c->copy.runs[i].part != BUILDER_COPY_NO_PART)
+            c->of_part[c->ends[c->copy.runs[i].part]++] = (uint32_t)i;
+    return 0;
+}
+
+/* Where an entry of a part is in the new index. */
+static int copy_find_position(struct builder_copying *c, uint32_t part, uint64_t position,
+                              uint64_t *ret_position)
+{
+    int r = c->starts ? 0 : copy_find_starts(c);
+    if (r < 0)
+        return r;
+    uint32_t low = part ? c->ends[part - 1] : 0, high = c->ends[part];
+    while (high - low > 1) {
+        uint32_t mid = low + (high - low) / 2;
+        if (c->copy.runs[c->of_part[mid]].first <= position)
+            low = mid;
+        else
+            high = mid;
+    }
+    uint32_t number = c->of_part[low];
+    const struct builder_copy_run *run = &c->copy.runs[number];
+    if (position < run->first || position - run->first >= run->count)
+        return -ENOTSUP;
+    *ret_position = c->starts[number] + (position - run->first);
+    return 0;
+}
+
+/* ---- entries ---- */
+
+struct copy_walk {
+    struct image *image;
+    struct builder_copying *c;
+    uint32_t position; /* of the next entry */
+    uint32_t child;    /* of the next directory's children */
+    size_t dir;        /* the next one */
+    uint64_t name_offset;
+    uint64_t files, inodes, total_bytes, data_bytes;
+    uint64_t extras; /* values of EXTRA that the entries say they have */
+};
+
+static int copy_directory(struct copy_walk *w, struct disk_entry *to)
+{
+    const struct builder_copy *copy = &w->c->copy;
+    if (w->dir == copy->dir_count)
+        return -ENOTSUP;
+    const struct builder_copy_dir *dir = &copy->dirs[w->dir++];
+    to->size = htole64(dir->directories);
+    to->data = htole64(w->child | (uint64_t)dir->children << 32);
+    w->child += dir->children;
+    return vector_push(&w->image->b->dirs, htole32(w->position));
+}
+
+static int copy_file_blocks(const struct copy_source *s, uint64_t size, uint64_t *data)
+{
+    if (!s->has_blocks || s->block_bytes == 0 || size == 0)
+        return -ENOTSUP;
+    uint64_t count = size / s->block_bytes + (size % s->block_bytes != 0), end;
+    if (__builtin_add_overflow(*data, count, &end) || end > (uint64_t)s->fragments + s->blocks)
+        return -ENOTSUP;
+    if (end <= s->fragments)
+        *data += s->first_fragment;
+    else if (*data >= s->fragments)
+        *data = *data - s->fragments + s->first_block;
+    else
+        return -ENOTSUP;
+    return 0;
+}
+
+static int copy_file_extents(const struct copy_source *s, uint64_t size, uint64_t *data,
+                             uint64_t *ret_bytes)
+{
+    const uint64_t *list = index_records(s->index, SECTION_EXTENTS, *data, 16), *last;
+    if (!list || *data % 8 || le64toh(list[0]) >> 32 != DISK_RANGES)
+        return -ENOTSUP;
+    uint64_t count = (uint32_t)le64toh(list[0]), end;
+    last = index_records(s->index, SECTION_EXTENTS, *data + 16 + count * 24 - 24, 24);
+    if (count && (!last || __builtin_add_overflow(le64toh(last[1]), le64toh(last[2]), &end) ||
+                  end > size))
+        return -ENOTSUP;
+    *ret_bytes = le64toh(list[1]);
+    *data += s->extents;
+    return *ret_bytes <= size ? 0 : -ENOTSUP;
+}
+
+static int copy_file(struct copy_walk *w, const struct copy_source *s, enum copy_kind kind,
+                     uint64_t size, uint64_t *data)
+{
+    uint64_t bytes = size;
+    int r = 0;
+    if (size > INT64_MAX)
+        return -ENOTSUP;
+    if (kind == COPY_STORED) {
+        r = copy_in_archive(s, *data, size) || size == 0 ? 0 : -ENOTSUP;
+        *data = size ? *data + s->base : 0;
+    } else if (kind == COPY_EXTENTS) {
+        r = copy_file_extents(s, size, data, &bytes);
+    } else if (kind == COPY_BLOCKS) {
+        r = copy_file_blocks(s, size, data);
+    } else {
+        r = (uint32_t)*data < s->fragments ? 0 : -ENOTSUP;
+        *data += s->first_fragment;
+    }
+    image_add_saturated(&w->total_bytes, size);
+    image_add_saturated(&w->data_bytes, bytes);
+    return r;
+}
+
+static int copy_symlink(const struct copy_source *s, uint64_t size, uint64_t *data)
+{
+    const char *target = size && size <= INDEX_SYMLINK_MAX
+                             ? index_records(s->index, SECTION_STRINGS, *data, size)
+                             : NULL;
+    if (!target || memchr(target, '\0', size))
+        return -ENOTSUP;
+    *data += s->strings;
+    return 0;
+}
+
+/* The new place of an alias's inode, which must be one. */
+static int copy_alias(const struct copy_walk *w, uint32_t part, uint64_t *data)
+{
+    const struct copy_source *s = &w->c->sources[part];
+    const struct disk_entry *e =
+        *data < s->entries
+            ? index_records(s->index, SECTION_ENTRIES, *data * sizeof(*e), sizeof(*e))
+            : NULL;
+    uint64_t number = e ? le64toh(e->name_attr) >> DISK_NAME_BITS : s->attr_count;
+    enum copy_kind kind =
+        number < s->attr_count ? w->c->attrs.at[s->attrs + number].kind : COPY_REFUSED;
+    if (kind == COPY_REFUSED || kind == COPY_ALIAS || kind == COPY_DIRECTORY)
+        return -ENOTSUP;
+    int r = copy_find_position(w->c, part, *data, data);
+    return r == 0 && *data >= w->position ? -ENOTSUP : r;
+}
+
+/* An entry, whose name has `name_len` bytes. `to` is a copy of it. */
+static int copy_entry(struct copy_walk *w, uint32_t part, uint64_t name_len,
+                      struct disk_entry *to)
+{
+    struct builder_copying *c = w->c;
+    const struct copy_source *s = &c->sources[part];
+    uint64_t attr_number = le64toh(to->name_attr) >> DISK_NAME_BITS;
+    uint64_t size = le64toh(to->size), data = le64toh(to->data);
+    if (attr_number >= s->attr_count || to->mtime == 0 || name_len > INDEX_NAME_MAX ||
+        (le64toh(to->mtime) & ((1u << DISK_NSEC_BITS) - 1)) > 999999999)
+        return -ENOTSUP;
+    const struct copy_attr *attr = &c->attrs.at[s->attrs + attr_number];
+    int r = 0;
+    switch (attr->kind) {
+    case COPY_REFUSED:
+        return -ENOTSUP;
+    case COPY_PLAIN:
+        break;
+    case COPY_DIRECTORY:
+        r = copy_directory(w, to);
+        break;
+    case COPY_SYMLINK:
+        r = copy_symlink(s, size, &data);
+        break;
+    case COPY_ALIAS:
+        r = copy_alias(w, part, &data);
+        break;
+    default:
+        r = copy_file(w, s, attr->kind, size, &data);
+    }
+    if (attr->kind != COPY_DIRECTORY)
+        to->data = htole64(data);
+    to->name_attr = htole64(w->name_offset | (uint64_t)attr->number << DISK_NAME_BITS);
+    w->name_offset += name_len;
+    w->files += S_ISREG(attr->mode);
+    w->inodes += attr->kind != COPY_ALIAS;
+    c->flags |= attr->kind == COPY_ALIAS ? ATTR_NLINK : attr->flags;
+    if (attr->flags & COPY_EXTRAS && attr->kind != COPY_ALIAS)
+        w->extras += (uint64_t)__builtin_popcount(attr->flags & COPY_EXTRAS);
+    w->position++;
+    return r;
+}
+
+/* Bytes in holes were counted with the file's size. */
+static int copy_subtract_holes(struct copy_walk *w, const struct copy_source *s,
+                               uint32_t position, uint64_t value)
+{
+    const struct disk_entry *e =
+        index_records(s->index, SECTION_ENTRIES, (uint64_t)position * sizeof(*e), sizeof(*e));
+    if (!e || value > le64toh(e->size))
+        return -ENOTSUP;
+    w->data_bytes = htole64(le64toh(w->data_bytes) - (le64toh(e->size) - value));
+    return 0;
+}
+
+static int copy_extra(struct copy_walk *w, const struct copy_source *s,
+                      const struct disk_extra *x, uint32_t position)
+{
+    uint32_t kind = le32toh(x->kind);
+    uint64_t value = le64toh(x->value), key = (uint64_t)position << 32 | kind;
+    int r = key > w->c->last_extra ? 0 : -ENOTSUP;
+    if (kind == EXTRA_XATTRS) {
+        const uint8_t *head = index_records(s->index, SECTION_XATTRS, value, 8);
+        if (!head ||
+            !index_records(s->index, SECTION_XATTRS, value, 8 + (uint64_t)bytes_le32(head + 4)))
+            r = -ENOTSUP;
+        value += s->xattrs;
+    } else if (kind == EXTRA_NLINK && (value == 0 || value > UINT32_MAX)) {
+        r = -ENOTSUP;
+    } else if (kind == EXTRA_DATA_BYTES) {
+        r = copy_subtract_holes(w, s, le32toh(x->position), value);
+    }
+    w->c->last_extra = key;
+    const struct disk_extra extra = {htole64(value), htole32(position), x->kind};
+    return r < 0 ? r : vector_push(&w->image->extras, extra);
+}
+
+/* The values of EXTRA that the run's entries have. */
+static int copy_extras(struct copy_walk *w, struct copy_source *s,
+                       const struct builder_copy_run *run, uint32_t position)
+{
+    uint64_t count = index_section_bytes(s->index, SECTION_EXTRA) / sizeof(struct disk_extra);
+    int r = 0;
+    for (; r == 0 && s->next_extra < count; s->next_extra++) {
+        const struct disk_extra *x =
+            index_records(s->index, SECTION_EXTRA, s->next_extra * sizeof(*x), sizeof(*x));
+        uint32_t at = x ? le32toh(x->position) : 0;
+        if (x && at >= run->first && at - run->first >= run->count)
+            break;
+        if (!x)
+            r = -ENOTSUP;
+        else if (at >= run->first)
+            r = copy_extra(w, s, x, at - run->first + position);
+    }
+    return r;
+}
+
+static int copy_run(struct copy_walk *w, const struct builder_copy_run *run)
+{
+    struct copy_source *s = &w->c->sources[run->part];
+    struct disk_entry batch[BATCH];
+    uint32_t position = w->position;
+    uint64_t end, len;
+    const char *names;
+    const struct disk_entry *e = copy_entries(s, run, &end);
+    int r = e ? copy_names(s, run, e, end, position == 0, &names, &len) : -ENOTSUP;
+    if (r == 0 && run->first == INDEX_ROOT)
+        end = copy_name_offset(e) + len;
+    for (uint32_t i = 0, n; r == 0 && i < run->count; i += n) {
+        n = min_u32(run->count - i, BATCH);
+        memcpy(batch, e + i, n * sizeof(*e));
+        for (uint32_t j = 0; r == 0 && j < n; j++) {
+            uint64_t start = copy_name_offset(&e[i + j]);
+            uint64_t next = i + j + 1 < run->count ? copy_name_offset(&e[i + j + 1]) : end;
+            bool has_name = next > start || position == 0;
+            r = has_name ? copy_entry(w, run->part, next - start, &batch[j]) : -ENOTSUP;
+        }
+        if (r == 0)
+            r = image_put(w->image, batch, n * sizeof(*e));
+    }
+    return r < 0 ? r : copy_extras(w, s, run, position);
+}
+
+/* A root as that of an empty builder. */
+static int copy_plain_root(struct copy_walk *w)
+{
+    struct disk_entry root = {
+        .name_attr = htole64((uint64_t)w->c->root_attr << DISK_NAME_BITS),
+        .mtime = htole64((uint64_t)DISK_MTIME_BIAS << DISK_NSEC_BITS),
+    };
+    int r = copy_directory(w, &root);
+    w->position++;
+    w->inodes++;
+    return r < 0 ? r : image_put(w->image, &root, sizeof(root));
+}
+
+static void copy_count(const struct copy_walk *w, struct disk_header *header)
+{
+    uint32_t flags = w->c->flags;
+    header->files = htole64(w->files);
+    header->inodes = htole64(w->inodes);
+    header->total_bytes = w->total_bytes;
+    header->data_bytes = w->data_bytes;
+    header->name_bytes = htole64(w->name_offset);
+    header->features |= htole32((flags & ATTR_HOLES ? DISK_HAS_HOLES : 0) |
+                                (flags & ATTR_NLINK ? DISK_HAS_HARDLINKS : 0) |
+                                (flags & ATTR_XATTRS ? DISK_HAS_XATTRS : 0));
+}
+
+int copying_put_entries(struct image *image)
+{
+    struct builder_copying *c = image->b->copying;
+    struct copy_walk w = {.image = image, .c = c, .child = 1};
+    int r = image_begin_section(image, SECTION_ENTRIES);
+    for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
+        const struct builder_copy_run *run = &c->copy.runs[i];
+        r = run->part != BUILDER_COPY_NO_PART ? copy_run(&w, run)
+            : i == 0                          ? copy_plain_root(&w)
+                                              : -ENOTSUP;
+    }
+    image_end_section(image);
+    if (r == 0 && (w.dir != c->copy.dir_count || w.child != c->entries ||
+                   w.name_offset >= DISK_NAME_LIMIT || w.extras != image->extras.count ||
+                   (c->copy.is_partial && c->flags & ATTR_NLINK)))
+        r = -ENOTSUP;
+    c->name_bytes = w.name_offset;
+    copy_count(&w, &image->header);
+    return r;
+}
+
+/* ---- sums ---- */
+
+int copying_put_sums(struct image *image)
+{
+    const struct builder_copying *c = image->b->copying;
+    static const uint64_t none;
+    if (!c->has_sums)
+        return 0;
+    image->header.features |= htole32(DISK_HAS_SUMS);
+    int r = image_begin_section(image, SECTION_SUMS);
+    for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
+        const struct builder_copy_run *run = &c->copy.runs[i];
+        const uint64_t *sums =
+            run->part == BUILDER_COPY_NO_PART
+                ? &none
+                : index_records(c->sources[run->part].index, SECTION_SUMS,
+                                (uint64_t)run->first * 8, (uint64_t)run->count * 8);
+        r = sums ? image_put(image, sums, run->count * sizeof(*sums)) : -ENOTSUP;
+    }
+    image_end_section(image);
+    return r;
+}
+
+/* ---- digest ---- */
+
+static int copy_digest_entry(const struct builder_copying *c, const struct copy_source *s,
+                             uint32_t position, const struct disk_entry *e, size_t *dir,
+                             struct digest *digest, struct digest_entry *to)
+{
+    uint64_t number = le64toh(e->name_attr) >> DISK_NAME_BITS;
+    const struct copy_attr *attr =
+        number < s->attr_count ? &c->attrs.at[s->attrs + number] : NULL;
+    uint64_t data = le64toh(e->data);
+    if (!attr || to->name_len > INDEX_NAME_MAX ||
+        (attr->kind == COPY_DIRECTORY && *dir == c->copy.dir_count))
+        return -ENOTSUP;
+    if (attr->kind == COPY_ALIAS) {
+        if (data >= position)
+            return -ENOTSUP;
+        position = (uint32_t)data;
+        e = index_records(s->index, SECTION_ENTRIES, data * sizeof(*e), sizeof(*e));
+        if (!e)
+            return -ENOTSUP;
+        data = le64toh(e->data);
+    }
+    to->mode = attr->mode;
+    to->first = S_ISDIR(attr->mode)   ? c->copy.dirs[(*dir)++].children
+                : S_ISREG(attr->mode) ? le64toh(e->size)
+                                      : (uint32_t)data;
+    to->second = data >> 32;
+    if (S_ISREG(attr->mode)) {
+        const uint64_t *sum = index_records(s->index, SECTION_SUMS, (uint64_t)position * 8, 8);
+        to->second = sum ? le64toh(*sum) : 0;
+    }
+    to->target_len = le64toh(e->size);
+    if (S_ISLNK(attr->mode) &&
+        !(to->target = index_records(s->index, SECTION_STRINGS, data, to->target_len)))
+        return -ENOTSUP;
+    digest_add(digest, to);
+    return 0;
+}
+
+static int copy_digest_run(const struct builder_copying *c, size_t number, size_t *dir,
+                           struct digest *digest)
+{
+    const struct builder_copy_run *run = &c->copy.runs[number];
+    if (run->part == BUILDER_COPY_NO_PART) {
+        struct digest_entry root = {
+            .name = "", .mode = S_IFDIR, .first = c->copy.dirs[(*dir)++].children};
+        digest_add(digest, &root);
+        return 0;
+    }
+    const struct copy_source *s = &c->sources[run->part];
+    uint64_t end, len;
+    const char *name;
+    const struct disk_entry *e = copy_entries(s, run, &end);
+    int r = e ? copy_names(s, run, e, end, number == 0, &name, &len) : -ENOTSUP;
+    for (uint32_t i = 0; r == 0 && i < run->count; i++) {
+        struct digest_entry to = {.name = name, .name_len = len};
+        if (i + 1 < run->count)
+            to.name_len = copy_name_offset(&e[i + 1]) - copy_name_offset(&e[i]);
+        if (to.name_len > len)
+            return -ENOTSUP;
+        r = copy_digest_entry(c, s, run->first + i, &e[i], dir, digest, &to);
+        name += to.name_len;
+        len -= to.name_len;
+    }
+    return r;
+}
+
+static void *copy_make_digest(void *arg)
+{
+    struct builder_copying *c = arg;
+    struct digest digest;
+    size_t dir = 0;
+    c->digest_error = digest_begin(&digest, true);
+    if (c->digest_error < 0)
+        return NULL;
+    for (size_t i = 0; c->digest_error == 0 && i < c->copy.run_count; i++)
+        c->digest_error = copy_digest_run(c, i, &dir, &digest);
+    digest_end(&digest, c->digest);
+    return NULL;
+}
+
+int copying_begin_digest(struct image *image)
+{
+    struct builder_copying *c = image->b->copying;
+    if (!c->has_sums || image->about->sum_kind != SUM_XXH3)
+        return 0;
+    image->header.digest_kind = htole32(DIGEST_CONTENT);
+    c->has_thread = c->entries >= 4 * BATCH &&
+                    thread_start(&c->thread, DIGEST_STACK_BYTES, copy_make_digest, c) == 0;
+    if (!c->has_thread)
+        copy_make_digest(c);
+    return 0;
+}
+
+int copying_end_digest(struct image *image)
+{
+    struct builder_copying *c = image->b->copying;
+    if (c->has_thread)
+        pthread_join(c->thread, NULL);
+    c->has_thread = false;
+    memcpy(image->header.digest, c->digest, sizeof(c->digest));
+    return c->digest_error;
+}

@@ -1,0 +1,23 @@
+/*
+ * Copied entries, when the image is written: see builder_copy.c. For the builder's own files
+ * only. All return 0, -ENOTSUP, -ENOMEM or errors of writing.
+ */
+#ifndef ONEPOT_BUILDER_COPY_PRIVATE_H
+#define ONEPOT_BUILDER_COPY_PRIVATE_H
+
+#include "builder_image.h"
+
+uint32_t copying_entries(const struct builder_copying *copying);
+
+/* Entries, names and sums; in this order. The first also finds extras and directories. */
+int copying_put_entries(struct image *image);
+int copying_put_names(struct image *image);
+int copying_put_sums(struct image *image);
+
+/* A thread of its own makes the digest meanwhile. */
+int copying_begin_digest(struct image *image);
+int copying_end_digest(struct image *image);
+
+void copying_free(struct builder_copying *copying); /* NULL is fine */
+
+#endif

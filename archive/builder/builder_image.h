@@ -1,0 +1,61 @@
+/*
+ * The image that the builder writes: see builder_image.c. For the builder's own files only.
+ *
+ *     image_begin_header(&image);
+ *     for each section: image_begin_section(), image_put() ..., image_end_section()
+ *                       or image_put_section() of one that lies in memory
+ *     image_flush(&image);
+ *     image_put_header(&image, &image_bytes);
+ */
+#ifndef ONEPOT_BUILDER_IMAGE_H
+#define ONEPOT_BUILDER_IMAGE_H
+
+#include "builder_private.h"
+
+#define OUT_BYTES (16u * DISK_PAGE_BYTES)
+#define SECTIONS_MAX (SECTION_IDS - 1)
+
+struct image {
+    struct builder *b;
+    const struct builder_header *about;
+    uint32_t entries;
+    uint32_t *order; /* the name at each position; not of a copy */
+    VECTOR(struct disk_extra) extras;
+    uint64_t no_ranges; /* offset in EXTENTS of an empty list, for files that are one hole */
+    struct disk_header header;
+
+    int fd;
+    uint64_t offset; /* of the image in its file */
+    uint64_t stride; /* of the image's pieces */
+    uint8_t *buf;
+    size_t used;
+    uint64_t flushed; /* bytes of the area already written out */
+    VECTOR(uint64_t) page_sums;
+    VECTOR(struct disk_section) sections;
+};
+
+/* Fill in what does not depend on the sections. */
+void image_begin_header(struct image *image);
+
+int image_put(struct image *image, const void *bytes, size_t len);
+int image_begin_section(struct image *image, enum disk_section_id id);
+void image_end_section(struct image *image);
+
+/* A section that lies in memory as it will on disk; omitted if empty. */
+int image_put_section(struct image *image, enum disk_section_id id, const void *bytes,
+                      uint64_t records);
+
+/* A section of sums, which are in host order; omitted if empty. */
+int image_put_sums(struct image *image, enum disk_section_id id, const uint64_t *sums,
+                   uint64_t count);
+
+/* Write what is left in the buffer. After the last section. */
+int image_flush(struct image *image);
+
+/* Write the page sums after the area, then header and section table before it. */
+int image_put_header(struct image *image, uint64_t *ret_image_bytes);
+
+/* Add to a total of the header. */
+void image_add_saturated(uint64_t *sum, uint64_t value);
+
+#endif

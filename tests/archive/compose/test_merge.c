@@ -1,0 +1,372 @@
+/* Merging: it says no, or the new index is as that of grafting. */
+#include "graft.h"
+#include "graft_helper.h"
+#include "merge.h"
+#include "suite.h"
+
+enum { PARTS_MAX = 40 };
+
+struct parts {
+    struct merge_part at[PARTS_MAX];
+    size_t count;
+};
+
+static void add_part(struct parts *p, struct index *index, const char *under)
+{
+    ck_assert_uint_lt(p->count, PARTS_MAX);
+    p->at[p->count] = (struct merge_part){index, (uint64_t)p->count << 41, under};
+    p->count++;
+}
+
+static void close_parts(struct parts *p)
+{
+    for (size_t i = 0; i < p->count; i++)
+        index_close((struct index *)(uintptr_t)p->at[i].index);
+    p->count = 0;
+}
+
+static struct builder_header header_of_parts(const struct parts *p)
+{
+    return (struct builder_header){.format = FORMAT_TAR,
+                                   .archive_bytes = (uint64_t)p->count << 41};
+}
+
+static int try_merge(const struct parts *p, struct index **ret_index)
+{
+    struct builder_header header = header_of_parts(p);
+    struct fault fault = {0};
+    struct source *source;
+    int fd = memfd_create("merged", MFD_CLOEXEC);
+    int r = merge_write(p->at, p->count, &header, fd, &fault);
+    ck_assert_int_eq(fchmod(fd, 0600), 0);
+    ck_assert_int_eq(source_from_fd(fd, "merged", &source), 0);
+    if (r == 0)
+        r = index_open(source, 0, source_size(source), &fault, ret_index);
+    if (r == 0)
+        ck_assert_int_eq(index_check(*ret_index, NULL), 0);
+    source_close(source);
+    return r;
+}
+
+static struct index *merge(const struct parts *p)
+{
+    struct index *index = NULL;
+    ck_assert_int_eq(try_merge(p, &index), 0);
+    ck_assert_uint_eq(walk_all(index).errors, 0);
+    return index;
+}
+
+/* NULL: a name is in two of them. */
+static struct index *graft_parts(const struct parts *p)
+{
+    struct builder_header header = header_of_parts(p);
+    struct builder *builder = new_builder();
+    struct grafter *grafter;
+    struct fault fault = {0};
+    int r = grafter_new(builder, &grafter);
+    for (size_t i = 0; r == 0 && i < p->count; i++) {
+        const struct graft graft = {.index = p->at[i].index,
+                                    .base = p->at[i].base,
+                                    .under = p->at[i].under ? p->at[i].under : ""};
+        r = graft_add(grafter, &graft, &fault);
+    }
+    grafter_finish(grafter, &header);
+    grafter_free(grafter);
+    ck_assert(r == 0 || r == -EEXIST);
+    if (r == 0)
+        return build(builder, &header);
+    builder_free(builder);
+    return NULL;
+}
+
+/* The merged index is that of grafting. */
+static void check_merged(const struct parts *p)
+{
+    struct index *grafted = graft_parts(p), *merged = NULL;
+    int r = try_merge(p, &merged);
+    ck_assert_int_eq(r, grafted ? 0 : -ENOTSUP);
+    if (!grafted)
+        return;
+    const struct index_info *a = index_info(grafted), *b = index_info(merged);
+    compare_trees(grafted, merged, "", 0, a->has_sums);
+    ck_assert_uint_eq(walk_all(merged).errors, 0);
+    ck_assert_uint_eq(a->entries, b->entries);
+    ck_assert_uint_eq(a->files, b->files);
+    ck_assert_uint_eq(a->directories, b->directories);
+    ck_assert_uint_eq(a->inodes, b->inodes);
+    ck_assert_uint_eq(a->total_bytes, b->total_bytes);
+    ck_assert_uint_eq(a->data_bytes, b->data_bytes);
+    ck_assert_uint_eq(a->name_bytes, b->name_bytes);
+    ck_assert_uint_eq(a->archive_bytes, b->archive_bytes);
+    ck_assert_uint_eq(a->block_bytes, b->block_bytes);
+    ck_assert_uint_eq(a->codecs, b->codecs);
+    ck_assert_int_eq(a->sum_kind, b->sum_kind);
+    ck_assert_int_eq(a->has_sums, b->has_sums);
+    ck_assert_int_eq(a->has_holes, b->has_holes);
+    ck_assert_int_eq(a->has_xattrs, b->has_xattrs);
+    ck_assert_int_eq(a->has_hardlinks, b->has_hardlinks);
+    ck_assert_int_eq(a->digest_kind, b->digest_kind);
+    ck_assert_mem_eq(a->digest, b->digest, sizeof(a->digest));
+    ck_assert_uint_eq(index_left_out(grafted), index_left_out(merged));
+    index_close(grafted);
+    index_close(merged);
+}
+
+START_TEST(all_kinds_of_members_come_along)
+{
+    struct parts p = {0};
+    add_part(&p, rich_index(), NULL);
+    check_merged(&p);
+    add_part(&p, file_index("d/between", 4096), NULL);
+    check_merged(&p);
+    add_part(&p, block_index(CODEC_ZSTD, 4096), NULL);
+    check_merged(&p);
+    close_parts(&p);
+}
+END_TEST
+
+START_TEST(each_may_have_a_directory)
+{
+    struct parts p = {0};
+    add_part(&p, rich_index(), "one");
+    check_merged(&p);
+    add_part(&p, block_index(CODEC_ZSTD, 4096), "b");
+    add_part(&p, block_index(CODEC_ZLIB, 4096), "a");
+    check_merged(&p);
+    add_part(&p, file_index("more", 4096), "one");
+    check_merged(&p);
+    add_part(&p, file_index("more", 4096), "one");
+    check_merged(&p);
+    close_parts(&p);
+}
+END_TEST
+
+START_TEST(sums_and_digest_come_along)
+{
+    static const struct {
+        enum sum_kind kinds[3];
+    } sets[] = {{{SUM_XXH3, SUM_XXH3, SUM_XXH3}},
+                {{SUM_CRC32, SUM_CRC32, SUM_CRC32}},
+                {{SUM_XXH3, SUM_CRC32, SUM_XXH3}}};
+    static const char *const paths[] = {"d/a", "b", "d/c"}, *const under[] = {"y", "x", "z"};
+    for (size_t i = 0; i < 3; i++) {
+        struct parts p = {0};
+        for (size_t j = 0; j < 3; j++)
+            add_part(&p, summed_index(paths[j], sets[i].kinds[j], 5 + j), under[j]);
+        check_merged(&p);
+        add_part(&p, file_index("none", 0), "x");
+        check_merged(&p);
+        close_parts(&p);
+    }
+}
+END_TEST
+
+/* Of different sizes, with names that interleave. */
+static struct index *shuffled_index(unsigned *seed, unsigned number, bool clashes)
+{
+    struct builder *b = new_builder();
+    unsigned files = (unsigned)rand_r(seed) % 60;
+    for (unsigned i = 0; i < files; i++) {
+        char path[64], target[80];
+        unsigned x = (unsigned)rand_r(seed), y = (unsigned)rand_r(seed);
+        unsigned suffix = clashes && y % 20 == 0 ? 0 : number * 1000 + i;
+        snprintf(path, sizeof(path),
+                 x % 3 == 0   ? "n%.0u%c%c%u"
+                 : x % 3 == 1 ? "dir%u/long-common-name-%c%c%u"
+                              : "dir%u/%c/deep%c-%u",
+                 x / 3 % 4, 'a' + x / 12 % 3, 'a' + x / 36 % 5, suffix);
+        switch (y % 7) {
+        case 0:
+            add_symlink(b, path, "../somewhere");
+            break;
+        case 1:
+            snprintf(target, sizeof(target), "%s-link", path);
+            add_file(b, path, i * 4096, 100 + i);
+            add_link(b, target, path);
+            break;
+        case 2:
+            snprintf(target, sizeof(target), "%s.d", path);
+            add_dir(b, target, y % 01000);
+            break;
+        default:
+            add_file(b, path, i * 4096, y % 4096);
+        }
+    }
+    return build(b, &tar_header);
+}
+
+START_TEST(shuffled_trees_are_merged_as_by_grafting)
+{
+    unsigned seed = 1, refused = 0;
+    for (unsigned round = 0; round < 80; round++) {
+        struct parts p = {0};
+        unsigned count = 1 + (unsigned)rand_r(&seed) % 12;
+        for (unsigned i = 0; i < count; i++)
+            add_part(&p, shuffled_index(&seed, i, round % 2), NULL);
+        struct index *grafted = graft_parts(&p);
+        refused += !grafted;
+        index_close(grafted);
+        check_merged(&p);
+        close_parts(&p);
+    }
+    ck_assert_uint_gt(refused, 3);
+    ck_assert_uint_lt(refused, 40);
+}
+END_TEST
+
+START_TEST(many_entries_take_several_threads)
+{
+    struct parts p = {0};
+    for (unsigned i = 0; i < 4; i++) {
+        struct builder *b = new_builder();
+        for (unsigned j = 0; j < 17000; j++) {
+            char path[64];
+            snprintf(path, sizeof(path), "d%03u/f%u-%06u", j / 500, i, j);
+            builder_set_sum(b, add_file(b, path, 0, j), j);
+        }
+        add_part(&p, build(b, &tar_header), NULL);
+    }
+    check_merged(&p);
+    close_parts(&p);
+}
+END_TEST
+
+START_TEST(what_must_be_decided_is_left_to_grafting)
+{
+    static const struct {
+        const char *a, *b;
+    } pairs[] = {{"f", "f"}, {"d/f", "d/f"}, {"d/f", "d"}, {"d", "d/f"}};
+    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
+        struct index *index = NULL;
+        struct parts p = {0};
+        add_part(&p, file_index(pairs[i].a, 0), NULL);
+        add_part(&p, file_index(pairs[i].b, 0), NULL);
+        ck_assert_int_eq(try_merge(&p, &index), -ENOTSUP);
+        close_parts(&p);
+    }
+    /* A file of blocks counts in blocks of one size. */
+    struct index *index = NULL;
+    struct parts p = {0};
+    add_part(&p, block_index(CODEC_ZSTD, 4096), "a");
+    add_part(&p, block_index(CODEC_ZSTD, 8192), "b");
+    ck_assert_int_eq(try_merge(&p, &index), -ENOTSUP);
+    close_parts(&p);
+    /* Names that the directories can't have. */
+    static const char *const bad[] = {"", ".", "..", "a/b"};
+    for (size_t i = 0; i < 4; i++) {
+        add_part(&p, file_index("f", 0), bad[i]);
+        ck_assert_int_eq(try_merge(&p, &index), -ENOTSUP);
+        close_parts(&p);
+    }
+}
+END_TEST
+
+START_TEST(left_out_members_are_told_again)
+{
+    struct parts p = {0};
+    for (unsigned i = 0; i < 3; i++) {
+        struct builder *b = new_builder();
+        struct fault why = {0};
+        fault_set(&why, -ENOENT, "gone", i, "is a link to nothing");
+        ck_assert_int_eq(builder_leave_out(b, &why), 0);
+        add_part(&p, build(b, &tar_header), NULL);
+    }
+    check_merged(&p);
+    struct index *index = merge(&p);
+    ck_assert_uint_eq(index_left_out(index), 3);
+    index_close(index);
+    close_parts(&p);
+}
+END_TEST
+
+/* Whatever an image says, the other archive's tree is as it should be. */
+static bool merge_hostile(const uint8_t *image, size_t len, const struct index *good)
+{
+    struct parts p = {0};
+    struct index *hostile = NULL, *merged = NULL;
+    if (open_image(image, len, &hostile) < 0)
+        return false;
+    p.at[0] = (struct merge_part){hostile, 0, "hostile"};
+    p.at[1] = (struct merge_part){good, UINT64_C(1) << 41, "good"};
+    p.count = 2;
+    int r = try_merge(&p, &merged);
+    ck_assert_msg(r == 0 || r == -ENOTSUP, "%d", r);
+    if (r == 0) {
+        (void)walk_all(merged);
+        compare_trees(good, merged, "good", p.at[1].base, false);
+    }
+    index_close(merged);
+    index_close(hostile);
+    return r == 0;
+}
+
+static void try_hostile(struct builder *b, const struct builder_header *header,
+                        const struct index *good, unsigned *merged, unsigned *refused)
+{
+    unsigned seed = 1;
+    size_t len;
+    uint8_t *image = build_image(b, header, &len);
+    uint8_t *copy = malloc(len);
+    for (unsigned i = 0; i < 800; i++) {
+        memcpy(copy, image, len);
+        for (unsigned j = 0; j <= i % 3; j++)
+            copy[(unsigned)rand_r(&seed) % len] = (uint8_t)rand_r(&seed);
+        reseal(copy, len);
+        if (merge_hostile(copy, len, good))
+            (*merged)++;
+        else
+            (*refused)++;
+    }
+    free(copy);
+    free(image);
+}
+
+START_TEST(damaged_indexes_are_refused_or_hurt_no_other)
+{
+    unsigned merged = 0, refused = 0;
+    struct index *good = rich_index();
+    try_hostile(rich_builder(), &tar_header, good, &merged, &refused);
+    struct builder_header header;
+    struct builder *b = block_builder(CODEC_ZSTD, 4096, &header);
+    try_hostile(b, &header, good, &merged, &refused);
+    ck_assert_uint_gt(merged, 40);
+    ck_assert_uint_gt(refused, 200);
+    index_close(good);
+}
+END_TEST
+
+START_TEST(a_page_without_its_sum_is_left_to_grafting)
+{
+    size_t len;
+    struct index *index = NULL, *merged = NULL;
+    uint8_t *image = build_image(rich_builder(), &tar_header, &len);
+    struct disk_header h;
+    memcpy(&h, image, sizeof(h));
+    image[h.area_offset + h.area_bytes - 1] ^= 1;
+    if (open_image(image, len, &index) == 0) { /* its first entry was not looked at */
+        struct parts p = {0};
+        add_part(&p, index, NULL);
+        ck_assert_int_eq(try_merge(&p, &merged), -ENOTSUP);
+        close_parts(&p);
+    }
+    free(image);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("merge");
+    TCase *tc = tcase_create("merge");
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, all_kinds_of_members_come_along);
+    tcase_add_test(tc, each_may_have_a_directory);
+    tcase_add_test(tc, sums_and_digest_come_along);
+    tcase_add_test(tc, shuffled_trees_are_merged_as_by_grafting);
+    tcase_add_test(tc, many_entries_take_several_threads);
+    tcase_add_test(tc, what_must_be_decided_is_left_to_grafting);
+    tcase_add_test(tc, left_out_members_are_told_again);
+    tcase_add_test(tc, damaged_indexes_are_refused_or_hurt_no_other);
+    tcase_add_test(tc, a_page_without_its_sum_is_left_to_grafting);
+    suite_add_tcase(suite, tc);
+    return run_suite(suite);
+}

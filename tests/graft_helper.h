@@ -1,0 +1,246 @@
+/*
+ * What the suites of graft and merge share: indexes with one of each kind of member, and a
+ * comparison of a tree with what became of it.
+ */
+#ifndef ONEPOT_GRAFT_HELPER_H
+#define ONEPOT_GRAFT_HELPER_H
+
+#include "index_helper.h"
+
+/* ---- the same tree in two indexes ---- */
+
+struct pair {
+    const struct index *old, *new;
+    uint64_t base;
+    bool has_sums;
+    unsigned entries;
+};
+
+static inline void compare_data(const struct pair *p, uint32_t old, uint32_t new, uint64_t size)
+{
+    for (uint64_t at = 0; at < size;) {
+        struct extent a, b;
+        ck_assert_int_eq(index_extent(p->old, old, at, &a), 0);
+        ck_assert_int_eq(index_extent(p->new, new, at, &b), 0);
+        ck_assert_int_eq(a.kind, b.kind);
+        if (a.kind != EXTENT_HOLE)
+            ck_assert_uint_eq(a.source_offset + p->base, b.source_offset);
+        if (a.kind == EXTENT_BLOCK) {
+            ck_assert_int_eq(a.codec, b.codec);
+            ck_assert_uint_eq(a.packed_bytes, b.packed_bytes);
+            ck_assert_uint_eq(a.block_bytes, b.block_bytes);
+            ck_assert_uint_eq(a.block_offset, b.block_offset);
+            ck_assert_uint_eq(a.length, b.length);
+        }
+        at += a.length < b.length ? a.length : b.length;
+    }
+    uint64_t a, b;
+    if (p->has_sums) {
+        ck_assert_int_eq(index_sum(p->old, old, &a), 0);
+        ck_assert_int_eq(index_sum(p->new, new, &b), 0);
+        ck_assert_uint_eq(a, b);
+    } else {
+        ck_assert_int_eq(index_sum(p->new, new, &b), -ENODATA);
+    }
+}
+
+static inline void compare_xattrs(const struct pair *p, uint32_t old, uint32_t new)
+{
+    uint64_t i = 0, j = 0;
+    struct xattr a, b;
+    int r;
+    while ((r = index_xattr_next(p->old, old, &i, &a)) == 0) {
+        ck_assert_int_eq(index_xattr_next(p->new, new, &j, &b), 0);
+        ck_assert_uint_eq(a.name_len, b.name_len);
+        ck_assert_uint_eq(a.value_len, b.value_len);
+        ck_assert_mem_eq(a.name, b.name, a.name_len);
+        ck_assert_mem_eq(a.value, b.value, a.value_len);
+    }
+    ck_assert_int_eq(r, -ENOENT);
+    ck_assert_int_eq(index_xattr_next(p->new, new, &j, &b), -ENOENT);
+}
+
+static inline void compare_entry(struct pair *p, uint32_t old, uint32_t new)
+{
+    struct node a, b;
+    ck_assert_int_eq(index_node(p->old, old, &a), 0);
+    ck_assert_int_eq(index_node(p->new, new, &b), 0);
+    a.position = b.position = 0;
+    ck_assert_uint_eq(a.mode, b.mode);
+    ck_assert_uint_eq(a.nlink, b.nlink);
+    ck_assert_uint_eq(a.data_bytes, b.data_bytes);
+    ck_assert_int_eq(a.has_holes, b.has_holes);
+    ck_assert_mem_eq(&a, &b, sizeof(a));
+    compare_xattrs(p, old, new);
+    p->entries++;
+    const char *x, *y;
+    size_t x_len, y_len;
+    if (S_ISREG(a.mode))
+        compare_data(p, old, new, a.size_bytes);
+    if (S_ISLNK(a.mode)) {
+        ck_assert_int_eq(index_symlink(p->old, old, &x, &x_len), 0);
+        ck_assert_int_eq(index_symlink(p->new, new, &y, &y_len), 0);
+        ck_assert_uint_eq(x_len, y_len);
+        ck_assert_mem_eq(x, y, x_len);
+    }
+    if (!S_ISDIR(a.mode))
+        return;
+    uint32_t first, count, first_new, count_new;
+    ck_assert_int_eq(index_children(p->old, old, &first, &count), 0);
+    ck_assert_int_eq(index_children(p->new, new, &first_new, &count_new), 0);
+    ck_assert_uint_eq(count, count_new);
+    for (uint32_t i = 0; i < count; i++) {
+        ck_assert_int_eq(index_name(p->old, first + i, &x, &x_len), 0);
+        ck_assert_int_eq(index_name(p->new, first_new + i, &y, &y_len), 0);
+        ck_assert_uint_eq(x_len, y_len);
+        ck_assert_mem_eq(x, y, x_len);
+        compare_entry(p, first + i, first_new + i);
+    }
+}
+
+static inline void compare_trees(const struct index *old, const struct index *new,
+                                 const char *under, uint64_t base, bool has_sums)
+{
+    struct pair p = {old, new, base, has_sums, 0};
+    compare_entry(&p, INDEX_ROOT, position_of(new, under));
+    ck_assert_uint_eq(p.entries, index_info(old)->entries);
+}
+
+/* ---- indexes ---- */
+
+static inline void add_xattr(struct builder *b, uint32_t inode, const char *name,
+                             const char *value)
+{
+    ck_assert_int_eq(builder_add_xattr(b, inode, name, strlen(name), value, strlen(value)), 0);
+}
+
+/* One of each kind of member that has no blocks. */
+static inline struct builder *rich_builder(void)
+{
+    struct builder *b = new_builder();
+    uint32_t inode = add(
+        b, ".",
+        &(struct builder_member){.mode = S_IFDIR | 02751, .uid = 1, .gid = 2, .mtime_sec = 3});
+    add_xattr(b, inode, "user.root", "yes");
+    add(b, "d",
+        &(struct builder_member){
+            .mode = S_IFDIR | 01700, .uid = 7, .gid = 8, .mtime_sec = -9, .mtime_nsec = 10});
+    inode = add(b, "d/f",
+                &(struct builder_member){.mode = S_IFREG | 04755,
+                                         .uid = UINT32_MAX - 1,
+                                         .gid = 70000,
+                                         .mtime_sec = INT64_C(1) << 40,
+                                         .mtime_nsec = 999999999,
+                                         .size_bytes = 1000,
+                                         .data_offset = 512});
+    add_xattr(b, inode, "user.a", "1");
+    add_xattr(b, inode, "security.b", "");
+    inode = add_file(b, "d/same", 4096, 10);
+    add_xattr(b, inode, "user.a", "1");
+    add_xattr(b, inode, "security.b", "");
+    inode = add_file(b, "d/other", 4106, 10);
+    add_xattr(b, inode, "user.a", "2");
+    add_file(b, "empty", 0, 0);
+    add_dir(b, "hollow", 0711);
+    add_symlink(b, "link", "d/f");
+    add_symlink(b, "lost", "../nowhere");
+    add_link(b, "a", "d/f");
+    add_link(b, "d/e/deep", "d/f");
+    add(b, "tty",
+        &(struct builder_member){
+            .mode = S_IFCHR | 0620, .rdev_major = 1u << 20, .rdev_minor = 5});
+    add(b, "disk",
+        &(struct builder_member){.mode = S_IFBLK | 0600, .rdev_major = 8, .rdev_minor = 1});
+    add(b, "fifo", &(struct builder_member){.mode = S_IFIFO | 0644});
+    add(b, "socket", &(struct builder_member){.mode = S_IFSOCK | 0644});
+    add_link(b, "d/fifo", "fifo");
+    inode = add(
+        b, "sparse",
+        &(struct builder_member){.mode = S_IFREG, .size_bytes = 1000000, .data = DATA_EXTENTS});
+    ck_assert_int_eq(builder_add_extent(b, inode, 5000, 100, 10000), 0);
+    ck_assert_int_eq(builder_add_extent(b, inode, 9000, 100, 20000), 0);
+    add(b, "hole",
+        &(struct builder_member){
+            .mode = S_IFREG, .size_bytes = UINT64_C(1) << 50, .data = DATA_EXTENTS});
+    return b;
+}
+
+static inline struct index *rich_index(void)
+{
+    return build(rich_builder(), &tar_header);
+}
+
+/* Files of blocks: full ones, stored ones, holes, tails, whole files in a fragment. */
+static inline struct builder *block_builder(enum codec codec, uint32_t block_bytes,
+                                            struct builder_header *ret_header)
+{
+    *ret_header = (struct builder_header){.format = FORMAT_SQUASHFS,
+                                          .codec = codec,
+                                          .block_bytes = block_bytes,
+                                          .archive_bytes = UINT64_C(1) << 40};
+    struct builder *b = new_builder();
+    const struct builder_block shared = {
+        .source_offset = 1000, .packed_bytes = 500, .block_bytes = block_bytes};
+    const struct builder_block blocks[] = {
+        {.source_offset = 2000, .packed_bytes = 100, .block_bytes = block_bytes},
+        {.source_offset = 9000,
+         .packed_bytes = block_bytes,
+         .block_bytes = block_bytes,
+         .stored = true},
+        {.source_offset = 9000 + block_bytes,
+         .packed_bytes = block_bytes,
+         .block_bytes = block_bytes,
+         .stored = true},
+        {.block_bytes = block_bytes},
+        {.source_offset = 5000, .packed_bytes = 50, .block_bytes = block_bytes}};
+    uint32_t fragment, inode;
+    char path[32];
+    ck_assert_int_eq(builder_add_fragment(b, &shared, &fragment), 0);
+    for (uint32_t i = 0; i < 100; i++) {
+        snprintf(path, sizeof(path), "small/%u", i);
+        inode = add(
+            b, path,
+            &(struct builder_member){.mode = S_IFREG, .size_bytes = 40, .data = DATA_BLOCKS});
+        ck_assert_int_eq(builder_set_blocks(b, inode, NULL, 0, fragment, i * 40), 0);
+    }
+    for (uint32_t count = 1; count <= 5; count++)
+        for (uint32_t tail = 0; tail < 2; tail++) {
+            snprintf(path, sizeof(path), "large/%u-%u", count, tail);
+            uint64_t size = (uint64_t)count * block_bytes + (tail ? 30 : 0);
+            inode = add(b, path,
+                        &(struct builder_member){
+                            .mode = S_IFREG, .size_bytes = size, .data = DATA_BLOCKS});
+            ck_assert_int_eq(builder_set_blocks(b, inode, blocks, count,
+                                                tail ? fragment : BUILDER_NO_FRAGMENT, 7),
+                             0);
+        }
+    return b;
+}
+
+static inline struct index *block_index(enum codec codec, uint32_t block_bytes)
+{
+    struct builder_header header;
+    struct builder *b = block_builder(codec, block_bytes, &header);
+    return build(b, &header);
+}
+
+/* "NAME" is a file of the archive at that offset. */
+static inline struct index *file_index(const char *path, uint64_t offset)
+{
+    struct builder *b = new_builder();
+    add_dir(b, ".", 0700);
+    add_file(b, path, offset, 10);
+    return build(b, &tar_header);
+}
+
+static inline struct index *summed_index(const char *path, enum sum_kind kind, uint64_t sum)
+{
+    struct builder *b = new_builder();
+    struct builder_header header = tar_header;
+    header.sum_kind = kind;
+    ck_assert_int_eq(builder_set_sum(b, add_file(b, path, 0, 10), sum), 0);
+    add_link(b, "again", path);
+    return build(b, &header);
+}
+
+#endif
