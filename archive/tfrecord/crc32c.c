@@ -6,19 +6,20 @@
 #include "bytes.h"
 
 /* The remainders of 0 to 15, for the polynomial 0x82f63b78 (bits reversed). */
-static uint32_t crc32c_by_table(uint32_t crc, const uint8_t *p, size_t len)
+uint32_t crc32c_by_table(uint32_t crc, const void *bytes, size_t len)
 {
     static const uint32_t table[16] = {
         0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3,
         0x61c69362, 0x7198540d, 0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9,
         0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
     };
-    for (; len > 0; p++, len--) {
+    const uint8_t *p = bytes;
+    for (crc = ~crc; len > 0; p++, len--) {
         crc ^= *p;
         crc = crc >> 4 ^ table[crc & 15];
         crc = crc >> 4 ^ table[crc & 15];
     }
-    return crc;
+    return ~crc;
 }
 
 #ifdef __x86_64__
@@ -41,5 +42,5 @@ uint32_t crc32c(uint32_t crc, const void *bytes, size_t len)
     if (__builtin_cpu_supports("sse4.2"))
         return ~crc32c_by_instruction(~crc, bytes, len);
 #endif
-    return ~crc32c_by_table(~crc, bytes, len);
+    return crc32c_by_table(crc, bytes, len);
 }

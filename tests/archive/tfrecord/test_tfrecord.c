@@ -26,6 +26,23 @@ START_TEST(sums_are_those_of_the_standard)
 }
 END_TEST
 
+/* Each way has its tests only where it is the one that is taken. */
+START_TEST(both_ways_to_a_sum_agree)
+{
+    static uint8_t bytes[4000];
+    uint32_t noise = 1;
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (uint8_t)((noise = noise * 1664525 + 1013904223) >> 24);
+    ck_assert_uint_eq(crc32c_by_table(0, "123456789", 9), 0xe3069283);
+    for (size_t from = 0; from < 17; from++)
+        for (size_t len = 0; len < 300; len++)
+            ck_assert_uint_eq(crc32c_by_table((uint32_t)len, bytes + from, len),
+                              crc32c((uint32_t)len, bytes + from, len));
+    ck_assert_uint_eq(crc32c_by_table(0, bytes, sizeof(bytes)),
+                      crc32c(0, bytes, sizeof(bytes)));
+}
+END_TEST
+
 START_TEST(numbers_have_at_most_64_bits)
 {
     static const struct {
@@ -112,6 +129,7 @@ int main(void)
     Suite *suite = suite_create("tfrecord");
     TCase *tests = tcase_create("tfrecord");
     tcase_add_test(tests, sums_are_those_of_the_standard);
+    tcase_add_test(tests, both_ways_to_a_sum_agree);
     tcase_add_test(tests, numbers_have_at_most_64_bits);
     tcase_add_test(tests, fields_have_four_forms_and_lie_within_their_message);
     tcase_add_test(tests, integers_are_text_of_the_length_that_was_counted);
