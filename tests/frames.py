@@ -1,10 +1,11 @@
 """Compressed tars of frames are read at random, with an index, and without being unpacked.
 
 Usage: frames.py ONEPOT [SOURCE_ROOT]. The bytes have to be those of the same tar, not
-compressed, whoever wrote the frames: zstd, pzstd, bgzip, gzip; damage is an error, and what is
-no file of frames is unpacked as ever.
+compressed, whoever wrote the frames: zstd, pzstd, bgzip, gzip, bzip2, xz; damage is an error, and
+what is no file of frames is unpacked as ever.
 """
 
+import bz2
 import gzip
 import json
 import lzma
@@ -109,6 +110,17 @@ def archives(data):
         yield "padded.tar.gz", b"".join(gzip.compress(p) for p in pieces(data, 300_001)) + bytes(700)
     else:
         print("skipped part: built without libdeflate, gzip's members are unpacked")
+    if os.environ.get("READS_BZIP2"):
+        yield "one.tar.bz2", bz2.compress(data, 1)
+        yield "streams.tar.bz2", b"".join(bz2.compress(p) for p in pieces(data, 1_700_001)) + bytes(9)
+        yield "empty.tar.bz2", bz2.compress(b"") + bz2.compress(data) + bz2.compress(b"")
+    else:
+        print("skipped part: built without libbz2")
+    if os.environ.get("READS_XZ"):
+        yield "blocks.tar.xz", run("xz", "-c", "-0", "-T2", "--block-size=300KiB", input=data).stdout
+        yield "streams.tar.xz", bytes(8).join(lzma.compress(p) for p in pieces(data, 700_001)) + bytes(4)
+    else:
+        print("skipped part: built without liblzma")
     if not shutil.which("zstd"):
         print("skipped part: there is no zstd program")
         return
@@ -137,7 +149,8 @@ def check_framed(name, plain_listing):
     if name.startswith("pzstd") and about["compression"]:
         return  # made one frame of so little
     check(about["compression"] is None and
-          about["codec"].split(", ")[0] in ("zstd", "gzip members", "deflate from points"),
+          about["codec"].split(", ")[0] in ("zstd", "gzip members", "deflate from points",
+                                            "bzip2 blocks", "xz blocks"),
           f"{name}: it was unpacked: {about}")
     for remote in ("0", "1"):
         check(listing(name, ONEPOT_ASSUME_REMOTE=remote) == plain_listing,
@@ -174,7 +187,7 @@ def check_single(data):
     with open("single.tar.xz", "wb") as f:
         f.write(lzma.compress(data))
     about = json.loads(run(ONEPOT, "info", "--json", "single.tar.xz").stdout)[0]
-    check(about["compression"] == "xz", f"one stream: {about}")
+    check(about["compression"] == "xz", f"one block: {about}")
     with open("text.gz", "wb") as f:
         f.write(gzip.compress(b"no tar " * 50_000) + gzip.compress(b"at all " * 50_000))
     check(b"no tar archive in it" in run(ONEPOT, "ls", "text.gz", status=1).stderr, "no tar")
@@ -203,7 +216,8 @@ def main():
         with open(name, "wb") as f:
             f.write(packed)
         check_framed(name, plain_listing)
-        if name in ("bgzf.tar.gz", "one.tar.gz", "long.tar.gz", "sums.tar.zst"):
+        if name in ("bgzf.tar.gz", "one.tar.gz", "long.tar.gz", "sums.tar.zst", "one.tar.bz2",
+                    "blocks.tar.xz"):
             check_damaged(name, packed)
             check_mounted(name)
     check_single(data)

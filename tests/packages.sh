@@ -23,6 +23,7 @@ pkg:zlib zlib1g-dev
 pkg:lzo2 liblzo2-dev
 pkg:liblz4 liblz4-dev
 pkg:liblzma liblzma-dev
+file:/usr/include/bzlib.h libbz2-dev
 '
 
 # shellcheck disable=SC2034

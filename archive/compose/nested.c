@@ -235,10 +235,10 @@ static int nested_make_index(const struct nested *n, const struct backend *backe
     if (r < 0)
         return r;
     builder_set_archive_size(builder, header.archive_bytes);
-    r = !compression ? backend->index(source, builder, &header, n->progress, fault)
-        : backend->index_packed
-            ? backend->index_packed(source, compression, builder, &header, n->progress, fault)
-            : -ENOTSUP;
+    r = !compression            ? backend->index(source, builder, &header, n->progress, fault)
+        : backend->index_packed ? backend->index_packed(source, compression, NULL, builder,
+                                                        &header, n->progress, fault)
+                                : -ENOTSUP;
     n->progress->note[0] = '\0'; /* it would be taken for one on the outer archive */
     n->progress->beats++;
     if (r == 0)

@@ -6,9 +6,9 @@
  *
  * An index (builder.h) can describe the same for all formats: data stored in ranges, or in
  * blocks of up to CODEC_BLOCK_MAX bytes that may each have a codec of their own; sums of one of
- * several kinds. A longer stream of deflate is cut into parts (deflate_scan.h). One of another
- * kind does not fit in. For a file with such members
- * `is_packed` says 1, and `unpack` writes a tar of it.
+ * several kinds. A longer stream of deflate is cut into parts (deflate_scan.h), one of bzip2 or
+ * xz has parts (block_scan.h). One of another kind does not fit in. For a file with such
+ * members `is_packed` says 1, and `unpack` writes a tar of it.
  *
  * `index` and `unpack` run in a child process with limits (sandbox.h), because they pass
  * untrusted bytes to libraries: they may crash, and nothing of theirs survives but the file
@@ -23,6 +23,7 @@
 #include <stdint.h>
 
 #include "builder.h"
+#include "helpers.h"
 #include "fault.h"
 #include "index.h"
 #include "source.h"
@@ -159,11 +160,11 @@ struct backend {
     /*
      * The same for a file compressed as a whole, without unpacking it: the index leads to the
      * parts that can be decompressed alone. -ENOTSUP: there are none, or they are too large.
-     * In the child. NULL: never.
+     * `helpers` may be NULL. In the child. NULL: never.
      */
-    int (*index_packed)(struct source *source, const char *compression, struct builder *builder,
-                        struct builder_header *header, struct progress *progress,
-                        struct fault *fault);
+    int (*index_packed)(struct source *source, const char *compression, struct helpers *helpers,
+                        struct builder *builder, struct builder_header *header,
+                        struct progress *progress, struct fault *fault);
 
     /*
      * Report what shows that the end of an archive was lost or changed, for `onepot verify`,

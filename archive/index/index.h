@@ -53,6 +53,8 @@ enum codec {
     CODEC_INT64 = 9,   /* protobuf's list of int64, shown as decimal text */
     /* Parts of a longer stream, which have a struct block_point: */
     CODEC_DEFLATE_POINT = 10, /* raw deflate, from one of its blocks to another */
+    CODEC_BZIP2 = 11,         /* a block of a bzip2 stream; bits count from the highest */
+    CODEC_XZ_BLOCK = 12,      /* a block of an xz stream, without the sum behind it */
     CODEC_COUNT,              /* at most 16, see struct disk_header */
 };
 

@@ -15,6 +15,8 @@
 #include "budget.h"
 #include "cleanup.h"
 #include "clock.h"
+#include "cpus.h"
+#include "helpers.h"
 #include "numbers.h"
 #include "pot_private.h"
 
@@ -28,8 +30,10 @@ enum {
     LEAST_MEMBER = 512,    /* bytes of the archive; a format with smaller ones has a floor */
     LEAST_MEMORY_MIB = 64, /* for the child, however little is available */
     STALL_SECONDS = 60,
-    SAVE_AFTER_MS = 1000, /* POT_SAVE_AUTO: indexing that took longer is worth saving, */
-                          /* and points, which take reading a whole stream */
+    HELPERS_MAX = 7,
+    HELPER_BYTES = 384 << 20, /* two of the longest blocks, and what decompressing them takes */
+    SAVE_AFTER_MS = 1000,     /* POT_SAVE_AUTO: indexing that took longer is worth saving, */
+                              /* and points, which take reading a whole stream */
 };
 
 uint64_t pot_memory_bytes(const struct pot_options *options)
@@ -43,7 +47,9 @@ struct build {
     const struct backend *backend;
     struct builder_header header;
     const char *compression; /* index its frames; NULL: the source is plain */
-    bool is_unpacked;        /* the source is the content of a compressed stream */
+    unsigned threads;        /* threads besides the one that indexes */
+    struct helpers *helpers;
+    bool is_unpacked; /* the source is the content of a compressed stream */
     int fd;
 };
 
@@ -51,6 +57,21 @@ struct build {
 static int built_as_archive_error(int err)
 {
     return builder_may_leave_out(err) ? -EUCLEAN : err;
+}
+
+/* In the child, before its limits. Without threads, all is done by one. */
+static void built_start_helpers(void *arg)
+{
+    struct build *build = arg;
+    if (build->threads > 0 && helpers_new(build->threads, &build->helpers) < 0)
+        build->helpers = NULL;
+}
+
+/* Each thread decompresses a block, and one more may wait: as far as memory allows. */
+static unsigned built_threads(uint64_t memory_bytes)
+{
+    return (unsigned)min_u64(min_u64(cpus_allowed() - 1, HELPERS_MAX),
+                             memory_bytes / HELPER_BYTES);
 }
 
 /* Runs in the child, whose end frees all that it allocated. */
@@ -63,8 +84,8 @@ static int built_in_child(void *arg, struct progress *progress, struct fault *fa
         return r;
     builder_set_archive_size(builder, source_size(build->source));
     if (build->compression)
-        r = build->backend->index_packed(build->source, build->compression, builder,
-                                         &build->header, progress, fault);
+        r = build->backend->index_packed(build->source, build->compression, build->helpers,
+                                         builder, &build->header, progress, fault);
     else
         r = build->backend->index(build->source, builder, &build->header, progress, fault);
     if (r < 0)
@@ -128,6 +149,8 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
         .fd = fd,
     };
     struct sandbox_limits limits = built_index_limits(o, frames_of);
+    build.threads = frames_of ? built_threads(limits.memory_bytes) : 0;
+    limits.prepare = built_start_helpers;
     int keep[] = {source_fd(pot->source), fd};
     limits.keep_fds = keep;
     limits.keep_fd_count = 2;

@@ -7,8 +7,8 @@
  * from the net, since the archive may have taken over the child that parsed it.
  *
  * The order inside the child matters: steps that need privileges or files (limits, /dev/null,
- * closing inherited descriptors) come first, and the system call filter last
- * (sandbox_filter.c).
+ * closing inherited descriptors) come first, then its threads, which nothing can start later,
+ * and the system call filter, which covers them all, last (sandbox_filter.c).
  *
  * The parent waits on a pidfd if the kernel has them (5.3), and otherwise checks every 20 ms.
  * All its signals are blocked except within that wait, so that none can slip in between
@@ -34,6 +34,7 @@
 
 #include "cleanup.h"
 #include "sandbox_private.h"
+#include "sanitizer.h"
 #include "syscalls.h"
 
 enum {
@@ -417,6 +418,8 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
         sandbox_reset_signals(limits->stop != NULL);
         sandbox_drop_descriptors(limits);
         sandbox_drop_shared_memory(run.shared);
+        if (limits->prepare && !WITH_SANITIZER)
+            limits->prepare(arg);
         sandbox_limit_resources(limits, run.memory_bytes);
         sandbox_filter_system_calls();
         _exit(sandbox_run_function(fn, arg, run.shared) < 0);

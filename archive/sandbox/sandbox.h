@@ -22,6 +22,12 @@ struct sandbox_limits {
     uint32_t idle_seconds;  /* the same, while it waits and does nothing; 0: five times that */
     const int *keep_fds;    /* descriptors that stay open, at most 16 */
     size_t keep_fd_count;
+    /*
+     * Called in the child with `arg` of sandbox_run before the limits are set: the only chance
+     * to start threads, which come under the same limits. (Not called in a build with a
+     * sanitizer, whose locks may stay locked in a child.) NULL: nothing to do.
+     */
+    void (*prepare)(void *arg);
     uint32_t watch_ms;  /* interval between calls of the watch; 0: 200 */
     bool watch_at_once; /* call it also as soon as the child has begun */
     /*
@@ -39,9 +45,9 @@ typedef void sandbox_watch(void *ctx, const struct progress *progress);
 
 /*
  * Call fn(arg, progress, fault) in a child; returns its 0 or -errno. `watch` may be NULL. The
- * caller may have threads, but the child has none of them: fn must not take locks of the
- * parent. -EINTR: SIGINT, SIGTERM, SIGHUP or SIGQUIT arrived and the caller handles it. Other
- * signals that it handles wait until the child has ended.
+ * caller may have threads, but the child has none of them: neither fn nor prepare may take
+ * locks of the parent. -EINTR: SIGINT, SIGTERM, SIGHUP or SIGQUIT arrived and the caller
+ * handles it. Other signals that it handles wait until the child has ended.
  *
  * A child stalls when no number in its progress changes for too long. If it used stall_seconds
  * of CPU time meanwhile, the archive is at fault (-EUCLEAN); if idle_seconds went by, the

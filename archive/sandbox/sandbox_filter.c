@@ -151,12 +151,17 @@ void sandbox_filter_system_calls(void)
     filter_emit_return(&p, ACTION_DENY);
 
     struct sock_fprog program = {.len = p.len, .filter = p.code};
+    long r = -1;
 #ifdef SECCOMP_FILTER_FLAG_SPEC_ALLOW
-    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW,
-                &program) == 0)
-        return;
+    r = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER,
+                SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
 #endif
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
+    if (r < 0)
+        r = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program);
+    if (r > 0)
+        _exit(1); /* a thread that can't be filtered */
+    if (r < 0)
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
 }
 #else
 void sandbox_filter_system_calls(void) {}

@@ -259,7 +259,7 @@ static int scan_refill(struct deflate_scan *s, struct fault *fault)
 }
 
 /* Makes room behind `len` bytes. */
-static int scan_grow(struct deflate_buffer *buffer, size_t len)
+static int scan_grow(struct stream_buffer *buffer, size_t len)
 {
     if (len < buffer->room)
         return 0;
@@ -283,7 +283,7 @@ static bool scan_may_cut(const struct deflate_scan *s, size_t len)
 }
 
 /* Decompresses to the end of a part: 1 if it is the stream's end, or 0. */
-static int scan_inflate(struct deflate_scan *s, struct deflate_buffer *buffer,
+static int scan_inflate(struct deflate_scan *s, struct stream_buffer *buffer,
                         struct fault *fault, size_t *ret_len)
 {
     for (size_t len = 0;;) {
@@ -314,8 +314,8 @@ static int scan_inflate(struct deflate_scan *s, struct deflate_buffer *buffer,
     }
 }
 
-int deflate_scan_next(struct deflate_scan *s, struct deflate_buffer *buffer,
-                      struct fault *fault, struct deflate_part *ret_part)
+int deflate_scan_next(struct deflate_scan *s, struct stream_buffer *buffer, struct fault *fault,
+                      struct stream_part *ret_part)
 {
     size_t len = 0;
     int r = scan_inflate(s, buffer, fault, &len);
@@ -324,7 +324,7 @@ int deflate_scan_next(struct deflate_scan *s, struct deflate_buffer *buffer,
     bool is_last = r == 1;
     unsigned unused = is_last ? 0 : s->z.data_type & 7;
     uint64_t end = deflate_scan_offset(s);
-    *ret_part = (struct deflate_part){
+    *ret_part = (struct stream_part){
         .block = {.source_offset = s->part_offset,
                   .packed_bytes = (uint32_t)(end - s->part_offset),
                   .block_bytes = (uint32_t)len,
@@ -367,8 +367,8 @@ int deflate_scan_begin(struct deflate_scan *scan, uint64_t offset, uint64_t end)
     return -ENOTSUP;
 }
 
-int deflate_scan_next(struct deflate_scan *scan, struct deflate_buffer *buffer,
-                      struct fault *fault, struct deflate_part *ret_part)
+int deflate_scan_next(struct deflate_scan *scan, struct stream_buffer *buffer,
+                      struct fault *fault, struct stream_part *ret_part)
 {
     (void)scan, (void)buffer, (void)fault, (void)ret_part;
     return -ENOTSUP;

@@ -24,29 +24,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "builder.h"
 #include "fault.h"
 #include "source.h"
+#include "stream_part.h"
 
 #define DEFLATE_PART_LEAST (512u << 10)
 #define DEFLATE_PART_LARGE (8u << 20) /* a part that is longer ends where it can */
 #define DEFLATE_PART_MAX (64u << 20)  /* if its stream can't be cut before, it can't be used */
 
 struct deflate_scan;
-
-/* Memory that grows with the parts: of the caller, who frees `at`. All zero is empty. */
-struct deflate_buffer {
-    uint8_t *at;
-    size_t room;
-};
-
-struct deflate_part {
-    struct builder_block
-        block;                /* with its codec and point; block_bytes is its content's length,
-                                 which may be 0 for the last part: leave that one out */
-    struct block_point point; /* valid until the next call */
-    bool is_last;             /* of its stream */
-};
 
 /* `name` is that of the format, for messages: "gzip". -ENOMEM; -ENOTSUP: no zlib here. */
 int deflate_scan_new(struct source *source, const char *name, struct deflate_scan **ret_scan);
@@ -59,8 +45,8 @@ int deflate_scan_begin(struct deflate_scan *scan, uint64_t offset, uint64_t end)
  * Decompresses the next part into the buffer. -ENOTSUP: the stream can't be cut often enough;
  * -EUCLEAN: it is damaged (the fault says where, and names no member); errors of reading.
  */
-int deflate_scan_next(struct deflate_scan *scan, struct deflate_buffer *buffer,
-                      struct fault *fault, struct deflate_part *ret_part);
+int deflate_scan_next(struct deflate_scan *scan, struct stream_buffer *buffer,
+                      struct fault *fault, struct stream_part *ret_part);
 
 /*
  * From now on cuts the stream wherever that is possible, whatever the windows take: for tests,

@@ -644,11 +644,12 @@ static int tar_index(struct source *source, struct builder *builder,
 }
 
 static int tar_index_packed(struct source *source, const char *compression,
-                            struct builder *builder, struct builder_header *header,
-                            struct progress *progress, struct fault *fault)
+                            struct helpers *helpers, struct builder *builder,
+                            struct builder_header *header, struct progress *progress,
+                            struct fault *fault)
 {
     struct tar_framed *framed;
-    int r = tar_framed_new(source, compression, builder, progress, fault, &framed);
+    int r = tar_framed_new(source, compression, helpers, builder, progress, fault, &framed);
     if (r < 0)
         return r;
     builder_use_ranges(builder);

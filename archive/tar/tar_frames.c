@@ -1,16 +1,16 @@
 /*
  * A tar in frames that are compressed one by one: zstd frames (pzstd, t2sz, the seekable
- * format), or members of a gzip file (bgzip). Each frame can be decompressed alone. So an index
- * can point into frames, and no unpacked copy is needed.
+ * format), members of a gzip file (bgzip), blocks of bzip2 and xz. Each frame can be
+ * decompressed alone. So an index can point into frames, and no unpacked copy is needed.
  *
  * Frames are read one after the other, whole, while libarchive reads the tar in them. The table
  * that this makes gives the frames in which a member's bytes lie. Tables of frames that files
  * carry themselves (seekable zstd, .gzi) are not read: they could lie. A member's data follows
  * its header, so its ranges wait until libarchive has found the next header.
  *
- * The end of a frame is known only after it was decompressed
- * (gzip) or its blocks were walked through (zstd). Until then nothing that a frame claims is
- * believed: its sizes only choose the first buffer.
+ * The end of a frame is known only after it was decompressed (gzip, bzip2) or its blocks were
+ * walked through (zstd). Until then nothing that a frame claims is believed: its sizes only
+ * choose the first buffer.
  *
  * The file is seen through a window: the mapping, or memory that grows until it holds a whole
  * frame. If a frame does not end within the largest supported size, the file has to be unpacked
@@ -29,6 +29,7 @@
 #include <libdeflate.h>
 #endif
 
+#include "block_scan.h"
 #include "bytes.h"
 #include "deflate_scan.h"
 #include "numbers.h"
@@ -94,6 +95,8 @@ struct tar_framed {
     VECTOR(struct tar_range) ranges; /* of that inode: where its data lie in the tar */
     VECTOR(struct builder_piece) pieces;
     ZSTD_DCtx *zstd;
+    struct block_scan *blocks; /* bzip2, xz */
+    bool blocks_ended;
 #ifdef HAVE_LIBDEFLATE
     struct libdeflate_decompressor *deflate;
     struct deflate_scan *scan; /* for members that are cut at points */
@@ -110,8 +113,18 @@ struct view {
 
 /* ---- making one ---- */
 
-static int frames_set_codec(struct tar_framed *f, const char *compression)
+static int frames_set_codec(struct tar_framed *f, const char *compression,
+                            struct helpers *helpers)
 {
+    static const struct {
+        const char *compression;
+        enum codec codec;
+    } of_blocks[] = {{"bzip2", CODEC_BZIP2}, {"xz", CODEC_XZ_BLOCK}};
+    for (size_t i = 0; i < 2; i++)
+        if (strcmp(compression, of_blocks[i].compression) == 0) {
+            f->codec = of_blocks[i].codec;
+            return block_scan_new(f->source, compression, helpers, &f->blocks);
+        }
     if (strcmp(compression, "zstd") == 0) {
         f->codec = CODEC_ZSTD;
         f->zstd = ZSTD_createDCtx();
@@ -127,8 +140,16 @@ static int frames_set_codec(struct tar_framed *f, const char *compression)
     return -ENOTSUP;
 }
 
-int tar_framed_new(struct source *source, const char *compression, struct builder *builder,
-                   struct progress *progress, struct fault *fault,
+/* A bzip2 file may be one block, which is short; one of xz may be as long as the tar. */
+static int frames_begin_blocks(struct tar_framed *f)
+{
+    int r = block_scan_begin(f->blocks, 0, f->size_bytes, f->fault);
+    return r == 0 && f->codec == CODEC_XZ_BLOCK && block_scan_count(f->blocks) < 2 ? -ENOTSUP
+                                                                                   : r;
+}
+
+int tar_framed_new(struct source *source, const char *compression, struct helpers *helpers,
+                   struct builder *builder, struct progress *progress, struct fault *fault,
                    struct tar_framed **ret_framed)
 {
     struct tar_framed *f = calloc(1, sizeof(*f));
@@ -140,7 +161,9 @@ int tar_framed_new(struct source *source, const char *compression, struct builde
     f->fault = fault;
     f->size_bytes = source_size(source);
     f->map = source_map(source);
-    int r = frames_set_codec(f, compression);
+    int r = frames_set_codec(f, compression, helpers);
+    if (r == 0 && f->blocks)
+        r = frames_begin_blocks(f);
     if (r < 0) {
         tar_framed_free(f);
         return r;
@@ -154,6 +177,7 @@ void tar_framed_free(struct tar_framed *f)
     if (!f)
         return;
     ZSTD_freeDCtx(f->zstd);
+    block_scan_free(f->blocks);
 #ifdef HAVE_LIBDEFLATE
     if (f->deflate)
         libdeflate_free_decompressor(f->deflate);
@@ -232,7 +256,7 @@ struct found {
     uint64_t packed; /* bytes of the file that it takes; 0: nothing more follows */
     size_t bytes;    /* its decompressed bytes, in f->out */
     bool is_part;    /* not a whole frame: */
-    struct deflate_part part;
+    struct stream_part part;
 };
 
 /* Result: more of the file is needed. */
@@ -318,6 +342,17 @@ static int frames_find_zstd(struct tar_framed *f, struct found *ret_found)
 
 /* ---- members of a gzip file ---- */
 
+/* Like gzip and bzip2, ignore bytes behind the end of the data; but note them. */
+static void frames_note_rest(struct tar_framed *f, const struct view *v, const char *name)
+{
+    size_t len = (size_t)min_u64(v->len, TAR_BLOCK_BYTES);
+    if (!tar_is_zero(v->bytes, len) && !f->progress->note[0])
+        snprintf(f->progress->note, sizeof(f->progress->note),
+                 "%llu bytes behind the end of its %s data (offset %llu) are ignored",
+                 (unsigned long long)(f->size_bytes - f->offset), name,
+                 (unsigned long long)f->offset);
+}
+
 #ifdef HAVE_LIBDEFLATE
 enum {
     GZIP_HEAD_BYTES = 10,
@@ -367,17 +402,6 @@ static int gzip_find_short(struct tar_framed *f, const struct view *v, struct fo
     return 1;
 }
 
-/* Like gzip, ignore bytes behind the last member; but note them. */
-static void gzip_note_rest(struct tar_framed *f, const struct view *v)
-{
-    size_t len = (size_t)min_u64(v->len, TAR_BLOCK_BYTES);
-    if (!tar_is_zero(v->bytes, len) && !f->progress->note[0])
-        snprintf(f->progress->note, sizeof(f->progress->note),
-                 "%llu bytes behind the end of its gzip data (offset %llu) are ignored",
-                 (unsigned long long)(f->size_bytes - f->offset),
-                 (unsigned long long)f->offset);
-}
-
 /*
  * Begins the member at the current offset: 1 if it is a short one, which is found already, 0 if
  * the scan has to go on in it or (ret_found->packed is 0) no member follows.
@@ -389,7 +413,7 @@ static int gzip_begin_member(struct tar_framed *f, struct found *ret_found)
     if (r < 0)
         return r;
     if (v.len < 2 || memcmp(v.bytes, "\x1f\x8b", 2) != 0) {
-        gzip_note_rest(f, &v);
+        frames_note_rest(f, &v, "gzip");
         return f->offset > 0 ? 1 : frames_damaged(f, "no member begins here");
     }
     r = f->last_was_long ? 0 : gzip_find_short(f, &v, ret_found);
@@ -432,7 +456,7 @@ static int frames_find_gzip(struct tar_framed *f, struct found *ret_found)
         if (r != 0)
             return r < 0 ? r : 0;
     }
-    struct deflate_buffer out = {f->out.at, f->out.room};
+    struct stream_buffer out = {f->out.at, f->out.room};
     int r = deflate_scan_next(f->scan, &out, f->fault, &ret_found->part);
     f->out.at = out.at;
     f->out.room = out.room;
@@ -451,8 +475,34 @@ static int frames_find_gzip(struct tar_framed *f, struct found *ret_found)
 }
 #endif
 
+/* ---- blocks of bzip2 and xz ---- */
+
+static int frames_find_block(struct tar_framed *f, struct found *ret_found)
+{
+    if (f->blocks_ended) {
+        struct view v;
+        int r = frames_view(f, TAR_BLOCK_BYTES, &v);
+        if (r == 0)
+            frames_note_rest(f, &v, "bzip2");
+        return r;
+    }
+    struct stream_buffer out = {f->out.at, f->out.room};
+    int r = block_scan_next(f->blocks, &out, f->fault, &ret_found->part);
+    f->out.at = out.at;
+    f->out.room = out.room;
+    if (r < 0)
+        return r;
+    f->blocks_ended = ret_found->part.is_last;
+    ret_found->is_part = true;
+    ret_found->bytes = ret_found->part.block.block_bytes;
+    ret_found->packed = block_scan_offset(f->blocks) - f->offset;
+    return 0;
+}
+
 static int frames_find_next(struct tar_framed *f, struct found *ret_found)
 {
+    if (f->blocks)
+        return frames_find_block(f, ret_found);
 #ifdef HAVE_LIBDEFLATE
     if (f->codec == CODEC_GZIP)
         return frames_find_gzip(f, ret_found);
@@ -490,7 +540,8 @@ static bool frames_are_enough(const struct tar_framed *f)
 static bool frames_is_fit(const struct tar_framed *f, const struct found *found)
 {
     uint64_t offset = f->offset + found->packed, bytes = f->bytes + found->bytes;
-    if (found->packed > found->bytes + found->bytes / 8 + 4096)
+    uint64_t packed = found->is_part ? found->part.block.packed_bytes : found->packed;
+    if (packed > found->bytes + found->bytes / 8 + 4096)
         return false;
     if (f->codec == CODEC_ZSTD && f->list.count == 0 && offset == f->size_bytes) /* only one */
         return false;
@@ -518,7 +569,7 @@ static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret
             return -ENOTSUP;
         if (r < 0)
             return r;
-        if (found.packed == 0)
+        if (found.packed == 0 && found.bytes == 0)
             break;
         if (found.bytes > 0) { /* else a skippable frame or an end marker */
             r = frames_is_fit(f, &found) ? frames_add(f, &found) : -ENOTSUP;
@@ -663,12 +714,12 @@ int tar_framed_finish(struct tar_framed *f, struct builder_header *header)
     if (r < 0)
         return r;
     uint32_t largest = f->largest;
-    if (f->codec == CODEC_ZSTD && largest > LARGE_FRAME_BYTES && !f->progress->note[0])
-        snprintf(
-            f->progress->note, sizeof(f->progress->note),
-            "is read through its frames, of up to %u MiB: each read at random decompresses "
-            "a whole one; 'onepot pack --zstd' makes small ones",
-            (largest + (1u << 20) - 1) >> 20);
+    if ((f->codec == CODEC_ZSTD || f->codec == CODEC_XZ_BLOCK) && largest > LARGE_FRAME_BYTES &&
+        !f->progress->note[0])
+        snprintf(f->progress->note, sizeof(f->progress->note),
+                 "is read through its %s, of up to %u MiB: each read at random decompresses "
+                 "a whole one; 'onepot pack --zstd' makes small ones",
+                 f->blocks ? "blocks" : "frames", (largest + (1u << 20) - 1) >> 20);
     header->codec = f->has_frames ? f->codec : CODEC_NONE;
     header->block_bytes = largest;
     return 0;

@@ -135,11 +135,12 @@ int tar_add_attributes(struct archive_entry *entry, struct builder *builder, uin
 struct tar_framed;
 
 /*
- * `compression` is the file's: "zstd" or "gzip". -ENOTSUP: frames of other formats can't be
- * found, or the library is not built in.
+ * `compression` is the file's: "zstd", "gzip", "bzip2" or "xz". The helpers, which may be NULL,
+ * helps with the last two. -ENOTSUP: frames of other formats can't be found, or the library is
+ * not built in.
  */
-int tar_framed_new(struct source *source, const char *compression, struct builder *builder,
-                   struct progress *progress, struct fault *fault,
+int tar_framed_new(struct source *source, const char *compression, struct helpers *helpers,
+                   struct builder *builder, struct progress *progress, struct fault *fault,
                    struct tar_framed **ret_framed);
 void tar_framed_free(struct tar_framed *framed); /* NULL is fine */
 /* Connects to `a`, like tar_feed_open. */

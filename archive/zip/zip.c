@@ -61,7 +61,7 @@ struct zip {
     VECTOR(struct zip_range) ranges;
     uint32_t largest_block;
     struct deflate_scan *scan; /* NULL before the first long member */
-    struct deflate_buffer part;
+    struct stream_buffer part;
     VECTOR(struct builder_piece) pieces; /* of the long member */
     uint64_t scanned;                    /* compressed bytes of long members so far */
     char name[512];                      /* of the member that is read, for messages */
@@ -308,7 +308,7 @@ static int long_is_damaged(struct zip *z, uint64_t offset, const char *what)
     return fault_set(z->fault, -ENOTSUP, z->name, offset, "%s", what);
 }
 
-static int add_part(struct zip *z, const struct deflate_part *part, uint64_t at)
+static int add_part(struct zip *z, const struct stream_part *part, uint64_t at)
 {
     struct builder_piece piece = {.offset = at, .length = part->block.block_bytes};
     if (piece.length == 0)
@@ -320,7 +320,7 @@ static int add_part(struct zip *z, const struct deflate_part *part, uint64_t at)
 
 /* The next part of a long member, of which `at` bytes are known. */
 static int scan_part(struct zip *z, const struct zip_entry *e, uint64_t at,
-                     struct deflate_part *part)
+                     struct stream_part *part)
 {
     struct fault fault = {0};
     uint64_t offset = deflate_scan_offset(z->scan);
@@ -344,7 +344,7 @@ static int scan_part(struct zip *z, const struct zip_entry *e, uint64_t at,
  */
 static int scan_long(struct zip *z, const struct zip_entry *e, uint64_t data)
 {
-    struct deflate_part part = {0};
+    struct stream_part part = {0};
     uint64_t at = 0;
     if (e->packed_bytes > source_size(z->source) - z->scanned)
         return zip_damaged(z, data, "shares its bytes with other members");

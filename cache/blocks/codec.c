@@ -188,23 +188,38 @@ static int unpack_xz(struct codec_context *context, const void *packed, size_t p
 #define unpack_xz NULL
 #endif
 
-#ifdef HAVE_ZLIB
+#if defined(HAVE_ZLIB) || defined(HAVE_BZ2) || defined(HAVE_XZ)
 /* A part of a stream, without its point: a damaged index. */
-static int unpack_deflate_point(struct codec_context *context, const void *packed,
-                                size_t packed_len, void *block, size_t size, size_t *ret_len)
+static int unpack_no_point(struct codec_context *context, const void *packed, size_t packed_len,
+                           void *block, size_t size, size_t *ret_len)
 {
     (void)context, (void)packed, (void)packed_len, (void)block, (void)size, (void)ret_len;
     return -EUCLEAN;
 }
+#endif
+
+#ifdef HAVE_ZLIB
+#define unpack_deflate_point unpack_no_point
 #else
 #define unpack_deflate_point NULL
+#endif
+#ifdef HAVE_BZ2
+#define unpack_bzip2 unpack_no_point
+#else
+#define unpack_bzip2 NULL
+#endif
+#ifdef HAVE_XZ
+#define unpack_xz_block unpack_no_point
+#else
+#define unpack_xz_block NULL
 #endif
 
 /*
  * Larger blocks are refused: each thread that decompresses one needs room and time for it. All
  * decoders take time in proportion to their input and output. The slowest rates found: zstd 130
  * MB/s (empty frames) and gzip 120 MB/s (empty blocks), which pack and tars have in large
- * frames; lzo 360 MB/s and xz 16 MB/s, which SquashFS has in blocks of 1 MiB.
+ * frames; lzo 360 MB/s and xz 16 MB/s, which SquashFS has in blocks of 1 MiB. Tars in xz may
+ * have it in blocks of 64 MiB: four seconds. A block of bzip2 has 3 MB of input at most.
  */
 #define LARGE CODEC_BLOCK_MAX
 #define SMALL (1u << 20)
@@ -225,6 +240,8 @@ static const struct {
     [CODEC_DEFLATE] = {"deflate", unpack_deflate, LARGE},
     [CODEC_INT64] = {"integers", unpack_int64, LARGE},
     [CODEC_DEFLATE_POINT] = {"deflate from points", unpack_deflate_point, LARGE},
+    [CODEC_BZIP2] = {"bzip2 blocks", unpack_bzip2, LARGE},
+    [CODEC_XZ_BLOCK] = {"xz blocks", unpack_xz_block, LARGE},
 };
 
 bool codec_available(enum codec codec)

@@ -22,6 +22,9 @@
 #include <libdeflate.h>
 #endif
 
+#include "bzip2_block.h"
+#include "xz_block.h"
+
 #define STORED_HEAD_BYTES 5u
 #define FILLER_BYTES 20u /* 99 bits, three times 10, and the part's first byte */
 #define LAST_BYTES 3u
@@ -72,7 +75,6 @@ void codec_parts_free(struct codec_parts *parts)
     free(parts);
 }
 
-#ifdef HAVE_ZLIB
 static int parts_room(struct parts_buffer *buffer, size_t len)
 {
     if (len <= buffer->room)
@@ -83,6 +85,7 @@ static int parts_room(struct parts_buffer *buffer, size_t len)
     return buffer->at ? 0 : -ENOMEM;
 }
 
+#ifdef HAVE_ZLIB
 /* How many bits of `packed_len` bytes belong to the part and what comes before it; 0: none. */
 static size_t parts_bits(const struct block_point *point, size_t packed_len)
 {
@@ -198,16 +201,33 @@ static int unpack_deflate_part(struct codec_parts *parts, const struct block_poi
 }
 #endif
 
+static int unpack_bzip2_part(struct codec_parts *parts, const struct block_point *point,
+                             const void *packed, size_t packed_len, void *block, size_t size)
+{
+    size_t len;
+    int r = packed_len <= BZIP2_PACKED_MAX ? 0 : -EUCLEAN;
+    if (r == 0)
+        r = parts_room(&parts->in, packed_len + BZIP2_STREAM_EXTRA);
+    if (r == 0)
+        r = bzip2_block_unpack(packed, packed_len, point->first_bit, point->last_bits,
+                               parts->in.at, block, size, &len);
+    return r == -ENOSPC || (r == 0 && len != size) ? -EUCLEAN : r;
+}
+
 int codec_parts_unpack(struct codec_parts *parts, enum codec codec,
                        const struct block_point *point, const void *packed, size_t packed_len,
                        void *block, size_t size)
 {
+    switch (codec) {
 #ifdef HAVE_ZLIB
-    if (codec == CODEC_DEFLATE_POINT)
+    case CODEC_DEFLATE_POINT:
         return unpack_deflate_part(parts, point, packed, packed_len, block, size);
-#else
-    (void)parts, (void)codec, (void)point, (void)packed, (void)packed_len, (void)block,
-        (void)size;
 #endif
-    return -ENOTSUP;
+    case CODEC_BZIP2:
+        return unpack_bzip2_part(parts, point, packed, packed_len, block, size);
+    case CODEC_XZ_BLOCK:
+        return xz_block_unpack(packed, packed_len, XZ_NO_CHECK, block, size);
+    default:
+        return -ENOTSUP;
+    }
 }

@@ -1,24 +1,33 @@
 /*
- * Parts of deflate streams. The first byte of an input says which way: a stream is cut into
- * parts, each of which must be decompressed to what the scan saw, or be refused; or a part with
- * a point that anybody could have written is decompressed.
+ * Parts of streams: of deflate, bzip2 and xz. The first byte of an input says which, and which
+ * way: a stream is cut into parts, each of which must be decompressed to what the scan saw, or
+ * be refused; or a part with a point that anybody could have written is decompressed.
  */
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "block_scan.h"
 #include "codec.h"
 #include "deflate_scan.h"
 #include "fuzz.h"
 
 #ifdef HAVE_ZLIB
 #include <zlib.h>
+#endif
+#ifdef HAVE_BZ2
+#include <bzlib.h>
+#endif
+#ifdef HAVE_XZ
+#include <lzma.h>
+#endif
 
 #define PARTS_MAX 200u
 #define OUT_BYTES (1u << 20)
 
 static void unpack_seen(struct codec_context *context, const uint8_t *data,
-                        const struct deflate_part *part, const uint8_t *seen)
+                        const struct stream_part *part, const uint8_t *seen)
 {
     uint32_t bytes = part->block.block_bytes;
     uint8_t *out = malloc(bytes + 1u);
@@ -31,12 +40,13 @@ static void unpack_seen(struct codec_context *context, const uint8_t *data,
     free(out);
 }
 
+#ifdef HAVE_ZLIB
 static void scan(struct codec_context *context, const uint8_t *data, size_t size)
 {
     struct source *source = fuzz_source(data, size);
     struct deflate_scan *scan;
-    struct deflate_buffer buffer = {0};
-    struct deflate_part part = {0};
+    struct stream_buffer buffer = {0};
+    struct stream_part part = {0};
     struct fault fault = {0};
     if (deflate_scan_new(source, "gzip", &scan) < 0)
         abort();
@@ -54,8 +64,36 @@ static void scan(struct codec_context *context, const uint8_t *data, size_t size
     source_close(source);
 }
 
+#else
+#define scan(context, data, size) ((void)(context), (void)(data), (void)(size))
+#endif
+
+static void scan_blocks(struct codec_context *context, const char *compression,
+                        const uint8_t *data, size_t size)
+{
+    struct source *source = fuzz_source(data, size);
+    struct block_scan *scan = NULL;
+    struct stream_buffer buffer = {0};
+    struct stream_part part = {0};
+    struct fault fault = {0};
+    int r = block_scan_new(source, compression, NULL, &scan);
+    if (r == 0)
+        r = block_scan_begin(scan, 0, size, &fault);
+    for (unsigned i = 0; r == 0 && !part.is_last && i < PARTS_MAX; i++) {
+        r = block_scan_next(scan, &buffer, &fault, &part);
+        require(r == 0 || r == -ENOTSUP || (r == -EUCLEAN && fault.err));
+        require(block_scan_offset(scan) <= size);
+        if (r == 0 && part.block.block_bytes > 0)
+            unpack_seen(context, data, &part, buffer.at);
+    }
+    free(buffer.at);
+    block_scan_free(scan);
+    source_close(source);
+}
+
 /* Eight bytes of a point, then a byte with the window's length, the window, the part. */
-static void unpack_any(struct codec_context *context, const uint8_t *data, size_t size)
+static void unpack_any(struct codec_context *context, enum codec codec, const uint8_t *data,
+                       size_t size)
 {
     static uint8_t out[OUT_BYTES];
     if (size < 9)
@@ -70,8 +108,7 @@ static void unpack_any(struct codec_context *context, const uint8_t *data, size_
         .window = data + 9,
     };
     size_t room = (data[4] | (size_t)data[5] << 8 | (size_t)data[6] << 16) % OUT_BYTES;
-    codec_unpack_part(context, CODEC_DEFLATE_POINT, &point, data + 9 + window,
-                      size - 9 - window, out, room);
+    codec_unpack_part(context, codec, &point, data + 9 + window, size - 9 - window, out, room);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -79,54 +116,105 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct codec_context *context;
     if (size == 0 || codec_context_new(&context) < 0)
         return 0;
+    static const enum codec codecs[] = {CODEC_DEFLATE_POINT, CODEC_BZIP2, CODEC_XZ_BLOCK};
+    unsigned kind = data[0] / 2 % 3;
     if (data[0] & 1) {
         codec_context_skip_sums(context);
-        unpack_any(context, data + 1, size - 1);
-    } else {
+        unpack_any(context, codecs[kind], data + 1, size - 1);
+    } else if (kind == 0) {
         scan(context, data + 1, size - 1);
+    } else {
+        scan_blocks(context, kind == 1 ? "bzip2" : "xz", data + 1, size - 1);
     }
     codec_context_free(context);
     return 0;
 }
 
-uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
+#define TEXT_BYTES 60000u
+#define SEED_BYTES (2 * TEXT_BYTES)
+
+/* The length of the text, packed into room for SEED_BYTES. 0: not in this build. */
+static size_t pack_deflate(unsigned number, uint8_t *text, uint8_t *to)
 {
-    static uint8_t text[60000];
+#ifdef HAVE_ZLIB
     static const int strategies[] = {Z_DEFAULT_STRATEGY, Z_FIXED, Z_HUFFMAN_ONLY};
-    if (number >= 4)
-        return NULL;
-    for (size_t i = 0; i < sizeof(text); i++)
-        text[i] = (uint8_t)(i * i >> 9);
-    uint8_t *seed = calloc(1, 2 * sizeof(text));
-    z_stream z = {0};
-    if (!seed || deflateInit2(&z, number == 3 ? 0 : 6, Z_DEFLATED, -15, 8,
-                              strategies[number % 3]) != Z_OK)
+    z_stream z = {.next_out = to, .avail_out = SEED_BYTES};
+    if (deflateInit2(&z, number == 3 ? 0 : 6, Z_DEFLATED, -15, 8, strategies[number % 3]) !=
+        Z_OK)
         abort();
-    size_t head = number == 1 ? 10 : 1; /* the second seed is a part without a window */
-    seed[0] = number == 1;
-    seed[2] = 7;
-    seed[5] = 1;
-    z.next_out = seed + head;
-    z.avail_out = (uInt)(2 * sizeof(text) - head);
-    for (size_t at = 0; at < sizeof(text); at += 10000) {
+    for (size_t at = 0; at < TEXT_BYTES; at += 10000) {
         z.next_in = text + at;
         z.avail_in = 10000;
         deflate(&z, at == 50000 ? Z_FINISH : Z_BLOCK);
     }
-    *ret_size = head + z.total_out;
     deflateEnd(&z);
-    return seed;
-}
+    return z.total_out;
 #else
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
-{
-    (void)data, (void)size;
+    (void)number, (void)text, (void)to;
     return 0;
+#endif
 }
 
+static size_t pack_bzip2(uint8_t *text, uint8_t *to)
+{
+#ifdef HAVE_BZ2
+    size_t len = 0;
+    for (size_t at = 0; at < TEXT_BYTES; at += TEXT_BYTES / 3) {
+        unsigned room = (unsigned)(SEED_BYTES - len);
+        if (BZ2_bzBuffToBuffCompress((char *)to + len, &room, (char *)text + at, TEXT_BYTES / 3,
+                                     1, 0, 0) != BZ_OK)
+            abort();
+        len += room;
+    }
+    return len;
+#else
+    (void)text, (void)to;
+    return 0;
+#endif
+}
+
+static size_t pack_xz(uint8_t *text, uint8_t *to)
+{
+#ifdef HAVE_XZ
+    size_t len = 0;
+    for (size_t at = 0; at < TEXT_BYTES; at += TEXT_BYTES / 3)
+        if (lzma_easy_buffer_encode(0, LZMA_CHECK_CRC32, NULL, text + at, TEXT_BYTES / 3, to,
+                                    &len, SEED_BYTES) != LZMA_OK)
+            abort();
+    return len;
+#else
+    (void)text, (void)to;
+    return 0;
+#endif
+}
+
+/*
+ * Streams of each kind, to be cut into parts; and, as numbers 1, 5 and 7, parts without a
+ * window: what follows the stream's header.
+ */
 uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
 {
-    (void)number, (void)ret_size;
-    return NULL;
+    static uint8_t text[TEXT_BYTES], packed[SEED_BYTES];
+    if (number >= 8)
+        return NULL;
+    for (size_t i = 0; i < sizeof(text); i++)
+        text[i] = (uint8_t)(i * i >> 9);
+    bool is_part = number == 1 || number == 5 || number == 7;
+    unsigned kind = number < 4 ? 0 : number < 6 ? 1 : 2;
+    size_t len = kind == 0   ? pack_deflate(number, text, packed)
+                 : kind == 1 ? pack_bzip2(text, packed)
+                             : pack_xz(text, packed);
+    size_t head = is_part ? 10 : 1,
+           skip = !is_part || len == 0 ? 0 : (const size_t[]){0, 4, 12}[kind];
+    uint8_t *seed = calloc(1, head + len - skip);
+    if (!seed)
+        abort();
+    seed[0] = (uint8_t)(2 * kind + is_part);
+    if (is_part) {
+        seed[2] = 7;
+        seed[5] = 1;
+    }
+    memcpy(seed + head, packed + skip, len - skip);
+    *ret_size = head + len - skip;
+    return seed;
 }
-#endif

@@ -1,4 +1,4 @@
-/* Vectors, integers of a fixed byte order, and the identity of files. */
+/* Threads for tasks, vectors, integers of a fixed byte order, and the identity of files. */
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -7,10 +7,58 @@
 #include <unistd.h>
 
 #include "bytes.h"
+#include "helpers.h"
 #include "file_id.h"
 #include "pause.h"
 #include "suite.h"
 #include "vector.h"
+
+struct counted {
+    struct helper_task task;
+    unsigned runs;
+};
+
+static void count_run(struct helper_task *task)
+{
+    ((struct counted *)task)->runs++;
+}
+
+START_TEST(helpers_runs_each_task_once)
+{
+    struct counted tasks[300] = {0};
+    struct helpers *helpers = NULL;
+    ck_assert(_i == 0 || helpers_new((unsigned)_i, &helpers) == 0);
+    ck_assert_uint_eq(helpers_threads(helpers), (unsigned)_i);
+    for (unsigned i = 0; i < 300; i++) {
+        tasks[i].task.run = count_run;
+        helpers_begin(helpers, &tasks[i].task);
+    }
+    for (unsigned i = 0; i < 300; i++)
+        if (i % 3)
+            helpers_finish(helpers, &tasks[i].task);
+        else
+            helpers_cancel(helpers, &tasks[i].task);
+    helpers_free(helpers);
+    for (unsigned i = 0; i < 300; i++)
+        ck_assert(i % 3 ? tasks[i].runs == 1 : tasks[i].runs <= 1);
+}
+END_TEST
+
+/* A task that is not needed while others run: it never does. */
+START_TEST(helpers_forgets_what_was_cancelled)
+{
+    struct counted task = {.task.run = count_run};
+    struct helpers *helpers;
+    ck_assert_int_eq(helpers_new(0, &helpers), 0);
+    helpers_begin(helpers, &task.task);
+    helpers_cancel(helpers, &task.task);
+    ck_assert_uint_eq(task.runs, 0);
+    helpers_begin(helpers, &task.task);
+    helpers_finish(helpers, &task.task);
+    ck_assert_uint_eq(task.runs, 1);
+    helpers_free(helpers);
+}
+END_TEST
 
 START_TEST(vector_keeps_what_was_pushed)
 {
@@ -162,6 +210,8 @@ int main(void)
 {
     Suite *suite = suite_create("toolkit");
     TCase *tests = tcase_create("all");
+    tcase_add_loop_test(tests, helpers_runs_each_task_once, 0, 4);
+    tcase_add_test(tests, helpers_forgets_what_was_cancelled);
     tcase_add_test(tests, vector_keeps_what_was_pushed);
     tcase_add_test(tests, vector_appends_arrays_of_any_length);
     tcase_add_test(tests, vector_is_extended_by_zeros_and_never_cut);

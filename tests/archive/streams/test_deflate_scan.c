@@ -92,7 +92,7 @@ struct parts {
     uint64_t windows; /* bytes */
 };
 
-static void keep(struct parts *parts, const struct deflate_part *part, size_t at)
+static void keep(struct parts *parts, const struct stream_part *part, size_t at)
 {
     ck_assert_uint_lt(parts->count, sizeof(parts->list) / sizeof(parts->list[0]));
     struct kept *kept = &parts->list[parts->count++];
@@ -115,8 +115,8 @@ static struct parts *scan(const struct stream *s, struct source *source, bool of
 {
     struct parts *parts = calloc(1, sizeof(*parts));
     struct deflate_scan *scan;
-    struct deflate_buffer buffer = {0};
-    struct deflate_part part = {0};
+    struct stream_buffer buffer = {0};
+    struct stream_part part = {0};
     struct fault fault = {0};
     ck_assert_int_eq(deflate_scan_new(source, "gzip", &scan), 0);
     if (often)
@@ -215,8 +215,8 @@ static int scan_all(const struct stream *s, struct source *source, uint64_t end,
                     struct fault *fault, uint32_t *ret_crc)
 {
     struct deflate_scan *scan;
-    struct deflate_buffer buffer = {0};
-    struct deflate_part part = {0};
+    struct stream_buffer buffer = {0};
+    struct stream_part part = {0};
     int r = deflate_scan_new(source, "gzip", &scan);
     ck_assert_int_eq(r, 0);
     deflate_scan_cut_often(scan);

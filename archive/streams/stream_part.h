@@ -1,0 +1,27 @@
+/*
+ * What scanning a stream gives: its parts, each of which can be decompressed alone.
+ */
+#ifndef ONEPOT_STREAM_PART_H
+#define ONEPOT_STREAM_PART_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "builder.h"
+
+/* Memory that grows with the parts: of the caller, who frees `at`. All zero is empty. */
+struct stream_buffer {
+    uint8_t *at;
+    size_t room;
+};
+
+struct stream_part {
+    struct builder_block
+        block;                /* with its codec and point; block_bytes is its content's length,
+                                 which may be 0 for the last part: leave that one out */
+    struct block_point point; /* valid until the next call */
+    bool is_last;             /* of its stream */
+};
+
+#endif
