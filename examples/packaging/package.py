@@ -1,0 +1,35 @@
+# Spack: in a repository of your own, packages/onepot/package.py. The source lies beside it, or in
+# a mirror, until there is an address to fetch it from.
+from spack.package import *
+
+
+class Onepot(MesonPackage):
+    """Mounts archives of millions of small files as directories, for training jobs."""
+
+    manual_download = True
+    version("0.1.0")
+
+    license("Apache-2.0")
+
+    variant("python", default=False, description="the Python module")
+
+    depends_on("c", type="build")
+    depends_on("meson@1.0:", type="build")
+    depends_on("pkgconfig", type="build")
+    depends_on("libarchive")
+    depends_on("zstd")
+    depends_on("xxhash")
+    depends_on("squashfuse")
+    depends_on("libdeflate")
+    depends_on("zlib-api")
+    depends_on("lzo")
+    depends_on("lz4")
+    depends_on("xz")
+    depends_on("python@3.9:", when="+python", type=("build", "link", "run"))
+
+    def url_for_version(self, version):
+        return f"file://{self.package_dir}/onepot-{version}.tar.gz"
+
+    def meson_args(self):
+        python = "enabled" if self.spec.satisfies("+python") else "disabled"
+        return ["-Dtests=disabled", "-Dbench=false", "-Dcuda=disabled", f"-Dpython={python}"]
