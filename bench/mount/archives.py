@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +37,43 @@ KINDS = {
     "dwarfs": ("mkdwarfs", ["-i", "{src}", "-o", "{out}", "-l", "4", "--no-progress"]),
     "zip-stored": ("zip", ["-0", "-q", "-r", "{out}", "."]),
     "zip": ("zip", ["-q", "-r", "{out}", "."]),
+    "tar.gz": ("tar", ["--sort=name", "-C", "{src}", "-czf", "{out}", "."]),
+    # Of a tar for each directory: a folder of them, or a tar of them. Made by make_archive().
+    "union": ("tar", None),
+    "nested": ("tar", None),
 }
 
 
 class BuildError(Exception):
     """A data set or an archive could not be made."""
+
+
+def make_union(program, onepot, source, out):
+    """A folder with a tar for each directory, which has its index."""
+    out.mkdir()
+    names = sorted(os.listdir(source))
+    for name in names:
+        run_quiet([program, "-C", str(source), "-cf", str(out / f"{name}.tar"), name])
+    if onepot:
+        run_quiet([onepot, "index", *(str(out / f"{name}.tar") for name in names)])
+
+
+def make_nested(program, source, out):
+    """A tar of tars, which shows the same tree where each is a directory."""
+    with tempfile.TemporaryDirectory(prefix="inner.", dir=out.parent) as folder:
+        for name in sorted(os.listdir(source)):
+            run_quiet([program, "-C", str(source / name), "-cf", f"{folder}/{name}.tar", "."])
+        run_quiet([program, "--sort=name", "-C", folder, "-cf", str(out), "."])
+
+
+def make_archive(program, onepot, kind, source, out):
+    if kind == "union":
+        make_union(program, onepot, source, out)
+    elif kind == "nested":
+        make_nested(program, source, out)
+    else:
+        places = {"src": str(source), "out": str(out)}
+        run_quiet([program, *(a.format(**places) for a in KINDS[kind][1])], cwd=source)
 
 
 def run_quiet(argv, **kwargs):
@@ -107,13 +140,13 @@ class Store:
         final = self.archive(which, kind)
         if final.exists() and not kind.startswith("onepot"):
             return
-        program, arguments = KINDS[kind]
         partial = final.with_name(f"partial-{kind}.zip" if "zip" in kind else f"partial-{kind}")
+        if partial.is_dir():
+            shutil.rmtree(partial)
         partial.unlink(missing_ok=True)
         self.say(f"making the archive '{kind}' of the set '{which}'")
-        places = {"src": str(self.source(which)), "out": str(partial)}
-        run_quiet([self.program(program), *(a.format(**places) for a in arguments)],
-                  cwd=self.source(which))
+        make_archive(self.program(KINDS[kind][0]), self.program("onepot"), kind,
+                     self.source(which), partial)
         partial.rename(final)
 
     def total_bytes(self, which):
@@ -121,8 +154,20 @@ class Store:
             return sum(int(line.rsplit("\t", 1)[1]) for line in lines)
 
 
-def warm(path):
-    """Reads a file once, so that it lies in the page cache."""
-    with open(path, "rb", buffering=0) as file:
-        while file.read(1 << 20):
-            pass
+def files_of(archive):
+    """An archive's files: itself, or the shards in a folder, with their indexes."""
+    archive = Path(archive)
+    return sorted(archive.iterdir()) if archive.is_dir() else [archive]
+
+
+def bytes_of(archive):
+    return sum(file.stat().st_size for file in files_of(archive)
+               if not file.name.endswith(".onepot-index"))
+
+
+def warm(archive):
+    """Reads an archive once, so that it lies in the page cache."""
+    for path in files_of(archive):
+        with open(path, "rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass

@@ -21,6 +21,8 @@ class Contender:
     program: str = ""            # that mounts
     command: tuple = ()
     baseline: str = "squashfuse_ll"  # the contender of this set that it is compared with
+    limit: int = 0               # files of an epoch, where all would take hours; 0: all
+    reads: str = ""              # a way of readers.py to read the archive without a mount
 
     @property
     def ours(self):
@@ -30,6 +32,7 @@ class Contender:
 AT = ("{archive}", "{at}")
 ONEPOT = ("mount", "{archive}", "--at", "{at}")
 NOISE, RECORDS, BOTH = ("noise",), ("records",), ("noise", "records")
+FEW = 500
 ZSTD, ZSTD64 = "squashfs-zstd", "squashfs-zstd-64K"
 
 
@@ -42,7 +45,12 @@ CONTENDERS = (
     Contender("onepot archive zstd", RECORDS, "onepot-zstd", "onepot", ONEPOT),
     Contender("onepot tar", BOTH, "tar", "onepot", ONEPOT),
     Contender("onepot squashfs", NOISE, "squashfs", "onepot", ONEPOT),
-    Contender("onepot zip stored", NOISE, "zip-stored", "onepot", ONEPOT, baseline="mount-zip stored"),
+    Contender("onepot union", NOISE, "union", "onepot", ONEPOT, baseline="onepot tar"),
+    Contender("onepot nested", NOISE, "nested", "onepot", (*ONEPOT, "--nested"),
+              baseline="onepot tar"),
+    Contender("onepot tar.gz", BOTH, "tar.gz", "onepot", ONEPOT, baseline="ratarmount tar.gz",
+              limit=FEW),
+    Contender("onepot zip stored", NOISE, "zip-stored", "onepot", ONEPOT, baseline="onepot tar"),
     Contender("onepot zip", RECORDS, "zip", "onepot", ONEPOT, baseline="mount-zip"),
     Contender("onepot zstd", RECORDS, ZSTD, "onepot", ONEPOT),
     Contender("onepot zstd 64K", RECORDS, ZSTD64, "onepot", ONEPOT,
@@ -58,8 +66,13 @@ CONTENDERS = (
     Contender("mount-zip stored", NOISE, "zip-stored", "mount-zip", AT),
     Contender("mount-zip", RECORDS, "zip", "mount-zip", AT),
     Contender("ratarmount", NOISE, "tar", "ratarmount", AT),
-    Contender("ratarmount zip stored", NOISE, "zip-stored", "ratarmount", AT, baseline="mount-zip stored"),
+    Contender("ratarmount zip stored", NOISE, "zip-stored", "ratarmount", AT,
+              baseline="mount-zip stored"),
     Contender("ratarmount zip", RECORDS, "zip", "ratarmount", AT, baseline="mount-zip"),
+    Contender("ratarmount tar.gz", BOTH, "tar.gz", "ratarmount",
+              ("-P", "0", "--use-backend", "rapidgzip", *AT), baseline="ratarmount tar.gz",
+              limit=FEW),
+    Contender("zipfile", RECORDS, "zip", baseline="mount-zip", reads="zipfile"),
     Contender("fuse-zip", RECORDS, "zip", "fuse-zip", ("-r", *AT), baseline="mount-zip"),
     Contender("kernel squashfs", NOISE, "squashfs", "mount", loop("squashfs")),
     Contender("kernel squashfs", RECORDS, ZSTD, "mount", loop("squashfs")),

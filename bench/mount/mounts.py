@@ -43,13 +43,14 @@ class Mount:
     """A context in which a contender's tree can be read below .root; .pids are the processes
     that serve it, .ready_seconds the time from the command to the first answer."""
 
-    def __init__(self, contender, archive, program, folder, probe):
+    def __init__(self, contender, archive, program, folder, probe, environment=None):
         self.contender, self.program = contender, program
         self.at = os.path.join(folder, "mnt")
         self.log = os.path.join(folder, "mount.log")
         self.mark = uuid.uuid4().hex
         self.root, self.pids, self.ready_seconds = self.at, [], None
         self.archive, self.probe = str(archive), probe
+        self.environment = {**os.environ, **(environment or {}), MARK: self.mark}
 
     def __enter__(self):
         if not self.contender.command:
@@ -73,7 +74,7 @@ class Mount:
         began = time.monotonic()
         with open(self.log, "wb") as log:
             status = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                    env={**os.environ, MARK: self.mark}, check=False,
+                                    env=self.environment, check=False,
                                     timeout=MOUNT_SECONDS).returncode
         if status != 0:
             raise MountError(f"{self.contender.name}: status {status}: {self._last_words()}")
