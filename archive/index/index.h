@@ -63,6 +63,12 @@ static inline bool codec_has_point(enum codec codec)
     return codec >= CODEC_DEFLATE_POINT && codec < CODEC_COUNT;
 }
 
+/* No codec makes a block longer than this. Readers refuse a longer one: do not index it. */
+static inline uint64_t codec_packed_max(uint64_t block_bytes)
+{
+    return block_bytes + block_bytes / 8 + 4096;
+}
+
 /* Format of the archive. Values are on disk. */
 enum format {
     FORMAT_TAR = 1,

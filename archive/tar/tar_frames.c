@@ -541,7 +541,7 @@ static bool frames_is_fit(const struct tar_framed *f, const struct found *found)
 {
     uint64_t offset = f->offset + found->packed, bytes = f->bytes + found->bytes;
     uint64_t packed = found->is_part ? found->part.block.packed_bytes : found->packed;
-    if (packed > found->bytes + found->bytes / 8 + 4096)
+    if (packed > codec_packed_max(found->bytes))
         return false;
     if (f->codec == CODEC_ZSTD && f->list.count == 0 && offset == f->size_bytes) /* only one */
         return false;

@@ -212,6 +212,8 @@ static const struct zip_codec *zip_codec_of(uint16_t method)
     return NULL;
 }
 
+static const char too_long_packed[] = "has much more compressed data than content";
+
 /* Is it deflated, and too long to be one block? */
 static bool is_long_deflated(const struct zip_entry *e)
 {
@@ -239,10 +241,13 @@ static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
     if (codec->codec == CODEC_DEFLATE &&
         e->size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
         return zip_damaged(z, at, "claims more bytes than its data can hold");
-    if (!is_long_deflated(e) &&
-        (e->size_bytes > codec->block_max || e->packed_bytes >= 1u << 31))
+    if (is_long_deflated(e))
+        return 0;
+    if (e->size_bytes > codec->block_max)
         return fault_set(z->fault, -ENOTSUP, z->name, at,
                          "is compressed, and longer than %u MiB", codec->block_max >> 20);
+    if (e->packed_bytes > codec_packed_max(e->size_bytes))
+        return fault_set(z->fault, -ENOTSUP, z->name, at, "%s", too_long_packed);
     return 0;
 }
 
@@ -335,6 +340,8 @@ static int scan_part(struct zip *z, const struct zip_entry *e, uint64_t at,
         return fault_set(z->fault, r, z->name, offset, "%s", fault_errno(r));
     if (part->block.block_bytes > e->size_bytes - at)
         return long_is_damaged(z, offset, "has more bytes than the directory says");
+    if (part->block.packed_bytes > codec_packed_max(part->block.block_bytes))
+        return long_is_damaged(z, offset, too_long_packed);
     return add_part(z, part, at);
 }
 

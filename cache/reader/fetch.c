@@ -138,12 +138,11 @@ static void wait_for_block(void *ctx)
     reader_may_wait(request->scratch);
 }
 
-/* No codec makes a block much larger than its content. */
 static bool sane_block(const struct reader *reader, const struct extent *extent)
 {
     return extent->block_bytes <= reader->block_bytes &&
            extent->block_bytes <= codec_block_max(extent->codec) && extent->packed_bytes > 0 &&
-           extent->packed_bytes <= reader->block_bytes + reader->block_bytes / 8 + 4096;
+           extent->packed_bytes <= codec_packed_max(reader->block_bytes);
 }
 
 int reader_unpack(struct reader *reader, struct reader_scratch *scratch,

@@ -256,6 +256,40 @@ def test_long_members_that_are_damaged_are_left_out(work):
         onepot("verify", path, status=1)
 
 
+def with_stream(path, stream, data):
+    """A zip whose member 'padded' has this stream of deflate."""
+    whole = bytearray(pathlib.Path(make(path, [(entry("padded"), stream, STORED),
+                                               (entry("other"), b"short", DEFLATED)])).read_bytes())
+    at = next(directory_of(whole))
+    for where in (at + 10, 8):
+        whole[where:where + 2] = struct.pack("<H", DEFLATED)
+    for where in (at + 16, 14):
+        whole[where:where + 4] = struct.pack("<I", zlib.crc32(data))
+    for where in (at + 24, 22):
+        whole[where:where + 4] = struct.pack("<I", len(data))
+    pathlib.Path(path).write_bytes(whole)
+    with zipfile.ZipFile(path) as z:
+        check(z.read("padded") == data, "zipfile reads something else")
+    return path
+
+
+def test_streams_much_longer_than_their_content_are_left_out(work):
+    nothing, data = b"\0\0\0\xff\xff", content(5, 100_000)  # an empty block
+    long = data * 700
+    for name, data, blocks, names in (("few", data, 500, ["other", "padded"]),
+                                      ("many", data, 30_000, ["other"]),
+                                      ("long", long, 2_500_000, ["other"])):
+        packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+        stream = packer.compress(data[:90_000]) + packer.flush(zlib.Z_FULL_FLUSH)
+        stream += nothing * blocks + packer.compress(data[90_000:]) + packer.flush()
+        with work.mount(with_stream(work / f"{name}.zip", stream, data)) as mount:
+            check_equal(sorted(os.listdir(mount.path)), names, name)
+            check_equal("padded: has much more" in mount.notes, len(names) == 1, mount.notes)
+            for shown in names:
+                with open(mount / shown, "rb") as f:
+                    check_equal(len(f.read()), len(data) if shown == "padded" else 5, shown)
+
+
 def test_directory_that_disagrees_with_headers_is_refused(work):
     path = make(work / "a.zip", [(entry("one"), b"1" * 50, STORED), (entry("two"), b"2" * 500, DEFLATED)])
     size = os.path.getsize(path)
