@@ -148,9 +148,7 @@ int pot_open_on(const char *path, struct source *source, const struct pot_option
     index_close(o.stream_index);
     recipe_free(&o.recipe);
     if (r < 0) {
-        /* Offsets in the archive become offsets in the file that it lies in. */
-        if (pot->backend && !pot->packed && fault && fault->offset != FAULT_NO_OFFSET)
-            fault->offset += pot->container.offset;
+        pot_place_fault(pot, fault);
         if (r == -EAGAIN && !may_take_time)
             pot->source = NULL;
         pot_close(pot);

@@ -20,6 +20,9 @@ void pot_note(const struct pot_options *options, const char *path, const char *f
 void pot_note_fault(const struct pot_options *options, const char *path,
                     const struct fault *fault);
 
+/* Turn the fault's offset in the archive into one in the file that it lies in. */
+void pot_place_fault(const struct pot *pot, struct fault *fault);
+
 /* One line on the members that the index lacks, if there are any. */
 void pot_note_left_out(const struct pot_options *options, const struct pot *pot);
 

@@ -262,8 +262,15 @@ def test_a_fault_is_told_by_its_place_in_the_file(work):
     image = bytearray(make_squashfs(work, make_tree(work)))
     image[22:24] = b"\x63\0"  # log2 of a block
     path = write(work, "bad.sif", make_sif([(bytes(image), {})]))
-    said = onepot("ls", path, status=1).stderr.decode()
-    check(f"(offset {32768 + 12})" in said, said)
+    for options in ((), ("--each",)):
+        said = onepot("ls", *options, path, status=1).stderr.decode()
+        check(f"(offset {32768 + 12})" in said, said)
+    with tarfile.open(work / "up.tar", "w") as t:
+        t.addfile(tarfile.TarInfo("file"))
+        t.addfile(tarfile.TarInfo("../file"))
+    path = write(work, "up.run", SCRIPT + pathlib.Path(work / "up.tar").read_bytes())
+    said = onepot("ls", path).stderr.decode()
+    check(f"(offset {len(SCRIPT) + 512})" in said, said)
 
 
 def test_cut_off_anywhere(work):
