@@ -43,13 +43,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
 {
+    /* "!" stands for a zero byte. */
     static const char *const seeds[] = {"a\tb\nc/d\te/f\n", "\n\na\\tb\\n\\\\\t./x//y/\n",
                                         "d/\t/e\n#\t#\n",   "a/b/c\t.\n",
-                                        "\xff\t\xfe\n",     "a\tb\0c\n",
+                                        "\xff\t\xfe\n",     "a\tb!c\n",
                                         "..\tx\n",          "a b\n",
                                         "a\tb\tc\n",        "x\\q\ty\n"};
     if (number >= sizeof(seeds) / sizeof(seeds[0]))
         return NULL;
-    *ret_size = strlen(seeds[number]);
-    return (uint8_t *)strdup(seeds[number]);
+    char *seed = strdup(seeds[number]);
+    *ret_size = strlen(seed);
+    for (char *zero = seed; (zero = strchr(zero, '!'));)
+        *zero++ = '\0';
+    return (uint8_t *)seed;
 }
