@@ -231,11 +231,9 @@ static void control_on_signal(struct control *c)
         begin_draining(c, grace_ns(c), info.ssi_signo == SIGHUP ? "hangup" : "asked to end");
         return;
     }
-    static const char *const whys[] = {"interrupted (again: within 3 s)",
-                                       "interrupted (again: at once)"};
     uint64_t limit_ns;
     if (ending_interrupt(&c->ending, grace_ns(c), &limit_ns))
-        begin_draining(c, limit_ns, whys[c->ending.interrupts - 1]);
+        begin_draining(c, limit_ns, "interrupted (again: within 3 s)");
     else
         c->stop = true;
 }
