@@ -21,8 +21,6 @@
 #include "selection.h"
 #include "tree_view_private.h"
 
-#define READ_BYTES ((size_t)64 << 10)
-
 /* ---- patterns ---- */
 
 /* The patterns' verdict on this path alone. */
@@ -142,19 +140,11 @@ static int view_refuse_name(void *ctx, const struct fault *what)
 
 static int view_read_map(struct view *view, int fd, struct fault *fault)
 {
-    ssize_t n = 1;
     view->has_map = true;
-    while (n != 0) {
-        if (vector_reserve(&view->map.text, READ_BYTES) < 0)
-            return -ENOMEM;
-        n = read(fd, view->map.text.at + view->map.text.count, READ_BYTES);
-        if (n < 0 && errno != EINTR)
-            return -errno;
-        view->map.text.count += n > 0 ? (size_t)n : 0;
-    }
-    if (vector_push(&view->map.text, '\n') < 0)
-        return -ENOMEM;
-    return view_map_parse(&view->map, fault);
+    int r = text_read(fd, TEXT_BYTES_MOST, &view->map.text);
+    if (r == 0)
+        r = vector_push(&view->map.text, '\n');
+    return r < 0 ? r : view_map_parse(&view->map, fault);
 }
 
 static int view_read_file(struct view *view, const struct view_options *options,

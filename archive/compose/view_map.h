@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "fault.h"
+#include "text.h"
 #include "vector.h"
 
 struct view_map_line {
@@ -23,7 +24,7 @@ struct view_map_line {
 
 /* Empty when all zero. */
 struct view_map {
-    VECTOR(char) text;
+    struct text text;
     VECTOR(struct view_map_line) lines;
 };
 

@@ -18,12 +18,12 @@
 #include "cleanup.h"
 #include "leftovers.h"
 #include "path.h"
+#include "text.h"
 #include "shard_exchange.h"
 #include "vector.h"
 
 #define INDEX_SUFFIX ".onepot-index"
 #define LIST_BYTES_MAX (64u << 20)
-#define LIST_READ_BYTES 65536u
 
 enum word_kind { WORD_PATH, WORD_FOLDER, WORD_PATTERN, WORD_LIST };
 
@@ -162,27 +162,6 @@ static int list_pattern(struct archive_list *list, const char *pattern, struct f
 
 /* ---- lists ---- */
 
-struct text {
-    char *at;
-    size_t count, capacity;
-};
-
-static int list_read(int fd, struct text *text)
-{
-    for (;;) {
-        if (vector_reserve(text, LIST_READ_BYTES) < 0)
-            return -ENOMEM;
-        ssize_t n = read(fd, text->at + text->count, text->capacity - text->count);
-        if (n < 0)
-            return -errno;
-        if (n == 0)
-            return 0;
-        text->count += (size_t)n;
-        if (text->count > LIST_BYTES_MAX)
-            return -EFBIG;
-    }
-}
-
 static int list_lines(struct archive_list *list, const struct text *text)
 {
     char end = text->count && memchr(text->at, '\0', text->count) ? '\0' : '\n';
@@ -207,7 +186,7 @@ static int list_file(struct archive_list *list, const char *path, struct fault *
                   fault_errno(errno));
         return -fault->err;
     }
-    int r = list_read(is_stdin ? STDIN_FILENO : opened, &text);
+    int r = text_read(is_stdin ? STDIN_FILENO : opened, LIST_BYTES_MAX, &text);
     if (r == 0)
         r = list_lines(list, &text);
     vector_free(&text);

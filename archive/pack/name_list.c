@@ -10,17 +10,15 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "text.h"
 #include "vector.h"
 
 /* Flag in the offset of a name: the name ended with a slash. */
 #define WHOLE (UINT64_C(1) << 63)
 
-#define READ_BYTES ((size_t)64 << 10)
-
 struct name_list {
-    VECTOR(char) text;
+    struct text text;
     VECTOR(uint64_t) names; /* offsets in the text */
 };
 
@@ -44,23 +42,6 @@ void name_list_free(struct name_list *list)
 uint64_t name_list_count(const struct name_list *list)
 {
     return list->names.count;
-}
-
-/* ---- reading ---- */
-
-static int name_list_read_text(struct name_list *list, int fd)
-{
-    for (;;) {
-        if (vector_reserve(&list->text, READ_BYTES) < 0)
-            return -ENOMEM;
-        ssize_t n =
-            read(fd, list->text.at + list->text.count, list->text.capacity - list->text.count);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : 0;
-        list->text.count += (size_t)n;
-    }
 }
 
 /* ---- names in one form ---- */
@@ -213,7 +194,7 @@ int name_list_read(int fd, bool nul, const char *root, name_list_report *report,
     if (!list)
         return -ENOMEM;
     struct name_reader reader = {list, root, report, ctx};
-    int r = name_list_read_text(list, fd);
+    int r = text_read(fd, TEXT_BYTES_MOST, &list->text);
     if (r == 0 && list->text.count) {
         bool has_nul = memchr(list->text.at, '\0', list->text.count) != NULL;
         r = name_add_all(&reader, nul || has_nul ? '\0' : '\n');

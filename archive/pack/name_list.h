@@ -26,8 +26,8 @@ typedef int name_list_report(void *ctx, const struct fault *what);
 /*
  * Reads the list from a descriptor until its end. `nul`: NUL bytes separate the names.
  * Otherwise that is detected: if the list contains a NUL, NULs separate the names; if not, each
- * line is a name. `root` is the absolute path of the directory, or NULL. Errors: of read(2),
- * -ENOMEM, -E2BIG (over 4,294,967,000 names), and those that `report` returns.
+ * line is a name. `root` is the absolute path of the directory, or NULL. Errors: of text_read,
+ * -E2BIG (over 4,294,967,000 names), and those that `report` returns.
  */
 int name_list_read(int fd, bool nul, const char *root, name_list_report *report, void *ctx,
                    struct name_list **ret_list);

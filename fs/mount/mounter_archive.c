@@ -21,7 +21,7 @@
 #include "resolve.h"
 #include "source_retry.h"
 #include "storage_watch.h"
-#include "vector.h"
+#include "text.h"
 
 static int find_root(struct mounter *m)
 {
@@ -145,7 +145,6 @@ static void log_progress(void *ctx, const char *doing, const struct progress *pr
 #define ORDER_EPOCHS_MOST 64u
 #define ORDER_LINE_BYTES 256u
 #define ORDER_BYTES_LEAST (UINT64_C(1) << 20)
-#define ORDER_READ_BYTES (1u << 16)
 
 /*
  * How large an order of this archive may be. It is held in memory, and a wrong file (a device,
@@ -161,11 +160,6 @@ static uint64_t bytes_allowed(const struct mounter *m)
     return room < ORDER_BYTES_LEAST ? bytes : min_u64(bytes, room);
 }
 
-struct text {
-    char *at;
-    size_t count, capacity;
-};
-
 /* Read a whole file, or standard input ("-"). -EFBIG: more than `most` bytes. */
 static int read_order_file(const char *path, uint64_t most, struct text *ret_text)
 {
@@ -175,19 +169,7 @@ static int read_order_file(const char *path, uint64_t most, struct text *ret_tex
 
     if (fd < 0)
         return -errno;
-    for (;;) {
-        if (vector_reserve(ret_text, ORDER_READ_BYTES) < 0)
-            return -ENOMEM;
-        ssize_t n =
-            read(fd, ret_text->at + ret_text->count, ret_text->capacity - ret_text->count);
-        if (n < 0 && errno == EINTR && !mounter_caught())
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : 0;
-        ret_text->count += (size_t)n;
-        if (ret_text->count > most)
-            return -EFBIG;
-    }
+    return text_read(fd, most, ret_text);
 }
 
 static void tell_left_out(const char *path, const struct read_list_lines *lines)

@@ -1,9 +1,12 @@
-/* Threads for tasks, vectors, integers of a fixed byte order, and the identity of files. */
+/* Threads for tasks, vectors, texts, integers of a fixed byte order, the identity of files. */
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "bytes.h"
@@ -11,6 +14,7 @@
 #include "file_id.h"
 #include "pause.h"
 #include "suite.h"
+#include "text.h"
 #include "vector.h"
 
 struct counted {
@@ -107,6 +111,63 @@ START_TEST(vector_too_long_for_memory_is_an_error)
     ck_assert_uint_eq(v.count, 1);
     ck_assert_uint_eq(v.at[0], 7);
     vector_free(&v);
+}
+END_TEST
+
+START_TEST(text_is_read_to_its_end_in_pieces)
+{
+    int ends[2];
+    struct text text = {0};
+    ck_assert_int_eq(pipe(ends), 0);
+    ck_assert_int_eq(write(ends[1], "one\n", 4), 4);
+    ck_assert_int_eq(close(ends[1]), 0);
+    ck_assert_int_eq(vector_push(&text, '>'), 0);
+    ck_assert_int_eq(text_read(ends[0], TEXT_BYTES_MOST, &text), 0);
+    ck_assert_uint_eq(text.count, 5);
+    ck_assert_int_eq(memcmp(text.at, ">one\n", 5), 0);
+    ck_assert_int_eq(close(ends[0]), 0);
+    ck_assert_int_eq(text_read(ends[0], TEXT_BYTES_MOST, &text), -EBADF);
+    vector_free(&text);
+}
+END_TEST
+
+START_TEST(text_without_an_end_is_too_long)
+{
+    struct text text = {0};
+    int fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    ck_assert_int_eq(text_read(fd, 1000000, &text), -EFBIG);
+    ck_assert_uint_gt(text.count, 1000000);
+    ck_assert_uint_lt(text.capacity, 2000000);
+    vector_free(&text);
+    close(fd);
+}
+END_TEST
+
+static void ignore_alarm(int number)
+{
+    (void)number;
+}
+
+START_TEST(text_that_waits_can_be_interrupted_and_goes_on)
+{
+    static const struct itimerval often = {{0, 5000}, {0, 5000}}, never = {{0, 0}, {0, 0}};
+    struct sigaction action = {.sa_handler = ignore_alarm};
+    struct text text = {0};
+    int ends[2];
+    ck_assert_int_eq(pipe(ends), 0);
+    ck_assert_int_eq(write(ends[1], "one", 3), 3);
+    ck_assert_int_eq(sigaction(SIGALRM, &action, NULL), 0);
+    ck_assert_int_eq(setitimer(ITIMER_REAL, &often, NULL), 0);
+    while (text.count < 3) /* one may come before the first read */
+        ck_assert_int_eq(text_read(ends[0], TEXT_BYTES_MOST, &text), -EINTR);
+    ck_assert_int_eq(setitimer(ITIMER_REAL, &never, NULL), 0);
+    ck_assert_int_eq(write(ends[1], "pot", 3), 3);
+    ck_assert_int_eq(close(ends[1]), 0);
+    ck_assert_int_eq(text_read(ends[0], TEXT_BYTES_MOST, &text), 0);
+    ck_assert_uint_eq(text.count, 6);
+    ck_assert_int_eq(memcmp(text.at, "onepot", 6), 0);
+    vector_free(&text);
+    close(ends[0]);
 }
 END_TEST
 
@@ -216,6 +277,9 @@ int main(void)
     tcase_add_test(tests, vector_appends_arrays_of_any_length);
     tcase_add_test(tests, vector_is_extended_by_zeros_and_never_cut);
     tcase_add_test(tests, vector_too_long_for_memory_is_an_error);
+    tcase_add_test(tests, text_is_read_to_its_end_in_pieces);
+    tcase_add_test(tests, text_without_an_end_is_too_long);
+    tcase_add_test(tests, text_that_waits_can_be_interrupted_and_goes_on);
     tcase_add_test(tests, cursor_takes_no_more_than_there_is);
     tcase_add_test(tests, integers_are_read_in_both_orders);
     tcase_add_test(tests, integers_are_written_as_they_are_read);
