@@ -125,6 +125,14 @@ grep -q 'hl/b link to hl/a' out || fail 'two names in a list are no hard link'
 run 1 "$onepot" pack -o there.tar --files-from list a.tar
 says '^onepot: list: \.\./x: its name has '
 run 2 "$onepot" pack --null tree
+run 2 "$onepot" pack -o there.tar --files-from all --files-from list tree
+says 'can be given once'
+touch "$(printf 'two\nlines')"
+tar -cf odd.tar "$(printf 'two\nlines')"
+printf 'two\nlines' >odd.list
+run 1 "$onepot" pack -o odd.onepot.tar --files-from odd.list odd.tar
+run 0 "$onepot" pack -q -o odd.onepot.tar --null --files-from odd.list odd.tar
+run 0 "$onepot" cat odd.onepot.tar "$(printf 'two\nlines')"
 run 1 "$onepot" pack -o there.tar --files-from nowhere tree
 says '^onepot: nowhere: '
 run 1 "$onepot" pack --strict -o there.tar --files-from list tree

@@ -163,7 +163,8 @@ static int view_read_file(struct view *view, const struct view_options *options,
         return -errno;
     int fd = is_input ? STDIN_FILENO : file;
     int r = options->map ? view_read_map(view, fd, &own)
-                         : name_list_read(fd, false, "/", view_refuse_name, &own, &view->names);
+                         : name_list_read(fd, options->files_from_nul, "/", view_refuse_name,
+                                          &own, &view->names);
     if (r < 0 && fault && own.err)
         *fault = own;
     return r;

@@ -35,7 +35,8 @@ struct view_options {
     const struct view_pattern *patterns;
     size_t pattern_count;
     const char *files_from; /* a file, "-" for standard input; NULL: all */
-    const char *map;        /* the same. At most one of the two, -EINVAL */
+    bool files_from_nul;    /* NUL bytes separate the names; false: this is detected */
+    const char *map;        /* as files_from. At most one of the two, -EINVAL */
     const char *list_name;  /* what messages call list or map; NULL: by its path */
     bool is_of_several;     /* archives: what one of them lacks is no error */
 };

@@ -156,7 +156,7 @@ extern const char *const cli_conflict_words[];
         "--map=FILE", "show members under other names: lines of NAME, a tab, NAME TO SHOW",    \
             .take = cli_take_view, .ctx = &cli_view_words[3]                                   \
     }
-extern unsigned cli_view_words[4];
+extern unsigned cli_view_words[5]; /* the last one: --files-from, of names that end with NUL */
 int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text);
 
 /*

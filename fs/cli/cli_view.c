@@ -2,15 +2,17 @@
  * The options that say which part of an archive a command sees. What they gather belongs to the
  * process, as its arguments do.
  */
+#include <stdbool.h>
 #include <string.h>
 
 #include "cli.h"
 #include "tree_view.h"
 #include "vector.h"
 
-enum { VIEW_INCLUDE, VIEW_EXCLUDE, VIEW_FILES_FROM, VIEW_MAP };
+enum { VIEW_INCLUDE, VIEW_EXCLUDE, VIEW_FILES_FROM, VIEW_MAP, VIEW_FILES_FROM_NUL };
 
-unsigned cli_view_words[4] = {VIEW_INCLUDE, VIEW_EXCLUDE, VIEW_FILES_FROM, VIEW_MAP};
+unsigned cli_view_words[5] = {VIEW_INCLUDE, VIEW_EXCLUDE, VIEW_FILES_FROM, VIEW_MAP,
+                              VIEW_FILES_FROM_NUL};
 
 static struct {
     VECTOR(struct view_pattern) patterns;
@@ -25,13 +27,19 @@ int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text)
     if (!text || !*text)
         return cli_usage_error(usage, "--include, --exclude, --files-from and --map need a "
                                       "pattern or a file");
-    if (word == VIEW_FILES_FROM)
+    bool is_list = word == VIEW_FILES_FROM || word == VIEW_FILES_FROM_NUL;
+    if ((is_list && chosen.options.files_from) || (word == VIEW_MAP && chosen.options.map))
+        return cli_usage_error(usage,
+                               "--files-from and --map can be given once: join the files");
+    if (is_list) {
         chosen.options.files_from = text;
-    else if (word == VIEW_MAP)
+        chosen.options.files_from_nul = word == VIEW_FILES_FROM_NUL;
+    } else if (word == VIEW_MAP) {
         chosen.options.map = text;
-    else if (vector_push(&chosen.patterns, (struct view_pattern){text, word == VIEW_INCLUDE}) <
-             0)
+    } else if (vector_push(&chosen.patterns,
+                           (struct view_pattern){text, word == VIEW_INCLUDE}) < 0) {
         return cli_failf(NULL, "out of memory");
+    }
     if (chosen.options.files_from && chosen.options.map)
         return cli_usage_error(usage, "--files-from and --map exclude each other: a map shows "
                                       "the names it has, and no others");

@@ -241,6 +241,15 @@ static int take_nested(const struct cli_usage *u, void *ctx, const char *text)
     return cli_take_nested(u, NULL, text);
 }
 
+static int take_files_from(const struct cli_usage *u, void *ctx, const char *text)
+{
+    struct arguments *a = ctx;
+    if (a->options.files_from)
+        return cli_usage_error(u, "--files-from can be given once: join the lists");
+    a->options.files_from = text;
+    return 0;
+}
+
 static int take_level(const struct cli_usage *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
@@ -295,7 +304,7 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
         {"--files-from=LIST",
          "pack only the files that LIST names (-: standard input), by paths relative to SRC "
          "(default: the current directory)",
-         .text = &o->files_from},
+         .take = take_files_from, .ctx = a},
         {"--include=GLOB",
          "of archives, pack only what matches; the first pattern that matches decides",
          .take = take_include, .ctx = a},
@@ -377,7 +386,7 @@ static int check_view(struct arguments *a)
         o->exclude_count = 0; /* the view has them, in their order */
     if (!o->files_from || !is_archive(o->sources[0]))
         return 0;
-    int r = cli_take_view(&usage, &cli_view_words[2], o->files_from);
+    int r = cli_take_view(&usage, &cli_view_words[o->files_from_nul ? 4 : 2], o->files_from);
     o->files_from = NULL;
     return r;
 }

@@ -192,6 +192,9 @@ def test_maps_that_make_no_sense(work):
     check_equal(shown("--map", same, archive) & {b"x", b"y", b"y/a/1.jpg"},
                 {b"x", b"y", b"y/a/1.jpg"}, "a member twice under one name")
     onepot("ls", "--map", same, "--files-from", same, archive, status=2)
+    for option in "--map", "--files-from":
+        done = onepot("ls", option, same, option, same, archive, status=2)
+        check(b"can be given once" in done.stderr, done.stderr)
 
 
 # ---- every command, every format ----
