@@ -59,29 +59,6 @@ int nested_scratch_new(struct source **ret_source)
 
 /* ---- which members ---- */
 
-/* The length of a name without the ending of an archive's; 0: it has none. */
-static size_t nested_stem(const char *name, size_t len)
-{
-    char ending[16];
-    const char *dot = memrchr(name, '.', len);
-    if (!dot || dot == name)
-        return 0;
-    size_t stem = (size_t)(dot - name), n = len - stem;
-    if (stem > 4 && memcmp(dot - 4, ".tar", 4) == 0)
-        return stem - 4; /* .tar.gz, whatever the compression */
-    if (n >= sizeof(ending))
-        return 0;
-    memcpy(ending, dot, n);
-    ending[n] = '\0';
-    return backend_has_ending(ending) ? stem : 0;
-}
-
-static bool nested_is_name(const char *name, size_t len)
-{
-    return len > 0 && !(len == 1 && name[0] == '.') &&
-           !(len == 2 && name[0] == '.' && name[1] == '.');
-}
-
 /* 1: the member at a position is meant, and *ret_stem is the length of its directory's name. */
 static int nested_is_meant(const struct nested_walk *w, const struct nested_level *level,
                            uint32_t position, const char **ret_name, size_t *ret_stem)
@@ -91,14 +68,12 @@ static int nested_is_meant(const struct nested_walk *w, const struct nested_leve
     int r = index_name(level->index, position, ret_name, &len);
     if (r < 0)
         return r;
-    *ret_stem = nested_stem(*ret_name, len);
+    *ret_stem = backend_stem(*ret_name, len);
     if (!w->nested->glob)
-        return *ret_stem > 0 && nested_is_name(*ret_name, *ret_stem);
+        return *ret_stem < len;
     if (index_path(level->index, position, path, sizeof(path), &ignored) < 0 ||
         !selection_matches(w->nested->glob, path, false))
         return 0;
-    if (!nested_is_name(*ret_name, *ret_stem))
-        *ret_stem = len;
     return 1;
 }
 
@@ -255,9 +230,9 @@ static int nested_open_index(const struct nested *n, struct source *source, stru
                              struct index **ret_index)
 {
     const struct backend *backend;
-    const char *compression = NULL;
+    const char *compression;
     struct embedded_index where;
-    int r = backend_find(source, fault, &backend);
+    int r = backend_find(source, fault, &backend, &compression);
     if (r < 0)
         return r;
     if (backend->find) {
@@ -272,11 +247,11 @@ static int nested_open_index(const struct nested *n, struct source *source, stru
             index_close(*ret_index);
         *ret_index = NULL;
         backend = backend->without_index;
+        r = backend_compression(backend, source, &compression);
+        if (r < 0)
+            return r;
     }
-    r = backend_compression(backend, source, &compression);
-    return r < 0 ? r
-                 : nested_make_index(n, backend, source, r > 0 ? compression : NULL, fault,
-                                     ret_index);
+    return nested_make_index(n, backend, source, compression, fault, ret_index);
 }
 
 /* ---- the tree ---- */
@@ -354,9 +329,7 @@ static int nested_add_member(struct nested_walk *w, struct nested_level *level,
     if (r < 0)
         return nested_fail(w, path, base, r, &why);
     const char *name = path_base(path);
-    size_t stem = nested_stem(name, strlen(name));
-    if (nested_is_name(name, stem))
-        path[(size_t)(name - path) + stem] = '\0';
+    path[(size_t)(name - path) + backend_stem(name, strlen(name))] = '\0';
     struct nested_level inner = {
         .index = index, .base = base, .under = path, .depth = level->depth + 1};
     w->result->opened++;

@@ -47,11 +47,10 @@ static int backend_fits_packed(const struct backend *backend, const struct sourc
 }
 
 static int backend_fits(const struct backend *backend, const struct source *source,
-                        const uint8_t *head, size_t len)
+                        const uint8_t *head, size_t len, const char **ret_compression)
 {
-    const char *compression;
     int r = backend->probe(source, head, len);
-    return r ? r : backend_fits_packed(backend, source, head, len, &compression);
+    return r ? r : backend_fits_packed(backend, source, head, len, ret_compression);
 }
 
 static int backend_unknown(const uint8_t *head, size_t len, struct fault *fault)
@@ -64,9 +63,10 @@ static int backend_unknown(const uint8_t *head, size_t len, struct fault *fault)
 }
 
 int backend_find(const struct source *source, struct fault *fault,
-                 const struct backend **ret_backend)
+                 const struct backend **ret_backend, const char **ret_compression)
 {
     auto_free uint8_t *head = NULL;
+    const char *compression = NULL;
     size_t len = 0;
     int r = backend_read_head(source, &head, &len);
     if (r == -ENOMEM)
@@ -75,12 +75,14 @@ int backend_find(const struct source *source, struct fault *fault,
         return fault_set(fault, r, NULL, 0, "read error: %s", fault_errno(r));
 
     for (size_t i = 0; backend_registry[i]; i++) {
-        r = backend_fits(backend_registry[i], source, head, len);
+        r = backend_fits(backend_registry[i], source, head, len, &compression);
         if (r < 0)
             return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "could not be examined: %s",
                              fault_errno(r));
         if (r > 0) {
             *ret_backend = backend_registry[i];
+            if (ret_compression)
+                *ret_compression = compression;
             return 0;
         }
     }
@@ -119,11 +121,39 @@ void backend_list(bool as_files, char buf[BACKEND_LIST_BYTES])
     }
 }
 
-bool backend_has_ending(const char *ending)
+/* Does a format's file have a name with this ending, such as ".tar"? */
+static bool backend_has_ending(const char *ending, size_t ending_len)
 {
     for (size_t i = 0; backend_registry[i]; i++)
         for (const char *const *e = backend_registry[i]->endings; e && *e; e++)
-            if (strcmp(*e, ending) == 0)
+            if (strlen(*e) == ending_len && memcmp(*e, ending, ending_len) == 0)
                 return true;
     return false;
+}
+
+/* The length without the ending, if the name has it behind something else. */
+static size_t backend_cut(const char *name, size_t len, const char *ending)
+{
+    size_t n = strlen(ending);
+    return len > n && memcmp(name + len - n, ending, n) == 0 ? len - n : len;
+}
+
+size_t backend_stem(const char *name, size_t len)
+{
+    static const char *const compressions[] = {".gz",  ".bz2", ".xz",  ".zst",
+                                               ".lz4", ".lz",  ".lzma"};
+    size_t stem = len;
+    for (size_t i = 0; stem == len && i < sizeof(compressions) / sizeof(compressions[0]); i++) {
+        size_t tar = backend_cut(name, len, compressions[i]);
+        size_t cut = tar < len ? backend_cut(name, tar, ".tar") : tar;
+        stem = cut < tar ? cut : len;
+    }
+    const char *dot = memrchr(name, '.', len);
+    if (stem == len && dot && dot != name &&
+        backend_has_ending(dot, len - (size_t)(dot - name)))
+        stem = (size_t)(dot - name);
+    if (stem < len)
+        stem = backend_cut(name, stem, ".onepot");
+    bool is_dots = stem > 0 && stem <= 2 && name[0] == '.' && name[stem - 1] == '.';
+    return is_dots ? len : stem; /* "..tar" */
 }

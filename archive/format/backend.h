@@ -189,12 +189,18 @@ extern const struct backend *const backend_registry[];
 #define BACKEND_LIST_BYTES 150
 void backend_list(bool as_files, char buf[BACKEND_LIST_BYTES]);
 
-/* Does a format's file have a name with this ending, such as ".tar"? */
-bool backend_has_ending(const char *ending);
+/*
+ * The length of an archive's name without its endings: 5 of "train.tar.gz", "train.zip" and
+ * "train.onepot.tar". That of the whole name if it is not an archive's.
+ */
+size_t backend_stem(const char *name, size_t len);
 
-/* Find the back end for a source. -ENOMSG with a fault if no format matches. */
+/*
+ * Find the back end for a source. -ENOMSG with a fault if no format matches. *ret_compression
+ * (NULL: not wanted) is what backend_compression says, or NULL.
+ */
 int backend_find(const struct source *source, struct fault *fault,
-                 const struct backend **ret_backend);
+                 const struct backend **ret_backend, const char **ret_compression);
 
 /* The format that begins with these bytes, as far as they tell; NULL: none that is known. */
 const struct backend *backend_of_head(const struct source *source, const uint8_t *head,
@@ -202,7 +208,8 @@ const struct backend *backend_of_head(const struct source *source, const uint8_t
 
 /*
  * Is the file compressed as a whole, so that it must be unpacked first? 1 and the name of the
- * compression, or 0, or -errno. `backend` comes from backend_find.
+ * compression, or 0, or -errno. For a back end that is not the one from backend_find, but its
+ * `without_index`.
  */
 int backend_compression(const struct backend *backend, const struct source *source,
                         const char **ret_compression);

@@ -14,12 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "backend.h"
 #include "cleanup.h"
 #include "leftovers.h"
 #include "path.h"
-#include "text.h"
 #include "shard_exchange.h"
+#include "text.h"
 #include "vector.h"
 
 #define INDEX_SUFFIX ".onepot-index"
@@ -228,31 +227,4 @@ int archive_list_add(struct archive_list *list, const char *word, struct fault *
             *fault = own;
     }
     return r;
-}
-
-/* ---- names ---- */
-
-static bool ends_in(const char *name, size_t len, const char *ending)
-{
-    size_t n = strlen(ending);
-    return len > n && memcmp(name + len - n, ending, n) == 0;
-}
-
-size_t archive_stem(const char *name)
-{
-    static const char *const compressions[] = {".gz",  ".bz2", ".xz",  ".zst",
-                                               ".lz4", ".lz",  ".lzma"};
-    size_t len = strlen(name);
-    for (size_t i = 0; i < sizeof(compressions) / sizeof(compressions[0]); i++) {
-        size_t n = strlen(compressions[i]);
-        if (ends_in(name, len, compressions[i]) && ends_in(name, len - n, ".tar")) {
-            len -= n + strlen(".tar");
-            return ends_in(name, len, ".onepot") ? len - strlen(".onepot") : len;
-        }
-    }
-    const char *dot = strrchr(name, '.');
-    if (!dot || dot == name || !backend_has_ending(dot))
-        return len;
-    len = (size_t)(dot - name);
-    return ends_in(name, len, ".onepot") ? len - strlen(".onepot") : len;
 }

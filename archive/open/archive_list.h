@@ -37,10 +37,4 @@ void archive_list_free(struct archive_list *list);
 /* Is it a folder, a pattern or a list? */
 bool archive_list_is_set(const char *word);
 
-/*
- * The length of an archive's name without its endings: 5 of "train.tar.gz", "train.zip" and
- * "train.onepot.tar".
- */
-size_t archive_stem(const char *name);
-
 #endif

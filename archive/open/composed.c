@@ -21,7 +21,7 @@
 #include "pot_private.h"
 
 enum {
-    COMPOSED_VERSION = 1, /* raise it when the same recipe makes another index */
+    COMPOSED_VERSION = 2, /* raise it when the same recipe makes another index */
     SAVE_AFTER_MS = 200,  /* POT_SAVE_AUTO: what takes longer to compose is worth saving */
 };
 

@@ -118,10 +118,8 @@ static void part_look(struct many *many, struct part *part)
     if (r < 0)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "read error: %s", fault_errno(r));
     if (r == 0)
-        r = backend_find(part->source, fault, &part->backend);
-    if (r == 0)
-        r = backend_compression(part->backend, part->source, &part->compression);
-    part->err = r < 0 ? r : 0;
+        r = backend_find(part->source, fault, &part->backend, &part->compression);
+    part->err = r;
 }
 
 static void part_free(struct part *part)
@@ -553,7 +551,7 @@ static int many_begin(struct many *many, const char *const *paths, size_t count)
         struct part *part = &many->parts[many->count];
         const char *base = path_base(paths[many->count]);
         part->path = paths[many->count];
-        part->directory = strndup(base, archive_stem(base));
+        part->directory = strndup(base, backend_stem(base, strlen(base)));
         if (!part->directory)
             return -ENOMEM;
     }

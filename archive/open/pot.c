@@ -122,10 +122,7 @@ static int pot_find_format(struct opening *o, struct fault *fault)
         return r;
     source_identity(pot->source, &pot->identity);
     pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
-    r = backend_find(pot->source, fault, &pot->backend);
-    if (r == 0)
-        r = backend_compression(pot->backend, pot->source, &o->compression);
-    return r < 0 ? r : 0;
+    return backend_find(pot->source, fault, &pot->backend, &o->compression);
 }
 
 int pot_open_on(const char *path, struct source *source, const struct pot_options *options,

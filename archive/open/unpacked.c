@@ -283,7 +283,7 @@ int unpacked_open(struct opening *o, struct fault *fault)
     o->compression = NULL;
     pot->packed = pot->source; /* saved indexes are found by the packed file */
     pot->source = content;
-    r = backend_find(content, fault, &pot->backend);
+    r = backend_find(content, fault, &pot->backend, NULL);
     return r < 0 ? r : OPENER_NOT_MINE;
 }
 

@@ -69,30 +69,13 @@ static int pack_base_name(const char *path, char **ret_name)
     return *ret_name ? 0 : -ENOMEM;
 }
 
-/* Removes one of the endings from a name that is more than that. */
-static void pack_cut_ending(char *name, const char *const *endings)
-{
-    char *dot = strrchr(name, '.');
-    for (size_t i = 0; dot && dot != name && endings[i]; i++)
-        if (strcmp(dot, endings[i]) == 0)
-            *dot = '\0';
-}
-
 /* An archive's name without the ending of its format. */
 static int pack_archive_name(const char *path, char **ret_name)
 {
-    static const char *const compressions[] = {".gz",  ".bz2",  ".xz", ".zst",
-                                               ".lz4", ".lzma", NULL};
-    static const char *const own[] = {".onepot", NULL};
     int r = pack_base_name(path, ret_name);
-    if (r < 0)
-        return r;
-    pack_cut_ending(*ret_name, compressions);
-    char *dot = strrchr(*ret_name, '.');
-    if (dot && dot != *ret_name && backend_has_ending(dot))
-        *dot = '\0';
-    pack_cut_ending(*ret_name, own);
-    return 0;
+    if (r == 0)
+        (*ret_name)[backend_stem(*ret_name, strlen(*ret_name))] = '\0';
+    return r;
 }
 
 int pack_default_output(const char *source, bool is_archive, char **ret_name)

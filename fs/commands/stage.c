@@ -177,8 +177,8 @@ static int is_packed(const struct source *source, struct fault *fault)
 {
     const struct backend *backend;
     const char *compression;
-    int r = backend_find(source, fault, &backend);
-    return r < 0 ? r : backend_compression(backend, source, &compression);
+    int r = backend_find(source, fault, &backend, &compression);
+    return r < 0 ? r : compression != NULL;
 }
 
 /* Open with the index if it is needed (an unpacked copy's is saved), else only the bytes. */

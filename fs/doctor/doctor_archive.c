@@ -71,14 +71,12 @@ static bool see_saved(struct findings *f, const char *path, const struct source 
 }
 
 static void see_index(struct findings *f, const char *path, struct source *source,
-                      const struct backend *backend)
+                      const struct backend *backend, const char *compression)
 {
     struct fault fault = {0};
     struct embedded_index where;
     auto_free char *beside = NULL, *cached = NULL;
-    const char *compression = NULL;
-    bool packed = backend_compression(backend, source, &compression) > 0;
-    if (!packed && backend->find && backend->find(source, &fault, &where) == 0) {
+    if (!compression && backend->find && backend->find(source, &fault, &where) == 0) {
         finding_add(f, FINDING_GOOD, "index", "in the archive");
         return;
     }
@@ -86,7 +84,7 @@ static void see_index(struct findings *f, const char *path, struct source *sourc
         return;
     if (pot_cached_index_path(path, 0, &cached) == 0 && see_saved(f, cached, source))
         return;
-    if (packed) {
+    if (compression) {
         finding_add(
             f, FINDING_WARNING, "index",
             "none: if it is one stream of %s, each mount has to unpack it first; if it has "
@@ -107,11 +105,12 @@ void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
     struct fault fault = {0};
     struct source *source = NULL;
     const struct backend *backend;
+    const char *compression;
     *ret_bytes = 0;
     struct container container = {0};
     int r = pot_open_source(path, 0, &fault, &container, &source);
     if (r == 0)
-        r = backend_find(source, &fault, &backend);
+        r = backend_find(source, &fault, &backend, &compression);
     if (r < 0) {
         see_fault(f, path, &fault);
         source_close(source);
@@ -123,6 +122,6 @@ void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
     else
         finding_add(f, FINDING_GOOD, path, "%s", backend->name);
     see_place_of(f, source);
-    see_index(f, path, source, backend);
+    see_index(f, path, source, backend, compression);
     source_close(source);
 }

@@ -57,7 +57,7 @@ int verify_trailer(const char *path, uint64_t offset, struct fault *fault)
     if (r < 0)
         return 0; /* pot_open reports that */
     struct index *index = NULL;
-    r = backend_find(source, NULL, &backend);
+    r = backend_find(source, NULL, &backend, NULL);
     if (r == 0)
         r = backend->find ? backend->find(source, fault, &where) : -ENOENT;
     if (r == 0)

@@ -493,7 +493,7 @@ static int probe(const char *name)
     const struct backend *backend = NULL;
     snprintf(path, sizeof(path), "%s/%s", folder, name);
     ck_assert_int_eq(source_open(path, &fault, &source), 0);
-    int r = backend_find(source, &fault, &backend);
+    int r = backend_find(source, &fault, &backend, NULL);
     ck_assert_int_eq(r < 0, fault.err != 0);
     source_close(source);
     return r < 0 ? r : backend == &backend_tar;
@@ -531,6 +531,37 @@ START_TEST(tars_are_known_and_others_are_not)
         source_close(source);
         head[i] ^= 0x15;
     }
+}
+END_TEST
+
+START_TEST(names_of_archives_lose_their_endings)
+{
+    static const struct {
+        const char *name, *stem;
+    } names[] = {{"a.tar", "a"},
+                 {"a.tar.gz", "a"},
+                 {"a.b.tar.lzma", "a.b"},
+                 {"a.onepot.tar", "a"},
+                 {"a.onepot.tar.zst", "a"},
+                 {"a.tgz", "a"},
+                 {"a.zip", "a"},
+                 {"a.onepot", "a.onepot"},
+                 {"a.gz", "a.gz"},
+                 {"a.tar.new", "a.tar.new"},
+                 {"tar", "tar"},
+                 {".tar", ".tar"},
+                 {".tar.gz", ".tar.gz"},
+                 {".onepot.tar", ".onepot"},
+                 {"..tar", "..tar"},
+                 {"...zip", "...zip"},
+                 {"....zip", "..."},
+                 {"", ""},
+                 {"a.", "a."}};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        ck_assert_msg(backend_stem(names[i].name, strlen(names[i].name)) ==
+                          strlen(names[i].stem),
+                      "%s", names[i].name);
+    ck_assert_uint_eq(backend_stem("a.tar.gz", 5), 1); /* no NUL is needed */
 }
 END_TEST
 
@@ -1005,6 +1036,7 @@ int main(void)
     tcase_add_test(tests, owners_that_do_not_fit_are_nobody);
     tcase_add_test(tests, remarks_tell_of_odd_ends);
     tcase_add_test(tests, tars_are_known_and_others_are_not);
+    tcase_add_test(tests, names_of_archives_lose_their_endings);
     tcase_add_test(tests, members_that_cannot_be_shown_are_left_out);
     tcase_add_test(tests, first_volumes_are_shown_without_the_member_that_goes_on);
     tcase_add_test(tests, a_time_that_is_no_number_is_0);
