@@ -16,6 +16,7 @@
 #include "forks.h"
 #include "onepot.h"
 #include "pack.h"
+#include "suite.h"
 
 struct tree {
     char path[64];    /* a private folder, with the files in path/tree */
@@ -32,7 +33,7 @@ static inline void run_shell(const char *format, const char *a, const char *b)
 static inline void tree_begin(struct tree *t)
 {
     char path[128];
-    strcpy(t->path, "/tmp/onepot-loader.XXXXXX");
+    snprintf(t->path, sizeof(t->path), "%s/loader.XXXXXX", getenv(SUITE_FOLDER));
     ck_assert_ptr_nonnull(mkdtemp(t->path));
     snprintf(path, sizeof(path), "%s/tree", t->path);
     ck_assert_int_eq(mkdir(path, 0755), 0);

@@ -3,6 +3,7 @@
 #define ONEPOT_TESTS_SUITE_H
 
 #include <check.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 /* Four seconds a test, which is Check's default, are few on a machine that others use, too. */
@@ -11,12 +12,23 @@ __attribute__((constructor)) static void give_time(void)
     setenv("CK_DEFAULT_TIMEOUT", "120", 0);
 }
 
+/*
+ * Where tests have their files. It is removed by the process that runs all tests: one that
+ * fails ends before its fixture is undone.
+ */
+#define SUITE_FOLDER "ONEPOT_SUITE_FOLDER"
+
 static inline int run_suite(Suite *suite)
 {
+    char suite_folder[] = "/tmp/onepot-suite.XXXXXX", remove_it[64];
+    if (!mkdtemp(suite_folder) || setenv(SUITE_FOLDER, suite_folder, 1) < 0)
+        return EXIT_FAILURE;
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
     int failed = srunner_ntests_failed(runner);
     srunner_free(runner);
+    snprintf(remove_it, sizeof(remove_it), "rm -rf '%s'", suite_folder);
+    failed |= system(remove_it);
     return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
