@@ -5,41 +5,23 @@
 # Usage: examples.sh ONEPOT SOURCE_ROOT
 set -euo pipefail
 
-# In a mount namespace of its own, where that can be had: somebody else who makes one just now
-# would hold on to a copy of a mount that is to end.
-if [ -z "${ISOLATED-}" ] && [ "$(id -u)" -eq 0 ] && unshare -m true 2>/dev/null; then
-    ISOLATED=1 exec unshare -m "$0" "$@"
-fi
-
-program=$(realpath "$1")
+# shellcheck source=tests/mountable.sh
+. "$2/tests/mountable.sh"
 examples=$(realpath "$2")/examples
-if ! "$program" run --help >/dev/null 2>&1; then
-    echo 'skipped: this onepot was built without FUSE'
-    exit 77
-fi
-if [ ! -e /dev/fuse ]; then
-    echo 'skipped: there is no /dev/fuse'
-    exit 77
-fi
-capabilities=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)
-if [ "$(id -u)" -eq 0 ] && ((! (0x${capabilities:-0} >> 21 & 1))); then
-    echo 'skipped: root may not mount here (no CAP_SYS_ADMIN)'
-    exit 77
-fi
 
 work=$(mktemp -d)
 export ONEPOT_RUNTIME_DIR=$work/runtime XDG_CACHE_HOME=$work/cache TMPDIR=$work
 leave() {
-    "$program" umount --all >/dev/null 2>&1 || true
+    "$onepot" umount --all >/dev/null 2>&1 || true
     rm -rf "$work"
 }
 trap leave EXIT
 mkdir "$work/bin" "$work/data" "$work/runtime" "$work/cache"
 chmod 700 "$work/runtime"
-ln -s "$program" "$work/bin/onepot"
+ln -s "$onepot" "$work/bin/onepot"
 PATH=$work/bin:$PATH
 for i in 1 2 3; do echo "sample $i" >"$work/data/$i"; done
-"$program" pack -o "$work/data.tar" "$work/data" >/dev/null
+"$onepot" pack -o "$work/data.tar" "$work/data" >/dev/null
 
 # A job on one node, with a srun that starts four ranks.
 export SLURM_JOB_ID=4711 SLURM_NTASKS=4 SLURM_JOB_NUM_NODES=1

@@ -142,4 +142,14 @@ static inline struct onepot_archive *tree_open(const struct tree *t,
     return archive;
 }
 
+/* The files of tree_numbered in an archive of onepot's own. */
+static inline struct onepot_archive *
+tree_open_numbered(struct tree *t, unsigned count, unsigned classes, size_t (*size)(unsigned i))
+{
+    tree_begin(t);
+    tree_numbered(t, count, classes, size);
+    tree_pack(t, PACKING_ONEPOT);
+    return tree_open(t, NULL);
+}
+
 #endif

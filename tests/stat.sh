@@ -2,29 +2,11 @@
 # onepot stat: it counts what was read, and answers also when the daemon was stopped or
 # killed.
 #
-# Usage: stat.sh ONEPOT [SOURCE_ROOT]
+# Usage: stat.sh ONEPOT SOURCE_ROOT
 set -euo pipefail
 
-# In a mount namespace of its own, where that can be had: somebody else who makes one just now
-# would hold on to a copy of a mount that is to end.
-if [ -z "${ISOLATED-}" ] && [ "$(id -u)" -eq 0 ] && unshare -m true 2>/dev/null; then
-    ISOLATED=1 exec unshare -m "$0" "$@"
-fi
-
-onepot=$(realpath "$1")
-if ! "$onepot" mount --help >/dev/null 2>&1; then
-    echo 'skipped: this onepot was built without FUSE'
-    exit 77
-fi
-if [ ! -e /dev/fuse ]; then
-    echo 'skipped: there is no /dev/fuse'
-    exit 77
-fi
-capabilities=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)
-if [ "$(id -u)" -eq 0 ] && ((! (0x${capabilities:-0} >> 21 & 1))); then
-    echo 'skipped: root may not mount here (no CAP_SYS_ADMIN)'
-    exit 77
-fi
+# shellcheck source=tests/mountable.sh
+. "$2/tests/mountable.sh"
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
 

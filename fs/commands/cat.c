@@ -182,7 +182,7 @@ int command_cat(int argc, char **argv)
 {
     enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
     const struct cli_option options[] = {
-        CLI_TOGETHER, CLI_PROGRESS(&progress), CLI_VIEW, CLI_MAX_RATIO, CLI_NESTED, CLI_OFFSET,
+        CLI_ARCHIVES(&progress),
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

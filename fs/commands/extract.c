@@ -204,12 +204,7 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
          "files belong to the user who extracts them (the default, except for root)",
          .flag = &a->no_same_owner},
         {"-q, --quiet", "no summary", .flag = &a->quiet},
-        CLI_TOGETHER,
-        CLI_PROGRESS(&a->progress),
-        CLI_VIEW,
-        CLI_MAX_RATIO,
-        CLI_NESTED,
-        CLI_OFFSET,
+        CLI_ARCHIVES(&a->progress),
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

@@ -483,12 +483,7 @@ int command_info(int argc, char **argv)
         {"--gpu", "GPUs and their free memory, and the batch that it has room for",
          .flag = &gpu},
         {"--json", "print one array of objects", .flag = &json},
-        CLI_TOGETHER,
-        CLI_PROGRESS(&progress),
-        CLI_VIEW,
-        CLI_MAX_RATIO,
-        CLI_NESTED,
-        CLI_OFFSET,
+        CLI_ARCHIVES(&progress),
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

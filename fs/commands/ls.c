@@ -282,12 +282,7 @@ int command_ls(int argc, char **argv)
          .flag = &l.ends_with_nul},
         {"--json", "print one array of objects", .flag = &l.as_json},
         {"--path=PATH", "only the directory or file PATH of the archive", .text = &l.path},
-        CLI_TOGETHER,
-        CLI_PROGRESS(&l.progress),
-        CLI_VIEW,
-        CLI_MAX_RATIO,
-        CLI_NESTED,
-        CLI_OFFSET,
+        CLI_ARCHIVES(&l.progress),
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

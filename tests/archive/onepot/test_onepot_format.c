@@ -275,6 +275,20 @@ static void append_in_pieces(uint32_t files, uint64_t stride, const char *where)
     close(fd);
 }
 
+/* The bytes of such an archive, whose index lies in pieces. */
+static void make_pieces(void)
+{
+    char pieces[PATH_MAX];
+    snprintf(pieces, sizeof(pieces), "%s.pieces", path);
+    append_in_pieces(4000, 2 * 65536, pieces);
+    auto_close int fd = open(pieces, O_RDONLY | O_CLOEXEC);
+    free(bytes);
+    len = (size_t)lseek(fd, 0, SEEK_END);
+    bytes = malloc(len);
+    ck_assert_int_eq(pread(fd, bytes, len, 0), (ssize_t)len);
+    unlink(pieces);
+}
+
 START_TEST(an_index_may_lie_in_pieces)
 {
     char pieces[PATH_MAX];
@@ -309,15 +323,7 @@ END_TEST
 
 START_TEST(every_byte_around_pieces_is_checked)
 {
-    char pieces[PATH_MAX];
-    snprintf(pieces, sizeof(pieces), "%s.pieces", path);
-    append_in_pieces(4000, 2 * 65536, pieces);
-    auto_close int fd = open(pieces, O_RDONLY | O_CLOEXEC);
-    free(bytes);
-    len = (size_t)lseek(fd, 0, SEEK_END);
-    bytes = malloc(len);
-    ck_assert_int_eq(pread(fd, bytes, len, 0), (ssize_t)len);
-    unlink(pieces);
+    make_pieces();
     struct embedded_index where;
     ck_assert_int_eq(find_in(bytes, len, &where), 0);
     ck_assert_uint_eq(where.stride, 2 * 65536);
@@ -332,15 +338,7 @@ END_TEST
 
 START_TEST(a_lying_footer_of_a_compressed_archive_is_noticed)
 {
-    char pieces[PATH_MAX];
-    snprintf(pieces, sizeof(pieces), "%s.pieces", path);
-    append_in_pieces(4000, 2 * 65536, pieces);
-    auto_close int fd = open(pieces, O_RDONLY | O_CLOEXEC);
-    free(bytes);
-    len = (size_t)lseek(fd, 0, SEEK_END);
-    bytes = malloc(len);
-    ck_assert_int_eq(pread(fd, bytes, len, 0), (ssize_t)len);
-    unlink(pieces);
+    make_pieces();
     static const uint64_t values[] = {0,
                                       1,
                                       8,

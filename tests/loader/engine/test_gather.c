@@ -78,10 +78,7 @@ START_TEST(what_can_not_be_gathered_is_an_error)
     uint64_t samples[] = {1, FILES}, offsets[2], sizes[2], bytes;
     uint8_t buf[8192];
     struct onepot_error error;
-    tree_begin(&t);
-    tree_numbered(&t, FILES, 3, size_of);
-    tree_pack(&t, PACKING_ONEPOT);
-    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_archive *a = tree_open_numbered(&t, FILES, 3, size_of);
     ck_assert_int_eq(onepot_archive_places(a, samples, 2, 0, offsets, sizes, &bytes), -ERANGE);
     ck_assert_int_eq(onepot_archive_gather(a, samples, 2, 0, buf, sizeof(buf), &error),
                      -ERANGE);
@@ -160,10 +157,7 @@ START_TEST(batches_that_are_kept_leave_memory_to_others_of_the_job)
     struct tree t;
     struct slab *kept[FILES];
     struct engine *engine;
-    tree_begin(&t);
-    tree_numbered(&t, FILES, 3, size_of);
-    tree_pack(&t, PACKING_ONEPOT);
-    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_archive *a = tree_open_numbered(&t, FILES, 3, size_of);
     const struct engine_options options = {
         .order = {.samples = FILES, .world_size = 1, .workers = 1, .window = 64},
         .fill = {.archive = a, .align = 64},

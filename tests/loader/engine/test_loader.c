@@ -125,10 +125,7 @@ END_TEST
 START_TEST(drop_last_has_full_batches_only)
 {
     struct tree t;
-    tree_begin(&t);
-    tree_numbered(&t, FILES, 5, same);
-    tree_pack(&t, PACKING_ONEPOT);
-    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_archive *a = tree_open_numbered(&t, FILES, 5, same);
     struct onepot_loader_options o = {.batch_size = 16, .world_size = 2, .drop_last = true};
     struct onepot_loader *loader = make(a, &o);
     const struct onepot_batch *b;
@@ -155,10 +152,7 @@ END_TEST
 START_TEST(batches_that_are_kept_use_the_budget_and_then_an_error_says_so)
 {
     struct tree t;
-    tree_begin(&t);
-    tree_numbered(&t, FILES, 5, ragged);
-    tree_pack(&t, PACKING_ONEPOT);
-    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_archive *a = tree_open_numbered(&t, FILES, 5, ragged);
     struct onepot_loader_options o = {
         .batch_size = 4, .world_size = 1, .memory_bytes = 1u << 20, .threads = 2};
     struct onepot_loader *loader = make(a, &o);
@@ -204,10 +198,7 @@ END_TEST
 START_TEST(epochs_can_be_chosen_at_any_time)
 {
     struct tree t;
-    tree_begin(&t);
-    tree_numbered(&t, FILES, 5, ragged);
-    tree_pack(&t, PACKING_ONEPOT);
-    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_archive *a = tree_open_numbered(&t, FILES, 5, ragged);
     struct onepot_loader_options o = {.batch_size = 10, .world_size = 1, .seed = 2};
     struct onepot_sampler_options so = {
         .size = sizeof(so), .samples = FILES, .world_size = 1, .seed = 2};
@@ -274,10 +265,7 @@ static void check_resume(const struct onepot_archive *a, uint64_t world, uint64_
 START_TEST(a_state_goes_on_at_every_step_on_any_number_of_ranks)
 {
     struct tree t;
-    tree_begin(&t);
-    tree_numbered(&t, 72, 5, same);
-    tree_pack(&t, PACKING_ONEPOT);
-    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_archive *a = tree_open_numbered(&t, 72, 5, same);
     for (uint64_t step = 0; step <= 6; step++)
         for (uint64_t world = 1; world <= 3; world++)
             for (uint64_t other = 1; other <= 3; other++)
@@ -645,10 +633,7 @@ END_TEST
 START_TEST(options_that_make_no_sense_are_refused)
 {
     struct tree t;
-    tree_begin(&t);
-    tree_numbered(&t, 8, 1, same);
-    tree_pack(&t, PACKING_ONEPOT);
-    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_archive *a = tree_open_numbered(&t, 8, 1, same);
     static const struct onepot_loader_options bad[] = {
         {.batch_size = 0, .world_size = 1},
         {.batch_size = 1, .world_size = 2, .rank = 2},

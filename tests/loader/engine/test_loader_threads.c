@@ -84,10 +84,7 @@ static struct onepot_loader *make(const struct onepot_archive *archive)
 START_TEST(may_take_batches_and_go_elsewhere_at_once)
 {
     struct tree t;
-    tree_begin(&t);
-    tree_numbered(&t, FILES, 3, some);
-    tree_pack(&t, PACKING_ONEPOT);
-    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_archive *a = tree_open_numbered(&t, FILES, 3, some);
     struct onepot_loader *loader = make(a);
     ck_assert_uint_eq(run_all(loader, 200), 0);
     onepot_loader_set_epoch(loader, 9);
@@ -107,10 +104,7 @@ START_TEST(of_a_child_find_one_loader)
         puts("skipped: under a sanitizer a process with threads can't fork");
         return;
     }
-    tree_begin(&t);
-    tree_numbered(&t, FILES, 3, some);
-    tree_pack(&t, PACKING_ONEPOT);
-    struct onepot_archive *a = tree_open(&t, NULL);
+    struct onepot_archive *a = tree_open_numbered(&t, FILES, 3, some);
     struct onepot_loader *loader = make(a);
     struct user parent = {.loader = loader, .rounds = 3};
     take(&parent);

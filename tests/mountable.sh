@@ -1,0 +1,22 @@
+# shellcheck shell=bash
+# What the tests in shell that mount share; sourced by them with the program as $1. They run in
+# a mount namespace of their own, where that can be had: somebody else who makes one just now
+# would hold on to a copy of a mount that is to end. Where nothing can be mounted they end here.
+if [ -z "${ISOLATED-}" ] && [ "$(id -u)" -eq 0 ] && unshare -m true 2>/dev/null; then
+    ISOLATED=1 exec unshare -m "$0" "$@"
+fi
+
+onepot=$(realpath "$1")
+if ! "$onepot" mount --help >/dev/null 2>&1; then
+    echo 'skipped: this onepot was built without FUSE'
+    exit 77
+fi
+if [ ! -e /dev/fuse ]; then
+    echo 'skipped: there is no /dev/fuse'
+    exit 77
+fi
+capabilities=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)
+if [ "$(id -u)" -eq 0 ] && ((! (0x${capabilities:-0} >> 21 & 1))); then
+    echo 'skipped: root may not mount here (no CAP_SYS_ADMIN)'
+    exit 77
+fi
