@@ -32,7 +32,8 @@ class Targets:
             verdict, figure = "not measured", "-"
         else:
             reached = value >= wanted if at_least else value <= wanted
-            verdict, figure = "reached" if reached else "MISSED", f"{value:.2f}"
+            verdict = "reached" if reached else "MISSED"
+            figure = f"{value:.{2 if value >= 0.1 else 4}f}"
         print(f"  {verdict:12}  {figure:>7}  {'>=' if at_least else '<='} {wanted:<6g} {text}")
 
     def speedups(self, c, row):
