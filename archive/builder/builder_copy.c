@@ -26,7 +26,8 @@
 enum {
     BATCH = 256, /* entries that are written at once */
     DIGEST_STACK_BYTES = 128 << 10,
-    PARTIAL_BYTES = 256, /* of an entry that is copied, at most: else most is not needed */
+    PARTIAL_BYTES = 256, /* of an entry that is copied, at most: else most is not needed; */
+    PARTIAL_FREE = 4096, /* and of so many more, as that costs little */
 };
 
 #define COPY_EXTRAS (ATTR_NLINK | ATTR_XATTRS | ATTR_WIDE_MTIME | ATTR_DATA_BYTES)
@@ -296,7 +297,7 @@ static bool copy_is_wasteful(const struct builder_copying *c, const struct index
     uint64_t bytes = 0;
     for (size_t i = 0; i < sizeof(whole) / sizeof(whole[0]); i++)
         bytes += index_section_bytes(index, whole[i]);
-    return c->copy.is_partial && bytes / PARTIAL_BYTES > c->entries;
+    return c->copy.is_partial && bytes / PARTIAL_BYTES > (uint64_t)c->entries + PARTIAL_FREE;
 }
 
 static int copy_begin_source(struct builder_copying *c, const struct builder_copy_part *part,

@@ -67,4 +67,13 @@ int view_report_lacking(const struct view *view, size_t first, uint64_t lacking,
 int view_graft_names(const struct view *view, struct grafting *s, const struct index *index,
                      struct view_filter *filter, struct fault *fault);
 
+/* Mark what a list names, a bit for each entry. -ENOTSUP: only view_graft can do that. */
+int view_mark_names(const struct view *view, const struct index *index,
+                    struct view_filter *filter, uint8_t *marks);
+void view_mark(uint8_t *marks, uint32_t position);
+
+/* All below a directory. -ENOTSUP: there are patterns. */
+int view_mark_tree(const struct index *index, struct view_filter *filter, uint32_t position,
+                   uint8_t *marks);
+
 #endif

@@ -42,6 +42,7 @@ struct names_walk {
     struct fault *fault;
     struct names_way way;
     struct names_target target;
+    uint8_t *marks;   /* to be set in place of grafting; or NULL */
     uint64_t lacking; /* names that the archive lacks */
     size_t first_lacking;
 };
@@ -219,6 +220,18 @@ static int names_make_way(struct names_walk *w, uint32_t *ret_directory)
     return 0;
 }
 
+/* Mark an entry, and the directories on the way to it, which is the last way. */
+static int names_mark_listed(struct names_walk *w, uint32_t position, bool whole)
+{
+    view_mark(w->marks, position);
+    size_t levels = position == INDEX_ROOT ? 0 : w->way.levels.count;
+    for (size_t i = levels; i > 1 && w->way.levels.at[i - 1].directory == NOT_YET; i--) {
+        view_mark(w->marks, w->way.levels.at[i - 1].position);
+        w->way.levels.at[i - 1].directory = BUILDER_ROOT; /* it is marked */
+    }
+    return whole ? view_mark_tree(w->index, w->filter, position, w->marks) : 0;
+}
+
 static int names_put_listed(struct names_walk *w, size_t number)
 {
     bool whole;
@@ -230,6 +243,8 @@ static int names_put_listed(struct names_walk *w, size_t number)
     int r = names_choose(w, path, number, &position, &node);
     if (r <= 0)
         return r;
+    if (w->marks)
+        return names_mark_listed(w, position, whole && S_ISDIR(node.mode));
     if (len) {
         r = names_make_way(w, &directory);
         if (r == 0)
@@ -351,4 +366,16 @@ int view_graft_names(const struct view *view, struct grafting *s, const struct i
     vector_free(&w.way.levels);
     vector_free(&w.target.path);
     return r;
+}
+
+int view_mark_names(const struct view *view, const struct index *index,
+                    struct view_filter *filter, uint8_t *marks)
+{
+    struct names_walk w = {.view = view, .index = index, .filter = filter, .marks = marks};
+    int r = names_push_level(&w, 0, INDEX_ROOT, BUILDER_ROOT);
+    if (r == 0)
+        r = names_put_list(&w);
+    vector_free(&w.way.path);
+    vector_free(&w.way.levels);
+    return r >= 0 && w.lacking && !view->is_of_several ? -ENOTSUP : r < 0 ? r : 0;
 }

@@ -129,25 +129,6 @@ int composed_make_by(const struct composed *what, composed_writer *write, void *
     return 0;
 }
 
-struct composed_here {
-    const struct composed *what;
-    composer *compose;
-    void *arg;
-};
-
-static int composed_write_here(void *arg, int fd, struct fault *fault)
-{
-    const struct composed_here *here = arg;
-    return composed_write_image(here->what, here->compose, here->arg, fd, fault);
-}
-
-int composed_make(const struct composed *what, composer *compose, void *arg,
-                  struct fault *fault, char **ret_path, struct index **ret_index)
-{
-    struct composed_here here = {what, compose, arg};
-    return composed_make_by(what, composed_write_here, &here, fault, ret_path, ret_index);
-}
-
 /* ---- of one archive ---- */
 
 void composed_describe_nested(const struct pot_compose *compose, struct recipe *recipe)
@@ -230,8 +211,7 @@ int composed_open_saved(struct opening *o, struct fault *fault)
 }
 
 /* The new index describes the archive as the archive's own index does. */
-static void composed_begin(const struct index *index, struct builder *builder,
-                           struct builder_header *header)
+static void composed_copy_header(const struct index *index, struct builder_header *header)
 {
     const struct index_info *info = index_info(index);
     header->format = info->format;
@@ -239,12 +219,19 @@ static void composed_begin(const struct index *index, struct builder *builder,
     header->archive_mtime_sec = info->archive_mtime_sec;
     header->archive_mtime_nsec = info->archive_mtime_nsec;
     header->archive_fingerprint = info->archive_fingerprint;
-    builder_set_archive_size(builder, info->archive_bytes);
+}
+
+static void composed_begin(const struct index *index, struct builder *builder,
+                           struct builder_header *header)
+{
+    composed_copy_header(index, header);
+    builder_set_archive_size(builder, header->archive_bytes);
 }
 
 struct composed_view {
     const struct view *view;
     const struct pot *pot;
+    const struct composed *what;
 };
 
 static int composed_add_view(void *arg, struct builder *builder, struct builder_header *header,
@@ -263,13 +250,28 @@ static int composed_add_view(void *arg, struct builder *builder, struct builder_
     return r;
 }
 
+/* Copy what the view shows, or graft it, which takes longer and can do more. */
+static int composed_write_view(void *arg, int fd, struct fault *fault)
+{
+    struct composed_view *v = arg;
+    struct builder_header header = {.recipe = v->what->recipe->bytes.at,
+                                    .recipe_len = v->what->recipe->bytes.count};
+    composed_copy_header(v->pot->index, &header);
+    int r = view_write(v->view, v->pot->index, &header, fd, fault);
+    if (r != -ENOTSUP)
+        return r;
+    return ftruncate(fd, 0) < 0
+               ? -errno
+               : composed_write_image(v->what, composed_add_view, v, fd, fault);
+}
+
 int composed_view(const struct composed *what, const struct view *view, struct pot *pot,
                   struct fault *fault)
 {
-    struct composed_view v = {view, pot};
+    struct composed_view v = {view, pot, what};
     struct index *index;
     char *path;
-    int r = composed_make(what, composed_add_view, &v, fault, &path, &index);
+    int r = composed_make_by(what, composed_write_view, &v, fault, &path, &index);
     if (r < 0)
         return r;
     composed_take(pot, index, path, POT_INDEX_BUILT);
@@ -334,7 +336,7 @@ static int composed_view_nested(struct composed_nested *n, struct fault *fault)
     if (r == 0)
         r = nested_scratch_index(n->scratch, builder, &header, fault, &n->o->pot->index);
     builder_free(builder);
-    struct composed_view v = {n->o->options->compose->view, n->o->pot};
+    struct composed_view v = {.view = n->o->options->compose->view, .pot = n->o->pot};
     return r < 0 ? r : composed_write_image(&n->what, composed_add_view, &v, n->fd, fault);
 }
 

@@ -182,8 +182,8 @@ int composed_write_image(const struct composed *what, composer *compose, void *a
 /*
  * Make the index, and save it if that took long. *ret_path is its file; NULL: it is not saved.
  */
-int composed_make(const struct composed *what, composer *compose, void *arg,
-                  struct fault *fault, char **ret_path, struct index **ret_index);
+int composed_make_by(const struct composed *what, composed_writer *write, void *arg,
+                     struct fault *fault, char **ret_path, struct index **ret_index);
 
 /* Put the view of pot->index in its place. */
 int composed_view(const struct composed *what, const struct view *view, struct pot *pot,
@@ -195,10 +195,6 @@ void composed_take(struct pot *pot, struct index *index, char *path,
 
 /* Add to a recipe that archives in archives are shown, if they are. */
 void composed_describe_nested(const struct pot_compose *compose, struct recipe *recipe);
-
-/* The same by a writer. */
-int composed_make_by(const struct composed *what, composed_writer *write, void *arg,
-                     struct fault *fault, char **ret_path, struct index **ret_index);
 
 /* Use a saved index of what options->compose describes, if it needs no other index. */
 opener composed_open_saved;

@@ -1,5 +1,5 @@
 /* Views: which entries of an index they show, and under which names. */
-#include "index_helper.h"
+#include "graft_helper.h"
 #include "suite.h"
 #include "tree_view.h"
 
@@ -288,6 +288,119 @@ START_TEST(views_that_differ_have_recipes_that_differ)
 }
 END_TEST
 
+/* ---- copies ---- */
+
+/* Without hard links; big enough for runs and gaps of all kinds. */
+static struct index *large_index(void)
+{
+    struct builder *b = new_builder();
+    struct builder_header header = tar_header;
+    header.sum_kind = SUM_XXH3;
+    add_dir(b, ".", 0700);
+    for (unsigned i = 0; i < 3000; i++) {
+        char path[64];
+        snprintf(path, sizeof(path), "d%u/e%u/f%04u", i % 7, i % 31, i);
+        if (i % 10 == 3) {
+            add_symlink(b, path, path);
+            continue;
+        }
+        if (i % 10 == 7) {
+            add_dir(b, path, 0700);
+            continue;
+        }
+        uint32_t inode = add_file(b, path, i * 4096, i);
+        ck_assert_int_eq(builder_set_sum(b, inode, i * 77), 0);
+        if (i % 5 == 0)
+            add_xattr(b, inode, "user.i", path);
+    }
+    return build(b, &header);
+}
+
+static void check_copy(const struct index *old, struct view *view)
+{
+    struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = UINT64_C(1) << 40};
+    struct index *grafted = NULL, *copied = NULL;
+    struct source *source;
+    struct fault fault = {0};
+    int r = try_view(view, old, &fault, &grafted);
+    ck_assert_msg(r == 0, "%s: %s", fault.member, fault.what);
+    int fd = memfd_create("copy", MFD_CLOEXEC);
+    ck_assert_int_eq(view_write(view, old, &header, fd, &fault), 0);
+    ck_assert_int_eq(fchmod(fd, 0600), 0);
+    ck_assert_int_eq(source_from_fd(fd, "copy", &source), 0);
+    ck_assert_int_eq(index_open(source, 0, source_size(source), &fault, &copied), 0);
+    source_close(source);
+    const struct index_info *a = index_info(grafted), *b = index_info(copied);
+    compare_trees(grafted, copied, "", 0, true);
+    ck_assert_uint_eq(walk_all(copied).errors, 0);
+    ck_assert_int_eq(index_check(copied, NULL), 0);
+    ck_assert_uint_eq(a->entries, b->entries);
+    ck_assert_uint_eq(a->files, b->files);
+    ck_assert_uint_eq(a->directories, b->directories);
+    ck_assert_uint_eq(a->inodes, b->inodes);
+    ck_assert_uint_eq(a->total_bytes, b->total_bytes);
+    ck_assert_uint_eq(a->name_bytes, b->name_bytes);
+    ck_assert_int_eq(a->has_xattrs, b->has_xattrs);
+    if (a->has_sums) /* some file is shown */
+        ck_assert_mem_eq(a->digest, b->digest, sizeof(a->digest));
+    index_close(grafted);
+    index_close(copied);
+    view_free(view);
+}
+
+/* Every `step`th path, in the index's order or backwards. */
+static char *list_some(const struct index *index, uint32_t step, bool backwards)
+{
+    uint32_t entries = index_info(index)->entries;
+    char *text = malloc(entries * 64ul + 64), *at = text;
+    for (uint32_t i = 1; i < entries; i += step) {
+        size_t len;
+        ck_assert_int_eq(index_path(index, backwards ? entries - i : i, at, 60, &len), 0);
+        at += len;
+        *at++ = '\n';
+    }
+    *at = '\0';
+    return text;
+}
+
+START_TEST(copies_are_as_grafts)
+{
+    static const char *const patterns[][4] = {
+        {"+f*1"}, {"-d3"}, {"+d2/**", "-e1"}, {"-*5", "+/d1"}, {"+d0/e*/f*"}};
+    struct index *old = large_index();
+    for (size_t i = 0; i < sizeof(patterns) / sizeof(patterns[0]); i++)
+        check_copy(old, new_view(patterns[i], NULL, NULL));
+    for (uint32_t step = 1; step < 100; step = step * 3 + 1)
+        for (unsigned backwards = 0; backwards < 2; backwards++) {
+            char *text = list_some(old, step, backwards);
+            check_copy(old, new_view(NULL, text, NULL));
+            check_copy(old, new_view(patterns[1], text, NULL));
+            free(text);
+        }
+    check_copy(old, read_view(NULL, "nothing\nd1/nothing\nd2/e2\n", NULL, true));
+    check_copy(old, new_view(NULL, "/\n", NULL));
+    index_close(old);
+}
+END_TEST
+
+START_TEST(what_can_not_be_copied_is_left_to_grafting)
+{
+    struct builder_header header = tar_header;
+    struct index *old = base();
+    struct view *views[] = {new_view(NULL, "a/1.jpg\na/b/link\n", NULL), /* a hard link */
+                            new_view(NULL, "c\nnothing\n", NULL),
+                            new_view(NULL, NULL, "c\td\n"),
+                            new_view((const char *const[]){"+nothing", NULL}, NULL, NULL)};
+    for (size_t i = 0; i < sizeof(views) / sizeof(views[0]); i++) {
+        int fd = memfd_create("copy", MFD_CLOEXEC);
+        ck_assert_int_eq(view_write(views[i], old, &header, fd, NULL), -ENOTSUP);
+        close(fd);
+        view_free(views[i]);
+    }
+    index_close(old);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tree_view");
@@ -299,6 +412,8 @@ int main(void)
     tcase_add_test(tc, what_all_of_several_lack_is_counted);
     tcase_add_test(tc, names_are_found_in_any_order);
     tcase_add_test(tc, views_that_differ_have_recipes_that_differ);
+    tcase_add_test(tc, copies_are_as_grafts);
+    tcase_add_test(tc, what_can_not_be_copied_is_left_to_grafting);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
 }

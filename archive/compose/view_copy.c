@@ -1,0 +1,231 @@
+/*
+ * Views, as copies of entries: what is shown is marked, a bit for each entry, and copied in the
+ * order that it has (builder_copy.h).
+ */
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "builder_copy.h"
+#include "index_records.h"
+#include "tree_view_private.h"
+
+struct view_copy {
+    const struct index *index;
+    uint32_t entries;
+    uint8_t *marks; /* a bit for each entry */
+    VECTOR(struct builder_copy_run) runs;
+    VECTOR(struct builder_copy_dir) dirs;
+};
+
+/* A directory on the way of a walk. */
+struct view_level {
+    uint32_t position, next, end;
+    size_t path_len; /* of its path, with a slash behind it unless it is the root */
+};
+
+struct view_walk {
+    struct view_copy *copy;
+    struct view_filter *filter;
+    VECTOR(struct view_level) levels;
+    VECTOR(char) path;
+};
+
+void view_mark(uint8_t *marks, uint32_t position)
+{
+    marks[position / 8] |= (uint8_t)(1u << position % 8);
+}
+
+static bool view_is_marked(const uint8_t *marks, uint32_t position)
+{
+    return marks[position / 8] & 1u << position % 8;
+}
+
+/* ---- all of a tree, or what patterns show of it ---- */
+
+static int view_enter(struct view_walk *w, uint32_t position, size_t path_len)
+{
+    struct view_level level = {.position = position, .path_len = path_len};
+    uint32_t count;
+    int r = index_children(w->copy->index, position, &level.next, &count);
+    level.end = r < 0 ? 0 : level.next + count;
+    return r < 0 ? r : vector_push(&w->levels, level);
+}
+
+/* An entry's place in the view: an enum graft_place, or -errno. */
+static int view_ask(struct view_walk *w, size_t path_len, uint32_t position, uint32_t mode)
+{
+    const char *name;
+    size_t len;
+    if (!w->filter->view->pattern_count)
+        return GRAFT_TAKE;
+    int r = index_name(w->copy->index, position, &name, &len);
+    if (r < 0)
+        return r;
+    if (path_len + len > INDEX_PATH_MAX)
+        return GRAFT_LEAVE_OUT;
+    w->path.count = path_len;
+    if (vector_append(&w->path, name, len) < 0 || vector_push(&w->path, '\0') < 0)
+        return -ENOMEM;
+    r = view_place(w->filter, w->path.at, path_len + len, position, mode);
+    w->path.at[path_len + len] = '/';
+    return r;
+}
+
+static int view_step(struct view_walk *w)
+{
+    struct view_level *level = &w->levels.at[w->levels.count - 1];
+    if (level->next == level->end) {
+        w->levels.count--;
+        return 0;
+    }
+    uint32_t position = level->next++;
+    struct node node;
+    int r = index_node(w->copy->index, position, &node);
+    int place = r < 0 ? r : view_ask(w, level->path_len, position, node.mode);
+    if (place <= GRAFT_LEAVE_OUT)
+        return place;
+    if (place == GRAFT_TAKE) {
+        view_mark(w->copy->marks, position);
+        for (size_t i = w->levels.count;
+             i > 0 && !view_is_marked(w->copy->marks, w->levels.at[i - 1].position); i--)
+            view_mark(w->copy->marks, w->levels.at[i - 1].position);
+    }
+    return S_ISDIR(node.mode) ? view_enter(w, position, w->path.count) : 0;
+}
+
+static int view_walk_tree(struct view_copy *copy, struct view_filter *filter, uint32_t position)
+{
+    struct view_walk w = {.copy = copy, .filter = filter};
+    int r = view_enter(&w, position, 0);
+    while (r == 0 && w.levels.count > 0)
+        r = view_step(&w);
+    vector_free(&w.levels);
+    vector_free(&w.path);
+    return r;
+}
+
+int view_mark_tree(const struct index *index, struct view_filter *filter, uint32_t position,
+                   uint8_t *marks)
+{
+    struct view_copy copy = {.index = index, .marks = marks};
+    return filter->view->pattern_count ? -ENOTSUP : view_walk_tree(&copy, filter, position);
+}
+
+/* ---- the copy ---- */
+
+static int view_find_runs(struct view_copy *c)
+{
+    struct builder_copy_run root = {0, INDEX_ROOT, 1}, run = {0};
+    int r = vector_push(&c->runs, root);
+    for (uint32_t i = 1; r == 0 && i < c->entries; i++) {
+        if (i % 8 == 0 && c->marks[i / 8] == 0) {
+            i += 7;
+            continue;
+        }
+        if (!view_is_marked(c->marks, i))
+            continue;
+        run.first = i;
+        while (i < c->entries && view_is_marked(c->marks, i))
+            i++;
+        run.count = i - run.first;
+        r = vector_push(&c->runs, run);
+    }
+    return r;
+}
+
+/* Count what the shown directories have, and how many directories are among that. */
+static int view_find_dirs(struct view_copy *c)
+{
+    uint64_t bytes = index_section_bytes(c->index, SECTION_DIRS), count = bytes / 4, next = 1;
+    const uint32_t *dirs = index_records(c->index, SECTION_DIRS, 0, bytes);
+    for (uint64_t i = 0; dirs && i < count; i++) {
+        uint32_t position = le32toh(dirs[i]), first, children;
+        struct builder_copy_dir dir = {0};
+        if ((i && position <= le32toh(dirs[i - 1])) || /* once each: this ends */
+            index_children(c->index, position, &first, &children) < 0)
+            return -ENOTSUP;
+        if (!view_is_marked(c->marks, position))
+            continue;
+        for (uint32_t j = first; j < first + children; j++)
+            dir.children += view_is_marked(c->marks, j);
+        while (next < count && le32toh(dirs[next]) < first)
+            next++;
+        for (; next < count && le32toh(dirs[next]) < c->entries &&
+               le32toh(dirs[next]) - first < children;
+             next++)
+            dir.directories += view_is_marked(c->marks, le32toh(dirs[next]));
+        if (vector_push(&c->dirs, dir) < 0)
+            return -ENOMEM;
+    }
+    return dirs ? 0 : -ENOTSUP;
+}
+
+static int view_choose(const struct view *view, struct view_copy *c)
+{
+    struct view_filter filter = {.view = view};
+    struct view_bytes bytes;
+    int r = view_bytes_begin(&bytes);
+    if (r < 0)
+        return r;
+    view_mark(c->marks, INDEX_ROOT);
+    r = view->names ? view_mark_names(view, c->index, &filter, c->marks)
+                    : view_walk_tree(c, &filter, INDEX_ROOT);
+    view_bytes_end(&bytes);
+    vector_free(&filter.folder);
+    return r;
+}
+
+static int view_write_copy(const struct view *view, struct view_copy *c,
+                           struct builder *builder, struct builder_header *header, int fd,
+                           struct fault *fault)
+{
+    const struct builder_copy_part part = {.index = c->index};
+    uint64_t ignored;
+    int r = view_choose(view, c);
+    if (r == 0)
+        r = view_find_runs(c);
+    if (r == 0)
+        r = view_find_dirs(c);
+    if (r == 0 && c->runs.count == 1 && !view->names) /* the way of grafts tells */
+        r = -ENOTSUP;
+    if (r == 0 && !view->names)
+        r = graft_copy_left_out(builder, c->index);
+    const struct builder_copy copy = {.parts = &part,
+                                      .part_count = 1,
+                                      .runs = c->runs.at,
+                                      .run_count = c->runs.count,
+                                      .dirs = c->dirs.at,
+                                      .dir_count = c->dirs.count,
+                                      .is_partial = true};
+    if (r == 0)
+        r = builder_copy(builder, &copy, header);
+    if (r == 0)
+        r = builder_write(builder, header, fd, 0, fault, &ignored);
+    return r == 0 && index_is_lost(c->index) ? -ENOTSUP : r;
+}
+
+int view_write(const struct view *view, const struct index *index,
+               struct builder_header *header, int fd, struct fault *fault)
+{
+    struct view_copy c = {.index = index, .entries = index_info(index)->entries};
+    struct builder *builder;
+    if (view->has_map)
+        return -ENOTSUP;
+    int r = builder_new(&builder);
+    if (r < 0)
+        return r;
+    c.marks = calloc(c.entries / 8 + 1, 1);
+    r = c.marks ? view_write_copy(view, &c, builder, header, fd, fault) : -ENOMEM;
+    builder_free(builder);
+    free(c.marks);
+    vector_free(&c.runs);
+    vector_free(&c.dirs);
+    if (r == -EUCLEAN)
+        r = -ENOTSUP;
+    if (r == -ENOTSUP && fault)
+        *fault = (struct fault){0};
+    return r;
+}
