@@ -106,6 +106,20 @@ class Records(unittest.TestCase):
         with self.assertRaises(OSError):
             list(onepot.Loader(archive.subset(range(4)), batch_size=4))
 
+    def test_a_damaged_label_is_named_itself(self):
+        path = os.path.join(self.work, "damaged.tar")
+        with onepot.Writer(path) as writer:
+            for i in range(4):
+                writer.add("%d.jpg" % i, IMAGE)
+                writer.add("%d.cls" % i, b"100%d" % i)
+        with open(path, "r+b") as file:
+            at = file.read().index(b"1002")
+            file.seek(at)
+            file.write(b"9")
+        archive = onepot.Archive(path, extensions=".jpg", labels="cls")
+        with self.assertRaisesRegex(OSError, "2.cls: its data does not match its sum"):
+            list(onepot.Loader(archive, batch_size=4, verify=True))
+
     def test_images_alone(self):
         archive = onepot.Archive(self.one, extensions=".jpg")
         self.assertEqual([bytes(sample.read()) for sample in archive], [IMAGE + b"1 %d" % i for i in range(10)])

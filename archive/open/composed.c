@@ -21,8 +21,7 @@
 #include "pot_private.h"
 
 enum {
-    COMPOSED_VERSION = 2, /* raise it when the same recipe makes another index */
-    SAVE_AFTER_MS = 200,  /* POT_SAVE_AUTO: what takes longer to compose is worth saving */
+    SAVE_AFTER_MS = 200, /* POT_SAVE_AUTO: what takes longer to compose is worth saving */
 };
 
 static bool composed_has_recipe(const struct index *index, const struct recipe *recipe)

@@ -192,6 +192,7 @@ static int many_describe(const struct many *many, struct recipe *recipe)
     recipe_free(recipe);
     *recipe = (struct recipe){0};
     recipe_number(recipe, "union", MANY_VERSION);
+    recipe_number(recipe, "version", COMPOSED_VERSION);
     recipe_number(recipe, "each", together->each);
     recipe_number(recipe, "conflict", together->on_conflict);
     composed_describe_nested(&many->part_compose, recipe);

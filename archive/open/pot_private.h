@@ -165,6 +165,9 @@ struct composed {
     uint64_t start_ms; /* when the work for it began (now_ms); 0: now */
 };
 
+/* Of nested archives and views; raise it when the same recipe makes another index. */
+enum { COMPOSED_VERSION = 3 };
+
 /* A saved index with this recipe; *ret_path is its file. -ENOENT, -ENOMEM. */
 int composed_find(const struct composed *what, char **ret_path, struct index **ret_index);
 

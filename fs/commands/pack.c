@@ -394,10 +394,12 @@ static int check_view(struct arguments *a)
 /* A pattern or a list has no name for an archive, nor for a folder in one. */
 static int check_sets(const struct pack_options *o)
 {
+    bool has_set = false;
     for (size_t i = 0; i < o->source_count; i++) {
         const char *source = o->sources[i];
         if (!is_archive(source) || !archive_list_is_set(source))
             continue;
+        has_set = true;
         if (o->source_count > 1)
             return cli_usage_error(&usage, "%s stands for several archives: pack it alone",
                                    source);
@@ -407,6 +409,10 @@ static int check_sets(const struct pack_options *o)
                                    "with -o",
                                    source);
     }
+    if (!has_set && (cli_together.each || cli_together.skip_damaged ||
+                     cli_together.on_conflict != POT_CONFLICT_ERROR))
+        return cli_usage_error(&usage, "--each, --on-conflict and --skip-damaged are for a "
+                                       "pattern, a folder or an @LIST of archives");
     return 0;
 }
 

@@ -197,8 +197,26 @@ static int verify_archive(struct arguments *a, const char *name, char **paths, s
     return r < 0 || a->problems ? CLI_FAILED : CLI_OK;
 }
 
-/* Each archive of a folder, a pattern or a list: by itself, or the tree that is shown of all.
- */
+/* The tree that is shown of all. */
+static int verify_tree(struct arguments *a, char **words, size_t count)
+{
+    struct archive_list list = {0};
+    struct fault fault = {0};
+    char name[CLI_NAME_LEN];
+    int status = CLI_OK;
+    for (size_t i = 0; i < count && status == CLI_OK; i++) {
+        int r = archive_list_add(&list, words[i], &fault);
+        if (r < 0)
+            status = cli_fail(words[i], r, &fault);
+    }
+    if (status == CLI_OK)
+        status = verify_archive(a, cli_name_of(words, count, name), list.at, list.count);
+    a->archive = words[0];
+    archive_list_free(&list);
+    return status;
+}
+
+/* Each archive of a folder, a pattern or a list. */
 static int verify_word(struct arguments *a, const char *word)
 {
     struct archive_list list = {0};
@@ -207,9 +225,7 @@ static int verify_word(struct arguments *a, const char *word)
     int r = archive_list_add(&list, word, &fault);
     if (r < 0)
         status = cli_fail(word, r, &fault);
-    else if (a->is_tree)
-        status = verify_archive(a, word, list.at, list.count);
-    for (size_t i = 0; !a->is_tree && i < list.count && !atomic_load(interrupt_flag()); i++)
+    for (size_t i = 0; i < list.count && !atomic_load(interrupt_flag()); i++)
         if (verify_archive(a, list.at[i], &list.at[i], 1) != CLI_OK)
             status = CLI_FAILED;
     a->archive = word;
@@ -227,7 +243,9 @@ static int verify_archives(struct arguments *a, char **archives, int count)
     interrupt_catch();
     if (a->as_json)
         json_open(&a->json, NULL, '[');
-    for (int i = 0; i < count && !atomic_load(interrupt_flag()); i++)
+    if (a->is_tree)
+        status = verify_tree(a, archives, (size_t)count);
+    for (int i = 0; !a->is_tree && i < count && !atomic_load(interrupt_flag()); i++)
         if (verify_word(a, archives[i]) != CLI_OK)
             status = CLI_FAILED;
     if (a->as_json) {

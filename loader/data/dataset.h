@@ -124,6 +124,10 @@ int dataset_path(const struct dataset *dataset, const struct record *record, cha
 int dataset_error(struct onepot_error *error, int err, const struct dataset *dataset,
                   const struct record *record);
 
+/* The same for the part with the label of a sample whose first record is `first`. */
+int dataset_label_error(struct onepot_error *error, int err, const struct dataset *dataset,
+                        const struct record *first);
+
 /* Say in *error how long a read of the record has been waiting. Returns -ETIME. */
 int dataset_stalled(struct onepot_error *error, const struct dataset *dataset,
                     const struct record *record, uint64_t age_ns);

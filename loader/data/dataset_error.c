@@ -29,8 +29,6 @@ static const char *dataset_describe(int err, const struct record *record, char *
         return "it does not have the type and shape of the first sample";
     case EMSGSIZE:
         return "decoding it made more bytes than there is room for";
-    case EDOM:
-        return "it is to be a label, and is no integer";
     case EIO:
         return "it can't be read";
     default:
@@ -60,17 +58,27 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
 {
     char words[128];
     const char *advice = NULL;
-    struct record label = *record;
-    if (err == -EDOM) /* of a sample: name the part */
-        (void)label_find(dataset, record, &label);
     if (err == -EUCLEAN && index_is_lost(dataset->pots[record_archive(record)]->index))
         err = -EIO;
     if (err == -EFBIG)
         advice = "read it in pieces, or allow it when the archive is opened (hole_bytes)";
     if (err == -EUCLEAN || err == -ENODATA || err == -EBADMSG)
         advice = "compare the archive with its original, or copy it again";
-    return file_error(error, err, dataset, &label,
+    return file_error(error, err, dataset, record,
                       dataset_describe(err, record, words, sizeof(words)), advice);
+}
+
+int dataset_label_error(struct onepot_error *error, int err, const struct dataset *dataset,
+                        const struct record *first)
+{
+    struct record part;
+    int r = label_find(dataset, first, &part);
+    if (r < 0 && r != -EDOM)
+        return dataset_error(error, err, dataset, first);
+    if (err == -EDOM)
+        return file_error(error, err, dataset, &part, "it is to be a label, and is no integer",
+                          NULL);
+    return dataset_error(error, err, dataset, &part);
 }
 
 int dataset_stalled(struct onepot_error *error, const struct dataset *dataset,

@@ -116,7 +116,7 @@ int label_read(struct dataset *d, const struct record *first, struct onepot_erro
     }
     if (r == 0)
         r = label_parse(text, part.size_bytes, ret_label);
-    return r < 0 ? dataset_error(error, r, d, first) : 0;
+    return r < 0 ? dataset_label_error(error, r, d, first) : 0;
 }
 
 int label_check(const struct dataset *d, struct onepot_error *error)

@@ -64,7 +64,7 @@ struct slab {
     bool whole;                 /* a consumer may take it */
     uint64_t end;               /* element of the epoch after the batch's last one */
     int err;                    /* of the first sample that failed, */
-    uint64_t bad_record;        /* its record, */
+    uint64_t bad_record;        /* its record (and FILL_LABEL), */
     bool lost;                  /* or sending failed */
     /* A read for it stalled. No more runs of it begin, and it is not used again until all runs
      * that began are over. */

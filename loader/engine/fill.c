@@ -318,7 +318,8 @@ static int fill_label(const struct fill_plan *plan, struct filler *filler, struc
     const struct record *first = archive_first(plan->archive, slab->indices[i]);
     uint8_t text[LABEL_TEXT_MAX];
     struct record part;
-    *bad = filler->present = (uint64_t)(first - d->records);
+    filler->present = (uint64_t)(first - d->records);
+    *bad = filler->present | FILL_LABEL;
     int r = label_find(d, first, &part);
     if (r == -ENOENT)
         return 0;

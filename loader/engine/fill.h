@@ -45,10 +45,13 @@ struct filler {
 bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t count,
                  uint64_t *ret_offsets, uint64_t *ret_sizes, uint64_t *ret_bytes);
 
+/* This bit of a record's number: it is the record's label that failed. */
+#define FILL_LABEL (UINT64_C(1) << 63)
+
 /*
  * Fill the places [first, end) of a slab, and their labels if these are parts. A sample that
- * fails ends the call and returns its record's number. If such samples are to be skipped, it is
- * counted in *skipped instead. -ECANCELED: the read was given up.
+ * fails ends the call and returns its record's number (and FILL_LABEL). If such samples are to
+ * be skipped, it is counted in *skipped instead. -ECANCELED: the read was given up.
  */
 int fill_samples(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
                  uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *ret_bad_record);

@@ -258,6 +258,8 @@ static int loader_fail_batch(struct onepot_loader *loader, struct slab *slab,
         upload_error(loader->upload, error);
     else if (slab->abandoned)
         dataset_stalled(error, d, &d->records[slab->bad_record], slab->stalled_ns);
+    else if (slab->bad_record & FILL_LABEL)
+        dataset_label_error(error, r, d, &d->records[slab->bad_record & ~FILL_LABEL]);
     else
         dataset_error(error, r, d, &d->records[slab->bad_record]);
     engine_release(slab);

@@ -10,6 +10,7 @@ called. h5py, pyarrow and lmdb are imported where they are needed. They trust th
 read: a file that somebody made for the purpose can crash this process or do worse.
 """
 import argparse
+import glob
 import json
 import os
 import re
@@ -282,9 +283,11 @@ def samples(rows, names, options):
 def is_archive_of_onepot(path):
     """Does it end as Writer ends one?"""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False
         with open(path, "rb") as f:
             f.seek(-512, os.SEEK_END)
-            return stat.S_ISREG(os.fstat(f.fileno()).st_mode) and f.read(8) == b"onepotFT"
+            return f.read(8) == b"onepotFT"
     except OSError:
         return False
 
@@ -300,6 +303,11 @@ class Tars:
         except (TypeError, ValueError):
             raise Refused("%s: shards need one number in their name, such as %%06d" % path) from None
         self.number, self.bytes, self.writer, self.done = 0, 0, None, []
+
+    def makes(self, path):
+        """Has a file the name of one of the shards, so that it may be replaced or removed?"""
+        return self.is_many and any(os.path.realpath(self.path % int(number)) == os.path.realpath(path)
+                                    for number in re.findall(r"\d+", path))
 
     def _open(self):
         path = self.path % self.number if self.is_many else self.path
@@ -464,6 +472,13 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
+def source_files(source):
+    """The files that are read, as far as names tell."""
+    if os.path.isdir(source):
+        return [os.path.join(source, name) for name in os.listdir(source)]
+    return [source] if os.path.exists(source) else glob.glob(source)
+
+
 def convert(source, out, options):
     """Returns the numbers of samples and bytes. Nothing is left of OUT if it fails."""
     total, names, rows = open_source(source)
@@ -471,6 +486,9 @@ def convert(source, out, options):
     if is_records and re.search(r"%0?\d*d", out):
         raise Refused("%s: TFRecords are one file: only archives (.tar) are made in shards" % out)
     target = (Records if is_records else Tars)(out, options)
+    for path in [] if is_records else source_files(source):
+        if target.makes(path):
+            raise Refused("%s: is read, and has the name of a shard of %s" % (path, out))
     progress = Progress(total)
     try:
         for name, parts in samples(rows, names, options):
