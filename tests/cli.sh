@@ -328,6 +328,7 @@ completes() {
 run 0 "$onepot" completions bash
 mv out completion
 completes 'ca' cat
+completes 'clean ' ''
 completes 'ls --js' --json
 completes 'cat --prog' --progress=
 completes 'ls --progress = al' always

@@ -52,12 +52,13 @@ def licences_of(libraries):
     for library in libraries:
         source, text = copyright_of(library)
         found[source] = text
-        common.update(re.findall(COMMON_LICENCES + r"/([A-Za-z]+(?:-[0-9.]*[0-9])?)", text))
+        common.update(re.findall(COMMON_LICENCES + r"/([A-Za-z][A-Za-z0-9]*(?:-[0-9.]*[0-9])?)", text))
     for name in sorted(common):
         path = os.path.realpath(os.path.join(COMMON_LICENCES, name))
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as f:
-                found[os.path.basename(path)] = f.read()
+        if not os.path.exists(path):
+            sys.exit(f"{path}, to which a licence refers, is not there")
+        with open(path, encoding="utf-8") as f:
+            found[os.path.basename(path)] = f.read()
     return found
 
 

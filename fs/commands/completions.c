@@ -58,7 +58,7 @@ static enum kind kind_of_arguments(const struct cli_usage *u)
         return KIND_MOUNTS;
     if (strstr(u->synopsis, "ARCHIVE") || strstr(u->synopsis, "SRC"))
         return KIND_FILES;
-    if (strchr(u->synopsis, '|'))
+    if (strchr(u->synopsis, '|') && u->synopsis[0] != '[')
         return KIND_WORDS;
     return starts_with(u->synopsis, "[COMMAND]") ? KIND_COMMANDS : KIND_NOTHING;
 }
@@ -345,6 +345,10 @@ static void zsh_end(void)
 static void fish_begin(void)
 {
     printf("# Completion of onepot %s for fish, made by 'onepot completions fish'.\n"
+           "function __onepot_command\n"
+           "    set -l words (commandline -opc)\n"
+           "    test (count $words) -gt 1; and test $words[2] = $argv[1]\n"
+           "end\n"
            "complete -c onepot -f\n",
            ONEPOT_VERSION);
     for (const struct command *c = command_list; c->name; c++) {
@@ -389,8 +393,7 @@ static void fish_command(const struct cli_usage *u, const struct cli_option *opt
 {
     enum kind arguments = kind_of_arguments(u);
     char when[96];
-    snprintf(when, sizeof(when), "complete -c onepot -n '__fish_seen_subcommand_from %s'",
-             u->name);
+    snprintf(when, sizeof(when), "complete -c onepot -n '__onepot_command %s'", u->name);
     printf("%s -s h -l help -d 'print help'\n", when);
     for (const struct cli_option *o = options; o->spelling; o++) {
         struct cli_spelling s = cli_spelling_of(o);

@@ -43,6 +43,7 @@ struct self_test {
     char dir[PATH_MAX - 64]; /* private; room for the names in it */
     char why[512];           /* what is wrong with the present step */
     unsigned tried, failed;
+    long nanoseconds; /* of the files' times, as their filesystem keeps them */
 };
 
 static bool self_test_fail(struct self_test *t, const char *format, ...)
@@ -90,9 +91,11 @@ static bool write_file(struct self_test *t, int tree, unsigned number)
     struct timespec times[2] = {{FIRST_TIME + number, 0}, {FIRST_TIME + number, 123456789}};
     self_test_name(number, name);
     auto_close int fd = openat(tree, name, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+    struct stat st;
     if (fd < 0 || write(fd, bytes, len) != (ssize_t)len || fchmod(fd, 0640) < 0 ||
-        futimens(fd, times) < 0)
+        futimens(fd, times) < 0 || fstat(fd, &st) < 0)
         return self_test_fail(t, "%s: %s", name, strerror(errno));
+    t->nanoseconds = st.st_mtim.tv_nsec;
     return true;
 }
 
@@ -112,7 +115,7 @@ static bool make_tree(struct self_test *t)
         if (!write_file(t, tree, i))
             return false;
     if (symlinkat("class-1/00001.sample", tree, "link") < 0 ||
-        linkat(tree, "class-1/00001.sample", tree, "hard", 0) < 0)
+        linkat(tree, "class-1/00001.sample", tree, "class-1/hard", 0) < 0)
         return self_test_fail(t, "links: %s", strerror(errno));
     return true;
 }
@@ -148,7 +151,8 @@ static bool compare_file(struct self_test *t, int tree, unsigned number)
     if ((size_t)n != len || memcmp(found, wanted, len) != 0)
         return self_test_fail(t, "%s holds other bytes than were packed", name);
     if ((st.st_mode & 07777) != 0640 || (size_t)st.st_size != len ||
-        st.st_mtim.tv_sec != FIRST_TIME + (time_t)number || st.st_mtim.tv_nsec != 123456789)
+        st.st_mtim.tv_sec != FIRST_TIME + (time_t)number ||
+        st.st_mtim.tv_nsec != t->nanoseconds)
         return self_test_fail(t, "%s has another mode, size or time than was packed", name);
     return true;
 }
@@ -167,7 +171,7 @@ static bool compare_tree(struct self_test *t, const char *path)
     if (readlinkat(tree, "link", target, sizeof(target) - 1) < 0 ||
         strcmp(target, "class-1/00001.sample") != 0)
         return self_test_fail(t, "the symbolic link leads to '%s'", target);
-    if (fstatat(tree, "hard", &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_nlink != 2)
+    if (fstatat(tree, "class-1/hard", &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_nlink != 2)
         return self_test_fail(t, "the hard link has %u names in place of 2",
                               (unsigned)st.st_nlink);
     return true;
@@ -354,6 +358,20 @@ static int remove_entry(const char *path, const struct stat *st, int type, struc
     return 0;
 }
 
+/* Commands would take '-x/...' for an option. */
+static bool self_test_make_absolute(struct self_test *t)
+{
+    auto_free char *path = realpath(t->dir, NULL);
+    if (path && snprintf(NULL, 0, "%s", path) < (int)sizeof(t->dir)) {
+        strcpy(t->dir, path);
+        return true;
+    }
+    int err = path ? ENAMETOOLONG : errno;
+    rmdir(t->dir);
+    cli_fail(t->dir, -err, NULL);
+    return false;
+}
+
 static bool make_directory(struct self_test *t, const char *given)
 {
     const char *tmp = getenv("TMPDIR");
@@ -365,7 +383,7 @@ static bool make_directory(struct self_test *t, const char *given)
                 (int)sizeof(t->dir))
             continue;
         if (mkdtemp(t->dir))
-            return true;
+            return self_test_make_absolute(t);
     }
     cli_failf(given, "no directory can be made%s: %s; name another: --dir=DIR",
               given ? "" : " in $TMPDIR, /tmp or /dev/shm", strerror(errno));
@@ -404,6 +422,7 @@ int command_self_test(int argc, char **argv)
     if (!make_directory(&t, dir))
         return CLI_FAILED;
     interrupt_catch();
+    signal(SIGPIPE, SIG_IGN); /* what lies in the directory has to be removed */
     umask(022);
     uname(&system);
     printf("onepot %s on Linux %s, %s, in %s\n", ONEPOT_VERSION, system.release, system.machine,
