@@ -45,7 +45,7 @@ enum copy_kind {
     COPY_ALIAS,
 };
 
-/* What a part's record of attributes becomes. */
+/* The new form of a part's record of attributes. */
 struct copy_attr {
     uint32_t number;
     uint32_t mode, flags;

@@ -98,7 +98,7 @@ static int check_index(struct view_check *c, const struct index *index)
     return 0;
 }
 
-/* What the patterns hide was not looked for. */
+/* Names that the patterns hide were not looked for. */
 static int check_report(const struct view_check *c, struct fault *fault)
 {
     const struct view *view = c->view;

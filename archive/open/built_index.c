@@ -67,11 +67,14 @@ static void built_start_helpers(void *arg)
         build->helpers = NULL;
 }
 
-/* Each thread decompresses a block, and one more may wait: as far as memory allows. */
+/*
+ * Each thread decompresses a block, as far as memory allows. So does the one that indexes,
+ * which also keeps two; and one more waits.
+ */
 static unsigned built_threads(uint64_t memory_bytes)
 {
-    return (unsigned)min_u64(min_u64(cpus_allowed() - 1, HELPERS_MAX),
-                             memory_bytes / HELPER_BYTES);
+    uint64_t most = memory_bytes / HELPER_BYTES;
+    return most < 2 ? 0 : (unsigned)min_u64(min_u64(cpus_allowed() - 1, HELPERS_MAX), most - 1);
 }
 
 /* Runs in the child, whose end frees all that it allocated. */
@@ -151,6 +154,7 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     struct sandbox_limits limits = built_index_limits(o, frames_of);
     build.threads = frames_of ? built_threads(limits.memory_bytes) : 0;
     limits.prepare = built_start_helpers;
+    limits.threads = build.threads;
     int keep[] = {source_fd(pot->source), fd};
     limits.keep_fds = keep;
     limits.keep_fd_count = 2;

@@ -58,7 +58,7 @@ struct part {
     struct fault fault;
 };
 
-/* What is to be made has two steps; a saved index may spare the first, or both. */
+/* There are two steps, the union and its view; a saved index may spare the first, or both. */
 enum many_found { FOUND_NOTHING, FOUND_UNION, FOUND_ALL };
 
 struct many {

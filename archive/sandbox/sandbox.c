@@ -67,6 +67,7 @@ struct run {
     bool status_lost;
     uint64_t memory_bytes;
     uint32_t stall_seconds, idle_seconds;
+    double stall_cpu_s; /* stall_seconds of each thread */
     long watch_ms;
     const _Atomic bool *stop;
     /* Stall accounting: the progress last seen, and the time used since then. */
@@ -279,7 +280,7 @@ static int sandbox_check_stall(struct run *run, double elapsed_s, struct fault *
         return 0;
     }
     run->idle_s += elapsed_s < TICK_MAX_MS * 1e-3 ? elapsed_s : TICK_MAX_MS * 1e-3;
-    if (cpu_s - run->cpu_at_change_s >= run->stall_seconds)
+    if (cpu_s - run->cpu_at_change_s >= run->stall_cpu_s)
         return fault_set(fault, -EUCLEAN, NULL, bytes ? bytes : FAULT_NO_OFFSET,
                          "the archive kept its parser busy for %u seconds without "
                          "progress: damaged archive",
@@ -400,6 +401,7 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
     };
     run.idle_seconds =
         limits->idle_seconds ? limits->idle_seconds : run.stall_seconds * IDLE_FACTOR;
+    run.stall_cpu_s = (double)run.stall_seconds * (1.0 + limits->threads);
     run.shared = mmap(NULL, sizeof(*run.shared), PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (run.shared == MAP_FAILED)
@@ -418,7 +420,7 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
         sandbox_reset_signals(limits->stop != NULL);
         sandbox_drop_descriptors(limits);
         sandbox_drop_shared_memory(run.shared);
-        if (limits->prepare && !WITH_SANITIZER)
+        if (limits->prepare && !WITH_SANITIZER && sandbox_filter_covers_threads())
             limits->prepare(arg);
         sandbox_limit_resources(limits, run.memory_bytes);
         sandbox_filter_system_calls();

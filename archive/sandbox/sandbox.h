@@ -24,10 +24,12 @@ struct sandbox_limits {
     size_t keep_fd_count;
     /*
      * Called in the child with `arg` of sandbox_run before the limits are set: the only chance
-     * to start threads, which come under the same limits. (Not called in a build with a
-     * sanitizer, whose locks may stay locked in a child.) NULL: nothing to do.
+     * to start threads, which come under the same limits. (Not called where the filter would
+     * not cover them, nor in a build with a sanitizer, whose locks may stay locked in a child.)
+     * NULL: nothing to do.
      */
     void (*prepare)(void *arg);
+    uint32_t threads;   /* that it starts: a stall may use so much more CPU time */
     uint32_t watch_ms;  /* interval between calls of the watch; 0: 200 */
     bool watch_at_once; /* call it also as soon as the child has begun */
     /*

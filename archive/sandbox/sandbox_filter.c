@@ -163,6 +163,18 @@ void sandbox_filter_system_calls(void)
     if (r < 0)
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
 }
+
+/* A program at no address is looked at after the flag. */
+bool sandbox_filter_covers_threads(void)
+{
+    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, NULL) < 0 &&
+           errno == EFAULT;
+}
 #else
 void sandbox_filter_system_calls(void) {}
+
+bool sandbox_filter_covers_threads(void)
+{
+    return true; /* there is none */
+}
 #endif

@@ -69,27 +69,39 @@ static struct mark *bzip2_mark(struct bzip2_state *b, unsigned i)
     return &b->marks[(b->first + i) % MARKS_MAX];
 }
 
-/* Bytes from `offset` on: up to CHUNK_BYTES, and at the end fewer. */
+/* Are there bytes from `offset` on that were read, enough for a search to get further? */
+static bool bzip2_has_read(const struct bzip2_state *b, uint64_t offset, uint64_t end)
+{
+    uint64_t read_to = b->chunk_offset + b->chunk_len;
+    return offset >= b->chunk_offset && offset < read_to &&
+           (read_to - offset > MARK_BYTES || read_to == end);
+}
+
+/*
+ * Bytes from `offset` on: up to CHUNK_BYTES, but more than MARK_BYTES, except at the end.
+ */
 static int bzip2_look(struct block_scan *s, uint64_t offset, struct fault *fault,
                       const uint8_t **ret_bytes, size_t *ret_len)
 {
     struct bzip2_state *b = s->state;
-    *ret_len = (size_t)min_u64(s->end - offset, CHUNK_BYTES);
+    size_t len = (size_t)min_u64(s->end - offset, CHUNK_BYTES);
     if (s->map) {
         *ret_bytes = s->map + offset;
+        *ret_len = len;
         return 0;
     }
     if (!b->chunk && !(b->chunk = malloc(CHUNK_BYTES)))
         return -ENOMEM;
-    if (offset != b->chunk_offset || b->chunk_len != *ret_len) {
+    if (!bzip2_has_read(b, offset, s->end)) {
         b->chunk_len = 0;
-        int r = scan_read(s, b->chunk, *ret_len, offset, fault);
+        int r = scan_read(s, b->chunk, len, offset, fault);
         if (r < 0)
             return r;
         b->chunk_offset = offset;
-        b->chunk_len = *ret_len;
+        b->chunk_len = len;
     }
-    *ret_bytes = b->chunk;
+    *ret_bytes = b->chunk + (offset - b->chunk_offset);
+    *ret_len = b->chunk_len - (size_t)(offset - b->chunk_offset);
     return 0;
 }
 
@@ -171,7 +183,7 @@ static int bzip2_unpack(struct scan_job *job)
                               job->work.at, job->out.at, job->out.room, &job->len);
 }
 
-/* What lies between two bits. False: it is too long for a block. */
+/* The bits between two marks. False: they are too many for a block. */
 static bool bzip2_set_job(const struct bzip2_state *b, struct scan_job *job, uint64_t from,
                           uint64_t to)
 {

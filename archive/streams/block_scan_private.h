@@ -45,7 +45,7 @@ struct block_scan {
     uint64_t start, end; /* what was asked for */
     uint64_t offset;     /* how far it was used */
     size_t blocks;       /* see block_scan_count */
-    /* What was begun, in the order of the source. */
+    /* The jobs that were begun, in the order of the source. */
     struct scan_job jobs[SCAN_JOBS_MAX];
     unsigned first_job, jobs_count, jobs_most;
 };

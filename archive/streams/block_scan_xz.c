@@ -130,8 +130,8 @@ static int xz_read_index(struct block_scan *s, uint64_t end, struct fault *fault
     if (r < 0)
         return r;
     switch (lzma_index_buffer_decode(ret_index, &memory, NULL, bytes, &used, (size_t)len)) {
-    case LZMA_OK:
-        return 0;
+    case LZMA_OK: /* the footer has to say how long it is */
+        return used == len ? 0 : -EUCLEAN;
     case LZMA_MEM_ERROR:
         return -ENOMEM;
     case LZMA_MEMLIMIT_ERROR:
@@ -184,7 +184,9 @@ static int xz_begin(struct block_scan *s, struct fault *fault)
         r = streams < STREAMS_MAX ? xz_find_stream(s, fault, &end) : -ENOTSUP;
     if (r == -EUCLEAN)
         return scan_damaged(s, fault, end,
-                            "the index of its blocks is missing or makes no sense");
+                            end == s->end
+                                ? "it is cut off, or what ends it is not the end of xz data"
+                                : "the index of its blocks is missing or makes no sense");
     if (r == 0)
         xz_reverse(x->blocks.at, x->blocks.count);
     s->blocks = x->blocks.count;

@@ -1,5 +1,5 @@
 /*
- * What scanning a stream gives: its parts, each of which can be decompressed alone.
+ * The parts of a stream that was scanned, each of which can be decompressed alone.
  */
 #ifndef ONEPOT_STREAM_PART_H
 #define ONEPOT_STREAM_PART_H

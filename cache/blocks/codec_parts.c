@@ -28,6 +28,8 @@
 #define STORED_HEAD_BYTES 5u
 #define FILLER_BYTES 20u /* 99 bits, three times 10, and the part's first byte */
 #define LAST_BYTES 3u
+/* Parts are mostly of 1 MiB. Room for longer ones is given back: each thread would keep it. */
+#define KEPT_BYTES (8u << 20)
 
 struct parts_buffer {
     uint8_t *at;
@@ -83,6 +85,14 @@ static int parts_room(struct parts_buffer *buffer, size_t len)
     buffer->at = malloc(len);
     buffer->room = buffer->at ? len : 0;
     return buffer->at ? 0 : -ENOMEM;
+}
+
+static void parts_give_back(struct parts_buffer *buffer)
+{
+    if (buffer->room <= KEPT_BYTES)
+        return;
+    free(buffer->at);
+    *buffer = (struct parts_buffer){0};
 }
 
 #ifdef HAVE_ZLIB
@@ -214,9 +224,9 @@ static int unpack_bzip2_part(struct codec_parts *parts, const struct block_point
     return r == -ENOSPC || (r == 0 && len != size) ? -EUCLEAN : r;
 }
 
-int codec_parts_unpack(struct codec_parts *parts, enum codec codec,
-                       const struct block_point *point, const void *packed, size_t packed_len,
-                       void *block, size_t size)
+static int parts_unpack(struct codec_parts *parts, enum codec codec,
+                        const struct block_point *point, const void *packed, size_t packed_len,
+                        void *block, size_t size)
 {
     switch (codec) {
 #ifdef HAVE_ZLIB
@@ -230,4 +240,14 @@ int codec_parts_unpack(struct codec_parts *parts, enum codec codec,
     default:
         return -ENOTSUP;
     }
+}
+
+int codec_parts_unpack(struct codec_parts *parts, enum codec codec,
+                       const struct block_point *point, const void *packed, size_t packed_len,
+                       void *block, size_t size)
+{
+    int r = parts_unpack(parts, codec, point, packed, packed_len, block, size);
+    parts_give_back(&parts->in);
+    parts_give_back(&parts->out);
+    return r;
 }

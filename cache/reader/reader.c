@@ -31,7 +31,7 @@ static int check_codec(enum codec codec, struct fault *fault)
 static int check_blocks(const struct index_info *info, struct fault *fault)
 {
     int r = check_codec(info->codec, fault);
-    for (unsigned codec = 0; r == 0 && codec < CODEC_COUNT; codec++)
+    for (unsigned codec = 0; r == 0 && codec < 16; codec++) /* those of a later onepot, too */
         if (info->codecs & 1u << codec)
             r = check_codec((enum codec)codec, fault);
     uint32_t most = info->codecs ? CODEC_BLOCK_MAX : codec_block_max(info->codec);

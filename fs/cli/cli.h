@@ -159,12 +159,12 @@ extern const char *const cli_conflict_words[];
 extern unsigned cli_view_words[5]; /* the last one: --files-from, of names that end with NUL */
 int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text);
 
-/* What each command takes that opens archives by cli_open_pot; `mode` is for CLI_PROGRESS. */
+/* Options of all commands that open archives by cli_open_pot; `mode` is for CLI_PROGRESS. */
 #define CLI_ARCHIVES(mode)                                                                     \
     CLI_TOGETHER, CLI_PROGRESS(mode), CLI_VIEW, CLI_MAX_RATIO, CLI_NESTED, CLI_OFFSET
 
 /*
- * What those options and --nested ask for, for struct pot_options; NULL: none was given. Reads
+ * The wishes of those options and --nested, for struct pot_options; NULL: none was given. Reads
  * list or map at the first call. -errno after an error was printed.
  */
 int cli_compose(const struct pot_compose **ret_compose);

@@ -17,8 +17,8 @@ struct carried {
 extern const struct carried carried_pages[];
 
 /*
- * What is linked, each with its licence, beginning with onepot itself. A library that lies
- * outside of the program has no text, for it comes with its own. The last one has no name.
+ * The linked libraries, each with its licence, beginning with onepot itself. A library that
+ * lies outside of the program has no text, for it comes with its own. The last one has no name.
  */
 extern const struct carried carried_licences[];
 

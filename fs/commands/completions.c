@@ -360,7 +360,7 @@ static void fish_begin(void)
     }
 }
 
-/* What follows `complete ...` for an argument. */
+/* The end of a line `complete ...`, for an argument. */
 static void fish_print_kind(enum kind kind, const char *const *words)
 {
     switch (kind) {

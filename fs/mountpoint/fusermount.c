@@ -17,6 +17,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "detach.h"
 #include "fault.h"
 #include "fusermount.h"
 #include "message.h"
@@ -72,7 +73,8 @@ static int helper_spawn(char *const argv[], const char *commfd, int output, pid_
     posix_spawnattr_t attr;
     struct helper_environment env = {0};
     sigset_t none, all;
-    int r = helper_environment(commfd, &env);
+    auto_close int null = detach_open_null();
+    int r = null < 0 ? -errno : helper_environment(commfd, &env);
 
     if (r < 0) {
         vector_free(&env);
@@ -82,7 +84,7 @@ static int helper_spawn(char *const argv[], const char *commfd, int output, pid_
     sigfillset(&all);
     posix_spawn_file_actions_init(&actions);
     posix_spawnattr_init(&attr);
-    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions, null, 0);
     posix_spawn_file_actions_adddup2(&actions, output, 1);
     posix_spawn_file_actions_adddup2(&actions, output, 2);
     posix_spawnattr_setsigmask(&attr, &none);

@@ -38,9 +38,7 @@ int detach_note_inherited(struct inherited *ret_inherited)
     return r;
 }
 
-/* A root that holds little more than the program has no /dev/null; an empty sealed file will
- * do. */
-static int open_null(void)
+int detach_open_null(void)
 {
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (fd >= 0 || errno != ENOENT)
@@ -53,7 +51,7 @@ static int open_null(void)
 
 int detach_here(const struct inherited *inherited, int log_fd)
 {
-    auto_close int null = open_null();
+    auto_close int null = detach_open_null();
     if (null < 0)
         return -errno;
     setsid(); /* fails only for a group leader, which a forked child is not */

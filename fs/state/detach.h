@@ -19,6 +19,12 @@ struct inherited { /* a vector of descriptors above 2 */
 int detach_note_inherited(struct inherited *ret_inherited);
 
 /*
+ * A descriptor of /dev/null; in a root that holds little more than the program and lacks it, of
+ * an empty sealed file, which serves as well. -1 with errno.
+ */
+int detach_open_null(void);
+
+/*
  * Call this in the process that becomes the daemon. It then has a session of its own, "/" as
  * its directory, umask 077, standard streams on /dev/null (errors on `log_fd`, unless that is
  * -1), and nothing inherited.

@@ -7,7 +7,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -431,6 +434,53 @@ START_TEST(child_reaches_nothing_outside)
 }
 END_TEST
 
+#if !WITH_SANITIZER && (defined(__x86_64__) || defined(__aarch64__))
+struct early_thread {
+    pthread_t thread;
+    _Atomic int runs, may_try, result;
+};
+
+static void *early_thread_run(void *arg)
+{
+    struct early_thread *early = arg;
+    atomic_store(&early->runs, 1);
+    while (!atomic_load(&early->may_try))
+        sched_yield();
+    bool is_refused = unlink("/nonexistent/x") < 0 && errno == EPERM;
+    atomic_store(&early->result, is_refused ? 1 : -EUCLEAN);
+    return NULL;
+}
+
+static void early_thread_start(void *arg)
+{
+    struct early_thread *early = arg;
+    if (pthread_create(&early->thread, NULL, early_thread_run, early) != 0)
+        return;
+    while (!atomic_load(&early->runs))
+        sched_yield();
+}
+
+static int fn_let_thread_try(void *arg, struct progress *progress, struct fault *fault)
+{
+    struct early_thread *early = arg;
+    (void)progress, (void)fault;
+    if (!atomic_load(&early->runs))
+        return -ENOTSUP;
+    atomic_store(&early->may_try, 1);
+    pthread_join(early->thread, NULL);
+    return early->result == 1 ? 0 : early->result;
+}
+
+START_TEST(threads_started_before_the_filter_come_under_it)
+{
+    struct fault fault = {0};
+    struct early_thread early = {0};
+    struct sandbox_limits limits = {.prepare = early_thread_start};
+    ck_assert_int_eq(sandbox_run(fn_let_thread_try, &early, &limits, NULL, NULL, &fault), 0);
+}
+END_TEST
+#endif
+
 static volatile sig_atomic_t signals_seen;
 
 static void on_signal(int signal)
@@ -596,6 +646,9 @@ int main(void)
     tcase_add_test(tests, written_file_is_limited);
     tcase_add_test(tests, only_the_descriptors_asked_for_are_open);
     tcase_add_test(tests, child_reaches_nothing_outside);
+#if !WITH_SANITIZER && (defined(__x86_64__) || defined(__aarch64__))
+    tcase_add_test(tests, threads_started_before_the_filter_come_under_it);
+#endif
     tcase_add_test(tests, signal_to_end_interrupts);
     tcase_add_test(tests, other_handled_signals_wait);
     tcase_add_test(tests, works_when_sigchld_is_ignored);
