@@ -161,18 +161,28 @@ static int copy_range(const struct copy_source *s, uint64_t *range)
     return 0;
 }
 
+/*
+ * Could a list begin here? Where none does, no word may look so. Then an entry can't lead into
+ * the middle of a list, where words would be taken for ranges that were never checked.
+ */
+static bool copy_begins_list(uint64_t word)
+{
+    return le64toh(word) >> 32 == DISK_RANGES;
+}
+
 /* The ranges of a list: ascending, without overlap, as many bytes as it says. */
 static int copy_ranges(const struct copy_source *s, uint64_t *list, uint64_t count)
 {
     uint64_t end = 0, bytes = 0;
     for (uint64_t *range = list + 2; count > 0; range += 3, count--) {
         uint64_t logical = le64toh(range[1]), length = le64toh(range[2]);
-        if (logical < end || __builtin_add_overflow(logical, length, &end) ||
-            copy_range(s, range) < 0)
+        if (copy_begins_list(range[0]) || copy_begins_list(range[1]) ||
+            copy_begins_list(range[2]) || logical < end ||
+            __builtin_add_overflow(logical, length, &end) || copy_range(s, range) < 0)
             return -ENOTSUP;
         bytes += length;
     }
-    return bytes == le64toh(list[1]) ? 0 : -ENOTSUP;
+    return bytes == le64toh(list[1]) && !copy_begins_list(list[1]) ? 0 : -ENOTSUP;
 }
 
 static int copy_extents(struct builder *b, struct copy_source *s)
@@ -190,7 +200,7 @@ static int copy_extents(struct builder *b, struct copy_source *s)
     for (uint64_t at = 0; at < words;) {
         uint64_t *list = b->extents.at + start + at, left = words - at;
         uint64_t count = left < 2 ? 0 : (uint32_t)le64toh(list[0]);
-        if (left < 2 || le64toh(list[0]) >> 32 != DISK_RANGES || count > (left - 2) / 3 ||
+        if (left < 2 || !copy_begins_list(list[0]) || count > (left - 2) / 3 ||
             copy_ranges(s, list, count) < 0)
             return -ENOTSUP;
         at += 2 + 3 * count;
@@ -205,7 +215,7 @@ static int copy_codec(struct builder *b, const struct index_info *info, uint32_t
     if (codec && (codec >= CODEC_COUNT || !(info->codecs & 1u << codec)))
         return -ENOTSUP;
     codec = codec ? codec : info->codec;
-    if (codec == CODEC_NONE || codec_has_point((enum codec)codec))
+    if (codec == CODEC_NONE || codec >= CODEC_COUNT || codec_has_point((enum codec)codec))
         return -ENOTSUP;
     b->codecs |= 1u << codec;
     *ret_codec = codec;
@@ -560,7 +570,7 @@ static int copy_file_extents(const struct copy_source *s, uint64_t size, uint64_
                              uint64_t *ret_bytes)
 {
     const uint64_t *list = index_records(s->index, SECTION_EXTENTS, *data, 16), *last;
-    if (!list || *data % 8 || le64toh(list[0]) >> 32 != DISK_RANGES)
+    if (!list || *data % 8 || !copy_begins_list(list[0])) /* copy_extents checked the list */
         return -ENOTSUP;
     uint64_t count = (uint32_t)le64toh(list[0]), end;
     last = index_records(s->index, SECTION_EXTENTS, *data + 16 + count * 24 - 24, 24);
@@ -826,7 +836,7 @@ static int copy_digest_entry(const struct builder_copying *c, const struct copy_
     const struct copy_attr *attr =
         number < s->attr_count ? &c->attrs.at[s->attrs + number] : NULL;
     uint64_t data = le64toh(e->data);
-    if (!attr || to->name_len > INDEX_NAME_MAX ||
+    if (!attr || attr->kind == COPY_REFUSED || to->name_len > INDEX_NAME_MAX ||
         (attr->kind == COPY_DIRECTORY && *dir == c->copy.dir_count))
         return -ENOTSUP;
     if (attr->kind == COPY_ALIAS) {

@@ -120,35 +120,44 @@ static int view_find_runs(struct view_copy *c)
 {
     struct builder_copy_run root = {0, INDEX_ROOT, 1}, run = {0};
     int r = vector_push(&c->runs, root);
-    for (uint32_t i = 1; r == 0 && i < c->entries; i++) {
+    for (uint64_t i = 1; r == 0 && i < c->entries; i++) { /* steps of 8 may pass 2^32 */
         if (i % 8 == 0 && c->marks[i / 8] == 0) {
             i += 7;
             continue;
         }
-        if (!view_is_marked(c->marks, i))
+        if (!view_is_marked(c->marks, (uint32_t)i))
             continue;
-        run.first = i;
-        while (i < c->entries && view_is_marked(c->marks, i))
+        run.first = (uint32_t)i;
+        while (i < c->entries && view_is_marked(c->marks, (uint32_t)i))
             i++;
-        run.count = i - run.first;
+        run.count = (uint32_t)i - run.first;
         r = vector_push(&c->runs, run);
     }
     return r;
 }
 
-/* Count what the shown directories have, and how many directories are among that. */
+/*
+ * Count what the shown directories have, and how many directories are among that. Nothing is
+ * read of the others. Where children are not in the order of their directories, the index is
+ * damaged, and copies would land in other directories.
+ */
 static int view_find_dirs(struct view_copy *c)
 {
     uint64_t bytes = index_section_bytes(c->index, SECTION_DIRS), count = bytes / 4, next = 1;
+    uint32_t end = 1; /* of the last children */
     const uint32_t *dirs = index_records(c->index, SECTION_DIRS, 0, bytes);
     for (uint64_t i = 0; dirs && i < count; i++) {
         uint32_t position = le32toh(dirs[i]), first, children;
         struct builder_copy_dir dir = {0};
         if ((i && position <= le32toh(dirs[i - 1])) || /* once each: this ends */
-            index_children(c->index, position, &first, &children) < 0)
+            position >= c->entries)
             return -ENOTSUP;
         if (!view_is_marked(c->marks, position))
             continue;
+        if (index_children(c->index, position, &first, &children) < 0 ||
+            (children && first < end))
+            return -ENOTSUP;
+        end = children ? first + children : end;
         for (uint32_t j = first; j < first + children; j++)
             dir.children += view_is_marked(c->marks, j);
         while (next < count && le32toh(dirs[next]) < first)

@@ -335,6 +335,49 @@ START_TEST(damaged_indexes_are_refused_or_hurt_no_other)
 }
 END_TEST
 
+static struct disk_section section_of(const uint8_t *image, enum disk_section_id id)
+{
+    struct disk_header h;
+    struct disk_section s;
+    memcpy(&h, image, sizeof(h));
+    for (uint32_t i = 0; i < h.sections; i++) {
+        memcpy(&s, image + h.sections_offset + i * sizeof(s), sizeof(s));
+        if (s.id == (uint32_t)id)
+            return s;
+    }
+    ck_abort_msg("the image has no section %d", (int)id);
+}
+
+/* The digest is made of all entries while they are checked: none may mislead it. */
+START_TEST(directories_that_are_none_are_left_to_grafting)
+{
+    size_t len;
+    struct index *index = NULL, *merged = NULL;
+    struct disk_attr attr;
+    struct parts p = {0};
+    struct builder *b = new_builder();
+    for (unsigned i = 0; i < 40000; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "%06u", i);
+        builder_set_sum(b, add_file(b, name, 0, 1), i);
+    }
+    uint8_t *image = build_image(b, &tar_header, &len);
+    struct disk_section s = section_of(image, SECTION_ATTRS);
+    for (uint64_t at = s.offset; at < s.offset + s.length; at += sizeof(attr)) {
+        memcpy(&attr, image + at, sizeof(attr));
+        if (S_ISREG(attr.mode))
+            attr.mode = S_IFDIR | 0755;
+        memcpy(image + at, &attr, sizeof(attr));
+    }
+    reseal(image, len);
+    ck_assert_int_eq(open_image(image, len, &index), 0);
+    add_part(&p, index, NULL);
+    ck_assert_int_eq(try_merge(&p, &merged), -ENOTSUP);
+    close_parts(&p);
+    free(image);
+}
+END_TEST
+
 START_TEST(a_page_without_its_sum_is_left_to_grafting)
 {
     size_t len;
@@ -366,6 +409,7 @@ int main(void)
     tcase_add_test(tc, what_must_be_decided_is_left_to_grafting);
     tcase_add_test(tc, left_out_members_are_told_again);
     tcase_add_test(tc, damaged_indexes_are_refused_or_hurt_no_other);
+    tcase_add_test(tc, directories_that_are_none_are_left_to_grafting);
     tcase_add_test(tc, a_page_without_its_sum_is_left_to_grafting);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
