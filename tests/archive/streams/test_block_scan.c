@@ -316,13 +316,13 @@ START_TEST(a_changed_byte_is_an_error_or_changes_nothing)
     for (size_t i = 0; i < f.packed_len; i++) {
         struct parts parts;
         struct fault fault = {0};
-        f.packed[FRONT + i] ^= 1u << i % 8;
+        f.packed[FRONT + i] ^= (uint8_t)(1u << i % 8);
         struct source *source = source_of(&f, f.packed_len);
         int r = scan(&f, source, NULL, &fault, &parts);
         ck_assert_msg(r == -EUCLEAN || r == -ENOTSUP || r == 0, "%zu: %d", i, r);
         unnoticed += r == 0;
         source_close(source);
-        f.packed[FRONT + i] ^= 1u << i % 8;
+        f.packed[FRONT + i] ^= (uint8_t)(1u << i % 8);
     }
     ck_assert_uint_le(unnoticed, strcmp(f.compression, "xz") == 0 ? 0 : 12);
     file_free(&f);
