@@ -328,7 +328,7 @@ completes() {
 run 0 "$onepot" completions bash
 mv out completion
 completes 'ca' cat
-completes 'clean ' ''
+if "$onepot" clean --help >/dev/null 2>&1; then completes 'clean ' ''; fi
 completes 'ls --js' --json
 completes 'cat --prog' --progress=
 completes 'ls --progress = al' always

@@ -52,12 +52,16 @@ END
 run 0 "$onepot" verify shown/bad.zip
 run 0 "$onepot" verify --nested shown/good.zip
 says 'shown/good.zip: good: 3 files, .*every file shown'
-run 1 "$onepot" verify --nested --include '*/two' shown/bad.zip
-says 'shown/bad.zip: in/two: .*do not have the sum'
-run 0 "$onepot" verify --nested --include '*/one' shown/bad.zip
-says 'shown/bad.zip: good: 1 file, .*every file shown has the sum'
-run 1 "$onepot" verify --nested --each --include '*/two' shown
-says 'shown/bad.zip: bad/in/two: .*do not have the sum'
+if grep -q 'not all have sums' out; then
+    echo 'not tested: sums of zips (this onepot was built without zlib)'
+else
+    run 1 "$onepot" verify --nested --include '*/two' shown/bad.zip
+    says 'shown/bad.zip: in/two: .*do not have the sum'
+    run 0 "$onepot" verify --nested --include '*/one' shown/bad.zip
+    says 'shown/bad.zip: good: 1 file, .*every file shown has the sum'
+    run 1 "$onepot" verify --nested --each --include '*/two' shown
+    says 'shown/bad.zip: bad/in/two: .*do not have the sum'
+fi
 run 0 "$onepot" verify --nested --each --exclude 'bad/in/two' shown
 echo in/three >shown.list
 run 1 "$onepot" verify --nested --files-from shown.list shown/good.zip
