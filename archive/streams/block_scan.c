@@ -9,16 +9,6 @@
 #include "block_scan_private.h"
 #include "numbers.h"
 
-int scan_room(struct stream_buffer *buffer, size_t len)
-{
-    if (len <= buffer->room)
-        return 0;
-    free(buffer->at);
-    buffer->at = malloc(len);
-    buffer->room = buffer->at ? len : 0;
-    return buffer->at ? 0 : -ENOMEM;
-}
-
 int scan_damaged(const struct block_scan *s, struct fault *fault, uint64_t offset,
                  const char *what)
 {
@@ -51,7 +41,7 @@ int scan_job_begin(struct block_scan *s, struct scan_job *job, struct fault *fau
 {
     job->packed = s->map ? s->map + job->offset : NULL;
     if (!s->map) {
-        int r = scan_room(&job->in, job->packed_len);
+        int r = stream_buffer_room(&job->in, job->packed_len);
         if (r == 0)
             r = scan_read(s, job->in.at, job->packed_len, job->offset, fault);
         if (r < 0)

@@ -167,16 +167,16 @@ static int bzip2_next_mark(struct block_scan *s, struct fault *fault)
 
 static int bzip2_unpack(struct scan_job *job)
 {
-    int r = scan_room(&job->work, job->packed_len + BZIP2_STREAM_EXTRA);
+    int r = stream_buffer_room(&job->work, job->packed_len + BZIP2_STREAM_EXTRA);
     if (r == 0)
-        r = scan_room(&job->out, job->expected_len);
+        r = stream_buffer_room(&job->out, job->expected_len);
     if (r < 0)
         return r;
     r = bzip2_block_unpack(job->packed, job->packed_len, job->first_bit, job->last_bits,
                            job->work.at, job->out.at, job->out.room, &job->len);
     if (r != -ENOSPC)
         return r;
-    r = scan_room(&job->out, BZIP2_BLOCK_BYTES_MAX);
+    r = stream_buffer_room(&job->out, BZIP2_BLOCK_BYTES_MAX);
     if (r < 0)
         return r;
     return bzip2_block_unpack(job->packed, job->packed_len, job->first_bit, job->last_bits,

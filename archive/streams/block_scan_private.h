@@ -50,9 +50,6 @@ struct block_scan {
     unsigned first_job, jobs_count, jobs_most;
 };
 
-/* Makes room, and drops what was there. */
-int scan_room(struct stream_buffer *buffer, size_t len);
-
 int scan_damaged(const struct block_scan *scan, struct fault *fault, uint64_t offset,
                  const char *what);
 int scan_read(const struct block_scan *scan, void *buf, size_t len, uint64_t offset,

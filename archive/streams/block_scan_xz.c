@@ -197,7 +197,7 @@ static int xz_begin(struct block_scan *s, struct fault *fault)
 
 static int xz_unpack(struct scan_job *job)
 {
-    int r = scan_room(&job->out, job->expected_len);
+    int r = stream_buffer_room(&job->out, job->expected_len);
     job->len = job->expected_len;
     return r < 0 ? r
                  : xz_block_unpack(job->packed, job->packed_len, job->check, job->out.at,

@@ -4,9 +4,11 @@
 #ifndef ONEPOT_STREAM_PART_H
 #define ONEPOT_STREAM_PART_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "builder.h"
 
@@ -15,6 +17,18 @@ struct stream_buffer {
     uint8_t *at;
     size_t room;
 };
+
+/* Makes room for `len` bytes; where there was too little, what was there is dropped. -ENOMEM.
+ */
+static inline int stream_buffer_room(struct stream_buffer *buffer, size_t len)
+{
+    if (len <= buffer->room)
+        return 0;
+    free(buffer->at);
+    buffer->at = malloc(len);
+    buffer->room = buffer->at ? len : 0;
+    return buffer->at ? 0 : -ENOMEM;
+}
 
 struct stream_part {
     struct builder_block

@@ -66,8 +66,8 @@ struct tar_range {
 };
 
 struct buffer {
-    uint8_t *at;
-    size_t room, len;
+    struct stream_buffer memory;
+    size_t len;
     uint64_t start; /* in the tar */
 };
 
@@ -184,8 +184,8 @@ void tar_framed_free(struct tar_framed *f)
     deflate_scan_free(f->scan);
 #endif
     free(f->window);
-    free(f->out.at);
-    free(f->before.at);
+    free(f->out.memory.at);
+    free(f->before.memory.at);
     vector_free(&f->list);
     vector_free(&f->ranges);
     vector_free(&f->pieces);
@@ -275,23 +275,15 @@ static int frames_out_room(struct tar_framed *f, uint64_t len)
 {
     if (len > TAR_FRAME_BYTES_MAX)
         return -ENOTSUP;
-    if (len <= f->out.room)
-        return 0;
-    uint8_t *larger = malloc((size_t)len);
-    if (!larger)
-        return -ENOMEM;
-    free(f->out.at);
-    f->out.at = larger;
-    f->out.room = (size_t)len;
-    return 0;
+    return stream_buffer_room(&f->out.memory, (size_t)len);
 }
 
 /* Doubles the room when a decompressor has run out of it. */
 static int frames_more_room(struct tar_framed *f)
 {
-    if (f->out.room >= TAR_FRAME_BYTES_MAX)
+    if (f->out.memory.room >= TAR_FRAME_BYTES_MAX)
         return -ENOTSUP;
-    size_t len = f->out.room ? 2 * f->out.room : OUT_FIRST_BYTES;
+    size_t len = f->out.memory.room ? 2 * f->out.memory.room : OUT_FIRST_BYTES;
     return frames_out_room(f, len < TAR_FRAME_BYTES_MAX ? len : TAR_FRAME_BYTES_MAX);
 }
 
@@ -312,13 +304,14 @@ static int frames_unpack_zstd(struct tar_framed *f, const struct view *v,
     bool known = bytes != ZSTD_CONTENTSIZE_UNKNOWN && bytes != ZSTD_CONTENTSIZE_ERROR;
     int r = frames_out_room(f, known && bytes > OUT_FIRST_BYTES ? bytes : OUT_FIRST_BYTES);
     while (r == 0) {
-        size_t n = ZSTD_decompressDCtx(f->zstd, f->out.at, f->out.room, v->bytes, packed);
+        size_t n = ZSTD_decompressDCtx(f->zstd, f->out.memory.at, f->out.memory.room, v->bytes,
+                                       packed);
         if (!ZSTD_isError(n)) {
             *ret_found = (struct found){.packed = packed, .bytes = n};
             return 0;
         }
         /* (Error codes have no stable names, so a frame of unknown size gets more room.) */
-        if (known || f->out.room >= TAR_FRAME_BYTES_MAX)
+        if (known || f->out.memory.room >= TAR_FRAME_BYTES_MAX)
             return frames_damaged(f, ZSTD_getErrorName(n));
         r = frames_more_room(f);
     }
@@ -394,7 +387,7 @@ static int gzip_find_short(struct tar_framed *f, const struct view *v, struct fo
     int r = frames_out_room(f, GZIP_MEMBER_BYTES_MAX);
     if (r < 0)
         return r;
-    if (libdeflate_gzip_decompress_ex(f->deflate, v->bytes, v->len, f->out.at,
+    if (libdeflate_gzip_decompress_ex(f->deflate, v->bytes, v->len, f->out.memory.at,
                                       GZIP_MEMBER_BYTES_MAX, &packed,
                                       &bytes) != LIBDEFLATE_SUCCESS)
         return 0;
@@ -456,10 +449,7 @@ static int frames_find_gzip(struct tar_framed *f, struct found *ret_found)
         if (r != 0)
             return r < 0 ? r : 0;
     }
-    struct stream_buffer out = {f->out.at, f->out.room};
-    int r = deflate_scan_next(f->scan, &out, f->fault, &ret_found->part);
-    f->out.at = out.at;
-    f->out.room = out.room;
+    int r = deflate_scan_next(f->scan, &f->out.memory, f->fault, &ret_found->part);
     if (r < 0)
         return r;
     ret_found->is_part = true;
@@ -486,10 +476,7 @@ static int frames_find_block(struct tar_framed *f, struct found *ret_found)
             frames_note_rest(f, &v, "bzip2");
         return r;
     }
-    struct stream_buffer out = {f->out.at, f->out.room};
-    int r = block_scan_next(f->blocks, &out, f->fault, &ret_found->part);
-    f->out.at = out.at;
-    f->out.room = out.room;
+    int r = block_scan_next(f->blocks, &f->out.memory, f->fault, &ret_found->part);
     if (r < 0)
         return r;
     f->blocks_ended = ret_found->part.is_last;
@@ -579,7 +566,7 @@ static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret
         f->offset += found.packed;
         if (found.bytes > 0) {
             f->out.len = found.bytes;
-            *ret_bytes = f->out.at;
+            *ret_bytes = f->out.memory.at;
             *ret_len = found.bytes;
             return 0;
         }
@@ -596,7 +583,7 @@ int tar_framed_read(const struct tar_framed *f, void *buf, size_t len, uint64_t 
         if (offset < b->start || offset - b->start >= b->len)
             continue;
         size_t at = (size_t)(offset - b->start), n = b->len - at < len ? b->len - at : len;
-        memcpy(to, b->at + at, n);
+        memcpy(to, b->memory.at + at, n);
         to += n;
         len -= n;
         offset += n;

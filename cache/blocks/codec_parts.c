@@ -23,6 +23,7 @@
 #endif
 
 #include "bzip2_block.h"
+#include "stream_part.h"
 #include "xz_block.h"
 
 #define STORED_HEAD_BYTES 5u
@@ -31,14 +32,9 @@
 /* Parts are mostly of 1 MiB. Room for longer ones is given back: each thread would keep it. */
 #define KEPT_BYTES (8u << 20)
 
-struct parts_buffer {
-    uint8_t *at;
-    size_t room;
-};
-
 struct codec_parts {
     ZSTD_DCtx *zstd; /* for windows */
-    struct parts_buffer in, out;
+    struct stream_buffer in, out;
 #ifdef HAVE_ZLIB
     struct libdeflate_decompressor *deflate;
 #endif
@@ -77,22 +73,12 @@ void codec_parts_free(struct codec_parts *parts)
     free(parts);
 }
 
-static int parts_room(struct parts_buffer *buffer, size_t len)
-{
-    if (len <= buffer->room)
-        return 0;
-    free(buffer->at);
-    buffer->at = malloc(len);
-    buffer->room = buffer->at ? len : 0;
-    return buffer->at ? 0 : -ENOMEM;
-}
-
-static void parts_give_back(struct parts_buffer *buffer)
+static void parts_give_back(struct stream_buffer *buffer)
 {
     if (buffer->room <= KEPT_BYTES)
         return;
     free(buffer->at);
-    *buffer = (struct parts_buffer){0};
+    *buffer = (struct stream_buffer){0};
 }
 
 #ifdef HAVE_ZLIB
@@ -170,8 +156,8 @@ static int make_deflate_stream(struct codec_parts *parts, const struct block_poi
     size_t bits = parts_bits(point, packed_len);
     if (bits == 0)
         return -EUCLEAN;
-    int r = parts_room(&parts->in, STORED_HEAD_BYTES + point->window_bytes + FILLER_BYTES +
-                                       packed_len + LAST_BYTES);
+    int r = stream_buffer_room(&parts->in, STORED_HEAD_BYTES + point->window_bytes +
+                                               FILLER_BYTES + packed_len + LAST_BYTES);
     if (r < 0)
         return r;
     size_t len = put_window(parts, point, parts->in.at);
@@ -200,7 +186,7 @@ static int unpack_deflate_part(struct codec_parts *parts, const struct block_poi
     size_t len, whole = point->window_bytes + size;
     int r = make_deflate_stream(parts, point, packed, packed_len, &len);
     if (r == 0)
-        r = parts_room(&parts->out, whole);
+        r = stream_buffer_room(&parts->out, whole);
     if (r < 0)
         return r;
     if (libdeflate_deflate_decompress(parts->deflate, parts->in.at, len, parts->out.at, whole,
@@ -217,7 +203,7 @@ static int unpack_bzip2_part(struct codec_parts *parts, const struct block_point
     size_t len;
     int r = packed_len <= BZIP2_PACKED_MAX ? 0 : -EUCLEAN;
     if (r == 0)
-        r = parts_room(&parts->in, packed_len + BZIP2_STREAM_EXTRA);
+        r = stream_buffer_room(&parts->in, packed_len + BZIP2_STREAM_EXTRA);
     if (r == 0)
         r = bzip2_block_unpack(packed, packed_len, point->first_bit, point->last_bits,
                                parts->in.at, block, size, &len);
