@@ -144,15 +144,22 @@ static int stack_grow(struct stack *stack, size_t count)
     return 0;
 }
 
+/* May a class of which all buffers are in use get huge pages for the next ones? */
+static bool wants_huge(const struct buffer_pool *pool, const struct size_class *class,
+                       size_t capacity)
+{
+    return class->total > 0 && capacity >= pool->huge_min && capacity <= pool->huge_max &&
+           !pool->scarce;
+}
+
 /*
  * Maps whole huge pages if wanted. They are filled buffer by buffer, and one fault instead of
- * 512 pays more than anything else here. Otherwise none: a huge page would be charged for the
- * first of a few buffers.
+ * 512 pays more than anything else here. Otherwise none, and none for the first buffers of a
+ * class: a huge page would be charged for one buffer, in as many classes as blocks have sizes.
  */
-static int pool_map(const struct buffer_pool *pool, size_t capacity, size_t len,
+static int pool_map(const struct buffer_pool *pool, bool huge, size_t len,
                     struct mapping *mapping, char **ret_start)
 {
-    bool huge = capacity >= pool->huge_min && capacity <= pool->huge_max && !pool->scarce;
     mapping->len = huge ? len + HUGE_BYTES : len; /* room for alignment */
     mapping->start = mmap(NULL, mapping->len, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -178,7 +185,8 @@ static int pool_carve(const struct buffer_pool *pool, struct size_class *class, 
     if (!mapping)
         return -ENOMEM;
     char *start;
-    if (pool_map(pool, capacity, count * capacity, mapping, &start) < 0) {
+    if (pool_map(pool, wants_huge(pool, class, capacity), count * capacity, mapping, &start) <
+        0) {
         free(mapping);
         return -ENOMEM;
     }

@@ -88,6 +88,22 @@ START_TEST(spare_memory_stays_within_its_bound)
 }
 END_TEST
 
+START_TEST(few_buffers_of_many_sizes_take_no_huge_pages)
+{
+    struct buffer_pool *pool;
+    ck_assert_int_eq(buffer_pool_new(0, 0, 1u << 20, &pool), 0);
+    size_t pages = 0;
+    for (size_t size = 2 * page; size <= (1u << 20); size *= 2) {
+        unsigned char *buffer;
+        ck_assert_int_eq(buffer_pool_get(pool, size, (void **)&buffer), 0);
+        buffer[0] = 1;
+        pages += resident(buffer, size) - 1;
+    }
+    ck_assert_uint_eq(pages, 0);
+    buffer_pool_free(pool);
+}
+END_TEST
+
 START_TEST(spare_buffers_are_handed_out_first)
 {
     struct buffer_pool *pool;
@@ -159,6 +175,7 @@ int main(void)
     tcase_add_test(tests, capacity_is_whole_pages_and_at_most_a_sixteenth_more);
     tcase_add_loop_test(tests, buffers_do_not_overlap, 0, 2);
     tcase_add_test(tests, spare_memory_stays_within_its_bound);
+    tcase_add_test(tests, few_buffers_of_many_sizes_take_no_huge_pages);
     tcase_add_test(tests, spare_buffers_are_handed_out_first);
     tcase_add_test(tests, sizes_that_cannot_be_are_refused);
     tcase_add_test(tests, many_threads_get_buffers_of_their_own);
