@@ -6,6 +6,7 @@
 #define ONEPOT_BLOCK_PACKERS_H
 
 #include <stdlib.h>
+#include <string.h>
 
 #include <zstd.h>
 #ifdef HAVE_ZLIB
@@ -19,6 +20,9 @@
 #endif
 #ifdef HAVE_XZ
 #include <lzma.h>
+#endif
+#ifdef HAVE_BZ2
+#include <bzlib.h>
 #endif
 
 #include "codec.h"
@@ -92,6 +96,39 @@ static size_t pack_xz(const void *in, size_t len, void *out)
     lzma_filter filters[] = {{LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, NULL}};
     return pack_xz_with(in, len, out, filters);
 }
+
+/* As a zip has it, by a filter that marks the stream's end or does not. */
+static size_t pack_zip_lzma_with(const void *in, size_t len, uint8_t *out, lzma_vli id)
+{
+    lzma_options_lzma options;
+    lzma_lzma_preset(&options, 6);
+#ifdef LZMA_FILTER_LZMA1EXT
+    options.ext_flags = 0; /* no mark */
+    lzma_set_ext_size(options, len);
+#endif
+    lzma_filter named = {LZMA_FILTER_LZMA1, &options};
+    lzma_filter filters[] = {{id, &options}, {LZMA_VLI_UNKNOWN, NULL}};
+    size_t n = 9;
+    memcpy(out, "\x13\x00\x05\x00", 4);
+    bool done = lzma_properties_encode(&named, out + 4) == LZMA_OK &&
+                lzma_raw_buffer_encode(filters, NULL, in, len, out, &n, PACKED_MAX) == LZMA_OK;
+    return done ? n : 0;
+}
+
+static size_t pack_zip_lzma(const void *in, size_t len, void *out)
+{
+    return pack_zip_lzma_with(in, len, out, LZMA_FILTER_LZMA1);
+}
+#endif
+
+#ifdef HAVE_BZ2
+static size_t pack_bzip2(const void *in, size_t len, void *out)
+{
+    unsigned n = PACKED_MAX;
+    bool done = BZ2_bzBuffToBuffCompress(out, &n, (char *)(uintptr_t)in, (unsigned)len, 9, 0,
+                                         0) == BZ_OK;
+    return done ? n : 0;
+}
 #endif
 
 static const struct {
@@ -100,7 +137,9 @@ static const struct {
 } packers[] = {
     {CODEC_ZSTD, pack_zstd},
 #ifdef HAVE_ZLIB
-    {CODEC_ZLIB, pack_zlib}, {CODEC_GZIP, pack_gzip}, {CODEC_DEFLATE, pack_deflate},
+    {CODEC_ZLIB, pack_zlib},
+    {CODEC_GZIP, pack_gzip},
+    {CODEC_DEFLATE, pack_deflate},
 #endif
 #ifdef HAVE_LZO
     {CODEC_LZO, pack_lzo},
@@ -110,6 +149,10 @@ static const struct {
 #endif
 #ifdef HAVE_XZ
     {CODEC_XZ, pack_xz},
+    {CODEC_ZIP_LZMA, pack_zip_lzma},
+#endif
+#ifdef HAVE_BZ2
+    {CODEC_BZIP2_FILE, pack_bzip2},
 #endif
 };
 #define PACKERS ((int)(sizeof(packers) / sizeof(*packers)))

@@ -55,12 +55,15 @@ enum codec {
     CODEC_DEFLATE_POINT = 10, /* raw deflate, from one of its blocks to another */
     CODEC_BZIP2 = 11,         /* a block of a bzip2 stream; bits count from the highest */
     CODEC_XZ_BLOCK = 12,      /* a block of an xz stream, without the sum behind it */
-    CODEC_COUNT,              /* at most 16, see struct disk_header */
+    /* As zips have them: */
+    CODEC_BZIP2_FILE = 13, /* a whole bzip2 stream */
+    CODEC_ZIP_LZMA = 14,   /* lzma, behind the version and properties that zip puts there */
+    CODEC_COUNT,           /* at most 16, see struct disk_header */
 };
 
 static inline bool codec_has_point(enum codec codec)
 {
-    return codec >= CODEC_DEFLATE_POINT && codec < CODEC_COUNT;
+    return codec >= CODEC_DEFLATE_POINT && codec <= CODEC_XZ_BLOCK;
 }
 
 /* No codec makes a block longer than this. Readers refuse a longer one: do not index it. */

@@ -1,6 +1,7 @@
 #include "bzip2_block.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 
 #ifdef HAVE_BZ2
@@ -50,17 +51,14 @@ static size_t make_stream(const uint8_t *packed, size_t packed_len, unsigned fir
     return HEAD_BYTES + (bits + BZIP2_MARK_BITS + 32 + 7) / 8;
 }
 
-int bzip2_block_unpack(const uint8_t *packed, size_t packed_len, unsigned first_bit,
-                       unsigned last_bits, uint8_t *stream, uint8_t *out, size_t room,
-                       size_t *ret_len)
+int bzip2_file_unpack(const uint8_t *packed, size_t packed_len, uint8_t *out, size_t room,
+                      size_t *ret_len)
 {
-    size_t bits = packed_len * 8 - first_bit - (8 - last_bits);
-    unsigned len = room < BZIP2_BLOCK_BYTES_MAX ? (unsigned)room : BZIP2_BLOCK_BYTES_MAX;
-    if (packed_len < LEAST_BITS / 8 || packed_len > BZIP2_PACKED_MAX || bits < LEAST_BITS)
+    unsigned len = room < UINT_MAX ? (unsigned)room : UINT_MAX;
+    if (packed_len > UINT_MAX)
         return -EUCLEAN;
-    size_t stream_len = make_stream(packed, packed_len, first_bit, bits, stream);
-    switch (BZ2_bzBuffToBuffDecompress((char *)out, &len, (char *)stream, (unsigned)stream_len,
-                                       0, 0)) {
+    switch (BZ2_bzBuffToBuffDecompress((char *)out, &len, (char *)(uintptr_t)packed,
+                                       (unsigned)packed_len, 0, 0)) {
     case BZ_OK:
         *ret_len = len;
         return 0;
@@ -72,7 +70,27 @@ int bzip2_block_unpack(const uint8_t *packed, size_t packed_len, unsigned first_
         return -EUCLEAN;
     }
 }
+
+int bzip2_block_unpack(const uint8_t *packed, size_t packed_len, unsigned first_bit,
+                       unsigned last_bits, uint8_t *stream, uint8_t *out, size_t room,
+                       size_t *ret_len)
+{
+    size_t bits = packed_len * 8 - first_bit - (8 - last_bits);
+    if (packed_len < LEAST_BITS / 8 || packed_len > BZIP2_PACKED_MAX || bits < LEAST_BITS)
+        return -EUCLEAN;
+    size_t stream_len = make_stream(packed, packed_len, first_bit, bits, stream);
+    if (room > BZIP2_BLOCK_BYTES_MAX)
+        room = BZIP2_BLOCK_BYTES_MAX;
+    return bzip2_file_unpack(stream, stream_len, out, room, ret_len);
+}
 #else
+int bzip2_file_unpack(const uint8_t *packed, size_t packed_len, uint8_t *out, size_t room,
+                      size_t *ret_len)
+{
+    (void)packed, (void)packed_len, (void)out, (void)room, (void)ret_len;
+    return -ENOTSUP;
+}
+
 int bzip2_block_unpack(const uint8_t *packed, size_t packed_len, unsigned first_bit,
                        unsigned last_bits, uint8_t *stream, uint8_t *out, size_t room,
                        size_t *ret_len)

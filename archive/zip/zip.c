@@ -192,19 +192,23 @@ static int leave_out(struct zip *z, int err)
 struct zip_codec {
     uint16_t method;
     enum codec codec;
-    uint32_t block_max; /* what the codec takes at once */
 };
+
+#define MEMBER_MAX (64u << 20) /* a compressed member is one block: codec_block_max */
 
 static const struct zip_codec *zip_codec_of(uint16_t method)
 {
     static const struct zip_codec codecs[] = {
 #ifdef HAVE_LIBDEFLATE
-        {ZIP_DEFLATED, CODEC_DEFLATE, 64u << 20},
+        {ZIP_DEFLATED, CODEC_DEFLATE},
+#endif
+#ifdef HAVE_BZ2
+        {ZIP_BZIP2, CODEC_BZIP2_FILE},
 #endif
 #ifdef HAVE_XZ
-        {ZIP_XZ, CODEC_XZ, 1u << 20},
+        {ZIP_LZMA, CODEC_ZIP_LZMA},    {ZIP_XZ, CODEC_XZ},
 #endif
-        {ZIP_ZSTD, CODEC_ZSTD, 64u << 20},
+        {ZIP_ZSTD, CODEC_ZSTD},
     };
     for (size_t i = 0; i < sizeof(codecs) / sizeof(codecs[0]); i++)
         if (codecs[i].method == method)
@@ -243,9 +247,10 @@ static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
         return zip_damaged(z, at, "claims more bytes than its data can hold");
     if (is_long_deflated(e))
         return 0;
-    if (e->size_bytes > codec->block_max)
+    if (e->size_bytes > MEMBER_MAX)
         return fault_set(z->fault, -ENOTSUP, z->name, at,
-                         "is compressed, and longer than %u MiB", codec->block_max >> 20);
+                         "is compressed by method %u of zip, and longer than %u MiB", e->method,
+                         MEMBER_MAX >> 20);
     if (e->packed_bytes > codec_packed_max(e->size_bytes))
         return fault_set(z->fault, -ENOTSUP, z->name, at, "%s", too_long_packed);
     return 0;

@@ -27,6 +27,8 @@
 enum zip_method {
     ZIP_STORED = 0,
     ZIP_DEFLATED = 8,
+    ZIP_BZIP2 = 12,
+    ZIP_LZMA = 14,
     ZIP_ZSTD = 93,
     ZIP_XZ = 95,
 };

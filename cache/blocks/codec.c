@@ -30,13 +30,15 @@
 #include <lzma.h>
 #endif
 
+#include "bytes.h"
+#include "bzip2_block.h"
 #include "codec_parts.h"
 
-/*
- * A block of at most 1 MiB needs a dictionary of no more than that; the filters and the decoder
- * itself take little. A stream that claims to need more is not honest.
- */
-#define XZ_MEMORY_LIMIT (16u << 20)
+/* The dictionary of `xz -9`, and what filters take. Only what content fills is ever touched. */
+#define XZ_MEMORY_LIMIT (80u << 20)
+/* In front of the stream of lzma in a zip: two bytes of version, the length of what follows. */
+#define ZIP_LZMA_HEAD_BYTES 4u
+#define LZMA_PROPERTIES_BYTES 5u
 
 typedef int unpack_fn(struct codec_context *context, const void *packed, size_t packed_len,
                       void *block, size_t size, size_t *ret_len);
@@ -184,8 +186,57 @@ static int unpack_xz(struct codec_context *context, const void *packed, size_t p
     *ret_len = size - xz->avail_out;
     return 0;
 }
+
+/* Says how much came, whether or not a mark tells the end: zips have both kinds. */
+static int unpack_lzma_body(lzma_stream *lzma, const uint8_t *packed, size_t packed_len,
+                            void *block, size_t size, size_t *ret_len)
+{
+    lzma->next_in = packed;
+    lzma->avail_in = packed_len;
+    lzma->next_out = block;
+    lzma->avail_out = size;
+    lzma_ret r = lzma_code(lzma, LZMA_FINISH);
+    if (r != LZMA_STREAM_END && r != LZMA_OK && r != LZMA_BUF_ERROR)
+        return r == LZMA_MEM_ERROR ? -ENOMEM : -EUCLEAN;
+    *ret_len = size - lzma->avail_out;
+    return 0;
+}
+
+static int unpack_zip_lzma(struct codec_context *context, const void *packed, size_t packed_len,
+                           void *block, size_t size, size_t *ret_len)
+{
+    const uint8_t *head = packed, *properties = head + ZIP_LZMA_HEAD_BYTES;
+    lzma_filter filters[] = {{.id = LZMA_FILTER_LZMA1}, {.id = LZMA_VLI_UNKNOWN}};
+    if (packed_len < ZIP_LZMA_HEAD_BYTES + LZMA_PROPERTIES_BYTES ||
+        bytes_le16(head + 2) != LZMA_PROPERTIES_BYTES ||
+        lzma_properties_decode(filters, NULL, properties, LZMA_PROPERTIES_BYTES) != LZMA_OK)
+        return -EUCLEAN;
+    lzma_options_lzma *options = filters[0].options;
+    if (options->dict_size > size) /* more is of no use, whatever was claimed */
+        options->dict_size = size > LZMA_DICT_SIZE_MIN ? (uint32_t)size : LZMA_DICT_SIZE_MIN;
+    lzma_ret r = lzma_raw_decoder(&context->xz, filters);
+    free(options);
+    if (r != LZMA_OK)
+        return r == LZMA_MEM_ERROR ? -ENOMEM : -EUCLEAN;
+    return unpack_lzma_body(&context->xz, properties + LZMA_PROPERTIES_BYTES,
+                            packed_len - ZIP_LZMA_HEAD_BYTES - LZMA_PROPERTIES_BYTES, block,
+                            size, ret_len);
+}
 #else
 #define unpack_xz NULL
+#define unpack_zip_lzma NULL
+#endif
+
+#ifdef HAVE_BZ2
+static int unpack_bzip2_file(struct codec_context *context, const void *packed,
+                             size_t packed_len, void *block, size_t size, size_t *ret_len)
+{
+    (void)context;
+    int r = bzip2_file_unpack(packed, packed_len, block, size, ret_len);
+    return r == -ENOSPC ? -EUCLEAN : r;
+}
+#else
+#define unpack_bzip2_file NULL
 #endif
 
 #if defined(HAVE_ZLIB) || defined(HAVE_BZ2) || defined(HAVE_XZ)
@@ -218,8 +269,8 @@ static int unpack_no_point(struct codec_context *context, const void *packed, si
  * Larger blocks are refused: each thread that decompresses one needs room and time for it. All
  * decoders take time in proportion to their input and output. The slowest rates found: zstd 130
  * MB/s (empty frames) and gzip 120 MB/s (empty blocks), which pack and tars have in large
- * frames; lzo 360 MB/s and xz 16 MB/s, which SquashFS has in blocks of 1 MiB. Tars in xz may
- * have it in blocks of 64 MiB: four seconds. A block of bzip2 has 3 MB of input at most.
+ * frames; lzo 360 MB/s and xz 16 MB/s, which SquashFS has in blocks of 1 MiB. Tars and zips may
+ * have xz, lzma and bzip2 in 64 MiB: four seconds. A block of bzip2 has 3 MB of input at most.
  */
 #define LARGE CODEC_BLOCK_MAX
 #define SMALL (1u << 20)
@@ -233,7 +284,7 @@ static const struct {
     [CODEC_ZLIB] = {"gzip", unpack_zlib, SMALL},
     [CODEC_LZMA] = {"lzma", NULL, SMALL},
     [CODEC_LZO] = {"lzo", unpack_lzo, SMALL},
-    [CODEC_XZ] = {"xz", unpack_xz, SMALL},
+    [CODEC_XZ] = {"xz", unpack_xz, LARGE},
     [CODEC_LZ4] = {"lz4", unpack_lz4, SMALL},
     [CODEC_ZSTD] = {"zstd", unpack_zstd, LARGE},
     [CODEC_GZIP] = {"gzip members", unpack_gzip, LARGE},
@@ -242,6 +293,8 @@ static const struct {
     [CODEC_DEFLATE_POINT] = {"deflate from points", unpack_deflate_point, LARGE},
     [CODEC_BZIP2] = {"bzip2 blocks", unpack_bzip2, LARGE},
     [CODEC_XZ_BLOCK] = {"xz blocks", unpack_xz_block, LARGE},
+    [CODEC_BZIP2_FILE] = {"bzip2", unpack_bzip2_file, LARGE},
+    [CODEC_ZIP_LZMA] = {"zip's lzma", unpack_zip_lzma, LARGE},
 };
 
 bool codec_available(enum codec codec)

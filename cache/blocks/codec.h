@@ -43,7 +43,8 @@ int codec_unpack_part(struct codec_context *context, enum codec codec,
 
 /*
  * Decompresses `packed` into `block` (capacity `size`). Returns 0 and the length, or -EUCLEAN
- * (not valid, or larger than `size`), -ENOTSUP, -ENOMEM.
+ * (not valid, or larger than `size`), -ENOTSUP, -ENOMEM. CODEC_ZIP_LZMA need not tell where it
+ * ends: what is larger than `size` is cut off.
  */
 int codec_unpack(struct codec_context *context, enum codec codec, const void *packed,
                  size_t packed_len, void *block, size_t size, size_t *ret_len);

@@ -689,7 +689,8 @@ START_TEST(each_block_may_have_its_own_codec)
 {
     struct fixture f;
     begin(&f);
-    static const char *const names[] = {"0", "1", "2", "3", "4", "5", "6", "7"};
+    static const char *const names[] = {"0", "1", "2", "3", "4", "5", "6", "7", "8"};
+    ck_assert_int_le(PACKERS, sizeof(names) / sizeof(names[0]));
     uint8_t *packed = malloc(PACKED_MAX);
     for (int i = 0; i < PACKERS; i++) {
         uint8_t *content = make_content(&f, BLOCK);
@@ -724,8 +725,8 @@ START_TEST(blocks_that_take_too_long_are_refused)
     ck_assert_int_eq(open_with(CODEC_ZSTD, 64u << 20), 0);
     ck_assert_int_eq(open_with(CODEC_ZSTD, (64u << 20) + 1), -ENOTSUP);
     ck_assert_int_eq(open_with(CODEC_NONE, (64u << 20) + 1), -ENOTSUP);
-    ck_assert_int_eq(open_with(CODEC_XZ, 1u << 20), codec_available(CODEC_XZ) ? 0 : -ENOTSUP);
-    ck_assert_int_eq(open_with(CODEC_XZ, (1u << 20) + 1), -ENOTSUP);
+    ck_assert_int_eq(open_with(CODEC_LZO, 1u << 20), codec_available(CODEC_LZO) ? 0 : -ENOTSUP);
+    ck_assert_int_eq(open_with(CODEC_LZO, (1u << 20) + 1), -ENOTSUP);
 }
 END_TEST
 
