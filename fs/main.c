@@ -14,6 +14,7 @@
 /* Without FUSE nothing can be mounted; all other commands are always built. */
 #ifndef HAVE_FUSE
 #define command_mount NULL
+#define command_squashfuse NULL
 #define command_umount NULL
 #define command_run NULL
 #define command_clean NULL
@@ -38,6 +39,7 @@ const struct command command_list[] = {
     {"index", command_index, "save the index of a foreign archive"},
     {"order", command_order, "print the order in which the loader reads samples"},
     {"self-test", command_self_test, "try what onepot does on this node, in two seconds"},
+    {"squashfuse", command_squashfuse, "mount an image, as the program of that name does"},
     {"help", command_help, "show a manual page"},
     {"completions", command_completions, "print what completes command lines in a shell"},
     {"licences", command_licences, "print the licences of all that is in this program"},
@@ -117,12 +119,26 @@ static void save_addresses(void)
         mallopt(M_ARENA_MAX, 1);
 }
 
+/* The command that the program's own name stands for, where it is a link; NULL: none. */
+static const char *command_of_name(const char *program)
+{
+    const char *slash = program ? strrchr(program, '/') : NULL;
+    const char *name = slash ? slash + 1 : program;
+    if (name && (strcmp(name, "squashfuse") == 0 || strcmp(name, "squashfuse_ll") == 0))
+        return "squashfuse";
+    return NULL;
+}
+
 int main(int argc, char **argv)
 {
+    const char *own = command_of_name(argv[0]);
     int status;
     save_addresses();
     occupy_standard_descriptors();
-    if (argc < 2) {
+    if (own) {
+        argv[0] = (char *)own;
+        status = command_run_named(argc, argv);
+    } else if (argc < 2) {
         command_print_list(stderr);
         status = CLI_USAGE;
     } else if (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0) {

@@ -40,6 +40,7 @@ int command_order(int argc, char **argv);
 int command_pack(int argc, char **argv);
 int command_run(int argc, char **argv);
 int command_self_test(int argc, char **argv);
+int command_squashfuse(int argc, char **argv);
 int command_stage(int argc, char **argv);
 int command_stat(int argc, char **argv);
 int command_top(int argc, char **argv);

@@ -1,6 +1,6 @@
 /*
  * onepot mount: makes a mount that stays when the command returns, and prints its path once it
- * answers.
+ * answers. And onepot squashfuse: the same with the command line of squashfuse.
  */
 #include <fcntl.h>
 #include <stdbool.h>
@@ -14,10 +14,19 @@
 #include "mounter.h"
 
 static const struct cli_usage usage = {
-    "mount", "[OPTION...] ARCHIVE... [--at DIR]",
+    "mount", "[OPTION...] ARCHIVE... [--at DIR | DIR]",
     "Show an archive as a directory, or several as one. An ARCHIVE may also be a folder of\n"
     "archives, a pattern ('train-*.tar') or @LIST, a file with a name a line. Returns when it\n"
     "is ready, and prints its path.\n"};
+
+/* Starters look for "-o uid=" in what is printed, to know that it may be given. */
+static const struct cli_usage squashfuse_usage = {
+    "squashfuse", "[-f] [-o OPTION[,...]] IMAGE MOUNTPOINT",
+    "Show an image as a directory, as squashfuse and squashfuse_ll do. A link to onepot by "
+    "one\n"
+    "of these names takes this command line, so that container runtimes use it: IMAGE may be\n"
+    "/proc/self/fd/N, MOUNTPOINT /dev/fd/N, and the owner of all files is set by\n"
+    "-o uid=ID,gid=ID. Any archive that onepot reads is an image.\n"};
 
 /* Was the command started with a standard output? main() has replaced a missing one. */
 static bool has_listener(void)
@@ -31,7 +40,7 @@ static int announce_mount(struct mounter *m)
     int status = CLI_OK;
 
     /* main() reports that it could not be written. */
-    if (has_listener() && (puts(m->path) < 0 || fflush(stdout) != 0))
+    if (!m->options->at_is_last && has_listener() && (puts(m->path) < 0 || fflush(stdout) != 0))
         status = CLI_FAILED;
     if (status == CLI_OK)
         status = mounter_keep(m);
@@ -40,29 +49,44 @@ static int announce_mount(struct mounter *m)
     return status;
 }
 
-int command_mount(int argc, char **argv)
+static int make_mount(const struct mount_options *options)
 {
-    struct mount_options options;
     struct mounter m;
-    int status = mount_options_parse(&usage, false, argc, argv, &options);
+    int r = mounter_init(&m, options, false);
 
-    if (status != CLI_GO_ON)
-        return status;
-    int r = mounter_init(&m, &options, false);
     if (r < 0)
         return cli_fail(NULL, r, NULL);
-    status = mounter_start(&m);
+    int status = mounter_start(&m);
     if (status == CLI_GO_ON)
         status = announce_mount(&m);
-    if (status == 0 && !options.foreground &&
+    if (status == 0 && !options->foreground && options->owner != MOUNT_NO_OWNER &&
         launcher_in_slurm_step(launcher_environment, NULL))
         cli_note("%s: the mount ends with this step of srun; 'srun onepot run' is for one "
                  "command, and a mount in the batch script for all steps on its node",
-                 options.archive);
-    if (status == 0 && options.foreground)
+                 options->archive);
+    if (status == 0 && options->foreground)
         status = mounter_serve(&m);
     mounter_free(&m);
     if (status != 0 && mounter_caught()) /* die of the signal, as without a clean-up */
         interrupt_die_of(mounter_caught());
     return status;
+}
+
+int command_mount(int argc, char **argv)
+{
+    struct mount_options options;
+    int status = mount_options_parse(&usage, false, argc, argv, &options);
+    return status == CLI_GO_ON ? make_mount(&options) : status;
+}
+
+int command_squashfuse(int argc, char **argv)
+{
+    struct mount_options options;
+    static char *help[] = {"squashfuse", "--help", NULL};
+    bool has_words = argc > 1;
+    int status = mount_options_squashfuse(&squashfuse_usage, has_words ? argc : 2,
+                                          has_words ? argv : help, &options);
+    if (!has_words && status == CLI_OK)
+        return CLI_USAGE;
+    return status == CLI_GO_ON ? make_mount(&options) : status;
 }

@@ -6,27 +6,75 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
+#include "archive_list.h"
 #include "cleanup.h"
 #include "mount_options.h"
+#include "mountinfo.h"
+#include "mountpoint.h"
 #include "source_retry.h"
 
 #define SECONDS_MAX (366u * 24 * 3600)
 
-/* Parse one word of -o. Words for fixed properties of a mount are accepted. */
-static int take_fuse_word(const struct cli_usage *usage, const char *word,
-                          struct mount_options *o)
+#define DEFAULTS                                                                               \
+    {                                                                                          \
+        .io_timeout_s = 60, .retries = SOURCE_RETRIES_DEFAULT, .readahead_bytes = UINT64_MAX   \
+    }
+
+/* ---- -o ---- */
+
+/* Words that always hold here, or ask for nothing that this mount has to do. */
+static const char *const words_that_hold[] = {
+    "ro",           "nosuid",     "nodev",       "noatime",        "nodiratime", "defaults",
+    "async",        "auto",       "noauto",      "user",           "users",      "nouser",
+    "_netdev",      "nofail",     "async_read",  "big_writes",     "clone_fd",   "hard_remove",
+    "kernel_cache", "use_ino",    "readdir_ino", "no_remote_lock", "intr",       "splice_read",
+    "splice_write", "splice_move"};
+
+static const struct {
+    const char *word, *why;
+} refused_words[] = {
+    {"rw", "a mount is read-only"},
+    {"suid", "set-user-ID bits have no effect in a mount"},
+    {"dev", "devices have no effect in a mount"},
+    {"allow_root", "allow_other lets root in, too"},
+    {"auto_unmount",
+     "a mount ends with its job or --owner, and the next start of onepot removes "
+     "one whose process was killed"},
+    {"sync", "a mount is read-only"},
+    {"dirsync", "a mount is read-only"},
+    {"remount", "unmount it, and mount it with other options"},
+    {"atime", "a mount is read-only"},
+    {"strictatime", "a mount is read-only"},
+    {"auto_cache", "what is cached never changes"},
+    {"direct_io", "what is cached never changes"},
+    {"sync_read", "the mount itself decides how it is read"},
+    {"writeback_cache", "a mount is read-only"},
+};
+
+static int refuse_word(const struct cli_usage *usage, const char *word)
 {
-    bool ignored;
+    for (size_t i = 0; i < sizeof(refused_words) / sizeof(refused_words[0]); i++)
+        if (strcmp(word, refused_words[i].word) == 0)
+            return cli_usage_error(usage, "-o %s is not supported: %s", word,
+                                   refused_words[i].why);
+    return cli_usage_error(usage,
+                           "-o %s is not supported (a mount is always "
+                           "ro,nosuid,nodev,noatime; known are exec, noexec, nonempty, "
+                           "default_permissions, allow_other, uid=ID, gid=ID, subdir=PATH, "
+                           "fsname=NAME, offset=BYTES)",
+                           word);
+}
+
+/* -EINVAL: there is no such flag. */
+static int take_flag_word(const char *word, struct mount_options *o)
+{
     const struct {
         const char *word;
         bool *flag, value;
-    } words[] = {
-        {"ro", &ignored, true},
-        {"nosuid", &ignored, true},
-        {"nodev", &ignored, true},
-        {"noatime", &ignored, true},
+    } flags[] = {
         {"noexec", &o->noexec, true}, /* of these two the last one counts */
         {"exec", &o->noexec, false},
         {"nonempty", &o->nonempty, true},
@@ -34,20 +82,48 @@ static int take_fuse_word(const struct cli_usage *usage, const char *word,
         {"allow_other", &o->allow_other, true},
     };
 
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
-        if (strcmp(word, words[i].word) == 0) {
-            *words[i].flag = words[i].value;
+    for (size_t i = 0; i < sizeof(words_that_hold) / sizeof(words_that_hold[0]); i++)
+        if (strcmp(word, words_that_hold[i]) == 0)
+            return 0;
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++)
+        if (strcmp(word, flags[i].word) == 0) {
+            *flags[i].flag = flags[i].value;
             return 0;
         }
-    if (strncmp(word, "offset=", 7) == 0)
-        return cli_take_offset(usage, NULL, word + 7);
-    if (strncmp(word, "fsname=", 7) != 0 || !word[7])
-        return cli_usage_error(usage,
-                               "-o %s is not supported (a mount is always "
-                               "ro,nosuid,nodev,noatime; known are exec, noexec, nonempty, "
-                               "default_permissions, allow_other, fsname=NAME, offset=BYTES)",
-                               word);
-    o->fsname = word + 7;
+    return strncmp(word, "x-", 2) == 0 ? 0 : -EINVAL; /* comments in fstab(5) */
+}
+
+static int take_id(const struct cli_usage *usage, const char *option, const char *text,
+                   uint32_t *ret_id, bool *ret_given)
+{
+    uint64_t id = 0;
+    int r = cli_number_option(usage, option, text, 0, UINT32_MAX - 1, &id);
+    *ret_id = (uint32_t)id;
+    *ret_given = r == 0;
+    return r;
+}
+
+/* Parse one word of -o. */
+static int take_fuse_word(const struct cli_usage *usage, const char *word,
+                          struct mount_options *o)
+{
+    static const char *const names[] = {"offset=", "uid=", "gid=", "fsname=", "subdir=", NULL};
+    enum { OFFSET, UID, GID, FSNAME, SUBDIR };
+    size_t i = 0;
+
+    while (names[i] && strncmp(word, names[i], strlen(names[i])) != 0)
+        i++;
+    const char *value = names[i] ? word + strlen(names[i]) : "";
+    if (i == OFFSET)
+        return cli_take_offset(usage, NULL, value);
+    if (i == UID)
+        return take_id(usage, "-o uid", value, &o->uid, &o->override_uid);
+    if (i == GID)
+        return take_id(usage, "-o gid", value, &o->gid, &o->override_gid);
+    if (*value)
+        *(i == FSNAME ? &o->fsname : &o->subdir) = value;
+    else if (take_flag_word(word, o) < 0)
+        return refuse_word(usage, word);
     return 0;
 }
 
@@ -162,7 +238,8 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
          .count = &o->gid, .max = UINT32_MAX - 1},
         {"--log=FILE", "append what happens to FILE", .text = &o->log},
         {"-o OPTION[,...]",
-         "noexec, nonempty, default_permissions, allow_other, fsname=NAME, offset=BYTES",
+         "noexec, nonempty, default_permissions, allow_other, uid=ID, gid=ID, subdir=PATH, "
+         "fsname=NAME, offset=BYTES",
          .take = take_fuse_words, .ctx = o},
         CLI_VIEW,
         CLI_PROGRESS(&o->progress),
@@ -174,14 +251,61 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
     return cli_parse(usage, options, argc, argv);
 }
 
-/* Checks that involve more than one option. */
-static int check_together(const struct cli_usage *usage, bool for_run, int count,
-                          char **archives, const struct mount_options *o)
+/* ---- words that are no options ---- */
+
+static void take_words(struct mount_options *o, int argc, char **argv)
 {
-    if (count == 0)
+    o->archives = argv + optind;
+    o->archive_count = (size_t)(argc - optind);
+}
+
+/* Can a word that stands behind archives only mean the directory to mount at? */
+static bool is_mountpoint(const char *word, bool nonempty)
+{
+    struct archive_list list = {0};
+    struct mount_entry entry;
+    struct fault fault = {0};
+    struct stat st;
+    char path[PATH_MAX];
+
+    if (strncmp(word, "/dev/fd/", 8) == 0)
+        return true;
+    if (*word && mountpoint_resolve(word, path) == 0 && mountinfo_find(path, &entry) == 0 &&
+        entry.is_onepot)
+        return true;
+    if (stat(word, &st) < 0)
+        return errno == ENOTCONN; /* of another program that was killed */
+    if (!S_ISDIR(st.st_mode))
+        return false;
+    bool is_empty = archive_list_add(&list, word, &fault) == -ENOENT;
+    archive_list_free(&list);
+    return nonempty || is_empty;
+}
+
+static void take_mountpoint(struct mount_options *o)
+{
+    if (o->at || o->archive_count < 2 ||
+        !is_mountpoint(o->archives[o->archive_count - 1], o->nonempty))
+        return;
+    o->at = o->archives[--o->archive_count];
+    o->at_is_last = true;
+}
+
+static void give(const struct mount_options *o, struct mount_options *ret_options)
+{
+    *ret_options = *o;
+    ret_options->archive =
+        cli_name_of(o->archives, o->archive_count, ret_options->archive_name);
+}
+
+/* Checks that involve more than one option. */
+static int check_together(const struct cli_usage *usage, bool for_run,
+                          const struct mount_options *o)
+{
+    if (o->archive_count == 0)
         return cli_usage_error(usage, "no archive was named");
-    for (int i = 0; i < count; i++)
-        if (!*archives[i])
+    for (size_t i = 0; i < o->archive_count; i++)
+        if (!*o->archives[i])
             return cli_usage_error(usage,
                                    "the archive's name is empty: a variable that is not set?");
     if (o->at && !*o->at)
@@ -216,22 +340,99 @@ static int read_view(char ret_view[RECIPE_NAME_LEN + 1])
 int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, char **argv,
                         struct mount_options *ret_options)
 {
-    struct mount_options o = {
-        .io_timeout_s = 60, .retries = SOURCE_RETRIES_DEFAULT, .readahead_bytes = UINT64_MAX};
+    struct mount_options o = DEFAULTS;
     int status = parse_table(usage, for_run, argc, argv, &o);
 
-    o.archives = argv + optind;
-    o.archive_count = (size_t)(argc - optind);
+    take_words(&o, argc, argv);
+    if (status == CLI_GO_ON && !for_run)
+        take_mountpoint(&o);
     if (status == CLI_GO_ON)
-        status = check_together(usage, for_run, argc - optind, argv + optind, &o);
+        status = check_together(usage, for_run, &o);
     if (status == CLI_GO_ON)
         status = read_view(o.view);
     if (status != CLI_GO_ON)
         return status;
     o.default_permissions |= o.allow_other;
-    *ret_options = o;
-    ret_options->archive = cli_name_of(o.archives, o.archive_count, ret_options->archive_name);
+    give(&o, ret_options);
     return CLI_GO_ON;
+}
+
+/* ---- squashfuse ---- */
+
+/* The kernel's part of these is decided here; libfuse's threads and times do not exist. */
+static bool is_for_libfuse(const char *word)
+{
+    static const char *const words[] = {"suid",
+                                        "dev",
+                                        "rw",
+                                        "allow_root",
+                                        "auto_unmount",
+                                        "auto_cache",
+                                        "max_read=",
+                                        "max_threads=",
+                                        "max_idle_threads=",
+                                        "entry_timeout=",
+                                        "attr_timeout=",
+                                        "negative_timeout=",
+                                        "subtype=",
+                                        "max_background="};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        if (strncmp(word, words[i], strlen(words[i])) == 0)
+            return true;
+    return false;
+}
+
+static int take_squashfuse_words(const struct cli_usage *usage, void *ctx, const char *text)
+{
+    struct mount_options *o = ctx;
+    char *list = (char *)text;
+    uint64_t seconds;
+    int r = 0;
+    for (char *word; r == 0 && (word = strsep(&list, ","));) {
+        if (!*word || is_for_libfuse(word))
+            continue;
+        if (strncmp(word, "timeout=", 8) == 0) {
+            r = cli_number_option(usage, "-o timeout", word + 8, 0, SECONDS_MAX, &seconds);
+            o->idle_s = r == 0 ? (unsigned)seconds : 0;
+        } else {
+            r = take_fuse_word(usage, word, o);
+        }
+    }
+    return r;
+}
+
+int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **argv,
+                             struct mount_options *ret_options)
+{
+    struct mount_options o = DEFAULTS;
+    bool ignored;
+    const struct cli_option options[] = {
+        {"-f, --foreground", "serve it in this process, until it is unmounted",
+         .flag = &o.foreground},
+        {"-s", "taken, without effect: the threads are those of the job's CPUs",
+         .flag = &ignored},
+        {"-d", "the same as -f", .flag = &o.foreground},
+        {"-o OPTION[,...]",
+         "uid=ID, gid=ID, offset=BYTES, subdir=PATH, timeout=SECONDS, allow_other, ro, and "
+         "what "
+         "'onepot mount' takes",
+         .take = take_squashfuse_words, .ctx = &o},
+        {NULL},
+    };
+    int status = cli_parse(usage, options, argc, argv);
+
+    if (status != CLI_GO_ON)
+        return status;
+    take_words(&o, argc, argv);
+    if (o.archive_count != 2)
+        return cli_usage_error(usage, "an image and a mount point are needed");
+    o.at = o.archives[--o.archive_count];
+    o.at_is_last = o.nonempty = true;
+    o.owner = MOUNT_NO_OWNER;
+    status = check_together(usage, false, &o);
+    if (status == CLI_GO_ON)
+        give(&o, ret_options);
+    return status;
 }
 
 uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64_t mtime_sec,

@@ -26,6 +26,7 @@ struct mount_options {
     const char *archive; /* for messages: the one, or "the first and 3 more" */
     char archive_name[CLI_NAME_LEN];
     const char *at;     /* NULL: a private directory is chosen */
+    bool at_is_last;    /* given as FUSE programs get it, and so not printed */
     const char *subdir; /* NULL: the whole archive */
     const char *log;
     const char *fsname; /* -o fsname=; NULL: the archive's path */
@@ -55,10 +56,19 @@ struct mount_options {
 
 /*
  * Read options and archives from argv[1..argc-1]. CLI_GO_ON, or the exit status after help or
- * an error was printed.
+ * an error was printed. Of several words for `mount`, without --at, the last one is the mount
+ * point if it is /dev/fd/N, or a directory that can't be meant as archives: an empty one, a
+ * mount, or any with -o nonempty.
  */
 int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, char **argv,
                         struct mount_options *ret_options);
+
+/*
+ * The command line of squashfuse and squashfuse_ll: -f, -o, an image and a mount point. As with
+ * these, the mount stays until it is unmounted, and allow_other checks no permissions.
+ */
+int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **argv,
+                             struct mount_options *ret_options);
 
 /*
  * A number that is equal for equal options, as they were given. Defaults that depend on the

@@ -110,21 +110,33 @@ static int identify_files(struct mounter *m)
     return r;
 }
 
+/*
+ * The name of one archive, and its identity. A descriptor of the caller (/proc/self/fd/3) may
+ * be of a file that has no path, or another one by now.
+ */
+static int identify_archive(struct mounter *m)
+{
+    const char *given = m->archives.at[0];
+    struct stat st;
+    int r = identify_file(given, &m->identity);
+
+    if (r == 0 && (!realpath(given, m->archive) || stat(m->archive, &st) < 0 ||
+                   st.st_dev != m->identity.dev || st.st_ino != m->identity.ino))
+        snprintf(m->archive, sizeof(m->archive), "%s", given);
+    return r;
+}
+
 static int identify_archives(struct mounter *m)
 {
     struct storage_watch watch;
-    struct fault fault = {0};
 
     storage_watch_begin(&watch, m->options->archive, m->options->io_timeout_s,
                         mounter_status_of_failure(m));
     int r = list_archives(m);
     if (r == 0 && mounter_is_union(m))
         r = identify_files(m);
-    else if (r == 0 && !realpath(m->archives.at[0], m->archive))
-        r = cli_fail(m->archives.at[0], source_open_fault(m->archives.at[0], &fault, -errno),
-                     &fault);
     else if (r == 0)
-        r = identify_file(m->archive, &m->identity);
+        r = identify_archive(m);
     storage_watch_end(&watch);
     return r;
 }

@@ -97,6 +97,34 @@ START_TEST(of_exec_and_noexec_the_last_one_counts)
 }
 END_TEST
 
+START_TEST(the_last_word_may_be_the_mount_point)
+{
+    struct mount_options o;
+    char empty[] = "/tmp/onepot-options-XXXXXX", words[256];
+    ck_assert_ptr_nonnull(mkdtemp(empty));
+    ck_assert_int_eq(parse("a.tar b.tar /dev/fd/3 -f", false, &o), CLI_GO_ON);
+    ck_assert_str_eq(o.at, "/dev/fd/3");
+    ck_assert(o.at_is_last && o.foreground && o.archive_count == 2);
+    snprintf(words, sizeof(words), "a.tar %s -o ro,uid=1,gid=2,subdir=x,nofail,x-a=b", empty);
+    ck_assert_int_eq(parse(words, false, &o), CLI_GO_ON);
+    ck_assert_str_eq(o.at, empty);
+    ck_assert_str_eq(o.subdir, "x");
+    ck_assert(o.uid == 1 && o.override_uid && o.gid == 2 && o.override_gid);
+    ck_assert_int_eq(parse("a.tar /etc", false, &o), CLI_GO_ON);
+    ck_assert(!o.at && o.archive_count == 2);
+    ck_assert_int_eq(parse("a.tar /etc -o nonempty", false, &o), CLI_GO_ON);
+    ck_assert_str_eq(o.at, "/etc");
+    snprintf(words, sizeof(words), "a.tar %s", empty);
+    ck_assert_int_eq(parse(words, true, &o), CLI_GO_ON);
+    ck_assert(!o.at);
+    ck_assert_int_eq(parse(empty, false, &o), CLI_GO_ON);
+    ck_assert(!o.at && o.archive_count == 1);
+    ck_assert_int_eq(rmdir(empty), 0);
+    ck_assert_int_eq(parse("a.tar nothing.tar", false, &o), CLI_GO_ON);
+    ck_assert(!o.at);
+}
+END_TEST
+
 START_TEST(what_is_not_served_is_refused)
 {
     static const char *const lines[] = {
@@ -130,6 +158,10 @@ START_TEST(what_is_not_served_is_refused)
         "a.tar -o entry_timeout=1",
         "a.tar -o subtype=x",
         "a.tar -o allow_root",
+        "a.tar -o auto_unmount",
+        "a.tar -o uid=me",
+        "a.tar -o subdir=",
+        "a.tar -o off",
         "a.tar --progress sometimes",
     };
     struct mount_options o;
@@ -190,6 +222,7 @@ int main(void)
     tcase_add_test(c, all_options_arrive);
     tcase_add_test(c, without_options_the_defaults_hold);
     tcase_add_test(c, of_exec_and_noexec_the_last_one_counts);
+    tcase_add_test(c, the_last_word_may_be_the_mount_point);
     tcase_add_test(c, what_is_not_served_is_refused);
     tcase_add_test(c, equal_options_make_equal_hashes_and_others_do_not);
     suite_add_tcase(s, c);

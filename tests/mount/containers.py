@@ -1,0 +1,222 @@
+"""How container runtimes call FUSE programs: the command line of squashfuse, a device that a
+parent has mounted, and descriptors in the places where Apptainer's starter puts them."""
+
+import contextlib
+import os
+import shutil
+import signal
+
+import harness
+import life
+from harness import (check, check_equal, mountpoints, need_program, need_root, onepot,
+                     onepot_program, run, wait_for)
+from life import check_nothing_left, fails, make_archive, read
+
+# The most that a starter waits for (Apptainer: 10 s); enroot's is 100 tries of a millisecond.
+READY_SECONDS = 10
+
+
+def make_image(work, *options):
+    need_program("mksquashfs")
+    make_archive(work)
+    image = work / "image.sqsh"
+    run("mksquashfs", work / "source", image, "-quiet", "-no-progress", *options)
+    return image
+
+
+def link(work, name="squashfuse_ll"):
+    """The program by a name of squashfuse."""
+    os.makedirs(work / "bin", exist_ok=True)
+    path = work / f"bin/{name}"
+    with contextlib.suppress(FileExistsError):
+        os.symlink(onepot_program(), path)
+    return path
+
+
+def mount_line(at):
+    with open("/proc/self/mountinfo", encoding="utf-8") as f:
+        return [line.split() for line in f if f" {at} " in line][-1]
+
+
+# ---- the command line ----
+
+def test_the_last_word_is_the_mount_point(work):
+    archive, at = make_archive(work), work.make("at")
+    done = onepot("mount", archive, at, "-o", "ro,fsname=me,uid=7,gid=8,x-note=1")
+    check_equal(done.stdout, b"", "what it prints")
+    info = os.stat(f"{at}/readme")
+    check_equal((info.st_uid, info.st_gid), (7, 8), "the owner")
+    check_equal(mount_line(at)[-2], "me", "the source")
+    onepot("umount", at)
+    check_nothing_left("the first")
+    onepot("mount", "-o", "subdir=sub", archive, archive, "--on-conflict=first", at)
+    check("0001" in os.listdir(at), "several archives before it")
+    onepot("umount", at)
+    check_nothing_left()
+
+
+def test_in_the_foreground_the_flag_may_stand_last(work):
+    archive, at = make_archive(work), work.make("at")
+    with life.background("mount", archive, at, "-f", "-o", "ro") as server:
+        wait_for(lambda: mountpoints(at), "the mount")
+        check_equal(read(f"{at}/readme"), b"hello\n", "a file")
+        run("umount" if os.geteuid() == 0 else "fusermount3", *(() if os.geteuid() == 0 else ("-u",)), at)
+        status, out, _ = life.ended(server)
+        check_equal((status, out), (0, b""), "status and output")
+    check_nothing_left()
+
+
+def test_a_folder_of_archives_is_no_mount_point(work):
+    archive = make_archive(work)
+    shards = work.make("shards")
+    shutil.copy(archive, f"{shards}/other.tar")
+    path = life.mount(archive, shards, "--each")
+    check_equal(sorted(os.listdir(path)), ["data", "other"], "both are archives")
+    onepot("umount", path)
+    life.write(f"{shards}/other.tar", b"not an archive\n" * 100)
+    fails("mount", archive, shards, words=["other.tar", "is not an archive"])
+    onepot("mount", archive, shards, "-o", "nonempty")
+    check("readme" in os.listdir(shards), "-o nonempty says that it is the mount point")
+    onepot("umount", shards)
+    check_nothing_left()
+
+
+def test_words_of_other_programs_are_known_by_name(work):
+    archive, at = make_archive(work), work.make("at")
+    for word in ("rw", "suid", "dev", "allow_root", "auto_unmount", "direct_io", "max_read=1"):
+        fails("mount", archive, at, "-o", f"ro,{word}", words=[f"-o {word}"], status=2)
+    onepot("mount", archive, at, "-o", "defaults,async,nouser,_netdev,nofail,kernel_cache,nodiratime")
+    onepot("umount", at)
+    check_nothing_left()
+
+
+# ---- by the name of squashfuse ----
+
+def test_help_tells_a_starter_that_owners_can_be_set(work):
+    for name in ("squashfuse", "squashfuse_ll"):
+        done = run(link(work, name), status=2)
+        check(b"-o uid=" in done.stdout + done.stderr, f"{name} says {done.stdout!r}")
+    done = run(link(work), "-o", "uid=x", "a", "b", status=2)
+    check(b"uid" in done.stderr, f"a wrong value: {done.stderr!r}")
+    run(link(work), "one word", status=2)
+
+
+def test_as_singularity_calls_it(work):
+    """In the background; its end is that of fusermount -u, and it has no owner."""
+    image, at = make_image(work), work.make("at")
+    run(link(work, "squashfuse"), "-o", f"uid={os.geteuid()},gid={os.getegid()},ro,dev,suid,offset=0",
+        image, at)
+    check_equal(read(f"{at}/readme"), b"hello\n", "a file")
+    need_program("fusermount3")
+    run("fusermount3", "-u", at)
+    check_nothing_left()
+
+
+def test_as_enroot_calls_it(work):
+    """In the foreground, and told by a hangup that its parent is gone."""
+    image, at = make_image(work), work.make("at")
+    with life.process(link(work, "squashfuse"), "-f", "-o", "uid=5,gid=6", image, at) as server:
+        wait_for(lambda: mountpoints(at), "the mount", READY_SECONDS)
+        check_equal(os.stat(f"{at}/readme").st_uid, 5, "the owner")
+        server.send_signal(signal.SIGHUP)
+        check_equal(life.ended(server)[0], 0, "its status")
+    check_nothing_left()
+
+
+# ---- as Apptainer's starter does ----
+
+@contextlib.contextmanager
+def started(command, *descriptors):
+    """A driver as the starter runs it: descriptors from 3 on, pipes for what it says, a group of
+    its own, and only those of the environment's words that Apptainer keeps."""
+    need_program("bash")
+    kept = [os.dup2(fd, 50 + i) for i, fd in enumerate(descriptors)]
+    places = "".join(f" {3 + i}<&{fd} {fd}<&-" for i, fd in enumerate(kept))
+    env = harness.environment()
+    env = {k: env[k] for k in (harness.MARK, "ONEPOT_RUNTIME_DIR", "LC_ALL")}
+    env["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    with life.process("bash", "-c", f'exec "$@"{places}', "bash", *command, env=env, cwd="/",
+                      pass_fds=kept, start_new_session=True) as p:
+        for fd in kept:
+            os.close(fd)
+        yield p
+
+
+def opened_image(path):
+    return os.open(path, os.O_RDONLY)
+
+
+def test_the_image_driver_of_a_user(work):
+    """squashfuse_ll -f -o allow_other,ro,uid=U,gid=G,offset=N /proc/self/fd/3 TARGET"""
+    need_root("mount with allow_other")
+    image, at = make_image(work), work.make("at")
+    sif = work / "image.sif"
+    with open(sif, "wb") as f:
+        f.write(b"#!/bin/sh\n".ljust(4096, b"\0") + read(image))
+    fd = opened_image(sif)
+    os.unlink(sif)  # a descriptor needs no path
+    options = f"allow_other,ro,uid={os.geteuid()},gid={os.getegid()},offset=4096"
+    with started([link(work), "-f", "-o", options, "/proc/self/fd/3", at], fd) as driver:
+        os.close(fd)
+        wait_for(lambda: mountpoints(at), "the mount", READY_SECONDS)
+        check_equal(read(f"{at}/readme"), b"hello\n", "a file")
+        line = mount_line(at)
+        check("allow_other" in line[-1] and "default_permissions" not in line[-1],
+              f"options of the mount: {line[-1]}")
+        run("umount", at)
+        status, out, errors = life.ended(driver)
+        check_equal((status, out), (0, b""), f"status and output: {errors}")
+    check_nothing_left()
+
+
+def test_the_image_driver_of_a_setuid_starter(work):
+    """The starter has mounted; the driver gets image and device as descriptors 3 and 4."""
+    image, at = make_image(work), work.make("at")
+    device, fd = life.mount_device(at), opened_image(image)
+    try:
+        with started([link(work), "-f", "-o", "allow_other,ro,uid=1,gid=2", "/proc/self/fd/3",
+                      "/dev/fd/4"], fd, device) as driver:
+            os.close(fd)
+            os.close(device)
+            check_equal(read(f"{at}/readme"), b"hello\n", "a file")
+            check_equal(os.stat(f"{at}/readme").st_gid, 2, "the group")
+            driver.terminate()
+            check_equal(life.ended(driver)[0], 0, "its status")
+    finally:
+        run("umount", at)
+    check_nothing_left()
+
+
+def test_fusemount_from_the_host(work):
+    """--fusemount "host:onepot mount ARCHIVE MOUNTPOINT": the device is 3, -f comes last."""
+    archive, at = make_archive(work), work.make("at")
+    device = life.mount_device(at)
+    try:
+        with started([onepot_program(), "mount", archive, "/dev/fd/3", "-f"], device) as driver:
+            os.close(device)
+            check_equal(read(f"{at}/readme"), b"hello\n", "a file")
+            driver.terminate()
+            status, out, _ = life.ended(driver)
+            check_equal((status, out), (0, b""), "status and output, which is the container's")
+    finally:
+        run("umount", at)
+    check_nothing_left()
+
+
+def test_fusemount_as_a_daemon_of_the_container(work):
+    """--fusemount "container-daemon:...": the command returns when the mount is ready."""
+    archive, at = make_archive(work), work.make("at")
+    device = life.mount_device(at)
+    try:
+        with started([onepot_program(), "mount", archive, "/dev/fd/3"], device) as driver:
+            os.close(device)
+            status, out, errors = life.ended(driver)
+            check_equal((status, out), (0, b""), f"status and output: {errors}")
+        check_equal(read(f"{at}/readme"), b"hello\n", "a file")
+    finally:
+        run("umount", at)
+    check_nothing_left()
+
+
+if __name__ == "__main__":
+    harness.main(globals())
