@@ -146,6 +146,25 @@ int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor
     return mountinfo_device(file, dev_major, dev_minor, NULL, ret_path);
 }
 
+size_t mountinfo_fuse_in(const char *file, unsigned uid, struct mount_entry *ret_entries,
+                         size_t most)
+{
+    struct mount_list list;
+    struct mount_line line;
+    size_t count = 0;
+    if (mount_list_open(file, &list) < 0)
+        return 0;
+    while (mount_list_next(&list, &line)) {
+        struct mount_entry *entry = &ret_entries[count % most];
+        mount_entry_take(&line, entry);
+        if ((entry->is_onepot || strcmp(line.type, "fuse") == 0) && entry->uid == uid &&
+            mount_unescape(line.path, entry->path))
+            count++;
+    }
+    mount_list_close(&list);
+    return count < most ? count : most;
+}
+
 static bool mount_has_option(const char *options, const char *word)
 {
     size_t n = strlen(word);

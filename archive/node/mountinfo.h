@@ -7,6 +7,7 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 struct mount_entry {
     unsigned dev_major, dev_minor; /* st_dev of the files in it */
@@ -27,6 +28,13 @@ bool mountinfo_has(const char *path, unsigned dev_major, unsigned dev_minor);
  */
 int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor,
                         char ret_path[PATH_MAX]);
+
+/*
+ * The FUSE mounts of a user in a file like /proc/self/mountinfo that may be ours: of type
+ * fuse.onepot, or fuse, as parents mount. At most `most`, the newest; returns their number.
+ */
+size_t mountinfo_fuse_in(const char *file, unsigned uid, struct mount_entry *ret_entries,
+                         size_t most);
 
 /*
  * Where a cgroup hierarchy is mounted, from a file like /proc/self/mountinfo: the version 1

@@ -101,6 +101,8 @@ struct session {
     pthread_mutex_t counters_lock; /* guards the counters that are rarely written */
     _Atomic bool ended;
     _Atomic bool distrusted; /* see session_distrust */
+    /* Helpers are outside of the mount's PID namespace, and so have no process ID there. */
+    _Atomic bool nobody_is_helper;
 };
 
 /* A request in a worker's hands. */

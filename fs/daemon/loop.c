@@ -340,10 +340,12 @@ static bool is_helper(const struct session *s, uint32_t pid)
 {
     bool is = false;
 
+    if (!pid)
+        return atomic_load_explicit(&s->nobody_is_helper, memory_order_relaxed);
     for (unsigned i = 0; i < COUNTERS_AHEAD; i++)
         is |= (uint32_t)atomic_load_explicit(&s->config.counters->ahead_pids[i],
                                              memory_order_relaxed) == pid;
-    return is && pid;
+    return is;
 }
 
 /* Take one request and answer it. -errno of the device; -ENODEV is the end. */

@@ -36,10 +36,12 @@ struct session_config {
     bool verify;           /* compare files with their sums before they are served */
     unsigned io_timeout_s; /* a read that takes longer is answered with EIO; 0: never */
     /*
-     * Mount point as this process sees it, and how many bytes may be read into the page cache
-     * ahead of readers; NULL or 0: no read-ahead.
+     * Mount point as this process sees it; NULL: it does not. `is_elsewhere`: processes of this
+     * user may, in other namespaces. How many bytes may be read into the page cache ahead of
+     * readers; 0: no read-ahead.
      */
     const char *mountpoint;
+    bool is_elsewhere;
     uint64_t readahead_bytes;
     /*
      * `order`: a known order of reads (--order), or NULL. `recorder`: where reads are recorded

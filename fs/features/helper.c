@@ -3,25 +3,31 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "clock.h"
 #include "futex.h"
 #include "syscalls.h"
 #include "thread.h"
 
 #define STACK_BYTES (256u << 10)
+#define VIEWS_MAX 64u
+#define HELPER_PREFIX ".onepot-ahead-"
+#define HELPER_PREFIX_LEN (sizeof(HELPER_PREFIX) - 1)
 
 /* ---- the child ---- */
 
@@ -33,19 +39,13 @@ static bool is_own_mount(const struct counters *counters, int root_fd)
            st.st_dev == makedev(counters->mount_dev_major, counters->mount_dev_minor);
 }
 
-/*
- * Make a copy of the mount the "/" of a namespace that holds nothing else, so that other mounts
- * are free to end meanwhile. It is bound onto itself first, because an ordinary user may not
- * move the copies of mounts that a new namespace starts with.
- */
-static bool take_private_view(const char *mountpoint)
+/* Does a request at this directory reach our daemon? */
+static bool is_answered_by_us(const struct helper *h, unsigned i, int root_fd)
 {
-    if (unshare(CLONE_NEWNS) < 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0)
-        return false;
-    return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-           mount(mountpoint, mountpoint, NULL, MS_BIND, NULL) == 0 && chdir(mountpoint) == 0 &&
-           syscall(SYS_pivot_root, ".", ".") == 0 && umount2(".", MNT_DETACH) == 0 &&
-           chdir("/") == 0;
+    struct stat st;
+
+    return fstatat(root_fd, h->names[i], &st, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT &&
+           atomic_load(&h->seen[i]);
 }
 
 static void child_prepare(pid_t parent)
@@ -70,17 +70,17 @@ struct child {
     _Alignas(struct dirent64) char dirents[MOUNT_FETCHER_LIST_BYTES];
 };
 
-static _Noreturn void child_main(struct helper *h, helper_work *work, pid_t parent)
+static _Noreturn void child_main(struct helper *h, unsigned i, helper_work *work, pid_t parent)
 {
     static struct child child; /* each process has its own copy */
     const struct session_config *config = &h->session->config;
 
     child_prepare(parent);
-    if (!take_private_view(config->mountpoint))
-        _exit(MOUNT_FETCH_FAILED);
     child.session = h->session;
-    child.root_fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (child.root_fd < 0 || !is_own_mount(config->counters, child.root_fd))
+    child.root_fd = viewpoint_enter(&h->view);
+    if (child.root_fd < 0 ||
+        !(config->mountpoint ? is_own_mount(config->counters, child.root_fd)
+                             : is_answered_by_us(h, i, child.root_fd)))
         _exit(MOUNT_FETCH_FAILED);
     _exit((int)work(h, &child));
 }
@@ -200,13 +200,15 @@ int helper_init(struct helper *h, struct session *s, unsigned slot, unsigned chi
     h->slot = slot;
     h->children = children;
     pthread_mutex_init(&h->lock, NULL);
+    shared_bytes = (shared_bytes + sizeof(*h->seen) - 1) / sizeof(*h->seen) * sizeof(*h->seen);
+    h->shared_bytes = shared_bytes + COUNTERS_AHEAD * sizeof(*h->seen);
     h->shared =
-        mmap(NULL, shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        mmap(NULL, h->shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (h->shared == MAP_FAILED) {
         h->shared = NULL;
         return -errno;
     }
-    h->shared_bytes = shared_bytes;
+    h->seen = (void *)((char *)h->shared + shared_bytes);
     return 0;
 }
 
@@ -235,7 +237,46 @@ void helper_wake(struct helper *h)
 static void set_pid(struct helper *h, unsigned i, pid_t pid)
 {
     atomic_store(&h->pids[i], pid);
-    atomic_store(&h->session->config.counters->ahead_pids[h->slot + i], pid);
+    if (h->session->config.mountpoint || !pid)
+        atomic_store(&h->session->config.counters->ahead_pids[h->slot + i], pid);
+}
+
+/*
+ * The first request of a child at a mount that is elsewhere. It also shows the child's process
+ * ID as the mount's PID namespace has it, by which its other requests are known.
+ */
+bool helper_answer(void *helper, struct request *rq)
+{
+    struct helper *h = helper;
+    const char *name = rq->arg;
+
+    if (rq->header->opcode != FUSE_LOOKUP ||
+        strncmp(name, HELPER_PREFIX, HELPER_PREFIX_LEN) != 0)
+        return false;
+    pthread_mutex_lock(&h->lock);
+    for (unsigned i = 0; i < h->children; i++) {
+        if (strncmp(name, h->names[i], HELPER_NAME_MAX) != 0)
+            continue;
+        rq->unseen = true;
+        atomic_store(&h->session->config.counters->ahead_pids[h->slot + i],
+                     (int32_t)rq->header->pid);
+        if (!rq->header->pid)
+            atomic_store(&h->session->nobody_is_helper, true);
+        atomic_store(&h->seen[i], 1);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return false; /* there is no such name */
+}
+
+static void name_child(struct helper *h, unsigned i)
+{
+    uint64_t secret = 0;
+
+    if (getrandom(&secret, sizeof(secret), GRND_NONBLOCK) < 0)
+        secret = now_ns();
+    snprintf(h->names[i], HELPER_NAME_MAX, HELPER_PREFIX "%016" PRIx64 "-%u", secret,
+             h->asked++);
+    atomic_store(&h->seen[i], 0);
 }
 
 static void start_child(struct helper *h, unsigned i, helper_work *work)
@@ -243,9 +284,11 @@ static void start_child(struct helper *h, unsigned i, helper_work *work)
     pid_t parent = getpid();
 
     pthread_mutex_lock(&h->lock);
+    if (!h->session->config.mountpoint)
+        name_child(h, i);
     pid_t pid = h->stopped ? -1 : fork();
     if (pid == 0)
-        child_main(h, work, parent);
+        child_main(h, i, work, parent);
     set_pid(h, i, pid > 0 ? pid : 0);
     pthread_mutex_unlock(&h->lock);
 }
@@ -268,10 +311,44 @@ static enum mount_fetch await_child(struct helper *h, unsigned i)
     return WIFEXITED(status) ? (enum mount_fetch)WEXITSTATUS(status) : MOUNT_FETCH_FAILED;
 }
 
+static enum mount_fetch no_work(struct helper *h, void *ctx)
+{
+    (void)h;
+    (void)ctx;
+    return MOUNT_FETCH_DONE;
+}
+
+/* Try the places that may be the mount, until one is. */
+static bool find_view(struct helper *h)
+{
+    auto_free struct viewpoint *views = calloc(VIEWS_MAX, sizeof(*views));
+    size_t count = views ? viewpoint_list(views, VIEWS_MAX) : 0;
+
+    for (size_t i = 0; i < count && !h->has_view; i++) {
+        h->view = views[i];
+        start_child(h, 0, no_work);
+        h->has_view = await_child(h, 0) == MOUNT_FETCH_DONE;
+    }
+    return h->has_view;
+}
+
+static bool has_view(struct helper *h)
+{
+    const char *mountpoint = h->session->config.mountpoint;
+
+    if (mountpoint) {
+        h->has_view = true;
+        snprintf(h->view.path, sizeof(h->view.path), "%s", mountpoint);
+    }
+    return h->has_view || find_view(h);
+}
+
 enum mount_fetch helper_run(struct helper *h, unsigned count, helper_work *work)
 {
     enum mount_fetch outcome = MOUNT_FETCH_FAILED;
 
+    if (!has_view(h))
+        return outcome;
     for (unsigned i = 0; i < count; i++)
         start_child(h, i, work);
     for (unsigned i = 0; i < count; i++) {

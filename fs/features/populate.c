@@ -102,7 +102,7 @@ static int populate_start(struct session *s, void **ret_state)
     const struct session_config *config = &s->config;
     struct populate *p;
 
-    if (!config->readahead_bytes || !config->mountpoint || config->order ||
+    if (!config->readahead_bytes || !helper_is_possible(config) || config->order ||
         !(config->stage || source_is_local(config->pot->source)) ||
         index_info(s->index)->files < 2 * NEARBY_READS_FIRST)
         return 0;
@@ -122,6 +122,7 @@ const struct feature populate_feature = {
     .start = populate_start,
     .after_read = populate_after_read,
     .after_listing = populate_after_listing,
+    .answer = helper_answer,
     .end = helper_end,
     .join = helper_join,
     .free = helper_free,

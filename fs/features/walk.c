@@ -51,7 +51,7 @@ static int walk_start(struct session *s, void **ret_state)
 {
     struct walk *k;
 
-    if (!s->config.readahead_bytes || !s->config.mountpoint ||
+    if (!s->config.readahead_bytes || !helper_is_possible(&s->config) ||
         index_info(s->index)->entries < ENTRIES_LEAST)
         return 0;
     k = calloc(1, sizeof(*k));
@@ -69,6 +69,7 @@ static int walk_start(struct session *s, void **ret_state)
 const struct feature walk_feature = {
     .start = walk_start,
     .before_listing = walk_before_listing,
+    .answer = helper_answer,
     .end = helper_end,
     .join = helper_join,
     .free = helper_free,

@@ -100,6 +100,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .verify = o->verify,
         .io_timeout_s = o->io_timeout_s,
         .mountpoint = mounted_is_visible(&m->mounted) ? c->mountpoint : NULL,
+        .is_elsewhere = !mounted_is_visible(&m->mounted),
         .readahead_bytes = o->readahead_bytes,
         .order = m->order,
         .recorder = m->recorder,

@@ -2,13 +2,16 @@
 parent has mounted, and descriptors in the places where Apptainer's starter puts them."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
+import socket
+import sys
 
 import harness
 import life
-from harness import (check, check_equal, mountpoints, need_program, need_root, onepot,
+from harness import (Skip, check, check_equal, mountpoints, need_program, need_root, onepot,
                      onepot_program, run, wait_for)
 from life import check_nothing_left, fails, make_archive, read
 
@@ -216,6 +219,107 @@ def test_fusemount_as_a_daemon_of_the_container(work):
     finally:
         run("umount", at)
     check_nothing_left()
+
+
+# ---- Charliecloud ----
+
+def make_root(work, *programs):
+    """A tree that a container can have for its root, with a few of this machine's programs."""
+    root = work / "root"
+    for name in ("bin", "dev", "etc", "home", "mnt/0", "proc", "sys", "tmp", "usr/bin"):
+        os.makedirs(f"{root}/{name}")
+    for name in ("passwd", "group", "hosts", "resolv.conf"):
+        life.write(f"{root}/etc/{name}", b"")
+    for program in programs:
+        path = shutil.which(program)
+        shutil.copy(path, f"{root}/bin/{program}")
+        for word in run("ldd", path).stdout.split():
+            if word.startswith(b"/"):
+                os.makedirs(root + os.path.dirname(os.fsdecode(word)), exist_ok=True)
+                shutil.copy(word, os.fsencode(root) + word)
+    return root
+
+
+def test_the_example_for_charliecloud(work):
+    """Its image and its data are mounts; no program is started but Charliecloud's own."""
+    need_program("ch-run", "bash", "ldd", "mksquashfs")
+    example = os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                           "../../examples/containers/charliecloud.sbatch")
+    run("mksquashfs", make_root(work, "cat"), work / "image.sqsh", "-quiet", "-no-progress")
+    archive = make_archive(work)
+    link(work, "onepot")
+    env = harness.environment(USER="somebody", PATH=f"{work / 'bin'}:{os.environ['PATH']}")
+    done = run("bash", example, work / "image.sqsh", archive, "/bin/cat", "/mnt/0/readme", env=env,
+               status=None)
+    if b"clone" in done.stderr or b"user namespace" in done.stderr:
+        raise Skip(f"no user namespaces here: {done.stderr[-200:]!r}")
+    check_equal((done.returncode, done.stdout), (0, b"hello\n"), f"status and output: {done.stderr!r}")
+    check_nothing_left()
+
+
+# ---- what such a mount can do ----
+
+# A process of the container: it mounts in namespaces of its own, hands the device to the host,
+# reads every file, and prints the mount's report on itself.
+CONTAINED = """
+import ctypes, os, socket, sys, time
+at, files = sys.argv[2], int(sys.argv[3])
+fd = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}"
+if ctypes.CDLL(None).mount(b"container", at.encode(), b"fuse", 1, options.encode()) != 0:
+    sys.exit("it can't mount")
+socket.send_fds(socket.socket(fileno=int(sys.argv[1])), [b"x"], [fd])
+os.close(fd)
+for i in range(files):
+    with open(f"{at}/train/{i:05d}", "rb", buffering=0) as f:
+        assert f.read() == b"%05d" % i * 300, i
+time.sleep(0.3)  # what was begun is counted
+print(open(at + "/.onepot/stat.json").read())
+"""
+
+
+@contextlib.contextmanager
+def container(work, files, *unshare):
+    """A container that has mounted: the process, and the device that it has handed over."""
+    ours, its = socket.socketpair()
+    with life.process("unshare", "--mount", *unshare, "--propagation", "private", "--",
+                      sys.executable, "-c", CONTAINED, str(its.fileno()), work.make("at"), str(files),
+                      pass_fds=[its.fileno()]) as p:
+        its.close()
+        data, fds, _, _ = socket.recv_fds(ours, 1, 1)
+        check(data, f"the container said {p.stderr.read() if not data else ''!r}")
+        yield p, fds[0]
+
+
+FILES = 6000
+
+
+def make_many(work):
+    need_program("tar")
+    os.makedirs(work / "source/train")
+    for i in range(FILES):
+        life.write(work / f"source/train/{i:05d}", b"%05d" % i * 300)
+    run("tar", "--sort=name", "-C", work / "source", "-cf", work / "many.tar", "train")
+    return work / "many.tar"
+
+
+def test_a_mount_in_a_container_is_read_ahead(work):
+    """The daemon sees neither the mount nor, with --pid, itself in the container's numbers."""
+    need_root("unshare")
+    need_program("unshare")
+    archive = make_many(work)
+    for number, unshare in enumerate(([], ["--pid", "--fork"])):
+        place = harness.Work(work.make(f"{number}"))
+        with container(place, FILES, *unshare) as (contained, device):
+            with started([onepot_program(), "mount", archive, "/dev/fd/3", "-f"], device) as driver:
+                os.close(device)
+                status, out, errors = life.ended(contained)
+                check_equal(status, 0, f"the container says {errors!r}")
+                stat = json.loads(out)
+                check_equal(life.ended(driver)[0], 0, "the driver's status")
+        check(stat["ahead_files"] > 100, f"{stat['ahead_files']} files were read ahead")
+        check(stat["read_files"] <= FILES + 100, f"helpers count as readers: {stat['read_files']}")
+        check_nothing_left()
 
 
 if __name__ == "__main__":
