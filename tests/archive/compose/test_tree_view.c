@@ -331,7 +331,7 @@ static void check_copy(const struct index *old, struct view *view)
     ck_assert_int_eq(index_open(source, 0, source_size(source), &fault, &copied), 0);
     source_close(source);
     const struct index_info *a = index_info(grafted), *b = index_info(copied);
-    compare_trees(grafted, copied, "", 0, true);
+    compare_trees(grafted, copied, "", 0);
     ck_assert_uint_eq(walk_all(copied).errors, 0);
     ck_assert_int_eq(index_check(copied, NULL), 0);
     ck_assert_uint_eq(a->entries, b->entries);
