@@ -438,14 +438,14 @@ def test_a_tree_of_several_archives(work):
 
 def test_python_is_as_it_was(work):
     """The tests of Python that know most of descriptors pass with the library loaded."""
-    modules = ["test_fileio", "test_mmap", "test_posix", "test_subprocess"]
+    modules = ["test_fileio", "test_mmap", "test_posix"]
     python = [p for p in (PYTHON, shutil.which("python3"))
               if p and run(p, "-c", "import test.test_fileio", status=None).returncode == 0]
     if not python:
         raise Skip("Python's own tests are not installed")
     archive = make_archive(work)
     if os.environ.get("ONEPOT_SOAK"):
-        modules += ["test_io", "test_os"]
+        modules += ["test_io", "test_os", "test_subprocess"]
     without = run(python[0], "-m", "test", "-j1", *modules, cwd=work.path, env=environment(),
                   status=None, timeout=1200)
     result = intercepted(work, archive, python[0], "-m", "test", "-j1", *modules, cwd=work.path,
