@@ -62,7 +62,7 @@ void command_print_list(FILE *out)
                 command_list[i].run ? "" : " (not in this build)");
     fputs("\n"
           "'onepot COMMAND --help' and 'onepot help COMMAND' describe a command;\n"
-          "'onepot --version' prints the version.\n",
+          "'onepot --version' prints the version, with --json also what this program can do.\n",
           out);
 }
 
@@ -145,7 +145,7 @@ int main(int argc, char **argv)
         command_print_list(stdout);
         status = CLI_OK;
     } else if (strcmp(argv[1], "--version") == 0) {
-        puts("onepot " ONEPOT_VERSION);
+        command_print_version(argc > 2 && strcmp(argv[2], "--json") == 0);
         status = CLI_OK;
     } else if (argv[1][0] == '-') {
         cli_failf(NULL, "there is no option '%s' before the command; see 'onepot --help'",

@@ -283,6 +283,8 @@ run 0 "$onepot" --help
 says out 'Usage: onepot COMMAND'
 run 0 "$onepot" --version
 grep -qE '^onepot [0-9]+\.[0-9]+' out || fail "--version: $(cat out)"
+run 0 "$onepot" --version --json
+grep -q '"formats": \[.*"tar"' out || fail "--version --json: $(cat out)"
 "$onepot" --help >all_help
 sed -n 's/^  \([a-z-]*\) .*/\1/p' all_help | while read -r command; do
     if grep -qE "^  $command .*not in this build" all_help; then continue; fi

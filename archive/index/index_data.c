@@ -13,7 +13,6 @@
 #include <sys/stat.h>
 
 #include "bytes.h"
-#include "checksum.h"
 #include "digest.h"
 #include "index_private.h"
 #include "numbers.h"
@@ -517,12 +516,9 @@ int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum)
         return r;
     if (!S_ISREG(e.attr.mode))
         return -EINVAL;
-    if (!index->info.has_some_sums)
+    if (!index->info.has_sums)
         return -ENODATA;
-    r = index_sum_at(index, SECTION_SUMS, e.position, ret_sum);
-    return r == 0 && index->info.sum_kind == SUM_MIXED && checksum_is_missing(*ret_sum)
-               ? -ENODATA
-               : r;
+    return index_sum_at(index, SECTION_SUMS, e.position, ret_sum);
 }
 
 static const enum disk_section_id window_sections[] = {

@@ -27,7 +27,6 @@
 #include "write_at.h"
 
 #define FOOTER_MAGIC ONEPOT_FOOTER_MAGIC
-#define FOOTER_VERSION 1u
 #define FOOTER_BYTES ONEPOT_FOOTER_BYTES
 #define FOOTER_ZSTD                                                                            \
     UINT64_C(1) /* incompatible: the tar is in zstd frames, the trailer in skippable ones */
@@ -86,7 +85,7 @@ static void footer_encode(uint8_t bytes[FOOTER_BYTES], const struct footer *f)
 {
     struct footer disk = *f;
     memcpy(disk.magic, FOOTER_MAGIC, sizeof(disk.magic));
-    disk.version = FOOTER_VERSION;
+    disk.version = ONEPOT_FOOTER_VERSION;
     disk.footer_bytes = FOOTER_BYTES;
     footer_convert(&disk);
     disk.sum = htole64(XXH3_64bits(&disk, offsetof(struct footer, sum)));
@@ -276,8 +275,11 @@ static int footer_decode(struct footer *f, uint64_t size, struct fault *fault)
     footer_convert(f);
     if (f->sum != sum)
         return onepot_damaged(fault, at, "footer is damaged: its sum is wrong");
-    if (f->version != FOOTER_VERSION || f->incompatible & ~FOOTER_ZSTD)
-        return onepot_stale(fault, at, "its index was made by a later version of onepot");
+    if (f->version != ONEPOT_FOOTER_VERSION || f->incompatible & ~FOOTER_ZSTD) {
+        onepot_stale(fault, at, "its index was made by a later version of onepot");
+        fault_advise(fault, "it is read as a plain tar; use that version to mount it at once");
+        return -ESTALE;
+    }
     if (f->file_bytes != size)
         return onepot_stale(fault, at, "the file has another size than when it was packed");
     return footer_check_layout(f, at, fault);

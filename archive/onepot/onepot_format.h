@@ -4,6 +4,7 @@
  * packer's side; the reader's side is the back end.
  */
 #ifndef ONEPOT_FORMAT_H
+#define ONEPOT_FOOTER_VERSION 1u /* of archives; the index has one of its own */
 #define ONEPOT_FORMAT_H
 
 #include <stdbool.h>

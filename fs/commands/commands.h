@@ -8,6 +8,7 @@
 #ifndef ONEPOT_COMMANDS_H
 #define ONEPOT_COMMANDS_H
 
+#include <stdbool.h>
 #include <stdio.h>
 
 struct command {
@@ -24,6 +25,9 @@ int command_run_named(int argc, char **argv);
 
 /* The list, for a person. */
 void command_print_list(FILE *out);
+
+/* The version; as JSON also formats, codecs and commands. */
+void command_print_version(bool as_json);
 
 int command_cat(int argc, char **argv);
 int command_clean(int argc, char **argv);

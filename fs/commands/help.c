@@ -1,11 +1,19 @@
 /*
- * onepot help: print a manual page that the program carries, where there may be no man.
+ * onepot help: print a manual page that the program carries, where there may be no man. And
+ * onepot --version: with --json also what this program can do, for scripts that choose by it.
  */
+#include <stdio.h>
 #include <string.h>
+#include <sys/utsname.h>
 
+#include "backend.h"
 #include "carried.h"
 #include "cli.h"
+#include "codec.h"
 #include "commands.h"
+#include "index_format.h"
+#include "json.h"
+#include "onepot_format.h"
 
 static const struct cli_usage usage = {
     "help", "[COMMAND]",
@@ -40,4 +48,62 @@ int command_help(int argc, char **argv)
         return help_of_command(argv[optind]);
     fputs(page->text, stdout);
     return CLI_OK;
+}
+
+/* ---- the version ---- */
+
+static void print_formats(struct json *j)
+{
+    json_open(j, "formats", '[');
+    for (const struct backend *const *b = backend_registry; *b; b++)
+        json_text(j, NULL, (*b)->name, SIZE_MAX);
+    json_close(j, ']');
+}
+
+/* Several codecs may have one name: a block of xz in a tar, and one in SquashFS. */
+static void print_codecs(struct json *j)
+{
+    json_open(j, "codecs", '[');
+    for (enum codec c = CODEC_NONE + 1; c < CODEC_COUNT; c++) {
+        bool seen = false;
+        for (enum codec before = CODEC_NONE + 1; before < c; before++)
+            seen |= codec_available(before) && strcmp(codec_name(before), codec_name(c)) == 0;
+        if (!seen && codec_available(c))
+            json_text(j, NULL, codec_name(c), SIZE_MAX);
+    }
+    json_close(j, ']');
+}
+
+static void print_commands(struct json *j)
+{
+    json_open(j, "commands", '[');
+    for (const struct command *c = command_list; c->name; c++)
+        if (c->run)
+            json_text(j, NULL, c->name, SIZE_MAX);
+    json_close(j, ']');
+}
+
+void command_print_version(bool as_json)
+{
+    struct json j = {.out = stdout, .lines = 1};
+    struct utsname machine;
+    if (!as_json) {
+        puts("onepot " ONEPOT_VERSION);
+        return;
+    }
+    json_open(&j, NULL, '{');
+    json_text(&j, "version", ONEPOT_VERSION, SIZE_MAX);
+    json_text(&j, "machine", uname(&machine) == 0 ? machine.machine : "", SIZE_MAX);
+    json_number(&j, "archive_version", ONEPOT_FOOTER_VERSION);
+    json_number(&j, "index_version", DISK_VERSION);
+#ifdef ONEPOT_STATIC
+    json_bool(&j, "static", true);
+#else
+    json_bool(&j, "static", false);
+#endif
+    print_formats(&j);
+    print_codecs(&j);
+    print_commands(&j);
+    json_close(&j, '}');
+    putchar('\n');
 }

@@ -195,14 +195,31 @@ static int child_run(const struct self_test *t, int argc, char **argv)
     return cli_finish(command_run_named(argc, argv));
 }
 
-/* The first line of a file that child_run wrote, without its end; "" if there is none. */
-static void first_line(const struct self_test *t, const char *name, char *line, size_t size)
+/* The beginning of a file that child_run wrote; "" if there is none. */
+static void read_text(const struct self_test *t, const char *name, char *text, size_t size)
 {
     char path[PATH_MAX];
     auto_close int fd = open(path_in(t, name, path), O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read_whole(fd, (uint8_t *)line, size - 1);
-    line[n > 0 ? n : 0] = '\0';
+    ssize_t n = fd < 0 ? -1 : read_whole(fd, (uint8_t *)text, size - 1);
+    text[n > 0 ? n : 0] = '\0';
+}
+
+static void first_line(const struct self_test *t, const char *name, char *line, size_t size)
+{
+    read_text(t, name, line, size);
     line[strcspn(line, "\n")] = '\0';
+}
+
+/* An error is the last one: notes may come before it. */
+static void last_line(const struct self_test *t, const char *name, char *line, size_t size)
+{
+    char text[4096];
+    read_text(t, name, text, sizeof(text));
+    size_t len = strlen(text);
+    if (len > 0 && text[len - 1] == '\n')
+        text[len - 1] = '\0';
+    const char *before = strrchr(text, '\n');
+    snprintf(line, size, "%s", before ? before + 1 : text);
 }
 
 /* onepot ARGV[0] ...; false if it failed, with what it said. */
@@ -228,7 +245,7 @@ static bool run_onepot(struct self_test *t, char *const *argv)
     if (WIFSIGNALED(status))
         return self_test_fail(t, "'onepot %s' was ended by signal %d", argv[0],
                               WTERMSIG(status));
-    first_line(t, "said", line, sizeof(line));
+    last_line(t, "said", line, sizeof(line));
     return self_test_fail(t, "%s", line);
 }
 

@@ -16,7 +16,6 @@
     ONE(populate)                                                                              \
     ONE(walk)                                                                                  \
     ONE(counters)                                                                              \
-    ONE(intercept)                                                                             \
     ONE(foresight)                                                                             \
     ONE(sums)
 

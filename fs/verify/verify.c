@@ -193,7 +193,7 @@ static int take_bytes(void *ctx, const void *bytes, size_t len, uint64_t offset)
     (void)offset;
     if (verify_stopped(v))
         return -EINTR;
-    if (w->hash)
+    if (v->has_sums)
         checksum_add(w->hash, bytes, len);
     atomic_fetch_add_explicit(&v->progress.bytes_done, len, memory_order_relaxed);
     atomic_fetch_add_explicit(&v->file_bytes, len, memory_order_relaxed);
@@ -212,21 +212,12 @@ static const char *verify_describe(int err)
     }
 }
 
-/* True also of a file that has no sum. */
-static bool has_its_sum(const struct verification *v, const struct checksum *hash,
-                        uint32_t position)
-{
-    uint64_t sum;
-    int r = index_sum(v->index, position, &sum);
-    return r == -ENODATA || (r == 0 && checksum_is(hash, sum));
-}
-
 static void check_member(struct worker *w, uint32_t position)
 {
     struct verification *v = w->crew->job;
     struct node node;
-    uint64_t where = FAULT_NO_OFFSET;
-    if (w->hash)
+    uint64_t where = FAULT_NO_OFFSET, sum = 0;
+    if (v->has_sums)
         checksum_reset(w->hash);
     int r = index_node(v->index, position, &node);
     if (r == 0)
@@ -235,7 +226,8 @@ static void check_member(struct worker *w, uint32_t position)
         return;
     if (r < 0) {
         report_member(v, position, r, where, verify_describe(r));
-    } else if (!has_its_sum(v, w->hash, position)) {
+    } else if (v->has_sums &&
+               (index_sum(v->index, position, &sum) < 0 || sum != checksum_value(w->hash))) {
         where = worklist_key(v->index, position, 0, FAULT_NO_OFFSET);
         report_member(v, position, -EBADMSG, where,
                       "its bytes do not have the sum that they were packed with");
@@ -393,6 +385,7 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
         .pot = pot,
         .index = pot->index,
         .reader = reader,
+        .has_sums = index_info(pot->index)->has_sums,
     };
     pthread_mutex_init(&v.lock, NULL);
     int r = worklist_new(&v.list);
@@ -404,8 +397,7 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
         .entries = index_info(pot->index)->entries,
         .files = v.files,
         .bytes = v.file_bytes,
-        .has_sums = index_info(pot->index)->has_sums,
-        .has_some_sums = index_info(pot->index)->has_some_sums,
+        .has_sums = v.has_sums,
         .whole = v.coverage != NULL,
         .problems = v.problems,
     };

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Archives and saved indexes of every released version open with this one, by their own indexes;
+# those of a later version are read without them, with a line that says what to do.
+#
+# tests/data/released/VERSION has what that version made of one tree: add a folder with each
+# release (the commands are at the end of this file), and change none.
+#
+# Usage: released.sh ONEPOT SOURCE_ROOT
+set -euo pipefail
+
+onepot=$1
+data=$2/tests/data/released
+work=$(mktemp -d "${ONEPOT_TESTS_MEMORY:-/tmp}/onepot-released.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+export XDG_CACHE_HOME=$work/cache
+
+fail() {
+    echo "FAILED: $*"
+    exit 1
+}
+
+# reads ARCHIVE: what is in it is what was packed.
+reads() {
+    [ "$("$onepot" cat "$1" hello 2>>"$work/said")" = hello ] || fail "$1: hello"
+    "$onepot" cat "$1" dir/numbers 2>>"$work/said" | cmp - <(seq 2000) || fail "$1: dir/numbers"
+    "$onepot" ls "$1" 2>>"$work/said" | grep -qx empty || fail "$1: ls"
+}
+
+formats=$("$onepot" --version --json)
+
+# Can this build read it? A codec or format may have been left out.
+can_read() {
+    local word
+    case $1 in
+    *.zip) word='"deflate"' ;;
+    *.sqsh) word=SquashFS ;;
+    *.gz) word='"deflate from points"' ;;
+    *.bz2) word='"bzip2 blocks"' ;;
+    *) word='"tar"' ;;
+    esac
+    case $formats in *"$word"*) return 0 ;; esac
+    echo "left out, since this build lacks $word: ${1##*/}"
+    return 1
+}
+
+for version in "$data"/[0-9]*; do
+    mkdir "$work/${version##*/}"
+    cp "$version"/* "$work/${version##*/}/"
+    for archive in "$work/${version##*/}"/*; do
+        case $archive in *.onepot-index) continue ;; esac
+        if ! can_read "$archive"; then continue; fi
+        touch -d @1000000000 "$archive" # as its index has it
+        : >"$work/said"
+        reads "$archive"
+        "$onepot" verify -q "$archive" 2>>"$work/said" || fail "$archive: verify"
+        [ ! -s "$work/said" ] || fail "$archive: $(cat "$work/said")"
+        # "embedded" or "saved": the index that it came with
+        "$onepot" info --json "$archive" | grep -qE '"index_origin": "(embedded|saved)"' ||
+            fail "$archive: its index is not used: $("$onepot" info --json "$archive" | grep origin)"
+    done
+    echo "${version##*/}: ok"
+done
+
+for archive in footer index; do
+    cp "$data/newer/$archive.tar" "$work/"
+    : >"$work/said"
+    reads "$work/$archive.tar"
+    grep -q 'made by a later .*; .*use ' "$work/said" || fail "of a later version: $(cat "$work/said")"
+done
+echo 'a later version: ok'
+exit 0
+
+# How a folder is made, with the tree in src:
+#     onepot pack -o plain.tar src; onepot pack --zstd -o compressed.tar.zst src
+#     tar -C src -cf foreign.tar .; gzip and bzip2 of the same; mksquashfs src foreign.sqsh; foreign.zip
+#     touch -d @1000000000 foreign.*; onepot index foreign.*
