@@ -221,12 +221,15 @@ void builder_use_ranges(struct builder *builder);
 
 /*
  * Sum of a regular file's content, without holes, of the header's sum_kind. Either all regular
- * inodes get one or none; otherwise builder_write returns -EINVAL.
+ * inodes get one or none; otherwise builder_write returns -EINVAL. Those of SUM_MIXED are made
+ * by checksum_mixed, and not all inodes need one.
  */
 int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
 
-/* Drop all sums: of some files none are known. */
-void builder_forget_sums(struct builder *builder);
+/* Inodes from `first` up to `end` have sums of this kind: from now on, as SUM_MIXED has them.
+ */
+void builder_mix_sums(struct builder *builder, uint32_t first, uint32_t end,
+                      enum sum_kind kind);
 
 uint32_t builder_entries(const struct builder *builder);
 

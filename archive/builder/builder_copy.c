@@ -18,6 +18,7 @@
 #include "builder_copy_private.h"
 #include "builder_paths.h"
 #include "bytes.h"
+#include "checksum.h"
 #include "digest.h"
 #include "index_records.h"
 #include "numbers.h"
@@ -77,7 +78,7 @@ struct builder_copying {
     uint32_t entries;
     uint64_t name_bytes;
     uint64_t last_extra; /* position and kind */
-    bool has_sums;
+    bool has_sums, mixes_sums;
     uint32_t flags; /* of all entries */
     /* For aliases: new positions of the runs; the runs in the order of their parts. */
     uint32_t *starts, *of_part, *ends;
@@ -339,15 +340,15 @@ static void copy_describe(struct builder_copying *c, struct builder_header *head
     const struct index_info *first = index_info(c->copy.parts[0].index);
     header->codec = CODEC_NONE;
     header->block_bytes = 0;
-    header->sum_kind = first->sum_kind;
-    c->has_sums = true;
+    bool all = true;
     for (size_t i = 0; i < c->copy.part_count; i++) {
         const struct index_info *info = index_info(c->copy.parts[i].index);
         header->block_bytes = max_u32(header->block_bytes, info->block_bytes);
-        c->has_sums = c->has_sums && info->has_sums && info->sum_kind == first->sum_kind;
+        c->has_sums = c->has_sums || info->has_some_sums;
+        all = all && info->has_some_sums && info->sum_kind == first->sum_kind;
     }
-    if (!c->has_sums)
-        header->sum_kind = SUM_XXH3;
+    header->sum_kind = !c->has_sums ? SUM_XXH3 : all ? first->sum_kind : SUM_MIXED;
+    c->mixes_sums = header->sum_kind == SUM_MIXED;
     for (size_t i = 0; i < c->copy.part_count; i++)
         c->sources[i].has_blocks = c->sources[i].block_bytes == header->block_bytes;
 }
@@ -805,23 +806,45 @@ int copying_put_entries(struct image *image)
 
 /* ---- sums ---- */
 
+/* `from`: NULL if no file of this run has a sum. Nobody asks for those of other entries. */
+static int copy_put_mixed(struct image *image, enum sum_kind kind, const uint64_t *from,
+                          uint32_t count)
+{
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < count; i++) {
+        uint64_t sum = from ? htole64(checksum_mixed(kind, le64toh(from[i]))) : 0;
+        r = image_put(image, &sum, sizeof(sum));
+    }
+    return r;
+}
+
+static int copy_put_run_sums(struct image *image, const struct builder_copy_run *run)
+{
+    const struct builder_copying *c = image->b->copying;
+    const struct index *part =
+        run->part == BUILDER_COPY_NO_PART ? NULL : c->sources[run->part].index;
+    const uint64_t *sums = NULL;
+    if (part && index_info(part)->has_some_sums) {
+        sums = index_records(part, SECTION_SUMS, (uint64_t)run->first * 8,
+                             (uint64_t)run->count * 8);
+        if (!sums)
+            return -ENOTSUP;
+    }
+    return sums && !c->mixes_sums
+               ? image_put(image, sums, run->count * sizeof(*sums))
+               : copy_put_mixed(image, part ? index_info(part)->sum_kind : SUM_MIXED, sums,
+                                run->count);
+}
+
 int copying_put_sums(struct image *image)
 {
     const struct builder_copying *c = image->b->copying;
-    static const uint64_t none;
     if (!c->has_sums)
         return 0;
     image->header.features |= htole32(DISK_HAS_SUMS);
     int r = image_begin_section(image, SECTION_SUMS);
-    for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
-        const struct builder_copy_run *run = &c->copy.runs[i];
-        const uint64_t *sums =
-            run->part == BUILDER_COPY_NO_PART
-                ? &none
-                : index_records(c->sources[run->part].index, SECTION_SUMS,
-                                (uint64_t)run->first * 8, (uint64_t)run->count * 8);
-        r = sums ? image_put(image, sums, run->count * sizeof(*sums)) : -ENOTSUP;
-    }
+    for (size_t i = 0; r == 0 && i < c->copy.run_count; i++)
+        r = copy_put_run_sums(image, &c->copy.runs[i]);
     image_end_section(image);
     return r;
 }

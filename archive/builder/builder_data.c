@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "builder_private.h"
+#include "checksum.h"
 #include "numbers.h"
 
 static bool builder_in_archive(const struct builder *b, uint64_t offset, uint64_t len)
@@ -345,10 +346,11 @@ int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)
     return 0;
 }
 
-void builder_forget_sums(struct builder *b)
+void builder_mix_sums(struct builder *b, uint32_t first, uint32_t end, enum sum_kind kind)
 {
-    vector_free(&b->sums);
-    vector_free(&b->has_sum);
+    for (size_t i = first; i < end && i < b->sums.count; i++)
+        if (b->has_sum.at[i])
+            b->sums.at[i] = checksum_mixed(kind, b->sums.at[i]);
 }
 
 void builder_set_rest_sums(struct builder *b, const uint64_t *sums, uint64_t count)

@@ -141,7 +141,8 @@ static int image_settle_regular(struct image *image, uint32_t number, uint32_t *
     struct builder_inode *inode = &b->inodes.at[number];
     uint64_t data_bytes = inode->size;
     uint32_t kind = *flags & DATA_KIND_MASK;
-    if (image_has_sums(b) && (number >= b->has_sum.count || !b->has_sum.at[number]))
+    if (image_has_sums(b) && image->about->sum_kind != SUM_MIXED &&
+        (number >= b->has_sum.count || !b->has_sum.at[number]))
         return -EINVAL;
     if (kind == DATA_KIND_EXTENTS) {
         int r = image_settle_extents(image, inode, flags, &data_bytes);

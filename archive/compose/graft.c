@@ -29,6 +29,8 @@
 struct graft_part {
     uint32_t first_inode;
     const char *name;
+    bool has_sums;
+    enum sum_kind sum_kind;
 };
 
 struct grafter {
@@ -38,9 +40,6 @@ struct grafter {
     bool has_root;       /* an archive gave the root its attributes */
     struct map fragments;
     uint32_t block_bytes;
-    bool has_sums;   /* some archive has them, */
-    bool lacks_sums; /* some has none, or of another kind */
-    enum sum_kind sum_kind;
 };
 
 struct grafting {
@@ -80,13 +79,27 @@ uint32_t grafter_entries(const struct grafter *g)
     return builder_entries(g->builder);
 }
 
+static enum sum_kind grafter_sum_kind(const struct grafter *g)
+{
+    const struct graft_part *parts = g->parts.at;
+    bool any = false, same = true;
+    for (size_t i = 0; i < g->parts.count; i++) {
+        any = any || parts[i].has_sums;
+        same = same && parts[i].has_sums && parts[i].sum_kind == parts[0].sum_kind;
+    }
+    return !any ? SUM_XXH3 : same ? parts[0].sum_kind : SUM_MIXED;
+}
+
 void grafter_finish(struct grafter *g, struct builder_header *header)
 {
-    if (g->lacks_sums)
-        builder_forget_sums(g->builder);
     header->codec = CODEC_NONE;
     header->block_bytes = g->block_bytes;
-    header->sum_kind = g->has_sums && !g->lacks_sums ? g->sum_kind : SUM_XXH3;
+    header->sum_kind = grafter_sum_kind(g);
+    for (size_t i = 0; header->sum_kind == SUM_MIXED && i < g->parts.count; i++) {
+        const struct graft_part *part = &g->parts.at[i];
+        uint32_t end = i + 1 < g->parts.count ? part[1].first_inode : UINT32_MAX;
+        builder_mix_sums(g->builder, part->first_inode, end, part->sum_kind);
+    }
 }
 
 /* ---- one archive ---- */
@@ -96,13 +109,7 @@ static void grafting_note_info(struct grafting *s, const struct index_info *info
     struct grafter *g = s->grafter;
     if (info->block_bytes > g->block_bytes)
         g->block_bytes = info->block_bytes;
-    if (!info->has_sums || (g->has_sums && g->sum_kind != info->sum_kind))
-        g->lacks_sums = true;
-    if (info->has_sums && !g->has_sums) {
-        g->has_sums = true;
-        g->sum_kind = info->sum_kind;
-    }
-    s->takes_sums = !g->lacks_sums;
+    s->takes_sums = info->has_some_sums;
     s->left_bytes = info->image_bytes;
 }
 
@@ -112,7 +119,8 @@ int grafting_begin(struct grafter *g, const struct graft *graft, struct fault *f
     const struct index_info *info = index_info(graft->index);
     struct grafting *s = calloc(1, sizeof(*s));
     uint32_t *inode_of = calloc(info->entries, sizeof(*inode_of));
-    struct graft_part part = {g->next_inode, graft->name ? graft->name : ""};
+    struct graft_part part = {g->next_inode, graft->name ? graft->name : "",
+                              info->has_some_sums, info->sum_kind};
     if (!s || !inode_of || vector_push(&g->parts, part) < 0) {
         free(s);
         free(inode_of);
@@ -264,7 +272,7 @@ static int graft_data(struct grafting *s, const struct node *node, enum builder_
     if (r < 0 || !s->takes_sums)
         return r;
     r = index_sum(s->graft.index, node->position, &sum);
-    return r < 0 ? r : builder_set_sum(b, inode, sum);
+    return r == -ENODATA ? 0 : r < 0 ? r : builder_set_sum(b, inode, sum);
 }
 
 /* ---- entries ---- */

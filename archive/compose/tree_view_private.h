@@ -1,6 +1,7 @@
 /*
  * Shared by the files of the view: tree_view.c reads it and decides by patterns, view_names.c
- * grafts the names of lists and maps, view_check.c finds what several archives all lack.
+ * grafts the names of lists and maps, view_mark.c and view_copy.c do without grafting,
+ * view_check.c finds what several archives all lack.
  */
 #ifndef ONEPOT_TREE_VIEW_PRIVATE_H
 #define ONEPOT_TREE_VIEW_PRIVATE_H
@@ -71,6 +72,10 @@ int view_graft_names(const struct view *view, struct grafting *s, const struct i
 int view_mark_names(const struct view *view, const struct index *index,
                     struct view_filter *filter, uint8_t *marks);
 void view_mark(uint8_t *marks, uint32_t position);
+bool view_is_marked(const uint8_t *marks, uint32_t position);
+
+/* Mark what patterns show, and the root. Threads of its own. -ENOTSUP: only view_graft can. */
+int view_mark_matches(const struct view *view, const struct index *index, uint8_t *marks);
 
 /* All below a directory. -ENOTSUP: there are patterns. */
 int view_mark_tree(const struct index *index, struct view_filter *filter, uint32_t position,

@@ -1,12 +1,11 @@
 /*
- * Views, as copies of entries: what is shown is marked, a bit for each entry, and copied in the
- * order that it has (builder_copy.h).
+ * Views, as copies of entries: what is shown is marked (view_mark.c), and copied in the order
+ * that it has (builder_copy.h).
  */
 #include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "builder_copy.h"
 #include "index_records.h"
@@ -19,102 +18,6 @@ struct view_copy {
     VECTOR(struct builder_copy_run) runs;
     VECTOR(struct builder_copy_dir) dirs;
 };
-
-/* A directory on the way of a walk. */
-struct view_level {
-    uint32_t position, next, end;
-    size_t path_len; /* of its path, with a slash behind it unless it is the root */
-};
-
-struct view_walk {
-    struct view_copy *copy;
-    struct view_filter *filter;
-    VECTOR(struct view_level) levels;
-    VECTOR(char) path;
-};
-
-void view_mark(uint8_t *marks, uint32_t position)
-{
-    marks[position / 8] |= (uint8_t)(1u << position % 8);
-}
-
-static bool view_is_marked(const uint8_t *marks, uint32_t position)
-{
-    return marks[position / 8] & 1u << position % 8;
-}
-
-/* ---- all of a tree, or what patterns show of it ---- */
-
-static int view_enter(struct view_walk *w, uint32_t position, size_t path_len)
-{
-    struct view_level level = {.position = position, .path_len = path_len};
-    uint32_t count;
-    int r = index_children(w->copy->index, position, &level.next, &count);
-    level.end = r < 0 ? 0 : level.next + count;
-    return r < 0 ? r : vector_push(&w->levels, level);
-}
-
-/* An entry's place in the view: an enum graft_place, or -errno. */
-static int view_ask(struct view_walk *w, size_t path_len, uint32_t position, uint32_t mode)
-{
-    const char *name;
-    size_t len;
-    if (!w->filter->view->pattern_count)
-        return GRAFT_TAKE;
-    int r = index_name(w->copy->index, position, &name, &len);
-    if (r < 0)
-        return r;
-    if (path_len + len > INDEX_PATH_MAX)
-        return GRAFT_LEAVE_OUT;
-    w->path.count = path_len;
-    if (vector_append(&w->path, name, len) < 0 || vector_push(&w->path, '\0') < 0)
-        return -ENOMEM;
-    r = view_place(w->filter, w->path.at, path_len + len, position, mode);
-    w->path.at[path_len + len] = '/';
-    return r;
-}
-
-static int view_step(struct view_walk *w)
-{
-    struct view_level *level = &w->levels.at[w->levels.count - 1];
-    if (level->next == level->end) {
-        w->levels.count--;
-        return 0;
-    }
-    uint32_t position = level->next++;
-    struct node node;
-    int r = index_node(w->copy->index, position, &node);
-    int place = r < 0 ? r : view_ask(w, level->path_len, position, node.mode);
-    if (place <= GRAFT_LEAVE_OUT)
-        return place;
-    if (place == GRAFT_TAKE) {
-        view_mark(w->copy->marks, position);
-        for (size_t i = w->levels.count;
-             i > 0 && !view_is_marked(w->copy->marks, w->levels.at[i - 1].position); i--)
-            view_mark(w->copy->marks, w->levels.at[i - 1].position);
-    }
-    return S_ISDIR(node.mode) ? view_enter(w, position, w->path.count) : 0;
-}
-
-static int view_walk_tree(struct view_copy *copy, struct view_filter *filter, uint32_t position)
-{
-    struct view_walk w = {.copy = copy, .filter = filter};
-    int r = view_enter(&w, position, 0);
-    while (r == 0 && w.levels.count > 0)
-        r = view_step(&w);
-    vector_free(&w.levels);
-    vector_free(&w.path);
-    return r;
-}
-
-int view_mark_tree(const struct index *index, struct view_filter *filter, uint32_t position,
-                   uint8_t *marks)
-{
-    struct view_copy copy = {.index = index, .marks = marks};
-    return filter->view->pattern_count ? -ENOTSUP : view_walk_tree(&copy, filter, position);
-}
-
-/* ---- the copy ---- */
 
 static int view_find_runs(struct view_copy *c)
 {
@@ -181,7 +84,7 @@ static int view_choose(const struct view *view, struct view_copy *c)
         return r;
     view_mark(c->marks, INDEX_ROOT);
     r = view->names ? view_mark_names(view, c->index, &filter, c->marks)
-                    : view_walk_tree(c, &filter, INDEX_ROOT);
+                    : view_mark_matches(view, c->index, c->marks);
     view_bytes_end(&bytes);
     vector_free(&filter.folder);
     return r;

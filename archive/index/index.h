@@ -85,6 +85,7 @@ enum format {
 enum sum_kind {
     SUM_XXH3 = 0,  /* XXH3-64 */
     SUM_CRC32 = 1, /* as in a zip */
+    SUM_MIXED = 2, /* of several archives: of different kinds, or only some files have one */
 };
 
 /* Coverage of a digest. Values are on disk. */
@@ -128,7 +129,9 @@ struct index_info {
     uint64_t data_bytes;  /* the same, without holes */
     uint64_t name_bytes;
     uint64_t image_bytes; /* the whole index */
-    bool has_xattrs, has_holes, has_hardlinks, has_sums;
+    bool has_xattrs, has_holes, has_hardlinks;
+    bool has_sums;          /* every file has one, */
+    bool has_some_sums;     /* or some may */
     uint64_t archive_bytes; /* of the archive that it was built from, */
     int64_t archive_mtime_sec;
     uint32_t archive_mtime_nsec;
@@ -295,7 +298,7 @@ int index_files(const struct index *index, uint32_t first, uint32_t count,
 
 /*
  * The sum of the file's content, without holes: see checksum.h. -ENODATA if the archive has no
- * sums.
+ * sums, or none of this file.
  */
 int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum);
 

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include "bytes.h"
+#include "checksum.h"
 #include "digest.h"
 #include "index_private.h"
 #include "numbers.h"
@@ -516,9 +517,12 @@ int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum)
         return r;
     if (!S_ISREG(e.attr.mode))
         return -EINVAL;
-    if (!index->info.has_sums)
+    if (!index->info.has_some_sums)
         return -ENODATA;
-    return index_sum_at(index, SECTION_SUMS, e.position, ret_sum);
+    r = index_sum_at(index, SECTION_SUMS, e.position, ret_sum);
+    return r == 0 && index->info.sum_kind == SUM_MIXED && checksum_is_missing(*ret_sum)
+               ? -ENODATA
+               : r;
 }
 
 static const enum disk_section_id window_sections[] = {

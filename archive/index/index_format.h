@@ -78,7 +78,8 @@
  *                  name_len, u32 value_len, name, value}}; `bytes` counts what follows
  *                  it; a set starts at a multiple of 8; sorted by name
  *     SUMS      8  sum of each regular inode's content, by position; else 0. Of the
- *                  header's `sum_kind`; a CRC-32 is in the low 32 bits
+ *                  header's `sum_kind`; a CRC-32 is in the low 32 bits. Of SUM_MIXED, the
+ *                  highest two bits are 0: no sum, 1: a CRC-32, 2: the low 62 bits of XXH3-64
  *     REST      8  for each window of INDEX_WINDOW_BYTES of the archive, by number: XXH3-64
  *                  of its bytes that are not stored data
  *     EXPANDED  8  if the archive is one compressed stream and the index describes the tar

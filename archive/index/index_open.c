@@ -267,8 +267,9 @@ static int image_count_records(struct index *index, const struct disk_header *h,
     index->fragments = (uint32_t)fragments;
     index->extras = s[SECTION_EXTRA].length / sizeof(struct disk_extra);
     index->points = s[SECTION_POINTS].length / sizeof(struct disk_point);
-    index->info.has_sums = index->info.has_sums && s[SECTION_SUMS].bytes &&
-                           checksum_available(index->info.sum_kind);
+    index->info.has_some_sums = index->info.has_sums && s[SECTION_SUMS].bytes &&
+                                checksum_available(index->info.sum_kind);
+    index->info.has_sums = index->info.has_some_sums && index->info.sum_kind != SUM_MIXED;
     index->dir_good = calloc(entries / 8 + 1, 1);
     return index->dir_good ? 0 : -ENOMEM;
 }

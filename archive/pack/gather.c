@@ -382,7 +382,8 @@ static int gather_check_sum(struct gathered *g, const struct gather_file *file)
     if (!file->input || g->problem || index_sum(file->input->index, file->position, &sum) < 0)
         return 0;
     enum sum_kind kind = index_info(file->input->index)->sum_kind;
-    if (sum == (kind == SUM_XXH3 ? g->sum : checksum_of(kind, g->data, g->member.size_bytes)))
+    if (kind == SUM_XXH3 ? sum == g->sum
+                         : checksum_matches(kind, sum, g->data, g->member.size_bytes))
         return 0;
     g->problem = calloc(1, sizeof(*g->problem));
     if (!g->problem)

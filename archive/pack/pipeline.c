@@ -523,7 +523,7 @@ static int pipeline_check_sum(struct pipeline *p, const struct item *item)
     if (!s->checksum)
         return 0;
     checksum_add(s->checksum, item->bytes, item->len);
-    if (!item->last || s->reported || checksum_value(s->checksum) == s->sum)
+    if (!item->last || s->reported || checksum_is(s->checksum, s->sum))
         return 0;
     struct fault fault = {0};
     gather_sum_fault(s->path, &fault);

@@ -19,6 +19,16 @@
 
 /* ---- patterns ---- */
 
+/* Most names end otherwise than their pattern, which is found out faster than by fnmatch. */
+static bool selection_ends_alike(const char *pattern, const char *path)
+{
+    const char *p = pattern + strlen(pattern), *end = path + strlen(path);
+    while (p > pattern && !strchr("*?[]\\", p[-1]))
+        if (end == path || *--end != *--p)
+            return false;
+    return true;
+}
+
 bool selection_matches(const char *pattern, const char *path, bool is_folder)
 {
     size_t len = strlen(pattern);
@@ -29,7 +39,8 @@ bool selection_matches(const char *pattern, const char *path, bool is_folder)
     const char *p = cut ? cut : pattern;
     if (!strchr(p, '/'))
         path = path_base(path);
-    return fnmatch(*p == '/' ? p + 1 : p, path, 0) == 0;
+    p += *p == '/';
+    return selection_ends_alike(p, path) && fnmatch(p, path, 0) == 0;
 }
 
 bool selection_excludes(const struct selection *s, const char *path, bool is_folder)

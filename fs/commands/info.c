@@ -277,8 +277,10 @@ static void command_info_text(const struct pot *pot, const struct index_info *in
         print_batch(batch);
     print_compression(pot, info);
     print_index(pot, info);
-    if (info->has_sums)
-        printf("  %-12s of every file (%s)\n", "checksums", checksum_name(info->sum_kind));
+    if (info->has_some_sums)
+        printf("  %-12s of %s (%s)\n", "checksums",
+               info->has_sums ? "every file" : "files that had one",
+               checksum_name(info->sum_kind));
     else
         printf("  %-12s none\n", "checksums");
     print_features(info);

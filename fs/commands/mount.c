@@ -5,8 +5,10 @@
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
 #include "interrupt.h"
@@ -34,18 +36,67 @@ static bool has_listener(void)
     return (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
 }
 
+/* A word for a shell. */
+static void print_quoted(const char *text)
+{
+    putchar('\'');
+    for (; *text; text++)
+        if (*text == '\'')
+            fputs("'\\''", stdout);
+        else
+            putchar(*text);
+    putchar('\'');
+}
+
+/* For `eval "$(onepot mount --export ARCHIVE)"`: what a job script does with a mount. */
+static int print_commands(const struct mounter *m)
+{
+    char program[PATH_MAX] = "onepot";
+    auto_free char *preload = NULL;
+    int r = mounter_preload(m, &preload);
+
+    if (r < 0)
+        return r;
+    ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 1);
+    if (n > 0)
+        program[n] = '\0';
+    fputs("data=", stdout);
+    print_quoted(m->path);
+    fputs("\nonepot=", stdout);
+    print_quoted(program);
+    puts("\nexport ONEPOT_MOUNT=\"$data\"");
+    if (preload) {
+        fputs("export LD_PRELOAD=", stdout);
+        print_quoted(preload);
+        putchar('\n');
+    }
+    /* The library goes with the mount. */
+    return puts("trap 'unset LD_PRELOAD; \"$onepot\" umount \"$data\"' EXIT");
+}
+
 /* Print the mount's path for the caller; without that nobody would own the mount. */
 static int announce_mount(struct mounter *m)
 {
     int status = CLI_OK;
 
     /* main() reports that it could not be written. */
-    if (!m->options->at_is_last && has_listener() && (puts(m->path) < 0 || fflush(stdout) != 0))
+    bool is_silent = m->options->at_is_last && !m->options->export;
+    if (!is_silent && has_listener() &&
+        ((m->options->export ? print_commands(m) : puts(m->path)) < 0 || fflush(stdout) != 0))
         status = CLI_FAILED;
     if (status == CLI_OK)
         status = mounter_keep(m);
     if (status != CLI_OK)
         mounter_abandon(m);
+    return status;
+}
+
+/* A shell that evaluates nothing takes that for success. */
+static int print_failure(int argc, char **argv, int status)
+{
+    for (int i = 1; status != CLI_OK && i < argc; i++)
+        if (strcmp(argv[i], "--export") == 0)
+            puts("false");
     return status;
 }
 
@@ -76,7 +127,9 @@ int command_mount(int argc, char **argv)
 {
     struct mount_options options;
     int status = mount_options_parse(&usage, false, argc, argv, &options);
-    return status == CLI_GO_ON ? make_mount(&options) : status;
+    if (status == CLI_GO_ON)
+        status = make_mount(&options);
+    return print_failure(argc, argv, status);
 }
 
 int command_squashfuse(int argc, char **argv)

@@ -101,6 +101,7 @@ static void uncatch_signals(void)
 static void execute_command(void *ctx)
 {
     struct run *run = ctx;
+    char *preload;
 
     for (char **arg = run->command; *arg; arg++) {
         char *filled = fill_in(*arg, run->m.path);
@@ -108,7 +109,8 @@ static void execute_command(void *ctx)
             _exit(RUN_FAILED);
         *arg = filled;
     }
-    if (setenv("ONEPOT_MOUNT", run->m.path, 1) < 0)
+    if (setenv("ONEPOT_MOUNT", run->m.path, 1) < 0 || mounter_preload(&run->m, &preload) < 0 ||
+        (preload && setenv("LD_PRELOAD", preload, 1) < 0))
         _exit(RUN_FAILED);
     uncatch_signals();
     sigprocmask(SIG_SETMASK, &run->mask, NULL);

@@ -107,7 +107,7 @@ static int verify_copy(const struct arguments *a, const char *archive, struct po
         return cli_fail(archive, r, &fault);
     if (result.problems)
         return cli_failf(archive, "the copy does not agree with its sums: see 'onepot verify'");
-    if (!result.has_sums && !a->quiet)
+    if (!result.has_some_sums && !a->quiet)
         cli_note("%s: it has no sums of its files, so --verify compared nothing", archive);
     return CLI_OK;
 }

@@ -77,8 +77,10 @@ static const char *coverage_text(const struct arguments *a, const struct pot *po
                                  const struct verify_result *result)
 {
     if (a->is_tree)
-        return result->has_sums ? "every file shown has the sum that it should have"
-                                : "every file shown was read; not all have sums of one kind";
+        return result->has_sums        ? "every file shown has the sum that it should have"
+               : result->has_some_sums ? "every file shown was read, and has the sum that it "
+                                         "should have, if there is one"
+                                       : "every file shown was read; there are no sums of them";
     if (result->has_sums && result->whole)
         return "every byte of the archive has the sum that it should have";
     if (result->has_sums)

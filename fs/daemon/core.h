@@ -94,6 +94,7 @@ struct session {
     const struct index *index;
     int fd;
     int ended_fd;             /* eventfd */
+    struct timespec made;     /* time of access of all entries (intercept.h) */
     bool no_open, no_opendir; /* the kernel can do without these requests */
     struct loop loop;
     struct log log;

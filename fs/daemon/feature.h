@@ -55,7 +55,7 @@ struct feature {
     void (*after_listing)(void *state, uint32_t from, uint32_t to);
     /*
      * Answer a request for which the archive has no answer: a look-up in the root of a name
-     * that does not exist, or a node id beyond the entries. True: it is answered.
+     * that does not exist, an ioctl, or a node id beyond the entries. True: it is answered.
      */
     bool (*answer)(void *state, struct request *rq);
     /* Under the session's counters_lock. */

@@ -23,9 +23,10 @@ static void op_done(struct request *rq)
     reply_error(rq, 0);
 }
 
-static void op_no_terminal(struct request *rq)
+static void op_ioctl(struct request *rq)
 {
-    reply_error(rq, -ENOTTY); /* isatty() of Python's open() */
+    if (!features_answer(&rq->worker->session->features, rq))
+        reply_error(rq, -ENOTTY); /* isatty() of Python's open() */
 }
 
 static int ops_lookup(const struct session *s, uint32_t parent, const char *name, size_t len,
@@ -355,7 +356,7 @@ static const struct op {
     [FUSE_READDIR] = {op_readdir, sizeof(struct fuse_read_in)},
     [FUSE_READDIRPLUS] = {op_readdir, sizeof(struct fuse_read_in)},
     [FUSE_RELEASEDIR] = {op_done, 0},
-    [FUSE_IOCTL] = {op_no_terminal, 0},
+    [FUSE_IOCTL] = {op_ioctl, 0},
     [FUSE_LSEEK] = {op_lseek, sizeof(struct fuse_lseek_in)},
     [FUSE_DESTROY] = {op_done, 0},
 };

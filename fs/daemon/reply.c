@@ -229,8 +229,10 @@ int reply_fill_attr(const struct session *s, uint32_t position, struct fuse_attr
     ret->ino = (uint64_t)n.position + 1;
     ret->size = n.size_bytes;
     ret->blocks = n.data_bytes / 512 + (n.data_bytes % 512 != 0);
-    ret->mtime = ret->atime = ret->ctime = (uint64_t)n.mtime_sec;
-    ret->mtimensec = ret->atimensec = ret->ctimensec = n.mtime_nsec;
+    ret->mtime = ret->ctime = (uint64_t)n.mtime_sec;
+    ret->mtimensec = ret->ctimensec = n.mtime_nsec;
+    ret->atime = (uint64_t)s->made.tv_sec;
+    ret->atimensec = (uint32_t)s->made.tv_nsec;
     ret->mode = n.mode;
     ret->nlink = n.nlink;
     ret->uid = s->config.override_uid ? s->config.uid : n.uid;

@@ -96,6 +96,7 @@ int session_start(const struct session_config *config, struct fault *fault,
     s->config = *config;
     s->index = config->pot->index;
     s->fd = config->fuse_fd;
+    clock_gettime(CLOCK_REALTIME, &s->made);
     loop_init(&s->loop);
     log_init(&s->log);
     pthread_mutex_init(&s->counters_lock, NULL);

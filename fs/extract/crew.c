@@ -22,7 +22,7 @@ static int worker_init(struct crew *crew, struct worker *w, unsigned number)
     w->number = number;
     w->buffer = malloc(crew->buffer_bytes);
     int r = w->buffer ? 0 : -ENOMEM;
-    if (r == 0 && info->has_sums)
+    if (r == 0 && info->has_some_sums)
         r = checksum_new(info->sum_kind, &w->hash);
     if (r == 0)
         r = content_new(crew->pot, crew->reader, CONTENT_OWN_BLOCKS, &w->content);

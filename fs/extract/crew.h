@@ -28,7 +28,7 @@ struct worker {
     unsigned number;
     pthread_t thread;
     struct content *content;
-    struct checksum *hash; /* of the kind that the index has; NULL without sums */
+    struct checksum *hash; /* of the kind that the index has; NULL where no file has a sum */
     uint8_t *buffer;
 };
 

@@ -145,11 +145,11 @@ static int add_large(struct extraction *x, const struct node *node, uint32_t pos
     uint32_t pieces = (uint32_t)((node->size_bytes - 1) / PIECE_BYTES) + 1;
     struct large l = {.position = position, .pieces = pieces, .left = pieces, .fd = -1};
     l.written = calloc(pieces, 1);
-    if (x->has_sums && checksum_new(index_info(x->index)->sum_kind, &l.state) < 0)
+    if (x->has_some_sums && checksum_new(index_info(x->index)->sum_kind, &l.state) < 0)
         l.state = NULL;
     int r = vector_push(&x->large, l);
     x->large_key = worklist_key(x->index, position, 0, *key);
-    if (r == 0 && (!l.written || (x->has_sums && !l.state)))
+    if (r == 0 && (!l.written || (x->has_some_sums && !l.state)))
         r = -ENOMEM;
     for (uint32_t i = 0; r == 0 && i < pieces; i++) {
         *key = worklist_key(x->index, position, i * PIECE_BYTES, *key);
@@ -352,7 +352,7 @@ static int with_crew(struct extraction *x)
     for (unsigned i = 0; r == 0 && i < o->threads; i++) {
         x->extractors[i] = (struct extractor){.x = x, .worker = &crew.workers[i]};
         folders_init(&x->extractors[i].folders, folder_slots(o->threads));
-        if (x->has_sums)
+        if (index_info(x->index)->has_sums)
             content_skip_sums(crew.workers[i].content);
     }
     if (r == 0)
@@ -392,7 +392,7 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
         .index = pot->index,
         .reader = reader,
         .archive = {pot->identity.dev, pot->identity.ino},
-        .has_sums = index_info(pot->index)->has_sums,
+        .has_some_sums = index_info(pot->index)->has_some_sums,
         .root_fd = -1,
         .uid = geteuid(),
         .gid = getegid(),

@@ -76,7 +76,7 @@ struct extraction {
     const struct index *index;
     struct reader *reader;
     struct file_id archive; /* the archive's file, which is never replaced */
-    bool has_sums;
+    bool has_some_sums;
 
     int root_fd;
     bool root_made;

@@ -16,6 +16,7 @@
     ONE(populate)                                                                              \
     ONE(walk)                                                                                  \
     ONE(counters)                                                                              \
+    ONE(intercept)                                                                             \
     ONE(foresight)                                                                             \
     ONE(sums)
 

@@ -43,7 +43,7 @@ static int sums_start(struct session *s, void **ret_state)
     pthread_condattr_t attr;
     struct sums *sums;
 
-    if (!s->config.verify || !info->has_sums)
+    if (!s->config.verify || !info->has_some_sums)
         return 0;
     sums = calloc(1, sizeof(*sums) + info->entries);
     if (!sums)
@@ -113,10 +113,11 @@ static void log_mismatch(struct session *s, uint32_t position)
 }
 
 /* Does the file have the sum that it should have? */
-static enum finding compare(struct session *s, uint32_t position, uint64_t sum)
+static enum finding compare(struct session *s, uint32_t position, const struct checksum *sum)
 {
     uint64_t wanted;
-    if (index_sum(s->index, position, &wanted) == 0 && wanted == sum)
+    int r = index_sum(s->index, position, &wanted);
+    if (r == -ENODATA || (r == 0 && checksum_is(sum, wanted)))
         return GOOD;
     log_mismatch(s, position);
     return BAD;
@@ -138,7 +139,7 @@ static int check_all(struct sums *sums, struct worker *w, const struct node *nod
         r = content_read(content, node->position, 0, node->size_bytes, hash_piece, &check,
                          &where);
     if (r == 0)
-        *ret_finding = compare(s, node->position, checksum_value(check.hash));
+        *ret_finding = compare(s, node->position, check.hash);
     content_free(content);
     checksum_free(check.hash);
     return r;
@@ -237,14 +238,14 @@ static int sums_check_span(struct sums *sums, uint32_t position, const struct sp
         return r;
     for (int i = 0; i < span->iov_count; i++)
         checksum_add(hash, span->iov[i].iov_base, span->iov[i].iov_len);
-    uint64_t sum = checksum_value(hash);
-    checksum_free(hash);
     r = index_inode_position(index, position, &position);
-    if (r < 0)
-        return r;
-    enum finding finding = compare(sums->session, position, sum);
-    settle(sums, position, finding);
-    return finding == GOOD ? 0 : -EBADMSG;
+    if (r == 0) {
+        enum finding finding = compare(sums->session, position, hash);
+        settle(sums, position, finding);
+        r = finding == GOOD ? 0 : -EBADMSG;
+    }
+    checksum_free(hash);
+    return r;
 }
 
 static void sums_after_read(void *state, struct read *read)

@@ -177,6 +177,8 @@ static int take_stage(const struct cli_usage *usage, void *ctx, const char *text
 
 static const char *const private_words[] = {
     [PRIVATE_AUTO] = "auto", [PRIVATE_ON] = "on", [PRIVATE_OFF] = "off", NULL};
+static const char *const intercept_words[] = {
+    [INTERCEPT_OFF] = "off", [INTERCEPT_AUTO] = "auto", [INTERCEPT_ON] = "on", NULL};
 
 /* Read the options into *o: CLI_GO_ON or the exit status. */
 static int parse_table(const struct cli_usage *usage, bool for_run, int argc, char **argv,
@@ -194,6 +196,17 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
                "where something else is mounted at DIR)"
              : NULL,
          .word = &o->private_mode, .words = private_words},
+        {"--intercept=WHEN",
+         for_run ? "auto, on, off: COMMAND reads by a preloaded library, without the mount "
+                   "(default off)"
+                 : "auto, on, off: --export preloads a library that reads without the mount "
+                   "(default off)",
+         .word = &o->intercept, .words = intercept_words},
+        {"--export",
+         for_run ? NULL
+                 : "print commands for a shell, to be used so: eval \"$(onepot mount --export "
+                   "ARCHIVE)\"",
+         .flag = &o->export},
         {"--subdir=PATH", "show only this directory of the archive", .text = &o->subdir},
         CLI_TOGETHER,
         {"--threads=N", "answer at most N requests at once (default: the CPUs of the job)",
@@ -316,6 +329,8 @@ static int check_together(const struct cli_usage *usage, bool for_run,
     if (!for_run && o->private_mode == PRIVATE_ON)
         return cli_usage_error(usage, "--private=on needs a command to be private to: 'onepot "
                                       "run' has one");
+    if (o->export && o->foreground)
+        return cli_usage_error(usage, "--export and -f don't go together: the shell waits");
     if (o->allow_other && !o->at)
         return cli_usage_error(usage, "--allow-other needs --at DIR: the directory that onepot "
                                       "chooses is closed to other users");

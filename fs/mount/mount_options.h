@@ -20,6 +20,13 @@ enum private_mode {
     PRIVATE_OFF,
 };
 
+/* run: do readers get the library that reads without the mount (preload.h)? */
+enum intercept_mode {
+    INTERCEPT_OFF,
+    INTERCEPT_AUTO, /* where it can be */
+    INTERCEPT_ON,   /* and say so where it can't */
+};
+
 struct mount_options {
     char *const *archives; /* words as given: archives, folders, patterns, lists */
     size_t archive_count;
@@ -31,6 +38,8 @@ struct mount_options {
     const char *log;
     const char *fsname; /* -o fsname=; NULL: the archive's path */
     enum private_mode private_mode;
+    enum intercept_mode intercept;
+    bool export; /* mount: print commands for a shell */
     bool foreground;
     bool allow_other, default_permissions, nonempty, noexec;
     bool verify;

@@ -86,6 +86,12 @@ int mounter_init(struct mounter *m, const struct mount_options *options, bool fo
 /* CLI_GO_ON, or the exit status after an error was printed. */
 int mounter_start(struct mounter *m);
 
+/*
+ * The value of LD_PRELOAD by which readers of the mount read without it (preload.h), for
+ * free(3); NULL: leave it as it is, since the options or the archive say so. -ENOMEM.
+ */
+int mounter_preload(const struct mounter *m, char **ret_value);
+
 /* The signal that asked this process to end since mounter_init; 0: none. */
 int mounter_caught(void);
 

@@ -296,7 +296,7 @@ static int mounter_open_pot(struct mounter *m)
     r = reader_new(m->pot, &reader, &fault, &m->reader);
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
-    if (o->verify && !index_info(m->pot->index)->has_sums)
+    if (o->verify && !index_info(m->pot->index)->has_some_sums)
         cli_note("%s: it has no sums of its files, so --verify compares nothing; an archive "
                  "by 'onepot pack' has",
                  o->archive);

@@ -58,6 +58,8 @@ static void json_work(struct json *j, const struct report *v)
     const struct counters *c = v->counters;
     json_number(j, "read_files", v->sum.read_files);
     json_number(j, "read_bytes", v->sum.read_bytes);
+    json_number(j, "direct_files", v->sum.direct_files);
+    json_number(j, "direct_bytes", v->sum.direct_bytes);
     json_number(j, "ahead_files", v->sum.ahead_files);
     json_number(j, "ahead_bytes", v->sum.ahead_bytes);
     json_number(j, "ahead_requests", v->sum.ahead_requests);

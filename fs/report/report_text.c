@@ -64,6 +64,13 @@ static void print_work(FILE *out, const struct report *v)
                 cli_count(v->sum.ahead_requests));
 }
 
+static void print_direct(FILE *out, const struct report *v)
+{
+    if (v->sum.direct_files || v->sum.direct_bytes)
+        fprintf(out, "  %-12s %s files, %s of these, without the daemon (libonepot-io.so)\n",
+                "by readers", cli_count(v->sum.direct_files), cli_bytes(v->sum.direct_bytes));
+}
+
 /* Of READs: how many had to wait, and for how long. */
 static void report_print_waits(FILE *out, const struct report *v)
 {
@@ -259,6 +266,7 @@ void report_text(FILE *out, const struct report *v)
 {
     print_mount(out, v);
     print_work(out, v);
+    print_direct(out, v);
     report_print_waits(out, v);
     print_origins(out, &v->sum);
     report_print_cache(out, v->counters);

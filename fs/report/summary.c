@@ -36,11 +36,25 @@ static void add_slot(const struct counter_slot *slot, struct summary *sum)
         sum->last_request_ns = last;
 }
 
+/* What readers read by themselves counts as read; they waited as long as it took. */
+static void add_direct(const struct counters *counters, struct summary *sum)
+{
+    sum->direct_bytes = counter_get(&counters->direct_bytes);
+    sum->direct_files = counter_get(&counters->direct_files);
+    sum->read_bytes += sum->direct_bytes;
+    sum->read_files += sum->direct_files;
+    sum->read_service_ns += counter_get(&counters->direct_ns);
+    uint64_t last = counter_get(&counters->direct_last_ns);
+    if (last > sum->last_request_ns)
+        sum->last_request_ns = last;
+}
+
 void summary_read(const struct counters *counters, struct summary *ret_summary)
 {
     memset(ret_summary, 0, sizeof(*ret_summary));
     for (unsigned i = 0; i < COUNTERS_SLOTS; i++)
         add_slot(&counters->slots[i], ret_summary);
+    add_direct(counters, ret_summary);
 }
 
 uint64_t summary_wait_ns(const struct summary *sum, double share)
@@ -59,12 +73,15 @@ uint64_t summary_wait_ns(const struct summary *sum, double share)
 double summary_fetched_per_byte(const struct counters *counters, const struct summary *sum)
 {
     uint64_t fetched = counter_get(&counters->source_bytes);
-    return fetched && sum->read_bytes ? (double)fetched / (double)sum->read_bytes : -1;
+    uint64_t sent = sum->read_bytes - sum->direct_bytes;
+    return fetched && sent ? (double)fetched / (double)sent : -1;
 }
 
 uint64_t summary_last_use_ns(const struct counters *counters)
 {
     uint64_t last = counter_get(&counters->shared_ns);
+    uint64_t direct = counter_get(&counters->direct_last_ns);
+    last = direct > last ? direct : last;
     for (unsigned i = 0; i < COUNTERS_SLOTS; i++) {
         uint64_t t = counter_get(&counters->slots[i].last_request_ns);
         if (t > last)
@@ -112,6 +129,9 @@ static void put_read(struct line *line, const struct counters *counters,
     if (sum->ahead_bytes && sum->read_bytes)
         summary_put(line, ", %.0f%% of it ahead of them",
                     percent(sum->ahead_bytes, sum->read_bytes));
+    if (sum->direct_bytes)
+        summary_put(line, ", %.0f%% of it by the readers themselves",
+                    percent(sum->direct_bytes, sum->read_bytes));
 }
 
 static void put_waits(struct line *line, const struct summary *sum)

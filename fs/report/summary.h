@@ -23,6 +23,7 @@ struct summary {
     uint64_t reads_waited;                             /* for storage, or for another thread */
     uint64_t read_bytes, read_files;                   /* for readers and helpers alike */
     uint64_t ahead_requests, ahead_bytes, ahead_files; /* before a reader asked */
+    uint64_t direct_bytes, direct_files;               /* read without the daemon */
     uint64_t service_ns, read_service_ns;
     uint64_t last_request_ns; /* CLOCK_MONOTONIC; 0: none yet */
     uint64_t histogram[COUNTERS_BUCKETS];

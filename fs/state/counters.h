@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 8u
+#define COUNTERS_VERSION 9u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 3 /* helper processes: two that read, one that lists */
 #define COUNTERS_OWNERS 16
@@ -102,6 +102,10 @@ struct counters {
     /* Of the archive's storage: see struct source_error_counts. */
     _Atomic uint64_t source_retries, source_failures, source_reopened;
     char last_error[512]; /* the log's newest error line */
+    /* Read by processes themselves, without the daemon: see intercept.h. */
+    _Atomic uint32_t direct_is_offered;
+    _Atomic uint64_t direct_files, direct_reads, direct_bytes, direct_ns;
+    _Atomic uint64_t direct_last_ns; /* when the last one was */
 
     /* Read ahead by foresight.c: see struct ahead_stats. */
     _Atomic uint64_t foreseen_kind; /* 0: nothing; report_text.c has the words */

@@ -37,6 +37,11 @@ void slot_directory(const struct slot *slot, char ret_path[PATH_MAX])
     slot_path(slot, "", ret_path);
 }
 
+void slot_library(const struct slot *slot, char ret_path[PATH_MAX])
+{
+    slot_path(slot, ".so", ret_path);
+}
+
 static struct slot *slot_new(const char *folder, const char *name)
 {
     struct slot *slot = calloc(1, sizeof(*slot));
@@ -272,6 +277,7 @@ void slot_remove(const struct slot *slot)
         rmdir(slot->counters->mountpoint);
     slot_directory(slot, path);
     rmdir(path);
+    remove_file(slot, ".so");
     remove_file(slot, ".stat");
     remove_file(slot, ".lock");
 }

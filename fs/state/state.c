@@ -85,7 +85,10 @@ static void sweep_entry(const char *folder, int folder_fd, const char *file)
     snprintf(path, sizeof(path), "%s/%s", folder, file);
     if (!has_file(folder_fd, file, ".stat") && rmdir(path) == 0)
         return;
-    if (runtime_cut_suffix(file, ".lock", name, sizeof(name))) {
+    if (runtime_cut_suffix(file, ".so", name, sizeof(name))) {
+        if (!has_file(folder_fd, name, ".stat"))
+            unlink(path);
+    } else if (runtime_cut_suffix(file, ".lock", name, sizeof(name))) {
         if (!has_file(folder_fd, name, ".stat"))
             unlink_unlocked(path);
     } else if (runtime_cut_suffix(file, ".stat", name, sizeof(name))) {

@@ -6,6 +6,7 @@
  *   NAME.stat  struct counters: identity and figures. The daemon holds a lock (flock) on it
  *              as long as it lives, so that its life can be checked without PIDs.
  *   NAME.lock  exclusive: a process starts or ends the mount. Shared: a `run` uses it.
+ *   NAME.so    libonepot-io.so, if a reader was started with it (preload.h).
  *   NAME/      the mount point, unless --at named another.
  *   lock       of the folder ("registry"): slots are created, judged and removed only under
  *              it. It is held for moments, never while an archive is opened.
@@ -135,6 +136,9 @@ void slot_remove(const struct slot *slot);
 
 /* The private mount point: FOLDER/NAME. */
 void slot_directory(const struct slot *slot, char ret_path[PATH_MAX]);
+
+/* The path of the library that readers preload: FOLDER/NAME.so. */
+void slot_library(const struct slot *slot, char ret_path[PATH_MAX]);
 
 /*
  * Lock NAME.lock, `exclusive` or shared; -EWOULDBLOCK unless `wait`. Replaces a lock held

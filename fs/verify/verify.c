@@ -193,7 +193,7 @@ static int take_bytes(void *ctx, const void *bytes, size_t len, uint64_t offset)
     (void)offset;
     if (verify_stopped(v))
         return -EINTR;
-    if (v->has_sums)
+    if (w->hash)
         checksum_add(w->hash, bytes, len);
     atomic_fetch_add_explicit(&v->progress.bytes_done, len, memory_order_relaxed);
     atomic_fetch_add_explicit(&v->file_bytes, len, memory_order_relaxed);
@@ -212,12 +212,21 @@ static const char *verify_describe(int err)
     }
 }
 
+/* True also of a file that has no sum. */
+static bool has_its_sum(const struct verification *v, const struct checksum *hash,
+                        uint32_t position)
+{
+    uint64_t sum;
+    int r = index_sum(v->index, position, &sum);
+    return r == -ENODATA || (r == 0 && checksum_is(hash, sum));
+}
+
 static void check_member(struct worker *w, uint32_t position)
 {
     struct verification *v = w->crew->job;
     struct node node;
-    uint64_t where = FAULT_NO_OFFSET, sum = 0;
-    if (v->has_sums)
+    uint64_t where = FAULT_NO_OFFSET;
+    if (w->hash)
         checksum_reset(w->hash);
     int r = index_node(v->index, position, &node);
     if (r == 0)
@@ -226,8 +235,7 @@ static void check_member(struct worker *w, uint32_t position)
         return;
     if (r < 0) {
         report_member(v, position, r, where, verify_describe(r));
-    } else if (v->has_sums &&
-               (index_sum(v->index, position, &sum) < 0 || sum != checksum_value(w->hash))) {
+    } else if (!has_its_sum(v, w->hash, position)) {
         where = worklist_key(v->index, position, 0, FAULT_NO_OFFSET);
         report_member(v, position, -EBADMSG, where,
                       "its bytes do not have the sum that they were packed with");
@@ -385,7 +393,6 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
         .pot = pot,
         .index = pot->index,
         .reader = reader,
-        .has_sums = index_info(pot->index)->has_sums,
     };
     pthread_mutex_init(&v.lock, NULL);
     int r = worklist_new(&v.list);
@@ -397,7 +404,8 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
         .entries = index_info(pot->index)->entries,
         .files = v.files,
         .bytes = v.file_bytes,
-        .has_sums = v.has_sums,
+        .has_sums = index_info(pot->index)->has_sums,
+        .has_some_sums = index_info(pot->index)->has_some_sums,
         .whole = v.coverage != NULL,
         .problems = v.problems,
     };

@@ -40,6 +40,7 @@ struct verify_result {
     uint64_t bytes; /* bytes of these files */
     bool has_sums;  /* every file has a sum */
     bool whole;     /* and so have all bytes outside of files */
+    bool has_some_sums;
     uint64_t problems;
 };
 

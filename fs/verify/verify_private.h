@@ -25,7 +25,6 @@ struct verification {
     struct pot *pot;
     const struct index *index;
     struct reader *reader;
-    bool has_sums;
     struct worklist *list;
     uint64_t data_end;         /* end of the last stored data, or block */
     struct archive_end end;    /* set by verify_lost_end */

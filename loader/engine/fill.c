@@ -182,7 +182,7 @@ static int fill_verify(const struct dataset *d, const struct record *record,
         return r;
     if (node.has_holes) /* the sum leaves holes out */
         return 0;
-    return checksum_of(index_info(index)->sum_kind, bytes, record->size_bytes) == sum
+    return checksum_matches(index_info(index)->sum_kind, sum, bytes, record->size_bytes)
                ? 0
                : -EBADMSG;
 }

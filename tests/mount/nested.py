@@ -1,5 +1,6 @@
 """Archives inside archives as directories: what they hold, what stays a file, and what lies."""
 
+import errno
 import gzip
 import io
 import lzma
@@ -175,6 +176,34 @@ def test_a_damaged_one_is_named(work):
     check(b"d/bad.tar: is an archive that can't be read" in said and said.count(b"\n") == 1, said)
     with work.mount(outer, "--nested=good*") as mount:
         check_equal(len(tree(mount.path)), 6, "the others by a pattern")
+
+
+def test_sums_are_compared_where_there_are_any(work):
+    packed = pathlib.Path(work / "packed")
+    packed.mkdir()
+    (packed / "p").write_bytes(b"packed" * 3000)
+    onepot("pack", packed, "-o", work / "p.tar")
+    inner = {"z.zip": zip_of({"f": b"zipped" * 3000}), "t.tar": tar_of({"t": b"plain" * 3000}),
+             "p.tar": pathlib.Path(work / "p.tar").read_bytes()}
+    good = tar_of(inner)
+    path = write(work, "good.tar", good)
+    onepot("verify", "--nested", path)
+    with work.mount(path, "--nested", "--verify") as mount:
+        check_equal(len(tree(mount.path)), 3, "files")
+    for name, text, has_sum in (("z/f", b"zipped", True), ("p/p", b"packed", True),
+                                ("t/t", b"plain", False)):
+        bad = bytearray(good)
+        bad[good.index(text * 1000) + 1234] ^= 1
+        path = write(work, "bad.tar", bytes(bad))
+        said = onepot("verify", "--nested", path, status=int(has_sum)).stderr
+        check((f"bad.tar: {name}: its bytes do not have" in said.decode()) == has_sum, said)
+        onepot("extract", "--nested", path, "-C", work / f"out {text}", status=int(has_sum))
+        with work.mount(path, "--nested", "--verify") as mount:
+            try:
+                check_equal(pathlib.Path(mount / name).read_bytes()[:5], text[:5], "bytes")
+                check(not has_sum, f"{name} was read")
+            except OSError as e:
+                check(has_sum and e.errno == errno.EIO, f"{name}: {e}")
 
 
 def test_cut_off_and_damaged_anywhere(work):

@@ -998,6 +998,30 @@ START_TEST(sums_are_for_all_files_or_for_none)
 }
 END_TEST
 
+START_TEST(sums_of_mixed_kinds_tell_theirs)
+{
+    static const char text[] = "123456789";
+    uint64_t crc32 = checksum_mixed(SUM_CRC32, checksum_of(SUM_CRC32, text, 9));
+    uint64_t xxh3 = checksum_mixed(SUM_XXH3, checksum_of(SUM_XXH3, text, 9));
+    struct checksum *running;
+    if (!checksum_available(SUM_MIXED))
+        return;
+    ck_assert_uint_eq(checksum_mixed(SUM_MIXED, crc32), crc32);
+    ck_assert(checksum_is_missing(0) && !checksum_is_missing(crc32) &&
+              !checksum_is_missing(xxh3));
+    ck_assert_int_eq(checksum_new(SUM_MIXED, &running), 0);
+    checksum_add(running, text, 9);
+    for (unsigned i = 0; i < 2; i++) {
+        uint64_t sum = i ? crc32 : xxh3;
+        ck_assert(checksum_is(running, sum) && !checksum_is(running, sum ^ 1));
+        ck_assert(checksum_matches(SUM_MIXED, sum, text, 9));
+        ck_assert(!checksum_matches(SUM_MIXED, sum ^ 1, text, 9));
+        ck_assert(!checksum_matches(SUM_MIXED, sum, text, 8));
+    }
+    checksum_free(running);
+}
+END_TEST
+
 START_TEST(sums_may_be_of_another_kind)
 {
     struct builder_header header = tar_header;
@@ -1020,7 +1044,8 @@ START_TEST(sums_may_be_of_another_kind)
         checksum_reset(running);
         checksum_add(running, "1234", 4);
         checksum_add(running, "56789", 5);
-        ck_assert_uint_eq(checksum_value(running), sum);
+        ck_assert(checksum_is(running, sum));
+        ck_assert(!checksum_is(running, sum + 1));
         checksum_free(running);
     }
     index_close(index);
@@ -1463,6 +1488,7 @@ int main(void)
     tcase_add_test(tc, blocks_never_told_are_an_error_at_the_end);
     tcase_add_test(tc, sums_are_for_all_files_or_for_none);
     tcase_add_test(tc, sums_may_be_of_another_kind);
+    tcase_add_test(tc, sums_of_mixed_kinds_tell_theirs);
     tcase_add_test(tc, the_same_members_give_the_same_bytes);
     tcase_add_test(tc, the_header_tells_what_it_was_told);
     tcase_add_test(tc, a_full_disk_is_reported);

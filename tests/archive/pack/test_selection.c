@@ -32,6 +32,9 @@ START_TEST(a_pattern_without_a_slash_is_matched_with_names)
     ck_assert(!excludes("*.tmp", "a.tmp/b", false));
     ck_assert(!excludes("tmp", "a.tmp", false));
     ck_assert(excludes("*", "\xff\xfe", false));
+    ck_assert(excludes("[a-]]b", "x/a]b", false) && excludes("a[b", "a[b", false));
+    ck_assert(excludes("\\a\\*b", "a*b", false) && !excludes("a\\*b", "acb", false));
+    ck_assert(!excludes("abc", "bc", false) && !excludes("?bc", "bc", false));
 }
 END_TEST
 

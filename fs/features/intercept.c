@@ -1,0 +1,115 @@
+/*
+ * The short circuit: processes with the preloaded library read files of the archive by
+ * themselves (intercept.h). Here the mount tells them how, and counts what they read.
+ *
+ * Not where sums are compared as files are read, nor from network filesystems, nor from a copy
+ * that is still being made: what the daemon does there, a process can't do for itself.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core.h"
+#include "server.h"
+
+struct intercept {
+    struct session *session;
+    struct intercept_server *server; /* NULL: none could be started */
+};
+
+static void update_session(void *session)
+{
+    session_update_counters(session);
+}
+
+static int intercept_start(struct session *s, void **ret_state)
+{
+    const struct session_config *config = &s->config;
+    const struct intercept_server_config server = {
+        .index = s->index,
+        .source = config->pot->source,
+        .made = {s->made.tv_sec, (uint64_t)s->made.tv_nsec},
+        .has_news = update_session,
+        .ctx = s,
+    };
+    struct intercept *in;
+
+    if (config->verify || !source_is_local(config->pot->source) ||
+        source_keeps(config->pot->source))
+        return 0;
+    in = calloc(1, sizeof(*in));
+    if (!in)
+        return -ENOMEM;
+    *ret_state = in;
+    in->session = s;
+    if (intercept_server_new(&server, &in->server) < 0)
+        in->server = NULL; /* the mount works without */
+    atomic_store(&config->counters->direct_is_offered, in->server != NULL);
+    return 0;
+}
+
+static bool intercept_answer(void *state, struct request *rq)
+{
+    const struct intercept *in = state;
+    const struct fuse_ioctl_in *arg = rq->arg;
+    struct {
+        struct fuse_ioctl_out out;
+        struct intercept_id id;
+    } answer = {0};
+
+    if (!in->server || rq->header->opcode != FUSE_IOCTL || rq->arg_len < sizeof(*arg) ||
+        arg->cmd != INTERCEPT_IOCTL || arg->out_size < sizeof(answer.id) ||
+        atomic_load_explicit(&in->session->distrusted, memory_order_relaxed))
+        return false;
+    answer.id = *intercept_server_id(in->server);
+    reply_bytes(rq, &answer, sizeof(answer));
+    return true;
+}
+
+static void intercept_update(void *state)
+{
+    const struct intercept *in = state;
+    struct counters *c = in->session->config.counters;
+    struct intercept_sums sums;
+
+    if (!in->server)
+        return;
+    intercept_server_sum(in->server, &sums);
+    atomic_store(&c->direct_files, sums.files);
+    atomic_store(&c->direct_reads, sums.reads);
+    atomic_store(&c->direct_bytes, sums.bytes);
+    atomic_store(&c->direct_ns, sums.waited_ns);
+    atomic_store(&c->direct_last_ns, sums.last_read_ns);
+}
+
+static void intercept_end(void *state)
+{
+    const struct intercept *in = state;
+
+    if (in->server)
+        intercept_server_end(in->server);
+}
+
+static int intercept_join(void *state, const struct timespec *until)
+{
+    const struct intercept *in = state;
+
+    return in->server ? intercept_server_join(in->server, until) : 0;
+}
+
+static void intercept_free(void *state)
+{
+    struct intercept *in = state;
+
+    if (in->server)
+        intercept_server_free(in->server);
+    free(in);
+}
+
+const struct feature intercept_feature = {
+    .start = intercept_start,
+    .answer = intercept_answer,
+    .update_counters = intercept_update,
+    .end = intercept_end,
+    .join = intercept_join,
+    .free = intercept_free,
+};

@@ -1,0 +1,95 @@
+/*
+ * Short circuit: a preloaded library (libonepot-io.so) answers read() in the reader's process,
+ * from the archive, where the mount would need a round trip to its daemon. open() goes to the
+ * mount, so descriptor, position and attributes are the kernel's own, and whatever the library
+ * does not know is right without it. This header is what library and daemon agree on.
+ *
+ *   interpose.c   the functions of the C library that are replaced
+ *   reading.c     which bytes a call gets; when the mount has to answer
+ *   links.c       the mounts that this process reads from: how they are found and checked
+ *   listing.c     lists directories in which opens are slow
+ *   server.c      the daemon's side: hands out where files lie
+ *
+ * A descriptor is known by what fstat says, at each call: device, inode and time of access. A
+ * mount gives all of its files the time at which it was made, so that another mount that got
+ * the same device number is no match. No path is compared and no descriptor is remembered as
+ * trusted, so it does not matter who opened, duplicated or inherited it, or closed it unseen.
+ *
+ * Finding. An ioctl on any file of the mount answers with a struct intercept_id. Behind its
+ * name listens the daemon (an abstract socket, for this user alone). It sends a struct
+ * intercept_offer with descriptors: a table, which says where each file lies that the archive
+ * has in one piece without compression, and the files of the archive. The bytes come by pread
+ * from these: a bad pointer is EFAULT and a truncated archive a short read, never a signal.
+ *
+ * The table is a memory file, filled in once the first process asks. Its first part has
+ * counters, which each process may write; the words behind it are mapped read-only.
+ */
+#ifndef ONEPOT_INTERCEPT_H
+#define ONEPOT_INTERCEPT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/ioctl.h>
+
+#define INTERCEPT_MAGIC UINT64_C(0x31306f69746f706f) /* "opotio01": also the version */
+#define INTERCEPT_NAME_BYTES 48
+
+/* When the mount was made (CLOCK_REALTIME): st_atim of all of its files. */
+struct intercept_made {
+    int64_t sec;
+    uint64_t nsec;
+};
+
+/* Answer to INTERCEPT_IOCTL, which every file of a mount answers if it can be intercepted. */
+struct intercept_id {
+    uint64_t magic;
+    struct intercept_made made;
+    char name[INTERCEPT_NAME_BYTES]; /* of the socket, without its leading zero; terminated */
+};
+#define INTERCEPT_IOCTL _IOR('O', 0x70, struct intercept_id)
+
+/* A file with bytes of the archive, as it was when the mount was made. Changed: ask the mount.
+ */
+struct intercept_file {
+    uint64_t dev, ino;
+    uint64_t size_bytes;
+    int64_t ctime_sec; /* it changes with every byte and every attribute */
+    uint64_t ctime_nsec;
+};
+
+#define INTERCEPT_FILES_MAX 32u
+
+/* Comes with 1 + `files` descriptors: the table, then the files. */
+struct intercept_offer {
+    uint64_t magic;
+    uint64_t entries;
+    uint64_t files;
+    struct intercept_file file[INTERCEPT_FILES_MAX];
+};
+
+/* Counters of the processes whose number has these low bits. */
+#define INTERCEPT_SLOTS 64u
+struct intercept_slot {
+    _Alignas(64) _Atomic uint64_t files; /* reads that began at offset 0 */
+    _Atomic uint64_t reads, bytes;
+    _Atomic uint64_t waited_ns;    /* in the reads of the archive */
+    _Atomic uint64_t last_read_ns; /* CLOCK_MONOTONIC */
+};
+
+/* The table's first part. */
+struct intercept_head {
+    struct intercept_slot slots[INTERCEPT_SLOTS];
+};
+#define INTERCEPT_HEAD_BYTES (64u << 10) /* whole pages of any size */
+_Static_assert(sizeof(struct intercept_head) <= INTERCEPT_HEAD_BYTES, "the head has room");
+
+/*
+ * Then a word for each inode, by st_ino - 1. 0: ask the mount. Else where the file begins: bit
+ * 63 is set, bits 48 to 62 are the number of the file of the archive, and the others the offset
+ * in it. The size is that of fstat.
+ */
+#define INTERCEPT_IS_KNOWN (UINT64_C(1) << 63)
+#define INTERCEPT_FILE_SHIFT 48
+#define INTERCEPT_OFFSET_MAX ((UINT64_C(1) << INTERCEPT_FILE_SHIFT) - 1)
+
+#endif

@@ -1,0 +1,249 @@
+/*
+ * The functions of the C library that are replaced. Each calls the next one of its name, which
+ * may be another preloaded library's; so what they do for other files, and that they can be
+ * cancelled, stays as it is.
+ *
+ * Not replaced, as the mount's descriptor is right by itself: lseek, readv, preadv, mmap,
+ * sendfile, dup, fork and all others. The C library's own calls (fread, fclose) do not come
+ * through here.
+ */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <termios.h>
+
+#include "io_private.h"
+
+/* It moved in 2.34; systems from 2.28 on have it under its old version. */
+#if defined(__x86_64__)
+__asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
+#elif defined(__aarch64__)
+__asm__(".symver dlsym, dlsym@GLIBC_2.17");
+#endif
+
+/* An exported function that the header calls otherwise, or declares with tricks. */
+#define EXPORT(name) __asm__(#name) __attribute__((visibility("default")))
+#define ALSO(name, of) __attribute__((visibility("default"), alias(of)))
+
+static struct {
+    int (*open)(const char *path, int flags, ...);
+    int (*open64)(const char *path, int flags, ...);
+    int (*openat)(int dir, const char *path, int flags, ...);
+    int (*openat64)(int dir, const char *path, int flags, ...);
+    ssize_t (*read)(int fd, void *buf, size_t len);
+    ssize_t (*pread)(int fd, void *buf, size_t len, off_t offset);
+    int (*close)(int fd);
+    int (*dup2)(int from, int to);
+    int (*dup3)(int from, int to, int flags);
+    int (*isatty)(int fd);
+    int (*tcgetattr)(int fd, struct termios *ret);
+    int (*ioctl)(int fd, unsigned long request, ...);
+} next;
+static _Atomic bool has_next;
+
+static void *next_of(const char *name)
+{
+    return dlsym(RTLD_NEXT, name);
+}
+
+static void find_next(void)
+{
+    next.open = next_of("open");
+    next.open64 = next_of("open64");
+    next.openat = next_of("openat");
+    next.openat64 = next_of("openat64");
+    next.read = next_of("read");
+    next.pread = next_of("pread64");
+    next.close = next_of("close");
+    next.dup2 = next_of("dup2");
+    next.dup3 = next_of("dup3");
+    next.isatty = next_of("isatty");
+    next.tcgetattr = next_of("tcgetattr");
+    next.ioctl = next_of("ioctl");
+    atomic_store(&has_next, true);
+}
+
+/* Constructors of other libraries may come before ours. */
+#define NEXT(name)                                                                             \
+    ((__builtin_expect(!atomic_load_explicit(&has_next, memory_order_acquire), 0)              \
+          ? find_next()                                                                        \
+          : (void)0),                                                                          \
+     next.name)
+
+/* In a child of fork there is only the thread that called it. */
+static void forked(void)
+{
+    reading_forked();
+    link_forked();
+}
+
+extern int io_atfork(void (*)(void), void (*)(void), void (*)(void),
+                     void *) __asm__("__register_atfork");
+extern void *__dso_handle;
+
+__attribute__((constructor)) static void begin(void)
+{
+    find_next();
+    io_atfork(NULL, NULL, forked, __dso_handle);
+}
+
+/* ---- open ---- */
+
+static bool has_mode(int flags)
+{
+    return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE;
+}
+
+#define TAKE_MODE(flags, mode)                                                                 \
+    mode_t mode = 0;                                                                           \
+    if (has_mode(flags)) {                                                                     \
+        va_list args_;                                                                         \
+        va_start(args_, flags);                                                                \
+        mode = (mode_t)va_arg(args_, unsigned);                                                \
+        va_end(args_);                                                                         \
+    }
+
+static int opened(int dir, const char *path, int flags, int fd, uint64_t begun_ns)
+{
+    known_set(fd, reading_is_plain(flags) ? KNOWN_PLAIN : KNOWN_FOREIGN);
+    if (fd >= 0)
+        listing_saw_open(dir, path, fd, io_now_ns() - begun_ns);
+    return fd;
+}
+
+int io_open(const char *path, int flags, ...) EXPORT(open);
+int io_open(const char *path, int flags, ...)
+{
+    TAKE_MODE(flags, mode);
+    uint64_t begun_ns = io_now_ns();
+    return opened(AT_FDCWD, path, flags, NEXT(open)(path, flags, mode), begun_ns);
+}
+
+int io_open64(const char *path, int flags, ...) EXPORT(open64);
+int io_open64(const char *path, int flags, ...)
+{
+    TAKE_MODE(flags, mode);
+    uint64_t begun_ns = io_now_ns();
+    return opened(AT_FDCWD, path, flags, NEXT(open64)(path, flags, mode), begun_ns);
+}
+
+int io_openat(int dir, const char *path, int flags, ...) EXPORT(openat);
+int io_openat(int dir, const char *path, int flags, ...)
+{
+    TAKE_MODE(flags, mode);
+    uint64_t begun_ns = io_now_ns();
+    return opened(dir, path, flags, NEXT(openat)(dir, path, flags, mode), begun_ns);
+}
+
+int io_openat64(int dir, const char *path, int flags, ...) EXPORT(openat64);
+int io_openat64(int dir, const char *path, int flags, ...)
+{
+    TAKE_MODE(flags, mode);
+    uint64_t begun_ns = io_now_ns();
+    return opened(dir, path, flags, NEXT(openat64)(dir, path, flags, mode), begun_ns);
+}
+
+/* ---- read ---- */
+
+ssize_t io_read(int fd, void *buf, size_t len) EXPORT(read);
+ssize_t io_read(int fd, void *buf, size_t len)
+{
+    ssize_t n = reading_read(fd, buf, len);
+    return n > 0 ? n : NEXT(read)(fd, buf, len);
+}
+
+ssize_t io_pread(int fd, void *buf, size_t len, off_t offset) EXPORT(pread64);
+ssize_t io_pread(int fd, void *buf, size_t len, off_t offset)
+{
+    ssize_t n = reading_pread(fd, buf, len, offset);
+    return n > 0 ? n : NEXT(pread)(fd, buf, len, offset);
+}
+ssize_t pread(int fd, void *buf, size_t len, off_t offset) ALSO(pread, "pread64");
+
+/* What a program calls that was compiled with -D_FORTIFY_SOURCE. */
+extern void io_overflow(void) __asm__("__chk_fail") __attribute__((noreturn));
+
+ssize_t io_read_chk(int fd, void *buf, size_t len, size_t room) EXPORT(__read_chk);
+ssize_t io_read_chk(int fd, void *buf, size_t len, size_t room)
+{
+    if (len > room)
+        io_overflow();
+    return io_read(fd, buf, len);
+}
+
+ssize_t io_pread_chk(int fd, void *buf, size_t len, off_t offset, size_t room)
+    EXPORT(__pread64_chk);
+ssize_t io_pread_chk(int fd, void *buf, size_t len, off_t offset, size_t room)
+{
+    if (len > room)
+        io_overflow();
+    return io_pread(fd, buf, len, offset);
+}
+ssize_t io_pread32_chk(int fd, void *buf, size_t len, off_t offset, size_t room)
+    EXPORT(__pread_chk);
+ssize_t io_pread32_chk(int fd, void *buf, size_t len, off_t offset, size_t room)
+{
+    return io_pread_chk(fd, buf, len, offset, room);
+}
+
+/* ---- close ---- */
+
+int io_close(int fd) EXPORT(close);
+int io_close(int fd)
+{
+    reading_closing(fd);
+    int r = NEXT(close)(fd);
+    reading_closed(fd);
+    return r;
+}
+
+int io_dup2(int from, int to) EXPORT(dup2);
+int io_dup2(int from, int to)
+{
+    reading_closing(to);
+    int r = NEXT(dup2)(from, to);
+    reading_closed(to);
+    return r;
+}
+
+int io_dup3(int from, int to, int flags) EXPORT(dup3);
+int io_dup3(int from, int to, int flags)
+{
+    reading_closing(to);
+    int r = NEXT(dup3)(from, to, flags);
+    reading_closed(to);
+    return r;
+}
+
+/* ---- terminals ---- */
+
+/* The kernel passes such a question on to the daemon each time; Python asks it at each open. */
+static bool is_no_terminal(int fd)
+{
+    if (!reading_is_mounted(fd))
+        return false;
+    errno = ENOTTY;
+    return true;
+}
+
+int io_isatty(int fd) EXPORT(isatty);
+int io_isatty(int fd)
+{
+    return is_no_terminal(fd) ? 0 : NEXT(isatty)(fd);
+}
+
+int io_tcgetattr(int fd, struct termios *ret) EXPORT(tcgetattr);
+int io_tcgetattr(int fd, struct termios *ret)
+{
+    return is_no_terminal(fd) ? -1 : NEXT(tcgetattr)(fd, ret);
+}
+
+int io_ioctl(int fd, unsigned long request, ...) EXPORT(ioctl);
+int io_ioctl(int fd, unsigned long request, ...)
+{
+    va_list args;
+    va_start(args, request);
+    void *arg = va_arg(args, void *);
+    va_end(args);
+    return request == TCGETS && is_no_terminal(fd) ? -1 : NEXT(ioctl)(fd, request, arg);
+}

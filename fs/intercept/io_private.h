@@ -1,0 +1,135 @@
+/*
+ * Shared by the files of libonepot-io.so. Its code runs inside functions of the C library, in
+ * any program: also in a signal's handler and between vfork and exec. So it makes system calls
+ * only, without locks that it would wait for and without memory of the program's allocator.
+ */
+#ifndef ONEPOT_IO_PRIVATE_H
+#define ONEPOT_IO_PRIVATE_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "intercept.h"
+
+/* A system call: its result or -errno. Leaves errno alone. */
+#define io_call(...)                                                                           \
+    ({                                                                                         \
+        int io_saved_ = errno;                                                                 \
+        long io_result_ = syscall(__VA_ARGS__);                                                \
+        if (io_result_ < 0) {                                                                  \
+            io_result_ = -errno;                                                               \
+            errno = io_saved_;                                                                 \
+        }                                                                                      \
+        io_result_;                                                                            \
+    })
+
+static inline uint64_t io_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+/* ---- links.c ---- */
+
+struct link_file {
+    struct intercept_file is;
+    _Atomic int fd; /* -1: none; checked at each use */
+};
+
+/* A mount that this process reads from. It stays for the life of the process. */
+struct link {
+    uint64_t dev;
+    struct intercept_made made;
+    uint64_t entries, files;
+    const _Atomic uint64_t *words;
+    struct intercept_head *head;
+    struct link_file file[INTERCEPT_FILES_MAX];
+};
+
+/* The link to the mount with this file, made if need be. NULL: none. */
+struct link *link_find(int fd, const struct stat *st);
+
+/*
+ * Descriptors of its files belong to the library. But any code may have closed one or put
+ * another file in its place: whoever reads from one checks it first, and gets new ones if need
+ * be. False: there are none to be had. `fd` is a file of the mount.
+ */
+bool link_renew(struct link *link, int fd);
+/* Is it the file, as it was when the mount was made? */
+bool link_fd_is_good(const struct link *link, unsigned file, int fd);
+
+struct intercept_slot *link_slot(const struct link *link);
+void link_forked(void); /* in the child */
+
+/* ---- reading.c ---- */
+
+/* What is known of a descriptor; a hint, see reading.c. */
+enum known {
+    KNOWN_NOTHING,
+    KNOWN_FOREIGN, /* not of a mount */
+    KNOWN_ASKING,  /* of a mount that answers its reads itself */
+    KNOWN_PLAIN,   /* open for reading alone; of a mount, or not looked at yet */
+    KNOWN_ENDED,   /* the same, and the last read came to the file's end */
+    KNOWN_CLOSING,
+};
+#define KNOWN_MAX 65536
+extern _Atomic uint8_t known_fds[KNOWN_MAX];
+
+static inline enum known known_fd(int fd)
+{
+    return (unsigned)fd < KNOWN_MAX
+               ? (enum known)atomic_load_explicit(&known_fds[fd], memory_order_relaxed)
+               : KNOWN_FOREIGN;
+}
+
+/* A reader does not undo the mark of a close. */
+static inline void known_change(int fd, enum known from, enum known to)
+{
+    uint8_t expected = (uint8_t)from;
+    if ((unsigned)fd < KNOWN_MAX)
+        atomic_compare_exchange_strong(&known_fds[fd], &expected, (uint8_t)to);
+}
+
+static inline void known_set(int fd, enum known known)
+{
+    if ((unsigned)fd < KNOWN_MAX)
+        atomic_store_explicit(&known_fds[fd], (uint8_t)known, memory_order_relaxed);
+}
+
+/* Do these flags of open or F_GETFL mean: for reading, through the page cache? */
+static inline bool reading_is_plain(long flags)
+{
+    return (flags & O_ACCMODE) == O_RDONLY && !(flags & (O_PATH | O_DIRECT));
+}
+
+/* Bytes read, at least 1; or -1: the mount has to answer. */
+ssize_t reading_read(int fd, void *buf, size_t len);
+ssize_t reading_pread(int fd, void *buf, size_t len, off_t offset);
+
+/* Is it a regular file of a mount, open for reading? */
+bool reading_is_mounted(int fd);
+
+/* Before and after a descriptor is closed or replaced. */
+void reading_closing(int fd);
+static inline void reading_closed(int fd)
+{
+    known_set(fd, KNOWN_NOTHING);
+}
+void reading_forked(void); /* in the child */
+
+/* ---- listing.c ---- */
+
+/* `path`, relative to `dir`, was opened as `fd` within so many nanoseconds. */
+void listing_saw_open(int dir, const char *path, int fd, uint64_t took_ns);
+
+#endif

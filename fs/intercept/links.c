@@ -1,0 +1,348 @@
+/*
+ * The mounts that this process reads from. A link is made by the first call that meets a file
+ * of an unknown mount, and read without locks from then on. If it can't be made, the mount
+ * answers, and is asked again after a while: a copy on this node may be complete by then.
+ */
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/statfs.h>
+#include <sys/sysmacros.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include "io_private.h"
+
+#ifndef FUSE_SUPER_MAGIC /* headers before Linux 5.9 */
+#define FUSE_SUPER_MAGIC 0x65735546
+#endif
+
+#define LINKS 8u
+#define REFUSED 8u
+#define ASK_AGAIN_NS UINT64_C(2000000000)
+#define ANSWER_S 2   /* a daemon that is stopped does not stop its readers for longer */
+#define FD_LEAST 900 /* ours are out of the way of those that programs count on */
+#define FD_LEFT 32
+
+static struct link links[LINKS];
+static _Atomic uint32_t link_count;
+static _Atomic bool is_making; /* somebody makes a link or renews one */
+static _Atomic uint32_t slot_number;
+
+/* Devices whose files are not of mounts, or of mounts that offer nothing now. */
+static struct refused {
+    _Atomic uint64_t dev;
+    _Atomic uint64_t until_ns;
+} refused[REFUSED];
+
+/* ---- the protocol ---- */
+
+struct answer {
+    struct intercept_offer offer;
+    int fds[1 + INTERCEPT_FILES_MAX]; /* -1: none */
+};
+
+static void close_fd(int fd)
+{
+    if (fd >= 0)
+        io_call(SYS_close, fd);
+}
+
+static void answer_close(struct answer *answer)
+{
+    for (size_t i = 0; i < 1 + INTERCEPT_FILES_MAX; i++)
+        close_fd(answer->fds[i]);
+}
+
+/* A socket to the daemon that the mount names; it must be this user's. */
+static int link_connect(const struct intercept_id *id)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct timeval limit = {.tv_sec = ANSWER_S};
+    struct ucred who;
+    socklen_t who_len = sizeof(who);
+    size_t len = strnlen(id->name, sizeof(id->name));
+    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len);
+
+    memcpy(address.sun_path + 1, id->name, len);
+    int fd = (int)io_call(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return fd;
+    if (io_call(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) < 0 ||
+        io_call(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) < 0 ||
+        io_call(SYS_connect, fd, &address, bytes) < 0 ||
+        io_call(SYS_getsockopt, fd, SOL_SOCKET, SO_PEERCRED, &who, &who_len) < 0 ||
+        who.uid != (uid_t)io_call(SYS_geteuid)) {
+        close_fd(fd);
+        return -ECONNREFUSED;
+    }
+    return fd;
+}
+
+/* Take the descriptors that came, as many as there should be. */
+static bool take_fds(struct msghdr *message, struct answer *answer)
+{
+    struct cmsghdr *cmsg = CMSG_FIRSTHDR(message);
+    size_t count = 0;
+
+    if (cmsg && cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS) {
+        count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        memcpy(answer->fds, CMSG_DATA(cmsg), count * sizeof(int));
+    }
+    return count >= 2 && answer->offer.files == count - 1;
+}
+
+static bool link_receive(int sock, struct answer *answer)
+{
+    struct iovec iov = {&answer->offer, sizeof(answer->offer)};
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(answer->fds))];
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = sizeof(control)};
+    long n;
+
+    do
+        n = io_call(SYS_recvmsg, sock, &message, MSG_CMSG_CLOEXEC);
+    while (n == -EINTR);
+    return n >= 0 && take_fds(&message, answer) && n == sizeof(answer->offer) &&
+           answer->offer.magic == INTERCEPT_MAGIC;
+}
+
+/* Ask the mount with the file `fd`. False: it offers nothing; there is nothing to close. */
+static bool link_ask(int fd, const struct stat *st, struct answer *ret_answer)
+{
+    struct intercept_id id = {0};
+    struct statfs fs;
+
+    memset(ret_answer->fds, 0xff, sizeof(ret_answer->fds));
+    if (io_call(SYS_fstatfs, fd, &fs) < 0 || fs.f_type != FUSE_SUPER_MAGIC ||
+        io_call(SYS_ioctl, fd, INTERCEPT_IOCTL, &id) < 0 || id.magic != INTERCEPT_MAGIC ||
+        id.made.sec != st->st_atim.tv_sec || (long)id.made.nsec != st->st_atim.tv_nsec)
+        return false;
+    int sock = link_connect(&id);
+    if (sock < 0)
+        return false;
+    bool is_good = link_receive(sock, ret_answer);
+    close_fd(sock);
+    if (!is_good)
+        answer_close(ret_answer);
+    return is_good;
+}
+
+/* ---- descriptors of the archive ---- */
+
+/* A small number for `fd` as text. */
+static void fd_path(int fd, char ret_path[32])
+{
+    char digits[12];
+    int n = 0;
+
+    do
+        digits[n++] = (char)('0' + fd % 10);
+    while (fd /= 10);
+    char *to = mempcpy(ret_path, "/proc/self/fd/", 14);
+    while (n > 0)
+        *to++ = digits[--n];
+    *to = '\0';
+}
+
+/* Move it to where no program looks for its own. Closes `fd`. */
+static int fd_set_aside(int fd)
+{
+    struct rlimit limit = {.rlim_cur = 1024};
+
+    io_call(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &limit);
+    long most = limit.rlim_cur < KNOWN_MAX ? (long)limit.rlim_cur : KNOWN_MAX;
+    long least = most - FD_LEFT < FD_LEAST ? most - FD_LEFT : FD_LEAST;
+    int aside = least > 3 ? (int)io_call(SYS_fcntl, fd, F_DUPFD_CLOEXEC, least) : -1;
+    close_fd(fd);
+    return aside;
+}
+
+/*
+ * An open file of this process's own, as one shared by all readers of a node would have its
+ * lines in the caches of all CPUs.
+ */
+static int fd_of_our_own(int fd)
+{
+    char path[32];
+
+    fd_path(fd, path);
+    int own = (int)io_call(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    if (own < 0)
+        return fd_set_aside(fd);
+    close_fd(fd);
+    return fd_set_aside(own);
+}
+
+bool link_fd_is_good(const struct link *link, unsigned file, int fd)
+{
+    const struct intercept_file *is = &link->file[file].is;
+    struct stat st;
+
+    return io_call(SYS_fstat, fd, &st) == 0 && st.st_dev == is->dev && st.st_ino == is->ino &&
+           (uint64_t)st.st_size == is->size_bytes && st.st_ctim.tv_sec == is->ctime_sec &&
+           (uint64_t)st.st_ctim.tv_nsec == is->ctime_nsec;
+}
+
+/* Keep the descriptors of files that the process lacks; close the others. */
+static void link_take_fds(struct link *link, struct answer *answer)
+{
+    for (unsigned i = 0; i < link->files; i++) {
+        int *fd = &answer->fds[1 + i];
+        if (link_fd_is_good(link, i, atomic_load(&link->file[i].fd)) ||
+            !link_fd_is_good(link, i, *fd))
+            continue;
+        int own = fd_of_our_own(*fd);
+        *fd = -1;
+        known_set(own, KNOWN_NOTHING);
+        atomic_store(&link->file[i].fd, own);
+    }
+    answer_close(answer);
+}
+
+/* ---- making a link ---- */
+
+/* The counters may be written, the words only read: a stray write must not reach others. */
+static bool link_map(struct link *link, int fd)
+{
+    struct stat st;
+    size_t bytes = link->entries * sizeof(uint64_t), head_bytes = INTERCEPT_HEAD_BYTES;
+
+    if (io_call(SYS_fstat, fd, &st) < 0 || link->entries > UINT32_MAX ||
+        (uint64_t)st.st_size < INTERCEPT_HEAD_BYTES + bytes ||
+        !(io_call(SYS_fcntl, fd, F_GET_SEALS) & F_SEAL_SHRINK))
+        return false;
+    long head =
+        io_call(SYS_mmap, NULL, head_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)0);
+    long words =
+        io_call(SYS_mmap, NULL, bytes, PROT_READ, MAP_SHARED, fd, (off_t)INTERCEPT_HEAD_BYTES);
+    if (head < 0 && head > -4096)
+        return false;
+    if (words < 0 && words > -4096) {
+        io_call(SYS_munmap, head, head_bytes);
+        return false;
+    }
+    io_call(SYS_madvise, words, bytes, MADV_DONTDUMP);
+    link->head = (struct intercept_head *)head;
+    link->words = (const _Atomic uint64_t *)words;
+    return true;
+}
+
+static struct link *link_make(int fd, const struct stat *st)
+{
+    uint32_t count = atomic_load(&link_count);
+    struct answer answer;
+
+    if (count == LINKS || !link_ask(fd, st, &answer))
+        return NULL;
+    struct link *link = &links[count];
+    link->dev = st->st_dev;
+    link->made = (struct intercept_made){st->st_atim.tv_sec, (uint64_t)st->st_atim.tv_nsec};
+    link->entries = answer.offer.entries;
+    link->files = answer.offer.files;
+    for (unsigned i = 0; i < INTERCEPT_FILES_MAX; i++) {
+        link->file[i].is = answer.offer.file[i];
+        atomic_store(&link->file[i].fd, -1);
+    }
+    if (!link_map(link, answer.fds[0])) {
+        answer_close(&answer);
+        return NULL;
+    }
+    link_take_fds(link, &answer);
+    atomic_store(&slot_number, (uint32_t)io_call(SYS_getpid));
+    atomic_store(&link_count, count + 1);
+    return link;
+}
+
+/* ---- finding one ---- */
+
+static bool link_is(const struct link *link, const struct stat *st)
+{
+    return link->dev == st->st_dev && link->made.sec == st->st_atim.tv_sec &&
+           (long)link->made.nsec == st->st_atim.tv_nsec;
+}
+
+static struct link *link_known(const struct stat *st)
+{
+    uint32_t count = atomic_load_explicit(&link_count, memory_order_acquire);
+
+    for (uint32_t i = 0; i < count; i++)
+        if (link_is(&links[i], st))
+            return &links[i];
+    return NULL;
+}
+
+static bool is_refused(uint64_t dev)
+{
+    for (unsigned i = 0; i < REFUSED; i++)
+        if (atomic_load_explicit(&refused[i].dev, memory_order_relaxed) == dev)
+            return io_now_ns() <
+                   atomic_load_explicit(&refused[i].until_ns, memory_order_relaxed);
+    return false;
+}
+
+static void refuse(uint64_t dev)
+{
+    static unsigned next;
+    unsigned at = 0;
+
+    while (at < REFUSED && atomic_load(&refused[at].dev) != dev)
+        at++;
+    struct refused *entry = &refused[at < REFUSED ? at : next++ % REFUSED];
+    atomic_store(&entry->until_ns, io_now_ns() + ASK_AGAIN_NS);
+    atomic_store(&entry->dev, dev);
+}
+
+struct link *link_find(int fd, const struct stat *st)
+{
+    bool nobody = false;
+    struct link *link = link_known(st);
+
+    /* Filesystems without a device of their own, as FUSE, have major number 0. */
+    if (link || major(st->st_dev) != 0 || is_refused(st->st_dev) ||
+        !atomic_compare_exchange_strong(&is_making, &nobody, true))
+        return link;
+    link = link_known(st);
+    if (!link)
+        link = link_make(fd, st);
+    if (!link)
+        refuse(st->st_dev);
+    atomic_store(&is_making, false);
+    return link;
+}
+
+bool link_renew(struct link *link, int fd)
+{
+    struct answer answer;
+    struct stat st;
+    bool nobody = false;
+
+    if (io_call(SYS_fstat, fd, &st) < 0 || is_refused(st.st_dev) ||
+        !atomic_compare_exchange_strong(&is_making, &nobody, true))
+        return false;
+    bool is_new = link_is(link, &st) && link_ask(fd, &st, &answer);
+    if (is_new && answer.offer.files == link->files)
+        link_take_fds(link, &answer);
+    else if (is_new)
+        answer_close(&answer);
+    refuse(st.st_dev); /* not for each read, if the archive was changed */
+    atomic_store(&is_making, false);
+    return is_new;
+}
+
+struct intercept_slot *link_slot(const struct link *link)
+{
+    uint32_t number = atomic_load_explicit(&slot_number, memory_order_relaxed);
+    return &link->head->slots[number % INTERCEPT_SLOTS];
+}
+
+void link_forked(void)
+{
+    atomic_store(&slot_number, (uint32_t)io_call(SYS_getpid));
+    atomic_store(&is_making, false); /* it may have been another thread */
+}

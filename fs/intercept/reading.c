@@ -1,0 +1,331 @@
+/*
+ * Reads without the mount.
+ *
+ * The position of a descriptor is the kernel's, shared by whoever shares the descriptor. A read
+ * looks at it, copies the bytes that lie there, and only then moves it on, by as much as was
+ * copied. If it ends up elsewhere, somebody else moved it meanwhile. Then the bytes that this
+ * read has moved it across are its own, and it copies those instead. So of several readers each
+ * gets bytes of its own, as from the kernel.
+ *
+ * Whatever is unusual is left to the mount: the end of the file, errors, descriptors that are
+ * not plainly open for reading.
+ *
+ * Closing. What is known of a descriptor is a hint that saves asking for those of other files.
+ * Each read asks fstat. But between that and the last step a descriptor must not become another
+ * file's, whose position would be moved. So a read in progress is noted as a flight; close()
+ * and dup2() mark the descriptor and then wait for its flights to end, within a bound. (If they
+ * come in a signal's handler, the flight can't end; and it then finds the mark gone.)
+ */
+#include <sched.h>
+
+#include "io_private.h"
+
+#define READ_BYTES_MAX ((size_t)0x7ffff000) /* of the kernel's */
+#define FLIGHTS 64u
+#define FLIGHT_TRIES 8u
+#define CLOSE_YIELDS 2000
+#define CLOSE_NAPS 200
+
+_Atomic uint8_t known_fds[KNOWN_MAX];
+
+/* ---- reads in progress ---- */
+
+/* The descriptor plus one, and above bit 32 that of the archive's file; 0: a free place. */
+static _Atomic uint64_t flights[FLIGHTS];
+static _Atomic uint32_t flight_count;
+
+static _Atomic uint64_t *flight_begin(int fd)
+{
+    uint64_t own = (uint32_t)fd + 1;
+    unsigned at = (unsigned)((uintptr_t)__builtin_frame_address(0) >> 12);
+
+    for (unsigned i = 0; i < FLIGHT_TRIES; i++) {
+        _Atomic uint64_t *flight = &flights[(at + i) % FLIGHTS];
+        uint64_t free = 0;
+        if (atomic_compare_exchange_strong(flight, &free, own)) {
+            atomic_fetch_add(&flight_count, 1);
+            return flight;
+        }
+    }
+    return NULL;
+}
+
+static void flight_end(_Atomic uint64_t *flight)
+{
+    atomic_store_explicit(flight, 0, memory_order_release);
+    atomic_fetch_sub_explicit(&flight_count, 1, memory_order_release);
+}
+
+static bool is_closing(int fd)
+{
+    return (unsigned)fd >= KNOWN_MAX || atomic_load(&known_fds[fd]) == KNOWN_CLOSING;
+}
+
+static bool has_flight(int fd)
+{
+    uint32_t own = (uint32_t)fd + 1;
+
+    for (unsigned i = 0; i < FLIGHTS; i++) {
+        uint64_t flight = atomic_load(&flights[i]);
+        if ((uint32_t)flight == own || flight >> 32 == own)
+            return true;
+    }
+    return false;
+}
+
+void reading_closing(int fd)
+{
+    const struct timespec nap = {.tv_nsec = 100000};
+
+    if ((unsigned)fd >= KNOWN_MAX)
+        return;
+    atomic_store(&known_fds[fd], KNOWN_CLOSING);
+    if (atomic_load(&flight_count) == 0)
+        return;
+    for (int i = 0; i < CLOSE_YIELDS + CLOSE_NAPS && has_flight(fd); i++)
+        if (i < CLOSE_YIELDS)
+            io_call(SYS_sched_yield);
+        else
+            io_call(SYS_nanosleep, &nap, NULL);
+}
+
+void reading_forked(void)
+{
+    for (unsigned i = 0; i < FLIGHTS; i++)
+        atomic_store_explicit(&flights[i], 0, memory_order_relaxed);
+    atomic_store_explicit(&flight_count, 0, memory_order_relaxed);
+}
+
+/* ---- where the bytes lie ---- */
+
+/* Unless somebody closes it. */
+static void known_learn(int fd, enum known known)
+{
+    known_change(fd, KNOWN_NOTHING, known);
+    known_change(fd, KNOWN_PLAIN, known);
+}
+
+struct place {
+    struct link *link;
+    unsigned file;
+    int fd;          /* of it */
+    uint64_t offset; /* in it, of the file's first byte */
+    uint64_t size_bytes;
+};
+
+/* The mount with the file, if it is a regular one. */
+static struct link *link_of(int fd, struct stat *ret_st)
+{
+    if (io_call(SYS_fstat, fd, ret_st) < 0 || !S_ISREG(ret_st->st_mode))
+        return NULL;
+    return link_find(fd, ret_st);
+}
+
+/* False: the mount has to answer. */
+static bool place_find(int fd, struct place *ret_place)
+{
+    struct stat st;
+    struct link *link = link_of(fd, &st);
+    uint64_t word = 0;
+
+    if (!link) {
+        known_learn(fd, KNOWN_FOREIGN);
+        return false;
+    }
+    if (st.st_ino > 0 && st.st_ino <= link->entries)
+        word = atomic_load_explicit(&link->words[st.st_ino - 1], memory_order_relaxed);
+    *ret_place = (struct place){
+        .link = link,
+        .file = (unsigned)((word & ~INTERCEPT_IS_KNOWN) >> INTERCEPT_FILE_SHIFT),
+        .offset = word & INTERCEPT_OFFSET_MAX,
+        .size_bytes = (uint64_t)st.st_size,
+    };
+    if (!(word & INTERCEPT_IS_KNOWN) || ret_place->file >= link->files) {
+        known_learn(fd, KNOWN_ASKING);
+        return false;
+    }
+    uint64_t room = link->file[ret_place->file].is.size_bytes;
+    return ret_place->offset <= room && ret_place->size_bytes <= room - ret_place->offset;
+}
+
+/* The flight is noted for the archive's descriptor, too, before that is looked at. */
+static bool place_try(struct place *place, int fd, _Atomic uint64_t *flight)
+{
+    place->fd = atomic_load_explicit(&place->link->file[place->file].fd, memory_order_relaxed);
+    if (place->fd < 0)
+        return false;
+    atomic_store(flight, (uint64_t)((uint32_t)place->fd + 1) << 32 | ((uint32_t)fd + 1));
+    return !is_closing(place->fd) && link_fd_is_good(place->link, place->file, place->fd);
+}
+
+static bool place_open(struct place *place, int fd, _Atomic uint64_t *flight)
+{
+    return place_try(place, fd, flight) ||
+           (link_renew(place->link, fd) && place_try(place, fd, flight));
+}
+
+/* ---- reads ---- */
+
+/* Up to `len` bytes from `at` on, which is not the end of the file; or -errno. */
+static ssize_t copy_bytes(const struct place *place, void *buf, size_t len, uint64_t at)
+{
+    uint64_t left = place->size_bytes - at;
+    return io_call(SYS_pread64, place->fd, buf, (size_t)(len < left ? len : left),
+                   (off_t)(place->offset + at));
+}
+
+#define TIMED_READS 8u /* one of so many is timed */
+
+/* When the read began; 0: it is not timed. */
+static uint64_t count_begin(const struct place *place)
+{
+    const struct intercept_slot *slot = link_slot(place->link);
+    uint64_t reads = atomic_load_explicit(&slot->reads, memory_order_relaxed);
+    return reads % TIMED_READS == 0 ? io_now_ns() : 0;
+}
+
+static void count_read(const struct place *place, uint64_t at, size_t bytes, uint64_t begun_ns)
+{
+    struct intercept_slot *slot = link_slot(place->link);
+
+    if (at == 0)
+        atomic_fetch_add_explicit(&slot->files, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&slot->reads, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&slot->bytes, bytes, memory_order_relaxed);
+    if (!begun_ns)
+        return;
+    uint64_t now = io_now_ns();
+    atomic_fetch_add_explicit(&slot->waited_ns, (now - begun_ns) * TIMED_READS,
+                              memory_order_relaxed);
+    atomic_store_explicit(&slot->last_read_ns, now, memory_order_relaxed);
+}
+
+/*
+ * The position was moved by `got` to `end`, but not from where it was looked at: the bytes
+ * before `end` are ours. Beyond the end of the file there are none; give that part back.
+ */
+static ssize_t copy_claimed(const struct place *place, int fd, void *buf, uint64_t got,
+                            uint64_t end)
+{
+    uint64_t at = end - got, past = end > place->size_bytes ? end - place->size_bytes : 0;
+    ssize_t n = 0;
+
+    past = past < got ? past : got;
+    if (past < got)
+        n = copy_bytes(place, buf, got - past, at);
+    if (n < 0)
+        n = 0;
+    if ((uint64_t)n < got)
+        io_call(SYS_lseek, fd, (off_t)n - (off_t)got, SEEK_CUR);
+    return n > 0 ? n : -1;
+}
+
+static ssize_t read_place(struct place *place, int fd, void *buf, size_t len,
+                          _Atomic uint64_t *flight)
+{
+    uint64_t begun_ns = count_begin(place);
+    off_t at = io_call(SYS_lseek, fd, (off_t)0, SEEK_CUR);
+
+    if (at < 0 || (uint64_t)at >= place->size_bytes || !place_open(place, fd, flight))
+        return -1;
+    ssize_t got = copy_bytes(place, buf, len, (uint64_t)at);
+    if (got <= 0 || is_closing(fd))
+        return -1;
+    off_t end = io_call(SYS_lseek, fd, got, SEEK_CUR);
+    if (end < 0)
+        return -1;
+    if (end != at + got)
+        return copy_claimed(place, fd, buf, (uint64_t)got, (uint64_t)end);
+    if ((uint64_t)end == place->size_bytes && (size_t)got < len)
+        known_change(fd, KNOWN_PLAIN, KNOWN_ENDED);
+    count_read(place, (uint64_t)at, (size_t)got, begun_ns);
+    return got;
+}
+
+static ssize_t pread_place(struct place *place, int fd, void *buf, size_t len, off_t at,
+                           _Atomic uint64_t *flight)
+{
+    uint64_t begun_ns = count_begin(place);
+
+    if ((uint64_t)at >= place->size_bytes || !place_open(place, fd, flight))
+        return -1;
+    ssize_t got = copy_bytes(place, buf, len, (uint64_t)at);
+    if (got <= 0)
+        return -1;
+    count_read(place, (uint64_t)at, (size_t)got, begun_ns);
+    return got;
+}
+
+/* A flight, if the descriptor may be a mount's; NULL: the mount, or whatever it is, answers. */
+static _Atomic uint64_t *read_begin(int fd, size_t len)
+{
+    enum known known = known_fd(fd);
+    if (known == KNOWN_ENDED) /* the next read only asks for a zero, which the mount has */
+        known_change(fd, KNOWN_ENDED, KNOWN_PLAIN);
+    if ((known != KNOWN_NOTHING && known != KNOWN_PLAIN) || len == 0 || len > READ_BYTES_MAX)
+        return NULL;
+    _Atomic uint64_t *flight = flight_begin(fd);
+    if (flight && is_closing(fd)) {
+        flight_end(flight);
+        flight = NULL;
+    }
+    return flight;
+}
+
+static bool has_plain_flags(int fd)
+{
+    long flags = io_call(SYS_fcntl, fd, F_GETFL);
+    return flags >= 0 && reading_is_plain(flags);
+}
+
+/* Is it open for reading? Looked at once for each descriptor. */
+static bool read_is_plain(int fd)
+{
+    if (known_fd(fd) == KNOWN_PLAIN)
+        return true;
+    bool is_one = has_plain_flags(fd);
+    known_change(fd, KNOWN_NOTHING, is_one ? KNOWN_PLAIN : KNOWN_ASKING);
+    return is_one;
+}
+
+ssize_t reading_read(int fd, void *buf, size_t len)
+{
+    struct place place;
+    ssize_t n = -1;
+    _Atomic uint64_t *flight = read_begin(fd, len);
+
+    if (!flight)
+        return -1;
+    if (place_find(fd, &place) && read_is_plain(fd))
+        n = read_place(&place, fd, buf, len, flight);
+    flight_end(flight);
+    return n;
+}
+
+ssize_t reading_pread(int fd, void *buf, size_t len, off_t at)
+{
+    struct place place;
+    ssize_t n = -1;
+    _Atomic uint64_t *flight = at >= 0 ? read_begin(fd, len) : NULL;
+
+    if (!flight)
+        return -1;
+    /* No lseek fails here, as in reading_read, if it is another one of O_PATH by now. */
+    if (place_find(fd, &place) && has_plain_flags(fd))
+        n = pread_place(&place, fd, buf, len, at, flight);
+    flight_end(flight);
+    return n;
+}
+
+bool reading_is_mounted(int fd)
+{
+    struct stat st;
+    enum known known = known_fd(fd);
+
+    if (known == KNOWN_FOREIGN || known == KNOWN_CLOSING)
+        return false;
+    if (link_of(fd, &st))
+        return read_is_plain(fd);
+    known_learn(fd, KNOWN_FOREIGN);
+    return false;
+}

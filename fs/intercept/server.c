@@ -1,0 +1,335 @@
+/*
+ * The table costs 8 bytes an entry, so it is made when the first process asks. It is filled in
+ * by the thread that hands it out, between the questions of processes; a word that is not there
+ * yet costs its reader a question to the mount.
+ */
+#include "server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "numbers.h"
+#include "source_concat.h"
+#include "thread.h"
+
+#define STACK_BYTES (256u << 10)
+#define FILL_ENTRIES 2048u /* at a time */
+#define BACKLOG 256
+#define LOOK_MS 500
+#define LOOK_MAX_MS 8000
+
+struct intercept_server {
+    const struct index *index;
+    const struct source *source;
+    void (*has_news)(void *ctx);
+    void *ctx;
+    uint64_t told_reads; /* that has_news was called for */
+    struct intercept_id id;
+    struct intercept_offer offer;
+    uint64_t
+        starts[INTERCEPT_FILES_MAX]; /* of the files, in the bytes that the index tells of */
+    uint64_t offsets[INTERCEPT_FILES_MAX]; /* in the files, of those bytes */
+    int fds[1 + INTERCEPT_FILES_MAX];      /* of the offer; the first is the server's own */
+    int socket, stop_fd;
+    pthread_t thread;
+    _Atomic(uint8_t *) table;
+    uint64_t table_bytes;
+    uint32_t filled; /* entries */
+};
+
+/* ---- the files of the archive ---- */
+
+/* Files that are no regular ones, or that were changed, get no number: the mount is asked. */
+static bool server_add_file(struct intercept_server *server, const struct source *member,
+                            uint64_t start)
+{
+    struct intercept_offer *offer = &server->offer;
+    struct source_identity identity;
+    struct stat st;
+    int fd = source_fd(member);
+
+    source_identity(member, &identity);
+    if (fd < 0 || identity.ino == 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) ||
+        st.st_dev != identity.dev || st.st_ino != identity.ino ||
+        st.st_mtim.tv_sec != identity.mtime_sec ||
+        (uint64_t)st.st_mtim.tv_nsec != identity.mtime_nsec)
+        return false;
+    server->starts[offer->files] = start;
+    server->offsets[offer->files] = source_start(member);
+    server->fds[1 + offer->files] = fd;
+    offer->file[offer->files++] = (struct intercept_file){
+        .dev = st.st_dev,
+        .ino = st.st_ino,
+        .size_bytes = (uint64_t)st.st_size,
+        .ctime_sec = st.st_ctim.tv_sec,
+        .ctime_nsec = (uint64_t)st.st_ctim.tv_nsec,
+    };
+    return true;
+}
+
+static int server_add_files(struct intercept_server *server)
+{
+    const struct source *source = server->source, *member;
+    bool is_one = source_member(source, 1) == NULL;
+
+    for (size_t i = 0; i < INTERCEPT_FILES_MAX && (member = source_member(source, i)); i++)
+        if (!server_add_file(server, member, is_one ? 0 : source_concat_base(source, i)))
+            break;
+    return server->offer.files > 0 ? 0 : -ENOTSUP;
+}
+
+/* The word for a file of the archive in one piece; 0: it lies in none of the files. */
+static uint64_t server_word(const struct intercept_server *server,
+                            const struct index_file *file)
+{
+    const struct intercept_offer *offer = &server->offer;
+    uint64_t number = offer->files;
+
+    if (!S_ISREG(file->mode) || file->size_bytes == 0 || file->offset == INDEX_FILE_IN_PIECES)
+        return 0;
+    while (number > 0 && server->starts[number - 1] > file->offset)
+        number--;
+    if (number-- == 0)
+        return 0;
+    uint64_t offset = file->offset - server->starts[number] + server->offsets[number];
+    uint64_t size = offer->file[number].size_bytes;
+    if (offset > size || file->size_bytes > size - offset || offset > INTERCEPT_OFFSET_MAX)
+        return 0;
+    return INTERCEPT_IS_KNOWN | number << INTERCEPT_FILE_SHIFT | offset;
+}
+
+/* ---- the table ---- */
+
+static struct intercept_head *server_head(const struct intercept_server *server)
+{
+    return (struct intercept_head *)(void *)atomic_load_explicit(&server->table,
+                                                                 memory_order_acquire);
+}
+
+static int server_make_table(struct intercept_server *server)
+{
+    auto_close int fd = memfd_create("onepot-io", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (fd < 0 || ftruncate(fd, (off_t)server->table_bytes) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        return -errno;
+    void *table = mmap(NULL, server->table_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (table == MAP_FAILED)
+        return -errno;
+    server->fds[0] = steal_fd(&fd);
+    atomic_store_explicit(&server->table, table, memory_order_release);
+    return 0;
+}
+
+/* Fill in some more words. False: all are there. */
+static bool server_fill(struct intercept_server *server)
+{
+    uint8_t *table = atomic_load_explicit(&server->table, memory_order_relaxed);
+    struct index_file files[FILL_ENTRIES];
+    uint64_t left = server->offer.entries - server->filled;
+
+    if (!table || left == 0)
+        return false;
+    uint32_t count = (uint32_t)min_u64(left, FILL_ENTRIES);
+    _Atomic uint64_t *words = (void *)(table + INTERCEPT_HEAD_BYTES);
+    if (index_files(server->index, server->filled, count, files) < 0)
+        return false;
+    for (uint32_t i = 0; i < count; i++)
+        atomic_store_explicit(&words[server->filled + i], server_word(server, &files[i]),
+                              memory_order_relaxed);
+    server->filled += count;
+    return true;
+}
+
+/* ---- processes that ask ---- */
+
+static bool server_knows(int fd)
+{
+    struct ucred who;
+    socklen_t len = sizeof(who);
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid();
+}
+
+static void server_send(const struct intercept_server *server, int fd)
+{
+    struct iovec iov = {(void *)(uintptr_t)&server->offer, sizeof(server->offer)};
+    size_t fds_bytes = (1 + server->offer.files) * sizeof(int);
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(server->fds))] = {0};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = CMSG_SPACE(fds_bytes)};
+    struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message);
+
+    cmsg->cmsg_level = SOL_SOCKET;
+    cmsg->cmsg_type = SCM_RIGHTS;
+    cmsg->cmsg_len = CMSG_LEN(fds_bytes);
+    memcpy(CMSG_DATA(cmsg), server->fds, fds_bytes);
+    sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT); /* else it asks the mount */
+}
+
+static void server_answer(struct intercept_server *server)
+{
+    auto_close int fd = accept4(server->socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+    if (fd < 0 || !server_knows(fd))
+        return;
+    if (server->fds[0] >= 0 || server_make_table(server) == 0)
+        server_send(server, fd);
+}
+
+/*
+ * Have processes read since the last time? Nobody tells, so it is looked at twice a second
+ * while they do, and ever more seldom when they pause. Returns when to look again, in ms.
+ */
+static int server_look(struct intercept_server *server, int last_ms)
+{
+    struct intercept_sums sums;
+
+    if (!server_head(server))
+        return -1;
+    intercept_server_sum(server, &sums);
+    if (sums.reads == server->told_reads)
+        return last_ms < LOOK_MS ? LOOK_MS : last_ms < LOOK_MAX_MS ? 2 * last_ms : last_ms;
+    server->told_reads = sums.reads;
+    if (server->has_news)
+        server->has_news(server->ctx);
+    return LOOK_MS;
+}
+
+static void *server_run(void *arg)
+{
+    struct intercept_server *server = arg;
+    struct pollfd p[] = {{.fd = server->socket, .events = POLLIN},
+                         {.fd = server->stop_fd, .events = POLLIN}};
+    int wait_ms = -1;
+
+    while (!p[1].revents) {
+        int n = poll(p, 2, wait_ms);
+        if (n < 0 && errno != EINTR)
+            break;
+        if (n > 0 && p[0].revents)
+            server_answer(server);
+        wait_ms = server_fill(server) ? 0 : server_look(server, wait_ms);
+    }
+    return NULL;
+}
+
+/* ---- start and end ---- */
+
+/* Only those whom the mount tells the name can find it, and only this user gets an answer. */
+static int server_listen(struct intercept_server *server)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct intercept_id *id = &server->id;
+    uint64_t random;
+
+    if (getrandom(&random, sizeof(random), 0) != sizeof(random))
+        return -EIO;
+    int len =
+        snprintf(id->name, sizeof(id->name), "onepot-io-%d-%016" PRIx64, (int)getpid(), random);
+    memcpy(address.sun_path + 1, id->name, (size_t)len);
+    server->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len);
+    return server->socket < 0 ||
+                   bind(server->socket, (const struct sockaddr *)&address, bytes) < 0 ||
+                   listen(server->socket, BACKLOG) < 0
+               ? -errno
+               : 0;
+}
+
+static int server_start(struct intercept_server *server)
+{
+    int r = server_add_files(server);
+    if (r == 0)
+        r = server_listen(server);
+    if (r < 0)
+        return r;
+    server->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (server->stop_fd < 0)
+        return -errno;
+    return thread_start(&server->thread, STACK_BYTES, server_run, server);
+}
+
+int intercept_server_new(const struct intercept_server_config *config,
+                         struct intercept_server **ret_server)
+{
+    struct intercept_server *server = calloc(1, sizeof(*server));
+    uint64_t entries = index_info(config->index)->entries;
+
+    if (!server)
+        return -ENOMEM;
+    server->index = config->index;
+    server->source = config->source;
+    server->has_news = config->has_news;
+    server->ctx = config->ctx;
+    server->fds[0] = server->socket = server->stop_fd = -1;
+    server->id = (struct intercept_id){.magic = INTERCEPT_MAGIC, .made = config->made};
+    server->offer = (struct intercept_offer){.magic = INTERCEPT_MAGIC, .entries = entries};
+    server->table_bytes = INTERCEPT_HEAD_BYTES + entries * sizeof(uint64_t);
+    int r = server_start(server);
+    if (r < 0)
+        intercept_server_free(server);
+    else
+        *ret_server = server;
+    return r;
+}
+
+const struct intercept_id *intercept_server_id(const struct intercept_server *server)
+{
+    return &server->id;
+}
+
+void intercept_server_sum(const struct intercept_server *server,
+                          struct intercept_sums *ret_sums)
+{
+    const struct intercept_head *head = server_head(server);
+    struct intercept_sums sums = {0};
+
+    for (unsigned i = 0; head && i < INTERCEPT_SLOTS; i++) {
+        const struct intercept_slot *slot = &head->slots[i];
+        sums.files += atomic_load_explicit(&slot->files, memory_order_relaxed);
+        sums.reads += atomic_load_explicit(&slot->reads, memory_order_relaxed);
+        sums.bytes += atomic_load_explicit(&slot->bytes, memory_order_relaxed);
+        sums.waited_ns += atomic_load_explicit(&slot->waited_ns, memory_order_relaxed);
+        uint64_t last = atomic_load_explicit(&slot->last_read_ns, memory_order_relaxed);
+        sums.last_read_ns = max_u64(sums.last_read_ns, last);
+    }
+    *ret_sums = sums;
+}
+
+void intercept_server_end(struct intercept_server *server)
+{
+    eventfd_write(server->stop_fd, 1);
+}
+
+int intercept_server_join(struct intercept_server *server, const struct timespec *until)
+{
+    return thread_join_until(server->thread, until);
+}
+
+void intercept_server_free(struct intercept_server *server)
+{
+    uint8_t *table = atomic_load(&server->table);
+    const int fds[] = {server->fds[0], server->socket, server->stop_fd};
+
+    if (table)
+        munmap(table, server->table_bytes);
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    free(server);
+}

@@ -1,0 +1,50 @@
+/*
+ * The daemon's side of the short circuit: a thread that tells processes of this user where the
+ * bytes of files lie. See intercept.h.
+ *
+ *     intercept_server_new(&config, &server);
+ *     intercept_server_id(server)            what the mount answers to INTERCEPT_IOCTL
+ *     intercept_server_sum(server, &sums)    what processes have read that way
+ *     intercept_server_end(server); intercept_server_join(server, &until);
+ *     intercept_server_free(server);
+ */
+#ifndef ONEPOT_SERVER_H
+#define ONEPOT_SERVER_H
+
+#include <stdint.h>
+#include <time.h>
+
+#include "index.h"
+#include "intercept.h"
+#include "source.h"
+
+struct intercept_server;
+
+struct intercept_server_config {
+    const struct index *index;
+    const struct source *source; /* local, and outlives the server, as the index does */
+    struct intercept_made made;
+    /* Called in the server's thread while processes read, and once after that. May be NULL. */
+    void (*has_news)(void *ctx);
+    void *ctx;
+};
+
+/* -ENOTSUP: its bytes are not in a file that others could read. */
+int intercept_server_new(const struct intercept_server_config *config,
+                         struct intercept_server **ret_server);
+
+const struct intercept_id *intercept_server_id(const struct intercept_server *server);
+
+struct intercept_sums {
+    uint64_t files, reads, bytes, waited_ns, last_read_ns;
+};
+/* Any thread. */
+void intercept_server_sum(const struct intercept_server *server,
+                          struct intercept_sums *ret_sums);
+
+/* End the thread, without waiting for it; then wait; then free. */
+void intercept_server_end(struct intercept_server *server);
+int intercept_server_join(struct intercept_server *server, const struct timespec *until);
+void intercept_server_free(struct intercept_server *server);
+
+#endif

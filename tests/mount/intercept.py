@@ -1,0 +1,457 @@
+"""The short circuit: with the preloaded library programs get the bytes, results and errors that
+the mount gives, whatever they do; it notices what changes; and it costs nobody else anything.
+
+ONEPOT_SEQUENCES in the environment: how many random sequences of calls to compare (a soak)."""
+
+import json
+import os
+import random
+import shutil
+import sys
+import textwrap
+
+import harness
+from duplicates import member, write_tar
+from harness import Skip, check, check_equal, environment, need_program, onepot, run, wait_for
+
+SEQUENCES = int(os.environ.get("ONEPOT_SEQUENCES", "600"))
+PYTHON = sys.executable
+
+SIZES = {"empty": 0, "one": 1, "hundred": 100, "page-": 4095, "page": 4096, "page+": 4097,
+         "alarm": 5000, "twenty": 20480, "big": 300000}
+
+
+def content(name, size):
+    return random.Random(name).randbytes(size)
+
+
+def make_archive(work, name="data.tar", files=None, **kept):
+    """A tar of these files (name: size), in the folder `in`."""
+    files = SIZES if files is None else files
+    write_tar(work / name, [member("in", directory=True)] +
+              [member(f"in/{n}", content(kept.get("seed", "") + n, s)) for n, s in files.items()])
+    return work / name
+
+
+def sequence_tree(work):
+    """All kinds of files, holes included."""
+    top = work.make("tree")
+    for name, size in SIZES.items():
+        with open(f"{top}/{name}", "wb") as f:
+            f.write(content(name, size))
+    with open(f"{top}/sparse", "wb") as f:
+        f.write(b"a" * 5000)
+        f.seek(100000)
+        f.write(b"b" * 9000)
+        f.truncate(150000)
+    os.mkdir(f"{top}/dir")
+    os.symlink("twenty", f"{top}/link")
+    os.symlink("nowhere", f"{top}/dangling")
+    os.link(f"{top}/big", f"{top}/hard")
+    run("tar", "-C", top, "-cSf", work / "tree.tar", ".")
+    return work / "tree.tar"
+
+
+def intercepted(work, archive, *command, status=0, mode="on", **options):
+    """The command under `run`, with its state in the private directory."""
+    result = onepot("run", f"--intercept={mode}", *options.pop("arguments", ()), archive, "--",
+                    *command, env=environment(), status=status, **options)
+    left = [f for f in os.listdir(os.environ[harness.MARK] + "/.home/run")
+            ] if os.path.isdir(os.environ[harness.MARK] + "/.home/run") else []
+    check_equal(left, [], "what is left of the state")
+    return result
+
+
+def python(work, archive, program, *arguments, **options):
+    """A Python program under `run`: {} is the mount, behind its own arguments."""
+    path = work / "program.py"
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("import os, sys, threading\n" + textwrap.dedent(program))
+    return intercepted(work, archive, PYTHON, path, "{}", *arguments, **options)
+
+
+def direct_files(result):
+    """Were all files read by the readers themselves, says the line at the end?"""
+    line = result.stderr.decode().splitlines()[-1]
+    return "by the readers themselves" in line
+
+
+def test_random_calls_have_the_same_results(work):
+    need_program("tar", "head")
+    calls = os.environ.get("INTERCEPT_CALLS")
+    if not calls:
+        raise Skip("INTERCEPT_CALLS names no program")
+    archive = sequence_tree(work)
+    seed = os.environ.get("ONEPOT_SEED", "7")
+    command = [calls, "{}", seed, "0", str(SEQUENCES)]
+    plain = intercepted(work, archive, *command, mode="off", timeout=3600).stdout.splitlines()
+    short = intercepted(work, archive, *command, timeout=3600)
+    check(direct_files(short), f"nothing was read directly: {short.stderr}")
+    check_equal(len(plain), SEQUENCES, "sequences")
+    differ = [a.split()[0].decode() for a, b in zip(plain, short.stdout.splitlines()) if a != b]
+    check_equal(differ, [], f"sequences of seed {seed} that differ (see intercept_calls --tell)")
+
+
+def test_bytes_are_counted_and_shown(work):
+    archive = make_archive(work)
+    result = python(work, archive, """
+        import json, subprocess, time
+        top = sys.argv[1]
+        for _ in range(50):
+            for name in os.listdir(top + "/in"):
+                with open(f"{top}/in/{name}", "rb") as f:
+                    f.read()
+        for _ in range(600):  # the daemon looks now and then
+            with open(top + "/.onepot/stat.json") as f:
+                shown = json.load(f)
+            if shown["direct_files"] >= 300:
+                break
+            time.sleep(0.1)
+        print(json.dumps(shown))
+    """)
+    shown = json.loads(result.stdout)
+    check(shown["direct_files"] >= 300 and shown["read_files"] >= shown["direct_files"], shown)
+    check(shown["direct_bytes"] > 40 * sum(SIZES.values()), shown)
+    check(direct_files(result), result.stderr)
+
+
+def test_threads_and_children_share_a_position(work):
+    """Each byte once, by whoever reads: threads of a process, processes of a fork."""
+    archive = make_archive(work, files={"numbers": 400000})
+    result = python(work, archive, """
+        top = sys.argv[1]
+        path = top + "/in/numbers"
+        whole = open(path, "rb").read()
+
+        def take(fd, to):
+            while piece := os.read(fd, 977):
+                to.append(piece)
+
+        for children in False, True:
+            for _ in range(10):
+                fd = os.open(path, os.O_RDONLY)
+                got = [[] for _ in range(4)]
+                if children:
+                    pipes = [os.pipe() for _ in got]
+                    for _, end in pipes:
+                        if os.fork() == 0:
+                            take(fd, got[0])
+                            with open(end, "wb") as out:
+                                out.write(b"".join(got[0]))
+                            os._exit(0)
+                        os.close(end)
+                    parts = [[open(start, "rb").read()] for start, _ in pipes]
+                    for _ in pipes:
+                        os.wait()
+                else:
+                    threads = [threading.Thread(target=take, args=(fd, g)) for g in got]
+                    for t in threads:
+                        t.start()
+                    for t in threads:
+                        t.join()
+                    parts = got
+                assert os.lseek(fd, 0, os.SEEK_CUR) == len(whole)
+                os.close(fd)
+                found = b"".join(p for part in parts for p in part)
+                assert len(found) == len(whole), (children, len(found))
+                assert sorted(found) == sorted(whole), children
+        print("same")
+    """)
+    check_equal(result.stdout, b"same\n", "what the readers found")
+    check(direct_files(result), result.stderr)
+
+
+def test_a_descriptor_that_becomes_another_files(work):
+    """One thread reads, another puts other files in the place of its descriptor, by dup2 and by
+    close and open: each read has bytes of one of them, and no position is moved but its own."""
+    archive = make_archive(work, files={"a": 200000, "b": 200000})
+    result = python(work, archive, """
+        import time
+        top = sys.argv[1]
+        texts = [open(f"{top}/in/{n}", "rb").read() for n in "ab"]
+        known = {t[i:i + 500] for t in texts for i in range(0, 200000, 500)}
+        place = os.dup(os.open(top + "/in/a", os.O_RDONLY))
+        wrong = []
+        ended = False
+
+        def read():
+            while not ended:
+                try:
+                    piece = os.read(place, 500)
+                except OSError:
+                    continue
+                if piece and piece not in known:
+                    wrong.append(piece)
+
+        threads = [threading.Thread(target=read) for _ in range(2)]
+        for t in threads:
+            t.start()
+        until = time.monotonic() + 3
+        rounds = 0
+        while time.monotonic() < until:
+            rounds += 1
+            fd = os.open(f"{top}/in/{'ab'[rounds % 2]}", os.O_RDONLY)
+            os.dup2(fd, place)
+            os.close(fd)
+            # Of a file that is only written to nobody may move the position.
+            out = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(out, place)
+            os.write(out, b"x" * 100)
+            assert os.lseek(out, 0, os.SEEK_CUR) == 100, "the position was moved"
+            os.close(out)
+        ended = True
+        for t in threads:
+            t.join()
+        assert not wrong, len(wrong)
+        print("same", rounds > 10)
+    """, work / "out")
+    check_equal(result.stdout, b"same True\n", "what the reader found")
+
+
+def test_descriptors_that_are_closed_unseen(work):
+    """Numbers are used again without notice, also those that are the library's own."""
+    archive = make_archive(work)
+    with open(work / "other", "wb") as f:
+        f.write(b"other" * 100000)
+    result = python(work, archive, """
+        import ctypes
+        libc = ctypes.CDLL(None, use_errno=True)
+        top, other = sys.argv[1:]
+        names = sorted(os.listdir(top + "/in"))
+        whole = {}
+        for name in names:
+            with open(f"{top}/in/{name}", "rb") as f:
+                whole[name] = f.read()
+        CLOSE_RANGE, CLOSE = 436, 3 if os.uname().machine == "x86_64" else 57
+        for round in range(30):
+            for name in names:
+                fd = os.open(f"{top}/in/{name}", os.O_RDONLY)
+                assert os.read(fd, 10) == whole[name][:10]
+                libc.syscall(CLOSE, fd)
+                again = os.open(other, os.O_RDONLY)
+                assert os.read(again, 10) == b"otherother", round
+                libc.syscall(CLOSE, again)
+            # Everything above 2, and then something else in all of these places.
+            if libc.syscall(CLOSE_RANGE, 3, 0x7fffffff, 0) < 0:
+                os.closerange(3, 1500)
+            kept = [os.open(other, os.O_RDONLY)]
+            while kept[-1] < 1000:
+                kept.append(os.dup(kept[0]))
+            for name in names:
+                fd = os.open(f"{top}/in/{name}", os.O_RDONLY)
+                assert os.pread(fd, 1 << 20, 0) == whole[name], name
+                os.close(fd)
+            assert all(os.lseek(fd, 0, os.SEEK_CUR) == 0 for fd in kept)
+            for fd in kept:
+                os.close(fd)
+        print("same")
+    """, work / "other")
+    check_equal(result.stdout, b"same\n", "what was read")
+
+
+def test_an_archive_that_changes(work):
+    """Never bytes of something else: what the mount answers, or an error."""
+    files = {f"f{i}": 50000 for i in range(40)}
+    archive = make_archive(work, files=files)
+    make_archive(work, "other.tar", files=files, seed="other ")
+    program = """
+        top, archive, other, how = sys.argv[1:]
+        import json, random
+        def content(name):
+            return random.Random(name).randbytes(50000)
+        def direct():
+            with open(top + "/.onepot/stat.json") as f:
+                return json.load(f)["direct_files"]
+        for i in range(5):
+            with open(f"{top}/in/f{i}", "rb") as f:
+                assert f.read() == content(f"f{i}")
+        before = direct()
+        assert before > 0
+        if how == "cut":
+            os.truncate(archive, 300000)
+        else:
+            with open(other, "rb") as f, open(archive, "r+b") as to:
+                st = os.stat(archive)
+                to.write(f.read())
+            os.utime(archive, ns=(st.st_atime_ns, st.st_mtime_ns))
+        failed = wrong = 0
+        for i in range(40):
+            try:
+                with open(f"{top}/in/f{i}", "rb") as f:
+                    found = f.read()
+            except OSError as e:
+                failed += 1
+                continue
+            wrong += found != content(f"f{i}")
+        print(how, failed, wrong, direct() - before)
+    """
+    cut = python(work, archive, program, archive, work / "other.tar", "cut").stdout.split()
+    check(int(cut[1]) >= 30 and cut[2:] == [b"0", b"0"], f"an archive cut short: {cut}")
+    make_archive(work, files=files)
+    # The mount itself takes seconds to notice; but nobody reads past it any more.
+    replaced = python(work, archive, program, archive, work / "other.tar", "replaced")
+    check_equal(replaced.stdout.split()[3], b"0", "files read directly after the change")
+
+
+def test_a_killed_daemon(work):
+    archive = make_archive(work)
+    mount = onepot("mount", "--at", work / "mnt", archive, env=environment())
+    check_equal(mount.stdout.decode().strip(), work / "mnt", "the mount")
+    library = library_of(work)
+    program = """
+        import signal, time
+        top, pid = sys.argv[1], int(sys.argv[2])
+        fd = os.open(top + "/in/big", os.O_RDONLY)
+        whole = os.pread(fd, 1 << 20, 0)
+        assert len(whole) == 300000
+        os.kill(pid, signal.SIGKILL)
+        for _ in range(3000):
+            try:
+                os.close(os.open(top + "/in/hundred", os.O_RDONLY))
+            except OSError as e:
+                break
+            time.sleep(0.01)
+        else:
+            raise SystemExit("files can still be opened")
+        assert os.read(fd, 1 << 20) == whole
+        print("same")
+    """
+    path = work / "program.py"
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("import os, sys\n" + textwrap.dedent(program))
+    try:
+        pid = json.loads(onepot("stat", "--json", work / "mnt", env=environment()).stdout)
+        result = run(PYTHON, path, work / "mnt", str(pid["daemon_pid"]),
+                     env=environment(LD_PRELOAD=library))
+        check_equal(result.stdout, b"same\n", "what was read")
+    finally:
+        onepot("umount", "--all", env=environment(), status=None)
+
+
+def library_of(work):
+    """A copy of the library, as a mount made for export has it."""
+    archive = make_archive(work, "library.tar", files={"x": 1})
+    made = onepot("mount", "--export", "--intercept=on", archive, env=environment())
+    value = [line.split("=", 1)[1].strip("'") for line in made.stdout.decode().splitlines()
+             if line.startswith("export LD_PRELOAD")]
+    check_equal(len(value), 1, made.stdout)
+    with open(value[0].split(":")[-1], "rb") as f, open(work / "io.so", "wb") as to:
+        to.write(f.read())
+    onepot("umount", archive, env=environment())
+    return str(work / "io.so")
+
+
+def test_one_mount_after_another(work):
+    """A process outlives mounts, of which each gets the device number of the one before."""
+    library = library_of(work)
+    names = {f"f{i}": 3000 + i for i in range(20)}
+    archives = [make_archive(work, f"{k}.tar", files=names, seed=f"{k} ") for k in range(3)]
+    program = """
+        import random, subprocess
+        program, at, *archives = sys.argv[1:]
+        environ = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+        devices = set()
+        for round in range(4):
+            for k, archive in enumerate(archives):
+                subprocess.run([program, "mount", "--at", at, archive], check=True, env=environ,
+                               stdout=subprocess.DEVNULL)
+                devices.add(os.stat(at).st_dev)
+                for i in range(20):
+                    with open(f"{at}/in/f{i}", "rb") as f:
+                        assert f.read() == random.Random(f"{k} f{i}").randbytes(3000 + i), (round, k, i)
+                subprocess.run([program, "umount", at], check=True, env=environ)
+        print("same")
+    """
+    path = work / "program.py"
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("import os, sys\n" + textwrap.dedent(program))
+    result = run(PYTHON, path, harness.onepot_program(), work / "mnt", *archives,
+                 env=environment(LD_PRELOAD=library))
+    check_equal(result.stdout, b"same\n", "what was read")
+
+
+def test_programs_of_all_kinds(work):
+    """Shell, tools and children of every kind, with and without."""
+    need_program("bash", "sha256sum", "cp", "tail", "sort", "dd")
+    archive = make_archive(work)
+    script = r"""
+        set -e
+        cd "$1/in"
+        sha256sum *
+        cat big twenty | sha256sum
+        cp -r . "$2"
+        (cd "$2" && sha256sum *)
+        while read -r line; do echo ${#line}; break; done < hundred
+        { head -c 7 >/dev/null; sha256sum; } < twenty
+        exec 7< big; tail -c +100 <&7 | sha256sum; exec 7<&-
+        dd if=big bs=1000 skip=3 count=5 2>/dev/null | sha256sum
+        sort big | sha256sum
+        test -t 0 < one && echo terminal || echo no terminal
+        for i in 1 2 3; do sha256sum < page+ & wait $!; done
+    """
+    found = []
+    for mode in "off", "on":
+        out = work.make(f"copy-{mode}")
+        result = intercepted(work, archive, "bash", "-c", script, "sh", "{}", out, mode=mode)
+        found.append(result.stdout)
+    check_equal(found[1], found[0], "what the script printed")
+    check(b"no terminal" in found[0], found[0])
+
+
+def test_where_the_mount_answers(work):
+    """Compressed archives, sums that are compared: read right, through the mount, and --intercept=on
+    says why."""
+    need_program("zip")
+    top = work.make("tree")
+    with open(f"{top}/text", "wb") as f:
+        f.write(b"some words " * 10000)
+    run("zip", "-qr", work / "data.zip", ".", cwd=top)
+    program = """
+        for _ in range(3):
+            with open(sys.argv[1] + "/text", "rb") as f:
+                assert not f.isatty() and f.read() == b"some words " * 10000
+        print("same")
+    """
+    check_equal(python(work, work / "data.zip", program).stdout, b"same\n", "a deflated member")
+    onepot("pack", "-o", work / "packed.tar", top, env=environment())
+    result = python(work, work / "packed.tar", program, arguments=["--verify"])
+    check_equal(result.stdout, b"same\n", "a file whose sum is compared")
+    check(b"it is read through the mount" in result.stderr, result.stderr)
+
+
+def test_a_tree_of_several_archives(work):
+    archives = [make_archive(work, f"{k}.tar", files={f"{k}-{i}": 5000 for i in range(10)})
+                for k in range(4)]
+    result = python(work, archives[0], """
+        import random
+        names = sorted(os.listdir(sys.argv[1] + "/in"))
+        assert len(names) == 40
+        for _ in range(5):
+            for name in names:
+                with open(f"{sys.argv[1]}/in/{name}", "rb") as f:
+                    assert f.read() == random.Random(name).randbytes(5000)
+        print("same")
+    """, arguments=archives[1:])
+    check_equal(result.stdout, b"same\n", "what was read")
+    check(direct_files(result), result.stderr)
+
+
+def test_python_is_as_it_was(work):
+    """The tests of Python that know most of descriptors pass with the library loaded."""
+    modules = ["test_fileio", "test_mmap", "test_posix"]
+    python = [p for p in (PYTHON, shutil.which("python3"))
+              if p and run(p, "-c", "import test.test_fileio", status=None).returncode == 0]
+    if not python:
+        raise Skip("Python's own tests are not installed")
+    archive = make_archive(work)
+    if os.environ.get("ONEPOT_SOAK"):
+        modules += ["test_io", "test_os", "test_subprocess"]
+    without = run(python[0], "-m", "test", "-j1", *modules, cwd=work.path, env=environment(),
+                  status=None, timeout=1200)
+    result = intercepted(work, archive, python[0], "-m", "test", "-j1", *modules, cwd=work.path,
+                         status=None, timeout=1200)
+    check_equal(result.returncode, without.returncode, f"its end: {result.stdout[-2000:]}")
+
+
+if __name__ == "__main__":
+    harness.main(globals())
