@@ -266,6 +266,13 @@ const uint8_t *source_map(const struct source *source)
     return source->ops->map(source);
 }
 
+int source_place(const struct source *source, uint64_t offset, uint64_t len, uint8_t *address)
+{
+    while (!source->ops->place && !source->ops->map)
+        source = source->wrapped;
+    return source->ops->place ? source->ops->place(source, offset, len, address) : -ENOTSUP;
+}
+
 static int source_call_bring(const struct source *source, uint64_t offset, uint64_t len,
                              bool may_wait)
 {

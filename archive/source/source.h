@@ -65,6 +65,13 @@ int source_from_fd(int fd, const char *name, struct source **ret_source);
 int source_from_memory(const void *bytes, size_t len, const char *name,
                        struct source **ret_source);
 
+/*
+ * So many sources will be opened: have the kernel make room for their descriptors at once. In a
+ * process with threads it waits for milliseconds whenever it does that, so call it before
+ * threads start, too.
+ */
+void source_expect(size_t count);
+
 void source_close(struct source *source); /* NULL is fine */
 
 const char *source_name(const struct source *source);
@@ -114,7 +121,8 @@ bool source_is_ours(const struct source *source);
 /*
  * The whole file, mapped read-only and shared, or NULL when it is empty, not local or could
  * not be mapped; the caller then uses source_read. Mapped at the first call; valid until
- * source_close.
+ * source_close. What is read there was first brought (source_bring), unless the source is known
+ * to be a single file.
  */
 const uint8_t *source_map(const struct source *source);
 
@@ -147,8 +155,8 @@ int source_readv(const struct source *source, struct iovec *iov, int count, uint
 
 /*
  * A source may bring its bytes from far away as they are wanted, and keep them here. What was
- * not brought yet reads as zeros in its mapping. A plain file has all of its mapping, and keeps
- * nothing.
+ * not brought yet reads as zeros in its mapping; of several files, it can't be read there. A
+ * plain file has all of its mapping, and keeps nothing.
  */
 
 /* Is the whole range in the mapping? Never waits. */

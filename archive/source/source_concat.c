@@ -3,9 +3,10 @@
  * reaches beyond the member goes on in the next. Nearly all lie in one member, since no file of
  * an archive lies in two.
  *
- * The mapping is one range of addresses. Each member is mapped by itself first, which tells
- * whether it can be, and that mapping is then repeated in its place of the range (mremap with
- * an old size of 0). One guard watches the whole range for lost pages.
+ * The mapping is one range of addresses, which is only reserved at first: to map a thousand
+ * members takes longer than all else in opening them, and each is one more to copy in a fork,
+ * while small files are never read so. A member takes its place when bytes of it are to be
+ * brought. One guard watches the whole range for lost pages.
  */
 #include "source_concat.h"
 
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -27,6 +29,7 @@ struct concat_member {
     struct source *source;
     uint64_t base;
     _Atomic bool is_distrusted;
+    _Atomic bool is_placed; /* in the mapping */
 };
 
 struct source_concat {
@@ -139,23 +142,6 @@ static int concat_read_cached(const struct source *source, void *buf, size_t len
     return 0;
 }
 
-static int concat_bring(const struct source *source, uint64_t offset, uint64_t len,
-                        bool may_wait)
-{
-    int r = 0;
-    while (r == 0 && len > 0) {
-        struct concat_place place = concat_find(concat_of(source), offset, len);
-        const struct source *member = place.member->source;
-        if (!place.is_gap && may_wait)
-            r = source_bring(member, place.within, place.length);
-        else if (!place.is_gap && !source_has(member, place.within, place.length))
-            r = -EAGAIN;
-        offset += place.length;
-        len -= place.length;
-    }
-    return r;
-}
-
 static void concat_advise(const struct source *source, enum source_advice advice,
                           uint64_t offset, uint64_t len)
 {
@@ -188,29 +174,27 @@ static void concat_unmap(struct lost_pages *map, uint64_t bytes)
     munmap((void *)(uintptr_t)start, bytes);
 }
 
-/* Repeat the mapping of a member at its place: false if it has none. */
-static bool concat_map_member(const struct concat_member *member, uint8_t *start)
+static bool concat_can_map(const struct source_concat *c)
 {
-    const struct source *source = member->source;
-    if (source->size_bytes == 0)
-        return true;
-    const uint8_t *map = source_map(source);
-    return map && mremap((void *)(uintptr_t)map, 0, source->size_bytes,
-                         MREMAP_MAYMOVE | MREMAP_FIXED, start + member->base) != MAP_FAILED;
+    const struct source *source = &c->source;
+    bool can =
+        source->size_bytes > 0 && source_is_local(source) && source_may_map(source->size_bytes);
+    for (size_t i = 0; can && i < c->count; i++)
+        can = source_place(c->members[i].source, 0, 0, NULL) == 0;
+    return can;
 }
 
-/* A guarded mapping of everything, or NULL. */
-static struct lost_pages *concat_map_all(const struct source_concat *c)
+/* A guarded range of addresses for everything, or NULL. */
+static struct lost_pages *concat_reserve(const struct source_concat *c)
 {
     uint64_t bytes = c->source.size_bytes;
+    if (!concat_can_map(c))
+        return NULL;
     uint8_t *start =
-        mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED)
         return NULL;
-    bool good = true;
-    for (size_t i = 0; good && i < c->count; i++)
-        good = concat_map_member(&c->members[i], start);
-    struct lost_pages *guard = good ? lost_pages_guard(start, bytes) : NULL;
+    struct lost_pages *guard = lost_pages_guard(start, bytes);
     if (!guard)
         munmap(start, bytes);
     return guard;
@@ -222,9 +206,9 @@ static const uint8_t *concat_map(const struct source *source)
     struct lost_pages *map = atomic_load_explicit(&c->map, memory_order_acquire);
     if (map)
         return concat_start_of(map);
-    if (source->size_bytes == 0 || !source_is_local(source) || atomic_load(&c->map_failed))
+    if (atomic_load(&c->map_failed))
         return NULL;
-    struct lost_pages *guard = concat_map_all(c); /* no lock, as in source_file.c */
+    struct lost_pages *guard = concat_reserve(c); /* no lock, as in source_file.c */
     if (!guard) {
         atomic_store(&c->map_failed, true);
         return NULL;
@@ -233,6 +217,47 @@ static const uint8_t *concat_map(const struct source *source)
         return concat_start_of(guard);
     concat_unmap(guard, source->size_bytes);
     return concat_start_of(map);
+}
+
+/* Make the gap behind a member readable: zeros. */
+static int concat_open_gap(const struct source_concat *c, size_t i, uint8_t *start)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t end = c->members[i].base + c->members[i].source->size_bytes;
+    uint64_t next = i + 1 < c->count ? c->members[i + 1].base : end;
+    uint64_t gap = (end + page - 1) / page * page;
+    return gap < next && mprotect(start + gap, next - gap, PROT_READ) < 0 ? -errno : 0;
+}
+
+/* Put the member into the mapping. If two threads do so at once, both put the same there. */
+static int concat_place(struct source_concat *c, size_t i)
+{
+    struct concat_member *member = &c->members[i];
+    uint8_t *start = (uint8_t *)(uintptr_t)concat_map(&c->source);
+    if (!start)
+        return -ENOTSUP;
+    int r = concat_open_gap(c, i, start);
+    if (r == 0)
+        r = source_place(member->source, 0, member->source->size_bytes, start + member->base);
+    if (r == 0)
+        atomic_store_explicit(&member->is_placed, true, memory_order_release);
+    return r;
+}
+
+static int concat_bring(const struct source *source, uint64_t offset, uint64_t len,
+                        bool may_wait)
+{
+    struct source_concat *c = concat_of(source);
+    int r = 0;
+    while (r == 0 && len > 0) {
+        struct concat_place place = concat_find(c, offset, len);
+        size_t i = (size_t)(place.member - c->members);
+        if (!atomic_load_explicit(&place.member->is_placed, memory_order_acquire))
+            r = may_wait ? concat_place(c, i) : -EAGAIN;
+        offset += place.length;
+        len -= place.length;
+    }
+    return r;
 }
 
 static bool concat_is_whole(const struct source *source)

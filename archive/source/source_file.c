@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/magic.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@
 
 #include "cleanup.h"
 #include "lost_pages.h"
+#include "numbers.h"
 #include "source_ops.h"
 #include "source_retry.h"
 #include "write_at.h"
@@ -100,8 +102,7 @@ struct storage storage_of(int fd)
 
 /* ---- the mapping ---- */
 
-/* Under a limit on addresses (ulimit -v), others need them more. */
-static bool may_be_mapped(uint64_t bytes)
+bool source_may_map(uint64_t bytes)
 {
     struct rlimit limit;
     return getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY ||
@@ -131,8 +132,8 @@ static const uint8_t *file_map(const struct source *source)
         return NULL;
 
     /* No lock: a process forked now would inherit it locked for ever. */
-    void *made = may_be_mapped(bytes) ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, source->fd, 0)
-                                      : MAP_FAILED;
+    void *made = source_may_map(bytes) ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, source->fd, 0)
+                                       : MAP_FAILED;
     struct lost_pages *guard = made == MAP_FAILED ? NULL : lost_pages_guard(made, bytes);
     if (!guard) {
         if (made != MAP_FAILED)
@@ -144,6 +145,18 @@ static const uint8_t *file_map(const struct source *source)
         return made;
     file_unmap(guard, bytes);
     return file_start_of(map);
+}
+
+static int file_place(const struct source *source, uint64_t offset, uint64_t len,
+                      uint8_t *address)
+{
+    if (!file_of(source)->is_local || offset % (uint64_t)sysconf(_SC_PAGESIZE))
+        return -ENOTSUP;
+    return address && len > 0 &&
+                   mmap(address, len, PROT_READ, MAP_SHARED | MAP_FIXED, source->fd,
+                        (off_t)offset) == MAP_FAILED
+               ? -errno
+               : 0;
 }
 
 /* Also checks the length, as the last page reads as zeros past the file's end. */
@@ -242,6 +255,7 @@ static const struct source_ops file_ops = {
     .read = file_read,
     .read_cached = file_read_cached,
     .map = file_map,
+    .place = file_place,
     .bring = file_bring,
     .is_whole = file_is_whole,
     .state = file_state,
@@ -352,6 +366,19 @@ int source_open(const char *path, struct fault *fault, struct source **ret_sourc
         return source_open_fault(path, fault, r);
     fcntl(fd, F_SETFL, O_RDONLY);
     return 0;
+}
+
+void source_expect(size_t count)
+{
+    enum { OTHER_FILES = 32, FILES_OF_ANY_PROCESS = 64 };
+    int fd = open("/", O_PATH | O_CLOEXEC);
+    int last = count + OTHER_FILES > FILES_OF_ANY_PROCESS && fd >= 0
+                   ? fcntl(fd, F_DUPFD_CLOEXEC, (int)min_u64(count + OTHER_FILES, INT_MAX))
+                   : -1; /* above the limit it fails, and so will the opening */
+    if (last >= 0)
+        close(last);
+    if (fd >= 0)
+        close(fd);
 }
 
 int source_from_memory(const void *bytes, size_t len, const char *name,

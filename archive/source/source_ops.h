@@ -39,6 +39,11 @@ struct source_ops {
     /* The same of one buffer, without waiting: -EAGAIN if it would have to. */
     int (*read_cached)(const struct source *source, void *buf, size_t len, uint64_t offset);
     const uint8_t *(*map)(const struct source *source);
+    /*
+     * Map this range at `address`, where room is reserved; NULL: say whether that can be done.
+     * -ENOTSUP: it can't. One that has a `map` of its own and no `place` can't.
+     */
+    int (*place)(const struct source *source, uint64_t offset, uint64_t len, uint8_t *address);
     /* Bring the range into the mapping. Unless `may_wait`, -EAGAIN if it is not there yet. */
     int (*bring)(const struct source *source, uint64_t offset, uint64_t len, bool may_wait);
     bool (*is_whole)(const struct source *source);
@@ -69,6 +74,12 @@ struct source {
 
 /* Begin a wrapper (all zero) around *source, and put it in its place. */
 void source_wrap(struct source *wrapper, const struct source_ops *ops, struct source **source);
+
+/* Map a range of the source at `address`, as `place` does. */
+int source_place(const struct source *source, uint64_t offset, uint64_t len, uint8_t *address);
+
+/* May so much be mapped? Under a limit on addresses (ulimit -v), others need them more. */
+bool source_may_map(uint64_t bytes);
 
 /* Read the rest of what the cursor asks for. */
 int source_read_on(const struct source *source, struct source_cursor *cursor);

@@ -39,6 +39,12 @@ static const uint8_t *slice_map(const struct source *source)
     return map ? map + slice_offset(source) : NULL;
 }
 
+static int slice_place(const struct source *source, uint64_t offset, uint64_t len,
+                       uint8_t *address)
+{
+    return source_place(source->wrapped, offset + slice_offset(source), len, address);
+}
+
 static int slice_bring(const struct source *source, uint64_t offset, uint64_t len,
                        bool may_wait)
 {
@@ -65,6 +71,7 @@ static const struct source_ops slice_ops = {
     .read = slice_read,
     .read_cached = slice_read_cached,
     .map = slice_map,
+    .place = slice_place,
     .bring = slice_bring,
     .advise = slice_advise,
     .close = slice_close,

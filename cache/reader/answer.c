@@ -181,6 +181,8 @@ static int check_mapped(const struct reader *reader, uint64_t offset, uint64_t l
     uint64_t last = offset + len - 1;
     if (reader->is_kept) /* it may have holes anywhere, and is never cut short */
         return source_has(reader->source, offset, len) ? 0 : -EAGAIN;
+    if (source_bring(reader->source, offset, len) < 0)
+        return -EAGAIN; /* it can't be mapped now, and is read */
     int r = source_read_cached(reader->source, &byte, 1, last);
     uintptr_t map = (uintptr_t)reader->map;
     if (r == 0 && (map + last) / reader->page != (map + offset) / reader->page)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "source_concat.h"
+#include "source_slice.h"
 #include "source_ops.h"
 #include "source_retry.h"
 #include "suite.h"
@@ -179,11 +180,48 @@ START_TEST(the_mapping_has_every_byte)
     const uint8_t *map = source_map(source);
     ck_assert_ptr_nonnull(map);
     ck_assert_ptr_eq(source_map(source), map);
-    check_bytes(map, 0, source_size(source));
-    ck_assert(source_has(source, 0, source_size(source)));
     ck_assert_int_eq(source_bring(source, 0, source_size(source)), 0);
+    ck_assert(source_has(source, 0, source_size(source)));
+    check_bytes(map, 0, source_size(source));
     ck_assert(source_is_whole(source));
     ck_assert(!source_was_cut(source));
+}
+END_TEST
+
+START_TEST(a_member_is_mapped_when_it_is_brought)
+{
+    const uint8_t *map = source_map(source);
+    ck_assert_ptr_nonnull(map);
+    ck_assert(!source_has(source, bases[2], 1));
+    ck_assert_int_eq(source_bring(source, bases[2] + 5, 1), 0);
+    ck_assert(source_has(source, bases[2], sizes[2]));
+    ck_assert(!source_has(source, bases[2], sizes[2] + 1));
+    ck_assert(!source_has(source, 0, 1));
+    check_bytes(map + bases[2], bases[2], sizes[2]);
+    ck_assert_int_eq(source_bring(source, bases[2], sizes[2] + 1), 0);
+    check_bytes(map + bases[2], bases[2], sizes[2] + sizes[3]);
+}
+END_TEST
+
+START_TEST(a_slice_is_mapped_where_its_pages_can_be)
+{
+    struct source *slices[2], *concat;
+    ck_assert_int_eq(source_open(paths[2], NULL, &slices[0]), 0);
+    ck_assert_int_eq(source_open(paths[3], NULL, &slices[1]), 0);
+    ck_assert_int_eq(source_slice(&slices[0], ALIGN / 2, 1000), 0);
+    ck_assert_int_eq(source_concat(slices, 2, "slices", &concat), 0);
+    const uint8_t *map = source_map(concat);
+    ck_assert_ptr_nonnull(map);
+    ck_assert_int_eq(source_bring(concat, 0, 1000), 0);
+    for (size_t i = 0; i < 1000; i++)
+        ck_assert_uint_eq(map[i], byte_of(2, ALIGN / 2 + i));
+    source_close(concat);
+
+    ck_assert_int_eq(source_open(paths[2], NULL, &slices[0]), 0);
+    ck_assert_int_eq(source_slice(&slices[0], 1, 1000), 0);
+    ck_assert_int_eq(source_concat(slices, 1, "slice", &concat), 0);
+    ck_assert_ptr_null(source_map(concat));
+    source_close(concat);
 }
 END_TEST
 
@@ -225,6 +263,7 @@ START_TEST(lost_pages_of_one_member_are_noticed)
 {
     const volatile uint8_t *map = source_map(source);
     ck_assert_ptr_nonnull((const void *)(uintptr_t)map);
+    ck_assert_int_eq(source_bring(source, 0, source_size(source)), 0);
     ck_assert_int_eq(truncate(paths[3], 0), 0);
     ck_assert_uint_eq(map[bases[3]], 0);
     ck_assert_uint_eq(map[bases[2]], expected(bases[2]));
@@ -397,6 +436,7 @@ START_TEST(a_thousand_members)
         char text[16];
         uint64_t offset = i * ALIGN + 2;
         int len = snprintf(text, sizeof(text), "member %u", i);
+        ck_assert_int_eq(source_bring(concat, offset, 1), 0);
         ck_assert_mem_eq(map + i * ALIGN, text, (size_t)len);
         ck_assert_str_eq(source_name(source_at(concat, &offset)), text);
         ck_assert_uint_eq(offset, 2);
@@ -417,6 +457,8 @@ int main(void)
     tcase_add_test(tcase, any_range_is_read_into_several_buffers);
     tcase_add_test(tcase, nothing_is_read_beyond_the_end);
     tcase_add_test(tcase, the_mapping_has_every_byte);
+    tcase_add_test(tcase, a_member_is_mapped_when_it_is_brought);
+    tcase_add_test(tcase, a_slice_is_mapped_where_its_pages_can_be);
     tcase_add_test(tcase, one_that_is_not_mapped_keeps_all_from_being_mapped);
     tcase_add_test(tcase, a_cut_member_fails_alone);
     tcase_add_test(tcase, lost_pages_of_one_member_are_noticed);
