@@ -9,18 +9,20 @@
 #include <string.h>
 
 #include "cleanup.h"
+#include "numbers.h"
 #include "unknown_format.h"
 
 enum {
     HEAD_BYTES = 64 << 10,
+    SHORT_HEAD_BYTES = 4 << 10, /* enough for nearly all; of thousands of shards it counts */
 };
 
 /* The first bytes of a file, as `probe` takes them. The caller frees them. */
-static int backend_read_head(const struct source *source, uint8_t **ret_head, size_t *ret_len)
+static int backend_read_head(const struct source *source, size_t most, uint8_t **ret_head,
+                             size_t *ret_len)
 {
-    uint64_t size = source_size(source);
-    size_t len = size < HEAD_BYTES ? (size_t)size : (size_t)HEAD_BYTES;
-    uint8_t *head = malloc(HEAD_BYTES);
+    size_t len = (size_t)min_u64(source_size(source), most);
+    uint8_t *head = malloc(most);
     if (!head)
         return -ENOMEM;
     int r = source_read(source, head, len, 0);
@@ -62,31 +64,59 @@ static int backend_unknown(const uint8_t *head, size_t len, struct fault *fault)
     return -ENOMSG;
 }
 
-int backend_find(const struct source *source, struct fault *fault,
-                 const struct backend **ret_backend, const char **ret_compression)
+/* Ask the back ends about the head. 0: none knows it. */
+static int backend_ask(const struct source *source, const uint8_t *head, size_t len,
+                       const struct backend **ret_backend, const char **ret_compression)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && backend_registry[i]; i++) {
+        *ret_compression = NULL;
+        r = backend_fits(backend_registry[i], source, head, len, ret_compression);
+        *ret_backend = backend_registry[i];
+    }
+    return r;
+}
+
+/* Of zeros alone a format can't be told by a short head: an ISO image begins so, too. */
+static bool backend_is_blank(const uint8_t *head, size_t len)
+{
+    return len == 0 || (head[0] == 0 && memcmp(head, head + 1, len - 1) == 0);
+}
+
+static int backend_find_in(const struct source *source, size_t head_bytes, struct fault *fault,
+                           const struct backend **ret_backend, const char **ret_compression)
 {
     auto_free uint8_t *head = NULL;
-    const char *compression = NULL;
     size_t len = 0;
-    int r = backend_read_head(source, &head, &len);
+    bool is_short = source_size(source) > head_bytes && head_bytes < HEAD_BYTES;
+    int r = backend_read_head(source, head_bytes, &head, &len);
     if (r == -ENOMEM)
         return r;
     if (r < 0)
         return fault_set(fault, r, NULL, 0, "read error: %s", fault_errno(r));
+    if (is_short && backend_is_blank(head, len))
+        return 0;
+    r = backend_ask(source, head, len, ret_backend, ret_compression);
+    if (r < 0)
+        return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "could not be examined: %s",
+                         fault_errno(r));
+    return r > 0 || is_short ? r : backend_unknown(head, len, fault);
+}
 
-    for (size_t i = 0; backend_registry[i]; i++) {
-        r = backend_fits(backend_registry[i], source, head, len, &compression);
-        if (r < 0)
-            return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "could not be examined: %s",
-                             fault_errno(r));
-        if (r > 0) {
-            *ret_backend = backend_registry[i];
-            if (ret_compression)
-                *ret_compression = compression;
-            return 0;
-        }
-    }
-    return backend_unknown(head, len, fault);
+int backend_find(const struct source *source, struct fault *fault,
+                 const struct backend **ret_backend, const char **ret_compression)
+{
+    const struct backend *backend;
+    const char *compression;
+    int r = backend_find_in(source, SHORT_HEAD_BYTES, fault, &backend, &compression);
+    if (r == 0)
+        r = backend_find_in(source, HEAD_BYTES, fault, &backend, &compression);
+    if (r < 0)
+        return r;
+    *ret_backend = backend;
+    if (ret_compression)
+        *ret_compression = compression;
+    return 0;
 }
 
 const struct backend *backend_of_head(const struct source *source, const uint8_t *head,
@@ -103,7 +133,7 @@ int backend_compression(const struct backend *backend, const struct source *sour
 {
     auto_free uint8_t *head = NULL;
     size_t len = 0;
-    int r = backend_read_head(source, &head, &len);
+    int r = backend_read_head(source, HEAD_BYTES, &head, &len);
     return r < 0 ? r : backend_fits_packed(backend, source, head, len, ret_compression);
 }
 

@@ -370,19 +370,86 @@ static int exchange_settle(int folder_fd, const char *record, const char *file,
     return r < 0 ? r : 1;
 }
 
-int shard_exchange_settle(const char *path, struct fault *fault)
+/* ---- archives to be opened ---- */
+
+/* The file that a link leads to. NULL: it is no link, or it leads nowhere. */
+static char *settle_followed(const char *path)
 {
-    auto_free char *real = realpath(path, NULL);
-    if (real)
-        path = real;
-    const char *file = path_base(path);
-    auto_close int folder_fd = file[strcspn(file, DIGITS)] ? path_open_folder(path) : -1;
+    char byte;
+    return readlink(path, &byte, 1) < 0 ? NULL : realpath(path, NULL);
+}
+
+/* The folder of the path's file; opened unless it is the last one's. */
+static int settle_enter(struct shard_settler *s, const char *path)
+{
+    size_t len = (size_t)(path_base(path) - path);
+    if (s->folder && strlen(s->folder) == len && memcmp(s->folder, path, len) == 0)
+        return s->folder_fd;
+    shard_settler_end(s);
+    s->folder = strndup(path, len);
+    s->folder_fd = s->folder ? path_open_folder(path) : -ENOMEM;
+    return s->folder_fd;
+}
+
+/* Is there no such record, and is that known? Else the name is remembered. Takes it over. */
+static bool settle_is_absent(struct shard_settler *s, char *record)
+{
+    for (size_t i = 0; i < SHARD_SETTLER_NAMES; i++)
+        if (s->absent[i] && strcmp(s->absent[i], record) == 0) {
+            free(record);
+            return true;
+        }
+    char **at = &s->absent[s->next++ % SHARD_SETTLER_NAMES];
+    free(*at);
+    *at = record;
+    return faccessat(s->folder_fd, record, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT;
+}
+
+static int settle_record(struct shard_settler *s, const char *file, const char *digits,
+                         struct fault *fault)
+{
+    char *record = shard_record_name(file, (size_t)(digits - file), digits);
+    if (!record)
+        return -ENOMEM;
+    if (settle_is_absent(s, record))
+        return 0;
+    int r = exchange_settle(s->folder_fd, record, file, fault);
+    for (size_t i = 0; i < SHARD_SETTLER_NAMES; i++) /* it is there, or was just now */
+        if (s->absent[i] == record)
+            s->absent[i] = NULL;
+    free(record);
+    return r;
+}
+
+int shard_settler_next(struct shard_settler *s, const char *path, struct fault *fault)
+{
+    auto_free char *followed = settle_followed(path);
+    const char *file = path_base(followed ? followed : path);
+    const char *at = file + strcspn(file, DIGITS);
     int r = 0;
-    for (const char *at = file + strcspn(file, DIGITS); folder_fd >= 0 && r == 0 && *at;
-         at += strcspn(at, DIGITS)) {
-        auto_free char *record = shard_record_name(file, (size_t)(at - file), at);
-        r = record ? exchange_settle(folder_fd, record, file, fault) : -ENOMEM;
+    if (*at && settle_enter(s, followed ? followed : path) < 0)
+        return 0;
+    for (; r == 0 && *at; at += strcspn(at, DIGITS)) {
+        r = settle_record(s, file, at, fault);
         at += strspn(at, DIGITS);
     }
+    return r;
+}
+
+void shard_settler_end(struct shard_settler *s)
+{
+    if (s->folder && s->folder_fd >= 0)
+        close(s->folder_fd);
+    free(s->folder);
+    for (size_t i = 0; i < SHARD_SETTLER_NAMES; i++)
+        free(s->absent[i]);
+    *s = (struct shard_settler){0};
+}
+
+int shard_exchange_settle(const char *path, struct fault *fault)
+{
+    struct shard_settler settler = {0};
+    int r = shard_settler_next(&settler, path, fault);
+    shard_settler_end(&settler);
     return r;
 }

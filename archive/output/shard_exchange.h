@@ -63,4 +63,19 @@ void shard_exchange_end(struct shard_exchange *exchange);
  */
 int shard_exchange_settle(const char *path, struct fault *fault);
 
+/*
+ * The same for many archives, one after the other: all shards of a set share a record, which is
+ * then looked for once. Begin with one that is all zero. It may be used as long as nothing but
+ * opening comes between.
+ */
+#define SHARD_SETTLER_NAMES 4u
+struct shard_settler {
+    char *folder; /* as written before the slash; NULL: none yet */
+    int folder_fd;
+    char *absent[SHARD_SETTLER_NAMES]; /* records that are not in it */
+    unsigned next;
+};
+int shard_settler_next(struct shard_settler *settler, const char *path, struct fault *fault);
+void shard_settler_end(struct shard_settler *settler);
+
 #endif
