@@ -158,6 +158,14 @@ int index_open(struct source *source, uint64_t offset, uint64_t len, struct faul
  */
 int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint64_t stride,
                       struct fault *fault, struct index **ret_index);
+
+/*
+ * Have an index that is in memory use this file in its place, which has the same bytes and is
+ * as trusted: pages of a file can be dropped, and are shared. Other threads may be reading the
+ * index. -ENOTSUP: it can't be done.
+ */
+int index_move(const struct index *index, const struct source *source);
+
 void index_close(struct index *index); /* NULL is fine */
 
 const struct index_info *index_info(const struct index *index);

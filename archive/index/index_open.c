@@ -342,6 +342,17 @@ int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint
     return 0;
 }
 
+int index_move(const struct index *index, const struct source *source)
+{
+    if (!index->guard || index->image != index->map || index->map_bytes != source_size(source))
+        return -ENOTSUP;
+    /* At the same address, so that readers see the same bytes all the time. */
+    return mmap(index->map, index->map_bytes, PROT_READ, MAP_SHARED | MAP_FIXED,
+                source_fd(source), (off_t)source_start(source)) == MAP_FAILED
+               ? -errno
+               : 0;
+}
+
 void index_close(struct index *index)
 {
     if (!index)

@@ -65,9 +65,9 @@ static int list_put(struct archive_list *list, char *path)
 }
 
 /* 1: an exchange of shards was finished, so others are there. */
-static int list_settle(const char *path, struct fault *fault)
+static int list_settle(struct shard_settler *settler, const char *path, struct fault *fault)
 {
-    int r = shard_exchange_settle(path, fault);
+    int r = shard_settler_next(settler, path, fault);
     if (r < 0)
         fault_set_file(fault, path);
     return r;
@@ -93,26 +93,34 @@ static int by_name(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* Add a name in a folder if it is a file: 0, 1 as list_settle, or -errno. */
-static int list_name(struct archive_list *list, const char *folder, const char *name,
-                     struct fault *fault)
+/* Is it there and no regular file? A link is what it leads to. */
+static bool is_no_file(const struct dirent *entry, const char *path)
 {
     struct stat st;
+    return entry->d_type != DT_REG && stat(path, &st) == 0 && !S_ISREG(st.st_mode);
+}
+
+/* Add an entry of a folder if it is a file: 0, 1 as list_settle, or -errno. */
+static int list_entry(struct archive_list *list, const char *folder, const struct dirent *entry,
+                      struct shard_settler *settler, struct fault *fault)
+{
     auto_free char *path = NULL;
     size_t len = strlen(folder);
-    if (asprintf(&path, "%s%s%s", folder, folder[len - 1] == '/' ? "" : "/", name) < 0) {
+    if (asprintf(&path, "%s%s%s", folder, folder[len - 1] == '/' ? "" : "/", entry->d_name) <
+        0) {
         path = NULL;
         return -ENOMEM;
     }
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+    if (is_no_file(entry, path))
         return 0;
-    int r = list_settle(path, fault);
+    int r = list_settle(settler, path, fault);
     return r == 0 ? list_put(list, steal_ptr(&path)) : r;
 }
 
 static int list_folder(struct archive_list *list, const char *path, struct fault *fault)
 {
     struct dirent **entries;
+    struct shard_settler settler = {0};
     size_t before = list->count;
     int n = scandir(path, &entries, is_shard, by_name);
     if (n < 0)
@@ -121,9 +129,10 @@ static int list_folder(struct archive_list *list, const char *path, struct fault
     int r = 0;
     for (int i = 0; i < n; i++) {
         if (r == 0)
-            r = list_name(list, path, entries[i]->d_name, fault);
+            r = list_entry(list, path, entries[i], &settler, fault);
         free(entries[i]);
     }
+    shard_settler_end(&settler);
     free(entries);
     if (r == 0 && list->count == before) {
         r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET,
@@ -139,6 +148,7 @@ static int list_folder(struct archive_list *list, const char *path, struct fault
 static int list_pattern(struct archive_list *list, const char *pattern, struct fault *fault)
 {
     glob_t found = {0};
+    struct shard_settler settler = {0};
     size_t before = list->count;
     int r = glob(pattern, 0, NULL, &found);
     if (r == GLOB_NOMATCH)
@@ -149,10 +159,11 @@ static int list_pattern(struct archive_list *list, const char *pattern, struct f
     for (size_t i = 0; r == 0 && i < found.gl_pathc; i++) {
         if (is_by_product(path_base(found.gl_pathv[i])))
             continue;
-        r = list_settle(found.gl_pathv[i], fault);
+        r = list_settle(&settler, found.gl_pathv[i], fault);
         if (r == 0)
             r = list_put(list, strdup(found.gl_pathv[i]));
     }
+    shard_settler_end(&settler);
     globfree(&found);
     if (r == 0 && list->count == before)
         r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "no archive matches");

@@ -199,6 +199,17 @@ int built_index_open_file(int fd, const char *path, struct index **ret_index)
     return r;
 }
 
+int built_index_move(int fd, const char *path, struct index *index)
+{
+    struct source *file = NULL;
+    int r = source_from_fd(fd, path, &file);
+    if (r < 0)
+        return r;
+    r = source_is_local(file) && source_is_ours(file) ? index_move(index, file) : -ENOTSUP;
+    source_close(file);
+    return r;
+}
+
 /*
  * Save the index if that was requested or is worth it. Failure is an error only if requested.
  */

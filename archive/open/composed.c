@@ -20,8 +20,12 @@
 #include "path.h"
 #include "pot_private.h"
 
-enum {
-    SAVE_AFTER_MS = 200, /* POT_SAVE_AUTO: what takes longer to compose is worth saving */
+/* A composed index that is served already, and not saved yet. */
+struct pot_unsaved {
+    char *path;
+    int image;
+    uint64_t bytes;
+    struct saved_access access;
 };
 
 static bool composed_has_recipe(const struct index *index, const struct recipe *recipe)
@@ -47,7 +51,7 @@ int composed_find(const struct composed *what, char **ret_path, struct index **r
         return -ENOENT;
     int r = composed_path(what, &path);
     if (r == 0)
-        r = saved_index_open_file(path, what->options, what->archive, &index);
+        r = saved_index_open_file(path, what->options, what->archive, NULL, &index);
     if (r < 0)
         return r;
     if (!composed_has_recipe(index, what->recipe)) {
@@ -78,23 +82,89 @@ int composed_write_image(const struct composed *what, composer *compose, void *a
     return r;
 }
 
+static int composed_access(const struct composed *what, struct saved_access *ret_access)
+{
+    return saved_index_access(what->is_private ? NULL : what->archive, ret_access);
+}
+
+static int composed_save_now(const struct composed *what, const char *path, int fd,
+                             uint64_t bytes, struct index **index)
+{
+    struct saved_access access;
+    struct index *saved = NULL;
+    int file, r = composed_access(what, &access);
+    if (r == 0)
+        r = saved_index_write_file(path, &access, fd, bytes, &file);
+    if (r == 0 && built_index_open_file(file, path, &saved) == 0) {
+        index_close(*index);
+        *index = saved;
+    }
+    return r;
+}
+
+/* Leave it for pot_save, if that will find a folder for it. */
+static int composed_save_later(const struct composed *what, const char *path, int fd,
+                               uint64_t bytes)
+{
+    struct saved_access access;
+    int r = composed_access(what, &access);
+    if (r == 0)
+        r = saved_index_check_folder(path);
+    if (r < 0)
+        return r;
+    struct pot_unsaved *unsaved = calloc(1, sizeof(*unsaved));
+    if (!unsaved)
+        return -ENOMEM;
+    unsaved->access = access;
+    unsaved->bytes = bytes;
+    unsaved->path = strdup(path);
+    unsaved->image = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (!unsaved->path || unsaved->image < 0) {
+        pot_unsaved_free(unsaved);
+        return -ENOMEM;
+    }
+    pot_unsaved_free(*what->later); /* that of a union, of which this is a view */
+    *what->later = unsaved;
+    return 0;
+}
+
+void pot_unsaved_free(struct pot_unsaved *unsaved)
+{
+    if (!unsaved)
+        return;
+    if (unsaved->image >= 0)
+        close(unsaved->image);
+    free(unsaved->path);
+    free(unsaved);
+}
+
+int pot_save(struct pot *pot)
+{
+    struct pot_unsaved *unsaved = steal_ptr(&pot->unsaved);
+    int file;
+    if (!unsaved)
+        return 0;
+    int r = saved_index_write_file(unsaved->path, &unsaved->access, unsaved->image,
+                                   unsaved->bytes, &file);
+    if (r == 0) /* else it stays in memory */
+        built_index_move(file, unsaved->path, pot->index);
+    pot_unsaved_free(unsaved);
+    return r;
+}
+
 static int composed_save(const struct composed *what, int fd, uint64_t bytes,
                          struct fault *fault, char **ret_path, struct index **index)
 {
     auto_free char *path = NULL;
-    struct index *saved = NULL;
-    int file, r = composed_path(what, &path);
-    if (r == 0)
-        r = saved_index_write_file(path, what->is_private ? NULL : what->archive, fd, bytes,
-                                   &file);
+    int r = composed_path(what, &path);
+    if (r == 0 && what->later)
+        r = composed_save_later(what, path, fd, bytes);
+    else if (r == 0)
+        r = composed_save_now(what, path, fd, bytes, index);
     if (r < 0)
         return fault_set(fault, r, NULL, FAULT_NO_OFFSET,
                          "the index of this view could not be saved in the cache folder: %s",
                          fault_errno(r));
-    if (built_index_open_file(file, path, &saved) == 0) {
-        index_close(*index);
-        *index = saved;
-    }
     *ret_path = steal_ptr(&path);
     return 0;
 }
@@ -114,7 +184,7 @@ int composed_make_by(const struct composed *what, composed_writer *write, void *
         return r;
     *ret_path = NULL;
     if (save == POT_SAVE_ALWAYS ||
-        (save == POT_SAVE_AUTO && now_ms() - start_ms >= SAVE_AFTER_MS))
+        (save == POT_SAVE_AUTO && now_ms() - start_ms >= what->worth_ms))
         r = composed_save(what, fd, bytes, &why, ret_path, &index);
     if (r < 0 && save == POT_SAVE_ALWAYS) {
         index_close(index);
@@ -162,11 +232,14 @@ static int composed_describe(struct opening *o)
 
 static struct composed composed_of(const struct opening *o)
 {
-    return (struct composed){.options = o->options,
-                             .recipe = &o->recipe,
-                             .archive = pot_file(o->pot),
-                             .name = o->pot->path,
-                             .file = o->pot->path};
+    return (struct composed){
+        .options = o->options,
+        .recipe = &o->recipe,
+        .archive = pot_file(o->pot),
+        .name = o->pot->path,
+        .file = o->pot->path,
+        .worth_ms = o->options->compose->nested ? COMPOSED_WORTH_MS : COMPOSED_VIEW_WORTH_MS,
+        .later = o->options->saves_later && !o->pot->compression ? &o->pot->unsaved : NULL};
 }
 
 void composed_take(struct pot *pot, struct index *index, char *path,

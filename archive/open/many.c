@@ -25,8 +25,10 @@
 #include "archive_list.h"
 #include "cleanup.h"
 #include "clock.h"
+#include "cpus.h"
 #include "graft.h"
 #include "merge.h"
+#include "numbers.h"
 #include "path.h"
 #include "pot_private.h"
 #include "shard_exchange.h"
@@ -36,7 +38,7 @@
 
 enum {
     MANY_VERSION = 1,     /* raise it when the same recipe makes another index */
-    MANY_THREADS = 8,     /* more than CPUs, as they wait for storage */
+    MANY_THREADS = 8,     /* at most; on a network, where they wait for storage */
     MANY_EACH_THREAD = 8, /* archives that are worth a thread */
     MANY_STACK_BYTES = 256 << 10,
 };
@@ -45,13 +47,10 @@ const struct backend backend_union = {.name = "union", .file = "several archives
 
 struct part {
     const char *path;
-    char *directory;       /* --each: its name without the ending */
-    struct source *source; /* NULL once it belongs to `pot` or to the concatenation */
-    struct container container;
+    char *directory;        /* --each: its name without the ending */
+    struct pot_found found; /* source NULL once it belongs to `pot` or to the concatenation */
     struct source_identity identity;
     uint64_t samples;
-    const struct backend *backend;
-    const char *compression;
     struct pot *pot; /* NULL: not opened */
     bool needs_time; /* to be indexed or unpacked */
     int err;
@@ -86,13 +85,25 @@ static void *many_run(void *arg)
     return NULL;
 }
 
-static void many_each(struct many *many, void (*step)(struct many *many, struct part *part))
+/* The first part tells where they lie. More threads than CPUs would only wait for each other,
+ * unless they wait for storage. */
+static unsigned many_threads(const struct many *many)
+{
+    const struct source *first = many->parts[0].found.source;
+    uint64_t worth = many->count / MANY_EACH_THREAD;
+    uint64_t most = first && source_is_local(first) ? cpus_allowed() : MANY_THREADS;
+    return (unsigned)min_u64(min_u64(worth, most), MANY_THREADS);
+}
+
+/* Begin with part `first`. */
+static void many_each_from(struct many *many, size_t first,
+                           void (*step)(struct many *many, struct part *part))
 {
     pthread_t threads[MANY_THREADS];
-    unsigned count = 0;
+    unsigned count = 0, wanted = many_threads(many);
     many->step = step;
-    atomic_store(&many->next, 0);
-    while (count < MANY_THREADS && many->count > (count + 1) * MANY_EACH_THREAD &&
+    atomic_store(&many->next, first);
+    while (count + 1 < wanted &&
            thread_start(&threads[count], MANY_STACK_BYTES, many_run, many) == 0)
         count++;
     many_run(many);
@@ -102,32 +113,46 @@ static void many_each(struct many *many, void (*step)(struct many *many, struct 
 
 /* ---- looking ---- */
 
+/* One after the other, as what is found for one shard of a set holds for all. */
+static void many_settle(struct many *many)
+{
+    struct shard_settler settler = {0};
+    for (size_t i = 0; i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        int r = shard_settler_next(&settler, part->path, &part->fault);
+        part->err = r < 0 ? r : 0;
+    }
+    shard_settler_end(&settler);
+}
+
 static void part_look(struct many *many, struct part *part)
 {
     struct fault *fault = &part->fault;
-    int r = shard_exchange_settle(part->path, fault);
-    if (r >= 0)
-        r = pot_open_source(part->path, many->options->offset, fault, &part->container,
-                            &part->source);
-    if (r < 0) {
-        part->err = r;
+    part->err = pot_look(part->path, many->options->offset, fault, &part->found);
+    if (part->err < 0)
         return;
-    }
-    source_identity(part->source, &part->identity);
-    r = source_concat_sample(part->source, &part->samples);
+    source_identity(part->found.source, &part->identity);
+    int r = source_concat_sample(part->found.source, &part->samples);
     if (r < 0)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "read error: %s", fault_errno(r));
-    if (r == 0)
-        r = backend_find(part->source, fault, &part->backend, &part->compression);
     part->err = r;
+}
+
+static void many_look(struct many *many)
+{
+    many_settle(many);
+    source_expect(many->count);
+    if (many->parts[0].err == 0)
+        part_look(many, &many->parts[0]);
+    many_each_from(many, 1, part_look);
 }
 
 static void part_free(struct part *part)
 {
     pot_close(part->pot);
     part->pot = NULL;
-    source_close(part->source);
-    part->source = NULL;
+    source_close(part->found.source);
+    part->found.source = NULL;
     free(part->directory);
     part->directory = NULL;
 }
@@ -198,12 +223,12 @@ static int many_describe(const struct many *many, struct recipe *recipe)
     composed_describe_nested(&many->part_compose, recipe);
     for (size_t i = 0; i < many->count; i++) {
         const struct part *part = &many->parts[i];
-        const uint64_t about[] = {part->backend->format,
+        const uint64_t about[] = {part->found.backend->format,
                                   part->identity.size_bytes,
                                   (uint64_t)part->identity.mtime_sec,
                                   part->identity.mtime_nsec,
-                                  part->container.offset,
-                                  part->container.length,
+                                  part->found.container.offset,
+                                  part->found.container.length,
                                   part->samples};
         recipe_add(recipe, "archive", about, sizeof(about));
         if (together->each)
@@ -239,8 +264,8 @@ static struct composed many_composed(const struct many *many, const struct recip
 static int many_find_saved(struct many *many, const struct recipe *recipe, struct pot *pot)
 {
     const struct part *first = &many->parts[0];
-    struct composed what =
-        many_composed(many, recipe, first->source ? first->source : pot_file(first->pot));
+    struct composed what = many_composed(
+        many, recipe, first->found.source ? first->found.source : pot_file(first->pot));
     return composed_find(&what, &pot->index_path, &pot->index);
 }
 
@@ -276,12 +301,10 @@ static int part_open(struct many *many, struct part *part, bool may_take_time)
         options.progress = NULL;
     }
     part->fault = (struct fault){0};
-    int r = pot_open_on(part->path, part->source, &options, may_take_time, &part->fault,
-                        &part->pot);
+    int r = pot_open_found(part->path, &part->found, &options, may_take_time, &part->fault,
+                           &part->pot);
     if (r != -EAGAIN || may_take_time) /* where -EAGAIN is an error, as of fork */
-        part->source = NULL;           /* it is the pot's, or closed */
-    if (r == 0)
-        part->pot->container = part->container;
+        part->found.source = NULL;     /* it is the pot's, or closed */
     return r;
 }
 
@@ -294,7 +317,7 @@ static void part_open_ready(struct many *many, struct part *part)
 
 static int many_open(struct many *many, struct fault *fault)
 {
-    many_each(many, part_open_ready);
+    many_each_from(many, 0, part_open_ready);
     for (size_t i = 0; i < many->count; i++) {
         struct part *part = &many->parts[i];
         if (part->needs_time)
@@ -313,7 +336,7 @@ static int many_open_packed(struct many *many, struct fault *fault)
     many->part_options.compose = NULL; /* the bytes are all that is wanted */
     for (size_t i = 0; i < many->count; i++) {
         struct part *part = &many->parts[i];
-        if (part->compression)
+        if (part->found.compression)
             part->err = part_open(many, part, true);
         if (part->err < 0)
             break;
@@ -367,14 +390,15 @@ static int many_join(struct many *many, struct pot *pot)
     if (!sources)
         return -ENOMEM;
     for (size_t i = 0; i < many->count; i++)
-        sources[i] = many->parts[i].pot ? many->parts[i].pot->source : many->parts[i].source;
+        sources[i] =
+            many->parts[i].pot ? many->parts[i].pot->source : many->parts[i].found.source;
     int r = source_concat(sources, many->count, many->name, &pot->source);
     if (r == 0) /* the same each time, also if members were unpacked */
         pot->source->identity = pot->identity;
     for (size_t i = 0; r == 0 && i < many->count; i++) {
         if (many->parts[i].pot)
             many->parts[i].pot->source = NULL;
-        many->parts[i].source = NULL;
+        many->parts[i].found.source = NULL;
     }
     return r;
 }
@@ -407,7 +431,7 @@ static int many_graft(const struct composing *c, size_t i, struct grafter *graft
 
 static void many_describe_archive(const struct composing *c, struct builder_header *header)
 {
-    header->format = c->many->parts[0].backend->format;
+    header->format = c->many->parts[0].found.backend->format;
     header->archive_bytes = source_size(c->pot->source);
     header->archive_mtime_sec = c->pot->identity.mtime_sec;
     header->archive_mtime_nsec = c->pot->identity.mtime_nsec;
@@ -474,6 +498,9 @@ static int many_make(struct many *many, struct pot *pot, enum many_found found,
         many_composed(many, &many->union_recipe, source_member(pot->source, 0));
     what.is_private = many_is_private(pot, many->count);
     what.start_ms = many->start_ms;
+    what.worth_ms = COMPOSED_WORTH_MS;
+    if (many->options->saves_later && !many->view)
+        what.later = &pot->unsaved;
     struct composing composing = {many, pot, what};
     int r = 0;
     if (found == FOUND_NOTHING)
@@ -481,6 +508,9 @@ static int many_make(struct many *many, struct pot *pot, enum many_found found,
                              &pot->index);
     what.recipe = &many->view_recipe;
     what.start_ms = 0;
+    what.worth_ms = COMPOSED_VIEW_WORTH_MS;
+    if (many->options->saves_later)
+        what.later = &pot->unsaved;
     if (r == 0 && many->view)
         r = composed_view(&what, many->view, pot, fault);
     malloc_trim(0); /* a daemon lives on with what is left */
@@ -498,7 +528,7 @@ static int many_list(const struct many *many, struct pot *pot)
     for (; pot->part_count < many->count; pot->part_count++) {
         const struct part *from = &many->parts[pot->part_count];
         struct pot_part *part = &pot->parts[pot->part_count];
-        part->backend = from->pot ? from->pot->backend : from->backend;
+        part->backend = from->pot ? from->pot->backend : from->found.backend;
         all[pot->part_count] = from->identity;
         part->path = strdup(from->path);
         if (!part->path)
@@ -520,7 +550,7 @@ static int many_open_for_indexes(struct many *many, struct pot *pot, struct faul
 
 static int many_open_all(struct many *many, struct pot *pot, struct fault *fault)
 {
-    many_each(many, part_look);
+    many_look(many);
     int r = many_check(many, fault);
     if (r == 0)
         r = many_check_directories(many, fault);
@@ -577,6 +607,7 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
     many.view = compose ? compose->view : NULL;
     many.part_options.store = NULL;
     many.part_options.names_only = false;
+    many.part_options.saves_later = false;
     /* POT_SAVE_ALWAYS alone would leave a stream packed whose index is saved. */
     static const struct pot_store keeps_nothing = {0};
     if (many.options->save == POT_SAVE_ALWAYS)

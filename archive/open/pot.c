@@ -111,35 +111,46 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
     return r;
 }
 
-static int pot_find_format(struct opening *o, struct fault *fault)
+int pot_look(const char *path, uint64_t offset, struct fault *fault,
+             struct pot_found *ret_found)
 {
-    struct pot *pot = o->pot;
-    int r = 0;
-    if (!pot->source)
-        r = pot_open_source(pot->path, o->options->offset, fault, &pot->container,
-                            &pot->source);
+    struct pot_found found = {0};
+    int r = pot_open_source(path, offset, fault, &found.container, &found.source);
     if (r < 0)
         return r;
-    source_identity(pot->source, &pot->identity);
-    pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
-    return backend_find(pot->source, fault, &pot->backend, &o->compression);
+    r = backend_find(found.source, fault, &found.backend, &found.compression);
+    if (r < 0)
+        source_close(found.source);
+    else
+        *ret_found = found;
+    return r;
 }
 
-int pot_open_on(const char *path, struct source *source, const struct pot_options *options,
-                bool may_take_time, struct fault *fault, struct pot **ret_pot)
+static void pot_begin(struct opening *o, const struct pot_found *found)
+{
+    struct pot *pot = o->pot;
+    pot->source = found->source;
+    pot->container = found->container;
+    pot->backend = found->backend;
+    o->compression = found->compression;
+    source_identity(pot->source, &pot->identity);
+    pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
+}
+
+int pot_open_found(const char *path, const struct pot_found *found,
+                   const struct pot_options *options, bool may_take_time, struct fault *fault,
+                   struct pot **ret_pot)
 {
     static const struct pot_options defaults = {0};
     struct pot *pot = calloc(1, sizeof(*pot));
     if (!pot) {
-        source_close(source);
+        source_close(found->source);
         return -ENOMEM;
     }
     struct opening o = {.pot = pot, .options = options ? options : &defaults};
-    pot->source = source;
+    pot_begin(&o, found);
     pot->path = strdup(path);
-    int r = pot->path ? pot_find_format(&o, fault) : -ENOMEM;
-    if (r == 0)
-        r = pot_open_index(&o, may_take_time, fault);
+    int r = pot->path ? pot_open_index(&o, may_take_time, fault) : -ENOMEM;
     if (r == 0)
         r = composed_apply(&o, may_take_time, fault);
     index_close(o.stream_index);
@@ -160,8 +171,11 @@ int pot_open_on(const char *path, struct source *source, const struct pot_option
 int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
              struct pot **ret_pot)
 {
+    struct pot_found found;
     int r = shard_exchange_settle(path, fault);
-    return r < 0 ? r : pot_open_on(path, NULL, options, true, fault, ret_pot);
+    if (r >= 0)
+        r = pot_look(path, options ? options->offset : 0, fault, &found);
+    return r < 0 ? r : pot_open_found(path, &found, options, true, fault, ret_pot);
 }
 
 /* Which archive of a union was cut short. */
@@ -198,6 +212,7 @@ void pot_close(struct pot *pot)
     for (size_t i = 0; i < pot->part_count; i++)
         free(pot->parts[i].path);
     free(pot->parts);
+    pot_unsaved_free(pot->unsaved);
     free(pot->index_path);
     free(pot->path);
     free(pot);

@@ -70,6 +70,7 @@ struct pot {
     struct source_identity identity; /* of the archive file, even if it was unpacked */
     struct pot_part *parts;          /* of a union (pot_open_many), in order; else NULL */
     size_t part_count;
+    struct pot_unsaved *unsaved; /* what pot_save saves, or NULL */
 };
 
 #define POT_RATIO 200u
@@ -170,6 +171,8 @@ struct pot_options {
     const struct pot_compose *compose; /* NULL: the archive's tree as it is */
     struct pot_together together;      /* of pot_open_many */
     enum pot_save save;
+    /* An index that is composed is left for pot_save, where pot->compression is NULL. */
+    bool saves_later;
     bool rebuild;        /* don't use a saved index */
     bool lists_left_out; /* the caller reports index_left_out itself: no note */
     /*
@@ -215,6 +218,13 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
  */
 int pot_open_many(const char *const *paths, size_t count, const char *name,
                   const struct pot_options *options, struct fault *fault, struct pot **ret_pot);
+
+/*
+ * Save an index that pot_open composed with `saves_later`, and put the file in the place of its
+ * memory: other threads may be reading it. 0 as well if there is none; else -errno, and it
+ * stays in memory. Call it once.
+ */
+int pot_save(struct pot *pot);
 
 void pot_close(struct pot *pot); /* NULL is fine */
 

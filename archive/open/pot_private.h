@@ -54,13 +54,26 @@ struct opening {
 typedef int opener(struct opening *o, struct fault *fault);
 #define OPENER_NOT_MINE 1
 
+/* An archive that was looked at. */
+struct pot_found {
+    struct source *source;
+    struct container container;
+    const struct backend *backend;
+    const char *compression; /* of the source as a whole; NULL: none */
+};
+
 /*
- * pot_open of a file that is open. Unless `may_take_time`, -EAGAIN if the archive would have to
- * be indexed or unpacked; then the source stays the caller's. Otherwise it is taken over, also
- * if this fails.
+ * pot_open of one that was looked at. Unless `may_take_time`, -EAGAIN if it would have to be
+ * indexed or unpacked; then the source stays the caller's. Otherwise it is taken over, also if
+ * this fails.
  */
-int pot_open_on(const char *path, struct source *source, const struct pot_options *options,
-                bool may_take_time, struct fault *fault, struct pot **ret_pot);
+int pot_open_found(const char *path, const struct pot_found *found,
+                   const struct pot_options *options, bool may_take_time, struct fault *fault,
+                   struct pot **ret_pot);
+
+/* Look at an archive. On failure nothing stays open. */
+int pot_look(const char *path, uint64_t offset, struct fault *fault,
+             struct pot_found *ret_found);
 
 /* The archive file, packed or not. */
 static inline struct source *pot_file(const struct pot *pot)
@@ -98,6 +111,9 @@ int built_index_open_image(int fd, const char *name, struct fault *fault, uint64
  * fd.
  */
 int built_index_open_file(int fd, const char *path, struct index **ret_index);
+
+/* The same for an open index, whose bytes the file has: it uses them from now on. */
+int built_index_move(int fd, const char *path, struct index *index);
 
 /* Memory that may be used now: what the job has available, within what the caller allows. */
 uint64_t pot_memory_bytes(const struct pot_options *options);
@@ -143,13 +159,28 @@ int saved_index_write(const char *archive, uint64_t offset, const struct source 
  */
 int saved_index_cache_path(const char *name, const char *key, char **ret_path);
 
-/* The index in a file, if it can be trusted to describe the archive. -ENOENT, -ENOMEM. */
+/*
+ * The index in a file, if it can be trusted to describe the archive. -ENOENT, -ENOMEM.
+ * *ret_is_later (may be NULL): it was written after the last change of the archive.
+ */
 int saved_index_open_file(const char *path, const struct pot_options *options,
-                          const struct source *archive, struct index **ret_index);
+                          const struct source *archive, bool *ret_is_later,
+                          struct index **ret_index);
+
+/* Those who may read a saved index: those who may read its archive; NULL: only this user. */
+struct saved_access {
+    mode_t mode;
+    uid_t uid;
+    gid_t gid;
+};
+int saved_index_access(const struct source *archive, struct saved_access *ret_access);
 
 /* Save the image in `fd` under a path in the cache folder. *ret_fd is the file written. */
-int saved_index_write_file(const char *path, const struct source *archive, int fd,
+int saved_index_write_file(const char *path, const struct saved_access *access, int fd,
                            uint64_t image_bytes, int *ret_fd);
+
+/* Could a file be written under this path in the cache folder? -errno: why not. */
+int saved_index_check_folder(const char *path);
 
 /* ---- composed.c ---- */
 
@@ -162,8 +193,15 @@ struct composed {
     const char
         *file;       /* a saved index is named after it: the archive, or the first of several */
     bool is_private; /* only this user may read a saved one */
-    uint64_t start_ms; /* when the work for it began (now_ms); 0: now */
+    uint64_t start_ms;          /* when the work for it began (now_ms); 0: now */
+    uint64_t worth_ms;          /* POT_SAVE_AUTO: what takes longer is saved */
+    struct pot_unsaved **later; /* options->saves_later: where to leave it; NULL: save it now */
 };
+
+/* What takes longer to compose is saved. Of lists and patterns there may be many. */
+enum { COMPOSED_WORTH_MS = 5, COMPOSED_VIEW_WORTH_MS = 200 };
+
+void pot_unsaved_free(struct pot_unsaved *unsaved); /* NULL is fine */
 
 /* Of nested archives and views; raise it when the same recipe makes another index. */
 enum { COMPOSED_VERSION = 3 };

@@ -6,9 +6,10 @@
  * to a temporary name, flushed and renamed, so that it is there as a whole or not at all.
  *
  * None is trusted. It must state the archive's size, its time and a fingerprint of its
- * content. It must belong to this user, to the archive's owner or to root, and be writable by
- * nobody who may not write to the archive; otherwise anybody could plant a tree of his own
- * design. All checks use one descriptor, which is then used to read the index.
+ * content, which is not computed if nothing has touched the archive since. It must belong to
+ * this user, to the archive's owner or to root, and be writable by nobody who may not write to
+ * the archive; otherwise anybody could plant a tree of his own design. All checks use one
+ * descriptor, which is then used to read the index.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,6 +24,7 @@
 
 #include "cleanup.h"
 #include "output.h"
+#include "path.h"
 #include "pot_private.h"
 
 #define SUFFIX ".onepot-index"
@@ -104,38 +106,58 @@ static bool saved_has_size(const struct index *index, const struct opening *o)
            sums == bytes / INDEX_WINDOW_BYTES + (bytes % INDEX_WINDOW_BYTES != 0);
 }
 
+static bool saved_has_fingerprint(const struct index *index, struct opening *o)
+{
+    return opening_fingerprint(o) == 0 &&
+           index_info(index)->archive_fingerprint == o->fingerprint;
+}
+
 static bool saved_describes(const struct index *index, struct opening *o)
 {
     const struct index_info *info = index_info(index);
     const struct source_identity *id = &o->pot->identity;
     return info->format == o->pot->backend->format && saved_has_size(index, o) &&
            info->archive_mtime_sec == id->mtime_sec &&
-           info->archive_mtime_nsec == id->mtime_nsec && opening_fingerprint(o) == 0 &&
-           info->archive_fingerprint == o->fingerprint;
+           info->archive_mtime_nsec == id->mtime_nsec;
 }
 
 /* Why this file can't be trusted to describe the archive; NULL if it can. */
-static const char *saved_mistrust(const struct source *file, const struct source *archive)
+static const char *saved_mistrust(const struct stat *ours, const struct stat *theirs)
 {
-    struct stat ours, theirs;
-    if (fstat(source_fd(file), &ours) < 0 || fstat(source_fd(archive), &theirs) < 0)
-        return "can't be examined";
-    if (ours.st_uid != 0 && ours.st_uid != geteuid() && ours.st_uid != theirs.st_uid)
+    if (ours->st_uid != 0 && ours->st_uid != geteuid() && ours->st_uid != theirs->st_uid)
         return "belongs to somebody else";
-    mode_t writers = theirs.st_mode & (ours.st_gid == theirs.st_gid ? 0022 : 0002);
-    return ours.st_mode & 0022 & ~writers ? "can be written to by others" : NULL;
+    mode_t writers = theirs->st_mode & (ours->st_gid == theirs->st_gid ? 0022 : 0002);
+    return ours->st_mode & 0022 & ~writers ? "can be written to by others" : NULL;
+}
+
+/*
+ * Was the archive left alone since its index was written? Whatever changes a file, or puts
+ * another in its place, sets its time of change, which nobody can set back. A filesystem may
+ * count in seconds only.
+ */
+static bool saved_is_later(const struct stat *ours, const struct stat *theirs)
+{
+    enum { SURELY_SEC = 2 };
+    return ours->st_dev == theirs->st_dev &&
+           ours->st_mtim.tv_sec > theirs->st_ctim.tv_sec + SURELY_SEC;
 }
 
 int saved_index_open_file(const char *path, const struct pot_options *options,
-                          const struct source *archive, struct index **ret_index)
+                          const struct source *archive, bool *ret_is_later,
+                          struct index **ret_index)
 {
     struct source *file = NULL;
+    struct stat ours, theirs;
     if (source_open(path, NULL, &file) < 0)
         return -ENOENT;
-    const char *why = saved_mistrust(file, archive);
+    const char *why = "can't be examined";
+    if (fstat(source_fd(file), &ours) == 0 && fstat(source_fd(archive), &theirs) == 0)
+        why = saved_mistrust(&ours, &theirs);
     int r = why ? -EPERM : index_open(file, 0, source_size(file), NULL, ret_index);
     if (why)
         pot_note(options, path, "is not used: it %s", why);
+    else if (ret_is_later)
+        *ret_is_later = saved_is_later(&ours, &theirs);
     if (r == -EUCLEAN)
         pot_note(options, path, "this saved index is damaged: it is made anew");
     source_close(file);
@@ -146,10 +168,11 @@ int saved_index_open_file(const char *path, const struct pot_options *options,
 static int saved_try_path(const char *path, struct opening *o, struct index **ret_index)
 {
     struct index *index = NULL;
-    int r = saved_index_open_file(path, o->options, o->pot->source, &index);
+    bool is_later = false;
+    int r = saved_index_open_file(path, o->options, o->pot->source, &is_later, &index);
     if (r < 0)
         return r;
-    if (!saved_describes(index, o)) {
+    if (!saved_describes(index, o) || !(is_later || saved_has_fingerprint(index, o))) {
         index_close(index);
         return -ENOENT;
     }
@@ -208,10 +231,10 @@ static int saved_copy_image(int from, int to, uint64_t len)
 }
 
 /* Let those who may read the archive read its index, and nobody else. */
-static int saved_set_permissions(int fd, const struct stat *archive)
+static int saved_set_permissions(int fd, const struct saved_access *access)
 {
-    mode_t mode = 0600 | (archive->st_mode & 0044);
-    if (fchown(fd, (uid_t)-1, archive->st_gid) < 0)
+    mode_t mode = 0600 | (access->mode & 0044);
+    if (fchown(fd, (uid_t)-1, access->gid) < 0)
         mode &= ~(mode_t)0040;
     return fchmod(fd, mode) < 0 ? -errno : 0;
 }
@@ -220,26 +243,33 @@ static int saved_set_permissions(int fd, const struct stat *archive)
  * Give the file to the archive's owner, who must be able to read it: root can do that. Done
  * last, since only the owner removes what is left of an interrupted save.
  */
-static void saved_hand_over(int fd, const struct stat *archive)
+static void saved_hand_over(int fd, const struct saved_access *access)
 {
-    if (archive->st_uid != geteuid() && fchown(fd, archive->st_uid, (gid_t)-1) < 0)
+    if (access->uid != geteuid() && fchown(fd, access->uid, (gid_t)-1) < 0)
         errno = 0; /* then the owner stays the same */
 }
 
+int saved_index_access(const struct source *archive, struct saved_access *ret_access)
+{
+    struct stat st = {.st_mode = 0600, .st_uid = geteuid(), .st_gid = getegid()};
+    if (archive && fstat(source_fd(archive), &st) < 0)
+        return -errno;
+    *ret_access = (struct saved_access){st.st_mode, st.st_uid, st.st_gid};
+    return 0;
+}
+
 /* *ret_fd is the file, which then has its name. */
-static int saved_write_to(const char *path, const struct source *archive, int image,
+static int saved_write_to(const char *path, const struct saved_access *access, int image,
                           uint64_t len, int *ret_fd)
 {
     struct output *output = NULL;
-    struct stat theirs = {.st_mode = 0600, .st_uid = geteuid(), .st_gid = getegid()};
     auto_close int fd = -1;
-    int r = archive && fstat(source_fd(archive), &theirs) < 0 ? -errno
-                                                              : output_open_own(path, &output);
+    int r = output_open_own(path, &output);
     if (r < 0)
         return r;
     r = saved_copy_image(image, output->fd, len);
     if (r == 0)
-        r = saved_set_permissions(output->fd, &theirs);
+        r = saved_set_permissions(output->fd, access);
     if (r == 0 && (fd = fcntl(output->fd, F_DUPFD_CLOEXEC, 0)) < 0)
         r = -errno;
     if (r < 0)
@@ -248,7 +278,7 @@ static int saved_write_to(const char *path, const struct source *archive, int im
         r = output_commit(output, true, NULL);
     if (r < 0)
         return r;
-    saved_hand_over(fd, &theirs);
+    saved_hand_over(fd, access);
     *ret_fd = steal_fd(&fd);
     return 0;
 }
@@ -265,14 +295,24 @@ static void saved_make_folders(char *path)
     }
 }
 
-int saved_index_write_file(const char *path, const struct source *archive, int image,
+int saved_index_check_folder(const char *path)
+{
+    auto_free char *folder = path_folder(path);
+    auto_free char *folders = strdup(path);
+    if (!folder || !folders)
+        return -ENOMEM;
+    saved_make_folders(folders);
+    return access(folder, W_OK | X_OK) < 0 ? -errno : 0;
+}
+
+int saved_index_write_file(const char *path, const struct saved_access *access, int image,
                            uint64_t image_bytes, int *ret_fd)
 {
     auto_free char *folders = strdup(path);
     if (!folders)
         return -ENOMEM;
     saved_make_folders(folders);
-    return saved_write_to(path, archive, image, image_bytes, ret_fd);
+    return saved_write_to(path, access, image, image_bytes, ret_fd);
 }
 
 static int saved_fault(int beside, const char *cached, int in_cache, struct fault *fault)
@@ -293,16 +333,21 @@ int saved_index_write(const char *archive, uint64_t offset, const struct source 
                       int *ret_fd)
 {
     auto_free char *path = NULL, *cached = NULL;
+    struct saved_access access;
     int beside = pot_index_path(archive, offset, &path);
     if (beside == 0)
-        beside = saved_write_to(path, source, image, image_bytes, ret_fd);
+        beside = saved_index_access(source, &access);
+    if (beside == 0)
+        beside = saved_write_to(path, &access, image, image_bytes, ret_fd);
     if (beside == 0) {
         *ret_path = steal_ptr(&path);
         return 0;
     }
     int r = pot_cached_index_path(archive, offset, &cached);
     if (r == 0)
-        r = saved_index_write_file(cached, source, image, image_bytes, ret_fd);
+        r = saved_index_access(source, &access);
+    if (r == 0)
+        r = saved_index_write_file(cached, &access, image, image_bytes, ret_fd);
     if (r < 0)
         return saved_fault(beside, cached, r, fault);
     *ret_path = steal_ptr(&cached);

@@ -288,4 +288,10 @@ int cli_open_list(const struct archive_list *list, const char *name,
                   const struct pot_options *options, enum cli_progress_mode mode,
                   struct pot **ret_pot);
 
+/*
+ * Make room for so many archives. cli_open_list does that, too, but it is done sooner in a
+ * process that has no other threads yet (source_expect).
+ */
+void cli_expect_archives(size_t count);
+
 #endif

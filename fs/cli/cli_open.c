@@ -29,6 +29,14 @@ static void opening_show(void *ctx, const char *doing, const struct progress *pr
 /* So many archives may be open in the limit that most systems begin with. */
 #define FEW_ARCHIVES 100
 
+void cli_expect_archives(size_t count)
+{
+    if (count <= FEW_ARCHIVES)
+        return;
+    cli_raise_file_limit();
+    source_expect(count);
+}
+
 int cli_open_list(const struct archive_list *list, const char *name,
                   const struct pot_options *options, enum cli_progress_mode mode,
                   struct pot **ret_pot)
@@ -48,8 +56,7 @@ int cli_open_list(const struct archive_list *list, const char *name,
     if (!all.memory_bytes)
         all.memory_bytes = budget_memory_bytes("");
     cli_progress_start(&opening.line, mode);
-    if (list->count > FEW_ARCHIVES)
-        cli_raise_file_limit();
+    cli_expect_archives(list->count);
     r = pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);
     cli_progress_end(&opening.line);
     if (r < 0)

@@ -119,6 +119,7 @@ static void *archive_watch_run(void *arg)
     struct archive_watch *w = arg;
     struct pollfd p = {.fd = w->stop_fd, .events = POLLIN};
 
+    pot_save(w->pot); /* if it fails, the next mount composes it again */
     archive_watch_look(w);
     while (watch_is_needed(w) && poll(&p, 1, LOOK_EVERY_MS) <= 0) {
         /* Without requests nobody gets wrong bytes, and the file's server is spared. */

@@ -138,6 +138,7 @@ static int identify_archives(struct mounter *m)
     else if (r == 0)
         r = identify_archive(m);
     storage_watch_end(&watch);
+    cli_expect_archives(m->archives.count); /* while there is no other thread */
     return r;
 }
 

@@ -297,6 +297,57 @@ START_TEST(index_goes_to_the_cache_where_it_can_not_lie_beside)
 }
 END_TEST
 
+static struct pot *open_union(const struct pot_options *options)
+{
+    static const char *const paths[] = {"a.tar", "b.tar"};
+    struct fault fault = {0};
+    struct pot *pot = NULL;
+    ck_assert_msg(pot_open_many(paths, 2, "both", options, &fault, &pot) == 0, "%s",
+                  fault.what);
+    return pot;
+}
+
+START_TEST(composed_index_is_saved_when_that_is_asked_for)
+{
+    static const struct pot_options later = {.save = POT_SAVE_ALWAYS, .saves_later = true};
+    const char *name;
+    size_t len;
+    uint32_t other;
+    ck_assert_int_eq(command("mkdir other && echo two > other/two && tar -cf b.tar other"), 0);
+    struct pot *pot = open_union(&later);
+    ck_assert_ptr_nonnull(pot->unsaved);
+    ck_assert_ptr_nonnull(pot->index_path);
+    ck_assert_int_ne(access(pot->index_path, F_OK), 0);
+    ck_assert_int_eq(index_resolve(pot->index, "other/two", &other), 0);
+    ck_assert_int_eq(index_name(pot->index, other, &name, &len), 0);
+
+    ck_assert_int_eq(pot_save(pot), 0);
+    ck_assert_ptr_null(pot->unsaved);
+    ck_assert_int_eq(access(pot->index_path, F_OK), 0);
+    ck_assert_mem_eq(name, "two", 3); /* where it was */
+    check_content(pot);
+    ck_assert_int_eq(pot_save(pot), 0);
+    pot_close(pot);
+
+    pot = open_union(&never);
+    ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
+    check_content(pot);
+    pot_close(pot);
+}
+END_TEST
+
+START_TEST(composed_index_that_is_never_saved_leaves_nothing)
+{
+    static const struct pot_options later = {.save = POT_SAVE_ALWAYS, .saves_later = true};
+    ck_assert_int_eq(command("mkdir other && echo two > other/two && tar -cf b.tar other"), 0);
+    pot_close(open_union(&later));
+    ck_assert_int_eq(command("test -z \"$(find .cache -type f)\""), 0);
+    struct pot *pot = open_union(&never);
+    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
+    pot_close(pot);
+}
+END_TEST
+
 START_TEST(index_that_can_not_be_saved_is_an_error_only_if_asked_for)
 {
     struct fault fault;
@@ -986,6 +1037,8 @@ int main(void)
     tcase_add_test(tests, what_a_killed_run_left_of_an_index_is_removed);
     tcase_add_test(tests, index_is_its_owners_whoever_made_it);
     tcase_add_test(tests, index_goes_to_the_cache_where_it_can_not_lie_beside);
+    tcase_add_test(tests, composed_index_is_saved_when_that_is_asked_for);
+    tcase_add_test(tests, composed_index_that_is_never_saved_leaves_nothing);
     tcase_add_test(tests, index_that_can_not_be_saved_is_an_error_only_if_asked_for);
     tcase_add_test(tests, embedded_index_is_used);
     tcase_add_test(tests, archive_that_tar_appended_to_is_indexed_anew);
