@@ -180,6 +180,19 @@ bool source_is_memory(const struct source *source)
     return source_state_of(source).is_memory;
 }
 
+int source_local_fd(const struct source *source, uint64_t *ret_start)
+{
+    struct source_state state = source_state_of(source);
+    struct stat st;
+    int fd = state.keeps ? state.kept_fd : source->fd;
+    /* Only what wraps all of them has a file in which their bytes are where it has them. */
+    if (!state.is_local || (state.keeps && !source->ops->state) || fd < 0 ||
+        fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+        return -1;
+    *ret_start = state.keeps ? 0 : source->start;
+    return fd;
+}
+
 bool source_keeps(const struct source *source)
 {
     return source_state_of(source).keeps;

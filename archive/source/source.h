@@ -172,6 +172,13 @@ int source_bring(const struct source *source, uint64_t offset, uint64_t len);
 bool source_keeps(const struct source *source);
 
 /*
+ * The regular file of this node with all bytes of the source, which begin at *ret_start: its
+ * own file, or what it keeps. Owned by the source. -1: there is none, or some bytes are
+ * missing yet.
+ */
+int source_local_fd(const struct source *source, uint64_t *ret_start);
+
+/*
  * When the unpacking that readers wait for last made progress (CLOCK_MONOTONIC); 0: they wait
  * for storage alone.
  */

@@ -29,6 +29,7 @@ void source_cursor_step(struct source_cursor *cursor, size_t n);
 /* The present state of a source: see the functions of these names. */
 struct source_state {
     bool is_local, is_memory, keeps;
+    int kept_fd; /* of one that keeps: the file with all of its bytes; -1: not all are there */
     uint64_t progress_ns;
 };
 struct source_state source_state_of(const struct source *source);

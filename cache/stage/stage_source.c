@@ -217,6 +217,7 @@ static void staged_state(const struct source *source, struct source_state *ret_s
     *ret_state = (struct source_state){
         .is_local = staged_has_all(stage),
         .keeps = true,
+        .kept_fd = staged_has_all(stage) ? stage->copy_fd : -1,
         /* Also once the stream has ended, since a thread that waited may not have read yet. */
         .progress_ns = stage->expands ? atomic_load(&stage->state->progress_ns) : 0};
 }

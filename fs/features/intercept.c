@@ -3,7 +3,7 @@
  * themselves (intercept.h). Here the mount tells them how, and counts what they read.
  *
  * Not where sums are compared as files are read, nor from network filesystems, nor from a copy
- * that is still being made: what the daemon does there, a process can't do for itself.
+ * until all of it is there: what the daemon does there, a process can't do for itself.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -33,8 +33,7 @@ static int intercept_start(struct session *s, void **ret_state)
     };
     struct intercept *in;
 
-    if (config->verify || !source_is_local(config->pot->source) ||
-        source_keeps(config->pot->source))
+    if (config->verify || !(config->stage || source_is_local(config->pot->source)))
         return 0;
     in = calloc(1, sizeof(*in));
     if (!in)
@@ -58,6 +57,7 @@ static bool intercept_answer(void *state, struct request *rq)
 
     if (!in->server || rq->header->opcode != FUSE_IOCTL || rq->arg_len < sizeof(*arg) ||
         arg->cmd != INTERCEPT_IOCTL || arg->out_size < sizeof(answer.id) ||
+        !source_is_local(in->session->config.pot->source) ||
         atomic_load_explicit(&in->session->distrusted, memory_order_relaxed))
         return false;
     answer.id = *intercept_server_id(in->server);

@@ -76,9 +76,19 @@ struct intercept_slot {
     _Atomic uint64_t last_read_ns; /* CLOCK_MONOTONIC */
 };
 
+/* How far a directory was listed, so that no two processes list the same (listing.c). */
+#define INTERCEPT_LISTED 1024u
+struct intercept_listed {
+    _Atomic uint64_t ino;  /* 0: free */
+    _Atomic uint64_t next; /* where getdents goes on */
+};
+#define INTERCEPT_LISTED_ALL UINT64_MAX
+
 /* The table's first part. */
 struct intercept_head {
     struct intercept_slot slots[INTERCEPT_SLOTS];
+    struct intercept_listed
+        listed[INTERCEPT_LISTED]; /* by inode, the last that had the place */
 };
 #define INTERCEPT_HEAD_BYTES (64u << 10) /* whole pages of any size */
 _Static_assert(sizeof(struct intercept_head) <= INTERCEPT_HEAD_BYTES, "the head has room");

@@ -75,6 +75,7 @@ static void forked(void)
 {
     reading_forked();
     link_forked();
+    listing_forked();
 }
 
 extern int io_atfork(void (*)(void), void (*)(void), void (*)(void),

@@ -71,6 +71,9 @@ bool link_fd_is_good(const struct link *link, unsigned file, int fd);
 struct intercept_slot *link_slot(const struct link *link);
 void link_forked(void); /* in the child */
 
+/* Is `st` of this mount? */
+bool link_is(const struct link *link, const struct stat *st);
+
 /* ---- reading.c ---- */
 
 /* What is known of a descriptor; a hint, see reading.c. */
@@ -131,5 +134,6 @@ void reading_forked(void); /* in the child */
 
 /* `path`, relative to `dir`, was opened as `fd` within so many nanoseconds. */
 void listing_saw_open(int dir, const char *path, int fd, uint64_t took_ns);
+void listing_forked(void); /* in the child */
 
 #endif

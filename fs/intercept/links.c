@@ -261,7 +261,7 @@ static struct link *link_make(int fd, const struct stat *st)
 
 /* ---- finding one ---- */
 
-static bool link_is(const struct link *link, const struct stat *st)
+bool link_is(const struct link *link, const struct stat *st)
 {
     return link->dev == st->st_dev && link->made.sec == st->st_atim.tv_sec &&
            (long)link->made.nsec == st->st_atim.tv_nsec;

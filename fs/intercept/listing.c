@@ -1,6 +1,135 @@
+/*
+ * The first open of a file that the kernel does not know costs a look-up by the daemon, some
+ * twenty times the time of an open. A listing brings the names around it for a twentieth of
+ * that each, but is wasted if they are never opened. So a directory is listed by and by: for
+ * each slow open in it, names for a few times as long as that took. A program that opens a few
+ * files loses little, and one that opens all of them is soon ahead. No directory is too large
+ * for that.
+ *
+ * An open was slow if it took long: nothing else tells. Whatever becomes of the listing, the
+ * results of calls are the same.
+ */
+#include <fcntl.h>
+#include <string.h>
+
 #include "io_private.h"
+
+#define SLOW_NS 9000u        /* the kernel alone takes a few microseconds */
+#define BEGIN_NS 200000u     /* of slow opens in one directory */
+#define LIST_TIMES 3u        /* as long as the opens took */
+#define LIST_MAX_NS 3000000u /* at one open */
+#define FOLDERS 64u
+#define PATH_BYTES 1024
+#define LISTING_BYTES 16384 /* about a hundred names */
+
+/* Directories in which opens were slow, by a hash of how they were named. */
+static struct folder {
+    uint64_t key, slow_ns;
+} folders[FOLDERS];
+static char entries[LISTING_BYTES];
+static _Atomic bool is_listing; /* guards both; nobody waits for it */
+
+/* The directory of a path; false: it is too long. */
+static bool folder_of(const char *path, char ret_folder[PATH_BYTES])
+{
+    const char *slash = strrchr(path, '/');
+    size_t len = slash ? (size_t)(slash - path) : 0;
+
+    if (len >= PATH_BYTES - 1)
+        return false;
+    memcpy(ret_folder, slash && len == 0 ? "/" : slash ? path : ".", len ? len : 1);
+    ret_folder[len ? len : 1] = '\0';
+    return true;
+}
+
+static struct folder *folder_find(int dir, const char *path)
+{
+    uint64_t key = (uint64_t)(unsigned)dir + 1;
+
+    for (; *path; path++)
+        key = (key ^ (uint8_t)*path) * UINT64_C(1099511628211);
+    struct folder *folder = &folders[key % FOLDERS];
+    if (folder->key != key)
+        *folder = (struct folder){.key = key};
+    return folder;
+}
+
+static struct intercept_listed *listed_of(const struct link *link, uint64_t ino)
+{
+    struct intercept_listed *listed = &link->head->listed[ino % INTERCEPT_LISTED];
+
+    if (atomic_load_explicit(&listed->ino, memory_order_relaxed) != ino) {
+        atomic_store_explicit(&listed->next, 0, memory_order_relaxed);
+        atomic_store_explicit(&listed->ino, ino, memory_order_relaxed);
+    }
+    return listed;
+}
+
+/* Where the entry behind these begins; d_off of the last one. */
+static uint64_t listing_end(long len)
+{
+    uint64_t next = 0;
+    uint16_t reclen;
+
+    for (long at = 0; at + 19 <= len; at += reclen) {
+        memcpy(&next, entries + at + 8, sizeof(next));
+        memcpy(&reclen, entries + at + 16, sizeof(reclen));
+        if (reclen == 0)
+            break;
+    }
+    return next;
+}
+
+/* List for so long; others may have listed a part. */
+static void folder_list(int fd, struct intercept_listed *listed, uint64_t budget_ns)
+{
+    uint64_t until_ns = io_now_ns() + budget_ns;
+    uint64_t next = atomic_load_explicit(&listed->next, memory_order_relaxed);
+
+    if (next == INTERCEPT_LISTED_ALL || io_call(SYS_lseek, fd, (off_t)next, SEEK_SET) < 0)
+        return;
+    while (next != INTERCEPT_LISTED_ALL && io_now_ns() < until_ns) {
+        long len = io_call(SYS_getdents64, fd, entries, (size_t)LISTING_BYTES);
+        next = len > 0 ? listing_end(len) : INTERCEPT_LISTED_ALL;
+        atomic_store_explicit(&listed->next, next, memory_order_relaxed);
+    }
+}
+
+static void folder_open(const struct link *link, int dir, const char *path, uint64_t budget_ns)
+{
+    struct stat st;
+    int fd = (int)io_call(SYS_openat, dir, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd < 0)
+        return;
+    if (io_call(SYS_fstat, fd, &st) == 0 && link_is(link, &st))
+        folder_list(fd, listed_of(link, st.st_ino), budget_ns);
+    io_call(SYS_close, fd);
+}
 
 void listing_saw_open(int dir, const char *path, int fd, uint64_t took_ns)
 {
-    (void)dir, (void)path, (void)fd, (void)took_ns;
+    char folder_path[PATH_BYTES];
+    struct stat st;
+    bool nobody = false;
+
+    if (took_ns < SLOW_NS || io_call(SYS_fstat, fd, &st) < 0 || !S_ISREG(st.st_mode) ||
+        !atomic_compare_exchange_strong(&is_listing, &nobody, true))
+        return;
+    const struct link *link = link_find(fd, &st);
+    if (link && folder_of(path, folder_path)) {
+        struct folder *folder = folder_find(dir, folder_path);
+        folder->slow_ns += took_ns;
+        if (folder->slow_ns >= BEGIN_NS) {
+            uint64_t budget_ns = took_ns * LIST_TIMES;
+            folder_open(link, dir, folder_path,
+                        budget_ns < LIST_MAX_NS ? budget_ns : LIST_MAX_NS);
+        }
+    }
+    atomic_store(&is_listing, false);
+}
+
+void listing_forked(void)
+{
+    atomic_store(&is_listing, false); /* it may have been another thread */
 }

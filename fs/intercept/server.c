@@ -52,23 +52,27 @@ struct intercept_server {
 
 /* ---- the files of the archive ---- */
 
-/* Files that are no regular ones, or that were changed, get no number: the mount is asked. */
+/* Is the archive as it was when its index was read? A copy is nobody else's to change. */
+static bool server_may_offer(const struct source *member, const struct stat *st)
+{
+    struct source_identity identity;
+    source_identity(member, &identity);
+    return source_keeps(member) || (st->st_dev == identity.dev && st->st_ino == identity.ino &&
+                                    st->st_mtim.tv_sec == identity.mtime_sec &&
+                                    (uint64_t)st->st_mtim.tv_nsec == identity.mtime_nsec);
+}
+
+/* What lies in no regular file gets no number: the mount is asked for it. */
 static bool server_add_file(struct intercept_server *server, const struct source *member,
                             uint64_t start)
 {
     struct intercept_offer *offer = &server->offer;
-    struct source_identity identity;
     struct stat st;
-    int fd = source_fd(member);
+    int fd = source_local_fd(member, &server->offsets[offer->files]);
 
-    source_identity(member, &identity);
-    if (fd < 0 || identity.ino == 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) ||
-        st.st_dev != identity.dev || st.st_ino != identity.ino ||
-        st.st_mtim.tv_sec != identity.mtime_sec ||
-        (uint64_t)st.st_mtim.tv_nsec != identity.mtime_nsec)
+    if (fd < 0 || fstat(fd, &st) < 0 || !server_may_offer(member, &st))
         return false;
     server->starts[offer->files] = start;
-    server->offsets[offer->files] = source_start(member);
     server->fds[1 + offer->files] = fd;
     offer->file[offer->files++] = (struct intercept_file){
         .dev = st.st_dev,
@@ -83,6 +87,7 @@ static bool server_add_file(struct intercept_server *server, const struct source
 static int server_add_files(struct intercept_server *server)
 {
     const struct source *source = server->source, *member;
+    server->offer.files = 0; /* an earlier attempt may have had no memory */
     bool is_one = source_member(source, 1) == NULL;
 
     for (size_t i = 0; i < INTERCEPT_FILES_MAX && (member = source_member(source, i)); i++)
@@ -121,6 +126,8 @@ static struct intercept_head *server_head(const struct intercept_server *server)
 
 static int server_make_table(struct intercept_server *server)
 {
+    if (server_add_files(server) < 0)
+        return -ENOTSUP;
     auto_close int fd = memfd_create("onepot-io", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
     if (fd < 0 || ftruncate(fd, (off_t)server->table_bytes) < 0 ||
@@ -253,9 +260,7 @@ static int server_listen(struct intercept_server *server)
 
 static int server_start(struct intercept_server *server)
 {
-    int r = server_add_files(server);
-    if (r == 0)
-        r = server_listen(server);
+    int r = server_listen(server);
     if (r < 0)
         return r;
     server->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

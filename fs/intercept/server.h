@@ -22,14 +22,14 @@ struct intercept_server;
 
 struct intercept_server_config {
     const struct index *index;
-    const struct source *source; /* local, and outlives the server, as the index does */
+    const struct source *source; /* outlives the server, as the index does */
     struct intercept_made made;
     /* Called in the server's thread while processes read, and once after that. May be NULL. */
     void (*has_news)(void *ctx);
     void *ctx;
 };
 
-/* -ENOTSUP: its bytes are not in a file that others could read. */
+/* May be made before all bytes of a copy are there: until then processes get no answer. */
 int intercept_server_new(const struct intercept_server_config *config,
                          struct intercept_server **ret_server);
 

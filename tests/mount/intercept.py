@@ -54,8 +54,9 @@ def sequence_tree(work):
 
 def intercepted(work, archive, *command, status=0, mode="on", **options):
     """The command under `run`, with its state in the private directory."""
+    env = environment(**{name: os.environ[name] for name in options.pop("passes", ())})
     result = onepot("run", f"--intercept={mode}", *options.pop("arguments", ()), archive, "--",
-                    *command, env=environment(), status=status, **options)
+                    *command, env=env, status=status, **options)
     left = [f for f in os.listdir(os.environ[harness.MARK] + "/.home/run")
             ] if os.path.isdir(os.environ[harness.MARK] + "/.home/run") else []
     check_equal(left, [], "what is left of the state")
@@ -434,6 +435,51 @@ def test_a_tree_of_several_archives(work):
     """, arguments=archives[1:])
     check_equal(result.stdout, b"same\n", "what was read")
     check(direct_files(result), result.stderr)
+
+
+def test_a_copy_on_this_node(work):
+    """Staged from far away: through the mount until all of the copy is there, then directly."""
+    archive = make_archive(work)
+    os.environ["ONEPOT_ASSUME_REMOTE"] = "1"
+    try:
+        result = intercepted(work, archive, PYTHON, "-c", textwrap.dedent("""
+            import json, sys, time
+            top = sys.argv[1]
+            for _ in range(3000):
+                with open(top + "/in/big", "rb") as f:
+                    assert len(f.read()) == 300000
+                with open(top + "/.onepot/stat.json") as f:
+                    if json.load(f)["direct_files"] > 0:
+                        break
+                time.sleep(0.02)
+            else:
+                sys.exit("nothing is read directly")
+        """), "{}", arguments=["--stage"], passes=["ONEPOT_ASSUME_REMOTE"])
+    finally:
+        del os.environ["ONEPOT_ASSUME_REMOTE"]
+    check(direct_files(result), result.stderr)
+
+
+def test_directories_are_listed_where_opens_are_slow(work):
+    """Most names come by listings, not by a look-up each; whatever names there are."""
+    files = {f"f{i:04}": 10 for i in range(3000)}
+    archive = make_archive(work, files=files)
+    counts = {}
+    for mode in "off", "on":
+        result = python(work, archive, """
+            import json, random
+            top = sys.argv[1]
+            names = [f"f{i:04}" for i in range(3000)]
+            random.Random(1).shuffle(names)
+            os.chdir(top + "/in")
+            for name in names:
+                with open(name, "rb") as f:
+                    assert len(f.read()) == 10
+            with open(top + "/.onepot/stat.json") as f:
+                print(json.dumps(json.load(f)["requests"]))
+        """, mode=mode, arguments=["--readahead=off"])
+        counts[mode] = json.loads(result.stdout).get("LOOKUP", 0)
+    check(counts["off"] >= 3000 and counts["on"] < 1500, f"look-ups: {counts}")
 
 
 def test_python_is_as_it_was(work):
