@@ -3,7 +3,8 @@
  * themselves (intercept.h). Here the mount tells them how, and counts what they read.
  *
  * Not where sums are compared as files are read, nor from network filesystems, nor from a copy
- * until all of it is there: what the daemon does there, a process can't do for itself.
+ * until all of it is there: what the daemon does there, a process can't do for itself. Nor where
+ * the daemon has to see all reads, to write them down or to follow an order.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -33,7 +34,8 @@ static int intercept_start(struct session *s, void **ret_state)
     };
     struct intercept *in;
 
-    if (config->verify || !(config->stage || source_is_local(config->pot->source)))
+    if (config->verify || config->recorder || config->order ||
+        !(config->stage || source_is_local(config->pot->source)))
         return 0;
     in = calloc(1, sizeof(*in));
     if (!in)

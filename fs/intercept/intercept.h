@@ -20,6 +20,7 @@
  * intercept_offer with descriptors: a table, which says where each file lies that the archive
  * has in one piece without compression, and the files of the archive. The bytes come by pread
  * from these: a bad pointer is EFAULT and a truncated archive a short read, never a signal.
+ * Bytes that are not in memory are left to the daemon, which reads ahead.
  *
  * The table is a memory file, filled in once the first process asks. Its first part has
  * counters, which each process may write; the words behind it are mapped read-only.
@@ -55,6 +56,7 @@ struct intercept_file {
     uint64_t size_bytes;
     int64_t ctime_sec; /* it changes with every byte and every attribute */
     uint64_t ctime_nsec;
+    uint64_t is_memory; /* 1: its bytes lie in memory, on a tmpfs */
 };
 
 #define INTERCEPT_FILES_MAX 32u

@@ -43,7 +43,8 @@ static inline uint64_t io_now_ns(void)
 
 struct link_file {
     struct intercept_file is;
-    _Atomic int fd; /* -1: none; checked at each use */
+    _Atomic int fd;        /* -1: none; checked at each use */
+    _Atomic bool may_wait; /* its filesystem can't tell what is in memory */
 };
 
 /* A mount that this process reads from. It stays for the life of the process. */

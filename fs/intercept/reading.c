@@ -17,6 +17,7 @@
  * come in a signal's handler, the flight can't end; and it then finds the mark gone.)
  */
 #include <sched.h>
+#include <sys/uio.h>
 
 #include "io_private.h"
 
@@ -166,12 +167,31 @@ static bool place_open(struct place *place, int fd, _Atomic uint64_t *flight)
 
 /* ---- reads ---- */
 
-/* Up to `len` bytes from `at` on, which is not the end of the file; or -errno. */
+/* So many of the bytes from `at` on, if they are in memory; or -errno. */
+static ssize_t copy_cached(const struct place *place, void *buf, size_t len, uint64_t at)
+{
+    struct link_file *file = &place->link->file[place->file];
+    struct iovec iov = {buf, len};
+
+    if (file->is.is_memory || atomic_load_explicit(&file->may_wait, memory_order_relaxed))
+        return io_call(SYS_pread64, place->fd, buf, len, (off_t)(place->offset + at));
+    ssize_t n = io_call(SYS_preadv2, place->fd, &iov, 1L, (off_t)(place->offset + at), 0L,
+                        (long)RWF_NOWAIT);
+    if (n != -EOPNOTSUPP && n != -EINVAL && n != -ENOSYS)
+        return n;
+    atomic_store(&file->may_wait, true);
+    return io_call(SYS_pread64, place->fd, buf, len, (off_t)(place->offset + at));
+}
+
+/*
+ * The bytes from `at` on, which is not the end of the file: `len`, or as many as it has. -1:
+ * not all of them could be had.
+ */
 static ssize_t copy_bytes(const struct place *place, void *buf, size_t len, uint64_t at)
 {
     uint64_t left = place->size_bytes - at;
-    return io_call(SYS_pread64, place->fd, buf, (size_t)(len < left ? len : left),
-                   (off_t)(place->offset + at));
+    ssize_t wanted = (ssize_t)(len < left ? len : left);
+    return copy_cached(place, buf, (size_t)wanted, at) == wanted ? wanted : -1;
 }
 
 #define TIMED_READS 8u /* one of so many is timed */

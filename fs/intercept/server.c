@@ -80,6 +80,7 @@ static bool server_add_file(struct intercept_server *server, const struct source
         .size_bytes = (uint64_t)st.st_size,
         .ctime_sec = st.st_ctim.tv_sec,
         .ctime_nsec = (uint64_t)st.st_ctim.tv_nsec,
+        .is_memory = source_is_memory(member),
     };
     return true;
 }

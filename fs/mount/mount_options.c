@@ -178,7 +178,7 @@ static int take_stage(const struct cli_usage *usage, void *ctx, const char *text
 static const char *const private_words[] = {
     [PRIVATE_AUTO] = "auto", [PRIVATE_ON] = "on", [PRIVATE_OFF] = "off", NULL};
 static const char *const intercept_words[] = {
-    [INTERCEPT_OFF] = "off", [INTERCEPT_AUTO] = "auto", [INTERCEPT_ON] = "on", NULL};
+    [INTERCEPT_AUTO] = "auto", [INTERCEPT_ON] = "on", [INTERCEPT_OFF] = "off", NULL};
 
 /* Read the options into *o: CLI_GO_ON or the exit status. */
 static int parse_table(const struct cli_usage *usage, bool for_run, int argc, char **argv,
@@ -198,9 +198,9 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
          .word = &o->private_mode, .words = private_words},
         {"--intercept=WHEN",
          for_run ? "auto, on, off: COMMAND reads by a preloaded library, without the mount "
-                   "(default off)"
+                   "(default auto)"
                  : "auto, on, off: --export preloads a library that reads without the mount "
-                   "(default off)",
+                   "(default auto)",
          .word = &o->intercept, .words = intercept_words},
         {"--export",
          for_run ? NULL

@@ -22,9 +22,9 @@ enum private_mode {
 
 /* run: do readers get the library that reads without the mount (preload.h)? */
 enum intercept_mode {
-    INTERCEPT_OFF,
     INTERCEPT_AUTO, /* where it can be */
     INTERCEPT_ON,   /* and say so where it can't */
+    INTERCEPT_OFF,
 };
 
 struct mount_options {

@@ -14,7 +14,8 @@ static const char *find_library(const struct mounter *m, char ret_library[PATH_M
     char path[PATH_MAX];
 
     if (!atomic_load(&m->slot->counters->direct_is_offered))
-        return "the archive is not on this node, is still copied, or its sums are compared";
+        return "the archive is not on this node, or an option needs the daemon to see all "
+               "reads";
     slot_library(m->slot, path);
     int r = preload_find(path, ret_library);
     if (r == -ENOEXEC)

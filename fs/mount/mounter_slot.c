@@ -58,13 +58,18 @@ bool mounter_may_be_private(const struct mounter *m)
 }
 
 /* Join the namespace of another `run`, and become the next that others may enter through. */
-static bool join_namespace(struct mounter *m, struct counters *c)
+static bool join_namespace(struct mounter *m, struct slot *slot)
 {
+    struct counters *c = slot->counters;
+
     if (!mounter_may_be_private(m))
         return false;
     strcpy(m->path, c->mountpoint); /* for the child */
-    if (namespace_join(c->namespace_pid, c->user_namespace_fd, c->mount_namespace_fd, m->path,
-                       m->launch, m->launch_ctx, &m->mounted.ns) < 0)
+    m->slot = slot;                 /* the same */
+    int r = namespace_join(c->namespace_pid, c->user_namespace_fd, c->mount_namespace_fd,
+                           m->path, m->launch, m->launch_ctx, &m->mounted.ns);
+    m->slot = NULL;
+    if (r < 0)
         return false;
     mounter_offer_namespace(m, c);
     return true;
@@ -77,7 +82,7 @@ static enum look join_slot(struct mounter *m, struct slot *slot)
 
     if (slot_lock(slot, false, false) < 0)
         return LOOK_STARTING;
-    if (c->private_namespace && !join_namespace(m, c)) {
+    if (c->private_namespace && !join_namespace(m, slot)) {
         slot_unlock(slot);
         return LOOK_NOTHING;
     }

@@ -437,6 +437,25 @@ def test_a_tree_of_several_archives(work):
     check(direct_files(result), result.stderr)
 
 
+def test_bytes_that_are_not_in_memory(work):
+    """The daemon reads these, and may read ahead; on a tmpfs there are none."""
+    files = {f"f{i}": 30000 for i in range(20)}
+    archive = make_archive(work, files=files)
+    result = python(work, archive, """
+        import random
+        top, archive = sys.argv[1:]
+        fd = os.open(archive, os.O_RDONLY)
+        os.fsync(fd)
+        for _ in range(3):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            for i in range(20):
+                with open(f"{top}/in/f{i}", "rb") as f:
+                    assert f.read() == random.Random(f"f{i}").randbytes(30000)
+        print("same")
+    """, archive)
+    check_equal(result.stdout, b"same\n", "what was read")
+
+
 def test_a_copy_on_this_node(work):
     """Staged from far away: through the mount until all of the copy is there, then directly."""
     archive = make_archive(work)
