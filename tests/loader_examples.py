@@ -72,6 +72,7 @@ def main():
             assert had == whole, line
         more_python(work, tar, os.path.dirname(command[1]), alone)
         with_device(work, os.path.dirname(command[1]), alone)
+        with_pictures(work, os.path.dirname(command[1]), alone)
         with_torch(work, tar, os.path.dirname(command[1]), alone)
 
 
@@ -101,6 +102,27 @@ def with_device(work, examples, environment):
                 **dict(environment, OMP_NUM_THREADS="1"))
     losses = [float(re.search(r"loss ([0-9.]+)", line).group(1)) for line in lines]
     assert len(losses) == 3 and losses[2] < losses[0], lines
+
+
+def with_pictures(work, examples, environment):
+    """Two classes, one red and one blue; .npy arrays, as not every build decodes JPEG."""
+    if importlib.util.find_spec("torch") is None:
+        print("imagenet_train.py left out: torch is not installed")
+        return
+    tree, tar = os.path.join(work, "pictures"), os.path.join(work, "pictures.tar")
+    header = "{'descr': '|u1', 'fortran_order': False, 'shape': (40, 50, 3), }".ljust(117) + "\n"
+    for i in range(80):
+        folder = os.path.join(tree, "c%d" % (i % 2))
+        os.makedirs(folder, exist_ok=True)
+        pixel = bytes([200 - i, i, 90]) if i % 2 else bytes([90, i, 200 - i])
+        with open(os.path.join(folder, "%d.npy" % i), "wb") as f:
+            f.write(b"\x93NUMPY\x01\x00\x76\x00" + header.encode() + pixel * 2000)
+    run(os.environ["ONEPOT"], "pack", "-o", tar, tree)
+    lines = run(sys.executable, os.path.join(examples, "imagenet_train.py"), tar, tar, "4", "32",
+                "16", **dict(environment, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""))
+    right = [float(re.search(r"([0-9.]+) of this", line).group(1)) for line in lines]
+    assert len(right) == 4 and right[3] > 0.9, lines
+    assert len(open(os.path.join(examples, "imagenet_train.py")).readlines()) < 60
 
 
 def two_ranks(command, environment):

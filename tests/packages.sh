@@ -24,6 +24,8 @@ pkg:lzo2 liblzo2-dev
 pkg:liblz4 liblz4-dev
 pkg:liblzma liblzma-dev
 file:/usr/include/bzlib.h libbz2-dev
+pkg:libjpeg libjpeg62-turbo-dev
+pkg:libpng libpng-dev
 '
 
 # shellcheck disable=SC2034

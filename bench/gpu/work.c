@@ -16,7 +16,7 @@
 
 struct work {
     void *from, *to; /* memory of the device; NULL: it sleeps */
-    struct onepot_images images;
+    struct onepot_conversion images;
     uint64_t count;
 };
 
@@ -33,12 +33,12 @@ struct work *work_new(struct job *j)
     struct work *w = calloc(1, sizeof(*w));
     if (!w)
         exit(1);
-    w->images = (struct onepot_images){.size = sizeof(w->images),
-                                       .height = 64,
-                                       .width = 64,
-                                       .channels = 3,
-                                       .type = ONEPOT_FLOAT,
-                                       .scale = {1, 1, 1}};
+    w->images = (struct onepot_conversion){.size = sizeof(w->images),
+                                           .height = 64,
+                                           .width = 64,
+                                           .channels = 3,
+                                           .type = ONEPOT_FLOAT,
+                                           .scale = {1, 1, 1}};
     w->count = WORK_BYTES / (64 * 64 * 3);
     check(onepot_device_info(d, &error, &info));
     if (!info.kernels)

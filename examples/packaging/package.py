@@ -21,6 +21,8 @@ class Onepot(MesonPackage):
     depends_on("xxhash")
     depends_on("squashfuse")
     depends_on("libdeflate")
+    depends_on("libjpeg-turbo")
+    depends_on("libpng")
     depends_on("zlib-api")
     depends_on("lzo")
     depends_on("lz4")

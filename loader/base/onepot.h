@@ -428,6 +428,86 @@ ONEPOT_API int onepot_writer_add(struct onepot_writer *writer, const char *name,
 ONEPOT_API int onepot_writer_finish(struct onepot_writer *writer, struct onepot_error *error);
 ONEPOT_API void onepot_writer_discard(struct onepot_writer *writer); /* NULL is fine */
 
+/* ---- images: pictures in files, decoded to pixels of one size ---- */
+
+/*
+ * Samples are JPEG or PNG files, .npy arrays of bytes [height][width] or
+ * [height][width][channels], or bytes as they are (raw_*). Of a sample of several parts, the
+ * first part that is one of these counts. Grey pictures become three equal channels; an alpha
+ * channel is left out; CMYK is converted as PIL does it; of 16 bits the upper eight are taken.
+ * Orientation by EXIF is not applied, as in torchvision's ImageFolder.
+ *
+ * Only the part of a picture that is needed gets decoded, then is resampled once, with the
+ * filter widened where the picture shrinks (as PIL's and torchvision's antialiased resizing).
+ *
+ * A random crop and flip depend on the seed, the epoch and the sample's number alone: they are
+ * the same on any number of ranks and threads, and after a resume.
+ */
+enum onepot_crop {
+    /* torchvision's RandomResizedCrop: of `scale` of the area, with a ratio of width to height.
+     */
+    ONEPOT_CROP_RANDOM = 0,
+    /* The shorter side is resized to `resize`, and the centre is cut out. */
+    ONEPOT_CROP_CENTRE = 1,
+    /* The whole picture, whatever its ratio. */
+    ONEPOT_CROP_NONE = 2,
+};
+
+enum onepot_interpolation {
+    ONEPOT_BILINEAR = 0,
+    ONEPOT_BICUBIC = 1,
+};
+
+enum onepot_float {
+    ONEPOT_FLOAT = 1,
+    ONEPOT_HALF = 2,
+    ONEPOT_BFLOAT16 = 3,
+};
+
+/* With a sample that is no picture, or a damaged one. Errors of reading are no such errors. */
+enum onepot_on_error {
+    ONEPOT_ERROR_RAISE = 0, /* the batch is lost, and the error names the sample */
+    ONEPOT_ERROR_SKIP = 1,  /* zeros, and not valid; counted in stats.skipped */
+    ONEPOT_ERROR_GREY = 2,  /* a grey picture; counted in stats.skipped */
+};
+
+struct onepot_images {
+    size_t size;
+    uint32_t height, width; /* of the result; 0: 224 */
+    enum onepot_crop crop;
+    float scale[2], ratio[2]; /* of random crops; 0: 0.08 to 1, and 3/4 to 4/3 */
+    bool no_flip;             /* random crops are flipped left to right in half of the cases */
+    uint32_t resize;          /* 0: 256 for 224, in proportion; at least height and width */
+    enum onepot_interpolation interpolation;
+    /*
+     * 0: bytes. Else floats: byte / 255, minus the channel's mean, divided by its std (all of
+     * them 0: mean 0 and std 1).
+     */
+    enum onepot_float type;
+    float mean[3], std[3];
+    bool channels_last; /* [height][width][3] in place of [3][height][width] */
+    bool exact;         /* JPEG is not shrunk while it is decoded: up to half as fast */
+    enum onepot_on_error on_error;
+    uint32_t raw_height, raw_width,
+        raw_channels; /* of samples that are mere bytes; 1, 3 or 4 */
+};
+
+/* The bytes of one image. -EINVAL: an option makes no sense. */
+ONEPOT_API int onepot_images_bytes(const struct onepot_images *images,
+                                   struct onepot_error *error, uint64_t *ret_bytes);
+
+/*
+ * Decode samples to `buf`, one image after another, on the calling thread. ret_valid may be
+ * NULL, else it has a 0 for each sample that was skipped. -EINVAL: an option makes no sense, or
+ * `size` is not enough. -ERANGE: no such sample. -ENOTSUP: this library was built without what
+ * decodes the format. -EILSEQ: no picture, or a damaged one. Errors of onepot_archive_read.
+ */
+ONEPOT_API int onepot_archive_images(const struct onepot_archive *archive,
+                                     const uint64_t *samples, uint64_t count,
+                                     const struct onepot_images *images, uint64_t seed,
+                                     uint64_t epoch, void *buf, uint64_t size,
+                                     uint8_t *ret_valid, struct onepot_error *error);
+
 /* ---- loader: batches in memory ---- */
 
 /*
@@ -464,6 +544,7 @@ typedef int onepot_decode(void *ctx, uint64_t sample, const void *bytes, size_t 
                           size_t room, size_t *ret_len);
 
 struct onepot_device;
+struct onepot_conversion;
 struct onepot_images;
 
 /* Which side puts the samples of a batch together, if the batch is for a device. */
@@ -504,7 +585,7 @@ struct onepot_loader_options {
     /* Move batches to a device, see onepot_device.h. NULL: they stay in host memory. */
     struct onepot_device *device;
     /* The device turns images of one size, bytes by rows, into this format. */
-    const struct onepot_images *images;
+    const struct onepot_conversion *convert;
     /*
      * If the device gathers, the archives are page-locked, as they are mapped or as a copy, and
      * no CPU touches a sample. This needs samples that are stored in one piece each, without
@@ -518,6 +599,9 @@ struct onepot_loader_options {
      * with a new thread in place of the one that hangs. 0: 60 s. ONEPOT_NEVER: wait.
      */
     uint32_t io_timeout_ms;
+    /* Samples are pictures in files, and are decoded to pixels of one size. NULL: they aren't.
+     */
+    const struct onepot_images *images;
 };
 
 /*

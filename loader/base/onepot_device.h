@@ -92,7 +92,7 @@ struct onepot_device_batch {
     const uint64_t *offsets, *sizes, *indices; /* [samples] each */
     const int64_t *labels;
     const uint8_t *valid;
-    void *images; /* what the loader's `images` option made of data, or NULL */
+    void *images; /* what the loader's `convert` option made of data, or NULL */
     uint64_t image_bytes;
 };
 
@@ -126,12 +126,6 @@ ONEPOT_API int onepot_batch_wait(const struct onepot_batch *batch, struct onepot
 
 /* ---- images ---- */
 
-enum onepot_float {
-    ONEPOT_FLOAT = 1,
-    ONEPOT_HALF = 2,
-    ONEPOT_BFLOAT16 = 3,
-};
-
 /*
  * Converts bytes [count][height][width][channels] to floats [count][channels][height][width]:
  *
@@ -140,7 +134,7 @@ enum onepot_float {
  * Each step is in single precision and rounds to nearest. The half types are rounded once more,
  * to nearest, ties to even. All devices produce the same bits.
  */
-struct onepot_images {
+struct onepot_conversion {
     size_t size;
     uint32_t height, width, channels; /* 1 to 4 channels */
     enum onepot_float type;
@@ -152,7 +146,7 @@ struct onepot_images {
  * without kernels.
  */
 ONEPOT_API int onepot_device_convert(struct onepot_device *device, void *stream,
-                                     const struct onepot_images *images, uint64_t count,
+                                     const struct onepot_conversion *conversion, uint64_t count,
                                      const uint8_t *from, void *to, struct onepot_error *error);
 
 /* ---- measurements ---- */

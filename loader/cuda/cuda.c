@@ -325,7 +325,7 @@ static int cuda_gather(void *device, void *stream, const struct device_gather *g
     return r < 0 ? r : gpu_left(gpu_checked(kernels_gather(stream, g), "gathering", error));
 }
 
-static int cuda_convert(void *device, void *stream, const struct onepot_images *images,
+static int cuda_convert(void *device, void *stream, const struct onepot_conversion *images,
                         uint64_t n, const uint8_t *from, void *to, struct onepot_error *error)
 {
     int r = gpu_enter(device, error);
@@ -350,7 +350,7 @@ static int cuda_gather(void *device, void *stream, const struct device_gather *g
     return no_kernels(error);
 }
 
-static int cuda_convert(void *device, void *stream, const struct onepot_images *images,
+static int cuda_convert(void *device, void *stream, const struct onepot_conversion *images,
                         uint64_t n, const uint8_t *from, void *to, struct onepot_error *error)
 {
     (void)device, (void)stream, (void)images, (void)n, (void)from, (void)to;

@@ -4,7 +4,7 @@
  * blocks keep a link busy that way, and leave the rest of the GPU to other kernels.
  */
 #include "kernels.h"
-#include "images_round.h"
+#include "convert_round.h"
 
 #define THREADS 256u
 #define WARP 32u
@@ -130,12 +130,12 @@ struct bfloat16_bits {
 
 static __device__ void store(half_bits *to, uint64_t at, float x)
 {
-    to[at].bits = images_half(x);
+    to[at].bits = convert_half(x);
 }
 
 static __device__ void store(bfloat16_bits *to, uint64_t at, float x)
 {
-    to[at].bits = images_bfloat16(x);
+    to[at].bits = convert_bfloat16(x);
 }
 
 /* A thread converts all channels of a pixel, so that neighbouring threads write neighbours. */
@@ -148,11 +148,11 @@ static __global__ void convert_pixels(struct plan plan, const uint8_t *from, T *
         uint64_t image = i / plan.pixels, pixel = i % plan.pixels;
         for (uint32_t c = 0; c < plan.channels; c++)
             store(to, (image * plan.channels + c) * plan.pixels + pixel,
-                  images_scale(from[i * plan.channels + c], plan.mean[c], plan.scale[c]));
+                  convert_scale(from[i * plan.channels + c], plan.mean[c], plan.scale[c]));
     }
 }
 
-cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_images *images,
+cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_conversion *images,
                             uint64_t count, const uint8_t *from, void *to)
 {
     struct plan plan = {

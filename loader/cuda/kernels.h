@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 cudaError_t kernels_gather(cudaStream_t stream, const struct device_gather *gather);
-cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_images *images,
+cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_conversion *images,
                             uint64_t count, const uint8_t *from, void *to);
 
 #ifdef __cplusplus

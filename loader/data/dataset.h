@@ -128,6 +128,10 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
 int dataset_label_error(struct onepot_error *error, int err, const struct dataset *dataset,
                         const struct record *first);
 
+/* The same for a picture that can't be decoded, and why. */
+int dataset_picture_error(struct onepot_error *error, int err, const struct dataset *dataset,
+                          const struct record *record, const char *why);
+
 /* Say in *error how long a read of the record has been waiting. Returns -ETIME. */
 int dataset_stalled(struct onepot_error *error, const struct dataset *dataset,
                     const struct record *record, uint64_t age_ns);

@@ -81,6 +81,13 @@ int dataset_label_error(struct onepot_error *error, int err, const struct datase
     return dataset_error(error, err, dataset, &part);
 }
 
+int dataset_picture_error(struct onepot_error *error, int err, const struct dataset *dataset,
+                          const struct record *record, const char *why)
+{
+    const char *advice = err == -EILSEQ ? "leave it out, or have it replaced (on_error)" : NULL;
+    return file_error(error, err, dataset, record, why, advice);
+}
+
 int dataset_stalled(struct onepot_error *error, const struct dataset *dataset,
                     const struct record *record, uint64_t age_ns)
 {

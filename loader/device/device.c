@@ -249,15 +249,15 @@ int onepot_device_call(struct onepot_device *device, void *stream, void (*functi
 }
 
 int onepot_device_convert(struct onepot_device *device, void *stream,
-                          const struct onepot_images *images, uint64_t count,
+                          const struct onepot_conversion *images, uint64_t count,
                           const uint8_t *from, void *to, struct onepot_error *error)
 {
-    struct onepot_images known = {0};
+    struct onepot_conversion known = {0};
     int r = options_read(&known, sizeof(known), images, error);
     if (r == 0)
         r = check_own(device, error);
     if (r == 0)
-        r = images_check(&known, error);
+        r = convert_check(&known, error);
     if (r < 0 || count == 0)
         return r;
     return device->type->convert(device->device, stream, &known, count, from, to, error);

@@ -28,12 +28,12 @@ int device_share(struct onepot_device *device, struct onepot_error *error,
 int device_load_cuda(struct onepot_error *error, const struct device_type **ret_type);
 
 /* -EINVAL with the reason in *error. */
-int images_check(const struct onepot_images *images, struct onepot_error *error);
-uint64_t images_bytes_of_one(const struct onepot_images *images);    /* before conversion */
-uint64_t images_bytes_of_floats(const struct onepot_images *images); /* after conversion */
+int convert_check(const struct onepot_conversion *images, struct onepot_error *error);
+uint64_t convert_bytes_of_one(const struct onepot_conversion *images); /* before conversion */
+uint64_t convert_bytes_of_floats(const struct onepot_conversion *images); /* after conversion */
 
 /* Convert on the host. */
-void images_convert(const struct onepot_images *images, uint64_t count, const uint8_t *from,
-                    void *to);
+void convert_host(const struct onepot_conversion *images, uint64_t count, const uint8_t *from,
+                  void *to);
 
 #endif

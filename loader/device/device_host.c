@@ -50,7 +50,7 @@ struct task {
         } event;
         struct device_gather gather;
         struct {
-            struct onepot_images images;
+            struct onepot_conversion images;
             uint64_t count;
             const uint8_t *from;
             void *to;
@@ -100,8 +100,8 @@ static void host_work(const struct task *task)
         host_gather(&task->gather);
         break;
     case TASK_CONVERT:
-        images_convert(&task->convert.images, task->convert.count, task->convert.from,
-                       task->convert.to);
+        convert_host(&task->convert.images, task->convert.count, task->convert.from,
+                     task->convert.to);
         break;
     default:
         break;
@@ -393,7 +393,7 @@ static int host_queue_gather(void *device, void *stream, const struct device_gat
     return host_give(device, stream, &(struct task){.kind = TASK_GATHER, .gather = *g}, error);
 }
 
-static int host_convert(void *device, void *stream, const struct onepot_images *images,
+static int host_convert(void *device, void *stream, const struct onepot_conversion *images,
                         uint64_t count, const uint8_t *from, void *to,
                         struct onepot_error *error)
 {

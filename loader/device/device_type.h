@@ -89,9 +89,9 @@ struct device_type {
                 struct onepot_error *error);
     int (*gather)(void *device, void *stream, const struct device_gather *gather,
                   struct onepot_error *error); /* -ENOTSUP */
-    int (*convert)(void *device, void *stream, const struct onepot_images *images,
+    int (*convert)(void *device, void *stream, const struct onepot_conversion *images,
                    uint64_t count, const uint8_t *from, void *to,
-                   struct onepot_error *error); /* -ENOTSUP; images_check was called */
+                   struct onepot_error *error); /* -ENOTSUP; convert_check was called */
 
     /* Name the work of the calling thread from here on, for profilers. NULL ends it. */
     void (*range)(const char *name);

@@ -53,10 +53,10 @@ struct twin {
 struct upload {
     _Atomic unsigned users;
     struct onepot_device *shared;
-    const struct device_type *type; /* its functions, */
-    void *device;                   /* and their first argument */
-    struct onepot_images images;    /* 0 channels: none */
-    struct locked *locked;          /* NULL: the host gathers */
+    const struct device_type *type;  /* its functions, */
+    void *device;                    /* and their first argument */
+    struct onepot_conversion images; /* 0 channels: none */
+    struct locked *locked;           /* NULL: the host gathers */
     uint64_t batch_size;
     void *stream;
     pthread_mutex_t lock; /* for the rest, and for tasks queued for one batch */
@@ -132,7 +132,7 @@ static size_t image_room(const struct upload *u, size_t bytes)
 {
     if (!u->images.channels)
         return 0;
-    return bytes / images_bytes_of_one(&u->images) * images_bytes_of_floats(&u->images);
+    return bytes / convert_bytes_of_one(&u->images) * convert_bytes_of_floats(&u->images);
 }
 
 static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,

@@ -27,8 +27,8 @@
 struct upload;
 
 struct upload_options {
-    struct onepot_device *device;       /* shared, or opened again after a fork */
-    const struct onepot_images *images; /* to make of all batches, or NULL */
+    struct onepot_device *device;           /* shared, or opened again after a fork */
+    const struct onepot_conversion *images; /* to make of all batches, or NULL */
     /* The device collects the samples from here, or NULL. Taken over, also on failure. */
     struct locked *locked;
     uint64_t batch_size;

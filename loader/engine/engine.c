@@ -116,6 +116,7 @@ static bool engine_plan_batch(struct engine *e)
     }
     e->starved = 0;
     slab->engine = e;
+    slab->seed = e->options.order.seed;
     slab_lay_out(slab, count, bytes);
     slab->batch.epoch = e->plan.epoch;
     slab->batch.first = e->plan.done;
@@ -252,6 +253,7 @@ static void engine_gather_run(struct engine *e, struct worker *worker)
     if (r < 0 && slab->err == 0) {
         slab->err = r;
         slab->bad_record = bad;
+        memcpy(slab->why, worker->filler.why, sizeof(slab->why));
     }
     slab->gathered += end - first;
     if (slab->abandoned || worker->lost)

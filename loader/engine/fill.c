@@ -257,14 +257,43 @@ static int decode_npy(const struct fill_plan *plan, const uint8_t *bytes, uint64
     return 0;
 }
 
-static int decode_sample(const struct fill_plan *plan, struct filler *filler, uint64_t sample,
-                         uint8_t *to, uint64_t *size, uint64_t *bad)
+/* The part that is a picture; all of it if none is known by its beginning. */
+static void find_picture(const struct fill_plan *plan, uint64_t sample, const uint8_t **bytes,
+                         uint64_t *len, uint64_t *bad)
+{
+    uint64_t first, end, at = 0;
+    archive_records(plan->archive, sample, &first, &end);
+    for (; first < end; first++) {
+        uint64_t size = plan->archive->dataset->records[first].size_bytes;
+        if (images_knows(*bytes + at, size)) {
+            *bytes += at;
+            *len = size;
+            *bad = first;
+            return;
+        }
+        at += size;
+    }
+}
+
+static int decode_picture(const struct fill_plan *plan, struct filler *filler,
+                          const struct images_place *place, const uint8_t *bytes, uint64_t len,
+                          uint8_t *to, uint64_t *bad)
+{
+    find_picture(plan, place->index, &bytes, &len, bad);
+    return images_decode(plan->images, &filler->scratch, place, bytes, len, to, filler->why);
+}
+
+static int decode_sample(const struct fill_plan *plan, struct filler *filler,
+                         const struct images_place *place, uint8_t *to, uint64_t *size,
+                         uint64_t *bad)
 {
     const uint8_t *bytes;
-    uint64_t len;
+    uint64_t len, sample = place->index;
     int r = fill_sample_bytes(plan, filler, sample, &bytes, &len, bad);
     if (r < 0)
         return r;
+    if (plan->images)
+        return decode_picture(plan, filler, place, bytes, len, to, bad);
     if (plan->npy)
         return decode_npy(plan, bytes, len, to);
     size_t got = 0;
@@ -355,11 +384,14 @@ static int fill_one(const struct fill_plan *plan, struct filler *filler, struct 
 {
     uint8_t *to = slab->memory + slab->offsets[i];
     int r = archive_check(plan->archive, slab->indices[i], bad);
+    filler->why[0] = '\0';
     if (r < 0)
         return r;
     filler->again = plan->foresee ? slab->again[i] : SLAB_NOT_AGAIN;
-    if (plan->npy || plan->decode)
-        return decode_sample(plan, filler, slab->indices[i], to, &slab->sizes[i], bad);
+    if (plan->npy || plan->decode || plan->images) {
+        const struct images_place place = {slab->seed, slab->batch.epoch, slab->indices[i]};
+        return decode_sample(plan, filler, &place, to, &slab->sizes[i], bad);
+    }
     return copy_sample(plan, filler, slab->indices[i], to, bad);
 }
 
@@ -373,6 +405,21 @@ static void name_sources(const struct fill_plan *plan, struct slab *slab, uint64
     }
 }
 
+/* A picture that can't be decoded: does the run go on, with something in its place? */
+static bool fill_replace(const struct fill_plan *plan, struct slab *slab, uint64_t i, int err)
+{
+    if (!plan->images || err != -EILSEQ || plan->images->o.on_error == ONEPOT_ERROR_RAISE)
+        return false;
+    uint8_t *to = slab->memory + slab->offsets[i];
+    if (plan->images->o.on_error == ONEPOT_ERROR_GREY) {
+        images_grey(plan->images, to);
+        return true;
+    }
+    memset(to, 0, plan->stride);
+    slab->valid[i] = 0;
+    return true;
+}
+
 static int fill_run(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
                     uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *bad)
 {
@@ -382,6 +429,10 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
         if (i + 1 < end && !plan->bases)
             fill_prefetch(plan, slab->indices[i + 1]);
         int r = plan->bases ? 0 : fill_one(plan, filler, slab, i, bad);
+        if (r < 0 && fill_replace(plan, slab, i, r)) {
+            ++*skipped;
+            r = 0;
+        }
         if (r == 0 && has_labels)
             r = fill_label(plan, filler, slab, i, bad);
         if (r < 0 && !was_whole(filler)) {
@@ -419,9 +470,21 @@ int fill_samples(const struct fill_plan *plan, struct filler *filler, struct sla
     return r;
 }
 
+int fill_error(struct onepot_error *error, int err, const struct dataset *dataset, uint64_t bad,
+               const char *why)
+{
+    const struct record *record = &dataset->records[bad & ~FILL_LABEL];
+    if (bad & FILL_LABEL)
+        return dataset_label_error(error, err, dataset, record);
+    if (*why)
+        return dataset_picture_error(error, err, dataset, record, why);
+    return dataset_error(error, err, dataset, record);
+}
+
 void filler_free(struct filler *filler)
 {
     if (filler->cursor)
         cursor_put(filler->cursor);
+    images_scratch_free(&filler->scratch);
     free(filler->buffer);
 }

@@ -6,6 +6,7 @@
 #define ONEPOT_FILL_H
 
 #include "dataset.h"
+#include "images.h"
 #include "slab.h"
 
 /* The settings for all batches of a loader. */
@@ -19,6 +20,7 @@ struct fill_plan {
     struct onepot_npy kind;
     onepot_decode *decode;
     void *decode_ctx;
+    const struct images_plan *images; /* samples are pictures; NULL: they aren't */
     /* Where a device that collects the samples sees the first byte of each archive; or NULL. */
     const uint64_t *bases;
 };
@@ -31,10 +33,12 @@ struct filler {
     struct cursor *cursor; /* NULL before the first read */
     uint8_t *buffer;       /* a sample that is not decoded yet */
     size_t room;
-    uint64_t again;        /* of the present sample: see struct slab */
-    uint64_t present;      /* the record that is read, or whose label is */
-    struct source *mapped; /* the mapping that samples were last copied from, or NULL */
-    bool is_torn;          /* an earlier mapping was cut short while it was copied from */
+    struct images_scratch scratch;
+    char why[IMAGES_WHY_MAX]; /* a picture can't be decoded; of the sample that failed */
+    uint64_t again;           /* of the present sample: see struct slab */
+    uint64_t present;         /* the record that is read, or whose label is */
+    struct source *mapped;    /* the mapping that samples were last copied from, or NULL */
+    bool is_torn;             /* an earlier mapping was cut short while it was copied from */
     /* For threads that watch this one: since when it reads from storage (CLOCK_MONOTONIC; 0: it
      * does not), which record it reads, and whether nobody waits for that read any more. */
     _Atomic uint64_t since_ns, record;
@@ -47,6 +51,10 @@ bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t
 
 /* This bit of a record's number: it is the record's label that failed. */
 #define FILL_LABEL (UINT64_C(1) << 63)
+
+/* Describe the failure of a record (and FILL_LABEL). `why`: see struct filler. Returns err. */
+int fill_error(struct onepot_error *error, int err, const struct dataset *dataset, uint64_t bad,
+               const char *why);
 
 /*
  * Fill the places [first, end) of a slab, and their labels if these are parts. A sample that

@@ -54,8 +54,9 @@ struct gathering {
     const struct fill_plan *plan;
     struct slab *slab;
     _Atomic uint64_t next;
-    _Atomic int err; /* of the first failure; after it no thread begins a run */
-    uint64_t bad;    /* the record that failed, from the thread that set err */
+    _Atomic int err;          /* of the first failure; after it no thread begins a run */
+    uint64_t bad;             /* the record that failed, from the thread that set err, */
+    char why[IMAGES_WHY_MAX]; /* and why */
     uint64_t run;
 };
 
@@ -67,8 +68,10 @@ static void *gather_runs(void *arg)
     while (!atomic_load(&g->err) && (first = atomic_fetch_add(&g->next, g->run)) < count) {
         uint64_t end = count - first < g->run ? count : first + g->run;
         int none = 0, r = fill_samples(g->plan, &filler, g->slab, first, end, &skipped, &bad);
-        if (r < 0 && atomic_compare_exchange_strong(&g->err, &none, r))
+        if (r < 0 && atomic_compare_exchange_strong(&g->err, &none, r)) {
             g->bad = bad;
+            memcpy(g->why, filler.why, sizeof(g->why));
+        }
     }
     filler_free(&filler);
     return NULL;
@@ -98,6 +101,13 @@ static void gather_all(struct gathering *g)
         pthread_join(threads[i], NULL);
 }
 
+static int gather_result(const struct gathering *g, struct onepot_error *error)
+{
+    if (g->err)
+        fill_error(error, g->err, g->plan->archive->dataset, g->bad, g->why);
+    return g->err;
+}
+
 int onepot_archive_gather(const struct onepot_archive *archive, const uint64_t *samples,
                           uint64_t count, uint32_t align, void *buf, uint64_t size,
                           struct onepot_error *error)
@@ -122,9 +132,45 @@ int onepot_archive_gather(const struct onepot_archive *archive, const uint64_t *
                         .batch = {.samples = count, .data = buf, .bytes = bytes}};
     struct gathering g = {.plan = &plan, .slab = &slab};
     gather_all(&g);
-    if (g.err)
-        dataset_error(error, g.err, archive->dataset, &archive->dataset->records[g.bad]);
-    return g.err;
+    return gather_result(&g, error);
+}
+
+/* ---- images ---- */
+
+int onepot_archive_images(const struct onepot_archive *archive, const uint64_t *samples,
+                          uint64_t count, const struct onepot_images *images, uint64_t seed,
+                          uint64_t epoch, void *buf, uint64_t size, uint8_t *ret_valid,
+                          struct onepot_error *error)
+{
+    auto_free struct images_plan *pictures = malloc(sizeof(*pictures));
+    auto_free uint64_t *places = calloc(2 * count + 1, sizeof(*places));
+    auto_free uint8_t *valid = ret_valid ? NULL : malloc(count + 1);
+    struct fill_plan plan;
+    uint64_t bytes;
+    if (!pictures || !places || !(ret_valid || valid))
+        return error_set(error, -ENOMEM, "out of memory");
+    int r = images_plan(images, error, pictures);
+    if (r == 0)
+        r = make_plan(archive, samples, count, 1, error, &plan);
+    if (r < 0)
+        return r;
+    plan.images = pictures;
+    plan.stride = pictures->bytes;
+    if (!fill_places(&plan, samples, count, places, places + count, &bytes) || bytes > size)
+        return error_set(error, -EINVAL, "the images need more than %llu bytes",
+                         (unsigned long long)size);
+    struct slab slab = {
+        .memory = buf,
+        .seed = seed,
+        .offsets = places,
+        .sizes = places + count,
+        .indices = (uint64_t *)(uintptr_t)samples,
+        .valid = ret_valid ? ret_valid : valid,
+        .batch = {.samples = count, .epoch = epoch, .data = buf, .bytes = bytes}};
+    memset(slab.valid, 1, count);
+    struct gathering g = {.plan = &plan, .slab = &slab};
+    gather_all(&g);
+    return gather_result(&g, error);
 }
 
 /* ---- how many ---- */

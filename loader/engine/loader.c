@@ -20,19 +20,47 @@
 #include "upload.h"
 #include "view.h"
 
-static int loader_check_images(const struct onepot_images *images, const struct fill_plan *fill,
-                               struct onepot_error *error)
+static int loader_check_images(const struct onepot_conversion *images,
+                               const struct fill_plan *fill, struct onepot_error *error)
 {
-    int r = images_check(images, error);
+    int r = convert_check(images, error);
     if (r < 0)
         return r;
-    uint64_t bytes = images_bytes_of_one(images);
+    uint64_t bytes = convert_bytes_of_one(images);
     if (fill->stride != bytes)
         return error_set(error, -EINVAL,
                          "images have %" PRIu64 " bytes each, samples %" PRIu64
                          " (0: not all the same)",
                          bytes, fill->stride);
     return 0;
+}
+
+/*
+ * Decode pictures to bytes, which the device turns into floats: they take a half or a quarter
+ * of the floats' way.
+ */
+static int loader_convert_there(struct onepot_loader *loader, struct onepot_error *error)
+{
+    struct onepot_images o = loader->images->o;
+    struct onepot_conversion *convert = &loader->convert;
+    if (!o.type || o.channels_last)
+        return 0;
+    *convert = (struct onepot_conversion){.size = sizeof(*convert),
+                                          .height = o.height,
+                                          .width = o.width,
+                                          .channels = 3,
+                                          .type = o.type};
+    for (unsigned c = 0; c < 3; c++) {
+        convert->mean[c] = images_mean(&o, c);
+        convert->scale[c] = images_scale(&o, c);
+        o.mean[c] = 0;
+        o.std[c] = 1;
+    }
+    o.type = 0;
+    o.channels_last = true;
+    int r = images_plan(&o, error, loader->images);
+    loader->options.fill.stride = loader->images->bytes;
+    return r;
 }
 
 /* The device, and what it has to do. */
@@ -44,14 +72,16 @@ static int loader_plan_device(struct onepot_loader *loader,
     struct engine_options *o = &loader->options;
     int r = 0;
     if (!given->device) {
-        if (given->images || given->gather == ONEPOT_GATHER_DEVICE)
+        if (given->convert || given->gather == ONEPOT_GATHER_DEVICE)
             return error_set(error, -EINVAL, "images and gathering need a device");
         return 0;
     }
-    if (given->images) {
-        r = options_read(&loader->images, sizeof(loader->images), given->images, error);
+    if (given->convert && given->images)
+        return error_set(error, -EINVAL, "convert and images exclude each other");
+    if (given->convert) {
+        r = options_read(&loader->convert, sizeof(loader->convert), given->convert, error);
         if (r == 0)
-            r = loader_check_images(&loader->images, &o->fill, error);
+            r = loader_check_images(&loader->convert, &o->fill, error);
     }
     if (r == 0)
         r = device_share(given->device, error, &loader->device);
@@ -59,12 +89,16 @@ static int loader_plan_device(struct onepot_loader *loader,
         r = onepot_device_info(loader->device, error, &info);
     if (r < 0)
         return r;
-    if (!info.kernels && (given->images || given->gather == ONEPOT_GATHER_DEVICE))
+    if (!info.kernels && (given->convert || given->gather == ONEPOT_GATHER_DEVICE))
         return error_set(
             error, -ENOTSUP,
             "%s: this libonepot-cuda.so was built without nvcc: it makes no images "
             "and gathers nothing",
             info.name);
+    if (loader->images && info.kernels)
+        r = loader_convert_there(loader, error);
+    if (r < 0)
+        return r;
     o->memory = &upload_memory;
     loader->gather = given->gather;
     if (given->gather == ONEPOT_GATHER_AUTO && (info.is_host || !info.kernels))
@@ -100,11 +134,13 @@ static int loader_lock_archives(struct onepot_loader *loader, struct onepot_erro
     *ret_locked = NULL;
     if (loader->gather == ONEPOT_GATHER_HOST)
         return 0;
-    int r = fill->npy || fill->decode || fill->verify
-                ? error_set(error, -EINVAL,
-                            "a device gathers bytes as they are, without npy, decode or verify")
-                : locked_new(loader->device, loader->archive,
-                             budget_memory_bytes("") / part / portion_ranks(), error, &locked);
+    int r =
+        fill->npy || fill->decode || fill->images || fill->verify
+            ? error_set(error, -EINVAL,
+                        "a device gathers bytes as they are, without npy, decode, images or "
+                        "verify")
+            : locked_new(loader->device, loader->archive,
+                         budget_memory_bytes("") / part / portion_ranks(), error, &locked);
     if (r == 0 && !loader_try_gathering(loader, locked)) {
         locked_free(locked);
         locked = NULL;
@@ -129,7 +165,7 @@ static int loader_own_device(struct onepot_loader *loader, struct onepot_error *
 static int loader_start_upload(struct onepot_loader *loader, struct onepot_error *error)
 {
     struct upload_options options = {
-        .images = loader->images.channels ? &loader->images : NULL,
+        .images = loader->convert.channels ? &loader->convert : NULL,
         .batch_size = loader->options.batch_size,
     };
     int r = loader_own_device(loader, error);
@@ -162,6 +198,19 @@ static int loader_start(struct onepot_loader *loader, const struct place *place,
     return 0;
 }
 
+static int loader_plan_images(struct onepot_loader *loader,
+                              const struct onepot_loader_options *given,
+                              struct onepot_error *error)
+{
+    if (!given->images)
+        return 0;
+    loader->images = malloc(sizeof(*loader->images));
+    if (!loader->images)
+        return error_set(error, -ENOMEM, "no memory for a loader");
+    loader->options.fill.images = loader->images;
+    return images_plan(given->images, error, loader->images);
+}
+
 int onepot_loader_new(const struct onepot_archive *archive,
                       const struct onepot_loader_options *options, struct onepot_error *error,
                       struct onepot_loader **ret_loader)
@@ -179,7 +228,9 @@ int onepot_loader_new(const struct onepot_archive *archive,
     atomic_init(&loader->owner, (int)getpid());
     loader->options.fill.archive = loader->archive;
     loader->seed = given.seed;
-    r = loader_plan(&given, &loader->options, error);
+    r = loader_plan_images(loader, &given, error);
+    if (r == 0)
+        r = loader_plan(&given, &loader->options, error);
     if (r == 0)
         r = loader_plan_device(loader, &given, error);
     if (r == 0)
@@ -205,6 +256,7 @@ void onepot_loader_free(struct onepot_loader *loader)
         pthread_mutex_destroy(&loader->lock);
     onepot_device_close(loader->device);
     onepot_archive_close(loader->archive);
+    free(loader->images);
     free(loader);
 }
 
@@ -258,10 +310,8 @@ static int loader_fail_batch(struct onepot_loader *loader, struct slab *slab,
         upload_error(loader->upload, error);
     else if (slab->abandoned)
         dataset_stalled(error, d, &d->records[slab->bad_record], slab->stalled_ns);
-    else if (slab->bad_record & FILL_LABEL)
-        dataset_label_error(error, r, d, &d->records[slab->bad_record & ~FILL_LABEL]);
     else
-        dataset_error(error, r, d, &d->records[slab->bad_record]);
+        fill_error(error, r, d, slab->bad_record, slab->why);
     engine_release(slab);
     return r;
 }

@@ -14,7 +14,7 @@
 #include "view.h"
 
 #define RUN_MAPPED 64u   /* samples that a thread takes at a time, */
-#define RUN_READ 4u      /* and where each may wait for a device */
+#define RUN_READ 4u      /* and where each may wait for a device, or is decoded */
 #define THREADS_READ 32u /* reads in flight that suit slow storage */
 #define AHEAD_LEAST 4u
 #define IO_TIMEOUT_MS 60000u
@@ -41,7 +41,7 @@ static void choose_threads(const struct onepot_loader_options *given, struct eng
     if (!given->threads && !mapped && o->threads < THREADS_READ)
         o->threads = THREADS_READ;
     o->cpus = given->threads || !mapped ? 0 : cpus_allowed();
-    o->run = mapped ? RUN_MAPPED : RUN_READ;
+    o->run = mapped && !o->fill.images ? RUN_MAPPED : RUN_READ;
     o->ahead = given->prefetch ? given->prefetch : ahead_for(o);
 }
 
@@ -56,8 +56,8 @@ static int loader_check_options(const struct onepot_loader_options *o,
         return error_set(error, -EINVAL, "more than %u threads", ENGINE_THREADS_MAX);
     if (o->prefetch > ENGINE_AHEAD_MAX)
         return error_set(error, -EINVAL, "more than %u batches ahead", ENGINE_AHEAD_MAX);
-    if (o->npy && o->decode)
-        return error_set(error, -EINVAL, "npy and a decoder exclude each other");
+    if ((o->npy != 0) + (o->decode != NULL) + (o->images != NULL) > 1)
+        return error_set(error, -EINVAL, "npy, images and a decoder exclude each other");
     if (o->decode && o->decoded_bytes == 0)
         return error_set(error, -EINVAL,
                          "the room for what is decoded is missing (decoded_bytes)");
@@ -78,6 +78,10 @@ static int plan_fill(const struct onepot_loader_options *given, struct fill_plan
     fill->decode_ctx = given->decode_ctx;
     if (fill->npy)
         return fill_npy_kind(fill, error);
+    if (fill->images) {
+        fill->stride = fill->images->bytes;
+        return 0;
+    }
     fill->stride =
         fill->decode ? given->decoded_bytes : onepot_archive_common_size(fill->archive);
     return 0;

@@ -21,8 +21,9 @@ struct onepot_loader {
     _Atomic int owner;            /* the process that has the engine, or is about to make one */
     pthread_mutex_t lock;         /* for seeks, and what changes with them: seed and digest */
     struct onepot_device *device; /* NULL: batches are for the host */
-    struct onepot_images images;  /* 0 channels: none are made */
-    struct upload *upload;        /* the engine's memory, if there is a device */
+    struct onepot_conversion convert; /* 0 channels: nothing is converted */
+    struct images_plan *images;       /* or NULL */
+    struct upload *upload;            /* the engine's memory, if there is a device */
     enum onepot_gather gather;
     uint64_t seed;
     bool has_digest;

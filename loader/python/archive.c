@@ -351,6 +351,7 @@ static PyMethodDef archive_methods[] = {
     {"batch_for", archive_batch_for, METH_VARARGS,
      "batch_for(bytes): how many samples fit into so many bytes: (on average, at worst)."},
     {"_layout", archive_layout, METH_VARARGS, "For the datasets of the package."},
+    {"_decode", archive_decode, METH_VARARGS, "For the datasets of the package."},
     {"_fill", archive_fill, METH_VARARGS, "For the datasets of the package."},
     {0}};
 

@@ -120,12 +120,6 @@ static PyObject *batch_item(PyObject *self, Py_ssize_t i)
     return batch_view_one(b, (uint64_t)i);
 }
 
-static PyObject *batch_tensors(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    return PySequence_List(self);
-}
-
 /* A table with an element for each sample. */
 struct table {
     size_t offset; /* of its pointer in struct onepot_device_batch */
@@ -160,14 +154,17 @@ static PyObject *batch_number(PyObject *self, void *offset)
 static PyObject *batch_images(PyObject *self, void *unused)
 {
     struct py_batch *s = (struct py_batch *)self;
-    const struct onepot_images *images = &s->kind.images;
-    const uint64_t shape[] = {s->batch->samples, images->channels, images->height,
-                              images->width};
+    const uint64_t *one = s->kind.image_shape;
+    const uint64_t shape[] = {s->batch->samples, one[0], one[1], one[2]};
     (void)unused;
-    if (!s->there.images)
+    if (!s->kind.has_images)
         Py_RETURN_NONE;
-    struct py_buffer *b = batch_view_new(s, s->there.images, (Py_ssize_t)s->there.image_bytes,
-                                         item_of_images(images->type));
+    Py_ssize_t bytes = item_types[s->kind.image_item].bytes;
+    for (unsigned i = 0; i < 4; i++)
+        bytes *= (Py_ssize_t)shape[i];
+    /* A device made them of the data, or they were decoded and are the data. */
+    struct py_buffer *b = batch_view_new(s, s->there.images ? s->there.images : s->there.data,
+                                         bytes, s->kind.image_item);
     if (b)
         view_shape(b, 0, 4, shape, false);
     return (PyObject *)b;
@@ -220,7 +217,7 @@ static PyObject *batch_wait(PyObject *self, PyObject *unused)
 static PyObject *batch_main(PyObject *self)
 {
     struct py_batch *b = (struct py_batch *)self;
-    return b->there.images ? batch_images(self, NULL) : batch_data(self, NULL);
+    return b->kind.has_images ? batch_images(self, NULL) : batch_data(self, NULL);
 }
 
 static PyObject *batch_repr(PyObject *self)
@@ -237,6 +234,25 @@ static PyObject *batch_repr(PyObject *self)
     Py_XDECREF(what);
     Py_XDECREF(b);
     return text;
+}
+
+/* The buffer as a tensor, if torch is loaded. Takes a reference to it. */
+static PyObject *batch_as_tensor(PyObject *buffer)
+{
+    PyObject *torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+    PyObject *tensor = buffer;
+    if (buffer && torch && PyObject_HasAttrString(torch, "from_dlpack")) {
+        tensor = PyObject_CallMethod(torch, "from_dlpack", "O", buffer);
+        Py_DECREF(buffer);
+    }
+    return tensor;
+}
+
+static PyObject *batch_tensors(PyObject *self, PyObject *unused)
+{
+    if (((struct py_batch *)self)->kind.has_images)
+        return batch_as_tensor(batch_images(self, unused));
+    return PySequence_List(self);
 }
 
 static PyObject *batch_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
@@ -257,7 +273,9 @@ static PyObject *batch_dlpack_device(PyObject *self, PyObject *unused)
 
 static PyMethodDef batch_methods[] = {
     {"tensors", batch_tensors, METH_NOARGS,
-     "A list of Buffers, uint8 [size], one for each sample; no copies."},
+     "Of images: all of them, [samples, *shape], as a tensor if torch is loaded, else a "
+     "Buffer.\n"
+     "Of other samples: a list of Buffers, uint8 [size]. No copies."},
     {"record_stream", batch_record_stream, METH_O,
      "record_stream(stream): call it for each stream that reads the batch, unless "
      "__dlpack__()\n"
@@ -279,7 +297,8 @@ static PyGetSetDef batch_fields[] = {
      "one size; [samples, *shape] in their own type for .npy samples.",
      NULL},
     {"images", batch_images, NULL,
-     "Images that the device made of data: Buffer [samples, channels, height, width], or None.",
+     "Images that were decoded, or that the device made of data: Buffer [samples, channels,\n"
+     "height, width] (or channels last), or None.",
      NULL},
     {"offsets", batch_table, NULL,
      "Where each sample begins in data, in bytes: int64 [samples].", &table_offsets},

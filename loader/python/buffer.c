@@ -35,6 +35,8 @@ int item_of_npy(const char *type)
 
 enum item item_of_images(enum onepot_float type)
 {
+    if (!type)
+        return ITEM_UINT8;
     return type == ONEPOT_FLOAT  ? ITEM_FLOAT32
            : type == ONEPOT_HALF ? ITEM_FLOAT16
                                  : ITEM_BFLOAT16;

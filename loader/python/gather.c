@@ -108,6 +108,22 @@ PyObject *archive_layout(PyObject *self, PyObject *args)
                          (unsigned long long)q.layout.bytes);
 }
 
+/* Labels, indices and validity: the last three tables, of which the first begins there. */
+static int write_labels(const struct onepot_archive *archive, const uint64_t *indices,
+                        const struct layout *l, uint8_t *at, struct onepot_error *error)
+{
+    for (uint64_t i = 0; i < l->count; i++) {
+        int64_t label = -1;
+        int r = onepot_archive_label(archive, indices[i], error, &label);
+        if (r < 0)
+            return r;
+        memcpy(at + 8 * i, &label, 8);
+    }
+    memcpy(at + l->table, indices, 8 * l->count);
+    memset(at + 2 * l->table, 1, l->count);
+    return 0;
+}
+
 static int write_tables(const struct onepot_archive *archive, const struct request *q,
                         uint8_t *memory, struct onepot_error *error)
 {
@@ -115,16 +131,27 @@ static int write_tables(const struct onepot_archive *archive, const struct reque
     uint8_t *at = memory + l->at;
     memcpy(at, q->offsets, 8 * l->count);
     memcpy(at + l->table, q->sizes, 8 * l->count);
-    for (uint64_t i = 0; i < l->count; i++) {
-        int64_t label = -1;
-        int r = onepot_archive_label(archive, q->indices[i], error, &label);
-        if (r < 0)
-            return r;
-        memcpy(at + 2 * l->table + 8 * i, &label, 8);
+    return write_labels(archive, q->indices, l, at + 2 * l->table, error);
+}
+
+uint64_t batch_bytes(uint64_t count, uint64_t data_bytes)
+{
+    return lay_out(count, data_bytes).bytes;
+}
+
+int batch_tables(const struct onepot_archive *archive, const uint64_t *indices, uint64_t count,
+                 uint64_t stride, uint8_t *memory, struct onepot_error *error,
+                 uint8_t **ret_valid)
+{
+    const struct layout l = lay_out(count, count * stride);
+    uint8_t *at = memory + l.at;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t offset = i * stride;
+        memcpy(at + 8 * i, &offset, 8);
+        memcpy(at + l.table + 8 * i, &stride, 8);
     }
-    memcpy(at + 3 * l->table, q->indices, 8 * l->count);
-    memset(at + 4 * l->table, 1, l->count);
-    return 0;
+    *ret_valid = at + 4 * l.table;
+    return write_labels(archive, indices, &l, at + 2 * l.table, error);
 }
 
 static int fill_memory(struct onepot_archive *archive, const struct request *q, uint8_t *memory,
@@ -144,7 +171,19 @@ static int fill_memory(struct onepot_archive *archive, const struct request *q, 
     return r;
 }
 
-/* The memory is an address, as torch gives it, or any writable buffer. */
+int take_memory(PyObject *given, unsigned long long *size, Py_buffer *view, void **ret_address)
+{
+    if (PyLong_Check(given)) {
+        *ret_address = PyLong_AsVoidPtr(given);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    if (PyObject_GetBuffer(given, view, PyBUF_WRITABLE) < 0)
+        return -1;
+    *ret_address = view->buf;
+    *size = (unsigned long long)view->len;
+    return 0;
+}
+
 PyObject *archive_fill(PyObject *self, PyObject *args)
 {
     PyObject *indices, *memory;
@@ -156,16 +195,8 @@ PyObject *archive_fill(PyObject *self, PyObject *args)
     if (!archive || !PyArg_ParseTuple(args, "OIO|K", &indices, &align, &memory, &size))
         return NULL;
     void *address = NULL;
-    if (PyLong_Check(memory)) {
-        address = PyLong_AsVoidPtr(memory);
-        if (PyErr_Occurred())
-            return NULL;
-    } else {
-        if (PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE) < 0)
-            return NULL;
-        address = view.buf;
-        size = (unsigned long long)view.len;
-    }
+    if (take_memory(memory, &size, &view, &address) < 0)
+        return NULL;
     int r = request_read(archive, indices, align, &q);
     if (r == 0) {
         r = fill_memory(archive, &q, address, size);

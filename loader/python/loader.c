@@ -20,6 +20,19 @@ struct py_loader {
     _Atomic int resumes;
 };
 
+static void kind_of_images(const struct onepot_loader_options *o, struct batch_kind *ret)
+{
+    bool last = o->images && o->images->channels_last;
+    uint64_t channels = o->convert ? o->convert->channels : 3;
+    if (!o->convert && !o->images)
+        return;
+    ret->has_images = true;
+    ret->image_item = item_of_images(o->convert ? o->convert->type : o->images->type);
+    ret->image_shape[last ? 2 : 0] = channels;
+    ret->image_shape[last ? 0 : 1] = o->convert ? o->convert->height : o->images->height;
+    ret->image_shape[last ? 1 : 2] = o->convert ? o->convert->width : o->images->width;
+}
+
 /* Determine the kind of batches, which their views need. */
 static int loader_find_kind(const struct onepot_loader *loader,
                             const struct onepot_loader_options *o, struct batch_kind *ret)
@@ -29,8 +42,7 @@ static int loader_find_kind(const struct onepot_loader *loader,
     *ret = (struct batch_kind){.where = BUFFER_HOST};
     ret->npy.size = sizeof(ret->npy);
     ret->item = onepot_loader_npy(loader, &ret->npy) == 0 ? item_of_npy(ret->npy.type) : -1;
-    if (o->images)
-        ret->images = *o->images;
+    kind_of_images(o, ret);
     if (!o->device)
         return 0;
     int r = onepot_device_info(o->device, &error, &info);
@@ -95,14 +107,28 @@ static int loader_take_decode(PyObject *decode, struct onepot_loader_options *o)
     return 0;
 }
 
-/* None, or (height, width, channels, type, four means, four scales). */
-static int loader_take_images(PyObject *given, struct onepot_images *images,
+/* What the loader makes of samples, in the memory of the caller. */
+struct made {
+    struct onepot_images images;
+    struct onepot_conversion conversion;
+};
+
+/*
+ * None; or (height, width, channels, type, four means, four scales) of pixels that a device
+ * converts; or a longer tuple, of pictures that are decoded (take_images).
+ */
+static int loader_take_images(PyObject *given, struct made *made,
                               struct onepot_loader_options *o)
 {
+    struct onepot_conversion *images = &made->conversion;
     float *mean = images->mean, *scale = images->scale;
     int type;
     if (given == Py_None)
         return 0;
+    if (PyTuple_Check(given) && PyTuple_Size(given) > 6) {
+        o->images = &made->images;
+        return take_images(given, &made->images);
+    }
     if (!PyArg_ParseTuple(given, "O&O&O&i(ffff)(ffff)", take_small, &images->height, take_small,
                           &images->width, take_small, &images->channels, &type, &mean[0],
                           &mean[1], &mean[2], &mean[3], &scale[0], &scale[1], &scale[2],
@@ -110,7 +136,7 @@ static int loader_take_images(PyObject *given, struct onepot_images *images,
         return -1;
     images->size = sizeof(*images);
     images->type = (enum onepot_float)type;
-    o->images = images;
+    o->convert = images;
     return 0;
 }
 
@@ -141,14 +167,14 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
         {0}};
     PyObject *given, *open, *decode, *shape, *rank, *world, *options;
     const char *device;
-    struct onepot_images images = {0};
+    struct made made = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
     (void)unused;
     if (!PyArg_ParseTuple(args, "OOzOOOOO!", &given, &open, &device, &decode, &shape, &rank,
                           &world, &PyDict_Type, &options) ||
         fields_take(fields, options, &o) < 0 ||
         take_rank(rank, world, "world_size", &o.rank, &o.world_size) < 0 ||
-        loader_take_decode(decode, &o) < 0 || loader_take_images(shape, &images, &o) < 0)
+        loader_take_decode(decode, &o) < 0 || loader_take_images(shape, &made, &o) < 0)
         return -1;
     PyObject *archive = PyObject_CallFunctionObjArgs(open, given, NULL);
     int r = -1;
@@ -316,9 +342,11 @@ static PyObject *loader_sampler(PyObject *self, void *unused)
 /* The type and shape of each sample: "float32 (3, 5)". */
 static PyObject *loader_kind_text(const struct batch_kind *kind)
 {
-    Py_ssize_t shape[32] = {kind->images.channels, kind->images.height, kind->images.width};
-    if (kind->images.channels)
-        return type_and_shape(item_of_images(kind->images.type), shape, 3);
+    Py_ssize_t shape[32];
+    for (unsigned i = 0; i < 3; i++)
+        shape[i] = (Py_ssize_t)kind->image_shape[i];
+    if (kind->has_images)
+        return type_and_shape(kind->image_item, shape, 3);
     if (kind->item < 0)
         return PyUnicode_FromString("uint8");
     for (uint32_t i = 0; i < kind->npy.dimensions; i++)

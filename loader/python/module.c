@@ -253,6 +253,8 @@ static PyObject *module_view(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef functions[] = {
+    {"_images_bytes", module_images_bytes, METH_O,
+     "_images_bytes(images): the bytes of one image."},
     {"_view", module_view, METH_VARARGS,
      "_view(owner, address, size, is_kept): a Buffer; is_kept: it keeps its owner alive."},
     {0}};

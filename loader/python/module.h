@@ -179,13 +179,36 @@ uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize
 PyObject *archive_layout(PyObject *self, PyObject *args);
 PyObject *archive_fill(PyObject *self, PyObject *args);
 
+/*
+ * Pictures. take_images: the options, as onepot/_images.py gives them in a tuple.
+ * Archive._decode(indices, images, seed, epoch, memory[, size]) decodes pictures into a batch
+ * in memory; _core._images_bytes(images) are the bytes of each.
+ */
+int take_images(PyObject *given, struct onepot_images *ret_images);
+PyObject *archive_decode(PyObject *self, PyObject *args);
+PyObject *module_images_bytes(PyObject *self, PyObject *given);
+
+/*
+ * Memory for a batch: an address, as torch gives it, whose *size was given, or any writable
+ * buffer, which is to be released if view->obj is set.
+ */
+int take_memory(PyObject *given, unsigned long long *size, Py_buffer *view, void **ret_address);
+
+/* The bytes of a batch with its tables; and these tables, for samples of one size. */
+uint64_t batch_bytes(uint64_t count, uint64_t data_bytes);
+int batch_tables(const struct onepot_archive *archive, const uint64_t *indices, uint64_t count,
+                 uint64_t stride, uint8_t *memory, struct onepot_error *error,
+                 uint8_t **ret_valid);
+
 /* The kind of a loader's batches. */
 struct batch_kind {
     int item; /* type of .npy samples; -1: bytes */
     struct onepot_npy npy;
     enum buffer_where where;
     int device_index;
-    struct onepot_images images;
+    bool has_images;
+    enum item image_item;
+    uint64_t image_shape[3]; /* channels first, or last */
 };
 
 /* Takes the batch over, also on failure. */

@@ -15,6 +15,7 @@ from onepot._batch import SampleList, TensorBatch, collate
 from onepot._core import Batch, Buffer, Sample, __version__
 from onepot._dataset import Dataset, IterableDataset
 from onepot._folder import IMG_EXTENSIONS, ImageFolder
+from onepot._images import Images
 from onepot._loader import Loader
 from onepot._mount import mount
 from onepot._sampler import DistributedSampler
@@ -30,6 +31,7 @@ __all__ = [
     "DistributedSampler",
     "IMG_EXTENSIONS",
     "ImageFolder",
+    "Images",
     "IterableDataset",
     "Loader",
     "Names",

@@ -170,7 +170,7 @@ Sampler = DistributedSampler
 class Batch:
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Buffer: ...
-    def tensors(self) -> "list[Buffer]": ...
+    def tensors(self) -> Any: ...  # list[Buffer]; of images a tensor, or a Buffer without torch
     def record_stream(self, stream: Any) -> None: ...  # int, torch.cuda.Stream, cupy's
     def wait(self) -> None: ...  # on the host
     def __dlpack__(
@@ -183,7 +183,7 @@ class Batch:
     ) -> Any: ...  # images, else data
     def __dlpack_device__(self) -> "tuple[int, int]": ...
     @property
-    def images(self) -> Optional[Buffer]: ...  # [samples, channels, height, width]
+    def images(self) -> Optional[Buffer]: ...  # [samples, 3, height, width]; NHWC: channels last
     @property
     def data(self) -> Buffer: ...  # uint8 [bytes], [samples, bytes of one], or [samples, *shape]
     @property
@@ -200,6 +200,33 @@ class Batch:
     def epoch(self) -> int: ...
     @property
     def first(self) -> int: ...
+
+class Images:
+    dtype: str
+    layout: str
+    height: int
+    width: int
+    crop: Optional[str]
+    def __init__(
+        self,
+        size: "Union[int, tuple[int, int]]" = 224,  # height, width
+        crop: Optional[str] = "random",  # or "centre"
+        scale: "tuple[float, float]" = ...,  # of the area: 0.08, 1
+        ratio: "tuple[float, float]" = ...,  # width / height: 3/4, 4/3
+        flip: bool = True,
+        resize: Optional[int] = None,
+        mean: Union[None, float, Sequence[float]] = None,  # of 0 to 1
+        std: Union[None, float, Sequence[float]] = None,
+        dtype: str = "uint8",  # or "float16", "float32", "bfloat16"
+        layout: str = "NCHW",  # or "NHWC"
+        interpolation: str = "bilinear",  # or "bicubic"
+        *,
+        exact: bool = False,
+        on_error: str = "raise",  # or "skip", "grey"
+        raw: "Optional[tuple[int, int, int]]" = None,  # height, width, channels
+    ) -> None: ...
+    @property
+    def shape(self) -> "tuple[int, int, int]": ...
 
 class Loader:
     def __init__(
@@ -226,8 +253,9 @@ class Loader:
         decoded_bytes: int = 0,
         # "cuda:0" or 0; "cuda": by the local rank; "host"; "cpu": no device
         device: "Union[None, str, int, torch.device]" = None,
-        images: "Optional[tuple[int, int, int]]" = None,  # height, width, channels
-        dtype: str = "float32",  # of images; or "float16", "bfloat16"
+        images: "Union[None, Images, tuple[int, int, int]]" = None,  # height, width, channels
+        # of images as a tuple: None, which is "float32", "float16" or "bfloat16"
+        dtype: Optional[str] = None,
         mean: Union[None, float, Sequence[float]] = None,  # of bytes; None: 0
         scale: Union[None, float, Sequence[float]] = None,  # None: 1
         gather: str = "auto",  # or "host", "device"
@@ -256,7 +284,9 @@ class TensorBatch:
     slab: Any  # uint8 [bytes of all]
     def __len__(self) -> int: ...
     def __getitem__(self, i: int) -> Any: ...  # uint8 [size]
-    def tensors(self) -> "list[Any]": ...
+    def tensors(self) -> Any: ...  # list; of images [samples, *shape]
+    @property
+    def images(self) -> Any: ...  # [samples, *shape], or None
     def pin_memory(self, device: Any = None) -> "TensorBatch": ...
     def to(self, *args: Any, **keywords: Any) -> "TensorBatch": ...
     @property
@@ -281,6 +311,8 @@ def collate(samples: Any) -> Any: ...
 
 class Dataset(_TorchDataset[Any]):
     archive: Archive
+    images: Optional[Images]
+    seed: int
     transform: Optional[Callable[[Any], Any]]
     target_transform: Optional[Callable[[int], Any]]
     def __init__(
@@ -290,7 +322,10 @@ class Dataset(_TorchDataset[Any]):
         target_transform: Optional[Callable[[int], Any]] = None,
         *,
         root: Union[None, Archive, Path, Sequence[Path]] = None,  # as archive
+        images: Optional[Images] = None,
+        seed: int = 0,  # of random crops
     ) -> None: ...
+    def set_epoch(self, epoch: int) -> None: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any) -> Any: ...  # (uint8 [bytes], label), or a TensorBatch
     def __getitems__(self, indices: Sequence[int]) -> Any: ...
@@ -342,6 +377,8 @@ class ImageFolder(Dataset):
         *,
         extensions: Optional[Sequence[str]] = None,
         folder: str = "",  # directory in the archive whose children are the classes
+        fast: Union[bool, Images] = False,
+        seed: int = 0,
     ) -> None: ...  # FileNotFoundError: no class, or one without a file
     def find_classes(self, directory: Any) -> "tuple[list[str], dict[str, int]]": ...
 

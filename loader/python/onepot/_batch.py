@@ -5,7 +5,7 @@ offsets, sizes, labels, indices, valid.
 """
 from collections.abc import Sequence
 
-from onepot import _shared
+from onepot import _core, _shared
 from onepot._torch import in_worker, torch
 
 _ALIGN = 64
@@ -44,6 +44,24 @@ def gather(archive, indices, stride=0, is_sent=False):
     return batch
 
 
+def _layout_bytes(count, data_bytes):
+    return _rounded(data_bytes) + 4 * _rounded(8 * count) + _rounded(count)
+
+
+def decode(archive, indices, images, seed, epoch, is_sent=False):
+    """The TensorBatch of these pictures, decoded as `images` says."""
+    if hasattr(indices, "tolist"):
+        indices = indices.tolist()
+    data_bytes = len(indices) * images._bytes
+    memory, place = _new_memory(_layout_bytes(len(indices), data_bytes), is_sent)
+    where = (memory,) if isinstance(memory, memoryview) else (memory.data_ptr(), memory.numel())
+    archive._decode(indices, images._given, seed, epoch, *where)
+    batch = TensorBatch(memory, len(indices), data_bytes, images._bytes,
+                        (images.dtype, images.shape))
+    batch._place = place
+    return batch
+
+
 class TensorBatch:
     """The samples of one batch in one piece of memory, `slab`, and views of it: tensors if torch
     is loaded, memoryviews otherwise.
@@ -55,14 +73,17 @@ class TensorBatch:
     indices   int64 [samples]: number of each sample in the archive
     valid     bool [samples]
 
-    batch[i] is the data of one sample, uint8 [size]. to() and pin_memory() move everything in
+    images    of pictures: [samples, *shape] in their type; None for other samples
+
+    batch[i] is the data of one sample, uint8 [size], or its image. to() and pin_memory() move everything in
     one copy; a DataLoader with pin_memory=True calls pin_memory() itself.
     """
 
-    __slots__ = ("slab", "_count", "_bytes", "_stride", "_place")
+    __slots__ = ("slab", "_count", "_bytes", "_stride", "_place", "_image")
 
-    def __init__(self, slab, count, data_bytes, stride):
+    def __init__(self, slab, count, data_bytes, stride, image=None):
         self.slab, self._count, self._bytes, self._stride = slab, count, data_bytes, stride
+        self._image = image  # type and shape of an image, or None
         self._place = None  # in a worker: which shared slab it lies in
 
     def _table(self, number, kind, width):
@@ -101,8 +122,25 @@ class TensorBatch:
     def valid(self):
         return self._table(4, "bool", 1)
 
+    def _typed(self, part, shape):
+        """A part of the slab as an array of images' type."""
+        kind = self._image[0]
+        if not isinstance(part, memoryview):
+            return part.view(getattr(torch(), kind)).view(shape)
+        letter = {"uint8": "B", "float32": "f", "float16": "e"}.get(kind)
+        return part.cast(letter, shape) if letter and len(part) else part
+
+    @property
+    def images(self):
+        if self._image is None:
+            return None
+        return self._typed(self.slab[: self._bytes], (self._count, *self._image[1]))
+
     def tensors(self):
-        """A list of views, uint8 [size], one for each sample."""
+        """Of pictures: all images, [samples, *shape]. Of other samples: a list of views, uint8
+        [size], one for each."""
+        if self._image is not None:
+            return self.images
         slab = self.slab
         return [slab[first : first + size]
                 for first, size in zip(self.offsets.tolist(), self.sizes.tolist())]
@@ -112,10 +150,11 @@ class TensorBatch:
 
     def __getitem__(self, i):
         first, size = int(self.offsets[i]), int(self.sizes[i])
-        return self.slab[first : first + size]
+        part = self.slab[first : first + size]
+        return self._typed(part, self._image[1]) if self._image is not None and size else part
 
     def _moved(self, slab):
-        return TensorBatch(slab, self._count, self._bytes, self._stride)
+        return TensorBatch(slab, self._count, self._bytes, self._stride, self._image)
 
     def pin_memory(self, device=None):
         """A copy of the batch in page-locked memory."""
@@ -127,12 +166,12 @@ class TensorBatch:
 
     def __reduce__(self):
         slab = bytearray(self.slab) if isinstance(self.slab, memoryview) else self.slab
-        return _batch, (slab, self._count, self._bytes, self._stride)
+        return _batch, (slab, self._count, self._bytes, self._stride, self._image)
 
 
-def _batch(slab, count, data_bytes, stride):
+def _batch(slab, count, data_bytes, stride, image):
     slab = memoryview(slab) if isinstance(slab, bytearray) else slab
-    return TensorBatch(slab, count, data_bytes, stride)
+    return TensorBatch(slab, count, data_bytes, stride, image)
 
 
 def _reduce(batch):
@@ -141,11 +180,12 @@ def _reduce(batch):
     if batch._place is None:
         return batch.__reduce__()
     place, batch._place = batch._place, None
-    return _received, (_shared.send(place), batch._count, batch._bytes, batch._stride)
+    return _received, (_shared.send(place), batch._count, batch._bytes, batch._stride,
+                       batch._image)
 
 
-def _received(where, count, data_bytes, stride):
-    return TensorBatch(_shared.receive(*where), count, data_bytes, stride)
+def _received(where, count, data_bytes, stride, image):
+    return TensorBatch(_shared.receive(*where), count, data_bytes, stride, image)
 
 
 _shared.register(TensorBatch, _reduce)

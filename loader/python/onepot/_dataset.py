@@ -1,10 +1,12 @@
 """Datasets for torch's DataLoader. They pickle by reference, so that they work in its worker
 processes under fork, spawn and forkserver."""
 from itertools import islice
+from random import getrandbits
 
 from onepot import _core
 from onepot._archive import as_archive
-from onepot._batch import SampleList, gather
+from onepot._batch import SampleList, decode, gather
+from onepot._images import Images
 from onepot._torch import TorchAware, torch, worker
 
 
@@ -14,6 +16,15 @@ def _as_tensor(sample):
     if t is None:
         return buffer
     return t.frombuffer(buffer, dtype=t.uint8) if len(buffer) else t.empty(0, dtype=t.uint8)
+
+
+_MASK = (1 << 64) - 1
+
+
+def _drawn():
+    """A seed of torch's generator, or of random's."""
+    t = torch()
+    return getrandbits(63) if t is None else int(t.randint(1 << 62, (1,)))
 
 
 def _is_many(index):
@@ -32,7 +43,7 @@ def _is_overridden(cls):
 
 
 class Dataset(TorchAware):
-    """Dataset(archive, transform=None, target_transform=None, *, root=None)
+    """Dataset(archive, transform=None, target_transform=None, *, root=None, images=None, seed=0)
 
     A map-style dataset: dataset[i] is (data, label). data is a writable copy, uint8 [size]: a
     tensor if torch is loaded, else a Buffer. transform is called with data, target_transform
@@ -48,6 +59,11 @@ class Dataset(TorchAware):
     Its workers then gather into memory that they share with the training process. Before torch
     2.0, DataLoader(dataset, batch_size=None, sampler=BatchSampler(...)) does the same.
 
+    images, an onepot.Images, decodes pictures: data is then an image [3, height, width], and the
+    batch's tensors() are all of them. Random crops depend on the seed, the epoch that set_epoch()
+    chose, and the sample's number. Before set_epoch() is called they are drawn by torch's
+    generator, as those of torchvision are, so that no two epochs are the same.
+
     A subclass with a __getitem__ of its own and no __getitems__ is asked for one sample at a
     time.
 
@@ -56,13 +72,27 @@ class Dataset(TorchAware):
     dataset.
     """
 
-    def __init__(self, archive=None, transform=None, target_transform=None, *, root=None):
+    def __init__(self, archive=None, transform=None, target_transform=None, *, root=None,
+                 images=None, seed=0):
         if (archive is None) == (root is None):
             raise TypeError("give one of archive and root: an Archive, or the path of an archive")
         self.archive = as_archive(root if archive is None else archive)
         self.transform = transform
         self.target_transform = target_transform
-        self._stride = self.archive.common_size
+        self._stride = self.archive.common_size if images is None else 0
+        self._init_images(images, seed)
+
+    def _init_images(self, images, seed):
+        if images is not None and not isinstance(images, Images):
+            raise TypeError("images is an onepot.Images, not %r" % (images,))
+        self.images, self.seed = images, seed
+        t = torch()
+        # Shared, so that persistent workers see the epoch that set_epoch() sets here.
+        self._epoch = t.full((1,), -1, dtype=t.int64).share_memory_() if t and images else [-1]
+
+    def set_epoch(self, epoch):
+        """Choose random crops by the seed, this epoch and the sample's number alone."""
+        self._epoch[0] = epoch
 
     def __len__(self):
         return len(self.archive)
@@ -80,6 +110,8 @@ class Dataset(TorchAware):
         if _is_many(index):
             samples = self._many(index)
             return samples.batch if self._is_plain() else samples
+        if self.images is not None:
+            return self._pair(*SampleList(self._batch([index], False))[0])
         sample = self.archive[int(index)]
         return self._pair(_as_tensor(sample), sample.label)
 
@@ -88,8 +120,15 @@ class Dataset(TorchAware):
             return [self[int(i)] for i in indices]
         return self._many(indices)
 
+    def _batch(self, indices, is_sent):
+        if self.images is None:
+            return gather(self.archive, indices, self._stride, is_sent)
+        epoch = int(self._epoch[0])
+        seed, epoch = (self.seed & _MASK, epoch) if epoch >= 0 else (_drawn(), 0)
+        return decode(self.archive, indices, self.images, seed, epoch, is_sent)
+
     def _many(self, indices):
-        batch = gather(self.archive, indices, self._stride, self._is_plain())
+        batch = self._batch(indices, self._is_plain())
         if self._is_plain():
             return SampleList(batch)
         return [self._pair(data, label) for data, label in SampleList(batch)]

@@ -3,7 +3,9 @@ import io
 import os
 
 from onepot._archive import Archive
+from onepot._batch import SampleList
 from onepot._dataset import Dataset, _is_many
+from onepot._images import Images, of_transform
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -36,7 +38,8 @@ class _Transforms:
 
 class ImageFolder(Dataset):
     """ImageFolder(root, transform=None, target_transform=None, loader=pil_loader,
-                is_valid_file=None, allow_empty=False, *, extensions=None, folder="")
+                is_valid_file=None, allow_empty=False, *, extensions=None, folder="", fast=False,
+                seed=0)
 
     A drop-in for torchvision.datasets.ImageFolder: dataset[i] is (image, class number), with the
     classes, numbers and order that torchvision gives to the extracted tree.
@@ -49,6 +52,12 @@ class ImageFolder(Dataset):
     extensions     endings of file names; default: IMG_EXTENSIONS
     folder         the directory in the archive whose children are the classes
     allow_empty    accept classes without a file
+    fast           True: decode, crop and normalise in C what `transform`, made of torchvision's
+                   transforms, would make of PIL's images: ValueError names a transform that is
+                   not known. Or an onepot.Images. dataset[i] is then (image, class number) with
+                   image a tensor [3, height, width]; DataLoader(..., collate_fn=onepot.collate)
+                   copies nothing, and gives batches whose tensors() and labels are the usual pair
+    seed           of random crops, see Dataset
 
     Attributes:
 
@@ -66,7 +75,8 @@ class ImageFolder(Dataset):
     """
 
     def __init__(self, root, transform=None, target_transform=None, loader=pil_loader,
-                 is_valid_file=None, allow_empty=False, *, extensions=None, folder=""):
+                 is_valid_file=None, allow_empty=False, *, extensions=None, folder="", fast=False,
+                 seed=0):
         if isinstance(root, str):
             root = os.path.expanduser(root)
         self.root, self.loader = root, loader
@@ -76,7 +86,11 @@ class ImageFolder(Dataset):
         elif folder or extensions:
             raise ValueError("an Archive has its folder and extensions already: give them to"
                              " Archive() as root and extensions")
-        super().__init__(root, transform, target_transform)
+        images = None
+        if fast is not False:
+            images = fast if isinstance(fast, Images) else of_transform(transform)
+            transform = transform if isinstance(fast, Images) else None
+        super().__init__(root, transform, target_transform, images=images, seed=seed)
         self.transforms = None
         if transform or target_transform:
             self.transforms = _Transforms(transform, target_transform)
@@ -148,7 +162,22 @@ class ImageFolder(Dataset):
             self._places = {name: i for i, name in enumerate(archive.names)}
         return self._places.get(path)
 
+    def _batch(self, indices, is_sent):
+        """Pictures decoded here, with the dataset's own labels."""
+        places = indices = [int(i) for i in indices]
+        if self._samples is not None:
+            places = [self._place(self._samples[i][0], i) for i in indices]
+            if None in places:
+                raise ValueError("with fast, all samples are in the archive")
+        batch = super()._batch(places, is_sent)
+        for k, i in enumerate(indices):
+            batch.labels[k] = (self._number[int(batch.labels[k])] if self._samples is None else
+                               self._samples[i][1])
+        return batch
+
     def _one(self, i):
+        if self.images is not None:
+            return self._pair(*SampleList(self._batch([i], False))[0])
         if self._samples is None:
             sample = self.archive[i]
             return self._image(_File(sample, sample.name), self._number[sample.label])
@@ -168,7 +197,9 @@ class ImageFolder(Dataset):
         return self._one(int(index))
 
     def _many(self, indices):
+        if self.images is not None:
+            return super()._many(indices)
         return [self._one(int(i)) for i in indices]
 
     def _is_plain(self):
-        return False
+        return self.images is not None and super()._is_plain()

@@ -3,6 +3,7 @@ from operator import index
 
 from onepot import _core
 from onepot._archive import as_archive
+from onepot._images import Images
 
 _FLOATS = {"float32": 1, "float16": 2, "bfloat16": 3}
 _GATHERS = {"auto": 0, "host": 1, "device": 2}
@@ -31,16 +32,20 @@ def _for_channels(given, what, usual, channels):
 
 
 def _images(shape, dtype, mean, scale):
-    if dtype not in _FLOATS:
+    if dtype not in _FLOATS and dtype is not None:
         raise ValueError("dtype must be float32, float16 or bfloat16, not %s" % dtype)
     if shape is None:
         return None
+    if isinstance(shape, Images):
+        if dtype is not None or mean is not None or scale is not None:
+            raise ValueError("dtype, mean and scale are arguments of Images()")
+        return shape._given
     if not isinstance(shape, tuple) or len(shape) != 3:
-        raise TypeError("images must be a tuple (height, width, channels)")
+        raise TypeError("images must be onepot.Images(), or a tuple (height, width, channels)")
     channels = index(shape[2])
     if not 1 <= channels <= 4:
         raise ValueError("images must have 1 to 4 channels")
-    return (*shape, _FLOATS[dtype], _for_channels(mean, "mean", 0, channels),
+    return (*shape, _FLOATS[dtype or "float32"], _for_channels(mean, "mean", 0, channels),
             _for_channels(scale, "scale", 1, channels))
 
 
@@ -57,7 +62,7 @@ class Loader(_core.Loader):
     """Loader(archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,
            drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,
            memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,
-           window=0, decoded_bytes=0, device=None, images=None, dtype='float32',
+           window=0, decoded_bytes=0, device=None, images=None, dtype=None,
            mean=None, scale=None, gather='auto', io_timeout=None)
 
     Batches of an archive's samples in the order of DistributedSampler. Threads that need no
@@ -83,8 +88,10 @@ class Loader(_core.Loader):
                    loader's threads call with decoded_bytes of room for each sample
     device         'cuda:0', 0, torch.device('cuda:0'), 'cuda' (by the local rank), or 'host'
                    (the host playing a GPU): each batch goes there in one copy, ahead of its use
-    images         (height, width, channels): samples are bytes by rows, and the device makes
-                   (byte - mean) * scale of them, channels first, in dtype
+    images         an onepot.Images: samples are pictures, which the loader's threads decode;
+                   batch.images and batch.tensors() are all of them. Or (height, width, channels):
+                   samples are bytes by rows, and the device makes (byte - mean) * scale of them,
+                   channels first, in dtype ('float32')
     gather         which side collects the samples for a device: 'device', from the page-locked
                    archive, or 'host'; 'auto' measures
     io_timeout     seconds after which a read of the storage is given up (None: 60; 0: never)
@@ -100,7 +107,7 @@ class Loader(_core.Loader):
     def __init__(self, archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,
                  drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0, memory=0,
                  align=0, skip_errors=False, verify=False, npy=False, block=0, window=0,
-                 decoded_bytes=0, device=None, images=None, dtype="float32", mean=None, scale=None,
+                 decoded_bytes=0, device=None, images=None, dtype=None, mean=None, scale=None,
                  gather="auto", io_timeout=None):
         if gather not in _GATHERS:
             raise ValueError("gather is 'auto', 'host' or 'device', not '%s'" % gather)

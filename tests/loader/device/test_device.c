@@ -1038,15 +1038,15 @@ END_TEST
 static uint16_t half_of(float x, enum onepot_float type)
 {
     /* One pixel of byte 1 with mean 0: the scale itself. */
-    struct onepot_images images = {.size = sizeof(images),
-                                   .height = 1,
-                                   .width = 1,
-                                   .channels = 1,
-                                   .type = type,
-                                   .scale = {x}};
+    struct onepot_conversion images = {.size = sizeof(images),
+                                       .height = 1,
+                                       .width = 1,
+                                       .channels = 1,
+                                       .type = type,
+                                       .scale = {x}};
     uint8_t one = 1;
     uint16_t out = 0;
-    images_convert(&images, 1, &one, &out);
+    convert_host(&images, 1, &one, &out);
     return out;
 }
 
@@ -1082,13 +1082,13 @@ START_TEST(half_types_are_rounded_to_nearest_even)
 }
 END_TEST
 
-static const struct onepot_images small = {.size = sizeof(small),
-                                           .height = 4,
-                                           .width = 5,
-                                           .channels = 3,
-                                           .type = ONEPOT_FLOAT,
-                                           .mean = {123.675f, 116.28f, 103.53f},
-                                           .scale = {1 / 58.395f, 1 / 57.12f, 1 / 57.375f}};
+static const struct onepot_conversion small = {.size = sizeof(small),
+                                               .height = 4,
+                                               .width = 5,
+                                               .channels = 3,
+                                               .type = ONEPOT_FLOAT,
+                                               .mean = {123.675f, 116.28f, 103.53f},
+                                               .scale = {1 / 58.395f, 1 / 57.12f, 1 / 57.375f}};
 
 START_TEST(channels_come_before_rows)
 {
@@ -1096,7 +1096,7 @@ START_TEST(channels_come_before_rows)
     float to[2 * 60];
     for (unsigned i = 0; i < sizeof(from); i++)
         from[i] = (uint8_t)(i * 7);
-    images_convert(&small, 2, from, to);
+    convert_host(&small, 2, from, to);
     for (unsigned n = 0; n < 2; n++)
         for (unsigned c = 0; c < 3; c++)
             for (unsigned p = 0; p < 20; p++) {
@@ -1110,17 +1110,17 @@ END_TEST
 /* The loader's images, against the conversion on the host: bit by bit. */
 static void check_images(enum onepot_float type, enum onepot_gather gather)
 {
-    struct onepot_images images = small;
+    struct onepot_conversion images = small;
     images.type = type;
     struct onepot_loader *l =
         make(image_archive,
              (struct onepot_loader_options){
-                 .batch_size = 32, .device = device, .images = &images, .gather = gather});
+                 .batch_size = 32, .device = device, .convert = &images, .gather = gather});
     void *stream = new_stream();
     const struct onepot_batch *b;
     while ((b = next(l))) {
         struct onepot_device_batch w = where(b);
-        uint64_t bytes = b->samples * images_bytes_of_floats(&images);
+        uint64_t bytes = b->samples * convert_bytes_of_floats(&images);
         uint8_t *got = malloc(bytes), *want = malloc(bytes), *data = malloc(w.bytes);
         ck_assert_uint_eq(w.image_bytes, bytes);
         use(b, stream);
@@ -1128,7 +1128,7 @@ static void check_images(enum onepot_float type, enum onepot_gather gather)
         wait_stream(stream);
         queue_copy(stream, data, w.data, w.bytes);
         wait_stream(stream);
-        images_convert(&images, b->samples, data, want);
+        convert_host(&images, b->samples, data, want);
         ck_assert_mem_eq(got, want, bytes);
         free(data);
         free(got);
@@ -1149,9 +1149,9 @@ END_TEST
 
 START_TEST(images_that_make_no_sense_are_refused)
 {
-    struct onepot_images images = small;
+    struct onepot_conversion images = small;
     struct onepot_loader_options options = {
-        .size = sizeof(options), .batch_size = 8, .world_size = 1, .images = &images};
+        .size = sizeof(options), .batch_size = 8, .world_size = 1, .convert = &images};
     struct onepot_loader *l = NULL;
     struct onepot_error error = {0};
     ck_assert_int_eq(onepot_loader_new(image_archive, &options, &error, &l), -EINVAL);

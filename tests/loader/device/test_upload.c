@@ -144,7 +144,7 @@ static int noted_copy(void *d, void *stream, void *to, const void *from, size_t 
     return error_set(error, written.copy, "the copy fails");
 }
 
-static int noted_convert(void *d, void *stream, const struct onepot_images *images,
+static int noted_convert(void *d, void *stream, const struct onepot_conversion *images,
                          uint64_t count, const uint8_t *from, void *to,
                          struct onepot_error *error)
 {
@@ -202,7 +202,7 @@ static struct onepot_device device;
 static struct upload *upload;
 static struct slab slab;
 
-static void make_slab(const struct onepot_images *images)
+static void make_slab(const struct onepot_conversion *images)
 {
     written = (struct written){.is_done = 1};
     device = (struct onepot_device){.type = &noted, .pid = getpid(), .users = 1};
@@ -358,7 +358,7 @@ END_TEST
 
 START_TEST(images_are_waited_for_as_well)
 {
-    const struct onepot_images images = {
+    const struct onepot_conversion images = {
         .size = sizeof(images), .height = 4, .width = 5, .channels = 3, .type = ONEPOT_FLOAT};
     end();
     make_slab(&images);

@@ -71,7 +71,7 @@ static unsigned take(struct onepot_loader *loader, unsigned batches, uint64_t *r
 
 START_TEST(an_option_that_makes_no_sense_is_named)
 {
-    static const struct onepot_images images = {.size = sizeof(images)};
+    static const struct onepot_conversion images = {.size = sizeof(images)};
     static const struct {
         struct onepot_loader_options options;
         const char *words;
@@ -83,7 +83,7 @@ START_TEST(an_option_that_makes_no_sense_is_named)
         {{.batch_size = 1, .align = 24}, "alignment of 24"},
         {{.batch_size = 1, .align = 2u << 20}, "alignment of 2097152"},
         {{.batch_size = 1, .rank = 2, .world_size = 2}, "rank 2 is not below"},
-        {{.batch_size = 1, .world_size = 1, .images = &images}, "need a device"},
+        {{.batch_size = 1, .world_size = 1, .convert = &images}, "need a device"},
         {{.batch_size = 1, .world_size = 1, .gather = ONEPOT_GATHER_DEVICE}, "need a device"},
         {{.batch_size = 1, .world_size = 1, .npy = true}, "not a .npy file"},
     };

@@ -6,11 +6,11 @@
 
 #include "device.h"
 #include "error.h"
-#include "images_round.h"
+#include "convert_round.h"
 
 #define SIDE_MAX 65536u
 
-int images_check(const struct onepot_images *images, struct onepot_error *error)
+int convert_check(const struct onepot_conversion *images, struct onepot_error *error)
 {
     if (images->channels < 1 || images->channels > 4)
         return error_set(error, -EINVAL, "images of %u channels; 1 to 4 are possible",
@@ -24,30 +24,30 @@ int images_check(const struct onepot_images *images, struct onepot_error *error)
     return 0;
 }
 
-uint64_t images_bytes_of_one(const struct onepot_images *images)
+uint64_t convert_bytes_of_one(const struct onepot_conversion *images)
 {
     return (uint64_t)images->height * images->width * images->channels;
 }
 
-uint64_t images_bytes_of_floats(const struct onepot_images *images)
+uint64_t convert_bytes_of_floats(const struct onepot_conversion *images)
 {
-    return images_bytes_of_one(images) * (images->type == ONEPOT_FLOAT ? 4 : 2);
+    return convert_bytes_of_one(images) * (images->type == ONEPOT_FLOAT ? 4 : 2);
 }
 
 /* Convert one byte of one channel. */
-static void convert_one(const struct onepot_images *images, uint32_t channel, uint8_t byte,
+static void convert_one(const struct onepot_conversion *images, uint32_t channel, uint8_t byte,
                         void *to, uint64_t at)
 {
-    float x = images_scale(byte, images->mean[channel], images->scale[channel]);
+    float x = convert_scale(byte, images->mean[channel], images->scale[channel]);
     if (images->type == ONEPOT_FLOAT)
         ((float *)to)[at] = x;
     else
         ((uint16_t *)to)[at] =
-            images->type == ONEPOT_HALF ? images_half(x) : images_bfloat16(x);
+            images->type == ONEPOT_HALF ? convert_half(x) : convert_bfloat16(x);
 }
 
-void images_convert(const struct onepot_images *images, uint64_t count, const uint8_t *from,
-                    void *to)
+void convert_host(const struct onepot_conversion *images, uint64_t count, const uint8_t *from,
+                  void *to)
 {
     uint64_t pixels = (uint64_t)images->height * images->width, at = 0;
     for (uint64_t n = 0; n < count; n++) {

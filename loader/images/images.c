@@ -1,0 +1,287 @@
+/*
+ * The options, the table of decoders, and the last step: a row of pixels to its type and
+ * layout.
+ */
+#include "images.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert_round.h"
+#include "error.h"
+#include "picture.h"
+
+#define SIDE_MAX 16384u          /* of the result */
+#define SOURCE_SIDE_MAX 65535u   /* of a picture, which is JPEG's limit, too */
+#define SOURCE_PIXELS 178956970u /* PIL's limit against decompression bombs */
+#define ROOM_MAX (UINT64_C(1) << 30)
+#define GREY 128
+
+/* The last one takes what no other knows. */
+static const struct picture_decoder *const decoders[] = {&picture_jpeg, &picture_png,
+                                                         &picture_npy, &picture_raw};
+
+/* ---- options ---- */
+
+static void plan_defaults(struct onepot_images *o)
+{
+    o->height = o->height ? o->height : 224;
+    o->width = o->width ? o->width : 224;
+    uint32_t longer = o->height > o->width ? o->height : o->width;
+    o->resize = o->resize ? o->resize : (uint32_t)((longer * UINT64_C(256) + 112) / 224);
+    if (o->scale[0] == 0 && o->scale[1] == 0) {
+        o->scale[0] = 0.08f;
+        o->scale[1] = 1;
+    }
+    if (o->ratio[0] == 0 && o->ratio[1] == 0) {
+        o->ratio[0] = 3.0f / 4;
+        o->ratio[1] = 4.0f / 3;
+    }
+    for (unsigned c = 0; c < 3; c++)
+        if (o->std[0] == 0 && o->std[1] == 0 && o->std[2] == 0)
+            o->mean[c] = 0;
+    if (o->std[0] == 0 && o->std[1] == 0 && o->std[2] == 0)
+        o->std[0] = o->std[1] = o->std[2] = 1;
+}
+
+static bool is_range(const float range[2], float most)
+{
+    return range[0] > 0 && range[0] <= range[1] && range[1] <= most;
+}
+
+static int plan_check(const struct onepot_images *o, struct onepot_error *error)
+{
+    uint32_t longer = o->height > o->width ? o->height : o->width;
+    if (longer > SIDE_MAX)
+        return error_set(error, -EINVAL, "images of %u by %u pixels", o->height, o->width);
+    if (o->crop > ONEPOT_CROP_NONE || o->interpolation > ONEPOT_BICUBIC ||
+        o->type > ONEPOT_BFLOAT16 || o->on_error > ONEPOT_ERROR_GREY)
+        return error_set(error, -EINVAL, "images: no such crop, interpolation or type");
+    if (o->crop == ONEPOT_CROP_CENTRE && (o->resize < longer || o->resize > SOURCE_SIDE_MAX))
+        return error_set(error, -EINVAL, "images: resize is %u, and %u pixels are cut out",
+                         o->resize, longer);
+    if (!is_range(o->scale, 1))
+        return error_set(error, -EINVAL, "images: scale is a range in (0, 1]");
+    if (!is_range(o->ratio, 1e6f))
+        return error_set(error, -EINVAL, "images: ratio is a range above 0");
+    for (unsigned c = 0; c < 3; c++)
+        if (!(o->std[c] > 0 || o->std[c] < 0) || o->mean[c] - o->mean[c] != 0)
+            return error_set(error, -EINVAL, "images: no such mean or std");
+    if (!o->type && (o->std[0] != 1 || o->std[1] != 1 || o->std[2] != 1 || o->mean[0] != 0 ||
+                     o->mean[1] != 0 || o->mean[2] != 0))
+        return error_set(error, -EINVAL,
+                         "images: mean and std are for float types, not for bytes");
+    if (o->raw_channels > 4 || o->raw_channels == 2 || o->raw_height > SOURCE_SIDE_MAX ||
+        o->raw_width > SOURCE_SIDE_MAX)
+        return error_set(error, -EINVAL, "images: raw pixels of no such shape");
+    return 0;
+}
+
+static void plan_values(struct images_plan *plan)
+{
+    const struct onepot_images *o = &plan->o;
+    for (unsigned c = 0; c < 3; c++)
+        for (unsigned byte = 0; byte < 256; byte++) {
+            float x = convert_scale((uint8_t)byte, images_mean(o, c), images_scale(o, c));
+            if (o->type == ONEPOT_HALF)
+                plan->values[c][byte].half = convert_half(x);
+            else if (o->type == ONEPOT_BFLOAT16)
+                plan->values[c][byte].half = convert_bfloat16(x);
+            else
+                plan->values[c][byte].single = x;
+        }
+}
+
+static uint64_t item_bytes(const struct onepot_images *o)
+{
+    return o->type == ONEPOT_FLOAT ? 4 : o->type ? 2 : 1;
+}
+
+int images_plan(const struct onepot_images *given, struct onepot_error *error,
+                struct images_plan *ret_plan)
+{
+    struct images_plan plan = {0};
+    int r = options_read(&plan.o, sizeof(plan.o), given, error);
+    if (r < 0)
+        return r;
+    plan_defaults(&plan.o);
+    r = plan_check(&plan.o, error);
+    if (r < 0)
+        return r;
+    plan.bytes = (uint64_t)plan.o.height * plan.o.width * 3 * item_bytes(&plan.o);
+    plan_values(&plan);
+    *ret_plan = plan;
+    return 0;
+}
+
+int onepot_images_bytes(const struct onepot_images *images, struct onepot_error *error,
+                        uint64_t *ret_bytes)
+{
+    struct images_plan plan;
+    int r = images_plan(images, error, &plan);
+    if (r == 0)
+        *ret_bytes = plan.bytes;
+    return r;
+}
+
+/* ---- pixels ---- */
+
+/* A row of bytes to three channels, `step` apart, whose values are `stride` apart. */
+static void write_bytes(const uint8_t *restrict from, size_t count, uint8_t *restrict to,
+                        size_t step, size_t stride)
+{
+    if (stride == 1) {
+        for (unsigned c = 0; c < 3; c++)
+            for (size_t i = 0; i < count; i++)
+                to[c * step + i] = from[4 * i + c];
+        return;
+    }
+    for (size_t i = 0; i < count; i++)
+        memcpy(to + stride * i, from + 4 * i, 3);
+}
+
+static void write_values(const struct images_plan *plan, const uint8_t *from, size_t count,
+                         uint8_t *to, size_t step, size_t stride)
+{
+    for (unsigned c = 0; c < 3; c++) {
+        const union images_value *values = plan->values[c];
+        float *single = (float *)(void *)to + c * step;
+        uint16_t *half = (uint16_t *)(void *)to + c * step;
+        if (plan->o.type == ONEPOT_FLOAT)
+            for (size_t i = 0; i < count; i++)
+                single[i * stride] = values[from[4 * i + c]].single;
+        else
+            for (size_t i = 0; i < count; i++)
+                half[i * stride] = values[from[4 * i + c]].half;
+    }
+}
+
+/* `count` pixels to their places, from pixel `at` of the image on. */
+static void write_pixels(const struct images_plan *plan, const uint8_t *from, size_t count,
+                         void *image, size_t at)
+{
+    const struct onepot_images *o = &plan->o;
+    size_t step = o->channels_last ? 1 : (size_t)o->width * o->height;
+    size_t stride = o->channels_last ? 3 : 1;
+    uint8_t *to = (uint8_t *)image + at * stride * item_bytes(o);
+    if (o->type)
+        write_values(plan, from, count, to, step, stride);
+    else
+        write_bytes(from, count, to, step, stride);
+}
+
+void images_grey(const struct images_plan *plan, void *to)
+{
+    const struct onepot_images *o = &plan->o;
+    uint8_t row[4 * 64];
+    memset(row, GREY, sizeof(row));
+    size_t pixels = (size_t)o->height * o->width;
+    for (size_t at = 0; at < pixels; at += 64)
+        write_pixels(plan, row, pixels - at < 64 ? pixels - at : 64, to, at);
+}
+
+/* ---- a picture ---- */
+
+int picture_fail(struct picture *p, int err, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(p->why, IMAGES_WHY_MAX, format, args);
+    va_end(args);
+    return err;
+}
+
+static int scratch_take(struct picture *p, uint64_t bytes)
+{
+    struct images_scratch *s = p->scratch;
+    if (bytes <= s->size)
+        return 0;
+    images_scratch_free(s);
+    s->memory = malloc(bytes + bytes / 4);
+    if (!s->memory)
+        return picture_fail(p, -ENOMEM, "no memory to decode it");
+    s->size = bytes + bytes / 4;
+    return 0;
+}
+
+void images_scratch_free(struct images_scratch *scratch)
+{
+    free(scratch->memory);
+    *scratch = (struct images_scratch){0};
+}
+
+static uint64_t rounded(uint64_t bytes)
+{
+    return (bytes + PICTURE_SLACK - 1) / PICTURE_SLACK * PICTURE_SLACK;
+}
+
+int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_shrink,
+                  uint64_t rooms, struct picture_part *ret_part)
+{
+    const struct onepot_images *o = &p->plan->o;
+    struct crop crop;
+    if (width < 1 || height < 1 || width > SOURCE_SIDE_MAX || height > SOURCE_SIDE_MAX ||
+        (uint64_t)width * height > SOURCE_PIXELS)
+        return picture_fail(p, -EILSEQ, "it has %u by %u pixels, and at most %u are decoded",
+                            width, height, SOURCE_PIXELS);
+    crop_plan(o, p->place, width, height, &crop);
+    unsigned shrinks = can_shrink && !o->exact ? crop_shrinks(&crop) : 1;
+    width = (width + shrinks - 1) / shrinks;
+    height = (height + shrinks - 1) / shrinks;
+    if (shrinks > 1)
+        crop_shrink(&crop, shrinks, width, height);
+    uint64_t room = rounded(rooms * rounded((uint64_t)width * 4) + PICTURE_SLACK);
+    uint64_t bytes = resample_bytes(&crop.x, &crop.y, o->interpolation);
+    if (!bytes || room > ROOM_MAX)
+        return picture_fail(p, -EILSEQ, "it has too many pixels for one pixel of the result");
+    int r = scratch_take(p, room + bytes);
+    if (r < 0)
+        return r;
+    p->room = p->scratch->memory;
+    resample_begin(&p->resample, &crop.x, &crop.y, o->interpolation, p->room + room);
+    const struct taps *x = &p->resample.x, *y = &p->resample.y;
+    *ret_part = (struct picture_part){.shrinks = shrinks,
+                                      .x = x->begin,
+                                      .y = y->begin,
+                                      .width = x->end - x->begin,
+                                      .height = y->end - y->begin};
+    return 0;
+}
+
+void picture_row(struct picture *p, const uint8_t *pixels)
+{
+    struct resample *r = &p->resample;
+    resample_give(r, pixels);
+    while (resample_take(r))
+        write_pixels(p->plan, r->row, r->x.count, p->to, (size_t)(r->made - 1) * r->x.count);
+}
+
+/* ---- decoding ---- */
+
+bool images_knows(const uint8_t *bytes, size_t len)
+{
+    for (const struct picture_decoder *const *d = decoders; (*d)->knows; d++)
+        if ((*d)->knows(bytes, len))
+            return true;
+    return false;
+}
+
+int images_decode(const struct images_plan *plan, struct images_scratch *scratch,
+                  const struct images_place *place, const uint8_t *bytes, size_t len, void *to,
+                  char *why)
+{
+    struct picture p = {.plan = plan,
+                        .place = place,
+                        .bytes = bytes,
+                        .len = len,
+                        .why = why,
+                        .to = to,
+                        .scratch = scratch};
+    const struct picture_decoder *const *d = decoders;
+    while ((*d)->knows && !(*d)->knows(bytes, len))
+        d++;
+    return (*d)->decode(&p);
+}

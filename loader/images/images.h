@@ -1,0 +1,77 @@
+/*
+ * Pictures in files become pixels of one size: decoded, cropped, resampled, normalised, and
+ * written straight to their place in a batch.
+ *
+ *     decoder     of the file's format; asks for a crop when it knows the size, and gives rows
+ *     crop        which part of the picture, and whether it is flipped: by seed, epoch, index
+ *     resample    rows of the source to rows of the result, with two passes of weights
+ *     pixels      a row of the result to its type and layout
+ *
+ * Rows flow through: no picture is ever in memory as a whole (but interlaced PNG). A decoder
+ * for another format is one file, and one line in images.c.
+ */
+#ifndef ONEPOT_LOADER_IMAGES_H
+#define ONEPOT_LOADER_IMAGES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "onepot.h"
+
+#define IMAGES_WHY_MAX 160u
+
+/* The options, completed. Never changes. */
+struct images_plan {
+    struct onepot_images o;
+    uint64_t bytes; /* of one image */
+    /* What each byte of a channel becomes; of a half type as its bits. */
+    union images_value {
+        float single;
+        uint16_t half;
+    } values[3][256];
+};
+
+/* Value of a byte of a float type: (byte - mean) * scale, as in struct onepot_conversion. */
+static inline float images_mean(const struct onepot_images *o, unsigned channel)
+{
+    return 255 * o->mean[channel];
+}
+
+static inline float images_scale(const struct onepot_images *o, unsigned channel)
+{
+    return 1 / (255 * o->std[channel]);
+}
+
+/* -EINVAL with the reason in *error. */
+int images_plan(const struct onepot_images *given, struct onepot_error *error,
+                struct images_plan *ret_plan);
+
+/* What decides over a random crop. */
+struct images_place {
+    uint64_t seed, epoch, index;
+};
+
+/* Memory of one thread. Zeros are a new one. */
+struct images_scratch {
+    uint8_t *memory;
+    size_t size;
+};
+void images_scratch_free(struct images_scratch *scratch);
+
+/* Do these bytes begin as a file of a format that is known by its beginning? */
+bool images_knows(const uint8_t *bytes, size_t len);
+
+/*
+ * Decode one picture to `to`, which has plan->bytes. -EILSEQ: no picture, or a damaged one.
+ * -ENOTSUP: this library can't decode the format. -ENOMEM. `why` (IMAGES_WHY_MAX bytes) then
+ * says what is wrong.
+ */
+int images_decode(const struct images_plan *plan, struct images_scratch *scratch,
+                  const struct images_place *place, const uint8_t *bytes, size_t len, void *to,
+                  char *why);
+
+/* A grey picture. */
+void images_grey(const struct images_plan *plan, void *to);
+
+#endif

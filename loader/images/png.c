@@ -1,0 +1,127 @@
+/*
+ * PNG by libpng, which makes red, green and blue of eight bits of every kind. Rows above the
+ * crop are unpacked and left out, those below it not even read. The passes of an interlaced
+ * file need the whole picture in memory.
+ */
+#include "picture.h"
+
+#include <errno.h>
+#include <string.h>
+
+static bool png_knows(const uint8_t *bytes, size_t len)
+{
+    static const uint8_t begin[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+    return len >= sizeof(begin) && memcmp(bytes, begin, sizeof(begin)) == 0;
+}
+
+#ifdef ONEPOT_PNG
+
+#include <png.h>
+#include <setjmp.h>
+
+#define CHUNK_MAX (8u << 20)
+#define ANCILLARY_MAX 1000u
+
+struct decoder {
+    struct picture *picture;
+    size_t at;
+    png_structp png;
+    png_infop info;
+    jmp_buf failed;
+};
+
+static void on_error(png_structp png, png_const_charp text)
+{
+    struct decoder *d = png_get_error_ptr(png);
+    picture_fail(d->picture, -EILSEQ, "it can't be decoded as PNG: %s", text);
+    longjmp(d->failed, 1);
+}
+
+static void on_warning(png_structp png, png_const_charp text)
+{
+    (void)png;
+    (void)text;
+}
+
+static void on_read(png_structp png, png_bytep to, size_t len)
+{
+    struct decoder *d = png_get_io_ptr(png);
+    if (len > d->picture->len - d->at)
+        png_error(png, "the file is cut short");
+    memcpy(to, d->picture->bytes + d->at, len);
+    d->at += len;
+}
+
+/* Ask for four bytes a pixel, the last one of no use. Returns the number of passes. */
+static int choose_pixels(struct decoder *d)
+{
+    png_set_strip_16(d->png);
+    png_set_palette_to_rgb(d->png);
+    png_set_expand_gray_1_2_4_to_8(d->png);
+    png_set_gray_to_rgb(d->png);
+    png_set_strip_alpha(d->png);
+    png_set_filler(d->png, 0xff, PNG_FILLER_AFTER);
+    int passes = png_set_interlace_handling(d->png);
+    png_read_update_info(d->png, d->info);
+    return passes;
+}
+
+static int decode_picture(struct decoder *d)
+{
+    struct picture *p = d->picture;
+    struct picture_part part;
+    png_set_user_limits(d->png, 65535, 65535);
+    png_set_chunk_malloc_max(d->png, CHUNK_MAX);
+    png_set_chunk_cache_max(d->png, ANCILLARY_MAX);
+    png_set_read_fn(d->png, d, on_read);
+    png_read_info(d->png, d->info);
+    uint32_t width = png_get_image_width(d->png, d->info);
+    uint32_t height = png_get_image_height(d->png, d->info);
+    int passes = choose_pixels(d);
+    bool whole = passes > 1;
+    int r = picture_begin(p, width, height, false, whole ? height : 1, &part);
+    if (r < 0)
+        return r;
+    size_t stride = (size_t)width * 4;
+    if (png_get_rowbytes(d->png, d->info) != stride)
+        return picture_fail(p, -EILSEQ, "no such PNG is known");
+    if (whole)
+        memset(p->room, 0, stride * height);
+    for (int pass = 0; pass < passes - 1; pass++)
+        for (uint32_t y = 0; y < height; y++)
+            png_read_row(d->png, p->room + stride * y, NULL);
+    for (uint32_t y = 0; y < part.y + part.height; y++) {
+        uint8_t *row = p->room + (whole ? stride * y : 0);
+        png_read_row(d->png, row, NULL);
+        if (y >= part.y)
+            picture_row(p, row + (size_t)part.x * 4);
+    }
+    return 0;
+}
+
+static int png_decode(struct picture *p)
+{
+    struct decoder d = {.picture = p};
+    int r;
+    d.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &d, on_error, on_warning);
+    d.info = d.png ? png_create_info_struct(d.png) : NULL;
+    if (!d.info)
+        r = picture_fail(p, -ENOMEM, "no memory to decode it");
+    else if (setjmp(d.failed) == 0)
+        r = decode_picture(&d);
+    else
+        r = -EILSEQ;
+    png_destroy_read_struct(&d.png, &d.info, NULL);
+    return r;
+}
+
+#else
+
+static int png_decode(struct picture *p)
+{
+    return picture_fail(p, -ENOTSUP, "this onepot was built without libpng");
+}
+
+#endif
+
+const struct picture_decoder picture_png = {.knows = png_knows, .decode = png_decode};

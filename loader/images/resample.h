@@ -1,0 +1,62 @@
+/*
+ * Resamples rows of pixels as PIL does with its antialiased filters: a filter's support grows
+ * with the step where the picture shrinks. The vertical pass comes first, row by row as the
+ * source's rows come, so that only as many rows are held as one row of the result needs.
+ * Sums are single precision, in an order that does not depend on the CPU.
+ */
+#ifndef ONEPOT_LOADER_RESAMPLE_H
+#define ONEPOT_LOADER_RESAMPLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "onepot.h"
+
+/* A direction: result i is centred at start + (i + 1/2) * step of the source's pixels. */
+struct axis {
+    double start, step;
+    uint32_t low, high; /* pixels of the source that may take part: [low, high) */
+    uint32_t count;     /* results */
+    bool reversed;      /* the last result comes first */
+};
+
+/* The pixels of the source that one result is made of. */
+struct span {
+    uint32_t first, number;
+};
+
+/* The weights of each result of an axis. */
+struct taps {
+    uint32_t count;
+    uint32_t most;            /* places for the weights of each; beyond `number` they are 0 */
+    uint32_t begin, end;      /* pixels of the source that take part: [begin, end) */
+    const struct span *spans; /* [count] */
+    const float *weights;     /* [count][most] */
+};
+
+struct resample {
+    struct taps x, y;
+    /* [y.most] rows of the source, as floats of four channels: x.end - x.begin pixels each. */
+    float *rows;
+    float *line; /* a row after the vertical pass */
+    size_t line_floats;
+    float *sums;    /* [x.count][4]: the line after the horizontal pass */
+    uint8_t *row;   /* [x.count][4]: a row of the result */
+    uint32_t given; /* rows of the source so far, from y.begin on */
+    uint32_t made;  /* rows of the result so far */
+};
+
+/* Bytes that resample_begin needs, or 0: more than is allowed for one picture. */
+size_t resample_bytes(const struct axis *x, const struct axis *y,
+                      enum onepot_interpolation interpolation);
+void resample_begin(struct resample *r, const struct axis *x, const struct axis *y,
+                    enum onepot_interpolation interpolation, void *memory);
+
+/* The next row of the source: pixels of four bytes, from pixel x.begin on. */
+void resample_give(struct resample *r, const uint8_t *pixels);
+
+/* The next row of the result in r->row. False: rows of the source have to be given first. */
+bool resample_take(struct resample *r);
+
+#endif

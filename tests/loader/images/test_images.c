@@ -1,0 +1,581 @@
+/*
+ * Pictures become pixels: which part of them, how they are resampled, every kind of file, and
+ * what happens to damaged ones.
+ */
+#include "loader_helper.h"
+#include "pictures.h"
+
+#include <math.h>
+
+#include "crop.h"
+#include "images.h"
+#include "resample.h"
+
+static struct images_plan plan_of(struct onepot_images o)
+{
+    struct images_plan plan;
+    struct onepot_error error = {0};
+    o.size = sizeof(o);
+    int r = images_plan(&o, &error, &plan);
+    ck_assert_msg(r == 0, "%s", error.text);
+    return plan;
+}
+
+/* ---- crops ---- */
+
+START_TEST(random_crops_are_distributed_as_torchvisions)
+{
+    enum { DRAWS = 20000, WIDTH = 500, HEIGHT = 375 };
+    struct images_plan plan = plan_of((struct onepot_images){0});
+    double area = 0, square = 0, ratio = 0, flips = 0, x = 0;
+    for (uint64_t i = 0; i < DRAWS; i++) {
+        struct crop crop;
+        crop_plan(&plan.o, &(struct images_place){7, i % 3, i}, WIDTH, HEIGHT, &crop);
+        double w = crop.x.high - crop.x.low, h = crop.y.high - crop.y.low;
+        ck_assert(crop.x.high <= WIDTH && crop.y.high <= HEIGHT && w >= 1 && h >= 1);
+        ck_assert(crop.x.start == crop.x.low && crop.x.count == 224);
+        ck_assert(fabs(crop.x.step - w / 224) < 1e-9 && fabs(crop.y.step - h / 224) < 1e-9);
+        ck_assert(w / h > 0.74 && w / h < 1.35);
+        area += w * h / (WIDTH * HEIGHT);
+        square += pow(w * h / (WIDTH * HEIGHT), 2);
+        ratio += log(w / h);
+        flips += crop.x.reversed;
+        x += WIDTH - w > 0 ? crop.x.low / (WIDTH - w) : 0.5;
+    }
+    /* What torchvision 0.14 has over 150,000 draws. */
+    ck_assert_msg(fabs(area / DRAWS - 0.4324) < 0.006, "%f", area / DRAWS);
+    ck_assert_msg(fabs(square / DRAWS - 0.2338) < 0.006, "%f", square / DRAWS);
+    ck_assert_msg(fabs(ratio / DRAWS - 0.0297) < 0.006, "%f", ratio / DRAWS);
+    ck_assert(fabs(flips / DRAWS - 0.5) < 0.02 && fabs(x / DRAWS - 0.5) < 0.02);
+}
+END_TEST
+
+START_TEST(a_picture_without_a_fitting_part_gives_its_centre)
+{
+    struct images_plan plan = plan_of((struct onepot_images){.no_flip = true});
+    struct crop crop;
+    crop_plan(&plan.o, &(struct images_place){1, 1, 1}, 4, 4000, &crop);
+    ck_assert_uint_eq(crop.x.low, 0);
+    ck_assert_uint_eq(crop.x.high, 4);
+    ck_assert_uint_le(crop.y.high - crop.y.low, 5);
+    ck_assert_uint_ge(crop.y.low, 1997);
+    crop_plan(&plan.o, &(struct images_place){1, 1, 1}, 1, 1, &crop);
+    ck_assert_uint_eq(crop.x.high - crop.x.low, 1);
+    ck_assert(!crop.x.reversed);
+}
+END_TEST
+
+START_TEST(the_centre_is_where_torchvision_cuts_it_out)
+{
+    struct images_plan plan = plan_of((struct onepot_images){.crop = ONEPOT_CROP_CENTRE});
+    struct crop crop;
+    /* Resize(256) makes 341 by 256, of which columns 58 to 281 and rows 16 to 239 remain:
+     * (341 - 224) / 2 is 58.5, and Python rounds it to even. */
+    crop_plan(&plan.o, &(struct images_place){0}, 500, 375, &crop);
+    ck_assert(fabs(crop.x.step - 500.0 / 341) < 1e-12 &&
+              fabs(crop.y.step - 375.0 / 256) < 1e-12);
+    ck_assert(fabs(crop.x.start - 58 * crop.x.step) < 1e-9);
+    ck_assert(fabs(crop.y.start - 16 * crop.y.step) < 1e-9);
+    ck_assert(crop.x.low == 0 && crop.x.high == 500);
+}
+END_TEST
+
+START_TEST(a_picture_is_shrunk_as_long_as_the_crop_is_not_smaller_than_the_result)
+{
+    struct images_plan plan = plan_of((struct onepot_images){.crop = ONEPOT_CROP_NONE});
+    static const unsigned cases[][3] = {{224, 224, 1},   {447, 600, 1},  {448, 448, 2},
+                                        {900, 448, 2},   {896, 1000, 4}, {1792, 1800, 8},
+                                        {9000, 9000, 8}, {100, 9000, 1}};
+    struct crop crop;
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        crop_plan(&plan.o, &(struct images_place){0}, cases[i][0], cases[i][1], &crop);
+        ck_assert_uint_eq(crop_shrinks(&crop), cases[i][2]);
+    }
+    crop_plan(&plan.o, &(struct images_place){0}, 1001, 2001, &crop);
+    crop_shrink(&crop, 4, 251, 501);
+    ck_assert_uint_eq(crop.x.high, 251);
+    ck_assert(fabs(crop.x.step * 224 - 1001.0 / 4) < 1e-9);
+}
+END_TEST
+
+/* ---- resampling ---- */
+
+static uint8_t *resampled(const struct axis *x, const struct axis *y,
+                          enum onepot_interpolation interpolation, const uint8_t *pixels,
+                          unsigned width)
+{
+    struct resample r;
+    size_t bytes = resample_bytes(x, y, interpolation);
+    ck_assert_uint_ne(bytes, 0);
+    uint8_t *memory = malloc(bytes), *to = malloc((size_t)x->count * y->count * 4);
+    resample_begin(&r, x, y, interpolation, memory);
+    for (uint32_t row = r.y.begin; row < r.y.end; row++) {
+        resample_give(&r, pixels + ((size_t)row * width + r.x.begin) * 4);
+        while (resample_take(&r))
+            memcpy(to + (size_t)(r.made - 1) * x->count * 4, r.row, (size_t)x->count * 4);
+    }
+    ck_assert_uint_eq(r.made, y->count);
+    free(memory);
+    return to;
+}
+
+static struct axis whole(uint32_t size, uint32_t count)
+{
+    return (struct axis){.step = (double)size / count, .high = size, .count = count};
+}
+
+START_TEST(a_picture_of_the_right_size_stays_as_it_is)
+{
+    struct axis x = whole(37, 37), y = whole(23, 23);
+    uint8_t *pixels = picture_pixels(37, 23, 4);
+    uint8_t *same = resampled(&x, &y, (enum onepot_interpolation)_i, pixels, 37);
+    ck_assert_mem_eq(same, pixels, 37 * 23 * 4);
+    x.reversed = true;
+    uint8_t *mirrored = resampled(&x, &y, (enum onepot_interpolation)_i, pixels, 37);
+    for (unsigned at = 0; at < 37; at++)
+        ck_assert_mem_eq(mirrored + 4 * at, pixels + 4 * (36 - at), 4);
+    free(pixels);
+    free(same);
+    free(mirrored);
+}
+END_TEST
+
+START_TEST(one_colour_stays_one_colour_at_any_size)
+{
+    static const uint32_t sizes[] = {1, 2, 3, 7, 64, 1000};
+    uint8_t *pixels = malloc(1000 * 1000 * 4);
+    memset(pixels, 201, 1000 * 1000 * 4);
+    for (unsigned i = 0; i < 36; i++) {
+        struct axis x = whole(sizes[i % 6], sizes[i / 6]), y = whole(sizes[i / 6], 1 + i);
+        uint8_t *to = resampled(&x, &y, (enum onepot_interpolation)_i, pixels, sizes[i % 6]);
+        for (size_t at = 0; at < (size_t)x.count * y.count * 4; at++)
+            ck_assert_uint_eq(to[at], 201);
+        free(to);
+    }
+    free(pixels);
+}
+END_TEST
+
+START_TEST(shrinking_weighs_as_the_widened_filter_does)
+{
+    /* Four pixels to two: a triangle of 2 pixels to both sides. The first result is centred
+     * at 1: weights 0.75 (0.5 away), 0.75, 0.25 (1.5 away), divided by their sum 1.75. */
+    uint8_t pixels[16] = {0}, *to;
+    struct axis x = whole(4, 2), y = whole(1, 1);
+    for (unsigned i = 0; i < 4; i++)
+        pixels[4 * i] = (uint8_t)(70 * i);
+    to = resampled(&x, &y, ONEPOT_BILINEAR, pixels, 4);
+    ck_assert_uint_eq(to[0], 50);
+    ck_assert_uint_eq(to[4], 160);
+    free(to);
+}
+END_TEST
+
+START_TEST(memory_for_one_picture_has_a_bound)
+{
+    struct axis x = whole(65535, 1), y = whole(65535, 1);
+    ck_assert_uint_eq(resample_bytes(&x, &y, ONEPOT_BICUBIC), 0);
+}
+END_TEST
+
+/* ---- files ---- */
+
+struct image {
+    int result;
+    char why[IMAGES_WHY_MAX];
+    uint8_t *pixels;
+};
+
+static struct image decoded(struct images_plan *plan, struct bytes file, uint64_t index)
+{
+    struct images_scratch scratch = {0};
+    struct image image = {.pixels = malloc(plan->bytes)};
+    /* Memory of just this length, so that sanitizers see what is read beyond it. */
+    uint8_t *exact = malloc(file.len ? file.len : 1);
+    memcpy(exact, file.data, file.len);
+    image.result = images_decode(plan, &scratch, &(struct images_place){3, 4, index}, exact,
+                                 file.len, image.pixels, image.why);
+    if (image.result < 0)
+        ck_assert_uint_gt(strlen(image.why), 8);
+    images_scratch_free(&scratch);
+    free(exact);
+    return image;
+}
+
+/* The whole picture in its own size, and bytes by pixels. */
+static struct images_plan plain(uint32_t width, uint32_t height)
+{
+    return plan_of((struct onepot_images){.width = width,
+                                          .height = height,
+                                          .crop = ONEPOT_CROP_NONE,
+                                          .channels_last = true,
+                                          .exact = true});
+}
+
+static void check_values(struct bytes file, unsigned width, unsigned height,
+                         uint8_t (*expected)(unsigned x, unsigned y, unsigned c))
+{
+    struct images_plan plan = plain(width, height);
+    struct image image = decoded(&plan, file, 0);
+    ck_assert_msg(image.result == 0, "%s", image.why);
+    for (unsigned at = 0; at < width * height * 3; at++) {
+        unsigned want = expected(at / 3 % width, at / 3 / width, at % 3);
+        ck_assert_msg(image.pixels[at] == want, "pixel %u, %u: %u, not %u", at / 3 % width,
+                      at / 3 / width, image.pixels[at], want);
+    }
+    free(image.pixels);
+    free(file.data);
+}
+
+static uint8_t grey_of(unsigned x, unsigned y, unsigned c)
+{
+    (void)c;
+    return picture_value(x, y, 0);
+}
+
+START_TEST(arrays_are_pictures)
+{
+    check_values(picture_npy(60, 41, 3), 60, 41, picture_value);
+    check_values(picture_npy(60, 41, 4), 60, 41, picture_value);
+    check_values(picture_npy(60, 41, 1), 60, 41, grey_of);
+    struct images_plan plan = plan_of((struct onepot_images){.width = 9,
+                                                             .height = 8,
+                                                             .crop = ONEPOT_CROP_NONE,
+                                                             .channels_last = true,
+                                                             .raw_width = 9,
+                                                             .raw_height = 8,
+                                                             .raw_channels = 3});
+    struct bytes raw = {picture_pixels(9, 8, 3), 9 * 8 * 3};
+    struct image image = decoded(&plan, raw, 0);
+    ck_assert_int_eq(image.result, 0);
+    ck_assert_mem_eq(image.pixels, raw.data, raw.len);
+    free(image.pixels);
+    raw.len--;
+    image = decoded(&plan, raw, 0);
+    ck_assert_int_eq(image.result, -EILSEQ);
+    free(image.pixels);
+    free(raw.data);
+}
+END_TEST
+
+START_TEST(types_and_layouts)
+{
+    static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
+    struct onepot_images o = {.width = 5, .height = 4, .crop = ONEPOT_CROP_NONE};
+    struct bytes file = picture_npy(5, 4, 3);
+    struct images_plan plan = plan_of(o);
+    struct image image = decoded(&plan, file, 0);
+    for (unsigned at = 0; at < 60; at++) /* channels first */
+        ck_assert_uint_eq(image.pixels[at], picture_value(at % 5, at / 5 % 4, at / 20));
+    free(image.pixels);
+    memcpy(o.mean, mean, sizeof(mean));
+    memcpy(o.std, std, sizeof(std));
+    o.type = ONEPOT_FLOAT;
+    o.channels_last = true;
+    plan = plan_of(o);
+    ck_assert_uint_eq(plan.bytes, 240);
+    image = decoded(&plan, file, 0);
+    for (unsigned at = 0; at < 60; at++) {
+        float x = ((float *)(void *)image.pixels)[at];
+        double want =
+            (picture_value(at / 3 % 5, at / 15, at % 3) / 255.0 - (double)mean[at % 3]) /
+            (double)std[at % 3];
+        ck_assert(fabs((double)x - want) < 1e-5);
+    }
+    free(image.pixels);
+    o.type = ONEPOT_HALF;
+    o.mean[0] = o.mean[1] = o.mean[2] = 0;
+    o.std[0] = o.std[1] = o.std[2] = 1 / 255.0f; /* small whole numbers are exact */
+    plan = plan_of(o);
+    ck_assert_uint_eq(plan.bytes, 120);
+    image = decoded(&plan, file, 0);
+    ck_assert_uint_eq(((uint16_t *)(void *)image.pixels)[3], 0x4000); /* 2 */
+    images_grey(&plan, image.pixels);
+    ck_assert_uint_eq(((uint16_t *)(void *)image.pixels)[59], 0x5800); /* 128 */
+    free(image.pixels);
+    free(file.data);
+}
+END_TEST
+
+START_TEST(options_that_make_no_sense_are_named)
+{
+    static const struct {
+        struct onepot_images o;
+        const char *words;
+    } cases[] = {
+        {{.width = 16385}, "16385 pixels"},
+        {{.crop = ONEPOT_CROP_CENTRE, .resize = 223}, "resize is 223"},
+        {{.scale = {0.5f, 0.2f}}, "scale"},
+        {{.scale = {0, 2}}, "scale"},
+        {{.ratio = {2, 1}}, "ratio"},
+        {{.std = {1, 0, 1}, .type = ONEPOT_FLOAT}, "std"},
+        {{.mean = {(float)NAN}, .std = {1, 1, 1}, .type = ONEPOT_FLOAT}, "mean"},
+        {{.std = {1, 1, 2}}, "not for bytes"},
+        {{.type = (enum onepot_float)9}, "no such"},
+        {{.raw_channels = 2}, "raw"},
+    };
+    struct onepot_images o = cases[_i].o;
+    struct onepot_error error = {0};
+    uint64_t bytes;
+    o.size = sizeof(o);
+    ck_assert_int_eq(onepot_images_bytes(&o, &error, &bytes), -EINVAL);
+    ck_assert_msg(strstr(error.text, cases[_i].words) != NULL, "%s", error.text);
+}
+END_TEST
+
+START_TEST(other_files_are_no_pictures)
+{
+    static const char *const files[] = {
+        "", "x", "GIF89a and more", "\xff\xd8\xff", "\x89PNG", "\x93NUMPY"};
+    struct images_plan plan = plain(4, 4);
+    for (unsigned i = 0; i < sizeof(files) / sizeof(*files); i++) {
+        struct bytes file = {(uint8_t *)(uintptr_t)files[i], strlen(files[i])};
+        struct image image = decoded(&plan, file, 0);
+        ck_assert(image.result == -EILSEQ || image.result == -ENOTSUP);
+        free(image.pixels);
+    }
+}
+END_TEST
+
+#ifdef ONEPOT_JPEG
+
+static const struct jpeg_kind jpeg_kinds[] = {
+    {JCS_RGB, 90, 0, 0}, {JCS_RGB, 75, 1, 0}, {JCS_RGB, 95, 0, 1}, {JCS_GRAYSCALE, 90, 0, 0}};
+
+START_TEST(jpeg_is_what_libjpeg_makes_of_it)
+{
+    struct bytes file = picture_jpeg(101, 67, jpeg_kinds[_i]);
+    struct images_plan plan = plain(101, 67);
+    struct image image = decoded(&plan, file, 0);
+    uint8_t *whole_one = picture_decoded(file);
+    ck_assert_msg(image.result == 0, "%s", image.why);
+    ck_assert_mem_eq(image.pixels, whole_one, 101 * 67 * 3);
+    free(whole_one);
+    free(image.pixels);
+    free(file.data);
+}
+END_TEST
+
+START_TEST(a_part_of_a_jpeg_is_the_same_as_in_the_whole)
+{
+    struct bytes file = picture_jpeg(101, 67, jpeg_kinds[_i]);
+    uint8_t *whole_one = picture_decoded(file);
+    for (uint32_t size = 1; size <= 67; size += 3) {
+        struct images_plan plan = plan_of((struct onepot_images){.width = size,
+                                                                 .height = size,
+                                                                 .crop = ONEPOT_CROP_CENTRE,
+                                                                 .resize = 67,
+                                                                 .channels_last = true});
+        struct image image = decoded(&plan, file, 0);
+        ck_assert_msg(image.result == 0, "%s", image.why);
+        unsigned x = (unsigned)rint((101 - size) / 2.0), y = (unsigned)rint((67 - size) / 2.0);
+        for (uint32_t row = 0; row < size; row++)
+            ck_assert_mem_eq(image.pixels + (size_t)row * size * 3,
+                             whole_one + ((y + row) * 101 + x) * 3, size * 3);
+        free(image.pixels);
+    }
+    free(whole_one);
+    free(file.data);
+}
+END_TEST
+
+START_TEST(a_jpeg_that_is_shrunk_while_it_is_decoded_is_nearly_the_same)
+{
+    struct bytes file = picture_jpeg(120, 100, jpeg_kinds[_i]);
+    for (uint32_t size = 6; size <= 50; size += 11) {
+        struct onepot_images o = {.width = size, .height = size, .crop = ONEPOT_CROP_NONE};
+        struct images_plan shrunk = plan_of(o);
+        o.exact = true;
+        struct images_plan exact = plan_of(o);
+        struct image a = decoded(&shrunk, file, 0), b = decoded(&exact, file, 0);
+        double difference = 0;
+        for (uint64_t i = 0; i < shrunk.bytes; i++)
+            difference += abs(a.pixels[i] - b.pixels[i]);
+        ck_assert(difference / (double)shrunk.bytes < 2);
+        free(a.pixels);
+        free(b.pixels);
+    }
+    free(file.data);
+}
+END_TEST
+
+START_TEST(cmyk_is_converted_as_pil_does_it)
+{
+    struct bytes file = picture_jpeg(64, 48, (struct jpeg_kind){JCS_CMYK, 100, 0, 0});
+    struct images_plan plan = plain(64, 48);
+    struct image image = decoded(&plan, file, 0);
+    ck_assert_msg(image.result == 0, "%s", image.why);
+    for (unsigned at = 0; at < 64 * 48 * 3; at++) {
+        unsigned x = at / 3 % 64, y = at / 3 / 64;
+        double want = picture_value(x, y, at % 3) * picture_value(x, y, 3) / 255.0;
+        ck_assert(fabs(image.pixels[at] - want) < 3);
+    }
+    free(image.pixels);
+    free(file.data);
+}
+END_TEST
+
+START_TEST(a_jpeg_that_is_cut_short_is_an_error)
+{
+    struct bytes file = picture_jpeg(90, 70, jpeg_kinds[_i]);
+    struct images_plan plan = plain(90, 70);
+    for (size_t len = 0; len + 16 < file.len; len++) {
+        struct image image = decoded(&plan, (struct bytes){file.data, len}, 0);
+        ck_assert_msg(image.result == -EILSEQ, "%zu bytes of %zu", len, file.len);
+        free(image.pixels);
+    }
+    free(file.data);
+}
+END_TEST
+
+START_TEST(a_jpeg_without_its_end_marker_is_whole)
+{
+    struct bytes file = picture_jpeg(90, 70, jpeg_kinds[0]);
+    struct images_plan plan = plain(90, 70);
+    struct image image = decoded(&plan, (struct bytes){file.data, file.len - 2}, 0);
+    uint8_t *whole_one = picture_decoded(file);
+    ck_assert_msg(image.result == 0, "%s", image.why);
+    ck_assert_mem_eq(image.pixels, whole_one, 90 * 70 * 3);
+    free(whole_one);
+    free(image.pixels);
+    free(file.data);
+}
+END_TEST
+
+#endif
+
+#ifdef ONEPOT_PNG
+
+static uint8_t palette_of(unsigned x, unsigned y, unsigned c)
+{
+    unsigned i = picture_value(x, y, 0) & 63;
+    return (uint8_t)(c == 0 ? i : c == 1 ? 255 - i : 2 * i);
+}
+
+static uint8_t small_palette_of(unsigned x, unsigned y, unsigned c)
+{
+    unsigned i = picture_value(x, y, 0) & 15;
+    return (uint8_t)(c == 0 ? i : c == 1 ? 255 - i : 2 * i);
+}
+
+static uint8_t bit_of(unsigned x, unsigned y, unsigned c)
+{
+    return grey_of(x, y, c) >= 128 ? 255 : 0;
+}
+
+START_TEST(png_of_every_kind)
+{
+    static const struct {
+        struct png_kind kind;
+        uint8_t (*expected)(unsigned x, unsigned y, unsigned c);
+    } cases[] = {
+        {{PNG_COLOR_TYPE_RGB, 8, 0}, picture_value},
+        {{PNG_COLOR_TYPE_RGB, 8, 1}, picture_value},
+        {{PNG_COLOR_TYPE_RGB, 16, 0}, picture_value},
+        {{PNG_COLOR_TYPE_RGB_ALPHA, 8, 0}, picture_value},
+        {{PNG_COLOR_TYPE_RGB_ALPHA, 16, 1}, picture_value},
+        {{PNG_COLOR_TYPE_GRAY, 8, 0}, grey_of},
+        {{PNG_COLOR_TYPE_GRAY, 16, 0}, grey_of},
+        {{PNG_COLOR_TYPE_GRAY, 1, 0}, bit_of},
+        {{PNG_COLOR_TYPE_GRAY, 1, 1}, bit_of},
+        {{PNG_COLOR_TYPE_GRAY_ALPHA, 8, 0}, grey_of},
+        {{PNG_COLOR_TYPE_PALETTE, 8, 0}, palette_of},
+        {{PNG_COLOR_TYPE_PALETTE, 4, 0}, small_palette_of},
+        {{PNG_COLOR_TYPE_PALETTE, 8, 1}, palette_of},
+    };
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+        check_values(picture_png(61, 43, cases[i].kind), 61, 43, cases[i].expected);
+}
+END_TEST
+
+START_TEST(a_part_of_a_png_is_the_same_as_in_the_whole)
+{
+    struct bytes file = picture_png(61, 43, (struct png_kind){PNG_COLOR_TYPE_RGB, 8, _i});
+    struct images_plan plan = plan_of((struct onepot_images){.width = 20,
+                                                             .height = 20,
+                                                             .crop = ONEPOT_CROP_CENTRE,
+                                                             .resize = 43,
+                                                             .channels_last = 1});
+    struct image image = decoded(&plan, file, 0);
+    for (unsigned at = 0; at < 20 * 20 * 3; at++)
+        ck_assert_uint_eq(image.pixels[at],
+                          picture_value(20 + at / 3 % 20, 12 + at / 60, at % 3));
+    free(image.pixels);
+    free(file.data);
+}
+END_TEST
+
+START_TEST(a_png_that_is_cut_short_is_an_error)
+{
+    struct bytes file = picture_png(61, 43, (struct png_kind){PNG_COLOR_TYPE_RGB, 8, _i});
+    struct images_plan plan = plain(61, 43);
+    for (size_t len = 0; len + 24 < file.len; len++) {
+        struct image image = decoded(&plan, (struct bytes){file.data, len}, 0);
+        ck_assert_msg(image.result == -EILSEQ, "%zu bytes of %zu", len, file.len);
+        free(image.pixels);
+    }
+    free(file.data);
+}
+END_TEST
+
+START_TEST(a_picture_of_too_many_pixels_is_refused)
+{
+    struct bytes file = picture_png(61, 43, (struct png_kind){PNG_COLOR_TYPE_RGB, 8, 1});
+    struct images_plan plan = plain(61, 43);
+    memcpy(file.data + 16, "\0\0\xff\xff\0\0\xff\xff", 8); /* 65535 by 65535 */
+    struct image image = decoded(&plan, file, 0);
+    ck_assert_int_eq(image.result, -EILSEQ);
+    free(image.pixels);
+    free(file.data);
+}
+END_TEST
+
+#endif
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("images");
+    TCase *crops = tcase_create("crops"), *rows = tcase_create("resampling");
+    TCase *files = tcase_create("files");
+    tcase_add_test(crops, random_crops_are_distributed_as_torchvisions);
+    tcase_add_test(crops, a_picture_without_a_fitting_part_gives_its_centre);
+    tcase_add_test(crops, the_centre_is_where_torchvision_cuts_it_out);
+    tcase_add_test(crops,
+                   a_picture_is_shrunk_as_long_as_the_crop_is_not_smaller_than_the_result);
+    tcase_add_loop_test(rows, a_picture_of_the_right_size_stays_as_it_is, 0, 2);
+    tcase_add_loop_test(rows, one_colour_stays_one_colour_at_any_size, 0, 2);
+    tcase_add_test(rows, shrinking_weighs_as_the_widened_filter_does);
+    tcase_add_test(rows, memory_for_one_picture_has_a_bound);
+    tcase_add_test(files, arrays_are_pictures);
+    tcase_add_test(files, types_and_layouts);
+    tcase_add_loop_test(files, options_that_make_no_sense_are_named, 0, 10);
+    tcase_add_test(files, other_files_are_no_pictures);
+#ifdef ONEPOT_JPEG
+    tcase_add_loop_test(files, jpeg_is_what_libjpeg_makes_of_it, 0, 4);
+    tcase_add_loop_test(files, a_part_of_a_jpeg_is_the_same_as_in_the_whole, 0, 4);
+    tcase_add_loop_test(files, a_jpeg_that_is_shrunk_while_it_is_decoded_is_nearly_the_same, 0,
+                        4);
+    tcase_add_test(files, cmyk_is_converted_as_pil_does_it);
+    tcase_add_loop_test(files, a_jpeg_that_is_cut_short_is_an_error, 0, 4);
+    tcase_add_test(files, a_jpeg_without_its_end_marker_is_whole);
+#else
+    puts("JPEG left out: this onepot was built without it");
+#endif
+#ifdef ONEPOT_PNG
+    tcase_add_test(files, png_of_every_kind);
+    tcase_add_loop_test(files, a_part_of_a_png_is_the_same_as_in_the_whole, 0, 2);
+    tcase_add_loop_test(files, a_png_that_is_cut_short_is_an_error, 0, 2);
+    tcase_add_test(files, a_picture_of_too_many_pixels_is_refused);
+#else
+    puts("PNG left out: this onepot was built without it");
+#endif
+    suite_add_tcase(s, crops);
+    suite_add_tcase(s, rows);
+    suite_add_tcase(s, files);
+    return s;
+}
+
+int main(void)
+{
+    return run_suite(suite());
+}
