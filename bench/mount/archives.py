@@ -49,11 +49,12 @@ class BuildError(Exception):
 
 
 def make_union(program, onepot, source, out):
-    """A folder with a tar for each directory, which has its index."""
+    """A folder with a tar for each directory, which has its index. Members come in the order
+    that they have in the one tar it is compared with: another one alone costs a quarter."""
     out.mkdir()
     names = sorted(os.listdir(source))
     for name in names:
-        run_quiet([program, "-C", str(source), "-cf", str(out / f"{name}.tar"), name])
+        run_quiet([program, "--sort=name", "-C", str(source), "-cf", str(out / f"{name}.tar"), name])
     if onepot:
         run_quiet([onepot, "index", *(str(out / f"{name}.tar") for name in names)])
 
@@ -62,7 +63,8 @@ def make_nested(program, source, out):
     """A tar of tars, which shows the same tree where each is a directory."""
     with tempfile.TemporaryDirectory(prefix="inner.", dir=out.parent) as folder:
         for name in sorted(os.listdir(source)):
-            run_quiet([program, "-C", str(source / name), "-cf", f"{folder}/{name}.tar", "."])
+            run_quiet([program, "--sort=name", "-C", str(source / name), "-cf",
+                       f"{folder}/{name}.tar", "."])
         run_quiet([program, "--sort=name", "-C", folder, "-cf", str(out), "."])
 
 
