@@ -219,6 +219,16 @@ bool source_is_whole(struct source *source)
     return false;
 }
 
+bool source_range_is_whole(struct source *source, uint64_t offset, uint64_t len)
+{
+    const struct source *s = source;
+    while (!s->ops->range_is_whole && !s->ops->is_whole && !s->ops->map)
+        s = s->wrapped;
+    return s->ops->range_is_whole && s->ops->range_is_whole(s, offset, len)
+               ? true
+               : source_is_whole(source);
+}
+
 void source_advise(const struct source *source, enum source_advice advice, uint64_t offset,
                    uint64_t len)
 {

@@ -133,6 +133,12 @@ const uint8_t *source_map(const struct source *source);
  */
 bool source_is_whole(struct source *source);
 
+/*
+ * The same for a range that was just read through the mapping, of a source that is not cut so
+ * far: mostly without a system call.
+ */
+bool source_range_is_whole(struct source *source, uint64_t offset, uint64_t len);
+
 /* Has source_is_whole answered no? Costs nothing. */
 bool source_was_cut(const struct source *source);
 

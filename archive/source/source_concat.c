@@ -27,7 +27,7 @@
 
 struct concat_member {
     struct source *source;
-    uint64_t base;
+    uint64_t base, bytes;
     _Atomic bool is_distrusted;
     _Atomic bool is_placed; /* in the mapping */
 };
@@ -68,7 +68,7 @@ static struct concat_place concat_find(const struct source_concat *c, uint64_t o
     }
     const struct concat_member *member = &c->members[low];
     struct concat_place place = {.member = member, .within = offset - member->base};
-    uint64_t bytes = member->source->size_bytes;
+    uint64_t bytes = member->bytes;
     place.is_gap = place.within >= bytes;
     uint64_t room = place.is_gap
                         ? (low + 1 < c->count ? c->members[low + 1].base : UINT64_MAX) - offset
@@ -223,7 +223,7 @@ static const uint8_t *concat_map(const struct source *source)
 static int concat_open_gap(const struct source_concat *c, size_t i, uint8_t *start)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t end = c->members[i].base + c->members[i].source->size_bytes;
+    uint64_t end = c->members[i].base + c->members[i].bytes;
     uint64_t next = i + 1 < c->count ? c->members[i + 1].base : end;
     uint64_t gap = (end + page - 1) / page * page;
     return gap < next && mprotect(start + gap, next - gap, PROT_READ) < 0 ? -errno : 0;
@@ -238,7 +238,7 @@ static int concat_place(struct source_concat *c, size_t i)
         return -ENOTSUP;
     int r = concat_open_gap(c, i, start);
     if (r == 0)
-        r = source_place(member->source, 0, member->source->size_bytes, start + member->base);
+        r = source_place(member->source, 0, member->bytes, start + member->base);
     if (r == 0)
         atomic_store_explicit(&member->is_placed, true, memory_order_release);
     return r;
@@ -348,6 +348,7 @@ int source_concat(struct source *const *members, size_t count, const char *name,
         uint64_t base = source_concat_next(end);
         c->members[i].source = members[i];
         c->members[i].base = base;
+        c->members[i].bytes = source_size(members[i]);
         if (base > INT64_MAX || source_size(members[i]) > INT64_MAX - base)
             r = -EFBIG;
         end = base + source_size(members[i]);

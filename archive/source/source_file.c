@@ -171,6 +171,24 @@ static bool file_is_whole(const struct source *source)
     return !S_ISREG(st.st_mode) || (uint64_t)st.st_size >= source->size_bytes;
 }
 
+/*
+ * Where a file was cut, bytes of its new last page read as zeros. By then the old last page is
+ * out of reach, and a look at it is a fault, which marks the mapping. Only within that page
+ * the length alone tells.
+ */
+static bool file_range_is_whole(const struct source *source, uint64_t offset, uint64_t len)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    const struct lost_pages *map =
+        atomic_load_explicit(&file_of(source)->map, memory_order_acquire);
+    uint64_t last = source->size_bytes - 1;
+    if (!map || offset + len > last - last % page)
+        return false; /* ask */
+    atomic_signal_fence(memory_order_seq_cst);
+    (void)*(const volatile uint8_t *)(file_start_of(map) + last);
+    return !lost_pages_any(map);
+}
+
 /* All of a mapping is there. */
 static int file_bring(const struct source *source, uint64_t offset, uint64_t len, bool may_wait)
 {
@@ -200,8 +218,10 @@ static int file_read_cached(const struct source *source, void *buf, size_t len, 
     struct source_cursor cursor = {&iov, 1, offset};
     source_cursor_step(&cursor, 0);
     while (cursor.count > 0) {
+        if (file->is_memory) /* never waits, and not asked in vain: a tmpfs lacks RWF_NOWAIT */
+            return file_read(source, &cursor);
         if (atomic_load_explicit(&file->no_cached_reads, memory_order_relaxed))
-            return file->is_memory ? file_read(source, &cursor) : -EAGAIN;
+            return -EAGAIN;
         ssize_t n = preadv2(source->fd, &iov, 1, (off_t)cursor.offset, RWF_NOWAIT);
         if (n < 0 && errno == EINTR)
             continue;
@@ -258,6 +278,7 @@ static const struct source_ops file_ops = {
     .place = file_place,
     .bring = file_bring,
     .is_whole = file_is_whole,
+    .range_is_whole = file_range_is_whole,
     .state = file_state,
     .advise = file_advise,
     .close = file_close,

@@ -48,6 +48,8 @@ struct source_ops {
     /* Bring the range into the mapping. Unless `may_wait`, -EAGAIN if it is not there yet. */
     int (*bring)(const struct source *source, uint64_t offset, uint64_t len, bool may_wait);
     bool (*is_whole)(const struct source *source);
+    /* source_range_is_whole. NULL: as is_whole, if that is this source's own. */
+    bool (*range_is_whole)(const struct source *source, uint64_t offset, uint64_t len);
     void (*state)(const struct source *source, struct source_state *ret_state);
     void (*advise)(const struct source *source, enum source_advice advice, uint64_t offset,
                    uint64_t len);

@@ -439,10 +439,15 @@ static int dataset_build(struct walk *w)
 static int map_archives(struct dataset *d)
 {
     d->maps = calloc(d->pot_count + 1, sizeof(*d->maps));
-    if (!d->maps)
+    d->brings = calloc(d->pot_count + 1, sizeof(*d->brings));
+    d->sources = calloc(d->pot_count + 1, sizeof(struct source *));
+    if (!d->maps || !d->brings || !d->sources)
         return -ENOMEM;
-    for (size_t i = 0; i < d->pot_count; i++)
-        d->maps[i] = source_map(d->pots[i]->source);
+    for (size_t i = 0; i < d->pot_count; i++) {
+        struct source *source = d->sources[i] = d->pots[i]->source;
+        d->maps[i] = source_map(source);
+        d->brings[i] = !source_has(source, 0, source_size(source));
+    }
     return 0;
 }
 
@@ -511,6 +516,8 @@ void dataset_free(struct dataset *dataset)
         pot_close(dataset->pots[i]);
     free(dataset->pots);
     free(dataset->maps);
+    free(dataset->brings);
+    free(dataset->sources);
     if (dataset->records)
         munmap(dataset->records, dataset->record_bytes);
     free(dataset->group_starts);

@@ -53,7 +53,9 @@ struct loader_clock;
 struct dataset {
     _Atomic unsigned users;
     struct pot **pots;
-    const uint8_t **maps; /* one for each archive; NULL: that archive is read, not mapped */
+    const uint8_t **maps;    /* one for each archive; NULL: that archive is read, not mapped */
+    bool *brings;            /* what is read there has to be brought first */
+    struct source **sources; /* of the archives, close together */
     size_t pot_count;
     struct record *records;
     size_t record_bytes; /* length of the mapping that holds the records */

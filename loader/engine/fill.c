@@ -15,6 +15,7 @@
 #include "label.h"
 #include "loader_clock.h"
 #include "npy.h"
+#include "numbers.h"
 #include "view.h"
 
 /* A watcher sees a longer read as several: storage may be slow, but it moves. */
@@ -65,20 +66,27 @@ bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t
 
 /* ---- bytes ---- */
 
-/* Samples are copied from this mapping now. The one before it is checked. */
-static void use_mapping(struct filler *filler, struct source *source)
+/* A sample is copied from this mapping now. What was copied from another one is checked. */
+static void use_mapping(struct filler *filler, struct source *source, uint64_t offset,
+                        uint64_t len)
 {
-    if (filler->mapped == source)
+    if (filler->mapped && filler->mapped == source) {
+        filler->mapped_from = min_u64(filler->mapped_from, offset);
+        filler->mapped_to = max_u64(filler->mapped_to, offset + len);
         return;
-    if (filler->mapped && !source_is_whole(filler->mapped))
+    }
+    if (filler->mapped && !source_range_is_whole(filler->mapped, filler->mapped_from,
+                                                 filler->mapped_to - filler->mapped_from))
         filler->is_torn = true;
     filler->mapped = source;
+    filler->mapped_from = offset;
+    filler->mapped_to = offset + len;
 }
 
 /* Is all that was copied since the last call intact? If not, it must be copied again. */
 static bool was_whole(struct filler *filler)
 {
-    use_mapping(filler, NULL);
+    use_mapping(filler, NULL, 0, 0);
     bool whole = !filler->is_torn;
     filler->is_torn = false;
     return whole;
@@ -116,8 +124,9 @@ static int fill_read_file(struct filler *filler, struct dataset *d, const struct
 static int fill_bring(struct filler *filler, const struct dataset *d,
                       const struct record *record)
 {
-    const struct source *source = d->pots[record_archive(record)]->source;
-    if (source_has(source, record_offset(record), record->size_bytes))
+    const struct source *source = d->sources[record_archive(record)];
+    if (!d->brings[record_archive(record)] ||
+        source_has(source, record_offset(record), record->size_bytes))
         return 0;
     begin_read(filler, d);
     int r = source_bring(source, record_offset(record), record->size_bytes);
@@ -130,7 +139,7 @@ static int mapped_bytes(struct filler *filler, const struct dataset *d,
 {
     uint32_t archive = record_archive(record);
     const uint8_t *map = d->maps[archive];
-    struct source *source = d->pots[archive]->source;
+    struct source *source = d->sources[archive];
     *ret_bytes = NULL;
     if (!map || record_offset(record) == RECORD_OFFSET_NONE || source_was_cut(source))
         return 0;
@@ -138,7 +147,7 @@ static int mapped_bytes(struct filler *filler, const struct dataset *d,
     if (r < 0)
         return r == -ECANCELED ? r : 0;
     *ret_bytes = map + record_offset(record);
-    use_mapping(filler, source);
+    use_mapping(filler, source, record_offset(record), record->size_bytes);
     return 0;
 }
 
@@ -367,6 +376,7 @@ static void fill_prefetch(const struct fill_plan *plan, uint64_t sample)
     const uint8_t *map = plan->archive->dataset->maps[record_archive(record)];
     if (!map || record_offset(record) == RECORD_OFFSET_NONE || record->size_bytes < 256)
         return;
+    __builtin_prefetch(plan->archive->dataset->sources[record_archive(record)]);
     for (unsigned i = 0; i < 4; i++)
         __builtin_prefetch(map + record_offset(record) + 64 * i);
 }

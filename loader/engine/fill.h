@@ -38,7 +38,8 @@ struct filler {
     uint64_t again;           /* of the present sample: see struct slab */
     uint64_t present;         /* the record that is read, or whose label is */
     struct source *mapped;    /* the mapping that samples were last copied from, or NULL */
-    bool is_torn;             /* an earlier mapping was cut short while it was copied from */
+    uint64_t mapped_from, mapped_to; /* the range that they lie in */
+    bool is_torn; /* an earlier mapping was cut short while it was copied from */
     /* For threads that watch this one: since when it reads from storage (CLOCK_MONOTONIC; 0: it
      * does not), which record it reads, and whether nobody waits for that read any more. */
     _Atomic uint64_t since_ns, record;

@@ -209,6 +209,38 @@ START_TEST(a_file_cut_off_later_is_noticed_by_reads)
 }
 END_TEST
 
+START_TEST(a_range_of_the_mapping_is_whole_unless_the_file_was_cut)
+{
+    enum { PAGE_MOST = 64 << 10, BYTES = 4 * PAGE_MOST };
+    static uint8_t bytes[BYTES];
+    static const struct {
+        off_t cut;
+        uint64_t offset, len;
+    } cases[] = {
+        {100, 0, 200},                /* the rest of its last page is zeros now */
+        {BYTES - 10, BYTES - 20, 20}, /* within the page that is still the last */
+        {BYTES - 10, BYTES - 20, 5},
+        {PAGE_MOST + 1, PAGE_MOST, 100},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct source *source;
+        fill(bytes, BYTES);
+        const char *path = make_file(bytes, BYTES);
+        ck_assert_int_eq(source_open(path, NULL, &source), 0);
+        const uint8_t *map = source_map(source);
+        ck_assert_ptr_nonnull(map);
+        ck_assert_int_eq(memcmp(map + cases[i].offset, bytes + cases[i].offset, cases[i].len),
+                         0);
+        ck_assert(source_range_is_whole(source, cases[i].offset, cases[i].len));
+        ck_assert(source_range_is_whole(source, 0, BYTES));
+        ck_assert_int_eq(truncate(path, cases[i].cut), 0);
+        ck_assert(!source_range_is_whole(source, cases[i].offset, cases[i].len));
+        ck_assert(source_was_cut(source));
+        source_close(source);
+    }
+}
+END_TEST
+
 START_TEST(a_remote_file_is_read_but_not_mapped)
 {
     uint8_t buf[3];
@@ -292,6 +324,7 @@ int main(void)
     tcase_add_test(tc, a_descriptor_is_closed_when_it_is_refused);
     tcase_add_test(tc, an_empty_file_has_no_map_and_a_fingerprint);
     tcase_add_test(tc, a_file_cut_off_later_is_noticed_by_reads);
+    tcase_add_test(tc, a_range_of_the_mapping_is_whole_unless_the_file_was_cut);
     tcase_add_test(tc, a_remote_file_is_read_but_not_mapped);
     tcase_add_test(tc, the_fingerprint_sees_size_ends_and_samples);
     tcase_add_test(tc, threads_get_one_map);
