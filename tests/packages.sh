@@ -66,6 +66,10 @@ command:clang-format clang-format
 command:cppcheck cppcheck
 command:shellcheck shellcheck
 command:valgrind valgrind
+command:abidiff abigail-tools
+command:ch-run charliecloud
+command:zsh zsh
+command:fish fish
 '
 
 is_there() {

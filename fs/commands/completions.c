@@ -120,6 +120,11 @@ static void bash_begin(void)
           "    elif [ \"$before\" = = ]; then\n"
           "        before=${COMP_WORDS[COMP_CWORD - 2]}=\n"
           "    fi\n"
+          "    # A name that is quoted while it is typed; readline quotes what it becomes.\n"
+          "    case $word in\n"
+          "    \\\"* | \\'*) word=${word:1} ;;\n"
+          "    *) word=${word//\\\\/} ;;\n"
+          "    esac\n"
           "    if [ \"$COMP_CWORD\" -eq 1 ]; then command='' kind=commands; fi\n"
           "    case $command in\n",
           stdout);
@@ -233,8 +238,8 @@ static void zsh_begin(void)
           "}\n"
           "\n"
           "_onepot() {\n"
-          "    local -a commands\n"
-          "    commands=(\n",
+          "    local -a names # 'commands' would hide zsh's own\n"
+          "    names=(\n",
           stdout);
     for (const struct command *c = command_list; c->name; c++) {
         if (!c->run)
@@ -245,7 +250,7 @@ static void zsh_begin(void)
     }
     fputs("    )\n"
           "    if (( CURRENT == 2 )); then\n"
-          "        _describe command commands\n"
+          "        _describe command names\n"
           "        return\n"
           "    fi\n"
           "    shift words\n"
@@ -310,14 +315,22 @@ static void zsh_print_option(const struct cli_option *o)
 
 static void zsh_command(const struct cli_usage *u, const struct cli_option *options)
 {
-    printf("    %s)\n        _arguments -s \\\n            '(-)'{-h,--help}'[print help]' "
-           "'(-)--version[print the version]'",
-           u->name);
+    printf("    %s)\n", u->name);
+    if (strstr(u->synopsis, "-- COMMAND"))
+        fputs("        local -i dashes=${words[(ie)--]}\n"
+              "        if (( dashes < CURRENT )); then\n"
+              "            shift $dashes words\n"
+              "            (( CURRENT -= dashes ))\n"
+              "            _normal\n"
+              "            return\n"
+              "        fi\n",
+              stdout);
+    fputs("        _arguments -s \\\n            '(-)'{-h,--help}'[print help]' "
+          "'(-)--version[print the version]'",
+          stdout);
     for (const struct cli_option *o = options; o->spelling; o++)
         if (o->help)
             zsh_print_option(o);
-    if (strstr(u->synopsis, "-- COMMAND"))
-        printf(" \\\n            '(-)--[a command follows]:*:: :_normal'");
     if (kind_of_arguments(u) == KIND_WORDS) {
         printf(" \\\n            ':argument:(");
         print_choices(u->synopsis);
@@ -344,13 +357,25 @@ static void zsh_end(void)
 
 static void fish_begin(void)
 {
-    printf("# Completion of onepot %s for fish, made by 'onepot completions fish'.\n"
-           "function __onepot_command\n"
-           "    set -l words (commandline -opc)\n"
-           "    test (count $words) -gt 1; and test $words[2] = $argv[1]\n"
-           "end\n"
-           "complete -c onepot -f\n",
-           ONEPOT_VERSION);
+    printf(
+        "# Completion of onepot %s for fish, made by 'onepot completions fish'.\n"
+        "function __onepot_command\n"
+        "    set -l words (commandline -opc)\n"
+        "    test (count $words) -gt 1; and test $words[2] = $argv[1]; and not contains -- -- "
+        "$words\n"
+        "end\n"
+        "function __onepot_behind_dashes\n"
+        "    contains -- -- (commandline -opc)\n"
+        "end\n"
+        "function __onepot_rest\n"
+        "    set -l words (commandline -opc)\n"
+        "    set -l rest $words[(math (contains -i -- -- $words) + 1)..-1]\n"
+        "    complete -C (string trim -l -- (string join ' ' -- (string escape -- $rest) "
+        "(commandline -ct | string collect -a)))\n"
+        "end\n"
+        "complete -c onepot -f\n"
+        "complete -c onepot -n __onepot_behind_dashes -x -a '(__onepot_rest)'\n",
+        ONEPOT_VERSION);
     for (const struct command *c = command_list; c->name; c++) {
         if (!c->run)
             continue;
