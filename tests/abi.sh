@@ -28,7 +28,9 @@ soname=$(readelf -d "$library" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
 }
 echo "symbols: $(wc -l <"$work/found") as they should be"
 
-if ! command -v abidiff >/dev/null; then
+if ! compgen -G "$root/tests/data/libonepot-*.abi" >/dev/null; then
+    echo 'left out: the types, as there was no release yet'
+elif ! command -v abidiff >/dev/null; then
     echo 'left out: the types, as there is no abidiff (abigail-tools)'
 elif ! readelf -SW "$library" | grep -q debug_info; then
     echo 'left out: the types, as the library has no debug information'
@@ -52,4 +54,4 @@ else
 fi
 exit 0
 
-# A release adds $work/now.abi as tests/data/libonepot-VERSION.abi, made on x86_64.
+# A release adds $work/now.abi, made on x86_64, as tests/data/libonepot-VERSION.abi.
