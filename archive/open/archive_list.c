@@ -65,9 +65,10 @@ static int list_put(struct archive_list *list, char *path)
 }
 
 /* 1: an exchange of shards was finished, so others are there. */
-static int list_settle(struct shard_settler *settler, const char *path, struct fault *fault)
+static int list_settle(struct shard_settler *settler, const char *path, bool may_be_link,
+                       struct fault *fault)
 {
-    int r = shard_settler_next(settler, path, fault);
+    int r = shard_settler_next(settler, path, may_be_link, fault);
     if (r < 0)
         fault_set_file(fault, path);
     return r;
@@ -113,7 +114,7 @@ static int list_entry(struct archive_list *list, const char *folder, const struc
     }
     if (is_no_file(entry, path))
         return 0;
-    int r = list_settle(settler, path, fault);
+    int r = list_settle(settler, path, entry->d_type != DT_REG, fault);
     return r == 0 ? list_put(list, steal_ptr(&path)) : r;
 }
 
@@ -159,7 +160,7 @@ static int list_pattern(struct archive_list *list, const char *pattern, struct f
     for (size_t i = 0; r == 0 && i < found.gl_pathc; i++) {
         if (is_by_product(path_base(found.gl_pathv[i])))
             continue;
-        r = list_settle(&settler, found.gl_pathv[i], fault);
+        r = list_settle(&settler, found.gl_pathv[i], true, fault);
         if (r == 0)
             r = list_put(list, strdup(found.gl_pathv[i]));
     }
@@ -212,6 +213,17 @@ static int list_file(struct archive_list *list, const char *path, struct fault *
     return r;
 }
 
+/* Paths that are written out stay as they are, whatever an exchange has put there. */
+static int list_settle_from(const struct archive_list *list, size_t first, struct fault *fault)
+{
+    struct shard_settler settler = {0};
+    int r = 0;
+    for (size_t i = first; r >= 0 && i < list->count; i++)
+        r = list_settle(&settler, list->at[i], true, fault);
+    shard_settler_end(&settler);
+    return r < 0 ? r : 0;
+}
+
 int archive_list_add(struct archive_list *list, const char *word, struct fault *fault)
 {
     struct fault own = {0};
@@ -221,9 +233,10 @@ int archive_list_add(struct archive_list *list, const char *word, struct fault *
     list->is_set |= kind != WORD_PATH;
     switch (kind) {
     case WORD_PATH:
-        return list_put(list, strdup(word));
     case WORD_LIST:
-        r = list_file(list, word + 1, &own);
+        r = kind == WORD_PATH ? list_put(list, strdup(word)) : list_file(list, word + 1, &own);
+        if (r == 0)
+            r = list_settle_from(list, before, &own);
         break;
     case WORD_FOLDER:
     case WORD_PATTERN:

@@ -29,7 +29,8 @@ struct archive_list { /* a vector; all zero is an empty list */
 /*
  * Add what `word` stands for. Errors come with a fault, which names the file that it is about
  * if that is not `word`: -ENOENT (nothing there), -EFBIG (a list of absurd length), -ENOMEM,
- * and those of files. A plain path is added whether it exists or not.
+ * and those of files. A plain path is added whether it exists or not. Exchanges of shards are
+ * finished first (shard_exchange_settle).
  */
 int archive_list_add(struct archive_list *list, const char *word, struct fault *fault);
 void archive_list_free(struct archive_list *list);

@@ -31,7 +31,6 @@
 #include "numbers.h"
 #include "path.h"
 #include "pot_private.h"
-#include "shard_exchange.h"
 #include "source_concat.h"
 #include "source_ops.h"
 #include "thread.h"
@@ -113,18 +112,6 @@ static void many_each_from(struct many *many, size_t first,
 
 /* ---- looking ---- */
 
-/* One after the other, as what is found for one shard of a set holds for all. */
-static void many_settle(struct many *many)
-{
-    struct shard_settler settler = {0};
-    for (size_t i = 0; i < many->count; i++) {
-        struct part *part = &many->parts[i];
-        int r = shard_settler_next(&settler, part->path, &part->fault);
-        part->err = r < 0 ? r : 0;
-    }
-    shard_settler_end(&settler);
-}
-
 static void part_look(struct many *many, struct part *part)
 {
     struct fault *fault = &part->fault;
@@ -140,10 +127,8 @@ static void part_look(struct many *many, struct part *part)
 
 static void many_look(struct many *many)
 {
-    many_settle(many);
     source_expect(many->count);
-    if (many->parts[0].err == 0)
-        part_look(many, &many->parts[0]);
+    part_look(many, &many->parts[0]);
     many_each_from(many, 1, part_look);
 }
 
@@ -529,6 +514,7 @@ static int many_list(const struct many *many, struct pot *pot)
         const struct part *from = &many->parts[pot->part_count];
         struct pot_part *part = &pot->parts[pot->part_count];
         part->backend = from->pot ? from->pot->backend : from->found.backend;
+        part->samples = from->samples;
         all[pot->part_count] = from->identity;
         part->path = strdup(from->path);
         if (!part->path)

@@ -54,6 +54,7 @@ enum pot_index_origin {
 struct pot_part {
     char *path;
     const struct backend *backend;
+    uint64_t samples; /* source_concat_sample, when it was opened */
 };
 
 struct pot {
@@ -212,6 +213,8 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
  * archives in archives is done in each of them; its view is one of the whole tree. Archives
  * that are one compressed stream are unpacked into private files; options->store and names_only
  * have no effect.
+ *
+ * Exchanges of shards must be finished (shard_exchange_settle), as archive_list_add does.
  *
  * Errors are those of pot_open, of the first archive that has one; the fault names its file.
  * -EEXIST: two archives have one name.

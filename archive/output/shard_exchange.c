@@ -421,9 +421,10 @@ static int settle_record(struct shard_settler *s, const char *file, const char *
     return r;
 }
 
-int shard_settler_next(struct shard_settler *s, const char *path, struct fault *fault)
+int shard_settler_next(struct shard_settler *s, const char *path, bool may_be_link,
+                       struct fault *fault)
 {
-    auto_free char *followed = settle_followed(path);
+    auto_free char *followed = may_be_link ? settle_followed(path) : NULL;
     const char *file = path_base(followed ? followed : path);
     const char *at = file + strcspn(file, DIGITS);
     int r = 0;
@@ -449,7 +450,7 @@ void shard_settler_end(struct shard_settler *s)
 int shard_exchange_settle(const char *path, struct fault *fault)
 {
     struct shard_settler settler = {0};
-    int r = shard_settler_next(&settler, path, fault);
+    int r = shard_settler_next(&settler, path, true, fault);
     shard_settler_end(&settler);
     return r;
 }

@@ -75,7 +75,8 @@ struct shard_settler {
     char *absent[SHARD_SETTLER_NAMES]; /* records that are not in it */
     unsigned next;
 };
-int shard_settler_next(struct shard_settler *settler, const char *path, struct fault *fault);
+int shard_settler_next(struct shard_settler *settler, const char *path, bool may_be_link,
+                       struct fault *fault);
 void shard_settler_end(struct shard_settler *settler);
 
 #endif

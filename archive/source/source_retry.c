@@ -263,6 +263,12 @@ static struct source_retry *retry_in(const struct source *source)
     return source ? retry_of(source) : NULL;
 }
 
+const char *source_real_path(const struct source *source)
+{
+    const struct source_retry *retry = retry_in(source);
+    return retry ? retry->path : NULL;
+}
+
 /* The next retrying source of a source, which may have several members. NULL: no more. */
 static struct source_retry *retry_next(const struct source *source, size_t *member)
 {

@@ -19,6 +19,9 @@
  */
 int source_retry(struct source **source);
 
+/* The canonical path of a source's file when it was opened; NULL: it has none. */
+const char *source_real_path(const struct source *source);
+
 /* May this storage error pass? */
 bool source_error_may_pass(int err);
 

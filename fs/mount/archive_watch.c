@@ -60,6 +60,18 @@ static bool is_as_opened(const struct archive_sight *a, const struct stat *st)
            (!S_ISREG(st->st_mode) || (uint64_t)st->st_size == a->opened.size_bytes);
 }
 
+/* The first look: is its fingerprint known, and nothing has happened to it since? */
+static bool is_known(struct archive_sight *a, const struct stat *st)
+{
+    bool known = a->has_opened_fingerprint && is_as_opened(a, st);
+    a->has_opened_fingerprint = false;
+    if (!known)
+        return false;
+    a->has_fingerprint = true;
+    a->seen = *st;
+    return true;
+}
+
 enum archive_state archive_look(struct archive_sight *a)
 {
     struct stat st;
@@ -67,7 +79,7 @@ enum archive_state archive_look(struct archive_sight *a)
 
     if (source_keeps(a->source) && source_is_local(a->source))
         return ARCHIVE_SAME; /* nothing is read from the archive any more */
-    if (fstat(source_fd(a->source), &st) < 0 || is_seen(a, &st))
+    if (fstat(source_fd(a->source), &st) < 0 || is_seen(a, &st) || is_known(a, &st))
         return ARCHIVE_SAME;
     bool is_cut = S_ISREG(st.st_mode) && (uint64_t)st.st_size < a->opened.size_bytes;
     int r = is_cut              ? -ENODATA
@@ -148,8 +160,11 @@ static void watch_begin(struct archive_watch *w, size_t i)
     sight->source = pot->parts ? source_member(pot->source, i) : pot->source;
     sight->opened = pot->identity;
     sight->is_one_of_many = pot->parts != NULL;
-    if (pot->parts)
-        source_identity(sight->source, &sight->opened);
+    if (!pot->parts)
+        return;
+    source_identity(sight->source, &sight->opened);
+    sight->fingerprint = pot->parts[i].samples;
+    sight->has_opened_fingerprint = true;
 }
 
 int archive_watch_start(struct pot *pot, const struct counters *counters,

@@ -42,43 +42,26 @@ static int find_root(struct mounter *m)
     return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
 }
 
-/* The canonical name of the last file of which one was found. */
-struct canonical {
-    const char *path; /* as given; NULL: none yet */
-    char real[PATH_MAX];
-};
-
-static bool in_same_folder(const char *a, const char *b)
+/* That of its open file, unless it is read from another one, or was named by a link. */
+static const char *canonical_name(const struct pot *pot, size_t i, char buf[PATH_MAX])
 {
-    size_t len = (size_t)(path_base(a) - a);
-    return (size_t)(path_base(b) - b) == len && memcmp(a, b, len) == 0;
-}
-
-/* realpath(3) of one shard after the other, without asking for their folder each time. */
-static const char *canonical_name(struct canonical *c, const char *path)
-{
-    char byte, *base = c->real + (path_base(c->real) - c->real);
-    size_t room = (size_t)(c->real + sizeof(c->real) - base);
-    bool is_link = readlink(path, &byte, 1) >= 0;
-    if (!is_link && c->path && in_same_folder(c->path, path) && strlen(path_base(path)) < room)
-        memcpy(base, path_base(path), strlen(path_base(path)) + 1);
-    else if (realpath(path, c->real))
-        c->path = is_link ? NULL : path;
-    else
-        return path;
-    return c->real;
+    const char *given = pot->parts[i].path;
+    const char *real = source_real_path(source_member(pot->source, i));
+    if (real && strcmp(path_base(real), path_base(given)) == 0)
+        return real;
+    return realpath(given, buf) ? buf : given;
 }
 
 /* The canonical names of all archives, as far as there is room. */
 static void describe_parts(const struct mounter *m)
 {
     struct counters *c = m->slot->counters;
-    struct canonical canonical = {0};
     size_t used = 0;
 
     c->archives = m->pot->parts ? (uint32_t)m->pot->part_count : 1;
     for (size_t i = 0; i < m->pot->part_count; i++) {
-        const char *name = canonical_name(&canonical, m->pot->parts[i].path);
+        char path[PATH_MAX];
+        const char *name = canonical_name(m->pot, i, path);
         size_t len = strlen(name) + 1;
         if (len > sizeof(c->archive_names) - used)
             break;
