@@ -23,6 +23,7 @@ class Contender:
     baseline: str = "squashfuse_ll"  # the contender of this set that it is compared with
     limit: int = 0               # files of an epoch, where all would take hours; 0: all
     reads: str = ""              # a way of readers.py to read the archive without a mount
+    is_direct: bool = False      # readers preload what `onepot mount --export` says
 
     @property
     def ours(self):
@@ -31,6 +32,7 @@ class Contender:
 
 AT = ("{archive}", "{at}")
 ONEPOT = ("mount", "{archive}", "--at", "{at}")
+DIRECT = ("mount", "--export", "--intercept=on", "{archive}", "--at", "{at}")
 NOISE, RECORDS, BOTH = ("noise",), ("records",), ("noise", "records")
 FEW = 500
 ZSTD, ZSTD64 = "squashfs-zstd", "squashfs-zstd-64K"
@@ -44,6 +46,10 @@ CONTENDERS = (
     Contender("onepot archive", BOTH, "onepot", "onepot", ONEPOT),
     Contender("onepot archive zstd", RECORDS, "onepot-zstd", "onepot", ONEPOT),
     Contender("onepot tar", BOTH, "tar", "onepot", ONEPOT),
+    Contender("onepot direct", NOISE, "tar", "onepot", DIRECT, baseline="onepot tar",
+              is_direct=True),
+    Contender("onepot archive direct", NOISE, "onepot", "onepot", DIRECT,
+              baseline="onepot archive", is_direct=True),
     Contender("onepot squashfs", NOISE, "squashfs", "onepot", ONEPOT),
     Contender("onepot union", NOISE, "union", "onepot", ONEPOT, baseline="onepot tar"),
     Contender("onepot nested", NOISE, "nested", "onepot", (*ONEPOT, "--nested"),

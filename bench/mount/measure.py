@@ -26,9 +26,10 @@ class ReadError(Exception):
     """The readers did not get what the archive holds."""
 
 
-def run_reader(argv):
+def run_reader(argv, environment=None):
     result = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, check=False)
+                            stderr=subprocess.PIPE, text=True, check=False,
+                            env=environment)
     if result.returncode != 0:
         raise ReadError(result.stderr.strip()[-500:])
     return json.loads(result.stdout)
@@ -90,13 +91,13 @@ class Bench:
         return run_reader([str(self.store.tools / "readers"), "--seed", str(self.seed),
                            *(["--limit", str(limit)] if limit else []),
                            *options, *self._daemons(mount), mount.root,
-                           str(self.store.listing(self.which))])
+                           str(self.store.listing(self.which))], mount.readers)
 
     def _py_reader(self, mount, how, workers, epochs):
         return run_reader([sys.executable, str(HERE / "readers.py"), "--how", how,
                            "--workers", str(workers), "--seed", str(self.seed),
                            "--epochs", str(epochs), *self._daemons(mount), mount.root,
-                           str(self.store.listing(self.which))])
+                           str(self.store.listing(self.which))], mount.readers)
 
     def verify(self, contender):
         """Every byte as in the original, before anything is timed. (Python's zipfile compares

@@ -50,6 +50,7 @@ class Mount:
         self.mark = uuid.uuid4().hex
         self.root, self.pids, self.ready_seconds = self.at, [], None
         self.archive, self.probe = str(archive), probe
+        self.readers = None  # the environment of readers, if it is not ours
         self.environment = {**os.environ, **(environment or {}), MARK: self.mark}
 
     def __enter__(self):
@@ -80,7 +81,16 @@ class Mount:
             raise MountError(f"{self.contender.name}: status {status}: {self._last_words()}")
         self._await_first_answer(began)
         self.ready_seconds = time.monotonic() - began
+        if self.contender.is_direct:
+            self.readers = {**os.environ, "LD_PRELOAD": self._preload()}
         self.pids = marked_processes(self.mark)
+
+    def _preload(self):
+        with open(self.log, encoding="utf-8") as log:
+            for line in log:
+                if line.startswith("export LD_PRELOAD="):
+                    return line.split("=", 1)[1].strip().strip("'")
+        raise MountError(f"{self.contender.name}: nothing to preload: {self._last_words()}")
 
     def _await_first_answer(self, began):
         """Some programs return before the mount is there."""

@@ -45,6 +45,9 @@ def mount(archive, at=None, options=(), *, nested=None):
     True, or a glob of which ones. The mount ends with the block, and in any case
     with this process. OSError, with the program's message: the archive can't be mounted, or the
     mount is still in use at the end of the block.
+
+    A program that runs already can't preload the library that reads without the mount: start it
+    by `onepot run`, or hand `$(onepot mount --export ...)` to the shell that starts it.
     """
     program = _program()
     several = isinstance(archive, (list, tuple))
