@@ -69,7 +69,7 @@ struct intercept_offer {
     struct intercept_file file[INTERCEPT_FILES_MAX];
 };
 
-/* Counters of the processes whose number has these low bits. */
+/* Counters of some threads of some processes, so that few write to the same one. */
 #define INTERCEPT_SLOTS 64u
 struct intercept_slot {
     _Alignas(64) _Atomic uint64_t files; /* reads that began at offset 0 */

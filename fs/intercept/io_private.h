@@ -20,17 +20,34 @@
 
 #include "intercept.h"
 
-/* A system call: its result or -errno. Leaves errno alone. */
-#define io_call(...)                                                                           \
-    ({                                                                                         \
-        int io_saved_ = errno;                                                                 \
-        long io_result_ = syscall(__VA_ARGS__);                                                \
-        if (io_result_ < 0) {                                                                  \
-            io_result_ = -errno;                                                               \
-            errno = io_saved_;                                                                 \
-        }                                                                                      \
-        io_result_;                                                                            \
-    })
+/* A system call: its result or -errno. It leaves errno alone, and is no point of cancellation.
+ */
+#if defined(__x86_64__)
+static inline long io_system_call(long number, long a, long b, long c, long d, long e, long f)
+{
+    register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "+a"(number)
+                     : "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return number;
+}
+#elif defined(__aarch64__)
+static inline long io_system_call(long number, long a, long b, long c, long d, long e, long f)
+{
+    register long x8 __asm__("x8") = number, x0 __asm__("x0") = a, x1 __asm__("x1") = b,
+                     x2 __asm__("x2") = c, x3 __asm__("x3") = d, x4 __asm__("x4") = e,
+                     x5 __asm__("x5") = f;
+    __asm__ volatile("svc 0"
+                     : "+r"(x0)
+                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
+                     : "memory");
+    return x0;
+}
+#endif
+#define io_call(...) IO_CALL(__VA_ARGS__, 0, 0, 0, 0, 0, 0)
+#define IO_CALL(number, a, b, c, d, e, f, ...)                                                 \
+    io_system_call(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
 static inline uint64_t io_now_ns(void)
 {
@@ -70,6 +87,14 @@ bool link_renew(struct link *link, int fd);
 bool link_fd_is_good(const struct link *link, unsigned file, int fd);
 
 struct intercept_slot *link_slot(const struct link *link);
+
+/* A number of this thread; threads may share one. */
+static inline unsigned io_thread(void)
+{
+    uint32_t page = (uint32_t)((uintptr_t)__builtin_frame_address(0) >> 14);
+    return page * 0x9e3779b1u >> 20;
+}
+
 void link_forked(void); /* in the child */
 
 /* Is `st` of this mount? */
@@ -84,6 +109,7 @@ enum known {
     KNOWN_ASKING,  /* of a mount that answers its reads itself */
     KNOWN_PLAIN,   /* open for reading alone; of a mount, or not looked at yet */
     KNOWN_ENDED,   /* the same, and the last read came to the file's end */
+    KNOWN_OWN,     /* a file of an archive, opened here */
     KNOWN_CLOSING,
 };
 #define KNOWN_MAX 65536

@@ -199,7 +199,7 @@ static void link_take_fds(struct link *link, struct answer *answer)
             continue;
         int own = fd_of_our_own(*fd);
         *fd = -1;
-        known_set(own, KNOWN_NOTHING);
+        known_set(own, KNOWN_OWN);
         atomic_store(&link->file[i].fd, own);
     }
     answer_close(answer);
@@ -338,7 +338,7 @@ bool link_renew(struct link *link, int fd)
 struct intercept_slot *link_slot(const struct link *link)
 {
     uint32_t number = atomic_load_explicit(&slot_number, memory_order_relaxed);
-    return &link->head->slots[number % INTERCEPT_SLOTS];
+    return &link->head->slots[(number + io_thread()) % INTERCEPT_SLOTS];
 }
 
 void link_forked(void)

@@ -22,8 +22,7 @@
 #include "io_private.h"
 
 #define READ_BYTES_MAX ((size_t)0x7ffff000) /* of the kernel's */
-#define FLIGHTS 64u
-#define FLIGHT_TRIES 8u
+#define LANES 64u
 #define CLOSE_YIELDS 2000
 #define CLOSE_NAPS 200
 
@@ -31,30 +30,35 @@ _Atomic uint8_t known_fds[KNOWN_MAX];
 
 /* ---- reads in progress ---- */
 
-/* The descriptor plus one, and above bit 32 that of the archive's file; 0: a free place. */
-static _Atomic uint64_t flights[FLIGHTS];
-static _Atomic uint32_t flight_count;
+/* How many reads there are of a descriptor. */
+static _Atomic uint16_t flying[KNOWN_MAX];
+static _Atomic int flying_most; /* no descriptor above this one has had any */
 
-static _Atomic uint64_t *flight_begin(int fd)
+/* How many there are of the archive's files, by threads: each has a cache line of its own. */
+static struct lane {
+    _Alignas(64) _Atomic uint32_t flights;
+} lanes[LANES];
+
+static struct lane *flight_begin(int fd)
 {
-    uint64_t own = (uint32_t)fd + 1;
-    unsigned at = (unsigned)((uintptr_t)__builtin_frame_address(0) >> 12);
+    struct lane *lane = &lanes[io_thread() % LANES];
 
-    for (unsigned i = 0; i < FLIGHT_TRIES; i++) {
-        _Atomic uint64_t *flight = &flights[(at + i) % FLIGHTS];
-        uint64_t free = 0;
-        if (atomic_compare_exchange_strong(flight, &free, own)) {
-            atomic_fetch_add(&flight_count, 1);
-            return flight;
-        }
-    }
-    return NULL;
+    int most = atomic_load_explicit(&flying_most, memory_order_relaxed);
+
+    while (fd > most && !atomic_compare_exchange_weak(&flying_most, &most, fd))
+        ;
+    atomic_fetch_add(&flying[fd], 1);
+    atomic_fetch_add(&lane->flights, 1);
+    return lane;
 }
 
-static void flight_end(_Atomic uint64_t *flight)
+static void flight_end(int fd, struct lane *lane)
 {
-    atomic_store_explicit(flight, 0, memory_order_release);
-    atomic_fetch_sub_explicit(&flight_count, 1, memory_order_release);
+    /* Not if it was forgotten meanwhile, in a child that a signal's handler forked. */
+    if (atomic_load_explicit(&lane->flights, memory_order_relaxed) > 0)
+        atomic_fetch_sub_explicit(&lane->flights, 1, memory_order_release);
+    if (atomic_load_explicit(&flying[fd], memory_order_relaxed) > 0)
+        atomic_fetch_sub_explicit(&flying[fd], 1, memory_order_release);
 }
 
 static bool is_closing(int fd)
@@ -62,15 +66,14 @@ static bool is_closing(int fd)
     return (unsigned)fd >= KNOWN_MAX || atomic_load(&known_fds[fd]) == KNOWN_CLOSING;
 }
 
-static bool has_flight(int fd)
+/* Is there a read of it, which may be one of the archive's files? */
+static bool has_flight(int fd, bool is_own)
 {
-    uint32_t own = (uint32_t)fd + 1;
-
-    for (unsigned i = 0; i < FLIGHTS; i++) {
-        uint64_t flight = atomic_load(&flights[i]);
-        if ((uint32_t)flight == own || flight >> 32 == own)
+    if (atomic_load(&flying[fd]) > 0)
+        return true;
+    for (unsigned i = 0; is_own && i < LANES; i++)
+        if (atomic_load(&lanes[i].flights) > 0)
             return true;
-    }
     return false;
 }
 
@@ -80,21 +83,23 @@ void reading_closing(int fd)
 
     if ((unsigned)fd >= KNOWN_MAX)
         return;
-    atomic_store(&known_fds[fd], KNOWN_CLOSING);
-    if (atomic_load(&flight_count) == 0)
-        return;
-    for (int i = 0; i < CLOSE_YIELDS + CLOSE_NAPS && has_flight(fd); i++)
+    bool is_own = atomic_exchange(&known_fds[fd], KNOWN_CLOSING) == KNOWN_OWN;
+    int i = 0;
+    while (i++ < CLOSE_YIELDS + CLOSE_NAPS && has_flight(fd, is_own))
         if (i < CLOSE_YIELDS)
             io_call(SYS_sched_yield);
         else
             io_call(SYS_nanosleep, &nap, NULL);
+    if (i > CLOSE_YIELDS + CLOSE_NAPS) /* a handler has jumped out of it */
+        atomic_store(&flying[fd], 0);
 }
 
 void reading_forked(void)
 {
-    for (unsigned i = 0; i < FLIGHTS; i++)
-        atomic_store_explicit(&flights[i], 0, memory_order_relaxed);
-    atomic_store_explicit(&flight_count, 0, memory_order_relaxed);
+    for (int fd = 0; fd <= atomic_load(&flying_most); fd++)
+        atomic_store_explicit(&flying[fd], 0, memory_order_relaxed);
+    for (unsigned i = 0; i < LANES; i++)
+        atomic_store_explicit(&lanes[i].flights, 0, memory_order_relaxed);
 }
 
 /* ---- where the bytes lie ---- */
@@ -149,20 +154,16 @@ static bool place_find(int fd, struct place *ret_place)
     return ret_place->offset <= room && ret_place->size_bytes <= room - ret_place->offset;
 }
 
-/* The flight is noted for the archive's descriptor, too, before that is looked at. */
-static bool place_try(struct place *place, int fd, _Atomic uint64_t *flight)
+static bool place_try(struct place *place)
 {
-    place->fd = atomic_load_explicit(&place->link->file[place->file].fd, memory_order_relaxed);
-    if (place->fd < 0)
-        return false;
-    atomic_store(flight, (uint64_t)((uint32_t)place->fd + 1) << 32 | ((uint32_t)fd + 1));
-    return !is_closing(place->fd) && link_fd_is_good(place->link, place->file, place->fd);
+    place->fd = atomic_load(&place->link->file[place->file].fd);
+    return place->fd >= 0 && !is_closing(place->fd) &&
+           link_fd_is_good(place->link, place->file, place->fd);
 }
 
-static bool place_open(struct place *place, int fd, _Atomic uint64_t *flight)
+static bool place_open(struct place *place, int fd)
 {
-    return place_try(place, fd, flight) ||
-           (link_renew(place->link, fd) && place_try(place, fd, flight));
+    return place_try(place) || (link_renew(place->link, fd) && place_try(place));
 }
 
 /* ---- reads ---- */
@@ -240,13 +241,12 @@ static ssize_t copy_claimed(const struct place *place, int fd, void *buf, uint64
     return n > 0 ? n : -1;
 }
 
-static ssize_t read_place(struct place *place, int fd, void *buf, size_t len,
-                          _Atomic uint64_t *flight)
+static ssize_t read_place(struct place *place, int fd, void *buf, size_t len)
 {
     uint64_t begun_ns = count_begin(place);
     off_t at = io_call(SYS_lseek, fd, (off_t)0, SEEK_CUR);
 
-    if (at < 0 || (uint64_t)at >= place->size_bytes || !place_open(place, fd, flight))
+    if (at < 0 || (uint64_t)at >= place->size_bytes || !place_open(place, fd))
         return -1;
     ssize_t got = copy_bytes(place, buf, len, (uint64_t)at);
     if (got <= 0 || is_closing(fd))
@@ -262,12 +262,11 @@ static ssize_t read_place(struct place *place, int fd, void *buf, size_t len,
     return got;
 }
 
-static ssize_t pread_place(struct place *place, int fd, void *buf, size_t len, off_t at,
-                           _Atomic uint64_t *flight)
+static ssize_t pread_place(struct place *place, int fd, void *buf, size_t len, off_t at)
 {
     uint64_t begun_ns = count_begin(place);
 
-    if ((uint64_t)at >= place->size_bytes || !place_open(place, fd, flight))
+    if ((uint64_t)at >= place->size_bytes || !place_open(place, fd))
         return -1;
     ssize_t got = copy_bytes(place, buf, len, (uint64_t)at);
     if (got <= 0)
@@ -276,20 +275,19 @@ static ssize_t pread_place(struct place *place, int fd, void *buf, size_t len, o
     return got;
 }
 
-/* A flight, if the descriptor may be a mount's; NULL: the mount, or whatever it is, answers. */
-static _Atomic uint64_t *read_begin(int fd, size_t len)
+/* Begin a read, if the descriptor may be a mount's. NULL: the mount answers, or what it is. */
+static struct lane *read_begin(int fd, size_t len)
 {
     enum known known = known_fd(fd);
     if (known == KNOWN_ENDED) /* the next read only asks for a zero, which the mount has */
         known_change(fd, KNOWN_ENDED, KNOWN_PLAIN);
     if ((known != KNOWN_NOTHING && known != KNOWN_PLAIN) || len == 0 || len > READ_BYTES_MAX)
         return NULL;
-    _Atomic uint64_t *flight = flight_begin(fd);
-    if (flight && is_closing(fd)) {
-        flight_end(flight);
-        flight = NULL;
-    }
-    return flight;
+    struct lane *lane = flight_begin(fd);
+    if (!is_closing(fd))
+        return lane;
+    flight_end(fd, lane);
+    return NULL;
 }
 
 static bool has_plain_flags(int fd)
@@ -312,13 +310,13 @@ ssize_t reading_read(int fd, void *buf, size_t len)
 {
     struct place place;
     ssize_t n = -1;
-    _Atomic uint64_t *flight = read_begin(fd, len);
+    struct lane *lane = read_begin(fd, len);
 
-    if (!flight)
+    if (!lane)
         return -1;
     if (place_find(fd, &place) && read_is_plain(fd))
-        n = read_place(&place, fd, buf, len, flight);
-    flight_end(flight);
+        n = read_place(&place, fd, buf, len);
+    flight_end(fd, lane);
     return n;
 }
 
@@ -326,14 +324,14 @@ ssize_t reading_pread(int fd, void *buf, size_t len, off_t at)
 {
     struct place place;
     ssize_t n = -1;
-    _Atomic uint64_t *flight = at >= 0 ? read_begin(fd, len) : NULL;
+    struct lane *lane = at >= 0 ? read_begin(fd, len) : NULL;
 
-    if (!flight)
+    if (!lane)
         return -1;
     /* No lseek fails here, as in reading_read, if it is another one of O_PATH by now. */
     if (place_find(fd, &place) && has_plain_flags(fd))
-        n = pread_place(&place, fd, buf, len, at, flight);
-    flight_end(flight);
+        n = pread_place(&place, fd, buf, len, at);
+    flight_end(fd, lane);
     return n;
 }
 
