@@ -1,0 +1,294 @@
+/* The daemon's side of the short circuit, and what a program has to preload. */
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "index_helper.h"
+#include "preload.h"
+#include "server.h"
+#include "source_concat.h"
+#include "suite.h"
+
+#define FILE_BYTES 100000u
+#define FILES 10
+
+/* A file of noise, as an archive. */
+static struct source *make_source(char path[64])
+{
+    struct source *source;
+    snprintf(path, 64, "%s/archive-XXXXXX", getenv(SUITE_FOLDER));
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, FILE_BYTES), 0);
+    close(fd);
+    ck_assert_int_eq(source_open(path, NULL, &source), 0);
+    return source;
+}
+
+/* Files f0, f1... of 100 bytes, 1000 bytes apart, from `start` on. */
+static struct index *make_index(uint64_t start)
+{
+    struct builder *b = new_builder();
+    for (unsigned i = 0; i < FILES; i++) {
+        char name[8];
+        snprintf(name, sizeof(name), "f%u", i);
+        add_file(b, name, start + 1000 * (i + 1), 100);
+    }
+    add_file(b, "empty", 0, 0);
+    add_dir(b, "folder", 0755);
+    return build(b, &tar_header);
+}
+
+static struct intercept_server *start(const struct index *index, const struct source *source)
+{
+    struct intercept_server *server;
+    const struct intercept_server_config config = {
+        .index = index, .source = source, .made = {.sec = 17, .nsec = 4}};
+    ck_assert_int_eq(intercept_server_new(&config, &server), 0);
+    const struct intercept_id *id = intercept_server_id(server);
+    ck_assert_uint_eq(id->magic, INTERCEPT_MAGIC);
+    ck_assert_int_eq(id->made.sec, 17);
+    return server;
+}
+
+static void stop(struct intercept_server *server)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += 60;
+    intercept_server_end(server);
+    ck_assert_int_eq(intercept_server_join(server, &until), 0);
+    intercept_server_free(server);
+}
+
+/* As a reader does it. Returns how many descriptors came; 0: no answer. */
+static size_t ask(const struct intercept_server *server, struct intercept_offer *ret_offer,
+                  int fds[1 + INTERCEPT_FILES_MAX])
+{
+    const struct intercept_id *id = intercept_server_id(server);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char control[CMSG_SPACE(sizeof(int) * (1 + INTERCEPT_FILES_MAX))];
+    struct iovec iov = {ret_offer, sizeof(*ret_offer)};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = sizeof(control)};
+
+    memcpy(address.sun_path + 1, id->name, strlen(id->name));
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    ck_assert_int_eq(
+        connect(fd, (struct sockaddr *)&address,
+                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(id->name))),
+        0);
+    ssize_t n = recvmsg(fd, &message, 0);
+    close(fd);
+    if (n == 0)
+        return 0;
+    ck_assert_int_eq(n, sizeof(*ret_offer));
+    struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message);
+    size_t bytes = cmsg->cmsg_len - CMSG_LEN(0);
+    memcpy(fds, CMSG_DATA(cmsg), bytes);
+    return bytes / sizeof(int);
+}
+
+/* The words of the table, once the last one that is known is there. */
+static const _Atomic uint64_t *words_of(int fd, uint64_t entries, uint32_t last)
+{
+    uint8_t *table =
+        mmap(NULL, INTERCEPT_HEAD_BYTES + entries * 8, PROT_READ, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(table, MAP_FAILED);
+    const _Atomic uint64_t *words = (const void *)(table + INTERCEPT_HEAD_BYTES);
+    while (!atomic_load(&words[last]))
+        usleep(1000); /* the suite's limit ends it */
+    return words;
+}
+
+START_TEST(a_reader_learns_where_files_lie)
+{
+    char path[64];
+    struct source *source = make_source(path);
+    struct index *index = make_index(0);
+    struct intercept_server *server = start(index, source);
+    struct intercept_offer offer;
+    int fds[1 + INTERCEPT_FILES_MAX];
+
+    ck_assert_uint_eq(ask(server, &offer, fds), 2);
+    ck_assert_uint_eq(offer.files, 1);
+    ck_assert_uint_eq(offer.file[0].size_bytes, FILE_BYTES);
+    ck_assert_uint_eq(offer.entries, index_info(index)->entries);
+    const _Atomic uint64_t *words = words_of(fds[0], offer.entries, position_of(index, "f9"));
+    for (unsigned i = 0; i < FILES; i++) {
+        char name[8];
+        snprintf(name, sizeof(name), "f%u", i);
+        ck_assert_uint_eq(words[position_of(index, name)], INTERCEPT_IS_KNOWN | 1000 * (i + 1));
+    }
+    ck_assert_uint_eq(words[position_of(index, "empty")], 0);
+    ck_assert_uint_eq(words[position_of(index, "folder")], 0);
+    ck_assert_int_ge(fcntl(fds[0], F_GET_SEALS) & F_SEAL_SHRINK, 1);
+    stop(server);
+    index_close(index);
+    source_close(source);
+}
+END_TEST
+
+START_TEST(of_several_archives_each_file_has_its_own)
+{
+    char paths[3][64];
+    struct source *members[3], *source;
+    for (int i = 0; i < 3; i++)
+        members[i] = make_source(paths[i]);
+    ck_assert_int_eq(source_concat(members, 3, "all", &source), 0);
+    struct index *index = make_index(source_concat_base(source, 2));
+    struct intercept_server *server = start(index, source);
+    struct intercept_offer offer;
+    int fds[1 + INTERCEPT_FILES_MAX];
+
+    ck_assert_uint_eq(ask(server, &offer, fds), 4);
+    ck_assert_uint_eq(offer.files, 3);
+    const _Atomic uint64_t *words = words_of(fds[0], offer.entries, position_of(index, "f9"));
+    ck_assert_uint_eq(words[position_of(index, "f3")],
+                      INTERCEPT_IS_KNOWN | UINT64_C(2) << INTERCEPT_FILE_SHIFT | 4000);
+    stop(server);
+    index_close(index);
+    source_close(source);
+}
+END_TEST
+
+START_TEST(a_file_beyond_the_archive_is_left_to_the_mount)
+{
+    char path[64];
+    struct source *source = make_source(path);
+    struct index *index = make_index(FILE_BYTES - 2050); /* f0 lies in it, f1 ends behind it */
+    struct intercept_server *server = start(index, source);
+    struct intercept_offer offer;
+    int fds[1 + INTERCEPT_FILES_MAX];
+
+    ck_assert_uint_eq(ask(server, &offer, fds), 2);
+    const _Atomic uint64_t *words = words_of(fds[0], offer.entries, position_of(index, "f0"));
+    struct intercept_offer again; /* by then the rest of the few entries is there, too */
+    ck_assert_uint_eq(ask(server, &again, fds), 2);
+    ck_assert_uint_eq(words[position_of(index, "f1")], 0);
+    ck_assert_uint_eq(words[position_of(index, "f9")], 0);
+    stop(server);
+    index_close(index);
+    source_close(source);
+}
+END_TEST
+
+START_TEST(a_changed_archive_is_not_offered)
+{
+    char path[64];
+    struct source *source = make_source(path);
+    struct index *index = make_index(0);
+    const struct timespec times[2] = {{.tv_sec = 5}, {.tv_sec = 5}};
+    struct intercept_server *server = start(index, source);
+    struct intercept_offer offer;
+    int fds[1 + INTERCEPT_FILES_MAX];
+
+    ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
+    ck_assert_uint_eq(ask(server, &offer, fds), 0);
+    stop(server);
+    index_close(index);
+    source_close(source);
+}
+END_TEST
+
+START_TEST(what_readers_count_is_added_up)
+{
+    char path[64];
+    struct source *source = make_source(path);
+    struct index *index = make_index(0);
+    struct intercept_server *server = start(index, source);
+    struct intercept_sums sums;
+    struct intercept_offer offer;
+    int fds[1 + INTERCEPT_FILES_MAX];
+
+    intercept_server_sum(server, &sums);
+    ck_assert_uint_eq(sums.reads, 0);
+    ck_assert_uint_eq(ask(server, &offer, fds), 2);
+    struct intercept_head *head =
+        mmap(NULL, INTERCEPT_HEAD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    ck_assert_ptr_ne(head, MAP_FAILED);
+    for (unsigned i = 0; i < INTERCEPT_SLOTS; i++) {
+        head->slots[i].reads = 2;
+        head->slots[i].bytes = 10;
+        head->slots[i].last_read_ns = i;
+    }
+    intercept_server_sum(server, &sums);
+    ck_assert_uint_eq(sums.reads, 2 * INTERCEPT_SLOTS);
+    ck_assert_uint_eq(sums.bytes, 10 * INTERCEPT_SLOTS);
+    ck_assert_uint_eq(sums.last_read_ns, INTERCEPT_SLOTS - 1);
+    stop(server);
+    index_close(index);
+    source_close(source);
+}
+END_TEST
+
+/* ---- preloading ---- */
+
+START_TEST(the_library_is_written_once_as_a_whole)
+{
+    char path[96], found[PATH_MAX];
+    struct stat first, second;
+
+    if (preload_library_bytes == 0)
+        return; /* none for this kind of CPU */
+    snprintf(path, sizeof(path), "%s/io.so", getenv(SUITE_FOLDER));
+    ck_assert_int_eq(preload_find(path, found), 0);
+    if (strcmp(found, path) != 0)
+        return; /* it is installed here */
+    ck_assert_int_eq(stat(path, &first), 0);
+    ck_assert_uint_eq((size_t)first.st_size, preload_library_bytes);
+    ck_assert_int_eq(preload_find(path, found), 0);
+    ck_assert_int_eq(stat(path, &second), 0);
+    ck_assert_uint_eq(first.st_ino, second.st_ino);
+    FILE *file = fopen(path, "r+");
+    fputc('x', file);
+    fclose(file);
+    ck_assert_int_eq(preload_find(path, found), 0);
+    ck_assert_int_eq(stat(path, &second), 0);
+    ck_assert_uint_ne(first.st_ino, second.st_ino);
+}
+END_TEST
+
+START_TEST(a_path_that_cannot_be_named_is_refused)
+{
+    char found[PATH_MAX];
+    int r = preload_find("/tmp/with space/io.so", found);
+    ck_assert(r == -ENOTSUP || (r == 0 && !strchr(found, ' ')));
+}
+END_TEST
+
+START_TEST(it_comes_behind_what_is_preloaded_already)
+{
+    const char *const cases[][2] = {{NULL, "/a/io.so"},
+                                    {"", "/a/io.so"},
+                                    {"libx.so", "libx.so:/a/io.so"},
+                                    {"x:/a/io.so", "x:/a/io.so"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char *value;
+        ck_assert_int_eq(preload_value("/a/io.so", cases[i][0], &value), 0);
+        ck_assert_str_eq(value, cases[i][1]);
+        free(value);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("intercept");
+    TCase *server = tcase_create("server"), *preload = tcase_create("preload");
+
+    tcase_add_test(server, a_reader_learns_where_files_lie);
+    tcase_add_test(server, of_several_archives_each_file_has_its_own);
+    tcase_add_test(server, a_file_beyond_the_archive_is_left_to_the_mount);
+    tcase_add_test(server, a_changed_archive_is_not_offered);
+    tcase_add_test(server, what_readers_count_is_added_up);
+    suite_add_tcase(suite, server);
+    tcase_add_test(preload, the_library_is_written_once_as_a_whole);
+    tcase_add_test(preload, a_path_that_cannot_be_named_is_refused);
+    tcase_add_test(preload, it_comes_behind_what_is_preloaded_already);
+    suite_add_tcase(suite, preload);
+    return run_suite(suite);
+}
