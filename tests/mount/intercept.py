@@ -389,6 +389,22 @@ def test_programs_of_all_kinds(work):
         sort big | sha256sum
         test -t 0 < one && echo terminal || echo no terminal
         for i in 1 2 3; do sha256sum < page+ & wait $!; done
+        if command -v perl >/dev/null; then
+            perl -e 'for (@ARGV) { open F, "<", $_; local $/; print length(<F>), " ", -t F ? 1 : 0, "\n" }' *
+        fi
+        if command -v git >/dev/null; then git hash-object *; fi
+        if command -v rsync >/dev/null; then rsync -ac . "$2/rsync"; (cd "$2/rsync" && sha256sum *); fi
+        if command -v node >/dev/null; then
+            node -e 'for (const f of process.argv.slice(1))
+                console.log(f, require("fs").readFileSync(f).length)' *
+        fi
+        if command -v java >/dev/null && command -v javac >/dev/null; then
+            printf '%s' 'public class Sum { public static void main(String[] a) throws Exception {
+                for (String f : a) System.out.println(java.util.Arrays.hashCode(
+                    java.nio.file.Files.readAllBytes(java.nio.file.Path.of(f))) + " " +
+                    new java.io.FileInputStream(f).readAllBytes().length); } }' > "$2/Sum.java"
+            java "$2/Sum.java" *
+        fi
     """
     found = []
     for mode in "off", "on":
