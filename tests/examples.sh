@@ -99,3 +99,19 @@ for script in one-node-mount one-node-run one-node-stage; do
     no_mount_left "$script"
     echo "$script: TERM: ok"
 done
+
+# An environment of Python, at the path that it was made at.
+if python3 -m venv --without-pip "$work/envs/train" >/dev/null 2>&1; then
+    site=$("$work/envs/train/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo 'answer = 42' >"$site/packed_module.py"
+    "$onepot" pack -q -o "$work/envs/train.tar" "$work/envs/train"
+    mv "$work/envs/train" "$work/envs/train.made"
+    bash "$examples/venv.sbatch" "$work/envs/train.tar" "$work/envs/train" python -c \
+        'import packed_module, sys; print(packed_module.answer, sys.prefix)' >"$work/log" 2>"$work/said" ||
+        fail "venv.sbatch: $(cat "$work/said")"
+    [ "$(cat "$work/log")" = "42 $work/envs/train" ] || fail "venv.sbatch: $(cat "$work/log")"
+    no_mount_left venv
+    echo 'venv: ok'
+else
+    echo 'left out: venv.sbatch (no python3 that can make an environment)'
+fi
