@@ -343,7 +343,7 @@ bool reading_is_mounted(int fd)
     if (known == KNOWN_FOREIGN || known == KNOWN_CLOSING)
         return false;
     if (link_of(fd, &st))
-        return read_is_plain(fd);
+        return has_plain_flags(fd); /* as in reading_pread */
     known_learn(fd, KNOWN_FOREIGN);
     return false;
 }

@@ -245,6 +245,21 @@ def test_descriptors_that_are_closed_unseen(work):
             assert all(os.lseek(fd, 0, os.SEEK_CUR) == 0 for fd in kept)
             for fd in kept:
                 os.close(fd)
+        # A descriptor that only names a file, in the place of one that was read.
+        import errno, termios
+        path = os.open(top + "/in/big", os.O_PATH)
+        fd = os.open(top + "/in/big", os.O_RDONLY)
+        assert os.read(fd, 10) == whole["big"][:10]
+        libc.syscall(CLOSE, fd)
+        assert os.dup(path) == fd
+        for call in (lambda: os.read(fd, 10), lambda: os.pread(fd, 10, 0),
+                     lambda: termios.tcgetattr(fd)):
+            try:
+                call()
+            except (OSError, termios.error) as e:
+                assert e.args[0] == errno.EBADF, e
+            else:
+                raise SystemExit("it can be read")
         print("same")
     """, work / "other")
     check_equal(result.stdout, b"same\n", "what was read")
