@@ -27,15 +27,20 @@ pkg-config --exists python3 || skip 'no headers of Python'
 [ "$("$python" -c 'import site; print(site.ENABLE_USER_SITE)')" = True ] ||
     skip 'this Python does not look into ~/.local'
 
+if command -v ccache >/dev/null; then
+    CCACHE_DIR=$(ccache -k cache_dir)
+    export CCACHE_DIR
+fi
 export HOME=$work/home PYTHONDONTWRITEBYTECODE=1
 unset PYTHONPATH PYTHONUSERBASE PYTHONHOME
 mkdir "$HOME" "$work/tree"
 tar -C "$root" -c --exclude='./build*' --exclude=./.git . | tar -C "$work/tree" -x
 cd "$work/tree"
 
-# As README has it, but for what takes long and is not asked for here.
+# As README has it, but for what takes long and is not asked for here. With the flags of the build
+# beside this, whose objects ccache may have.
 meson setup build --prefix ~/.local -Dtests=disabled -Dbench=false -Dman=false -Dfuse=disabled \
-    -Dcuda=disabled -Dbuildtype=plain -Dpython=enabled -Dpython-name="$python" >"$work/log" 2>&1 ||
+    -Dcuda=disabled -Dwerror="${WERROR:-false}" -Dpython=enabled -Dpython-name="$python" >"$work/log" 2>&1 ||
     fail 'meson setup'
 meson install -C build >"$work/log" 2>&1 || fail 'meson install'
 

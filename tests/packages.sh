@@ -58,6 +58,13 @@ python:torchvision python3-torchvision
 python:ensurepip python3-venv
 '
 
+# Nobody has to have it. With it (meson finds it by itself) the tests of pip and of the
+# installation take the objects of the build beside them, and compile none.
+# shellcheck disable=SC2034
+build_helps='
+command:ccache ccache
+'
+
 # shellcheck disable=SC2034
 check_needs='
 command:clang clang
@@ -89,6 +96,13 @@ missing_packages() {
     while read -r need package; do
         if [ -n "$need" ] && ! is_there "$need"; then printf '%s\n' "$package"; fi
     done < <(printf '%s\n' "$@")
+}
+
+# install_helpful LIST: what may be missing is asked for by root alone, and need not come.
+install_helpful() {
+    if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+        install_missing "$@" || echo 'It goes on without.'
+    fi
 }
 
 # install_missing LIST...: ask apt for what is missing, and for nothing else. Without the

@@ -24,8 +24,12 @@ timeout 100 "$work/env/bin/pip" install -q --retries 0 --timeout 10 meson-python
 # A copy, for the build leaves nothing in the tree of others.
 mkdir "$work/tree"
 tar -C "$root" -c --exclude='./build*' --exclude=./.git . | tar -C "$work/tree" -x
+# In a folder and with flags as those of the build beside this, whose objects ccache may have.
+# (Not every pip hands on two settings of one name.)
+sed -i "s/\"-Dbuildtype=release\"/\"-Dwerror=${WERROR:-false}\"/" "$work/tree/pyproject.toml"
 PATH="$work/env/bin:$PATH" "$work/env/bin/pip" wheel -q --no-build-isolation --no-deps \
-    --config-settings=setup-args=-Dbuildtype=plain -w "$work" "$work/tree" >"$work/log" 2>&1 || {
+    --config-settings=build-dir=build --config-settings=setup-args=-Dbuildtype=debugoptimized \
+    -w "$work" "$work/tree" >"$work/log" 2>&1 || {
     cat "$work/log"
     exit 1
 }
@@ -34,8 +38,8 @@ wheels=("$work"/onepot-*.whl)
 "$work/env/bin/pip" install -q --no-deps --no-index "${wheels[0]}"
 
 # Nothing but the package.
-others=$("$work/env/bin/python" -m zipfile -l "${wheels[0]}" |
-    awk 'NR > 1 { print $1 }' | grep -vE '^onepot(-[^/]*\.dist-info)?/' || true)
+"$work/env/bin/python" -m zipfile -l "${wheels[0]}" >"$work/list"
+others=$(awk 'NR > 1 { print $1 }' "$work/list" | grep -vE '^onepot(-[^/]*\.dist-info)?/' || true)
 [ -z "$others" ] || {
     echo "the wheel holds more than the package: $others"
     exit 1
@@ -43,7 +47,7 @@ others=$("$work/env/bin/python" -m zipfile -l "${wheels[0]}" |
 
 # With the part for CUDA where the build beside this has it.
 if [ -e "${onepot%/fs/onepot}/loader/cuda/libonepot-cuda.so" ]; then
-    "$work/env/bin/python" -m zipfile -l "${wheels[0]}" | grep -q '^onepot/libonepot-cuda.so' || {
+    grep -q '^onepot/libonepot-cuda.so' "$work/list" || {
         echo 'the wheel lacks libonepot-cuda.so'
         exit 1
     }
