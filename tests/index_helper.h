@@ -19,6 +19,7 @@
 #include "builder.h"
 #include "index.h"
 #include "index_format.h"
+#include "suite.h"
 
 static const struct builder_header tar_header = {
     .format = FORMAT_TAR,

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "suite.h"
+
 static char root[64]; /* of the node */
 
 static void setup(void)

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "state.h"
+#include "suite.h"
 
 static char base[64];
 static char folder[PATH_MAX];

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "permutation.h"
+#include "suite.h"
 
 #define TRAINING_READERS_MAX 512
 
