@@ -24,9 +24,9 @@ fresh() {
 
 # ---- everything comes back ----
 "$python" "$tests/pack_tree.py" make tree 2>/dev/null
-head -c 40M /dev/urandom >tree/large
+head -c 6M /dev/urandom >tree/large
 cp tree/large tree/large_with_hole
-truncate -s 60M tree/large_with_hole
+truncate -s 9M tree/large_with_hole
 run 0 "$onepot" pack -q -o a.tar tree
 without=()
 if [ "$(id -u)" -ne 0 ]; then
@@ -54,7 +54,8 @@ same tar.list x.list 'a foreign tar'
 chmod -R u+rwX by_tar
 rm -rf by_tar
 if has_squashfs; then
-    mksquashfs tree squash.img -quiet -no-progress >/dev/null 2>&1
+    # It reads each byte of holes of gigabytes.
+    mksquashfs tree squash.img -quiet -no-progress -e sp/all sp/mid >/dev/null 2>&1
     list tree whole.list mtime_ns "${without[@]}"
     fresh
     run 0 "$onepot" extract -q --privileged -C x squash.img
@@ -220,7 +221,7 @@ cp a.tar damaged.tar
 data = open("tree/size/10240", "rb").read()
 big = open("tree/large", "rb").read()
 archive = bytearray(open("damaged.tar", "rb").read())
-for content, at in ((data, 5000), (big, 30 << 20)):
+for content, at in ((data, 5000), (big, 4 << 20)):
     place = archive.find(content[:4096])
     archive[place + at] ^= 4
 open("damaged.tar", "wb").write(archive)
@@ -234,7 +235,7 @@ if [ -e x/size/10240 ] || [ -e x/large ] || [ ! -e x/size/1024 ]; then fail 'a d
 
 # ---- a full disk, and signals ----
 mkdir disk
-if [ "$(id -u)" -eq 0 ] && mount -t tmpfs -o size=30M none disk 2>/dev/null; then
+if [ "$(id -u)" -eq 0 ] && mount -t tmpfs -o size=5M none disk 2>/dev/null; then
     mounted=$work/disk
     run 1 "$onepot" extract -C disk/x a.tar
     if [ "$(wc -l <err)" -ne 1 ] || ! grep -q 'a.tar: .*No space left on device; .*space' err; then
@@ -249,7 +250,7 @@ else
     echo 'not tested: a full disk (it takes a mount of tmpfs)'
 fi
 mkdir many
-for i in 1 2 3 4 5 6 7 8; do cp tree/large many/$i; done
+for i in {1..16}; do cp tree/large many/$i; done
 run 0 "$onepot" pack -q many
 for signal in TERM HUP; do
     fresh

@@ -54,10 +54,13 @@ for function, result, *arguments in (
     getattr(zstd, function).argtypes = arguments
 
 
-def frame_length(data):
-    length = zstd.ZSTD_findFrameCompressedSize(data, len(data))
-    need(not zstd.ZSTD_isError(length), "a frame is damaged")
-    return length
+def next_frame(file, at):
+    for longest in (64 << 10, 9 << 20):  # most are short, and to copy so much for each takes long
+        data = file[at:at + longest]
+        length = zstd.ZSTD_findFrameCompressedSize(data, len(data))
+        if not zstd.ZSTD_isError(length):
+            return data[:length]
+    raise Bad("a frame is damaged")
 
 
 def unpack_frame(data):
@@ -378,13 +381,12 @@ class Archive:
         """All frames make the tar; those that are packed are the index's blocks."""
         at, length, blocks = 0, 0, []
         while at < self.archive_length:
-            data = self.file[at:at + (9 << 20)]
-            size = frame_length(data)
-            content = unpack_frame(data[:size])
+            frame = next_frame(self.file, at)
+            content = unpack_frame(frame)
             length += len(content)
-            if data[4] & 4:
-                blocks.append((at, size, len(content)))
-            at += size
+            if frame[4] & 4:
+                blocks.append((at, len(frame), len(content)))
+            at += len(frame)
         need(at == self.archive_length and length == self.tar_length, "length of the tar")
         need(blocks == self.blocks, "blocks")
         need(not any(content[-min(len(content), 1024):]), "end marker")
