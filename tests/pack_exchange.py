@@ -20,7 +20,7 @@ import time
 
 ONEPOT = os.path.realpath(os.environ["ONEPOT"])
 CRASH_AT = os.path.realpath(sys.argv[1])
-MOMENTS = int(os.environ.get("MOMENTS", "200"))  # of each signal
+MOMENTS = int(os.environ.get("MOMENTS", "60"))  # of each signal
 NO_SUCH_CALL, SKIPPED = 99, 77
 STRANGER = 54321  # some user
 TREES = ("old", "new")

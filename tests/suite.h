@@ -7,9 +7,9 @@
 #include <stdlib.h>
 
 /*
- * At each assertion Check writes to a file where the test is, for its message if it crashes. Here
- * each place in the source says so once: tests of damaged images make millions of assertions, and
- * took five times as long for those writes.
+ * At each assertion Check writes to a file where the test is, for its message if it crashes.
+ * Here each place in the source says so once: tests of damaged images make millions of
+ * assertions, and took five times as long for those writes.
  */
 static inline void suite_mark(char *is_marked, const char *file, int line)
 {
@@ -17,10 +17,10 @@ static inline void suite_mark(char *is_marked, const char *file, int line)
         _mark_point(file, line);
 }
 
-#define _mark_point(file, line)                                                                    \
-    __extension__({                                                                                \
-        static char is_marked_;                                                                    \
-        suite_mark(&is_marked_, file, line);                                                       \
+#define _mark_point(file, line)                                                                \
+    __extension__({                                                                            \
+        static char is_marked_;                                                                \
+        suite_mark(&is_marked_, file, line);                                                   \
     })
 
 /* Four seconds a test, which is Check's default, are few on a machine that others use, too. */

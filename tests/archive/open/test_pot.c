@@ -944,7 +944,8 @@ START_TEST(names_survive_the_sandbox)
 }
 END_TEST
 
-/* A frame of zstd: what is in `head`, and zeros, each 128 KiB of them as a block of four bytes. */
+/* A frame of zstd: what is in `head`, and zeros, each 128 KiB of them as a block of four bytes.
+ */
 static void write_zstd_of_zeros(const char *path, const char *head, size_t head_len,
                                 unsigned blocks)
 {
@@ -958,7 +959,8 @@ static void write_zstd_of_zeros(const char *path, const char *head, size_t head_
     fwrite(head, head_len, 1, file);
     for (unsigned i = 0; i < blocks; i++) {
         uint32_t block = same | (i + 1 == blocks);
-        const uint8_t bytes[] = {(uint8_t)block, (uint8_t)(block >> 8), (uint8_t)(block >> 16), 0};
+        const uint8_t bytes[] = {(uint8_t)block, (uint8_t)(block >> 8), (uint8_t)(block >> 16),
+                                 0};
         fwrite(bytes, sizeof(bytes), 1, file);
     }
     ck_assert_int_eq(fclose(file), 0);

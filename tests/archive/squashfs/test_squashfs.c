@@ -581,11 +581,7 @@ START_TEST(depth_of_500_directories)
 }
 END_TEST
 
-/*
- * The one of 5 GiB lies ready, because mksquashfs reads each byte of a hole: a file "huge" with 5,000
- * times 'x' at each GiB, by mksquashfs tree tests/data/sparse_5_gib.squashfs -b 1M -comp zstd.
- * The other is stored, not compressed.
- */
+/* The one of 5 GiB lies ready, see tests/data/make_sparse.py. The other is stored. */
 START_TEST(sparse_file_of_5_gib)
 {
     struct opened o;
@@ -720,8 +716,12 @@ static void make_small_tree(void)
 }
 
 static const char *const small_variants[] = {
-    "-comp gzip -b 8K", "-comp xz -b 8K",   "-comp lzo -b 8K",
-    "-comp lz4 -b 8K",  "-comp zstd -Xcompression-level 1 -b 8K", "-comp gzip -noI -noId -noD -noF -noX -b 8K",
+    "-comp gzip -b 8K",
+    "-comp xz -b 8K",
+    "-comp lzo -b 8K",
+    "-comp lz4 -b 8K",
+    "-comp zstd -Xcompression-level 1 -b 8K",
+    "-comp gzip -noI -noId -noD -noF -noX -b 8K",
 };
 
 START_TEST(truncated_images_are_refused)
