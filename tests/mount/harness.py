@@ -123,6 +123,25 @@ def onepot(*arguments, **options):
     return run(onepot_program(), *arguments, **options)
 
 
+def said_of_each(work, archives, *command, at_once=40):
+    """(what, the line that says why it is refused) of each of many (what, bytes of an archive).
+    Several at a time are given to the command, as to start it for each takes long."""
+    archives = list(archives)
+    for i in range(0, len(archives), at_once):
+        some = {os.fsencode(work / f"refused-{i + k}"): data
+                for k, (_, data) in enumerate(archives[i:i + at_once])}
+        for path, data in some.items():
+            with open(path, "wb") as f:
+                f.write(data)
+        lines = onepot(*(command or ("ls",)), *some, status=1).stderr.split(b"\n")[:-1]
+        check_equal(len(lines), len(some), f"lines that refuse {len(some)} archives: {lines}")
+        for (what, _), path, line in zip(archives[i:i + at_once], some, lines):
+            check(line.startswith(b"onepot: %s: " % path), f"{what}: {line!r}")
+            yield what, line
+        for path in some:
+            os.unlink(path)
+
+
 def unescape(text):
     """A field of mountinfo: octal escapes for blanks and backslashes."""
     raw = os.fsencode(text)

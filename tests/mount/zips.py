@@ -21,8 +21,8 @@ STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 def content(seed, size):
     """Compresses to about a half."""
-    rng = random.Random(seed)
-    return bytes(rng.choice(b"abcdefgh") for _ in range(min(size, 5000))) * (size // 5000 + 1)
+    few = bytes(b"abcdefgh"[i % 8] for i in range(256))
+    return random.Random(seed).randbytes(min(size, 5000)).translate(few) * (size // 5000 + 1)
 
 
 def entry(name, mode=0o100644, date=(2020, 2, 29, 12, 34, 56)):
@@ -365,11 +365,8 @@ def test_damaged_content_is_found(work):
 
 def test_every_truncation_is_refused(work):
     whole = pathlib.Path(make(work / "a.zip", mixed()[:6])).read_bytes()
-    for size in list(range(4, len(whole))):
-        pathlib.Path(work / "cut.zip").write_bytes(whole[:size])
-        done = onepot("ls", work / "cut.zip", status=1)
-        check(done.stderr.startswith(b"onepot: ") and done.stderr.count(b"\n") == 1,
-              f"{size} bytes: {done.stderr!r}")
+    for _ in harness.said_of_each(work, ((f"{size} bytes", whole[:size]) for size in range(4, len(whole)))):
+        pass
 
 
 def test_empty_zip_is_an_empty_directory(work):
@@ -408,9 +405,8 @@ def test_zip_cut_off_behind_one_in_it_is_not_that_one(work):
     path = make(work / "a.zip", [(entry("in.zip"), inner, STORED), (entry("other"), b"2", STORED)])
     whole = pathlib.Path(path).read_bytes()
     end = whole.index(inner) + len(inner)
-    for size in range(end, len(whole)):
-        pathlib.Path(work / "cut.zip").write_bytes(whole[:size])
-        onepot("ls", work / "cut.zip", status=1)
+    for _ in harness.said_of_each(work, ((f"{size} bytes", whole[:size]) for size in range(end, len(whole)))):
+        pass
 
 
 def test_links_target_has_a_sum_too(work):
