@@ -250,7 +250,7 @@ else
     echo 'not tested: a full disk (it takes a mount of tmpfs)'
 fi
 mkdir many
-for i in {1..16}; do cp tree/large many/$i; done
+for i in {1..16}; do cp tree/large "many/$i"; done
 run 0 "$onepot" pack -q many
 for signal in TERM HUP; do
     fresh
