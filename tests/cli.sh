@@ -2,9 +2,11 @@
 # The commands that need no mount, as a person or a script calls them: ls, cat, info,
 # index, help, exit statuses; with names that no terminal should see.
 #
-# Usage: cli.sh ONEPOT [SOURCE_ROOT]
+# Usage: cli.sh ONEPOT SOURCE_ROOT
 set -euo pipefail
 
+# shellcheck source=tests/isolated.sh
+. "$2/tests/isolated.sh"
 onepot=$(realpath "$1")
 work=$(mktemp -d)
 trap 'chmod -R u+rwX "$work"; rm -rf "$work"' EXIT

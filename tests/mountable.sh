@@ -1,10 +1,9 @@
 # shellcheck shell=bash
-# What the tests in shell that mount share; sourced by them with the program as $1. They run in
-# a mount namespace of their own, where that can be had: somebody else who makes one just now
-# would hold on to a copy of a mount that is to end. Where nothing can be mounted they end here.
-if [ -z "${ISOLATED-}" ] && [ "$(id -u)" -eq 0 ] && unshare -m true 2>/dev/null; then
-    ISOLATED=1 exec unshare -m "$0" "$@"
-fi
+# What the tests in shell that mount share; sourced by them with the program as $1 and the root of
+# the source as $2. Where nothing can be mounted they end here.
+
+# shellcheck source=tests/isolated.sh
+. "$2/tests/isolated.sh"
 
 onepot=$(realpath "$1")
 if ! "$onepot" mount --help >/dev/null 2>&1; then
