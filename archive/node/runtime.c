@@ -48,14 +48,26 @@ size_t runtime_places(char places[RUNTIME_FOLDERS_MAX][PATH_MAX])
     return runtime_add_place(places, count, "/tmp");
 }
 
+unsigned runtime_uid(void)
+{
+    unsigned inside, outside, count, uid = (unsigned)geteuid();
+    auto_fclose FILE *f = fopen("/proc/self/uid_map", "re");
+
+    while (f && fscanf(f, "%u %u %u", &inside, &outside, &count) == 3)
+        if (uid >= inside && uid - inside < count)
+            return outside + (uid - inside);
+    return uid;
+}
+
 size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX])
 {
     size_t places = runtime_places(folders), count = 0;
+    unsigned uid = runtime_uid();
 
     for (size_t i = 0; i < places; i++) {
         char folder[PATH_MAX];
         int n = snprintf(folder, sizeof(folder), "%s/onepot-%u",
-                         strcmp(folders[i], "/") ? folders[i] : "", (unsigned)geteuid());
+                         strcmp(folders[i], "/") ? folders[i] : "", uid);
         if (n >= 0 && (size_t)n + RUNTIME_NAME_MAX < sizeof(folder))
             memcpy(folders[count++], folder, sizeof(folder));
     }

@@ -19,6 +19,12 @@
  */
 size_t runtime_places(char places[RUNTIME_FOLDERS_MAX][PATH_MAX]);
 
+/*
+ * The number in their names: our user as the outside of our user namespace knows it. There the
+ * roots of all users' containers differ, while in it each is 0.
+ */
+unsigned runtime_uid(void);
+
 /* The folders to try, best first. They need not exist. */
 size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX]);
 

@@ -39,7 +39,7 @@ int stage_folder_lock(const char *place, bool create, struct stage_folder *ret_f
 {
     struct stage_folder folder = {.fd = -1, .lock_fd = -1};
     int n = snprintf(folder.path, sizeof(folder.path), "%s/onepot-stage-%u",
-                     strcmp(place, "/") ? place : "", (unsigned)geteuid());
+                     strcmp(place, "/") ? place : "", runtime_uid());
     if (n < 0 || (size_t)n >= sizeof(folder.path))
         return -ENAMETOOLONG;
     int r = runtime_lock(folder.path, create, &folder.fd, &folder.lock_fd);

@@ -80,21 +80,40 @@ void control_log(void *ctx, const char *line)
         dprintf(2, "onepot: %s\n", safe);
 }
 
+static void say(const struct control *c, const struct control_log *log, const char *format,
+                va_list args)
+{
+    char line[1024];
+    int n = snprintf(line, sizeof(line), "%s: ", c->config->archive);
+
+    if (n < 0 || n >= (int)sizeof(line))
+        n = 0;
+    vsnprintf(line + n, sizeof(line) - (size_t)n, format, args);
+    control_log((void *)log, line);
+}
+
 static void control_say(const struct control *c, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+static void control_note(const struct control *c, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 static void control_say(const struct control *c, const char *format, ...)
 {
-    char line[1024];
-    int n = snprintf(line, sizeof(line), "%s: ", c->config->archive);
     va_list args;
-
-    if (n < 0 || n >= (int)sizeof(line))
-        n = 0;
     va_start(args, format);
-    vsnprintf(line + n, sizeof(line) - (size_t)n, format, args);
+    say(c, c->config->log, format, args);
     va_end(args);
-    control_log(c->config->log, line);
+}
+
+/* What is not an error. */
+static void control_note(const struct control *c, const char *format, ...)
+{
+    struct control_log log = *c->config->log;
+    va_list args;
+    log.stderr_too &= !c->config->quiet;
+    va_start(args, format);
+    say(c, &log, format, args);
+    va_end(args);
 }
 
 /* ---- signals ---- */
@@ -209,7 +228,7 @@ static void begin_draining(struct control *c, uint64_t limit_ns, const char *why
     atomic_store(&c->config->slot->counters->state, MOUNT_DRAINING);
     if (limit_ns)
         snprintf(limit, sizeof(limit), ", in %u s at most", (unsigned)(limit_ns / SECOND_NS));
-    control_say(c, "%s: ending when nobody uses the mount any more%s", why, limit);
+    control_note(c, "%s: ending when nobody uses the mount any more%s", why, limit);
 }
 
 /* How long users of the mount have after a signal; 0: no limit. */
@@ -227,6 +246,10 @@ static void control_on_signal(struct control *c)
 
     if (read(c->signal_fd, &info, sizeof(info)) != sizeof(info))
         return;
+    if (c->config->ends_at_once) {
+        c->stop = true; /* a starter kills what does not end within a second */
+        return;
+    }
     if (info.ssi_signo != SIGINT || !c->config->foreground) {
         begin_draining(c, grace_ns(c), info.ssi_signo == SIGHUP ? "hangup" : "asked to end");
         return;
@@ -463,7 +486,7 @@ static void end_serving(struct control *c)
     /* Aborted, not unmounted: the dead mount that is left there answers nobody. */
     if (c->config->can_unmount && slot_is_mounted(c->config->slot))
         unmounter_try(c->config->slot, true);
-    control_say(c, "%s", summary_line(counters, line, sizeof(line)));
+    control_note(c, "%s", summary_line(counters, line, sizeof(line)));
     session_give_back(c->session); /* its files lie in the folder that is to be removed */
     remove_slot(c->config->slot);
 }

@@ -15,6 +15,7 @@
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "source_retry.h"
+#include "storage_watch.h"
 
 #define SECONDS_MAX (366u * 24 * 3600)
 
@@ -297,11 +298,16 @@ static bool is_mountpoint(const char *word, bool nonempty)
 
 static void take_mountpoint(struct mount_options *o)
 {
-    if (o->at || o->archive_count < 2 ||
-        !is_mountpoint(o->archives[o->archive_count - 1], o->nonempty))
+    struct storage_watch watch;
+
+    if (o->at || o->archive_count < 2)
         return;
-    o->at = o->archives[--o->archive_count];
-    o->at_is_last = true;
+    const char *last = o->archives[o->archive_count - 1];
+    storage_watch_begin(&watch, last, o->io_timeout_s, CLI_FAILED);
+    o->at_is_last = is_mountpoint(last, o->nonempty);
+    storage_watch_end(&watch);
+    if (o->at_is_last)
+        o->at = o->archives[--o->archive_count];
 }
 
 static void give(const struct mount_options *o, struct mount_options *ret_options)
@@ -391,9 +397,12 @@ static bool is_for_libfuse(const char *word)
                                         "negative_timeout=",
                                         "subtype=",
                                         "max_background="};
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
-        if (strncmp(word, words[i], strlen(words[i])) == 0)
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        size_t len = strlen(words[i]);
+        if (words[i][len - 1] == '=' ? strncmp(word, words[i], len) == 0
+                                     : strcmp(word, words[i]) == 0)
             return true;
+    }
     return false;
 }
 
@@ -443,6 +452,7 @@ int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **arg
         return cli_usage_error(usage, "an image and a mount point are needed");
     o.at = o.archives[--o.archive_count];
     o.at_is_last = o.nonempty = true;
+    o.ends_at_once = o.foreground;
     o.owner = MOUNT_NO_OWNER;
     status = check_together(usage, false, &o);
     if (status == CLI_GO_ON)

@@ -34,6 +34,7 @@ struct mount_options {
     char archive_name[CLI_NAME_LEN];
     const char *at;     /* NULL: a private directory is chosen */
     bool at_is_last;    /* given as FUSE programs get it, and so not printed */
+    bool ends_at_once;  /* after a signal, as squashfuse does, in use or not */
     const char *subdir; /* NULL: the whole archive */
     const char *log;
     const char *fsname; /* -o fsname=; NULL: the archive's path */

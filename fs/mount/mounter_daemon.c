@@ -53,6 +53,8 @@ static struct control_config control_config(struct mounter *m, struct slot *slot
         .foreground = m->options->foreground || is_parents(m),
         .can_unmount = mounted_is_visible(&m->mounted),
         .can_leave = is_parents(m),
+        .ends_at_once = m->options->ends_at_once,
+        .quiet = m->options->at_is_last,
         .grace_s = m->options->grace_s,
         .idle_s = m->options->idle_s,
         .owner = m->owner,

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,6 +38,20 @@ static bool is_same(const struct mounter *m, const struct counters *c)
     return c->options_hash == m->options_hash && c->archive_dev == m->identity.dev &&
            c->archive_ino == m->identity.ino && c->archive_bytes == m->identity.size_bytes &&
            strcmp(c->job, m->job.id) == 0 && strcmp(c->step, m->job.step) == 0;
+}
+
+/* Paths are places in a mount namespace, and a parent's device (/dev/fd/N) is none at all. */
+static uint64_t namespace_of_path(const struct mounter *m)
+{
+    struct stat st;
+    bool is_path = m->methods != MOUNT_BY_PARENT && stat("/proc/self/ns/mnt", &st) == 0;
+    return is_path ? st.st_ino : 0;
+}
+
+static bool is_same_place(const struct mounter *m, const struct counters *c)
+{
+    return m->at[0] && strcmp(c->mountpoint, m->at) == 0 && c->mount_namespace &&
+           c->mount_namespace == namespace_of_path(m);
 }
 
 /* May mounts with these options be shared at all? */
@@ -127,7 +142,7 @@ static enum look mounter_judge_slot(struct mounter *m, struct slot *slot)
     enum slot_condition condition = slot_condition(slot);
     uint32_t state = atomic_load(&c->state);
     bool same = is_same(m, c) && is_shareable(m);
-    bool same_place = m->at[0] && strcmp(c->mountpoint, m->at) == 0;
+    bool same_place = is_same_place(m, c);
     bool starts = condition == SLOT_STARTING && state == MOUNT_STARTING; /* or will fail */
 
     if (condition == SLOT_DEAD) {
@@ -197,6 +212,7 @@ static int make_slot(struct mounter *m, const struct registry *registry)
     else
         slot_directory(m->slot, m->path);
     strcpy(c->mountpoint, m->path);
+    c->mount_namespace = namespace_of_path(m);
     note_owner(m, c);
     return 0;
 }

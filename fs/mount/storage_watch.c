@@ -24,7 +24,10 @@
 /* clang-format off */
 static const long calls_of_files[] = {
     SYS_openat, SYS_pread64, SYS_preadv, SYS_preadv2, SYS_fstat, SYS_statx, SYS_fstatfs,
-    SYS_statfs, SYS_readlinkat,
+    SYS_statfs, SYS_readlinkat, SYS_getdents64, SYS_faccessat,
+#ifdef SYS_faccessat2
+    SYS_faccessat2,
+#endif
 #ifdef SYS_newfstatat
     SYS_newfstatat,
 #endif

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 9u
+#define COUNTERS_VERSION 10u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 3 /* helper processes: two that read, one that lists */
 #define COUNTERS_OWNERS 16
@@ -85,6 +85,7 @@ struct counters {
     uint32_t owners; /* beyond the room: an unknown owner, so the mount stays */
     struct counter_owner owner[COUNTERS_OWNERS];
     uint64_t owner_namespace;
+    uint64_t mount_namespace; /* in which its mount point is a path; 0: it is none */
 
     _Atomic uint32_t state;                     /* enum mount_state */
     _Atomic int32_t ahead_pids[COUNTERS_AHEAD]; /* helpers that are reading ahead, or 0 */
