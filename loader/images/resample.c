@@ -76,6 +76,14 @@ static struct span taps_one(const struct axis *a, uint32_t i,
     return (struct span){low, high - low};
 }
 
+/* Each of `count` weights four times, for the channels of a pixel. In place. */
+static void taps_widen(float *weights, uint64_t count)
+{
+    while (count-- > 0)
+        for (unsigned c = 4; c-- > 0;)
+            weights[4 * count + c] = weights[count];
+}
+
 /* In memory for count spans and count * most weights. Returns what is left of it. */
 static void *taps_make(struct taps *t, const struct axis *a,
                        enum onepot_interpolation interpolation, void *memory)
@@ -115,7 +123,7 @@ size_t resample_bytes(const struct axis *x, const struct axis *y,
 {
     uint64_t most_x = taps_most(x, interpolation), most_y = taps_most(y, interpolation);
     uint64_t bytes = (most_y + 1) * line_floats(x->high - x->low, most_x) * sizeof(float) +
-                     taps_bytes(x, most_x) + taps_bytes(y, most_y) + x->count * UINT64_C(20);
+                     taps_bytes(x, 4 * most_x) + taps_bytes(y, most_y) + x->count * UINT64_C(20);
     return bytes <= MEMORY_MAX ? bytes : 0;
 }
 
@@ -124,7 +132,9 @@ void resample_begin(struct resample *r, const struct axis *x, const struct axis 
 {
     *r = (struct resample){0};
     void *left = taps_make(&r->x, x, interpolation, memory);
-    r->rows = taps_make(&r->y, y, interpolation, left);
+    uint64_t weights = (uint64_t)r->x.count * r->x.most;
+    taps_widen((float *)left - weights, weights);
+    r->rows = taps_make(&r->y, y, interpolation, (float *)left + 3 * weights);
     r->line_floats = line_floats(r->x.end - r->x.begin, r->x.most);
     r->line = r->rows + r->y.most * r->line_floats;
     r->sums = r->line + r->line_floats;
@@ -135,6 +145,7 @@ void resample_begin(struct resample *r, const struct axis *x, const struct axis 
 /* ---- loops ---- */
 
 typedef float four __attribute__((vector_size(16)));
+typedef float eight __attribute__((vector_size(32)));
 
 #define LOOP static inline __attribute__((always_inline))
 
@@ -165,16 +176,16 @@ LOOP void loop_horizontal(float *restrict to, const float *restrict line,
                           const struct taps *taps)
 {
     const float *weights = taps->weights;
-    for (uint32_t i = 0; i < taps->count; i++, weights += taps->most) {
+    for (uint32_t i = 0; i < taps->count; i++, weights += (size_t)taps->most * 4) {
         const float *pixel = line + (size_t)(taps->spans[i].first - taps->begin) * 4;
-        four a = {0}, b = {0};
-        for (uint32_t t = 0; t < taps->spans[i].number; t += 2, pixel += 8) {
-            four p, q;
-            memcpy(&p, pixel, sizeof(p));
-            memcpy(&q, pixel + 4, sizeof(q));
-            a += p * weights[t];
-            b += q * weights[t + 1];
+        eight sum = {0};
+        for (uint32_t t = 0; t < taps->spans[i].number * 4; t += 8) {
+            eight p, w;
+            memcpy(&p, pixel + t, sizeof(p));
+            memcpy(&w, weights + t, sizeof(w));
+            sum += p * w;
         }
+        four a = {sum[0], sum[1], sum[2], sum[3]}, b = {sum[4], sum[5], sum[6], sum[7]};
         a += b;
         memcpy(to + 4 * (size_t)i, &a, sizeof(a));
     }

@@ -32,7 +32,7 @@ struct taps {
     uint32_t most;            /* places for the weights of each; beyond `number` they are 0 */
     uint32_t begin, end;      /* pixels of the source that take part: [begin, end) */
     const struct span *spans; /* [count] */
-    const float *weights;     /* [count][most] */
+    const float *weights;     /* [count][most]; of x [count][most][4], for four channels */
 };
 
 struct resample {
